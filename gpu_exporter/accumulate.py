@@ -1,0 +1,103 @@
+"""Readings of one GPU -> the samples it exposes: range checks, integrals, gauge windows, counters that never fall."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+from gpu_exporter.metrics import METRICS
+from gpu_exporter.model import Kind, Labels, Metric, Reading, Sample, Series
+
+INTEGRALS = {row.integral_of: row for row in METRICS if row.integral_of is not None}
+# Only what a metric can resolve: more digits than these are noise that every scrape would carry.
+DIGITS = {"ratio": 6, "seconds": 6, "bytes": 0, "bytes per second": 0}
+
+
+@dataclass(slots=True)
+class _Integral:
+    """The integral of a mean over the time it was known for, and its trailing window of (at, total, seconds)."""
+
+    total: float = 0.0
+    seconds: float = 0.0
+    window: deque[tuple[float, float, float]] = field(default_factory=deque)
+
+    def add(self, at: float, mean: float, span: float, gauge_window: float) -> float:
+        """Take a mean over `span` seconds; return the mean over the trailing window."""
+        if not self.window:
+            self.window.append((at - span, self.total, self.seconds))
+        self.total += mean * span
+        self.seconds += span
+        self.window.append((at, self.total, self.seconds))
+        while len(self.window) > 2 and self.window[1][0] <= at - gauge_window:
+            self.window.popleft()
+        _, total, seconds = self.window[0]
+        return (self.total - total) / (self.seconds - seconds)
+
+
+@dataclass(slots=True)
+class _Rising:
+    """A counter of ours over a library counter that starts again at a driver reload, or wraps."""
+
+    last: float = 0.0
+    total: float = 0.0
+
+    def add(self, raw: float) -> float:
+        self.total += raw - self.last if raw >= self.last else raw
+        self.last = raw
+        return self.total
+
+
+class Accumulator:
+    """What is known of one GPU (one UUID). It outlives every handle: integrals and counters go on after a loss."""
+
+    def __init__(self, gauge_window: float) -> None:
+        self._gauge_window = gauge_window
+        self._integrals: dict[tuple[Metric, Labels], _Integral] = {}
+        self._rising: dict[tuple[Metric, Labels], _Rising] = {}
+        self._values: dict[Series, float] = {}
+        self._total_of: dict[Series, Series] = {}
+        self.rejected: Counter[str] = Counter()
+        self.field_failures: Counter[tuple[str, str]] = Counter()
+
+    def apply(self, reading: Reading) -> tuple[Sample, ...]:
+        """Take a reading; return every sample that holds now. A series that failed has none."""
+        for series, reason in reading.failed.items():
+            self._forget(series)
+            self.field_failures[series.metric.name, reason] += 1
+        for series, value in reading.values.items():
+            metric = series.metric
+            if not metric.low <= value <= metric.high:  # NaN compares false, too
+                self._forget(series)
+                self.rejected[metric.name] += 1
+            elif metric in INTEGRALS:
+                self._integrate(series, value, reading)
+            elif metric.kind is Kind.COUNTER and not metric.classic:
+                rising = self._rising.setdefault((metric, series.labels), _Rising())
+                self._values[series] = rising.add(value)
+            else:
+                self._values[series] = value
+        return tuple(Sample(series, value) for series, value in self._values.items())
+
+    def _integrate(self, series: Series, value: float, reading: Reading) -> None:
+        if reading.span is None:
+            return
+        metric = series.metric
+        integral = self._integrals.setdefault((metric, series.labels), _Integral())
+        mean = integral.add(reading.at, value, reading.span, self._gauge_window)
+        total = self._total_of.get(series)
+        if total is None:
+            total = self._total_of[series] = Series(INTEGRALS[metric], series.gpu, series.labels)
+        self._values[series] = round(mean, DIGITS[metric.unit])
+        self._values[total] = round(integral.total, DIGITS[total.metric.unit])
+
+    def _forget(self, series: Series) -> None:
+        """Drop a gauge; a counter keeps its value, for a counter that vanishes and returns looks like new to nobody."""
+        if series.metric.kind is Kind.GAUGE:
+            self._values.pop(series, None)
+
+    def detach(self) -> None:
+        """The handle is gone: its series end, the totals stay for the next one."""
+        self._values.clear()
+        self._total_of.clear()
+        for integral in self._integrals.values():
+            integral.window.clear()

@@ -1,0 +1,420 @@
+"""The loop: one thread a GPU reads, a clock thread that never calls a driver publishes snapshots of what there is.
+
+Three blast radii: a field that fails costs that field (`accumulate`), a lost or wedged GPU costs that GPU (`_Worker`),
+a dead library costs the source, which `_connect` opens again with back-off. Nothing costs the process.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from gpu_exporter import __version__
+from gpu_exporter import metrics as m
+from gpu_exporter.accumulate import Accumulator
+from gpu_exporter.model import (
+    Device,
+    Gpu,
+    GpuLost,
+    GpuStatus,
+    Labels,
+    Metric,
+    Pace,
+    Sample,
+    Series,
+    Snapshot,
+    Source,
+    SourceLost,
+)
+
+log = logging.getLogger(__name__)
+
+RESCAN_SECONDS = 5.0
+LONGEST_BACKOFF = 30.0
+# Series of a GPU that was not read for this many intervals are withdrawn: Prometheus would stamp them as fresh.
+STALE_INTERVALS = 3
+# A GPU whose read takes longer than this, or an interval if that is longer, is stuck in its driver.
+DEADLINE_SECONDS = 1.0
+
+
+class _Backoff:
+    """1, 2, 4 … 30 s between attempts."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self._next, self.due = 1.0, 0.0
+
+    def failed(self) -> float:
+        wait, self._next = self._next, min(self._next * 2, LONGEST_BACKOFF)
+        self.due = time.monotonic() + wait
+        return wait
+
+
+class _GpuRecord:
+    """What the loop knows of one GPU, by UUID; it stays when the GPU is gone. Its worker writes, the clock reads."""
+
+    def __init__(self, gpu: Gpu, gauge_window: float) -> None:
+        self.gpu = gpu
+        self.accumulator = Accumulator(gauge_window)
+        self.samples: tuple[Sample, ...] = ()
+        self.unsupported: dict[Metric, str] = {}
+        self.read_at: float | None = None
+        self.reason = "unread"
+        self.duration = 0.0
+        self.failures = 0
+        self.skipped = 0
+
+    def down(self, reason: str, message: str) -> None:
+        self.failures += 1
+        if self.reason == "":
+            log.warning("GPU %d (%s) is down: %s", self.gpu.index, self.gpu.uuid or "not identified", message)
+        self.reason = reason
+
+    def up(self) -> None:
+        if self.reason not in ("", "unread"):
+            log.info("GPU %d (%s) is back", self.gpu.index, self.gpu.uuid)
+        self.reason = ""
+
+
+class _Worker(threading.Thread):
+    """Reads the GPU of one index at each tick. Only this thread touches its device, so a wedged call costs it alone."""
+
+    def __init__(self, collector: Collector, index: int) -> None:
+        super().__init__(name=f"gpu-{index}", daemon=True)
+        self.index = index
+        self.record = _GpuRecord(Gpu(index), collector.gauge_window)
+        self.busy_since: float | None = None
+        self.wake = threading.Event()
+        self._collector = collector
+        self._device: Device | None = None
+        self._generation = -1
+        self._backoff = _Backoff()
+        self._read_at: dict[Pace, float] = {}
+
+    @property
+    def busy(self) -> bool:
+        """Woken and not yet done."""
+        return self.wake.is_set() or self.busy_since is not None
+
+    @property
+    def stalled(self) -> float:
+        """Seconds inside the current read beyond which it counts as stuck; 0 if it is not stuck."""
+        since = self.busy_since
+        busy = 0.0 if since is None else time.monotonic() - since
+        return busy if busy > self._collector.deadline else 0.0
+
+    def run(self) -> None:
+        while True:
+            self.wake.wait()
+            self.busy_since = time.monotonic()  # before `clear`: at no instant does a woken worker look idle
+            self.wake.clear()
+            if self._collector.stopping.is_set():
+                break
+            self._tick()
+            self.busy_since = None
+            self._collector.worker_done()
+        if self._device:
+            self._device.close()
+
+    def _tick(self) -> None:
+        collector, started = self._collector, time.monotonic()
+        generation = collector.generation
+        if self._generation != generation:
+            self._detach()
+            self._backoff.reset()
+            self._generation = generation
+        if not collector.up or (self._device is None and started < self._backoff.due):
+            return
+        try:
+            device = self._device or self._attach()
+            reading = device.read(self._due(started))
+        except GpuLost as error:
+            self._detach()
+            self._backoff.failed()
+            self.record.down(error.reason, str(error))
+        except SourceLost as error:
+            self._detach()
+            collector.source_lost(generation, str(error))
+        else:
+            if generation == collector.generation:
+                self._backoff.reset()
+                self.record.samples = self.record.accumulator.apply(reading)
+                self.record.unsupported = dict(reading.unsupported)
+                self.record.duration = time.monotonic() - started
+                self.record.read_at = time.time()
+                self.record.up()
+
+    def _attach(self) -> Device:
+        self._device = device = self._collector.source.attach(self.index, self._collector.metrics)
+        self.record = self._collector.record_of(device.gpu)
+        self._read_at.clear()
+        return device
+
+    def _detach(self) -> None:
+        if self._device:
+            self._device.close()
+            self._device = None
+            self.record.accumulator.detach()
+
+    def _due(self, now: float) -> frozenset[Pace]:
+        """The paces whose period is over; all of them at the first read. Half an interval early is on time."""
+        slack = self._collector.interval / 2
+        due = frozenset(pace for pace in Pace if now - self._read_at.get(pace, -float("inf")) >= pace.value - slack)
+        self._read_at.update((pace, now) for pace in due)
+        return due
+
+
+class Collector:
+    """Runs the loop until `stop`. `publish` gets a snapshot at each tick, from the clock thread."""
+
+    def __init__(
+        self,
+        source: Source,
+        metrics: Sequence[Metric],
+        publish: Callable[[Snapshot], None],
+        *,
+        interval: float = 1.0,
+        gauge_window: float = 15.0,
+        expected: int | None = None,
+    ) -> None:
+        self.source = source
+        self.metrics = metrics
+        self.interval = interval
+        self.gauge_window = gauge_window
+        self.deadline = max(interval, DEADLINE_SECONDS)
+        self.generation = 0
+        self.stopping = threading.Event()
+        self.ticked_at = time.monotonic()
+        self._publish = publish
+        self._configured = expected
+        self._seen = 0
+        self._bound: int | None = None
+        self.up = False
+        self._error = ""
+        self._published_in = 0.0
+        self._first_contact = threading.Event()
+        self._poke = threading.Event()
+        self._done = threading.Condition()
+        self._workers: list[_Worker] = []
+        self._records: dict[str, _GpuRecord] = {}
+        self._series: dict[tuple[Metric, Gpu | None, Labels], Series] = {}
+        self._threads = [
+            threading.Thread(target=self._connect, name="connect", daemon=True),
+            threading.Thread(target=self._clock, name="clock", daemon=True),
+        ]
+
+    def start(self, timeout: float = 10.0) -> None:
+        """Start, and wait for the first answer of the library. Raises SourceLost if it is an error or has no GPU.
+
+        A library that does not answer in time is not waited for: the loop goes on trying.
+        """
+        self._threads[0].start()
+        if self._first_contact.wait(timeout) and not self.up:
+            raise SourceLost(self._error)
+        self._threads[1].start()
+
+    def stop(self, timeout: float = 1.0) -> bool:
+        """Stop within about `timeout` seconds. False if a thread is stuck in a driver: then end with `os._exit`."""
+        self.stopping.set()
+        self._poke.set()
+        self.worker_done()
+        for worker in self._workers:
+            worker.wake.set()
+        end = time.monotonic() + timeout
+        threads = [thread for thread in (*self._threads, *self._workers) if thread.ident is not None]
+        for thread in threads:
+            thread.join(max(0.0, end - time.monotonic()))
+        if any(thread.is_alive() for thread in threads):
+            return False
+        self.source.close()
+        return True
+
+    # --- the library --------------------------------------------------------------------------------------------
+
+    def source_lost(self, generation: int, message: str) -> None:
+        """A worker found that the library is gone; the first one of a generation is heard."""
+        if self.up and generation == self.generation:
+            self._lost(message)
+            self._poke.set()
+
+    def _lost(self, message: str) -> None:
+        if message != self._error:
+            log.warning("source %s is down: %s", self.source.name, message)
+        self.up, self._error = False, message
+
+    def _connect(self) -> None:
+        retry, restart = _Backoff(), _Backoff()
+        while not self.stopping.is_set():
+            try:
+                if not self.up and self._idle(None):
+                    self._open()
+                    retry.reset()
+                self._rescan()
+                wait = RESCAN_SECONDS
+                if not self._wants_restart():
+                    restart.reset()
+                elif time.monotonic() >= restart.due and self._idle(self.deadline):
+                    restart.failed()
+                    wait = 0.0
+            except SourceLost as error:
+                self._lost(str(error))
+                wait = retry.failed()
+            self._first_contact.set()
+            self._poke.wait(wait)
+            self._poke.clear()
+
+    def _open(self) -> None:
+        self.generation += 1
+        self.source.close()
+        self.source.open()
+        if self.source.count() == 0:
+            raise SourceLost(f"source {self.source.name}: the library answers but shows no GPU")
+        if self._error:
+            log.info("source %s is back", self.source.name)
+        self._bound = self.source.expected()
+        self.up, self._error = True, ""
+
+    def _idle(self, timeout: float | None) -> bool:
+        """Wait until no call is inside the driver, for closing the library under a call can crash. While the library
+        answers, the other GPUs are not kept waiting for a wedged one beyond `timeout`: then False, and all goes on."""
+        was_up, self.up = self.up, False
+        with self._done:
+            idle = self._done.wait_for(
+                lambda: self.stopping.is_set() or not any(worker.busy for worker in self._workers), timeout
+            )
+        if not idle:
+            self.up = was_up
+        return idle and not self.stopping.is_set()
+
+    def _rescan(self) -> None:
+        """Give every GPU that the library counts a worker."""
+        count = self.source.count()
+        for index in range(len(self._workers), count):
+            worker = _Worker(self, index)
+            self._workers.append(worker)
+            worker.start()
+        self._seen = max(self._seen, count, self._bound or 0)
+
+    def _wants_restart(self) -> bool:
+        """When all GPUs are lost, or the bus changed, only a new start of the library finds them."""
+        lost = [worker for worker in self._workers if worker.record.reason in ("lost", "reset_required", "gone")]
+        return self.source.expected() != self._bound or len(lost) == len(self._workers)
+
+    # --- GPUs -----------------------------------------------------------------------------------------------------
+
+    def record_of(self, gpu: Gpu) -> _GpuRecord:
+        """The record of this UUID, from before if it was seen before, under its present identity."""
+        record = self._records.setdefault(gpu.uuid, _GpuRecord(gpu, self.gauge_window))
+        record.gpu = gpu
+        return record
+
+    def worker_done(self) -> None:
+        """A worker finished its tick."""
+        with self._done:
+            self._done.notify_all()
+
+    # --- the clock ------------------------------------------------------------------------------------------------
+
+    def _clock(self) -> None:
+        tick = time.monotonic()
+        while not self.stopping.is_set():
+            self.ticked_at = time.monotonic()
+            self._tick()
+            tick += self.interval
+            behind = time.monotonic() - tick
+            if behind > 0:  # skip what was missed, keep the phase
+                tick += (behind // self.interval + 1) * self.interval
+            self.stopping.wait(tick - time.monotonic())
+
+    def _tick(self) -> None:
+        awaited = []
+        for worker in self._workers if self.up else ():
+            if worker.busy:
+                worker.record.skipped += 1
+            else:
+                worker.wake.set()
+                awaited.append(worker)
+        with self._done:
+            self._done.wait_for(lambda: not any(worker.busy for worker in awaited), self.interval * 0.8)
+        started = time.monotonic()
+        self._publish(self.snapshot())
+        self._published_in = time.monotonic() - started
+
+    def snapshot(self) -> Snapshot:
+        """What there is now. Calls no driver."""
+        now = time.time()
+        records: dict[int, tuple[_GpuRecord, _Worker | None]] = {
+            id(worker.record): (worker.record, worker) for worker in self._workers
+        }
+        for record in self._records.values():
+            records.setdefault(id(record), (record, None))
+        statuses: list[GpuStatus] = []
+        samples: list[Sample] = []
+        for record, worker in records.values():
+            status = self._status(record, worker)
+            statuses.append(status)
+            samples += self._gpu_samples(record, status, now)
+        visible = sum(status.up for status in statuses)
+        self._seen = max(self._seen, len(statuses))
+        for metric, value in (
+            (m.EXPECTED, self._configured if self._configured is not None else self._seen),
+            (m.VISIBLE, visible),
+            (m.RENDERED_AT, round(now, 3)),
+            (m.INTERVAL, self.interval),
+            (m.RENDER_TIME, round(self._published_in, 6)),
+        ):
+            samples.append(self._own(metric, None, value))
+        samples.append(self._own(m.SOURCE_UP, None, self.up, source=self.source.name))
+        samples.append(self._own(m.BUILD_INFO, None, 1, version=__version__))
+        return Snapshot(now, self.source.name, tuple(samples), tuple(statuses), self.source.live)
+
+    def _status(self, record: _GpuRecord, worker: _Worker | None) -> GpuStatus:
+        stalled = worker.stalled if worker else 0.0
+        if worker is None:
+            reason = "gone"
+        elif not self.up:
+            reason = "source_lost"
+        else:
+            reason = "stalled" if stalled else record.reason
+        return GpuStatus(record.gpu, not reason, reason, record.read_at, stalled)
+
+    def _gpu_samples(self, record: _GpuRecord, status: GpuStatus, now: float) -> list[Sample]:
+        gpu, source = record.gpu, self.source.name
+        own = [
+            self._own(m.UP, gpu, status.up),
+            self._own(m.STALLED, gpu, round(status.stalled, 3)),
+            self._own(m.FAILURES, gpu, record.failures, source=source),
+            self._own(m.SKIPPED, gpu, record.skipped),
+        ]
+        if not status.up:
+            own.append(self._own(m.DOWN, gpu, 1, reason=status.reason))
+        if gpu.uuid:
+            own.append(self._own(m.INFO, gpu, 1))
+        own += [self._own(m.REJECTED, gpu, n, metric=name) for name, n in record.accumulator.rejected.copy().items()]
+        for (name, outcome), n in record.accumulator.field_failures.copy().items():
+            own.append(self._own(m.FIELD_FAILURES, gpu, n, metric=name, reason=outcome))
+        if record.read_at is None:
+            return own
+        age = now - record.read_at
+        own += [
+            self._own(m.READ_AT, gpu, round(record.read_at, 3)),
+            self._own(m.READ_AGE, gpu, round(age, 3)),
+            self._own(m.DURATION, gpu, round(record.duration, 6), source=source),
+        ]
+        if age > STALE_INTERVALS * self.interval:
+            return own
+        for metric, outcome in record.unsupported.items():
+            own.append(self._own(m.SUPPORTED, gpu, 0, metric=metric.key, reason=outcome))
+        return [*record.samples, *own]
+
+    def _own(self, metric: Metric, gpu: Gpu | None, value: float, /, **labels: str) -> Sample:
+        """A sample of the exporter's own rows; its series is the same object from tick to tick."""
+        key = (metric, gpu, tuple(labels.items()))
+        series = self._series.get(key)
+        if series is None:
+            series = self._series[key] = Series(*key)
+        return Sample(series, value)

@@ -1,0 +1,153 @@
+"""The settings: each is one field of `Config`, and so a flag, an environment variable and a key of the YAML file."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import socket
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gpu_exporter.model import GpuExporterError, MetricSet
+
+# Kubernetes injects GPU_EXPORTER_PORT, GPU_EXPORTER_SERVICE_HOST … for a service named gpu-exporter: no setting may be
+# named so, and an unknown variable can't be an error.
+ENV_PREFIX = "GPU_EXPORTER_"
+
+UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where to listen; an empty host means every interface."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def address(text: str) -> Address:
+    """`:9400`, `127.0.0.1:9400`, `[::1]:9400`, or a port alone."""
+    host, _, port = text.rpartition(":")
+    if not port.isdecimal() or not 0 <= int(port) <= 65535:
+        raise ValueError(f"{text!r} is not an address; use host:port with a port from 0 to 65535, such as :9400")
+    return Address(host.strip("[]"), int(port))
+
+
+def duration(text: str) -> float:
+    """`1s`, `100ms`, `2m`, or seconds as a plain number. Positive."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h|)", text.strip())
+    if not found or float(found[1]) == 0:
+        raise ValueError(f"{text!r} is not a duration; use for example 1s or 100ms")
+    return float(found[1]) * UNITS[found[2]]
+
+
+def interval(text: str) -> float:
+    """A duration from 100 ms, under which GPM windows can't be trusted, to an hour."""
+    seconds = duration(text)
+    if not 0.1 <= seconds <= 3600:
+        raise ValueError(f"{text!r} is out of range; use 100ms to 1h")
+    return seconds
+
+
+def speed(text: str) -> float:
+    """A positive factor."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e6:
+        raise ValueError(f"{text!r} is not a speed; use a positive number such as 2")
+    return value
+
+
+def count(text: str) -> int:
+    """A number of GPUs."""
+    if not text.isdecimal():
+        raise ValueError(f"{text!r} is not a number of GPUs; use for example 8")
+    return int(text)
+
+
+def boolean(text: str) -> bool:
+    """true or false, as YAML and environments write them."""
+    known = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+    if text.lower() not in known:
+        raise ValueError(f"{text!r} is neither true nor false")
+    return known[text.lower()]
+
+
+def choice(*names: str) -> Callable[[str], str]:
+    """One of the names; an unknown one is answered with the nearest."""
+
+    def parse(text: str) -> str:
+        if text not in names:
+            raise ValueError(f"{text!r} is not one of {', '.join(names)}{nearest(text, names)}")
+        return text
+
+    return parse
+
+
+def metric_set(text: str) -> MetricSet:
+    """default or full."""
+    return MetricSet(choice(*(each.value for each in MetricSet))(text))
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """`; did you mean …?` or nothing."""
+    close = difflib.get_close_matches(name, list(names), 1, 0.5)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _setting(help: str, parse: Callable[[str], Any], default: str | None = None) -> Any:
+    metadata = {"help": help, "parse": parse, "default": default}
+    return field(default=parse(default) if default is not None else None, metadata=metadata)
+
+
+# fmt: off
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Every setting with its default. Seconds, paths and numbers, already checked."""
+
+    address: Address          = _setting("Where to listen.", address, ":9400")
+    interval: float           = _setting("Time between two collections.", interval, "1s")
+    gauge_window: float       = _setting("What the profiling gauges are the mean over.", duration, "15s")
+    source: str               = _setting("Where to read from; auto is nvml and never a recording.", choice("auto", "nvml", "replay"), "auto")
+    recording: Path | None    = _setting("The recording to replay.", Path)
+    speed: float              = _setting("How fast to replay.", speed, "1")
+    loop: bool                = _setting("Whether to replay over and over.", boolean, "true")
+    metrics: MetricSet        = _setting("Which metrics to expose, default or full.", metric_set, "default")
+    expected_gpus: int | None = _setting("GPUs that ought to be there (else: bound to the driver, or most seen).", count)
+    node_name: str            = _setting("The node's name, for the Hostname label.", str, socket.gethostname())
+    log_level: str            = _setting("How much to log.", choice("debug", "info", "warning", "error"), "info")
+# fmt: on
+
+
+def read_file(path: Path) -> dict[str, str]:
+    """The settings of a YAML file, unchecked but known. Raises GpuExporterError naming what is wrong."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            content = yaml.safe_load(file)
+    except (OSError, UnicodeDecodeError) as error:
+        raise GpuExporterError(f"config {path}: {getattr(error, 'strerror', None) or error}") from error
+    except yaml.YAMLError as error:
+        raise GpuExporterError(f"config {path}: not YAML: {' '.join(str(error).split())}") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise GpuExporterError(f"config {path}: must be a mapping of settings to values")
+    names = [setting.name for setting in fields(Config)]
+    settings = {}
+    for key, value in content.items():
+        name = str(key).replace("-", "_")
+        if name not in names:
+            raise GpuExporterError(f"config {path}: unknown key {key!r}{nearest(name, names)}")
+        if isinstance(value, dict | list) or value is None:
+            raise GpuExporterError(f"config {path}: {key} needs one value, not {value!r}")
+        settings[name] = str(value)
+    return settings

@@ -1,0 +1,165 @@
+"""Snapshot -> bytes, in text 0.0.4 and OpenMetrics 1.0, plain or gzip. Made once a tick; a scrape only sends them."""
+
+from __future__ import annotations
+
+import threading
+import time
+import zlib
+from collections.abc import Iterable, Mapping
+from itertools import chain
+from typing import NamedTuple
+
+from prometheus_client.metrics_core import Metric as ClientMetric
+
+from gpu_exporter.metrics import INFO, METRICS
+from gpu_exporter.model import Labels, Series, Snapshot
+
+# A variant that nobody asked for in this time is no longer made in advance.
+WARM_SECONDS = 60.0
+
+
+class Variant(NamedTuple):
+    """One of the four forms of a page."""
+
+    openmetrics: bool
+    gzip: bool
+
+
+def escape(value: str) -> str:
+    """A label value as both formats write it; what is not UTF-8 is replaced."""
+    value = value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+    return value.encode("utf-8", "replace").decode("utf-8")
+
+
+def number(value: float) -> str:
+    """A value as both formats write it: whole numbers without a point, others so that they read back the same."""
+    return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(value)
+
+
+def _header(name: str, kind: str, help: str, *, openmetrics: bool) -> bytes:
+    """OpenMetrics knows only counters whose samples end in _total, and names the family without it.
+
+    A counter with another name would be renamed or refused there, so it is `unknown`: names stay the same.
+    """
+    help = help.replace("\\", r"\\").replace("\n", r"\n")
+    if openmetrics:
+        help = help.replace('"', r"\"")
+        if kind == "counter":
+            name, kind = (name.removesuffix("_total"), kind) if name.endswith("_total") else (name, "unknown")
+    return f"# HELP {name} {help}\n# TYPE {name} {kind}\n".encode()
+
+
+class Page:
+    """One snapshot, rendered: blocks of sample lines under their family's headers in either format."""
+
+    def __init__(self, blocks: list[tuple[bytes, bytes, bytes]]) -> None:
+        self._blocks = blocks
+        self._bodies: dict[Variant, bytes] = {}
+        self._lock = threading.Lock()
+
+    def body(self, variant: Variant) -> bytes:
+        """The bytes to send, made at the first call."""
+        body = self._bodies.get(variant)
+        if body is None:
+            with self._lock:
+                body = self._bodies.get(variant) or self._make(variant)
+                self._bodies[variant] = body
+        return body
+
+    def _make(self, variant: Variant) -> bytes:
+        headers = ((om if variant.openmetrics else text, lines) for text, om, lines in self._blocks)
+        body = b"".join(chain.from_iterable(headers)) + (b"# EOF\n" if variant.openmetrics else b"")
+        return _gzip(body) if variant.gzip else body
+
+
+def _gzip(body: bytes) -> bytes:
+    compressor = zlib.compressobj(level=1, wbits=31)
+    return compressor.compress(body) + compressor.flush()
+
+
+class Renderer:
+    """Makes pages. Prefixes of lines are built once per series, and a line only when its value changed.
+
+    `node` is the classic `Hostname` label; `everywhere` are labels of every series (`source="replay"`).
+    """
+
+    def __init__(self, node: str, everywhere: Labels = ()) -> None:
+        self._node = node
+        self._everywhere = everywhere
+        self._lines: dict[Series, tuple[str, float, bytes]] = {}
+        families = {row.name: row for row in reversed(METRICS)}
+        self._headers = {
+            row.name: tuple(_header(row.name, row.kind.value, row.help, openmetrics=om) for om in (False, True))
+            for row in METRICS
+            if families[row.name] is row
+        }
+
+    def render(self, snapshot: Snapshot, process: Iterable[ClientMetric] = ()) -> Page:
+        """Render a snapshot, and metrics of the process itself as prometheus_client collects them."""
+        by_name: dict[str, list[bytes]] = {}
+        lines = self._lines
+        if len(lines) > 2 * len(snapshot.samples) + 100:
+            lines.clear()
+        for sample in snapshot.samples:
+            series, value = sample
+            known = lines.get(series)
+            if known is None or known[1] != value:
+                prefix = known[0] if known else self._prefix(series)
+                known = lines[series] = (prefix, value, f"{prefix} {number(value)}\n".encode())
+            by_name.setdefault(series.metric.name, []).append(known[2])
+        blocks = [(text, om, b"".join(by_name[name])) for name, (text, om) in self._headers.items() if name in by_name]
+        return Page(blocks + [self._client(metric) for metric in process])
+
+    def _prefix(self, series: Series) -> str:
+        return series.metric.name + self._braces(dict(labels_of(series, self._node)))
+
+    def _braces(self, labels: Mapping[str, str]) -> str:
+        pairs = [f'{name}="{escape(value)}"' for name, value in {**labels, **dict(self._everywhere)}.items() if value]
+        return f"{{{','.join(pairs)}}}" if pairs else ""
+
+    def _client(self, metric: ClientMetric) -> tuple[bytes, bytes, bytes]:
+        name = f"{metric.name}_total" if metric.type == "counter" else metric.name
+        text, om = (_header(name, metric.type, metric.documentation, openmetrics=om) for om in (False, True))
+        lines = (f"{s.name}{self._braces(s.labels)} {number(s.value)}\n" for s in metric.samples)
+        return text, om, "".join(lines).encode()
+
+
+def labels_of(series: Series, node: str) -> Labels:
+    """The labels of a series: classic families carry dcgm-exporter's device labels, ours the GPU's index and UUID."""
+    metric, gpu = series.metric, series.gpu
+    device: Labels = ()
+    if gpu is not None:
+        device = (("gpu", str(gpu.index)), ("UUID", gpu.uuid))
+        if metric.classic or metric is INFO:
+            device += (
+                ("pci_bus_id", gpu.pci_bus_id),
+                ("device", gpu.device),
+                ("modelName", gpu.model),
+                ("Hostname", node),
+            )
+        if metric.classic:
+            device += (("DCGM_FI_DRIVER_VERSION", gpu.driver),)
+        if metric is INFO:
+            device += gpu.info
+    return device + metric.labels + series.labels
+
+
+class Pages:
+    """The latest page, shared between the collection loop that makes it and the server that sends it."""
+
+    def __init__(self) -> None:
+        self._page = Page([])
+        self._wanted: dict[Variant, float] = {}
+
+    def publish(self, page: Page) -> None:
+        """Put a new page up, with the variants made that scrapers asked for lately."""
+        now = time.monotonic()
+        for variant, asked in list(self._wanted.items()):
+            if now - asked < WARM_SECONDS:
+                page.body(variant)
+        self._page = page
+
+    def get(self, variant: Variant) -> bytes:
+        """The latest page."""
+        self._wanted[variant] = time.monotonic()
+        return self._page.body(variant)

@@ -1,0 +1,204 @@
+"""The metric catalogue: one metric, one row. Everything that is exposed, documented or recorded is a row of this file.
+
+Classic rows (`DCGM_*`) carry the names, types and units of dcgm-exporter <= 4.8.2, whatever they are called since;
+`dcgm` is the numeric field id, which never moves. Rows of ours follow Prometheus: base units, 0-1 ratios, `_total`.
+Where DCGM and NVML are read from: DCGM's `dcgm_fields.h` (4.6.0), NVIDIA's `nvml.h` (driver 580).
+"""
+
+from __future__ import annotations
+
+from gpu_exporter.model import Call, EntityKind, FieldValue, Gpm, Kind, LinkSum, Metric, MetricSet, Pace
+
+GAUGE, COUNTER = Kind.GAUGE, Kind.COUNTER
+STATIC, FAST, SLOW, RARE = Pace.STATIC, Pace.FAST, Pace.SLOW, Pace.RARE
+NODE, GPU, NVLINK = EntityKind.NODE, EntityKind.GPU, EntityKind.NVLINK
+FULL = MetricSet.FULL
+MIB = 2.0**20
+PERCENT, MILLI, NANO = 1e-2, 1e-3, 1e-9
+
+
+# fmt: off
+def _activity(name: str, dcgm: int | None, gpm: int, total: str, what: str, *, engine: str = "", set: MetricSet = MetricSet.DEFAULT) -> tuple[Metric, Metric]:
+    """A share of time (GPM percent -> 0-1) and its integral in seconds."""
+    labels = (("engine", engine),) if engine else ()
+    own = () if name.startswith("DCGM_") else labels
+    mean = Metric(name, GAUGE, "ratio", f"{what}, mean over the gauge window.", 0, 1.001, GPU, dcgm, Gpm(gpm), PERCENT, FAST, set, own)
+    return mean, Metric(total, COUNTER, "seconds", f"Time integral of: {what[0].lower()}{what[1:]}.", labels=labels, set=set, integral_of=mean)
+
+
+def _traffic(name: str, dcgm: int | None, gpm: int, total: str, what: str, *, stride: int = 0, set: MetricSet = MetricSet.DEFAULT) -> tuple[Metric, Metric]:
+    """A rate (GPM MiB/s -> bytes/s) and its integral in bytes; with a stride, of every NVLink."""
+    entity = NVLINK if stride else GPU
+    mean = Metric(name, GAUGE, "bytes per second", f"{what}, bytes per second, mean over the gauge window.", 0, 1e13, entity, dcgm, Gpm(gpm, stride), MIB, FAST, set)
+    return mean, Metric(total, COUNTER, "bytes", f"{what}, bytes.", entity=entity, set=set, integral_of=mean)
+
+
+# --- profiling: NVML GPM on Hopper and newer; means between ticks, and their integrals ------------------------------------------------
+GR_ENGINE_ACTIVE, GR_ENGINE_SECONDS = _activity("DCGM_FI_PROF_GR_ENGINE_ACTIVE",        1001,  1, "gpu_gr_engine_active_seconds_total",   "Share of time the graphics or compute engine was busy")
+SM_ACTIVE,        SM_SECONDS        = _activity("DCGM_FI_PROF_SM_ACTIVE",               1002,  2, "gpu_sm_active_seconds_total",          "Share of SMs and time with at least one warp resident")
+SM_OCCUPANCY,     SM_OCC_SECONDS    = _activity("DCGM_FI_PROF_SM_OCCUPANCY",            1003,  3, "gpu_sm_occupancy_seconds_total",       "Resident warps as a share of the most the SMs can hold")
+TENSOR_ACTIVE,    TENSOR_SECONDS    = _activity("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE",      1004,  5, "gpu_tensor_active_seconds_total",      "Share of cycles any tensor pipe was active")
+DRAM_ACTIVE,      DRAM_SECONDS      = _activity("DCGM_FI_PROF_DRAM_ACTIVE",             1005, 10, "gpu_dram_active_seconds_total",        "Share of the peak memory bandwidth in use")
+FP64_ACTIVE,      FP64_SECONDS      = _activity("DCGM_FI_PROF_PIPE_FP64_ACTIVE",        1006, 11, "gpu_fp64_active_seconds_total",        "Share of cycles the FP64 pipe was active")
+FP32_ACTIVE,      FP32_SECONDS      = _activity("DCGM_FI_PROF_PIPE_FP32_ACTIVE",        1007, 12, "gpu_fp32_active_seconds_total",        "Share of cycles the FP32 pipe was active")
+FP16_ACTIVE,      FP16_SECONDS      = _activity("DCGM_FI_PROF_PIPE_FP16_ACTIVE",        1008, 13, "gpu_fp16_active_seconds_total",        "Share of cycles the FP16 pipe (without tensor cores) was active")
+IMMA_ACTIVE,      IMMA_SECONDS      = _activity("DCGM_FI_PROF_PIPE_TENSOR_IMMA_ACTIVE", 1013,  9, "gpu_tensor_imma_active_seconds_total", "Share of cycles the integer tensor pipe was active")
+HMMA_ACTIVE,      HMMA_SECONDS      = _activity("DCGM_FI_PROF_PIPE_TENSOR_HMMA_ACTIVE", 1014,  7, "gpu_tensor_hmma_active_seconds_total", "Share of cycles the half-precision (FP16, BF16, FP8) tensor pipe was active")
+DFMA_ACTIVE,      DFMA_SECONDS      = _activity("DCGM_FI_PROF_PIPE_TENSOR_DFMA_ACTIVE", 1015,  6, "gpu_tensor_dfma_active_seconds_total", "Share of cycles the FP64 tensor pipe was active")
+INT_ACTIVE,       INT_SECONDS       = _activity("DCGM_FI_PROF_PIPE_INT_ACTIVE",         1016,  4, "gpu_int_active_seconds_total",         "Share of cycles the integer pipe was active")
+PCIE_TX,          PCIE_TX_TOTAL     = _traffic("DCGM_FI_PROF_PCIE_TX_BYTES",            1009, 20, "gpu_pcie_tx_bytes_total",              "PCIe traffic from the GPU to the host, headers included")
+PCIE_RX,          PCIE_RX_TOTAL     = _traffic("DCGM_FI_PROF_PCIE_RX_BYTES",            1010, 21, "gpu_pcie_rx_bytes_total",              "PCIe traffic from the host to the GPU, headers included")
+NVLINK_TX,        NVLINK_TX_TOTAL   = _traffic("DCGM_FI_PROF_NVLINK_TX_BYTES",          1011, 61, "gpu_nvlink_tx_bytes_total",            "NVLink traffic sent over all links, headers left out")
+NVLINK_RX,        NVLINK_RX_TOTAL   = _traffic("DCGM_FI_PROF_NVLINK_RX_BYTES",          1012, 60, "gpu_nvlink_rx_bytes_total",            "NVLink traffic received over all links, headers left out")
+LINK_RX,          LINK_RX_TOTAL     = _traffic("gpu_nvlink_link_rx_bytes_per_second",   1533, 62, "gpu_nvlink_link_rx_bytes_total",       "NVLink traffic received over one link", stride=2, set=FULL)
+LINK_TX,          LINK_TX_TOTAL     = _traffic("gpu_nvlink_link_tx_bytes_per_second",   1532, 63, "gpu_nvlink_link_tx_bytes_total",       "NVLink traffic sent over one link", stride=2, set=FULL)
+
+NVDEC = tuple(row for n in range(8) for row in _activity(f"DCGM_FI_PROF_NVDEC{n}_ACTIVE", 1017 + n, 30 + n, "gpu_nvdec_active_seconds_total", f"Share of time video decoder {n} was busy", engine=str(n), set=FULL))
+NVJPG = tuple(row for n in range(8) for row in _activity(f"DCGM_FI_PROF_NVJPG{n}_ACTIVE", 1025 + n, 40 + n, "gpu_nvjpg_active_seconds_total", f"Share of time JPEG decoder {n} was busy", engine=str(n), set=FULL))
+NVOFA = tuple(row for n in range(2) for row in _activity(f"DCGM_FI_PROF_NVOFA{n}_ACTIVE", 1033 + n, 50 + n, "gpu_nvofa_active_seconds_total", f"Share of time optical flow accelerator {n} was busy", engine=str(n), set=FULL))
+NVENC = tuple(row for n in range(4) for row in _activity("gpu_nvenc_active_ratio", None, 166 + n, "gpu_nvenc_active_seconds_total", f"Share of time video encoder {n} was busy", engine=str(n), set=FULL))
+
+# --- utilisation as nvidia-smi shows it: any kernel or copy running, however small ----------------------------------------------------
+GPU_UTIL     = Metric("DCGM_FI_DEV_GPU_UTIL",      GAUGE, "percent", "Share of time in which any kernel or copy ran (one thread is enough).", 0, 100, dcgm=203, nvml=Call("UtilizationRates", pick="gpu"))
+MEM_UTIL     = Metric("DCGM_FI_DEV_MEM_COPY_UTIL", GAUGE, "percent", "Share of time in which device memory was read or written.",             0, 100, dcgm=204, nvml=Call("UtilizationRates", pick="memory"))
+ENC_UTIL     = Metric("DCGM_FI_DEV_ENC_UTIL",      GAUGE, "percent", "Video encoder utilisation.",                                            0, 100, dcgm=206, nvml=Call("EncoderUtilization", pick=0), pace=SLOW)
+DEC_UTIL     = Metric("DCGM_FI_DEV_DEC_UTIL",      GAUGE, "percent", "Video decoder utilisation.",                                            0, 100, dcgm=207, nvml=Call("DecoderUtilization", pick=0), pace=SLOW)
+
+# --- clocks, power, temperature -------------------------------------------------------------------------------------------------------
+SM_CLOCK      = Metric("DCGM_FI_DEV_SM_CLOCK",        GAUGE, "MHz", "SM clock.",              0, 10_000, dcgm=100, nvml=Call("ClockInfo", (1,)))
+MEM_CLOCK     = Metric("DCGM_FI_DEV_MEM_CLOCK",       GAUGE, "MHz", "Memory clock.",          0, 50_000, dcgm=101, nvml=Call("ClockInfo", (2,)))
+VIDEO_CLOCK   = Metric("DCGM_FI_DEV_VIDEO_CLOCK",     GAUGE, "MHz", "Video engine clock.",    0, 10_000, dcgm=102, nvml=Call("ClockInfo", (3,)), pace=SLOW)
+MAX_SM_CLOCK  = Metric("DCGM_FI_DEV_MAX_SM_CLOCK",    GAUGE, "MHz", "Highest SM clock.",      0, 10_000, dcgm=113, nvml=Call("MaxClockInfo", (1,)), pace=STATIC)
+MAX_MEM_CLOCK = Metric("DCGM_FI_DEV_MAX_MEM_CLOCK",   GAUGE, "MHz", "Highest memory clock.",  0, 50_000, dcgm=114, nvml=Call("MaxClockInfo", (2,)), pace=STATIC)
+MAX_VID_CLOCK = Metric("DCGM_FI_DEV_MAX_VIDEO_CLOCK", GAUGE, "MHz", "Highest video clock.",   0, 10_000, dcgm=115, nvml=Call("MaxClockInfo", (3,)), pace=STATIC)
+
+POWER         = Metric("DCGM_FI_DEV_POWER_USAGE",          GAUGE, "watts", "Board power, mean of the last second (hides faster swings).", 0, 5_000, dcgm=155, nvml=Call("PowerUsage"), scale=MILLI)
+POWER_INSTANT = Metric("DCGM_FI_DEV_POWER_USAGE_INSTANT",  GAUGE, "watts", "Board power, latest sample.",                                 0, 5_000, dcgm=157, nvml=FieldValue(186), scale=MILLI)
+POWER_LIMIT   = Metric("DCGM_FI_DEV_ENFORCED_POWER_LIMIT", GAUGE, "watts", "Power limit in force, the lowest of all limiters.",           0, 5_000, dcgm=164, nvml=Call("EnforcedPowerLimit"), scale=MILLI, pace=SLOW)
+POWER_SET     = Metric("DCGM_FI_DEV_POWER_MGMT_LIMIT",     GAUGE, "watts", "Power limit that was set.",                                   0, 5_000, dcgm=160, nvml=Call("PowerManagementLimit"), scale=MILLI, pace=RARE)
+POWER_MIN     = Metric("DCGM_FI_DEV_POWER_MGMT_LIMIT_MIN", GAUGE, "watts", "Lowest power limit that can be set.",                         0, 5_000, dcgm=161, nvml=Call("PowerManagementLimitConstraints", pick=0), scale=MILLI, pace=STATIC)
+POWER_MAX     = Metric("DCGM_FI_DEV_POWER_MGMT_LIMIT_MAX", GAUGE, "watts", "Highest power limit that can be set.",                        0, 5_000, dcgm=162, nvml=Call("PowerManagementLimitConstraints", pick=1), scale=MILLI, pace=STATIC)
+POWER_DEFAULT = Metric("DCGM_FI_DEV_POWER_MGMT_LIMIT_DEF", GAUGE, "watts", "Power limit by default.",                                     0, 5_000, dcgm=163, nvml=Call("PowerManagementDefaultLimit"), scale=MILLI, pace=STATIC)
+ENERGY        = Metric("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", COUNTER, "millijoules", "Energy used since the driver was loaded.",                  dcgm=156, nvml=FieldValue(83), pace=SLOW)
+ENERGY_JOULES = Metric("gpu_energy_joules_total",              COUNTER, "joules",      "Energy used; goes on across driver reloads.",               dcgm=156, nvml=FieldValue(83), scale=MILLI, pace=SLOW)
+
+GPU_TEMP      = Metric("DCGM_FI_DEV_GPU_TEMP",       GAUGE, "celsius", "GPU temperature.",                                       -40, 150, dcgm=150, nvml=Call("Temperature", (0,)))
+MEMORY_TEMP   = Metric("DCGM_FI_DEV_MEMORY_TEMP",    GAUGE, "celsius", "Memory temperature.",                                    -40, 150, dcgm=140, nvml=FieldValue(82))
+TEMP_MARGIN   = Metric("DCGM_FI_DEV_GPU_TEMP_LIMIT", GAUGE, "celsius", "Thermal margin: degrees left until the GPU slows down.", -50, 150, dcgm=153, nvml=Call("MarginTemperature"), pace=SLOW)
+SLOWDOWN_TEMP = Metric("DCGM_FI_DEV_SLOWDOWN_TEMP",  GAUGE, "celsius", "Temperature at which the GPU slows down.",                 0, 200, dcgm=158, nvml=Call("TemperatureThreshold", (1,)), pace=STATIC)
+SHUTDOWN_TEMP = Metric("DCGM_FI_DEV_SHUTDOWN_TEMP",  GAUGE, "celsius", "Temperature at which the GPU shuts down.",                 0, 200, dcgm=159, nvml=Call("TemperatureThreshold", (0,)), pace=STATIC)
+
+# --- clock events: what holds the clock down (SW power cap is normal at full load) ----------------------------------------------------
+CLOCK_EVENTS       = Metric("DCGM_FI_DEV_CLOCKS_EVENT_REASONS", GAUGE, "bitmask", "Why the clock is not higher, as NVML's mask of reasons.", 0, 2**32 - 1, dcgm=112, nvml=Call("CurrentClocksEventReasons"))
+CLOCK_EVENT_ACTIVE = tuple(
+    Metric("gpu_clock_event_active", GAUGE, "bool", "1 while this reason holds the clock down.", 0, 1, dcgm=112, nvml=Call("CurrentClocksEventReasons"), set=FULL, labels=(("reason", reason),), bit=bit)
+    for bit, reason in enumerate(("gpu_idle", "applications_clocks_setting", "sw_power_cap", "hw_slowdown", "sync_boost", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake", "display_clock")))
+CLOCK_EVENT_SECONDS = tuple(
+    Metric("gpu_clock_event_seconds_total", COUNTER, "seconds", "Time in which this reason held the clock down.", dcgm=dcgm, nvml=FieldValue(nvml), scale=NANO, pace=SLOW, set=metric_set, labels=(("reason", reason),))
+    for reason, dcgm, nvml, metric_set in (
+        ("sw_power_cap",        1420,  74, MetricSet.DEFAULT), ("sync_boost",          1421,  76, MetricSet.DEFAULT), ("sw_thermal_slowdown", 1422, 269, MetricSet.DEFAULT),
+        ("hw_thermal_slowdown", 1423, 270, MetricSet.DEFAULT), ("hw_power_brake",      1424, 271, MetricSet.DEFAULT), ("board_limit",          243,  77, FULL),
+        ("low_utilization",      244,  78, FULL),              ("reliability",          245,  79, FULL)))
+
+# --- memory ---------------------------------------------------------------------------------------------------------------------------
+FB_TOTAL      = Metric("DCGM_FI_DEV_FB_TOTAL",        GAUGE, "MiB",   "Device memory.",                                                    dcgm=250, nvml=Call("MemoryInfo", pick="total"), scale=1 / MIB)
+FB_FREE       = Metric("DCGM_FI_DEV_FB_FREE",         GAUGE, "MiB",   "Device memory that is free.",                                       dcgm=251, nvml=Call("MemoryInfo", pick="free"), scale=1 / MIB)
+FB_USED       = Metric("DCGM_FI_DEV_FB_USED",         GAUGE, "MiB",   "Device memory in use by programs.",                                 dcgm=252, nvml=Call("MemoryInfo", pick="used"), scale=1 / MIB)
+FB_RESERVED   = Metric("DCGM_FI_DEV_FB_RESERVED",     GAUGE, "MiB",   "Device memory reserved by driver and firmware.",                    dcgm=253, nvml=Call("MemoryInfo", pick="reserved"), scale=1 / MIB)
+FB_USED_RATIO = Metric("DCGM_FI_DEV_FB_USED_PERCENT", GAUGE, "ratio", "used / (total - reserved), 0-1 despite its name.",            0, 1, dcgm=254, nvml=Call("MemoryInfo", pick="used_ratio"))
+BAR1_TOTAL    = Metric("DCGM_FI_DEV_BAR1_TOTAL",      GAUGE, "MiB",   "BAR1 window.",                                                      dcgm=90,  nvml=Call("BAR1MemoryInfo", pick="bar1Total"), scale=1 / MIB, pace=RARE)
+BAR1_USED     = Metric("DCGM_FI_DEV_BAR1_USED",       GAUGE, "MiB",   "BAR1 window in use.",                                               dcgm=92,  nvml=Call("BAR1MemoryInfo", pick="bar1Used"), scale=1 / MIB, pace=RARE)
+BAR1_FREE     = Metric("DCGM_FI_DEV_BAR1_FREE",       GAUGE, "MiB",   "BAR1 window that is free.",                                         dcgm=93,  nvml=Call("BAR1MemoryInfo", pick="bar1Free"), scale=1 / MIB, pace=RARE)
+
+# --- ECC, row remapping (Ampere and newer), retired pages (older) ---------------------------------------------------------------------
+ECC_MODE      = Metric("DCGM_FI_DEV_ECC_CURRENT",       GAUGE,   "bool",   "1 if ECC is on.",                                  0, 1, dcgm=300, nvml=Call("EccMode", pick=0), pace=RARE)
+ECC_PENDING   = Metric("DCGM_FI_DEV_ECC_PENDING",       GAUGE,   "bool",   "1 if ECC will be on after the next reboot.",       0, 1, dcgm=301, nvml=Call("EccMode", pick=1), pace=RARE)
+ECC_SBE_VOL   = Metric("DCGM_FI_DEV_ECC_SBE_VOL_TOTAL", COUNTER, "errors", "Corrected errors since the driver was loaded.",          dcgm=310, nvml=Call("TotalEccErrors", (0, 0)), pace=SLOW)
+ECC_DBE_VOL   = Metric("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", COUNTER, "errors", "Uncorrectable errors since the driver was loaded.",      dcgm=311, nvml=Call("TotalEccErrors", (1, 0)), pace=SLOW)
+ECC_SBE_AGG   = Metric("DCGM_FI_DEV_ECC_SBE_AGG_TOTAL", COUNTER, "errors", "Corrected errors in the life of the board.",             dcgm=312, nvml=Call("TotalEccErrors", (0, 1)), pace=SLOW)
+ECC_DBE_AGG   = Metric("DCGM_FI_DEV_ECC_DBE_AGG_TOTAL", COUNTER, "errors", "Uncorrectable errors in the life of the board.",         dcgm=313, nvml=Call("TotalEccErrors", (1, 1)), pace=SLOW)
+ECC_LOCATIONS = tuple(
+    Metric(f"DCGM_FI_DEV_ECC_{error}_{count}_{place}", COUNTER, "errors", f"{what} errors in {where}, {when}.", dcgm=base + dcgm, nvml=Call("MemoryErrorCounter", (error_type, counter_type, location)), pace=RARE, set=FULL)
+    for counter_type, count, when, bases in ((0, "VOL", "since the driver was loaded", (314, 334, 342)), (1, "AGG", "in the life of the board", (324, 338, 344)))
+    for base, dcgm0, place, location, where in (
+        (bases[0], 0, "L1", 0, "the L1 cache"), (bases[0], 2, "L2", 1, "the L2 cache"), (bases[0], 4, "DEV", 2, "device memory"), (bases[0], 6, "REG", 3, "the register file"), (bases[0], 8, "TEX", 4, "texture memory"),
+        (bases[1], 0, "SHM", 5, "shared memory"), (bases[1], 2, "CBU", 6, "the convergence barrier unit"), (bases[2], 0, "SRM", 7, "SRAM"))
+    for error_type, error, what, dcgm in ((0, "SBE", "Corrected", dcgm0), (1, "DBE", "Uncorrectable", dcgm0 + 1)))
+REMAP_UNCORRECTABLE = Metric("DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS", COUNTER, "rows",  "Rows remapped after uncorrectable errors.",                   dcgm=393, nvml=Call("RemappedRows", pick=1), pace=SLOW)
+REMAP_CORRECTABLE   = Metric("DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS",   COUNTER, "rows",  "Rows remapped after corrected errors.",                       dcgm=394, nvml=Call("RemappedRows", pick=0), pace=SLOW)
+REMAP_FAILURE       = Metric("DCGM_FI_DEV_ROW_REMAP_FAILURE",           GAUGE,   "bool",  "1 if a row could not be remapped: the board must go.",  0, 1, dcgm=395, nvml=Call("RemappedRows", pick=3), pace=SLOW)
+REMAP_PENDING       = Metric("DCGM_FI_DEV_ROW_REMAP_PENDING",           GAUGE,   "bool",  "1 if a row will be remapped at the next reset.",        0, 1, dcgm=396, nvml=Call("RemappedRows", pick=2), pace=SLOW)
+REMAP_HISTOGRAM     = tuple(
+    Metric(f"DCGM_FI_DEV_BANKS_REMAP_ROWS_AVAIL_{level}", GAUGE, "banks", f"Memory banks with {what} spare rows left.", dcgm=385 + n, nvml=Call("RowRemapperHistogram", pick=level.lower()), pace=RARE, set=FULL)
+    for n, (level, what) in enumerate((("MAX", "all"), ("HIGH", "many"), ("PARTIAL", "some"), ("LOW", "few"), ("NONE", "no"))))
+RETIRED_SBE     = Metric("DCGM_FI_DEV_RETIRED_SBE",     COUNTER, "pages", "Pages retired after repeated corrected errors.",            dcgm=390, nvml=Call("RetiredPages", (0,)), pace=RARE)
+RETIRED_DBE     = Metric("DCGM_FI_DEV_RETIRED_DBE",     COUNTER, "pages", "Pages retired after uncorrectable errors.",                 dcgm=391, nvml=Call("RetiredPages", (1,)), pace=RARE)
+RETIRED_PENDING = Metric("DCGM_FI_DEV_RETIRED_PENDING", GAUGE,   "bool",  "1 if pages will be retired at the next reboot.",      0, 1, dcgm=392, nvml=Call("RetiredPagesPendingStatus"), pace=RARE)
+
+# --- PCIe and NVLink as links ---------------------------------------------------------------------------------------------------------
+PCIE_GEN         = Metric("DCGM_FI_DEV_PCIE_LINK_GEN",       GAUGE,   "generation", "PCIe generation of the link now (falls when idle).", 1, 16, dcgm=237,  nvml=Call("CurrPcieLinkGeneration"), pace=SLOW)
+PCIE_WIDTH       = Metric("DCGM_FI_DEV_PCIE_LINK_WIDTH",     GAUGE,   "lanes",      "PCIe lanes of the link now.",                        1, 32, dcgm=238,  nvml=Call("CurrPcieLinkWidth"), pace=SLOW)
+PCIE_MAX_GEN     = Metric("DCGM_FI_DEV_PCIE_MAX_LINK_GEN",   GAUGE,   "generation", "Highest PCIe generation GPU and slot can do.",       1, 16, dcgm=235,  nvml=Call("MaxPcieLinkGeneration"), pace=STATIC)
+PCIE_MAX_WIDTH   = Metric("DCGM_FI_DEV_PCIE_MAX_LINK_WIDTH", GAUGE,   "lanes",      "Most PCIe lanes GPU and slot can do.",               1, 32, dcgm=236,  nvml=Call("MaxPcieLinkWidth"), pace=STATIC)
+PCIE_REPLAY      = Metric("DCGM_FI_DEV_PCIE_REPLAY_COUNTER", COUNTER, "replays",    "PCIe packets that were sent again.",                        dcgm=202,  nvml=Call("PcieReplayCounter"), pace=SLOW)
+PCIE_CORRECTABLE = Metric("DCGM_FI_DEV_PCIE_COUNT_CORRECTABLE_ERRORS", COUNTER, "errors", "PCIe errors that the link corrected.",                dcgm=1501, nvml=FieldValue(173), pace=RARE)
+PCIE_ERRORS      = tuple(
+    Metric("gpu_pcie_errors_total", COUNTER, "errors", "PCIe errors by type.", nvml=FieldValue(nvml), pace=RARE, set=FULL, labels=(("type", error),))
+    for nvml, error in ((169, "l0_to_recovery"), (174, "nak_received"), (175, "receiver"), (176, "bad_tlp"), (177, "nak_sent"), (178, "bad_dllp"), (179, "non_fatal"), (180, "fatal"), (181, "unsupported_request"), (182, "lcrc"), (183, "lane")))
+NVLINK_COUNT     = Metric("gpu_nvlink_links",                      GAUGE,   "links",            "NVLinks that the GPU has.",                       0, 64,   nvml=FieldValue(91), pace=RARE)
+NVLINK_UP        = Metric("gpu_nvlink_links_up",                   GAUGE,   "links",            "NVLinks that are active.",                        0, 64,   nvml=LinkSum(165), pace=RARE)
+NVLINK_SPEED     = Metric("gpu_nvlink_capacity_bytes_per_second",  GAUGE,   "bytes per second", "Speed of all links together, each direction.",    0, 1e13, nvml=LinkSum(164), scale=1e6, pace=RARE)
+NVLINK_REPLAY    = Metric("DCGM_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL",   COUNTER, "errors", "NVLink replays, all links.",       dcgm=429, nvml=LinkSum(161), pace=RARE)
+NVLINK_RECOVERY  = Metric("DCGM_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL", COUNTER, "errors", "NVLink recoveries, all links.",    dcgm=439, nvml=LinkSum(162), pace=RARE)
+NVLINK_CRC       = Metric("DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL", COUNTER, "errors", "NVLink CRC errors, all links.",    dcgm=409, nvml=LinkSum(163), pace=RARE)
+LINK_UP          = Metric("gpu_nvlink_link_up",                    GAUGE,   "bool",             "1 if this NVLink is active.",             0, 1,    NVLINK, 1508, FieldValue(165), pace=RARE, set=FULL)
+LINK_SPEED       = Metric("gpu_nvlink_link_speed_bytes_per_second", GAUGE,  "bytes per second", "Speed of this NVLink, each direction.",   0, 1e13, NVLINK, None, FieldValue(164), 1e6, RARE, FULL)
+LINK_ERRORS      = tuple(
+    Metric("gpu_nvlink_link_errors_total", COUNTER, "errors", "Errors of this NVLink by type.", entity=NVLINK, dcgm=dcgm, nvml=FieldValue(nvml), pace=RARE, set=FULL, labels=(("type", error),))
+    for nvml, dcgm, error in ((161, 1527, "replay"), (162, 1528, "recovery"), (163, 1525, "crc")))
+
+# --- state ----------------------------------------------------------------------------------------------------------------------------
+PSTATE      = Metric("DCGM_FI_DEV_PSTATE",                  GAUGE, "state",   "Performance state, 0 is the fastest.",                                            0, 15,  dcgm=190,  nvml=Call("PerformanceState"))
+FAN         = Metric("DCGM_FI_DEV_FAN_SPEED",               GAUGE, "percent", "Fan speed as a share of the highest (may exceed it).",                            0, 200, dcgm=191,  nvml=Call("FanSpeed"), pace=SLOW)
+PERSISTENCE = Metric("DCGM_FI_DEV_PERSISTENCE_MODE",        GAUGE, "bool",    "1 if the driver stays loaded when nothing uses the GPU.",                         0, 1,   dcgm=66,   nvml=Call("PersistenceMode"), pace=RARE)
+RECOVERY    = Metric("DCGM_FI_DEV_GET_GPU_RECOVERY_ACTION", GAUGE, "action",  "What the driver asks for: 0 none, 1 reset, 2 reboot, 3 drain P2P, 4 drain and reset.", 0, 15, dcgm=1523, nvml=FieldValue(230), pace=SLOW)
+
+# --- what the exporter knows of the GPUs and of itself: made by the collection loop, not read from a field -----------------------------
+INFO          = Metric("gpu_info",                                    GAUGE,   "info",    "Identity of the GPU and its software; always 1.")
+UP            = Metric("gpu_up",                                      GAUGE,   "bool",    "1 if the GPU answers.", 0, 1)
+DOWN          = Metric("gpu_down_reason",                             GAUGE,   "bool",    "1 with the reason while the GPU does not answer.", 0, 1)
+STALLED       = Metric("gpu_read_stalled_seconds",                    GAUGE,   "seconds", "How long the read of this GPU has been stuck in the driver; 0 if it is not.")
+READ_AT       = Metric("gpu_last_read_timestamp_seconds",             GAUGE,   "seconds", "Unix time of the last good read of this GPU.")
+READ_AGE      = Metric("gpu_snapshot_age_seconds",                    GAUGE,   "seconds", "Age of this GPU's values when this page was made.")
+SUPPORTED     = Metric("gpu_metric_supported",                        GAUGE,   "bool",    "0 for each metric that this GPU can't answer, with the reason.", 0, 1)
+REJECTED      = Metric("gpu_samples_rejected_total",                  COUNTER, "samples", "Values outside their metric's range, dropped.")
+EXPECTED      = Metric("gpu_devices_expected",                        GAUGE,   "gpus",    "GPUs that ought to answer: bound to the driver, or the most seen, or as configured.", entity=NODE)
+VISIBLE       = Metric("gpu_devices_visible",                         GAUGE,   "gpus",    "GPUs that answer.", entity=NODE)
+SOURCE_UP     = Metric("gpu_exporter_source_up",                      GAUGE,   "bool",    "1 if the source (the library) answers.", 0, 1, NODE)
+DURATION      = Metric("gpu_exporter_collection_duration_seconds",    GAUGE,   "seconds", "How long the last read of this GPU took.")
+FAILURES      = Metric("gpu_exporter_collection_failures_total",      COUNTER, "reads",   "Reads of this GPU that failed as a whole.")
+FIELD_FAILURES = Metric("gpu_exporter_field_failures_total",          COUNTER, "reads",   "Fields that should have answered and did not, by metric and outcome.")
+SKIPPED       = Metric("gpu_exporter_ticks_skipped_total",            COUNTER, "ticks",   "Ticks at which this GPU was still busy with an earlier read.")
+RENDERED_AT   = Metric("gpu_exporter_snapshot_timestamp_seconds",     GAUGE,   "seconds", "Unix time at which this page was made.", entity=NODE)
+INTERVAL      = Metric("gpu_exporter_interval_seconds",               GAUGE,   "seconds", "Seconds between two collections.", entity=NODE)
+RENDER_TIME   = Metric("gpu_exporter_render_duration_seconds",        GAUGE,   "seconds", "How long it took to make the page before this one.", entity=NODE)
+BUILD_INFO    = Metric("gpu_exporter_build_info",                     GAUGE,   "info",    "Version of the exporter; always 1.", entity=NODE)
+# fmt: on
+
+
+def _rows() -> tuple[Metric, ...]:
+    rows: list[Metric] = []
+    for value in globals().values():
+        rows.extend(row for row in (value if isinstance(value, tuple) else (value,)) if isinstance(row, Metric))
+    return tuple(rows)
+
+
+METRICS: tuple[Metric, ...] = _rows()
+BY_KEY = {metric.key: metric for metric in METRICS}
+
+
+def selected(choice: MetricSet) -> tuple[Metric, ...]:
+    """The rows that a source is asked for: `full` includes `default`; integrals and the exporter's own rows are not asked for."""
+    return tuple(
+        row for row in METRICS if row.nvml is not None and (choice is MetricSet.FULL or row.set is MetricSet.DEFAULT)
+    )

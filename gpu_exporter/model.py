@@ -1,0 +1,234 @@
+"""The words of the project as types: field, entity, metric, sample, snapshot, source, and the two errors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple, Protocol
+
+Labels = tuple[tuple[str, str], ...]
+
+
+class Kind(Enum):
+    """How a value behaves over time."""
+
+    GAUGE = "gauge"
+    COUNTER = "counter"
+
+
+class Pace(Enum):
+    """How often a field is read: the value is the period in seconds. What is static is looked at again each hour."""
+
+    STATIC = 3600.0
+    FAST = 0.0
+    SLOW = 15.0
+    RARE = 60.0
+
+
+class MetricSet(Enum):
+    """Which `--metrics` choice exposes a metric; `full` includes `default`."""
+
+    DEFAULT = "default"
+    FULL = "full"
+
+
+class EntityKind(Enum):
+    """What a field belongs to, after DCGM's entity groups. NODE is this exporter itself."""
+
+    NODE = "node"
+    GPU = "gpu"
+    NVLINK = "nvlink"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """An NVML getter: `PowerUsage` is `nvmlDeviceGetPowerUsage(handle, *args)`; `pick` takes one member of it."""
+
+    name: str
+    args: tuple[int, ...] = ()
+    pick: str | int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FieldValue:
+    """An NVML field id (`NVML_FI_*`), read with all others in one batch; on a link entity the scope is the link."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSum:
+    """An NVML field id that exists per NVLink, summed over the links of the GPU."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gpm:
+    """An NVML GPM metric id: the exact mean between two samples. On link `n` the id is `id + n * stride`."""
+
+    id: int
+    stride: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Metric:
+    """A row of the metric catalogue: one exposed family, or one labelled part of it.
+
+    `low` and `high` bound the exposed value: what lies outside was misread and is rejected.
+    `scale` turns the library's unit into the exposed one. `bit` exposes that bit of a mask as 0 or 1.
+    `integral_of` makes this row the time integral of another one, computed by the collection loop.
+    """
+
+    name: str
+    kind: Kind
+    unit: str
+    help: str
+    low: float = 0.0
+    high: float = float(2**63 - 1)
+    entity: EntityKind = EntityKind.GPU
+    dcgm: int | None = None
+    nvml: Call | FieldValue | LinkSum | Gpm | None = None
+    scale: float = 1.0
+    pace: Pace = Pace.FAST
+    set: MetricSet = MetricSet.DEFAULT
+    labels: Labels = ()
+    bit: int | None = None
+    integral_of: Metric | None = None
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def classic(self) -> bool:
+        """Named, typed and labelled as dcgm-exporter <= 4.8.2 does, because DCGM has a field for it."""
+        return self.name.startswith("DCGM_")
+
+    @property
+    def key(self) -> str:
+        """Name and own labels: unique in the catalogue, and the key of a value in a recording."""
+        own = ",".join(f'{name}="{value}"' for name, value in self.labels)
+        return f"{self.name}{{{own}}}" if own else self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """The identity of a GPU. `info` holds what never changes while the driver is loaded."""
+
+    index: int
+    uuid: str = ""
+    pci_bus_id: str = ""
+    model: str = ""
+    device: str = ""
+    driver: str = ""
+    info: Labels = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Series:
+    """A metric of an entity: the identity under which values are kept from tick to tick (compared by identity)."""
+
+    metric: Metric
+    gpu: Gpu | None = None
+    labels: Labels = ()
+
+
+class Sample(NamedTuple):
+    """A value that was read. What could not be read has no sample: no NaN, no -1, no blank."""
+
+    series: Series
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What one read of one GPU gave.
+
+    `values` has the series of the paces that were due. Profiling values are means over the `span` seconds
+    before `at` (monotonic seconds); without a span there are none. `failed` names series that should have
+    answered and did not, with one of the five outcomes; `unsupported` those that this device can't answer.
+    """
+
+    at: float
+    values: Mapping[Series, float]
+    span: float | None = None
+    failed: Mapping[Series, str] = field(default_factory=dict)
+    unsupported: Mapping[Metric, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuStatus:
+    """Whether a GPU answers. `read_at` is unix time of its last good read, `stalled` seconds inside a driver call."""
+
+    gpu: Gpu
+    up: bool
+    reason: str = ""
+    read_at: float | None = None
+    stalled: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All samples of one collection, plus what was lost and why. `source` is the label of data that is not live."""
+
+    at: float
+    source: str
+    samples: tuple[Sample, ...] = ()
+    gpus: tuple[GpuStatus, ...] = ()
+    live: bool = True
+
+    @property
+    def read_at(self) -> float | None:
+        """Unix time of the newest good read of any GPU; None if there was none yet."""
+        return max((status.read_at for status in self.gpus if status.read_at is not None), default=None)
+
+
+class GpuExporterError(Exception):
+    """An error that is the user's to mend: the message is one line that names the thing and the cure."""
+
+
+class GpuLost(GpuExporterError):
+    """A GPU stopped answering: costs that GPU. `reason` is one of lost, reset_required, unknown, gone."""
+
+    def __init__(self, message: str, reason: str = "lost") -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class SourceLost(GpuExporterError):
+    """The library stopped answering: costs the source, which reconnects."""
+
+
+class Device(Protocol):
+    """One attached GPU. Used by one thread at a time."""
+
+    gpu: Gpu
+
+    def read(self, paces: frozenset[Pace]) -> Reading:
+        """Read the fields of these paces. Raises GpuLost or SourceLost."""
+
+    def close(self) -> None:
+        """Give back what the device holds. Never raises."""
+
+
+class Source(Protocol):
+    """A way to read fields: nvml, replay. Every method but `close` may block in a driver."""
+
+    name: str
+    live: bool
+
+    def open(self) -> None:
+        """Connect, also again after SourceLost. Raises SourceLost."""
+
+    def count(self) -> int:
+        """The number of GPUs that answer to an index now. Raises SourceLost."""
+
+    def expected(self) -> int | None:
+        """The number of GPUs that ought to be there, if that can be known without the driver."""
+
+    def attach(self, index: int, metrics: Sequence[Metric]) -> Device:
+        """Identify one GPU and probe which of `metrics` it answers. Raises GpuLost or SourceLost."""
+
+    def close(self) -> None:
+        """Give the library back. Never raises."""

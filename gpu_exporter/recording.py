@@ -1,0 +1,258 @@
+"""The recording format: JSON Lines, plain or gzip. A header, then one line a GPU and tick.
+
+Header: `format`, `version`, `created`, `driver`, `interval_seconds`, `gpus` (each with `gpu`, `UUID`, `device`,
+`modelName`, `pci_bus_id`). Line: `t` unix seconds, `gpu` index, optional `phase`, `samples` from metric key to value
+in the exposed unit. Profiling values are the exact mean since the tick of this GPU that had one before.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import math
+import zlib
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date
+from pathlib import Path
+from typing import IO, Any, NoReturn, cast
+
+from gpu_exporter.metrics import BY_KEY
+from gpu_exporter.model import Gpu, GpuExporterError, Kind
+
+FORMAT, VERSION = "gpu-exporter-recording", 1
+# A value speaks for the time since the tick before; a longer silence is a hole, in which nothing is known.
+HOLE_INTERVALS = 10
+
+
+@dataclass(slots=True)
+class Column:
+    """One value over time. Between two `times` the integral grows linearly, and so does the time it is known for."""
+
+    times: list[float] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+    integral: list[float] = field(default_factory=list)
+    known: list[float] = field(default_factory=list)
+
+    def append(self, t: float, value: float, interval: float) -> None:
+        since = self.times[-1] if self.times else -math.inf
+        start = since if t - since <= HOLE_INTERVALS * interval else t - interval
+        total, known = (self.integral[-1], self.known[-1]) if self.times else (0.0, 0.0)
+        if start != since:
+            self._point(start, value, total, known)
+        self._point(t, value, total + value * (t - start), known + t - start)
+
+    def _point(self, t: float, value: float, integral: float, known: float) -> None:
+        self.times.append(t)
+        self.values.append(value)
+        self.integral.append(integral)
+        self.known.append(known)
+
+    def at(self, t: float) -> float:
+        """The value that speaks for time t; the first or last one outside."""
+        return self.values[min(bisect_left(self.times, t), len(self.times) - 1)]
+
+    def until(self, t: float) -> tuple[float, float]:
+        """The integral and the known seconds from the beginning to time t."""
+        right = bisect_right(self.times, t)
+        if right == 0:
+            return 0.0, 0.0
+        if right == len(self.times):
+            return self.integral[-1], self.known[-1]
+        share = (t - self.times[right - 1]) / (self.times[right] - self.times[right - 1])
+        return (
+            self.integral[right - 1] + share * (self.integral[right] - self.integral[right - 1]),
+            self.known[right - 1] + share * (self.known[right] - self.known[right - 1]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A recording in memory. Times are seconds from its beginning, one interval before the first tick."""
+
+    path: Path
+    interval: float
+    duration: float
+    gpus: tuple[Gpu, ...]
+    columns: Mapping[int, Mapping[str, Column]]
+
+
+def load(path: Path) -> Recording:
+    """Read a recording. Raises GpuExporterError naming file and line when it is unreadable or damaged."""
+    lines = _lines(path)
+    header = _header(path, next(lines, (1, ""))[1])
+    interval = float(header["interval_seconds"])
+    gpus = tuple(_gpu(gpu, str(header.get("driver", ""))) for gpu in header["gpus"])
+    timeline = _Timeline(interval, {gpu.index: {} for gpu in gpus})
+    for number, line in lines:
+        if line.strip():
+            t, index, samples = _tick(path, number, line, timeline.columns)
+            if not timeline.add(t, index, samples):
+                _damaged(path, number, f"time goes backwards for GPU {index}")
+    if timeline.begin is None:
+        raise GpuExporterError(f"recording {path}: has a header but no ticks; record again")
+    return Recording(path, interval, timeline.now - timeline.begin, gpus, timeline.finished())
+
+
+@dataclass(slots=True)
+class _Timeline:
+    """Ticks in order -> columns. Where no GPU has a tick for long the recorder paused: the pause is cut out."""
+
+    interval: float
+    columns: dict[int, dict[str, Column]]
+    begin: float | None = None
+    now: float = 0.0
+    cut: float = 0.0
+    last: dict[int, float] = field(default_factory=dict)
+    offsets: dict[int, dict[str, float]] = field(default_factory=dict)
+    resume: set[int] = field(default_factory=set)
+
+    def add(self, t: float, index: int, samples: Mapping[str, float]) -> bool:
+        """Take one tick; False if it is not later than the tick of this GPU before."""
+        t -= self.cut
+        if self.begin is None:
+            self.begin = t - self.interval
+        elif t - self.now > HOLE_INTERVALS * self.interval:
+            pause = t - self.now - self.interval
+            self.cut += pause
+            t -= pause
+            self.resume = set(self.columns)
+        if t <= self.last.get(index, -math.inf):
+            return False
+        self.last[index] = t
+        self.now = max(self.now, t)
+        columns, offsets = self.columns[index], self.offsets.setdefault(index, {})
+        for name, value in samples.items():
+            column = columns.setdefault(name, Column())
+            if name in BY_KEY and BY_KEY[name].kind is Kind.COUNTER:
+                if index in self.resume and column.values:  # what was counted in the pause did not happen here
+                    offsets[name] = value - column.values[-1]
+                value -= offsets.get(name, 0.0)
+            column.append(t, value, self.interval)
+        self.resume.discard(index)
+        return True
+
+    def finished(self) -> Mapping[int, Mapping[str, Column]]:
+        """The columns with times from the beginning."""
+        begin = self.begin or 0.0
+        for columns in self.columns.values():
+            for column in columns.values():
+                column.times = [t - begin for t in column.times]
+        return self.columns
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    number = 0
+    try:
+        with path.open("rb") as raw:
+            zipped = raw.read(2) == b"\x1f\x8b"
+        with gzip.open(path, "rt", encoding="utf-8") if zipped else path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                yield number, line
+    except FileNotFoundError:
+        raise GpuExporterError(f"recording {path}: no such file") from None
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        _damaged(path, number + 1, f"the gzip stream is truncated or corrupt ({error})")
+    except UnicodeDecodeError:
+        _damaged(path, number + 1, "not UTF-8 text")
+    except OSError as error:
+        raise GpuExporterError(f"recording {path}: {error.strerror or error}") from error
+
+
+def _damaged(path: Path, number: int, what: str) -> NoReturn:
+    raise GpuExporterError(f"recording {path}, line {number}: {what}")
+
+
+def _json(path: Path, number: int, line: str) -> dict[str, Any]:
+    try:
+        value = json.loads(line, parse_constant=lambda name: _damaged(path, number, f"{name} is not a value"))
+    except ValueError as error:
+        _damaged(path, number, f"not JSON ({error})")
+    if not isinstance(value, dict):
+        _damaged(path, number, "not a JSON object")
+    return value
+
+
+def _header(path: Path, line: str) -> dict[str, Any]:
+    header = _json(path, 1, line) if line.strip() else {}
+    if header.get("format") != FORMAT:
+        _damaged(
+            path, 1, f'not the header of a recording (no "format": "{FORMAT}"); make one with `gpu-exporter record`'
+        )
+    if header.get("version") != VERSION:
+        _damaged(path, 1, f"format version {header.get('version')}; this gpu-exporter reads version {VERSION}")
+    interval, gpus = header.get("interval_seconds"), header.get("gpus")
+    if not isinstance(interval, int | float) or not 0 < interval < math.inf:
+        _damaged(path, 1, "the header has no positive interval_seconds")
+    if (
+        not isinstance(gpus, list)
+        or not gpus
+        or not all(isinstance(g, dict) and isinstance(g.get("gpu"), int) for g in gpus)
+    ):
+        _damaged(path, 1, "the header lists no gpus (each needs an integer `gpu`)")
+    return header
+
+
+def _gpu(entry: Mapping[str, Any], driver: str) -> Gpu:
+    text = {name: str(entry.get(name, "")) for name in ("UUID", "pci_bus_id", "modelName", "device")}
+    info = (("driver_version", driver),) if driver else ()
+    return Gpu(entry["gpu"], text["UUID"], text["pci_bus_id"], text["modelName"], text["device"], driver, info)
+
+
+def _tick(path: Path, number: int, line: str, gpus: Mapping[int, object]) -> tuple[float, int, Mapping[str, float]]:
+    tick = _json(path, number, line)
+    t, index, samples = tick.get("t"), tick.get("gpu"), tick.get("samples")
+    if not isinstance(t, int | float) or not isinstance(samples, dict):
+        _damaged(path, number, "not a tick (needs t, gpu, samples)")
+    if not isinstance(index, int) or index not in gpus:
+        _damaged(path, number, f"GPU {index} is not in the header")
+    for name, value in samples.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            _damaged(path, number, f"{name} has no number but {value!r}")
+    return float(t), index, samples
+
+
+class Writer:
+    """Writes a recording, gzip if the name ends in .gz. With `mask`, UUIDs say nothing about the machine."""
+
+    def __init__(self, path: Path, gpus: Sequence[Gpu], interval: float, *, mask: bool = False) -> None:
+        try:
+            raw = path.open("wb")
+        except OSError as error:
+            raise GpuExporterError(f"recording {path}: {error.strerror or error}") from error
+        binary = gzip.GzipFile(fileobj=raw, mode="wb") if path.suffix == ".gz" else raw
+        self._files: tuple[IO[Any], ...] = (io.TextIOWrapper(cast(IO[bytes], binary), encoding="utf-8"), raw)
+        self._write(
+            {
+                "format": FORMAT,
+                "version": VERSION,
+                "created": date.today().isoformat(),
+                "driver": gpus[0].driver if gpus else "",
+                "interval_seconds": interval,
+                "gpus": [
+                    {
+                        "gpu": gpu.index,
+                        "UUID": f"GPU-00000000-0000-0000-0000-{gpu.index:012d}" if mask else gpu.uuid,
+                        "device": gpu.device,
+                        "modelName": gpu.model,
+                        "pci_bus_id": gpu.pci_bus_id,
+                    }
+                    for gpu in gpus
+                ],
+            }
+        )
+
+    def tick(self, t: float, gpu: int, samples: Mapping[str, float]) -> None:
+        """Write what one GPU read at unix time t. Values keep seven significant digits or their whole part."""
+        rounded = {name: int(v) if v == int(v) else float(f"{v:.7g}") for name, v in samples.items()}
+        self._write({"t": round(t, 4), "gpu": gpu, "samples": rounded})
+
+    def _write(self, line: Mapping[str, object]) -> None:
+        self._files[0].write(json.dumps(line, separators=(",", ":")) + "\n")
+
+    def close(self) -> None:
+        """Finish the file."""
+        for file in self._files:
+            file.close()

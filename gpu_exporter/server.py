@@ -1,0 +1,214 @@
+"""The HTTP side: sends the bytes that the loop made. One thread, no driver call, nothing that a client can hold up."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import html
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from prometheus_client.exposition import choose_encoder
+from tornado.httpserver import HTTPServer
+from tornado.iostream import StreamClosedError
+from tornado.netutil import bind_sockets
+from tornado.web import Application, RequestHandler
+
+from gpu_exporter import __version__
+from gpu_exporter.config import Address
+from gpu_exporter.exposition import Pages, Variant
+from gpu_exporter.model import GpuExporterError, Snapshot
+
+log = logging.getLogger(__name__)
+
+MAX_CONNECTIONS = 512
+MAX_HEADER_BYTES = 16 * 1024
+MAX_BODY_BYTES = 64 * 1024
+# A connection that has sent no whole request, or read no whole answer, for this long is closed.
+CLIENT_SECONDS = 10.0
+OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+TEXT = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Health:
+    """What the health endpoints answer: from the latest snapshot and the clock's last tick."""
+
+    def __init__(self, interval: float, ticked_at: Callable[[], float]) -> None:
+        self.snapshot: Snapshot | None = None
+        self._interval = interval
+        self._ticked_at = ticked_at
+
+    def alive(self) -> str:
+        """Empty if the process works. The clock calls no driver, so if it stands still that is our bug."""
+        silent = time.monotonic() - self._ticked_at()
+        return f"the collection loop has not ticked for {silent:.0f} s" if silent > max(60, 10 * self._interval) else ""
+
+    def ready(self) -> str:
+        """Empty if the last good read of any GPU is younger than three intervals."""
+        if self.snapshot is None:
+            return "no snapshot yet"
+        if self.snapshot.read_at is None:
+            return "no GPU was read yet"
+        age = time.time() - self.snapshot.read_at
+        return f"the last good read is {age:.1f} s old" if age >= 3 * self._interval else ""
+
+
+class _Handler(RequestHandler):
+    pages: Pages
+    health: Health
+
+    def initialize(self, pages: Pages, health: Health) -> None:
+        self.pages, self.health = pages, health
+
+    def set_default_headers(self) -> None:
+        self.set_header("Server", "gpu-exporter")
+        self.set_header("X-Content-Type-Options", "nosniff")
+
+    def compute_etag(self) -> None:
+        """None: hashing half a megabyte a scrape would cost more than the scrape."""
+
+    async def send(self, body: bytes | str, content_type: str, status: int = 200) -> None:
+        """Send a whole answer; a client that does not read it in time is cut off."""
+        self.set_status(status)
+        self.set_header("Content-Type", content_type)
+        try:
+            await asyncio.wait_for(self.finish(body), CLIENT_SECONDS)
+        except asyncio.TimeoutError:
+            stream = getattr(self.request.connection, "stream", None)
+            if stream is not None:
+                stream.close()
+        except StreamClosedError:
+            pass
+
+    def write_error(self, status_code: int, **kwargs: Any) -> None:
+        self.set_header("Content-Type", TEXT)
+        self.finish(f"{status_code} {self._reason}\n")
+
+
+class _Metrics(_Handler):
+    async def get(self) -> None:
+        _, chosen = choose_encoder(self.request.headers.get("Accept", ""))
+        openmetrics = chosen.startswith("application/openmetrics-text")
+        gzip = _accepts_gzip(self.request.headers.get("Accept-Encoding", ""))
+        if gzip:
+            self.set_header("Content-Encoding", "gzip")
+        self.set_header("Vary", "Accept, Accept-Encoding")
+        await self.send(self.pages.get(Variant(openmetrics, gzip)), OPENMETRICS if openmetrics else TEXT)
+
+    head = get
+
+
+class _Probe(_Handler):
+    check: ClassVar[str]
+
+    async def get(self) -> None:
+        problem = getattr(self.health, self.check)()
+        await self.send(f"{problem or 'ok'}\n", TEXT, 503 if problem else 200)
+
+    head = get
+
+
+class _Healthz(_Probe):
+    check = "alive"
+
+
+class _Readyz(_Probe):
+    check = "ready"
+
+
+class _Landing(_Handler):
+    async def get(self) -> None:
+        snapshot = self.health.snapshot
+        rows = "".join(
+            f"<tr><td>{status.gpu.index}<td>{html.escape(status.gpu.model)}<td>{html.escape(status.gpu.uuid)}"
+            f"<td>{'up' if status.up else 'down: ' + html.escape(status.reason)}"
+            for status in (snapshot.gpus if snapshot else ())
+        )
+        banner = (
+            ""
+            if snapshot is None or snapshot.live
+            else (f"<p><strong>These are not your GPUs: source “{snapshot.source}”, a recording played over.</strong>")
+        )
+        await self.send(
+            f"<!doctype html><html lang=en><meta charset=utf-8><title>gpu-exporter</title><h1>gpu-exporter {__version__}</h1>"
+            f"{banner}<p><a href=metrics>/metrics</a> · <a href=healthz>/healthz</a> · <a href=readyz>/readyz</a>"
+            f"<table><tr><th>GPU<th>model<th>UUID<th>state{rows}</table>",
+            "text/html; charset=utf-8",
+        )
+
+
+def _accepts_gzip(header: str) -> bool:
+    for item in header.lower().split(","):
+        coding, _, parameter = item.partition(";")
+        if coding.strip() in ("gzip", "*"):
+            return parameter.replace(" ", "") not in ("q=0", "q=0.0", "q=0.00", "q=0.000")
+    return False
+
+
+class _BoundedServer(HTTPServer):
+    """Closes connections beyond MAX_CONNECTIONS at once, so that the process never runs out of descriptors."""
+
+    def handle_stream(self, stream: Any, address: Any) -> None:
+        if len(self._connections) >= MAX_CONNECTIONS:
+            stream.close()
+        else:
+            super().handle_stream(stream, address)
+
+
+class Server:
+    """Serves on its own thread until `stop`. Binding happens in the constructor, which raises GpuExporterError."""
+
+    def __init__(self, address: Address, pages: Pages, health: Health) -> None:
+        shared = {"pages": pages, "health": health}
+        routes = [("/metrics", _Metrics), ("/healthz", _Healthz), ("/readyz", _Readyz), ("/", _Landing)]
+        self._application = Application(
+            [(path, handler, shared) for path, handler in routes], log_function=lambda handler: None
+        )
+        self._sockets = _bind(address)
+        self.port: int = self._sockets[0].getsockname()[1]
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="http", daemon=True)
+
+    def start(self) -> None:
+        """Start to serve; returns when requests are answered."""
+        self._thread.start()
+        self._started.wait()
+
+    def stop(self) -> None:
+        """Stop at once; open connections are cut."""
+        if self._loop:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(1.0)
+
+    def _run(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(self._loop)
+        server = _BoundedServer(
+            self._application,
+            idle_connection_timeout=CLIENT_SECONDS,
+            body_timeout=CLIENT_SECONDS,
+            max_header_size=MAX_HEADER_BYTES,
+            max_body_size=MAX_BODY_BYTES,
+        )
+        server.add_sockets(self._sockets)
+        self._loop.call_soon(self._started.set)
+        self._loop.run_forever()
+        server.stop()
+
+
+def _bind(address: Address) -> list[socket.socket]:
+    try:
+        return bind_sockets(address.port, address.host or None)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            why = "is in use: another exporter? choose another with --address"
+        elif error.errno == errno.EACCES:
+            why = "needs privileges: choose a port above 1023 with --address"
+        else:
+            why = f"can't be listened on ({error.strerror or error}): check --address"
+        raise GpuExporterError(f"address {address} {why}") from error

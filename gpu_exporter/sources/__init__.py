@@ -1,0 +1,1 @@
+"""Ways to read fields, behind one protocol (`model.Source`)."""
