@@ -242,7 +242,7 @@ class Collector:
             self._poke.set()
 
     def _lost(self, message: str) -> None:
-        if message != self._error:
+        if message != self._error and self._first_contact.is_set():
             log.warning("source %s is down: %s", self.source.name, message)
         self.up, self._error = False, message
 

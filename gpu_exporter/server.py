@@ -128,17 +128,20 @@ class _Landing(_Handler):
             f"<td>{'up' if status.up else 'down: ' + html.escape(status.reason)}"
             for status in (snapshot.gpus if snapshot else ())
         )
-        banner = (
-            ""
-            if snapshot is None or snapshot.live
-            else (f"<p><strong>These are not your GPUs: source “{snapshot.source}”, a recording played over.</strong>")
-        )
-        await self.send(
-            f"<!doctype html><html lang=en><meta charset=utf-8><title>gpu-exporter</title><h1>gpu-exporter {__version__}</h1>"
-            f"{banner}<p><a href=metrics>/metrics</a> · <a href=healthz>/healthz</a> · <a href=readyz>/readyz</a>"
-            f"<table><tr><th>GPU<th>model<th>UUID<th>state{rows}</table>",
-            "text/html; charset=utf-8",
-        )
+        await self.send(LANDING.format(__version__, _banner(snapshot), rows), "text/html; charset=utf-8")
+
+
+LANDING = """<!doctype html><html lang=en><meta charset=utf-8><title>gpu-exporter</title>
+<h1>gpu-exporter {}</h1>{}
+<p><a href=metrics>/metrics</a> · <a href=healthz>/healthz</a> · <a href=readyz>/readyz</a>
+<table><tr><th>GPU<th>model<th>UUID<th>state{}</table>
+"""
+
+
+def _banner(snapshot: Snapshot | None) -> str:
+    if snapshot is None or snapshot.live:
+        return ""
+    return f"<p><strong>These are not your GPUs: source {snapshot.source}, a recording played over.</strong>"
 
 
 def _accepts_gzip(header: str) -> bool:

@@ -1,0 +1,99 @@
+"""A running exporter as a child process, and what it costs. Shared by the benchmarks."""
+
+from __future__ import annotations
+
+import os
+import socket
+import statistics
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.client import HTTPConnection
+from pathlib import Path
+
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def free_port() -> int:
+    """A TCP port that nothing listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass(frozen=True)
+class Exporter:
+    """A child process that serves /metrics."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+
+    def cpu_seconds(self) -> float:
+        """User and system time so far."""
+        stat = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(stat[11]) + int(stat[12])) / TICKS
+
+    def rss_mib(self) -> float:
+        """Resident memory now."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(status.split("VmRSS:")[1].split()[0]) / 1024
+
+    def page(self) -> str:
+        """One scrape, as text."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=10) as answer:
+            return str(answer.read(), "utf-8")
+
+
+@contextmanager
+def running(command: Sequence[str], port: int, env: dict[str, str] | None = None) -> Iterator[Exporter]:
+    """Start a command that listens on `port`; wait until it answers; end it."""
+    process = subprocess.Popen(command, env={**os.environ, **(env or {})})
+    try:
+        exporter = Exporter(process, port)
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                exporter.page()
+                break
+            except OSError:
+                if process.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError(f"{command[0]} does not answer on port {port}") from None
+                time.sleep(0.1)
+        yield exporter
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Milliseconds of a scrape."""
+
+    p50: float
+    p99: float
+    worst: float
+    body_bytes: int
+
+
+def scrape(port: int, scrapers: int, each: int, pause: float) -> Latency:
+    """`scrapers` in parallel, each with its own connection as Prometheus keeps it, `each` scrapes with gzip."""
+
+    def one(offset: int) -> tuple[list[float], int]:
+        connection, took, size = HTTPConnection("127.0.0.1", port, timeout=30), [], 0
+        for turn in range(each):
+            time.sleep(pause * (1 + (offset * 7 + turn * 3) % 10 / 10))
+            begin = time.perf_counter()
+            connection.request("GET", "/metrics", headers={"Accept-Encoding": "gzip"})
+            size = len(connection.getresponse().read())
+            took.append((time.perf_counter() - begin) * 1000)
+        connection.close()
+        return took, size
+
+    with ThreadPoolExecutor(scrapers) as pool:
+        results = list(pool.map(one, range(scrapers)))
+    took = sorted(time for times, _ in results for time in times)
+    return Latency(statistics.median(took), took[int(len(took) * 0.99)], took[-1], results[0][1])

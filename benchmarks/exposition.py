@@ -1,0 +1,88 @@
+"""What a scrape costs without a GPU, against rendering the same families with prometheus_client, in one run.
+
+    python -m benchmarks.exposition [--gpus 8] [--scrapes 300]
+
+CPU time of the serving process for a scrape over HTTP (plain text; what the loop costs without scrapes is subtracted),
+and CPU time of `prometheus_client.generate_latest` over the same samples.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from http.client import HTTPConnection
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry, Metric, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from benchmarks.exporter import free_port, running
+
+RECORDING = Path(__file__).parent.parent / "gpu_exporter/recordings/h200_workloads.jsonl.gz"
+
+
+class _Families:
+    def __init__(self, families: list[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
+def cloned(target: Path, gpus: int) -> None:
+    """The packaged one-GPU recording as one of `gpus` GPUs that do the same."""
+    with gzip.open(RECORDING, "rt") as lines:
+        header = json.loads(next(lines))
+        ticks = [json.loads(line) for line in lines]
+    first = header["gpus"][0]
+    header["gpus"] = [{**first, "gpu": n, "UUID": f"GPU-00000000-0000-0000-0000-{n:012d}"} for n in range(gpus)]
+    with target.open("w") as out:
+        out.write(json.dumps(header) + "\n")
+        out.writelines(json.dumps({**tick, "gpu": n}) + "\n" for tick in ticks for n in range(gpus))
+
+
+def main() -> int:
+    """Measure, print, and fail below a ratio of 20."""
+    options = argparse.ArgumentParser()
+    options.add_argument("--gpus", type=int, default=8)
+    options.add_argument("--scrapes", type=int, default=300)
+    chosen = options.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        recording, port = Path(folder) / "clone.jsonl", free_port()
+        cloned(recording, chosen.gpus)
+        command = [sys.executable, "-m", "gpu_exporter", "serve", "--source", "replay", "--recording", str(recording)]
+        with running([*command, "--metrics", "full", "--address", f"127.0.0.1:{port}"], port) as exporter:
+            time.sleep(3)
+            begin, before = time.monotonic(), exporter.cpu_seconds()
+            time.sleep(5)
+            idle = (exporter.cpu_seconds() - before) / (time.monotonic() - begin)
+            connection = HTTPConnection("127.0.0.1", port)
+            begin, before = time.monotonic(), exporter.cpu_seconds()
+            for _ in range(chosen.scrapes):
+                connection.request("GET", "/metrics")
+                connection.getresponse().read()
+            elapsed = time.monotonic() - begin
+            ours = (exporter.cpu_seconds() - before - idle * elapsed) / chosen.scrapes
+            page = exporter.page()
+    registry = CollectorRegistry()
+    registry.register(_Families(list(text_string_to_metric_families(page))))
+    rounds = 30
+    begin = time.process_time()
+    for _ in range(rounds):
+        generate_latest(registry)
+    theirs = (time.process_time() - begin) / rounds
+    samples = sum(not line.startswith("#") for line in page.splitlines())
+    print(f"{chosen.gpus} replayed GPUs, {samples} samples, {len(page)} bytes; loop alone {idle:.2%} of a core")
+    print(f"gpu-exporter scrape          {ours * 1000:8.3f} ms CPU")
+    print(f"prometheus_client rendering  {theirs * 1000:8.3f} ms CPU")
+    print(f"ratio                        {theirs / ours:8.1f}")
+    return 0 if theirs / ours >= 20 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

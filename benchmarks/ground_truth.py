@@ -1,0 +1,125 @@
+"""Known workloads on real GPUs -> what the exporter says of them. Needs PyTorch with CUDA.
+
+    python -m benchmarks.ground_truth [--user 65534] [--gpus 1]
+
+Starts `gpu-exporter serve`, runs each workload on every GPU, and compares scraped values with what these workloads were
+measured to be on an H200 (8192^3 bf16 GEMM, device copy, one thread spinning). `--user` runs the exporter as that uid
+without any capability.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from benchmarks.exporter import Exporter, free_port, running
+
+SM, TENSOR, DRAM, UTIL = (
+    "DCGM_FI_PROF_SM_ACTIVE",
+    "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE",
+    "DCGM_FI_PROF_DRAM_ACTIVE",
+    "DCGM_FI_DEV_GPU_UTIL",
+)
+EXPECTED = {
+    "idle": (0.0, 0.0, 0.0),
+    "gemm": (0.96, 0.93, 0.17),
+    "copy": (0.99, 0.0, 0.89),
+    "spin": (0.008, 0.0, 0.0),
+}
+TOLERANCE = 0.05
+WARM, MEASURE = 6.0, 8.0
+
+
+def work(name: str, gpu: int) -> None:
+    """Keep one GPU busy for ever with one kind of kernel."""
+    import torch
+
+    torch.cuda.set_device(gpu)
+    a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    b = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    big = torch.empty(4 * 2**30, device="cuda", dtype=torch.uint8)
+    other = torch.empty_like(big)
+    while True:
+        for _ in range(50):
+            if name == "gemm":
+                torch.mm(a, b)
+            elif name == "copy":
+                other.copy_(big)
+            elif name == "spin":
+                torch.cuda._sleep(20_000_000)  # one thread
+        torch.cuda.synchronize()
+
+
+def values(exporter: Exporter) -> dict[str, dict[str, float]]:
+    """Metric -> GPU index -> value, of one scrape."""
+    found: dict[str, dict[str, float]] = {}
+    for family in text_string_to_metric_families(exporter.page()):
+        for sample in family.samples:
+            if "gpu" in sample.labels:
+                found.setdefault(sample.name, {})[sample.labels["gpu"]] = sample.value
+    return found
+
+
+def measure(exporter: Exporter, name: str, gpus: int) -> bool:
+    """Run one workload on every GPU, print what was scraped; whether all of it is near the truth."""
+    with ExitStack() as stack:
+        if name != "idle":
+            for index in range(gpus):
+                child = subprocess.Popen([sys.executable, "-m", "benchmarks.ground_truth", "--work", name, str(index)])
+                stack.callback(child.wait)
+                stack.callback(child.kill)
+        time.sleep(WARM if name == "idle" else WARM + 6)
+        before, begin = values(exporter), time.monotonic()
+        time.sleep(MEASURE)
+        after, elapsed = values(exporter), time.monotonic() - begin
+    good = True
+    for gpu in sorted(after[SM]):
+        seen = tuple(after[metric][gpu] for metric in (SM, TENSOR, DRAM))
+        rate = after["gpu_sm_active_seconds_total"][gpu] - before["gpu_sm_active_seconds_total"][gpu]
+        near = all(abs(value - truth) <= TOLERANCE for value, truth in zip(seen, EXPECTED[name], strict=True))
+        good &= near
+        print(
+            f"{name:<6}{gpu:>4}{after[UTIL][gpu]:>7.0f}%"
+            + "".join(f"{value:>10.3f}" for value in seen)
+            + f"{rate / elapsed:>14.3f}{after['DCGM_FI_DEV_POWER_USAGE'][gpu]:>9.0f} W"
+            + f"{after['DCGM_FI_DEV_SM_CLOCK'][gpu]:>7.0f} MHz   {'ok' if near else f'expected {EXPECTED[name]}'}",
+            flush=True,
+        )
+    return good
+
+
+def main() -> int:
+    """Measure every workload; 1 if one differs from the truth by more than the tolerance."""
+    options = argparse.ArgumentParser()
+    options.add_argument("--user", type=int)
+    options.add_argument("--gpus", type=int, default=1)
+    options.add_argument("--work", nargs=2)
+    chosen = options.parse_args()
+    if chosen.work:
+        work(chosen.work[0], int(chosen.work[1]))
+    port = free_port()
+    command = [sys.executable, "-m", "gpu_exporter", "serve", "--address", f"127.0.0.1:{port}", "--gauge-window", "5s"]
+    if chosen.user is not None:
+        unprivileged = [
+            "setpriv",
+            f"--reuid={chosen.user}",
+            f"--regid={chosen.user}",
+            "--clear-groups",
+            "--no-new-privs",
+        ]
+        command = [*unprivileged, "--bounding-set=-all", "--inh-caps=-all", *command]
+    with running(command, port, {"PYTHONPATH": os.pathsep.join(sys.path)}) as exporter:
+        print("          gpu util        SM    tensor      DRAM SM by counter    power      clock")
+        results = [measure(exporter, name, chosen.gpus) for name in EXPECTED]
+        print(f"exporter: {exporter.rss_mib():.1f} MiB RSS, {exporter.cpu_seconds():.2f} s CPU")
+    return 0 if all(results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
