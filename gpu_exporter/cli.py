@@ -228,6 +228,7 @@ def _row(metric: Metric) -> tuple[str, str, str, str, str, str, str, str]:
 @click.option("--quiet", is_flag=True, help="Print nothing; the exit code tells.")
 def doctor_command(quiet: bool, **settings: Any) -> None:
     """Say what works on this machine and why the rest does not. Exit code 1 if no GPU can be read."""
+    logging.disable(logging.WARNING)  # what would be logged is a finding
     findings, clean = doctor.examine(_source(Config(**settings)))
     for finding in [] if quiet else findings:
         click.echo(f"{finding.level.value:<5} {finding.what}" + (f"\n      -> {finding.cure}" if finding.cure else ""))

@@ -70,9 +70,14 @@ class _GpuRecord:
 
     def down(self, reason: str, message: str) -> None:
         self.failures += 1
-        if self.reason == "":
+        if self.reason != reason:
             log.warning("GPU %d (%s) is down: %s", self.gpu.index, self.gpu.uuid or "not identified", message)
         self.reason = reason
+
+    def stuck(self) -> None:
+        if self.reason != "stalled":
+            log.warning("GPU %d (%s) is stuck in a driver call", self.gpu.index, self.gpu.uuid or "not identified")
+        self.reason = "stalled"
 
     def up(self) -> None:
         if self.reason not in ("", "unread"):
@@ -335,6 +340,8 @@ class Collector:
         for worker in self._workers if self.up else ():
             if worker.busy:
                 worker.record.skipped += 1
+                if worker.stalled:
+                    worker.record.stuck()
             else:
                 worker.wake.set()
                 awaited.append(worker)
@@ -379,7 +386,7 @@ class Collector:
         elif not self.up:
             reason = "source_lost"
         else:
-            reason = "stalled" if stalled else record.reason
+            reason = record.reason
         return GpuStatus(record.gpu, not reason, reason, record.read_at, stalled)
 
     def _gpu_samples(self, record: _GpuRecord, status: GpuStatus, now: float) -> list[Sample]:

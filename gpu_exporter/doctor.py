@@ -20,6 +20,7 @@ class Level(Enum):
     """How bad a finding is. Only FAIL means that nothing can be read."""
 
     OK = "ok"
+    NOTE = "note"
     WARN = "warn"
     FAIL = "FAIL"
 
@@ -59,37 +60,37 @@ def judge(snapshot: Snapshot) -> list[Finding]:
     if drivers:
         cuda = {dict(status.gpu.info).get("cuda_version", "?") for status in up}
         findings.append(Finding(Level.OK, f"driver {', '.join(sorted(drivers))}, CUDA up to {', '.join(sorted(cuda))}"))
+    said: dict[Finding, list[int]] = {}
     for status in snapshot.gpus:
-        findings += _gpu(status, snapshot)
+        for finding in _gpu(status, snapshot):
+            said.setdefault(finding, []).append(status.gpu.index)
+    for finding, gpus in said.items():
+        who = "GPU " + ", ".join(map(str, gpus)) if len(gpus) < len(snapshot.gpus) or len(gpus) == 1 else "every GPU"
+        findings.append(Finding(finding.level, f"{who}: {finding.what}", finding.cure))
     return findings
 
 
 def _gpu(status: GpuStatus, snapshot: Snapshot) -> Iterable[Finding]:
+    """What is to say of one GPU, without naming it."""
     gpu = status.gpu
-    name = f"GPU {gpu.index}" + (f" ({gpu.model}, {gpu.pci_bus_id})" if gpu.model else "")
     if not status.up:
-        yield Finding(
-            Level.WARN, f"{name} does not answer: {status.reason}", CURES.get(status.reason, CURES["unknown"])
-        )
+        yield Finding(Level.WARN, f"does not answer: {status.reason}", CURES.get(status.reason, CURES["unknown"]))
         return
     values = {series.metric: value for series, value in snapshot.samples if series.gpu == gpu}
-    missing = [
-        (BY_KEY[dict(series.labels)["metric"]], dict(series.labels)["reason"])
-        for series, _ in snapshot.samples
-        if series.metric is m.SUPPORTED and series.gpu == gpu
-    ]
-    if m.SM_ACTIVE in values:
-        yield Finding(Level.OK, f"{name}: answers, profiling metrics through GPM")
-    else:
-        yield Finding(Level.OK, f"{name}: answers, without profiling metrics")
-    by_reason: dict[str, list[str]] = defaultdict(list)
-    for metric, outcome in missing:
-        by_reason[_why(metric, outcome, gpu)].append(metric.key)
-    for why, names in by_reason.items():
+    profiling = "profiling metrics through GPM" if snapshot.live else "profiling metrics from the recording"
+    yield Finding(Level.OK, f"{gpu.model}, {profiling if m.SM_ACTIVE in values else 'no profiling metrics'}")
+    by_reason: dict[tuple[Level, str], list[str]] = defaultdict(list)
+    for series, _ in snapshot.samples:
+        if series.metric is m.SUPPORTED and series.gpu == gpu:
+            labels = dict(series.labels)
+            by_reason[_why(BY_KEY[labels["metric"]], labels["reason"], gpu, links=m.NVLINK_COUNT in values)].append(
+                labels["metric"]
+            )
+    for (level, why), names in by_reason.items():
         shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-        yield Finding(Level.WARN, f"{name}: no {shown}", why)
+        yield Finding(level, f"no {shown}", why)
     if values.get(m.PERSISTENCE) == 0:
-        yield Finding(Level.WARN, f"{name}: persistence mode is off", "`nvidia-smi -pm 1`, or run nvidia-persistenced")
+        yield Finding(Level.WARN, "persistence mode is off", "`nvidia-smi -pm 1`, or run nvidia-persistenced")
 
 
 CURES = {
@@ -101,21 +102,25 @@ CURES = {
 }
 
 
-def _why(metric: Metric, outcome: str, gpu: Gpu) -> str:
-    """Why a metric is not there, in words."""
+def _why(metric: Metric, outcome: str, gpu: Gpu, *, links: bool) -> tuple[Level, str]:
+    """Why a metric is not there, in words; NOTE where that is as it should be."""
     architecture = dict(gpu.info).get("architecture", "")
     if outcome == "no_permission":
-        return "no permission: this user may not read it (try as root, or with CAP_SYS_ADMIN)"
+        return Level.WARN, "no permission: this user may not read it (try as root, or with CAP_SYS_ADMIN)"
     if outcome == "not_recorded":
-        return "not in the recording"
-    if metric.entity is EntityKind.NVLINK or isinstance(metric.nvml, LinkSum) or metric is m.NVLINK_COUNT:
-        return "no NVLink here: none on the board, or not passed through to this machine"
-    if isinstance(metric.nvml, Gpm) and architecture and architecture not in WITH_GPM:
-        return f"{architecture} GPUs have no GPM counters; these metrics need Hopper or newer, or DCGM on older GPUs"
+        return Level.NOTE, "not in the recording"
+    if not links and (
+        metric.entity is EntityKind.NVLINK or isinstance(metric.nvml, LinkSum) or metric is m.NVLINK_COUNT
+    ):
+        return Level.NOTE, "no NVLink here: none on the board, or not passed through to this machine"
+    if isinstance(metric.nvml, Gpm):
+        if architecture in WITH_GPM:
+            return Level.WARN, "this driver does not answer these GPM counters: a newer one may"
+        return Level.WARN, f"{architecture} GPUs have no GPM; this needs Hopper or newer, or DCGM on older GPUs"
     if metric is m.FAN:
-        return "the board has no fan of its own"
-    if metric.name.startswith("DCGM_FI_DEV_RETIRED"):
-        return "Ampere and newer GPUs remap rows instead of retiring pages"
+        return Level.NOTE, "the board has no fan of its own"
+    if metric in (m.RETIRED_SBE, m.RETIRED_DBE, m.RETIRED_PENDING):
+        return Level.NOTE, "Ampere and newer GPUs remap rows instead of retiring pages"
     if metric in m.ECC_LOCATIONS:
-        return "this GPU does not count errors at this place"
-    return "not supported by this GPU or driver"
+        return Level.NOTE, "this GPU does not count errors at this place"
+    return Level.NOTE, "not supported by this GPU or driver"

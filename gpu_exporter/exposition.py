@@ -86,7 +86,7 @@ class Renderer:
     def __init__(self, node: str, everywhere: Labels = ()) -> None:
         self._node = node
         self._everywhere = everywhere
-        self._lines: dict[Series, tuple[str, float, bytes]] = {}
+        self._lines: dict[Series, tuple[float, bytes]] = {}
         families = {row.name: row for row in reversed(METRICS)}
         self._headers = {
             row.name: tuple(_header(row.name, row.kind.value, row.help, openmetrics=om) for om in (False, True))
@@ -103,15 +103,15 @@ class Renderer:
         for sample in snapshot.samples:
             series, value = sample
             known = lines.get(series)
-            if known is None or known[1] != value:
-                prefix = known[0] if known else self._prefix(series)
-                known = lines[series] = (prefix, value, f"{prefix} {number(value)}\n".encode())
-            by_name.setdefault(series.metric.name, []).append(known[2])
+            if known is None or known[0] != value:
+                prefix = known[1][: known[1].rindex(b" ")] if known else self._prefix(series)
+                known = lines[series] = (value, b"%b %b\n" % (prefix, number(value).encode()))
+            by_name.setdefault(series.metric.name, []).append(known[1])
         blocks = [(text, om, b"".join(by_name[name])) for name, (text, om) in self._headers.items() if name in by_name]
         return Page(blocks + [self._client(metric) for metric in process])
 
-    def _prefix(self, series: Series) -> str:
-        return series.metric.name + self._braces(dict(labels_of(series, self._node)))
+    def _prefix(self, series: Series) -> bytes:
+        return f"{series.metric.name}{self._braces(dict(labels_of(series, self._node)))}".encode()
 
     def _braces(self, labels: Mapping[str, str]) -> str:
         pairs = [f'{name}="{escape(value)}"' for name, value in {**labels, **dict(self._everywhere)}.items() if value]

@@ -281,7 +281,7 @@ class NvmlDevice:
         span = None
         if Pace.FAST in paces and self._gpm:
             span = self._gpm.read(values, failed)
-        for pace in paces:
+        for pace in sorted(paces, key=lambda pace: pace.value):
             self._read_calls(self._calls[pace], values, failed)
             self._read_fields(self._fields[pace], values, failed)
         self._answered.update(values)

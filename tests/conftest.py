@@ -1,0 +1,160 @@
+"""Fixtures: the stand-in driver, a running exporter, golden files."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from http.client import HTTPConnection, HTTPResponse
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.fakes.driver import FakeDriver
+
+GOLDEN = Path(__file__).parent / "golden"
+RECORDINGS = Path(__file__).parent.parent / "gpu_exporter" / "recordings"
+
+
+class Page:
+    """A scraped page, parsed by prometheus_client."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.samples = [
+            (sample.name, sample.labels, sample.value)
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+        ]
+
+    def values(self, name: str, **labels: str) -> list[float]:
+        """The values of every series with this name and these labels."""
+        return [v for n, have, v in self.samples if n == name and labels.items() <= have.items()]
+
+    def value(self, name: str, **labels: str) -> float:
+        """The one value of this name and these labels."""
+        found = self.values(name, **labels)
+        assert len(found) == 1, f"{name}{labels}: {len(found)} series"
+        return found[0]
+
+
+class Exporter:
+    """`gpu-exporter serve` in a child process."""
+
+    def __init__(self, process: subprocess.Popen[str], port: int, log: Path) -> None:
+        self.process, self.port, self.log = process, port, log
+
+    def get(self, path: str = "/metrics", headers: Mapping[str, str] | None = None) -> tuple[HTTPResponse, bytes]:
+        """One request."""
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=10)
+        try:
+            connection.request("GET", path, headers=dict(headers or {}))
+            answer = connection.getresponse()
+            return answer, answer.read()
+        finally:
+            connection.close()
+
+    def page(self) -> Page:
+        """One scrape in text format."""
+        return Page(self.get()[1].decode())
+
+    def until(self, holds: Callable[[Page], bool], timeout: float = 15.0) -> Page:
+        """Scrape until it holds; fail with the last page's own families if it never does."""
+        end = time.monotonic() + timeout
+        while True:
+            page = self.page()
+            if holds(page):
+                return page
+            if time.monotonic() > end:
+                own = [
+                    line for line in page.text.splitlines() if line.startswith(("gpu_up", "gpu_down", "gpu_exporter"))
+                ]
+                raise AssertionError("never came true; last page:\n" + "\n".join(own) + "\n" + self.log.read_text())
+            time.sleep(0.05)
+
+    def stop(self, timeout: float = 10.0) -> tuple[int, float]:
+        """SIGTERM; the exit code and how many seconds it took."""
+        begin = time.monotonic()
+        self.process.send_signal(signal.SIGTERM)
+        code = self.process.wait(timeout)
+        return code, time.monotonic() - begin
+
+
+def free_port() -> int:
+    """A TCP port that nothing listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def command(*arguments: str) -> list[str]:
+    """The command line of gpu-exporter, as this interpreter runs it."""
+    return [sys.executable, "-m", "gpu_exporter", *arguments]
+
+
+def run(*arguments: str, env: Mapping[str, str] | None = None, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    """Run gpu-exporter to its end."""
+    environment = {**os.environ, **(env or {})}
+    return subprocess.run(command(*arguments), env=environment, capture_output=True, text=True, timeout=timeout)
+
+
+Serve = Callable[..., Exporter]
+
+
+@pytest.fixture
+def driver(tmp_path: Path) -> FakeDriver:
+    """A stand-in driver with one H200."""
+    return FakeDriver(tmp_path / "driver")
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Serve]:
+    """Start `gpu-exporter serve` with arguments and environment, and wait until it answers."""
+    with ExitStack() as stack:
+
+        def start(*arguments: str, env: Mapping[str, str] | None = None, wait: float = 20.0) -> Exporter:
+            port = free_port()
+            log = tmp_path / f"log-{port}"
+            process = subprocess.Popen(
+                command("serve", "--address", f"127.0.0.1:{port}", *arguments),
+                env={**os.environ, **(env or {})},
+                stderr=stack.enter_context(log.open("w")),
+                text=True,
+            )
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            exporter, end = Exporter(process, port, log), time.monotonic() + wait
+            while True:
+                try:
+                    exporter.get("/healthz")
+                    return exporter
+                except OSError:
+                    if process.poll() is not None or time.monotonic() > end:
+                        raise AssertionError(f"does not answer: {log.read_text()}") from None
+                    time.sleep(0.05)
+
+        yield start
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--update-golden` rewrites the golden files: the diff is the review."""
+    parser.addoption("--update-golden", action="store_true")
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Compare a text with tests/golden/<name>, whole."""
+
+    def check(name: str, text: str) -> None:
+        path = GOLDEN / name
+        if request.config.getoption("--update-golden"):
+            path.write_text(text)
+        assert text == path.read_text(), f"fix: read the diff, then pytest --update-golden ({name})"
+
+    return check
