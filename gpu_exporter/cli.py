@@ -15,24 +15,21 @@ from typing import Any, TypeVar
 
 import click
 
-from gpu_exporter import __version__, doctor, record
+from gpu_exporter import __version__, doctor, record, render
 from gpu_exporter.config import ENV_PREFIX, Config, duration, interval, metric_set, read_file
 from gpu_exporter.exposition import Renderer, Variant
 from gpu_exporter.metrics import METRICS, selected
 from gpu_exporter.model import (
-    Call,
-    FieldValue,
-    Gpm,
     Gpu,
     GpuExporterError,
     Labels,
-    LinkSum,
     Metric,
     MetricSet,
     Snapshot,
     Source,
 )
 from gpu_exporter.recording import load
+from gpu_exporter.render.reference import read_from
 from gpu_exporter.serve import observe, run
 from gpu_exporter.sources.nvml import NvmlSource
 from gpu_exporter.sources.replay import ReplaySource
@@ -209,18 +206,20 @@ def metrics_command(metrics: MetricSet) -> None:
 
 
 def _row(metric: Metric) -> tuple[str, str, str, str, str, str, str, str]:
-    match metric.nvml:
-        case Call(name, args, pick):
-            nvml = f"{name}({', '.join(map(str, args))}){'' if pick is None else f'[{pick}]'}"
-        case FieldValue(number) | LinkSum(number):
-            nvml = f"field {number}{', all links' if isinstance(metric.nvml, LinkSum) else ''}"
-        case Gpm(number, stride):
-            nvml = f"GPM {number}{f' + {stride} a link' if stride else ''}"
-        case None:
-            nvml = f"integral of {metric.integral_of}" if metric.integral_of else "-"
     read = metric.pace.name.lower() if metric.nvml else "-"
     dcgm = "-" if metric.dcgm is None else str(metric.dcgm)
-    return (metric.key, metric.kind.value, metric.unit, metric.set.value, read, dcgm, nvml, metric.help)
+    return (metric.key, metric.kind.value, metric.unit, metric.set.value, read, dcgm, read_from(metric), metric.help)
+
+
+@cli.command("generate")
+@click.option("--check", is_flag=True, help="Write nothing; exit code 1 if a file is not what it would be.")
+@click.option("--root", type=click.Path(path_type=Path), default=".", help="The repository.")
+def generate_command(check: bool, root: Path) -> None:
+    """Write the files that are rendered from the catalogues."""
+    changed = render.stale(root) if check else render.write(root)
+    for name in changed:
+        click.echo(f"{name}: {'stale; run `gpu-exporter generate`' if check else 'written'}")
+    sys.exit(1 if check and changed else 0)
 
 
 @cli.command("doctor")

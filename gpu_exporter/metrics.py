@@ -53,10 +53,10 @@ NVLINK_RX,        NVLINK_RX_TOTAL   = _traffic("DCGM_FI_PROF_NVLINK_RX_BYTES",  
 LINK_RX,          LINK_RX_TOTAL     = _traffic("gpu_nvlink_link_rx_bytes_per_second",   1533, 62, "gpu_nvlink_link_rx_bytes_total",       "NVLink traffic received over one link", stride=2, set=FULL)
 LINK_TX,          LINK_TX_TOTAL     = _traffic("gpu_nvlink_link_tx_bytes_per_second",   1532, 63, "gpu_nvlink_link_tx_bytes_total",       "NVLink traffic sent over one link", stride=2, set=FULL)
 
-NVDEC = tuple(row for n in range(8) for row in _activity(f"DCGM_FI_PROF_NVDEC{n}_ACTIVE", 1017 + n, 30 + n, "gpu_nvdec_active_seconds_total", f"Share of time video decoder {n} was busy", engine=str(n), set=FULL))
-NVJPG = tuple(row for n in range(8) for row in _activity(f"DCGM_FI_PROF_NVJPG{n}_ACTIVE", 1025 + n, 40 + n, "gpu_nvjpg_active_seconds_total", f"Share of time JPEG decoder {n} was busy", engine=str(n), set=FULL))
-NVOFA = tuple(row for n in range(2) for row in _activity(f"DCGM_FI_PROF_NVOFA{n}_ACTIVE", 1033 + n, 50 + n, "gpu_nvofa_active_seconds_total", f"Share of time optical flow accelerator {n} was busy", engine=str(n), set=FULL))
-NVENC = tuple(row for n in range(4) for row in _activity("gpu_nvenc_active_ratio", None, 166 + n, "gpu_nvenc_active_seconds_total", f"Share of time video encoder {n} was busy", engine=str(n), set=FULL))
+NVDEC = tuple(row for n in range(8) for row in _activity(f"DCGM_FI_PROF_NVDEC{n}_ACTIVE", 1017 + n, 30 + n, "gpu_nvdec_active_seconds_total", "Share of time this video decoder was busy", engine=str(n), set=FULL))
+NVJPG = tuple(row for n in range(8) for row in _activity(f"DCGM_FI_PROF_NVJPG{n}_ACTIVE", 1025 + n, 40 + n, "gpu_nvjpg_active_seconds_total", "Share of time this JPEG decoder was busy", engine=str(n), set=FULL))
+NVOFA = tuple(row for n in range(2) for row in _activity(f"DCGM_FI_PROF_NVOFA{n}_ACTIVE", 1033 + n, 50 + n, "gpu_nvofa_active_seconds_total", "Share of time this optical flow accelerator was busy", engine=str(n), set=FULL))
+NVENC = tuple(row for n in range(4) for row in _activity("gpu_nvenc_active_ratio", None, 166 + n, "gpu_nvenc_active_seconds_total", "Share of time this video encoder was busy", engine=str(n), set=FULL))
 
 # --- utilisation as nvidia-smi shows it: any kernel or copy running, however small ----------------------------------------------------
 GPU_UTIL     = Metric("DCGM_FI_DEV_GPU_UTIL",      GAUGE, "percent", "Share of time in which any kernel or copy ran (one thread is enough).", 0, 100, dcgm=203, nvml=Call("UtilizationRates", pick="gpu"))

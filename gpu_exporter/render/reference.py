@@ -1,0 +1,95 @@
+"""Catalogues -> reference pages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from itertools import groupby
+
+from gpu_exporter.config import ENV_PREFIX, Config
+from gpu_exporter.metrics import METRICS
+from gpu_exporter.model import Call, EntityKind, FieldValue, Gpm, LinkSum, Metric
+
+NOTE = "<!-- Rendered by `gpu-exporter generate`; edit gpu_exporter/{}.py instead. -->\n"
+
+METRICS_INTRO = """# Metrics
+
+Classic names (`DCGM_*`) have the names, types, units and device labels of dcgm-exporter up to 4.8.2: `gpu`, `UUID`,
+`pci_bus_id`, `device`, `modelName`, `Hostname`, `DCGM_FI_DRIVER_VERSION`. Ours (`gpu_*`) carry `gpu` and `UUID`; join
+the rest from `gpu_info`. What is not live carries `source`, for example `source="replay"`, on every series.
+
+- **set**: `default` is exposed always, `full` with `--metrics full`.
+- **read**: how often the driver is asked (`fast` each tick, `slow` every 15 s, `rare` every minute, `static` hourly).
+- Profiling gauges are means over `--gauge-window`; `rate()` of the integral of one is its exact mean over any window.
+- What a GPU can't answer has no sample, and one `gpu_metric_supported{metric,reason} 0`.
+- A classic counter is `counter` in text 0.0.4 and `unknown` in OpenMetrics, which has no counters without `_total`.
+"""
+
+CONFIG_INTRO = """# Configuration
+
+Every setting is a flag, an environment variable and a key of the YAML file that `--config` (`{}CONFIG`) names. A
+flag beats the environment, which beats the file.
+"""
+
+
+def metrics() -> str:
+    """docs/metrics.md: one row a family, in catalogue order."""
+    rows = [_family(list(rows)) for _, rows in groupby(_by_family(METRICS), key=lambda metric: metric.name)]
+    head = ("metric", "type", "unit", "labels", "set", "read", "from", "DCGM field", "meaning")
+    return NOTE.format("metrics") + METRICS_INTRO + "\n" + _table(head, rows)
+
+
+def configuration() -> str:
+    """docs/configuration.md: one row a setting."""
+    rows = []
+    for setting in fields(Config):
+        default = "the host's name" if setting.name == "node_name" else setting.metadata["default"] or ""
+        flag, variable = f"`--{setting.name.replace('_', '-')}`", f"`{ENV_PREFIX}{setting.name.upper()}`"
+        rows.append((flag, variable, f"`{setting.name}`", default, setting.metadata["help"]))
+    head = ("flag", "environment", "key", "default", "meaning")
+    return NOTE.format("config") + CONFIG_INTRO.format(ENV_PREFIX) + "\n" + _table(head, rows)
+
+
+def _by_family(rows: Iterable[Metric]) -> list[Metric]:
+    first: dict[str, int] = {}
+    for place, metric in enumerate(rows):
+        first.setdefault(metric.name, place)
+    return sorted(rows, key=lambda metric: first[metric.name])
+
+
+def _family(rows: Sequence[Metric]) -> tuple[str, ...]:
+    metric = rows[0]
+    labels = ["nvlink"] if metric.entity is EntityKind.NVLINK else []
+    for name in dict(metric.labels):
+        labels.append(f"{name}: " + ", ".join(dict(row.labels)[name] for row in rows))
+    sources = [read_from(row) for row in rows]
+    return (
+        f"`{metric.name}`",
+        metric.kind.value,
+        metric.unit,
+        "; ".join(labels),
+        " / ".join(dict.fromkeys(row.set.value for row in rows)),
+        metric.pace.name.lower() if metric.nvml else "",
+        sources[0] if len(sources) == 1 else f"{sources[0]} …",
+        "" if metric.dcgm is None else str(metric.dcgm) + (" …" if len(rows) > 1 else ""),
+        metric.help,
+    )
+
+
+def read_from(metric: Metric) -> str:
+    """Where NVML has the value, in words."""
+    match metric.nvml:
+        case Call(name, args, pick):
+            return f"{name}({', '.join(map(str, args))})" + ("" if pick is None else f"[{pick}]")
+        case FieldValue(number):
+            return f"field {number}"
+        case LinkSum(number):
+            return f"field {number}, all links"
+        case Gpm(number, stride):
+            return f"GPM {number}" + (f" + {stride} a link" if stride else "")
+    return f"integral of {metric.integral_of}" if metric.integral_of else "the exporter"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)

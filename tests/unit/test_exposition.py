@@ -1,0 +1,117 @@
+"""Pages: both formats say the same, label values survive, nothing is rendered twice."""
+
+import gzip
+import string
+from itertools import groupby
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from gpu_exporter import metrics as m
+from gpu_exporter.exposition import Page, Pages, Renderer, Variant, number
+from gpu_exporter.model import Gpu, Kind, Metric, Sample, Series, Snapshot
+
+FORMATS = TEXT, OPENMETRICS = Variant(False, False), Variant(True, False)
+READABLE = [row for row in m.METRICS if row.nvml or row.integral_of]
+
+
+def page(*samples: Sample, node: str = "n") -> Page:
+    """Some samples, rendered."""
+    return Renderer(node).render(Snapshot(0.0, "nvml", samples))
+
+
+def parsed(rendered: Page, variant: Variant) -> list[tuple[str, tuple[tuple[str, str], ...], float]]:
+    """Every sample of a page as prometheus_client reads it."""
+    parse = parse_openmetrics if variant.openmetrics else parse_text
+    families = parse(rendered.body(variant).decode())
+    return sorted((s.name, tuple(sorted(s.labels.items())), s.value) for f in families for s in f.samples)
+
+
+@given(st.text(st.characters(codec="utf-8"), min_size=1), st.text(st.characters(codec="utf-8"), min_size=1))
+def test_any_label_value_survives_both_parsers(model: str, node: str) -> None:
+    """Quotes, backslashes, newlines, any script: what goes in comes out."""
+    rendered = page(Sample(Series(m.POWER, Gpu(0, "GPU-0", model=model)), 1.0), node=node)
+
+    for variant in FORMATS:
+        labels = dict(parsed(rendered, variant)[0][1])
+        assert (labels["modelName"], labels["Hostname"]) == (model, node)
+
+
+def test_what_is_not_utf8_is_replaced() -> None:
+    """A name that the kernel hands over in another encoding costs its odd bytes, not the scrape."""
+    broken = b"caf\xe9".decode("utf-8", "surrogateescape")
+
+    assert b'Hostname="caf?"' in page(Sample(Series(m.POWER, Gpu(0, "GPU-0")), 1.0), node=broken).body(TEXT)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(READABLE), st.floats(0, 1e15)), max_size=30, unique_by=lambda pair: pair[0].key)
+)
+def test_both_formats_carry_the_same_samples(rows: list[tuple[Metric, float]]) -> None:
+    """Same names, labels and values in text 0.0.4 and OpenMetrics 1.0, whatever was read."""
+    rendered = page(*(Sample(Series(row, Gpu(0, "GPU-0")), value) for row, value in rows))
+
+    lines = {variant: [line for line in rendered.body(variant).split(b"\n") if line[:1] != b"#"] for variant in FORMATS}
+    assert lines[TEXT] == lines[OPENMETRICS]
+    for variant in FORMATS:  # the client's text parser appends _total to classic counters; names were compared above
+        assert sorted(value for *_, value in parsed(rendered, variant)) == sorted(value for _, value in rows)
+
+
+def test_types_are_what_each_format_can_say() -> None:
+    """A counter without _total is a counter in text and unknown in OpenMetrics; ours are counters in both."""
+    rendered = page(
+        Sample(Series(m.ENERGY, Gpu(0, "GPU-0")), 1.0), Sample(Series(m.ENERGY_JOULES, Gpu(0, "GPU-0")), 1.0)
+    )
+    text = {f.name: f.type for f in parse_text(rendered.body(TEXT).decode())}
+    openmetrics = {f.name: f.type for f in parse_openmetrics(rendered.body(OPENMETRICS).decode())}  # type: ignore[no-untyped-call]
+
+    assert text == {"DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION": "counter", "gpu_energy_joules": "counter"}
+    assert openmetrics == {"DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION": "unknown", "gpu_energy_joules": "counter"}
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_every_family_has_its_header_once(kind: Kind) -> None:
+    """Rows that share a name share one header, and their samples stand together."""
+    samples = [Sample(Series(row, Gpu(n, f"GPU-{n}")), 1.0) for n in range(3) for row in m.METRICS if row.kind is kind]
+    lines = page(*samples).body(TEXT).decode().splitlines()
+    headers = [line.split()[2] for line in lines if line.startswith("# TYPE")]
+    names = [line.partition("{")[0].split()[0] for line in lines if line[0] != "#"]
+    runs = [name for name, _ in groupby(names)]
+
+    assert len(headers) == len(set(headers))
+    assert runs == headers
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_numbers_read_back_the_same(value: float) -> None:
+    """Rendering loses no digit."""
+    assert float(number(value)) == value
+    assert set(number(value)) <= set(string.digits + "-+.e")
+
+
+def test_a_line_follows_its_value() -> None:
+    """The cache of lines never shows an old value."""
+    renderer, power = Renderer("n"), Series(m.POWER, Gpu(0, "GPU-0", model='a "b" c'))
+    bodies = [renderer.render(Snapshot(0, "", (Sample(power, value),))).body(TEXT) for value in (1.5, 2.0, 2.0, 700.25)]
+
+    assert [body.split()[-1] for body in bodies] == [b"1.5", b"2", b"2", b"700.25"]
+
+
+def test_labels_everywhere_stand_on_every_series() -> None:
+    """A replayed series can't be mistaken for a live one."""
+    samples = [Sample(Series(row, Gpu(0, "GPU-0")), 1.0) for row in m.METRICS]
+    body = Renderer("n", (("source", "replay"),)).render(Snapshot(0, "replay", tuple(samples))).body(TEXT).decode()
+
+    assert [line for line in body.splitlines() if line[0] != "#" and 'source="replay"' not in line] == []
+
+
+def test_gzip_is_the_same_page() -> None:
+    """Compressed bytes unpack to the plain ones, and are made once."""
+    rendered, pages = page(Sample(Series(m.POWER, Gpu(0, "GPU-0")), 1.0)), Pages()
+    pages.publish(rendered)
+
+    assert gzip.decompress(pages.get(Variant(True, True))) == pages.get(OPENMETRICS)
+    assert pages.get(Variant(True, True)) is pages.get(Variant(True, True))

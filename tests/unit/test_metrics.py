@@ -1,0 +1,59 @@
+"""The catalogue holds together, and reality still has what it names."""
+
+import pynvml
+import pytest
+
+from gpu_exporter.metrics import BY_KEY, METRICS, selected
+from gpu_exporter.model import Call, Gpm, Kind, Metric, MetricSet
+from gpu_exporter.sources.nvml import ADAPTERS
+
+FULL = selected(MetricSet.FULL)
+
+
+def test_keys_are_unique() -> None:
+    """Name and own labels name one row."""
+    assert len(BY_KEY) == len(METRICS)
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.key)
+def test_a_row_is_well_formed(metric: Metric) -> None:
+    """Ranges are ranges, ours are named as Prometheus asks, and a family is of one kind, unit and label set."""
+    assert metric.low < metric.high
+    assert metric.help.endswith(".")
+    if not metric.classic:
+        assert metric.name == metric.name.lower()
+        assert (metric.kind is Kind.COUNTER) == metric.name.endswith("_total")
+    family = [row for row in METRICS if row.name == metric.name]
+    assert {(row.kind, row.unit, tuple(dict(row.labels))) for row in family} == {
+        (metric.kind, metric.unit, tuple(dict(metric.labels)))
+    }
+
+
+def test_every_profiling_ratio_and_rate_has_an_integral() -> None:
+    """Counters beat windows: what GPM measures can be read over any window."""
+    integrated = {row.integral_of for row in METRICS}
+
+    assert [row.key for row in FULL if isinstance(row.nvml, Gpm) and row not in integrated] == []
+
+
+def test_dcgm_ids_are_not_shared_by_different_fields() -> None:
+    """A DCGM field id stands for one NVML source, whatever is made of it."""
+    sources: dict[int, set[object]] = {}
+    for row in FULL:
+        if row.dcgm is not None:
+            sources.setdefault(row.dcgm, set()).add(row.nvml)
+
+    assert {field: found for field, found in sources.items() if len(found) > 1} == {}
+
+
+@pytest.mark.parametrize("name", sorted({row.nvml.name for row in FULL if isinstance(row.nvml, Call)} - set(ADAPTERS)))
+def test_the_bindings_have_every_call(name: str) -> None:
+    """fix: rename the call in metrics.py, or add an adapter in sources/nvml.py."""
+    assert hasattr(pynvml, f"nvmlDeviceGet{name}")
+
+
+def test_one_gpm_call_is_enough() -> None:
+    """The request of the oldest bindings we accept holds 98 ids; 18 links are the most a GPU has today."""
+    ids = sum(18 if row.nvml.stride else 1 for row in FULL if isinstance(row.nvml, Gpm))
+
+    assert ids <= 98
