@@ -1,0 +1,56 @@
+# The front door. `make help` lists the targets.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+SUDO   := $(if $(filter 0,$(shell id -u)),,sudo)
+ARGS   ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help run demo test lint generate bench soak tools
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+run: $(VENV)/run ## Set up everything and serve on :9400: the GPUs of this machine, or a recording if there are none
+	@if $(BIN)/gpu-exporter doctor --quiet; then exec $(BIN)/gpu-exporter serve $(ARGS); \
+	else $(BIN)/gpu-exporter doctor | sed -n 's/^FAIL  *//p' >&2; $(MAKE) --no-print-directory demo; fi
+
+demo: $(VENV)/run ## Serve a recording of real H200s, labelled as replayed
+	@exec $(BIN)/gpu-exporter serve --source replay --recording h200_workloads $(ARGS)
+
+test: lint tools ## Set up everything, check the style and run the tests
+	$(BIN)/python -m pytest --cov --cov-report=term $(ARGS)
+
+lint: $(VENV)/dev ## Check style, types, import contracts and rendered files
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --verbose
+	$(BIN)/gpu-exporter generate --check
+
+generate: $(VENV)/run ## Write the files that are rendered from the catalogues
+	$(BIN)/gpu-exporter generate
+
+bench: $(VENV)/bench ## Measure against peers (with GPUs: also nvitop-exporter)
+	$(BIN)/python -m benchmarks.exposition
+	@if $(BIN)/gpu-exporter doctor --quiet; then $(BIN)/python -m benchmarks.compare; else echo "no GPU here: peers that need one are left out"; fi
+
+soak: $(VENV)/dev ## Long proofs: half an hour of faults on the stand-in driver, and property tests with many examples
+	$(BIN)/python -m tests.soak $(ARGS)
+	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest tests/unit
+
+tools: .tools/done ## Fetch what the tests need beside Python: a C compiler and Prometheus
+
+$(VENV)/run $(VENV)/dev $(VENV)/bench: setup.cfg pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "needs Python 3.10 or newer: make PYTHON=python3.12 …"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || $(SUDO) apt-get install -y python3-venv
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.$(if $(filter-out run,$(@F)),[$(@F)])'
+	@touch $@
+
+# Unpacked, not installed: Debian's packages would start a Prometheus on this machine.
+.tools/done:
+	@command -v cc >/dev/null || { $(SUDO) apt-get update && $(SUDO) apt-get install -y gcc libc6-dev; }
+	@mkdir -p .tools
+	@cd .tools && { apt-get download prometheus || { $(SUDO) apt-get update && apt-get download prometheus; }; }
+	@cd .tools && dpkg -x prometheus_*.deb . && rm prometheus_*.deb && touch done

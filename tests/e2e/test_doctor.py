@@ -1,0 +1,145 @@
+"""`doctor` and `once` against the stand-in driver and a recording."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+
+from tests.conftest import run
+from tests.fakes.driver import AMPERE, FakeDriver
+
+
+def findings(ended: CompletedProcess[str]) -> dict[str, tuple[str, str]]:
+    """What doctor printed: of each finding its level and its cure."""
+    assert ended.stderr == ""
+    found: dict[str, tuple[str, str]] = {}
+    for line in ended.stdout.splitlines():
+        if line.startswith("      -> "):
+            what, (level, _) = list(found.items())[-1]
+            found[what] = (level, line.removeprefix("      -> "))
+        else:
+            level, _, what = line.partition(" ")
+            found[what.strip()] = (level, "")
+    return found
+
+
+def test_healthy_gpus(tmp_path: Path) -> None:
+    """On H200 nothing is worse than a note."""
+    ended = run("doctor", env=FakeDriver(tmp_path, gpus=2).environment)
+    found = findings(ended)
+    assert ended.returncode == 0
+    assert found["2 of 2 GPUs answer"] == ("ok", "")
+    assert found["driver 580.159.04, CUDA up to 13.0"] == ("ok", "")
+    assert found["every GPU: NVIDIA H200, profiling metrics through GPM"] == ("ok", "")
+    assert {level for level, _ in found.values()} <= {"ok", "note"}
+
+
+def test_gpus_without_gpm(tmp_path: Path) -> None:
+    """On Ampere doctor says what profiling metrics need."""
+    ended = run("doctor", env=FakeDriver(tmp_path, profile=AMPERE).environment)
+    found = findings(ended)
+    assert ended.returncode == 0
+    assert found["GPU 0: NVIDIA A100-SXM4-80GB, no profiling metrics"][0] == "ok"
+    cures = [cure for level, cure in found.values() if level == "warn"]
+    assert cures == ["Ampere GPUs have no GPM; this needs Hopper or newer, or DCGM on older GPUs"]
+
+
+def test_every_fault_is_named_with_its_cure(tmp_path: Path) -> None:
+    """Lost, wedged, in need of a reset, not permitted, persistence mode off: five GPUs, five findings."""
+    driver = FakeDriver(tmp_path, gpus=8)
+    driver.lose(1)
+    driver.block(2)
+    driver.fail("PowerUsage", 4, gpu=3)
+    driver.set("PersistenceMode", 0, gpu=4)
+    driver.require_reset(5)
+    ended = run("doctor", env=driver.environment)
+    found = findings(ended)
+    assert ended.returncode == 0
+    for what, cure in {
+        "5 of 8 GPUs answer": "dmesg",
+        "GPU 1: does not answer: lost": "fell off the bus",
+        "GPU 2: does not answer: stalled": "does not return",
+        "GPU 3: no DCGM_FI_DEV_POWER_USAGE": "no permission",
+        "GPU 4: persistence mode is off": "nvidia-smi -pm 1",
+        "GPU 5: does not answer: reset_required": "nvidia-smi --gpu-reset",
+    }.items():
+        assert found[what][0] == "warn"
+        assert cure in found[what][1]
+    assert len([level for level, _ in found.values() if level not in ("ok", "note")]) == 6
+    assert "GPU 0, 3, 4, 6, 7: NVIDIA H200, profiling metrics through GPM" in found
+
+
+def without_library(driver: FakeDriver) -> None:
+    """An empty file is no library; it also hides the machine's own."""
+    (driver.directory / "libnvidia-ml.so.1").write_bytes(b"")
+
+
+@pytest.mark.parametrize(
+    ("fault", "named"),
+    [
+        (without_library, "libnvidia-ml.so.1 not found"),
+        (FakeDriver.unload, "modprobe nvidia"),
+        (lambda driver: driver.fail("Init", 4), "no permission"),
+        (lambda driver: driver.count(0), "no GPU"),
+        (lambda driver: driver.lose(0), "fell off the bus"),
+        (lambda driver: driver.block(0), "does not return"),
+        (lambda driver: driver.delay("Init", 60), "does not"),
+    ],
+    ids=["no library", "not loaded", "no permission", "no GPU", "lost", "wedged", "library hangs"],
+)
+def test_nothing_can_be_read(driver: FakeDriver, fault: Callable[[FakeDriver], None], named: str) -> None:
+    """If no GPU answers, doctor fails with exit code 1, names the cause, and ends in spite of it."""
+    fault(driver)
+    ended = run("doctor", env=driver.environment, timeout=20)
+    assert ended.returncode == 1
+    assert [level for level, _ in findings(ended).values()].count("FAIL") == 1
+    assert named in ended.stdout
+
+
+def test_replay(tmp_path: Path) -> None:
+    """A recording is examined, and called one."""
+    ended = run("doctor", "--source", "replay", "--recording", "h200_workloads", env={"LD_LIBRARY_PATH": str(tmp_path)})
+    found = findings(ended)
+    assert ended.returncode == 0
+    assert found["source replay: a recording, not GPUs of this machine"][0] == "warn"
+    assert found["GPU 0: NVIDIA H200, profiling metrics from the recording"][0] == "ok"
+
+
+@pytest.mark.parametrize(("gpus", "code"), [(1, 0), (0, 1)])
+def test_quiet(tmp_path: Path, gpus: int, code: int) -> None:
+    """With --quiet only the exit code speaks."""
+    ended = run("doctor", "--quiet", env=FakeDriver(tmp_path, gpus=gpus).environment)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (code, "", "")
+
+
+def test_once(tmp_path: Path) -> None:
+    """One page, with profiling metrics."""
+    ended = run("once", "--node-name", "node-1", env=FakeDriver(tmp_path, gpus=2).environment)
+    assert ended.returncode == 0
+    [line] = [line for line in ended.stdout.splitlines() if line.startswith('DCGM_FI_PROF_SM_ACTIVE{gpu="1",')]
+    assert line.endswith(" 0.96")
+    assert 'Hostname="node-1"' in line
+
+
+def test_once_as_json(tmp_path: Path) -> None:
+    """GPUs with identity, state and samples; one that is lost says why and has no values."""
+    driver = FakeDriver(tmp_path, gpus=2)
+    driver.lose(1)
+    ended = run("once", "--json", env=driver.environment)
+    assert ended.returncode == 0
+    page = json.loads(ended.stdout)
+    good, lost = page["gpus"]
+    assert page["live"] is True
+    assert (good["up"], good["modelName"], good["samples"]["DCGM_FI_PROF_SM_ACTIVE"]) == (True, "NVIDIA H200", 0.96)
+    assert good["samples"]["gpu_sm_active_seconds_total"] > 0
+    assert (lost["up"], lost["reason"], lost["samples"]) == (False, "lost", {})
+
+
+def test_once_without_an_answer(driver: FakeDriver) -> None:
+    """If no GPU answers, the exit code is 1."""
+    driver.lose(0)
+    assert run("once", env=driver.environment).returncode == 1

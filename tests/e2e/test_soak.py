@@ -1,0 +1,14 @@
+"""A small part of `make soak`."""
+
+from pathlib import Path
+
+from tests.soak import soak
+
+
+def test_faults_at_random_leave_a_working_exporter(tmp_path: Path) -> None:
+    """Twenty seconds of random faults: it answers all the time, heals, and threads and descriptors do not grow."""
+    used = soak(tmp_path, seconds=20, seed=7)
+
+    middle = len(used) // 2
+    assert max(threads for _, threads, _ in used[middle:]) <= max(threads for _, threads, _ in used[:middle])
+    assert max(fds for *_, fds in used[middle:]) <= max(fds for *_, fds in used[:middle]) + 2
