@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from array import array
+from collections import Counter
 from dataclasses import dataclass, field
 
 from gpu_exporter.metrics import METRICS
@@ -13,25 +14,31 @@ INTEGRALS = {row.integral_of: row for row in METRICS if row.integral_of is not N
 DIGITS = {"ratio": 6, "seconds": 6, "bytes": 0, "bytes per second": 0}
 
 
+# Points that a trailing window is remembered by, however many ticks it holds: it is up to 1/30 longer than asked.
+WINDOW_POINTS = 30
+
+
 @dataclass(slots=True)
 class _Integral:
-    """The integral of a mean over the time it was known for, and its trailing window of (at, total, seconds)."""
+    """The integral of a mean, and the seconds it was known for; `window` holds (at, total, seconds), flat."""
 
     total: float = 0.0
     seconds: float = 0.0
-    window: deque[tuple[float, float, float]] = field(default_factory=deque)
+    window: array[float] = field(default_factory=lambda: array("d"))
 
     def add(self, at: float, mean: float, span: float, gauge_window: float) -> float:
         """Take a mean over `span` seconds; return the mean over the trailing window."""
-        if not self.window:
-            self.window.append((at - span, self.total, self.seconds))
+        window = self.window
+        if not window:
+            window.extend((at - span, self.total, self.seconds))
         self.total += mean * span
         self.seconds += span
-        self.window.append((at, self.total, self.seconds))
-        while len(self.window) > 2 and self.window[1][0] <= at - gauge_window:
-            self.window.popleft()
-        _, total, seconds = self.window[0]
-        return (self.total - total) / (self.seconds - seconds)
+        while len(window) > 3 and window[3] <= at - gauge_window:
+            del window[:3]
+        mean = (self.total - window[1]) / (self.seconds - window[2])
+        if at - window[-3] >= gauge_window / WINDOW_POINTS:
+            window.extend((at, self.total, self.seconds))
+        return mean
 
 
 @dataclass(slots=True)
@@ -100,4 +107,4 @@ class Accumulator:
         self._values.clear()
         self._total_of.clear()
         for integral in self._integrals.values():
-            integral.window.clear()
+            del integral.window[:]
