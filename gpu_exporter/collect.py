@@ -57,8 +57,9 @@ class _Backoff:
 class _GpuRecord:
     """What the loop knows of one GPU, by UUID; it stays when the GPU is gone. Its worker writes, the clock reads."""
 
-    def __init__(self, gpu: Gpu, gauge_window: float) -> None:
+    def __init__(self, gpu: Gpu, owner: _Worker, gauge_window: float) -> None:
         self.gpu = gpu
+        self.owner = owner
         self.accumulator = Accumulator(gauge_window)
         self.samples: tuple[Sample, ...] = ()
         self.unsupported: dict[Metric, str] = {}
@@ -91,7 +92,7 @@ class _Worker(threading.Thread):
     def __init__(self, collector: Collector, index: int) -> None:
         super().__init__(name=f"gpu-{index}", daemon=True)
         self.index = index
-        self.record = _GpuRecord(Gpu(index), collector.gauge_window)
+        self.record = self._nobody = _GpuRecord(Gpu(index), self, collector.gauge_window)
         self.busy_since: float | None = None
         self.wake = threading.Event()
         self._collector = collector
@@ -119,7 +120,11 @@ class _Worker(threading.Thread):
             self.wake.clear()
             if self._collector.stopping.is_set():
                 break
-            self._tick()
+            try:
+                self._tick()
+            except Exception:  # a bug of ours must not look like a wedged GPU
+                log.exception("GPU %d: unexpected error, please report it", self.index)
+                self._failed("unknown", "unexpected error")
             self.busy_since = None
             self._collector.worker_done()
         if self._device:
@@ -132,15 +137,13 @@ class _Worker(threading.Thread):
             self._detach()
             self._backoff.reset()
             self._generation = generation
-        if not collector.up or (self._device is None and started < self._backoff.due):
+        if not collector.up or collector.paused or (self._device is None and started < self._backoff.due):
             return
         try:
             device = self._device or self._attach()
             reading = device.read(self._due(started))
         except GpuLost as error:
-            self._detach()
-            self._backoff.failed()
-            self.record.down(error.reason, str(error))
+            self._failed(error.reason, str(error))
         except SourceLost as error:
             self._detach()
             collector.source_lost(generation, str(error))
@@ -150,12 +153,19 @@ class _Worker(threading.Thread):
                 self.record.samples = self.record.accumulator.apply(reading)
                 self.record.unsupported = dict(reading.unsupported)
                 self.record.duration = time.monotonic() - started
-                self.record.read_at = time.time()
+                self.record.read_at = time.monotonic()
                 self.record.up()
+
+    def _failed(self, reason: str, message: str) -> None:
+        self._detach()
+        self._backoff.failed()
+        if self.record.owner is not self:  # after a restart of the library another index has this GPU
+            self.record = self._nobody
+        self.record.down(reason, message)
 
     def _attach(self) -> Device:
         self._device = device = self._collector.source.attach(self.index, self._collector.metrics)
-        self.record = self._collector.record_of(device.gpu)
+        self.record = self._collector.record_of(device.gpu, self)
         self._read_at.clear()
         return device
 
@@ -199,6 +209,8 @@ class Collector:
         self._seen = 0
         self._bound: int | None = None
         self.up = False
+        self.paused = False
+        self._count = 0
         self._error = ""
         self._published_in = 0.0
         self._first_contact = threading.Event()
@@ -254,23 +266,40 @@ class Collector:
     def _connect(self) -> None:
         retry, restart = _Backoff(), _Backoff()
         while not self.stopping.is_set():
+            wait = RESCAN_SECONDS
             try:
-                if not self.up and self._idle(None):
-                    self._open()
+                if not self.up:
+                    self._reopen(None)
                     retry.reset()
-                self._rescan()
-                wait = RESCAN_SECONDS
-                if not self._wants_restart():
+                elif not self._wants_restart():
                     restart.reset()
-                elif time.monotonic() >= restart.due and self._idle(self.deadline):
+                elif time.monotonic() >= restart.due:
                     restart.failed()
-                    wait = 0.0
+                    self._reopen(self.deadline)
+                self._rescan()
             except SourceLost as error:
                 self._lost(str(error))
+                wait = retry.failed()
+            except Exception:
+                log.exception("source %s: unexpected error, please report it", self.source.name)
                 wait = retry.failed()
             self._first_contact.set()
             self._poke.wait(wait)
             self._poke.clear()
+
+    def _reopen(self, timeout: float | None) -> None:
+        """Open the library anew, but only while no call is inside it: closing it under a call can crash. If one stays
+        inside for longer than `timeout`, all goes on as before."""
+        self.paused = True
+        try:
+            with self._done:
+                idle = self._done.wait_for(
+                    lambda: self.stopping.is_set() or not any(worker.busy for worker in self._workers), timeout
+                )
+            if idle and not self.stopping.is_set():
+                self._open()
+        finally:
+            self.paused = False
 
     def _open(self) -> None:
         self.generation += 1
@@ -283,26 +312,14 @@ class Collector:
         self._bound = self.source.expected()
         self.up, self._error = True, ""
 
-    def _idle(self, timeout: float | None) -> bool:
-        """Wait until no call is inside the driver, for closing the library under a call can crash. While the library
-        answers, the other GPUs are not kept waiting for a wedged one beyond `timeout`: then False, and all goes on."""
-        was_up, self.up = self.up, False
-        with self._done:
-            idle = self._done.wait_for(
-                lambda: self.stopping.is_set() or not any(worker.busy for worker in self._workers), timeout
-            )
-        if not idle:
-            self.up = was_up
-        return idle and not self.stopping.is_set()
-
     def _rescan(self) -> None:
         """Give every GPU that the library counts a worker."""
-        count = self.source.count()
-        for index in range(len(self._workers), count):
+        self._count = self.source.count()
+        for index in range(len(self._workers), self._count):
             worker = _Worker(self, index)
             self._workers.append(worker)
             worker.start()
-        self._seen = max(self._seen, count, self._bound or 0)
+        self._seen = max(self._seen, self._count, self._bound or 0)
 
     def _wants_restart(self) -> bool:
         """When all GPUs are lost, or the bus changed, only a new start of the library finds them."""
@@ -311,10 +328,10 @@ class Collector:
 
     # --- GPUs -----------------------------------------------------------------------------------------------------
 
-    def record_of(self, gpu: Gpu) -> _GpuRecord:
-        """The record of this UUID, from before if it was seen before, under its present identity."""
-        record = self._records.setdefault(gpu.uuid, _GpuRecord(gpu, self.gauge_window))
-        record.gpu = gpu
+    def record_of(self, gpu: Gpu, owner: _Worker) -> _GpuRecord:
+        """The record of this UUID, from before if it was seen before, under its present identity and worker."""
+        record = self._records.setdefault(gpu.uuid, _GpuRecord(gpu, owner, self.gauge_window))
+        record.gpu, record.owner = gpu, owner
         return record
 
     def worker_done(self) -> None:
@@ -327,8 +344,11 @@ class Collector:
     def _clock(self) -> None:
         tick = time.monotonic()
         while not self.stopping.is_set():
-            self.ticked_at = time.monotonic()
-            self._tick()
+            try:
+                self._tick()
+                self.ticked_at = time.monotonic()
+            except Exception:  # /healthz tells when this lasts
+                log.exception("no page was made: unexpected error, please report it")
             tick += self.interval
             behind = time.monotonic() - tick
             if behind > 0:  # skip what was missed, keep the phase
@@ -337,7 +357,7 @@ class Collector:
 
     def _tick(self) -> None:
         awaited = []
-        for worker in self._workers if self.up else ():
+        for worker in self._workers if self.up and not self.paused else ():
             if worker.busy:
                 worker.record.skipped += 1
                 if worker.stalled:
@@ -354,15 +374,11 @@ class Collector:
     def snapshot(self) -> Snapshot:
         """What there is now. Calls no driver."""
         now = time.time()
-        records: dict[int, tuple[_GpuRecord, _Worker | None]] = {
-            id(worker.record): (worker.record, worker) for worker in self._workers
-        }
-        for record in self._records.values():
-            records.setdefault(id(record), (record, None))
         statuses: list[GpuStatus] = []
         samples: list[Sample] = []
-        for record, worker in records.values():
-            status = self._status(record, worker)
+        nameless = [worker.record for worker in self._workers[: self._count] if not worker.record.gpu.uuid]
+        for record in (*self._records.copy().values(), *nameless):
+            status = self._status(record)
             statuses.append(status)
             samples += self._gpu_samples(record, status, now)
         visible = sum(status.up for status in statuses)
@@ -379,9 +395,10 @@ class Collector:
         samples.append(self._own(m.BUILD_INFO, None, 1, version=__version__))
         return Snapshot(now, self.source.name, tuple(samples), tuple(statuses), self.source.live)
 
-    def _status(self, record: _GpuRecord, worker: _Worker | None) -> GpuStatus:
-        stalled = worker.stalled if worker else 0.0
-        if worker is None:
+    def _status(self, record: _GpuRecord) -> GpuStatus:
+        present = record.owner.record is record
+        stalled = record.owner.stalled if present else 0.0
+        if not present:
             reason = "gone"
         elif not self.up:
             reason = "source_lost"
@@ -406,9 +423,9 @@ class Collector:
             own.append(self._own(m.FIELD_FAILURES, gpu, n, metric=name, reason=outcome))
         if record.read_at is None:
             return own
-        age = now - record.read_at
+        age = time.monotonic() - record.read_at
         own += [
-            self._own(m.READ_AT, gpu, round(record.read_at, 3)),
+            self._own(m.READ_AT, gpu, round(now - age, 3)),
             self._own(m.READ_AGE, gpu, round(age, 3)),
             self._own(m.DURATION, gpu, round(record.duration, 6), source=source),
         ]

@@ -159,7 +159,8 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class GpuStatus:
-    """Whether a GPU answers. `read_at` is unix time of its last good read, `stalled` seconds inside a driver call."""
+    """Whether a GPU answers. `read_at` is when it was last read well (monotonic seconds), `stalled` how long a driver
+    call has been stuck."""
 
     gpu: Gpu
     up: bool
@@ -170,7 +171,7 @@ class GpuStatus:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All samples of one collection, plus what was lost and why. `source` is the label of data that is not live."""
+    """All samples of one collection, made at unix time `at`, plus what was lost and why."""
 
     at: float
     source: str
@@ -180,7 +181,7 @@ class Snapshot:
 
     @property
     def read_at(self) -> float | None:
-        """Unix time of the newest good read of any GPU; None if there was none yet."""
+        """When any GPU was last read well (monotonic seconds); None if none was yet."""
         return max((status.read_at for status in self.gpus if status.read_at is not None), default=None)
 
 

@@ -53,7 +53,7 @@ class Health:
             return "no snapshot yet"
         if self.snapshot.read_at is None:
             return "no GPU was read yet"
-        age = time.time() - self.snapshot.read_at
+        age = time.monotonic() - self.snapshot.read_at
         return f"the last good read is {age:.1f} s old" if age >= 3 * self._interval else ""
 
 

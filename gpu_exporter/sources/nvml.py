@@ -265,8 +265,12 @@ class NvmlDevice:
         return [(link, Series(metric, self.gpu, (("nvlink", str(link)),))) for link in links]
 
     def _link_count(self) -> int:
-        value = pynvml.nvmlDeviceGetFieldValues(self._handle, [pynvml.NVML_FI_DEV_NVLINK_LINK_COUNT])[0]
-        return int(value.value.uiVal) if value.nvmlReturn == pynvml.NVML_SUCCESS else 0
+        try:
+            count = pynvml.nvmlDeviceGetFieldValues(self._handle, [pynvml.NVML_FI_DEV_NVLINK_LINK_COUNT])[0]
+        except pynvml.NVMLError as error:
+            _raise_if_lost(error.value, f"GPU {self.gpu.index}")
+            return 0
+        return int(count.value.uiVal) if count.nvmlReturn == pynvml.NVML_SUCCESS else 0
 
     def _has_gpm(self) -> bool:
         try:
