@@ -11,23 +11,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from gpu_exporter import __version__
 from gpu_exporter import metrics as m
-from gpu_exporter.accumulate import Accumulator
-from gpu_exporter.model import (
-    Device,
-    Gpu,
-    GpuLost,
-    GpuStatus,
-    Labels,
-    Metric,
-    Pace,
-    Sample,
-    Series,
-    Snapshot,
-    Source,
-    SourceLost,
-)
+from gpu_exporter.model import Device, Gpu, GpuLost, GpuStatus, Metric, Pace, Snapshot, Source, SourceLost
+from gpu_exporter.snapshot import Composer, GpuRecord
 
 log = logging.getLogger(__name__)
 
@@ -54,45 +40,13 @@ class _Backoff:
         return wait
 
 
-class _GpuRecord:
-    """What the loop knows of one GPU, by UUID; it stays when the GPU is gone. Its worker writes, the clock reads."""
-
-    def __init__(self, gpu: Gpu, owner: _Worker, gauge_window: float) -> None:
-        self.gpu = gpu
-        self.owner = owner
-        self.accumulator = Accumulator(gauge_window)
-        self.samples: tuple[Sample, ...] = ()
-        self.unsupported: dict[Metric, str] = {}
-        self.read_at: float | None = None
-        self.reason = "unread"
-        self.duration = 0.0
-        self.failures = 0
-        self.skipped = 0
-
-    def down(self, reason: str, message: str) -> None:
-        self.failures += 1
-        if self.reason != reason:
-            log.warning("GPU %d (%s) is down: %s", self.gpu.index, self.gpu.uuid or "not identified", message)
-        self.reason = reason
-
-    def stuck(self) -> None:
-        if self.reason != "stalled":
-            log.warning("GPU %d (%s) is stuck in a driver call", self.gpu.index, self.gpu.uuid or "not identified")
-        self.reason = "stalled"
-
-    def up(self) -> None:
-        if self.reason not in ("", "unread"):
-            log.info("GPU %d (%s) is back", self.gpu.index, self.gpu.uuid)
-        self.reason = ""
-
-
 class _Worker(threading.Thread):
     """Reads the GPU of one index at each tick. Only this thread touches its device, so a wedged call costs it alone."""
 
     def __init__(self, collector: Collector, index: int) -> None:
         super().__init__(name=f"gpu-{index}", daemon=True)
         self.index = index
-        self.record = self._nobody = _GpuRecord(Gpu(index), self, collector.gauge_window)
+        self.record = self._nobody = GpuRecord(Gpu(index), collector.gauge_window)
         self.busy_since: float | None = None
         self.wake = threading.Event()
         self._collector = collector
@@ -159,7 +113,7 @@ class _Worker(threading.Thread):
     def _failed(self, reason: str, message: str) -> None:
         self._detach()
         self._backoff.failed()
-        if self.record.owner is not self:  # after a restart of the library another index has this GPU
+        if self._collector.owner_of(self.record) is not self:  # another index has it since a restart
             self.record = self._nobody
         self.record.down(reason, message)
 
@@ -217,8 +171,9 @@ class Collector:
         self._poke = threading.Event()
         self._done = threading.Condition()
         self._workers: list[_Worker] = []
-        self._records: dict[str, _GpuRecord] = {}
-        self._series: dict[tuple[Metric, Gpu | None, Labels], Series] = {}
+        self._records: dict[str, GpuRecord] = {}
+        self._owners: dict[GpuRecord, _Worker] = {}
+        self._composer = Composer(source.name, live=source.live)
         self._threads = [
             threading.Thread(target=self._connect, name="connect", daemon=True),
             threading.Thread(target=self._clock, name="clock", daemon=True),
@@ -328,11 +283,16 @@ class Collector:
 
     # --- GPUs -----------------------------------------------------------------------------------------------------
 
-    def record_of(self, gpu: Gpu, owner: _Worker) -> _GpuRecord:
+    def record_of(self, gpu: Gpu, owner: _Worker) -> GpuRecord:
         """The record of this UUID, from before if it was seen before, under its present identity and worker."""
-        record = self._records.setdefault(gpu.uuid, _GpuRecord(gpu, owner, self.gauge_window))
-        record.gpu, record.owner = gpu, owner
+        record = self._records.setdefault(gpu.uuid, GpuRecord(gpu, self.gauge_window))
+        record.gpu = gpu
+        self._owners[record] = owner
         return record
+
+    def owner_of(self, record: GpuRecord) -> _Worker | None:
+        """The worker that attached this GPU last."""
+        return self._owners.get(record)
 
     def worker_done(self) -> None:
         """A worker finished its tick."""
@@ -373,72 +333,20 @@ class Collector:
 
     def snapshot(self) -> Snapshot:
         """What there is now. Calls no driver."""
-        now = time.time()
-        statuses: list[GpuStatus] = []
-        samples: list[Sample] = []
         nameless = [worker.record for worker in self._workers[: self._count] if not worker.record.gpu.uuid]
-        for record in (*self._records.copy().values(), *nameless):
-            status = self._status(record)
-            statuses.append(status)
-            samples += self._gpu_samples(record, status, now)
-        visible = sum(status.up for status in statuses)
-        self._seen = max(self._seen, len(statuses))
-        for metric, value in (
-            (m.EXPECTED, self._configured if self._configured is not None else self._seen),
-            (m.VISIBLE, visible),
-            (m.RENDERED_AT, round(now, 3)),
+        records = sorted((*self._records.copy().values(), *nameless), key=lambda record: record.gpu.index)
+        self._seen = max(self._seen, len(records))
+        own = (
+            (m.EXPECTED, self._seen if self._configured is None else self._configured),
             (m.INTERVAL, self.interval),
             (m.RENDER_TIME, round(self._published_in, 6)),
-        ):
-            samples.append(self._own(metric, None, value))
-        samples.append(self._own(m.SOURCE_UP, None, self.up, source=self.source.name))
-        samples.append(self._own(m.BUILD_INFO, None, 1, version=__version__))
-        return Snapshot(now, self.source.name, tuple(samples), tuple(statuses), self.source.live)
+        )
+        stale = STALE_INTERVALS * self.interval
+        return self._composer.compose([(record, self._status(record)) for record in records], self.up, own, stale)
 
-    def _status(self, record: _GpuRecord) -> GpuStatus:
-        present = record.owner.record is record
-        stalled = record.owner.stalled if present else 0.0
-        if not present:
-            reason = "gone"
-        elif not self.up:
-            reason = "source_lost"
-        else:
-            reason = record.reason
+    def _status(self, record: GpuRecord) -> GpuStatus:
+        worker = self._owners.get(record) or self._workers[record.gpu.index]
+        present = worker.record is record
+        stalled = worker.stalled if present else 0.0
+        reason = "gone" if not present else record.reason if self.up else "source_lost"
         return GpuStatus(record.gpu, not reason, reason, record.read_at, stalled)
-
-    def _gpu_samples(self, record: _GpuRecord, status: GpuStatus, now: float) -> list[Sample]:
-        gpu, source = record.gpu, self.source.name
-        own = [
-            self._own(m.UP, gpu, status.up),
-            self._own(m.STALLED, gpu, round(status.stalled, 3)),
-            self._own(m.FAILURES, gpu, record.failures, source=source),
-            self._own(m.SKIPPED, gpu, record.skipped),
-        ]
-        if not status.up:
-            own.append(self._own(m.DOWN, gpu, 1, reason=status.reason))
-        if gpu.uuid:
-            own.append(self._own(m.INFO, gpu, 1))
-        own += [self._own(m.REJECTED, gpu, n, metric=name) for name, n in record.accumulator.rejected.copy().items()]
-        for (name, outcome), n in record.accumulator.field_failures.copy().items():
-            own.append(self._own(m.FIELD_FAILURES, gpu, n, metric=name, reason=outcome))
-        if record.read_at is None:
-            return own
-        age = time.monotonic() - record.read_at
-        own += [
-            self._own(m.READ_AT, gpu, round(now - age, 3)),
-            self._own(m.READ_AGE, gpu, round(age, 3)),
-            self._own(m.DURATION, gpu, round(record.duration, 6), source=source),
-        ]
-        if age > STALE_INTERVALS * self.interval:
-            return own
-        for metric, outcome in record.unsupported.items():
-            own.append(self._own(m.SUPPORTED, gpu, 0, metric=metric.key, reason=outcome))
-        return [*record.samples, *own]
-
-    def _own(self, metric: Metric, gpu: Gpu | None, value: float, /, **labels: str) -> Sample:
-        """A sample of the exporter's own rows; its series is the same object from tick to tick."""
-        key = (metric, gpu, tuple(labels.items()))
-        series = self._series.get(key)
-        if series is None:
-            series = self._series[key] = Series(*key)
-        return Sample(series, value)

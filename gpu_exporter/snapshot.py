@@ -1,0 +1,114 @@
+"""What the loop knows of the GPUs -> a snapshot: their samples, and the exporter's own about them and about itself."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Sequence
+
+from gpu_exporter import __version__
+from gpu_exporter import metrics as m
+from gpu_exporter.accumulate import Accumulator
+from gpu_exporter.model import Gpu, GpuStatus, Labels, Metric, Sample, Series, Snapshot
+
+log = logging.getLogger(__name__)
+
+
+class GpuRecord:
+    """What the loop knows of one GPU, by UUID; it stays when the GPU is gone. Its worker writes, the clock reads."""
+
+    def __init__(self, gpu: Gpu, gauge_window: float) -> None:
+        self.gpu = gpu
+        self.accumulator = Accumulator(gauge_window)
+        self.samples: tuple[Sample, ...] = ()
+        self.unsupported: dict[Metric, str] = {}
+        self.read_at: float | None = None
+        self.reason = "unread"
+        self.duration = 0.0
+        self.failures = 0
+        self.skipped = 0
+
+    def down(self, reason: str, message: str) -> None:
+        """A read failed; said in the log when that is news."""
+        self.failures += 1
+        if self.reason != reason:
+            log.warning("GPU %d (%s) is down: %s", self.gpu.index, self.gpu.uuid or "not identified", message)
+        self.reason = reason
+
+    def stuck(self) -> None:
+        """A read does not return; said in the log once."""
+        if self.reason != "stalled":
+            log.warning("GPU %d (%s) is stuck in a driver call", self.gpu.index, self.gpu.uuid or "not identified")
+        self.reason = "stalled"
+
+    def up(self) -> None:
+        """A read went well; said in the log when that is news."""
+        if self.reason not in ("", "unread"):
+            log.info("GPU %d (%s) is back", self.gpu.index, self.gpu.uuid)
+        self.reason = ""
+
+
+class Composer:
+    """Makes the snapshots of one source. A series is the same object in all of them."""
+
+    def __init__(self, source: str, *, live: bool) -> None:
+        self._source = source
+        self._live = live
+        self._series: dict[tuple[Metric, Gpu | None, Labels], Series] = {}
+
+    def compose(
+        self,
+        gpus: Sequence[tuple[GpuRecord, GpuStatus]],
+        source_up: bool,
+        own: Iterable[tuple[Metric, float]],
+        stale_after: float,
+    ) -> Snapshot:
+        """A snapshot of now, without device series that were not read for `stale_after` seconds."""
+        now = time.time()
+        samples: list[Sample] = []
+        for record, status in gpus:
+            samples += self._of_gpu(record, status, now, stale_after)
+        samples += [self._own(metric, None, value) for metric, value in own]
+        samples += (
+            self._own(m.VISIBLE, None, sum(status.up for _, status in gpus)),
+            self._own(m.RENDERED_AT, None, round(now, 3)),
+            self._own(m.SOURCE_UP, None, source_up, source=self._source),
+            self._own(m.BUILD_INFO, None, 1, version=__version__),
+        )
+        return Snapshot(now, self._source, tuple(samples), tuple(status for _, status in gpus), self._live)
+
+    def _of_gpu(self, record: GpuRecord, status: GpuStatus, now: float, stale_after: float) -> list[Sample]:
+        gpu, source = record.gpu, self._source
+        own = [
+            self._own(m.UP, gpu, status.up),
+            self._own(m.STALLED, gpu, round(status.stalled, 3)),
+            self._own(m.FAILURES, gpu, record.failures, source=source),
+            self._own(m.SKIPPED, gpu, record.skipped),
+        ]
+        if not status.up:
+            own.append(self._own(m.DOWN, gpu, 1, reason=status.reason))
+        if gpu.uuid:
+            own.append(self._own(m.INFO, gpu, 1))
+        own += [self._own(m.REJECTED, gpu, n, metric=name) for name, n in record.accumulator.rejected.copy().items()]
+        for (name, outcome), n in record.accumulator.field_failures.copy().items():
+            own.append(self._own(m.FIELD_FAILURES, gpu, n, metric=name, reason=outcome))
+        if record.read_at is None:
+            return own
+        age = time.monotonic() - record.read_at
+        own += [
+            self._own(m.READ_AT, gpu, round(now - age, 3)),
+            self._own(m.READ_AGE, gpu, round(age, 3)),
+            self._own(m.DURATION, gpu, round(record.duration, 6), source=source),
+        ]
+        if age > stale_after:
+            return own
+        for metric, outcome in record.unsupported.items():
+            own.append(self._own(m.SUPPORTED, gpu, 0, metric=metric.key, reason=outcome))
+        return [*record.samples, *own]
+
+    def _own(self, metric: Metric, gpu: Gpu | None, value: float, /, **labels: str) -> Sample:
+        key = (metric, gpu, tuple(labels.items()))
+        series = self._series.get(key)
+        if series is None:
+            series = self._series[key] = Series(*key)
+        return Sample(series, value)
