@@ -96,11 +96,11 @@ def _source(config: Config) -> Source:
         if config.recording is not None:
             raise GpuExporterError("--recording needs --source replay: a recording is never mistaken for GPUs")
         return NvmlSource()
+    packaged = {path.name.removesuffix(".jsonl.gz"): path for path in sorted(PACKAGED.glob("*.jsonl.gz"))}
     if config.recording is None:
-        names = ", ".join(sorted(path.name.split(".")[0] for path in PACKAGED.glob("*.jsonl.gz")))
+        names = ", ".join(packaged)
         raise GpuExporterError(f"--source replay needs --recording FILE, or one of the packaged ones: {names}")
-    packaged = PACKAGED / f"{config.recording}.jsonl.gz"
-    path = packaged if packaged.exists() and not config.recording.exists() else config.recording
+    path = packaged.get(str(config.recording), config.recording)
     return ReplaySource(load(path), speed=config.speed, loop=config.loop)
 
 
@@ -108,10 +108,13 @@ def _everywhere(source: Source) -> Labels:
     return () if source.live else (("source", source.name),)
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="gpu-exporter")
-def cli() -> None:
+@click.pass_context
+def cli(ctx: click.Context) -> None:
     """Why GPUs are slow, broken or wasted: telemetry for Prometheus."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
 
 
 @cli.command()
@@ -246,4 +249,10 @@ def main() -> None:
         code = 1
     except click.Abort:
         code = 130
+    except BrokenPipeError:  # `gpu-exporter once | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 141
+    except OSError as error:
+        click.echo(f"gpu-exporter: {error.strerror or error}", err=True)
+        code = 1
     sys.exit(code)

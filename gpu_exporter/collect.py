@@ -61,6 +61,11 @@ class _Worker(threading.Thread):
         return self.wake.is_set() or self.busy_since is not None
 
     @property
+    def nameless(self) -> bool:
+        """It was never told which GPU this is."""
+        return self.record is self._nobody
+
+    @property
     def stalled(self) -> float:
         """Seconds inside the current read beyond which it counts as stuck; 0 if it is not stuck."""
         since = self.busy_since
@@ -284,8 +289,8 @@ class Collector:
     # --- GPUs -----------------------------------------------------------------------------------------------------
 
     def record_of(self, gpu: Gpu, owner: _Worker) -> GpuRecord:
-        """The record of this UUID, from before if it was seen before, under its present identity and worker."""
-        record = self._records.setdefault(gpu.uuid, GpuRecord(gpu, self.gauge_window))
+        """The record of this UUID (or index, where there is none), under its present identity and worker."""
+        record = self._records.setdefault(gpu.uuid or f"GPU {gpu.index}", GpuRecord(gpu, self.gauge_window))
         record.gpu = gpu
         self._owners[record] = owner
         return record
@@ -333,7 +338,7 @@ class Collector:
 
     def snapshot(self) -> Snapshot:
         """What there is now. Calls no driver."""
-        nameless = [worker.record for worker in self._workers[: self._count] if not worker.record.gpu.uuid]
+        nameless = [worker.record for worker in self._workers[: self._count] if worker.nameless]
         records = sorted((*self._records.copy().values(), *nameless), key=lambda record: record.gpu.index)
         self._seen = max(self._seen, len(records))
         own = (

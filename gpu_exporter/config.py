@@ -135,7 +135,7 @@ def read_file(path: Path) -> dict[str, str]:
             content = yaml.safe_load(file)
     except (OSError, UnicodeDecodeError) as error:
         raise GpuExporterError(f"config {path}: {getattr(error, 'strerror', None) or error}") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise GpuExporterError(f"config {path}: not YAML: {' '.join(str(error).split())}") from error
     if content is None:
         return {}

@@ -51,6 +51,8 @@ def judge(snapshot: Snapshot) -> list[Finding]:
     findings = []
     if not snapshot.live:
         findings.append(Finding(Level.WARN, f"source {snapshot.source}: a recording, not GPUs of this machine"))
+    if not snapshot.gpus:
+        return [*findings, Finding(Level.FAIL, "the NVIDIA library does not answer", CURES["stalled"])]
     expected = next((int(value) for series, value in snapshot.samples if series.metric is m.EXPECTED), 0)
     up = [status for status in snapshot.gpus if status.up]
     level = Level.FAIL if not up else Level.WARN if len(up) < expected else Level.OK

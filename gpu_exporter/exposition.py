@@ -130,16 +130,16 @@ def labels_of(series: Series, node: str) -> Labels:
     device: Labels = ()
     if gpu is not None:
         device = (("gpu", str(gpu.index)), ("UUID", gpu.uuid))
-        if metric.classic or metric is INFO:
+        if metric.classic:
             device += (
                 ("pci_bus_id", gpu.pci_bus_id),
                 ("device", gpu.device),
                 ("modelName", gpu.model),
                 ("Hostname", node),
+                ("DCGM_FI_DRIVER_VERSION", gpu.driver),
             )
-        if metric.classic:
-            device += (("DCGM_FI_DRIVER_VERSION", gpu.driver),)
-        if metric is INFO:
+        elif metric is INFO:
+            device += (("pci_bus_id", gpu.pci_bus_id), ("device", gpu.device), ("model", gpu.model), ("node", node))
             device += gpu.info
     return device + metric.labels + series.labels
 

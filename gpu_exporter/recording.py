@@ -14,10 +14,11 @@ import math
 import zlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
-from typing import IO, Any, NoReturn, cast
+from typing import IO, Any, NoReturn, TypeGuard, cast
 
 from gpu_exporter.metrics import BY_KEY
 from gpu_exporter.model import Gpu, GpuExporterError, Kind
@@ -148,15 +149,15 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
     try:
         with path.open("rb") as raw:
             zipped = raw.read(2) == b"\x1f\x8b"
-        with gzip.open(path, "rt", encoding="utf-8") if zipped else path.open(encoding="utf-8") as lines:
+        with gzip.open(path, "rb") if zipped else path.open("rb") as lines:
             for number, line in enumerate(lines, 1):
-                yield number, line
+                yield number, line.decode("utf-8")
     except FileNotFoundError:
         raise GpuExporterError(f"recording {path}: no such file") from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         _damaged(path, number + 1, f"the gzip stream is truncated or corrupt ({error})")
     except UnicodeDecodeError:
-        _damaged(path, number + 1, "not UTF-8 text")
+        _damaged(path, number, "not UTF-8 text")
     except OSError as error:
         raise GpuExporterError(f"recording {path}: {error.strerror or error}") from error
 
@@ -165,10 +166,15 @@ def _damaged(path: Path, number: int, what: str) -> NoReturn:
     raise GpuExporterError(f"recording {path}, line {number}: {what}")
 
 
+def _is_number(value: object) -> TypeGuard[float]:
+    """A finite number that fits a float (JSON has longer ones)."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and -1e300 < value < 1e300
+
+
 def _json(path: Path, number: int, line: str) -> dict[str, Any]:
     try:
         value = json.loads(line, parse_constant=lambda name: _damaged(path, number, f"{name} is not a value"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         _damaged(path, number, f"not JSON ({error})")
     if not isinstance(value, dict):
         _damaged(path, number, "not a JSON object")
@@ -184,14 +190,13 @@ def _header(path: Path, line: str) -> dict[str, Any]:
     if header.get("version") != VERSION:
         _damaged(path, 1, f"format version {header.get('version')}; this gpu-exporter reads version {VERSION}")
     interval, gpus = header.get("interval_seconds"), header.get("gpus")
-    if not isinstance(interval, int | float) or not 0 < interval < math.inf:
+    if not _is_number(interval) or interval <= 0:
         _damaged(path, 1, "the header has no positive interval_seconds")
-    if (
-        not isinstance(gpus, list)
-        or not gpus
-        or not all(isinstance(g, dict) and isinstance(g.get("gpu"), int) for g in gpus)
-    ):
+    indexes = [gpu.get("gpu") if isinstance(gpu, dict) else None for gpu in gpus] if isinstance(gpus, list) else []
+    if not indexes or not all(type(index) is int for index in indexes):
         _damaged(path, 1, "the header lists no gpus (each needs an integer `gpu`)")
+    if len(set(indexes)) < len(indexes):
+        _damaged(path, 1, "the header lists a GPU twice")
     return header
 
 
@@ -204,26 +209,28 @@ def _gpu(entry: Mapping[str, Any], driver: str) -> Gpu:
 def _tick(path: Path, number: int, line: str, gpus: Mapping[int, object]) -> tuple[float, int, Mapping[str, float]]:
     tick = _json(path, number, line)
     t, index, samples = tick.get("t"), tick.get("gpu"), tick.get("samples")
-    if not isinstance(t, int | float) or not isinstance(samples, dict):
+    if not _is_number(t) or not isinstance(samples, dict):
         _damaged(path, number, "not a tick (needs t, gpu, samples)")
     if not isinstance(index, int) or index not in gpus:
         _damaged(path, number, f"GPU {index} is not in the header")
     for name, value in samples.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            _damaged(path, number, f"{name} has no number but {value!r}")
+        if not _is_number(value):
+            _damaged(path, number, f"{name} has no number but {value!r:.40}")
     return float(t), index, samples
 
 
 class Writer:
-    """Writes a recording, gzip if the name ends in .gz. With `mask`, UUIDs say nothing about the machine."""
+    """Writes a recording, gzip if the name ends in .gz. With `mask`, UUIDs say nothing about the machine.
+
+    Every method raises GpuExporterError when the file can't be written.
+    """
 
     def __init__(self, path: Path, gpus: Sequence[Gpu], interval: float, *, mask: bool = False) -> None:
-        try:
+        self._path = path
+        with self._telling():
             raw = path.open("wb")
-        except OSError as error:
-            raise GpuExporterError(f"recording {path}: {error.strerror or error}") from error
-        binary = gzip.GzipFile(fileobj=raw, mode="wb") if path.suffix == ".gz" else raw
-        self._files: tuple[IO[Any], ...] = (io.TextIOWrapper(cast(IO[bytes], binary), encoding="utf-8"), raw)
+            binary = gzip.GzipFile(fileobj=raw, mode="wb") if path.suffix == ".gz" else raw
+            self._files: tuple[IO[Any], ...] = (io.TextIOWrapper(cast(IO[bytes], binary), encoding="utf-8"), raw)
         self._write(
             {
                 "format": FORMAT,
@@ -250,9 +257,18 @@ class Writer:
         self._write({"t": round(t, 4), "gpu": gpu, "samples": rounded})
 
     def _write(self, line: Mapping[str, object]) -> None:
-        self._files[0].write(json.dumps(line, separators=(",", ":")) + "\n")
+        with self._telling():
+            self._files[0].write(json.dumps(line, separators=(",", ":")) + "\n")
 
     def close(self) -> None:
         """Finish the file."""
-        for file in self._files:
-            file.close()
+        with self._telling():
+            for file in self._files:
+                file.close()
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise GpuExporterError(f"recording {self._path}: {error.strerror or error}") from error

@@ -16,7 +16,7 @@ from prometheus_client.exposition import choose_encoder
 from tornado.httpserver import HTTPServer
 from tornado.iostream import StreamClosedError
 from tornado.netutil import bind_sockets
-from tornado.web import Application, RequestHandler
+from tornado.web import Application, HTTPError, RequestHandler
 
 from gpu_exporter import __version__
 from gpu_exporter.config import Address
@@ -91,8 +91,7 @@ class _Handler(RequestHandler):
 
 class _Metrics(_Handler):
     async def get(self) -> None:
-        _, chosen = choose_encoder(self.request.headers.get("Accept", ""))
-        openmetrics = chosen.startswith("application/openmetrics-text")
+        openmetrics = _accepts_openmetrics(self.request.headers.get("Accept", ""))
         gzip = _accepts_gzip(self.request.headers.get("Accept-Encoding", ""))
         if gzip:
             self.set_header("Content-Encoding", "gzip")
@@ -120,6 +119,11 @@ class _Readyz(_Probe):
     check = "ready"
 
 
+class _NotFound(_Handler):
+    def prepare(self) -> None:
+        raise HTTPError(404)
+
+
 class _Landing(_Handler):
     async def get(self) -> None:
         snapshot = self.health.snapshot
@@ -129,6 +133,8 @@ class _Landing(_Handler):
             for status in (snapshot.gpus if snapshot else ())
         )
         await self.send(LANDING.format(__version__, _banner(snapshot), rows), "text/html; charset=utf-8")
+
+    head = get
 
 
 LANDING = """<!doctype html><html lang=en><meta charset=utf-8><title>gpu-exporter</title>
@@ -142,6 +148,13 @@ def _banner(snapshot: Snapshot | None) -> str:
     if snapshot is None or snapshot.live:
         return ""
     return f"<p><strong>These are not your GPUs: source {snapshot.source}, a recording played over.</strong>"
+
+
+def _accepts_openmetrics(header: str) -> bool:
+    try:
+        return choose_encoder(header)[1].startswith("application/openmetrics-text")
+    except (TypeError, ValueError):  # a version that is no number
+        return False
 
 
 def _accepts_gzip(header: str) -> bool:
@@ -169,7 +182,10 @@ class Server:
         shared = {"pages": pages, "health": health}
         routes = [("/metrics", _Metrics), ("/healthz", _Healthz), ("/readyz", _Readyz), ("/", _Landing)]
         self._application = Application(
-            [(path, handler, shared) for path, handler in routes], log_function=lambda handler: None
+            [(path, handler, shared) for path, handler in routes],
+            default_handler_class=_NotFound,
+            default_handler_args=shared,
+            log_function=lambda handler: None,
         )
         self._sockets = _bind(address)
         self.port: int = self._sockets[0].getsockname()[1]
@@ -207,11 +223,12 @@ class Server:
 def _bind(address: Address) -> list[socket.socket]:
     try:
         return bind_sockets(address.port, address.host or None)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
+    except (OSError, UnicodeError) as error:
+        code = getattr(error, "errno", None)
+        if code == errno.EADDRINUSE:
             why = "is in use: another exporter? choose another with --address"
-        elif error.errno == errno.EACCES:
+        elif code == errno.EACCES:
             why = "needs privileges: choose a port above 1023 with --address"
         else:
-            why = f"can't be listened on ({error.strerror or error}): check --address"
+            why = f"can't be listened on ({getattr(error, 'strerror', None) or error}): check --address"
         raise GpuExporterError(f"address {address} {why}") from error

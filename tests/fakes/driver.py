@@ -193,7 +193,8 @@ class FakeDriver:
     def environment(self) -> dict[str, str]:
         """What a child process needs in its environment to load this library."""
         path = os.pathsep.join(filter(None, (str(self.directory), os.environ.get("LD_LIBRARY_PATH"))))
-        return {"LD_LIBRARY_PATH": path, "FAKE_NVML": str(self._control)}
+        # With NVIDIA_VISIBLE_DEVICES the GPUs that the machine really has are not expected to answer.
+        return {"LD_LIBRARY_PATH": path, "FAKE_NVML": str(self._control), "NVIDIA_VISIBLE_DEVICES": "void"}
 
     @contextmanager
     def batch(self) -> Iterator[None]:

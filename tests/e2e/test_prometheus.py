@@ -1,0 +1,141 @@
+"""What Prometheus itself says of our pages: promtool's lint, and a real server that scrapes a real exporter."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+
+from tests.conftest import Exporter, Serve, free_port
+from tests.fakes.driver import FakeDriver
+from tests.tools import tool, until
+
+SERIES_A_GPU = 120
+START: dict[str, Callable[..., Exporter]] = {
+    "replay": lambda serve, path, *more: serve("--source", "replay", "--recording", "h200_workloads", *more),
+    "stand-in": lambda serve, path, *more: serve(*more, env=FakeDriver(path / "driver", 8).environment),
+}
+
+
+class Prometheus:
+    """A running Prometheus and its query API."""
+
+    def __init__(self, port: int, log: Path) -> None:
+        self.port, self.log = port, log
+
+    def api(self, path: str, **parameters: str) -> Any:
+        """The `data` of one answer."""
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=5)
+        try:
+            connection.request("GET", f"/api/v1/{path}?{urlencode(parameters)}")
+            answer = json.loads(connection.getresponse().read())
+        finally:
+            connection.close()
+        assert answer["status"] == "success", answer
+        return answer["data"]
+
+    def query(self, promql: str) -> list[float]:
+        """The values that an instant query finds."""
+        return [float(found["value"][1]) for found in self.api("query", query=promql)["result"]]
+
+    def ready(self) -> bool:
+        """Whether the API answers."""
+        try:
+            return bool(self.api("status/buildinfo"))
+        except (OSError, ValueError):  # not yet listening, or still starting and not speaking JSON
+            return False
+
+    def type_of(self, family: str) -> str:
+        """The type that Prometheus keeps of a family."""
+        (found,) = self.api("targets/metadata", metric=family)
+        return str(found["type"])
+
+
+Watch = Callable[[Exporter], Prometheus]
+
+
+@pytest.fixture
+def watch(tmp_path: Path) -> Iterator[Watch]:
+    """Start a Prometheus that scrapes an exporter each second."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(exporter: Exporter) -> Prometheus:
+        port, log, config = free_port(), tmp_path / "prometheus.log", tmp_path / "prometheus.yml"
+        targets = [{"targets": [f"127.0.0.1:{exporter.port}"]}]
+        job = {"job_name": "gpu", "scrape_interval": "1s", "scrape_timeout": "1s", "static_configs": targets}
+        config.write_text(json.dumps({"scrape_configs": [job]}))
+        options = {
+            "config.file": config,
+            "storage.tsdb.path": tmp_path / "data",
+            "web.listen-address": f"127.0.0.1:{port}",
+            "log.level": "debug",  # a scrape that failed is a debug message
+        }
+        with log.open("wb") as output:
+            arguments = [str(tool("prometheus")), *(f"--{name}={value}" for name, value in options.items())]
+            started.append(subprocess.Popen(arguments, stdout=output, stderr=output))
+        prometheus = Prometheus(port, log)
+        until(prometheus.ready, what="Prometheus' start")
+        return prometheus
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("source", START)
+def test_promtool_complains_only_of_classic_names(serve: Serve, tmp_path: Path, source: str) -> None:
+    """promtool dislikes the names that dcgm-exporter gave its families, and none of ours."""
+    exporter = START[source](serve, tmp_path, "--metrics", "full", "--interval", "200ms")
+    page = exporter.until(lambda page: bool(page.values("gpu_sm_active_seconds_total")))
+    lint = subprocess.run([tool("promtool"), "check", "metrics"], input=page.text, text=True, capture_output=True)
+    complaints = (lint.stdout + lint.stderr).splitlines()
+    assert any(line.startswith("DCGM_") for line in complaints), "promtool did not look"
+    assert {line for line in complaints if not line.startswith(("DCGM_", "process_", "python_"))} == set()
+
+
+@pytest.mark.parametrize("source", START)
+def test_prometheus_takes_every_sample(serve: Serve, watch: Watch, tmp_path: Path, source: str) -> None:
+    """A real Prometheus stores all that we send, with the right types, and has nothing to complain of."""
+    exporter = START[source](serve, tmp_path, "--metrics", "full", "--interval", "100ms")
+    page = exporter.until(lambda page: bool(page.values("gpu_sm_active_seconds_total")))
+    prometheus = watch(exporter)
+    until(lambda: prometheus.query("count_over_time(up[30s])") >= [8.0], 20, "the eighth scrape")
+
+    assert prometheus.query("min_over_time(up[30s])") == [1.0]
+    sent, scraped = len(exporter.page().samples), prometheus.query("scrape_samples_scraped")
+    assert scraped == [sent]
+    assert sent >= len(page.samples)
+    stored = '{job="gpu",__name__!~"up|scrape_.*"}'
+    assert prometheus.query(f"count({stored})") == [sent]
+    assert prometheus.query('count({source="replay"})') == ([sent] if source == "replay" else [])
+
+    assert prometheus.type_of("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION") == "unknown"
+    assert prometheus.type_of("DCGM_FI_DEV_GPU_TEMP") == "gauge"
+    assert prometheus.type_of("gpu_sm_active_seconds") == "counter"
+    assert prometheus.type_of("gpu_up") == "gauge"
+    assert prometheus.type_of("process_cpu_seconds") == "counter"
+    if source == "stand-in":
+        rates = prometheus.query("rate(gpu_sm_active_seconds_total[5s])")
+        assert rates == [pytest.approx(0.96, abs=0.05)] * 8
+
+    log = prometheus.log.read_text()
+    assert "Server is ready" in log
+    bad = [line for line in log.splitlines() if "level=warn" in line or "level=error" in line or "ailed" in line]
+    assert bad == []
+
+
+def test_series_a_gpu_stay_within_the_budget(serve: Serve, tmp_path: Path) -> None:
+    """The default set costs Prometheus at most 120 series for each GPU of a node of eight, all else included."""
+    exporter = START["stand-in"](serve, tmp_path, "--interval", "200ms")
+    page = exporter.until(lambda page: len(page.values("gpu_sm_active_seconds_total")) == 8)
+    each = [sum(labels.get("gpu") == str(gpu) for _, labels, _ in page.samples) for gpu in range(8)]
+    assert min(each) > 60, "the page has too little on it to judge"
+    assert max(each) <= SERIES_A_GPU
+    assert len(page.samples) / 8 <= SERIES_A_GPU

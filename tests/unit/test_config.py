@@ -1,0 +1,194 @@
+"""The settings: each parser as a table of what it takes and what it refuses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_exporter import config
+from gpu_exporter.config import Address, Config, read_file
+from gpu_exporter.model import GpuExporterError, MetricSet
+
+CHOICE = config.choice("nvml", "replay")
+
+
+@pytest.mark.parametrize(
+    ("parse", "text", "expected"),
+    [
+        (config.address, ":9400", Address("", 9400)),
+        (config.address, "9400", Address("", 9400)),
+        (config.address, ":0", Address("", 0)),
+        (config.address, "127.0.0.1:65535", Address("127.0.0.1", 65535)),
+        (config.address, "node-7:80", Address("node-7", 80)),
+        (config.address, "[::1]:9400", Address("::1", 9400)),
+        (config.address, "[::]:9400", Address("::", 9400)),
+        (config.duration, "1s", 1.0),
+        (config.duration, "100ms", 0.1),
+        (config.duration, "2m", 120.0),
+        (config.duration, "1h", 3600.0),
+        (config.duration, "1.5", 1.5),
+        (config.duration, " 15 ", 15.0),
+        (config.interval, "100ms", 0.1),
+        (config.interval, "0.1", 0.1),
+        (config.interval, "1h", 3600.0),
+        (config.speed, "0.5", 0.5),
+        (config.speed, "1e3", 1000.0),
+        (config.count, "0", 0),
+        (config.count, "8", 8),
+        *((config.boolean, text, True) for text in ("true", "True", "YES", "on", "1")),
+        *((config.boolean, text, False) for text in ("false", "False", "NO", "off", "0")),
+        (CHOICE, "replay", "replay"),
+        (config.metric_set, "full", MetricSet.FULL),
+        (config.metric_set, "default", MetricSet.DEFAULT),
+    ],
+)
+def test_takes(parse: Callable[[str], Any], text: str, expected: object) -> None:
+    """What users write means what they think."""
+    parsed = parse(text)
+    assert parsed == expected
+    assert type(parsed) is type(expected)
+
+
+@pytest.mark.parametrize(
+    ("parse", "text", "why"),
+    [
+        (config.address, "", "host:port"),
+        (config.address, ":", "host:port"),
+        (config.address, "localhost", "host:port"),
+        (config.address, "localhost:", "host:port"),
+        (config.address, ":65536", "from 0 to 65535"),
+        (config.address, ":-1", "host:port"),
+        (config.address, ":94 00", "host:port"),
+        (config.address, "tcp://1.2.3.4:9400/", "host:port"),
+        (config.address, "[::1]", "host:port"),
+        (config.duration, "", "for example 1s"),
+        (config.duration, "s", "for example 1s"),
+        (config.duration, "0", "for example 1s"),
+        (config.duration, "0.00ms", "for example 1s"),
+        (config.duration, "-1s", "for example 1s"),
+        (config.duration, "1d", "for example 1s"),
+        (config.duration, "1m30s", "for example 1s"),
+        (config.duration, "1,5s", "for example 1s"),
+        (config.duration, "inf", "for example 1s"),
+        (config.duration, "nan", "for example 1s"),
+        (config.interval, "99ms", "100ms to 1h"),
+        (config.interval, "3601", "100ms to 1h"),
+        (config.interval, "soon", "for example 1s"),
+        (config.speed, "0", "positive"),
+        (config.speed, "-1", "positive"),
+        (config.speed, "nan", "positive"),
+        (config.speed, "inf", "positive"),
+        (config.speed, "1e6", "positive"),
+        (config.speed, "fast", "positive"),
+        (config.count, "", "number of GPUs"),
+        (config.count, "-1", "number of GPUs"),
+        (config.count, "1.5", "number of GPUs"),
+        (config.count, "two", "number of GPUs"),
+        (config.boolean, "", "neither true nor false"),
+        (config.boolean, "2", "neither true nor false"),
+        (config.boolean, "y", "neither true nor false"),
+        (CHOICE, "NVML", "not one of nvml, replay"),
+        (CHOICE, "repaly", "did you mean replay?"),
+        (config.metric_set, "all", "not one of default, full"),
+    ],
+)
+def test_refuses(parse: Callable[[str], Any], text: str, why: str) -> None:
+    """What can't be meant is refused with the value and what would do."""
+    with pytest.raises(ValueError, match=r".") as caught:
+        parse(text)
+    assert repr(text) in str(caught.value)
+    assert why in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [(Address("", 9400), ":9400"), (Address("::1", 80), "[::1]:80"), (Address("127.0.0.1", 1), "127.0.0.1:1")],
+)
+def test_address_reads_back(given: Address, text: str) -> None:
+    """An address is printed as it would be written."""
+    assert str(given) == text
+    assert config.address(text) == given
+
+
+PARSERS = [setting.metadata["parse"] for setting in fields(Config) if setting.name not in ("recording", "node_name")]
+
+
+@given(st.text() | st.from_regex(r"[\[\]:.0-9a-z-]{0,12}:?[0-9.]{0,8}(ms|s|m|h)?"))
+def test_no_text_is_too_strange(text: str) -> None:
+    """Whatever the text, a parser takes it or raises ValueError, and numbers that it takes are finite."""
+    for parse in PARSERS:
+        try:
+            value = parse(text)
+        except ValueError:
+            continue
+        assert not isinstance(value, float) or 0 < value < math.inf
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "expected"),
+    [
+        ("intervall", ["interval", "address"], "; did you mean interval?"),
+        ("gauge_windw", ["gauge_window"], "; did you mean gauge_window?"),
+        ("zzz", ["interval", "address"], ""),
+        ("", ["interval"], ""),
+    ],
+)
+def test_nearest(name: str, known: list[str], expected: str) -> None:
+    """A suggestion is made when something is near, and only then."""
+    assert config.nearest(name, known) == expected
+
+
+def test_defaults() -> None:
+    """Without settings it is a live exporter on every interface's port 9400, and no recording."""
+    settings = Config()
+    assert (settings.address, settings.interval, settings.gauge_window) == (Address("", 9400), 1.0, 15.0)
+    assert (settings.source, settings.recording, settings.metrics) == ("auto", None, MetricSet.DEFAULT)
+    assert settings.expected_gpus is None
+
+
+def test_no_setting_is_named_like_a_service_link() -> None:
+    """Kubernetes' variables for a service named gpu-exporter can't be mistaken for settings."""
+    links = ("host", "port", "service", "port_")
+    assert [setting.name for setting in fields(Config) if setting.name.startswith(links)] == []
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("", {}),
+        ("# nothing\n", {}),
+        ("interval: 0.5", {"interval": "0.5"}),
+        ("gauge-window: 1m\nlog_level: debug", {"gauge_window": "1m", "log_level": "debug"}),
+        ("address: 9400", {"address": "9400"}),
+        ("address: :9400", {"address": ":9400"}),
+        ("loop: false", {"loop": "False"}),
+        ("expected-gpus: 8", {"expected_gpus": "8"}),
+    ],
+)
+def test_read_file(tmp_path: Path, content: str, expected: dict[str, str]) -> None:
+    """A file's values arrive as the text that the parsers take."""
+    path = tmp_path / "config.yaml"
+    path.write_text(content)
+    settings = read_file(path)
+    assert settings == expected
+    for setting in fields(Config):
+        if setting.name in settings:
+            setting.metadata["parse"](settings[setting.name])
+
+
+@pytest.mark.parametrize("content", ["speeed: 1", "- 1", "interval: [1]", "interval:", "a: b: c", "\x00"])
+def test_read_file_refuses(tmp_path: Path, content: str) -> None:
+    """Whatever is wrong with a file, the error names the file on one line."""
+    path = tmp_path / "config.yaml"
+    path.write_text(content)
+    with pytest.raises(GpuExporterError) as caught:
+        read_file(path)
+    assert str(caught.value).startswith(f"config {path}: ")
+    assert "\n" not in str(caught.value)

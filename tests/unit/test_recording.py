@@ -1,0 +1,283 @@
+"""Recordings: the arithmetic of columns, and what a replay makes of a file as time goes by."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from gpu_exporter import metrics as m
+from gpu_exporter.metrics import BY_KEY, METRICS, selected
+from gpu_exporter.model import Gpu, GpuLost, Kind, Metric, MetricSet, Pace, Reading
+from gpu_exporter.recording import HOLE_INTERVALS, Column, Recording, Writer, load
+from gpu_exporter.sources.replay import ReplayDevice, ReplaySource
+from tests.conftest import RECORDINGS
+
+ALL = frozenset(Pace)
+ENERGY, ACTIVE, TEMP = m.ENERGY.key, m.SM_ACTIVE.key, m.GPU_TEMP.key
+PACKAGED = sorted(RECORDINGS.glob("*.jsonl.gz"))
+
+
+class Clock:
+    """Stands in for time.monotonic, and moves when told to."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Player:
+    """A recording that is played by a clock of ours."""
+
+    def __init__(self, recording: Recording, *, speed: float = 1.0, loop: bool = True) -> None:
+        self.clock = Clock()
+        self.source = ReplaySource(recording, speed=speed, loop=loop, clock=self.clock)
+        metrics = selected(MetricSet.FULL)
+        self.gpus: list[ReplayDevice] = [self.source.attach(index, metrics) for index in range(self.source.count())]
+
+    def at(self, seconds: float, gpu: int = 0) -> Reading:
+        """Read a GPU this long after the start."""
+        self.clock.now = 1000.0 + seconds
+        return self.gpus[gpu].read(ALL)
+
+
+def value(reading: Reading, metric: Metric) -> float:
+    """The one value of a metric."""
+    (found,) = (value for series, value in reading.values.items() if series.metric is metric)
+    return found
+
+
+def write(path: Path, ticks: Sequence[tuple[float, int, Mapping[str, float]]], interval: float = 1.0) -> Recording:
+    """A recording of these ticks, written by hand and loaded."""
+    gpus = [{"gpu": gpu, "UUID": f"GPU-{gpu}"} for gpu in sorted({gpu for _, gpu, _ in ticks})]
+    header = {"format": "gpu-exporter-recording", "version": 1, "interval_seconds": interval, "gpus": gpus}
+    lines = [header, *({"t": t, "gpu": gpu, "samples": samples} for t, gpu, samples in ticks)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return load(path)
+
+
+# --- columns -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("points", "t", "at", "until"),
+    [
+        ([(1, 2), (2, 4)], 0, 2, (0, 0)),
+        ([(1, 2), (2, 4)], 0.5, 2, (1, 0.5)),
+        ([(1, 2), (2, 4)], 1, 2, (2, 1)),
+        ([(1, 2), (2, 4)], 1.25, 4, (3, 1.25)),
+        ([(1, 2), (2, 4)], 2, 4, (6, 2)),
+        ([(1, 2), (2, 4)], 99, 4, (6, 2)),
+        ([(1, 2), (2, 4)], -5, 2, (0, 0)),
+        # a value speaks for all the time since the one before, if that is not too long
+        ([(1, 2), (6, 4)], 3, 4, (10, 3)),
+        ([(1, 2), (1 + HOLE_INTERVALS, 4)], 1 + HOLE_INTERVALS, 4, (2 + 4 * HOLE_INTERVALS, 1 + HOLE_INTERVALS)),
+        # after a hole it speaks for one interval, and nothing is known in between
+        ([(1, 2), (20, 4)], 1, 2, (2, 1)),
+        ([(1, 2), (20, 4)], 10, 4, (2, 1)),
+        ([(1, 2), (20, 4)], 19, 4, (2, 1)),
+        ([(1, 2), (20, 4)], 19.5, 4, (4, 1.5)),
+        ([(1, 2), (20, 4)], 20, 4, (6, 2)),
+    ],
+)
+def test_column(points: list[tuple[float, float]], t: float, at: float, until: tuple[float, float]) -> None:
+    """Value, integral and known time at any time, with ticks an interval of 1 s apart."""
+    column = Column()
+    for when, what in points:
+        column.append(when, what, 1.0)
+    assert column.at(t) == at
+    assert column.until(t) == pytest.approx(until)
+
+
+# --- files -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", PACKAGED, ids=lambda path: path.name)
+def test_packaged_recordings(path: Path) -> None:
+    """Each recording that we ship loads, shows nobody's UUID, and has only metrics of the catalogue on every GPU."""
+    recording = load(path)
+    assert recording.duration > 30
+    for gpu in recording.gpus:
+        assert gpu.uuid == f"GPU-00000000-0000-0000-0000-{gpu.index:012d}"
+        assert {ACTIVE, ENERGY, TEMP} <= recording.columns[gpu.index].keys() <= BY_KEY.keys()
+
+
+def test_pause_is_cut_out(tmp_path: Path) -> None:
+    """When the recorder paused, the replay goes on at once, and what was counted meanwhile did not happen."""
+    counted = {1: 100, 2: 110, 3: 120, 103: 500, 104: 510}
+    recording = write(tmp_path / "r", [(t, 0, {ENERGY: c, ACTIVE: t / 1000}) for t, c in counted.items()])
+    assert recording.duration == 5
+    player = Player(recording)
+    readings = [player.at(t) for t in range(5)]
+    assert [value(reading, m.ENERGY) for reading in readings] == [100, 110, 120, 120, 130]
+    assert [value(reading, m.SM_ACTIVE) for reading in readings] == pytest.approx([0.001, 0.002, 0.003, 0.103, 0.104])
+
+
+def test_hole_of_one_gpu(tmp_path: Path) -> None:
+    """A GPU that was silent while another went on is lost for as long, then back, and nothing is cut."""
+    ticks = [(float(t), gpu, {TEMP: t}) for t in range(1, 41) for gpu in (0, 1) if gpu == 0 or not 5 < t <= 25]
+    player = Player(write(tmp_path / "r", ticks))
+    assert player.source.duration == 40
+    for t in range(39):
+        if 5 <= t < 24:
+            with pytest.raises(GpuLost) as caught:
+                player.at(t, gpu=1)
+            assert caught.value.reason == "lost"
+        else:
+            assert value(player.at(t, gpu=1), m.GPU_TEMP) == t + 1 if t != 24 else 26
+        assert value(player.at(t, gpu=0), m.GPU_TEMP) == t + 1
+
+
+def test_gap_of_one_metric(tmp_path: Path) -> None:
+    """A metric that was not known in a window has no value there; the others have."""
+    ticks = [(float(t), 0, {TEMP: t, **({} if 5 < t <= 25 else {ACTIVE: 0.5})}) for t in range(1, 41)]
+    player = Player(write(tmp_path / "r", ticks))
+    known = [any(series.metric is m.SM_ACTIVE for series in player.at(t).values) for t in range(39)]
+    assert known == [not 5 <= t < 25 for t in range(39)]
+
+
+def test_writer_reads_back(tmp_path: Path) -> None:
+    """What the writer writes, zipped or not, loads again: identities, masked or not, and seven digits of each value."""
+    gpu = Gpu(3, "GPU-secret", "00000000:06:00.0", "NVIDIA H200", "nvidia3", "580.1")
+    for name, mask in (("a.jsonl", False), ("b.jsonl.gz", True)):
+        path = tmp_path / name
+        writer = Writer(path, [gpu], 0.5, mask=mask)
+        writer.tick(100.0, 3, {ACTIVE: 1 / 3, ENERGY: 2.0**52})
+        writer.tick(100.5, 3, {ACTIVE: 2 / 3, ENERGY: 2.0**52 + 1})
+        writer.close()
+        text = (gzip.decompress(path.read_bytes()) if mask else path.read_bytes()).decode()
+        assert ("secret" in text) is not mask
+        recording = load(path)
+        assert (recording.interval, recording.duration) == (0.5, 1.0)
+        (loaded,) = recording.gpus
+        assert (loaded.index, loaded.model, loaded.device, loaded.driver) == (3, gpu.model, gpu.device, gpu.driver)
+        assert loaded.uuid == ("GPU-00000000-0000-0000-0000-000000000003" if mask else gpu.uuid)
+        assert recording.columns[3][ACTIVE].at(0.5) == 0.3333333
+        assert recording.columns[3][ENERGY].at(1.0) == 2**52 + 1
+
+
+# --- replay ------------------------------------------------------------------------------------------------------
+
+
+def segments(path: Path, metric: str) -> list[tuple[float, float, float]]:
+    """From the file alone: from when to when, in the replay's time, which value held on GPU 0."""
+    lines = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
+    interval, found, now = lines[0]["interval_seconds"], [], 0.0
+    ticks = [line for line in lines[1:] if line["gpu"] == 0]
+    for before, tick in pairwise([{"t": ticks[0]["t"] - interval}, *ticks]):
+        gap = tick["t"] - before["t"]
+        span = gap if gap <= HOLE_INTERVALS * interval else interval
+        found.append((now, now + span, tick["samples"][metric]))
+        now += span
+    return found
+
+
+@pytest.mark.parametrize("metric", [m.SM_ACTIVE, m.POWER, m.PCIE_TX], ids=str)
+@pytest.mark.parametrize("path", PACKAGED, ids=lambda path: path.name)
+def test_downsampling_is_the_weighted_mean(path: Path, metric: Metric) -> None:
+    """Recorded at 10 Hz and read each second, a value is the mean of what held in that second, weighted by time."""
+    recording, parts = load(path), segments(path, metric.key)
+    player = Player(recording)
+    player.at(1.0 - recording.interval)  # the second from 0 to 1
+    compared = 0
+    for second in range(1, int(recording.duration)):
+        weights = [(max(0.0, min(to, second + 1) - max(since, second)), held) for since, to, held in parts]
+        mean = sum(weight * held for weight, held in weights) / sum(weight for weight, _ in weights)
+        reading = player.at(second + 1 - recording.interval)
+        assert value(reading, metric) == pytest.approx(mean, rel=1e-5, abs=1e-6)  # unix times are exact to 0.2 us
+        assert reading.span == pytest.approx(1.0)
+        compared += mean > 0
+    assert compared > 10
+
+
+def test_no_part_is_played_twice_or_left_out() -> None:
+    """However often it is read, the integral over one loop and a bit is the recording's own."""
+    recording = load(PACKAGED[0])
+    parts = segments(PACKAGED[0], ACTIVE)
+    whole = sum((to - since) * held for since, to, held in parts)
+    for step in (0.03, 0.7, 13.0, recording.duration):
+        player, played, now = Player(recording), 0.0, 0.0
+        player.at(0)
+        while now < 2 * recording.duration - 1e-6:
+            now = min(now + step, 2 * recording.duration)
+            reading = player.at(now)
+            assert reading.span is not None
+            played += value(reading, m.SM_ACTIVE) * reading.span
+        assert played == pytest.approx(2 * whole, rel=1e-5)
+
+
+@pytest.mark.parametrize("path", PACKAGED, ids=lambda path: path.name)
+def test_counters_never_fall(path: Path) -> None:
+    """Counters go on rising from loop to loop, by the same amount each time."""
+    recording = load(path)
+    player = Player(recording)
+    counters = [metric for metric in METRICS if metric.kind is Kind.COUNTER and metric.key in recording.columns[0]]
+    assert m.ENERGY in counters
+    for gpu in range(len(player.gpus)):
+        readings = [player.at(0.7 * turn, gpu) for turn in range(int(3 * recording.duration / 0.7))]
+        for counter in counters:
+            values = [value(reading, counter) for reading in readings]
+            assert all(before <= after for before, after in pairwise(values))
+    column = recording.columns[0][ENERGY]
+    growth = column.values[-1] - column.values[0]
+    player = Player(recording)
+    of_loops = [value(player.at(loop * recording.duration + 5), m.ENERGY) for loop in range(4)]
+    assert growth > 1000
+    assert [after - before for before, after in pairwise(of_loops)] == pytest.approx([growth] * 3)
+
+
+@pytest.mark.parametrize("speed", [0.5, 1, 4, 100])
+def test_speed(tmp_path: Path, speed: float) -> None:
+    """At twice the speed the same seconds of recording take half the time, and the span says how long that was."""
+    recording = write(tmp_path / "r", [(float(t), 0, {TEMP: t, ACTIVE: t / 1000}) for t in range(1, 101)])
+    player = Player(recording, speed=speed)
+    first, second = player.at(0), player.at(10 / speed)
+    assert [value(first, m.GPU_TEMP), value(second, m.GPU_TEMP)] == pytest.approx([1, 6.5])
+    assert value(second, m.SM_ACTIVE) == pytest.approx(0.0065)
+    assert first.span == pytest.approx(1 / speed)
+    assert second.span == pytest.approx(10 / speed)
+
+
+@pytest.mark.parametrize("loop", [True, False])
+def test_end(tmp_path: Path, loop: bool) -> None:
+    """A recording ends after its last tick for the reason `ended`, or starts again."""
+    player = Player(write(tmp_path / "r", [(float(t), 0, {TEMP: 40 + t}) for t in range(1, 6)]), loop=loop)
+    assert [value(player.at(t), m.GPU_TEMP) for t in range(5)] == pytest.approx([41, 42, 43, 44, 45])
+    assert not player.source.ended
+    if loop:
+        assert value(player.at(5), m.GPU_TEMP) == pytest.approx(41)
+    else:
+        with pytest.raises(GpuLost, match="--loop") as caught:
+            player.at(5)
+        assert caught.value.reason == "ended"
+        assert player.source.ended
+
+
+def test_states_are_the_latest_and_bits_come_from_their_mask(tmp_path: Path) -> None:
+    """The mean of two masks or two link widths is neither: the latest is taken, and a mask gives its bits."""
+    masks, widths = [1, 4, 4, 12, 0, 8], [16, 8, 8, 16, 4, 8]
+    samples = [{m.CLOCK_EVENTS.key: mask, m.PCIE_WIDTH.key: width} for mask, width in zip(masks, widths, strict=True)]
+    player = Player(write(tmp_path / "r", [(float(t), 0, each) for t, each in enumerate(samples, 1)]))
+    player.at(0)
+    for t in (3, 4):
+        reading = player.at(t)
+        assert value(reading, m.CLOCK_EVENTS) == masks[t]
+        assert value(reading, m.PCIE_WIDTH) == widths[t]
+        for bit, metric in enumerate(m.CLOCK_EVENT_ACTIVE):
+            assert value(reading, metric) == (masks[t] >> bit) & 1
+
+
+def test_one_recorded_row_serves_all_of_its_field(tmp_path: Path) -> None:
+    """A field that was recorded in one unit is played in each; what was not recorded is said to be so."""
+    player = Player(write(tmp_path / "r", [(1.0, 0, {ENERGY: 5000}), (2.0, 0, {ENERGY: 6000})]))
+    reading = player.at(1)
+    assert [value(reading, m.ENERGY), value(reading, m.ENERGY_JOULES)] == pytest.approx([6000, 6])
+    assert {series.metric for series in reading.values} == {m.ENERGY, m.ENERGY_JOULES}
+    assert set(reading.unsupported) == set(selected(MetricSet.FULL)) - {m.ENERGY, m.ENERGY_JOULES}
+    assert set(reading.unsupported.values()) == {"not_recorded"}
