@@ -33,6 +33,8 @@ from gpu_exporter.model import (
 
 # A GPM window under 100 ms gives a wrong value without an error (nvml.h, and measured on an H200).
 GPM_MIN_SPAN = 0.1
+# A window that lacks no more than this is waited for; else an interval of 100 ms would lose every second one.
+GPM_PATIENCE = 0.02
 
 UNSUPPORTED = {
     pynvml.NVML_ERROR_NOT_SUPPORTED: "not_supported",
@@ -394,13 +396,17 @@ class _GpmWindow:
     def read(self, values: dict[Series, float], failed: dict[Series, str]) -> float | None:
         """Fill in the means since the sample before; return the seconds they cover, None if there are none yet.
 
-        After a late tick the next window may be too short: then the old sample is kept and nothing is lost.
+        After a late tick the next window may be too short: then the old sample is kept and nothing is lost. A sample is
+        dated by the return of its call, which may take long: so a window is never shorter than it seems.
         """
-        now = time.monotonic()
-        if not self._wanted or (self._old_at is not None and now - self._old_at < GPM_MIN_SPAN):
+        lacks = 0.0 if self._old_at is None else GPM_MIN_SPAN - (time.monotonic() - self._old_at)
+        if not self._wanted or lacks > GPM_PATIENCE:
             return None
+        if lacks > 0:
+            time.sleep(lacks)
         try:
             pynvml.nvmlGpmSampleGet(self._handle, self._new)
+            now = time.monotonic()
             span = None if self._old_at is None else now - self._old_at
             if span is not None:
                 self._request.sample1, self._request.sample2 = self._old, self._new
