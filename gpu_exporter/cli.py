@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -75,16 +75,21 @@ def _settings(*names: str) -> Callable[[F], F]:
             show_envvar=True,
             is_eager=True,
             expose_value=False,
-            callback=_load_file,
+            callback=_file_of(names),
             help="YAML file of settings, below environment and flags.",
         )(function)
 
     return decorate
 
 
-def _load_file(ctx: click.Context, param: click.Parameter, path: Path | None) -> None:
-    if path is not None:
-        ctx.default_map = {**(ctx.default_map or {}), **read_file(path)}
+def _file_of(names: Sequence[str]) -> Callable[[click.Context, click.Parameter, Path | None], None]:
+    """Reads the file into the defaults of these settings; others are another command's."""
+
+    def load_file(ctx: click.Context, param: click.Parameter, path: Path | None) -> None:
+        if path is not None:
+            ctx.default_map = {name: value for name, value in read_file(path).items() if name in names}
+
+    return load_file
 
 
 SOURCE_SETTINGS = ("source", "recording", "speed", "loop")
@@ -101,6 +106,8 @@ def _source(config: Config) -> Source:
         names = ", ".join(packaged)
         raise GpuExporterError(f"--source replay needs --recording FILE, or one of the packaged ones: {names}")
     path = packaged.get(str(config.recording), config.recording)
+    if path != config.recording and config.recording.exists():
+        path = config.recording
     return ReplaySource(load(path), speed=config.speed, loop=config.loop)
 
 

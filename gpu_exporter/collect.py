@@ -24,6 +24,9 @@ STALE_INTERVALS = 3
 # A GPU whose read takes longer than this, or an interval if that is longer, is stuck in its driver.
 DEADLINE_SECONDS = 1.0
 
+# GPUs of a node, for spreading their slow reads over a period.
+TURNS = 8
+
 
 class _Backoff:
     """1, 2, 4 … 30 s between attempts."""
@@ -135,10 +138,15 @@ class _Worker(threading.Thread):
             self.record.accumulator.detach()
 
     def _due(self, now: float) -> frozenset[Pace]:
-        """The paces whose period is over; all of them at the first read. Half an interval early is on time."""
+        """The paces whose period is over; all of them at the first read. Half an interval early is on time.
+
+        GPUs take turns with what is slow: the driver serves one at a time, and those who wait burn CPU.
+        """
         slack = self._collector.interval / 2
+        turn = self.index % TURNS / TURNS
         due = frozenset(pace for pace in Pace if now - self._read_at.get(pace, -float("inf")) >= pace.value - slack)
-        self._read_at.update((pace, now) for pace in due)
+        for pace in due:
+            self._read_at[pace] = now if pace in self._read_at else now - turn * pace.value
         return due
 
 

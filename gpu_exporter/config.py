@@ -37,13 +37,15 @@ def address(text: str) -> Address:
     host, _, port = text.rpartition(":")
     if not port.isdecimal() or not 0 <= int(port) <= 65535:
         raise ValueError(f"{text!r} is not an address; use host:port with a port from 0 to 65535, such as :9400")
+    if ":" in host and not (host.startswith("[") and host.endswith("]")):
+        raise ValueError(f"{text!r} is not an address; write an IPv6 host in brackets, such as [::1]:9400")
     return Address(host.strip("[]"), int(port))
 
 
 def duration(text: str) -> float:
     """`1s`, `100ms`, `2m`, or seconds as a plain number. Positive."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h|)", text.strip())
-    if not found or float(found[1]) == 0:
+    if not found or not 0 < float(found[1]) < 1e9:
         raise ValueError(f"{text!r} is not a duration; use for example 1s or 100ms")
     return float(found[1]) * UNITS[found[2]]
 
@@ -129,7 +131,7 @@ class Config:
 
 
 def read_file(path: Path) -> dict[str, str]:
-    """The settings of a YAML file, unchecked but known. Raises GpuExporterError naming what is wrong."""
+    """The settings of a YAML file as text, known and checked. Raises GpuExporterError naming what is wrong."""
     try:
         with path.open(encoding="utf-8") as file:
             content = yaml.safe_load(file)
@@ -141,13 +143,17 @@ def read_file(path: Path) -> dict[str, str]:
         return {}
     if not isinstance(content, dict):
         raise GpuExporterError(f"config {path}: must be a mapping of settings to values")
-    names = [setting.name for setting in fields(Config)]
+    parsers = {setting.name: setting.metadata["parse"] for setting in fields(Config)}
     settings = {}
     for key, value in content.items():
         name = str(key).replace("-", "_")
-        if name not in names:
-            raise GpuExporterError(f"config {path}: unknown key {key!r}{nearest(name, names)}")
+        if name not in parsers:
+            raise GpuExporterError(f"config {path}: unknown key {key!r}{nearest(name, parsers)}")
         if isinstance(value, dict | list) or value is None:
             raise GpuExporterError(f"config {path}: {key} needs one value, not {value!r}")
+        try:
+            parsers[name](str(value))
+        except ValueError as error:
+            raise GpuExporterError(f"config {path}: {key}: {error}") from error
         settings[name] = str(value)
     return settings

@@ -80,11 +80,13 @@ def test_bad_value(tmp_path: Path, where: str, setting: str, value: str, cure: s
         path = tmp_path / "config.yaml"
         path.write_text(f'{setting}: "{value}"\n')
         line = fails("serve", "--config", str(path))
+        assert f"config {path}: {setting}: " in line
     elif where == "environment":
         line = fails("serve", env={f"GPU_EXPORTER_{setting.upper()}": value})
+        assert f"GPU_EXPORTER_{setting.upper()}" in line
     else:
         line = fails("serve", f"--{setting.replace('_', '-')}={value}")
-    assert f"--{setting.replace('_', '-')}" in line
+        assert f"--{setting.replace('_', '-')}" in line
     assert repr(value) in line
     assert cure in line
 

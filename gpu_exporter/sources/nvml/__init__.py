@@ -1,0 +1,119 @@
+"""NVML and its GPM counters -> readings: GPUs straight from the driver, without DCGM and without privileges.
+
+The only package that imports `pynvml` (from nvidia-ml-py). Every call here may block in the driver.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pynvml
+
+from gpu_exporter.model import Gpu, GpuLost, Labels, Metric, SourceLost
+from gpu_exporter.sources.nvml.device import NvmlDevice
+from gpu_exporter.sources.nvml.errors import explain, outcome, raise_if_lost
+
+
+@contextmanager
+def _library() -> Iterator[None]:
+    try:
+        yield
+    except pynvml.NVMLError as error:
+        raise SourceLost(explain(error.value)) from error
+
+
+class NvmlSource:
+    """The NVIDIA driver's own library."""
+
+    name = "nvml"
+    live = True
+
+    def __init__(self, sysfs: Path = Path("/sys")) -> None:
+        self._sysfs = sysfs
+        self._open = False
+        self._system: Labels = ()
+
+    def open(self) -> None:
+        self.close()
+        with _library():
+            pynvml.nvmlInit()
+            self._open = True
+            cuda = pynvml.nvmlSystemGetCudaDriverVersion_v2()
+            self._system = (
+                ("driver_version", pynvml.nvmlSystemGetDriverVersion()),
+                ("nvml_version", pynvml.nvmlSystemGetNVMLVersion()),
+                ("cuda_version", f"{cuda // 1000}.{cuda % 1000 // 10}"),
+            )
+
+    def count(self) -> int:
+        with _library():
+            return int(pynvml.nvmlDeviceGetCount())
+
+    def expected(self) -> int | None:
+        """PCI functions of display class that are bound to the `nvidia` kernel driver; in a container that was given
+        some of the GPUs, unknown."""
+        if os.environ.get("NVIDIA_VISIBLE_DEVICES", "all") != "all":
+            return None
+        bound = self._sysfs / "bus/pci/drivers/nvidia"
+        if not bound.is_dir():
+            return None
+        found = 0
+        for function in bound.glob("*:*:*.*"):
+            with suppress(OSError):
+                found += (function / "class").read_text().startswith("0x03")
+        return found or None
+
+    def attach(self, index: int, metrics: Sequence[Metric]) -> NvmlDevice:
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            return NvmlDevice(handle, _identify(handle, index, self._system), metrics)
+        except pynvml.NVMLError as error:
+            if error.value == pynvml.NVML_ERROR_INVALID_ARGUMENT:
+                raise GpuLost(f"GPU {index}: the driver has no GPU of this index any more", "gone") from error
+            raise_if_lost(error.value, f"GPU {index}")
+            raise GpuLost(f"GPU {index}: {error}", outcome(error.value)) from error
+
+    def close(self) -> None:
+        if self._open:
+            self._open = False
+            with suppress(pynvml.NVMLError):
+                pynvml.nvmlShutdown()
+
+
+def _identify(handle: Any, index: int, system: Labels) -> Gpu:
+    """What a GPU is. Only the UUID is needed; the rest is left out where the driver has no answer."""
+
+    def ask(name: str, convert: Callable[[Any], str] = str) -> str:
+        try:
+            return convert(getattr(pynvml, f"nvmlDeviceGet{name}")(handle))
+        except pynvml.NVMLError as error:
+            raise_if_lost(error.value, f"GPU {index}")
+            return ""
+
+    info = {
+        "serial": ask("Serial"),
+        "vbios_version": ask("VbiosVersion"),
+        "inforom_version": ask("InforomImageVersion"),
+        "architecture": ask("Architecture", _architecture),
+        "compute_capability": ask("CudaComputeCapability", lambda pair: f"{pair[0]}.{pair[1]}"),
+        "numa_node": ask("NumaNodeId"),
+    }
+    return Gpu(
+        index=index,
+        uuid=pynvml.nvmlDeviceGetUUID(handle),
+        pci_bus_id=ask("PciInfo", lambda pci: str(pci.busId)),
+        model=ask("Name"),
+        device=ask("MinorNumber", lambda minor: f"nvidia{minor}"),
+        driver=dict(system)["driver_version"],
+        info=(*system, *((key, value) for key, value in info.items() if value)),
+    )
+
+
+def _architecture(number: int) -> str:
+    prefix = "NVML_DEVICE_ARCH_"
+    names = {value: name for name, value in vars(pynvml).items() if name.startswith(prefix)}
+    return str(names.get(number, str(number))).removeprefix(prefix).capitalize()

@@ -1,0 +1,55 @@
+"""NVML return codes -> outcomes: five that stay apart, and what each one costs."""
+
+from __future__ import annotations
+
+import pynvml
+
+from gpu_exporter.model import GpuLost, SourceLost
+
+UNSUPPORTED = {
+    pynvml.NVML_ERROR_NOT_SUPPORTED: "not_supported",
+    pynvml.NVML_ERROR_INVALID_ARGUMENT: "not_supported",
+    pynvml.NVML_ERROR_NOT_FOUND: "not_supported",
+    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: "not_supported",
+    pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH: "not_supported",
+    26: "not_supported",  # NVML_ERROR_DEPRECATED: older bindings lack the name
+    pynvml.NVML_ERROR_NO_PERMISSION: "no_permission",
+}
+LOST = {
+    pynvml.NVML_ERROR_GPU_IS_LOST: "lost",
+    pynvml.NVML_ERROR_RESET_REQUIRED: "reset_required",
+    28: "lost",  # NVML_ERROR_GPU_NOT_FOUND
+}
+LIBRARY_LOST = {
+    pynvml.NVML_ERROR_UNINITIALIZED,
+    pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
+    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND,
+    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
+}
+CURES = {
+    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: "libnvidia-ml.so.1 not found: install the NVIDIA driver, or give the"
+    " container the NVIDIA runtime (NVIDIA_DRIVER_CAPABILITIES=utility)",
+    pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "the NVIDIA kernel driver is not loaded: `modprobe nvidia`, and look at"
+    " `dmesg | grep NVRM`",
+    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "the NVIDIA library and kernel driver differ in version (an upgrade"
+    " without a reboot): reload the driver or reboot",
+    pynvml.NVML_ERROR_NO_PERMISSION: "no permission to open the NVIDIA devices: check the modes of /dev/nvidia*",
+}
+
+
+def outcome(code: int) -> str:
+    """One of the outcomes that stay apart: not_supported, no_permission, lost, reset_required, unknown."""
+    return UNSUPPORTED.get(code) or LOST.get(code) or "unknown"
+
+
+def raise_if_lost(code: int, what: str) -> None:
+    """Raise SourceLost or GpuLost for the codes that mean it; return for all others."""
+    if code in LIBRARY_LOST:
+        raise SourceLost(explain(code))
+    if code in LOST:
+        raise GpuLost(f"{what}: {pynvml.NVMLError(code)}", LOST[code])
+
+
+def explain(code: int) -> str:
+    """What a code means and what to do about it, in one line."""
+    return f"NVML: {CURES.get(code) or pynvml.NVMLError(code)}"

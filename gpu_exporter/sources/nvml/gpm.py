@@ -1,0 +1,81 @@
+"""GPM: the exact means between two samples of one GPU."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import pynvml
+
+from gpu_exporter.model import Series
+from gpu_exporter.sources.nvml.errors import outcome, raise_if_lost
+
+# A GPM window under 100 ms gives a wrong value without an error (nvml.h, and measured on an H200).
+GPM_MIN_SPAN = 0.1
+# A window that lacks no more than this is waited for; else an interval of 100 ms would lose every second one.
+GPM_PATIENCE = 0.02
+
+
+class GpmWindow:
+    """Two GPM samples of one GPU and the exact means between them (nvmlGpmMetricsGet costs by call, not by id)."""
+
+    def __init__(self, handle: Any, wanted: Sequence[tuple[int, Series]]) -> None:
+        self._handle = handle
+        self._wanted = list(wanted)
+        self._request = pynvml.c_nvmlGpmMetricsGet_t()
+        self._request.version = pynvml.NVML_GPM_METRICS_GET_VERSION
+        self._old, self._new = pynvml.nvmlGpmSampleAlloc(), pynvml.nvmlGpmSampleAlloc()
+        self._old_at: float | None = None
+        self._prepare()
+
+    def _prepare(self) -> None:
+        self._request.numMetrics = len(self._wanted)
+        metrics = self._request.metrics
+        for slot, (gpm, _) in enumerate(self._wanted):
+            metrics[slot].metricId = gpm
+        self._slots = [(metrics[slot], series) for slot, (_, series) in enumerate(self._wanted)]
+
+    def read(self, values: dict[Series, float], failed: dict[Series, str]) -> float | None:
+        """Fill in the means since the sample before; return the seconds they cover, None if there are none yet.
+
+        After a late tick the next window may be too short: then the old sample is kept and nothing is lost. A sample is
+        dated by the return of its call, which may take long: so a window is never shorter than it seems.
+        """
+        lacks = 0.0 if self._old_at is None else GPM_MIN_SPAN - (time.monotonic() - self._old_at)
+        if not self._wanted or lacks > GPM_PATIENCE:
+            return None
+        if lacks > 0:
+            time.sleep(lacks)
+        try:
+            pynvml.nvmlGpmSampleGet(self._handle, self._new)
+            now = time.monotonic()
+            span = None if self._old_at is None else now - self._old_at
+            if span is not None:
+                self._request.sample1, self._request.sample2 = self._old, self._new
+                pynvml.nvmlGpmMetricsGet(self._request)
+        except pynvml.NVMLError as error:
+            raise_if_lost(error.value, "GPM")
+            failed.update((series, outcome(error.value)) for _, series in self._wanted)
+            return None
+        self._old, self._new, self._old_at = self._new, self._old, now
+        if span is None:
+            return None
+        for slot, series in self._slots:
+            code = slot.nvmlReturn
+            if code == pynvml.NVML_SUCCESS:
+                values[series] = slot.value * series.metric.scale
+            else:
+                raise_if_lost(code, "GPM")
+                failed[series] = outcome(code)
+        return span
+
+    def drop(self, gone: Mapping[Series, str]) -> None:
+        self._wanted = [entry for entry in self._wanted if entry[1] not in gone]
+        self._prepare()
+
+    def close(self) -> None:
+        for sample in (self._old, self._new):
+            with suppress(pynvml.NVMLError):
+                pynvml.nvmlGpmSampleFree(sample)
