@@ -51,7 +51,7 @@ class Exporter:
 @contextmanager
 def running(command: Sequence[str], port: int, env: dict[str, str] | None = None) -> Iterator[Exporter]:
     """Start a command that listens on `port`; wait until it answers; end it."""
-    process = subprocess.Popen(command, env={**os.environ, **(env or {})})
+    process = subprocess.Popen(command, env={**os.environ, "PYTHONFAULTHANDLER": "1", **(env or {})})
     try:
         exporter = Exporter(process, port)
         deadline = time.monotonic() + 30
@@ -65,6 +65,8 @@ def running(command: Sequence[str], port: int, env: dict[str, str] | None = None
                 time.sleep(0.1)
         yield exporter
     finally:
+        if process.poll() is not None:
+            print(f"{command[0]} ended by itself with code {process.returncode}")
         process.terminate()
         process.wait(10)
 

@@ -49,8 +49,11 @@ class _Rising:
     total: float = 0.0
 
     def add(self, raw: float) -> float:
-        self.total += raw - self.last if raw >= self.last else raw
-        self.last = raw
+        if raw < self.last / 2:  # a new start; a smaller fall is jitter, and waits until it is caught up with
+            self.last = 0.0
+        if raw > self.last:
+            self.total += raw - self.last
+            self.last = raw
         return self.total
 
 

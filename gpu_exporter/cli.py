@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -64,7 +65,7 @@ def _settings(*names: str) -> Callable[[F], F]:
                 envvar=f"{ENV_PREFIX}{setting.name.upper()}",
                 type=_parsed(setting.metadata["parse"]),
                 default=setting.metadata["default"],
-                show_default=setting.metadata["default"] is not None,
+                show_default=bool(setting.metadata["default"]),
                 show_envvar=True,
                 help=setting.metadata["help"],
             )(function)
@@ -153,7 +154,7 @@ def once(as_json: bool, **settings: Any) -> None:
     if as_json:
         click.echo(json.dumps(_as_dict(snapshot), indent=2))
     else:
-        page = Renderer(config.node_name, _everywhere(source)).render(snapshot)
+        page = Renderer(config.node_name or socket.gethostname(), _everywhere(source)).render(snapshot)
         click.echo(page.body(Variant(openmetrics=False, gzip=False)), nl=False)
     _exit(0 if any(status.up for status in snapshot.gpus) else 1, clean)
 
@@ -247,7 +248,7 @@ def doctor_command(quiet: bool, **settings: Any) -> None:
 def main() -> None:
     """Entry point: every error that is the user's to mend is one line."""
     try:
-        code = cli.main(standalone_mode=False)
+        code = cli.main(standalone_mode=False, auto_envvar_prefix=ENV_PREFIX.rstrip("_"))
     except click.ClickException as error:
         click.echo(f"gpu-exporter: {' '.join(error.format_message().split())}", err=True)
         code = 2

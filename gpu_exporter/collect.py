@@ -116,6 +116,7 @@ class _Worker(threading.Thread):
                 self.record.unsupported = dict(reading.unsupported)
                 self.record.duration = time.monotonic() - started
                 self.record.read_at = time.monotonic()
+                self._ask_again({series.metric.pace for series in reading.failed}, started)
                 self.record.up()
 
     def _failed(self, reason: str, message: str) -> None:
@@ -135,7 +136,8 @@ class _Worker(threading.Thread):
         if self._device:
             self._device.close()
             self._device = None
-            self.record.accumulator.detach()
+            if self._collector.owner_of(self.record) is self:
+                self.record.accumulator.detach()
 
     def _due(self, now: float) -> frozenset[Pace]:
         """The paces whose period is over; all of them at the first read. Half an interval early is on time.
@@ -148,6 +150,11 @@ class _Worker(threading.Thread):
         for pace in due:
             self._read_at[pace] = now if pace in self._read_at else now - turn * pace.value
         return due
+
+    def _ask_again(self, paces: set[Pace], now: float) -> None:
+        """What failed is asked again soon, not only after its period."""
+        for pace in paces:
+            self._read_at[pace] = min(self._read_at.get(pace, now), now + Pace.SLOW.value - pace.value)
 
 
 class Collector:
@@ -192,13 +199,16 @@ class Collector:
             threading.Thread(target=self._clock, name="clock", daemon=True),
         ]
 
-    def start(self, timeout: float = 10.0) -> None:
+    def start(self, timeout: float = 10.0, stop: threading.Event | None = None) -> None:
         """Start, and wait for the first answer of the library. Raises SourceLost if it is an error or has no GPU.
 
-        A library that does not answer in time is not waited for: the loop goes on trying.
+        A library that does not answer in time, or until `stop`, is not waited for: the loop goes on trying.
         """
+        end = time.monotonic() + timeout
         self._threads[0].start()
-        if self._first_contact.wait(timeout) and not self.up:
+        while not self._first_contact.wait(0.1) and time.monotonic() < end and not (stop and stop.is_set()):
+            pass
+        if self._first_contact.is_set() and not self.up:
             raise SourceLost(self._error)
         self._threads[1].start()
 
@@ -215,16 +225,20 @@ class Collector:
             thread.join(max(0.0, end - time.monotonic()))
         if any(thread.is_alive() for thread in threads):
             return False
-        self.source.close()
-        return True
+        closing = threading.Thread(target=self.source.close, name="close", daemon=True)
+        closing.start()
+        closing.join(max(0.1, end - time.monotonic()))
+        return not closing.is_alive()
 
     # --- the library --------------------------------------------------------------------------------------------
 
     def source_lost(self, generation: int, message: str) -> None:
         """A worker found that the library is gone; the first one of a generation is heard."""
-        if self.up and generation == self.generation:
+        with self._done:
+            if not self.up or generation != self.generation:
+                return
             self._lost(message)
-            self._poke.set()
+        self._poke.set()
 
     def _lost(self, message: str) -> None:
         if message != self._error and self._first_contact.is_set():
@@ -237,13 +251,13 @@ class Collector:
             wait = RESCAN_SECONDS
             try:
                 if not self.up:
-                    self._reopen(None)
+                    self._reopen()
                     retry.reset()
                 elif not self._wants_restart():
                     restart.reset()
                 elif time.monotonic() >= restart.due:
                     restart.failed()
-                    self._reopen(self.deadline)
+                    self._reopen()
                 self._rescan()
             except SourceLost as error:
                 self._lost(str(error))
@@ -255,23 +269,25 @@ class Collector:
             self._poke.wait(wait)
             self._poke.clear()
 
-    def _reopen(self, timeout: float | None) -> None:
-        """Open the library anew, but only while no call is inside it: closing it under a call can crash. If one stays
-        inside for longer than `timeout`, all goes on as before."""
+    def _reopen(self) -> None:
+        """Open the library anew. It is closed before only if no call is inside it, for that can crash; a call that is
+        stuck there keeps nobody else: a library that answers goes on as before, another is opened once more."""
         self.paused = True
         try:
             with self._done:
                 idle = self._done.wait_for(
-                    lambda: self.stopping.is_set() or not any(worker.busy for worker in self._workers), timeout
+                    lambda: self.stopping.is_set() or not any(worker.busy for worker in self._workers), self.deadline
                 )
-            if idle and not self.stopping.is_set():
-                self._open()
+            if not self.stopping.is_set() and (idle or not self.up):
+                self._open(close=idle)
         finally:
             self.paused = False
 
-    def _open(self) -> None:
+    def _open(self, *, close: bool) -> None:
         self.generation += 1
-        self.source.close()
+        self.up = False
+        if close:
+            self.source.close()
         self.source.open()
         if self.source.count() == 0:
             raise SourceLost(f"source {self.source.name}: the library answers but shows no GPU")
@@ -339,16 +355,18 @@ class Collector:
                 worker.wake.set()
                 awaited.append(worker)
         with self._done:
-            self._done.wait_for(lambda: not any(worker.busy for worker in awaited), self.interval * 0.8)
+            self._done.wait_for(
+                lambda: not any(worker.busy for worker in awaited), min(self.interval * 0.8, DEADLINE_SECONDS)
+            )
         started = time.monotonic()
         self._publish(self.snapshot())
         self._published_in = time.monotonic() - started
 
     def snapshot(self) -> Snapshot:
         """What there is now. Calls no driver."""
+        known = self._records.copy()  # first: a GPU that is named meanwhile must not be listed twice
         nameless = [worker.record for worker in self._workers[: self._count] if worker.nameless]
-        records = sorted((*self._records.copy().values(), *nameless), key=lambda record: record.gpu.index)
-        self._seen = max(self._seen, len(records))
+        records = sorted((*known.values(), *nameless), key=lambda record: record.gpu.index)
         own = (
             (m.EXPECTED, self._seen if self._configured is None else self._configured),
             (m.INTERVAL, self.interval),

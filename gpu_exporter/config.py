@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import re
-import socket
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -125,7 +124,7 @@ class Config:
     loop: bool                = _setting("Whether to replay over and over.", boolean, "true")
     metrics: MetricSet        = _setting("Which metrics to expose, default or full.", metric_set, "default")
     expected_gpus: int | None = _setting("GPUs that ought to be there (else: bound to the driver, or most seen).", count)
-    node_name: str            = _setting("The node's name, for the Hostname label.", str, socket.gethostname())
+    node_name: str            = _setting("The node's name, for the Hostname label (else: the host's name).", str, "")
     log_level: str            = _setting("How much to log.", choice("debug", "info", "warning", "error"), "info")
 # fmt: on
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 import time
 from collections import defaultdict
@@ -33,7 +34,7 @@ BANNER = """
 
 def run(config: Config, source: Source, everywhere: Labels, stop: threading.Event) -> bool:
     """Serve until `stop`. False if a driver call is stuck. Raises GpuExporterError if it can't start."""
-    pages, renderer = Pages(), Renderer(config.node_name, everywhere)
+    pages, renderer = Pages(), Renderer(config.node_name or socket.gethostname(), everywhere)
     process = (ProcessCollector(registry=None), PlatformCollector(registry=None))
 
     def publish(snapshot: Snapshot) -> None:
@@ -51,7 +52,7 @@ def run(config: Config, source: Source, everywhere: Labels, stop: threading.Even
     )
     health = Health(config.interval, lambda: collector.ticked_at)
     server = Server(config.address, pages, health)
-    collector.start()
+    collector.start(stop=stop)
     server.start()
     if not source.live:
         log.warning(BANNER.format(label=f'source="{source.name}"'))

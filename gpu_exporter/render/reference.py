@@ -43,7 +43,7 @@ def configuration() -> str:
     """docs/configuration.md: one row a setting."""
     rows = []
     for setting in fields(Config):
-        default = "the host's name" if setting.name == "node_name" else setting.metadata["default"] or ""
+        default = setting.metadata["default"] or ""
         flag, variable = f"`--{setting.name.replace('_', '-')}`", f"`{ENV_PREFIX}{setting.name.upper()}`"
         rows.append((flag, variable, f"`{setting.name}`", default, setting.metadata["help"]))
     head = ("flag", "environment", "key", "default", "meaning")

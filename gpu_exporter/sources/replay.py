@@ -106,7 +106,8 @@ class ReplayDevice:
                 values[series] = value * scale
         if not values and self._found:
             raise GpuLost(f"GPU {self.gpu.index}: the recording has a hole here", "lost")
-        return Reading(time.monotonic(), values, (now - before) / source.speed, {}, self._unsupported)
+        missing = {series: "not_recorded" for series, *_ in self._found if series not in values}
+        return Reading(time.monotonic(), values, (now - before) / source.speed, missing, self._unsupported)
 
     def _value(self, metric: Metric, column: Column, before: float, now: float) -> float | None:
         duration = self._source.duration

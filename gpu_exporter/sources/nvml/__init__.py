@@ -15,7 +15,8 @@ import pynvml
 
 from gpu_exporter.model import Gpu, GpuLost, Labels, Metric, SourceLost
 from gpu_exporter.sources.nvml.device import NvmlDevice
-from gpu_exporter.sources.nvml.errors import explain, outcome, raise_if_lost
+from gpu_exporter.sources.nvml.errors import LIBRARY_LOST, explain, outcome, raise_if_lost
+from gpu_exporter.sources.nvml.turn import Turn
 
 
 @contextmanager
@@ -36,22 +37,29 @@ class NvmlSource:
         self._sysfs = sysfs
         self._open = False
         self._system: Labels = ()
+        self._count = 0
+        self._turn = Turn()
 
     def open(self) -> None:
-        self.close()
         with _library():
             pynvml.nvmlInit()
             self._open = True
-            cuda = pynvml.nvmlSystemGetCudaDriverVersion_v2()
-            self._system = (
-                ("driver_version", pynvml.nvmlSystemGetDriverVersion()),
-                ("nvml_version", pynvml.nvmlSystemGetNVMLVersion()),
-                ("cuda_version", f"{cuda // 1000}.{cuda % 1000 // 10}"),
-            )
+            system = {
+                "driver_version": _optional(pynvml.nvmlSystemGetDriverVersion),
+                "nvml_version": _optional(pynvml.nvmlSystemGetNVMLVersion),
+                # not _v2: that needs libcuda, which a container with the `utility` capability alone lacks
+                "cuda_version": _optional(lambda: _cuda(pynvml.nvmlSystemGetCudaDriverVersion())),
+            }
+        self._system = tuple((name, value) for name, value in system.items() if value)
 
     def count(self) -> int:
         with _library():
-            return int(pynvml.nvmlDeviceGetCount())
+            try:
+                self._count = int(pynvml.nvmlDeviceGetCount())
+            except pynvml.NVMLError as error:
+                if error.value in LIBRARY_LOST or not self._count:
+                    raise  # any other is a hiccup: what was counted before still holds
+        return self._count
 
     def expected(self) -> int | None:
         """PCI functions of display class that are bound to the `nvidia` kernel driver; in a container that was given
@@ -70,7 +78,7 @@ class NvmlSource:
     def attach(self, index: int, metrics: Sequence[Metric]) -> NvmlDevice:
         try:
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            return NvmlDevice(handle, _identify(handle, index, self._system), metrics)
+            return NvmlDevice(handle, _identify(handle, index, self._system), metrics, self._turn)
         except pynvml.NVMLError as error:
             if error.value == pynvml.NVML_ERROR_INVALID_ARGUMENT:
                 raise GpuLost(f"GPU {index}: the driver has no GPU of this index any more", "gone") from error
@@ -84,6 +92,20 @@ class NvmlSource:
                 pynvml.nvmlShutdown()
 
 
+def _optional(ask: Callable[[], Any]) -> str:
+    """A detail that may be missing; only the loss of the library matters."""
+    try:
+        return str(ask())
+    except pynvml.NVMLError as error:
+        if error.value in LIBRARY_LOST - {pynvml.NVML_ERROR_LIBRARY_NOT_FOUND}:
+            raise
+        return ""
+
+
+def _cuda(version: int) -> str:
+    return f"{version // 1000}.{version % 1000 // 10}"
+
+
 def _identify(handle: Any, index: int, system: Labels) -> Gpu:
     """What a GPU is. Only the UUID is needed; the rest is left out where the driver has no answer."""
 
@@ -92,6 +114,8 @@ def _identify(handle: Any, index: int, system: Labels) -> Gpu:
             return convert(getattr(pynvml, f"nvmlDeviceGet{name}")(handle))
         except pynvml.NVMLError as error:
             raise_if_lost(error.value, f"GPU {index}")
+            return ""
+        except (AttributeError, UnicodeDecodeError):  # bindings older than the call; text that is none
             return ""
 
     info = {
@@ -108,7 +132,7 @@ def _identify(handle: Any, index: int, system: Labels) -> Gpu:
         pci_bus_id=ask("PciInfo", lambda pci: str(pci.busId)),
         model=ask("Name"),
         device=ask("MinorNumber", lambda minor: f"nvidia{minor}"),
-        driver=dict(system)["driver_version"],
+        driver=dict(system).get("driver_version", ""),
         info=(*system, *((key, value) for key, value in info.items() if value)),
     )
 

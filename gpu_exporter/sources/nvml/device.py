@@ -9,9 +9,23 @@ from typing import Any
 
 import pynvml
 
-from gpu_exporter.model import Call, EntityKind, FieldValue, Gpm, Gpu, LinkSum, Metric, Pace, Reading, Series
-from gpu_exporter.sources.nvml.errors import outcome, raise_if_lost
+from gpu_exporter.model import (
+    Call,
+    EntityKind,
+    FieldValue,
+    Gpm,
+    Gpu,
+    GpuLost,
+    Kind,
+    LinkSum,
+    Metric,
+    Pace,
+    Reading,
+    Series,
+)
+from gpu_exporter.sources.nvml.errors import UNSUPPORTED, outcome, raise_if_lost
 from gpu_exporter.sources.nvml.gpm import GpmWindow
+from gpu_exporter.sources.nvml.turn import Turn
 
 
 def _temperature(handle: Any, sensor: int) -> int:
@@ -63,8 +77,9 @@ FIELD_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 class NvmlDevice:
     """One GPU. What it can't answer is found out at the first read, once, and not asked again."""
 
-    def __init__(self, handle: Any, gpu: Gpu, metrics: Sequence[Metric]) -> None:
+    def __init__(self, handle: Any, gpu: Gpu, metrics: Sequence[Metric], turn: Turn) -> None:
         self.gpu = gpu
+        self._turn = turn
         self._handle = handle
         self._unsupported: dict[Metric, str] = {}
         self._answered: set[Series] = set()
@@ -86,9 +101,10 @@ class NvmlDevice:
                             self._unsupported[metric] = "not_supported"
                     case Gpm(first, stride):
                         gpm.append((first + link * stride, series))
-        self._gpm = GpmWindow(handle, gpm) if self._has_gpm() else None
-        if self._gpm is None:
-            self._unsupported.update((series.metric, "not_supported") for _, series in gpm)
+        without = self._gpm_support() if gpm else None
+        self._gpm = GpmWindow(handle, gpm, turn) if gpm and without is None else None
+        if without is not None:
+            self._unsupported.update((series.metric, without) for _, series in gpm)
 
     def _series(self, metric: Metric, links: range) -> Iterable[tuple[int, Series]]:
         if metric.entity is not EntityKind.NVLINK:
@@ -99,18 +115,24 @@ class NvmlDevice:
 
     def _link_count(self) -> int:
         try:
-            count = pynvml.nvmlDeviceGetFieldValues(self._handle, [pynvml.NVML_FI_DEV_NVLINK_LINK_COUNT])[0]
+            with self._turn:
+                count = pynvml.nvmlDeviceGetFieldValues(self._handle, [pynvml.NVML_FI_DEV_NVLINK_LINK_COUNT])[0]
         except pynvml.NVMLError as error:
-            raise_if_lost(error.value, f"GPU {self.gpu.index}")
+            if error.value not in UNSUPPORTED:
+                raise  # whoever attaches tries again
             return 0
         return int(count.value.uiVal) if count.nvmlReturn == pynvml.NVML_SUCCESS else 0
 
-    def _has_gpm(self) -> bool:
+    def _gpm_support(self) -> str | None:
+        """Why this GPU has no GPM; None if it has."""
         try:
-            return bool(pynvml.nvmlGpmQueryDeviceSupport(self._handle).isSupportedDevice)
+            with self._turn:
+                supported = pynvml.nvmlGpmQueryDeviceSupport(self._handle).isSupportedDevice
         except pynvml.NVMLError as error:
-            raise_if_lost(error.value, f"GPU {self.gpu.index}")
-            return False
+            if error.value not in UNSUPPORTED:
+                raise
+            return outcome(error.value)
+        return None if supported else "not_supported"
 
     def read(self, paces: frozenset[Pace]) -> Reading:
         values: dict[Series, float] = {}
@@ -121,6 +143,8 @@ class NvmlDevice:
         for pace in sorted(paces, key=lambda pace: pace.value):
             self._read_calls(self._calls[pace], values, failed)
             self._read_fields(list(self._fields[pace].items()), values, failed)
+        if failed and not values and Pace.FAST in paces:
+            raise GpuLost(f"GPU {self.gpu.index}: no field answers", "unknown")
         self._answered.update(values)
         self._prune(failed)
         return Reading(time.monotonic(), values, span, failed, dict(self._unsupported))
@@ -154,11 +178,12 @@ class NvmlDevice:
         values: dict[Series, float],
         failed: dict[Series, str],
     ) -> None:
-        """One batch, each (field, scope) once. A link sum adds up; a link without an answer adds nothing."""
+        """One batch, each (field, scope) once. The links of a link sum add up."""
         if not fields:
             return
         try:
-            answers = pynvml.nvmlDeviceGetFieldValues(self._handle, [field for field, _ in fields])
+            with self._turn:
+                answers = pynvml.nvmlDeviceGetFieldValues(self._handle, [field for field, _ in fields])
         except pynvml.NVMLError as error:
             raise_if_lost(error.value, f"GPU {self.gpu.index}, field values")
             if len(fields) == 1:
@@ -173,10 +198,14 @@ class NvmlDevice:
                 value = float(getattr(answer.value, FIELD_MEMBERS[answer.valueType]))
                 for series in wanted:
                     values[series] = values.get(series, 0.0) + value * series.metric.scale
-                    failed.pop(series, None)
             else:
                 raise_if_lost(answer.nvmlReturn, f"GPU {self.gpu.index}, field {field[0]}")
-                failed.update((series, outcome(answer.nvmlReturn)) for series in wanted if series not in values)
+                failed.update((series, outcome(answer.nvmlReturn)) for series in wanted)
+        for series in failed.keys() & values.keys():
+            if series.metric.kind is Kind.COUNTER:  # a sum without one of its links would fall, and jump back
+                del values[series]
+            else:
+                del failed[series]
 
     def _prune(self, failed: dict[Series, str]) -> None:
         """A series that never answered and is not supported or not permitted is not asked again."""

@@ -11,6 +11,7 @@ import pynvml
 
 from gpu_exporter.model import Series
 from gpu_exporter.sources.nvml.errors import outcome, raise_if_lost
+from gpu_exporter.sources.nvml.turn import Turn
 
 # A GPM window under 100 ms gives a wrong value without an error (nvml.h, and measured on an H200).
 GPM_MIN_SPAN = 0.1
@@ -21,8 +22,9 @@ GPM_PATIENCE = 0.02
 class GpmWindow:
     """Two GPM samples of one GPU and the exact means between them (nvmlGpmMetricsGet costs by call, not by id)."""
 
-    def __init__(self, handle: Any, wanted: Sequence[tuple[int, Series]]) -> None:
+    def __init__(self, handle: Any, wanted: Sequence[tuple[int, Series]], turn: Turn) -> None:
         self._handle = handle
+        self._turn = turn
         self._wanted = list(wanted)
         self._request = pynvml.c_nvmlGpmMetricsGet_t()
         self._request.version = pynvml.NVML_GPM_METRICS_GET_VERSION
@@ -49,12 +51,14 @@ class GpmWindow:
         if lacks > 0:
             time.sleep(lacks)
         try:
-            pynvml.nvmlGpmSampleGet(self._handle, self._new)
-            now = time.monotonic()
+            with self._turn:
+                pynvml.nvmlGpmSampleGet(self._handle, self._new)
+                now = time.monotonic()
             span = None if self._old_at is None else now - self._old_at
             if span is not None:
                 self._request.sample1, self._request.sample2 = self._old, self._new
-                pynvml.nvmlGpmMetricsGet(self._request)
+                with self._turn:
+                    pynvml.nvmlGpmMetricsGet(self._request)
         except pynvml.NVMLError as error:
             raise_if_lost(error.value, "GPM")
             failed.update((series, outcome(error.value)) for _, series in self._wanted)
