@@ -201,8 +201,10 @@ def record_command(out: Path, interval: float, duration: float, mask: bool, **se
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    ticks = record.record(_source(config), selected(config.metrics), out, interval, duration, mask=mask, stop=stop)
+    source = _source(config)
+    ticks, clean = record.record(source, selected(config.metrics), out, interval, duration, mask=mask, stop=stop)
     click.echo(f"{out}: {ticks} ticks")
+    _exit(0, clean)
 
 
 @cli.command("metrics")

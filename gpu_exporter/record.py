@@ -9,10 +9,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gpu_exporter.accumulate import INTEGRALS
-from gpu_exporter.model import Device, GpuExporterError, GpuLost, Metric, Pace, Source
+from gpu_exporter.model import Device, GpuExporterError, GpuLost, Metric, Pace, Reading, Source
 from gpu_exporter.recording import Writer
 
 log = logging.getLogger(__name__)
+
+
+PROFILED = frozenset(metric.key for metric in INTEGRALS)
+# How long a read may take after the end was asked for; then it is stuck in the driver.
+GRACE_SECONDS = 2.0
+# How long it may take until every GPU is attached.
+START_SECONDS = 30.0
 
 
 def record(
@@ -24,22 +31,23 @@ def record(
     *,
     mask: bool = False,
     stop: threading.Event,
-) -> int:
-    """Record for `duration` seconds or until `stop`; return the number of ticks. Raises GpuExporterError."""
-    source.open()
-    try:
-        devices = [source.attach(index, _raw(metrics)) for index in range(source.count())]
-        if not devices:
-            raise GpuExporterError(f"source {source.name}: there is no GPU to record")
-        writer = Writer(path, [device.gpu for device in devices], interval, mask=mask)
-        try:
-            return _ticks(devices, writer, interval, duration, stop)
-        finally:
-            writer.close()
-            for device in devices:
-                device.close()
-    finally:
-        source.close()
+) -> tuple[int, bool]:
+    """Record for `duration` seconds or until `stop`; return the number of ticks, and False if a driver call is stuck.
+
+    The file is complete in either case. Raises GpuExporterError.
+    """
+    recorder = _Recorder(source, _raw(metrics), path, interval, mask=mask)
+    thread = threading.Thread(target=recorder.run, args=(duration, stop), name="record", daemon=True)
+    thread.start()
+    end = time.monotonic() + duration + START_SECONDS
+    while thread.is_alive() and not stop.is_set() and time.monotonic() < end:
+        thread.join(0.1)
+    stop.set()
+    thread.join(GRACE_SECONDS)
+    recorder.finish()
+    if recorder.error:
+        raise recorder.error
+    return recorder.ticks, not thread.is_alive()
 
 
 def _raw(metrics: Sequence[Metric]) -> list[Metric]:
@@ -48,35 +56,68 @@ def _raw(metrics: Sequence[Metric]) -> list[Metric]:
     return [metric for metric in metrics if fields.get(metric.nvml) is metric and metric.entity.value == "gpu"]
 
 
-def _ticks(devices: list[Device], writer: Writer, interval: float, duration: float, stop: threading.Event) -> int:
-    ticks, read_at = 0, dict.fromkeys(Pace, -float("inf"))
-    latest: dict[int, dict[str, float]] = {device.gpu.index: {} for device in devices}
-    begin = tick = time.monotonic()
-    while tick < begin + duration + interval and not stop.wait(tick - time.monotonic()):
-        due = frozenset(pace for pace in Pace if tick - read_at[pace] >= pace.value)
-        read_at.update((pace, tick) for pace in due)
-        for device in list(devices):
-            try:
-                reading = device.read(due)
-            except GpuLost as error:
-                log.warning("%s; it is not recorded further", error)
-                devices.remove(device)
-                continue
-            values = latest[device.gpu.index]
-            for name in [name for name in values if name in PROFILED]:
-                del values[name]  # a mean is of one tick only
-            for series in reading.failed:
-                values.pop(series.metric.key, None)
-            values.update(
-                (series.metric.key, value)
-                for series, value in reading.values.items()
-                if series.metric.low <= value <= series.metric.high
-            )
-            if any(name in PROFILED for name in values) or reading.span is None:
-                writer.tick(time.time(), device.gpu.index, values)
-                ticks += 1
-        tick = max(tick + interval, time.monotonic())
-    return ticks
+class _Recorder:
+    """Reads on its own thread, since a call into a driver may not return; the file is finished by who waits for it."""
 
+    def __init__(self, source: Source, metrics: Sequence[Metric], path: Path, interval: float, *, mask: bool) -> None:
+        self.ticks = 0
+        self.error: GpuExporterError | None = None
+        self._source, self._metrics = source, metrics
+        self._path, self._interval, self._mask = path, interval, mask
+        self._writer: Writer | None = None
 
-PROFILED = frozenset(metric.key for metric in INTEGRALS)
+    def run(self, duration: float, stop: threading.Event) -> None:
+        """Record until the time is over or `stop`; what goes wrong is left in `error`."""
+        devices: list[Device] = []
+        try:
+            self._source.open()
+            for index in range(self._source.count()):
+                try:
+                    devices.append(self._source.attach(index, self._metrics))
+                except GpuLost as error:
+                    log.warning("%s; it is not recorded", error)
+            if not devices:
+                raise GpuExporterError(f"source {self._source.name}: there is no GPU to record")
+            self._writer = Writer(self._path, [device.gpu for device in devices], self._interval, mask=self._mask)
+            self._record(devices, duration, stop)
+        except GpuExporterError as error:
+            self.error = error
+        finally:
+            for device in devices:
+                device.close()
+            self._source.close()
+
+    def finish(self) -> None:
+        """Complete the file."""
+        if self._writer:
+            self._writer.close()
+
+    def _record(self, devices: list[Device], duration: float, stop: threading.Event) -> None:
+        read_at = dict.fromkeys(Pace, -float("inf"))
+        latest: dict[int, dict[str, float]] = {device.gpu.index: {} for device in devices}
+        begin = tick = time.monotonic()
+        while tick < begin + duration + self._interval and not stop.wait(tick - time.monotonic()):
+            due = frozenset(pace for pace in Pace if tick - read_at[pace] >= pace.value)
+            read_at.update((pace, tick) for pace in due)
+            for device in list(devices):
+                try:
+                    self._write(device.gpu.index, latest[device.gpu.index], device.read(due), stop)
+                except GpuLost as error:
+                    log.warning("%s; it is not recorded further", error)
+                    devices.remove(device)
+            tick = max(tick + self._interval, time.monotonic())
+
+    def _write(self, gpu: int, values: dict[str, float], reading: Reading, stop: threading.Event) -> None:
+        """One line: what was read now, and what holds from before. A mean is of one tick only."""
+        for name in PROFILED & values.keys():
+            del values[name]
+        for series in reading.failed:
+            values.pop(series.metric.key, None)
+        values.update(
+            (series.metric.key, value)
+            for series, value in reading.values.items()
+            if series.metric.low <= value <= series.metric.high
+        )
+        if self._writer and not stop.is_set():
+            self._writer.tick(time.time(), gpu, values)
+            self.ticks += 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -83,6 +83,7 @@ class NvmlDevice:
         self._handle = handle
         self._unsupported: dict[Metric, str] = {}
         self._answered: set[Series] = set()
+        self._parts: dict[Series, int] = {}
         self._calls: dict[Pace, dict[Call, list[Series]]] = defaultdict(lambda: defaultdict(list))
         self._fields: dict[Pace, dict[tuple[int, int], list[Series]]] = defaultdict(lambda: defaultdict(list))
         gpm: list[tuple[int, Series]] = []
@@ -193,19 +194,23 @@ class NvmlDevice:
                 self._read_fields(fields[:half], values, failed)
                 self._read_fields(fields[half:], values, failed)
             return
+        parts: Counter[Series] = Counter()
         for (field, wanted), answer in zip(fields, answers, strict=True):
             if answer.nvmlReturn == pynvml.NVML_SUCCESS:
                 value = float(getattr(answer.value, FIELD_MEMBERS[answer.valueType]))
                 for series in wanted:
                     values[series] = values.get(series, 0.0) + value * series.metric.scale
+                    parts[series] += 1
             else:
                 raise_if_lost(answer.nvmlReturn, f"GPU {self.gpu.index}, field {field[0]}")
-                failed.update((series, outcome(answer.nvmlReturn)) for series in wanted)
+                failed.update((s, outcome(answer.nvmlReturn)) for s in wanted if failed.get(s) != "unknown")
         for series in failed.keys() & values.keys():
-            if series.metric.kind is Kind.COUNTER:  # a sum without one of its links would fall, and jump back
-                del values[series]
-            else:
+            whole = failed[series] != "unknown" and parts[series] >= self._parts.get(series, 0)
+            if whole or series.metric.kind is Kind.GAUGE:
                 del failed[series]
+            else:  # a sum without one of its links would fall, and jump back
+                del values[series]
+        self._parts.update((series, links) for series, links in parts.items() if series in values)
 
     def _prune(self, failed: dict[Series, str]) -> None:
         """A series that never answered and is not supported or not permitted is not asked again."""
