@@ -48,7 +48,9 @@ def test_a_gpu_that_answers_nothing_is_down(serve: Serve, tmp_path: Path) -> Non
 
 def test_a_link_sum_does_not_fall(serve: Serve, driver: FakeDriver) -> None:
     """One of 18 links stops answering: the sum of errors holds instead of falling and jumping back."""
-    driver.set("FieldValues.163", 100)
+    with driver.batch():
+        for link in range(18):
+            driver.set(f"FieldValues.163.{link}", 100)
     first = serve(env=driver.environment).until(lambda page: bool(total(page)))
     assert total(first) == [1800]
     driver.fail("FieldValues.163.5", 999)
@@ -92,9 +94,7 @@ def test_sigterm_ends_it(
     )
     try:
         begin = time.monotonic()
-        until(
-            lambda: (not record and time.monotonic() > begin + 1.5) or (out.exists() and time.monotonic() > begin + 2)
-        )
+        until(lambda: time.monotonic() > begin + 2 and (out.exists() or not record))
         if record:
             fault(driver)
             until(lambda: time.monotonic() > begin + 3)

@@ -31,7 +31,7 @@ def test_calls_do_not_overlap() -> None:
 
 
 def test_a_stuck_holder_costs_one_wait() -> None:
-    """The next one goes ahead after PATIENCE, those after it at once, and the late return of the first frees nobody's turn."""
+    """The next goes ahead after PATIENCE, others at once, and the late return of the first frees nobody's turn."""
     turn, stuck, back = Turn(), threading.Event(), threading.Event()
 
     def hang() -> None:
@@ -53,7 +53,12 @@ def test_a_stuck_holder_costs_one_wait() -> None:
         back.set()
         thread.join()
         entered = threading.Event()
-        other = threading.Thread(target=lambda: turn.__enter__() or entered.set())
+
+        def enter() -> None:
+            with turn:
+                entered.set()
+
+        other = threading.Thread(target=enter)
         other.start()
         assert not entered.wait(0.1)
     other.join()
