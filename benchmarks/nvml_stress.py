@@ -1,0 +1,70 @@
+"""Many readers on real GPUs at once: does the driver's library survive it?
+
+    python -m benchmarks.nvml_stress [--processes 3] [--seconds 60] [--unserialised]
+
+Each process reads every GPU on a thread of its own, ten times a second, slow and rare fields most of the time. On four
+H200s (driver 580.159.04) three exporters that did so died of a segmentation fault in nvmlGpmMetricsGet within a second,
+before `sources/nvml/turn.py` kept their threads' calls apart. `--unserialised` is as it was then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+import time
+
+from gpu_exporter.metrics import selected
+from gpu_exporter.model import MetricSet, Pace
+from gpu_exporter.sources.nvml import NvmlSource
+
+
+def read(seconds: float, unserialised: bool) -> None:
+    """Read every GPU on its own thread for a while; end without destructors."""
+    source = NvmlSource()
+    if unserialised:
+        source._turn = contextlib.nullcontext()  # type: ignore[assignment]
+    source.open()
+    end = time.monotonic() + seconds
+
+    def one(index: int) -> None:
+        device, turn = source.attach(index, selected(MetricSet.FULL)), 0
+        while time.monotonic() < end:
+            turn += 1
+            device.read(frozenset(Pace) if turn % 3 else frozenset({Pace.FAST}))
+            time.sleep(0.1)
+
+    threads = [threading.Thread(target=one, args=(index,)) for index in range(source.count())]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    os._exit(0)
+
+
+def main() -> int:
+    """Start the processes; 1 if one of them was killed by a signal."""
+    options = argparse.ArgumentParser()
+    options.add_argument("--processes", type=int, default=3)
+    options.add_argument("--seconds", type=float, default=60)
+    options.add_argument("--unserialised", action="store_true")
+    options.add_argument("--child", action="store_true")
+    chosen = options.parse_args()
+    if chosen.child:
+        read(chosen.seconds, chosen.unserialised)
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-X", "faulthandler", "-m", "benchmarks.nvml_stress", "--child", *sys.argv[1:]]
+        )
+        for _ in range(chosen.processes)
+    ]
+    codes = [child.wait() for child in children]
+    print(f"{chosen.processes} processes, {chosen.seconds:g} s: exit codes {codes}")
+    return 1 if any(codes) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
