@@ -1,6 +1,6 @@
 """The loop: one thread a GPU reads, a clock thread that never calls a driver publishes snapshots of what there is.
 
-Three blast radii: a field that fails costs that field (`accumulate`), a lost or wedged GPU costs that GPU (`_Worker`),
+Three blast radii: a field that fails costs that field (`accumulate`), a lost or wedged GPU costs that GPU (`worker`),
 a dead library costs the source, which `_connect` opens again with back-off. Nothing costs the process.
 """
 
@@ -12,149 +12,17 @@ import time
 from collections.abc import Callable, Sequence
 
 from gpu_exporter import metrics as m
-from gpu_exporter.model import Device, Gpu, GpuLost, GpuStatus, Metric, Pace, Snapshot, Source, SourceLost
+from gpu_exporter.model import Gpu, GpuStatus, Metric, Snapshot, Source, SourceLost
 from gpu_exporter.snapshot import Composer, GpuRecord
+from gpu_exporter.worker import Backoff, Worker
 
 log = logging.getLogger(__name__)
 
 RESCAN_SECONDS = 5.0
-LONGEST_BACKOFF = 30.0
 # Series of a GPU that was not read for this many intervals are withdrawn: Prometheus would stamp them as fresh.
 STALE_INTERVALS = 3
 # A GPU whose read takes longer than this, or an interval if that is longer, is stuck in its driver.
 DEADLINE_SECONDS = 1.0
-
-# GPUs of a node, for spreading their slow reads over a period.
-TURNS = 8
-
-
-class _Backoff:
-    """1, 2, 4 … 30 s between attempts."""
-
-    def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        self._next, self.due = 1.0, 0.0
-
-    def failed(self) -> float:
-        wait, self._next = self._next, min(self._next * 2, LONGEST_BACKOFF)
-        self.due = time.monotonic() + wait
-        return wait
-
-
-class _Worker(threading.Thread):
-    """Reads the GPU of one index at each tick. Only this thread touches its device, so a wedged call costs it alone."""
-
-    def __init__(self, collector: Collector, index: int) -> None:
-        super().__init__(name=f"gpu-{index}", daemon=True)
-        self.index = index
-        self.record = self._nobody = GpuRecord(Gpu(index), collector.gauge_window)
-        self.busy_since: float | None = None
-        self.wake = threading.Event()
-        self._collector = collector
-        self._device: Device | None = None
-        self._generation = -1
-        self._backoff = _Backoff()
-        self._read_at: dict[Pace, float] = {}
-
-    @property
-    def busy(self) -> bool:
-        """Woken and not yet done."""
-        return self.wake.is_set() or self.busy_since is not None
-
-    @property
-    def nameless(self) -> bool:
-        """It was never told which GPU this is."""
-        return self.record is self._nobody
-
-    @property
-    def stalled(self) -> float:
-        """Seconds inside the current read beyond which it counts as stuck; 0 if it is not stuck."""
-        since = self.busy_since
-        busy = 0.0 if since is None else time.monotonic() - since
-        return busy if busy > self._collector.deadline else 0.0
-
-    def run(self) -> None:
-        while True:
-            self.wake.wait()
-            self.busy_since = time.monotonic()  # before `clear`: at no instant does a woken worker look idle
-            self.wake.clear()
-            if self._collector.stopping.is_set():
-                break
-            try:
-                self._tick()
-            except Exception:  # a bug of ours must not look like a wedged GPU
-                log.exception("GPU %d: unexpected error, please report it", self.index)
-                self._failed("unknown", "unexpected error")
-            self.busy_since = None
-            self._collector.worker_done()
-        if self._device:
-            self._device.close()
-
-    def _tick(self) -> None:
-        collector, started = self._collector, time.monotonic()
-        generation = collector.generation
-        if self._generation != generation:
-            self._detach()
-            self._backoff.reset()
-            self._generation = generation
-        if not collector.up or collector.paused or (self._device is None and started < self._backoff.due):
-            return
-        try:
-            device = self._device or self._attach()
-            reading = device.read(self._due(started))
-        except GpuLost as error:
-            self._failed(error.reason, str(error))
-        except SourceLost as error:
-            self._detach()
-            collector.source_lost(generation, str(error))
-        else:
-            if generation == collector.generation:
-                self._backoff.reset()
-                self.record.samples = self.record.accumulator.apply(reading)
-                self.record.unsupported = dict(reading.unsupported)
-                self.record.duration = time.monotonic() - started
-                self.record.read_at = time.monotonic()
-                self._ask_again({series.metric.pace for series in reading.failed}, started)
-                self.record.up()
-
-    def _failed(self, reason: str, message: str) -> None:
-        self._detach()
-        self._backoff.failed()
-        if self._collector.owner_of(self.record) is not self:  # another index has it since a restart
-            self.record = self._nobody
-        self.record.down(reason, message)
-
-    def _attach(self) -> Device:
-        self._device = device = self._collector.source.attach(self.index, self._collector.metrics)
-        self.record = self._collector.record_of(device.gpu, self)
-        self._read_at.clear()
-        return device
-
-    def _detach(self) -> None:
-        if self._device:
-            self._device.close()
-            self._device = None
-            if self._collector.owner_of(self.record) is self:
-                self.record.accumulator.detach()
-
-    def _due(self, now: float) -> frozenset[Pace]:
-        """The paces whose period is over; all of them at the first read. Half an interval early is on time.
-
-        GPUs take turns with what is slow: the driver serves one at a time, and those who wait burn CPU.
-        """
-        slack = self._collector.interval / 2
-        turn = self.index % TURNS / TURNS
-        due = frozenset(pace for pace in Pace if now - self._read_at.get(pace, -float("inf")) >= pace.value - slack)
-        for pace in due:
-            self._read_at[pace] = now if pace in self._read_at else now - turn * pace.value
-        return due
-
-    def _ask_again(self, paces: set[Pace], now: float) -> None:
-        """What failed is asked again soon, not only after its period."""
-        for pace in paces:
-            self._read_at[pace] = min(self._read_at.get(pace, now), now + Pace.SLOW.value - pace.value)
 
 
 class Collector:
@@ -190,9 +58,9 @@ class Collector:
         self._first_contact = threading.Event()
         self._poke = threading.Event()
         self._done = threading.Condition()
-        self._workers: list[_Worker] = []
+        self._workers: list[Worker] = []
         self._records: dict[str, GpuRecord] = {}
-        self._owners: dict[GpuRecord, _Worker] = {}
+        self._owners: dict[GpuRecord, Worker] = {}
         self._composer = Composer(source.name, live=source.live)
         self._threads = [
             threading.Thread(target=self._connect, name="connect", daemon=True),
@@ -246,7 +114,7 @@ class Collector:
         self.up, self._error = False, message
 
     def _connect(self) -> None:
-        retry, restart = _Backoff(), _Backoff()
+        retry, restart = Backoff(), Backoff()
         while not self.stopping.is_set():
             wait = RESCAN_SECONDS
             try:
@@ -300,7 +168,7 @@ class Collector:
         """Give every GPU that the library counts a worker."""
         self._count = self.source.count()
         for index in range(len(self._workers), self._count):
-            worker = _Worker(self, index)
+            worker = Worker(self, index)
             self._workers.append(worker)
             worker.start()
         self._seen = max(self._seen, self._count, self._bound or 0)
@@ -312,14 +180,14 @@ class Collector:
 
     # --- GPUs -----------------------------------------------------------------------------------------------------
 
-    def record_of(self, gpu: Gpu, owner: _Worker) -> GpuRecord:
+    def record_of(self, gpu: Gpu, owner: Worker) -> GpuRecord:
         """The record of this UUID (or index, where there is none), under its present identity and worker."""
         record = self._records.setdefault(gpu.uuid or f"GPU {gpu.index}", GpuRecord(gpu, self.gauge_window))
         record.gpu = gpu
         self._owners[record] = owner
         return record
 
-    def owner_of(self, record: GpuRecord) -> _Worker | None:
+    def owner_of(self, record: GpuRecord) -> Worker | None:
         """The worker that attached this GPU last."""
         return self._owners.get(record)
 
