@@ -37,7 +37,7 @@ bench: $(VENV)/bench ## Measure against peers (with GPUs: also nvitop-exporter)
 
 soak: $(VENV)/dev ## Long proofs: half an hour of faults on the stand-in driver, and property tests with many examples
 	$(BIN)/python -m tests.soak $(ARGS)
-	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest tests/unit
+	$(BIN)/python -m pytest tests/unit --hypothesis-profile soak
 
 tools: .tools/done ## Fetch what the tests need beside Python: a C compiler and Prometheus
 

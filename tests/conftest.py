@@ -14,10 +14,12 @@ from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.fakes.driver import FakeDriver
 
+settings.register_profile("soak", max_examples=5000, deadline=None)
 GOLDEN = Path(__file__).parent / "golden"
 RECORDINGS = Path(__file__).parent.parent / "gpu_exporter" / "recordings"
 
