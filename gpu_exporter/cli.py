@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import logging
 import os
@@ -133,6 +134,7 @@ def serve(**settings: Any) -> None:
     logging.basicConfig(
         level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
     )
+    faulthandler.enable()  # a crash inside the driver's library should say where
     source = _source(config)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
