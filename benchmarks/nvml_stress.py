@@ -24,9 +24,7 @@ from gpu_exporter.sources.nvml import NvmlSource
 
 def read(seconds: float, unserialised: bool) -> None:
     """Read every GPU on its own thread for a while; end without destructors."""
-    source = NvmlSource()
-    if unserialised:
-        source._turn = contextlib.nullcontext()  # type: ignore[assignment]
+    source = NvmlSource(turn=contextlib.nullcontext() if unserialised else None)
     source.open()
     end = time.monotonic() + seconds
 

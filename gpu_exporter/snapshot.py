@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from gpu_exporter import __version__
 from gpu_exporter import metrics as m
@@ -21,7 +21,7 @@ class GpuRecord:
         self.gpu = gpu
         self.accumulator = Accumulator(gauge_window)
         self.samples: tuple[Sample, ...] = ()
-        self.unsupported: dict[Metric, str] = {}
+        self.unsupported: Mapping[Metric, str] = {}
         self.read_at: float | None = None
         self.reason = "unread"
         self.duration = 0.0

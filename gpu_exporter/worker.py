@@ -107,7 +107,7 @@ class Worker(threading.Thread):
             if generation == collector.generation:
                 self._backoff.reset()
                 self.record.samples = self.record.accumulator.apply(reading)
-                self.record.unsupported = dict(reading.unsupported)
+                self.record.unsupported = reading.unsupported
                 self.record.duration = time.monotonic() - started
                 self.record.read_at = time.monotonic()
                 self._ask_again({series.metric.pace for series in reading.failed}, started)

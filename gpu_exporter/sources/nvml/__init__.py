@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +33,12 @@ class NvmlSource:
     name = "nvml"
     live = True
 
-    def __init__(self, sysfs: Path = Path("/sys")) -> None:
+    def __init__(self, sysfs: Path = Path("/sys"), turn: AbstractContextManager[None] | None = None) -> None:
         self._sysfs = sysfs
         self._open = False
         self._system: Labels = ()
         self._count = 0
-        self._turn = Turn()
+        self._turn = turn or Turn()
 
     def open(self) -> None:
         with _library():

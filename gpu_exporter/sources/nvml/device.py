@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pynvml
@@ -25,7 +26,6 @@ from gpu_exporter.model import (
 )
 from gpu_exporter.sources.nvml.errors import UNSUPPORTED, outcome, raise_if_lost
 from gpu_exporter.sources.nvml.gpm import GpmWindow
-from gpu_exporter.sources.nvml.turn import Turn
 
 
 def _temperature(handle: Any, sensor: int) -> int:
@@ -77,7 +77,7 @@ FIELD_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 class NvmlDevice:
     """One GPU. What it can't answer is found out at the first read, once, and not asked again."""
 
-    def __init__(self, handle: Any, gpu: Gpu, metrics: Sequence[Metric], turn: Turn) -> None:
+    def __init__(self, handle: Any, gpu: Gpu, metrics: Sequence[Metric], turn: AbstractContextManager[None]) -> None:
         self.gpu = gpu
         self._turn = turn
         self._handle = handle

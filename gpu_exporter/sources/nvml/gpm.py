@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import pynvml
 
 from gpu_exporter.model import Series
 from gpu_exporter.sources.nvml.errors import outcome, raise_if_lost
-from gpu_exporter.sources.nvml.turn import Turn
 
 # A GPM window under 100 ms gives a wrong value without an error (nvml.h, and measured on an H200).
 GPM_MIN_SPAN = 0.1
@@ -22,7 +21,7 @@ GPM_PATIENCE = 0.02
 class GpmWindow:
     """Two GPM samples of one GPU and the exact means between them (nvmlGpmMetricsGet costs by call, not by id)."""
 
-    def __init__(self, handle: Any, wanted: Sequence[tuple[int, Series]], turn: Turn) -> None:
+    def __init__(self, handle: Any, wanted: Sequence[tuple[int, Series]], turn: AbstractContextManager[None]) -> None:
         self._handle = handle
         self._turn = turn
         self._wanted = list(wanted)
