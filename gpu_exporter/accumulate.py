@@ -71,6 +71,9 @@ class Accumulator:
 
     def apply(self, reading: Reading) -> tuple[Sample, ...]:
         """Take a reading; return every sample that holds now. A series that failed has none."""
+        for series in reading.ended:
+            self._values.pop(series, None)
+            self._values.pop(self._total_of.pop(series, series), None)
         for series, reason in reading.failed.items():
             self._forget(series)
             self.field_failures[series.metric.name, reason] += 1
@@ -89,11 +92,12 @@ class Accumulator:
         return tuple(Sample(series, value) for series, value in self._values.items())
 
     def _integrate(self, series: Series, value: float, reading: Reading) -> None:
-        if reading.span is None:
+        span = reading.spans.get(series, reading.span)
+        if span is None:
             return
         metric = series.metric
         integral = self._integrals.setdefault((metric, series.labels), _Integral())
-        mean = integral.add(reading.at, value, reading.span, self._gauge_window)
+        mean = integral.add(reading.at, value, span, self._gauge_window)
         total = self._total_of.get(series)
         if total is None:
             total = self._total_of[series] = Series(INTEGRALS[metric], series.gpu, series.labels)

@@ -94,7 +94,7 @@ def _file_of(names: Sequence[str]) -> Callable[[click.Context, click.Parameter, 
     return load_file
 
 
-SOURCE_SETTINGS = ("source", "recording", "speed", "loop")
+SOURCE_SETTINGS = ("source", "recording", "speed", "loop", "procfs")
 
 
 def _source(config: Config) -> Source:
@@ -102,7 +102,7 @@ def _source(config: Config) -> Source:
     if config.source != "replay":
         if config.recording is not None:
             raise GpuExporterError("--recording needs --source replay: a recording is never mistaken for GPUs")
-        return NvmlSource()
+        return NvmlSource(procfs=config.procfs)
     packaged = {path.name.removesuffix(".jsonl.gz"): path for path in sorted(PACKAGED.glob("*.jsonl.gz"))}
     if config.recording is None:
         names = ", ".join(packaged)
@@ -146,13 +146,13 @@ def serve(**settings: Any) -> None:
 
 
 @cli.command()
-@_settings(*SOURCE_SETTINGS, "metrics", "node_name")
+@_settings(*SOURCE_SETTINGS, "metrics", "processes", "node_name")
 @click.option("--json", "as_json", is_flag=True, help="JSON instead of the exposition text.")
 def once(as_json: bool, **settings: Any) -> None:
     """Read every GPU once and print it. Profiling metrics are means over half a second."""
     config = Config(**settings)
     source = _source(config)
-    snapshot, clean = observe(source, selected(config.metrics))
+    snapshot, clean = observe(source, selected(config.metrics, processes=config.processes))
     if as_json:
         click.echo(json.dumps(_as_dict(snapshot), indent=2))
     else:

@@ -7,11 +7,11 @@ Where DCGM and NVML are read from: DCGM's `dcgm_fields.h` (4.6.0), NVIDIA's `nvm
 
 from __future__ import annotations
 
-from gpu_exporter.model import Call, EntityKind, FieldValue, Gpm, Kind, LinkSum, Metric, MetricSet, Pace
+from gpu_exporter.model import Call, EntityKind, FieldValue, Gpm, Kind, LinkSum, Metric, MetricSet, OfProcess, Pace
 
 GAUGE, COUNTER = Kind.GAUGE, Kind.COUNTER
 STATIC, FAST, SLOW, RARE = Pace.STATIC, Pace.FAST, Pace.SLOW, Pace.RARE
-NODE, GPU, NVLINK = EntityKind.NODE, EntityKind.GPU, EntityKind.NVLINK
+NODE, GPU, INSTANCE, NVLINK, PROCESS = EntityKind
 FULL = MetricSet.FULL
 MIB = 2.0**20
 PERCENT, MILLI, NANO = 1e-2, 1e-3, 1e-9
@@ -22,8 +22,8 @@ def _activity(name: str, dcgm: int | None, gpm: int, total: str, what: str, *, e
     """A share of time (GPM percent -> 0-1) and its integral in seconds."""
     labels = (("engine", engine),) if engine else ()
     own = () if name.startswith("DCGM_") else labels
-    mean = Metric(name, GAUGE, "ratio", f"{what}, mean over the gauge window.", 0, 1.001, GPU, dcgm, Gpm(gpm), PERCENT, FAST, set, own)
-    return mean, Metric(total, COUNTER, "seconds", f"Time integral of: {what[0].lower()}{what[1:]}.", labels=labels, set=set, integral_of=mean)
+    mean = Metric(name, GAUGE, "ratio", f"{what}, mean over the gauge window.", 0, 1.001, GPU, dcgm, Gpm(gpm), PERCENT, FAST, set, own, per_instance=True)
+    return mean, Metric(total, COUNTER, "seconds", f"Time integral of: {what[0].lower()}{what[1:]}.", labels=labels, set=set, integral_of=mean, per_instance=True)
 
 
 def _traffic(name: str, dcgm: int | None, gpm: int, total: str, what: str, *, stride: int = 0, set: MetricSet = MetricSet.DEFAULT) -> tuple[Metric, Metric]:
@@ -101,11 +101,11 @@ CLOCK_EVENT_SECONDS = tuple(
         ("low_utilization",      244,  78, FULL),              ("reliability",          245,  79, FULL)))
 
 # --- memory ---------------------------------------------------------------------------------------------------------------------------
-FB_TOTAL      = Metric("DCGM_FI_DEV_FB_TOTAL",        GAUGE, "MiB",   "Device memory.",                                                    dcgm=250, nvml=Call("MemoryInfo", pick="total"), scale=1 / MIB)
-FB_FREE       = Metric("DCGM_FI_DEV_FB_FREE",         GAUGE, "MiB",   "Device memory that is free.",                                       dcgm=251, nvml=Call("MemoryInfo", pick="free"), scale=1 / MIB)
-FB_USED       = Metric("DCGM_FI_DEV_FB_USED",         GAUGE, "MiB",   "Device memory in use by programs.",                                 dcgm=252, nvml=Call("MemoryInfo", pick="used"), scale=1 / MIB)
-FB_RESERVED   = Metric("DCGM_FI_DEV_FB_RESERVED",     GAUGE, "MiB",   "Device memory reserved by driver and firmware.",                    dcgm=253, nvml=Call("MemoryInfo", pick="reserved"), scale=1 / MIB)
-FB_USED_RATIO = Metric("DCGM_FI_DEV_FB_USED_PERCENT", GAUGE, "ratio", "used / (total - reserved), 0-1 despite its name.",            0, 1, dcgm=254, nvml=Call("MemoryInfo", pick="used_ratio"))
+FB_TOTAL      = Metric("DCGM_FI_DEV_FB_TOTAL",        GAUGE, "MiB",   "Device memory.",                                                    dcgm=250, nvml=Call("MemoryInfo", pick="total"), scale=1 / MIB, per_instance=True)
+FB_FREE       = Metric("DCGM_FI_DEV_FB_FREE",         GAUGE, "MiB",   "Device memory that is free.",                                       dcgm=251, nvml=Call("MemoryInfo", pick="free"), scale=1 / MIB, per_instance=True)
+FB_USED       = Metric("DCGM_FI_DEV_FB_USED",         GAUGE, "MiB",   "Device memory in use by programs.",                                 dcgm=252, nvml=Call("MemoryInfo", pick="used"), scale=1 / MIB, per_instance=True)
+FB_RESERVED   = Metric("DCGM_FI_DEV_FB_RESERVED",     GAUGE, "MiB",   "Device memory reserved by driver and firmware.",                    dcgm=253, nvml=Call("MemoryInfo", pick="reserved"), scale=1 / MIB, per_instance=True)
+FB_USED_RATIO = Metric("DCGM_FI_DEV_FB_USED_PERCENT", GAUGE, "ratio", "used / (total - reserved), 0-1 despite its name.",            0, 1, dcgm=254, nvml=Call("MemoryInfo", pick="used_ratio"), per_instance=True)
 BAR1_TOTAL    = Metric("DCGM_FI_DEV_BAR1_TOTAL",      GAUGE, "MiB",   "BAR1 window.",                                                      dcgm=90,  nvml=Call("BAR1MemoryInfo", pick="bar1Total"), scale=1 / MIB, pace=RARE)
 BAR1_USED     = Metric("DCGM_FI_DEV_BAR1_USED",       GAUGE, "MiB",   "BAR1 window in use.",                                               dcgm=92,  nvml=Call("BAR1MemoryInfo", pick="bar1Used"), scale=1 / MIB, pace=RARE)
 BAR1_FREE     = Metric("DCGM_FI_DEV_BAR1_FREE",       GAUGE, "MiB",   "BAR1 window that is free.",                                         dcgm=93,  nvml=Call("BAR1MemoryInfo", pick="bar1Free"), scale=1 / MIB, pace=RARE)
@@ -118,7 +118,8 @@ ECC_DBE_VOL   = Metric("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", COUNTER, "errors", "Unco
 ECC_SBE_AGG   = Metric("DCGM_FI_DEV_ECC_SBE_AGG_TOTAL", COUNTER, "errors", "Corrected errors in the life of the board.",             dcgm=312, nvml=Call("TotalEccErrors", (0, 1)), pace=SLOW)
 ECC_DBE_AGG   = Metric("DCGM_FI_DEV_ECC_DBE_AGG_TOTAL", COUNTER, "errors", "Uncorrectable errors in the life of the board.",         dcgm=313, nvml=Call("TotalEccErrors", (1, 1)), pace=SLOW)
 ECC_LOCATIONS = tuple(
-    Metric(f"DCGM_FI_DEV_ECC_{error}_{count}_{place}", COUNTER, "errors", f"{what} errors in {where}, {when}.", dcgm=base + dcgm, nvml=Call("MemoryErrorCounter", (error_type, counter_type, location)), pace=RARE, set=FULL)
+    Metric(f"DCGM_FI_DEV_ECC_{error}_{count}_{place}", COUNTER, "errors", f"{what} errors in {where}, {when}.", dcgm=base + dcgm, nvml=Call("MemoryErrorCounter", (error_type, counter_type, location)), pace=RARE, set=FULL,
+           per_instance=(error_type, counter_type) == (1, 0) and place != "DEV")  # all that nvml.h says it has per instance
     for counter_type, count, when, bases in ((0, "VOL", "since the driver was loaded", (314, 334, 342)), (1, "AGG", "in the life of the board", (324, 338, 344)))
     for base, dcgm0, place, location, where in (
         (bases[0], 0, "L1", 0, "the L1 cache"), (bases[0], 2, "L2", 1, "the L2 cache"), (bases[0], 4, "DEV", 2, "device memory"), (bases[0], 6, "REG", 3, "the register file"), (bases[0], 8, "TEX", 4, "texture memory"),
@@ -163,6 +164,17 @@ FAN         = Metric("DCGM_FI_DEV_FAN_SPEED",               GAUGE, "percent", "F
 PERSISTENCE = Metric("DCGM_FI_DEV_PERSISTENCE_MODE",        GAUGE, "bool",    "1 if the driver stays loaded when nothing uses the GPU.",                         0, 1,   dcgm=66,   nvml=Call("PersistenceMode"), pace=RARE)
 RECOVERY    = Metric("DCGM_FI_DEV_GET_GPU_RECOVERY_ACTION", GAUGE, "action",  "What the driver asks for: 0 none, 1 reset, 2 reboot, 3 drain P2P, 4 drain and reset.", 0, 15, dcgm=1523, nvml=FieldValue(230), pace=SLOW)
 
+# --- MIG: an instance is a part of a GPU with its own SMs and memory ---------------------------------------------------------------
+MIG_MODE        = Metric("DCGM_FI_DEV_MIG_MODE",  GAUGE, "bool",   "1 if the GPU is in MIG mode.",                                            0, 1, dcgm=67, nvml=Call("MigMode", pick=0), pace=SLOW)
+MIG_DEVICE      = Metric("gpu_mig_device_info",   GAUGE, "info",   "A MIG device (a compute instance of a GPU instance) and its UUID; always 1.",     entity=INSTANCE)
+INSTANCE_SLICES = Metric("gpu_instance_slices",   GAUGE, "slices", "Compute slices of this GPU instance: the weight of its ratios in the GPU's.", 1, 16, INSTANCE, nvml=Call("Attributes_v2", pick="gpuInstanceSliceCount"), pace=STATIC)
+
+# --- processes, with --processes ---------------------------------------------------------------------------------------------------
+PROCESS_MEMORY       = Metric("gpu_process_memory_used_bytes",    GAUGE, "bytes",     "Device memory that this process uses.",                                                  entity=PROCESS, nvml=OfProcess("memory"))
+PROCESS_SM           = Metric("gpu_process_sm_utilization_ratio", GAUGE, "ratio",     "Share of time in which a kernel of this process ran, as the driver sampled it.", 0, 1,    entity=PROCESS, nvml=OfProcess("sm"), scale=PERCENT, pace=SLOW)
+PROCESSES            = Metric("gpu_processes",                    GAUGE, "processes", "Processes that use this GPU.",                                                           nvml=OfProcess("listed"))
+PROCESSES_UNRESOLVED = Metric("gpu_processes_unresolved",         GAUGE, "processes", "Processes whose PID can't be resolved here (another PID namespace): they have no series.", nvml=OfProcess("unresolved"))
+
 # --- what the exporter knows of the GPUs and of itself: made by the collection loop, not read from a field -----------------------------
 INFO          = Metric("gpu_info",                                    GAUGE,   "info",    "Identity of the GPU and its software; always 1.")
 UP            = Metric("gpu_up",                                      GAUGE,   "bool",    "1 if the GPU answers.", 0, 1)
@@ -197,8 +209,12 @@ METRICS: tuple[Metric, ...] = _rows()
 BY_KEY = {metric.key: metric for metric in METRICS}
 
 
-def selected(choice: MetricSet) -> tuple[Metric, ...]:
+def selected(choice: MetricSet, *, processes: bool = False) -> tuple[Metric, ...]:
     """The rows that a source is asked for: `full` includes `default`; integrals and the exporter's own rows are not asked for."""
     return tuple(
-        row for row in METRICS if row.nvml is not None and (choice is MetricSet.FULL or row.set is MetricSet.DEFAULT)
+        row
+        for row in METRICS
+        if row.nvml is not None
+        and (choice is MetricSet.FULL or row.set is MetricSet.DEFAULT)
+        and (processes or not isinstance(row.nvml, OfProcess))
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, Protocol
@@ -34,11 +34,13 @@ class MetricSet(Enum):
 
 
 class EntityKind(Enum):
-    """What a field belongs to, after DCGM's entity groups. NODE is this exporter itself."""
+    """What a field belongs to, after DCGM's entity groups. NODE is this exporter itself, INSTANCE a MIG instance."""
 
     NODE = "node"
     GPU = "gpu"
+    INSTANCE = "instance"
     NVLINK = "nvlink"
+    PROCESS = "process"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,13 @@ class Gpm:
     stride: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class OfProcess:
+    """What NVML tells of a process on a GPU: memory, sm (its share of SM time), or a number of processes."""
+
+    what: str
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Metric:
     """A row of the metric catalogue: one exposed family, or one labelled part of it.
@@ -79,6 +88,7 @@ class Metric:
     `low` and `high` bound the exposed value: what lies outside was misread and is rejected.
     `scale` turns the library's unit into the exposed one. `bit` exposes that bit of a mask as 0 or 1.
     `integral_of` makes this row the time integral of another one, computed by the collection loop.
+    `per_instance`: a GPU in MIG mode is not asked itself but each of its instances, so that no sum counts it twice.
     """
 
     name: str
@@ -89,13 +99,14 @@ class Metric:
     high: float = float(2**63 - 1)
     entity: EntityKind = EntityKind.GPU
     dcgm: int | None = None
-    nvml: Call | FieldValue | LinkSum | Gpm | None = None
+    nvml: Call | FieldValue | LinkSum | Gpm | OfProcess | None = None
     scale: float = 1.0
     pace: Pace = Pace.FAST
     set: MetricSet = MetricSet.DEFAULT
     labels: Labels = ()
     bit: int | None = None
     integral_of: Metric | None = None
+    per_instance: bool = False
 
     def __str__(self) -> str:
         return self.name
@@ -146,8 +157,9 @@ class Reading:
     """What one read of one GPU gave.
 
     `values` has the series of the paces that were due. Profiling values are means over the `span` seconds
-    before `at` (monotonic seconds); without a span there are none. `failed` names series that should have
-    answered and did not, with one of the five outcomes; `unsupported` those that this device can't answer.
+    before `at` (monotonic seconds), or over those that `spans` has for the series. `failed` names series that
+    should have answered and did not, with one of the five outcomes; `unsupported` those that this device can't
+    answer; `ended` those of MIG instances and processes that are no more.
     """
 
     at: float
@@ -155,6 +167,8 @@ class Reading:
     span: float | None = None
     failed: Mapping[Series, str] = field(default_factory=dict)
     unsupported: Mapping[Metric, str] = field(default_factory=dict)
+    spans: Mapping[Series, float] = field(default_factory=dict)
+    ended: Set[Series] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

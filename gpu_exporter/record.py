@@ -116,7 +116,7 @@ class _Recorder:
         values.update(
             (series.metric.key, value)
             for series, value in reading.values.items()
-            if series.metric.low <= value <= series.metric.high
+            if series.metric.low <= value <= series.metric.high and not series.labels  # whole GPUs, no MIG instances
         )
         if self._writer and not stop.is_set():
             self._writer.tick(time.time(), gpu, values)

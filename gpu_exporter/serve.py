@@ -44,7 +44,7 @@ def run(config: Config, source: Source, everywhere: Labels, stop: threading.Even
 
     collector = Collector(
         source,
-        selected(config.metrics),
+        selected(config.metrics, processes=config.processes),
         publish,
         interval=config.interval,
         gauge_window=config.gauge_window,

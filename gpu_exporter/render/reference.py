@@ -8,7 +8,7 @@ from itertools import groupby
 
 from gpu_exporter.config import ENV_PREFIX, Config
 from gpu_exporter.metrics import METRICS
-from gpu_exporter.model import Call, EntityKind, FieldValue, Gpm, LinkSum, Metric
+from gpu_exporter.model import Call, EntityKind, FieldValue, Gpm, LinkSum, Metric, OfProcess
 
 NOTE = "<!-- Rendered by `gpu-exporter generate`; edit gpu_exporter/{}.py instead. -->\n"
 
@@ -22,6 +22,7 @@ the rest from `gpu_info`. What is not live carries `source`, for example `source
 - **read**: how often the driver is asked (`fast` each tick, `slow` every 15 s, `rare` every minute, `static` hourly).
 - Profiling gauges are means over `--gauge-window`; `rate()` of the integral of one is its exact mean over any window.
 - What a GPU can't answer has no sample, and one `gpu_metric_supported{metric,reason} 0`.
+- Labels in parentheses: on a GPU in MIG mode, where each GPU instance has such a series and the GPU itself has none.
 - A classic counter is `counter` in text 0.0.4 and `unknown` in OpenMetrics, which has no counters without `_total`.
 """
 
@@ -30,6 +31,14 @@ CONFIG_INTRO = """# Configuration
 Every setting is a flag, an environment variable and a key of the YAML file that `--config` (`{}CONFIG`) names. A
 flag beats the environment, which beats the file.
 """
+
+
+OF_INSTANCE = "(GPU_I_ID, GPU_I_PROFILE)"
+LABELS = {
+    EntityKind.NVLINK: "nvlink",
+    EntityKind.INSTANCE: "GPU_I_ID, GPU_I_PROFILE",
+    EntityKind.PROCESS: f"pid, process, {OF_INSTANCE}",
+}
 
 
 def metrics() -> str:
@@ -59,7 +68,9 @@ def _by_family(rows: Iterable[Metric]) -> list[Metric]:
 
 def _family(rows: Sequence[Metric]) -> tuple[str, ...]:
     metric = rows[0]
-    labels = ["nvlink"] if metric.entity is EntityKind.NVLINK else []
+    labels = [LABELS[metric.entity]] if metric.entity in LABELS else []
+    if metric.per_instance:
+        labels.append(OF_INSTANCE)
     for name in dict(metric.labels):
         labels.append(f"{name}: " + ", ".join(dict(row.labels)[name] for row in rows))
     sources = [read_from(row) for row in rows]
@@ -68,7 +79,9 @@ def _family(rows: Sequence[Metric]) -> tuple[str, ...]:
         metric.kind.value,
         metric.unit,
         "; ".join(labels),
-        " / ".join(dict.fromkeys(row.set.value for row in rows)),
+        "`--processes`"
+        if isinstance(metric.nvml, OfProcess)
+        else " / ".join(dict.fromkeys(row.set.value for row in rows)),
         metric.pace.name.lower() if metric.nvml else "",
         sources[0] if len(sources) == 1 else f"{sources[0]} …",
         "" if metric.dcgm is None else str(metric.dcgm) + (" …" if len(rows) > 1 else ""),
@@ -85,6 +98,8 @@ def read_from(metric: Metric) -> str:
             return f"field {number}"
         case LinkSum(number):
             return f"field {number}, all links"
+        case OfProcess(what):
+            return f"process list: {what}"
         case Gpm(number, stride):
             return f"GPM {number}" + (f" + {stride} a link" if stride else "")
     return f"integral of {metric.integral_of}" if metric.integral_of else "the exporter"

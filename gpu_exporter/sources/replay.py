@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from gpu_exporter.model import Gpu, GpuLost, Kind, Metric, Pace, Reading, Series
+from gpu_exporter.model import EntityKind, Gpu, GpuLost, Kind, Metric, Pace, Reading, Series
 from gpu_exporter.recording import Column, Recording
 
 # The mean of two of these is a third thing that never was: the latest one is taken.
@@ -86,6 +86,8 @@ class ReplayDevice:
         by_field = {metric.nvml: metric for metric in metrics if metric.key in columns and metric.bit is None}
         for metric in metrics:
             recorded = metric if metric.key in columns else by_field.get(metric.nvml)
+            if recorded is None and metric.entity is EntityKind.INSTANCE:
+                continue
             if recorded is None:
                 self._unsupported[metric] = "not_recorded"
             else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import threading
 import time
@@ -55,6 +56,7 @@ _COMMON: dict[str, Value] = {
     "UtilizationRates.gpu": 0,
     "UtilizationRates.memory": 0,
     **dict.fromkeys(("EncoderUtilization", "DecoderUtilization", "JpgUtilization", "OfaUtilization"), 0),
+    **dict.fromkeys(("ComputeRunningProcesses", "GraphicsRunningProcesses", "ProcessUtilization"), "none"),
     "PerformanceState": 0,
     "CurrentClocksEventReasons": 1,
     "PcieReplayCounter": 0,
@@ -148,6 +150,24 @@ AMPERE: Mapping[str, Value] = {
     **_links(12, {}),
     "GpmSupported": 0,
 }
+
+
+def mig_device(instance: int, profile: str, **values: Value) -> dict[str, Value]:
+    """The lines of a MIG device that is all of one GPU instance: its id, profile (1g.18gb), and values of its own."""
+    slices, memory = (int(number) for number in re.findall(r"\d+", profile)[:2])
+    total = memory * 1000**3
+    return {
+        "GpuInstanceId": instance,
+        "ComputeInstanceId": 0,
+        "UUID": f"MIG-00000000-0000-0000-{slices:04d}-{instance:012d}",
+        "Name": f"NVIDIA H200 MIG {profile}",
+        "Attributes_v2.gpuInstanceSliceCount": slices,
+        "MemoryInfo.total": total,
+        "MemoryInfo.reserved": 0,
+        "MemoryInfo.free": total,
+        "MemoryInfo.used": 0,
+        **values,
+    }
 
 
 def steps(*changes: tuple[Value, float]) -> str:
@@ -268,6 +288,21 @@ class FakeDriver:
             for gpu in range(gpus):
                 for key, value in identity(gpu).items():
                     self._lines.setdefault((gpu, key), value)
+
+    def partition(self, gpu: int, devices: Mapping[int, Mapping[str, Value]]) -> None:
+        """Puts a GPU in MIG mode with these MIG devices by slot; `mig_device` makes their values."""
+        with self.batch():
+            for mode in ("MigMode.current", "MigMode.pending"):
+                self.set(mode, 1, gpu)
+            for slot in range(7):
+                self.unset(f"MigDevice.{slot}", gpu)
+                own = 100 * (gpu + 1) + slot
+                for key in [key for number, key in self._lines if number == own]:
+                    self.unset(key, own)
+            for slot, values in devices.items():
+                self.set(f"MigDevice.{slot}", 1, gpu)
+                for key, value in values.items():
+                    self.set(key, value, 100 * (gpu + 1) + slot)
 
     def _write(self) -> None:
         lines = (f"{'*' if gpu is None else gpu} {key} {value}" for (gpu, key), value in self._lines.items())

@@ -29,6 +29,10 @@
  *         g Block 1        every call on this GPU hangs, holding its lock, until the line is gone
  *         g Delay.<Call> s that call takes s seconds
  *         g GpmSupported 1, g PciBusId text
+ *         g MigDevice.s 1  the GPU has a MIG device in slot s (0 to 6), whose own lines are those of the "GPU"
+ *                          100 * (g + 1) + s: GpuInstanceId, ComputeInstanceId, UUID, Name, Gpm.<metric>, ...
+ *         g ComputeRunningProcesses pid:bytes,pid:bytes   (and Graphics..., MPSCompute...); bytes - : not told
+ *         g ProcessUtilization pid:percent,pid:percent    "none": no samples
  */
 #include <math.h>
 #include <pthread.h>
@@ -48,7 +52,7 @@ enum {
 
 /* ---- The control file: sorted lines; `table` guards it and everything read from it. ---- */
 
-enum { ALL = -1, NO_GPU = -2, MAX_GPUS = 32 };
+enum { ALL = -1, NO_GPU = -2, MAX_GPUS = 32, MAX_MIG = 7 };
 
 struct entry { int gpu; const char *key, *value; };
 
@@ -163,6 +167,8 @@ static const char *aliases[][2] = {
     {"ComputeRunningProcesses_v3", "ComputeRunningProcesses"},
     {"CurrentClocksThrottleReasons", "CurrentClocksEventReasons"},
     {"FanSpeed_v2", "FanSpeed"},
+    {"GraphicsRunningProcesses_v3", "GraphicsRunningProcesses"},
+    {"MPSComputeRunningProcesses_v3", "MPSComputeRunningProcesses"},
     {"MemoryInfo_v2", "MemoryInfo"},
     {"RetiredPages_v2", "RetiredPages"},
     {"TemperatureV", "Temperature"},
@@ -192,6 +198,7 @@ static int failure(int gpu, const char *call)
 struct gpu { pthread_mutex_t lock; };
 
 static struct gpu gpus[MAX_GPUS] = {[0 ... MAX_GPUS - 1] = {PTHREAD_MUTEX_INITIALIZER}};
+static struct gpu migs[MAX_GPUS][MAX_MIG];
 static struct gpu driver = {PTHREAD_MUTEX_INITIALIZER}; /* stands for the calls that have no GPU */
 static __thread pthread_mutex_t *held;
 static int users;
@@ -202,7 +209,16 @@ static int number_of(const struct gpu *device)
     for (int i = 0; i < MAX_GPUS; i++)
         if (device == &gpus[i])
             return i;
+        else if (device >= migs[i] && device < migs[i] + MAX_MIG)
+            return 100 * (i + 1) + (int)(device - migs[i]);
     return device == &driver ? ALL : NO_GPU;
+}
+
+static int mig_exists(int gpu, int slot)
+{
+    char key[32];
+    snprintf(key, sizeof key, "MigDevice.%d", slot);
+    return setting(gpu, key, 0) != 0;
 }
 
 static void pause_for(double seconds)
@@ -217,14 +233,14 @@ static void pause_for(double seconds)
 /* Begins a call: takes its turn, hangs and takes its time as told. The caller then has the table. */
 static int enter(struct gpu *device, const char *call)
 {
-    int gpu = number_of(device);
+    int number = number_of(device), gpu = number < 100 ? number : number / 100 - 1;
     char delay[96];
     snprintf(delay, sizeof delay, "Delay.%s", call);
 
     pthread_mutex_lock(&table);
     refresh();
     const char *scope = find(ALL, "Lock");
-    held = scope && !strcmp(scope, "driver") ? &driver.lock : gpu >= 0 ? &device->lock : NULL;
+    held = scope && !strcmp(scope, "driver") ? &driver.lock : gpu >= 0 ? &gpus[gpu].lock : NULL;
     if (held) {
         pthread_mutex_unlock(&table);
         pthread_mutex_lock(held);
@@ -251,7 +267,9 @@ static int enter(struct gpu *device, const char *call)
         return GPU_IS_LOST;
     if (gpu >= 0 && setting(gpu, "Reset", 0))
         return RESET_REQUIRED;
-    return failure(gpu, call);
+    if (number >= 100 && !mig_exists(gpu, number % 100))
+        return NOT_FOUND;
+    return failure(number, call);
 }
 
 static int leave(int status)
@@ -512,11 +530,89 @@ int nvmlDeviceGetRetiredPages(struct gpu *device, unsigned cause, unsigned *coun
 int nvmlDeviceGetRetiredPages_v2(struct gpu *device, unsigned cause, unsigned *count, u64 *pages, u64 *times)
 { return retired_pages(device, "RetiredPages_v2", cause, count, pages, times); }
 
-int nvmlDeviceGetComputeRunningProcesses_v3(struct gpu *device, unsigned *count, void *processes)
+/* ---- MIG ---- */
+
+struct attributes { unsigned sms, engines[5], gpu_slices, compute_slices; u64 memory_mib; };
+
+NUMBER(GpuInstanceId, unsigned)
+NUMBER(ComputeInstanceId, unsigned)
+STRUCT(Attributes_v2, attributes, INT, {"gpuInstanceSliceCount", &out->gpu_slices})
+
+int nvmlDeviceGetMaxMigDeviceCount(struct gpu *device, unsigned *out)
 {
-    (void)processes;
-    *count = 0;
-    return leave(enter(device, "ComputeRunningProcesses_v3"));
+    *out = MAX_MIG;
+    return leave(enter(device, "MaxMigDeviceCount"));
+}
+
+int nvmlDeviceGetMigDeviceHandleByIndex(struct gpu *device, unsigned slot, struct gpu **out)
+{
+    int status = enter(device, "MigDeviceHandleByIndex"), gpu = number_of(device);
+    if (!status && (slot >= MAX_MIG || !mig_exists(gpu, (int)slot)))
+        status = NOT_FOUND;
+    if (!status)
+        *out = &migs[gpu][slot];
+    return leave(status);
+}
+
+/* ---- Processes: a list in the text of a line ---- */
+
+struct process { unsigned pid; u64 memory; unsigned gpu_instance, compute_instance; };
+struct use { unsigned pid; u64 time; unsigned sm, memory, encoder, decoder; };
+
+static unsigned listed(const char *value)
+{
+    unsigned count = 0;
+    for (; value && (value = strchr(value, ':')); value++)
+        count++;
+    return count;
+}
+
+static int processes(struct gpu *device, const char *call, unsigned *count, struct process *out)
+{
+    int status = enter(device, call);
+    const char *value = line_of(number_of(device), call, "");
+    unsigned room = *count, found = listed(value);
+    if (!status && !value)
+        status = NOT_SUPPORTED;
+    *count = found;
+    if (!status && found > room)
+        status = INSUFFICIENT_SIZE;
+    for (unsigned i = 0; !status && i < found; i++, value = strchr(value, ',') + 1) {
+        char *end;
+        out[i] = (struct process){(unsigned)strtoul(value, &end, 10), 0, ~0u, ~0u};
+        out[i].memory = end[1] == '-' ? ~0ull : strtoull(end + 1, &end, 10);
+        if (i + 1 == found)
+            break;
+    }
+    return leave(status);
+}
+
+#define PROCESSES(kind) \
+    int nvmlDeviceGet##kind##RunningProcesses_v3(struct gpu *device, unsigned *count, struct process *out) \
+    { return processes(device, #kind "RunningProcesses_v3", count, out); }
+PROCESSES(Compute)
+PROCESSES(Graphics)
+PROCESSES(MPSCompute)
+
+int nvmlDeviceGetProcessUtilization(struct gpu *device, struct use *out, unsigned *count, u64 since)
+{
+    int status = enter(device, "ProcessUtilization");
+    const char *value = line_of(number_of(device), "ProcessUtilization", "");
+    unsigned room = out ? *count : 0, found = listed(value);
+    u64 time = (u64)(now() * 1e6);
+    if (!status)
+        status = !value ? NOT_SUPPORTED : !found || since >= time ? NOT_FOUND : SUCCESS;
+    *count = found;
+    if (!status && found > room)
+        status = INSUFFICIENT_SIZE;
+    for (unsigned i = 0; !status && i < found; i++, value = strchr(value, ',') + 1) {
+        char *end;
+        out[i] = (struct use){(unsigned)strtoul(value, &end, 10), time, 0, 0, 0, 0};
+        out[i].sm = (unsigned)strtoul(end + 1, NULL, 10);
+        if (i + 1 == found)
+            break;
+    }
+    return leave(status);
 }
 
 /* ---- Field values ---- */
@@ -592,6 +688,21 @@ int nvmlGpmSampleGet(struct gpu *device, struct sample *sample)
         status = NOT_SUPPORTED;
     if (!status)
         *sample = (struct sample){gpu, now()};
+    return leave(status);
+}
+
+int nvmlGpmMigSampleGet(struct gpu *device, unsigned instance, struct sample *sample)
+{
+    int status = enter(device, "GpmMigSampleGet"), gpu = number_of(device), found = NO_GPU;
+    if (!status && !setting(gpu, "GpmSupported", 0))
+        status = NOT_SUPPORTED;
+    for (int slot = 0; !status && slot < MAX_MIG; slot++)
+        if (mig_exists(gpu, slot) && setting(100 * (gpu + 1) + slot, "GpuInstanceId", -1) == instance)
+            found = 100 * (gpu + 1) + slot;
+    if (!status && found == NO_GPU)
+        status = NOT_FOUND;
+    if (!status)
+        *sample = (struct sample){found, now()};
     return leave(status);
 }
 

@@ -5,7 +5,7 @@ import pytest
 
 from gpu_exporter.metrics import BY_KEY, METRICS, selected
 from gpu_exporter.model import Call, Gpm, Kind, Metric, MetricSet
-from gpu_exporter.sources.nvml.device import ADAPTERS
+from gpu_exporter.sources.nvml.questions import ADAPTERS
 
 FULL = selected(MetricSet.FULL)
 

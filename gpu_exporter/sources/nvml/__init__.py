@@ -33,8 +33,13 @@ class NvmlSource:
     name = "nvml"
     live = True
 
-    def __init__(self, sysfs: Path = Path("/sys"), turn: AbstractContextManager[None] | None = None) -> None:
-        self._sysfs = sysfs
+    def __init__(
+        self,
+        sysfs: Path = Path("/sys"),
+        procfs: Path = Path("/proc"),
+        turn: AbstractContextManager[None] | None = None,
+    ) -> None:
+        self._sysfs, self._procfs = sysfs, procfs
         self._open = False
         self._system: Labels = ()
         self._count = 0
@@ -78,7 +83,7 @@ class NvmlSource:
     def attach(self, index: int, metrics: Sequence[Metric]) -> NvmlDevice:
         try:
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            return NvmlDevice(handle, _identify(handle, index, self._system), metrics, self._turn)
+            return NvmlDevice(handle, _identify(handle, index, self._system), metrics, self._turn, self._procfs)
         except pynvml.NVMLError as error:
             if error.value == pynvml.NVML_ERROR_INVALID_ARGUMENT:
                 raise GpuLost(f"GPU {index}: the driver has no GPU of this index any more", "gone") from error

@@ -1,118 +1,56 @@
-"""One GPU through NVML -> readings: getters, batched field values, GPM."""
+"""One GPU through NVML -> readings: the GPU itself, its MIG instances, its processes."""
 
 from __future__ import annotations
 
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pynvml
 
-from gpu_exporter.model import (
-    Call,
-    EntityKind,
-    FieldValue,
-    Gpm,
-    Gpu,
-    GpuLost,
-    Kind,
-    LinkSum,
-    Metric,
-    Pace,
-    Reading,
-    Series,
-)
+from gpu_exporter.metrics import MIG_DEVICE
+from gpu_exporter.model import EntityKind, Gpm, Gpu, GpuLost, Labels, Metric, OfProcess, Pace, Reading, Series
 from gpu_exporter.sources.nvml.errors import UNSUPPORTED, outcome, raise_if_lost
-from gpu_exporter.sources.nvml.gpm import GpmWindow
+from gpu_exporter.sources.nvml.mig import Instance, instances, mig_mode
+from gpu_exporter.sources.nvml.processes import Processes
+from gpu_exporter.sources.nvml.questions import Questions
+
+# How often the partitions of a GPU in MIG mode are listed; also at once when one of them stops answering.
+PARTITION_SECONDS = 5.0
 
 
-def _temperature(handle: Any, sensor: int) -> int:
-    try:
-        return int(pynvml.nvmlDeviceGetTemperatureV(handle, sensor))
-    except (AttributeError, pynvml.NVMLError_FunctionNotFound):
-        return int(pynvml.nvmlDeviceGetTemperature(handle, sensor))
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A MIG instance: what it is asked, and a series for each of its MIG devices."""
 
-
-def _clock_events(handle: Any) -> int:
-    try:
-        return int(pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
-    except (AttributeError, pynvml.NVMLError_FunctionNotFound):
-        return int(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
-
-
-def _memory(handle: Any) -> dict[str, float]:
-    """Bytes; version 2 alone tells reserved from used. The ratio is used / (total - reserved)."""
-    try:
-        memory = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
-        found = {"total": memory.total, "free": memory.free, "used": memory.used, "reserved": memory.reserved}
-    except (pynvml.NVMLError_FunctionNotFound, pynvml.NVMLError_NotSupported):
-        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-        found = {"total": memory.total, "free": memory.free, "used": memory.used}
-    usable = found["total"] - found.get("reserved", 0)
-    return {**found, "used_ratio": found["used"] / usable} if usable > 0 else found
-
-
-# Where one binding call is not the whole story; every other Call goes straight to `nvmlDeviceGet<name>`.
-ADAPTERS: Mapping[str, Callable[..., Any]] = {
-    "Temperature": _temperature,
-    "CurrentClocksEventReasons": _clock_events,
-    "MemoryInfo": _memory,
-    "RetiredPages": lambda handle, cause: len(pynvml.nvmlDeviceGetRetiredPages(handle, cause)),
-}
-
-
-def _pick(result: Any, member: str | int | None) -> float | None:
-    if member is None:
-        return float(result)
-    if isinstance(result, dict):
-        return result.get(member)
-    return float(result[member] if isinstance(member, int) else getattr(result, member))
-
-
-FIELD_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
+    questions: Questions
+    info: frozenset[Series]
 
 
 class NvmlDevice:
-    """One GPU. What it can't answer is found out at the first read, once, and not asked again."""
+    """One GPU. In MIG mode, what belongs to its instances is asked of them, and of the GPU only the rest."""
 
-    def __init__(self, handle: Any, gpu: Gpu, metrics: Sequence[Metric], turn: AbstractContextManager[None]) -> None:
+    _board: Questions
+
+    def __init__(
+        self, handle: Any, gpu: Gpu, metrics: Sequence[Metric], turn: AbstractContextManager[None], proc: Path
+    ) -> None:
         self.gpu = gpu
         self._turn = turn
         self._handle = handle
-        self._unsupported: dict[Metric, str] = {}
-        self._answered: set[Series] = set()
-        self._parts: dict[Series, int] = {}
-        self._calls: dict[Pace, dict[Call, list[Series]]] = defaultdict(lambda: defaultdict(list))
-        self._fields: dict[Pace, dict[tuple[int, int], list[Series]]] = defaultdict(lambda: defaultdict(list))
-        gpm: list[tuple[int, Series]] = []
-        links = range(self._link_count())
-        for metric in metrics:
-            for link, series in self._series(metric, links):
-                match metric.nvml:
-                    case Call(name, args):
-                        self._calls[metric.pace][Call(name, args)].append(series)
-                    case FieldValue(field):
-                        self._fields[metric.pace][field, link].append(series)
-                    case LinkSum(field):
-                        for each in links:
-                            self._fields[metric.pace][field, each].append(series)
-                        if not links:
-                            self._unsupported[metric] = "not_supported"
-                    case Gpm(first, stride):
-                        gpm.append((first + link * stride, series))
-        without = self._gpm_support() if gpm else None
-        self._gpm = GpmWindow(handle, gpm, turn) if gpm and without is None else None
-        if without is not None:
-            self._unsupported.update((series.metric, without) for _, series in gpm)
-
-    def _series(self, metric: Metric, links: range) -> Iterable[tuple[int, Series]]:
-        if metric.entity is not EntityKind.NVLINK:
-            return [(0, Series(metric, self.gpu))]
-        if not links:
-            self._unsupported[metric] = "not_supported"
-        return [(link, Series(metric, self.gpu, (("nvlink", str(link)),))) for link in links]
+        self._metrics = [metric for metric in metrics if not isinstance(metric.nvml, OfProcess)]
+        self._processes = Processes(gpu, metrics, proc)
+        self._links = range(self._link_count())
+        wants_gpm = any(isinstance(metric.nvml, Gpm) for metric in metrics)
+        self._without_gpm = self._gpm_support() if wants_gpm else None
+        self._mig: bool | None = None
+        self._instances: dict[Instance, _Part] = {}
+        self._partitioned_at = -float("inf")
+        self._repartition()
 
     def _link_count(self) -> int:
         try:
@@ -135,112 +73,129 @@ class NvmlDevice:
             return outcome(error.value)
         return None if supported else "not_supported"
 
+    def _repartition(self) -> set[Series]:
+        """Look at MIG mode and instances again; return the series of those that are no more. Raises NVMLError."""
+        mig = mig_mode(self._handle)
+        present = instances(self._handle) if mig else {}
+        ended: set[Series] = set()
+        for instance in self._instances.keys() - present.keys():
+            part = self._instances.pop(instance)
+            part.questions.close()
+            ended |= part.questions.answered | part.info
+        if mig != self._mig:
+            ended |= self._ask_board(mig)
+        for instance, handle in present.items():
+            if instance in self._instances:
+                self._instances[instance].questions.handle = handle  # it may have moved
+            else:
+                self._instances[instance] = self._ask_instance(instance, handle)
+        self._partitioned_at = time.monotonic()
+        return ended
+
+    def _ask_board(self, mig: bool) -> set[Series]:
+        ended: set[Series] = set()
+        if self._mig is not None:
+            self._board.close()
+            ended = self._board.answered
+        self._mig = mig
+        self._board = self._ask(
+            self._handle,
+            (m for m in self._metrics if m.entity is not EntityKind.INSTANCE and not (mig and m.per_instance)),
+            partial(pynvml.nvmlGpmSampleGet, self._handle),
+            links=self._links,
+        )
+        return ended
+
+    def _ask_instance(self, instance: Instance, handle: Any) -> _Part:
+        questions = self._ask(
+            handle,
+            (metric for metric in self._metrics if metric.entity is EntityKind.INSTANCE or metric.per_instance),
+            partial(pynvml.nvmlGpmMigSampleGet, self._handle, instance.id),
+            labels=instance.labels,
+        )
+        info = frozenset(
+            Series(MIG_DEVICE, self.gpu, (*instance.labels, ("compute_instance_id", str(number)), ("mig_uuid", uuid)))
+            for number, uuid in instance.devices
+        )
+        return _Part(questions, info)
+
+    def _ask(
+        self,
+        handle: Any,
+        metrics: Iterable[Metric],
+        take_sample: Callable[[Any], Any],
+        *,
+        links: range = range(0),
+        labels: Labels = (),
+    ) -> Questions:
+        without = self._without_gpm
+        return Questions(
+            handle,
+            self.gpu,
+            metrics,
+            self._turn,
+            links=links,
+            labels=labels,
+            take_sample=take_sample if without is None else None,
+            without_gpm=without or "",
+        )
+
     def read(self, paces: frozenset[Pace]) -> Reading:
         values: dict[Series, float] = {}
         failed: dict[Series, str] = {}
-        span = None
-        if Pace.FAST in paces and self._gpm:
-            span = self._gpm.read(values, failed)
-        for pace in sorted(paces, key=lambda pace: pace.value):
-            self._read_calls(self._calls[pace], values, failed)
-            self._read_fields(list(self._fields[pace].items()), values, failed)
+        ended = self._partitions_due(paces)
+        span = self._board.read(_due(self._board, paces), values, failed)
+        spans: dict[Series, float] = {}
+        for part in self._instances.values():
+            self._read_part(part, paces, values, failed, spans)
+        parts = [(part.questions.handle, part.questions.labels) for part in self._instances.values()]
+        ended |= self._processes.read(parts if self._mig else [(self._handle, ())], paces, values, failed)
         if failed and not values and Pace.FAST in paces:
             raise GpuLost(f"GPU {self.gpu.index}: no field answers", "unknown")
-        self._answered.update(values)
-        self._prune(failed)
-        return Reading(time.monotonic(), values, span, failed, dict(self._unsupported))
+        return Reading(time.monotonic(), values, span, failed, self._unsupported(), spans, ended)
 
-    def _read_calls(
-        self, calls: Mapping[Call, list[Series]], values: dict[Series, float], failed: dict[Series, str]
-    ) -> None:
-        for call, wanted in calls.items():
-            try:
-                getter = ADAPTERS.get(call.name) or getattr(pynvml, f"nvmlDeviceGet{call.name}")
-                result = getter(self._handle, *call.args)
-            except AttributeError:  # bindings older than the call
-                failed.update((series, "not_supported") for series in wanted)
-                continue
-            except pynvml.NVMLError as error:
-                raise_if_lost(error.value, f"GPU {self.gpu.index}, {call.name}")
-                failed.update((series, outcome(error.value)) for series in wanted)
-                continue
-            for series in wanted:
-                metric = series.metric
-                assert isinstance(metric.nvml, Call)
-                value = _pick(result, metric.nvml.pick)
-                if value is None:
-                    failed[series] = "not_supported"
-                else:
-                    values[series] = (int(value) >> metric.bit) & 1 if metric.bit is not None else value * metric.scale
+    def _partitions_due(self, paces: frozenset[Pace]) -> set[Series]:
+        due = Pace.SLOW in paces or (self._mig and time.monotonic() - self._partitioned_at >= PARTITION_SECONDS)
+        if not due:
+            return set()
+        try:
+            return self._repartition()
+        except pynvml.NVMLError as error:
+            raise_if_lost(error.value, f"GPU {self.gpu.index}, MIG")
+            return set()  # an instance went away meanwhile: asked again at the next tick
 
-    def _read_fields(
+    def _read_part(
         self,
-        fields: Sequence[tuple[tuple[int, int], list[Series]]],
+        part: _Part,
+        paces: frozenset[Pace],
         values: dict[Series, float],
         failed: dict[Series, str],
+        spans: dict[Series, float],
     ) -> None:
-        """One batch, each (field, scope) once. The links of a link sum add up."""
-        if not fields:
-            return
-        try:
-            with self._turn:
-                answers = pynvml.nvmlDeviceGetFieldValues(self._handle, [field for field, _ in fields])
-        except pynvml.NVMLError as error:
-            raise_if_lost(error.value, f"GPU {self.gpu.index}, field values")
-            if len(fields) == 1:
-                failed.update((series, outcome(error.value)) for series in fields[0][1])
-            else:  # one bad id can fail a whole batch: find it by halves
-                half = len(fields) // 2
-                self._read_fields(fields[:half], values, failed)
-                self._read_fields(fields[half:], values, failed)
-            return
-        parts: Counter[Series] = Counter()
-        for (field, wanted), answer in zip(fields, answers, strict=True):
-            if answer.nvmlReturn == pynvml.NVML_SUCCESS:
-                value = float(getattr(answer.value, FIELD_MEMBERS[answer.valueType]))
-                for series in wanted:
-                    values[series] = values.get(series, 0.0) + value * series.metric.scale
-                    parts[series] += 1
-            else:
-                raise_if_lost(answer.nvmlReturn, f"GPU {self.gpu.index}, field {field[0]}")
-                failed.update((s, outcome(answer.nvmlReturn)) for s in wanted if failed.get(s) != "unknown")
-        for series in failed.keys() & values.keys():
-            whole = failed[series] != "unknown" and parts[series] >= self._parts.get(series, 0)
-            if whole or series.metric.kind is Kind.GAUGE:
-                del failed[series]
-            else:  # a sum without one of its links would fall, and jump back
-                del values[series]
-        self._parts.update((series, links) for series, links in parts.items() if series in values)
+        """Fill in what an instance answers. One that was destroyed fails, and is looked for at the next tick."""
+        own: dict[Series, float] = dict.fromkeys(part.info, 1.0)
+        missing: dict[Series, str] = {}
+        span = part.questions.read(_due(part.questions, paces), own, missing)
+        if span is not None:
+            spans.update(dict.fromkeys(own, span))
+        if missing:
+            self._partitioned_at = -float("inf")
+        values.update(own)
+        failed.update(missing)
 
-    def _prune(self, failed: dict[Series, str]) -> None:
-        """A series that never answered and is not supported or not permitted is not asked again."""
-        gone = {
-            series: reason
-            for series, reason in failed.items()
-            if series not in self._answered and reason in ("not_supported", "no_permission")
-        }
-        if not gone:
-            return
-        for series in gone:
-            del failed[series]
-        for pace in Pace:
-            _drop(self._calls[pace], gone)
-            _drop(self._fields[pace], gone)
-        if self._gpm:
-            self._gpm.drop(gone)
-        answered = {series.metric for series in self._answered}
-        self._unsupported.update(
-            (series.metric, reason) for series, reason in gone.items() if series.metric not in answered
-        )
+    def _unsupported(self) -> dict[Metric, str]:
+        """What neither the GPU nor any of its instances can answer."""
+        found = {**self._board.unsupported, **self._processes.unsupported}
+        answered = {series.metric for part in self._instances.values() for series in part.questions.answered}
+        for part in self._instances.values():
+            found.update((metric, why) for metric, why in part.questions.unsupported.items() if metric not in answered)
+        return found
 
     def close(self) -> None:
-        if self._gpm:
-            self._gpm.close()
+        for questions in (self._board, *(part.questions for part in self._instances.values())):
+            questions.close()
 
 
-def _drop(asked: dict[Any, list[Series]], gone: Mapping[Series, str]) -> None:
-    """Take series out of what is asked for, and questions that nobody asks any more."""
-    for question in list(asked):
-        asked[question] = [series for series in asked[question] if series not in gone]
-        if not asked[question]:
-            del asked[question]
+def _due(questions: Questions, paces: frozenset[Pace]) -> frozenset[Pace]:
+    """Who never answered yet is asked for everything: it came after the slow paces' turn."""
+    return paces if questions.answered else frozenset(Pace)

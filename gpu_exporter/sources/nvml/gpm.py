@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import Any
 
@@ -19,10 +19,15 @@ GPM_PATIENCE = 0.02
 
 
 class GpmWindow:
-    """Two GPM samples of one GPU and the exact means between them (nvmlGpmMetricsGet costs by call, not by id)."""
+    """Two GPM samples and the exact means between them (nvmlGpmMetricsGet costs by call, not by id).
 
-    def __init__(self, handle: Any, wanted: Sequence[tuple[int, Series]], turn: AbstractContextManager[None]) -> None:
-        self._handle = handle
+    `take` fills a sample buffer: of a GPU, or of a MIG instance of it.
+    """
+
+    def __init__(
+        self, take: Callable[[Any], Any], wanted: Sequence[tuple[int, Series]], turn: AbstractContextManager[None]
+    ) -> None:
+        self._take = take
         self._turn = turn
         self._wanted = list(wanted)
         self._request = pynvml.c_nvmlGpmMetricsGet_t()
@@ -51,7 +56,7 @@ class GpmWindow:
             time.sleep(lacks)
         try:
             with self._turn:
-                pynvml.nvmlGpmSampleGet(self._handle, self._new)
+                self._take(self._new)
                 now = time.monotonic()
             span = None if self._old_at is None else now - self._old_at
             if span is not None:
@@ -60,7 +65,10 @@ class GpmWindow:
                     pynvml.nvmlGpmMetricsGet(self._request)
         except pynvml.NVMLError as error:
             raise_if_lost(error.value, "GPM")
-            failed.update((series, outcome(error.value)) for _, series in self._wanted)
+            reason = outcome(error.value)
+            failed.update((series, reason) for _, series in self._wanted)
+            if reason == "not_supported":  # the old sample may be of what is no more: a MIG instance made anew
+                self._old_at = None
             return None
         self._old, self._new, self._old_at = self._new, self._old, now
         if span is None:

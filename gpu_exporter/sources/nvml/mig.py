@@ -1,0 +1,73 @@
+"""The MIG instances of a GPU, found without privileges: by the MIG devices that this process may see."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pynvml
+
+from gpu_exporter.model import Labels
+from gpu_exporter.sources.nvml.errors import LIBRARY_LOST, LOST, UNSUPPORTED
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """A GPU instance and its MIG devices (compute instances), as pairs of compute instance id and UUID.
+
+    An instance that was destroyed and made again has other UUIDs, and is another one.
+    """
+
+    id: int
+    profile: str
+    devices: tuple[tuple[int, str], ...]
+
+    @property
+    def labels(self) -> Labels:
+        """As dcgm-exporter labels it."""
+        return (("GPU_I_ID", str(self.id)), ("GPU_I_PROFILE", self.profile))
+
+
+def mig_mode(handle: Any) -> bool:
+    """Whether the GPU is in MIG mode now. Raises NVMLError if it is lost."""
+    try:
+        return bool(pynvml.nvmlDeviceGetMigMode(handle)[0])
+    except pynvml.NVMLError as error:
+        if error.value in UNSUPPORTED:
+            return False
+        raise
+
+
+def instances(handle: Any) -> dict[Instance, Any]:
+    """The GPU instances that have a MIG device, each with the handle of its first one. Raises NVMLError if lost.
+
+    Without a compute instance nothing can run in a GPU instance, and NVML has no counters of it.
+    """
+    found: dict[tuple[int, str], list[tuple[int, str, Any]]] = {}
+    for device in _devices(handle):
+        gpu_instance = pynvml.nvmlDeviceGetGpuInstanceId(device)
+        compute_instance = pynvml.nvmlDeviceGetComputeInstanceId(device)
+        uuid = str(pynvml.nvmlDeviceGetUUID(device))
+        key = (gpu_instance, _profile(str(pynvml.nvmlDeviceGetName(device))))
+        found.setdefault(key, []).append((compute_instance, uuid, device))
+    return {
+        Instance(number, profile, tuple((compute, uuid) for compute, uuid, _ in devices)): devices[0][2]
+        for (number, profile), devices in found.items()
+    }
+
+
+def _devices(handle: Any) -> Iterator[Any]:
+    for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+        try:
+            yield pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
+        except pynvml.NVMLError as error:  # not every place is taken, and not every instance is ours to see
+            if error.value in LIBRARY_LOST or error.value in LOST:
+                raise
+
+
+def _profile(name: str) -> str:
+    """`NVIDIA H200 MIG 1c.2g.35gb` -> `2g.35gb`: the profile of the GPU instance that the device is in."""
+    profile = name.rpartition(" ")[2]
+    return re.sub(r"^\d+c\.", "", profile)

@@ -1,0 +1,131 @@
+"""Who uses a GPU: memory and SM share by process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pynvml
+
+from gpu_exporter.model import Gpu, Labels, Metric, OfProcess, Pace, Series
+from gpu_exporter.sources.nvml.errors import UNSUPPORTED, outcome, raise_if_lost
+
+LISTS = ("Compute", "Graphics", "MPSCompute")
+
+Listed = dict[int, float | None]
+
+
+class Processes:
+    """The processes on one GPU. A PID that can't be resolved here has no series, and is counted as unresolved."""
+
+    def __init__(self, gpu: Gpu, metrics: Sequence[Metric], proc: Path) -> None:
+        self.unsupported: dict[Metric, str] = {}
+        self._gpu = gpu
+        self._proc = proc
+        self._rows = {row.nvml.what: row for row in metrics if isinstance(row.nvml, OfProcess)}
+        self._own = {what: Series(row, gpu) for what, row in self._rows.items() if what in ("listed", "unresolved")}
+        self._known: dict[tuple[str, Labels], Series] = {}
+        self._seen_until: dict[Labels, int] = {}
+
+    def read(
+        self,
+        handles: Sequence[tuple[Any, Labels]],
+        paces: frozenset[Pace],
+        values: dict[Series, float],
+        failed: dict[Series, str],
+    ) -> set[Series]:
+        """Fill in what is due; return the series of processes that are no more. Raises GpuLost, SourceLost."""
+        if not self._rows or Pace.FAST not in paces:
+            return set()
+        try:
+            everyone = {labels: _listed(handle) for handle, labels in handles}
+        except pynvml.NVMLError as error:
+            raise_if_lost(error.value, f"GPU {self._gpu.index}, processes")
+            self._not_listed(outcome(error.value), failed)
+            return self._end(set())
+        resolvable = self._resolvable()
+        present: set[tuple[str, Labels]] = set()
+        unresolved = 0
+        for handle, labels in handles:
+            busy = self._busy(handle, labels) if Pace.SLOW in paces else None
+            for pid, memory in everyone[labels].items():
+                name = self._name(pid) if resolvable else ""
+                unresolved += not name
+                if name:
+                    own = (("pid", str(pid)), ("process", name), *labels)
+                    present |= self._fill("memory", own, memory, values)
+                    present |= {("sm", own)} if busy is None else self._fill("sm", own, busy.get(pid), values)
+        counts = {"listed": sum(map(len, everyone.values())), "unresolved": unresolved}
+        values.update((series, counts[what]) for what, series in self._own.items())
+        return self._end(present)
+
+    def _fill(
+        self, what: str, labels: Labels, value: float | None, values: dict[Series, float]
+    ) -> set[tuple[str, Labels]]:
+        row = self._rows.get(what)
+        if row is None or value is None:
+            return set()
+        values[self._known.setdefault((what, labels), Series(row, self._gpu, labels))] = value * row.scale
+        return {(what, labels)}
+
+    def _end(self, present: set[tuple[str, Labels]]) -> set[Series]:
+        return {self._known.pop(key) for key in self._known.keys() - present}
+
+    def _not_listed(self, reason: str, failed: dict[Series, str]) -> None:
+        if reason in ("not_supported", "no_permission"):
+            self.unsupported.update((row, reason) for row in self._rows.values())
+            self._rows.clear()
+        else:
+            failed.update((series, reason) for series in self._own.values())
+
+    def _busy(self, handle: Any, labels: Labels) -> dict[int, float | None]:
+        """Percent of SM time by PID since the question before; no entry for who was not sampled."""
+        try:
+            samples = pynvml.nvmlDeviceGetProcessUtilization(handle, self._seen_until.get(labels, 0))
+        except pynvml.NVMLError as error:
+            raise_if_lost(error.value, f"GPU {self._gpu.index}, process utilisation")
+            # idle GPUs have no samples, which is "not found"
+            if error.value in UNSUPPORTED and error.value != pynvml.NVML_ERROR_NOT_FOUND and "sm" in self._rows:
+                self.unsupported[self._rows["sm"]] = outcome(error.value)
+            return {}
+        self._seen_until[labels] = max((s.timeStamp for s in samples), default=self._seen_until.get(labels, 0))
+        return {s.pid: float(s.smUtil) for s in samples}
+
+    def _resolvable(self) -> bool:
+        """Whether the driver's PIDs are those of this procfs.
+
+        NVIDIA's open kernel module translates them to the PID namespace of who asks. The other one tells everybody the
+        host's, and here another process may have the number; only the host's procfs has kernel threads.
+        """
+        if "Open Kernel Module" in self._text("driver/nvidia/version"):
+            with suppress(OSError):
+                return (self._proc / "self").readlink() == Path(str(os.getpid()))
+        return self._text("2/comm") == "kthreadd"
+
+    def _name(self, pid: int) -> str:
+        return self._text(f"{pid}/comm")
+
+    def _text(self, path: str) -> str:
+        try:
+            return (self._proc / path).read_text(encoding="utf-8", errors="replace").strip()
+        except OSError:
+            return ""
+
+
+def _listed(handle: Any) -> Listed:
+    """Bytes of device memory by PID; None where the driver does not tell."""
+    found: Listed = {}
+    for kind in LISTS:
+        try:
+            listed = getattr(pynvml, f"nvmlDeviceGet{kind}RunningProcesses")(handle)
+        except pynvml.NVMLError as error:
+            if kind == LISTS[0] or error.value not in UNSUPPORTED:
+                raise
+            continue
+        for process in listed:
+            known = found.get(process.pid)
+            found[process.pid] = known if process.usedGpuMemory is None else max(known or 0, process.usedGpuMemory)
+    return found
