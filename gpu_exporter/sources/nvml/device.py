@@ -28,7 +28,7 @@ class _Part:
     """A MIG instance: what it is asked, and a series for each of its MIG devices."""
 
     questions: Questions
-    info: frozenset[Series]
+    info: tuple[Series, ...]
 
 
 class NvmlDevice:
@@ -81,7 +81,7 @@ class NvmlDevice:
         for instance in self._instances.keys() - present.keys():
             part = self._instances.pop(instance)
             part.questions.close()
-            ended |= part.questions.answered | part.info
+            ended |= {*part.questions.answered, *part.info}
         if mig != self._mig:
             ended |= self._ask_board(mig)
         for instance, handle in present.items():
@@ -113,7 +113,7 @@ class NvmlDevice:
             partial(pynvml.nvmlGpmMigSampleGet, self._handle, instance.id),
             labels=instance.labels,
         )
-        info = frozenset(
+        info = tuple(
             Series(MIG_DEVICE, self.gpu, (*instance.labels, ("compute_instance_id", str(number)), ("mig_uuid", uuid)))
             for number, uuid in instance.devices
         )
