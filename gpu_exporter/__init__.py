@@ -1,3 +1,7 @@
-"""GPU telemetry for Prometheus: why GPUs are slow, broken or wasted."""
+"""Prometheus exporter for NVIDIA GPUs, and a library: `gpu_exporter.read()` gives the GPUs as plain Python values."""
 
-__version__ = "0.1.0"
+from gpu_exporter.library import GpuReading, read
+from gpu_exporter.model import GpuExporterError
+from gpu_exporter.version import __version__
+
+__all__ = ["GpuExporterError", "GpuReading", "__version__", "read"]

@@ -17,12 +17,12 @@ from typing import Any, TypeVar
 
 import click
 
-from gpu_exporter import __version__, doctor, record, render
+from gpu_exporter import doctor, record, render
 from gpu_exporter.config import ENV_PREFIX, Config, duration, interval, metric_set, read_file
 from gpu_exporter.exposition import Renderer, Variant
+from gpu_exporter.library import readings
 from gpu_exporter.metrics import METRICS, selected
 from gpu_exporter.model import (
-    Gpu,
     GpuExporterError,
     Labels,
     Metric,
@@ -35,6 +35,7 @@ from gpu_exporter.render.reference import read_from
 from gpu_exporter.serve import observe, run
 from gpu_exporter.sources.nvml import NvmlSource
 from gpu_exporter.sources.replay import ReplaySource
+from gpu_exporter.version import __version__
 
 F = TypeVar("F", bound=Callable[..., Any])
 PACKAGED = Path(__file__).parent / "recordings"
@@ -163,22 +164,17 @@ def once(as_json: bool, **settings: Any) -> None:
 
 def _as_dict(snapshot: Snapshot) -> dict[str, Any]:
     """A snapshot for JSON: of each GPU its identity and the samples that were read."""
-    samples: dict[Gpu, dict[str, float]] = {status.gpu: {} for status in snapshot.gpus}
-    for series, value in snapshot.samples:
-        if series.gpu is not None and (series.metric.nvml or series.metric.integral_of):
-            own = ",".join(f'{name}="{text}"' for name, text in series.metric.labels + series.labels)
-            samples[series.gpu][f"{series.metric}{{{own}}}" if own else str(series.metric)] = value
     gpus = [
         {
-            "gpu": status.gpu.index,
-            "UUID": status.gpu.uuid,
-            "modelName": status.gpu.model,
-            "up": status.up,
-            **({} if status.up else {"reason": status.reason}),
-            "info": dict(status.gpu.info),
-            "samples": samples[status.gpu],
+            "gpu": reading.index,
+            "UUID": reading.gpu.uuid,
+            "modelName": reading.gpu.model,
+            "up": reading.up,
+            **({} if reading.up else {"reason": reading.reason}),
+            "info": dict(reading.gpu.info),
+            "samples": reading.as_dict(),
         }
-        for status in snapshot.gpus
+        for reading in readings(snapshot)
     ]
     return {"at": snapshot.at, "source": snapshot.source, "live": snapshot.live, "gpus": gpus}
 

@@ -5,25 +5,23 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-import time
-from collections import defaultdict
 from collections.abc import Sequence
 
 from prometheus_client import PlatformCollector, ProcessCollector
 
-from gpu_exporter import __version__
 from gpu_exporter.collect import Collector
 from gpu_exporter.config import Config
 from gpu_exporter.exposition import Pages, Renderer
 from gpu_exporter.metrics import selected
 from gpu_exporter.model import Labels, Metric, Snapshot, Source
+from gpu_exporter.monitor import Monitor
 from gpu_exporter.server import Health, Server
+from gpu_exporter.version import __version__
 
 log = logging.getLogger(__name__)
 
-# One look needs two GPM samples; a GPU that has not answered after OBSERVE_SECONDS is reported as it is.
+# What one look's profiling metrics are means over.
 OBSERVE_INTERVAL = 0.5
-OBSERVE_SECONDS = 5.0
 
 BANNER = """
 ************************************************************************
@@ -65,23 +63,7 @@ def run(config: Config, source: Source, everywhere: Labels, stop: threading.Even
 
 def observe(source: Source, metrics: Sequence[Metric]) -> tuple[Snapshot, bool]:
     """One snapshot with profiling metrics, and whether all threads ended. Raises SourceLost if there is no GPU."""
-    latest: list[Snapshot] = []
-    reads: dict[int, set[float | None]] = defaultdict(set)
-    enough = threading.Event()
-    end = time.monotonic() + OBSERVE_SECONDS
-
-    def publish(snapshot: Snapshot) -> None:
-        latest[:] = [snapshot]
-        for status in snapshot.gpus:
-            reads[status.gpu.index].add(status.read_at)
-        if all(
-            len(reads[status.gpu.index] - {None}) >= 2 if status.up else status.reason not in ("unread", "stalled")
-            for status in snapshot.gpus
-        ):
-            enough.set()
-
-    collector = Collector(source, metrics, publish, interval=OBSERVE_INTERVAL, gauge_window=OBSERVE_INTERVAL)
-    collector.start(OBSERVE_SECONDS)
-    enough.wait(max(0.0, end - time.monotonic()))
-    clean = collector.stop()
-    return latest[0] if latest else collector.snapshot(), clean
+    monitor = Monitor(source, metrics, OBSERVE_INTERVAL, OBSERVE_INTERVAL)
+    monitor.start()
+    clean = monitor.stop()
+    return monitor.snapshot(), clean

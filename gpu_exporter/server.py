@@ -18,10 +18,10 @@ from tornado.iostream import StreamClosedError
 from tornado.netutil import bind_sockets
 from tornado.web import Application, HTTPError, RequestHandler
 
-from gpu_exporter import __version__
 from gpu_exporter.config import Address
 from gpu_exporter.exposition import Pages, Variant
 from gpu_exporter.model import GpuExporterError, Snapshot
+from gpu_exporter.version import __version__
 
 log = logging.getLogger(__name__)
 

@@ -6,10 +6,10 @@ import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
-from gpu_exporter import __version__
 from gpu_exporter import metrics as m
 from gpu_exporter.accumulate import Accumulator
 from gpu_exporter.model import Gpu, GpuStatus, Labels, Metric, Sample, Series, Snapshot
+from gpu_exporter.version import __version__
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,100 @@
+"""GPUs as plain Python values, for a training loop, a notebook or a test: no server, no Prometheus."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from gpu_exporter.metrics import selected
+from gpu_exporter.model import Gpu, Metric, MetricSet, Sample, Snapshot
+from gpu_exporter.monitor import Monitor
+from gpu_exporter.sources.nvml import NvmlSource
+from gpu_exporter.sources.nvml.device import NvmlDevice
+
+INTERVAL_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReading:
+    """One GPU at unix time `at`: its identity, whether it answers (else `reason`), and its samples."""
+
+    at: float
+    gpu: Gpu
+    up: bool
+    reason: str
+    samples: tuple[Sample, ...]
+
+    @property
+    def index(self) -> int:
+        """The GPU's number as NVML and nvidia-smi count."""
+        return self.gpu.index
+
+    def as_dict(self) -> dict[str, float]:
+        """Values by metric name, with labels that are not the GPU's: `gpu_clock_event_seconds_total{reason="…"}`.
+
+        Names, units and ranges are those of the metric reference; what could not be read has no entry.
+        """
+        return {_key(sample): sample.value for sample in self.samples}
+
+
+def _key(sample: Sample) -> str:
+    metric = sample.series.metric
+    own = ",".join(f'{name}="{text}"' for name, text in metric.labels + sample.series.labels)
+    return f"{metric}{{{own}}}" if own else str(metric)
+
+
+def readings(snapshot: Snapshot) -> tuple[GpuReading, ...]:
+    """A snapshot by GPU, with what was read of it and its integrals; the exporter's own metrics are left out."""
+    samples: dict[Gpu, list[Sample]] = {status.gpu: [] for status in snapshot.gpus}
+    for sample in snapshot.samples:
+        metric, gpu = sample.series.metric, sample.series.gpu
+        if gpu is not None and (metric.nvml or metric.integral_of):
+            samples[gpu].append(sample)
+    return tuple(
+        GpuReading(snapshot.at, status.gpu, status.up, status.reason, tuple(samples[status.gpu]))
+        for status in snapshot.gpus
+    )
+
+
+def read(*, metrics: str = "default", gpus: Sequence[int] | None = None) -> tuple[GpuReading, ...]:
+    """The GPUs of this machine, now: the latest collection of a loop that runs in the background once a second.
+
+    The first call starts the loop and takes up to a second; all others take microseconds and never wait for a driver.
+    Profiling values (SM active, tensor, DRAM …) are means over the last second; for an exact mean between two calls
+    subtract their time integrals (`gpu_sm_active_seconds_total`). `metrics` is `default` or `full`; `gpus` are the
+    indices to read, as nvidia-smi counts them: in a job with a process for each GPU, the process's own.
+
+    Raises GpuExporterError, in one line, if there is no driver or no GPU. A GPU that is lost or stuck is `up=False`.
+    """
+    return readings(_monitor(MetricSet(metrics), None if gpus is None else tuple(gpus), os.getpid()).snapshot())
+
+
+@cache
+def _monitor(metrics: MetricSet, gpus: tuple[int, ...] | None, process: int) -> Monitor:
+    """The monitor of this process: threads do not survive a fork."""
+    source = NvmlSource() if gpus is None else _Some(gpus)
+    monitor = Monitor(source, selected(metrics), INTERVAL_SECONDS, INTERVAL_SECONDS)
+    monitor.start()
+    atexit.register(monitor.stop)  # no thread may be in the driver's library when its destructors run
+    return monitor
+
+
+class _Some(NvmlSource):
+    """Some GPUs of the machine."""
+
+    def __init__(self, gpus: tuple[int, ...]) -> None:
+        super().__init__()
+        self._gpus = gpus
+
+    def count(self) -> int:
+        super().count()
+        return len(self._gpus)
+
+    def expected(self) -> int | None:
+        return len(self._gpus)
+
+    def attach(self, index: int, metrics: Sequence[Metric]) -> NvmlDevice:
+        return super().attach(self._gpus[index], metrics)

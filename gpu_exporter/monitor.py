@@ -1,0 +1,52 @@
+"""The loop without a server: looks at the GPUs in the background, and has the latest snapshot at any time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+
+from gpu_exporter.collect import Collector
+from gpu_exporter.model import Metric, Snapshot, Source
+
+# A GPU that has not answered after this time is reported as it is.
+PATIENCE_SECONDS = 5.0
+
+
+class Monitor:
+    """Collects every `interval` seconds, on threads of its own; profiling values are means over `window` seconds."""
+
+    def __init__(self, source: Source, metrics: Sequence[Metric], interval: float, window: float) -> None:
+        self._collector = Collector(source, metrics, self._publish, interval=interval, gauge_window=window)
+        self._latest: Snapshot | None = None
+        self._reads: dict[int, set[float | None]] = defaultdict(set)
+        self._enough = threading.Event()
+
+    def start(self) -> None:
+        """Start, and wait until every GPU was read twice, which profiling values need. Raises SourceLost."""
+        end = time.monotonic() + PATIENCE_SECONDS
+        self._collector.start(PATIENCE_SECONDS)
+        self._enough.wait(max(0.0, end - time.monotonic()))
+
+    def _publish(self, snapshot: Snapshot) -> None:
+        self._latest = snapshot
+        if self._enough.is_set():
+            return
+        for status in snapshot.gpus:
+            self._reads[status.gpu.index].add(status.read_at)
+        if all(
+            len(self._reads[status.gpu.index] - {None}) >= 2
+            if status.up
+            else status.reason not in ("unread", "stalled")
+            for status in snapshot.gpus
+        ):
+            self._enough.set()
+
+    def snapshot(self) -> Snapshot:
+        """The latest snapshot. Calls no driver, takes no time."""
+        return self._latest or self._collector.snapshot()
+
+    def stop(self) -> bool:
+        """Stop. False if a driver call is stuck: then end with `os._exit`."""
+        return self._collector.stop()

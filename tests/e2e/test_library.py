@@ -1,0 +1,118 @@
+"""`import gpu_exporter` in a program of the user's, on the stand-in driver."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes.driver import FakeDriver
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+def program(driver: FakeDriver, text: str) -> Any:
+    """Run a program that prints JSON as its last line."""
+    done = subprocess.run(
+        [sys.executable, "-c", text],
+        env={**os.environ, **driver.environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_readme_lines_run(driver: FakeDriver) -> None:
+    """The five lines of the README, in a loop that trains nothing."""
+    (lines,) = re.findall(r"```python\n(import gpu_exporter\n.*?)```", README.read_text(), re.DOTALL)
+    assert len([line for line in lines.splitlines() if line.strip()]) <= 6
+    stub = "logged = []\nclass wandb:\n    log = logged.append\nloader, train = range(3), lambda batch: None\n"
+    logged = program(driver, f"{stub}{lines}\nimport json; print(json.dumps(logged))")
+    assert len(logged) >= 1
+    assert logged[0]["gpu0/DCGM_FI_PROF_SM_ACTIVE"] == pytest.approx(0.96)
+    assert logged[0]["gpu0/DCGM_FI_DEV_POWER_USAGE"] == pytest.approx(79.715)
+
+
+def test_later_reads_take_no_time_and_are_fresh(driver: FakeDriver) -> None:
+    driver.delay("GpmSampleGet", 0.3)
+    found = program(
+        driver,
+        "import gpu_exporter, json, time\n"
+        "first = gpu_exporter.read()\n"
+        "begin = time.perf_counter(); again = gpu_exporter.read(); took = time.perf_counter() - begin\n"
+        "time.sleep(2.5)\n"
+        "print(json.dumps([first[0].at, took, gpu_exporter.read()[0].at]))\n",
+    )
+    assert found[1] < 0.1
+    assert found[2] >= found[0] + 1.9
+
+
+def test_frozen_and_selected(tmp_path: Path) -> None:
+    driver = FakeDriver(tmp_path / "driver", gpus=4)
+    found = program(
+        driver,
+        "import gpu_exporter, json, dataclasses\n"
+        "gpus = gpu_exporter.read(gpus=[2, 3], metrics='full')\n"
+        "try: gpus[0].up = False\n"
+        "except dataclasses.FrozenInstanceError: frozen = True\n"
+        "print(json.dumps([frozen, [gpu.index for gpu in gpus], [gpu.up for gpu in gpus], len(gpus[0].as_dict())]))\n",
+    )
+    assert found[:3] == [True, [2, 3], [True, True]]
+    assert found[3] > 200
+
+
+def test_in_a_forked_child(driver: FakeDriver) -> None:
+    """A data loader forks: the child gets a loop of its own, for the parent's threads are not there."""
+    found = program(
+        driver,
+        "import gpu_exporter, json, os, sys, time\n"
+        "gpu_exporter.read()\n"
+        "child = os.fork()\n"
+        "if not child:\n"
+        "    before = gpu_exporter.read()[0].at; time.sleep(1.5)\n"
+        "    os._exit(0 if gpu_exporter.read()[0].at > before else 1)\n"
+        "print(json.dumps(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])))\n",
+    )
+    assert found == 0
+
+
+def test_a_lost_gpu_is_down_and_no_gpu_is_an_error(driver: FakeDriver, tmp_path: Path) -> None:
+    driver.lose(0)
+    found = program(
+        driver,
+        "import gpu_exporter, json\n"
+        "(gpu,) = gpu_exporter.read()\n"
+        "print(json.dumps([gpu.up, gpu.reason, gpu.as_dict()]))\n",
+    )
+    assert found == [False, "lost", {}]
+    driver.unload()
+    found = program(
+        driver,
+        "import gpu_exporter, json\n"
+        "try: gpu_exporter.read()\n"
+        "except gpu_exporter.GpuExporterError as error: print(json.dumps(str(error)))\n",
+    )
+    assert "kernel driver is not loaded" in found
+    assert "\n" not in found
+
+
+def test_a_wedged_gpu_holds_nobody_up(driver: FakeDriver) -> None:
+    """Neither a read nor the end of the program waits for a call that does not return."""
+    driver.block(0)
+    found = program(
+        driver,
+        "import gpu_exporter, json, time\n"
+        "begin = time.perf_counter(); (gpu,) = gpu_exporter.read()\n"
+        "print(json.dumps([gpu.up, time.perf_counter() - begin]))",
+    )
+    assert found[0] is False
+    assert found[1] < 12
