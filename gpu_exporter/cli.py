@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import click
 
-from gpu_exporter import doctor, record, render
+from gpu_exporter import check, doctor, finding, health, node, record, render
 from gpu_exporter.config import ENV_PREFIX, Config, duration, interval, metric_set, read_file
 from gpu_exporter.exposition import Renderer, Variant
 from gpu_exporter.library import readings
@@ -33,7 +33,7 @@ from gpu_exporter.model import (
 from gpu_exporter.recording import load
 from gpu_exporter.render.reference import read_from
 from gpu_exporter.serve import observe, run
-from gpu_exporter.sources.nvml import NvmlSource
+from gpu_exporter.sources import local_gpus
 from gpu_exporter.sources.replay import ReplaySource
 from gpu_exporter.version import __version__
 
@@ -103,7 +103,7 @@ def _source(config: Config) -> Source:
     if config.source != "replay":
         if config.recording is not None:
             raise GpuExporterError("--recording needs --source replay: a recording is never mistaken for GPUs")
-        return NvmlSource(procfs=config.procfs)
+        return local_gpus(procfs=config.procfs)
     packaged = {path.name.removesuffix(".jsonl.gz"): path for path in sorted(PACKAGED.glob("*.jsonl.gz"))}
     if config.recording is None:
         names = ", ".join(packaged)
@@ -234,15 +234,44 @@ def generate_command(check: bool, root: Path) -> None:
 
 
 @cli.command("doctor")
-@_settings(*SOURCE_SETTINGS)
+@_settings(*SOURCE_SETTINGS, "address")
 @click.option("--quiet", is_flag=True, help="Print nothing; the exit code tells.")
-def doctor_command(quiet: bool, **settings: Any) -> None:
-    """Say what works on this machine and why the rest does not. Exit code 1 if no GPU can be read."""
+@click.option("--json", "as_json", is_flag=True, help="JSON instead of text.")
+def doctor_command(quiet: bool, as_json: bool, **settings: Any) -> None:
+    """Say what works on this machine and why the rest does not.
+
+    Exit code 0 if a GPU can be read, whatever else there is to note or warn of; 1 if none can.
+    """
     logging.disable(logging.WARNING)  # what would be logged is a finding
-    findings, clean = doctor.examine(_source(Config(**settings)))
-    for finding in [] if quiet else findings:
-        click.echo(f"{finding.level.value:<5} {finding.what}" + (f"\n      -> {finding.cure}" if finding.cure else ""))
-    _exit(1 if any(finding.level is doctor.Level.FAIL for finding in findings) else 0, clean)
+    config = Config(**settings)
+    findings, clean = doctor.examine(lambda: _source(config), node.looks(config.address))
+    result = finding.as_dict(findings)
+    if as_json:
+        click.echo(json.dumps(result, indent=2))
+    elif not quiet:
+        click.echo("\n".join(map(str, findings)))
+    _exit(0 if result["ok"] else 1, clean)
+
+
+@cli.command("check")
+@_settings(*SOURCE_SETTINGS, "expected_gpus")
+@click.option("--gpus", type=_parsed(check.indices), help="Only these, by index, such as 0,1.")
+@click.option("--json", "as_json", is_flag=True, help="JSON instead of text.")
+def check_command(gpus: frozenset[int] | None, as_json: bool, **settings: Any) -> None:
+    """Say whether a job may start on these GPUs, in a fraction of a second where they answer.
+
+    Unhealthy is a GPU that is lost, stuck or missing, has uncorrectable ECC errors since the driver was loaded, memory
+    that waits to be remapped or can't be, or of which the driver asks for a recovery action.
+
+    Exit code 0 if all are healthy; 1 if that can't be told, as when no GPU can be read; 3 if one is unhealthy. What
+    the hardware does not have is said, and no fault.
+    """
+    logging.disable(logging.WARNING)  # what would be logged is in the verdict
+    config = Config(**settings)
+    snapshot, clean = observe(_source(config), health.ROWS, config.expected_gpus)
+    report = check.report(snapshot, gpus)
+    click.echo(json.dumps(check.as_dict(report), indent=2) if as_json else "\n".join(check.lines(report)))
+    _exit(check.EXIT_CODES[report.health], clean)
 
 
 def main() -> None:

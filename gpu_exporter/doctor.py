@@ -1,74 +1,90 @@
-"""One look at a source -> findings in plain words: what works here, what does not, and what to do about it."""
+"""One look at a source and at the machine -> findings: what works here, what does not, and what to do about it."""
 
 from __future__ import annotations
 
-import os
+import threading
+import time
 from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from gpu_exporter import machine
 from gpu_exporter import metrics as m
+from gpu_exporter.finding import Finding, Level
 from gpu_exporter.metrics import BY_KEY, selected
 from gpu_exporter.model import EntityKind, Gpm, Gpu, GpuStatus, LinkSum, Metric, MetricSet, Snapshot, Source, SourceLost
 from gpu_exporter.serve import observe
 
 WITH_GPM = ("Hopper", "Blackwell", "Rubin")
+# All looks at the machine together, which run beside the look at the GPUs.
+LOOK_SECONDS = 1.0
 
 
-class Level(Enum):
-    """How bad a finding is. Only FAIL means that nothing can be read."""
+class Look(threading.Thread):
+    """A look at the machine in a thread of its own: a file system or a resolver may hang, doctor may not."""
 
-    OK = "ok"
-    NOTE = "note"
-    WARN = "warn"
-    FAIL = "FAIL"
+    def __init__(self, look: Callable[[], list[Finding]]) -> None:
+        super().__init__(daemon=True)
+        self._look = look
+        self._findings: list[Finding] | None = None
+        self.start()
+
+    def run(self) -> None:
+        self._findings = self._look()
+
+    def until(self, end: float) -> list[Finding]:
+        """What was found by then (monotonic seconds)."""
+        self.join(max(0.0, end - time.monotonic()))
+        late = Finding("machine", Level.WARN, "a look at this machine does not end: is a file system or DNS stuck?")
+        return [late] if self._findings is None else self._findings
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that was looked at, and how to mend it."""
-
-    level: Level
-    what: str
-    cure: str = ""
-
-
-def examine(source: Source) -> tuple[list[Finding], bool]:
-    """Look at a source for a few seconds. The second value is False if a driver call is stuck."""
-    who = f"running as uid {os.geteuid()}" if hasattr(os, "geteuid") else "running as this user"
-    findings = [Finding(Level.OK, who)]
+def examine(
+    source_of: Callable[[], Source], looks: Sequence[Callable[[], list[Finding]]]
+) -> tuple[list[Finding], bool]:
+    """Look at the source and at the machine for a few seconds. The second value is False if a driver call is stuck."""
+    end = time.monotonic() + LOOK_SECONDS
+    around = [Look(look) for look in looks]
+    findings, clean, mig = machine.software(), True, False
     try:
+        source = source_of()
+        if source.live:
+            findings.append(machine.bindings())
         snapshot, clean = observe(source, selected(MetricSet.FULL))
+        findings += judge(snapshot)
+        mig = any(series.metric is m.MIG_MODE and value == 1 for series, value in snapshot.samples)
     except SourceLost as error:
         message, _, cure = str(error).removeprefix("NVML: ").partition(": ")
-        return [*findings, Finding(Level.FAIL, f"no GPU can be read: {message}", cure)], True
-    return [*findings, *judge(snapshot)], clean
+        findings.append(Finding("driver", Level.FAIL, f"no GPU can be read: {message}", cure))
+    findings += machine.container(mig=mig)
+    return [*findings, *(finding for look in around for finding in look.until(end))], clean
 
 
 def judge(snapshot: Snapshot) -> list[Finding]:
     """What a snapshot of all metrics says. Pure."""
     findings = []
     if not snapshot.live:
-        findings.append(Finding(Level.WARN, f"source {snapshot.source}: a recording, not GPUs of this machine"))
+        findings.append(
+            Finding("driver", Level.WARN, f"source {snapshot.source}: a recording, not GPUs of this machine")
+        )
     if not snapshot.gpus:
-        return [*findings, Finding(Level.FAIL, "the NVIDIA library does not answer", CURES["stalled"])]
+        return [*findings, Finding("driver", Level.FAIL, "the NVIDIA library does not answer", CURES["stalled"])]
     expected = next((int(value) for series, value in snapshot.samples if series.metric is m.EXPECTED), 0)
     up = [status for status in snapshot.gpus if status.up]
     level = Level.FAIL if not up else Level.WARN if len(up) < expected else Level.OK
     cure = "" if level is Level.OK else "see `dmesg | grep -i nvrm` for what happened to the others"
-    findings.append(Finding(level, f"{len(up)} of {expected} GPUs answer", cure))
+    findings.append(Finding("driver", level, f"{len(up)} of {expected} GPUs answer", cure))
     drivers = {status.gpu.driver for status in up if status.gpu.driver}
     if drivers:
         cuda = {dict(status.gpu.info).get("cuda_version", "?") for status in up}
-        findings.append(Finding(Level.OK, f"driver {', '.join(sorted(drivers))}, CUDA up to {', '.join(sorted(cuda))}"))
+        what = f"driver {', '.join(sorted(drivers))}, CUDA up to {', '.join(sorted(cuda))}"
+        findings.append(Finding("driver", Level.OK, what))
     said: dict[Finding, list[int]] = {}
     for status in snapshot.gpus:
         for finding in _gpu(status, snapshot):
             said.setdefault(finding, []).append(status.gpu.index)
     for finding, gpus in said.items():
         who = "GPU " + ", ".join(map(str, gpus)) if len(gpus) < len(snapshot.gpus) or len(gpus) == 1 else "every GPU"
-        findings.append(Finding(finding.level, f"{who}: {finding.what}", finding.cure))
+        findings.append(Finding(finding.topic, finding.level, f"{who}: {finding.what}", finding.cure))
     return findings
 
 
@@ -76,23 +92,41 @@ def _gpu(status: GpuStatus, snapshot: Snapshot) -> Iterable[Finding]:
     """What is to say of one GPU, without naming it."""
     gpu = status.gpu
     if not status.up:
-        yield Finding(Level.WARN, f"does not answer: {status.reason}", CURES.get(status.reason, CURES["unknown"]))
+        yield Finding(
+            "gpu", Level.WARN, f"does not answer: {status.reason}", CURES.get(status.reason, CURES["unknown"])
+        )
         return
     values = {series.metric: value for series, value in snapshot.samples if series.gpu == gpu}
     profiling = "profiling metrics through GPM" if snapshot.live else "profiling metrics from the recording"
-    yield Finding(Level.OK, f"{gpu.model}, {profiling if m.SM_ACTIVE in values else 'no profiling metrics'}")
+    yield Finding("gpu", Level.OK, f"{gpu.model}, {profiling if m.SM_ACTIVE in values else 'no profiling metrics'}")
     by_reason: dict[tuple[Level, str], list[str]] = defaultdict(list)
     for series, _ in snapshot.samples:
         if series.metric is m.SUPPORTED and series.gpu == gpu:
             labels = dict(series.labels)
-            by_reason[_why(BY_KEY[labels["metric"]], labels["reason"], gpu, links=m.NVLINK_COUNT in values)].append(
-                labels["metric"]
-            )
+            by_reason[_why(BY_KEY[labels["metric"]], labels["reason"], gpu, values)].append(labels["metric"])
     for (level, why), names in by_reason.items():
         shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-        yield Finding(level, f"no {shown}", why)
+        yield Finding("gpu", level, f"no {shown}", why)
     if values.get(m.PERSISTENCE) == 0:
-        yield Finding(Level.WARN, "persistence mode is off", "`nvidia-smi -pm 1`, or run nvidia-persistenced")
+        yield Finding("gpu", Level.WARN, "persistence mode is off", "`nvidia-smi -pm 1`, or run nvidia-persistenced")
+    instances = {dict(series.labels).get("GPU_I_ID") for series, _ in snapshot.samples if series.gpu == gpu}
+    yield from _mig(values, len(instances - {None}))
+
+
+def _mig(values: Mapping[Metric, float], instances: int) -> Iterable[Finding]:
+    """What is to say of MIG where it is on, or will be."""
+    mode, pending = values.get(m.MIG_MODE), values.get(m.MIG_PENDING)
+    if mode == 1:
+        cure = "" if instances else "`nvidia-smi mig -lgi` lists them; without one no program can run"
+        what = f"MIG mode is on, {instances or 'no'} instances seen"
+        yield Finding("gpu", Level.OK if instances else Level.NOTE, what, cure)
+    if None not in (mode, pending) and mode != pending:
+        what = f"MIG mode is {_on(mode)}, and {_on(pending)} after the next reset of the GPU"
+        yield Finding("gpu", Level.WARN, what, "stop what uses it, then `nvidia-smi --gpu-reset`")
+
+
+def _on(value: float | None) -> str:
+    return "on" if value else "off"
 
 
 CURES = {
@@ -104,18 +138,20 @@ CURES = {
 }
 
 
-def _why(metric: Metric, outcome: str, gpu: Gpu, *, links: bool) -> tuple[Level, str]:
+def _why(metric: Metric, outcome: str, gpu: Gpu, values: Mapping[Metric, float]) -> tuple[Level, str]:
     """Why a metric is not there, in words; NOTE where that is as it should be."""
     architecture = dict(gpu.info).get("architecture", "")
     if outcome == "no_permission":
         return Level.WARN, "no permission: this user may not read it (try as root, or with CAP_SYS_ADMIN)"
     if outcome == "not_recorded":
         return Level.NOTE, "not in the recording"
-    if not links and (
+    if m.NVLINK_COUNT not in values and (
         metric.entity is EntityKind.NVLINK or isinstance(metric.nvml, LinkSum) or metric is m.NVLINK_COUNT
     ):
         return Level.NOTE, "no NVLink here: none on the board, or not passed through to this machine"
     if isinstance(metric.nvml, Gpm):
+        if values.get(m.MIG_MODE) == 1:
+            return Level.NOTE, "in MIG mode the counters belong to the instances, not to the GPU"
         if architecture in WITH_GPM:
             return Level.WARN, "this driver does not answer these GPM counters: a newer one may"
         return Level.WARN, f"{architecture} GPUs have no GPM; this needs Hopper or newer, or DCGM on older GPUs"

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from functools import cache
 
 from gpu_exporter.metrics import selected
-from gpu_exporter.model import Gpu, Metric, MetricSet, Sample, Snapshot
+from gpu_exporter.model import Gpu, MetricSet, Sample, Snapshot
 from gpu_exporter.monitor import Monitor
-from gpu_exporter.sources.nvml import NvmlSource
-from gpu_exporter.sources.nvml.device import NvmlDevice
+from gpu_exporter.sources import local_gpus
 
 INTERVAL_SECONDS = 1.0
 
@@ -75,26 +74,7 @@ def read(*, metrics: str = "default", gpus: Sequence[int] | None = None) -> tupl
 @cache
 def _monitor(metrics: MetricSet, gpus: tuple[int, ...] | None, process: int) -> Monitor:
     """The monitor of this process: threads do not survive a fork."""
-    source = NvmlSource() if gpus is None else _Some(gpus)
-    monitor = Monitor(source, selected(metrics), INTERVAL_SECONDS, INTERVAL_SECONDS)
+    monitor = Monitor(local_gpus(gpus=gpus), selected(metrics), INTERVAL_SECONDS, INTERVAL_SECONDS)
     monitor.start()
     atexit.register(monitor.stop)  # no thread may be in the driver's library when its destructors run
     return monitor
-
-
-class _Some(NvmlSource):
-    """Some GPUs of the machine."""
-
-    def __init__(self, gpus: tuple[int, ...]) -> None:
-        super().__init__()
-        self._gpus = gpus
-
-    def count(self) -> int:
-        super().count()
-        return len(self._gpus)
-
-    def expected(self) -> int | None:
-        return len(self._gpus)
-
-    def attach(self, index: int, metrics: Sequence[Metric]) -> NvmlDevice:
-        return super().attach(self._gpus[index], metrics)

@@ -166,6 +166,7 @@ RECOVERY    = Metric("DCGM_FI_DEV_GET_GPU_RECOVERY_ACTION", GAUGE, "action",  "W
 
 # --- MIG: an instance is a part of a GPU with its own SMs and memory ---------------------------------------------------------------
 MIG_MODE        = Metric("DCGM_FI_DEV_MIG_MODE",  GAUGE, "bool",   "1 if the GPU is in MIG mode.",                                            0, 1, dcgm=67, nvml=Call("MigMode", pick=0), pace=SLOW)
+MIG_PENDING     = Metric("gpu_mig_mode_pending",  GAUGE, "bool",   "1 if the GPU will be in MIG mode after its next reset.",                  0, 1, nvml=Call("MigMode", pick=1), pace=RARE, set=FULL)
 MIG_DEVICE      = Metric("gpu_mig_device_info",   GAUGE, "info",   "A MIG device (a compute instance of a GPU instance) and its UUID; always 1.",     entity=INSTANCE)
 INSTANCE_SLICES = Metric("gpu_instance_slices",   GAUGE, "slices", "Compute slices of this GPU instance: the weight of its ratios in the GPU's.", 1, 16, INSTANCE, nvml=Call("Attributes_v2", pick="gpuInstanceSliceCount"), pace=STATIC)
 

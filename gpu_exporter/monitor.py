@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from gpu_exporter.collect import Collector
-from gpu_exporter.model import Metric, Snapshot, Source
+from gpu_exporter.model import Gpm, Metric, Snapshot, Source
 
 # A GPU that has not answered after this time is reported as it is.
 PATIENCE_SECONDS = 5.0
@@ -17,14 +17,19 @@ PATIENCE_SECONDS = 5.0
 class Monitor:
     """Collects every `interval` seconds, on threads of its own; profiling values are means over `window` seconds."""
 
-    def __init__(self, source: Source, metrics: Sequence[Metric], interval: float, window: float) -> None:
-        self._collector = Collector(source, metrics, self._publish, interval=interval, gauge_window=window)
+    def __init__(
+        self, source: Source, metrics: Sequence[Metric], interval: float, window: float, expected: int | None = None
+    ) -> None:
+        self._collector = Collector(
+            source, metrics, self._publish, interval=interval, gauge_window=window, expected=expected
+        )
+        self._wanted = 2 if any(isinstance(metric.nvml, Gpm) for metric in metrics) else 1
         self._latest: Snapshot | None = None
         self._reads: dict[int, set[float | None]] = defaultdict(set)
         self._enough = threading.Event()
 
     def start(self) -> None:
-        """Start, and wait until every GPU was read twice, which profiling values need. Raises SourceLost."""
+        """Start, and wait until every GPU was read: twice if profiling values are wanted. Raises SourceLost."""
         end = time.monotonic() + PATIENCE_SECONDS
         self._collector.start(PATIENCE_SECONDS)
         self._enough.wait(max(0.0, end - time.monotonic()))
@@ -36,7 +41,7 @@ class Monitor:
         for status in snapshot.gpus:
             self._reads[status.gpu.index].add(status.read_at)
         if all(
-            len(self._reads[status.gpu.index] - {None}) >= 2
+            len(self._reads[status.gpu.index] - {None}) >= self._wanted
             if status.up
             else status.reason not in ("unread", "stalled")
             for status in snapshot.gpus

@@ -61,9 +61,9 @@ def run(config: Config, source: Source, everywhere: Labels, stop: threading.Even
     return collector.stop()
 
 
-def observe(source: Source, metrics: Sequence[Metric]) -> tuple[Snapshot, bool]:
-    """One snapshot with profiling metrics, and whether all threads ended. Raises SourceLost if there is no GPU."""
-    monitor = Monitor(source, metrics, OBSERVE_INTERVAL, OBSERVE_INTERVAL)
+def observe(source: Source, metrics: Sequence[Metric], expected: int | None = None) -> tuple[Snapshot, bool]:
+    """One snapshot, and whether all threads ended. Raises SourceLost if there is no GPU."""
+    monitor = Monitor(source, metrics, OBSERVE_INTERVAL, OBSERVE_INTERVAL, expected)
     monitor.start()
     clean = monitor.stop()
     return monitor.snapshot(), clean

@@ -1,0 +1,102 @@
+"""Verdicts -> what `gpu-exporter check` says: lines, JSON and an exit code, for use before a job."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from gpu_exporter import health
+from gpu_exporter import metrics as m
+from gpu_exporter.health import Action, Health, Problem, Verdict
+from gpu_exporter.model import Gpu, Snapshot
+
+# 1 is what every command ends with when it could not do its work: a bug or a missing driver is no verdict on a GPU.
+EXIT_CODES = {Health.HEALTHY: 0, Health.UNKNOWN: 1, Health.UNHEALTHY: 3}
+
+
+def indices(text: str) -> frozenset[int]:
+    """`0,1,5` as numbers. Raises ValueError."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in parts):
+        raise ValueError(f"{text!r} is not a list of GPUs; use indices such as 0,1")
+    return frozenset(map(int, parts))
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The verdicts that were asked for, and how many GPUs there ought to be beside them."""
+
+    verdicts: tuple[Verdict, ...]
+    missing: int = 0
+
+    @property
+    def health(self) -> Health:
+        found = {verdict.health for verdict in self.verdicts}
+        if Health.UNHEALTHY in found or self.missing:
+            return Health.UNHEALTHY
+        return Health.HEALTHY if found == {Health.HEALTHY} else Health.UNKNOWN
+
+
+def report(snapshot: Snapshot, only: frozenset[int] | None = None) -> Report:
+    """On every GPU, or `only` on some: then one that is not there is unhealthy, and no other is missed."""
+    verdicts = health.verdict(snapshot)
+    if only is None or not snapshot.gpus:  # without GPUs the library is stuck, which is no verdict
+        return Report(verdicts, health.missing(snapshot) if snapshot.gpus else 0)
+    absent = only - {verdict.gpu.index for verdict in verdicts}
+    nowhere = Problem(m.UP, 0, "there is no such GPU", Action.NODE_REBOOT)
+    return Report(
+        (
+            *(verdict for verdict in verdicts if verdict.gpu.index in only),
+            *(Verdict(Gpu(index), (nowhere,)) for index in sorted(absent)),
+        )
+    )
+
+
+def lines(result: Report) -> Iterable[str]:
+    """A line for each GPU with a problem, for each thing that is not known, and a summary."""
+    if not result.verdicts:
+        yield "unknown: the NVIDIA library does not answer"
+        return
+    for verdict in result.verdicts:
+        if verdict.problems:
+            words = "; ".join(problem.words for problem in verdict.problems)
+            yield f"GPU {verdict.gpu.index}: unhealthy: {words} -> {verdict.action.value}"
+    if result.missing:
+        yield f"missing: {result.missing} more GPUs ought to be there -> {Action.NODE_REBOOT.value}"
+    unknown: dict[str, list[int]] = {}
+    for verdict in result.verdicts:
+        for each in verdict.unknown:
+            unknown.setdefault(f"{each.what}: {each.why.replace('_', ' ')}", []).append(verdict.gpu.index)
+    for what, gpus in unknown.items():
+        who = "every GPU" if len(gpus) == len(result.verdicts) > 1 else f"GPU {', '.join(map(str, gpus))}"
+        yield f"{who}: unknown: {what}"
+    counts = Counter(verdict.health.value for verdict in result.verdicts) + Counter(missing=result.missing)
+    yield f"{len(result.verdicts)} GPUs: " + ", ".join(f"{number} {what}" for what, number in counts.items())
+
+
+def as_dict(result: Report) -> dict[str, Any]:
+    """For JSON."""
+    return {
+        "ok": result.health is Health.HEALTHY,
+        "health": result.health.value,
+        "missing": result.missing,
+        "gpus": [
+            {
+                "gpu": verdict.gpu.index,
+                "UUID": verdict.gpu.uuid,
+                "modelName": verdict.gpu.model,
+                "health": verdict.health.value,
+                "action": verdict.action.value,
+                "problems": [
+                    {"metric": each.metric.key, "value": each.value, "what": each.words, "action": each.action.value}
+                    for each in verdict.problems
+                ],
+                "unknown": [
+                    {"what": each.what, "why": each.why, "harmless": each.harmless} for each in verdict.unknown
+                ],
+            }
+            for verdict in result.verdicts
+        ],
+    }

@@ -1,0 +1,186 @@
+"""Looks at what is around the exporter: port, DCGM, kubelet, kernel log, clock. None needs root."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import platform
+import socket
+import struct
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from tornado.netutil import bind_sockets
+
+from gpu_exporter.config import Address
+from gpu_exporter.finding import Finding, Level
+from gpu_exporter.machine import ROOT, read
+
+PATIENCE = 0.5
+LARGEST_PAGE = 4 << 20
+# What tells an exporter by its page; ours first, for its page has DCGM's names, too.
+EXPORTERS = (
+    ("Server: gpu-exporter", "gpu-exporter"),
+    ("gpu_exporter_build_info", "gpu-exporter"),
+    ("DCGM_FI_", "dcgm-exporter"),
+    ("nvidia_smi_", "nvidia_gpu_exporter"),
+    ("nvitop", "nvitop-exporter"),
+    ("HTTP/1", "another program"),
+    ("", "another program, without HTTP,"),
+)
+CLOCK_DAEMONS = frozenset({"chronyd", "ntpd", "openntpd", "phc2sys"})
+STA_UNSYNC = 0x40
+
+
+def bind(address: Address) -> None:
+    """Take the address as the server does, and give it back at once. Raises OSError if it can't be taken."""
+    for taken in bind_sockets(address.port, address.host or None):
+        taken.close()
+
+
+def fetch(address: Address) -> str:
+    """What /metrics answers there, with its header, as far as it comes in time."""
+    page, end = b"", time.monotonic() + PATIENCE
+    with (
+        suppress(OSError),
+        socket.create_connection((address.host or "127.0.0.1", address.port), PATIENCE) as connection,
+    ):
+        connection.sendall(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n")
+        while (left := end - time.monotonic()) > 0 and len(page) < LARGEST_PAGE:
+            connection.settimeout(left)
+            chunk = connection.recv(1 << 16)
+            if not chunk:
+                break
+            page += chunk
+    return page.decode(errors="replace")
+
+
+def port(
+    address: Address, take: Callable[[Address], None] = bind, page: Callable[[Address], str] = fetch
+) -> list[Finding]:
+    """Whether `serve` could listen there, and if not, who does."""
+    try:
+        take(address)
+    except (OSError, UnicodeError) as error:
+        if getattr(error, "errno", None) != errno.EADDRINUSE:
+            why = getattr(error, "strerror", None) or error
+            return [Finding("port", Level.WARN, f"{address} can't be listened on: {why}", "choose another --address")]
+    else:
+        return [Finding("port", Level.OK, f"{address} is free to listen on")]
+    text = page(address)
+    who = next(name for mark, name in EXPORTERS if mark in text)
+    if who == "gpu-exporter":
+        return [Finding("port", Level.OK, f"{address} is served by gpu-exporter already")]
+    cure = "stop it, or choose another --address; both can read the same GPUs"
+    return [Finding("port", Level.WARN, f"{address} is taken by {who}", cure)]
+
+
+def processes(root: Path = ROOT) -> frozenset[str]:
+    """The names of all processes that can be seen, cut at 15 letters by the kernel."""
+    return frozenset(read(comm).strip() for comm in (root / "proc").glob("[0-9]*/comm"))
+
+
+def answers(host: str, number: int) -> bool:
+    """Whether something listens there."""
+    try:
+        socket.create_connection((host, number), PATIENCE).close()
+    except OSError:
+        return False
+    return True
+
+
+def dcgm(root: Path = ROOT, listens: Callable[[str, int], bool] = answers) -> list[Finding]:
+    """Whether DCGM's host engine runs here. Nothing is said if not: it is not needed."""
+    if "nv-hostengine" in processes(root):
+        where = "a process"
+    elif (root / "tmp/nv-hostengine").is_socket():
+        where = "its socket"
+    elif listens("127.0.0.1", 5555):
+        where = "port 5555"
+    else:
+        return []
+    what = f"DCGM runs beside us ({where}): no conflict, GPM has no single owner; it is not asked for anything"
+    return [Finding("dcgm", Level.NOTE, what)]
+
+
+def kubelet(
+    root: Path = ROOT,
+    environ: Mapping[str, str] = os.environ,
+    readable: Callable[[Path], bool] = lambda path: os.access(path, os.R_OK | os.W_OK),
+) -> list[Finding]:
+    """Whether kubelet could tell which pod has which GPU."""
+    folder = Path("var/lib/kubelet/pod-resources")
+    path = root / folder / "kubelet.sock"
+    inside = "KUBERNETES_SERVICE_HOST" in environ
+    try:
+        there = path.is_socket()
+    except OSError:  # the folder is closed to this user
+        there = True
+    if there and readable(path):
+        return [Finding("kubelet", Level.OK, "kubelet's pod-resources socket can be opened")]
+    if there:
+        what = "kubelet's pod-resources socket is closed to this user: no pod names"
+        return [Finding("kubelet", Level.WARN if inside else Level.NOTE, what, "run as root (no capability is needed)")]
+    if inside:
+        what = "in Kubernetes, but without kubelet's pod-resources socket: no pod names"
+        return [Finding("kubelet", Level.WARN, what, f"mount the folder /{folder} of the host, read-only")]
+    return [Finding("kubelet", Level.NOTE, "not in Kubernetes: no pod names")]
+
+
+def opens(path: Path) -> None:
+    """Open for reading and close. Raises OSError."""
+    os.close(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)))
+
+
+def kernel_log(root: Path = ROOT, open: Callable[[Path], None] = opens) -> list[Finding]:
+    """Whether the evidence of XIDs can be read."""
+    try:
+        open(root / "dev/kmsg")
+    except FileNotFoundError:
+        what, cure = "no kernel log here: XIDs leave no evidence", "give the container the host's /dev/kmsg"
+    except OSError:
+        what, cure = "the kernel log is closed to this user: XIDs leave no evidence", "add CAP_SYSLOG"
+        if read(root / "proc/sys/kernel/dmesg_restrict").strip() == "1":
+            cure += ", or `sysctl kernel.dmesg_restrict=0`"
+    else:
+        return [Finding("kernel_log", Level.OK, "the kernel log can be read")]
+    return [Finding("kernel_log", Level.NOTE, what, cure)]
+
+
+def unsynchronised() -> bool | None:
+    """Whether the kernel calls its clock unsynchronised; None if it can't be asked.
+
+    Python has no adjtimex, and no file says it: what time daemons leave behind is not seen from inside a container.
+    """
+    buffer = ctypes.create_string_buffer(1024)
+    try:
+        ctypes.CDLL(None).adjtimex(buffer)
+    except (OSError, TypeError, AttributeError):
+        return None
+    status: int = struct.unpack_from("@I4li", buffer)[-1]
+    return bool(status & STA_UNSYNC)
+
+
+def clock(root: Path = ROOT, unsynchronised: Callable[[], bool | None] = unsynchronised) -> list[Finding]:
+    """Whether this machine's time can be compared with others'."""
+    adrift = unsynchronised()
+    if adrift is None:
+        return []
+    if not adrift or (root / "run/systemd/timesync/synchronized").exists():
+        return [Finding("clock", Level.OK, "the clock is synchronised")]
+    daemons = CLOCK_DAEMONS & processes(root)
+    if daemons:
+        what = f"the kernel calls its clock unsynchronised, though {', '.join(sorted(daemons))} runs"
+        return [Finding("clock", Level.NOTE, what, "`chronyc tracking` or `ntpq -p` tells")]
+    what = "the clock is not synchronised: timestamp metrics and logs will not agree with other machines"
+    return [Finding("clock", Level.WARN, what, "run chrony or systemd-timesyncd")]
+
+
+def looks(address: Address) -> tuple[Callable[[], list[Finding]], ...]:
+    """What can be looked at on this system."""
+    if platform.system() != "Linux":
+        return (lambda: port(address),)
+    return (lambda: port(address), dcgm, kubelet, kernel_log, clock)
