@@ -13,8 +13,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from tornado.netutil import bind_sockets
-
 from gpu_exporter.config import Address
 from gpu_exporter.finding import Finding, Level
 from gpu_exporter.machine import ROOT, read
@@ -36,9 +34,22 @@ STA_UNSYNC = 0x40
 
 
 def bind(address: Address) -> None:
-    """Take the address as the server does, and give it back at once. Raises OSError if it can't be taken."""
-    for taken in bind_sockets(address.port, address.host or None):
-        taken.close()
+    """Take the address and give it back at once, without listening. Raises OSError if it can't be taken."""
+    found = socket.getaddrinfo(address.host or None, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    refused: list[OSError] = []
+    for family, kind, protocol, _, where in found:
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                if os.name == "posix":  # as the server does; elsewhere it would share the port
+                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                probe.bind(where)
+        except OSError as error:
+            refused.append(error)
+    for refusal in refused:  # a machine without IPv6 refuses that, and serves all the same
+        if refusal.errno == errno.EADDRINUSE or len(refused) == len(found):
+            raise refusal
 
 
 def fetch(address: Address) -> str:

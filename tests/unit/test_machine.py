@@ -1,0 +1,331 @@
+"""The looks at the machine: tables of what is there, and what is said of it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from importlib.machinery import ModuleSpec
+from importlib.metadata import Distribution, PackageNotFoundError
+from pathlib import Path
+
+import pytest
+
+from gpu_exporter import doctor, machine, node
+from gpu_exporter.config import Address
+from gpu_exporter.finding import Finding, Level, as_dict
+from tests.conftest import free_port
+
+OK, NOTE, WARN, FAIL = Level.OK, Level.NOTE, Level.WARN, Level.FAIL
+HERE = Address("127.0.0.1", 9400)
+
+
+def files(root: Path, contents: Mapping[str, str]) -> Path:
+    """A root directory with these files."""
+    for name, text in contents.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+def raises(code: int) -> Callable[..., None]:
+    """Something that fails so."""
+
+    def fail(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    return fail
+
+
+# --- platform, packages, container ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("system", "processor", "contents", "untried"),
+    [
+        ("Linux", "x86_64", {}, ""),
+        ("Linux", "aarch64", {}, "Linux aarch64: not tried"),
+        ("Linux", "x86_64", {"proc/sys/kernel/osrelease": "5.15.90-microsoft-standard-WSL2"}, "WSL: not tried"),
+        ("Linux", "aarch64", {"etc/nv_tegra_release": "# R35"}, "Jetson: not tried"),
+        ("Linux", "aarch64", {"proc/device-tree/compatible": "nvidia,p3737\0nvidia,tegra234\0"}, "Jetson: not tried"),
+        ("Windows", "AMD64", {}, "Windows: not tried"),
+        ("Darwin", "arm64", {}, "Darwin: NVIDIA has no driver for it"),
+    ],
+)
+def test_platform(tmp_path: Path, system: str, processor: str, contents: Mapping[str, str], untried: str) -> None:
+    """Where nobody has tried, that is said; on Linux x86-64 there is one line."""
+    first, *rest = machine.software(files(tmp_path, contents), system, processor)
+    assert first.level is OK
+    assert f"{system} {processor}" in first.what
+    assert [(each.level, each.what.startswith(untried)) for each in rest] == [(NOTE, True)] * bool(untried)
+
+
+def test_no_user_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows has none."""
+    monkeypatch.delattr("os.geteuid")
+    assert "uid" not in machine.software()[0].what
+
+
+class Installed(Distribution):
+    """A project installed at a place."""
+
+    def __init__(self, version: str, where: Path) -> None:
+        self._version, self._where = version, where
+
+    @property
+    def version(self) -> str:
+        return self._version
+
+    def read_text(self, filename: str) -> None:
+        return None
+
+    def locate_file(self, path: str | os.PathLike[str]) -> Path:
+        return self._where / path
+
+
+SITE = Path("/site")
+
+
+@pytest.mark.parametrize(
+    ("origin", "projects", "level", "said", "cure"),
+    [
+        (SITE / "pynvml.py", {"nvidia-ml-py": "12.535.77"}, OK, "nvidia-ml-py 12.535.77", ""),
+        (SITE / "pynvml.py", {"nvidia-ml-py": "13.1.0", "tornado": "6.4"}, OK, "13.1.0, tornado 6.4", ""),
+        (SITE / "pynvml.py", {"nvidia-ml-py": "11.525.84"}, FAIL, "11.525.84 is too old", "--upgrade"),
+        (None, {}, FAIL, "not installed", "`pip install nvidia-ml-py`"),
+        (
+            SITE / "pynvml/__init__.py",
+            {"nvidia-ml-py": "13.1.0", "pynvml": "11.5.3"},
+            FAIL,
+            "comes from the project pynvml 11.5.3, not nvidia-ml-py",
+            "`pip uninstall pynvml`",
+        ),
+        (SITE / "pynvml/__init__.py", {"pynvml": "8.0.4"}, FAIL, "the project pynvml 8.0.4", "pip uninstall"),
+        (Path("/cwd/pynvml.py"), {"nvidia-ml-py": "13.1.0"}, FAIL, "at /cwd/pynvml.py is not", "move it away"),
+        (Path("/cwd/pynvml.py"), {}, FAIL, "at /cwd/pynvml.py is not", "nvidia-ml-py"),
+    ],
+)
+def test_bindings(origin: Path | None, projects: Mapping[str, str], level: Level, said: str, cure: str) -> None:
+    """Only nvidia-ml-py's own module will do; another one is named with what to do about it."""
+
+    def installed(name: str) -> Distribution:
+        if name not in projects:
+            raise PackageNotFoundError(name)
+        return Installed(projects[name], SITE)
+
+    spec = ModuleSpec("pynvml", None, origin=str(origin)) if origin else None
+    providers = {"pynvml": [name for name in projects if name in ("nvidia-ml-py", "pynvml")]}
+    found = machine.bindings(lambda name: spec, installed, lambda: providers)
+    assert found.level is level
+    assert said in found.what
+    assert cure in found.cure
+
+
+def test_bindings_of_this_environment() -> None:
+    """What the tests run with is right."""
+    assert machine.bindings().level is OK
+
+
+@pytest.mark.parametrize(
+    ("environ", "mig", "levels", "said"),
+    [
+        ({}, False, [], ""),
+        ({}, True, [], ""),
+        ({"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}, False, [], ""),
+        ({"NVIDIA_VISIBLE_DEVICES": "void"}, False, [], ""),
+        ({"NVIDIA_DRIVER_CAPABILITIES": "all"}, False, [], ""),
+        ({"NVIDIA_VISIBLE_DEVICES": "none"}, False, [WARN], "gets no GPU"),
+        ({"NVIDIA_VISIBLE_DEVICES": "0,1"}, False, [NOTE], "0,1"),
+        ({"NVIDIA_DRIVER_CAPABILITIES": "compute, video"}, False, [WARN], "lacks utility"),
+        ({"NVIDIA_VISIBLE_DEVICES": "all"}, True, [NOTE], "MIG"),
+        ({"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_MIG_MONITOR_DEVICES": "all"}, True, [], ""),
+    ],
+)
+def test_container(environ: Mapping[str, str], mig: bool, levels: list[Level], said: str) -> None:
+    """The variables of NVIDIA's runtime matter where they take something away."""
+    found = machine.container(environ, mig=mig)
+    assert [each.level for each in found] == levels
+    assert all(said in each.what for each in found)
+
+
+# --- port ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("take", "page", "level", "said"),
+    [
+        (lambda address: None, "", OK, "127.0.0.1:9400 is free"),
+        (raises(errno.EADDRINUSE), "HTTP/1.1 401 \r\nServer: gpu-exporter\r\n", OK, "served by gpu-exporter already"),
+        (raises(errno.EADDRINUSE), "DCGM_FI_X 1\ngpu_exporter_build_info 1", OK, "served by gpu-exporter already"),
+        (raises(errno.EADDRINUSE), "HTTP/1.1 200\r\n\r\nDCGM_FI_DEV_GPU_TEMP 3", WARN, "dcgm-exporter"),
+        (raises(errno.EADDRINUSE), "nvidia_smi_command_exit_code 0", WARN, "nvidia_gpu_exporter"),
+        (raises(errno.EADDRINUSE), "nvitop_info 1", WARN, "nvitop-exporter"),
+        (raises(errno.EADDRINUSE), "HTTP/1.0 404 Not Found\r\n", WARN, "another program"),
+        (raises(errno.EADDRINUSE), "", WARN, "another program, without HTTP,"),
+        (raises(errno.EACCES), "", WARN, "Permission denied"),
+        (raises(errno.EADDRNOTAVAIL), "", WARN, "Cannot assign requested address"),
+    ],
+)
+def test_port(take: Callable[[Address], None], page: str, level: Level, said: str) -> None:
+    """A port that is taken is no riddle: its page says whose it is."""
+    [found] = node.port(HERE, take, lambda address: page)
+    assert (found.level, found.topic) == (level, "port")
+    assert said in found.what
+    assert bool(found.cure) == (level is WARN)
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    """A port that accepts and says nothing."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as listening:
+        yield listening
+
+
+def test_port_that_says_nothing(listener: socket.socket) -> None:
+    """A real port that is taken by something mute is waited for half a second."""
+    began = time.monotonic()
+    [found] = node.port(Address("127.0.0.1", listener.getsockname()[1]))
+    assert "without HTTP" in found.what
+    assert time.monotonic() - began < 1
+
+
+def test_port_that_is_free() -> None:
+    """A real port that is free is free afterwards, too."""
+    address = Address("127.0.0.1", free_port())
+    assert [each.level for each in node.port(address) + node.port(address)] == [OK, OK]
+
+
+def test_page_of_a_server(listener: socket.socket) -> None:
+    """What a server answers is read to its end."""
+
+    def serve() -> None:
+        with listener.accept()[0] as connection:
+            assert connection.recv(1000).startswith(b"GET /metrics HTTP/1.0\r\n")
+            connection.sendall(b"HTTP/1.0 200 OK\r\n\r\n" + b"x" * 200_000 + b"DCGM_FI_")
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    [found] = node.port(Address("127.0.0.1", listener.getsockname()[1]))
+    thread.join()
+    assert "dcgm-exporter" in found.what
+
+
+# --- DCGM, kubelet, kernel log, clock ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("contents", "listens", "said"),
+    [
+        ({}, False, []),
+        ({"proc/1/comm": "systemd\n", "proc/7/comm": "nv-hostengine\n"}, False, ["(a process)"]),
+        ({}, True, ["(port 5555)"]),
+    ],
+)
+def test_dcgm(tmp_path: Path, contents: Mapping[str, str], listens: bool, said: list[str]) -> None:
+    """A host engine is noted, and its absence is not worth a line."""
+    found = node.dcgm(files(tmp_path, contents), lambda host, port: listens)
+    assert [each.level for each in found] == [NOTE] * len(said)
+    assert all(part in each.what for part, each in zip(said, found, strict=True))
+
+
+def test_dcgm_by_its_socket(tmp_path: Path) -> None:
+    """Where the process is not seen, its socket may be."""
+    (tmp_path / "tmp").mkdir()
+    with closing(socket.socket(socket.AF_UNIX)) as engine:
+        engine.bind(str(tmp_path / "tmp/nv-hostengine"))
+        [found] = node.dcgm(tmp_path, lambda host, port: False)
+    assert "(its socket)" in found.what
+
+
+@pytest.mark.parametrize(
+    ("there", "readable", "inside", "level", "said"),
+    [
+        (False, True, False, NOTE, "not in Kubernetes"),
+        (False, True, True, WARN, "without kubelet's pod-resources socket"),
+        (True, True, True, OK, "can be opened"),
+        (True, True, False, OK, "can be opened"),
+        (True, False, True, WARN, "closed to this user"),
+        (True, False, False, NOTE, "closed to this user"),
+    ],
+)
+def test_kubelet(tmp_path: Path, there: bool, readable: bool, inside: bool, level: Level, said: str) -> None:
+    """Pods have names only with kubelet's socket, which is missed in Kubernetes alone."""
+    folder = tmp_path / "var/lib/kubelet/pod-resources"
+    folder.mkdir(parents=True)
+    with closing(socket.socket(socket.AF_UNIX)) as kubelet:
+        if there:
+            kubelet.bind(str(folder / "kubelet.sock"))
+        environ = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"} if inside else {}
+        [found] = node.kubelet(tmp_path, environ, lambda path: readable)
+    assert found.level is level
+    assert said in found.what
+
+
+@pytest.mark.parametrize(
+    ("opens", "restricted", "level", "said", "cure"),
+    [
+        (lambda path: None, "1", OK, "can be read", ""),
+        (raises(errno.EPERM), "1", NOTE, "closed to this user", "sysctl kernel.dmesg_restrict=0"),
+        (raises(errno.EACCES), "0", NOTE, "closed to this user", "CAP_SYSLOG"),
+        (raises(errno.ENOENT), "1", NOTE, "no kernel log here", "/dev/kmsg"),
+    ],
+)
+def test_kernel_log(
+    tmp_path: Path, opens: Callable[[Path], None], restricted: str, level: Level, said: str, cure: str
+) -> None:
+    """Whether XIDs leave evidence, and what would let them."""
+    [found] = node.kernel_log(files(tmp_path, {"proc/sys/kernel/dmesg_restrict": f"{restricted}\n"}), opens)
+    assert found.level is level
+    assert said in found.what
+    assert cure in found.cure
+
+
+@pytest.mark.parametrize(
+    ("unsynchronised", "contents", "level"),
+    [
+        (None, {}, None),
+        (False, {}, OK),
+        (True, {"run/systemd/timesync/synchronized": ""}, OK),
+        (True, {"proc/9/comm": "chronyd\n"}, NOTE),
+        (True, {"proc/9/comm": "bash\n"}, WARN),
+    ],
+)
+def test_clock(tmp_path: Path, unsynchronised: bool | None, contents: Mapping[str, str], level: Level | None) -> None:
+    """The kernel knows best; a time daemon beside it may know better."""
+    found = node.clock(files(tmp_path, contents), lambda: unsynchronised)
+    assert [each.level for each in found] == ([] if level is None else [level])
+
+
+def test_looks_of_this_machine() -> None:
+    """Whatever it is like, each look ends and says something of its own topic."""
+    found = [finding for look in node.looks(Address("127.0.0.1", free_port())) for finding in look()]
+    assert {each.topic for each in found} >= {"port", "kubelet", "kernel_log"}
+    assert FAIL not in {each.level for each in found}
+
+
+# --- how looks are taken, and what is made of findings --------------------------------------------------------------
+
+
+def test_a_look_that_hangs_is_not_waited_for() -> None:
+    """It costs its finding, not doctor."""
+    hangs = threading.Event()
+    look = doctor.Look(lambda: [Finding("clock", OK, "")] if hangs.wait(30) else [])
+    began = time.monotonic()
+    [found] = look.until(began + 0.1)
+    hangs.set()
+    assert (found.level, found.topic) == (WARN, "machine")
+    assert time.monotonic() - began < 1
+    assert look.until(time.monotonic() + 10) == [Finding("clock", OK, "")]
+
+
+@pytest.mark.parametrize(("levels", "ok"), [([], True), ([OK, NOTE, WARN], True), ([OK, FAIL], False)])
+def test_findings_as_json(levels: list[Level], ok: bool) -> None:
+    """The shape that scripts rely on; only FAIL is not ok."""
+    result = as_dict([Finding("port", level, "what", "cure") for level in levels])
+    names = [level.name.lower() for level in levels]
+    findings = [{"topic": "port", "level": name, "what": "what", "cure": "cure"} for name in names]
+    assert result == {"ok": ok, "findings": findings}
