@@ -7,6 +7,7 @@ from dataclasses import fields
 from itertools import groupby
 
 from gpu_exporter.config import ENV_PREFIX, Config
+from gpu_exporter.hardware import SEEN_ON, seen_on
 from gpu_exporter.metrics import METRICS
 from gpu_exporter.model import Call, EntityKind, FieldValue, Gpm, LinkSum, Metric, OfProcess
 
@@ -23,6 +24,8 @@ the rest from `gpu_info`. What is not live carries `source`, for example `source
 - Profiling gauges are means over `--gauge-window`; `rate()` of the integral of one is its exact mean over any window.
 - What a GPU can't answer has no sample, and one `gpu_metric_supported{metric,reason} 0`.
 - Labels in parentheses: on a GPU in MIG mode, where each GPU instance has such a series and the GPU itself has none.
+- **seen on**: hardware that has answered it; what says *not yet* is written after NVIDIA's documentation and tested on
+  a stand-in driver only. [Platforms](platforms.md) has the rest.
 - A classic counter is `counter` in text 0.0.4 and `unknown` in OpenMetrics, which has no counters without `_total`.
 """
 
@@ -44,7 +47,7 @@ LABELS = {
 def metrics() -> str:
     """docs/metrics.md: one row a family, in catalogue order."""
     rows = [_family(list(rows)) for _, rows in groupby(_by_family(METRICS), key=lambda metric: metric.name)]
-    head = ("metric", "type", "unit", "labels", "set", "read", "from", "DCGM field", "meaning")
+    head = ("metric", "type", "unit", "labels", "set", "read", "from", "DCGM field", "seen on", "meaning")
     return NOTE.format("metrics") + METRICS_INTRO + "\n" + _table(head, rows)
 
 
@@ -85,8 +88,16 @@ def _family(rows: Sequence[Metric]) -> tuple[str, ...]:
         metric.pace.name.lower() if metric.nvml else "",
         sources[0] if len(sources) == 1 else f"{sources[0]} …",
         "" if metric.dcgm is None else str(metric.dcgm) + (" …" if len(rows) > 1 else ""),
+        _seen_on(rows),
         metric.help,
     )
+
+
+def _seen_on(rows: Sequence[Metric]) -> str:
+    """The hardware that answered every row of a family; nothing for what the exporter says of itself."""
+    if not any(row.nvml or row.integral_of for row in rows):
+        return ""
+    return ", ".join(name for name in SEEN_ON if all(name in seen_on(row) for row in rows)) or "*not yet*"
 
 
 def read_from(metric: Metric) -> str:

@@ -1,0 +1,63 @@
+"""What real hardware has answered: the one place that says which rows of the catalogue are proven on it.
+
+A row is proven when the question that it asks of NVML was answered by a real GPU; a new question is not, until someone
+adds it here after `gpu-exporter once --metrics full` on that hardware.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gpu_exporter.model import Call, FieldValue, Gpm, LinkSum, Metric
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """The questions that a GPU answered: getters with their arguments, field ids, GPM ids (of links the first's)."""
+
+    calls: frozenset[str]
+    fields: frozenset[int]
+    gpm: frozenset[int]
+
+
+# One, two and four NVIDIA H200 SXM, driver 580.159.04, x86-64, passed through to a virtual machine.
+H200_CALLS = """
+UtilizationRates() EncoderUtilization() DecoderUtilization() PerformanceState() PersistenceMode() MigMode()
+PowerUsage() EnforcedPowerLimit() PowerManagementLimit() PowerManagementDefaultLimit()
+PowerManagementLimitConstraints() ClockInfo(1) ClockInfo(2) ClockInfo(3) MaxClockInfo(1) MaxClockInfo(2)
+MaxClockInfo(3) CurrentClocksEventReasons() Temperature(0) TemperatureThreshold(0) TemperatureThreshold(1)
+MarginTemperature() MemoryInfo() BAR1MemoryInfo() EccMode() RemappedRows() RowRemapperHistogram()
+TotalEccErrors(0,0) TotalEccErrors(0,1) TotalEccErrors(1,0) TotalEccErrors(1,1)
+MemoryErrorCounter(0,0,2) MemoryErrorCounter(0,1,2) MemoryErrorCounter(1,0,2) MemoryErrorCounter(1,1,2)
+MemoryErrorCounter(0,0,7) MemoryErrorCounter(0,1,7) MemoryErrorCounter(1,0,7) MemoryErrorCounter(1,1,7)
+CurrPcieLinkGeneration() CurrPcieLinkWidth() MaxPcieLinkGeneration() MaxPcieLinkWidth() PcieReplayCounter()
+"""
+H200 = Answers(
+    calls=frozenset(H200_CALLS.split()),
+    fields=frozenset(
+        {74, *range(76, 80), 82, 83, 91, *range(161, 166), 169, *range(173, 184), 186, 230, *range(269, 272)}
+    ),
+    gpm=frozenset(
+        {*range(1, 8), *range(9, 14), 20, 21, *range(30, 38), *range(40, 48), 50, 51, *range(60, 64), *range(166, 170)}
+    ),
+)
+
+SEEN_ON: Mapping[str, Answers] = {"H200": H200}
+
+
+def seen_on(metric: Metric) -> tuple[str, ...]:
+    """The hardware on which this row, or the row that it is the integral of, had a value."""
+    row = metric.integral_of or metric
+    return tuple(name for name, answers in SEEN_ON.items() if _answered(row, answers))
+
+
+def _answered(row: Metric, answers: Answers) -> bool:
+    match row.nvml:
+        case Call(name, args):
+            return f"{name}({','.join(map(str, args))})" in answers.calls
+        case FieldValue(number) | LinkSum(number):
+            return number in answers.fields
+        case Gpm(number):
+            return number in answers.gpm
+    return False
