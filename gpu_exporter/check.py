@@ -64,7 +64,7 @@ def lines(result: Report) -> Iterable[str]:
             words = "; ".join(problem.words for problem in verdict.problems)
             yield f"GPU {verdict.gpu.index}: unhealthy: {words} -> {verdict.action.value}"
     if result.missing:
-        yield f"missing: {result.missing} more GPUs ought to be there -> {Action.NODE_REBOOT.value}"
+        yield f"missing: {result.missing} of the GPUs that ought to be there -> {Action.NODE_REBOOT.value}"
     unknown: dict[str, list[int]] = {}
     for verdict in result.verdicts:
         for each in verdict.unknown:
@@ -73,7 +73,7 @@ def lines(result: Report) -> Iterable[str]:
         who = "every GPU" if len(gpus) == len(result.verdicts) > 1 else f"GPU {', '.join(map(str, gpus))}"
         yield f"{who}: unknown: {what}"
     counts = Counter(verdict.health.value for verdict in result.verdicts) + Counter(missing=result.missing)
-    yield f"{len(result.verdicts)} GPUs: " + ", ".join(f"{number} {what}" for what, number in counts.items())
+    yield "GPUs: " + ", ".join(f"{number} {what}" for what, number in counts.items())
 
 
 def as_dict(result: Report) -> dict[str, Any]:

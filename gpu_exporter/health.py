@@ -120,7 +120,7 @@ def _of_gpu(status: GpuStatus, snapshot: Snapshot) -> Verdict:
     gpu = status.gpu
     if not status.up:
         if status.reason not in DOWN:
-            return Verdict(gpu, unknown=(Unknown("anything", f"it does not answer: {status.reason}"),))
+            return Verdict(gpu, unknown=(Unknown("everything", f"it does not answer ({status.reason})"),))
         words, action = DOWN[status.reason]
         return Verdict(gpu, (Problem(m.UP, 0, words, action),))
     own = [(series, value) for series, value in snapshot.samples if series.gpu == gpu]

@@ -10,7 +10,7 @@ from subprocess import CompletedProcess
 import pytest
 
 from tests.conftest import Serve, run
-from tests.fakes.driver import AMPERE, FakeDriver
+from tests.fakes.driver import AMPERE, FakeDriver, mig_device
 
 
 def findings(ended: CompletedProcess[str]) -> dict[str, tuple[str, str]]:
@@ -89,13 +89,15 @@ def test_every_fault_is_named_with_its_cure(tmp_path: Path) -> None:
 
 def test_mig(tmp_path: Path) -> None:
     """On, wanted, and with nothing in it."""
-    driver = FakeDriver(tmp_path, gpus=3)
+    driver = FakeDriver(tmp_path, gpus=4)
     driver.set("MigMode.current", 1, gpu=1)
     driver.set("MigMode.pending", 1, gpu=1)
     driver.set("MigMode.pending", 1, gpu=2)
+    driver.partition(3, {0: mig_device(1, "4g.71gb"), 2: mig_device(13, "1g.18gb")})
     found = findings(run("doctor", env=driver.environment))
     assert [what for what in found if what.startswith("GPU 0:") and "MIG" in what] == []
     assert found["GPU 1: MIG mode is on, no instances seen"][0] == "note"
+    assert found["GPU 3: MIG mode is on, 2 instances seen"] == ("ok", "")
     level, cure = found["GPU 2: MIG mode is off, and on after the next reset of the GPU"]
     assert (level, "--gpu-reset" in cure) == ("warn", True)
 
