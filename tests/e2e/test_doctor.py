@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -125,6 +128,11 @@ def test_another_module_of_the_same_name(driver: FakeDriver, tmp_path: Path) -> 
         f"no GPU can be read: the Python module pynvml at {tmp_path / 'pynvml/__init__.py'} is not nvidia-ml-py's"
     ]
     assert run("doctor", "--source", "replay", "--recording", "h200_workloads", env=env).returncode == 0
+    library = (
+        "import gpu_exporter\ntry: gpu_exporter.read()\nexcept gpu_exporter.GpuExporterError as error: print(error)"
+    )
+    said = subprocess.check_output([sys.executable, "-c", library], env={**os.environ, **env}, text=True)
+    assert said.startswith("the Python module pynvml at ")
 
 
 def test_json_without_gpus(driver: FakeDriver) -> None:
