@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,7 +24,6 @@ from gpu_exporter.metrics import METRICS, selected
 from gpu_exporter.model import (
     Gpu,
     GpuExporterError,
-    Labels,
     Metric,
     MetricSet,
     Snapshot,
@@ -32,9 +31,10 @@ from gpu_exporter.model import (
 )
 from gpu_exporter.recording import load
 from gpu_exporter.render.reference import read_from
-from gpu_exporter.serve import observe, run
+from gpu_exporter.serve import everywhere, observe, run
 from gpu_exporter.sources.nvml import NvmlSource
 from gpu_exporter.sources.replay import ReplaySource
+from gpu_exporter.sources.simulated import fleet
 
 F = TypeVar("F", bound=Callable[..., Any])
 PACKAGED = Path(__file__).parent / "recordings"
@@ -94,15 +94,37 @@ def _file_of(names: Sequence[str]) -> Callable[[click.Context, click.Parameter, 
     return load_file
 
 
-SOURCE_SETTINGS = ("source", "recording", "speed", "loop")
+SIMULATED_SETTINGS = ("nodes", "gpus", "seed", "faults")
+SOURCE_SETTINGS = ("source", "recording", "speed", "loop", *SIMULATED_SETTINGS[1:])
+
+
+def _sources(config: Config) -> Mapping[str, Source]:
+    """The source that was asked for, of each node by name. None but NVML is taken unless asked for by name."""
+    for name in SIMULATED_SETTINGS if config.source != "simulated" else ():
+        if getattr(config, name) != getattr(Config(), name):
+            raise GpuExporterError(
+                f"--{name} needs --source simulated: simulated GPUs are never mistaken for real ones"
+            )
+    if config.recording is not None and config.source != "replay":
+        raise GpuExporterError("--recording needs --source replay: a recording is never mistaken for GPUs")
+    if config.source == "simulated":
+        return _fleet(config)
+    return {config.node_name or socket.gethostname(): _replay(config) if config.source == "replay" else NvmlSource()}
+
+
+def _fleet(config: Config) -> Mapping[str, Source]:
+    if config.nodes > 1 and config.node_name:
+        raise GpuExporterError("--node-name is of one node: simulated ones are called node-000 and so on, leave it out")
+    sources = fleet(config.nodes, config.gpus, config.seed, config.faults, sorted(PACKAGED.glob("*.jsonl.gz")))
+    return sources if not config.node_name else {config.node_name: sources["node-000"]}
 
 
 def _source(config: Config) -> Source:
-    """The source that was asked for. A recording is never played unless asked for by name."""
-    if config.source != "replay":
-        if config.recording is not None:
-            raise GpuExporterError("--recording needs --source replay: a recording is never mistaken for GPUs")
-        return NvmlSource()
+    (source,) = _sources(config).values()
+    return source
+
+
+def _replay(config: Config) -> ReplaySource:
     packaged = {path.name.removesuffix(".jsonl.gz"): path for path in sorted(PACKAGED.glob("*.jsonl.gz"))}
     if config.recording is None:
         names = ", ".join(packaged)
@@ -111,10 +133,6 @@ def _source(config: Config) -> Source:
     if path != config.recording and config.recording.exists():
         path = config.recording
     return ReplaySource(load(path), speed=config.speed, loop=config.loop)
-
-
-def _everywhere(source: Source) -> Labels:
-    return () if source.live else (("source", source.name),)
 
 
 @click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
@@ -135,11 +153,11 @@ def serve(**settings: Any) -> None:
         level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
     )
     faulthandler.enable()  # a crash inside the driver's library should say where
-    source = _source(config)
+    sources = _sources(config)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    clean = run(config, source, _everywhere(source), stop)
+    clean = run(config, sources, stop)
     if not clean:  # a thread is stuck in a driver: no destructor may wait for its locks
         logging.shutdown()
         os._exit(0)
@@ -151,12 +169,12 @@ def serve(**settings: Any) -> None:
 def once(as_json: bool, **settings: Any) -> None:
     """Read every GPU once and print it. Profiling metrics are means over half a second."""
     config = Config(**settings)
-    source = _source(config)
+    ((node, source),) = _sources(config).items()
     snapshot, clean = observe(source, selected(config.metrics))
     if as_json:
         click.echo(json.dumps(_as_dict(snapshot), indent=2))
     else:
-        page = Renderer(config.node_name or socket.gethostname(), _everywhere(source)).render(snapshot)
+        page = Renderer(node, everywhere(source)).render(snapshot)
         click.echo(page.body(Variant(openmetrics=False, gzip=False)), nl=False)
     _exit(0 if any(status.up for status in snapshot.gpus) else 1, clean)
 

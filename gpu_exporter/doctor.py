@@ -10,7 +10,19 @@ from enum import Enum
 
 from gpu_exporter import metrics as m
 from gpu_exporter.metrics import BY_KEY, selected
-from gpu_exporter.model import EntityKind, Gpm, Gpu, GpuStatus, LinkSum, Metric, MetricSet, Snapshot, Source, SourceLost
+from gpu_exporter.model import (
+    NOT_YOURS,
+    EntityKind,
+    Gpm,
+    Gpu,
+    GpuStatus,
+    LinkSum,
+    Metric,
+    MetricSet,
+    Snapshot,
+    Source,
+    SourceLost,
+)
 from gpu_exporter.serve import observe
 
 WITH_GPM = ("Hopper", "Blackwell", "Rubin")
@@ -50,7 +62,9 @@ def judge(snapshot: Snapshot) -> list[Finding]:
     """What a snapshot of all metrics says. Pure."""
     findings = []
     if not snapshot.live:
-        findings.append(Finding(Level.WARN, f"source {snapshot.source}: a recording, not GPUs of this machine"))
+        findings.append(
+            Finding(Level.WARN, f"source {snapshot.source}: {NOT_YOURS[snapshot.source]}, not those of this machine")
+        )
     if not snapshot.gpus:
         return [*findings, Finding(Level.FAIL, "the NVIDIA library does not answer", CURES["stalled"])]
     expected = next((int(value) for series, value in snapshot.samples if series.metric is m.EXPECTED), 0)
@@ -79,7 +93,7 @@ def _gpu(status: GpuStatus, snapshot: Snapshot) -> Iterable[Finding]:
         yield Finding(Level.WARN, f"does not answer: {status.reason}", CURES.get(status.reason, CURES["unknown"]))
         return
     values = {series.metric: value for series, value in snapshot.samples if series.gpu == gpu}
-    profiling = "profiling metrics through GPM" if snapshot.live else "profiling metrics from the recording"
+    profiling = "profiling metrics through GPM" if snapshot.live else f"profiling metrics, {snapshot.source}"
     yield Finding(Level.OK, f"{gpu.model}, {profiling if m.SM_ACTIVE in values else 'no profiling metrics'}")
     by_reason: dict[tuple[Level, str], list[str]] = defaultdict(list)
     for series, _ in snapshot.samples:
@@ -111,6 +125,8 @@ def _why(metric: Metric, outcome: str, gpu: Gpu, *, links: bool) -> tuple[Level,
         return Level.WARN, "no permission: this user may not read it (try as root, or with CAP_SYS_ADMIN)"
     if outcome == "not_recorded":
         return Level.NOTE, "not in the recording"
+    if outcome == "not_simulated":
+        return Level.NOTE, "not simulated: no packaged recording has it"
     if not links and (
         metric.entity is EntityKind.NVLINK or isinstance(metric.nvml, LinkSum) or metric is m.NVLINK_COUNT
     ):
