@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
 import time
@@ -91,6 +92,11 @@ def run(config: Config, sources: Mapping[str, Source], stop: threading.Event) ->
         log.warning(BANNER.format(what=NOT_YOURS[source.name], label=f'source="{source.name}"'))
     what = f"source {source.name}" + (f", {len(nodes)} nodes" if len(nodes) > 1 else "")
     log.info("gpu-exporter %s serves %s on port %d", __version__, what, server.port)
+    # What has been made by now lives as long as the process. Looking through it for garbage again and again would hold
+    # up scrapes: of 800 GPUs, for 0.15 s every other second.
+    if not stop.wait(3 * config.interval):
+        gc.collect()
+        gc.freeze()
     stop.wait()
     log.info("stopping")
     server.stop()
