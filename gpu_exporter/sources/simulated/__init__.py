@@ -76,7 +76,9 @@ def fleet(
     names = [f"node-{number:0{width}}" for number in range(nodes)]
     broken = script.parse(faults, names, gpus)
     known, begin, of_node = workloads(recordings), clock(), blocks(nodes, seed)
-    schedules = {block: Schedule(f"{seed}/{block}", known, together=of_node.count(block) > 1) for block in set(of_node)}
+    schedules = {
+        block: Schedule(f"{seed}/{block}", known, nodes=of_node.count(block), gpus=gpus) for block in set(of_node)
+    }
     return {
         name: SimulatedSource(name, gpus, seed, broken, known, schedules[block], lambda: clock() - begin, sleep)
         for name, block in zip(names, of_node, strict=True)

@@ -18,6 +18,8 @@ PERIOD_SECONDS = 7200.0
 NODES_A_JOB = (1, 1, 1, 2, 2, 4, 8)
 GAP, WARM_UP, TRAIN, HOLD, STEP = (20.0, 60.0), (5.0, 15.0), (30.0, 90.0), (2.0, 6.0), (0.8, 2.5)
 ROUNDS = (3, 10)
+# Of the jobs of one node; those of several always work together.
+TOGETHER_SHARE = 0.6
 # What a swing is made of: the step of the job, which all ranks share, the wander of a GPU, and how GPUs differ.
 SHARED, OWN, BIAS = 0.75, 0.15, 0.10
 WANDER_SECONDS = (5.0, 20.0)
@@ -76,11 +78,12 @@ def _sine(turns: int, seconds: float, phase: float, begin: float, end: float) ->
 class Schedule:
     """What the GPUs of some nodes do, at any time from 0 on."""
 
-    def __init__(self, seed: str, workloads: Workloads, *, together: bool) -> None:
+    def __init__(self, seed: str, workloads: Workloads, *, nodes: int, gpus: int) -> None:
         rng = Random(seed)
+        together = 0.0 if gpus == 1 else 1.0 if nodes > 1 else TOGETHER_SHARE
         self._segments: list[Segment] = []
         at, joules = 0.0, (0.0, 0.0)
-        for activity, seconds, step in _jobs(rng, workloads, together=together):
+        for activity, seconds, step in _jobs(rng, workloads, together):
             turns, phase = max(1, round(seconds / step)), rng.uniform(0, 2 * pi)
             self._segments.append(Segment(at, seconds, activity, turns, phase, joules))
             middle, swing = workloads.power(activity)
@@ -124,11 +127,14 @@ class Schedule:
         )
 
 
-def _jobs(rng: Random, workloads: Workloads, *, together: bool) -> Iterator[tuple[Activity, float, float]]:
-    """Activities with their seconds and the seconds of a step, for about a period."""
+def _jobs(rng: Random, workloads: Workloads, together: float) -> Iterator[tuple[Activity, float, float]]:
+    """Activities with their seconds and the seconds of a step, for about a period.
+
+    `together` is the share of jobs whose GPUs work on one thing, and talk to each other over NVLink.
+    """
     planned = 0.0
     while planned < PERIOD_SECONDS:
-        kind = workloads.together if together or rng.random() < 0.6 else rng.choice(workloads.alone)
+        kind = workloads.together if rng.random() < together else rng.choice(workloads.alone)
         step = rng.uniform(*STEP)
         plan = [
             (workloads.idle, rng.uniform(*GAP)),
