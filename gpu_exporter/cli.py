@@ -35,6 +35,7 @@ from gpu_exporter.serve import everywhere, observe, run
 from gpu_exporter.sources.nvml import NvmlSource
 from gpu_exporter.sources.replay import ReplaySource
 from gpu_exporter.sources.simulated import fleet
+from gpu_exporter.sources.simulated.workload import workloads
 
 F = TypeVar("F", bound=Callable[..., Any])
 PACKAGED = Path(__file__).parent / "recordings"
@@ -115,7 +116,8 @@ def _sources(config: Config) -> Mapping[str, Source]:
 def _fleet(config: Config) -> Mapping[str, Source]:
     if config.nodes > 1 and config.node_name:
         raise GpuExporterError("--node-name is of one node: simulated ones are called node-000 and so on, leave it out")
-    sources = fleet(config.nodes, config.gpus, config.seed, config.faults, sorted(PACKAGED.glob("*.jsonl.gz")))
+    known = workloads(sorted(PACKAGED.glob("*.jsonl.gz")))
+    sources = fleet(config.nodes, config.gpus, config.seed, config.faults, known)
     return sources if not config.node_name else {config.node_name: sources["node-000"]}
 
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from hashlib import sha256
 from math import exp
-from pathlib import Path
 from random import Random
 from typing import NamedTuple
 from uuid import UUID
@@ -22,7 +21,7 @@ from gpu_exporter.model import Gpm, Gpu, GpuLost, Kind, Metric, Pace, Reading, S
 from gpu_exporter.sources.simulated import faults as script
 from gpu_exporter.sources.simulated.faults import Fault
 from gpu_exporter.sources.simulated.schedule import Part, Schedule, Temper, blocks
-from gpu_exporter.sources.simulated.workload import Activity, Workloads, workloads
+from gpu_exporter.sources.simulated.workload import Activity, Workloads
 
 NOT_SIMULATED = "not_simulated"
 # How slowly a temperature follows, and after how many times that long the past is forgotten.
@@ -64,18 +63,18 @@ def fleet(
     gpus: int,
     seed: int,
     faults: str,
-    recordings: Iterable[Path],
+    known: Workloads,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Mapping[str, SimulatedSource]:
     """The nodes by name, `node-000` first. Their time and that of the fault script begin now.
 
-    Raises GpuExporterError for a bad script or recording.
+    Raises GpuExporterError for a bad script.
     """
     width = max(3, len(str(nodes - 1)))
     names = [f"node-{number:0{width}}" for number in range(nodes)]
     broken = script.parse(faults, names, gpus)
-    known, begin, of_node = workloads(recordings), clock(), blocks(nodes, seed)
+    begin, of_node = clock(), blocks(nodes, seed)
     schedules = {
         block: Schedule(f"{seed}/{block}", known, nodes=of_node.count(block), gpus=gpus) for block in set(of_node)
     }
