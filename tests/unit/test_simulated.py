@@ -16,14 +16,20 @@ from gpu_exporter import metrics as m
 from gpu_exporter.metrics import selected
 from gpu_exporter.model import GpuExporterError, GpuLost, Kind, Metric, MetricSet, Pace, Reading, SourceLost
 from gpu_exporter.recording import statistics
-from gpu_exporter.sources.simulated import NOT_SIMULATED, SimulatedDevice, SimulatedSource, fleet
+from gpu_exporter.sources.simulated import SimulatedSource, fleet
+from gpu_exporter.sources.simulated.device import NOT_SIMULATED, SimulatedDevice
 from gpu_exporter.sources.simulated.faults import Fault, parse
 from gpu_exporter.sources.simulated.schedule import BIAS, OWN, PERIOD_SECONDS, Schedule
 from gpu_exporter.sources.simulated.workload import workloads
 from tests.conftest import RECORDINGS
 
 EVERYTHING = selected(MetricSet.FULL)
-KNOWN = workloads(sorted(RECORDINGS.glob("*.jsonl.gz")))
+PATHS = sorted(RECORDINGS.glob("*.jsonl.gz"))
+KNOWN = workloads(PATHS)
+PHASES = [level for path in PATHS for level in statistics(path)[1].values()]
+RECORDED = {
+    key: (min(levels[key].low for levels in PHASES), max(levels[key].high for levels in PHASES)) for key in KNOWN.rows
+}
 TIMES = st.floats(0, 3 * PERIOD_SECONDS)
 SEEDS = st.integers(0, 99)
 
@@ -89,12 +95,15 @@ def test_seeds_differ() -> None:
 
 @given(SEEDS, TIMES, st.integers(0, 2), st.integers(0, 1))
 def test_every_value_can_be_true(seed: int, t: float, node: int, gpu: int) -> None:
-    """All that is said to be there is, within the range of its metric; the rest is named, and nothing fails."""
+    """All that is said to be there is, within its metric's range and what was recorded; the rest is named."""
     fleet = Fleet(3, seed=seed)
     device = fleet.attach(node, gpu)
     found = look(fleet, device, t)
     for metric, value in found.items():
         assert metric.low <= value <= metric.high, f"{metric} is {value}"
+        if metric.kind is Kind.GAUGE and metric.key in KNOWN.rows:
+            low, high = RECORDED[metric.key]
+            assert low - 1e-6 <= value <= high + 1e-6, f"{metric} is {value}, recorded were {low} to {high}"
     reading = device.read(frozenset(Pace))
     assert reading.failed == {}
     assert set(found) | set(reading.unsupported) == set(EVERYTHING)
