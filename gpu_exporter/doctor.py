@@ -93,7 +93,7 @@ def _gpu(status: GpuStatus, snapshot: Snapshot) -> Iterable[Finding]:
         yield Finding(Level.WARN, f"does not answer: {status.reason}", CURES.get(status.reason, CURES["unknown"]))
         return
     values = {series.metric: value for series, value in snapshot.samples if series.gpu == gpu}
-    profiling = "profiling metrics through GPM" if snapshot.live else f"profiling metrics, {snapshot.source}"
+    profiling = "profiling metrics through GPM" if snapshot.live else f"profiling metrics of source {snapshot.source}"
     yield Finding(Level.OK, f"{gpu.model}, {profiling if m.SM_ACTIVE in values else 'no profiling metrics'}")
     by_reason: dict[tuple[Level, str], list[str]] = defaultdict(list)
     for series, _ in snapshot.samples:

@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 # One look needs two GPM samples; a GPU that has not answered after OBSERVE_SECONDS is reported as it is.
 OBSERVE_INTERVAL = 0.5
 OBSERVE_SECONDS = 5.0
+# Over how long the start of many nodes, and so the ticks of all later intervals, are spread.
+START_SECONDS = 1.0
 
 BANNER = """
 ************************************************************************
@@ -85,7 +87,8 @@ def run(config: Config, sources: Mapping[str, Source], stop: threading.Event) ->
     server = Server(config.address, [node.shown for node in nodes])
     for node in nodes:
         node.collector.start(stop=stop)
-        stop.wait(config.interval / len(nodes) if len(nodes) > 1 else 0)  # so that not all tick at once
+        if len(nodes) > 1:  # not all of them tick at once
+            stop.wait(min(config.interval, START_SECONDS) / len(nodes))
     server.start()
     source = nodes[0].collector.source
     if not source.live:

@@ -60,6 +60,8 @@ def _fault(text: str, nodes: Collection[str], gpus: int) -> Fault:
             f"{node} has no GPU {gpu}: use 0 to {gpus - 1}, or * for all" if gpus > 1 else f"{node} has only GPU 0"
         )
     begin = 0.0 if re.fullmatch(r"0+(ms|s|m|h)?", at) else duration(at)
+    if kind == RELOAD and not begin:
+        raise ValueError("without a driver nothing starts: begin later, such as at 10s")
     return Fault(kind, node, ANY if gpu in (None, ANY) else str(int(gpu)), begin, begin + duration(lasting))
 
 
