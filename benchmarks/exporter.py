@@ -31,29 +31,41 @@ class Exporter:
 
     process: subprocess.Popen[bytes]
     port: int
+    path: str = "/metrics"
 
     def cpu_seconds(self) -> float:
         """User and system time so far."""
-        stat = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(stat[11]) + int(stat[12])) / TICKS
+        return cpu_seconds(self.process.pid)
 
     def rss_mib(self) -> float:
         """Resident memory now."""
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        return int(status.split("VmRSS:")[1].split()[0]) / 1024
+        return rss_mib(self.process.pid)
 
     def page(self) -> str:
         """One scrape, as text."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{self.path}", timeout=10) as answer:
             return str(answer.read(), "utf-8")
 
 
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process so far."""
+    stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(stat[11]) + int(stat[12])) / TICKS
+
+
+def rss_mib(pid: int) -> float:
+    """Resident memory of a process now."""
+    return int(Path(f"/proc/{pid}/status").read_text().split("VmRSS:")[1].split()[0]) / 1024
+
+
 @contextmanager
-def running(command: Sequence[str], port: int, env: dict[str, str] | None = None) -> Iterator[Exporter]:
+def running(
+    command: Sequence[str], port: int, env: dict[str, str] | None = None, path: str = "/metrics"
+) -> Iterator[Exporter]:
     """Start a command that listens on `port`; wait until it answers; end it."""
     process = subprocess.Popen(command, env={**os.environ, "PYTHONFAULTHANDLER": "1", **(env or {})})
     try:
-        exporter = Exporter(process, port)
+        exporter = Exporter(process, port, path)
         deadline = time.monotonic() + 30
         while True:
             try:

@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,7 +24,6 @@ from gpu_exporter.library import readings
 from gpu_exporter.metrics import METRICS, selected
 from gpu_exporter.model import (
     GpuExporterError,
-    Labels,
     Metric,
     MetricSet,
     Snapshot,
@@ -32,9 +31,11 @@ from gpu_exporter.model import (
 )
 from gpu_exporter.recording import load
 from gpu_exporter.render.reference import read_from
-from gpu_exporter.serve import observe, run
+from gpu_exporter.serve import everywhere, observe, run
 from gpu_exporter.sources import local_gpus
 from gpu_exporter.sources.replay import ReplaySource
+from gpu_exporter.sources.simulated import fleet
+from gpu_exporter.sources.simulated.workload import workloads
 from gpu_exporter.version import __version__
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -95,15 +96,39 @@ def _file_of(names: Sequence[str]) -> Callable[[click.Context, click.Parameter, 
     return load_file
 
 
-SOURCE_SETTINGS = ("source", "recording", "speed", "loop", "procfs")
+SIMULATED_SETTINGS = ("nodes", "gpus", "seed", "faults")
+SOURCE_SETTINGS = ("source", "recording", "speed", "loop", "procfs", *SIMULATED_SETTINGS[1:])
+
+
+def _sources(config: Config) -> Mapping[str, Source]:
+    """The source that was asked for, of each node by name. None but NVML is taken unless asked for by name."""
+    for name in SIMULATED_SETTINGS if config.source != "simulated" else ():
+        if getattr(config, name) != getattr(Config(), name):
+            raise GpuExporterError(
+                f"--{name} needs --source simulated: simulated GPUs are never mistaken for real ones"
+            )
+    if config.recording is not None and config.source != "replay":
+        raise GpuExporterError("--recording needs --source replay: a recording is never mistaken for GPUs")
+    if config.source == "simulated":
+        return _fleet(config)
+    source = _replay(config) if config.source == "replay" else local_gpus(procfs=config.procfs)
+    return {config.node_name or socket.gethostname(): source}
+
+
+def _fleet(config: Config) -> Mapping[str, Source]:
+    if config.nodes > 1 and config.node_name:
+        raise GpuExporterError("--node-name is of one node: simulated ones are called node-000 and so on, leave it out")
+    known = workloads(sorted(PACKAGED.glob("*.jsonl.gz")))
+    sources = fleet(config.nodes, config.gpus, config.seed, config.faults, known)
+    return sources if not config.node_name else {config.node_name: sources["node-000"]}
 
 
 def _source(config: Config) -> Source:
-    """The source that was asked for. A recording is never played unless asked for by name."""
-    if config.source != "replay":
-        if config.recording is not None:
-            raise GpuExporterError("--recording needs --source replay: a recording is never mistaken for GPUs")
-        return local_gpus(procfs=config.procfs)
+    (source,) = _sources(config).values()
+    return source
+
+
+def _replay(config: Config) -> ReplaySource:
     packaged = {path.name.removesuffix(".jsonl.gz"): path for path in sorted(PACKAGED.glob("*.jsonl.gz"))}
     if config.recording is None:
         names = ", ".join(packaged)
@@ -112,10 +137,6 @@ def _source(config: Config) -> Source:
     if path != config.recording and config.recording.exists():
         path = config.recording
     return ReplaySource(load(path), speed=config.speed, loop=config.loop)
-
-
-def _everywhere(source: Source) -> Labels:
-    return () if source.live else (("source", source.name),)
 
 
 @click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
@@ -136,11 +157,11 @@ def serve(**settings: Any) -> None:
         level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
     )
     faulthandler.enable()  # a crash inside the driver's library should say where
-    source = _source(config)
+    sources = _sources(config)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    clean = run(config, source, _everywhere(source), stop)
+    clean = run(config, sources, stop)
     if not clean:  # a thread is stuck in a driver: no destructor may wait for its locks
         logging.shutdown()
         os._exit(0)
@@ -152,12 +173,12 @@ def serve(**settings: Any) -> None:
 def once(as_json: bool, **settings: Any) -> None:
     """Read every GPU once and print it. Profiling metrics are means over half a second."""
     config = Config(**settings)
-    source = _source(config)
+    ((name, source),) = _sources(config).items()
     snapshot, clean = observe(source, selected(config.metrics, processes=config.processes))
     if as_json:
         click.echo(json.dumps(_as_dict(snapshot), indent=2))
     else:
-        page = Renderer(config.node_name or socket.gethostname(), _everywhere(source)).render(snapshot)
+        page = Renderer(name, everywhere(source)).render(snapshot)
         click.echo(page.body(Variant(openmetrics=False, gzip=False)), nl=False)
     _exit(0 if any(status.up for status in snapshot.gpus) else 1, clean)
 
@@ -254,7 +275,7 @@ def doctor_command(quiet: bool, as_json: bool, **settings: Any) -> None:
 
 
 @cli.command("check")
-@_settings(*SOURCE_SETTINGS, "expected_gpus")
+@_settings(*{*SOURCE_SETTINGS, "expected_gpus"} - {"gpus"})
 @click.option("--gpus", type=_parsed(check.indices), help="Only these, by index, such as 0,1.")
 @click.option("--json", "as_json", is_flag=True, help="JSON instead of text.")
 def check_command(gpus: frozenset[int] | None, as_json: bool, **settings: Any) -> None:

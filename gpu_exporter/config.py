@@ -75,6 +75,20 @@ def count(text: str) -> int:
     return int(text)
 
 
+def positive(text: str) -> int:
+    """A number from 1 to 9999."""
+    if not text.isdecimal() or not 1 <= int(text) <= 9999:
+        raise ValueError(f"{text!r} is not a number from 1 to 9999; use for example 8")
+    return int(text)
+
+
+def whole(text: str) -> int:
+    """A whole number."""
+    if not re.fullmatch(r"-?\d{1,18}", text):
+        raise ValueError(f"{text!r} is not a whole number; use for example 1")
+    return int(text)
+
+
 def boolean(text: str) -> bool:
     """true or false, as YAML and environments write them."""
     known = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
@@ -118,10 +132,14 @@ class Config:
     address: Address          = _setting("Where to listen.", address, ":9400")
     interval: float           = _setting("Time between two collections.", interval, "1s")
     gauge_window: float       = _setting("What the profiling gauges are the mean over.", duration, "15s")
-    source: str               = _setting("Where to read from; auto is nvml and never a recording.", choice("auto", "nvml", "replay"), "auto")
+    source: str               = _setting("Where to read from; auto is nvml, and never what is not there.", choice("auto", "nvml", "replay", "simulated"), "auto")
     recording: Path | None    = _setting("The recording to replay.", Path)
     speed: float              = _setting("How fast to replay.", speed, "1")
     loop: bool                = _setting("Whether to replay over and over.", boolean, "true")
+    nodes: int                = _setting("Nodes to simulate; several are served below /nodes.", positive, "1")
+    gpus: int                 = _setting("GPUs to simulate in each node.", positive, "8")
+    seed: int                 = _setting("The same seed simulates the same nodes.", whole, "1")
+    faults: str               = _setting("What goes wrong in the simulation, as docs/simulated.md shows.", str, "")
     metrics: MetricSet        = _setting("Which metrics to expose, default or full.", metric_set, "default")
     processes: bool           = _setting("Whether to expose memory and SM share of each process on a GPU.", boolean, "false")
     procfs: Path              = _setting("Where processes are looked up; must be the host's (hostPID, or mounted), except with NVIDIA's open kernel modules.", Path, "/proc")

@@ -11,7 +11,19 @@ from gpu_exporter import machine
 from gpu_exporter import metrics as m
 from gpu_exporter.finding import Finding, Level
 from gpu_exporter.metrics import BY_KEY, selected
-from gpu_exporter.model import EntityKind, Gpm, Gpu, GpuStatus, LinkSum, Metric, MetricSet, Snapshot, Source, SourceLost
+from gpu_exporter.model import (
+    NOT_YOURS,
+    EntityKind,
+    Gpm,
+    Gpu,
+    GpuStatus,
+    LinkSum,
+    Metric,
+    MetricSet,
+    Snapshot,
+    Source,
+    SourceLost,
+)
 from gpu_exporter.serve import observe
 
 WITH_GPM = ("Hopper", "Blackwell", "Rubin")
@@ -64,7 +76,11 @@ def judge(snapshot: Snapshot) -> list[Finding]:
     findings = []
     if not snapshot.live:
         findings.append(
-            Finding("driver", Level.WARN, f"source {snapshot.source}: a recording, not GPUs of this machine")
+            Finding(
+                "driver",
+                Level.WARN,
+                f"source {snapshot.source}: {NOT_YOURS[snapshot.source]}, not those of this machine",
+            )
         )
     if not snapshot.gpus:
         return [*findings, Finding("driver", Level.FAIL, "the NVIDIA library does not answer", CURES["stalled"])]
@@ -97,7 +113,7 @@ def _gpu(status: GpuStatus, snapshot: Snapshot) -> Iterable[Finding]:
         )
         return
     values = {series.metric: value for series, value in snapshot.samples if series.gpu == gpu}
-    profiling = "profiling metrics through GPM" if snapshot.live else "profiling metrics from the recording"
+    profiling = "profiling metrics through GPM" if snapshot.live else f"profiling metrics of source {snapshot.source}"
     yield Finding("gpu", Level.OK, f"{gpu.model}, {profiling if m.SM_ACTIVE in values else 'no profiling metrics'}")
     by_reason: dict[tuple[Level, str], list[str]] = defaultdict(list)
     for series, _ in snapshot.samples:
@@ -145,6 +161,8 @@ def _why(metric: Metric, outcome: str, gpu: Gpu, values: Mapping[Metric, float])
         return Level.WARN, "no permission: this user may not read it (try as root, or with CAP_SYS_ADMIN)"
     if outcome == "not_recorded":
         return Level.NOTE, "not in the recording"
+    if outcome == "not_simulated":
+        return Level.NOTE, "not simulated: no packaged recording has it"
     if m.NVLINK_COUNT not in values and (
         metric.entity is EntityKind.NVLINK or isinstance(metric.nvml, LinkSum) or metric is m.NVLINK_COUNT
     ):

@@ -9,6 +9,9 @@ from typing import NamedTuple, Protocol
 
 Labels = tuple[tuple[str, str], ...]
 
+# What a source that shows no GPUs of this machine says of itself, wherever people look.
+NOT_YOURS = {"replay": "a recording of real GPUs, played over", "simulated": "simulated GPUs that exist nowhere"}
+
 
 class Kind(Enum):
     """How a value behaves over time."""
@@ -228,7 +231,7 @@ class Device(Protocol):
 
 
 class Source(Protocol):
-    """A way to read fields: nvml, replay. Every method but `close` may block in a driver."""
+    """A way to read fields: nvml, replay, simulated. Every method but `close` may block in a driver."""
 
     name: str
     live: bool

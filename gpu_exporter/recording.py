@@ -13,12 +13,14 @@ import json
 import math
 import zlib
 from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
-from typing import IO, Any, NoReturn, TypeGuard, cast
+from statistics import fmean, mode, pstdev
+from typing import IO, Any, NamedTuple, NoReturn, TypeGuard, cast
 
 from gpu_exporter.metrics import BY_KEY
 from gpu_exporter.model import Gpu, GpuExporterError, Kind
@@ -26,6 +28,8 @@ from gpu_exporter.model import Gpu, GpuExporterError, Kind
 FORMAT, VERSION = "gpu-exporter-recording", 1
 # A value speaks for the time since the tick before; a longer silence is a hole, in which nothing is known.
 HOLE_INTERVALS = 10
+# The beginning of a phase is its ramp: clocks, power and one-second means are still those of the phase before.
+SETTLE_SECONDS = 2.0
 
 
 @dataclass(slots=True)
@@ -89,12 +93,49 @@ def load(path: Path) -> Recording:
     timeline = _Timeline(interval, {gpu.index: {} for gpu in gpus})
     for number, line in lines:
         if line.strip():
-            t, index, samples = _tick(path, number, line, timeline.columns)
+            t, index, _, samples = _tick(path, number, line, timeline.columns)
             if not timeline.add(t, index, samples):
                 _damaged(path, number, f"time goes backwards for GPU {index}")
     if timeline.begin is None:
         raise GpuExporterError(f"recording {path}: has a header but no ticks; record again")
     return Recording(path, interval, timeline.now - timeline.begin, gpus, timeline.finished())
+
+
+class Level(NamedTuple):
+    """What a value was like in a phase: mean, standard deviation, lowest, highest, and the one seen most."""
+
+    mean: float
+    deviation: float
+    low: float
+    high: float
+    mode: float
+
+
+def statistics(path: Path) -> tuple[Gpu, Mapping[str, Mapping[str, Level]]]:
+    """The first GPU of a recording, and of each phase the level of every value, ramps left out.
+
+    Raises GpuExporterError as `load` does.
+    """
+    lines = _lines(path)
+    header = _header(path, next(lines, (1, ""))[1])
+    gpus = {entry["gpu"]: _gpu(entry, str(header.get("driver", ""))) for entry in header["gpus"]}
+    begun: dict[int, tuple[str, float]] = {}
+    seen: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for number, line in lines:
+        if line.strip():
+            t, index, phase, samples = _tick(path, number, line, gpus)
+            if begun.get(index, ("", 0.0))[0] != phase:
+                begun[index] = phase, t
+            if phase and t - begun[index][1] >= SETTLE_SECONDS:
+                for name, value in samples.items():
+                    seen[phase][name].append(value)
+    return next(iter(gpus.values())), {
+        phase: {name: _level(values) for name, values in columns.items()} for phase, columns in seen.items()
+    }
+
+
+def _level(values: Sequence[float]) -> Level:
+    return Level(fmean(values), pstdev(values), min(values), max(values), mode(values))
 
 
 @dataclass(slots=True)
@@ -206,7 +247,9 @@ def _gpu(entry: Mapping[str, Any], driver: str) -> Gpu:
     return Gpu(entry["gpu"], text["UUID"], text["pci_bus_id"], text["modelName"], text["device"], driver, info)
 
 
-def _tick(path: Path, number: int, line: str, gpus: Mapping[int, object]) -> tuple[float, int, Mapping[str, float]]:
+def _tick(
+    path: Path, number: int, line: str, gpus: Mapping[int, object]
+) -> tuple[float, int, str, Mapping[str, float]]:
     tick = _json(path, number, line)
     t, index, samples = tick.get("t"), tick.get("gpu"), tick.get("samples")
     if not _is_number(t) or not isinstance(samples, dict):
@@ -216,7 +259,7 @@ def _tick(path: Path, number: int, line: str, gpus: Mapping[int, object]) -> tup
     for name, value in samples.items():
         if not _is_number(value):
             _damaged(path, number, f"{name} has no number but {value!r:.40}")
-    return float(t), index, samples
+    return float(t), index, str(tick.get("phase", "")), samples
 
 
 class Writer:

@@ -2,63 +2,109 @@
 
 from __future__ import annotations
 
+import gc
 import logging
-import socket
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 
 from prometheus_client import PlatformCollector, ProcessCollector
+from prometheus_client.metrics_core import Metric as ClientMetric
 
 from gpu_exporter.collect import Collector
 from gpu_exporter.config import Config
 from gpu_exporter.exposition import Pages, Renderer
 from gpu_exporter.metrics import selected
-from gpu_exporter.model import Labels, Metric, Snapshot, Source
+from gpu_exporter.model import NOT_YOURS, Labels, Metric, Snapshot, Source
 from gpu_exporter.monitor import Monitor
-from gpu_exporter.server import Health, Server
+from gpu_exporter.server import Endpoint, Health, Server
 from gpu_exporter.version import __version__
 
 log = logging.getLogger(__name__)
 
 # What one look's profiling metrics are means over.
 OBSERVE_INTERVAL = 0.5
+# Over how long the start of many nodes, and so the ticks of all later intervals, are spread.
+START_SECONDS = 1.0
 
 BANNER = """
 ************************************************************************
-**  THESE ARE NOT YOUR GPUS: a recording of real GPUs is played over. **
+**  THESE ARE NOT YOUR GPUS: {what:<40} **
 **  Every series says so: {label:<43} **
 ************************************************************************"""
 
 
-def run(config: Config, source: Source, everywhere: Labels, stop: threading.Event) -> bool:
-    """Serve until `stop`. False if a driver call is stuck. Raises GpuExporterError if it can't start."""
-    pages, renderer = Pages(), Renderer(config.node_name or socket.gethostname(), everywhere)
-    process = (ProcessCollector(registry=None), PlatformCollector(registry=None))
+class _Process:
+    """The metrics of this process, collected once an interval for all the nodes that it serves."""
 
-    def publish(snapshot: Snapshot) -> None:
-        client_metrics = [metric for collector in process for metric in collector.collect()]
-        pages.publish(renderer.render(snapshot, client_metrics))
-        health.snapshot = snapshot
+    def __init__(self, interval: float) -> None:
+        self._collectors = (ProcessCollector(registry=None), PlatformCollector(registry=None))
+        self._interval = interval
+        self._at = -interval
+        self._metrics: Sequence[ClientMetric] = ()
 
-    collector = Collector(
-        source,
-        selected(config.metrics, processes=config.processes),
-        publish,
-        interval=config.interval,
-        gauge_window=config.gauge_window,
-        expected=config.expected_gpus,
-    )
-    health = Health(config.interval, lambda: collector.ticked_at)
-    server = Server(config.address, pages, health)
-    collector.start(stop=stop)
+    def collect(self) -> Sequence[ClientMetric]:
+        now = time.monotonic()
+        if now - self._at > self._interval / 2:  # nodes tick at their own times within an interval
+            self._at, self._metrics = now, [metric for each in self._collectors for metric in each.collect()]
+        return self._metrics
+
+
+class _Node:
+    """One node: a source, the loop that reads it, and what is shown of it."""
+
+    def __init__(self, name: str, source: Source, config: Config, process: _Process) -> None:
+        self._renderer = Renderer(name, everywhere(source))
+        self._process = process
+        self.collector = Collector(
+            source,
+            selected(config.metrics, processes=config.processes),
+            self._publish,
+            interval=config.interval,
+            gauge_window=config.gauge_window,
+            expected=config.expected_gpus,
+        )
+        self.shown = Endpoint(name, Pages(), Health(config.interval, lambda: self.collector.ticked_at))
+
+    def _publish(self, snapshot: Snapshot) -> None:
+        self.shown.pages.publish(self._renderer.render(snapshot, self._process.collect()))
+        self.shown.health.snapshot = snapshot
+
+
+def everywhere(source: Source) -> Labels:
+    """The labels of every series of a source: what does not show GPUs of this machine says so."""
+    return () if source.live else (("source", source.name),)
+
+
+def run(config: Config, sources: Mapping[str, Source], stop: threading.Event) -> bool:
+    """Serve nodes by name until `stop`: one at the root, several below `/nodes`.
+
+    False if a driver call is stuck. Raises GpuExporterError if it can't start.
+    """
+    process = _Process(config.interval)
+    nodes = [_Node(name, source, config, process) for name, source in sources.items()]
+    server = Server(config.address, [node.shown for node in nodes])
+    for node in nodes:
+        node.collector.start(stop=stop)
+        if len(nodes) > 1:  # not all of them tick at once
+            stop.wait(min(config.interval, START_SECONDS) / len(nodes))
     server.start()
+    source = nodes[0].collector.source
     if not source.live:
-        log.warning(BANNER.format(label=f'source="{source.name}"'))
-    log.info("gpu-exporter %s serves source %s on port %d", __version__, source.name, server.port)
+        log.warning(BANNER.format(what=NOT_YOURS[source.name], label=f'source="{source.name}"'))
+    what = f"source {source.name}" + (f", {len(nodes)} nodes" if len(nodes) > 1 else "")
+    log.info("gpu-exporter %s serves %s on port %d", __version__, what, server.port)
+    # What has been made by now lives as long as the process. Looking through it for garbage again and again would hold
+    # up scrapes: of 800 GPUs, for 0.15 s every other second.
+    if not stop.wait(3 * config.interval):
+        gc.collect()
+        gc.freeze()
     stop.wait()
     log.info("stopping")
     server.stop()
-    return collector.stop()
+    for node in nodes:
+        node.collector.stopping.set()
+    return all(node.collector.stop() for node in nodes)
 
 
 def observe(source: Source, metrics: Sequence[Metric], expected: int | None = None) -> tuple[Snapshot, bool]:

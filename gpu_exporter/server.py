@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import errno
 import html
+import json
 import logging
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from prometheus_client.exposition import choose_encoder
@@ -20,7 +22,7 @@ from tornado.web import Application, HTTPError, RequestHandler
 
 from gpu_exporter.config import Address
 from gpu_exporter.exposition import Pages, Variant
-from gpu_exporter.model import GpuExporterError, Snapshot
+from gpu_exporter.model import NOT_YOURS, GpuExporterError, Snapshot
 from gpu_exporter.version import __version__
 
 log = logging.getLogger(__name__)
@@ -32,6 +34,7 @@ MAX_BODY_BYTES = 64 * 1024
 CLIENT_SECONDS = 10.0
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
+HTML = "text/html; charset=utf-8"
 
 
 class Health:
@@ -57,12 +60,27 @@ class Health:
         return f"the last good read is {age:.1f} s old" if age >= 3 * self._interval else ""
 
 
-class _Handler(RequestHandler):
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """What is shown of one node."""
+
+    node: str
     pages: Pages
     health: Health
 
-    def initialize(self, pages: Pages, health: Health) -> None:
-        self.pages, self.health = pages, health
+
+class _Handler(RequestHandler):
+    endpoints: Mapping[str, Endpoint]
+
+    def initialize(self, endpoints: Mapping[str, Endpoint]) -> None:
+        self.endpoints = endpoints
+
+    def endpoint(self, prefix: str) -> Endpoint:
+        """What is shown below this path. Raises HTTPError."""
+        found = self.endpoints.get(prefix)
+        if found is None:
+            raise HTTPError(404)
+        return found
 
     def set_default_headers(self) -> None:
         self.set_header("Server", "gpu-exporter")
@@ -86,17 +104,22 @@ class _Handler(RequestHandler):
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
         self.set_header("Content-Type", TEXT)
-        self.finish(f"{status_code} {self._reason}\n")
+        where = ", ".join(f"{prefix}/metrics" for prefix in list(self.endpoints)[:2])
+        hint = (
+            f": nodes are at {where} …; /sd lists them all" if status_code == 404 and "" not in self.endpoints else ""
+        )
+        self.finish(f"{status_code} {self._reason}{hint}\n")
 
 
 class _Metrics(_Handler):
-    async def get(self) -> None:
+    async def get(self, prefix: str) -> None:
+        pages = self.endpoint(prefix).pages
         openmetrics = _accepts_openmetrics(self.request.headers.get("Accept", ""))
         gzip = _accepts_gzip(self.request.headers.get("Accept-Encoding", ""))
         if gzip:
             self.set_header("Content-Encoding", "gzip")
         self.set_header("Vary", "Accept, Accept-Encoding")
-        await self.send(self.pages.get(Variant(openmetrics, gzip)), OPENMETRICS if openmetrics else TEXT)
+        await self.send(pages.get(Variant(openmetrics, gzip)), OPENMETRICS if openmetrics else TEXT)
 
     head = get
 
@@ -104,8 +127,9 @@ class _Metrics(_Handler):
 class _Probe(_Handler):
     check: ClassVar[str]
 
-    async def get(self) -> None:
-        problem = getattr(self.health, self.check)()
+    async def get(self, prefix: str) -> None:
+        asked = self.endpoints.values() if not prefix else [self.endpoint(prefix)]
+        problem = next(filter(None, (getattr(each.health, self.check)() for each in asked)), "")
         await self.send(f"{problem or 'ok'}\n", TEXT, 503 if problem else 200)
 
     head = get
@@ -125,14 +149,42 @@ class _NotFound(_Handler):
 
 
 class _Landing(_Handler):
-    async def get(self) -> None:
-        snapshot = self.health.snapshot
+    async def get(self, prefix: str) -> None:
+        if not prefix and "" not in self.endpoints:
+            await self._list()
+            return
+        snapshot = self.endpoint(prefix).health.snapshot
         rows = "".join(
             f"<tr><td>{status.gpu.index}<td>{html.escape(status.gpu.model)}<td>{html.escape(status.gpu.uuid)}"
             f"<td>{'up' if status.up else 'down: ' + html.escape(status.reason)}"
             for status in (snapshot.gpus if snapshot else ())
         )
-        await self.send(LANDING.format(__version__, _banner(snapshot), rows), "text/html; charset=utf-8")
+        await self.send(LANDING.format(__version__, _banner(snapshot), rows), HTML)
+
+    async def _list(self) -> None:
+        items = "".join(f"<li><a href={prefix[1:]}/>{each.node}</a>" for prefix, each in self.endpoints.items())
+        first = next(iter(self.endpoints.values()))
+        await self.send(NODES.format(__version__, _banner(first.health.snapshot), items), HTML)
+
+    head = get
+
+
+class _Discovery(_Handler):
+    """Prometheus' HTTP service discovery: each node is a target of its own, under its own name."""
+
+    async def get(self) -> None:
+        targets = [
+            {
+                "targets": [self.request.host],
+                "labels": {
+                    "__scheme__": self.request.protocol,
+                    "__metrics_path__": f"{prefix}/metrics",
+                    "instance": each.node,
+                },
+            }
+            for prefix, each in self.endpoints.items()
+        ]
+        await self.send(json.dumps(targets), "application/json")
 
     head = get
 
@@ -142,12 +194,17 @@ LANDING = """<!doctype html><html lang=en><meta charset=utf-8><title>gpu-exporte
 <p><a href=metrics>/metrics</a> · <a href=healthz>/healthz</a> · <a href=readyz>/readyz</a>
 <table><tr><th>GPU<th>model<th>UUID<th>state{}</table>
 """
+NODES = """<!doctype html><html lang=en><meta charset=utf-8><title>gpu-exporter</title>
+<h1>gpu-exporter {}</h1>{}
+<p><a href=sd>/sd</a> · <a href=healthz>/healthz</a> · <a href=readyz>/readyz</a>
+<ul>{}</ul>
+"""
 
 
 def _banner(snapshot: Snapshot | None) -> str:
     if snapshot is None or snapshot.live:
         return ""
-    return f"<p><strong>These are not your GPUs: source {snapshot.source}, a recording played over.</strong>"
+    return f"<p><strong>These are not your GPUs: source {snapshot.source}, {NOT_YOURS[snapshot.source]}.</strong>"
 
 
 def _accepts_openmetrics(header: str) -> bool:
@@ -178,9 +235,12 @@ class _BoundedServer(HTTPServer):
 class Server:
     """Serves on its own thread until `stop`. Binding happens in the constructor, which raises GpuExporterError."""
 
-    def __init__(self, address: Address, pages: Pages, health: Health) -> None:
-        shared = {"pages": pages, "health": health}
-        routes = [("/metrics", _Metrics), ("/healthz", _Healthz), ("/readyz", _Readyz), ("/", _Landing)]
+    def __init__(self, address: Address, endpoints: Sequence[Endpoint]) -> None:
+        alone = len(endpoints) == 1
+        shared = {"endpoints": {"" if alone else f"/nodes/{each.node}": each for each in endpoints}}
+        routes = [("(.*)/metrics", _Metrics), ("(.*)/healthz", _Healthz), ("(.*)/readyz", _Readyz), ("(.*)/", _Landing)]
+        if not alone:
+            routes.append(("/sd", _Discovery))
         self._application = Application(
             [(path, handler, shared) for path, handler in routes],
             default_handler_class=_NotFound,

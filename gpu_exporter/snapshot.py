@@ -55,6 +55,7 @@ class Composer:
         self._source = source
         self._live = live
         self._series: dict[tuple[Metric, Gpu | None, Labels], Series] = {}
+        self._unsupported: dict[Gpu, tuple[Mapping[Metric, str], Sequence[Sample]]] = {}
 
     def compose(
         self,
@@ -102,9 +103,18 @@ class Composer:
         ]
         if age > stale_after:
             return own
-        for metric, outcome in record.unsupported.items():
-            own.append(self._own(m.SUPPORTED, gpu, 0, metric=metric.key, reason=outcome))
-        return [*record.samples, *own]
+        return [*record.samples, *own, *self._missing(gpu, record.unsupported)]
+
+    def _missing(self, gpu: Gpu, unsupported: Mapping[Metric, str]) -> Sequence[Sample]:
+        """What the GPU can't answer, which hardly ever changes: made again only when it does."""
+        known = self._unsupported.get(gpu)
+        if known is None or known[0] != unsupported:
+            samples = [
+                self._own(m.SUPPORTED, gpu, 0, metric=metric.key, reason=outcome)
+                for metric, outcome in unsupported.items()
+            ]
+            known = self._unsupported[gpu] = (unsupported, samples)
+        return known[1]
 
     def _own(self, metric: Metric, gpu: Gpu | None, value: float, /, **labels: str) -> Sample:
         key = (metric, gpu, tuple(labels.items()))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from hypothesis import settings
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.fakes.driver import FakeDriver
+from tests.tools import free_port as free_port
 
 settings.register_profile("soak", max_examples=5000, deadline=None)
 GOLDEN = Path(__file__).parent / "golden"
@@ -86,13 +86,6 @@ class Exporter:
         self.process.send_signal(signal.SIGTERM)
         code = self.process.wait(timeout)
         return code, time.monotonic() - begin
-
-
-def free_port() -> int:
-    """A TCP port that nothing listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def command(*arguments: str) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,13 @@ def tool(name: str) -> Path:
     found = shutil.which(name) or shutil.which(name, path=str(BUNDLED))
     assert found, f"{name} is neither in PATH nor in {BUNDLED}: run `make tools`"
     return Path(found)
+
+
+def free_port() -> int:
+    """A TCP port that nothing listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def until(ask: Callable[[], T], timeout: float = 15.0, what: str = "the condition") -> T:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from collections.abc import Callable, Iterator
-from http.client import HTTPConnection
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlencode
 
 import pytest
 
-from tests.conftest import Exporter, Serve, free_port
+from tests.conftest import Exporter, Serve
 from tests.fakes.driver import FakeDriver
+from tests.prometheus import Prometheus, scraping
 from tests.tools import tool, until
 
 SERIES_A_GPU = 120
@@ -23,70 +21,19 @@ START: dict[str, Callable[..., Exporter]] = {
 }
 
 
-class Prometheus:
-    """A running Prometheus and its query API."""
-
-    def __init__(self, port: int, log: Path) -> None:
-        self.port, self.log = port, log
-
-    def api(self, path: str, **parameters: str) -> Any:
-        """The `data` of one answer."""
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=5)
-        try:
-            connection.request("GET", f"/api/v1/{path}?{urlencode(parameters)}")
-            answer = json.loads(connection.getresponse().read())
-        finally:
-            connection.close()
-        assert answer["status"] == "success", answer
-        return answer["data"]
-
-    def query(self, promql: str) -> list[float]:
-        """The values that an instant query finds."""
-        return [float(found["value"][1]) for found in self.api("query", query=promql)["result"]]
-
-    def ready(self) -> bool:
-        """Whether the API answers."""
-        try:
-            return bool(self.api("status/buildinfo"))
-        except (OSError, ValueError):  # not yet listening, or still starting and not speaking JSON
-            return False
-
-    def type_of(self, family: str) -> str:
-        """The type that Prometheus keeps of a family."""
-        (found,) = self.api("targets/metadata", metric=family)
-        return str(found["type"])
-
-
 Watch = Callable[[Exporter], Prometheus]
 
 
 @pytest.fixture
 def watch(tmp_path: Path) -> Iterator[Watch]:
     """Start a Prometheus that scrapes an exporter each second."""
-    started: list[subprocess.Popen[bytes]] = []
+    with ExitStack() as stack:
 
-    def start(exporter: Exporter) -> Prometheus:
-        port, log, config = free_port(), tmp_path / "prometheus.log", tmp_path / "prometheus.yml"
-        targets = [{"targets": [f"127.0.0.1:{exporter.port}"]}]
-        job = {"job_name": "gpu", "scrape_interval": "1s", "scrape_timeout": "1s", "static_configs": targets}
-        config.write_text(json.dumps({"scrape_configs": [job]}))
-        options = {
-            "config.file": config,
-            "storage.tsdb.path": tmp_path / "data",
-            "web.listen-address": f"127.0.0.1:{port}",
-            "log.level": "debug",  # a scrape that failed is a debug message
-        }
-        with log.open("wb") as output:
-            arguments = [str(tool("prometheus")), *(f"--{name}={value}" for name, value in options.items())]
-            started.append(subprocess.Popen(arguments, stdout=output, stderr=output))
-        prometheus = Prometheus(port, log)
-        until(prometheus.ready, what="Prometheus' start")
-        return prometheus
+        def start(exporter: Exporter) -> Prometheus:
+            targets = [{"targets": [f"127.0.0.1:{exporter.port}"]}]
+            return stack.enter_context(scraping(tmp_path, "1s", {"static_configs": targets}))
 
-    yield start
-    for process in started:
-        process.kill()
-        process.wait()
+        yield start
 
 
 @pytest.mark.parametrize("source", START)

@@ -1,0 +1,114 @@
+"""Simulated GPUs -> readings: a fleet that trains, with faults by script. Every series says that it is simulated.
+
+Values are a function of seed, node, GPU and the time since the start, so the same seed is the same fleet. They have the
+levels of the packaged recordings; what no recording has is not simulated.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
+from uuid import UUID
+
+from gpu_exporter.model import Gpu, Metric, SourceLost
+from gpu_exporter.sources.simulated import faults as script
+from gpu_exporter.sources.simulated.device import SimulatedDevice
+from gpu_exporter.sources.simulated.faults import Fault
+from gpu_exporter.sources.simulated.schedule import Schedule, blocks
+from gpu_exporter.sources.simulated.workload import Workloads
+
+
+def fleet(
+    nodes: int,
+    gpus: int,
+    seed: int,
+    faults: str,
+    known: Workloads,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Mapping[str, SimulatedSource]:
+    """The nodes by name, `node-000` first. Their time and that of the fault script begin now.
+
+    Raises GpuExporterError for a bad script.
+    """
+    width = max(3, len(str(nodes - 1)))
+    names = [f"node-{number:0{width}}" for number in range(nodes)]
+    broken = script.parse(faults, names, gpus)
+    begin, of_node = clock(), blocks(nodes, seed)
+    schedules = {
+        block: Schedule(f"{seed}/{block}", known, nodes=of_node.count(block), gpus=gpus) for block in set(of_node)
+    }
+    return {
+        name: SimulatedSource(name, gpus, seed, broken, known, schedules[block], lambda: clock() - begin, sleep)
+        for name, block in zip(names, of_node, strict=True)
+    }
+
+
+class SimulatedSource:
+    """One node. `clock` gives the seconds since the start, `schedule` is shared by the nodes that run the same jobs."""
+
+    name = "simulated"
+    live = False
+
+    def __init__(
+        self,
+        node: str,
+        gpus: int,
+        seed: int,
+        faults: Sequence[Fault],
+        workloads: Workloads,
+        schedule: Schedule,
+        clock: Callable[[], float],
+        sleep: Callable[[float], None],
+    ) -> None:
+        self.node = node
+        self.workloads = workloads
+        self.schedule = schedule
+        self.sleep = sleep
+        self._gpus = gpus
+        self._seed = seed
+        self._faults = faults
+        self._clock = clock
+        self._reloads = [fault for fault in faults if fault.kind == script.RELOAD and fault.node in (script.ANY, node)]
+
+    def open(self) -> None:
+        self.now()
+
+    def count(self) -> int:
+        self.now()
+        return self._gpus
+
+    def expected(self) -> int | None:
+        return self._gpus
+
+    def attach(self, index: int, metrics: Sequence[Metric]) -> SimulatedDevice:
+        identity = f"{self._seed}/{self.node}/{index}"
+        faults = [fault for fault in self._faults if fault.hits(self.node, index)]
+        return SimulatedDevice(self, self._identify(index, identity), identity, faults, metrics)
+
+    def now(self) -> float:
+        """Seconds since the start. Raises SourceLost while the driver is reloaded."""
+        now = self._clock()
+        if script.last_end(self._reloads, script.RELOAD, now) > now:
+            raise SourceLost(f"{self.node}: the driver is being reloaded, as --faults says")
+        return now
+
+    def loaded(self, now: float) -> float:
+        """When the driver was loaded last."""
+        return max((fault.end for fault in self._reloads if fault.end <= now), default=0.0)
+
+    def _identify(self, index: int, identity: str) -> Gpu:
+        model = self.workloads.gpu
+        return Gpu(
+            index,
+            uuid=f"GPU-{UUID(bytes=sha256(identity.encode()).digest()[:16])}",
+            pci_bus_id=f"00000000:{index + 1:02X}:00.0",
+            model=model.model,
+            device=f"nvidia{index}",
+            driver=model.driver,
+            info=model.info,
+        )
+
+    def close(self) -> None:
+        """Nothing to give back."""

@@ -1,0 +1,75 @@
+"""The fault script: `lost node-003/1 at 60s for 30s; reload node-007 at 90s for 10s`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from gpu_exporter.config import duration, nearest
+from gpu_exporter.model import GpuExporterError
+
+LOST, WEDGED, SLOW, RELOAD = KINDS = ("lost", "wedged", "slow", "reload")
+ANY = "*"
+EXAMPLE = "lost node-003/1 at 60s for 30s"
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that goes wrong from `begin` to `end`, in seconds since the start. `*` is every node, or every GPU."""
+
+    kind: str
+    node: str
+    gpu: str
+    begin: float
+    end: float
+
+    def hits(self, node: str, gpu: int) -> bool:
+        """Whether it is about this GPU."""
+        return self.node in (ANY, node) and self.gpu in (ANY, str(gpu))
+
+
+def parse(script: str, nodes: Collection[str], gpus: int) -> tuple[Fault, ...]:
+    """The faults of a script for these nodes. Raises GpuExporterError naming the bad part and the cure."""
+    faults = []
+    for part in re.split(r"[;\n]", script):
+        text = " ".join(part.split())
+        if not text:
+            continue
+        try:
+            faults.append(_fault(text, nodes, gpus))
+        except ValueError as error:
+            raise GpuExporterError(f"--faults: {text!r}: {error}") from error
+    return tuple(faults)
+
+
+def _fault(text: str, nodes: Collection[str], gpus: int) -> Fault:
+    kind = text.split()[0]
+    if kind not in KINDS:
+        raise ValueError(f"{kind!r} is not one of {', '.join(KINDS)}{nearest(kind, KINDS)}")
+    found = re.fullmatch(r"\w+ ([^\s/]+)(?:/(\S+))? at (\S+) for (\S+)", text)
+    if not found:
+        raise ValueError(f"write KIND NODE/GPU at TIME for TIME, such as {EXAMPLE!r}")
+    node, gpu, at, lasting = found[1], found[2], found[3], found[4]
+    if node != ANY and node not in nodes:
+        raise ValueError(f"there is no {node}: {_span(nodes)}")
+    if kind == RELOAD and gpu is not None:
+        raise ValueError(f"a driver is reloaded for the whole node: write {node} without /{gpu}")
+    if gpu not in (None, ANY) and not (gpu.isdecimal() and int(gpu) < gpus):
+        raise ValueError(
+            f"{node} has no GPU {gpu}: use 0 to {gpus - 1}, or * for all" if gpus > 1 else f"{node} has only GPU 0"
+        )
+    begin = 0.0 if re.fullmatch(r"0+(ms|s|m|h)?", at) else duration(at)
+    if kind == RELOAD and not begin:
+        raise ValueError("without a driver nothing starts: begin later, such as at 10s")
+    return Fault(kind, node, ANY if gpu in (None, ANY) else str(int(gpu)), begin, begin + duration(lasting))
+
+
+def _span(nodes: Collection[str]) -> str:
+    names = list(nodes)
+    return f"use {names[0]}" if len(names) == 1 else f"use {names[0]} to {names[-1]}, or * for all"
+
+
+def last_end(faults: Sequence[Fault], kind: str, now: float) -> float:
+    """When a fault of this kind that lasts now ends; `now` if there is none."""
+    return max((fault.end for fault in faults if fault.kind == kind and fault.begin <= now < fault.end), default=now)

@@ -1,0 +1,116 @@
+"""Recordings of real GPUs -> what simulated ones do: each activity with the levels that its phase had."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import sqrt
+from pathlib import Path
+
+from gpu_exporter import metrics as m
+from gpu_exporter.metrics import BY_KEY
+from gpu_exporter.model import Gpu, GpuExporterError
+from gpu_exporter.recording import Level, statistics
+from gpu_exporter.sources.replay import STATES
+
+IDLE, COPY, WARM_UP = "idle", "pcie_h2d_pinned", "data_loading_bound_train"
+# Phases that a healthy training job shows; only the first was recorded on GPUs that work together.
+TOGETHER, ALONE = "ddp_balanced", ("train_big_batch", "compute_bound_bf16_gemm")
+# What is held or set, not used: it keeps its value for as long as the activity lasts.
+HELD = STATES | {"MiB"}
+MEMORY = (m.FB_USED.key, m.FB_FREE.key)
+MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Activity:
+    """What a GPU does for a while: by row the middle of its value and how far that swings, in the exposed unit.
+
+    No swing leaves the range that was recorded, so no value does.
+    """
+
+    name: str
+    mid: Sequence[float]
+    swing: Sequence[float]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kind:
+    """A kind of training job: its activities as they follow, and how long a copy of its memory takes."""
+
+    load: Activity
+    warm_up: Activity
+    train: Activity
+    save: Activity
+    hold: Activity
+    copy_seconds: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Workloads:
+    """All that recordings tell: a GPU of their model, the row of each metric key, and the activities."""
+
+    gpu: Gpu
+    rows: Mapping[str, int]
+    whole: frozenset[str]
+    idle: Activity
+    together: Kind
+    alone: Sequence[Kind]
+
+    def power(self, activity: Activity) -> tuple[float, float]:
+        """Watts of an activity: middle and swing."""
+        row = self.rows[m.POWER.key]
+        return activity.mid[row], activity.swing[row]
+
+
+def workloads(paths: Iterable[Path]) -> Workloads:
+    """Read the recordings. Raises GpuExporterError if one is damaged, or a phase is in none of them."""
+    gpu, phases = Gpu(0), dict[str, Mapping[str, Level]]()
+    for path in paths:
+        gpu, found = statistics(path)
+        phases.update(found)
+    missing = [name for name in (IDLE, COPY, WARM_UP, TOGETHER, *ALONE) if name not in phases]
+    if missing:
+        raise GpuExporterError(f"source simulated: no packaged recording has the phase {missing[0]}: install again")
+    used = [phases[name] for name in (IDLE, COPY, WARM_UP, TOGETHER, *ALONE)]
+    keys = [key for key in used[0] if key in BY_KEY and all(key in levels for levels in used)]
+    return Workloads(
+        gpu,
+        {key: row for row, key in enumerate(keys)},
+        frozenset(key for key in keys if all(_whole(levels[key]) for levels in used)),
+        _activity(IDLE, keys, phases[IDLE]),
+        _kind(TOGETHER, keys, phases),
+        [_kind(name, keys, phases) for name in ALONE],
+    )
+
+
+def _kind(name: str, keys: Sequence[str], phases: Mapping[str, Mapping[str, Level]]) -> Kind:
+    """A job keeps its memory whatever it does; it saves by the recorded copy, the other way round."""
+    held = {key: phases[name][key] for key in MEMORY}
+    copy, rx, tx = phases[COPY], m.PCIE_RX.key, m.PCIE_TX.key
+    return Kind(
+        load=_activity("load", keys, {**copy, **held}),
+        warm_up=_activity("warm up", keys, {**phases[WARM_UP], **held}),
+        train=_activity(name, keys, phases[name]),
+        save=_activity("save", keys, {**copy, **held, rx: copy[tx], tx: copy[rx]}),
+        hold=_activity("hold", keys, {**phases[IDLE], **held}),
+        copy_seconds=held[m.FB_USED.key].mode * MIB / copy[rx].mean,
+    )
+
+
+def _activity(name: str, keys: Sequence[str], levels: Mapping[str, Level]) -> Activity:
+    held = [BY_KEY[key].unit in HELD for key in keys]
+    return Activity(
+        name,
+        [levels[key].mode if still else levels[key].mean for key, still in zip(keys, held, strict=True)],
+        [0.0 if still else _swing(levels[key]) for key, still in zip(keys, held, strict=True)],
+    )
+
+
+def _whole(level: Level) -> bool:
+    return all(float(value).is_integer() for value in (level.low, level.high, level.mode))
+
+
+def _swing(level: Level) -> float:
+    """The amplitude of a sine that spreads as the recording did, without leaving its range."""
+    return min(sqrt(2) * level.deviation, level.high - level.mean, level.mean - level.low)

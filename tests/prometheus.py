@@ -1,0 +1,77 @@
+"""A real Prometheus as a child process. Shared by tests and benchmarks."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+from tests.tools import free_port, tool, until
+
+
+class Prometheus:
+    """A running Prometheus and its query API."""
+
+    def __init__(self, pid: int, port: int, log: Path) -> None:
+        self.pid, self.port, self.log = pid, port, log
+
+    def api(self, path: str, **parameters: str) -> Any:
+        """The `data` of one answer."""
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=30)
+        try:
+            connection.request("GET", f"/api/v1/{path}?{urlencode(parameters)}")
+            answer = json.loads(connection.getresponse().read())
+        finally:
+            connection.close()
+        assert answer["status"] == "success", answer
+        return answer["data"]
+
+    def query(self, promql: str) -> list[float]:
+        """The values that an instant query finds."""
+        return [float(found["value"][1]) for found in self.api("query", query=promql)["result"]]
+
+    def stored(self, selector: str) -> dict[str, list[tuple[float, float]]]:
+        """Every (time, value) that a range selector such as `up[1m]` finds, by instance."""
+        found = self.api("query", query=selector)["result"]
+        return {each["metric"]["instance"]: [(at, float(value)) for at, value in each["values"]] for each in found}
+
+    def ready(self) -> bool:
+        """Whether the API answers."""
+        try:
+            return bool(self.api("status/buildinfo"))
+        except (OSError, ValueError):  # not yet listening, or still starting and not speaking JSON
+            return False
+
+    def type_of(self, family: str) -> str:
+        """The type that Prometheus keeps of a family."""
+        (found,) = self.api("targets/metadata", metric=family)
+        return str(found["type"])
+
+
+@contextmanager
+def scraping(folder: Path, interval: str, discovery: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[Prometheus]:
+    """A Prometheus that keeps its data in `folder` and scrapes what `discovery` (such as `static_configs`) finds."""
+    port, log, config = free_port(), folder / "prometheus.log", folder / "prometheus.yml"
+    job = {"job_name": "gpu", "scrape_interval": interval, "scrape_timeout": interval, **discovery}
+    config.write_text(json.dumps({"scrape_configs": [job]}))
+    options = {
+        "config.file": config,
+        "storage.tsdb.path": folder / "data",
+        "web.listen-address": f"127.0.0.1:{port}",
+        "log.level": "debug",  # a scrape that failed is a debug message
+    }
+    arguments = [str(tool("prometheus")), *(f"--{name}={value}" for name, value in options.items())]
+    with log.open("wb") as output:
+        process = subprocess.Popen(arguments, stdout=output, stderr=output)
+    try:
+        prometheus = Prometheus(process.pid, port, log)
+        until(prometheus.ready, what="Prometheus' start")
+        yield prometheus
+    finally:
+        process.kill()
+        process.wait()
