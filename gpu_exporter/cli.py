@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import click
 
 from gpu_exporter import __version__, doctor, record, render
-from gpu_exporter.config import ENV_PREFIX, Config, duration, interval, metric_set, read_file
+from gpu_exporter.config import ENV_PREFIX, Config, boolean, duration, flag, interval, metric_set, read_file
 from gpu_exporter.exposition import Renderer, Variant
 from gpu_exporter.metrics import METRICS, selected
 from gpu_exporter.model import (
@@ -60,15 +60,17 @@ def _settings(*names: str) -> Callable[[F], F]:
         for setting in reversed(fields(Config)):
             if setting.name not in names:
                 continue
-            flag = setting.name.replace("_", "-")
+            bare = {"is_flag": False, "flag_value": "true"} if setting.metadata["parse"] is boolean else {}
             function = click.option(
-                f"--{flag}",
+                f"--{flag(setting)}",
+                setting.name,
                 envvar=f"{ENV_PREFIX}{setting.name.upper()}",
                 type=_parsed(setting.metadata["parse"]),
                 default=setting.metadata["default"],
                 show_default=bool(setting.metadata["default"]),
                 show_envvar=True,
                 help=setting.metadata["help"],
+                **bare,
             )(function)
         return click.option(
             "--config",
