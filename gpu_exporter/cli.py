@@ -60,12 +60,13 @@ def _settings(*names: str) -> Callable[[F], F]:
         for setting in reversed(fields(Config)):
             if setting.name not in names:
                 continue
-            bare = {"is_flag": False, "flag_value": "true"} if setting.metadata["parse"] is boolean else {}
+            parse = setting.metadata["parse"]
+            bare: dict[str, Any] = {"is_flag": False, "flag_value": "true"} if parse is boolean else {}
             function = click.option(
                 f"--{flag(setting)}",
                 setting.name,
                 envvar=f"{ENV_PREFIX}{setting.name.upper()}",
-                type=_parsed(setting.metadata["parse"]),
+                type=_parsed(parse),
                 default=setting.metadata["default"],
                 show_default=bool(setting.metadata["default"]),
                 show_envvar=True,

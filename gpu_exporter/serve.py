@@ -18,6 +18,7 @@ from gpu_exporter.exposition import Pages, Renderer
 from gpu_exporter.metrics import selected
 from gpu_exporter.model import Labels, Metric, Snapshot, Source
 from gpu_exporter.server import Health, Server
+from gpu_exporter.web import Web
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +52,8 @@ def run(config: Config, source: Source, everywhere: Labels, stop: threading.Even
         expected=config.expected_gpus,
     )
     health = Health(config.interval, lambda: collector.ticked_at)
-    server = Server(config.address, pages, health)
+    quit = stop.set if config.web_enable_lifecycle else None
+    server = Server(config.address, pages, health, Web(config.web_config_file), quit)
     collector.start(stop=stop)
     server.start()
     if not source.live:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 import subprocess
 from collections.abc import Callable, Iterator
 from http.client import HTTPConnection
@@ -10,7 +11,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+import bcrypt
 import pytest
+import trustme
 
 from tests.conftest import Exporter, Serve, free_port
 from tests.fakes.driver import FakeDriver
@@ -57,7 +60,7 @@ class Prometheus:
         return str(found["type"])
 
 
-Watch = Callable[[Exporter], Prometheus]
+Watch = Callable[..., Prometheus]
 
 
 @pytest.fixture
@@ -65,10 +68,10 @@ def watch(tmp_path: Path) -> Iterator[Watch]:
     """Start a Prometheus that scrapes an exporter each second."""
     started: list[subprocess.Popen[bytes]] = []
 
-    def start(exporter: Exporter) -> Prometheus:
+    def start(exporter: Exporter, **more: object) -> Prometheus:
         port, log, config = free_port(), tmp_path / "prometheus.log", tmp_path / "prometheus.yml"
         targets = [{"targets": [f"127.0.0.1:{exporter.port}"]}]
-        job = {"job_name": "gpu", "scrape_interval": "1s", "scrape_timeout": "1s", "static_configs": targets}
+        job = {"job_name": "gpu", "scrape_interval": "1s", "scrape_timeout": "1s", "static_configs": targets, **more}
         config.write_text(json.dumps({"scrape_configs": [job]}))
         options = {
             "config.file": config,
@@ -139,3 +142,45 @@ def test_series_a_gpu_stay_within_the_budget(serve: Serve, tmp_path: Path) -> No
     assert min(each) > 60, "the page has too little on it to judge"
     assert max(each) <= SERIES_A_GPU
     assert len(page.samples) / 8 <= SERIES_A_GPU
+
+
+def test_prometheus_scrapes_over_tls_with_a_password(serve: Serve, watch: Watch, tmp_path: Path) -> None:
+    """A real Prometheus scrapes with client certificate and password, and each scrape after the first is quick."""
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    for name, cert in (
+        ("server", authority.issue_cert("127.0.0.1")),
+        ("client", authority.issue_cert("prometheus.example")),
+    ):
+        cert.private_key_and_cert_chain_pem.write_to_path(tmp_path / f"{name}.pem")
+    tls = {
+        "cert_file": "server.pem",
+        "key_file": "server.pem",
+        "client_auth_type": "RequireAndVerifyClientCert",
+        "client_ca_file": "ca.pem",
+        "client_allowed_sans": ["prometheus.example"],
+    }
+    users = {"prometheus": bcrypt.hashpw(b"right", bcrypt.gensalt(10)).decode()}
+    (tmp_path / "web.yml").write_text(json.dumps({"tls_server_config": tls, "basic_auth_users": users}))
+    context = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
+    context.load_cert_chain(tmp_path / "client.pem")
+    exporter = serve(
+        "--source",
+        "replay",
+        "--recording",
+        "h200_workloads",
+        "--web.config.file",
+        str(tmp_path / "web.yml"),
+        tls=context,
+    )
+    names = {"ca_file": "ca.pem", "cert_file": "client.pem", "key_file": "client.pem"}
+    prometheus = watch(
+        exporter,
+        scheme="https",
+        tls_config={name: str(tmp_path / path) for name, path in names.items()},
+        basic_auth={"username": "prometheus", "password": "right"},
+    )
+    until(lambda: prometheus.query("count_over_time(up[30s])") >= [4.0], 20, "the fourth scrape")
+    assert prometheus.query("min_over_time(up[30s])") == [1.0]
+    assert prometheus.query("min_over_time(scrape_duration_seconds[30s])") < [0.05]
+    assert prometheus.query('count({source="replay"})')[0] > 50
