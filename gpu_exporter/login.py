@@ -16,8 +16,11 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from math import ceil
-from typing import NamedTuple
+from math import ceil, inf
+from typing import NamedTuple, TypeVar
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +30,7 @@ REST = 4
 WAITING_EACH, WAITING = 8, 64
 PATIENCE = 5.0
 WRONG_REMEMBERED = 1024
+GUESSES = 8
 TURNED_AWAY_SLOTS = 1 << 18
 QUIET_SECONDS = 60.0
 
@@ -84,11 +88,15 @@ class _FirstSeen:
         self._slots = memoryview(bytearray(8 * TURNED_AWAY_SLOTS)).cast("Q")
         self._begin = time.monotonic()
 
-    def __call__(self, digest: bytes) -> float:
-        """Seconds since the start; now if it is new."""
+    def now(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self._begin
+
+    def get(self, digest: bytes) -> float | None:
+        """When it came first."""
         slot, mark = self._place(digest)
         known = self._slots[slot]
-        return known % (1 << 32) / 10 if known >> 32 == mark else time.monotonic() - self._begin
+        return known % (1 << 32) / 10 if known >> 32 == mark else None
 
     def keep(self, digest: bytes, since: float) -> None:
         """Remember it."""
@@ -119,6 +127,7 @@ class Login:
         self._key = secrets.token_bytes(32)
         self._right: dict[str, bytes] = {}
         self._wrong: dict[bytes, None] = {}
+        self._guessers: dict[str, tuple[float, int]] = {}
         self._first_seen = _FirstSeen()
         self._waiting: dict[str, dict[bytes, _Check]] = {}
         self._worker: asyncio.Task[None] | None = None
@@ -145,7 +154,9 @@ class Login:
             return too_many(self._pause)
         if verdict:
             return None
-        if self._seldom(client_of(address)):
+        client = client_of(address)
+        _remember(self._guessers, client, (time.monotonic(), self._guesses(client) + 1))
+        if self._seldom(client):
             log.warning("wrong login from %s as %s", address, repr(user) if user in users else "an unknown user")
         return UNAUTHORIZED
 
@@ -158,19 +169,31 @@ class Login:
     ) -> bool | None:
         check = self._waiting.get(client, {}).get(digest)
         if check is None:
-            since = self._first_seen(digest)
-            if not self._make_room(client, since):
+            known = self._first_seen.get(digest)
+            since = self._first_seen.now() if known is None else known
+            # Who guesses on and on is not kept waiting with its next guess, and does not keep us busy with it.
+            guess = known is None and self._busy() and self._guesses(client) >= GUESSES
+            if guess or not self._make_room(client, since):
                 self._first_seen.keep(digest, since)
                 return None
             future = asyncio.get_running_loop().create_future()
             check = _Check(user, password, hashed.encode(), known_user, digest, since, future)
             self._waiting.setdefault(client, {})[digest] = check
-            if self._worker is None or self._worker.done():
+            if not self._busy():
                 self._worker = asyncio.create_task(self._work())
         try:
             return await asyncio.wait_for(asyncio.shield(check.verdict), PATIENCE)
         except asyncio.TimeoutError:
             return None
+
+    def _guesses(self, client: str) -> int:
+        """How often it was wrong, with no quiet minute since."""
+        last, count = self._guessers.get(client, (-inf, 0))
+        return count if time.monotonic() - last < QUIET_SECONDS else 0
+
+    def _busy(self) -> bool:
+        """Whether a check runs or is rested from."""
+        return self._worker is not None and not self._worker.done()
 
     def _make_room(self, client: str, since: float) -> bool:
         """Whether one more check of this client may wait; a newer one, or one of the greediest client, may have to go.
@@ -207,11 +230,9 @@ class Login:
             if right:
                 self._right[check.user] = check.digest
             else:
-                self._wrong[check.digest] = None
-                if len(self._wrong) > WRONG_REMEMBERED:
-                    del self._wrong[next(iter(self._wrong))]
+                _remember(self._wrong, check.digest, None)
             check.verdict.set_result(right)
-            self._pause = (1 + REST) * took * WAITING_EACH
+            self._pause = (1 + REST) * took
             await asyncio.sleep(REST * took)
 
     def _next(self) -> _Check | None:
@@ -227,6 +248,14 @@ class Login:
                 self._waiting[client] = checks
             return check
         return None
+
+
+def _remember(known: dict[K, V], key: K, value: V) -> None:
+    """The newest entries only."""
+    known.pop(key, None)
+    known[key] = value
+    if len(known) > WRONG_REMEMBERED:
+        del known[next(iter(known))]
 
 
 def _credentials(authorization: str) -> tuple[str, bytes] | None:
