@@ -58,6 +58,6 @@ class BoundedServer(HTTPServer):
         except (OSError, asyncio.TimeoutError) as error:
             stream.close()
             if isinstance(error, ssl.SSLError) and self._seldom(address[0]):
-                log.info("TLS handshake with %s failed: %s", address[0], error.reason or error)
+                log.info("TLS handshake with %s failed: %s", address[0], getattr(error, "reason", None) or error)
         finally:
             self._greeted.discard(stream)

@@ -206,6 +206,17 @@ def test_client_certificates(serve: Serve, pki: Pki, tmp_path: Path) -> None:
     assert "Traceback" not in log
 
 
+def test_client_of_another_name(serve: Serve, pki: Pki) -> None:
+    """The log says that it was the name."""
+    tls = {**MUTUAL, "client_allowed_sans": ["prometheus.example"]}
+    good = pki.context(pki.issue("good", "prometheus.example"))
+    exporter = serve(*REPLAY, "--web.config.file", pki.config(tls), tls=good)
+    exporter.tls = pki.context(pki.issue("another", "grafana.example"))
+    assert refused(exporter.get)
+    until(lambda: "failed: no name of the client's certificate" in exporter.log.read_text(), 5, "the line")
+    assert "Traceback" not in exporter.log.read_text()
+
+
 def test_certificate_if_given(serve: Serve, pki: Pki, tmp_path: Path) -> None:
     """VerifyClientCertIfGiven lets in who has none, and nobody with a forged one."""
     tls = {**MUTUAL, "client_auth_type": "VerifyClientCertIfGiven"}
