@@ -53,7 +53,9 @@ class BoundedServer(HTTPServer):
         try:
             await asyncio.wait_for(stream.wait_for_handshake(), self._seconds)
             if tls and not admits(tls, stream.socket.getpeercert()):
-                raise ssl.SSLError("no name of the client's certificate is among client_allowed_sans")
+                raise ssl.SSLError(
+                    ssl.SSL_ERROR_SSL, "no name of the client's certificate is among client_allowed_sans"
+                )
             super().handle_stream(stream, address)
         except (OSError, asyncio.TimeoutError) as error:
             stream.close()

@@ -207,7 +207,12 @@ class Login:
         if sum(map(len, self._waiting.values())) < WAITING:
             return True
         greediest = max(self._waiting.values(), key=len)
-        return self._turn_away(greediest) if len(greediest) > len(mine) + 1 else self._turn_away(mine, since)
+        if len(greediest) > len(mine) + 1:
+            return self._turn_away(greediest)
+        newest = max(
+            self._waiting.values(), key=lambda checks: max((check.since for check in checks.values()), default=0)
+        )
+        return self._turn_away(newest, since)
 
     def _turn_away(self, checks: dict[bytes, _Check], since: float = -1.0) -> bool:
         """Drop the newest of these, if there is one younger than that."""
