@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from yaml.parser import ParserError
+from yaml.scanner import ScannerError
 
 from gpu_exporter.config import boolean, choice, duration, nearest
 from gpu_exporter.login import Login, Refusal, too_many
@@ -66,17 +68,35 @@ class WebConfig:
 Read = Callable[[Path], bytes]
 
 
+class _Twice(ValueError):
+    pass
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that is there twice, of which YAML would take the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise _Twice(f"{key} is there twice; keep one")
+        return super().construct_mapping(node, deep)
+
+
 def parse(content: bytes, folder: Path, read: Read) -> WebConfig:
     """The file's meaning. Raises ValueError that names the key and the cure."""
     try:
-        document = yaml.safe_load(content)
-    except yaml.YAMLError as error:  # its text quotes the file, which holds secrets
-        mark = getattr(error, "problem_mark", None)
-        where = f" in line {mark.line + 1}" if mark else ""
-        raise ValueError(f"not YAML{where}: {getattr(error, 'problem', None) or 'not text'}") from None
+        document = yaml.load(content, _Loader)
+    except (ScannerError, ParserError) as error:  # their text would quote the file, which holds secrets
+        where = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise ValueError(f"not YAML{where}: {error.problem}") from None
+    except yaml.YAMLError:
+        raise ValueError("not YAML: a character, tag or alias means nothing; put passwords' hashes in quotes") from None
+    except _Twice:
+        raise
     except (ValueError, RecursionError):
         raise ValueError("not YAML: a value can't be read") from None
-    found = _section("", document, SECTIONS)
+    found = _section(document, SECTIONS)
     headers = {**SECURE_HEADERS, **found.get("http_server_config", {})}
     tls = found.get("tls_server_config")
     try:
@@ -90,16 +110,16 @@ def parse(content: bytes, folder: Path, read: Read) -> WebConfig:
         raise ValueError(f"tls_server_config: {error}") from error
 
 
-def _section(name: str, content: Any, keys: Mapping[str, Callable[[Any], Any]]) -> dict[str, Any]:
+def _section(content: Any, keys: Mapping[str, Callable[[Any], Any]]) -> dict[str, Any]:
     """The values of a mapping, each as its parser returns it."""
     found = {}
     for key, value in _mapping(content).items():
         if key not in keys:
-            raise ValueError(f"unknown key {name}{key}{nearest(key, keys)}")
+            raise ValueError(f"unknown key {key}{nearest(key, keys)}")
         try:
             found[key] = keys[key](value)
         except ValueError as error:
-            raise ValueError(f"{name}{key}: {error}") from error
+            raise ValueError(f"{key}: {error}") from error
     return found
 
 
@@ -163,7 +183,7 @@ TLS_KEYS: Mapping[str, Callable[[Any], Any]] = {
 
 
 def _tls(content: Mapping[str, Any], folder: Path, read: Read) -> Tls:
-    given = _section("", content, TLS_KEYS)
+    given = _section(content, TLS_KEYS)
 
     def either(key: str) -> bytes:
         inline, name = given.get(key, ""), given.get(f"{key}_file", "")
@@ -201,12 +221,12 @@ def _tls(content: Mapping[str, Any], folder: Path, read: Read) -> Tls:
 
 def _http(content: Any) -> dict[str, str]:
     # HTTP/2 is an offer that we never make, which every client takes.
-    headers: dict[str, str] = _section("", content, {"http2": _truth, "headers": _headers}).get("headers", {})
+    headers: dict[str, str] = _section(content, {"http2": _truth, "headers": _headers}).get("headers", {})
     return headers
 
 
 def _headers(content: Any) -> dict[str, str]:
-    return _section("", content, {name: _header(values) for name, values in HEADERS.items()})
+    return _section(content, {name: _header(values) for name, values in HEADERS.items()})
 
 
 def _header(values: tuple[str, ...]) -> Callable[[Any], str]:
@@ -233,7 +253,7 @@ def _users(content: Any) -> dict[str, str]:
 
 
 def _rate(content: Any) -> RateLimit | None:
-    given = _section("", content, {"interval": _interval, "burst": _burst})
+    given = _section(content, {"interval": _interval, "burst": _burst})
     if not given.get("interval"):
         return None
     if "burst" not in given:

@@ -96,6 +96,9 @@ def test_takes(folder: Path, content: object) -> None:
         ("- a", "must be a mapping"),
         ("a: b: c", "not YAML in line 1"),
         ("\x00", "not YAML"),
+        ("basic_auth_users: {me: a}\nbasic_auth_users: {}\n", "basic_auth_users is there twice; keep one"),
+        ("tls_server_config: {key: a, key: b}", "key is there twice; keep one"),
+        ("? [a]\n: b", "not YAML"),
         ({"tls_sever_config": {}}, "unknown key tls_sever_config; did you mean tls_server_config?"),
         ({"tls_server_config": []}, "tls_server_config: must be a mapping"),
         ({"tls_server_config": {"cert": "x", "certfile": 1}}, "tls_server_config: unknown key certfile; did you mean"),
@@ -163,7 +166,17 @@ def test_refuses(folder: Path, content: object, said: str) -> None:
 def test_no_secret_is_told(folder: Path) -> None:
     """Neither an error nor a configuration printed by mistake shows a password, a hash or a key."""
     key = (folder / "server.key").read_text()
-    for content in ('basic_auth_users:\n  me: "hunter2\n', "basic_auth_users: {me: hunter2}", "key: [hunter2, }"):
+    for password in (
+        '"hunter2',
+        "hunter2",
+        "[hunter2, }",
+        "*hunter2",
+        "!hunter2",
+        "@hunter2",
+        "%hunter2",
+        "a: hunter2",
+    ):
+        content = f"basic_auth_users:\n  me: {password}\n"
         with pytest.raises(GpuExporterError) as caught:
             web(folder, content)
         assert "hunter2" not in str(caught.value)
