@@ -33,6 +33,7 @@ generate: $(VENV)/run ## Write the files that are rendered from the catalogues
 
 bench: $(VENV)/bench ## Measure against peers (with GPUs: also nvitop-exporter)
 	$(BIN)/python -m benchmarks.exposition
+	$(BIN)/python -m benchmarks.web
 	@if $(BIN)/gpu-exporter doctor --quiet; then $(BIN)/python -m benchmarks.compare; else echo "no GPU here: peers that need one are left out"; fi
 
 soak: $(VENV)/dev tools ## Long proofs: half an hour of faults on the stand-in driver, property tests with many examples, a fleet

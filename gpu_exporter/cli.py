@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import click
 
 from gpu_exporter import check, doctor, finding, health, node, record, render
-from gpu_exporter.config import ENV_PREFIX, Config, duration, interval, metric_set, read_file
+from gpu_exporter.config import ENV_PREFIX, Config, boolean, duration, flag, interval, metric_set, read_file
 from gpu_exporter.exposition import Renderer, Variant
 from gpu_exporter.library import readings
 from gpu_exporter.metrics import METRICS, selected
@@ -62,15 +62,18 @@ def _settings(*names: str) -> Callable[[F], F]:
         for setting in reversed(fields(Config)):
             if setting.name not in names:
                 continue
-            flag = setting.name.replace("_", "-")
+            parse = setting.metadata["parse"]
+            bare: dict[str, Any] = {"is_flag": False, "flag_value": "true"} if parse is boolean else {}
             function = click.option(
-                f"--{flag}",
+                f"--{flag(setting)}",
+                setting.name,
                 envvar=f"{ENV_PREFIX}{setting.name.upper()}",
-                type=_parsed(setting.metadata["parse"]),
+                type=_parsed(parse),
                 default=setting.metadata["default"],
                 show_default=bool(setting.metadata["default"]),
                 show_envvar=True,
                 help=setting.metadata["help"],
+                **bare,
             )(function)
         return click.option(
             "--config",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -119,8 +119,8 @@ def nearest(name: str, names: Iterable[str]) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
-def _setting(help: str, parse: Callable[[str], Any], default: str | None = None) -> Any:
-    metadata = {"help": help, "parse": parse, "default": default}
+def _setting(help: str, parse: Callable[[str], Any], default: str | None = None, flag: str = "") -> Any:
+    metadata = {"help": help, "parse": parse, "default": default, "flag": flag}
     return field(default=parse(default) if default is not None else None, metadata=metadata)
 
 
@@ -146,7 +146,14 @@ class Config:
     expected_gpus: int | None = _setting("GPUs that ought to be there (else: bound to the driver, or most seen).", count)
     node_name: str            = _setting("The node's name, for the Hostname label (else: the host's name).", str, "")
     log_level: str            = _setting("How much to log.", choice("debug", "info", "warning", "error"), "info")
+    web_config_file: Path | None = _setting("TLS, passwords and headers, as in Prometheus' exporter-toolkit.", Path, flag="web.config.file")
+    web_enable_lifecycle: bool   = _setting("Whether POST /-/quit and /-/reload do anything.", boolean, "false", "web.enable-lifecycle")
 # fmt: on
+
+
+def flag(setting: Field[Any]) -> str:
+    """A setting's flag, without the dashes before it. Only what other exporters have, too, is spelt with dots."""
+    return setting.metadata["flag"] or setting.name.replace("_", "-")
 
 
 def read_file(path: Path) -> dict[str, str]:
@@ -165,7 +172,7 @@ def read_file(path: Path) -> dict[str, str]:
     parsers = {setting.name: setting.metadata["parse"] for setting in fields(Config)}
     settings = {}
     for key, value in content.items():
-        name = str(key).replace("-", "_")
+        name = re.sub("[-.]", "_", str(key))
         if name not in parsers:
             raise GpuExporterError(f"config {path}: unknown key {key!r}{nearest(name, parsers)}")
         if isinstance(value, dict | list) or value is None:

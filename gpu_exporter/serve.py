@@ -19,6 +19,7 @@ from gpu_exporter.model import NOT_YOURS, Labels, Metric, Snapshot, Source
 from gpu_exporter.monitor import Monitor
 from gpu_exporter.server import Endpoint, Health, Server
 from gpu_exporter.version import __version__
+from gpu_exporter.web import Web
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +84,8 @@ def run(config: Config, sources: Mapping[str, Source], stop: threading.Event) ->
     """
     process = _Process(config.interval)
     nodes = [_Node(name, source, config, process) for name, source in sources.items()]
-    server = Server(config.address, [node.shown for node in nodes])
+    quit = stop.set if config.web_enable_lifecycle else None
+    server = Server(config.address, [node.shown for node in nodes], Web(config.web_config_file), quit)
     for node in nodes:
         node.collector.start(stop=stop)
         if len(nodes) > 1:  # not all of them tick at once

@@ -15,15 +15,17 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from prometheus_client.exposition import choose_encoder
-from tornado.httpserver import HTTPServer
+from tornado.ioloop import PeriodicCallback
 from tornado.iostream import StreamClosedError
 from tornado.netutil import bind_sockets
 from tornado.web import Application, HTTPError, RequestHandler
 
 from gpu_exporter.config import Address
+from gpu_exporter.connections import BoundedServer
 from gpu_exporter.exposition import Pages, Variant
 from gpu_exporter.model import NOT_YOURS, GpuExporterError, Snapshot
 from gpu_exporter.version import __version__
+from gpu_exporter.web import Web
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +34,8 @@ MAX_HEADER_BYTES = 16 * 1024
 MAX_BODY_BYTES = 64 * 1024
 # A connection that has sent no whole request, or read no whole answer, for this long is closed.
 CLIENT_SECONDS = 10.0
+# How often the files of the web configuration are looked at.
+FOLLOW_SECONDS = 1.0
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 HTML = "text/html; charset=utf-8"
@@ -84,7 +88,16 @@ class _Handler(RequestHandler):
 
     def set_default_headers(self) -> None:
         self.set_header("Server", "gpu-exporter")
-        self.set_header("X-Content-Type-Options", "nosniff")
+        for name, value in self.settings["web"].config.headers.items():
+            self.set_header(name, value)
+
+    async def prepare(self) -> None:
+        """Answer instead of the method if the client may not ask."""
+        authorization = self.request.headers.get("Authorization", "")
+        refusal = await self.settings["web"].refuse(authorization, self.request.remote_ip or "")
+        if refusal is not None:
+            self.set_header(*refusal.header)
+            await self.send(refusal.text, TEXT, refusal.status)
 
     def compute_etag(self) -> None:
         """None: hashing half a megabyte a scrape would cost more than the scrape."""
@@ -144,8 +157,42 @@ class _Readyz(_Probe):
 
 
 class _NotFound(_Handler):
-    def prepare(self) -> None:
-        raise HTTPError(404)
+    async def prepare(self) -> None:
+        await super().prepare()
+        if not self._finished:
+            raise HTTPError(404)
+
+
+class _Lifecycle(_Handler):
+    async def post(self) -> None:
+        quit = self.settings["quit"]
+        if quit is None:
+            await self.send("Lifecycle API is not enabled.\n", TEXT, 403)
+        elif self.request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
+            await self.send("Another site's page may not do this.\n", TEXT, 403)
+        else:
+            await self.act(quit)
+
+    put = post
+
+    async def act(self, quit: Callable[[], None]) -> None:
+        raise NotImplementedError
+
+
+class _Quit(_Lifecycle):
+    async def act(self, quit: Callable[[], None]) -> None:
+        await self.send("Goodbye!\n", TEXT)
+        quit()
+
+
+class _Reload(_Lifecycle):
+    async def act(self, quit: Callable[[], None]) -> None:
+        try:
+            self.settings["web"].reload()
+        except GpuExporterError as error:
+            await self.send(f"{error}\n", TEXT, 500)
+        else:
+            await self.send("ok\n", TEXT)
 
 
 class _Landing(_Handler):
@@ -222,23 +269,21 @@ def _accepts_gzip(header: str) -> bool:
     return False
 
 
-class _BoundedServer(HTTPServer):
-    """Closes connections beyond MAX_CONNECTIONS at once, so that the process never runs out of descriptors."""
-
-    def handle_stream(self, stream: Any, address: Any) -> None:
-        if len(self._connections) >= MAX_CONNECTIONS:
-            stream.close()
-        else:
-            super().handle_stream(stream, address)
-
-
 class Server:
     """Serves on its own thread until `stop`. Binding happens in the constructor, which raises GpuExporterError."""
 
-    def __init__(self, address: Address, endpoints: Sequence[Endpoint]) -> None:
+    def __init__(
+        self,
+        address: Address,
+        endpoints: Sequence[Endpoint],
+        web: Web | None = None,
+        quit: Callable[[], None] | None = None,
+    ) -> None:
+        self._web = web or Web()
         alone = len(endpoints) == 1
         shared = {"endpoints": {"" if alone else f"/nodes/{each.node}": each for each in endpoints}}
         routes = [("(.*)/metrics", _Metrics), ("(.*)/healthz", _Healthz), ("(.*)/readyz", _Readyz), ("(.*)/", _Landing)]
+        routes += [("/-/quit", _Quit), ("/-/reload", _Reload)]
         if not alone:
             routes.append(("/sd", _Discovery))
         self._application = Application(
@@ -246,6 +291,8 @@ class Server:
             default_handler_class=_NotFound,
             default_handler_args=shared,
             log_function=lambda handler: None,
+            web=self._web,
+            quit=quit,
         )
         self._sockets = _bind(address)
         self.port: int = self._sockets[0].getsockname()[1]
@@ -267,14 +314,16 @@ class Server:
     def _run(self) -> None:
         self._loop = asyncio.new_event_loop()
         asyncio.set_event_loop(self._loop)
-        server = _BoundedServer(
+        server = BoundedServer(
             self._application,
             idle_connection_timeout=CLIENT_SECONDS,
             body_timeout=CLIENT_SECONDS,
             max_header_size=MAX_HEADER_BYTES,
             max_body_size=MAX_BODY_BYTES,
         )
-        server.add_sockets(self._sockets)
+        server.serve(self._sockets, self._web, MAX_CONNECTIONS, CLIENT_SECONDS)
+        if self._web.path:
+            PeriodicCallback(self._web.follow, FOLLOW_SECONDS * 1000).start()
         self._loop.call_soon(self._started.set)
         self._loop.run_forever()
         server.stop()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from http.client import HTTPConnection, HTTPResponse
+from http.client import HTTPConnection, HTTPResponse, HTTPSConnection
 from pathlib import Path
 
 import pytest
@@ -49,12 +50,28 @@ class Page:
 class Exporter:
     """`gpu-exporter serve` in a child process."""
 
-    def __init__(self, process: subprocess.Popen[str], port: int, log: Path) -> None:
-        self.process, self.port, self.log = process, port, log
+    def __init__(self, process: subprocess.Popen[str], port: int, log: Path, tls: ssl.SSLContext | None = None) -> None:
+        self.process, self.port, self.log, self.tls = process, port, log, tls
+
+    def connect(self) -> HTTPConnection:
+        """A connection to it, over TLS if that is what it speaks."""
+        if self.tls is None:
+            return HTTPConnection("127.0.0.1", self.port, timeout=10)
+        return HTTPSConnection("127.0.0.1", self.port, timeout=10, context=self.tls)
+
+    def ask(self, method: str, path: str, headers: Mapping[str, str] | None = None) -> tuple[int, str]:
+        """One request of any method; status and body."""
+        connection = self.connect()
+        try:
+            connection.request(method, path, headers=dict(headers or {}))
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+        finally:
+            connection.close()
 
     def get(self, path: str = "/metrics", headers: Mapping[str, str] | None = None) -> tuple[HTTPResponse, bytes]:
         """One request."""
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=10)
+        connection = self.connect()
         try:
             connection.request("GET", path, headers=dict(headers or {}))
             answer = connection.getresponse()
@@ -113,7 +130,12 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
     """Start `gpu-exporter serve` with arguments and environment, and wait until it answers."""
     with ExitStack() as stack:
 
-        def start(*arguments: str, env: Mapping[str, str] | None = None, wait: float = 20.0) -> Exporter:
+        def start(
+            *arguments: str,
+            env: Mapping[str, str] | None = None,
+            wait: float = 20.0,
+            tls: ssl.SSLContext | None = None,
+        ) -> Exporter:
             port = free_port()
             log = tmp_path / f"log-{port}"
             process = subprocess.Popen(
@@ -124,7 +146,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
             )
             stack.callback(process.wait)
             stack.callback(process.kill)
-            exporter, end = Exporter(process, port, log), time.monotonic() + wait
+            exporter, end = Exporter(process, port, log, tls), time.monotonic() + wait
             while True:
                 try:
                     exporter.get("/healthz")

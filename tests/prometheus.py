@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
@@ -54,10 +54,10 @@ class Prometheus:
 
 
 @contextmanager
-def scraping(folder: Path, interval: str, discovery: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[Prometheus]:
-    """A Prometheus that keeps its data in `folder` and scrapes what `discovery` (such as `static_configs`) finds."""
+def scraping(folder: Path, interval: str, settings: Mapping[str, Any]) -> Iterator[Prometheus]:
+    """A Prometheus that keeps its data in `folder` and scrapes what `settings` (such as `static_configs`) find."""
     port, log, config = free_port(), folder / "prometheus.log", folder / "prometheus.yml"
-    job = {"job_name": "gpu", "scrape_interval": interval, "scrape_timeout": interval, **discovery}
+    job = {"job_name": "gpu", "scrape_interval": interval, "scrape_timeout": interval, **settings}
     config.write_text(json.dumps({"scrape_configs": [job]}))
     options = {
         "config.file": config,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from itertools import groupby
 
-from gpu_exporter.config import ENV_PREFIX, Config
+from gpu_exporter.config import ENV_PREFIX, Config, flag
 from gpu_exporter.hardware import SEEN_ON, seen_on
 from gpu_exporter.metrics import METRICS
 from gpu_exporter.model import Call, EntityKind, FieldValue, Gpm, LinkSum, Metric, OfProcess
@@ -56,8 +56,8 @@ def configuration() -> str:
     rows = []
     for setting in fields(Config):
         default = setting.metadata["default"] or ""
-        flag, variable = f"`--{setting.name.replace('_', '-')}`", f"`{ENV_PREFIX}{setting.name.upper()}`"
-        rows.append((flag, variable, f"`{setting.name}`", default, setting.metadata["help"]))
+        row = (f"--{flag(setting)}", f"{ENV_PREFIX}{setting.name.upper()}", setting.name)
+        rows.append((*(f"`{cell}`" for cell in row), default, setting.metadata["help"]))
     head = ("flag", "environment", "key", "default", "meaning")
     return NOTE.format("config") + CONFIG_INTRO.format(ENV_PREFIX) + "\n" + _table(head, rows)
 

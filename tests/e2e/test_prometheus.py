@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import ssl
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import bcrypt
 import pytest
+import trustme
 
 from tests.conftest import Exporter, Serve
 from tests.fakes.driver import FakeDriver
@@ -21,7 +25,7 @@ START: dict[str, Callable[..., Exporter]] = {
 }
 
 
-Watch = Callable[[Exporter], Prometheus]
+Watch = Callable[..., Prometheus]
 
 
 @pytest.fixture
@@ -29,9 +33,9 @@ def watch(tmp_path: Path) -> Iterator[Watch]:
     """Start a Prometheus that scrapes an exporter each second."""
     with ExitStack() as stack:
 
-        def start(exporter: Exporter) -> Prometheus:
+        def start(exporter: Exporter, **more: object) -> Prometheus:
             targets = [{"targets": [f"127.0.0.1:{exporter.port}"]}]
-            return stack.enter_context(scraping(tmp_path, "1s", {"static_configs": targets}))
+            return stack.enter_context(scraping(tmp_path, "1s", {"static_configs": targets, **more}))
 
         yield start
 
@@ -86,3 +90,45 @@ def test_series_a_gpu_stay_within_the_budget(serve: Serve, tmp_path: Path) -> No
     assert min(each) > 60, "the page has too little on it to judge"
     assert max(each) <= SERIES_A_GPU
     assert len(page.samples) / 8 <= SERIES_A_GPU
+
+
+def test_prometheus_scrapes_over_tls_with_a_password(serve: Serve, watch: Watch, tmp_path: Path) -> None:
+    """A real Prometheus scrapes with client certificate and password, and each scrape after the first is quick."""
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    for name, cert in (
+        ("server", authority.issue_cert("127.0.0.1")),
+        ("client", authority.issue_cert("prometheus.example")),
+    ):
+        cert.private_key_and_cert_chain_pem.write_to_path(tmp_path / f"{name}.pem")
+    tls = {
+        "cert_file": "server.pem",
+        "key_file": "server.pem",
+        "client_auth_type": "RequireAndVerifyClientCert",
+        "client_ca_file": "ca.pem",
+        "client_allowed_sans": ["prometheus.example"],
+    }
+    users = {"prometheus": bcrypt.hashpw(b"right", bcrypt.gensalt(10)).decode()}
+    (tmp_path / "web.yml").write_text(json.dumps({"tls_server_config": tls, "basic_auth_users": users}))
+    context = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
+    context.load_cert_chain(tmp_path / "client.pem")
+    exporter = serve(
+        "--source",
+        "replay",
+        "--recording",
+        "h200_workloads",
+        "--web.config.file",
+        str(tmp_path / "web.yml"),
+        tls=context,
+    )
+    names = {"ca_file": "ca.pem", "cert_file": "client.pem", "key_file": "client.pem"}
+    prometheus = watch(
+        exporter,
+        scheme="https",
+        tls_config={name: str(tmp_path / path) for name, path in names.items()},
+        basic_auth={"username": "prometheus", "password": "right"},
+    )
+    until(lambda: prometheus.query("count_over_time(up[30s])") >= [4.0], 20, "the fourth scrape")
+    assert prometheus.query("min_over_time(up[30s])") == [1.0]
+    assert prometheus.query("min_over_time(scrape_duration_seconds[30s])") < [0.05]
+    assert prometheus.query('count({source="replay"})')[0] > 50

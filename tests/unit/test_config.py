@@ -176,6 +176,8 @@ def test_no_setting_is_named_like_a_service_link() -> None:
         ("address: :9400", {"address": ":9400"}),
         ("loop: false", {"loop": "False"}),
         ("expected-gpus: 8", {"expected_gpus": "8"}),
+        ("web.config.file: web.yml", {"web_config_file": "web.yml"}),
+        ("web_enable_lifecycle: true", {"web_enable_lifecycle": "True"}),
     ],
 )
 def test_read_file(tmp_path: Path, content: str, expected: dict[str, str]) -> None:

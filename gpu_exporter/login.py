@@ -1,0 +1,292 @@
+"""Basic auth against bcrypt hashes. The right password is answered at once, wrong ones burn at most a fifth of a core.
+
+Everything here runs on the server's event loop; only bcrypt runs on one thread beside it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import ipaddress
+import logging
+import secrets
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from math import ceil, inf
+from typing import NamedTuple, TypeVar
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+log = logging.getLogger(__name__)
+
+# After a check the thread rests this many times as long as the check took: guessing costs us at most a fifth of a core.
+REST = 4
+# Checks that may wait: of one client address, and of all. A client hears within PATIENCE; its check goes on without it.
+WAITING_EACH, WAITING = 8, 64
+PATIENCE = 5.0
+WRONG_REMEMBERED = 1024
+GUESSES = 8
+TURNED_AWAY_SLOTS = 1 << 18
+QUIET_SECONDS = 60.0
+
+
+class Refusal(NamedTuple):
+    """An answer instead of the page."""
+
+    status: int
+    text: str
+    header: tuple[str, str]
+
+
+UNAUTHORIZED = Refusal(401, "Unauthorized\n", ("WWW-Authenticate", 'Basic realm="gpu-exporter", charset="UTF-8"'))
+
+
+def too_many(seconds: float) -> Refusal:
+    """Come back later."""
+    return Refusal(429, "Too Many Requests\n", ("Retry-After", str(max(1, ceil(seconds)))))
+
+
+def client_of(address: str) -> str:
+    """What counts as one client: an IPv4 address, or the /64 of an IPv6 one, which its owner can vary for free."""
+    try:
+        ip = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if ip.version == 4 or ip.ipv4_mapped:
+        return str(getattr(ip, "ipv4_mapped", None) or ip)
+    return str(ipaddress.ip_network((ip, 64), strict=False))
+
+
+class Seldom:
+    """Says yes once a minute for each key, so that a client can't fill the log."""
+
+    def __init__(self, most: int = 256) -> None:
+        self._said: dict[str, float] = {}
+        self._most = most
+
+    def __call__(self, key: str) -> bool:
+        now = time.monotonic()
+        if now - self._said.get(key, -QUIET_SECONDS) < QUIET_SECONDS:
+            return False
+        if len(self._said) >= self._most:
+            self._said = {known: at for known, at in self._said.items() if now - at < QUIET_SECONDS}
+        if len(self._said) >= self._most:
+            return False
+        self._said[key] = now
+        return True
+
+
+class _FirstSeen:
+    """When a digest that found no room came first. Fixed memory, touched only where used; newer overwrite older."""
+
+    def __init__(self) -> None:
+        self._slots = memoryview(bytearray(8 * TURNED_AWAY_SLOTS)).cast("Q")
+        self._begin = time.monotonic()
+
+    def now(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self._begin
+
+    def get(self, digest: bytes) -> float | None:
+        """When it came first."""
+        slot, mark = self._place(digest)
+        known = self._slots[slot]
+        return known % (1 << 32) / 10 if known >> 32 == mark else None
+
+    def keep(self, digest: bytes, since: float) -> None:
+        """Remember it."""
+        slot, mark = self._place(digest)
+        self._slots[slot] = mark << 32 | int(since * 10) % (1 << 32)
+
+    def _place(self, digest: bytes) -> tuple[int, int]:
+        return int.from_bytes(digest[:4], "big") % TURNED_AWAY_SLOTS, int.from_bytes(digest[4:8], "big")
+
+
+@dataclass(eq=False)
+class _Check:
+    """One password to compare, for whoever waits for it. The verdict None means that it found no room."""
+
+    user: str
+    password: bytes = field(repr=False)
+    hashed: bytes = field(repr=False)
+    known_user: bool
+    digest: bytes
+    since: float
+    verdict: asyncio.Future[bool | None]
+
+
+class Login:
+    """Who may ask. Knows verified credentials by a digest under a key of this process, never by themselves."""
+
+    def __init__(self) -> None:
+        self._key = secrets.token_bytes(32)
+        self._right: dict[str, bytes] = {}
+        self._wrong: dict[bytes, None] = {}
+        self._guessers: dict[str, tuple[float, int]] = {}
+        self._first_seen = _FirstSeen()
+        self._waiting: dict[str, dict[bytes, _Check]] = {}
+        self._worker: asyncio.Task[None] | None = None
+        self._thread = ThreadPoolExecutor(1, "bcrypt")
+        self._pause = 1.0
+        self._seldom = Seldom()
+
+    async def refuse(self, users: Mapping[str, str], authorization: str, address: str) -> Refusal | None:
+        """None if this is one of the users, else what to answer."""
+        given = _credentials(authorization)
+        if given is None:
+            return UNAUTHORIZED
+        user, password = given
+        # An unknown user costs what a wrong password costs, so that nobody learns who is known.
+        hashed = users.get(user) or _hash_of_nobody(users)
+        digest = self._digest(hashed, user, password)
+        # The hash is in the digest: what was verified against another hash does not count any more.
+        if hmac.compare_digest(self._right.get(user, b""), digest):
+            return None
+        if digest in self._wrong:
+            return UNAUTHORIZED
+        verdict = await self._verdict(client_of(address), user, password, hashed, user in users, digest)
+        if verdict is None:
+            return too_many(self._pause)
+        if verdict:
+            return None
+        client = client_of(address)
+        _remember(self._guessers, client, (time.monotonic(), self._guesses(client) + 1))
+        if self._seldom(client):
+            log.warning("wrong login from %s as %s", address, repr(user) if user in users else "an unknown user")
+        return UNAUTHORIZED
+
+    def _digest(self, hashed: str, user: str, password: bytes) -> bytes:
+        text = b"%b%b:%b" % (hashed.encode(), user.encode("utf-8", "surrogateescape"), password)
+        return hashlib.blake2b(text, key=self._key, digest_size=16).digest()
+
+    async def _verdict(
+        self, client: str, user: str, password: bytes, hashed: str, known_user: bool, digest: bytes
+    ) -> bool | None:
+        check = self._waiting.get(client, {}).get(digest)
+        if check is None:
+            known = self._first_seen.get(digest)
+            since = self._first_seen.now() if known is None else known
+            # Who guesses on and on is not kept waiting with its next guess, and does not keep us busy with it.
+            guess = known is None and self._busy() and self._guesses(client) >= GUESSES
+            if guess or not self._make_room(client, since):
+                self._first_seen.keep(digest, since)
+                return None
+            future = asyncio.get_running_loop().create_future()
+            check = _Check(user, password, hashed.encode(), known_user, digest, since, future)
+            self._waiting.setdefault(client, {})[digest] = check
+            if not self._busy():
+                self._worker = asyncio.create_task(self._work())
+        try:
+            return await asyncio.wait_for(asyncio.shield(check.verdict), PATIENCE)
+        except asyncio.TimeoutError:
+            return None
+
+    def _guesses(self, client: str) -> int:
+        """How often it was wrong, with no quiet minute since."""
+        last, count = self._guessers.get(client, (-inf, 0))
+        return count if time.monotonic() - last < QUIET_SECONDS else 0
+
+    def _busy(self) -> bool:
+        """Whether a check runs or is rested from."""
+        return self._worker is not None and not self._worker.done()
+
+    def _make_room(self, client: str, since: float) -> bool:
+        """Whether one more check of this client may wait; a newer one, or one of the greediest client, may have to go.
+
+        Age counts from the first try. Who guesses comes with a new password each time, and who was configured comes
+        again with the same: so it gets through, although others at its address fill every place again and again.
+        """
+        mine = self._waiting.get(client, {})
+        if len(mine) >= WAITING_EACH:
+            return self._turn_away(mine, since)
+        if sum(map(len, self._waiting.values())) < WAITING:
+            return True
+        greediest = max(self._waiting.values(), key=len)
+        if len(greediest) > len(mine) + 1:
+            return self._turn_away(greediest)
+        newest = max(
+            self._waiting.values(), key=lambda checks: max((check.since for check in checks.values()), default=0)
+        )
+        return self._turn_away(newest, since)
+
+    def _turn_away(self, checks: dict[bytes, _Check], since: float = -1.0) -> bool:
+        """Drop the newest of these, if there is one younger than that."""
+        newest = max(checks.values(), key=lambda check: check.since, default=None)
+        if newest is None or newest.since <= since:
+            return False
+        del checks[newest.digest]
+        self._first_seen.keep(newest.digest, newest.since)
+        newest.verdict.set_result(None)
+        return True
+
+    async def _work(self) -> None:
+        loop = asyncio.get_running_loop()
+        while (check := self._next()) is not None:
+            if check.digest in self._wrong or self._right.get(check.user) == check.digest:
+                check.verdict.set_result(check.digest not in self._wrong)  # another client's check has told
+                continue
+            matches, took = await loop.run_in_executor(self._thread, _compare, check.password, check.hashed)
+            right = matches and check.known_user
+            if right:
+                self._right[check.user] = check.digest
+            else:
+                _remember(self._wrong, check.digest, None)
+            check.verdict.set_result(right)
+            self._pause = (1 + REST) * took
+            await asyncio.sleep(REST * took)
+
+    def _next(self) -> _Check | None:
+        """The check whose turn it is: clients take turns, and of one client the oldest goes first."""
+        while self._waiting:
+            client = next(iter(self._waiting))
+            checks = self._waiting.pop(client)
+            if not checks:
+                continue
+            check = min(checks.values(), key=lambda check: check.since)
+            del checks[check.digest]
+            if checks:
+                self._waiting[client] = checks
+            return check
+        return None
+
+
+def _remember(known: dict[K, V], key: K, value: V) -> None:
+    """The newest entries only."""
+    known.pop(key, None)
+    known[key] = value
+    if len(known) > WRONG_REMEMBERED:
+        del known[next(iter(known))]
+
+
+def _credentials(authorization: str) -> tuple[str, bytes] | None:
+    """User and password of a Basic header. bcrypt looks at 72 bytes of a password, so more are not kept."""
+    scheme, _, encoded = authorization.partition(" ")
+    if scheme.lower() != "basic":
+        return None
+    try:
+        user, colon, password = base64.b64decode(encoded.strip(), validate=True).partition(b":")
+    except ValueError:
+        return None
+    return (user.decode("utf-8", "surrogateescape"), password[:72]) if colon else None
+
+
+def _hash_of_nobody(users: Mapping[str, str]) -> str:
+    """A hash that no password has, as costly as the costliest of the users'."""
+    return f"$2b${max(hashed[4:6] for hashed in users.values())}${'.' * 53}"
+
+
+def _compare(password: bytes, hashed: bytes) -> tuple[bool, float]:
+    """Whether it matches, and the CPU seconds that it took."""
+    import bcrypt  # a megabyte that only those pay who use passwords
+
+    begin = time.thread_time()
+    try:
+        matches = bcrypt.checkpw(password, hashed)
+    except ValueError:  # older versions refuse a password with a NUL
+        matches = False
+    return matches, time.thread_time() - begin

@@ -1,0 +1,521 @@
+"""The web configuration file: what it takes, what it refuses, what is logged; and the queue before bcrypt."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import logging
+import os
+import ssl
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import bcrypt
+import pytest
+import trustme
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpu_exporter import login as module
+from gpu_exporter.login import UNAUTHORIZED, Login, Refusal, Seldom, client_of
+from gpu_exporter.model import GpuExporterError
+from gpu_exporter.tls import admits
+from gpu_exporter.web import SECURE_HEADERS, Web, parse
+
+HASH = bcrypt.hashpw(b"right", bcrypt.gensalt(4)).decode()
+TLS = {"cert_file": "server.pem", "key_file": "server.key"}
+MUTUAL = {**TLS, "client_auth_type": "RequireAndVerifyClientCert", "client_ca_file": "ca.pem"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Certificates and keys of every kind."""
+    folder = tmp_path_factory.mktemp("web")
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(folder / "ca.pem")
+    for name in ("server", "other"):
+        issued = authority.issue_cert("127.0.0.1", "localhost")
+        issued.private_key_pem.write_to_path(folder / f"{name}.key")
+        chain = b"".join(blob.bytes() for blob in issued.cert_chain_pems)
+        (folder / f"{name}.pem").write_bytes(chain)
+    subprocess.run(
+        ["openssl", "pkey", "-aes256", "-passout", "pass:x", "-in", "server.key", "-out", "locked.key"],
+        cwd=folder,
+        check=True,
+    )
+    (folder / "empty.pem").touch()
+    (folder / "large.pem").write_bytes(b"a" * (1 << 20) + b"b")
+    os.mkfifo(folder / "fifo.pem")
+    return folder
+
+
+def web(folder: Path, content: object, name: str = "web.yml") -> Web:
+    """A configuration from a file with this content."""
+    path = folder / name
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return Web(path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "# nothing\n",
+        {},
+        {"tls_server_config": {}},
+        {"tls_server_config": None, "basic_auth_users": None},
+        {"tls_server_config": TLS},
+        {"tls_server_config": MUTUAL},
+        {"tls_server_config": {**MUTUAL, "client_allowed_sans": ["a.example", "::1"]}},
+        {"tls_server_config": {**MUTUAL, "client_auth_type": "VerifyClientCertIfGiven"}},
+        {"tls_server_config": {**TLS, "client_auth_type": "RequestClientCert"}},
+        {"tls_server_config": {**TLS, "client_auth_type": ""}},
+        {"tls_server_config": {**TLS, "min_version": "TLS13", "max_version": "TLS13"}},
+        {"tls_server_config": {**TLS, "cipher_suites": ["TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256"]}},
+        {"tls_server_config": {**TLS, "cipher_suites": ["TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA"]}},
+        {"tls_server_config": {**TLS, "prefer_server_cipher_suites": False, "curve_preferences": ["CurveP256"]}},
+        {"http_server_config": {"http2": False, "headers": {"Strict-Transport-Security": "max-age=1"}}},
+        {"basic_auth_users": {"a": HASH, "b": HASH.replace("$2b$", "$2y$")}},
+        {"rate_limit": {"interval": "10ms", "burst": 5}},
+        {"rate_limit": {"interval": 0}},
+    ],
+)
+def test_takes(folder: Path, content: object) -> None:
+    """What the toolkit's users write is understood."""
+    web(folder, content)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("- a", "must be a mapping"),
+        ("a: b: c", "not YAML in line 1"),
+        ("\x00", "not YAML"),
+        ("basic_auth_users: {me: a}\nbasic_auth_users: {}\n", "basic_auth_users is there twice; keep one"),
+        ("tls_server_config: {key: a, key: b}", "key is there twice; keep one"),
+        ("? [a]\n: b", "not YAML"),
+        ({"tls_sever_config": {}}, "unknown key tls_sever_config; did you mean tls_server_config?"),
+        ({"tls_server_config": []}, "tls_server_config: must be a mapping"),
+        ({"tls_server_config": {"cert": "x", "certfile": 1}}, "tls_server_config: unknown key certfile; did you mean"),
+        ({"tls_server_config": {"min_version": "TLS13"}}, "tls_server_config: cert_file is missing"),
+        ({"tls_server_config": {"cert_file": "server.pem"}}, "tls_server_config: key_file is missing"),
+        ({"tls_server_config": {**TLS, "cert": "x"}}, "cert and cert_file are both there"),
+        ({"tls_server_config": {**TLS, "cert_file": "none.pem"}}, "none.pem: No such file or directory"),
+        ({"tls_server_config": {**TLS, "cert_file": "fifo.pem"}}, "fifo.pem: not a file"),
+        ({"tls_server_config": {**TLS, "cert_file": "large.pem"}}, "large.pem: larger than 1 MiB"),
+        ({"tls_server_config": {**TLS, "cert_file": "."}}, "not a file"),
+        ({"tls_server_config": {**TLS, "cert_file": 5}}, "cert_file: must be text, not int"),
+        ({"tls_server_config": {**TLS, "cert_file": "server.key"}}, "cert: holds no PEM block"),
+        ({"tls_server_config": {**TLS, "key_file": "server.pem"}}, "key: holds no PEM block"),
+        ({"tls_server_config": {**TLS, "key_file": "empty.pem"}}, "key_file is missing or empty"),
+        ({"tls_server_config": {**TLS, "key_file": "other.key"}}, "cert and key don't belong together"),
+        ({"tls_server_config": {**TLS, "key_file": "locked.key"}}, "key: is encrypted"),
+        ({"tls_server_config": {**TLS, "min_version": "TLS11"}}, "min_version: TLS11 is broken"),
+        ({"tls_server_config": {**TLS, "min_version": "TLS14"}}, "min_version: 'TLS14' is not one of TLS12, TLS13"),
+        ({"tls_server_config": {**TLS, "min_version": "TLS13", "max_version": "TLS12"}}, "nothing to speak"),
+        (
+            {"tls_server_config": {**TLS, "max_version": "TLS12", "cipher_suites": ["TLS_AES_128_GCM_SHA256"]}},
+            "nothing to speak",
+        ),
+        ({"tls_server_config": {**TLS, "cipher_suites": ["TLS_RSA_WITH_RC4_128_SHA"]}}, "cipher_suites: 'TLS_RSA"),
+        ({"tls_server_config": {**TLS, "cipher_suites": []}}, "cipher_suites: must be a list of at least one"),
+        ({"tls_server_config": {**TLS, "curve_preferences": ["P256"]}}, "curve_preferences: 'P256' is not one of"),
+        ({"tls_server_config": {**TLS, "client_auth_type": "RequireAnyClientCert"}}, "use RequireAndVerifyClientCert"),
+        ({"tls_server_config": {**TLS, "client_auth_type": "Verify"}}, "client_auth_type: 'Verify' is not one of"),
+        ({"tls_server_config": {**TLS, "client_ca_file": "ca.pem"}}, "client_ca needs client_auth_type"),
+        ({"tls_server_config": {**TLS, "client_auth_type": "VerifyClientCertIfGiven"}}, "needs client_ca_file"),
+        ({"tls_server_config": {**MUTUAL, "client_ca_file": "server.key"}}, "client_ca: holds no usable certificate"),
+        ({"tls_server_config": {**MUTUAL, "client_ca_file": "empty.pem"}}, "client_ca_file"),
+        (
+            {
+                "tls_server_config": {
+                    **MUTUAL,
+                    "client_auth_type": "VerifyClientCertIfGiven",
+                    "client_allowed_sans": ["a"],
+                }
+            },
+            "client_allowed_sans needs client_auth_type",
+        ),
+        ({"http_server_config": {"headers": {"Server": "x"}}}, "http_server_config: headers: unknown key Server"),
+        ({"http_server_config": {"headers": {"X-Frame-Options": "allow"}}}, "X-Frame-Options: 'allow' is not one of"),
+        ({"http_server_config": {"headers": {"X-XSS-Protection": "1\r\nX: y"}}}, "one line of printable ASCII"),
+        ({"http_server_config": {"http2": "maybe"}}, "http2: 'maybe' is neither true nor false"),
+        ({"basic_auth_users": {"me": "hunter2"}}, "basic_auth_users: me: not a bcrypt hash; make one with `htpasswd"),
+        ({"basic_auth_users": {"me": None}}, "basic_auth_users: me: not a bcrypt hash"),
+        ({"basic_auth_users": {"me": HASH.replace("$04$", "$31$")}}, "a cost of 31 is out of range"),
+        ({"basic_auth_users": {"m:e": HASH}}, "has a colon"),
+        ({"rate_limit": {"interval": 5, "burst": 1}}, "rate_limit: interval: must be text"),
+        ({"rate_limit": {"interval": "5s"}}, "rate_limit: burst is missing"),
+        ({"rate_limit": {"interval": "5s", "burst": 0}}, "rate_limit: burst: must be a number of requests"),
+    ],
+)
+def test_refuses(folder: Path, content: object, said: str) -> None:
+    """What is wrong is one line that names file, key and cure."""
+    with pytest.raises(GpuExporterError) as caught:
+        web(folder, content)
+    assert str(caught.value).startswith(f"web config {folder / 'web.yml'}: ")
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_no_secret_is_told(folder: Path) -> None:
+    """Neither an error nor a configuration printed by mistake shows a password, a hash or a key."""
+    key = (folder / "server.key").read_text()
+    for password in (
+        '"hunter2',
+        "hunter2",
+        "[hunter2, }",
+        "*hunter2",
+        "!hunter2",
+        "@hunter2",
+        "%hunter2",
+        "a: hunter2",
+    ):
+        content = f"basic_auth_users:\n  me: {password}\n"
+        with pytest.raises(GpuExporterError) as caught:
+            web(folder, content)
+        assert "hunter2" not in str(caught.value)
+    inline = {"cert": (folder / "server.pem").read_text(), "key": key}
+    whole = web(folder, {"tls_server_config": inline, "basic_auth_users": {"me": HASH}})
+    assert whole.context is not None
+    assert HASH not in repr(whole.config)
+    assert key.splitlines()[1] not in repr(whole.config)
+
+
+@settings(deadline=None)
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda x: st.dictionaries(st.text(), x)))
+def test_no_document_is_too_strange(document: object) -> None:
+    """Whatever the document, it is understood or refused with ValueError."""
+    wrapped = {"tls_server_config": document, "basic_auth_users": document, "http_server_config": document}
+    for content in (document, wrapped):
+        with suppress(ValueError):
+            parse(json.dumps(content).encode(), Path(), Path.read_bytes)
+
+
+def test_headers(folder: Path) -> None:
+    """Secure ones are always there, unless overridden; a blank one is not sent."""
+    assert Web().config.headers == SECURE_HEADERS
+    headers = web(
+        folder, {"http_server_config": {"headers": {"X-Frame-Options": "sameorigin", "Content-Security-Policy": ""}}}
+    ).config.headers
+    assert headers["X-Frame-Options"] == "sameorigin"
+    assert "Content-Security-Policy" not in headers
+    assert headers["Referrer-Policy"] == "no-referrer"
+
+
+@pytest.mark.parametrize(
+    ("allowed", "names", "expected"),
+    [
+        ([], [], True),
+        (["a.example"], [("DNS", "a.example")], True),
+        (["a.example"], [("DNS", "b.example"), ("URI", "a.example")], True),
+        (["a.example"], [("DNS", "A.example")], False),
+        (["a.example"], [("DNS", "*.example")], False),
+        (["a.example"], [("DirName", "a.example")], False),
+        (["a.example"], [], False),
+        (["::1"], [("IP Address", "0:0:0:0:0:0:0:1")], True),
+        (["10.0.0.1"], [("IP Address", "10.0.0.1\n")], True),
+        (["spiffe://x/y"], [("URI", "spiffe://x/y")], True),
+    ],
+)
+def test_client_names(folder: Path, allowed: list[str], names: list[tuple[str, str]], expected: bool) -> None:
+    """A client's certificate needs one of the allowed names, exactly."""
+    tls = web(folder, {"tls_server_config": {**MUTUAL, **({"client_allowed_sans": allowed} if allowed else {})}})
+    assert tls.config.tls
+    assert admits(tls.config.tls, {"subjectAltName": tuple(names)}) is expected
+    assert admits(tls.config.tls, None) is (not allowed)
+
+
+def test_follows(tmp_path: Path, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A change is taken over; a broken one is logged once, changes nothing, and is healed by the next."""
+    for name in ("server.pem", "server.key", "other.pem", "other.key", "ca.pem"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    followed = web(tmp_path, {"tls_server_config": TLS})
+    first = followed.context
+    followed.follow()
+    assert followed.context is first
+    (tmp_path / "server.pem").write_bytes((tmp_path / "other.pem").read_bytes())
+    for _ in range(3):
+        followed.follow()
+    assert followed.context is first
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert "cert and key don't belong together" in caplog.text
+    (tmp_path / "server.key").write_bytes((tmp_path / "other.key").read_bytes())
+    followed.follow()
+    assert followed.context is not first
+
+
+def test_follows_swapped_links(tmp_path: Path, folder: Path) -> None:
+    """A mounted Kubernetes secret changes by one swap of a link to a folder, with the files' times as they please."""
+    for version, source in (("1", "server"), ("2", "other")):
+        (tmp_path / version).mkdir()
+        for suffix in ("pem", "key"):
+            file = tmp_path / version / f"server.{suffix}"
+            file.write_bytes((folder / f"{source}.{suffix}").read_bytes())
+            os.utime(file, (0, 0))
+    (tmp_path / "..data").symlink_to("1")
+    for suffix in ("pem", "key"):
+        (tmp_path / f"server.{suffix}").symlink_to(f"..data/server.{suffix}")
+    followed = web(tmp_path, {"tls_server_config": TLS})
+    assert followed.config.tls
+    before = followed.config.tls.cert
+    (tmp_path / "..new").symlink_to("2")
+    (tmp_path / "..new").rename(tmp_path / "..data")
+    followed.follow()
+    assert followed.config.tls.cert == (folder / "other.pem").read_bytes() != before
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ({"tls_server_config": TLS}, "", "turning TLS on or off"),
+        ("", {"tls_server_config": TLS}, "turning TLS on or off"),
+        ({"tls_server_config": MUTUAL}, {"tls_server_config": TLS}, "asking less of client certificates"),
+        (
+            {"tls_server_config": {**MUTUAL, "client_allowed_sans": ["a"]}},
+            {"tls_server_config": MUTUAL},
+            "client_allowed_sans",
+        ),
+        ({"basic_auth_users": {"me": HASH}}, {"basic_auth_users": {}}, "turning passwords off"),
+    ],
+)
+def test_a_reload_opens_nothing(folder: Path, old: object, new: object, said: str) -> None:
+    """A file that is caught half-written, or emptied, does not open what was locked."""
+    followed = web(folder, old)
+    before = followed.config
+    (folder / "web.yml").write_text(new if isinstance(new, str) else json.dumps(new))
+    with pytest.raises(GpuExporterError, match=f"{said}.*needs a restart"):
+        followed.reload()
+    assert followed.config is before
+
+
+# --- logins ------------------------------------------------------------------------------------------------------
+
+
+def basic(user: str, password: str) -> str:
+    """The header of these credentials."""
+    return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
+
+
+@pytest.fixture
+def compared(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bytes, bytes]]:
+    """Password and hash of each comparison, which takes 2 ms and is right for the password `right`."""
+    calls: list[tuple[bytes, bytes]] = []
+
+    def compare(password: bytes, hashed: bytes) -> tuple[bool, float]:
+        calls.append((password, hashed))
+        time.sleep(0.002)
+        return password == b"right", 0.002
+
+    monkeypatch.setattr(module, "_compare", compare)
+    return calls
+
+
+Ask = Callable[..., Any]
+USERS = {"me": HASH, "you": HASH.replace("$04$", "$05$")}
+
+
+def statuses(refusals: list[Refusal | None]) -> list[int]:
+    """What was answered, 200 for the page."""
+    return [refusal.status if refusal else 200 for refusal in refusals]
+
+
+@pytest.mark.parametrize(
+    ("authorization", "status"),
+    [
+        (basic("me", "right"), 200),
+        (basic("me", "right").replace("Basic ", "basic   "), 200),
+        (basic("me", "right" * 20), 401),
+        (basic("me", ""), 401),
+        (basic("me", "a\0b"), 401),
+        (basic("ME", "right"), 401),
+        (basic("", "right"), 401),
+        (basic("nobody", "right"), 401),
+        (basic("no\ud800body".encode("utf-8", "replace").decode(), "right"), 401),
+        ("Basic " + base64.b64encode(b"\xff\xfe:right").decode(), 401),
+        ("Basic " + base64.b64encode(b"me").decode(), 401),
+        ("Basic !!!", 401),
+        ("Basic \xff", 401),
+        ("Basic", 401),
+        ("Bearer " + basic("me", "right")[6:], 401),
+        ("", 401),
+    ],
+)
+def test_login(authorization: str, status: int) -> None:
+    """Only a user's own password is right, in real bcrypt."""
+    refusal = asyncio.run(Login().refuse({"me": HASH}, authorization, "::1"))
+    assert (refusal.status if refusal else 200) == status
+
+
+def test_right_one_is_verified_once(compared: list[tuple[bytes, bytes]]) -> None:
+    """Until the user's hash changes."""
+
+    async def ask() -> list[Refusal | None]:
+        login = Login()
+        answers = [await login.refuse(USERS, basic("me", "right"), "a") for _ in range(10)]
+        changed = {**USERS, "me": HASH[:-1] + "x"}
+        answers += [await login.refuse(changed, basic("me", "right"), "a") for _ in range(10)]
+        answers += [await login.refuse({"you": HASH}, basic("me", "right"), "a") for _ in range(2)]
+        return answers
+
+    assert statuses(asyncio.run(ask())) == [200] * 20 + [401] * 2
+    assert [hashed[-1:] == b"x" for _, hashed in compared[:2]] == [False, True]
+    assert len(compared) == 3
+
+
+def test_same_wrong_one_costs_once(compared: list[tuple[bytes, bytes]], caplog: pytest.LogCaptureFixture) -> None:
+    """And one line in the log, which holds no password and no name that might be one."""
+
+    async def ask() -> list[Refusal | None]:
+        login = Login()
+        users = ("me", "sEcReT")
+        return [await login.refuse(USERS, basic(user, "sEcReT"), "a") for _ in range(50) for user in users]
+
+    assert set(asyncio.run(ask())) == {UNAUTHORIZED}
+    assert len(compared) == 2
+    assert len(caplog.records) == 1
+    assert "sEcReT" not in caplog.text
+
+
+def test_unknown_users_cost_as_much() -> None:
+    """Nobody's hash is compared in earnest, at the highest cost of the users."""
+
+    async def ask(user: str, users: dict[str, str]) -> float:
+        login, begin = Login(), time.process_time()
+        assert await login.refuse(users, basic(user, "wrong"), "a") is UNAUTHORIZED
+        return time.process_time() - begin
+
+    users = {"me": bcrypt.hashpw(b"right", bcrypt.gensalt(10)).decode()}
+    known, unknown = (min(asyncio.run(ask(user, users)) for _ in range(3)) for user in ("me", "nobody"))
+    assert unknown == pytest.approx(known, rel=0.3)
+
+
+@pytest.mark.parametrize("address", ["attacker", "victim"])
+def test_unverified_right_one_gets_through_a_flood(compared: list[tuple[bytes, bytes]], address: str) -> None:
+    """Even if all come from its own address; the flood is refused, and costs a fifth of a thread at most."""
+
+    async def ask() -> tuple[int, list[Refusal | None], float]:
+        login, wrong, begin = Login(), [], time.monotonic()
+        tries, flooding = 0, True
+
+        async def flood(worker: int) -> None:
+            number = 0
+            while flooding:
+                number += 1
+                wrong.append(await login.refuse(USERS, basic("me", f"wrong {worker} {number}"), address))
+                await asyncio.sleep(0.001)  # as a client would; without it Python itself starves the thread
+
+        floods = [asyncio.create_task(flood(worker)) for worker in range(20)]
+        await asyncio.sleep(0.5)
+        while True:
+            tries += 1
+            if await login.refuse(USERS, basic("me", "right"), "victim") is None:
+                break
+            await asyncio.sleep(0.05)
+        flooding = False
+        await asyncio.gather(*floods)
+        return tries, wrong, time.monotonic() - begin
+
+    tries, wrong, seconds = asyncio.run(ask())
+    assert tries <= 4
+    assert set(statuses(wrong)) == {401, 429}
+    assert len(wrong) > 100
+    assert len(compared) * 0.01 < seconds * 1.3
+
+
+def test_flood_of_repeated_wrong_ones_does_not_starve(compared: list[tuple[bytes, bytes]]) -> None:
+    """Guessers who come again with the same wrong passwords wait in line like everybody at that address."""
+
+    async def ask() -> float:
+        login, flooding = Login(), True
+
+        async def insist(worker: int) -> None:
+            number = 0
+            while flooding:
+                number += 1
+                wrong = basic("me", f"wrong {worker} {number}")
+                while flooding and (refusal := await login.refuse(USERS, wrong, "a")) and refusal.status == 429:
+                    await asyncio.sleep(0.001)
+
+        floods = [asyncio.create_task(insist(worker)) for worker in range(30)]
+        await asyncio.sleep(0.3)
+        begin = time.monotonic()
+        while await login.refuse(USERS, basic("me", "right"), "a") is not None:
+            await asyncio.sleep(0.2)
+        took = time.monotonic() - begin
+        flooding = False
+        await asyncio.gather(*floods)
+        return took
+
+    assert asyncio.run(ask()) < 3
+
+
+def test_queue_and_memory_are_bounded(compared: list[tuple[bytes, bytes]]) -> None:
+    """Many addresses at once fill a fixed number of places, each of them its share."""
+
+    async def ask() -> list[Refusal | None]:
+        login = Login()
+        asked = [
+            login.refuse(USERS, basic("me", f"{client} {number}"), f"10.0.0.{client}")
+            for number in range(20)
+            for client in range(20)
+        ]
+        answers = await asyncio.gather(*asked)
+        assert not login._waiting
+        return list(answers)
+
+    answers = asyncio.run(ask())
+    assert statuses(answers).count(401) == len(compared) <= module.WAITING
+    each = [sum(password.startswith(b"%d " % client) for password, _ in compared) for client in range(20)]
+    assert min(each) >= 2
+
+
+@pytest.mark.parametrize(
+    ("address", "client"),
+    [
+        ("10.0.0.1", "10.0.0.1"),
+        ("::ffff:10.0.0.1", "10.0.0.1"),
+        ("2001:db8::1", "2001:db8::/64"),
+        ("2001:db8::ffff:1", "2001:db8::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("", ""),
+    ],
+)
+def test_client_of(address: str, client: str) -> None:
+    """Who has a network of addresses is one client."""
+    assert client_of(address) == client
+
+
+def test_seldom() -> None:
+    """Once a minute a key, and of so many keys only."""
+    seldom = Seldom(most=2)
+    assert [seldom(key) for key in "aabbcc"] == [True, False, True, False, False, False]
+
+
+def test_rate_limit(folder: Path) -> None:
+    """As many requests at once as may burst, then one an interval, whoever asks."""
+    limited = web(folder, {"rate_limit": {"interval": "50ms", "burst": 3}})
+
+    async def ask() -> list[Refusal | None]:
+        first = [await limited.refuse("", "a") for _ in range(5)]
+        await asyncio.sleep(0.06)
+        return [*first, await limited.refuse("", "b")]
+
+    assert statuses(asyncio.run(ask())) == [200, 200, 200, 429, 429, 200]
+
+
+def test_logging_is_quiet_about_good_ones(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing is said at start, and one line of a reload."""
+    caplog.set_level(logging.INFO)
+    good = web(folder, {"tls_server_config": {**MUTUAL, "client_auth_type": "VerifyClientCertIfGiven"}})
+    assert good.context
+    assert good.context.verify_mode == ssl.CERT_OPTIONAL
+    good.follow()
+    assert not caplog.records
+    good.reload()
+    assert len(caplog.records) == 1
