@@ -1,6 +1,6 @@
 """A simulated fleet in one process, scraped by a real Prometheus: is any scrape missed, and what does it cost?
 
-    python -m benchmarks.fleet [--nodes 100] [--gpus 8] [--seconds 180] [--scrape-interval 1]
+    python -m benchmarks.fleet [--nodes 100] [--gpus 8] [--seconds 180] [--scrape-interval 1] [--interval 1s]
 
 Exit code 1 if a target is missing or down, or a scrape is missed. CI runs a small part of it.
 """
@@ -14,6 +14,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from itertools import pairwise
+from math import inf
 from pathlib import Path
 
 from benchmarks.exporter import cpu_seconds, free_port, rss_mib, running
@@ -49,11 +50,11 @@ class Result:
         )
 
 
-def measure(folder: Path, nodes: int, gpus: int, seconds: int, interval: int) -> Result:
-    """Serve, scrape for a while once every target is up, and ask Prometheus how it was."""
+def measure(folder: Path, nodes: int, gpus: int, seconds: int, interval: int, *more: str) -> Result:
+    """Serve (with `more` arguments), scrape for a while once every target was seen, and ask Prometheus how it was."""
     port = free_port()
     arguments = f"serve --source simulated --nodes {nodes} --gpus {gpus} --address 127.0.0.1:{port} --log-level error"
-    command = [sys.executable, "-m", "gpu_exporter", *arguments.split()]
+    command = [sys.executable, "-m", "gpu_exporter", *arguments.split(), *more]
     discovery = {"http_sd_configs": [{"url": f"http://127.0.0.1:{port}/sd", "refresh_interval": "5s"}]}
     with (
         running(command, port, path="/nodes/node-000/metrics") as exporter,
@@ -88,7 +89,7 @@ def _ask(prometheus: Prometheus, seconds: int, interval: int, costs: list[tuple[
         p50_ms=statistics.median(took),
         p99_ms=took[int(len(took) * 0.99)],
         worst_ms=took[-1],
-        oldest_seconds=max(prometheus.query(f"max(max_over_time(gpu_snapshot_age_seconds[{seconds}s]))")),
+        oldest_seconds=max(prometheus.query(f"max(max_over_time(gpu_snapshot_age_seconds[{seconds}s]))"), default=inf),
         ticks_skipped=int(sum(prometheus.query("sum(gpu_exporter_ticks_skipped_total)"))),
         exporter=costs[0],
         prometheus=costs[1],
@@ -100,9 +101,11 @@ def main() -> int:
     options = argparse.ArgumentParser()
     for name, default in (("nodes", 100), ("gpus", 8), ("seconds", 180), ("scrape-interval", 1)):
         options.add_argument(f"--{name}", type=int, default=default)
+    options.add_argument("--interval", default="1s", help="of the exporter")
     chosen = options.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        result = measure(Path(folder), chosen.nodes, chosen.gpus, chosen.seconds, chosen.scrape_interval)
+        more = "--interval", chosen.interval
+        result = measure(Path(folder), chosen.nodes, chosen.gpus, chosen.seconds, chosen.scrape_interval, *more)
     print(
         f"{chosen.nodes} nodes of {chosen.gpus} GPUs, scraped every {chosen.scrape_interval} s for {chosen.seconds} s"
     )
