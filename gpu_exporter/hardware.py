@@ -9,16 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gpu_exporter.model import Call, FieldValue, Gpm, LinkSum, Metric
+from gpu_exporter.model import Call, FieldValue, Gpm, LinkSum, Metric, OfProcess
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """The questions that a GPU answered: getters with their arguments, field ids, GPM ids (of links the first's)."""
+    """What a GPU answered: getters with their arguments, field ids, GPM ids (of links the first's), of its processes."""
 
     calls: frozenset[str]
     fields: frozenset[int]
     gpm: frozenset[int]
+    processes: frozenset[str]
 
 
 # One, two and four NVIDIA H200 SXM, driver 580.159.04, x86-64, passed through to a virtual machine.
@@ -41,6 +42,7 @@ H200 = Answers(
     gpm=frozenset(
         {*range(1, 8), *range(9, 14), 20, 21, *range(30, 38), *range(40, 48), 50, 51, *range(60, 64), *range(166, 170)}
     ),
+    processes=frozenset({"memory", "sm", "listed", "unresolved"}),
 )
 
 SEEN_ON: Mapping[str, Answers] = {"H200": H200}
@@ -60,4 +62,6 @@ def _answered(row: Metric, answers: Answers) -> bool:
             return number in answers.fields
         case Gpm(number):
             return number in answers.gpm
+        case OfProcess(what):
+            return what in answers.processes
     return False

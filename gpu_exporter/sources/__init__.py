@@ -1,24 +1,78 @@
-"""Ways to read fields, behind one protocol (`model.Source`)."""
+"""Ways to read fields, behind one protocol (`model.Source`), and the choice among them.
+
+Each is imported only when it is chosen: a server of real GPUs carries no simulation, and a replay no bindings.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import socket
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gpu_exporter.finding import Level
-from gpu_exporter.machine import bindings
-from gpu_exporter.model import Source, SourceLost
+from gpu_exporter.config import Config
+from gpu_exporter.model import GpuExporterError, Source, SourceLost
+
+PACKAGED = Path(__file__).parent.parent / "recordings"
+OF_SIMULATION = ("nodes", "gpus", "seed", "faults")
+
+
+def chosen(config: Config) -> Mapping[str, Source]:
+    """The source that was asked for, of each node by name. None but NVML is taken unless asked for by name."""
+    for name in OF_SIMULATION if config.source != "simulated" else ():
+        if getattr(config, name) != getattr(Config(), name):
+            raise GpuExporterError(
+                f"--{name} needs --source simulated: simulated GPUs are never mistaken for real ones"
+            )
+    if config.recording is not None and config.source != "replay":
+        raise GpuExporterError("--recording needs --source replay: a recording is never mistaken for GPUs")
+    if config.source == "simulated":
+        return _fleet(config)
+    source = _replay(config) if config.source == "replay" else local_gpus(procfs=config.procfs)
+    return {config.node_name or socket.gethostname(): source}
+
+
+def only(config: Config) -> Source:
+    """The source of the one node that there is."""
+    (source,) = chosen(config).values()
+    return source
+
+
+def _fleet(config: Config) -> Mapping[str, Source]:
+    from gpu_exporter.sources.simulated import fleet
+    from gpu_exporter.sources.simulated.workload import workloads
+
+    if config.nodes > 1 and config.node_name:
+        raise GpuExporterError("--node-name is of one node: simulated ones are called node-000 and so on, leave it out")
+    known = workloads(sorted(PACKAGED.glob("*.jsonl.gz")))
+    sources = fleet(config.nodes, config.gpus, config.seed, config.faults, known)
+    return sources if not config.node_name else {config.node_name: sources["node-000"]}
+
+
+def _replay(config: Config) -> Source:
+    from gpu_exporter.recording import load
+    from gpu_exporter.sources.replay import ReplaySource
+
+    packaged = {path.name.removesuffix(".jsonl.gz"): path for path in sorted(PACKAGED.glob("*.jsonl.gz"))}
+    if config.recording is None:
+        names = ", ".join(packaged)
+        raise GpuExporterError(f"--source replay needs --recording FILE, or one of the packaged ones: {names}")
+    path = packaged.get(str(config.recording), config.recording)
+    if path != config.recording and config.recording.exists():
+        path = config.recording
+    return ReplaySource(load(path), speed=config.speed, loop=config.loop)
 
 
 def local_gpus(*, procfs: Path = Path("/proc"), gpus: Sequence[int] | None = None) -> Source:
-    """The GPUs of this machine, or some of them. Raises SourceLost if another module stands where the bindings should.
+    """The GPUs of this machine, or some. Raises SourceLost if the bindings are not what they should be."""
+    try:
+        from gpu_exporter.sources.nvml import NvmlSource
+        from gpu_exporter.sources.nvml.some import SomeGpus
+    except (ImportError, AttributeError, SyntaxError) as error:
+        from gpu_exporter.finding import Level
+        from gpu_exporter.machine import bindings
 
-    They are imported only now, so that such a module costs one line, and whoever needs no driver nothing.
-    """
-    found = bindings()
-    if found.level is Level.FAIL:
-        raise SourceLost(f"{found.what}: {found.cure}")
-    from gpu_exporter.sources.nvml import NvmlSource
-    from gpu_exporter.sources.nvml.some import SomeGpus
-
+        found = bindings()
+        if found.level is not Level.FAIL:
+            raise
+        raise SourceLost(f"{found.what}: {found.cure}") from error
     return NvmlSource(procfs=procfs) if gpus is None else SomeGpus(gpus, procfs=procfs)

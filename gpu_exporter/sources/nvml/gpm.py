@@ -12,6 +12,8 @@ import pynvml
 from gpu_exporter.model import Series
 from gpu_exporter.sources.nvml.errors import outcome, raise_if_lost
 
+# Looked up at import: another module named pynvml is found out before it is used.
+REQUEST_VERSION = pynvml.NVML_GPM_METRICS_GET_VERSION
 # A GPM window under 100 ms gives a wrong value without an error (nvml.h, and measured on an H200).
 GPM_MIN_SPAN = 0.1
 # A window that lacks no more than this is waited for; else an interval of 100 ms would lose every second one.
@@ -31,7 +33,7 @@ class GpmWindow:
         self._turn = turn
         self._wanted = list(wanted)
         self._request = pynvml.c_nvmlGpmMetricsGet_t()
-        self._request.version = pynvml.NVML_GPM_METRICS_GET_VERSION
+        self._request.version = REQUEST_VERSION
         self._old, self._new = pynvml.nvmlGpmSampleAlloc(), pynvml.nvmlGpmSampleAlloc()
         self._old_at: float | None = None
         self._prepare()

@@ -1,0 +1,158 @@
+"""The commands beside `serve`: thin."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gpu_exporter import check, doctor, finding, health, node, record, render
+from gpu_exporter.config import Config, duration, interval, metric_set
+from gpu_exporter.exposition import Renderer, Variant
+from gpu_exporter.library import readings
+from gpu_exporter.metrics import METRICS, selected
+from gpu_exporter.model import Metric, MetricSet, Snapshot
+from gpu_exporter.options import SOURCE_SETTINGS, parsed, settings
+from gpu_exporter.render.reference import read_from
+from gpu_exporter.serve import everywhere, observe
+from gpu_exporter.sources import chosen, only
+
+
+@click.group()
+def commands() -> None:
+    """What `gpu_exporter.cli` shows beside `serve`."""
+
+
+@commands.command()
+@settings(*SOURCE_SETTINGS, "metrics", "processes", "node_name")
+@click.option("--json", "as_json", is_flag=True, help="JSON instead of the exposition text.")
+def once(as_json: bool, **values: Any) -> None:
+    """Read every GPU once and print it. Profiling metrics are means over half a second."""
+    config = Config(**values)
+    ((name, source),) = chosen(config).items()
+    snapshot, clean = observe(source, selected(config.metrics, processes=config.processes))
+    if as_json:
+        click.echo(json.dumps(_as_dict(snapshot), indent=2))
+    else:
+        page = Renderer(name, everywhere(source)).render(snapshot)
+        click.echo(page.body(Variant(openmetrics=False, gzip=False)), nl=False)
+    _exit(0 if any(status.up for status in snapshot.gpus) else 1, clean)
+
+
+def _as_dict(snapshot: Snapshot) -> dict[str, Any]:
+    """A snapshot for JSON: of each GPU its identity and the samples that were read."""
+    gpus = [
+        {
+            "gpu": reading.index,
+            "UUID": reading.gpu.uuid,
+            "modelName": reading.gpu.model,
+            "up": reading.up,
+            **({} if reading.up else {"reason": reading.reason}),
+            "info": dict(reading.gpu.info),
+            "samples": reading.as_dict(),
+        }
+        for reading in readings(snapshot)
+    ]
+    return {"at": snapshot.at, "source": snapshot.source, "live": snapshot.live, "gpus": gpus}
+
+
+def _exit(code: int, clean: bool) -> None:
+    """End; without destructors if a thread is stuck in a driver."""
+    if clean:
+        sys.exit(code)
+    sys.stdout.flush()
+    os._exit(code)
+
+
+@commands.command("record")
+@settings(*SOURCE_SETTINGS, "metrics")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="File to write; gzip if it ends in .gz.")
+@click.option("--interval", type=parsed(interval), default="0.1", show_default=True, help="Time between two ticks.")
+@click.option("--duration", type=parsed(duration), default="60", show_default=True, help="How long to record.")
+@click.option("--mask", is_flag=True, help="Replace UUIDs, so that the file can be shared.")
+def record_command(out: Path, interval: float, duration: float, mask: bool, **values: Any) -> None:
+    """Record the GPUs to a file that `--source replay` plays."""
+    config = Config(**values)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    source = only(config)
+    ticks, clean = record.record(source, selected(config.metrics), out, interval, duration, mask=mask, stop=stop)
+    click.echo(f"{out}: {ticks} ticks")
+    _exit(0, clean)
+
+
+@commands.command("metrics")
+@click.option("--metrics", type=parsed(metric_set), default="full", show_default=True, help="Which set.")
+def metrics_command(metrics: MetricSet) -> None:
+    """Print the metric catalogue as a table."""
+    rows = [("METRIC", "TYPE", "UNIT", "SET", "READ", "DCGM", "NVML", "HELP")]
+    rows += [_row(metric) for metric in METRICS if metrics is MetricSet.FULL or metric.set is MetricSet.DEFAULT]
+    widths = [max(len(row[column]) for row in rows) for column in range(7)]
+    for row in rows:
+        click.echo("  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[7]]))
+
+
+def _row(metric: Metric) -> tuple[str, str, str, str, str, str, str, str]:
+    read = metric.pace.name.lower() if metric.nvml else "-"
+    dcgm = "-" if metric.dcgm is None else str(metric.dcgm)
+    return (metric.key, metric.kind.value, metric.unit, metric.set.value, read, dcgm, read_from(metric), metric.help)
+
+
+@commands.command("generate")
+@click.option("--check", is_flag=True, help="Write nothing; exit code 1 if a file is not what it would be.")
+@click.option("--root", type=click.Path(path_type=Path), default=".", help="The repository.")
+def generate_command(check: bool, root: Path) -> None:
+    """Write the files that are rendered from the catalogues."""
+    changed = render.stale(root) if check else render.write(root)
+    for name in changed:
+        click.echo(f"{name}: {'stale; run `gpu-exporter generate`' if check else 'written'}")
+    sys.exit(1 if check and changed else 0)
+
+
+@commands.command("doctor")
+@settings(*SOURCE_SETTINGS, "address")
+@click.option("--quiet", is_flag=True, help="Print nothing; the exit code tells.")
+@click.option("--json", "as_json", is_flag=True, help="JSON instead of text.")
+def doctor_command(quiet: bool, as_json: bool, **values: Any) -> None:
+    """Say what works on this machine and why the rest does not.
+
+    Exit code 0 if a GPU can be read, whatever else there is to note or warn of; 1 if none can.
+    """
+    logging.disable(logging.WARNING)  # what would be logged is a finding
+    config = Config(**values)
+    findings, clean = doctor.examine(lambda: only(config), node.looks(config.address))
+    result = finding.as_dict(findings)
+    if as_json:
+        click.echo(json.dumps(result, indent=2))
+    elif not quiet:
+        click.echo("\n".join(map(str, findings)))
+    _exit(0 if result["ok"] else 1, clean)
+
+
+@commands.command("check")
+@settings(*{*SOURCE_SETTINGS, "expected_gpus"} - {"gpus"})
+@click.option("--gpus", type=parsed(check.indices), help="Only these, by index, such as 0,1.")
+@click.option("--json", "as_json", is_flag=True, help="JSON instead of text.")
+def check_command(gpus: frozenset[int] | None, as_json: bool, **values: Any) -> None:
+    """Say whether a job may start on these GPUs, in a fraction of a second where they answer.
+
+    Unhealthy is a GPU that is lost, stuck or missing, has uncorrectable ECC errors since the driver was loaded, memory
+    that waits to be remapped or can't be, or of which the driver asks for a recovery action.
+
+    Exit code 0 if all are healthy; 1 if that can't be told, as when no GPU can be read; 3 if one is unhealthy. What
+    the hardware does not have is said, and no fault.
+    """
+    logging.disable(logging.WARNING)  # what would be logged is in the verdict
+    config = Config(**values)
+    snapshot, clean = observe(only(config), health.ROWS, config.expected_gpus)
+    report = check.report(snapshot, gpus)
+    click.echo(json.dumps(check.as_dict(report), indent=2) if as_json else "\n".join(check.lines(report)))
+    _exit(check.EXIT_CODES[report.health], clean)

@@ -1,0 +1,74 @@
+"""Settings -> options of the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from gpu_exporter.config import ENV_PREFIX, Config, boolean, flag, read_file
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+EVERY_SETTING = tuple(setting.name for setting in fields(Config))
+SOURCE_SETTINGS = ("source", "recording", "speed", "loop", "procfs", "gpus", "seed", "faults")
+
+
+def parsed(parse: Callable[[str], Any]) -> Callable[[Any], Any]:
+    """One of config's parsers as a click type."""
+
+    def convert(value: Any) -> Any:
+        try:
+            return parse(value) if isinstance(value, str) else value
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from error
+
+    convert.__name__ = "value"
+    return convert
+
+
+def settings(*names: str) -> Callable[[F], F]:
+    """Options for these settings, from flag, then environment, then config file, then default."""
+
+    def decorate(function: F) -> F:
+        for setting in reversed(fields(Config)):
+            if setting.name not in names:
+                continue
+            parse = setting.metadata["parse"]
+            bare: dict[str, Any] = {"is_flag": False, "flag_value": "true"} if parse is boolean else {}
+            function = click.option(
+                f"--{flag(setting)}",
+                setting.name,
+                envvar=f"{ENV_PREFIX}{setting.name.upper()}",
+                type=parsed(parse),
+                default=setting.metadata["default"],
+                show_default=bool(setting.metadata["default"]),
+                show_envvar=True,
+                help=setting.metadata["help"],
+                **bare,
+            )(function)
+        return click.option(
+            "--config",
+            type=click.Path(path_type=Path),
+            envvar=f"{ENV_PREFIX}CONFIG",
+            show_envvar=True,
+            is_eager=True,
+            expose_value=False,
+            callback=_file_of(names),
+            help="YAML file of settings, below environment and flags.",
+        )(function)
+
+    return decorate
+
+
+def _file_of(names: Sequence[str]) -> Callable[[click.Context, click.Parameter, Path | None], None]:
+    """Reads the file into the defaults of these settings; others are another command's."""
+
+    def load_file(ctx: click.Context, param: click.Parameter, path: Path | None) -> None:
+        if path is not None:
+            ctx.default_map = {name: value for name, value in read_file(path).items() if name in names}
+
+    return load_file
