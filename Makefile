@@ -35,8 +35,9 @@ bench: $(VENV)/bench ## Measure against peers (with GPUs: also nvitop-exporter)
 	$(BIN)/python -m benchmarks.exposition
 	@if $(BIN)/gpu-exporter doctor --quiet; then $(BIN)/python -m benchmarks.compare; else echo "no GPU here: peers that need one are left out"; fi
 
-soak: $(VENV)/dev ## Long proofs: half an hour of faults on the stand-in driver, and property tests with many examples
+soak: $(VENV)/dev ## Long proofs: half an hour of faults on the stand-in driver, a million kernel-log lines, many examples
 	$(BIN)/python -m tests.soak $(ARGS)
+	$(BIN)/python -m tests.fuzz_kernel_log
 	$(BIN)/python -m pytest tests/unit --hypothesis-profile soak
 
 tools: .tools/done ## Fetch what the tests need beside Python: a C compiler and Prometheus
