@@ -97,6 +97,21 @@ def test_kmsg_resumes_in_the_same_boot_only(kmsg: Kmsg) -> None:
     log.close()
 
 
+def test_kmsg_from_the_end(tmp_path: Path) -> None:
+    """Only what comes from now on; after a failure it doesn't go back to what was there before."""
+    path = tmp_path / "kmsg"  # a file has what a pipe has not: an end to go to
+    path.write_bytes(record(7))
+    log = KernelLog(path, Start.END, procfs=tmp_path)
+    assert log.read() == []
+    log.close()
+    assert log.read() == []
+    with path.open("ab") as file:
+        file.write(record(8))
+    assert codes(log) == [79]
+    assert log.missed == 0
+    log.close()
+
+
 def test_kmsg_of_an_unknown_boot_is_read_whole(kmsg: Kmsg) -> None:
     """Without a boot id no sequence number of another reader is believed."""
     (kmsg.procfs / "sys/kernel/random/boot_id").unlink()
@@ -287,10 +302,12 @@ def test_what_can_not_be_read_has_a_reason(tmp_path: Path, make: Callable[[Path]
     path = tmp_path / "kern.log"
     make(path)
     log = KernelLog(path)
+    before = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
         assert log.read() == []
         assert log.reason.startswith(f"{path}: ")
         assert "\n" not in log.reason
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 @pytest.mark.parametrize(("name", "cure"), [("kmsg", "run as root or with CAP_SYSLOG"), ("kern.log", "group read it")])
