@@ -9,8 +9,9 @@ from typing import Any
 
 from gpu_exporter import health
 from gpu_exporter import metrics as m
-from gpu_exporter.health import Action, Health, Problem, Verdict
+from gpu_exporter.health import Health, Problem, Verdict
 from gpu_exporter.model import Gpu, Snapshot
+from gpu_exporter.xids import Action
 
 # 1 is what every command ends with when it could not do its work: a bug or a missing driver is no verdict on a GPU.
 EXIT_CODES = {Health.HEALTHY: 0, Health.UNKNOWN: 1, Health.UNHEALTHY: 3}

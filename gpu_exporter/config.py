@@ -144,6 +144,7 @@ class Config:
     processes: bool           = _setting("Whether to expose memory and SM share of each process on a GPU.", boolean, "false")
     procfs: Path              = _setting("Where processes are looked up; must be the host's (hostPID, or mounted), except with NVIDIA's open kernel modules.", Path, "/proc")
     expected_gpus: int | None = _setting("GPUs that ought to be there (else: bound to the driver, or most seen).", count)
+    xid_overrides: Path | None = _setting("YAML or CSV file that changes rows of the Xid table.", Path)
     node_name: str            = _setting("The node's name, for the Hostname label (else: the host's name).", str, "")
     log_level: str            = _setting("How much to log.", choice("debug", "info", "warning", "error"), "info")
     web_config_file: Path | None = _setting("TLS, passwords and headers, as in Prometheus' exporter-toolkit.", Path, flag="web.config.file")

@@ -8,6 +8,7 @@ from enum import Enum
 
 from gpu_exporter import metrics as m
 from gpu_exporter.model import Gpu, GpuStatus, Metric, Snapshot
+from gpu_exporter.xids import Action
 
 
 class Health(Enum):
@@ -16,17 +17,6 @@ class Health(Enum):
     HEALTHY = "healthy"
     UNKNOWN = "unknown"
     UNHEALTHY = "unhealthy"
-
-
-class Action(Enum):
-    """What repairs a GPU, in NVML's words, the heavier the later."""
-
-    NONE = "none"
-    RESTART_APP = "restart_app"
-    GPU_RESET = "gpu_reset"
-    NODE_REBOOT = "node_reboot"
-    DRAIN = "drain"
-    REPLACE = "replace"
 
 
 @dataclass(frozen=True, slots=True)

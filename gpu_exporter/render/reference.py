@@ -10,8 +10,9 @@ from gpu_exporter.config import ENV_PREFIX, Config, flag
 from gpu_exporter.hardware import SEEN_ON, seen_on
 from gpu_exporter.metrics import METRICS
 from gpu_exporter.model import Call, EntityKind, FieldValue, Gpm, LinkSum, Metric, OfProcess
+from gpu_exporter.xids import load
 
-NOTE = "<!-- Rendered by `gpu-exporter generate`; edit gpu_exporter/{}.py instead. -->\n"
+NOTE = "<!-- Rendered by `gpu-exporter generate`; edit gpu_exporter/{} instead. -->\n"
 
 METRICS_INTRO = """# Metrics
 
@@ -35,6 +36,23 @@ Every setting is a flag, an environment variable and a key of the YAML file that
 flag beats the environment, which beats the file.
 """
 
+XIDS_INTRO = """# Xid codes
+
+What NVIDIA's driver writes to the kernel log when a GPU fails: `NVRM: Xid (PCI:0000:03:00): 79, …`.
+
+- **kind**: whose fault it usually is. `application`: tell the owner of the job, the GPU is fine.
+- **action**: what repairs it, in NVML's words. The driver's own recovery action (Xid 154, `nvidia-smi -q`) outranks it.
+- **drain**: the node should take no new work. Only what NVIDIA's catalog and clouds that drain on their own agree on;
+  NVIDIA recommends a reset after others too (46, 62, 74, 109, 110, …), which alert until you say `drain: true`.
+- A code that is not in the table is `unknown`: it alerts and never drains.
+- Where sources disagree: 63 (remapping recorded) drains at some clouds and is ignored by NVIDIA; 74 may be the peer's
+  fault; 94 hit one application only; 109 is a reset in NVIDIA's catalog, the application's fault in its device plugin.
+- An SXid (NVSwitch) is `fatal` or `non-fatal` as its line says.
+
+`--xid-overrides` names a YAML file, `63: {action: gpu_reset, drain: true}`, or a CSV file with `code` and the columns
+to change.
+"""
+
 
 OF_INSTANCE = "(GPU_I_ID, GPU_I_PROFILE)"
 LABELS = {
@@ -48,7 +66,7 @@ def metrics() -> str:
     """docs/metrics.md: one row a family, in catalogue order."""
     rows = [_family(list(rows)) for _, rows in groupby(_by_family(METRICS), key=lambda metric: metric.name)]
     head = ("metric", "type", "unit", "labels", "set", "read", "from", "DCGM field", "seen on", "meaning")
-    return NOTE.format("metrics") + METRICS_INTRO + "\n" + _table(head, rows)
+    return NOTE.format("metrics.py") + METRICS_INTRO + "\n" + _table(head, rows)
 
 
 def configuration() -> str:
@@ -59,7 +77,18 @@ def configuration() -> str:
         row = (f"--{flag(setting)}", f"{ENV_PREFIX}{setting.name.upper()}", setting.name)
         rows.append((*(f"`{cell}`" for cell in row), default, setting.metadata["help"]))
     head = ("flag", "environment", "key", "default", "meaning")
-    return NOTE.format("config") + CONFIG_INTRO.format(ENV_PREFIX) + "\n" + _table(head, rows)
+    return NOTE.format("config.py") + CONFIG_INTRO.format(ENV_PREFIX) + "\n" + _table(head, rows)
+
+
+def xids() -> str:
+    """docs/xids.md: one row a code."""
+    rows = []
+    for xid in load():
+        drain = "yes" if xid.drain else ""
+        about = (f"`{xid.mnemonic}`", xid.meaning, xid.kind.value, xid.action.value, drain, f"{xid.source}, {xid.date}")
+        rows.append((str(xid.code), *about))
+    head = ("code", "NVIDIA's name", "meaning", "kind", "action", "drain", "source")
+    return NOTE.format("xids.csv") + XIDS_INTRO + "\n" + _table(head, rows)
 
 
 def _by_family(rows: Iterable[Metric]) -> list[Metric]:

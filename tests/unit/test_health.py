@@ -8,8 +8,9 @@ import pytest
 
 from gpu_exporter import check, health
 from gpu_exporter import metrics as m
-from gpu_exporter.health import Action, Health, Verdict
+from gpu_exporter.health import Health, Verdict
 from gpu_exporter.model import Gpm, Gpu, GpuStatus, Metric, Sample, Series, Snapshot
+from gpu_exporter.xids import Action
 
 GPU = Gpu(0, uuid="GPU-0", model="NVIDIA H200")
 NONE = "not_supported"

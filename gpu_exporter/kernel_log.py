@@ -1,0 +1,244 @@
+"""Xids and SXids in lines of the kernel log. Pure: text in, what it says out; never raises, never invents.
+
+The forms are those that NVIDIA's open kernel modules print (`kernel_rc.c`, `error_nvswitch.h`), and older drivers did.
+Only a line that begins as the driver begins it, behind a prefix that names the kernel, is one: a log that quotes an Xid
+is not. Text alone can't prove its writer, though: who may write to /dev/kmsg or to the syslog socket can forge a line
+of `dmesg` or of a mixed syslog. /dev/kmsg itself and the journal's JSON tell the writer; forgeries there are refused.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any
+
+from gpu_exporter.xids import Action
+
+_PCI = r"(?P<pci>(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?)"
+_XID = re.compile(
+    rf"NVRM: Xid \((?:PCI:)?{_PCI}(?: GPU-I:(?P<gi>[0-9]{{1,3}}))?(?: GPU-CI:(?P<ci>[0-9]{{1,3}}))?\): "
+    r"(?P<code>[1-9][0-9]{0,4})(?:, ?(?P<rest>.*))?",
+    re.DOTALL,
+)
+_SXID = re.compile(
+    rf"nvidia-nvswitch(?P<switch>[0-9]{{1,4}}): SXid \(PCI:{_PCI}\): (?P<code>[0-9]{{1,6}}), "
+    r"(?:(?P<severity>(?i:fatal|non-fatal))(?:, |$))?(?P<rest>.*)",
+    re.DOTALL,
+)
+# An SXid is followed by lines of the same form with its registers: they are no further errors.
+_SXID_DETAIL = re.compile(r"Severity [0-9]|Data \{")
+_PROCESS = re.compile(r"pid='?(?P<pid>[0-9]{1,10}|<unknown>)'?(?:, name=(?P<name>[^,]*))?(?:, |$)")
+_CHANNEL = re.compile(r"(?:Ch|channel) (?:0x)?([0-9a-fA-F]{1,8})\b", re.IGNORECASE)
+_LINK = re.compile(r"Link ([0-9]{1,3})\b")
+_CAUSE = re.compile(r" caused by previous Xid ([0-9]{1,5})$")
+_RECOVERY = re.compile(r"GPU recovery action changed from 0x[0-9a-fA-F]+ \([^)]*\) to 0x([0-9a-fA-F]{1,4}) \(")
+_ACTIONS = (Action.NONE, Action.GPU_RESET, Action.NODE_REBOOT, Action.DRAIN, Action.DRAIN)
+
+_SINCE_BOOT = r"\[ *(?P<since_boot>[0-9]{1,10}\.[0-9]{3,9})\](?:\[ *[TC][0-9]+\])? "
+_DATE = r"[A-Z][a-z]{2} +[0-9]{1,2} [0-9]{2}:[0-9]{2}:[0-9]{2}"
+_ISO = r"(?P<iso>[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:]{8}(?:[.,][0-9]{1,9})?(?:Z|[+-][0-9]{2}:?[0-9]{2}))"
+_UNIX = r"(?P<unix>[0-9]{9,11}\.[0-9]{1,9})"
+_MONOTONIC = r"\[ *(?P<monotonic>[0-9]{1,10}\.[0-9]{1,9})\]"
+# Of a syslog line only the tag `kernel:` tells that the kernel wrote it.
+_SYSLOG = re.compile(
+    rf"(?:<[0-7]>)?(?:(?:{_DATE}|{_ISO}|{_UNIX}|{_MONOTONIC}) \S+ )?kernel: (?:{_SINCE_BOOT})?(?P<text>.*)", re.DOTALL
+)
+_DMESG = re.compile(
+    rf"(?:<[0-7]>)?(?:kern +:[a-z]+ *: )?"
+    rf"(?:{_SINCE_BOOT}|\[[A-Z][a-z]{{2}} {_DATE} [0-9]{{4}}\] |{_ISO} )?(?P<text>.*)",
+    re.DOTALL,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """When a line was written, as far as it says so itself: a syslog date without year and zone says nothing.
+
+    `at` is unix time in seconds, `since_boot` the kernel's own clock in seconds, `boot_id` whose boot.
+    """
+
+    at: float | None = None
+    since_boot: float | None = None
+    boot_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class XidLine:
+    """One Xid. `pci` is as NVML writes it; `pid` and `name` are what the driver knew, the name up to a comma.
+
+    `instance` and `compute_instance` are MIG ids. `caused_by` is the Xid that made a 45, `recovery_action` what a 154
+    announces.
+    """
+
+    pci: str
+    code: int
+    message: str = ""
+    pid: int | None = None
+    name: str = ""
+    channel: int | None = None
+    instance: int | None = None
+    compute_instance: int | None = None
+    caused_by: int | None = None
+    recovery_action: Action | None = None
+    stamp: Stamp = field(default_factory=Stamp)
+
+
+@dataclass(frozen=True, slots=True)
+class SxidLine:
+    """One SXid. `fatal` is None if the line does not say."""
+
+    pci: str
+    code: int
+    switch: int
+    fatal: bool | None
+    link: int | None = None
+    message: str = ""
+    stamp: Stamp = field(default_factory=Stamp)
+
+
+def parse(line: str) -> XidLine | SxidLine | None:
+    """What a line of `dmesg`, a syslog file or `journalctl` (also `-o json`) says; None if that is no (S)Xid."""
+    if line.startswith("{"):
+        return _journal(line)
+    if "Xid" not in line:  # nearly all lines, and cheaper than what follows
+        return None
+    line = line.rstrip("\r\n")
+    prefix = _SYSLOG.fullmatch(line) or _DMESG.fullmatch(line)
+    found = parse_message(prefix["text"]) if prefix else None
+    return replace(found, stamp=_stamp(prefix.groupdict())) if found and prefix else None
+
+
+def parse_message(text: str) -> XidLine | SxidLine | None:
+    """What a bare kernel message says; None if that is no (S)Xid."""
+    xid = _XID.fullmatch(text)
+    if xid:
+        return _xid(xid)
+    sxid = _SXID.fullmatch(text)
+    if not sxid or _SXID_DETAIL.match(sxid["rest"]):
+        return None
+    fatal = sxid["severity"].lower() == "fatal" if sxid["severity"] else None
+    link = _LINK.match(sxid["rest"])
+    where = pci_bus_id(sxid["pci"])
+    return SxidLine(where, int(sxid["code"]), int(sxid["switch"]), fatal, int(link[1]) if link else None, sxid["rest"])
+
+
+def _xid(found: re.Match[str]) -> XidLine:
+    code, rest = int(found["code"]), found["rest"] or ""
+    process = _PROCESS.match(rest)
+    text = rest[process.end() :] if process else rest
+    channel = _CHANNEL.match(text)
+    cause = _CAUSE.search(text) if code == 45 else None
+    recovery = _RECOVERY.match(text) if code == 154 else None
+    number = int(recovery[1], 16) if recovery else len(_ACTIONS)
+    return XidLine(
+        pci=pci_bus_id(found["pci"]),
+        code=code,
+        message=text,
+        pid=int(process["pid"]) if process and process["pid"].isdecimal() else None,
+        name=(process["name"] or "").replace("<unknown>", "") if process else "",
+        channel=int(channel[1], 16) if channel else None,
+        instance=int(found["gi"]) if found["gi"] else None,
+        compute_instance=int(found["ci"]) if found["ci"] else None,
+        caused_by=int(cause[1]) if cause else None,
+        recovery_action=_ACTIONS[number] if number < len(_ACTIONS) else None,
+    )
+
+
+def pci_bus_id(text: str) -> str:
+    """An address as NVML writes it (`00000000:0A:00.0`), from any usual way to write it; "" if it is none."""
+    found = re.fullmatch(r"(?:PCI:)?(?:([0-9a-f]{1,8}):)?([0-9a-f]{2}):([0-9a-f]{2})(?:\.([0-7]))?", text, re.I)
+    if not found:
+        return ""
+    domain, bus, device, function = found.groups(default="0")
+    return f"{int(domain, 16):08X}:{bus.upper()}:{device.upper()}.{function}"
+
+
+def same_device(one: str, other: str) -> bool:
+    """Whether two PCI addresses, however written, are one device; an address that is none is nobody's."""
+    return pci_bus_id(one) == pci_bus_id(other) != ""
+
+
+def _stamp(found: Mapping[str, str | None]) -> Stamp:
+    since_boot = found["since_boot"] or found.get("monotonic")
+    unix = found.get("unix")
+    return Stamp(float(unix) if unix else _unix(found["iso"] or ""), float(since_boot) if since_boot else None)
+
+
+def _unix(iso: str) -> float | None:
+    """Unix time of a date with a zone. Python 3.10 wants a colon in the zone, and 3 or 6 digits after the point."""
+    parts = re.fullmatch(r"(.{19})(?:[.,]([0-9]+))?(?:Z|([+-][0-9]{2}):?([0-9]{2}))", iso)
+    if not parts:
+        return None
+    zone = f"{parts[3]}:{parts[4]}" if parts[3] else "+00:00"
+    try:
+        return datetime.fromisoformat(parts[1] + zone).timestamp() + float(f"0.{parts[2] or 0}")
+    except (ValueError, OverflowError):
+        return None
+
+
+def _journal(line: str) -> XidLine | SxidLine | None:
+    """A line of `journalctl -o json`: its fields say who wrote it, and user space can't set them."""
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(entry, dict) or entry.get("_TRANSPORT") != "kernel" or entry.get("SYSLOG_FACILITY", "0") != "0":
+        return None
+    text = entry.get("MESSAGE")
+    if isinstance(text, list):  # the journal's way to write bytes that are no text
+        text = bytes(byte for byte in text if isinstance(byte, int) and 0 <= byte < 256).decode(errors="replace")
+    found = parse_message(text) if isinstance(text, str) else None
+    if found is None:
+        return None
+    at, since_boot = _microseconds(entry, "__REALTIME_TIMESTAMP"), _microseconds(entry, "_SOURCE_MONOTONIC_TIMESTAMP")
+    boot_id = entry.get("_BOOT_ID")
+    return replace(found, stamp=Stamp(at, since_boot, boot_id if isinstance(boot_id, str) else ""))
+
+
+def _microseconds(entry: Mapping[str, Any], name: str) -> float | None:
+    text = str(entry.get(name, ""))
+    return int(text) / 1e6 if re.fullmatch(r"[0-9]{1,18}", text) else None
+
+
+@dataclass(frozen=True, slots=True)
+class KmsgRecord:
+    """A record of /dev/kmsg (`Documentation/ABI/testing/dev-kmsg`). `microseconds` count since boot, by the kernel's
+    clock, which stands still in suspend. `facility` 0 is the kernel; what user space writes has another."""
+
+    facility: int
+    level: int
+    sequence: int
+    microseconds: int
+    message: str
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def found(self) -> XidLine | SxidLine | None:
+        """The (S)Xid it tells of, if the kernel wrote it."""
+        line = parse_message(self.message) if self.facility == 0 and "Xid" in self.message else None
+        return replace(line, stamp=Stamp(since_boot=self.microseconds / 1e6)) if line else None
+
+
+_HEADER = re.compile(rb"([0-9]{1,6}),([0-9]{1,20}),([0-9]{1,20})(?:,[^;\n]*)?;([^\n]*)(?:\n|\Z)")
+
+
+def parse_kmsg(data: bytes) -> KmsgRecord | None:
+    """One read of /dev/kmsg; None if that is no record. Unknown fields of the header are ignored, as the ABI asks."""
+    header = _HEADER.match(data)
+    if not header:
+        return None
+    priority, sequence, microseconds = (int(number) for number in header.groups()[:3])
+    tags = {}
+    for line in data[header.end() :].split(b"\n"):
+        name, equals, value = line[1:].partition(b"=")
+        if line.startswith(b" ") and equals:
+            tags[_unescape(name)] = _unescape(value)
+    return KmsgRecord(priority >> 3, priority & 7, sequence, microseconds, _unescape(header[4]), tags)
+
+
+def _unescape(data: bytes) -> str:
+    plain = re.sub(rb"\\x([0-9a-fA-F]{2})", lambda found: bytes([int(found[1], 16)]), data)
+    return plain.decode(errors="replace")
