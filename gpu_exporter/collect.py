@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from gpu_exporter import metrics as m
+from gpu_exporter.events import EventLog, Evidence
+from gpu_exporter.kernel_log import same_device
 from gpu_exporter.model import Gpu, GpuStatus, Metric, Snapshot, Source, SourceLost
 from gpu_exporter.snapshot import Composer, GpuRecord
 from gpu_exporter.worker import Backoff, Worker
@@ -21,6 +23,20 @@ log = logging.getLogger(__name__)
 RESCAN_SECONDS = 5.0
 # Series of a GPU that was not read for this many intervals are withdrawn: Prometheus would stamp them as fresh.
 STALE_INTERVALS = 3
+# What is kept of a GPU with an event of it.
+EVIDENCE = frozenset(
+    {
+        m.SM_CLOCK,
+        m.GPU_TEMP,
+        m.MEMORY_TEMP,
+        m.POWER,
+        m.POWER_INSTANT,
+        m.FB_USED,
+        m.ECC_SBE_VOL,
+        m.ECC_DBE_VOL,
+        m.RECOVERY,
+    }
+)
 # A GPU whose read takes longer than this, or an interval if that is longer, is stuck in its driver.
 DEADLINE_SECONDS = 1.0
 
@@ -37,8 +53,10 @@ class Collector:
         interval: float = 1.0,
         gauge_window: float = 15.0,
         expected: int | None = None,
+        events: EventLog | None = None,
     ) -> None:
         self.source = source
+        self.events = events
         self.metrics = metrics
         self.interval = interval
         self.gauge_window = gauge_window
@@ -241,7 +259,17 @@ class Collector:
             (m.RENDER_TIME, round(self._published_in, 6)),
         )
         stale = STALE_INTERVALS * self.interval
-        return self._composer.compose([(record, self._status(record)) for record in records], self.up, own, stale)
+        return self._composer.compose(
+            [(record, self._status(record)) for record in records], self.up, own, stale, self.events
+        )
+
+    def look(self, pci: str) -> Evidence | None:
+        """The GPU at a PCI address and what is known of it now, for who asks why."""
+        for record in self._records.copy().values():
+            if same_device(record.gpu.pci_bus_id, pci):
+                values = {str(series.metric): value for series, value in record.samples if series.metric in EVIDENCE}
+                return Evidence(record.gpu, values)
+        return None
 
     def _status(self, record: GpuRecord) -> GpuStatus:
         worker = self._owners.get(record) or self._workers[record.gpu.index]

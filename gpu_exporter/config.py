@@ -143,6 +143,8 @@ class Config:
     metrics: MetricSet        = _setting("Which metrics to expose, default or full.", metric_set, "default")
     processes: bool           = _setting("Whether to expose memory and SM share of each process on a GPU.", boolean, "false")
     procfs: Path              = _setting("Where processes are looked up; must be the host's (hostPID, or mounted), except with NVIDIA's open kernel modules.", Path, "/proc")
+    kernel_log: str           = _setting("The kernel log, for Xids: /dev/kmsg, a kern.log or journal as a file, or none.", str, "/dev/kmsg")
+    state_dir: Path | None    = _setting("A directory in which Xids are kept over a restart.", Path)
     expected_gpus: int | None = _setting("GPUs that ought to be there (else: bound to the driver, or most seen).", count)
     xid_overrides: Path | None = _setting("YAML or CSV file that changes rows of the Xid table.", Path)
     node_name: str            = _setting("The node's name, for the Hostname label (else: the host's name).", str, "")

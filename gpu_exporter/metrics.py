@@ -176,6 +176,15 @@ PROCESS_SM           = Metric("gpu_process_sm_utilization_ratio", GAUGE, "ratio"
 PROCESSES            = Metric("gpu_processes",                    GAUGE, "processes", "Processes that use this GPU.",                                                           nvml=OfProcess("listed"))
 PROCESSES_UNRESOLVED = Metric("gpu_processes_unresolved",         GAUGE, "processes", "Processes whose PID can't be resolved here (another PID namespace): they have no series.", nvml=OfProcess("unresolved"))
 
+# --- events: counted from NVML and the kernel log ---------------------------------------------------------------------------------
+XID_EVENTS  = Metric("gpu_xid_events_total",               COUNTER, "events",  "Xids by code. Codes that warrant a drain start at 0.")
+XID_LAST    = Metric("gpu_xid_last_timestamp_seconds",     GAUGE,   "seconds", "Unix time of the last Xid of this code; alert on time() minus this.")
+XID_ERRORS  = Metric("DCGM_FI_DEV_XID_ERRORS",             GAUGE,   "xid",     "Code of the last Xid, 0 if there was none; never clears. Use gpu_xid_*.", 0, 65535, dcgm=230)
+SXID_EVENTS = Metric("gpu_nvswitch_sxid_events_total",     COUNTER, "events",  "NVSwitch errors (SXids) in the kernel log, by code.", entity=NODE)
+SXID_LAST   = Metric("gpu_nvswitch_sxid_last_timestamp_seconds", GAUGE, "seconds", "Unix time of the last SXid of this code.", entity=NODE)
+WITNESS     = Metric("gpu_exporter_xid_witness_up",        GAUGE,   "bool",    "1 if this witness of Xids can be heard: nvml on every GPU, the kernel log.", 0, 1, NODE)
+MISSED      = Metric("gpu_exporter_kernel_log_missed_total", COUNTER, "records", "Kernel log records that were overwritten before they were read.", entity=NODE)
+
 # --- what the exporter knows of the GPUs and of itself: made by the collection loop, not read from a field -----------------------------
 INFO          = Metric("gpu_info",                                    GAUGE,   "info",    "Identity of the GPU and its software; always 1.")
 UP            = Metric("gpu_up",                                      GAUGE,   "bool",    "1 if the GPU answers.", 0, 1)

@@ -22,6 +22,7 @@ from tornado.web import Application, HTTPError, RequestHandler
 
 from gpu_exporter.config import Address
 from gpu_exporter.connections import BoundedServer
+from gpu_exporter.events import EventLog
 from gpu_exporter.exposition import Pages, Variant
 from gpu_exporter.model import NOT_YOURS, GpuExporterError, Snapshot
 from gpu_exporter.version import __version__
@@ -39,6 +40,7 @@ FOLLOW_SECONDS = 1.0
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 HTML = "text/html; charset=utf-8"
+JSON = "application/json"
 
 
 class Health:
@@ -71,6 +73,7 @@ class Endpoint:
     node: str
     pages: Pages
     health: Health
+    events: EventLog | None = None
 
 
 class _Handler(RequestHandler):
@@ -163,6 +166,14 @@ class _NotFound(_Handler):
             raise HTTPError(404)
 
 
+class _Events(_Handler):
+    async def get(self, prefix: str) -> None:
+        events = self.endpoint(prefix).events
+        await self.send(json.dumps({"events": events.recent() if events else []}), JSON)
+
+    head = get
+
+
 class _Lifecycle(_Handler):
     async def post(self) -> None:
         quit = self.settings["quit"]
@@ -231,7 +242,7 @@ class _Discovery(_Handler):
             }
             for prefix, each in self.endpoints.items()
         ]
-        await self.send(json.dumps(targets), "application/json")
+        await self.send(json.dumps(targets), JSON)
 
     head = get
 
@@ -283,6 +294,7 @@ class Server:
         alone = len(endpoints) == 1
         shared = {"endpoints": {"" if alone else f"/nodes/{each.node}": each for each in endpoints}}
         routes = [("(.*)/metrics", _Metrics), ("(.*)/healthz", _Healthz), ("(.*)/readyz", _Readyz), ("(.*)/", _Landing)]
+        routes.append(("(.*)/api/v1/events", _Events))
         routes += [("/-/quit", _Quit), ("/-/reload", _Reload)]
         if not alone:
             routes.append(("/sd", _Discovery))

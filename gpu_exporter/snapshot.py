@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from gpu_exporter import metrics as m
 from gpu_exporter.accumulate import Accumulator
+from gpu_exporter.events import EventLog
 from gpu_exporter.model import Gpu, GpuStatus, Labels, Metric, Sample, Series, Snapshot
 from gpu_exporter.version import __version__
 
@@ -27,6 +28,7 @@ class GpuRecord:
         self.duration = 0.0
         self.failures = 0
         self.skipped = 0
+        self.told = False
 
     def down(self, reason: str, message: str) -> None:
         """A read failed; said in the log when that is news."""
@@ -63,6 +65,7 @@ class Composer:
         source_up: bool,
         own: Iterable[tuple[Metric, float]],
         stale_after: float,
+        events: EventLog | None = None,
     ) -> Snapshot:
         """A snapshot of now, without device series that were not read for `stale_after` seconds."""
         now = time.time()
@@ -76,6 +79,10 @@ class Composer:
             self._own(m.SOURCE_UP, None, source_up, source=self._source),
             self._own(m.BUILD_INFO, None, 1, version=__version__),
         )
+        if events:
+            told = all(record.told for record, _ in gpus)
+            for metric, gpu, value, labels in events.samples([record.gpu for record, _ in gpus], told):
+                samples.append(self._own(metric, gpu, value, **labels))
         return Snapshot(now, self._source, tuple(samples), tuple(status for _, status in gpus), self._live)
 
     def _of_gpu(self, record: GpuRecord, status: GpuStatus, now: float, stale_after: float) -> list[Sample]:

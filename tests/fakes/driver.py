@@ -200,6 +200,7 @@ class FakeDriver:
         self._batches = 0
         self._written = 0
         self._loads = 1
+        self._xids: dict[int, list[int]] = {}
         directory.mkdir(parents=True, exist_ok=True)
         if not (directory / LIBRARY).exists():
             (directory / LIBRARY).write_bytes(_library())
@@ -288,6 +289,12 @@ class FakeDriver:
             for gpu in range(gpus):
                 for key, value in identity(gpu).items():
                     self._lines.setdefault((gpu, key), value)
+
+    def xid(self, gpu: int, *codes: int) -> None:
+        """The driver tells of Xids, in this order, beside all that it told before."""
+        told = self._xids.setdefault(gpu, [])
+        told += codes
+        self.set("Xids", ",".join(f"{number}:{code}" for number, code in enumerate(told, 1)), gpu)
 
     def partition(self, gpu: int, devices: Mapping[int, Mapping[str, Value]]) -> None:
         """Puts a GPU in MIG mode with these MIG devices by slot; `mig_device` makes their values."""

@@ -32,6 +32,7 @@
  *         g MigDevice.s 1  the GPU has a MIG device in slot s (0 to 6), whose own lines are those of the "GPU"
  *                          100 * (g + 1) + s: GpuInstanceId, ComputeInstanceId, UUID, Name, Gpm.<metric>, ...
  *         g ComputeRunningProcesses pid:bytes,pid:bytes   (and Graphics..., MPSCompute...); bytes - : not told
+ *         g Xids n:code,n:code    what happened, numbered from 1 on; an event set tells those after its registration
  *         g ProcessUtilization pid:percent,pid:percent    "none": no samples
  */
 #include <math.h>
@@ -47,7 +48,7 @@ typedef unsigned long long u64;
 
 enum {
     SUCCESS, UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NOT_FOUND = 6, INSUFFICIENT_SIZE, DRIVER_NOT_LOADED = 9,
-    GPU_IS_LOST = 15, RESET_REQUIRED, VERSION_MISMATCH = 25, UNKNOWN = 999
+    TIMEOUT = 10, GPU_IS_LOST = 15, RESET_REQUIRED, VERSION_MISMATCH = 25, UNKNOWN = 999
 };
 
 /* ---- The control file: sorted lines; `table` guards it and everything read from it. ---- */
@@ -612,6 +613,67 @@ int nvmlDeviceGetProcessUtilization(struct gpu *device, struct use *out, unsigne
         if (i + 1 == found)
             break;
     }
+    return leave(status);
+}
+
+/* ---- Events ---- */
+
+struct event_set { struct gpu *device; unsigned long told; };
+struct event { struct gpu *device; u64 type, data; unsigned gpu_instance, compute_instance; };
+
+/* The first Xid after a number; the number of the last one if there is none. */
+static unsigned long xid_after(int gpu, unsigned long told, u64 *code)
+{
+    unsigned long last = told;
+    const char *value = find(gpu, "Xids");
+    for (char *end; value && *value; value = *end == ',' ? end + 1 : "") {
+        unsigned long number = strtoul(value, &end, 10);
+        u64 found = strtoull(end + (*end == ':'), &end, 10);
+        if (number > told && code) {
+            *code = found;
+            return number;
+        }
+        last = number;
+    }
+    return last;
+}
+
+int nvmlEventSetCreate(struct event_set **out)
+{
+    int status = enter(&driver, "EventSetCreate");
+    if (!status && (*out = malloc(sizeof **out)))
+        **out = (struct event_set){NULL, 0};
+    return leave(status);
+}
+
+int nvmlDeviceRegisterEvents(struct gpu *device, u64 types, struct event_set *set)
+{
+    int status = enter(device, "RegisterEvents");
+    if (!status && types == 8)
+        *set = (struct event_set){device, xid_after(number_of(device), 0, NULL)};
+    return leave(status);
+}
+
+int nvmlEventSetWait_v2(struct event_set *set, struct event *out, unsigned milliseconds)
+{
+    (void)milliseconds; /* nobody waits here: the exporter only looks */
+    int status = enter(&driver, "EventSetWait");
+    u64 code = 0;
+    unsigned long number = set->device ? xid_after(number_of(set->device), set->told, &code) : 0;
+    if (!status && !code)
+        status = TIMEOUT;
+    if (!status) {
+        set->told = number;
+        *out = (struct event){set->device, 8, code, ~0u, ~0u};
+    }
+    return leave(status);
+}
+
+int nvmlEventSetFree(struct event_set *set)
+{
+    int status = enter(&driver, "EventSetFree");
+    if (!status)
+        free(set);
     return leave(status);
 }
 
