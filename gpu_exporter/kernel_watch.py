@@ -45,13 +45,14 @@ class KernelWatch(threading.Thread):
     def run(self) -> None:
         while True:
             try:
-                self._turn()
+                self.turn()
             except Exception:
                 log.exception("kernel log: unexpected error, please report it")
             if self._stopping.wait(INTERVAL_SECONDS):
                 return
 
-    def _turn(self) -> None:
+    def turn(self) -> None:
+        """Count what is new in the log, and save it."""
         entries = self._log.read() if self._log else []
         if self.reason != self._reason:
             self._reason = self.reason

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import Exporter, Page, Serve
+from tests.conftest import Exporter, Page, Serve, run
 from tests.fakes.driver import FakeDriver
 from tests.fakes.kmsg import FakeKmsg
 from tests.prometheus import scraping
@@ -177,3 +177,19 @@ def test_prometheus_sees_the_first_and_the_repeat(
         repeated = 'round(increase(gpu_xid_events_total{gpu="0",xid="48"}[5m]))'
         until(lambda: prometheus.query(repeated) == [2.0], 20, "an increase of two")
         assert prometheus.query('max_over_time(gpu_xid_events_total{gpu="0",xid="48"}[5m])') == [2.0]
+
+
+def test_the_command_reads_the_log(kmsg: FakeKmsg, tmp_path: Path) -> None:
+    kmsg.xid(79, "GPU has fallen off the bus.")
+    kmsg.xid(31, "pid=486, name=bad, MMU Fault")
+    shown = run("events", "--kernel-log", str(kmsg.path))
+    first, second = shown.stdout.splitlines()
+    assert "Xid 79 ROBUST_CHANNEL_GPU_HAS_FALLEN_OFF_THE_BUS" in first
+    assert "(pid 486, bad); application -> restart_app" in second
+    kmsg.again()
+    (last, _) = json.loads(run("events", "--json", "--kernel-log", str(kmsg.path)).stdout)["events"]
+    assert last["xid"] == 31
+    gone = run("events", "--kernel-log", str(tmp_path / "gone"))
+    assert gone.returncode == 1
+    assert gone.stderr.count("\n") == 1
+    assert "no such file" in gone.stderr
