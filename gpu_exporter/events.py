@@ -38,8 +38,10 @@ class Evidence(NamedTuple):
 
 @dataclass(slots=True)
 class Event:
-    """One that happened, as it is shown: unix time, where, what it means, who saw it, who did it, what else was."""
+    """One that happened: unix time, where, what it means, who saw it, who did it, what else was. `epoch` is its
+    tally's, and not shown."""
 
+    epoch: float
     at: float
     pci_bus_id: str
     xid: int
@@ -139,24 +141,29 @@ class EventLog:
         self.changed = True
         tally = self._tallies.setdefault((line.pci, line.code), Tally())
         if tally.add(since, witness, at):
-            self._recent.append(self._event(at, line))
-        event = self._untold(line, WITNESSES[witness])
-        if event is None:
-            return
+            event = self._event(since, at, line)
+            self._recent.append(event)
+        else:
+            untold = self._untold(since, line, WITNESSES[witness])
+            if untold is None:  # too long ago to be kept
+                return
+            event = untold
         event.witnesses.append(WITNESSES[witness])
         if witness == KERNEL:
             event.at, event.pid, event.process, event.message = at, line.pid, line.name, line.message
         if event.instance is None:
             event.instance = line.instance
 
-    def _untold(self, line: XidLine, witness: str) -> Event | None:
-        """The oldest event of this kind that this witness has not told of yet."""
-        same = (event for event in self._recent if (event.pci_bus_id, event.xid) == (line.pci, line.code))
+    def _untold(self, since: float, line: XidLine, witness: str) -> Event | None:
+        """The oldest event of this kind and epoch that this witness has not told of yet."""
+        kind = (since, line.pci, line.code)
+        same = (event for event in self._recent if (event.epoch, event.pci_bus_id, event.xid) == kind)
         return next((event for event in same if witness not in event.witnesses), None)
 
-    def _event(self, at: float, line: XidLine) -> Event:
+    def _event(self, since: float, at: float, line: XidLine) -> Event:
         xid, found = self._xids[line.code], self._look(line.pci)
-        event = Event(at, line.pci, xid.code, xid.mnemonic, xid.kind.value, xid.action.value, xid.meaning)
+        about = (xid.mnemonic, xid.kind.value, xid.action.value, xid.meaning)
+        event = Event(since, at, line.pci, xid.code, *about)
         if found:
             event.gpu, event.uuid = found.gpu.index, found.gpu.uuid
             if time.time() - at < FRESH_SECONDS:
@@ -166,7 +173,8 @@ class EventLog:
     def recent(self) -> list[dict[str, Any]]:
         """The last events, the newest first."""
         with self._lock:
-            return sorted(map(asdict, self._recent), key=lambda event: event["at"], reverse=True)
+            events = sorted(self._recent, key=lambda event: event.at, reverse=True)
+            return [{name: value for name, value in asdict(event).items() if name != "epoch"} for event in events]
 
     # --- metrics --------------------------------------------------------------------------------------------------
 
