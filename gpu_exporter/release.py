@@ -14,9 +14,6 @@ from gpu_exporter.model import Source
 
 log = logging.getLogger(__name__)
 
-# What nobody resumes by then is forgotten, and monitoring would stay blind.
-LONGEST_SECONDS = 24 * 3600.0
-
 
 class Release:
     """A request to hold nothing of the driver until a time. `open_files` are those that stayed open all the same."""
