@@ -8,14 +8,15 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import click
 
-from gpu_exporter import check, doctor, finding, health, node, record, render
-from gpu_exporter.config import Config, duration, interval, metric_set
+from gpu_exporter import check, doctor, finding, health, node, record, remote, render
+from gpu_exporter.config import Config, duration, hand_over, interval, metric_set
 from gpu_exporter.events import EventLog
 from gpu_exporter.exposition import Renderer, Variant
 from gpu_exporter.kernel_watch import KernelWatch
@@ -188,3 +189,35 @@ def events_command(as_json: bool, **values: Any) -> None:
         )
     if not found:
         click.echo("no Xids in the kernel log")
+
+
+def _of_a_running_one(function: Callable[..., None]) -> Callable[..., None]:
+    """Options that say which exporter, and why it should obey."""
+    file = click.Path(path_type=Path)
+    for option in (
+        click.option("--ca-file", type=file, help="Certificates of the authority that an https URL is verified with."),
+        click.option("--password-file", type=file, help="The user's password."),
+        click.option("--user", default="", help="Whom to log in as, instead of the token."),
+        settings("token_file"),
+        click.option("--url", default="http://localhost:9400", show_default=True, help="The running exporter."),
+    ):
+        function = option(function)
+    return function
+
+
+@commands.command("release")
+@_of_a_running_one
+@click.option("--for", "seconds", type=parsed(hand_over), default="10m", show_default=True, help="Until it resumes.")
+def release_command(seconds: float, **of: Any) -> None:
+    """Have a running exporter let go of the driver, for a driver upgrade, a MIG change or a GPU reset.
+
+    Exit code 0 if it holds nothing of the driver any more, until `resume` or the end of the time. Again extends it.
+    """
+    click.echo(remote.Remote(**of).post(f"/-/release?for={seconds:.3f}"))
+
+
+@commands.command("resume")
+@_of_a_running_one
+def resume_command(**of: Any) -> None:
+    """Have it take the driver up again. Exit code 0 if that answers."""
+    click.echo(remote.Remote(**of).post("/-/resume"))

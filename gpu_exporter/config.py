@@ -57,6 +57,14 @@ def interval(text: str) -> float:
     return seconds
 
 
+def hand_over(text: str) -> float:
+    """A duration of at most a day, after which a node that nobody resumed is watched again."""
+    seconds = duration(text)
+    if seconds > 24 * 3600:
+        raise ValueError(f"{text!r} is too long; use at most 24h, and ask again")
+    return seconds
+
+
 def speed(text: str) -> float:
     """A positive factor."""
     try:
@@ -149,8 +157,9 @@ class Config:
     xid_overrides: Path | None = _setting("YAML or CSV file that changes rows of the Xid table.", Path)
     node_name: str            = _setting("The node's name, for the Hostname label (else: the host's name).", str, "")
     log_level: str            = _setting("How much to log.", choice("debug", "info", "warning", "error"), "info")
+    token_file: Path | None   = _setting("Where to write a token with which this machine's users of `release` and `resume` may do so.", Path)
     web_config_file: Path | None = _setting("TLS, passwords and headers, as in Prometheus' exporter-toolkit.", Path, flag="web.config.file")
-    web_enable_lifecycle: bool   = _setting("Whether POST /-/quit and /-/reload do anything.", boolean, "false", "web.enable-lifecycle")
+    web_enable_lifecycle: bool   = _setting("Whether POST /-/quit, /-/reload, /-/release and /-/resume do anything.", boolean, "false", "web.enable-lifecycle")
 # fmt: on
 
 

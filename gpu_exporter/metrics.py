@@ -204,6 +204,8 @@ SKIPPED       = Metric("gpu_exporter_ticks_skipped_total",            COUNTER, "
 RENDERED_AT   = Metric("gpu_exporter_snapshot_timestamp_seconds",     GAUGE,   "seconds", "Unix time at which this page was made.", entity=NODE)
 INTERVAL      = Metric("gpu_exporter_interval_seconds",               GAUGE,   "seconds", "Seconds between two collections.", entity=NODE)
 RENDER_TIME   = Metric("gpu_exporter_render_duration_seconds",        GAUGE,   "seconds", "How long it took to make the page before this one.", entity=NODE)
+RELEASED      = Metric("gpu_exporter_released",                       GAUGE,   "bool",    "1 while nothing of the driver is held, as `gpu-exporter release` asked.", 0, 1, NODE)
+RELEASED_UNTIL = Metric("gpu_exporter_released_until_timestamp_seconds", GAUGE, "seconds", "Unix time at which a release ends by itself; only while there is one.", entity=NODE)
 BUILD_INFO    = Metric("gpu_exporter_build_info",                     GAUGE,   "info",    "Version of the exporter; always 1.", entity=NODE)
 # fmt: on
 

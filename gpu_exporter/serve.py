@@ -14,14 +14,16 @@ from prometheus_client.metrics_core import Metric as ClientMetric
 
 from gpu_exporter.collect import Collector
 from gpu_exporter.config import Config
+from gpu_exporter.endpoint import Endpoint, Health
 from gpu_exporter.event_store import EventStore
 from gpu_exporter.events import EventLog
 from gpu_exporter.exposition import Pages, Renderer
 from gpu_exporter.kernel_watch import KernelWatch
+from gpu_exporter.lifecycle import Lifecycle, Token
 from gpu_exporter.metrics import selected
 from gpu_exporter.model import NOT_YOURS, Labels, Metric, Snapshot, Source
 from gpu_exporter.monitor import Monitor
-from gpu_exporter.server import Endpoint, Health, Server
+from gpu_exporter.server import Server
 from gpu_exporter.version import __version__
 from gpu_exporter.web import Web
 from gpu_exporter.xids import load
@@ -101,8 +103,11 @@ def run(config: Config, sources: Mapping[str, Source], stop: threading.Event) ->
     """
     process = _Process(config.interval)
     nodes = [_Node(name, source, config, process) for name, source in sources.items()]
-    quit = stop.set if config.web_enable_lifecycle else None
-    server = Server(config.address, [node.shown for node in nodes], Web(config.web_config_file), quit)
+    token = Token(config.token_file) if config.token_file else None
+    lifecycle = Lifecycle(config.web_enable_lifecycle, stop.set, token, [node.collector for node in nodes])
+    server = Server(config.address, [node.shown for node in nodes], Web(config.web_config_file), lifecycle)
+    if token:
+        token.write()  # the port is ours now, so no other exporter uses the file
     for node in nodes:
         if node.kernel:
             node.kernel.start()
@@ -123,6 +128,8 @@ def run(config: Config, sources: Mapping[str, Source], stop: threading.Event) ->
     stop.wait()
     log.info("stopping")
     server.stop()
+    if token:
+        token.remove()
     for node in nodes:
         node.collector.stopping.set()
         if node.kernel:

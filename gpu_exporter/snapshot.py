@@ -45,7 +45,7 @@ class GpuRecord:
 
     def up(self) -> None:
         """A read went well; said in the log when that is news."""
-        if self.reason not in ("", "unread"):
+        if self.reason not in ("", "unread", "released"):
             log.info("GPU %d (%s) is back", self.gpu.index, self.gpu.uuid)
         self.reason = ""
 
@@ -108,7 +108,7 @@ class Composer:
             self._own(m.READ_AGE, gpu, round(age, 3)),
             self._own(m.DURATION, gpu, round(record.duration, 6), source=source),
         ]
-        if age > stale_after:
+        if age > stale_after or status.reason == "released":
             return own
         return [*record.samples, *own, *self._missing(gpu, record.unsupported)]
 

@@ -93,6 +93,8 @@ class Worker(threading.Thread):
             self._detach()
             self._backoff.reset()
             self._generation = generation
+            if collector.handover.release:  # until it was read again
+                self.record.reason = "released"
         if not collector.up or collector.paused or (self._device is None and started < self._backoff.due):
             return
         try:

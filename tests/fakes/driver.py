@@ -181,10 +181,10 @@ def counter(base: float, rate: float, since: float) -> str:
 
 
 @cache
-def _library() -> bytes:
+def _library(*defined: str) -> bytes:
     with TemporaryDirectory() as scratch:
         built = Path(scratch) / LIBRARY
-        options = ["-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-pthread"]
+        options = ["-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-pthread", *(f"-D{each}" for each in defined)]
         subprocess.run(["cc", *options, str(SOURCE), "-o", str(built), "-lm"], check=True)
         return built.read_bytes()
 
@@ -281,6 +281,15 @@ class FakeDriver:
         """A driver is loaded: each time another one, so that the library sees that it has to start again."""
         self.set("Loaded", self._loads)
         self._loads += 1
+
+    def upgrade(self, version: str) -> None:
+        """Another driver is installed and loaded. It comes with its own library, which alone knows this version."""
+        draft = self.directory / "draft"
+        draft.write_bytes(_library('DRIVER="NextDriver"'))
+        draft.replace(self.directory / LIBRARY)
+        with self.batch():
+            self.set("NextDriver", version)
+            self.load()
 
     def count(self, gpus: int) -> None:
         """The number of GPUs; each has an identity of its own."""

@@ -24,6 +24,7 @@
  * Other lines:  * Count n, * Driver text, * Nvml text, * Cuda 13000, * Init !code
  *         * Loaded n       0: no driver; another number than at nvmlInit: reloaded since, so that the
  *                          library is uninitialised until the next nvmlInit
+ *         * DeviceFile path  open from nvmlInit until as many nvmlShutdown, as the real library's /dev/nvidia*
  *         * Lock gpu       calls are serialised per GPU; "driver": all calls of the process are
  *         g Lost 1, g Reset 1          every call on this GPU returns 15, 16
  *         g Block 1        every call on this GPU hangs, holding its lock, until the line is gone
@@ -35,6 +36,7 @@
  *         g Xids n:code,n:code    what happened, numbered from 1 on; an event set tells those after its registration
  *         g ProcessUtilization pid:percent,pid:percent    "none": no samples
  */
+#include <fcntl.h>
 #include <math.h>
 #include <pthread.h>
 #include <stdarg.h>
@@ -43,8 +45,13 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
+#include <unistd.h>
 
 typedef unsigned long long u64;
+
+#ifndef DRIVER /* the control file's key for the driver's version: another library's is another */
+#define DRIVER "Driver"
+#endif
 
 enum {
     SUCCESS, UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NOT_FOUND = 6, INSUFFICIENT_SIZE, DRIVER_NOT_LOADED = 9,
@@ -204,6 +211,16 @@ static struct gpu driver = {PTHREAD_MUTEX_INITIALIZER}; /* stands for the calls 
 static __thread pthread_mutex_t *held;
 static int users;
 static double generation;
+static int device_file = -1;
+
+static void use_device_file(void)
+{
+    const char *path = users ? find(ALL, "DeviceFile") : NULL;
+    if (path && device_file < 0)
+        device_file = open(path, O_RDONLY | O_CLOEXEC);
+    if (!users && device_file >= 0)
+        device_file = close(device_file) - 1;
+}
 
 static int number_of(const struct gpu *device)
 {
@@ -254,8 +271,10 @@ static int enter(struct gpu *device, const char *call)
         pause_for(setting(gpu, delay, 0));
 
     double loaded = setting(ALL, "Loaded", entry_count > 0);
-    if (!loaded || loaded != generation)
+    if (!loaded || loaded != generation) {
         users = 0;
+        use_device_file();
+    }
     if (!strcmp(call, "Init")) {
         generation = loaded;
         return loaded ? failure(ALL, call) : DRIVER_NOT_LOADED;
@@ -351,6 +370,7 @@ int nvmlInitWithFlags(unsigned flags)
     (void)flags;
     int status = enter(&driver, "Init");
     users += !status;
+    use_device_file();
     return leave(status);
 }
 
@@ -360,6 +380,7 @@ int nvmlShutdown(void)
 {
     int status = enter(&driver, "Shutdown");
     users -= !status;
+    use_device_file();
     return leave(status);
 }
 
@@ -378,7 +399,7 @@ const char *nvmlErrorString(int code)
     return code >= 0 && code < (int)(sizeof texts / sizeof *texts) ? texts[code] : "Unknown Error";
 }
 
-int nvmlSystemGetDriverVersion(char *out, unsigned size) { return text(&driver, "Driver", "Driver", out, size); }
+int nvmlSystemGetDriverVersion(char *out, unsigned size) { return text(&driver, "Driver", DRIVER, out, size); }
 int nvmlSystemGetNVMLVersion(char *out, unsigned size) { return text(&driver, "Nvml", "Nvml", out, size); }
 int nvmlSystemGetCudaDriverVersion(int *out) { return numbers(&driver, "Cuda", INT, PARTS({"", out})); }
 int nvmlSystemGetCudaDriverVersion_v2(int *out) { return nvmlSystemGetCudaDriverVersion(out); }
