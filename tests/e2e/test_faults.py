@@ -19,6 +19,7 @@ ALWAYS = {"gpu_info", "gpu_up", "gpu_read_stalled_seconds"}
 ALWAYS |= {"gpu_exporter_collection_failures_total", "gpu_exporter_ticks_skipped_total"}
 ALLOWED = ALWAYS | {"gpu_down_reason", "gpu_last_read_timestamp_seconds", "gpu_snapshot_age_seconds"}
 ALLOWED |= {"gpu_exporter_collection_duration_seconds"}
+ALLOWED |= {"gpu_xid_events_total", "DCGM_FI_DEV_XID_ERRORS"}  # they tell why it is down
 
 
 class Watched(Exporter):

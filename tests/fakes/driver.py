@@ -214,8 +214,13 @@ class FakeDriver:
     def environment(self) -> dict[str, str]:
         """What a child process needs in its environment to load this library."""
         path = os.pathsep.join(filter(None, (str(self.directory), os.environ.get("LD_LIBRARY_PATH"))))
-        # With NVIDIA_VISIBLE_DEVICES the GPUs that the machine really has are not expected to answer.
-        return {"LD_LIBRARY_PATH": path, "FAKE_NVML": str(self._control), "NVIDIA_VISIBLE_DEVICES": "void"}
+        return {
+            "LD_LIBRARY_PATH": path,
+            "FAKE_NVML": str(self._control),
+            # The GPUs that the machine really has are not expected to answer, nor are their Xids of interest.
+            "NVIDIA_VISIBLE_DEVICES": "void",
+            "GPU_EXPORTER_KERNEL_LOG": "none",
+        }
 
     @contextmanager
     def batch(self) -> Iterator[None]:
