@@ -194,6 +194,25 @@ def test_resume_without_a_driver(start: Start, gpus: Drive, token: Path) -> None
     exporter.until(lambda page: states(page) == up(1))
 
 
+def test_release_while_the_library_hangs(start: Start, gpus: Drive, token: Path, device_file: Path) -> None:
+    """A start that hangs is not waited for, and let go of as soon as it is through."""
+    driver = gpus(1)
+    driver.set("DeviceFile", str(device_file))
+    exporter = start(driver, "--token-file", str(token))
+    driver.unload()
+    exporter.until(lambda page: page.value("gpu_exporter_source_up") == 0)
+    with driver.batch():
+        driver.delay("Init", 9)
+        driver.load()
+    until(lambda: "is down" in exporter.log.read_text())
+    time.sleep(2)  # longer than its first back-off: it is inside by now
+    status, said = exporter.ask("POST", "/-/release", bearer(token))
+    assert (status, said.partition(":")[0]) == (409, "the library")
+    exporter.until(lambda page: page.value(RELEASED) == 1)
+    assert not holds(exporter, device_file)
+    assert states(exporter.page()) == {0: "released"}
+
+
 def test_sigterm_while_released(start: Start, gpus: Drive, token: Path) -> None:
     """It ends at once, and the token goes with it."""
     exporter = start(gpus(2), "--token-file", str(token))
