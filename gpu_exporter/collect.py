@@ -54,6 +54,7 @@ class Collector:
         self.paused = False
         self._count = 0
         self._error = ""
+        self._reason = "no_answer"
         self._published_in = 0.0
         self._first_contact = threading.Event()
         self._poke = threading.Event()
@@ -100,18 +101,19 @@ class Collector:
 
     # --- the library --------------------------------------------------------------------------------------------
 
-    def source_lost(self, generation: int, message: str) -> None:
+    def source_lost(self, generation: int, error: SourceLost) -> None:
         """A worker found that the library is gone; the first one of a generation is heard."""
         with self._done:
             if not self.up or generation != self.generation:
                 return
-            self._lost(message)
+            self._lost(error)
         self._poke.set()
 
-    def _lost(self, message: str) -> None:
+    def _lost(self, error: SourceLost) -> None:
+        message = str(error)
         if message != self._error and self._first_contact.is_set():
             log.warning("source %s is down: %s", self.source.name, message)
-        self.up, self._error = False, message
+        self.up, self._error, self._reason = False, message, error.reason
 
     def _connect(self) -> None:
         retry, restart = Backoff(), Backoff()
@@ -128,7 +130,7 @@ class Collector:
                     self._reopen()
                 self._rescan()
             except SourceLost as error:
-                self._lost(str(error))
+                self._lost(error)
                 wait = retry.failed()
             except Exception:
                 log.exception("source %s: unexpected error, please report it", self.source.name)
@@ -158,7 +160,7 @@ class Collector:
             self.source.close()
         self.source.open()
         if self.source.count() == 0:
-            raise SourceLost(f"source {self.source.name}: the library answers but shows no GPU")
+            raise SourceLost(f"source {self.source.name}: the library answers but shows no GPU", "no_gpu")
         if self._error:
             log.info("source %s is back", self.source.name)
         self._bound = self.source.expected()
@@ -241,7 +243,8 @@ class Collector:
             (m.RENDER_TIME, round(self._published_in, 6)),
         )
         stale = STALE_INTERVALS * self.interval
-        return self._composer.compose([(record, self._status(record)) for record in records], self.up, own, stale)
+        gpus = [(record, self._status(record)) for record in records]
+        return self._composer.compose(gpus, "" if self.up else self._reason, own, stale)
 
     def _status(self, record: GpuRecord) -> GpuStatus:
         worker = self._owners.get(record) or self._workers[record.gpu.index]

@@ -20,6 +20,7 @@ from tornado.iostream import StreamClosedError
 from tornado.netutil import bind_sockets
 from tornado.web import Application, HTTPError, RequestHandler
 
+from gpu_exporter import api
 from gpu_exporter.config import Address
 from gpu_exporter.connections import BoundedServer
 from gpu_exporter.exposition import Pages, Variant
@@ -39,6 +40,7 @@ FOLLOW_SECONDS = 1.0
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 HTML = "text/html; charset=utf-8"
+JSON = "application/json"
 
 
 class Health:
@@ -137,6 +139,17 @@ class _Metrics(_Handler):
     head = get
 
 
+class _Gpus(_Handler):
+    async def get(self, prefix: str) -> None:
+        snapshot = self.endpoint(prefix).health.snapshot
+        if snapshot is None:
+            await self.send("no snapshot yet\n", TEXT, 503)
+        else:
+            await self.send(api.gpus(snapshot), JSON)
+
+    head = get
+
+
 class _Probe(_Handler):
     check: ClassVar[str]
 
@@ -231,7 +244,7 @@ class _Discovery(_Handler):
             }
             for prefix, each in self.endpoints.items()
         ]
-        await self.send(json.dumps(targets), "application/json")
+        await self.send(json.dumps(targets), JSON)
 
     head = get
 
@@ -239,6 +252,7 @@ class _Discovery(_Handler):
 LANDING = """<!doctype html><html lang=en><meta charset=utf-8><title>gpu-exporter</title>
 <h1>gpu-exporter {}</h1>{}
 <p><a href=metrics>/metrics</a> · <a href=healthz>/healthz</a> · <a href=readyz>/readyz</a>
+· <a href=api/v1/gpus>/api/v1/gpus</a>
 <table><tr><th>GPU<th>model<th>UUID<th>state{}</table>
 """
 NODES = """<!doctype html><html lang=en><meta charset=utf-8><title>gpu-exporter</title>
@@ -283,6 +297,7 @@ class Server:
         alone = len(endpoints) == 1
         shared = {"endpoints": {"" if alone else f"/nodes/{each.node}": each for each in endpoints}}
         routes = [("(.*)/metrics", _Metrics), ("(.*)/healthz", _Healthz), ("(.*)/readyz", _Readyz), ("(.*)/", _Landing)]
+        routes.append(("(.*)/api/v1/gpus", _Gpus))
         routes += [("/-/quit", _Quit), ("/-/reload", _Reload)]
         if not alone:
             routes.append(("/sd", _Discovery))

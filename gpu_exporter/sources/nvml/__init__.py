@@ -13,9 +13,9 @@ from typing import Any
 
 import pynvml
 
-from gpu_exporter.model import Gpu, GpuLost, Labels, Metric, SourceLost
+from gpu_exporter.model import Gpu, GpuLost, Labels, Metric
 from gpu_exporter.sources.nvml.device import NvmlDevice
-from gpu_exporter.sources.nvml.errors import LIBRARY_LOST, explain, outcome, raise_if_lost
+from gpu_exporter.sources.nvml.errors import LIBRARY_LOST, outcome, raise_if_lost, source_lost
 from gpu_exporter.sources.nvml.turn import Turn
 
 
@@ -24,7 +24,7 @@ def _library() -> Iterator[None]:
     try:
         yield
     except pynvml.NVMLError as error:
-        raise SourceLost(explain(error.value)) from error
+        raise source_lost(error.value) from error
 
 
 class NvmlSource:

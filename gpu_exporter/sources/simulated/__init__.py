@@ -91,7 +91,7 @@ class SimulatedSource:
         """Seconds since the start. Raises SourceLost while the driver is reloaded."""
         now = self._clock()
         if script.last_end(self._reloads, script.RELOAD, now) > now:
-            raise SourceLost(f"{self.node}: the driver is being reloaded, as --faults says")
+            raise SourceLost(f"{self.node}: the driver is being reloaded, as --faults says", "reloaded")
         return now
 
     def loaded(self, now: float) -> float:
