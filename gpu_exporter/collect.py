@@ -55,6 +55,7 @@ class Collector:
         self._count = 0
         self._error = ""
         self._reason = "no_answer"
+        self._reload: bool | None = None
         self._published_in = 0.0
         self._first_contact = threading.Event()
         self._poke = threading.Event()
@@ -120,6 +121,7 @@ class Collector:
         while not self.stopping.is_set():
             wait = RESCAN_SECONDS
             try:
+                self._reload = self.source.reload_needed()
                 if not self.up:
                     self._reopen()
                     retry.reset()
@@ -237,11 +239,14 @@ class Collector:
         known = self._records.copy()  # first: a GPU that is named meanwhile must not be listed twice
         nameless = [worker.record for worker in self._workers[: self._count] if worker.nameless]
         records = sorted((*known.values(), *nameless), key=lambda record: record.gpu.index)
-        own = (
+        mismatch = not self.up and self._reason == "version_mismatch"
+        own = [
             (m.EXPECTED, self._seen if self._configured is None else self._configured),
             (m.INTERVAL, self.interval),
             (m.RENDER_TIME, round(self._published_in, 6)),
-        )
+        ]
+        if mismatch or self._reload is not None:
+            own.append((m.RELOAD_NEEDED, mismatch or bool(self._reload)))
         stale = STALE_INTERVALS * self.interval
         gpus = [(record, self._status(record)) for record in records]
         return self._composer.compose(gpus, "" if self.up else self._reason, own, stale)

@@ -253,6 +253,9 @@ class Source(Protocol):
     def expected(self) -> int | None:
         """The number of GPUs that ought to be there, if that can be known without the driver."""
 
+    def reload_needed(self) -> bool | None:
+        """Whether library and kernel driver differ in version, if that can be known without the driver."""
+
     def attach(self, index: int, metrics: Sequence[Metric]) -> Device:
         """Identify one GPU and probe which of `metrics` it answers. Raises GpuLost or SourceLost."""
 

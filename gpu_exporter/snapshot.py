@@ -32,9 +32,10 @@ class GpuRecord:
 
     def why(self, metric: Metric) -> str:
         """Why there is no value of this metric."""
+        if reason := self.unsupported.get(metric):
+            return reason
         failures = self.accumulator.field_failures.copy()
-        failed = (outcome for name, outcome in failures if name == metric.name)
-        return self.unsupported.get(metric) or next(failed, "not_read")
+        return next((outcome for name, outcome in failures if name == metric.name), "not_read")
 
     def down(self, reason: str, message: str) -> None:
         """A read failed; said in the log when that is news."""
@@ -99,8 +100,9 @@ class Composer:
         return Snapshot(now, self._source, tuple(samples), statuses, self._live, tuple(verdicts))
 
     def _of_health(self, verdict: Verdict) -> Iterable[Sample]:
+        state = verdict.health.value
         for row in m.HEALTH_STATE:
-            yield self._own(row, verdict.gpu, row.labels == (("state", verdict.health.value),))
+            yield self._own(row, verdict.gpu, row.labels[0][1] == state)
         for reason, action in dict.fromkeys((each.reason, each.action.value) for each in verdict.problems):
             yield self._own(m.HEALTH_REASON, verdict.gpu, 1, reason=reason, action=action)
 

@@ -41,6 +41,9 @@ class ReplaySource:
     def expected(self) -> int | None:
         return len(self._recording.gpus)
 
+    def reload_needed(self) -> bool | None:
+        return None
+
     def attach(self, index: int, metrics: Sequence[Metric]) -> ReplayDevice:
         gpu = self._recording.gpus[index]
         return ReplayDevice(self, gpu, self._recording.columns[gpu.index], metrics)

@@ -17,6 +17,7 @@ from gpu_exporter.model import Gpu, GpuLost, Labels, Metric
 from gpu_exporter.sources.nvml.device import NvmlDevice
 from gpu_exporter.sources.nvml.errors import LIBRARY_LOST, outcome, raise_if_lost, source_lost
 from gpu_exporter.sources.nvml.turn import Turn
+from gpu_exporter.sources.nvml.version import reload_needed
 
 
 @contextmanager
@@ -79,6 +80,9 @@ class NvmlSource:
             with suppress(OSError):
                 found += (function / "class").read_text().startswith("0x03")
         return found or None
+
+    def reload_needed(self) -> bool | None:
+        return reload_needed(self._sysfs, self._procfs)
 
     def attach(self, index: int, metrics: Sequence[Metric]) -> NvmlDevice:
         try:

@@ -82,6 +82,9 @@ class SimulatedSource:
     def expected(self) -> int | None:
         return self._gpus
 
+    def reload_needed(self) -> bool | None:
+        return None
+
     def attach(self, index: int, metrics: Sequence[Metric]) -> SimulatedDevice:
         identity = f"{self._seed}/{self.node}/{index}"
         faults = [fault for fault in self._faults if fault.hits(self.node, index)]
