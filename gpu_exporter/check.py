@@ -13,8 +13,9 @@ from gpu_exporter.health import Health, Problem, Verdict
 from gpu_exporter.model import Gpu, Snapshot
 from gpu_exporter.xids import Action
 
+# Degraded is unfit, too: a job that starts now would run on it for days.
 # 1 is what every command ends with when it could not do its work: a bug or a missing driver is no verdict on a GPU.
-EXIT_CODES = {Health.HEALTHY: 0, Health.UNKNOWN: 1, Health.UNHEALTHY: 3}
+EXIT_CODES = {Health.HEALTHY: 0, Health.UNKNOWN: 1, Health.DEGRADED: 3, Health.UNHEALTHY: 3}
 
 
 def indices(text: str) -> frozenset[int]:
@@ -34,19 +35,18 @@ class Report:
 
     @property
     def health(self) -> Health:
-        found = {verdict.health for verdict in self.verdicts}
-        if Health.UNHEALTHY in found or self.missing:
+        if self.missing:
             return Health.UNHEALTHY
-        return Health.HEALTHY if found == {Health.HEALTHY} else Health.UNKNOWN
+        return max((verdict.health for verdict in self.verdicts), default=Health.UNKNOWN)
 
 
 def report(snapshot: Snapshot, only: frozenset[int] | None = None) -> Report:
     """On every GPU, or `only` on some: then one that is not there is unhealthy, and no other is missed."""
-    verdicts = health.verdict(snapshot)
+    verdicts = snapshot.verdicts
     if only is None or not snapshot.gpus:  # without GPUs the library is stuck, which is no verdict
         return Report(verdicts, health.missing(snapshot) if snapshot.gpus else 0)
     absent = only - {verdict.gpu.index for verdict in verdicts}
-    nowhere = Problem(m.UP, 0, "there is no such GPU", Action.NODE_REBOOT)
+    nowhere = Problem(m.UP, 0, "there is no such GPU", Action.NODE_REBOOT, "gone")
     return Report(
         (
             *(verdict for verdict in verdicts if verdict.gpu.index in only),
@@ -63,7 +63,8 @@ def lines(result: Report) -> Iterable[str]:
     for verdict in result.verdicts:
         if verdict.problems:
             words = "; ".join(problem.words for problem in verdict.problems)
-            yield f"GPU {verdict.gpu.index}: unhealthy: {words} -> {verdict.action.value}"
+            cure = "" if verdict.action is Action.NONE else f" -> {verdict.action.value}"
+            yield f"GPU {verdict.gpu.index}: {verdict.health.value}: {words}{cure}"
     if result.missing:
         yield f"missing: {result.missing} of the GPUs that ought to be there -> {Action.NODE_REBOOT.value}"
     unknown: dict[str, list[int]] = {}
@@ -83,21 +84,5 @@ def as_dict(result: Report) -> dict[str, Any]:
         "ok": result.health is Health.HEALTHY,
         "health": result.health.value,
         "missing": result.missing,
-        "gpus": [
-            {
-                "gpu": verdict.gpu.index,
-                "UUID": verdict.gpu.uuid,
-                "modelName": verdict.gpu.model,
-                "health": verdict.health.value,
-                "action": verdict.action.value,
-                "problems": [
-                    {"metric": each.metric.key, "value": each.value, "what": each.words, "action": each.action.value}
-                    for each in verdict.problems
-                ],
-                "unknown": [
-                    {"what": each.what, "why": each.why, "harmless": each.harmless} for each in verdict.unknown
-                ],
-            }
-            for verdict in result.verdicts
-        ],
+        "gpus": [health.as_dict(verdict) for verdict in result.verdicts],
     }

@@ -75,6 +75,8 @@ class Collector:
         self.paused = False
         self._count = 0
         self._error = ""
+        self._reason = "no_answer"
+        self._reload: bool | None = None
         self._published_in = 0.0
         self._first_contact = threading.Event()
         self._poke = threading.Event()
@@ -144,18 +146,19 @@ class Collector:
 
     # --- the library --------------------------------------------------------------------------------------------
 
-    def source_lost(self, generation: int, message: str) -> None:
+    def source_lost(self, generation: int, error: SourceLost) -> None:
         """A worker found that the library is gone; the first one of a generation is heard."""
         with self._done:
             if not self.up or generation != self.generation:
                 return
-            self._lost(message)
+            self._lost(error)
         self._poke.set()
 
-    def _lost(self, message: str) -> None:
+    def _lost(self, error: SourceLost) -> None:
+        message = str(error)
         if message != self._error and self._first_contact.is_set():
             log.warning("source %s is down: %s", self.source.name, message)
-        self.up, self._error = False, message
+        self.up, self._error, self._reason = False, message, error.reason
 
     def _connect(self) -> None:
         retry, restart = Backoff(), Backoff()
@@ -168,7 +171,7 @@ class Collector:
                 else:
                     self._keep_open(retry, restart)
             except SourceLost as error:
-                self._lost(str(error))
+                self._lost(error)
                 wait = retry.failed()
             except Exception:
                 log.exception("source %s: unexpected error, please report it", self.source.name)
@@ -178,6 +181,7 @@ class Collector:
             self._poke.clear()
 
     def _keep_open(self, retry: Backoff, restart: Backoff) -> None:
+        self._reload = self.source.reload_needed()
         if not self.up:
             self._reopen()
             retry.reset()
@@ -220,7 +224,7 @@ class Collector:
             self.source.close()
         self.source.open()
         if self.source.count() == 0:
-            raise SourceLost(f"source {self.source.name}: the library answers but shows no GPU")
+            raise SourceLost(f"source {self.source.name}: the library answers but shows no GPU", "no_gpu")
         if self._error:
             log.info("source %s is back", self.source.name)
         self._bound = self.source.expected()
@@ -297,18 +301,20 @@ class Collector:
         known = self._records.copy()  # first: a GPU that is named meanwhile must not be listed twice
         nameless = [worker.record for worker in self._workers[: self._count] if worker.nameless]
         records = sorted((*known.values(), *nameless), key=lambda record: record.gpu.index)
-        release = self.handover.release
-        own: tuple[tuple[Metric, float], ...] = (
+        release, mismatch = self.handover.release, not self.up and self._reason == "version_mismatch"
+        own: list[tuple[Metric, float]] = [
             (m.EXPECTED, self._seen if self._configured is None else self._configured),
             (m.INTERVAL, self.interval),
             (m.RENDER_TIME, round(self._published_in, 6)),
             (m.RELEASED, bool(release and release.done)),
-            *([(m.RELEASED_UNTIL, round(release.until, 3))] if release else ()),
-        )
+        ]
+        if release:
+            own.append((m.RELEASED_UNTIL, round(release.until, 3)))
+        if mismatch or self._reload is not None:
+            own.append((m.RELOAD_NEEDED, mismatch or bool(self._reload)))
         stale = STALE_INTERVALS * self.interval
-        return self._composer.compose(
-            [(record, self._status(record)) for record in records], self.up, own, stale, self.events
-        )
+        gpus = [(record, self._status(record)) for record in records]
+        return self._composer.compose(gpus, "" if self.up else self._reason, own, stale, self.events)
 
     def look(self, pci: str) -> Evidence | None:
         """The GPU at a PCI address and what is known of it now, for who asks why."""

@@ -150,10 +150,11 @@ def check_command(gpus: frozenset[int] | None, as_json: bool, **values: Any) -> 
     """Say whether a job may start on these GPUs, in a fraction of a second where they answer.
 
     Unhealthy is a GPU that is lost, stuck or missing, has uncorrectable ECC errors since the driver was loaded, memory
-    that waits to be remapped or can't be, or of which the driver asks for a recovery action.
+    that can't be remapped, or of which the driver asks for a recovery action. Degraded, and not fit for a new job
+    either, is one whose memory waits to be remapped, that hardware slows down, and the like; docs/health.md has all.
 
-    Exit code 0 if all are healthy; 1 if that can't be told, as when no GPU can be read; 3 if one is unhealthy. What
-    the hardware does not have is said, and no fault.
+    Exit code 0 if all are healthy; 1 if that can't be told, as when no GPU can be read; 3 if one is degraded or
+    unhealthy. What the hardware does not have is said, and no fault.
     """
     logging.disable(logging.WARNING)  # what would be logged is in the verdict
     config = Config(**values)

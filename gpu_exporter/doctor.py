@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from gpu_exporter import machine
 from gpu_exporter import metrics as m
 from gpu_exporter.finding import Finding, Level
+from gpu_exporter.health import Verdict
 from gpu_exporter.metrics import BY_KEY, selected
 from gpu_exporter.model import (
     NOT_YOURS,
@@ -25,6 +26,7 @@ from gpu_exporter.model import (
     SourceLost,
 )
 from gpu_exporter.serve import observe
+from gpu_exporter.xids import Action
 
 WITH_GPM = ("Hopper", "Blackwell", "Rubin")
 # All looks at the machine together, which run beside the look at the GPUs.
@@ -95,8 +97,8 @@ def judge(snapshot: Snapshot) -> list[Finding]:
         what = f"driver {', '.join(sorted(drivers))}, CUDA up to {', '.join(sorted(cuda))}"
         findings.append(Finding("driver", Level.OK, what))
     said: dict[Finding, list[int]] = {}
-    for status in snapshot.gpus:
-        for finding in _gpu(status, snapshot):
+    for status, verdict in zip(snapshot.gpus, snapshot.verdicts, strict=True):
+        for finding in (*_gpu(status, snapshot), *_health(status, verdict)):
             said.setdefault(finding, []).append(status.gpu.index)
     for finding, gpus in said.items():
         who = "GPU " + ", ".join(map(str, gpus)) if len(gpus) < len(snapshot.gpus) or len(gpus) == 1 else "every GPU"
@@ -129,6 +131,13 @@ def _gpu(status: GpuStatus, snapshot: Snapshot) -> Iterable[Finding]:
     yield from _mig(values, len(instances - {None}))
 
 
+def _health(status: GpuStatus, verdict: Verdict) -> Iterable[Finding]:
+    """The verdict, where it is not good; that a GPU does not answer was said."""
+    if status.up and verdict.problems:
+        words = "; ".join(problem.words for problem in verdict.problems)
+        yield Finding("health", Level.WARN, f"{verdict.health.value}: {words}", REPAIRS[verdict.action])
+
+
 def _mig(values: Mapping[Metric, float], instances: int) -> Iterable[Finding]:
     """What is to say of MIG where it is on, or will be."""
     mode, pending = values.get(m.MIG_MODE), values.get(m.MIG_PENDING)
@@ -145,6 +154,14 @@ def _on(value: float | None) -> str:
     return "on" if value else "off"
 
 
+REPAIRS = {
+    Action.NONE: "",
+    Action.RESTART_APP: "start the program that used it again",
+    Action.GPU_RESET: "drain the node, then `nvidia-smi --gpu-reset`",
+    Action.NODE_REBOOT: "drain the node, then reboot it",
+    Action.DRAIN: "give it no new work, and look at `dmesg | grep -i nvrm` when it is idle",
+    Action.REPLACE: "give it no new work, and have the board looked at: it is to be replaced",
+}
 CURES = {
     "lost": "it fell off the bus: `dmesg | grep -i xid`, then reset or reboot",
     "reset_required": "it asks for a reset: drain the node, then `nvidia-smi --gpu-reset`",

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from gpu_exporter import metrics as m
+from gpu_exporter.health import Problem
 from gpu_exporter.kernel_log import SxidLine, XidLine, pci_bus_id
 from gpu_exporter.kernel_reader import Logged, Position
 from gpu_exporter.model import Gpu, Metric, XidEvent
@@ -25,6 +26,8 @@ KEPT = 256
 EPOCHS = 32
 # Of what happened longer ago, the present state of the GPU is no evidence.
 FRESH_SECONDS = 5.0
+# How long an Xid that warrants a drain makes a GPU unhealthy, whatever else it says of itself.
+RECENT_SECONDS = 600.0
 
 Own = tuple[Metric, Gpu | None, float, dict[str, str]]
 
@@ -175,6 +178,17 @@ class EventLog:
         with self._lock:
             events = sorted(self._recent, key=lambda event: event.at, reverse=True)
             return [{name: value for name, value in asdict(event).items() if name != "epoch"} for event in events]
+
+    def problems(self) -> dict[str, list[Problem]]:
+        """By PCI address, what happened lately that warrants a drain. What lasts is told by the GPU's own state."""
+        with self._lock:
+            lasts = [(pci, self._xids[code], tally.last) for (pci, code), tally in self._tallies.items()]
+        found: dict[str, list[Problem]] = {}
+        for pci, xid, last in lasts:
+            if xid.drain and time.time() - last < RECENT_SECONDS:
+                words = f"Xid {xid.code} in the last ten minutes: {xid.meaning}"
+                found.setdefault(pci, []).append(Problem(m.XID_LAST, last, words, xid.action, f"xid_{xid.code}"))
+        return found
 
     # --- metrics --------------------------------------------------------------------------------------------------
 

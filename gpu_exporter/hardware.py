@@ -33,6 +33,7 @@ TotalEccErrors(0,0) TotalEccErrors(0,1) TotalEccErrors(1,0) TotalEccErrors(1,1)
 MemoryErrorCounter(0,0,2) MemoryErrorCounter(0,1,2) MemoryErrorCounter(1,0,2) MemoryErrorCounter(1,1,2)
 MemoryErrorCounter(0,0,7) MemoryErrorCounter(0,1,7) MemoryErrorCounter(1,0,7) MemoryErrorCounter(1,1,7)
 CurrPcieLinkGeneration() CurrPcieLinkWidth() MaxPcieLinkGeneration() MaxPcieLinkWidth() PcieReplayCounter()
+SramEccErrorStatus() RepairStatus() ValidateInforom()
 """
 H200 = Answers(
     calls=frozenset(H200_CALLS.split()),

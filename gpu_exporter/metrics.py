@@ -135,10 +135,13 @@ REMAP_HISTOGRAM     = tuple(
 RETIRED_SBE     = Metric("DCGM_FI_DEV_RETIRED_SBE",     COUNTER, "pages", "Pages retired after repeated corrected errors.",            dcgm=390, nvml=Call("RetiredPages", (0,)), pace=RARE)
 RETIRED_DBE     = Metric("DCGM_FI_DEV_RETIRED_DBE",     COUNTER, "pages", "Pages retired after uncorrectable errors.",                 dcgm=391, nvml=Call("RetiredPages", (1,)), pace=RARE)
 RETIRED_PENDING = Metric("DCGM_FI_DEV_RETIRED_PENDING", GAUGE,   "bool",  "1 if pages will be retired at the next reboot.",      0, 1, dcgm=392, nvml=Call("RetiredPagesPendingStatus"), pace=RARE)
+SRAM_EXCEEDED   = Metric("DCGM_FI_DEV_THRESHOLD_SRM",   GAUGE,   "bool",  "1 if SRAM had so many uncorrectable errors that the board should go.", 0, 1, dcgm=346, nvml=Call("SramEccErrorStatus", pick="bThresholdExceeded"), pace=SLOW)
+CHANNEL_REPAIR  = Metric("gpu_memory_channel_repair_pending", GAUGE, "bool", "1 if a memory channel will be repaired at the next reset.", 0, 1, nvml=Call("RepairStatus", pick=0), pace=RARE, set=FULL)
+TPC_REPAIR      = Metric("gpu_tpc_repair_pending",       GAUGE,   "bool",  "1 if a processing cluster will be repaired at the next reset.",      0, 1, nvml=Call("RepairStatus", pick=1), pace=RARE, set=FULL)
 
 # --- PCIe and NVLink as links ---------------------------------------------------------------------------------------------------------
-PCIE_GEN         = Metric("DCGM_FI_DEV_PCIE_LINK_GEN",       GAUGE,   "generation", "PCIe generation of the link now (falls when idle).", 1, 16, dcgm=237,  nvml=Call("CurrPcieLinkGeneration"), pace=SLOW)
-PCIE_WIDTH       = Metric("DCGM_FI_DEV_PCIE_LINK_WIDTH",     GAUGE,   "lanes",      "PCIe lanes of the link now.",                        1, 32, dcgm=238,  nvml=Call("CurrPcieLinkWidth"), pace=SLOW)
+PCIE_GEN         = Metric("DCGM_FI_DEV_PCIE_LINK_GEN",       GAUGE,   "generation", "PCIe generation of the link now (falls when idle).", 1, 16, dcgm=237,  nvml=Call("CurrPcieLinkGeneration"))
+PCIE_WIDTH       = Metric("DCGM_FI_DEV_PCIE_LINK_WIDTH",     GAUGE,   "lanes",      "PCIe lanes of the link now.",                        1, 32, dcgm=238,  nvml=Call("CurrPcieLinkWidth"))
 PCIE_MAX_GEN     = Metric("DCGM_FI_DEV_PCIE_MAX_LINK_GEN",   GAUGE,   "generation", "Highest PCIe generation GPU and slot can do.",       1, 16, dcgm=235,  nvml=Call("MaxPcieLinkGeneration"), pace=STATIC)
 PCIE_MAX_WIDTH   = Metric("DCGM_FI_DEV_PCIE_MAX_LINK_WIDTH", GAUGE,   "lanes",      "Most PCIe lanes GPU and slot can do.",               1, 32, dcgm=236,  nvml=Call("MaxPcieLinkWidth"), pace=STATIC)
 PCIE_REPLAY      = Metric("DCGM_FI_DEV_PCIE_REPLAY_COUNTER", COUNTER, "replays",    "PCIe packets that were sent again.",                        dcgm=202,  nvml=Call("PcieReplayCounter"), pace=SLOW)
@@ -157,12 +160,18 @@ LINK_SPEED       = Metric("gpu_nvlink_link_speed_bytes_per_second", GAUGE,  "byt
 LINK_ERRORS      = tuple(
     Metric("gpu_nvlink_link_errors_total", COUNTER, "errors", "Errors of this NVLink by type.", entity=NVLINK, dcgm=dcgm, nvml=FieldValue(nvml), pace=RARE, set=FULL, labels=(("type", error),))
     for nvml, dcgm, error in ((161, 1527, "replay"), (162, 1528, "recovery"), (163, 1525, "crc")))
+FABRIC           = Metric("DCGM_FI_DEV_FABRIC_MANAGER_STATUS",     GAUGE, "status", "NVSwitch fabric: 1 not started, 2 in progress, 3 the GPU is part of it, 4 failed.", 1, 4, dcgm=170, nvml=Call("GpuFabricInfoV", pick="status"), pace=RARE)
+FABRIC_ERROR     = Metric("DCGM_FI_DEV_FABRIC_MANAGER_ERROR_CODE", GAUGE, "code",   "NVML code that the GPU's way into the fabric ended with, 0 if well.",               0, 999, dcgm=171, nvml=Call("GpuFabricInfoV", pick="error"), pace=RARE, set=FULL)
+FABRIC_FAULTS    = tuple(
+    Metric("gpu_fabric_fault", GAUGE, "bool", "1 while the fabric has this fault for the GPU.", 0, 1, nvml=Call("GpuFabricInfoV", pick=fault), pace=RARE, set=FULL, labels=(("fault", fault),))
+    for fault in ("degraded_bandwidth", "route_recovery", "route_unhealthy", "access_timeout_recovery"))
 
 # --- state ----------------------------------------------------------------------------------------------------------------------------
 PSTATE      = Metric("DCGM_FI_DEV_PSTATE",                  GAUGE, "state",   "Performance state, 0 is the fastest.",                                            0, 15,  dcgm=190,  nvml=Call("PerformanceState"))
 FAN         = Metric("DCGM_FI_DEV_FAN_SPEED",               GAUGE, "percent", "Fan speed as a share of the highest (may exceed it).",                            0, 200, dcgm=191,  nvml=Call("FanSpeed"), pace=SLOW)
 PERSISTENCE = Metric("DCGM_FI_DEV_PERSISTENCE_MODE",        GAUGE, "bool",    "1 if the driver stays loaded when nothing uses the GPU.",                         0, 1,   dcgm=66,   nvml=Call("PersistenceMode"), pace=RARE)
 RECOVERY    = Metric("DCGM_FI_DEV_GET_GPU_RECOVERY_ACTION", GAUGE, "action",  "What the driver asks for: 0 none, 1 reset, 2 reboot, 3 drain P2P, 4 drain and reset.", 0, 15, dcgm=1523, nvml=FieldValue(230), pace=SLOW)
+INFOROM     = Metric("DCGM_FI_DEV_INFOROM_CONFIG_VALID",    GAUGE, "bool",    "1 if the checksums of the InfoROM are right, 0 if it is corrupt.",                0, 1,   dcgm=84,   nvml=Call("ValidateInforom"), pace=STATIC)
 
 # --- MIG: an instance is a part of a GPU with its own SMs and memory ---------------------------------------------------------------
 MIG_MODE        = Metric("DCGM_FI_DEV_MIG_MODE",  GAUGE, "bool",   "1 if the GPU is in MIG mode.",                                            0, 1, dcgm=67, nvml=Call("MigMode", pick=0), pace=SLOW)
@@ -189,6 +198,10 @@ MISSED      = Metric("gpu_exporter_kernel_log_missed_total", COUNTER, "records",
 INFO          = Metric("gpu_info",                                    GAUGE,   "info",    "Identity of the GPU and its software; always 1.")
 UP            = Metric("gpu_up",                                      GAUGE,   "bool",    "1 if the GPU answers.", 0, 1)
 DOWN          = Metric("gpu_down_reason",                             GAUGE,   "bool",    "1 with the reason while the GPU does not answer.", 0, 1)
+HEALTH_STATE  = tuple(
+    Metric("gpu_health_state", GAUGE, "bool", "The verdict on the GPU, by rules of docs/health.md; all three are 0 while it is not known.", 0, 1, labels=(("state", state),))
+    for state in ("healthy", "degraded", "unhealthy"))
+HEALTH_REASON = Metric("gpu_health_reason",                           GAUGE,   "bool",    "1 for each reason why the GPU is not healthy, with what repairs it.", 0, 1)
 STALLED       = Metric("gpu_read_stalled_seconds",                    GAUGE,   "seconds", "How long the read of this GPU has been stuck in the driver; 0 if it is not.")
 READ_AT       = Metric("gpu_last_read_timestamp_seconds",             GAUGE,   "seconds", "Unix time of the last good read of this GPU.")
 READ_AGE      = Metric("gpu_snapshot_age_seconds",                    GAUGE,   "seconds", "Age of this GPU's values when this page was made.")
@@ -197,6 +210,8 @@ REJECTED      = Metric("gpu_samples_rejected_total",                  COUNTER, "
 EXPECTED      = Metric("gpu_devices_expected",                        GAUGE,   "gpus",    "GPUs that ought to answer: bound to the driver, or the most seen, or as configured.", entity=NODE)
 VISIBLE       = Metric("gpu_devices_visible",                         GAUGE,   "gpus",    "GPUs that answer.", entity=NODE)
 SOURCE_UP     = Metric("gpu_exporter_source_up",                      GAUGE,   "bool",    "1 if the source (the library) answers.", 0, 1, NODE)
+SOURCE_DOWN   = Metric("gpu_exporter_source_down_reason",             GAUGE,   "bool",    "1 with the reason while the source does not answer.", 0, 1, NODE)
+RELOAD_NEEDED = Metric("gpu_driver_reload_needed",                    GAUGE,   "bool",    "1 if library and kernel driver differ in version (an upgrade without a reboot); absent where that can't be told.", 0, 1, NODE)
 DURATION      = Metric("gpu_exporter_collection_duration_seconds",    GAUGE,   "seconds", "How long the last read of this GPU took.")
 FAILURES      = Metric("gpu_exporter_collection_failures_total",      COUNTER, "reads",   "Reads of this GPU that failed as a whole.")
 FIELD_FAILURES = Metric("gpu_exporter_field_failures_total",          COUNTER, "reads",   "Fields that should have answered and did not, by metric and outcome.")

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from gpu_exporter.health import Verdict
 
 Labels = tuple[tuple[str, str], ...]
 
@@ -198,13 +201,14 @@ class GpuStatus:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All samples of one collection, made at unix time `at`, plus what was lost and why."""
+    """All samples of one collection, made at unix time `at`, plus what was lost and why, and a verdict on each GPU."""
 
     at: float
     source: str
     samples: tuple[Sample, ...] = ()
     gpus: tuple[GpuStatus, ...] = ()
     live: bool = True
+    verdicts: tuple[Verdict, ...] = ()
 
     @property
     def read_at(self) -> float | None:
@@ -225,7 +229,11 @@ class GpuLost(GpuExporterError):
 
 
 class SourceLost(GpuExporterError):
-    """The library stopped answering: costs the source, which reconnects."""
+    """The library stopped answering: costs the source, which reconnects. `reason` is a word for a label."""
+
+    def __init__(self, message: str, reason: str = "unknown") -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class Device(Protocol):
@@ -261,6 +269,9 @@ class Source(Protocol):
 
     def expected(self) -> int | None:
         """The number of GPUs that ought to be there, if that can be known without the driver."""
+
+    def reload_needed(self) -> bool | None:
+        """Whether library and kernel driver differ in version, if that can be known without the driver."""
 
     def attach(self, index: int, metrics: Sequence[Metric]) -> Device:
         """Identify one GPU and probe which of `metrics` it answers. Raises GpuLost or SourceLost."""

@@ -17,6 +17,7 @@ from tornado.ioloop import PeriodicCallback
 from tornado.netutil import bind_sockets
 from tornado.web import Application, HTTPError
 
+from gpu_exporter import api
 from gpu_exporter.config import Address
 from gpu_exporter.connections import BoundedServer
 from gpu_exporter.endpoint import Endpoint
@@ -48,6 +49,17 @@ class _Metrics(Handler):
             self.set_header("Content-Encoding", "gzip")
         self.set_header("Vary", "Accept, Accept-Encoding")
         await self.send(pages.get(Variant(openmetrics, gzip)), OPENMETRICS if openmetrics else TEXT)
+
+    head = get
+
+
+class _Gpus(Handler):
+    async def get(self, prefix: str) -> None:
+        snapshot = self.endpoint(prefix).health.snapshot
+        if snapshot is None:
+            await self.send("no snapshot yet\n", TEXT, 503)
+        else:
+            await self.send(api.gpus(snapshot), JSON)
 
     head = get
 
@@ -130,6 +142,7 @@ class _Discovery(Handler):
 LANDING = """<!doctype html><html lang=en><meta charset=utf-8><title>gpu-exporter</title>
 <h1>gpu-exporter {}</h1>{}
 <p><a href=metrics>/metrics</a> · <a href=healthz>/healthz</a> · <a href=readyz>/readyz</a>
+· <a href=api/v1/gpus>/api/v1/gpus</a>
 <table><tr><th>GPU<th>model<th>UUID<th>state{}</table>
 """
 NODES = """<!doctype html><html lang=en><meta charset=utf-8><title>gpu-exporter</title>
@@ -177,6 +190,7 @@ class Server:
             ("(.*)/metrics", _Metrics),
             ("(.*)/healthz", _Healthz),
             ("(.*)/readyz", _Readyz),
+            ("(.*)/api/v1/gpus", _Gpus),
             ("(.*)/api/v1/events", _Events),
             ("(.*)/", _Landing),
         ]

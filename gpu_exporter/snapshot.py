@@ -6,9 +6,12 @@ import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
+from gpu_exporter import health
 from gpu_exporter import metrics as m
 from gpu_exporter.accumulate import Accumulator
 from gpu_exporter.events import EventLog
+from gpu_exporter.health import Verdict
+from gpu_exporter.kernel_log import pci_bus_id
 from gpu_exporter.model import Gpu, GpuStatus, Labels, Metric, Sample, Series, Snapshot
 from gpu_exporter.version import __version__
 
@@ -29,6 +32,13 @@ class GpuRecord:
         self.failures = 0
         self.skipped = 0
         self.told = False
+
+    def why(self, metric: Metric) -> str:
+        """Why there is no value of this metric."""
+        if reason := self.unsupported.get(metric):
+            return reason
+        failures = self.accumulator.field_failures.copy()
+        return next((outcome for name, outcome in failures if name == metric.name), "not_read")
 
     def down(self, reason: str, message: str) -> None:
         """A read failed; said in the log when that is news."""
@@ -62,30 +72,48 @@ class Composer:
     def compose(
         self,
         gpus: Sequence[tuple[GpuRecord, GpuStatus]],
-        source_up: bool,
+        source_down: str,
         own: Iterable[tuple[Metric, float]],
         stale_after: float,
         events: EventLog | None = None,
     ) -> Snapshot:
         """A snapshot of now, without device series that were not read for `stale_after` seconds."""
-        now = time.time()
+        now, told = time.time(), events.problems() if events else {}
         samples: list[Sample] = []
+        verdicts: list[Verdict] = []
         for record, status in gpus:
-            samples += self._of_gpu(record, status, now, stale_after)
+            age = None if record.read_at is None else time.monotonic() - record.read_at
+            fresh = age is not None and age <= stale_after and status.reason != "released"
+            read = record.samples if fresh else ()
+            verdict = health.judge(status, read, record.why, told.get(pci_bus_id(record.gpu.pci_bus_id), ()))
+            verdicts.append(verdict)
+            samples += read
+            samples += self._of_gpu(record, status, now, fresh=fresh)
+            samples += self._of_health(verdict)
         samples += [self._own(metric, None, value) for metric, value in own]
         samples += (
             self._own(m.VISIBLE, None, sum(status.up for _, status in gpus)),
             self._own(m.RENDERED_AT, None, round(now, 3)),
-            self._own(m.SOURCE_UP, None, source_up, source=self._source),
+            self._own(m.SOURCE_UP, None, not source_down, source=self._source),
             self._own(m.BUILD_INFO, None, 1, version=__version__),
         )
+        if source_down:
+            samples.append(self._own(m.SOURCE_DOWN, None, 1, source=self._source, reason=source_down))
         if events:
-            told = all(record.told for record, _ in gpus)
-            for metric, gpu, value, labels in events.samples([record.gpu for record, _ in gpus], told):
+            heard = all(record.told for record, _ in gpus)
+            for metric, gpu, value, labels in events.samples([record.gpu for record, _ in gpus], heard):
                 samples.append(self._own(metric, gpu, value, **labels))
-        return Snapshot(now, self._source, tuple(samples), tuple(status for _, status in gpus), self._live)
+        statuses = tuple(status for _, status in gpus)
+        return Snapshot(now, self._source, tuple(samples), statuses, self._live, tuple(verdicts))
 
-    def _of_gpu(self, record: GpuRecord, status: GpuStatus, now: float, stale_after: float) -> list[Sample]:
+    def _of_health(self, verdict: Verdict) -> Iterable[Sample]:
+        state = verdict.health.value
+        for row in m.HEALTH_STATE:
+            yield self._own(row, verdict.gpu, row.labels[0][1] == state)
+        for reason, action in dict.fromkeys((each.reason, each.action.value) for each in verdict.problems):
+            yield self._own(m.HEALTH_REASON, verdict.gpu, 1, reason=reason, action=action)
+
+    def _of_gpu(self, record: GpuRecord, status: GpuStatus, now: float, *, fresh: bool) -> list[Sample]:
         gpu, source = record.gpu, self._source
         own = [
             self._own(m.UP, gpu, status.up),
@@ -108,9 +136,7 @@ class Composer:
             self._own(m.READ_AGE, gpu, round(age, 3)),
             self._own(m.DURATION, gpu, round(record.duration, 6), source=source),
         ]
-        if age > stale_after or status.reason == "released":
-            return own
-        return [*record.samples, *own, *self._missing(gpu, record.unsupported)]
+        return [*own, *self._missing(gpu, record.unsupported)] if fresh else own
 
     def _missing(self, gpu: Gpu, unsupported: Mapping[Metric, str]) -> Sequence[Sample]:
         """What the GPU can't answer, which hardly ever changes: made again only when it does."""

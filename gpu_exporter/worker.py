@@ -106,7 +106,7 @@ class Worker(threading.Thread):
             self._failed(error.reason, str(error))
         except SourceLost as error:
             self._detach()
-            collector.source_lost(generation, str(error))
+            collector.source_lost(generation, error)
         else:
             if generation == collector.generation:
                 self._backoff.reset()

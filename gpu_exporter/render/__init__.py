@@ -9,6 +9,7 @@ from gpu_exporter.render import reference
 
 ARTIFACTS: Mapping[str, Callable[[], str]] = {
     "docs/metrics.md": reference.metrics,
+    "docs/health.md": reference.health,
     "docs/configuration.md": reference.configuration,
     "docs/xids.md": reference.xids,
 }

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from itertools import groupby
 
 from gpu_exporter.config import ENV_PREFIX, Config, flag
 from gpu_exporter.hardware import SEEN_ON, seen_on
+from gpu_exporter.health import ALL_FAULTS
 from gpu_exporter.metrics import METRICS
-from gpu_exporter.model import Call, EntityKind, FieldValue, Gpm, LinkSum, Metric, OfProcess
+from gpu_exporter.model import Call, EntityKind, FieldValue, Gpm, LinkSum, Metric, MetricSet, OfProcess
+from gpu_exporter.states import STATES, State, rows_of
 from gpu_exporter.xids import load
 
 NOTE = "<!-- Rendered by `gpu-exporter generate`; edit gpu_exporter/{} instead. -->\n"
@@ -28,6 +31,28 @@ the rest from `gpu_info`. What is not live carries `source`, for example `source
 - **seen on**: hardware that has answered it; what says *not yet* is written after NVIDIA's documentation and tested on
   a stand-in driver only. [Platforms](platforms.md) has the rest.
 - A classic counter is `counter` in text 0.0.4 and `unknown` in OpenMetrics, which has no counters without `_total`.
+"""
+
+HEALTH_INTRO = """# Health
+
+Once a tick, each GPU gets a verdict from the values of that moment. It is on `/metrics`, in `/api/v1/gpus` (JSON), in
+`gpu-exporter doctor`, and in `gpu-exporter check`, all by the same rules.
+
+- `gpu_health_state{state="healthy|degraded|unhealthy"}`: one of the three is 1. All are 0 while it is not known:
+  ECC errors, row remapping or the recovery action could not be read although the GPU has them, or the GPU does not
+  answer for a reason that is not its own.
+- **unhealthy**: act now. **degraded**: what runs may go on, nothing new should start; `check` ends with 3 for both.
+- `gpu_health_reason{reason,action} 1` while a reason holds. `action` is what repairs it, the heaviest last: none,
+  restart_app, gpu_reset, node_reboot, drain, replace; `none` where no reset helps, but cooling or power does.
+- What a GPU can't answer is no fault. Rates and history, such as corrected errors in an hour, are for Prometheus.
+"""
+
+STATES_INTRO = """
+## States
+
+Each is one expression on this exporter's metrics. Values are *obtained* through NVML as said here; see
+[metrics](metrics.md) for how often, and on which hardware each was seen. Most are on the page always; what needs
+`--metrics full` says so.
 """
 
 CONFIG_INTRO = """# Configuration
@@ -54,6 +79,7 @@ to change.
 """
 
 
+SLOT = re.compile(r"\{value[^}]*\}")
 OF_INSTANCE = "(GPU_I_ID, GPU_I_PROFILE)"
 LABELS = {
     EntityKind.NVLINK: "nvlink",
@@ -67,6 +93,34 @@ def metrics() -> str:
     rows = [_family(list(rows)) for _, rows in groupby(_by_family(METRICS), key=lambda metric: metric.name)]
     head = ("metric", "type", "unit", "labels", "set", "read", "from", "DCGM field", "seen on", "meaning")
     return NOTE.format("metrics.py") + METRICS_INTRO + "\n" + _table(head, rows)
+
+
+def health() -> str:
+    """docs/health.md: the reasons of a verdict, and one row a state."""
+    reasons = [
+        (f"`{fault.reason}`", fault.health.value, fault.action.value, SLOT.sub("*n*", fault.words))
+        for fault in sorted(ALL_FAULTS, key=lambda fault: fault.health, reverse=True)
+    ]
+    states = [(each.name, each.means, f"`{each.promql}`", _obtained(each), each.where) for each in STATES]
+    return (
+        NOTE.format("health.py and states.py")
+        + HEALTH_INTRO
+        + "\n"
+        + _table(("reason", "state", "action", "meaning"), reasons)
+        + STATES_INTRO
+        + "\n"
+        + _table(("state", "meaning", "PromQL", "obtained", "where"), states)
+    )
+
+
+def _obtained(state: State) -> str:
+    rows = rows_of(state)
+    full = " (`--metrics full`)" if any(row.set is MetricSet.FULL for row in rows) else ""
+    return "; ".join(dict.fromkeys(_read_from(row) for row in rows)) + full
+
+
+def _read_from(row: Metric) -> str:
+    return read_from(row) + (" …" if row.labels and row.nvml else "")
 
 
 def configuration() -> str:

@@ -9,7 +9,7 @@ from gpu_exporter.model import EntityKind, Gpu, GpuLost, Kind, Metric, Pace, Rea
 from gpu_exporter.recording import Column, Recording
 
 # The mean of two of these is a third thing that never was: the latest one is taken.
-STATES = frozenset({"bitmask", "bool", "state", "action", "generation", "lanes", "links", "banks"})
+STATES = frozenset({"bitmask", "bool", "state", "action", "generation", "lanes", "links", "banks", "status", "code"})
 
 
 class ReplaySource:
@@ -40,6 +40,9 @@ class ReplaySource:
 
     def expected(self) -> int | None:
         return len(self._recording.gpus)
+
+    def reload_needed(self) -> bool | None:
+        return None
 
     def attach(self, index: int, metrics: Sequence[Metric]) -> ReplayDevice:
         gpu = self._recording.gpus[index]

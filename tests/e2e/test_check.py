@@ -43,6 +43,9 @@ def without_ecc(driver: FakeDriver) -> None:
         (lambda driver: driver.set("TotalEccErrors.1.0", 3), 3, "GPU 0: unhealthy: 3 uncorrectable ECC errors"),
         (lambda driver: driver.set("RemappedRows.2", 1), 3, "to be remapped -> gpu_reset"),
         (lambda driver: driver.set("RemappedRows.3", 1), 3, "could not be remapped -> replace"),
+        (lambda driver: driver.set("SramEccErrorStatus.bThresholdExceeded", 1), 3, "NVIDIA accepts -> replace"),
+        (lambda driver: driver.fail("ValidateInforom", 14), 3, "GPU 0: degraded: its InfoROM is corrupt"),
+        (lambda driver: driver.set("CurrentClocksEventReasons", 0x80), 3, "power supply: see to that\n"),
         (lambda driver: driver.set("FieldValues.230", "u:2"), 3, "asks for a reboot -> node_reboot"),
         (lambda driver: driver.lose(0), 3, "fell off the bus -> node_reboot"),
         (lambda driver: driver.require_reset(0), 3, "needs a reset -> gpu_reset"),
@@ -52,7 +55,8 @@ def without_ecc(driver: FakeDriver) -> None:
         (lambda driver: driver.fail("RemappedRows", 999), 1, "ROW_REMAP_FAILURE): unknown"),
     ],
     ids=[
-        *("ECC error", "pending remap", "remap failure", "recovery action", "lost", "reset required"),
+        *("ECC error", "pending remap", "remap failure", "SRAM", "InfoROM", "power brake"),
+        *("recovery action", "lost", "reset required"),
         *("old errors", "no ECC", "no permission", "unknown error"),
     ],
 )
@@ -115,7 +119,7 @@ def test_json(tmp_path: Path) -> None:
     ended = run("check", "--json", env=driver.environment)
     result = json.loads(ended.stdout)
     assert ended.returncode == 3
-    assert (result["ok"], result["health"], result["missing"]) == (False, "unhealthy", 0)
+    assert (result["ok"], result["health"], result["missing"]) == (False, "degraded", 0)
     healthy, sick = result["gpus"]
     assert (healthy["health"], healthy["action"], healthy["problems"], healthy["unknown"]) == (
         "healthy",
@@ -124,7 +128,9 @@ def test_json(tmp_path: Path) -> None:
         [],
     )
     assert (sick["gpu"], sick["UUID"], sick["action"]) == (1, "GPU-00000000-0000-0000-0000-000000000001", "gpu_reset")
-    assert [(each["metric"], each["value"]) for each in sick["problems"]] == [("DCGM_FI_DEV_ROW_REMAP_PENDING", 1)]
+    [problem] = sick["problems"]
+    assert (problem["metric"], problem["value"]) == ("DCGM_FI_DEV_ROW_REMAP_PENDING", 1)
+    assert (problem["reason"], problem["health"], problem["action"]) == ("row_remap_pending", "degraded", "gpu_reset")
 
 
 def test_no_driver(driver: FakeDriver) -> None:

@@ -193,3 +193,23 @@ def test_the_command_reads_the_log(kmsg: FakeKmsg, tmp_path: Path) -> None:
     assert gone.returncode == 1
     assert gone.stderr.count("\n") == 1
     assert "no such file" in gone.stderr
+
+
+def test_a_drain_code_makes_a_gpu_unhealthy(serve: Serve, driver: FakeDriver, kmsg: FakeKmsg) -> None:
+    exporter = serve("--interval", "200ms", "--kernel-log", str(kmsg.path), env=driver.environment)
+    page = exporter.until(ready)
+    assert page.values("gpu_health_state", state="healthy") == [1, 1]
+    kmsg.xid(31)
+    kmsg.xid(119, gpu=1)
+    page = exporter.until(lambda page: bool(counted(page, "1")))
+    page = exporter.until(lambda page: page.values("gpu_health_state", state="unhealthy") == [0, 1])
+    assert page.values("gpu_health_reason", gpu="1", reason="xid_119", action="gpu_reset") == [1]
+    (_, sick) = json.loads(exporter.get("/api/v1/gpus")[1])["gpus"]
+    assert (sick["health"], sick["action"]) == ("unhealthy", "gpu_reset")
+
+
+def test_a_drain_code_of_long_ago_does_not(serve: Serve, driver: FakeDriver, kmsg: FakeKmsg) -> None:
+    kmsg.xid(119, at=time.time() - 700)
+    exporter = serve("--interval", "200ms", "--kernel-log", str(kmsg.path), env=driver.environment)
+    page = exporter.until(lambda page: bool(counted(page)))
+    assert page.values("gpu_health_state", state="healthy") == [1, 1]

@@ -98,6 +98,11 @@ H200: Mapping[str, Value] = {
     "BAR1MemoryInfo.free": 274876203008,
     "BAR1MemoryInfo.used": 1703936,
     "RowRemapperHistogram.max": 3072,
+    "SramEccErrorStatus.bThresholdExceeded": 0,
+    "RepairStatus.channel": 0,
+    "RepairStatus.tpc": 0,
+    "ValidateInforom": 1,
+    **dict.fromkeys(("GpuFabricInfoV.state", "GpuFabricInfoV.status", "GpuFabricInfoV.mask"), 0),  # no fabric
     **dict.fromkeys(("CurrPcieLinkGeneration", "MaxPcieLinkGeneration"), 5),
     **dict.fromkeys(("CurrPcieLinkWidth", "MaxPcieLinkWidth"), 16),
     **_numbered("FieldValues", {78: 18878477344, 80: 9512175264, 81: 9512175264, 140: 28, 141: 141}),

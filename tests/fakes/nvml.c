@@ -507,6 +507,9 @@ INDEXED(NvLinkState, unsigned)
 
 struct memory { u64 total, free, used; };
 struct memory_v2 { unsigned version; u64 total, reserved, free, used; };
+struct sram { unsigned version; u64 counts[11]; unsigned exceeded; };
+struct repair { unsigned version, channel, tpc; };
+struct fabric { unsigned version; unsigned char cluster[16]; unsigned status, clique, state, mask; };
 struct histogram { unsigned max, high, partial, low, none; };
 
 int nvmlDeviceGetMemoryInfo(struct gpu *device, struct memory *out)
@@ -531,6 +534,15 @@ CALL(RemappedRows, (struct gpu *device, unsigned *corrected, unsigned *other, un
 STRUCT(RowRemapperHistogram, histogram, INT, {"max", &out->max}, {"high", &out->high}, {"partial", &out->partial},
        {"low", &out->low}, {"none", &out->none})
 NUMBER(RetiredPagesPendingStatus, unsigned)
+VERSIONED(SramEccErrorStatus, sram, 1, INT, {"bThresholdExceeded", &out->exceeded})
+VERSIONED(RepairStatus, repair, 1, INT, {"channel", &out->channel}, {"tpc", &out->tpc})
+VERSIONED(GpuFabricInfoV, fabric, 2, INT, {"state", &out->state}, {"status", &out->status}, {"mask", &out->mask})
+
+int nvmlDeviceValidateInforom(struct gpu *device)
+{
+    unsigned answer;
+    return numbers(device, "ValidateInforom", INT, PARTS({"", &answer}));
+}
 
 static int retired_pages(struct gpu *device, const char *call, unsigned cause, unsigned *count, u64 *pages, u64 *times)
 {

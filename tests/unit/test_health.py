@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 
 import pytest
@@ -26,25 +27,23 @@ H200: Mapping[Metric, float | str] = {
 
 def snapshot(*gpus: tuple[Gpu, Mapping[Metric, float | str] | str], expected: int = 0) -> Snapshot:
     """GPUs with values and outcomes (text), or down for a reason."""
-    samples = [Sample(Series(m.EXPECTED), expected)]
-    status = []
-    for gpu, values in gpus:
-        if isinstance(values, str):
-            status.append(GpuStatus(gpu, up=False, reason=values))
+    found = []
+    for gpu, told in gpus:
+        if isinstance(told, str):
+            found.append(health.judge(GpuStatus(gpu, up=False, reason=told), (), str))
             continue
-        status.append(GpuStatus(gpu, up=True, read_at=1.0))
-        for metric, value in values.items():
-            if isinstance(value, str):
-                why = m.SUPPORTED if value.startswith("no") else m.FIELD_FAILURES
-                samples.append(Sample(Series(why, gpu, (("metric", metric.key), ("reason", value))), 0))
-            else:
-                samples.append(Sample(Series(metric, gpu), value))
-    return Snapshot(1.0, "nvml", tuple(samples), tuple(status))
+        samples = [Sample(Series(metric, gpu), value) for metric, value in told.items() if not isinstance(value, str)]
+        outcomes = {metric: value for metric, value in told.items() if isinstance(value, str)}
+        found.append(
+            health.judge(GpuStatus(gpu, up=True), samples, defaultdict(lambda: "not_read", outcomes).__getitem__)
+        )
+    status = tuple(GpuStatus(verdict.gpu, up=True) for verdict in found)
+    return Snapshot(1.0, "nvml", (Sample(Series(m.EXPECTED), expected),), status, verdicts=tuple(found))
 
 
 def of(values: Mapping[Metric, float | str] | str) -> Verdict:
     """The verdict on one GPU."""
-    [found] = health.verdict(snapshot((GPU, values)))
+    [found] = snapshot((GPU, values)).verdicts
     return found
 
 
@@ -59,24 +58,97 @@ def test_healthy() -> None:
     ("values", "action", "said"),
     [
         ({m.ECC_DBE_VOL: 3}, Action.GPU_RESET, ["3 uncorrectable ECC errors since the driver was loaded"]),
-        ({m.REMAP_PENDING: 1}, Action.GPU_RESET, ["waits for a reset to be remapped"]),
         ({m.REMAP_FAILURE: 1}, Action.REPLACE, ["could not be remapped"]),
-        ({m.RETIRED_PENDING: 1}, Action.NODE_REBOOT, ["wait for a reboot to be retired"]),
+        ({m.SRAM_EXCEEDED: 1}, Action.REPLACE, ["SRAM had more uncorrectable errors"]),
         ({m.RECOVERY: 1}, Action.GPU_RESET, ["asks for a reset"]),
         ({m.RECOVERY: 2}, Action.NODE_REBOOT, ["asks for a reboot"]),
         ({m.RECOVERY: 3}, Action.DRAIN, ["drain peer-to-peer"]),
         ({m.RECOVERY: 4}, Action.DRAIN, ["drain this GPU and reset it"]),
         ({m.RECOVERY: 12}, Action.DRAIN, ["recovery action 12, which is newer"]),
         ({m.REMAP_FAILURE: 1, m.RECOVERY: 1}, Action.REPLACE, ["could not be remapped", "asks for a reset"]),
+        ({m.ECC_DBE_VOL: 1, m.REMAP_PENDING: 1}, Action.GPU_RESET, ["1 uncorrectable", "waits for a reset"]),
     ],
 )
-def test_problems(values: Mapping[Metric, float], action: Action, said: list[str]) -> None:
+def test_unhealthy(values: Mapping[Metric, float], action: Action, said: list[str]) -> None:
     """Each fault has its words and its repair; of several the heaviest counts."""
     found = of({**H200, **values})
     assert found.health is Health.UNHEALTHY
     assert found.action is action
     assert [part in problem.words for part, problem in zip(said, found.problems, strict=True)] == [True] * len(said)
     assert {problem.metric: problem.value for problem in found.problems} == values
+
+
+LINK = {m.GPU_UTIL: 90, m.PCIE_GEN: 5, m.PCIE_WIDTH: 16, m.PCIE_MAX_GEN: 5, m.PCIE_MAX_WIDTH: 16}
+IN_FABRIC = {m.FABRIC: 3, m.NVLINK_COUNT: 18, m.NVLINK_UP: 18}
+
+
+@pytest.mark.parametrize(
+    ("values", "reason", "action", "said"),
+    [
+        ({m.REMAP_PENDING: 1}, "row_remap_pending", Action.GPU_RESET, "waits for a reset to be remapped"),
+        ({m.RETIRED_PENDING: 1}, "retired_pages_pending", Action.NODE_REBOOT, "wait for a reboot to be retired"),
+        ({m.INFOROM: 0}, "inforom_corrupt", Action.REPLACE, "flash it"),
+        ({m.CLOCK_EVENTS: 0x40}, "hw_thermal_slowdown", Action.NONE, "too hot"),
+        ({m.CLOCK_EVENTS: 0x80 | 0x4}, "hw_power_brake", Action.NONE, "power supply"),
+        ({m.TEMP_MARGIN: 3}, "low_thermal_margin", Action.NONE, "3 degrees are left"),
+        ({m.TEMP_MARGIN: -2, m.GPU_TEMP: 90}, "low_thermal_margin", Action.NONE, "-2 degrees"),
+        ({m.GPU_TEMP: 88, m.SLOWDOWN_TEMP: 89}, "low_thermal_margin", Action.NONE, "1 degrees"),
+        ({**LINK, m.PCIE_GEN: 3}, "pcie_link_degraded", Action.NODE_REBOOT, "at 25% of its highest speed"),
+        ({**LINK, m.PCIE_WIDTH: 8}, "pcie_link_degraded", Action.NODE_REBOOT, "at 50% of its highest speed"),
+        ({**LINK, m.PCIE_WIDTH: 8, m.PCIE_GEN: 4}, "pcie_link_degraded", Action.NODE_REBOOT, "at 25%"),
+        ({m.FABRIC: 2}, "fabric_not_ready", Action.NONE, "nvidia-fabricmanager"),
+        ({**IN_FABRIC, m.NVLINK_UP: 16}, "nvlink_down", Action.GPU_RESET, "2 of its NVLinks"),
+    ],
+)
+def test_degraded(values: Mapping[Metric, float], reason: str, action: Action, said: str) -> None:
+    """What a job that runs survives, and a new one should not be given."""
+    found = of({**H200, **values})
+    assert found.health is Health.DEGRADED
+    [problem] = found.problems
+    assert (problem.reason, problem.action) == (reason, action)
+    assert said in problem.words
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {**LINK, m.GPU_UTIL: 0, m.PCIE_GEN: 1},
+        {**LINK, m.GPU_UTIL: 49, m.PCIE_WIDTH: 8},
+        LINK,
+        {m.GPU_UTIL: 100, m.PCIE_GEN: 3},
+        {m.GPU_UTIL: 100, m.PCIE_MAX_GEN: 5},
+        {m.CLOCK_EVENTS: 0x4 | 0x8 | 0x20},
+        {m.TEMP_MARGIN: 4},
+        {m.TEMP_MARGIN: 20, m.GPU_TEMP: 89, m.SLOWDOWN_TEMP: 89},
+        {m.GPU_TEMP: 85, m.SLOWDOWN_TEMP: 89},
+        {m.GPU_TEMP: 89},
+        {m.NVLINK_COUNT: 18, m.NVLINK_UP: 12},
+        {**IN_FABRIC},
+        {m.FABRIC: 3, m.NVLINK_COUNT: 18},
+        {m.INFOROM: 1, m.SRAM_EXCEEDED: 0, m.PERSISTENCE: 0},
+    ],
+)
+def test_no_fault(values: Mapping[Metric, float]) -> None:
+    """Links that save power, a power cap, bridged boards with idle links, and half of what a rule needs."""
+    assert of({**H200, **values}).health is Health.HEALTHY
+
+
+def test_what_others_know() -> None:
+    """Problems from elsewhere count beside ours, whether the GPU answers or not, and beside what is not known."""
+    told = health.Problem(m.UP, 79, "Xid 79", Action.NODE_REBOOT, "xid_79", Health.DEGRADED)
+    for status, samples in ((GpuStatus(GPU, True), ()), (GpuStatus(GPU, False, "source_lost"), ())):
+        found = health.judge(status, samples, lambda metric: "not_read", [told])
+        assert (found.health, found.action, found.problems) == (Health.DEGRADED, Action.NODE_REBOOT, (told,))
+    lost = health.judge(GpuStatus(GPU, False, "lost"), (), str, [told])
+    assert [each.reason for each in lost.problems] == ["lost", "xid_79"]
+
+
+def test_reasons_are_stable_words() -> None:
+    """A label value that alerts select on: one action and level for each, but where the driver says which."""
+    by_reason = {fault.reason: (fault.health, fault.action) for fault in health.ALL_FAULTS}
+    several = {f.reason for f in health.ALL_FAULTS if (f.health, f.action) != by_reason[f.reason]}
+    assert several == {"recovery_action"}
+    assert all(reason.replace("_", "").isalpha() and reason == reason.lower() for reason in by_reason)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +216,8 @@ def test_what_was_never_read_is_unknown() -> None:
 
 def test_a_problem_outweighs_what_is_not_known() -> None:
     """Unhealthy stays unhealthy."""
-    assert of({**H200, m.REMAP_PENDING: 1, m.RECOVERY: "unknown"}).health is Health.UNHEALTHY
+    assert of({**H200, m.REMAP_FAILURE: 1, m.RECOVERY: "unknown"}).health is Health.UNHEALTHY
+    assert of({**H200, m.REMAP_PENDING: 1, m.RECOVERY: "unknown"}).health is Health.DEGRADED
 
 
 def test_rows_are_cheap() -> None:
@@ -155,7 +228,8 @@ def test_rows_are_cheap() -> None:
 # --- the report of `check` -----------------------------------------------------------------------------------------
 
 SECOND = Gpu(1, uuid="GPU-1")
-SICK = {**H200, m.REMAP_PENDING: 1}
+SICK = {**H200, m.REMAP_FAILURE: 1}
+TIRED = {**H200, m.REMAP_PENDING: 1}
 
 
 @pytest.mark.parametrize(
@@ -163,6 +237,9 @@ SICK = {**H200, m.REMAP_PENDING: 1}
     [
         ([(GPU, H200), (SECOND, H200)], 2, None, Health.HEALTHY, [0, 1], 0),
         ([(GPU, H200), (SECOND, SICK)], 2, None, Health.UNHEALTHY, [0, 1], 0),
+        ([(GPU, H200), (SECOND, TIRED)], 2, None, Health.DEGRADED, [0, 1], 0),
+        ([(GPU, SICK), (SECOND, TIRED)], 2, None, Health.UNHEALTHY, [0, 1], 0),
+        ([(GPU, TIRED), (SECOND, "no_permission")], 2, None, Health.DEGRADED, [0, 1], 0),
         ([(GPU, H200), (SECOND, SICK)], 2, {0}, Health.HEALTHY, [0], 0),
         ([(GPU, H200), (SECOND, H200)], 8, None, Health.UNHEALTHY, [0, 1], 6),
         ([(GPU, H200), (SECOND, H200)], 8, {1}, Health.HEALTHY, [1], 0),

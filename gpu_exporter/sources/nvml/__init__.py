@@ -13,11 +13,12 @@ from typing import Any
 
 import pynvml
 
-from gpu_exporter.model import Gpu, GpuLost, Labels, Metric, SourceLost
+from gpu_exporter.model import Gpu, GpuLost, Labels, Metric
 from gpu_exporter.sources.nvml.device import NvmlDevice
-from gpu_exporter.sources.nvml.errors import LIBRARY_LOST, explain, outcome, raise_if_lost
+from gpu_exporter.sources.nvml.errors import LIBRARY_LOST, outcome, raise_if_lost, source_lost
 from gpu_exporter.sources.nvml.turn import Turn
 from gpu_exporter.sources.nvml.unload import shut_down
+from gpu_exporter.sources.nvml.version import reload_needed
 
 
 @contextmanager
@@ -25,7 +26,7 @@ def _library() -> Iterator[None]:
     try:
         yield
     except pynvml.NVMLError as error:
-        raise SourceLost(explain(error.value)) from error
+        raise source_lost(error.value) from error
 
 
 class NvmlSource:
@@ -80,6 +81,9 @@ class NvmlSource:
             with suppress(OSError):
                 found += (function / "class").read_text().startswith("0x03")
         return found or None
+
+    def reload_needed(self) -> bool | None:
+        return reload_needed(self._sysfs, self._procfs)
 
     def attach(self, index: int, metrics: Sequence[Metric]) -> NvmlDevice:
         try:

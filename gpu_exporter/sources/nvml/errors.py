@@ -26,6 +26,13 @@ LIBRARY_LOST = {
     pynvml.NVML_ERROR_LIBRARY_NOT_FOUND,
     pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
 }
+REASONS = {
+    pynvml.NVML_ERROR_UNINITIALIZED: "reloaded",
+    pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "not_loaded",
+    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: "no_library",
+    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "version_mismatch",
+    pynvml.NVML_ERROR_NO_PERMISSION: "no_permission",
+}
 CURES = {
     pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: "libnvidia-ml.so.1 not found: install the NVIDIA driver, or give the"
     " container the NVIDIA runtime (NVIDIA_DRIVER_CAPABILITIES=utility)",
@@ -45,9 +52,14 @@ def outcome(code: int) -> str:
 def raise_if_lost(code: int, what: str) -> None:
     """Raise SourceLost or GpuLost for the codes that mean it; return for all others."""
     if code in LIBRARY_LOST:
-        raise SourceLost(explain(code))
+        raise source_lost(code)
     if code in LOST:
         raise GpuLost(f"{what}: {pynvml.NVMLError(code)}", LOST[code])
+
+
+def source_lost(code: int) -> SourceLost:
+    """The error that this code is."""
+    return SourceLost(explain(code), REASONS.get(code, "unknown"))
 
 
 def explain(code: int) -> str:

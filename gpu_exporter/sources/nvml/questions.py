@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from ctypes import byref
 from typing import Any
 
 import pynvml
@@ -52,11 +53,51 @@ def _memory(handle: Any) -> dict[str, float]:
     return {**found, "used_ratio": found["used"] / usable} if usable > 0 else found
 
 
+# A structure goes to these bindings as a pointer: given one by value, the driver writes to a stray address.
+
+
+def _sram(handle: Any) -> Any:
+    status = pynvml.c_nvmlEccSramErrorStatus_v1_t()
+    pynvml.nvmlDeviceGetSramEccErrorStatus(handle, byref(status))
+    return status
+
+
+FABRIC_COMPLETED, FABRIC_FAILED = 3, 4
+# Where each fault has its two bits of the health mask: 0 not known, 1 yes, 2 no.
+FABRIC_FAULTS = {"degraded_bandwidth": 0, "route_recovery": 2, "route_unhealthy": 4, "access_timeout_recovery": 6}
+
+
+def _fabric(handle: Any) -> dict[str, float]:
+    """DCGM's status: NVML's state, and 4 if the way into the fabric ended with an error. Empty without a fabric."""
+    info = pynvml.c_nvmlGpuFabricInfoV_t()
+    pynvml.nvmlDeviceGetGpuFabricInfoV(handle, byref(info))
+    if not info.state:
+        return {}
+    error = int(info.status) if info.state == FABRIC_COMPLETED else 0  # before, it means nothing
+    faults = {fault: (info.healthMask >> shift) & 3 for fault, shift in FABRIC_FAULTS.items()}
+    return {
+        "status": FABRIC_FAILED if error else int(info.state),
+        "error": error,
+        **{fault: float(bits == 1) for fault, bits in faults.items() if bits},
+    }
+
+
+def _inforom(handle: Any) -> bool:
+    try:
+        pynvml.nvmlDeviceValidateInforom(handle)
+    except pynvml.NVMLError_CorruptedInforom:
+        return False
+    return True
+
+
 # Where one binding call is not the whole story; every other Call goes straight to `nvmlDeviceGet<name>`.
 ADAPTERS: Mapping[str, Callable[..., Any]] = {
     "Temperature": _temperature,
     "CurrentClocksEventReasons": _clock_events,
     "MemoryInfo": _memory,
+    "SramEccErrorStatus": _sram,
+    "GpuFabricInfoV": _fabric,
+    "ValidateInforom": _inforom,
     "RetiredPages": lambda handle, cause: len(pynvml.nvmlDeviceGetRetiredPages(handle, cause)),
 }
 

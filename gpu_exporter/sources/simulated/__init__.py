@@ -82,6 +82,9 @@ class SimulatedSource:
     def expected(self) -> int | None:
         return self._gpus
 
+    def reload_needed(self) -> bool | None:
+        return None
+
     def attach(self, index: int, metrics: Sequence[Metric]) -> SimulatedDevice:
         identity = f"{self._seed}/{self.node}/{index}"
         faults = [fault for fault in self._faults if fault.hits(self.node, index)]
@@ -91,7 +94,7 @@ class SimulatedSource:
         """Seconds since the start. Raises SourceLost while the driver is reloaded."""
         now = self._clock()
         if script.last_end(self._reloads, script.RELOAD, now) > now:
-            raise SourceLost(f"{self.node}: the driver is being reloaded, as --faults says")
+            raise SourceLost(f"{self.node}: the driver is being reloaded, as --faults says", "reloaded")
         return now
 
     def loaded(self, now: float) -> float:
