@@ -12,7 +12,10 @@ import time
 from collections.abc import Callable, Sequence
 
 from gpu_exporter import metrics as m
+from gpu_exporter.events import EventLog, Evidence
+from gpu_exporter.kernel_log import same_device
 from gpu_exporter.model import Gpu, GpuStatus, Metric, Snapshot, Source, SourceLost
+from gpu_exporter.release import HandOver, Release
 from gpu_exporter.snapshot import Composer, GpuRecord
 from gpu_exporter.worker import Backoff, Worker
 
@@ -21,8 +24,24 @@ log = logging.getLogger(__name__)
 RESCAN_SECONDS = 5.0
 # Series of a GPU that was not read for this many intervals are withdrawn: Prometheus would stamp them as fresh.
 STALE_INTERVALS = 3
+# What is kept of a GPU with an event of it.
+EVIDENCE = frozenset(
+    {
+        m.SM_CLOCK,
+        m.GPU_TEMP,
+        m.MEMORY_TEMP,
+        m.POWER,
+        m.POWER_INSTANT,
+        m.FB_USED,
+        m.ECC_SBE_VOL,
+        m.ECC_DBE_VOL,
+        m.RECOVERY,
+    }
+)
 # A GPU whose read takes longer than this, or an interval if that is longer, is stuck in its driver.
 DEADLINE_SECONDS = 1.0
+# How often a release that a driver call holds up is tried again.
+RELEASE_RETRY_SECONDS = 0.5
 
 
 class Collector:
@@ -37,8 +56,10 @@ class Collector:
         interval: float = 1.0,
         gauge_window: float = 15.0,
         expected: int | None = None,
+        events: EventLog | None = None,
     ) -> None:
         self.source = source
+        self.events = events
         self.metrics = metrics
         self.interval = interval
         self.gauge_window = gauge_window
@@ -59,6 +80,7 @@ class Collector:
         self._published_in = 0.0
         self._first_contact = threading.Event()
         self._poke = threading.Event()
+        self.handover = HandOver(self._poke.set)
         self._done = threading.Condition()
         self._workers: list[Worker] = []
         self._records: dict[str, GpuRecord] = {}
@@ -100,6 +122,28 @@ class Collector:
         closing.join(max(0.1, end - time.monotonic()))
         return not closing.is_alive()
 
+    # --- the hand-over --------------------------------------------------------------------------------------------
+
+    def held(self) -> str:
+        """What of the driver is still held although it was released, and why, in one line; else nothing."""
+        release = self.handover.release
+        return release.held([worker.index for worker in self._workers if worker.busy]) if release else ""
+
+    def problem(self) -> str:
+        """Why the library can't be used, in one line; else nothing."""
+        return "" if self.up else self._error or "the library has not answered yet"
+
+    def _let_go(self, release: Release) -> float:
+        """Close the library, once no call is inside. Returns when to look again, in seconds."""
+        if release.closed:
+            return release.left
+        if self.up:
+            self._error = "the library has not answered yet"
+        if not self._detached():
+            return min(release.left, RELEASE_RETRY_SECONDS)
+        release.close(self.source)
+        return release.left
+
     # --- the library --------------------------------------------------------------------------------------------
 
     def source_lost(self, generation: int, error: SourceLost) -> None:
@@ -122,15 +166,11 @@ class Collector:
             wait = RESCAN_SECONDS
             try:
                 self._reload = self.source.reload_needed()
-                if not self.up:
-                    self._reopen()
-                    retry.reset()
-                elif not self._wants_restart():
-                    restart.reset()
-                elif time.monotonic() >= restart.due:
-                    restart.failed()
-                    self._reopen()
-                self._rescan()
+                release = self.handover.present()
+                if release:
+                    wait = self._let_go(release)
+                else:
+                    self._keep_open(retry, restart)
             except SourceLost as error:
                 self._lost(error)
                 wait = retry.failed()
@@ -141,24 +181,46 @@ class Collector:
             self._poke.wait(wait)
             self._poke.clear()
 
+    def _keep_open(self, retry: Backoff, restart: Backoff) -> None:
+        if not self.up:
+            self._reopen()
+            retry.reset()
+        elif not self._wants_restart():
+            restart.reset()
+        elif time.monotonic() >= restart.due:
+            restart.failed()
+            self._reopen()
+        self._rescan()
+
+    def _idle(self, patience: float) -> bool:
+        """Wait until no worker is in a driver call; False if that takes too long."""
+        with self._done:
+            return self._done.wait_for(
+                lambda: self.stopping.is_set() or not any(worker.busy for worker in self._workers), patience
+            )
+
+    def _detached(self) -> bool:
+        """Have each worker give its GPU back, on its own thread: a handle is of no use to the library that is loaded
+        next. False if one is stuck: a library must not be closed while a call is inside it, for that can crash."""
+        self.generation += 1
+        self.up = False
+        for worker in self._workers:
+            worker.wake.set()
+        return self._idle(DEADLINE_SECONDS)
+
     def _reopen(self) -> None:
-        """Open the library anew. It is closed before only if no call is inside it, for that can crash; a call that is
-        stuck there keeps nobody else: a library that answers goes on as before, another is opened once more."""
+        """Open the library anew. It is closed before only if no call is inside it. A call that is stuck there keeps
+        nobody else: a library that answers goes on as before, another is opened once more."""
         self.paused = True
         try:
-            with self._done:
-                idle = self._done.wait_for(
-                    lambda: self.stopping.is_set() or not any(worker.busy for worker in self._workers), self.deadline
-                )
+            idle = self._idle(self.deadline)
             if not self.stopping.is_set() and (idle or not self.up):
                 self._open(close=idle)
         finally:
             self.paused = False
 
     def _open(self, *, close: bool) -> None:
-        self.generation += 1
-        self.up = False
-        if close:
+        if self._detached() and close:
             self.source.close()
         self.source.open()
         if self.source.count() == 0:
@@ -239,21 +301,41 @@ class Collector:
         known = self._records.copy()  # first: a GPU that is named meanwhile must not be listed twice
         nameless = [worker.record for worker in self._workers[: self._count] if worker.nameless]
         records = sorted((*known.values(), *nameless), key=lambda record: record.gpu.index)
+        release = self.handover.release
         mismatch = not self.up and self._reason == "version_mismatch"
-        own = [
+        reload: tuple[tuple[Metric, float], ...] = ()
+        if mismatch or self._reload is not None:
+            reload = ((m.RELOAD_NEEDED, mismatch or bool(self._reload)),)
+        own: tuple[tuple[Metric, float], ...] = (
             (m.EXPECTED, self._seen if self._configured is None else self._configured),
             (m.INTERVAL, self.interval),
             (m.RENDER_TIME, round(self._published_in, 6)),
-        ]
-        if mismatch or self._reload is not None:
-            own.append((m.RELOAD_NEEDED, mismatch or bool(self._reload)))
+            (m.RELEASED, bool(release and release.done)),
+            *([(m.RELEASED_UNTIL, round(release.until, 3))] if release else ()),
+            *reload,
+        )
+        down = "" if self.up else "released" if release else self._reason
         stale = STALE_INTERVALS * self.interval
-        gpus = [(record, self._status(record)) for record in records]
-        return self._composer.compose(gpus, "" if self.up else self._reason, own, stale)
+        return self._composer.compose(
+            [(record, self._status(record)) for record in records], down, own, stale, self.events
+        )
+
+    def look(self, pci: str) -> Evidence | None:
+        """The GPU at a PCI address and what is known of it now, for who asks why."""
+        for record in self._records.copy().values():
+            if same_device(record.gpu.pci_bus_id, pci):
+                values = {str(series.metric): value for series, value in record.samples if series.metric in EVIDENCE}
+                return Evidence(record.gpu, values)
+        return None
 
     def _status(self, record: GpuRecord) -> GpuStatus:
         worker = self._owners.get(record) or self._workers[record.gpu.index]
         present = worker.record is record
         stalled = worker.stalled if present else 0.0
-        reason = "gone" if not present else record.reason if self.up else "source_lost"
+        if not present:
+            reason = "gone"
+        elif self.handover.release:
+            reason = "stalled" if stalled else "released"
+        else:
+            reason = record.reason if self.up else "source_lost"
         return GpuStatus(record.gpu, not reason, reason, record.read_at, stalled)

@@ -8,21 +8,26 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import click
 
-from gpu_exporter import check, doctor, finding, health, node, record, render
-from gpu_exporter.config import Config, duration, interval, metric_set
+from gpu_exporter import check, doctor, finding, health, node, record, remote, render
+from gpu_exporter.config import Config, duration, hand_over, interval, metric_set
+from gpu_exporter.events import EventLog
 from gpu_exporter.exposition import Renderer, Variant
+from gpu_exporter.kernel_watch import KernelWatch
 from gpu_exporter.library import readings
 from gpu_exporter.metrics import METRICS, selected
-from gpu_exporter.model import Metric, MetricSet, Snapshot
+from gpu_exporter.model import GpuExporterError, Metric, MetricSet, Snapshot
 from gpu_exporter.options import SOURCE_SETTINGS, parsed, settings
 from gpu_exporter.render.reference import read_from
 from gpu_exporter.serve import everywhere, observe
 from gpu_exporter.sources import chosen, only
+from gpu_exporter.xids import load
 
 
 @click.group()
@@ -157,3 +162,63 @@ def check_command(gpus: frozenset[int] | None, as_json: bool, **values: Any) -> 
     report = check.report(snapshot, gpus)
     click.echo(json.dumps(check.as_dict(report), indent=2) if as_json else "\n".join(check.lines(report)))
     _exit(check.EXIT_CODES[report.health], clean)
+
+
+@commands.command("events")
+@settings("kernel_log", "xid_overrides", "procfs")
+@click.option("--json", "as_json", is_flag=True, help="JSON instead of lines.")
+def events_command(as_json: bool, **values: Any) -> None:
+    """Show the last Xids in the kernel log, the newest last: which GPU, whose fault, what repairs it.
+
+    A running exporter has the same, with what the GPU was doing then, at /api/v1/events.
+    """
+    config = Config(**values)
+    events = EventLog(load(config.xid_overrides), lambda pci: None)
+    watch = KernelWatch(events, Path(config.kernel_log), None, procfs=config.procfs)
+    watch.turn()
+    if watch.reason:
+        raise GpuExporterError(f"kernel log {watch.reason}")
+    found = events.recent()
+    if as_json:
+        click.echo(json.dumps({"events": found}, indent=2))
+        return
+    for event in reversed(found):
+        who = f" (pid {event['pid']}, {event['process']})" if event["pid"] else ""
+        click.echo(
+            f"{datetime.fromtimestamp(event['at']).astimezone().isoformat(timespec='seconds')}  {event['pci_bus_id']}"
+            f"  Xid {event['xid']} {event['name']}: {event['meaning']}{who}; {event['kind']} -> {event['action']}"
+        )
+    if not found:
+        click.echo("no Xids in the kernel log")
+
+
+def _of_a_running_one(function: Callable[..., None]) -> Callable[..., None]:
+    """Options that say which exporter, and why it should obey."""
+    file = click.Path(path_type=Path)
+    for option in (
+        click.option("--ca-file", type=file, help="Certificates of the authority that an https URL is verified with."),
+        click.option("--password-file", type=file, help="The user's password."),
+        click.option("--user", default="", help="Whom to log in as, instead of the token."),
+        settings("token_file"),
+        click.option("--url", default="http://localhost:9400", show_default=True, help="The running exporter."),
+    ):
+        function = option(function)
+    return function
+
+
+@commands.command("release")
+@_of_a_running_one
+@click.option("--for", "seconds", type=parsed(hand_over), default="10m", show_default=True, help="Until it resumes.")
+def release_command(seconds: float, **of: Any) -> None:
+    """Have a running exporter let go of the driver, for a driver upgrade, a MIG change or a GPU reset.
+
+    Exit code 0 if it holds nothing of the driver any more, until `resume` or the end of the time. Again extends it.
+    """
+    click.echo(remote.Remote(**of).post(f"/-/release?for={seconds:.3f}"))
+
+
+@commands.command("resume")
+@_of_a_running_one
+def resume_command(**of: Any) -> None:
+    """Have it take the driver up again. Exit code 0 if that answers."""
+    click.echo(remote.Remote(**of).post("/-/resume"))

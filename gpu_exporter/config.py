@@ -57,6 +57,14 @@ def interval(text: str) -> float:
     return seconds
 
 
+def hand_over(text: str) -> float:
+    """A duration of at most a day, after which a node that nobody resumed is watched again."""
+    seconds = duration(text)
+    if seconds > 24 * 3600:
+        raise ValueError(f"{text!r} is too long; use at most 24h, and ask again")
+    return seconds
+
+
 def speed(text: str) -> float:
     """A positive factor."""
     try:
@@ -143,12 +151,15 @@ class Config:
     metrics: MetricSet        = _setting("Which metrics to expose, default or full.", metric_set, "default")
     processes: bool           = _setting("Whether to expose memory and SM share of each process on a GPU.", boolean, "false")
     procfs: Path              = _setting("Where processes are looked up; must be the host's (hostPID, or mounted), except with NVIDIA's open kernel modules.", Path, "/proc")
+    kernel_log: str           = _setting("The kernel log, for Xids: /dev/kmsg, a kern.log or journal as a file, or none.", str, "/dev/kmsg")
+    state_dir: Path | None    = _setting("A directory in which Xids are kept over a restart.", Path)
     expected_gpus: int | None = _setting("GPUs that ought to be there (else: bound to the driver, or most seen).", count)
     xid_overrides: Path | None = _setting("YAML or CSV file that changes rows of the Xid table.", Path)
     node_name: str            = _setting("The node's name, for the Hostname label (else: the host's name).", str, "")
     log_level: str            = _setting("How much to log.", choice("debug", "info", "warning", "error"), "info")
+    token_file: Path | None   = _setting("Where to write a token with which this machine's users of `release` and `resume` may do so.", Path)
     web_config_file: Path | None = _setting("TLS, passwords and headers, as in Prometheus' exporter-toolkit.", Path, flag="web.config.file")
-    web_enable_lifecycle: bool   = _setting("Whether POST /-/quit and /-/reload do anything.", boolean, "false", "web.enable-lifecycle")
+    web_enable_lifecycle: bool   = _setting("Whether POST /-/quit, /-/reload, /-/release and /-/resume do anything.", boolean, "false", "web.enable-lifecycle")
 # fmt: on
 
 

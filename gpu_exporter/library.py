@@ -61,7 +61,7 @@ def readings(snapshot: Snapshot) -> tuple[GpuReading, ...]:
 def read(*, metrics: str = "default", gpus: Sequence[int] | None = None) -> tuple[GpuReading, ...]:
     """The GPUs of this machine, now: the latest collection of a loop that runs in the background once a second.
 
-    The first call starts the loop and takes up to a second; all others take microseconds and never wait for a driver.
+    The first call starts the loop and takes up to a second; all others take 0.3 ms and never wait for a driver.
     Profiling values (SM active, tensor, DRAM …) are means over the last second; for an exact mean between two calls
     subtract their time integrals (`gpu_sm_active_seconds_total`). `metrics` is `default` or `full`; `gpus` are the
     indices to read, as nvidia-smi counts them: in a job with a process for each GPU, the process's own.

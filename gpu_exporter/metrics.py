@@ -67,16 +67,16 @@ DEC_UTIL     = Metric("DCGM_FI_DEV_DEC_UTIL",      GAUGE, "percent", "Video deco
 # --- clocks, power, temperature -------------------------------------------------------------------------------------------------------
 SM_CLOCK      = Metric("DCGM_FI_DEV_SM_CLOCK",        GAUGE, "MHz", "SM clock.",              0, 10_000, dcgm=100, nvml=Call("ClockInfo", (1,)))
 MEM_CLOCK     = Metric("DCGM_FI_DEV_MEM_CLOCK",       GAUGE, "MHz", "Memory clock.",          0, 50_000, dcgm=101, nvml=Call("ClockInfo", (2,)))
-VIDEO_CLOCK   = Metric("DCGM_FI_DEV_VIDEO_CLOCK",     GAUGE, "MHz", "Video engine clock.",    0, 10_000, dcgm=102, nvml=Call("ClockInfo", (3,)), pace=SLOW)
+VIDEO_CLOCK   = Metric("DCGM_FI_DEV_VIDEO_CLOCK",     GAUGE, "MHz", "Video engine clock.",    0, 10_000, dcgm=102, nvml=Call("ClockInfo", (3,)), pace=SLOW, set=FULL)
 MAX_SM_CLOCK  = Metric("DCGM_FI_DEV_MAX_SM_CLOCK",    GAUGE, "MHz", "Highest SM clock.",      0, 10_000, dcgm=113, nvml=Call("MaxClockInfo", (1,)), pace=STATIC)
 MAX_MEM_CLOCK = Metric("DCGM_FI_DEV_MAX_MEM_CLOCK",   GAUGE, "MHz", "Highest memory clock.",  0, 50_000, dcgm=114, nvml=Call("MaxClockInfo", (2,)), pace=STATIC)
-MAX_VID_CLOCK = Metric("DCGM_FI_DEV_MAX_VIDEO_CLOCK", GAUGE, "MHz", "Highest video clock.",   0, 10_000, dcgm=115, nvml=Call("MaxClockInfo", (3,)), pace=STATIC)
+MAX_VID_CLOCK = Metric("DCGM_FI_DEV_MAX_VIDEO_CLOCK", GAUGE, "MHz", "Highest video clock.",   0, 10_000, dcgm=115, nvml=Call("MaxClockInfo", (3,)), pace=STATIC, set=FULL)
 
 POWER         = Metric("DCGM_FI_DEV_POWER_USAGE",          GAUGE, "watts", "Board power, mean of the last second (hides faster swings).", 0, 5_000, dcgm=155, nvml=Call("PowerUsage"), scale=MILLI)
 POWER_INSTANT = Metric("DCGM_FI_DEV_POWER_USAGE_INSTANT",  GAUGE, "watts", "Board power, latest sample.",                                 0, 5_000, dcgm=157, nvml=FieldValue(186), scale=MILLI)
 POWER_LIMIT   = Metric("DCGM_FI_DEV_ENFORCED_POWER_LIMIT", GAUGE, "watts", "Power limit in force, the lowest of all limiters.",           0, 5_000, dcgm=164, nvml=Call("EnforcedPowerLimit"), scale=MILLI, pace=SLOW)
 POWER_SET     = Metric("DCGM_FI_DEV_POWER_MGMT_LIMIT",     GAUGE, "watts", "Power limit that was set.",                                   0, 5_000, dcgm=160, nvml=Call("PowerManagementLimit"), scale=MILLI, pace=RARE)
-POWER_MIN     = Metric("DCGM_FI_DEV_POWER_MGMT_LIMIT_MIN", GAUGE, "watts", "Lowest power limit that can be set.",                         0, 5_000, dcgm=161, nvml=Call("PowerManagementLimitConstraints", pick=0), scale=MILLI, pace=STATIC)
+POWER_MIN     = Metric("DCGM_FI_DEV_POWER_MGMT_LIMIT_MIN", GAUGE, "watts", "Lowest power limit that can be set.",                         0, 5_000, dcgm=161, nvml=Call("PowerManagementLimitConstraints", pick=0), scale=MILLI, pace=STATIC, set=FULL)
 POWER_MAX     = Metric("DCGM_FI_DEV_POWER_MGMT_LIMIT_MAX", GAUGE, "watts", "Highest power limit that can be set.",                        0, 5_000, dcgm=162, nvml=Call("PowerManagementLimitConstraints", pick=1), scale=MILLI, pace=STATIC)
 POWER_DEFAULT = Metric("DCGM_FI_DEV_POWER_MGMT_LIMIT_DEF", GAUGE, "watts", "Power limit by default.",                                     0, 5_000, dcgm=163, nvml=Call("PowerManagementDefaultLimit"), scale=MILLI, pace=STATIC)
 ENERGY        = Metric("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", COUNTER, "millijoules", "Energy used since the driver was loaded.",                  dcgm=156, nvml=FieldValue(83), pace=SLOW)
@@ -108,11 +108,11 @@ FB_RESERVED   = Metric("DCGM_FI_DEV_FB_RESERVED",     GAUGE, "MiB",   "Device me
 FB_USED_RATIO = Metric("DCGM_FI_DEV_FB_USED_PERCENT", GAUGE, "ratio", "used / (total - reserved), 0-1 despite its name.",            0, 1, dcgm=254, nvml=Call("MemoryInfo", pick="used_ratio"), per_instance=True)
 BAR1_TOTAL    = Metric("DCGM_FI_DEV_BAR1_TOTAL",      GAUGE, "MiB",   "BAR1 window.",                                                      dcgm=90,  nvml=Call("BAR1MemoryInfo", pick="bar1Total"), scale=1 / MIB, pace=RARE)
 BAR1_USED     = Metric("DCGM_FI_DEV_BAR1_USED",       GAUGE, "MiB",   "BAR1 window in use.",                                               dcgm=92,  nvml=Call("BAR1MemoryInfo", pick="bar1Used"), scale=1 / MIB, pace=RARE)
-BAR1_FREE     = Metric("DCGM_FI_DEV_BAR1_FREE",       GAUGE, "MiB",   "BAR1 window that is free.",                                         dcgm=93,  nvml=Call("BAR1MemoryInfo", pick="bar1Free"), scale=1 / MIB, pace=RARE)
+BAR1_FREE     = Metric("DCGM_FI_DEV_BAR1_FREE",       GAUGE, "MiB",   "BAR1 window that is free.",                                         dcgm=93,  nvml=Call("BAR1MemoryInfo", pick="bar1Free"), scale=1 / MIB, pace=RARE, set=FULL)
 
 # --- ECC, row remapping (Ampere and newer), retired pages (older) ---------------------------------------------------------------------
 ECC_MODE      = Metric("DCGM_FI_DEV_ECC_CURRENT",       GAUGE,   "bool",   "1 if ECC is on.",                                  0, 1, dcgm=300, nvml=Call("EccMode", pick=0), pace=RARE)
-ECC_PENDING   = Metric("DCGM_FI_DEV_ECC_PENDING",       GAUGE,   "bool",   "1 if ECC will be on after the next reboot.",       0, 1, dcgm=301, nvml=Call("EccMode", pick=1), pace=RARE)
+ECC_PENDING   = Metric("DCGM_FI_DEV_ECC_PENDING",       GAUGE,   "bool",   "1 if ECC will be on after the next reboot.",       0, 1, dcgm=301, nvml=Call("EccMode", pick=1), pace=RARE, set=FULL)
 ECC_SBE_VOL   = Metric("DCGM_FI_DEV_ECC_SBE_VOL_TOTAL", COUNTER, "errors", "Corrected errors since the driver was loaded.",          dcgm=310, nvml=Call("TotalEccErrors", (0, 0)), pace=SLOW)
 ECC_DBE_VOL   = Metric("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", COUNTER, "errors", "Uncorrectable errors since the driver was loaded.",      dcgm=311, nvml=Call("TotalEccErrors", (1, 0)), pace=SLOW)
 ECC_SBE_AGG   = Metric("DCGM_FI_DEV_ECC_SBE_AGG_TOTAL", COUNTER, "errors", "Corrected errors in the life of the board.",             dcgm=312, nvml=Call("TotalEccErrors", (0, 1)), pace=SLOW)
@@ -185,6 +185,15 @@ PROCESS_SM           = Metric("gpu_process_sm_utilization_ratio", GAUGE, "ratio"
 PROCESSES            = Metric("gpu_processes",                    GAUGE, "processes", "Processes that use this GPU.",                                                           nvml=OfProcess("listed"))
 PROCESSES_UNRESOLVED = Metric("gpu_processes_unresolved",         GAUGE, "processes", "Processes whose PID can't be resolved here (another PID namespace): they have no series.", nvml=OfProcess("unresolved"))
 
+# --- events: counted from NVML and the kernel log ---------------------------------------------------------------------------------
+XID_EVENTS  = Metric("gpu_xid_events_total",               COUNTER, "events",  "Xids by code. Codes that warrant a drain start at 0.")
+XID_LAST    = Metric("gpu_xid_last_timestamp_seconds",     GAUGE,   "seconds", "Unix time of the last Xid of this code; alert on time() minus this.")
+XID_ERRORS  = Metric("DCGM_FI_DEV_XID_ERRORS",             GAUGE,   "xid",     "Code of the last Xid, 0 if there was none; never clears. Use gpu_xid_*.", 0, 65535, dcgm=230)
+SXID_EVENTS = Metric("gpu_nvswitch_sxid_events_total",     COUNTER, "events",  "NVSwitch errors (SXids) in the kernel log, by code.", entity=NODE)
+SXID_LAST   = Metric("gpu_nvswitch_sxid_last_timestamp_seconds", GAUGE, "seconds", "Unix time of the last SXid of this code.", entity=NODE)
+WITNESS     = Metric("gpu_exporter_xid_witness_up",        GAUGE,   "bool",    "1 if this witness of Xids can be heard: nvml on every GPU, the kernel log.", 0, 1, NODE)
+MISSED      = Metric("gpu_exporter_kernel_log_missed_total", COUNTER, "records", "Kernel log records that were overwritten before they were read.", entity=NODE)
+
 # --- what the exporter knows of the GPUs and of itself: made by the collection loop, not read from a field -----------------------------
 INFO          = Metric("gpu_info",                                    GAUGE,   "info",    "Identity of the GPU and its software; always 1.")
 UP            = Metric("gpu_up",                                      GAUGE,   "bool",    "1 if the GPU answers.", 0, 1)
@@ -210,6 +219,8 @@ SKIPPED       = Metric("gpu_exporter_ticks_skipped_total",            COUNTER, "
 RENDERED_AT   = Metric("gpu_exporter_snapshot_timestamp_seconds",     GAUGE,   "seconds", "Unix time at which this page was made.", entity=NODE)
 INTERVAL      = Metric("gpu_exporter_interval_seconds",               GAUGE,   "seconds", "Seconds between two collections.", entity=NODE)
 RENDER_TIME   = Metric("gpu_exporter_render_duration_seconds",        GAUGE,   "seconds", "How long it took to make the page before this one.", entity=NODE)
+RELEASED      = Metric("gpu_exporter_released",                       GAUGE,   "bool",    "1 while nothing of the driver is held, as `gpu-exporter release` asked.", 0, 1, NODE)
+RELEASED_UNTIL = Metric("gpu_exporter_released_until_timestamp_seconds", GAUGE, "seconds", "Unix time at which a release ends by itself; only while there is one.", entity=NODE)
 BUILD_INFO    = Metric("gpu_exporter_build_info",                     GAUGE,   "info",    "Version of the exporter; always 1.", entity=NODE)
 # fmt: on
 

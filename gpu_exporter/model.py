@@ -178,6 +178,16 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
+class XidEvent:
+    """An Xid as the driver told it, heard of at unix time `at`; `instance` is the MIG instance it was on."""
+
+    at: float
+    pci_bus_id: str
+    code: int
+    instance: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class GpuStatus:
     """Whether a GPU answers. `read_at` is when it was last read well (monotonic seconds), `stalled` how long a driver
     call has been stuck."""
@@ -230,6 +240,13 @@ class Device(Protocol):
     """One attached GPU. Used by one thread at a time."""
 
     gpu: Gpu
+
+    @property
+    def told_since(self) -> float | None:
+        """When the driver was asked to tell of Xids (unix time); None if it does not."""
+
+    def events(self) -> Sequence[XidEvent]:
+        """Xids that the driver told since the last call. Never raises."""
 
     def read(self, paces: frozenset[Pace]) -> Reading:
         """Read the fields of these paces. Raises GpuLost or SourceLost."""

@@ -147,13 +147,19 @@ def opens(path: Path) -> None:
 
 
 def kernel_log(root: Path = ROOT, open: Callable[[Path], None] = opens) -> list[Finding]:
-    """Whether the evidence of XIDs can be read."""
+    """Whether Xids can be read with the process that they are of."""
     try:
         open(root / "dev/kmsg")
     except FileNotFoundError:
-        what, cure = "no kernel log here: XIDs leave no evidence", "give the container the host's /dev/kmsg"
+        what, cure = (
+            "no kernel log here: Xids are told by NVML alone, without their process",
+            "give the container the host's /dev/kmsg",
+        )
     except OSError:
-        what, cure = "the kernel log is closed to this user: XIDs leave no evidence", "add CAP_SYSLOG"
+        what, cure = (
+            "the kernel log is closed to this user: Xids are told by NVML alone, without their process",
+            "add CAP_SYSLOG",
+        )
         if read(root / "proc/sys/kernel/dmesg_restrict").strip() == "1":
             cure += ", or `sysctl kernel.dmesg_restrict=0`"
     else:

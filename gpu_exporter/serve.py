@@ -7,19 +7,26 @@ import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from prometheus_client import PlatformCollector, ProcessCollector
 from prometheus_client.metrics_core import Metric as ClientMetric
 
 from gpu_exporter.collect import Collector
 from gpu_exporter.config import Config
+from gpu_exporter.endpoint import Endpoint, Health
+from gpu_exporter.event_store import EventStore
+from gpu_exporter.events import EventLog
 from gpu_exporter.exposition import Pages, Renderer
+from gpu_exporter.kernel_watch import KernelWatch
+from gpu_exporter.lifecycle import Lifecycle, Token
 from gpu_exporter.metrics import selected
 from gpu_exporter.model import NOT_YOURS, Labels, Metric, Snapshot, Source
 from gpu_exporter.monitor import Monitor
-from gpu_exporter.server import Endpoint, Health, Server
+from gpu_exporter.server import Server
 from gpu_exporter.version import __version__
 from gpu_exporter.web import Web
+from gpu_exporter.xids import load
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +62,7 @@ class _Node:
     """One node: a source, the loop that reads it, and what is shown of it."""
 
     def __init__(self, name: str, source: Source, config: Config, process: _Process) -> None:
+        self.kernel: KernelWatch | None = None
         self._renderer = Renderer(name, everywhere(source))
         self._process = process
         self.collector = Collector(
@@ -64,8 +72,19 @@ class _Node:
             interval=config.interval,
             gauge_window=config.gauge_window,
             expected=config.expected_gpus,
+            events=self._watch(config) if source.live else None,
         )
-        self.shown = Endpoint(name, Pages(), Health(config.interval, lambda: self.collector.ticked_at))
+        self.shown = Endpoint(
+            name, Pages(), Health(config.interval, lambda: self.collector.ticked_at), self.collector.events
+        )
+
+    def _watch(self, config: Config) -> EventLog:
+        """The log of events, and who fills it from the kernel's: that is of this machine, and so of live GPUs alone."""
+        events = EventLog(load(config.xid_overrides), lambda pci: self.collector.look(pci))
+        path = None if config.kernel_log in ("", "none") else Path(config.kernel_log)
+        store = EventStore(config.state_dir) if config.state_dir else None
+        self.kernel = KernelWatch(events, path, store, procfs=config.procfs)
+        return events
 
     def _publish(self, snapshot: Snapshot) -> None:
         self.shown.pages.publish(self._renderer.render(snapshot, self._process.collect()))
@@ -84,9 +103,14 @@ def run(config: Config, sources: Mapping[str, Source], stop: threading.Event) ->
     """
     process = _Process(config.interval)
     nodes = [_Node(name, source, config, process) for name, source in sources.items()]
-    quit = stop.set if config.web_enable_lifecycle else None
-    server = Server(config.address, [node.shown for node in nodes], Web(config.web_config_file), quit)
+    token = Token(config.token_file) if config.token_file else None
+    lifecycle = Lifecycle(config.web_enable_lifecycle, stop.set, token, [node.collector for node in nodes])
+    server = Server(config.address, [node.shown for node in nodes], Web(config.web_config_file), lifecycle)
+    if token:
+        token.write()  # the port is ours now, so no other exporter uses the file
     for node in nodes:
+        if node.kernel:
+            node.kernel.start()
         node.collector.start(stop=stop)
         if len(nodes) > 1:  # not all of them tick at once
             stop.wait(min(config.interval, START_SECONDS) / len(nodes))
@@ -104,8 +128,12 @@ def run(config: Config, sources: Mapping[str, Source], stop: threading.Event) ->
     stop.wait()
     log.info("stopping")
     server.stop()
+    if token:
+        token.remove()
     for node in nodes:
         node.collector.stopping.set()
+        if node.kernel:
+            node.kernel.stop()
     return all(node.collector.stop() for node in nodes)
 
 

@@ -9,21 +9,21 @@ import json
 import logging
 import socket
 import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import ClassVar
 
 from prometheus_client.exposition import choose_encoder
 from tornado.ioloop import PeriodicCallback
-from tornado.iostream import StreamClosedError
 from tornado.netutil import bind_sockets
-from tornado.web import Application, HTTPError, RequestHandler
+from tornado.web import Application, HTTPError
 
 from gpu_exporter import api
 from gpu_exporter.config import Address
 from gpu_exporter.connections import BoundedServer
-from gpu_exporter.exposition import Pages, Variant
+from gpu_exporter.endpoint import Endpoint
+from gpu_exporter.exposition import Variant
+from gpu_exporter.handler import CLIENT_SECONDS, TEXT, Handler
+from gpu_exporter.lifecycle import ROUTES, Lifecycle
 from gpu_exporter.model import NOT_YOURS, GpuExporterError, Snapshot
 from gpu_exporter.version import __version__
 from gpu_exporter.web import Web
@@ -33,100 +33,14 @@ log = logging.getLogger(__name__)
 MAX_CONNECTIONS = 512
 MAX_HEADER_BYTES = 16 * 1024
 MAX_BODY_BYTES = 64 * 1024
-# A connection that has sent no whole request, or read no whole answer, for this long is closed.
-CLIENT_SECONDS = 10.0
 # How often the files of the web configuration are looked at.
 FOLLOW_SECONDS = 1.0
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
-TEXT = "text/plain; version=0.0.4; charset=utf-8"
 HTML = "text/html; charset=utf-8"
 JSON = "application/json"
 
 
-class Health:
-    """What the health endpoints answer: from the latest snapshot and the clock's last tick."""
-
-    def __init__(self, interval: float, ticked_at: Callable[[], float]) -> None:
-        self.snapshot: Snapshot | None = None
-        self._interval = interval
-        self._ticked_at = ticked_at
-
-    def alive(self) -> str:
-        """Empty if the process works. The clock calls no driver, so if it stands still that is our bug."""
-        silent = time.monotonic() - self._ticked_at()
-        return f"the collection loop has not ticked for {silent:.0f} s" if silent > max(60, 10 * self._interval) else ""
-
-    def ready(self) -> str:
-        """Empty if the last good read of any GPU is younger than three intervals."""
-        if self.snapshot is None:
-            return "no snapshot yet"
-        if self.snapshot.read_at is None:
-            return "no GPU was read yet"
-        age = time.monotonic() - self.snapshot.read_at
-        return f"the last good read is {age:.1f} s old" if age >= 3 * self._interval else ""
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """What is shown of one node."""
-
-    node: str
-    pages: Pages
-    health: Health
-
-
-class _Handler(RequestHandler):
-    endpoints: Mapping[str, Endpoint]
-
-    def initialize(self, endpoints: Mapping[str, Endpoint]) -> None:
-        self.endpoints = endpoints
-
-    def endpoint(self, prefix: str) -> Endpoint:
-        """What is shown below this path. Raises HTTPError."""
-        found = self.endpoints.get(prefix)
-        if found is None:
-            raise HTTPError(404)
-        return found
-
-    def set_default_headers(self) -> None:
-        self.set_header("Server", "gpu-exporter")
-        for name, value in self.settings["web"].config.headers.items():
-            self.set_header(name, value)
-
-    async def prepare(self) -> None:
-        """Answer instead of the method if the client may not ask."""
-        authorization = self.request.headers.get("Authorization", "")
-        refusal = await self.settings["web"].refuse(authorization, self.request.remote_ip or "")
-        if refusal is not None:
-            self.set_header(*refusal.header)
-            await self.send(refusal.text, TEXT, refusal.status)
-
-    def compute_etag(self) -> None:
-        """None: hashing half a megabyte a scrape would cost more than the scrape."""
-
-    async def send(self, body: bytes | str, content_type: str, status: int = 200) -> None:
-        """Send a whole answer; a client that does not read it in time is cut off."""
-        self.set_status(status)
-        self.set_header("Content-Type", content_type)
-        try:
-            await asyncio.wait_for(self.finish(body), CLIENT_SECONDS)
-        except asyncio.TimeoutError:
-            stream = getattr(self.request.connection, "stream", None)
-            if stream is not None:
-                stream.close()
-        except StreamClosedError:
-            pass
-
-    def write_error(self, status_code: int, **kwargs: Any) -> None:
-        self.set_header("Content-Type", TEXT)
-        where = ", ".join(f"{prefix}/metrics" for prefix in list(self.endpoints)[:2])
-        hint = (
-            f": nodes are at {where} …; /sd lists them all" if status_code == 404 and "" not in self.endpoints else ""
-        )
-        self.finish(f"{status_code} {self._reason}{hint}\n")
-
-
-class _Metrics(_Handler):
+class _Metrics(Handler):
     async def get(self, prefix: str) -> None:
         pages = self.endpoint(prefix).pages
         openmetrics = _accepts_openmetrics(self.request.headers.get("Accept", ""))
@@ -139,7 +53,7 @@ class _Metrics(_Handler):
     head = get
 
 
-class _Gpus(_Handler):
+class _Gpus(Handler):
     async def get(self, prefix: str) -> None:
         snapshot = self.endpoint(prefix).health.snapshot
         if snapshot is None:
@@ -150,7 +64,7 @@ class _Gpus(_Handler):
     head = get
 
 
-class _Probe(_Handler):
+class _Probe(Handler):
     check: ClassVar[str]
 
     async def get(self, prefix: str) -> None:
@@ -169,46 +83,22 @@ class _Readyz(_Probe):
     check = "ready"
 
 
-class _NotFound(_Handler):
+class _NotFound(Handler):
     async def prepare(self) -> None:
         await super().prepare()
         if not self._finished:
             raise HTTPError(404)
 
 
-class _Lifecycle(_Handler):
-    async def post(self) -> None:
-        quit = self.settings["quit"]
-        if quit is None:
-            await self.send("Lifecycle API is not enabled.\n", TEXT, 403)
-        elif self.request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
-            await self.send("Another site's page may not do this.\n", TEXT, 403)
-        else:
-            await self.act(quit)
+class _Events(Handler):
+    async def get(self, prefix: str) -> None:
+        events = self.endpoint(prefix).events
+        await self.send(json.dumps({"events": events.recent() if events else []}), JSON)
 
-    put = post
-
-    async def act(self, quit: Callable[[], None]) -> None:
-        raise NotImplementedError
+    head = get
 
 
-class _Quit(_Lifecycle):
-    async def act(self, quit: Callable[[], None]) -> None:
-        await self.send("Goodbye!\n", TEXT)
-        quit()
-
-
-class _Reload(_Lifecycle):
-    async def act(self, quit: Callable[[], None]) -> None:
-        try:
-            self.settings["web"].reload()
-        except GpuExporterError as error:
-            await self.send(f"{error}\n", TEXT, 500)
-        else:
-            await self.send("ok\n", TEXT)
-
-
-class _Landing(_Handler):
+class _Landing(Handler):
     async def get(self, prefix: str) -> None:
         if not prefix and "" not in self.endpoints:
             await self._list()
@@ -229,7 +119,7 @@ class _Landing(_Handler):
     head = get
 
 
-class _Discovery(_Handler):
+class _Discovery(Handler):
     """Prometheus' HTTP service discovery: each node is a target of its own, under its own name."""
 
     async def get(self) -> None:
@@ -291,14 +181,20 @@ class Server:
         address: Address,
         endpoints: Sequence[Endpoint],
         web: Web | None = None,
-        quit: Callable[[], None] | None = None,
+        lifecycle: Lifecycle | None = None,
     ) -> None:
         self._web = web or Web()
         alone = len(endpoints) == 1
         shared = {"endpoints": {"" if alone else f"/nodes/{each.node}": each for each in endpoints}}
-        routes = [("(.*)/metrics", _Metrics), ("(.*)/healthz", _Healthz), ("(.*)/readyz", _Readyz), ("(.*)/", _Landing)]
-        routes.append(("(.*)/api/v1/gpus", _Gpus))
-        routes += [("/-/quit", _Quit), ("/-/reload", _Reload)]
+        routes: list[tuple[str, type[Handler]]] = [
+            ("(.*)/metrics", _Metrics),
+            ("(.*)/healthz", _Healthz),
+            ("(.*)/readyz", _Readyz),
+            ("(.*)/api/v1/events", _Events),
+            ("(.*)/api/v1/gpus", _Gpus),
+            ("(.*)/", _Landing),
+        ]
+        routes += ROUTES
         if not alone:
             routes.append(("/sd", _Discovery))
         self._application = Application(
@@ -307,7 +203,7 @@ class Server:
             default_handler_args=shared,
             log_function=lambda handler: None,
             web=self._web,
-            quit=quit,
+            lifecycle=lifecycle or Lifecycle(),
         )
         self._sockets = _bind(address)
         self.port: int = self._sockets[0].getsockname()[1]

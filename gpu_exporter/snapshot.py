@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from gpu_exporter import health
 from gpu_exporter import metrics as m
 from gpu_exporter.accumulate import Accumulator
+from gpu_exporter.events import EventLog
 from gpu_exporter.health import Problem, Verdict
 from gpu_exporter.model import Gpu, GpuStatus, Labels, Metric, Sample, Series, Snapshot
 from gpu_exporter.version import __version__
@@ -29,6 +30,7 @@ class GpuRecord:
         self.duration = 0.0
         self.failures = 0
         self.skipped = 0
+        self.told = False
 
     def why(self, metric: Metric) -> str:
         """Why there is no value of this metric."""
@@ -52,7 +54,7 @@ class GpuRecord:
 
     def up(self) -> None:
         """A read went well; said in the log when that is news."""
-        if self.reason not in ("", "unread"):
+        if self.reason not in ("", "unread", "released"):
             log.info("GPU %d (%s) is back", self.gpu.index, self.gpu.uuid)
         self.reason = ""
 
@@ -74,13 +76,15 @@ class Composer:
         source_down: str,
         own: Iterable[tuple[Metric, float]],
         stale_after: float,
+        events: EventLog | None = None,
     ) -> Snapshot:
         """A snapshot of now, without device series that were not read for `stale_after` seconds."""
         now, told = time.time(), self.problems()
         samples: list[Sample] = []
         verdicts: list[Verdict] = []
         for record, status in gpus:
-            fresh = record.read_at is not None and time.monotonic() - record.read_at <= stale_after
+            age = None if record.read_at is None else time.monotonic() - record.read_at
+            fresh = age is not None and age <= stale_after and status.reason != "released"
             read = record.samples if fresh else ()
             verdict = health.judge(status, read, record.why, told.get(record.gpu.uuid, ()))
             verdicts.append(verdict)
@@ -94,6 +98,10 @@ class Composer:
             self._own(m.SOURCE_UP, None, not source_down, source=self._source),
             self._own(m.BUILD_INFO, None, 1, version=__version__),
         )
+        if events:
+            everyone = all(record.told for record, _ in gpus)
+            for metric, gpu, value, labels in events.samples([record.gpu for record, _ in gpus], everyone):
+                samples.append(self._own(metric, gpu, value, **labels))
         if source_down:
             samples.append(self._own(m.SOURCE_DOWN, None, 1, source=self._source, reason=source_down))
         statuses = tuple(status for _, status in gpus)

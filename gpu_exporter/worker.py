@@ -93,10 +93,14 @@ class Worker(threading.Thread):
             self._detach()
             self._backoff.reset()
             self._generation = generation
+            if collector.handover.release:  # until it was read again
+                self.record.reason = "released"
         if not collector.up or collector.paused or (self._device is None and started < self._backoff.due):
             return
         try:
             device = self._device or self._attach()
+            if collector.events:  # first: a GPU that can't be read any more still tells why
+                collector.events.told(device.events())
             reading = device.read(self._due(started))
         except GpuLost as error:
             self._failed(error.reason, str(error))
@@ -124,6 +128,9 @@ class Worker(threading.Thread):
         self._device = device = self._collector.source.attach(self.index, self._collector.metrics)
         self.record = self._collector.record_of(device.gpu, self)
         self._read_at.clear()
+        self.record.told = device.told_since is not None
+        if self._collector.events and device.told_since is not None:
+            self._collector.events.registered(device.gpu, device.told_since)
         return device
 
     def _detach(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from gpu_exporter.model import EntityKind, Gpu, GpuLost, Kind, Metric, Pace, Reading, Series
+from gpu_exporter.model import EntityKind, Gpu, GpuLost, Kind, Metric, Pace, Reading, Series, XidEvent
 from gpu_exporter.recording import Column, Recording
 
 # The mean of two of these is a third thing that never was: the latest one is taken.
@@ -82,6 +82,7 @@ class ReplayDevice:
         self, source: ReplaySource, gpu: Gpu, columns: Mapping[str, Column], metrics: Sequence[Metric]
     ) -> None:
         self.gpu = gpu
+        self.told_since: float | None = None
         self._source = source
         self._last: float | None = None
         self._found: list[tuple[Series, Column, float]] = []
@@ -95,6 +96,10 @@ class ReplayDevice:
                 self._unsupported[metric] = "not_recorded"
             else:
                 self._found.append((Series(metric, gpu), columns[recorded.key], metric.scale / recorded.scale))
+
+    def events(self) -> Sequence[XidEvent]:
+        """None were recorded."""
+        return ()
 
     def read(self, paces: frozenset[Pace]) -> Reading:
         """All recorded values, whatever the paces: they cost nothing."""

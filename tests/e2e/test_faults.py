@@ -20,6 +20,7 @@ ALWAYS |= {"gpu_exporter_collection_failures_total", "gpu_exporter_ticks_skipped
 ALWAYS |= {"gpu_health_state"}
 ALLOWED = ALWAYS | {"gpu_down_reason", "gpu_last_read_timestamp_seconds", "gpu_snapshot_age_seconds"}
 ALLOWED |= {"gpu_exporter_collection_duration_seconds", "gpu_health_reason"}
+ALLOWED |= {"gpu_xid_events_total", "DCGM_FI_DEV_XID_ERRORS"}  # they tell why it is down
 
 
 class Watched(Exporter):

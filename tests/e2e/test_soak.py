@@ -1,5 +1,8 @@
 """A small part of `make soak`."""
 
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 from tests.soak import soak
@@ -12,3 +15,11 @@ def test_faults_at_random_leave_a_working_exporter(tmp_path: Path) -> None:
     middle = len(used) // 2
     assert max(threads for _, threads, _ in used[middle:]) <= max(threads for _, threads, _ in used[:middle])
     assert max(fds for *_, fds in used[middle:]) <= max(fds for *_, fds in used[:middle]) + 2
+
+
+def test_a_fiftieth_of_a_life() -> None:
+    """4000 ticks with faults and hand-overs: memory, threads and descriptors stay what they were."""
+    soak = subprocess.run([sys.executable, "-m", "tests.soak_ticks", "--ticks", "4000"], capture_output=True, text=True)
+
+    assert soak.returncode == 0, soak.stdout + soak.stderr
+    assert {"up", "lost", "source_lost", "released"} <= set(re.findall(r"(\w+) \d+", soak.stdout))

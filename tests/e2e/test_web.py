@@ -20,7 +20,7 @@ import bcrypt
 import pytest
 import trustme
 
-from gpu_exporter.server import CLIENT_SECONDS
+from gpu_exporter.handler import CLIENT_SECONDS
 from gpu_exporter.web import SECURE_HEADERS
 from tests.conftest import Exporter, Serve
 from tests.e2e.test_bad_input import fails

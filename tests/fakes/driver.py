@@ -186,10 +186,10 @@ def counter(base: float, rate: float, since: float) -> str:
 
 
 @cache
-def _library() -> bytes:
+def _library(*defined: str) -> bytes:
     with TemporaryDirectory() as scratch:
         built = Path(scratch) / LIBRARY
-        options = ["-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-pthread"]
+        options = ["-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-pthread", *(f"-D{each}" for each in defined)]
         subprocess.run(["cc", *options, str(SOURCE), "-o", str(built), "-lm"], check=True)
         return built.read_bytes()
 
@@ -205,6 +205,7 @@ class FakeDriver:
         self._batches = 0
         self._written = 0
         self._loads = 1
+        self._xids: dict[int, list[int]] = {}
         directory.mkdir(parents=True, exist_ok=True)
         if not (directory / LIBRARY).exists():
             (directory / LIBRARY).write_bytes(_library())
@@ -218,8 +219,13 @@ class FakeDriver:
     def environment(self) -> dict[str, str]:
         """What a child process needs in its environment to load this library."""
         path = os.pathsep.join(filter(None, (str(self.directory), os.environ.get("LD_LIBRARY_PATH"))))
-        # With NVIDIA_VISIBLE_DEVICES the GPUs that the machine really has are not expected to answer.
-        return {"LD_LIBRARY_PATH": path, "FAKE_NVML": str(self._control), "NVIDIA_VISIBLE_DEVICES": "void"}
+        return {
+            "LD_LIBRARY_PATH": path,
+            "FAKE_NVML": str(self._control),
+            # The GPUs that the machine really has are not expected to answer, nor are their Xids of interest.
+            "NVIDIA_VISIBLE_DEVICES": "void",
+            "GPU_EXPORTER_KERNEL_LOG": "none",
+        }
 
     @contextmanager
     def batch(self) -> Iterator[None]:
@@ -286,6 +292,15 @@ class FakeDriver:
         self.set("Loaded", self._loads)
         self._loads += 1
 
+    def upgrade(self, version: str) -> None:
+        """Another driver is installed and loaded. It comes with its own library, which alone knows this version."""
+        draft = self.directory / "draft"
+        draft.write_bytes(_library('DRIVER="NextDriver"'))
+        draft.replace(self.directory / LIBRARY)
+        with self.batch():
+            self.set("NextDriver", version)
+            self.load()
+
     def count(self, gpus: int) -> None:
         """The number of GPUs; each has an identity of its own."""
         with self.batch():
@@ -293,6 +308,12 @@ class FakeDriver:
             for gpu in range(gpus):
                 for key, value in identity(gpu).items():
                     self._lines.setdefault((gpu, key), value)
+
+    def xid(self, gpu: int, *codes: int) -> None:
+        """The driver tells of Xids, in this order, beside all that it told before."""
+        told = self._xids.setdefault(gpu, [])
+        told += codes
+        self.set("Xids", ",".join(f"{number}:{code}" for number, code in enumerate(told, 1)), gpu)
 
     def partition(self, gpu: int, devices: Mapping[int, Mapping[str, Value]]) -> None:
         """Puts a GPU in MIG mode with these MIG devices by slot; `mig_device` makes their values."""

@@ -24,6 +24,7 @@
  * Other lines:  * Count n, * Driver text, * Nvml text, * Cuda 13000, * Init !code
  *         * Loaded n       0: no driver; another number than at nvmlInit: reloaded since, so that the
  *                          library is uninitialised until the next nvmlInit
+ *         * DeviceFile path  open from nvmlInit until as many nvmlShutdown, as the real library's /dev/nvidia*
  *         * Lock gpu       calls are serialised per GPU; "driver": all calls of the process are
  *         g Lost 1, g Reset 1          every call on this GPU returns 15, 16
  *         g Block 1        every call on this GPU hangs, holding its lock, until the line is gone
@@ -32,8 +33,10 @@
  *         g MigDevice.s 1  the GPU has a MIG device in slot s (0 to 6), whose own lines are those of the "GPU"
  *                          100 * (g + 1) + s: GpuInstanceId, ComputeInstanceId, UUID, Name, Gpm.<metric>, ...
  *         g ComputeRunningProcesses pid:bytes,pid:bytes   (and Graphics..., MPSCompute...); bytes - : not told
+ *         g Xids n:code,n:code    what happened, numbered from 1 on; an event set tells those after its registration
  *         g ProcessUtilization pid:percent,pid:percent    "none": no samples
  */
+#include <fcntl.h>
 #include <math.h>
 #include <pthread.h>
 #include <stdarg.h>
@@ -42,12 +45,17 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
+#include <unistd.h>
 
 typedef unsigned long long u64;
 
+#ifndef DRIVER /* the control file's key for the driver's version: another library's is another */
+#define DRIVER "Driver"
+#endif
+
 enum {
     SUCCESS, UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NOT_FOUND = 6, INSUFFICIENT_SIZE, DRIVER_NOT_LOADED = 9,
-    GPU_IS_LOST = 15, RESET_REQUIRED, VERSION_MISMATCH = 25, UNKNOWN = 999
+    TIMEOUT = 10, GPU_IS_LOST = 15, RESET_REQUIRED, VERSION_MISMATCH = 25, UNKNOWN = 999
 };
 
 /* ---- The control file: sorted lines; `table` guards it and everything read from it. ---- */
@@ -203,6 +211,16 @@ static struct gpu driver = {PTHREAD_MUTEX_INITIALIZER}; /* stands for the calls 
 static __thread pthread_mutex_t *held;
 static int users;
 static double generation;
+static int device_file = -1;
+
+static void use_device_file(void)
+{
+    const char *path = users ? find(ALL, "DeviceFile") : NULL;
+    if (path && device_file < 0)
+        device_file = open(path, O_RDONLY | O_CLOEXEC);
+    if (!users && device_file >= 0)
+        device_file = close(device_file) - 1;
+}
 
 static int number_of(const struct gpu *device)
 {
@@ -253,8 +271,10 @@ static int enter(struct gpu *device, const char *call)
         pause_for(setting(gpu, delay, 0));
 
     double loaded = setting(ALL, "Loaded", entry_count > 0);
-    if (!loaded || loaded != generation)
+    if (!loaded || loaded != generation) {
         users = 0;
+        use_device_file();
+    }
     if (!strcmp(call, "Init")) {
         generation = loaded;
         return loaded ? failure(ALL, call) : DRIVER_NOT_LOADED;
@@ -350,6 +370,7 @@ int nvmlInitWithFlags(unsigned flags)
     (void)flags;
     int status = enter(&driver, "Init");
     users += !status;
+    use_device_file();
     return leave(status);
 }
 
@@ -359,6 +380,7 @@ int nvmlShutdown(void)
 {
     int status = enter(&driver, "Shutdown");
     users -= !status;
+    use_device_file();
     return leave(status);
 }
 
@@ -377,7 +399,7 @@ const char *nvmlErrorString(int code)
     return code >= 0 && code < (int)(sizeof texts / sizeof *texts) ? texts[code] : "Unknown Error";
 }
 
-int nvmlSystemGetDriverVersion(char *out, unsigned size) { return text(&driver, "Driver", "Driver", out, size); }
+int nvmlSystemGetDriverVersion(char *out, unsigned size) { return text(&driver, "Driver", DRIVER, out, size); }
 int nvmlSystemGetNVMLVersion(char *out, unsigned size) { return text(&driver, "Nvml", "Nvml", out, size); }
 int nvmlSystemGetCudaDriverVersion(int *out) { return numbers(&driver, "Cuda", INT, PARTS({"", out})); }
 int nvmlSystemGetCudaDriverVersion_v2(int *out) { return nvmlSystemGetCudaDriverVersion(out); }
@@ -624,6 +646,67 @@ int nvmlDeviceGetProcessUtilization(struct gpu *device, struct use *out, unsigne
         if (i + 1 == found)
             break;
     }
+    return leave(status);
+}
+
+/* ---- Events ---- */
+
+struct event_set { struct gpu *device; unsigned long told; };
+struct event { struct gpu *device; u64 type, data; unsigned gpu_instance, compute_instance; };
+
+/* The first Xid after a number; the number of the last one if there is none. */
+static unsigned long xid_after(int gpu, unsigned long told, u64 *code)
+{
+    unsigned long last = told;
+    const char *value = find(gpu, "Xids");
+    for (char *end; value && *value; value = *end == ',' ? end + 1 : "") {
+        unsigned long number = strtoul(value, &end, 10);
+        u64 found = strtoull(end + (*end == ':'), &end, 10);
+        if (number > told && code) {
+            *code = found;
+            return number;
+        }
+        last = number;
+    }
+    return last;
+}
+
+int nvmlEventSetCreate(struct event_set **out)
+{
+    int status = enter(&driver, "EventSetCreate");
+    if (!status && (*out = malloc(sizeof **out)))
+        **out = (struct event_set){NULL, 0};
+    return leave(status);
+}
+
+int nvmlDeviceRegisterEvents(struct gpu *device, u64 types, struct event_set *set)
+{
+    int status = enter(device, "RegisterEvents");
+    if (!status && types == 8)
+        *set = (struct event_set){device, xid_after(number_of(device), 0, NULL)};
+    return leave(status);
+}
+
+int nvmlEventSetWait_v2(struct event_set *set, struct event *out, unsigned milliseconds)
+{
+    (void)milliseconds; /* nobody waits here: the exporter only looks */
+    int status = enter(&driver, "EventSetWait");
+    u64 code = 0;
+    unsigned long number = set->device ? xid_after(number_of(set->device), set->told, &code) : 0;
+    if (!status && !code)
+        status = TIMEOUT;
+    if (!status) {
+        set->told = number;
+        *out = (struct event){set->device, 8, code, ~0u, ~0u};
+    }
+    return leave(status);
+}
+
+int nvmlEventSetFree(struct event_set *set)
+{
+    int status = enter(&driver, "EventSetFree");
+    if (!status)
+        free(set);
     return leave(status);
 }
 

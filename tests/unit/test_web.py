@@ -429,9 +429,12 @@ def test_unverified_right_one_gets_through_a_flood(compared: list[tuple[bytes, b
 
 
 def test_flood_of_repeated_wrong_ones_does_not_starve(compared: list[tuple[bytes, bytes]]) -> None:
-    """Guessers who come again with the same wrong passwords wait in line like everybody at that address."""
+    """Guessers who come again with the same wrong passwords wait in line like everybody at that address.
 
-    async def ask() -> float:
+    Counted in comparisons, which a busy machine does not change: at a fifth of a core, 60 of cost 10 take 15 s.
+    """
+
+    async def ask() -> int:
         login, flooding = Login(), True
 
         async def insist(worker: int) -> None:
@@ -440,19 +443,18 @@ def test_flood_of_repeated_wrong_ones_does_not_starve(compared: list[tuple[bytes
                 number += 1
                 wrong = basic("me", f"wrong {worker} {number}")
                 while flooding and (refusal := await login.refuse(USERS, wrong, "a")) and refusal.status == 429:
-                    await asyncio.sleep(0.001)
+                    await asyncio.sleep(0.01)
 
         floods = [asyncio.create_task(insist(worker)) for worker in range(30)]
         await asyncio.sleep(0.3)
-        begin = time.monotonic()
+        begin = len(compared)
         while await login.refuse(USERS, basic("me", "right"), "a") is not None:
-            await asyncio.sleep(0.2)
-        took = time.monotonic() - begin
-        flooding = False
+            await asyncio.sleep(0.05)
+        flooding, took = False, len(compared) - begin
         await asyncio.gather(*floods)
         return took
 
-    assert asyncio.run(ask()) < 3
+    assert asyncio.run(ask()) <= 60
 
 
 def test_queue_and_memory_are_bounded(compared: list[tuple[bytes, bytes]]) -> None:

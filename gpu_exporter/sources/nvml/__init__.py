@@ -17,6 +17,7 @@ from gpu_exporter.model import Gpu, GpuLost, Labels, Metric
 from gpu_exporter.sources.nvml.device import NvmlDevice
 from gpu_exporter.sources.nvml.errors import LIBRARY_LOST, outcome, raise_if_lost, source_lost
 from gpu_exporter.sources.nvml.turn import Turn
+from gpu_exporter.sources.nvml.unload import shut_down
 from gpu_exporter.sources.nvml.version import reload_needed
 
 
@@ -41,7 +42,7 @@ class NvmlSource:
         turn: AbstractContextManager[None] | None = None,
     ) -> None:
         self._sysfs, self._procfs = sysfs, procfs
-        self._open = False
+        self._opened = 0
         self._system: Labels = ()
         self._count = 0
         self._turn = turn or Turn()
@@ -49,7 +50,7 @@ class NvmlSource:
     def open(self) -> None:
         with _library():
             pynvml.nvmlInit()
-            self._open = True
+            self._opened += 1  # each nvmlInit needs a nvmlShutdown
             system = {
                 "driver_version": _optional(pynvml.nvmlSystemGetDriverVersion),
                 "nvml_version": _optional(pynvml.nvmlSystemGetNVMLVersion),
@@ -95,10 +96,8 @@ class NvmlSource:
             raise GpuLost(f"GPU {index}: {error}", outcome(error.value)) from error
 
     def close(self) -> None:
-        if self._open:
-            self._open = False
-            with suppress(pynvml.NVMLError):
-                pynvml.nvmlShutdown()
+        opened, self._opened = self._opened, 0
+        shut_down(opened)
 
 
 def _optional(ask: Callable[[], Any]) -> str:

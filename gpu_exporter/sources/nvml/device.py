@@ -13,11 +13,12 @@ from typing import Any
 import pynvml
 
 from gpu_exporter.metrics import MIG_DEVICE
-from gpu_exporter.model import EntityKind, Gpm, Gpu, GpuLost, Labels, Metric, OfProcess, Pace, Reading, Series
+from gpu_exporter.model import EntityKind, Gpm, Gpu, GpuLost, Labels, Metric, OfProcess, Pace, Reading, Series, XidEvent
 from gpu_exporter.sources.nvml.errors import UNSUPPORTED, outcome, raise_if_lost
 from gpu_exporter.sources.nvml.mig import Instance, instances, mig_mode
 from gpu_exporter.sources.nvml.processes import Processes
 from gpu_exporter.sources.nvml.questions import Questions
+from gpu_exporter.sources.nvml.watch import XidWatch
 
 # How often the partitions of a GPU in MIG mode are listed; also at once when one of them stops answering.
 PARTITION_SECONDS = 5.0
@@ -51,6 +52,16 @@ class NvmlDevice:
         self._instances: dict[Instance, _Part] = {}
         self._partitioned_at = -float("inf")
         self._repartition()
+        self._watch = XidWatch(handle, gpu.pci_bus_id, turn)
+
+    @property
+    def told_since(self) -> float | None:
+        """When the driver was asked to tell of Xids; None if it does not."""
+        return self._watch.since
+
+    def events(self) -> Sequence[XidEvent]:
+        """Xids that the driver told since the last call."""
+        return self._watch.events()
 
     def _link_count(self) -> int:
         try:
@@ -192,6 +203,7 @@ class NvmlDevice:
         return found
 
     def close(self) -> None:
+        self._watch.close()
         for questions in (self._board, *(part.questions for part in self._instances.values())):
             questions.close()
 

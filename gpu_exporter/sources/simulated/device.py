@@ -11,7 +11,7 @@ from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
 from gpu_exporter import metrics as m
-from gpu_exporter.model import Gpm, Gpu, GpuLost, Kind, Metric, Pace, Reading, Series
+from gpu_exporter.model import Gpm, Gpu, GpuLost, Kind, Metric, Pace, Reading, Series, XidEvent
 from gpu_exporter.sources.simulated import faults as script
 from gpu_exporter.sources.simulated.faults import Fault
 from gpu_exporter.sources.simulated.schedule import Part, Temper
@@ -65,6 +65,7 @@ class SimulatedDevice:
         self, source: SimulatedSource, gpu: Gpu, identity: str, faults: Sequence[Fault], metrics: Sequence[Metric]
     ) -> None:
         self.gpu = gpu
+        self.told_since: float | None = None
         self._source = source
         self._identity = identity
         self._faults = faults
@@ -84,6 +85,10 @@ class SimulatedDevice:
             digits = 0 if origin.key in known.whole else DIGITS.get(origin.unit, 6)
             row = Row(Series(metric, gpu), known.rows[origin.key], digits, metric.scale / origin.scale, metric.bit)
             self._rows[metric.pace][how].append(row)
+
+    def events(self) -> Sequence[XidEvent]:
+        """Nothing is simulated that a kernel would log."""
+        return ()
 
     def read(self, paces: frozenset[Pace]) -> Reading:
         """Values of these paces; profiling ones from the second read on."""

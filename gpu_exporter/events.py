@@ -1,0 +1,241 @@
+"""Xids and SXids: each counted once though two witnesses tell of it, the last ones kept with what the GPU was doing.
+
+NVML tells of what happens while it is registered, within a tick; the kernel log of what is still in it, with process
+and moment. Neither is complete alone: NVML does not answer for a GPU that fell off the bus, a log wraps.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+from gpu_exporter import metrics as m
+from gpu_exporter.kernel_log import SxidLine, XidLine, pci_bus_id
+from gpu_exporter.kernel_reader import Logged, Position
+from gpu_exporter.model import Gpu, Metric, XidEvent
+from gpu_exporter.xids import Catalogue
+
+KEPT = 256
+# Registrations that are told apart; a GPU that was lost and found more often than that has the older ones in one.
+EPOCHS = 32
+# Of what happened longer ago, the present state of the GPU is no evidence.
+FRESH_SECONDS = 5.0
+
+Own = tuple[Metric, Gpu | None, float, dict[str, str]]
+
+
+class Evidence(NamedTuple):
+    """The GPU that an event is of, and its values now, by metric name."""
+
+    gpu: Gpu
+    values: Mapping[str, float]
+
+
+@dataclass(slots=True)
+class Event:
+    """One that happened: unix time, where, what it means, who saw it, who did it, what else was. `epoch` is its
+    tally's, and not shown."""
+
+    epoch: float
+    at: float
+    pci_bus_id: str
+    xid: int
+    name: str
+    kind: str
+    action: str
+    meaning: str
+    gpu: int | None = None
+    uuid: str = ""
+    instance: int | None = None
+    pid: int | None = None
+    process: str = ""
+    message: str = ""
+    witnesses: list[str] = field(default_factory=list)
+    evidence: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Tally:
+    """How often a code was seen on a GPU: by epoch, which begins when NVML is registered, by NVML and by the kernel.
+
+    Each witness sees an event once at most. So in an epoch there were as many as the witness saw who saw more, in
+    whatever order and however late they tell.
+    """
+
+    earlier: int = 0
+    epochs: dict[float, list[int]] = field(default_factory=dict)
+    last: float = 0.0
+
+    @property
+    def total(self) -> int:
+        return self.earlier + sum(max(seen) for seen in self.epochs.values())
+
+    def add(self, since: float, witness: int, at: float) -> bool:
+        """Count one sighting; whether it is an event that the other witness has not told of."""
+        seen = self.epochs.setdefault(since, [0, 0])
+        seen[witness] += 1
+        self.last = max(self.last, at)
+        while len(self.epochs) > EPOCHS:
+            self.earlier += max(self.epochs.pop(min(self.epochs)))
+        return seen[witness] > seen[1 - witness]
+
+
+NVML, KERNEL = 0, 1
+WITNESSES = ("nvml", "kernel")
+
+
+class EventLog:
+    """All that happened on one node. GPUs are known by PCI address: the kernel knows no other name.
+
+    `look` gives the GPU at an address and its values. Any thread may call any method.
+    """
+
+    def __init__(self, xids: Catalogue, look: Callable[[str], Evidence | None]) -> None:
+        self._xids = xids
+        self._look = look
+        self._lock = threading.Lock()
+        self._since: dict[str, list[float]] = {}
+        self._tallies: dict[tuple[str, int], Tally] = {}
+        self._sxids: dict[tuple[str, int, str], list[float]] = {}
+        self._recent: deque[Event] = deque(maxlen=KEPT)
+        self.position: Position | None = None
+        self.changed = False
+        self.kernel_up = False
+        self.missed = 0
+
+    def registered(self, gpu: Gpu, since: float) -> None:
+        """NVML tells of this GPU from the unix time `since` on."""
+        with self._lock:
+            epochs = self._since.setdefault(pci_bus_id(gpu.pci_bus_id), [])
+            epochs.append(since)
+            del epochs[:-EPOCHS]
+
+    def told(self, events: Iterable[XidEvent]) -> None:
+        """NVML told."""
+        with self._lock:
+            for event in events:
+                line = XidLine(pci_bus_id(event.pci_bus_id), event.code, instance=event.instance)
+                since = self._since.get(line.pci, [0.0])[-1]
+                self._count(NVML, since, event.at, line)
+
+    def logged(self, entry: Logged, at: float) -> None:
+        """The kernel log told, of the unix time `at`."""
+        with self._lock:
+            self.position, self.changed = entry.position, True
+            line = entry.line
+            if isinstance(line, SxidLine):
+                fatal = "" if line.fatal is None else str(line.fatal).lower()
+                seen = self._sxids.setdefault((line.pci, line.code, fatal), [0, 0])
+                seen[0], seen[1] = seen[0] + 1, max(seen[1], at)
+                return
+            epochs = self._since.get(line.pci, [])
+            place = bisect_right(epochs, at)
+            self._count(KERNEL, epochs[place - 1] if place else 0.0, at, line)
+
+    def _count(self, witness: int, since: float, at: float, line: XidLine) -> None:
+        self.changed = True
+        tally = self._tallies.setdefault((line.pci, line.code), Tally())
+        if tally.add(since, witness, at):
+            event = self._event(since, at, line)
+            self._recent.append(event)
+        else:
+            untold = self._untold(since, line, WITNESSES[witness])
+            if untold is None:  # too long ago to be kept
+                return
+            event = untold
+        event.witnesses.append(WITNESSES[witness])
+        if witness == KERNEL:
+            event.at, event.pid, event.process, event.message = at, line.pid, line.name, line.message
+        if event.instance is None:
+            event.instance = line.instance
+
+    def _untold(self, since: float, line: XidLine, witness: str) -> Event | None:
+        """The oldest event of this kind and epoch that this witness has not told of yet."""
+        kind = (since, line.pci, line.code)
+        same = (event for event in self._recent if (event.epoch, event.pci_bus_id, event.xid) == kind)
+        return next((event for event in same if witness not in event.witnesses), None)
+
+    def _event(self, since: float, at: float, line: XidLine) -> Event:
+        xid, found = self._xids[line.code], self._look(line.pci)
+        about = (xid.mnemonic, xid.kind.value, xid.action.value, xid.meaning)
+        event = Event(since, at, line.pci, xid.code, *about)
+        if found:
+            event.gpu, event.uuid = found.gpu.index, found.gpu.uuid
+            if time.time() - at < FRESH_SECONDS:
+                event.evidence = dict(found.values)
+        return event
+
+    def recent(self) -> list[dict[str, Any]]:
+        """The last events, the newest first."""
+        with self._lock:
+            events = sorted(self._recent, key=lambda event: event.at, reverse=True)
+            return [{name: value for name, value in asdict(event).items() if name != "epoch"} for event in events]
+
+    # --- metrics --------------------------------------------------------------------------------------------------
+
+    def samples(self, gpus: Sequence[Gpu], nvml_up: bool) -> list[Own]:
+        """What is exposed. Where there is a witness, codes that warrant a drain start at 0: the first one is a rise."""
+        by_pci = {pci_bus_id(gpu.pci_bus_id): gpu for gpu in gpus if gpu.pci_bus_id}
+        watched = nvml_up or self.kernel_up
+        with self._lock:
+            counts = {(pci, code): 0 for pci in by_pci for code in self._xids.drain_codes} if watched else {}
+            counts |= {key: tally.total for key, tally in self._tallies.items()}
+            lasts = {key: tally.last for key, tally in self._tallies.items()}
+            sxids = {key: tuple(seen) for key, seen in self._sxids.items()}
+        found: list[Own] = []
+        for (pci, code), count in counts.items():
+            gpu, labels = by_pci.get(pci), self._labels(pci, code)
+            found.append((m.XID_EVENTS, gpu, count, labels))
+            if (pci, code) in lasts:
+                found.append((m.XID_LAST, gpu, round(lasts[pci, code], 3), labels))
+        for address, gpu in by_pci.items() if watched else ():
+            own = {code: at for (pci, code), at in lasts.items() if pci == address}
+            found.append((m.XID_ERRORS, gpu, max(own, key=own.__getitem__, default=0), {}))
+        for (pci, code, fatal), (seen, last) in sxids.items():
+            labels = {"pci_bus_id": pci, "sxid": str(code), "fatal": fatal}
+            found += [(m.SXID_EVENTS, None, seen, labels), (m.SXID_LAST, None, round(last, 3), labels)]
+        heard = zip(WITNESSES, (nvml_up, self.kernel_up), strict=True)
+        found += [(m.WITNESS, None, up, {"witness": witness}) for witness, up in heard]
+        return [*found, (m.MISSED, None, self.missed, {})]
+
+    def _labels(self, pci: str, code: int) -> dict[str, str]:
+        xid = self._xids[code]
+        return {"pci_bus_id": pci, "xid": str(code), "kind": xid.kind.value, "action": xid.action.value}
+
+    # --- over a restart ---------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """All that a later process needs to go on counting, for JSON."""
+        with self._lock:
+            self.changed = False
+            return {
+                "position": [self.position.origin, self.position.number] if self.position else None,
+                "since": self._since,
+                "tallies": [
+                    [pci, code, tally.earlier, tally.last, [[since, *seen] for since, seen in tally.epochs.items()]]
+                    for (pci, code), tally in self._tallies.items()
+                ],
+                "sxids": [[*key, *seen] for key, seen in self._sxids.items()],
+                "recent": [asdict(event) for event in self._recent],
+            }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state. Raises TypeError, ValueError or KeyError if it is none; then nothing was changed."""
+        position = Position(str(state["position"][0]), int(state["position"][1])) if state["position"] else None
+        since = {str(pci): [float(at) for at in times] for pci, times in state["since"].items()}
+        tallies = {
+            (str(pci), int(code)): Tally(
+                int(earlier), {float(at): [int(n), int(k)] for at, n, k in epochs}, float(last)
+            )
+            for pci, code, earlier, last, epochs in state["tallies"]
+        }
+        sxids = {(str(pci), int(code), str(fatal)): [int(n), float(at)] for pci, code, fatal, n, at in state["sxids"]}
+        recent = [Event(**event) for event in state["recent"]]
+        with self._lock:
+            self.position, self._since, self._tallies, self._sxids = position, since, tallies, sxids
+            self._recent.extend(recent)

@@ -1,0 +1,83 @@
+"""A thread that follows the kernel log, counts its Xids and keeps them over a restart."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from pathlib import Path
+
+from gpu_exporter.event_store import EventStore
+from gpu_exporter.events import EventLog
+from gpu_exporter.kernel_reader import KernelLog, Logged, Start
+
+log = logging.getLogger(__name__)
+
+INTERVAL_SECONDS = 1.0
+# By then both witnesses have told, and what happened goes to the history.
+SETTLED_SECONDS = 10.0
+# What the clock may have been set by since the kernel wrote a line.
+SLACK_SECONDS = 60.0
+
+
+class KernelWatch(threading.Thread):
+    """Reads what the log has of this boot, or what came since the stored position, then what comes."""
+
+    def __init__(
+        self, events: EventLog, path: Path | None, store: EventStore | None, *, procfs: Path = Path("/proc")
+    ) -> None:
+        super().__init__(name="kernel-log", daemon=True)
+        self._events = events
+        self._store = store
+        if store:
+            store.load(events)
+        self._log = KernelLog(path, events.position or Start.FIRST, procfs=procfs) if path else None
+        self._booted_at = time.time() - time.monotonic()
+        self._resumed = self._caught_up = events.position is not None
+        self._stopping = threading.Event()
+        self._reason = ""
+
+    @property
+    def reason(self) -> str:
+        """Why the log can't be read; empty if it can."""
+        return self._log.reason if self._log else "switched off"
+
+    def run(self) -> None:
+        while True:
+            try:
+                self.turn()
+            except Exception:
+                log.exception("kernel log: unexpected error, please report it")
+            if self._stopping.wait(INTERVAL_SECONDS):
+                return
+
+    def turn(self) -> None:
+        """Count what is new in the log, and save it."""
+        entries = self._log.read() if self._log else []
+        if self.reason != self._reason:
+            self._reason = self.reason
+            if self._log:
+                log.info("kernel log: %s", self._reason or f"{self._log.path} is read")
+        for entry in entries:
+            at = self._time(entry)
+            if at is not None:
+                self._events.logged(entry, at)
+        self._caught_up = True
+        self._events.kernel_up, self._events.missed = not self.reason, self._log.missed if self._log else 0
+        if self._store and self._events.changed:
+            self._store.save(self._events, time.time() - SETTLED_SECONDS)
+
+    def _time(self, entry: Logged) -> float | None:
+        """When it happened; None if that may have been in another boot: a line without year and zone, seen at first."""
+        if entry.at is not None:
+            return entry.at if self._resumed or entry.at >= self._booted_at - SLACK_SECONDS else None
+        return time.time() if self._caught_up else None
+
+    def stop(self) -> None:
+        """End, and save what is not saved yet."""
+        self._stopping.set()
+        self.join(1.0)
+        if self._log and not self.is_alive():
+            self._log.close()
+        if self._store:
+            self._store.save(self._events, time.time())

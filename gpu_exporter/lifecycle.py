@@ -1,0 +1,182 @@
+"""The paths that change something: quit, reload, release, resume. Who may ask them, and what they answer."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import os
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpu_exporter.collect import Collector
+from gpu_exporter.config import hand_over
+from gpu_exporter.handler import TEXT, Handler
+from gpu_exporter.model import GpuExporterError
+
+# How long a release or resume may take before it is answered that it has not happened yet.
+PATIENCE_SECONDS = 5.0
+POLL_SECONDS = 0.05
+DEFAULT_RELEASE = "10m"
+
+
+class Token:
+    """A secret in a file that only this user can read: who knows it, on this machine, may release and resume."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._secret = secrets.token_urlsafe(32)
+
+    def write(self) -> None:
+        """Put it into the file. Raises GpuExporterError."""
+        path = self._path
+        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            with suppress(FileNotFoundError):
+                draft.unlink()
+            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "w") as file:
+                file.write(f"{self._secret}\n")
+            draft.replace(path)
+        except OSError as error:
+            why = error.strerror or error
+            raise GpuExporterError(f"token file {path}: {why}; its directory must exist and be writable") from error
+
+    def allows(self, authorization: str, address: str) -> bool:
+        """Whether these come with a request that has the token, from this machine."""
+        scheme, _, given = authorization.partition(" ")
+        matches = secrets.compare_digest(given.strip().encode("utf-8", "replace"), self._secret.encode())
+        return scheme.lower() == "bearer" and matches and is_loopback(address)
+
+    def remove(self) -> None:
+        """Remove the file, unless another process has written its own there."""
+        with suppress(OSError, UnicodeDecodeError):
+            if self._path.read_text().strip() == self._secret:
+                self._path.unlink()
+
+
+def is_loopback(address: str) -> bool:
+    """Whether a peer's address is this machine's own."""
+    try:
+        ip = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return False
+    return bool((getattr(ip, "ipv4_mapped", None) or ip).is_loopback)
+
+
+@dataclass(frozen=True, slots=True)
+class Lifecycle:
+    """What can be asked: everything by everybody if `enabled`, to release and to resume by who has the token."""
+
+    enabled: bool = False
+    quit: Callable[[], None] = lambda: None
+    token: Token | None = None
+    nodes: Sequence[Collector] = ()
+
+
+class _Change(Handler):
+    """A request that changes something."""
+
+    off = "Lifecycle API is not enabled.\n"
+
+    @property
+    def lifecycle(self) -> Lifecycle:
+        found: Lifecycle = self.settings["lifecycle"]
+        return found
+
+    def allowed(self) -> bool:
+        return self.lifecycle.enabled
+
+    async def post(self) -> None:
+        if not self.allowed():
+            await self.send(self.off, TEXT, 403)
+        elif self.request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
+            await self.send("Another site's page may not do this.\n", TEXT, 403)
+        else:
+            await self.act()
+
+    put = post
+
+    async def act(self) -> None:
+        raise NotImplementedError
+
+
+class _Quit(_Change):
+    async def act(self) -> None:
+        await self.send("Goodbye!\n", TEXT)
+        self.lifecycle.quit()
+
+
+class _Reload(_Change):
+    async def act(self) -> None:
+        try:
+            self.settings["web"].reload()
+        except GpuExporterError as error:
+            await self.send(f"{error}\n", TEXT, 500)
+        else:
+            await self.send("ok\n", TEXT)
+
+
+class _HandOver(_Change):
+    off = (
+        "Not allowed: needs the token, from this machine (serve --token-file FILE, and the same file for this command),"
+        " or serve --web.enable-lifecycle.\n"
+    )
+
+    async def prepare(self) -> None:
+        """The token stands in for a password here, and only here."""
+        if not self._has_token():
+            await super().prepare()
+
+    def _has_token(self) -> bool:
+        token = self.lifecycle.token
+        return token is not None and token.allows(
+            self.request.headers.get("Authorization", ""), self.request.remote_ip or ""
+        )
+
+    def allowed(self) -> bool:
+        return self.lifecycle.enabled or self._has_token()
+
+    async def settled(self, ask: Callable[[Collector], str]) -> str:
+        """What a node answers that is not done in time; empty when all are."""
+        end = time.monotonic() + PATIENCE_SECONDS
+        while (found := next(filter(None, map(ask, self.lifecycle.nodes)), "")) and time.monotonic() < end:
+            await asyncio.sleep(POLL_SECONDS)
+        return found
+
+
+class _Release(_HandOver):
+    async def act(self) -> None:
+        try:
+            seconds = hand_over(self.get_query_argument("for", DEFAULT_RELEASE))
+        except ValueError as error:
+            await self.send(f"for: {error}\n", TEXT, 400)
+            return
+        for node in self.lifecycle.nodes:
+            node.handover.begin(seconds)
+        held = await self.settled(Collector.held)
+        if held:
+            await self.send(f"{held}\n", TEXT, 409)
+        else:
+            await self.send(f"{self.lifecycle.nodes[0].handover.release or 'the release is over already'}\n", TEXT)
+
+
+class _Resume(_HandOver):
+    async def act(self) -> None:
+        ended = [node.handover.end() for node in self.lifecycle.nodes]
+        problem = await self.settled(Collector.problem)
+        if problem:
+            await self.send(f"{problem}; tried again until it answers\n", TEXT, 503)
+        else:
+            await self.send("resumed\n" if any(ended) else "it was not released\n", TEXT)
+
+
+ROUTES: Sequence[tuple[str, type[Handler]]] = (
+    ("/-/quit", _Quit),
+    ("/-/reload", _Reload),
+    ("/-/release", _Release),
+    ("/-/resume", _Resume),
+)

@@ -1,0 +1,83 @@
+"""Asks a running exporter for something, as `gpu-exporter release` and `resume` do. Every failure is one line."""
+
+from __future__ import annotations
+
+import base64
+import ssl
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from pathlib import Path
+from urllib.parse import quote, urlsplit
+
+from gpu_exporter.model import GpuExporterError
+
+# More than the exporter itself takes to say that a driver call is stuck.
+TIMEOUT_SECONDS = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """A running exporter, and what it takes to be let in: a token, or a user with a password."""
+
+    url: str
+    token_file: Path | None = None
+    user: str = ""
+    password_file: Path | None = None
+    ca_file: Path | None = None
+
+    def post(self, path: str) -> str:
+        """What it answers. Raises GpuExporterError, also with the answer if that is a refusal."""
+        headers = self._authorization()
+        connection = self._connection()
+        try:
+            connection.request("POST", f"{urlsplit(self.url).path.rstrip('/')}{path}", headers=headers)
+            answer = connection.getresponse()
+            text = " ".join(answer.read(1 << 16).decode("utf-8", "replace").split())
+        except ConnectionRefusedError as error:
+            raise GpuExporterError(f"{self.url}: nothing listens there: is it running? else give its --url") from error
+        except ssl.SSLError as error:
+            why = getattr(error, "verify_message", "") or error.reason
+            raise GpuExporterError(f"{self.url}: TLS: {why}; give its authority with --ca-file") from error
+        except (ConnectionError, HTTPException) as error:
+            raise GpuExporterError(f"{self.url}: no HTTP answer; does it speak TLS? then --url https://…") from error
+        except OSError as error:
+            raise GpuExporterError(f"{self.url}: {error.strerror or error}; give another --url") from error
+        finally:
+            connection.close()
+        if answer.status == 401:
+            raise GpuExporterError(f"{self.url}: not let in: give --token-file, or --user and --password-file")
+        if answer.status != 200:
+            raise GpuExporterError(f"{self.url}: {text or answer.reason}")
+        return text
+
+    def _authorization(self) -> dict[str, str]:
+        if self.user and self.password_file:
+            credentials = f"{self.user}:{_content(self.password_file)}".encode()
+            return {"Authorization": f"Basic {base64.b64encode(credentials).decode()}"}
+        if self.token_file:
+            return {"Authorization": f"Bearer {quote(_content(self.token_file))}"}
+        return {}
+
+    def _connection(self) -> HTTPConnection:
+        parts = urlsplit(self.url)
+        try:
+            port = parts.port
+        except ValueError:
+            port = -1
+        if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
+            raise GpuExporterError(f"{self.url!r} is not a URL; use for example http://localhost:9400")
+        if parts.scheme == "http":
+            return HTTPConnection(parts.hostname, port, timeout=TIMEOUT_SECONDS)
+        try:
+            context = ssl.create_default_context(cafile=str(self.ca_file) if self.ca_file else None)
+        except (OSError, ssl.SSLError) as error:
+            raise GpuExporterError(f"{self.ca_file}: {error.strerror or 'not a certificate'}") from error
+        return HTTPSConnection(parts.hostname, port, timeout=TIMEOUT_SECONDS, context=context)
+
+
+def _content(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "not text"
+        raise GpuExporterError(f"{path}: {why}; is the exporter running, and this its user or root?") from error

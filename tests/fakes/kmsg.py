@@ -1,0 +1,37 @@
+"""A stand-in for /dev/kmsg: a named pipe that keeps records apart, as the kernel does."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from pathlib import Path
+
+
+class FakeKmsg:
+    """Remembers what was written, so that a second reader can be given it again, as the ring would."""
+
+    def __init__(self, path: Path, boot_id: str = "") -> None:
+        self.path = path
+        self._records: list[bytes] = []
+        os.mkfifo(path)
+        self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+        fcntl.fcntl(self._fd, fcntl.F_SETFL, os.O_DIRECT | os.O_NONBLOCK)  # a read is a write, whole
+
+    def write(self, message: str, *, facility: int = 0, at: float | None = None) -> float:
+        """One record, by the kernel unless `facility` says otherwise; return its unix time."""
+        now = time.time()
+        monotonic = time.monotonic() if at is None else time.monotonic() - (now - at)
+        header = f"{facility << 3 | 3},{len(self._records) + 1},{int(monotonic * 1e6)},-;"
+        self._records.append(f"{header}{message}\n SUBSYSTEM=pci\n".encode())
+        os.write(self._fd, self._records[-1])
+        return now if at is None else at
+
+    def xid(self, code: int, rest: str = "", *, gpu: int = 0, at: float | None = None) -> float:
+        """An Xid of a GPU of the stand-in driver."""
+        return self.write(f"NVRM: Xid (PCI:0000:{6 + gpu:02x}:00): {code}, {rest or 'text'}", at=at)
+
+    def again(self) -> None:
+        """What a ring would show to who opens it anew: all of it."""
+        for record in self._records:
+            os.write(self._fd, record)

@@ -1,0 +1,226 @@
+"""Two witnesses, one count."""
+
+from __future__ import annotations
+
+import json
+from itertools import count
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_exporter import metrics as m
+from gpu_exporter.event_store import EventStore
+from gpu_exporter.events import KEPT, EventLog, Evidence
+from gpu_exporter.kernel_log import SxidLine, XidLine
+from gpu_exporter.kernel_reader import Logged, Position
+from gpu_exporter.model import Gpu, XidEvent
+from gpu_exporter.xids import load
+
+PCI = "00000000:06:00.0"
+GPU = Gpu(0, "GPU-0", PCI, "NVIDIA H200")
+XIDS = load()
+NUMBERS = count(1)
+
+
+def log() -> EventLog:
+    return EventLog(XIDS, lambda pci: Evidence(GPU, {"DCGM_FI_DEV_GPU_TEMP": 40.0}) if pci == PCI else None)
+
+
+def nvml(events: EventLog, code: int, at: float) -> None:
+    events.told([XidEvent(at, PCI, code)])
+
+
+def kernel(events: EventLog, code: int, at: float, **more: object) -> None:
+    line = XidLine(PCI, code, **more)  # type: ignore[arg-type]
+    events.logged(Logged(Position("boot", next(NUMBERS)), at, line), at)
+
+
+def counts(events: EventLog, name: object = m.XID_EVENTS) -> dict[int, float]:
+    """What is exposed by code, but for what is 0."""
+    found = events.samples([GPU], True)
+    return {int(labels["xid"]): value for metric, _, value, labels in found if metric is name and value}
+
+
+def test_each_witness_alone() -> None:
+    events = log()
+    events.registered(GPU, 100)
+    nvml(events, 79, 101)
+    nvml(events, 79, 102)
+    kernel(events, 13, 103)
+    assert counts(events) == {79: 2, 13: 1}
+    assert counts(events, m.XID_LAST) == {79: 102, 13: 103}
+
+
+@pytest.mark.parametrize("order", ["nknk", "nnkk", "kknn", "knnk"])
+def test_both_witnesses_of_the_same_two(order: str) -> None:
+    """In whatever order they tell, and however late."""
+    events = log()
+    events.registered(GPU, 100)
+    nvml_at, kernel_at = iter((101.9, 502.9)), iter((101.0, 102.0))
+    for who in order:
+        if who == "n":
+            nvml(events, 48, next(nvml_at))
+        else:
+            kernel(events, 48, next(kernel_at))
+    assert counts(events) == {48: 2}
+    assert [sorted(event["witnesses"]) for event in events.recent()] == [["kernel", "nvml"]] * 2
+
+
+def test_what_is_older_than_the_registration_is_the_kernels_alone() -> None:
+    events = log()
+    kernel(events, 31, 50)
+    events.registered(GPU, 100)
+    nvml(events, 31, 150)
+    kernel(events, 31, 149)
+    assert counts(events) == {31: 2}
+    assert [event["witnesses"] for event in events.recent()] == [["nvml", "kernel"], ["kernel"]]
+
+
+def test_a_gpu_that_was_lost_and_found() -> None:
+    """A log that is read late belongs to the registration of its time."""
+    events = log()
+    events.registered(GPU, 100)
+    nvml(events, 79, 150)
+    events.registered(GPU, 200)
+    nvml(events, 79, 250)
+    kernel(events, 79, 149)
+    kernel(events, 79, 249)
+    assert counts(events) == {79: 2}
+
+
+@given(st.lists(st.tuples(st.sampled_from([13, 48]), st.booleans(), st.booleans()), max_size=30), st.randoms())
+def test_each_event_counts_once_whoever_tells(happened: list[tuple[int, bool, bool]], random: object) -> None:
+    """Where one of the witnesses sees all, the count is exact, whatever the other misses."""
+    events = log()
+    events.registered(GPU, 100)
+    sights = [(nvml, code, 101.0 + n) for n, (code, _, _) in enumerate(happened)]
+    sights += [(kernel, code, 101.0 + n) for n, (code, seen, _) in enumerate(happened) if seen]
+    random.shuffle(sights)  # type: ignore[attr-defined]
+    for tell, code, at in sights:
+        tell(events, code, at)
+    truth = {code: float(sum(each == code for each, _, _ in happened)) for code, _, _ in happened}
+    assert counts(events) == truth
+    assert len(events.recent()) == len(happened)
+
+
+def test_drain_codes_start_at_zero_where_there_is_a_witness() -> None:
+    events = log()
+    zero = {int(labels["xid"]) for metric, _, value, labels in events.samples([GPU], True) if metric is m.XID_EVENTS}
+    assert zero == set(XIDS.drain_codes)
+    assert not [metric for metric, *_ in events.samples([GPU], False) if metric in (m.XID_EVENTS, m.XID_ERRORS)]
+
+
+def test_the_classic_gauge_has_the_last_code() -> None:
+    events = log()
+    events.registered(GPU, 100)
+    nvml(events, 31, 101)
+    kernel(events, 45, 101.5)
+    found = {metric: value for metric, _, value, _ in events.samples([GPU], True)}
+    assert found[m.XID_ERRORS] == 45
+
+
+def test_an_unknown_code_is_of_unknown_kind() -> None:
+    events = log()
+    kernel(events, 4711, 1)
+    found = [(metric, labels) for metric, _, _, labels in events.samples([GPU], True)]
+    (labels,) = [labels for metric, labels in found if metric is m.XID_EVENTS and labels["xid"] == "4711"]
+    assert (labels["kind"], labels["action"]) == ("unknown", "none")
+
+
+def test_evidence_is_of_what_just_happened() -> None:
+    import time
+
+    events = log()
+    kernel(events, 31, time.time(), pid=486, name="bad", message="MMU Fault")
+    kernel(events, 13, 5.0)
+    fresh, old = events.recent()
+    assert fresh["evidence"] == {"DCGM_FI_DEV_GPU_TEMP": 40.0}
+    assert (fresh["pid"], fresh["process"], fresh["message"], fresh["uuid"]) == (486, "bad", "MMU Fault", "GPU-0")
+    assert old["evidence"] == {}
+
+
+def test_a_gpu_that_nobody_ever_attached_is_known_by_its_address() -> None:
+    events = log()
+    line = XidLine("00000000:AA:00.0", 79)
+    events.logged(Logged(Position("boot", 1), 7.0, line), 7.0)
+    (found,) = [each for each in events.samples([GPU], True) if each[0] is m.XID_EVENTS and each[2]]
+    assert found[1] is None
+    assert found[3]["pci_bus_id"] == "00000000:AA:00.0"
+
+
+def test_sxids() -> None:
+    events = log()
+    for at in (1.0, 2.0):
+        events.logged(Logged(Position("b", int(at)), at, SxidLine("00000000:C1:00.0", 20034, 0, True)), at)
+    found = {metric: (value, labels) for metric, _, value, labels in events.samples([], True)}
+    labels = {"pci_bus_id": "00000000:C1:00.0", "sxid": "20034", "fatal": "true"}
+    assert found[m.SXID_EVENTS] == (2, labels)
+    assert found[m.SXID_LAST] == (2.0, labels)
+
+
+def test_a_storm_is_bounded() -> None:
+    events = log()
+    for _ in range(1000):
+        kernel(events, 31, 1.0)
+    assert counts(events) == {31: 1000}
+    assert len(events.recent()) == KEPT
+
+
+def test_a_restart_in_the_middle_loses_and_doubles_nothing(tmp_path: Path) -> None:
+    """NVML told, the log was not read yet; after the restart it is, and then the next one happens."""
+    store, first = EventStore(tmp_path), log()
+    first.registered(GPU, 100)
+    nvml(first, 48, 101)
+    store.save(first, 0)
+    second = log()
+    EventStore(tmp_path).load(second)
+    second.registered(GPU, 200)
+    kernel(second, 48, 100.9)
+    assert counts(second) == {48: 1}
+    kernel(second, 48, 201)
+    nvml(second, 48, 201.5)
+    assert counts(second) == {48: 2}
+    assert second.position is not None
+
+
+def test_the_history_has_each_event_once(tmp_path: Path) -> None:
+    store, events = EventStore(tmp_path), log()
+    for at in (10.0, 20.0, 30.0):
+        kernel(events, 31, at)
+        store.save(events, at - 5)
+    store.save(events, 100)
+    lines = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert [line["at"] for line in lines] == [10.0, 20.0, 30.0]
+
+
+def test_the_history_turns_over(tmp_path: Path) -> None:
+    (tmp_path / "events.jsonl").write_text("x" * (1 << 20))
+    events = log()
+    kernel(events, 31, 10.0)
+    EventStore(tmp_path).save(events, 100)
+    assert (tmp_path / "events.jsonl.1").stat().st_size == 1 << 20
+    assert len((tmp_path / "events.jsonl").read_text().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "null", '{"written": 0, "events": {}}', '{"written": 0, "events": 3}']
+)
+def test_a_state_that_is_none_is_put_aside(tmp_path: Path, content: str, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "events.json").write_text(content)
+    events = log()
+    EventStore(tmp_path).load(events)
+    assert (tmp_path / "events.bad").exists()
+    assert counts(events) == {}
+    assert len(caplog.records) == 1
+
+
+def test_a_directory_that_cannot_be_written_costs_a_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("")
+    store, events = EventStore(tmp_path / "file" / "below"), log()
+    for _ in range(3):
+        kernel(events, 31, 1.0)
+        store.save(events, 100)
+    assert len(caplog.records) == 1
+    assert "--state-dir" in caplog.text

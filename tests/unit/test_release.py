@@ -1,0 +1,114 @@
+"""The hand-over by itself: its time, and what is still held."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gpu_exporter.release import HandOver, Release, device_files
+from gpu_exporter.sources.nvml import unload
+
+
+def test_a_release_has_an_end() -> None:
+    """It begins, is extended and ends; each time the loop hears of it."""
+    heard: list[None] = []
+    hand_over = HandOver(lambda: heard.append(None))
+    assert hand_over.present() is None
+    assert not hand_over.end()
+    hand_over.begin(100)
+    release = hand_over.present()
+    assert release is not None
+    hand_over.begin(0.05)
+    assert hand_over.present() is release
+    assert release.until == pytest.approx(time.time() + 0.05, abs=1)
+    time.sleep(0.06)
+    assert hand_over.present() is hand_over.release is None
+    hand_over.begin(100)
+    assert hand_over.end()
+    assert len(heard) == 5
+
+
+def test_what_is_held() -> None:
+    """A call that is inside, or files that the library left open."""
+    release = Release(60)
+    assert not release.done
+    assert release.held([1, 3]).startswith("GPU 1, 3: a driver call does not return")
+    assert release.held([]).startswith("the library: a driver call")
+    release.closed, release.open_files = True, ("/dev/nvidiactl",)
+    assert (release.done, release.held([])) == (False, "still open: /dev/nvidiactl")
+    release.open_files = ()
+    assert (release.done, release.held([1])) == (True, "")
+    assert str(release).startswith("released until 20")
+
+
+def test_device_files(tmp_path: Path) -> None:
+    """Each once, and only the driver's."""
+    for number, target in enumerate(("/dev/nvidia0", "/dev/nvidiactl", "/dev/nvidia0", "/dev/null", "socket:[1]")):
+        (tmp_path / str(number)).symlink_to(target)
+    (tmp_path / "closed").touch()
+    assert device_files(tmp_path) == ("/dev/nvidia0", "/dev/nvidiactl")
+    assert device_files(tmp_path / "none") == ()
+
+
+class Bindings:
+    """What pynvml keeps of the library, with that many nvmlInit and answers of nvmlShutdown."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, users: int, *codes: int, **changes: Any) -> None:
+        self.closed: list[int] = []
+        self._codes = iter(codes)
+        self.error = type("NVMLError", (Exception,), {"value": 0})
+        self.module = SimpleNamespace(
+            libLoadLock=threading.Lock(),
+            nvmlLib=SimpleNamespace(_handle=7),
+            _nvmlLib_refcount=users,
+            _nvmlGetFunctionPointer_cache={"nvmlShutdown": object()},
+            NVMLError=self.error,
+            NVML_ERROR_UNINITIALIZED=1,
+            nvmlShutdown=self._shutdown,
+        )
+        for name, value in changes.items():
+            setattr(self.module, name, value)
+        monkeypatch.setattr(unload, "pynvml", self.module)
+        monkeypatch.setattr(unload, "_ctypes", SimpleNamespace(dlclose=self.closed.append))
+
+    def _shutdown(self) -> None:
+        code = next(self._codes)
+        if code:
+            error = self.error()
+            error.value = code
+            raise error
+        self.module._nvmlLib_refcount -= 1
+
+
+@pytest.mark.parametrize(
+    ("users", "codes", "closed"),
+    [
+        (0, (), True),  # nvmlInit failed, but loaded the library
+        (1, (0,), True),
+        (2, (0, 0), True),
+        (2, (1, 1), True),  # the driver was unloaded under it
+        (2, (0,), False),  # someone else in this process uses the bindings
+        (2, (1,), False),
+        (1, (999,), False),  # it may still have state
+    ],
+)
+def test_unload(monkeypatch: pytest.MonkeyPatch, users: int, codes: tuple[int, ...], closed: bool) -> None:
+    """The library goes when nobody uses it, and is loaded anew by the next nvmlInit."""
+    bindings = Bindings(monkeypatch, users, *codes)
+    unload.shut_down(len(codes))
+    assert bindings.closed == ([7] if closed else [])
+    assert (bindings.module.nvmlLib is None) is closed
+    assert (not bindings.module._nvmlGetFunctionPointer_cache) is closed
+
+
+@pytest.mark.parametrize("change", [{"libLoadLock": None}, {"_nvmlGetFunctionPointer_cache": None}, {"nvmlLib": None}])
+def test_bindings_that_are_different_are_left_alone(monkeypatch: pytest.MonkeyPatch, change: dict[str, None]) -> None:
+    """The library then stays loaded, as it always did."""
+    bindings = Bindings(monkeypatch, 1, 0, **change)
+    unload.shut_down(1)
+    assert bindings.closed == []
