@@ -314,7 +314,8 @@ class Collector:
             own.append((m.RELOAD_NEEDED, mismatch or bool(self._reload)))
         stale = STALE_INTERVALS * self.interval
         gpus = [(record, self._status(record)) for record in records]
-        return self._composer.compose(gpus, "" if self.up else self._reason, own, stale, self.events)
+        down = "" if self.up else "released" if release else self._reason
+        return self._composer.compose(gpus, down, own, stale, self.events)
 
     def look(self, pci: str) -> Evidence | None:
         """The GPU at a PCI address and what is known of it now, for who asks why."""

@@ -77,7 +77,7 @@ POWER_INSTANT = Metric("DCGM_FI_DEV_POWER_USAGE_INSTANT",  GAUGE, "watts", "Boar
 POWER_LIMIT   = Metric("DCGM_FI_DEV_ENFORCED_POWER_LIMIT", GAUGE, "watts", "Power limit in force, the lowest of all limiters.",           0, 5_000, dcgm=164, nvml=Call("EnforcedPowerLimit"), scale=MILLI, pace=SLOW)
 POWER_SET     = Metric("DCGM_FI_DEV_POWER_MGMT_LIMIT",     GAUGE, "watts", "Power limit that was set.",                                   0, 5_000, dcgm=160, nvml=Call("PowerManagementLimit"), scale=MILLI, pace=RARE)
 POWER_MIN     = Metric("DCGM_FI_DEV_POWER_MGMT_LIMIT_MIN", GAUGE, "watts", "Lowest power limit that can be set.",                         0, 5_000, dcgm=161, nvml=Call("PowerManagementLimitConstraints", pick=0), scale=MILLI, pace=STATIC, set=FULL)
-POWER_MAX     = Metric("DCGM_FI_DEV_POWER_MGMT_LIMIT_MAX", GAUGE, "watts", "Highest power limit that can be set.",                        0, 5_000, dcgm=162, nvml=Call("PowerManagementLimitConstraints", pick=1), scale=MILLI, pace=STATIC, set=FULL)
+POWER_MAX     = Metric("DCGM_FI_DEV_POWER_MGMT_LIMIT_MAX", GAUGE, "watts", "Highest power limit that can be set.",                        0, 5_000, dcgm=162, nvml=Call("PowerManagementLimitConstraints", pick=1), scale=MILLI, pace=STATIC)
 POWER_DEFAULT = Metric("DCGM_FI_DEV_POWER_MGMT_LIMIT_DEF", GAUGE, "watts", "Power limit by default.",                                     0, 5_000, dcgm=163, nvml=Call("PowerManagementDefaultLimit"), scale=MILLI, pace=STATIC, set=FULL)
 ENERGY        = Metric("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", COUNTER, "millijoules", "Energy used since the driver was loaded.",                  dcgm=156, nvml=FieldValue(83), pace=SLOW)
 ENERGY_JOULES = Metric("gpu_energy_joules_total",              COUNTER, "joules",      "Energy used; goes on across driver reloads.",               dcgm=156, nvml=FieldValue(83), scale=MILLI, pace=SLOW)
@@ -107,7 +107,7 @@ FB_USED       = Metric("DCGM_FI_DEV_FB_USED",         GAUGE, "MiB",   "Device me
 FB_RESERVED   = Metric("DCGM_FI_DEV_FB_RESERVED",     GAUGE, "MiB",   "Device memory reserved by driver and firmware.",                    dcgm=253, nvml=Call("MemoryInfo", pick="reserved"), scale=1 / MIB, per_instance=True)
 FB_USED_RATIO = Metric("DCGM_FI_DEV_FB_USED_PERCENT", GAUGE, "ratio", "used / (total - reserved), 0-1 despite its name.",            0, 1, dcgm=254, nvml=Call("MemoryInfo", pick="used_ratio"), per_instance=True)
 BAR1_TOTAL    = Metric("DCGM_FI_DEV_BAR1_TOTAL",      GAUGE, "MiB",   "BAR1 window.",                                                      dcgm=90,  nvml=Call("BAR1MemoryInfo", pick="bar1Total"), scale=1 / MIB, pace=RARE, set=FULL)
-BAR1_USED     = Metric("DCGM_FI_DEV_BAR1_USED",       GAUGE, "MiB",   "BAR1 window in use.",                                               dcgm=92,  nvml=Call("BAR1MemoryInfo", pick="bar1Used"), scale=1 / MIB, pace=RARE)
+BAR1_USED     = Metric("DCGM_FI_DEV_BAR1_USED",       GAUGE, "MiB",   "BAR1 window in use.",                                               dcgm=92,  nvml=Call("BAR1MemoryInfo", pick="bar1Used"), scale=1 / MIB, pace=RARE, set=FULL)
 BAR1_FREE     = Metric("DCGM_FI_DEV_BAR1_FREE",       GAUGE, "MiB",   "BAR1 window that is free.",                                         dcgm=93,  nvml=Call("BAR1MemoryInfo", pick="bar1Free"), scale=1 / MIB, pace=RARE, set=FULL)
 
 # --- ECC, row remapping (Ampere and newer), retired pages (older) ---------------------------------------------------------------------

@@ -192,6 +192,7 @@ class Server:
             ("(.*)/readyz", _Readyz),
             ("(.*)/api/v1/gpus", _Gpus),
             ("(.*)/api/v1/events", _Events),
+            ("(.*)/api/v1/gpus", _Gpus),
             ("(.*)/", _Landing),
         ]
         routes += ROUTES
