@@ -14,7 +14,8 @@ from gpu_exporter.model import Call, FieldValue, Gpm, LinkSum, Metric, OfProcess
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What a GPU answered: getters with arguments (or one member), field ids, GPM ids (of links the first's), what of its processes."""
+    """What a GPU answered: getters with arguments (or one member of theirs), field ids, GPM ids (of links the first's),
+    what of its processes."""
 
     calls: frozenset[str]
     fields: frozenset[int]
