@@ -44,7 +44,7 @@ Once a tick, each GPU gets a verdict from the values of that moment. It is on `/
 - **unhealthy**: act now. **degraded**: what runs may go on, nothing new should start; `check` ends with 3 for both.
 - `gpu_health_reason{reason,action} 1` while a reason holds. `action` is what repairs it, the heaviest last: none,
   restart_app, gpu_reset, node_reboot, drain, replace; `none` where no reset helps, but cooling or power does.
-- An Xid that warrants a drain is a reason for ten minutes: `xid_<code>`, unhealthy, with the [action](xids.md) of the code.
+- An Xid that warrants a drain is a reason for ten minutes, `xid_<code>`: unhealthy, with the code's [action](xids.md).
 - What a GPU can't answer is no fault. Rates and history, such as corrected errors in an hour, are for Prometheus.
 """
 

@@ -25,7 +25,8 @@ from gpu_exporter import login as module
 from gpu_exporter.login import UNAUTHORIZED, Login, Refusal, Seldom, client_of
 from gpu_exporter.model import GpuExporterError
 from gpu_exporter.tls import admits
-from gpu_exporter.web import SECURE_HEADERS, Web, parse
+from gpu_exporter.web import Web
+from gpu_exporter.web_config import SECURE_HEADERS, parse
 
 HASH = bcrypt.hashpw(b"right", bcrypt.gensalt(4)).decode()
 TLS = {"cert_file": "server.pem", "key_file": "server.key"}

@@ -1,0 +1,270 @@
+"""The web configuration file of Prometheus' exporter-toolkit: bytes -> what it asks for. Pure."""
+
+from __future__ import annotations
+
+import re
+import ssl
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from yaml.parser import ParserError
+from yaml.scanner import ScannerError
+
+from gpu_exporter.config import boolean, choice, duration, nearest
+from gpu_exporter.tls import CIPHERS, CLIENT_AUTH, CURVES, VERSIONS, Tls, canonical
+
+# bcrypt doubles with each; 16 takes seconds, for which nothing can interrupt it.
+HIGHEST_COST = 16
+
+SECURE_HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Content-Security-Policy": "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+# What the toolkit lets a user set, and to which values if not any.
+HEADERS: Mapping[str, tuple[str, ...]] = {
+    "Content-Security-Policy": (),
+    "Strict-Transport-Security": (),
+    "X-Content-Type-Options": ("nosniff",),
+    "X-Frame-Options": ("deny", "sameorigin"),
+    "X-XSS-Protection": (),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RateLimit:
+    """A request each `interval` seconds, and `burst` of them at once."""
+
+    interval: float
+    burst: int
+
+
+@dataclass(frozen=True, slots=True)
+class WebConfig:
+    """The whole file, checked."""
+
+    tls: Tls | None = None
+    users: Mapping[str, str] = field(default_factory=dict, repr=False)
+    headers: Mapping[str, str] = field(default_factory=lambda: SECURE_HEADERS)
+    rate_limit: RateLimit | None = None
+
+
+Read = Callable[[Path], bytes]
+
+
+class _Twice(ValueError):
+    pass
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that is there twice, of which YAML would take the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise _Twice(f"{key} is there twice; keep one")
+        return super().construct_mapping(node, deep)
+
+
+def parse(content: bytes, folder: Path, read: Read) -> WebConfig:
+    """The file's meaning. Raises ValueError that names the key and the cure."""
+    try:
+        document = yaml.load(content, _Loader)
+    except (ScannerError, ParserError) as error:  # their text would quote the file, which holds secrets
+        where = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise ValueError(f"not YAML{where}: {error.problem}") from None
+    except yaml.YAMLError:
+        raise ValueError("not YAML: a character, tag or alias means nothing; put passwords' hashes in quotes") from None
+    except _Twice:
+        raise
+    except (ValueError, RecursionError):
+        raise ValueError("not YAML: a value can't be read") from None
+    found = _section(document, SECTIONS)
+    headers = {**SECURE_HEADERS, **found.get("http_server_config", {})}
+    tls = found.get("tls_server_config")
+    try:
+        return WebConfig(
+            _tls(tls, folder, read) if tls else None,
+            found.get("basic_auth_users", {}),
+            {name: value for name, value in headers.items() if value},
+            found.get("rate_limit"),
+        )
+    except ValueError as error:
+        raise ValueError(f"tls_server_config: {error}") from error
+
+
+def _section(content: Any, keys: Mapping[str, Callable[[Any], Any]]) -> dict[str, Any]:
+    """The values of a mapping, each as its parser returns it."""
+    found = {}
+    for key, value in _mapping(content).items():
+        if key not in keys:
+            raise ValueError(f"unknown key {key}{nearest(key, keys)}")
+        try:
+            found[key] = keys[key](value)
+        except ValueError as error:
+            raise ValueError(f"{key}: {error}") from error
+    return found
+
+
+def _mapping(content: Any) -> dict[str, Any]:
+    if not isinstance(content, dict | None):
+        raise ValueError("must be a mapping of keys to values")
+    return {str(key): value for key, value in (content or {}).items()}
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"must be text, not {type(value).__name__}; put it in quotes")
+    return value
+
+
+def _truth(value: Any) -> bool:
+    return boolean(str(value))
+
+
+def _name(known: Mapping[str, Any]) -> Callable[[Any], Any]:
+    """A parser of one of these names to what it stands for."""
+    pick = choice(*known)
+    return lambda value: known[pick(str(value))]
+
+
+def _list(parse: Callable[[Any], Any]) -> Callable[[Any], tuple[Any, ...]]:
+    def parsed(value: Any) -> tuple[Any, ...]:
+        if not isinstance(value, list) or not value:
+            raise ValueError("must be a list of at least one value")
+        return tuple(parse(each) for each in value)
+
+    return parsed
+
+
+def _version(value: Any) -> ssl.TLSVersion:
+    if value in ("TLS10", "TLS11"):
+        raise ValueError(f"{value} is broken and not spoken here; use TLS12 or TLS13")
+    return ssl.TLSVersion(_name(VERSIONS)(value))
+
+
+def _auth_type(value: Any) -> ssl.VerifyMode:
+    if value in ("RequireAnyClientCert", "RequireClientCert"):
+        raise ValueError(f"{value} takes forged certificates, which Python can't; use RequireAndVerifyClientCert")
+    return ssl.VerifyMode(_name({"": ssl.CERT_NONE, **CLIENT_AUTH} if value == "" else CLIENT_AUTH)(value))
+
+
+def _san(value: Any) -> str:
+    return canonical(_text(value))
+
+
+TLS_KEYS: Mapping[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("cert", "key", "client_ca", "cert_file", "key_file", "client_ca_file"), _text),
+    "client_auth_type": _auth_type,
+    "client_allowed_sans": _list(_san),
+    "min_version": _version,
+    "max_version": _version,
+    "cipher_suites": _list(_name(CIPHERS)),
+    "curve_preferences": _list(_name(CURVES)),
+    "prefer_server_cipher_suites": _truth,
+}
+
+
+def _tls(content: Mapping[str, Any], folder: Path, read: Read) -> Tls:
+    given = _section(content, TLS_KEYS)
+
+    def either(key: str) -> bytes:
+        inline, name = given.get(key, ""), given.get(f"{key}_file", "")
+        if inline and name:
+            raise ValueError(f"{key} and {key}_file are both there; keep one")
+        if not name:
+            return str(inline).encode()
+        path = folder / name
+        try:
+            return read(path)
+        except OSError as error:
+            raise ValueError(f"{key}_file {path}: {error.strerror}") from error
+
+    cert, key, client_ca = either("cert"), either("key"), either("client_ca")
+    for name, value in (("cert", cert), ("key", key)):
+        if not value:
+            raise ValueError(f"{name}_file is missing or empty; TLS needs a certificate and its key")
+    versions = (given.get("min_version", ssl.TLSVersion.TLSv1_2), given.get("max_version", ssl.TLSVersion.TLSv1_3))
+    ciphers = tuple(filter(None, given.get("cipher_suites", ())))
+    if "cipher_suites" in given and not ciphers:  # nothing is left for TLS 1.2
+        versions = (ssl.TLSVersion.TLSv1_3, versions[1])
+    if versions[0] > versions[1]:
+        raise ValueError("min_version, max_version and cipher_suites leave nothing to speak; drop one of them")
+    auth = given.get("client_auth_type", ssl.CERT_NONE)
+    if client_ca and content.get("client_auth_type", "") in ("", "NoClientCert"):
+        raise ValueError("client_ca needs client_auth_type: RequireAndVerifyClientCert")
+    if auth != ssl.CERT_NONE and not client_ca:
+        raise ValueError("client_auth_type needs client_ca_file, to verify with")
+    if "client_allowed_sans" in given and auth != ssl.CERT_REQUIRED:
+        raise ValueError("client_allowed_sans needs client_auth_type: RequireAndVerifyClientCert")
+    sans = frozenset(given.get("client_allowed_sans", ()))
+    prefer = given.get("prefer_server_cipher_suites", True)
+    return Tls(cert, key, client_ca, auth, sans, versions, ciphers, prefer, given.get("curve_preferences", ()))
+
+
+def _http(content: Any) -> dict[str, str]:
+    # HTTP/2 is an offer that we never make, which every client takes.
+    headers: dict[str, str] = _section(content, {"http2": _truth, "headers": _headers}).get("headers", {})
+    return headers
+
+
+def _headers(content: Any) -> dict[str, str]:
+    return _section(content, {name: _header(values) for name, values in HEADERS.items()})
+
+
+def _header(values: tuple[str, ...]) -> Callable[[Any], str]:
+    def parsed(value: Any) -> str:
+        text = choice(*values)(str(value)) if values else "" if value is None else _text(value)
+        if not re.fullmatch(r"[\x20-\x7e]*", text):
+            raise ValueError("must be one line of printable ASCII")
+        return text
+
+    return parsed
+
+
+def _users(content: Any) -> dict[str, str]:
+    users = _mapping(content)
+    for user, hashed in users.items():
+        found = re.fullmatch(r"\$2[aby]\$(\d\d)\$[./A-Za-z0-9]{53}", hashed if isinstance(hashed, str) else "")
+        if not found:
+            raise ValueError(f"{user}: not a bcrypt hash; make one with `htpasswd -nBC 10 {user}`")
+        if not 4 <= int(found[1]) <= HIGHEST_COST:
+            raise ValueError(f"{user}: a cost of {found[1]} is out of range; make the hash with 10")
+        if ":" in user:
+            raise ValueError(f"{user}: no user can log in whose name has a colon; choose another")
+    return users
+
+
+def _rate(content: Any) -> RateLimit | None:
+    given = _section(content, {"interval": _interval, "burst": _burst})
+    if not given.get("interval"):
+        return None
+    if "burst" not in given:
+        raise ValueError("burst is missing; say how many requests may come at once")
+    return RateLimit(given["interval"], given["burst"])
+
+
+def _interval(value: Any) -> float:
+    if value in (0, "0"):
+        return 0.0
+    return duration(_text(value))
+
+
+def _burst(value: Any) -> int:
+    if not isinstance(value, int) or value < 1:
+        raise ValueError("must be a number of requests, at least 1")
+    return value
+
+
+SECTIONS: Mapping[str, Callable[[Any], Any]] = {
+    "tls_server_config": _mapping,
+    "http_server_config": _http,
+    "basic_auth_users": _users,
+    "rate_limit": _rate,
+}
