@@ -139,7 +139,7 @@ class Collector:
             return release.left
         if self.up:
             self._error = "the library has not answered yet"
-        if not self._detached():
+        if not self._detached() or self.stopping.is_set():  # who stops closes the library itself
             return min(release.left, RELEASE_RETRY_SECONDS)
         release.close(self.source)
         return release.left
@@ -195,9 +195,10 @@ class Collector:
     def _idle(self, patience: float) -> bool:
         """Wait until no worker is in a driver call; False if that takes too long."""
         with self._done:
-            return self._done.wait_for(
+            self._done.wait_for(
                 lambda: self.stopping.is_set() or not any(worker.busy for worker in self._workers), patience
             )
+            return not any(worker.busy for worker in self._workers)  # the end of all waits is no proof of it
 
     def _detached(self) -> bool:
         """Have each worker give its GPU back, on its own thread: a handle is of no use to the library that is loaded
@@ -220,7 +221,7 @@ class Collector:
             self.paused = False
 
     def _open(self, *, close: bool) -> None:
-        if self._detached() and close:
+        if self._detached() and close and not self.stopping.is_set():
             self.source.close()
         self.source.open()
         if self.source.count() == 0:
@@ -321,7 +322,8 @@ class Collector:
         """The GPU at a PCI address and what is known of it now, for who asks why."""
         for record in self._records.copy().values():
             if same_device(record.gpu.pci_bus_id, pci):
-                values = {str(series.metric): value for series, value in record.samples if series.metric in EVIDENCE}
+                own = ((series, value) for series, value in record.samples if not series.labels)
+                values = {str(series.metric): value for series, value in own if series.metric in EVIDENCE}
                 return Evidence(record.gpu, values)
         return None
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from gpu_exporter.events import EventLog
+from gpu_exporter.events import Event, EventLog
 
 log = logging.getLogger(__name__)
 
@@ -24,51 +24,63 @@ class EventStore:
     def __init__(self, directory: Path) -> None:
         self._state = directory / "events.json"
         self._history = directory / "events.jsonl"
-        self._written = 0.0
         self._complained = ""
 
     def load(self, events: EventLog) -> None:
         """Restore what is there. A file that is no state is put aside, for nothing is counted by guessing."""
         try:
-            state = json.loads(self._state.read_text(encoding="utf-8"))
-            events.restore(state["events"])
-            self._written = float(state["written"])
+            events.restore(json.loads(self._state.read_text(encoding="utf-8"))["events"])
         except FileNotFoundError:
             return
         except OSError as error:
             self._complain(f"{self._state}: {error.strerror}; Xids are counted from what the kernel log still has")
-        except (ValueError, TypeError, KeyError, AttributeError, IndexError):
+        except (ValueError, TypeError, KeyError, AttributeError, IndexError, ArithmeticError):
             aside = self._state.with_suffix(".bad")
             self._complain(f"{self._state} is not a state of this exporter: put aside as {aside.name}, counting anew")
             with contextlib.suppress(OSError):
                 os.replace(self._state, aside)
 
+    def waits(self, events: EventLog, settled_before: float) -> bool:
+        """Whether something is to be written although nothing new happened."""
+        return bool(events.unwritten(settled_before))
+
     def save(self, events: EventLog, settled_before: float) -> None:
-        """Write the state, whole or not at all, and events older than `settled_before` (unix time) to the history."""
-        state = events.state()
-        settled = [event for event in state["recent"] if self._written < event["at"] <= settled_before]
+        """Write the state, whole or not at all, and events older than `settled_before` (unix time) to the history.
+
+        What fails is tried again at the next call.
+        """
+        events.changed = False
         try:
             self._state.parent.mkdir(parents=True, exist_ok=True)
+            settled = events.unwritten(settled_before)
             self._append(settled)
-            self._written = max((event["at"] for event in settled), default=self._written)
+            for event in settled:
+                event.written = True
             draft = self._state.with_suffix(".draft")
-            draft.write_text(json.dumps({"written": self._written, "events": state}), encoding="utf-8")
+            draft.write_text(json.dumps({"events": events.state()}), encoding="utf-8")
             os.replace(draft, self._state)
         except OSError as error:
-            self._complain(
-                f"{self._state.parent}: {error.strerror}; Xids are not kept over a restart (see --state-dir)"
-            )
+            events.changed = True
+            self._complain(f"{self._state.parent}: {error.strerror}; Xids are not kept over a restart (--state-dir)")
         else:
             self._complained = ""
 
-    def _append(self, events: Iterable[Mapping[str, Any]]) -> None:
-        lines = "".join(json.dumps(event) + "\n" for event in events)
+    def _append(self, events: Sequence[Event]) -> None:
+        lines = "".join(json.dumps(event.shown()) + "\n" for event in events).encode()
         if not lines:
             return
-        if self._history.exists() and self._history.stat().st_size + len(lines) > LARGEST:
+        size = self._history.stat().st_size if self._history.exists() else 0
+        if size and size + len(lines) > LARGEST:
             os.replace(self._history, self._history.with_suffix(".jsonl.1"))
-        with self._history.open("a", encoding="utf-8") as file:
-            file.write(lines)
+            size = 0
+        try:
+            with self._history.open("ab", buffering=0) as file:
+                if file.write(lines) < len(lines):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            with contextlib.suppress(OSError):  # half a line would spoil the next one
+                os.truncate(self._history, size)
+            raise
 
     def _complain(self, message: str) -> None:
         if message != self._complained:

@@ -42,7 +42,7 @@ class Evidence(NamedTuple):
 @dataclass(slots=True)
 class Event:
     """One that happened: unix time, where, what it means, who saw it, who did it, what else was. `epoch` is its
-    tally's, and not shown."""
+    tally's, `written` whether the history has it."""
 
     epoch: float
     at: float
@@ -60,6 +60,11 @@ class Event:
     message: str = ""
     witnesses: list[str] = field(default_factory=list)
     evidence: dict[str, float] = field(default_factory=dict)
+    written: bool = False
+
+    def shown(self) -> dict[str, Any]:
+        """For JSON, without what is our own bookkeeping."""
+        return {name: value for name, value in asdict(self).items() if name not in ("epoch", "written")}
 
 
 @dataclass(slots=True)
@@ -129,9 +134,9 @@ class EventLog:
     def logged(self, entry: Logged, at: float) -> None:
         """The kernel log told, of the unix time `at`."""
         with self._lock:
-            self.position, self.changed = entry.position, True
             line = entry.line
             if isinstance(line, SxidLine):
+                self.changed = True
                 fatal = "" if line.fatal is None else str(line.fatal).lower()
                 seen = self._sxids.setdefault((line.pci, line.code, fatal), [0, 0])
                 seen[0], seen[1] = seen[0] + 1, max(seen[1], at)
@@ -177,7 +182,7 @@ class EventLog:
         """The last events, the newest first."""
         with self._lock:
             events = sorted(self._recent, key=lambda event: event.at, reverse=True)
-            return [{name: value for name, value in asdict(event).items() if name != "epoch"} for event in events]
+            return [event.shown() for event in events]
 
     def problems(self) -> dict[str, list[Problem]]:
         """By PCI address, what happened lately that warrants a drain. What lasts is told by the GPU's own state."""
@@ -226,7 +231,6 @@ class EventLog:
     def state(self) -> dict[str, Any]:
         """All that a later process needs to go on counting, for JSON."""
         with self._lock:
-            self.changed = False
             return {
                 "position": [self.position.origin, self.position.number] if self.position else None,
                 "since": self._since,
@@ -237,6 +241,11 @@ class EventLog:
                 "sxids": [[*key, *seen] for key, seen in self._sxids.items()],
                 "recent": [asdict(event) for event in self._recent],
             }
+
+    def unwritten(self, settled_before: float) -> list[Event]:
+        """Those that the history lacks, of which nothing more is to be told."""
+        with self._lock:
+            return [event for event in self._recent if not event.written and event.at <= settled_before]
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a state. Raises TypeError, ValueError or KeyError if it is none; then nothing was changed."""

@@ -14,7 +14,7 @@ from gpu_exporter.model import Call, FieldValue, Gpm, LinkSum, Metric, OfProcess
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What a GPU answered: getters with arguments (or one member of theirs), field ids, GPM ids (of links the first's),
+    """What a GPU answered: getters with their arguments, field ids, GPM ids (of links the first's),
     what of its processes."""
 
     calls: frozenset[str]
@@ -34,7 +34,7 @@ TotalEccErrors(0,0) TotalEccErrors(0,1) TotalEccErrors(1,0) TotalEccErrors(1,1)
 MemoryErrorCounter(0,0,2) MemoryErrorCounter(0,1,2) MemoryErrorCounter(1,0,2) MemoryErrorCounter(1,1,2)
 MemoryErrorCounter(0,0,7) MemoryErrorCounter(0,1,7) MemoryErrorCounter(1,0,7) MemoryErrorCounter(1,1,7)
 CurrPcieLinkGeneration() CurrPcieLinkWidth() MaxPcieLinkGeneration() MaxPcieLinkWidth() PcieReplayCounter()
-SramEccErrorStatus() RepairStatus() ValidateInforom() GpuFabricInfoV()[status] GpuFabricInfoV()[error]
+SramEccErrorStatus() RepairStatus() ValidateInforom()
 """
 H200 = Answers(
     calls=frozenset(H200_CALLS.split()),
@@ -58,9 +58,8 @@ def seen_on(metric: Metric) -> tuple[str, ...]:
 
 def _answered(row: Metric, answers: Answers) -> bool:
     match row.nvml:
-        case Call(name, args, pick):
-            asked = f"{name}({','.join(map(str, args))})"
-            return not answers.calls.isdisjoint((asked, f"{asked}[{pick}]"))
+        case Call(name, args):
+            return f"{name}({','.join(map(str, args))})" in answers.calls
         case FieldValue(number) | LinkSum(number):
             return number in answers.fields
         case Gpm(number):

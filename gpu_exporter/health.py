@@ -86,6 +86,11 @@ DEGRADED, UNHEALTHY = Health.DEGRADED, Health.UNHEALTHY
 LOW_MARGIN = 3
 # From this utilisation on (percent) a link that saves power when idle is expected at full speed.
 BUSY = 50
+# Clocks are up in these performance states; below, a link may save power although some kernel runs.
+FASTEST = 2
+# A driver call may take seconds when a big job starts. One that takes longer than this will not come back.
+STUCK_SECONDS = 30.0
+GPU_IDLE = 1
 FABRIC_DONE = 3
 
 # Wrong as soon as they are not 0. Errors in the life of the board are no fault of today: they outlast its repair.
@@ -165,7 +170,8 @@ TOPICS: Mapping[str, tuple[Metric, ...]] = {
 # ECC may answer nothing but its temperature.
 ROWS: tuple[Metric, ...] = (
     *(m.GPU_TEMP, m.TEMP_MARGIN, m.SLOWDOWN_TEMP, m.ECC_MODE, *FAULTS, m.RECOVERY, m.INFOROM, m.CLOCK_EVENTS),
-    *(m.GPU_UTIL, m.PCIE_GEN, m.PCIE_WIDTH, m.PCIE_MAX_GEN, m.PCIE_MAX_WIDTH, m.FABRIC, m.NVLINK_COUNT, m.NVLINK_UP),
+    *(m.GPU_UTIL, m.PSTATE, m.PCIE_GEN, m.PCIE_WIDTH, m.PCIE_MAX_GEN, m.PCIE_MAX_WIDTH),
+    *(m.FABRIC, m.NVLINK_COUNT, m.NVLINK_UP, m.MIG_MODE),
 )
 
 Values = Mapping[Metric, float]
@@ -181,7 +187,7 @@ def judge(
         values = {series.metric: value for series, value in samples if not series.labels}
         unknown = tuple(each for what, metrics in TOPICS.items() for each in _unknown(what, metrics, values, why))
         return Verdict(gpu, (*_problems(values), *told), unknown)
-    if status.reason in DOWN:
+    if status.reason in DOWN and not 0 < status.stalled < STUCK_SECONDS:
         return Verdict(gpu, (_problem(DOWN[status.reason], m.UP, 0), *told))
     return Verdict(gpu, tuple(told), (Unknown("everything", f"it does not answer ({status.reason})"),))
 
@@ -246,7 +252,8 @@ def _heat(values: Values) -> Iterator[Problem]:
 
 
 def _links(values: Values) -> Iterator[Problem]:
-    if values.get(m.GPU_UTIL, 0) >= BUSY:
+    idle = int(values.get(m.CLOCK_EVENTS, 0)) & GPU_IDLE
+    if values.get(m.GPU_UTIL, 0) >= BUSY and values.get(m.PSTATE, 0) <= FASTEST and not idle:
         # A generation doubles the speed, by and large; where one of the four is not known, its link counts as full.
         lost = max(0.0, values.get(m.PCIE_MAX_GEN, 0) - values.get(m.PCIE_GEN, 99))
         narrow = values.get(m.PCIE_WIDTH, 99) / values.get(m.PCIE_MAX_WIDTH, 1)
@@ -257,8 +264,9 @@ def _links(values: Values) -> Iterator[Problem]:
     if fabric != FABRIC_DONE:
         yield _problem(FABRIC, m.FABRIC, fabric)
     elif m.FABRIC in values:  # links of bridged boards may lead nowhere; those into a fabric may not
-        down = values.get(m.NVLINK_COUNT, 0) - values.get(m.NVLINK_UP, values.get(m.NVLINK_COUNT, 0))
-        if down > 0:
+        links_up = values.get(m.NVLINK_UP, 0)
+        down = values.get(m.NVLINK_COUNT, 0) - links_up
+        if down > 0 and links_up > 0 and not values.get(m.MIG_MODE):  # all of them are off on purpose
             yield _problem(NVLINK, m.NVLINK_UP, down)
 
 

@@ -33,7 +33,8 @@ class KernelWatch(threading.Thread):
             store.load(events)
         self._log = KernelLog(path, events.position or Start.FIRST, procfs=procfs) if path else None
         self._booted_at = time.time() - time.monotonic()
-        self._resumed = self._caught_up = events.position is not None
+        self._resumed = events.position is not None
+        self._caught_up, self._looked_at = False, 0.0
         self._stopping = threading.Event()
         self._reason = ""
 
@@ -54,24 +55,31 @@ class KernelWatch(threading.Thread):
     def turn(self) -> None:
         """Count what is new in the log, and save it."""
         entries = self._log.read() if self._log else []
+        now = time.time()
         if self.reason != self._reason:
             self._reason = self.reason
             if self._log:
                 log.info("kernel log: %s", self._reason or f"{self._log.path} is read")
         for entry in entries:
-            at = self._time(entry)
+            at = self._time(entry, now)
             if at is not None:
                 self._events.logged(entry, at)
-        self._caught_up = True
+        self._events.position = self._log.position if self._log else None
+        self._caught_up, self._looked_at = True, max(self._looked_at, now)  # no clock that is set back parts witnesses
         self._events.kernel_up, self._events.missed = not self.reason, self._log.missed if self._log else 0
-        if self._store and self._events.changed:
-            self._store.save(self._events, time.time() - SETTLED_SECONDS)
+        if self._store and (self._events.changed or self._store.waits(self._events, now - SETTLED_SECONDS)):
+            self._store.save(self._events, now - SETTLED_SECONDS)
 
-    def _time(self, entry: Logged) -> float | None:
-        """When it happened; None if that may have been in another boot: a line without year and zone, seen at first."""
-        if entry.at is not None:
-            return entry.at if self._resumed or entry.at >= self._booted_at - SLACK_SECONDS else None
-        return time.time() if self._caught_up else None
+    def _time(self, entry: Logged, now: float) -> float | None:
+        """When it happened; None if that may have been in another boot: a line without year and zone, seen at first.
+
+        What was not there at the last look happened since, whatever the kernel's clock and ours have drifted apart.
+        """
+        if self._caught_up:
+            return max(min(entry.at or now, now), self._looked_at)
+        if entry.at is None:
+            return now if self._resumed else None
+        return entry.at if self._resumed or entry.at >= self._booted_at - SLACK_SECONDS else None
 
     def stop(self) -> None:
         """End, and save what is not saved yet."""

@@ -30,7 +30,7 @@ class Token:
         self._path = path
         self._secret = secrets.token_urlsafe(32)
 
-    def write(self) -> None:
+    def __enter__(self) -> None:
         """Put it into the file. Raises GpuExporterError."""
         path = self._path
         draft = path.with_name(f".{path.name}.{os.getpid()}")
@@ -51,7 +51,7 @@ class Token:
         matches = secrets.compare_digest(given.strip().encode("utf-8", "replace"), self._secret.encode())
         return scheme.lower() == "bearer" and matches and is_loopback(address)
 
-    def remove(self) -> None:
+    def __exit__(self, *exception: object) -> None:
         """Remove the file, unless another process has written its own there."""
         with suppress(OSError, UnicodeDecodeError):
             if self._path.read_text().strip() == self._secret:

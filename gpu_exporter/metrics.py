@@ -85,7 +85,7 @@ ENERGY_JOULES = Metric("gpu_energy_joules_total",              COUNTER, "joules"
 GPU_TEMP      = Metric("DCGM_FI_DEV_GPU_TEMP",       GAUGE, "celsius", "GPU temperature.",                                         0, 150, dcgm=150, nvml=Call("Temperature", (0,)))
 MEMORY_TEMP   = Metric("DCGM_FI_DEV_MEMORY_TEMP",    GAUGE, "celsius", "Memory temperature.",                                      0, 150, dcgm=140, nvml=FieldValue(82))
 TEMP_MARGIN   = Metric("DCGM_FI_DEV_GPU_TEMP_LIMIT", GAUGE, "celsius", "Thermal margin: degrees left until the GPU slows down.", -50, 150, dcgm=153, nvml=Call("MarginTemperature"), pace=SLOW)
-SLOWDOWN_TEMP = Metric("DCGM_FI_DEV_SLOWDOWN_TEMP",  GAUGE, "celsius", "Temperature at which the GPU slows down.",                 0, 200, dcgm=158, nvml=Call("TemperatureThreshold", (1,)), pace=STATIC)
+SLOWDOWN_TEMP = Metric("DCGM_FI_DEV_SLOWDOWN_TEMP",  GAUGE, "celsius", "Temperature at which the GPU slows down.",                 1, 200, dcgm=158, nvml=Call("TemperatureThreshold", (1,)), pace=STATIC)
 SHUTDOWN_TEMP = Metric("DCGM_FI_DEV_SHUTDOWN_TEMP",  GAUGE, "celsius", "Temperature at which the GPU shuts down.",                 0, 200, dcgm=159, nvml=Call("TemperatureThreshold", (0,)), pace=STATIC)
 
 # --- clock events: what holds the clock down (SW power cap is normal at full load) ----------------------------------------------------

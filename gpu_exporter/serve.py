@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from prometheus_client import PlatformCollector, ProcessCollector
@@ -106,8 +107,11 @@ def run(config: Config, sources: Mapping[str, Source], stop: threading.Event) ->
     token = Token(config.token_file) if config.token_file else None
     lifecycle = Lifecycle(config.web_enable_lifecycle, stop.set, token, [node.collector for node in nodes])
     server = Server(config.address, [node.shown for node in nodes], Web(config.web_config_file), lifecycle)
-    if token:
-        token.write()  # the port is ours now, so no other exporter uses the file
+    with token or nullcontext():  # the port is ours now, so no other exporter uses the file
+        return _serve(nodes, server, config, stop)
+
+
+def _serve(nodes: Sequence[_Node], server: Server, config: Config, stop: threading.Event) -> bool:
     for node in nodes:
         if node.kernel:
             node.kernel.start()
@@ -128,8 +132,6 @@ def run(config: Config, sources: Mapping[str, Source], stop: threading.Event) ->
     stop.wait()
     log.info("stopping")
     server.stop()
-    if token:
-        token.remove()
     for node in nodes:
         node.collector.stopping.set()
         if node.kernel:

@@ -100,7 +100,7 @@ class Composer:
         if source_down:
             samples.append(self._own(m.SOURCE_DOWN, None, 1, source=self._source, reason=source_down))
         if events:
-            heard = all(record.told for record, _ in gpus)
+            heard = bool(gpus) and all(record.told for record, _ in gpus)
             for metric, gpu, value, labels in events.samples([record.gpu for record, _ in gpus], heard):
                 samples.append(self._own(metric, gpu, value, **labels))
         statuses = tuple(status for _, status in gpus)

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from gpu_exporter import metrics as m
-from gpu_exporter.health import BUSY, FABRIC_DONE, LOW_MARGIN
+from gpu_exporter.health import BUSY, FABRIC_DONE, FASTEST, LOW_MARGIN
 from gpu_exporter.model import Metric
 
 
@@ -41,7 +41,7 @@ STATES = (
     State("Retired pages pending", "bad pages will be retired at the next reboot", f"{m.RETIRED_PENDING} == 1", "before Ampere, with ECC"),
     State("Repair pending", "a memory channel or a processing cluster will be repaired at the next reset", f"{m.CHANNEL_REPAIR} + {m.TPC_REPAIR} > 0", "Hopper and newer"),
     State("InfoROM corrupt", "checksums of the board's own settings and error records are wrong", f"{m.INFOROM} == 0", "boards with an InfoROM"),
-    State("PCIe link slow", "below the most that GPU and slot can do while the GPU is busy; an idle link saves power", f"({m.PCIE_GEN} < {m.PCIE_MAX_GEN} or {m.PCIE_WIDTH} < {m.PCIE_MAX_WIDTH}) and {m.GPU_UTIL} >= {BUSY}", ALL),
+    State("PCIe link slow", "below the most that GPU and slot can do while the GPU is busy; an idle link saves power", f"({m.PCIE_GEN} < {m.PCIE_MAX_GEN} or {m.PCIE_WIDTH} < {m.PCIE_MAX_WIDTH}) and {m.GPU_UTIL} >= {BUSY} and {m.PSTATE} <= {FASTEST}", ALL),
     State("PCIe replays", f"more than a link may have whose lanes get one bit in 10^12 wrong (`{BIT_ERROR_LIMIT} * 2 ^ (generation - 3) * lanes` a second: one in two seconds at generation 5 with 16 lanes)", f"rate({m.PCIE_REPLAY}[15m]) > {BIT_ERROR_LIMIT} * 2 ^ (max_over_time({m.PCIE_GEN}[15m]) - 3) * max_over_time({m.PCIE_WIDTH}[15m])", ALL),
     State("NVLink down", "some links are up and others not; boards with bridges may have links that lead nowhere", f"{m.NVLINK_COUNT} - {m.NVLINK_UP} > 0 and {m.NVLINK_UP} > 0", NVLINK),
     State("NVLink errors", "replays, recoveries or CRC errors within ten minutes", f"increase({m.NVLINK_REPLAY}[10m]) + increase({m.NVLINK_RECOVERY}[10m]) + increase({m.NVLINK_CRC}[10m]) > 0", "Hopper and newer"),

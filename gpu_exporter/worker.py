@@ -80,7 +80,7 @@ class Worker(threading.Thread):
                 self._tick()
             except Exception:  # a bug of ours must not look like a wedged GPU
                 log.exception("GPU %d: unexpected error, please report it", self.index)
-                self._failed("unknown", "unexpected error")
+                self._failed("internal_error", "unexpected error")
             self.busy_since = None
             self._collector.worker_done()
         if self._device:
@@ -135,6 +135,9 @@ class Worker(threading.Thread):
 
     def _detach(self) -> None:
         if self._device:
+            if self._collector.events:  # what killed a GPU may have come in the read that found it dead
+                self._collector.events.told(self._device.events())
+            self.record.told = False
             self._device.close()
             self._device = None
             if self._collector.owner_of(self.record) is self:

@@ -346,3 +346,17 @@ def test_a_second_exporter_leaves_the_token_alone(serve: Serve, token: Path) -> 
     exporter = serve(*REPLAY, "--token-file", str(token))
     fails("serve", *REPLAY, "--address", f"127.0.0.1:{exporter.port}", "--token-file", str(token))
     assert exporter.ask("POST", "/-/resume", bearer(token))[0] == 200
+
+
+def test_the_end_while_a_release_is_held_up(start: Start, gpus: Drive, token: Path) -> None:
+    """The library is not closed under the call that is stuck, which would be a crash."""
+    driver = gpus(2)
+    driver.lock("gpu")
+    exporter = start(driver, "--token-file", str(token))
+    driver.block(0)
+    exporter.until(lambda page: states(page)[0] == "stalled")
+    assert exporter.ask("POST", "/-/release", bearer(token))[0] == 409
+    code, took = exporter.stop()
+    assert code == 0
+    assert took < 3
+    assert not token.exists()

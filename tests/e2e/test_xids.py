@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import time
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gpu_exporter.events import EventLog
+from gpu_exporter.kernel_watch import KernelWatch
+from gpu_exporter.model import Gpu, XidEvent
+from gpu_exporter.xids import load
 from tests.conftest import Exporter, Page, Serve, run
 from tests.fakes.driver import FakeDriver
 from tests.fakes.kmsg import FakeKmsg
@@ -213,3 +218,40 @@ def test_a_drain_code_of_long_ago_does_not(serve: Serve, driver: FakeDriver, kms
     exporter = serve("--interval", "200ms", "--kernel-log", str(kmsg.path), env=driver.environment)
     page = exporter.until(lambda page: bool(counted(page)))
     assert page.values("gpu_health_state", state="healthy") == [1, 1]
+
+
+def test_what_kills_a_gpu_during_a_read_is_told(serve: Serve, driver: FakeDriver) -> None:
+    """NVML alone: the Xid comes after this tick's look, and the read finds the GPU dead."""
+    exporter = serve("--interval", "1s", "--kernel-log", "none", env=driver.environment)
+    exporter.until(lambda page: page.values("gpu_up") == [1, 1])
+    driver.delay("PowerUsage", 0.5, 1)
+    exporter.until(lambda page: page.value("gpu_exporter_collection_duration_seconds", gpu="1") > 0.4)
+    with driver.batch():
+        driver.xid(1, 79)
+        driver.lose(1)
+    exporter.until(lambda page: page.values("gpu_up") == [1, 0])
+    page = exporter.until(lambda page: bool(counted(page, "1")))
+    assert counted(page, "1") == {79: 1}
+    assert page.value("gpu_exporter_xid_witness_up", witness="nvml") == 0
+
+
+def test_a_clock_that_is_set_back_doubles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel line of now is never counted to a registration of before."""
+    gpu, pci = Gpu(0, "GPU-0", "00000000:06:00.0"), "00000000:06:00.0"
+    events = EventLog(load(), lambda _: None)
+    log = tmp_path / "kern.log"
+    log.write_text("")
+    watch = KernelWatch(events, log, None)
+    watch.turn()
+    now = time.time()
+    events.registered(gpu, now)
+    watch.turn()
+    monkeypatch.setattr(time, "time", lambda: now - 3600)
+    for _ in range(2):
+        events.told([XidEvent(time.time(), pci, 48)])
+        stamp = datetime.fromtimestamp(time.time(), timezone.utc).isoformat()
+        with log.open("a") as file:
+            file.write(f"{stamp} node kernel: NVRM: Xid (PCI:0000:06:00): 48, DBE\n")
+        watch.turn()
+    totals = [value for metric, _, value, labels in events.samples([gpu], True) if labels.get("xid") == "48"]
+    assert totals[0] == 2

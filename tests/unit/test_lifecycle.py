@@ -34,7 +34,7 @@ def test_loopback(address: str, wanted: bool) -> None:
 def test_token(tmp_path: Path) -> None:
     """Both the token and the address must be right."""
     token = Token(tmp_path / "token")
-    token.write()
+    token.__enter__()
     text = (tmp_path / "token").read_text().strip()
     assert len(text) >= 40
     assert token.allows(f"Bearer {text}", "127.0.0.1")
@@ -57,14 +57,14 @@ def test_token_file(tmp_path: Path) -> None:
     other.write_text("precious")
     path.symlink_to(other)
     first, second = Token(path), Token(path)
-    first.write()
+    first.__enter__()
     assert other.read_text() == "precious"
     assert not path.is_symlink()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    second.write()
-    first.remove()
+    second.__enter__()
+    first.__exit__()
     assert second.allows(f"Bearer {path.read_text().strip()}", "::1")
-    second.remove()
+    second.__exit__()
     assert [each.name for each in tmp_path.iterdir()] == ["other"]
 
 

@@ -36,6 +36,7 @@ class GpmWindow:
         self._request.version = REQUEST_VERSION
         self._old, self._new = pynvml.nvmlGpmSampleAlloc(), pynvml.nvmlGpmSampleAlloc()
         self._old_at: float | None = None
+        self._closed = False
         self._prepare()
 
     def _prepare(self) -> None:
@@ -89,6 +90,8 @@ class GpmWindow:
         self._prepare()
 
     def close(self) -> None:
-        for sample in (self._old, self._new):
+        samples = () if self._closed else (self._old, self._new)
+        self._closed = True
+        for sample in samples:
             with suppress(pynvml.NVMLError):
                 pynvml.nvmlGpmSampleFree(sample)
