@@ -173,6 +173,8 @@ def events_command(as_json: bool, **values: Any) -> None:
     A running exporter has the same, with what the GPU was doing then, at /api/v1/events.
     """
     config = Config(**values)
+    if config.kernel_log in ("", "none"):
+        raise GpuExporterError("the kernel log is switched off: name one with --kernel-log, such as /dev/kmsg")
     events = EventLog(load(config.xid_overrides), lambda pci: None)
     watch = KernelWatch(events, Path(config.kernel_log), None, procfs=config.procfs)
     watch.turn()

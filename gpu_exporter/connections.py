@@ -26,9 +26,13 @@ class BoundedServer(HTTPServer):
         self._web, self._most, self._seconds = web, most, seconds
         self._greeted: set[SSLIOStream] = set()
         self._seldom = Seldom()
-        if web.context:  # it would log each failed handshake
-            logging.getLogger("tornado.general").addFilter(lambda record: "SSL Error" not in str(record.msg))
+        # It would log each failed handshake and each bad request, and so let anybody fill the log.
+        logging.getLogger("tornado.general").addFilter(self._worth_a_line)
         self.add_sockets(sockets)
+
+    def _worth_a_line(self, record: logging.LogRecord) -> bool:
+        said = str(record.msg)
+        return "SSL Error" not in said and (record.levelno >= logging.ERROR or self._seldom(said))
 
     def handle_stream(self, stream: Any, address: Any) -> Any:
         if len(self._connections) + len(self._greeted) >= self._most:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from tornado.iostream import StreamClosedError
@@ -51,14 +52,23 @@ class Handler(RequestHandler):
         """Send a whole answer; a client that does not read it in time is cut off."""
         self.set_status(status)
         self.set_header("Content-Type", content_type)
-        try:
-            await asyncio.wait_for(self.finish(body), CLIENT_SECONDS)
-        except asyncio.TimeoutError:
-            stream = getattr(self.request.connection, "stream", None)
-            if stream is not None:
-                stream.close()
-        except StreamClosedError:
-            pass
+        with suppress(StreamClosedError):
+            await self.finish(body)
+
+    def finish(self, chunk: Any = None) -> asyncio.Future[None]:
+        """Every answer, errors too, has a time in which it must be taken: else a client could hold a connection."""
+        written = super().finish(chunk)
+        stream = getattr(self.request.connection, "stream", None)
+        if stream is not None:
+            cut = asyncio.get_running_loop().call_later(CLIENT_SECONDS, stream.close)
+
+            def taken(done: asyncio.Future[None]) -> None:
+                cut.cancel()
+                if not done.cancelled():
+                    done.exception()  # the client is gone: nobody needs to hear of it
+
+            written.add_done_callback(taken)
+        return written
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
         self.set_header("Content-Type", TEXT)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import atexit
 import os
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
 from gpu_exporter.metrics import selected
-from gpu_exporter.model import Gpu, MetricSet, Sample, Snapshot
+from gpu_exporter.model import Gpu, GpuExporterError, MetricSet, Sample, Snapshot
 from gpu_exporter.monitor import Monitor
 from gpu_exporter.sources import local_gpus
 
 INTERVAL_SECONDS = 1.0
+# Two first calls at once would start two loops.
+ONE_AT_A_TIME = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +71,19 @@ def read(*, metrics: str = "default", gpus: Sequence[int] | None = None) -> tupl
 
     Raises GpuExporterError, in one line, if there is no driver or no GPU. A GPU that is lost or stuck is `up=False`.
     """
-    return readings(_monitor(MetricSet(metrics), None if gpus is None else tuple(gpus), os.getpid()).snapshot())
+    with ONE_AT_A_TIME:
+        monitor = _monitor(MetricSet(metrics), None if gpus is None else tuple(gpus), os.getpid())
+    return readings(monitor.snapshot())
 
 
 @cache
 def _monitor(metrics: MetricSet, gpus: tuple[int, ...] | None, process: int) -> Monitor:
     """The monitor of this process: threads do not survive a fork."""
     monitor = Monitor(local_gpus(gpus=gpus), selected(metrics), INTERVAL_SECONDS, INTERVAL_SECONDS)
-    monitor.start()
+    try:
+        monitor.start()
+    except GpuExporterError:
+        monitor.stop()
+        raise
     atexit.register(monitor.stop)  # no thread may be in the driver's library when its destructors run
     return monitor

@@ -38,6 +38,8 @@ class Remote:
         except ssl.SSLError as error:
             why = getattr(error, "verify_message", "") or error.reason
             raise GpuExporterError(f"{self.url}: TLS: {why}; give its authority with --ca-file") from error
+        except ValueError as error:  # a host that can't be one
+            raise GpuExporterError(f"{self.url!r} is not a URL; use for example http://localhost:9400") from error
         except (ConnectionError, HTTPException) as error:
             raise GpuExporterError(f"{self.url}: no HTTP answer; does it speak TLS? then --url https://…") from error
         except OSError as error:
@@ -59,12 +61,12 @@ class Remote:
         return {}
 
     def _connection(self) -> HTTPConnection:
-        parts = urlsplit(self.url)
         try:
+            parts = urlsplit(self.url)
             port = parts.port
-        except ValueError:
-            port = -1
-        if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
+        except ValueError as error:
+            raise GpuExporterError(f"{self.url!r} is not a URL; use for example http://localhost:9400") from error
+        if parts.scheme not in ("http", "https") or not parts.hostname:
             raise GpuExporterError(f"{self.url!r} is not a URL; use for example http://localhost:9400")
         if parts.scheme == "http":
             return HTTPConnection(parts.hostname, port, timeout=TIMEOUT_SECONDS)

@@ -190,7 +190,6 @@ class Server:
             ("(.*)/metrics", _Metrics),
             ("(.*)/healthz", _Healthz),
             ("(.*)/readyz", _Readyz),
-            ("(.*)/api/v1/gpus", _Gpus),
             ("(.*)/api/v1/events", _Events),
             ("(.*)/api/v1/gpus", _Gpus),
             ("(.*)/", _Landing),

@@ -117,6 +117,8 @@ def _curves(made: ssl.SSLContext, names: tuple[str, ...]) -> None:
 @contextmanager
 def _in_memory(content: bytes) -> Iterator[str]:
     """A path of this content: OpenSSL must load the very bytes that were looked at, and keys stay off the disk."""
+    if not hasattr(os, "memfd_create"):
+        raise ValueError("TLS needs Linux: put a proxy in front, or leave it out")
     descriptor = os.memfd_create("tls")
     try:
         os.write(descriptor, content)
@@ -141,6 +143,3 @@ def admits(tls: Tls, certificate: Mapping[str, Any] | None) -> bool:
     """Whether a verified client certificate, as `ssl` describes it, has one of the names that may ask."""
     names = {canonical(name) for kind, name in (certificate or {}).get("subjectAltName", ()) if kind in SAN_KINDS}
     return not tls.client_sans or not tls.client_sans.isdisjoint(names)
-
-
-SAN_KINDS = ("DNS", "email", "IP Address", "URI")

@@ -45,6 +45,7 @@ def pcie(driver: FakeDriver) -> None:
     """A link at half its width under load."""
     driver.set("CurrPcieLinkWidth", 8, gpu=0)
     driver.set("UtilizationRates.gpu", 95, gpu=0)
+    driver.set("CurrentClocksEventReasons", 0, gpu=0)
 
 
 @pytest.mark.parametrize(
@@ -105,6 +106,7 @@ def test_a_link_that_is_slow_when_idle_is_healthy(serve: Serve, driver: FakeDriv
     exporter.until(lambda page: state(page) == "healthy")
     with driver.batch():
         driver.set("UtilizationRates.gpu", 100)
+        driver.set("CurrentClocksEventReasons", 0)
         driver.set("CurrPcieLinkGeneration", 5)
     page = exporter.until(lambda page: page.value("DCGM_FI_DEV_GPU_UTIL") == 100)
     assert state(page) == "healthy"

@@ -353,3 +353,21 @@ def test_parallel_scrapers(serve: Serve, tmp_path: Path) -> None:
         pages = list(scrapers.map(scrape, range(40)))
     assert {len(page.samples) >= whole for page in pages} == {True}
     assert {len(page.values("gpu_up")) for page in pages} == {8}
+
+
+def test_refusals_that_nobody_reads_hold_no_connection(exporter: Exporter) -> None:
+    """A client that pipelines what is refused at once, and reads nothing, is cut off as any other."""
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        client.connect(("127.0.0.1", exporter.port))
+        client.settimeout(0.5)
+        cut, end = False, time.monotonic() + 40
+        while not cut and time.monotonic() < end:
+            try:
+                client.send(b"BREW /zz HTTP/1.1\r\nHost: x\r\n\r\n" * 200)
+            except TimeoutError:
+                continue
+            except ConnectionError:
+                cut = True
+    assert cut
+    assert exporter.get("/healthz")[0].status == 200

@@ -116,3 +116,27 @@ def test_processes_on_mig_instances(serve: Serve, driver: FakeDriver, procfs: Pa
     assert page.values(MEMORY, GPU_I_ID="9", GPU_I_PROFILE="3g.71gb", pid="41") == [1000]
     assert page.values(MEMORY, GPU_I_ID="5", pid="42") == [2000]
     assert page.value("gpu_processes") == 2
+
+
+def test_an_instance_that_goes_takes_only_its_own_processes(serve: Serve, driver: FakeDriver, procfs: Path) -> None:
+    """Those of the other one stay, and the count is of who is there."""
+    parts = {0: mig_device(9, "3g.71gb"), 1: mig_device(5, "4g.71gb")}
+    parts[0]["ComputeRunningProcesses"], parts[1]["ComputeRunningProcesses"] = "41:1000", "42:2000"
+    driver.partition(0, parts)
+    exporter = serve("--processes", "--procfs", str(procfs), "--interval", "200ms", env=driver.environment)
+    exporter.until(lambda page: len(page.values(MEMORY)) == 2)
+    driver.partition(0, {1: parts[1]})
+    page = exporter.until(lambda page: page.values("gpu_processes") == [1])
+    assert page.values(MEMORY) == [2000]
+    driver.partition(0, parts)
+    exporter.until(lambda page: page.values("gpu_processes") == [2] and len(page.values(MEMORY)) == 2)
+
+
+def test_processes_of_every_compute_instance(serve: Serve, driver: FakeDriver, procfs: Path) -> None:
+    first = mig_device(2, "2g.35gb") | {"ComputeRunningProcesses": "41:1000"}
+    second = first | {"ComputeInstanceId": 1, "UUID": "MIG-1", "ComputeRunningProcesses": "42:2000"}
+    driver.partition(0, {0: first, 1: second})
+    exporter = serve("--processes", "--procfs", str(procfs), "--interval", "200ms", env=driver.environment)
+    page = exporter.until(lambda page: len(page.values(MEMORY)) == 2)
+    assert page.values(MEMORY, GPU_I_ID="2") == [1000, 2000]
+    assert page.value("gpu_processes") == 2

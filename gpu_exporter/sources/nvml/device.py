@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,9 @@ PARTITION_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A MIG instance: what it is asked, and a series for each of its MIG devices."""
+    """A MIG instance: its MIG devices, what the first of them is asked, and a series for each."""
 
+    handles: tuple[Any, ...]
     questions: Questions
     info: tuple[Series, ...]
 
@@ -95,11 +96,10 @@ class NvmlDevice:
             ended |= {*part.questions.answered, *part.info}
         if mig != self._mig:
             ended |= self._ask_board(mig)
-        for instance, handle in present.items():
-            if instance in self._instances:
-                self._instances[instance].questions.handle = handle  # it may have moved
-            else:
-                self._instances[instance] = self._ask_instance(instance, handle)
+        for instance, handles in present.items():
+            part = self._instances.get(instance) or self._ask_instance(instance, handles)
+            part.questions.handle = handles[0]  # it may have moved
+            self._instances[instance] = replace(part, handles=handles)
         self._partitioned_at = time.monotonic()
         return ended
 
@@ -117,9 +117,9 @@ class NvmlDevice:
         )
         return ended
 
-    def _ask_instance(self, instance: Instance, handle: Any) -> _Part:
+    def _ask_instance(self, instance: Instance, handles: tuple[Any, ...]) -> _Part:
         questions = self._ask(
-            handle,
+            handles[0],
             (metric for metric in self._metrics if metric.entity is EntityKind.INSTANCE or metric.per_instance),
             partial(pynvml.nvmlGpmMigSampleGet, self._handle, instance.id),
             labels=instance.labels,
@@ -128,7 +128,7 @@ class NvmlDevice:
             Series(MIG_DEVICE, self.gpu, (*instance.labels, ("compute_instance_id", str(number)), ("mig_uuid", uuid)))
             for number, uuid in instance.devices
         )
-        return _Part(questions, info)
+        return _Part(handles, questions, info)
 
     def _ask(
         self,
@@ -159,8 +159,8 @@ class NvmlDevice:
         spans: dict[Series, float] = {}
         for part in self._instances.values():
             self._read_part(part, paces, values, failed, spans)
-        parts = [(part.questions.handle, part.questions.labels) for part in self._instances.values()]
-        ended |= self._processes.read(parts if self._mig else [(self._handle, ())], paces, values, failed)
+        parts = [(part.handles, part.questions.labels) for part in self._instances.values()]
+        ended |= self._processes.read(parts if self._mig else [((self._handle,), ())], paces, values, failed)
         if failed and not values and Pace.FAST in paces:
             raise GpuLost(f"GPU {self.gpu.index}: no field answers", "unknown")
         return Reading(time.monotonic(), values, span, failed, self._unsupported(), spans, ended)

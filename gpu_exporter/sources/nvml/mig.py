@@ -17,7 +17,7 @@ from gpu_exporter.sources.nvml.errors import LIBRARY_LOST, LOST, UNSUPPORTED
 class Instance:
     """A GPU instance and its MIG devices (compute instances), as pairs of compute instance id and UUID.
 
-    An instance that was destroyed and made again has other UUIDs, and is another one.
+    One that was destroyed and made again the same way may be the same to us: its counters go on.
     """
 
     id: int
@@ -40,8 +40,8 @@ def mig_mode(handle: Any) -> bool:
         raise
 
 
-def instances(handle: Any) -> dict[Instance, Any]:
-    """The GPU instances that have a MIG device, each with the handle of its first one. Raises NVMLError if lost.
+def instances(handle: Any) -> dict[Instance, tuple[Any, ...]]:
+    """The GPU instances that have a MIG device, each with the handles of these. Raises NVMLError if lost.
 
     Without a compute instance nothing can run in a GPU instance, and NVML has no counters of it.
     """
@@ -53,7 +53,9 @@ def instances(handle: Any) -> dict[Instance, Any]:
         key = (gpu_instance, _profile(str(pynvml.nvmlDeviceGetName(device))))
         found.setdefault(key, []).append((compute_instance, uuid, device))
     return {
-        Instance(number, profile, tuple((compute, uuid) for compute, uuid, _ in devices)): devices[0][2]
+        Instance(number, profile, tuple((compute, uuid) for compute, uuid, _ in devices)): tuple(
+            device for *_, device in devices
+        )
         for (number, profile), devices in found.items()
     }
 

@@ -29,10 +29,11 @@ class Processes:
         self._own = {what: Series(row, gpu) for what, row in self._rows.items() if what in ("listed", "unresolved")}
         self._known: dict[tuple[str, Labels], Series] = {}
         self._seen_until: dict[Labels, int] = {}
+        self._listed_once = False
 
     def read(
         self,
-        handles: Sequence[tuple[Any, Labels]],
+        handles: Sequence[tuple[Sequence[Any], Labels]],
         paces: frozenset[Pace],
         values: dict[Series, float],
         failed: dict[Series, str],
@@ -40,18 +41,24 @@ class Processes:
         """Fill in what is due; return the series of processes that are no more. Raises GpuLost, SourceLost."""
         if not self._rows or Pace.FAST not in paces:
             return set()
-        try:
-            everyone = {labels: _listed(handle) for handle, labels in handles}
-        except pynvml.NVMLError as error:
-            raise_if_lost(error.value, f"GPU {self._gpu.index}, processes")
-            self._not_listed(outcome(error.value), failed)
+        everyone: dict[Labels, Listed] = {}
+        reason = ""
+        for group, labels in handles:
+            try:
+                everyone[labels] = _listed(group)
+            except pynvml.NVMLError as error:  # a MIG instance may be gone since they were listed
+                raise_if_lost(error.value, f"GPU {self._gpu.index}, processes")
+                reason = outcome(error.value)
+        if reason and not everyone:
+            self._not_listed(reason, failed)
             return self._end(set())
+        self._listed_once = True
         resolvable = self._resolvable()
         present: set[tuple[str, Labels]] = set()
         unresolved = 0
-        for handle, labels in handles:
-            busy = self._busy(handle, labels) if Pace.SLOW in paces else None
-            for pid, memory in everyone[labels].items():
+        for group, labels in handles:
+            busy = self._busy(group, labels) if Pace.SLOW in paces else None
+            for pid, memory in everyone.get(labels, {}).items():
                 name = self._name(pid) if resolvable else ""
                 unresolved += not name
                 if name:
@@ -75,24 +82,31 @@ class Processes:
         return {self._known.pop(key) for key in self._known.keys() - present}
 
     def _not_listed(self, reason: str, failed: dict[Series, str]) -> None:
-        if reason in ("not_supported", "no_permission"):
+        if reason in ("not_supported", "no_permission") and not self._listed_once:
             self.unsupported.update((row, reason) for row in self._rows.values())
             self._rows.clear()
         else:
             failed.update((series, reason) for series in self._own.values())
 
-    def _busy(self, handle: Any, labels: Labels) -> dict[int, float | None]:
+    def _busy(self, group: Sequence[Any], labels: Labels) -> dict[int, float | None]:
         """Percent of SM time by PID since the question before; no entry for who was not sampled."""
-        try:
-            samples = pynvml.nvmlDeviceGetProcessUtilization(handle, self._seen_until.get(labels, 0))
-        except pynvml.NVMLError as error:
-            raise_if_lost(error.value, f"GPU {self._gpu.index}, process utilisation")
-            # idle GPUs have no samples, which is "not found"
-            if error.value in UNSUPPORTED and error.value != pynvml.NVML_ERROR_NOT_FOUND and "sm" in self._rows:
-                self.unsupported[self._rows["sm"]] = outcome(error.value)
-            return {}
-        self._seen_until[labels] = max((s.timeStamp for s in samples), default=self._seen_until.get(labels, 0))
-        return {s.pid: float(s.smUtil) for s in samples}
+        found: dict[int, float | None] = {}
+        since = until = self._seen_until.get(labels, 0)
+        for handle in group:
+            try:
+                samples = pynvml.nvmlDeviceGetProcessUtilization(handle, since)
+            except pynvml.NVMLError as error:
+                raise_if_lost(error.value, f"GPU {self._gpu.index}, process utilisation")
+                # idle GPUs have no samples, which is "not found"
+                if error.value in UNSUPPORTED and error.value != pynvml.NVML_ERROR_NOT_FOUND and "sm" in self._rows:
+                    self.unsupported[self._rows["sm"]] = outcome(error.value)
+                continue
+            until = max((until, *(sample.timeStamp for sample in samples)))
+            found.update((sample.pid, float(sample.smUtil)) for sample in samples)
+            if "sm" in self._rows:
+                self.unsupported.pop(self._rows["sm"], None)
+        self._seen_until[labels] = until
+        return found
 
     def _resolvable(self) -> bool:
         """Whether the driver's PIDs are those of this procfs.
@@ -115,17 +129,18 @@ class Processes:
             return ""
 
 
-def _listed(handle: Any) -> Listed:
-    """Bytes of device memory by PID; None where the driver does not tell."""
+def _listed(group: Sequence[Any]) -> Listed:
+    """Bytes of device memory by PID, on all of these devices; None where the driver does not tell."""
     found: Listed = {}
-    for kind in LISTS:
-        try:
-            listed = getattr(pynvml, f"nvmlDeviceGet{kind}RunningProcesses")(handle)
-        except pynvml.NVMLError as error:
-            if kind == LISTS[0] or error.value not in UNSUPPORTED:
-                raise
-            continue
-        for process in listed:
-            known = found.get(process.pid)
-            found[process.pid] = known if process.usedGpuMemory is None else max(known or 0, process.usedGpuMemory)
+    for handle in group:
+        for kind in LISTS:
+            try:
+                listed = getattr(pynvml, f"nvmlDeviceGet{kind}RunningProcesses")(handle)
+            except pynvml.NVMLError as error:
+                if kind == LISTS[0] or error.value not in UNSUPPORTED:
+                    raise
+                continue
+            for process in listed:
+                known = found.get(process.pid)
+                found[process.pid] = known if process.usedGpuMemory is None else max(known or 0, process.usedGpuMemory)
     return found

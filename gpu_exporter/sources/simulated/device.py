@@ -20,6 +20,8 @@ from gpu_exporter.sources.simulated.workload import Activity
 if TYPE_CHECKING:
     from gpu_exporter.sources.simulated import SimulatedSource
 
+# More than some systems can sleep at a time.
+LONGEST_SLEEP = 3600.0
 NOT_SIMULATED = "not_simulated"
 # How slowly a temperature follows, and after how many times that long the past is forgotten.
 THERMAL_SECONDS, THERMAL_MEMORY = 10.0, 8.0
@@ -112,7 +114,7 @@ class SimulatedDevice:
     def _meet_faults(self, now: float) -> float:
         """Go through what the script has for now; return what time it is then. Raises GpuLost or SourceLost."""
         while (end := script.last_end(self._faults, script.WEDGED, now)) > now:
-            self._source.sleep(end - now)
+            self._source.sleep(min(end - now, LONGEST_SLEEP))
             now = self._source.now()
         if script.last_end(self._faults, script.LOST, now) > now:
             raise GpuLost(f"GPU {self.gpu.index} of {self._source.node} is lost, as --faults says")
