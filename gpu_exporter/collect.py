@@ -127,7 +127,8 @@ class Collector:
     def held(self) -> str:
         """What of the driver is still held although it was released, and why, in one line; else nothing."""
         release = self.handover.release
-        return release.held([worker.index for worker in self._workers if worker.busy]) if release else ""
+        stuck = [worker.index for worker in self._workers if worker.stalled]
+        return release.held(stuck or [worker.index for worker in self._workers if worker.busy]) if release else ""
 
     def problem(self) -> str:
         """Why the library can't be used, in one line; else nothing."""
