@@ -12,6 +12,7 @@ from typing import Any
 
 from gpu_exporter import metrics as m
 from gpu_exporter.model import Gpu, GpuStatus, Metric, Sample, Snapshot
+from gpu_exporter.thresholds import BUSY, LOW_MARGIN
 from gpu_exporter.xids import Action
 
 
@@ -82,10 +83,6 @@ class Verdict:
 
 
 DEGRADED, UNHEALTHY = Health.DEGRADED, Health.UNHEALTHY
-# At this many degrees, or fewer, below the temperature at which it slows down, a GPU is next to doing so.
-LOW_MARGIN = 3
-# From this utilisation on (percent) a link that saves power when idle is expected at full speed.
-BUSY = 50
 # Clocks are up in these performance states; below, a link may save power although some kernel runs.
 FASTEST = 2
 # A driver call may take a second or two when a big job starts. `check` looks for longer than this.

@@ -6,8 +6,9 @@ import re
 from dataclasses import dataclass
 
 from gpu_exporter import metrics as m
-from gpu_exporter.health import BUSY, FABRIC_DONE, FASTEST, LOW_MARGIN
+from gpu_exporter.health import FABRIC_DONE, FASTEST
 from gpu_exporter.model import Metric
+from gpu_exporter.thresholds import BUSY, LOW_MARGIN
 
 
 @dataclass(frozen=True, slots=True)

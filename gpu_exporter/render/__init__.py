@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
-from gpu_exporter.render import reference
+from gpu_exporter.failure_modes.mode import Domain
+from gpu_exporter.render import reference, rules
 
 ARTIFACTS: Mapping[str, Callable[[], str]] = {
     "docs/metrics.md": reference.metrics,
     "docs/health.md": reference.health,
     "docs/configuration.md": reference.configuration,
     "docs/xids.md": reference.xids,
+    "alerts/recording.yaml": rules.recording,
+    **{f"alerts/{domain.value}.yaml": partial(rules.alerts, domain) for domain in Domain},
 }
 
 

@@ -1,0 +1,211 @@
+"""Pages, snapshots and recordings -> the points of every signal, as the recording rules would make them."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+from gpu_exporter import metrics as m
+from gpu_exporter.conditions import LOOKBACK_SECONDS, Device, Limits, Points, latest
+from gpu_exporter.model import Snapshot
+from gpu_exporter.ownership import owner
+from gpu_exporter.signals import SIGNALS, Derived, Read, Signal
+
+
+class Row(NamedTuple):
+    """One series of a page."""
+
+    name: str
+    labels: Mapping[str, str]
+    value: float
+
+
+class Page(NamedTuple):
+    """All series at unix time `at`."""
+
+    at: float
+    rows: Sequence[Row]
+
+
+class Part(NamedTuple):
+    """A GPU, or a GPU instance of one in MIG mode."""
+
+    cluster: str
+    uuid: str
+    instance: str
+
+
+@dataclass(slots=True)
+class Identity:
+    """What is known of a device beside its signals."""
+
+    gpu: str = ""
+    model: str = ""
+    node: str = ""
+    namespace: str = ""
+    pod: str = ""
+    workload: str = ""
+
+
+@dataclass(slots=True)
+class Seen:
+    """Evidence (see conditions.py) from pages. `devices` are in order of node and index."""
+
+    now: float
+    devices: Mapping[Part, Identity]
+    signals: Mapping[tuple[Device, Signal], Points]
+    limits: Limits = field(default_factory=dict)
+    memo: dict[Hashable, Any] = field(default_factory=dict)
+
+    def points(self, device: Device, signal: Signal) -> Points:
+        """The points of a signal, in order of time."""
+        return self.signals.get((device, signal), ())
+
+    def ranks(self, device: Device) -> Sequence[Device]:
+        """The devices of the same job and model."""
+        if "jobs" not in self.memo:
+            jobs: dict[tuple[str, ...], list[Device]] = defaultdict(list)
+            for part, known in self.devices.items():
+                jobs[part.cluster, known.namespace, known.workload, known.model].append(part)
+            self.memo["jobs"] = {
+                part: jobs[part.cluster, known.namespace, known.workload, known.model] if known.workload else ()
+                for part, known in self.devices.items()
+            }
+        found: Sequence[Device] = self.memo["jobs"][device]
+        return found
+
+
+def rows(snapshot: Snapshot) -> Page:
+    """A snapshot as a page."""
+    found = []
+    identity: Mapping[str, str]
+    for series, value in snapshot.samples:
+        metric, gpu, own = series.metric, series.gpu, series.labels
+        identity = {} if gpu is None else {"gpu": str(gpu.index), "UUID": gpu.uuid, "modelName": gpu.model}
+        found.append(Row(metric.name, {**identity, **dict(metric.labels), **dict(own)}, value))
+    return Page(snapshot.at, found)
+
+
+def seen(pages: Sequence[Page], limits: Limits, *, job: str = "") -> Seen:
+    """All that some pages (in order of time) say. With `job`, all devices are ranks of a job of that name."""
+    by_name = [(page.at, _by_name(page.rows)) for page in pages]
+    devices = _devices(pages)
+    for known in devices.values():
+        known.workload = job or known.workload
+    signals: dict[tuple[Device, Signal], Points] = {}
+    for signal in SIGNALS:
+        for way in signal.made:
+            found = (
+                _read(way, by_name, per_instance=signal.per_instance)
+                if isinstance(way, Read)
+                else _derived(way, [page.at for page in pages], devices, signals)
+            )
+            for part, points in found.items():
+                if points:
+                    signals.setdefault((part, signal), points)
+    return Seen(pages[-1].at if pages else 0.0, devices, signals, limits)
+
+
+def _by_name(rows: Iterable[Row]) -> Mapping[str, list[Row]]:
+    found: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        found[row.name].append(row)
+    return found
+
+
+def _part(labels: Mapping[str, str], *, per_instance: bool) -> Part:
+    return Part(labels.get("cluster", ""), labels["UUID"], labels.get("GPU_I_ID", "") if per_instance else "")
+
+
+def _devices(pages: Sequence[Page]) -> dict[Part, Identity]:
+    found: dict[Part, Identity] = {}
+    owners: dict[Part, set[tuple[str, str, str]]] = defaultdict(set)
+    for page in pages[-1:]:
+        for row in page.rows:
+            if not row.labels.get("UUID"):
+                continue
+            for part in {_part(row.labels, per_instance=False), _part(row.labels, per_instance=True)}:
+                known = found.setdefault(part, Identity())
+                known.gpu = known.gpu or row.labels.get("gpu", "")
+                known.model = known.model or row.labels.get("modelName", "") or row.labels.get("model", "")
+                known.node = known.node or next(
+                    (row.labels[name] for name in ("Hostname", "hostname", "node") if row.labels.get(name)), ""
+                )
+            whose = owner(row.name, row.labels)
+            if whose:
+                owners[_part(row.labels, per_instance=True)].add(whose)
+    for part, claims in owners.items():
+        if len(claims) == 1:  # of a GPU that several share, no one is the owner
+            ((found[part].namespace, found[part].pod, found[part].workload),) = claims
+    return dict(sorted(found.items(), key=lambda item: (item[1].node, _natural(item[1].gpu), item[0])))
+
+
+def _natural(text: str) -> tuple[tuple[int, str], ...]:
+    return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in re.findall(r"\d+|\D+", text))
+
+
+Pages = Sequence[tuple[float, Mapping[str, list[Row]]]]
+
+
+def _read(way: Read, pages: Pages, *, per_instance: bool) -> Mapping[Part, Points]:
+    found: dict[Part, list[tuple[float, float]]] = defaultdict(list)
+    before: dict[Hashable, tuple[float, float]] = {}
+    for at, by_name in pages:
+        best: dict[Part, float] = {}
+        ours = {row.labels.get("UUID") for row in by_name.get(m.XID_EVENTS.name, ())} if way.codes else set()
+        for row in by_name.get(way.name, ()):
+            if not row.labels.get("UUID") or row.labels["UUID"] in ours or not _matches(way, row.labels):
+                continue
+            value = _value(way, row, at, before)
+            if value is not None:
+                part = _part(row.labels, per_instance=per_instance)
+                best[part] = max(best.get(part, value), value)
+        for part, value in best.items():
+            found[part].append((at, value))
+    return found
+
+
+def _matches(way: Read, labels: Mapping[str, str]) -> bool:
+    if any(labels.get(name, "") != value for name, value in way.where):
+        return False
+    return way.any_of is None or labels.get(way.any_of[0]) in way.any_of[1]
+
+
+def _value(way: Read, row: Row, at: float, before: dict[Hashable, tuple[float, float]]) -> float | None:
+    if way.codes:
+        return at if row.value in way.codes else None
+    if way.bit is not None:
+        return float((int(row.value) >> way.bit) & 1)
+    if not way.rate:
+        return row.value * way.scale
+    key = frozenset(row.labels.items())
+    since, count = before.get(key, (at, 0.0))
+    before[key] = at, row.value
+    if at <= since or at - since > LOOKBACK_SECONDS:
+        return None
+    return (row.value - count if row.value >= count else row.value) / (at - since) * way.scale
+
+
+def _derived(
+    way: Derived,
+    times: Sequence[float],
+    devices: Iterable[Part],
+    signals: Mapping[tuple[Device, Signal], Points],
+) -> Mapping[Part, Points]:
+    found = {}
+    for part in devices:
+        points = []
+        for t in times:
+            value = way.value(partial(_known, signals, part, t))
+            if value is not None:
+                points.append((t, value))
+        found[part] = points
+    return found
+
+
+def _known(signals: Mapping[tuple[Device, Signal], Points], part: Part, t: float, signal: Signal) -> float | None:
+    return latest(signals.get((part, signal), ()), t)
