@@ -194,6 +194,30 @@ def events_command(as_json: bool, **values: Any) -> None:
         click.echo("no Xids in the kernel log")
 
 
+@commands.command("diagnose")
+@settings(*SOURCE_SETTINGS, "kernel_log", "xid_overrides")
+@click.option("--for", "seconds", type=parsed(duration), default="20s", show_default=True, help="How long to watch.")
+@click.option("--phase", default="", help="Of a recording, the phase to look at.")
+@click.option("--one-job", is_flag=True, help="All GPUs are ranks of one job: compare them with each other.")
+@click.option("--url", default="", help="Instead of this machine's GPUs, an exporter's or a Prometheus' URL.")
+@click.option("--user", default="", help="Whom to log in there as.")
+@click.option("--password-file", type=click.Path(path_type=Path), help="The user's password.")
+@click.option("--ca-file", type=click.Path(path_type=Path), help="Certificates of the authority of an https URL.")
+@click.option("--all", "every", is_flag=True, help="Also say which failure modes could not be judged, and why.")
+@click.option("--json", "as_json", is_flag=True, help="JSON instead of text.")
+def diagnose_command(**values: Any) -> None:
+    """Say of each GPU what limits it, what is wrong with it, by which numbers, and what to do.
+
+    Watches the GPUs of this machine, or an exporter (--url), for a while; asks a Prometheus (--url) for its last
+    minutes; or reads a recording. No Prometheus is needed, and alerts' holds are ignored.
+
+    Exit code 0 if nothing is wrong, 1 if something was found, 2 if that can't be told.
+    """
+    from gpu_exporter.diagnosis import diagnosis
+
+    _exit(*diagnosis(**values))
+
+
 def _of_a_running_one(function: Callable[..., None]) -> Callable[..., None]:
     """Options that say which exporter, and why it should obey."""
     file = click.Path(path_type=Path)

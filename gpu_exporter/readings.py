@@ -49,6 +49,7 @@ class Identity:
     namespace: str = ""
     pod: str = ""
     workload: str = ""
+    has_instances: bool = False
 
 
 @dataclass(slots=True)
@@ -102,7 +103,7 @@ def seen(pages: Sequence[Page], limits: Limits, *, job: str = "") -> Seen:
             found = (
                 _read(way, by_name, per_instance=signal.per_instance)
                 if isinstance(way, Read)
-                else _derived(way, [page.at for page in pages], devices, signals)
+                else _derived(way, devices, signals)
             )
             for part, points in found.items():
                 if points:
@@ -122,26 +123,33 @@ def _part(labels: Mapping[str, str], *, per_instance: bool) -> Part:
 
 
 def _devices(pages: Sequence[Page]) -> dict[Part, Identity]:
+    """Everything that a page names by UUID. Whose it is, the last page tells that says anything of it."""
     found: dict[Part, Identity] = {}
-    owners: dict[Part, set[tuple[str, str, str]]] = defaultdict(set)
-    for page in pages[-1:]:
+    owners: dict[Part, set[tuple[str, str, str]]] = {}
+    for page in reversed(pages):
+        told: dict[Part, set[tuple[str, str, str]]] = defaultdict(set)
         for row in page.rows:
             if not row.labels.get("UUID"):
                 continue
-            for part in {_part(row.labels, per_instance=False), _part(row.labels, per_instance=True)}:
-                known = found.setdefault(part, Identity())
-                known.gpu = known.gpu or row.labels.get("gpu", "")
-                known.model = known.model or row.labels.get("modelName", "") or row.labels.get("model", "")
-                known.node = known.node or next(
-                    (row.labels[name] for name in ("Hostname", "hostname", "node") if row.labels.get(name)), ""
-                )
-            whose = owner(row.name, row.labels)
-            if whose:
-                owners[_part(row.labels, per_instance=True)].add(whose)
+            part = _part(row.labels, per_instance=True)
+            for each in (part, _part(row.labels, per_instance=False)):
+                _identify(found.setdefault(each, Identity()), row.labels)
+            if part.instance:
+                found[part._replace(instance="")].has_instances = True
+            if row.name.startswith("DCGM_") or row.name == m.POD_INFO.name:
+                whose = owner(row.name, row.labels)
+                told[part] |= {whose} if whose else set()
+        owners = {**told, **owners}
     for part, claims in owners.items():
         if len(claims) == 1:  # of a GPU that several share, no one is the owner
             ((found[part].namespace, found[part].pod, found[part].workload),) = claims
     return dict(sorted(found.items(), key=lambda item: (item[1].node, _natural(item[1].gpu), item[0])))
+
+
+def _identify(known: Identity, labels: Mapping[str, str]) -> None:
+    known.gpu = known.gpu or labels.get("gpu", "")
+    known.model = known.model or labels.get("modelName", "") or labels.get("model", "")
+    known.node = known.node or labels.get("Hostname", "") or labels.get("hostname", "") or labels.get("node", "")
 
 
 def _natural(text: str) -> tuple[tuple[int, str], ...]:
@@ -191,19 +199,14 @@ def _value(way: Read, row: Row, at: float, before: dict[Hashable, tuple[float, f
 
 
 def _derived(
-    way: Derived,
-    times: Sequence[float],
-    devices: Iterable[Part],
-    signals: Mapping[tuple[Device, Signal], Points],
+    way: Derived, devices: Iterable[Part], signals: Mapping[tuple[Device, Signal], Points]
 ) -> Mapping[Part, Points]:
     found = {}
     for part in devices:
-        points = []
-        for t in times:
-            value = way.value(partial(_known, signals, part, t))
-            if value is not None:
-                points.append((t, value))
-        found[part] = points
+        known = [signals.get((part, each), ()) for each in way.signals()]
+        times = sorted({t for points in known for t, _ in points}) if all(known) else ()
+        values = ((t, way.value(partial(_known, signals, part, t))) for t in times)
+        found[part] = [(t, value) for t, value in values if value is not None]
     return found
 
 

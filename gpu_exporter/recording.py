@@ -101,6 +101,26 @@ def load(path: Path) -> Recording:
     return Recording(path, interval, timeline.now - timeline.begin, gpus, timeline.finished())
 
 
+class Tick(NamedTuple):
+    """What one GPU read at unix time `at`, in a phase (empty if the recording knows none)."""
+
+    at: float
+    gpu: Gpu
+    phase: str
+    samples: Mapping[str, float]
+
+
+def ticks(path: Path) -> Iterator[Tick]:
+    """The ticks of a recording as they were written. Raises GpuExporterError as `load` does."""
+    lines = _lines(path)
+    header = _header(path, next(lines, (1, ""))[1])
+    gpus = {entry["gpu"]: _gpu(entry, str(header.get("driver", ""))) for entry in header["gpus"]}
+    for number, line in lines:
+        if line.strip():
+            t, index, phase, samples = _tick(path, number, line, gpus)
+            yield Tick(t, gpus[index], phase, samples)
+
+
 class Level(NamedTuple):
     """What a value was like in a phase: mean, standard deviation, lowest, highest, and the one seen most."""
 
@@ -116,20 +136,17 @@ def statistics(path: Path) -> tuple[Gpu, Mapping[str, Mapping[str, Level]]]:
 
     Raises GpuExporterError as `load` does.
     """
-    lines = _lines(path)
-    header = _header(path, next(lines, (1, ""))[1])
-    gpus = {entry["gpu"]: _gpu(entry, str(header.get("driver", ""))) for entry in header["gpus"]}
     begun: dict[int, tuple[str, float]] = {}
     seen: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for number, line in lines:
-        if line.strip():
-            t, index, phase, samples = _tick(path, number, line, gpus)
-            if begun.get(index, ("", 0.0))[0] != phase:
-                begun[index] = phase, t
-            if phase and t - begun[index][1] >= SETTLE_SECONDS:
-                for name, value in samples.items():
-                    seen[phase][name].append(value)
-    return next(iter(gpus.values())), {
+    first: Gpu | None = None
+    for t, gpu, phase, samples in ticks(path):
+        first = first or gpu
+        if begun.get(gpu.index, ("", 0.0))[0] != phase:
+            begun[gpu.index] = phase, t
+        if phase and t - begun[gpu.index][1] >= SETTLE_SECONDS:
+            for name, value in samples.items():
+                seen[phase][name].append(value)
+    return first or Gpu(0), {
         phase: {name: _level(values) for name, values in columns.items()} for phase, columns in seen.items()
     }
 

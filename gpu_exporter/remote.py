@@ -1,4 +1,4 @@
-"""Asks a running exporter for something, as `gpu-exporter release` and `resume` do. Every failure is one line."""
+"""Asks a running exporter, or Prometheus, for something. Every failure is one line."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from gpu_exporter.model import GpuExporterError
 
 # More than the exporter itself takes to say that a driver call is stuck.
 TIMEOUT_SECONDS = 15.0
+LONGEST_PAGE = 1 << 28
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +26,26 @@ class Remote:
     password_file: Path | None = None
     ca_file: Path | None = None
 
+    @property
+    def credentials(self) -> tuple[Path | None, str, Path | None, Path | None]:
+        """All but the URL."""
+        return self.token_file, self.user, self.password_file, self.ca_file
+
     def post(self, path: str) -> str:
-        """What it answers. Raises GpuExporterError, also with the answer if that is a refusal."""
+        """What it answers, as one line. Raises GpuExporterError, also with the answer if that is a refusal."""
+        return " ".join(self._ask("POST", path, 1 << 16).split())
+
+    def get(self, path: str) -> str:
+        """The page. Raises GpuExporterError if there is none."""
+        return self._ask("GET", path, LONGEST_PAGE)
+
+    def _ask(self, method: str, path: str, longest: int) -> str:
         headers = self._authorization()
         connection = self._connection()
         try:
-            connection.request("POST", f"{urlsplit(self.url).path.rstrip('/')}{path}", headers=headers)
+            connection.request(method, f"{urlsplit(self.url).path.rstrip('/')}{path}", headers=headers)
             answer = connection.getresponse()
-            text = " ".join(answer.read(1 << 16).decode("utf-8", "replace").split())
+            text = answer.read(longest).decode("utf-8", "replace")
         except ConnectionRefusedError as error:
             raise GpuExporterError(f"{self.url}: nothing listens there: is it running? else give its --url") from error
         except ssl.SSLError as error:
@@ -49,7 +62,7 @@ class Remote:
         if answer.status == 401:
             raise GpuExporterError(f"{self.url}: not let in: give --token-file, or --user and --password-file")
         if answer.status != 200:
-            raise GpuExporterError(f"{self.url}: {text or answer.reason}")
+            raise GpuExporterError(f"{self.url}: {' '.join(text.split())[:200] or answer.reason}")
         return text
 
     def _authorization(self) -> dict[str, str]:

@@ -69,6 +69,14 @@ class Derived:
         """The expression, on recorded signals."""
         return f"{_operand(self.left)} {self.operator} {_operand(self.right)}"
 
+    def signals(self) -> Iterator[Signal]:
+        """What it is made of."""
+        for side in (self.left, self.right):
+            if isinstance(side, Derived):
+                yield from side.signals()
+            elif isinstance(side, Signal):
+                yield side
+
     def value(self, known: Callable[[Signal], float | None]) -> float | None:
         """The same in Python, from the values that are known; None without one of them, and for a division by 0."""
         left, right = (_value(side, known) for side in (self.left, self.right))

@@ -52,14 +52,16 @@ def _replay(config: Config) -> Source:
     from gpu_exporter.recording import load
     from gpu_exporter.sources.replay import ReplaySource
 
+    return ReplaySource(load(recording(config.recording)), speed=config.speed, loop=config.loop)
+
+
+def recording(named: Path | None) -> Path:
+    """The file that is meant: a file, or a packaged recording's name. Raises GpuExporterError naming those."""
     packaged = {path.name.removesuffix(".jsonl.gz"): path for path in sorted(PACKAGED.glob("*.jsonl.gz"))}
-    if config.recording is None:
+    if named is None:
         names = ", ".join(packaged)
         raise GpuExporterError(f"--source replay needs --recording FILE, or one of the packaged ones: {names}")
-    path = packaged.get(str(config.recording), config.recording)
-    if path != config.recording and config.recording.exists():
-        path = config.recording
-    return ReplaySource(load(path), speed=config.speed, loop=config.loop)
+    return named if named.exists() else packaged.get(str(named), named)
 
 
 def local_gpus(*, procfs: Path = Path("/proc"), gpus: Sequence[int] | None = None) -> Source:

@@ -1,0 +1,133 @@
+"""Where pages for a diagnosis come from: GPUs that are watched for a while, an exporter, a Prometheus, a recording."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from gpu_exporter import metrics as m
+from gpu_exporter.collect import Collector
+from gpu_exporter.events import EventLog
+from gpu_exporter.metrics import BY_KEY, selected
+from gpu_exporter.model import GpuExporterError, MetricSet, Snapshot, Source
+from gpu_exporter.readings import Page, Row, rows
+from gpu_exporter.recording import SETTLE_SECONDS, Tick, ticks
+from gpu_exporter.remote import Remote
+from gpu_exporter.signals import SIGNALS, Read
+
+TICK_SECONDS = 1.0
+# All families that a signal is made of, or that say which GPU it is and whose.
+FAMILIES = tuple(
+    dict.fromkeys(
+        [read.name for signal in SIGNALS for read in signal.made if isinstance(read, Read)]
+        + [m.INFO.name, m.POD_INFO.name, m.XID_EVENTS.name]
+    )
+)
+
+
+def of_source(
+    source: Source, seconds: float, stop: threading.Event, events: EventLog | None = None
+) -> tuple[list[Page], bool]:
+    """Watch a source, with the Xids of `events`; a page each second. False if a driver call is stuck.
+
+    Raises SourceLost if there is no GPU.
+    """
+    snapshots: list[Snapshot] = []
+    collector = Collector(
+        source,
+        selected(MetricSet.FULL),
+        snapshots.append,
+        interval=TICK_SECONDS,
+        gauge_window=TICK_SECONDS,
+        events=events,
+    )
+    try:
+        collector.start(stop=stop)
+        stop.wait(seconds + TICK_SECONDS)  # the first profiling values are there after the second tick
+    finally:
+        clean = collector.stop()
+    return [rows(snapshot) for snapshot in snapshots], clean
+
+
+def of_url(remote: Remote, seconds: float, stop: threading.Event) -> list[Page]:
+    """Scrape an exporter for a while, or ask a Prometheus for its last `seconds`. Raises GpuExporterError."""
+    if _is_prometheus(remote):
+        return _of_prometheus(remote, seconds)
+    pages = [_scraped(remote)]
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and not stop.wait(TICK_SECONDS):
+        pages.append(_scraped(remote))
+    return pages
+
+
+def _is_prometheus(remote: Remote) -> bool:
+    try:
+        return '"success"' in remote.get("/api/v1/status/buildinfo")
+    except GpuExporterError:
+        return False
+
+
+def _scraped(remote: Remote) -> Page:
+    base = Remote(re.sub(r"/metrics/?$", "", remote.url), *remote.credentials)
+    page = base.get("/metrics")
+    try:
+        families = list(text_string_to_metric_families(page))
+    except ValueError as error:
+        raise GpuExporterError(f"{base.url}/metrics: not Prometheus text ({error}); give an exporter's URL") from error
+    return Page(time.time(), [Row(s.name, s.labels, s.value) for family in families for s in family.samples])
+
+
+def _of_prometheus(remote: Remote, seconds: float) -> list[Page]:
+    """Raw samples at the times of their scrapes: each is a page of its own target."""
+    query = f'{{__name__=~"{"|".join(FAMILIES)}"}}[{seconds:.0f}s]'
+    text = remote.get(f"/api/v1/query?{urlencode({'query': query})}")
+    try:
+        answer: Mapping[str, Any] = json.loads(text)
+        found = answer["data"]["result"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise GpuExporterError(f"{remote.url}: not the answer of a Prometheus: {text[:80]!r}") from error
+    by_time: dict[float, list[Row]] = defaultdict(list)
+    for series in found:
+        labels = dict(series["metric"])
+        name = labels.pop("__name__")
+        for at, value in series["values"]:
+            by_time[at].append(Row(name, labels, float(value)))
+    return [Page(at, by_time[at]) for at in sorted(by_time)]
+
+
+def of_recording(path: Path, phase: str) -> list[Page]:
+    """The ticks of a recording, or of one phase without its ramp. Raises GpuExporterError naming what there is."""
+    every = list(ticks(path))
+    if not every:
+        raise GpuExporterError(f"recording {path}: has a header but no ticks; record again")
+    phases = list(dict.fromkeys(tick.phase for tick in every if tick.phase))
+    if phase and phase not in phases:
+        raise GpuExporterError(f"recording {path} has no phase {phase}: {', '.join(phases) or 'it knows none'}")
+    chosen = [tick for tick in every if not phase or tick.phase == phase]
+    settled = [tick for tick in chosen if not phase or tick.at >= chosen[0].at + SETTLE_SECONDS]
+    return [Page(tick.at, list(_recorded(tick))) for tick in settled or chosen]
+
+
+def _recorded(tick: Tick) -> Iterator[Row]:
+    identity = {
+        "gpu": str(tick.gpu.index),
+        "UUID": tick.gpu.uuid or f"GPU {tick.gpu.index}",
+        "modelName": tick.gpu.model,
+    }
+    for key, value in tick.samples.items():
+        metric = BY_KEY.get(key)
+        yield Row(key.partition("{")[0], {**identity, **(dict(metric.labels) if metric else {})}, value)
+
+
+def phases(path: Path) -> list[str]:
+    """The phases that a recording knows, in order."""
+    return list(dict.fromkeys(tick.phase for tick in ticks(path) if tick.phase))
