@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gpu_exporter import metrics as m
 from gpu_exporter.collect import Collector
 from gpu_exporter.events import EventLog
-from gpu_exporter.metrics import BY_KEY, selected
+from gpu_exporter.metrics import BY_KEY, GR_ENGINE_ACTIVE, selected
 from gpu_exporter.model import GpuExporterError, MetricSet, Snapshot, Source
 from gpu_exporter.readings import Page, Row, rows
 from gpu_exporter.recording import SETTLE_SECONDS, Tick, ticks
@@ -55,7 +55,10 @@ def of_source(
         stop.wait(seconds + TICK_SECONDS)  # the first profiling values are there after the second tick
     finally:
         clean = collector.stop()
-    return [rows(snapshot) for snapshot in snapshots], clean
+    pages = [rows(snapshot) for snapshot in snapshots]
+    # Until GPM has two samples, nothing is known, and integrals stand still as if nothing had run.
+    begun = (place for place, page in enumerate(pages) if any(row.name == GR_ENGINE_ACTIVE.name for row in page.rows))
+    return pages[next(begun, 0) :], clean
 
 
 def of_url(remote: Remote, seconds: float, stop: threading.Event) -> list[Page]:
