@@ -53,9 +53,10 @@ def of_source(
     try:
         collector.start(stop=stop)
         stop.wait(seconds + TICK_SECONDS)  # the first profiling values are there after the second tick
+        whole = snapshots.copy()  # the one that is cut off by the stop is late
     finally:
         clean = collector.stop()
-    pages = [rows(snapshot) for snapshot in snapshots]
+    pages = [rows(snapshot) for snapshot in whole]
     # Until GPM has two samples, nothing is known, and integrals stand still as if nothing had run.
     begun = (place for place, page in enumerate(pages) if any(row.name == GR_ENGINE_ACTIVE.name for row in page.rows))
     return pages[next(begun, 0) :], clean

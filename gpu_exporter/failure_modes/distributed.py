@@ -19,7 +19,7 @@ from gpu_exporter.xids import Action
 MINUTE = 60.0
 
 # fmt: off
-VICTIMS       = Limit("victims", 0.5, "ratio", "share of the other ranks that wait when one is a straggler")
+VICTIMS       = Limit("victims", 0.6, "ratio", "share of the other ranks that wait when one is a straggler; a stage of two has half")
 ALL_RANKS     = Limit("allRanks", 0.99, "ratio", "share of the other ranks that is all of them")
 STARVED_GAP   = Limit("starvedGap", 0.2, "ratio", "engine activity that a starved rank lacks against its victims")
 SLOW_GAP      = Limit("slowGap", 0.15, "ratio", "SM activity that a slow rank has above its victims")
