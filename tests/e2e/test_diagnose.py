@@ -1,0 +1,75 @@
+"""`gpu-exporter diagnose` as people run it: on GPUs, on an exporter, on a Prometheus, on a recording."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Serve, free_port, run
+from tests.fakes.driver import FakeDriver
+from tests.prometheus import scraping
+from tests.tools import until
+
+
+def test_a_recorded_phase() -> None:
+    result = run("diagnose", "--recording", "h200_workloads", "--phase", "memory_bound_copy", "--json")
+
+    (gpu,) = json.loads(result.stdout)["gpus"]
+    assert (result.returncode, gpu["class"]) == (1, "memory-bound")
+    assert [mode["name"] for mode in gpu["modes"]] == ["GpuMemoryBound"]
+    assert gpu["modes"][0]["because"]["dram_active"] > 0.8
+    assert gpu["modes"][0]["advice"]
+
+
+def test_nothing_wrong() -> None:
+    result = run("diagnose", "--recording", "h200_workloads", "--phase", "idle")
+    assert result.returncode == 0
+    assert "nothing wrong was found" in result.stdout
+    assert "a recording of real GPUs" in result.stdout
+
+
+def test_the_gpus_of_this_machine(driver: FakeDriver) -> None:
+    """The stand-in driver reads like a matrix product; then its memory has an uncorrectable error."""
+    healthy = run("diagnose", "--for", "3s", "--kernel-log", "none", "--json", env=driver.environment)
+    driver.set("TotalEccErrors.1.0", 2)
+    sick = run("diagnose", "--for", "3s", "--kernel-log", "none", env=driver.environment)
+
+    (gpu,) = json.loads(healthy.stdout)["gpus"]
+    assert gpu["class"] == "compute-bound"
+    assert sick.returncode == 1
+    assert "GpuEccUncorrectable (critical)" in sick.stdout
+
+
+def test_an_exporter_and_a_prometheus(serve: Serve, tmp_path: Path) -> None:
+    exporter = serve("--source", "replay", "--recording", "h200_workloads", "--speed", "0.01", "--interval", "1s")
+    url = f"http://127.0.0.1:{exporter.port}"
+
+    direct = run("diagnose", "--url", url, "--for", "3s", "--json")
+    with scraping(tmp_path, "1s", {"static_configs": [{"targets": [f"127.0.0.1:{exporter.port}"]}]}) as prometheus:
+        until(lambda: prometheus.query("count_over_time(gpu_up[1m]) >= 4"), what="four scrapes")
+        asked = run("diagnose", "--url", f"http://127.0.0.1:{prometheus.port}", "--for", "1m", "--json")
+
+    for result in (direct, asked):
+        (gpu,) = json.loads(result.stdout)["gpus"]
+        assert (result.returncode, gpu["class"], gpu["modes"]) == (0, "idle", [])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((), "libnvidia-ml"),
+        (("--url", "http://127.0.0.1:{port}"), "nothing listens there"),
+        (("--url", "nonsense"), "is not a URL"),
+        (("--recording", "missing.jsonl"), "no such file"),
+        (("--recording", "h200_workloads", "--phase", "nap"), "has no phase nap: idle, "),
+        (("--phase", "idle"), "name it with --recording"),
+        (("--url", "http://localhost:1", "--recording", "h200_workloads"), "give one"),
+    ],
+)
+def test_what_can_not_be_told(arguments: tuple[str, ...], says: str) -> None:
+    result = run("diagnose", *(argument.replace("{port}", str(free_port())) for argument in arguments))
+    assert result.returncode == 2
+    assert says in result.stderr
+    assert len(result.stderr.splitlines()) == 1

@@ -1,0 +1,205 @@
+"""Evidence -> class, modes, words: against what recorded GPUs were really doing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpu_exporter import evidence
+from gpu_exporter import signals as s
+from gpu_exporter.conditions import And, Compare, Fn, Or, Over, Unless
+from gpu_exporter.diagnose import as_dict, diagnose, lines, verdict
+from gpu_exporter.failure_modes import MODES
+from gpu_exporter.ownership import owner, workload_of
+from gpu_exporter.readings import Page, Row, seen
+from gpu_exporter.signals import SIGNALS
+from tests.truth import PHASES, TRUTH
+
+GPU = {"gpu": "0", "UUID": "GPU-0", "modelName": "NVIDIA H200", "Hostname": "n1"}
+
+
+@pytest.mark.parametrize(("path", "phase"), PHASES, ids=lambda value: getattr(value, "name", value))
+def test_a_recorded_phase(path: Path, phase: str) -> None:
+    found = diagnose(seen(evidence.of_recording(path, phase), {}, job="job"))
+
+    truth = TRUTH[path][phase]
+    assert [each.bottleneck and each.bottleneck.name for each in found] == [bottleneck for bottleneck, _, _ in truth]
+    for each, (_, must, may) in zip(found, truth, strict=True):
+        modes = {match.mode.name for match in each.matches}
+        assert must <= modes <= must | may
+
+
+def test_every_recorded_phase_has_a_truth() -> None:
+    for path, phases in TRUTH.items():
+        assert set(evidence.phases(path)) == set(phases)
+
+
+def test_without_a_job_no_rank_is_compared() -> None:
+    path, phase = next(each for each in PHASES if each[1] == "ddp_straggler_slow_gpu")
+
+    found = diagnose(seen(evidence.of_recording(path, phase), {}))
+
+    assert not [m.mode.name for each in found for m in each.matches if m.mode.name.startswith("GpuStraggler")]
+    assert "GpuStragglerSlow" in found[1].unknown
+
+
+def test_a_limit_can_be_changed() -> None:
+    path, phase = next(each for each in PHASES if each[1] == "memory_bound_copy")
+    pages = evidence.of_recording(path, phase)
+
+    (found,) = diagnose(seen(pages, {"busyDram": 0.95}))
+
+    assert found.bottleneck
+    assert found.bottleneck.name == "memory-bound"  # every pipe is idle: still memory, by the other sign
+    (found,) = diagnose(seen(pages, {"busyDram": 0.95, "someDram": 0.95}))
+    assert found.bottleneck
+    assert found.bottleneck.name == "mixed"
+
+
+def _page(*rows: tuple[str, float], at: float = 1000.0, **labels: str) -> Page:
+    return Page(at, [Row(name, {**GPU, **labels}, value) for name, value in rows])
+
+
+def test_a_mig_instance_has_a_class_and_its_gpu_power() -> None:
+    page = Page(
+        1000.0,
+        [
+            Row("DCGM_FI_PROF_GR_ENGINE_ACTIVE", {**GPU, "GPU_I_ID": "3", "GPU_I_PROFILE": "1g.18gb"}, 0.99),
+            Row("DCGM_FI_PROF_SM_ACTIVE", {**GPU, "GPU_I_ID": "3", "GPU_I_PROFILE": "1g.18gb"}, 0.01),
+            Row("DCGM_FI_PROF_DRAM_ACTIVE", {**GPU, "GPU_I_ID": "3", "GPU_I_PROFILE": "1g.18gb"}, 0.0),
+            Row("DCGM_FI_DEV_POWER_USAGE", {**GPU, "GPU_I_ID": "3", "GPU_I_PROFILE": "1g.18gb"}, 150.0),
+        ],
+    )
+
+    evidence_of_it = seen([page], {})
+    whole, instance = diagnose(evidence_of_it)
+
+    assert evidence_of_it.points(whole.part, s.POWER) == [(1000.0, 150.0)]
+    assert not evidence_of_it.points(instance.part, s.POWER)
+    assert instance.bottleneck
+    assert instance.bottleneck.name == "fake-load"
+    assert [gpu["GPU_I_ID"] for gpu in as_dict((whole, instance))["gpus"]] == ["3"]
+
+
+def test_generations_agree() -> None:
+    """The same truth by names of ours, of dcgm-exporter <= 4.8 and >= 4.9 gives the same signal."""
+    found = []
+    for pages in (
+        [_page(("gpu_sm_active_seconds_total", count), at=1000 + count) for count in (0.0, 10.0)],
+        [_page(("DCGM_FI_PROF_SM_ACTIVE", 1.0), at=1010.0)],
+        [_page(("DCGM_FI_PROF_SM_UTIL_RATIO", 1.0), at=1010.0)],
+    ):
+        shown = seen(pages, {})
+        (part,) = shown.devices
+        found.append(shown.points(part, s.SM_ACTIVE))
+    assert found == [[(1010.0, 1.0)]] * 3
+
+
+def test_units_are_made_the_same() -> None:
+    classic, modern = (
+        seen([_page(*rows)], {})
+        for rows in (
+            [("DCGM_FI_DEV_GPU_UTIL", 50), ("DCGM_FI_DEV_FB_USED", 1), ("DCGM_FI_DEV_SM_CLOCK", 1980)],
+            [
+                ("DCGM_FI_DEV_GPU_UTIL_RATIO", 0.5),
+                ("DCGM_FI_DEV_FB_USED_BYTES", 2**20),
+                ("DCGM_FI_DEV_SM_CLOCK_HERTZ", 1.98e9),
+            ],
+        )
+    )
+    for signal in (s.UTIL, s.FB_USED, s.SM_CLOCK):
+        (part,) = classic.devices
+        assert classic.points(part, signal) == modern.points(part, signal) != ()
+
+
+def test_the_last_xid_of_dcgm_exporter_counts_only_where_we_do_not() -> None:
+    theirs = seen([_page(("DCGM_FI_DEV_XID_ERRORS", 79.0))], {})
+    ours = seen([_page(("DCGM_FI_DEV_XID_ERRORS", 79.0), ("gpu_xid_events_total", 1.0))], {})
+
+    assert [m.mode.name for m in diagnose(theirs)[0].matches] == ["GpuXidFatal"]
+    assert not diagnose(ours)[0].matches
+
+
+def test_a_shared_gpu_has_no_owner() -> None:
+    rows = [("DCGM_FI_DEV_GPU_UTIL", 50.0)]
+    pages = [Page(1.0, [*_page(*rows, pod="a-0", namespace="x").rows, *_page(*rows, pod="b-0", namespace="x").rows])]
+    (known,) = seen(pages, {}).devices.values()
+    assert (known.pod, known.workload) == ("", "")
+    (known,) = seen([_page(*rows, pod="a-0", namespace="x")], {}).devices.values()
+    assert (known.namespace, known.pod, known.workload) == ("x", "a-0", "a")
+
+
+@pytest.mark.parametrize(
+    ("pod", "workload"),
+    [
+        ("llm-worker-0", "llm"),
+        ("resnet-master-0", "resnet"),
+        ("jobset-workers-0-3-bcdfg", "jobset"),
+        ("mpi-launcher-x2x4z", "mpi"),
+        ("notebook-0", "notebook"),
+        ("vllm-7d9f8c6b5d-x2x4z", "vllm"),
+        ("bert-large", "bert-large"),
+        ("train", "train"),
+    ],
+)
+def test_the_workload_of_a_pod(pod: str, workload: str) -> None:
+    assert workload_of(pod) == workload
+
+
+def test_owners_by_label() -> None:
+    family = "DCGM_FI_DEV_GPU_UTIL"
+    exporter = "nvidia-dcgm-exporter-x2x4z"
+    assert owner(family, {"pod": exporter, "namespace": "gpu"}) is None
+    assert owner(family, {"pod": exporter, "exported_pod": "a-0", "exported_namespace": "x"}) == ("x", "a-0", "a")
+    assert owner(family, {"hpc_job": "4711"}) == ("", "", "4711")
+    assert owner(family, {"pod": "a-0", "batch_kubernetes_io_job_name": "night"}) == ("", "a-0", "night")
+    assert owner("gpu_up", {"pod": "scraped-by-prometheus"}) is None
+
+
+def test_unknown_is_neither_true_nor_false() -> None:
+    shown = seen([_page(("DCGM_FI_PROF_SM_ACTIVE", 0.5))], {})
+    (part,) = shown.devices
+    true, false = Compare(Over(s.SM_ACTIVE), ">", 0.1), Compare(Over(s.SM_ACTIVE), ">", 0.9)
+    unknown = Compare(Over(s.DRAM_ACTIVE), ">", 0.1)
+
+    def holds(condition: And | Or | Unless | Compare) -> bool | None:
+        return condition.holds(shown, part)
+
+    assert [holds(each) for each in (true, false, unknown)] == [True, False, None]
+    assert [holds(each) for each in (And(true, unknown), And(false, unknown))] == [None, False]
+    assert [holds(each) for each in (Or(true, unknown), Or(false, unknown))] == [True, None]
+    assert [holds(each) for each in (Unless(true, unknown), Unless(unknown, false), Unless(true, true))] == [
+        True,
+        None,
+        False,
+    ]
+    for condition in (And(true, false), Or(false, unknown), Unless(true, false), true):
+        expected = {True: False, False: True, None: None}[holds(condition)]
+        assert condition.negated().holds(shown, part) is expected
+
+
+def test_a_whole_window_must_have_been_watched() -> None:
+    hour = Over(s.SM_ACTIVE, Fn.MAX, 3600, whole=True)
+    long = seen([_page(("DCGM_FI_PROF_SM_ACTIVE", 0.5), at=t) for t in range(0, 3700, 60)], {})
+    short = seen([_page(("DCGM_FI_PROF_SM_ACTIVE", 0.5), at=t) for t in range(0, 600, 60)], {})
+    assert hour.value(long, next(iter(long.devices))) == 0.5
+    assert hour.value(short, next(iter(short.devices))) is None
+
+
+def test_words_and_numbers() -> None:
+    path, phase = next(each for each in PHASES if each[1] == "ddp_straggler_cpu_delay")
+    found = diagnose(seen(evidence.of_recording(path, phase), {}, job="job"))
+
+    text = "\n".join(lines(found))
+    straggler = as_dict(found)["gpus"][1]["modes"][0]
+
+    assert "GpuStragglerStarved (warning)" in text
+    assert straggler["name"] == "GpuStragglerStarved"
+    assert straggler["because"]["gr_active"] < 0.4 < straggler["because"]["gr_active_of_ranks_that_wait"]
+    assert verdict(found) == 1
+
+
+def test_names_are_unique() -> None:
+    assert len({mode.name for mode in MODES}) == len(MODES)
+    assert len({signal.record for signal in SIGNALS}) == len(SIGNALS)
