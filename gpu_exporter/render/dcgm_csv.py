@@ -7,6 +7,8 @@ from io import StringIO
 
 from gpu_exporter.coverage import fields
 
+# Of our gauges, not of theirs.
+WINDOW = ", mean over the gauge window"
 HEAD = """# Rendered by `gpu-exporter generate`; edit gpu_exporter/signals.py instead.
 # What dcgm-exporter {versions} must export for all rules, alerts and dashboards of gpu-exporter that can work with it:
 #   dcgm-exporter --collectors {file}
@@ -30,5 +32,5 @@ def modern() -> str:
 def _file(which: str, versions: str, file: str) -> str:
     text = StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerows((each.name, each.kind.value, each.help) for each in fields(which))
+    writer.writerows((each.name, each.kind.value, each.help.replace(WINDOW, "")) for each in fields(which))
     return HEAD.format(versions=versions, file=file) + text.getvalue()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from gpu_exporter import coverage, words
 from gpu_exporter.conditions import Condition, Limit, Limits
@@ -15,6 +17,7 @@ from gpu_exporter.render import markdown, rules
 from gpu_exporter.render.markdown import bullets, code, numbered, table
 from gpu_exporter.signals import Derived, Signal
 
+NAME = re.compile(r"\bGpu[A-Z]\w+")
 FOLDER = "docs/runbooks"
 NOTE = "<!-- Rendered by `gpu-exporter generate`; edit gpu_exporter/failure_modes/{}.py instead. -->\n"
 SEVERITY = {"critical": "critical: it pages", "warning": "warning: it makes a ticket", "info": "info: it is only shown"}
@@ -75,7 +78,7 @@ def works(mode: FailureMode) -> tuple[str, ...]:
 def index(modes: Sequence[FailureMode] = MODES) -> str:
     """docs/runbooks/README.md: the modes by domain, in triage order."""
     parts = [INDEX]
-    for domain in Domain:
+    for domain in dict.fromkeys(mode.domain for mode in modes):
         rows = [
             (link(mode.name), mode.severity.value, mode.action.value, summary(mode))
             for mode in modes
@@ -87,18 +90,21 @@ def index(modes: Sequence[FailureMode] = MODES) -> str:
 
 def summary(mode: FailureMode) -> str:
     """The alert's summary with words in place of its templates."""
-    return markdown.untemplated(mode.summary.replace("{gpu}", "a GPU").replace("{job}", "a job"))
+    text = markdown.untemplated(mode.summary.replace("{gpu}", "a GPU").replace("{job}", "a job"))
+    return text[0].upper() + text[1:]
 
 
 def runbook(mode: FailureMode, modes: Sequence[FailureMode] = MODES, limits: Limits | None = None) -> str:
     """docs/runbooks/<name>.md."""
     title = f"# {mode.name}\n\n{summary(mode)}.\n\n{mode.advice}\n\n"
+    others = {each.name for each in modes} - {mode.name}
+    said = partial(_linked, names=others)
     sections = (
-        ("Meaning", f"{mode.meaning}\n"),
-        ("Impact", f"{mode.impact}\n"),
-        ("Diagnosis", numbered(mode.diagnosis)),
-        ("Mitigation", numbered(mode.mitigation)),
-        ("When it is wrong", f"{mode.wrong}\n"),
+        ("Meaning", said(f"{mode.meaning}\n")),
+        ("Impact", said(f"{mode.impact}\n")),
+        ("Diagnosis", said(numbered(mode.diagnosis))),
+        ("Mitigation", said(numbered(mode.mitigation))),
+        ("When it is wrong", said(f"{mode.wrong}\n")),
         ("Condition", "".join(_condition(mode, limits or {}))),
         ("Needs", _needs(mode)),
         ("Related", _related(mode, modes)),
@@ -106,6 +112,11 @@ def runbook(mode: FailureMode, modes: Sequence[FailureMode] = MODES, limits: Lim
     )
     body = "".join(f"\n## {name}\n\n{text}" for name, text in sections)
     return NOTE.format(mode.domain.value) + title + _facts(mode) + body + "\n[All runbooks](README.md)\n"
+
+
+def _linked(text: str, names: Collection[str]) -> str:
+    """With a link wherever another mode is named."""
+    return NAME.sub(lambda found: link(found[0]) if found[0] in names else found[0], text)
 
 
 def _facts(mode: FailureMode) -> str:
