@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -45,22 +45,22 @@ def generation(way: Read) -> str:
     return "modern" if way.name in _MODERN or _MODERN_ENDING.search(way.name) else "classic"
 
 
-def names(signal: Signal, which: str) -> tuple[str, ...]:
-    """The names that a signal is read from, the best first, in one generation; a name that 4.9 kept is in both."""
-    found = []
-    for way in signal.made:
-        if isinstance(way, Read):
-            kept = which == "modern" and way.name in _CLASSIC and way.name not in RENAMED
-            if generation(way) == which or kept:
-                found.append(way.name)
-    return tuple(dict.fromkeys(found))
+def reads(signal: Signal, which: str) -> tuple[Read, ...]:
+    """What a signal is read from, the best first, in one generation; a name that 4.9 kept is in both."""
+    return tuple(
+        way for way in signal.made if isinstance(way, Read) and (generation(way) == which or _kept(way, which))
+    )
+
+
+def _kept(way: Read, which: str) -> bool:
+    return which == "modern" and way.name in _CLASSIC and way.name not in RENAMED
 
 
 def fields(which: str) -> tuple[Field, ...]:
     """What a dcgm-exporter of that generation ("classic" or "modern") must export: of each signal the best field."""
     found = {}
     for signal in SIGNALS:
-        row = next((row for name in names(signal, "classic") if (row := _CLASSIC.get(name)) and row.dcgm), None)
+        row = next((row for way in reads(signal, "classic") if (row := _CLASSIC.get(way.name)) and row.dcgm), None)
         if row is not None:
             name = RENAMED[row.name][0] if which == "modern" and row.name in RENAMED else row.name
             found[name] = Field(name, row.kind, row.help)
@@ -128,18 +128,3 @@ def _known(term: Over | Share | Median, names: Collection[str]) -> bool:
             return has(GR_ACTIVE, names) and _judged(mark.condition, names) is not Works.NO
         case Median(of, where):
             return has(of.signal, names) and _judged(where.condition, names) is not Works.NO
-
-
-def sources(signal: Signal) -> Iterator[Read]:
-    """Every series that a signal is made from in the end."""
-    for way in signal.made:
-        yield from [way] if isinstance(way, Read) else _of(way)
-
-
-def _of(side: Signal | Derived | float) -> Iterator[Read]:
-    match side:
-        case Signal():
-            yield from sources(side)
-        case Derived(left, _, right):
-            yield from _of(left)
-            yield from _of(right)

@@ -82,7 +82,7 @@ def derivation(of: Signal | Derived | float) -> str:
                 f"({derivation(side)})" if isinstance(side, Derived) else derivation(side) for side in (left, right)
             )
             return f" {operator} ".join(sides)
-    return f"{of:g}"
+    return f"{of:.15g}"
 
 
 def with_roots(signals: Iterable[Signal]) -> tuple[Signal, ...]:

@@ -14,7 +14,7 @@ from gpu_exporter.failure_modes.cost import PRICES
 from gpu_exporter.failure_modes.mode import FailureMode
 from gpu_exporter.render import rules, runbooks
 from gpu_exporter.render.markdown import code, table, ticked
-from gpu_exporter.signals import DEVICE, IDENTITY, OWNER, RATE_WINDOW, SIGNALS
+from gpu_exporter.signals import DEVICE, IDENTITY, OWNER, RATE_WINDOW, SIGNALS, Read
 
 NOTE = "<!-- Rendered by `gpu-exporter generate`; edit {} instead. -->\n"
 
@@ -216,10 +216,11 @@ def _cost() -> Iterator[tuple[str, str]]:
 
 def signals() -> str:
     """docs/signals.md: one row a signal, in the order in which they are recorded."""
-    rows = (
-        (*row[:1], signal.unit.replace("_", " "), *row[1:])
-        for signal in SIGNALS
-        for row in [runbooks.signal_row(signal)]
-    )
+    rows = [(signal, runbooks.signal_row(signal, _made)) for signal in SIGNALS]
     head = ("signal", "unit", *runbooks.SIGNAL_HEAD[1:])
-    return NOTE.format("gpu_exporter/signals.py") + SIGNALS_INTRO + table(head, rows)
+    lines = ((name, signal.unit.replace("_", " "), *cells) for signal, (name, *cells) in rows)
+    return NOTE.format("gpu_exporter/signals.py") + SIGNALS_INTRO + table(head, lines)
+
+
+def _made(way: Read) -> str:
+    return f"{way.name} == {' or '.join(map(str, way.codes))}" if way.codes else way.promql()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,7 +15,7 @@ from gpu_exporter.failure_modes.mode import Domain, FailureMode, Scope
 from gpu_exporter.model import MetricSet
 from gpu_exporter.render import markdown, rules
 from gpu_exporter.render.markdown import bullets, code, numbered, table
-from gpu_exporter.signals import Derived, Signal
+from gpu_exporter.signals import Derived, Read, Signal
 
 NAME = re.compile(r"\bGpu[A-Z]\w+")
 FOLDER = "docs/runbooks"
@@ -156,7 +156,7 @@ def condition(of: Condition, limits: Limits) -> str:
 
 def limits_table(limits: Sequence[Limit]) -> str:
     """Limits as rows."""
-    rows = [(f"`{each.name}`", f"{each.value:g}", each.unit, each.help) for each in limits]
+    rows = [(f"`{each.name}`", f"{each.value:.15g}", each.unit, each.help) for each in limits]
     return table(("limit", "default", "unit", "meaning"), rows)
 
 
@@ -171,15 +171,20 @@ def _needs(mode: FailureMode) -> str:
     return table(SIGNAL_HEAD, rows) + f"\nIt works with {said}.\n"
 
 
+def _series(way: Read) -> str:
+    labels = ", ".join(f'{label}="{value}"' for label, value in way.where)
+    return f"{way.name}{{{labels}}}" if labels else way.name
+
+
 SIGNAL_HEAD = ("signal", "what", "gpu-exporter", "dcgm-exporter ≤ 4.8", "dcgm-exporter ≥ 4.9")
 
 
-def signal_row(signal: Signal) -> tuple[str, ...]:
-    """A signal, and what it is made of in each generation, the best first."""
+def signal_row(signal: Signal, show: Callable[[Read], str] = _series) -> tuple[str, ...]:
+    """A signal, and what it is made of in each generation, the best first; `show` writes one read."""
     made = [f"= {words.derivation(way)}" for way in signal.made if isinstance(way, Derived)]
-    ours = tuple(name for name in (*coverage.names(signal, "ours"), *coverage.names(signal, "classic")) if name in FULL)
-    columns = (ours, coverage.names(signal, "classic"), coverage.names(signal, "modern"))
-    cells = ("; ".join([*made, *([markdown.ticked(names)] if names else [])]) or "-" for names in columns)
+    ours, classic, modern = (coverage.reads(signal, which) for which in ("ours", "classic", "modern"))
+    columns = ((*ours, *(way for way in classic if way.name in FULL)), classic, modern)
+    cells = ("; ".join([*made, *(f"`{show(way)}`" for way in ways)]) or "-" for ways in columns)
     return f"`{signal.record}`", signal.help, *cells
 
 
