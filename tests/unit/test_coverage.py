@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
 
 from gpu_exporter import coverage
+from gpu_exporter import metrics as m
 from gpu_exporter import signals as s
+from gpu_exporter.conditions import Over
 from gpu_exporter.coverage import Works
 from gpu_exporter.dcgm_names import DEFAULT_FIELDS, RENAMED
+from gpu_exporter.diagnose import diagnose
 from gpu_exporter.failure_modes import MODES
+from gpu_exporter.failure_modes.mode import FailureMode, Ramp, Scope, Values, Wave
+from gpu_exporter.failure_modes.profiles import HEALTHY
 from gpu_exporter.metrics import METRICS
 from gpu_exporter.model import Kind
+from gpu_exporter.readings import Page, Row, seen
 from gpu_exporter.signals import SIGNALS, Read
+from gpu_exporter.xids import load
 
 ROOT = Path(__file__).parent.parent.parent
 FILES = {"classic": "dcgm-exporter.csv", "modern": "dcgm-exporter-4.9.csv"}
@@ -119,3 +127,69 @@ def test_generations() -> None:
         "classic",
         "modern",
     }
+
+
+def sample(value: float | Ramp | Wave, tick: int) -> float:
+    """What a value is at a tick, a minute after the one before."""
+    match value:
+        case Ramp(start, per_second):
+            return start + per_second * 60 * tick
+        case Wave(low, high):
+            return high if tick % 2 else low
+    return value
+
+
+def rows(values: Values, xid: int | None, names: Collection[str], gpu: int, tick: int) -> Iterator[Row]:
+    """A page of one GPU of a job, from an exporter that has these names."""
+    labels = {"UUID": f"GPU-{gpu}", "gpu": str(gpu), "modelName": "NVIDIA H200", "Hostname": "node-1"}
+    known = {metric: sample(value, tick) for metric, value in values.items()}
+    for metric, value in known.items():
+        yield Row(metric.name, {**labels, "namespace": "ml", "pod": f"llm-{gpu}", **dict(metric.labels)}, value)
+    yield Row("DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL", labels, (known[m.NVLINK_TX] + known[m.NVLINK_RX]) / 1e6)
+    yield Row(m.XID_ERRORS.name, labels, float(xid or 0))
+    if xid is not None:
+        own = {"xid": str(xid), "kind": load()[xid].kind.value}
+        yield Row(m.XID_LAST.name, {**labels, **own}, 60.0 * tick)
+        if m.XID_EVENTS.name in names:
+            yield Row(m.XID_EVENTS.name, {**labels, **own}, 1.0)
+
+
+def found(mode: FailureMode, names: Collection[str]) -> set[str]:
+    """What is found of the GPU that the mode was injected into, by who scrapes these names long enough."""
+    inject = mode.inject
+    ranks: list[tuple[Values, int | None]] = [({**HEALTHY, **inject.values}, inject.xid)]
+    ranks += [({**HEALTHY, **inject.peers}, None)] * (3 if mode.scope is Scope.JOB else 0)
+    assert mode.condition
+    # Memory that leaks takes more than an hour to become short.
+    longest = max(term.window for term in mode.condition.terms() if isinstance(term, Over))
+    pages = [
+        Page(
+            60.0 * tick,
+            [row for gpu, rank in enumerate(ranks) for row in rows(*rank, names, gpu, tick) if row.name in names],
+        )
+        for tick in range(int(longest / 60) + 70)
+    ]
+    of = diagnose(seen(pages, {}), [mode])
+    return {match.mode.name for each in of if each.part.uuid == "GPU-0" for match in each.matches}
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        coverage.exposed(),
+        coverage.exposed(full=True),
+        DEFAULT_FIELDS,
+        frozenset(name for name, _, _ in listed("classic")),
+    ],
+    ids=["ours", "ours, full", "default list", "our list"],
+)
+@pytest.mark.parametrize(
+    "mode",
+    [mode for mode in MODES if mode.scope is not Scope.FLEET and not mode.inject.fault],
+    ids=lambda mode: mode.name,
+)
+def test_what_is_said_to_work_does(mode: FailureMode, names: frozenset[str]) -> None:
+    """What a mode injects is found with the names of an exporter that it is said to work with, and with no other."""
+    works = coverage.works(mode, names)
+
+    assert works is Works.PARTLY or (found(mode, names) == {mode.name}) is (works is Works.YES)
