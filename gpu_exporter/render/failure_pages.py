@@ -63,7 +63,7 @@ No straggler is found, and nothing false is said, when
 
 - no workload is known, as with processes outside of Kubernetes and Slurm, or GPUs that several pods share;
 - the ranks are of different GPU models: each model is compared with itself;
-- a job has a single rank, or half of its ranks or more are slow;
+- a job has a single rank, or more than half of its ranks are slow;
 - all ranks wait alike, each for its own data: that is [data loading](runbooks/gpudataloadingbound.md) or
   [the host](runbooks/gpuhostbound.md);
 - traffic differs by more than the factor `alike`, in direction or against the victims: pipeline stages and replicas of
@@ -168,7 +168,7 @@ def flowchart(limits: Limits) -> Iterator[str]:
         yield f"  style c{number} fill:{each.colour}"
         if number == len(CLASSES) - 1:
             break
-        yield f'  q{number}{{"{_escaped(words.sentence(each.condition, limits))}"}}'
+        yield f'  q{number}{{{{"{_escaped(words.sentence(each.condition, limits))}"}}}}'
         yield f"  q{number} -- yes --> c{number}"
         yield f"  q{number} -- no --> {_next(number + 1)}"
 

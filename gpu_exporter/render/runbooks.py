@@ -35,8 +35,9 @@ DOMAIN = {
 INDEX = """<!-- Rendered by `gpu-exporter generate`; edit gpu_exporter/failure_modes/ instead. -->
 # Runbooks
 
-One page an alert, in the order in which to look: what stands higher explains what stands below it. How the conditions
-are made, and which exporter can show which, is in [failure modes](../failure-modes.md).
+One page an alert, in the order in which to look: what stands higher explains what stands below it. On a node,
+`gpu-exporter diagnose` says which of them hold there now, and why. How the conditions are made, and which exporter can
+show which, is in [failure modes](../failure-modes.md).
 """
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from gpu_exporter.failure_modes import MODES, bottleneck, cost, distributed, hea
 from gpu_exporter.failure_modes.mode import Domain, FailureMode
 from gpu_exporter.render import ARTIFACTS, failure_pages, rules, runbooks
 from gpu_exporter.signals import SIGNALS
+from tests.tools import tool
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
@@ -110,6 +112,20 @@ def test_prose_names_what_there_is(mode: FailureMode) -> None:
     assert set(re.findall(r"`gpu-exporter (\w+)", prose)) <= set(commands.commands)
 
 
+def test_promql_in_prose_is_promql(tmp_path: Path) -> None:
+    """promtool takes every expression that a runbook tells people to ask."""
+    steps = " ".join(step for mode in MODES for step in (*mode.diagnosis, *mode.mitigation, mode.wrong))
+    asked = dict.fromkeys(re.findall(r"`((?:gpu|workload)(?::|_)[^`]+)`", steps))
+    found = [{"record": f"asked:{number}", "expr": text} for number, text in enumerate(asked)]
+    file = tmp_path / "asked.yaml"
+    file.write_text(yaml.safe_dump({"groups": [{"name": "asked", "rules": found}]}))
+
+    result = subprocess.run([tool("promtool"), "check", "rules", file], capture_output=True, text=True, check=False)
+
+    assert len(asked) > 40
+    assert result.returncode == 0, result.stderr + result.stdout
+
+
 def test_every_limit_is_documented() -> None:
     """Every limit that the catalogue has is reached by some condition, or is a price, and stands in the page."""
     modules = (classes, health, distributed, bottleneck, cost)
@@ -137,7 +153,7 @@ def test_the_tree_has_every_class_once_and_in_order() -> None:
     assert re.findall(r"q(\d+) -- no --> (\w+)", tree) == [
         (str(n), f"q{n + 1}" if n + 1 < last else f"c{last}") for n in range(last)
     ]
-    labels = re.findall(r'q\d+\{"(.+)"\}', tree)
+    labels = re.findall(r'q\d+\{\{"(.+)"\}\}', tree)
     assert len(labels) == last
     assert [label for label in labels if re.search(r'["{}]|<(?!br/>)', label)] == []
 
