@@ -45,6 +45,26 @@ MODES = (
             Compare(Over(s.FB_FREE, Fn.PREDICT, GROWS_FOR, ahead=HOUR, whole=True), "<", 0.0),
             Compare(Over(s.FB_USE), ">=", FULL_MEMORY),
         ),
+        meaning="Free memory of this GPU shrinks along a straight line that ends within the hour, and most of it is "
+        "used already.",
+        impact="The program will end with an out-of-memory error; so may others that share the GPU.",
+        diagnosis=(
+            f'`{s.FB_USED.record}{{UUID="…"}}` over a few hours: steady growth is a leak, or a cache without '
+            "a bound; steps are longer sequences or larger batches.",
+            "In the program: `torch.cuda.memory_allocated()` against `torch.cuda.memory_reserved()` over "
+            "steps: allocated grows: something keeps tensors (a list of losses, graphs that are not "
+            "detached). Only reserved grows: fragmentation.",
+            "`nvidia-smi --query-compute-apps=pid,name,used_memory --format=csv`: or is it somebody else's process?",
+            "`torch.cuda.memory._record_memory_history()` and a snapshot say which line allocated it.",
+        ),
+        mitigation=(
+            "Save a checkpoint now.",
+            "Leak: `loss.item()` or `.detach()` instead of keeping the loss; free what is kept over steps.",
+            "Fragmentation: `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`. Cache of a server: give it a limit.",
+        ),
+        wrong="A program that fills memory on purpose (vLLM and JAX take theirs at the start) is silent once it "
+        "is full: only growth into the wall counts. A server that warms up its caches grows, and then "
+        "stops.",
     ),
     FailureMode(
         "GpuAllocatedIdle",
@@ -63,6 +83,24 @@ MODES = (
             Compare(Over(s.PCIE_RX_USE, Fn.MAX, IDLE_FOR), ">=", QUIET_PCIE),
         ),
         implies=("GpuMemoryHoarded",),
+        meaning="Some program holds memory of this GPU, and its engine did nothing for two hours: not once, and "
+        "nothing was copied.",
+        impact="The GPU costs its whole price, and nobody else can have it. Electricity is the smaller part by far.",
+        diagnosis=(
+            "`nvidia-smi --query-compute-apps=pid,name,used_memory --format=csv`, then `ps -o "
+            "pid,user,lstart,args -p PID`: whose, and since when?",
+            "The alert's labels `namespace`, `pod` and `workload`, where they are known.",
+            "Is it a notebook, a debugger, a finished job whose process stays, a server without traffic?",
+            "`workload:wasted_cost:usd_per_hour` is what it costs.",
+        ),
+        mitigation=(
+            "Ask the owner to give it back; end it where your rules say so.",
+            "Notebooks: an idle timeout (culling). Servers: scale to zero. Jobs: a time limit.",
+            "Debugging: a MIG instance instead of a whole GPU.",
+        ),
+        wrong="A warm standby, or a service for rare requests, is idle on purpose: say so with a silence. A "
+        "context without memory to speak of (under `heldMemory`) does not count as holding. With "
+        "dcgm-exporter's own list of fields, copies are not seen.",
     ),
     FailureMode(
         "GpuMemoryHoarded",
@@ -78,5 +116,21 @@ MODES = (
             Compare(Over(s.SM_ACTIVE, Fn.MAX, HOARDED_FOR, whole=True), "<", HOARDER_SM),
         ),
         implies=("GpuHostBound", "GpuAllocatedIdle"),
+        meaning="Memory of this GPU was nearly full for an hour, and its SMs hardly worked: the program takes all "
+        "it can get.",
+        impact="Others can't share the GPU, though its arithmetic is free.",
+        diagnosis=(
+            "`nvidia-smi --query-compute-apps=pid,name,used_memory --format=csv`: one program, or several?",
+            f'`{s.FB_USE.record}{{UUID="…"}}` and `{s.SM_ACTIVE.record}{{UUID="…"}}` over a day: does it ever work?',
+            "Does the program take memory in advance? JAX takes 75 %, vLLM 90 % by default, TensorFlow all.",
+        ),
+        mitigation=(
+            "Give it a limit: `XLA_PYTHON_CLIENT_MEM_FRACTION`, `--gpu-memory-utilization`, "
+            "`torch.cuda.set_per_process_memory_fraction`.",
+            "Then share the GPU: MIG for hard walls, MPS or time-slicing for trust.",
+            "Low traffic: fewer replicas.",
+        ),
+        wrong="A server of a large model needs its memory however rarely it is asked: there it is the price of "
+        "being ready.",
     ),
 )

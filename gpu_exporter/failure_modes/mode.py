@@ -78,7 +78,7 @@ class FailureMode:
 
     `condition` is per device. `fleet` is PromQL for what only a Prometheus can know; it fires beside the condition, or
     alone. `hold` and `keep` are seconds for which it must be true before, and is said to be true after. `implies` names
-    modes that come with it. In `summary`, `{gpu}` and `{job}` stand for what it is about, `{{ … }}` is a template of
+    modes that come with it. `wrong` says when it fires and should not. In `summary`, `{gpu}` and `{job}` stand for what it is about, `{{ … }}` is a template of
     Prometheus.
     """
 
@@ -97,6 +97,7 @@ class FailureMode:
     implies: tuple[str, ...] = ()
     meaning: str = ""
     impact: str = ""
+    wrong: str = ""
     diagnosis: tuple[str, ...] = ()
     mitigation: tuple[str, ...] = ()
 

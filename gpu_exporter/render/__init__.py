@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
+from gpu_exporter.failure_modes import MODES
 from gpu_exporter.failure_modes.mode import Domain
-from gpu_exporter.render import reference, rules
+from gpu_exporter.render import dcgm_csv, failure_pages, reference, rules, runbooks
 
 ARTIFACTS: Mapping[str, Callable[[], str]] = {
     "docs/metrics.md": reference.metrics,
@@ -16,6 +17,12 @@ ARTIFACTS: Mapping[str, Callable[[], str]] = {
     "docs/xids.md": reference.xids,
     "alerts/recording.yaml": rules.recording,
     **{f"alerts/{domain.value}.yaml": partial(rules.alerts, domain) for domain in Domain},
+    "alerts/dcgm-exporter.csv": dcgm_csv.classic,
+    "alerts/dcgm-exporter-4.9.csv": dcgm_csv.modern,
+    "docs/failure-modes.md": failure_pages.failure_modes,
+    "docs/signals.md": failure_pages.signals,
+    f"{runbooks.FOLDER}/README.md": runbooks.index,
+    **{runbooks.path(mode): partial(runbooks.runbook, mode) for mode in MODES},
 }
 
 

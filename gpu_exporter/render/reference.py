@@ -12,6 +12,7 @@ from gpu_exporter.hardware import SEEN_ON, seen_on
 from gpu_exporter.health import ALL_FAULTS
 from gpu_exporter.metrics import METRICS
 from gpu_exporter.model import Call, EntityKind, FieldValue, Gpm, LinkSum, Metric, MetricSet, OfProcess
+from gpu_exporter.render.markdown import table as _table
 from gpu_exporter.states import STATES, State, rows_of
 from gpu_exporter.xids import load
 
@@ -198,8 +199,3 @@ def read_from(metric: Metric) -> str:
         case Gpm(number, stride):
             return f"GPM {number}" + (f" + {stride} a link" if stride else "")
     return f"integral of {metric.integral_of}" if metric.integral_of else "the exporter"
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)

@@ -1,38 +1,104 @@
-"""The recipe in CONTRIBUTING works: one row, and the metric is on the page."""
+"""The recipes in CONTRIBUTING work: one row is a metric on the page, one entry a failure mode with all that it has."""
+
+from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.fakes.driver import FakeDriver
 
 ROOT = Path(__file__).parent.parent.parent
+NAME = "GpuMemoryHot"
+RUNBOOK = f"docs/runbooks/{NAME.lower()}.md"
+# What an entry makes, with a pattern of what it must say. All else that is rendered from an entry belongs here, too.
+MADE = {
+    "alerts/health.yaml": rf"- alert: {NAME}\n +expr: gpu:memory_temp:celsius >= 95\n",
+    RUNBOOK: rf"# {NAME}\n(.|\n)*at least 95 °C \(`hotMemory`\)",
+    "docs/runbooks/README.md": rf"\[{NAME}\]\({NAME.lower()}\.md\) \| warning ",
+    "docs/failure-modes.md": rf"\[{NAME}\]\(runbooks/{NAME.lower()}\.md\) (.|\n)*`hotMemory` \| 95 \| celsius ",
+}
+# Every value of a healthy GPU, and those that the entry injects, each for ten minutes.
+DIAGNOSE = f"""
+from gpu_exporter.diagnose import diagnose
+from gpu_exporter.failure_modes import MODES
+from gpu_exporter.failure_modes.profiles import HEALTHY
+from gpu_exporter.readings import Page, Row, seen
+
+def found(values):
+    labels = {{"UUID": "GPU-1", "gpu": "0", "modelName": "NVIDIA H200", "Hostname": "node-1"}}
+    rows = [
+        Row(metric.name, {{**labels, **dict(metric.labels)}}, value)
+        for metric, value in values.items()
+        if isinstance(value, float)
+    ]
+    (of,) = diagnose(seen([Page(1000.0 + 15 * tick, rows) for tick in range(41)], {{}}))
+    return {{match.mode.name: dict(match.because) for match in of.matches}}
+
+(mode,) = (mode for mode in MODES if mode.name == "{NAME}")
+print(found(HEALTHY), found({{**HEALTHY, **mode.inject.values}}))
+"""
+
+
+def apply(number: int, to: Path) -> int:
+    """Apply the diff of that number in CONTRIBUTING to a copy of the package; return how many lines it adds."""
+    diff = (ROOT / "CONTRIBUTING.md").read_text().split("```diff\n")[1 + number].split("```")[0]
+    file = re.findall(r"^\+\+\+ b/(.+)$", diff, re.MULTILINE)[0]
+    hunk = diff.split("@@\n")[1].splitlines()
+    before, after = ("\n".join(line[1:] for line in hunk if line[0] in signs) for signs in (" -", " +"))
+    shutil.copytree(ROOT / "gpu_exporter", to / "gpu_exporter")
+    text = (to / file).read_text()
+    assert text.count(before) == 1, f"fix: the context of the diff in CONTRIBUTING is not in {file}"
+    (to / file).write_text(text.replace(before, after))
+    return sum(line.startswith("+") for line in hunk)
+
+
+def run(copy: Path, *arguments: str, **environment: str) -> str:
+    """What Python says with the changed copy of the package."""
+    env = {**os.environ, **environment, "PYTHONPATH": str(copy)}
+    return subprocess.run(
+        [sys.executable, *arguments], env=env, cwd=copy, capture_output=True, text=True, check=True
+    ).stdout
 
 
 def test_a_metric_is_one_row(tmp_path: Path) -> None:
     """Apply the documented diff to a copy of the package, and read the new metric from the stand-in driver."""
-    diff = (ROOT / "CONTRIBUTING.md").read_text().split("```diff\n")[1].split("```")[0]
-    added = [line[1:] for line in diff.splitlines() if line.startswith("+") and not line.startswith("+++")]
-    context = next(line[1:] for line in diff.splitlines() if line.startswith(" "))
-    shutil.copytree(ROOT / "gpu_exporter", tmp_path / "gpu_exporter")
-    catalogue = tmp_path / "gpu_exporter/metrics.py"
-    before = catalogue.read_text()
-    assert before.count(context) == 1, "fix: the context line of the diff in CONTRIBUTING is not in metrics.py"
-    catalogue.write_text(before.replace(context, "\n".join([context, *added])))
+    added = apply(0, tmp_path)
     driver = FakeDriver(tmp_path / "driver")
     driver.set("JpgUtilization", 42)
 
-    result = subprocess.run(
-        [sys.executable, "-m", "gpu_exporter", "once"],
-        env={**os.environ, **driver.environment, "PYTHONPATH": str(tmp_path)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    page = run(tmp_path, "-m", "gpu_exporter", "once", **driver.environment)
 
-    assert len(added) == 1
-    assert 'gpu_jpeg_utilization_ratio{gpu="0",' in result.stdout
-    assert any(line.startswith("gpu_jpeg") and line.endswith(" 0.42") for line in result.stdout.splitlines())
+    assert added == 1
+    assert 'gpu_jpeg_utilization_ratio{gpu="0",' in page
+    assert any(line.startswith("gpu_jpeg") and line.endswith(" 0.42") for line in page.splitlines())
+
+
+@pytest.fixture(scope="module")
+def changed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, set[str]]:
+    """A copy with the documented failure mode, and which files `generate` changed in it."""
+    copy = tmp_path_factory.mktemp("copy")
+    apply(1, copy)
+    for folder in ("alerts", "docs"):
+        shutil.copytree(ROOT / folder, copy / folder)
+    lines = run(copy, "-m", "gpu_exporter", "generate").splitlines()
+    return copy, {line.split(": ")[0] for line in lines}
+
+
+def test_a_failure_mode_is_one_entry(changed: tuple[Path, set[str]]) -> None:
+    """The alert, the runbook and the rows on it are made from the entry, and nothing else has to be edited."""
+    copy, files = changed
+
+    assert files >= set(MADE)
+    assert [name for name, says in MADE.items() if not re.search(says, (copy / name).read_text())] == []
+    assert f"/{RUNBOOK}\n" in (copy / "alerts/health.yaml").read_text()
+
+
+def test_diagnosis_finds_a_new_failure_mode(changed: tuple[Path, set[str]]) -> None:
+    """A healthy GPU has nothing; with what the entry injects, it has this mode and no other, with the number."""
+    assert run(changed[0], "-c", DIAGNOSE).strip() == f"{{}} {{'{NAME}': {{'memory_temp': 101.0}}}}"
