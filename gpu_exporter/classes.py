@@ -67,6 +67,8 @@ INT = mean(s.INT_ACTIVE)
 COPYING = Or(Compare(RX, ">=", QUIET_PCIE), Compare(TX, ">=", QUIET_PCIE))
 # Without NVLink, a collective goes over PCIe, in both directions at once.
 TRAFFIC = Or(Compare(NVLINK, ">=", MOVING), And(Compare(RX, ">=", QUIET_PCIE), Compare(TX, ">=", QUIET_PCIE)))
+# Whatever moves between this GPU and the world.
+MOVES = Or(COPYING, Compare(NVLINK, ">=", MOVING))
 BUSY = Compare(GR, ">=", BUSY_ENGINE)
 FILLED = Compare(SM, ">=", BUSY_SM)
 PARTLY_FILLED = Compare(SM, "<", BUSY_SM)
@@ -97,7 +99,7 @@ class Class:
 CLASSES: tuple[Class, ...] = (
     Class(
         "idle",
-        Unless(Compare(GR, "<", IDLE_ENGINE), Or(COPYING, TRAFFIC)),
+        Unless(Compare(GR, "<", IDLE_ENGINE), MOVES),
         "nothing runs and nothing is copied",
         "#8e8e8e",
     ),
@@ -111,7 +113,7 @@ CLASSES: tuple[Class, ...] = (
         "fake-load",
         Unless(
             And(BUSY, Compare(SM, "<", EMPTY_SM), Compare(DRAM, "<", QUIET_DRAM)),
-            Or(COPYING, TRAFFIC),
+            MOVES,
         ),
         'the engine is busy, hence "100 % utilisation", but the SMs are empty and no data moves',
         "#e02f44",

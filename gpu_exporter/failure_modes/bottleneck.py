@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gpu_exporter import classes
 from gpu_exporter import metrics as m
 from gpu_exporter import signals as s
 from gpu_exporter.classes import WINDOW, Is
@@ -24,6 +25,7 @@ MODES = (
         "Find the process (`nvidia-smi`): a spinning kernel, a debugger, or a script that keeps utilisation up.",
         Inject(profiles.ONE_THREAD),
         Is("fake-load"),
+        shows=classes.SM,
         meaning="`nvidia-smi` shows 100 %, and next to nothing is done: a kernel runs all the time, on a handful of "
         "SMs, and touches no data. One spinning thread is enough.",
         impact="The GPU is paid for, looks taken, and does nothing. Autoscalers and quotas that look at "
@@ -53,6 +55,7 @@ MODES = (
         "Move less: keep data on the GPU, prefetch, compress, decode on the GPU; check that offloading is wanted.",
         Inject(profiles.HOST_COPY),
         Is("pcie-bound"),
+        shows=classes.GR,
         meaning="The PCIe link is full in one direction, on average over minutes.",
         impact="The GPU computes as fast as data comes over the bus, whatever else it could do.",
         diagnosis=(
@@ -82,6 +85,7 @@ MODES = (
         "More loader workers, pinned memory and prefetch; move decoding to the GPU; look at the storage.",
         Inject(profiles.SLOW_LOADER),
         Is("data-loading-bound"),
+        shows=classes.GR,
         meaning="The engine often waits, and meanwhile data comes over PCIe: input is too slow.",
         impact="The share of time in which the engine waits is lost. It usually costs more than any kernel can be "
         "tuned to win.",
@@ -114,6 +118,7 @@ MODES = (
         "CUDA graphs or torch.compile, larger batches, no .item() in the loop; profile the Python side of a step.",
         Inject(profiles.TINY_KERNELS),
         Is("host-bound"),
+        shows=classes.GR,
         meaning="A job holds the GPU, whose engine works less than about 60 % of the time while PCIe is quiet: "
         "nothing is asked of it. The host is late: launches, Python, preprocessing, small batches, "
         "checkpoints.",
@@ -147,6 +152,7 @@ MODES = (
         "Larger batches, fused kernels, several streams; or share the GPU (MIG, MPS), or take a smaller one.",
         Inject(profiles.SMALL_DECODE),
         Is("underfilled"),
+        shows=classes.SM,
         meaning="Kernels follow one another without a gap, and each is too small to fill the chip: engine busy, SMs "
         "partly empty.",
         impact="A smaller GPU, or a share of this one, would do as much.",
@@ -176,6 +182,7 @@ MODES = (
         "Allow TF32, use bf16 or fp8, and shapes that are multiples of 8; what needs FP64 or FP32 pipes is fine as it is.",
         Inject(profiles.FP32_GEMM),
         Is("tensor-cores-idle"),
+        shows=classes.TENSOR,
         meaning="The SMs are full of floating-point arithmetic, and none of it runs on the tensor cores.",
         impact="An H200 does matrix products in bf16 more than ten times as fast as in FP32 without TF32.",
         diagnosis=(
@@ -203,6 +210,7 @@ MODES = (
         "Fuse element-wise kernels, use smaller types, batch decoding; token generation is rightly memory-bound.",
         Inject(profiles.COPY),
         Is("memory-bound"),
+        shows=classes.DRAM,
         meaning="Memory bandwidth is used up, or the SMs are full of warps that all wait for scattered data. More "
         "arithmetic units would not help.",
         impact="None, if the work is so by nature. Otherwise the tensor cores wait for memory.",

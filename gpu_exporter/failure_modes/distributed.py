@@ -11,7 +11,7 @@ from gpu_exporter import classes as c
 from gpu_exporter import metrics as m
 from gpu_exporter import signals as s
 from gpu_exporter.classes import mean
-from gpu_exporter.conditions import And, Calc, Compare, Condition, Limit, Mark, Median, Or, Share, Unless
+from gpu_exporter.conditions import And, Calc, Compare, Condition, Limit, Mark, Median, Or, Over, Share, Unless
 from gpu_exporter.failure_modes import profiles
 from gpu_exporter.failure_modes.mode import Domain, FailureMode, Inject, Scope, Severity
 from gpu_exporter.xids import Action
@@ -30,20 +30,18 @@ SAME_ENGINE   = Limit("sameEngine", 0.1, "ratio", "difference in engine activity
 
 WAITS = Mark("waits", And(c.BUSY, c.PARTLY_FILLED, c.TRAFFIC))
 SPINS = Mark("spins", c.SPINNING)
-IDLES = Unless(Compare(c.GR, "<", c.IDLE_ENGINE), Or(c.COPYING, c.TRAFFIC))
+IDLES = Unless(Compare(c.GR, "<", c.IDLE_ENGINE), c.MOVES)
 STALLED = Mark("stalled", Or(c.SPINNING, IDLES))
 TALKS = Mark("talks", Compare(c.NVLINK, ">=", c.MOVING))
 
 
-def _far(left: Calc) -> Condition:
-    """A ratio that is not about 1."""
-    return Or(Compare(left, ">", ALIKE), Compare(left, "<", 1 / ALIKE.value))
+def _far(left: Over | Median, right: Over | Median) -> Condition:
+    """Two values that are not about the same."""
+    return Or(Compare(Calc(left, "/", right), ">", ALIKE), Compare(Calc(right, "/", left), ">", ALIKE))
 
 
 # Inference that is pipelined over GPUs sends one way; replicas of one service move different amounts.
-OTHER_TRAFFIC = Or(
-    _far(Calc(mean(s.NVLINK_TX), "/", mean(s.NVLINK_RX))), _far(Calc(c.NVLINK, "/", Median(c.NVLINK, WAITS)))
-)
+OTHER_TRAFFIC = Or(_far(mean(s.NVLINK_TX), mean(s.NVLINK_RX)), _far(c.NVLINK, Median(c.NVLINK, WAITS)))
 STRAGGLES = And(Compare(Share(WAITS), ">=", VICTIMS), c.TRAFFIC)
 
 MODES = (
@@ -62,6 +60,7 @@ MODES = (
             Compare(Share(STALLED), ">=", ALL_RANKS),
             Or(SPINS.condition, Compare(Share(SPINS), ">", 0.0)),
         ),
+        shows=c.GR,
         scope=Scope.JOB,
         meaning="No rank of the job makes progress: some spin in a collective (engine busy, a few SMs active, no "
         "memory traffic, power as if idle), the others do nothing, and no bytes move.",
@@ -104,6 +103,7 @@ MODES = (
             ),
             OTHER_TRAFFIC,
         ),
+        shows=c.GR,
         scope=Scope.JOB,
         implies=("GpuHostBound", "GpuDataLoadingBound"),
         meaning="The other ranks of the job wait for this one, and its GPU waits for its host: its engine is less "
@@ -148,6 +148,7 @@ MODES = (
             ),
             OTHER_TRAFFIC,
         ),
+        shows=c.SM,
         scope=Scope.JOB,
         meaning="The other ranks of the job wait for this one, which computes longer than they do: its SMs are more "
         "active than theirs, which are partly empty while they wait.",

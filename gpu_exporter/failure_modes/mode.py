@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from gpu_exporter.conditions import Condition, Median, Over, Share
+from gpu_exporter.conditions import And, Compare, Condition, Median, Over, Share, Unless
 from gpu_exporter.model import Metric
 from gpu_exporter.signals import Signal
 from gpu_exporter.xids import Action
@@ -78,8 +78,9 @@ class FailureMode:
 
     `condition` is per device. `fleet` is PromQL for what only a Prometheus can know; it fires beside the condition, or
     alone. `hold` and `keep` are seconds for which it must be true before, and is said to be true after. `implies` names
-    modes that come with it. `wrong` says when it fires and should not. In `summary`, `{gpu}` and `{job}` stand for what it is about, `{{ … }}` is a template of
-    Prometheus.
+    modes that come with it. `wrong` says when it fires and should not. `shows` is the alert's value, where that is not
+    the first term of the condition. In `summary`, `{gpu}` and `{job}` stand for what it is about, `{{ … }}` is a
+    template of Prometheus.
     """
 
     name: str
@@ -95,6 +96,7 @@ class FailureMode:
     scope: Scope = Scope.DEVICE
     keep: float = 0.0
     implies: tuple[str, ...] = ()
+    shows: Over | None = None
     meaning: str = ""
     impact: str = ""
     wrong: str = ""
@@ -102,9 +104,23 @@ class FailureMode:
     mitigation: tuple[str, ...] = ()
 
     @property
+    def value(self) -> Over | None:
+        """What the value of its alert is, if that is one signal."""
+        return self.shows or (_first(self.condition) if self.condition and not self.fleet else None)
+
+    @property
     def needs(self) -> tuple[Signal, ...]:
         """The signals that the condition reads, in order: without them it is unknown."""
         return tuple(dict.fromkeys(_signals(self.condition))) if self.condition else ()
+
+
+def _first(condition: Condition) -> Over | None:
+    match condition:
+        case Compare(left=Over() as term):
+            return term
+        case And(conditions=(first, *_)) | Unless(condition=first):
+            return _first(first)
+    return None
 
 
 def _signals(condition: Condition) -> Iterator[Signal]:

@@ -10,11 +10,12 @@ import yaml
 from gpu_exporter import classes, ownership
 from gpu_exporter import metrics as m
 from gpu_exporter import signals as s
-from gpu_exporter.conditions import Condition, Limits, Mark, Median, Over, Share, duration
+from gpu_exporter.conditions import Condition, Fn, Limits, Mark, Median, Over, Share, duration
 from gpu_exporter.dcgm_names import RENAMED
 from gpu_exporter.failure_modes import MODES
 from gpu_exporter.failure_modes.cost import PRICES
 from gpu_exporter.failure_modes.mode import Domain, FailureMode
+from gpu_exporter.words import title
 
 NOTE = "# Rendered by `gpu-exporter generate`; edit gpu_exporter/{} instead.\n"
 DOCS = "https://github.com/gpu-exporter/gpu-exporter/blob/main/docs/runbooks"
@@ -122,10 +123,24 @@ def _windows(terms: Iterable[Over | Share | Median]) -> Iterator[Over]:
 
 
 def _cost(prices: Limits) -> Iterator[Rule]:
-    owner = "cluster, namespace, workload"
+    owner, device = "cluster, namespace, workload", ", ".join(s.DEVICE)
+    slices = f"max by ({device}) ({m.INSTANCE_SLICES})"
     kwh, gpu_hour = (f"{prices.get(price.name, price.value):.15g}" for price in PRICES)
-    yield _record("workload:gpus:count", f"count by ({owner}) ({s.POWER.record})")
-    yield _record("workload:power:watts", f"sum by ({owner}) ({s.POWER.record})")
+    # A MIG instance is that part of its GPU, by compute slices where they are known, and so is its power.
+    yield _record(
+        "gpu:share:ratio",
+        f'{s.DEVICE_INFO} unless on (cluster, UUID) {s.DEVICE_INFO}{{GPU_I_ID!=""}}\n'
+        f'or\n{s.DEVICE_INFO}{{GPU_I_ID!=""}} * on ({device}) group_left () (\n'
+        f"  {slices} / on (cluster, UUID) group_left () sum by (cluster, UUID) ({slices})\n)\n"
+        f'or\n{s.DEVICE_INFO}{{GPU_I_ID!=""}} / on (cluster, UUID) group_left ()\n'
+        f'count by (cluster, UUID) ({s.DEVICE_INFO}{{GPU_I_ID!=""}})',
+    )
+    yield _record("workload:gpus:count", f"sum by ({owner}) (gpu:share:ratio)")
+    yield _record(
+        "workload:power:watts",
+        f"sum by ({owner}) (gpu:share:ratio * on (cluster, UUID) group_left () "
+        f"max by (cluster, UUID) ({s.POWER.record}))",
+    )
     yield _record("workload:electricity:usd_per_hour", f"workload:power:watts / 1000 * {kwh}")
     yield _record("workload:cost:usd_per_hour", f"workload:gpus:count * {gpu_hour}")
     # Time in which the engine stands still, and all of a fake load, is paid for nothing.
@@ -133,7 +148,10 @@ def _cost(prices: Limits) -> Iterator[Rule]:
         "gpu:wasted:ratio",
         f'max without (class) ({classes.CLASS}{{class="fake-load"}} * 0 + 1)\nor\n1 - {classes.GR.record}',
     )
-    yield _record("workload:wasted_cost:usd_per_hour", f"sum by ({owner}) (gpu:wasted:ratio) * {gpu_hour}")
+    yield _record(
+        "workload:wasted_cost:usd_per_hour",
+        f"sum by ({owner}) (gpu:wasted:ratio * on ({device}) group_left () max by ({device}) (gpu:share:ratio)) * {gpu_hour}",
+    )
     yield _record(
         "namespace:wasted_cost:usd_per_hour", "sum by (cluster, namespace) (workload:wasted_cost:usd_per_hour)"
     )
@@ -168,11 +186,18 @@ def alert(mode: FailureMode, limits: Limits) -> Rule:
     rule["labels"] = {"severity": mode.severity.value, "domain": mode.domain.value, "action": mode.action.value}
     rule["annotations"] = {
         "summary": mode.summary.replace("{gpu}", GPU).replace("{job}", JOB),
-        "description": mode.advice,
+        "description": f"{mode.advice}{_shown(mode)}",
         "runbook_url": f"{DOCS}/{mode.name.lower()}.md",
         "dashboard_url": f"/d/{dashboard(mode)}?var-node={{{{ $labels.node }}}}&var-gpu={{{{ $labels.gpu }}}}",
     }
     return rule
+
+
+def _shown(mode: FailureMode) -> str:
+    if mode.value is None or mode.value.fn not in (Fn.LAST, Fn.MEAN) or mode.value.signal.unit in ("bool", "action"):
+        return ""
+    ratio = mode.value.signal.unit == "ratio"
+    return f" ({title(mode.value.signal)}: {{{{ $value | {'humanizePercentage' if ratio else 'humanize'} }}}})"
 
 
 def dashboard(mode: FailureMode) -> str:
@@ -183,6 +208,8 @@ def dashboard(mode: FailureMode) -> str:
 def expression(mode: FailureMode, limits: Limits) -> str:
     """What the alert of a mode evaluates."""
     parts = [mode.condition.promql(limits)] if mode.condition else []
+    if mode.shows:
+        parts = [f"{mode.shows.promql()}\nand\n{part}" for part in parts]
     if mode.fleet:
         parts.append(mode.fleet)
     return parts[0] if len(parts) == 1 else "\nor\n".join(f"(\n{part}\n)" for part in parts)
