@@ -150,7 +150,8 @@ def _cost(prices: Limits) -> Iterator[Rule]:
     )
     yield _record(
         "workload:wasted_cost:usd_per_hour",
-        f"sum by ({owner}) (gpu:wasted:ratio * on ({device}) group_left () max by ({device}) (gpu:share:ratio)) * {gpu_hour}",
+        f"sum by ({owner}) "
+        f"(gpu:wasted:ratio * on ({device}) group_left () max by ({device}) (gpu:share:ratio)) * {gpu_hour}",
     )
     yield _record(
         "namespace:wasted_cost:usd_per_hour", "sum by (cluster, namespace) (workload:wasted_cost:usd_per_hour)"
