@@ -7,7 +7,21 @@ from functools import partial
 from pathlib import Path
 
 from gpu_exporter.failure_modes.mode import Domain
+from gpu_exporter.model import GpuExporterError
 from gpu_exporter.render import reference, rules
+from gpu_exporter.render.boards import BOARDS, Board
+
+
+def _dashboard(board: Board) -> str:
+    try:
+        from gpu_exporter.render import dashboards
+    except ModuleNotFoundError as error:
+        raise GpuExporterError(
+            f"rendering dashboards needs the module {error.name}: install gpu-exporter[dashboards] "
+            "with Python 3.11 or newer"
+        ) from None
+    return dashboards.render(board)
+
 
 ARTIFACTS: Mapping[str, Callable[[], str]] = {
     "docs/metrics.md": reference.metrics,
@@ -16,6 +30,7 @@ ARTIFACTS: Mapping[str, Callable[[], str]] = {
     "docs/xids.md": reference.xids,
     "alerts/recording.yaml": rules.recording,
     **{f"alerts/{domain.value}.yaml": partial(rules.alerts, domain) for domain in Domain},
+    **{f"dashboards/{board.name}.json": partial(_dashboard, board) for board in BOARDS},
 }
 
 

@@ -15,11 +15,13 @@ from gpu_exporter.dcgm_names import RENAMED
 from gpu_exporter.failure_modes import MODES
 from gpu_exporter.failure_modes.cost import PRICES
 from gpu_exporter.failure_modes.mode import Domain, FailureMode
+from gpu_exporter.render import aggregates, boards
 
 NOTE = "# Rendered by `gpu-exporter generate`; edit gpu_exporter/{} instead.\n"
-DOCS = "https://github.com/gpu-exporter/gpu-exporter/blob/main/docs/runbooks"
 # Where {gpu} and {job} of a summary come from in an alert.
 GPU, JOB = "GPU {{ $labels.gpu }} of {{ $labels.node }}", "{{ $labels.workload }}"
+# What the dashboard of an alert is narrowed down to.
+SHOWN = {label: f"{{{{ $labels.{label} }}}}" for label in ("node", "gpu", "namespace", "workload")}
 
 Rule = Mapping[str, Any]
 
@@ -122,24 +124,18 @@ def _windows(terms: Iterable[Over | Share | Median]) -> Iterator[Over]:
 
 
 def _cost(prices: Limits) -> Iterator[Rule]:
-    owner = "cluster, namespace, workload"
-    kwh, gpu_hour = (f"{prices.get(price.name, price.value):.15g}" for price in PRICES)
-    yield _record("workload:gpus:count", f"count by ({owner}) ({s.POWER.record})")
-    yield _record("workload:power:watts", f"sum by ({owner}) ({s.POWER.record})")
-    yield _record("workload:electricity:usd_per_hour", f"workload:power:watts / 1000 * {kwh}")
-    yield _record("workload:cost:usd_per_hour", f"workload:gpus:count * {gpu_hour}")
-    # Time in which the engine stands still, and all of a fake load, is paid for nothing.
-    yield _record(
-        "gpu:wasted:ratio",
-        f'max without (class) ({classes.CLASS}{{class="fake-load"}} * 0 + 1)\nor\n1 - {classes.GR.record}',
-    )
-    yield _record("workload:wasted_cost:usd_per_hour", f"sum by ({owner}) (gpu:wasted:ratio) * {gpu_hour}")
-    yield _record(
-        "namespace:wasted_cost:usd_per_hour", "sum by (cluster, namespace) (workload:wasted_cost:usd_per_hour)"
-    )
-    yield _record("node:power:watts", f"sum by (cluster, node) ({s.POWER.record})")
-    yield _record("node:gpus:count", "count by (cluster, node) (gpu:device_identity:info)")
-    yield _record("cluster:classes:count", f"count by (cluster, class) ({classes.CLASS})")
+    named = {price.name: f"{prices.get(price.name, price.value):.15g}" for price in PRICES}
+    for each in aggregates.COSTS:
+        text = each.expression
+        for name, price in named.items():
+            text = text.replace(f"{{{name}}}", price)
+        yield _record(each.record, text)
+
+
+def _fleet() -> Iterator[Rule]:
+    """What the dashboard of a fleet reads: few series, however many GPUs there are."""
+    for each in aggregates.FLEET:
+        yield _record(each.record, each.expression)
 
 
 def recording(limits: Limits | None = None) -> str:
@@ -148,6 +144,7 @@ def recording(limits: Limits | None = None) -> str:
         ("gpu-identity", list(_identity())),
         ("gpu-signals", list(_signals(limits or {}))),
         ("gpu-cost", list(_cost(limits or {}))),
+        ("gpu-fleet", list(_fleet())),
     ]
     return NOTE.format("signals.py, classes.py and failure_modes/") + _yaml(groups)
 
@@ -169,15 +166,10 @@ def alert(mode: FailureMode, limits: Limits) -> Rule:
     rule["annotations"] = {
         "summary": mode.summary.replace("{gpu}", GPU).replace("{job}", JOB),
         "description": mode.advice,
-        "runbook_url": f"{DOCS}/{mode.name.lower()}.md",
-        "dashboard_url": f"/d/{dashboard(mode)}?var-node={{{{ $labels.node }}}}&var-gpu={{{{ $labels.gpu }}}}",
+        "runbook_url": boards.runbook(mode),
+        "dashboard_url": boards.board_of(mode.domain).link(**SHOWN),
     }
     return rule
-
-
-def dashboard(mode: FailureMode) -> str:
-    """The uid of the dashboard that shows a mode."""
-    return {Domain.DISTRIBUTED: "gpu-job", Domain.COST: "gpu-cost"}.get(mode.domain, "gpu-gpu")
 
 
 def expression(mode: FailureMode, limits: Limits) -> str:
