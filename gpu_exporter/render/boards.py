@@ -1,4 +1,4 @@
-"""The dashboards: their uids are promises (bookmarks and alerts link to them), and this is the only place that has them."""
+"""The dashboards and their uids, which are promises: bookmarks and alerts link to them."""
 
 from __future__ import annotations
 

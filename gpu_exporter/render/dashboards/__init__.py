@@ -1,8 +1,9 @@
-"""Catalogues -> dashboards/*.json: authored with grafanalib, finished by `modern`. Only this package needs the extra."""
+"""Catalogues -> dashboards/*.json: authored with grafanalib, finished by `modern`. Only this needs the extra."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from grafanalib import core
@@ -11,7 +12,7 @@ from grafanalib._gen import DashboardEncoder
 from gpu_exporter import signals as s
 from gpu_exporter.failure_modes import MODES
 from gpu_exporter.failure_modes.mode import FailureMode, Severity
-from gpu_exporter.render.boards import BOARDS, COST, FLEET, GPU, JOB, NODE, Board
+from gpu_exporter.render.boards import COST, FLEET, GPU, JOB, NODE, Board
 from gpu_exporter.render.dashboards import cost, fleet, gpu, job, node
 from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.modern import modern
@@ -24,9 +25,9 @@ LABELS = {"cluster": "Cluster", "node": "Node", "gpu": "GPU", "namespace": "Name
 XIDS = ((s.XID_FATAL, RED), (s.XID_UNKNOWN, ORANGE), (s.XID_APPLICATION, BLUE))
 
 
-def render(board: Board, modes: tuple[FailureMode, ...] = MODES) -> str:
+def render(board: Board, modes: Sequence[FailureMode] = MODES) -> str:
     """The text of dashboards/<name>.json."""
-    rows = [*ROWS[board](), *evidence_rows(board, modes)]
+    rows = [*ROWS[board](modes), *evidence_rows(board, modes)]
     dashboard = core.Dashboard(
         title=board.title,
         description=board.description,
@@ -54,15 +55,17 @@ def _panels(row: Row) -> list[Any]:
 
 
 def _variables(board: Board) -> list[Any]:
-    found = [core.Template(name="datasource", label="Data source", type="datasource", query="prometheus")]
+    found = [
+        core.Template(name="datasource", label="Data source", type="datasource", query="prometheus", default="default")
+    ]
     for place, label in enumerate(board.chosen):
         chosen = ", ".join(f'{before}=~"${before}"' for before in board.chosen[:place])
+        narrowed = f"{s.DEVICE_INFO}{{{chosen}}}" if chosen else s.DEVICE_INFO
         found.append(
             core.Template(
                 name=label,
                 label=LABELS[label],
-                query=f"label_values({s.DEVICE_INFO}{{{chosen}}}, {label})",
-                default="$__all",
+                query=f"label_values({narrowed}, {label})",
                 includeAll=True,
                 multi=True,
                 allValue=".*",  # not .+: without a cluster label, or a job, it has to match nothing, too

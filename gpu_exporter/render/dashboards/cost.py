@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gpu_exporter import signals as s
-from gpu_exporter.failure_modes.mode import Domain
+from gpu_exporter.failure_modes.mode import Domain, FailureMode
 from gpu_exporter.render import aggregates as a
 from gpu_exporter.render.boards import COST
 from gpu_exporter.render.dashboards import queries as q
@@ -14,10 +16,10 @@ BOARD = COST
 _PRICES = "Prices are set where the rules are made."
 
 
-def rows() -> list[Row]:
+def rows(modes: Sequence[FailureMode]) -> list[Row]:
     """Numbers, who pays, which GPUs."""
     return [
-        Row("What does it cost?", [watched(BOARD), *_numbers(), firing(BOARD, [Domain.COST], 24)]),
+        Row("What does it cost?", [watched(BOARD), *_numbers(), firing(BOARD, modes, [Domain.COST], 24)]),
         Row("Who pays, and for what?", _owners()),
         Row("Which GPUs?", _devices()),
     ]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gpu_exporter.classes import CLASSES
-from gpu_exporter.failure_modes.mode import Domain, Severity
+from gpu_exporter.failure_modes.mode import Domain, FailureMode, Severity
 from gpu_exporter.render import aggregates as a
 from gpu_exporter.render.boards import FLEET
 from gpu_exporter.render.dashboards import queries as q
@@ -13,10 +15,10 @@ from gpu_exporter.render.dashboards.queries import Query
 BOARD = FLEET
 
 
-def rows() -> list[Row]:
+def rows(modes: Sequence[FailureMode]) -> list[Row]:
     """General to specific: numbers, alerts, what the GPUs do, who has them."""
     return [
-        Row("Is anything wrong?", [*_numbers(), firing(BOARD, list(Domain), 24)]),
+        Row("Is anything wrong?", [*_numbers(), firing(BOARD, modes, list(Domain), 24)]),
         Row("What do the GPUs do?", _doing()),
         Row("Who wastes?", _owners()),
     ]
@@ -111,7 +113,7 @@ def _doing() -> list[object]:
         table(
             "Nodes",
             About(
-                "Each node: its GPUs, means over them, power and the hottest. A column that is missing was not collected.",
+                "Each node: its GPUs, means over them, power, the hottest. A column that lacks was not collected.",
                 "nodes of one job look alike.",
                 "click on the node that differs.",
             ),
@@ -139,7 +141,7 @@ def _owners() -> list[object]:
         table(
             "Workloads",
             About(
-                "Who has GPUs, what they cost by the hour, and what of it is paid for nothing; GPUs of no one have no name.",
+                "Who has GPUs, what they cost, what of it is paid for nothing. GPUs of no one have no name.",
                 "the last column is small against the one before.",
                 "click on the workload: its ranks say why it waits.",
             ),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gpu_exporter import signals as s
-from gpu_exporter.failure_modes.mode import Domain
+from gpu_exporter.failure_modes.mode import Domain, FailureMode
 from gpu_exporter.render.boards import GPU
 from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.panels import (
@@ -22,12 +24,12 @@ from gpu_exporter.signals import Signal
 BOARD = GPU
 
 
-def rows() -> list[Row]:
+def rows(modes: Sequence[FailureMode]) -> list[Row]:
     """The three questions, then counters."""
     return [
-        Row("Health: is it on fire?", _health()),
+        Row("Health: is it on fire?", _health(modes)),
         Row("Throughput: is it working?", _throughput()),
-        Row("Bottleneck: why is it slow?", _bottleneck()),
+        Row("Bottleneck: why is it slow?", _bottleneck(modes)),
         Row("Counters", _counters(), True),
     ]
 
@@ -37,10 +39,10 @@ def _lines(title: str, about: About, *signals: Signal, width: int = 8, dashed: t
     return lines(title, about, named, width=width, dashed=[each.name for each in dashed])
 
 
-def _health() -> list[object]:
+def _health(modes: Sequence[FailureMode]) -> list[object]:
     return [
         watched(BOARD),
-        firing(BOARD, [Domain.HEALTH], 20),
+        firing(BOARD, modes, [Domain.HEALTH], 20),
         states(
             "Answers",
             About("Whether the GPU answers the driver.", "always.", "GpuLost: drain the node, look for Xid 79 or 119."),
@@ -138,10 +140,10 @@ def _throughput() -> list[object]:
     ]
 
 
-def _bottleneck() -> list[object]:
+def _bottleneck(modes: Sequence[FailureMode]) -> list[object]:
     return [
         class_timeline(BOARD, 16),
-        firing(BOARD, [Domain.BOTTLENECK], 8),
+        firing(BOARD, modes, [Domain.BOTTLENECK], 8),
         _lines(
             "PCIe traffic to the GPU over memory activity",
             About(

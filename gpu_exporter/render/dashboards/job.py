@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gpu_exporter import classes as c
 from gpu_exporter import signals as s
 from gpu_exporter.conditions import Median, Share
 from gpu_exporter.failure_modes import distributed as d
-from gpu_exporter.failure_modes.mode import Domain
+from gpu_exporter.failure_modes.mode import Domain, FailureMode
 from gpu_exporter.render.boards import JOB
 from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.panels import (
@@ -24,10 +26,13 @@ from gpu_exporter.render.dashboards.panels import (
 BOARD = JOB
 
 
-def rows() -> list[Row]:
+def rows(modes: Sequence[FailureMode]) -> list[Row]:
     """Who waits, for whom, and what moves between them."""
     return [
-        Row("Does the job get on?", [watched(BOARD), firing(BOARD, [Domain.DISTRIBUTED], 20), class_timeline(BOARD)]),
+        Row(
+            "Does the job get on?",
+            [watched(BOARD), firing(BOARD, modes, [Domain.DISTRIBUTED], 20), class_timeline(BOARD)],
+        ),
         Row("Who waits for whom?", _waiting()),
         Row("Is a chip sick, or has it more work?", _chips()),
         Row("What moves between the ranks?", _traffic()),

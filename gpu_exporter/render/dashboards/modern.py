@@ -27,9 +27,8 @@ def modern(board: dict[str, Any]) -> str:
     board["templating"] = {"list": variables}
     board["annotations"] = {"list": [{**each, "datasource": SOURCE} for each in board["annotations"]["list"]]}
     encoded = through_sdk(_pruned(board))
-    for each in (*encoded.get("links", ()), *encoded["annotations"]["list"]):
-        each.pop("placement", None)  # new Grafanas would hide it in a menu
-    return json.dumps(encoded, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    # New Grafanas hide in a menu what has this placement, which the SDK gives to every link and annotation.
+    return json.dumps(_stripped(encoded, "placement"), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
 
 def _without(found: dict[str, Any], keys: set[str]) -> dict[str, Any]:
@@ -59,7 +58,17 @@ def _panel(panel: dict[str, Any]) -> dict[str, Any]:
 def _variable(variable: dict[str, Any]) -> dict[str, Any]:
     if variable["type"] != "query":
         return variable
-    return {**variable, "datasource": SOURCE, "definition": variable["query"]}
+    every = {"selected": True, "text": ["All"], "value": ["$__all"]}
+    return {**variable, "datasource": SOURCE, "definition": variable["query"], "current": every}
+
+
+def _stripped(value: Any, name: str) -> Any:
+    match value:
+        case dict():
+            return {key: _stripped(each, name) for key, each in value.items() if key != name}
+        case list():
+            return [_stripped(each, name) for each in value]
+    return value
 
 
 def _pruned(value: Any) -> Any:
@@ -94,7 +103,7 @@ def _placed(panels: list[dict[str, Any]], y: int) -> None:
 
 
 def through_sdk(board: dict[str, Any]) -> dict[str, Any]:
-    """Read and written by Grafana's SDK: what it does not know it drops, and what it knows it writes as Grafana does."""
+    """Read and written by Grafana's SDK: what it does not know is dropped, the rest is as Grafana has it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # it would have us use v2, which provisioning rejects
         from grafana_foundation_sdk.cog.encoder import JSONEncoder

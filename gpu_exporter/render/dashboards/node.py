@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gpu_exporter import signals as s
-from gpu_exporter.failure_modes.mode import Domain
+from gpu_exporter.failure_modes.mode import Domain, FailureMode
 from gpu_exporter.render import aggregates as a
 from gpu_exporter.render.boards import NODE
 from gpu_exporter.render.dashboards import queries as q
@@ -24,7 +26,7 @@ from gpu_exporter.render.dashboards.queries import Query
 BOARD = NODE
 
 
-def rows() -> list[Row]:
+def rows(modes: Sequence[FailureMode]) -> list[Row]:
     """What is wrong, what limits each GPU, what each does."""
     numbers = [
         watched(BOARD),
@@ -60,7 +62,7 @@ def rows() -> list[Row]:
         ),
     ]
     return [
-        Row("Is anything wrong?", [*numbers, firing(BOARD, list(Domain), 24)]),
+        Row("Is anything wrong?", [*numbers, firing(BOARD, modes, list(Domain), 24)]),
         Row("Why is it slow?", [class_timeline(BOARD)]),
         Row(
             "What does each GPU do?",

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from grafanalib import core
 
 from gpu_exporter.classes import CLASSES
-from gpu_exporter.failure_modes import MODES
 from gpu_exporter.failure_modes.mode import Domain, FailureMode, Severity
 from gpu_exporter.render.boards import COST, DOCS, GPU, JOB, NODE, Board, runbook
 from gpu_exporter.render.dashboards import queries as q
@@ -117,7 +116,7 @@ def lines(
             "properties": [
                 {"id": "unit", "value": unit},
                 {"id": "custom.axisPlacement", "value": "right"},
-                *([] if unit == "percentunit" else [{"id": "custom.axisSoftMax"}]),
+                *([{"id": "custom.axisSoftMax"}] if units[0] == "percentunit" else []),
             ],
         }
         for place, unit in enumerate(units)
@@ -146,7 +145,7 @@ def lines(
         tooltipSort="desc",
         overrides=overrides,
         links=list(links),
-        extraJson=_extra({"links": [dict(link)] if link else []}),
+        extraJson=_extra({"links": [dict(link)] if link else []}, {"legend": {"showLegend": True}}),
     )
 
 
@@ -227,9 +226,9 @@ def table(title: str, about: About, queries: Sequence[Query], columns: Sequence[
     )
 
 
-def firing(board: Board, domains: Sequence[Domain], width: int = 12) -> Any:
+def firing(board: Board, all_modes: Sequence[FailureMode], domains: Sequence[Domain], width: int = 12) -> Any:
     """The alerts that fire, each with a link to what it is about and to its runbook."""
-    modes = [mode for mode in MODES if mode.domain in domains]
+    modes = [mode for mode in all_modes if mode.domain in domains]
     what = ", ".join(domain.value for domain in domains)
     about = About(
         f"Alerts that fire ({what}).",
@@ -319,7 +318,7 @@ def evidence(board: Board, mode: FailureMode) -> Any:
     )
 
 
-def evidence_rows(board: Board, modes: Sequence[FailureMode] = MODES) -> list[Row]:
+def evidence_rows(board: Board, modes: Sequence[FailureMode]) -> list[Row]:
     """One collapsed row a domain of the board, with a panel for each of its modes."""
     return [
         Row(
