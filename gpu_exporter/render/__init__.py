@@ -15,12 +15,15 @@ from gpu_exporter.render.boards import BOARDS, Board
 def _dashboard(board: Board) -> str:
     try:
         from gpu_exporter.render import dashboards
+
+        return dashboards.render(board)
     except ModuleNotFoundError as error:
+        module = str(error.name).partition(".")[0]
+        if module not in ("grafanalib", "grafana_foundation_sdk"):
+            raise
         raise GpuExporterError(
-            f"rendering dashboards needs the module {error.name}: install gpu-exporter[dashboards] "
-            "with Python 3.11 or newer"
+            f"rendering dashboards needs the module {module}: install gpu-exporter[dashboards] (Python 3.11 or newer)"
         ) from None
-    return dashboards.render(board)
 
 
 ARTIFACTS: Mapping[str, Callable[[], str]] = {

@@ -1,4 +1,4 @@
-"""Catalogues -> dashboards/*.json: authored with grafanalib, finished by `modern`. Only this needs the extra."""
+"""Catalogues -> dashboards/*.json: authored with grafanalib, finished by `finish.modern`. Only this needs the extra."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpu_exporter.failure_modes.mode import FailureMode, Severity
 from gpu_exporter.render.boards import COST, FLEET, GPU, JOB, NODE, Board
 from gpu_exporter.render.dashboards import cost, fleet, gpu, job, node
 from gpu_exporter.render.dashboards import queries as q
-from gpu_exporter.render.dashboards.modern import modern
+from gpu_exporter.render.dashboards.finish import modern
 from gpu_exporter.render.dashboards.panels import BLUE, ORANGE, RED, Row, evidence_rows
 
 TAG = "gpu-observability"

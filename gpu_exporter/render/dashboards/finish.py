@@ -10,8 +10,11 @@ SCHEMA = 42
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 # What grafanalib writes and Grafana no longer reads, or reads as a default that hides bursts (maxDataPoints).
 OLD = {
-    "dashboard": {"__inputs", "gnetId", "hideControls", "id", "rows", "sharedCrosshair", "style"},
-    "panel": {"error", "editable", "height", "span", "minSpan", "maxDataPoints", "maxPerRow", "repeatDirection"},
+    "dashboard": {"__inputs", "gnetId", "hideControls", "id", "rows", "sharedCrosshair", "style", "timepicker"},
+    "panel": {
+        *("error", "editable", "height", "span", "minSpan", "maxDataPoints", "maxPerRow", "repeatDirection"),
+        *("color", "columns", "fontSize", "mappings"),  # of the table before Grafana 7
+    },
     "target": {"intervalFactor", "metric", "query", "step", "target"},
     "variable": {"auto", "auto_count", "auto_min", "tagValuesQuery", "tagsQuery", "useTags"},
 }
@@ -27,8 +30,7 @@ def modern(board: dict[str, Any]) -> str:
     board["templating"] = {"list": variables}
     board["annotations"] = {"list": [{**each, "datasource": SOURCE} for each in board["annotations"]["list"]]}
     encoded = through_sdk(_pruned(board))
-    # New Grafanas hide in a menu what has this placement, which the SDK gives to every link and annotation.
-    return json.dumps(_stripped(encoded, "placement"), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    return json.dumps(_shown(encoded), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
 
 def _without(found: dict[str, Any], keys: set[str]) -> dict[str, Any]:
@@ -50,24 +52,27 @@ def _panel(panel: dict[str, Any]) -> dict[str, Any]:
         {**_without(target, OLD["target"]), "datasource": SOURCE, "range": not target["instant"]}
         for target in panel["targets"]
     ]
+    panel["fieldConfig"]["defaults"].get("custom", {}).pop("displayMode", None)
     if not panel["fieldConfig"]["defaults"].get("thresholds", {}).get("steps"):
         panel["fieldConfig"]["defaults"].pop("thresholds", None)
     return panel
 
 
 def _variable(variable: dict[str, Any]) -> dict[str, Any]:
+    variable["current"].pop("tags", None)
     if variable["type"] != "query":
         return variable
     every = {"selected": True, "text": ["All"], "value": ["$__all"]}
     return {**variable, "datasource": SOURCE, "definition": variable["query"], "current": every}
 
 
-def _stripped(value: Any, name: str) -> Any:
+def _shown(value: Any) -> Any:
+    """Without the placement that the SDK gives to every link and annotation: new Grafanas hide such in a menu."""
     match value:
         case dict():
-            return {key: _stripped(each, name) for key, each in value.items() if key != name}
+            return {key: _shown(each) for key, each in value.items() if each != "inControlsMenu"}
         case list():
-            return [_stripped(each, name) for each in value]
+            return [_shown(each) for each in value]
     return value
 
 
