@@ -151,8 +151,10 @@ class Truth:
             )
         if operator == "or":
             return bool(left) or bool(right)
-        devices = left if isinstance(left, frozenset) else right
-        return devices if left is True or right is True else bool(left) and bool(right)
+        for one, other in ((left, right), (right, left)):
+            if isinstance(one, frozenset) and other is True:
+                return one
+        return bool(left) and bool(right)
 
     def _same_gpu(self, left: Devices, right: Devices) -> Devices:
         gpus = {part.uuid for part in right}
@@ -196,10 +198,17 @@ def _innermost(node: Any) -> Mapping[str, str]:
     return {each.name: each.value for each in matchers}
 
 
-def problems(prometheus: Prometheus, boards: Mapping[str, Any], seen: Seen, variables: Mapping[str, str]) -> list[str]:
+def problems(
+    prometheus: Prometheus,
+    boards: Mapping[str, Any],
+    seen: Seen,
+    variables: Mapping[str, str],
+    answered: set[str] | None = None,
+) -> list[str]:
     """What is wrong with the answers to the panels, variables and annotations of some dashboards; none: all is well.
 
     `seen` is what the exporters of the cluster `variables["cluster"]` say; the other variables narrow it down.
+    To `answered` the queries are added that find something.
     """
     at = prometheus.query("vector(time())")[0]
     alerts = prometheus.api("query", query='ALERTS{alertstate="firing"}', time=f"{at}")["result"]
@@ -211,10 +220,14 @@ def problems(prometheus: Prometheus, boards: Mapping[str, Any], seen: Seen, vari
         for panel in panels(board):
             for target in panel["targets"]:
                 asked += 1
-                found += [f"{name}: {panel['title']}: {each}" for each in _target(prometheus, truth, panel, target, at)]
+                found += [
+                    f"{name}: {panel['title']}: {each}"
+                    for each in _target(prometheus, truth, panel, target, at, answered)
+                ]
         for annotation in board["annotations"]["list"]:
             asked += 1
             series = _range(prometheus, filled(annotation["expr"], mine), at)
+            _note(answered, annotation["expr"], series)
             found += [f"{name}: {annotation['name']}: {each}" for each in _answer(truth, annotation["expr"], series)]
         for variable in board["templating"]["list"]:
             if variable["type"] == "query":
@@ -225,7 +238,12 @@ def problems(prometheus: Prometheus, boards: Mapping[str, Any], seen: Seen, vari
 
 
 def _target(
-    prometheus: Prometheus, truth: Truth, panel: Mapping[str, Any], target: Mapping[str, Any], at: float
+    prometheus: Prometheus,
+    truth: Truth,
+    panel: Mapping[str, Any],
+    target: Mapping[str, Any],
+    at: float,
+    answered: set[str] | None,
 ) -> list[str]:
     text = filled(target["expr"], truth.variables)
     if target["instant"]:
@@ -233,6 +251,7 @@ def _target(
         series = [(each["metric"], each["value"][1]) for each in answer]
     else:
         series = _range(prometheus, text, at)
+    _note(answered, target["expr"], series)
     wrong = _answer(truth, target["expr"], series)
     if wrong or not series:
         return wrong
@@ -241,6 +260,17 @@ def _target(
     wrong += [f"not every answer has {label}: {text}" for label in all_of if not all(x.get(label) for x, _ in series)]
     wrong += [f"no answer has {label}: {text}" for label in some_of if not any(x.get(label) for x, _ in series)]
     return wrong
+
+
+def _note(answered: set[str] | None, expr: str, series: Sequence[object]) -> None:
+    if answered is not None and series:
+        answered.add(expr)
+
+
+def expressions(board: Mapping[str, Any]) -> Iterator[str]:
+    """All queries of panels and annotations, as they are written."""
+    yield from (target["expr"] for panel in panels(board) for target in panel["targets"])
+    yield from (each["expr"] for each in board["annotations"]["list"])
 
 
 def _columns(panel: Mapping[str, Any]) -> set[str]:

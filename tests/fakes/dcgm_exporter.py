@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from gpu_exporter import metrics as m
 from gpu_exporter import signals as s
 from gpu_exporter.dcgm_names import modern
+from gpu_exporter.failure_modes.mode import Values
 from gpu_exporter.failure_modes.profiles import HEALTHY
 from gpu_exporter.model import Metric
 
@@ -47,7 +48,7 @@ class FakeGpu:
 
     node: str
     index: int
-    values: Mapping[Metric, float] = field(default_factory=dict)
+    values: Values = field(default_factory=dict)
     pod: str = ""
     instances: tuple[str, ...] = ()
 

@@ -22,7 +22,7 @@ from gpu_exporter import signals as s
 from gpu_exporter.failure_modes import MODES
 from gpu_exporter.render import boards, dashboards, rules
 from gpu_exporter.render.dashboards import finish
-from tests.panels import BOARDS, filled, panels
+from tests.panels import BOARDS, expressions, filled, panels
 
 ROOT = Path(__file__).parent.parent.parent
 Board = Mapping[str, Any]
@@ -34,12 +34,6 @@ VARIABLES = {"cluster": "c", "node": "n", "gpu": "0", "namespace": "ns", "worklo
 def variables(board: Board, kind: str = "query") -> list[Mapping[str, Any]]:
     """The variables of a kind."""
     return [each for each in board["templating"]["list"] if each["type"] == kind]
-
-
-def expressions(board: Board) -> Iterator[str]:
-    """All queries, as they are written."""
-    yield from (target["expr"] for panel in panels(board) for target in panel["targets"])
-    yield from (each["expr"] for each in board["annotations"]["list"])
 
 
 def nodes(node: Any) -> Iterator[tuple[Any, Any]]:
