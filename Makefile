@@ -28,7 +28,7 @@ lint: $(VENV)/dev ## Check style, types, import contracts and rendered files
 	$(BIN)/lint-imports --verbose
 	$(BIN)/gpu-exporter generate --check
 
-generate: $(VENV)/run ## Write the files that are rendered from the catalogues
+generate: $(VENV)/dev ## Write the files that are rendered from the catalogues
 	$(BIN)/gpu-exporter generate
 
 bench: $(VENV)/bench ## Measure against peers (with GPUs: also nvitop-exporter)

@@ -52,7 +52,7 @@ class Read:
         if self.bit is not None:
             return f"floor({series} / {2**self.bit}) % 2"
         if self.codes:
-            seen = " or ".join(f"{series} == {code}" for code in self.codes)
+            seen = " or ".join(f'label_replace({series} == {code}, "xid", "{code}", "", "")' for code in self.codes)
             return f"(0 * ({seen}) + time()) unless on (cluster, UUID) {m.XID_EVENTS}"
         return series if self.scale == 1.0 else f"{series} * {self.scale:.15g}"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
@@ -54,11 +54,17 @@ class Prometheus:
 
 
 @contextmanager
-def scraping(folder: Path, interval: str, settings: Mapping[str, Any]) -> Iterator[Prometheus]:
-    """A Prometheus that keeps its data in `folder` and scrapes what `settings` (such as `static_configs`) find."""
+def scraping(
+    folder: Path, interval: str, settings: Mapping[str, Any], *, rule_files: Sequence[Path] = (), evaluate: str = "1s"
+) -> Iterator[Prometheus]:
+    """A Prometheus that keeps its data in `folder` and scrapes what `settings` (such as `static_configs`) find.
+
+    It evaluates `rule_files` each `evaluate`.
+    """
     port, log, config = free_port(), folder / "prometheus.log", folder / "prometheus.yml"
     job = {"job_name": "gpu", "scrape_interval": interval, "scrape_timeout": interval, **settings}
-    config.write_text(json.dumps({"scrape_configs": [job]}))
+    rules = {"global": {"evaluation_interval": evaluate}, "rule_files": [str(path) for path in rule_files]}
+    config.write_text(json.dumps({**rules, "scrape_configs": [job]}))
     options = {
         "config.file": config,
         "storage.tsdb.path": folder / "data",

@@ -59,7 +59,7 @@ MODES = (
   unless on (cluster, job, instance) ({m.UP} == 0)
   unless {_RELEASED_NODE}
 )
-* on (cluster, job, instance) group_left (node) max by (cluster, job, instance, node) (last_over_time(gpu:exporter:info[6h]))""",
+* on (cluster, job, instance) group_left (node) topk by (cluster, job, instance) (1, last_over_time(gpu:exporter:info[6h]))""",
         implies=("GpuTelemetryStale",),
         meaning="The driver no longer answers for this GPU, or fewer GPUs answer than this node had. Usually it "
         "fell off the PCIe bus (Xid 79) or its firmware hung (Xid 119, 120). Programs on it fail with CUDA "
@@ -632,7 +632,7 @@ MODES = (
   or
   (up == 0 and on (cluster, job, instance) max_over_time(gpu:exporter:info[1d]))
 )
-* on (cluster, job, instance) group_left (node) max by (cluster, job, instance, node) (last_over_time(gpu:exporter:info[1d]))
+* on (cluster, job, instance) group_left (node) topk by (cluster, job, instance) (1, last_over_time(gpu:exporter:info[1d]))
 or
 up{job=~".*(gpu|dcgm).*"} == 0""",
         scope=Scope.FLEET,

@@ -8,7 +8,24 @@ from pathlib import Path
 
 from gpu_exporter.failure_modes import MODES
 from gpu_exporter.failure_modes.mode import Domain
+from gpu_exporter.model import GpuExporterError
 from gpu_exporter.render import dcgm_csv, failure_pages, reference, rules, runbooks
+from gpu_exporter.render.boards import BOARDS, Board
+
+
+def _dashboard(board: Board) -> str:
+    try:
+        from gpu_exporter.render import dashboards
+
+        return dashboards.render(board)
+    except ModuleNotFoundError as error:
+        module = str(error.name).partition(".")[0]
+        if module not in ("grafanalib", "grafana_foundation_sdk"):
+            raise
+        raise GpuExporterError(
+            f"rendering dashboards needs the module {module}: install gpu-exporter[dashboards] (Python 3.11 or newer)"
+        ) from None
+
 
 ARTIFACTS: Mapping[str, Callable[[], str]] = {
     "docs/metrics.md": reference.metrics,
@@ -23,6 +40,7 @@ ARTIFACTS: Mapping[str, Callable[[], str]] = {
     "docs/signals.md": failure_pages.signals,
     f"{runbooks.FOLDER}/README.md": runbooks.index,
     **{runbooks.path(mode): partial(runbooks.runbook, mode) for mode in MODES},
+    **{f"dashboards/{board.name}.json": partial(_dashboard, board) for board in BOARDS},
 }
 
 

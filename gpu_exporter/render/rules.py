@@ -15,12 +15,14 @@ from gpu_exporter.dcgm_names import RENAMED
 from gpu_exporter.failure_modes import MODES
 from gpu_exporter.failure_modes.cost import PRICES
 from gpu_exporter.failure_modes.mode import Domain, FailureMode
+from gpu_exporter.render import aggregates, boards
 from gpu_exporter.words import title
 
 NOTE = "# Rendered by `gpu-exporter generate`; edit gpu_exporter/{} instead.\n"
-DOCS = "https://github.com/gpu-exporter/gpu-exporter/blob/main/docs/runbooks"
 # Where {gpu} and {job} of a summary come from in an alert.
 GPU, JOB = "GPU {{ $labels.gpu }} of {{ $labels.node }}", "{{ $labels.workload }}"
+# What the dashboard of an alert is narrowed down to.
+SHOWN = {label: f"{{{{ $labels.{label} }}}}" for label in ("node", "gpu", "namespace", "workload")}
 
 Rule = Mapping[str, Any]
 
@@ -123,42 +125,18 @@ def _windows(terms: Iterable[Over | Share | Median]) -> Iterator[Over]:
 
 
 def _cost(prices: Limits) -> Iterator[Rule]:
-    owner, device = "cluster, namespace, workload", ", ".join(s.DEVICE)
-    slices = f"max by ({device}) ({m.INSTANCE_SLICES})"
-    kwh, gpu_hour = (f"{prices.get(price.name, price.value):.15g}" for price in PRICES)
-    # A MIG instance is that part of its GPU, by compute slices where they are known, and so is its power.
-    yield _record(
-        "gpu:share:ratio",
-        f'{s.DEVICE_INFO} unless on (cluster, UUID) {s.DEVICE_INFO}{{GPU_I_ID!=""}}\n'
-        f'or\n{s.DEVICE_INFO}{{GPU_I_ID!=""}} * on ({device}) group_left () (\n'
-        f"  {slices} / on (cluster, UUID) group_left () sum by (cluster, UUID) ({slices})\n)\n"
-        f'or\n{s.DEVICE_INFO}{{GPU_I_ID!=""}} / on (cluster, UUID) group_left ()\n'
-        f'count by (cluster, UUID) ({s.DEVICE_INFO}{{GPU_I_ID!=""}})',
-    )
-    yield _record("workload:gpus:count", f"sum by ({owner}) (gpu:share:ratio)")
-    yield _record(
-        "workload:power:watts",
-        f"sum by ({owner}) (gpu:share:ratio * on (cluster, UUID) group_left () "
-        f"max by (cluster, UUID) ({s.POWER.record}))",
-    )
-    yield _record("workload:electricity:usd_per_hour", f"workload:power:watts / 1000 * {kwh}")
-    yield _record("workload:cost:usd_per_hour", f"workload:gpus:count * {gpu_hour}")
-    # Time in which the engine stands still, and all of a fake load, is paid for nothing.
-    yield _record(
-        "gpu:wasted:ratio",
-        f'max without (class) ({classes.CLASS}{{class="fake-load"}} * 0 + 1)\nor\n1 - {classes.GR.record}',
-    )
-    yield _record(
-        "workload:wasted_cost:usd_per_hour",
-        f"sum by ({owner}) "
-        f"(gpu:wasted:ratio * on ({device}) group_left () max by ({device}) (gpu:share:ratio)) * {gpu_hour}",
-    )
-    yield _record(
-        "namespace:wasted_cost:usd_per_hour", "sum by (cluster, namespace) (workload:wasted_cost:usd_per_hour)"
-    )
-    yield _record("node:power:watts", f"sum by (cluster, node) ({s.POWER.record})")
-    yield _record("node:gpus:count", "count by (cluster, node) (gpu:device_identity:info)")
-    yield _record("cluster:classes:count", f"count by (cluster, class) ({classes.CLASS})")
+    named = {price.name: f"{prices.get(price.name, price.value):.15g}" for price in PRICES}
+    for each in aggregates.COSTS:
+        text = each.expression
+        for name, price in named.items():
+            text = text.replace(f"{{{name}}}", price)
+        yield _record(each.record, text)
+
+
+def _fleet() -> Iterator[Rule]:
+    """What the dashboard of a fleet reads: few series, however many GPUs there are."""
+    for each in aggregates.FLEET:
+        yield _record(each.record, each.expression)
 
 
 def recording(limits: Limits | None = None) -> str:
@@ -167,6 +145,7 @@ def recording(limits: Limits | None = None) -> str:
         ("gpu-identity", list(_identity())),
         ("gpu-signals", list(_signals(limits or {}))),
         ("gpu-cost", list(_cost(limits or {}))),
+        ("gpu-fleet", list(_fleet())),
     ]
     return NOTE.format("signals.py, classes.py and failure_modes/") + _yaml(groups)
 
@@ -188,8 +167,8 @@ def alert(mode: FailureMode, limits: Limits) -> Rule:
     rule["annotations"] = {
         "summary": mode.summary.replace("{gpu}", GPU).replace("{job}", JOB),
         "description": f"{mode.advice}{_shown(mode)}",
-        "runbook_url": f"{DOCS}/{mode.name.lower()}.md",
-        "dashboard_url": f"/d/{dashboard(mode)}?var-node={{{{ $labels.node }}}}&var-gpu={{{{ $labels.gpu }}}}",
+        "runbook_url": boards.runbook(mode),
+        "dashboard_url": boards.board_of(mode.domain).link(**SHOWN),
     }
     return rule
 
@@ -199,11 +178,6 @@ def _shown(mode: FailureMode) -> str:
         return ""
     ratio = mode.value.signal.unit == "ratio"
     return f" ({title(mode.value.signal)}: {{{{ $value | {'humanizePercentage' if ratio else 'humanize'} }}}})"
-
-
-def dashboard(mode: FailureMode) -> str:
-    """The uid of the dashboard that shows a mode."""
-    return {Domain.DISTRIBUTED: "gpu-job", Domain.COST: "gpu-cost"}.get(mode.domain, "gpu-gpu")
 
 
 def expression(mode: FailureMode, limits: Limits) -> str:

@@ -1,0 +1,127 @@
+"""What is recorded of nodes, workloads and clusters: the dashboards of a fleet read these, not each GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpu_exporter import classes
+from gpu_exporter import metrics as m
+from gpu_exporter import signals as s
+
+_OWNER, _DEVICE = "cluster, namespace, workload", ", ".join(s.DEVICE)
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregate:
+    """A recorded series. `{price}` in the expression is a price by its name; `by` are its labels beside `cluster`."""
+
+    record: str
+    help: str
+    expression: str
+    by: tuple[str, ...] = ()
+
+    @property
+    def unit(self) -> str:
+        return self.record.rpartition(":")[2]
+
+
+def _of_workload(name: str, help: str, expression: str) -> Aggregate:
+    return Aggregate(f"workload:{name}", help, expression, ("namespace", "workload"))
+
+
+def _mean(level: str, by: tuple[str, ...], signal: s.Signal) -> Aggregate:
+    labels = ", ".join(("cluster", *by))
+    help = f"{signal.help}, mean over GPUs"
+    return Aggregate(f"{level}:{signal.name}:{signal.unit}", help, f"avg by ({labels}) ({signal.record})", by)
+
+
+_INSTANCES = f'{s.DEVICE_INFO}{{GPU_I_ID!=""}}'
+_SLICES = f"max by ({_DEVICE}) ({m.INSTANCE_SLICES})"
+# A MIG instance is that part of its GPU, by compute slices where they are known; so is its power, and its price.
+SHARE = Aggregate(
+    "gpu:share:ratio",
+    "The part of a GPU that this is",
+    f"""{s.DEVICE_INFO} unless on (cluster, UUID) {_INSTANCES}
+or
+{_INSTANCES} * on ({_DEVICE}) group_left () (
+  {_SLICES} / on (cluster, UUID) group_left () sum by (cluster, UUID) ({_SLICES})
+)
+or
+{_INSTANCES} / on (cluster, UUID) group_left () count by (cluster, UUID) ({_INSTANCES})""",
+    ("node", "gpu", "namespace", "workload"),
+)
+GPUS = _of_workload("gpus:count", "GPUs that it has", f"sum by ({_OWNER}) ({SHARE.record})")
+POWER = _of_workload(
+    "power:watts",
+    "Power of its GPUs",
+    f"sum by ({_OWNER}) ({SHARE.record} * on (cluster, UUID) group_left () max by (cluster, UUID) ({s.POWER.record}))",
+)
+ELECTRICITY = _of_workload("electricity:usd_per_hour", "Price of that power", f"{POWER.record} / 1000 * {{usdPerKwh}}")
+GPU_COST = _of_workload("cost:usd_per_hour", "Price of its GPUs", f"{GPUS.record} * {{usdPerGpuHour}}")
+# Time in which the engine stands still, and all of a fake load, is paid for nothing.
+WASTED = Aggregate(
+    "gpu:wasted:ratio",
+    "Share of the time that is paid for nothing",
+    f'max without (class) ({classes.CLASS}{{class="fake-load"}} * 0 + 1)\nor\n1 - {classes.GR.record}',
+    ("node", "gpu", "namespace", "workload"),
+)
+WASTED_COST = _of_workload(
+    "wasted_cost:usd_per_hour",
+    "What is paid for nothing",
+    f"sum by ({_OWNER}) "
+    f"({WASTED.record} * on ({_DEVICE}) group_left () max by ({_DEVICE}) ({SHARE.record})) * {{usdPerGpuHour}}",
+)
+NAMESPACE_WASTED = Aggregate(
+    "namespace:wasted_cost:usd_per_hour",
+    "What is paid for nothing",
+    f"sum by (cluster, namespace) ({WASTED_COST.record})",
+    ("namespace",),
+)
+NODE_POWER = Aggregate("node:power:watts", "Power", f"sum by (cluster, node) ({s.POWER.record})", ("node",))
+NODE_GPUS = Aggregate("node:gpus:count", "GPUs", "count by (cluster, node) (gpu:device_identity:info)", ("node",))
+CLASSES = Aggregate(
+    "cluster:classes:count", "GPUs by what limits them", f"count by (cluster, class) ({classes.CLASS})", ("class",)
+)
+COSTS = (
+    SHARE,
+    GPUS,
+    POWER,
+    ELECTRICITY,
+    GPU_COST,
+    WASTED,
+    WASTED_COST,
+    NAMESPACE_WASTED,
+    NODE_POWER,
+    NODE_GPUS,
+    CLASSES,
+)
+
+CLUSTER_GPUS = Aggregate("cluster:gpus:count", "GPUs", f"sum by (cluster) ({NODE_GPUS.record})")
+CLUSTER_POWER = Aggregate("cluster:power:watts", "Power of all GPUs", f"sum by (cluster) ({NODE_POWER.record})")
+NODE_TEMP = Aggregate(
+    "node:temp_max:celsius",
+    "Temperature of the hottest GPU",
+    f"max by (cluster, node) ({s.GPU_TEMP.record})",
+    ("node",),
+)
+_SHOWN = (s.GR_ACTIVE, s.SM_ACTIVE, s.TENSOR_ACTIVE, s.DRAM_ACTIVE, s.UTIL)
+NODE_GR, NODE_SM, NODE_TENSOR, NODE_DRAM, NODE_UTIL = (_mean("node", ("node",), each) for each in _SHOWN)
+CLUSTER_GR, CLUSTER_SM, CLUSTER_TENSOR, CLUSTER_DRAM, CLUSTER_UTIL = (_mean("cluster", (), each) for each in _SHOWN)
+WORKLOAD_GR, WORKLOAD_SM = (_mean("workload", ("namespace", "workload"), each) for each in (s.GR_ACTIVE, s.SM_ACTIVE))
+FLEET = (
+    CLUSTER_GPUS,
+    CLUSTER_POWER,
+    NODE_TEMP,
+    NODE_GR,
+    NODE_SM,
+    NODE_TENSOR,
+    NODE_DRAM,
+    NODE_UTIL,
+    CLUSTER_GR,
+    CLUSTER_SM,
+    CLUSTER_TENSOR,
+    CLUSTER_DRAM,
+    CLUSTER_UTIL,
+    WORKLOAD_GR,
+    WORKLOAD_SM,
+)

@@ -1,0 +1,120 @@
+"""grafanalib's JSON of 2016 -> today's: one pass over the document, then once through Grafana's own SDK."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from typing import Any
+
+SCHEMA = 42
+SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+# What grafanalib writes and Grafana no longer reads, or reads as a default that hides bursts (maxDataPoints).
+OLD = {
+    "dashboard": {"__inputs", "gnetId", "hideControls", "id", "rows", "sharedCrosshair", "style", "timepicker"},
+    "panel": {
+        *("error", "editable", "height", "span", "minSpan", "maxDataPoints", "maxPerRow", "repeatDirection"),
+        *("color", "columns", "fontSize", "mappings"),  # of the table before Grafana 7
+    },
+    "target": {"intervalFactor", "metric", "query", "step", "target"},
+    "variable": {"auto", "auto_count", "auto_min", "tagValuesQuery", "tagsQuery", "useTags"},
+}
+GRID = 24
+
+
+def modern(board: dict[str, Any]) -> str:
+    """The text of a dashboard file."""
+    board = _without(board, OLD["dashboard"])
+    board["schemaVersion"] = SCHEMA
+    board["panels"] = _laid_out([_panel(panel) for panel in board["panels"]])
+    variables = [_variable(_without(each, OLD["variable"])) for each in board["templating"]["list"]]
+    board["templating"] = {"list": variables}
+    board["annotations"] = {"list": [{**each, "datasource": SOURCE} for each in board["annotations"]["list"]]}
+    encoded = through_sdk(_pruned(board))
+    return json.dumps(_shown(encoded), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def _without(found: dict[str, Any], keys: set[str]) -> dict[str, Any]:
+    return {key: value for key, value in found.items() if key not in keys}
+
+
+def _panel(panel: dict[str, Any]) -> dict[str, Any]:
+    panel = _without(panel, OLD["panel"])
+    if panel["type"] == "row":
+        return {
+            "type": "row",
+            "title": panel["title"],
+            "collapsed": panel["collapsed"],
+            "panels": [_panel(each) for each in panel["panels"]],
+            "gridPos": {"h": 1, "w": GRID, "x": 0, "y": 0},
+        }
+    panel["datasource"] = SOURCE
+    panel["targets"] = [
+        {**_without(target, OLD["target"]), "datasource": SOURCE, "range": not target["instant"]}
+        for target in panel["targets"]
+    ]
+    panel["fieldConfig"]["defaults"].get("custom", {}).pop("displayMode", None)
+    if not panel["fieldConfig"]["defaults"].get("thresholds", {}).get("steps"):
+        panel["fieldConfig"]["defaults"].pop("thresholds", None)
+    return panel
+
+
+def _variable(variable: dict[str, Any]) -> dict[str, Any]:
+    variable["current"].pop("tags", None)
+    if variable["type"] != "query":
+        return variable
+    every = {"selected": True, "text": ["All"], "value": ["$__all"]}
+    return {**variable, "datasource": SOURCE, "definition": variable["query"], "current": every}
+
+
+def _shown(value: Any) -> Any:
+    """Without the placement that the SDK gives to every link and annotation: new Grafanas hide such in a menu."""
+    match value:
+        case dict():
+            return {key: _shown(each) for key, each in value.items() if each != "inControlsMenu"}
+        case list():
+            return [_shown(each) for each in value]
+    return value
+
+
+def _pruned(value: Any) -> Any:
+    """Without nulls, except a threshold's first step, which is from nothing on."""
+    match value:
+        case dict():
+            kept = {key: _pruned(each) for key, each in value.items() if each is not None}
+            return {**kept, "value": None} if set(value) == {"color", "value"} and value["value"] is None else kept
+        case list():
+            return [_pruned(each) for each in value]
+    return value
+
+
+def _laid_out(panels: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Numbered, and placed from left to right; what does not fit goes to the next line."""
+    _placed(panels, 0)
+    for number, panel in enumerate((each for top in panels for each in (top, *top.get("panels", ()))), 1):
+        panel["id"] = number
+    return panels
+
+
+def _placed(panels: list[dict[str, Any]], y: int) -> None:
+    """From line `y` on. The panels of a collapsed row take no space until it is opened."""
+    x = height = 0
+    for panel in panels:
+        grid = panel["gridPos"]
+        if x + grid["w"] > GRID:
+            x, y, height = 0, y + height, 0
+        panel["gridPos"] = {"h": grid["h"], "w": grid["w"], "x": x, "y": y}
+        _placed(panel.get("panels", []), y + grid["h"])
+        x, height = x + grid["w"], max(height, grid["h"])
+
+
+def through_sdk(board: dict[str, Any]) -> dict[str, Any]:
+    """Read and written by Grafana's SDK: what it does not know is dropped, the rest is as Grafana has it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # it would have us use v2, which provisioning rejects
+        from grafana_foundation_sdk.cog.encoder import JSONEncoder
+        from grafana_foundation_sdk.cog.plugins import register_default_plugins
+        from grafana_foundation_sdk.models.dashboard import Dashboard
+
+        register_default_plugins()
+        found: dict[str, Any] = json.loads(JSONEncoder(sort_keys=True).encode(Dashboard.from_json(board)))
+    return found

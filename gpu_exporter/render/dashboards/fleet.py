@@ -1,0 +1,172 @@
+"""Fleet: is anything wrong, and who wastes? Reads aggregates and alerts only, however many GPUs there are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpu_exporter.classes import CLASSES
+from gpu_exporter.failure_modes.mode import Domain, FailureMode, Severity
+from gpu_exporter.render import aggregates as a
+from gpu_exporter.render.boards import FLEET
+from gpu_exporter.render.dashboards import queries as q
+from gpu_exporter.render.dashboards.panels import GREEN, ORANGE, RED, About, Row, Step, firing, lines, number, table
+from gpu_exporter.render.dashboards.queries import Query
+
+BOARD = FLEET
+
+
+def rows(modes: Sequence[FailureMode]) -> list[Row]:
+    """General to specific: numbers, alerts, what the GPUs do, who has them."""
+    return [
+        Row("Is anything wrong?", [*_numbers(), firing(BOARD, modes, list(Domain), 24)]),
+        Row("What do the GPUs do?", _doing()),
+        Row("Who wastes?", _owners()),
+    ]
+
+
+def _numbers() -> list[object]:
+    gpus = q.of(BOARD, a.CLUSTER_GPUS)
+    return [
+        number(
+            "GPUs watched",
+            About(
+                "GPUs of which anything is collected.",
+                "as many as you have.",
+                "look at GpuExporterDown below, then at what Prometheus scrapes.",
+            ),
+            Query(f"sum({gpus})", "", "short"),
+        ),
+        number(
+            "Nodes watched",
+            About("Nodes with such GPUs.", "as many as you have.", "is the exporter on every node, and scraped?"),
+            Query(f"count({q.of(BOARD, a.NODE_GPUS)})", "", "short"),
+        ),
+        *(
+            number(
+                f"Firing: {severity.value}",
+                About(
+                    f"Alerts of severity {severity.value} that fire.",
+                    "0. Without data nothing can fire: then it says that nothing is collected.",
+                    cure,
+                ),
+                Query(f"count({q.alerts(BOARD, severities=[severity])}) or 0 * sum({gpus})", "", "short"),
+                [Step(None, GREEN), Step(1, colour)],
+            )
+            for severity, colour, cure in (
+                (Severity.CRITICAL, RED, "the table below has each with its GPU and its runbook: now."),
+                (Severity.WARNING, ORANGE, "the table below has each with its GPU and its runbook: this week."),
+            )
+        ),
+        number(
+            "Power",
+            About("Power of all GPUs.", "near what is planned.", "a fall of all at once is a stall or an outage."),
+            Query(f"sum({q.of(BOARD, a.CLUSTER_POWER)})", "", "watt"),
+        ),
+        number(
+            "Paid for nothing",
+            About(
+                "Price of the time in which engines stand still, and of fake load, by the hour.",
+                "a small share of the price of all GPUs.",
+                "the table at the end names the workloads.",
+            ),
+            Query(f"sum({q.of(BOARD, a.NAMESPACE_WASTED)})", "", "currencyUSD"),
+        ),
+    ]
+
+
+def _doing() -> list[object]:
+    by_class = f"sum by (class) ({q.of(BOARD, a.CLASSES)})"
+    return [
+        lines(
+            "GPUs by what limits them",
+            About(
+                "How many GPUs are of each class.",
+                "most are compute-bound, communicating at times.",
+                "open a node with many of the same class; its GPUs say why.",
+            ),
+            [Query(by_class, "{{class}}", "short")],
+            width=12,
+            link=None,
+            stacked=True,
+            colours={each.name: each.colour for each in CLASSES},
+        ),
+        lines(
+            "Busy, or only looks busy",
+            About(
+                "Means over all GPUs: utilisation as nvidia-smi shows it, and what the chip really does.",
+                "SM activity close to engine activity, tensor pipes well above 0 for training.",
+                "a gap between utilisation and SM activity is waiting or fake load.",
+            ),
+            [
+                q.query(BOARD, each, name)
+                for each, name in (
+                    (a.CLUSTER_UTIL, "utilisation"),
+                    (a.CLUSTER_GR, "engine"),
+                    (a.CLUSTER_SM, "SM"),
+                    (a.CLUSTER_TENSOR, "tensor"),
+                    (a.CLUSTER_DRAM, "memory"),
+                )
+            ],
+            width=12,
+            link=None,
+        ),
+        table(
+            "Nodes",
+            About(
+                "Each node: its GPUs, means over them, power, the hottest. A column that lacks was not collected.",
+                "nodes of one job look alike.",
+                "click on the node that differs.",
+            ),
+            [
+                q.query(BOARD, each, name)
+                for each, name in (
+                    (a.NODE_GPUS, "GPUs"),
+                    (a.NODE_UTIL, "utilisation"),
+                    (a.NODE_GR, "engine"),
+                    (a.NODE_SM, "SM"),
+                    (a.NODE_TENSOR, "tensor"),
+                    (a.NODE_DRAM, "memory"),
+                    (a.NODE_POWER, "power"),
+                    (a.NODE_TEMP, "hottest"),
+                )
+            ],
+            ("cluster", "node"),
+            width=24,
+        ),
+    ]
+
+
+def _owners() -> list[object]:
+    return [
+        table(
+            "Workloads",
+            About(
+                "Who has GPUs, what they cost, what of it is paid for nothing. GPUs of no one have no name.",
+                "the last column is small against the one before.",
+                "click on the workload: its ranks say why it waits.",
+            ),
+            [
+                q.query(BOARD, each, name)
+                for each, name in (
+                    (a.GPUS, "GPUs"),
+                    (a.WORKLOAD_GR, "engine"),
+                    (a.WORKLOAD_SM, "SM"),
+                    (a.GPU_COST, "cost per hour"),
+                    (a.WASTED_COST, "paid for nothing per hour"),
+                )
+            ],
+            ("cluster", "namespace", "workload"),
+        ),
+        lines(
+            "Paid for nothing by namespace",
+            About(
+                "Price of idle time and fake load by the hour.",
+                "low and falling.",
+                "the dashboard of costs says which workloads and GPUs.",
+            ),
+            [q.query(BOARD, a.NAMESPACE_WASTED)],
+            width=12,
+            link=None,
+            stacked=True,
+        ),
+    ]

@@ -1,0 +1,136 @@
+"""Signals, aggregates and alerts -> what a panel asks Prometheus, narrowed down by a board's variables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from gpu_exporter import classes
+from gpu_exporter import signals as s
+from gpu_exporter.conditions import Mark, Median, Over, Share
+from gpu_exporter.failure_modes.mode import Domain, FailureMode, Severity
+from gpu_exporter.render.aggregates import Aggregate
+from gpu_exporter.render.boards import Board, page
+from gpu_exporter.signals import Signal
+
+Recorded = Signal | Over | Share | Median | Mark | Aggregate
+
+# As Grafana calls the units of signals and aggregates; what counts things is "short".
+UNITS = {
+    "ratio": "percentunit",
+    "watts": "watt",
+    "joules_per_second": "watt",
+    "bytes": "bytes",
+    "bytes_per_second": "binBps",
+    "celsius": "celsius",
+    "hertz": "hertz",
+    "usd_per_hour": "currencyUSD",
+    "seconds": "s",
+    "timestamp": "s",
+    **dict.fromkeys(
+        ("count", "errors", "total", "rows", "banks", "links", "lanes", "generation", "action", "bool", "per_15m"),
+        "short",
+    ),
+}
+DEVICE_LEGEND = "{{node}} · gpu{{gpu}}"
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """One target: `unit` is Grafana's, `name` the column it makes in a table."""
+
+    expr: str
+    legend: str
+    unit: str
+    name: str = ""
+
+
+def of(board: Board, what: Recorded) -> str:
+    """The recorded series that the board's variables choose."""
+    labels = _labels(what)
+    chosen = [label for label in board.chosen if label in labels]
+    text = f"{_record(what)}{{{', '.join(map(_matcher, chosen))}}}"
+    if set(s.IDENTITY) <= set(labels) and set(board.chosen) - set(labels):
+        return f"({text} and on (cluster, UUID) {devices(board)})"  # who owns it is told by the device alone
+    return text
+
+
+def devices(board: Board) -> str:
+    """The devices that are chosen; those of no one are of no job."""
+    return f"{s.DEVICE_INFO}{{{', '.join(map(_matcher, board.chosen))}}}"
+
+
+def _matcher(label: str) -> str:
+    return f'{label}=~"${label}"'
+
+
+def _record(what: Recorded) -> str:
+    return (what.record or what.signal.record) if isinstance(what, Over) else what.record
+
+
+def _labels(what: Recorded) -> tuple[str, ...]:
+    match what:
+        case Aggregate():
+            return ("cluster", *what.by)
+        case Signal(owned=False) | Over(signal=Signal(owned=False)):
+            return ("cluster", *s.IDENTITY)
+    return ("cluster", *s.IDENTITY, *s.OWNER)
+
+
+def unit(what: Recorded) -> str:
+    """Grafana's name of its unit."""
+    match what:
+        case Over() | Median():
+            return unit(what.signal if isinstance(what, Over) else what.of)
+        case Share():
+            return UNITS["ratio"]
+        case Mark():
+            return UNITS["bool"]
+    return UNITS[what.unit]
+
+
+def query(board: Board, what: Recorded, name: str = "", *, grown: bool = False) -> Query:
+    """One series a device (or node, or workload), called `name` and what it is of. `grown`: since the point before."""
+    expr = of(board, what)
+    if isinstance(what, Signal) and what.unit == "timestamp":
+        expr = f"time() - {expr}"
+    if grown:
+        expr = f"increase({_record(what)}{{{', '.join(map(_matcher, _filters(board, what)))}}}[$__rate_interval])"
+    return Query(expr, " ".join(filter(None, (name, legend(what)))), unit(what), name)
+
+
+def _filters(board: Board, what: Recorded) -> list[str]:
+    return [label for label in board.chosen if label in _labels(what)]
+
+
+def legend(what: Recorded) -> str:
+    """How the series of a record are told apart."""
+    match what:
+        case Aggregate(by=by) if not set(s.IDENTITY[:2]) <= set(by):
+            return " · ".join(f"{{{{{label}}}}}" for label in by) or "{{cluster}}"
+        case Signal(per_instance=True) | Over(signal=Signal(per_instance=True)):
+            return f"{DEVICE_LEGEND} {{{{GPU_I_ID}}}}"
+        case Signal() if what.extra:
+            return " ".join((DEVICE_LEGEND, *(f"{label} {{{{{label}}}}}" for label in what.extra)))
+    return DEVICE_LEGEND
+
+
+def class_of(board: Board) -> Query:
+    """The number of the class of each device."""
+    expr = f"max without (class) ({classes.CLASS}{{{', '.join(map(_matcher, board.chosen))}}})"
+    return Query(expr, f"{DEVICE_LEGEND} {{{{GPU_I_ID}}}}", "short")
+
+
+def alerts(board: Board, domains: Iterable[Domain] = Domain, severities: Iterable[Severity] = Severity) -> str:
+    """The firing alerts of ours that are about what is chosen."""
+    matchers = ['alertstate="firing"', *map(_matcher, board.chosen)]
+    for label, values in (("domain", domains), ("severity", severities)):
+        matchers.append(f'{label}=~"{"|".join(value.value for value in values)}"')
+    return f"ALERTS{{{', '.join(matchers)}}}"
+
+
+def with_runbooks(expr: str, modes: Sequence[FailureMode]) -> str:
+    """Alerts with the name of their runbook's file as a label, from which a table makes a link."""
+    for mode in modes:
+        expr = f'label_replace({expr}, "runbook", "{page(mode)}", "alertname", "{mode.name}")'
+    return expr

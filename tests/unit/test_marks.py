@@ -1,0 +1,13 @@
+"""Marks are 0 or 1, whatever their condition is made of."""
+
+import pytest
+
+from gpu_exporter.conditions import Mark
+from gpu_exporter.failure_modes import distributed as d
+
+
+@pytest.mark.parametrize("mark", [d.WAITS, d.SPINS, d.STALLED, d.TALKS], ids=lambda mark: mark.name)
+def test_a_mark_is_made_of_its_whole_condition(mark: Mark) -> None:
+    """`a >= 1e9 * 0 + 1` would compare with 1 and record what is compared."""
+    condition, _ = mark.expression({}).split(" * 0 + 1\nor\n")
+    assert (condition[0], condition[-1]) == ("(", ")")

@@ -1,0 +1,12 @@
+"""The alert on an Xid names its code, whoever reports it."""
+
+import pytest
+
+from gpu_exporter import signals as s
+
+
+@pytest.mark.parametrize("read", [each for each in s.XID_FATAL.made if isinstance(each, s.Read) and each.codes])
+def test_the_code_of_a_gauge_becomes_a_label(read: s.Read) -> None:
+    """dcgm-exporter has the code as the value; the signal and its alert want it as the label `xid`."""
+    for code in s.DRAIN_CODES:
+        assert f'label_replace({read.name} == {code}, "xid", "{code}", "", "")' in read.promql()
