@@ -10,7 +10,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from gpu_exporter import metrics as m
@@ -33,7 +33,7 @@ Value = float | Ramp | Wave
 class Injected:
     """What one GPU has: values by metric, rows that it can't answer, Xids that come again and again."""
 
-    values: Values = field(default_factory=lambda: HEALTHY)
+    values: Values
     absent: tuple[Metric, ...] = ()
     xids: tuple[int, ...] = ()
     names: tuple[str, ...] = ()
@@ -82,7 +82,7 @@ def _place(
             f"there is no failure mode {name!r}{nearest(name, known) or '; docs/failure-modes.md has all'}"
         )
     node, slash, gpu = where.rpartition("/")
-    if not slash and where in nodes:
+    if not slash and not where.isdecimal():
         node, gpu = where, ""
     node, gpu = node or nodes[0], gpu or "0"
     script.check(node, gpu, nodes, gpus)
@@ -94,19 +94,24 @@ def _place(
 def _node(wanted: Collection[tuple[int, FailureMode]], gpus: int) -> Mapping[int, Injected]:
     """All GPUs of a node: those that were asked for, the others as the peers of the first mode that has some."""
     peers = next((mode.inject.peers for _, mode in wanted if mode.inject.peers), {})
-    found = {index: Injected(_whole({**HEALTHY, **peers})) for index in range(gpus)}
+    found = dict.fromkeys(range(gpus), healthy(peers))
     for gpu in dict(wanted):
         mine = [mode for index, mode in wanted if index == gpu]
-        values: dict[Metric, Value] = dict(HEALTHY)
+        values: dict[Metric, Value] = {}
         for mode in mine:
             values.update(mode.inject.values)
         found[gpu] = replace(
-            Injected(_whole(values)),
+            healthy(values),
             absent=tuple(metric for mode in mine for metric in mode.inject.absent),
             xids=tuple(mode.inject.xid for mode in mine if mode.inject.xid is not None),
             names=tuple(mode.name for mode in mine),
         )
     return found
+
+
+def healthy(more: Values) -> Injected:
+    """A GPU without a failure mode, whose values are these."""
+    return Injected(_whole({**HEALTHY, **more}))
 
 
 def _whole(values: Mapping[Metric, Value]) -> Values:

@@ -9,11 +9,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gpu_exporter import metrics as m
-from gpu_exporter.failure_modes.profiles import HEALTHY
 from gpu_exporter.model import Gpm, Gpu, Kind, Metric, Pace, Reading, Series, XidEvent
 from gpu_exporter.sources.simulated.device import meet_faults
 from gpu_exporter.sources.simulated.faults import Fault
-from gpu_exporter.sources.simulated.inject import Injected, Value, at, mean, rows
+from gpu_exporter.sources.simulated.inject import Injected, Value, at, healthy, mean, rows
 
 if TYPE_CHECKING:
     from gpu_exporter.sources.simulated import SimulatedSource
@@ -115,6 +114,7 @@ def _idle(source: SimulatedSource, metrics: Sequence[Metric]) -> dict[Metric, fl
 
 def _warn(injected: Injected, metrics: Sequence[Metric]) -> None:
     """Some modes are only seen in rows that are not asked for by default."""
-    changed = [metric for metric, value in injected.values.items() if metric.nvml and HEALTHY.get(metric) != value]
-    if injected.names and changed and not set(changed) & {*metrics, m.FB_FREE, m.FB_USED_RATIO}:
+    well = healthy({}).values
+    changed = {metric for metric, value in injected.values.items() if well.get(metric) != value}
+    if injected.names and changed and not changed & set(metrics):
         log.warning("--inject %s: only --metrics full shows it", ", ".join(injected.names))
