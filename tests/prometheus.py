@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
@@ -54,11 +54,28 @@ class Prometheus:
 
 
 @contextmanager
-def scraping(folder: Path, interval: str, settings: Mapping[str, Any]) -> Iterator[Prometheus]:
-    """A Prometheus that keeps its data in `folder` and scrapes what `settings` (such as `static_configs`) find."""
+def scraping(
+    folder: Path,
+    interval: str,
+    settings: Mapping[str, Any],
+    *,
+    rule_files: Sequence[Path] = (),
+    evaluation_interval: str = "1s",
+    alertmanagers: Sequence[str] = (),
+) -> Iterator[Prometheus]:
+    """A Prometheus that keeps its data in `folder` and scrapes what `settings` (such as `static_configs`) find.
+
+    It evaluates the rules of `rule_files`, and sends alerts to `alertmanagers` (`host:port`).
+    """
     port, log, config = free_port(), folder / "prometheus.log", folder / "prometheus.yml"
     job = {"job_name": "gpu", "scrape_interval": interval, "scrape_timeout": interval, **settings}
-    config.write_text(json.dumps({"scrape_configs": [job]}))
+    content = {
+        "global": {"evaluation_interval": evaluation_interval},
+        "scrape_configs": [job],
+        "rule_files": [str(path.resolve()) for path in rule_files],
+        "alerting": {"alertmanagers": [{"static_configs": [{"targets": list(alertmanagers)}]}]},
+    }
+    config.write_text(json.dumps(content))
     options = {
         "config.file": config,
         "storage.tsdb.path": folder / "data",

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from gpu_exporter.failure_modes.mode import Domain
-from gpu_exporter.render import reference, rules
+from gpu_exporter.render import alertmanager, reference, rules
 
 ARTIFACTS: Mapping[str, Callable[[], str]] = {
     "docs/metrics.md": reference.metrics,
@@ -15,6 +15,7 @@ ARTIFACTS: Mapping[str, Callable[[], str]] = {
     "docs/configuration.md": reference.configuration,
     "docs/xids.md": reference.xids,
     "alerts/recording.yaml": rules.recording,
+    "alerts/alertmanager.yaml": alertmanager.alertmanager,
     **{f"alerts/{domain.value}.yaml": partial(rules.alerts, domain) for domain in Domain},
 }
 
