@@ -53,7 +53,12 @@ def test_every_mode_in_a_fleet(serve: Serve, tmp_path: Path) -> None:
         wanted.add((mode.name, node, "" if mode.inject.fault == "down" else str(GPU)))
         gpus = range(GPUS) if mode.scope is Scope.JOB else [GPU]
         allowed |= {(name, node, str(gpu)) for name in (mode.name, *mode.implies) for gpu in gpus}
-    settings = {"http_sd_configs": [{"url": f"http://127.0.0.1:{exporter.port}/sd"}]}
+    # As a Prometheus in Kubernetes would: pod and namespace of the target move those of our labels to `exported_*`.
+    of_target = {"pod": "gpu-exporter-x2x4z", "namespace": "monitoring"}
+    settings = {
+        "http_sd_configs": [{"url": f"http://127.0.0.1:{exporter.port}/sd"}],
+        "relabel_configs": [{"target_label": name, "replacement": text} for name, text in of_target.items()],
+    }
     with scraping(tmp_path, "2s", settings, rule_files=rules(tmp_path, "10m"), evaluation_interval="2s") as prometheus:
         missing: set[Alert] = wanted
 
