@@ -30,7 +30,7 @@ PATIENT = {
 }
 SHOWN = [mode for mode in MODES if mode.name not in PATIENT]
 NODES = [f"node-{number:03}" for number in range(len(SHOWN))]
-UNTOUCHED = f"node-{len(NODES):03}"
+UNTOUCHED, NAMELESS = (f"node-{len(NODES) + more:03}" for more in range(2))
 
 Alert = tuple[str, str, str]
 
@@ -46,9 +46,10 @@ def alerts(prometheus: Prometheus) -> set[Alert]:
 def test_every_mode_in_a_fleet(serve: Serve, tmp_path: Path) -> None:
     """A mode a node: each alert is of the GPU that has it, or all of its job, and no other GPU has one."""
     inject = [f"--inject={mode.name}:{node}/{GPU}" for mode, node in zip(SHOWN, NODES, strict=True)]
-    size = ("--nodes", str(len(NODES) + 1), "--gpus", str(GPUS), "--metrics", "full")
-    exporter = serve(*SIMULATED, *size, *inject)
-    wanted, allowed = set[Alert](), set[Alert]()
+    size = ("--nodes", str(len(NODES) + 2), "--gpus", str(GPUS), "--metrics", "full")
+    # A GPU that never told its UUID is missed by its node all the same.
+    exporter = serve(*SIMULATED, *size, *inject, "--faults", f"lost {NAMELESS}/0 at 0s for 1h")
+    wanted, allowed = {("GpuLost", NAMELESS, "")}, set[Alert]()
     for mode, node in zip(SHOWN, NODES, strict=True):
         wanted.add((mode.name, node, "" if mode.inject.fault == "down" else str(GPU)))
         gpus = range(GPUS) if mode.scope is Scope.JOB else [GPU]
@@ -71,8 +72,8 @@ def test_every_mode_in_a_fleet(serve: Serve, tmp_path: Path) -> None:
             until(all_there, 75, "every alert")
         except AssertionError:
             raise AssertionError(f"never came: {missing}") from None
-        assert alerts(prometheus) <= wanted | allowed
-        assert {node for _, node, _ in alerts(prometheus)} == set(NODES)
+        # Nodes without an injection do what their schedule says, which may be called host-bound and the like.
+        assert {each for each in alerts(prometheus) if each[1] in NODES} <= wanted | allowed
         failing = [
             each for each in prometheus.api("rules")["groups"] if any(rule.get("lastError") for rule in each["rules"])
         ]
@@ -80,7 +81,9 @@ def test_every_mode_in_a_fleet(serve: Serve, tmp_path: Path) -> None:
         jobs = prometheus.api("query", query="count by (node, workload, namespace) (gpu:gr_active:ratio)")["result"]
         of_node = {each["metric"]["node"]: each["metric"] for each in jobs}
         assert of_node[UNTOUCHED]["workload"].startswith("train-")
-        assert {of_node[node]["workload"] for node in NODES} == {f"injected-{node}" for node in NODES}
+        assert of_node.keys() >= {UNTOUCHED, NAMELESS}
+        alive = {node for mode, node in zip(SHOWN, NODES, strict=True) if mode.inject.fault != "down"}
+        assert {node: of_node[node]["workload"] for node in alive} == {node: f"injected-{node}" for node in alive}
         assert {each["namespace"] for each in of_node.values()} == {"simulated"}
 
 
@@ -93,14 +96,6 @@ def test_a_recording_is_one_job(serve: Serve, tmp_path: Path) -> None:
         assert prometheus.query("count(gpu:sm_active:ratio)") == [2.0]
         assert prometheus.query('count(gpu:sm_active:ratio{workload="h200_x2_ddp"})') == [2.0]
         until(lambda: prometheus.query("gpu:waits:others_ratio"), 20, "a comparison with the other rank")
-
-
-def test_a_dead_exporter_answers_first_and_then_no_more(serve: Serve) -> None:
-    """Its page is gone for good; other nodes of the process go on, and so does its own health page."""
-    exporter = serve(*SIMULATED, "--nodes", "2", "--gpus", "1", "--inject", "GpuExporterDown:node-001")
-    assert exporter.get("/nodes/node-001/metrics")[0].status == 200
-    until(lambda: exporter.get("/nodes/node-001/metrics")[0].status == 503, 30, "its death")
-    assert exporter.get("/nodes/node-000/metrics")[0].status == 200
 
 
 def test_injected_gpus_stay_within_the_budget(serve: Serve) -> None:
