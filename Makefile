@@ -43,7 +43,7 @@ soak: $(VENV)/dev tools ## Long proofs: half an hour of faults on the stand-in d
 	$(BIN)/python -m pytest tests/unit --hypothesis-profile soak
 	$(BIN)/python -m benchmarks.fleet
 
-tools: .tools/done ## Fetch what the tests need beside Python: a C compiler and Prometheus
+tools: .tools/done .tools/alertmanager ## Fetch what the tests need beside Python: a C compiler, Prometheus and Alertmanager
 
 $(VENV)/run $(VENV)/dev $(VENV)/bench: setup.cfg pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "needs Python 3.10 or newer: make PYTHON=python3.12 …"; exit 1; }
@@ -58,3 +58,11 @@ $(VENV)/run $(VENV)/dev $(VENV)/bench: setup.cfg pyproject.toml
 	@mkdir -p .tools
 	@cd .tools && { apt-get download prometheus || { $(SUDO) apt-get update && apt-get download prometheus; }; }
 	@cd .tools && dpkg -x prometheus_*.deb . && rm prometheus_*.deb && touch done
+
+# It starts only with its templates where Debian's package puts them.
+TEMPLATES := usr/share/prometheus/alertmanager
+.tools/alertmanager: | .tools/done
+	@cd .tools && { apt-get download prometheus-alertmanager || { $(SUDO) apt-get update && apt-get download prometheus-alertmanager; }; }
+	@cd .tools && dpkg -x prometheus-alertmanager_*.deb . && rm prometheus-alertmanager_*.deb
+	@test -e /$(TEMPLATES)/email.tmpl || $(SUDO) install -D -m 644 -t /$(TEMPLATES) .tools/$(TEMPLATES)/default.tmpl .tools/$(TEMPLATES)/email.tmpl
+	@touch $@

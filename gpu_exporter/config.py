@@ -127,8 +127,10 @@ def nearest(name: str, names: Iterable[str]) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
-def _setting(help: str, parse: Callable[[str], Any], default: str | None = None, flag: str = "") -> Any:
-    metadata = {"help": help, "parse": parse, "default": default, "flag": flag}
+def _setting(
+    help: str, parse: Callable[[str], Any], default: str | None = None, flag: str = "", *, many: bool = False
+) -> Any:
+    metadata = {"help": help, "parse": parse, "default": default, "flag": flag, "many": many}
     return field(default=parse(default) if default is not None else None, metadata=metadata)
 
 
@@ -148,6 +150,7 @@ class Config:
     gpus: int                 = _setting("GPUs to simulate in each node.", positive, "8")
     seed: int                 = _setting("The same seed simulates the same nodes.", whole, "1")
     faults: str               = _setting("What goes wrong in the simulation, as docs/simulated.md shows.", str, "")
+    inject: str               = _setting("Failure modes to simulate, such as GpuMemoryBound:node-000/1, as docs/simulated.md shows.", str, "", many=True)
     metrics: MetricSet        = _setting("Which metrics to expose, default or full.", metric_set, "default")
     processes: bool           = _setting("Whether to expose memory and SM share of each process on a GPU.", boolean, "false")
     procfs: Path              = _setting("Where processes are looked up; must be the host's (hostPID, or mounted), except with NVIDIA's open kernel modules.", Path, "/proc")

@@ -36,11 +36,17 @@ class Health:
         return f"the last good read is {age:.1f} s old" if age >= 3 * self._interval else ""
 
 
+def never() -> bool:
+    """What is dead of an exporter that plays nothing."""
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """What is shown of one node."""
+    """What is shown of one node. `dead` tells when a simulated one shall not be scraped any more."""
 
     node: str
     pages: Pages
     health: Health
     events: EventLog | None = None
+    dead: Callable[[], bool] = never

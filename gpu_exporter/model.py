@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from gpu_exporter.health import Verdict
@@ -142,6 +142,16 @@ class Gpu:
     info: Labels = ()
 
 
+class Owner(NamedTuple):
+    """Who has a GPU, or with `instance` that GPU instance of it. `workload` is the job whose ranks are compared."""
+
+    namespace: str = ""
+    pod: str = ""
+    container: str = ""
+    workload: str = ""
+    instance: str = ""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Series:
     """A metric of an entity: the identity under which values are kept from tick to tick (compared by identity)."""
@@ -255,6 +265,17 @@ class Device(Protocol):
         """Give back what the device holds. Never raises."""
 
 
+@runtime_checkable
+class Staged(Protocol):
+    """What a source is, too, that plays what can go wrong: some of that is not in its readings."""
+
+    def tells(self) -> bool:
+        """Whether Xids come from it, although it is not live."""
+
+    def dead(self) -> bool:
+        """Whether the exporter does not answer any more."""
+
+
 class Source(Protocol):
     """A way to read fields: nvml, replay, simulated. Every method but `close` may block in a driver."""
 
@@ -275,6 +296,9 @@ class Source(Protocol):
 
     def attach(self, index: int, metrics: Sequence[Metric]) -> Device:
         """Identify one GPU and probe which of `metrics` it answers. Raises GpuLost or SourceLost."""
+
+    def owners(self, gpu: Gpu) -> Sequence[Owner]:
+        """Who has this GPU, as far as the source itself knows. Asks no driver, never raises."""
 
     def close(self) -> None:
         """Give the library back. Never raises."""

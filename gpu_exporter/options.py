@@ -14,7 +14,7 @@ from gpu_exporter.config import ENV_PREFIX, Config, boolean, flag, read_file
 F = TypeVar("F", bound=Callable[..., Any])
 
 EVERY_SETTING = tuple(setting.name for setting in fields(Config))
-SOURCE_SETTINGS = ("source", "recording", "speed", "loop", "procfs", "gpus", "seed", "faults")
+SOURCE_SETTINGS = ("source", "recording", "speed", "loop", "procfs", "gpus", "seed", "faults", "inject")
 
 
 def parsed(parse: Callable[[str], Any]) -> Callable[[Any], Any]:
@@ -39,12 +39,14 @@ def settings(*names: str) -> Callable[[F], F]:
                 continue
             parse = setting.metadata["parse"]
             bare: dict[str, Any] = {"is_flag": False, "flag_value": "true"} if parse is boolean else {}
+            if setting.metadata["many"]:
+                bare = {"multiple": True, "callback": _joined}
             function = click.option(
                 f"--{flag(setting)}",
                 setting.name,
                 envvar=f"{ENV_PREFIX}{setting.name.upper()}",
                 type=parsed(parse),
-                default=setting.metadata["default"],
+                default=None if setting.metadata["many"] else setting.metadata["default"],
                 show_default=bool(setting.metadata["default"]),
                 show_envvar=True,
                 help=setting.metadata["help"],
@@ -64,11 +66,18 @@ def settings(*names: str) -> Callable[[F], F]:
     return decorate
 
 
+def _joined(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> str:
+    """A setting that may be given more than once: all of them."""
+    return ",".join(values)
+
+
 def _file_of(names: Sequence[str]) -> Callable[[click.Context, click.Parameter, Path | None], None]:
     """Reads the file into the defaults of these settings; others are another command's."""
 
     def load_file(ctx: click.Context, param: click.Parameter, path: Path | None) -> None:
         if path is not None:
-            ctx.default_map = {name: value for name, value in read_file(path).items() if name in names}
+            many = {setting.name for setting in fields(Config) if setting.metadata["many"]}
+            found = {name: value for name, value in read_file(path).items() if name in names}
+            ctx.default_map = {name: [value] if name in many else value for name, value in found.items()}
 
     return load_file

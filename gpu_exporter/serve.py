@@ -15,14 +15,14 @@ from prometheus_client.metrics_core import Metric as ClientMetric
 
 from gpu_exporter.collect import Collector
 from gpu_exporter.config import Config
-from gpu_exporter.endpoint import Endpoint, Health
+from gpu_exporter.endpoint import Endpoint, Health, never
 from gpu_exporter.event_store import EventStore
 from gpu_exporter.events import EventLog
 from gpu_exporter.exposition import Pages, Renderer
 from gpu_exporter.kernel_watch import KernelWatch
 from gpu_exporter.lifecycle import Lifecycle, Token
 from gpu_exporter.metrics import selected
-from gpu_exporter.model import NOT_YOURS, Labels, Metric, Snapshot, Source
+from gpu_exporter.model import NOT_YOURS, Labels, Metric, Snapshot, Source, Staged
 from gpu_exporter.monitor import Monitor
 from gpu_exporter.server import Server
 from gpu_exporter.version import __version__
@@ -73,15 +73,23 @@ class _Node:
             interval=config.interval,
             gauge_window=config.gauge_window,
             expected=config.expected_gpus,
-            events=self._watch(config) if source.live else None,
+            events=self._events(source, config),
         )
         self.shown = Endpoint(
-            name, Pages(), Health(config.interval, lambda: self.collector.ticked_at), self.collector.events
+            name,
+            Pages(),
+            Health(config.interval, lambda: self.collector.ticked_at),
+            self.collector.events,
+            source.dead if isinstance(source, Staged) else never,
         )
 
-    def _watch(self, config: Config) -> EventLog:
+    def _events(self, source: Source, config: Config) -> EventLog | None:
         """The log of events, and who fills it from the kernel's: that is of this machine, and so of live GPUs alone."""
+        if not source.live and not (isinstance(source, Staged) and source.tells()):
+            return None
         events = EventLog(load(config.xid_overrides), lambda pci: self.collector.look(pci))
+        if not source.live:
+            return events
         path = None if config.kernel_log in ("", "none") else Path(config.kernel_log)
         store = EventStore(config.state_dir) if config.state_dir else None
         self.kernel = KernelWatch(events, path, store, procfs=config.procfs)

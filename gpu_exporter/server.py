@@ -42,7 +42,10 @@ JSON = "application/json"
 
 class _Metrics(Handler):
     async def get(self, prefix: str) -> None:
-        pages = self.endpoint(prefix).pages
+        endpoint = self.endpoint(prefix)
+        if endpoint.dead():
+            raise HTTPError(503)
+        pages = endpoint.pages
         openmetrics = _accepts_openmetrics(self.request.headers.get("Accept", ""))
         gzip = _accepts_gzip(self.request.headers.get("Accept-Encoding", ""))
         if gzip:

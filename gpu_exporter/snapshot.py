@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from gpu_exporter import health
 from gpu_exporter import metrics as m
@@ -12,7 +12,7 @@ from gpu_exporter.accumulate import Accumulator
 from gpu_exporter.events import EventLog
 from gpu_exporter.health import Verdict
 from gpu_exporter.kernel_log import pci_bus_id
-from gpu_exporter.model import Gpu, GpuStatus, Labels, Metric, Sample, Series, Snapshot
+from gpu_exporter.model import Gpu, GpuStatus, Labels, Metric, Owner, Sample, Series, Snapshot
 from gpu_exporter.version import __version__
 
 log = logging.getLogger(__name__)
@@ -61,10 +61,11 @@ class GpuRecord:
 
 
 class Composer:
-    """Makes the snapshots of one source. A series is the same object in all of them."""
+    """Makes the snapshots of one source. A series is the same object in all of them. `owners` tells who has a GPU."""
 
-    def __init__(self, source: str, *, live: bool) -> None:
+    def __init__(self, source: str, owners: Callable[[Gpu], Iterable[Owner]], *, live: bool) -> None:
         self._source = source
+        self._owners = owners
         self._live = live
         self._series: dict[tuple[Metric, Gpu | None, Labels], Series] = {}
         self._unsupported: dict[Gpu, tuple[Mapping[Metric, str], Sequence[Sample]]] = {}
@@ -125,6 +126,7 @@ class Composer:
             own.append(self._own(m.DOWN, gpu, 1, reason=status.reason))
         if gpu.uuid:
             own.append(self._own(m.INFO, gpu, 1))
+            own += [self._own(m.POD_INFO, gpu, 1, **_of(owner)) for owner in self._owners(gpu)]
         own += [self._own(m.REJECTED, gpu, n, metric=name) for name, n in record.accumulator.rejected.copy().items()]
         for (name, outcome), n in record.accumulator.field_failures.copy().items():
             own.append(self._own(m.FIELD_FAILURES, gpu, n, metric=name, reason=outcome))
@@ -155,3 +157,8 @@ class Composer:
         if series is None:
             series = self._series[key] = Series(*key)
         return Sample(series, value)
+
+
+def _of(owner: Owner) -> dict[str, str]:
+    known = {**owner._asdict(), "GPU_I_ID": owner.instance, "instance": ""}
+    return {name: value for name, value in known.items() if value}

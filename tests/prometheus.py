@@ -55,16 +55,27 @@ class Prometheus:
 
 @contextmanager
 def scraping(
-    folder: Path, interval: str, settings: Mapping[str, Any], *, rule_files: Sequence[Path] = (), evaluate: str = "1s"
+    folder: Path,
+    interval: str,
+    settings: Mapping[str, Any],
+    *,
+    rule_files: Sequence[Path] = (),
+    evaluation_interval: str = "1s",
+    alertmanagers: Sequence[str] = (),
 ) -> Iterator[Prometheus]:
     """A Prometheus that keeps its data in `folder` and scrapes what `settings` (such as `static_configs`) find.
 
-    It evaluates `rule_files` each `evaluate`.
+    It evaluates the rules of `rule_files`, and sends alerts to `alertmanagers` (`host:port`).
     """
     port, log, config = free_port(), folder / "prometheus.log", folder / "prometheus.yml"
     job = {"job_name": "gpu", "scrape_interval": interval, "scrape_timeout": interval, **settings}
-    rules = {"global": {"evaluation_interval": evaluate}, "rule_files": [str(path) for path in rule_files]}
-    config.write_text(json.dumps({**rules, "scrape_configs": [job]}))
+    content = {
+        "global": {"evaluation_interval": evaluation_interval},
+        "scrape_configs": [job],
+        "rule_files": [str(path.resolve()) for path in rule_files],
+        "alerting": {"alertmanagers": [{"static_configs": [{"targets": list(alertmanagers)}]}]},
+    }
+    config.write_text(json.dumps(content))
     options = {
         "config.file": config,
         "storage.tsdb.path": folder / "data",

@@ -56,7 +56,7 @@ MODES = (
     (gpu:dcgm_gpus:count or 0 * max_over_time(gpu:dcgm_gpus:count[6h]))
   ) > 0
   and on (cluster, job, instance) up == 1
-  unless on (cluster, job, instance) ({m.UP} == 0)
+  unless on (cluster, job, instance) ({m.UP}{{UUID!=""}} == 0)
   unless {_RELEASED_NODE}
 )
 * on (cluster, job, instance) group_left (node) topk by (cluster, job, instance) (1, last_over_time(gpu:exporter:info[6h]))""",

@@ -9,7 +9,7 @@ from pathlib import Path
 from gpu_exporter.failure_modes import MODES
 from gpu_exporter.failure_modes.mode import Domain
 from gpu_exporter.model import GpuExporterError
-from gpu_exporter.render import dcgm_csv, failure_pages, reference, rules, runbooks
+from gpu_exporter.render import alertmanager, dcgm_csv, failure_pages, reference, rules, runbooks
 from gpu_exporter.render.boards import BOARDS, Board
 
 
@@ -33,6 +33,7 @@ ARTIFACTS: Mapping[str, Callable[[], str]] = {
     "docs/configuration.md": reference.configuration,
     "docs/xids.md": reference.xids,
     "alerts/recording.yaml": rules.recording,
+    "alerts/examples/alertmanager.yaml": alertmanager.alertmanager,
     **{f"alerts/{domain.value}.yaml": partial(rules.alerts, domain) for domain in Domain},
     "alerts/dcgm-exporter.csv": dcgm_csv.classic,
     "alerts/dcgm-exporter-4.9.csv": dcgm_csv.modern,

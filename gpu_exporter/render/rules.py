@@ -74,19 +74,24 @@ def _unique(names: str) -> str:
 
 def _owners(named: str, labels: str) -> str:
     pod = named.removesuffix("}")
-    exported = f'{pod}, exported_pod!=""}}'
-    for label in ("namespace", "pod"):
-        exported = f'label_replace({exported}, "{label}", "$1", "exported_{label}", "(.+)")'
+    exported = _exported(f'{pod}, exported_pod!=""}}')
     plain = f'{pod}, exported_pod="", pod!="", pod!~"{ownership.EXPORTER_PODS}"}}'
     slurm = f'{pod}, exported_pod="", pod="", hpc_job!=""}}'
     theirs = f"{exported} or {plain} or {slurm}"
     by_pod = f'label_replace({theirs}, "workload", "$1", "pod", "{ownership.WORKLOAD_OF_POD}")'
-    ours = f'label_replace({m.POD_INFO}, "workload", "$1", "pod", "{ownership.WORKLOAD_OF_POD}")'
+    named, nameless = (_exported(f'{m.POD_INFO}{{workload{operator}""}}') for operator in ("!=", "="))
     for label in ownership.JOB_LABELS:
         if label != "workload":
             by_pod = f'label_replace({by_pod}, "workload", "$1", "{label}", "(.+)")'
-    mine = f'{m.POD_INFO}{{workload!=""}} or ({ours} unless {m.POD_INFO}{{workload!=""}})'
+    mine = f'{named} or label_replace({nameless}, "workload", "$1", "pod", "{ownership.WORKLOAD_OF_POD}")'
     return f"group by ({labels}) ({mine})\nor on ({', '.join(s.DEVICE)})\ngroup by ({labels}) ({by_pod})"
+
+
+def _exported(series: str) -> str:
+    """With the pod that has the GPU, where Prometheus has put the pod that it scraped in its place."""
+    for label in ("namespace", "pod"):
+        series = f'label_replace({series}, "{label}", "$1", "exported_{label}", "(.+)")'
+    return series
 
 
 def _record(name: str, expression: str) -> Rule:

@@ -13,7 +13,7 @@ from gpu_exporter.config import Config
 from gpu_exporter.model import GpuExporterError, Source, SourceLost
 
 PACKAGED = Path(__file__).parent.parent / "recordings"
-OF_SIMULATION = ("nodes", "gpus", "seed", "faults")
+OF_SIMULATION = ("nodes", "gpus", "seed", "faults", "inject")
 
 
 def chosen(config: Config) -> Mapping[str, Source]:
@@ -44,7 +44,7 @@ def _fleet(config: Config) -> Mapping[str, Source]:
     if config.nodes > 1 and config.node_name:
         raise GpuExporterError("--node-name is of one node: simulated ones are called node-000 and so on, leave it out")
     known = workloads(sorted(PACKAGED.glob("*.jsonl.gz")))
-    sources = fleet(config.nodes, config.gpus, config.seed, config.faults, known)
+    sources = fleet(config.nodes, config.gpus, config.seed, config.faults, known, inject=config.inject)
     return sources if not config.node_name else {config.node_name: sources["node-000"]}
 
 

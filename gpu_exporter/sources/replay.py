@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from gpu_exporter.model import EntityKind, Gpu, GpuLost, Kind, Metric, Pace, Reading, Series, XidEvent
+from gpu_exporter.model import EntityKind, Gpu, GpuLost, Kind, Metric, Owner, Pace, Reading, Series, XidEvent
 from gpu_exporter.recording import Column, Recording
 
 # The mean of two of these is a third thing that never was: the latest one is taken.
@@ -47,6 +47,10 @@ class ReplaySource:
     def attach(self, index: int, metrics: Sequence[Metric]) -> ReplayDevice:
         gpu = self._recording.gpus[index]
         return ReplayDevice(self, gpu, self._recording.columns[gpu.index], metrics)
+
+    def owners(self, gpu: Gpu) -> Sequence[Owner]:
+        """A recording counts as one job."""
+        return (Owner(workload=self._recording.path.name.removesuffix(".gz").removesuffix(".jsonl")),)
 
     def position(self) -> float:
         """Seconds of recording played so far, all loops counted; it starts at the first tick."""

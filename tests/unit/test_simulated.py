@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from gpu_exporter import metrics as m
 from gpu_exporter.metrics import selected
-from gpu_exporter.model import GpuExporterError, GpuLost, Kind, Metric, MetricSet, Pace, Reading, SourceLost
+from gpu_exporter.model import Device, GpuExporterError, GpuLost, Kind, Metric, MetricSet, Pace, Reading, SourceLost
 from gpu_exporter.recording import statistics
 from gpu_exporter.sources.simulated import SimulatedSource, fleet
-from gpu_exporter.sources.simulated.device import NOT_SIMULATED, SimulatedDevice
+from gpu_exporter.sources.simulated.device import NOT_SIMULATED
 from gpu_exporter.sources.simulated.faults import Fault, parse
 from gpu_exporter.sources.simulated.schedule import BIAS, OWN, PERIOD_SECONDS, Schedule
 from gpu_exporter.sources.simulated.workload import workloads
@@ -51,7 +51,7 @@ class Fleet:
         """Set the time since the start."""
         self.now = 100.0 + t
 
-    def attach(self, node: int = 0, gpu: int = 0) -> SimulatedDevice:
+    def attach(self, node: int = 0, gpu: int = 0) -> Device:
         return list(self.nodes.values())[node].attach(gpu, EVERYTHING)
 
     @property
@@ -64,7 +64,7 @@ def values(reading: Reading) -> Mapping[Metric, float]:
     return {series.metric: value for series, value in reading.values.items()}
 
 
-def look(fleet: Fleet, device: SimulatedDevice, t: float) -> Mapping[Metric, float]:
+def look(fleet: Fleet, device: Device, t: float) -> Mapping[Metric, float]:
     """Every value at a time, profiling ones as the mean of the second before."""
     fleet.at(max(0, t - 1))
     device.read(frozenset({Pace.FAST}))

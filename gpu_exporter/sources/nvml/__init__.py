@@ -13,7 +13,7 @@ from typing import Any
 
 import pynvml
 
-from gpu_exporter.model import Gpu, GpuLost, Labels, Metric
+from gpu_exporter.model import Gpu, GpuLost, Labels, Metric, Owner
 from gpu_exporter.sources.nvml.device import NvmlDevice
 from gpu_exporter.sources.nvml.errors import LIBRARY_LOST, outcome, raise_if_lost, source_lost
 from gpu_exporter.sources.nvml.turn import Turn
@@ -94,6 +94,10 @@ class NvmlSource:
                 raise GpuLost(f"GPU {index}: the driver has no GPU of this index any more", "gone") from error
             raise_if_lost(error.value, f"GPU {index}")
             raise GpuLost(f"GPU {index}: {error}", outcome(error.value)) from error
+
+    def owners(self, gpu: Gpu) -> Sequence[Owner]:
+        """The driver knows processes, not pods."""
+        return ()
 
     def close(self) -> None:
         opened, self._opened = self._opened, 0

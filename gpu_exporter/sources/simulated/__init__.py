@@ -9,14 +9,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
+from typing import TYPE_CHECKING
 from uuid import UUID
 
-from gpu_exporter.model import Gpu, Metric, SourceLost
+from gpu_exporter.model import Device, Gpu, Metric, Owner, SourceLost
 from gpu_exporter.sources.simulated import faults as script
 from gpu_exporter.sources.simulated.device import SimulatedDevice
-from gpu_exporter.sources.simulated.faults import Fault
+from gpu_exporter.sources.simulated.faults import SEEN_SECONDS, Fault
 from gpu_exporter.sources.simulated.schedule import Schedule, blocks
 from gpu_exporter.sources.simulated.workload import Workloads
+
+if TYPE_CHECKING:
+    from gpu_exporter.sources.simulated.inject import Injected
 
 
 def fleet(
@@ -27,6 +31,8 @@ def fleet(
     known: Workloads,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
+    *,
+    inject: str = "",
 ) -> Mapping[str, SimulatedSource]:
     """The nodes by name, `node-000` first. Their time and that of the fault script begin now.
 
@@ -36,13 +42,32 @@ def fleet(
     names = [f"node-{number:0{width}}" for number in range(nodes)]
     broken = script.parse(faults, names, gpus)
     begin, of_node = clock(), blocks(nodes, seed)
+
+    def now() -> float:
+        return clock() - begin
+
     schedules = {
         block: Schedule(f"{seed}/{block}", known, nodes=of_node.count(block), gpus=gpus) for block in set(of_node)
     }
-    return {
-        name: SimulatedSource(name, gpus, seed, broken, known, schedules[block], lambda: clock() - begin, sleep)
-        for name, block in zip(names, of_node, strict=True)
+    sources = {
+        name: SimulatedSource(
+            name, gpus, seed, broken, known, schedules[block], now, sleep, _owner(block, of_node[:number].count(block))
+        )
+        for number, (name, block) in enumerate(zip(names, of_node, strict=True))
     }
+    if inject:
+        from gpu_exporter.sources.simulated.inject import plan
+
+        found = plan(inject, names, gpus)
+        for name, injected in found.gpus.items():
+            sources[name].inject(injected, found.faults, dead=name in found.dead)
+    return sources
+
+
+def _owner(job: int | str, rank: int) -> Owner:
+    """A pod on each node of a job, which has all of its GPUs."""
+    workload = job if isinstance(job, str) else f"train-{job:03}"
+    return Owner("simulated", f"{workload}-{rank}", "train", workload)
 
 
 class SimulatedSource:
@@ -61,6 +86,7 @@ class SimulatedSource:
         schedule: Schedule,
         clock: Callable[[], float],
         sleep: Callable[[float], None],
+        owner: Owner,
     ) -> None:
         self.node = node
         self.workloads = workloads
@@ -69,8 +95,25 @@ class SimulatedSource:
         self._gpus = gpus
         self._seed = seed
         self._faults = faults
-        self._clock = clock
+        self.clock = clock
+        self._owner = owner
+        self._injected: Mapping[int, Injected] = {}
+        self._dead = False
         self._reloads = [fault for fault in faults if fault.kind == script.RELOAD and fault.node in (script.ANY, node)]
+
+    def inject(self, injected: Mapping[int, Injected], faults: Sequence[Fault], *, dead: bool) -> None:
+        """From now on the GPUs of this node are a job of their own, with failure modes instead of a schedule."""
+        self._injected, self._dead = injected, dead
+        self._faults = (*self._faults, *faults)
+        self._owner = _owner(f"injected-{self.node}", 0)
+
+    def tells(self) -> bool:
+        """Whether Xids come from it."""
+        return bool(self._injected)
+
+    def dead(self) -> bool:
+        """Whether the exporter of this node does not answer any more."""
+        return self._dead and self.clock() > SEEN_SECONDS
 
     def open(self) -> None:
         self.now()
@@ -85,14 +128,22 @@ class SimulatedSource:
     def reload_needed(self) -> bool | None:
         return None
 
-    def attach(self, index: int, metrics: Sequence[Metric]) -> SimulatedDevice:
+    def owners(self, gpu: Gpu) -> Sequence[Owner]:
+        return (self._owner,)
+
+    def attach(self, index: int, metrics: Sequence[Metric]) -> Device:
         identity = f"{self._seed}/{self.node}/{index}"
         faults = [fault for fault in self._faults if fault.hits(self.node, index)]
-        return SimulatedDevice(self, self._identify(index, identity), identity, faults, metrics)
+        gpu = self._identify(index, identity)
+        if index in self._injected:
+            from gpu_exporter.sources.simulated.injected import InjectedDevice
+
+            return InjectedDevice(self, gpu, identity, self._injected[index], faults, metrics)
+        return SimulatedDevice(self, gpu, identity, faults, metrics)
 
     def now(self) -> float:
         """Seconds since the start. Raises SourceLost while the driver is reloaded."""
-        now = self._clock()
+        now = self.clock()
         if script.last_end(self._reloads, script.RELOAD, now) > now:
             raise SourceLost(f"{self.node}: the driver is being reloaded, as --faults says", "reloaded")
         return now

@@ -75,7 +75,7 @@ class SimulatedDevice:
         self._last: float | None = None
         self._unsupported: dict[Metric, str] = {}
         self._rows: dict[Pace, dict[How, list[Row]]] = defaultdict(lambda: defaultdict(list))
-        self._meet_faults(source.now())
+        meet_faults(source, gpu, identity, faults)
         known = source.workloads
         by_field = {metric.nvml: metric for metric in metrics if metric.key in known.rows and metric.bit is None}
         for metric in metrics:
@@ -95,7 +95,7 @@ class SimulatedDevice:
     def read(self, paces: frozenset[Pace]) -> Reading:
         """Values of these paces; profiling ones from the second read on."""
         source = self._source
-        now = self._meet_faults(source.now())
+        now = meet_faults(source, self.gpu, self._identity, self._faults)
         before, self._last = self._last, now
         values: dict[Series, float] = {}
         shares: dict[How, list[Share]] = {}
@@ -110,19 +110,6 @@ class SimulatedDevice:
                 values.update(_values(rows, shares[how]))
         span = None if before is None else now - before
         return Reading(time.monotonic(), values, span, unsupported=self._unsupported)
-
-    def _meet_faults(self, now: float) -> float:
-        """Go through what the script has for now; return what time it is then. Raises GpuLost or SourceLost."""
-        while (end := script.last_end(self._faults, script.WEDGED, now)) > now:
-            self._source.sleep(min(end - now, LONGEST_SLEEP))
-            now = self._source.now()
-        if script.last_end(self._faults, script.LOST, now) > now:
-            raise GpuLost(f"GPU {self.gpu.index} of {self._source.node} is lost, as --faults says")
-        if script.last_end(self._faults, script.SLOW, now) > now:
-            if Random(f"{self._identity}/{int(now)}").random() < SLOW_SHARE:
-                self._source.sleep(SLOW_SECONDS)
-            now = self._source.now()
-        return now
 
     def _joules(self, now: float) -> float:
         schedule, loaded = self._source.schedule, self._source.loaded(now)
@@ -154,6 +141,21 @@ class SimulatedDevice:
 
     def close(self) -> None:
         """Nothing to give back."""
+
+
+def meet_faults(source: SimulatedSource, gpu: Gpu, identity: str, faults: Sequence[Fault]) -> float:
+    """Go through what the script has for now; return what time it is then. Raises GpuLost or SourceLost."""
+    now = source.now()
+    while (end := script.last_end(faults, script.WEDGED, now)) > now:
+        source.sleep(min(end - now, LONGEST_SLEEP))
+        now = source.now()
+    if script.last_end(faults, script.LOST, now) > now:
+        raise GpuLost(f"GPU {gpu.index} of {source.node} is lost, as --faults or --inject says")
+    if script.last_end(faults, script.SLOW, now) > now:
+        if Random(f"{identity}/{int(now)}").random() < SLOW_SHARE:
+            source.sleep(SLOW_SECONDS)
+        now = source.now()
+    return now
 
 
 def _how(metric: Metric) -> How | None:

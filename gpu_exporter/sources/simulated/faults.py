@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpu_exporter.config import duration, nearest
@@ -11,6 +11,8 @@ from gpu_exporter.model import GpuExporterError
 
 LOST, WEDGED, SLOW, RELOAD = KINDS = ("lost", "wedged", "slow", "reload")
 ANY = "*"
+# A fault that is injected and that no value shows begins when whoever scrapes has seen the GPU well.
+SEEN_SECONDS = 20.0
 EXAMPLE = "lost node-003/1 at 60s for 30s"
 
 
@@ -29,7 +31,7 @@ class Fault:
         return self.node in (ANY, node) and self.gpu in (ANY, str(gpu))
 
 
-def parse(script: str, nodes: Collection[str], gpus: int) -> tuple[Fault, ...]:
+def parse(script: str, nodes: Sequence[str], gpus: int) -> tuple[Fault, ...]:
     """The faults of a script for these nodes. Raises GpuExporterError naming the bad part and the cure."""
     faults = []
     for part in re.split(r"[;\n]", script):
@@ -43,7 +45,7 @@ def parse(script: str, nodes: Collection[str], gpus: int) -> tuple[Fault, ...]:
     return tuple(faults)
 
 
-def _fault(text: str, nodes: Collection[str], gpus: int) -> Fault:
+def _fault(text: str, nodes: Sequence[str], gpus: int) -> Fault:
     kind = text.split()[0]
     if kind not in KINDS:
         raise ValueError(f"{kind!r} is not one of {', '.join(KINDS)}{nearest(kind, KINDS)}")
@@ -51,23 +53,23 @@ def _fault(text: str, nodes: Collection[str], gpus: int) -> Fault:
     if not found:
         raise ValueError(f"write KIND NODE/GPU at TIME for TIME, such as {EXAMPLE!r}")
     node, gpu, at, lasting = found[1], found[2], found[3], found[4]
-    if node != ANY and node not in nodes:
-        raise ValueError(f"there is no {node}: {_span(nodes)}")
     if kind == RELOAD and gpu is not None:
         raise ValueError(f"a driver is reloaded for the whole node: write {node} without /{gpu}")
-    if gpu not in (None, ANY) and not (gpu.isdecimal() and int(gpu) < gpus):
-        raise ValueError(
-            f"{node} has no GPU {gpu}: use 0 to {gpus - 1}, or * for all" if gpus > 1 else f"{node} has only GPU 0"
-        )
+    check(nodes[0] if node == ANY else node, "0" if gpu in (None, ANY) else gpu, nodes, gpus, ", or * for all")
     begin = 0.0 if re.fullmatch(r"0+(ms|s|m|h)?", at) else duration(at)
     if kind == RELOAD and not begin:
         raise ValueError("without a driver nothing starts: begin later, such as at 10s")
     return Fault(kind, node, ANY if gpu in (None, ANY) else str(int(gpu)), begin, begin + duration(lasting))
 
 
-def _span(nodes: Collection[str]) -> str:
-    names = list(nodes)
-    return f"use {names[0]}" if len(names) == 1 else f"use {names[0]} to {names[-1]}, or * for all"
+def check(node: str, gpu: str, nodes: Sequence[str], gpus: int, more: str = "") -> None:
+    """Raises ValueError naming the cure, to which `more` belongs, if there is no such GPU."""
+    if node not in nodes:
+        raise ValueError(f"there is no {node}: use {nodes[0]}" + (f" to {nodes[-1]}{more}" if len(nodes) > 1 else ""))
+    if not (gpu.isdecimal() and int(gpu) < gpus):
+        raise ValueError(
+            f"{node} has no GPU {gpu}: use 0 to {gpus - 1}{more}" if gpus > 1 else f"{node} has only GPU 0"
+        )
 
 
 def last_end(faults: Sequence[Fault], kind: str, now: float) -> float:

@@ -1,0 +1,120 @@
+"""A GPU of a node with an injected failure mode -> readings: values as told, counters and energy that fit them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from gpu_exporter import metrics as m
+from gpu_exporter.model import Gpm, Gpu, Kind, Metric, Pace, Reading, Series, XidEvent
+from gpu_exporter.sources.simulated.device import meet_faults
+from gpu_exporter.sources.simulated.faults import Fault
+from gpu_exporter.sources.simulated.inject import Injected, Value, at, healthy, mean, rows
+
+if TYPE_CHECKING:
+    from gpu_exporter.sources.simulated import SimulatedSource
+
+log = logging.getLogger(__name__)
+
+# It stands for a GPU that does not have the rest, as hardware says it.
+NOT_SUPPORTED = "not_supported"
+XID_SECONDS = 60.0
+DIGITS = 6
+
+
+class InjectedDevice:
+    """One GPU. What its failure mode does not say is as on a healthy GPU, what that does not say as on an idle one."""
+
+    def __init__(
+        self,
+        source: SimulatedSource,
+        gpu: Gpu,
+        identity: str,
+        injected: Injected,
+        faults: Sequence[Fault],
+        metrics: Sequence[Metric],
+    ) -> None:
+        self.gpu = gpu
+        self.told_since: float | None = time.time()
+        self._source = source
+        self._identity = identity
+        self._faults = faults
+        self._injected = injected
+        self._restart = injected.restart
+        self._last: float | None = None
+        self._told = -XID_SECONDS
+        meet_faults(source, gpu, identity, faults)
+        self._idle = _idle(source, metrics)
+        self._rows: dict[Pace, list[tuple[Series, Metric]]] = defaultdict(list)
+        answered = dict(rows(injected, metrics))
+        for metric in metrics:
+            origin = answered.get(metric, metric if metric in self._idle else None)
+            if origin is not None and metric not in injected.absent:
+                self._rows[metric.pace].append((Series(metric, gpu), origin))
+        there = {series.metric for each in self._rows.values() for series, _ in each}
+        self._unsupported = dict.fromkeys((metric for metric in metrics if metric not in there), NOT_SUPPORTED)
+        _warn(injected, metrics)
+
+    def events(self) -> Sequence[XidEvent]:
+        """The injected Xids, once a minute."""
+        now = self._source.clock()
+        if not self._injected.xids or now - self._told < XID_SECONDS:
+            return ()
+        self._told = now
+        return [XidEvent(time.time(), self.gpu.pci_bus_id, code) for code in self._injected.xids]
+
+    def read(self, paces: frozenset[Pace]) -> Reading:
+        """Values of these paces; profiling ones from the second read on."""
+        now = meet_faults(self._source, self.gpu, self._identity, self._faults)
+        before, self._last = self._last, now
+        values: dict[Series, float] = {}
+        for pace in paces:
+            for series, origin in self._rows.get(pace, ()):
+                value = self._value(origin, before, now)
+                if value is not None:
+                    values[series] = _as(series.metric, origin, value)
+        span = None if before is None else now - before
+        return Reading(time.monotonic(), values, span, unsupported=self._unsupported)
+
+    def _value(self, origin: Metric, before: float | None, now: float) -> float | None:
+        if origin is m.ENERGY:
+            power, loaded = self._injected.values[m.POWER], self._source.loaded(now)
+            return round(mean(power, loaded, now) * (now - loaded) / m.MILLI) if now > loaded else 0.0
+        value: Value = self._injected.values[origin] if origin in self._injected.values else self._idle[origin]
+        if isinstance(origin.nvml, Gpm):
+            return mean(value, before, now) if before is not None and before < now else None
+        if origin is m.POWER:
+            return mean(value, now - 1.0, now)
+        if origin.kind is Kind.COUNTER:
+            return at(value, now) if origin.unit == "seconds" else float(int(at(value, now)))
+        return at(value, now % self._restart)
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+def _as(metric: Metric, origin: Metric, value: float) -> float:
+    if metric.bit is not None and origin.bit is None:
+        return float((int(value) >> metric.bit) & 1)
+    return round(value * metric.scale / origin.scale, DIGITS)
+
+
+def _idle(source: SimulatedSource, metrics: Sequence[Metric]) -> dict[Metric, float]:
+    """What a recording tells of an idle GPU: limits, modes and totals above all. Counters have no level."""
+    known = source.workloads
+    return {
+        metric: round(known.idle.mid[known.rows[metric.key]], 0 if metric.key in known.whole else DIGITS)
+        for metric in metrics
+        if metric.key in known.rows and metric.kind is not Kind.COUNTER
+    }
+
+
+def _warn(injected: Injected, metrics: Sequence[Metric]) -> None:
+    """Some modes are only seen in rows that are not asked for by default."""
+    well = healthy({}).values
+    changed = {metric for metric, value in injected.values.items() if well.get(metric) != value}
+    if injected.names and changed and not changed & set(metrics):
+        log.warning("--inject %s: only --metrics full shows it", ", ".join(injected.names))
