@@ -43,7 +43,7 @@ soak: $(VENV)/dev tools ## Long proofs: half an hour of faults on the stand-in d
 	$(BIN)/python -m pytest tests/unit --hypothesis-profile soak
 	$(BIN)/python -m benchmarks.fleet
 
-tools: .tools/done ## Fetch what the tests need beside Python: a C compiler and Prometheus
+tools: .tools/done .tools/newer/done ## Fetch what the tests need beside Python: a C compiler and Prometheus
 
 $(VENV)/run $(VENV)/dev $(VENV)/bench: setup.cfg pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "needs Python 3.10 or newer: make PYTHON=python3.12 …"; exit 1; }
@@ -58,3 +58,8 @@ $(VENV)/run $(VENV)/dev $(VENV)/bench: setup.cfg pyproject.toml
 	@mkdir -p .tools
 	@cd .tools && { apt-get download prometheus || { $(SUDO) apt-get update && apt-get download prometheus; }; }
 	@cd .tools && dpkg -x prometheus_*.deb . && rm prometheus_*.deb && touch done
+
+# Rules have to work on both: this distribution's Prometheus, and the newest.
+.tools/newer/done: tests/newer_prometheus.sh | .tools/done
+	@rm -rf .tools/newer
+	@sh tests/newer_prometheus.sh .tools/newer && touch $@
