@@ -6,6 +6,7 @@ true, and no others, whether it is false or unknown for them. A device is one se
 
 from __future__ import annotations
 
+import math
 import statistics
 from bisect import bisect_right
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -185,7 +186,7 @@ def _predict(points: Points, now: float, ahead: float) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Calc:
-    """`left operator right` of two terms of the same device."""
+    """`left operator right` of two terms of the same device. What is divided by 0 is infinite, 0 / 0 unknown."""
 
     left: Term
     operator: str
@@ -196,8 +197,10 @@ class Calc:
 
     def value(self, evidence: Evidence, device: Device) -> float | None:
         left, right = self.left.value(evidence, device), self.right.value(evidence, device)
-        if left is None or right is None or (self.operator == "/" and right == 0):
+        if left is None or right is None:
             return None
+        if self.operator == "/" and right == 0:
+            return math.copysign(math.inf, left) if left else None
         return OPERATORS[self.operator](left, right)
 
     def parts(self) -> Iterator[Over | Share | Median]:
@@ -218,7 +221,7 @@ class Mark:
 
     def expression(self, limits: Limits) -> str:
         """The recorded expression; what is not known to be true is 0."""
-        return f"{_operand(self.condition, limits)} * 0 + 1\nor\n{GR_ACTIVE.record} * 0"
+        return f"(\n{_indented(self.condition.promql(limits))}\n) * 0 + 1\nor\n{GR_ACTIVE.record} * 0"
 
     def on(self, evidence: Evidence, device: Device) -> bool:
         """Whether it is known to be true of a device whose engine activity is known."""

@@ -67,7 +67,8 @@ class Derived:
 
     def promql(self) -> str:
         """The expression, on recorded signals."""
-        return f"{_operand(self.left)} {self.operator} {_operand(self.right)}"
+        right = f"({_operand(self.right)} != 0)" if self.operator == "/" else _operand(self.right)
+        return f"{_operand(self.left)} {self.operator} {right}"
 
     def value(self, known: Callable[[Signal], float | None]) -> float | None:
         """The same in Python, from the values that are known; None without one of them, and for a division by 0."""
