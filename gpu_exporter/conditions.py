@@ -221,7 +221,8 @@ class Mark:
 
     def expression(self, limits: Limits) -> str:
         """The recorded expression; what is not known to be true is 0."""
-        return f"(\n{_indented(self.condition.promql(limits))}\n) * 0 + 1\nor\n{GR_ACTIVE.record} * 0"
+        on = f"(\n{_indented(self.condition.promql(limits))}\n) * 0 + 1"
+        return f"({on})\nand\n{GR_ACTIVE.record}\nor\n{GR_ACTIVE.record} * 0"
 
     def on(self, evidence: Evidence, device: Device) -> bool:
         """Whether it is known to be true of a device whose engine activity is known."""

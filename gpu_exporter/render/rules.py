@@ -147,7 +147,7 @@ def recording(limits: Limits | None = None) -> str:
     groups = [
         ("gpu-identity", list(_identity())),
         ("gpu-signals", list(_signals(limits or {}))),
-        ("gpu-cost", list(_cost(limits or {}))),
+        ("gpu-accounting", list(_cost(limits or {}))),
     ]
     return NOTE.format("signals.py, classes.py and failure_modes/") + _yaml(groups)
 
