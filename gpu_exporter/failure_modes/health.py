@@ -289,7 +289,7 @@ MODES = (
   (up == 0 and on (cluster, job, instance) max_over_time(gpu:exporter:info[1d]))
 )
 * on (cluster, job, instance) group_left (node) max by (cluster, job, instance, node) (last_over_time(gpu:exporter:info[1d]))
-or
+or on (cluster, job, instance)
 up{job=~".*(gpu|dcgm).*"} == 0""",
         scope=Scope.FLEET,
     ),
