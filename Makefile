@@ -43,7 +43,7 @@ soak: $(VENV)/dev tools ## Long proofs: half an hour of faults on the stand-in d
 	$(BIN)/python -m pytest tests/unit --hypothesis-profile soak
 	$(BIN)/python -m benchmarks.fleet
 
-tools: .tools/done .tools/alertmanager ## Fetch what the tests need beside Python: a C compiler, Prometheus and Alertmanager
+tools: .tools/done .tools/newer/done .tools/alertmanager ## Fetch what the tests need beside Python: a C compiler, Prometheus (two) and Alertmanager
 
 $(VENV)/run $(VENV)/dev $(VENV)/bench: setup.cfg pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "needs Python 3.10 or newer: make PYTHON=python3.12 …"; exit 1; }
@@ -66,3 +66,8 @@ TEMPLATES := usr/share/prometheus/alertmanager
 	@cd .tools && dpkg -x prometheus-alertmanager_*.deb . && rm prometheus-alertmanager_*.deb
 	@test -e /$(TEMPLATES)/email.tmpl || $(SUDO) install -D -m 644 -t /$(TEMPLATES) .tools/$(TEMPLATES)/default.tmpl .tools/$(TEMPLATES)/email.tmpl
 	@touch $@
+
+# Rules have to work on both: this distribution's Prometheus, and the newest.
+.tools/newer/done: tests/newer_prometheus.sh | .tools/done
+	@rm -rf .tools/newer
+	@sh tests/newer_prometheus.sh .tools/newer && touch $@

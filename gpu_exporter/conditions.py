@@ -6,6 +6,7 @@ true, and no others, whether it is false or unknown for them. A device is one se
 
 from __future__ import annotations
 
+import math
 import statistics
 from bisect import bisect_right
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -185,7 +186,7 @@ def _predict(points: Points, now: float, ahead: float) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Calc:
-    """`left operator right` of two terms of the same device."""
+    """`left operator right` of two terms of the same device. What is divided by 0 is infinite, 0 / 0 unknown."""
 
     left: Term
     operator: str
@@ -196,8 +197,10 @@ class Calc:
 
     def value(self, evidence: Evidence, device: Device) -> float | None:
         left, right = self.left.value(evidence, device), self.right.value(evidence, device)
-        if left is None or right is None or (self.operator == "/" and right == 0):
+        if left is None or right is None:
             return None
+        if self.operator == "/" and right == 0:
+            return math.copysign(math.inf, left) if left else None
         return OPERATORS[self.operator](left, right)
 
     def parts(self) -> Iterator[Over | Share | Median]:

@@ -48,7 +48,9 @@ class Read:
             matchers.append(f'{self.any_of[0]}=~"{"|".join(self.any_of[1])}"')
         series = f"{self.name}{{{', '.join(matchers)}}}" if matchers else self.name
         if self.rate:
-            series = f"rate({series}[{RATE_WINDOW}])"
+            # A series that began within the window counts as having stood still before: then the next way is better.
+            scale = "" if self.scale == 1.0 else f" * {self.scale:.15g}"
+            return f"rate({series}[{RATE_WINDOW}]){scale} and {series} offset {RATE_WINDOW}"
         if self.bit is not None:
             return f"floor({series} / {2**self.bit}) % 2"
         if self.codes:
@@ -67,7 +69,8 @@ class Derived:
 
     def promql(self) -> str:
         """The expression, on recorded signals."""
-        return f"{_operand(self.left)} {self.operator} {_operand(self.right)}"
+        right = f"({_operand(self.right)} != 0)" if self.operator == "/" else _operand(self.right)
+        return f"{_operand(self.left)} {self.operator} {right}"
 
     def signals(self) -> Iterator[Signal]:
         """What it is made of."""

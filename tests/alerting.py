@@ -152,7 +152,8 @@ def rules(folder: Path, hold: str) -> list[Path]:
         for group in content["groups"]:
             for rule in group["rules"]:
                 rule.pop("keep_firing_for", None)
-                rule["expr"] = rule["expr"].replace(f"[{RATE_WINDOW}]", f"[{RATE}]")
+                for before, after in ((f"[{RATE_WINDOW}]", f"[{RATE}]"), (f"offset {RATE_WINDOW}", f"offset {RATE}")):
+                    rule["expr"] = rule["expr"].replace(before, after)
                 if "for" in rule:
                     rule["for"] = hold
         path = folder / f"{name}.yaml"

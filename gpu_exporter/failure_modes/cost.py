@@ -24,21 +24,23 @@ PRICES = (
     Limit("usdPerGpuHour", 2.50, "USD", "price of a GPU for an hour, electricity included"),
 )
 
-IDLE_FOR, HOARDED_FOR, GROWS_FOR = 2 * HOUR, HOUR, 30 * MINUTE
+IDLE_FOR, HOARDED_FOR = 2 * HOUR, HOUR
+# Programs take memory at once or load for minutes: what is still growing after a longer hold than window is no start.
+GROWS_FOR, GROWTH_HOLD = 15 * MINUTE, 20 * MINUTE
 
 MODES = (
     FailureMode(
         "GpuMemoryExhaustionPredicted",
         Domain.COST,
         Severity.WARNING,
-        10 * MINUTE,
+        GROWTH_HOLD,
         Action.NONE,
         "The memory of {gpu} will be full within the hour",
         "Find the leak or the growing cache before it ends the job: compare allocated and reserved memory over steps.",
         Inject(
             {
-                m.FB_USED: Ramp(80 * profiles.GIB, 10.0),
-                m.FB_FREE: Ramp(143771.0 - 80 * profiles.GIB - 615, -10.0),
+                m.FB_USED: Ramp(110 * profiles.GIB, 10.0),
+                m.FB_FREE: Ramp(143771.0 - 110 * profiles.GIB - 615, -10.0),
             }
         ),
         And(

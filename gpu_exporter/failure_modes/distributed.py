@@ -54,7 +54,7 @@ MODES = (
         "The job {job} stands still: {gpu} waits, or is missed",
         "The rank whose engine is idle is the one that never came: see its log and stack (py-spy). If all of them spin, "
         "look for a rank on another node, then at the network; NCCL's flight recorder names the collective.",
-        Inject(profiles.ABSENT, profiles.HANGING),
+        Inject(profiles.ABSENT, profiles.HANGING, everyone=True),
         And(
             STALLED.condition,
             Compare(Share(STALLED), ">=", ALL_RANKS),
@@ -181,7 +181,7 @@ MODES = (
         "All ranks of {job} mostly communicate",
         "Overlap communication with computing, larger batches or gradient accumulation, another sharding; check NCCL's "
         "choice of algorithm and that it uses NVLink and all NICs.",
-        Inject(profiles.ALL_REDUCE, profiles.ALL_REDUCE),
+        Inject(profiles.ALL_REDUCE, profiles.ALL_REDUCE, everyone=True),
         And(WAITS.condition, Compare(Share(WAITS), ">=", ALL_RANKS)),
         scope=Scope.JOB,
         meaning="All ranks of the job are busy, none of them fills its chip, and bytes move: they mostly "

@@ -633,7 +633,7 @@ MODES = (
   (up == 0 and on (cluster, job, instance) max_over_time(gpu:exporter:info[1d]))
 )
 * on (cluster, job, instance) group_left (node) topk by (cluster, job, instance) (1, last_over_time(gpu:exporter:info[1d]))
-or
+or on (cluster, job, instance)
 up{job=~".*(gpu|dcgm).*"} == 0""",
         scope=Scope.FLEET,
         meaning="Prometheus can't scrape an exporter that had GPUs. Nothing is known of them, which is not the same "

@@ -62,7 +62,8 @@ class Inject:
     """What makes a mode fire: `values` on the GPU it happens to, on top of a healthy one (see profiles.py).
 
     `peers` are the values of the other ranks of its job. `xid` is an event, which comes again and again; `fault` one
-    that no value shows: lost, wedged, down (the exporter does not answer). `absent` rows have no sample.
+    that no value shows: lost, wedged, down (the exporter does not answer). `absent` rows have no sample. `everyone`: the
+    peers show it as well.
     """
 
     values: Values = field(default_factory=dict)
@@ -70,6 +71,7 @@ class Inject:
     xid: int | None = None
     fault: str = ""
     absent: tuple[Metric, ...] = ()
+    everyone: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -209,7 +209,7 @@ def all_limits(modes: Sequence[FailureMode] = MODES) -> tuple[Limit, ...]:
 
 def _cost() -> Iterator[tuple[str, str]]:
     groups = yaml.safe_load(rules.recording())["groups"]
-    (found,) = (group["rules"] for group in groups if group["name"] == "gpu-cost")
+    (found,) = (group["rules"] for group in groups if group["name"] == "gpu-accounting")
     for rule in found:
         yield f"`{rule['record']}`", f"`{' '.join(rule['expr'].split())}`"
 

@@ -76,13 +76,15 @@ def _owners(named: str, labels: str) -> str:
     pod = named.removesuffix("}")
     exported = _exported(f'{pod}, exported_pod!=""}}')
     plain = f'{pod}, exported_pod="", pod!="", pod!~"{ownership.EXPORTER_PODS}"}}'
-    slurm = f'{pod}, exported_pod="", pod="", hpc_job!=""}}'
-    theirs = f"{exported} or {plain} or {slurm}"
+    slurm = f'{pod}, exported_pod="", pod=~"|{ownership.EXPORTER_PODS}", hpc_job!=""}}'
+    for label in ("namespace", "pod"):  # those of the exporter
+        slurm = f'label_replace({slurm}, "{label}", "", "{label}", ".*")'
+    theirs = f'label_replace({exported} or {plain} or {slurm}, "told", "$1", "workload", "(.+)")'
     by_pod = f'label_replace({theirs}, "workload", "$1", "pod", "{ownership.WORKLOAD_OF_POD}")'
     named, nameless = (_exported(f'{m.POD_INFO}{{workload{operator}""}}') for operator in ("!=", "="))
     for label in ownership.JOB_LABELS:
-        if label != "workload":
-            by_pod = f'label_replace({by_pod}, "workload", "$1", "{label}", "(.+)")'
+        label = "told" if label == "workload" else label
+        by_pod = f'label_replace({by_pod}, "workload", "$1", "{label}", "(.+)")'
     mine = f'{named} or label_replace({nameless}, "workload", "$1", "pod", "{ownership.WORKLOAD_OF_POD}")'
     return f"group by ({labels}) ({mine})\nor on ({', '.join(s.DEVICE)})\ngroup by ({labels}) ({by_pod})"
 
@@ -149,7 +151,7 @@ def recording(limits: Limits | None = None) -> str:
     groups = [
         ("gpu-identity", list(_identity())),
         ("gpu-signals", list(_signals(limits or {}))),
-        ("gpu-cost", list(_cost(limits or {}))),
+        ("gpu-accounting", list(_cost(limits or {}))),
         ("gpu-fleet", list(_fleet())),
     ]
     return NOTE.format("signals.py, classes.py and failure_modes/") + _yaml(groups)

@@ -1,0 +1,1 @@
+"""The rendered rules in real promtools and a real Prometheus."""

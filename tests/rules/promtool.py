@@ -1,0 +1,125 @@
+"""Runs rule tests in real promtools: this distribution's and the newest."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gpu_exporter.failure_modes import MODES
+from gpu_exporter.failure_modes.mode import FailureMode
+from tests.rules.series import STEP, Device, input_series
+from tests.tools import BUNDLED, tool
+
+ROOT = Path(__file__).parent.parent.parent
+RULES = sorted((ROOT / "alerts").glob("*.yaml"))
+NEWER = BUNDLED.parents[1] / "newer" / "usr" / "bin"
+BY_NAME = {mode.name: mode for mode in MODES}
+WHAT = "alertname, node, gpu, severity, domain, action"
+
+Sample = tuple[Mapping[str, str], float]
+
+
+def promtools() -> Sequence[Path]:
+    """This distribution's and the newest."""
+    newest = NEWER / "promtool"
+    assert newest.is_file(), f"{newest} is not there: run `make tools`"
+    return tool("promtool"), newest
+
+
+@dataclass(frozen=True, slots=True)
+class Expect:
+    """What an expression finds at the end of the test."""
+
+    expression: str
+    samples: Sequence[Sample] = ()
+
+    def rendered(self, at: int) -> Mapping[str, Any]:
+        """As promtool wants it."""
+        samples = [{"labels": _labels(labels), "value": value} for labels, value in self.samples]
+        return {"expr": self.expression, "eval_time": f"{at}s", "exp_samples": samples}
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    return "{" + ",".join(f'{name}="{value}"' for name, value in labels.items() if value) + "}"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Some devices, and what is to be found when their stories end."""
+
+    name: str
+    devices: Sequence[Device]
+    expected: Sequence[Expect]
+    alerts: Sequence[Mapping[str, Any]] = field(default=())
+    more: Sequence[Mapping[str, str]] = field(default=())
+
+    def rendered(self) -> Mapping[str, Any]:
+        """As promtool wants it. The stories are equally long."""
+        (steps,) = {sum(stretch.steps for stretch in device.story) for device in self.devices}
+        end = (steps - 1) * STEP
+        return {
+            "name": self.name,
+            "interval": f"{STEP}s",
+            "input_series": [*input_series(self.devices), *self.more],
+            "promql_expr_test": [each.rendered(end) for each in self.expected],
+            "alert_rule_test": [{"eval_time": f"{end}s", **each} for each in self.alerts],
+        }
+
+
+def check(folder: Path, cases: Iterable[Case], programs: Sequence[Path] | None = None) -> None:
+    """Every case, in both promtools if not told otherwise; a failure says which expression found what instead."""
+    runs = []
+    for number, case in enumerate(cases):
+        path = folder / f"{number}.yaml"
+        content = {"rule_files": [str(each) for each in RULES], "evaluation_interval": "1m", "tests": [case.rendered()]}
+        path.write_text(json.dumps(content))
+        runs += [(program, path, case.name) for program in programs or promtools()]
+    with ThreadPoolExecutor(2) as pool:
+        failures = [failure for failure in pool.map(_run, runs) if failure]
+    assert not failures, "\n\n".join(failures)
+
+
+def _run(run: tuple[Path, Path, str]) -> str:
+    program, path, name = run
+    found = subprocess.run([program, "test", "rules", path], capture_output=True, text=True, timeout=300)
+    if found.returncode == 0:
+        return ""
+    return f"{name}, {program}:\n{found.stdout[-6000:]}{found.stderr[-6000:]}"
+
+
+def firing(node: str, names: Iterable[str], gpus: Iterable[int | None] = (0,)) -> list[Sample]:
+    """These alerts on these GPUs of a node; None: on the node as a whole."""
+    return [(_alert(BY_NAME[name], node, gpu), 1.0) for name in names for gpu in gpus]
+
+
+def _alert(mode: FailureMode, node: str, gpu: int | None) -> Mapping[str, str]:
+    return {
+        "alertname": mode.name,
+        "node": node,
+        "gpu": "" if gpu is None else str(gpu),
+        "severity": mode.severity.value,
+        "domain": mode.domain.value,
+        "action": mode.action.value,
+    }
+
+
+def now_firing(node: str, where: str, samples: Sequence[Sample]) -> Expect:
+    """The alerts of a node (with more matchers in `where`) that fire at the end are these, and no others."""
+    return Expect(f'group by ({WHAT}) (ALERTS{{alertstate="firing", node="{node}"{where}}})', samples)
+
+
+def never_fired(node: str, but: Iterable[str] = ()) -> Expect:
+    """No alert of a node fired at any time, but for these."""
+    allowed = f', alertname!~"{"|".join(but)}"' if but else ""
+    return Expect(f'group by ({WHAT}) (last_over_time(ALERTS{{alertstate="firing", node="{node}"{allowed}}}[1d]))')
+
+
+def no_other_node(nodes: Iterable[str]) -> Expect:
+    """No alert fired anywhere else, nor without a node."""
+    known = "|".join(nodes)
+    return Expect(f'group by ({WHAT}) (last_over_time(ALERTS{{alertstate="firing", node!~"{known}"}}[1d]))')

@@ -1,0 +1,295 @@
+"""What GPUs do over time -> what an exporter of any generation exposes of them, as input series of promtool.
+
+A GPU is a `Device`; what it does is a story of stretches, each of one profile. The same story told by our exporter and
+by every dcgm-exporter must lead to the same signals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import cycle, islice
+
+from gpu_exporter import metrics as m
+from gpu_exporter import xids
+from gpu_exporter.dcgm_names import RENAMED
+from gpu_exporter.failure_modes.mode import Inject, Ramp, Wave
+from gpu_exporter.failure_modes.profiles import HEALTHY
+from gpu_exporter.model import Metric
+from gpu_exporter.signals import DRAIN_CODES, SIGNALS, Read
+
+STEP = 30  # seconds between two scrapes
+MODEL = "NVIDIA H200"
+
+# A value at each scrape; a sequence is gone through again and again.
+Shape = float | Ramp | Wave | Sequence[float]
+
+
+class Generation(Enum):
+    """Who is scraped, with the version at which names or labels changed."""
+
+    OURS = "ours"
+    DCGM_4_8_2 = "dcgm-4.8.2"
+    DCGM_4_8_3 = "dcgm-4.8.3"
+    DCGM_4_9 = "dcgm-4.9"
+
+    @property
+    def hostname(self) -> str:
+        """The label that names the node."""
+        return "Hostname" if self in (Generation.OURS, Generation.DCGM_4_8_2) else "hostname"
+
+    @property
+    def exporter(self) -> str:
+        """Prometheus' job."""
+        return "gpu-exporter" if self is Generation.OURS else "dcgm-exporter"
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """`steps` scrapes. `fault`: the GPU is lost or wedged, or its exporter is down; `xid` happens again and again.
+
+    `owner`: whose the GPU is now, if that is not the device's owner.
+    """
+
+    steps: int
+    values: Mapping[Metric, Shape]
+    fault: str = ""
+    xid: int | None = None
+    owner: Mapping[str, str] | None = None
+
+
+def minutes(count: float, values: Mapping[Metric, Shape] = HEALTHY, fault: str = "", xid: int | None = None) -> Stretch:
+    """A stretch of so many minutes."""
+    return Stretch(round(count * 60 / STEP), values, fault, xid)
+
+
+def injected(count: float, inject: Inject) -> Stretch:
+    """So many minutes in which it happens."""
+    values = {row: value for row, value in {**HEALTHY, **inject.values}.items() if row not in inject.absent}
+    return minutes(count, values, inject.fault, inject.xid)
+
+
+def of_peers(count: float, inject: Inject) -> Stretch:
+    """So many minutes on another rank of the same job. An exporter that is down shows none of its GPUs."""
+    return minutes(count, {**HEALTHY, **inject.peers}, inject.fault if inject.fault == "down" else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A GPU as one exporter shows it. `owner` are the labels that say whose it is, `target` those of the scrape."""
+
+    node: str
+    gpu: int
+    story: Sequence[Stretch]
+    generation: Generation = Generation.OURS
+    owner: Mapping[str, str] = field(default_factory=dict)
+    target: Mapping[str, str] = field(default_factory=dict)
+    instance: str = ""
+
+    @property
+    def uuid(self) -> str:
+        """Unique in the fleet."""
+        return f"GPU-{self.node}-{self.gpu}"
+
+    @property
+    def scrape(self) -> Mapping[str, str]:
+        """What Prometheus adds to every series."""
+        return {"job": self.generation.exporter, "instance": f"{self.node}:9400", **self.target}
+
+
+def rank(job: str, number: int = 0) -> Mapping[str, str]:
+    """The owner labels of one rank of a job."""
+    return {"namespace": "research", "pod": f"{job}-worker-{number}", "container": "main"}
+
+
+# Only what a signal is made of is written out: the rest takes time and changes nothing.
+READ = {way.name for signal in SIGNALS for way in signal.made if isinstance(way, Read)}
+
+
+class Integral(tuple[Shape, float]):
+    """A counter that grows by a shape times a factor each second."""
+
+
+def exposed(generation: Generation, metric: Metric) -> tuple[str, float] | None:
+    """Under which name a generation exposes a row, and by what a classic value is multiplied; None if not at all."""
+    if generation is Generation.OURS:
+        return metric.name, 1.0
+    if not metric.classic or metric.dcgm is None:
+        return None
+    return RENAMED.get(metric.name, (metric.name, 1.0)) if generation is Generation.DCGM_4_9 else (metric.name, 1.0)
+
+
+Key = tuple[str, tuple[tuple[str, str], ...]]
+
+
+def input_series(devices: Iterable[Device]) -> list[dict[str, str]]:
+    """The `input_series` of a promtool test: all that is scraped."""
+    found: dict[str, str] = {}
+    nodes: dict[tuple[tuple[str, str], ...], list[Device]] = {}
+    for device in devices:
+        for (name, labels), parts in _of_device(device).items():
+            found.setdefault(_selector(name, {**dict(labels), **device.scrape}), _values(parts))
+        nodes.setdefault(tuple(device.scrape.items()), []).append(device)
+    for scrape, members in nodes.items():
+        for name, parts in _of_exporter(members):
+            found.setdefault(_selector(name, dict(scrape)), _values(parts))
+    return [{"series": series, "values": values} for series, values in found.items()]
+
+
+def _selector(name: str, labels: Mapping[str, str]) -> str:
+    return name + "{" + ",".join(f'{key}="{value}"' for key, value in labels.items() if value) + "}"
+
+
+Part = tuple[int, "Shape | Integral | None"]
+
+
+def _of_exporter(members: Sequence[Device]) -> Iterator[tuple[str, list[Part]]]:
+    story = members[0].story
+    up: list[Part] = [(each.steps, 0.0 if each.fault == "down" else 1.0) for each in story]
+    yield "up", up
+    if members[0].generation is not Generation.OURS:
+        return
+    gpus = {member.gpu: member for member in members}
+    there: list[Part] = [(each.steps, None if each.fault == "down" else 1.0) for each in story]
+    yield m.BUILD_INFO.name, there
+    for name, value in ((m.RELEASED.name, 0.0), (m.EXPECTED.name, float(len(gpus)))):
+        yield name, [(steps, None if shape is None else value) for steps, shape in there]
+    ticks = [[each.fault == "" for each in member.story for _ in range(each.steps)] for member in gpus.values()]
+    gone = [each.fault == "down" for each in story for _ in range(each.steps)]
+    visible: list[Part] = [(1, None if down else float(sum(now))) for down, *now in zip(gone, *ticks, strict=True)]
+    yield m.VISIBLE.name, visible
+
+
+def _of_device(device: Device) -> Mapping[Key, list[Part]]:
+    found: dict[Key, list[Part]] = {}
+    done = 0
+    for stretch in device.story:
+        for key, shape in _stretch(device, stretch, done):
+            parts = found.setdefault(key, [(done, None)] if done else [])
+            parts.append((stretch.steps, shape))
+        done += stretch.steps
+        for parts in found.values():
+            missing = done - sum(steps for steps, _ in parts)
+            if missing:
+                parts.append((missing, None))
+    return found
+
+
+def _stretch(device: Device, stretch: Stretch, done: int) -> Iterator[tuple[Key, Shape | Integral]]:
+    ours, gpu = device.generation is Generation.OURS, {"gpu": str(device.gpu), "UUID": device.uuid}
+    if stretch.fault == "down" or (stretch.fault == "lost" and not ours):
+        return
+    owner = device.owner if stretch.owner is None else stretch.owner
+    part = {"GPU_I_ID": device.instance, "GPU_I_PROFILE": "1g.18gb" if device.instance else ""}
+    classic = {
+        **gpu,
+        "pci_bus_id": f"00000000:0{device.gpu}:00.0",
+        "device": f"nvidia{device.gpu}",
+        "modelName": MODEL,
+        device.generation.hostname: device.node,
+        **part,
+        **owner,
+    }
+    if ours and not device.instance:
+        yield from _ours(device, stretch, gpu, done)
+    if ours and owner:
+        yield _key(m.POD_INFO.name, {**gpu, **part, **owner}), 1.0
+    if stretch.fault and ours:  # a dcgm-exporter goes on to show the last values of a wedged GPU
+        return
+    for metric, shape in _rows(device.generation, stretch):
+        name = exposed(device.generation, metric)
+        if name and name[0] in READ:
+            labels = classic if metric.classic else {**gpu, **part}
+            yield _key(name[0], {**labels, **dict(metric.labels)}), _scaled(shape, name[1])
+
+
+def _rows(generation: Generation, stretch: Stretch) -> Iterator[tuple[Metric, Shape | Integral]]:
+    yield from stretch.values.items()
+    power = stretch.values.get(m.POWER)
+    if power is not None:
+        yield m.ENERGY, Integral((power, 1e3))
+        yield m.ENERGY_JOULES, Integral((power, 1.0))
+    if m.XID_ERRORS not in stretch.values:
+        yield m.XID_ERRORS, float(stretch.xid or 0)
+    for row in m.METRICS:
+        if row.integral_of in stretch.values and row.integral_of is not None:
+            yield row, Integral((stretch.values[row.integral_of], 1.0))
+
+
+def _ours(
+    device: Device, stretch: Stretch, gpu: Mapping[str, str], done: int
+) -> Iterator[tuple[Key, Shape | Integral]]:
+    """What only our exporter says of a GPU, also while it can't read it."""
+    yield _key(m.INFO.name, {**gpu, "model": MODEL, "node": device.node}), 1.0
+    yield _key(m.UP.name, gpu), 0.0 if stretch.fault else 1.0
+    now = Ramp(float(done * STEP), 1.0)
+    yield _key(m.READ_AT.name, gpu), float(done * STEP - STEP) if stretch.fault else now
+    if stretch.fault:
+        yield _key(m.DOWN.name, {**gpu, "reason": {"wedged": "stalled"}.get(stretch.fault, stretch.fault)}), 1.0
+    for code in {DRAIN_CODES[0], *({stretch.xid} if stretch.xid else ())}:
+        xid = {**gpu, "xid": str(code), "kind": xids.load()[code].kind.value}
+        happens = code == stretch.xid
+        yield _key(m.XID_EVENTS.name, xid), Ramp(1.0, 1 / STEP) if happens else 0.0
+        if happens:
+            yield _key(m.XID_LAST.name, xid), now
+
+
+def _key(name: str, labels: Mapping[str, str]) -> Key:
+    return name, tuple((key, value) for key, value in labels.items() if value)
+
+
+def _scaled(shape: Shape | Integral, by: float) -> Shape | Integral:
+    match shape:
+        case Integral():
+            return Integral((shape[0], shape[1] * by))
+        case Ramp(start, slope):
+            return Ramp(start * by, slope * by)
+        case Wave(low, high, seconds):
+            return Wave(low * by, high * by, seconds)
+        case int() | float():
+            return shape * by
+    return [value * by for value in shape]
+
+
+def _values(parts: Iterable[Part]) -> str:
+    """promtool's notation; a counter goes on where it was."""
+    texts, total, there = [], 0.0, False
+    for steps, shape in parts:
+        match shape:
+            case None:
+                texts.append(f"stale _x{steps - 1}" if there and steps > 1 else "stale" if there else f"_x{steps}")
+            case Integral():
+                text, total = _integral(*shape, steps, total)
+                texts.append(text)
+            case Ramp(start, slope):
+                texts.append(_line(start, slope * STEP, steps))
+            case int() | float():
+                texts.append(_line(shape, 0.0, steps))
+            case _:
+                texts.append(" ".join(f"{value:.12g}" for value in _each(shape, steps)))
+        there = shape is not None
+    return " ".join(texts)
+
+
+def _line(start: float, step: float, steps: int) -> str:
+    return f"{start:.12g}{step:+.12g}x{steps - 1}"
+
+
+def _each(shape: Wave | Sequence[float], steps: int) -> Iterator[float]:
+    """A wave is much faster than scrapes and evaluations (each second scrape), which meet both of its halves."""
+    return islice(cycle((shape.low, shape.low, shape.high, shape.high) if isinstance(shape, Wave) else shape), steps)
+
+
+def _integral(shape: Shape, factor: float, steps: int, total: float) -> tuple[str, float]:
+    match shape:
+        case int() | float():
+            grown = shape * factor * STEP
+            return _line(total + grown, grown, steps), total + grown * steps
+        case Ramp():
+            raise ValueError("the integral of a ramp is not needed")
+    sums = []
+    for value in _each(shape, steps):
+        total += value * factor * STEP
+        sums.append(total)
+    return " ".join(f"{value:.12g}" for value in sums), total

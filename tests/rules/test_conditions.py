@@ -1,0 +1,360 @@
+"""Every condition on random series, in Python and in a real Prometheus: equal.
+
+What is recorded of signals is written as blocks of the past; Prometheus' own rule manager then evaluates windows,
+classes, marks, comparisons of ranks and alerts on it, as it does in production, and Python does at the same instant.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import subprocess
+import time
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from gpu_exporter import readings
+from gpu_exporter.classes import CLASS, CLASSES, classify
+from gpu_exporter.conditions import Device, Limits, Median, Over, Points, Share
+from gpu_exporter.failure_modes import MODES, profiles
+from gpu_exporter.failure_modes.mode import Ramp, Values, Wave
+from gpu_exporter.signals import OWNER, SIGNALS, Signal
+from tests.prometheus import Prometheus
+from tests.rules.promtool import ROOT, promtools
+from tests.tools import free_port, until
+
+HOUR = 3600.0
+
+
+class Gpu(NamedTuple):
+    """The labels of a device."""
+
+    cluster: str
+    node: str
+    gpu: str
+    UUID: str
+    modelName: str
+    namespace: str
+    workload: str
+
+    @property
+    def job(self) -> Hashable:
+        """Equal for ranks of the same job."""
+        return self.cluster, self.namespace, self.workload, self.modelName
+
+    def labels(self, signal: Signal) -> Mapping[str, str]:
+        """Those of a recorded signal."""
+        known = {name: value for name, value in self._asdict().items() if value and (signal.owned or name not in OWNER)}
+        return {**known, **dict.fromkeys(signal.extra, "79")}
+
+
+@dataclass(slots=True)
+class Fleet:
+    """Evidence: the points of each signal of each device."""
+
+    now: float
+    known: dict[tuple[Device, Signal], list[tuple[float, float]]] = field(default_factory=dict)
+    gpus: list[Gpu] = field(default_factory=list)
+    limits: Limits = field(default_factory=dict)
+    memo: dict[Hashable, Any] = field(default_factory=dict)
+
+    def points(self, device: Device, signal: Signal) -> Points:
+        """In order of time."""
+        return self.known.get((device, signal), ())
+
+    def ranks(self, device: Device) -> Sequence[Device]:
+        """The ranks of the same job."""
+        assert isinstance(device, Gpu)
+        if "jobs" not in self.memo:
+            jobs: dict[Hashable, list[Device]] = defaultdict(list)
+            for gpu in self.gpus:
+                jobs[gpu.job].append(gpu)
+            self.memo["jobs"] = jobs
+        return self.memo["jobs"][device.job] if device.workload else ()
+
+
+TERMS = tuple(
+    dict.fromkeys(
+        term
+        for condition in [each.condition for each in CLASSES] + [mode.condition for mode in MODES if mode.condition]
+        for term in condition.terms()
+    )
+)
+MARKS = tuple(
+    dict.fromkeys(term.mark if isinstance(term, Share) else term.where for term in TERMS if not isinstance(term, Over))
+)
+
+
+def _over(terms: Sequence[Over | Share | Median]) -> Iterator[Over]:
+    for term in terms:
+        if isinstance(term, Over):
+            yield term
+        elif isinstance(term, Median):
+            yield term.of
+
+
+READ: Mapping[Signal, float] = {
+    signal: max(over.window for over in overs if over.signal is signal)
+    for overs in [tuple(_over([*TERMS, *(term for mark in MARKS for term in mark.condition.terms())]))]
+    for signal in dict.fromkeys(over.signal for over in overs)
+}
+
+
+def levels(values: Values) -> Mapping[Signal, tuple[float, float]]:
+    """What a profile is in signals, and by how much it grows a second."""
+
+    def at(t: float) -> readings.Page:
+        found = []
+        for row, value in values.items():
+            now = (
+                value.start + value.per_second * t
+                if isinstance(value, Ramp)
+                else value.low
+                if isinstance(value, Wave)
+                else value
+            )
+            found.append(readings.Row(row.name, {"UUID": "x", **dict(row.labels)}, now))
+        return readings.Page(t, found)
+
+    seen = readings.seen([at(0.0), at(60.0)], {})
+    return {
+        signal: (points[0][1], (points[-1][1] - points[0][1]) / 60.0)
+        for (_, signal), points in seen.signals.items()
+        if signal in READ
+    }
+
+
+# What nothing measured covers, and levels on both sides of every limit.
+ODD: Mapping[str, Sequence[float]] = {
+    "ratio": (0.0, 0.004, 0.03, 0.07, 0.15, 0.3, 0.38, 0.55, 0.66, 0.87, 0.99),
+    "bytes_per_second": (0.0, 4e8, 1.6e9, 9e9, 4e10),
+    "bytes": (0.0, 6e8, 2e9, 1e11),
+    "celsius": (-2.0, 2.0, 40.0, 90.0, 120.0),
+    "links": (0.0, 4.0, 17.0, 18.0),
+    "lanes": (4.0, 8.0, 16.0),
+    "generation": (1.0, 4.0, 5.0),
+}
+OTHER = (0.0, 1.0, 2.0, 150.0)
+
+
+def times(now: float, window: float, chance: random.Random) -> list[float]:
+    """Once a minute in the last 20, then as seldom as Prometheus' lookback lets a series live; off every edge."""
+    recent = [now - 37 - 60 * n for n in range(20)]
+    older = (
+        [recent[-1] - 240 * n for n in range(1, 4 + int(max(0.0, window + 600 - 1200) // 240))] if window > 900 else []
+    )
+    return [round(t + chance.uniform(-9, 9), 3) for t in reversed(recent + older)]
+
+
+def series(
+    signal: Signal, level: tuple[float, float], now: float, chance: random.Random, *, calm: bool = False
+) -> list[tuple[float, float]]:
+    """A level with noise, sometimes (if not calm) with a jump, a gap, or an end some minutes ago."""
+    start, slope = level
+    found = times(now, READ[signal], chance)
+    whole = signal.unit in (
+        "bool",
+        "links",
+        "lanes",
+        "generation",
+        "action",
+        "banks",
+        "rows",
+        "errors",
+        "total",
+        "timestamp",
+    )
+    jitter = 0.0 if whole or start == 0.0 else 1e-5  # no value is exactly a limit, but for 0
+    noise = 0.0 if whole else chance.choice((0.0, 1e-3) if calm else (0.0, 1e-3, 0.1, 0.5))
+    drawn = [
+        (t, (start + slope * (t - found[0])) * (1 + noise * chance.uniform(-1, 1)) + jitter * chance.random())
+        for t in found
+    ]
+    match 12 if calm else chance.randrange(12):
+        case 0:
+            place = chance.randrange(len(drawn))
+            drawn = [
+                (t, value if n < place else value * chance.choice((0.0, 0.5, 3.0)))
+                for n, (t, value) in enumerate(drawn)
+            ]
+        case 1:
+            place = chance.randrange(len(drawn) - 1)
+            drawn = drawn[:place] + drawn[place + chance.randrange(9) :]
+        case 2:
+            drawn = drawn[: -chance.randrange(1, 9)]
+    return drawn or [(found[0], start)]
+
+
+def draw(chance: random.Random) -> Fleet:
+    """Jobs of one to nine ranks, each made to have a failure mode, and then disturbed; some GPUs have no job."""
+    fleet = Fleet(math.floor(time.time()))
+    board = levels(profiles.HEALTHY)
+    modes = [each for each in MODES if each.condition for _ in range(5 if each.inject.peers else 2)]
+    for number, mode in enumerate(modes):
+        job = chance.choice((f"job-{number}", f"job-{number}", "job-0", ""))
+        calm = chance.random() < 0.4
+        cluster = chance.choice(("", "", "", "west"))
+        peers = chance.choice((1, 1, 3, 8)) if mode.inject.peers else chance.choice((0, 0, 1))
+        for index in range(1 + peers):
+            values = mode.inject.peers if index else mode.inject.values
+            known = {**board, **levels({**profiles.HEALTHY, **values})}
+            identity = (
+                chance.choice((cluster,) * 29 + ("east",)),
+                f"node-{number}",
+                str(index),
+                f"GPU-{number}-{index}",
+            )
+            gpu = Gpu(*identity, chance.choice(("H200",) * 29 + ("B200",)), chance.choice(("ml",) * 29 + ("",)), job)
+            fleet.gpus.append(gpu)
+            disturbed = 0.0 if calm else chance.choice((0.0, 0.03, 0.3))
+            for signal in READ:
+                if signal.unit == "timestamp":
+                    at = fleet.now - chance.choice((8.0, 45.0, 300.0, 900.0)) + 0.5
+                    if chance.random() < 0.4:
+                        fleet.known[gpu, signal] = [(t, at) for t, _ in series(signal, (at, 0.0), fleet.now, chance)]
+                    continue
+                level = known.get(signal)
+                if chance.random() < disturbed:
+                    level = chance.choice((None, (chance.choice(ODD.get(signal.unit, OTHER)), 0.0)))
+                if signal.name in ("up", "released") and level is None:
+                    level = (float(chance.random() < 0.7), 0.0)
+                if level is not None:
+                    fleet.known[gpu, signal] = series(signal, level, fleet.now, chance, calm=calm)
+    return fleet
+
+
+def blocks(fleet: Fleet, folder: Path, promtool: Path) -> None:
+    """The fleet as a Prometheus stored it."""
+    by_name: dict[str, list[str]] = defaultdict(list)
+    for (gpu, signal), points in fleet.known.items():
+        assert isinstance(gpu, Gpu)
+        labels = ",".join(f'{name}="{value}"' for name, value in gpu.labels(signal).items())
+        by_name[signal.record] += [f"{signal.record}{{{labels}}} {value!r} {t:.3f}" for t, value in points]
+    lines = [line for name, own in by_name.items() for line in (f"# TYPE {name} gauge", *own)]
+    (folder / "fleet.om").write_text("\n".join([*lines, "# EOF\n"]))
+    arguments = ["tsdb", "create-blocks-from", "openmetrics", str(folder / "fleet.om"), str(folder / "data")]
+    subprocess.run([promtool, *arguments], check=True, capture_output=True, text=True)
+
+
+def rule_file() -> str:
+    """All rules that read signals, in one group, as they are rendered."""
+    signals = {signal.record for signal in SIGNALS}
+    found = [
+        rule
+        for path in ("recording", *sorted({mode.domain.value for mode in MODES}))
+        for group in yaml.safe_load((ROOT / "alerts" / f"{path}.yaml").read_text())["groups"]
+        if group["name"] not in ("gpu-identity", "gpu-accounting")
+        for rule in group["rules"]
+        if rule.get("record") not in signals
+    ]
+    return json.dumps({"groups": [{"name": "all", "interval": "1s", "rules": found}]})
+
+
+@contextmanager
+def evaluating(folder: Path, promtool: Path) -> Iterator[Prometheus]:
+    """A Prometheus that has the blocks and evaluates the rules."""
+    port, log = free_port(), folder / "prometheus.log"
+    (folder / "rules.yaml").write_text(rule_file())
+    (folder / "prometheus.yml").write_text(json.dumps({"rule_files": ["rules.yaml"]}))
+    options = [f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}"]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [promtool.with_name("prometheus"), *options, f"--web.listen-address=127.0.0.1:{port}"],
+            stdout=output,
+            stderr=output,
+        )
+    try:
+        prometheus = Prometheus(process.pid, port, log)
+        until(prometheus.ready, timeout=30, what="Prometheus' start")
+        yield prometheus
+    finally:
+        process.kill()
+        process.wait()
+
+
+Found = dict[tuple[str, str], float]
+
+
+def evaluated(prometheus: Prometheus) -> tuple[float, Mapping[str, Mapping[str, float]]]:
+    """Of the last whole evaluation: its time, and what each rule found, by UUID. Alerts are named by themselves."""
+    last = max(
+        float(at) for each in prometheus.api("query", query="ALERTS[1m]")["result"] for at, _ in each["values"][:-1]
+    )
+    found: dict[str, dict[str, float]] = defaultdict(dict)
+    for each in prometheus.api("query", query='{__name__!="", UUID!=""}[1m]')["result"]:
+        labels = each["metric"]
+        for at, value in each["values"]:
+            if abs(float(at) - last) < 5e-4:
+                name = labels["alertname"] if labels["__name__"] == "ALERTS" else labels["__name__"]
+                found[name][labels["UUID"]] = float(value)
+    return last, found
+
+
+def differences(fleet: Fleet, found: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
+    """Where Python says something else than Prometheus did."""
+    for gpu in fleet.gpus:
+        told = {name: by_device[gpu.UUID] for name, by_device in found.items() if gpu.UUID in by_device}
+        for mode in MODES:
+            if mode.condition and (mode.condition.holds(fleet, gpu) is True) != (mode.name in told):
+                yield f"{mode.name} of {gpu}: {mode.condition.holds(fleet, gpu)} in Python"
+        mine = classify(fleet, gpu)
+        if (None if mine is None else CLASSES.index(mine)) != told.get(CLASS):
+            yield f"class of {gpu}: {mine and mine.name} in Python, {told.get(CLASS)} in Prometheus"
+        for mark in MARKS:
+            if mark.on(fleet, gpu) != bool(told.get(mark.record)):
+                yield f"{mark.record} of {gpu}: {mark.on(fleet, gpu)} in Python"
+        for term in TERMS:
+            if term.record:
+                own, theirs = term.value(fleet, gpu), told.get(term.record)
+                if (own is None) != (theirs is None) or not math.isclose(
+                    own or 0, theirs or 0, rel_tol=1e-6, abs_tol=1e-9
+                ):
+                    yield f"{term.record} of {gpu}: {own} in Python, {theirs} in Prometheus"
+
+
+def disagreement(seed: int, folder: Path, promtool: Path) -> str:
+    """What one Prometheus says differently of a random fleet."""
+    fleet = draw(random.Random(seed))
+    blocks(fleet, folder, promtool)
+    with evaluating(folder, promtool) as prometheus:
+        ask = "count_over_time(ALERTS[1m]) >= 2"  # Prometheus shows alerts once it has looked for earlier ones
+        until(lambda: prometheus.query(ask), timeout=60, what="an alert")
+        fleet.now, found = evaluated(prometheus)
+    wrong = list(differences(fleet, found))
+    return "\n".join([f"{promtool}, {len(wrong)} differences:", *wrong[:20]]) if wrong else ""
+
+
+@settings(max_examples=2, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+@given(seed=st.integers(0, 2**32))
+def test_python_and_prometheus_agree(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        runs = [pool.submit(disagreement, seed, tmp_path_factory.mktemp("fleet"), each) for each in promtools()]
+    assert not any(run.result() for run in runs), "\n".join(run.result() for run in runs)
+
+
+def test_random_fleets_give_every_answer() -> None:
+    """Agreement on what never happens would prove nothing."""
+    answers: dict[str, set[bool | None]] = defaultdict(set)
+    for fleet in map(draw, map(random.Random, range(4))):
+        for gpu in fleet.gpus:
+            for mode in MODES:
+                if mode.condition:
+                    answers[mode.name].add(mode.condition.holds(fleet, gpu))
+            found = classify(fleet, gpu)
+            answers["class"].add(found is None)
+            if found:
+                answers[found.name].add(True)
+    lacking = {mode.name: answers[mode.name] for mode in MODES if mode.condition and len(answers[mode.name]) < 3}
+    assert not lacking
+    assert not {each.name for each in CLASSES} - set(answers)

@@ -1,0 +1,296 @@
+"""Cases that rules get wrong: starts, reboots, parts of GPUs, two exporters, jobs that are uneven by design."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from gpu_exporter import metrics as m
+from gpu_exporter.failure_modes import profiles as p
+from gpu_exporter.failure_modes.mode import Ramp, Values
+from gpu_exporter.model import Metric
+from gpu_exporter.signals import DEVICE_INFO, SIGNALS, Signal
+from tests.rules.promtool import BY_NAME, Case, Expect, check, firing, never_fired, no_other_node, now_firing
+from tests.rules.series import Device, Generation, Shape, Stretch, minutes, rank
+from tests.rules.test_modes import available
+
+HELD = 60.0
+GENERATIONS = tuple(Generation)
+
+
+def on_board(profile: Values) -> Mapping[Metric, Shape]:
+    """A profile on a board that is well."""
+    return {**p.BOARD, **profile}
+
+
+IDLE = {**on_board(p.IDLE), m.FB_USED: 0.0, m.FB_FREE: 143771.0 - 615}
+
+
+def node(name: str, stories: Sequence[Sequence[Stretch]], generation: Generation, *, job: str = "") -> list[Device]:
+    """A node with a GPU for each story, all of one job if it has a name."""
+    return [Device(name, gpu, story, generation, rank(job, gpu) if job else {}) for gpu, story in enumerate(stories)]
+
+
+def quiet(folder: Path, cases: Mapping[str, Sequence[Device]], found: Iterable[Expect] = ()) -> None:
+    """No alert fires at any time on any of these devices."""
+    expected = [*found, no_other_node(["-"])]
+    check(folder, [Case("quiet", [each for devices in cases.values() for each in devices], expected)])
+
+
+def test_what_is_well_is_quiet(tmp_path: Path) -> None:
+    """Also while it starts and reboots, whoever is scraped."""
+    loading = {**on_board(p.TINY_KERNELS), m.FB_USED: Ramp(600.0, 400.0), m.FB_FREE: Ramp(143771.0 - 1215, -400.0)}
+    full = {**on_board(p.BALANCED), m.FB_USED: 600.0 + 400 * 300, m.FB_FREE: 143771.0 - 1215 - 400 * 300}
+    stories = {
+        "idle": [[minutes(HELD, IDLE)]] * 2,
+        "works": [[minutes(HELD)]] * 8,
+        "starts": [[minutes(20, IDLE), minutes(5, loading), minutes(35, full)]] * 2,
+        "reboots": [[minutes(25), minutes(4, fault="down"), minutes(2, IDLE), minutes(29)]] * 2,
+    }
+    cases = {
+        f"{name}-{generation.value}": node(f"{name}-{generation.value}", story, generation, job=name)
+        for generation in (Generation.OURS, Generation.DCGM_4_9)
+        for name, story in stories.items()
+    }
+    quiet(tmp_path, cases)
+
+
+def test_gpus_that_are_gone(tmp_path: Path) -> None:
+    """One or all, also where only the absence of a dcgm-exporter's series tells. A lost GPU takes nobody with it."""
+    well, lost = [minutes(HELD)], [minutes(HELD / 2), minutes(HELD / 2, fault="lost")]
+    devices: list[Device] = []
+    found: list[Expect] = []
+    for generation in (Generation.OURS, Generation.DCGM_4_8_2, Generation.DCGM_4_9):
+        ours = generation is Generation.OURS
+        names = ["GpuLost", "GpuTelemetryStale"] if ours else ["GpuLost"]
+        for how, stories in {"one": [well, well, lost], "all": [lost, lost]}.items():
+            name = f"{how}-{generation.value}"
+            gone = [gpu if ours else None for gpu, story in enumerate(stories) if story is lost]
+            devices += node(name, stories, generation, job=name)
+            found.append(now_firing(name, "", firing(name, names, gone if ours else {None})))
+            found.append(never_fired(name, names))
+    found.append(no_other_node({device.node for device in devices}))
+    check(tmp_path, [Case("gone", devices, found)])
+
+
+def test_a_gpu_that_comes_back_is_no_longer_lost(tmp_path: Path) -> None:
+    story = [minutes(20), minutes(15, fault="lost"), minutes(25)]
+    devices = node("back", [[minutes(60)], story], Generation.OURS) + node(
+        "also", [[minutes(60)], story], Generation.DCGM_4_9
+    )
+    found = [now_firing(name, "", []) for name in ("back", "also")]
+    fired = 'group by (node) (last_over_time(ALERTS{alertname="GpuLost", alertstate="firing"}[1d]))'
+    found.append(Expect(fired, [({"node": "back"}, 1.0), ({"node": "also"}, 1.0)]))
+    check(tmp_path, [Case("back", devices, found)])
+
+
+def parts(generation: Generation, name: str) -> list[Device]:
+    """A GPU in MIG mode with two instances, as our exporter or a dcgm-exporter shows it, each of another pod."""
+    whole = on_board({row: value for row, value in p.BALANCED.items() if not row.per_instance})
+    whole = {row: value for row, value in whole.items() if not row.per_instance and row is not m.GPU_UTIL}
+    own = {row: value for row, value in p.HEALTHY.items() if row.per_instance}
+    ours = generation is Generation.OURS
+    found = [
+        Device(name, 0, [minutes(30, own if ours else {**whole, **own})], generation, rank(job), instance=str(number))
+        for number, job in enumerate(("alpha", "beta"), 1)
+    ]
+    return [*found, Device(name, 0, [minutes(30, whole)], generation)] if ours else found
+
+
+def test_mig_instances_are_not_counted_twice(tmp_path: Path) -> None:
+    devices, found = [], []
+    for generation in (Generation.OURS, Generation.DCGM_4_9):
+        name = f"mig-{generation.value}"
+        devices += parts(generation, name)
+        at = {"node": name, "gpu": "0"}
+        found += [
+            Expect(f'sum by (node) (gpu:power:watts{{node="{name}"}})', [({"node": name}, p.BALANCED[m.POWER])]),
+            Expect(f'node:gpus:count{{node="{name}"}} * 1', [({"node": name}, 1.0)]),
+            Expect(
+                f'count by (node, gpu, GPU_I_ID, workload) (gpu:sm_active:ratio{{node="{name}"}})',
+                [({**at, "GPU_I_ID": number, "workload": job}, 1.0) for number, job in (("1", "alpha"), ("2", "beta"))],
+            ),
+            never_fired(name),
+        ]
+    check(tmp_path, [Case("mig", devices, found)])
+
+
+def test_a_gpu_that_pods_share_has_no_owner(tmp_path: Path) -> None:
+    """Time-slicing: a dcgm-exporter shows each series once a pod."""
+    shared = [Device("shared", 0, [minutes(30)], Generation.DCGM_4_9, rank(job)) for job in ("alpha", "beta")]
+    for signal in ("sm_active:ratio", "power:watts"):
+        check(
+            tmp_path,
+            [
+                Case(
+                    signal,
+                    shared,
+                    [
+                        Expect(
+                            f"count by (node, gpu, pod, workload) (gpu:{signal})",
+                            [({"node": "shared", "gpu": "0"}, 1.0)],
+                        ),
+                        never_fired("shared"),
+                    ],
+                )
+            ],
+        )
+
+
+def test_jobs_that_are_uneven_by_design(tmp_path: Path) -> None:
+    """Replicas of a service with unlike load, tensor-parallel pairs with unlike load, stages of a pipeline."""
+    waits = {**on_board(p.OF_SLOW)}
+    pair = {**waits, m.NVLINK_TX: 6e9, m.NVLINK_RX: 6e9}
+    busy_pair = {**on_board(p.SLOW), m.NVLINK_TX: 4e10, m.NVLINK_RX: 4e10}
+    first = {**on_board(p.SLOW), m.NVLINK_TX: 6e9, m.NVLINK_RX: 0.0}
+    second = {**waits, m.NVLINK_TX: 0.0, m.NVLINK_RX: 6e9}
+    stories: Mapping[str, Sequence[Mapping[Metric, Shape]]] = {
+        "replicas": [on_board(p.SMALL_DECODE)] * 5 + [on_board(p.GEMM)] * 2 + [IDLE],
+        "pairs": [pair] * 4 + [busy_pair] * 2,
+        "pipeline": [first, second],
+        "pipeline-idle-first": [{**on_board(p.STARVED), m.NVLINK_TX: 6e9, m.NVLINK_RX: 1e6}, second],
+    }
+    devices, found = [], []
+    for generation in (Generation.OURS, Generation.DCGM_4_9):
+        for name, ranks in stories.items():
+            at = f"{name}-{generation.value}"
+            devices += node(at, [[minutes(30, values)] for values in ranks], generation, job=at)
+            found.append(Expect(f'ALERTS{{domain="distributed", node="{at}"}}'))
+    check(tmp_path, [Case("uneven", devices, found)])
+
+
+def same(signal: Signal, devices: int) -> list[Expect]:
+    """All devices that can show a signal have it, with the same value."""
+    name = signal.record
+    spread = f"max by () ({name}) - min by () ({name}) <= bool 1e-6 * max by () (abs({name}))"
+    return [Expect(f"count by () ({name})", [({}, float(devices))]), Expect(spread, [({}, 1.0)])]
+
+
+def test_a_mixed_fleet_has_identical_signals(tmp_path: Path) -> None:
+    rows = {**p.HEALTHY, m.RETIRED_PENDING: 0.0, m.FP64_ACTIVE: 0.125, m.INT_ACTIVE: 0.25, m.FP16_ACTIVE: 0.0625}
+    rows |= {m.POWER_SET: 650.0, m.CLOCK_EVENTS: 0.0, m.PCIE_REPLAY: 3.0}
+    devices = [Device(f"node-{each.value}", 0, [minutes(30, rows)], each, rank("mixed")) for each in GENERATIONS]
+    found = [never_fired(device.node) for device in devices]
+    for signal in SIGNALS:
+        if signal.name.startswith("xid") or signal.name == "released":
+            found.append(Expect(f"count({signal.record})"))
+        else:
+            found += same(signal, sum(available(signal, each) for each in GENERATIONS))
+    labels = {
+        "modelName": "NVIDIA H200",
+        "namespace": "research",
+        "workload": "mixed",
+        "gpu": "0",
+        "pod": "mixed-worker-0",
+    }
+    identity = [({**labels, "node": each.node, "UUID": each.uuid}, 1.0) for each in devices]
+    found.append(Expect(f"group by (node, UUID, gpu, modelName, namespace, pod, workload) ({DEVICE_INFO})", identity))
+    check(tmp_path, [Case("mixed", devices, found)])
+
+
+def test_two_exporters_side_by_side(tmp_path: Path) -> None:
+    """Each GPU once; where they differ, ours is right."""
+    ours = Device("both", 0, [minutes(30)], Generation.OURS, rank("train"))
+    other = {**p.HEALTHY, m.SM_ACTIVE: 0.5, m.GR_ENGINE_ACTIVE: 0.5}
+    found = [
+        Expect(
+            "count by (node, gpu, pod) (gpu:sm_active:ratio)",
+            [({"node": "both", "gpu": "0", "pod": "train-worker-0"}, 1.0)],
+        ),
+        Expect("round(max by (node) (gpu:sm_active:ratio), 0.001)", [({"node": "both"}, p.BALANCED[m.SM_ACTIVE])]),
+        Expect("sum by (node) (gpu:power:watts)", [({"node": "both"}, p.BALANCED[m.POWER])]),
+        Expect("count by (node) (gpu:bottleneck:class)", [({"node": "both"}, 1.0)]),
+        Expect("sum(node:gpus:count)", [({}, 1.0)]),
+        Expect(
+            '{__name__=~"workload:gpus:count", workload="train"} * 1',
+            [({"namespace": "research", "workload": "train"}, 1.0)],
+        ),
+        never_fired("both"),
+        no_other_node(["both"]),
+    ]
+    for theirs in (Generation.DCGM_4_8_2, Generation.DCGM_4_9):
+        check(
+            tmp_path, [Case(theirs.value, [ours, replace(ours, generation=theirs, story=[minutes(30, other)])], found)]
+        )
+
+
+def test_the_exporters_own_pod_is_no_owner(tmp_path: Path) -> None:
+    """Without honorLabels, Prometheus calls the owner exported_pod, and a free GPU carries the exporter's own pod."""
+    target = {"namespace": "gpu-operator", "pod": "nvidia-dcgm-exporter-x7k2p", "container": "exporter"}
+    owner = {f"exported_{name}": value for name, value in rank("train", 3).items()}
+    held = Device("plain", 0, [minutes(30)], Generation.DCGM_4_9, owner, target)
+    free = Device("plain", 1, [minutes(30, IDLE)], Generation.DCGM_4_9, {}, target)
+    owned = {"gpu": "0", "namespace": "research", "pod": "train-worker-3", "workload": "train"}
+    found = [
+        Expect("count by (gpu, namespace, pod, workload) (gpu:sm_active:ratio)", [(owned, 1.0), ({"gpu": "1"}, 1.0)]),
+        never_fired("plain"),
+    ]
+    check(tmp_path, [Case("plain", [held, free], found)])
+
+
+def test_a_pod_change_changes_the_owner_and_nothing_else(tmp_path: Path) -> None:
+    """Labelled series end and others begin; the activity of a GPU goes on without a gap, and once."""
+    devices, found = [], []
+    for generation in (Generation.OURS, Generation.DCGM_4_9):
+        name = f"change-{generation.value}"
+        stretches = [replace(minutes(20), owner=rank(job)) for job in ("before", "after")]
+        devices.append(Device(name, 0, stretches, generation))
+        each = f'count by (node) (gpu:sm_active:ratio{{node="{name}"}})'
+        before = f'count by (node) (count_over_time(gpu:sm_active:ratio{{node="{name}", workload="before"}}[30m]))'
+        found += [
+            Expect(
+                f'count by (node, workload) (gpu:sm_active:ratio{{node="{name}"}})',
+                [({"node": name, "workload": "after"}, 1.0)],
+            ),
+            Expect(before, [({"node": name}, 1.0)]),
+            Expect(f"max by (node) (count_over_time(({each} == 1)[30m:1m]))", [({"node": name}, 30.0)]),
+            never_fired(name),
+        ]
+    check(tmp_path, [Case("change", devices, found)])
+
+
+def test_clusters_are_kept_apart(tmp_path: Path) -> None:
+    """A Prometheus that federates sees the same node and job names in two clusters: a straggler needs its own."""
+    ranks = [p.SLOW, p.OF_SLOW]
+    devices = [
+        Device("same", gpu, [minutes(30, on_board(values))], Generation.OURS, rank("train", gpu), {"cluster": cluster})
+        for cluster, members in (("east", ranks), ("west", [p.OF_SLOW, p.OF_SLOW]))
+        for gpu, values in enumerate(members)
+    ]
+    found = [
+        Expect(
+            'group by (alertname, cluster, gpu) (ALERTS{alertstate="firing"})',
+            [({"alertname": "GpuStragglerSlow", "cluster": "east", "gpu": "0"}, 1.0)],
+        ),
+        Expect("count by (cluster) (gpu:sm_active:ratio)", [({"cluster": each}, 2.0) for each in ("east", "west")]),
+    ]
+    check(tmp_path, [Case("clusters", devices, found)])
+
+
+def test_labels_and_annotations_are_whole(tmp_path: Path) -> None:
+    mode = BY_NAME["GpuEccUncorrectable"]
+    device = Device("sick", 3, [minutes(10), minutes(10, {**p.HEALTHY, m.ECC_DBE_VOL: 2.0})], owner=rank("train"))
+    alert = {
+        "alertname": mode.name,
+        "exp_alerts": [
+            {
+                "exp_labels": {
+                    "node": "sick",
+                    "gpu": "3",
+                    "UUID": device.uuid,
+                    "modelName": "NVIDIA H200",
+                    "severity": "critical",
+                    "domain": "health",
+                    "action": "gpu_reset",
+                },
+                "exp_annotations": {
+                    "summary": "Uncorrectable memory errors on GPU 3 of sick since its driver was loaded",
+                    "description": mode.advice,
+                    "runbook_url": "https://github.com/gpu-exporter/gpu-exporter/blob/main/docs/runbooks/gpueccuncorrectable.md",
+                    "dashboard_url": "/d/gpu-gpu?var-node=sick&var-gpu=3",
+                },
+            }
+        ],
+    }
+    check(tmp_path, [Case("sick", [device], [], [alert])])

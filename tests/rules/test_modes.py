@@ -1,0 +1,110 @@
+"""Each failure mode fires on what it is made to fire on, with whatever exporter can see it; a healthy GPU is quiet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from gpu_exporter.classes import CLASSES, NUMBER, Is
+from gpu_exporter.conditions import And, Compare, Condition, Median, Or, Over, Share, Unless
+from gpu_exporter.failure_modes import MODES
+from gpu_exporter.failure_modes.mode import FailureMode
+from gpu_exporter.metrics import METRICS
+from gpu_exporter.signals import Derived, Read, Signal
+from tests.rules.promtool import Case, Expect, check, firing, never_fired, no_other_node, now_firing, promtools
+from tests.rules.series import Device, Generation, exposed, injected, minutes, of_peers, rank
+
+RANKS = 8
+SLACK = 12.0  # minutes that a mode may take beyond its window and hold
+BEFORE = 15.0
+SOON = 60.0
+
+
+def lasts(mode: FailureMode) -> float:
+    """For how many minutes it is injected."""
+    windows = [term.window for term in mode.condition.terms() if isinstance(term, Over)] if mode.condition else []
+    return (mode.hold + max(windows, default=0.0)) / 60 + SLACK
+
+
+def knowable(condition: Condition, generation: Generation) -> bool:
+    """Whether what a generation exposes is enough to find the condition true."""
+    match condition:
+        case Compare():
+            return all(_term_knowable(term, generation) for term in condition.terms())
+        case And():
+            return all(knowable(each, generation) for each in condition.conditions)
+        case Or():
+            return any(knowable(each, generation) for each in condition.conditions)
+        case Unless():
+            return knowable(condition.condition, generation)
+        case Is(name):
+            return knowable(CLASSES[NUMBER[name]].condition, generation)
+    raise AssertionError(condition)
+
+
+def _term_knowable(term: Over | Share | Median, generation: Generation) -> bool:
+    match term:
+        case Over():
+            return available(term.signal, generation)
+        case Share():
+            return knowable(term.mark.condition, generation)
+    return available(term.of.signal, generation) and knowable(term.where.condition, generation)
+
+
+def available(side: Signal | Derived | float, generation: Generation) -> bool:
+    match side:
+        case Derived():
+            return available(side.left, generation) and available(side.right, generation)
+        case Signal():
+            names = {shown[0] for row in METRICS if (shown := exposed(generation, row))}
+            return any(way.name in names if isinstance(way, Read) else available(way, generation) for way in side.made)
+    return True
+
+
+def devices(mode: FailureMode, generation: Generation, node: str, total: float) -> Iterator[Device]:
+    """A job on one node that works, and then has the mode on its first GPU."""
+    last = lasts(mode)
+    for gpu in range(RANKS if mode.inject.peers else 2 if mode.inject.fault else 1):
+        then = of_peers(last, mode.inject) if gpu else injected(last, mode.inject)
+        yield Device(node, gpu, (minutes(total - last), then), generation, rank(mode.name.lower(), gpu))
+
+
+def expected(mode: FailureMode, generation: Generation, node: str) -> Iterator[Expect]:
+    """The mode on the right GPUs, and nothing that it does not imply, now or before."""
+    by_device = mode.condition is not None and knowable(mode.condition, generation)
+    gpus = range(RANKS) if mode.inject.everyone else (0 if by_device else None,)
+    names = [mode.name] if by_device or mode.fleet else []
+    yield now_firing(node, f', alertname="{mode.name}"', firing(node, names, gpus))
+    yield never_fired(node, (mode.name, *mode.implies))
+
+
+def test_ours_can_see_every_mode() -> None:
+    """Who watches the derivation of what is expected: a wrong one would expect nothing."""
+    conditions = {mode.name: mode.condition for mode in MODES if mode.condition}
+    assert all(knowable(condition, Generation.OURS) for condition in conditions.values())
+    partly = [name for name, condition in conditions.items() if not knowable(condition, Generation.DCGM_4_9)]
+    assert partly == ["GpuLost", "GpuNvlinkDown", "GpuXidUnknown", "GpuXidApplication", "GpuTelemetryStale"]
+
+
+def case(generation: Generation, modes: Sequence[FailureMode]) -> Case:
+    """One fleet: a node for each mode, and a healthy one."""
+    total = max(map(lasts, modes)) + BEFORE
+    fleet = [Device("healthy", gpu, [minutes(total)], generation, rank("healthy", gpu)) for gpu in range(2)]
+    found = [never_fired("healthy")]
+    for mode in modes:
+        node = mode.name.lower()
+        fleet += devices(mode, generation, node, total)
+        found += expected(mode, generation, node)
+    found.append(no_other_node(sorted({device.node for device in fleet})))
+    return Case(generation.value, fleet, found)
+
+
+@pytest.mark.parametrize("generation", Generation, ids=lambda each: each.value)
+def test_injected_fires_and_healthy_does_not(tmp_path: Path, generation: Generation) -> None:
+    soon = [mode for mode in MODES if lasts(mode) < SOON]
+    late = [mode for mode in MODES if mode not in soon]
+    # Labels do not depend on who evaluates: two generations are enough for the older one.
+    programs = promtools() if generation in (Generation.OURS, Generation.DCGM_4_9) else promtools()[1:]
+    check(tmp_path, [case(generation, soon), case(generation, late)], programs)

@@ -1,0 +1,93 @@
+"""Ground truth: what real H200s did in a phase, held for two hours, is called by its name, and nothing else is."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from gpu_exporter.metrics import BY_KEY, ENERGY
+from gpu_exporter.model import Metric
+from tests.conftest import RECORDINGS
+from tests.rules.promtool import Case, Expect, check, firing, never_fired, no_other_node, now_firing, promtools
+from tests.rules.series import Device, Generation, minutes, rank
+
+HELD = 120.0
+# Ticks that are left out at the beginning of a phase: the work starts then, once, and not every few minutes.
+START = 10
+
+
+class Truth(NamedTuple):
+    """The class of a GPU and the modes that are true of it."""
+
+    bottleneck: str
+    modes: tuple[str, ...] = ()
+
+
+COMPUTES, HOST = Truth("compute-bound"), Truth("host-bound", ("GpuHostBound",))
+MEMORY, REDUCES = Truth("memory-bound", ("GpuMemoryBound",)), Truth("communicating", ("GpuCommunicationBound",))
+# GPU by GPU. The last rank is the straggler.
+TRUTH: Mapping[str, Sequence[Truth]] = {
+    "idle": [Truth("idle")],
+    "compute_bound_bf16_gemm": [COMPUTES],
+    "train_big_batch": [COMPUTES],
+    "no_tensor_fp32_gemm": [Truth("tensor-cores-idle", ("GpuTensorCoresIdle",))],
+    "memory_bound_copy": [MEMORY],
+    "memory_bound_elementwise": [MEMORY],
+    "fake_load_one_thread": [Truth("fake-load", ("GpuFakeLoad",))],
+    "launch_bound_tiny_kernels": [HOST],
+    "pcie_h2d_pinned": [Truth("pcie-bound", ("GpuPcieBound",))],
+    "data_loading_bound_train": [Truth("data-loading-bound", ("GpuDataLoadingBound",))],
+    "ddp_balanced": [COMPUTES, COMPUTES],
+    "ddp_all_data_bound": [HOST, HOST],
+    "nccl_all_reduce_1g": [REDUCES, REDUCES],
+    "ddp_straggler_cpu_delay": [
+        Truth("communicating"),
+        Truth("host-bound", ("GpuStragglerStarved", "GpuHostBound")),
+    ],
+    "ddp_straggler_slow_gpu": [Truth("communicating"), Truth("compute-bound", ("GpuStragglerSlow",))],
+}
+# Their instant power swings, or not, with the moments at which it is read: both are true.
+EITHER = ("GpuPowerOscillation",)
+
+
+def phases() -> Mapping[tuple[str, int], Mapping[Metric, Sequence[float]]]:
+    """Of each phase and GPU the values of each metric, tick by tick."""
+    found: dict[tuple[str, int], dict[Metric, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for path in sorted(RECORDINGS.glob("*.jsonl.gz")):
+        with gzip.open(path, "rt") as lines:
+            next(lines)
+            for tick in map(json.loads, lines):
+                for key, value in tick["samples"].items():
+                    if BY_KEY[key] is not ENERGY:  # it is the integral of power
+                        found[tick["phase"], tick["gpu"]][BY_KEY[key]].append(value)
+    return {key: {row: _odd(values[START:]) for row, values in rows.items()} for key, rows in found.items()}
+
+
+def _odd(values: Sequence[float]) -> Sequence[float]:
+    """Rules are evaluated at each second scrape: gone through again and again, an odd number is seen whole."""
+    return values if len(values) % 2 else values[:-1]
+
+
+@pytest.mark.parametrize("generation", [Generation.OURS, Generation.DCGM_4_9], ids=lambda each: each.value)
+def test_each_phase_held_for_two_hours(tmp_path: Path, generation: Generation) -> None:
+    known = phases()
+    assert {phase for phase, _ in known} == set(TRUTH)
+    fleet, found = [], []
+    for phase, truths in TRUTH.items():
+        for gpu, (bottleneck, modes) in enumerate(truths):
+            fleet.append(Device(phase, gpu, [minutes(HELD, known[phase, gpu])], generation, rank(phase, gpu)))
+            on_gpu = f', gpu="{gpu}", alertname!~"{"|".join(EITHER)}"'
+            found.append(now_firing(phase, on_gpu, firing(phase, modes, [gpu])))
+            is_class = ({"node": phase, "gpu": str(gpu), "class": bottleneck}, 1.0)
+            which = f'group by (node, gpu, class) (gpu:bottleneck:class{{node="{phase}", gpu="{gpu}"}})'
+            found.append(Expect(which, [is_class]))
+        found.append(never_fired(phase, {*EITHER, *(mode for truth in truths for mode in truth.modes)}))
+    found.append(no_other_node(TRUTH))
+    programs = promtools() if generation is Generation.OURS else promtools()[1:]
+    check(tmp_path, [Case(generation.value, fleet, found)], programs)

@@ -1,0 +1,90 @@
+"""Ranks that wait for one another: who is named, and when nobody is. Levels as measured on 8 H200s (profiles.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from gpu_exporter import metrics as m
+from gpu_exporter.failure_modes import profiles as p
+from gpu_exporter.failure_modes.mode import Values
+from tests.rules.promtool import Case, Expect, check, promtools
+from tests.rules.series import Device, Generation, minutes, rank
+
+HELD, SHORTLY = 40.0, 18.0  # minutes; who communicates only is named after half an hour, a straggler after ten minutes
+PER_NODE = 8
+DISTRIBUTED = 'ALERTS{alertstate="firing", domain="distributed"}'
+
+
+def job(name: str, ranks: Sequence[Values], generation: Generation = Generation.OURS) -> list[Device]:
+    """A job, eight ranks to a node. Ranks of a job are never quite alike: they differ by some per mille."""
+    devices = []
+    for number, values in enumerate(ranks):
+        own = {row: value * (1 - 0.0005 * (number % 7)) for row, value in values.items() if isinstance(value, float)}
+        story = [
+            minutes(
+                HELD if len(ranks) <= PER_NODE else SHORTLY,
+                {**p.BOARD, **values, **{row: own[row] for row in own if row not in p.BOARD}},
+            )
+        ]
+        node = f"{name}-{number // PER_NODE}"
+        devices.append(Device(node, number % PER_NODE, story, generation, rank(name, number)))
+    return devices
+
+
+def named(name: str, mode: str, ranks: Iterable[int]) -> Expect:
+    """These ranks of the job, and no others, are named, as this and nothing else."""
+    found = [
+        ({"alertname": mode, "pod": f"{name}-worker-{number}", "node": f"{name}-{number // PER_NODE}"}, 1.0)
+        for number in ranks
+    ]
+    return Expect(f'group by (alertname, pod, node) ({DISTRIBUTED[:-1]}, workload="{name}"}})', found)
+
+
+def with_stragglers(size: int, straggler: Values, victim: Values, at: Sequence[int]) -> list[Values]:
+    return [straggler if number in at else victim for number in range(size)]
+
+
+DATA_BOUND: Values = {**p.STARVED, m.GR_ENGINE_ACTIVE: 0.34, m.GPU_UTIL: 34.0, m.TENSOR_ACTIVE: 0.10, m.POWER: 340.0}
+SLOW, STARVED = "GpuStragglerSlow", "GpuStragglerStarved"
+
+NAMED: Mapping[str, tuple[list[Values], str, Sequence[int]]] = {
+    "starved-of-two": (with_stragglers(2, p.STARVED, p.OF_STARVED, [1]), STARVED, [1]),
+    "starved-of-eight": (with_stragglers(8, p.STARVED, p.OF_STARVED, [7]), STARVED, [7]),
+    "two-starved-of-eight": (with_stragglers(8, p.STARVED, p.OF_STARVED, [2, 5]), STARVED, [2, 5]),
+    "starved-of-many": (with_stragglers(64, p.STARVED, p.OF_STARVED, [41]), STARVED, [41]),
+    "slow-of-two": (with_stragglers(2, p.SLOW, p.OF_SLOW, [0]), SLOW, [0]),
+    "slow-of-eight": (with_stragglers(8, p.SLOW, p.OF_SLOW, [3]), SLOW, [3]),
+    "two-slow-of-eight": (with_stragglers(8, p.SLOW, p.OF_SLOW, [0, 1]), SLOW, [0, 1]),
+    "slow-of-many": (with_stragglers(64, p.SLOW, p.OF_SLOW, [63]), SLOW, [63]),
+    "hanging": (with_stragglers(8, p.ABSENT, p.HANGING, [6]), "GpuCollectiveStall", range(8)),
+    "balanced": ([p.BALANCED] * 8, "", []),
+    "balanced-of-many": ([p.BALANCED] * 64, "", []),
+    "data-bound": ([DATA_BOUND] * 8, "", []),
+    "uneven": (
+        [
+            {**p.BALANCED, m.SM_ACTIVE: 0.70 + 0.02 * n, m.TENSOR_ACTIVE: 0.25 + 0.015 * n, m.SM_CLOCK: 1980.0 - 30 * n}
+            for n in range(8)
+        ],
+        "",
+        [],
+    ),
+    "idle": ([p.IDLE] * 8, "", []),
+    "alone": ([p.OF_STARVED], "", []),
+}
+
+
+def test_stragglers_are_named_and_nobody_else(tmp_path: Path) -> None:
+    jobs = {name: job(name, ranks) for name, (ranks, _, _) in NAMED.items()}
+    small = [name for name, devices in jobs.items() if len(devices) <= PER_NODE]
+    large = [name for name in jobs if name not in small]
+    for names, programs in ((small, promtools()), (large, promtools()[1:])):
+        devices = [each for name in names for each in jobs[name]]
+        check(tmp_path, [Case(names[0], devices, [named(name, *NAMED[name][1:]) for name in names])], programs)
+
+
+def test_a_job_on_two_nodes_and_two_exporters(tmp_path: Path) -> None:
+    """The straggler is on the node that a dcgm-exporter watches, its victims are on both."""
+    ranks = with_stragglers(16, p.SLOW, p.OF_SLOW, [12])
+    devices = [*job("wide", ranks)[:8], *job("wide", ranks, Generation.DCGM_4_9)[8:]]
+    check(tmp_path, [Case("wide", devices, [named("wide", SLOW, [12])])])
