@@ -19,7 +19,7 @@ demo: $(VENV)/run ## Serve a recording of real H200s, labelled as replayed
 	@exec $(BIN)/gpu-exporter serve --source replay --recording h200_workloads $(ARGS)
 
 test: lint tools ## Set up everything, check the style and run the tests
-	$(BIN)/python -m pytest --cov --cov-report=term $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 3 --dist worksteal --cov --cov-report=term $(ARGS)
 
 lint: $(VENV)/dev ## Check style, types, import contracts and rendered files
 	$(BIN)/ruff check .

@@ -23,6 +23,7 @@ from gpu_exporter import signals as s
 from gpu_exporter.conditions import Mark, Median, Over, Share
 from gpu_exporter.failure_modes import MODES
 from gpu_exporter.readings import Part, Seen
+from gpu_exporter.render import aggregates
 from tests.prometheus import Prometheus
 
 ROOT = Path(__file__).parent.parent
@@ -170,6 +171,8 @@ class Truth:
             return self._where(lambda part: self._known(RECORDS[name], part))
         if name in ("gpu:device:info", "gpu:device_identity:info"):
             return self.chosen
+        if name == aggregates.SHARE.record:
+            return self._where(lambda part: not self.seen.devices[part].has_instances)
         assert name in self.rules, f"{name} is neither recorded nor a signal"
         return self._of(promql_parser.parse(self.rules[name]))
 

@@ -61,7 +61,8 @@ def recording(named: Path | None) -> Path:
     if named is None:
         names = ", ".join(packaged)
         raise GpuExporterError(f"--source replay needs --recording FILE, or one of the packaged ones: {names}")
-    return named if named.exists() else packaged.get(str(named), named)
+    found = packaged.get(str(named), named)
+    return named if found is not named and named.exists() else found
 
 
 def local_gpus(*, procfs: Path = Path("/proc"), gpus: Sequence[int] | None = None) -> Source:

@@ -105,7 +105,9 @@ def look(targets: Sequence[Target], seconds: float = 2.0) -> list[Seen]:
 def test_every_question_is_answered(serve: conftest.Serve, tmp_path: Path) -> None:
     """What a panel needs and is there is found, with its labels and on the right devices; the rest is empty."""
     replay = serve("--source", "replay", "--recording", "h200_workloads", "--interval", "500ms")
-    ranks = serve("--source", "replay", "--recording", "h200_x2_ddp", "--interval", "500ms", "--metrics", "full")
+    # Played slowly, so that a look of two seconds and one of many see the same.
+    slowly = ("--recording", "h200_x2_ddp", "--speed", "0.01")
+    ranks = serve("--source", "replay", *slowly, "--interval", "500ms", "--metrics", "full")
     simulated = serve("--source", "simulated", "--gpus", "4", "--interval", "500ms", "--metrics", "full")
     folder = tmp_path / "rules"
     folder.mkdir()

@@ -4,10 +4,13 @@ import pytest
 
 from gpu_exporter.conditions import Mark
 from gpu_exporter.failure_modes import distributed as d
+from gpu_exporter.signals import GR_ACTIVE
 
 
 @pytest.mark.parametrize("mark", [d.WAITS, d.SPINS, d.STALLED, d.TALKS], ids=lambda mark: mark.name)
 def test_a_mark_is_made_of_its_whole_condition(mark: Mark) -> None:
     """`a >= 1e9 * 0 + 1` would compare with 1 and record what is compared."""
-    condition, _ = mark.expression({}).split(" * 0 + 1\nor\n")
-    assert (condition[0], condition[-1]) == ("(", ")")
+    condition, known = mark.expression({}).split(" * 0 + 1)\nand\n")
+    assert condition.startswith("((\n")
+    assert condition.endswith("\n)")
+    assert known == f"{GR_ACTIVE.record}\nor\n{GR_ACTIVE.record} * 0"
