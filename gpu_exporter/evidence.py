@@ -84,10 +84,25 @@ def _scraped(remote: Remote) -> Page:
     base = Remote(re.sub(r"/metrics/?$", "", remote.url), *remote.credentials)
     page = base.get("/metrics")
     try:
-        families = list(text_string_to_metric_families(page))
+        return made(parsed(page))
     except ValueError as error:
         raise GpuExporterError(f"{base.url}/metrics: not Prometheus text ({error}); give an exporter's URL") from error
-    return Page(time.time(), [Row(s.name, s.labels, s.value) for family in families for s in family.samples])
+
+
+def made(rows: list[Row]) -> Page:
+    """The page with the time it was made, as ours tell; else it is of now. Counters grow from tick to tick, so the
+    time between two scrapes would give a wrong rate."""
+    told = (row.value for row in rows if row.name == m.RENDERED_AT.name)
+    return Page(next(told, time.time()), rows)
+
+
+def parsed(page: str) -> list[Row]:
+    """The series of a page in Prometheus' text format. Raises ValueError."""
+    # The parser gives every counter a name in `_total`, as OpenMetrics has it; classic ones have none.
+    counters = set(re.findall(r"^# TYPE (\S+) counter$", page, re.MULTILINE))
+    samples = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
+    plain = {f"{name}_total": name for name in counters}
+    return [Row(plain.get(s.name, s.name) if s.name not in counters else s.name, s.labels, s.value) for s in samples]
 
 
 def _of_prometheus(remote: Remote, seconds: float) -> list[Page]:

@@ -56,7 +56,14 @@ POWER = _of_workload(
     "Power of its GPUs",
     f"sum by ({_OWNER}) ({SHARE.record} * on (cluster, UUID) group_left () max by (cluster, UUID) ({s.POWER.record}))",
 )
-ELECTRICITY = _of_workload("electricity:usd_per_hour", "Price of that power", f"{POWER.record} / 1000 * {{usdPerKwh}}")
+# By the board's own energy counter; by power where that is not collected.
+ENERGY = _of_workload(
+    "energy:kwh_per_hour",
+    "Energy that its GPUs use in an hour",
+    f"sum by ({_OWNER}) ({SHARE.record} * on (cluster, UUID) group_left () "
+    f"(max by (cluster, UUID) ({s.ENERGY.record}) or max by (cluster, UUID) ({s.POWER.record}))) / 1000",
+)
+ELECTRICITY = _of_workload("electricity:usd_per_hour", "Price of that energy", f"{ENERGY.record} * {{usdPerKwh}}")
 GPU_COST = _of_workload("cost:usd_per_hour", "Price of its GPUs", f"{GPUS.record} * {{usdPerGpuHour}}")
 # Time in which the engine stands still, and all of a fake load, is paid for nothing.
 WASTED = Aggregate(
@@ -86,6 +93,7 @@ COSTS = (
     SHARE,
     GPUS,
     POWER,
+    ENERGY,
     ELECTRICITY,
     GPU_COST,
     WASTED,

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from gpu_exporter import metrics as m
+from gpu_exporter.evidence import parsed
 from gpu_exporter.failure_modes import MODES, profiles
 from gpu_exporter.readings import Page as Reading
 from gpu_exporter.readings import Row, Seen, seen
@@ -73,7 +74,7 @@ class Target:
             text = connection.getresponse().read().decode()
         finally:
             connection.close()
-        return [Row(*sample) for sample in conftest.Page(text).samples]
+        return parsed(text)
 
     @property
     def config(self) -> Mapping[str, object]:

@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from gpu_exporter.evidence import made, parsed
 from gpu_exporter.failure_modes import MODES
 from gpu_exporter.failure_modes.mode import Scope
+from gpu_exporter.readings import seen
+from gpu_exporter.render.boards import board_of
+from tests import panels
 from tests.alerting import rules
-from tests.conftest import Page, Serve, run
+from tests.conftest import Exporter, Page, Serve, run
 from tests.e2e.test_prometheus import SERIES_A_GPU
 from tests.prometheus import Prometheus, scraping
 from tests.tools import until
@@ -85,6 +90,25 @@ def test_every_mode_in_a_fleet(serve: Serve, tmp_path: Path) -> None:
         alive = {node for mode, node in zip(SHOWN, NODES, strict=True) if mode.inject.fault != "down"}
         assert {node: of_node[node]["workload"] for node in alive} == {node: f"injected-{node}" for node in alive}
         assert {each["namespace"] for each in of_node.values()} == {"simulated"}
+        wrong = panels_of(prometheus, exporter, alive)
+        assert not wrong, "\n".join(wrong)
+
+
+def panels_of(prometheus: Prometheus, exporter: Exporter, nodes: set[str]) -> list[str]:
+    """What is wrong with the board that shows each mode, narrowed down to the node that has it."""
+    pages = []
+    for _ in range(2):
+        pages += [made(parsed(exporter.get(f"/nodes/{node}/metrics")[1].decode())) for node in nodes]
+        time.sleep(2)
+    shown, found = seen(sorted(pages, key=lambda page: page.at), {}), []
+    for mode, node in zip(SHOWN, NODES, strict=True):
+        if node in nodes:
+            name = board_of(mode.domain).name
+            variables = {"cluster": "", "node": node, "workload": f"injected-{node}"}
+            complaints = panels.problems(prometheus, {name: panels.BOARDS[name]}, shown, variables)
+            # What the variables offer is of the whole fleet, which is not looked at here.
+            found += [f"{mode.name}: {each}" for each in complaints if ": $" not in each]
+    return found
 
 
 def test_a_recording_is_one_job(serve: Serve, tmp_path: Path) -> None:

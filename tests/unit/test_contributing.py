@@ -21,6 +21,7 @@ MADE = {
     "alerts/health.yaml": rf"- alert: {NAME}\n +expr: gpu:memory_temp:celsius >= 95\n",
     RUNBOOK: rf"# {NAME}\n(.|\n)*at least 95 °C \(`hotMemory`\)",
     "docs/runbooks/README.md": rf"\[{NAME}\]\({NAME.lower()}\.md\) \| warning ",
+    "dashboards/gpu.json": rf'"title": "{NAME}"',
     "docs/failure-modes.md": rf"\[{NAME}\]\(runbooks/{NAME.lower()}\.md\) (.|\n)*`hotMemory` \| 95 \| celsius ",
 }
 # Every value of a healthy GPU, and those that the entry injects, each for ten minutes.
@@ -42,6 +43,21 @@ def found(values):
 
 (mode,) = (mode for mode in MODES if mode.name == "{NAME}")
 print(found(HEALTHY), found({{**HEALTHY, **mode.inject.values}}))
+"""
+
+# The promtool test that the entry makes, with the rules of the copy.
+PROVE = f"""
+import sys
+from pathlib import Path
+sys.path.append("{ROOT}")
+from gpu_exporter.failure_modes import MODES
+from tests.rules import promtool
+from tests.rules.series import Generation
+from tests.rules.test_modes import case
+
+promtool.RULES = sorted(Path("alerts").resolve().glob("*.yaml"))
+modes = [mode for mode in MODES if mode.name == "{NAME}"]
+promtool.check(Path(sys.argv[1]), [case(Generation.OURS, modes)], promtool.promtools()[:1])
 """
 
 
@@ -84,7 +100,7 @@ def changed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, set[str]]:
     """A copy with the documented failure mode, and which files `generate` changed in it."""
     copy = tmp_path_factory.mktemp("copy")
     apply(1, copy)
-    for folder in ("alerts", "docs"):
+    for folder in ("alerts", "dashboards", "docs"):
         shutil.copytree(ROOT / folder, copy / folder)
     lines = run(copy, "-m", "gpu_exporter", "generate").splitlines()
     return copy, {line.split(": ")[0] for line in lines}
@@ -102,3 +118,8 @@ def test_a_failure_mode_is_one_entry(changed: tuple[Path, set[str]]) -> None:
 def test_diagnosis_finds_a_new_failure_mode(changed: tuple[Path, set[str]]) -> None:
     """A healthy GPU has nothing; with what the entry injects, it has this mode and no other, with the number."""
     assert run(changed[0], "-c", DIAGNOSE).strip() == f"{{}} {{'{NAME}': {{'memory_temp': 101.0}}}}"
+
+
+def test_a_new_failure_mode_is_proven(changed: tuple[Path, set[str]], tmp_path: Path) -> None:
+    """The promtool test that is made of the entry passes: injected it fires, and a healthy GPU is quiet."""
+    run(changed[0], "-c", PROVE, str(tmp_path))

@@ -200,6 +200,23 @@ def test_words_and_numbers() -> None:
     assert verdict(found) == 1
 
 
+def test_a_page_keeps_its_names() -> None:
+    """Classic counters have no `_total`, ours have; the parser's own idea of names is not that of Prometheus."""
+    text = "".join(
+        f'# TYPE {name} {kind}\n{name}{{UUID="a"}} 2\n'
+        for name, kind in (
+            ("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", "counter"),
+            ("gpu_energy_joules_total", "counter"),
+            ("DCGM_FI_DEV_GPU_UTIL", "gauge"),
+        )
+    )
+    assert [row.name for row in evidence.parsed(text)] == [
+        "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL",
+        "gpu_energy_joules_total",
+        "DCGM_FI_DEV_GPU_UTIL",
+    ]
+
+
 def test_names_are_unique() -> None:
     assert len({mode.name for mode in MODES}) == len(MODES)
     assert len({signal.record for signal in SIGNALS}) == len(SIGNALS)
