@@ -25,6 +25,8 @@ JOB_LABELS = (
     "training_kubeflow_org_job_name",
     "workload",
 )
+# A recording counts as one job, also for who does not say which it is.
+RECORDED = "replay"
 # With honorLabels off, `pod` on a free GPU is the exporter that was scraped.
 EXPORTER_PODS = ".*(gpu|dcgm)-exporter.*"
 
@@ -47,4 +49,6 @@ def owner(name: str, labels: Mapping[str, str]) -> tuple[str, str, str] | None:
             namespace, pod = "", ""
     named = [labels[label] for label in JOB_LABELS if labels.get(label)]
     workload = named[-1] if named else workload_of(pod)
+    if not pod and not workload and labels.get("source") == RECORDED:
+        workload = RECORDED
     return (namespace, pod, workload) if pod or workload else None

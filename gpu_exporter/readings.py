@@ -39,6 +39,9 @@ class Part(NamedTuple):
     instance: str
 
 
+Claims = set[tuple[str, str, str]]
+
+
 @dataclass(slots=True)
 class Identity:
     """What is known of a device beside its signals."""
@@ -125,9 +128,10 @@ def _part(labels: Mapping[str, str], *, per_instance: bool) -> Part:
 def _devices(pages: Sequence[Page]) -> dict[Part, Identity]:
     """Everything that a page names by UUID. Whose it is, the last page tells that says anything of it."""
     found: dict[Part, Identity] = {}
-    owners: dict[Part, set[tuple[str, str, str]]] = {}
+    owners: dict[Part, Claims] = {}
     for page in reversed(pages):
-        told: dict[Part, set[tuple[str, str, str]]] = defaultdict(set)
+        told: dict[Part, Claims] = defaultdict(set)
+        ours: dict[Part, Claims] = defaultdict(set)
         for row in page.rows:
             if not row.labels.get("UUID"):
                 continue
@@ -138,8 +142,8 @@ def _devices(pages: Sequence[Page]) -> dict[Part, Identity]:
                 found[part._replace(instance="")].has_instances = True
             if row.name.startswith("DCGM_") or row.name == m.POD_INFO.name:
                 whose = owner(row.name, row.labels)
-                told[part] |= {whose} if whose else set()
-        owners = {**told, **owners}
+                (ours if row.name == m.POD_INFO.name else told)[part] |= {whose} if whose else set()
+        owners = {**told, **ours, **owners}
     for part, claims in owners.items():
         if len(claims) == 1:  # of a GPU that several share, no one is the owner
             ((found[part].namespace, found[part].pod, found[part].workload),) = claims

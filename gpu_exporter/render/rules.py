@@ -76,8 +76,13 @@ def _owners(named: str, labels: str) -> str:
     pod = named.removesuffix("}")
     exported = _exported(f'{pod}, exported_pod!=""}}')
     plain = f'{pod}, exported_pod="", pod!="", pod!~"{ownership.EXPORTER_PODS}"}}'
-    slurm = f'{pod}, exported_pod="", pod=~"|{ownership.EXPORTER_PODS}", hpc_job!=""}}'
-    for label in ("namespace", "pod"):  # those of the exporter
+    # Of a GPU that no pod has, the pod is the exporter that was scraped, if any.
+    free = f'exported_pod="", pod=~"|{ownership.EXPORTER_PODS}"'
+    recorded = (
+        f'label_replace({pod}, {free}, hpc_job="", source="{ownership.RECORDED}"}}, "hpc_job", "$1", "source", "(.+)")'
+    )
+    slurm = f'{pod}, {free}, hpc_job!=""}} or {recorded}'
+    for label in ("namespace", "pod"):
         slurm = f'label_replace({slurm}, "{label}", "", "{label}", ".*")'
     theirs = f'label_replace({exported} or {plain} or {slurm}, "told", "$1", "workload", "(.+)")'
     by_pod = f'label_replace({theirs}, "workload", "$1", "pod", "{ownership.WORKLOAD_OF_POD}")'

@@ -108,6 +108,10 @@ def test_mig_instances_are_not_counted_twice(tmp_path: Path) -> None:
             Expect(f'sum by (node) (gpu:power:watts{{node="{name}"}})', [({"node": name}, p.BALANCED[m.POWER])]),
             Expect(f'node:gpus:count{{node="{name}"}} * 1', [({"node": name}, 1.0)]),
             Expect(
+                f'sum by (workload) (gpu:share:ratio{{node="{name}"}})',
+                [({"workload": "alpha"}, 0.5), ({"workload": "beta"}, 0.5)],
+            ),
+            Expect(
                 f'count by (node, gpu, GPU_I_ID, workload) (gpu:sm_active:ratio{{node="{name}"}})',
                 [({**at, "GPU_I_ID": number, "workload": job}, 1.0) for number, job in (("1", "alpha"), ("2", "beta"))],
             ),
@@ -227,6 +231,23 @@ def test_the_exporters_own_pod_is_no_owner(tmp_path: Path) -> None:
         never_fired("plain"),
     ]
     check(tmp_path, [Case("plain", [held, free], found)])
+
+
+def test_owners_that_are_no_pods(tmp_path: Path) -> None:
+    """A Slurm job, also where the exporter's own pod is on the series; a recording, which is one job; a label."""
+    target = {"namespace": "gpu-operator", "pod": "nvidia-dcgm-exporter-x7k2p", "container": "exporter"}
+    pod = {name: value for name, value in rank("x").items() if name != "container"}
+    labels = (
+        {"hpc_job": "4711"},
+        {"hpc_job": "4712", **target},
+        {"source": "replay"},
+        {"workload": "told", **rank("x")},
+    )
+    devices = [Device("named", gpu, [minutes(30)], Generation.DCGM_4_9, {}, own) for gpu, own in enumerate(labels)]
+    whose = ({"workload": "4711"}, {"workload": "4712"}, {"workload": "replay"}, {"workload": "told", **pod})
+    owned = [({"gpu": str(gpu), **owner}, 1.0) for gpu, owner in enumerate(whose)]
+    found = [Expect("count by (gpu, namespace, pod, workload) (gpu:sm_active:ratio)", owned), never_fired("named")]
+    check(tmp_path, [Case("named", devices, found)])
 
 
 def test_a_pod_change_changes_the_owner_and_nothing_else(tmp_path: Path) -> None:

@@ -154,6 +154,7 @@ def test_owners_by_label() -> None:
     assert owner(family, {"pod": exporter, "exported_pod": "a-0", "exported_namespace": "x"}) == ("x", "a-0", "a")
     assert owner(family, {"hpc_job": "4711"}) == ("", "", "4711")
     assert owner(family, {"pod": "a-0", "batch_kubernetes_io_job_name": "night"}) == ("", "a-0", "night")
+    assert owner(family, {"source": "replay"}) == ("", "", "replay")
     assert owner("gpu_up", {"pod": "scraped-by-prometheus"}) is None
 
 
