@@ -91,5 +91,14 @@ TRUTH: dict[Path, dict[str, tuple[Truth, ...]]] = {
         "replicas_one_idle": (COMPUTE, IDLE),
         "hang": (_is("communicating", "GpuCollectiveStall"), _is("idle", "GpuCollectiveStall")),
     },
+    MORE / "h200_x4_jobs.jsonl.gz": {
+        "balanced": (COMPUTE,) * 4,
+        "cpu_delay": (WAITING, WAITING, WAITING, STARVED),
+        "slow_gpu": (WAITING, WAITING, WAITING, SLOW),
+        "all_data_bound": (HOST,) * 4,
+        "all_reduce": (COMMUNICATING,) * 4,
+        "replicas_uneven": (COMPUTE, HOST, HOST, HOST),
+        "hang": (*[_is("communicating", "GpuCollectiveStall")] * 3, _is("idle", "GpuCollectiveStall")),
+    },
 }
 PHASES = [(path, phase) for path, phases in TRUTH.items() for phase in phases]
