@@ -55,7 +55,6 @@ MODES = (
         "Move less: keep data on the GPU, prefetch, compress, decode on the GPU; check that offloading is wanted.",
         Inject(profiles.HOST_COPY),
         Is("pcie-bound"),
-        shows=classes.GR,
         meaning="The PCIe link is full in one direction, on average over minutes.",
         impact="The GPU computes as fast as data comes over the bus, whatever else it could do.",
         diagnosis=(

@@ -81,8 +81,8 @@ class FailureMode:
     `condition` is per device. `fleet` is PromQL for what only a Prometheus can know; it fires beside the condition, or
     alone. `hold` and `keep` are seconds for which it must be true before, and is said to be true after. `implies` names
     modes that come with it. `wrong` says when it fires and should not. `shows` is the alert's value, where that is not
-    the first term of the condition. In `summary`, `{gpu}` and `{job}` stand for what it is about, `{{ … }}` is a
-    template of Prometheus.
+    the first term of the condition; it must be known wherever the condition is true. In `summary`, `{gpu}` and `{job}`
+    stand for what it is about, `{{ … }}` is a template of Prometheus.
     """
 
     name: str

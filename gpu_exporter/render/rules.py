@@ -196,7 +196,7 @@ def expression(mode: FailureMode, limits: Limits) -> str:
     """What the alert of a mode evaluates."""
     parts = [mode.condition.promql(limits)] if mode.condition else []
     if mode.shows:
-        parts = [f"{mode.shows.promql()}\nand\n{part}" for part in parts]
+        parts = [f"{mode.shows.promql()}\nand (\n{part}\n)" for part in parts]
     if mode.fleet:
         parts.append(mode.fleet)
     return parts[0] if len(parts) == 1 else "\nor\n".join(f"(\n{part}\n)" for part in parts)

@@ -108,6 +108,7 @@ def test_causes_silence_what_they_cause(tmp_path: Path, hook: Hook) -> None:
         }
         until(lambda: running.inhibited() == expected, what=f"the inhibition of {expected}")
         until(lambda: hook.heard("GpuRowRemapPending", "firing"), what="the ticket")
+        until(lambda: hook.heard("GpuEccUncorrectable", "firing"), what="the page")
         assert {path for path, _ in hook.heard("GpuEccUncorrectable", "firing")} == {"/page"}
         told = [each["labels"]["UUID"] for _, each in hook.heard("GpuRowRemapPending", "firing")]
         assert set(told) == {"GPU-old"}
