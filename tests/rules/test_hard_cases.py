@@ -16,6 +16,7 @@ from tests.rules.series import Device, Generation, Shape, Stretch, minutes, rank
 from tests.rules.test_modes import available
 
 HELD = 60.0
+OWNED = {"restarted": "train", "slurm": "4711", "honoured": "train"}
 GENERATIONS = tuple(Generation)
 
 
@@ -269,6 +270,39 @@ def test_a_pod_change_changes_the_owner_and_nothing_else(tmp_path: Path) -> None
             never_fired(name),
         ]
     check(tmp_path, [Case("change", devices, found)])
+
+
+def test_what_is_scraped_twice_is_there_once(tmp_path: Path) -> None:
+    """A duplicate that a rule stumbles over would take the signals of the whole fleet with it."""
+    old, new = ({"namespace": "monitoring", "pod": f"nvidia-dcgm-exporter-{pod}"} for pod in ("x7k2p", "b4zqd"))
+    exported = {f"exported_{name}": value for name, value in rank("train").items()}
+    doubles: Mapping[str, Sequence[Mapping[str, str]]] = {
+        "restarted": ({**old, **exported}, {**new, **exported}),
+        "slurm": ({**old, "hpc_job": "4711"}, {**new, "hpc_job": "4711"}),
+        "relabelled": ({"node": "a"}, {"node": "b"}),
+        "moved": ({"Hostname": "moved"}, {"Hostname": "elsewhere"}),
+        "renamed": ({"Hostname": "renamed"}, {"Hostname": "renamed.example.com"}),
+        "index": ({"gpu": "0"}, {"gpu": "1"}),
+        "model": ({"modelName": "NVIDIA H200"}, {"modelName": "H200"}),
+        "jobs": ({"job": "one"}, {"job": "two"}),
+        "honoured": (rank("train"), {**old, **exported}),
+        "sliced": ({"vgpu": "0"}, {"vgpu": "1"}),
+    }
+    for generation in (Generation.OURS, Generation.DCGM_4_8_2, Generation.DCGM_4_9):
+        devices = [
+            Device(name, 0, [minutes(10)], generation, {}, {"job": f"{name}-gpu", **target})
+            for name, targets in doubles.items()
+            for target in targets
+        ]
+        parts = [
+            replace(Device("parts", 0, [minutes(10)], generation), instance="1", target={"GPU_I_PROFILE": profile})
+            for profile in ("1g.18gb", "2g.35gb")
+        ]
+        each = [({"UUID": device.uuid}, 1.0) for device in (*devices[::2], parts[0])]
+        found = [Expect(f"count by (UUID) ({name})", each) for name in ("gpu:sm_active:ratio", "gpu:bottleneck:class")]
+        owned = [({"UUID": f"GPU-{name}-0", "workload": job}, 1.0) for name, job in OWNED.items()]
+        found.append(Expect('count by (UUID, workload) (gpu:sm_active:ratio{workload!=""})', owned))
+        check(tmp_path, [Case(generation.value, [*devices, *parts], found)])
 
 
 def test_clusters_are_kept_apart(tmp_path: Path) -> None:
