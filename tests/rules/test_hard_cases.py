@@ -305,6 +305,45 @@ def test_what_is_scraped_twice_is_there_once(tmp_path: Path) -> None:
         check(tmp_path, [Case(generation.value, [*devices, *parts], found)])
 
 
+def test_copies_over_an_unknown_link_are_no_idleness(tmp_path: Path) -> None:
+    """A dcgm-exporter's own list of fields has traffic, but neither lanes nor generation."""
+    values = {row: value for row, value in on_board(p.HOST_COPY).items() if row not in (m.PCIE_GEN, m.PCIE_WIDTH)}
+    devices = [Device("copies", 0, [minutes(150, values)], Generation.DCGM_4_8_2)]
+    found = [Expect("group by (class) (gpu:bottleneck:class)", [({"class": "mixed"}, 1.0)])]
+    check(tmp_path, [Case("copies", devices, [*found, never_fired("copies", ["GpuMemoryHoarded"])])])
+
+
+def test_failed_scrapes_do_not_end_what_held_for_long(tmp_path: Path) -> None:
+    """Two of them make every series stale, and every condition unknown."""
+    hidden = ["GpuFakeLoad", "GpuRowRemapPending"]
+    sick = {**on_board(p.ONE_THREAD), m.REMAP_PENDING: 1.0}
+    story = [minutes(50, sick), minutes(1.5, fault="down"), minutes(8.5, sick)]
+    found = [
+        Expect(
+            f'group by (alertname) (count_over_time(ALERTS{{alertname="{name}", alertstate="firing"}}[20m]) == 20)',
+            [({"alertname": name}, 1.0)],
+        )
+        for name in hidden
+    ]
+    check(tmp_path, [Case("fails", [Device("fails", 0, story, Generation.DCGM_4_9)], found)])
+
+
+def test_annotations_of_what_is_known_of_no_gpu(tmp_path: Path) -> None:
+    well, lost = [minutes(20)], [minutes(10), minutes(10, fault="lost")]
+    devices = node("some", [well, lost], Generation.DCGM_4_9)
+    mode = BY_NAME["GpuLost"]
+    labels = {"severity": "critical", "domain": "health", "action": mode.action.value}
+    annotations = {
+        "summary": "A GPU of some does not answer",
+        "description": mode.advice,
+        "runbook_url": "https://github.com/gpu-exporter/gpu-exporter/blob/main/docs/runbooks/gpulost.md",
+        "dashboard_url": "/d/gpu-gpu?var-node=some&var-gpu=$__all",
+    }
+    where = {"node": "some", "job": "dcgm-exporter", "instance": "some:9400"}
+    alert = {"exp_labels": {**where, **labels}, "exp_annotations": annotations}
+    check(tmp_path, [Case("some", devices, [], [{"alertname": mode.name, "exp_alerts": [alert]}])])
+
+
 def test_clusters_are_kept_apart(tmp_path: Path) -> None:
     """A Prometheus that federates sees the same node and job names in two clusters: a straggler needs its own."""
     ranks = [p.SLOW, p.OF_SLOW]
