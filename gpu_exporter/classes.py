@@ -50,7 +50,7 @@ IDLE_TENSOR    = Limit("idleTensor", 0.02, "ratio", "tensor pipe activity of wor
 BUSY_FLOAT     = Limit("busyFloat", 0.25, "ratio", "FP64, FP32 and FP16 pipe activity together of real arithmetic")
 IDLE_PIPES     = Limit("idlePipes", 0.10, "ratio", "activity of each kind of pipe when all of them wait")
 IDLE_POWER     = Limit("idlePower", 0.30, "ratio", "share of the power limit of a GPU that only spins or waits")
-MOVING         = Limit("movingBytes", 1e9, "bytes per second", "traffic of a collective that makes progress, or of copies")
+MOVING         = Limit("movingBytes", 1e9, "bytes per second", "traffic of a working collective, or of copies")
 # fmt: on
 
 
