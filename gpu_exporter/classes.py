@@ -50,7 +50,7 @@ IDLE_TENSOR    = Limit("idleTensor", 0.02, "ratio", "tensor pipe activity of wor
 BUSY_FLOAT     = Limit("busyFloat", 0.25, "ratio", "FP64, FP32 and FP16 pipe activity together of real arithmetic")
 IDLE_PIPES     = Limit("idlePipes", 0.10, "ratio", "activity of each kind of pipe when all of them wait")
 IDLE_POWER     = Limit("idlePower", 0.30, "ratio", "share of the power limit of a GPU that only spins or waits")
-MOVING         = Limit("movingBytes", 1e9, "bytes per second", "NVLink traffic of a collective that makes progress")
+MOVING         = Limit("movingBytes", 1e9, "bytes per second", "traffic of a working collective, or of copies")
 # fmt: on
 
 
@@ -67,8 +67,13 @@ INT = mean(s.INT_ACTIVE)
 COPYING = Or(Compare(RX, ">=", QUIET_PCIE), Compare(TX, ">=", QUIET_PCIE))
 # Without NVLink, a collective goes over PCIe, in both directions at once.
 TRAFFIC = Or(Compare(NVLINK, ">=", MOVING), And(Compare(RX, ">=", QUIET_PCIE), Compare(TX, ">=", QUIET_PCIE)))
-# Whatever moves between this GPU and the world.
-MOVES = Or(COPYING, Compare(NVLINK, ">=", MOVING))
+# Whatever moves between this GPU and the world. A dcgm-exporter's own list of fields does not tell the link.
+MOVES = Or(
+    COPYING,
+    Compare(NVLINK, ">=", MOVING),
+    Compare(mean(s.PCIE_RX), ">=", MOVING),
+    Compare(mean(s.PCIE_TX), ">=", MOVING),
+)
 BUSY = Compare(GR, ">=", BUSY_ENGINE)
 FILLED = Compare(SM, ">=", BUSY_SM)
 PARTLY_FILLED = Compare(SM, "<", BUSY_SM)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -171,6 +172,8 @@ def _read(way: Read, pages: Pages, *, per_instance: bool) -> Mapping[Part, Point
         ours = {row.labels.get("UUID") for row in by_name.get(m.XID_EVENTS.name, ())} if way.codes else set()
         for row in by_name.get(way.name, ()):
             if not row.labels.get("UUID") or row.labels["UUID"] in ours or not _matches(way, row.labels):
+                continue
+            if not math.isfinite(row.value):  # how some exporters and exports say that there is no value
                 continue
             value = _value(way, row, at, before)
             if value is not None:

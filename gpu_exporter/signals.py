@@ -81,11 +81,17 @@ class Derived:
                 yield side
 
     def value(self, known: Callable[[Signal], float | None]) -> float | None:
-        """The same in Python, from the values that are known; None without one of them, and for a division by 0."""
+        """The same in Python, from the values that are known.
+
+        None without one of them, for a division by 0, and for what is too large to be a number.
+        """
         left, right = (_value(side, known) for side in (self.left, self.right))
         if left is None or right is None or (self.operator == "/" and right == 0):
             return None
-        return OPERATORS[self.operator](left, right)
+        try:
+            return OPERATORS[self.operator](left, right)
+        except OverflowError:
+            return None
 
 
 OPERATORS: Mapping[str, Callable[[float, float], float]] = {
@@ -138,12 +144,13 @@ class Signal:
 
     def promql(self) -> str:
         """What the recording rule evaluates."""
-        labels = ("cluster", "UUID", *(("GPU_I_ID", "GPU_I_PROFILE") if self.per_instance else ()), *self.extra)
+        labels = (*(DEVICE if self.per_instance else DEVICE[:2]), *self.extra)
         reads = [f"max by ({', '.join(labels)}) ({read.promql()})" for read in self.made if isinstance(read, Read)]
         derived = [each.promql() for each in self.made if isinstance(each, Derived)]
         if not reads:
             return "\nor\n".join(derived)
-        left = ", ".join((*IDENTITY, *(OWNER if self.owned else ())))
+        profile = ("GPU_I_PROFILE",) if self.per_instance else ()
+        left = ", ".join((*profile, *IDENTITY, *(OWNER if self.owned else ())))
         joined = (
             f"(\n  {f'{chr(10)}  or '.join(reads)}\n)\n* on ({', '.join(DEVICE)}) group_left ({left}) {DEVICE_INFO}"
         )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from gpu_exporter import metrics as m
 from gpu_exporter import signals as s
-from gpu_exporter.classes import IDLE_ENGINE, QUIET_PCIE
-from gpu_exporter.conditions import And, Compare, Fn, Limit, Over, Unless
+from gpu_exporter.classes import IDLE_ENGINE, MOVING, QUIET_PCIE
+from gpu_exporter.conditions import And, Compare, Fn, Limit, Or, Over, Unless
 from gpu_exporter.failure_modes import profiles
 from gpu_exporter.failure_modes.mode import Domain, FailureMode, Inject, Ramp, Severity
 from gpu_exporter.xids import Action
@@ -82,7 +82,10 @@ MODES = (
                 Compare(Over(s.GR_ACTIVE, Fn.MAX, IDLE_FOR, whole=True), "<", IDLE_ENGINE),
                 Compare(Over(s.FB_USED), ">=", HELD_MEMORY),
             ),
-            Compare(Over(s.PCIE_RX_USE, Fn.MAX, IDLE_FOR), ">=", QUIET_PCIE),
+            Or(
+                Compare(Over(s.PCIE_RX_USE, Fn.MAX, IDLE_FOR), ">=", QUIET_PCIE),
+                Compare(Over(s.PCIE_RX, Fn.MAX, IDLE_FOR), ">=", MOVING),
+            ),
         ),
         implies=("GpuMemoryHoarded",),
         meaning="Some program holds memory of this GPU, and its engine did nothing for two hours: not once, and "

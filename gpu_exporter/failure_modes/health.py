@@ -624,7 +624,8 @@ MODES = (
         Severity.WARNING,
         5 * MINUTE,
         Action.NONE,
-        "Prometheus can't scrape {{ $labels.instance }}: nothing is known of the GPUs of {{ $labels.node }}",
+        "Prometheus can't scrape {{ $labels.instance }}: nothing is known of the GPUs of "
+        "{{ or $labels.node `its node` }}",
         "Look at the exporter's pod or service and at the network between; if the node is down too, see to that.",
         Inject(fault="down"),
         fleet="""(

@@ -11,6 +11,9 @@ from gpu_exporter.model import Metric
 from gpu_exporter.signals import Signal
 from gpu_exporter.xids import Action
 
+# Seconds that two failed scrapes a minute apart take. They must not end what has held for long, to begin anew.
+MISSED_SCRAPES = 180.0
+
 
 class Severity(Enum):
     """Critical pages, warning makes a ticket, info is shown and never notifies."""
@@ -104,6 +107,11 @@ class FailureMode:
     wrong: str = ""
     diagnosis: tuple[str, ...] = ()
     mitigation: tuple[str, ...] = ()
+
+    @property
+    def kept(self) -> float:
+        """For how long it is said to be true after, at least while scrapes fail; what pages is told at once."""
+        return self.keep or (MISSED_SCRAPES if self.hold and self.severity is not Severity.CRITICAL else 0.0)
 
     @property
     def value(self) -> Over | None:

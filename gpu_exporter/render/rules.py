@@ -21,8 +21,10 @@ from gpu_exporter.words import title
 NOTE = "# Rendered by `gpu-exporter generate`; edit gpu_exporter/{} instead.\n"
 # Where {gpu} and {job} of a summary come from in an alert.
 GPU, JOB = "GPU {{ $labels.gpu }} of {{ $labels.node }}", "{{ $labels.workload }}"
-# What the dashboard of an alert is narrowed down to.
-SHOWN = {label: f"{{{{ $labels.{label} }}}}" for label in ("node", "gpu", "namespace", "workload")}
+# Where only a Prometheus knows it, which GPU it is may not be known.
+SOME_GPU = "{{ if $labels.gpu }}GPU {{ $labels.gpu }}{{ else }}A GPU{{ end }} of {{ $labels.node }}"
+# What the dashboard of an alert is narrowed down to: by what is not known, it is not.
+SHOWN = {label: f'{{{{ or $labels.{label} "$__all" }}}}' for label in ("node", "gpu", "namespace", "workload")}
 
 Rule = Mapping[str, Any]
 
@@ -35,9 +37,14 @@ _OURS = "|".join((m.UP.name, *(str(row) for row in m.METRICS if row.integral_of 
 def _identity() -> Iterator[Rule]:
     device, owners = ", ".join(s.DEVICE), ", ".join((*s.DEVICE, *s.OWNER))
     named = f'{{__name__=~"{_CLASSIC}", UUID!=""}}'
-    node = f'label_replace(label_replace({named}, "node", "$1", "hostname", "(.+)"), "node", "$1", "Hostname", "(.+)")'
+    # Not in `node` at once: series that differ in nothing else would become one twice, an error.
+    told = named
+    for label in ("node", "hostname", "Hostname"):
+        told = f'label_replace({told}, "told", "$1", "{label}", "(.+)")'
+    known = ", ".join(("cluster", "job", "instance", "UUID", "gpu", "modelName", "told"))
+    node = f'label_replace(group by ({known}) ({told}), "node", "$1", "told", "(.+)")'
     identity = ", ".join(("cluster", "UUID", *s.IDENTITY))
-    ours = f'label_replace({m.INFO}, "modelName", "$1", "model", "(.+)")'
+    ours = f'label_replace(group by (cluster, UUID, node, gpu, model) ({m.INFO}), "modelName", "$1", "model", "(.+)")'
     alternatives = [
         f"topk by (cluster, UUID) (1, group by ({identity}) ({each}))"
         for each in (ours, node, f'{{__name__=~"{_unique(_OURS)}", UUID!=""}}')
@@ -52,7 +59,8 @@ def _identity() -> Iterator[Rule]:
     yield _record("gpu:device_owners:info", _owners(named, owners))
     yield _record(
         "gpu:device_parts:info",
-        f'group by ({device}, GPU_I_PROFILE) ({{__name__=~"{_CLASSIC}|{_unique(_OURS)}", GPU_I_ID!=""}})\n'
+        f"topk by ({device}) (1, group by ({device}, GPU_I_PROFILE) "
+        f'({{__name__=~"{_CLASSIC}|{_unique(_OURS)}", GPU_I_ID!=""}}))\n'
         f"* on (cluster, UUID) group_left ({', '.join(s.IDENTITY)}) gpu:device_identity:info\n"
         f"or\ngpu:device_identity:info",
     )
@@ -74,28 +82,37 @@ def _unique(names: str) -> str:
 
 def _owners(named: str, labels: str) -> str:
     pod = named.removesuffix("}")
-    exported = _exported(f'{pod}, exported_pod!=""}}')
-    plain = f'{pod}, exported_pod="", pod!="", pod!~"{ownership.EXPORTER_PODS}"}}'
+    # Without the labels that are overwritten: an exporter's old and new pod would give one series twice, an error.
+    jobs = ", ".join((*s.DEVICE, *ownership.JOB_LABELS))
+    exported = _exported(f'{pod}, exported_pod!=""}}', jobs)
+    plain = f'group by ({jobs}, namespace, pod) ({pod}, exported_pod="", pod!="", pod!~"{ownership.EXPORTER_PODS}"}})'
     # Of a GPU that no pod has, the pod is the exporter that was scraped, if any.
     free = f'exported_pod="", pod=~"|{ownership.EXPORTER_PODS}"'
-    recorded = (
-        f'label_replace({pod}, {free}, hpc_job="", source="{ownership.RECORDED}"}}, "hpc_job", "$1", "source", "(.+)")'
-    )
-    slurm = f'{pod}, {free}, hpc_job!=""}} or {recorded}'
-    for label in ("namespace", "pod"):
-        slurm = f'label_replace({slurm}, "{label}", "", "{label}", ".*")'
+    recorded = f'{pod}, {free}, hpc_job="", source="{ownership.RECORDED}"}}'
+    recorded = f'label_replace(group by ({jobs}, source) ({recorded}), "hpc_job", "$1", "source", "(.+)")'
+    slurm = f'group by ({jobs}) ({pod}, {free}, hpc_job!=""}}) or {recorded}'
     theirs = f'label_replace({exported} or {plain} or {slurm}, "told", "$1", "workload", "(.+)")'
     by_pod = f'label_replace({theirs}, "workload", "$1", "pod", "{ownership.WORKLOAD_OF_POD}")'
-    named, nameless = (_exported(f'{m.POD_INFO}{{workload{operator}""}}') for operator in ("!=", "="))
+    mine = " or ".join(_told(operator) for operator in ("!=", "="))
     for label in ownership.JOB_LABELS:
         label = "told" if label == "workload" else label
         by_pod = f'label_replace({by_pod}, "workload", "$1", "{label}", "(.+)")'
-    mine = f'{named} or label_replace({nameless}, "workload", "$1", "pod", "{ownership.WORKLOAD_OF_POD}")'
     return f"group by ({labels}) ({mine})\nor on ({', '.join(s.DEVICE)})\ngroup by ({labels}) ({by_pod})"
 
 
-def _exported(series: str) -> str:
+def _told(operator: str) -> str:
+    """The owner that our own series names; where it is told no workload, by the pod's name."""
+    info, by = f'{m.POD_INFO}{{workload{operator}""', ", ".join((*s.DEVICE, "workload"))
+    exported = _exported(f'{info}, exported_pod!=""}}', by)
+    pods = f'{exported} or group by ({by}, namespace, pod) ({info}, exported_pod=""}})'
+    if operator == "!=":
+        return pods
+    return f'label_replace({pods}, "workload", "$1", "pod", "{ownership.WORKLOAD_OF_POD}")'
+
+
+def _exported(series: str, by: str) -> str:
     """With the pod that has the GPU, where Prometheus has put the pod that it scraped in its place."""
+    series = f"group by ({by}, exported_namespace, exported_pod) ({series})"
     for label in ("namespace", "pod"):
         series = f'label_replace({series}, "{label}", "$1", "exported_{label}", "(.+)")'
     return series
@@ -173,11 +190,11 @@ def alert(mode: FailureMode, limits: Limits) -> Rule:
     rule: dict[str, Any] = {"alert": mode.name, "expr": expression(mode, limits)}
     if mode.hold:
         rule["for"] = duration(mode.hold)
-    if mode.keep:
-        rule["keep_firing_for"] = duration(mode.keep)
+    if mode.kept:
+        rule["keep_firing_for"] = duration(mode.kept)
     rule["labels"] = {"severity": mode.severity.value, "domain": mode.domain.value, "action": mode.action.value}
     rule["annotations"] = {
-        "summary": mode.summary.replace("{gpu}", GPU).replace("{job}", JOB),
+        "summary": mode.summary.replace("{gpu}", SOME_GPU if mode.fleet else GPU).replace("{job}", JOB),
         "description": f"{mode.advice}{_shown(mode)}",
         "runbook_url": boards.runbook(mode),
         "dashboard_url": boards.board_of(mode.domain).link(**SHOWN),

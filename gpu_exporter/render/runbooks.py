@@ -122,7 +122,7 @@ def _linked(text: str, names: Collection[str]) -> str:
 
 def _facts(mode: FailureMode) -> str:
     held = f"{words.span(mode.hold)} before it fires" if mode.hold else "fires at once"
-    kept = f", {words.span(mode.keep)} after it is over" if mode.keep else ""
+    kept = f", {words.span(mode.kept)} after it is over" if mode.kept else ""
     rows = [
         ("severity", SEVERITY[mode.severity.value]),
         ("action", f"`{mode.action.value}`"),

@@ -16,6 +16,7 @@ from tests.rules.series import Device, Generation, Shape, Stretch, minutes, rank
 from tests.rules.test_modes import available
 
 HELD = 60.0
+OWNED = {"restarted": "train", "slurm": "4711", "honoured": "train"}
 GENERATIONS = tuple(Generation)
 
 
@@ -269,6 +270,78 @@ def test_a_pod_change_changes_the_owner_and_nothing_else(tmp_path: Path) -> None
             never_fired(name),
         ]
     check(tmp_path, [Case("change", devices, found)])
+
+
+def test_what_is_scraped_twice_is_there_once(tmp_path: Path) -> None:
+    """A duplicate that a rule stumbles over would take the signals of the whole fleet with it."""
+    old, new = ({"namespace": "monitoring", "pod": f"nvidia-dcgm-exporter-{pod}"} for pod in ("x7k2p", "b4zqd"))
+    exported = {f"exported_{name}": value for name, value in rank("train").items()}
+    doubles: Mapping[str, Sequence[Mapping[str, str]]] = {
+        "restarted": ({**old, **exported}, {**new, **exported}),
+        "slurm": ({**old, "hpc_job": "4711"}, {**new, "hpc_job": "4711"}),
+        "relabelled": ({"node": "a"}, {"node": "b"}),
+        "moved": ({"Hostname": "moved"}, {"Hostname": "elsewhere"}),
+        "renamed": ({"Hostname": "renamed"}, {"Hostname": "renamed.example.com"}),
+        "index": ({"gpu": "0"}, {"gpu": "1"}),
+        "model": ({"modelName": "NVIDIA H200"}, {"modelName": "H200"}),
+        "jobs": ({"job": "one"}, {"job": "two"}),
+        "honoured": (rank("train"), {**old, **exported}),
+        "sliced": ({"vgpu": "0"}, {"vgpu": "1"}),
+    }
+    for generation in (Generation.OURS, Generation.DCGM_4_8_2, Generation.DCGM_4_9):
+        devices = [
+            Device(name, 0, [minutes(10)], generation, {}, {"job": f"{name}-gpu", **target})
+            for name, targets in doubles.items()
+            for target in targets
+        ]
+        parts = [
+            replace(Device("parts", 0, [minutes(10)], generation), instance="1", target={"GPU_I_PROFILE": profile})
+            for profile in ("1g.18gb", "2g.35gb")
+        ]
+        each = [({"UUID": device.uuid}, 1.0) for device in (*devices[::2], parts[0])]
+        found = [Expect(f"count by (UUID) ({name})", each) for name in ("gpu:sm_active:ratio", "gpu:bottleneck:class")]
+        owned = [({"UUID": f"GPU-{name}-0", "workload": job}, 1.0) for name, job in OWNED.items()]
+        found.append(Expect('count by (UUID, workload) (gpu:sm_active:ratio{workload!=""})', owned))
+        check(tmp_path, [Case(generation.value, [*devices, *parts], found)])
+
+
+def test_copies_over_an_unknown_link_are_no_idleness(tmp_path: Path) -> None:
+    """A dcgm-exporter's own list of fields has traffic, but neither lanes nor generation."""
+    values = {row: value for row, value in on_board(p.HOST_COPY).items() if row not in (m.PCIE_GEN, m.PCIE_WIDTH)}
+    devices = [Device("copies", 0, [minutes(150, values)], Generation.DCGM_4_8_2)]
+    found = [Expect("group by (class) (gpu:bottleneck:class)", [({"class": "mixed"}, 1.0)])]
+    check(tmp_path, [Case("copies", devices, [*found, never_fired("copies", ["GpuMemoryHoarded"])])])
+
+
+def test_failed_scrapes_do_not_end_what_held_for_long(tmp_path: Path) -> None:
+    """Two of them make every series stale, and every condition unknown."""
+    hidden = ["GpuFakeLoad", "GpuRowRemapPending"]
+    sick = {**on_board(p.ONE_THREAD), m.REMAP_PENDING: 1.0}
+    story = [minutes(50, sick), minutes(1.5, fault="down"), minutes(8.5, sick)]
+    found = [
+        Expect(
+            f'group by (alertname) (count_over_time(ALERTS{{alertname="{name}", alertstate="firing"}}[20m]) == 20)',
+            [({"alertname": name}, 1.0)],
+        )
+        for name in hidden
+    ]
+    check(tmp_path, [Case("fails", [Device("fails", 0, story, Generation.DCGM_4_9)], found)])
+
+
+def test_annotations_of_what_is_known_of_no_gpu(tmp_path: Path) -> None:
+    well, lost = [minutes(20)], [minutes(10), minutes(10, fault="lost")]
+    devices = node("some", [well, lost], Generation.DCGM_4_9)
+    mode = BY_NAME["GpuLost"]
+    labels = {"severity": "critical", "domain": "health", "action": mode.action.value}
+    annotations = {
+        "summary": "A GPU of some does not answer",
+        "description": mode.advice,
+        "runbook_url": "https://github.com/gpu-exporter/gpu-exporter/blob/main/docs/runbooks/gpulost.md",
+        "dashboard_url": "/d/gpu-gpu?var-node=some&var-gpu=$__all",
+    }
+    where = {"node": "some", "job": "dcgm-exporter", "instance": "some:9400"}
+    alert = {"exp_labels": {**where, **labels}, "exp_annotations": annotations}
+    check(tmp_path, [Case("some", devices, [], [{"alertname": mode.name, "exp_alerts": [alert]}])])
 
 
 def test_clusters_are_kept_apart(tmp_path: Path) -> None:

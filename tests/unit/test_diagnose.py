@@ -13,7 +13,7 @@ from gpu_exporter.diagnose import as_dict, diagnose, lines, verdict
 from gpu_exporter.failure_modes import MODES
 from gpu_exporter.ownership import owner, workload_of
 from gpu_exporter.readings import Page, Row, seen
-from gpu_exporter.signals import SIGNALS
+from gpu_exporter.signals import SIGNALS, Read
 from tests.truth import PHASES, TRUTH
 
 GPU = {"gpu": "0", "UUID": "GPU-0", "modelName": "NVIDIA H200", "Hostname": "n1"}
@@ -80,6 +80,20 @@ def test_a_mig_instance_has_a_class_and_its_gpu_power() -> None:
     assert instance.bottleneck
     assert instance.bottleneck.name == "fake-load"
     assert [gpu["GPU_I_ID"] for gpu in as_dict((whole, instance))["gpus"]] == ["3"]
+
+
+@pytest.mark.parametrize("blank", [float("nan"), float("inf"), float("-inf"), 9223372036854775794.0])
+def test_a_blank_is_no_value(blank: float) -> None:
+    """Of a page that somebody else made: NaN, infinity, or DCGM's number for "not supported"."""
+    names = dict.fromkeys(way.name for signal in SIGNALS for way in signal.made if isinstance(way, Read))
+    pages = [_page(*((name, blank) for name in names), at=at) for at in (1000.0, 1010.0)]
+    working = [_page(("DCGM_FI_PROF_GR_ENGINE_ACTIVE", 0.3), ("DCGM_FI_DEV_PCIE_LINK_GEN", blank), at=1000.0)]
+
+    diagnose(seen(pages, {}))
+    (found,) = diagnose(seen(working, {}))
+
+    assert found.bottleneck
+    assert found.bottleneck.name == "host-bound"
 
 
 def test_generations_agree() -> None:
