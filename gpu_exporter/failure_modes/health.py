@@ -629,13 +629,13 @@ MODES = (
         "Look at the exporter's pod or service and at the network between; if the node is down too, see to that.",
         Inject(fault="down"),
         fleet="""(
-  up{job=~".*(gpu|dcgm).*"} == 0
+  up{job=~"gpu|.*(gpu.?exporter|dcgm).*"} == 0
   or
   (up == 0 and on (cluster, job, instance) max_over_time(gpu:exporter:info[1d]))
 )
 * on (cluster, job, instance) group_left (node) topk by (cluster, job, instance) (1, last_over_time(gpu:exporter:info[1d]))
 or on (cluster, job, instance)
-up{job=~".*(gpu|dcgm).*"} == 0""",
+up{job=~"gpu|.*(gpu.?exporter|dcgm).*"} == 0""",
         scope=Scope.FLEET,
         meaning="Prometheus can't scrape an exporter that had GPUs. Nothing is known of them, which is not the same "
         "as well.",
