@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import threading
 import time
@@ -86,7 +87,10 @@ def _scraped(remote: Remote) -> Page:
     try:
         return made(parsed(page))
     except ValueError as error:
-        raise GpuExporterError(f"{base.url}/metrics: not Prometheus text ({error}); give an exporter's URL") from error
+        why = " ".join(str(error).split())[:80]
+        raise GpuExporterError(
+            f"{base.url}/metrics: not Prometheus text ({why}); give the URL of an exporter, or of a Prometheus"
+        ) from error
 
 
 def made(rows: list[Row]) -> Page:
@@ -97,12 +101,13 @@ def made(rows: list[Row]) -> Page:
 
 
 def parsed(page: str) -> list[Row]:
-    """The series of a page in Prometheus' text format. Raises ValueError."""
+    """The series of a page in Prometheus' text format; what is no number (NaN) is no sample. Raises ValueError."""
     # The parser gives every counter a name in `_total`, as OpenMetrics has it; classic ones have none.
     counters = set(re.findall(r"^# TYPE (\S+) counter$", page, re.MULTILINE))
     samples = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
     plain = {f"{name}_total": name for name in counters}
-    return [Row(plain.get(s.name, s.name) if s.name not in counters else s.name, s.labels, s.value) for s in samples]
+    named = ((plain.get(s.name, s.name) if s.name not in counters else s.name, s) for s in samples)
+    return [Row(name, s.labels, s.value) for name, s in named if math.isfinite(s.value)]
 
 
 def _of_prometheus(remote: Remote, seconds: float) -> list[Page]:
@@ -119,7 +124,8 @@ def _of_prometheus(remote: Remote, seconds: float) -> list[Page]:
         labels = dict(series["metric"])
         name = labels.pop("__name__")
         for at, value in series["values"]:
-            by_time[at].append(Row(name, labels, float(value)))
+            if math.isfinite(float(value)):
+                by_time[at].append(Row(name, labels, float(value)))
     return [Page(at, by_time[at]) for at in sorted(by_time)]
 
 

@@ -218,6 +218,25 @@ def test_a_page_keeps_its_names() -> None:
     ]
 
 
+def test_a_counter_that_is_read_now_and_then_has_the_rate_of_its_reads() -> None:
+    """Read at 4 s, 19 s and 34 s, it grows by 9 s in 15 s; the pages in between say nothing."""
+    name = "gpu_clock_event_seconds_total"
+    pages = [_page((name, 9.0 * ((t + 11) // 15)), at=1000.0 + t, reason="hw_thermal_slowdown") for t in range(36)]
+    bits = [_page(("DCGM_FI_DEV_CLOCKS_EVENT_REASONS", 64.0), at=page.at) for page in pages[:10]]
+    (part,) = seen(pages, {}).devices
+
+    assert seen(pages, {}).points(part, s.HW_THERMAL) == [(1019.0, 0.6), (1034.0, 0.6)]
+    both = seen([Page(a.at, [*a.rows, *b.rows]) for a, b in zip(pages, bits, strict=False)], {})
+    assert {value for _, value in both.points(part, s.HW_THERMAL)} == {1.0}  # watched too briefly for the counter
+    still = seen([_page((name, 5.0), at=1000.0 + t, reason="hw_thermal_slowdown") for t in range(20)], {})
+    assert {value for _, value in still.points(part, s.HW_THERMAL)} == {0.0}
+
+
+def test_what_is_no_number_is_no_sample() -> None:
+    text = 'DCGM_FI_DEV_CLOCKS_EVENT_REASONS{UUID="a"} NaN\nDCGM_FI_DEV_FB_USED{UUID="a"} +Inf\nup{UUID="a"} 1\n'
+    assert [row.name for row in evidence.parsed(text)] == ["up"]
+
+
 def test_names_are_unique() -> None:
     assert len({mode.name for mode in MODES}) == len(MODES)
     assert len({signal.record for signal in SIGNALS}) == len(SIGNALS)
