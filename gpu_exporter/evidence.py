@@ -26,6 +26,9 @@ from gpu_exporter.remote import Remote
 from gpu_exporter.signals import SIGNALS, Read
 
 TICK_SECONDS = 1.0
+WATCH_SECONDS = 20.0
+# A Prometheus may scrape once a minute, and a rate needs two scrapes.
+LAST_SECONDS = 300.0
 # All families that a signal is made of, or that say which GPU it is and whose.
 FAMILIES = tuple(
     dict.fromkeys(
@@ -63,12 +66,12 @@ def of_source(
     return pages[next(begun, 0) :], clean
 
 
-def of_url(remote: Remote, seconds: float, stop: threading.Event) -> list[Page]:
+def of_url(remote: Remote, seconds: float | None, stop: threading.Event) -> list[Page]:
     """Scrape an exporter for a while, or ask a Prometheus for its last `seconds`. Raises GpuExporterError."""
     if _is_prometheus(remote):
-        return _of_prometheus(remote, seconds)
+        return _of_prometheus(remote, seconds or LAST_SECONDS)
     pages = [_scraped(remote)]
-    end = time.monotonic() + seconds
+    end = time.monotonic() + (seconds or WATCH_SECONDS)
     while time.monotonic() < end and not stop.wait(TICK_SECONDS):
         pages.append(_scraped(remote))
     return pages
@@ -112,7 +115,7 @@ def parsed(page: str) -> list[Row]:
 
 def _of_prometheus(remote: Remote, seconds: float) -> list[Page]:
     """Raw samples at the times of their scrapes: each is a page of its own target."""
-    query = f'{{__name__=~"{"|".join(FAMILIES)}"}}[{seconds:.0f}s]'
+    query = f'{{__name__=~"{"|".join(FAMILIES)}"}}[{max(seconds, 1.0):.0f}s]'
     text = remote.get(f"/api/v1/query?{urlencode({'query': query})}")
     try:
         answer: Mapping[str, Any] = json.loads(text)

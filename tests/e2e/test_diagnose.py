@@ -51,8 +51,10 @@ def test_an_exporter_and_a_prometheus(serve: Serve, tmp_path: Path) -> None:
     direct = run("diagnose", "--url", url, "--for", "3s", "--json")
     with scraping(tmp_path, "1s", {"static_configs": [{"targets": [f"127.0.0.1:{exporter.port}"]}]}) as prometheus:
         until(lambda: prometheus.query("count_over_time(gpu_up[1m]) >= 4"), what="four scrapes")
-        asked = run("diagnose", "--url", f"http://127.0.0.1:{prometheus.port}", "--for", "1m", "--json")
+        asked = run("diagnose", "--url", f"http://127.0.0.1:{prometheus.port}", "--json")
+        briefly = run("diagnose", "--url", f"http://127.0.0.1:{prometheus.port}", "--for", "2s", "--json")
 
+    assert json.loads(asked.stdout)["watched_seconds"] > 2 >= json.loads(briefly.stdout)["watched_seconds"]
     for result in (direct, asked):
         (gpu,) = json.loads(result.stdout)["gpus"]
         assert (result.returncode, gpu["class"], gpu["modes"]) == (0, "idle", [])

@@ -16,6 +16,7 @@ from gpu_exporter.readings import Page, Row, seen
 from gpu_exporter.signals import SIGNALS
 from tests.truth import PHASES, TRUTH
 
+MODES_BY_NAME = {mode.name: mode for mode in MODES}
 GPU = {"gpu": "0", "UUID": "GPU-0", "modelName": "NVIDIA H200", "Hostname": "n1"}
 
 
@@ -199,6 +200,30 @@ def test_words_and_numbers() -> None:
     assert straggler["name"] == "GpuStragglerStarved"
     assert straggler["because"]["gr_active"] < 0.4 < straggler["because"]["gr_active_of_ranks_that_wait"]
     assert verdict(found) == 1
+
+
+def test_gpus_of_which_the_same_is_to_say_are_one_block_and_the_worst_come_first() -> None:
+    def row(name: str, value: float, gpu: int) -> Row:
+        return Row(name, {**GPU, "gpu": str(gpu), "UUID": f"GPU-{gpu}"}, value)
+
+    rows = [row("DCGM_FI_PROF_GR_ENGINE_ACTIVE", 0.95, gpu) for gpu in range(8)]
+    rows += [row("DCGM_FI_PROF_DRAM_ACTIVE", 0.9 if gpu == 5 else 0.3, gpu) for gpu in range(8)]
+    rows += [row("DCGM_FI_PROF_SM_ACTIVE", 0.9 + gpu / 100, gpu) for gpu in range(8)]
+    rows += [row("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", 0.3, gpu) for gpu in range(8)]
+    rows += [row("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", float(gpu == 7), gpu) for gpu in range(8)]
+
+    text = list(lines(diagnose(seen([Page(1000.0, rows)], {}))))
+
+    assert [line.partition(":")[0] for line in text if not line.startswith(" ")] == [
+        "GPU 7 (n1, NVIDIA H200)  compute-bound",
+        "GPU 5 (n1, NVIDIA H200)  memory-bound",
+        "GPUs 0-4, 6 (n1, NVIDIA H200)  compute-bound",
+    ]
+    assert text[-1] == "    sm_active 90% to 96%, tensor_active 30%"  # no pipe that did not decide
+    # What the class has told already is not told again below the mode.
+    place = text.index("  GpuMemoryBound (info)")
+    assert text[place - 1] == "    gr_active 95%, dram_active 90%, tensor_active 30%"
+    assert text[place + 1 : place + 3] == ["    sm_active 95%", f"    -> {MODES_BY_NAME['GpuMemoryBound'].advice}"]
 
 
 def test_a_page_keeps_its_names() -> None:
