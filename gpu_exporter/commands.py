@@ -196,7 +196,9 @@ def events_command(as_json: bool, **values: Any) -> None:
 
 @commands.command("diagnose")
 @settings(*SOURCE_SETTINGS, "kernel_log", "xid_overrides")
-@click.option("--for", "seconds", type=parsed(duration), default="20s", show_default=True, help="How long to watch.")
+@click.option(
+    "--for", "seconds", type=parsed(duration), help="How long to watch: 20s. Of a Prometheus, how far back: 5m."
+)
 @click.option("--phase", default="", help="Of a recording, the phase to look at.")
 @click.option("--one-job", is_flag=True, help="All GPUs are ranks of one job: compare them with each other.")
 @click.option("--url", default="", help="Instead of this machine's GPUs, an exporter's or a Prometheus' URL.")
@@ -209,7 +211,7 @@ def diagnose_command(**values: Any) -> None:
     """Say of each GPU what limits it, what is wrong with it, by which numbers, and what to do.
 
     Watches the GPUs of this machine, or an exporter (--url), for a while; asks a Prometheus (--url) for its last
-    minutes; or reads a recording. No Prometheus is needed, and alerts' holds are ignored.
+    minutes, with our rules or without; or reads a recording. Alerts' holds are ignored; docs/diagnose.md has more.
 
     Exit code 0 if nothing is wrong, 1 if something was found, 2 if that can't be told.
     """

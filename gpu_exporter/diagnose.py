@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gpu_exporter.classes import Class, classify
-from gpu_exporter.conditions import Condition, Median, Over, Share
+from gpu_exporter.conditions import And, Condition, Median, Or, Over, Share, Unless
 from gpu_exporter.failure_modes import MODES
-from gpu_exporter.failure_modes.mode import FailureMode, Scope
+from gpu_exporter.failure_modes.mode import FailureMode, Scope, Severity
 from gpu_exporter.readings import Identity, Part, Seen
 from gpu_exporter.signals import SIGNALS
 
@@ -57,8 +58,24 @@ def _of(seen: Seen, part: Part, identity: Identity, modes: Sequence[FailureMode]
 
 
 def because(condition: Condition, seen: Seen, part: Part) -> Mapping[str, float]:
-    """The terms of a condition that are known, by name, in order."""
-    return dict(_known(condition.terms(), seen, part))
+    """The terms that decided, of a condition that holds, by name, in order."""
+    return dict(_known(_deciding(condition, seen, part), seen, part))
+
+
+def _deciding(condition: Condition, seen: Seen, part: Part) -> Iterator[Over | Share | Median]:
+    """Without the ways in which it might have held but does not, and without what might have spoken against it."""
+    match condition:
+        case And():
+            for each in condition.conditions:
+                yield from _deciding(each, seen, part)
+        case Or():
+            for each in condition.conditions:
+                if each.holds(seen, part):
+                    yield from _deciding(each, seen, part)
+        case Unless():
+            yield from _deciding(condition.condition, seen, part)
+        case _:
+            yield from condition.terms()
 
 
 def _known(terms: Iterator[Over | Share | Median], seen: Seen, part: Part) -> Iterator[tuple[str, float]]:
@@ -127,35 +144,75 @@ def _rounded(values: Mapping[str, float]) -> dict[str, float]:
 
 
 def lines(diagnoses: Sequence[Diagnosis], *, every: bool = False) -> Iterator[str]:
-    """A block for each GPU: its class with the numbers, then each mode with its numbers and what to do.
+    """The worst first: a block for GPUs of which the same is to say, with class, modes, their numbers and what to do.
 
     Units are those of the signals: ratios as percent, traffic per second. With `every`, also what could not be judged.
     """
+    alike: dict[Hashable, list[Diagnosis]] = defaultdict(list)
     for each in filter(_worth_telling, diagnoses):
-        known, found = each.identity, each.bottleneck
-        who = f"GPU {known.gpu or each.part.uuid}" + (f" instance {each.part.instance}" if each.part.instance else "")
-        where = ", ".join(text for text in (known.node, known.model, known.pod or known.workload) if text)
-        what = f"{found.name}: {found.means}" if found else "class unknown: not enough is collected of it"
-        yield f"{who} ({where})  {what}" if where else f"{who}  {what}"
-        if each.evidence:
-            yield f"    {_numbers(each.evidence)}"
-        for match in each.matches:
-            yield f"  {match.mode.name} ({match.mode.severity.value})"
-            yield f"    {_numbers(match.because)}"
-            yield f"    -> {match.mode.advice}"
-        if every:
-            for name, lacking in each.unknown.items():
-                yield f"  {name}: not judged, " + (f"no {', '.join(lacking)}" if lacking else "not watched long enough")
+        what = each.bottleneck.name if each.bottleneck else "", tuple(match.mode.name for match in each.matches)
+        lacking = tuple(each.unknown.items()) if every else ()
+        alike[_where(each.identity), bool(each.part.instance), what, lacking].append(each)
+    for group in sorted(alike.values(), key=_urgency):
+        yield from _block(group, every=every)
 
 
-def _numbers(values: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {_shown(name, value)}" for name, value in values.items())
+def _urgency(group: Sequence[Diagnosis]) -> int:
+    severities = list(Severity)
+    return min((severities.index(match.mode.severity) for match in group[0].matches), default=len(severities))
+
+
+def _where(known: Identity) -> str:
+    return ", ".join(text for text in (known.node, known.model, known.pod or known.workload) if text)
+
+
+def _block(group: Sequence[Diagnosis], *, every: bool) -> Iterator[str]:
+    first, where = group[0], _where(group[0].identity)
+    found = first.bottleneck
+    what = f"{found.name}: {found.means}" if found else "class unknown: not enough is collected of it"
+    yield f"GPU{'s' * (len(group) > 1)} {_names(group)}{f' ({where})' if where else ''}  {what}"
+    told: set[str] = set()
+    yield from _numbers([each.evidence for each in group], told)
+    for place, match in enumerate(first.matches):
+        yield f"  {match.mode.name} ({match.mode.severity.value})"
+        yield from _numbers([each.matches[place].because for each in group], told)
+        yield f"    -> {match.mode.advice}"
+    if every:
+        for name, lacking in first.unknown.items():
+            yield f"  {name}: not judged, " + (f"no {', '.join(lacking)}" if lacking else "not watched long enough")
+
+
+def _names(group: Sequence[Diagnosis]) -> str:
+    """0-3, 6; instances and GPUs without an index one by one."""
+    runs: list[list[str]] = []
+    for each in group:
+        name = each.identity.gpu or each.part.uuid
+        if each.part.instance:
+            runs.append([f"{name} instance {each.part.instance}"])
+        elif runs and name.isdecimal() and runs[-1][-1] == str(int(name) - 1):
+            runs[-1].append(name)
+        else:
+            runs.append([name])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(run) for run in runs)
+
+
+def _numbers(each: Sequence[Mapping[str, float]], told: set[str]) -> Iterator[str]:
+    """One line, of what was not told before; of several GPUs the lowest and the highest."""
+    shown = []
+    for name in dict.fromkeys(name for values in each for name in values):
+        if name not in told:
+            known = [values[name] for values in each if name in values]
+            ends = dict.fromkeys((_shown(name, min(known)), _shown(name, max(known))))
+            shown.append(f"{name} {' to '.join(ends)}")
+    told.update(*each)
+    if shown:
+        yield f"    {', '.join(shown)}"
 
 
 def _shown(name: str, value: float) -> str:
     unit = UNITS.get(name.split("_of_ranks")[0].removesuffix("_max").removesuffix("_min").removesuffix("_stddev"), "")
     if unit == "ratio" or name.startswith("other_ranks"):
-        return f"{value:.1%}" if 0 < abs(value) < 0.1 else f"{value:.0%}"
+        return f"{value:.1%}" if 0.0005 <= abs(value) < 0.1 else f"{value:.0%}"
     if unit.startswith("bytes"):
         return f"{value / 1e9:.2f} GB" + ("/s" if unit.endswith("second") else "")
     return f"{value:.4g}"

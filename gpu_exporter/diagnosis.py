@@ -26,7 +26,7 @@ COULD_NOT_TELL = 2
 
 
 def diagnosis(
-    seconds: float,
+    seconds: float | None,
     phase: str,
     one_job: bool,
     url: str,
@@ -56,7 +56,7 @@ def diagnosis(
         elif remote:
             pages, source, names, job = evidence.of_url(remote, seconds, stop), url, [], "all" if one_job else ""
         else:
-            (pages, clean), source = _watched(config, seconds, stop), config.source
+            (pages, clean), source = _watched(config, seconds or evidence.WATCH_SECONDS, stop), config.source
             names, job = [], "all" if one_job else ""
         found = diagnose.diagnose(seen(pages, {}, job=job))
         if not found:
@@ -94,7 +94,7 @@ def _tell(
         return
     note = f", {NOT_YOURS[source]}" if source in NOT_YOURS else ""
     click.echo(f"watched {watched:.0f} s of {source}{note}; alerts wait longer before they fire")
-    if phases:
+    if len(phases) > 1:
         click.echo(f"the recording has {len(phases)} phases, here all in one; --phase is one of {', '.join(phases)}")
     click.echo("\n".join(diagnose.lines(found, every=every)))
     if not any(each.matches for each in found):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import threading
 import time
@@ -25,6 +26,9 @@ from gpu_exporter.remote import Remote
 from gpu_exporter.signals import SIGNALS, Read
 
 TICK_SECONDS = 1.0
+WATCH_SECONDS = 20.0
+# A Prometheus may scrape once a minute, and a rate needs two scrapes.
+LAST_SECONDS = 300.0
 # All families that a signal is made of, or that say which GPU it is and whose.
 FAMILIES = tuple(
     dict.fromkeys(
@@ -62,12 +66,12 @@ def of_source(
     return pages[next(begun, 0) :], clean
 
 
-def of_url(remote: Remote, seconds: float, stop: threading.Event) -> list[Page]:
+def of_url(remote: Remote, seconds: float | None, stop: threading.Event) -> list[Page]:
     """Scrape an exporter for a while, or ask a Prometheus for its last `seconds`. Raises GpuExporterError."""
     if _is_prometheus(remote):
-        return _of_prometheus(remote, seconds)
+        return _of_prometheus(remote, seconds or LAST_SECONDS)
     pages = [_scraped(remote)]
-    end = time.monotonic() + seconds
+    end = time.monotonic() + (seconds or WATCH_SECONDS)
     while time.monotonic() < end and not stop.wait(TICK_SECONDS):
         pages.append(_scraped(remote))
     return pages
@@ -86,7 +90,10 @@ def _scraped(remote: Remote) -> Page:
     try:
         return made(parsed(page))
     except ValueError as error:
-        raise GpuExporterError(f"{base.url}/metrics: not Prometheus text ({error}); give an exporter's URL") from error
+        why = " ".join(str(error).split())[:80]
+        raise GpuExporterError(
+            f"{base.url}/metrics: not Prometheus text ({why}); give the URL of an exporter, or of a Prometheus"
+        ) from error
 
 
 def made(rows: list[Row]) -> Page:
@@ -97,17 +104,18 @@ def made(rows: list[Row]) -> Page:
 
 
 def parsed(page: str) -> list[Row]:
-    """The series of a page in Prometheus' text format. Raises ValueError."""
+    """The series of a page in Prometheus' text format; what is no number (NaN) is no sample. Raises ValueError."""
     # The parser gives every counter a name in `_total`, as OpenMetrics has it; classic ones have none.
     counters = set(re.findall(r"^# TYPE (\S+) counter$", page, re.MULTILINE))
     samples = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
     plain = {f"{name}_total": name for name in counters}
-    return [Row(plain.get(s.name, s.name) if s.name not in counters else s.name, s.labels, s.value) for s in samples]
+    named = ((plain.get(s.name, s.name) if s.name not in counters else s.name, s) for s in samples)
+    return [Row(name, s.labels, s.value) for name, s in named if math.isfinite(s.value)]
 
 
 def _of_prometheus(remote: Remote, seconds: float) -> list[Page]:
     """Raw samples at the times of their scrapes: each is a page of its own target."""
-    query = f'{{__name__=~"{"|".join(FAMILIES)}"}}[{seconds:.0f}s]'
+    query = f'{{__name__=~"{"|".join(FAMILIES)}"}}[{max(seconds, 1.0):.0f}s]'
     text = remote.get(f"/api/v1/query?{urlencode({'query': query})}")
     try:
         answer: Mapping[str, Any] = json.loads(text)
@@ -119,7 +127,8 @@ def _of_prometheus(remote: Remote, seconds: float) -> list[Page]:
         labels = dict(series["metric"])
         name = labels.pop("__name__")
         for at, value in series["values"]:
-            by_time[at].append(Row(name, labels, float(value)))
+            if math.isfinite(float(value)):
+                by_time[at].append(Row(name, labels, float(value)))
     return [Page(at, by_time[at]) for at in sorted(by_time)]
 
 

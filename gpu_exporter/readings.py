@@ -166,7 +166,7 @@ Pages = Sequence[tuple[float, Mapping[str, list[Row]]]]
 
 def _read(way: Read, pages: Pages, *, per_instance: bool) -> Mapping[Part, Points]:
     found: dict[Part, list[tuple[float, float]]] = defaultdict(list)
-    before: dict[Hashable, tuple[float, float]] = {}
+    before: dict[Hashable, Count] = {}
     for at, by_name in pages:
         best: dict[Part, float] = {}
         ours = {row.labels.get("UUID") for row in by_name.get(m.XID_EVENTS.name, ())} if way.codes else set()
@@ -190,7 +190,19 @@ def _matches(way: Read, labels: Mapping[str, str]) -> bool:
     return way.any_of is None or labels.get(way.any_of[0]) in way.any_of[1]
 
 
-def _value(way: Read, row: Row, at: float, before: dict[Hashable, tuple[float, float]]) -> float | None:
+class Count(NamedTuple):
+    """A counter and since when it has that value. `fresh`: it was seen to change then, so it was read then."""
+
+    since: float
+    value: float
+    fresh: bool
+
+
+# Of what is not read at each tick, pages in between repeat the last value.
+PERIODS = {metric.name: metric.pace.value for metric in m.METRICS}
+
+
+def _value(way: Read, row: Row, at: float, before: dict[Hashable, Count]) -> float | None:
     if way.codes:
         return at if row.value in way.codes else None
     if way.bit is not None:
@@ -198,11 +210,15 @@ def _value(way: Read, row: Row, at: float, before: dict[Hashable, tuple[float, f
     if not way.rate:
         return row.value * way.scale
     key = frozenset(row.labels.items())
-    since, count = before.get(key, (at, 0.0))
-    before[key] = at, row.value
-    if at <= since or at - since > LOOKBACK_SECONDS:
+    then = before.setdefault(key, Count(at, row.value, False))
+    gone, period = at - then.since, PERIODS.get(way.name, 0.0)
+    same = row.value == then.value
+    if same and gone < period:
         return None
-    return (row.value - count if row.value >= count else row.value) / (at - since) * way.scale
+    before[key] = Count(at - period, row.value, then.fresh) if same else Count(at, row.value, True)
+    if not 0 < gone <= LOOKBACK_SECONDS or (gone < period and not then.fresh):
+        return None
+    return (row.value - then.value if row.value >= then.value else row.value) / gone * way.scale
 
 
 def _derived(

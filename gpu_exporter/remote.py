@@ -46,6 +46,7 @@ class Remote:
             connection.request(method, f"{urlsplit(self.url).path.rstrip('/')}{path}", headers=headers)
             answer = connection.getresponse()
             text = answer.read(longest).decode("utf-8", "replace")
+            whole = not answer.read(1)
         except ConnectionRefusedError as error:
             raise GpuExporterError(f"{self.url}: nothing listens there: is it running? else give its --url") from error
         except ssl.SSLError as error:
@@ -61,8 +62,17 @@ class Remote:
             connection.close()
         if answer.status == 401:
             raise GpuExporterError(f"{self.url}: not let in: give --token-file, or --user and --password-file")
+        if answer.status == 404:
+            raise GpuExporterError(
+                f"{self.url}: has no {path.partition('?')[0]}; give the URL below which it is, such as "
+                f"http://localhost:9400 or http://host/prometheus"
+            )
         if answer.status != 200:
-            raise GpuExporterError(f"{self.url}: {' '.join(text.split())[:200] or answer.reason}")
+            page = "html" in (answer.getheader("Content-Type") or "")
+            said = "" if page else " ".join(text.split())[:200]
+            raise GpuExporterError(f"{self.url}: {said or f'{answer.status} {answer.reason}'}")
+        if not whole:
+            raise GpuExporterError(f"{self.url}: answers with more than {longest >> 20} MiB; ask for less")
         return text
 
     def _authorization(self) -> dict[str, str]:

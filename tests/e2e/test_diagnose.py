@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -49,11 +51,39 @@ def test_an_exporter_and_a_prometheus(serve: Serve, tmp_path: Path) -> None:
     direct = run("diagnose", "--url", url, "--for", "3s", "--json")
     with scraping(tmp_path, "1s", {"static_configs": [{"targets": [f"127.0.0.1:{exporter.port}"]}]}) as prometheus:
         until(lambda: prometheus.query("count_over_time(gpu_up[1m]) >= 4"), what="four scrapes")
-        asked = run("diagnose", "--url", f"http://127.0.0.1:{prometheus.port}", "--for", "1m", "--json")
+        asked = run("diagnose", "--url", f"http://127.0.0.1:{prometheus.port}", "--json")
+        briefly = run("diagnose", "--url", f"http://127.0.0.1:{prometheus.port}", "--for", "2s", "--json")
 
+    assert json.loads(asked.stdout)["watched_seconds"] > 2 >= json.loads(briefly.stdout)["watched_seconds"]
     for result in (direct, asked):
         (gpu,) = json.loads(result.stdout)["gpus"]
         assert (result.returncode, gpu["class"], gpu["modes"]) == (0, "idle", [])
+
+
+class _Pages(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        body = b"<html>\n<body>Welcome</body>\n</html>"
+        self.send_response({"/page/metrics": 200, "/broken/metrics": 500}.get(self.path, 404))
+        self.send_header("Content-Type", "text/html")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [("/page", "not Prometheus text"), ("/broken", "500 Internal Server Error"), ("/none", "has no /metrics; give")],
+)
+def test_a_web_site_is_no_exporter(path: str, says: str) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Pages) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        result = run("diagnose", "--for", "1s", "--url", f"http://127.0.0.1:{server.server_port}{path}")
+        server.shutdown()
+    assert (result.returncode, len(result.stderr.splitlines())) == (2, 1)
+    assert says in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from gpu_exporter.readings import Page, Row, seen
 from gpu_exporter.signals import SIGNALS, Read
 from tests.truth import PHASES, TRUTH
 
+MODES_BY_NAME = {mode.name: mode for mode in MODES}
 GPU = {"gpu": "0", "UUID": "GPU-0", "modelName": "NVIDIA H200", "Hostname": "n1"}
 
 
@@ -215,6 +216,30 @@ def test_words_and_numbers() -> None:
     assert verdict(found) == 1
 
 
+def test_gpus_of_which_the_same_is_to_say_are_one_block_and_the_worst_come_first() -> None:
+    def row(name: str, value: float, gpu: int) -> Row:
+        return Row(name, {**GPU, "gpu": str(gpu), "UUID": f"GPU-{gpu}"}, value)
+
+    rows = [row("DCGM_FI_PROF_GR_ENGINE_ACTIVE", 0.95, gpu) for gpu in range(8)]
+    rows += [row("DCGM_FI_PROF_DRAM_ACTIVE", 0.9 if gpu == 5 else 0.3, gpu) for gpu in range(8)]
+    rows += [row("DCGM_FI_PROF_SM_ACTIVE", 0.9 + gpu / 100, gpu) for gpu in range(8)]
+    rows += [row("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", 0.3, gpu) for gpu in range(8)]
+    rows += [row("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", float(gpu == 7), gpu) for gpu in range(8)]
+
+    text = list(lines(diagnose(seen([Page(1000.0, rows)], {}))))
+
+    assert [line.partition(":")[0] for line in text if not line.startswith(" ")] == [
+        "GPU 7 (n1, NVIDIA H200)  compute-bound",
+        "GPU 5 (n1, NVIDIA H200)  memory-bound",
+        "GPUs 0-4, 6 (n1, NVIDIA H200)  compute-bound",
+    ]
+    assert text[-1] == "    sm_active 90% to 96%, tensor_active 30%"  # no pipe that did not decide
+    # What the class has told already is not told again below the mode.
+    place = text.index("  GpuMemoryBound (info)")
+    assert text[place - 1] == "    gr_active 95%, dram_active 90%, tensor_active 30%"
+    assert text[place + 1 : place + 3] == ["    sm_active 95%", f"    -> {MODES_BY_NAME['GpuMemoryBound'].advice}"]
+
+
 def test_a_page_keeps_its_names() -> None:
     """Classic counters have no `_total`, ours have; the parser's own idea of names is not that of Prometheus."""
     text = "".join(
@@ -230,6 +255,25 @@ def test_a_page_keeps_its_names() -> None:
         "gpu_energy_joules_total",
         "DCGM_FI_DEV_GPU_UTIL",
     ]
+
+
+def test_a_counter_that_is_read_now_and_then_has_the_rate_of_its_reads() -> None:
+    """Read at 4 s, 19 s and 34 s, it grows by 9 s in 15 s; the pages in between say nothing."""
+    name = "gpu_clock_event_seconds_total"
+    pages = [_page((name, 9.0 * ((t + 11) // 15)), at=1000.0 + t, reason="hw_thermal_slowdown") for t in range(36)]
+    bits = [_page(("DCGM_FI_DEV_CLOCKS_EVENT_REASONS", 64.0), at=page.at) for page in pages[:10]]
+    (part,) = seen(pages, {}).devices
+
+    assert seen(pages, {}).points(part, s.HW_THERMAL) == [(1019.0, 0.6), (1034.0, 0.6)]
+    both = seen([Page(a.at, [*a.rows, *b.rows]) for a, b in zip(pages, bits, strict=False)], {})
+    assert {value for _, value in both.points(part, s.HW_THERMAL)} == {1.0}  # watched too briefly for the counter
+    still = seen([_page((name, 5.0), at=1000.0 + t, reason="hw_thermal_slowdown") for t in range(20)], {})
+    assert {value for _, value in still.points(part, s.HW_THERMAL)} == {0.0}
+
+
+def test_what_is_no_number_is_no_sample() -> None:
+    text = 'DCGM_FI_DEV_CLOCKS_EVENT_REASONS{UUID="a"} NaN\nDCGM_FI_DEV_FB_USED{UUID="a"} +Inf\nup{UUID="a"} 1\n'
+    assert [row.name for row in evidence.parsed(text)] == ["up"]
 
 
 def test_names_are_unique() -> None:

@@ -22,6 +22,7 @@ from gpu_exporter.render.dashboards.panels import (
     watched,
 )
 from gpu_exporter.render.dashboards.queries import Query
+from gpu_exporter.words import title
 
 BOARD = NODE
 
@@ -66,9 +67,13 @@ def rows(modes: Sequence[FailureMode]) -> list[Row]:
         Row("Why is it slow?", [class_timeline(BOARD)]),
         Row(
             "What does each GPU do?",
-            [lines(each.help, about, [q.query(BOARD, each)]) for each, about in _DOING],
+            [lines(_sentence(title(each)), about, [q.query(BOARD, each)]) for each, about in _DOING],
         ),
     ]
+
+
+def _sentence(words: str) -> str:
+    return words[:1].upper() + words[1:]
 
 
 _ALIKE = "GPUs of one job look alike."
