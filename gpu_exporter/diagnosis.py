@@ -69,11 +69,8 @@ def diagnosis(
 
 
 def _watched(config: Config, seconds: float, stop: threading.Event) -> tuple[list[Page], bool]:
-    source = only(config)
-    if not source.live:
-        return evidence.of_source(source, seconds, stop)
-    events = EventLog(load(config.xid_overrides), lambda pci: None)
-    if config.kernel_log not in ("", "none"):
+    source, events = only(config), EventLog(load(config.xid_overrides), lambda pci: None)
+    if source.live and config.kernel_log not in ("", "none"):  # the kernel's is of this machine
         KernelWatch(events, Path(config.kernel_log), None, procfs=config.procfs).turn()
     return evidence.of_source(source, seconds, stop, events)
 

@@ -44,6 +44,12 @@ def test_the_gpus_of_this_machine(driver: FakeDriver) -> None:
     assert "GpuEccUncorrectable (critical)" in sick.stdout
 
 
+def test_an_injected_event() -> None:
+    result = run("diagnose", "--source", "simulated", "--gpus", "2", "--inject", "GpuXidFatal:1", "--for", "3s", "--json")
+    modes = {gpu["gpu"]: [mode["name"] for mode in gpu["modes"]] for gpu in json.loads(result.stdout)["gpus"]}
+    assert (result.returncode, modes) == (1, {"0": [], "1": ["GpuXidFatal"]})
+
+
 def test_an_exporter_and_a_prometheus(serve: Serve, tmp_path: Path) -> None:
     exporter = serve("--source", "replay", "--recording", "h200_workloads", "--speed", "0.01", "--interval", "1s")
     url = f"http://127.0.0.1:{exporter.port}"
