@@ -45,7 +45,9 @@ def test_the_gpus_of_this_machine(driver: FakeDriver) -> None:
 
 
 def test_an_injected_event() -> None:
-    result = run("diagnose", "--source", "simulated", "--gpus", "2", "--inject", "GpuXidFatal:1", "--for", "3s", "--json")
+    result = run(
+        "diagnose", "--source", "simulated", "--gpus", "2", "--inject", "GpuXidFatal:1", "--for", "3s", "--json"
+    )
     modes = {gpu["gpu"]: [mode["name"] for mode in gpu["modes"]] for gpu in json.loads(result.stdout)["gpus"]}
     assert (result.returncode, modes) == (1, {"0": [], "1": ["GpuXidFatal"]})
 
