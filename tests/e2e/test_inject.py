@@ -91,6 +91,8 @@ def test_every_mode_in_a_fleet(serve: Serve, tmp_path: Path) -> None:
         assert {node: of_node[node]["workload"] for node in alive} == {node: f"injected-{node}" for node in alive}
         assert {each["namespace"] for each in of_node.values()} == {"simulated"}
         wrong = panels_of(prometheus, exporter, alive)
+        if wrong:  # a scrape that came too late leaves gauges out for a moment
+            wrong = panels_of(prometheus, exporter, alive)
         assert not wrong, "\n".join(wrong)
 
 
