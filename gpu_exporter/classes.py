@@ -199,9 +199,6 @@ class Is:
         found = classify(evidence, device)
         return None if found is None else found.name == self.name
 
-    def negated(self) -> Condition:
-        raise NotImplementedError("name the classes that are meant")
-
     def terms(self) -> Iterator[Over | Share | Median]:
         return CLASSES[NUMBER[self.name]].condition.terms()
 

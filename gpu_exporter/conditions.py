@@ -305,21 +305,11 @@ class Condition(Protocol):
     def holds(self, evidence: Evidence, device: Device) -> bool | None:
         """None: unknown."""
 
-    def negated(self) -> Condition:
-        """What is true where this is false."""
-
     def terms(self) -> Iterator[Over | Share | Median]:
         """The terms it reads, in order."""
 
 
-_COMPARE: Mapping[str, tuple[Callable[[float, float], bool], str]] = {
-    ">": (gt, "<="),
-    ">=": (ge, "<"),
-    "<": (lt, ">="),
-    "<=": (le, ">"),
-    "==": (eq, "!="),
-    "!=": (ne, "=="),
-}
+_COMPARE: Mapping[str, Callable[[float, float], bool]] = {">": gt, ">=": ge, "<": lt, "<=": le, "==": eq, "!=": ne}
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,7 +332,7 @@ class Compare:
 
     def holds(self, evidence: Evidence, device: Device) -> bool | None:
         left, right = self.left.value(evidence, device), self.bound(evidence, device)
-        return None if left is None or right is None else _COMPARE[self.operator][0](left, right)
+        return None if left is None or right is None else _COMPARE[self.operator](left, right)
 
     def bound(self, evidence: Evidence, device: Device) -> float | None:
         """What the left side is compared with."""
@@ -352,9 +342,6 @@ class Compare:
             case float() | int():
                 return self.right
         return self.right.value(evidence, device)
-
-    def negated(self) -> Condition:
-        return Compare(self.left, _COMPARE[self.operator][1], self.right)
 
     def terms(self) -> Iterator[Over | Share | Median]:
         yield from self.left.parts()
@@ -382,9 +369,6 @@ class And:
             unknown = unknown or found is None
         return None if unknown else True
 
-    def negated(self) -> Condition:
-        return Or(*(each.negated() for each in self.conditions))
-
     def terms(self) -> Iterator[Over | Share | Median]:
         for each in self.conditions:
             yield from each.terms()
@@ -404,9 +388,6 @@ class Or:
     def holds(self, evidence: Evidence, device: Device) -> bool | None:
         found = [each.holds(evidence, device) for each in self.conditions]
         return True if True in found else None if None in found else False
-
-    def negated(self) -> Condition:
-        return And(*(each.negated() for each in self.conditions))
 
     def terms(self) -> Iterator[Over | Share | Median]:
         for each in self.conditions:
@@ -428,9 +409,6 @@ class Unless:
         if found is False or self.other.holds(evidence, device) is True:
             return False
         return found
-
-    def negated(self) -> Condition:
-        return Or(self.condition.negated(), self.other)
 
     def terms(self) -> Iterator[Over | Share | Median]:
         yield from self.condition.terms()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import threading
 import time
@@ -104,13 +103,13 @@ def made(rows: list[Row]) -> Page:
 
 
 def parsed(page: str) -> list[Row]:
-    """The series of a page in Prometheus' text format; what is no number (NaN) is no sample. Raises ValueError."""
+    """The series of a page in Prometheus' text format. Raises ValueError."""
     # The parser gives every counter a name in `_total`, as OpenMetrics has it; classic ones have none.
     counters = set(re.findall(r"^# TYPE (\S+) counter$", page, re.MULTILINE))
     samples = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
     plain = {f"{name}_total": name for name in counters}
     named = ((plain.get(s.name, s.name) if s.name not in counters else s.name, s) for s in samples)
-    return [Row(name, s.labels, s.value) for name, s in named if math.isfinite(s.value)]
+    return [Row(name, s.labels, s.value) for name, s in named]
 
 
 def _of_prometheus(remote: Remote, seconds: float) -> list[Page]:
@@ -127,8 +126,7 @@ def _of_prometheus(remote: Remote, seconds: float) -> list[Page]:
         labels = dict(series["metric"])
         name = labels.pop("__name__")
         for at, value in series["values"]:
-            if math.isfinite(float(value)):
-                by_time[at].append(Row(name, labels, float(value)))
+            by_time[at].append(Row(name, labels, float(value)))
     return [Page(at, by_time[at]) for at in sorted(by_time)]
 
 

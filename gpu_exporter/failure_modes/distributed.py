@@ -30,7 +30,7 @@ SAME_ENGINE   = Limit("sameEngine", 0.1, "ratio", "difference in engine activity
 
 WAITS = Mark("waits", And(c.BUSY, c.PARTLY_FILLED, c.TRAFFIC))
 SPINS = Mark("spins", c.SPINNING)
-IDLES = Unless(Compare(c.GR, "<", c.IDLE_ENGINE), c.MOVES)
+IDLES = c.CLASSES[c.NUMBER["idle"]].condition
 STALLED = Mark("stalled", Or(c.SPINNING, IDLES))
 TALKS = Mark("talks", Compare(c.NVLINK, ">=", c.MOVING))
 
