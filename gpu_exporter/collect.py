@@ -85,7 +85,7 @@ class Collector:
         self._workers: list[Worker] = []
         self._records: dict[str, GpuRecord] = {}
         self._owners: dict[GpuRecord, Worker] = {}
-        self._composer = Composer(source.name, source.owners, live=source.live)
+        self._composer = Composer(source)
         self._threads = [
             threading.Thread(target=self._connect, name="connect", daemon=True),
             threading.Thread(target=self._clock, name="clock", daemon=True),

@@ -11,7 +11,7 @@ from gpu_exporter.model import Call, EntityKind, FieldValue, Gpm, Kind, LinkSum,
 
 GAUGE, COUNTER = Kind.GAUGE, Kind.COUNTER
 STATIC, FAST, SLOW, RARE = Pace.STATIC, Pace.FAST, Pace.SLOW, Pace.RARE
-NODE, GPU, INSTANCE, NVLINK, PROCESS = EntityKind
+NODE, GPU, INSTANCE, NVLINK, PROCESS, NVSWITCH, CPU, CPU_CORE = EntityKind
 FULL = MetricSet.FULL
 MIB = 2.0**20
 PERCENT, MILLI, NANO = 1e-2, 1e-3, 1e-9

@@ -40,13 +40,19 @@ class MetricSet(Enum):
 
 
 class EntityKind(Enum):
-    """What a field belongs to, after DCGM's entity groups. NODE is this exporter itself, INSTANCE a MIG instance."""
+    """What a field belongs to, after DCGM's entity groups. NODE is this exporter itself, INSTANCE a MIG instance.
+
+    NVSWITCH, CPU and CPU_CORE (Grace) are known to DCGM alone, and belong to no GPU.
+    """
 
     NODE = "node"
     GPU = "gpu"
     INSTANCE = "instance"
     NVLINK = "nvlink"
     PROCESS = "process"
+    NVSWITCH = "nvswitch"
+    CPU = "cpu"
+    CPU_CORE = "cpu_core"
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,6 +305,9 @@ class Source(Protocol):
 
     def owners(self, gpu: Gpu) -> Sequence[Owner]:
         """Who has this GPU, as far as the source itself knows. Asks no driver, never raises."""
+
+    def beside(self) -> Sequence[Sample]:
+        """The latest samples of what is no GPU (NVSwitches, CPUs). Asks no driver, never raises."""
 
     def close(self) -> None:
         """Give the library back. Never raises."""

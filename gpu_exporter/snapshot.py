@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from gpu_exporter import health
 from gpu_exporter import metrics as m
@@ -12,7 +12,7 @@ from gpu_exporter.accumulate import Accumulator
 from gpu_exporter.events import EventLog
 from gpu_exporter.health import Verdict
 from gpu_exporter.kernel_log import pci_bus_id
-from gpu_exporter.model import Gpu, GpuStatus, Labels, Metric, Owner, Sample, Series, Snapshot
+from gpu_exporter.model import Gpu, GpuStatus, Labels, Metric, Owner, Sample, Series, Snapshot, Source
 from gpu_exporter.version import __version__
 
 log = logging.getLogger(__name__)
@@ -61,12 +61,13 @@ class GpuRecord:
 
 
 class Composer:
-    """Makes the snapshots of one source. A series is the same object in all of them. `owners` tells who has a GPU."""
+    """Makes the snapshots of one source. A series is the same object in all of them."""
 
-    def __init__(self, source: str, owners: Callable[[Gpu], Iterable[Owner]], *, live: bool) -> None:
-        self._source = source
-        self._owners = owners
-        self._live = live
+    def __init__(self, source: Source) -> None:
+        self._source = source.name
+        self._owners = source.owners
+        self._beside = source.beside
+        self._live = source.live
         self._series: dict[tuple[Metric, Gpu | None, Labels], Series] = {}
         self._unsupported: dict[Gpu, tuple[Mapping[Metric, str], Sequence[Sample]]] = {}
 
@@ -92,6 +93,7 @@ class Composer:
             samples += self._of_gpu(record, status, now, fresh=fresh)
             samples += self._of_health(verdict)
         samples += [self._own(metric, None, value) for metric, value in own]
+        samples += () if source_down else self._beside()
         samples += (
             self._own(m.VISIBLE, None, sum(status.up for _, status in gpus)),
             self._own(m.RENDERED_AT, None, round(now, 3)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from gpu_exporter.model import EntityKind, Gpu, GpuLost, Kind, Metric, Owner, Pace, Reading, Series, XidEvent
+from gpu_exporter.model import EntityKind, Gpu, GpuLost, Kind, Metric, Owner, Pace, Reading, Sample, Series, XidEvent
 from gpu_exporter.recording import Column, Recording
 
 # The mean of two of these is a third thing that never was: the latest one is taken.
@@ -51,6 +51,10 @@ class ReplaySource:
     def owners(self, gpu: Gpu) -> Sequence[Owner]:
         """A recording counts as one job."""
         return (Owner(workload=self._recording.path.name.removesuffix(".gz").removesuffix(".jsonl")),)
+
+    def beside(self) -> Sequence[Sample]:
+        """A recording has GPUs alone."""
+        return ()
 
     def position(self) -> float:
         """Seconds of recording played so far, all loops counted; it starts at the first tick."""

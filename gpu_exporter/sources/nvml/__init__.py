@@ -13,7 +13,7 @@ from typing import Any
 
 import pynvml
 
-from gpu_exporter.model import Gpu, GpuLost, Labels, Metric, Owner
+from gpu_exporter.model import Gpu, GpuLost, Labels, Metric, Owner, Sample
 from gpu_exporter.sources.nvml.device import NvmlDevice
 from gpu_exporter.sources.nvml.errors import LIBRARY_LOST, outcome, raise_if_lost, source_lost
 from gpu_exporter.sources.nvml.turn import Turn
@@ -97,6 +97,10 @@ class NvmlSource:
 
     def owners(self, gpu: Gpu) -> Sequence[Owner]:
         """The driver knows processes, not pods."""
+        return ()
+
+    def beside(self) -> Sequence[Sample]:
+        """NVML knows GPUs alone."""
         return ()
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from gpu_exporter.model import Device, Gpu, Metric, Owner, SourceLost
+from gpu_exporter.model import Device, Gpu, Metric, Owner, Sample, SourceLost
 from gpu_exporter.sources.simulated import faults as script
 from gpu_exporter.sources.simulated.device import SimulatedDevice
 from gpu_exporter.sources.simulated.faults import SEEN_SECONDS, Fault
@@ -130,6 +130,10 @@ class SimulatedSource:
 
     def owners(self, gpu: Gpu) -> Sequence[Owner]:
         return (self._owner,)
+
+    def beside(self) -> Sequence[Sample]:
+        """GPUs alone are simulated."""
+        return ()
 
     def attach(self, index: int, metrics: Sequence[Metric]) -> Device:
         identity = f"{self._seed}/{self.node}/{index}"
