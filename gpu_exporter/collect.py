@@ -12,12 +12,13 @@ import time
 from collections.abc import Callable, Sequence
 
 from gpu_exporter import metrics as m
+from gpu_exporter.backoff import Backoff
 from gpu_exporter.events import EventLog, Evidence
 from gpu_exporter.kernel_log import same_device
 from gpu_exporter.model import Gpu, GpuStatus, Metric, Snapshot, Source, SourceLost
 from gpu_exporter.release import HandOver, Release
 from gpu_exporter.snapshot import Composer, GpuRecord
-from gpu_exporter.worker import Backoff, Worker
+from gpu_exporter.worker import Worker
 
 log = logging.getLogger(__name__)
 

@@ -115,8 +115,11 @@ def _gpu(status: GpuStatus, snapshot: Snapshot) -> Iterable[Finding]:
         )
         return
     values = {series.metric: value for series, value in snapshot.samples if series.gpu == gpu}
-    profiling = "profiling metrics through GPM" if snapshot.live else f"profiling metrics of source {snapshot.source}"
+    choice = next((dict(s.labels) for s, _ in snapshot.samples if s.metric is m.SOURCE_INFO and s.gpu == gpu), {})
+    source = choice.get("source", snapshot.source)
+    profiling = f"profiling metrics {THROUGH.get(source, f'of source {source}')}"
     yield Finding("gpu", Level.OK, f"{gpu.model}, {profiling if m.SM_ACTIVE in values else 'no profiling metrics'}")
+    yield from _choice(choice.get("reason", ""))
     by_reason: dict[tuple[Level, str], list[str]] = defaultdict(list)
     for series, _ in snapshot.samples:
         if series.metric is m.SUPPORTED and series.gpu == gpu:
@@ -129,6 +132,24 @@ def _gpu(status: GpuStatus, snapshot: Snapshot) -> Iterable[Finding]:
         yield Finding("gpu", Level.WARN, "persistence mode is off", "`nvidia-smi -pm 1`, or run nvidia-persistenced")
     instances = {dict(series.labels).get("GPU_I_ID") for series, _ in snapshot.samples if series.gpu == gpu}
     yield from _mig(values, len(instances - {None}))
+
+
+THROUGH = {"nvml": "through GPM", "nvml+dcgm": "through DCGM", "dcgm": "through DCGM"}
+
+
+def _choice(reason: str) -> Iterable[Finding]:
+    """What is to say of `--source auto`'s choice for a GPU."""
+    if reason == "gpm":
+        yield Finding("source", Level.OK, "read through NVML, which has its profiling counters (GPM)")
+    elif reason == "no_gpm":
+        yield Finding("source", Level.OK, "read through NVML, and its profiling counters through DCGM: it has no GPM")
+    elif reason == "no_gpm_and_no_dcgm":
+        cure = "install datacenter-gpu-manager-4-core here, or name a host engine: --dcgm-hostengine"
+        yield Finding("source", Level.WARN, "read through NVML alone: it has no GPM, and there is no DCGM", cure)
+    elif reason:
+        why = reason.removeprefix("no_gpm_and_dcgm_").replace("_", " ")
+        cure = "`gpu-exporter doctor --source dcgm` says why"
+        yield Finding("source", Level.WARN, f"read through NVML alone: it has no GPM, and DCGM is not up ({why})", cure)
 
 
 def _health(status: GpuStatus, verdict: Verdict) -> Iterable[Finding]:

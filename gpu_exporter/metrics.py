@@ -197,6 +197,7 @@ MISSED      = Metric("gpu_exporter_kernel_log_missed_total", COUNTER, "records",
 # --- what the exporter knows of the GPUs and of itself: made by the collection loop, not read from a field -----------------------------
 INFO          = Metric("gpu_info",                                    GAUGE,   "info",    "Identity of the GPU and its software; always 1.")
 POD_INFO      = Metric("gpu_pod_info",                                GAUGE,   "info",    "Who has the GPU: namespace, pod, and the workload whose ranks are compared; always 1.")
+SOURCE_INFO   = Metric("gpu_source_info",                             GAUGE,   "info",    "What reads this GPU, and why, where there was a choice (`--source auto`); always 1.")
 UP            = Metric("gpu_up",                                      GAUGE,   "bool",    "1 if the GPU answers.", 0, 1)
 DOWN          = Metric("gpu_down_reason",                             GAUGE,   "bool",    "1 with the reason while the GPU does not answer.", 0, 1)
 HEALTH_STATE  = tuple(

@@ -7,6 +7,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from gpu_exporter.backoff import Backoff
 from gpu_exporter.model import Device, Gpu, GpuLost, Pace, SourceLost
 from gpu_exporter.snapshot import GpuRecord
 
@@ -15,26 +16,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LONGEST_BACKOFF = 30.0
 # Slow reads of a node's GPUs are spread over their period; a node has eight, and of more some share a turn.
 TURNS = 8
-
-
-class Backoff:
-    """1, 2, 4 … 30 s between attempts."""
-
-    def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        """Start over: the next attempt is due at once."""
-        self._next, self.due = 1.0, 0.0
-
-    def failed(self) -> float:
-        """Take note of a failure; return how long to wait."""
-        wait, self._next = self._next, min(self._next * 2, LONGEST_BACKOFF)
-        self.due = time.monotonic() + wait
-        return wait
 
 
 class Worker(threading.Thread):

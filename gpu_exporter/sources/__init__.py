@@ -27,7 +27,7 @@ def chosen(config: Config) -> Mapping[str, Source]:
         raise GpuExporterError("--recording needs --source replay: a recording is never mistaken for GPUs")
     if config.source == "simulated":
         return _fleet(config)
-    source = _replay(config) if config.source == "replay" else local_gpus(procfs=config.procfs)
+    source = _replay(config) if config.source == "replay" else _installed(config)
     return {config.node_name or socket.gethostname(): source}
 
 
@@ -46,6 +46,13 @@ def _fleet(config: Config) -> Mapping[str, Source]:
     known = workloads(sorted(PACKAGED.glob("*.jsonl.gz")))
     sources = fleet(config.nodes, config.gpus, config.seed, config.faults, known, inject=config.inject)
     return sources if not config.node_name else {config.node_name: sources["node-000"]}
+
+
+def _installed(config: Config) -> Source:
+    from gpu_exporter.sources.auto import AutoSource
+
+    nvml = local_gpus(procfs=config.procfs)
+    return nvml if config.source == "nvml" else AutoSource(nvml, None)
 
 
 def _replay(config: Config) -> Source:

@@ -18,7 +18,7 @@ SM_ACTIVE, SM_SECONDS = "DCGM_FI_PROF_SM_ACTIVE", "gpu_sm_active_seconds_total"
 ALWAYS = {"gpu_info", "gpu_up", "gpu_read_stalled_seconds"}
 ALWAYS |= {"gpu_exporter_collection_failures_total", "gpu_exporter_ticks_skipped_total"}
 ALWAYS |= {"gpu_health_state"}
-ALLOWED = ALWAYS | {"gpu_down_reason", "gpu_last_read_timestamp_seconds", "gpu_snapshot_age_seconds"}
+ALLOWED = ALWAYS | {"gpu_source_info", "gpu_down_reason", "gpu_last_read_timestamp_seconds", "gpu_snapshot_age_seconds"}
 ALLOWED |= {"gpu_exporter_collection_duration_seconds"}
 # they tell why it is down
 ALLOWED |= {"gpu_xid_events_total", "DCGM_FI_DEV_XID_ERRORS", "gpu_health_reason"}

@@ -1,0 +1,225 @@
+"""Two sources as one: NVML everywhere, DCGM where NVML lacks profiling."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import pytest
+
+from gpu_exporter import metrics as m
+from gpu_exporter.model import (
+    Gpu,
+    GpuLost,
+    Metric,
+    Owner,
+    Pace,
+    Reading,
+    Sample,
+    Series,
+    SourceLost,
+    XidEvent,
+)
+from gpu_exporter.sources.auto import AutoSource
+
+ASKED = (m.SM_ACTIVE, m.PCIE_TX, m.GPU_TEMP, m.FAN)
+PROFILING = {m.SM_ACTIVE: "not_supported", m.PCIE_TX: "not_supported"}
+PATIENCE = 5.0
+
+
+class FakeDevice:
+    """Answers with what it is told, or raises it."""
+
+    told_since = None
+
+    def __init__(self, gpu: Gpu, metrics: Sequence[Metric], answers: Callable[[Sequence[Metric]], Reading]) -> None:
+        self.gpu = gpu
+        self.metrics = metrics
+        self.closed = False
+        self._answers = answers
+
+    def events(self) -> Sequence[XidEvent]:
+        return ()
+
+    def read(self, paces: frozenset[Pace]) -> Reading:
+        return self._answers(self.metrics)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class FakeSource:
+    """GPUs by index, the same in both sources but for their order."""
+
+    live = True
+
+    def __init__(self, name: str, gpus: Sequence[Gpu], answers: Callable[[Gpu, Sequence[Metric]], Reading]) -> None:
+        self.name = name
+        self.gpus = gpus
+        self.down: SourceLost | None = None
+        self.devices: list[FakeDevice] = []
+        self.opened = 0
+        self._answers = answers
+
+    def open(self) -> None:
+        if self.down:
+            raise self.down
+        self.opened += 1
+
+    def count(self) -> int:
+        return len(self.gpus)
+
+    def expected(self) -> int | None:
+        return None
+
+    def reload_needed(self) -> bool | None:
+        return None
+
+    def index_of(self, gpu: Gpu) -> int:
+        for index, known in enumerate(self.gpus):
+            if known.uuid == gpu.uuid:
+                return index
+        raise GpuLost(f"{gpu.uuid} is not known", "gone")
+
+    def attach(self, index: int, metrics: Sequence[Metric]) -> FakeDevice:
+        gpu = self.gpus[index]
+        device = FakeDevice(gpu, metrics, lambda asked: self._answer(gpu, asked))
+        self.devices.append(device)
+        return device
+
+    def _answer(self, gpu: Gpu, metrics: Sequence[Metric]) -> Reading:
+        if self.down:
+            raise self.down
+        return self._answers(gpu, metrics)
+
+    def owners(self, gpu: Gpu) -> Sequence[Owner]:
+        return ()
+
+    def beside(self) -> Sequence[Sample]:
+        return ()
+
+    def close(self) -> None:
+        pass
+
+
+HOPPER, AMPERE = Gpu(0, "GPU-h"), Gpu(1, "GPU-a")
+
+
+def nvml(gpu: Gpu, metrics: Sequence[Metric]) -> Reading:
+    values = {Series(m.GPU_TEMP, gpu): 40.0}
+    if gpu is HOPPER:
+        values |= {Series(m.SM_ACTIVE, gpu): 0.5, Series(m.PCIE_TX, gpu): 1e6}
+        return Reading(time.monotonic(), values, 1.0, unsupported={m.FAN: "not_supported"})
+    return Reading(time.monotonic(), values, unsupported={**PROFILING, m.FAN: "not_supported"})
+
+
+def dcgm(gpu: Gpu, metrics: Sequence[Metric]) -> Reading:
+    assert m.GPU_TEMP not in metrics, "NVML answers that"
+    values = {Series(metric, gpu): 0.25 for metric in metrics if metric is not m.FAN}
+    return Reading(time.monotonic(), values, 2.0, unsupported={m.FAN: "not_in_dcgm"})
+
+
+def by_metric(reading: Reading) -> Mapping[Metric, float]:
+    return {series.metric: value for series, value in reading.values.items()}
+
+
+def choices(source: AutoSource) -> list[tuple[str, str]]:
+    return sorted(
+        (sample.series.gpu.uuid if sample.series.gpu else "", "/".join(value for _, value in sample.series.labels))
+        for sample in source.beside()
+    )
+
+
+def until(said: Callable[[], object]) -> None:
+    end = time.monotonic() + PATIENCE
+    while not said():
+        assert time.monotonic() < end, "it never came true"
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def both() -> tuple[FakeSource, FakeSource]:
+    return FakeSource("nvml", [HOPPER, AMPERE], nvml), FakeSource("dcgm", [AMPERE, HOPPER], dcgm)
+
+
+def test_a_mixed_node_loses_nothing(both: tuple[FakeSource, FakeSource]) -> None:
+    first, second = both
+    source = AutoSource(first, lambda: second)
+    source.open()
+    hopper, ampere = (source.attach(index, ASKED) for index in (0, 1))
+    assert by_metric(hopper.read(frozenset(Pace))) == {m.GPU_TEMP: 40.0, m.SM_ACTIVE: 0.5, m.PCIE_TX: 1e6}
+    assert second.opened == 0, "nobody needs DCGM yet"
+    until(lambda: m.SM_ACTIVE in by_metric(ampere.read(frozenset(Pace))))
+    reading = ampere.read(frozenset({Pace.FAST}))
+    assert by_metric(reading) == {m.GPU_TEMP: 40.0, m.SM_ACTIVE: 0.25, m.PCIE_TX: 0.25}
+    assert reading.unsupported == {m.FAN: "not_in_dcgm"}
+    assert {series.metric: span for series, span in reading.spans.items()} == {m.SM_ACTIVE: 2.0, m.PCIE_TX: 2.0}
+    assert choices(source) == [("GPU-a", "nvml+dcgm/no_gpm"), ("GPU-h", "nvml/gpm")]
+    assert [device.gpu for device in second.devices] == [AMPERE]
+    source.close()
+    assert not source.beside()
+
+
+def test_a_node_of_hopper_never_opens_dcgm(both: tuple[FakeSource, FakeSource]) -> None:
+    first, second = both
+    source = AutoSource(first, lambda: second)
+    source.open()
+    device = source.attach(0, ASKED)
+    for _ in range(3):
+        device.read(frozenset(Pace))
+    source.close()
+    assert second.opened == 0
+    assert second.devices == []
+
+
+def test_without_dcgm_the_reason_is_told(both: tuple[FakeSource, FakeSource]) -> None:
+    source = AutoSource(both[0], None)
+    source.open()
+    reading = source.attach(1, ASKED).read(frozenset(Pace))
+    assert by_metric(reading) == {m.GPU_TEMP: 40.0}
+    assert reading.unsupported == {**PROFILING, m.FAN: "not_supported"}
+    assert choices(source) == [("GPU-a", "nvml/no_gpm_and_no_dcgm")]
+
+
+def test_a_dead_host_engine_costs_what_it_gave_and_heals(both: tuple[FakeSource, FakeSource]) -> None:
+    first, second = both
+    source = AutoSource(first, lambda: second)
+    source.open()
+    device = source.attach(1, ASKED)
+    until(lambda: m.SM_ACTIVE in by_metric(device.read(frozenset(Pace))))
+    given = {series for series in device.read(frozenset(Pace)).values if series.metric is not m.GPU_TEMP}
+    held = set(given)
+    second.down = SourceLost("DCGM: the host engine is gone", "connection_lost")
+    reading = device.read(frozenset(Pace))
+    assert by_metric(reading) == {m.GPU_TEMP: 40.0}
+    assert reading.ended >= held
+    assert set(reading.failed.values()) == {"connection_lost"}
+    assert second.devices[-1].closed
+    until(lambda: choices(source) == [("GPU-a", "nvml/no_gpm_and_dcgm_connection_lost")])
+    second.down = None
+    until(lambda: m.SM_ACTIVE in by_metric(device.read(frozenset(Pace))))
+    assert choices(source) == [("GPU-a", "nvml+dcgm/no_gpm")]
+    source.close()
+
+
+def test_a_gpu_that_dcgm_does_not_know_keeps_nvml(both: tuple[FakeSource, FakeSource]) -> None:
+    first, second = both
+    second.gpus = [HOPPER]
+    source = AutoSource(first, lambda: second)
+    source.open()
+    device = source.attach(1, ASKED)
+    until(lambda: device.read(frozenset(Pace)) and choices(source) == [("GPU-a", "nvml/no_gpm_and_dcgm_gone")])
+    assert by_metric(device.read(frozenset(Pace))) == {m.GPU_TEMP: 40.0}
+    source.close()
+
+
+def test_missing_bindings_are_a_reason_not_an_end(both: tuple[FakeSource, FakeSource]) -> None:
+    def missing() -> FakeSource:
+        raise SourceLost("DCGM: no bindings", "bindings_missing")
+
+    source = AutoSource(both[0], missing)
+    source.open()
+    device = source.attach(1, ASKED)
+    wanted = [("GPU-a", "nvml/no_gpm_and_dcgm_bindings_missing")]
+    until(lambda: device.read(frozenset(Pace)) and choices(source) == wanted)
+    source.close()
