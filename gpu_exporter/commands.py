@@ -36,7 +36,7 @@ def commands() -> None:
 
 
 @commands.command()
-@settings(*SOURCE_SETTINGS, "metrics", "processes", "node_name")
+@settings(*SOURCE_SETTINGS, "metrics", "schema", "processes", "node_name")
 @click.option("--json", "as_json", is_flag=True, help="JSON instead of the exposition text.")
 def once(as_json: bool, **values: Any) -> None:
     """Read every GPU once and print it. Profiling metrics are means over half a second."""
@@ -46,7 +46,7 @@ def once(as_json: bool, **values: Any) -> None:
     if as_json:
         click.echo(json.dumps(_as_dict(snapshot), indent=2))
     else:
-        page = Renderer(name, everywhere(source)).render(snapshot)
+        page = Renderer(name, everywhere(source), config.schema).render(snapshot)
         click.echo(page.body(Variant(openmetrics=False, gzip=False)), nl=False)
     _exit(0 if any(status.up for status in snapshot.gpus) else 1, clean)
 
@@ -99,7 +99,7 @@ def record_command(out: Path, interval: float, duration: float, mask: bool, **va
 def metrics_command(metrics: MetricSet) -> None:
     """Print the metric catalogue as a table."""
     rows = [("METRIC", "TYPE", "UNIT", "SET", "READ", "DCGM", "NVML", "HELP")]
-    rows += [_row(metric) for metric in METRICS if metrics is MetricSet.FULL or metric.set is MetricSet.DEFAULT]
+    rows += [_row(metric) for metric in METRICS if metric.set in (MetricSet.DEFAULT, metrics)]
     widths = [max(len(row[column]) for row in rows) for column in range(7)]
     for row in rows:
         click.echo("  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[7]]))
