@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import fields
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,11 @@ from gpu_exporter.exposition import Renderer, Variant
 from gpu_exporter.kernel_watch import KernelWatch
 from gpu_exporter.library import readings
 from gpu_exporter.metrics import METRICS, selected
-from gpu_exporter.model import GpuExporterError, Metric, MetricSet, Snapshot
+from gpu_exporter.model import NOT_YOURS, GpuExporterError, Metric, MetricSet, Snapshot
 from gpu_exporter.options import SOURCE_SETTINGS, parsed, settings
 from gpu_exporter.render.reference import read_from
 from gpu_exporter.serve import everywhere, observe
-from gpu_exporter.sources import chosen, only
+from gpu_exporter.sources import chosen, named, only
 from gpu_exporter.xids import load
 
 
@@ -218,6 +219,37 @@ def diagnose_command(**values: Any) -> None:
     from gpu_exporter.diagnosis import diagnosis
 
     _exit(*diagnosis(**values))
+
+
+def _side(text: str) -> str:
+    """A source by name; replay may have a recording after it."""
+    (source,) = (setting for setting in fields(Config) if setting.name == "source")
+    source.metadata["parse"](text.partition(":")[0])
+    return text
+
+
+@commands.command("compare")
+@settings(*(setting for setting in SOURCE_SETTINGS if setting != "source"), "metrics")
+@click.option("--a", type=parsed(_side), required=True, help="A source, as for --source; or replay:FILE.")
+@click.option("--b", type=parsed(_side), required=True, help="The other one.")
+@click.option("--seconds", type=parsed(duration), default="30", show_default=True, help="How long to read both.")
+@click.option("--json", "as_json", is_flag=True, help="JSON instead of a table.")
+def compare_command(a: str, b: str, seconds: float, as_json: bool, **values: Any) -> None:
+    """Read two sources over the same time, and print how far they agree on each metric of each GPU.
+
+    Gauges are compared by their means, profiling by its integrals, counters by their rise, what never changes must be
+    equal; docs/migration.md has the tolerances. Exit code 0 if they agree; 3 if a value or what a GPU is differs. What
+    only one of them can answer is shown, and no difference.
+    """
+    from gpu_exporter import compare
+
+    config = Config(**values)
+    if a == b and a.partition(":")[0] not in NOT_YOURS:
+        raise GpuExporterError(f"--a {a} --b {b}: a driver's library is opened once in a process; name two sources")
+    sides = ((a, named(config, a)), (b, named(config, b)))
+    result, clean = compare.watch(*sides, selected(config.metrics), seconds)
+    click.echo(json.dumps(compare.as_dict(result), indent=2) if as_json else "\n".join(compare.lines(result)))
+    _exit(compare.EXIT_DIFFERS if result.differs else 0, clean)
 
 
 def _of_a_running_one(function: Callable[..., None]) -> Callable[..., None]:
