@@ -20,11 +20,21 @@ ATTRIBUTES = frozenset({"err_code", "err_msg"})
 Entity = Callable[[Gpu | None, Mapping[str, str]], Labels]
 
 
-def labels_of(series: Series, node: str, schema: Schema = Schema.CLASSIC) -> Labels:
-    """The labels of a series: classic families carry dcgm-exporter's, ours the GPU's index and UUID."""
+def driver(gpu: Gpu) -> Labels:
+    """What stands on classic families of a GPU where no file of fields says otherwise."""
+    return ((DRIVER_LABEL[Schema.CLASSIC], gpu.driver),)
+
+
+def labels_of(
+    series: Series, node: str, schema: Schema = Schema.CLASSIC, rows: Callable[[Gpu], Labels] = driver
+) -> Labels:
+    """The labels of a series: classic families carry dcgm-exporter's, ours the GPU's index and UUID.
+
+    `rows` are what dcgm-exporter makes labels of (rows of type label in its file of fields), by their classic names.
+    """
     metric, gpu = series.metric, series.gpu
     if metric.classic:
-        return _classic(series, node, schema)
+        return _classic(series, node, schema, rows)
     device: Labels = ()
     if gpu is not None:
         device = (("gpu", str(gpu.index)), ("UUID", gpu.uuid))
@@ -34,16 +44,21 @@ def labels_of(series: Series, node: str, schema: Schema = Schema.CLASSIC) -> Lab
     return device + metric.labels + series.labels
 
 
-def _classic(series: Series, node: str, schema: Schema) -> Labels:
+def _classic(series: Series, node: str, schema: Schema, rows: Callable[[Gpu], Labels]) -> Labels:
     own = dict(series.metric.labels + series.labels)
     entity = ENTITIES.get(series.metric.entity, _gpu)(series.gpu, own)
     entity += ((NODE_LABEL[schema], node),)
     rest = {name: value for name, value in own.items() if name not in dict(entity)}
     if series.gpu is not None:
-        rest[DRIVER_LABEL[Schema.CLASSIC]] = series.gpu.driver
+        rest.update(rows(series.gpu))
     if DRIVER_LABEL[Schema.CLASSIC] in rest:
         rest[DRIVER_LABEL[schema]] = rest.pop(DRIVER_LABEL[Schema.CLASSIC])
     return entity + tuple(sorted(rest.items(), key=lambda label: (label[0] in ATTRIBUTES, label[0])))
+
+
+def _device(gpu: Gpu) -> tuple[str, str]:
+    """dcgm-exporter makes it of the index; gpu_info has the device file, whose number may be another."""
+    return ("device", f"nvidia{gpu.index}")
 
 
 def _instance(own: Mapping[str, str]) -> Labels:
@@ -57,7 +72,7 @@ def _gpu(gpu: Gpu | None, own: Mapping[str, str]) -> Labels:
         ("gpu", str(gpu.index)),
         ("UUID", gpu.uuid),
         ("pci_bus_id", gpu.pci_bus_id),
-        ("device", gpu.device),
+        _device(gpu),
         ("modelName", gpu.model),
         *_instance(own),
     )
@@ -68,7 +83,7 @@ def _nvlink(gpu: Gpu | None, own: Mapping[str, str]) -> Labels:
     found: Labels = (("nvlink", own.get("nvlink", "")), *_nvswitch(gpu, own))
     if gpu is not None:
         found += (("gpu", str(gpu.index)), ("gpu_uuid", gpu.uuid), ("pci_bus_id", gpu.pci_bus_id))
-        found += (("device", gpu.device), ("model_name", gpu.model), *_instance(own))
+        found += (_device(gpu), ("model_name", gpu.model), *_instance(own))
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from gpu_exporter import compare
 from gpu_exporter import metrics as m
 from gpu_exporter.compare import as_dict, lines
 from gpu_exporter.comparison import STATES, TOLERANCES, Comparison, Side, Verdict, compared, compares
+from gpu_exporter.exposition import number
 from gpu_exporter.model import (
     Gpu,
     GpuStatus,
@@ -172,6 +174,14 @@ def test_a_table_ends_with_what_differs() -> None:
         "tolerance": 35.0,
         "verdict": "differs",
     }
+
+
+def test_the_page_has_every_tolerance() -> None:
+    """fix: give docs/migration.md the row."""
+    page = (Path(__file__).parent.parent.parent / "docs" / "migration.md").read_text()
+    rows = [f"| {unit} | {each.share:.0%} | {number(each.least)} | {each.why} |" for unit, each in TOLERANCES.items()]
+
+    assert [row for row in rows if row not in page] == []
 
 
 class Fixed:

@@ -79,6 +79,21 @@ def test_a_page_has_the_same_lines(schema: Schema) -> None:
     )
 
 
+def test_other_rows_of_type_label_take_their_place() -> None:
+    """By name among the others, before what dcgm-exporter calls attributes; none where none are chosen."""
+    xid = Series(m.XID_ERRORS, GPU, (("err_code", "0"), ("err_msg", "No Error")))
+    chosen = labels_of(xid, "node-1", rows=lambda gpu: (("DCGM_FI_DEV_SERIAL", "1"), ("DCGM_FI_DEV_BRAND", "x")))
+
+    assert chosen[5:] == (
+        ("Hostname", "node-1"),
+        ("DCGM_FI_DEV_BRAND", "x"),
+        ("DCGM_FI_DEV_SERIAL", "1"),
+        ("err_code", "0"),
+        ("err_msg", "No Error"),
+    )
+    assert "DCGM_FI_DRIVER_VERSION" not in dict(labels_of(xid, "node-1", rows=lambda gpu: ()))
+
+
 def test_ours_do_not_change() -> None:
     """A `gpu_*` family has the same labels in both schemas, whatever it belongs to."""
     ours = [metric for metric in m.METRICS if not metric.classic]
