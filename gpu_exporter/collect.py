@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 from gpu_exporter import metrics as m
 from gpu_exporter.backoff import Backoff
+from gpu_exporter.dcgm_own import Own
 from gpu_exporter.events import EventLog, Evidence
 from gpu_exporter.kernel_log import same_device
 from gpu_exporter.model import Gpu, GpuStatus, Metric, Snapshot, Source, SourceLost
@@ -43,6 +44,8 @@ EVIDENCE = frozenset(
 DEADLINE_SECONDS = 1.0
 # How often a release that a driver call holds up is tried again.
 RELEASE_RETRY_SECONDS = 0.5
+# What dcgm-exporter counts over, by default.
+COUNT_WINDOW_SECONDS = 300.0
 
 
 class Collector:
@@ -58,10 +61,13 @@ class Collector:
         gauge_window: float = 15.0,
         expected: int | None = None,
         events: EventLog | None = None,
+        xid_count_window: float = COUNT_WINDOW_SECONDS,
+        clock_events_count_window: float = COUNT_WINDOW_SECONDS,
     ) -> None:
         self.source = source
         self.events = events
-        self.metrics = metrics
+        self._xid_window, self._clock_window = xid_count_window, clock_events_count_window
+        self.choose(metrics)
         self.interval = interval
         self.gauge_window = gauge_window
         self.deadline = max(interval, DEADLINE_SECONDS)
@@ -91,6 +97,11 @@ class Collector:
             threading.Thread(target=self._connect, name="connect", daemon=True),
             threading.Thread(target=self._clock, name="clock", daemon=True),
         ]
+
+    def choose(self, metrics: Sequence[Metric]) -> None:
+        """Which rows to expose. Whoever attaches a GPU next asks for them."""
+        self.own = Own(metrics, self._clock_window, told=self.events is not None)
+        self.metrics = self.own.asked
 
     def start(self, timeout: float = 10.0, stop: threading.Event | None = None) -> None:
         """Start, and wait for the first answer of the library. Raises SourceLost if it is an error or has no GPU.
@@ -318,7 +329,7 @@ class Collector:
         stale = STALE_INTERVALS * self.interval
         gpus = [(record, self._status(record)) for record in records]
         down = "" if self.up else "released" if release else self._reason
-        return self._composer.compose(gpus, down, own, stale, self.events)
+        return self._composer.compose(gpus, down, own, stale, self.events, (self.own.xids, self._xid_window))
 
     def look(self, pci: str) -> Evidence | None:
         """The GPU at a PCI address and what is known of it now, for who asks why."""

@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import fields
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,11 @@ from gpu_exporter.exposition import Renderer, Variant
 from gpu_exporter.kernel_watch import KernelWatch
 from gpu_exporter.library import readings
 from gpu_exporter.metrics import METRICS, selected
-from gpu_exporter.model import GpuExporterError, Metric, MetricSet, Snapshot
+from gpu_exporter.model import NOT_YOURS, GpuExporterError, Metric, MetricSet, Snapshot
 from gpu_exporter.options import SOURCE_SETTINGS, parsed, settings
 from gpu_exporter.render.reference import read_from
 from gpu_exporter.serve import everywhere, observe
-from gpu_exporter.sources import chosen, only
+from gpu_exporter.sources import chosen, named, only
 from gpu_exporter.xids import load
 
 
@@ -36,7 +37,7 @@ def commands() -> None:
 
 
 @commands.command()
-@settings(*SOURCE_SETTINGS, "metrics", "processes", "node_name")
+@settings(*SOURCE_SETTINGS, "metrics", "schema", "processes", "node_name")
 @click.option("--json", "as_json", is_flag=True, help="JSON instead of the exposition text.")
 def once(as_json: bool, **values: Any) -> None:
     """Read every GPU once and print it. Profiling metrics are means over half a second."""
@@ -46,7 +47,7 @@ def once(as_json: bool, **values: Any) -> None:
     if as_json:
         click.echo(json.dumps(_as_dict(snapshot), indent=2))
     else:
-        page = Renderer(name, everywhere(source)).render(snapshot)
+        page = Renderer(name, everywhere(source), config.schema).render(snapshot)
         click.echo(page.body(Variant(openmetrics=False, gzip=False)), nl=False)
     _exit(0 if any(status.up for status in snapshot.gpus) else 1, clean)
 
@@ -99,7 +100,7 @@ def record_command(out: Path, interval: float, duration: float, mask: bool, **va
 def metrics_command(metrics: MetricSet) -> None:
     """Print the metric catalogue as a table."""
     rows = [("METRIC", "TYPE", "UNIT", "SET", "READ", "DCGM", "NVML", "HELP")]
-    rows += [_row(metric) for metric in METRICS if metrics is MetricSet.FULL or metric.set is MetricSet.DEFAULT]
+    rows += [_row(metric) for metric in METRICS if metric.set in (MetricSet.DEFAULT, metrics)]
     widths = [max(len(row[column]) for row in rows) for column in range(7)]
     for row in rows:
         click.echo("  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[7]]))
@@ -218,6 +219,37 @@ def diagnose_command(**values: Any) -> None:
     from gpu_exporter.diagnosis import diagnosis
 
     _exit(*diagnosis(**values))
+
+
+def _side(text: str) -> str:
+    """A source by name; replay may have a recording after it."""
+    (source,) = (setting for setting in fields(Config) if setting.name == "source")
+    source.metadata["parse"](text.partition(":")[0])
+    return text
+
+
+@commands.command("compare")
+@settings(*(setting for setting in SOURCE_SETTINGS if setting != "source"), "metrics")
+@click.option("--a", type=parsed(_side), required=True, help="A source, as for --source; or replay:FILE.")
+@click.option("--b", type=parsed(_side), required=True, help="The other one.")
+@click.option("--seconds", type=parsed(duration), default="30", show_default=True, help="How long to read both.")
+@click.option("--json", "as_json", is_flag=True, help="JSON instead of a table.")
+def compare_command(a: str, b: str, seconds: float, as_json: bool, **values: Any) -> None:
+    """Read two sources over the same time, and print how far they agree on each metric of each GPU.
+
+    Gauges are compared by their means, profiling by its integrals, counters by their rise, what never changes must be
+    equal; docs/migration.md has the tolerances. Exit code 0 if they agree; 3 if a value or what a GPU is differs. What
+    only one of them can answer is shown, and no difference.
+    """
+    from gpu_exporter import compare
+
+    config = Config(**values)
+    if a == b and a.partition(":")[0] not in NOT_YOURS:
+        raise GpuExporterError(f"--a {a} --b {b}: a driver's library is opened once in a process; name two sources")
+    sides = ((a, named(config, a)), (b, named(config, b)))
+    result, clean = compare.watch(*sides, selected(config.metrics), seconds)
+    click.echo(json.dumps(compare.as_dict(result), indent=2) if as_json else "\n".join(compare.lines(result)))
+    _exit(compare.EXIT_DIFFERS if result.differs else 0, clean)
 
 
 def _of_a_running_one(function: Callable[..., None]) -> Callable[..., None]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from gpu_exporter.model import GpuExporterError, MetricSet
+from gpu_exporter.model import GpuExporterError, MetricSet, Schema
 
 # Kubernetes injects GPU_EXPORTER_PORT, GPU_EXPORTER_SERVICE_HOST … for a service named gpu-exporter: no setting may be
 # named so, and an unknown variable can't be an error.
@@ -118,7 +118,12 @@ def choice(*names: str) -> Callable[[str], str]:
 
 def metric_set(text: str) -> MetricSet:
     """default or full."""
-    return MetricSet(choice(*(each.value for each in MetricSet))(text))
+    return MetricSet(choice(MetricSet.DEFAULT.value, MetricSet.FULL.value)(text))
+
+
+def schema(text: str) -> Schema:
+    """classic or si."""
+    return Schema(choice(*(each.value for each in Schema))(text))
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
@@ -152,6 +157,9 @@ class Config:
     faults: str               = _setting("What goes wrong in the simulation, as docs/simulated.md shows.", str, "")
     inject: str               = _setting("Failure modes to simulate, such as GpuMemoryBound:node-000/1, as docs/simulated.md shows.", str, "", many=True)
     metrics: MetricSet        = _setting("Which metrics to expose, default or full.", metric_set, "default")
+    schema: Schema            = _setting("How DCGM's metrics are named: as dcgm-exporter up to 4.8.2 does (classic), or as from 4.9 on, in base units (si).", schema, "classic")
+    xid_count_window: float   = _setting("What DCGM_EXP_XID_ERRORS_COUNT counts over, where it is exposed.", duration, "5m")
+    clock_events_count_window: float = _setting("What DCGM_EXP_CLOCK_EVENTS_COUNT counts over, where it is exposed.", duration, "5m")
     processes: bool           = _setting("Whether to expose memory and SM share of each process on a GPU.", boolean, "false")
     procfs: Path              = _setting("Where processes are looked up; must be the host's (hostPID, or mounted), except with NVIDIA's open kernel modules.", Path, "/proc")
     kernel_log: str           = _setting("The kernel log, for Xids: /dev/kmsg, a kern.log or journal as a file, or none.", str, "/dev/kmsg")

@@ -69,7 +69,8 @@ def fields(which: str) -> tuple[Field, ...]:
 
 def exposed(*, full: bool = False) -> frozenset[str]:
     """The names that we expose."""
-    return frozenset(row.name for row in m.METRICS if full or row.set is MetricSet.DEFAULT)
+    sets = {MetricSet.DEFAULT, MetricSet.FULL} if full else {MetricSet.DEFAULT}
+    return frozenset(row.name for row in m.METRICS if row.set in sets)
 
 
 DCGM_DEFAULT: frozenset[str] = DEFAULT_FIELDS

@@ -6,12 +6,15 @@ field identifiers of DCGM 4.7.0 (fields 1600 to 1648, which have base units of t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 from gpu_exporter.model import Metric
 
 # Where two units differ, the value in the new one is the classic value times this.
-FACTORS = {"HERTZ": 1e6, "JOULES": 1e-3, "BYTES": 2.0**20, "PERCENT": 1e-2}
+FACTORS = {"HERTZ": 1e6, "JOULES": 1e-3, "BYTES": 2.0**20, "PERCENT": 1e-2, "BYTES_PER_SECOND": 1e6}
+# Of the factors that are powers of ten, the power.
+POWERS = {1e6: 6, 1e-2: -2, 1e-3: -3}
 
 _SAME_UNIT = {
     "DCGM_FI_PROF_GR_ENGINE_ACTIVE": "DCGM_FI_PROF_GR_ENGINE_UTIL_RATIO",
@@ -83,6 +86,7 @@ _BASE_UNIT = {
     "DCGM_FI_DEV_BAR1_TOTAL": ("DCGM_FI_DEV_BAR1_CAPACITY_BYTES", "BYTES"),
     "DCGM_FI_DEV_BAR1_USED": ("DCGM_FI_DEV_BAR1_USED_BYTES", "BYTES"),
     "DCGM_FI_DEV_BAR1_FREE": ("DCGM_FI_DEV_BAR1_FREE_BYTES", "BYTES"),
+    "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL": ("DCGM_FI_DEV_NVLINK_THROUGHPUT_BYTES_PER_SECOND", "BYTES_PER_SECOND"),
 }
 # Classic name -> new name, and by what a classic value is multiplied.
 RENAMED: Mapping[str, tuple[str, float]] = {
@@ -125,3 +129,22 @@ DEFAULT_FIELDS = frozenset(
 def modern(metric: Metric) -> tuple[str, float] | None:
     """The name of a classic metric since 4.9 and the factor to its unit; None if neither changed."""
     return RENAMED.get(metric.name)
+
+
+def same(value: float) -> float:
+    """The value as it is."""
+    return value
+
+
+def converter(factor: float) -> Callable[[float], float]:
+    """What turns a classic value into the new unit, and 57 % into 0.57, not into 0.5700000000000001."""
+    if factor == 1.0:
+        return same
+    power = POWERS.get(factor)
+    return partial(_shifted, power) if power is not None else factor.__mul__
+
+
+def _shifted(power: int, value: float) -> float:
+    """`value` times a power of ten, as if it were calculated on paper with the digits that `value` is written with."""
+    text = repr(float(value))
+    return value * 10.0**power if "e" in text else float(f"{text}e{power}")

@@ -9,8 +9,8 @@ from __future__ import annotations
 import threading
 import time
 from bisect import bisect_right
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
@@ -28,6 +28,8 @@ EPOCHS = 32
 FRESH_SECONDS = 5.0
 # How long an Xid that warrants a drain makes a GPU unhealthy, whatever else it says of itself.
 RECENT_SECONDS = 600.0
+# Most Xids that a window is counted over.
+COUNTED = 10_000
 
 Own = tuple[Metric, Gpu | None, float, dict[str, str]]
 
@@ -111,6 +113,9 @@ class EventLog:
         self._tallies: dict[tuple[str, int], Tally] = {}
         self._sxids: dict[tuple[str, int, str], list[float]] = {}
         self._recent: deque[Event] = deque(maxlen=KEPT)
+        self._started = time.time()
+        self._times: deque[tuple[float, str, int]] = deque(maxlen=COUNTED)
+        self._told: Counter[tuple[str, int]] = Counter()
         self.position: Position | None = None
         self.changed = False
         self.kernel_up = False
@@ -151,6 +156,8 @@ class EventLog:
         if tally.add(since, witness, at):
             event = self._event(since, at, line)
             self._recent.append(event)
+            self._times.append((at, line.pci, line.code))
+            self._told[line.pci, line.code] += at >= self._started
         else:
             untold = self._untold(since, line, WITNESSES[witness])
             if untold is None:  # too long ago to be kept
@@ -214,7 +221,8 @@ class EventLog:
                 found.append((m.XID_LAST, gpu, round(lasts[pci, code], 3), labels))
         for address, gpu in by_pci.items() if watched else ():
             own = {code: at for (pci, code), at in lasts.items() if pci == address}
-            found.append((m.XID_ERRORS, gpu, max(own, key=own.__getitem__, default=0), {}))
+            latest = max(own, key=own.__getitem__, default=0)
+            found.append((m.XID_ERRORS, gpu, latest, self._error(latest)))
         for (pci, code, fatal), (seen, last) in sxids.items():
             labels = {"pci_bus_id": pci, "sxid": str(code), "fatal": fatal}
             found += [(m.SXID_EVENTS, None, seen, labels), (m.SXID_LAST, None, round(last, 3), labels)]
@@ -222,9 +230,40 @@ class EventLog:
         found += [(m.WITNESS, None, up, {"witness": witness}) for witness, up in heard]
         return [*found, (m.MISSED, None, self.missed, {})]
 
+    def as_dcgm_exporter(
+        self, gpus: Sequence[Gpu], chosen: Collection[Metric], window: float, nvml_up: bool
+    ) -> list[Own]:
+        """`DCGM_EXP_XID_ERRORS_*` as far as `chosen`: Xids of the last `window` seconds, and since the start.
+
+        A GPU without one in the window has a 0 that names none. Nothing where nobody tells.
+        """
+        if not chosen or not (nvml_up or self.kernel_up):
+            return []
+        by_pci = {pci_bus_id(gpu.pci_bus_id): gpu for gpu in gpus if gpu.pci_bus_id}
+        after = time.time() - window
+        with self._lock:
+            within = Counter((pci, code) for at, pci, code in self._times if at > after)
+            told = {key: count for key, count in self._told.items() if count}
+        found: list[Own] = []
+        if m.EXP_XID_COUNT in chosen:
+            size = {"window_size_in_ms": str(round(window * 1000))}
+            quiet = by_pci.keys() - {pci for pci, _ in within}
+            found += [(m.EXP_XID_COUNT, gpu, 0, size) for pci, gpu in by_pci.items() if pci in quiet]
+            for (pci, code), count in within.items():
+                if pci in by_pci:
+                    found.append((m.EXP_XID_COUNT, by_pci[pci], count, {**size, "xid": str(code)}))
+        if m.EXP_XID_TOTAL in chosen:
+            known = ((by_pci[pci], code, count) for (pci, code), count in told.items() if pci in by_pci)
+            found += [(m.EXP_XID_TOTAL, gpu, count, {"xid": str(code)}) for gpu, code, count in known]
+        return found
+
     def _labels(self, pci: str, code: int) -> dict[str, str]:
         xid = self._xids[code]
         return {"pci_bus_id": pci, "xid": str(code), "kind": xid.kind.value, "action": xid.action.value}
+
+    def _error(self, code: int) -> dict[str, str]:
+        """What dcgm-exporter, too, has beside the last code."""
+        return {"err_code": str(code), "err_msg": self._xids[code].meaning if code else "No Error"}
 
     # --- over a restart ---------------------------------------------------------------------------------------------
 
@@ -262,3 +301,4 @@ class EventLog:
         with self._lock:
             self.position, self._since, self._tallies, self._sxids = position, since, tallies, sxids
             self._recent.extend(recent)
+            self._times.extend((event.at, event.pci_bus_id, event.xid) for event in recent)

@@ -11,8 +11,10 @@ from typing import NamedTuple
 
 from prometheus_client.metrics_core import Metric as ClientMetric
 
-from gpu_exporter.metrics import INFO, METRICS
-from gpu_exporter.model import Labels, Series, Snapshot
+from gpu_exporter.dcgm_names import RENAMED, converter
+from gpu_exporter.labels import labels_of
+from gpu_exporter.metrics import METRICS
+from gpu_exporter.model import Labels, Metric, Schema, Series, Snapshot
 
 # A variant that nobody asked for in this time is no longer made in advance.
 WARM_SECONDS = 60.0
@@ -80,16 +82,20 @@ def _gzip(body: bytes) -> bytes:
 class Renderer:
     """Makes pages. Prefixes of lines are built once per series, and a line only when its value changed.
 
-    `node` is the classic `Hostname` label; `everywhere` are labels of every series (`source="replay"`).
+    `node` is the classic `Hostname` label; `everywhere` are labels of every series (`source="replay"`). Families keep
+    their names but for those that `schema` has renamed, with their unit.
     """
 
-    def __init__(self, node: str, everywhere: Labels = ()) -> None:
+    def __init__(self, node: str, everywhere: Labels = (), schema: Schema = Schema.CLASSIC) -> None:
         self._node = node
         self._everywhere = everywhere
+        self._schema = schema
+        self._renamed = RENAMED if schema is Schema.SI else {}
+        self._convert = {name: converter(factor) for name, (_, factor) in self._renamed.items() if factor != 1.0}
         self._lines: dict[Series, tuple[float, bytes]] = {}
         families = {row.name: row for row in reversed(METRICS)}
         self._headers = {
-            row.name: tuple(_header(row.name, row.kind.value, row.help, openmetrics=om) for om in (False, True))
+            row.name: tuple(_header(self._name(row), row.kind.value, row.help, openmetrics=om) for om in (False, True))
             for row in METRICS
             if families[row.name] is row
         }
@@ -105,13 +111,20 @@ class Renderer:
             known = lines.get(series)
             if known is None or known[0] != value:
                 prefix = known[1][: known[1].rindex(b" ")] if known else self._prefix(series)
-                known = lines[series] = (value, b"%b %b\n" % (prefix, number(value).encode()))
+                convert = self._convert.get(series.metric.name)
+                text = number(convert(value) if convert else value)
+                known = lines[series] = (value, b"%b %b\n" % (prefix, text.encode()))
             by_name.setdefault(series.metric.name, []).append(known[1])
         blocks = [(text, om, b"".join(by_name[name])) for name, (text, om) in self._headers.items() if name in by_name]
         return Page(blocks + [self._client(metric) for metric in process])
 
     def _prefix(self, series: Series) -> bytes:
-        return f"{series.metric.name}{self._braces(dict(labels_of(series, self._node)))}".encode()
+        labels = dict(labels_of(series, self._node, self._schema))
+        return f"{self._name(series.metric)}{self._braces(labels)}".encode()
+
+    def _name(self, metric: Metric) -> str:
+        renamed = self._renamed.get(metric.name)
+        return renamed[0] if renamed else metric.name
 
     def _braces(self, labels: Mapping[str, str]) -> str:
         pairs = [f'{name}="{escape(value)}"' for name, value in {**labels, **dict(self._everywhere)}.items() if value]
@@ -122,26 +135,6 @@ class Renderer:
         text, om = (_header(name, metric.type, metric.documentation, openmetrics=om) for om in (False, True))
         lines = (f"{s.name}{self._braces(s.labels)} {number(s.value)}\n" for s in metric.samples)
         return text, om, "".join(lines).encode()
-
-
-def labels_of(series: Series, node: str) -> Labels:
-    """The labels of a series: classic families carry dcgm-exporter's device labels, ours the GPU's index and UUID."""
-    metric, gpu = series.metric, series.gpu
-    device: Labels = ()
-    if gpu is not None:
-        device = (("gpu", str(gpu.index)), ("UUID", gpu.uuid))
-        if metric.classic:
-            device += (
-                ("pci_bus_id", gpu.pci_bus_id),
-                ("device", gpu.device),
-                ("modelName", gpu.model),
-                ("Hostname", node),
-                ("DCGM_FI_DRIVER_VERSION", gpu.driver),
-            )
-        elif metric is INFO:
-            device += (("pci_bus_id", gpu.pci_bus_id), ("device", gpu.device), ("model", gpu.model), ("node", node))
-            device += gpu.info
-    return device + metric.labels + series.labels
 
 
 class Pages:

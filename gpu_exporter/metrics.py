@@ -7,12 +7,24 @@ Where DCGM and NVML are read from: DCGM's `dcgm_fields.h` (4.6.0), NVIDIA's `nvm
 
 from __future__ import annotations
 
-from gpu_exporter.model import Call, EntityKind, FieldValue, Gpm, Kind, LinkSum, Metric, MetricSet, OfProcess, Pace
+from gpu_exporter.model import (
+    Call,
+    EntityKind,
+    FieldValue,
+    Gpm,
+    Kind,
+    LinkSum,
+    Metric,
+    MetricSet,
+    OfPeer,
+    OfProcess,
+    Pace,
+)
 
 GAUGE, COUNTER = Kind.GAUGE, Kind.COUNTER
 STATIC, FAST, SLOW, RARE = Pace.STATIC, Pace.FAST, Pace.SLOW, Pace.RARE
 NODE, GPU, INSTANCE, NVLINK, PROCESS, NVSWITCH, CPU, CPU_CORE = EntityKind
-FULL = MetricSet.FULL
+FULL, NAMED = MetricSet.FULL, MetricSet.NAMED
 MIB = 2.0**20
 PERCENT, MILLI, NANO = 1e-2, 1e-3, 1e-9
 
@@ -105,7 +117,7 @@ FB_TOTAL      = Metric("DCGM_FI_DEV_FB_TOTAL",        GAUGE, "MiB",   "Device me
 FB_FREE       = Metric("DCGM_FI_DEV_FB_FREE",         GAUGE, "MiB",   "Device memory that is free.",                                       dcgm=251, nvml=Call("MemoryInfo", pick="free"), scale=1 / MIB, per_instance=True)
 FB_USED       = Metric("DCGM_FI_DEV_FB_USED",         GAUGE, "MiB",   "Device memory in use by programs.",                                 dcgm=252, nvml=Call("MemoryInfo", pick="used"), scale=1 / MIB, per_instance=True)
 FB_RESERVED   = Metric("DCGM_FI_DEV_FB_RESERVED",     GAUGE, "MiB",   "Device memory reserved by driver and firmware.",                    dcgm=253, nvml=Call("MemoryInfo", pick="reserved"), scale=1 / MIB, per_instance=True)
-FB_USED_RATIO = Metric("DCGM_FI_DEV_FB_USED_PERCENT", GAUGE, "ratio", "used / (total - reserved), 0-1 despite its name.",            0, 1, dcgm=254, nvml=Call("MemoryInfo", pick="used_ratio"), per_instance=True)
+FB_USED_RATIO = Metric("DCGM_FI_DEV_FB_USED_PERCENT", GAUGE, "ratio", "used / (total - reserved), 0-1.",                             0, 1, dcgm=254, nvml=Call("MemoryInfo", pick="used_ratio"), per_instance=True)
 BAR1_TOTAL    = Metric("DCGM_FI_DEV_BAR1_TOTAL",      GAUGE, "MiB",   "BAR1 window.",                                                      dcgm=90,  nvml=Call("BAR1MemoryInfo", pick="bar1Total"), scale=1 / MIB, pace=RARE, set=FULL)
 BAR1_USED     = Metric("DCGM_FI_DEV_BAR1_USED",       GAUGE, "MiB",   "BAR1 window in use.",                                               dcgm=92,  nvml=Call("BAR1MemoryInfo", pick="bar1Used"), scale=1 / MIB, pace=RARE, set=FULL)
 BAR1_FREE     = Metric("DCGM_FI_DEV_BAR1_FREE",       GAUGE, "MiB",   "BAR1 window that is free.",                                         dcgm=93,  nvml=Call("BAR1MemoryInfo", pick="bar1Free"), scale=1 / MIB, pace=RARE, set=FULL)
@@ -194,6 +206,14 @@ SXID_LAST   = Metric("gpu_nvswitch_sxid_last_timestamp_seconds", GAUGE, "seconds
 WITNESS     = Metric("gpu_exporter_xid_witness_up",        GAUGE,   "bool",    "1 if this witness of Xids can be heard: nvml on every GPU, the kernel log.", 0, 1, NODE)
 MISSED      = Metric("gpu_exporter_kernel_log_missed_total", COUNTER, "records", "Kernel log records that were overwritten before they were read.", entity=NODE)
 
+# --- dcgm-exporter's own, made of samples and events as it makes them (dcgm_own.py): only where a file of fields names them ------------
+EXP_XID_COUNT   = Metric("DCGM_EXP_XID_ERRORS_COUNT",   GAUGE,   "events",  "Xids of the last --xid-count-window, by code.", set=NAMED)
+EXP_XID_TOTAL   = Metric("DCGM_EXP_XID_ERRORS_TOTAL",   COUNTER, "events",  "Xids since the exporter started, by code.", set=NAMED)
+EXP_CLOCK_COUNT = Metric("DCGM_EXP_CLOCK_EVENTS_COUNT", GAUGE,   "samples", "Collections within the last --clock-events-count-window that found the clock held down, by what held it.", set=NAMED)
+EXP_CLOCK_TOTAL = Metric("DCGM_EXP_CLOCK_EVENTS_TOTAL", COUNTER, "events",  "How often something began to hold the clock down since the exporter started, by what held it.", set=NAMED)
+EXP_HEALTH      = Metric("DCGM_EXP_GPU_HEALTH_STATUS",  GAUGE,   "status",  "DCGM's verdict by system: 0 pass, 10 warning, 20 failure. DCGM alone has it; ours is gpu_health_state.", 0, 20, set=NAMED)
+EXP_P2P         = Metric("DCGM_EXP_P2P_STATUS",         GAUGE,   "status",  "NVLink to each other GPU: 0 works, else why not (link_status).", 0, 6, nvml=OfPeer("P2PStatus", (2,)), pace=RARE, set=NAMED)
+
 # --- what the exporter knows of the GPUs and of itself: made by the collection loop, not read from a field -----------------------------
 INFO          = Metric("gpu_info",                                    GAUGE,   "info",    "Identity of the GPU and its software; always 1.")
 POD_INFO      = Metric("gpu_pod_info",                                GAUGE,   "info",    "Who has the GPU: namespace, pod, and the workload whose ranks are compared; always 1.")
@@ -240,10 +260,9 @@ BY_KEY = {metric.key: metric for metric in METRICS}
 
 def selected(choice: MetricSet, *, processes: bool = False) -> tuple[Metric, ...]:
     """The rows that a source is asked for: `full` includes `default`; integrals and the exporter's own rows are not asked for."""
+    sets = {MetricSet.DEFAULT, choice}
     return tuple(
         row
         for row in METRICS
-        if row.nvml is not None
-        and (choice is MetricSet.FULL or row.set is MetricSet.DEFAULT)
-        and (processes or not isinstance(row.nvml, OfProcess))
+        if row.nvml is not None and row.set in sets and (processes or not isinstance(row.nvml, OfProcess))
     )

@@ -33,10 +33,19 @@ class Pace(Enum):
 
 
 class MetricSet(Enum):
-    """Which `--metrics` choice exposes a metric; `full` includes `default`."""
+    """Which `--metrics` choice exposes a metric; `full` includes `default`. NAMED is in neither: only a file of fields
+    that names such a metric has it exposed."""
 
     DEFAULT = "default"
     FULL = "full"
+    NAMED = "named"
+
+
+class Schema(Enum):
+    """How DCGM's metrics are exposed: as dcgm-exporter up to 4.8.2 does, or in base units, as it does from 4.9 on."""
+
+    CLASSIC = "classic"
+    SI = "si"
 
 
 class EntityKind(Enum):
@@ -87,6 +96,14 @@ class Gpm:
 
 
 @dataclass(frozen=True, slots=True)
+class OfPeer:
+    """What NVML tells of a GPU and each other one: `P2PStatus` is `nvmlDeviceGetP2PStatus(handle, other, *args)`."""
+
+    name: str
+    args: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class OfProcess:
     """What NVML tells of a process on a GPU: memory, sm (its share of SM time), or a number of processes."""
 
@@ -111,7 +128,7 @@ class Metric:
     high: float = float(2**63 - 1)
     entity: EntityKind = EntityKind.GPU
     dcgm: int | None = None
-    nvml: Call | FieldValue | LinkSum | Gpm | OfProcess | None = None
+    nvml: Call | FieldValue | LinkSum | Gpm | OfPeer | OfProcess | None = None
     scale: float = 1.0
     pace: Pace = Pace.FAST
     set: MetricSet = MetricSet.DEFAULT

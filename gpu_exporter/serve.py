@@ -64,7 +64,7 @@ class _Node:
 
     def __init__(self, name: str, source: Source, config: Config, process: _Process) -> None:
         self.kernel: KernelWatch | None = None
-        self._renderer = Renderer(name, everywhere(source))
+        self._renderer = Renderer(name, everywhere(source), config.schema)
         self._process = process
         self.collector = Collector(
             source,
@@ -74,6 +74,8 @@ class _Node:
             gauge_window=config.gauge_window,
             expected=config.expected_gpus,
             events=self._events(source, config),
+            xid_count_window=config.xid_count_window,
+            clock_events_count_window=config.clock_events_count_window,
         )
         self.shown = Endpoint(
             name,

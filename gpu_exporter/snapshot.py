@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import chain
 
 from gpu_exporter import health
 from gpu_exporter import metrics as m
 from gpu_exporter.accumulate import Accumulator
+from gpu_exporter.dcgm_own import ClockEvents
 from gpu_exporter.events import EventLog
 from gpu_exporter.health import Verdict
 from gpu_exporter.kernel_log import pci_bus_id
@@ -24,6 +26,7 @@ class GpuRecord:
     def __init__(self, gpu: Gpu, gauge_window: float) -> None:
         self.gpu = gpu
         self.accumulator = Accumulator(gauge_window)
+        self.clock_events = ClockEvents()
         self.samples: tuple[Sample, ...] = ()
         self.unsupported: Mapping[Metric, str] = {}
         self.read_at: float | None = None
@@ -78,8 +81,12 @@ class Composer:
         own: Iterable[tuple[Metric, float]],
         stale_after: float,
         events: EventLog | None = None,
+        counted: tuple[Collection[Metric], float] = ((), 0.0),
     ) -> Snapshot:
-        """A snapshot of now, without device series that were not read for `stale_after` seconds."""
+        """A snapshot of now, without device series that were not read for `stale_after` seconds.
+
+        `counted`: which of dcgm-exporter's counts of Xids are exposed, and over how many seconds.
+        """
         now, told = time.time(), events.problems() if events else {}
         samples: list[Sample] = []
         verdicts: list[Verdict] = []
@@ -104,7 +111,10 @@ class Composer:
             samples.append(self._own(m.SOURCE_DOWN, None, 1, source=self._source, reason=source_down))
         if events:
             heard = bool(gpus) and all(record.told for record, _ in gpus)
-            for metric, gpu, value, labels in events.samples([record.gpu for record, _ in gpus], heard):
+            known = [record.gpu for record, _ in gpus]
+            for metric, gpu, value, labels in chain(
+                events.samples(known, heard), events.as_dcgm_exporter(known, *counted, heard)
+            ):
                 samples.append(self._own(metric, gpu, value, **labels))
         statuses = tuple(status for _, status in gpus)
         return Snapshot(now, self._source, tuple(samples), statuses, self._live, tuple(verdicts))

@@ -93,8 +93,10 @@ class Worker(threading.Thread):
         else:
             if generation == collector.generation:
                 self._backoff.reset()
-                self.record.samples = self.record.accumulator.apply(reading)
-                self.record.unsupported = reading.unsupported
+                own, record = collector.own, self.record
+                samples = record.accumulator.apply(reading)
+                record.samples = own.samples(record.gpu, record.clock_events, reading, samples)
+                record.unsupported = own.unsupported(samples, reading.unsupported)
                 self.record.duration = time.monotonic() - started
                 self.record.read_at = time.monotonic()
                 self._ask_again({series.metric.pace for series in reading.failed}, started)

@@ -7,11 +7,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from itertools import groupby
 
+from gpu_exporter import metrics as m
 from gpu_exporter.config import ENV_PREFIX, Config, flag
+from gpu_exporter.dcgm_names import modern
 from gpu_exporter.hardware import SEEN_ON, seen_on
 from gpu_exporter.health import ALL_FAULTS
 from gpu_exporter.metrics import METRICS
-from gpu_exporter.model import Call, EntityKind, FieldValue, Gpm, LinkSum, Metric, MetricSet, OfProcess
+from gpu_exporter.model import Call, EntityKind, FieldValue, Gpm, LinkSum, Metric, MetricSet, OfPeer, OfProcess
 from gpu_exporter.render.markdown import table as _table
 from gpu_exporter.states import STATES, State, rows_of
 from gpu_exporter.xids import load
@@ -24,7 +26,9 @@ Classic names (`DCGM_*`) have the names, types, units and device labels of dcgm-
 `pci_bus_id`, `device`, `modelName`, `Hostname`, `DCGM_FI_DRIVER_VERSION`. Ours (`gpu_*`) carry `gpu` and `UUID`; join
 the rest from `gpu_info`. What is not live carries `source`, for example `source="replay"`, on every series.
 
-- **set**: `default` is exposed always, `full` with `--metrics full`.
+- **set**: `default` is exposed always, `full` with `--metrics full`, `named` only where a file of fields names it.
+- **si**: the name, if it is another, with `--schema si`, which exposes what dcgm-exporter does from 4.9 on: base units,
+  and the labels `hostname` and `DCGM_FI_SYSTEM_DRIVER_VERSION`. Ours keep their names.
 - **read**: how often the driver is asked (`fast` each tick, `slow` every 15 s, `rare` every minute, `static` hourly).
 - Profiling gauges are means over `--gauge-window`; `rate()` of the integral of one is its exact mean over any window.
 - What a GPU can't answer has no sample, and one `gpu_metric_supported{metric,reason} 0`.
@@ -88,12 +92,21 @@ LABELS = {
     EntityKind.INSTANCE: "GPU_I_ID, GPU_I_PROFILE",
     EntityKind.PROCESS: f"pid, process, {OF_INSTANCE}",
 }
+OWN_LABELS = {
+    m.XID_ERRORS: "err_code, err_msg",
+    m.EXP_XID_COUNT: "window_size_in_ms, (xid)",
+    m.EXP_XID_TOTAL: "xid",
+    m.EXP_CLOCK_COUNT: "(clock_event), window_size_in_ms",
+    m.EXP_CLOCK_TOTAL: "clock_event",
+    m.EXP_HEALTH: "health_error_code, health_watch",
+    m.EXP_P2P: "link_status, peer_gpu",
+}
 
 
 def metrics() -> str:
     """docs/metrics.md: one row a family, in catalogue order."""
     rows = [_family(list(rows)) for _, rows in groupby(_by_family(METRICS), key=lambda metric: metric.name)]
-    head = ("metric", "type", "unit", "labels", "set", "read", "from", "DCGM field", "seen on", "meaning")
+    head = ("metric", "type", "unit", "si", "labels", "set", "read", "from", "DCGM field", "seen on", "meaning")
     return NOTE.format("metrics.py") + METRICS_INTRO + "\n" + _table(head, rows)
 
 
@@ -159,6 +172,8 @@ def _family(rows: Sequence[Metric]) -> tuple[str, ...]:
     labels = [LABELS[metric.entity]] if metric.entity in LABELS else []
     if metric.per_instance:
         labels.append(OF_INSTANCE)
+    if metric in OWN_LABELS:
+        labels.append(OWN_LABELS[metric])
     for name in dict(metric.labels):
         labels.append(f"{name}: " + ", ".join(dict(row.labels)[name] for row in rows))
     sources = [read_from(row) for row in rows]
@@ -166,6 +181,7 @@ def _family(rows: Sequence[Metric]) -> tuple[str, ...]:
         f"`{metric.name}`",
         metric.kind.value,
         metric.unit,
+        f"`{renamed[0]}`" if (renamed := modern(metric)) else "",
         "; ".join(labels),
         "`--processes`"
         if isinstance(metric.nvml, OfProcess)
@@ -194,6 +210,8 @@ def read_from(metric: Metric) -> str:
             return f"field {number}"
         case LinkSum(number):
             return f"field {number}, all links"
+        case OfPeer(name, args):
+            return f"{name}({', '.join(('each other GPU', *map(str, args)))})"
         case OfProcess(what):
             return f"process list: {what}"
         case Gpm(number, stride):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from gpu_exporter.config import Config
@@ -35,6 +36,20 @@ def only(config: Config) -> Source:
     """The source of the one node that there is."""
     (source,) = chosen(config).values()
     return source
+
+
+def named(config: Config, name: str) -> Source:
+    """A source by name, whatever `config` has for others; `replay:FILE` has a recording of its own."""
+    kind, _, file = name.partition(":")
+    if file and kind != "replay":
+        raise GpuExporterError(f"{name}: only replay has a file after its name, such as replay:gpus.jsonl.gz")
+    defaults = Config()
+    own = replace(config, source=kind, recording=Path(file) if file else config.recording)
+    if kind != "replay":
+        own = replace(own, recording=None)
+    if kind != "simulated":
+        own = replace(own, **{setting: getattr(defaults, setting) for setting in OF_SIMULATION})
+    return only(own)
 
 
 def _fleet(config: Config) -> Mapping[str, Source]:

@@ -56,6 +56,7 @@ _COMMON: dict[str, Value] = {
     "UtilizationRates.gpu": 0,
     "UtilizationRates.memory": 0,
     **dict.fromkeys(("EncoderUtilization", "DecoderUtilization", "JpgUtilization", "OfaUtilization"), 0),
+    **{f"P2PStatus.2.{gpu}": 0 for gpu in range(8)},
     **dict.fromkeys(("ComputeRunningProcesses", "GraphicsRunningProcesses", "ProcessUtilization"), "none"),
     "PerformanceState": 0,
     "CurrentClocksEventReasons": 1,

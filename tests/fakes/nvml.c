@@ -483,6 +483,8 @@ NUMBER(PowerUsage, unsigned)
 NUMBER(EnforcedPowerLimit, unsigned)
 NUMBER(PowerManagementLimit, unsigned)
 NUMBER(PowerManagementDefaultLimit, unsigned)
+CALL(P2PStatus, (struct gpu *device, struct gpu *other, int caps, int *out), INT,
+     {ARGUMENTS("%d.%d", caps, number_of(other)), out})
 PAIR(PowerManagementLimitConstraints, unsigned, min, max)
 NUMBER(TotalEnergyConsumption, u64)
 INDEXED(Temperature, unsigned)

@@ -16,6 +16,7 @@ from gpu_exporter.metrics import MIG_DEVICE
 from gpu_exporter.model import EntityKind, Gpm, Gpu, GpuLost, Labels, Metric, OfProcess, Pace, Reading, Series, XidEvent
 from gpu_exporter.sources.nvml.errors import UNSUPPORTED, outcome, raise_if_lost
 from gpu_exporter.sources.nvml.mig import Instance, instances, mig_mode
+from gpu_exporter.sources.nvml.peers import Peers
 from gpu_exporter.sources.nvml.processes import Processes
 from gpu_exporter.sources.nvml.questions import Questions
 from gpu_exporter.sources.nvml.watch import XidWatch
@@ -46,6 +47,7 @@ class NvmlDevice:
         self._handle = handle
         self._metrics = [metric for metric in metrics if not isinstance(metric.nvml, OfProcess)]
         self._processes = Processes(gpu, metrics, proc)
+        self._peers = Peers(handle, gpu, metrics)
         self._links = range(self._link_count())
         wants_gpm = any(isinstance(metric.nvml, Gpm) for metric in metrics)
         self._without_gpm = self._gpm_support() if wants_gpm else None
@@ -159,6 +161,7 @@ class NvmlDevice:
         spans: dict[Series, float] = {}
         for part in self._instances.values():
             self._read_part(part, paces, values, failed, spans)
+        ended |= self._peers.read(paces, values, failed)
         parts = [(part.handles, part.questions.labels) for part in self._instances.values()]
         ended |= self._processes.read(parts if self._mig else [((self._handle,), ())], paces, values, failed)
         if failed and not values and Pace.FAST in paces:
@@ -196,7 +199,7 @@ class NvmlDevice:
 
     def _unsupported(self) -> dict[Metric, str]:
         """What neither the GPU nor any of its instances can answer."""
-        found = {**self._board.unsupported, **self._processes.unsupported}
+        found = {**self._board.unsupported, **self._processes.unsupported, **self._peers.unsupported}
         answered = {series.metric for part in self._instances.values() for series in part.questions.answered}
         for part in self._instances.values():
             found.update((metric, why) for metric, why in part.questions.unsupported.items() if metric not in answered)

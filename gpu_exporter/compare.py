@@ -1,0 +1,118 @@
+"""Reads two sources over the same time, and shows how far they agree."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from gpu_exporter.collect import Collector
+from gpu_exporter.comparison import Comparison, Row, Side, Verdict, compared
+from gpu_exporter.exposition import number
+from gpu_exporter.model import GpuExporterError, Metric, Snapshot, Source, SourceLost
+
+INTERVAL_SECONDS = 1.0
+# A source that has not read a GPU after this time has none to compare.
+PATIENCE_SECONDS = 15.0
+EXIT_DIFFERS = 3
+
+
+def watch(
+    a: tuple[str, Source], b: tuple[str, Source], metrics: Sequence[Metric], seconds: float
+) -> tuple[Comparison, bool]:
+    """Read both for `seconds`; the comparison, and whether all threads ended. Raises GpuExporterError without a GPU."""
+    sides, lock = (Side(a[0]), Side(b[0])), threading.Lock()
+    loops = [
+        Collector(source, metrics, _taking(side, lock), interval=INTERVAL_SECONDS, gauge_window=seconds)
+        for (_, source), side in zip((a, b), sides, strict=True)
+    ]
+    try:
+        for loop, side in zip(loops, sides, strict=True):
+            loop.start()
+            _await(side)
+        with lock:
+            for side in sides:
+                side.begin()
+        time.sleep(seconds)
+        with lock:
+            result = compared(*sides, seconds)
+    except GpuExporterError:
+        for loop in loops:
+            loop.stop()
+        raise
+    return result, all([loop.stop() for loop in loops])
+
+
+def _taking(side: Side, lock: threading.Lock) -> Callable[[Snapshot], None]:
+    def take(snapshot: Snapshot) -> None:
+        with lock:
+            side.add(snapshot, time.monotonic())
+
+    return take
+
+
+def _await(side: Side) -> None:
+    """Until each GPU was read or is down. Raises SourceLost if none answers in time."""
+    end = time.monotonic() + PATIENCE_SECONDS
+    while not (side.gpus and (side.settled or time.monotonic() > end)):
+        if time.monotonic() > end:
+            raise SourceLost(
+                f"{side.name}: no GPU answered within {PATIENCE_SECONDS:g} s; `gpu-exporter doctor` says why"
+            )
+        time.sleep(0.05)
+
+
+def as_dict(result: Comparison) -> dict[str, Any]:
+    """For JSON."""
+    return {
+        "a": result.a,
+        "b": result.b,
+        "seconds": result.seconds,
+        "gpus": result.gpus,
+        "same": not result.differs,
+        "identities": [{"UUID": each.uuid, "what": each.what, "a": each.a, "b": each.b} for each in result.identities],
+        "metrics": [
+            {
+                "gpu": row.gpu.index if row.gpu else None,
+                "UUID": row.gpu.uuid if row.gpu else None,
+                "metric": row.name,
+                "unit": row.metric.unit,
+                "compared": row.how,
+                "a": row.a,
+                "b": row.b,
+                "difference": row.difference,
+                "tolerance": row.tolerance,
+                "verdict": row.verdict.value,
+            }
+            for row in result.rows
+        ],
+    }
+
+
+def lines(result: Comparison) -> Iterable[str]:
+    """For people: what is the same, what only one of them has, and last what differs."""
+    yield f"a: {result.a}, b: {result.b}; {result.gpus} GPU{'s' * (result.gpus != 1)} in both, {result.seconds:g} s"
+    table: list[tuple[str, ...]] = [("GPU", "METRIC", "COMPARED", "A", "B", "DIFFERENCE", "TOLERANCE", "VERDICT")]
+    for verdict in Verdict:
+        table += [_cells(row) for row in result.rows if row.verdict is verdict]
+    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
+    for cells in table:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
+    for each in result.identities:
+        yield f"differs: {each.what} of {each.uuid} is {each.a} in a and {each.b} in b"
+    yield ", ".join(
+        f"{result.count(verdict)} {words}"
+        for verdict, words in (
+            (Verdict.SAME, "the same"),
+            (Verdict.ONLY_A, "only in a"),
+            (Verdict.ONLY_B, "only in b"),
+            (Verdict.DIFFERS, "differ"),
+        )
+    )
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    values = (row.a, row.b, row.difference, row.tolerance)
+    shown = ("-" if value is None else number(float(f"{value:.6g}")) for value in values)
+    return ("-" if row.gpu is None else str(row.gpu.index), row.name, row.how, *shown, row.verdict.value)

@@ -1,0 +1,109 @@
+"""The labels of a series, by schema. Classic families have those of dcgm-exporter, and in its order.
+
+Source: NVIDIA/dcgm-exporter 4.5.3-4.8.2, `internal/pkg/rendermetrics/render_metrics.go` (which labels, by entity) and
+`internal/pkg/collector/gpu_collector.go` (their values). After the labels of the entity come the others, by name, then
+what it calls attributes, by name. `--schema si` has two labels renamed: `hostname` (4.8.3, its pull request 655) and
+`DCGM_FI_SYSTEM_DRIVER_VERSION` (release notes of 4.9.0).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from gpu_exporter.metrics import INFO
+from gpu_exporter.model import EntityKind, Gpu, Labels, Schema, Series
+
+NODE_LABEL = {Schema.CLASSIC: "Hostname", Schema.SI: "hostname"}
+DRIVER_LABEL = {Schema.CLASSIC: "DCGM_FI_DRIVER_VERSION", Schema.SI: "DCGM_FI_SYSTEM_DRIVER_VERSION"}
+ATTRIBUTES = frozenset({"err_code", "err_msg"})
+
+Entity = Callable[[Gpu | None, Mapping[str, str]], Labels]
+
+
+def driver(gpu: Gpu) -> Labels:
+    """What stands on classic families of a GPU where no file of fields says otherwise."""
+    return ((DRIVER_LABEL[Schema.CLASSIC], gpu.driver),)
+
+
+def labels_of(
+    series: Series, node: str, schema: Schema = Schema.CLASSIC, rows: Callable[[Gpu], Labels] = driver
+) -> Labels:
+    """The labels of a series: classic families carry dcgm-exporter's, ours the GPU's index and UUID.
+
+    `rows` are what dcgm-exporter makes labels of (rows of type label in its file of fields), by their classic names.
+    """
+    metric, gpu = series.metric, series.gpu
+    if metric.classic:
+        return _classic(series, node, schema, rows)
+    device: Labels = ()
+    if gpu is not None:
+        device = (("gpu", str(gpu.index)), ("UUID", gpu.uuid))
+        if metric is INFO:
+            device += (("pci_bus_id", gpu.pci_bus_id), ("device", gpu.device), ("model", gpu.model), ("node", node))
+            device += gpu.info
+    return device + metric.labels + series.labels
+
+
+def _classic(series: Series, node: str, schema: Schema, rows: Callable[[Gpu], Labels]) -> Labels:
+    own = dict(series.metric.labels + series.labels)
+    entity = ENTITIES.get(series.metric.entity, _gpu)(series.gpu, own)
+    entity += ((NODE_LABEL[schema], node),)
+    rest = {name: value for name, value in own.items() if name not in dict(entity)}
+    if series.gpu is not None:
+        rest.update(rows(series.gpu))
+    if DRIVER_LABEL[Schema.CLASSIC] in rest:
+        rest[DRIVER_LABEL[schema]] = rest.pop(DRIVER_LABEL[Schema.CLASSIC])
+    return entity + tuple(sorted(rest.items(), key=lambda label: (label[0] in ATTRIBUTES, label[0])))
+
+
+def _device(gpu: Gpu) -> tuple[str, str]:
+    """dcgm-exporter makes it of the index; gpu_info has the device file, whose number may be another."""
+    return ("device", f"nvidia{gpu.index}")
+
+
+def _instance(own: Mapping[str, str]) -> Labels:
+    return tuple((name, own[name]) for name in ("GPU_I_PROFILE", "GPU_I_ID") if name in own)
+
+
+def _gpu(gpu: Gpu | None, own: Mapping[str, str]) -> Labels:
+    if gpu is None:
+        return ()
+    return (
+        ("gpu", str(gpu.index)),
+        ("UUID", gpu.uuid),
+        ("pci_bus_id", gpu.pci_bus_id),
+        _device(gpu),
+        ("modelName", gpu.model),
+        *_instance(own),
+    )
+
+
+def _nvlink(gpu: Gpu | None, own: Mapping[str, str]) -> Labels:
+    """A link of a GPU, or of an NVSwitch."""
+    found: Labels = (("nvlink", own.get("nvlink", "")), *_nvswitch(gpu, own))
+    if gpu is not None:
+        found += (("gpu", str(gpu.index)), ("gpu_uuid", gpu.uuid), ("pci_bus_id", gpu.pci_bus_id))
+        found += (_device(gpu), ("model_name", gpu.model), *_instance(own))
+    return found
+
+
+def _nvswitch(gpu: Gpu | None, own: Mapping[str, str]) -> Labels:
+    """4.8.2 writes `nvswitch0` for every switch (its issue 728); here it is the number of the switch."""
+    number = own.get("nvswitch", "")
+    return (("nvswitch", f"nvswitch{number}" if number.isdecimal() else number),) if number else ()
+
+
+def _cpu(gpu: Gpu | None, own: Mapping[str, str]) -> Labels:
+    return (("cpu", own.get("cpu", "")),)
+
+
+def _cpu_core(gpu: Gpu | None, own: Mapping[str, str]) -> Labels:
+    return (("cpucore", own.get("cpucore", "")), *_cpu(gpu, own))
+
+
+ENTITIES: Mapping[EntityKind, Entity] = {
+    EntityKind.NVLINK: _nvlink,
+    EntityKind.NVSWITCH: _nvswitch,
+    EntityKind.CPU: _cpu,
+    EntityKind.CPU_CORE: _cpu_core,
+}
