@@ -16,6 +16,7 @@ import click
 from gpu_exporter.config import ENV_PREFIX, Config
 from gpu_exporter.model import GpuExporterError
 from gpu_exporter.options import EVERY_SETTING, settings
+from gpu_exporter.reload import Fields
 from gpu_exporter.serve import run
 from gpu_exporter.sources import chosen
 from gpu_exporter.version import __version__
@@ -56,10 +57,12 @@ def serve(**chosen_settings: Any) -> None:
     )
     faulthandler.enable()  # a crash inside the driver's library should say where
     sources = chosen(config)
+    fields = Fields(config)
+    signal.signal(signal.SIGHUP, lambda *_: fields.ask())
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    clean = run(config, sources, stop)
+    clean = run(config, sources, fields, stop)
     if not clean:  # a thread is stuck in a driver: no destructor may wait for its locks
         logging.shutdown()
         os._exit(0)

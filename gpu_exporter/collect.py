@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from gpu_exporter import metrics as m
 from gpu_exporter.events import EventLog, Evidence
@@ -45,7 +45,11 @@ RELEASE_RETRY_SECONDS = 0.5
 
 
 class Collector:
-    """Runs the loop until `stop`. `publish` gets a snapshot at each tick, from the clock thread."""
+    """Runs the loop until `stop`. `publish` gets a snapshot at each tick, from the clock thread.
+
+    `metrics` may be set anew at any time: GPUs are attached for the new ones without a gap in what both have.
+    `more` tells what else a snapshot says of this exporter.
+    """
 
     def __init__(
         self,
@@ -57,6 +61,7 @@ class Collector:
         gauge_window: float = 15.0,
         expected: int | None = None,
         events: EventLog | None = None,
+        more: Callable[[], Iterable[tuple[Metric, float]]] = tuple,
     ) -> None:
         self.source = source
         self.events = events
@@ -68,6 +73,7 @@ class Collector:
         self.stopping = threading.Event()
         self.ticked_at = time.monotonic()
         self._publish = publish
+        self._more = more
         self._configured = expected
         self._seen = 0
         self._bound: int | None = None
@@ -309,6 +315,7 @@ class Collector:
             (m.INTERVAL, self.interval),
             (m.RENDER_TIME, round(self._published_in, 6)),
             (m.RELEASED, bool(release and release.done)),
+            *self._more(),
         ]
         if release:
             own.append((m.RELEASED_UNTIL, round(release.until, 3)))

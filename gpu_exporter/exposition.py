@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 from prometheus_client.metrics_core import Metric as ClientMetric
 
-from gpu_exporter.metrics import INFO, METRICS
+from gpu_exporter.metrics import INFO
 from gpu_exporter.model import Labels, Series, Snapshot
+from gpu_exporter.selection import Selection, detail, everything
 
 # A variant that nobody asked for in this time is no longer made in advance.
 WARM_SECONDS = 60.0
@@ -80,38 +81,45 @@ def _gzip(body: bytes) -> bytes:
 class Renderer:
     """Makes pages. Prefixes of lines are built once per series, and a line only when its value changed.
 
-    `node` is the classic `Hostname` label; `everywhere` are labels of every series (`source="replay"`).
+    `node` is the classic `Hostname` label; `everywhere` are labels of every series (`source="replay"`). `selection`
+    says which families are shown and how: all of the catalogue without one.
     """
 
-    def __init__(self, node: str, everywhere: Labels = ()) -> None:
+    def __init__(self, node: str, everywhere: Labels = (), selection: Selection | None = None) -> None:
         self._node = node
         self._everywhere = everywhere
+        self._selection = selection or everything()
         self._lines: dict[Series, tuple[float, bytes]] = {}
-        families = {row.name: row for row in reversed(METRICS)}
+        families = self._selection.families
         self._headers = {
-            row.name: tuple(_header(row.name, row.kind.value, row.help, openmetrics=om) for om in (False, True))
-            for row in METRICS
-            if families[row.name] is row
+            metric: tuple(_header(shown.name, shown.kind, shown.help, openmetrics=om) for om in (False, True))
+            for metric, shown in families.items()
         }
+        self._factors = {metric: shown.factor for metric, shown in families.items() if shown.factor != 1.0}
 
     def render(self, snapshot: Snapshot, process: Iterable[ClientMetric] = ()) -> Page:
         """Render a snapshot, and metrics of the process itself as prometheus_client collects them."""
         by_name: dict[str, list[bytes]] = {}
-        lines = self._lines
+        lines, headers, factors = self._lines, self._headers, self._factors
         if len(lines) > 2 * len(snapshot.samples) + 100:
             lines.clear()
         for sample in snapshot.samples:
             series, value = sample
+            name = series.metric.name
+            if name not in headers:
+                continue
             known = lines.get(series)
             if known is None or known[0] != value:
                 prefix = known[1][: known[1].rindex(b" ")] if known else self._prefix(series)
-                known = lines[series] = (value, b"%b %b\n" % (prefix, number(value).encode()))
-            by_name.setdefault(series.metric.name, []).append(known[1])
-        blocks = [(text, om, b"".join(by_name[name])) for name, (text, om) in self._headers.items() if name in by_name]
+                shown = value * factors[name] if name in factors else value
+                known = lines[series] = (value, b"%b %b\n" % (prefix, number(shown).encode()))
+            by_name.setdefault(name, []).append(known[1])
+        blocks = [(text, om, b"".join(by_name[name])) for name, (text, om) in headers.items() if name in by_name]
         return Page(blocks + [self._client(metric) for metric in process])
 
     def _prefix(self, series: Series) -> bytes:
-        return f"{series.metric.name}{self._braces(dict(labels_of(series, self._node)))}".encode()
+        shown = self._selection.families[series.metric.name]
+        return f"{shown.name}{self._braces(dict(labels_of(series, self._node, self._selection.labels)))}".encode()
 
     def _braces(self, labels: Mapping[str, str]) -> str:
         pairs = [f'{name}="{escape(value)}"' for name, value in {**labels, **dict(self._everywhere)}.items() if value]
@@ -124,8 +132,11 @@ class Renderer:
         return text, om, "".join(lines).encode()
 
 
-def labels_of(series: Series, node: str) -> Labels:
-    """The labels of a series: classic families carry dcgm-exporter's device labels, ours the GPU's index and UUID."""
+def labels_of(series: Series, node: str, more: Labels) -> Labels:
+    """The labels of a series: classic families carry dcgm-exporter's device labels, ours the GPU's index and UUID.
+
+    `more` are labels of classic families, each with what of the GPU it says.
+    """
     metric, gpu = series.metric, series.gpu
     device: Labels = ()
     if gpu is not None:
@@ -136,7 +147,7 @@ def labels_of(series: Series, node: str) -> Labels:
                 ("device", gpu.device),
                 ("modelName", gpu.model),
                 ("Hostname", node),
-                ("DCGM_FI_DRIVER_VERSION", gpu.driver),
+                *((label, detail(gpu, what)) for label, what in more),
             )
         elif metric is INFO:
             device += (("pci_bus_id", gpu.pci_bus_id), ("device", gpu.device), ("model", gpu.model), ("node", node))
