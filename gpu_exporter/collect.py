@@ -47,7 +47,6 @@ RELEASE_RETRY_SECONDS = 0.5
 class Collector:
     """Runs the loop until `stop`. `publish` gets a snapshot at each tick, from the clock thread.
 
-    `metrics` may be set anew at any time: GPUs are attached for the new ones without a gap in what both have.
     `more` tells what else a snapshot says of this exporter.
     """
 
@@ -65,7 +64,7 @@ class Collector:
     ) -> None:
         self.source = source
         self.events = events
-        self.metrics = metrics
+        self.choose(metrics)
         self.interval = interval
         self.gauge_window = gauge_window
         self.deadline = max(interval, DEADLINE_SECONDS)
@@ -96,6 +95,10 @@ class Collector:
             threading.Thread(target=self._connect, name="connect", daemon=True),
             threading.Thread(target=self._clock, name="clock", daemon=True),
         ]
+
+    def choose(self, metrics: Sequence[Metric]) -> None:
+        """What to ask for, also later: GPUs are attached anew without a gap in what is asked for before and after."""
+        self.metrics = metrics
 
     def start(self, timeout: float = 10.0, stop: threading.Event | None = None) -> None:
         """Start, and wait for the first answer of the library. Raises SourceLost if it is an error or has no GPU.

@@ -26,7 +26,7 @@ from gpu_exporter.model import GpuExporterError, Metric, MetricSet, Snapshot
 from gpu_exporter.options import SOURCE_SETTINGS, parsed, settings
 from gpu_exporter.reload import Fields
 from gpu_exporter.render.reference import read_from
-from gpu_exporter.serve import everywhere, observe
+from gpu_exporter.serve import everywhere, observe, style
 from gpu_exporter.sources import chosen, only
 from gpu_exporter.xids import load
 
@@ -37,7 +37,7 @@ def commands() -> None:
 
 
 @commands.command()
-@settings(*SOURCE_SETTINGS, "metrics", "collectors", "processes", "node_name")
+@settings(*SOURCE_SETTINGS, "metrics", "collectors", "devices", "processes", "node_name")
 @click.option("--json", "as_json", is_flag=True, help="JSON instead of the exposition text.")
 def once(as_json: bool, **values: Any) -> None:
     """Read every GPU once and print it. Profiling metrics are means over half a second."""
@@ -48,7 +48,7 @@ def once(as_json: bool, **values: Any) -> None:
     if as_json:
         click.echo(json.dumps(_as_dict(snapshot), indent=2))
     else:
-        page = Renderer(name, everywhere(source), selection).render(snapshot)
+        page = Renderer(name, everywhere(source), selection, style(config)).render(snapshot)
         click.echo(page.body(Variant(openmetrics=False, gzip=False)), nl=False)
     _exit(0 if any(status.up for status in snapshot.gpus) else 1, clean)
 

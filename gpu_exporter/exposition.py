@@ -12,7 +12,7 @@ from typing import NamedTuple
 from prometheus_client.metrics_core import Metric as ClientMetric
 
 from gpu_exporter.metrics import INFO
-from gpu_exporter.model import Labels, Series, Snapshot
+from gpu_exporter.model import EntityKind, Labels, Series, Snapshot
 from gpu_exporter.selection import Selection, detail, everything
 
 # A variant that nobody asked for in this time is no longer made in advance.
@@ -78,6 +78,21 @@ def _gzip(body: bytes) -> bytes:
     return compressor.compress(body) + compressor.flush()
 
 
+class Style(NamedTuple):
+    """What can be written otherwise: without `hostname`, model names with `dashes` for blanks, and of classic families
+    only what is of whole GPUs (`parts` is g) or of MIG instances (i) instead of either (f)."""
+
+    hostname: bool = True
+    dashes: bool = False
+    parts: str = "f"
+
+    def hides(self, series: Series) -> bool:
+        """Whether this series is not shown at all."""
+        if self.parts == "f" or not series.metric.classic or series.metric.entity is not EntityKind.GPU:
+            return False
+        return (self.parts == "g") is ("GPU_I_ID" in dict(series.labels))
+
+
 class Renderer:
     """Makes pages. Prefixes of lines are built once per series, and a line only when its value changed.
 
@@ -85,8 +100,11 @@ class Renderer:
     says which families are shown and how: all of the catalogue without one.
     """
 
-    def __init__(self, node: str, everywhere: Labels = (), selection: Selection | None = None) -> None:
+    def __init__(
+        self, node: str, everywhere: Labels = (), selection: Selection | None = None, style: Style | None = None
+    ) -> None:
         self._node = node
+        self._style = style or Style()
         self._everywhere = everywhere
         self._selection = selection or everything()
         self._lines: dict[Series, tuple[float, bytes]] = {}
@@ -100,13 +118,13 @@ class Renderer:
     def render(self, snapshot: Snapshot, process: Iterable[ClientMetric] = ()) -> Page:
         """Render a snapshot, and metrics of the process itself as prometheus_client collects them."""
         by_name: dict[str, list[bytes]] = {}
-        lines, headers, factors = self._lines, self._headers, self._factors
+        lines, headers, factors, style = self._lines, self._headers, self._factors, self._style
         if len(lines) > 2 * len(snapshot.samples) + 100:
             lines.clear()
         for sample in snapshot.samples:
             series, value = sample
             name = series.metric.name
-            if name not in headers:
+            if name not in headers or (style.parts != "f" and style.hides(series)):
                 continue
             known = lines.get(series)
             if known is None or known[0] != value:
@@ -119,7 +137,12 @@ class Renderer:
 
     def _prefix(self, series: Series) -> bytes:
         shown = self._selection.families[series.metric.name]
-        return f"{shown.name}{self._braces(dict(labels_of(series, self._node, self._selection.labels)))}".encode()
+        labels = dict(labels_of(series, self._node, self._selection.labels))
+        if not self._style.hostname:
+            labels.pop("Hostname", None)
+        if self._style.dashes and "modelName" in labels:
+            labels["modelName"] = "-".join(labels["modelName"].split())
+        return f"{shown.name}{self._braces(labels)}".encode()
 
     def _braces(self, labels: Mapping[str, str]) -> str:
         pairs = [f'{name}="{escape(value)}"' for name, value in {**labels, **dict(self._everywhere)}.items() if value]

@@ -150,7 +150,6 @@ class FieldsFile:
     def __init__(self, path: Path, choice: MetricSet = MetricSet.DEFAULT, *, processes: bool = False) -> None:
         self.path = path
         self._base = selected(choice, processes=processes)
-        self._askable = frozenset(selected(MetricSet.FULL, processes=True))
         self._own = _own_families(self._base)
         self._fields: DcgmFields | None = None
         self._made: dict[tuple[int, Kind], Metric] = {}
@@ -179,12 +178,8 @@ class FieldsFile:
         return self._selection(chosen), warnings
 
     def _selection(self, chosen: _Chosen) -> Selection:
-        more = [metric for metric in chosen.metrics if metric not in self._base and self._is_asked(metric)]
-        return Selection((*self._base, *more), {**self._own, **chosen.families}, tuple(chosen.labels.items()))
-
-    def _is_asked(self, metric: Metric) -> bool:
-        """Some rows of the catalogue are not read from a field: events are counted, others are computed."""
-        return metric in self._askable or metric not in ROWS
+        more = tuple(metric for metric in chosen.metrics if metric not in self._base and _is_asked(metric))
+        return Selection((*self._base, *more), {**self._own, **chosen.families}, tuple(chosen.labels.items()), more)
 
     def _take(self, row: Row, chosen: _Chosen, *, quick: bool) -> str:
         """Add what a row selects; return what is wrong with it, if anything."""
@@ -233,6 +228,11 @@ class FieldsFile:
                 per_instance=dcgm.level == "instance",
             )
         return self._made[dcgm.id, kind]
+
+
+def _is_asked(metric: Metric) -> bool:
+    """What the collection loop makes by itself, such as counts of events, is there unasked."""
+    return metric not in ROWS or metric.nvml is not None or metric.set is not MetricSet.DEFAULT
 
 
 def _family(row: Row, metric: Metric, factor: float, chosen: _Chosen) -> str:

@@ -13,7 +13,7 @@ from gpu_exporter import metrics as m
 from gpu_exporter.config import Config
 from gpu_exporter.model import GpuExporterError, Metric
 from gpu_exporter.selection import Selection, everything
-from gpu_exporter.web import content
+from gpu_exporter.web import file_content
 
 if TYPE_CHECKING:
     from gpu_exporter.fields_file import FieldsFile
@@ -69,7 +69,7 @@ class Fields:
         """Take over a change once the file has stayed the same for one look: whoever writes it may not be done."""
         if self._file is None:
             return
-        now = content(self._file.path)
+        now = file_content(self._file.path)
         if now != self._seen and now == self._settling:
             self._try()
         self._settling = now
@@ -87,7 +87,7 @@ class Fields:
         if self._file is None:
             return
         with self._lock:
-            self._seen = now = content(self._file.path)
+            self._seen = now = file_content(self._file.path)
             try:
                 if isinstance(now, str):
                     raise GpuExporterError(f"file of fields {self._file.path}: {now}")

@@ -24,11 +24,13 @@ class Selection:
     """`asked` is what a source is asked for. `families` are shown, by the name of the metric; any other is not.
 
     `labels` stand on each classic family of a GPU: the label, and what of the GPU its value is (see `detail`).
+    `more` are those of `asked` that only a file of fields has.
     """
 
     asked: tuple[Metric, ...]
     families: Mapping[str, Family] = field(default_factory=dict)
     labels: Labels = (("DCGM_FI_DRIVER_VERSION", "driver"),)
+    more: tuple[Metric, ...] = ()
 
 
 def own_family(metric: Metric) -> Family:

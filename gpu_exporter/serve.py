@@ -18,7 +18,7 @@ from gpu_exporter.config import Config
 from gpu_exporter.endpoint import Endpoint, Health, never
 from gpu_exporter.event_store import EventStore
 from gpu_exporter.events import EventLog
-from gpu_exporter.exposition import Pages, Renderer
+from gpu_exporter.exposition import Pages, Renderer, Style
 from gpu_exporter.kernel_watch import KernelWatch
 from gpu_exporter.lifecycle import Lifecycle, Token
 from gpu_exporter.model import NOT_YOURS, Labels, Metric, Snapshot, Source, Staged
@@ -26,6 +26,7 @@ from gpu_exporter.monitor import Monitor
 from gpu_exporter.reload import Fields
 from gpu_exporter.selection import Selection
 from gpu_exporter.server import Server
+from gpu_exporter.systemd import listening
 from gpu_exporter.version import __version__
 from gpu_exporter.web import Web
 from gpu_exporter.xids import load
@@ -65,7 +66,7 @@ class _Node:
 
     def __init__(self, name: str, source: Source, config: Config, process: _Process, fields: Fields) -> None:
         self.kernel: KernelWatch | None = None
-        self._name = name
+        self._name, self._style = name, style(config)
         self._renderer = self._renders(source, fields.selection)
         self._process = process
         self.collector = Collector(
@@ -99,19 +100,24 @@ class _Node:
         return events
 
     def _renders(self, source: Source, selection: Selection) -> Renderer:
-        unread = [row.name for row in selection.asked if row.nvml is None] if source.name != "dcgm" else []
+        unread = [row.name for row in selection.more if row.nvml is None] if source.name != "dcgm" else []
         if unread:
             log.warning("source %s can't read %s; --source dcgm does", source.name, ", ".join(unread))
-        return Renderer(self._name, everywhere(source), selection)
+        return Renderer(self._name, everywhere(source), selection, self._style)
 
     def take(self, selection: Selection) -> None:
         """Show another selection from the next page on."""
         self._renderer = self._renders(self.collector.source, selection)
-        self.collector.metrics = selection.asked
+        self.collector.choose(selection.asked)
 
     def _publish(self, snapshot: Snapshot) -> None:
         self.shown.pages.publish(self._renderer.render(snapshot, self._process.collect()))
         self.shown.health.snapshot = snapshot
+
+
+def style(config: Config) -> Style:
+    """What is written otherwise than by default."""
+    return Style(not config.no_hostname, config.replace_blanks_in_model_name, config.devices.kind)
 
 
 def everywhere(source: Source) -> Labels:
@@ -131,7 +137,8 @@ def run(config: Config, sources: Mapping[str, Source], fields: Fields, stop: thr
     token = Token(config.token_file) if config.token_file else None
     collectors = [node.collector for node in nodes]
     lifecycle = Lifecycle(config.web_enable_lifecycle, stop.set, token, collectors, fields.reload)
-    server = Server(config.address, [node.shown for node in nodes], Web(config.web_config_file), lifecycle)
+    web, sockets = Web(config.web_config_file), listening() if config.web_systemd_socket else ()
+    server = Server(config.address, [node.shown for node in nodes], web, lifecycle, sockets)
     with token or nullcontext():  # the port is ours now, so no other exporter uses the file
         return _serve(nodes, server, config, stop)
 
