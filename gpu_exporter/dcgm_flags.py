@@ -7,7 +7,7 @@ switch takes a value only behind `=`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
@@ -162,9 +162,10 @@ def translate(arguments: Sequence[str], environ: Mapping[str, str]) -> Translati
             over = {theirs.setting} & (ours | told) or f"{ENV_PREFIX}{theirs.setting.upper()}" in environ
             if not theirs.setting or not over:
                 given.append(_Given(theirs, theirs.env, value))
-    valued = {theirs.setting for theirs, _, _ in given if not theirs.bare}
+    valued = {theirs.setting for theirs, _, _ in given if theirs.setting and not theirs.bare}
     given = [each for each in given if not (each.theirs.bare and each.theirs.setting in valued)]
-    answers = [_answer(each, ours, environ) for each in given]
+    source = _source(rest) or environ.get(f"{ENV_PREFIX}SOURCE", "")
+    answers = [_answer(each, source) for each in given]
     put = [argument for answer in answers for argument in answer.arguments]
     return Translation((*put, *rest), tuple(warning for answer in answers for warning in answer.warnings))
 
@@ -192,7 +193,16 @@ def _read(arguments: Sequence[str]) -> tuple[list[str], list[_Given]]:
     return rest, given
 
 
-def _answer(given: _Given, ours: Iterable[str], environ: Mapping[str, str]) -> Translation:
+def _source(arguments: Sequence[str]) -> str:
+    """The source that is asked for in our words, if any."""
+    found = [(index, _split(argument)[1]) for index, argument in enumerate(arguments) if _split(argument)[0] == "source"]
+    if not found:
+        return ""
+    index, value = found[-1]
+    return "".join(arguments[index + 1 : index + 2]) if value is None else value
+
+
+def _answer(given: _Given, source: str) -> Translation:
     theirs, spelling, value = given
     if not theirs.honoured:
         if value in theirs.quiet:
@@ -208,7 +218,7 @@ def _answer(given: _Given, ours: Iterable[str], environ: Mapping[str, str]) -> T
         raise ValueError(f"{spelling}: {error}") from error
     arguments: tuple[str, ...] = (f"--{flag(setting)}={converted}",)
     if theirs.setting == "dcgm_hostengine":
-        if "source" in ours or f"{ENV_PREFIX}SOURCE" in environ:
-            return Translation((), (f"{spelling} is ignored: --source says where to read from",))
-        arguments = ("--source=dcgm", *arguments)
+        if source not in ("", "dcgm"):
+            return Translation((), (f"{spelling} is ignored: the source is {source}",))
+        arguments = ("--source=dcgm", *arguments) if not source else arguments
     return Translation(arguments, ())

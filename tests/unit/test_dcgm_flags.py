@@ -78,7 +78,9 @@ def test_flags_become_ours(theirs: str, ours: str) -> None:
         ("", {"DCGM_EXPORTER_DEBUG": "false"}, "--log-level=info"),
         ("", {"DCGM_REMOTE_HOSTENGINE_INFO": "h:1"}, "--source=dcgm --dcgm-hostengine=h:1"),
         ("--source nvml", {"DCGM_REMOTE_HOSTENGINE_INFO": "h:1"}, "--source nvml"),
+        ("--source=dcgm", {"DCGM_REMOTE_HOSTENGINE_INFO": "h:1"}, "--dcgm-hostengine=h:1 --source=dcgm"),
         ("-r h:1", {"GPU_EXPORTER_SOURCE": "nvml"}, ""),
+        ("-r h:1", {"GPU_EXPORTER_SOURCE": "dcgm"}, "--dcgm-hostengine=h:1"),
     ],
 )
 def test_ours_win(line: str, environ: Mapping[str, str], ours: str) -> None:
