@@ -78,7 +78,7 @@ THEIRS: tuple[Theirs, ...] = (
     _value("address a", "DCGM_EXPORTER_LISTEN", "address"),
     _value("collect-interval c", "DCGM_EXPORTER_INTERVAL", "interval", milliseconds, "Without it, values are collected each second, not each 30 s."),
     _value("remote-hostengine-info r", "DCGM_REMOTE_HOSTENGINE_INFO", "dcgm_hostengine", says="Sets --source dcgm, too. Without it, GPUs are read without DCGM."),
-    _value("devices d", "DCGM_EXPORTER_DEVICES_STR", "devices", says="UUIDs may stand for GPUs' numbers. A list of GPU instances needs --source dcgm, whose numbers it has."),
+    _value("devices d", "DCGM_EXPORTER_DEVICES_STR", "devices", says="UUIDs may stand for GPUs' numbers. A list of GPU instances needs --source dcgm, whose numbers it has. What a GPU in MIG mode tells of its instances alone is not there with g."),
     _value("switch-devices s", "DCGM_EXPORTER_OTHER_DEVICES_STR", "switch_devices", says="Needs --source dcgm."),
     _value("cpu-devices p", "DCGM_EXPORTER_CPU_DEVICES_STR", "cpu_devices", says="Needs --source dcgm."),
     _switch("no-hostname n", "DCGM_EXPORTER_NO_HOSTNAME", "no_hostname"),
@@ -195,7 +195,9 @@ def _read(arguments: Sequence[str]) -> tuple[list[str], list[_Given]]:
 
 def _source(arguments: Sequence[str]) -> str:
     """The source that is asked for in our words, if any."""
-    found = [(index, _split(argument)[1]) for index, argument in enumerate(arguments) if _split(argument)[0] == "source"]
+    found = [
+        (index, _split(argument)[1]) for index, argument in enumerate(arguments) if _split(argument)[0] == "source"
+    ]
     if not found:
         return ""
     index, value = found[-1]

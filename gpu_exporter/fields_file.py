@@ -83,27 +83,34 @@ def rows(text: str, warn: Warn) -> Iterator[Row]:
 
 
 def _records(text: str, warn: Warn) -> Iterator[tuple[int, list[str]]]:
-    lines = text.split("\n")
+    lines = [line.removesuffix("\r") for line in text.split("\n")]
     number = 0
     while number < len(lines):
-        begin, line = number, lines[number].removesuffix("\r")
-        number += 1
-        if not line.strip() or line.lstrip().startswith("#"):
-            continue
-        record = _record(line)
-        while record is None and number < min(len(lines), begin + MOST_LINES):
-            line = f"{line}\n{lines[number].removesuffix(chr(13))}"
-            number += 1
+        line, last = lines[number], number + 1
+        if line.strip() and not line.lstrip().startswith("#"):
             record = _record(line)
-        if record is None:
-            number = begin + 1
-            warn(number, "a quote is not closed, or something stands behind it; the row is skipped")
-        else:
-            yield begin + 1, record
+            if record is None:  # a quote may be open: it ends where their number is even
+                last = _end_of_quote(lines, number)
+                record = _record("\n".join(lines[number:last]))
+            if record is None:
+                last = number + 1
+                warn(last, "a quote is not closed, or something stands behind it; the row is skipped")
+            else:
+                yield number + 1, record
+        number = last
+
+
+def _end_of_quote(lines: Sequence[str], begin: int) -> int:
+    quotes = 0
+    for number in range(begin, min(len(lines), begin + MOST_LINES)):
+        quotes += lines[number].count('"')
+        if quotes % 2 == 0:
+            return number + 1
+    return begin + 1
 
 
 def _record(line: str) -> list[str] | None:
-    """The columns; None if a quote is open at the end."""
+    """The columns; None if the quotes are wrong."""
     try:
         return next(csv.reader([line], skipinitialspace=True, strict=True), [])
     except csv.Error:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 from prometheus_client import PlatformCollector, ProcessCollector
@@ -100,9 +101,6 @@ class _Node:
         return events
 
     def _renders(self, source: Source, selection: Selection) -> Renderer:
-        unread = [row.name for row in selection.more if row.nvml is None] if source.name != "dcgm" else []
-        if unread:
-            log.warning("source %s can't read %s; --source dcgm does", source.name, ", ".join(unread))
         return Renderer(self._name, everywhere(source), selection, self._style)
 
     def take(self, selection: Selection) -> None:
@@ -113,6 +111,13 @@ class _Node:
     def _publish(self, snapshot: Snapshot) -> None:
         self.shown.pages.publish(self._renderer.render(snapshot, self._process.collect()))
         self.shown.health.snapshot = snapshot
+
+
+def _tell_unread(source: Source, selection: Selection) -> None:
+    """Say which fields of the file no source but DCGM has."""
+    unread = [row.name for row in selection.more if row.nvml is None]
+    if unread and source.name != "dcgm":
+        log.warning("source %s can't read %s; --source dcgm does", source.name, ", ".join(unread))
 
 
 def style(config: Config) -> Style:
@@ -132,7 +137,9 @@ def run(config: Config, sources: Mapping[str, Source], fields: Fields, stop: thr
     """
     process = _Process(config.interval)
     nodes = [_Node(name, source, config, process, fields) for name, source in sources.items()]
-    fields.takers = [node.take for node in nodes]
+    tell = partial(_tell_unread, nodes[0].collector.source)
+    tell(fields.selection)
+    fields.takers = [*(node.take for node in nodes), tell]
     threading.Thread(target=fields.run, args=(stop,), name="fields", daemon=True).start()
     token = Token(config.token_file) if config.token_file else None
     collectors = [node.collector for node in nodes]

@@ -15,7 +15,7 @@ import pytest
 
 from tests.conftest import Exporter, Serve, command, run
 from tests.e2e.test_reload import classic
-from tests.fakes.driver import FakeDriver, identity
+from tests.fakes.driver import FakeDriver, identity, mig_device
 from tests.prometheus import scraping
 from tests.tools import free_port, until
 
@@ -169,3 +169,18 @@ def test_every_panel_of_dashboard_12239_has_results(serve: Serve, tmp_path: Path
     for title, queries in panels().items():
         for query, values in zip(queries, found[title], strict=True):
             assert (title, len(values)) == (title, 1 if query.startswith(("avg(", "sum(")) else gpus)
+
+
+@pytest.mark.parametrize(("devices", "whole", "parts"), [("f", True, True), ("g", True, False), ("i", False, True)])
+def test_devices_choose_between_gpus_and_their_instances(
+    serve: Serve, tmp_path: Path, devices: str, whole: bool, parts: bool
+) -> None:
+    """Of classic families; ours have both, so that health and integrals go on."""
+    driver = FakeDriver(tmp_path / "driver", 2)
+    driver.partition(1, {slot: mig_device(7 + slot, "1g.18gb", **{"Gpm.2": 10.0}) for slot in range(2)})
+    exporter = serve("-d", devices, "--interval", "100ms", env=driver.environment)
+    page = exporter.until(lambda page: bool(page.values("gpu_sm_active_seconds_total", GPU_I_ID="8")))
+
+    shown = {"GPU_I_ID" in labels for name, labels, _ in page.samples if name.startswith("DCGM_")}
+    assert shown == {kind for kind, there in ((False, whole), (True, parts)) if there}
+    assert len(page.values("gpu_sm_active_seconds_total")) == 3

@@ -15,13 +15,14 @@ from gpu_exporter.metrics import selected
 from gpu_exporter.model import EntityKind, GpuExporterError, Kind, MetricSet
 from gpu_exporter.selection import Family, Selection
 
-SHIPPED = Path(__file__).parent.parent / "dcgm_exporter"
+ROOT = Path(__file__).parent.parent.parent
+SHIPPED = ROOT / "tests" / "dcgm_exporter"
 TEMP = "DCGM_FI_DEV_GPU_TEMP, gauge, GPU temperature (in C)."
 
 
-def read(text: str | bytes, **of: MetricSet) -> tuple[Selection, list[str]]:
+def read(text: str | bytes, choice: MetricSet = MetricSet.DEFAULT) -> tuple[Selection, list[str]]:
     """What a file selects, and what is said of it."""
-    return FieldsFile(Path("f.csv"), **of).select(text.encode() if isinstance(text, str) else text)
+    return FieldsFile(Path("f.csv"), choice).select(text.encode() if isinstance(text, str) else text)
 
 
 def classic(selection: Selection) -> dict[str, Family]:
@@ -177,6 +178,18 @@ def test_every_commented_row_of_the_shipped_lists_can_be_switched_on() -> None:
         "DCGM_FI_DEV_INFOROM_IMAGE_VER": "inforom_version",
         "DCGM_FI_DEV_VBIOS_VERSION": "vbios_version",
     }
+
+
+@pytest.mark.parametrize("name", ["dcgm-exporter.csv", "dcgm-exporter-4.9.csv"])
+def test_the_lists_that_we_give_to_dcgm_exporter_load(name: str) -> None:
+    """Under the names and units that they have there."""
+    content = (ROOT / "alerts" / name).read_bytes()
+    selection, said = read(content)
+
+    assert said == []
+    listed = {row.name for row in rows(content.decode(), lambda *_: None)}
+    assert {family.name for family in classic(selection).values()} == listed
+    assert len(listed) > 30
 
 
 @pytest.mark.parametrize(
