@@ -109,9 +109,13 @@ class Accumulator:
         if series.metric.kind is Kind.GAUGE:
             self._values.pop(series, None)
 
-    def detach(self) -> None:
-        """The handle is gone: its series end, the totals stay for the next one."""
+    def renew(self) -> None:
+        """Another handle of the same GPU takes over at once: all series come anew, totals and windows go on."""
         self._values.clear()
         self._total_of.clear()
+
+    def detach(self) -> None:
+        """The handle is gone: its series end, the totals stay for the next one."""
+        self.renew()
         for integral in self._integrals.values():
             del integral.window[:]

@@ -14,15 +14,38 @@ from typing import Any
 import click
 
 from gpu_exporter.config import ENV_PREFIX, Config
+from gpu_exporter.dcgm_flags import is_theirs, translate
+from gpu_exporter.logs import configure
 from gpu_exporter.model import GpuExporterError
 from gpu_exporter.options import EVERY_SETTING, settings
+from gpu_exporter.reload import Fields
 from gpu_exporter.serve import run
 from gpu_exporter.sources import chosen
 from gpu_exporter.version import __version__
 
+log = logging.getLogger(__name__)
+
+WARNINGS = "gpu_exporter.warnings"
+
+
+class _Serve(click.Command):
+    """Takes dcgm-exporter's flags and environment, too."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            translation = translate(args, os.environ)
+        except ValueError as error:
+            raise click.UsageError(str(error), ctx) from error
+        ctx.meta[WARNINGS] = translation.warnings
+        return super().parse_args(ctx, list(translation.arguments))
+
 
 class _Commands(click.Group):
     """All but `serve` are imported when they are asked for: a server does not carry them in memory for years."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """A command line of dcgm-exporter's has no subcommand: it means `serve`."""
+        return super().parse_args(ctx, ["serve", *args] if args and is_theirs(args[0]) else args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*super().list_commands(ctx), *self._others()]
@@ -46,20 +69,25 @@ def cli(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-@cli.command()
+@cli.command(cls=_Serve)
 @settings(*EVERY_SETTING)
 def serve(**chosen_settings: Any) -> None:
-    """Serve /metrics until SIGTERM."""
+    """Serve /metrics until SIGTERM.
+
+    The flags and environment variables of dcgm-exporter are understood, too: docs/dcgm-exporter-flags.md has them.
+    """
     config = Config(**chosen_settings)
-    logging.basicConfig(
-        level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
-    )
+    configure(config.log_level, config.log_format)
+    for warning in click.get_current_context().meta.get(WARNINGS, ()):
+        log.warning(warning)
     faulthandler.enable()  # a crash inside the driver's library should say where
     sources = chosen(config)
+    fields = Fields(config)
+    signal.signal(signal.SIGHUP, lambda *_: fields.ask())
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    clean = run(config, sources, stop)
+    clean = run(config, sources, fields, stop)
     if not clean:  # a thread is stuck in a driver: no destructor may wait for its locks
         logging.shutdown()
         os._exit(0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from gpu_exporter import metrics as m
 from gpu_exporter.backoff import Backoff
@@ -49,7 +49,10 @@ COUNT_WINDOW_SECONDS = 300.0
 
 
 class Collector:
-    """Runs the loop until `stop`. `publish` gets a snapshot at each tick, from the clock thread."""
+    """Runs the loop until `stop`. `publish` gets a snapshot at each tick, from the clock thread.
+
+    `more` tells what else a snapshot says of this exporter.
+    """
 
     def __init__(
         self,
@@ -61,6 +64,7 @@ class Collector:
         gauge_window: float = 15.0,
         expected: int | None = None,
         events: EventLog | None = None,
+        more: Callable[[], Iterable[tuple[Metric, float]]] = tuple,
         xid_count_window: float = COUNT_WINDOW_SECONDS,
         clock_events_count_window: float = COUNT_WINDOW_SECONDS,
     ) -> None:
@@ -75,6 +79,7 @@ class Collector:
         self.stopping = threading.Event()
         self.ticked_at = time.monotonic()
         self._publish = publish
+        self._more = more
         self._configured = expected
         self._seen = 0
         self._bound: int | None = None
@@ -99,7 +104,7 @@ class Collector:
         ]
 
     def choose(self, metrics: Sequence[Metric]) -> None:
-        """Which rows to expose. Whoever attaches a GPU next asks for them."""
+        """What to expose, also later: GPUs are attached anew without a gap in what is asked for before and after."""
         self.own = Own(metrics, self._clock_window, told=self.events is not None)
         self.metrics = self.own.asked
 
@@ -321,6 +326,7 @@ class Collector:
             (m.INTERVAL, self.interval),
             (m.RENDER_TIME, round(self._published_in, 6)),
             (m.RELEASED, bool(release and release.done)),
+            *self._more(),
         ]
         if release:
             own.append((m.RELEASED_UNTIL, round(release.until, 3)))

@@ -25,8 +25,9 @@ from gpu_exporter.library import readings
 from gpu_exporter.metrics import METRICS, selected
 from gpu_exporter.model import NOT_YOURS, GpuExporterError, Metric, MetricSet, Snapshot
 from gpu_exporter.options import SOURCE_SETTINGS, parsed, settings
+from gpu_exporter.reload import Fields
 from gpu_exporter.render.reference import read_from
-from gpu_exporter.serve import everywhere, observe
+from gpu_exporter.serve import everywhere, observe, style
 from gpu_exporter.sources import chosen, named, only
 from gpu_exporter.xids import load
 
@@ -37,17 +38,18 @@ def commands() -> None:
 
 
 @commands.command()
-@settings(*SOURCE_SETTINGS, "metrics", "schema", "processes", "node_name")
+@settings(*SOURCE_SETTINGS, "metrics", "schema", "collectors", "devices", "processes", "node_name")
 @click.option("--json", "as_json", is_flag=True, help="JSON instead of the exposition text.")
 def once(as_json: bool, **values: Any) -> None:
     """Read every GPU once and print it. Profiling metrics are means over half a second."""
     config = Config(**values)
     ((name, source),) = chosen(config).items()
-    snapshot, clean = observe(source, selected(config.metrics, processes=config.processes))
+    selection = Fields(config).selection
+    snapshot, clean = observe(source, selection.asked)
     if as_json:
         click.echo(json.dumps(_as_dict(snapshot), indent=2))
     else:
-        page = Renderer(name, everywhere(source), config.schema).render(snapshot)
+        page = Renderer(name, everywhere(source), selection, style(config)).render(snapshot)
         click.echo(page.body(Variant(openmetrics=False, gzip=False)), nl=False)
     _exit(0 if any(status.up for status in snapshot.gpus) else 1, clean)
 

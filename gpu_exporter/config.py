@@ -65,6 +65,40 @@ def hand_over(text: str) -> float:
     return seconds
 
 
+@dataclass(frozen=True, slots=True)
+class Devices:
+    """Which devices: `kind` is f (whole GPUs, and instances where there are some), g (whole) or i (their parts).
+
+    `chosen` are numbers or UUIDs; all, if it is empty.
+    """
+
+    kind: str = "f"
+    chosen: tuple[int | str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{','.join(map(str, self.chosen))}" if self.chosen else self.kind
+
+
+MOST_DEVICES = 1024
+
+
+def device_list(text: str) -> Devices:
+    """`f`, `g`, `g:0,2-3`, `g:GPU-…`, `i`, `i:0`, as dcgm-exporter has them."""
+    kind, colon, some = (part.strip() for part in text.partition(":"))
+    if kind not in ("f", "g", "i") or (kind == "f" and colon):
+        raise ValueError(f"{text!r} names no devices; use f, g, i, or some such as g:0,2-3 or g:GPU-<UUID>")
+    found: list[int | str] = []
+    for part in some.split(",") if colon else ():
+        span = re.fullmatch(r"(\d{1,6})(?:\s*-\s*(\d{1,6}))?", part.strip())
+        if span and int(span[1]) <= int(span[2] or span[1]) < MOST_DEVICES:
+            found += range(int(span[1]), int(span[2] or span[1]) + 1)
+        elif re.fullmatch(r"(GPU|MIG)-[0-9A-Za-z-]+", part.strip()):
+            found.append(part.strip())
+        else:
+            raise ValueError(f"{part.strip()!r} is no device; use a number, a range such as 2-3, or a UUID")
+    return Devices(kind, tuple(dict.fromkeys(found)))
+
+
 def speed(text: str) -> float:
     """A positive factor."""
     try:
@@ -156,20 +190,29 @@ class Config:
     seed: int                 = _setting("The same seed simulates the same nodes.", whole, "1")
     faults: str               = _setting("What goes wrong in the simulation, as docs/simulated.md shows.", str, "")
     inject: str               = _setting("Failure modes to simulate, such as GpuMemoryBound:node-000/1, as docs/simulated.md shows.", str, "", many=True)
+    dcgm_hostengine: str      = _setting("DCGM's host engine: host:port or unix:///path; without it DCGM runs inside the exporter.", str, "")
+    devices: Devices          = _setting("Which GPUs: f (all; of those in MIG mode the instances), g (GPUs), i (instances), or some, such as g:0,2-3 or g:UUID.", device_list, "f")
+    switch_devices: Devices   = _setting("Which NVSwitches (g) and NVLinks of them (i), as --devices; from DCGM.", device_list, "f")
+    cpu_devices: Devices      = _setting("Which Grace CPUs (g) and cores (i), as --devices; from DCGM.", device_list, "f")
     metrics: MetricSet        = _setting("Which metrics to expose, default or full.", metric_set, "default")
     schema: Schema            = _setting("How DCGM's metrics are named: as dcgm-exporter up to 4.8.2 does (classic), or as from 4.9 on, in base units (si).", schema, "classic")
+    collectors: Path | None   = _setting("dcgm-exporter's CSV file of fields: the classic families to expose, with TYPE and HELP (also -f).", Path)
+    processes: bool           = _setting("Whether to expose memory and SM share of each process on a GPU.", boolean, "false")
     xid_count_window: float   = _setting("What DCGM_EXP_XID_ERRORS_COUNT counts over, where it is exposed.", duration, "5m")
     clock_events_count_window: float = _setting("What DCGM_EXP_CLOCK_EVENTS_COUNT counts over, where it is exposed.", duration, "5m")
-    processes: bool           = _setting("Whether to expose memory and SM share of each process on a GPU.", boolean, "false")
     procfs: Path              = _setting("Where processes are looked up; must be the host's (hostPID, or mounted), except with NVIDIA's open kernel modules.", Path, "/proc")
     kernel_log: str           = _setting("The kernel log, for Xids: /dev/kmsg, a kern.log or journal as a file, or none.", str, "/dev/kmsg")
     state_dir: Path | None    = _setting("A directory in which Xids are kept over a restart.", Path)
     expected_gpus: int | None = _setting("GPUs that ought to be there (else: bound to the driver, or most seen).", count)
     xid_overrides: Path | None = _setting("YAML or CSV file that changes rows of the Xid table.", Path)
     node_name: str            = _setting("The node's name, for the Hostname label (else: the host's name).", str, "")
+    no_hostname: bool         = _setting("Whether to leave the Hostname label out.", boolean, "false")
+    replace_blanks_in_model_name: bool = _setting("Whether the modelName label has a dash for each blank.", boolean, "false")
+    log_format: str           = _setting("How to log: text, or json with one object a line.", choice("text", "json"), "text")
     log_level: str            = _setting("How much to log.", choice("debug", "info", "warning", "error"), "info")
     token_file: Path | None   = _setting("Where to write a token with which this machine's users of `release` and `resume` may do so.", Path)
     web_config_file: Path | None = _setting("TLS, passwords and headers, as in Prometheus' exporter-toolkit.", Path, flag="web.config.file")
+    web_systemd_socket: bool     = _setting("Whether to serve on the socket that systemd passes, instead of --address.", boolean, "false")
     web_enable_lifecycle: bool   = _setting("Whether POST /-/quit, /-/reload, /-/release and /-/resume do anything.", boolean, "false", "web.enable-lifecycle")
 # fmt: on
 

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from prometheus_client.metrics_core import Metric as ClientMetric
 
-from gpu_exporter.dcgm_names import RENAMED, converter
-from gpu_exporter.labels import labels_of
-from gpu_exporter.metrics import METRICS
-from gpu_exporter.model import Labels, Metric, Schema, Series, Snapshot
+from gpu_exporter.dcgm_names import converter
+from gpu_exporter.labels import NODE_LABEL, labels_of
+from gpu_exporter.model import EntityKind, Labels, Series, Snapshot
+from gpu_exporter.selection import Selection, everything
 
 # A variant that nobody asked for in this time is no longer made in advance.
 WARM_SECONDS = 60.0
@@ -79,52 +79,75 @@ def _gzip(body: bytes) -> bytes:
     return compressor.compress(body) + compressor.flush()
 
 
+class Style(NamedTuple):
+    """What can be written otherwise: without `hostname`, model names with `dashes` for blanks, and of classic families
+    only what is of whole GPUs (`parts` is g) or of MIG instances (i) instead of either (f)."""
+
+    hostname: bool = True
+    dashes: bool = False
+    parts: str = "f"
+
+    def hides(self, series: Series) -> bool:
+        """Whether this series is not shown at all."""
+        if self.parts == "f" or not series.metric.classic or series.metric.entity is not EntityKind.GPU:
+            return False
+        return (self.parts == "g") is ("GPU_I_ID" in dict(series.labels))
+
+
 class Renderer:
     """Makes pages. Prefixes of lines are built once per series, and a line only when its value changed.
 
-    `node` is the classic `Hostname` label; `everywhere` are labels of every series (`source="replay"`). Families keep
-    their names but for those that `schema` has renamed, with their unit.
+    `node` is the classic `Hostname` label; `everywhere` are labels of every series (`source="replay"`). `selection`
+    says which families are shown and how: all of the catalogue without one.
     """
 
-    def __init__(self, node: str, everywhere: Labels = (), schema: Schema = Schema.CLASSIC) -> None:
+    def __init__(
+        self, node: str, everywhere: Labels = (), selection: Selection | None = None, style: Style | None = None
+    ) -> None:
         self._node = node
+        self._style = style or Style()
         self._everywhere = everywhere
-        self._schema = schema
-        self._renamed = RENAMED if schema is Schema.SI else {}
-        self._convert = {name: converter(factor) for name, (_, factor) in self._renamed.items() if factor != 1.0}
+        self._selection = selection or everything()
         self._lines: dict[Series, tuple[float, bytes]] = {}
-        families = {row.name: row for row in reversed(METRICS)}
+        families = self._selection.families
         self._headers = {
-            row.name: tuple(_header(self._name(row), row.kind.value, row.help, openmetrics=om) for om in (False, True))
-            for row in METRICS
-            if families[row.name] is row
+            metric: tuple(_header(shown.name, shown.kind, shown.help, openmetrics=om) for om in (False, True))
+            for metric, shown in families.items()
+        }
+        self._converters = {
+            metric: converter(shown.factor) for metric, shown in families.items() if shown.factor != 1.0
         }
 
     def render(self, snapshot: Snapshot, process: Iterable[ClientMetric] = ()) -> Page:
         """Render a snapshot, and metrics of the process itself as prometheus_client collects them."""
         by_name: dict[str, list[bytes]] = {}
-        lines = self._lines
+        lines, headers, converters, style = self._lines, self._headers, self._converters, self._style
         if len(lines) > 2 * len(snapshot.samples) + 100:
             lines.clear()
         for sample in snapshot.samples:
             series, value = sample
+            name = series.metric.name
+            if name not in headers or (style.parts != "f" and style.hides(series)):
+                continue
             known = lines.get(series)
             if known is None or known[0] != value:
                 prefix = known[1][: known[1].rindex(b" ")] if known else self._prefix(series)
-                convert = self._convert.get(series.metric.name)
+                convert = converters.get(name)
                 text = number(convert(value) if convert else value)
                 known = lines[series] = (value, b"%b %b\n" % (prefix, text.encode()))
-            by_name.setdefault(series.metric.name, []).append(known[1])
-        blocks = [(text, om, b"".join(by_name[name])) for name, (text, om) in self._headers.items() if name in by_name]
+            by_name.setdefault(name, []).append(known[1])
+        blocks = [(text, om, b"".join(by_name[name])) for name, (text, om) in headers.items() if name in by_name]
         return Page(blocks + [self._client(metric) for metric in process])
 
     def _prefix(self, series: Series) -> bytes:
-        labels = dict(labels_of(series, self._node, self._schema))
-        return f"{self._name(series.metric)}{self._braces(labels)}".encode()
-
-    def _name(self, metric: Metric) -> str:
-        renamed = self._renamed.get(metric.name)
-        return renamed[0] if renamed else metric.name
+        selection = self._selection
+        labels = dict(labels_of(series, self._node, selection.schema, selection.label_rows))
+        if not self._style.hostname:
+            labels.pop(NODE_LABEL[selection.schema], None)
+        for model in ("modelName", "model_name") if self._style.dashes else ():
+            if model in labels:
+                labels[model] = "-".join(labels[model].split())
+        return f"{selection.families[series.metric.name].name}{self._braces(labels)}".encode()
 
     def _braces(self, labels: Mapping[str, str]) -> str:
         pairs = [f'{name}="{escape(value)}"' for name, value in {**labels, **dict(self._everywhere)}.items() if value]

@@ -75,6 +75,7 @@ class Lifecycle:
     quit: Callable[[], None] = lambda: None
     token: Token | None = None
     nodes: Sequence[Collector] = ()
+    reload: Callable[[], None] = lambda: None
 
 
 class _Change(Handler):
@@ -114,6 +115,7 @@ class _Reload(_Change):
     async def act(self) -> None:
         try:
             self.settings["web"].reload()
+            await asyncio.to_thread(self.lifecycle.reload)  # a scrape need not wait for a long file
         except GpuExporterError as error:
             await self.send(f"{error}\n", TEXT, 500)
         else:

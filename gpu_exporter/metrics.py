@@ -243,6 +243,8 @@ INTERVAL      = Metric("gpu_exporter_interval_seconds",               GAUGE,   "
 RENDER_TIME   = Metric("gpu_exporter_render_duration_seconds",        GAUGE,   "seconds", "How long it took to make the page before this one.", entity=NODE)
 RELEASED      = Metric("gpu_exporter_released",                       GAUGE,   "bool",    "1 while nothing of the driver is held, as `gpu-exporter release` asked.", 0, 1, NODE)
 RELEASED_UNTIL = Metric("gpu_exporter_released_until_timestamp_seconds", GAUGE, "seconds", "Unix time at which a release ends by itself; only while there is one.", entity=NODE)
+RELOAD_OK     = Metric("gpu_exporter_config_last_reload_successful",  GAUGE,   "bool",    "1 if the file of fields (--collectors) is in force as it is now, 0 if what it said before still is.", 0, 1, NODE)
+RELOAD_AT     = Metric("gpu_exporter_config_last_reload_success_timestamp_seconds", GAUGE, "seconds", "Unix time at which the file of fields was last taken over.", entity=NODE)
 BUILD_INFO    = Metric("gpu_exporter_build_info",                     GAUGE,   "info",    "Version of the exporter; always 1.", entity=NODE)
 # fmt: on
 

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 from prometheus_client import PlatformCollector, ProcessCollector
@@ -18,13 +19,15 @@ from gpu_exporter.config import Config
 from gpu_exporter.endpoint import Endpoint, Health, never
 from gpu_exporter.event_store import EventStore
 from gpu_exporter.events import EventLog
-from gpu_exporter.exposition import Pages, Renderer
+from gpu_exporter.exposition import Pages, Renderer, Style
 from gpu_exporter.kernel_watch import KernelWatch
 from gpu_exporter.lifecycle import Lifecycle, Token
-from gpu_exporter.metrics import selected
 from gpu_exporter.model import NOT_YOURS, Labels, Metric, Snapshot, Source, Staged
 from gpu_exporter.monitor import Monitor
+from gpu_exporter.reload import Fields
+from gpu_exporter.selection import Selection
 from gpu_exporter.server import Server
+from gpu_exporter.systemd import listening
 from gpu_exporter.version import __version__
 from gpu_exporter.web import Web
 from gpu_exporter.xids import load
@@ -62,18 +65,20 @@ class _Process:
 class _Node:
     """One node: a source, the loop that reads it, and what is shown of it."""
 
-    def __init__(self, name: str, source: Source, config: Config, process: _Process) -> None:
+    def __init__(self, name: str, source: Source, config: Config, process: _Process, fields: Fields) -> None:
         self.kernel: KernelWatch | None = None
-        self._renderer = Renderer(name, everywhere(source), config.schema)
+        self._name, self._style = name, style(config)
+        self._renderer = self._renders(source, fields.selection)
         self._process = process
         self.collector = Collector(
             source,
-            selected(config.metrics, processes=config.processes),
+            fields.selection.asked,
             self._publish,
             interval=config.interval,
             gauge_window=config.gauge_window,
             expected=config.expected_gpus,
             events=self._events(source, config),
+            more=fields.told,
             xid_count_window=config.xid_count_window,
             clock_events_count_window=config.clock_events_count_window,
         )
@@ -97,9 +102,29 @@ class _Node:
         self.kernel = KernelWatch(events, path, store, procfs=config.procfs)
         return events
 
+    def _renders(self, source: Source, selection: Selection) -> Renderer:
+        return Renderer(self._name, everywhere(source), selection, self._style)
+
+    def take(self, selection: Selection) -> None:
+        """Show another selection from the next page on."""
+        self._renderer = self._renders(self.collector.source, selection)
+        self.collector.choose(selection.asked)
+
     def _publish(self, snapshot: Snapshot) -> None:
         self.shown.pages.publish(self._renderer.render(snapshot, self._process.collect()))
         self.shown.health.snapshot = snapshot
+
+
+def _tell_unread(source: Source, selection: Selection) -> None:
+    """Say which fields of the file no source but DCGM has."""
+    unread = [row.name for row in selection.more if row.nvml is None]
+    if unread and source.name != "dcgm":
+        log.warning("source %s can't read %s; --source dcgm does", source.name, ", ".join(unread))
+
+
+def style(config: Config) -> Style:
+    """What is written otherwise than by default."""
+    return Style(not config.no_hostname, config.replace_blanks_in_model_name, config.devices.kind)
 
 
 def everywhere(source: Source) -> Labels:
@@ -107,16 +132,22 @@ def everywhere(source: Source) -> Labels:
     return () if source.live else (("source", source.name),)
 
 
-def run(config: Config, sources: Mapping[str, Source], stop: threading.Event) -> bool:
+def run(config: Config, sources: Mapping[str, Source], fields: Fields, stop: threading.Event) -> bool:
     """Serve nodes by name until `stop`: one at the root, several below `/nodes`.
 
     False if a driver call is stuck. Raises GpuExporterError if it can't start.
     """
     process = _Process(config.interval)
-    nodes = [_Node(name, source, config, process) for name, source in sources.items()]
+    nodes = [_Node(name, source, config, process, fields) for name, source in sources.items()]
+    tell = partial(_tell_unread, nodes[0].collector.source)
+    tell(fields.selection)
+    fields.takers = [*(node.take for node in nodes), tell]
+    threading.Thread(target=fields.run, args=(stop,), name="fields", daemon=True).start()
     token = Token(config.token_file) if config.token_file else None
-    lifecycle = Lifecycle(config.web_enable_lifecycle, stop.set, token, [node.collector for node in nodes])
-    server = Server(config.address, [node.shown for node in nodes], Web(config.web_config_file), lifecycle)
+    collectors = [node.collector for node in nodes]
+    lifecycle = Lifecycle(config.web_enable_lifecycle, stop.set, token, collectors, fields.reload)
+    web, sockets = Web(config.web_config_file), listening() if config.web_systemd_socket else ()
+    server = Server(config.address, [node.shown for node in nodes], web, lifecycle, sockets)
     with token or nullcontext():  # the port is ours now, so no other exporter uses the file
         return _serve(nodes, server, config, stop)
 

@@ -177,7 +177,10 @@ def _accepts_gzip(header: str) -> bool:
 
 
 class Server:
-    """Serves on its own thread until `stop`. Binding happens in the constructor, which raises GpuExporterError."""
+    """Serves on its own thread until `stop`. Binding happens in the constructor, which raises GpuExporterError.
+
+    With `sockets` that listen already, it serves on these.
+    """
 
     def __init__(
         self,
@@ -185,6 +188,7 @@ class Server:
         endpoints: Sequence[Endpoint],
         web: Web | None = None,
         lifecycle: Lifecycle | None = None,
+        sockets: Sequence[socket.socket] = (),
     ) -> None:
         self._web = web or Web()
         alone = len(endpoints) == 1
@@ -208,8 +212,9 @@ class Server:
             web=self._web,
             lifecycle=lifecycle or Lifecycle(),
         )
-        self._sockets = _bind(address)
-        self.port: int = self._sockets[0].getsockname()[1]
+        self._sockets = list(sockets) or _bind(address)
+        name = self._sockets[0].getsockname()
+        self.port: int = name[1] if isinstance(name, tuple) else 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)

@@ -28,16 +28,17 @@ class _Files:
         self._seen: dict[Path, bytes | str] = {}
 
     def read(self, path: Path) -> bytes:
-        content = self._seen[path] = _content(path)
+        content = self._seen[path] = file_content(path)
         if isinstance(content, str):
             raise OSError(0, content)
         return content
 
     def changed(self) -> bool:
-        return any(_content(path) != seen for path, seen in self._seen.items())
+        return any(file_content(path) != seen for path, seen in self._seen.items())
 
 
-def _content(path: Path) -> bytes | str:
+def file_content(path: Path) -> bytes | str:
+    """What a file has, or why that can't be told."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             return "not a file"

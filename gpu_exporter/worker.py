@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gpu_exporter.backoff import Backoff
-from gpu_exporter.model import Device, Gpu, GpuLost, Pace, SourceLost
+from gpu_exporter.model import Device, Gpu, GpuLost, Metric, Pace, Reading, SourceLost
 from gpu_exporter.snapshot import GpuRecord
 
 if TYPE_CHECKING:
@@ -18,6 +19,33 @@ log = logging.getLogger(__name__)
 
 # Slow reads of a node's GPUs are spread over their period; a node has eight, and of more some share a turn.
 TURNS = 8
+
+
+# A GPU that is asked for other metrics is read twice over until the new answers cover the old, but no longer than this.
+MOST_REHEARSALS = 5
+
+
+class _Successor:
+    """The same GPU, attached anew for other metrics. It takes over when it answers all that is still asked for: means
+    need two reads, and until then the device before it goes on, so that no series has a gap."""
+
+    def __init__(self, device: Device, asked: Sequence[Metric]) -> None:
+        self.device, self.asked = device, asked
+        self._rehearsals = 0
+
+    def read(self, record: GpuRecord) -> Reading | None:
+        """Its reading, if it is ready. Raises GpuLost, SourceLost."""
+        reading = self.device.read(frozenset(Pace))
+        self._rehearsals += 1
+        told = {(series.metric, series.labels) for series in (*reading.values, *reading.failed)}
+        missing = [
+            series
+            for series, _ in record.samples
+            if series.metric in self.asked
+            and series.metric not in reading.unsupported
+            and (series.metric, series.labels) not in told
+        ]
+        return None if missing and self._rehearsals < MOST_REHEARSALS else reading
 
 
 class Worker(threading.Thread):
@@ -31,6 +59,9 @@ class Worker(threading.Thread):
         self.wake = threading.Event()
         self._collector = collector
         self._device: Device | None = None
+        self._asked: Sequence[Metric] = ()
+        self._successor: _Successor | None = None
+        self._succession = Backoff()
         self._generation = -1
         self._backoff = Backoff()
         self._read_at: dict[Pace, float] = {}
@@ -66,6 +97,7 @@ class Worker(threading.Thread):
                 self._failed("internal_error", "unexpected error")
             self.busy_since = None
             self._collector.worker_done()
+        self._drop_successor()
         if self._device:
             self._device.close()
 
@@ -84,7 +116,7 @@ class Worker(threading.Thread):
             device = self._device or self._attach()
             if collector.events:  # first: a GPU that can't be read any more still tells why
                 collector.events.told(device.events())
-            reading = device.read(self._due(started))
+            reading = self._succeeded(started) or device.read(self._due(started))
         except GpuLost as error:
             self._failed(error.reason, str(error))
         except SourceLost as error:
@@ -109,8 +141,47 @@ class Worker(threading.Thread):
             self.record = self._nobody
         self.record.down(reason, message)
 
+    def _succeeded(self, now: float) -> Reading | None:
+        """When other metrics are asked for: the reading of the device that took over, once there is one."""
+        asked = self._collector.metrics
+        if self._successor and self._successor.asked != asked:
+            self._drop_successor()
+        if self._asked == asked or now < self._succession.due:
+            return None
+        try:
+            if self._successor is None:
+                self._successor = _Successor(self._collector.source.attach(self.index, asked), asked)
+            reading = self._successor.read(self.record)
+        except GpuLost as error:  # if the GPU is lost, the device in use says so, too
+            log.warning("GPU %d: not asked for other metrics yet: %s", self.index, error)
+            self._drop_successor()
+            self._succession.failed()
+            return None
+        if reading is not None:
+            self._succession.reset()
+            self._take_over(self._successor)
+        return reading
+
+    def _take_over(self, successor: _Successor) -> None:
+        before, self._device, self._asked = self._device, successor.device, successor.asked
+        self._successor = None
+        successor.device.events()  # were told to the device before, too
+        if before:
+            if self._collector.events:
+                self._collector.events.told(before.events())
+            before.close()
+        self.record = self._collector.record_of(successor.device.gpu, self)
+        self.record.told = successor.device.told_since is not None
+        self.record.accumulator.renew()
+
+    def _drop_successor(self) -> None:
+        if self._successor:
+            self._successor.device.close()
+            self._successor = None
+
     def _attach(self) -> Device:
-        self._device = device = self._collector.source.attach(self.index, self._collector.metrics)
+        self._asked = self._collector.metrics
+        self._device = device = self._collector.source.attach(self.index, self._asked)
         self.record = self._collector.record_of(device.gpu, self)
         self._read_at.clear()
         self.record.told = device.told_since is not None
@@ -119,6 +190,7 @@ class Worker(threading.Thread):
         return device
 
     def _detach(self) -> None:
+        self._drop_successor()
         if self._device:
             if self._collector.events:  # what killed a GPU may have come in the read that found it dead
                 self._collector.events.told(self._device.events())

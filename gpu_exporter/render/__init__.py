@@ -9,7 +9,7 @@ from pathlib import Path
 from gpu_exporter.failure_modes import MODES
 from gpu_exporter.failure_modes.mode import Domain
 from gpu_exporter.model import GpuExporterError
-from gpu_exporter.render import alertmanager, dcgm_csv, failure_pages, reference, rules, runbooks
+from gpu_exporter.render import alertmanager, dcgm_csv, dcgm_flags, failure_pages, reference, rules, runbooks
 from gpu_exporter.render.boards import BOARDS, Board
 
 
@@ -31,6 +31,7 @@ ARTIFACTS: Mapping[str, Callable[[], str]] = {
     "docs/metrics.md": reference.metrics,
     "docs/health.md": reference.health,
     "docs/configuration.md": reference.configuration,
+    "docs/dcgm-exporter-flags.md": dcgm_flags.page,
     "docs/xids.md": reference.xids,
     "alerts/recording.yaml": rules.recording,
     "alerts/examples/alertmanager.yaml": alertmanager.alertmanager,

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from gpu_exporter.config import Config
 from gpu_exporter.model import GpuExporterError, Source, SourceLost
+from gpu_exporter.sources.some import SomeOf
 
 PACKAGED = Path(__file__).parent.parent / "recordings"
 OF_SIMULATION = ("nodes", "gpus", "seed", "faults", "inject")
@@ -26,8 +27,18 @@ def chosen(config: Config) -> Mapping[str, Source]:
             )
     if config.recording is not None and config.source != "replay":
         raise GpuExporterError("--recording needs --source replay: a recording is never mistaken for GPUs")
-    if config.source == "simulated":
-        return _fleet(config)
+    found = _fleet(config) if config.source == "simulated" else _one(config)
+    wanted = config.devices
+    if wanted.kind == "i" and wanted.chosen and config.source != "dcgm":
+        raise GpuExporterError(
+            "--devices i:…: numbers of GPU instances are DCGM's: needs --source dcgm; or use i alone"
+        )
+    if wanted.kind != "g" or not wanted.chosen:
+        return found
+    return {name: SomeOf(source, wanted.chosen) for name, source in found.items()}
+
+
+def _one(config: Config) -> Mapping[str, Source]:
     source = _replay(config) if config.source == "replay" else _installed(config)
     return {config.node_name or socket.gethostname(): source}
 

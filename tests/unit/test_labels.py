@@ -14,6 +14,7 @@ from gpu_exporter.dcgm_names import FACTORS, RENAMED, converter
 from gpu_exporter.exposition import Renderer, Variant, number
 from gpu_exporter.labels import labels_of
 from gpu_exporter.model import EntityKind, Gpu, Kind, Labels, Metric, Sample, Schema, Series, Snapshot
+from gpu_exporter.selection import everything
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 FILES = {Schema.CLASSIC: "dcgm_exporter_4.8.2.prom", Schema.SI: "dcgm_exporter_4.9.prom"}
@@ -72,7 +73,12 @@ def test_a_page_has_the_same_lines(schema: Schema) -> None:
     """Through the renderer, with values in the schema's unit; families stand in the catalogue's order there."""
     known = [each for each in SERIES if each[0] in m.METRICS]
     samples = tuple(Sample(Series(metric, gpu, own), value) for metric, gpu, own, value in known)
-    page = Renderer("node-1", schema=schema).render(Snapshot(0, "nvml", samples)).body(Variant(False, False)).decode()
+    page = (
+        Renderer("node-1", selection=everything(schema=schema))
+        .render(Snapshot(0, "nvml", samples))
+        .body(Variant(False, False))
+        .decode()
+    )
 
     assert sorted(line for line in page.splitlines() if not line.startswith("#")) == sorted(
         line for line in golden(schema) if "_ROW" not in line
@@ -107,7 +113,9 @@ def test_in_base_units_no_old_name_is_left() -> None:
     """Every family of the catalogue, once: what 4.9 renamed has its new name, in headers and lines; types stay."""
     samples = tuple(Sample(Series(metric, GPU), 1.0) for metric in m.METRICS)
     pages = {
-        schema: Renderer("node-1", schema=schema).render(Snapshot(0, "nvml", samples)).body(Variant(False, False))
+        schema: Renderer("node-1", selection=everything(schema=schema))
+        .render(Snapshot(0, "nvml", samples))
+        .body(Variant(False, False))
         for schema in Schema
     }
     words = set(pages[Schema.SI].decode().replace("{", " ").split())

@@ -125,9 +125,9 @@ def _cuda(version: int) -> str:
 def _identify(handle: Any, index: int, system: Labels) -> Gpu:
     """What a GPU is. Only the UUID is needed; the rest is left out where the driver has no answer."""
 
-    def ask(name: str, convert: Callable[[Any], str] = str) -> str:
+    def ask(name: str, convert: Callable[[Any], str] = str, *args: int) -> str:
         try:
-            return convert(getattr(pynvml, f"nvmlDeviceGet{name}")(handle))
+            return convert(getattr(pynvml, f"nvmlDeviceGet{name}")(handle, *args))
         except pynvml.NVMLError as error:
             raise_if_lost(error.value, f"GPU {index}")
             return ""
@@ -138,6 +138,10 @@ def _identify(handle: Any, index: int, system: Labels) -> Gpu:
         "serial": ask("Serial"),
         "vbios_version": ask("VbiosVersion"),
         "inforom_version": ask("InforomImageVersion"),
+        "oem_inforom_version": ask("InforomVersion", str, pynvml.NVML_INFOROM_OEM),
+        "ecc_inforom_version": ask("InforomVersion", str, pynvml.NVML_INFOROM_ECC),
+        "power_inforom_version": ask("InforomVersion", str, pynvml.NVML_INFOROM_POWER),
+        "brand": ask("Brand", _brand),
         "architecture": ask("Architecture", _architecture),
         "compute_capability": ask("CudaComputeCapability", lambda pair: f"{pair[0]}.{pair[1]}"),
         "numa_node": ask("NumaNodeId"),
@@ -151,6 +155,31 @@ def _identify(handle: Any, index: int, system: Labels) -> Gpu:
         driver=dict(system).get("driver_version", ""),
         info=(*system, *((key, value) for key, value in info.items() if value)),
     )
+
+
+# As DCGM writes them, by NVML's number.
+BRANDS = {
+    1: "Quadro",
+    2: "Tesla",
+    3: "NVS",
+    4: "Grid",
+    5: "GeForce",
+    6: "Titan",
+    7: "NVIDIA Virtual Applications",
+    8: "NVIDIA Virtual PC",
+    9: "NVIDIA Virtual Compute Server",
+    10: "NVIDIA RTX Virtual Workstation",
+    11: "NVIDIA vGaming",
+    12: "Quadro RTX",
+    13: "NVIDIA RTX",
+    14: "NVIDIA",
+    15: "GeForce RTX",
+    16: "Titan RTX",
+}
+
+
+def _brand(number: int) -> str:
+    return BRANDS.get(number, "")
 
 
 def _architecture(number: int) -> str:

@@ -45,7 +45,8 @@ class NvmlDevice:
         self.gpu = gpu
         self._turn = turn
         self._handle = handle
-        self._metrics = [metric for metric in metrics if not isinstance(metric.nvml, OfProcess)]
+        self._metrics = [metric for metric in metrics if metric.nvml and not isinstance(metric.nvml, OfProcess)]
+        self._foreign = dict.fromkeys((metric for metric in metrics if metric.nvml is None), "needs_dcgm")
         self._processes = Processes(gpu, metrics, proc)
         self._peers = Peers(handle, gpu, metrics)
         self._links = range(self._link_count())
@@ -199,7 +200,12 @@ class NvmlDevice:
 
     def _unsupported(self) -> dict[Metric, str]:
         """What neither the GPU nor any of its instances can answer."""
-        found = {**self._board.unsupported, **self._processes.unsupported, **self._peers.unsupported}
+        found = {
+            **self._foreign,
+            **self._board.unsupported,
+            **self._processes.unsupported,
+            **self._peers.unsupported,
+        }
         answered = {series.metric for part in self._instances.values() for series in part.questions.answered}
         for part in self._instances.values():
             found.update((metric, why) for metric, why in part.questions.unsupported.items() if metric not in answered)

@@ -1,0 +1,300 @@
+"""dcgm-exporter's file of fields -> a selection: which classic families are shown, and under which TYPE and HELP.
+
+The format is that of dcgm-exporter's `--collectors`, a CSV file that Go's `encoding/csv` reads: a comment begins with
+`#`, a row is name, Prometheus type and help. What makes dcgm-exporter refuse the whole file costs the one row here.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from gpu_exporter.config import nearest
+from gpu_exporter.dcgm_fields import DcgmField, DcgmFields, load
+from gpu_exporter.dcgm_names import RENAMED
+from gpu_exporter.metrics import METRICS, selected
+from gpu_exporter.model import EntityKind, GpuExporterError, Kind, Metric, MetricSet, Schema
+from gpu_exporter.selection import Family, Selection, catalogue
+
+TYPES = ("gauge", "counter", "histogram", "summary", "label")
+# Of a file that is not meant for us, these warnings say enough.
+MOST_WARNINGS = 20
+# A quoted help text may go over lines; one that never ends must not cost the rest of the file.
+MOST_LINES = 50
+LEVELS = {
+    "gpu": EntityKind.GPU,
+    "instance": EntityKind.GPU,
+    "vgpu": EntityKind.GPU,
+    "none": EntityKind.GPU,
+    "link": EntityKind.NVLINK,
+    "switch": EntityKind.NVSWITCH,
+    "cpu": EntityKind.CPU,
+    "cpu_core": EntityKind.CPU_CORE,
+}
+# What of a GPU these fields are; see `selection.detail`.
+LABELS = {
+    1: "driver",
+    2: "nvml_version",
+    50: "model",
+    51: "brand",
+    52: "index",
+    53: "serial",
+    54: "uuid",
+    55: "minor_number",
+    56: "oem_inforom_version",
+    57: "pci_bus_id",
+    80: "ecc_inforom_version",
+    81: "power_inforom_version",
+    82: "inforom_version",
+    85: "vbios_version",
+}
+LOWEST, HIGHEST = -float(2**63), float(2**63 - 1)
+BY_NAME = {row.name: row for row in reversed(METRICS)}
+ROWS = frozenset(METRICS)
+BY_FIELD = {row.dcgm: row for row in METRICS if row.classic and row.dcgm is not None}
+MODERN = {new: (BY_NAME[old], factor) for old, (new, factor) in RENAMED.items() if old in BY_NAME}
+
+
+class Row(NamedTuple):
+    """A row that is well formed. `id` is None where the row does not begin with one."""
+
+    line: int
+    id: int | None
+    name: str
+    type: str
+    help: str
+
+
+Warn = Callable[[int, str], None]
+
+
+def rows(text: str, warn: Warn) -> Iterator[Row]:
+    """The rows of a file; `warn` is told of each that is not one, with its line."""
+    for line, record in _records(text.removeprefix("\ufeff"), warn):
+        row = _row(line, [column.strip() for column in record])
+        if isinstance(row, Row):
+            yield row
+        else:
+            warn(line, row)
+
+
+def _records(text: str, warn: Warn) -> Iterator[tuple[int, list[str]]]:
+    lines = [line.removesuffix("\r") for line in text.split("\n")]
+    number = 0
+    while number < len(lines):
+        line, last = lines[number], number + 1
+        if line.strip() and not line.lstrip().startswith("#"):
+            record = _record(line)
+            if record is None:  # a quote may be open: it ends where their number is even
+                last = _end_of_quote(lines, number)
+                record = _record("\n".join(lines[number:last]))
+            if record is None:
+                last = number + 1
+                warn(last, "a quote is not closed, or something stands behind it; the row is skipped")
+            else:
+                yield number + 1, record
+        number = last
+
+
+def _end_of_quote(lines: Sequence[str], begin: int) -> int:
+    quotes = 0
+    for number in range(begin, min(len(lines), begin + MOST_LINES)):
+        quotes += lines[number].count('"')
+        if quotes % 2 == 0:
+            return number + 1
+    return begin + 1
+
+
+def _record(line: str) -> list[str] | None:
+    """The columns; None if the quotes are wrong."""
+    try:
+        return next(csv.reader([line], skipinitialspace=True, strict=True), [])
+    except csv.Error:
+        return None
+
+
+def _row(line: int, columns: Sequence[str]) -> Row | str:
+    """A row, or why it is none. One that begins with a number has the name behind it, or none."""
+    id, first = None, columns[0]
+    if re.fullmatch(r"[0-9]{1,9}", first) and len(columns) > 1:
+        id = int(first)
+        columns = columns[1:] if columns[1].lower() not in TYPES else ["", *columns[1:]]
+    if len(columns) != 3:
+        more = " (quote a help text that has commas)" if len(columns) > 3 else ""
+        return f"{_short(first)}: {len(columns)} columns instead of name, type, help{more}; the row is skipped"
+    name, type, help = columns
+    if type.lower() not in TYPES:
+        return f"{_short(name)}: {_short(type)} is no type{nearest(type.lower(), TYPES)}; the row is skipped"
+    return Row(line, id, name, type.lower(), help)
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 60 else f"{text[:60]}…")
+
+
+@dataclass(slots=True)
+class _Chosen:
+    """What the rows come to, as far as they were read."""
+
+    metrics: list[Metric] = field(default_factory=list)
+    families: dict[str, Family] = field(default_factory=dict)
+    labels: dict[str, str] = field(default_factory=dict)
+    lines: dict[str, int] = field(default_factory=dict)
+
+    def taken(self, key: str, row: Row) -> str:
+        """Why this row comes too late; the first row of a field counts, as in dcgm-exporter."""
+        first = self.lines.setdefault(key, row.line)
+        return "" if first == row.line else f"{row.name}: line {first} has this field already; the row is skipped"
+
+
+class FieldsFile:
+    """A file of fields, to be read again and again: what both readings have is the same metric in both."""
+
+    def __init__(
+        self,
+        path: Path,
+        choice: MetricSet = MetricSet.DEFAULT,
+        *,
+        processes: bool = False,
+        schema: Schema = Schema.CLASSIC,
+    ) -> None:
+        self.path = path
+        self._schema = schema
+        self._base = selected(choice, processes=processes)
+        self._own = _own_families(self._base)
+        self._fields: DcgmFields | None = None
+        self._made: dict[tuple[int, Kind], Metric] = {}
+
+    def select(self, content: bytes) -> tuple[Selection, list[str]]:
+        """What a content of the file selects, and a warning for each row that is not as it should be.
+
+        Raises GpuExporterError if it has no row that selects anything.
+        """
+        found: list[tuple[int, str]] = []
+
+        def warn(line: int, message: str) -> None:
+            found.append((line, message))
+
+        chosen = _Chosen()
+        for row in rows(_decoded(content, warn), warn):
+            problem = self._take(row, chosen, quick=len(found) >= MOST_WARNINGS)
+            if problem:
+                warn(row.line, problem)
+        warnings = [f"{self.path}, line {line}: {message}" for line, message in sorted(found)[:MOST_WARNINGS]]
+        if len(found) > MOST_WARNINGS:
+            warnings.append(f"{self.path}: {len(found) - MOST_WARNINGS} more rows that are not as they should be")
+        if not chosen.lines:
+            why = f"line {found[0][0]}: {found[0][1]}" if found else "it is empty"
+            raise GpuExporterError(f"{self.path} selects no field: {why}")
+        return self._selection(chosen), warnings
+
+    def _selection(self, chosen: _Chosen) -> Selection:
+        more = tuple(metric for metric in chosen.metrics if metric not in self._base and _is_asked(metric))
+        asked, families = (*self._base, *more), {**self._own, **chosen.families}
+        return Selection(asked, families, tuple(chosen.labels.items()), more, self._schema)
+
+    def _take(self, row: Row, chosen: _Chosen, *, quick: bool) -> str:
+        """Add what a row selects; return what is wrong with it, if anything."""
+        fields = self._fields = self._fields or load()
+        if not row.name and row.id is not None and row.id in fields.by_id:
+            row = row._replace(name=fields.by_id[row.id].name)
+        dcgm = fields.by_name.get(row.name)
+        metric, factor = MODERN.get(row.name) or (BY_FIELD.get(dcgm.id) if dcgm else BY_NAME.get(row.name), 1.0)
+        if dcgm is None and metric is None:
+            guess = "" if quick else fields.nearest(row.name)
+            return f"{_short(row.name or str(row.id))} is no field of DCGM{guess}; the row is skipped"
+        if row.type == "label":
+            problem = self._label(row, dcgm, chosen)
+        elif metric is not None and not metric.classic:
+            problem = f"{row.name}: what does not begin with DCGM_ is chosen by --metrics; the row is skipped"
+        elif (metric := metric or self._dynamic(dcgm, row)) is None:
+            problem = f"{row.name} is {_why_not(dcgm)}; the row is skipped"
+        else:
+            if self._schema is Schema.SI:
+                name, factor = RENAMED.get(metric.name, (row.name, 1.0))
+                row = row._replace(name=name)
+            problem = _family(row, metric, factor, chosen)
+        return problem or _id_problem(row, dcgm)
+
+    def _label(self, row: Row, dcgm: DcgmField | None, chosen: _Chosen) -> str:
+        if dcgm is None or dcgm.id not in LABELS:
+            return f"{row.name} can't be a label; the row is skipped"
+        late = chosen.taken(dcgm.name, row)
+        if not late:
+            chosen.labels[row.name] = LABELS[dcgm.id]
+        return late
+
+    def _dynamic(self, dcgm: DcgmField | None, row: Row) -> Metric | None:
+        """A metric of a field that the catalogue has no row for; None if it has no number, or belongs to nothing."""
+        entity = LEVELS.get(dcgm.level) if dcgm else None
+        if dcgm is None or entity is None or dcgm.type not in ("int", "double"):
+            return None
+        kind = Kind.COUNTER if row.type == "counter" else Kind.GAUGE
+        if (dcgm.id, kind) not in self._made:
+            self._made[dcgm.id, kind] = Metric(
+                dcgm.name,
+                kind,
+                dcgm.unit,
+                row.help,
+                LOWEST,
+                HIGHEST,
+                entity,
+                dcgm.id,
+                per_instance=dcgm.level == "instance",
+            )
+        return self._made[dcgm.id, kind]
+
+
+def _is_asked(metric: Metric) -> bool:
+    """What the collection loop makes by itself, such as counts of events, is there unasked."""
+    return metric not in ROWS or metric.nvml is not None or metric.set is not MetricSet.DEFAULT
+
+
+def _family(row: Row, metric: Metric, factor: float, chosen: _Chosen) -> str:
+    late = chosen.taken(metric.name, row)
+    if late:
+        return late
+    kind = "counter" if row.type == "counter" else "gauge"
+    chosen.metrics.append(metric)
+    chosen.families[metric.name] = Family(row.name, kind, row.help or metric.help, factor)
+    if row.type in ("histogram", "summary"):
+        return f"{row.name}: a field has one value, so this is shown as a gauge, not a {row.type}"
+    return ""
+
+
+def _own_families(base: Sequence[Metric]) -> Mapping[str, Family]:
+    """Our own families, as `--metrics` says: of what is asked for besides, no integrals are shown."""
+    asked = frozenset(base)
+    return {
+        name: family
+        for name, family in catalogue().items()
+        if not BY_NAME[name].classic and (BY_NAME[name].integral_of is None or BY_NAME[name].integral_of in asked)
+    }
+
+
+def _id_problem(row: Row, dcgm: DcgmField | None) -> str:
+    if row.id is None or dcgm is None or row.id == dcgm.id:
+        return ""
+    return f"{row.name} is field {dcgm.id}, not {row.id}; its name counts"
+
+
+def _why_not(dcgm: DcgmField | None) -> str:
+    if dcgm is not None and dcgm.type == "string" and dcgm.id in LABELS:
+        return "text: only a row of type label can show it"
+    if dcgm is not None and dcgm.type in ("string", "binary"):
+        return "no number"
+    return "of an entity that is not read"
+
+
+def _decoded(content: bytes, warn: Warn) -> str:
+    """Text; what is not UTF-8 is replaced, and said once, with the first line that has it."""
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        warn(line, "not UTF-8; the odd bytes are replaced")
+        return content.decode("utf-8", "replace")

@@ -1,0 +1,35 @@
+"""dcgm-exporter's flags -> the page that says what becomes of each."""
+
+from __future__ import annotations
+
+from gpu_exporter.config import ENV_PREFIX, flag
+from gpu_exporter.dcgm_flags import SETTINGS, THEIRS, Theirs
+from gpu_exporter.render.markdown import table
+
+HEAD = f"""<!-- Rendered by `gpu-exporter generate`; edit gpu_exporter/dcgm_flags.py instead. -->
+# dcgm-exporter's flags
+
+`gpu-exporter serve` takes the flags and environment variables of dcgm-exporter (4.5.3-4.8.2, and what later versions
+named), so that a command line or a manifest of it can stay as it is; `gpu-exporter -f FILE -a :9400`, without `serve`,
+does the same. They are written as there: `-c 5000`, `-c=5000`, `-collect-interval 5000`, `--collect-interval=5000`.
+
+Ours win over theirs: a flag of ours over one of theirs, then `{ENV_PREFIX}*` over their variables; the config file
+comes after both. What is not honoured is answered with one line in the log that says what to use; a wrong value ends
+the start with one line that names the flag or the variable.
+
+"""
+
+
+def page() -> str:
+    """docs/dcgm-exporter-flags.md: one row a flag."""
+    return HEAD + table(("flag", "environment", "becomes", "remarks"), map(_row, THEIRS))
+
+
+def _row(theirs: Theirs) -> tuple[str, ...]:
+    long, *short = theirs.flags
+    names = ", ".join(f"`{name}`" for name in (f"--{long}", *(f"-{each}" for each in short)))
+    if theirs.honoured:
+        becomes = f"`--{flag(SETTINGS[theirs.setting])}`"
+    else:
+        becomes = "not yet honoured" if theirs.setting else "ignored"
+    return names, f"`{theirs.env}`", becomes, theirs.says

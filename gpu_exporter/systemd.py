@@ -1,0 +1,33 @@
+"""Sockets that systemd listens on for us, by the protocol of `sd_listen_fds(3)`."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+
+from gpu_exporter.model import GpuExporterError
+
+# The first descriptor that is passed; 0 to 2 are the standard ones.
+FIRST = 3
+
+
+def listening(environ: Mapping[str, str] = os.environ) -> list[socket.socket]:
+    """The sockets that were passed, ready for the server. Raises GpuExporterError if there are none."""
+    passed = environ.get("LISTEN_FDS", "")
+    if environ.get("LISTEN_PID") != str(os.getpid()) or not passed.isdecimal() or not int(passed):
+        raise GpuExporterError(
+            "--web-systemd-socket: systemd passed no socket; start gpu-exporter by a .socket unit, or leave it out"
+        )
+    found = []
+    for number in range(FIRST, FIRST + int(passed)):
+        try:
+            each = socket.socket(fileno=number)
+        except OSError as error:
+            raise GpuExporterError(
+                f"--web-systemd-socket: descriptor {number} is no socket: {error.strerror}"
+            ) from error
+        each.setblocking(False)
+        os.set_inheritable(number, False)
+        found.append(each)
+    return found

@@ -1,0 +1,188 @@
+"""dcgm-exporter's command lines: what they become, and what is said of the rest."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from gpu_exporter.cli import cli
+from gpu_exporter.config import Config, Devices, device_list
+from gpu_exporter.dcgm_flags import SETTINGS, THEIRS, Theirs, is_theirs, translate
+
+# Settings of other parts of the exporter, which those bring: until then, their flags are answered with a warning.
+TO_COME = {
+    "hpc_job_mapping_dir",
+    "kubernetes",
+    "kubernetes_dra",
+    "kubernetes_pod_labels",
+    "kubernetes_pods",
+    "nvidia_resource_names",
+    "pod_resources_socket",
+}
+
+
+def becomes(line: str, environ: Mapping[str, str] | None = None) -> str:
+    """A command line and an environment of theirs, as ours."""
+    return " ".join(translate(line.split(), environ or {}).arguments)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("", ""),
+        ("-f my.csv", "--collectors=my.csv"),
+        ("-f=my.csv", "--collectors=my.csv"),
+        ("--f my.csv", "--collectors=my.csv"),
+        ("-collectors my.csv", "--collectors=my.csv"),
+        ("--collectors my.csv", "--collectors my.csv"),
+        ("-a :9401", "--address=:9401"),
+        ("-c 5000", "--interval=5000ms"),
+        ("--collect-interval=30000", "--interval=30000ms"),
+        ("-r localhost:5555", "--source=dcgm --dcgm-hostengine=localhost:5555"),
+        ("-d g:0,1", "--devices=g:0,1"),
+        ("-s f -p g:0", "--switch-devices=f --cpu-devices=g:0"),
+        ("-n", "--no-hostname=true"),
+        ("-n=false", "--no-hostname=false"),
+        ("-rbmn", "--replace-blanks-in-model-name=true"),
+        ("--web-config-file w.yml", "--web.config.file=w.yml"),
+        ("--debug", "--log-level=debug"),
+        ("--debug=F", "--log-level=info"),
+        ("-log-format json", "--log-format=json"),
+        ("-x 60000", "--xid-count-window=60000ms"),
+        ("--clock-events-count-window-size 1000", "--clock-events-count-window=1000ms"),
+        ("-web-systemd-socket", "--web-systemd-socket=true"),
+        (
+            "-f a.csv --interval 2s --metrics full -c 1000",
+            "--collectors=a.csv --interval=1000ms --interval 2s --metrics full",
+        ),
+        ("-f a.csv -- -f b.csv", "--collectors=a.csv -- -f b.csv"),
+        ("--none-such -f a.csv", "--collectors=a.csv --none-such"),
+    ],
+)
+def test_flags_become_ours(theirs: str, ours: str) -> None:
+    """As Go's flag package reads them; ours stay behind theirs, where they win."""
+    assert becomes(theirs) == ours
+
+
+@pytest.mark.parametrize(
+    ("line", "environ", "ours"),
+    [
+        ("", {"DCGM_EXPORTER_LISTEN": ":9401"}, "--address=:9401"),
+        ("", {"DCGM_EXPORTER_LISTEN": ""}, ""),
+        ("", {"DCGM_EXPORTER_INTERVAL": "5000", "GPU_EXPORTER_INTERVAL": "2s"}, ""),
+        ("--interval 2s", {"DCGM_EXPORTER_INTERVAL": "5000"}, "--interval 2s"),
+        ("-c 1000", {"DCGM_EXPORTER_INTERVAL": "5000"}, "--interval=1000ms"),
+        ("", {"DCGM_EXPORTER_NO_HOSTNAME": "true"}, "--no-hostname=true"),
+        ("", {"DCGM_EXPORTER_DEBUG": "false"}, "--log-level=info"),
+        ("", {"DCGM_REMOTE_HOSTENGINE_INFO": "h:1"}, "--source=dcgm --dcgm-hostengine=h:1"),
+        ("--source nvml", {"DCGM_REMOTE_HOSTENGINE_INFO": "h:1"}, "--source nvml"),
+        ("--source=dcgm", {"DCGM_REMOTE_HOSTENGINE_INFO": "h:1"}, "--dcgm-hostengine=h:1 --source=dcgm"),
+        ("-r h:1", {"GPU_EXPORTER_SOURCE": "nvml"}, ""),
+        ("-r h:1", {"GPU_EXPORTER_SOURCE": "dcgm"}, "--dcgm-hostengine=h:1"),
+    ],
+)
+def test_ours_win(line: str, environ: Mapping[str, str], ours: str) -> None:
+    """A flag over a variable, and of each kind ours over theirs."""
+    assert becomes(line, environ) == ours
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("-c 5s", "-c: '5s' is not a number of milliseconds; use for example 5000"),
+        ("-c 1", "-c: '1ms' is out of range; use 100ms to 1h"),
+        ("-c", "-c needs a value"),
+        ("-a nowhere", "-a: 'nowhere' is not an address"),
+        ("-d 0,1", "-d: '0,1' names no devices; use f, g, i, or some"),
+        ("-n=maybe", "-n: 'maybe' is neither true nor false"),
+        ("-log-format xml", "-log-format: 'xml' is not one of text, json"),
+    ],
+)
+def test_a_wrong_value_names_the_flag(line: str, message: str) -> None:
+    """As it was written, not what it would have become."""
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        translate(line.split(), {})
+
+
+def test_a_wrong_variable_is_named() -> None:
+    """Whoever sees the message does not see the manifest."""
+    with pytest.raises(ValueError, match="DCGM_EXPORTER_INTERVAL: '30s' is not a number of milliseconds"):
+        translate([], {"DCGM_EXPORTER_INTERVAL": "30s"})
+
+
+@pytest.mark.parametrize("theirs", [each for each in THEIRS if not each.honoured], ids=lambda each: each.flags[0])
+def test_what_is_not_honoured_is_one_line(theirs: Theirs) -> None:
+    """By flag and by variable; a value that asks for nothing is not answered."""
+    flag, value = f"-{theirs.flags[-1]}", "true" if theirs.bare else "anything"
+
+    arguments, (said,) = translate([f"{flag}={value}"], {})
+    assert arguments == ()
+    assert said in (f"{flag}: not yet honoured", f"{flag} is ignored: {theirs.says}")
+    assert translate([], {theirs.env: value}) == ((), (said.replace(flag, theirs.env, 1),))
+    for quiet in theirs.quiet:
+        assert translate([], {theirs.env: quiet}) == ((), ())
+
+
+def test_every_flag_is_known_once_and_sets_what_there_is() -> None:
+    """No flag and no variable is in the table twice; no setting is misspelt."""
+    flags: Sequence[str] = [name for each in THEIRS for name in each.flags]
+
+    assert len(set(flags)) == len(flags)
+    assert len({each.env for each in THEIRS}) == len(THEIRS)
+    assert {each.setting for each in THEIRS if each.setting} - SETTINGS.keys() <= TO_COME
+    assert all(each.says or each.setting for each in THEIRS)
+
+
+def test_what_is_theirs_is_told_by_the_first_argument() -> None:
+    """A command line without a subcommand."""
+    assert is_theirs("-f")
+    assert is_theirs("-f=x.csv")
+    assert is_theirs("--kubernetes")
+    assert not any(map(is_theirs, ("serve", "-h", "--help", "--version", "f", "-")))
+
+
+def test_the_help_shows_ours_alone() -> None:
+    """The other flags are on their page."""
+    context = cli.make_context("gpu-exporter", ["serve"], resilient_parsing=True)
+    command = cli.get_command(context, "serve")
+    assert command is not None
+    text = command.get_help(context)
+
+    assert "--collectors" in text
+    assert "docs/dcgm-exporter-flags.md" in " ".join(text.split())
+    assert "--collect-interval" not in text
+
+
+@pytest.mark.parametrize(
+    ("text", "devices"),
+    [
+        ("f", Devices()),
+        ("g", Devices("g")),
+        ("i", Devices("i")),
+        ("g:0", Devices("g", (0,))),
+        ("g:0,2-4", Devices("g", (0, 2, 3, 4))),
+        ("g:1,1", Devices("g", (1,))),
+        ("i:0-1", Devices("i", (0, 1))),
+        ("g:GPU-00000000-0000-0000-0000-000000000001,3", Devices("g", ("GPU-00000000-0000-0000-0000-000000000001", 3))),
+    ],
+)
+def test_devices_are_read_as_there(text: str, devices: Devices) -> None:
+    """And written as they were read."""
+    assert device_list(text) == devices
+    assert device_list(str(devices)) == devices
+
+
+@pytest.mark.parametrize("text", ["", "x", "f:0", "g:", "g:1:2", "g:a", "g:3-1", "g:0-99999", "g:-1", "0"])
+def test_what_is_no_device_is_said(text: str) -> None:
+    """One line with examples."""
+    with pytest.raises(ValueError, match="use"):
+        device_list(text)
+
+
+def test_defaults_change_nothing() -> None:
+    """Settings that were added for dcgm-exporter's sake are off."""
+    config = Config()
+
+    assert (config.devices, config.collectors, config.no_hostname) == (Devices(), None, False)
