@@ -5,6 +5,7 @@ Each is imported only when it is chosen: a server of real GPUs carries no simula
 
 from __future__ import annotations
 
+import logging
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +15,10 @@ from gpu_exporter.config import Config
 from gpu_exporter.model import GpuExporterError, Source, SourceLost
 from gpu_exporter.sources.some import SomeOf
 
+log = logging.getLogger(__name__)
+
 PACKAGED = Path(__file__).parent.parent / "recordings"
+OF_DCGM_ALONE = ("switch_devices", "cpu_devices")
 OF_SIMULATION = ("nodes", "gpus", "seed", "faults", "inject")
 
 
@@ -27,6 +31,9 @@ def chosen(config: Config) -> Mapping[str, Source]:
             )
     if config.recording is not None and config.source != "replay":
         raise GpuExporterError("--recording needs --source replay: a recording is never mistaken for GPUs")
+    for name in OF_DCGM_ALONE if config.source != "dcgm" else ():
+        if getattr(config, name) != getattr(Config(), name):
+            log.warning("--%s is ignored: NVSwitches and CPUs need --source dcgm", name.replace("_", "-"))
     found = _fleet(config) if config.source == "simulated" else _one(config)
     wanted = config.devices
     if wanted.kind == "i" and wanted.chosen and config.source != "dcgm":

@@ -59,6 +59,7 @@ def test_a_command_line_of_theirs_runs_as_it_is(tmp_path: Path) -> None:
         "DCGM_EXPORTER_LOG_FORMAT": "json",
         "DCGM_EXPORTER_CONFIGMAP_DATA": "gpu:metrics",
         "DCGM_EXPORTER_DUMP_ENABLED": "false",
+        "DCGM_EXPORTER_OTHER_DEVICES_STR": "g:0",
     }
     with started(tmp_path, line, port, **environ) as exporter:
         page = exporter.until(lambda page: len(page.values("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE")) == 2)
@@ -76,6 +77,7 @@ def test_a_command_line_of_theirs_runs_as_it_is(tmp_path: Path) -> None:
     assert [each.partition(":")[0] for each in said if "ignored" in each] == [
         "--fake-gpus is ignored",
         "DCGM_EXPORTER_CONFIGMAP_DATA is ignored",
+        "--switch-devices is ignored",
     ]
 
 
