@@ -100,9 +100,9 @@ def record_command(out: Path, interval: float, duration: float, mask: bool, **va
 @commands.command("metrics")
 @click.option("--metrics", type=parsed(metric_set), default="full", show_default=True, help="Which set.")
 def metrics_command(metrics: MetricSet) -> None:
-    """Print the metric catalogue as a table."""
+    """Print the metric catalogue as a table; full also prints what only a file of fields can name."""
     rows = [("METRIC", "TYPE", "UNIT", "SET", "READ", "DCGM", "NVML", "HELP")]
-    rows += [_row(metric) for metric in METRICS if metric.set in (MetricSet.DEFAULT, metrics)]
+    rows += [_row(metric) for metric in METRICS if metrics is MetricSet.FULL or metric.set is MetricSet.DEFAULT]
     widths = [max(len(row[column]) for row in rows) for column in range(7)]
     for row in rows:
         click.echo("  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[7]]))

@@ -356,7 +356,7 @@ def test_record_and_replay(tmp_path: Path, suffix: str) -> None:
     assert names[0] == names[1]
 
 
-@pytest.mark.parametrize("which", MetricSet)
+@pytest.mark.parametrize("which", [MetricSet.DEFAULT, MetricSet.FULL])
 def test_metrics_prints_the_catalogue(which: MetricSet) -> None:
     """`metrics` prints each row of the chosen set once, and nothing else."""
     printed = run("metrics", "--metrics", which.value)
