@@ -16,6 +16,7 @@ from prometheus_client.metrics_core import Metric as ClientMetric
 
 from gpu_exporter.collect import Collector
 from gpu_exporter.config import Config
+from gpu_exporter.dcgm_own import OF_CLOCK, OF_XIDS
 from gpu_exporter.endpoint import Endpoint, Health, never
 from gpu_exporter.event_store import EventStore
 from gpu_exporter.events import EventLog
@@ -117,7 +118,7 @@ class _Node:
 
 def _tell_unread(source: Source, selection: Selection) -> None:
     """Say which fields of the file no source but DCGM has."""
-    unread = [row.name for row in selection.more if row.nvml is None]
+    unread = [row.name for row in selection.more if row.nvml is None and row not in OF_CLOCK | OF_XIDS]
     if unread and source.name != "dcgm":
         log.warning("source %s can't read %s; --source dcgm does", source.name, ", ".join(unread))
 

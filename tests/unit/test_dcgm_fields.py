@@ -27,7 +27,7 @@ def test_every_classic_metric_is_a_field_of_its_name_and_id() -> None:
     for row in METRICS:
         if row.classic and row.name in FIELDS.by_name:
             assert (row.name, FIELDS.by_name[row.name].id) == (row.name, row.dcgm)
-    read = {row.name for row in METRICS if row.classic and row.nvml is not None}
+    read = {row.name for row in METRICS if row.dcgm is not None and row.classic and row.nvml is not None}
     assert read <= FIELDS.by_name.keys()
 
 
