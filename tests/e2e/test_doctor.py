@@ -50,7 +50,7 @@ def test_healthy_gpus(tmp_path: Path) -> None:
     assert found["driver 580.159.04, CUDA up to 13.0"] == ("ok", "")
     assert found["every GPU: NVIDIA H200, profiling metrics through GPM"] == ("ok", "")
     assert set(levels(driver)) == {"ok", "note"}
-    assert len(found) <= 14
+    assert len(found) <= 16
 
 
 def test_gpus_without_gpm(tmp_path: Path) -> None:
