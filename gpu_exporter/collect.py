@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from gpu_exporter import metrics as m
 from gpu_exporter.events import EventLog, Evidence
 from gpu_exporter.kernel_log import same_device
-from gpu_exporter.model import Gpu, GpuStatus, Metric, Snapshot, Source, SourceLost
+from gpu_exporter.model import Attribution, Gpu, GpuStatus, Metric, Snapshot, Source, SourceLost
 from gpu_exporter.release import HandOver, Release
 from gpu_exporter.snapshot import Composer, GpuRecord
 from gpu_exporter.worker import Backoff, Worker
@@ -57,6 +57,7 @@ class Collector:
         gauge_window: float = 15.0,
         expected: int | None = None,
         events: EventLog | None = None,
+        attribution: Attribution | None = None,
     ) -> None:
         self.source = source
         self.events = events
@@ -85,7 +86,7 @@ class Collector:
         self._workers: list[Worker] = []
         self._records: dict[str, GpuRecord] = {}
         self._owners: dict[GpuRecord, Worker] = {}
-        self._composer = Composer(source)
+        self._composer = Composer(source, attribution)
         self._threads = [
             threading.Thread(target=self._connect, name="connect", daemon=True),
             threading.Thread(target=self._clock, name="clock", daemon=True),

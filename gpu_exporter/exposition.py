@@ -12,8 +12,10 @@ from typing import NamedTuple
 from prometheus_client.metrics_core import Metric as ClientMetric
 
 from gpu_exporter.metrics import INFO, METRICS
-from gpu_exporter.model import Labels, Series, Snapshot
+from gpu_exporter.model import Labels, Owned, Series, Snapshot
 
+# Labels that are written also where they are empty.
+ALWAYS = frozenset({"namespace", "pod", "container"})
 # A variant that nobody asked for in this time is no longer made in advance.
 WARM_SECONDS = 60.0
 
@@ -87,6 +89,7 @@ class Renderer:
         self._node = node
         self._everywhere = everywhere
         self._lines: dict[Series, tuple[float, bytes]] = {}
+        self._owned = Owned()
         families = {row.name: row for row in reversed(METRICS)}
         self._headers = {
             row.name: tuple(_header(row.name, row.kind.value, row.help, openmetrics=om) for om in (False, True))
@@ -98,6 +101,7 @@ class Renderer:
         """Render a snapshot, and metrics of the process itself as prometheus_client collects them."""
         by_name: dict[str, list[bytes]] = {}
         lines = self._lines
+        self._own(snapshot.owned)
         if len(lines) > 2 * len(snapshot.samples) + 100:
             lines.clear()
         for sample in snapshot.samples:
@@ -110,11 +114,20 @@ class Renderer:
         blocks = [(text, om, b"".join(by_name[name])) for name, (text, om) in self._headers.items() if name in by_name]
         return Page(blocks + [self._client(metric) for metric in process])
 
+    def _own(self, owned: Owned) -> None:
+        """Forget the lines of whatever has another owner now."""
+        before, self._owned = self._owned, owned
+        if before != owned:
+            for series in [each for each in self._lines if before.labels(each) != owned.labels(each)]:
+                del self._lines[series]
+
     def _prefix(self, series: Series) -> bytes:
-        return f"{series.metric.name}{self._braces(dict(labels_of(series, self._node)))}".encode()
+        labels = labels_of(series, self._node) + self._owned.labels(series)
+        return f"{series.metric.name}{self._braces(dict(labels))}".encode()
 
     def _braces(self, labels: Mapping[str, str]) -> str:
-        pairs = [f'{name}="{escape(value)}"' for name, value in {**labels, **dict(self._everywhere)}.items() if value]
+        every = {**labels, **dict(self._everywhere)}
+        pairs = [f'{name}="{escape(value)}"' for name, value in every.items() if value or name in ALWAYS]
         return f"{{{','.join(pairs)}}}" if pairs else ""
 
     def _client(self, metric: ClientMetric) -> tuple[bytes, bytes, bytes]:

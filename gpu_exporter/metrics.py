@@ -197,6 +197,17 @@ MISSED      = Metric("gpu_exporter_kernel_log_missed_total", COUNTER, "records",
 # --- what the exporter knows of the GPUs and of itself: made by the collection loop, not read from a field -----------------------------
 INFO          = Metric("gpu_info",                                    GAUGE,   "info",    "Identity of the GPU and its software; always 1.")
 POD_INFO      = Metric("gpu_pod_info",                                GAUGE,   "info",    "Who has the GPU: namespace, pod, and the workload whose ranks are compared; always 1.")
+POD_UNRESOLVED = Metric("gpu_pod_device_unresolved",                  GAUGE,   "info",    "A device that a container has, and of which can't be told which GPU it is, with the reason; always 1.", entity=NODE)
+JOB_INFO      = Metric("gpu_job_info",                                GAUGE,   "info",    "A job of Slurm, or another scheduler, that has the GPU; always 1.")
+CONTAINER_INFO = Metric("gpu_container_info",                         GAUGE,   "info",    "A container outside of Kubernetes with a process on the GPU; always 1.")
+POD_MEMORY    = Metric("gpu_pod_memory_used_bytes",                   GAUGE,   "bytes",   "Device memory that the processes of this pod use.")
+POD_MEMORY_REST = Metric("gpu_pod_memory_unattributed_bytes",         GAUGE,   "bytes",   "Device memory in use that is no pod's: with gpu_pod_memory_used_bytes, all that is in use.")
+POD_SM        = Metric("gpu_pod_sm_utilization_ratio",                GAUGE,   "ratio",   "Share of time in which a kernel of this pod ran, as the driver sampled it.", 0, 1)
+POD_SM_REST   = Metric("gpu_pod_sm_unattributed_ratio",               GAUGE,   "ratio",   "Share of time in which a kernel ran that is no pod's.", 0, 1)
+POD_SM_IDLE   = Metric("gpu_pod_sm_idle_ratio",                       GAUGE,   "ratio",   "Share of time in which none ran: with the two others, 1.", 0, 1)
+ATTRIBUTION_UP = Metric("gpu_exporter_attribution_up",                GAUGE,   "bool",    "1 if who is asked for the owners of GPUs answers: kubelet, pods, resource_slices, hpc_jobs, processes.", 0, 1, NODE)
+ATTRIBUTION_AGE = Metric("gpu_exporter_attribution_age_seconds",      GAUGE,   "seconds", "Age of the last answer, which is shown for ten minutes.", entity=NODE)
+ATTRIBUTION_ERRORS = Metric("gpu_attribution_errors_total",           COUNTER, "answers", "Questions for the owners of GPUs without an answer, by reason.", entity=NODE)
 UP            = Metric("gpu_up",                                      GAUGE,   "bool",    "1 if the GPU answers.", 0, 1)
 DOWN          = Metric("gpu_down_reason",                             GAUGE,   "bool",    "1 with the reason while the GPU does not answer.", 0, 1)
 HEALTH_STATE  = tuple(

@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from prometheus_client import PlatformCollector, ProcessCollector
 from prometheus_client.metrics_core import Metric as ClientMetric
@@ -28,6 +29,9 @@ from gpu_exporter.server import Server
 from gpu_exporter.version import __version__
 from gpu_exporter.web import Web
 from gpu_exporter.xids import load
+
+if TYPE_CHECKING:
+    from gpu_exporter.attribution.attributor import Attributor
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +70,7 @@ class _Node:
         self.kernel: KernelWatch | None = None
         self._renderer = Renderer(name, everywhere(source))
         self._process = process
+        self.attributor = self._attributor(name, source, config)
         self.collector = Collector(
             source,
             selected(config.metrics, processes=config.processes),
@@ -74,6 +79,7 @@ class _Node:
             gauge_window=config.gauge_window,
             expected=config.expected_gpus,
             events=self._events(source, config),
+            attribution=self.attributor,
         )
         self.shown = Endpoint(
             name,
@@ -94,6 +100,18 @@ class _Node:
         store = EventStore(config.state_dir) if config.state_dir else None
         self.kernel = KernelWatch(events, path, store, procfs=config.procfs)
         return events
+
+    @staticmethod
+    def _attributor(name: str, source: Source, config: Config) -> Attributor | None:
+        """Who knows whose the GPUs are: that is of this machine, and so of live GPUs alone."""
+        if not (config.kubernetes or config.hpc_job_mapping_dir or config.processes):
+            return None
+        if not source.live:
+            log.warning("source %s: it is not asked who has the GPUs: they are not those of this machine", source.name)
+            return None
+        from gpu_exporter.attribution.build import attributor
+
+        return attributor(config, name)
 
     def _publish(self, snapshot: Snapshot) -> None:
         self.shown.pages.publish(self._renderer.render(snapshot, self._process.collect()))
@@ -123,6 +141,8 @@ def _serve(nodes: Sequence[_Node], server: Server, config: Config, stop: threadi
     for node in nodes:
         if node.kernel:
             node.kernel.start()
+        if node.attributor:
+            node.attributor.start()
         node.collector.start(stop=stop)
         if len(nodes) > 1:  # not all of them tick at once
             stop.wait(min(config.interval, START_SECONDS) / len(nodes))
@@ -144,6 +164,8 @@ def _serve(nodes: Sequence[_Node], server: Server, config: Config, stop: threadi
         node.collector.stopping.set()
         if node.kernel:
             node.kernel.stop()
+        if node.attributor:
+            node.attributor.stop()
     return all(node.collector.stop() for node in nodes)
 
 

@@ -1,0 +1,21 @@
+"""Small files that others write: read whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+
+def read(path: Path, largest: int) -> tuple[bytes, os.stat_result] | None:
+    """The bytes of a regular file of at most `largest` bytes; None of anything else, also of a link.
+
+    Raises OSError if it can't be opened.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
+    with os.fdopen(descriptor, "rb") as file:
+        about = os.fstat(descriptor)
+        if not stat.S_ISREG(about.st_mode):
+            return None
+        content = file.read(largest + 1)
+    return (content, about) if len(content) <= largest else None
