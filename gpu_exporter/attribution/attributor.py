@@ -110,8 +110,8 @@ class Attributor:
             None if running is None else _running(loads, running),
         )
         if facts != self._facts:
-            self._facts = facts
             self._owned, self._rows = owners(facts)
+            self._facts = facts
         rows = [*self._rows, *self._health()]
         if running is not None and tellers.kubelet:
             rows += shares(here, loads, running, pods)

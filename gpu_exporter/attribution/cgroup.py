@@ -41,7 +41,7 @@ _MIXED = rf"/system\.slice/containerd\.service/kubepods(?:-(?:{_QOS}))?-pod{_UID
 _ROOTLESS = r"/user\.slice/user-(?P<user>\d+)\.slice/user@(?P=user)\.service(?:/(?:user|app)\.slice)?"
 
 _PODS = tuple(
-    re.compile(_ABOVE + pattern + _INSIDE)
+    re.compile(_ABOVE + pattern + _INSIDE, re.ASCII)
     for pattern in (
         rf"{_OUTER}?(?:/kubelet)?{_CGROUPFS}",
         rf"{_OUTER}?{_systemd('')}",
@@ -50,7 +50,7 @@ _PODS = tuple(
     )
 )
 _CONTAINERS = tuple(
-    (runtime, re.compile(_ABOVE + pattern + _INSIDE))
+    (runtime, re.compile(_ABOVE + pattern + _INSIDE, re.ASCII))
     for runtime, pattern in (
         ("docker", rf"/docker/(?P<id>{_ID})"),
         ("docker", rf"/system\.slice/docker-(?P<id>{_ID})\.scope"),
@@ -64,13 +64,13 @@ _CONTAINERS = tuple(
 )
 _STEP = r"(?:/step_(?P<step>[0-9a-z_+.]+))?"
 _JOBS = tuple(
-    re.compile(_ABOVE + pattern + _INSIDE)
+    re.compile(_ABOVE + pattern + _INSIDE, re.ASCII)
     for pattern in (
         rf"/slurm(?:_[\w.-]+)?/uid_(?P<uid>\d+)/job_(?P<job>\d+){_STEP}",
         rf"/system\.slice/(?:[\w.-]+_)?slurmstepd\.scope/job_(?P<job>\d+){_STEP}",
     )
 )
-_LINE = re.compile(r"\d+:[^:]*:(?P<path>/.*)")
+_LINE = re.compile(r"\d+:[^:]*:(?P<path>/.*)", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,10 @@ from gpu_exporter.model import Gpu
 
 _UUID = r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
 # A replica of a shared device: NVIDIA's plugin counts them behind `::`, GKE's behind `/vgpu`.
-_REPLICA = re.compile(r"(?P<id>.+?)(?:::(?P<n>\d{1,6})|/vgpu(?P<v>\d{1,6}))")
-_LEGACY_MIG = re.compile(rf"MIG-(?P<uuid>GPU-{_UUID})/(?P<instance>\d{{1,3}})/\d{{1,3}}")
-_GKE = re.compile(r"(?P<device>nvidia\d{1,4})(?:/gi(?P<instance>\d{1,3}))?")
-_INDEX = re.compile(r"(?P<index>\d{1,4})(?:\.(?P<instance>\d{1,3}))?")
+_REPLICA = re.compile(r"(?P<id>.+?)(?:::(?P<n>\d{1,6})|/vgpu(?P<v>\d{1,6}))", re.ASCII)
+_LEGACY_MIG = re.compile(rf"MIG-(?P<uuid>GPU-{_UUID})/(?P<instance>\d{{1,3}})/\d{{1,3}}", re.ASCII)
+_GKE = re.compile(r"(?P<device>nvidia\d{1,4})(?:/gi(?P<instance>\d{1,3}))?", re.ASCII)
+_INDEX = re.compile(r"(?P<index>\d{1,4})(?:\.(?P<instance>\d{1,3}))?", re.ASCII)
 
 
 class Place(NamedTuple):

@@ -8,14 +8,18 @@ from pathlib import Path
 
 
 def read(path: Path, largest: int) -> tuple[bytes, os.stat_result] | None:
-    """The bytes of a regular file of at most `largest` bytes; None of anything else, also of a link.
+    """The bytes of a regular file of at most `largest` bytes; None of anything else.
 
-    Raises OSError if it can't be opened.
+    Raises OSError if it can't be opened, as a link can't.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
-    with os.fdopen(descriptor, "rb") as file:
+    try:
         about = os.fstat(descriptor)
         if not stat.S_ISREG(about.st_mode):
             return None
-        content = file.read(largest + 1)
+        content = b""
+        while len(content) <= largest and (more := os.read(descriptor, largest + 1 - len(content))):
+            content += more
+    finally:
+        os.close(descriptor)
     return (content, about) if len(content) <= largest else None

@@ -27,7 +27,7 @@ class JobFiles:
         self._seen: dict[str, tuple[int, int, tuple[str, ...]]] = {}
 
     def ask(self) -> Jobs:
-        """The jobs by file name. Raises Untold."""
+        """The jobs by file name. Raises Untold, with the rest if it is one file that can't be read."""
         try:
             names = sorted(each.name for each in self._directory.iterdir() if parse(each.name))
         except OSError as error:
@@ -36,17 +36,23 @@ class JobFiles:
             cure = "the prolog makes it; check --hpc-job-mapping-dir"
             raise Untold(reason, f"{self._directory}: {error.strerror}: {cure}") from error
         booted = self._booted()
-        found = {name: self._read(name, booted) for name in names}
+        found: dict[str, tuple[str, ...]] = {}
+        problem = ""
+        for name in names:
+            try:
+                found[name] = self._read(name, booted)
+            except FileNotFoundError:  # an epilog was here
+                continue
+            except OSError as error:
+                problem = f"{self._directory / name}: {error.strerror}: make it a file that this user can read"
         self._seen = {name: seen for name, seen in self._seen.items() if name in found}
-        return {name: jobs for name, jobs in found.items() if jobs}
+        jobs = {name: ids for name, ids in found.items() if ids}
+        if problem:
+            raise Untold("unreadable", problem, jobs)
+        return jobs
 
     def _read(self, name: str, booted: float) -> tuple[str, ...]:
-        try:
-            read = files.read(self._directory / name, LARGEST_FILE)
-        except FileNotFoundError:  # an epilog was here
-            return ()
-        except OSError as error:
-            raise Untold("unreadable", f"{self._directory / name}: {error.strerror}: check its mode") from error
+        read = files.read(self._directory / name, LARGEST_FILE)
         if read is None:
             return ()
         content, about = read

@@ -48,10 +48,12 @@ class Lookup:
         return {pid: owner for (pid, _), owner in self._known.items()}
 
     def _started(self, pid: int) -> int | None:
-        """Ticks from the boot to its start."""
+        """Ticks from the boot to its start; None if there is no such process."""
+        if (self._procfs / str(pid)).is_symlink():
+            return None
         # The name is whatever the process likes, also with blanks and parentheses.
         fields = self._read(f"{pid}/stat").rpartition(")")[2].split()
-        return int(fields[19]) if len(fields) > 19 and fields[19].isdecimal() else None
+        return int(fields[19]) if len(fields) > 19 and fields[19].isdigit() and fields[19].isascii() else None
 
     def _whose(self, pid: int) -> Whose | None:
         owner = whose(self._read(f"{pid}/cgroup"))

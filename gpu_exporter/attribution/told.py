@@ -7,7 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 log = logging.getLogger(__name__)
 
@@ -20,11 +20,14 @@ LONGEST_WAIT = 5.0
 
 
 class Untold(Exception):
-    """A teller has no answer. `reason` is a word for a label, the message one line that names the cure."""
+    """A teller has no answer. `reason` is a word for a label, the message one line that names the cure.
 
-    def __init__(self, reason: str, message: str) -> None:
+    Where only a part of the answer is missing, `rest` is the other.
+    """
+
+    def __init__(self, reason: str, message: str, rest: Any = None) -> None:
         super().__init__(message)
-        self.reason = reason
+        self.reason, self.rest = reason, rest
 
 
 class Told(Generic[T]):
@@ -53,8 +56,10 @@ class Told(Generic[T]):
         """What was told still holds."""
         self.told_at = time.monotonic()
 
-    def fail(self, error: Untold) -> None:
-        """No answer came; said in the log if that is news."""
+    def fail(self, error: Untold, rest: T | None = None) -> None:
+        """No answer came, or only the `rest` of it; said in the log if that is news."""
+        if rest is not None:
+            self._value, self.told_at = rest, time.monotonic()
         self.errors[error.reason] += 1
         if error.reason != self._reason:
             log.warning("attribution: %s: %s", self.source, error)
@@ -91,7 +96,7 @@ class Asker(threading.Thread, Generic[T]):
                 self.told.tell(self._ask())
                 wait = self._period
             except Untold as error:
-                self.told.fail(error)
+                self.told.fail(error, error.rest)
                 wait = max(self._period, min(2 * wait, LONGEST_WAIT))
             except Exception as error:
                 log.exception("attribution: %s: unexpected error, please report it", self.told.source)

@@ -3,46 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import grpc
 import pytest
 
-from tests.conftest import Exporter, Page, Serve
-from tests.fakes.driver import FakeDriver, identity, mig_device
+from tests.conftest import Exporter, Serve
+from tests.fakes.driver import FakeDriver, identity
 from tests.fakes.kubelet import FakeKubelet, Given, given, pod
-
-POWER, SM = "DCGM_FI_DEV_POWER_USAGE", "DCGM_FI_PROF_SM_ACTIVE"
-OWNER = ("namespace", "pod", "container")
-UUID = [str(identity(gpu)["UUID"]) for gpu in range(4)]
-MIG = mig_device(9, "3g.71gb"), mig_device(5, "4g.71gb")
-
-
-@pytest.fixture
-def kubelet() -> Iterator[FakeKubelet]:
-    """A kubelet that runs, with a socket whose path is short enough for one."""
-    with TemporaryDirectory() as directory:
-        kubelet = FakeKubelet(Path(directory) / "pod-resources/kubelet.sock")
-        kubelet.start()
-        yield kubelet
-        kubelet.stop()
-
-
-def owner(page: Page, uuid: str, name: str = POWER, **labels: str) -> tuple[str, ...]:
-    """The owner's labels of the one series of a GPU; they have to be there, also where they are empty."""
-    found = [
-        have for n, have, _ in page.samples if n == name and have["UUID"] == uuid and labels.items() <= have.items()
-    ]
-    assert len(found) == 1, f"{name} of {uuid}: {found}"
-    return tuple(found[0][label] for label in OWNER)
-
-
-def rows(page: Page, name: str = "gpu_pod_info", uuid: str | None = None) -> list[dict[str, str]]:
-    """The labels of the series of this name, without those that every GPU has."""
-    found = [labels for n, labels, _ in page.samples if n == name and uuid in (None, labels.get("UUID"))]
-    return [{key: value for key, value in labels.items() if key not in ("gpu", "UUID")} for labels in found]
+from tests.owners import MIG, POWER, USED, UUID, owner, rows, up
 
 
 def attributed(serve: Serve, driver: FakeDriver, kubelet: FakeKubelet, *arguments: str) -> Exporter:
@@ -51,11 +21,6 @@ def attributed(serve: Serve, driver: FakeDriver, kubelet: FakeKubelet, *argument
     exporter = serve(*own, *arguments, env=driver.environment)
     exporter.until(lambda page: bool(page.values("gpu_up")) and len(page.values(POWER)) == len(page.values("gpu_up")))
     return exporter
-
-
-def up(source: str = "kubelet", value: float = 1) -> Callable[[Page], bool]:
-    """Whether a teller answers, as the page says it."""
-    return lambda page: page.values("gpu_exporter_attribution_up", source=source) == [value]
 
 
 # What a device plugin calls a device, and which one of the node below it is. GPU 2 is in MIG mode.
@@ -73,21 +38,13 @@ FORMS: Mapping[str, tuple[str, int, str]] = {
 }
 
 
-@pytest.fixture
-def node(tmp_path: Path) -> FakeDriver:
-    """Three GPUs, of which the last is in MIG mode."""
-    driver = FakeDriver(tmp_path / "driver", gpus=3)
-    driver.partition(2, dict(enumerate(MIG)))
-    return driver
-
-
 def test_every_form_of_a_device_id(serve: Serve, node: FakeDriver, kubelet: FakeKubelet) -> None:
     """From the socket to the scraped labels: the one device, in the classic labels and in gpu_pod_info."""
     exporter = attributed(serve, node, kubelet)
     for number, (form, (device, gpu, instance)) in enumerate(FORMS.items()):
         name = f"pod-{number}"
         kubelet.pods = [given(name, device, "nvidia.com/mig-3g.71gb" if instance else "nvidia.com/gpu")]
-        page = exporter.until(lambda page: [row["pod"] for row in rows(page)] == [name])
+        page = exporter.until(lambda page, name=name: [row["pod"] for row in rows(page)] == [name])
         (row,) = rows(page, uuid=UUID[gpu])
         shares = {"shares": "1"} if "::" in device or "vgpu" in device else {}
         own = {"GPU_I_ID": instance} if instance else {}
@@ -97,7 +54,7 @@ def test_every_form_of_a_device_id(serve: Serve, node: FakeDriver, kubelet: Fake
             assert owner(page, UUID[index]) == (("team", name, "main") if whole else ("", "", "")), form
         for each in ("9", "5"):
             mine = each == instance
-            assert owner(page, UUID[2], SM, GPU_I_ID=each) == (("team", name, "main") if mine else ("", "", "")), form
+            assert owner(page, UUID[2], USED, GPU_I_ID=each) == (("team", name, "main") if mine else ("", "", "")), form
 
 
 def test_owners_come_and_go(serve: Serve, node: FakeDriver, kubelet: FakeKubelet) -> None:
