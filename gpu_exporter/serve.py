@@ -104,10 +104,12 @@ class _Node:
     @staticmethod
     def _attributor(name: str, source: Source, config: Config) -> Attributor | None:
         """Who knows whose the GPUs are: that is of this machine, and so of live GPUs alone."""
-        if not (config.kubernetes or config.hpc_job_mapping_dir or config.processes):
+        asked = config.kubernetes or config.kubernetes_pods or config.kubernetes_pod_labels or config.kubernetes_dra
+        if not (asked or config.hpc_job_mapping_dir or config.processes):
             return None
         if not source.live:
-            log.warning("source %s: it is not asked who has the GPUs: they are not those of this machine", source.name)
+            if asked or config.hpc_job_mapping_dir:
+                log.warning("source %s: these are not this machine's GPUs: nobody is asked who has them", source.name)
             return None
         from gpu_exporter.attribution.build import attributor
 

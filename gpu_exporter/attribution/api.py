@@ -16,7 +16,6 @@ from gpu_exporter.attribution.told import Untold
 from gpu_exporter.model import GpuExporterError
 from gpu_exporter.version import __version__
 
-SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 PATIENCE = 10.0
 LARGEST_LINE = 16 << 20
 LARGEST_REPLY = 256 << 20
@@ -28,12 +27,12 @@ Object = Mapping[str, Any]
 class Api:
     """One request at a time, each on a connection of its own. Token and CA are read again each time: both change."""
 
-    def __init__(self, host: str, port: int, account: Path = SERVICE_ACCOUNT) -> None:
-        self._host, self._port, self._account = host, port, account
+    def __init__(self, host: str, port: int, account: Path, patience: float = PATIENCE) -> None:
+        self._host, self._port, self._account, self._patience = host, port, account, patience
 
     def get(self, path: str, **query: str) -> Object:
         """One object. Raises Untold."""
-        with _told(path), self._request(path, query, PATIENCE) as response:
+        with _told(path), self._request(path, query, self._patience) as response:
             body = response.read(LARGEST_REPLY)
             return _object(body, path)
 
@@ -51,7 +50,7 @@ class Api:
     def watch(self, path: str, seconds: float, **query: str) -> Iterator[Object]:
         """Events as they come, for about so long. Raises Untold."""
         query |= {"watch": "1", "allowWatchBookmarks": "true", "timeoutSeconds": str(int(seconds))}
-        with _told(path), self._request(path, query, seconds + PATIENCE) as response:
+        with _told(path), self._request(path, query, seconds + self._patience) as response:
             while line := response.readline(LARGEST_LINE):
                 if line.strip():
                     yield _object(line, path)
@@ -59,7 +58,7 @@ class Api:
     def _request(self, path: str, query: Mapping[str, str], patience: float) -> HTTPResponse:
         token = (self._account / "token").read_text().strip()
         context = ssl.create_default_context(cafile=str(self._account / "ca.crt"))
-        connection = HTTPSConnection(self._host, self._port, timeout=PATIENCE, context=context)
+        connection = HTTPSConnection(self._host, self._port, timeout=self._patience, context=context)
         headers = {
             "Authorization": f"Bearer {token}",
             "Accept": "application/json",
@@ -123,10 +122,10 @@ def _items(page: Object) -> list[Object]:
     return [each for each in items if isinstance(each, dict)] if isinstance(items, list) else []
 
 
-def in_cluster(account: Path, environ: Mapping[str, str] = os.environ) -> Api:
+def in_cluster(account: Path, environ: Mapping[str, str] = os.environ, patience: float = PATIENCE) -> Api:
     """The API server of the cluster that this pod runs in. Raises GpuExporterError outside of one."""
     host, port = environ.get("KUBERNETES_SERVICE_HOST", ""), environ.get("KUBERNETES_SERVICE_PORT", "443")
     if not host or not port.isdecimal():
         why = "KUBERNETES_SERVICE_HOST is not set: labels of pods and resource claims are told only inside a cluster"
         raise GpuExporterError(why)
-    return Api(host, int(port), account)
+    return Api(host, int(port), account, patience)

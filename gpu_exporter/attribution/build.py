@@ -27,6 +27,11 @@ OFTEN, RARELY = 0.2, 5.0
 
 def attributor(config: Config, node: str, environ: Mapping[str, str] = os.environ) -> Attributor | None:
     """Who asks what these settings want to know; None if that is nothing. Raises GpuExporterError."""
+    for name in ("kubernetes_pods", "kubernetes_pod_labels", "kubernetes_dra"):
+        if getattr(config, name) and not config.kubernetes:
+            raise GpuExporterError(
+                f"--{name.replace('_', '-')} needs --kubernetes: kubelet tells which pod has which GPU"
+            )
     period = min(max(config.interval, OFTEN), RARELY)
     threads: list[Thread] = []
     kubelet: Told[Listing] | None = None
@@ -42,10 +47,10 @@ def attributor(config: Config, node: str, environ: Mapping[str, str] = os.enviro
         if config.kubernetes_pods or config.kubernetes_pod_labels:
             pod = Told("pods", {})
             reader = pods.Reader(config.kubernetes_pod_labels)
-            threads.append(Watch(pod, _api(config, environ), pods.path, reader, _of_node(node)))
+            threads.append(Watch(pod, _api(config, environ), pods.path, reader, of_node(node)))
         if config.kubernetes_dra:
             slice_ = Told("resource_slices", {})
-            threads.append(Watch(slice_, _api(config, environ), slices.path, slices.read, _of_node(node)))
+            threads.append(Watch(slice_, _api(config, environ), slices.path, slices.read, of_node(node)))
     if config.hpc_job_mapping_dir:
         jobs = Told("hpc_jobs", {})
         threads.append(Asker(jobs, JobFiles(config.hpc_job_mapping_dir, config.procfs).ask, period))
@@ -57,20 +62,20 @@ def attributor(config: Config, node: str, environ: Mapping[str, str] = os.enviro
     return Attributor(Tellers(kubelet, pod, slice_, jobs, processes, lookup), threads)
 
 
-def kubelet_of(config: Config) -> Kubelet:
-    """The client of kubelet. Raises GpuExporterError without its libraries."""
+def kubelet_of(config: Config, patience: float = 5.0) -> Kubelet:
+    """The client of kubelet, which waits this long (seconds). Raises GpuExporterError without its libraries."""
     try:
         from gpu_exporter.attribution.kubelet import Kubelet
     except ImportError as error:
         what = f"--kubernetes needs the Python package {(error.name or '').partition('.')[0] or 'grpcio'}"
         raise GpuExporterError(f"{what}: `pip install 'gpu-exporter[kubernetes]'`") from error
-    return Kubelet(config.pod_resources_socket, config.nvidia_resource_names)
+    return Kubelet(config.pod_resources_socket, config.nvidia_resource_names, patience)
 
 
 def _api(config: Config, environ: Mapping[str, str]) -> api.Api:
     return api.in_cluster(config.kubernetes_service_account, environ)
 
 
-def _of_node(node: str) -> Mapping[str, str]:
+def of_node(node: str) -> Mapping[str, str]:
     """Only what is of this node: that keeps the API server's work, and what is told to us, small."""
     return {"fieldSelector": f"spec.nodeName={node}"}

@@ -15,7 +15,6 @@ from gpu_exporter.attribution.listing import DOMAIN, DRIVER, Claimed, Held, List
 from gpu_exporter.attribution.told import Untold
 from gpu_exporter.attribution.wire import LIST, messages
 
-PATIENCE = 5.0
 # gRPC's own limit is 4 MiB: less than what kubelet has to say of a node with thousands of shares.
 LARGEST_REPLY = 64 << 20
 OPTIONS = (
@@ -30,7 +29,7 @@ OPTIONS = (
 class Kubelet:
     """Asks over the unix socket. A kubelet that starts again makes a new one, which is found by its inode."""
 
-    def __init__(self, socket: Path, resources: Sequence[str] = (), patience: float = PATIENCE) -> None:
+    def __init__(self, socket: Path, resources: Sequence[str], patience: float) -> None:
         self._socket, self._resources, self._patience = socket, frozenset(resources), patience
         self._messages = messages()
         self._channel: Any = None

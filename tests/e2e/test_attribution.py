@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import grpc
 import pytest
 
-from tests.conftest import Exporter, Serve
+from tests.conftest import Exporter, Page, Serve, run
 from tests.fakes.driver import FakeDriver, identity
 from tests.fakes.kubelet import FakeKubelet, Given, given, pod
 from tests.owners import MIG, POWER, USED, UUID, owner, rows, up
@@ -38,13 +39,18 @@ FORMS: Mapping[str, tuple[str, int, str]] = {
 }
 
 
+def alone(pod: str) -> Callable[[Page], bool]:
+    """Whether this pod, and no other, has devices."""
+    return lambda page: [row["pod"] for row in rows(page)] == [pod]
+
+
 def test_every_form_of_a_device_id(serve: Serve, node: FakeDriver, kubelet: FakeKubelet) -> None:
     """From the socket to the scraped labels: the one device, in the classic labels and in gpu_pod_info."""
     exporter = attributed(serve, node, kubelet)
     for number, (form, (device, gpu, instance)) in enumerate(FORMS.items()):
         name = f"pod-{number}"
         kubelet.pods = [given(name, device, "nvidia.com/mig-3g.71gb" if instance else "nvidia.com/gpu")]
-        page = exporter.until(lambda page, name=name: [row["pod"] for row in rows(page)] == [name])
+        page = exporter.until(alone(name))
         (row,) = rows(page, uuid=UUID[gpu])
         shares = {"shares": "1"} if "::" in device or "vgpu" in device else {}
         own = {"GPU_I_ID": instance} if instance else {}
@@ -222,3 +228,53 @@ def test_two_hundred_pods(serve: Serve, tmp_path: Path, kubelet: FakeKubelet) ->
     print(f"\na tick takes {1000 * alone:.2f} ms, with 200 pods {1000 * with_pods:.2f} ms")
     assert with_pods - alone < 0.005 * 3  # of a machine that does more than this test
     assert kubelet.asked - asked < 50, "a scrape asked kubelet"
+
+
+def found(*arguments: str, driver: FakeDriver) -> list[tuple[str, str, str]]:
+    """What doctor finds of owners."""
+    ended = run("doctor", "--json", *arguments, env=driver.environment)
+    everything = json.loads(ended.stdout)["findings"]
+    return [(each["level"], each["what"], each["cure"]) for each in everything if each["topic"] == "attribution"]
+
+
+def test_doctor(node: FakeDriver, kubelet: FakeKubelet, tmp_path: Path) -> None:
+    """It asks once whom `serve` would ask, and says what to do where there is no answer."""
+    assert found(driver=node) == []
+    kubelet.pods = [given("a", f"{UUID[0]}::0"), given("b", f"{UUID[0]}::1"), given("nic", "0", "rdma/hca")]
+    own = ("--kubernetes", "--pod-resources-socket", str(kubelet.socket))
+    assert found(*own, driver=node) == [("ok", "kubelet lists 2 devices of 2 pods", "")]
+    kubelet.stop()
+    ((level, what, cure),) = found(*own, driver=node)
+    assert (level, what) == ("warn", f"there is no {kubelet.socket}")
+    assert cure.startswith("mount the folder")
+    (tmp_path / "0").write_text("7\n")
+    ((level, what, _),) = found("--hpc-job-mapping-dir", str(tmp_path), driver=node)
+    assert (level, what) == ("ok", f"{tmp_path} has jobs for 1 GPUs")
+
+
+@pytest.mark.parametrize("flag", ["--kubernetes-pods", "--kubernetes-dra", "--kubernetes-pod-labels=app"])
+def test_what_needs_kubelet(node: FakeDriver, flag: str) -> None:
+    """The API server alone knows no GPUs."""
+    ended = run("serve", flag, env=node.environment)
+    assert ended.returncode == 1
+    assert ended.stderr.strip().endswith("needs --kubernetes: kubelet tells which pod has which GPU")
+
+
+def test_gpus_that_are_not_this_machines(serve: Serve, kubelet: FakeKubelet) -> None:
+    """A recording's GPUs are no pods'; it is said once, and the page is as without."""
+    own = ("--kubernetes", "--pod-resources-socket", str(kubelet.socket))
+    exporter = serve("--source", "replay", "--recording", "h200_workloads", *own)
+    exporter.until(lambda page: bool(page.values(POWER)))
+    assert "nobody is asked who has them" in exporter.log.read_text()
+    assert kubelet.asked == 0
+
+
+def test_it_stops_at_once(serve: Serve, node: FakeDriver, kubelet: FakeKubelet) -> None:
+    """Also while kubelet keeps somebody waiting."""
+    exporter = attributed(serve, node, kubelet)
+    kubelet.delay = 20.0
+    asked = kubelet.asked
+    exporter.until(lambda page: kubelet.asked > asked)
+    code, seconds = exporter.stop()
+    assert code == 0
+    assert seconds < 4
