@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
@@ -126,8 +127,10 @@ def patterns(text: str) -> tuple[re.Pattern[str], ...]:
     found = []
     for pattern in names(text):
         try:
-            found.append(re.compile(pattern))
-        except (re.error, RecursionError) as error:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")  # what will mean something else in another Python
+                found.append(re.compile(pattern))
+        except (re.error, RecursionError, OverflowError, Warning) as error:
             raise ValueError(f"{pattern!r} is not a regular expression: {error}") from error
     return tuple(found)
 
