@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import signal
-import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -138,7 +137,7 @@ def doctor_command(quiet: bool, as_json: bool, **values: Any) -> None:
     if config.kubernetes or config.hpc_job_mapping_dir:
         from gpu_exporter.attribution.look import looks
 
-        around += looks(config, config.node_name or socket.gethostname())
+        around += looks(config)
     findings, clean = doctor.examine(lambda: only(config), around)
     result = finding.as_dict(findings)
     if as_json:

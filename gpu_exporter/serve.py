@@ -70,7 +70,7 @@ class _Node:
         self.kernel: KernelWatch | None = None
         self._renderer = Renderer(name, everywhere(source))
         self._process = process
-        self.attributor = self._attributor(name, source, config)
+        self.attributor = self._attributor(source, config)
         self.collector = Collector(
             source,
             selected(config.metrics, processes=config.processes),
@@ -102,7 +102,7 @@ class _Node:
         return events
 
     @staticmethod
-    def _attributor(name: str, source: Source, config: Config) -> Attributor | None:
+    def _attributor(source: Source, config: Config) -> Attributor | None:
         """Who knows whose the GPUs are: that is of this machine, and so of live GPUs alone."""
         asked = config.kubernetes or config.kubernetes_pods or config.kubernetes_pod_labels or config.kubernetes_dra
         if not (asked or config.hpc_job_mapping_dir or config.processes):
@@ -113,7 +113,7 @@ class _Node:
             return None
         from gpu_exporter.attribution.build import attributor
 
-        return attributor(config, name)
+        return attributor(config)
 
     def _publish(self, snapshot: Snapshot) -> None:
         self.shown.pages.publish(self._renderer.render(snapshot, self._process.collect()))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 OFTEN, RARELY = 0.2, 5.0
 
 
-def attributor(config: Config, node: str, environ: Mapping[str, str] = os.environ) -> Attributor | None:
+def attributor(config: Config, environ: Mapping[str, str] = os.environ) -> Attributor | None:
     """Who asks what these settings want to know; None if that is nothing. Raises GpuExporterError."""
     for name in ("kubernetes_pods", "kubernetes_pod_labels", "kubernetes_dra"):
         if getattr(config, name) and not config.kubernetes:
@@ -47,10 +47,10 @@ def attributor(config: Config, node: str, environ: Mapping[str, str] = os.enviro
         if config.kubernetes_pods or config.kubernetes_pod_labels:
             pod = Told("pods", {})
             reader = pods.Reader(config.kubernetes_pod_labels)
-            threads.append(Watch(pod, _api(config, environ), pods.path, reader, of_node(node)))
+            threads.append(Watch(pod, _api(config, environ), pods.path, reader, of_node(config, environ)))
         if config.kubernetes_dra:
             slice_ = Told("resource_slices", {})
-            threads.append(Watch(slice_, _api(config, environ), slices.path, slices.read, of_node(node)))
+            threads.append(Watch(slice_, _api(config, environ), slices.path, slices.read, of_node(config, environ)))
     if config.hpc_job_mapping_dir:
         jobs = Told("hpc_jobs", {})
         threads.append(Asker(jobs, JobFiles(config.hpc_job_mapping_dir, config.procfs).ask, period))
@@ -76,6 +76,12 @@ def _api(config: Config, environ: Mapping[str, str]) -> api.Api:
     return api.in_cluster(config.kubernetes_service_account, environ)
 
 
-def of_node(node: str) -> Mapping[str, str]:
-    """Only what is of this node: that keeps the API server's work, and what is told to us, small."""
+def of_node(config: Config, environ: Mapping[str, str]) -> Mapping[str, str]:
+    """Only what is of this node: that keeps the API server's work, and what is told to us, small.
+
+    Raises GpuExporterError if the node's name is not told: a pod's host name is its own.
+    """
+    node = config.node_name or environ.get("NODE_NAME", "")
+    if not node:
+        raise GpuExporterError("the API server needs the node's name: set GPU_EXPORTER_NODE_NAME from spec.nodeName")
     return {"fieldSelector": f"spec.nodeName={node}"}

@@ -97,7 +97,7 @@ def _claimed(listed: Any) -> Iterator[Claimed]:
 
 def _untold(error: Any, socket: Path) -> Untold:
     """In words; the reason is gRPC's code."""
-    code = error.code()
+    code = error.code() or grpc.StatusCode.UNKNOWN
     cures = {
         grpc.StatusCode.UNAVAILABLE: "nobody answers there: is kubelet running?",
         grpc.StatusCode.UNIMPLEMENTED: "this kubelet has no pod-resources API v1: it needs Kubernetes 1.20 or newer",

@@ -20,7 +20,7 @@ TOPIC = "attribution"
 Look = Callable[[], list[Finding]]
 
 
-def looks(config: Config, node: str, environ: Mapping[str, str] = os.environ) -> tuple[Look, ...]:
+def looks(config: Config, environ: Mapping[str, str] = os.environ) -> tuple[Look, ...]:
     """What there is to look at."""
 
     def at(ask: Callable[[], str]) -> Look:
@@ -30,9 +30,9 @@ def looks(config: Config, node: str, environ: Mapping[str, str] = os.environ) ->
     if config.kubernetes:
         found.append(at(lambda: _kubelet(config)))
     if config.kubernetes and (config.kubernetes_pods or config.kubernetes_pod_labels):
-        found.append(at(lambda: _listed(config, environ, pods.path, "pods", node)))
+        found.append(at(lambda: _listed(config, environ, pods.path, "pods")))
     if config.kubernetes and config.kubernetes_dra:
-        found.append(at(lambda: _listed(config, environ, slices.path, "ResourceSlices", node)))
+        found.append(at(lambda: _listed(config, environ, slices.path, "ResourceSlices")))
     if config.hpc_job_mapping_dir:
         files = JobFiles(config.hpc_job_mapping_dir, config.procfs)
         found.append(at(lambda: f"{config.hpc_job_mapping_dir} has jobs for {len(files.ask())} GPUs"))
@@ -58,7 +58,7 @@ def _kubelet(config: Config) -> str:
     return f"kubelet lists {len(owners)} devices of {len(set(owners))} pods"
 
 
-def _listed(config: Config, environ: Mapping[str, str], path: Callable[[Api], str], what: str, node: str) -> str:
+def _listed(config: Config, environ: Mapping[str, str], path: Callable[[Api], str], what: str) -> str:
     api = in_cluster(config.kubernetes_service_account, environ, PATIENCE)
-    items, _ = api.pages(path(api), **of_node(node))
-    return f"the API server lists {len(items)} {what} of node {node}"
+    items, _ = api.pages(path(api), **of_node(config, environ))
+    return f"the API server lists {len(items)} {what} of this node"

@@ -121,7 +121,7 @@ def _claimed(facts: Facts, pool: str, name: str) -> tuple[Place | None, str]:
 
 
 def _finished(facts: Facts, container: Container) -> bool:
-    """kubelets before 1.34 list pods that ended, with devices that others may have since."""
+    """Older kubelets list pods that ended, with devices that others may have since."""
     pod = facts.pods.get(f"{container.namespace}/{container.pod}")
     return pod is not None and pod.finished
 

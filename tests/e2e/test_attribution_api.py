@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Exporter, Serve
+from tests.conftest import Exporter, Serve, run
 from tests.fakes.apiserver import GROUP, PODS, FakeApiServer, pod_object, slice_object
 from tests.fakes.driver import FakeDriver
 from tests.fakes.kubelet import Claim, FakeKubelet, given, pod
@@ -192,6 +192,26 @@ def test_resource_claims(
         assert owner(exporter.page(), UUID[1]) == ("team", "whole", "main")  # the other generation is the newest now
     finally:
         api.stop()
+
+
+def test_a_long_list(serve: Serve, node: FakeDriver, kubelet: FakeKubelet, api: FakeApiServer) -> None:
+    """It comes in pages, and doctor counts them all."""
+    for number in range(5):
+        api.put(PODS, pod_object(f"p{number}", UIDS[0], {"job-name": f"job-{number}"}))
+    kubelet.pods = [given(f"p{number}", f"{UUID[0]}::{number}") for number in range(5)]
+    exporter = attributed(serve, node, kubelet, api, "--kubernetes-pods")
+    page = exporter.until(lambda page: len(rows(page)) == 5)
+    assert [row["workload"] for row in rows(page)] == [f"job-{number}" for number in range(5)]
+    own = ("--kubernetes", "--pod-resources-socket", str(kubelet.socket), "--kubernetes-pods")
+    ended = run("doctor", *own, env={**node.environment, **api.environment})
+    assert "the API server lists 5 pods of this node" in ended.stdout
+
+
+def test_a_node_without_a_name(serve: Serve, node: FakeDriver, kubelet: FakeKubelet, api: FakeApiServer) -> None:
+    """The name of a pod is not its node's: asked with that, the server would know no pods."""
+    environment = {**node.environment, **api.environment, "GPU_EXPORTER_NODE_NAME": "", "NODE_NAME": ""}
+    with pytest.raises(AssertionError, match="set GPU_EXPORTER_NODE_NAME from"):
+        serve("--kubernetes", "--kubernetes-pods", env=environment)
 
 
 def test_outside_of_a_cluster(serve: Serve, node: FakeDriver, kubelet: FakeKubelet) -> None:

@@ -63,7 +63,7 @@ class FakeApiServer:
         self.token = "first-token"
         self.versions = versions
         self.status: int | None = None
-        self.gone = False
+        self.page_size = 2
         self.asked: list[str] = []
         self._changed = threading.Condition()
         self._version = 100
@@ -137,11 +137,13 @@ class FakeApiServer:
 
     # --- for the handler ------------------------------------------------------------------------------------------
 
-    def page(self, path: str) -> Item:
-        """The list of a path."""
+    def page(self, path: str, start: int) -> Item:
+        """The list of a path, or a part of it."""
         with self._changed:
             items = list(self._items.get(path, {}).values())
-            return {"kind": "List", "metadata": {"resourceVersion": str(self._version)}, "items": items}
+            more = {"continue": str(start + self.page_size)} if start + self.page_size < len(items) else {}
+            metadata = {"resourceVersion": str(self._version), **more}
+            return {"kind": "List", "metadata": metadata, "items": items[start : start + self.page_size]}
 
     def after(self, version: int, path: str, seconds: float) -> Item | None:
         """The next event after a version; None when there was none in time."""
@@ -176,7 +178,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif query.get("watch"):
             self._watch(url.path, query)
         else:
-            self._send(200, server.page(url.path))
+            self._send(200, server.page(url.path, int(query.get("continue", 0))))
 
     def _send(self, status: int, content: Item) -> None:
         body = json.dumps(content).encode()

@@ -75,7 +75,7 @@ def test_takes(parse: Callable[[str], Any], text: str, expected: object) -> None
         (config.address, ":94 00", "host:port"),
         (config.address, "tcp://1.2.3.4:9400/", "host:port"),
         (config.address, "[::1]", "host:port"),
-        (config.patterns, "a,(b", "'(b' is not a regular expression"),
+        (config.patterns, "(b", "is not a regular expression: missing"),
         (config.patterns, "[0--", "not a regular expression"),
         (config.duration, "", "for example 1s"),
         (config.duration, "s", "for example 1s"),
