@@ -171,7 +171,7 @@ class Config:
     faults: str               = _setting("What goes wrong in the simulation, as docs/simulated.md shows.", str, "")
     inject: str               = _setting("Failure modes to simulate, such as GpuMemoryBound:node-000/1, as docs/simulated.md shows.", str, "", many=True)
     metrics: MetricSet        = _setting("Which metrics to expose, default or full.", metric_set, "default")
-    processes: bool           = _setting("Whether to expose memory and SM share of each process on a GPU.", boolean, "false")
+    processes: bool           = _setting("Whether to expose memory and SM share of each process on a GPU, and whose it is.", boolean, "false")
     procfs: Path              = _setting("Where processes are looked up; must be the host's (hostPID, or mounted), except with NVIDIA's open kernel modules.", Path, "/proc")
     kernel_log: str           = _setting("The kernel log, for Xids: /dev/kmsg, a kern.log or journal as a file, or none.", str, "/dev/kmsg")
     state_dir: Path | None    = _setting("A directory in which Xids are kept over a restart.", Path)

@@ -48,9 +48,10 @@ class Api:
                 return items, str(_metadata(page).get("resourceVersion", ""))
 
     def watch(self, path: str, seconds: float, **query: str) -> Iterator[Object]:
-        """Events as they come, for about so long. Raises Untold."""
+        """Events as they come, for about so long; an empty one says that the server has begun. Raises Untold."""
         query |= {"watch": "1", "allowWatchBookmarks": "true", "timeoutSeconds": str(int(seconds))}
         with _told(path), self._request(path, query, seconds + self._patience) as response:
+            yield {}
             while line := response.readline(LARGEST_LINE):
                 if line.strip():
                     yield _object(line, path)

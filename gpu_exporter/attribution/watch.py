@@ -70,9 +70,11 @@ class Watch(threading.Thread, Generic[T]):
             for item in items:
                 self._keep(item)
             self._version = version
-        self._publish()
+            self._publish()
         for event in self._api.watch(path, self._seconds, resourceVersion=self._version, **self._query):
-            self._take(event)
+            if event:
+                self._take(event)
+            self._publish()
         self.told.alive()
 
     def _take(self, event: Object) -> None:
@@ -87,7 +89,6 @@ class Watch(threading.Thread, Generic[T]):
         elif event.get("type") != "BOOKMARK":
             self._keep(found)
         self._version = str((found.get("metadata") or {}).get("resourceVersion") or self._version)
-        self._publish()
 
     def _keep(self, item: Object) -> None:
         found = self._read(item)

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import os
+import sys
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_exporter import metrics as m
+from gpu_exporter.attribution import pods
 from gpu_exporter.attribution import told as told_module
+from gpu_exporter.attribution.api import Api, Object
 from gpu_exporter.attribution.attributor import Attributor, Tellers
+from gpu_exporter.attribution.build import kubelet_of
 from gpu_exporter.attribution.cgroup import Whose, uid
 from gpu_exporter.attribution.devices import DeviceId, Devices, Place, parse
 from gpu_exporter.attribution.jobs import JobFiles
@@ -24,8 +30,10 @@ from gpu_exporter.attribution.pods import Pod, label_name
 from gpu_exporter.attribution.shares import Load, shares
 from gpu_exporter.attribution.slices import read, uuids
 from gpu_exporter.attribution.told import Told, Untold
+from gpu_exporter.attribution.watch import Watch
+from gpu_exporter.config import Config
 from gpu_exporter.exposition import Renderer, Variant
-from gpu_exporter.model import Gpu, Owned, Sample, Seen, Series, Snapshot
+from gpu_exporter.model import Gpu, GpuExporterError, Owned, Sample, Seen, Series, Snapshot
 
 U = "01234567-89ab-4cde-8f01-23456789abcd"
 GPU = Gpu(0, f"GPU-{U}", device="nvidia4")
@@ -356,3 +364,73 @@ def test_names_of_containers(tmp_path: Path) -> None:
     assert container_name(podman, tmp_path) == "y"
     listed.write_text("no JSON")
     assert container_name(podman, tmp_path) == ""
+
+
+# --- watches and libraries -----------------------------------------------------------------------------------------
+
+
+class Script:
+    """An API server that answers as it is told: one entry a watch, events or an error at the end."""
+
+    def __init__(self, *watches: Sequence[Object | Untold]) -> None:
+        self._watches = iter(watches)
+        self.listed = 0
+        self.done = threading.Event()
+
+    def pages(self, path: str, **query: str) -> tuple[list[Object], str]:
+        """One pod, at version 1."""
+        self.listed += 1
+        return [{"metadata": {"namespace": "team", "name": "a"}}], "1"
+
+    def watch(self, path: str, seconds: float, **query: str) -> Iterator[Object]:
+        """The next entry."""
+        for each in next(self._watches, ()):
+            if isinstance(each, Untold):
+                raise each
+            yield each
+        self.done.set()
+
+
+def test_a_watch_that_fails_goes_on_where_it_was(caplog: pytest.LogCaptureFixture) -> None:
+    """It is not listed anew, what was told holds, and a server that stays away is said once."""
+    away = Untold("unavailable", "API server: Connection refused")
+    added: Object = {
+        "type": "ADDED",
+        "object": {"metadata": {"namespace": "team", "name": "b", "resourceVersion": "2"}},
+    }
+    script = Script(({}, added, away), (away,), (away,), ({},))
+    told: Told[Mapping[str, Pod]] = Told("pods", {})
+    watch = Watch(told, cast(Api, script), pods.path, pods.Reader(), {})
+    with caplog.at_level("INFO"):
+        watch.start()
+        assert script.done.wait(30)
+        watch.stop()
+        watch.join(10)
+    assert script.listed == 1
+    assert set(told.value) == {"team/a", "team/b"}
+    assert told.errors == {"unavailable": 3}
+    words = [record.getMessage() for record in caplog.records]
+    assert words == ["attribution: pods answers", f"attribution: pods: {away}", "attribution: pods answers"]
+
+
+@pytest.mark.parametrize("event", [{"type": "ADDED"}, {"type": "ADDED", "object": []}], ids=str)
+def test_an_event_that_is_none(event: Object) -> None:
+    """It is an answer that is missing, and no traceback."""
+    script = Script(({}, event), ({},))
+    told: Told[Mapping[str, Pod]] = Told("pods", {})
+    watch = Watch(told, cast(Api, script), pods.path, pods.Reader(), {})
+    watch.start()
+    assert script.done.wait(30)
+    watch.stop()
+    watch.join(10)
+    assert told.errors == {"malformed": 1}
+
+
+@pytest.mark.parametrize("package", ["grpc", "google.protobuf"])
+def test_without_the_extra(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
+    """One line that says what to install."""
+    monkeypatch.delitem(sys.modules, "gpu_exporter.attribution.kubelet", raising=False)
+    monkeypatch.delitem(sys.modules, "gpu_exporter.attribution.wire", raising=False)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(GpuExporterError, match=r"pip install 'gpu-exporter\[kubernetes\]'"):
+        kubelet_of(Config())
