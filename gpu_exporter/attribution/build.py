@@ -64,6 +64,7 @@ def attributor(config: Config, environ: Mapping[str, str] = os.environ) -> Attri
 
 def kubelet_of(config: Config, patience: float = 5.0) -> Kubelet:
     """The client of kubelet, which waits this long (seconds). Raises GpuExporterError without its libraries."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # read once; what it would log of a restart, we say ourselves
     try:
         from gpu_exporter.attribution.kubelet import Kubelet
     except ImportError as error:
