@@ -16,7 +16,7 @@ from gpu_exporter.backoff import Backoff
 from gpu_exporter.dcgm_own import Own
 from gpu_exporter.events import EventLog, Evidence
 from gpu_exporter.kernel_log import same_device
-from gpu_exporter.model import Gpu, GpuStatus, Metric, Snapshot, Source, SourceLost
+from gpu_exporter.model import Attribution, Gpu, GpuStatus, Metric, Snapshot, Source, SourceLost
 from gpu_exporter.release import HandOver, Release
 from gpu_exporter.snapshot import Composer, GpuRecord
 from gpu_exporter.worker import Worker
@@ -67,6 +67,7 @@ class Collector:
         more: Callable[[], Iterable[tuple[Metric, float]]] = tuple,
         xid_count_window: float = COUNT_WINDOW_SECONDS,
         clock_events_count_window: float = COUNT_WINDOW_SECONDS,
+        attribution: Attribution | None = None,
     ) -> None:
         self.source = source
         self.events = events
@@ -97,7 +98,7 @@ class Collector:
         self._workers: list[Worker] = []
         self._records: dict[str, GpuRecord] = {}
         self._owners: dict[GpuRecord, Worker] = {}
-        self._composer = Composer(source)
+        self._composer = Composer(source, attribution)
         self._threads = [
             threading.Thread(target=self._connect, name="connect", daemon=True),
             threading.Thread(target=self._clock, name="clock", daemon=True),

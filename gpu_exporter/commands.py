@@ -24,7 +24,7 @@ from gpu_exporter.kernel_watch import KernelWatch
 from gpu_exporter.library import readings
 from gpu_exporter.metrics import METRICS, selected
 from gpu_exporter.model import NOT_YOURS, GpuExporterError, Metric, MetricSet, Snapshot
-from gpu_exporter.options import SOURCE_SETTINGS, parsed, settings
+from gpu_exporter.options import OWNER_SETTINGS, SOURCE_SETTINGS, parsed, settings
 from gpu_exporter.reload import Fields
 from gpu_exporter.render.reference import read_from
 from gpu_exporter.serve import everywhere, observe, style
@@ -126,7 +126,7 @@ def generate_command(check: bool, root: Path) -> None:
 
 
 @commands.command("doctor")
-@settings(*SOURCE_SETTINGS, "address")
+@settings(*SOURCE_SETTINGS, *OWNER_SETTINGS, "address", "node_name")
 @click.option("--quiet", is_flag=True, help="Print nothing; the exit code tells.")
 @click.option("--json", "as_json", is_flag=True, help="JSON instead of text.")
 def doctor_command(quiet: bool, as_json: bool, **values: Any) -> None:
@@ -136,7 +136,12 @@ def doctor_command(quiet: bool, as_json: bool, **values: Any) -> None:
     """
     logging.disable(logging.WARNING)  # what would be logged is a finding
     config = Config(**values)
-    findings, clean = doctor.examine(lambda: only(config), node.looks(config.address))
+    around = node.looks(config.address)
+    if config.kubernetes or config.hpc_job_mapping_dir:
+        from gpu_exporter.attribution.look import looks
+
+        around += looks(config)
+    findings, clean = doctor.examine(lambda: only(config), around)
     result = finding.as_dict(findings)
     if as_json:
         click.echo(json.dumps(result, indent=2))

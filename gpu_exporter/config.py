@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
@@ -150,6 +151,24 @@ def choice(*names: str) -> Callable[[str], str]:
     return parse
 
 
+def names(text: str) -> tuple[str, ...]:
+    """Names between commas."""
+    return tuple(dict.fromkeys(name for each in text.split(",") if (name := each.strip())))
+
+
+def patterns(text: str) -> tuple[re.Pattern[str], ...]:
+    """Regular expressions between commas."""
+    found = []
+    for pattern in names(text):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")  # what will mean something else in another Python
+                found.append(re.compile(pattern))
+        except (re.error, RecursionError, OverflowError, Warning) as error:
+            raise ValueError(f"{pattern!r} is not a regular expression: {error}") from error
+    return tuple(found)
+
+
 def metric_set(text: str) -> MetricSet:
     """default or full."""
     return MetricSet(choice(MetricSet.DEFAULT.value, MetricSet.FULL.value)(text))
@@ -197,12 +216,20 @@ class Config:
     metrics: MetricSet        = _setting("Which metrics to expose, default or full.", metric_set, "default")
     schema: Schema            = _setting("How DCGM's metrics are named: as dcgm-exporter up to 4.8.2 does (classic), or as from 4.9 on, in base units (si).", schema, "classic")
     collectors: Path | None   = _setting("dcgm-exporter's CSV file of fields: the classic families to expose, with TYPE and HELP (also -f).", Path)
-    processes: bool           = _setting("Whether to expose memory and SM share of each process on a GPU.", boolean, "false")
+    processes: bool           = _setting("Whether to expose memory and SM share of each process on a GPU, and whose it is.", boolean, "false")
     xid_count_window: float   = _setting("What DCGM_EXP_XID_ERRORS_COUNT counts over, where it is exposed.", duration, "5m")
     clock_events_count_window: float = _setting("What DCGM_EXP_CLOCK_EVENTS_COUNT counts over, where it is exposed.", duration, "5m")
     procfs: Path              = _setting("Where processes are looked up; must be the host's (hostPID, or mounted), except with NVIDIA's open kernel modules.", Path, "/proc")
     kernel_log: str           = _setting("The kernel log, for Xids: /dev/kmsg, a kern.log or journal as a file, or none.", str, "/dev/kmsg")
     state_dir: Path | None    = _setting("A directory in which Xids are kept over a restart.", Path)
+    kubernetes: bool          = _setting("Whether to ask kubelet which pod has which GPU, as docs/attribution.md shows.", boolean, "false")
+    pod_resources_socket: Path = _setting("kubelet's pod-resources socket.", Path, "/var/lib/kubelet/pod-resources/kubelet.sock")
+    nvidia_resource_names: tuple[str, ...] = _setting("Resources that are NVIDIA's under other names, such as example.com/a100; all below nvidia.com/ are.", names, "")
+    kubernetes_pods: bool     = _setting("Whether to ask the API server for this node's pods: workload, rank, UID.", boolean, "false")
+    kubernetes_pod_labels: tuple[re.Pattern[str], ...] = _setting("Labels of pods to show on gpu_pod_info as label_*, as regular expressions of whole names; asks for pods, too.", patterns, "")
+    kubernetes_dra: bool      = _setting("Whether to ask the API server for ResourceSlices, for pods that have GPUs by resource claims.", boolean, "false")
+    kubernetes_service_account: Path = _setting("Where token and CA for the API server are.", Path, "/var/run/secrets/kubernetes.io/serviceaccount")
+    hpc_job_mapping_dir: Path | None = _setting("Directory of job files, named by GPU, as dcgm-exporter has it for Slurm.", Path)
     expected_gpus: int | None = _setting("GPUs that ought to be there (else: bound to the driver, or most seen).", count)
     xid_overrides: Path | None = _setting("YAML or CSV file that changes rows of the Xid table.", Path)
     node_name: str            = _setting("The node's name, for the Hostname label (else: the host's name).", str, "")

@@ -13,9 +13,11 @@ from prometheus_client.metrics_core import Metric as ClientMetric
 
 from gpu_exporter.dcgm_names import converter
 from gpu_exporter.labels import NODE_LABEL, labels_of
-from gpu_exporter.model import EntityKind, Labels, Series, Snapshot
+from gpu_exporter.model import EntityKind, Labels, Owned, Series, Snapshot
 from gpu_exporter.selection import Selection, everything
 
+# Labels that are written also where they are empty.
+ALWAYS = frozenset({"namespace", "pod", "container"})
 # A variant that nobody asked for in this time is no longer made in advance.
 WARM_SECONDS = 60.0
 
@@ -109,6 +111,7 @@ class Renderer:
         self._everywhere = everywhere
         self._selection = selection or everything()
         self._lines: dict[Series, tuple[float, bytes]] = {}
+        self._owned = Owned()
         families = self._selection.families
         self._headers = {
             metric: tuple(_header(shown.name, shown.kind, shown.help, openmetrics=om) for om in (False, True))
@@ -122,6 +125,7 @@ class Renderer:
         """Render a snapshot, and metrics of the process itself as prometheus_client collects them."""
         by_name: dict[str, list[bytes]] = {}
         lines, headers, converters, style = self._lines, self._headers, self._converters, self._style
+        self._own(snapshot.owned)
         if len(lines) > 2 * len(snapshot.samples) + 100:
             lines.clear()
         for sample in snapshot.samples:
@@ -139,6 +143,13 @@ class Renderer:
         blocks = [(text, om, b"".join(by_name[name])) for name, (text, om) in headers.items() if name in by_name]
         return Page(blocks + [self._client(metric) for metric in process])
 
+    def _own(self, owned: Owned) -> None:
+        """Forget the lines of whatever has another owner now."""
+        before, self._owned = self._owned, owned
+        if before != owned:
+            for series in [each for each in self._lines if before.labels(each) != owned.labels(each)]:
+                del self._lines[series]
+
     def _prefix(self, series: Series) -> bytes:
         selection = self._selection
         labels = dict(labels_of(series, self._node, selection.schema, selection.label_rows))
@@ -147,10 +158,12 @@ class Renderer:
         for model in ("modelName", "model_name") if self._style.dashes else ():
             if model in labels:
                 labels[model] = "-".join(labels[model].split())
+        labels.update(self._owned.labels(series))
         return f"{selection.families[series.metric.name].name}{self._braces(labels)}".encode()
 
     def _braces(self, labels: Mapping[str, str]) -> str:
-        pairs = [f'{name}="{escape(value)}"' for name, value in {**labels, **dict(self._everywhere)}.items() if value]
+        every = {**labels, **dict(self._everywhere)}
+        pairs = [f'{name}="{escape(value)}"' for name, value in every.items() if value or name in ALWAYS]
         return f"{{{','.join(pairs)}}}" if pairs else ""
 
     def _client(self, metric: ClientMetric) -> tuple[bytes, bytes, bytes]:

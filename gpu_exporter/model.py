@@ -232,6 +232,42 @@ class GpuStatus:
     stalled: float = 0.0
 
 
+class Seen(NamedTuple):
+    """A GPU with its latest samples, when they were read (monotonic seconds) if they still hold, and what it can't
+    answer."""
+
+    gpu: Gpu
+    read_at: float | None
+    samples: Sequence[Sample]
+    unsupported: Mapping[Metric, str]
+
+
+class Row(NamedTuple):
+    """A sample of the exporter's own, before it has its series."""
+
+    metric: Metric
+    gpu: Gpu | None
+    value: float
+    labels: Labels
+
+
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """The owner's labels on the classic families: by UUID and GPU instance ("": the whole GPU), else those of nobody.
+
+    They are written also where they are empty: Prometheus with `honor_labels` then does not put in its own.
+    """
+
+    free: Labels = ()
+    taken: Mapping[tuple[str, str], Labels] = field(default_factory=dict)
+
+    def labels(self, series: Series) -> Labels:
+        """Those of a series: none if it is not of a classic family of a GPU."""
+        if series.gpu is None or not series.metric.classic:
+            return ()
+        return self.taken.get((series.gpu.uuid, dict(series.labels).get("GPU_I_ID", "")), self.free)
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """All samples of one collection, made at unix time `at`, plus what was lost and why, and a verdict on each GPU."""
@@ -242,11 +278,19 @@ class Snapshot:
     gpus: tuple[GpuStatus, ...] = ()
     live: bool = True
     verdicts: tuple[Verdict, ...] = ()
+    owned: Owned = Owned()
 
     @property
     def read_at(self) -> float | None:
         """When any GPU was last read well (monotonic seconds); None if none was yet."""
         return max((status.read_at for status in self.gpus if status.read_at is not None), default=None)
+
+
+class Attribution(Protocol):
+    """Who has the GPUs, as something beside the source tells."""
+
+    def attribute(self, gpus: Sequence[Seen]) -> tuple[Owned, Sequence[Row]]:
+        """The owners of these GPUs. Asks nobody, never raises."""
 
 
 class GpuExporterError(Exception):

@@ -15,6 +15,16 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 EVERY_SETTING = tuple(setting.name for setting in fields(Config))
 SOURCE_SETTINGS = ("source", "recording", "speed", "loop", "procfs", "gpus", "seed", "faults", "inject")
+OWNER_SETTINGS = (
+    "kubernetes",
+    "pod_resources_socket",
+    "nvidia_resource_names",
+    "kubernetes_pods",
+    "kubernetes_pod_labels",
+    "kubernetes_dra",
+    "kubernetes_service_account",
+    "hpc_job_mapping_dir",
+)
 
 
 def parsed(parse: Callable[[str], Any]) -> Callable[[Any], Any]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from prometheus_client import PlatformCollector, ProcessCollector
 from prometheus_client.metrics_core import Metric as ClientMetric
@@ -32,6 +33,9 @@ from gpu_exporter.systemd import listening
 from gpu_exporter.version import __version__
 from gpu_exporter.web import Web
 from gpu_exporter.xids import load
+
+if TYPE_CHECKING:
+    from gpu_exporter.attribution.attributor import Attributor
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +75,7 @@ class _Node:
         self._name, self._style = name, style(config)
         self._renderer = self._renders(source, fields.selection)
         self._process = process
+        self.attributor = self._attributor(source, config)
         self.collector = Collector(
             source,
             fields.selection.asked,
@@ -82,6 +87,7 @@ class _Node:
             more=fields.told,
             xid_count_window=config.xid_count_window,
             clock_events_count_window=config.clock_events_count_window,
+            attribution=self.attributor,
         )
         self.shown = Endpoint(
             name,
@@ -110,6 +116,20 @@ class _Node:
         """Show another selection from the next page on."""
         self._renderer = self._renders(self.collector.source, selection)
         self.collector.choose(selection.asked)
+
+    @staticmethod
+    def _attributor(source: Source, config: Config) -> Attributor | None:
+        """Who knows whose the GPUs are: that is of this machine, and so of live GPUs alone."""
+        asked = config.kubernetes or config.kubernetes_pods or config.kubernetes_pod_labels or config.kubernetes_dra
+        if not (asked or config.hpc_job_mapping_dir or config.processes):
+            return None
+        if not source.live:
+            if asked or config.hpc_job_mapping_dir:
+                log.warning("source %s: these are not this machine's GPUs: nobody is asked who has them", source.name)
+            return None
+        from gpu_exporter.attribution.build import attributor
+
+        return attributor(config)
 
     def _publish(self, snapshot: Snapshot) -> None:
         self.shown.pages.publish(self._renderer.render(snapshot, self._process.collect()))
@@ -157,6 +177,8 @@ def _serve(nodes: Sequence[_Node], server: Server, config: Config, stop: threadi
     for node in nodes:
         if node.kernel:
             node.kernel.start()
+        if node.attributor:
+            node.attributor.start()
         node.collector.start(stop=stop)
         if len(nodes) > 1:  # not all of them tick at once
             stop.wait(min(config.interval, START_SECONDS) / len(nodes))
@@ -178,6 +200,8 @@ def _serve(nodes: Sequence[_Node], server: Server, config: Config, stop: threadi
         node.collector.stopping.set()
         if node.kernel:
             node.kernel.stop()
+        if node.attributor:
+            node.attributor.stop()
     return all(node.collector.stop() for node in nodes)
 
 

@@ -14,7 +14,21 @@ from gpu_exporter.dcgm_own import ClockEvents
 from gpu_exporter.events import EventLog
 from gpu_exporter.health import Verdict
 from gpu_exporter.kernel_log import pci_bus_id
-from gpu_exporter.model import Gpu, GpuStatus, Labels, Metric, Owner, Sample, Series, Snapshot, Source
+from gpu_exporter.model import (
+    Attribution,
+    Gpu,
+    GpuStatus,
+    Labels,
+    Metric,
+    Owned,
+    Owner,
+    Row,
+    Sample,
+    Seen,
+    Series,
+    Snapshot,
+    Source,
+)
 from gpu_exporter.version import __version__
 
 log = logging.getLogger(__name__)
@@ -66,8 +80,10 @@ class GpuRecord:
 class Composer:
     """Makes the snapshots of one source. A series is the same object in all of them."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, attribution: Attribution | None = None) -> None:
         self._source = source.name
+        self._attribution = attribution
+        self._told: dict[Row, Series] = {}
         self._owners = source.owners
         self._beside = source.beside
         self._live = source.live
@@ -90,12 +106,14 @@ class Composer:
         now, told = time.time(), events.problems() if events else {}
         samples: list[Sample] = []
         verdicts: list[Verdict] = []
+        seen: list[Seen] = []
         for record, status in gpus:
             age = None if record.read_at is None else time.monotonic() - record.read_at
             fresh = age is not None and age <= stale_after and status.reason != "released"
             read = record.samples if fresh else ()
             verdict = health.judge(status, read, record.why, told.get(pci_bus_id(record.gpu.pci_bus_id), ()))
             verdicts.append(verdict)
+            seen.append(Seen(record.gpu, record.read_at if fresh else None, record.samples, record.unsupported))
             samples += read
             samples += self._of_gpu(record, status, now, fresh=fresh)
             samples += self._of_health(verdict)
@@ -116,8 +134,21 @@ class Composer:
                 events.samples(known, heard), events.as_dcgm_exporter(known, *counted, heard)
             ):
                 samples.append(self._own(metric, gpu, value, **labels))
+        owned = self._attribute(seen, samples)
         statuses = tuple(status for _, status in gpus)
-        return Snapshot(now, self._source, tuple(samples), statuses, self._live, tuple(verdicts))
+        return Snapshot(now, self._source, tuple(samples), statuses, self._live, tuple(verdicts), owned)
+
+    def _attribute(self, seen: Sequence[Seen], samples: list[Sample]) -> Owned:
+        """Add the rows of whose the GPUs are. Pods come and go: series of those that are gone are not kept."""
+        if self._attribution is None:
+            return Owned()
+        owned, rows = self._attribution.attribute(seen)
+        known, self._told = self._told, {}
+        for row in rows:
+            key = row._replace(value=0)
+            series = self._told[key] = known.get(key) or Series(row.metric, row.gpu, row.labels)
+            samples.append(Sample(series, row.value))
+        return owned
 
     def _of_health(self, verdict: Verdict) -> Iterable[Sample]:
         state = verdict.health.value

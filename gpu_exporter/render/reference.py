@@ -31,6 +31,7 @@ the rest from `gpu_info`. What is not live carries `source`, for example `source
   and the labels `hostname` and `DCGM_FI_SYSTEM_DRIVER_VERSION`. Ours keep their names.
 - **read**: how often the driver is asked (`fast` each tick, `slow` every 15 s, `rare` every minute, `static` hourly).
 - Profiling gauges are means over `--gauge-window`; `rate()` of the integral of one is its exact mean over any window.
+- With `--kubernetes`, classic families also carry `namespace`, `pod`, `container`: [whose GPU is it](attribution.md).
 - What a GPU can't answer has no sample, and one `gpu_metric_supported{metric,reason} 0`.
 - Labels in parentheses: on a GPU in MIG mode, where each GPU instance has such a series and the GPU itself has none.
 - **seen on**: hardware that has answered it; what says *not yet* is written after NVIDIA's documentation and tested on

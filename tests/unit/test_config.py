@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -48,6 +49,9 @@ CHOICE = config.choice("nvml", "replay")
         *((config.boolean, text, True) for text in ("true", "True", "YES", "on", "1")),
         *((config.boolean, text, False) for text in ("false", "False", "NO", "off", "0")),
         (CHOICE, "replay", "replay"),
+        (config.names, "", ()),
+        (config.names, "a/b, c,,a/b", ("a/b", "c")),
+        (config.patterns, "team,app/.*", (re.compile("team"), re.compile("app/.*"))),
         (config.metric_set, "full", MetricSet.FULL),
         (config.metric_set, "default", MetricSet.DEFAULT),
     ],
@@ -71,6 +75,8 @@ def test_takes(parse: Callable[[str], Any], text: str, expected: object) -> None
         (config.address, ":94 00", "host:port"),
         (config.address, "tcp://1.2.3.4:9400/", "host:port"),
         (config.address, "[::1]", "host:port"),
+        (config.patterns, "(b", "is not a regular expression: missing"),
+        (config.patterns, "[0--", "not a regular expression"),
         (config.duration, "", "for example 1s"),
         (config.duration, "s", "for example 1s"),
         (config.duration, "0", "for example 1s"),

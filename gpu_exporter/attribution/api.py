@@ -1,0 +1,132 @@
+"""The API server as a pod sees it: read-only requests with the token of its service account."""
+
+from __future__ import annotations
+
+import json
+import os
+import ssl
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http.client import HTTPException, HTTPResponse, HTTPSConnection
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+from gpu_exporter.attribution.told import Untold
+from gpu_exporter.model import GpuExporterError
+from gpu_exporter.version import __version__
+
+PATIENCE = 10.0
+LARGEST_LINE = 16 << 20
+LARGEST_REPLY = 256 << 20
+PAGE = 500
+
+Object = Mapping[str, Any]
+
+
+class Api:
+    """One request at a time, each on a connection of its own. Token and CA are read again each time: both change."""
+
+    def __init__(self, host: str, port: int, account: Path, patience: float = PATIENCE) -> None:
+        self._host, self._port, self._account, self._patience = host, port, account, patience
+
+    def get(self, path: str, **query: str) -> Object:
+        """One object. Raises Untold."""
+        with _told(path), self._request(path, query, self._patience) as response:
+            body = response.read(LARGEST_REPLY)
+            return _object(body, path)
+
+    def pages(self, path: str, **query: str) -> tuple[list[Object], str]:
+        """All items of a list, and the resource version that they are of. Raises Untold."""
+        items: list[Object] = []
+        token = ""
+        while True:
+            page = self.get(path, limit=str(PAGE), **query, **({"continue": token} if token else {}))
+            items += _items(page)
+            token = str(_metadata(page).get("continue") or "")
+            if not token:
+                return items, str(_metadata(page).get("resourceVersion", ""))
+
+    def watch(self, path: str, seconds: float, **query: str) -> Iterator[Object]:
+        """Events as they come, for about so long; an empty one says that the server has begun. Raises Untold."""
+        query |= {"watch": "1", "allowWatchBookmarks": "true", "timeoutSeconds": str(int(seconds))}
+        with _told(path), self._request(path, query, seconds + self._patience) as response:
+            yield {}
+            while line := response.readline(LARGEST_LINE):
+                if line.strip():
+                    yield _object(line, path)
+
+    def _request(self, path: str, query: Mapping[str, str], patience: float) -> HTTPResponse:
+        token = (self._account / "token").read_text().strip()
+        context = ssl.create_default_context(cafile=str(self._account / "ca.crt"))
+        connection = HTTPSConnection(self._host, self._port, timeout=self._patience, context=context)
+        headers = {
+            "Authorization": f"Bearer {token}",
+            "Accept": "application/json",
+            "User-Agent": f"gpu-exporter/{__version__}",
+            "Connection": "close",
+        }
+        connection.request("GET", f"{path}?{urlencode(query)}" if query else path, headers=headers)
+        connection.sock.settimeout(patience)
+        response = connection.getresponse()
+        if response.status != 200:
+            with response:
+                raise _refused(response, path)
+        return response
+
+
+@contextmanager
+def _told(path: str) -> Iterator[None]:
+    """Turns what may go wrong in a request into Untold."""
+    try:
+        yield
+    except ssl.SSLError as error:
+        raise Untold("tls", f"API server: {error.reason or error}: check the CA of the service account") from error
+    except FileNotFoundError as error:
+        why = f"there is no {error.filename}: the pod needs a service account (automountServiceAccountToken)"
+        raise Untold("no_token", f"API server: {why}") from error
+    except TimeoutError as error:
+        raise Untold("timeout", f"API server: no answer to {path} in time") from error
+    except (OSError, HTTPException, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise Untold("unavailable", f"API server: {why}") from error
+
+
+def _refused(response: HTTPResponse, path: str) -> Untold:
+    reasons = {401: "unauthorized", 403: "forbidden", 404: "not_found", 410: "gone", 429: "too_many_requests"}
+    cures = {
+        401: "the token of the service account is not accepted",
+        403: "the service account needs get, list and watch of it (a ClusterRole and its binding)",
+        410: "too old a resource version: listed anew",
+    }
+    reason = reasons.get(response.status, f"http_{response.status}")
+    return Untold(reason, f"API server: {path}: {response.status}: {cures.get(response.status, response.reason)}")
+
+
+def _object(text: bytes, path: str) -> Object:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise Untold("malformed", f"API server: {path}: an answer that is no JSON") from error
+    if not isinstance(found, dict):
+        raise Untold("malformed", f"API server: {path}: an answer that is no object")
+    return found
+
+
+def _metadata(found: Object) -> Object:
+    metadata = found.get("metadata")
+    return metadata if isinstance(metadata, dict) else {}
+
+
+def _items(page: Object) -> list[Object]:
+    items = page.get("items")
+    return [each for each in items if isinstance(each, dict)] if isinstance(items, list) else []
+
+
+def in_cluster(account: Path, environ: Mapping[str, str] = os.environ, patience: float = PATIENCE) -> Api:
+    """The API server of the cluster that this pod runs in. Raises GpuExporterError outside of one."""
+    host, port = environ.get("KUBERNETES_SERVICE_HOST", ""), environ.get("KUBERNETES_SERVICE_PORT", "443")
+    if not host or not port.isdecimal():
+        why = "KUBERNETES_SERVICE_HOST is not set: labels of pods and resource claims are told only inside a cluster"
+        raise GpuExporterError(why)
+    return Api(host, int(port), account, patience)

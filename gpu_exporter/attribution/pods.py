@@ -1,0 +1,103 @@
+"""Pods as the API server has them -> what a row of `gpu_pod_info` says of one beside its name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gpu_exporter.attribution.api import Api, Object
+from gpu_exporter.model import Labels
+
+# Labels that name the job, the best last: the order of `ownership.JOB_LABELS`.
+WORKLOAD_LABELS = (
+    "job-name",
+    "batch.kubernetes.io/job-name",
+    "ray.io/cluster",
+    "leaderworkerset.sigs.k8s.io/name",
+    "jobset.sigs.k8s.io/jobset-name",
+    "training.kubeflow.org/job-name",
+)
+# Labels that number the pod within its job, the best last.
+RANK_LABELS = (
+    "apps.kubernetes.io/pod-index",
+    "batch.kubernetes.io/job-completion-index",
+    "leaderworkerset.sigs.k8s.io/worker-index",
+    "training.kubeflow.org/replica-index",
+)
+MIRROR_UID = "kubernetes.io/config.hash"
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """What is known of a pod. `uids` are those by which cgroups may name it: a static pod has one of its own there."""
+
+    uids: tuple[str, ...] = ()
+    finished: bool = False
+    workload: str = ""
+    rank: str = ""
+    labels: Labels = ()
+    containers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def uid(self) -> str:
+        """The API server's UID of it."""
+        return self.uids[0] if self.uids else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """Reads pods. Of their labels, those are shown whose name one of `allowed` matches as a whole."""
+
+    allowed: Sequence[re.Pattern[str]] = ()
+
+    def __call__(self, item: Object) -> Pod | None:
+        metadata, status = _mapping(item, "metadata"), _mapping(item, "status")
+        labels = {str(name): str(value) for name, value in _mapping(metadata, "labels").items()}
+        uids = (metadata.get("uid"), _mapping(metadata, "annotations").get(MIRROR_UID))
+        return Pod(
+            uids=tuple(str(uid) for uid in uids if uid),
+            finished=status.get("phase") in ("Succeeded", "Failed"),
+            workload=_last(labels, WORKLOAD_LABELS),
+            rank=_last(labels, RANK_LABELS),
+            labels=self._shown(labels),
+            containers=_containers(status),
+        )
+
+    def _shown(self, labels: Mapping[str, str]) -> Labels:
+        shown: dict[str, str] = {}
+        for name, value in sorted(labels.items()):
+            if value and any(allowed.fullmatch(name) for allowed in self.allowed):
+                shown.setdefault(label_name(name), value)
+        return tuple(shown.items())
+
+
+def label_name(name: str) -> str:
+    """A pod's label as Prometheus can write it, in kube-state-metrics' way: `label_` and no other signs than `_`."""
+    return "label_" + re.sub(r"[^a-zA-Z0-9_]", "_", name)
+
+
+def _last(labels: Mapping[str, str], names: Sequence[str]) -> str:
+    named = [labels[name] for name in names if labels.get(name)]
+    return named[-1] if named else ""
+
+
+def _containers(status: Object) -> Mapping[str, str]:
+    """The names of containers by their id, without the runtime's name before it."""
+    found = {}
+    for kind in ("initContainerStatuses", "containerStatuses", "ephemeralContainerStatuses"):
+        listed = status.get(kind)
+        for each in listed if isinstance(listed, list) else ():
+            if isinstance(each, dict) and each.get("containerID"):
+                found[str(each["containerID"]).rpartition("/")[2]] = str(each.get("name", ""))
+    return found
+
+
+def _mapping(item: Object, name: str) -> Object:
+    found = item.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def path(api: Api) -> str:
+    """Where the pods are listed."""
+    return "/api/v1/pods"

@@ -1,0 +1,111 @@
+"""What one teller of owners has told: kept through its failures for a while, and these are counted."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+# What was told longer ago is not true of the pods of today any more.
+KEPT_SECONDS = 600.0
+# The longest wait after a failure: kubelet is back soon after a restart.
+LONGEST_WAIT = 5.0
+
+
+class Untold(Exception):
+    """A teller has no answer. `reason` is a word for a label, the message one line that names the cure.
+
+    Where only a part of the answer is missing, `rest` is the other.
+    """
+
+    def __init__(self, reason: str, message: str, rest: Any = None) -> None:
+        super().__init__(message)
+        self.reason, self.rest = reason, rest
+
+
+class Told(Generic[T]):
+    """Written by the teller's thread, read by any. What is told again the same stays the same object."""
+
+    def __init__(self, source: str, nothing: T) -> None:
+        self.source = source
+        self.up = False
+        self.told_at: float | None = None
+        self.errors: Counter[str] = Counter()
+        self.heard = threading.Event()
+        self._nothing = self._value = nothing
+        self._reason = ""
+
+    def tell(self, value: T) -> None:
+        """An answer came; said in the log if that is news."""
+        if value != self._value:
+            self._value = value
+        self.told_at = time.monotonic()
+        if self._reason or not self.heard.is_set():
+            log.info("attribution: %s answers", self.source)
+        self.up, self._reason = True, ""
+        self.heard.set()
+
+    def alive(self) -> None:
+        """What was told still holds."""
+        self.told_at = time.monotonic()
+
+    def fail(self, error: Untold, rest: T | None = None) -> None:
+        """No answer came, or only the `rest` of it; said in the log if that is news."""
+        if rest is not None:
+            self._value, self.told_at = rest, time.monotonic()
+        self.errors[error.reason] += 1
+        if error.reason != self._reason:
+            log.warning("attribution: %s: %s", self.source, error)
+        self.up, self._reason = False, error.reason
+        self.heard.set()
+
+    @property
+    def age(self) -> float | None:
+        """Seconds since the last answer; None if there was none."""
+        return None if self.told_at is None else time.monotonic() - self.told_at
+
+    @property
+    def value(self) -> T:
+        """What was told last, unless that is too long ago."""
+        age = self.age
+        return self._value if age is not None and age < KEPT_SECONDS else self._nothing
+
+
+class Asker(threading.Thread, Generic[T]):
+    """Asks every `period` seconds, and more rarely while there is no answer."""
+
+    def __init__(
+        self, told: Told[T], ask: Callable[[], T], period: float, close: Callable[[], None] = lambda: None
+    ) -> None:
+        super().__init__(name=f"attribution-{told.source}", daemon=True)
+        self.told = told
+        self._ask, self._period, self._close = ask, period, close
+        self._stopping = threading.Event()
+
+    def run(self) -> None:
+        wait = self._period
+        while True:
+            try:
+                self.told.tell(self._ask())
+                wait = self._period
+            except Untold as error:
+                self.told.fail(error, error.rest)
+                wait = max(self._period, min(2 * wait, LONGEST_WAIT))
+            except Exception as error:
+                log.exception("attribution: %s: unexpected error, please report it", self.told.source)
+                self.told.fail(Untold("internal_error", str(error)))
+                wait = LONGEST_WAIT
+            if self._stopping.wait(wait):
+                break
+        self._close()
+
+    def stop(self) -> None:
+        """End soon; who is being asked is not waited for."""
+        self._stopping.set()

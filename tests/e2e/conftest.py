@@ -1,0 +1,31 @@
+"""Fixtures: a kubelet, and a node with GPUs of both kinds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from tests.fakes.driver import FakeDriver
+from tests.fakes.kubelet import FakeKubelet
+from tests.owners import MIG
+
+
+@pytest.fixture
+def kubelet() -> Iterator[FakeKubelet]:
+    """A kubelet that runs, with a socket whose path is short enough for one."""
+    with TemporaryDirectory() as directory:
+        kubelet = FakeKubelet(Path(directory) / "pod-resources/kubelet.sock")
+        kubelet.start()
+        yield kubelet
+        kubelet.stop()
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> FakeDriver:
+    """Three GPUs, of which the last is in MIG mode."""
+    driver = FakeDriver(tmp_path / "driver", gpus=3)
+    driver.partition(2, dict(enumerate(MIG)))
+    return driver

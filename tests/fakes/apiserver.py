@@ -1,0 +1,210 @@
+"""An API server for reading: TLS, bearer token, lists and watches with resource versions, discovery."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import threading
+from collections.abc import Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
+from urllib.parse import parse_qs, urlsplit
+
+import trustme
+
+Item = dict[str, Any]
+PODS = "/api/v1/pods"
+GROUP = "/apis/resource.k8s.io"
+
+
+def pod_object(
+    name: str,
+    uid: str,
+    labels: Mapping[str, str] | None = None,
+    *,
+    phase: str = "Running",
+    container: str = "",
+    **metadata: Any,
+) -> Item:
+    """A pod as the server has it."""
+    statuses = [{"name": "main", "containerID": f"containerd://{container}"}] if container else []
+    return {
+        "metadata": {"name": name, "namespace": "team", "uid": uid, "labels": dict(labels or {}), **metadata},
+        "status": {"phase": phase, "containerStatuses": statuses},
+    }
+
+
+def slice_object(
+    name: str,
+    devices: Mapping[str, Mapping[str, str]],
+    *,
+    generation: int = 1,
+    version: str = "v1",
+    driver: str = "gpu.nvidia.com",
+) -> Item:
+    """A ResourceSlice of the pool `node`, in the form of this version of the API."""
+    listed = []
+    for device, attributes in devices.items():
+        known = {"attributes": {key: {"string": value} for key, value in attributes.items()}}
+        listed.append({"name": device, **({"basic": known} if version == "v1beta1" else known)})
+    pool = {"name": "node", "generation": generation, "resourceSliceCount": 1}
+    return {"metadata": {"name": name}, "spec": {"driver": driver, "nodeName": "node", "pool": pool, "devices": listed}}
+
+
+class FakeApiServer:
+    """Serves until `stop`. `account` is the directory of a service account that it accepts."""
+
+    def __init__(self, directory: Path, versions: tuple[str, ...] = ("v1", "v1beta2")) -> None:
+        self.account = directory / "serviceaccount"
+        self.account.mkdir(parents=True)
+        ca = trustme.CA()
+        ca.cert_pem.write_to_path(str(self.account / "ca.crt"))
+        self.token = "first-token"
+        self.versions = versions
+        self.status: int | None = None
+        self.page_size = 2
+        self.asked: list[str] = []
+        self._changed = threading.Condition()
+        self._version = 100
+        self._oldest = 0
+        self._items: dict[str, dict[str, Item]] = {}
+        self._events: list[tuple[int, str, Item]] = []
+        self._stopping = False
+        handler = type("Handler", (_Handler,), {"server_of": self})
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self._server.daemon_threads = True
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        ca.issue_cert("127.0.0.1").configure_cert(context)
+        self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    @property
+    def token(self) -> str:
+        """What a client has to show; written where it reads it."""
+        return self._token
+
+    @token.setter
+    def token(self, token: str) -> None:
+        self._token = token
+        (self.account / "token").write_text(f"{token}\n")
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a pod of its cluster has in its environment."""
+        return {
+            "KUBERNETES_SERVICE_HOST": "127.0.0.1",
+            "KUBERNETES_SERVICE_PORT": str(self._server.server_address[1]),
+            "GPU_EXPORTER_KUBERNETES_SERVICE_ACCOUNT": str(self.account),
+            "GPU_EXPORTER_NODE_NAME": "node",
+        }
+
+    def put(self, path: str, item: Item) -> None:
+        """Make or change an object."""
+        with self._changed:
+            items, name = self._items.setdefault(path, {}), item["metadata"]["name"]
+            kind = "MODIFIED" if name in items else "ADDED"
+            self._version += 1
+            item["metadata"]["resourceVersion"] = str(self._version)
+            items[name] = item
+            self._events.append((self._version, path, {"type": kind, "object": json.loads(json.dumps(item))}))
+            self._changed.notify_all()
+
+    def delete(self, path: str, name: str) -> None:
+        """Take an object away."""
+        with self._changed:
+            self._version += 1
+            item = self._items[path].pop(name)
+            item["metadata"]["resourceVersion"] = str(self._version)
+            self._events.append((self._version, path, {"type": "DELETED", "object": item}))
+            self._changed.notify_all()
+
+    def forget(self) -> None:
+        """Events until now are not known any more, and watches end: who was following has to list anew."""
+        with self._changed:
+            self._version += 1
+            self._oldest = self._version
+            self._events.clear()
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """End."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        self._server.shutdown()
+        self._server.server_close()
+
+    # --- for the handler ------------------------------------------------------------------------------------------
+
+    def page(self, path: str, start: int) -> Item:
+        """The list of a path, or a part of it."""
+        with self._changed:
+            items = list(self._items.get(path, {}).values())
+            more = {"continue": str(start + self.page_size)} if start + self.page_size < len(items) else {}
+            metadata = {"resourceVersion": str(self._version), **more}
+            return {"kind": "List", "metadata": metadata, "items": items[start : start + self.page_size]}
+
+    def after(self, version: int, path: str, seconds: float) -> Item | None:
+        """The next event after a version; None when there was none in time."""
+
+        def found() -> Item | None:
+            if version < self._oldest:
+                status = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"}
+                return {"type": "ERROR", "object": status}
+            return next((event for at, of, event in self._events if of == path and at > version), None)
+
+        with self._changed:
+            self._changed.wait_for(lambda: found() or self._stopping, seconds)
+            return None if self._stopping else found()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server_of: ClassVar[FakeApiServer]
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        url = urlsplit(self.path)
+        query = {key: values[0] for key, values in parse_qs(url.query).items()}
+        server = self.server_of
+        server.asked.append(self.path)
+        if server.status:
+            self._send(server.status, {"kind": "Status", "code": server.status})
+        elif self.headers.get("Authorization") != f"Bearer {server.token}":
+            self._send(401, {"kind": "Status", "code": 401})
+        elif url.path == GROUP:
+            versions = [{"groupVersion": f"resource.k8s.io/{each}", "version": each} for each in server.versions]
+            self._send(200, {"kind": "APIGroup", "versions": versions})
+        elif query.get("watch"):
+            self._watch(url.path, query)
+        else:
+            self._send(200, server.page(url.path, int(query.get("continue", 0))))
+
+    def _send(self, status: int, content: Item) -> None:
+        body = json.dumps(content).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def _watch(self, path: str, query: Mapping[str, str]) -> None:
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        version = int(query["resourceVersion"])
+        self._line({"type": "BOOKMARK", "object": {"kind": "Pod", "metadata": {"resourceVersion": str(version)}}})
+        while event := self.server_of.after(version, path, float(query["timeoutSeconds"])):
+            self._line(event)
+            if event["type"] == "ERROR":
+                break
+            version = int(event["object"]["metadata"]["resourceVersion"])
+        self.wfile.write(b"0\r\n\r\n")
+
+    def _line(self, event: Item) -> None:
+        line = json.dumps(event).encode() + b"\n"
+        self.wfile.write(b"%x\r\n%b\r\n" % (len(line), line))
+        self.wfile.flush()
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Silent."""

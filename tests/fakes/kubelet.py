@@ -1,0 +1,123 @@
+"""A kubelet that speaks the pod-resources API: a real gRPC server on a unix socket.
+
+It writes the messages byte by byte from the field numbers, so that what reads them is not its own judge.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+LIST = "/v1.PodResourcesLister/List"
+
+
+def varint(number: int) -> bytes:
+    """A number as protobuf writes it."""
+    out = b""
+    while number > 0x7F:
+        out, number = out + bytes([number & 0x7F | 0x80]), number >> 7
+    return out + bytes([number])
+
+
+def field(number: int, content: str | bytes) -> bytes:
+    """A field of bytes, text, or a message."""
+    content = content.encode() if isinstance(content, str) else content
+    return varint(number << 3 | 2) + varint(len(content)) + content
+
+
+@dataclass(frozen=True)
+class Given:
+    """Devices that a plugin gave, by their ids."""
+
+    resource: str
+    devices: Sequence[str]
+
+    def encode(self) -> bytes:
+        """ContainerDevices, with a NUMA node, which nobody here reads."""
+        topology = field(3, field(1, varint(1 << 3) + varint(1)))
+        return field(2, field(1, self.resource) + b"".join(field(2, each) for each in self.devices) + topology)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A device of a resource claim."""
+
+    pool: str
+    device: str
+    driver: str = "gpu.nvidia.com"
+
+    def encode(self) -> bytes:
+        """DynamicResource with one ClaimResource, and its CDI device."""
+        cdi = field(1, field(1, f"k8s.{self.driver}/device={self.device}"))
+        claim = cdi + field(2, self.driver) + field(3, self.pool) + field(4, self.device) + field(5, "share-1")
+        return field(5, field(2, "claim") + field(3, "default") + field(4, claim))
+
+
+def pod(name: str, *has: Given | Claim, namespace: str = "team", container: str = "main") -> bytes:
+    """A pod whose container has these; a second container of it has nothing, as most have."""
+    main = field(1, container) + b"".join(each.encode() for each in has) + varint(3 << 3) + varint(7)  # cpu_ids
+    return field(1, name) + field(2, namespace) + field(3, main) + field(3, field(1, "sidecar"))
+
+
+def given(name: str, device: str, resource: str = "nvidia.com/gpu", **of: str) -> bytes:
+    """A pod with one device."""
+    return pod(name, Given(resource, [device]), **of)
+
+
+class FakeKubelet:
+    """Serves from `start` to `stop`; a start after a stop is another server on another socket of the same name."""
+
+    def __init__(self, socket: Path) -> None:
+        self.socket = socket
+        self.pods: Sequence[bytes] = ()
+        self.raw: bytes | None = None
+        self.code: grpc.StatusCode | None = None
+        self.delay = 0.0
+        self.asked = 0
+        self._server: grpc.Server | None = None
+        self._asked = threading.Lock()
+
+    def start(self) -> None:
+        """Listen."""
+        self.socket.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileNotFoundError):
+            self.socket.unlink()
+        limits = [("grpc.max_send_message_length", -1)]
+        self._server = server = grpc.server(ThreadPoolExecutor(4), options=limits)
+        server.add_generic_rpc_handlers((_Handler(self),))
+        server.add_insecure_port(f"unix:{self.socket}")
+        server.start()
+
+    def stop(self) -> None:
+        """End at once, and take the socket away."""
+        if self._server:
+            self._server.stop(None).wait()
+            self._server = None
+        with suppress(FileNotFoundError):
+            self.socket.unlink()
+
+    def list(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        """What it answers."""
+        with self._asked:
+            self.asked += 1
+        time.sleep(self.delay)
+        if self.code is not None:
+            context.abort(self.code, "as the test wants it")
+        return b"".join(field(1, each) for each in self.pods) if self.raw is None else self.raw
+
+
+class _Handler(grpc.GenericRpcHandler):  # type: ignore[misc]
+    def __init__(self, kubelet: FakeKubelet) -> None:
+        self._kubelet = kubelet
+
+    def service(self, call: Any) -> Any:
+        """Any other method is unimplemented."""
+        return grpc.unary_unary_rpc_method_handler(self._kubelet.list) if call.method == LIST else None

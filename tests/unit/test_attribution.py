@@ -1,0 +1,436 @@
+"""Device ids, job files, shares of pods, and what is kept of what was told: tables and properties."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_exporter import metrics as m
+from gpu_exporter.attribution import pods
+from gpu_exporter.attribution import told as told_module
+from gpu_exporter.attribution.api import Api, Object
+from gpu_exporter.attribution.attributor import Attributor, Tellers
+from gpu_exporter.attribution.build import kubelet_of
+from gpu_exporter.attribution.cgroup import Whose, uid
+from gpu_exporter.attribution.devices import DeviceId, Devices, Place, parse
+from gpu_exporter.attribution.jobs import JobFiles
+from gpu_exporter.attribution.listing import Held, Listing
+from gpu_exporter.attribution.names import container_name
+from gpu_exporter.attribution.owners import Facts, owners
+from gpu_exporter.attribution.pods import Pod, label_name
+from gpu_exporter.attribution.shares import Load, shares
+from gpu_exporter.attribution.slices import read, uuids
+from gpu_exporter.attribution.told import Told, Untold
+from gpu_exporter.attribution.watch import Watch
+from gpu_exporter.config import Config
+from gpu_exporter.exposition import Renderer, Variant
+from gpu_exporter.model import Gpu, GpuExporterError, Owned, Sample, Seen, Series, Snapshot
+
+U = "01234567-89ab-4cde-8f01-23456789abcd"
+GPU = Gpu(0, f"GPU-{U}", device="nvidia4")
+HERE = Devices({GPU.uuid: GPU}, {f"MIG-{U}": Place(GPU.uuid, "7")})
+TEXT = Variant(openmetrics=False, gzip=False)
+
+
+# --- device ids ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (f"GPU-{U}", DeviceId(uuid=f"GPU-{U}")),
+        (f"GPU-{U.upper()}", DeviceId(uuid=f"GPU-{U.upper()}")),
+        (f"GPU-{U}::0", DeviceId(uuid=f"GPU-{U}", replica="0")),
+        (f"MIG-{U}", DeviceId(mig=f"MIG-{U}")),
+        (f"MIG-{U}::12", DeviceId(mig=f"MIG-{U}", replica="12")),
+        (f"MIG-GPU-{U}/7/0", DeviceId(uuid=f"GPU-{U}", instance="7")),
+        (f"MIG-GPU-{U}/07/0::1", DeviceId(uuid=f"GPU-{U}", instance="7", replica="1")),
+        ("0", DeviceId(index="0")),
+        ("15::3", DeviceId(index="15", replica="3")),
+        ("2.0", DeviceId(index="2", instance="0")),
+        ("nvidia0", DeviceId(device="nvidia0")),
+        ("nvidia0/vgpu3", DeviceId(device="nvidia0", replica="3")),
+        ("nvidia0/gi2", DeviceId(device="nvidia0", instance="2")),
+        ("nvidia0/gi2/vgpu0", DeviceId(device="nvidia0", instance="2", replica="0")),
+    ],
+)
+def test_an_id_is_read(text: str, expected: DeviceId) -> None:
+    """Every form that plugins are known to write."""
+    assert parse(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "GPU-", f"GPU-{U}x", f"GPU-{U}::", f"GPU-{U}::a", f"GPU-{U}::1::2", f"MIG-{U}/1/2", "nvidia", "nvidia0/gi",
+     "nvidia0/1", "nvidia0/vgpu1/gi2", "/dev/nvidia0", "0000:3b:00.0", "-1", "1.", "\u0661", "0\n", "99999", U, "all"],
+)  # fmt: skip
+def test_what_is_no_id(text: str) -> None:
+    """It names nothing, rather than something near."""
+    assert parse(text) is None
+
+
+@given(st.text(max_size=60))
+def test_any_text_is_an_id_or_none(text: str) -> None:
+    """No error, and what is read can be looked for."""
+    device = parse(text)
+    assert device is None or HERE.place(device) in (None, Place(GPU.uuid), Place(GPU.uuid, "7"))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (GPU.uuid, Place(GPU.uuid)),
+        ("0", Place(GPU.uuid)),
+        ("nvidia4", Place(GPU.uuid)),  # by minor number, which is not the index
+        ("nvidia0", None),
+        ("4", None),
+        (f"MIG-{U}", Place(GPU.uuid, "7")),
+        ("nvidia4/gi7", Place(GPU.uuid, "7")),
+        ("nvidia4/gi8", None),
+        (f"MIG-GPU-{U}/7/0", Place(GPU.uuid, "7")),
+        (f"GPU-{U[:-1]}0", None),
+    ],
+)
+def test_an_id_is_found(text: str, expected: Place | None) -> None:
+    """Among the devices of this node, or not."""
+    device = parse(text)
+    assert device
+    assert HERE.place(device) == expected
+
+
+# --- owners --------------------------------------------------------------------------------------------------------
+
+
+def held(pod: str, device: str = GPU.uuid, container: str = "main") -> Held:
+    return Held("team", pod, container, "nvidia.com/gpu", device)
+
+
+def classic(*found: Held, pods: Mapping[str, Pod] | None = None) -> dict[str, str]:
+    """The classic labels of the GPU."""
+    owned, _ = owners(Facts(HERE, Listing(tuple(found)), pods or {}))
+    return dict(owned.labels(Series(m.POWER, GPU)))
+
+
+def test_a_pod_with_two_containers_on_a_gpu_has_it() -> None:
+    """An init container's device is often the main one's: the pod has the GPU, and no container alone."""
+    both = held("a"), held("a", container="init")
+    assert classic(*both) == {"namespace": "team", "pod": "a", "container": ""}
+    _, rows = owners(Facts(HERE, Listing(both)))
+    assert [dict(row.labels)["container"] for row in rows] == ["init", "main"]
+
+
+def test_who_asks_nobody_has_no_labels() -> None:
+    """Only where kubelet is asked are the labels there, also empty."""
+    owned, rows = owners(Facts(HERE))
+    assert (owned.labels(Series(m.POWER, GPU)), list(rows)) == ((), [])
+    assert Owned().labels(Series(m.POWER, GPU)) == ()
+
+
+def test_our_own_families_carry_no_pod() -> None:
+    """An integral is not cut in two by another pod."""
+    owned, _ = owners(Facts(HERE, Listing((held("a"),))))
+    assert owned.labels(Series(m.SM_SECONDS, GPU)) == ()
+    assert owned.labels(Series(m.POWER)) == ()
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from([GPU.uuid, f"{GPU.uuid}::1", "0", f"MIG-{U}"]))))
+def test_a_gpu_has_one_pod_or_none(found: list[tuple[str, str]]) -> None:
+    """Whatever kubelet lists: the pod of the classic labels is the only one on the device."""
+    listing = Listing(tuple(sorted(held(pod, device) for pod, device in found)))
+    owned, rows = owners(Facts(HERE, listing))
+    for place in (Place(GPU.uuid), Place(GPU.uuid, "7")):
+        own = (("GPU_I_ID", place.instance),) if place.instance else ()
+        pods = {dict(row.labels)["pod"] for row in rows if dict(row.labels).get("GPU_I_ID", "") == place.instance}
+        label = dict(owned.labels(Series(m.FB_USED, GPU, own)))["pod"]
+        assert label == (pods.pop() if len(pods) == 1 else "")
+    assert len({(row.metric, row.gpu, row.labels) for row in rows}) == len(rows)
+
+
+def test_a_change_of_owner_changes_the_lines_at_once() -> None:
+    """Also where the value stays; and only those of the GPU that changed hands."""
+    renderer, other = Renderer("n"), Gpu(1, "GPU-1")
+    series = [Series(m.POWER, GPU), Series(m.POWER, other), Series(m.SM_SECONDS, GPU)]
+    samples = tuple(Sample(each, 1.0) for each in series)
+    bodies = []
+    for pod in ("a", "a", "b", None):
+        taken = {(GPU.uuid, ""): (("pod", pod),)} if pod else {}
+        snapshot = Snapshot(0, "nvml", samples, owned=Owned((("pod", ""),), taken))
+        bodies.append(renderer.render(snapshot).body(TEXT).decode())
+    assert ['pod="a"' in body for body in bodies] == [True, True, False, False]
+    assert ['pod="b"' in body for body in bodies] == [False, False, True, False]
+    assert [body.count('pod=""') for body in bodies] == [1, 1, 1, 2]
+
+
+def test_label_names() -> None:
+    """As kube-state-metrics writes them."""
+    assert label_name("app.kubernetes.io/name") == "label_app_kubernetes_io_name"
+
+
+# --- shares --------------------------------------------------------------------------------------------------------
+
+PIDS = st.integers(1, 6)
+
+
+@given(
+    st.integers(0, 10**12),
+    st.dictionaries(PIDS, st.integers(0, 10**11)),
+    st.dictionaries(PIDS, st.integers(0, 100)),
+    st.dictionaries(PIDS, st.sampled_from(["", "a" * 32, "b" * 32])),
+)
+def test_shares_add_up(more: int, memory: dict[int, int], sm: dict[int, int], pods: dict[int, str]) -> None:
+    """What pods have and what is left is all that is in use, and all of the time."""
+    used = sum(memory.values()) + more
+    load = Load(used, dict(memory), {pid: value / 100 for pid, value in sm.items()}, sampled=True)
+    running = {pid: Whose(pod=pod) for pid, pod in pods.items()}
+    rows = list(shares(HERE, {Place(GPU.uuid): load}, running, {}))
+    total = {metric: sum(row.value for row in rows if row.metric is metric) for metric in {row.metric for row in rows}}
+    assert total.get(m.POD_MEMORY, 0) + total[m.POD_MEMORY_REST] == pytest.approx(used)
+    assert total.get(m.POD_SM, 0) + total[m.POD_SM_REST] + total[m.POD_SM_IDLE] == pytest.approx(1, abs=1e-5)
+    assert all(row.value >= 0 for row in rows)
+    assert len({(row.metric, row.labels) for row in rows}) == len(rows)
+
+
+def test_a_pod_by_any_of_its_uids() -> None:
+    """A static pod has another one in its cgroups."""
+    known = {"kube-system/dcgm": Pod(uids=(U, "ab" * 16))}
+    load = Load(10, {1: 3.0, 2: 4.0})
+    running = {1: Whose(pod=uid(U)), 2: Whose(pod="ab" * 16)}
+    rows = [row for row in shares(HERE, {Place(GPU.uuid): load}, running, known) if row.metric is m.POD_MEMORY]
+    assert {dict(row.labels)["pod"] for row in rows} == {"dcgm"}
+
+
+# --- what is told ----------------------------------------------------------------------------------------------------
+
+
+def test_what_was_told_is_kept_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through failures, but not for ever: then it is nobody's, not somebody's of long ago."""
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    told = Told("kubelet", "nothing")
+    assert (told.value, told.age, told.up) == ("nothing", None, False)
+    told.tell("something")
+    told.fail(Untold("no_socket", "gone"))
+    now[0] += told_module.KEPT_SECONDS - 1
+    assert (told.value, told.up, told.errors) == ("something", False, {"no_socket": 1})
+    now[0] += 2
+    assert told.value == "nothing"
+    told.tell("something")
+    assert told.value == "something"
+
+
+def test_an_error_of_ours_costs_the_owners_alone(caplog: pytest.LogCaptureFixture) -> None:
+    """The page is made without them, and it is said once."""
+    kubelet: Told[Listing] = Told("kubelet", Listing())
+    kubelet.tell(Listing((("not", "a", "held"),)))  # type: ignore[arg-type]
+    attributor = Attributor(Tellers(kubelet), ())
+    seen = [Seen(GPU, None, (), {})]
+    with caplog.at_level("ERROR"):
+        assert [attributor.attribute(seen) for _ in range(3)] == [(Owned(), ())] * 3
+    assert len([record for record in caplog.records if record.exc_info]) == 1
+
+
+def test_two_hundred_pods_cost_little() -> None:
+    """The part on the clock's thread, in a tick in which nothing changed, and in one in which all did."""
+    gpus = [Gpu(n, f"GPU-{n:08d}{U[8:]}", device=f"nvidia{n}") for n in range(8)]
+    seen = [Seen(gpu, time.monotonic(), [Sample(Series(m.POWER, gpu), 1.0)] * 200, {}) for gpu in gpus]
+    kubelet: Told[Listing] = Told("kubelet", Listing())
+    attributor = Attributor(Tellers(kubelet), ())
+    taken = {}
+    for change in ("first", "second", "second"):
+        devices = [f"{gpus[n % 8].uuid}::{n}" for n in range(200)]
+        kubelet.tell(Listing(tuple(Held("team", f"{change}-{n}", "main", "r", each) for n, each in enumerate(devices))))
+        took = []
+        for _ in range(20):
+            began = time.process_time()
+            _, rows = attributor.attribute(seen)
+            took.append(time.process_time() - began)
+        taken[change] = (took[0], sorted(took)[10])
+    print("\nattribute(), 200 pods (ms; changed, the same):", {k: [1000 * t for t in v] for k, v in taken.items()})
+    assert len(rows) == 202
+    assert taken["second"][1] < 0.005
+
+
+# --- job files -----------------------------------------------------------------------------------------------------
+
+
+def jobs_in(directory: Path, procfs: Path | None = None) -> JobFiles:
+    return JobFiles(directory, procfs or directory)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"1\n", ("1",)),
+        (b"1\n2\n1\n", ("1", "2")),
+        (b" 1 \r\n\r\n", ("1",)),
+        (b"", ()),
+        (b"\n\n", ()),
+        (b"\xff\n", ()),
+        (b"a\x00b\n", ()),
+        (b"x" * 300 + b"\n", ()),
+        (b"1\n" * 40_000, ()),
+        ("übung_7\n".encode(), ("übung_7",)),
+    ],
+    ids=repr,
+)
+def test_job_files(tmp_path: Path, content: bytes, expected: tuple[str, ...]) -> None:
+    """Text lines are ids; what is none, or too much, is not."""
+    (tmp_path / "0").write_bytes(content)
+    assert jobs_in(tmp_path).ask() == ({"0": expected} if expected else {})
+
+
+def test_a_file_that_is_being_written(tmp_path: Path) -> None:
+    """A line without an end counts when the file has stayed the same for a look; until then what was before."""
+    files, path = jobs_in(tmp_path), tmp_path / "0"
+    path.write_text("12")
+    assert files.ask() == {}
+    path.write_text("1234")
+    assert files.ask() == {}
+    assert files.ask() == {"0": ("1234",)}
+    path.write_text("1234\n56")
+    os.utime(path, ns=(1, time.time_ns()))
+    assert files.ask() == {"0": ("1234",)}
+    assert files.ask() == {"0": ("1234", "56")}
+
+
+def test_what_is_no_job_file(tmp_path: Path) -> None:
+    """Links, pipes, directories and other names are left alone."""
+    (tmp_path / "0").mkdir()
+    os.mkfifo(tmp_path / "1")
+    (tmp_path / "passwd").write_text("root\n")
+    (tmp_path / "3.swp").write_text("3\n")
+    (tmp_path / "4").write_text("7\n")
+    assert jobs_in(tmp_path).ask() == {"4": ("7",)}
+
+
+def test_files_from_before_the_boot(tmp_path: Path) -> None:
+    """A node that crashed ran no epilog."""
+    (tmp_path / "stat").write_text(f"cpu 1\nbtime {int(time.time()) - 100}\n")
+    for name, age in {"0": 200, "1": 50}.items():
+        (tmp_path / name).write_text("7\n")
+        os.utime(tmp_path / name, (time.time() - age, time.time() - age))
+    assert jobs_in(tmp_path).ask() == {"1": ("7",)}
+
+
+def test_a_link_is_an_error_that_is_said(tmp_path: Path) -> None:
+    """It may lead anywhere. It costs its own GPU only."""
+    (tmp_path / "0").symlink_to("/etc/hostname")
+    (tmp_path / "1").write_text("7\n")
+    told: Told[Mapping[str, tuple[str, ...]]] = Told("hpc_jobs", {})
+    with pytest.raises(Untold, match="make it a file that this user can read") as raised:
+        jobs_in(tmp_path).ask()
+    told.fail(raised.value, raised.value.rest)
+    assert (told.value, told.up) == ({"1": ("7",)}, False)
+
+
+# --- slices and names ------------------------------------------------------------------------------------------------
+
+
+def test_slices() -> None:
+    """Attributes with and without the driver's name; devices of other kinds, and other drivers', are left out."""
+    devices = [
+        {"name": "gpu-0", "attributes": {"type": {"string": "gpu"}, "uuid": {"string": "GPU-0"}}},
+        {
+            "name": "gpu-1",
+            "attributes": {"gpu.nvidia.com/type": {"string": "gpu"}, "gpu.nvidia.com/uuid": {"string": "GPU-1"}},
+        },
+        {"name": "vfio-0", "attributes": {"type": {"string": "vfio"}}},
+        {"name": "bare"},
+    ]
+    spec = {"driver": "gpu.nvidia.com", "pool": {"name": "n", "generation": 1}, "devices": devices}
+    found = read({"spec": spec})
+    assert found
+    assert uuids([found]) == {("n", "gpu-0"): "GPU-0", ("n", "gpu-1"): "GPU-1"}
+    assert read({"spec": {**spec, "driver": "other"}}) is None
+    assert read({}) is None
+
+
+def test_names_of_containers(tmp_path: Path) -> None:
+    """Where the runtime's files can be read; else none."""
+    docker, podman = Whose(container="c" * 64, runtime="docker"), Whose(container="d" * 64, runtime="podman")
+    assert container_name(docker, tmp_path) == container_name(podman, tmp_path) == ""
+    listed = tmp_path / "var/lib/containers/storage/overlay-containers/containers.json"
+    listed.parent.mkdir(parents=True)
+    listed.write_text(f'[{{"id": "{"e" * 64}", "names": ["x"]}}, {{"id": "{"d" * 64}", "names": ["y"]}}]')
+    assert container_name(podman, tmp_path) == "y"
+    listed.write_text("no JSON")
+    assert container_name(podman, tmp_path) == ""
+
+
+# --- watches and libraries -----------------------------------------------------------------------------------------
+
+
+class Script:
+    """An API server that answers as it is told: one entry a watch, events or an error at the end."""
+
+    def __init__(self, *watches: Sequence[Object | Untold]) -> None:
+        self._watches = iter(watches)
+        self.listed = 0
+        self.done = threading.Event()
+
+    def pages(self, path: str, **query: str) -> tuple[list[Object], str]:
+        """One pod, at version 1."""
+        self.listed += 1
+        return [{"metadata": {"namespace": "team", "name": "a"}}], "1"
+
+    def watch(self, path: str, seconds: float, **query: str) -> Iterator[Object]:
+        """The next entry."""
+        for each in next(self._watches, ()):
+            if isinstance(each, Untold):
+                raise each
+            yield each
+        self.done.set()
+
+
+def test_a_watch_that_fails_goes_on_where_it_was(caplog: pytest.LogCaptureFixture) -> None:
+    """It is not listed anew, what was told holds, and a server that stays away is said once."""
+    away = Untold("unavailable", "API server: Connection refused")
+    added: Object = {
+        "type": "ADDED",
+        "object": {"metadata": {"namespace": "team", "name": "b", "resourceVersion": "2"}},
+    }
+    script = Script(({}, added, away), (away,), (away,), ({},))
+    told: Told[Mapping[str, Pod]] = Told("pods", {})
+    watch = Watch(told, cast(Api, script), pods.path, pods.Reader(), {})
+    with caplog.at_level("INFO"):
+        watch.start()
+        assert script.done.wait(30)
+        watch.stop()
+        watch.join(10)
+    assert script.listed == 1
+    assert set(told.value) == {"team/a", "team/b"}
+    assert told.errors == {"unavailable": 3}
+    words = [record.getMessage() for record in caplog.records]
+    assert words == ["attribution: pods answers", f"attribution: pods: {away}", "attribution: pods answers"]
+
+
+@pytest.mark.parametrize("event", [{"type": "ADDED"}, {"type": "ADDED", "object": []}], ids=str)
+def test_an_event_that_is_none(event: Object) -> None:
+    """It is an answer that is missing, and no traceback."""
+    script = Script(({}, event), ({},))
+    told: Told[Mapping[str, Pod]] = Told("pods", {})
+    watch = Watch(told, cast(Api, script), pods.path, pods.Reader(), {})
+    watch.start()
+    assert script.done.wait(30)
+    watch.stop()
+    watch.join(10)
+    assert told.errors == {"malformed": 1}
+
+
+@pytest.mark.parametrize("package", ["grpc", "google.protobuf"])
+def test_without_the_extra(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
+    """One line that says what to install."""
+    monkeypatch.delitem(sys.modules, "gpu_exporter.attribution.kubelet", raising=False)
+    monkeypatch.delitem(sys.modules, "gpu_exporter.attribution.wire", raising=False)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(GpuExporterError, match=r"pip install 'gpu-exporter\[kubernetes\]'"):
+        kubelet_of(Config())
