@@ -60,8 +60,8 @@ class Theirs:
 
     @property
     def honoured(self) -> bool:
-        """It sets a setting that there is."""
-        return self.setting in SETTINGS
+        """It sets one of our settings."""
+        return bool(self.setting)
 
 
 def _value(flags: str, env: str, setting: str = "", convert: Callable[[str], str] = same, says: str = "", quiet: tuple[str, ...] = ("",)) -> Theirs:  # fmt: skip
@@ -209,8 +209,6 @@ def _answer(given: _Given, source: str) -> Translation:
     if not theirs.honoured:
         if value in theirs.quiet:
             return Translation((), ())
-        if theirs.setting:
-            return Translation((), (f"{spelling}: not yet honoured",))
         return Translation((), (f"{spelling} is ignored: {theirs.says}",))
     setting = SETTINGS[theirs.setting]
     try:
@@ -220,7 +218,7 @@ def _answer(given: _Given, source: str) -> Translation:
         raise ValueError(f"{spelling}: {error}") from error
     arguments: tuple[str, ...] = (f"--{flag(setting)}={converted}",)
     if theirs.setting == "dcgm_hostengine":
-        if source not in ("", "dcgm"):
+        if source not in ("", "auto", "dcgm"):
             return Translation((), (f"{spelling} is ignored: the source is {source}",))
         arguments = ("--source=dcgm", *arguments) if not source else arguments
     return Translation(arguments, ())

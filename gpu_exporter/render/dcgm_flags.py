@@ -31,5 +31,5 @@ def _row(theirs: Theirs) -> tuple[str, ...]:
     if theirs.honoured:
         becomes = f"`--{flag(SETTINGS[theirs.setting])}`"
     else:
-        becomes = "not yet honoured" if theirs.setting else "ignored"
+        becomes = "ignored"
     return names, f"`{theirs.env}`", becomes, theirs.says

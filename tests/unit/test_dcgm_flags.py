@@ -11,17 +11,6 @@ from gpu_exporter.cli import cli
 from gpu_exporter.config import Config, Devices, device_list
 from gpu_exporter.dcgm_flags import SETTINGS, THEIRS, Theirs, is_theirs, translate
 
-# Settings of other parts of the exporter, which those bring: until then, their flags are answered with a warning.
-TO_COME = {
-    "hpc_job_mapping_dir",
-    "kubernetes",
-    "kubernetes_dra",
-    "kubernetes_pod_labels",
-    "kubernetes_pods",
-    "nvidia_resource_names",
-    "pod_resources_socket",
-}
-
 
 def becomes(line: str, environ: Mapping[str, str] | None = None) -> str:
     """A command line and an environment of theirs, as ours."""
@@ -119,7 +108,7 @@ def test_what_is_not_honoured_is_one_line(theirs: Theirs) -> None:
 
     arguments, (said,) = translate([f"{flag}={value}"], {})
     assert arguments == ()
-    assert said in (f"{flag}: not yet honoured", f"{flag} is ignored: {theirs.says}")
+    assert said == f"{flag} is ignored: {theirs.says}"
     assert translate([], {theirs.env: value}) == ((), (said.replace(flag, theirs.env, 1),))
     for quiet in theirs.quiet:
         assert translate([], {theirs.env: quiet}) == ((), ())
@@ -131,7 +120,7 @@ def test_every_flag_is_known_once_and_sets_what_there_is() -> None:
 
     assert len(set(flags)) == len(flags)
     assert len({each.env for each in THEIRS}) == len(THEIRS)
-    assert {each.setting for each in THEIRS if each.setting} - SETTINGS.keys() <= TO_COME
+    assert {each.setting for each in THEIRS if each.setting} <= SETTINGS.keys()
     assert all(each.says or each.setting for each in THEIRS)
 
 
