@@ -28,8 +28,5 @@ def page() -> str:
 def _row(theirs: Theirs) -> tuple[str, ...]:
     long, *short = theirs.flags
     names = ", ".join(f"`{name}`" for name in (f"--{long}", *(f"-{each}" for each in short)))
-    if theirs.honoured:
-        becomes = f"`--{flag(SETTINGS[theirs.setting])}`"
-    else:
-        becomes = "ignored"
+    becomes = f"`--{flag(SETTINGS[theirs.setting])}`" if theirs.honoured else "ignored"
     return names, f"`{theirs.env}`", becomes, theirs.says
