@@ -8,11 +8,16 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpu_exporter.config import Config
 from gpu_exporter.model import GpuExporterError, Source, SourceLost
 
+if TYPE_CHECKING:
+    from gpu_exporter.sources.dcgm import DcgmSource
+
 PACKAGED = Path(__file__).parent.parent / "recordings"
+OF_DCGM = ("dcgm_hostengine", "dcgm_bindings")
 OF_SIMULATION = ("nodes", "gpus", "seed", "faults", "inject")
 
 
@@ -25,10 +30,27 @@ def chosen(config: Config) -> Mapping[str, Source]:
             )
     if config.recording is not None and config.source != "replay":
         raise GpuExporterError("--recording needs --source replay: a recording is never mistaken for GPUs")
+    for name in OF_DCGM if config.source != "dcgm" else ():
+        if getattr(config, name) != getattr(Config(), name):
+            raise GpuExporterError(f"--{name.replace('_', '-')} needs --source dcgm")
     if config.source == "simulated":
         return _fleet(config)
-    source = _replay(config) if config.source == "replay" else local_gpus(procfs=config.procfs)
-    return {config.node_name or socket.gethostname(): source}
+    return {config.node_name or socket.gethostname(): _of_one_node(config)}
+
+
+def _of_one_node(config: Config) -> Source:
+    if config.source == "replay":
+        return _replay(config)
+    if config.source == "dcgm":
+        return dcgm(config)
+    return local_gpus(procfs=config.procfs)
+
+
+def dcgm(config: Config) -> DcgmSource:
+    """The GPUs of a host engine."""
+    from gpu_exporter.sources.dcgm import DcgmSource
+
+    return DcgmSource(config.dcgm_hostengine, config.dcgm_bindings, interval=config.interval, procfs=config.procfs)
 
 
 def only(config: Config) -> Source:
