@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from gpu_exporter import metrics as m
 from gpu_exporter.events import EventLog, Evidence
 from gpu_exporter.kernel_log import same_device
-from gpu_exporter.model import Gpu, GpuStatus, Metric, Snapshot, Source, SourceLost
+from gpu_exporter.model import Gpu, GpuStatus, Metric, Sampled, Snapshot, Source, SourceLost
 from gpu_exporter.release import HandOver, Release
 from gpu_exporter.snapshot import Composer, GpuRecord
 from gpu_exporter.worker import Backoff, Worker
@@ -81,6 +81,8 @@ class Collector:
         self._first_contact = threading.Event()
         self._poke = threading.Event()
         self.handover = HandOver(self._poke.set)
+        if isinstance(source, Sampled):
+            source.sample_every(interval)
         self._done = threading.Condition()
         self._workers: list[Worker] = []
         self._records: dict[str, GpuRecord] = {}

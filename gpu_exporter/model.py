@@ -283,6 +283,16 @@ class Staged(Protocol):
         """Whether the exporter does not answer any more."""
 
 
+@runtime_checkable
+class Sampled(Protocol):
+    """What a source is, too, whose fields somebody else samples in his own time."""
+
+    reads_until_profiled: int
+
+    def sample_every(self, seconds: float) -> None:
+        """What is read most often is to be sampled so often. Before `open`."""
+
+
 class Source(Protocol):
     """A way to read fields: nvml, dcgm, replay, simulated. Every method but `close` may block in a driver."""
 

@@ -50,7 +50,7 @@ def dcgm(config: Config) -> DcgmSource:
     """The GPUs of a host engine."""
     from gpu_exporter.sources.dcgm import DcgmSource
 
-    return DcgmSource(config.dcgm_hostengine, config.dcgm_bindings, interval=config.interval, procfs=config.procfs)
+    return DcgmSource(config.dcgm_hostengine, config.dcgm_bindings, procfs=config.procfs)
 
 
 def only(config: Config) -> Source:

@@ -43,17 +43,18 @@ class DcgmSource:
 
     name = "dcgm"
     live = True
+    # A profiling value takes a whole interval of the host engine, which begins when it likes.
+    reads_until_profiled = 4
 
     def __init__(
         self,
         hostengine: Hostengine,
         folder: Path | None = None,
         *,
-        interval: float = 1.0,
         sysfs: Path = Path("/sys"),
         procfs: Path = Path("/proc"),
     ) -> None:
-        self.interval = interval
+        self.interval = 1.0
         self._hostengine, self._folder = hostengine, folder
         self._sysfs, self._procfs = sysfs, procfs
         self._caller = Caller(str(hostengine))
@@ -65,6 +66,10 @@ class DcgmSource:
         self._xids: dict[int, list[XidEvent]] = defaultdict(list)
         self._pci: dict[int, str] = {}
         self._beside: tuple[Session, tuple[Question, ...]] | None = None
+
+    def sample_every(self, seconds: float) -> None:
+        """How often the host engine is to sample what is read most often."""
+        self.interval = seconds
 
     @property
     def patience(self) -> float:

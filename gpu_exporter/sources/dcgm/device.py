@@ -11,7 +11,7 @@ from gpu_exporter import metrics as m
 from gpu_exporter.model import Gpu, GpuLost, Labels, Metric, Pace, Reading, Series, XidEvent
 from gpu_exporter.sources.dcgm.bindings import Part
 from gpu_exporter.sources.dcgm.errors import LOST, NO_PROFILING, PROFILING_PAUSED, DcgmError, outcome, raise_if_lost
-from gpu_exporter.sources.dcgm.identity import FIELDS, MIG_MODE, identify
+from gpu_exporter.sources.dcgm.identity import MIG_MODE, OF_GPU, OF_SYSTEM, identify
 from gpu_exporter.sources.dcgm.plan import PROFILING_KIND, SAMPLED_SECONDS, Question, plan
 from gpu_exporter.sources.dcgm.profiling import Profiling
 from gpu_exporter.sources.dcgm.session import LOOK_SECONDS, Session, Table, Watch, Wish
@@ -75,6 +75,7 @@ class DcgmDevice:
         self._looked_at = time.monotonic()
         self._read_once = False
         self._xids: Watch | None = None
+        self._identity: Watch | None = None
         try:
             self.gpu = self._identify(index)
             self._layout = self._look()
@@ -83,11 +84,11 @@ class DcgmDevice:
             self._xids = session.watch_xids(number)
             self.told_since = asked_at if self._xids else None
         except DcgmError as error:
-            self._forget()
+            self._give_back()
             raise_if_lost(error, f"GPU {index}", session.where)
             raise GpuLost(f"GPU {index}: DCGM: {error}", outcome(error.code)) from error
         except BaseException:
-            self._forget()
+            self._give_back()
             raise
 
     # --- what is asked --------------------------------------------------------------------------------------------
@@ -96,10 +97,14 @@ class DcgmDevice:
         known = self._session.attributes(self._number)
         if not known.uuid:
             raise GpuLost(f"GPU {index}: DCGM does not know its UUID any more", "gone")
-        watch, refused = self._session.watch(Wish("identity", (self._board,), FIELDS, SAMPLED_SECONDS[Pace.SLOW]))
-        self._watches.append(watch)
-        fields = [field for field in FIELDS if field not in refused]
-        answers = self._session.latest([self._board], fields) if fields else {}
+        self._identity, refused = self._session.watch(
+            Wish("identity", (self._board,), OF_GPU, SAMPLED_SECONDS[Pace.SLOW])
+        )
+        fields = [field for field in OF_GPU if field not in refused]
+        answers = {
+            **self._session.of_system(self._board, OF_SYSTEM),
+            **(self._session.latest([self._board], fields) if fields else {}),
+        }
         mig = answers.get((self._board, MIG_MODE))
         self._mig = mig is not None and mig.value == 1
         return identify(index, known, {field: answer for (_, field), answer in answers.items()})
@@ -336,6 +341,8 @@ class DcgmDevice:
     def _give_back(self) -> None:
         if self._xids is not None:
             self._session.unwatch_xids(self._number, self._xids)
+        if self._identity is not None:
+            self._session.unwatch(self._identity)
         self._forget()
 
 

@@ -10,7 +10,8 @@ from gpu_exporter.sources.dcgm.values import Answer
 
 # Fields of the system and of a GPU, beside what its attributes have.
 NVML_VERSION, CUDA_DRIVER, MINOR_NUMBER, COMPUTE_CAPABILITY, MIG_MODE = 2, 5, 55, 63, 67
-FIELDS = (NVML_VERSION, CUDA_DRIVER, MINOR_NUMBER, COMPUTE_CAPABILITY, MIG_MODE)
+OF_SYSTEM = (NVML_VERSION, CUDA_DRIVER)
+OF_GPU = (MINOR_NUMBER, COMPUTE_CAPABILITY, MIG_MODE)
 # NVML's names of architectures, by compute capability.
 ARCHITECTURES = {
     (5, 0): "Maxwell",

@@ -39,6 +39,7 @@ XID_KEEP_SECONDS, XID_KEEP_SAMPLES = 3600.0, 1000
 OF_ONE_FIELD = frozenset({BADPARAM, UNKNOWN_FIELD, NOT_SUPPORTED, GENERIC, PROFILING_MULTI_PASS})
 # How often what is not sampled is looked at: MIG instances and NVLinks.
 LOOK_SECONDS = 5.0
+SYSTEM_SECONDS = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,7 @@ class Session:
         self._field_groups: dict[tuple[int, ...], Any] = {}
         self._parts: tuple[float, Sequence[Part]] | None = None
         self._links: tuple[float, tuple[Mapping[int, list[int]], Mapping[int, list[int]]]] | None = None
+        self._system: Mapping[tuple[Entity, int], Answer] | None = None
         self._told: set[int] = set()
         self._told_group: Any = None
         self._handle = self._ask(lambda: bindings.connect(to, patience))
@@ -110,6 +112,15 @@ class Session:
     def attributes(self, number: int) -> Attributes:
         """The identity of a GPU. Raises DcgmError."""
         return self._ask(lambda: self._bindings.attributes(self._handle, number))
+
+    def of_system(self, through: Entity, fields: tuple[int, ...]) -> Mapping[tuple[Entity, int], Answer]:
+        """Fields that belong to no entity, asked for through a GPU; watched once and for good: the host engine can't
+        end such a watch."""
+        if self._system is None:
+            _, refused = self.watch(Wish("system", (through,), fields, SYSTEM_SECONDS))
+            taken = [field for field in fields if field not in refused]
+            self._system = self.latest([through], taken) if taken else {}
+        return self._system
 
     def entities(self, group: EntityGroup) -> list[Entity]:
         """The entities of a kind; none where the host engine has no module for them."""
