@@ -56,11 +56,10 @@ def _labels(session: Session, kind: EntityKind, entities: Iterable[Entity]) -> d
 
 
 def _switch_links(session: Session, switches: Iterable[Entity]) -> dict[Entity, Labels]:
-    _, states = session.links()
     return {
         link(switch, number): (("nvlink", str(number)), ("nvswitch", f"nvswitch{switch.id}"))
         for switch in switches
-        for number, state in enumerate(states.get(switch.id, ()))
+        for number, state in enumerate(session.switch_links(switch.id))
         if state
     }
 

@@ -8,17 +8,16 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gpu_exporter import metrics as m
-from gpu_exporter.model import Gpu, GpuLost, Labels, Metric, Pace, Reading, Series, XidEvent
+from gpu_exporter.model import EntityKind, Gpu, GpuLost, Labels, Metric, Pace, Reading, Series, XidEvent
 from gpu_exporter.sources.dcgm.bindings import Part
 from gpu_exporter.sources.dcgm.errors import LOST, NO_PROFILING, PROFILING_PAUSED, DcgmError, outcome, raise_if_lost
 from gpu_exporter.sources.dcgm.identity import MIG_MODE, OF_GPU, OF_SYSTEM, identify
 from gpu_exporter.sources.dcgm.plan import PROFILING_KIND, SAMPLED_SECONDS, Question, plan
 from gpu_exporter.sources.dcgm.profiling import Profiling
-from gpu_exporter.sources.dcgm.session import LOOK_SECONDS, Session, Table, Watch, Wish
+from gpu_exporter.sources.dcgm.session import LINK_NONE, LINK_UP, LOOK_SECONDS, Session, Table, Watch, Wish
 from gpu_exporter.sources.dcgm.values import Answer, Entity, EntityGroup, gpu, link
 
 NAME, UUID = 50, 54
-LINK_NONE, LINK_UP = 0, 3
 # Samples of a GPU that get no younger for so long: the host engine is alive, and stuck in the driver.
 STUCK_INTERVALS, STUCK_SECONDS = 3.0, 3.0
 
@@ -111,12 +110,12 @@ class DcgmDevice:
 
     def _look(self) -> Layout:
         """What the GPU is made of now. Only on the source's thread."""
-        links, _ = self._session.links()
         parts = self._session.parts()
         instances = [part for part in parts if part.parent == self._board]
         names = {part.entity for part in instances}
         devices = [part for part in parts if part.parent in names]
-        states = tuple(links.get(self._number, ()))
+        wanted = any(row.entity is EntityKind.NVLINK or row in (m.NVLINK_COUNT, m.NVLINK_UP) for row in self._metrics)
+        states = tuple(self._session.links(self._number)) if wanted else ()
         return Layout(states, self._mig or bool(instances), (*instances, *devices))
 
     def _of(self, metric: Metric, labels: Labels) -> Series:

@@ -18,6 +18,9 @@ PROFILING = (range(1001, 1100), range(1532, 1534))
 # What DCGM tells by calls of their own.
 BY_CALL = (m.NVLINK_COUNT, m.NVLINK_UP, m.MIG_DEVICE, m.INSTANCE_SLICES)
 FABRIC_KNOWN = range(1, 5)
+# Where DCGM leaves a 0 if the driver has no value: it looks at the return code of the call, not at the field's own
+# (DcgmCacheManager.cpp of 4.6.0, seen on injected GPUs). Neither memory at 0 degrees nor a board at 0 W answers.
+ZERO_IS_NONE = frozenset({140, 157})
 
 
 def is_profiling(number: int) -> bool:
@@ -42,7 +45,7 @@ class Question:
     def value(self, raw: float) -> float | None:
         """The value in the metric's unit; None where DCGM has a number that means none."""
         metric = self.series.metric
-        if metric is m.FABRIC and raw not in FABRIC_KNOWN:
+        if (metric is m.FABRIC and raw not in FABRIC_KNOWN) or (raw == 0 and self.number in ZERO_IS_NONE):
             return None
         if metric.bit is not None:
             return int(raw) >> metric.bit & 1

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from gpu_exporter.config import Hostengine
 from gpu_exporter.model import Pace, SourceLost
@@ -22,6 +22,7 @@ from gpu_exporter.sources.dcgm.errors import (
     BADPARAM,
     DUPLICATE_KEY,
     GENERIC,
+    MODULE_NOT_LOADED,
     NOT_SUPPORTED,
     PROFILING_MULTI_PASS,
     SOURCE_LOST,
@@ -29,7 +30,7 @@ from gpu_exporter.sources.dcgm.errors import (
     DcgmError,
     source_lost,
 )
-from gpu_exporter.sources.dcgm.values import Answer, Entity, EntityGroup, gpu
+from gpu_exporter.sources.dcgm.values import Answer, Entity, EntityGroup, gpu, link
 
 T = TypeVar("T")
 XID = 230
@@ -39,6 +40,10 @@ XID_KEEP_SECONDS, XID_KEEP_SAMPLES = 3600.0, 1000
 OF_ONE_FIELD = frozenset({BADPARAM, UNKNOWN_FIELD, NOT_SUPPORTED, GENERIC, PROFILING_MULTI_PASS})
 # How often what is not sampled is looked at: MIG instances and NVLinks.
 LOOK_SECONDS = 5.0
+LATER_SECONDS = 600.0
+# A field of an NVLink that says whether it is up, for a host engine without the module that lists them.
+LINK_STATE, MOST_LINKS = 1508, 18
+LINK_NONE, LINK_DOWN, LINK_UP = 0, 2, 3
 SYSTEM_SECONDS = 3600.0
 
 
@@ -80,8 +85,8 @@ class Session:
         self._bindings, self._to = bindings, to
         self._names = map(f"gpu-exporter-{os.getpid()}-{secrets.token_hex(4)}-{{}}".format, itertools.count())
         self._field_groups: dict[tuple[int, ...], Any] = {}
-        self._parts: tuple[float, Sequence[Part]] | None = None
-        self._links: tuple[float, tuple[Mapping[int, list[int]], Mapping[int, list[int]]]] | None = None
+        self._found: dict[str, tuple[float, Any]] = {}
+        self._probed: dict[int, tuple[Watch, dict[int, DcgmError]]] = {}
         self._system: Mapping[tuple[Entity, int], Answer] | None = None
         self._told: set[int] = set()
         self._told_group: Any = None
@@ -138,24 +143,41 @@ class Session:
 
     def parts(self) -> Sequence[Part]:
         """The MIG instances of all GPUs, looked at now and then."""
-        if self._parts is None or time.monotonic() - self._parts[0] >= LOOK_SECONDS:
-            try:
-                found: Sequence[Part] = self._ask(lambda: self._bindings.parts(self._handle))
-            except DcgmError:
-                found = ()
-            self._parts = (time.monotonic(), found)
-        return self._parts[1]
+        return self._look("parts", lambda: self._bindings.parts(self._handle)) or ()
 
-    def links(self) -> tuple[Mapping[int, list[int]], Mapping[int, list[int]]]:
-        """The states of the NVLinks of GPUs and of NVSwitches, looked at now and then."""
-        if self._links is None or time.monotonic() - self._links[0] >= LOOK_SECONDS:
+    def links(self, number: int) -> Sequence[int]:
+        """The states of a GPU's NVLinks, looked at now and then: by DCGM's own list, or else by their state fields."""
+        known = self._look("links", lambda: self._bindings.links(self._handle))
+        return known[0].get(number, ()) if known is not None else self._link_states(number)
+
+    def switch_links(self, number: int) -> Sequence[int]:
+        """The same of an NVSwitch."""
+        known = self._look("links", lambda: self._bindings.links(self._handle))
+        return known[1].get(number, ()) if known is not None else ()
+
+    def _look(self, what: str, ask: Callable[[], T]) -> T | None:
+        """What was found lately, or now. What a host engine has no module for is not asked again soon: it tries to load
+        the module each time."""
+        due, known = self._found.get(what, (0.0, None))
+        if time.monotonic() >= due:
+            later = LOOK_SECONDS
             try:
-                found: tuple[Mapping[int, list[int]], Mapping[int, list[int]]]
-                found = self._ask(lambda: self._bindings.links(self._handle))
-            except DcgmError:
-                found = ({}, {})
-            self._links = (time.monotonic(), found)
-        return self._links[1]
+                known = self._ask(ask)
+            except DcgmError as error:
+                known = None
+                later = LATER_SECONDS if error.code == MODULE_NOT_LOADED else LOOK_SECONDS
+            self._found[what] = (time.monotonic() + later, known)
+        return cast("T | None", known)
+
+    def _link_states(self, number: int) -> Sequence[int]:
+        links = tuple(link(gpu(number), each) for each in range(MOST_LINKS))
+        if number not in self._probed:
+            self._probed[number] = self.watch(Wish("links", links, (LINK_STATE,), LOOK_SECONDS))
+        if self._probed[number][1]:
+            return ()
+        answers = self.latest(links, (LINK_STATE,))
+        values = [answers[each, LINK_STATE].value for each in links if (each, LINK_STATE) in answers]
+        return [LINK_NONE if value is None else LINK_UP if value == 1 else LINK_DOWN for value in values]
 
     # --- watches --------------------------------------------------------------------------------------------------
 
