@@ -28,8 +28,9 @@ from gpu_exporter.sources.dcgm.session import LOOK_SECONDS, Session, Table
 from gpu_exporter.sources.driver import bound, reload_needed
 
 T = TypeVar("T")
-# How long a connection, the start of an embedded host engine, or the watches of a GPU may take.
-CONNECT_SECONDS, ATTACH_SECONDS = 5.0, 15.0
+# How long a connection or the start of an embedded host engine may take, and each call while a GPU is attached, for
+# the host engine then samples all that is new.
+CONNECT_SECONDS, ATTACH_SECONDS = 5.0, 5.0
 # How long any other call may take, or an interval if that is longer.
 READ_SECONDS = 1.0
 # How long `close` waits.
@@ -91,7 +92,7 @@ class DcgmSource:
     def _connected(self) -> Session:
         assert self._bindings is not None
         try:
-            return Session(self._bindings, self._hostengine, CONNECT_SECONDS * 0.8)
+            return Session(self._bindings, self._hostengine, CONNECT_SECONDS * 0.8, self._caller.beat)
         except DcgmError as error:
             raise SourceLost(f"DCGM: {self._hostengine}: {error}") from error
 
@@ -216,8 +217,12 @@ class DcgmSource:
                 event = XidEvent(time.time(), self._pci.get(entity.id, ""), int(answer.value))
                 self._xids[entity.id].append(event)
 
+    def look(self, session: Session, job: Callable[[], bool]) -> bool:
+        """Look at something on the thread, which takes no longer than a read. Raises SourceLost."""
+        return self._call(session, job, self.patience)
+
     def ask(self, session: Session, job: Callable[[], None]) -> None:
-        """Do something on the thread. Raises SourceLost."""
+        """Do something on the thread, which may take as long as to attach a GPU. Raises SourceLost."""
         self._call(session, job, ATTACH_SECONDS)
 
     def drop(self, session: Session, job: Callable[[], None]) -> None:

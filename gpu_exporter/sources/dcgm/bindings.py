@@ -305,9 +305,8 @@ def _imported(folder: Path | None) -> tuple[ModuleType, ModuleType]:
 
 def _no_library(error: DcgmError, where: Path) -> str:
     if error.code == LIBRARY_NOT_FOUND:
-        soname = "libdcgm.so.3" if "/dcgm/" in f"{where}/" else "libdcgm.so.4"
         return (
-            f"DCGM: the bindings in {where} find no library ({soname}, of the same version): install the package that"
-            " they came with, or name the library's directory in LD_LIBRARY_PATH"
+            f"DCGM: the bindings in {where} find no libdcgm.so of their version: install the package that they came"
+            " with, or name the library's directory in LD_LIBRARY_PATH"
         )
     return f"DCGM: the library of the bindings in {where} does not load: {error}"

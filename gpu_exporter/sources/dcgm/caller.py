@@ -41,8 +41,14 @@ class Caller:
         begun = current.begun if current and current.given_up else None
         return 0.0 if begun is None else time.monotonic() - begun
 
+    def beat(self) -> None:
+        """From within a job: it gets on, and what is late is only what it does next."""
+        current = self._current
+        if current is not None and not current.given_up:
+            current.begun = time.monotonic()
+
     def call(self, job: Callable[[], T], patience: float) -> T:
-        """Do it on the thread; wait for calls before it, and `patience` seconds for this one.
+        """Do it on the thread; wait for calls before it, and `patience` seconds for each beat of this one.
 
         Raises what the job raises, or SourceLost if it, or the one before it, takes too long.
         """

@@ -30,8 +30,11 @@ class Shared(Protocol):
     def read(self, session: Session, paces: frozenset[Pace], since: float) -> Table:
         """The answers for these paces, none of a pace older than `since` (monotonic seconds)."""
 
+    def look(self, session: Session, job: Callable[[], bool]) -> bool:
+        """Look at something on the source's thread, which takes no longer than a read."""
+
     def ask(self, session: Session, job: Callable[[], None]) -> None:
-        """Do something on the source's thread."""
+        """Do something on the source's thread, which may take as long as to attach a GPU."""
 
     def told(self, number: int) -> Sequence[XidEvent]:
         """Xids of a GPU since the last call."""
@@ -50,6 +53,11 @@ class Layout:
     links: tuple[int, ...]
     mig: bool
     parts: tuple[Part, ...]
+
+    @property
+    def built_as(self) -> object:
+        """What decides which questions there are; that a link goes down does not."""
+        return self.mig, self.parts, tuple(state != LINK_NONE for state in self.links)
 
 
 class DcgmDevice:
@@ -77,7 +85,7 @@ class DcgmDevice:
         self._identity: Watch | None = None
         try:
             self.gpu = self._identify(index)
-            self._layout = self._look()
+            self._layout = self._seen = self._look()
             self._build()
             asked_at = time.time()
             self._xids = session.watch_xids(number)
@@ -111,12 +119,13 @@ class DcgmDevice:
     def _look(self) -> Layout:
         """What the GPU is made of now. Only on the source's thread."""
         parts = self._session.parts()
-        instances = [part for part in parts if part.parent == self._board]
-        names = {part.entity for part in instances}
-        devices = [part for part in parts if part.parent in names]
+        mine = {part.entity for part in parts if part.parent == self._board}
+        devices = [part for part in parts if part.parent in mine]
+        # Without a compute instance nothing can run in a GPU instance.
+        instances = [part for part in parts if part.entity in {device.parent for device in devices}]
         wanted = any(row.entity is EntityKind.NVLINK or row in (m.NVLINK_COUNT, m.NVLINK_UP) for row in self._metrics)
         states = tuple(self._session.links(self._number)) if wanted else ()
-        return Layout(states, self._mig or bool(instances), (*instances, *devices))
+        return Layout(states, self._mig or bool(mine), (*instances, *devices))
 
     def _of(self, metric: Metric, labels: Labels) -> Series:
         key = (metric, labels)
@@ -218,13 +227,13 @@ class DcgmDevice:
         return self._shared.told(self._number)
 
     def read(self, paces: frozenset[Pace]) -> Reading:
+        ended = self._changes(time.monotonic())
         if not self._read_once:
             paces = frozenset(Pace)
         table = self._shared.read(self._session, paces, self._asked_at)
         if not self._shared.supported(self._number):
             raise GpuLost(f"GPU {self.gpu.index}: it is gone: DCGM lists it no more among those that it reads", "gone")
         now = time.monotonic()
-        ended = self._changes(now)
         values: dict[Series, float] = {}
         failed: dict[Series, str] = {}
         spans: dict[Series, float] = {}
@@ -283,22 +292,31 @@ class DcgmDevice:
             return set()
         self._looked_at = now
         before = {*self._plan.series, *self._own}
-        self._shared.ask(self._session, lambda: self._follow(now))
+        if self._shared.look(self._session, lambda: self._is_due(now)):
+            self._shared.ask(self._session, self._follow)
         return before - self._plan.series - self._own.keys()
 
-    def _follow(self, now: float) -> None:
-        """Only on the source's thread."""
+    def _is_due(self, now: float) -> bool:
+        """Whether something has changed, or is to be tried again. Only on the source's thread."""
         mig = self._session.table.answers.get((self._board, MIG_MODE))
         if mig is not None and mig.value is not None:
             self._mig = mig.value == 1
-        layout, before, profiling = self._look(), self._layout, self._profiling
-        self._layout = layout
-        present = [[state != LINK_NONE for state in each.links] for each in (layout, before)]
+        self._seen, before = self._look(), self._layout
+        if self._seen.built_as != before.built_as:
+            return True
+        self._layout = self._seen
+        return self._profiling.due(now)
+
+    def _follow(self) -> None:
+        """Ask for what there is now. Only on the source's thread."""
+        profiling, anew = self._profiling, self._seen.built_as != self._layout.built_as
+        self._layout = self._seen
         try:
-            if (layout.mig, layout.parts, present[0]) != (before.mig, before.parts, present[1]):
+            if anew:
                 self._forget()
                 self._build()
-            elif profiling.due(now):
+                self._read_once = False
+            else:
                 for watch in self._profiling_watches:
                     self._session.unwatch(watch)
                 self._profiling_watches.clear()
@@ -306,8 +324,7 @@ class DcgmDevice:
                 self._enter()
         except DcgmError as error:
             raise GpuLost(f"GPU {self.gpu.index}: DCGM: {error}", outcome(error.code)) from error
-        if self._profiling is not profiling:
-            self._profiling.after(profiling)
+        self._profiling.after(profiling)
 
     def _pause(self, values: dict[Series, float]) -> set[Series]:
         """Say that the counters are taken, as long as they are."""

@@ -78,11 +78,12 @@ class Table:
 class Session:
     """A connection. Every method raises SourceLost if it is broken."""
 
-    def __init__(self, bindings: Bindings, to: Hostengine, patience: float) -> None:
+    def __init__(self, bindings: Bindings, to: Hostengine, patience: float, beat: Callable[[], None]) -> None:
+        """`beat` is told before each call: what is late is one call, not all that there is to do."""
         self.where = str(to)
         self.table = Table()
         self.asked: dict[Pace, dict[Entity, frozenset[int]]] = {pace: {} for pace in Pace}
-        self._bindings, self._to = bindings, to
+        self._bindings, self._to, self._beat = bindings, to, beat
         self._names = map(f"gpu-exporter-{os.getpid()}-{secrets.token_hex(4)}-{{}}".format, itertools.count())
         self._field_groups: dict[tuple[int, ...], Any] = {}
         self._found: dict[str, tuple[float, Any]] = {}
@@ -93,6 +94,7 @@ class Session:
         self._handle = self._ask(lambda: bindings.connect(to, patience))
 
     def _ask(self, call: Callable[[], T]) -> T:
+        self._beat()
         try:
             return call()
         except DcgmError as error:
@@ -233,8 +235,10 @@ class Session:
     def unwatch(self, watch: Watch) -> None:
         """Give a watch back, as far as the host engine lets."""
         for fields in watch.fields:
+            self._beat()
             self._bindings.unwatch(self._handle, watch.group, fields)
         if watch.group is not None:
+            self._beat()
             self._bindings.drop_group(self._handle, watch.group)
 
     # --- readings -------------------------------------------------------------------------------------------------
