@@ -168,13 +168,14 @@ class Bindings:
                 with self._errors():
                     self._agent.dcgmGroupAddEntity(handle, group, int(entity.group), entity.id)
         except DcgmError:
-            self.drop_group(handle, group)
+            with suppress(DcgmError):
+                self.drop_group(handle, group)
             raise
         return group
 
     def drop_group(self, handle: Any, group: Any) -> None:
-        """Give a group back, as far as the host engine lets."""
-        with suppress(DcgmError), self._errors():
+        """Give a group back. Raises DcgmError."""
+        with self._errors():
             self._agent.dcgmGroupDestroy(handle, group)
 
     def field_group(self, handle: Any, name: str, fields: Sequence[int]) -> Any:
@@ -182,19 +183,14 @@ class Bindings:
         with self._errors():
             return self._agent.dcgmFieldGroupCreate(handle, list(fields), name)
 
-    def drop_field_group(self, handle: Any, group: Any) -> None:
-        """Give a field group back, as far as the host engine lets."""
-        with suppress(DcgmError), self._errors():
-            self._agent.dcgmFieldGroupDestroy(handle, group)
-
     def watch(self, handle: Any, group: Any, fields: Any, seconds: float, keep: float, samples: int) -> None:
         """Have the host engine sample fields of a group, and wait for the first samples. Raises DcgmError."""
         with self._errors():
             self._agent.dcgmWatchFields(handle, group, fields, int(seconds * 1e6), keep, samples)
 
     def unwatch(self, handle: Any, group: Any, fields: Any) -> None:
-        """The opposite of `watch`, as far as the host engine lets."""
-        with suppress(DcgmError), self._errors():
+        """The opposite of `watch`. Raises DcgmError."""
+        with self._errors():
             self._agent.dcgmUnwatchFields(handle, group, fields)
 
     def latest(

@@ -42,10 +42,16 @@ class Caller:
         return 0.0 if begun is None else time.monotonic() - begun
 
     def beat(self) -> None:
-        """From within a job: it gets on, and what is late is only what it does next."""
+        """From within a job: it gets on, and what is late is only what it does next. Ends a job that nobody waits for.
+
+        Raises SourceLost.
+        """
         current = self._current
-        if current is not None and not current.given_up:
-            current.begun = time.monotonic()
+        if current is None:
+            return
+        if current.given_up:
+            raise SourceLost(f"DCGM: {self._what} answered too late", "stalled")
+        current.begun = time.monotonic()
 
     def call(self, job: Callable[[], T], patience: float) -> T:
         """Do it on the thread; wait for calls before it, and `patience` seconds for each beat of this one.

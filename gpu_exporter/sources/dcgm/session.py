@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar, cast
 
 from gpu_exporter.config import Hostengine
@@ -89,6 +90,7 @@ class Session:
         self._found: dict[str, tuple[float, Any]] = {}
         self._probed: dict[int, tuple[Watch, dict[int, DcgmError]]] = {}
         self._system: Mapping[tuple[Entity, int], Answer] | None = None
+        self._dead = False
         self._told: set[int] = set()
         self._told_group: Any = None
         self._handle = self._ask(lambda: bindings.connect(to, patience))
@@ -99,8 +101,15 @@ class Session:
             return call()
         except DcgmError as error:
             if error.code in SOURCE_LOST:
+                self._dead = True
                 raise source_lost(error.code, self.where) from error
             raise
+
+    def _give_back(self, call: Callable[[], None]) -> None:
+        """As far as the host engine lets; not on a dead connection, where each call may hang again."""
+        if not self._dead:
+            with suppress(DcgmError, SourceLost):
+                self._ask(call)
 
     def close(self) -> None:
         """Disconnect; the host engine drops our groups and watches by itself."""
@@ -215,7 +224,8 @@ class Session:
                 )
             )
         except DcgmError:
-            self._bindings.unwatch(self._handle, group, field_group)  # it may have begun with some
+            # it may have begun with some
+            self._give_back(lambda: self._bindings.unwatch(self._handle, group, field_group))
             raise
         return field_group
 
@@ -235,11 +245,9 @@ class Session:
     def unwatch(self, watch: Watch) -> None:
         """Give a watch back, as far as the host engine lets."""
         for fields in watch.fields:
-            self._beat()
-            self._bindings.unwatch(self._handle, watch.group, fields)
+            self._give_back(partial(self._bindings.unwatch, self._handle, watch.group, fields))
         if watch.group is not None:
-            self._beat()
-            self._bindings.drop_group(self._handle, watch.group)
+            self._give_back(partial(self._bindings.drop_group, self._handle, watch.group))
 
     # --- readings -------------------------------------------------------------------------------------------------
 
@@ -289,7 +297,7 @@ class Session:
         """One group of all GPUs whose Xids are kept: they are asked for in one call."""
         self._told = gpus
         if self._told_group is not None:
-            self._bindings.drop_group(self._handle, self._told_group)
+            self._give_back(partial(self._bindings.drop_group, self._handle, self._told_group))
             self._told_group = None
         if gpus:
             name = f"{next(self._names)}-told"
