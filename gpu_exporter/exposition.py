@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from prometheus_client.metrics_core import Metric as ClientMetric
 
-from gpu_exporter.metrics import INFO, METRICS
+from gpu_exporter.metrics import BESIDE, INFO, METRICS
 from gpu_exporter.model import Labels, Series, Snapshot
 
 # A variant that nobody asked for in this time is no longer made in advance.
@@ -128,6 +128,8 @@ def labels_of(series: Series, node: str) -> Labels:
     """The labels of a series: classic families carry dcgm-exporter's device labels, ours the GPU's index and UUID."""
     metric, gpu = series.metric, series.gpu
     device: Labels = ()
+    if gpu is None and metric.entity in BESIDE:
+        return (*series.labels, ("Hostname", node))
     if gpu is not None:
         device = (("gpu", str(gpu.index)), ("UUID", gpu.uuid))
         if metric.classic:

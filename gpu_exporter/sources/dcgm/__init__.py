@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -25,6 +25,7 @@ from gpu_exporter.sources.dcgm.device import DcgmDevice
 from gpu_exporter.sources.dcgm.errors import DcgmError
 from gpu_exporter.sources.dcgm.plan import Question
 from gpu_exporter.sources.dcgm.session import LOOK_SECONDS, Session, Table
+from gpu_exporter.sources.dcgm.values import EntityGroup
 from gpu_exporter.sources.driver import bound, reload_needed
 
 T = TypeVar("T")
@@ -63,6 +64,7 @@ class DcgmSource:
         self._bindings: Bindings | None = None
         self._session: Session | None = None
         self._supported: frozenset[int] = frozenset()
+        self._listed: int | None = None
         self._stamp: int | None = None
         self._xids: dict[int, list[XidEvent]] = defaultdict(list)
         self._pci: dict[int, str] = {}
@@ -117,7 +119,8 @@ class DcgmSource:
 
         def look() -> int:
             self._supported = frozenset(session.gpus(supported=True))
-            return len(session.gpus())
+            self._listed = len(session.gpus())
+            return self._listed
 
         return self._call(session, look, self.patience)
 
@@ -242,13 +245,21 @@ class DcgmSource:
     # --- doctor ---------------------------------------------------------------------------------------------------
 
     def findings(self) -> list[Finding]:
-        """Where the bindings are, and which host engine answers. Never raises."""
-        found = []
-        bindings = self._bindings
-        if bindings is not None:
-            what = f"DCGM {bindings.version() or 'of unknown version'}, bindings in {bindings.folder}"
-            found.append(Finding("bindings", Level.OK, what))
+        """The bindings, the host engine, and what it has beside GPUs. Never raises."""
+        if self._bindings is None:
+            return []
+        version = self._bindings.version() or "of unknown version"
+        found = [Finding("bindings", Level.OK, f"DCGM {version}, bindings in {self._bindings.folder}")]
+        if self._listed is not None:
+            what = f"{self._hostengine}: reads {len(self._supported)} of {self._listed} GPUs"
+            found.append(Finding("hostengine", Level.OK, what))
+        questions = self._beside[1] if self._beside is not None else ()
+        entities = Counter(entity.group for entity in {question.entity for question in questions})
+        beside = [f"{entities[group]} {name}" for group, name in NAMES.items() if entities[group]]
+        if beside:
+            found.append(Finding("hostengine", Level.OK, f"beside the GPUs: {', '.join(beside)}"))
         return found
 
 
+NAMES = {EntityGroup.SWITCH: "NVSwitches", EntityGroup.CPU: "CPUs", EntityGroup.CPU_CORE: "CPU cores"}
 STALE_SECONDS = 3 * SHARED_SECONDS + LOOK_SECONDS + Pace.SLOW.value
