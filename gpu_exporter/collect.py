@@ -16,7 +16,7 @@ from gpu_exporter.backoff import Backoff
 from gpu_exporter.dcgm_own import Own
 from gpu_exporter.events import EventLog, Evidence
 from gpu_exporter.kernel_log import same_device
-from gpu_exporter.model import Attribution, Gpu, GpuStatus, Metric, Snapshot, Source, SourceLost
+from gpu_exporter.model import Attribution, Gpu, GpuStatus, Metric, Sampled, Snapshot, Source, SourceLost
 from gpu_exporter.release import HandOver, Release
 from gpu_exporter.snapshot import Composer, GpuRecord
 from gpu_exporter.worker import Worker
@@ -94,6 +94,8 @@ class Collector:
         self._first_contact = threading.Event()
         self._poke = threading.Event()
         self.handover = HandOver(self._poke.set)
+        if isinstance(source, Sampled):
+            source.sample_every(interval)
         self._done = threading.Condition()
         self._workers: list[Worker] = []
         self._records: dict[str, GpuRecord] = {}

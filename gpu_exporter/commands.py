@@ -22,7 +22,7 @@ from gpu_exporter.events import EventLog
 from gpu_exporter.exposition import Renderer, Variant
 from gpu_exporter.kernel_watch import KernelWatch
 from gpu_exporter.library import readings
-from gpu_exporter.metrics import METRICS, selected
+from gpu_exporter.metrics import BESIDE, METRICS, selected
 from gpu_exporter.model import NOT_YOURS, GpuExporterError, Metric, MetricSet, Snapshot
 from gpu_exporter.options import OWNER_SETTINGS, SOURCE_SETTINGS, parsed, settings
 from gpu_exporter.reload import Fields
@@ -109,7 +109,7 @@ def metrics_command(metrics: MetricSet) -> None:
 
 
 def _row(metric: Metric) -> tuple[str, str, str, str, str, str, str, str]:
-    read = metric.pace.name.lower() if metric.nvml else "-"
+    read = metric.pace.name.lower() if metric.nvml or metric.entity in BESIDE else "-"
     dcgm = "-" if metric.dcgm is None else str(metric.dcgm)
     return (metric.key, metric.kind.value, metric.unit, metric.set.value, read, dcgm, read_from(metric), metric.help)
 

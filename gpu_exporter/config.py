@@ -42,6 +42,46 @@ def address(text: str) -> Address:
     return Address(host.strip("[]"), int(port))
 
 
+@dataclass(frozen=True, slots=True)
+class Hostengine:
+    """Where DCGM's host engine listens: on a TCP address, on a Unix socket, or nowhere, within this process."""
+
+    address: str = ""
+    socket: str = ""
+
+    def __str__(self) -> str:
+        return (
+            f"host engine at {self.socket or self.address}" if self.socket or self.address else "embedded host engine"
+        )
+
+    @property
+    def embedded(self) -> bool:
+        """It is started in this process."""
+        return not self.address and not self.socket
+
+    @property
+    def local(self) -> bool:
+        """Its GPUs are this machine's, as far as an address tells."""
+        return not self.address or self.address.rpartition(":")[0] in ("localhost", "127.0.0.1", "[::1]")
+
+
+HOSTENGINE_PORT = 5555
+
+
+def hostengine(text: str) -> Hostengine:
+    """`localhost:5555`, `[::1]:5555`, `unix:///run/nv-hostengine.sock`, `/run/nv-hostengine.sock`; nothing: embedded."""
+    path = text.removeprefix("unix://")
+    if path.startswith("/"):
+        return Hostengine(socket=path)
+    if not text:
+        return Hostengine()
+    wrong = f"{text!r} is no host engine; use host:port such as localhost:{HOSTENGINE_PORT}, or unix:///path/of/socket"
+    found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(?::(\d+))?", text)
+    if not found or not 0 < int(found[2] or HOSTENGINE_PORT) <= 65535:
+        raise ValueError(wrong)
+    return Hostengine(f"{found[1]}:{found[2] or HOSTENGINE_PORT}")
+
+
 def duration(text: str) -> float:
     """`1s`, `100ms`, `2m`, or seconds as a plain number. Positive."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h|)", text.strip())
@@ -200,7 +240,9 @@ class Config:
     address: Address          = _setting("Where to listen.", address, ":9400")
     interval: float           = _setting("Time between two collections.", interval, "1s")
     gauge_window: float       = _setting("What the profiling gauges are the mean over.", duration, "15s")
-    source: str               = _setting("Where to read from; auto is nvml, and never what is not there.", choice("auto", "nvml", "replay", "simulated"), "auto")
+    source: str               = _setting("Where to read from; auto is nvml, and never what is not there.", choice("auto", "nvml", "dcgm", "replay", "simulated"), "auto")
+    dcgm_hostengine: Hostengine = _setting("DCGM's host engine: host:port, or a Unix socket as path or unix:///path; left out, it runs within the exporter.", hostengine, "")
+    dcgm_bindings: Path | None = _setting("The directory of DCGM's Python bindings (else: where its packages put them).", Path)
     recording: Path | None    = _setting("The recording to replay.", Path)
     speed: float              = _setting("How fast to replay.", speed, "1")
     loop: bool                = _setting("Whether to replay over and over.", boolean, "true")
@@ -209,7 +251,6 @@ class Config:
     seed: int                 = _setting("The same seed simulates the same nodes.", whole, "1")
     faults: str               = _setting("What goes wrong in the simulation, as docs/simulated.md shows.", str, "")
     inject: str               = _setting("Failure modes to simulate, such as GpuMemoryBound:node-000/1, as docs/simulated.md shows.", str, "", many=True)
-    dcgm_hostengine: str      = _setting("DCGM's host engine: host:port or unix:///path; without it DCGM runs inside the exporter.", str, "")
     devices: Devices          = _setting("Which GPUs: f (all; of those in MIG mode the instances), g (GPUs), i (instances), or some, such as g:0,2-3 or g:UUID.", device_list, "f")
     switch_devices: Devices   = _setting("Which NVSwitches (g) and NVLinks of them (i), as --devices; from DCGM.", device_list, "f")
     cpu_devices: Devices      = _setting("Which Grace CPUs (g) and cores (i), as --devices; from DCGM.", device_list, "f")

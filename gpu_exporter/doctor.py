@@ -6,6 +6,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol, runtime_checkable
 
 from gpu_exporter import machine
 from gpu_exporter import metrics as m
@@ -31,6 +32,14 @@ from gpu_exporter.xids import Action
 WITH_GPM = ("Hopper", "Blackwell", "Rubin")
 # All looks at the machine together, which run beside the look at the GPUs.
 LOOK_SECONDS = 1.0
+
+
+@runtime_checkable
+class Telling(Protocol):
+    """A source that has something to say of itself, after it was looked at."""
+
+    def findings(self) -> list[Finding]:
+        """What it was read through."""
 
 
 class Look(threading.Thread):
@@ -61,16 +70,27 @@ def examine(
     findings, clean, mig = machine.software(), True, False
     try:
         source = source_of()
-        if source.live:
+        if source.live and not isinstance(source, Telling):
             findings.append(machine.bindings())
         snapshot, clean = observe(source, selected(MetricSet.FULL))
+        findings += source.findings() if isinstance(source, Telling) else []
         findings += judge(snapshot)
         mig = any(series.metric is m.MIG_MODE and value == 1 for series, value in snapshot.samples)
     except SourceLost as error:
-        message, _, cure = str(error).removeprefix("NVML: ").partition(": ")
-        findings.append(Finding("driver", Level.FAIL, f"no GPU can be read: {message}", cure))
+        findings.append(_lost(str(error)))
     findings += machine.container(mig=mig)
     return [*findings, *(finding for look in around for finding in look.until(end))], clean
+
+
+def _lost(error: str) -> Finding:
+    """What a lost source says: what is wrong, and after a colon what to do."""
+    if error.startswith("DCGM: "):  # which host engine it is has colons of its own
+        rest = error.removeprefix("DCGM: ")
+        message, _, cure = rest.rpartition(": ")
+        message, cure = (message, cure) if message else (rest, "")
+    else:
+        message, _, cure = error.removeprefix("NVML: ").partition(": ")
+    return Finding("driver", Level.FAIL, f"no GPU can be read: {message}", cure)
 
 
 def judge(snapshot: Snapshot) -> list[Finding]:
@@ -191,10 +211,34 @@ CURES = {
     "unknown": "the driver says no more: `dmesg | grep -i nvrm`",
 }
 
+# Why DCGM has no value, beside what NVML's reasons are.
+OF_DCGM = {
+    "no_field": (Level.NOTE, "DCGM has no field for it"),
+    "no_value": (Level.NOTE, "DCGM has no value of it: not supported by this GPU or driver"),
+    "unknown_field": (Level.NOTE, "this host engine does not know the field: a newer DCGM may"),
+    "no_room": (Level.WARN, "the host engine has no room for more groups: see who made them, `dcgmi fieldgroup -l`"),
+    "paused": (
+        Level.WARN,
+        "somebody else has the GPU's counters (Nsight, CUPTI, another DCGM): it comes back by itself",
+    ),
+    "no_profiling_module": (
+        Level.WARN,
+        "the host engine has no profiling module, which GPUs older than Hopper need: install"
+        " datacenter-gpu-manager-4-proprietary",
+    ),
+    "profiling_not_supported": (Level.NOTE, "DCGM can't profile this GPU"),
+    "profiling_library_error": (Level.WARN, "DCGM's profiling library fails: see the log of nv-hostengine"),
+    "too_many_profiling_fields": (Level.WARN, "the GPU can't count all of these at once: `dcgmi profile -l`"),
+    "driver_too_old": (Level.WARN, "the driver is too old for DCGM's profiling"),
+    "requires_root": (Level.WARN, "nv-hostengine must run as root, or with CAP_SYS_ADMIN, to profile"),
+}
+
 
 def _why(metric: Metric, outcome: str, gpu: Gpu, values: Mapping[Metric, float]) -> tuple[Level, str]:
     """Why a metric is not there, in words; NOTE where that is as it should be."""
     architecture = dict(gpu.info).get("architecture", "")
+    if outcome in OF_DCGM:
+        return OF_DCGM[outcome]
     if outcome == "no_permission":
         return Level.WARN, "no permission: this user may not read it (try as root, or with CAP_SYS_ADMIN)"
     if outcome == "not_recorded":

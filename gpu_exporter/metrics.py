@@ -25,6 +25,8 @@ GAUGE, COUNTER = Kind.GAUGE, Kind.COUNTER
 STATIC, FAST, SLOW, RARE = Pace.STATIC, Pace.FAST, Pace.SLOW, Pace.RARE
 NODE, GPU, INSTANCE, NVLINK, PROCESS, NVSWITCH, CPU, CPU_CORE = EntityKind
 FULL, NAMED = MetricSet.FULL, MetricSet.NAMED
+# Known to DCGM alone, and of no GPU.
+BESIDE = frozenset({NVSWITCH, CPU, CPU_CORE})
 MIB = 2.0**20
 PERCENT, MILLI, NANO = 1e-2, 1e-3, 1e-9
 
@@ -92,7 +94,7 @@ POWER_MIN     = Metric("DCGM_FI_DEV_POWER_MGMT_LIMIT_MIN", GAUGE, "watts", "Lowe
 POWER_MAX     = Metric("DCGM_FI_DEV_POWER_MGMT_LIMIT_MAX", GAUGE, "watts", "Highest power limit that can be set.",                        0, 5_000, dcgm=162, nvml=Call("PowerManagementLimitConstraints", pick=1), scale=MILLI, pace=STATIC)
 POWER_DEFAULT = Metric("DCGM_FI_DEV_POWER_MGMT_LIMIT_DEF", GAUGE, "watts", "Power limit by default.",                                     0, 5_000, dcgm=163, nvml=Call("PowerManagementDefaultLimit"), scale=MILLI, pace=STATIC, set=FULL)
 ENERGY        = Metric("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", COUNTER, "millijoules", "Energy used since the driver was loaded.",                  dcgm=156, nvml=FieldValue(83), pace=SLOW)
-ENERGY_JOULES = Metric("gpu_energy_joules_total",              COUNTER, "joules",      "Energy used; goes on across driver reloads.",               dcgm=156, nvml=FieldValue(83), scale=MILLI, pace=SLOW)
+ENERGY_JOULES = Metric("gpu_energy_joules_total",              COUNTER, "joules",      "Energy used; goes on across driver reloads.",               dcgm=156, nvml=FieldValue(83), scale=MILLI, pace=SLOW, dcgm_scale=MILLI)
 
 GPU_TEMP      = Metric("DCGM_FI_DEV_GPU_TEMP",       GAUGE, "celsius", "GPU temperature.",                                         0, 150, dcgm=150, nvml=Call("Temperature", (0,)))
 MEMORY_TEMP   = Metric("DCGM_FI_DEV_MEMORY_TEMP",    GAUGE, "celsius", "Memory temperature.",                                      0, 150, dcgm=140, nvml=FieldValue(82))
@@ -106,7 +108,7 @@ CLOCK_EVENT_ACTIVE = tuple(
     Metric("gpu_clock_event_active", GAUGE, "bool", "1 while this reason holds the clock down.", 0, 1, dcgm=112, nvml=Call("CurrentClocksEventReasons"), set=FULL, labels=(("reason", reason),), bit=bit)
     for bit, reason in enumerate(("gpu_idle", "applications_clocks_setting", "sw_power_cap", "hw_slowdown", "sync_boost", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake", "display_clock")))
 CLOCK_EVENT_SECONDS = tuple(
-    Metric("gpu_clock_event_seconds_total", COUNTER, "seconds", "Time in which this reason held the clock down.", dcgm=dcgm, nvml=FieldValue(nvml), scale=NANO, pace=SLOW, set=metric_set, labels=(("reason", reason),))
+    Metric("gpu_clock_event_seconds_total", COUNTER, "seconds", "Time in which this reason held the clock down.", dcgm=dcgm, nvml=FieldValue(nvml), scale=NANO, pace=SLOW, set=metric_set, labels=(("reason", reason),), dcgm_scale=NANO)
     for reason, dcgm, nvml, metric_set in (
         ("sw_power_cap",        1420,  74, MetricSet.DEFAULT), ("sync_boost",          1421,  76, MetricSet.DEFAULT), ("sw_thermal_slowdown", 1422, 269, MetricSet.DEFAULT),
         ("hw_thermal_slowdown", 1423, 270, MetricSet.DEFAULT), ("hw_power_brake",      1424, 271, MetricSet.DEFAULT), ("board_limit",          243,  77, FULL),
@@ -185,6 +187,21 @@ PERSISTENCE = Metric("DCGM_FI_DEV_PERSISTENCE_MODE",        GAUGE, "bool",    "1
 RECOVERY    = Metric("DCGM_FI_DEV_GET_GPU_RECOVERY_ACTION", GAUGE, "action",  "What the driver asks for: 0 none, 1 reset, 2 reboot, 3 drain P2P, 4 drain and reset.", 0, 15, dcgm=1523, nvml=FieldValue(230), pace=SLOW)
 INFOROM     = Metric("DCGM_FI_DEV_INFOROM_CONFIG_VALID",    GAUGE, "bool",    "1 if the checksums of the InfoROM are right, 0 if it is corrupt.",                0, 1,   dcgm=84,   nvml=Call("ValidateInforom"), pace=STATIC)
 
+# --- beside the GPUs, from DCGM alone: NVSwitches that this node manages, and Grace CPUs ------------------------------------------------
+SWITCH_TEMP      = Metric("DCGM_FI_DEV_NVSWITCH_TEMPERATURE_CURRENT", GAUGE,   "celsius", "NVSwitch temperature.",                                     0, 200,   entity=NVSWITCH, dcgm=858,  pace=SLOW, set=FULL)
+SWITCH_TX        = Metric("DCGM_FI_DEV_NVSWITCH_THROUGHPUT_TX",       COUNTER, "counts",  "NVLink traffic that the NVSwitch sent, in the unit of its driver.",     entity=NVSWITCH, dcgm=861,  pace=SLOW, set=FULL)
+SWITCH_RX        = Metric("DCGM_FI_DEV_NVSWITCH_THROUGHPUT_RX",       COUNTER, "counts",  "NVLink traffic that the NVSwitch received, in the unit of its driver.", entity=NVSWITCH, dcgm=862,  pace=SLOW, set=FULL)
+SWITCH_FATAL     = Metric("DCGM_FI_DEV_NVSWITCH_FATAL_ERRORS",        GAUGE,   "sxid",    "Last fatal SXid of the NVSwitch.",                          0, 99999, entity=NVSWITCH, dcgm=856,  pace=SLOW, set=FULL)
+SWITCH_NON_FATAL = Metric("DCGM_FI_DEV_NVSWITCH_NON_FATAL_ERRORS",    GAUGE,   "sxid",    "Last non-fatal SXid of the NVSwitch.",                      0, 99999, entity=NVSWITCH, dcgm=857,  pace=SLOW, set=FULL)
+SWITCH_RESET     = Metric("DCGM_FI_DEV_NVSWITCH_RESET_REQUIRED",      GAUGE,   "bool",    "1 if the NVSwitch asks for a reset.",                       0, 1,     entity=NVSWITCH, dcgm=864,  pace=SLOW, set=FULL)
+SWITCH_LINK      = Metric("DCGM_FI_DEV_NVSWITCH_LINK_STATUS",         GAUGE,   "state",   "State of this NVLink of the NVSwitch: -1 unknown, 0 off, 1 safe, 2 active, 3 error.", -1, 3, entity=NVSWITCH, dcgm=870, pace=SLOW, set=FULL)
+SWITCH_LINK_TX   = Metric("DCGM_FI_DEV_NVSWITCH_LINK_THROUGHPUT_TX",  COUNTER, "counts",  "Traffic that this NVLink of the NVSwitch sent, in the unit of its driver.",           entity=NVSWITCH, dcgm=780,  pace=SLOW, set=FULL)
+SWITCH_LINK_RX   = Metric("DCGM_FI_DEV_NVSWITCH_LINK_THROUGHPUT_RX",  COUNTER, "counts",  "Traffic that this NVLink of the NVSwitch received, in the unit of its driver.",       entity=NVSWITCH, dcgm=781,  pace=SLOW, set=FULL)
+SWITCH_LINKS     = frozenset({SWITCH_LINK, SWITCH_LINK_TX, SWITCH_LINK_RX})
+CPU_UTIL         = Metric("DCGM_FI_DEV_CPU_UTIL_TOTAL",               GAUGE,   "ratio",   "Utilisation of this core of a Grace CPU.",                  0, 1.001, entity=CPU_CORE, dcgm=1100, pace=SLOW, set=FULL)
+CPU_TEMP         = Metric("DCGM_FI_DEV_CPU_TEMP_CURRENT",             GAUGE,   "celsius", "Grace CPU temperature.",                                    -50, 200, entity=CPU,      dcgm=1110, pace=SLOW, set=FULL)
+CPU_POWER        = Metric("DCGM_FI_DEV_CPU_POWER_UTIL_CURRENT",       GAUGE,   "watts",   "Grace CPU power.",                                          0, 5_000, entity=CPU,      dcgm=1130, pace=SLOW, set=FULL)
+
 # --- MIG: an instance is a part of a GPU with its own SMs and memory ---------------------------------------------------------------
 MIG_MODE        = Metric("DCGM_FI_DEV_MIG_MODE",  GAUGE, "bool",   "1 if the GPU is in MIG mode.",                                            0, 1, dcgm=67, nvml=Call("MigMode", pick=0), pace=SLOW)
 MIG_PENDING     = Metric("gpu_mig_mode_pending",  GAUGE, "bool",   "1 if the GPU will be in MIG mode after its next reset.",                  0, 1, nvml=Call("MigMode", pick=1), pace=RARE, set=FULL)
@@ -231,6 +248,7 @@ ATTRIBUTION_AGE = Metric("gpu_exporter_attribution_age_seconds",      GAUGE,   "
 ATTRIBUTION_ERRORS = Metric("gpu_attribution_errors_total",           COUNTER, "answers", "Questions for the owners of GPUs without an answer, by reason.", entity=NODE)
 UP            = Metric("gpu_up",                                      GAUGE,   "bool",    "1 if the GPU answers.", 0, 1)
 DOWN          = Metric("gpu_down_reason",                             GAUGE,   "bool",    "1 with the reason while the GPU does not answer.", 0, 1)
+PROFILING_PAUSED = Metric("gpu_profiling_paused",                     GAUGE,   "bool",    "1 with the reason while somebody else has the GPU's counters and DCGM has no profiling values; they come back by themselves.", 0, 1)
 HEALTH_STATE  = tuple(
     Metric("gpu_health_state", GAUGE, "bool", "The verdict on the GPU, by rules of docs/health.md; all three are 0 while it is not known.", 0, 1, labels=(("state", state),))
     for state in ("healthy", "degraded", "unhealthy"))
@@ -277,5 +295,7 @@ def selected(choice: MetricSet, *, processes: bool = False) -> tuple[Metric, ...
     return tuple(
         row
         for row in METRICS
-        if row.nvml is not None and row.set in sets and (processes or not isinstance(row.nvml, OfProcess))
+        if (row.nvml is not None or row.entity in BESIDE)
+        and row.set in sets
+        and (processes or not isinstance(row.nvml, OfProcess))
     )

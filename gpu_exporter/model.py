@@ -115,7 +115,7 @@ class Metric:
     """A row of the metric catalogue: one exposed family, or one labelled part of it.
 
     `low` and `high` bound the exposed value: what lies outside was misread and is rejected.
-    `scale` turns the library's unit into the exposed one. `bit` exposes that bit of a mask as 0 or 1.
+    `scale` turns NVML's unit into the exposed one, `dcgm_scale` DCGM's. `bit` exposes that bit of a mask as 0 or 1.
     `integral_of` makes this row the time integral of another one, computed by the collection loop.
     `per_instance`: a GPU in MIG mode is not asked itself but each of its instances, so that no sum counts it twice.
     """
@@ -136,6 +136,7 @@ class Metric:
     bit: int | None = None
     integral_of: Metric | None = None
     per_instance: bool = False
+    dcgm_scale: float = 1.0
 
     def __str__(self) -> str:
         return self.name
@@ -343,8 +344,18 @@ class Staged(Protocol):
         """Whether the exporter does not answer any more."""
 
 
+@runtime_checkable
+class Sampled(Protocol):
+    """What a source is, too, whose fields somebody else samples in his own time."""
+
+    reads_until_profiled: int
+
+    def sample_every(self, seconds: float) -> None:
+        """What is read most often is to be sampled so often. Before `open`."""
+
+
 class Source(Protocol):
-    """A way to read fields: nvml, replay, simulated. Every method but `close` may block in a driver."""
+    """A way to read fields: nvml, dcgm, replay, simulated. Every method but `close` may block in a driver."""
 
     name: str
     live: bool

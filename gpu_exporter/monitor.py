@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from gpu_exporter.collect import Collector
-from gpu_exporter.model import Gpm, Metric, Snapshot, Source
+from gpu_exporter.model import Gpm, Metric, Sampled, Snapshot, Source
 
 # A GPU that has not answered after this time is reported as it is.
 PATIENCE_SECONDS = 5.0
@@ -23,13 +23,14 @@ class Monitor:
         self._collector = Collector(
             source, metrics, self._publish, interval=interval, gauge_window=window, expected=expected
         )
-        self._wanted = 2 if any(isinstance(metric.nvml, Gpm) for metric in metrics) else 1
+        twice = source.reads_until_profiled if isinstance(source, Sampled) else 2
+        self._wanted = twice if any(isinstance(metric.nvml, Gpm) for metric in metrics) else 1
         self._latest: Snapshot | None = None
         self._reads: dict[int, set[float | None]] = defaultdict(set)
         self._enough = threading.Event()
 
     def start(self) -> None:
-        """Start, and wait until every GPU was read: twice if profiling values are wanted. Raises SourceLost."""
+        """Start, and wait until every GPU was read, again if profiling values are wanted. Raises SourceLost."""
         end = time.monotonic() + PATIENCE_SECONDS
         self._collector.start(PATIENCE_SECONDS)
         self._enough.wait(max(0.0, end - time.monotonic()))

@@ -14,7 +14,19 @@ from gpu_exporter.config import ENV_PREFIX, Config, boolean, flag, read_file
 F = TypeVar("F", bound=Callable[..., Any])
 
 EVERY_SETTING = tuple(setting.name for setting in fields(Config))
-SOURCE_SETTINGS = ("source", "recording", "speed", "loop", "procfs", "gpus", "seed", "faults", "inject")
+SOURCE_SETTINGS = (
+    "source",
+    "dcgm_hostengine",
+    "dcgm_bindings",
+    "recording",
+    "speed",
+    "loop",
+    "procfs",
+    "gpus",
+    "seed",
+    "faults",
+    "inject",
+)
 OWNER_SETTINGS = (
     "kubernetes",
     "pod_resources_socket",

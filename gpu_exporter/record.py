@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gpu_exporter.accumulate import INTEGRALS
-from gpu_exporter.model import Device, GpuExporterError, GpuLost, Metric, Pace, Reading, Source
+from gpu_exporter.model import Device, GpuExporterError, GpuLost, Metric, Pace, Reading, Sampled, Source
 from gpu_exporter.recording import Writer
 
 log = logging.getLogger(__name__)
@@ -69,6 +69,8 @@ class _Recorder:
     def run(self, duration: float, stop: threading.Event) -> None:
         """Record until the time is over or `stop`; what goes wrong is left in `error`."""
         devices: list[Device] = []
+        if isinstance(self._source, Sampled):
+            self._source.sample_every(self._interval)
         try:
             self._source.open()
             for index in range(self._source.count()):

@@ -12,7 +12,7 @@ from gpu_exporter.config import ENV_PREFIX, Config, flag
 from gpu_exporter.dcgm_names import modern
 from gpu_exporter.hardware import SEEN_ON, seen_on
 from gpu_exporter.health import ALL_FAULTS
-from gpu_exporter.metrics import METRICS
+from gpu_exporter.metrics import BESIDE, METRICS, SWITCH_LINKS
 from gpu_exporter.model import Call, EntityKind, FieldValue, Gpm, LinkSum, Metric, MetricSet, OfPeer, OfProcess
 from gpu_exporter.render.markdown import table as _table
 from gpu_exporter.states import STATES, State, rows_of
@@ -92,6 +92,9 @@ LABELS = {
     EntityKind.NVLINK: "nvlink",
     EntityKind.INSTANCE: "GPU_I_ID, GPU_I_PROFILE",
     EntityKind.PROCESS: f"pid, process, {OF_INSTANCE}",
+    EntityKind.NVSWITCH: "nvswitch",
+    EntityKind.CPU: "cpu",
+    EntityKind.CPU_CORE: "cpucore, cpu",
 }
 OWN_LABELS = {
     m.XID_ERRORS: "err_code, err_msg",
@@ -171,6 +174,8 @@ def _by_family(rows: Iterable[Metric]) -> list[Metric]:
 def _family(rows: Sequence[Metric]) -> tuple[str, ...]:
     metric = rows[0]
     labels = [LABELS[metric.entity]] if metric.entity in LABELS else []
+    if metric in SWITCH_LINKS:
+        labels.insert(0, "nvlink")
     if metric.per_instance:
         labels.append(OF_INSTANCE)
     if metric in OWN_LABELS:
@@ -187,7 +192,7 @@ def _family(rows: Sequence[Metric]) -> tuple[str, ...]:
         "`--processes`"
         if isinstance(metric.nvml, OfProcess)
         else " / ".join(dict.fromkeys(row.set.value for row in rows)),
-        metric.pace.name.lower() if metric.nvml else "",
+        metric.pace.name.lower() if metric.nvml or metric.entity in BESIDE else "",
         sources[0] if len(sources) == 1 else f"{sources[0]} …",
         "" if metric.dcgm is None else str(metric.dcgm) + (" …" if len(rows) > 1 else ""),
         _seen_on(rows),
@@ -197,7 +202,7 @@ def _family(rows: Sequence[Metric]) -> tuple[str, ...]:
 
 def _seen_on(rows: Sequence[Metric]) -> str:
     """The hardware that answered every row of a family; nothing for what the exporter says of itself."""
-    if not any(row.nvml or row.integral_of for row in rows):
+    if not any(row.nvml or row.integral_of or row.entity in BESIDE for row in rows):
         return ""
     return ", ".join(name for name in SEEN_ON if all(name in seen_on(row) for row in rows)) or "*not yet*"
 
@@ -217,4 +222,6 @@ def read_from(metric: Metric) -> str:
             return f"process list: {what}"
         case Gpm(number, stride):
             return f"GPM {number}" + (f" + {stride} a link" if stride else "")
+    if metric.entity in BESIDE:
+        return "DCGM alone"
     return f"integral of {metric.integral_of}" if metric.integral_of else "the exporter"

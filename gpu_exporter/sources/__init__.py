@@ -9,16 +9,23 @@ import logging
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from gpu_exporter.config import Config
+from gpu_exporter.config import Config, Hostengine
 from gpu_exporter.model import GpuExporterError, Source, SourceLost
+from gpu_exporter.sources import dcgm_places, driver
 from gpu_exporter.sources.some import SomeOf
 
 log = logging.getLogger(__name__)
 
+if TYPE_CHECKING:
+    from gpu_exporter.sources.dcgm import DcgmSource
+
 PACKAGED = Path(__file__).parent.parent / "recordings"
 OF_DCGM_ALONE = ("switch_devices", "cpu_devices")
+OF_DCGM = ("dcgm_hostengine", "dcgm_bindings")
 OF_SIMULATION = ("nodes", "gpus", "seed", "faults", "inject")
 
 
@@ -31,6 +38,9 @@ def chosen(config: Config) -> Mapping[str, Source]:
             )
     if config.recording is not None and config.source != "replay":
         raise GpuExporterError("--recording needs --source replay: a recording is never mistaken for GPUs")
+    for name in OF_DCGM if config.source not in ("auto", "dcgm") else ():
+        if getattr(config, name) != getattr(Config(), name):
+            raise GpuExporterError(f"--{name.replace('_', '-')} needs --source dcgm, or auto")
     for name in OF_DCGM_ALONE if config.source != "dcgm" else ():
         if getattr(config, name) != getattr(Config(), name):
             log.warning("--%s is ignored: NVSwitches and CPUs need --source dcgm", name.replace("_", "-"))
@@ -46,8 +56,15 @@ def chosen(config: Config) -> Mapping[str, Source]:
 
 
 def _one(config: Config) -> Mapping[str, Source]:
-    source = _replay(config) if config.source == "replay" else _installed(config)
-    return {config.node_name or socket.gethostname(): source}
+    made = {"replay": _replay, "dcgm": dcgm, "nvml": _nvml}.get(config.source, _auto)
+    return {config.node_name or socket.gethostname(): made(config)}
+
+
+def dcgm(config: Config) -> DcgmSource:
+    """The GPUs of a host engine."""
+    from gpu_exporter.sources.dcgm import DcgmSource
+
+    return DcgmSource(config.dcgm_hostengine, config.dcgm_bindings, procfs=config.procfs)
 
 
 def only(config: Config) -> Source:
@@ -81,11 +98,18 @@ def _fleet(config: Config) -> Mapping[str, Source]:
     return sources if not config.node_name else {config.node_name: sources["node-000"]}
 
 
-def _installed(config: Config) -> Source:
+def _nvml(config: Config) -> Source:
+    return local_gpus(procfs=config.procfs)
+
+
+def _auto(config: Config) -> Source:
+    """NVML, and DCGM where there is one. Without the driver's library here, a host engine that was named."""
     from gpu_exporter.sources.auto import AutoSource
 
-    nvml = local_gpus(procfs=config.procfs)
-    return nvml if config.source == "nvml" else AutoSource(nvml, None)
+    if config.dcgm_hostengine != Hostengine() and not driver.there():
+        return dcgm(config)
+    wanted = config.dcgm_hostengine != Hostengine() or config.dcgm_bindings is not None or dcgm_places.installed()
+    return AutoSource(_nvml(config), partial(dcgm, config) if wanted else None)
 
 
 def _replay(config: Config) -> Source:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
@@ -24,6 +24,7 @@ from gpu_exporter.model import (
     Pace,
     Reading,
     Sample,
+    Sampled,
     Series,
     Source,
     SourceLost,
@@ -33,20 +34,25 @@ from gpu_exporter.model import (
 log = logging.getLogger(__name__)
 
 
-class Second(Source, Protocol):
+# How often a GPU is read until it surely has profiling values, with a second source that samples in its own time.
+READS_UNTIL_PROFILED = 4
+
+
+class Second(Source, Sampled, Protocol):
     """A source that can tell its GPUs by what another one calls them."""
 
-    def index_of(self, gpu: Gpu) -> int:
-        """Its own index of this GPU. Raises GpuLost if it has none, SourceLost."""
+    def identities(self) -> Mapping[int, tuple[str, str]]:
+        """UUID and PCI address of each GPU that can be read now, by its own index. Raises SourceLost."""
 
 
 class _Dcgm(threading.Thread):
     """Keeps DCGM open from when it is first wanted, on a thread of its own: opening it may take seconds."""
 
-    def __init__(self, make: Callable[[], Second]) -> None:
+    def __init__(self, make: Callable[[], Second], interval: float) -> None:
         super().__init__(name="dcgm", daemon=True)
         self.down = "opening"
         self._make = make
+        self._interval = interval
         self._source: Second | None = None
         self._wake = threading.Event()
         self._closed = False
@@ -71,7 +77,9 @@ class _Dcgm(threading.Thread):
             self._source.close()
 
     def _open(self) -> None:
-        self._source = self._source or self._make()
+        if self._source is None:
+            self._source = self._make()
+            self._source.sample_every(self._interval)
         self._source.close()
         self._source.open()
         log.info("source dcgm is used for GPUs without GPM")
@@ -87,7 +95,10 @@ class _Dcgm(threading.Thread):
         if self.down or self._source is None:
             raise SourceLost("DCGM is not open", self.down)
         try:
-            return self._source.attach(self._source.index_of(gpu), metrics)
+            index = next((i for i, (uuid, _) in self._source.identities().items() if uuid == gpu.uuid), None)
+            if index is None:
+                raise GpuLost(f"GPU {gpu.index}: DCGM does not read it", "gone")
+            return self._source.attach(index, metrics)
         except SourceLost as error:
             self.lost(error)
             raise
@@ -219,9 +230,15 @@ class AutoSource:
         self.name = nvml.name
         self._nvml = nvml
         self._make = dcgm
+        self.reads_until_profiled = READS_UNTIL_PROFILED if dcgm else 2
+        self._interval = 1.0
         self._dcgm: _Dcgm | None = None
         self._starting = threading.Lock()
         self._devices: dict[str, MixedDevice] = {}
+
+    def sample_every(self, seconds: float) -> None:
+        """NVML is asked at each tick, DCGM samples by itself."""
+        self._interval = seconds
 
     def open(self) -> None:
         self._nvml.open()
@@ -245,7 +262,7 @@ class AutoSource:
             return None
         with self._starting:  # GPUs are read side by side
             if self._dcgm is None:
-                self._dcgm = _Dcgm(self._make)
+                self._dcgm = _Dcgm(self._make, self._interval)
                 self._dcgm.start()
             return self._dcgm
 

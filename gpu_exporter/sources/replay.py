@@ -5,11 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from gpu_exporter.metrics import BESIDE
 from gpu_exporter.model import EntityKind, Gpu, GpuLost, Kind, Metric, Owner, Pace, Reading, Sample, Series, XidEvent
 from gpu_exporter.recording import Column, Recording
 
 # The mean of two of these is a third thing that never was: the latest one is taken.
 STATES = frozenset({"bitmask", "bool", "state", "action", "generation", "lanes", "links", "banks", "status", "code"})
+
+
+# Not of the GPU itself, and so nothing that it lacks.
+OF_NO_GPU = BESIDE | {EntityKind.INSTANCE}
 
 
 class ReplaySource:
@@ -98,7 +103,7 @@ class ReplayDevice:
         by_field = {metric.nvml: metric for metric in metrics if metric.key in columns and metric.bit is None}
         for metric in metrics:
             recorded = metric if metric.key in columns else by_field.get(metric.nvml)
-            if recorded is None and metric.entity is EntityKind.INSTANCE:
+            if recorded is None and metric.entity in OF_NO_GPU:
                 continue
             if recorded is None:
                 self._unsupported[metric] = "not_recorded"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpu_exporter.model import Device, Gpu, GpuLost, Metric, Owner, Sample, Source, SourceLost, Staged
+from gpu_exporter.model import Device, Gpu, GpuLost, Metric, Owner, Sample, Sampled, Source, SourceLost, Staged
 
 
 class SomeOf:
@@ -15,6 +15,12 @@ class SomeOf:
         self._source = source
         self._chosen = chosen
         self._places: list[int | None] = []
+        self.reads_until_profiled = source.reads_until_profiled if isinstance(source, Sampled) else 2
+
+    def sample_every(self, seconds: float) -> None:
+        """What is read most often is to be sampled so often."""
+        if isinstance(self._source, Sampled):
+            self._source.sample_every(seconds)
 
     def open(self) -> None:
         self._source.open()

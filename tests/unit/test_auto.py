@@ -10,7 +10,6 @@ import pytest
 from gpu_exporter import metrics as m
 from gpu_exporter.model import (
     Gpu,
-    GpuLost,
     Metric,
     Owner,
     Pace,
@@ -52,6 +51,7 @@ class FakeSource:
     """GPUs by index, the same in both sources but for their order."""
 
     live = True
+    reads_until_profiled = 4
 
     def __init__(self, name: str, gpus: Sequence[Gpu], answers: Callable[[Gpu, Sequence[Metric]], Reading]) -> None:
         self.name = name
@@ -59,6 +59,7 @@ class FakeSource:
         self.down: SourceLost | None = None
         self.devices: list[FakeDevice] = []
         self.opened = 0
+        self.interval = 0.0
         self._answers = answers
 
     def open(self) -> None:
@@ -75,11 +76,11 @@ class FakeSource:
     def reload_needed(self) -> bool | None:
         return None
 
-    def index_of(self, gpu: Gpu) -> int:
-        for index, known in enumerate(self.gpus):
-            if known.uuid == gpu.uuid:
-                return index
-        raise GpuLost(f"{gpu.uuid} is not known", "gone")
+    def identities(self) -> Mapping[int, tuple[str, str]]:
+        return {index: (gpu.uuid, gpu.pci_bus_id) for index, gpu in enumerate(self.gpus)}
+
+    def sample_every(self, seconds: float) -> None:
+        self.interval = seconds
 
     def attach(self, index: int, metrics: Sequence[Metric]) -> FakeDevice:
         gpu = self.gpus[index]
@@ -145,6 +146,7 @@ def both() -> tuple[FakeSource, FakeSource]:
 def test_a_mixed_node_loses_nothing(both: tuple[FakeSource, FakeSource]) -> None:
     first, second = both
     source = AutoSource(first, lambda: second)
+    source.sample_every(0.25)
     source.open()
     hopper, ampere = (source.attach(index, ASKED) for index in (0, 1))
     assert by_metric(hopper.read(frozenset(Pace))) == {m.GPU_TEMP: 40.0, m.SM_ACTIVE: 0.5, m.PCIE_TX: 1e6}
@@ -156,6 +158,7 @@ def test_a_mixed_node_loses_nothing(both: tuple[FakeSource, FakeSource]) -> None
     assert {series.metric: span for series, span in reading.spans.items()} == {m.SM_ACTIVE: 2.0, m.PCIE_TX: 2.0}
     assert choices(source) == [("GPU-a", "nvml+dcgm/no_gpm"), ("GPU-h", "nvml/gpm")]
     assert [device.gpu for device in second.devices] == [AMPERE]
+    assert second.interval == 0.25
     source.close()
     assert not source.beside()
 

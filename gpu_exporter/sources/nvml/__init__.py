@@ -5,20 +5,19 @@ The only package that imports `pynvml` (from nvidia-ml-py). Every call here may 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pynvml
 
 from gpu_exporter.model import Gpu, GpuLost, Labels, Metric, Owner, Sample
+from gpu_exporter.sources.driver import bound, reload_needed
 from gpu_exporter.sources.nvml.device import NvmlDevice
 from gpu_exporter.sources.nvml.errors import LIBRARY_LOST, outcome, raise_if_lost, source_lost
 from gpu_exporter.sources.nvml.turn import Turn
 from gpu_exporter.sources.nvml.unload import shut_down
-from gpu_exporter.sources.nvml.version import reload_needed
 
 
 @contextmanager
@@ -69,18 +68,7 @@ class NvmlSource:
         return self._count
 
     def expected(self) -> int | None:
-        """PCI functions of display class that are bound to the `nvidia` kernel driver; in a container that was given
-        some of the GPUs, unknown."""
-        if os.environ.get("NVIDIA_VISIBLE_DEVICES", "all") != "all":
-            return None
-        bound = self._sysfs / "bus/pci/drivers/nvidia"
-        if not bound.is_dir():
-            return None
-        found = 0
-        for function in bound.glob("*:*:*.*"):
-            with suppress(OSError):
-                found += (function / "class").read_text().startswith("0x03")
-        return found or None
+        return bound(self._sysfs)
 
     def reload_needed(self) -> bool | None:
         return reload_needed(self._sysfs, self._procfs)

@@ -81,6 +81,8 @@ class SimulatedDevice:
         for metric in metrics:
             origin = metric if metric.key in known.rows else by_field.get(metric.nvml)
             how = None if origin is None else _how(origin)
+            if metric.entity in m.BESIDE:
+                continue
             if origin is None or how is None:
                 self._unsupported[metric] = NOT_SIMULATED
                 continue

@@ -1,10 +1,25 @@
-"""Whether the driver's library on disk and the kernel driver that is loaded are of one version."""
+"""What is known of the driver without asking it: which GPUs are bound to it, and whether its parts fit together."""
 
 from __future__ import annotations
 
+import _ctypes
+import ctypes
+import os
+from contextlib import suppress
 from pathlib import Path
 
 LIBRARY = "libnvidia-ml.so."
+
+
+def there() -> bool:
+    """Whether the driver's library can be loaded; it is not kept."""
+    try:
+        library = ctypes.CDLL(f"{LIBRARY}1")
+    except OSError:
+        return False
+    if hasattr(_ctypes, "dlclose"):
+        _ctypes.dlclose(library._handle)
+    return True
 
 
 def reload_needed(sysfs: Path, procfs: Path) -> bool | None:
@@ -26,3 +41,18 @@ def reload_needed(sysfs: Path, procfs: Path) -> bool | None:
     except OSError:
         return None
     return installed != loaded if "." in installed else None
+
+
+def bound(sysfs: Path) -> int | None:
+    """PCI functions of display class that are bound to the `nvidia` kernel driver; in a container that was given some
+    of the GPUs, unknown."""
+    if os.environ.get("NVIDIA_VISIBLE_DEVICES", "all") != "all":
+        return None
+    folder = sysfs / "bus/pci/drivers/nvidia"
+    if not folder.is_dir():
+        return None
+    found = 0
+    for function in folder.glob("*:*:*.*"):
+        with suppress(OSError):
+            found += (function / "class").read_text().startswith("0x03")
+    return found or None

@@ -1,0 +1,61 @@
+"""What DCGM tells of a GPU -> its identity, in the words that NVML's has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gpu_exporter.model import Gpu
+from gpu_exporter.sources.dcgm.bindings import Attributes
+from gpu_exporter.sources.dcgm.values import Answer
+
+# Fields of the system and of a GPU, beside what its attributes have.
+NVML_VERSION, CUDA_DRIVER, MINOR_NUMBER, COMPUTE_CAPABILITY, MIG_MODE = 2, 5, 55, 63, 67
+OF_SYSTEM = (NVML_VERSION, CUDA_DRIVER)
+OF_GPU = (MINOR_NUMBER, COMPUTE_CAPABILITY, MIG_MODE)
+# NVML's names of architectures, by compute capability.
+ARCHITECTURES = {
+    (5, 0): "Maxwell",
+    (6, 0): "Pascal",
+    (7, 0): "Volta",
+    (7, 5): "Turing",
+    (8, 0): "Ampere",
+    (8, 9): "Ada",
+    (9, 0): "Hopper",
+    (10, 0): "Blackwell",
+}
+
+
+def identify(index: int, known: Attributes, answers: Mapping[int, Answer]) -> Gpu:
+    """The identity; what DCGM does not know is left out."""
+
+    def number(field: int) -> int | None:
+        answer = answers.get(field)
+        return int(answer.value) if answer is not None and isinstance(answer.value, int | float) else None
+
+    nvml = answers.get(NVML_VERSION)
+    cuda, minor, capability = number(CUDA_DRIVER), number(MINOR_NUMBER), number(COMPUTE_CAPABILITY)
+    pair = None if capability is None else (capability >> 16, capability & 0xFFFF)
+    info = {
+        "driver_version": known.driver,
+        "nvml_version": nvml.value if nvml is not None and isinstance(nvml.value, str) else "",
+        "cuda_version": "" if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}",
+        "serial": known.serial,
+        "vbios_version": known.vbios,
+        "inforom_version": known.inforom,
+        "architecture": "" if pair is None else _architecture(pair),
+        "compute_capability": "" if pair is None else f"{pair[0]}.{pair[1]}",
+    }
+    return Gpu(
+        index=index,
+        uuid=known.uuid,
+        pci_bus_id=known.pci,
+        model=known.name,
+        device="" if minor is None else f"nvidia{minor}",
+        driver=known.driver,
+        info=tuple((name, value) for name, value in info.items() if value),
+    )
+
+
+def _architecture(capability: tuple[int, int]) -> str:
+    """The newest that is no newer than this capability; one that we don't know may be anything."""
+    return next((ARCHITECTURES[first] for first in sorted(ARCHITECTURES, reverse=True) if first <= capability), "")

@@ -1,0 +1,145 @@
+"""Metrics -> what DCGM is asked: which field of which entity, how often. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gpu_exporter import metrics as m
+from gpu_exporter.model import EntityKind, Labels, Metric, Pace, Series
+from gpu_exporter.sources.dcgm.session import Wish
+from gpu_exporter.sources.dcgm.values import Entity
+
+# How often the host engine samples what is read at a pace, so that no answer is much older than its pace says.
+SAMPLED_SECONDS = {Pace.SLOW: 7.5, Pace.RARE: 30.0, Pace.STATIC: 60.0}
+# Profiling fields, of which a host engine without the means takes none: `DCGM_FIELD_ID_IS_PROF_FIELD`, and room ahead.
+PROFILING = (range(1001, 1100), range(1532, 1534))
+# What DCGM tells by calls of their own.
+BY_CALL = (m.NVLINK_COUNT, m.NVLINK_UP, m.MIG_DEVICE, m.INSTANCE_SLICES)
+FABRIC_KNOWN = range(1, 5)
+# Where DCGM leaves a 0 if the driver has no value: it looks at the return code of the call, not at the field's own
+# (DcgmCacheManager.cpp of 4.6.0, seen on injected GPUs). Neither memory at 0 degrees nor a board at 0 W answers.
+ZERO_IS_NONE = frozenset({140, 157})
+
+
+def is_profiling(number: int) -> bool:
+    """Whether this field is a profiling one."""
+    return any(number in numbers for numbers in PROFILING)
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A series, and the field of an entity that answers it. `pace` is that of the field: of its fastest series."""
+
+    series: Series
+    entity: Entity
+    number: int
+    pace: Pace
+
+    @property
+    def key(self) -> tuple[Entity, int]:
+        """Of the answer in a table."""
+        return self.entity, self.number
+
+    def value(self, raw: float) -> float | None:
+        """The value in the metric's unit; None where DCGM has a number that means none."""
+        metric = self.series.metric
+        if (metric is m.FABRIC and raw not in FABRIC_KNOWN) or (raw == 0 and self.number in ZERO_IS_NONE):
+            return None
+        if metric.bit is not None:
+            return int(raw) >> metric.bit & 1
+        return raw * metric.dcgm_scale
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The questions about one GPU, and what has no field in DCGM."""
+
+    plain: tuple[Question, ...] = ()
+    profiling: tuple[Question, ...] = ()
+    unsupported: Mapping[Metric, str] = field(default_factory=dict)
+
+    @property
+    def series(self) -> set[Series]:
+        """All that may be answered."""
+        return {question.series for question in (*self.plain, *self.profiling)}
+
+    def wishes(self, interval: float) -> list[Wish]:
+        """What to have sampled; profiling apart, since a host engine may refuse that as a whole."""
+        seconds = {**SAMPLED_SECONDS, Pace.FAST: interval}
+        found = [
+            Wish(pace.name.lower(), entities, fields, seconds[pace])
+            for (pace, fields), entities in _alike(self.plain).items()
+        ]
+        return found + [
+            Wish(PROFILING_KIND, entities, fields, seconds[Pace.FAST])
+            for (_, fields), entities in _alike(self.profiling).items()
+        ]
+
+    def without(self, entities: Sequence[Entity], refused: Iterable[int]) -> Plan:
+        """The plan without questions that the host engine refused."""
+        gone = {(entity, number) for entity in entities for number in refused}
+        return Plan(
+            tuple(question for question in self.plain if question.key not in gone),
+            tuple(question for question in self.profiling if question.key not in gone),
+            self.unsupported,
+        )
+
+
+PROFILING_KIND = "profiling"
+
+
+def _alike(questions: Sequence[Question]) -> dict[tuple[Pace, tuple[int, ...]], tuple[Entity, ...]]:
+    """Entities that are asked for the same fields at the same pace."""
+    fields: dict[tuple[Pace, Entity], set[int]] = defaultdict(set)
+    for question in questions:
+        fields[question.pace, question.entity].add(question.number)
+    found: dict[tuple[Pace, tuple[int, ...]], list[Entity]] = defaultdict(list)
+    for (pace, entity), numbers in fields.items():
+        found[pace, tuple(sorted(numbers))].append(entity)
+    return {key: tuple(entities) for key, entities in found.items()}
+
+
+def plan(
+    series_of: Callable[[Metric, Labels], Series],
+    board: Entity,
+    metrics: Iterable[Metric],
+    links: Mapping[int, Entity],
+    instances: Mapping[Entity, Labels],
+    *,
+    mig: bool,
+) -> Plan:
+    """Which questions to ask: of the board, its NVLinks by number, and its MIG instances with their labels.
+
+    `series_of` gives the same series for the same metric and labels each time.
+    In MIG mode, what belongs to the instances is not asked of the board.
+    """
+    asked = list(metrics)
+    paces: dict[int, Pace] = {}
+    for metric in asked:
+        if metric.dcgm is not None:
+            pace = paces.get(metric.dcgm, metric.pace)
+            paces[metric.dcgm] = min(pace, metric.pace, key=lambda each: each.value)
+    plain: list[Question] = []
+    profiling: list[Question] = []
+    unsupported: dict[Metric, str] = {}
+    for metric in asked:
+        if metric in BY_CALL or metric.entity in m.BESIDE:
+            continue
+        if metric.dcgm is None:
+            unsupported[metric] = "no_field"
+            continue
+        places: list[tuple[Entity, Labels]]
+        if metric.entity is EntityKind.NVLINK:
+            places = [(entity, (("nvlink", str(number)),)) for number, entity in links.items()]
+            if not links:
+                unsupported[metric] = "not_supported"
+        elif mig and metric.per_instance:
+            places = list(instances.items())
+        else:
+            places = [(board, ())]
+        for entity, labels in places:
+            question = Question(series_of(metric, labels), entity, metric.dcgm, paces[metric.dcgm])
+            (profiling if is_profiling(metric.dcgm) else plain).append(question)
+    return Plan(tuple(plain), tuple(profiling), unsupported)

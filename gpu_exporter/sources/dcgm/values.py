@@ -1,0 +1,89 @@
+"""A sample as DCGM gives it -> a value, or why there is none. Pure.
+
+DCGM says "no value" by values of its own, most of them with the status OK, so both are looked at. Numbers of the
+blanks are of `dcgmvalue.h`.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import NamedTuple
+
+from gpu_exporter.sources.dcgm.errors import OK, outcome
+
+INT64_BLANK = 0x7FFFFFFFFFFFFFF0
+INT32_BLANK = 0x7FFFFFF0
+DOUBLE_BLANK = 2.0**47
+# By their distance from the first blank; what is not here is a blank for a reason that DCGM does not tell.
+BLANKS = ("no_value", "not_supported", "not_supported", "no_permission")
+TEXT_BLANKS = {
+    "<<<NULL>>>": "no_value",
+    "<<<NOT_FOUND>>>": "not_supported",
+    "<<<NOT_SUPPORTED>>>": "not_supported",
+    "<<<NOT_PERM>>>": "no_permission",
+}
+
+
+class EntityGroup(IntEnum):
+    """DCGM's kinds of entities."""
+
+    NONE = 0
+    GPU = 1
+    VGPU = 2
+    SWITCH = 3
+    GPU_I = 4
+    GPU_CI = 5
+    LINK = 6
+    CPU = 7
+    CPU_CORE = 8
+    CONNECTX = 9
+
+
+class Entity(NamedTuple):
+    """What a field belongs to, as DCGM counts it."""
+
+    group: EntityGroup
+    id: int
+
+
+def gpu(number: int) -> Entity:
+    """A GPU."""
+    return Entity(EntityGroup.GPU, number)
+
+
+def link(owner: Entity, index: int) -> Entity:
+    """An NVLink of a GPU or NVSwitch: kind, link and owner packed into one number (`dcgm_link_t`)."""
+    return Entity(EntityGroup.LINK, owner.id << 24 | index << 8 | owner.group)
+
+
+class Answer(NamedTuple):
+    """A sample: its value, or the reason why there is none; `status` is DCGM's, `stamp` in its clock's microseconds."""
+
+    value: float | str | None
+    reason: str
+    status: int
+    stamp: int
+
+
+def answer(status: int, kind: str, raw: float | str, stamp: int) -> Answer:
+    """Judge a sample. `kind` is DCGM's letter of the field's type."""
+    if status != OK:
+        return Answer(None, outcome(status), status, stamp)
+    reason = _blank(kind, raw)
+    return Answer(None if reason else raw, reason, status, stamp)
+
+
+def _blank(kind: str, raw: float | str) -> str:
+    if isinstance(raw, str):
+        return TEXT_BLANKS.get(raw, "") if raw else "no_value"
+    if kind == "d":
+        return _kind_of(raw - DOUBLE_BLANK) if raw >= DOUBLE_BLANK else "" if raw == raw else "no_value"
+    if kind not in "it":
+        return "not_supported"  # neither a number nor a text
+    if raw >= INT64_BLANK:
+        return _kind_of(raw - INT64_BLANK)
+    return _kind_of(raw - INT32_BLANK) if INT32_BLANK <= raw < INT32_BLANK + len(BLANKS) else ""
+
+
+def _kind_of(distance: float) -> str:
+    return BLANKS[int(distance)] if 0 <= distance < len(BLANKS) else BLANKS[0]

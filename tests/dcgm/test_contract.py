@@ -1,0 +1,277 @@
+"""What holds of every DCGM: the stand-in, a real host engine with injected GPUs, and one with real GPUs."""
+
+from __future__ import annotations
+
+import math
+import re
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pynvml
+import pytest
+
+from gpu_exporter import metrics as m
+from gpu_exporter.accumulate import INTEGRALS
+from gpu_exporter.config import Hostengine
+from gpu_exporter.metrics import METRICS, selected
+from gpu_exporter.model import EntityKind, Metric, MetricSet, Pace, Reading, SourceLost
+from gpu_exporter.sources.dcgm import DcgmSource
+from gpu_exporter.sources.dcgm.device import DcgmDevice
+from tests.dcgm.conftest import Engine
+
+FULL = selected(MetricSet.FULL)
+ALL = frozenset(Pace)
+# A call may be late by that much on a slow machine, beyond the deadline that the source has.
+SLACK_SECONDS = 1.5
+
+
+def eventually(holds: Callable[[], bool], timeout: float = 20.0) -> None:
+    """Wait until it does."""
+    end = time.monotonic() + timeout
+    while not holds():
+        assert time.monotonic() < end, "never came true"
+        time.sleep(0.1)
+
+
+def values(reading: Reading) -> dict[Metric, float]:
+    """Of the GPU itself."""
+    return {series.metric: value for series, value in reading.values.items() if not series.labels}
+
+
+@pytest.fixture
+def opened(source: DcgmSource) -> DcgmSource:
+    """A source that is open, with at least one GPU."""
+    source.open()
+    assert source.count() > 0, "no GPUs: only test_no_gpu_is_no_crash can be run here"
+    return source
+
+
+@pytest.fixture
+def device(opened: DcgmSource) -> DcgmDevice:
+    """Its first GPU, asked for everything."""
+    return opened.attach(0, FULL)
+
+
+def test_no_gpu_is_no_crash(source: DcgmSource) -> None:
+    """An engine answers also where it has no GPU."""
+    source.open()
+    assert source.count() >= 0
+
+
+def test_identity(opened: DcgmSource) -> None:
+    """Of every GPU, in the form that NVML has; and the same from `identities`."""
+    gpus = [opened.attach(index, FULL).gpu for index in range(opened.count())]
+    assert len({gpu.uuid for gpu in gpus}) == len(gpus)
+    for index, gpu in enumerate(gpus):
+        assert gpu.index == index
+        assert re.fullmatch(r"GPU-[0-9a-f-]{36}", gpu.uuid)
+        assert re.fullmatch(r"[0-9A-F]{8}:[0-9A-F]{2}:[0-9A-F]{2}\.[0-9]", gpu.pci_bus_id)
+        assert re.fullmatch(r"nvidia\d+", gpu.device)
+        assert gpu.model
+        info = dict(gpu.info)
+        assert gpu.driver == info["driver_version"]
+        assert {"nvml_version", "cuda_version", "vbios_version", "architecture", "compute_capability"} <= info.keys()
+        assert all(info.values())
+    assert opened.identities() == {gpu.index: (gpu.uuid, gpu.pci_bus_id) for gpu in gpus}
+
+
+def test_values_are_in_range_and_none_is_blank(device: DcgmDevice) -> None:
+    """Also after the first profiling samples, which are blank with status 0."""
+    seen: set[Metric] = set()
+
+    def complete() -> bool:
+        reading = device.read(ALL)
+        for series, value in reading.values.items():
+            assert math.isfinite(value)
+            assert series.metric.low <= value <= series.metric.high, f"{series.metric.key} is {value}"
+            seen.add(series.metric)
+        return m.SM_ACTIVE in seen or m.SM_ACTIVE in reading.unsupported
+
+    eventually(complete)
+    plain = {m.GPU_UTIL, m.GPU_TEMP, m.SM_CLOCK, m.FB_TOTAL, m.FB_USED, m.ENERGY, m.PSTATE}
+    assert plain <= seen | ({m.FB_TOTAL, m.FB_USED} if values(device.read(ALL)).get(m.MIG_MODE) else set())
+
+
+def test_each_metric_has_a_value_or_a_reason(device: DcgmDevice) -> None:
+    """Nothing is silently missing; what can't be had is said in a word."""
+    known: set[Metric] = set()
+
+    def complete() -> bool:
+        reading = device.read(ALL)
+        known.update(series.metric for series in reading.values)
+        missing = {row for row in FULL if row.entity not in m.BESIDE} - known - reading.unsupported.keys()
+        return not {row for row in missing if row.entity is not EntityKind.INSTANCE and row is not m.MIG_DEVICE}
+
+    eventually(complete)
+    reasons = device.read(ALL).unsupported
+    assert all(re.fullmatch(r"[a-z_]+", reason) for reason in reasons.values())
+    assert reasons.keys().isdisjoint(known)
+    assert all(
+        reasons[row] == "no_field" for row in reasons if row.dcgm is None and row not in (m.NVLINK_COUNT, m.NVLINK_UP)
+    )
+
+
+def test_profiling_samples_count_once(device: DcgmDevice) -> None:
+    """However often it is read: the spans of a series add up to the time that went by, never to more."""
+    eventually(lambda: bool({m.PCIE_TX} & (values(device.read(ALL)).keys() | device.read(ALL).unsupported.keys())))
+    if m.PCIE_TX in device.read(ALL).unsupported:
+        return  # this host engine has no profiling for this GPU, and says so
+    first: float | None = None
+    total, begin = 0.0, 0.0
+    end = time.monotonic() + 6
+    while time.monotonic() < end:
+        reading = device.read(frozenset({Pace.FAST}))
+        spans = {series.metric: span for series, span in reading.spans.items() if not series.labels}
+        assert {series.metric for series in reading.values if series.metric in INTEGRALS} <= {
+            series.metric for series in reading.spans
+        }
+        if m.PCIE_TX in spans:
+            if first is None:
+                first, begin = reading.at, time.monotonic()
+            else:
+                total += spans[m.PCIE_TX]
+        time.sleep(0.1)
+    assert first is not None
+    assert total == pytest.approx(time.monotonic() - begin, abs=1.2)
+
+
+def test_any_subset_can_be_asked_for(opened: DcgmSource) -> None:
+    """One metric, or profiling alone; what was not asked for is not answered."""
+    few = opened.attach(0, [m.POWER, m.GPU_TEMP])
+    reading = few.read(ALL)
+    assert {series.metric for series in reading.values} <= {m.POWER, m.GPU_TEMP, m.MIG_DEVICE}
+    profiling = opened.attach(0, [m.GR_ENGINE_ACTIVE, m.DRAM_ACTIVE])
+    eventually(lambda: bool(profiling.read(ALL).values or profiling.read(ALL).unsupported))
+
+
+def test_devices_share_a_connection(opened: DcgmSource) -> None:
+    """All GPUs, closed and attached again: the host engine has room for 64 field groups, and we don't use them up."""
+    for _ in range(10):
+        devices = [opened.attach(index, FULL) for index in range(opened.count())]
+        for device in devices:
+            assert values(device.read(ALL))
+        for device in devices:
+            device.close()
+
+
+def test_no_such_gpu(opened: DcgmSource) -> None:
+    """An index that is none costs nothing else."""
+    from gpu_exporter.model import GpuLost
+
+    with pytest.raises(GpuLost, match="no GPU of this index"):
+        opened.attach(99, FULL)
+    assert opened.count() > 0
+
+
+def test_open_again(opened: DcgmSource) -> None:
+    """As after a loss: everything is made anew."""
+    for _ in range(3):
+        opened.close()
+        opened.open()
+        device = opened.attach(0, FULL)
+        assert values(device.read(ALL))
+
+
+def test_nobody_listens(bindings: Path) -> None:
+    """One line that names the address, and not much later than asked."""
+    source = DcgmSource(Hostengine("127.0.0.1:1"), bindings)
+    begin = time.monotonic()
+    with pytest.raises(SourceLost, match=r"127\.0\.0\.1:1.*nv-hostengine") as lost:
+        source.open()
+    assert lost.value.reason == "no_connection"
+    assert time.monotonic() - begin < 5 + SLACK_SECONDS
+
+
+@pytest.mark.ends_engine
+def test_killed_and_started_again(
+    engine: tuple[Hostengine, Engine | None], opened: DcgmSource, device: DcgmDevice
+) -> None:
+    """SIGKILL costs the source at once; the old connection stays dead, a new one has everything."""
+    process = engine[1]
+    assert process is not None
+    device.read(ALL)
+    process.kill()
+    time.sleep(0.5)
+    with pytest.raises(SourceLost) as lost:
+        device.read(ALL)
+    assert lost.value.reason == "no_connection"
+    process.start()
+    with pytest.raises(SourceLost):
+        device.read(ALL)
+    device.close()
+    opened.close()
+    opened.open()
+    assert values(opened.attach(0, FULL).read(ALL))
+
+
+@pytest.mark.ends_engine
+def test_hangs_and_goes_on(engine: tuple[Hostengine, Engine | None], opened: DcgmSource, device: DcgmDevice) -> None:
+    """SIGSTOP: the deadline is ours, not the library's minute; who asks again is told at once; it heals by itself."""
+    process = engine[1]
+    assert process is not None
+    device.read(ALL)
+    process.signal(signal.SIGSTOP)
+    try:
+        time.sleep(0.5)
+        begin = time.monotonic()
+        with pytest.raises(SourceLost, match="has not answered") as lost:
+            device.read(ALL)
+        assert lost.value.reason == "stalled"
+        assert time.monotonic() - begin < opened.patience + SLACK_SECONDS
+        begin = time.monotonic()
+        for ask in (lambda: device.read(ALL), opened.count, opened.open):
+            with pytest.raises(SourceLost):
+                ask()
+        device.close()
+        opened.close()
+        assert time.monotonic() - begin < SLACK_SECONDS
+    finally:
+        process.signal(signal.SIGCONT)
+
+    def back() -> bool:
+        try:
+            opened.open()
+        except SourceLost:
+            return False
+        return opened.count() > 0
+
+    eventually(back, 70)
+    assert values(opened.attach(0, FULL).read(ALL))
+
+
+@pytest.mark.beside_a_driver
+def test_units_are_nvmls(device: DcgmDevice) -> None:
+    """What hardly moves is the same from NVML, in the same unit."""
+    from gpu_exporter.sources.nvml import NvmlSource
+
+    nvml = NvmlSource()
+    nvml.open()
+    try:
+        index = next(
+            index
+            for index in range(nvml.count())
+            if pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(index)) == device.gpu.uuid
+        )
+        peer = nvml.attach(index, FULL)
+        assert {**vars_of(peer.gpu), "index": 0, "info": ()} == {**vars_of(device.gpu), "index": 0, "info": ()}
+        theirs, ours = values(peer.read(ALL)), values(device.read(ALL))
+        peer.close()
+    finally:
+        nvml.close()
+    moving = {m.POWER, m.POWER_INSTANT, m.ENERGY, m.ENERGY_JOULES, m.GPU_TEMP, m.MEMORY_TEMP, m.TEMP_MARGIN}
+    for metric in theirs.keys() & ours.keys() - set(INTEGRALS):
+        near = 0.3 if metric in moving or metric.unit in ("percent", "MHz", "seconds") else 0.001
+        assert ours[metric] == pytest.approx(theirs[metric], rel=near, abs=30 if near == 0.3 else 1.01), metric.key
+
+
+def vars_of(gpu: object) -> dict[str, object]:
+    """The members of a slotted dataclass."""
+    return {name: getattr(gpu, name) for name in gpu.__slots__}  # type: ignore[attr-defined]
+
+
+def test_every_row_that_dcgm_answers_is_of_the_full_set() -> None:
+    """What has a field can be asked for; the rest of the catalogue is what the exporter says itself."""
+    asked = {row.dcgm for row in FULL}
+    assert {row.key for row in METRICS if row.dcgm is not None and row.dcgm not in asked} == {m.XID_ERRORS.key}

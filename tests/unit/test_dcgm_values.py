@@ -1,0 +1,229 @@
+"""DCGM's samples -> values and reasons; profiling samples -> spans; metrics -> questions. No DCGM is needed."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from gpu_exporter import metrics as m
+from gpu_exporter.config import Hostengine, hostengine
+from gpu_exporter.model import Labels, Metric, Pace, Series, SourceLost
+from gpu_exporter.sources.dcgm.bindings import Attributes
+from gpu_exporter.sources.dcgm.caller import Caller
+from gpu_exporter.sources.dcgm.identity import identify
+from gpu_exporter.sources.dcgm.plan import PROFILING_KIND, plan
+from gpu_exporter.sources.dcgm.profiling import Profiling
+from gpu_exporter.sources.dcgm.values import Answer, Entity, EntityGroup, answer, gpu, link
+
+I64, F64 = 0x7FFFFFFFFFFFFFF0, 2.0**47
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "raw", "value", "reason"),
+    [
+        (0, "i", 42, 42, ""),
+        (0, "d", 0.5, 0.5, ""),
+        (0, "s", "GPU-1", "GPU-1", ""),
+        (0, "i", I64 - 1, I64 - 1, ""),
+        (0, "i", I64, None, "no_value"),
+        (0, "i", I64 + 1, None, "not_supported"),
+        (0, "i", I64 + 2, None, "not_supported"),
+        (0, "i", I64 + 3, None, "no_permission"),
+        (0, "i", I64 + 9, None, "no_value"),
+        (0, "i", 2**47 + 5, 2**47 + 5, ""),  # a counter may be that high
+        (0, "i", 0x7FFFFFF2, None, "not_supported"),
+        (0, "d", F64, None, "no_value"),
+        (0, "d", F64 + 2, None, "not_supported"),
+        (0, "d", F64 + 3, None, "no_permission"),
+        (0, "d", float("nan"), None, "no_value"),
+        (0, "s", "<<<NOT_SUPPORTED>>>", None, "not_supported"),
+        (0, "s", "", None, "no_value"),
+        (0, "b", 7, None, "not_supported"),
+        (-6, "i", 42, None, "not_supported"),
+        (-14, "i", I64, None, "no_data"),
+        (-16, "i", I64, None, "no_data"),
+        (-18, "i", I64, None, "lost"),
+        (-99, "i", 42, None, "unknown"),
+    ],
+)
+def test_answers(status: int, kind: str, raw: float | str, value: float | str | None, reason: str) -> None:
+    """A blank is none, also with status 0; a status is a reason, also with a value."""
+    assert answer(status, kind, raw, 5) == Answer(value, reason, status, 5)
+
+
+def test_links() -> None:
+    """dcgm_link_t: kind in the lowest byte, link above, owner in the highest."""
+    assert link(gpu(2), 5) == Entity(EntityGroup.LINK, 2 << 24 | 5 << 8 | 1)
+    assert link(Entity(EntityGroup.SWITCH, 1), 0) == Entity(EntityGroup.LINK, 1 << 24 | 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "address", "socket"),
+    [
+        ("", "", ""),
+        ("localhost:5556", "localhost:5556", ""),
+        ("gpu-7.example", "gpu-7.example:5555", ""),
+        ("[fd00::7]:5555", "[fd00::7]:5555", ""),
+        ("unix:///run/he.sock", "", "/run/he.sock"),
+        ("/run/he.sock", "", "/run/he.sock"),
+    ],
+)
+def test_host_engines(text: str, address: str, socket: str) -> None:
+    """As people write them."""
+    assert hostengine(text) == Hostengine(address, socket)
+
+
+@pytest.mark.parametrize("text", ["fd00::7:5555", "host:0", "host:99999", "tcp://host:1", "host:", "he.sock/x"])
+def test_no_host_engine(text: str) -> None:
+    """One line with what to write instead."""
+    with pytest.raises(ValueError, match="use host:port"):
+        hostengine(text)
+
+
+def _series(metric: Metric, labels: Labels) -> Series:
+    return Series(metric, None, labels)
+
+
+def test_a_plan_keeps_profiling_apart() -> None:
+    """And asks each field once, at the pace of its fastest row."""
+    asked = plan(_series, gpu(3), [m.SM_ACTIVE, m.POWER, m.ENERGY, m.ENERGY_JOULES, m.MIG_PENDING], {}, {}, mig=False)
+    wishes = {wish.kind: wish for wish in asked.wishes(0.5)}
+    assert wishes[PROFILING_KIND].fields == (1002,)
+    assert (wishes["fast"].fields, wishes["fast"].seconds) == ((155,), 0.5)
+    assert wishes["slow"].fields == (156,)
+    assert wishes["slow"].seconds < Pace.SLOW.value
+    assert asked.unsupported == {m.MIG_PENDING: "no_field"}
+
+
+def test_a_plan_in_mig_mode() -> None:
+    """What is of the instances is not asked of the board: no sum counts a GPU twice."""
+    part = Entity(EntityGroup.GPU_I, 9)
+    asked = plan(_series, gpu(0), [m.SM_ACTIVE, m.FB_USED, m.POWER], {}, {part: (("GPU_I_ID", "1"),)}, mig=True)
+    assert [question.entity for question in asked.profiling] == [part]
+    assert {question.series.metric: question.entity for question in asked.plain} == {m.FB_USED: part, m.POWER: gpu(0)}
+    alone = plan(_series, gpu(0), [m.SM_ACTIVE], {}, {}, mig=True)
+    assert alone.series == set()
+
+
+Read = tuple[dict[Series, float], dict[Series, float], dict[Series, str]]
+
+
+def _profiling(since: float = 0.0) -> tuple[Profiling, Series]:
+    asked = plan(_series, gpu(0), [m.SM_ACTIVE], {}, {}, mig=False)
+    return Profiling(asked.profiling, 1.0, since), asked.profiling[0].series
+
+
+def _read(profiling: Profiling, at: float, value: float | None, stamp: int) -> Read:
+    values: dict[Series, float] = {}
+    spans: dict[Series, float] = {}
+    failed: dict[Series, str] = {}
+    answers = {(gpu(0), 1002): Answer(value, "" if value is not None else "no_value", 0, stamp)}
+    profiling.read(answers, at, values, spans, failed)
+    return values, spans, failed
+
+
+def test_a_sample_counts_once() -> None:
+    """The first over an interval, others over the time since the one before; the same one not again."""
+    profiling, series = _profiling()
+    assert _read(profiling, 0.5, None, 500_000) == ({}, {}, {})
+    assert _read(profiling, 1.0, 0.5, 1_000_000) == ({series: 0.5}, {series: 1.0}, {})
+    assert _read(profiling, 1.4, 0.5, 1_000_000) == ({}, {}, {})
+    assert _read(profiling, 3.0, 0.6, 3_000_000) == ({series: 0.6}, {series: 2.0}, {})
+    assert _read(profiling, 9.0, 0.7, 9_000_000) == ({series: 0.7}, {series: 1.0}, {})  # what was between is not known
+    assert _read(profiling, 9.5, 0.7, 100_000)[1] == {series: 1.0}  # a clock that was set back
+
+
+def test_a_pause() -> None:
+    """After values: said once, and over with the next value."""
+    profiling, series = _profiling()
+    _read(profiling, 1.0, 0.5, 1_000_000)
+    assert _read(profiling, 3.0, None, 3_000_000)[2] == {}
+    assert _read(profiling, 9.0, None, 9_000_000)[2] == {series: "paused"}
+    assert profiling.pause == "no_values"
+    assert _read(profiling, 10.0, None, 10_000_000)[2] == {}
+    assert profiling.due(31.0)
+    assert _read(profiling, 32.0, 0.5, 32_000_000)[0] == {series: 0.5}
+    assert profiling.pause == ""
+
+
+def test_stale_is_not_fresh() -> None:
+    """A value whose time stamp stands still."""
+    profiling, series = _profiling()
+    _read(profiling, 1.0, 0.5, 1_000_000)
+    assert _read(profiling, 9.0, 0.5, 1_000_000)[2] == {series: "no_data"}
+
+
+@pytest.mark.parametrize(
+    ("capability", "name"),
+    [(8 << 16, "Ampere"), (8 << 16 | 6, "Ampere"), (8 << 16 | 9, "Ada"), (9 << 16, "Hopper"), (12 << 16, "Blackwell")],
+)
+def test_identity(capability: int, name: str) -> None:
+    """In NVML's words; what is not known is left out."""
+    known = Attributes("GPU-1", "NVIDIA A100", "00000000:07:00.0", "", "92.00", "", "580.1")
+    found = identify(4, known, {63: Answer(capability, "", 0, 1), 5: Answer(13010, "", 0, 1), 55: Answer(7, "", 0, 1)})
+    assert (found.index, found.device, found.driver) == (4, "nvidia7", "580.1")
+    info = dict(found.info)
+    assert info.keys() == {"driver_version", "cuda_version", "vbios_version", "architecture", "compute_capability"}
+    assert (info["architecture"], info["cuda_version"]) == (name, "13.1")
+
+
+def test_a_call_that_is_stuck() -> None:
+    """Whoever asks meanwhile is refused at once; once it is back, calls are done again, by the same thread."""
+    caller, release = Caller("host engine"), threading.Event()
+    threads: list[int] = []
+
+    def note() -> int:
+        threads.append(threading.get_ident())
+        return 7
+
+    assert caller.call(note, 1) == 7
+    with pytest.raises(SourceLost, match="has not answered") as lost:
+        caller.call(lambda: release.wait(30), 0.05)
+    assert lost.value.reason == "stalled"
+    begin = time.monotonic()
+    with pytest.raises(SourceLost):
+        caller.call(note, 1)
+    assert time.monotonic() - begin < 1
+    assert caller.stuck > 0
+    release.set()
+    end = time.monotonic() + 10
+    while caller.stuck:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    assert caller.call(note, 1) == 7
+    assert len(set(threads)) == 1
+
+
+def test_a_long_job_that_gets_on() -> None:
+    """It is late only if one of its calls is."""
+    caller = Caller("host engine")
+
+    def job() -> str:
+        for _ in range(10):
+            caller.beat()
+            time.sleep(0.05)
+        return "done"
+
+    assert caller.call(job, 0.4) == "done"
+
+
+def test_a_job_that_nobody_waits_for_ends_at_its_next_call() -> None:
+    """On a host engine that hangs, each call would take a minute."""
+    caller, release, beats = Caller("host engine"), threading.Event(), []
+
+    def job() -> None:
+        release.wait(30)
+        for _ in range(3):
+            caller.beat()
+            beats.append(1)
+
+    with pytest.raises(SourceLost):
+        caller.call(job, 0.05)
+    release.set()
+    end = time.monotonic() + 10
+    while caller.stuck:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    assert caller.call(lambda: list(beats), 5) == []
