@@ -42,7 +42,7 @@ TOLERANCES: Mapping[str, Tolerance] = {
 # Counters of these are compared by their rise per second, all others by what they have come to.
 FLOWS = frozenset({"bytes", "millijoules", "joules", "seconds"})
 # Of these a mean says nothing: they agree if there is a state that both have seen.
-STATES = frozenset({"bitmask", "bool", "state", "action", "status", "code", "generation", "lanes", "xid"})
+STATES = frozenset({"bitmask", "bool", "state", "action", "status", "code", "generation", "lanes", "xid", "sxid"})
 
 
 # What someone has set, or what the board has: read again and again, and always equal.

@@ -288,9 +288,9 @@ def test_what_two_readings_have_is_the_same_metric() -> None:
 @pytest.mark.parametrize(
     ("name", "entity", "per_instance"),
     [
-        ("DCGM_FI_DEV_NVSWITCH_TEMPERATURE_CURRENT", EntityKind.NVSWITCH, False),
+        ("DCGM_FI_DEV_NVSWITCH_VOLTAGE_MVOLT", EntityKind.NVSWITCH, False),
         ("DCGM_FI_DEV_CPU_TEMP_CURRENT", EntityKind.CPU, False),
-        ("DCGM_FI_DEV_CPU_UTIL_TOTAL", EntityKind.CPU_CORE, False),
+        ("DCGM_FI_DEV_CPU_UTIL_USER", EntityKind.CPU_CORE, False),
         ("DCGM_FI_DEV_NVLINK_PPRM_OPER_RECOVERY", EntityKind.NVLINK, False),
         ("DCGM_FI_DEV_VGPU_LICENSE_STATUS", EntityKind.GPU, False),
         ("DCGM_FI_DEV_COUNT", EntityKind.GPU, False),
