@@ -134,7 +134,8 @@ imagePullSecrets:
 {{- if eq .Values.kernelLog.mode "file" }}
 {{- $_ := set $own "supplementalGroups" (list (int .Values.kernelLog.group)) }}
 {{- end }}
-{{- toYaml (mergeOverwrite $own .Values.podSecurityContext) }}
+{{- range $key, $value := .Values.podSecurityContext }}{{ $_ := set $own $key $value }}{{ end }}
+{{- toYaml $own }}
 {{- end }}
 
 {{- define "gpu-exporter.securityContext" -}}
@@ -148,7 +149,8 @@ imagePullSecrets:
 {{- $_ := set $own.capabilities "add" (list "SYS_ADMIN") }}
 {{- end }}
 {{- end }}
-{{- toYaml (mergeOverwrite $own .Values.securityContext) }}
+{{- range $key, $value := .Values.securityContext }}{{ $_ := set $own $key $value }}{{ end }}
+{{- toYaml $own }}
 {{- end }}
 
 {{/* Whether there is a web configuration, and what of it a probe can know. */}}
