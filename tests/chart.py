@@ -54,7 +54,7 @@ SETS: Mapping[str, Values] = {
         "imagePullSecrets": [{"name": "registry"}],
         "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "10%"}},
     },
-    "mig": {"attribution": {"resourceNames": ["nvidia.com/mig-1g.10gb"]}, "config": {"expected_gpus": 8}},
+    "mig": {"attribution": {"resourceNames": ["example.com/mig-1g.10gb"], "pods": True}, "config": {"expected_gpus": 8}},
     "dra": {"attribution": {"dra": True}},
     "no-rbac": {
         "attribution": {"podLabels": ["app"], "dra": True},

@@ -27,7 +27,7 @@ feature needs beyond that it has only while the feature is on:
 | --- | --- |
 | nothing of the below, `attribution.enabled: false` | uid 65534, no hostPath: Pod Security *restricted* |
 | `attribution.enabled` (the default) | uid 0 without capabilities, read-only hostPath of kubelet's socket: the namespace must be `enforce: privileged` |
-| `attribution.podLabels` | get, list and watch pods, a token |
+| `attribution.pods`, `attribution.podLabels` | get, list and watch pods, a token |
 | `attribution.dra` | get, list and watch resource slices, a token |
 | `slurm.jobMappingPath` | read-only hostPath |
 | `processes.enabled` | hostPID |

@@ -34,7 +34,7 @@ SPAN: Schema = {"type": "string", "pattern": "^([0-9]+(ms|s|m|h|d|w|y))+$"}
 SECONDS: Schema = {"type": "string", "pattern": "^[0-9]+([.][0-9]+)?(ms|s|m|h)$"}
 # What the rules take for the job of a GPU exporter.
 JOB: Schema = {"type": "string", "pattern": "^(gpu|.*(gpu.?exporter|dcgm).*)$"}
-HOST_PORT: Schema = {"type": "string", "pattern": "^([^:/ ]+:[0-9]+)?$"}
+HOST_ENGINE: Schema = {"type": "string", "pattern": "^(|(unix://)?/.+|[^:/ ]+(:[0-9]+)?)$"}
 
 # Settings of the exporter that belong to a feature of the chart, and the value to use instead of `config`.
 MANAGED: Mapping[str, str] = {
@@ -52,6 +52,7 @@ MANAGED: Mapping[str, str] = {
     "web_enable_lifecycle": "web.lifecycle",
     "kubernetes": "attribution.enabled",
     "pod_resources_socket": "attribution.podResourcesPath",
+    "kubernetes_pods": "attribution.pods",
     "kubernetes_pod_labels": "attribution.podLabels",
     "kubernetes_dra": "attribution.dra",
     "nvidia_resource_names": "attribution.resourceNames",
@@ -136,7 +137,8 @@ ATTRIBUTION = (
     Value("attribution.enabled", True, BOOL, "Whether it is told which pod has which GPU: kubelet's socket (*hostPath, uid 0 without capabilities*)."),
     Value("attribution.podResourcesPath", "/var/lib/kubelet/pod-resources", FOLDER, "The folder of the node with kubelet's `kubelet.sock`."),
     Value("attribution.resourceNames", [], TEXTS, "Resources beside `nvidia.com/*` that are GPUs."),
-    Value("attribution.podLabels", [], TEXTS, "Labels of pods that are exposed, and name the workload (*may read pods*)."),
+    Value("attribution.pods", False, BOOL, "Whether pods are told by workload, rank and UID, too (*may read pods*)."),
+    Value("attribution.podLabels", [], TEXTS, "Labels of pods that are exposed, as regular expressions (*may read pods*)."),
     Value("attribution.dra", False, BOOL, "Whether GPUs of resource claims are resolved (*may read resource slices*)."),
     Value("slurm.jobMappingPath", "", FOLDER, "The folder of the node in which a prolog says which job has which GPU (*hostPath*)."),
     Value("processes.enabled", False, BOOL, "Whether memory and SM share of each process are exposed (*hostPID*)."),
@@ -151,7 +153,7 @@ GPUS = (
     Value("gpuAccess.driverCapabilities", "utility", TEXT, "`NVIDIA_DRIVER_CAPABILITIES`; NVML needs no other."),
     Value("gpuAccess.cdiDevice", "nvidia.com/gpu=all", TEXT, "The device for `gpuAccess.mode: cdi`."),
     Value("dcgm.enabled", False, BOOL, "Whether it reads through DCGM."),
-    Value("dcgm.hostEngine", "", HOST_PORT, "`host:port` of a running host engine; blank for DCGM within the container."),
+    Value("dcgm.hostEngine", "", HOST_ENGINE, "`host:port` of a running host engine, or a Unix socket that `extraVolumes` brings; blank for DCGM within the container."),
     Value("dcgm.bindings", "", TEXT, "The folder of DCGM's Python bindings in the container."),
     Value("dcgm.profiling", False, BOOL, "Profiling through DCGM within the container (*SYS_ADMIN, uid 0*)."),
 )

@@ -33,6 +33,7 @@ CRDS = {path.stem: yaml.safe_load(path.read_text()) for path in (ROOT / "tests/c
 COMING = {
     "kubernetes",
     "pod_resources_socket",
+    "kubernetes_pods",
     "kubernetes_pod_labels",
     "kubernetes_dra",
     "nvidia_resource_names",
@@ -339,7 +340,7 @@ def test_numbers_stay_what_they_are() -> None:
         ({"image": {"digest": "latest"}}, "at '/image/digest': 'latest' does not match pattern"),
         ({"gpuAccess": {"mode": "magic"}}, "at '/gpuAccess/mode': value must be one of 'env', 'runtimeClass', 'cdi'"),
         ({"kernelLog": {"mode": "yes"}}, "at '/kernelLog/mode': value must be one of"),
-        ({"dcgm": {"hostEngine": "somewhere"}}, "at '/dcgm/hostEngine': 'somewhere' does not match pattern"),
+        ({"dcgm": {"hostEngine": "a:b"}}, "at '/dcgm/hostEngine': 'a:b' does not match pattern"),
         ({"serviceMonitor": {"job": "node"}}, "at '/serviceMonitor/job': 'node' does not match pattern"),
         ({"xids": {"overrides": {"x": {}}}}, "at '/xids/overrides': additional properties 'x' not allowed"),
         ({"prometheusRule": {"limits": {"busySM": 0.5}}}, "at '/prometheusRule/limits': additional properties 'busySM'"),
@@ -362,6 +363,14 @@ def test_wrong_values_are_named(values: Mapping[str, Any], said: str) -> None:
     """With the place and what would do."""
     with pytest.raises(HelmError, match=re.escape(said)):
         texts(values)
+
+
+@pytest.mark.parametrize(("engine", "ports"), [("dcgm", {5555, 53}), ("dcgm:777", {777, 53}), ("unix:///run/x", set())])
+def test_the_way_to_a_host_engine_is_open(engine: str, ports: set[int]) -> None:
+    """A socket needs none."""
+    values = {"dcgm": {"enabled": True, "hostEngine": engine}, "networkPolicy": {"enabled": True}}
+    egress = only(objects(values), "NetworkPolicy")["spec"]["egress"]
+    assert {port["port"] for each in egress for port in each["ports"]} == ports
 
 
 def test_security_is_the_users_in_the_end() -> None:
@@ -394,7 +403,7 @@ def test_rights_only_for_who_asks_the_api_server() -> None:
     """No role, no token; else just what the feature reads."""
     for name in SETS:
         found = made(name)
-        asks = name in ("everything", "dra", "no-rbac")
+        asks = name in ("everything", "dra", "mig", "no-rbac")
         assert pod(found)["automountServiceAccountToken"] is asks
         assert len(kind(found, "ClusterRole")) == (asks and name != "no-rbac")
     (role,) = kind(made("everything"), "ClusterRole")

@@ -106,7 +106,7 @@ imagePullSecrets:
 {{- if and (eq .Values.gpuAccess.mode "runtimeClass") (not .Values.gpuAccess.runtimeClassName) }}
 {{- fail "gpuAccess.mode runtimeClass needs gpuAccess.runtimeClassName" }}
 {{- end }}
-{{- range $name := list "podLabels" "dra" "resourceNames" }}
+{{- range $name := list "pods" "podLabels" "dra" "resourceNames" }}
 {{- if and (get $.Values.attribution $name) (not $.Values.attribution.enabled) }}
 {{- fail (printf "attribution.%s needs attribution.enabled" $name) }}
 {{- end }}
@@ -115,6 +115,7 @@ imagePullSecrets:
 
 {{/* Features that ask the API server. */}}
 {{- define "gpu-exporter.api" -}}
+{{- if and .Values.attribution.enabled .Values.attribution.pods }}attribution.pods {{ end }}
 {{- if and .Values.attribution.enabled .Values.attribution.podLabels }}attribution.podLabels {{ end }}
 {{- if and .Values.attribution.enabled .Values.attribution.dra }}attribution.dra {{ end }}
 {{- end }}
@@ -183,6 +184,7 @@ httpGet:
 {{- $_ := set $found "kubernetes" "true" }}
 {{- $_ := set $found "pod_resources_socket" (printf "%s/kubelet.sock" .Values.attribution.podResourcesPath) }}
 {{- with .Values.attribution.resourceNames }}{{ $_ := set $found "nvidia_resource_names" (join "," .) }}{{ end }}
+{{- if .Values.attribution.pods }}{{ $_ := set $found "kubernetes_pods" "true" }}{{ end }}
 {{- with .Values.attribution.podLabels }}{{ $_ := set $found "kubernetes_pod_labels" (join "," .) }}{{ end }}
 {{- if .Values.attribution.dra }}{{ $_ := set $found "kubernetes_dra" "true" }}{{ end }}
 {{- end }}
