@@ -15,7 +15,7 @@ from gpu_exporter.dcgm_names import RENAMED
 from gpu_exporter.failure_modes import MODES
 from gpu_exporter.failure_modes.cost import PRICES
 from gpu_exporter.failure_modes.mode import Domain, FailureMode
-from gpu_exporter.render import aggregates, boards
+from gpu_exporter.render import aggregates, allocation, boards
 from gpu_exporter.words import title
 
 NOTE = "# Rendered by `gpu-exporter generate`; edit gpu_exporter/{} instead.\n"
@@ -162,12 +162,6 @@ def _cost(prices: Limits) -> Iterator[Rule]:
         yield _record(each.record, text)
 
 
-def _fleet() -> Iterator[Rule]:
-    """What the dashboard of a fleet reads: few series, however many GPUs there are."""
-    for each in aggregates.FLEET:
-        yield _record(each.record, each.expression)
-
-
 Groups = Sequence[tuple[str, Sequence[Rule]]]
 
 
@@ -176,7 +170,8 @@ def _recorded(limits: Limits) -> Groups:
         ("gpu-identity", list(_identity())),
         ("gpu-signals", list(_signals(limits))),
         ("gpu-accounting", list(_cost(limits))),
-        ("gpu-fleet", list(_fleet())),
+        ("gpu-fleet", [_record(each.record, each.expression) for each in aggregates.FLEET]),
+        ("gpu-allocation", [_record(each.record, each.expression) for each in allocation.ALLOCATION]),
     ]
 
 

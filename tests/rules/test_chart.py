@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
-from gpu_exporter.failure_modes import MODES
 from tests import chart
 from tests.rules import promtool
 from tests.rules.promtool import BY_NAME, Case, Expect, check, firing, never_fired, now_firing, promtools
 from tests.rules.series import Device, Generation, injected, minutes, rank
-from tests.rules.test_modes import SOON, case, lasts
+from tests.rules.test_modes import OF_GPUS, SOON, case, lasts
 
 
 def use(values: chart.Values, folder: Path, patch: pytest.MonkeyPatch) -> Path:
@@ -37,7 +36,7 @@ def test_it_is_linted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_injected_fires_and_healthy_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: bool) -> None:
     """Every failure mode, as `test_modes.py` proves it of alerts/."""
     use({}, tmp_path, monkeypatch)
-    modes = [mode for mode in MODES if (lasts(mode) >= SOON) is late]
+    modes = [mode for mode in OF_GPUS if (lasts(mode) >= SOON) is late]
     check(tmp_path, [case(Generation.OURS, modes)], promtools()[1:])
 
 
