@@ -33,9 +33,13 @@ SETS: Mapping[str, Values] = {
         "processes": {"enabled": True},
         "kernelLog": {"mode": "file", "path": "/var/log/kern.log"},
         "xids": {"overrides": {"63": {"action": "gpu_reset", "drain": True}}, "keep": "node"},
-        "collectors": "DCGM_FI_DEV_GPU_TEMP, gauge, GPU temperature (in C).\nDCGM_FI_DEV_POWER_USAGE, gauge, Power draw.\n",
+        "collectors": "DCGM_FI_DEV_GPU_TEMP, gauge, GPU temperature (in C).\nDCGM_FI_DEV_POWER_USAGE, gauge, Power.\n",
         "networkPolicy": {"enabled": True, "from": [{"namespaceSelector": {}}], "egress": [{"ports": [{"port": 53}]}]},
-        "web": {"config": {"basic_auth_users": {"prometheus": "$2y$10$" + "x" * 53}}, "tlsSecret": "tls", "lifecycle": True},
+        "web": {
+            "config": {"basic_auth_users": {"prometheus": "$2y$10$" + "x" * 53}},
+            "tlsSecret": "tls",
+            "lifecycle": True,
+        },
         "commonLabels": {"team": "gpu"},
         "commonAnnotations": {"owner": "gpu"},
         "podLabels": {"app.kubernetes.io/component": "stolen", "zone": "a"},
@@ -48,13 +52,21 @@ SETS: Mapping[str, Values] = {
         "extraVolumes": [{"name": "more", "emptyDir": {}}],
         "extraVolumeMounts": [{"name": "more", "mountPath": "/more"}],
         "extraManifests": [
-            {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "one"}, "data": {"of": "{{ .Release.Name }}"}},
+            {
+                "apiVersion": "v1",
+                "kind": "ConfigMap",
+                "metadata": {"name": "one"},
+                "data": {"of": "{{ .Release.Name }}"},
+            },
             'apiVersion: v1\nkind: ConfigMap\nmetadata: {name: "{{ .Release.Name }}-two"}\n',
         ],
         "imagePullSecrets": [{"name": "registry"}],
         "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "10%"}},
     },
-    "mig": {"attribution": {"resourceNames": ["example.com/mig-1g.10gb"], "pods": True}, "config": {"expected_gpus": 8}},
+    "mig": {
+        "attribution": {"resourceNames": ["example.com/mig-1g.10gb"], "pods": True},
+        "config": {"expected_gpus": 8},
+    },
     "dra": {"attribution": {"dra": True}},
     "no-rbac": {
         "attribution": {"podLabels": ["app"], "dra": True},
@@ -69,12 +81,21 @@ SETS: Mapping[str, Values] = {
         "networkPolicy": {"enabled": True},
     },
     "dcgm-within": {
-        "dcgm": {"enabled": True, "bindings": "/usr/share/datacenter-gpu-manager-4/bindings/python3", "profiling": True},
+        "dcgm": {
+            "enabled": True,
+            "bindings": "/usr/share/datacenter-gpu-manager-4/bindings/python3",
+            "profiling": True,
+        },
         "gpuAccess": {"mode": "runtimeClass", "driverCapabilities": "compute,utility"},
     },
     "tls": {
         "web": {
-            "config": {"tls_server_config": {"cert_file": "/etc/gpu-exporter/tls/tls.crt", "key_file": "/etc/gpu-exporter/tls/tls.key"}},
+            "config": {
+                "tls_server_config": {
+                    "cert_file": "/etc/gpu-exporter/tls/tls.crt",
+                    "key_file": "/etc/gpu-exporter/tls/tls.key",
+                }
+            },
             "tlsSecret": "gpu-exporter-tls",
         },
         "serviceMonitor": {
@@ -87,7 +108,12 @@ SETS: Mapping[str, Values] = {
         },
     },
     "kernel-log": {"kernelLog": {"mode": "kmsg"}, "attribution": {"enabled": False}, "handOver": {"enabled": False}},
-    "host-network": {"hostNetwork": True, "port": 9401, "gpuAccess": {"mode": "volumeMounts"}, "processes": {"enabled": True}},
+    "host-network": {
+        "hostNetwork": True,
+        "port": 9401,
+        "gpuAccess": {"mode": "volumeMounts"},
+        "processes": {"enabled": True},
+    },
     "mirror": {
         "global": {"imageRegistry": "mirror.example", "imagePullSecrets": [{"name": "mirror"}]},
         "image": {"digest": "sha256:" + "0" * 64},
@@ -110,7 +136,10 @@ SETS: Mapping[str, Values] = {
             "runbookUrl": "https://runbooks.example/gpu/",
             "grafanaUrl": "https://grafana.example/",
             "limits": {"heldMemory": 2000000000, "usdPerGpuHour": 3.25},
-            "modes": {"GpuLost": {"severity": "warning", "hold": "10m", "keep": "5m"}, "GpuFakeLoad": {"enabled": False}},
+            "modes": {
+                "GpuLost": {"severity": "warning", "hold": "10m", "keep": "5m"},
+                "GpuFakeLoad": {"enabled": False},
+            },
         },
         "dashboards": {"enabled": True, "namespace": "grafana", "boards": {"cost": False}},
     },
@@ -148,7 +177,9 @@ def only(found: Sequence[Object], name: str) -> Object:
 
 def rules(values: Values) -> Object:
     """The groups of the PrometheusRule, as a rule file has them."""
-    spec: Object = only(objects({**values, "prometheusRule": {"enabled": True, **values.get("prometheusRule", {})}}), "PrometheusRule")["spec"]
+    spec: Object = only(
+        objects({**values, "prometheusRule": {"enabled": True, **values.get("prometheusRule", {})}}), "PrometheusRule"
+    )["spec"]
     return spec
 
 

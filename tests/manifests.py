@@ -1,6 +1,6 @@
 """deploy/kubernetes: what the chart makes with its defaults, for `kubectl apply -k`. Helm is here only, so is this.
 
-    python -m tests.manifests    writes the files
+python -m tests.manifests    writes the files
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 FOLDER = "deploy/kubernetes"
 NAMESPACE = "gpu-monitoring"
 NOTE = "# Made of helm/gpu-exporter by `make generate`.\n"
-# What only Prometheus Operator knows is in `monitored`. Dashboards are left out: they are in the repository twice already.
+# What only Prometheus Operator knows is in `monitored`. Dashboards are in the repository twice already.
 FEATURES: Mapping[str, Any] = {
     "fullnameOverride": "gpu-exporter",
     "namespaceOverride": NAMESPACE,

@@ -182,7 +182,7 @@ MODES = (
         impact="The job does not start, and the free GPUs are paid for nothing: nobody who needs many at once gets them.",
         diagnosis=(
             "`node:free:count > 0` says where the free ones are; `pod:starved:count` who waits, and for how many.",
-            '`kubectl get pods -A -o wide --field-selector spec.nodeName=NODE` on the node with the most free: which pods would have to move?',
+            "`kubectl get pods -A -o wide --field-selector spec.nodeName=NODE` on the node with the most free: which pods would have to move?",
             "`kubectl describe pod -n NAMESPACE POD`: the events of the scheduler say what each node lacks. CPU, memory, "
             "taints or a selector? Then it is not this.",
         ),

@@ -27,10 +27,7 @@ _ALLOCATABLE = f'kube_node_status_allocatable{{resource=~"{RESOURCES}"}}'
 def _requests(node: str, alive: str) -> str:
     """What pods ask for, container by container; two kube-state-metrics that say the same count once."""
     of = f'kube_pod_container_resource_requests{{resource=~"{RESOURCES}", {node}}}'
-    return (
-        f"max by ({_POD}, container, node, resource) ({of})\n"
-        f"* on ({_POD}) group_left () max by ({_POD}) ({alive})"
-    )
+    return f"max by ({_POD}, container, node, resource) ({of})\n* on ({_POD}) group_left () max by ({_POD}) ({alive})"
 
 
 def _pools() -> str:
@@ -39,7 +36,7 @@ def _pools() -> str:
     for label in POOL_LABELS:
         named = f'label_replace({named}, "pool", "$1", "{label}", "(.+)")'
     return (
-        f'topk by (cluster, node) (1, group by (cluster, node, pool) ({named}))\n'
+        f"topk by (cluster, node) (1, group by (cluster, node, pool) ({named}))\n"
         f"or on (cluster, node)\ngroup by (cluster, node) ({_ALLOCATABLE})"
     )
 

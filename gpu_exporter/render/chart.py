@@ -111,9 +111,12 @@ def _lines(tree: Tree, depth: int) -> Iterator[str]:
             yield from _lines(node, depth + 1)
         else:
             if node.help:
-                yield from textwrap.wrap(node.help, WIDTH, initial_indent=f"{margin}# ", subsequent_indent=f"{margin}# ")
-            style = {"default_flow_style": True} if node.flow else {}
-            default = yaml.safe_dump(node.default, sort_keys=False, width=1000, **style).removesuffix("...\n").rstrip()
+                yield from textwrap.wrap(
+                    node.help, WIDTH, initial_indent=f"{margin}# ", subsequent_indent=f"{margin}# "
+                )
+            flow = True if node.flow else False if isinstance(node.default, dict | list) and node.default else None
+            default = yaml.safe_dump(node.default, sort_keys=False, width=1000, default_flow_style=flow)
+            default = default.removesuffix("...\n").rstrip()
             block = isinstance(node.default, dict | list) and node.default and not node.flow
             yield f"{margin}{name}:" if block else f"{margin}{name}: {default}"
             if block:
@@ -124,7 +127,9 @@ def schema() -> str:
     """values.schema.json: nothing that is not a value, and each of the right kind."""
     root = _object(_tree(v.values()))
     root["properties"]["global"] = GLOBAL
-    return json.dumps({"$schema": DRAFT, "title": "Values of gpu-exporter", **root}, indent=1, ensure_ascii=False) + "\n"
+    return (
+        json.dumps({"$schema": DRAFT, "title": "Values of gpu-exporter", **root}, indent=1, ensure_ascii=False) + "\n"
+    )
 
 
 def _object(tree: Tree) -> dict[str, Any]:
@@ -139,7 +144,9 @@ def _object(tree: Tree) -> dict[str, Any]:
 
 def readme() -> str:
     """README.md of the chart: how to install it, and every value."""
-    by_hand = table(("value", "default", "meaning"), ((f"`{each.path}`", _shown(each), each.help) for each in v.BY_HAND))
+    by_hand = table(
+        ("value", "default", "meaning"), ((f"`{each.path}`", _shown(each), each.help) for each in v.BY_HAND)
+    )
     limits = table(
         ("limit", "default", "unit", "meaning"),
         ((f"`{each.name}`", f"{each.value:.15g}", each.unit, each.help) for each in v.limits()),

@@ -90,15 +90,15 @@ be told.
 LIMITS_INTRO = """
 ## Limits
 
-Each number that a condition compares with has a name. A deployment that sets limits does so by these names; without
-one, change the default in the catalogue and run `gpu-exporter generate`.
+Each number that a condition compares with has a name. The [chart](../helm/gpu-exporter/README.md#rules) sets them by these
+names (`prometheusRule.limits`); without it, change the default in the catalogue and run `gpu-exporter generate`.
 """
 
 COST_INTRO = """
 ## Cost
 
-Two prices, and arithmetic on signals. They are in `alerts/recording.yaml`; set them to yours, by these names where
-limits are set.
+Two prices, and arithmetic on signals. They are in `alerts/recording.yaml`; set them to yours, in the chart by these names
+in `prometheusRule.limits`.
 
 """
 
@@ -134,13 +134,13 @@ dcgm-exporter from 4.9 on. Who scrapes two exporters gets each GPU once, by its 
 ALLOCATION_INTRO = """
 ## Allocation
 
-What Kubernetes has given away comes from [kube-state-metrics](https://github.com/kubernetes/kube-state-metrics), which has
-to be scraped with `honorLabels: true`; without it these have no series, and
+What Kubernetes has given away comes from [kube-state-metrics](https://github.com/kubernetes/kube-state-metrics), which
+has to be scraped with `honorLabels: true`; without it these have no series, and
 [GpuAllocationFragmented](runbooks/gpuallocationfragmented.md) is silent.
 
 - `resource` keeps GPUs (`nvidia_com_gpu`), shares of one (`nvidia_com_gpu_shared`) and kinds of MIG instances apart.
-- *free* is what a pod could have now: nothing on nodes that are cordoned or not ready. *pending* has no node yet, so it is
-  told by namespace and cluster only; *starved* is pending for half an hour or longer.
+- *free* is what a pod could have now: nothing on nodes that are cordoned or not ready. *pending* has no node yet, so it
+  is told by namespace and cluster only; *starved* is pending for half an hour or longer.
 - Pools are told apart by the first of these labels of nodes that kube-state-metrics is told to expose
   (`--metric-labels-allowlist=nodes=[…]`): {pools}. Without, all nodes are one pool without a name.
 - GPUs that pods have by resource claims (DRA) are not in it.

@@ -1,4 +1,4 @@
-"""The chart's rendered scrape configuration in a real Prometheus, its `helm test`, and its settings in a real exporter."""
+"""The chart's rendered scrape configuration in a real Prometheus, its `helm test`, its settings in a real exporter."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ gpu_up{gpu="0",UUID="GPU-0"} 1
 gpu_pod_info{gpu="0",UUID="GPU-0",namespace="research",pod="train-worker-0",container="main",workload="train"} 1
 gpu_pod_info{gpu="2",UUID="GPU-2",namespace="research",pod="a-0",container="main",workload="a"} 1
 gpu_pod_info{gpu="2",UUID="GPU-2",namespace="serving",pod="b-0",container="main",workload="b"} 1
-DCGM_FI_DEV_GPU_TEMP{gpu="0",UUID="GPU-0",Hostname="node-000",namespace="research",pod="train-worker-0",container="main"} 60
+DCGM_FI_DEV_GPU_TEMP{gpu="0",UUID="GPU-0",namespace="research",pod="train-worker-0",container="main"} 60
 DCGM_FI_DEV_GPU_TEMP{gpu="1",UUID="GPU-1",Hostname="node-000",namespace="",pod="",container=""} 30
 DCGM_FI_DEV_GPU_TEMP{gpu="2",UUID="GPU-2",Hostname="node-000",namespace="",pod="",container=""} 50
 """
@@ -70,10 +70,15 @@ def scrape_config(monitor: Object, file: Path) -> dict[str, Any]:
     steps: list[dict[str, Any]] = [
         {
             "action": "keep",
-            "source_labels": [f"__meta_kubernetes_service_label_{name}", f"__meta_kubernetes_service_labelpresent_{name}"],
+            "source_labels": [
+                f"__meta_kubernetes_service_label_{name}",
+                f"__meta_kubernetes_service_labelpresent_{name}",
+            ],
             "regex": f"({value});true",
         }
-        for name, value in ((sanitized(key), value) for key, value in monitor["spec"]["selector"]["matchLabels"].items())
+        for name, value in (
+            (sanitized(key), value) for key, value in monitor["spec"]["selector"]["matchLabels"].items()
+        )
     ]
     steps += [
         {"action": "keep", "source_labels": ["__meta_kubernetes_endpoint_port_name"], "regex": endpoint["port"]},
@@ -169,7 +174,9 @@ def test_a_real_exporter_is_scraped_with_the_rules(serve: Serve, tmp_path: Path)
         assert {each["node"] for each in devices} == {NODE}
         assert all(each["workload"] and each["namespace"] == "simulated" for each in devices)
         assert [each for each in prometheus.api("labels") if each.startswith("exported_")] == []
-        failing = [rule for group in prometheus.api("rules")["groups"] for rule in group["rules"] if rule.get("lastError")]
+        failing = [
+            rule for group in prometheus.api("rules")["groups"] for rule in group["rules"] if rule.get("lastError")
+        ]
         assert failing == []
 
 

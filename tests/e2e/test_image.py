@@ -1,4 +1,4 @@
-"""What the image is made of, built without Docker: the Dockerfile's instructions, and the wheel in an empty environment."""
+"""What the image is made of, without Docker: the Dockerfile's instructions, and the wheel in an empty environment."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import venv
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import NamedTuple
@@ -107,7 +107,7 @@ def test_what_is_copied_is_there() -> None:
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The builder's steps in an empty environment; the folder of what the final stage copies."""
     folder = tmp_path_factory.mktemp("image")
     for each in (each for stage in stages()[:1] for each in stage if each.name == "COPY"):
@@ -117,7 +117,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (wheel,) = (folder / "wheels").glob("*.whl")
     venv.create(folder / "opt", with_pip=False)
     pip(sys.executable, "--python", str(folder / "opt/bin/python"), "install", "--only-binary", ":all:", str(wheel))
-    yield folder / "opt"
+    return folder / "opt"
 
 
 def _copy(path: Path, to: Path) -> None:
@@ -145,7 +145,7 @@ def said(program: Path, *arguments: str) -> str:
     return subprocess.run([program, *arguments], capture_output=True, text=True, check=True, timeout=60).stdout
 
 
-def test_it_is_small(installed: Path, record_property: pytest.RecordProperty) -> None:
+def test_it_is_small(installed: Path, record_property: Callable[[str, object], None]) -> None:
     """Without extras; only what it needs at run time, and no pip."""
     found = size(installed)
     record_property("installed_mib", round(found, 1))

@@ -88,7 +88,7 @@ class Cluster:
                 yield f"kube_pod_status_unschedulable{{{of}}}", 1
 
 
-SPREAD = [Node("a"), Node("b"), Pod("x", [2], "a"), Pod("y", [1, 1], "b")]
+SPREAD: Sequence[Node | Pod] = [Node("a"), Node("b"), Pod("x", [2], "a"), Pod("y", [1, 1], "b")]
 BIG = Pod("big", [3])
 
 
@@ -167,7 +167,12 @@ def test_pools(tmp_path: Path) -> None:
 def test_kinds_are_kept_apart(tmp_path: Path) -> None:
     """A MIG instance is no GPU, and what else NVIDIA's plugins offer is none either."""
     mig = "nvidia_com_mig_1g_18gb"
-    what = cluster(Node("a"), Node("m", 7, resource=mig), Node("n", 2, resource="nvidia_com_hostdev"), Pod("p", [2], "m", resource=mig))
+    what = cluster(
+        Node("a"),
+        Node("m", 7, resource=mig),
+        Node("n", 2, resource="nvidia_com_hostdev"),
+        Pod("p", [2], "m", resource=mig),
+    )
     found(
         tmp_path,
         what,
@@ -191,7 +196,10 @@ def fragmented(*parts: Node | Pod) -> Cluster:
         (fragmented(Pod("small", [2])), 0),  # it fits: something else is in its way
         (fragmented(Pod("young", [3], created=HELD - 10)), 0),  # not for long
         (fragmented(Pod("vast", [8])), 0),  # no node is that large
-        (cluster(Node("a"), Node("b"), Pod("x", [4], "a"), Pod("y", [3], "b"), BIG), 0),  # not enough is free: just full
+        (
+            cluster(Node("a"), Node("b"), Pod("x", [4], "a"), Pod("y", [3], "b"), BIG),
+            0,
+        ),  # not enough is free: just full
         (cluster(Node("a", pool="p"), Node("b", pool="q"), *SPREAD[2:], BIG), 0),  # nor in any one pool
         (cluster(Node("a", pool="p"), Node("b", pool="p"), *SPREAD[2:], BIG), 3),
         (fragmented(Node("big", 8, ready=False), Pod("vast", [8])), 0),  # the only large node is dead
@@ -203,7 +211,13 @@ def test_crumbs(tmp_path: Path, what: Cluster, gpus: float) -> None:
     samples = [({"namespace": "research", "resource": GPU}, float(gpus))] if gpus else []
     expression = re.sub(r"\s+", " ", MODE.fleet)
     fires = [({"namespace": "research", "severity": "warning"}, 1.0)] if gpus else []
-    found(tmp_path, what, Expect(expression, samples), Expect(f"group by (namespace, severity) ({FIRES})", fires), programs=promtools()[1:])
+    found(
+        tmp_path,
+        what,
+        Expect(expression, samples),
+        Expect(f"group by (namespace, severity) ({FIRES})", fires),
+        programs=promtools()[1:],
+    )
 
 
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode.inject.series], ids=lambda mode: mode.name)

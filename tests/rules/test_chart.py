@@ -28,7 +28,9 @@ def use(values: chart.Values, folder: Path, patch: pytest.MonkeyPatch) -> Path:
 def test_it_is_linted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = use({}, tmp_path, monkeypatch)
     for program in promtools():
-        found = subprocess.run([program, "check", "rules", "--lint=all", "--lint-fatal", file], capture_output=True, text=True)
+        found = subprocess.run(
+            [program, "check", "rules", "--lint=all", "--lint-fatal", file], capture_output=True, text=True
+        )
         assert found.returncode == 0, found.stdout + found.stderr
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import random
 import re
 from collections.abc import Mapping
 from dataclasses import fields
@@ -16,20 +15,17 @@ import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
-from helm_python import HelmError, lint, package
+from helm_python import Chart, HelmError, lint, package
 
 from gpu_exporter import config
 from gpu_exporter.config import ENV_PREFIX, Config
-from gpu_exporter.failure_modes import MODES
-from gpu_exporter.failure_modes.mode import Domain, Severity
-from gpu_exporter.render import chart_values, rules
-from tests import chart
+from gpu_exporter.render import chart_values
 from tests.chart import CHART, NAME, NAMESPACE, SETS, Object, beyond_restricted, kind, objects, only, texts
 
 ROOT = CHART.parent.parent
 KUBERNETES = [f"1.{minor}" for minor in range(28, 38)]
 CRDS = {path.stem: yaml.safe_load(path.read_text()) for path in (ROOT / "tests/crds").glob("*.yaml")}
-# Settings that the chart writes already and that come with the attribution and DCGM branches: drop each when it is there.
+# Settings that the chart writes, and that come with the attribution, DCGM and CSV branches: drop what is there.
 COMING = {
     "kubernetes",
     "pod_resources_socket",
@@ -60,6 +56,7 @@ def pod(found: list[Object]) -> Mapping[str, Any]:
 
 def exporter(found: list[Object]) -> Mapping[str, Any]:
     """Its container."""
+    one: Mapping[str, Any]
     (one,) = (each for each in pod(found)["containers"] if each["name"] == "exporter")
     return one
 
@@ -92,7 +89,8 @@ def test_every_object_is_valid(version: str) -> None:
 
 def test_a_wrong_object_is_found_out() -> None:
     """The check above sees a key that does not exist, and one of the wrong kind."""
-    for change in ({"toleratons": []}, {"hostPID": "yes"}):
+    changes: tuple[Mapping[str, Any], ...] = ({"toleratons": []}, {"hostPID": "yes"})
+    for change in changes:
         wrong = json.loads(json.dumps(only(made("defaults"), "DaemonSet")))
         wrong["spec"]["template"]["spec"].update(change)
         with pytest.raises(kubernetes_validate.ValidationError):
@@ -206,7 +204,10 @@ GOOD_POD = {
         ({"securityContext": {"runAsNonRoot": True}}, {"seccomp"}),
         ({"securityContext": {"seccompProfile": {"type": "RuntimeDefault"}}}, {"not runAsNonRoot"}),
         ({"initContainers": [{}]}, {"allowPrivilegeEscalation", "capabilities kept"}),
-        ({"containers": [{"securityContext": {"privileged": True}}]}, {"privileged", "allowPrivilegeEscalation", "capabilities kept"}),
+        (
+            {"containers": [{"securityContext": {"privileged": True}}]},
+            {"privileged", "allowPrivilegeEscalation", "capabilities kept"},
+        ),
     ],
 )
 def test_the_checker_sees(change: Mapping[str, Any], found: set[str]) -> None:
@@ -247,7 +248,14 @@ def test_how_it_gets_the_gpus(mode: str, visible: str, elsewhere: str) -> None:
     [
         ("nfd", {"feature.node.kubernetes.io/pci-10de.present"}),
         ("gpuOperator", {"nvidia.com/gpu.present"}),
-        ("auto", {"feature.node.kubernetes.io/pci-10de.present", "nvidia.com/gpu.present", "cloud.google.com/gke-accelerator"}),
+        (
+            "auto",
+            {
+                "feature.node.kubernetes.io/pci-10de.present",
+                "nvidia.com/gpu.present",
+                "cloud.google.com/gke-accelerator",
+            },
+        ),
     ],
 )
 def test_nodes_need_one_of_some_labels(nodes: str, labels: set[str]) -> None:
@@ -261,7 +269,7 @@ def test_nodes_need_one_of_some_labels(nodes: str, labels: set[str]) -> None:
 
 
 def test_affinity_is_the_users_if_told() -> None:
-    mine = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}}
+    mine: Mapping[str, Any] = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}}
     assert pod(objects({"affinity": mine}))["affinity"] == mine
     assert "affinity" not in pod(objects({"nodes": "any"}))
 
@@ -270,9 +278,18 @@ def test_affinity_is_the_users_if_told() -> None:
     ("web", "probe"),
     [
         ({}, {"httpGet": {"path": "/healthz", "port": "metrics", "scheme": "HTTP"}}),
-        ({"config": {"http_server_config": {}}}, {"httpGet": {"path": "/healthz", "port": "metrics", "scheme": "HTTP"}}),
-        ({"config": {"tls_server_config": {"cert_file": "x"}}}, {"httpGet": {"path": "/healthz", "port": "metrics", "scheme": "HTTPS"}}),
-        ({"config": {"tls_server_config": {"client_auth_type": "RequireAndVerifyClientCert"}}}, {"tcpSocket": {"port": "metrics"}}),
+        (
+            {"config": {"http_server_config": {}}},
+            {"httpGet": {"path": "/healthz", "port": "metrics", "scheme": "HTTP"}},
+        ),
+        (
+            {"config": {"tls_server_config": {"cert_file": "x"}}},
+            {"httpGet": {"path": "/healthz", "port": "metrics", "scheme": "HTTPS"}},
+        ),
+        (
+            {"config": {"tls_server_config": {"client_auth_type": "RequireAndVerifyClientCert"}}},
+            {"tcpSocket": {"port": "metrics"}},
+        ),
         ({"config": {"basic_auth_users": {"a": "b"}}}, {"tcpSocket": {"port": "metrics"}}),
         ({"existingSecret": "web"}, {"tcpSocket": {"port": "metrics"}}),
     ],
@@ -282,7 +299,12 @@ def test_probes_ask_for_the_process_only(web: Mapping[str, Any], probe: Mapping[
     container = exporter(objects({"web": web}))
     for name in ("livenessProbe", "readinessProbe"):
         assert probe.items() <= container[name].items()
-        assert set(container[name]) - set(probe) == {"initialDelaySeconds", "periodSeconds", "timeoutSeconds", "failureThreshold"}
+        assert set(container[name]) - set(probe) == {
+            "initialDelaySeconds",
+            "periodSeconds",
+            "timeoutSeconds",
+            "failureThreshold",
+        }
     # /healthz tells of a loop that stood still for a minute: twice that is waited for.
     assert container["livenessProbe"]["periodSeconds"] * container["livenessProbe"]["failureThreshold"] >= 120
     assert only(objects({"web": web}), "Service")["spec"]["publishNotReadyAddresses"] is True
@@ -343,14 +365,23 @@ def test_numbers_stay_what_they_are() -> None:
         ({"dcgm": {"hostEngine": "a:b"}}, "at '/dcgm/hostEngine': 'a:b' does not match pattern"),
         ({"serviceMonitor": {"job": "node"}}, "at '/serviceMonitor/job': 'node' does not match pattern"),
         ({"xids": {"overrides": {"x": {}}}}, "at '/xids/overrides': additional properties 'x' not allowed"),
-        ({"prometheusRule": {"limits": {"busySM": 0.5}}}, "at '/prometheusRule/limits': additional properties 'busySM'"),
-        ({"prometheusRule": {"limits": {"busySm": "half"}}}, "at '/prometheusRule/limits/busySm': got string, want number"),
+        (
+            {"prometheusRule": {"limits": {"busySM": 0.5}}},
+            "at '/prometheusRule/limits': additional properties 'busySM'",
+        ),
+        (
+            {"prometheusRule": {"limits": {"busySm": "half"}}},
+            "at '/prometheusRule/limits/busySm': got string, want number",
+        ),
         ({"prometheusRule": {"modes": {"GpuLots": {}}}}, "at '/prometheusRule/modes': additional properties 'GpuLots'"),
         (
             {"prometheusRule": {"modes": {"GpuLost": {"severity": "page"}}}},
             "at '/prometheusRule/modes/GpuLost/severity': value must be one of 'critical', 'warning', 'info'",
         ),
-        ({"prometheusRule": {"modes": {"GpuLost": {"hold": "soon"}}}}, "at '/prometheusRule/modes/GpuLost/hold': 'soon'"),
+        (
+            {"prometheusRule": {"modes": {"GpuLost": {"hold": "soon"}}}},
+            "at '/prometheusRule/modes/GpuLost/hold': 'soon'",
+        ),
         ({"web": {"config": {"a": {}}, "existingSecret": "b"}}, "web.config and web.existingSecret: choose one"),
         ({"dcgm": {"profiling": True}}, "dcgm.profiling is for DCGM within the container"),
         ({"dcgm": {"enabled": True}, "config": {"source": "nvml"}}, "dcgm.enabled and config.source: choose one"),
@@ -392,13 +423,6 @@ def test_security_is_the_users_in_the_end() -> None:
     assert exporter(found)["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 
 
-def test_a_limit_may_be_nothing() -> None:
-    """0 is a number."""
-    found = chart.rules({"prometheusRule": {"limits": {"usdPerKwh": 0}}})["groups"]
-    (rule,) = (each for group in found for each in group["rules"] if each.get("record") == "workload:electricity:usd_per_hour")
-    assert rule["expr"].endswith("* 0")
-
-
 def test_rights_only_for_who_asks_the_api_server() -> None:
     """No role, no token; else just what the feature reads."""
     for name in SETS:
@@ -432,86 +456,6 @@ def test_network_policy(name: str, egress: set[int]) -> None:
     assert ("from" in ingress) is (name == "everything")
     if "from" in ingress:  # then `helm test` must be let in, too
         assert len(ingress["from"]) == 2
-
-
-def committed() -> list[Mapping[str, Any]]:
-    """The groups of alerts/*.yaml."""
-    names = ("recording", *(domain.value for domain in Domain))
-    return [group for name in names for group in yaml.safe_load((ROOT / f"alerts/{name}.yaml").read_text())["groups"]]
-
-
-def test_rules_are_those_of_alerts() -> None:
-    """Word for word, templates of Prometheus included."""
-    assert chart.rules({})["groups"] == committed()
-    assert "{{ $labels.node }}" in json.dumps(chart.rules({}))
-    assert "$(" not in json.dumps(chart.rules({}))
-
-
-def test_every_limit_is_in_the_rules() -> None:
-    """Changed all at once, the rules are those that Python renders with these numbers."""
-    chance = random.Random(7)
-    limits = {each.name: round(each.value * chance.uniform(1.1, 3) + 0.001, 4) for each in chart_values.limits()}
-    limits["heldMemory"] = 123456789012
-    expected = [yaml.safe_load(rules.recording(limits)), *(yaml.safe_load(rules.alerts(each, limits)) for each in Domain)]
-    found = chart.rules({"prometheusRule": {"limits": limits}})["groups"]
-    assert found == [group for content in expected for group in content["groups"]]
-    assert found != committed()
-    for name in limits:
-        one = chart.rules({"prometheusRule": {"limits": {name: limits[name]}}})["groups"]
-        assert one != committed(), f"{name} changes nothing"
-
-
-def alerts(groups: list[Mapping[str, Any]]) -> Mapping[str, Mapping[str, Any]]:
-    """The alerts by name."""
-    return {rule["alert"]: rule for group in groups for rule in group["rules"] if "alert" in rule}
-
-
-def test_every_mode_can_be_changed() -> None:
-    """Severity, hold and keep of each by its name, and nothing else of it."""
-    other = {Severity.CRITICAL: "info", Severity.WARNING: "critical", Severity.INFO: "warning"}
-    modes = {each.name: {"severity": other[each.severity], "hold": "77s", "keep": "78s"} for each in MODES}
-    before, after = alerts(committed()), alerts(chart.rules({"prometheusRule": {"modes": modes}})["groups"])
-    for mode in MODES:
-        labels = {**before[mode.name]["labels"], "severity": other[mode.severity]}
-        assert after[mode.name] == {**before[mode.name], "labels": labels, "for": "77s", "keep_firing_for": "78s"}
-    none = {each.name: {"hold": "0s", "keep": "0m"} for each in MODES}
-    for rule in alerts(chart.rules({"prometheusRule": {"modes": none}})["groups"]).values():
-        assert "for" not in rule
-        assert "keep_firing_for" not in rule
-
-
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
-def test_every_mode_has_a_switch(mode: Any) -> None:
-    found = alerts(chart.rules({"prometheusRule": {"modes": {mode.name: {"enabled": False}}}})["groups"])
-    assert {each.name for each in MODES} - set(found) == {mode.name}
-
-
-def test_a_domain_without_modes_has_no_group() -> None:
-    """An empty group is none."""
-    off = {each.name: {"enabled": False} for each in MODES if each.domain is Domain.COST}
-    names = [group["name"] for group in chart.rules({"prometheusRule": {"modes": off}})["groups"]]
-    assert "gpu-cost" not in names
-    assert "gpu-health" in names
-
-
-def test_what_is_said_of_all_alerts() -> None:
-    """More labels, which never replace ours; links to another place."""
-    found = alerts(only(made("overridden"), "PrometheusRule")["spec"]["groups"])
-    assert found["GpuLost"]["labels"] == {"severity": "warning", "domain": "health", "action": "node_reboot", "team": "gpu"}
-    assert (found["GpuLost"]["for"], found["GpuLost"]["keep_firing_for"]) == ("10m", "5m")
-    assert "GpuFakeLoad" not in found
-    assert found["GpuLost"]["annotations"]["runbook_url"] == "https://runbooks.example/gpu/gpulost.md"
-    assert found["GpuLost"]["annotations"]["dashboard_url"].startswith("https://grafana.example/d/gpu-gpu?")
-    groups = only(made("overridden"), "PrometheusRule")["spec"]["groups"]
-    assert {group["interval"] for group in groups} == {"30s"}
-
-
-@pytest.mark.parametrize("lost", ["limits", "modes"])
-def test_values_of_an_older_release_will_do(lost: str) -> None:
-    """`helm upgrade --reuse-values` has no value for what is new."""
-    assert chart.rules({"prometheusRule": {lost: None}})["groups"] == committed()
-    one = {"limits": {"busySm": None}, "modes": {"GpuLost": None}}[lost]
-    assert chart.rules({"prometheusRule": {lost: one}})["groups"] == committed()
 
 
 def test_dashboards_are_those_that_are_committed() -> None:
@@ -553,9 +497,15 @@ def test_it_lives_beside_gpu_operator() -> None:
 def test_notes_say_what_the_namespace_needs() -> None:
     """Named by the feature; and how to see the first metric."""
     notes = {name: texts(SETS[name])["NOTES.txt"] for name in SETS}
-    assert "attribution.enabled:\n\n  kubectl label namespace gpu-monitoring pod-security.kubernetes.io/enforce=privileged" in notes["defaults"]
+    assert (
+        "attribution.enabled:\n\n  kubectl label namespace gpu-monitoring pod-security.kubernetes.io/enforce=privileged"
+        in notes["defaults"]
+    )
     assert 'The pods meet Pod Security "restricted"' in notes["restricted"]
-    assert "rbac.create is off: give ServiceAccount given the rights that attribution.podLabels and attribution.dra need" in notes["no-rbac"]
+    assert (
+        "rbac.create is off: give ServiceAccount given the rights that attribution.podLabels and attribution.dra need"
+        in notes["no-rbac"]
+    )
     assert "https://localhost:9400/metrics" in notes["tls"]
     for name, text in notes.items():
         assert "/metrics | grep" in text
@@ -571,7 +521,7 @@ def test_it_can_be_a_part_of_another_chart(tmp_path: Path) -> None:
     )
     package(CHART, destination=parent / "charts")
     values = {"gpu-exporter": {"metrics": "full"}, "global": {"imageRegistry": "mirror.example"}}
-    with chart.Chart.load(parent) as loaded:
+    with Chart.load(parent) as loaded:
         made_texts = loaded.render(values, name="all", namespace="n")
     manifests = [text for name, text in made_texts.items() if name.endswith(".yaml")]
     found = [each for text in manifests for each in yaml.safe_load_all(text) if each]
@@ -584,7 +534,9 @@ def test_a_changed_setting_restarts_the_pods() -> None:
     """A ConfigMap alone would not."""
 
     def sums(values: Mapping[str, Any]) -> Mapping[str, str]:
-        annotations: Mapping[str, str] = only(objects(values), "DaemonSet")["spec"]["template"]["metadata"]["annotations"]
+        annotations: Mapping[str, str] = only(objects(values), "DaemonSet")["spec"]["template"]["metadata"][
+            "annotations"
+        ]
         return annotations
 
     assert sums({})["checksum/config"] != sums({"metrics": "full"})["checksum/config"]

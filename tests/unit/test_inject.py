@@ -114,7 +114,9 @@ def values(samples: Snapshot) -> dict[Metric, float]:
     }
 
 
-@pytest.mark.parametrize("mode", [mode for mode in MODES if not mode.inject.fault and not mode.requires], ids=lambda mode: mode.name)
+@pytest.mark.parametrize(
+    "mode", [mode for mode in MODES if not mode.inject.fault and not mode.requires], ids=lambda mode: mode.name
+)
 def test_values_hang_together(mode: FailureMode) -> None:
     """Every value can be true, memory adds up, integrals and energy grow by what the gauges say, no counter falls."""
     made = pages(f"{mode.name}:{GPU}", 3, 1.0)
