@@ -1,43 +1,67 @@
 """What Kubernetes has given away of its GPUs, and who waits: recorded from kube-state-metrics, by its documented names.
 
-Its series must keep their own labels (`honorLabels: true`). GPUs that pods have by resource claims are in none of them.
+GPUs that pods have by resource claims are in none of its series.
 """
 
 from __future__ import annotations
+
+import re
 
 from gpu_exporter.render.aggregates import Aggregate
 
 STARVED_SECONDS = 1800
 # GPUs, shares of one (time-slicing, MPS) and MIG instances, each kind for itself; not what else NVIDIA's plugins offer.
 RESOURCES = "nvidia_com_(gpu|gpu_shared|mig_.+)"
-# Labels of nodes that name their pool, as kube-state-metrics writes them, the best last.
+# Labels of nodes that name their pool, the best last.
 POOL_LABELS = (
-    "label_nvidia_com_gpu_product",
-    "label_agentpool",
-    "label_kubernetes_azure_com_agentpool",
-    "label_karpenter_sh_nodepool",
-    "label_eks_amazonaws_com_nodegroup",
-    "label_cloud_google_com_gke_nodepool",
+    "nvidia.com/gpu.product",
+    "agentpool",
+    "kubernetes.azure.com/agentpool",
+    "karpenter.sh/nodepool",
+    "eks.amazonaws.com/nodegroup",
+    "cloud.google.com/gke-nodepool",
 )
 
 _POD = "cluster, namespace, pod"
+
+
+def _own(selector: str, *labels: str) -> str:
+    """With the labels of what is told of, where Prometheus has put those of kube-state-metrics in their place."""
+    for label in labels:
+        selector = f'label_replace({selector}, "{label}", "$1", "exported_{label}", "(.+)")'
+    return selector
+
+
+def _node(selector: str, *by: str) -> str:
+    """Of each node; two kube-state-metrics that say the same count once."""
+    return f"max by ({', '.join(('cluster', 'node', *by))}) ({_own(selector, 'node')})"
+
+
+def _pod(selector: str) -> str:
+    """Of each pod."""
+    return f"max by ({_POD}) ({_own(selector, 'namespace', 'pod')})"
+
+
+def _requests(where: str = "") -> str:
+    """What pods ask for, container by container."""
+    selector = f'kube_pod_container_resource_requests{{resource=~"{RESOURCES}"{where}}}'
+    own = _own(selector, "namespace", "pod", "container", "node")
+    return f"max by ({_POD}, container, node, resource) ({own})"
+
+
 _ALLOCATABLE = f'kube_node_status_allocatable{{resource=~"{RESOURCES}"}}'
-
-
-def _requests(node: str, alive: str) -> str:
-    """What pods ask for, container by container; two kube-state-metrics that say the same count once."""
-    of = f'kube_pod_container_resource_requests{{resource=~"{RESOURCES}", {node}}}'
-    return f"max by ({_POD}, container, node, resource) ({of})\n* on ({_POD}) group_left () max by ({_POD}) ({alive})"
+_ALIVE = _pod('kube_pod_status_phase{phase=~"Pending|Running"} == 1')
+_UNSCHEDULABLE = _pod("kube_pod_status_unschedulable == 1")
 
 
 def _pools() -> str:
-    labels = ", ".join(POOL_LABELS)
-    named = f"group by (cluster, node, {labels}) (kube_node_labels)"
-    for label in POOL_LABELS:
+    labels = {f"label_{re.sub('[^a-zA-Z0-9_]', '_', label)}": label for label in POOL_LABELS}
+    named = f"group by (cluster, node, {', '.join(labels)}) ({_own('kube_node_labels', 'node')})"
+    for label in labels:
         named = f'label_replace({named}, "pool", "$1", "{label}", "(.+)")'
     return (
         f"topk by (cluster, node) (1, group by (cluster, node, pool) ({named}))\n"
-        f"or on (cluster, node)\ngroup by (cluster, node) ({_ALLOCATABLE})"
+        f"or on (cluster, node)\n{_node(_ALLOCATABLE)} * 0 + 1"
     )
 
 
@@ -57,7 +81,7 @@ POOL = Aggregate("node:pool:info", "Nodes, and the pool that each is in", _pools
 NODE_ALLOCATABLE = Aggregate(
     "node:allocatable:count",
     "GPUs that pods could have",
-    f"max by (cluster, node, resource) ({_ALLOCATABLE})",
+    _node(_ALLOCATABLE, "resource"),
     ("node", "resource"),
 )
 # Of nodes that are cordoned or not ready none.
@@ -66,8 +90,8 @@ NODE_USABLE = Aggregate(
     "those on nodes that take pods",
     f"""(
   {NODE_ALLOCATABLE.record}
-  unless on (cluster, node) max by (cluster, node) (kube_node_spec_unschedulable) == 1
-  unless on (cluster, node) max by (cluster, node) (kube_node_status_condition{{condition="Ready", status="true"}}) == 0
+  unless on (cluster, node) {_node("kube_node_spec_unschedulable")} == 1
+  unless on (cluster, node) {_node('kube_node_status_condition{condition="Ready", status="true"}')} == 0
 )
 or
 {NODE_ALLOCATABLE.record} * 0""",
@@ -76,9 +100,13 @@ or
 NODE_ALLOCATED = Aggregate(
     "node:allocated:count",
     "GPUs that pods have",
-    "sum by (cluster, node, resource) (\n"
-    + _requests('node!=""', 'kube_pod_status_phase{phase=~"Pending|Running"} == 1')
-    + f"\n)\nor\n{NODE_ALLOCATABLE.record} * 0",
+    f"""sum by (cluster, node, resource) (
+  {_requests(', node!=""')}
+  * on ({_POD}) group_left () {_ALIVE}
+  unless on ({_POD}) {_UNSCHEDULABLE}
+)
+or
+{NODE_ALLOCATABLE.record} * 0""",
     ("node", "resource"),
 )
 NODE_FREE = Aggregate(
@@ -90,15 +118,17 @@ NODE_FREE = Aggregate(
 POD_PENDING = Aggregate(
     "pod:pending:count",
     "GPUs that a pod waits for which has no node",
-    f"sum by ({_POD}, resource) (\n"
-    + _requests('node=""', "kube_pod_status_unschedulable == 1")
-    + f'\n)\nand on ({_POD}) kube_pod_status_phase{{phase="Pending"}} == 1',
+    f"""sum by ({_POD}, resource) (
+  {_requests()}
+  * on ({_POD}) group_left () {_UNSCHEDULABLE}
+)
+and on ({_POD}) {_ALIVE}""",
     ("namespace", "pod", "resource"),
 )
 POD_STARVED = Aggregate(
     "pod:starved:count",
     "those of pods that wait for half an hour or longer",
-    f"{POD_PENDING.record} and on ({_POD}) time() - max by ({_POD}) (kube_pod_created) >= {STARVED_SECONDS}",
+    f"{POD_PENDING.record} and on ({_POD}) time() - {_pod('kube_pod_created')} >= {STARVED_SECONDS}",
     ("namespace", "pod", "resource"),
 )
 POOL_ALLOCATABLE = _of_pool(NODE_ALLOCATABLE, NODE_ALLOCATABLE.help)

@@ -90,15 +90,15 @@ be told.
 LIMITS_INTRO = """
 ## Limits
 
-Each number that a condition compares with has a name. The [chart](../helm/gpu-exporter/README.md#rules) sets them by these
-names (`prometheusRule.limits`); without it, change the default in the catalogue and run `gpu-exporter generate`.
+Each number that a condition compares with has a name. The [chart](../helm/gpu-exporter/README.md#rules) sets them by
+these names (`prometheusRule.limits`); without it, change the default in the catalogue and run `gpu-exporter generate`.
 """
 
 COST_INTRO = """
 ## Cost
 
-Two prices, and arithmetic on signals. They are in `alerts/recording.yaml`; set them to yours, in the chart by these names
-in `prometheusRule.limits`.
+Two prices, and arithmetic on signals. They are in `alerts/recording.yaml`; set them to yours, in the chart by these
+names in `prometheusRule.limits`.
 
 """
 
@@ -135,14 +135,15 @@ ALLOCATION_INTRO = """
 ## Allocation
 
 What Kubernetes has given away comes from [kube-state-metrics](https://github.com/kubernetes/kube-state-metrics), which
-has to be scraped with `honorLabels: true`; without it these have no series, and
+has to be scraped, with `honorLabels` or without; where it is not, these have no series, and
 [GpuAllocationFragmented](runbooks/gpuallocationfragmented.md) is silent.
 
 - `resource` keeps GPUs (`nvidia_com_gpu`), shares of one (`nvidia_com_gpu_shared`) and kinds of MIG instances apart.
 - *free* is what a pod could have now: nothing on nodes that are cordoned or not ready. *pending* has no node yet, so it
   is told by namespace and cluster only; *starved* is pending for half an hour or longer.
 - Pools are told apart by the first of these labels of nodes that kube-state-metrics is told to expose
-  (`--metric-labels-allowlist=nodes=[…]`): {pools}. Without, all nodes are one pool without a name.
+  (`--metric-labels-allowlist=nodes=[…]`): {pools}.
+  Without, all nodes are one pool without a name.
 - GPUs that pods have by resource claims (DRA) are not in it.
 
 """
@@ -238,7 +239,7 @@ def signals() -> str:
     lines = ((name, signal.unit.replace("_", " "), *cells) for signal, (name, *cells) in rows)
     text = NOTE.format("gpu_exporter/signals.py") + SIGNALS_INTRO + table(head, lines)
     recorded = ((f"`{each.record}`", each.help, ticked(("cluster", *each.by))) for each in allocation.ALLOCATION)
-    pools = ticked(label.removeprefix("label_") for label in reversed(allocation.POOL_LABELS))
+    pools = ticked(reversed(allocation.POOL_LABELS))
     return text + ALLOCATION_INTRO.format(pools=pools) + table(("recorded", "what", "labels"), recorded)
 
 

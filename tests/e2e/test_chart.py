@@ -64,6 +64,21 @@ def discovered(port: int, service: str, labels: Mapping[str, str], port_name: st
     }
 
 
+def found_pod(port: int, labels: Mapping[str, str], port_name: str) -> Object:
+    """The same of role pod."""
+    meta = {
+        "pod_container_port_name": port_name,
+        "pod_node_name": NODE,
+        "pod_name": POD,
+        "namespace": NAMESPACE,
+        **{f"pod_label_{sanitized(key)}": value for key, value in labels.items()},
+    }
+    return {
+        "targets": [f"127.0.0.1:{port}"],
+        "labels": {f"__meta_kubernetes_{key}": value for key, value in meta.items()},
+    }
+
+
 def scrape_config(monitor: Object, file: Path) -> dict[str, Any]:
     """What Prometheus Operator makes of a ServiceMonitor, as its documentation says; targets are those of a file."""
     (endpoint,) = monitor["spec"]["endpoints"]
@@ -178,6 +193,27 @@ def test_a_real_exporter_is_scraped_with_the_rules(serve: Serve, tmp_path: Path)
             rule for group in prometheus.api("rules")["groups"] for rule in group["rules"] if rule.get("lastError")
         ]
         assert failing == []
+
+
+def test_without_the_operator(tmp_path: Path) -> None:
+    """The job of the chart's README does the same; Debian's Prometheus has no Kubernetes discovery of its own."""
+    (text,) = re.findall(r"```yaml\n(scrape_configs:.*?)```", (CHART / "README.md").read_text(), re.DOTALL)
+    (job,) = yaml.safe_load(text)["scrape_configs"]
+    assert job.pop("kubernetes_sd_configs") == [{"role": "pod"}]
+    name = job.pop("job_name")
+    labels = only(objects({}), "DaemonSet")["spec"]["template"]["metadata"]["labels"]
+    with serving({"metrics": PAGE}) as port:
+        pods = [found_pod(port, labels, port_name) for port_name in ("metrics", "other")]
+        (tmp_path / "targets.json").write_text(json.dumps(pods))
+        job["file_sd_configs"] = [{"files": [str(tmp_path / "targets.json")]}]
+        job["relabel_configs"].append({"target_label": "job", "replacement": name})
+        with scraping(tmp_path, "1s", job) as prometheus:
+            scraped(prometheus)
+            target = {"job": "gpu-exporter", "instance": f"{NODE}:9400", "node": NODE}
+            assert series(prometheus, "up") == [{"__name__": "up", **target}]
+            assert [each for each in prometheus.api("labels") if each.startswith("exported_")] == []
+            (free,) = series(prometheus, 'DCGM_FI_DEV_GPU_TEMP{gpu="1"}')
+            assert not set(OWN) & set(free)
 
 
 @pytest.mark.parametrize("name", ["monitored", "tls"])

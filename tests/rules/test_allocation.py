@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -54,12 +54,14 @@ class Cluster:
     pods: Sequence[Pod]
     replicas: int = 1
     extra: Mapping[str, float] = field(default_factory=dict)
+    honoured: bool = True
 
     def series(self) -> Iterator[Mapping[str, str]]:
         """For promtool, over the whole test."""
         for replica in range(self.replicas):
             scrape = f'job="kube-state-metrics",instance="{replica}"'
             for selector, value in self._said():
+                selector = selector if self.honoured else _exported(selector)
                 yield {"series": selector.replace("{", f"{{{scrape},", 1), "values": f"{value:.12g}+0x{STEPS}"}
 
     def _said(self) -> Iterator[tuple[str, float]]:
@@ -86,6 +88,16 @@ class Cluster:
             yield f"kube_pod_created{{{of}}}", pod.created * 60
             if not pod.node and phase == "Pending":
                 yield f"kube_pod_status_unschedulable{{{of}}}", 1
+
+
+def _exported(selector: str) -> str:
+    """As Prometheus keeps it without honorLabels: with the labels of kube-state-metrics' own pod."""
+    target = {"namespace": "monitoring", "pod": "ksm-0", "container": "ksm", "node": "infra"}
+    for label, own in target.items():
+        selector = re.sub(rf'([{{,]){label}=""', r'\1told="nothing"', selector)
+        selector = re.sub(rf'([{{,]){label}="', rf'\1exported_{label}="', selector)
+        selector = selector.replace("{", f'{{{label}="{own}",', 1)
+    return selector
 
 
 SPREAD: Sequence[Node | Pod] = [Node("a"), Node("b"), Pod("x", [2], "a"), Pod("y", [1, 1], "b")]
@@ -141,6 +153,19 @@ def test_what_is_free_and_who_waits(tmp_path: Path) -> None:
         counted("cluster:pending:count", all=12),
         counted("cluster:starved:count", all=4),
         counted("namespace:starved:count", research=3, serving=1),
+    )
+
+
+def test_labels_that_prometheus_moved(tmp_path: Path) -> None:
+    """kube-state-metrics scraped without honorLabels says the same."""
+    what = replace(cluster(*SPREAD, BIG, Pod("done", [4], "a", phase="Succeeded")), honoured=False)
+    found(
+        tmp_path,
+        what,
+        counted("node:allocated:count", a=2, b=2),
+        counted("node:free:count", a=2, b=2),
+        counted("namespace:starved:count", research=3),
+        Expect(f"group by (namespace) ({FIRES})", [({"namespace": "research"}, 1.0)]),
     )
 
 

@@ -245,6 +245,7 @@ def test_where_is_understood(text: str, hit: set[tuple[str, int]]) -> None:
         ("GpuMemoryBound:node-009/1", 3, "there is no node-009: use node-000 to node-003"),
         ("GpuMemoryBound:*", 3, "there is no *: use node-000 to node-003"),
         ("GpuMemoryBound:1", 1, "node-000 has only GPU 0"),
+        ("GpuAllocationFragmented", 3, "it shows in what kube-state-metrics says of a cluster, which is not simulated"),
         ("GpuStragglerSlow", 1, "it takes ranks that work together; use --gpus 2 or more"),
     ],
 )
