@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +182,25 @@ def rules(values: Values) -> Object:
         objects({**values, "prometheusRule": {"enabled": True, **values.get("prometheusRule", {})}}), "PrometheusRule"
     )["spec"]
     return spec
+
+
+@cache
+def made(name: str) -> list[Object]:
+    """The objects of one set of values."""
+    return objects(SETS[name])
+
+
+def pod(found: list[Object]) -> Mapping[str, Any]:
+    """The spec of the exporter's pods."""
+    spec: Mapping[str, Any] = only(found, "DaemonSet")["spec"]["template"]["spec"]
+    return spec
+
+
+def exporter(found: list[Object]) -> Mapping[str, Any]:
+    """Its container."""
+    one: Mapping[str, Any]
+    (one,) = (each for each in pod(found)["containers"] if each["name"] == "exporter")
+    return one
 
 
 # The volumes that Pod Security "restricted" allows.

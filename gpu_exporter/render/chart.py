@@ -29,6 +29,7 @@ GLOBAL: Schema = {
     "description": "Of all charts of a release: imageRegistry, imagePullSecrets.",
     "properties": {"imageRegistry": v.TEXT, "imagePullSecrets": v.OBJECTS},
 }
+ENABLED: Schema = {"type": "boolean", "description": "For the `condition` of a chart that has this one as a part."}
 WIDTH = 110
 
 Tree = dict[str, "Tree | Value"]
@@ -126,7 +127,7 @@ def _lines(tree: Tree, depth: int) -> Iterator[str]:
 def schema() -> str:
     """values.schema.json: nothing that is not a value, and each of the right kind."""
     root = _object(_tree(v.values()))
-    root["properties"]["global"] = GLOBAL
+    root["properties"] |= {"global": GLOBAL, "enabled": ENABLED}
     return (
         json.dumps({"$schema": DRAFT, "title": "Values of gpu-exporter", **root}, indent=1, ensure_ascii=False) + "\n"
     )
