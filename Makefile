@@ -4,9 +4,10 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 SUDO   := $(if $(filter 0,$(shell id -u)),,sudo)
 ARGS   ?=
+IMAGE  ?= gpu-exporter:local
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test lint generate bench soak tools
+.PHONY: help run demo test lint generate image bench soak tools
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +31,11 @@ lint: $(VENV)/dev ## Check style, types, import contracts and rendered files
 
 generate: $(VENV)/dev ## Write the files that are rendered from the catalogues
 	$(BIN)/gpu-exporter generate
+	$(BIN)/python -m tests.manifests
+
+image: ## Build the container image with Docker: IMAGE=name, ARGS='--build-arg DIGEST=sha256:… --platform …'
+	docker build --tag $(IMAGE) --build-arg VERSION=$$(sed -n 's/^__version__ = "\(.*\)"/\1/p' gpu_exporter/version.py) \
+	  --build-arg REVISION=$$(git rev-parse --short HEAD) $(ARGS) .
 
 bench: $(VENV)/bench ## Measure against peers (with GPUs: also nvitop-exporter)
 	$(BIN)/python -m benchmarks.exposition

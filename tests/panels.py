@@ -23,7 +23,7 @@ from gpu_exporter import signals as s
 from gpu_exporter.conditions import Mark, Median, Over, Share
 from gpu_exporter.failure_modes import MODES
 from gpu_exporter.readings import Part, Seen
-from gpu_exporter.render import aggregates
+from gpu_exporter.render import aggregates, allocation
 from tests.prometheus import Prometheus
 
 ROOT = Path(__file__).parent.parent
@@ -34,6 +34,7 @@ IDENTITY = ("node", "gpu", "namespace", "pod", "workload")
 # Labels that tell parts or events apart: not every series has them.
 SOMETIMES = ("GPU_I_ID", "namespace", "workload", "cluster")
 Devices = frozenset[Part]
+ALLOCATION = {each.record for each in allocation.ALLOCATION}
 
 
 @dataclass(frozen=True)
@@ -85,11 +86,15 @@ RECORDS = _records()
 
 @dataclass
 class Truth:
-    """What the pages of some exporters say, narrowed down by variables; `rules` are the recording rules by name."""
+    """What the pages of some exporters say, narrowed down by variables; `rules` are the recording rules by name.
+
+    `allocated`: kube-state-metrics is scraped, too, and has something of all that is asked for.
+    """
 
     seen: Seen
     variables: Mapping[str, str]
     firing: Sequence[Mapping[str, str]] = ()
+    allocated: bool = False
     rules: Mapping[str, str] = field(
         default_factory=lambda: {
             rule["record"]: rule["expr"]
@@ -117,6 +122,8 @@ class Truth:
         if "ALERTS" in text:
             alerts = [alert for alert in self.firing if _matching(alert, _innermost(promql_parser.parse(text)))]
             return label == "runbook" or any(alert.get(label) for alert in alerts)
+        if label in ("pool", "resource") or any(name in text for name in ALLOCATION):
+            return self.allocated and (label != "cluster" or bool(self.variables["cluster"]))
         return bool(self.variables["cluster"]) if label == "cluster" else bool(self.labels(label))
 
     def of(self, text: str) -> Devices | bool:
@@ -164,6 +171,8 @@ class Truth:
     def _series(self, name: str, matchers: Mapping[str, str]) -> Devices | bool:
         if name == "ALERTS":
             return any(_matching(alert, matchers) for alert in self.firing)
+        if name in ALLOCATION:
+            return self.allocated
         if name == classes.CLASS:
             only = matchers.get("class", ALL)
             return self._where(lambda part: (its := classes.classify(self.seen, part)) and re.fullmatch(only, its.name))
@@ -207,11 +216,13 @@ def problems(
     seen: Seen,
     variables: Mapping[str, str],
     answered: set[str] | None = None,
+    *,
+    allocated: bool = False,
 ) -> list[str]:
     """What is wrong with the answers to the panels, variables and annotations of some dashboards; none: all is well.
 
     `seen` is what the exporters of the cluster `variables["cluster"]` say; the other variables narrow it down.
-    To `answered` the queries are added that find something.
+    To `answered` the queries are added that find something. `allocated`: as `Truth` has it.
     """
     at = prometheus.query("vector(time())")[0]
     alerts = prometheus.api("query", query='ALERTS{alertstate="firing"}', time=f"{at}")["result"]
@@ -219,7 +230,7 @@ def problems(
     for name, board in boards.items():
         names = [each["name"] for each in board["templating"]["list"] if each["type"] == "query"]
         mine = {label: variables.get(label, ALL) for label in names}
-        truth = Truth(seen, mine, [each["metric"] for each in alerts])
+        truth = Truth(seen, mine, [each["metric"] for each in alerts], allocated)
         for panel in panels(board):
             for target in panel["targets"]:
                 asked += 1

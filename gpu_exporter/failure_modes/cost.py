@@ -7,7 +7,7 @@ from gpu_exporter import signals as s
 from gpu_exporter.classes import IDLE_ENGINE, MOVING, QUIET_PCIE
 from gpu_exporter.conditions import And, Compare, Fn, Limit, Or, Over, Unless
 from gpu_exporter.failure_modes import profiles
-from gpu_exporter.failure_modes.mode import Domain, FailureMode, Inject, Ramp, Severity
+from gpu_exporter.failure_modes.mode import Domain, FailureMode, Inject, Ramp, Scope, Severity
 from gpu_exporter.xids import Action
 
 MINUTE, HOUR = 60.0, 3600.0
@@ -27,6 +27,24 @@ PRICES = (
 IDLE_FOR, HOARDED_FOR = 2 * HOUR, HOUR
 # Programs take memory at once or load for minutes: what is still growing after a longer hold than window is no start.
 GROWS_FOR, GROWTH_HOLD = 15 * MINUTE, 20 * MINUTE
+
+# Two nodes of four have two free GPUs each, and a pod waits for three.
+_NODES = ("frag-1", "frag-2")
+FRAGMENTED = {
+    **{f'kube_node_status_allocatable{{node="{node}",resource="nvidia_com_gpu"}}': 4.0 for node in _NODES},
+    **{f'kube_node_labels{{node="{node}",label_cloud_google_com_gke_nodepool="h200"}}': 1.0 for node in _NODES},
+    **{f'kube_node_spec_unschedulable{{node="{node}"}}': 0.0 for node in _NODES},
+    **{f'kube_node_status_condition{{node="{node}",condition="Ready",status="true"}}': 1.0 for node in _NODES},
+    **{
+        f'kube_pod_container_resource_requests{{namespace="serving",pod="small-{node}",container="main",node="{node}",resource="nvidia_com_gpu"}}': 2.0
+        for node in _NODES
+    },
+    **{f'kube_pod_status_phase{{namespace="serving",pod="small-{node}",phase="Running"}}': 1.0 for node in _NODES},
+    'kube_pod_container_resource_requests{namespace="research",pod="large-0",container="main",node="",resource="nvidia_com_gpu"}': 3.0,
+    'kube_pod_status_phase{namespace="research",pod="large-0",phase="Pending"}': 1.0,
+    'kube_pod_status_unschedulable{namespace="research",pod="large-0"}': 1.0,
+    'kube_pod_created{namespace="research",pod="large-0"}': 1.0,
+}
 
 MODES = (
     FailureMode(
@@ -137,5 +155,47 @@ MODES = (
         ),
         wrong="A server of a large model needs its memory however rarely it is asked: there it is the price of "
         "being ready.",
+    ),
+    FailureMode(
+        "GpuAllocationFragmented",
+        Domain.COST,
+        Severity.WARNING,
+        10 * MINUTE,
+        Action.NONE,
+        "Pods of {{ $labels.namespace }} wait for {{ $value }} GPUs ({{ $labels.resource }}) that are free, but not on one node",
+        "Move small pods together, so that a node becomes free, or let the job ask for fewer GPUs a pod.",
+        Inject(series=FRAGMENTED),
+        fleet="""sum by (cluster, namespace, resource) (
+  pod:starved:count
+  <= on (cluster, resource) group_left () max by (cluster, resource) (pool:free:count)
+  and
+  pod:starved:count
+  > on (cluster, resource) group_left () max by (cluster, resource) (node:free:count)
+  and
+  pod:starved:count
+  <= on (cluster, resource) group_left () max by (cluster, resource) (node:usable:count)
+)""",
+        scope=Scope.FLEET,
+        requires="kube-state-metrics",
+        meaning="Pods have waited for a node for half an hour. Enough GPUs are free in one pool of nodes, and some node "
+        "could hold such a pod, but no node has enough free: small pods are spread over all of them.",
+        impact="The job does not start, and the free GPUs are paid for nothing: nobody who needs many at once gets them.",
+        diagnosis=(
+            "`node:free:count > 0` says where the free ones are; `pod:starved:count` who waits, and for how many.",
+            "`kubectl get pods -A -o wide --field-selector spec.nodeName=NODE` on the node with the most free: which pods would have to move?",
+            "`kubectl describe pod -n NAMESPACE POD`: the events of the scheduler say what each node lacks. CPU, memory, "
+            "taints or a selector? Then it is not this.",
+        ),
+        mitigation=(
+            "Now: move or end small pods of one node (`kubectl drain` for stateless ones, or wait for a short job and "
+            "cordon the node until it is free).",
+            "Then: let the scheduler fill nodes up: `NodeResourcesFit` with `MostAllocated` for GPUs, or a scheduler for "
+            "batch (Kueue with topology, Volcano, KAI).",
+            "Keep pods of one GPU in a pool of their own, or on MIG instances.",
+        ),
+        wrong="GPUs that pods have by resource claims (DRA) or in init containers are not in kube-state-metrics: more seem "
+        "free than are. A pod that a scheduling gate holds back counts as waiting. A pod that may use some nodes only "
+        "(selector, affinity, taints) may wait for those although others are free; without labels of pools all nodes "
+        "count as one.",
     ),
 )

@@ -66,7 +66,7 @@ class Inject:
 
     `peers` are the values of the other ranks of its job. `xid` is an event, which comes again and again; `fault` one
     that no value shows: lost, wedged, down (the exporter does not answer). `absent` rows have no sample. `everyone`: the
-    peers show it as well.
+    peers show it as well. `series` are what another exporter of the cluster shows, by name and labels.
     """
 
     values: Values = field(default_factory=dict)
@@ -75,6 +75,7 @@ class Inject:
     fault: str = ""
     absent: tuple[Metric, ...] = ()
     everyone: bool = False
+    series: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ class FailureMode:
     alone. `hold` and `keep` are seconds for which it must be true before, and is said to be true after. `implies` names
     modes that come with it. `wrong` says when it fires and should not. `shows` is the alert's value, where that is not
     the first term of the condition; it must be known wherever the condition is true. In `summary`, `{gpu}` and `{job}`
-    stand for what it is about, `{{ … }}` is a template of Prometheus.
+    stand for what it is about, `{{ … }}` is a template of Prometheus. `requires` is who has to be scraped beside.
     """
 
     name: str
@@ -107,6 +108,7 @@ class FailureMode:
     wrong: str = ""
     diagnosis: tuple[str, ...] = ()
     mitigation: tuple[str, ...] = ()
+    requires: str = ""
 
     @property
     def kept(self) -> float:

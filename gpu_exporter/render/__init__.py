@@ -9,7 +9,7 @@ from pathlib import Path
 from gpu_exporter.failure_modes import MODES
 from gpu_exporter.failure_modes.mode import Domain
 from gpu_exporter.model import GpuExporterError
-from gpu_exporter.render import alertmanager, dcgm_csv, dcgm_flags, failure_pages, reference, rules, runbooks
+from gpu_exporter.render import alertmanager, chart, dcgm_csv, dcgm_flags, failure_pages, reference, rules, runbooks
 from gpu_exporter.render.boards import BOARDS, Board
 
 
@@ -25,6 +25,10 @@ def _dashboard(board: Board) -> str:
         raise GpuExporterError(
             f"rendering dashboards needs the module {module}: install gpu-exporter[dashboards] (Python 3.11 or newer)"
         ) from None
+
+
+def _in_chart(board: Board) -> str:
+    return chart.dashboard(_dashboard(board))
 
 
 ARTIFACTS: Mapping[str, Callable[[], str]] = {
@@ -43,6 +47,12 @@ ARTIFACTS: Mapping[str, Callable[[], str]] = {
     f"{runbooks.FOLDER}/README.md": runbooks.index,
     **{runbooks.path(mode): partial(runbooks.runbook, mode) for mode in MODES},
     **{f"dashboards/{board.name}.json": partial(_dashboard, board) for board in BOARDS},
+    **{f"{chart.FOLDER}/files/dashboards/{board.name}.json": partial(_in_chart, board) for board in BOARDS},
+    f"{chart.FOLDER}/Chart.yaml": chart.chart,
+    f"{chart.FOLDER}/values.yaml": chart.values_yaml,
+    f"{chart.FOLDER}/values.schema.json": chart.schema,
+    f"{chart.FOLDER}/files/rules.yaml": chart.bundle,
+    f"{chart.FOLDER}/README.md": chart.readme,
 }
 
 

@@ -116,6 +116,7 @@ _SHOWN = (s.GR_ACTIVE, s.SM_ACTIVE, s.TENSOR_ACTIVE, s.DRAM_ACTIVE, s.UTIL)
 NODE_GR, NODE_SM, NODE_TENSOR, NODE_DRAM, NODE_UTIL = (_mean("node", ("node",), each) for each in _SHOWN)
 CLUSTER_GR, CLUSTER_SM, CLUSTER_TENSOR, CLUSTER_DRAM, CLUSTER_UTIL = (_mean("cluster", (), each) for each in _SHOWN)
 WORKLOAD_GR, WORKLOAD_SM = (_mean("workload", ("namespace", "workload"), each) for each in (s.GR_ACTIVE, s.SM_ACTIVE))
+# What the dashboard of a fleet reads: few series, however many GPUs there are.
 FLEET = (
     CLUSTER_GPUS,
     CLUSTER_POWER,

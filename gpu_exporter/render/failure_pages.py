@@ -12,7 +12,7 @@ from gpu_exporter.conditions import Limit, Limits
 from gpu_exporter.failure_modes import MODES
 from gpu_exporter.failure_modes.cost import PRICES
 from gpu_exporter.failure_modes.mode import FailureMode
-from gpu_exporter.render import rules, runbooks
+from gpu_exporter.render import allocation, rules, runbooks
 from gpu_exporter.render.markdown import code, table, ticked
 from gpu_exporter.signals import DEVICE, IDENTITY, OWNER, RATE_WINDOW, SIGNALS, Read
 
@@ -90,15 +90,15 @@ be told.
 LIMITS_INTRO = """
 ## Limits
 
-Each number that a condition compares with has a name. A deployment that sets limits does so by these names; without
-one, change the default in the catalogue and run `gpu-exporter generate`.
+Each number that a condition compares with has a name. The [chart](../helm/gpu-exporter/README.md#rules) sets them by
+these names (`prometheusRule.limits`); without it, change the default in the catalogue and run `gpu-exporter generate`.
 """
 
 COST_INTRO = """
 ## Cost
 
-Two prices, and arithmetic on signals. They are in `alerts/recording.yaml`; set them to yours, by these names where
-limits are set.
+Two prices, and arithmetic on signals. They are in `alerts/recording.yaml`; set them to yours, in the chart by these
+names in `prometheusRule.limits`.
 
 """
 
@@ -127,6 +127,24 @@ dcgm-exporter from 4.9 on. Who scrapes two exporters gets each GPU once, by its 
 - A GPU that several pods share has no owner, and so no peers.
 - Windows of a signal are recorded as, for example, `gpu:sm_active:mean5m`.
 - A signal that is made of others has no value without all of them.
+
+"""
+
+
+ALLOCATION_INTRO = """
+## Allocation
+
+What Kubernetes has given away comes from [kube-state-metrics](https://github.com/kubernetes/kube-state-metrics), which
+has to be scraped, with `honorLabels` or without; where it is not, these have no series, and
+[GpuAllocationFragmented](runbooks/gpuallocationfragmented.md) is silent.
+
+- `resource` keeps GPUs (`nvidia_com_gpu`), shares of one (`nvidia_com_gpu_shared`) and kinds of MIG instances apart.
+- *free* is what a pod could have now: nothing on nodes that are cordoned or not ready. *pending* has no node yet, so it
+  is told by namespace and cluster only; *starved* is pending for half an hour or longer.
+- Pools are told apart by the first of these labels of nodes that kube-state-metrics is told to expose
+  (`--metric-labels-allowlist=nodes=[…]`): {pools}.
+  Without, all nodes are one pool without a name.
+- GPUs that pods have by resource claims (DRA) are not in it.
 
 """
 
@@ -196,7 +214,7 @@ def _mode(mode: FailureMode) -> tuple[str, ...]:
         mode.severity.value,
         words.span(mode.hold) if mode.hold else "-",
         mode.domain.value,
-        ", ".join(words.title(signal) for signal in mode.needs) or "-",
+        ", ".join(words.title(signal) for signal in mode.needs) or mode.requires or "-",
         *runbooks.works(mode),
     )
 
@@ -219,7 +237,10 @@ def signals() -> str:
     rows = [(signal, runbooks.signal_row(signal, _made)) for signal in SIGNALS]
     head = ("signal", "unit", *runbooks.SIGNAL_HEAD[1:])
     lines = ((name, signal.unit.replace("_", " "), *cells) for signal, (name, *cells) in rows)
-    return NOTE.format("gpu_exporter/signals.py") + SIGNALS_INTRO + table(head, lines)
+    text = NOTE.format("gpu_exporter/signals.py") + SIGNALS_INTRO + table(head, lines)
+    recorded = ((f"`{each.record}`", each.help, ticked(("cluster", *each.by))) for each in allocation.ALLOCATION)
+    pools = ticked(reversed(allocation.POOL_LABELS))
+    return text + ALLOCATION_INTRO.format(pools=pools) + table(("recorded", "what", "labels"), recorded)
 
 
 def _made(way: Read) -> str:

@@ -15,7 +15,7 @@ from gpu_exporter.dcgm_names import RENAMED
 from gpu_exporter.failure_modes import MODES
 from gpu_exporter.failure_modes.cost import PRICES
 from gpu_exporter.failure_modes.mode import Domain, FailureMode
-from gpu_exporter.render import aggregates, boards
+from gpu_exporter.render import aggregates, allocation, boards
 from gpu_exporter.words import title
 
 NOTE = "# Rendered by `gpu-exporter generate`; edit gpu_exporter/{} instead.\n"
@@ -162,27 +162,37 @@ def _cost(prices: Limits) -> Iterator[Rule]:
         yield _record(each.record, text)
 
 
-def _fleet() -> Iterator[Rule]:
-    """What the dashboard of a fleet reads: few series, however many GPUs there are."""
-    for each in aggregates.FLEET:
-        yield _record(each.record, each.expression)
+Groups = Sequence[tuple[str, Sequence[Rule]]]
+
+
+def _recorded(limits: Limits) -> Groups:
+    return [
+        ("gpu-identity", list(_identity())),
+        ("gpu-signals", list(_signals(limits))),
+        ("gpu-accounting", list(_cost(limits))),
+        ("gpu-fleet", [_record(each.record, each.expression) for each in aggregates.FLEET]),
+        ("gpu-allocation", [_record(each.record, each.expression) for each in allocation.ALLOCATION]),
+    ]
+
+
+def _alerting(domain: Domain, limits: Limits, modes: Sequence[FailureMode]) -> Groups:
+    return [(f"gpu-{domain.value}", [alert(mode, limits) for mode in modes if mode.domain is domain])]
 
 
 def recording(limits: Limits | None = None) -> str:
     """alerts/recording.yaml: the rules that all others read. They are evaluated in this order."""
-    groups = [
-        ("gpu-identity", list(_identity())),
-        ("gpu-signals", list(_signals(limits or {}))),
-        ("gpu-accounting", list(_cost(limits or {}))),
-        ("gpu-fleet", list(_fleet())),
-    ]
-    return NOTE.format("signals.py, classes.py and failure_modes/") + _yaml(groups)
+    return NOTE.format("signals.py, classes.py and failure_modes/") + _yaml(_recorded(limits or {}))
 
 
 def alerts(domain: Domain, limits: Limits | None = None, modes: Sequence[FailureMode] = MODES) -> str:
     """alerts/<domain>.yaml: one alert a failure mode."""
-    rules = [alert(mode, limits or {}) for mode in modes if mode.domain is domain]
-    return NOTE.format(f"failure_modes/{domain.value}.py") + _yaml([(f"gpu-{domain.value}", rules)])
+    return NOTE.format(f"failure_modes/{domain.value}.py") + _yaml(_alerting(domain, limits or {}, modes))
+
+
+def bundle(limits: Limits) -> str:
+    """All rules in one file, for the chart."""
+    groups = [*_recorded(limits), *(group for domain in Domain for group in _alerting(domain, limits, MODES))]
+    return NOTE.format("signals.py, classes.py and failure_modes/") + _yaml(groups)
 
 
 def alert(mode: FailureMode, limits: Limits) -> Rule:

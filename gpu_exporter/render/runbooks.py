@@ -166,6 +166,11 @@ def _needs(mode: FailureMode) -> str:
         f"{each.title.replace('../alerts', '../../alerts')}: {how}"
         for each, how in zip(EXPORTERS, works(mode), strict=True)
     )
+    if mode.requires:
+        return (
+            f"Nothing of a GPU, but {mode.requires}: see [allocation](../signals.md#allocation). "
+            f"It works with {said}.\n"
+        )
     if not mode.needs:
         return f"Nothing of a GPU. It works with {said}.\n"
     rows = [signal_row(signal) for signal in words.with_roots(mode.needs)]

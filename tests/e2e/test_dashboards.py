@@ -57,6 +57,9 @@ OURS = {
     m.NVLINK_UP: 18.0,
     m.RETIRED_PENDING: 0.0,
 }
+# The cluster of which kube-state-metrics tells, too.
+SCHEDULED = "simulated"
+KUBE = "".join(f"{series} {value}\n" for mode in MODES for series, value in mode.inject.series.items())
 PAGES = {**DCGM, "ours": page([FakeGpu("node-c", 0, OURS, PODS[0])], tuple(OURS), new=False)}
 
 
@@ -112,7 +115,8 @@ def problems(prometheus: Prometheus, targets: Sequence[Target], answered: set[st
         narrow = {"node": one.node, "gpu": one.gpu, "namespace": one.namespace, "workload": one.workload}
         for choice in ({}, narrow) if target.cluster in ("simulated", "new-full") else ({},):
             variables = {"cluster": target.cluster, **choice}
-            complaints = panels.problems(prometheus, panels.BOARDS, found, variables, answered)
+            allocated = target.cluster == SCHEDULED
+            complaints = panels.problems(prometheus, panels.BOARDS, found, variables, answered, allocated=allocated)
             wrong += [f"{variables}: {each}" for each in complaints]
     return wrong
 
@@ -128,7 +132,7 @@ def test_every_question_is_answered(serve: conftest.Serve, tmp_path: Path, monke
     simulated = serve("--source", "simulated", "--gpus", "4", "--interval", "500ms", "--metrics", "full")
     folder = tmp_path / "rules"
     folder.mkdir()
-    with serving(PAGES) as port:
+    with serving({**PAGES, "kube": KUBE}) as port:
         targets = [
             Target("replay", replay.port),
             Target("", ranks.port),
@@ -136,7 +140,9 @@ def test_every_question_is_answered(serve: conftest.Serve, tmp_path: Path, monke
             *(Target(name, port, f"/{name}") for name in PAGES),
         ]
         gone = {"targets": [f"127.0.0.1:{free_port()}"], "labels": {"cluster": "simulated"}}
-        config = {"static_configs": [gone, *(target.config for target in targets)]}
+        of_kube = {"cluster": SCHEDULED, "job": "kube-state-metrics", "__metrics_path__": "/kube"}
+        kube = {"targets": [f"127.0.0.1:{port}"], "labels": of_kube}
+        config = {"static_configs": [gone, kube, *(target.config for target in targets)]}
         with scraping(tmp_path, "1s", config, rule_files=at_once(folder)) as prometheus:
             until(lambda: min(prometheus.query("count_over_time(up[1m])"), default=0) >= 8, 30, "the eighth scrape")
             until(lambda: prometheus.query('count(ALERTS{alertname="GpuStragglerStarved"})') == [2.0], 30, "alerts")

@@ -33,7 +33,7 @@ PATIENT = {
     "GpuMemoryHoarded",
     "GpuMemoryExhaustionPredicted",
 }
-SHOWN = [mode for mode in MODES if mode.name not in PATIENT]
+SHOWN = [mode for mode in MODES if mode.name not in PATIENT and not mode.requires]
 NODES = [f"node-{number:03}" for number in range(len(SHOWN))]
 UNTOUCHED, NAMELESS = (f"node-{len(NODES) + more:03}" for more in range(2))
 

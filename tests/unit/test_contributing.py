@@ -22,6 +22,9 @@ MADE = {
     RUNBOOK: rf"# {NAME}\n(.|\n)*at least 95 °C \(`hotMemory`\)",
     "docs/runbooks/README.md": rf"\[{NAME}\]\({NAME.lower()}\.md\) \| warning ",
     "dashboards/gpu.json": rf'"title": "{NAME}"',
+    "helm/gpu-exporter/values.yaml": rf"hotMemory: 95\n(.|\n)*{NAME}: \{{enabled: true, severity: warning, hold: 10m",
+    "helm/gpu-exporter/files/rules.yaml": r"gpu:memory_temp:celsius >= \$\(hotMemory\)\n",
+    "helm/gpu-exporter/README.md": rf"\[{NAME}\]",
     "docs/failure-modes.md": rf"\[{NAME}\]\(runbooks/{NAME.lower()}\.md\) (.|\n)*`hotMemory` \| 95 \| celsius ",
 }
 # Every value of a healthy GPU, and those that the entry injects, each for ten minutes.

@@ -39,7 +39,7 @@ BY_NAME = {mode.name: mode for mode in MODES}
 LOOKS, LONG = (12, 15.0), (140, 60.0)
 TAKES_HOURS = {"GpuAllocatedIdle": LONG, "GpuMemoryHoarded": LONG, "GpuMemoryExhaustionPredicted": (85, 60.0)}
 # What only the page of another machine shows.
-OUTSIDE = {"GpuExporterDown"}
+OUTSIDE = {"GpuExporterDown", *(mode.name for mode in MODES if mode.requires)}
 
 
 class Stuck(threading.Event):
@@ -114,7 +114,9 @@ def values(samples: Snapshot) -> dict[Metric, float]:
     }
 
 
-@pytest.mark.parametrize("mode", [mode for mode in MODES if not mode.inject.fault], ids=lambda mode: mode.name)
+@pytest.mark.parametrize(
+    "mode", [mode for mode in MODES if not mode.inject.fault and not mode.requires], ids=lambda mode: mode.name
+)
 def test_values_hang_together(mode: FailureMode) -> None:
     """Every value can be true, memory adds up, integrals and energy grow by what the gauges say, no counter falls."""
     made = pages(f"{mode.name}:{GPU}", 3, 1.0)
@@ -243,6 +245,7 @@ def test_where_is_understood(text: str, hit: set[tuple[str, int]]) -> None:
         ("GpuMemoryBound:node-009/1", 3, "there is no node-009: use node-000 to node-003"),
         ("GpuMemoryBound:*", 3, "there is no *: use node-000 to node-003"),
         ("GpuMemoryBound:1", 1, "node-000 has only GPU 0"),
+        ("GpuAllocationFragmented", 3, "it shows in what kube-state-metrics says of a cluster, which is not simulated"),
         ("GpuStragglerSlow", 1, "it takes ranks that work together; use --gpus 2 or more"),
     ],
 )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from gpu_exporter.classes import CLASSES
 from gpu_exporter.failure_modes.mode import Domain, FailureMode, Severity
 from gpu_exporter.render import aggregates as a
+from gpu_exporter.render import allocation as al
 from gpu_exporter.render.boards import FLEET
 from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.panels import GREEN, ORANGE, RED, About, Row, Step, firing, lines, number, table
@@ -21,6 +22,7 @@ def rows(modes: Sequence[FailureMode]) -> list[Row]:
         Row("Is anything wrong?", [*_numbers(), firing(BOARD, modes, list(Domain), 24)]),
         Row("What do the GPUs do?", _doing()),
         Row("Who wastes?", _owners()),
+        Row("Is there room?", _room()),
     ]
 
 
@@ -168,5 +170,62 @@ def _owners() -> list[object]:
             width=12,
             link=None,
             stacked=True,
+        ),
+    ]
+
+
+def _room() -> list[object]:
+    """What Kubernetes has given away; of it kube-state-metrics tells."""
+    return [
+        lines(
+            "Allocated, free, waited for",
+            About(
+                "GPUs that pods have, that are free, and that pods without a node wait for; each kind for itself. "
+                "From kube-state-metrics.",
+                "nothing is waited for while something is free.",
+                "both at once: GpuAllocationFragmented, or pods that may use some nodes only.",
+            ),
+            [
+                q.query(BOARD, each, name)
+                for each, name in (
+                    (al.CLUSTER_ALLOCATED, "allocated"),
+                    (al.CLUSTER_FREE, "free"),
+                    (al.CLUSTER_PENDING, "pending"),
+                    (al.CLUSTER_STARVED, "starved"),
+                )
+            ],
+            width=24,
+            link=None,
+        ),
+        table(
+            "Node pools",
+            About(
+                "GPUs that pods could have, have, and could have now, by pool of nodes. What is neither allocated nor "
+                "free is on nodes that are cordoned or not ready.",
+                "little is free, and nobody waits.",
+                "the node table above says which nodes; signals.md says how pools are told apart.",
+            ),
+            [
+                q.query(BOARD, each, name)
+                for each, name in (
+                    (al.POOL_ALLOCATABLE, "GPUs"),
+                    (al.POOL_ALLOCATED, "allocated"),
+                    (al.POOL_FREE, "free"),
+                )
+            ],
+            ("cluster", "pool", "resource"),
+        ),
+        table(
+            "Who waits",
+            About(
+                "GPUs that pods without a node wait for; starved: for half an hour or longer.",
+                "nobody, or not for long.",
+                "kubectl describe the pod: the scheduler says what each node lacks.",
+            ),
+            [
+                q.query(BOARD, each, name)
+                for each, name in ((al.NAMESPACE_PENDING, "pending"), (al.NAMESPACE_STARVED, "starved"))
+            ],
+            ("cluster", "namespace", "resource"),
         ),
     ]

@@ -302,7 +302,7 @@ def evidence(board: Board, mode: FailureMode) -> Any:
     if not queries:
         name = f'alertname="{mode.name}"'
         expr = q.alerts(board, [mode.domain], [mode.severity]).replace("{", f"{{{name}, ", 1)
-        queries = [Query(expr, "{{instance}}", "short")]
+        queries = [Query(expr, "{{namespace}} {{resource}}" if mode.requires else "{{instance}}", "short")]
     about = About(
         f"{mode.name} ({mode.severity.value}): what its condition reads. {mode.meaning}".rstrip(),
         "the alert does not fire." if mode.needs else "empty: the alert does not fire.",

@@ -81,6 +81,8 @@ def _place(
         raise ValueError(
             f"there is no failure mode {name!r}{nearest(name, known) or '; docs/failure-modes.md has all'}"
         )
+    if known[name].requires:
+        raise ValueError(f"it shows in what {known[name].requires} says of a cluster, which is not simulated")
     node, slash, gpu = where.rpartition("/")
     if not slash and not where.isdecimal():
         node, gpu = where, ""

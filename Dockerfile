@@ -1,0 +1,41 @@
+# docker build --tag gpu-exporter .
+#   --build-arg DIGEST=sha256:…    pins the base image; CI has to
+#   --build-arg EXTRAS=            leaves out what asks kubelet (gRPC)
+#   --platform linux/amd64,linux/arm64    nothing here is compiled
+ARG PYTHON=3.12-slim
+ARG DIGEST=
+
+FROM python:${PYTHON}${DIGEST:+@}${DIGEST} AS build
+WORKDIR /src
+COPY pyproject.toml setup.cfg README.md LICENSE ./
+COPY gpu_exporter gpu_exporter
+RUN python -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
+ARG EXTRAS=kubernetes
+RUN python -m venv --without-pip /opt/gpu-exporter \
+ && wheel="$(ls /wheels/*.whl)" \
+ && python -m pip --python /opt/gpu-exporter/bin/python install --no-cache-dir --only-binary :all: \
+    "${wheel}${EXTRAS:+[${EXTRAS}]}"
+
+FROM python:${PYTHON}${DIGEST:+@}${DIGEST}
+ARG VERSION=unknown
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="gpu-exporter" \
+      org.opencontainers.image.description="Prometheus exporter that shows why NVIDIA GPUs are slow, broken or wasted" \
+      org.opencontainers.image.source="https://github.com/gpu-exporter/gpu-exporter" \
+      org.opencontainers.image.documentation="https://github.com/gpu-exporter/gpu-exporter/blob/main/README.md" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}"
+COPY --from=build /opt/gpu-exporter /opt/gpu-exporter
+# The NVIDIA runtime brings NVML, which is all that is needed of the driver.
+ENV PATH=/opt/gpu-exporter/bin:$PATH \
+    PYTHONDONTWRITEBYTECODE=1 \
+    NVIDIA_VISIBLE_DEVICES=all \
+    NVIDIA_DRIVER_CAPABILITIES=utility
+USER 65534:65534
+EXPOSE 9400
+# The process, not the GPUs: a GPU that hangs is told, and no reason to restart.
+HEALTHCHECK --interval=15s --timeout=5s --start-period=10s --retries=8 \
+  CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:9400/healthz', timeout=4)"]
+ENTRYPOINT ["gpu-exporter"]
+CMD ["serve"]

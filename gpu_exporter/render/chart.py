@@ -1,0 +1,172 @@
+"""Catalogues -> what is rendered of the Helm chart: Chart.yaml, values, schema, rules with named limits, README."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import yaml
+
+from gpu_exporter.conditions import Limits
+from gpu_exporter.failure_modes import MODES
+from gpu_exporter.render import chart_values as v
+from gpu_exporter.render import rules
+from gpu_exporter.render.chart_readme import README
+from gpu_exporter.render.chart_values import Schema, Value
+from gpu_exporter.render.markdown import table
+from gpu_exporter.version import __version__
+
+FOLDER = "helm/gpu-exporter"
+NOTE = "# Rendered by `gpu-exporter generate`; edit gpu_exporter/render/{} instead.\n"
+# The oldest Kubernetes with all that the templates use.
+KUBERNETES = ">=1.25.0-0"
+DRAFT = "http://json-schema.org/draft-07/schema#"
+# Where a chart that has this one as a part hands down what is common to all parts.
+GLOBAL: Schema = {
+    "type": "object",
+    "description": "Of all charts of a release: imageRegistry, imagePullSecrets.",
+    "properties": {"imageRegistry": v.TEXT, "imagePullSecrets": v.OBJECTS},
+}
+ENABLED: Schema = {"type": "boolean", "description": "For the `condition` of a chart that has this one as a part."}
+WIDTH = 110
+
+Tree = dict[str, "Tree | Value"]
+
+
+class _Placeholder(float):
+    """A limit that renders as its name, for which the chart's template puts a value."""
+
+    name: str
+
+    def __new__(cls, name: str, value: float) -> _Placeholder:
+        made = super().__new__(cls, value)
+        made.name = name
+        return made
+
+    def __format__(self, spec: str) -> str:
+        return f"$({self.name})"
+
+
+def chart() -> str:
+    """Chart.yaml."""
+    content = {
+        "apiVersion": "v2",
+        "name": "gpu-exporter",
+        "description": "Prometheus exporter that shows why NVIDIA GPUs are slow, broken or wasted",
+        "type": "application",
+        "version": __version__,
+        "appVersion": __version__,
+        "kubeVersion": KUBERNETES,
+        "home": "https://github.com/gpu-exporter/gpu-exporter",
+        "sources": ["https://github.com/gpu-exporter/gpu-exporter"],
+        "keywords": ["gpu", "nvidia", "dcgm", "prometheus", "monitoring"],
+        "maintainers": [{"name": "gpu-exporter", "url": "https://github.com/gpu-exporter"}],
+        "annotations": {"artifacthub.io/license": "Apache-2.0", "artifacthub.io/category": "monitoring-logging"},
+    }
+    return NOTE.format("chart.py") + yaml.safe_dump(content, sort_keys=False, width=WIDTH)
+
+
+def named_limits() -> Limits:
+    """Every limit by name, rendered as `$(name)`."""
+    return {limit.name: _Placeholder(limit.name, limit.value) for limit in v.limits()}
+
+
+def bundle() -> str:
+    """files/rules.yaml: all rules, with `$(name)` where a limit stands, and what the limits are if nobody says."""
+    defaults = {limit.name: v.limit(limit).default for limit in v.limits()}
+    return rules.bundle(named_limits()) + yaml.safe_dump({"limits": defaults}, sort_keys=False)
+
+
+def dashboard(text: str) -> str:
+    """files/dashboards/<name>.json: a dashboard without the blanks that make a ConfigMap too long."""
+    return json.dumps(json.loads(text), separators=(",", ":"), ensure_ascii=False) + "\n"
+
+
+def _tree(values: Iterable[Value]) -> Tree:
+    root: Tree = {}
+    for value in values:
+        *parents, last = value.path.split(".")
+        node = root
+        for name in parents:
+            child = node.setdefault(name, {})
+            assert isinstance(child, dict), f"{value.path} is below a value"
+            node = child
+        node[last] = value
+    return root
+
+
+def values_yaml() -> str:
+    """values.yaml: every value with its default and what it is for."""
+    return NOTE.format("chart_values.py") + "\n".join(_lines(_tree(v.values()), 0)) + "\n"
+
+
+def _lines(tree: Tree, depth: int) -> Iterator[str]:
+    margin = "  " * depth
+    for name, node in tree.items():
+        if depth == 0:
+            yield ""
+        if isinstance(node, dict):
+            yield f"{margin}{name}:"
+            yield from _lines(node, depth + 1)
+        else:
+            if node.help:
+                yield from textwrap.wrap(
+                    node.help, WIDTH, initial_indent=f"{margin}# ", subsequent_indent=f"{margin}# "
+                )
+            flow = True if node.flow else False if isinstance(node.default, dict | list) and node.default else None
+            default = yaml.safe_dump(node.default, sort_keys=False, width=1000, default_flow_style=flow)
+            default = default.removesuffix("...\n").rstrip()
+            block = isinstance(node.default, dict | list) and node.default and not node.flow
+            yield f"{margin}{name}:" if block else f"{margin}{name}: {default}"
+            if block:
+                yield textwrap.indent(default, margin + "  ")
+
+
+def schema() -> str:
+    """values.schema.json: nothing that is not a value, and each of the right kind."""
+    root = _object(_tree(v.values()))
+    root["properties"] |= {"global": GLOBAL, "enabled": ENABLED}
+    return (
+        json.dumps({"$schema": DRAFT, "title": "Values of gpu-exporter", **root}, indent=1, ensure_ascii=False) + "\n"
+    )
+
+
+def _object(tree: Tree) -> dict[str, Any]:
+    properties: dict[str, Any] = {}
+    for name, node in tree.items():
+        if isinstance(node, dict):
+            properties[name] = _object(node)
+        else:
+            properties[name] = {**node.schema, **({"description": node.help} if node.help else {})}
+    return {"type": "object", "additionalProperties": False, "properties": properties}
+
+
+def readme() -> str:
+    """README.md of the chart: how to install it, and every value."""
+    by_hand = table(
+        ("value", "default", "meaning"), ((f"`{each.path}`", _shown(each), each.help) for each in v.BY_HAND)
+    )
+    limits = table(
+        ("limit", "default", "unit", "meaning"),
+        ((f"`{each.name}`", f"{each.value:.15g}", each.unit, each.help) for each in v.limits()),
+    )
+    modes = table(
+        ("mode", "severity", "hold", "keep"),
+        (
+            (f"[{mode.name}](../../docs/runbooks/{mode.name.lower()}.md)", *_alert(v.mode(mode).default))
+            for mode in MODES
+        ),
+    )
+    note = "<!-- Rendered by `gpu-exporter generate`; edit gpu_exporter/render/chart_readme.py instead. -->\n"
+    return note + README.format(kubernetes=KUBERNETES, values=by_hand, limits=limits, modes=modes)
+
+
+def _alert(default: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple("-" if default[key] == "0s" else str(default[key]) for key in ("severity", "hold", "keep"))
+
+
+def _shown(value: Value) -> str:
+    text = json.dumps(value.default, ensure_ascii=False)
+    return "" if text in ('""', "{}", "[]") else f"`{text}`"

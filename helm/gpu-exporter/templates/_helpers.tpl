@@ -1,0 +1,243 @@
+{{/* Names: cut at what a label may be. */}}
+{{- define "gpu-exporter.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
+{{- define "gpu-exporter.fullname" -}}
+{{- $name := default .Chart.Name .Values.nameOverride }}
+{{- if .Values.fullnameOverride }}
+{{- .Values.fullnameOverride | trunc 50 | trimSuffix "-" }}
+{{- else if contains $name .Release.Name }}
+{{- .Release.Name | trunc 50 | trimSuffix "-" }}
+{{- else }}
+{{- printf "%s-%s" .Release.Name $name | trunc 50 | trimSuffix "-" }}
+{{- end }}
+{{- end }}
+
+{{- define "gpu-exporter.namespace" -}}
+{{- default .Release.Namespace .Values.namespaceOverride }}
+{{- end }}
+
+{{- define "gpu-exporter.serviceAccount" -}}
+{{- default (ternary (include "gpu-exporter.fullname" .) "default" .Values.serviceAccount.create) .Values.serviceAccount.name }}
+{{- end }}
+
+{{/* What only the exporter's pods have: that of `helm test` is another component. */}}
+{{- define "gpu-exporter.selector" -}}
+app.kubernetes.io/name: {{ include "gpu-exporter.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: exporter
+{{- end }}
+
+{{- define "gpu-exporter.labels" -}}
+{{- $own := fromYaml (include "gpu-exporter.selector" .) }}
+{{- $_ := set $own "app.kubernetes.io/managed-by" .Release.Service }}
+{{- $_ := set $own "app.kubernetes.io/version" .Chart.AppVersion }}
+{{- $_ := set $own "app.kubernetes.io/part-of" "gpu-exporter" }}
+{{- $_ := set $own "helm.sh/chart" (printf "%s-%s" .Chart.Name (.Chart.Version | replace "+" "_")) }}
+{{- toYaml (merge $own .Values.commonLabels) }}
+{{- end }}
+
+{{/* metadata of an object: (list root name namespace more-labels more-annotations) */}}
+{{- define "gpu-exporter.metadata" -}}
+{{- $root := index . 0 }}
+{{- $labels := merge (dict) (fromYaml (include "gpu-exporter.labels" $root)) (index . 3) }}
+{{- $annotations := merge (dict) (index . 4) $root.Values.commonAnnotations -}}
+name: {{ index . 1 }}
+namespace: {{ default (include "gpu-exporter.namespace" $root) (index . 2) }}
+labels:
+  {{- toYaml $labels | nindent 2 }}
+{{- with $annotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{- define "gpu-exporter.image" -}}
+{{- $global := default (dict) .Values.global }}
+{{- $registry := default .Values.image.registry $global.imageRegistry }}
+{{- with $registry }}{{ . }}/{{ end }}{{ .Values.image.repository }}
+{{- if .Values.image.digest }}@{{ .Values.image.digest }}
+{{- else }}:{{ default .Chart.AppVersion .Values.image.tag }}{{ end }}
+{{- end }}
+
+{{- define "gpu-exporter.pullSecrets" -}}
+{{- $global := default (dict) .Values.global }}
+{{- with concat .Values.imagePullSecrets (default (list) $global.imagePullSecrets) }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{/* A number as it was meant: Helm has every number as a float. */}}
+{{- define "gpu-exporter.number" -}}
+{{- if kindIs "float64" . }}{{ printf "%.15g" . }}{{ else }}{{ . }}{{ end }}
+{{- end }}
+
+{{/* What needs uid 0, each for one feature; empty: 65534 does. */}}
+{{- define "gpu-exporter.root" -}}
+{{- if .Values.attribution.enabled }}attribution.enabled {{ end }}
+{{- if eq .Values.kernelLog.mode "kmsg" }}kernelLog.mode {{ end }}
+{{- if eq .Values.xids.keep "node" }}xids.keep {{ end }}
+{{- if .Values.dcgm.profiling }}dcgm.profiling {{ end }}
+{{- end }}
+
+{{/* What Pod Security "restricted" does not allow, each for one feature; empty: the pods meet it. */}}
+{{- define "gpu-exporter.beyondRestricted" -}}
+{{- include "gpu-exporter.root" . }}
+{{- if .Values.slurm.jobMappingPath }}slurm.jobMappingPath {{ end }}
+{{- if .Values.processes.enabled }}processes.enabled {{ end }}
+{{- if eq .Values.kernelLog.mode "file" }}kernelLog.mode {{ end }}
+{{- if eq .Values.gpuAccess.mode "volumeMounts" }}gpuAccess.mode {{ end }}
+{{- if .Values.hostNetwork }}hostNetwork {{ end }}
+{{- end }}
+
+{{/* What a schema can't say. */}}
+{{- define "gpu-exporter.check" -}}
+{{- if and .Values.web.config .Values.web.existingSecret }}
+{{- fail "web.config and web.existingSecret: choose one" }}
+{{- end }}
+{{- if and .Values.dcgm.profiling (or .Values.dcgm.hostEngine (not .Values.dcgm.enabled)) }}
+{{- fail "dcgm.profiling is for DCGM within the container: set dcgm.enabled, and leave dcgm.hostEngine blank" }}
+{{- end }}
+{{- if and .Values.dcgm.enabled .Values.config.source }}
+{{- fail "dcgm.enabled and config.source: choose one" }}
+{{- end }}
+{{- if and (eq .Values.gpuAccess.mode "runtimeClass") (not .Values.gpuAccess.runtimeClassName) }}
+{{- fail "gpuAccess.mode runtimeClass needs gpuAccess.runtimeClassName" }}
+{{- end }}
+{{- range $name := list "pods" "podLabels" "dra" "resourceNames" }}
+{{- if and (get $.Values.attribution $name) (not $.Values.attribution.enabled) }}
+{{- fail (printf "attribution.%s needs attribution.enabled" $name) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* Features that ask the API server. */}}
+{{- define "gpu-exporter.api" -}}
+{{- if and .Values.attribution.enabled .Values.attribution.pods }}attribution.pods {{ end }}
+{{- if and .Values.attribution.enabled .Values.attribution.podLabels }}attribution.podLabels {{ end }}
+{{- if and .Values.attribution.enabled .Values.attribution.dra }}attribution.dra {{ end }}
+{{- end }}
+
+{{- define "gpu-exporter.podSecurityContext" -}}
+{{- $root := trim (include "gpu-exporter.root" .) }}
+{{- $own := dict "seccompProfile" (dict "type" "RuntimeDefault") }}
+{{- if $root }}
+{{- $_ := set $own "runAsUser" 0 }}
+{{- $_ := set $own "runAsGroup" 0 }}
+{{- $_ := set $own "runAsNonRoot" false }}
+{{- else }}
+{{- $_ := set $own "runAsUser" 65534 }}
+{{- $_ := set $own "runAsGroup" 65534 }}
+{{- $_ := set $own "runAsNonRoot" true }}
+{{- end }}
+{{- if eq .Values.kernelLog.mode "file" }}
+{{- $_ := set $own "supplementalGroups" (list (int .Values.kernelLog.group)) }}
+{{- end }}
+{{- range $key, $value := .Values.podSecurityContext }}{{ $_ := set $own $key $value }}{{ end }}
+{{- toYaml $own }}
+{{- end }}
+
+{{- define "gpu-exporter.securityContext" -}}
+{{- $own := dict "readOnlyRootFilesystem" true }}
+{{- if eq .Values.kernelLog.mode "kmsg" }}
+{{- $_ := set $own "privileged" true }}
+{{- else }}
+{{- $_ := set $own "allowPrivilegeEscalation" false }}
+{{- $_ := set $own "capabilities" (dict "drop" (list "ALL")) }}
+{{- if .Values.dcgm.profiling }}
+{{- $_ := set $own.capabilities "add" (list "SYS_ADMIN") }}
+{{- end }}
+{{- end }}
+{{- range $key, $value := .Values.securityContext }}{{ $_ := set $own $key $value }}{{ end }}
+{{- toYaml $own }}
+{{- end }}
+
+{{/* Whether there is a web configuration, and what of it a probe can know. */}}
+{{- define "gpu-exporter.web" -}}
+{{- if or .Values.web.config .Values.web.existingSecret }}web{{ end }}
+{{- end }}
+
+{{- define "gpu-exporter.scheme" -}}
+{{- if hasKey .Values.web.config "tls_server_config" }}https{{ else }}http{{ end }}
+{{- end }}
+
+{{/* A probe never sends a password or a certificate: then it only looks whether the port is open. */}}
+{{- define "gpu-exporter.probe" -}}
+{{- $tls := default (dict) (get .Values.web.config "tls_server_config") }}
+{{- if or .Values.web.existingSecret .Values.web.config.basic_auth_users $tls.client_auth_type -}}
+tcpSocket:
+  port: metrics
+{{- else -}}
+httpGet:
+  path: /healthz
+  port: metrics
+  scheme: {{ include "gpu-exporter.scheme" . | upper }}
+{{- end }}
+{{- end }}
+
+{{/* The exporter's settings: those of the chart's features, then the user's. */}}
+{{- define "gpu-exporter.config" -}}
+{{- $found := dict "address" (printf ":%d" (int .Values.port)) "metrics" .Values.metrics "interval" .Values.interval "log_level" .Values.logLevel }}
+{{- if .Values.attribution.enabled }}
+{{- $_ := set $found "kubernetes" "true" }}
+{{- $_ := set $found "pod_resources_socket" (printf "%s/kubelet.sock" .Values.attribution.podResourcesPath) }}
+{{- with .Values.attribution.resourceNames }}{{ $_ := set $found "nvidia_resource_names" (join "," .) }}{{ end }}
+{{- if .Values.attribution.pods }}{{ $_ := set $found "kubernetes_pods" "true" }}{{ end }}
+{{- with .Values.attribution.podLabels }}{{ $_ := set $found "kubernetes_pod_labels" (join "," .) }}{{ end }}
+{{- if .Values.attribution.dra }}{{ $_ := set $found "kubernetes_dra" "true" }}{{ end }}
+{{- end }}
+{{- if .Values.slurm.jobMappingPath }}{{ $_ := set $found "hpc_job_mapping_dir" "/host/jobs" }}{{ end }}
+{{- if .Values.processes.enabled }}{{ $_ := set $found "processes" "true" }}{{ end }}
+{{- if eq .Values.kernelLog.mode "kmsg" }}{{ $_ := set $found "kernel_log" "/dev/kmsg" }}
+{{- else if eq .Values.kernelLog.mode "file" }}{{ $_ := set $found "kernel_log" (printf "/host/log/%s" (base .Values.kernelLog.path)) }}
+{{- else }}{{ $_ := set $found "kernel_log" "none" }}{{ end }}
+{{- if ne .Values.xids.keep "none" }}{{ $_ := set $found "state_dir" "/var/lib/gpu-exporter" }}{{ end }}
+{{- if .Values.xids.overrides }}{{ $_ := set $found "xid_overrides" "/etc/gpu-exporter/xids.yaml" }}{{ end }}
+{{- if .Values.collectors }}{{ $_ := set $found "collectors" "/etc/gpu-exporter/collectors.csv" }}{{ end }}
+{{- if .Values.dcgm.enabled }}
+{{- $_ := set $found "source" "dcgm" }}
+{{- with .Values.dcgm.hostEngine }}{{ $_ := set $found "dcgm_hostengine" . }}{{ end }}
+{{- with .Values.dcgm.bindings }}{{ $_ := set $found "dcgm_bindings" . }}{{ end }}
+{{- end }}
+{{- if include "gpu-exporter.web" . }}{{ $_ := set $found "web_config_file" "/etc/gpu-exporter/web/web.yml" }}{{ end }}
+{{- if .Values.web.lifecycle }}{{ $_ := set $found "web_enable_lifecycle" "true" }}{{ end }}
+{{- range $key, $value := .Values.config }}{{ $_ := set $found $key (include "gpu-exporter.number" $value) }}{{ end }}
+{{- toYaml $found }}
+{{- end }}
+
+{{- define "gpu-exporter.configData" -}}
+config.yaml: |
+  {{- include "gpu-exporter.config" . | nindent 2 }}
+{{- with .Values.xids.overrides }}
+xids.yaml: |
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.collectors }}
+collectors.csv: |
+  {{- . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{/* Node labels, of which a node needs one. */}}
+{{- define "gpu-exporter.affinity" -}}
+{{- $nfd := list "feature.node.kubernetes.io/pci-10de.present" "feature.node.kubernetes.io/pci-0302_10de.present" "feature.node.kubernetes.io/pci-0300_10de.present" }}
+{{- $operator := list "nvidia.com/gpu.present" }}
+{{- $labels := dict "nfd" $nfd "gpuOperator" $operator "auto" (concat $nfd $operator) "any" (list) }}
+{{- $terms := list }}
+{{- range get $labels .Values.nodes }}
+{{- $terms = append $terms (dict "matchExpressions" (list (dict "key" . "operator" "In" "values" (list "true")))) }}
+{{- end }}
+{{- if eq .Values.nodes "auto" }}
+{{- $terms = append $terms (dict "matchExpressions" (list (dict "key" "cloud.google.com/gke-accelerator" "operator" "Exists"))) }}
+{{- end }}
+{{- if .Values.affinity }}
+{{- toYaml .Values.affinity }}
+{{- else if $terms }}
+nodeAffinity:
+  requiredDuringSchedulingIgnoredDuringExecution:
+    nodeSelectorTerms:
+      {{- toYaml $terms | nindent 6 }}
+{{- end }}
+{{- end }}

@@ -1,0 +1,99 @@
+"""The PrometheusRule of the chart in real promtools: the tests of alerts/, and what changed numbers change."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import chart
+from tests.rules import promtool
+from tests.rules.promtool import BY_NAME, Case, Expect, check, firing, never_fired, now_firing, promtools
+from tests.rules.series import Device, Generation, injected, minutes, rank
+from tests.rules.test_modes import OF_GPUS, SOON, case, lasts
+
+
+def use(values: chart.Values, folder: Path, patch: pytest.MonkeyPatch) -> Path:
+    """Let promtool read the rules that the chart makes of these values."""
+    file = folder / "prometheusrule.yaml"
+    file.write_text(json.dumps(chart.rules(values)))
+    patch.setattr(promtool, "RULES", [file])
+    return file
+
+
+def test_it_is_linted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = use({}, tmp_path, monkeypatch)
+    for program in promtools():
+        found = subprocess.run(
+            [program, "check", "rules", "--lint=all", "--lint-fatal", file], capture_output=True, text=True
+        )
+        assert found.returncode == 0, found.stdout + found.stderr
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_injected_fires_and_healthy_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: bool) -> None:
+    """Every failure mode, as `test_modes.py` proves it of alerts/."""
+    use({}, tmp_path, monkeypatch)
+    modes = [mode for mode in OF_GPUS if (lasts(mode) >= SOON) is late]
+    check(tmp_path, [case(Generation.OURS, modes)], promtools()[1:])
+
+
+CHANGED = {
+    "limits": {"starvedGap": 0.99},
+    "modes": {"GpuThermalThrottling": {"severity": "critical", "hold": "20m"}, "GpuPowerBrake": {"enabled": False}},
+}
+
+
+def throttled(length: float) -> Case:
+    """A GPU that is too hot for so many minutes, and one that its power supply brakes."""
+    modes = {"hot": BY_NAME["GpuThermalThrottling"], "braked": BY_NAME["GpuPowerBrake"]}
+    devices = [
+        Device(name, 0, [minutes(10), injected(length, mode.inject)], Generation.OURS, rank(name))
+        for name, mode in modes.items()
+    ]
+    return Case("throttled", devices, [])
+
+
+@pytest.mark.parametrize(
+    ("changes", "length", "hot", "braked"),
+    [
+        ({}, 12, "warning", True),
+        ({}, 3, "", False),
+        (CHANGED, 12, "", False),
+        (CHANGED, 30, "critical", False),
+    ],
+)
+def test_changes_change_what_fires(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: Mapping[str, Any], length: float, hot: str, braked: bool
+) -> None:
+    """Severity and hold by the mode's name, and its switch."""
+    use({"prometheusRule": changes}, tmp_path, monkeypatch)
+    asked = throttled(length)
+    alert = 'group by (alertname, severity) (ALERTS{{alertstate="firing", node="{}"}})'
+    expected = [
+        Expect(alert.format("hot"), [({"alertname": "GpuThermalThrottling", "severity": hot}, 1.0)] if hot else []),
+        Expect(
+            alert.format("braked"),
+            [({"alertname": "GpuPowerBrake", "severity": "warning"}, 1.0)] if braked else [],
+        ),
+    ]
+    check(tmp_path, [Case(asked.name, asked.devices, expected)])
+
+
+@pytest.mark.parametrize(("limit", "fires"), [(None, True), (3e11, False), (100, True)])
+def test_a_changed_limit_changes_what_fires(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: float | None, fires: bool
+) -> None:
+    """An idle GPU whose program holds 20 GiB is held, unless that much is nothing here."""
+    use({"prometheusRule": {"limits": {"heldMemory": limit} if limit else {}}}, tmp_path, monkeypatch)
+    mode = BY_NAME["GpuAllocatedIdle"]
+    story = [minutes(15), injected(lasts(mode), mode.inject)]
+    found = [
+        now_firing("idle", f', alertname="{mode.name}"', firing("idle", [mode.name] if fires else [])),
+        never_fired("idle", (mode.name, *mode.implies)),
+    ]
+    check(tmp_path, [Case("idle", [Device("idle", 0, story, Generation.OURS, rank("idle"))], found)])
