@@ -23,7 +23,7 @@ from gpu_exporter.sources.simulated.schedule import BIAS, OWN, PERIOD_SECONDS, S
 from gpu_exporter.sources.simulated.workload import workloads
 from tests.conftest import RECORDINGS
 
-EVERYTHING = selected(MetricSet.FULL)
+EVERYTHING = tuple(row for row in selected(MetricSet.FULL) if row.entity not in m.BESIDE)
 PATHS = sorted(RECORDINGS.glob("*.jsonl.gz"))
 KNOWN = workloads(PATHS)
 PHASES = [level for path in PATHS for level in statistics(path)[1].values()]
