@@ -18,8 +18,8 @@ import time
 from pathlib import Path
 
 from tests.conftest import Exporter, command, free_port
-from tests.e2e.test_dcgm import WITHDRAWN_SECONDS, down, heals, profiled, scraped, states, totals
-from tests.e2e.test_faults import Watched
+from tests.e2e.test_dcgm import WITHDRAWN_SECONDS, down, heals, profiled, scraped, totals
+from tests.e2e.test_faults import Watched, states
 from tests.fakes.hostengine import FakeHostengine
 
 
