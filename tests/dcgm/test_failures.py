@@ -487,7 +487,7 @@ def test_while_it_hangs_nobody_waits(engine: Make, connect: Connect) -> None:
     took = []
     for device in devices * 3:
         begin = time.monotonic()
-        with pytest.raises(SourceLost, match="has not answered for") as lost:
+        with pytest.raises(SourceLost, match="does not answer") as lost:
             device.read(FAST)
         assert lost.value.reason == "stalled"
         took.append(time.monotonic() - begin)

@@ -206,3 +206,27 @@ def test_flags_of_dcgm_need_dcgm() -> None:
     ended = run("once", "--dcgm-hostengine", "localhost:5555")
     assert ended.returncode == 1
     assert "--dcgm-hostengine needs --source dcgm" in ended.stderr
+
+
+def test_release_and_resume(serve: Serve, engine: FakeHostengine) -> None:
+    """A release ends the connection, and with it every watch; a resume makes them anew, and counters go on."""
+    flags = ("--interval", "200ms", "--kernel-log", "none", "--web.enable-lifecycle", *engine.flags)
+    exporter = Watched(serve(*flags, env=engine.environment))
+    before = totals(exporter.until(profiled))
+    assert exporter.ask("POST", "/-/release?for=60")[0] == 200
+    exporter.until(lambda page: page.values("gpu_exporter_released") == [1] and withdrawn(page, 0))
+    assert exporter.ask("POST", "/-/resume")[0] == 200
+    heals(exporter, before)
+
+
+def test_full_metrics_beside_the_gpus(serve: Serve, engine: FakeHostengine) -> None:
+    """NVSwitches and CPUs are on the page once, labelled as dcgm-exporter does, and say nothing of GPUs."""
+    with engine.changed() as state:
+        state["switches"] = [{"id": 0, "links": [], "fields": {"858": 47}}]
+        state["cpus"], state["cores"] = [{"id": 1, "fields": {"1130": 180.5}}], []
+    flags = ("--interval", "200ms", "--kernel-log", "none", "--metrics", "full", "--node-name", "here", *engine.flags)
+    exporter = Watched(serve(*flags, env=engine.environment))
+    page = exporter.until(lambda page: bool(page.values("DCGM_FI_DEV_CPU_POWER_UTIL_CURRENT")))
+    beside = [(labels, value) for name, labels, value in page.samples if "NVSWITCH" in name or "_CPU_" in name]
+    assert beside == [({"nvswitch": "nvswitch0", "Hostname": "here"}, 47), ({"cpu": "1", "Hostname": "here"}, 180.5)]
+    assert not [labels for name, labels, _ in page.samples if "NVSWITCH" in labels.get("metric", "")]

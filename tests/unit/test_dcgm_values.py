@@ -179,7 +179,7 @@ def test_a_call_that_is_stuck() -> None:
         return 7
 
     assert caller.call(note, 1) == 7
-    with pytest.raises(SourceLost, match="has not answered") as lost:
+    with pytest.raises(SourceLost, match="does not answer") as lost:
         caller.call(lambda: release.wait(30), 0.05)
     assert lost.value.reason == "stalled"
     begin = time.monotonic()

@@ -12,9 +12,9 @@ import pytest
 
 from gpu_exporter import metrics as m
 from gpu_exporter.metrics import BY_KEY, METRICS, selected
-from gpu_exporter.model import EntityKind, Gpu, GpuLost, Kind, Metric, MetricSet, Pace, Reading
+from gpu_exporter.model import Gpu, GpuLost, Kind, Metric, MetricSet, Pace, Reading
 from gpu_exporter.recording import HOLE_INTERVALS, Column, Recording, Writer, load
-from gpu_exporter.sources.replay import ReplayDevice, ReplaySource
+from gpu_exporter.sources.replay import OF_NO_GPU, ReplayDevice, ReplaySource
 from tests.conftest import RECORDINGS
 
 ALL = frozenset(Pace)
@@ -279,6 +279,6 @@ def test_one_recorded_row_serves_all_of_its_field(tmp_path: Path) -> None:
     reading = player.at(1)
     assert [value(reading, m.ENERGY), value(reading, m.ENERGY_JOULES)] == pytest.approx([6000, 6])
     assert {series.metric for series in reading.values} == {m.ENERGY, m.ENERGY_JOULES}
-    asked = {row for row in selected(MetricSet.FULL) if row.entity is not EntityKind.INSTANCE}
+    asked = {row for row in selected(MetricSet.FULL) if row.entity not in OF_NO_GPU}
     assert set(reading.unsupported) == asked - {m.ENERGY, m.ENERGY_JOULES}
     assert set(reading.unsupported.values()) == {"not_recorded"}

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_exporter import metrics as m
-from gpu_exporter.metrics import selected
+from gpu_exporter.metrics import BESIDE, selected
 from gpu_exporter.model import Device, GpuExporterError, GpuLost, Kind, Metric, MetricSet, Pace, Reading, SourceLost
 from gpu_exporter.recording import statistics
 from gpu_exporter.sources.simulated import SimulatedSource, fleet
@@ -23,7 +23,7 @@ from gpu_exporter.sources.simulated.schedule import BIAS, OWN, PERIOD_SECONDS, S
 from gpu_exporter.sources.simulated.workload import workloads
 from tests.conftest import RECORDINGS
 
-EVERYTHING = tuple(row for row in selected(MetricSet.FULL) if row.entity not in m.BESIDE)
+EVERYTHING = [row for row in selected(MetricSet.FULL) if row.entity not in BESIDE]
 PATHS = sorted(RECORDINGS.glob("*.jsonl.gz"))
 KNOWN = workloads(PATHS)
 PHASES = [level for path in PATHS for level in statistics(path)[1].values()]

@@ -34,8 +34,8 @@ T = TypeVar("T")
 CONNECT_SECONDS, ATTACH_SECONDS = 5.0, 5.0
 # How long any other call may take, or an interval if that is longer.
 READ_SECONDS = 1.0
-# How long `close` waits.
-CLOSE_SECONDS = 1.0
+# How long `close` waits for a remote host engine; one in this process takes 1.5 s to stop.
+CLOSE_SECONDS, STOP_SECONDS = 1.0, 5.0
 # What was read at a slow pace is good for another device that comes so much later.
 SHARED_SECONDS = 5.0
 
@@ -86,6 +86,7 @@ class DcgmSource:
         def connect() -> Session:
             if old is not None:
                 old.close()
+                self._caller.beat()
             return self._connected()
 
         self._bindings = self._bindings or load(self._folder)
@@ -195,7 +196,7 @@ class DcgmSource:
         session, self._session = self._session, None
         if session is not None:
             with suppress(SourceLost):
-                self._caller.call(session.close, CLOSE_SECONDS)
+                self._caller.call(session.close, STOP_SECONDS if self._hostengine.embedded else CLOSE_SECONDS)
 
     # --- what the devices share -----------------------------------------------------------------------------------
 

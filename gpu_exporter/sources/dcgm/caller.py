@@ -91,7 +91,7 @@ class Caller:
 
     def _refuse_if_stuck(self) -> None:
         if self.stuck:
-            raise SourceLost(f"DCGM: {self._what} has not answered for {self.stuck:.0f} s", "stalled")
+            raise SourceLost(f"DCGM: {self._what} does not answer: it hangs, or its driver does", "stalled")
 
     def _run(self) -> None:
         while True:

@@ -93,7 +93,7 @@ class DcgmDevice:
         except DcgmError as error:
             self._give_back()
             raise_if_lost(error, f"GPU {index}", session.where)
-            raise GpuLost(f"GPU {index}: DCGM: {error}", outcome(error.code)) from error
+            raise GpuLost(f"GPU {index}: DCGM: {error}", LOST.get(error.code, "unknown")) from error
         except BaseException:
             self._give_back()
             raise
@@ -227,12 +227,12 @@ class DcgmDevice:
         return self._shared.told(self._number)
 
     def read(self, paces: frozenset[Pace]) -> Reading:
+        if not self._shared.supported(self._number):
+            raise GpuLost(f"GPU {self.gpu.index}: it is gone: DCGM lists it no more among those that it reads", "gone")
         ended = self._changes(time.monotonic())
         if not self._read_once:
             paces = frozenset(Pace)
         table = self._shared.read(self._session, paces, self._asked_at)
-        if not self._shared.supported(self._number):
-            raise GpuLost(f"GPU {self.gpu.index}: it is gone: DCGM lists it no more among those that it reads", "gone")
         now = time.monotonic()
         values: dict[Series, float] = {}
         failed: dict[Series, str] = {}
@@ -323,7 +323,7 @@ class DcgmDevice:
                 self._ask_profiling()
                 self._enter()
         except DcgmError as error:
-            raise GpuLost(f"GPU {self.gpu.index}: DCGM: {error}", outcome(error.code)) from error
+            raise GpuLost(f"GPU {self.gpu.index}: DCGM: {error}", LOST.get(error.code, "unknown")) from error
         self._profiling.after(profiling)
 
     def _pause(self, values: dict[Series, float]) -> set[Series]:

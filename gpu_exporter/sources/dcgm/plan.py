@@ -12,7 +12,7 @@ from gpu_exporter.sources.dcgm.session import Wish
 from gpu_exporter.sources.dcgm.values import Entity
 
 # How often the host engine samples what is read at a pace, so that no answer is much older than its pace says.
-SAMPLED_SECONDS = {Pace.SLOW: 7.5, Pace.RARE: 30.0, Pace.STATIC: 60.0}
+SAMPLED_SECONDS = {Pace.SLOW: 7.5, Pace.RARE: 30.0, Pace.STATIC: 600.0}
 # Profiling fields, of which a host engine without the means takes none: `DCGM_FIELD_ID_IS_PROF_FIELD`, and room ahead.
 PROFILING = (range(1001, 1100), range(1532, 1534))
 # What DCGM tells by calls of their own.
