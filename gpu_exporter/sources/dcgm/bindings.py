@@ -257,7 +257,7 @@ def load(folder: Path | None = None, places: Sequence[Path] = (DCGM_4, DCGM_3)) 
     bindings = Bindings(agent, structs, where)
     try:
         with bindings._errors():
-            structs._dcgmInit()
+            _load_library(structs, where)
     except DcgmError as error:
         raise SourceLost(_no_library(error, where), "no_library") from error
     except (OSError, AttributeError) as error:
@@ -265,6 +265,17 @@ def load(folder: Path | None = None, places: Sequence[Path] = (DCGM_4, DCGM_3)) 
             f"DCGM: the library of the bindings in {where} does not load: {error}", "no_library"
         ) from error
     return bindings
+
+
+def _load_library(structs: Any, where: Path) -> None:
+    """Where the bindings look for it, and then beside them: they know no other place than that of the packages."""
+    try:
+        structs._dcgmInit()
+    except structs.DCGMError as error:
+        near = [folder for folder in (where, where.parent / "lib") if any(folder.glob("libdcgm.so*"))]
+        if int(error.value) != LIBRARY_NOT_FOUND or not near:
+            raise
+        structs._dcgmInit(str(near[0]))
 
 
 def _chosen(folder: Path | None, places: Sequence[Path]) -> Path | None:
