@@ -113,7 +113,7 @@ def dcgm(root: Path = ROOT, listens: Callable[[str, int], bool] = answers) -> li
         where = "port 5555"
     else:
         return []
-    what = f"DCGM runs beside us ({where}): no conflict, GPM has no single owner; it is asked with --source dcgm alone"
+    what = f"DCGM runs beside us ({where}): no conflict, GPM has no single owner; --source dcgm reads through it"
     return [Finding("dcgm", Level.NOTE, what)]
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 PACKAGED = Path(__file__).parent.parent / "recordings"
 OF_DCGM_ALONE = ("switch_devices", "cpu_devices")
 OF_DCGM = ("dcgm_hostengine", "dcgm_bindings")
+WITH_DCGM = ("auto", "dcgm")
 OF_SIMULATION = ("nodes", "gpus", "seed", "faults", "inject")
 
 
@@ -38,7 +39,7 @@ def chosen(config: Config) -> Mapping[str, Source]:
             )
     if config.recording is not None and config.source != "replay":
         raise GpuExporterError("--recording needs --source replay: a recording is never mistaken for GPUs")
-    for name in OF_DCGM if config.source not in ("auto", "dcgm") else ():
+    for name in OF_DCGM if config.source not in WITH_DCGM else ():
         if getattr(config, name) != getattr(Config(), name):
             raise GpuExporterError(f"--{name.replace('_', '-')} needs --source dcgm, or auto")
     for name in OF_DCGM_ALONE if config.source != "dcgm" else ():
@@ -82,9 +83,8 @@ def named(config: Config, name: str) -> Source:
     own = replace(config, source=kind, recording=Path(file) if file else config.recording)
     if kind != "replay":
         own = replace(own, recording=None)
-    if kind != "simulated":
-        own = replace(own, **{setting: getattr(defaults, setting) for setting in OF_SIMULATION})
-    return only(own)
+    others = (*(OF_SIMULATION if kind != "simulated" else ()), *(OF_DCGM if kind not in WITH_DCGM else ()))
+    return only(replace(own, **{setting: getattr(defaults, setting) for setting in others}))
 
 
 def _fleet(config: Config) -> Mapping[str, Source]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pynvml
 
-from gpu_exporter.metrics import MIG_DEVICE
+from gpu_exporter.metrics import BESIDE, MIG_DEVICE
 from gpu_exporter.model import EntityKind, Gpm, Gpu, GpuLost, Labels, Metric, OfProcess, Pace, Reading, Series, XidEvent
 from gpu_exporter.sources.nvml.errors import UNSUPPORTED, outcome, raise_if_lost
 from gpu_exporter.sources.nvml.mig import Instance, instances, mig_mode
@@ -46,7 +46,8 @@ class NvmlDevice:
         self._turn = turn
         self._handle = handle
         self._metrics = [metric for metric in metrics if metric.nvml and not isinstance(metric.nvml, OfProcess)]
-        self._foreign = dict.fromkeys((metric for metric in metrics if metric.nvml is None), "needs_dcgm")
+        unread = (metric for metric in metrics if metric.nvml is None and metric.entity not in BESIDE)
+        self._foreign = dict.fromkeys(unread, "needs_dcgm")
         self._processes = Processes(gpu, metrics, proc)
         self._peers = Peers(handle, gpu, metrics)
         self._links = range(self._link_count())
