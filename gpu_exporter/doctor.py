@@ -254,6 +254,8 @@ def _why(metric: Metric, outcome: str, gpu: Gpu, values: Mapping[Metric, float])
             return Level.NOTE, "in MIG mode the counters belong to the instances, not to the GPU"
         if architecture in WITH_GPM:
             return Level.WARN, "this driver does not answer these GPM counters: a newer one may"
+        if m.SM_ACTIVE in values:
+            return Level.NOTE, f"{architecture} GPUs have no GPM, and DCGM has no field for it"
         return Level.WARN, f"{architecture} GPUs have no GPM; this needs Hopper or newer, or DCGM on older GPUs"
     if metric is m.FAN:
         return Level.NOTE, "the board has no fan of its own"

@@ -348,7 +348,9 @@ class Staged(Protocol):
 class Sampled(Protocol):
     """What a source is, too, whose fields somebody else samples in his own time."""
 
-    reads_until_profiled: int
+    @property
+    def reads_until_profiled(self) -> int:
+        """How often a GPU is read until its profiling values are there."""
 
     def sample_every(self, seconds: float) -> None:
         """What is read most often is to be sampled so often. Before `open`."""

@@ -23,8 +23,8 @@ class Monitor:
         self._collector = Collector(
             source, metrics, self._publish, interval=interval, gauge_window=window, expected=expected
         )
-        twice = source.reads_until_profiled if isinstance(source, Sampled) else 2
-        self._wanted = twice if any(isinstance(metric.nvml, Gpm) for metric in metrics) else 1
+        self._source = source
+        self._profiled = any(isinstance(metric.nvml, Gpm) for metric in metrics)
         self._latest: Snapshot | None = None
         self._reads: dict[int, set[float | None]] = defaultdict(set)
         self._enough = threading.Event()
@@ -41,13 +41,19 @@ class Monitor:
             return
         for status in snapshot.gpus:
             self._reads[status.gpu.index].add(status.read_at)
+        wanted = self._reads_wanted()
         if all(
-            len(self._reads[status.gpu.index] - {None}) >= self._wanted
+            len(self._reads[status.gpu.index] - {None}) >= wanted
             if status.up
             else status.reason not in ("unread", "stalled")
             for status in snapshot.gpus
         ):
             self._enough.set()
+
+    def _reads_wanted(self) -> int:
+        if not self._profiled:
+            return 1
+        return self._source.reads_until_profiled if isinstance(self._source, Sampled) else 2
 
     def snapshot(self) -> Snapshot:
         """The latest snapshot. Calls no driver, takes no time."""

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 # How often a GPU is read until it surely has profiling values, with a second source that samples in its own time.
-READS_UNTIL_PROFILED = 4
+READS_UNTIL_PROFILED = 6
 
 
 class Second(Source, Sampled, Protocol):
@@ -50,7 +50,7 @@ class _Dcgm(threading.Thread):
 
     def __init__(self, make: Callable[[], Second], interval: float) -> None:
         super().__init__(name="dcgm", daemon=True)
-        self.down = "opening"
+        self.down = "no_answer_yet"
         self._make = make
         self._interval = interval
         self._source: Second | None = None
@@ -126,6 +126,7 @@ class MixedDevice:
         self._dcgm = dcgm
         self._second: Device | None = None
         self._given: set[Series] = set()
+        self._names: dict[Series, Series] = {}
         self._retry = Backoff()
 
     @property
@@ -174,8 +175,23 @@ class MixedDevice:
             dcgm.lost(error)
             raise
         self._retry.reset()
-        self._given.update(second.values)
-        return second
+        self._given.update(self._ours(series) for series in second.values)
+        return Reading(
+            second.at,
+            {self._ours(series): value for series, value in second.values.items()},
+            second.span,
+            {self._ours(series): reason for series, reason in second.failed.items()},
+            second.unsupported,
+            {self._ours(series): span for series, span in second.spans.items()},
+            {self._ours(series) for series in second.ended},
+        )
+
+    def _ours(self, series: Series) -> Series:
+        """The same of this GPU as NVML calls it: an index may be another in DCGM."""
+        known = self._names.get(series)
+        if known is None:
+            known = self._names[series] = Series(series.metric, self.gpu, series.labels)
+        return known
 
     def _without_second(self, reading: Reading, error: GpuLost | SourceLost) -> Reading:
         if isinstance(error, GpuLost):
@@ -190,6 +206,7 @@ class MixedDevice:
 
     def _close_second(self) -> None:
         second, self._second = self._second, None
+        self._names.clear()
         if second:
             second.close()
 
@@ -230,11 +247,15 @@ class AutoSource:
         self.name = nvml.name
         self._nvml = nvml
         self._make = dcgm
-        self.reads_until_profiled = READS_UNTIL_PROFILED if dcgm else 2
         self._interval = 1.0
         self._dcgm: _Dcgm | None = None
         self._starting = threading.Lock()
         self._devices: dict[str, MixedDevice] = {}
+
+    @property
+    def reads_until_profiled(self) -> int:
+        """Two where NVML has all; known once a GPU was read."""
+        return READS_UNTIL_PROFILED if self._dcgm else 2
 
     def sample_every(self, seconds: float) -> None:
         """NVML is asked at each tick, DCGM samples by itself."""

@@ -15,7 +15,11 @@ class SomeOf:
         self._source = source
         self._chosen = chosen
         self._places: list[int | None] = []
-        self.reads_until_profiled = source.reads_until_profiled if isinstance(source, Sampled) else 2
+
+    @property
+    def reads_until_profiled(self) -> int:
+        """How often a GPU is read until its profiling values are there."""
+        return self._source.reads_until_profiled if isinstance(self._source, Sampled) else 2
 
     def sample_every(self, seconds: float) -> None:
         """What is read most often is to be sampled so often."""

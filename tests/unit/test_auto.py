@@ -140,7 +140,9 @@ def until(said: Callable[[], object]) -> None:
 
 @pytest.fixture
 def both() -> tuple[FakeSource, FakeSource]:
-    return FakeSource("nvml", [HOPPER, AMPERE], nvml), FakeSource("dcgm", [AMPERE, HOPPER], dcgm)
+    return FakeSource("nvml", [HOPPER, AMPERE], nvml), FakeSource(
+        "dcgm", [Gpu(0, AMPERE.uuid), Gpu(1, HOPPER.uuid)], dcgm
+    )
 
 
 def test_a_mixed_node_loses_nothing(both: tuple[FakeSource, FakeSource]) -> None:
@@ -154,6 +156,7 @@ def test_a_mixed_node_loses_nothing(both: tuple[FakeSource, FakeSource]) -> None
     until(lambda: m.SM_ACTIVE in by_metric(ampere.read(frozenset(Pace))))
     reading = ampere.read(frozenset({Pace.FAST}))
     assert by_metric(reading) == {m.GPU_TEMP: 40.0, m.SM_ACTIVE: 0.25, m.PCIE_TX: 0.25}
+    assert {series.gpu for series in reading.values} == {AMPERE}
     assert reading.unsupported == {m.FAN: "not_in_dcgm"}
     assert {series.metric: span for series, span in reading.spans.items()} == {m.SM_ACTIVE: 2.0, m.PCIE_TX: 2.0}
     assert choices(source) == [("GPU-a", "nvml+dcgm/no_gpm"), ("GPU-h", "nvml/gpm")]
