@@ -140,9 +140,8 @@ def until(said: Callable[[], object]) -> None:
 
 @pytest.fixture
 def both() -> tuple[FakeSource, FakeSource]:
-    return FakeSource("nvml", [HOPPER, AMPERE], nvml), FakeSource(
-        "dcgm", [Gpu(0, AMPERE.uuid), Gpu(1, HOPPER.uuid)], dcgm
-    )
+    others = [Gpu(0, AMPERE.uuid), Gpu(1, HOPPER.uuid)]
+    return FakeSource("nvml", [HOPPER, AMPERE], nvml), FakeSource("dcgm", others, dcgm)
 
 
 def test_a_mixed_node_loses_nothing(both: tuple[FakeSource, FakeSource]) -> None:
@@ -160,7 +159,7 @@ def test_a_mixed_node_loses_nothing(both: tuple[FakeSource, FakeSource]) -> None
     assert reading.unsupported == {m.FAN: "not_in_dcgm"}
     assert {series.metric: span for series, span in reading.spans.items()} == {m.SM_ACTIVE: 2.0, m.PCIE_TX: 2.0}
     assert choices(source) == [("GPU-a", "nvml+dcgm/no_gpm"), ("GPU-h", "nvml/gpm")]
-    assert [device.gpu for device in second.devices] == [AMPERE]
+    assert [device.gpu.uuid for device in second.devices] == [AMPERE.uuid]
     assert second.interval == 0.25
     source.close()
     assert not source.beside()
