@@ -222,13 +222,14 @@ def test_two_hundred_pods(serve: Serve, tmp_path: Path, kubelet: FakeKubelet) ->
     kubelet.pods = [given(f"pod-{n}", f"{uuids[n % 8]}::{n // 8}") for n in range(200)]
     page = exporter.until(lambda page: len(rows(page)) == 200)
     assert all(owner(page, uuid) == ("", "", "") for uuid in uuids)
-    asked = kubelet.asked
+    asked, begin = kubelet.asked, time.monotonic()
     for _ in range(50):
         exporter.page()
     with_pods = costs()
     print(f"\na tick takes {1000 * alone:.2f} ms, with 200 pods {1000 * with_pods:.2f} ms")
     assert with_pods - alone < 0.005 * 3  # of a machine that does more than this test
-    assert kubelet.asked - asked < 50, "a scrape asked kubelet"
+    ticks = (time.monotonic() - begin) / 0.2
+    assert kubelet.asked - asked < ticks + 25, "a scrape asked kubelet"
 
 
 def found(*arguments: str, driver: FakeDriver) -> list[tuple[str, str, str]]:

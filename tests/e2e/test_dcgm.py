@@ -203,7 +203,7 @@ def test_no_gpus(tmp_path: Path) -> None:
 
 def test_flags_of_dcgm_need_dcgm() -> None:
     """A host engine that nobody asks would be believed to be read."""
-    ended = run("once", "--dcgm-hostengine", "localhost:5555")
+    ended = run("once", "--source", "nvml", "--dcgm-hostengine", "localhost:5555")
     assert ended.returncode == 1
     assert "--dcgm-hostengine needs --source dcgm" in ended.stderr
 
