@@ -64,8 +64,16 @@ def _one(config: Config) -> Mapping[str, Source]:
 def dcgm(config: Config) -> DcgmSource:
     """The GPUs of a host engine."""
     from gpu_exporter.sources.dcgm import DcgmSource
+    from gpu_exporter.sources.dcgm.beside import Chosen
 
-    return DcgmSource(config.dcgm_hostengine, config.dcgm_bindings, procfs=config.procfs)
+    wanted = config.devices
+    return DcgmSource(
+        config.dcgm_hostengine,
+        config.dcgm_bindings,
+        procfs=config.procfs,
+        instances=wanted.chosen if wanted.kind == "i" else (),
+        chosen=Chosen(config.switch_devices, config.cpu_devices),
+    )
 
 
 def only(config: Config) -> Source:
