@@ -194,7 +194,9 @@ class DcgmDevice:
 
     def _ask_profiling(self) -> None:
         """Have the profiling fields sampled. A host engine without the means refuses them all, and nothing else."""
-        profiling = self._profiling = Profiling(self._plan.profiling, self._interval, time.monotonic())
+        profiling = self._profiling = Profiling(
+            self._plan.profiling, self._interval, time.monotonic(), self._session.counted
+        )
         for wish in self._plan.wishes(self._interval):
             if wish.kind != PROFILING_KIND:
                 continue

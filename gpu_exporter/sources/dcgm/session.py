@@ -101,6 +101,7 @@ class Session:
         """`beat` is told before each call: what is late is one call, not all that there is to do."""
         self.where = str(to)
         self.table = Table()
+        self.counted: dict[tuple[Entity, int], int] = {}
         self._asked: dict[object, Asked] = {}
         self._tell: dict[object, tuple[Entity, frozenset[Metric]]] = {}
         self._health_of: tuple[Entity, ...] = ()
