@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from itertools import combinations, islice
 from pathlib import Path
 from typing import Any
 
@@ -503,15 +504,14 @@ def test_attached_twice(engine: Make, connect: Connect) -> None:
 def test_a_sample_counts_once_for_two_devices(engine: Make, connect: Connect) -> None:
     """Who comes second goes on where the first one is."""
     source = connect(engine())
+    source.sample_every(0.5)
     first = source.attach(0, (m.SM_ACTIVE,))
     until(first, profiled)
     begin, total = time.monotonic(), 0.0
     for _ in range(10):
         second = source.attach(0, (m.SM_ACTIVE,))
         total += sum(until(second, profiled).spans.values())
-        first.close()
-        first = second
-    assert total < time.monotonic() - begin + 0.3
+    assert total < time.monotonic() - begin + 0.5
 
 
 def test_other_metrics_again_and_again(engine: Make, connect: Connect) -> None:
@@ -519,13 +519,11 @@ def test_other_metrics_again_and_again(engine: Make, connect: Connect) -> None:
     source = connect(engine())
     plain = [row for row in DEFAULT if row.dcgm is not None and row.entity is EntityKind.GPU]
     before = source.attach(0, plain)
-    for left_out in range(80):
-        device = source.attach(0, [row for number, row in enumerate(plain) if number != left_out % len(plain)])
+    for left_out in islice(combinations(plain, 2), 80):
+        device = source.attach(0, [row for row in plain if row not in left_out])
         before.close()
         before = device
-    last = source.attach(0, plain)
-    reading = until(last, profiled)
-    assert "no_room" not in reading.unsupported.values()
+        assert "no_room" not in device.read(ALL).unsupported.values()
 
 
 def told(reading: Reading, metric: Metric) -> dict[tuple[str, ...], float]:
