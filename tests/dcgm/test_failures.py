@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import sys
 import time
@@ -702,6 +703,27 @@ def test_no_bindings(tmp_path: Path) -> None:
     assert lost.value.reason == "no_bindings"
     assert str(tmp_path) in str(lost.value)
     assert str(BINDINGS) not in sys.path
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("def x(:\n", "invalid syntax"),
+        ("raise ValueError('two\\nlines')\n", "two lines"),
+        ("raise SystemExit\n", "SystemExit"),
+        ("", "dcgm_structs"),
+    ],
+)
+def test_broken_bindings(tmp_path: Path, content: str, message: str) -> None:
+    """Whatever is in their files: one line."""
+    broken = tmp_path / "bindings"
+    shutil.copytree(BINDINGS, broken)
+    (broken / "dcgm_structs.py").write_text(content)
+    ended = run("once", "--source", "dcgm", "--dcgm-bindings", str(broken))
+    assert ended.returncode == 1
+    assert ended.stderr.count("\n") == 1
+    assert "its Python bindings can't be imported: " in ended.stderr
+    assert message in ended.stderr
 
 
 def test_embedded(tmp_path: Path) -> None:

@@ -293,8 +293,8 @@ def load(folder: Path | None = None, places: Sequence[Path] = (DCGM_4, DCGM_3)) 
     where = Path(str(structs.__file__)).parent
     if chosen is not None and where.resolve() != chosen.resolve():
         raise SourceLost(f"DCGM: its bindings of {where} are in use already, not those of {chosen}", "no_bindings")
-    bindings = Bindings(agent, structs, errors, where)
     try:
+        bindings = Bindings(agent, structs, errors, where)
         with bindings._errors():
             _load_library(structs, where)
     except DcgmError as error:
@@ -340,8 +340,9 @@ def _imported(folder: Path | None) -> tuple[ModuleType, ModuleType, ModuleType]:
             raise SourceLost(f"DCGM: its Python bindings can't be imported: {error}", "no_bindings") from error
         message = f"DCGM: its Python bindings are not installed: {WHERE}, or name their directory with --dcgm-bindings"
         raise SourceLost(message, "no_bindings") from error
-    except (ImportError, AttributeError, SyntaxError, OSError) as error:
-        raise SourceLost(f"DCGM: its Python bindings can't be imported: {error}", "no_bindings") from error
+    except (Exception, SystemExit) as error:  # a file of them that is broken may raise anything
+        what = " ".join(str(error).split()) or type(error).__name__
+        raise SourceLost(f"DCGM: its Python bindings can't be imported: {what}", "no_bindings") from error
     finally:
         if not known:
             with suppress(ValueError):
