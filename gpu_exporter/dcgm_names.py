@@ -89,6 +89,16 @@ _BASE_UNIT = {
     "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL": ("DCGM_FI_DEV_NVLINK_THROUGHPUT_BYTES_PER_SECOND", "BYTES_PER_SECOND"),
 }
 # Classic name -> new name, and by what a classic value is multiplied.
+# What `DCGM_EXP_P2P_STATUS` calls the state of the NVLink between two GPUs, by NVML's code, which is DCGM's, too.
+LINK_STATUS = (
+    "OK",
+    "ChipsetNotSupported",
+    "GPUNotSupported",
+    "TopologyNotSupported",
+    "DisabledByRegKey",
+    "NotSupported",
+    "Unknown",
+)
 RENAMED: Mapping[str, tuple[str, float]] = {
     **{old: (new, 1.0) for old, new in _SAME_UNIT.items()},
     **{old: (new, FACTORS[unit]) for old, (new, unit) in _BASE_UNIT.items()},

@@ -214,6 +214,7 @@ CURES = {
 # Why DCGM has no value, beside what NVML's reasons are.
 OF_DCGM = {
     "no_field": (Level.NOTE, "DCGM has no field for it"),
+    "no_module": (Level.NOTE, "this host engine lacks the module for it: see `dcgmi modules -l`"),
     "no_value": (Level.NOTE, "DCGM has no value of it: not supported by this GPU or driver"),
     "unknown_field": (Level.NOTE, "this host engine does not know the field: a newer DCGM may"),
     "no_room": (Level.WARN, "the host engine has no room for more groups: see who made them, `dcgmi fieldgroup -l`"),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from gpu_exporter.metrics import INFO
+from gpu_exporter.metrics import INFO, SWITCH_LINKS
 from gpu_exporter.model import EntityKind, Gpu, Labels, Schema, Series
 
 NODE_LABEL = {Schema.CLASSIC: "Hostname", Schema.SI: "hostname"}
@@ -46,7 +46,8 @@ def labels_of(
 
 def _classic(series: Series, node: str, schema: Schema, rows: Callable[[Gpu], Labels]) -> Labels:
     own = dict(series.metric.labels + series.labels)
-    entity = ENTITIES.get(series.metric.entity, _gpu)(series.gpu, own)
+    kind = EntityKind.NVLINK if series.metric in SWITCH_LINKS else series.metric.entity
+    entity = ENTITIES.get(kind, _gpu)(series.gpu, own)
     entity += ((NODE_LABEL[schema], node),)
     rest = {name: value for name, value in own.items() if name not in dict(entity)}
     if series.gpu is not None:

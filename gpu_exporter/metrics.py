@@ -228,7 +228,7 @@ EXP_XID_COUNT   = Metric("DCGM_EXP_XID_ERRORS_COUNT",   GAUGE,   "events",  "Xid
 EXP_XID_TOTAL   = Metric("DCGM_EXP_XID_ERRORS_TOTAL",   COUNTER, "events",  "Xids since the exporter started, by code.", set=NAMED)
 EXP_CLOCK_COUNT = Metric("DCGM_EXP_CLOCK_EVENTS_COUNT", GAUGE,   "samples", "Collections within the last --clock-events-count-window that found the clock held down, by what held it.", set=NAMED)
 EXP_CLOCK_TOTAL = Metric("DCGM_EXP_CLOCK_EVENTS_TOTAL", COUNTER, "events",  "How often something began to hold the clock down since the exporter started, by what held it.", set=NAMED)
-EXP_HEALTH      = Metric("DCGM_EXP_GPU_HEALTH_STATUS",  GAUGE,   "status",  "DCGM's verdict by system: 0 pass, 10 warning, 20 failure. DCGM alone has it; ours is gpu_health_state.", 0, 20, set=NAMED)
+EXP_HEALTH      = Metric("DCGM_EXP_GPU_HEALTH_STATUS",  GAUGE,   "status",  "DCGM's verdict by system: 0 pass, 10 warning, 20 failure. DCGM alone has it; ours is gpu_health_state.", 0, 20, pace=SLOW, set=NAMED)
 EXP_P2P         = Metric("DCGM_EXP_P2P_STATUS",         GAUGE,   "status",  "NVLink to each other GPU: 0 works, else why not (link_status).", 0, 6, nvml=OfPeer("P2PStatus", (2,)), pace=RARE, set=NAMED)
 
 # --- what the exporter knows of the GPUs and of itself: made by the collection loop, not read from a field -----------------------------

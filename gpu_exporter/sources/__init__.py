@@ -42,12 +42,13 @@ def chosen(config: Config) -> Mapping[str, Source]:
     for name in OF_DCGM if config.source not in WITH_DCGM else ():
         if getattr(config, name) != getattr(Config(), name):
             raise GpuExporterError(f"--{name.replace('_', '-')} needs --source dcgm, or auto")
-    for name in OF_DCGM_ALONE if config.source != "dcgm" else ():
+    found = _fleet(config) if config.source == "simulated" else _one(config)
+    by_dcgm = all(source.name == "dcgm" for source in found.values())
+    for name in OF_DCGM_ALONE if not by_dcgm else ():
         if getattr(config, name) != getattr(Config(), name):
             log.warning("--%s is ignored: NVSwitches and CPUs need --source dcgm", name.replace("_", "-"))
-    found = _fleet(config) if config.source == "simulated" else _one(config)
     wanted = config.devices
-    if wanted.kind == "i" and wanted.chosen and config.source != "dcgm":
+    if wanted.kind == "i" and wanted.chosen and not by_dcgm:
         raise GpuExporterError(
             "--devices i:…: numbers of GPU instances are DCGM's: needs --source dcgm; or use i alone"
         )
@@ -64,8 +65,16 @@ def _one(config: Config) -> Mapping[str, Source]:
 def dcgm(config: Config) -> DcgmSource:
     """The GPUs of a host engine."""
     from gpu_exporter.sources.dcgm import DcgmSource
+    from gpu_exporter.sources.dcgm.beside import Chosen
 
-    return DcgmSource(config.dcgm_hostengine, config.dcgm_bindings, procfs=config.procfs)
+    wanted = config.devices
+    return DcgmSource(
+        config.dcgm_hostengine,
+        config.dcgm_bindings,
+        procfs=config.procfs,
+        instances=wanted.chosen if wanted.kind == "i" else (),
+        chosen=Chosen(config.switch_devices, config.cpu_devices),
+    )
 
 
 def only(config: Config) -> Source:
@@ -108,8 +117,9 @@ def _auto(config: Config) -> Source:
 
     if config.dcgm_hostengine != Hostengine() and not driver.there():
         return dcgm(config)
-    wanted = config.dcgm_hostengine != Hostengine() or config.dcgm_bindings is not None or dcgm_places.installed()
-    return AutoSource(_nvml(config), partial(dcgm, config) if wanted else None)
+    named = str(config.dcgm_hostengine) if config.dcgm_hostengine != Hostengine() else ""
+    wanted = named or config.dcgm_bindings is not None or dcgm_places.installed()
+    return AutoSource(_nvml(config), partial(dcgm, config) if wanted else None, named)
 
 
 def _replay(config: Config) -> Source:

@@ -238,13 +238,14 @@ def _merged(first: Reading, second: Reading) -> Reading:
 class AutoSource:
     """The GPUs of this machine, each read by what knows most of it; `gpu_source_info` tells the choice.
 
-    `dcgm` makes the second source; None where there is no DCGM.
+    `dcgm` makes the second source; None where there is no DCGM. `named` is a host engine that was asked for by name.
     """
 
     live = True
 
-    def __init__(self, nvml: Source, dcgm: Callable[[], Second] | None) -> None:
+    def __init__(self, nvml: Source, dcgm: Callable[[], Second] | None, named: str = "") -> None:
         self.name = nvml.name
+        self._named = named
         self._nvml = nvml
         self._make = dcgm
         self._interval = 1.0
@@ -265,7 +266,10 @@ class AutoSource:
         self._nvml.open()
 
     def count(self) -> int:
-        return self._nvml.count()
+        found = self._nvml.count()
+        if not found and self._named:
+            raise SourceLost(f"the driver here shows no GPU; --source dcgm reads those of the {self._named}", "no_gpu")
+        return found
 
     def expected(self) -> int | None:
         return self._nvml.expected()

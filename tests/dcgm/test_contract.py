@@ -156,6 +156,47 @@ def test_devices_share_a_connection(opened: DcgmSource) -> None:
             device.close()
 
 
+def test_attached_twice(opened: DcgmSource) -> None:
+    """As while other metrics are asked for: what the first gives back, the second still has, and it stays fresh."""
+    few = [m.POWER, m.GPU_TEMP, m.GR_ENGINE_ACTIVE, m.DRAM_ACTIVE]
+    first = opened.attach(0, FULL)
+    first.read(ALL)
+    second = opened.attach(0, few)
+    eventually(lambda: m.DRAM_ACTIVE in values(second.read(ALL)) or m.DRAM_ACTIVE in second.read(ALL).unsupported)
+    first.close()
+    end = time.monotonic() + 8  # longer than a GPU whose samples grow no younger is up
+    seen = []
+    while time.monotonic() < end:
+        reading = second.read(frozenset({Pace.FAST}))
+        assert {m.POWER, m.GPU_TEMP} <= values(reading).keys()
+        seen.append(m.DRAM_ACTIVE in values(reading))
+        time.sleep(0.5)
+    assert any(seen[-6:]) or m.DRAM_ACTIVE in reading.unsupported
+
+
+def test_every_gpu_has_room(opened: DcgmSource) -> None:
+    """Also while each is attached twice."""
+    devices = [opened.attach(index, FULL) for _ in range(2) for index in range(opened.count())]
+    for device in devices:
+        assert "no_room" not in device.read(ALL).unsupported.values()
+
+
+def test_what_dcgm_tells_by_calls(opened: DcgmSource) -> None:
+    """A verdict for each of 11 systems of each GPU, and a state of the NVLinks to each other one; or the reason."""
+    count = opened.count()
+    for index in range(count):
+        reading = opened.attach(index, [m.POWER, m.EXP_HEALTH, m.EXP_P2P]).read(ALL)
+        health = {
+            dict(series.labels)["health_watch"]: value
+            for series, value in reading.values.items()
+            if series.metric is m.EXP_HEALTH
+        }
+        peers = {dict(series.labels)["peer_gpu"] for series in reading.values if series.metric is m.EXP_P2P}
+        assert len(health) == 11 or m.EXP_HEALTH in reading.unsupported
+        assert set(health.values()) <= {0, 10, 20}
+        assert peers == {str(other) for other in range(count) if other != index} or m.EXP_P2P in reading.unsupported
+
+
 def test_no_such_gpu(opened: DcgmSource) -> None:
     """An index that is none costs nothing else."""
     from gpu_exporter.model import GpuLost

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from itertools import combinations, islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gpu_exporter import metrics as m
-from gpu_exporter.config import Hostengine, hostengine
+from gpu_exporter.config import Hostengine, device_list, hostengine
 from gpu_exporter.metrics import selected
 from gpu_exporter.model import EntityKind, GpuLost, Metric, MetricSet, Pace, Reading, SourceLost
 from gpu_exporter.sources.dcgm import DcgmSource
 from gpu_exporter.sources.dcgm import bindings as b
 from gpu_exporter.sources.dcgm import profiling as p
 from gpu_exporter.sources.dcgm import session as s
+from gpu_exporter.sources.dcgm.beside import Chosen
 from gpu_exporter.sources.dcgm.device import DcgmDevice
 from tests.conftest import run
 from tests.fakes.hostengine import BINDINGS, FakeHostengine, gpu, instance
@@ -467,6 +470,178 @@ def test_what_is_beside_the_gpus(engine: Make, connect: Connect) -> None:
     assert source.beside() == ()
 
 
+def test_a_node_of_16_gpus_has_room(engine: Make, connect: Connect) -> None:
+    """A host engine has room for 64 groups and 64 field groups, of all its clients; each GPU needs one or two."""
+    source = connect(engine(16))
+    for _ in range(3):
+        devices = [source.attach(index, FULL) for index in range(16)]
+    for device in devices:
+        reading = until(device, profiled)
+        assert not [row for row, reason in reading.unsupported.items() if reason == "no_room"]
+
+
+def test_attached_twice(engine: Make, connect: Connect) -> None:
+    """As while other metrics are asked for: neither loses what the other gives back, and both are told of Xids."""
+    fake = engine()
+    source = connect(fake)
+    first = source.attach(0, (m.POWER, m.SM_ACTIVE))
+    until(first, profiled)
+    second = source.attach(0, (m.POWER, m.SM_ACTIVE, m.GPU_TEMP))
+    until(second, profiled)
+    fake.xid(31)
+    until(first, lambda _: bool(source.count()) and len(first._heard) > 0)
+    assert [event.code for event in first.events()] == [event.code for event in second.events()] == [31]
+    first.close()
+    assert first.events() == []
+    fake.set(155, 300.0)
+    fake.set(1002, 0.25)
+    fake.xid(79)
+    until(second, lambda each: of(each, m.POWER) == [300] and of(each, m.SM_ACTIVE) == [0.25])
+    until(second, lambda each: of(each, m.GPU_TEMP) == [42])
+    until(second, lambda _: len(second._heard) > 0)
+    assert [event.code for event in second.events()] == [79]
+
+
+def test_a_sample_counts_once_for_two_devices(engine: Make, connect: Connect) -> None:
+    """Who comes second goes on where the first one is."""
+    source = connect(engine())
+    source.sample_every(0.5)
+    first = source.attach(0, (m.SM_ACTIVE,))
+    until(first, profiled)
+    begin, total = time.monotonic(), 0.0
+    for _ in range(10):
+        second = source.attach(0, (m.SM_ACTIVE,))
+        total += sum(until(second, profiled).spans.values())
+    assert total < time.monotonic() - begin + 0.5
+
+
+def test_other_metrics_again_and_again(engine: Make, connect: Connect) -> None:
+    """Each file of fields has field groups of its own, and they are given back."""
+    source = connect(engine())
+    plain = [row for row in DEFAULT if row.dcgm is not None and row.entity is EntityKind.GPU]
+    before = source.attach(0, plain)
+    for left_out in islice(combinations(plain, 2), 80):
+        device = source.attach(0, [row for row in plain if row not in left_out])
+        before.close()
+        before = device
+        assert "no_room" not in device.read(ALL).unsupported.values()
+
+
+def told(reading: Reading, metric: Metric) -> dict[tuple[str, ...], float]:
+    """The values of a metric by those of its labels."""
+    return {
+        tuple(value for _, value in series.labels): value
+        for series, value in reading.values.items()
+        if series.metric is metric
+    }
+
+
+def test_health_as_dcgm_exporter_has_it(engine: Make, connect: Connect) -> None:
+    """A series for each system, of which the last finding counts; a finding that is no more ends its series."""
+    memory, bus = [0x10, 20, 1, 1, 4], [0xFFFFFFFF, 20, 1, 0, 120]
+    fake = engine(2, health=[[0x10, 10, 1, 1, 777], memory, bus])
+    source = connect(fake)
+    devices = [source.attach(index, (m.POWER, m.EXP_HEALTH)) for index in range(2)]
+    first, second = (told(device.read(ALL), m.EXP_HEALTH) for device in devices)
+    assert len(first) == len(second) == 11
+    assert {key: value for key, value in first.items() if value} == {("DCGM_FR_FALLEN_OFF_BUS", "ALL"): 20}
+    assert {key: value for key, value in second.items() if value} == {("DCGM_FR_VOLATILE_DBE_DETECTED", "MEM"): 20}
+    assert first["DCGM_FR_OK", "PCIE"] == 0
+    with fake.changed() as state:
+        state["health"] = [[0x1, 10, 1, 1, 777]]
+    ended: set[tuple[str, ...]] = set()
+
+    def healed(each: Reading) -> bool:
+        ended.update(tuple(value for _, value in series.labels) for series in each.ended)
+        return told(each, m.EXP_HEALTH).get(("DCGM_FR_UNKNOWN(777)", "PCIE")) == 10
+
+    until(devices[1], healed)
+    assert ended == {("DCGM_FR_OK", "PCIE"), ("DCGM_FR_VOLATILE_DBE_DETECTED", "MEM")}
+
+
+def test_health_without_its_module(engine: Make, connect: Connect) -> None:
+    """The reason is said, and nothing else suffers."""
+    reading = connect(engine()).attach(0, (m.POWER, m.EXP_HEALTH)).read(ALL)
+    assert reading.unsupported == {m.EXP_HEALTH: "no_module"}
+    assert of(reading, m.POWER) == [512.5]
+
+
+def test_links_between_gpus_as_dcgm_exporter_has_them(engine: Make, connect: Connect) -> None:
+    """Not of a GPU to itself."""
+    source = connect(engine(3, peers={"0-2": 5, "2-0": 9}))
+    devices = [source.attach(index, (m.POWER, m.EXP_P2P)) for index in range(3)]
+    first, _, last = (told(device.read(ALL), m.EXP_P2P) for device in devices)
+    assert first == {("OK", "1"): 0, ("NotSupported", "2"): 5}
+    assert last == {("Unknown", "0"): 9, ("OK", "1"): 0}
+
+
+@pytest.mark.parametrize(("instances", "left"), [((102,), ["2"]), (("MIG-0-1",), ["1"]), ((101, 102), ["1", "2"])])
+def test_chosen_instances(engine: Make, instances: tuple[int | str, ...], left: list[str]) -> None:
+    """By DCGM's number, or the UUID of what is in it."""
+    fake = engine()
+    with fake.changed() as state:
+        state["gpus"][0]["parts"] = [*instance(1, 101, 0, 1, "1g.18gb"), *instance(2, 102, 0, 2, "2g.35gb")]
+        state["gpus"][0]["fields"]["67"] = 1
+    source = DcgmSource(hostengine(fake.address), BINDINGS, instances=instances)
+    source.sample_every(0.1)
+    source.open()
+    reading = until(source.attach(0, DEFAULT), profiled)
+    source.close()
+    for metric in (m.SM_ACTIVE, m.FB_USED, m.INSTANCE_SLICES, m.MIG_DEVICE):
+        found = [dict(series.labels)["GPU_I_ID"] for series in reading.values if series.metric is metric]
+        assert sorted(found) == left, metric.key
+
+
+@pytest.mark.parametrize(
+    ("switches", "cpus", "expected"),
+    [
+        ("g", "f", {"nvswitch3", "nvswitch4", "cpu0", "core0", "core70"}),
+        ("g:4", "g", {"nvswitch4", "cpu0"}),
+        ("i:1", "i:70", {"link1 nvswitch3", "link1 nvswitch4", "core70"}),
+        ("i", "g:9", {"link0 nvswitch3", "link1 nvswitch3", "link0 nvswitch4", "link1 nvswitch4"}),
+    ],
+)
+def test_chosen_beside_the_gpus(
+    engine: Make, caplog: pytest.LogCaptureFixture, switches: str, cpus: str, expected: set[str]
+) -> None:
+    """NVSwitches or their NVLinks, CPUs or their cores; what is not there is said once."""
+    fields = {"fields": {"858": 47}, "link_fields": {"870": 2}, "links": [3, 3]}
+    fake = engine(
+        switches=[{"id": 3, **fields}, {"id": 4, **fields}],
+        cpus=[{"id": 0, "fields": {"1130": 180.0}}],
+        cores=[{"id": core, "cpu": 0, "fields": {"1100": 0.25}} for core in (0, 70)],
+    )
+    chosen = Chosen(device_list(switches), device_list(cpus))
+    source = DcgmSource(hostengine(fake.address), BINDINGS, chosen=chosen)
+    source.open()
+    device = source.attach(0, FULL)
+    device.read(ALL)
+    names = {"nvswitch": "", "nvlink": "link", "cpu": "cpu", "cpucore": "core"}
+    found = set()
+    for sample in source.beside():
+        own = sample.series.labels
+        own = own[:1] if own[0][0] == "cpucore" else own
+        found.add(" ".join(names[name] + value for name, value in own))
+    source.close()
+    assert found == expected
+    assert [record.getMessage() for record in caplog.records if "devices" in record.getMessage()] == (
+        ["--cpu-devices: there is no 9; those there are: 0"] if cpus == "g:9" else []
+    )
+
+
+def test_asked_for_what_is_beside_later(engine: Make, connect: Connect) -> None:
+    """By a file of fields that is read anew; a device that is asked for nothing takes nothing away."""
+    source = connect(engine(switches=[{"id": 0, "links": [], "fields": {"858": 47, "864": 0}}]))
+    source.attach(0, ()).close()
+    before = source.attach(0, (m.POWER,))
+    before.read(ALL)
+    assert source.beside() == ()
+    device = source.attach(0, (m.POWER, m.SWITCH_TEMP))
+    before.close()
+    device.read(ALL)
+    assert [(sample.series.metric, sample.value) for sample in source.beside()] == [(m.SWITCH_TEMP, 47)]
+
+
 # --- the host engine ------------------------------------------------------------------------------------------------
 
 
@@ -528,6 +703,27 @@ def test_no_bindings(tmp_path: Path) -> None:
     assert lost.value.reason == "no_bindings"
     assert str(tmp_path) in str(lost.value)
     assert str(BINDINGS) not in sys.path
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("def x(:\n", "invalid syntax"),
+        ("raise ValueError('two\\nlines')\n", "two lines"),
+        ("raise SystemExit\n", "SystemExit"),
+        ("", "dcgm_structs"),
+    ],
+)
+def test_broken_bindings(tmp_path: Path, content: str, message: str) -> None:
+    """Whatever is in their files: one line."""
+    broken = tmp_path / "bindings"
+    shutil.copytree(BINDINGS, broken)
+    (broken / "dcgm_structs.py").write_text(content)
+    ended = run("once", "--source", "dcgm", "--dcgm-bindings", str(broken))
+    assert ended.returncode == 1
+    assert ended.stderr.count("\n") == 1
+    assert "its Python bindings can't be imported: " in ended.stderr
+    assert message in ended.stderr
 
 
 def test_embedded(tmp_path: Path) -> None:

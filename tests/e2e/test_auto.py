@@ -102,3 +102,28 @@ def test_sources_are_compared(driver: FakeDriver, engine: FakeHostengine) -> Non
     assert ended.stderr == ""
     assert ended.returncode in (0, 3)  # two stand-ins of one machine need not agree
     assert TEMPERATURE in ended.stdout
+
+
+def test_no_gpu_here_and_a_host_engine_that_is_named(driver: FakeDriver, engine: FakeHostengine) -> None:
+    """Its GPUs may be elsewhere: they are not taken for those of this machine, and the line says how to read them."""
+    driver.count(0)
+    ended = run("once", *flags(engine), env={**engine.environment, **driver.environment})
+    assert ended.returncode == 1
+    assert ended.stderr.count("\n") == 1
+    assert "shows no GPU; --source dcgm reads those of the host engine at 127.0.0.1:" in ended.stderr
+
+
+def test_broken_bindings_cost_the_second_source(
+    tmp_path: Path, serve: Serve, driver: FakeDriver, engine: FakeHostengine
+) -> None:
+    """What NVML has goes on; one line, and the reason at the GPU that wants DCGM."""
+    broken = tmp_path / "bindings"
+    broken.mkdir()
+    (broken / "dcgm_agent.py").write_text("1 / 0\n")
+    given = ("--dcgm-hostengine", engine.address, "--dcgm-bindings", str(broken))
+    exporter = Watched(serve("--interval", "200ms", *given, env={**engine.environment, **driver.environment}))
+    page = exporter.until(reads(1, "nvml", "no_gpm_and_dcgm_no_bindings"))
+    assert states(page) == {0: "up", 1: "up"}
+    log = exporter.log.read_text()
+    assert log.count("source dcgm is down") == 1
+    assert "Traceback" not in log

@@ -20,7 +20,7 @@ from typing import Any
 OK, BADPARAM, NOT_SUPPORTED, NO_DATA, NOT_WATCHED = 0, -1, -6, -14, -16
 MAX_LIMIT, DUPLICATE_KEY, MODULE_NOT_LOADED = -24, -26, -33
 GPU, SWITCH, GPU_I, GPU_CI, LINK, CPU, CPU_CORE = 1, 3, 4, 5, 6, 7, 8
-MOST_FIELDS, MOST_FIELD_GROUPS = 127, 64
+MOST_FIELDS, MOST_FIELD_GROUPS, MOST_GROUPS = 127, 64, 64
 XID = 230
 SYSTEM = range(1, 6)
 BLANKS = {None: 0, "not_found": 1, "not_supported": 2, "no_permission": 3}
@@ -61,7 +61,7 @@ class Watched:
 
     def __init__(self) -> None:
         self.since = time.time()
-        self.by: dict[tuple[int, int], float] = {}
+        self.by: dict[int, float] = {}
         self.frozen: list[Any] | None = None
         self.once = False
 
@@ -84,6 +84,7 @@ class Hostengine:
         self._groups: dict[int, tuple[int, list[tuple[int, int]]]] = {}
         self._field_groups: dict[int, tuple[int, str, list[int]]] = {}
         self._watched: dict[tuple[int, int, int], Watched] = {}
+        self._health: set[int] = set()
         self._xids: dict[int, list[tuple[int, int]]] = {}
         self._wedged_at: float | None = None
         self._lock = threading.RLock()
@@ -104,8 +105,8 @@ class Hostengine:
                 for number in [number for number, entry in owned.items() if entry[0] == connection]:
                     del owned[number]
             for key, watched in self._watched.items():
-                for by in [by for by in watched.by if by[0] == connection]:
-                    self._end(key, watched, by)
+                if connection in watched.by:
+                    self._end(key, watched, connection)
 
     def _look(self) -> None:
         changed = self._path.stat().st_mtime_ns
@@ -161,6 +162,8 @@ class Hostengine:
     # --- groups ---
 
     def do_group(self, connection: int, name: str) -> int:
+        if len(self._groups) >= MOST_GROUPS:
+            raise Failed(MAX_LIMIT)
         number = next(self._numbers)
         self._groups[number] = (connection, [])
         return number
@@ -194,6 +197,25 @@ class Hostengine:
         if self._field_groups.pop(group, None) is None:
             raise Failed(NO_DATA)
 
+    # --- health, and the NVLinks between GPUs ---
+
+    def do_watch_health(self, connection: int, group: int) -> None:
+        if group not in self._groups:
+            raise Failed(BADPARAM)
+        if "health" not in self._state:
+            raise Failed(MODULE_NOT_LOADED)
+        self._health.add(group)
+
+    def do_health(self, connection: int, group: int) -> list[list[int]]:
+        """Of a group that is not watched, nothing is found."""
+        entities = self._groups[group][1] if group in self._health else []
+        return [each for each in self._state["health"] if (each[2], each[3]) in entities]
+
+    def do_peers(self, connection: int) -> list[tuple[int, list[int]]]:
+        numbers = self.do_gpus(connection, True)
+        states = self._state.get("peers", {})
+        return [(a, [5 if a == b else states.get(f"{a}-{b}", 0) for b in numbers]) for a in numbers]
+
     # --- watches ---
 
     def do_watch(self, connection: int, group: int, fields: int, seconds: float) -> None:
@@ -211,7 +233,7 @@ class Hostengine:
                 watched = self._watched.get(key)
                 if watched is None or not watched.by:
                     watched = self._watched[key] = Watched()
-                watched.by[connection, fields] = seconds
+                watched.by[connection] = seconds
                 watched.once = mixed  # of plain fields in such a group there is one sample, which grows old
             if mixed:
                 raise Failed(code)
@@ -223,15 +245,15 @@ class Hostengine:
         for kind, entity in self._groups[group][1]:
             for field in self._field_groups[fields][2]:
                 watched = self._watched.get((kind, entity, field))
-                if field in SYSTEM or watched is None or (connection, fields) not in watched.by:
+                if field in SYSTEM or watched is None or connection not in watched.by:
                     missing = True
                 else:
-                    self._end((kind, entity, field), watched, (connection, fields))
+                    self._end((kind, entity, field), watched, connection)
         if missing:
             raise Failed(NOT_WATCHED)
 
-    def _end(self, key: tuple[int, int, int], watched: Watched, by: tuple[int, int]) -> None:
-        """Once nobody watches any more, the last value stays, and grows old."""
+    def _end(self, key: tuple[int, int, int], watched: Watched, by: int) -> None:
+        """A client watches a field or not, whatever groups it has. Once nobody does, the last value stays, and ages."""
         if len(watched.by) == 1:
             watched.frozen = self._sample(*key)
         del watched.by[by]

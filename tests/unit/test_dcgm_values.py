@@ -112,7 +112,7 @@ Read = tuple[dict[Series, float], dict[Series, float], dict[Series, str]]
 
 def _profiling(since: float = 0.0) -> tuple[Profiling, Series]:
     asked = plan(_series, gpu(0), [m.SM_ACTIVE], {}, {}, mig=False)
-    return Profiling(asked.profiling, 1.0, since), asked.profiling[0].series
+    return Profiling(asked.profiling, 1.0, since, {}), asked.profiling[0].series
 
 
 def _read(profiling: Profiling, at: float, value: float | None, stamp: int) -> Read:

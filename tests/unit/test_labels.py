@@ -41,6 +41,7 @@ SERIES: list[tuple[Metric, Gpu | None, Labels, float]] = [
     (m.EXP_P2P, GPU, (("peer_gpu", "0"), ("link_status", "OK")), 0),
     (LINK, GPU, (("nvlink", "3"),), 5),
     (LINK, None, (("nvswitch", "2"), ("nvlink", "3")), 6),
+    (m.SWITCH_LINK, None, (("nvswitch", "nvswitch2"), ("nvlink", "3")), 2),
     (SWITCH, None, (("nvswitch", "2"), ("DCGM_FI_DRIVER_VERSION", "580.159.04")), 41),
     (CPU, None, (("cpu", "0"),), 39.5),
     (CORE, None, (("cpu", "0"), ("cpucore", "17")), 0.25),

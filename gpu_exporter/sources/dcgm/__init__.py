@@ -6,29 +6,32 @@ a call for 60 s. All devices share what is read, one call for all GPUs.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from gpu_exporter import metrics as m
 from gpu_exporter.config import Hostengine
 from gpu_exporter.finding import Finding, Level
 from gpu_exporter.model import Gpu, GpuLost, Metric, Owner, Pace, Sample, SourceLost, XidEvent
 from gpu_exporter.sources.dcgm import beside
+from gpu_exporter.sources.dcgm.beside import Beside, Chosen
 from gpu_exporter.sources.dcgm.bindings import Bindings, load
 from gpu_exporter.sources.dcgm.caller import Caller
 from gpu_exporter.sources.dcgm.device import DcgmDevice
 from gpu_exporter.sources.dcgm.errors import DcgmError
-from gpu_exporter.sources.dcgm.plan import Question
 from gpu_exporter.sources.dcgm.session import LOOK_SECONDS, Session, Table
 from gpu_exporter.sources.dcgm.values import EntityGroup
 from gpu_exporter.sources.driver import bound, reload_needed
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
+ALL = Chosen()
 # How long a connection or the start of an embedded host engine may take, and each call while a GPU is attached, for
 # the host engine then samples all that is new.
 CONNECT_SECONDS, ATTACH_SECONDS = 5.0, 5.0
@@ -55,8 +58,13 @@ class DcgmSource:
         *,
         sysfs: Path = Path("/sys"),
         procfs: Path = Path("/proc"),
+        instances: Sequence[int | str] = (),
+        chosen: Chosen = ALL,
     ) -> None:
+        """`instances` are the MIG instances to read, by DCGM's numbers or their devices' UUIDs; all, if it is empty."""
         self.interval = 1.0
+        self.instances = instances
+        self._chosen = chosen
         self._hostengine, self._folder = hostengine, folder
         self._sysfs, self._procfs = sysfs, procfs
         self._caller = Caller(str(hostengine))
@@ -66,9 +74,10 @@ class DcgmSource:
         self._supported: frozenset[int] = frozenset()
         self._listed: int | None = None
         self._stamp: int | None = None
-        self._xids: dict[int, list[XidEvent]] = defaultdict(list)
+        self._listeners: dict[int, list[deque[XidEvent]]] = {}
         self._pci: dict[int, str] = {}
-        self._beside: tuple[Session, tuple[Question, ...]] | None = None
+        self._beside: Beside | None = None
+        self._warned = False
 
     def sample_every(self, seconds: float) -> None:
         """How often the host engine is to sample what is read most often."""
@@ -139,6 +148,7 @@ class DcgmSource:
             number = self._number(session, index)
             device = DcgmDevice(self, session, index, number, metrics)
             self._pci[number] = device.gpu.pci_bus_id
+            self._warn(session)
             self._look_beside(session, metrics)
             return device
 
@@ -176,21 +186,37 @@ class DcgmSource:
     def beside(self) -> Sequence[Sample]:
         """NVSwitches and CPUs, as they were read with the GPUs."""
         known = self._beside
-        if known is None or known[0] is not self._session:
+        if known is None or known.session is not self._session:
             return ()
-        session, questions = known
+        session, questions = known.session, known.questions
         read_at = session.table.read_at.get(Pace.SLOW, -float("inf"))
         return beside.samples(questions, session.table.answers) if time.monotonic() - read_at < STALE_SECONDS else ()
 
     def _look_beside(self, session: Session, metrics: Sequence[Metric]) -> None:
-        """Once a connection; by whichever device comes first, for all are asked for the same."""
-        if self._beside is not None and self._beside[0] is session:
+        """Once for what is asked for, by whichever device comes first; all are asked for the same."""
+        before, wanted = self._beside, beside.wanted(metrics)
+        if before is not None and before.session is session and before.wanted == wanted:
             return
         try:
-            questions = beside.ask(session, metrics) if m.BESIDE & {metric.entity for metric in metrics} else ()
+            self._beside = beside.ask(session, wanted, self._chosen)
         except DcgmError:
-            questions = ()
-        self._beside = (session, questions)
+            self._beside = Beside(session, wanted)
+        if before is not None and before.session is session:
+            for watch in before.watches:
+                session.unwatch(watch)
+
+    def _warn(self, session: Session) -> None:
+        """Say once what was chosen and is not there."""
+        if self._warned:
+            return
+        self._warned = True
+        for line in beside.missing(session, self._chosen):
+            log.warning(line)
+        there = {part.entity.id for part in session.parts() if part.entity.group is EntityGroup.GPU_I}
+        none = [str(each) for each in self.instances if isinstance(each, int) and each not in there]
+        if none:
+            known = ", ".join(map(str, sorted(there))) or "none"
+            log.warning("--devices: there is no GPU instance %s; those there are: %s", ", ".join(none), known)
 
     def close(self) -> None:
         session, self._session = self._session, None
@@ -219,7 +245,8 @@ class DcgmSource:
         for entity, answer in () if first else found:  # what was there before we came is no news
             if isinstance(answer.value, int | float):
                 event = XidEvent(time.time(), self._pci.get(entity.id, ""), int(answer.value))
-                self._xids[entity.id].append(event)
+                for heard in self._listeners.get(entity.id, ()):
+                    heard.append(event)
 
     def look(self, session: Session, job: Callable[[], bool]) -> bool:
         """Look at something on the thread, which takes no longer than a read. Raises SourceLost."""
@@ -235,9 +262,13 @@ class DcgmSource:
             with suppress(SourceLost, GpuLost):
                 self._call(session, job, self.patience)
 
-    def told(self, number: int) -> Sequence[XidEvent]:
-        """Xids of a GPU since the last call."""
-        return self._xids.pop(number, ())
+    def listen(self, number: int, heard: deque[XidEvent]) -> None:
+        """Put Xids of a GPU there from now on. A GPU may be attached twice, and each of both is told."""
+        self._listeners[number] = [*self._listeners.get(number, ()), heard]
+
+    def unlisten(self, number: int, heard: deque[XidEvent]) -> None:
+        """The opposite."""
+        self._listeners[number] = [each for each in self._listeners.get(number, ()) if each is not heard]
 
     def supported(self, number: int) -> bool:
         """Whether the host engine could read this GPU when it was asked last."""
@@ -254,11 +285,11 @@ class DcgmSource:
         if self._listed is not None:
             what = f"{self._hostengine}: reads {len(self._supported)} of {self._listed} GPUs"
             found.append(Finding("hostengine", Level.OK, what))
-        questions = self._beside[1] if self._beside is not None else ()
+        questions = self._beside.questions if self._beside is not None else ()
         entities = Counter(entity.group for entity in {question.entity for question in questions})
-        beside = [f"{entities[group]} {name}" for group, name in NAMES.items() if entities[group]]
-        if beside:
-            found.append(Finding("hostengine", Level.OK, f"beside the GPUs: {', '.join(beside)}"))
+        there = [f"{entities[group]} {name}" for group, name in NAMES.items() if entities[group]]
+        if there:
+            found.append(Finding("hostengine", Level.OK, f"beside the GPUs: {', '.join(there)}"))
         return found
 
 

@@ -19,17 +19,19 @@ from typing import Any, NamedTuple
 
 from gpu_exporter.config import Hostengine
 from gpu_exporter.model import SourceLost
-from gpu_exporter.sources.dcgm.errors import LIBRARY_NOT_FOUND, DcgmError
+from gpu_exporter.sources.dcgm.errors import FUNCTION_NOT_FOUND, LIBRARY_NOT_FOUND, DcgmError
+from gpu_exporter.sources.dcgm.told import Incident
 from gpu_exporter.sources.dcgm.values import Answer, Entity, EntityGroup, answer
 from gpu_exporter.sources.dcgm_places import DCGM_3, DCGM_4, MODULE, found
 
 WHERE = f"install the package datacenter-gpu-manager-4-core ({DCGM_4}), or datacenter-gpu-manager for DCGM 3 ({DCGM_3})"
-MODULES = ("dcgmvalue", "dcgm_structs", "dcgm_fields", "dcgm_agent")
+MODULES = ("dcgmvalue", "dcgm_structs", "dcgm_fields", "dcgm_agent", "dcgm_errors")
 # What the host engine holds of a field group, and of entities in one question (DCGM 3.3 has the lower limits).
 MOST_FIELDS, MOST_ENTITIES = 127, 64
 # Values in DCGM's order, not live ones: a live read of a profiling field ends the host engine.
 NO_FLAGS = 0
 AUTOMATIC, EMPTY_GROUP = 1, 1
+ALL_SYSTEMS = 0xFFFFFFFF
 IMPORTING = threading.Lock()
 
 
@@ -57,10 +59,15 @@ class Part(NamedTuple):
 class Bindings:
     """The imported modules. `folder` is where they were found."""
 
-    def __init__(self, agent: ModuleType, structs: ModuleType, folder: Path) -> None:
+    def __init__(self, agent: ModuleType, structs: ModuleType, errors: ModuleType, folder: Path) -> None:
         self.folder = folder
         self._agent: Any = agent
         self._structs: Any = structs
+        self._faults = {
+            code: name
+            for name, code in vars(errors).items()
+            if name.startswith("DCGM_FR_") and not name.startswith("DCGM_FR_EC_") and isinstance(code, int)
+        }
         # Kept: the library would call into freed memory else.
         self._enumerate = agent.dcgmFieldValueEntityEnumeration_f(_collect)
 
@@ -158,6 +165,33 @@ class Bindings:
         switches = {int(each.entityId): list(each.linkState) for each in known.nvSwitches[: known.numNvSwitches]}
         return gpus, switches
 
+    def watch_health(self, handle: Any, group: Any) -> None:
+        """Have the host engine sample what it needs for the health checks of a group. Raises DcgmError."""
+        with self._errors():
+            self._agent.dcgmHealthSet(handle, group, ALL_SYSTEMS)
+
+    def health(self, handle: Any, group: Any) -> tuple[Incident, ...]:
+        """What the health checks of a group find. Raises DcgmError."""
+        with self._errors():
+            found = self._agent.dcgmHealthCheck(handle, group)
+        return tuple(
+            Incident(int(each.system), int(each.health), _entity(each.entityInfo), self._fault(int(each.error.code)))
+            for each in found.incidents[: found.incidentCount]
+        )
+
+    def _fault(self, code: int) -> str:
+        return self._faults.get(code, f"DCGM_FR_UNKNOWN({code})")
+
+    def peers(self, handle: Any) -> dict[int, dict[int, int]]:
+        """By DCGM's number of a GPU and of another one, the state of the NVLink between them. Raises DcgmError."""
+        if not hasattr(self._agent, "dcgmGetNvLinkP2PStatus"):  # before DCGM 4.4
+            raise DcgmError(FUNCTION_NOT_FOUND)
+        known = self._structs.c_dcgmNvLinkP2PStatus_v1()
+        with self._errors():
+            self._agent.dcgmGetNvLinkP2PStatus(handle, known)
+        gpus = [(int(each.entityId), list(each.linkStatus)) for each in known.gpus[: known.numGpus]]
+        return {number: {other: int(states[place]) for place, (other, _) in enumerate(gpus)} for number, states in gpus}
+
     def group(self, handle: Any, name: str, entities: Iterable[Entity]) -> Any:
         """A group of entities. Raises DcgmError."""
         with self._errors():
@@ -181,6 +215,11 @@ class Bindings:
         """A field group. Raises DcgmError: BADPARAM if one of the fields is unknown to the host engine."""
         with self._errors():
             return self._agent.dcgmFieldGroupCreate(handle, list(fields), name)
+
+    def drop_field_group(self, handle: Any, fields: Any) -> None:
+        """Give a field group back. Raises DcgmError."""
+        with self._errors():
+            self._agent.dcgmFieldGroupDestroy(handle, fields)
 
     def watch(self, handle: Any, group: Any, fields: Any, seconds: float, keep: float, samples: int) -> None:
         """Have the host engine sample fields of a group, and wait for the first samples. Raises DcgmError."""
@@ -250,12 +289,12 @@ def load(folder: Path | None = None, places: Sequence[Path] = (DCGM_4, DCGM_3)) 
     """Find and import the bindings. Raises SourceLost, in one line that says how to get them."""
     chosen = _chosen(folder, places)
     with IMPORTING:
-        agent, structs = _imported(chosen)
+        agent, structs, errors = _imported(chosen)
     where = Path(str(structs.__file__)).parent
     if chosen is not None and where.resolve() != chosen.resolve():
         raise SourceLost(f"DCGM: its bindings of {where} are in use already, not those of {chosen}", "no_bindings")
-    bindings = Bindings(agent, structs, where)
     try:
+        bindings = Bindings(agent, structs, errors, where)
         with bindings._errors():
             _load_library(structs, where)
     except DcgmError as error:
@@ -288,25 +327,27 @@ def _chosen(folder: Path | None, places: Sequence[Path]) -> Path | None:
     return folder
 
 
-def _imported(folder: Path | None) -> tuple[ModuleType, ModuleType]:
+def _imported(folder: Path | None) -> tuple[ModuleType, ModuleType, ModuleType]:
     known = folder is None or str(folder) in sys.path
     if not known:
         sys.path.insert(0, str(folder))
     try:
         import dcgm_agent
+        import dcgm_errors
         import dcgm_structs
     except ModuleNotFoundError as error:
         if error.name not in MODULES:
             raise SourceLost(f"DCGM: its Python bindings can't be imported: {error}", "no_bindings") from error
         message = f"DCGM: its Python bindings are not installed: {WHERE}, or name their directory with --dcgm-bindings"
         raise SourceLost(message, "no_bindings") from error
-    except (ImportError, AttributeError, SyntaxError, OSError) as error:
-        raise SourceLost(f"DCGM: its Python bindings can't be imported: {error}", "no_bindings") from error
+    except (Exception, SystemExit) as error:  # a file of them that is broken may raise anything
+        what = " ".join(str(error).split()) or type(error).__name__
+        raise SourceLost(f"DCGM: its Python bindings can't be imported: {what}", "no_bindings") from error
     finally:
         if not known:
             with suppress(ValueError):
                 sys.path.remove(str(folder))
-    return dcgm_agent, dcgm_structs
+    return dcgm_agent, dcgm_structs, dcgm_errors
 
 
 def _no_library(error: DcgmError, where: Path) -> str:

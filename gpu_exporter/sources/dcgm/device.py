@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -15,17 +16,21 @@ from gpu_exporter.sources.dcgm.identity import MIG_MODE, OF_GPU, OF_SYSTEM, iden
 from gpu_exporter.sources.dcgm.plan import PROFILING_KIND, SAMPLED_SECONDS, Question, plan
 from gpu_exporter.sources.dcgm.profiling import Profiling
 from gpu_exporter.sources.dcgm.session import LINK_NONE, LINK_UP, LOOK_SECONDS, Session, Table, Watch, Wish
+from gpu_exporter.sources.dcgm.told import Told
 from gpu_exporter.sources.dcgm.values import Answer, Entity, EntityGroup, gpu, link
 
 NAME, UUID = 50, 54
 # Samples of a GPU that get no younger for so long: the host engine is alive, and stuck in the driver.
 STUCK_INTERVALS, STUCK_SECONDS = 3.0, 3.0
+# Xids that nobody has fetched yet; a device beside NVML's is never asked for them.
+MOST_XIDS = 1000
 
 
 class Shared(Protocol):
     """What the devices of a source have in common."""
 
     interval: float
+    instances: Sequence[int | str]
 
     def read(self, session: Session, paces: frozenset[Pace], since: float) -> Table:
         """The answers for these paces, none of a pace older than `since` (monotonic seconds)."""
@@ -36,8 +41,11 @@ class Shared(Protocol):
     def ask(self, session: Session, job: Callable[[], None]) -> None:
         """Do something on the source's thread, which may take as long as to attach a GPU."""
 
-    def told(self, number: int) -> Sequence[XidEvent]:
-        """Xids of a GPU since the last call."""
+    def listen(self, number: int, heard: deque[XidEvent]) -> None:
+        """Put Xids of a GPU there from now on."""
+
+    def unlisten(self, number: int, heard: deque[XidEvent]) -> None:
+        """The opposite."""
 
     def supported(self, number: int) -> bool:
         """Whether the host engine could read this GPU when it was asked last."""
@@ -74,13 +82,14 @@ class DcgmDevice:
         self._answered: set[Series] = set()
         self._watches: list[Watch] = []
         self._profiling_watches: list[Watch] = []
-        self._entered: set[Entity] = set()
         self._refused: dict[Metric, str] = {}
         self._own: dict[Series, float] = {}
         self._paused: Series | None = None
         self._stamp, self._stamped_at = 0, time.monotonic()
         self._looked_at = time.monotonic()
         self._read_once = False
+        self._heard: deque[XidEvent] = deque(maxlen=MOST_XIDS)
+        self._told = Told(self._of, metrics)
         self._xids: Watch | None = None
         self._identity: Watch | None = None
         try:
@@ -90,6 +99,7 @@ class DcgmDevice:
             asked_at = time.time()
             self._xids = session.watch_xids(number)
             self.told_since = asked_at if self._xids else None
+            shared.listen(number, self._heard)
         except DcgmError as error:
             self._give_back()
             raise_if_lost(error, f"GPU {index}", session.where)
@@ -153,10 +163,14 @@ class DcgmDevice:
 
     def _instances(self) -> dict[Entity, Labels]:
         """The GPU instances with their labels, and what is told of them and their MIG devices by DCGM's calls."""
-        instances = [part for part in self._layout.parts if part.entity.group is EntityGroup.GPU_I]
         devices = [part for part in self._layout.parts if part.entity.group is EntityGroup.GPU_CI]
-        names = self._texts(NAME, [part.entity for part in instances])
         uuids = self._texts(UUID, [part.entity for part in devices])
+        instances = [part for part in self._layout.parts if part.entity.group is EntityGroup.GPU_I]
+        if named := self._shared.instances:
+            by_uuid = {part.parent for part in devices if uuids.get(part.entity) in named}
+            instances = [each for each in instances if each.entity.id in named or each.entity in by_uuid]
+            devices = [part for part in devices if part.parent in {each.entity for each in instances}]
+        names = self._texts(NAME, [part.entity for part in instances])
         found: dict[Entity, Labels] = {}
         self._own = {}
         for part in instances:
@@ -174,13 +188,15 @@ class DcgmDevice:
         if not entities:
             return {}
         watch, refused = self._session.watch(Wish("names", tuple(entities), (field,), SAMPLED_SECONDS[Pace.STATIC]))
-        self._watches.append(watch)
         answers = {} if refused else self._session.latest(entities, (field,))
+        self._session.unwatch(watch)
         return {entity: answer.value for (entity, _), answer in answers.items() if isinstance(answer.value, str)}
 
     def _ask_profiling(self) -> None:
         """Have the profiling fields sampled. A host engine without the means refuses them all, and nothing else."""
-        profiling = self._profiling = Profiling(self._plan.profiling, self._interval, time.monotonic())
+        profiling = self._profiling = Profiling(
+            self._plan.profiling, self._interval, time.monotonic(), self._session.counted
+        )
         for wish in self._plan.wishes(self._interval):
             if wish.kind != PROFILING_KIND:
                 continue
@@ -207,14 +223,13 @@ class DcgmDevice:
         fields: dict[tuple[Pace, Entity], set[int]] = {(Pace.SLOW, self._board): {MIG_MODE}}
         for question in (*self._plan.plain, *self._profiling.questions):
             fields.setdefault((question.pace, question.entity), set()).add(question.number)
-        for (pace, entity), numbers in fields.items():
-            self._session.asked[pace][entity] = frozenset(numbers)
-        self._entered = {entity for _, entity in fields}
+        self._session.tell(self, self._board, self._told.rows)
+        self._session.ask(self, {place: frozenset(numbers) for place, numbers in fields.items()})
         self._asked_at = time.monotonic()
 
     def _forget(self) -> None:
         """Ask for nothing any more. Only on the source's thread."""
-        self._session.forget(self._entered)
+        self._session.forget(self)
         for watch in (*self._watches, *self._profiling_watches):
             self._session.unwatch(watch)
         self._watches.clear()
@@ -224,7 +239,7 @@ class DcgmDevice:
 
     def events(self) -> Sequence[XidEvent]:
         """Xids that DCGM told since the last call."""
-        return self._shared.told(self._number)
+        return [self._heard.popleft() for _ in range(len(self._heard))]
 
     def read(self, paces: frozenset[Pace]) -> Reading:
         if not self._shared.supported(self._number):
@@ -243,6 +258,7 @@ class DcgmDevice:
         values.update(self._own)
         values.update(self._links())
         ended |= self._pause(values)
+        ended |= self._told.read(table.told, self._board, self.gpu.index, paces, values, failed)
         self._answered |= values.keys()
         self._read_once = True
         return Reading(now, values, None, failed, self._unsupported(table.answers, now), spans, ended)
@@ -340,6 +356,7 @@ class DcgmDevice:
     def _unsupported(self, answers: Mapping[tuple[Entity, int], Answer], now: float) -> dict[Metric, str]:
         """What neither the GPU nor any part of it has answered yet, and why."""
         found = {**self._plan.unsupported, **self._refused, **self._profiling.unsupported(answers, now)}
+        found.update(self._told.unsupported)
         for question in self._plan.plain:
             if question.series not in self._answered and question.series.metric not in found:
                 answer = answers.get(question.key)
@@ -352,6 +369,7 @@ class DcgmDevice:
         return {metric: reason for metric, reason in found.items() if metric not in answered}
 
     def close(self) -> None:
+        self._shared.unlisten(self._number, self._heard)
         self._shared.drop(self._session, self._give_back)
 
     def _give_back(self) -> None:

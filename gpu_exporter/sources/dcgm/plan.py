@@ -16,7 +16,7 @@ SAMPLED_SECONDS = {Pace.SLOW: 7.5, Pace.RARE: 30.0, Pace.STATIC: 600.0}
 # Profiling fields, of which a host engine without the means takes none: `DCGM_FIELD_ID_IS_PROF_FIELD`, and room ahead.
 PROFILING = (range(1001, 1100), range(1532, 1534))
 # What DCGM tells by calls of their own.
-BY_CALL = (m.NVLINK_COUNT, m.NVLINK_UP, m.MIG_DEVICE, m.INSTANCE_SLICES)
+BY_CALL = (m.NVLINK_COUNT, m.NVLINK_UP, m.MIG_DEVICE, m.INSTANCE_SLICES, m.EXP_HEALTH, m.EXP_P2P)
 FABRIC_KNOWN = range(1, 5)
 # Where DCGM leaves a 0 if the driver has no value: it looks at the return code of the call, not at the field's own
 # (DcgmCacheManager.cpp of 4.6.0, seen on injected GPUs). Neither memory at 0 degrees nor a board at 0 W answers.

@@ -23,13 +23,15 @@ LATER_SECONDS = 600.0
 class Profiling:
     """What was seen of the profiling fields since they were asked for at `since` (monotonic seconds).
 
-    `refused` has those that the host engine does not sample, with the reason; `pause` says that somebody else has the
-    counters.
+    `counted` has the stamps of samples that any device of this GPU has taken: while it is attached twice, the second
+    one goes on where the first is. `refused` has those that the host engine does not sample, with the reason; `pause`
+    says that somebody else has the counters.
     """
 
     questions: tuple[Question, ...]
     interval: float
     since: float
+    counted: dict[tuple[Entity, int], int]
     pause: str = ""
     refused: dict[Metric, str] = field(default_factory=dict)
     _stamps: dict[Series, int] = field(default_factory=dict)
@@ -63,11 +65,12 @@ class Profiling:
                 None if answer is None or not isinstance(answer.value, int | float) else question.value(answer.value)
             )
             if answer is not None and value is not None:
-                before = self._stamps.get(series)
+                before = self._stamps.get(series, self.counted.get(question.key))
                 if answer.stamp != before:
                     values[series] = value
                     spans[series] = self._span(before, answer.stamp)
-                    self._stamps[series], self._seen_at[series] = answer.stamp, now
+                    self._stamps[series] = self.counted[question.key] = answer.stamp
+                    self._seen_at[series] = now
                     self._said.discard(series)
                     continue
             seen_at = self._seen_at.get(series)

@@ -7,19 +7,9 @@ from typing import Any
 
 import pynvml
 
+from gpu_exporter.dcgm_names import LINK_STATUS
 from gpu_exporter.model import Gpu, Labels, Metric, OfPeer, Pace, Series
 from gpu_exporter.sources.nvml.errors import LIBRARY_LOST, UNSUPPORTED, outcome, source_lost
-
-# By NVML's code, which is DCGM's, too; in dcgm-exporter's words.
-LINK_STATUS = (
-    "OK",
-    "ChipsetNotSupported",
-    "GPUNotSupported",
-    "TopologyNotSupported",
-    "DisabledByRegKey",
-    "NotSupported",
-    "Unknown",
-)
 
 
 class Peers:

@@ -185,6 +185,31 @@ def dcgmGetNvLinkLinkStatus(handle):
     return SimpleNamespace(numGpus=len(gpus), gpus=gpus, numNvSwitches=len(switches), nvSwitches=switches)
 
 
+def dcgmHealthSet(handle, group, systems):
+    assert systems == 0xFFFFFFFF
+    _call(handle, "watch_health", group.value)
+
+
+def dcgmHealthCheck(handle, group):
+    incidents = [
+        SimpleNamespace(
+            system=system,
+            health=health,
+            error=SimpleNamespace(code=code),
+            entityInfo=dcgm_structs.c_dcgmGroupEntityPair_t(kind, entity),
+        )
+        for system, health, kind, entity, code in _call(handle, "health", group.value)
+    ]
+    return SimpleNamespace(incidentCount=len(incidents), incidents=incidents)
+
+
+if not dcgm_structs.OF_3:
+
+    def dcgmGetNvLinkP2PStatus(handle, status):
+        status.gpus = [SimpleNamespace(entityId=gpu, linkStatus=states) for gpu, states in _call(handle, "peers")]
+        status.numGpus = len(status.gpus)
+
+
 def dcgmGroupCreate(handle, kind, name):
     return c_void_p(_call(handle, "group", name))
 

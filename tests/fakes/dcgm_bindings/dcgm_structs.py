@@ -123,3 +123,7 @@ class c_dcgmFieldValue_v2(Structure):
         ("ts", c_int64),
         ("value", c_dcgmFieldValue_v1_value),
     ]
+
+
+class c_dcgmNvLinkP2PStatus_v1:
+    """The NVLinks between GPUs, to be filled in."""
