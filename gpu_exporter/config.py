@@ -273,7 +273,7 @@ class Config:
     hpc_job_mapping_dir: Path | None = _setting("Directory of job files, named by GPU, as dcgm-exporter has it for Slurm.", Path)
     expected_gpus: int | None = _setting("GPUs that ought to be there (else: bound to the driver, or most seen).", count)
     xid_overrides: Path | None = _setting("YAML or CSV file that changes rows of the Xid table.", Path)
-    node_name: str            = _setting("The node's name, for the Hostname label (else: the host's name).", str, "")
+    node_name: str            = _setting("The node's name, for the Hostname label (else: of a remote host engine, NODE_NAME of the environment, or the host's own).", str, "")
     no_hostname: bool         = _setting("Whether to leave the Hostname label out.", boolean, "false")
     replace_blanks_in_model_name: bool = _setting("Whether the modelName label has a dash for each blank.", boolean, "false")
     log_format: str           = _setting("How to log: text, or json with one object a line.", choice("text", "json"), "text")

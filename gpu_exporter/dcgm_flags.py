@@ -74,7 +74,7 @@ def _switch(flags: str, env: str, setting: str = "", convert: Callable[[str], st
 
 # fmt: off
 THEIRS: tuple[Theirs, ...] = (
-    _value("collectors f", "DCGM_EXPORTER_COLLECTORS", "collectors", says="Without it, --metrics chooses; a wrong row is a warning, not the end. An image of ours has no /etc/dcgm-exporter: mount the file."),
+    _value("collectors f", "DCGM_EXPORTER_COLLECTORS", "collectors", says="Without it, --metrics chooses; a wrong row is a warning, not the end. Our image, too, has the three files of dcgm-exporter 4.8.2 in /etc/dcgm-exporter."),
     _value("address a", "DCGM_EXPORTER_LISTEN", "address"),
     _value("collect-interval c", "DCGM_EXPORTER_INTERVAL", "interval", milliseconds, "Without it, values are collected each second, not each 30 s."),
     _value("remote-hostengine-info r", "DCGM_REMOTE_HOSTENGINE_INFO", "dcgm_hostengine", says="Sets --source dcgm, too. Without it, GPUs are read without DCGM."),

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 
 from gpu_exporter.cli import cli
-from gpu_exporter.config import Config, Devices, device_list
+from gpu_exporter.config import Config, Devices, device_list, hostengine
 from gpu_exporter.dcgm_flags import SETTINGS, THEIRS, Theirs, is_theirs, translate
+from gpu_exporter.sources import node_name
 
 
 def becomes(line: str, environ: Mapping[str, str] | None = None) -> str:
@@ -175,3 +178,25 @@ def test_defaults_change_nothing() -> None:
     config = Config()
 
     assert (config.devices, config.collectors, config.no_hostname) == (Devices(), None, False)
+
+
+@pytest.mark.parametrize(
+    ("source", "settings", "environ", "expected"),
+    [
+        ("nvml", {}, {"NODE_NAME": "worker-7"}, "worker-7"),
+        ("nvml", {"node_name": "mine"}, {"NODE_NAME": "worker-7"}, "mine"),
+        ("nvml", {}, {}, socket.gethostname()),
+        ("nvml", {"dcgm_hostengine": "far:5555"}, {}, socket.gethostname()),
+        ("dcgm", {"dcgm_hostengine": "far:5555"}, {}, "far"),
+        ("dcgm", {"dcgm_hostengine": "far:5555"}, {"NODE_NAME": "worker-7"}, "far"),
+        ("dcgm", {"dcgm_hostengine": "[fd00::7]:5555"}, {}, "fd00::7"),
+        ("dcgm", {"dcgm_hostengine": "far:5555", "kubernetes": True}, {"NODE_NAME": "worker-7"}, "worker-7"),
+        ("dcgm", {"dcgm_hostengine": "localhost:5555"}, {}, socket.gethostname()),
+        ("dcgm", {"dcgm_hostengine": "/run/engine.sock"}, {}, socket.gethostname()),
+        ("dcgm", {}, {"NODE_NAME": "worker-7"}, "worker-7"),
+    ],
+)
+def test_the_name_of_the_node(source: str, settings: dict[str, Any], environ: dict[str, str], expected: str) -> None:
+    """As `internal/pkg/hostname` of dcgm-exporter finds it; a host engine on this host is this host's."""
+    engine = hostengine(settings.get("dcgm_hostengine", ""))
+    assert node_name(Config(**{**settings, "dcgm_hostengine": engine}), source, environ) == expected

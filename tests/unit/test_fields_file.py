@@ -16,7 +16,7 @@ from gpu_exporter.model import EntityKind, GpuExporterError, Kind, MetricSet
 from gpu_exporter.selection import Family, Selection
 
 ROOT = Path(__file__).parent.parent.parent
-SHIPPED = ROOT / "tests" / "dcgm_exporter"
+SHIPPED = ROOT / "deploy" / "dcgm-exporter"
 TEMP = "DCGM_FI_DEV_GPU_TEMP, gauge, GPU temperature (in C)."
 
 
