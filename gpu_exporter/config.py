@@ -275,7 +275,7 @@ class Config:
     xid_overrides: Path | None = _setting("YAML or CSV file that changes rows of the Xid table.", Path)
     node_name: str            = _setting("The node's name, for the Hostname label (else: of a remote host engine, NODE_NAME of the environment, or the host's own).", str, "")
     no_hostname: bool         = _setting("Whether to leave the Hostname label out.", boolean, "false")
-    replace_blanks_in_model_name: bool = _setting("Whether the modelName label has a dash for each blank.", boolean, "false")
+    replace_blanks_in_model_name: bool = _setting("Whether the modelName label has dashes for blanks.", boolean, "false")
     log_format: str           = _setting("How to log: text, or json with one object a line.", choice("text", "json"), "text")
     log_level: str            = _setting("How much to log.", choice("debug", "info", "warning", "error"), "info")
     token_file: Path | None   = _setting("Where to write a token with which this machine's users of `release` and `resume` may do so.", Path)

@@ -157,9 +157,8 @@ class Renderer:
         labels = dict(labels_of(series, self._node, selection.schema, selection.label_rows))
         if not self._style.hostname:
             labels.pop(NODE_LABEL[selection.schema], None)
-        for model in ("modelName", "model_name") if self._style.dashes else ():
-            if model in labels:
-                labels[model] = "-".join(labels[model].split())
+        if self._style.dashes and "modelName" in labels:
+            labels["modelName"] = "-".join(labels["modelName"].split())
         labels.update(self._owned.labels(series))
         return f"{selection.families[series.metric.name].name}{self._braces(labels)}".encode()
 

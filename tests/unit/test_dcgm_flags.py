@@ -14,6 +14,8 @@ from gpu_exporter.config import Config, Devices, device_list, hostengine
 from gpu_exporter.dcgm_flags import SETTINGS, THEIRS, Theirs, is_theirs, translate
 from gpu_exporter.sources import node_name
 
+ALLOWED = "DCGM_EXPORTER_KUBERNETES_POD_LABEL_ALLOWLIST_REGEX"
+
 
 def becomes(line: str, environ: Mapping[str, str] | None = None) -> str:
     """A command line and an environment of theirs, as ours."""
@@ -78,6 +80,36 @@ def test_flags_become_ours(theirs: str, ours: str) -> None:
 def test_ours_win(line: str, environ: Mapping[str, str], ours: str) -> None:
     """A flag over a variable, and of each kind ours over theirs."""
     assert becomes(line, environ) == ours
+
+
+@pytest.mark.parametrize(
+    ("line", "environ", "ours", "ignored"),
+    [
+        ("-k --kubernetes-enable-pod-uid", {}, "--kubernetes-pods=true --kubernetes=true", ""),
+        ("--kubernetes-enable-pod-uid", {}, "", "--kubernetes-enable-pod-uid"),
+        ("--kubernetes-enable-pod-uid=false", {}, "", ""),
+        ("--kubernetes-enable-dra -k=false", {}, "--kubernetes=false", "--kubernetes-enable-dra"),
+        ("--kubernetes", {"KUBERNETES_ENABLE_DRA": "true"}, "--kubernetes-dra=true --kubernetes", ""),
+        ("", {"KUBERNETES_ENABLE_DRA": "1", "GPU_EXPORTER_KUBERNETES": "true"}, "--kubernetes-dra=true", ""),
+        ("", {"KUBERNETES_ENABLE_DRA": "1"}, "", "KUBERNETES_ENABLE_DRA"),
+        (
+            "-k --kubernetes-enable-pod-labels --kubernetes-pod-label-allowlist-regex ^app$",
+            {},
+            "--kubernetes-pod-labels=^app$ --kubernetes=true",
+            "",
+        ),
+        ("-k", {ALLOWED: "^app$"}, "--kubernetes=true", ALLOWED),
+        ("-k --kubernetes-enable-pod-labels", {}, "--kubernetes-pod-labels=.* --kubernetes=true", ""),
+    ],
+)
+def test_what_another_flag_has_to_switch_on(line: str, environ: Mapping[str, str], ours: str, ignored: str) -> None:
+    """Is no error without it, as in dcgm-exporter, but one line: nobody is asked who was not asked there."""
+    arguments, said = translate(line.split(), environ)
+
+    assert sorted(arguments) == sorted(ours.split())
+    assert [each.partition(" is ignored: it does nothing without --")[0] for each in said] == (
+        [ignored] if ignored else []
+    )
 
 
 @pytest.mark.parametrize(
