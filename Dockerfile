@@ -27,6 +27,8 @@ LABEL org.opencontainers.image.title="gpu-exporter" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"
 COPY --from=build /opt/gpu-exporter /opt/gpu-exporter
+# Where manifests of dcgm-exporter look for them.
+COPY deploy/dcgm-exporter/*.csv /etc/dcgm-exporter/
 # The NVIDIA runtime brings NVML, which is all that is needed of the driver.
 ENV PATH=/opt/gpu-exporter/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \

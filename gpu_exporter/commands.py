@@ -245,7 +245,7 @@ def compare_command(a: str, b: str, seconds: float, as_json: bool, **values: Any
     """Read two sources over the same time, and print how far they agree on each metric of each GPU.
 
     Gauges are compared by their means, profiling by its integrals, counters by their rise, what never changes must be
-    equal; docs/migration.md has the tolerances. Exit code 0 if they agree; 3 if a value or what a GPU is differs. What
+    equal; docs/compare.md has the tolerances. Exit code 0 if they agree; 3 if a value or what a GPU is differs. What
     only one of them can answer is shown, and no difference.
     """
     from gpu_exporter import compare

@@ -47,7 +47,7 @@ class Theirs:
     """One of dcgm-exporter's flags. `setting` is ours that it sets, by `convert`; without one, `says` is what to use.
 
     `says` of an honoured flag is what differs. `bare` takes no value on the command line. `quiet` values ask for
-    nothing, and are not answered.
+    nothing, and are not answered. `needs` is the flag without which this one does nothing, there as here.
     """
 
     flags: tuple[str, ...]
@@ -57,6 +57,7 @@ class Theirs:
     says: str = ""
     bare: bool = False
     quiet: tuple[str, ...] = ("",)
+    needs: str = ""
 
     @property
     def honoured(self) -> bool:
@@ -64,17 +65,17 @@ class Theirs:
         return bool(self.setting)
 
 
-def _value(flags: str, env: str, setting: str = "", convert: Callable[[str], str] = same, says: str = "", quiet: tuple[str, ...] = ("",)) -> Theirs:  # fmt: skip
-    return Theirs(tuple(flags.split()), env, setting, convert, says, quiet=quiet)
+def _value(flags: str, env: str, setting: str = "", convert: Callable[[str], str] = same, says: str = "", quiet: tuple[str, ...] = ("",), needs: str = "") -> Theirs:  # fmt: skip
+    return Theirs(tuple(flags.split()), env, setting, convert, says, quiet=quiet, needs=needs)
 
 
-def _switch(flags: str, env: str, setting: str = "", convert: Callable[[str], str] = switch, says: str = "") -> Theirs:
-    return Theirs(tuple(flags.split()), env, setting, convert, says, bare=True, quiet=("", *FALSE))
+def _switch(flags: str, env: str, setting: str = "", convert: Callable[[str], str] = switch, says: str = "", needs: str = "") -> Theirs:  # fmt: skip
+    return Theirs(tuple(flags.split()), env, setting, convert, says, bare=True, quiet=("", *FALSE), needs=needs)
 
 
 # fmt: off
 THEIRS: tuple[Theirs, ...] = (
-    _value("collectors f", "DCGM_EXPORTER_COLLECTORS", "collectors", says="Without it, --metrics chooses; a wrong row is a warning, not the end. An image of ours has no /etc/dcgm-exporter: mount the file."),
+    _value("collectors f", "DCGM_EXPORTER_COLLECTORS", "collectors", says="Without it, --metrics chooses; a wrong row is a warning, not the end. Our image, too, has the three files of dcgm-exporter 4.8.2 in /etc/dcgm-exporter."),
     _value("address a", "DCGM_EXPORTER_LISTEN", "address"),
     _value("collect-interval c", "DCGM_EXPORTER_INTERVAL", "interval", milliseconds, "Without it, values are collected each second, not each 30 s."),
     _value("remote-hostengine-info r", "DCGM_REMOTE_HOSTENGINE_INFO", "dcgm_hostengine", says="Sets --source dcgm, too. Without it, GPUs are read without DCGM."),
@@ -94,10 +95,10 @@ THEIRS: tuple[Theirs, ...] = (
     _switch("kubernetes k", "DCGM_EXPORTER_KUBERNETES", "kubernetes"),
     _value("pod-resources-kubelet-socket", "DCGM_POD_RESOURCES_KUBELET_SOCKET", "pod_resources_socket"),
     _value("nvidia-resource-names", "NVIDIA_RESOURCE_NAMES", "nvidia_resource_names"),
-    _switch("kubernetes-enable-pod-uid", "DCGM_EXPORTER_KUBERNETES_ENABLE_POD_UID", "kubernetes_pods", says="Shown on gpu_pod_info."),
-    _switch("kubernetes-enable-pod-labels", "DCGM_EXPORTER_KUBERNETES_ENABLE_POD_LABELS", "kubernetes_pod_labels", lambda text: ".*" if switch(text) == "true" else "", "Shown on gpu_pod_info as label_*."),
-    _value("kubernetes-pod-label-allowlist-regex", "DCGM_EXPORTER_KUBERNETES_POD_LABEL_ALLOWLIST_REGEX", "kubernetes_pod_labels"),
-    _switch("kubernetes-enable-dra", "KUBERNETES_ENABLE_DRA", "kubernetes_dra"),
+    _switch("kubernetes-enable-pod-uid", "DCGM_EXPORTER_KUBERNETES_ENABLE_POD_UID", "kubernetes_pods", says="Shown on gpu_pod_info.", needs="kubernetes"),
+    _switch("kubernetes-enable-pod-labels", "DCGM_EXPORTER_KUBERNETES_ENABLE_POD_LABELS", "kubernetes_pod_labels", lambda text: ".*" if switch(text) == "true" else "", "Shown on gpu_pod_info as label_*.", "kubernetes"),
+    _value("kubernetes-pod-label-allowlist-regex", "DCGM_EXPORTER_KUBERNETES_POD_LABEL_ALLOWLIST_REGEX", "kubernetes_pod_labels", needs="kubernetes-enable-pod-labels"),
+    _switch("kubernetes-enable-dra", "KUBERNETES_ENABLE_DRA", "kubernetes_dra", needs="kubernetes"),
     _switch("kubernetes-virtual-gpus", "KUBERNETES_VIRTUAL_GPUS", says="Not needed: who shares a GPU is on gpu_pod_info, and no value is there twice."),
     _value("kubernetes-gpu-id-type", "DCGM_EXPORTER_KUBERNETES_GPU_ID_TYPE", says="Not needed: UUIDs and device names are both understood.", quiet=("", "uid", "device-name")),
     _value("hpc-job-mapping-dir", "DCGM_HPC_JOB_MAPPING_DIR", "hpc_job_mapping_dir"),
@@ -162,12 +163,26 @@ def translate(arguments: Sequence[str], environ: Mapping[str, str]) -> Translati
             over = {theirs.setting} & (ours | told) or f"{ENV_PREFIX}{theirs.setting.upper()}" in environ
             if not theirs.setting or not over:
                 given.append(_Given(theirs, theirs.env, value))
+    on = _on(rest, given, environ)
+    idle = [each for each in given if each.theirs.needs not in on and each.value not in each.theirs.quiet]
+    given = [each for each in given if each.theirs.needs in on]
     valued = {theirs.setting for theirs, _, _ in given if theirs.setting and not theirs.bare}
     given = [each for each in given if not (each.theirs.bare and each.theirs.setting in valued)]
     source = _source(rest) or environ.get(f"{ENV_PREFIX}SOURCE", "")
     answers = [_answer(each, source) for each in given]
     put = [argument for answer in answers for argument in answer.arguments]
-    return Translation((*put, *rest), tuple(warning for answer in answers for warning in answer.warnings))
+    warnings = [warning for answer in answers for warning in answer.warnings]
+    warnings += [f"{each.spelling} is ignored: it does nothing without --{each.theirs.needs}" for each in idle]
+    return Translation((*put, *rest), tuple(warnings))
+
+
+def _on(rest: Sequence[str], given: Sequence[_Given], environ: Mapping[str, str]) -> frozenset[str]:
+    """The switches that are on, by their long names, and "" for what needs none."""
+    said = {"kubernetes": environ.get(f"{ENV_PREFIX}KUBERNETES", "false")}
+    said |= {theirs.flags[0]: value for theirs, _, value in given if theirs.bare}
+    told = [_split(argument) for argument in rest if argument.startswith("--")]
+    said |= {name: "true" if value is None else value for name, value in told}
+    return frozenset({"", *(name for name, value in said.items() if value.lower() not in ("", "no", "off", *FALSE))})
 
 
 def _read(arguments: Sequence[str]) -> tuple[list[str], list[_Given]]:

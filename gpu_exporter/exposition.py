@@ -123,15 +123,17 @@ class Renderer:
 
     def render(self, snapshot: Snapshot, process: Iterable[ClientMetric] = ()) -> Page:
         """Render a snapshot, and metrics of the process itself as prometheus_client collects them."""
-        by_name: dict[str, list[bytes]] = {}
-        lines, headers, converters, style = self._lines, self._headers, self._converters, self._style
+        by_name: dict[str, list[bytes]] = {name: [] for name in self._headers}
+        lines, converters, style = self._lines, self._converters, self._style
+        some = style.parts != "f"
         self._own(snapshot.owned)
         if len(lines) > 2 * len(snapshot.samples) + 100:
             lines.clear()
         for sample in snapshot.samples:
             series, value = sample
             name = series.metric.name
-            if name not in headers or (style.parts != "f" and style.hides(series)):
+            family = by_name.get(name)
+            if family is None or (some and style.hides(series)):
                 continue
             known = lines.get(series)
             if known is None or known[0] != value:
@@ -139,8 +141,8 @@ class Renderer:
                 convert = converters.get(name)
                 text = number(convert(value) if convert else value)
                 known = lines[series] = (value, b"%b %b\n" % (prefix, text.encode()))
-            by_name.setdefault(name, []).append(known[1])
-        blocks = [(text, om, b"".join(by_name[name])) for name, (text, om) in headers.items() if name in by_name]
+            family.append(known[1])
+        blocks = [(text, om, b"".join(by_name[name])) for name, (text, om) in self._headers.items() if by_name[name]]
         return Page(blocks + [self._client(metric) for metric in process])
 
     def _own(self, owned: Owned) -> None:
@@ -155,9 +157,8 @@ class Renderer:
         labels = dict(labels_of(series, self._node, selection.schema, selection.label_rows))
         if not self._style.hostname:
             labels.pop(NODE_LABEL[selection.schema], None)
-        for model in ("modelName", "model_name") if self._style.dashes else ():
-            if model in labels:
-                labels[model] = "-".join(labels[model].split())
+        if self._style.dashes and "modelName" in labels:
+            labels["modelName"] = "-".join(labels["modelName"].split())
         labels.update(self._owned.labels(series))
         return f"{selection.families[series.metric.name].name}{self._braces(labels)}".encode()
 

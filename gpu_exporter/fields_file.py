@@ -215,8 +215,7 @@ class FieldsFile:
             problem = f"{row.name} is {_why_not(dcgm)}; the row is skipped"
         else:
             if self._schema is Schema.SI:
-                name, factor = RENAMED.get(metric.name, (row.name, 1.0))
-                row = row._replace(name=name)
+                row, factor = _modern(row, metric)
             problem = _family(row, metric, factor, chosen)
         return problem or _id_problem(row, dcgm)
 
@@ -247,6 +246,13 @@ class FieldsFile:
                 per_instance=dcgm.level == "instance",
             )
         return self._made[dcgm.id, kind]
+
+
+def _modern(row: Row, metric: Metric) -> tuple[Row, float]:
+    """A row under the name since 4.9, and the factor. A help text that names the unit before would be wrong there."""
+    name, factor = RENAMED.get(metric.name, (row.name, 1.0))
+    help = BY_NAME[metric.name].help if factor != 1.0 and name != row.name and metric.name in BY_NAME else row.help
+    return row._replace(name=name, help=help), factor
 
 
 def _is_asked(metric: Metric) -> bool:

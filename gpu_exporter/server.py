@@ -195,7 +195,7 @@ class Server:
         shared = {"endpoints": {"" if alone else f"/nodes/{each.node}": each for each in endpoints}}
         routes: list[tuple[str, type[Handler]]] = [
             ("(.*)/metrics", _Metrics),
-            ("(.*)/healthz", _Healthz),
+            ("(.*)/healthz?", _Healthz),  # dcgm-exporter's probes ask for /health
             ("(.*)/readyz", _Readyz),
             ("(.*)/api/v1/events", _Events),
             ("(.*)/api/v1/gpus", _Gpus),

@@ -6,6 +6,7 @@ Each is imported only when it is chosen: a server of real GPUs carries no simula
 from __future__ import annotations
 
 import logging
+import os
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -59,7 +60,19 @@ def chosen(config: Config) -> Mapping[str, Source]:
 
 def _one(config: Config) -> Mapping[str, Source]:
     made = {"replay": _replay, "dcgm": dcgm, "nvml": _nvml}.get(config.source, _auto)
-    return {config.node_name or socket.gethostname(): made(config)}
+    source = made(config)
+    return {node_name(config, source.name, os.environ): source}
+
+
+def node_name(config: Config, source: str, environ: Mapping[str, str]) -> str:
+    """Whose GPUs these are, for the label: as dcgm-exporter has it, but for a host engine on this host.
+
+    `NODE_NAME` is what manifests for Kubernetes set, since the host name of a pod is its own.
+    """
+    engine = config.dcgm_hostengine
+    remote = source == "dcgm" and not engine.local and not config.kubernetes
+    host = engine.address.rpartition(":")[0].strip("[]") if remote else ""
+    return config.node_name or host or environ.get("NODE_NAME", "") or socket.gethostname()
 
 
 def dcgm(config: Config) -> DcgmSource:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -13,13 +14,16 @@ from pathlib import Path
 
 import pytest
 
+from gpu_exporter.fields_file import rows
 from tests.conftest import Exporter, Serve, command, run
 from tests.e2e.test_reload import classic
 from tests.fakes.driver import FakeDriver, identity, mig_device
+from tests.fakes.kubelet import FakeKubelet, given
 from tests.prometheus import scraping
 from tests.tools import free_port, until
 
-THEIRS = Path(__file__).parent.parent / "dcgm_exporter"
+ROOT = Path(__file__).parent.parent.parent
+THEIRS = ROOT / "deploy" / "dcgm-exporter"
 REPLAY = ("--source", "replay", "--recording", "h200_workloads")
 
 
@@ -79,6 +83,55 @@ def test_a_command_line_of_theirs_runs_as_it_is(tmp_path: Path) -> None:
         "DCGM_EXPORTER_CONFIGMAP_DATA is ignored",
         "--switch-devices is ignored",
     ]
+
+
+# The labels of a series of a GPU, by the template of dcgm-exporter 4.8.2, with its file of fields and with Kubernetes.
+THEIR_LABELS = {
+    *("gpu", "UUID", "pci_bus_id", "device", "modelName", "Hostname", "DCGM_FI_DRIVER_VERSION"),
+    *("namespace", "pod", "container"),
+}
+
+
+def test_the_pod_of_their_chart_runs_as_it_is(tmp_path: Path, kubelet: FakeKubelet) -> None:
+    """Arguments, environment and probe of its DaemonSet: the node's name, not the pod's, and every family of its file
+    with its type, its help and its labels."""
+    port = free_port()
+    driver = FakeDriver(tmp_path / "driver", 2)
+    kubelet.pods = [given("train-0", str(identity(1)["UUID"]))]
+    environ = {
+        **driver.environment,
+        "DCGM_EXPORTER_KUBERNETES": "true",
+        "DCGM_EXPORTER_LISTEN": f"127.0.0.1:{port}",
+        "DCGM_EXPORTER_INTERVAL": "200",
+        "DCGM_POD_RESOURCES_KUBELET_SOCKET": str(kubelet.socket),
+        "NODE_NAME": "worker-7",
+    }
+    asked = {row.name: row for row in rows((THEIRS / "dcp-metrics-included.csv").read_text(), lambda *_: None)}
+    with started(tmp_path, command("-f", str(THEIRS / "dcp-metrics-included.csv")), port, **environ) as exporter:
+        page = exporter.until(
+            lambda page: (
+                len(page.values("DCGM_FI_PROF_DRAM_ACTIVE")) == 2
+                and page.values("DCGM_FI_DEV_POWER_USAGE", pod="train-0") != []
+            )
+        )
+        assert exporter.ask("GET", "/health")[0] == 200
+
+    text = re.findall(r"# HELP (DCGM_\S+) (.*)\n# TYPE \S+ (\S+)\n", page.text)
+    assert {name: (kind, help) for name, help, kind in text} == {
+        name: (row.type, row.help)
+        for name, row in asked.items()
+        if row.type != "label" and name not in ("DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL", "DCGM_FI_DEV_VGPU_LICENSE_STATUS")
+    }
+    found = [(name, labels) for name, labels, _ in page.samples if name.startswith("DCGM_")]
+    more = {"DCGM_FI_DEV_XID_ERRORS": {"err_code", "err_msg"}}
+    assert {(name, frozenset(labels)) for name, labels in found} == {
+        (name, frozenset(THEIR_LABELS | more.get(name, set()))) for name, _ in found
+    }
+    assert {labels["Hostname"] for _, labels in found} == {"worker-7"}
+    assert {(labels["gpu"], labels["pod"], labels["container"]) for _, labels in found} == {
+        ("0", "", ""),
+        ("1", "train-0", "main"),
+    }
 
 
 @pytest.mark.parametrize(
@@ -147,7 +200,7 @@ def test_a_socket_of_systemd_is_served_on(tmp_path: Path) -> None:
 
 def panels() -> dict[str, list[str]]:
     """The expressions of Grafana dashboard 12239, by panel."""
-    board = json.loads((THEIRS / "dashboard-12239.json").read_text())
+    board = json.loads((ROOT / "tests" / "dcgm_exporter" / "dashboard-12239.json").read_text())
     return {
         panel["title"]: [
             target["expr"].replace("$instance", ".*").replace("$gpu", ".*") for target in panel.get("targets", ())

@@ -68,7 +68,10 @@ def test_the_final_stage_only_copies() -> None:
     *_, final = stages()
     assert "RUN" not in {each.name for each in final}
     assert not COMPILERS.search(" ".join(each.text for each in final if each.name != "LABEL"))
-    assert [each.text for each in final if each.name == "COPY"] == ["--from=build /opt/gpu-exporter /opt/gpu-exporter"]
+    assert [each.text for each in final if each.name == "COPY"] == [
+        "--from=build /opt/gpu-exporter /opt/gpu-exporter",
+        "deploy/dcgm-exporter/*.csv /etc/dcgm-exporter/",
+    ]
     (user,) = (each.text for each in final if each.name == "USER")
     assert user == "65534:65534"
     (label,) = (each.text for each in final if each.name == "LABEL")
@@ -102,6 +105,9 @@ def test_what_is_copied_is_there() -> None:
         assert (ROOT / source).exists(), source
         assert not ignored(source), source
     assert not ignored("gpu_exporter/xids.csv")
+    files = {path.name for path in (ROOT / "deploy/dcgm-exporter").glob("*.csv")}
+    assert files == {"default-counters.csv", "dcp-metrics-included.csv", "1.x-compatibility-metrics.csv"}
+    assert not any(ignored(f"deploy/dcgm-exporter/{name}") for name in files)
     for other in (".git", ".venv", ".tools", "tests", "shared", "gpu_exporter/__pycache__", "docs", "web.yml"):
         assert ignored(other), other
 

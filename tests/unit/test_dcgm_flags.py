@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 
 from gpu_exporter.cli import cli
-from gpu_exporter.config import Config, Devices, device_list
+from gpu_exporter.config import Config, Devices, device_list, hostengine
 from gpu_exporter.dcgm_flags import SETTINGS, THEIRS, Theirs, is_theirs, translate
+from gpu_exporter.sources import node_name
+
+ALLOWED = "DCGM_EXPORTER_KUBERNETES_POD_LABEL_ALLOWLIST_REGEX"
 
 
 def becomes(line: str, environ: Mapping[str, str] | None = None) -> str:
@@ -75,6 +80,36 @@ def test_flags_become_ours(theirs: str, ours: str) -> None:
 def test_ours_win(line: str, environ: Mapping[str, str], ours: str) -> None:
     """A flag over a variable, and of each kind ours over theirs."""
     assert becomes(line, environ) == ours
+
+
+@pytest.mark.parametrize(
+    ("line", "environ", "ours", "ignored"),
+    [
+        ("-k --kubernetes-enable-pod-uid", {}, "--kubernetes-pods=true --kubernetes=true", ""),
+        ("--kubernetes-enable-pod-uid", {}, "", "--kubernetes-enable-pod-uid"),
+        ("--kubernetes-enable-pod-uid=false", {}, "", ""),
+        ("--kubernetes-enable-dra -k=false", {}, "--kubernetes=false", "--kubernetes-enable-dra"),
+        ("--kubernetes", {"KUBERNETES_ENABLE_DRA": "true"}, "--kubernetes-dra=true --kubernetes", ""),
+        ("", {"KUBERNETES_ENABLE_DRA": "1", "GPU_EXPORTER_KUBERNETES": "true"}, "--kubernetes-dra=true", ""),
+        ("", {"KUBERNETES_ENABLE_DRA": "1"}, "", "KUBERNETES_ENABLE_DRA"),
+        (
+            "-k --kubernetes-enable-pod-labels --kubernetes-pod-label-allowlist-regex ^app$",
+            {},
+            "--kubernetes-pod-labels=^app$ --kubernetes=true",
+            "",
+        ),
+        ("-k", {ALLOWED: "^app$"}, "--kubernetes=true", ALLOWED),
+        ("-k --kubernetes-enable-pod-labels", {}, "--kubernetes-pod-labels=.* --kubernetes=true", ""),
+    ],
+)
+def test_what_another_flag_has_to_switch_on(line: str, environ: Mapping[str, str], ours: str, ignored: str) -> None:
+    """Is no error without it, as in dcgm-exporter, but one line: nobody is asked who was not asked there."""
+    arguments, said = translate(line.split(), environ)
+
+    assert sorted(arguments) == sorted(ours.split())
+    assert [each.partition(" is ignored: it does nothing without --")[0] for each in said] == (
+        [ignored] if ignored else []
+    )
 
 
 @pytest.mark.parametrize(
@@ -175,3 +210,25 @@ def test_defaults_change_nothing() -> None:
     config = Config()
 
     assert (config.devices, config.collectors, config.no_hostname) == (Devices(), None, False)
+
+
+@pytest.mark.parametrize(
+    ("source", "settings", "environ", "expected"),
+    [
+        ("nvml", {}, {"NODE_NAME": "worker-7"}, "worker-7"),
+        ("nvml", {"node_name": "mine"}, {"NODE_NAME": "worker-7"}, "mine"),
+        ("nvml", {}, {}, socket.gethostname()),
+        ("nvml", {"dcgm_hostengine": "far:5555"}, {}, socket.gethostname()),
+        ("dcgm", {"dcgm_hostengine": "far:5555"}, {}, "far"),
+        ("dcgm", {"dcgm_hostengine": "far:5555"}, {"NODE_NAME": "worker-7"}, "far"),
+        ("dcgm", {"dcgm_hostengine": "[fd00::7]:5555"}, {}, "fd00::7"),
+        ("dcgm", {"dcgm_hostengine": "far:5555", "kubernetes": True}, {"NODE_NAME": "worker-7"}, "worker-7"),
+        ("dcgm", {"dcgm_hostengine": "localhost:5555"}, {}, socket.gethostname()),
+        ("dcgm", {"dcgm_hostengine": "/run/engine.sock"}, {}, socket.gethostname()),
+        ("dcgm", {}, {"NODE_NAME": "worker-7"}, "worker-7"),
+    ],
+)
+def test_the_name_of_the_node(source: str, settings: dict[str, Any], environ: dict[str, str], expected: str) -> None:
+    """As `internal/pkg/hostname` of dcgm-exporter finds it; a host engine on this host is this host's."""
+    engine = hostengine(settings.get("dcgm_hostengine", ""))
+    assert node_name(Config(**{**settings, "dcgm_hostengine": engine}), source, environ) == expected

@@ -11,8 +11,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from gpu_exporter import metrics as m
-from gpu_exporter.exposition import Page, Pages, Renderer, Variant, number
-from gpu_exporter.model import Gpu, Kind, Metric, Sample, Series, Snapshot
+from gpu_exporter.exposition import Page, Pages, Renderer, Style, Variant, number
+from gpu_exporter.model import EntityKind, Gpu, Kind, Metric, Sample, Series, Snapshot
+from gpu_exporter.selection import Selection, own_family
 
 FORMATS = TEXT, OPENMETRICS = Variant(False, False), Variant(True, False)
 READABLE = [row for row in m.METRICS if row.nvml or row.integral_of]
@@ -38,6 +39,18 @@ def test_any_label_value_survives_both_parsers(model: str, node: str) -> None:
     for variant in FORMATS:
         labels = dict(parsed(rendered, variant)[0][1])
         assert (labels["modelName"], labels["Hostname"]) == (model, node)
+
+
+def test_dashes_are_of_model_names_of_gpus_alone() -> None:
+    """dcgm-exporter leaves `model_name` of NVLinks as it is, whatever its flag says."""
+    gpu = Gpu(0, "GPU-0", model="NVIDIA  H200 NVL")
+    link = Metric("DCGM_FI_DEV_LINK_ROW", Kind.GAUGE, "", "", 0, 9, EntityKind.NVLINK)
+    samples = Sample(Series(m.POWER, gpu), 1.0), Sample(Series(link, gpu, (("nvlink", "3"),)), 1.0)
+    shown = Selection((), {row.name: own_family(row) for row in (m.POWER, link)})
+    text = Renderer("n", (), shown, Style(dashes=True)).render(Snapshot(0.0, "nvml", samples)).body(TEXT)
+
+    assert b'modelName="NVIDIA-H200-NVL"' in text
+    assert b'model_name="NVIDIA  H200 NVL"' in text
 
 
 def test_what_is_not_utf8_is_replaced() -> None:

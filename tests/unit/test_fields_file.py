@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from gpu_exporter import metrics as m
 from gpu_exporter.fields_file import MOST_LINES, MOST_WARNINGS, FieldsFile, Row, rows
 from gpu_exporter.metrics import selected
-from gpu_exporter.model import EntityKind, GpuExporterError, Kind, MetricSet
+from gpu_exporter.model import EntityKind, GpuExporterError, Kind, MetricSet, Schema
 from gpu_exporter.selection import Family, Selection
 
 ROOT = Path(__file__).parent.parent.parent
-SHIPPED = ROOT / "tests" / "dcgm_exporter"
+SHIPPED = ROOT / "deploy" / "dcgm-exporter"
 TEMP = "DCGM_FI_DEV_GPU_TEMP, gauge, GPU temperature (in C)."
 
 
@@ -133,6 +133,21 @@ def test_the_shipped_default_counters_load() -> None:
     assert selection.labels == (("DCGM_FI_DRIVER_VERSION", "driver"),)
     assert m.XID_ERRORS.name in families  # counted from events: shown, not asked for
     assert m.XID_ERRORS not in selection.asked
+
+
+def test_a_help_text_in_another_unit_is_not_kept() -> None:
+    """Their "(in mJ)" would be wrong where the value is in joules; a text of whoever names the new field is theirs."""
+    text = (SHIPPED / "default-counters.csv").read_text() + "DCGM_FI_DEV_BAR1_USED_BYTES, gauge, Mine (in B).\n"
+    selection, said = FieldsFile(Path("fields.csv"), schema=Schema.SI).select(text.encode())
+
+    assert said == []
+    families = classic(selection)
+    assert families["DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"].name == "DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL"
+    assert families["DCGM_FI_DEV_GPU_TEMP"].help == "GPU temperature (in C)."
+    assert families["DCGM_FI_DEV_BAR1_USED"].help == "Mine (in B)."
+    converted = {name: shown.help for name, shown in families.items() if shown.factor != 1.0}
+    assert len(converted) > 8
+    assert not [help for name, help in converted.items() if "(in " in help and name != "DCGM_FI_DEV_BAR1_USED"]
 
 
 def test_the_shipped_list_with_profiling_loads() -> None:
