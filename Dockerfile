@@ -15,7 +15,8 @@ RUN python -m venv --without-pip /opt/gpu-exporter \
  && wheel="$(ls /wheels/*.whl)" \
  && python -m pip --python /opt/gpu-exporter/bin/python install --no-cache-dir --only-binary :all: \
     "${wheel}${EXTRAS:+[${EXTRAS}]}"
-COPY deploy/healthcheck.py /opt/gpu-exporter/
+COPY deploy/healthcheck.py ./
+RUN install -m 644 healthcheck.py /opt/gpu-exporter/
 
 FROM python:${PYTHON}${DIGEST:+@}${DIGEST}
 ARG VERSION=unknown
