@@ -136,7 +136,7 @@ def doctor_command(quiet: bool, as_json: bool, **values: Any) -> None:
     """
     logging.disable(logging.WARNING)  # what would be logged is a finding
     config = Config(**values)
-    around = node.looks(config.address)
+    around = node.looks(config.address, asked=config.kubernetes)
     if config.kubernetes or config.hpc_job_mapping_dir:
         from gpu_exporter.attribution.look import looks
 

@@ -238,6 +238,16 @@ def test_other_sets_start_the_same() -> None:
     assert pod(made("restricted")) == pod(objects({"attribution": {"enabled": False}}))
 
 
+def test_doctor_knows_the_pod(serve: Serve, host: Host) -> None:
+    """`kubectl exec … gpu-exporter doctor`, as NOTES.txt has it: kubelet is asked, at its socket of the settings."""
+    found = made("defaults")
+    host.start(serve, found)
+    said = run("doctor", env={**os.environ, **host.environment(found)})
+    assert said.returncode == 0, said.stdout
+    assert "kubelet lists 2 devices of 2 pods" in said.stdout
+    assert "pod-resources socket" not in said.stdout
+
+
 @pytest.mark.parametrize("values", [{"port": 9401}, chart.SETS["tls"]], ids=["port", "tls"])
 def test_release_finds_the_exporter(values: chart.Values, serve: Serve, host: Host) -> None:
     """`kubectl exec … gpu-exporter release` needs no address, whatever the port."""

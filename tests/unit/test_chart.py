@@ -99,6 +99,15 @@ def test_names_are_its_own(name: str) -> None:
     assert all(len(key[2]) <= 63 for key in keys)
 
 
+def test_what_is_common_is_everywhere() -> None:
+    """Labels and annotations of all objects but the user's own, and of the pods."""
+    ours = [each for each in made("everything") if "labels" in each["metadata"]]
+    assert len(ours) > 15
+    for each in (*ours, only(made("everything"), "DaemonSet")["spec"]["template"]):
+        assert each["metadata"]["labels"]["team"] == "gpu", each["kind"]
+        assert each["metadata"]["annotations"]["owner"] == "gpu", each["kind"]
+
+
 @pytest.mark.parametrize(
     ("release", "values"),
     [
