@@ -15,6 +15,8 @@ RUN python -m venv --without-pip /opt/gpu-exporter \
  && wheel="$(ls /wheels/*.whl)" \
  && python -m pip --python /opt/gpu-exporter/bin/python install --no-cache-dir --only-binary :all: \
     "${wheel}${EXTRAS:+[${EXTRAS}]}"
+COPY deploy/healthcheck.py ./
+RUN install -m 644 healthcheck.py /opt/gpu-exporter/
 
 FROM python:${PYTHON}${DIGEST:+@}${DIGEST}
 ARG VERSION=unknown
@@ -36,8 +38,8 @@ ENV PATH=/opt/gpu-exporter/bin:$PATH \
     NVIDIA_DRIVER_CAPABILITIES=utility
 USER 65534:65534
 EXPOSE 9400
-# The process, not the GPUs: a GPU that hangs is told, and no reason to restart.
+# The process, not the GPUs: a GPU that hangs is told, and no reason to restart. With any --address, TLS and passwords.
 HEALTHCHECK --interval=15s --timeout=5s --start-period=10s --retries=8 \
-  CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:9400/healthz', timeout=4)"]
+  CMD ["python", "/opt/gpu-exporter/healthcheck.py"]
 ENTRYPOINT ["gpu-exporter"]
 CMD ["serve"]

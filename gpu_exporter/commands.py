@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from gpu_exporter import check, doctor, finding, health, node, record, remote, render
-from gpu_exporter.config import Config, duration, hand_over, interval, metric_set
+from gpu_exporter.config import ENV_PREFIX, Config, duration, hand_over, interval, metric_set
 from gpu_exporter.events import EventLog
 from gpu_exporter.exposition import Renderer, Variant
 from gpu_exporter.kernel_watch import KernelWatch
@@ -136,7 +136,7 @@ def doctor_command(quiet: bool, as_json: bool, **values: Any) -> None:
     """
     logging.disable(logging.WARNING)  # what would be logged is a finding
     config = Config(**values)
-    around = node.looks(config.address)
+    around = node.looks(config.address, asked=config.kubernetes)
     if config.kubernetes or config.hpc_job_mapping_dir:
         from gpu_exporter.attribution.look import looks
 
@@ -267,7 +267,14 @@ def _of_a_running_one(function: Callable[..., None]) -> Callable[..., None]:
         click.option("--password-file", type=file, help="The user's password."),
         click.option("--user", default="", help="Whom to log in as, instead of the token."),
         settings("token_file"),
-        click.option("--url", default="http://localhost:9400", show_default=True, help="The running exporter."),
+        click.option(
+            "--url",
+            envvar=f"{ENV_PREFIX}URL",
+            default="http://localhost:9400",
+            show_default=True,
+            show_envvar=True,
+            help="The running exporter.",
+        ),
     ):
         function = option(function)
     return function

@@ -196,8 +196,8 @@ def clock(root: Path = ROOT, unsynchronised: Callable[[], bool | None] = unsynch
     return [Finding("clock", Level.WARN, what, "run chrony or systemd-timesyncd")]
 
 
-def looks(address: Address) -> tuple[Callable[[], list[Finding]], ...]:
-    """What can be looked at on this system."""
+def looks(address: Address, *, asked: bool = False) -> tuple[Callable[[], list[Finding]], ...]:
+    """What can be looked at on this system; whether kubelet could be asked only if it is not asked already."""
     if platform.system() != "Linux":
         return (lambda: port(address),)
-    return (lambda: port(address), dcgm, kubelet, kernel_log, clock)
+    return (lambda: port(address), dcgm, *(() if asked else (kubelet,)), kernel_log, clock)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -11,11 +12,21 @@ import yaml
 from helm_python import Chart
 
 CHART = Path(__file__).parent.parent / "helm" / "gpu-exporter"
+# Of PASSWORD, cheap to check.
+USER, PASSWORD, HASH = "prometheus", "secret", "$2b$04$yu9GQs4QdIgpgq5uGT8bVehR/BrxjYwNpkpr0oDEEc4l.misvvlny"
 RELEASE, NAMESPACE = "gpus", "gpu-monitoring"
 NAME = "gpus-gpu-exporter"
 
 Values = Mapping[str, Any]
 Object = Mapping[str, Any]
+
+
+def of_readme(begin: str) -> Values:
+    """The example of the chart's README that begins with this key."""
+    (text,) = re.findall(rf"```yaml\n({begin}:.*?)```", (CHART / "README.md").read_text(), re.DOTALL)
+    values: Values = yaml.safe_load(text)
+    return values
+
 
 MONITORED: Values = {
     "serviceMonitor": {"enabled": True, "labels": {"release": "kube-prometheus-stack"}},
@@ -37,7 +48,7 @@ SETS: Mapping[str, Values] = {
         "collectors": "DCGM_FI_DEV_GPU_TEMP, gauge, GPU temperature (in C).\nDCGM_FI_DEV_POWER_USAGE, gauge, Power.\n",
         "networkPolicy": {"enabled": True, "from": [{"namespaceSelector": {}}], "egress": [{"ports": [{"port": 53}]}]},
         "web": {
-            "config": {"basic_auth_users": {"prometheus": "$2y$10$" + "x" * 53}},
+            "config": {"basic_auth_users": {USER: HASH}},
             "tlsSecret": "tls",
             "lifecycle": True,
         },
@@ -76,8 +87,7 @@ SETS: Mapping[str, Values] = {
     },
     "restricted": {"attribution": {"enabled": False}, **MONITORED, "networkPolicy": {"enabled": True}},
     "dcgm-remote": {
-        "dcgm": {"enabled": True, "hostEngine": "nvidia-dcgm.gpu-operator:5555"},
-        "gpuAccess": {"mode": "none"},
+        **of_readme("dcgm"),
         "attribution": {"enabled": False},
         "networkPolicy": {"enabled": True},
     },

@@ -96,7 +96,7 @@ def _refused(response: HTTPResponse, path: str) -> Untold:
     reasons = {401: "unauthorized", 403: "forbidden", 404: "not_found", 410: "gone", 429: "too_many_requests"}
     cures = {
         401: "the token of the service account is not accepted",
-        403: "the service account needs get, list and watch of it (a ClusterRole and its binding)",
+        403: "the service account needs list and watch of it (a ClusterRole and its binding)",
         410: "too old a resource version: listed anew",
     }
     reason = reasons.get(response.status, f"http_{response.status}")

@@ -27,8 +27,8 @@ feature needs beyond that it has only while the feature is on:
 | --- | --- |
 | nothing of the below, `attribution.enabled: false` | uid 65534, no hostPath: Pod Security *restricted* |
 | `attribution.enabled` (the default) | uid 0 without capabilities, read-only hostPath of kubelet's socket: the namespace must be `enforce: privileged` |
-| `attribution.pods`, `attribution.podLabels` | get, list and watch pods, a token |
-| `attribution.dra` | get, list and watch resource slices, a token |
+| `attribution.pods`, `attribution.podLabels` | list and watch pods, a token |
+| `attribution.dra` | list and watch resource slices, a token |
 | `slurm.jobMappingPath` | read-only hostPath |
 | `processes.enabled` | hostPID |
 | `kernelLog.mode: file` | read-only hostPath, the group of the file |
@@ -63,7 +63,25 @@ scrape_configs:
 Names, selectors and addresses differ, so both may run on a node; each GPU counts once in the rules. GPU operator's own
 is switched off with `dcgmExporter.enabled=false`. Nodes are found by the labels of either NFD or GPU operator (`nodes`).
 
-A remote host engine of DCGM: `dcgm.enabled=true`, `dcgm.hostEngine=nvidia-dcgm.gpu-operator:5555`, `gpuAccess.mode=none`.
+## Through DCGM
+
+The image has no DCGM, so its Python bindings and `libdcgm.so` come from an image that has: that of your host engine, for
+both must be of one version. For GPU operator's host engine:
+
+```yaml
+dcgm: {{enabled: true, hostEngine: "nvidia-dcgm.gpu-operator:5555", bindings: /dcgm/python3}}
+gpuAccess: {{mode: none}}
+initContainers:
+  - name: dcgm
+    image: registry.example/dcgm:4
+    command: [sh, -c, "cp -R /usr/share/datacenter-gpu-manager-4/bindings/python3 /dcgm/ && cp $(find /usr/lib* -name 'libdcgm.so.?') /dcgm/python3/"]
+    securityContext: {{allowPrivilegeEscalation: false, readOnlyRootFilesystem: true, capabilities: {{drop: [ALL]}}}}
+    volumeMounts: [{{name: dcgm, mountPath: /dcgm}}]
+extraVolumes: [{{name: dcgm, emptyDir: {{}}}}]
+extraVolumeMounts: [{{name: dcgm, mountPath: /dcgm, readOnly: true}}]
+```
+
+Without `dcgm.hostEngine` DCGM runs within the exporter, which needs all of it: build an image on this one.
 
 ## A driver upgrade, a GPU reset
 

@@ -27,14 +27,18 @@ SCALARS: Schema = {"type": "object", "additionalProperties": {"type": ["string",
 # What Kubernetes or Prometheus Operator check themselves.
 OBJECT: Schema = {"type": "object"}
 OBJECTS: Schema = {"type": "array", "items": OBJECT}
-FOLDER: Schema = {"type": "string", "pattern": "^(/.*)?$"}
+NAME: Schema = {"type": "string", "pattern": "^([a-z0-9]([-a-z0-9]*[a-z0-9])?)?$"}
+FOLDER: Schema = {"type": "string", "pattern": "^/.+$"}
+NO_FOLDER: Schema = {"type": "string", "pattern": "^(/.+)?$"}
+# They become one setting, with commas between.
+LISTED: Schema = {"type": "array", "items": {"type": "string", "pattern": "^[^,]+$"}}
 # As Prometheus writes them.
 SPAN: Schema = {"type": "string", "pattern": "^([0-9]+(ms|s|m|h|d|w|y))+$"}
 # As the exporter's settings write them.
 SECONDS: Schema = {"type": "string", "pattern": "^[0-9]+([.][0-9]+)?(ms|s|m|h)$"}
 # What the rules take for the job of a GPU exporter.
 JOB: Schema = {"type": "string", "pattern": "^(gpu|.*(gpu.?exporter|dcgm).*)$"}
-HOST_ENGINE: Schema = {"type": "string", "pattern": "^(|(unix://)?/.+|[^:/ ]+(:[0-9]+)?)$"}
+HOST_ENGINE: Schema = {"type": "string", "pattern": "^(|(unix://)?/.+|([^][:/ ]+|\\[[0-9A-Fa-f:.]+\\])(:[0-9]+)?)$"}
 
 # Settings of the exporter that belong to a feature of the chart, and the value to use instead of `config`.
 MANAGED: Mapping[str, str] = {
@@ -113,9 +117,9 @@ IMAGE = (
     Value("imagePullSecrets", [], OBJECTS, "Secrets for the registry, such as `[{name: registry}]`."),
 )
 NAMES = (
-    Value("nameOverride", "", TEXT, "In place of the chart's name."),
-    Value("fullnameOverride", "", TEXT, "In place of release and chart name."),
-    Value("namespaceOverride", "", TEXT, "In place of the release's namespace."),
+    Value("nameOverride", "", NAME, "In place of the chart's name."),
+    Value("fullnameOverride", "", NAME, "In place of release and chart name."),
+    Value("namespaceOverride", "", NAME, "In place of the release's namespace."),
     Value("commonLabels", {}, STRINGS, "Labels of everything."),
     Value("commonAnnotations", {}, STRINGS, "Annotations of everything."),
 )
@@ -136,11 +140,11 @@ EXPORTER = (
 ATTRIBUTION = (
     Value("attribution.enabled", True, BOOL, "Whether it is told which pod has which GPU: kubelet's socket (*hostPath, uid 0 without capabilities*)."),
     Value("attribution.podResourcesPath", "/var/lib/kubelet/pod-resources", FOLDER, "The folder of the node with kubelet's `kubelet.sock`."),
-    Value("attribution.resourceNames", [], TEXTS, "Resources beside `nvidia.com/*` that are GPUs."),
+    Value("attribution.resourceNames", [], LISTED, "Resources beside `nvidia.com/*` that are GPUs."),
     Value("attribution.pods", False, BOOL, "Whether pods are told by workload, rank and UID, too (*may read pods*)."),
-    Value("attribution.podLabels", [], TEXTS, "Labels of pods that are exposed, as regular expressions (*may read pods*)."),
+    Value("attribution.podLabels", [], LISTED, "Labels of pods that are exposed, as regular expressions (*may read pods*)."),
     Value("attribution.dra", False, BOOL, "Whether GPUs of resource claims are resolved (*may read resource slices*)."),
-    Value("slurm.jobMappingPath", "", FOLDER, "The folder of the node in which a prolog says which job has which GPU (*hostPath*)."),
+    Value("slurm.jobMappingPath", "", NO_FOLDER, "The folder of the node in which a prolog says which job has which GPU (*hostPath*)."),
     Value("processes.enabled", False, BOOL, "Whether memory and SM share of each process are exposed (*hostPID*)."),
     Value("kernelLog.mode", "none", one_of("none", "file", "kmsg"), "Where Xids are read beside the driver: nowhere, `kernelLog.path` (*hostPath*), or /dev/kmsg (*privileged*)."),
     Value("kernelLog.path", "/var/log/kern.log", FOLDER, "The kernel's log on the node, for `kernelLog.mode: file`."),
@@ -152,7 +156,7 @@ GPUS = (
     Value("gpuAccess.visibleDevices", "all", TEXT, "`NVIDIA_VISIBLE_DEVICES`."),
     Value("gpuAccess.driverCapabilities", "utility", TEXT, "`NVIDIA_DRIVER_CAPABILITIES`; NVML needs no other."),
     Value("gpuAccess.cdiDevice", "nvidia.com/gpu=all", TEXT, "The device for `gpuAccess.mode: cdi`."),
-    Value("dcgm.enabled", False, BOOL, "Whether it reads through DCGM."),
+    Value("dcgm.enabled", False, BOOL, "Whether it reads through DCGM, which the image does not have: see *Through DCGM*."),
     Value("dcgm.hostEngine", "", HOST_ENGINE, "`host:port` of a running host engine, or a Unix socket that `extraVolumes` brings; blank for DCGM within the container."),
     Value("dcgm.bindings", "", TEXT, "The folder of DCGM's Python bindings in the container."),
     Value("dcgm.profiling", False, BOOL, "Profiling through DCGM within the container (*SYS_ADMIN, uid 0*)."),

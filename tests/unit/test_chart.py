@@ -99,6 +99,39 @@ def test_names_are_its_own(name: str) -> None:
     assert all(len(key[2]) <= 63 for key in keys)
 
 
+def test_what_is_common_is_everywhere() -> None:
+    """Labels and annotations of all objects but the user's own, and of the pods."""
+    ours = [each for each in made("everything") if "labels" in each["metadata"]]
+    assert len(ours) > 15
+    for each in (*ours, only(made("everything"), "DaemonSet")["spec"]["template"]):
+        assert each["metadata"]["labels"]["team"] == "gpu", each["kind"]
+        assert each["metadata"]["annotations"]["owner"] == "gpu", each["kind"]
+
+
+@pytest.mark.parametrize(
+    ("release", "values"),
+    [
+        ("r" * 53, {}),
+        ("a-" * 26 + "a", {}),
+        ("my.release", {}),
+        ("gpu-exporter-2", {}),
+        ("x", {"nameOverride": "y" * 70}),
+        ("x", {"fullnameOverride": "f" * 49 + "-" + "f" * 20}),
+    ],
+)
+def test_names_are_names(release: str, values: Mapping[str, Any]) -> None:
+    """Of whatever release: as short as a service's has to be, also with what is put behind; labels are labels."""
+    with Chart.load(CHART) as loaded:
+        made = loaded.render({**SETS["everything"], **values}, name=release, namespace="n" * 63)
+    found = [each for name, text in made.items() if name.endswith(".yaml") for each in yaml.safe_load_all(text) if each]
+    for each in (each for each in found if "labels" in each["metadata"]):  # the user's own have none
+        longest = 63 if each["kind"] in ("Service", "DaemonSet", "Pod") else 253
+        assert re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", each["metadata"]["name"])
+        assert len(each["metadata"]["name"]) <= longest
+        for value in each["metadata"]["labels"].values():
+            assert re.fullmatch(r"[A-Za-z0-9][-A-Za-z0-9_.]{0,61}[A-Za-z0-9]|[A-Za-z0-9]", value)
+
+
 @pytest.mark.parametrize("name", SETS)
 def test_it_never_takes_a_gpu(name: str) -> None:
     """A request for nvidia.com/gpu would keep it from a program."""
@@ -202,7 +235,7 @@ def test_every_key_is_a_setting(name: str, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(content))
     assert config.read_file(tmp_path / "config.yaml").keys() == content.keys()
     variables = {each["name"] for each in exporter(made(name))["env"] if each["name"].startswith(ENV_PREFIX)}
-    assert {each.removeprefix(ENV_PREFIX).lower() for each in variables} <= known | {"config"}
+    assert {each.removeprefix(ENV_PREFIX).lower() for each in variables} <= known | {"config", "url"}
 
 
 def test_every_setting_can_be_set() -> None:
@@ -236,6 +269,7 @@ def test_numbers_stay_what_they_are() -> None:
         ({"config": {"address": ":1"}}, "at '/config': additional properties 'address' not allowed"),
         ({"config": {"nodes": [1]}}, "at '/config/nodes': got array, want"),
         ({"interval": "1"}, "at '/interval': '1' does not match pattern"),
+        ({"fullnameOverride": "My_GPUs"}, "at '/fullnameOverride': 'My_GPUs' does not match pattern"),
         ({"image": {"digest": "latest"}}, "at '/image/digest': 'latest' does not match pattern"),
         ({"gpuAccess": {"mode": "magic"}}, "at '/gpuAccess/mode': value must be one of 'env', 'runtimeClass', 'cdi'"),
         ({"kernelLog": {"mode": "yes"}}, "at '/kernelLog/mode': value must be one of"),
@@ -260,10 +294,25 @@ def test_numbers_stay_what_they_are() -> None:
             "at '/prometheusRule/modes/GpuLost/hold': 'soon'",
         ),
         ({"web": {"config": {"a": {}}, "existingSecret": "b"}}, "web.config and web.existingSecret: choose one"),
-        ({"dcgm": {"profiling": True}}, "dcgm.profiling is for DCGM within the container"),
+        ({"dcgm": {"profiling": True}}, "dcgm.profiling needs dcgm.enabled"),
+        (
+            {"dcgm": {"enabled": True, "hostEngine": "dcgm", "profiling": True}},
+            "dcgm.profiling is for DCGM within the container",
+        ),
         ({"dcgm": {"enabled": True}, "config": {"source": "nvml"}}, "dcgm.enabled and config.source: choose one"),
         ({"gpuAccess": {"mode": "runtimeClass", "runtimeClassName": ""}}, "needs gpuAccess.runtimeClassName"),
         ({"attribution": {"enabled": False, "podLabels": ["app"]}}, "attribution.podLabels needs attribution.enabled"),
+        ({"attribution": {"podLabels": ["a{1,2}"]}}, "at '/attribution/podLabels/0': 'a{1,2}' does not match pattern"),
+        ({"attribution": {"podResourcesPath": ""}}, "at '/attribution/podResourcesPath': '' does not match pattern"),
+        ({"xids": {"path": "lib"}}, "at '/xids/path': 'lib' does not match pattern"),
+        ({"dcgm": {"hostEngine": "dcgm:5555"}}, "dcgm.hostEngine needs dcgm.enabled"),
+        ({"dcgm": {"bindings": "/dcgm"}}, "dcgm.bindings needs dcgm.enabled"),
+        ({"podSecurityContext": {"runAsUser": 65534}}, "podSecurityContext: attribution.enabled needs uid 0"),
+        ({"securityContext": {"runAsNonRoot": True}}, "securityContext: attribution.enabled needs uid 0"),
+        (
+            {"attribution": {"enabled": False}, "xids": {"keep": "node"}, "securityContext": {"runAsUser": 7}},
+            "securityContext: xids.keep needs uid 0",
+        ),
     ],
     ids=lambda value: str(value)[:60],
 )
@@ -273,7 +322,58 @@ def test_wrong_values_are_named(values: Mapping[str, Any], said: str) -> None:
         texts(values)
 
 
-@pytest.mark.parametrize(("engine", "ports"), [("dcgm", {5555, 53}), ("dcgm:777", {777, 53}), ("unix:///run/x", set())])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "  DCGM_FI_DEV_GPU_TEMP, gauge, indented\nDCGM_FI_DEV_POWER_USAGE, gauge, not\n",
+        "\n\n# 'quotes' and \"more\": {{ .Values }}\n\tDCGM_FI_DEV_GPU_TEMP, gauge, x",
+        "-, - \n  key: value\n",
+    ],
+)
+def test_a_file_of_fields_arrives_as_it_is(text: str) -> None:
+    """It is text, whatever YAML would make of it."""
+    (data,) = (each["data"] for each in kind(objects({"collectors": text}), "ConfigMap"))
+    assert data["collectors.csv"] == text
+
+
+def test_a_probe_can_be_left_out() -> None:
+    """As Helm has it: by null."""
+    container = exporter(objects({"livenessProbe": None}))
+    assert "livenessProbe" not in container
+    assert "readinessProbe" in container
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "unsaid"),
+    [
+        ("defaults", "enforce=privileged", "-u USER"),
+        ("restricted", 'The pods meet Pod Security "restricted"', "Nothing scrapes it"),
+        ("no-rbac", "give ServiceAccount given the rights that attribution.podLabels and attribution.dra", "bindings"),
+        ("tls", "curl -s -k https://localhost:9400", "-u USER"),
+        ("everything", "curl -s -u USER:PASSWORD http://localhost:9400", "Nothing scrapes it"),
+        ("dcgm-remote", "DCGM's bindings are not installed", "enforce=privileged"),
+        ("mirror", "exec ds/watch -- gpu-exporter doctor", "gpus-"),
+        ("host-network", "localhost:9401/metrics", "9400"),
+    ],
+)
+def test_notes_fit_the_values(name: str, said: str, unsaid: str) -> None:
+    """Each command is for this release, and what does not concern it is not there."""
+    notes = texts(SETS[name])["NOTES.txt"]
+    assert said in notes
+    assert unsaid not in notes
+    assert "\n\n\n\n" not in notes
+
+
+@pytest.mark.parametrize(
+    ("engine", "ports"),
+    [
+        ("dcgm", {5555, 53}),
+        ("dcgm:777", {777, 53}),
+        ("[fd00::1]", {5555, 53}),
+        ("[fd00::1]:777", {777, 53}),
+        ("unix:///run/x", set()),
+    ],
+)
 def test_the_way_to_a_host_engine_is_open(engine: str, ports: set[int]) -> None:
     """A socket needs none."""
     values = {"dcgm": {"enabled": True, "hostEngine": engine}, "networkPolicy": {"enabled": True}}

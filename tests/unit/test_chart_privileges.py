@@ -134,8 +134,8 @@ def test_rights_only_for_who_asks_the_api_server() -> None:
         assert len(kind(found, "ClusterRole")) == (asks and name != "no-rbac")
     (role,) = kind(made("everything"), "ClusterRole")
     assert role["rules"] == [
-        {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]},
-        {"apiGroups": ["resource.k8s.io"], "resources": ["resourceslices"], "verbs": ["get", "list", "watch"]},
+        {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]},
+        {"apiGroups": ["resource.k8s.io"], "resources": ["resourceslices"], "verbs": ["list", "watch"]},
     ]
     assert [rule["resources"] for rule in only(made("dra"), "ClusterRole")["rules"]] == [["resourceslices"]]
     (binding,) = kind(made("everything"), "ClusterRoleBinding")

@@ -1,4 +1,4 @@
-{{/* Names: cut at what a label may be. */}}
+{{/* Names: cut at what a label may be; that of a service has no dots, that of a release may. */}}
 {{- define "gpu-exporter.name" -}}
 {{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
 {{- end }}
@@ -8,9 +8,9 @@
 {{- if .Values.fullnameOverride }}
 {{- .Values.fullnameOverride | trunc 50 | trimSuffix "-" }}
 {{- else if contains $name .Release.Name }}
-{{- .Release.Name | trunc 50 | trimSuffix "-" }}
+{{- .Release.Name | replace "." "-" | trunc 50 | trimSuffix "-" }}
 {{- else }}
-{{- printf "%s-%s" .Release.Name $name | trunc 50 | trimSuffix "-" }}
+{{- printf "%s-%s" .Release.Name $name | replace "." "-" | trunc 50 | trimSuffix "-" }}
 {{- end }}
 {{- end }}
 
@@ -96,6 +96,18 @@ imagePullSecrets:
 {{- define "gpu-exporter.check" -}}
 {{- if and .Values.web.config .Values.web.existingSecret }}
 {{- fail "web.config and web.existingSecret: choose one" }}
+{{- end }}
+{{- $root := splitList " " (trim (include "gpu-exporter.root" .)) | first }}
+{{- range $name := list "podSecurityContext" "securityContext" }}
+{{- $context := default (dict) (get $.Values $name) }}
+{{- if and $root (or (ne (int (get $context "runAsUser")) 0) (get $context "runAsNonRoot")) }}
+{{- fail (printf "%s: %s needs uid 0: leave out runAsUser and runAsNonRoot, or switch it off" $name $root) }}
+{{- end }}
+{{- end }}
+{{- range $name := list "hostEngine" "bindings" "profiling" }}
+{{- if and (get $.Values.dcgm $name) (not $.Values.dcgm.enabled) }}
+{{- fail (printf "dcgm.%s needs dcgm.enabled" $name) }}
+{{- end }}
 {{- end }}
 {{- if and .Values.dcgm.profiling (or .Values.dcgm.hostEngine (not .Values.dcgm.enabled)) }}
 {{- fail "dcgm.profiling is for DCGM within the container: set dcgm.enabled, and leave dcgm.hostEngine blank" }}
@@ -215,8 +227,7 @@ xids.yaml: |
   {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- with .Values.collectors }}
-collectors.csv: |
-  {{- . | nindent 2 }}
+{{ dict "collectors.csv" . | toYaml }}
 {{- end }}
 {{- end }}
 
