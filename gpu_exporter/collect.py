@@ -24,8 +24,9 @@ from gpu_exporter.worker import Worker
 log = logging.getLogger(__name__)
 
 RESCAN_SECONDS = 5.0
-# Series of a GPU that was not read for this many intervals are withdrawn: Prometheus would stamp them as fresh.
-STALE_INTERVALS = 3
+# Series of a GPU that was not read for so many intervals are withdrawn: Prometheus would stamp them as fresh. It is the
+# third read in a row that is missing, whose tick comes when the values are not quite three intervals old.
+STALE_INTERVALS = 2.5
 # What is kept of a GPU with an event of it.
 EVIDENCE = frozenset(
     {

@@ -59,6 +59,7 @@ class Verdict(Enum):
 
 
 Key = tuple[str, Metric, Labels]
+RISE = "rise per second"
 
 
 def compares(metric: Metric) -> bool:
@@ -98,7 +99,12 @@ class Track:
     @property
     def rise(self) -> float:
         """Per second, from the first read to the last one that found another value."""
-        return (self.last - self.first) / (self.changed_at - self.since) if self.last != self.first else 0.0
+        return (self.last - self.first) / self.span if self.last != self.first else 0.0
+
+    @property
+    def span(self) -> float:
+        """Seconds from the first read to the last one that found another value."""
+        return self.changed_at - self.since
 
 
 @dataclass(slots=True)
@@ -218,6 +224,8 @@ def _row(gpu: Gpu | None, key: Key, a: Track | None, b: Track | None) -> Row:
     allowed = EXACT if how in ("state", "constant") else TOLERANCES.get(metric.unit, EXACT)
     left, right = value(a), value(b)
     tolerance = allowed.around(left, right)
+    if how == RISE:  # a source that is sampled by somebody else may show what is older by a whole period
+        tolerance += max(abs(left), abs(right)) * metric.pace.value / max(a.span, b.span, metric.pace.value, 1.0)
     near = bool(a.states & b.states) if how == "state" else abs(right - left) <= tolerance
     return Row(gpu, metric, labels, how, left, right, tolerance, Verdict.SAME if near else Verdict.DIFFERS)
 
@@ -225,7 +233,7 @@ def _row(gpu: Gpu | None, key: Key, a: Track | None, b: Track | None) -> Row:
 def _how(metric: Metric) -> tuple[str, Callable[[Track], float]]:
     """What is compared of a metric. A profiling gauge is itself the mean over the time, made of its integral."""
     if metric.kind is Kind.COUNTER:
-        return ("rise per second", lambda track: track.rise) if metric.unit in FLOWS else ("level", _last)
+        return (RISE, lambda track: track.rise) if metric.unit in FLOWS else ("level", _last)
     if metric.pace is Pace.STATIC or metric in SETTINGS:
         return "constant", _last
     if metric.unit in STATES:

@@ -240,7 +240,7 @@ class Config:
     address: Address          = _setting("Where to listen.", address, ":9400")
     interval: float           = _setting("Time between two collections.", interval, "1s")
     gauge_window: float       = _setting("What the profiling gauges are the mean over.", duration, "15s")
-    source: str               = _setting("Where to read from; auto is nvml, and never what is not there.", choice("auto", "nvml", "dcgm", "replay", "simulated"), "auto")
+    source: str               = _setting("Where to read from; auto: nvml, and DCGM beside it for a GPU without GPM, where there is one.", choice("auto", "nvml", "dcgm", "replay", "simulated"), "auto")
     dcgm_hostengine: Hostengine = _setting("DCGM's host engine: host:port, or a Unix socket as path or unix:///path; left out, it runs within the exporter.", hostengine, "")
     dcgm_bindings: Path | None = _setting("The directory of DCGM's Python bindings (else: where its packages put them).", Path)
     recording: Path | None    = _setting("The recording to replay.", Path)

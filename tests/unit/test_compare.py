@@ -77,7 +77,8 @@ SAME, DIFFERS = Verdict.SAME, Verdict.DIFFERS
         # 600 W, of which one was read each tick and one each other tick: the same rise per second
         (m.ENERGY_JOULES, (600, 1200, 1800, 2400), (0, 0, 1200, 1200), "rise per second", (600, 600), SAME),
         (m.ENERGY_JOULES, (5, 5, 5), (9, 9, 9), "rise per second", (0, 0), SAME),  # no start is the same
-        (m.ENERGY_JOULES, (600, 1200), (700, 1400), "rise per second", (600, 700), DIFFERS),
+        (m.ENERGY_JOULES, (600, 1200), (700, 1400), "rise per second", (600, 700), SAME),  # read each 15 s: too short
+        (m.ENERGY_JOULES, range(0, 60_000, 600), range(0, 100_000, 1000), "rise per second", (600, 1000), DIFFERS),
     ],
 )
 def test_what_is_compared(
