@@ -178,9 +178,10 @@ class Collector:
 
     def _lost(self, error: SourceLost) -> None:
         message = str(error)
-        if message != self._error and self._first_contact.is_set():
-            log.warning("source %s is down: %s", self.source.name, message)
-        self.up, self._error, self._reason = False, message, error.reason
+        with self._done:  # a worker and the thread that connects may find it at once: that is one state change
+            if message != self._error and self._first_contact.is_set():
+                log.warning("source %s is down: %s", self.source.name, message)
+            self.up, self._error, self._reason = False, message, error.reason
 
     def _connect(self) -> None:
         retry, restart = Backoff(), Backoff()

@@ -222,6 +222,6 @@ def read_from(metric: Metric) -> str:
             return f"process list: {what}"
         case Gpm(number, stride):
             return f"GPM {number}" + (f" + {stride} a link" if stride else "")
-    if metric.entity in BESIDE:
+    if metric.entity in BESIDE or metric is m.EXP_HEALTH:
         return "DCGM alone"
     return f"integral of {metric.integral_of}" if metric.integral_of else "the exporter"

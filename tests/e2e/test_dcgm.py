@@ -230,3 +230,37 @@ def test_full_metrics_beside_the_gpus(serve: Serve, engine: FakeHostengine) -> N
     beside = [(labels, value) for name, labels, value in page.samples if "NVSWITCH" in name or "_CPU_" in name]
     assert beside == [({"nvswitch": "nvswitch0", "Hostname": "here"}, 47), ({"cpu": "1", "Hostname": "here"}, 180.5)]
     assert not [labels for name, labels, _ in page.samples if "NVSWITCH" in labels.get("metric", "")]
+
+
+def test_other_fields_under_load(serve: Serve, engine: FakeHostengine, tmp_path: Path) -> None:
+    """A file of fields that is read anew 20 times, with another choice each time: no failed scrape, no lost series, no
+    sample that counts twice, and no group left over in the host engine."""
+    chosen, few = tmp_path / "fields.csv", "DCGM_FI_DEV_GPU_TEMP, gauge, t\nDCGM_FI_PROF_SM_ACTIVE, gauge, sm\n"
+    chosen.write_text(few)
+    engine.set(240, 0, on=0)
+    given = ("--interval", "200ms", "--kernel-log", "none", "-f", str(chosen), *engine.flags)
+    exporter = Watched(serve(*given, env=engine.environment))
+    exporter.until(lambda page: profiled(page) and len(page.values(TEMPERATURE)) == 2)
+    before, begin, missing = totals(exporter.page()), time.monotonic(), 0
+
+    def shown(page: Page) -> bool:
+        return bool(page.values("DCGM_FI_DEV_POWER_VIOLATION"))
+
+    def hidden(page: Page) -> bool:
+        return not shown(page)
+
+    with scraped(exporter):
+        for turn in range(20):
+            more = f"DCGM_FI_DEV_POWER_VIOLATION, gauge, {turn}\n"
+            chosen.write_text(few + more if turn % 2 else few)
+            exporter.process.send_signal(signal.SIGHUP)
+            page = exporter.until(shown if turn % 2 else hidden)
+            missing += len(page.values(TEMPERATURE)) != 2 or len(page.values("DCGM_FI_PROF_SM_ACTIVE")) != 2
+    heals(exporter, before)
+    engine.set(150, 77)
+    page = exporter.until(lambda page: 77 in page.values(TEMPERATURE))
+    assert (totals(page) - before) / (time.monotonic() - begin) < 2 * 0.95 * 1.2
+    assert not missing
+    log = exporter.log.read_text()
+    assert "not asked for other metrics" not in log
+    assert " is down" not in log
