@@ -121,10 +121,15 @@ def test_shares_of_pods(serve: Serve, node: FakeDriver, kubelet: FakeKubelet, pr
     api.put(PODS, pod_object("a", UID))
     kubelet.pods = [given("a", f"{UUID[0]}::0"), given("b", f"{UUID[0]}::1")]
     slices = UID.replace("-", "_")
-    systemd = f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{slices}.slice"
+    # as an exporter that is in a pod itself, of no class, sees them from its cgroup namespace
+    systemd = f"/../../kubepods-burstable.slice/kubepods-burstable-pod{slices}.slice"
     process(procfs, 41, f"{systemd}/cri-containerd-{CONTAINER}.scope")
     process(procfs, 42, f"{systemd}/cri-containerd-{CONTAINER}.scope")
-    process(procfs, 43, f"/kubepods/besteffort/pod{OTHER}/{CONTAINER}")  # a pod that the API server does not know
+    process(
+        procfs,
+        43,
+        f"/../../kubepods-besteffort.slice/kubepods-besteffort-pod{OTHER.replace('-', '_')}.slice/crio-{CONTAINER}.scope",
+    )  # a pod that the API server does not know
     process(procfs, 44, "/user.slice/user-1000.slice/session-1.scope")
     with node.batch():
         node.set("ComputeRunningProcesses", "41:1000,42:500,43:300,44:50", 0)

@@ -24,14 +24,12 @@ def pod_object(
     labels: Mapping[str, str] | None = None,
     *,
     phase: str = "Running",
-    container: str = "",
     **metadata: Any,
 ) -> Item:
     """A pod as the server has it."""
-    statuses = [{"name": "main", "containerID": f"containerd://{container}"}] if container else []
     return {
         "metadata": {"name": name, "namespace": "team", "uid": uid, "labels": dict(labels or {}), **metadata},
-        "status": {"phase": phase, "containerStatuses": statuses},
+        "status": {"phase": phase},
     }
 
 
