@@ -125,11 +125,9 @@ def test_shares_of_pods(serve: Serve, node: FakeDriver, kubelet: FakeKubelet, pr
     systemd = f"/../../kubepods-burstable.slice/kubepods-burstable-pod{slices}.slice"
     process(procfs, 41, f"{systemd}/cri-containerd-{CONTAINER}.scope")
     process(procfs, 42, f"{systemd}/cri-containerd-{CONTAINER}.scope")
-    process(
-        procfs,
-        43,
-        f"/../../kubepods-besteffort.slice/kubepods-besteffort-pod{OTHER.replace('-', '_')}.slice/crio-{CONTAINER}.scope",
-    )  # a pod that the API server does not know
+    # a pod that the API server does not know, of another class
+    besteffort = f"/../../kubepods-besteffort.slice/kubepods-besteffort-pod{OTHER.replace('-', '_')}.slice"
+    process(procfs, 43, f"{besteffort}/crio-{CONTAINER}.scope")
     process(procfs, 44, "/user.slice/user-1000.slice/session-1.scope")
     with node.batch():
         node.set("ComputeRunningProcesses", "41:1000,42:500,43:300,44:50", 0)
