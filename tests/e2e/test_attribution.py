@@ -95,6 +95,8 @@ def test_a_shared_gpu_is_no_single_pods(serve: Serve, node: FakeDriver, kubelet:
     assert {(row["pod"], row["shares"]) for row in rows(page, uuid=UUID[0])} == {("a", "2"), ("b", "1")}
     assert owner(page, UUID[0]) == ("", "", "")
     assert owner(page, UUID[1]) == ("team", "c", "main")
+    listed = json.loads(exporter.get("/api/v1/gpus")[1])["gpus"]
+    assert [[each["pod"] for each in gpu["owners"]] for gpu in listed] == [["a", "b"], ["c"], []]
     assert page.values(POWER, UUID=UUID[0]) == [pytest.approx(78, abs=1000)]
 
 
