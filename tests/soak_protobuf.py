@@ -12,6 +12,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+import pytest
+
 RELEASES = ("4.25.0", "4.25.*", "5.*", "6.*", "7.*")
 IMPLEMENTATIONS = ("upb", "python")
 
@@ -37,12 +39,8 @@ def look() -> str:
             assert client.ask() == Listing(held, claimed)
             for dirt in (b"\xff\xff", field(1, field(1, b"\xff\xfe"))):
                 kubelet.raw = dirt
-                try:
+                with pytest.raises(Untold, match="no pod-resources reply"):
                     client.ask()
-                except Untold as error:
-                    assert error.reason == "malformed", error
-                else:
-                    raise AssertionError(f"{dirt!r} was read")
         finally:
             client.close()
             kubelet.stop()
@@ -58,8 +56,7 @@ def main() -> None:
             for implementation in IMPLEMENTATIONS:
                 own = {"PYTHONPATH": directory, "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": implementation}
                 command = [sys.executable, "-m", "tests.soak_protobuf", "look"]
-                ended = subprocess.run(command, env={**os.environ, **own}, stdout=subprocess.PIPE, text=True, check=True)
-                said = ended.stdout.strip()
+                said = subprocess.check_output(command, env={**os.environ, **own}, text=True).strip()
                 print(f"protobuf {said}: reads kubelet's answer", flush=True)
                 assert said.startswith(release.rstrip("*")), said
                 assert implementation in said, said
