@@ -12,6 +12,7 @@ import pytest
 
 from tests.conftest import Exporter, Page, Serve, run
 from tests.fakes.driver import FakeDriver, identity
+from tests.fakes.hostengine import FakeHostengine
 from tests.fakes.kubelet import FakeKubelet, Given, given, pod
 from tests.owners import MIG, POWER, USED, UUID, owner, rows, up
 
@@ -282,3 +283,19 @@ def test_it_stops_at_once(serve: Serve, node: FakeDriver, kubelet: FakeKubelet) 
     code, seconds = exporter.stop()
     assert code == 0
     assert seconds < 4
+
+
+def test_with_dcgm(serve: Serve, kubelet: FakeKubelet, tmp_path: Path) -> None:
+    """Whatever reads the GPUs: a UUID is a UUID, and a minor number a minor number."""
+    engine = FakeHostengine(tmp_path / "engine", gpus=2)
+    engine.start()
+    try:
+        own = ("--kubernetes", "--pod-resources-socket", str(kubelet.socket), "--interval", "200ms")
+        exporter = serve(*own, "--kernel-log", "none", *engine.flags, env=engine.environment)
+        page = exporter.until(lambda page: len(page.values(POWER)) == 2)
+        uuids = sorted({labels["UUID"] for name, labels, _ in page.samples if name == POWER})
+        kubelet.pods = [given("a", uuids[0]), given("b", "nvidia1/vgpu0")]
+        page = exporter.until(lambda page: len(rows(page)) == 2)
+        assert [owner(page, uuid)[1] for uuid in uuids] == ["a", "b"]
+    finally:
+        engine.kill()
