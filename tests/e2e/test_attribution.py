@@ -190,8 +190,10 @@ def test_no_kubelet_yet(serve: Serve, node: FakeDriver, kubelet: FakeKubelet) ->
 
 
 def test_without_attribution_no_labels(serve: Serve, node: FakeDriver) -> None:
-    """Who does not ask gets the page as it was."""
-    page = serve(env=node.environment).until(lambda page: bool(page.values(POWER)))
+    """Who does not ask gets the page as it was, and no gRPC in memory."""
+    exporter = serve(env=node.environment)
+    page = exporter.until(lambda page: bool(page.values(POWER)))
+    assert "grpc" not in Path(f"/proc/{exporter.process.pid}/maps").read_text()
     assert not [name for name, labels, _ in page.samples if "pod" in labels]
     assert "attribution" not in page.text
 
