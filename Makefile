@@ -42,11 +42,12 @@ bench: $(VENV)/bench ## Measure against peers (with GPUs: also nvitop-exporter)
 	$(BIN)/python -m benchmarks.web
 	@if $(BIN)/gpu-exporter doctor --quiet; then $(BIN)/python -m benchmarks.compare; else echo "no GPU here: peers that need one are left out"; fi
 
-soak: $(VENV)/dev tools ## Long proofs: half an hour of faults on the stand-in driver, a DCGM that hangs for 90 s, 200 000 simulated ticks, a million kernel-log lines, many examples, a fleet
+soak: $(VENV)/dev tools ## Long proofs: half an hour of faults on the stand-in driver, a DCGM that hangs for 90 s, 200 000 simulated ticks, a million kernel-log lines, every protobuf, many examples, a fleet
 	$(BIN)/python -m tests.soak $(ARGS)
 	$(BIN)/python -m tests.soak_ticks
 	$(BIN)/python -m tests.soak_dcgm
 	$(BIN)/python -m tests.fuzz_kernel_log
+	$(BIN)/python -m tests.soak_protobuf
 	$(BIN)/python -m pytest tests/unit --hypothesis-profile soak
 	$(BIN)/python -m benchmarks.fleet
 

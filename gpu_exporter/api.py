@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 
 from gpu_exporter import health
+from gpu_exporter import metrics as m
 from gpu_exporter.model import Snapshot
+
+OWNERS = frozenset({m.POD_INFO, m.JOB_INFO, m.CONTAINER_INFO})
 
 
 def gpus(snapshot: Snapshot) -> str:
-    """What each GPU is, whether it answers, and the verdict on it."""
+    """What each GPU is, whether it answers, the verdict on it, and whose it is as far as somebody is asked."""
+    owners: dict[str, list[dict[str, str]]] = defaultdict(list)
+    for series, _ in snapshot.samples:
+        if series.metric in OWNERS and series.gpu is not None:
+            owners[series.gpu.uuid].append(dict(series.labels))
     found = [
         {
             **health.as_dict(verdict),
             "up": status.up,
             "reason": status.reason,
+            "owners": owners[status.gpu.uuid],
             "info": {"pci_bus_id": status.gpu.pci_bus_id, "device": status.gpu.device, **dict(status.gpu.info)},
         }
         for status, verdict in zip(snapshot.gpus, snapshot.verdicts, strict=True)

@@ -93,7 +93,10 @@ def has_way(way: Read | Derived, names: Collection[str]) -> bool:
 
 
 def works(mode: FailureMode, names: Collection[str]) -> Works:
-    """Whether a mode can be seen with these series. What only a Prometheus knows, it knows of every exporter."""
+    """Whether a mode can be seen with these series. What only a Prometheus knows, it knows of every exporter, unless it
+    is what ours says of itself."""
+    if exposed(full=True) & {name.partition("{")[0] for name in mode.inject.series} - set(names):
+        return Works.NO
     if mode.fleet or mode.condition is None or mode.scope is Scope.FLEET:
         return Works.YES
     return _judged(mode.condition, names)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import ssl
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from http.client import HTTPException, HTTPResponse, HTTPSConnection
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from gpu_exporter.attribution.told import Untold
+from gpu_exporter.attribution.told import Untold, brief
 from gpu_exporter.model import GpuExporterError
 from gpu_exporter.version import __version__
 
@@ -20,6 +21,8 @@ PATIENCE = 10.0
 LARGEST_LINE = 16 << 20
 LARGEST_REPLY = 256 << 20
 PAGE = 500
+# What RFC 6750 lets a bearer token have.
+TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*", re.ASCII)
 
 Object = Mapping[str, Any]
 
@@ -37,11 +40,15 @@ class Api:
             return _object(body, path)
 
     def pages(self, path: str, **query: str) -> tuple[list[Object], str]:
-        """All items of a list, and the resource version that they are of. Raises Untold."""
+        """All items of a list, and the resource version that they are of. Raises Untold.
+
+        Version 0 is whatever the server has at hand: else each node's question would have etcd read all of the cluster.
+        """
         items: list[Object] = []
         token = ""
         while True:
-            page = self.get(path, limit=str(PAGE), **query, **({"continue": token} if token else {}))
+            at = {"continue": token} if token else {"resourceVersion": "0"}
+            page = self.get(path, limit=str(PAGE), **query, **at)
             items += _items(page)
             token = str(_metadata(page).get("continue") or "")
             if not token:
@@ -56,23 +63,43 @@ class Api:
                 if line.strip():
                     yield _object(line, path)
 
-    def _request(self, path: str, query: Mapping[str, str], patience: float) -> HTTPResponse:
-        token = (self._account / "token").read_text().strip()
-        context = ssl.create_default_context(cafile=str(self._account / "ca.crt"))
-        connection = HTTPSConnection(self._host, self._port, timeout=self._patience, context=context)
+    @contextmanager
+    def _request(self, path: str, query: Mapping[str, str], patience: float) -> Iterator[HTTPResponse]:
+        token, context = _credentials(self._account)
         headers = {
             "Authorization": f"Bearer {token}",
             "Accept": "application/json",
             "User-Agent": f"gpu-exporter/{__version__}",
             "Connection": "close",
         }
-        connection.request("GET", f"{path}?{urlencode(query)}" if query else path, headers=headers)
-        connection.sock.settimeout(patience)
-        response = connection.getresponse()
-        if response.status != 200:
-            with response:
-                raise _refused(response, path)
-        return response
+        with closing(HTTPSConnection(self._host, self._port, timeout=self._patience, context=context)) as connection:
+            connection.request("GET", f"{path}?{urlencode(query)}" if query else path, headers=headers)
+            connection.sock.settimeout(patience)
+            with connection.getresponse() as response:
+                if response.status != 200:
+                    raise _refused(response, path)
+                yield response
+
+
+def _credentials(account: Path) -> tuple[str, ssl.SSLContext]:
+    """Raises Untold, without a word of what is in the token."""
+    token, ca = account / "token", account / "ca.crt"
+    reading = token
+    try:
+        text = token.read_text(encoding="ascii", errors="replace").strip()
+        reading = ca
+        context = ssl.create_default_context(cafile=str(ca))
+    except FileNotFoundError as error:
+        why = f"there is no {reading}: the pod needs a service account (automountServiceAccountToken)"
+        raise Untold("no_token", f"API server: {why}") from error
+    except ssl.SSLError as error:
+        raise Untold("tls", f"API server: {ca} has no certificate: check the CA of the service account") from error
+    except OSError as error:
+        why = f"{reading}: {error.strerror}: this user has to be able to read it"
+        raise Untold("no_token", f"API server: {why}") from error
+    if not TOKEN.fullmatch(text):
+        raise Untold("no_token", f"API server: {token} has no token: check the service account of the pod")
+    return text, context
 
 
 @contextmanager
@@ -82,14 +109,11 @@ def _told(path: str) -> Iterator[None]:
         yield
     except ssl.SSLError as error:
         raise Untold("tls", f"API server: {error.reason or error}: check the CA of the service account") from error
-    except FileNotFoundError as error:
-        why = f"there is no {error.filename}: the pod needs a service account (automountServiceAccountToken)"
-        raise Untold("no_token", f"API server: {why}") from error
     except TimeoutError as error:
         raise Untold("timeout", f"API server: no answer to {path} in time") from error
     except (OSError, HTTPException, UnicodeError) as error:
         why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise Untold("unavailable", f"API server: {why}") from error
+        raise Untold("unavailable", f"API server: {brief(why)}") from error
 
 
 def _refused(response: HTTPResponse, path: str) -> Untold:
@@ -106,7 +130,7 @@ def _refused(response: HTTPResponse, path: str) -> Untold:
 def _object(text: bytes, path: str) -> Object:
     try:
         found = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Untold("malformed", f"API server: {path}: an answer that is no JSON") from error
     if not isinstance(found, dict):
         raise Untold("malformed", f"API server: {path}: an answer that is no object")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -155,7 +156,7 @@ def _read(gpus: Sequence[Seen]) -> tuple[Mapping[str, Place], Mapping[Place, Loa
                 loads.setdefault(place, Load()).used = value * m.MIB
             else:
                 pid, load = int(labels["pid"]), loads.setdefault(place, Load())
-                named[pid] = since_boot(read_at)
+                named[pid] = min(named.get(pid, math.inf), since_boot(read_at))  # on several GPUs, the first counts
                 (load.sm if series.metric is m.PROCESS_SM else load.memory)[pid] = value
         for place, load in loads.items():
             load.sampled |= sampled and place.uuid == gpu.uuid

@@ -8,67 +8,63 @@ own further down, or beside, can't place a process where it is not. Forms after 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-_ID = "[0-9a-f]{64}"
+_ID = "(?P<id>[0-9a-f]{64})"
 # As Kubernetes writes UIDs, with `_` for `-` under systemd; those of static pods have neither.
 _UID = "(?P<uid>[0-9a-f]{8}(?P<dash>[-_]?)[0-9a-f]{4}(?:(?P=dash)[0-9a-f]{4}){2}(?P=dash)[0-9a-f]{12})"
-# A cgroup namespace shows what is above its root as `..`
-_ABOVE = r"(?:/\.\.)*"
 # kind and the like run a kubelet in a container.
 _OUTER = (
-    rf"(?:/docker/{_ID}|/system\.slice/docker-{_ID}\.scope"
-    rf"|/machine\.slice/libpod-{_ID}\.scope(?:/container)?|/libpod_parent/libpod-{_ID})"
+    r"(?:/docker/[0-9a-f]{64}|/system\.slice/docker-[0-9a-f]{64}\.scope"
+    r"|/machine\.slice/libpod-[0-9a-f]{64}\.scope(?:/container)?|/libpod_parent/libpod-[0-9a-f]{64})?"
 )
-_QOS = "burstable|besteffort"
+_QOS = ("", "burstable", "besteffort")
 _RUNTIMES = "cri-containerd|crio|docker|containerd|isulad"
-_INSIDE = "(?:/.*)?"
-
-_CGROUPFS = rf"/kubepods(?:/(?:{_QOS}))?/pod{_UID}/(?:(?:{_RUNTIMES})-)?(?P<id>{_ID})"
-
-
-def _systemd(parent: str) -> str:
-    """Each slice carries the names of those above it."""
-    name = f"{parent}kubepods"
-    return (
-        rf"/{name}\.slice(?:/{name}-(?P<qos>{_QOS})\.slice)?/{name}(?(qos)-(?P=qos))-pod{_UID}\.slice"
-        rf"/(?:{_RUNTIMES})-(?P<id>{_ID})\.scope"
-    )
-
-
-# containerd's own cgroup driver under kubelet's systemd one
-_MIXED = rf"/system\.slice/containerd\.service/kubepods(?:-(?:{_QOS}))?-pod{_UID}\.slice:cri-containerd:(?P<id>{_ID})"
 _ROOTLESS = r"/user\.slice/user-(?P<user>\d+)\.slice/user@(?P=user)\.service(?:/(?:user|app)\.slice)?"
 
-_PODS = tuple(
-    re.compile(_ABOVE + pattern + _INSIDE, re.ASCII)
-    for pattern in (
-        rf"{_OUTER}?(?:/kubelet)?{_CGROUPFS}",
-        rf"{_OUTER}?{_systemd('')}",
-        rf"{_OUTER}?/kubelet\.slice{_systemd('kubelet-')}",
-        _MIXED,
-    )
-)
-_CONTAINERS = tuple(
-    (runtime, re.compile(_ABOVE + pattern + _INSIDE, re.ASCII))
-    for runtime, pattern in (
-        ("docker", rf"/docker/(?P<id>{_ID})"),
-        ("docker", rf"/system\.slice/docker-(?P<id>{_ID})\.scope"),
-        ("docker", rf"{_ROOTLESS}/docker-(?P<id>{_ID})\.scope"),
-        ("podman", rf"/machine\.slice/libpod-(?P<id>{_ID})\.scope"),
-        ("podman", rf"/libpod_parent/libpod-(?P<id>{_ID})"),
-        ("podman", rf"{_ROOTLESS}/libpod-(?P<id>{_ID})\.scope"),
-        ("containerd", rf"/system\.slice/nerdctl-(?P<id>{_ID})\.scope"),
-        ("containerd", rf"/default/(?P<id>{_ID})"),
-    )
+
+def _pattern(parents: Iterable[str], own: str, outer: str = "") -> re.Pattern[str]:
+    """A path from its root on; anything may come below.
+
+    Who reads it in a cgroup namespace, as an exporter in a container does, sees `..` for each cgroup from its own up to
+    the nearest that both are in, and of the parents those below that one: `own` has to tell enough.
+    """
+    parents, seen = tuple(parents), ""
+    for parent in parents:
+        seen = f"(?:{seen}{parent})?"
+    return re.compile(rf"(?:(?:/\.\.)*{outer}{''.join(parents)}|(?:/\.\.)+{seen}){own}(?:/.*)?", re.ASCII)
+
+
+def _pods() -> Iterator[re.Pattern[str]]:
+    for qos in _QOS:
+        own = rf"/pod{_UID}/(?:(?:{_RUNTIMES})-)?{_ID}"
+        yield _pattern(("(?:/kubelet)?/kubepods", *([f"/{qos}"] if qos else [])), own, _OUTER)
+        # each slice carries the names of those above it
+        for above, name in (("", "kubepods"), (r"/kubelet\.slice", "kubelet-kubepods")):
+            of_class = f"{name}-{qos}" if qos else name
+            parents = (rf"{above}/{name}\.slice", *([rf"/{of_class}\.slice"] if qos else []))
+            yield _pattern(parents, rf"/{of_class}-pod{_UID}\.slice/(?:{_RUNTIMES})-{_ID}\.scope", _OUTER)
+        # containerd's own cgroup driver under kubelet's systemd one
+        own = rf"/kubepods{f'-{qos}' if qos else ''}-pod{_UID}\.slice:cri-containerd:{_ID}"
+        yield _pattern((r"/system\.slice", r"/containerd\.service"), own)
+
+
+_PODS = tuple(_pods())
+_CONTAINERS = (
+    ("docker", _pattern((), f"/docker/{_ID}")),
+    ("docker", _pattern((r"/system\.slice",), rf"/docker-{_ID}\.scope")),
+    ("docker", _pattern((), rf"{_ROOTLESS}/docker-{_ID}\.scope")),
+    ("podman", _pattern((r"/machine\.slice",), rf"/libpod-{_ID}\.scope")),
+    ("podman", _pattern(("/libpod_parent",), f"/libpod-{_ID}")),
+    ("podman", _pattern((), rf"{_ROOTLESS}/libpod-{_ID}\.scope")),
+    ("containerd", _pattern((r"/system\.slice",), rf"/nerdctl-{_ID}\.scope")),
+    ("containerd", _pattern((), f"/default/{_ID}")),
 )
 _STEP = r"(?:/step_(?P<step>[0-9a-z_+.]+))?"
-_JOBS = tuple(
-    re.compile(_ABOVE + pattern + _INSIDE, re.ASCII)
-    for pattern in (
-        rf"/slurm(?:_[\w.-]+)?/uid_(?P<uid>\d+)/job_(?P<job>\d+){_STEP}",
-        rf"/system\.slice/(?:[\w.-]+_)?slurmstepd\.scope/job_(?P<job>\d+){_STEP}",
-    )
+_JOBS = (
+    _pattern((), rf"/slurm(?:_[\w.-]+)?/uid_(?P<uid>\d+)/job_(?P<job>\d+){_STEP}"),
+    _pattern((r"/system\.slice",), rf"/(?:[\w.-]+_)?slurmstepd\.scope/job_(?P<job>\d+){_STEP}"),
 )
 _LINE = re.compile(r"\d+:[^:]*:(?P<path>/.*)", re.ASCII)
 

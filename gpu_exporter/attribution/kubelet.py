@@ -12,7 +12,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from gpu_exporter.attribution.listing import DOMAIN, DRIVER, Claimed, Held, Listing
-from gpu_exporter.attribution.told import Untold
+from gpu_exporter.attribution.told import Untold, brief
 from gpu_exporter.attribution.wire import LIST, messages
 
 # gRPC's own limit is 4 MiB: less than what kubelet has to say of a node with thousands of shares.
@@ -45,7 +45,7 @@ class Kubelet:
             raise _untold(error, self._socket) from error
         try:
             listed = self._messages["ListReply"].FromString(reply)
-        except DecodeError as error:
+        except (DecodeError, ValueError) as error:  # ValueError: text that is no UTF-8, of protobuf's Python version
             raise Untold("malformed", f"{self._socket}: no pod-resources reply: is it kubelet's?") from error
         return Listing(tuple(sorted(self._held(listed))), tuple(sorted(_claimed(listed))))
 
@@ -104,5 +104,5 @@ def _untold(error: Any, socket: Path) -> Untold:
         grpc.StatusCode.DEADLINE_EXCEEDED: "kubelet is too slow to answer: asked again",
         grpc.StatusCode.RESOURCE_EXHAUSTED: "kubelet is asked too often, or its answer is too large: asked again later",
     }
-    why = cures.get(code) or " ".join(str(error.details()).split())[:200]
+    why = cures.get(code) or brief(error.details())
     return Untold(code.name.lower(), f"{socket}: {code.name}: {why}")

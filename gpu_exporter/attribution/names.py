@@ -32,5 +32,5 @@ def _json(path: Path) -> Any:
     try:
         read = files.read(path, LARGEST_FILE)
         return json.loads(read[0]) if read else None
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None

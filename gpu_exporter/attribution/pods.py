@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from gpu_exporter.attribution.api import Api, Object
 from gpu_exporter.model import Labels
@@ -37,7 +37,6 @@ class Pod:
     workload: str = ""
     rank: str = ""
     labels: Labels = ()
-    containers: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def uid(self) -> str:
@@ -61,7 +60,6 @@ class Reader:
             workload=_last(labels, WORKLOAD_LABELS),
             rank=_last(labels, RANK_LABELS),
             labels=self._shown(labels),
-            containers=_containers(status),
         )
 
     def _shown(self, labels: Mapping[str, str]) -> Labels:
@@ -80,17 +78,6 @@ def label_name(name: str) -> str:
 def _last(labels: Mapping[str, str], names: Sequence[str]) -> str:
     named = [labels[name] for name in names if labels.get(name)]
     return named[-1] if named else ""
-
-
-def _containers(status: Object) -> Mapping[str, str]:
-    """The names of containers by their id, without the runtime's name before it."""
-    found = {}
-    for kind in ("initContainerStatuses", "containerStatuses", "ephemeralContainerStatuses"):
-        listed = status.get(kind)
-        for each in listed if isinstance(listed, list) else ():
-            if isinstance(each, dict) and each.get("containerID"):
-                found[str(each["containerID"]).rpartition("/")[2]] = str(each.get("name", ""))
-    return found
 
 
 def _mapping(item: Object, name: str) -> Object:

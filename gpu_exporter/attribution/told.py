@@ -17,6 +17,7 @@ T = TypeVar("T")
 KEPT_SECONDS = 600.0
 # The longest wait after a failure: kubelet is back soon after a restart.
 LONGEST_WAIT = 5.0
+INTERNAL = "internal_error"
 
 
 class Untold(Exception):
@@ -28,6 +29,11 @@ class Untold(Exception):
     def __init__(self, reason: str, message: str, rest: Any = None) -> None:
         super().__init__(message)
         self.reason, self.rest = reason, rest
+
+
+def brief(text: object) -> str:
+    """What others say, as a part of one line."""
+    return " ".join(str(text).split())[:200]
 
 
 class Told(Generic[T]):
@@ -66,6 +72,14 @@ class Told(Generic[T]):
         self.up, self._reason = False, error.reason
         self.heard.set()
 
+    def broke(self) -> None:
+        """An error of ours is being handled; said in the log, with where it was, if that is news."""
+        self.errors[INTERNAL] += 1
+        if self._reason != INTERNAL:
+            log.exception("attribution: %s: unexpected error, please report it", self.source)
+        self.up, self._reason = False, INTERNAL
+        self.heard.set()
+
     @property
     def age(self) -> float | None:
         """Seconds since the last answer; None if there was none."""
@@ -98,9 +112,8 @@ class Asker(threading.Thread, Generic[T]):
             except Untold as error:
                 self.told.fail(error, error.rest)
                 wait = max(self._period, min(2 * wait, LONGEST_WAIT))
-            except Exception as error:
-                log.exception("attribution: %s: unexpected error, please report it", self.told.source)
-                self.told.fail(Untold("internal_error", str(error)))
+            except Exception:  # noqa: BLE001 - it is logged there, with its place
+                self.told.broke()
                 wait = LONGEST_WAIT
             if self._stopping.wait(wait):
                 break

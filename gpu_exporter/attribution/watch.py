@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 
 from gpu_exporter.attribution.api import Api, Object
-from gpu_exporter.attribution.told import LONGEST_WAIT, Told, Untold
-
-log = logging.getLogger(__name__)
+from gpu_exporter.attribution.told import LONGEST_WAIT, Told, Untold, brief
 
 T = TypeVar("T")
 
 # After this time a watch is begun again, which also finds out about a server that is silent because it is gone.
 WATCH_SECONDS = 60.0
 FIRST_WAIT = 0.5
+# After these the watch goes on where it was; after others it might stumble over the same event for ever.
+AWAY = frozenset({"unavailable", "timeout", "tls", "no_token", "unauthorized", "too_many_requests"})
 
 Followed = Mapping[str, T]
 
@@ -24,8 +23,8 @@ Followed = Mapping[str, T]
 class Watch(threading.Thread, Generic[T]):
     """Keeps what `read` makes of each object, by namespace and name; what `read` makes nothing of is left out.
 
-    `path` may ask the server where the list is. A version that is too old (410 Gone) is listed anew; after any other
-    failure the watch goes on where it was.
+    `path` may ask the server where the list is. After a server that was away the watch goes on where it was; a version
+    that is too old (410 Gone), or an event that can't be read, is listed anew.
     """
 
     def __init__(
@@ -52,12 +51,11 @@ class Watch(threading.Thread, Generic[T]):
                 wait = FIRST_WAIT
             except Untold as error:
                 wait = min(2 * wait, LONGEST_WAIT)
-                if error.reason == "gone":
+                if error.reason not in AWAY:
                     self._version = ""
                 self.told.fail(error)
-            except Exception as error:
-                log.exception("attribution: %s: unexpected error, please report it", self.told.source)
-                self.told.fail(Untold("internal_error", str(error)))
+            except Exception:  # noqa: BLE001 - it is logged there, with its place
+                self.told.broke()
                 self._version = ""
                 wait = LONGEST_WAIT
             self._stopping.wait(wait)
@@ -83,7 +81,8 @@ class Watch(threading.Thread, Generic[T]):
             raise Untold("malformed", "API server: an event without an object")
         if event.get("type") == "ERROR":
             code = found.get("code")
-            raise Untold("gone" if code == 410 else f"http_{code}", f"API server: watch ended: {found.get('message')}")
+            why = brief(found.get("message"))
+            raise Untold("gone" if code == 410 else "refused", f"API server: watch ended: {why}")
         if event.get("type") == "DELETED":
             self._known.pop(_key(found), None)
         elif event.get("type") != "BOOKMARK":

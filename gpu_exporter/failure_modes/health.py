@@ -656,6 +656,43 @@ up{job=~"gpu|.*(gpu.?exporter|dcgm).*"} == 0""",
         "whose name contains neither gpu nor dcgm is known only once it was scraped, within the last day.",
     ),
     FailureMode(
+        "GpuAttributionDown",
+        Domain.HEALTH,
+        Severity.WARNING,
+        5 * MINUTE,
+        Action.NONE,
+        "The exporter {{ $labels.instance }} gets no answer from {{ $labels.source }}: soon nobody knows whose its GPUs are",
+        "The exporter's log says in one line what is missing, and so does `gpu-exporter doctor` with the same flags.",
+        Inject(series={f'{m.ATTRIBUTION_UP}{{source="kubelet"}}': 0.0}),
+        fleet=f"""max by (cluster, job, instance, source) ({m.ATTRIBUTION_UP} == 0)
+* on (cluster, job, instance) group_left (node) topk by (cluster, job, instance) (1, last_over_time(gpu:exporter:info[6h]))
+or on (cluster, job, instance, source)
+max by (cluster, job, instance, source) ({m.ATTRIBUTION_UP} == 0)""",
+        scope=Scope.FLEET,
+        requires="attribution",
+        meaning="Somebody whom the exporter asks for the owners of GPUs does not answer: `source` is kubelet (pods), pods "
+        "(their labels, at the API server), resource_slices (DRA), hpc_jobs (the prolog's files) or processes (procfs).",
+        impact="The last answer is shown for ten minutes, whoever has the GPUs since. Then `namespace`, `pod` and `hpc_job` "
+        "are empty, and alerts and bills name nobody. The GPUs are watched as before.",
+        diagnosis=(
+            f'`{m.ATTRIBUTION_ERRORS}{{instance=~"NODE:.*"}}`: its `reason` says what is wrong; '
+            f"`{m.ATTRIBUTION_AGE}` how old the last answer is (absent: there never was one).",
+            "`no_socket`, `unavailable`, `deadline_exceeded`: is kubelet running, and is its folder mounted, not the "
+            "socket alone? A socket that is mounted itself stays the one of the kubelet before.",
+            "`no_permission`: the socket of kubelet is root's: the container has to run as uid 0.",
+            "`forbidden`, `unauthorized`, `no_token`: the service account. "
+            "`kubectl auth can-i watch pods --as system:serviceaccount:NAMESPACE:NAME`.",
+            "`no_directory`, `unreadable`: the folder of the prolog, and who may read it. `no_procfs`: `--procfs`.",
+        ),
+        mitigation=(
+            "Mount, uid or rights: the chart sets them with `attribution.enabled`; compare what is installed with it.",
+            "Kubelet is down: see to the node, this is its consequence.",
+            "Nobody needs to know the owners: switch off what asks for them.",
+        ),
+        wrong="A kubelet that is upgraded for longer than five minutes fires it too; the labels outlive it for ten. "
+        "One of the prolog's files that can't be read counts as no answer, although the others are read.",
+    ),
+    FailureMode(
         "GpuMetricsMissing",
         Domain.HEALTH,
         Severity.INFO,

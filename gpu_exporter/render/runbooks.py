@@ -55,6 +55,10 @@ EXPORTERS = (
     Exporter("dcgm-exporter, with [our list](../alerts/dcgm-exporter.csv)", coverage.DCGM_OURS),
 )
 FULL = coverage.exposed(full=True)
+REQUIRED = {
+    "attribution": "[whose GPU is it](../attribution.md)",
+    "kube-state-metrics": "[allocation](../signals.md#allocation)",
+}
 WORKS = {Works.YES: "yes", Works.PARTLY: "in part", Works.NO: "no"}
 
 
@@ -167,10 +171,7 @@ def _needs(mode: FailureMode) -> str:
         for each, how in zip(EXPORTERS, works(mode), strict=True)
     )
     if mode.requires:
-        return (
-            f"Nothing of a GPU, but {mode.requires}: see [allocation](../signals.md#allocation). "
-            f"It works with {said}.\n"
-        )
+        return f"Nothing of a GPU, but {mode.requires}: see {REQUIRED[mode.requires]}. It works with {said}.\n"
     if not mode.needs:
         return f"Nothing of a GPU. It works with {said}.\n"
     rows = [signal_row(signal) for signal in words.with_roots(mode.needs)]

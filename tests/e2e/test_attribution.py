@@ -12,6 +12,7 @@ import pytest
 
 from tests.conftest import Exporter, Page, Serve, run
 from tests.fakes.driver import FakeDriver, identity
+from tests.fakes.hostengine import FakeHostengine
 from tests.fakes.kubelet import FakeKubelet, Given, given, pod
 from tests.owners import MIG, POWER, USED, UUID, owner, rows, up
 
@@ -95,6 +96,8 @@ def test_a_shared_gpu_is_no_single_pods(serve: Serve, node: FakeDriver, kubelet:
     assert {(row["pod"], row["shares"]) for row in rows(page, uuid=UUID[0])} == {("a", "2"), ("b", "1")}
     assert owner(page, UUID[0]) == ("", "", "")
     assert owner(page, UUID[1]) == ("team", "c", "main")
+    listed = json.loads(exporter.get("/api/v1/gpus")[1])["gpus"]
+    assert [[each["pod"] for each in gpu["owners"]] for gpu in listed] == [["a", "b"], ["c"], []]
     assert page.values(POWER, UUID=UUID[0]) == [pytest.approx(78, abs=1000)]
 
 
@@ -187,8 +190,10 @@ def test_no_kubelet_yet(serve: Serve, node: FakeDriver, kubelet: FakeKubelet) ->
 
 
 def test_without_attribution_no_labels(serve: Serve, node: FakeDriver) -> None:
-    """Who does not ask gets the page as it was."""
-    page = serve(env=node.environment).until(lambda page: bool(page.values(POWER)))
+    """Who does not ask gets the page as it was, and no gRPC in memory."""
+    exporter = serve(env=node.environment)
+    page = exporter.until(lambda page: bool(page.values(POWER)))
+    assert "grpc" not in Path(f"/proc/{exporter.process.pid}/maps").read_text()
     assert not [name for name, labels, _ in page.samples if "pod" in labels]
     assert "attribution" not in page.text
 
@@ -280,3 +285,19 @@ def test_it_stops_at_once(serve: Serve, node: FakeDriver, kubelet: FakeKubelet) 
     code, seconds = exporter.stop()
     assert code == 0
     assert seconds < 4
+
+
+def test_with_dcgm(serve: Serve, kubelet: FakeKubelet, tmp_path: Path) -> None:
+    """Whatever reads the GPUs: a UUID is a UUID, and a minor number a minor number."""
+    engine = FakeHostengine(tmp_path / "engine", gpus=2)
+    engine.start()
+    try:
+        own = ("--kubernetes", "--pod-resources-socket", str(kubelet.socket), "--interval", "200ms")
+        exporter = serve(*own, "--kernel-log", "none", *engine.flags, env=engine.environment)
+        page = exporter.until(lambda page: len(page.values(POWER)) == 2)
+        uuids = sorted({labels["UUID"] for name, labels, _ in page.samples if name == POWER})
+        kubelet.pods = [given("a", uuids[0]), given("b", "nvidia1/vgpu0")]
+        page = exporter.until(lambda page: len(rows(page)) == 2)
+        assert [owner(page, uuid)[1] for uuid in uuids] == ["a", "b"]
+    finally:
+        engine.kill()

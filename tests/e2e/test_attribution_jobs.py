@@ -121,10 +121,13 @@ def test_shares_of_pods(serve: Serve, node: FakeDriver, kubelet: FakeKubelet, pr
     api.put(PODS, pod_object("a", UID))
     kubelet.pods = [given("a", f"{UUID[0]}::0"), given("b", f"{UUID[0]}::1")]
     slices = UID.replace("-", "_")
-    systemd = f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{slices}.slice"
+    # as an exporter that is in a pod itself, of no class, sees them from its cgroup namespace
+    systemd = f"/../../kubepods-burstable.slice/kubepods-burstable-pod{slices}.slice"
     process(procfs, 41, f"{systemd}/cri-containerd-{CONTAINER}.scope")
     process(procfs, 42, f"{systemd}/cri-containerd-{CONTAINER}.scope")
-    process(procfs, 43, f"/kubepods/besteffort/pod{OTHER}/{CONTAINER}")  # a pod that the API server does not know
+    # a pod that the API server does not know, of another class
+    besteffort = f"/../../kubepods-besteffort.slice/kubepods-besteffort-pod{OTHER.replace('-', '_')}.slice"
+    process(procfs, 43, f"{besteffort}/crio-{CONTAINER}.scope")
     process(procfs, 44, "/user.slice/user-1000.slice/session-1.scope")
     with node.batch():
         node.set("ComputeRunningProcesses", "41:1000,42:500,43:300,44:50", 0)
@@ -151,3 +154,18 @@ def test_shares_of_pods(serve: Serve, node: FakeDriver, kubelet: FakeKubelet, pr
         assert {row["pod_uid"] for row in rows(page, memory)} == {UID, OTHER}
     finally:
         api.stop()
+
+
+def test_time_that_nobody_can_tell(serve: Serve, node: FakeDriver, kubelet: FakeKubelet, procfs: Path) -> None:
+    """Where the driver does not say who ran, nobody is said to have been idle; memory is still told."""
+    process(procfs, 41, f"/kubepods/besteffort/pod{UID}/{CONTAINER}")
+    with node.batch():
+        node.set("ComputeRunningProcesses", "41:1000", 0)
+        node.set("MemoryInfo.used", 2048, 0)
+        node.fail("ProcessUtilization", 999, gpu=0)
+    own = ("--kubernetes", "--pod-resources-socket", str(kubelet.socket), "--processes", "--procfs", str(procfs))
+    exporter = serve(*own, "--interval", "200ms", env=node.environment)
+    page = exporter.until(lambda page: shares(page, "gpu_pod_memory_used_bytes", UUID[0]) == {UID: 1000})
+    assert page.values("gpu_pod_memory_unattributed_bytes", UUID=UUID[0]) == [1048]
+    assert not [name for name, labels, _ in page.samples if name[:10] == "gpu_pod_sm" and labels["UUID"] == UUID[0]]
+    assert page.values("gpu_pod_sm_idle_ratio", UUID=UUID[1]) == [1]

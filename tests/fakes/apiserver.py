@@ -24,14 +24,12 @@ def pod_object(
     labels: Mapping[str, str] | None = None,
     *,
     phase: str = "Running",
-    container: str = "",
     **metadata: Any,
 ) -> Item:
     """A pod as the server has it."""
-    statuses = [{"name": "main", "containerID": f"containerd://{container}"}] if container else []
     return {
         "metadata": {"name": name, "namespace": "team", "uid": uid, "labels": dict(labels or {}), **metadata},
-        "status": {"phase": phase, "containerStatuses": statuses},
+        "status": {"phase": phase},
     }
 
 
@@ -63,6 +61,7 @@ class FakeApiServer:
         self.token = "first-token"
         self.versions = versions
         self.status: int | None = None
+        self.raw: bytes | None = None
         self.page_size = 2
         self.asked: list[str] = []
         self._changed = threading.Condition()
@@ -145,6 +144,11 @@ class FakeApiServer:
             metadata = {"resourceVersion": str(self._version), **more}
             return {"kind": "List", "metadata": metadata, "items": items[start : start + self.page_size]}
 
+    def wait_for_the_end(self) -> None:
+        """For an answer that stops in the middle: the connection stays until `stop`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopping)
+
     def after(self, version: int, path: str, seconds: float) -> Item | None:
         """The next event after a version; None when there was none in time."""
 
@@ -168,7 +172,11 @@ class _Handler(BaseHTTPRequestHandler):
         query = {key: values[0] for key, values in parse_qs(url.query).items()}
         server = self.server_of
         server.asked.append(self.path)
-        if server.status:
+        if server.raw is not None:
+            self.wfile.write(server.raw)
+            self.wfile.flush()
+            server.wait_for_the_end()
+        elif server.status:
             self._send(server.status, {"kind": "Status", "code": server.status})
         elif self.headers.get("Authorization") != f"Bearer {server.token}":
             self._send(401, {"kind": "Status", "code": 401})

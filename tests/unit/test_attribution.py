@@ -27,6 +27,7 @@ from gpu_exporter.attribution.listing import Held, Listing
 from gpu_exporter.attribution.names import container_name
 from gpu_exporter.attribution.owners import Facts, owners
 from gpu_exporter.attribution.pods import Pod, label_name
+from gpu_exporter.attribution.processes import Lookup, since_boot
 from gpu_exporter.attribution.shares import Load, shares
 from gpu_exporter.attribution.slices import read, uuids
 from gpu_exporter.attribution.told import Told, Untold
@@ -434,3 +435,18 @@ def test_without_the_extra(monkeypatch: pytest.MonkeyPatch, package: str) -> Non
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(GpuExporterError, match=r"pip install 'gpu-exporter\[kubernetes\]'"):
         kubelet_of(Config())
+
+
+def test_a_process_on_several_gpus_was_there_when_the_first_was_read() -> None:
+    """Else a GPU that is read later would let in who has its number since."""
+
+    class Wanted:
+        wanted: Mapping[int, float] = {}
+
+    gpus = [(GPU, 100.0), (Gpu(1, "GPU-1"), 50.0), (Gpu(2, "GPU-2"), 80.0)]
+    own = (("pid", "7"), ("process", "x"))
+    seen = [Seen(gpu, at, [Sample(Series(m.PROCESS_MEMORY, gpu, own), 1.0)], {}) for gpu, at in gpus]
+    processes: Told[Mapping[int, Whose]] = Told("processes", {})
+    lookup = Wanted()
+    Attributor(Tellers(processes=processes, lookup=cast(Lookup, lookup)), ()).attribute(seen)
+    assert lookup.wanted[7] == pytest.approx(since_boot(50.0), abs=1)

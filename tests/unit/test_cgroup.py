@@ -41,8 +41,41 @@ TREES = {
         f"0::/system.slice/containerd.service/kubepods-burstable-pod{SLICE}.slice:cri-containerd:{CID}\n",
         POD,
     ),
-    "v2, seen from another pod": (f"0::/../../pod{UID}/{CID}\n", None),
-    "v2, seen from a pod's root": (f"0::/../../../kubepods/burstable/pod{UID}/{CID}\n", POD),
+    # An unprivileged container has a cgroup namespace of its own: what both are in is not shown.
+    "v2, from a pod of its class": (f"0::/../../pod{UID}/{CID}\n", POD),
+    "v2, from a pod of another class": (f"0::/../../../burstable/pod{UID}/{CID}\n", POD),
+    "v2, from beside kubepods": (f"0::/../../../kubepods/burstable/pod{UID}/{CID}\n", POD),
+    "v2, systemd, from a pod of its class": (
+        f"0::/../../kubepods-burstable-pod{SLICE}.slice/cri-containerd-{CID}.scope\n",
+        POD,
+    ),
+    "v2, systemd, from a pod of another class": (
+        f"0::/../../../kubepods-burstable.slice/kubepods-burstable-pod{SLICE}.slice/cri-containerd-{CID}.scope/x\n",
+        POD,
+    ),
+    "v2, systemd, guaranteed, from a pod of another class": (
+        f"0::/../../../kubepods-pod{SLICE}.slice/crio-{CID}.scope/container\n",
+        POD,
+    ),
+    "v2, systemd, from a container of docker": (f"0::/../..{SYSTEMD}/cri-containerd-{CID}.scope\n", POD),
+    "v2, containerd with its own driver, from a pod": (
+        f"0::/../kubepods-burstable-pod{SLICE}.slice:cri-containerd:{CID}\n",
+        POD,
+    ),
+    "kind, v2, from a pod": (
+        f"0::/../../../kubelet-kubepods-besteffort.slice/kubelet-kubepods-besteffort-pod{SLICE}.slice"
+        f"/cri-containerd-{CID}.scope\n",
+        POD,
+    ),
+    "docker, v2, from another container": (f"0::/../docker-{CID}.scope\n", Whose(container=CID, runtime="docker")),
+    "podman, from another container": (
+        f"0::/../../libpod-{CID}.scope/container\n",
+        Whose(container=CID, runtime="podman"),
+    ),
+    "slurm, v2, from a container of docker": (
+        "0::/../slurmstepd.scope/job_123/step_0/user/task_0\n",
+        Whose(job="123", step="0"),
+    ),
     "v2, static pod": (f"0::/kubepods/burstable/pod{BARE}/{CID}\n", POD),
     "v2, static pod, systemd": (
         f"0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{BARE}.slice/cri-containerd-{CID}.scope\n",
@@ -93,6 +126,17 @@ LOOK_ALIKE = {
     "classes that differ": (
         f"0::/kubepods.slice/kubepods-besteffort.slice/kubepods-burstable-pod{SLICE}.slice/cri-containerd-{CID}.scope\n"
     ),
+    "a parent that is missing": f"0::/kubepods-burstable.slice/kubepods-burstable-pod{SLICE}.slice/crio-{CID}.scope\n",
+    "a pod at the root": f"0::/pod{UID}/{CID}\n",
+    "classes that differ, from a pod": (
+        f"0::/../../../kubepods-besteffort.slice/kubepods-burstable-pod{SLICE}.slice/cri-containerd-{CID}.scope\n"
+    ),
+    "another container of our own pod": f"0::/../cri-containerd-{CID}.scope\n",
+    "another container of our own pod, cgroupfs": f"0::/../{CID}\n",
+    "a user's own kubepods, from a pod": (
+        f"0::/../../../../user.slice/user-1000.slice/user@1000.service/kubepods-pod{SLICE}.slice/crio-{CID}.scope\n"
+    ),
+    "kubepods below a service, from a pod": f"0::/../../../../system.slice/evil.service/pod{UID}/{CID}\n",
     "the container's monitor": f"0::{SYSTEMD}/crio-conmon-{CID}.scope\n",
     "two pods": f"3:cpu:/kubepods/pod{UID}/{CID}\n2:memory:/kubepods/pod{OTHER}/{CID}\n",
     "two jobs": "3:cpu:/slurm/uid_0/job_1/step_0\n2:memory:/slurm/uid_0/job_2/step_0\n",
@@ -109,7 +153,7 @@ LOOK_ALIKE = {
 
 
 @pytest.mark.parametrize(("text", "expected"), TREES.values(), ids=TREES)
-def test_lands_where_it_should(text: str, expected: Whose | None) -> None:
+def test_lands_where_it_should(text: str, expected: Whose) -> None:
     """The forms of every driver and runtime."""
     assert whose(text) == expected
 

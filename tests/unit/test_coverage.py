@@ -28,7 +28,7 @@ ROOT = Path(__file__).parent.parent.parent
 FILES = {"classic": "dcgm-exporter.csv", "modern": "dcgm-exporter-4.9.csv"}
 KINDS = {row.name: row.kind for row in METRICS if row.dcgm is not None}
 # dcgm-exporter has no counts of links, keeps no time of an Xid, and says nothing of its own reads.
-OURS_ONLY = {"GpuNvlinkDown", "GpuXidUnknown", "GpuXidApplication", "GpuTelemetryStale"}
+OURS_ONLY = {"GpuAttributionDown", "GpuNvlinkDown", "GpuXidUnknown", "GpuXidApplication", "GpuTelemetryStale"}
 
 
 def listed(which: str) -> list[list[str]]:

@@ -5,7 +5,7 @@ import pytest
 from gpu_exporter.failure_modes import MODES
 
 
-@pytest.mark.parametrize("name", ["GpuLost", "GpuExporterDown"])
+@pytest.mark.parametrize("name", ["GpuLost", "GpuExporterDown", "GpuAttributionDown"])
 def test_an_address_has_one_node(name: str) -> None:
     """Two nodes for one address on the one-side of a join are an error, which costs every alert of the rule."""
     (mode,) = (mode for mode in MODES if mode.name == name)

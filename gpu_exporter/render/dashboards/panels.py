@@ -296,13 +296,17 @@ def _table(
     )
 
 
+# Of alerts that are about no GPU, what tells two of them apart.
+LEGENDS = {"attribution": "{{instance}} {{source}}", "kube-state-metrics": "{{namespace}} {{resource}}"}
+
+
 def evidence(board: Board, mode: FailureMode) -> Any:
     """A failure mode: what its condition reads, or whether its alert fires if only a fleet's Prometheus can know."""
     queries = [q.query(board, signal, signal.name) for signal in mode.needs]
     if not queries:
         name = f'alertname="{mode.name}"'
         expr = q.alerts(board, [mode.domain], [mode.severity]).replace("{", f"{{{name}, ", 1)
-        queries = [Query(expr, "{{namespace}} {{resource}}" if mode.requires else "{{instance}}", "short")]
+        queries = [Query(expr, LEGENDS.get(mode.requires, "{{instance}}"), "short")]
     about = About(
         f"{mode.name} ({mode.severity.value}): what its condition reads. {mode.meaning}".rstrip(),
         "the alert does not fire." if mode.needs else "empty: the alert does not fire.",

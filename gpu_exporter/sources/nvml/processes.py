@@ -97,8 +97,8 @@ class Processes:
                 samples = pynvml.nvmlDeviceGetProcessUtilization(handle, since)
             except pynvml.NVMLError as error:
                 raise_if_lost(error.value, f"GPU {self._gpu.index}, process utilisation")
-                # idle GPUs have no samples, which is "not found"
-                if error.value in UNSUPPORTED and error.value != pynvml.NVML_ERROR_NOT_FOUND and "sm" in self._rows:
+                # idle GPUs have no samples, which is "not found"; after any other error nobody knows who was idle
+                if error.value != pynvml.NVML_ERROR_NOT_FOUND and "sm" in self._rows:
                     self.unsupported[self._rows["sm"]] = outcome(error.value)
                 continue
             until = max((until, *(sample.timeStamp for sample in samples)))

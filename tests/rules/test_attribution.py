@@ -1,0 +1,48 @@
+"""Who is asked for the owners of GPUs does not answer: the alert says which exporter, who, and on which node."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpu_exporter import metrics as m
+from tests.rules.promtool import Case, Expect, check
+from tests.rules.series import STEP, Device, minutes
+
+LONG = 20.0
+FIRES = 'group by (node, instance, source, severity) (ALERTS{alertname="GpuAttributionDown", alertstate="firing"})'
+
+
+def told(node: str, source: str, *stretches: tuple[float, int]) -> dict[str, str]:
+    """What an exporter says of a teller: for so many minutes 0 or 1."""
+    labels = f'{{job="gpu-exporter", instance="{node}:9400", source="{source}"}}'
+    values = " ".join(f"{value}x{round(length * 60 / STEP) - 1}" for length, value in stretches)
+    return {"series": f"{m.ATTRIBUTION_UP.name}{labels}", "values": values}
+
+
+@pytest.mark.parametrize(
+    ("stretches", "fires"),
+    [
+        ([(LONG, 0)], True),
+        ([(LONG, 1)], False),
+        ([(LONG - 8, 1), (8, 0)], True),
+        ([(LONG - 4, 1), (4, 0)], False),
+        ([(LONG - 12, 1), (3, 0), (6, 1), (3, 0)], False),
+    ],
+    ids=["never answered", "answers", "stopped", "a restart", "two restarts"],
+)
+def test_a_teller_that_does_not_answer(tmp_path: Path, stretches: list[tuple[float, int]], fires: bool) -> None:
+    """After five minutes, with the node's name; the teller beside it, and the other node's, are not blamed."""
+    devices = [Device(node, gpu, [minutes(LONG)]) for node in ("a", "b") for gpu in range(2)]
+    more = [told("a", "kubelet", *stretches), told("a", "pods", (LONG, 1)), told("b", "kubelet", (LONG, 1))]
+    blamed = {"node": "a", "instance": "a:9400", "source": "kubelet", "severity": "warning"}
+    others = Expect('count(ALERTS{alertname!="GpuAttributionDown", alertstate="firing"})')
+    check(tmp_path, [Case("told", devices, [Expect(FIRES, [(blamed, 1.0)] if fires else []), others], more=more)])
+
+
+def test_an_exporter_without_gpus(tmp_path: Path) -> None:
+    """There is no node to name, and it is said all the same."""
+    blamed = {"instance": "c:9400", "source": "kubelet", "severity": "warning"}
+    devices = [Device("a", 0, [minutes(LONG)])]
+    check(tmp_path, [Case("none", devices, [Expect(FIRES, [(blamed, 1.0)])], more=[told("c", "kubelet", (LONG, 0))])])
