@@ -178,6 +178,7 @@ class Pages:
     """The latest page, shared between the collection loop that makes it and the server that sends it."""
 
     def __init__(self) -> None:
+        self.made = threading.Event()
         self._page = Page([])
         self._wanted: dict[Variant, float] = {}
 
@@ -188,6 +189,7 @@ class Pages:
             if now - asked < WARM_SECONDS:
                 page.body(variant)
         self._page = page
+        self.made.set()
 
     def get(self, variant: Variant) -> bytes:
         """The latest page."""

@@ -10,3 +10,10 @@ def test_serves_the_stand_in(serve: Serve, driver: FakeDriver) -> None:
     page = exporter.until(lambda page: bool(page.values("DCGM_FI_PROF_SM_ACTIVE")))
     assert page.value("DCGM_FI_PROF_SM_ACTIVE") == 0.96
     assert exporter.stop()[0] == 0
+
+
+def test_the_first_page_is_never_empty(serve: Serve, driver: FakeDriver) -> None:
+    """Who asks before there is one waits, also where a GPU does not answer: a scrape of nothing would be believed."""
+    assert serve(env=driver.environment).page().values("gpu_up") == [1]
+    driver.block(0)
+    assert serve(env=driver.environment).page().values("gpu_up") == [0]
