@@ -76,9 +76,6 @@ def serve(**chosen_settings: Any) -> None:
 
     The flags and environment variables of dcgm-exporter are understood, too: docs/dcgm-exporter-flags.md has them.
     """
-    hangup = getattr(signal, "SIGHUP", None)
-    if hangup:  # until there is something to read anew, it must not end us
-        signal.signal(hangup, signal.SIG_IGN)
     config = Config(**chosen_settings)
     configure(config.log_level, config.log_format)
     for warning in click.get_current_context().meta.get(WARNINGS, ()):
@@ -86,8 +83,7 @@ def serve(**chosen_settings: Any) -> None:
     faulthandler.enable()  # a crash inside the driver's library should say where
     sources = chosen(config)
     fields = Fields(config)
-    if hangup:
-        signal.signal(hangup, lambda *_: fields.ask())
+    signal.signal(signal.SIGHUP, lambda *_: fields.ask())
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

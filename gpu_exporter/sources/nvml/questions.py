@@ -110,13 +110,6 @@ def _pick(result: Any, member: str | int | None) -> float | None:
     return float(result[member] if isinstance(member, int) else getattr(result, member))
 
 
-def _exposed(value: float, metric: Metric) -> float:
-    """One bit of a mask, or the exposed unit: 689.199 W, where a product alone has 689.1990000000001."""
-    if metric.bit is not None:
-        return int(value) >> metric.bit & 1
-    return round(value * metric.scale, 9)
-
-
 FIELD_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 
 
@@ -213,7 +206,7 @@ class Questions:
                 if value is None:
                     failed[series] = "not_supported"
                 else:
-                    values[series] = _exposed(value, metric)
+                    values[series] = (int(value) >> metric.bit) & 1 if metric.bit is not None else value * metric.scale
 
     def _read_fields(
         self,
@@ -241,7 +234,7 @@ class Questions:
             if answer.nvmlReturn == pynvml.NVML_SUCCESS:
                 value = float(getattr(answer.value, FIELD_MEMBERS[answer.valueType]))
                 for series in wanted:
-                    values[series] = values.get(series, 0.0) + _exposed(value, series.metric)
+                    values[series] = values.get(series, 0.0) + value * series.metric.scale
                     parts[series] += 1
             else:
                 raise_if_lost(answer.nvmlReturn, f"GPU {self._gpu.index}, field {field[0]}")
