@@ -13,7 +13,7 @@ from gpu_exporter import metrics as m
 from gpu_exporter.attribution.cgroup import Whose, uid
 from gpu_exporter.attribution.devices import Devices, Place
 from gpu_exporter.attribution.pods import Pod
-from gpu_exporter.model import Labels, Metric, Row
+from gpu_exporter.model import Gpu, Labels, Metric, Row
 
 
 @dataclass(slots=True)
@@ -31,28 +31,31 @@ def shares(
 ) -> Iterator[Row]:
     """The rows of every device."""
     known = {uid(each): (name, pod) for name, pod in pods.items() for each in pod.uids}
+    named = {pod: _named(pod, known) for pod in {each.pod for each in running.values()}}
     for place, load in loads.items():
         gpu = devices.gpus.get(place.uuid)
         if gpu is None:
             continue
         instance: Labels = (("GPU_I_ID", place.instance),) if place.instance else ()
-
-        def rows(metric: Metric, values: Mapping[str, float], gpu=gpu, instance=instance) -> Iterator[Row]:  # type: ignore[no-untyped-def]
-            for pod, value in sorted(values.items()):
-                yield Row(metric, gpu, value, (*instance, *_named(pod, known)))
-
         if load.used is not None:
             memory = _by_pod(load.memory, running)
-            yield from rows(m.POD_MEMORY, memory)
+            yield from _rows(m.POD_MEMORY, gpu, instance, memory, named)
             yield Row(m.POD_MEMORY_REST, gpu, max(0.0, load.used - sum(memory.values())), instance)
         if load.sampled:
             # Under MPS processes run at the same time, and their shares may add up to more than all.
             whole = max(1.0, sum(load.sm.values()))
             sm = _by_pod({pid: value / whole for pid, value in load.sm.items()}, running)
             total, busy = sum(load.sm.values()) / whole, sum(sm.values())
-            yield from rows(m.POD_SM, {pod: round(value, 6) for pod, value in sm.items()})
+            yield from _rows(m.POD_SM, gpu, instance, {pod: round(value, 6) for pod, value in sm.items()}, named)
             yield Row(m.POD_SM_REST, gpu, round(max(0.0, total - busy), 6), instance)
             yield Row(m.POD_SM_IDLE, gpu, round(max(0.0, 1 - total), 6), instance)
+
+
+def _rows(
+    metric: Metric, gpu: Gpu, instance: Labels, values: Mapping[str, float], named: Mapping[str, Labels]
+) -> Iterator[Row]:
+    for pod, value in sorted(values.items()):
+        yield Row(metric, gpu, value, (*instance, *named[pod]))
 
 
 def _by_pod(values: Mapping[int, float], running: Mapping[int, Whose]) -> Mapping[str, float]:
