@@ -159,7 +159,7 @@ class Renderer:
             if model in labels:
                 labels[model] = "-".join(labels[model].split())
         labels.update(self._owned.labels(series))
-        return f"{selection.families[series.metric.name].name}{self._braces(labels)}".encode()
+        return f"{selection.families[series.metric.name].name}{series.part}{self._braces(labels)}".encode()
 
     def _braces(self, labels: Mapping[str, str]) -> str:
         every = {**labels, **dict(self._everywhere)}

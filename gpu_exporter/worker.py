@@ -42,6 +42,7 @@ class _Successor:
             series
             for series, _ in record.samples
             if series.metric in self.asked
+            and not series.part  # a histogram goes on with its totals
             and series.metric not in reading.unsupported
             and (series.metric, series.labels) not in told
         ]
@@ -126,7 +127,7 @@ class Worker(threading.Thread):
             if generation == collector.generation:
                 self._backoff.reset()
                 own, record = collector.own, self.record
-                samples = record.accumulator.apply(reading)
+                samples = record.accumulator.apply(reading, own.histograms)
                 record.samples = own.samples(record.gpu, record.clock_events, reading, samples)
                 record.unsupported = own.unsupported(samples, reading.unsupported)
                 self.record.duration = time.monotonic() - started

@@ -15,7 +15,7 @@ from gpu_exporter.exposition import Page, Pages, Renderer, Variant, number
 from gpu_exporter.model import Gpu, Kind, Metric, Sample, Series, Snapshot
 
 FORMATS = TEXT, OPENMETRICS = Variant(False, False), Variant(True, False)
-READABLE = [row for row in m.METRICS if row.nvml or row.integral_of]
+READABLE = [row for row in m.METRICS if (row.nvml or row.integral_of) and not row.edges]
 
 
 def page(*samples: Sample, node: str = "n") -> Page:
