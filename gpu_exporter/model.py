@@ -356,6 +356,14 @@ class Device(Protocol):
 
 
 @runtime_checkable
+class Glancing(Protocol):
+    """What a device is, too, that can be read between two ticks for what is shorter than one."""
+
+    def glance(self) -> Reading | None:
+        """Profiling values alone, of whatever was read before; None if there are none. Raises GpuLost or SourceLost."""
+
+
+@runtime_checkable
 class Staged(Protocol):
     """What a source is, too, that plays what can go wrong: some of that is not in its readings."""
 

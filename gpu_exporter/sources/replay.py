@@ -138,6 +138,10 @@ class ReplayDevice:
         span = (now - before) / source.speed
         return Reading(time.monotonic(), values, span, missing, self._unsupported, buffered=taken)
 
+    def glance(self) -> Reading:
+        """All values, as at a tick."""
+        return self.read(frozenset())
+
     def _between(self, column: Column, before: float, now: float) -> list[tuple[float, float]]:
         """What was recorded after `before` until `now`, each tick once: fewer samples than the driver's own buffer."""
         duration, found = self._source.duration, []

@@ -186,6 +186,18 @@ class NvmlDevice:
             raise GpuLost(f"GPU {self.gpu.index}: no field answers", "unknown")
         return Reading(time.monotonic(), values, span, failed, self._unsupported(), spans, ended, buffered)
 
+    def glance(self) -> Reading | None:
+        """Profiling values alone, between two ticks."""
+        values: dict[Series, float] = {}
+        failed: dict[Series, str] = {}
+        spans: dict[Series, float] = {}
+        for questions in (self._board, *(part.questions for part in self._instances.values())):
+            own: dict[Series, float] = {}
+            span = questions.glance(own, failed)
+            spans.update(dict.fromkeys(own, span or 0.0))
+            values.update(own)
+        return Reading(time.monotonic(), values, None, failed, self._unsupported(), spans) if values or failed else None
+
     def _partitions_due(self, paces: frozenset[Pace]) -> set[Series]:
         due = Pace.SLOW in paces or (self._mig and time.monotonic() - self._partitioned_at >= PARTITION_SECONDS)
         if not due:
