@@ -1,14 +1,18 @@
-"""Readings of one GPU -> the samples it exposes: range checks, integrals, gauge windows, counters that never fall."""
+"""Readings of one GPU -> the samples it exposes: ranges, integrals, windows, histograms, counters that never fall."""
 
 from __future__ import annotations
 
 from array import array
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
+from gpu_exporter.histograms import Histogram, Histograms, Made
 from gpu_exporter.metrics import METRICS
 from gpu_exporter.model import Kind, Labels, Metric, Reading, Sample, Series
 
+EMPTY: Made = MappingProxyType({})
 INTEGRALS = {row.integral_of: row for row in METRICS if row.integral_of is not None}
 # Only what a metric can resolve: more digits than these are noise that every scrape would carry.
 DIGITS = {"ratio": 6, "seconds": 6, "bytes": 0, "bytes per second": 0}
@@ -66,12 +70,18 @@ class Accumulator:
         self._rising: dict[tuple[Metric, Labels], _Rising] = {}
         self._values: dict[Series, float] = {}
         self._total_of: dict[Series, Series] = {}
+        self._histograms = Histograms()
         self.rejected: Counter[str] = Counter()
         self.field_failures: Counter[tuple[str, str]] = Counter()
 
-    def apply(self, reading: Reading) -> tuple[Sample, ...]:
-        """Take a reading; return every sample that holds now. A series that failed has none."""
+    def apply(self, reading: Reading, histograms: Made = EMPTY) -> tuple[Sample, ...]:
+        """Take a reading; return every sample that holds now. A series that failed has none.
+
+        `histograms` are made of the means of a reading, those of buffered samples always.
+        """
         for series in reading.ended:
+            for part in self._histograms.end(series):
+                self._values.pop(part, None)
             self._values.pop(series, None)
             self._values.pop(self._total_of.pop(series, series), None)
         for series, reason in reading.failed.items():
@@ -83,15 +93,23 @@ class Accumulator:
                 self._forget(series)
                 self.rejected[metric.name] += 1
             elif metric in INTEGRALS:
-                self._integrate(series, value, reading)
+                self._integrate(series, value, reading, histograms.get(metric, ()))
             elif metric.kind is Kind.COUNTER and not metric.classic:
                 rising = self._rising.setdefault((metric, series.labels), _Rising())
                 self._values[series] = rising.add(value)
             else:
                 self._values[series] = value
+        for series, taken in reading.buffered.items():
+            histogram, rejected = self._histograms.take_samples(series, taken)
+            if rejected:
+                self.rejected[series.metric.name] += rejected
+            self._show(histogram, series)
         return tuple(Sample(series, value) for series, value in self._values.items())
 
-    def _integrate(self, series: Series, value: float, reading: Reading) -> None:
+    def _show(self, histogram: Histogram, series: Series) -> None:
+        self._values.update(histogram.samples(series.gpu))
+
+    def _integrate(self, series: Series, value: float, reading: Reading, histograms: Sequence[Metric]) -> None:
         span = reading.spans.get(series, reading.span)
         if span is None:
             return
@@ -103,19 +121,22 @@ class Accumulator:
             total = self._total_of[series] = Series(INTEGRALS[metric], series.gpu, series.labels)
         self._values[series] = round(mean, DIGITS[metric.unit])
         self._values[total] = round(integral.total, DIGITS[total.metric.unit])
+        for histogram in self._histograms.take_mean(histograms, series, value, span) if histograms else ():
+            self._show(histogram, series)
 
     def _forget(self, series: Series) -> None:
         """Drop a gauge; a counter keeps its value, for a counter that vanishes and returns looks like new to nobody."""
         if series.metric.kind is Kind.GAUGE:
             self._values.pop(series, None)
 
-    def renew(self) -> None:
+    def renew(self, *, gone: bool = False) -> None:
         """Another handle of the same GPU takes over at once: all series come anew, totals and windows go on."""
         self._values.clear()
         self._total_of.clear()
+        self._histograms.renew(gone=gone)
 
     def detach(self) -> None:
         """The handle is gone: its series end, the totals stay for the next one."""
-        self.renew()
+        self.renew(gone=True)
         for integral in self._integrals.values():
             del integral.window[:]

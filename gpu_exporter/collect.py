@@ -45,6 +45,8 @@ EVIDENCE = frozenset(
 DEADLINE_SECONDS = 1.0
 # How often a release that a driver call holds up is tried again.
 RELEASE_RETRY_SECONDS = 0.5
+# How long the parts of an interval are with high resolution: the shortest window that GPM answers rightly.
+PART_SECONDS = 0.1
 # What dcgm-exporter counts over, by default.
 COUNT_WINDOW_SECONDS = 300.0
 
@@ -69,12 +71,14 @@ class Collector:
         xid_count_window: float = COUNT_WINDOW_SECONDS,
         clock_events_count_window: float = COUNT_WINDOW_SECONDS,
         attribution: Attribution | None = None,
+        high_resolution: bool = False,
     ) -> None:
         self.source = source
         self.events = events
         self._xid_window, self._clock_window = xid_count_window, clock_events_count_window
         self.choose(metrics)
         self.interval = interval
+        self._parts = max(1, int(interval / PART_SECONDS + 1e-6)) if high_resolution else 1
         self.gauge_window = gauge_window
         self.deadline = max(interval, DEADLINE_SECONDS)
         self.generation = 0
@@ -289,20 +293,24 @@ class Collector:
     # --- the clock ------------------------------------------------------------------------------------------------
 
     def _clock(self) -> None:
-        tick = time.monotonic()
+        tick, part, parts, done = time.monotonic(), self.interval / self._parts, 0, -1
         while not self.stopping.is_set():
             try:
-                self._tick()
-                self.ticked_at = time.monotonic()
+                if parts // self._parts > done:
+                    done = parts // self._parts
+                    self._tick()
+                    self.ticked_at = time.monotonic()
+                else:
+                    self._wake(brief=True)
             except Exception:  # /healthz tells when this lasts
                 log.exception("no page was made: unexpected error, please report it")
-            tick += self.interval
-            behind = time.monotonic() - tick
-            if behind > 0:  # skip what was missed, keep the phase
-                tick += (behind // self.interval + 1) * self.interval
+            missed = max(0, int((time.monotonic() - tick) // part))  # skip what was missed, keep the phase
+            tick += (missed + 1) * part
+            parts += missed + 1
             self.stopping.wait(tick - time.monotonic())
 
-    def _tick(self) -> None:
+    def _wake(self, *, brief: bool = False) -> list[Worker]:
+        """Have all workers read that are not busy; with `brief` only what is read between two ticks."""
         awaited = []
         for worker in self._workers if self.up and not self.paused else ():
             if worker.busy:
@@ -310,8 +318,13 @@ class Collector:
                 if worker.stalled:
                     worker.record.stuck()
             else:
+                worker.brief = brief
                 worker.wake.set()
                 awaited.append(worker)
+        return awaited
+
+    def _tick(self) -> None:
+        awaited = self._wake()
         with self._done:
             self._done.wait_for(
                 lambda: not any(worker.busy for worker in awaited), min(self.interval * 0.8, DEADLINE_SECONDS)

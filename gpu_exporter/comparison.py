@@ -63,8 +63,12 @@ RISE = "rise per second"
 
 
 def compares(metric: Metric) -> bool:
-    """Whether it is read, or given by DCGM; an integral says what its gauge does."""
-    return metric.integral_of is None and (metric.nvml is not None or metric.dcgm is not None)
+    """Whether it is read, or given by DCGM; an integral says what its gauge does, and so does a histogram."""
+    return (
+        metric.integral_of is None
+        and metric.kind is not Kind.HISTOGRAM
+        and (metric.nvml is not None or metric.dcgm is not None)
+    )
 
 
 @dataclass(slots=True)

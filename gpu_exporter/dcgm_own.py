@@ -12,6 +12,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 
 from gpu_exporter import metrics as m
+from gpu_exporter.histograms import histograms_of
 from gpu_exporter.model import Gpu, Labels, Metric, Reading, Sample, Series
 
 # By bit of the mask, in dcgm-exporter's words.
@@ -80,7 +81,8 @@ class Own:
         chosen = frozenset(metrics)
         self.clock = chosen & OF_CLOCK
         self.xids = chosen & OF_XIDS
-        asked = [metric for metric in metrics if metric not in OF_CLOCK | OF_XIDS]
+        asked = [row for row in metrics if row not in OF_CLOCK | OF_XIDS and row.histogram_of is None]
+        self.histograms = histograms_of(metrics)
         self._masked = bool(self.clock) and m.CLOCK_EVENTS not in chosen
         self.asked = (*asked, m.CLOCK_EVENTS) if self._masked else tuple(asked)
         self._window = clock_window

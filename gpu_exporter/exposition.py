@@ -160,7 +160,7 @@ class Renderer:
         if self._style.dashes and "modelName" in labels:
             labels["modelName"] = "-".join(labels["modelName"].split())
         labels.update(self._owned.labels(series))
-        return f"{selection.families[series.metric.name].name}{self._braces(labels)}".encode()
+        return f"{selection.families[series.metric.name].name}{series.part}{self._braces(labels)}".encode()
 
     def _braces(self, labels: Mapping[str, str]) -> str:
         every = {**labels, **dict(self._everywhere)}

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from gpu_exporter.config import nearest
 from gpu_exporter.dcgm_fields import DcgmField, DcgmFields, load
 from gpu_exporter.dcgm_names import RENAMED
-from gpu_exporter.metrics import METRICS, selected
+from gpu_exporter.metrics import METRICS, histograms, selected
 from gpu_exporter.model import EntityKind, GpuExporterError, Kind, Metric, MetricSet, Schema
 from gpu_exporter.selection import Family, Selection, catalogue
 
@@ -164,7 +164,7 @@ class FieldsFile:
     ) -> None:
         self.path = path
         self._schema = schema
-        self._base = selected(choice, processes=processes)
+        self._base = (*selected(choice, processes=processes), *histograms(choice))
         self._own = _own_families(self._base)
         self._fields: DcgmFields | None = None
         self._made: dict[tuple[int, Kind], Metric] = {}

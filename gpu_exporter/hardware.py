@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gpu_exporter.model import Call, FieldValue, Gpm, LinkSum, Metric, OfProcess
+from gpu_exporter.model import Buffered, Call, FieldValue, Gpm, LinkSum, Metric, OfProcess
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ TotalEccErrors(0,0) TotalEccErrors(0,1) TotalEccErrors(1,0) TotalEccErrors(1,1)
 MemoryErrorCounter(0,0,2) MemoryErrorCounter(0,1,2) MemoryErrorCounter(1,0,2) MemoryErrorCounter(1,1,2)
 MemoryErrorCounter(0,0,7) MemoryErrorCounter(0,1,7) MemoryErrorCounter(1,0,7) MemoryErrorCounter(1,1,7)
 CurrPcieLinkGeneration() CurrPcieLinkWidth() MaxPcieLinkGeneration() MaxPcieLinkWidth() PcieReplayCounter()
-SramEccErrorStatus() RepairStatus() ValidateInforom()
+SramEccErrorStatus() RepairStatus() ValidateInforom() Samples(0)
 """
 H200 = Answers(
     calls=frozenset(H200_CALLS.split()),
@@ -51,8 +51,8 @@ SEEN_ON: Mapping[str, Answers] = {"H200": H200}
 
 
 def seen_on(metric: Metric) -> tuple[str, ...]:
-    """The hardware on which this row, or the row that it is the integral of, had a value."""
-    row = metric.integral_of or metric
+    """The hardware on which this row, or the row that it is made of, had a value."""
+    row = metric.integral_of or metric.histogram_of or metric
     return tuple(name for name, answers in SEEN_ON.items() if _answered(row, answers))
 
 
@@ -60,6 +60,8 @@ def _answered(row: Metric, answers: Answers) -> bool:
     match row.nvml:
         case Call(name, args):
             return f"{name}({','.join(map(str, args))})" in answers.calls
+        case Buffered(number):
+            return f"Samples({number})" in answers.calls
         case FieldValue(number) | LinkSum(number):
             return number in answers.fields
         case Gpm(number):

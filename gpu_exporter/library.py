@@ -45,7 +45,7 @@ class GpuReading:
 def _key(sample: Sample) -> str:
     metric = sample.series.metric
     own = ",".join(f'{name}="{text}"' for name, text in metric.labels + sample.series.labels)
-    return f"{metric}{{{own}}}" if own else str(metric)
+    return f"{sample.series.name}{{{own}}}" if own else sample.series.name
 
 
 def readings(snapshot: Snapshot) -> tuple[GpuReading, ...]:

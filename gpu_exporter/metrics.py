@@ -8,6 +8,7 @@ Where DCGM and NVML are read from: DCGM's `dcgm_fields.h` (4.6.0), NVIDIA's `nvm
 from __future__ import annotations
 
 from gpu_exporter.model import (
+    Buffered,
     Call,
     EntityKind,
     FieldValue,
@@ -21,7 +22,7 @@ from gpu_exporter.model import (
     Pace,
 )
 
-GAUGE, COUNTER = Kind.GAUGE, Kind.COUNTER
+GAUGE, COUNTER, HISTOGRAM = Kind
 STATIC, FAST, SLOW, RARE = Pace.STATIC, Pace.FAST, Pace.SLOW, Pace.RARE
 NODE, GPU, INSTANCE, NVLINK, PROCESS, NVSWITCH, CPU, CPU_CORE = EntityKind
 FULL, NAMED = MetricSet.FULL, MetricSet.NAMED
@@ -29,6 +30,11 @@ FULL, NAMED = MetricSet.FULL, MetricSet.NAMED
 BESIDE = frozenset({NVSWITCH, CPU, CPU_CORE})
 MIB = 2.0**20
 PERCENT, MILLI, NANO = 1e-2, 1e-3, 1e-9
+SHARES = (0.01, *(n / 10 for n in range(1, 11)))
+# Every power limit that NVIDIA sells boards with from 250 W on is an edge, so that what is above it can be read.
+WATTS = (*(float(n) for n in range(50, 1001, 50)), 1200.0, 1400.0)
+# Gaps are whole ticks, of 1 s or 100 ms: between two of these, so that jitter moves none to another bucket.
+GAPS = (0.15, 0.35, 0.75, 1.5, 3.5, 7.5, 15.5, 30.5, 60.5, 300.5, 1800.5)
 
 
 # fmt: off
@@ -45,6 +51,12 @@ def _traffic(name: str, dcgm: int | None, gpm: int, total: str, what: str, *, st
     entity = NVLINK if stride else GPU
     mean = Metric(name, GAUGE, "bytes per second", f"{what}, bytes per second, mean over the gauge window.", 0, 1e13, entity, dcgm, Gpm(gpm, stride), MIB, FAST, set)
     return mean, Metric(total, COUNTER, "bytes", f"{what}, bytes.", entity=entity, set=set, integral_of=mean)
+
+
+def _shares(name: str, gauge: Metric, what: str) -> Metric:
+    """How often a share was how large; each observation stands for a tenth of a second, whatever the interval."""
+    help = f"Share of {what}, mean of a tick; observed once for each tenth of a second that it is the mean of."
+    return Metric(name, HISTOGRAM, "ratio", help, 0, 1.001, set=FULL, histogram_of=gauge, edges=SHARES, per_instance=True)
 
 
 # --- profiling: NVML GPM on Hopper and newer; means between ticks, and their integrals ------------------------------------------------
@@ -66,6 +78,11 @@ NVLINK_TX,        NVLINK_TX_TOTAL   = _traffic("DCGM_FI_PROF_NVLINK_TX_BYTES",  
 NVLINK_RX,        NVLINK_RX_TOTAL   = _traffic("DCGM_FI_PROF_NVLINK_RX_BYTES",          1012, 60, "gpu_nvlink_rx_bytes_total",            "NVLink traffic received over all links, headers left out")
 LINK_RX,          LINK_RX_TOTAL     = _traffic("gpu_nvlink_link_rx_bytes_per_second",   1533, 62, "gpu_nvlink_link_rx_bytes_total",       "NVLink traffic received over one link", stride=2, set=FULL)
 LINK_TX,          LINK_TX_TOTAL     = _traffic("gpu_nvlink_link_tx_bytes_per_second",   1532, 63, "gpu_nvlink_link_tx_bytes_total",       "NVLink traffic sent over one link", stride=2, set=FULL)
+
+SM_SHARES         = _shares("gpu_sm_active_ratio", SM_ACTIVE, "SMs active")
+TENSOR_SHARES     = _shares("gpu_tensor_active_ratio", TENSOR_ACTIVE, "tensor pipes active")
+DRAM_SHARES       = _shares("gpu_dram_active_ratio", DRAM_ACTIVE, "memory bandwidth in use")
+IDLE_GAPS         = Metric("gpu_idle_gap_seconds", HISTOGRAM, "seconds", "How long no SM was active each time, in whole ticks; observed when it ends.", 0, set=FULL, histogram_of=SM_ACTIVE, edges=GAPS, per_instance=True)
 
 NVDEC = tuple(row for n in range(8) for row in _activity(f"DCGM_FI_PROF_NVDEC{n}_ACTIVE", 1017 + n, 30 + n, "gpu_nvdec_active_seconds_total", "Share of time this video decoder was busy", engine=str(n), set=FULL))
 NVJPG = tuple(row for n in range(8) for row in _activity(f"DCGM_FI_PROF_NVJPG{n}_ACTIVE", 1025 + n, 40 + n, "gpu_nvjpg_active_seconds_total", "Share of time this JPEG decoder was busy", engine=str(n), set=FULL))
@@ -93,6 +110,7 @@ POWER_SET     = Metric("DCGM_FI_DEV_POWER_MGMT_LIMIT",     GAUGE, "watts", "Powe
 POWER_MIN     = Metric("DCGM_FI_DEV_POWER_MGMT_LIMIT_MIN", GAUGE, "watts", "Lowest power limit that can be set.",                         0, 5_000, dcgm=161, nvml=Call("PowerManagementLimitConstraints", pick=0), scale=MILLI, pace=STATIC, set=FULL)
 POWER_MAX     = Metric("DCGM_FI_DEV_POWER_MGMT_LIMIT_MAX", GAUGE, "watts", "Highest power limit that can be set.",                        0, 5_000, dcgm=162, nvml=Call("PowerManagementLimitConstraints", pick=1), scale=MILLI, pace=STATIC)
 POWER_DEFAULT = Metric("DCGM_FI_DEV_POWER_MGMT_LIMIT_DEF", GAUGE, "watts", "Power limit by default.",                                     0, 5_000, dcgm=163, nvml=Call("PowerManagementDefaultLimit"), scale=MILLI, pace=STATIC, set=FULL)
+POWER_SAMPLES = Metric("gpu_board_power_watts", HISTOGRAM, "watts", "Board power, each sample of the driver's buffer (about 50 a second) once.", 0, 5_000, nvml=Buffered(0), scale=MILLI, set=FULL, edges=WATTS)
 ENERGY        = Metric("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", COUNTER, "millijoules", "Energy used since the driver was loaded.",                  dcgm=156, nvml=FieldValue(83), pace=SLOW)
 ENERGY_JOULES = Metric("gpu_energy_joules_total",              COUNTER, "joules",      "Energy used; goes on across driver reloads.",               dcgm=156, nvml=FieldValue(83), scale=MILLI, pace=SLOW, dcgm_scale=MILLI)
 
@@ -299,3 +317,8 @@ def selected(choice: MetricSet, *, processes: bool = False) -> tuple[Metric, ...
         and row.set in sets
         and (processes or not isinstance(row.nvml, OfProcess))
     )
+
+
+def histograms(choice: MetricSet) -> tuple[Metric, ...]:
+    """The rows that are made of others, where those are asked for."""
+    return tuple(row for row in METRICS if row.histogram_of is not None and row.set in {MetricSet.DEFAULT, choice})

@@ -21,6 +21,7 @@ class Kind(Enum):
 
     GAUGE = "gauge"
     COUNTER = "counter"
+    HISTOGRAM = "histogram"
 
 
 class Pace(Enum):
@@ -96,6 +97,13 @@ class Gpm:
 
 
 @dataclass(frozen=True, slots=True)
+class Buffered:
+    """A kind of samples (`NVML_*_SAMPLES`) that the driver takes in its own time and keeps for a while."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
 class OfPeer:
     """What NVML tells of a GPU and each other one: `P2PStatus` is `nvmlDeviceGetP2PStatus(handle, other, *args)`."""
 
@@ -116,7 +124,8 @@ class Metric:
 
     `low` and `high` bound the exposed value: what lies outside was misread and is rejected.
     `scale` turns NVML's unit into the exposed one, `dcgm_scale` DCGM's. `bit` exposes that bit of a mask as 0 or 1.
-    `integral_of` makes this row the time integral of another one, computed by the collection loop.
+    `integral_of` makes this row the time integral of another one, computed by the collection loop, `histogram_of` a
+    distribution of it. `edges` are the upper bounds of a histogram's buckets, without the last, which has none.
     `per_instance`: a GPU in MIG mode is not asked itself but each of its instances, so that no sum counts it twice.
     """
 
@@ -128,13 +137,15 @@ class Metric:
     high: float = float(2**63 - 1)
     entity: EntityKind = EntityKind.GPU
     dcgm: int | None = None
-    nvml: Call | FieldValue | LinkSum | Gpm | OfPeer | OfProcess | None = None
+    nvml: Call | FieldValue | LinkSum | Gpm | Buffered | OfPeer | OfProcess | None = None
     scale: float = 1.0
     pace: Pace = Pace.FAST
     set: MetricSet = MetricSet.DEFAULT
     labels: Labels = ()
     bit: int | None = None
     integral_of: Metric | None = None
+    histogram_of: Metric | None = None
+    edges: tuple[float, ...] = ()
     per_instance: bool = False
     dcgm_scale: float = 1.0
 
@@ -178,11 +189,20 @@ class Owner(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Series:
-    """A metric of an entity: the identity under which values are kept from tick to tick (compared by identity)."""
+    """A metric of an entity: the identity under which values are kept from tick to tick (compared by identity).
+
+    Of a histogram, `part` is which series this is: `_bucket` (with the label `le`), `_sum` or `_count`.
+    """
 
     metric: Metric
     gpu: Gpu | None = None
     labels: Labels = ()
+    part: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name that its samples have in the catalogue's words."""
+        return self.metric.name + self.part
 
 
 class Sample(NamedTuple):
@@ -199,7 +219,8 @@ class Reading:
     `values` has the series of the paces that were due. Profiling values are means over the `span` seconds
     before `at` (monotonic seconds), or over those that `spans` has for the series. `failed` names series that
     should have answered and did not, with one of the five outcomes; `unsupported` those that this device can't
-    answer; `ended` those of MIG instances and processes that are no more.
+    answer; `ended` those of MIG instances and processes that are no more. `buffered` has samples that were taken
+    since about the read before, each with a stamp that rises from sample to sample; some may have been told before.
     """
 
     at: float
@@ -209,6 +230,7 @@ class Reading:
     unsupported: Mapping[Metric, str] = field(default_factory=dict)
     spans: Mapping[Series, float] = field(default_factory=dict)
     ended: Set[Series] = frozenset()
+    buffered: Mapping[Series, Sequence[tuple[float, float]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,6 +353,14 @@ class Device(Protocol):
 
     def close(self) -> None:
         """Give back what the device holds. Never raises."""
+
+
+@runtime_checkable
+class Glancing(Protocol):
+    """What a device is, too, that can be read between two ticks for what is shorter than one."""
+
+    def glance(self) -> Reading | None:
+        """Profiling values alone, of whatever was read before; None if there are none. Raises GpuLost or SourceLost."""
 
 
 @runtime_checkable

@@ -91,7 +91,7 @@ def rows(snapshot: Snapshot) -> Page:
     for series, value in snapshot.samples:
         metric, gpu, own = series.metric, series.gpu, series.labels
         identity = {} if gpu is None else {"gpu": str(gpu.index), "UUID": gpu.uuid, "modelName": gpu.model}
-        found.append(Row(metric.name, {**identity, **dict(metric.labels), **dict(own)}, value))
+        found.append(Row(series.name, {**identity, **dict(metric.labels), **dict(own)}, value))
     return Page(snapshot.at, found)
 
 

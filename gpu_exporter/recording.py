@@ -59,6 +59,12 @@ class Column:
         """The value that speaks for time t; the first or last one outside."""
         return self.values[min(bisect_left(self.times, t), len(self.times) - 1)]
 
+    def ticks(self, after: float, until: float) -> Iterator[tuple[float, float]]:
+        """The ticks in this time, each with its value; the beginning of what a value speaks for is none."""
+        for n in range(bisect_right(self.times, after), bisect_right(self.times, until)):
+            if self.known[n] > (self.known[n - 1] if n else 0.0):
+                yield self.times[n], self.values[n]
+
     def until(self, t: float) -> tuple[float, float]:
         """The integral and the known seconds from the beginning to time t."""
         right = bisect_right(self.times, t)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gpu_exporter.dcgm_names import RENAMED
-from gpu_exporter.metrics import METRICS, selected
+from gpu_exporter.metrics import METRICS, histograms, selected
 from gpu_exporter.model import Gpu, Labels, Metric, MetricSet, Schema
 
 
@@ -56,7 +56,7 @@ def everything(
     """Without a file of fields: what `--metrics` says, as the catalogue has it."""
     shown = catalogue(schema)
     families = {row.name: shown[row.name] for row in METRICS}
-    return Selection(selected(choice, processes=processes), families, schema=schema)
+    return Selection((*selected(choice, processes=processes), *histograms(choice)), families, schema=schema)
 
 
 def detail(gpu: Gpu, what: str) -> str:

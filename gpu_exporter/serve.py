@@ -90,6 +90,7 @@ class _Node:
             xid_count_window=config.xid_count_window,
             clock_events_count_window=config.clock_events_count_window,
             attribution=self.attributor,
+            high_resolution=config.high_resolution,
         )
         self.shown = Endpoint(
             name,

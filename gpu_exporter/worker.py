@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gpu_exporter.backoff import Backoff
-from gpu_exporter.model import Device, Gpu, GpuLost, Metric, Pace, Reading, SourceLost
+from gpu_exporter.model import Device, Glancing, Gpu, GpuLost, Metric, Pace, Reading, SourceLost
 from gpu_exporter.snapshot import GpuRecord
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ class _Successor:
             series
             for series, _ in record.samples
             if series.metric in self.asked
+            and not series.part  # a histogram goes on with its totals
             and series.metric not in reading.unsupported
             and (series.metric, series.labels) not in told
         ]
@@ -57,6 +58,7 @@ class Worker(threading.Thread):
         self.record = self._nobody = GpuRecord(Gpu(index), collector.gauge_window)
         self.busy_since: float | None = None
         self.wake = threading.Event()
+        self.brief = False
         self._collector = collector
         self._device: Device | None = None
         self._asked: Sequence[Metric] = ()
@@ -110,13 +112,16 @@ class Worker(threading.Thread):
             self._generation = generation
             if collector.handover.release:  # until it was read again
                 self.record.reason = "released"
-        if not collector.up or collector.paused or (self._device is None and started < self._backoff.due):
+        brief = self.brief
+        if not collector.up or collector.paused or (self._device is None and (brief or started < self._backoff.due)):
             return
         try:
             device = self._device or self._attach()
             if collector.events:  # first: a GPU that can't be read any more still tells why
                 collector.events.told(device.events())
-            reading = self._succeeded(started) or device.read(self._due(started))
+            reading = self._glance(device) if brief else self._succeeded(started) or device.read(self._due(started))
+            if reading is None:
+                return
         except GpuLost as error:
             self._failed(error.reason, str(error))
         except SourceLost as error:
@@ -126,13 +131,19 @@ class Worker(threading.Thread):
             if generation == collector.generation:
                 self._backoff.reset()
                 own, record = collector.own, self.record
-                samples = record.accumulator.apply(reading)
+                samples = record.accumulator.apply(reading, own.histograms)
                 record.samples = own.samples(record.gpu, record.clock_events, reading, samples)
                 record.unsupported = own.unsupported(samples, reading.unsupported)
-                self.record.duration = time.monotonic() - started
+                if not brief:
+                    self.record.duration = time.monotonic() - started
                 self.record.read_at = time.monotonic()
                 self._ask_again({series.metric.pace for series in reading.failed}, started)
                 self.record.up()
+
+    @staticmethod
+    def _glance(device: Device) -> Reading | None:
+        """What there is to read between two ticks."""
+        return device.glance() if isinstance(device, Glancing) else None
 
     def _failed(self, reason: str, message: str) -> None:
         self._detach()

@@ -13,7 +13,19 @@ from gpu_exporter.dcgm_names import modern
 from gpu_exporter.hardware import SEEN_ON, seen_on
 from gpu_exporter.health import ALL_FAULTS
 from gpu_exporter.metrics import BESIDE, METRICS, SWITCH_LINKS
-from gpu_exporter.model import Call, EntityKind, FieldValue, Gpm, LinkSum, Metric, MetricSet, OfPeer, OfProcess
+from gpu_exporter.model import (
+    Buffered,
+    Call,
+    EntityKind,
+    FieldValue,
+    Gpm,
+    Kind,
+    LinkSum,
+    Metric,
+    MetricSet,
+    OfPeer,
+    OfProcess,
+)
 from gpu_exporter.render.markdown import table as _table
 from gpu_exporter.states import STATES, State, rows_of
 from gpu_exporter.xids import load
@@ -180,6 +192,8 @@ def _family(rows: Sequence[Metric]) -> tuple[str, ...]:
         labels.append(OF_INSTANCE)
     if metric in OWN_LABELS:
         labels.append(OWN_LABELS[metric])
+    if metric.kind is Kind.HISTOGRAM:
+        labels.append("le")
     for name in dict(metric.labels):
         labels.append(f"{name}: " + ", ".join(dict(row.labels)[name] for row in rows))
     sources = [read_from(row) for row in rows]
@@ -202,7 +216,7 @@ def _family(rows: Sequence[Metric]) -> tuple[str, ...]:
 
 def _seen_on(rows: Sequence[Metric]) -> str:
     """The hardware that answered every row of a family; nothing for what the exporter says of itself."""
-    if not any(row.nvml or row.integral_of or row.entity in BESIDE for row in rows):
+    if not any(row.nvml or row.integral_of or row.histogram_of or row.entity in BESIDE for row in rows):
         return ""
     return ", ".join(name for name in SEEN_ON if all(name in seen_on(row) for row in rows)) or "*not yet*"
 
@@ -214,6 +228,8 @@ def read_from(metric: Metric) -> str:
             return f"{name}({', '.join(map(str, args))})" + ("" if pick is None else f"[{pick}]")
         case FieldValue(number):
             return f"field {number}"
+        case Buffered(number):
+            return f"Samples({number})"
         case LinkSum(number):
             return f"field {number}, all links"
         case OfPeer(name, args):
@@ -224,4 +240,6 @@ def read_from(metric: Metric) -> str:
             return f"GPM {number}" + (f" + {stride} a link" if stride else "")
     if metric.entity in BESIDE or metric is m.EXP_HEALTH:
         return "DCGM alone"
+    if metric.histogram_of:
+        return f"histogram of {metric.histogram_of}"
     return f"integral of {metric.integral_of}" if metric.integral_of else "the exporter"

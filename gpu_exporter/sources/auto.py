@@ -16,6 +16,7 @@ from gpu_exporter.backoff import Backoff
 from gpu_exporter.metrics import SOURCE_INFO
 from gpu_exporter.model import (
     Device,
+    Glancing,
     Gpm,
     Gpu,
     GpuLost,
@@ -155,6 +156,10 @@ class MixedDevice:
             return self._without_second(reading, error)
         self._tell("nvml+dcgm", "no_gpm")
         return merged
+
+    def glance(self) -> Reading | None:
+        """NVML's, if its profiling values are what is read: DCGM samples in its own time."""
+        return self._first.glance() if self._second is None and isinstance(self._first, Glancing) else None
 
     def _tell(self, source: str, reason: str) -> None:
         """Say what reads this GPU, and why: the same series for as long as that holds."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from gpu_exporter.metrics import BESIDE
+from gpu_exporter.metrics import BESIDE, POWER_INSTANT, POWER_SAMPLES
 from gpu_exporter.model import EntityKind, Gpu, GpuLost, Kind, Metric, Owner, Pace, Reading, Sample, Series, XidEvent
 from gpu_exporter.recording import Column, Recording
 
@@ -100,8 +100,12 @@ class ReplayDevice:
         self._last: float | None = None
         self._found: list[tuple[Series, Column, float]] = []
         self._unsupported: dict[Metric, str] = {}
+        self._buffered: list[tuple[Series, Column]] = []
         by_field = {metric.nvml: metric for metric in metrics if metric.key in columns and metric.bit is None}
         for metric in metrics:
+            if metric is POWER_SAMPLES and POWER_INSTANT.key in columns:
+                self._buffered.append((Series(metric, gpu), columns[POWER_INSTANT.key]))
+                continue
             recorded = metric if metric.key in columns else by_field.get(metric.nvml)
             if recorded is None and metric.entity in OF_NO_GPU:
                 continue
@@ -130,7 +134,23 @@ class ReplayDevice:
         if not values and self._found:
             raise GpuLost(f"GPU {self.gpu.index}: the recording has a hole here", "lost")
         missing = {series: "not_recorded" for series, *_ in self._found if series not in values}
-        return Reading(time.monotonic(), values, (now - before) / source.speed, missing, self._unsupported)
+        taken = {series: self._between(column, before, now) for series, column in self._buffered}
+        span = (now - before) / source.speed
+        return Reading(time.monotonic(), values, span, missing, self._unsupported, buffered=taken)
+
+    def glance(self) -> Reading:
+        """All values, as at a tick."""
+        return self.read(frozenset())
+
+    def _between(self, column: Column, before: float, now: float) -> list[tuple[float, float]]:
+        """What was recorded after `before` until `now`, each tick once: fewer samples than the driver's own buffer."""
+        duration, found = self._source.duration, []
+        while before < now:
+            loops, t = divmod(before, duration)
+            end = min(now - loops * duration, duration)
+            found += [(loops * duration + at, value) for at, value in column.ticks(t, end)]
+            before = loops * duration + end
+        return found
 
     def _value(self, metric: Metric, column: Column, before: float, now: float) -> float | None:
         duration = self._source.duration

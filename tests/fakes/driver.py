@@ -82,6 +82,7 @@ H200: Mapping[str, Value] = {
     "VbiosVersion": "96.00.A5.00.1A",
     "InforomImageVersion": "G520.0282.02.02",
     "PowerUsage": 79715,
+    "Samples.0": 79715,
     **dict.fromkeys(("EnforcedPowerLimit", "PowerManagementLimit", "PowerManagementDefaultLimit"), 700000),
     "PowerManagementLimitConstraints.min": 200000,
     "PowerManagementLimitConstraints.max": 700000,

@@ -34,6 +34,7 @@
  *                          100 * (g + 1) + s: GpuInstanceId, ComputeInstanceId, UUID, Name, Gpm.<metric>, ...
  *         g ComputeRunningProcesses pid:bytes,pid:bytes   (and Graphics..., MPSCompute...); bytes - : not told
  *         g Xids n:code,n:code    what happened, numbered from 1 on; an event set tells those after its registration
+ *         g Samples.<type> value at the time of each sample; g ClockBack s: the clock that stamps them is s seconds slow
  *         g ProcessUtilization pid:percent,pid:percent    "none": no samples
  */
 #include <fcntl.h>
@@ -744,6 +745,36 @@ int nvmlDeviceGetFieldValues(struct gpu *device, int count, struct field *fields
         else
             field->type = 3, field->value.ull = (u64)(long long)value;
     }
+    return leave(status);
+}
+
+/* ---- Buffered samples: one each 20 ms, stamped with whole multiples of that, for 2.4 s ---- */
+
+struct buffered { u64 time; union { unsigned u; u64 ull; } value; };
+
+int nvmlDeviceGetSamples(struct gpu *device, unsigned kind, u64 last, unsigned *type, unsigned *count,
+                         struct buffered *out)
+{
+    const u64 step = 20000;
+    int status = enter(device, "Samples"), gpu = number_of(device);
+    const char *line = line_of(gpu, "Samples", ARGUMENTS("%u", kind));
+    double value = 0, t = now();
+    u64 newest = (u64)((t - setting(gpu, "ClockBack", 0)) * 1e6) / step, oldest = newest - 119, n = 0;
+    if (!status)
+        status = evaluate(line, t, t, &value);
+    if (oldest <= last / step)
+        oldest = last / step + 1;
+    if (!status && oldest > newest)
+        status = NOT_FOUND;
+    for (u64 k = oldest; !status && k <= newest && (!out || n < *count); k++, n++)
+        if (out) {
+            status = evaluate(line, t - (double)(newest - k) * 0.02, t - (double)(newest - k) * 0.02, &value);
+            out[n].time = k * step;
+            out[n].value.ull = 0;
+            out[n].value.u = (unsigned)value;
+        }
+    *type = 1;
+    *count = (unsigned)n;
     return leave(status);
 }
 

@@ -6,7 +6,8 @@ from pathlib import Path
 from gpu_exporter import render
 from gpu_exporter.accumulate import Accumulator
 from gpu_exporter.exposition import Renderer, Variant
-from gpu_exporter.metrics import selected
+from gpu_exporter.histograms import histograms_of
+from gpu_exporter.metrics import METRICS, selected
 from gpu_exporter.model import MetricSet, Pace, Sample, Snapshot
 from gpu_exporter.recording import load
 from gpu_exporter.sources.replay import ReplaySource
@@ -19,13 +20,13 @@ def test_exposition_of_the_packaged_recording(golden: Callable[[str, str], None]
     source = ReplaySource(load(RECORDINGS / "h200_x2_ddp.jsonl.gz"), clock=lambda: now)
     devices = [source.attach(index, selected(MetricSet.FULL)) for index in range(source.count())]
     accumulators = [Accumulator(15.0) for _ in devices]
-    samples: tuple[Sample, ...] = ()
+    made, samples = histograms_of(METRICS), tuple[Sample, ...]()
     for second in range(30):
         now = float(second)
         samples = tuple(
             sample
             for device, accumulator in zip(devices, accumulators, strict=True)
-            for sample in accumulator.apply(device.read(frozenset({Pace.FAST})))
+            for sample in accumulator.apply(device.read(frozenset({Pace.FAST})), made)
         )
     page = Renderer("node-1", (("source", "replay"),)).render(Snapshot(now, "replay", samples))
 

@@ -16,7 +16,7 @@ from gpu_exporter.model import EntityKind, Gpu, Kind, Metric, Sample, Series, Sn
 from gpu_exporter.selection import Selection, own_family
 
 FORMATS = TEXT, OPENMETRICS = Variant(False, False), Variant(True, False)
-READABLE = [row for row in m.METRICS if row.nvml or row.integral_of]
+READABLE = [row for row in m.METRICS if (row.nvml or row.integral_of) and not row.edges]
 
 
 def page(*samples: Sample, node: str = "n") -> Page:

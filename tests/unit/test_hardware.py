@@ -7,7 +7,7 @@ import pytest
 
 from gpu_exporter.hardware import H200, seen_on
 from gpu_exporter.metrics import BY_KEY, METRICS, selected
-from gpu_exporter.model import Call, FieldValue, Gpm, Kind, LinkSum, Metric, MetricSet
+from gpu_exporter.model import Buffered, Call, FieldValue, Gpm, Kind, LinkSum, Metric, MetricSet
 from gpu_exporter.recording import load
 from tests.conftest import RECORDINGS, run
 from tests.fakes.driver import FakeDriver
@@ -19,7 +19,8 @@ def test_the_stand_in_answers_what_an_h200_does(tmp_path: Path) -> None:
     """fix: give the stand-in's H200 (tests/fakes/driver.py) the value that a real one gave."""
     page = json.loads(run("once", "--metrics", "full", "--json", env=FakeDriver(tmp_path).environment).stdout)
     answered = {name.partition("{")[0] for name in page["gpus"][0]["samples"]}
-    assert {row.name for row in FULL if seen_on(row)} - answered == set()
+    expected = {f"{row.name}_count" if row.edges else row.name for row in FULL if seen_on(row)}
+    assert expected - answered == set()
 
 
 @pytest.mark.parametrize("recording", ["h200_workloads", "h200_x2_ddp"])
@@ -44,6 +45,7 @@ def test_what_an_h200_has_not() -> None:
 def test_no_answer_is_left_from_a_row_that_is_gone() -> None:
     """Each question in the table is asked by a row."""
     calls = {f"{row.nvml.name}({','.join(map(str, row.nvml.args))})" for row in FULL if isinstance(row.nvml, Call)}
+    calls |= {f"Samples({row.nvml.id})" for row in FULL if isinstance(row.nvml, Buffered)}
     fields = {row.nvml.id for row in FULL if isinstance(row.nvml, FieldValue | LinkSum)}
     gpm = {row.nvml.id for row in FULL if isinstance(row.nvml, Gpm)}
     assert calls >= H200.calls
@@ -54,4 +56,5 @@ def test_no_answer_is_left_from_a_row_that_is_gone() -> None:
 def test_a_new_question_is_not_seen_and_an_integral_is_as_its_mean() -> None:
     """Nothing is proven by being added."""
     assert seen_on(Metric("gpu_new", Kind.GAUGE, "ratio", "New.", nvml=Call("JpgUtilization", pick=0))) == ()
-    assert all(seen_on(row) == seen_on(row.integral_of) for row in METRICS if row.integral_of)
+    made = {row: row.integral_of or row.histogram_of for row in METRICS}
+    assert all(seen_on(row) == seen_on(of) for row, of in made.items() if of)

@@ -13,7 +13,21 @@ from typing import Any
 import pynvml
 
 from gpu_exporter.metrics import BESIDE, MIG_DEVICE
-from gpu_exporter.model import EntityKind, Gpm, Gpu, GpuLost, Labels, Metric, OfProcess, Pace, Reading, Series, XidEvent
+from gpu_exporter.model import (
+    Buffered,
+    EntityKind,
+    Gpm,
+    Gpu,
+    GpuLost,
+    Labels,
+    Metric,
+    OfProcess,
+    Pace,
+    Reading,
+    Series,
+    XidEvent,
+)
+from gpu_exporter.sources.nvml.buffers import Buffers
 from gpu_exporter.sources.nvml.errors import UNSUPPORTED, outcome, raise_if_lost
 from gpu_exporter.sources.nvml.mig import Instance, instances, mig_mode
 from gpu_exporter.sources.nvml.peers import Peers
@@ -45,11 +59,12 @@ class NvmlDevice:
         self.gpu = gpu
         self._turn = turn
         self._handle = handle
-        self._metrics = [metric for metric in metrics if metric.nvml and not isinstance(metric.nvml, OfProcess)]
+        self._metrics = [row for row in metrics if row.nvml and not isinstance(row.nvml, OfProcess | Buffered)]
         unread = (metric for metric in metrics if metric.nvml is None and metric.entity not in BESIDE)
         self._foreign = dict.fromkeys(unread, "needs_dcgm")
         self._processes = Processes(gpu, metrics, proc)
         self._peers = Peers(handle, gpu, metrics)
+        self._buffers = Buffers(handle, gpu, metrics, turn)
         self._links = range(self._link_count())
         wants_gpm = any(isinstance(metric.nvml, Gpm) for metric in metrics)
         self._without_gpm = self._gpm_support() if wants_gpm else None
@@ -164,11 +179,24 @@ class NvmlDevice:
         for part in self._instances.values():
             self._read_part(part, paces, values, failed, spans)
         ended |= self._peers.read(paces, values, failed)
+        buffered = self._buffers.read(paces, failed)
         parts = [(part.handles, part.questions.labels) for part in self._instances.values()]
         ended |= self._processes.read(parts if self._mig else [((self._handle,), ())], paces, values, failed)
         if failed and not values and Pace.FAST in paces:
             raise GpuLost(f"GPU {self.gpu.index}: no field answers", "unknown")
-        return Reading(time.monotonic(), values, span, failed, self._unsupported(), spans, ended)
+        return Reading(time.monotonic(), values, span, failed, self._unsupported(), spans, ended, buffered)
+
+    def glance(self) -> Reading | None:
+        """Profiling values alone, between two ticks."""
+        values: dict[Series, float] = {}
+        failed: dict[Series, str] = {}
+        spans: dict[Series, float] = {}
+        for questions in (self._board, *(part.questions for part in self._instances.values())):
+            own: dict[Series, float] = {}
+            span = questions.glance(own, failed)
+            spans.update(dict.fromkeys(own, span or 0.0))
+            values.update(own)
+        return Reading(time.monotonic(), values, None, failed, self._unsupported(), spans) if values or failed else None
 
     def _partitions_due(self, paces: frozenset[Pace]) -> set[Series]:
         due = Pace.SLOW in paces or (self._mig and time.monotonic() - self._partitioned_at >= PARTITION_SECONDS)
@@ -206,6 +234,7 @@ class NvmlDevice:
             **self._board.unsupported,
             **self._processes.unsupported,
             **self._peers.unsupported,
+            **self._buffers.unsupported,
         }
         answered = {series.metric for part in self._instances.values() for series in part.questions.answered}
         for part in self._instances.values():

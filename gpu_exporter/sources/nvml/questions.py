@@ -185,6 +185,10 @@ class Questions:
         failed.update(missing)
         return span
 
+    def glance(self, values: dict[Series, float], failed: dict[Series, str]) -> float | None:
+        """Fill in the profiling means alone; return the seconds that they cover, None without any."""
+        return self._gpm.read(values, failed) if self._gpm and self.answered else None
+
     def _read_calls(
         self, calls: Mapping[Call, list[Series]], values: dict[Series, float], failed: dict[Series, str]
     ) -> None:

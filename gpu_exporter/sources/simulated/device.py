@@ -11,7 +11,7 @@ from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
 from gpu_exporter import metrics as m
-from gpu_exporter.model import Gpm, Gpu, GpuLost, Kind, Metric, Pace, Reading, Series, XidEvent
+from gpu_exporter.model import Buffered, Gpm, Gpu, GpuLost, Kind, Metric, Pace, Reading, Series, XidEvent
 from gpu_exporter.sources.simulated import faults as script
 from gpu_exporter.sources.simulated.faults import Fault
 from gpu_exporter.sources.simulated.schedule import Part, Temper
@@ -80,6 +80,8 @@ class SimulatedDevice:
         by_field = {metric.nvml: metric for metric in metrics if metric.key in known.rows and metric.bit is None}
         for metric in metrics:
             origin = metric if metric.key in known.rows else by_field.get(metric.nvml)
+            if metric is m.POWER_SAMPLES and m.POWER_INSTANT.key in known.rows:
+                origin = m.POWER_INSTANT
             how = None if origin is None else _how(origin)
             if metric.entity in m.BESIDE:
                 continue
@@ -111,7 +113,8 @@ class SimulatedDevice:
                     shares[how] = self._shares(how, before, now)
                 values.update(_values(rows, shares[how]))
         span = None if before is None else now - before
-        return Reading(time.monotonic(), values, span, unsupported=self._unsupported)
+        buffered = as_buffered(values, now)
+        return Reading(time.monotonic(), values, span, unsupported=self._unsupported, buffered=buffered)
 
     def _joules(self, now: float) -> float:
         schedule, loaded = self._source.schedule, self._source.loaded(now)
@@ -143,6 +146,12 @@ class SimulatedDevice:
 
     def close(self) -> None:
         """Nothing to give back."""
+
+
+def as_buffered(values: dict[Series, float], now: float) -> dict[Series, list[tuple[float, float]]]:
+    """Take out of `values` what the driver would buffer: here one sample a read, of this instant."""
+    found = [series for series in values if isinstance(series.metric.nvml, Buffered)]
+    return {series: [(now, values.pop(series))] for series in found}
 
 
 def meet_faults(source: SimulatedSource, gpu: Gpu, identity: str, faults: Sequence[Fault]) -> float:

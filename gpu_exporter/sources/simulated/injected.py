@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from gpu_exporter import metrics as m
 from gpu_exporter.model import Gpm, Gpu, Kind, Metric, Pace, Reading, Series, XidEvent
-from gpu_exporter.sources.simulated.device import meet_faults
+from gpu_exporter.sources.simulated.device import as_buffered, meet_faults
 from gpu_exporter.sources.simulated.faults import Fault
 from gpu_exporter.sources.simulated.inject import Injected, Value, at, healthy, mean, rows
 
@@ -51,7 +51,8 @@ class InjectedDevice:
         self._rows: dict[Pace, list[tuple[Series, Metric]]] = defaultdict(list)
         answered = dict(rows(injected, metrics))
         for metric in metrics:
-            origin = answered.get(metric, metric if metric in self._idle else None)
+            read = m.POWER_INSTANT if metric is m.POWER_SAMPLES else metric
+            origin = answered.get(read, read if read in self._idle else None)
             if origin is not None and metric not in injected.absent:
                 self._rows[metric.pace].append((Series(metric, gpu), origin))
         there = {series.metric for each in self._rows.values() for series, _ in each}
@@ -77,7 +78,8 @@ class InjectedDevice:
                 if value is not None:
                     values[series] = _as(series.metric, origin, value)
         span = None if before is None else now - before
-        return Reading(time.monotonic(), values, span, unsupported=self._unsupported)
+        buffered = as_buffered(values, now)
+        return Reading(time.monotonic(), values, span, unsupported=self._unsupported, buffered=buffered)
 
     def _value(self, origin: Metric, before: float | None, now: float) -> float | None:
         if origin is m.ENERGY:

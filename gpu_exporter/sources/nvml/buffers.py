@@ -1,0 +1,72 @@
+"""Samples that the driver takes in its own time and keeps for a while: board power, about 50 a second, for 2.4 s."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pynvml
+
+from gpu_exporter.model import Buffered, Gpu, Metric, Pace, Series
+from gpu_exporter.sources.nvml.errors import UNSUPPORTED, outcome, raise_if_lost
+
+# Looked at no more often than this: well before a buffer is full, and without its cost ten times a second.
+PERIOD_SECONDS = 0.9
+MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
+
+Stamped = Sequence[tuple[float, float]]
+
+
+class Buffers:
+    """The buffers of one GPU. The driver is asked for what is newer than the sample that was last in an answer.
+
+    An answer that has nothing is followed by a question for all there is: so a clock that was set back, by which the
+    driver stamps, costs one period. Who counts samples tells by their stamps which ones are new.
+    """
+
+    def __init__(self, handle: Any, gpu: Gpu, metrics: Iterable[Metric], turn: AbstractContextManager[None]) -> None:
+        self.unsupported: dict[Metric, str] = {}
+        self._handle, self._gpu, self._turn = handle, gpu, turn
+        self._asked = [(Series(row, gpu), row.nvml) for row in metrics if isinstance(row.nvml, Buffered)]
+        self._newest: dict[Series, int] = {}
+        self._looked_at = -float("inf")
+
+    def read(self, paces: frozenset[Pace], failed: dict[Series, str]) -> Mapping[Series, Stamped]:
+        """What the buffers have, by series; nothing of a series, if it is not its time. Raises GpuLost, SourceLost."""
+        now = time.monotonic()
+        if Pace.FAST not in paces:
+            return {}
+        if now - self._looked_at < PERIOD_SECONDS:
+            return {series: () for series in self._newest}
+        self._looked_at = now
+        return {
+            series: taken for series, kind in self._asked if (taken := self._read(series, kind, failed)) is not None
+        }
+
+    def _read(self, series: Series, kind: Buffered, failed: dict[Series, str]) -> Stamped | None:
+        metric = series.metric
+        if metric in self.unsupported:
+            return None
+        try:
+            with self._turn:
+                value_type, samples = pynvml.nvmlDeviceGetSamples(self._handle, kind.id, self._newest.get(series, 0))
+        except pynvml.NVMLError as error:
+            if error.value == pynvml.NVML_ERROR_NOT_FOUND:  # none that is newer, or none yet
+                self._newest[series] = 0
+                return ()
+            raise_if_lost(error.value, f"GPU {self._gpu.index}, samples")
+            if series not in self._newest and error.value in UNSUPPORTED:
+                self.unsupported[metric] = outcome(error.value)
+            else:
+                failed[series] = outcome(error.value)
+            return None
+        member = MEMBERS[value_type]
+        taken = [
+            (sample.timeStamp, getattr(sample.sampleValue, member) * metric.scale)
+            for sample in samples
+            if sample.timeStamp
+        ]
+        self._newest[series] = max((stamp for stamp, _ in taken), default=0)
+        return taken

@@ -1,0 +1,184 @@
+"""What lies between two scrapes is counted once, by time, and never falls."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from gpu_exporter import metrics as m
+from gpu_exporter.accumulate import Accumulator
+from gpu_exporter.dcgm_own import Own
+from gpu_exporter.exposition import Renderer, Variant
+from gpu_exporter.histograms import histograms_of
+from gpu_exporter.model import Gpu, Metric, MetricSet, Reading, Sample, Series, Snapshot
+from gpu_exporter.selection import everything
+
+GPU = Gpu(0, "GPU-0")
+MADE = histograms_of(m.METRICS)
+SM, POWER = Series(m.SM_ACTIVE, GPU), Series(m.POWER_SAMPLES, GPU)
+ROWS = [row for row in m.METRICS if row.edges]
+
+
+def of(samples: tuple[Sample, ...], metric: Metric, part: str) -> list[float]:
+    """The values of the buckets, the sum or the count of a histogram, in the order of the page."""
+    return [value for series, value in samples if series.metric is metric and series.part == part]
+
+
+def apply(accumulator: Accumulator, at: float, *shares: float, span: float = 1.0) -> tuple[Sample, ...]:
+    """Ticks with these means of SM active."""
+    samples: tuple[Sample, ...] = ()
+    for n, share in enumerate(shares):
+        samples = accumulator.apply(Reading(at + n * span, {SM: share}, span), MADE)
+    return samples
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_a_row_is_well_formed(row: Metric) -> None:
+    """Edges rise, are in range and say in which family they are; all of it is in the full set."""
+    assert list(row.edges) == sorted(set(row.edges))
+    assert row.low < row.edges[0]
+    assert row.set is MetricSet.FULL
+    assert (row.histogram_of is None) == (row.nvml is not None)
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 40), st.floats(0, 1)), min_size=1, max_size=60))
+def test_a_distribution_is_weighed_by_time(ticks: list[tuple[float, float]]) -> None:
+    """Whatever the spans, a tenth of a second is an observation, and the mean is that of the integral."""
+    accumulator, at = Accumulator(15.0), 0.0
+    for span, share in ticks:
+        at += span
+        samples = accumulator.apply(Reading(at, {SM: share}, span), MADE)
+
+    (count,), (total,) = of(samples, m.SM_SHARES, "_count"), of(samples, m.SM_SHARES, "_sum")
+    assert count == pytest.approx(at * 10, abs=1)
+    integral = math.fsum(span * share for span, share in ticks)
+    assert total / 10 == pytest.approx(integral, abs=0.1 * len(ticks) + 1e-6)
+    buckets = of(samples, m.SM_SHARES, "_bucket")
+    assert buckets == sorted(buckets)
+    assert buckets[-1] == count
+
+
+def test_jitter_costs_no_observation() -> None:
+    """A thousand ticks of almost a second are a thousand seconds."""
+    samples = apply(Accumulator(15.0), 0, *[0.5] * 1000, span=0.9999)
+
+    assert of(samples, m.SM_SHARES, "_count") == [9999]
+    assert of(samples, m.SM_SHARES, "_sum") == [4999.5]
+
+
+def test_a_value_on_an_edge_is_in_its_bucket() -> None:
+    """`le` means at most."""
+    buckets = of(apply(Accumulator(15.0), 0, 0.1, 0.100001, 1.0005), m.SM_SHARES, "_bucket")
+
+    assert buckets == [0, 10, *[20] * 8, 30, 30]
+
+
+def test_a_gap_is_observed_when_it_ends() -> None:
+    """Three idle ticks, then work; the next gap is not over. Tiny kernels one after another are no gap."""
+    accumulator = Accumulator(15.0)
+    assert of(apply(accumulator, 0, 0.0, 0.0, 0.0), m.IDLE_GAPS, "_count") == [0]
+    samples = apply(accumulator, 3, 0.4, 0.00021, 0.0)
+
+    assert of(samples, m.IDLE_GAPS, "_count") == [1]
+    assert of(samples, m.IDLE_GAPS, "_sum") == [3.0]
+
+
+def test_a_loss_cuts_a_gap_off_and_keeps_the_counts() -> None:
+    """What happened while the GPU was away is not known."""
+    accumulator = Accumulator(15.0)
+    before = apply(accumulator, 0, 0.9, 0.0, 0.0)
+    accumulator.detach()
+    assert accumulator.apply(Reading(3, {}), MADE) == ()
+    after = apply(accumulator, 9, 0.9)
+
+    assert of(after, m.IDLE_GAPS, "_count") == [0]
+    assert of(before, m.SM_SHARES, "_count") == [30]
+    assert of(after, m.SM_SHARES, "_count") == [40]
+
+
+@given(st.lists(st.integers(1, 150), min_size=1, max_size=40), st.integers(0, 200))
+def test_every_buffered_sample_counts_once(steps: list[int], deep: int) -> None:
+    """Reads that overlap, handles that come and go: what was ever in a buffer that was read is counted, once."""
+    accumulator, now, seen = Accumulator(15.0), 1000, set[int]()
+    for n, step in enumerate(steps):
+        now += step
+        stamps = range(now - deep, now + 1)
+        seen.update(stamps)
+        if n % 7 == 3:
+            accumulator.detach()
+        buffered = {POWER: [(float(stamp), 100.0 + stamp % 700) for stamp in stamps]}
+        samples = accumulator.apply(Reading(n, {}, buffered=buffered))
+
+    assert of(samples, m.POWER_SAMPLES, "_count") == [len(seen)]
+    assert of(samples, m.POWER_SAMPLES, "_sum") == [sum(100.0 + stamp % 700 for stamp in seen)]
+
+
+def test_a_clock_that_is_set_back_costs_a_buffer_and_counts_nothing_twice() -> None:
+    """The driver stamps with the machine's clock."""
+    accumulator = Accumulator(15.0)
+    counts = []
+    for newest in (5000, 1000, 1050):
+        buffered = {POWER: [(float(stamp), 100.0) for stamp in range(newest - 99, newest + 1)]}
+        counts += of(accumulator.apply(Reading(0, {}, buffered=buffered)), m.POWER_SAMPLES, "_count")
+
+    assert counts == [100, 100, 150]
+
+
+def test_what_is_out_of_range_is_rejected() -> None:
+    """And counted as such, once."""
+    accumulator = Accumulator(15.0)
+    taken = [(1.0, 100.0), (2.0, 1e9), (3.0, math.nan)]
+    for _ in range(2):
+        samples = accumulator.apply(Reading(0, {}, buffered={POWER: taken}))
+
+    assert of(samples, m.POWER_SAMPLES, "_count") == [1]
+    assert accumulator.rejected == {m.POWER_SAMPLES.name: 2}
+
+
+def test_an_instance_that_ends_takes_its_histograms_along() -> None:
+    """MIG: each instance has its own."""
+    accumulator = Accumulator(15.0)
+    parts = [Series(m.SM_ACTIVE, GPU, (("GPU_I_ID", n),)) for n in "12"]
+    samples = accumulator.apply(Reading(1, dict.fromkeys(parts, 0.5), 1.0), MADE)
+    assert of(samples, m.SM_SHARES, "_count") == [10, 10]
+    samples = accumulator.apply(Reading(2, {parts[1]: 0.5}, 1.0, ended={parts[0]}), MADE)
+
+    assert of(samples, m.SM_SHARES, "_count") == [20]
+    assert {dict(series.labels)["GPU_I_ID"] for series, _ in samples} == {"2"}
+
+
+@pytest.mark.parametrize("choice", MetricSet)
+def test_only_the_full_set_has_them(choice: MetricSet) -> None:
+    """The default set keeps its budget; no source is asked for what the loop makes itself."""
+    asked = everything(choice).asked
+    own = Own(asked, 300.0, told=True)
+
+    assert {row for row in asked if row.edges} == (set(ROWS) if choice is MetricSet.FULL else set())
+    assert {row for rows in own.histograms.values() for row in rows} | {row for row in own.asked if row.edges} == {
+        row for row in asked if row.edges
+    }
+    assert [row for row in own.asked if row.nvml is None and row.histogram_of] == []
+
+
+@pytest.mark.parametrize("openmetrics", [False, True])
+def test_both_parsers_read_them(openmetrics: bool) -> None:
+    """Two GPUs: the families are histograms with their buckets in order, `le` written alike in both formats."""
+    samples: tuple[Sample, ...] = ()
+    for n in range(2):
+        gpu = Gpu(n, f"GPU-{n}")
+        reading = Reading(1, {Series(m.SM_ACTIVE, gpu): 0.5}, 1.0, buffered={Series(m.POWER_SAMPLES, gpu): [(1, 99.5)]})
+        samples += Accumulator(15.0).apply(reading, MADE)
+    text = Renderer("n").render(Snapshot(0, "nvml", samples)).body(Variant(openmetrics, False)).decode()
+    families = {each.name: each for each in (parse_openmetrics if openmetrics else parse_text)(text)}
+
+    for row in (m.SM_SHARES, m.IDLE_GAPS, m.POWER_SAMPLES):
+        assert families[row.name].type == "histogram"
+        for gpu_label in "01":
+            found = [s for s in families[row.name].samples if s.labels["gpu"] == gpu_label]
+            assert [s.labels["le"] for s in found if s.name.endswith("_bucket")] == [*map(str, row.edges), "+Inf"]
+            assert [s.name.removeprefix(row.name) for s in found][-2:] == ["_sum", "_count"]
