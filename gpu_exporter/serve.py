@@ -41,8 +41,8 @@ log = logging.getLogger(__name__)
 
 # What one look's profiling metrics are means over.
 OBSERVE_INTERVAL = 0.5
-# Over how long the start of many nodes, and so the ticks of all later intervals, are spread.
-START_SECONDS = 1.0
+# How much later each of many nodes starts, and so ticks in all later intervals, than the one before.
+START_SECONDS = 0.01
 
 BANNER = """
 ************************************************************************
@@ -181,7 +181,7 @@ def _serve(nodes: Sequence[_Node], server: Server, config: Config, stop: threadi
             node.attributor.start()
         node.collector.start(stop=stop)
         if len(nodes) > 1:  # not all of them tick at once
-            stop.wait(min(config.interval, START_SECONDS) / len(nodes))
+            stop.wait(min(config.interval / len(nodes), START_SECONDS))
     server.start()
     source = nodes[0].collector.source
     if not source.live:
