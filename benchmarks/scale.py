@@ -34,7 +34,7 @@ ROOT = Path(__file__).parent.parent
 PROGRAMS = {"bundled": BUNDLED, "newer": ROOT / ".tools/newer/usr/bin"}
 RULES = sorted(ROOT.glob("alerts/*.yaml"))
 POLL_SECONDS = 5.0
-# A thousand nodes take 20 seconds to start, on a busy machine longer.
+# A thousand nodes take half a minute to start, on a busy machine longer.
 START_SECONDS = 120.0
 RULE_SECONDS = "prometheus_rule_group_last_duration_seconds"
 RULES_MISSED = "prometheus_rule_group_iterations_missed_total"
