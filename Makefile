@@ -51,7 +51,7 @@ soak: $(VENV)/dev tools ## Long proofs: half an hour of faults on the stand-in d
 	$(BIN)/python -m pytest tests/unit --hypothesis-profile soak
 	$(BIN)/python -m benchmarks.fleet
 
-tools: .tools/done .tools/newer/done .tools/alertmanager ## Fetch what the tests need beside Python: a C compiler, Prometheus (two) and Alertmanager
+tools: .tools/done .tools/newer/done .tools/alertmanager .tools/victoria ## Fetch what the tests need beside Python: a C compiler, Prometheus (two), Alertmanager, VictoriaMetrics
 
 $(VENV)/run $(VENV)/dev $(VENV)/bench: setup.cfg pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "needs Python 3.10 or newer: make PYTHON=python3.12 …"; exit 1; }
@@ -74,6 +74,11 @@ TEMPLATES := usr/share/prometheus/alertmanager
 	@cd .tools && dpkg -x prometheus-alertmanager_*.deb . && rm prometheus-alertmanager_*.deb
 	@test -e /$(TEMPLATES)/email.tmpl || $(SUDO) install -D -m 644 -t /$(TEMPLATES) .tools/$(TEMPLATES)/default.tmpl .tools/$(TEMPLATES)/email.tmpl
 	@touch $@
+
+# What remote_write is tried against.
+.tools/victoria: | .tools/done
+	@cd .tools && { apt-get download victoria-metrics || { $(SUDO) apt-get update && apt-get download victoria-metrics; }; }
+	@cd .tools && dpkg -x victoria-metrics_*.deb . && rm victoria-metrics_*.deb && touch victoria
 
 # Rules have to work on both: this distribution's Prometheus, and the newest.
 .tools/newer/done: tests/newer_prometheus.sh | .tools/done

@@ -60,13 +60,13 @@ def rss_mib(pid: int) -> float:
 
 @contextmanager
 def running(
-    command: Sequence[str], port: int, env: dict[str, str] | None = None, path: str = "/metrics"
+    command: Sequence[str], port: int, env: dict[str, str] | None = None, path: str = "/metrics", patience: float = 30
 ) -> Iterator[Exporter]:
-    """Start a command that listens on `port`; wait until it answers; end it."""
+    """Start a command that listens on `port`; wait until it answers, for `patience` seconds at most; end it."""
     process = subprocess.Popen(command, env={**os.environ, "PYTHONFAULTHANDLER": "1", **(env or {})})
     try:
         exporter = Exporter(process, port, path)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + patience
         while True:
             try:
                 exporter.page()
@@ -80,7 +80,7 @@ def running(
         if process.poll() is not None:
             print(f"{command[0]} ended by itself with code {process.returncode}")
         process.terminate()
-        process.wait(10)
+        process.wait(patience)
 
 
 @dataclass(frozen=True)

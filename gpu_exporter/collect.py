@@ -10,13 +10,14 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 from gpu_exporter import metrics as m
 from gpu_exporter.backoff import Backoff
 from gpu_exporter.dcgm_own import Own
 from gpu_exporter.events import EventLog, Evidence
 from gpu_exporter.kernel_log import same_device
-from gpu_exporter.model import Attribution, Gpu, GpuStatus, Metric, Sampled, Snapshot, Source, SourceLost
+from gpu_exporter.model import Attribution, Gpu, GpuStatus, Instant, Metric, Sampled, Snapshot, Source, SourceLost
 from gpu_exporter.release import HandOver, Release
 from gpu_exporter.snapshot import Composer, GpuRecord
 from gpu_exporter.worker import Worker
@@ -101,6 +102,7 @@ class Collector:
         self.handover = HandOver(self._poke.set)
         if isinstance(source, Sampled):
             source.sample_every(interval)
+        self._turn: AbstractContextManager[object] = source.turn if isinstance(source, Instant) else nullcontext()
         self._done = threading.Condition()
         self._workers: list[Worker] = []
         self._records: dict[str, GpuRecord] = {}
@@ -135,7 +137,7 @@ class Collector:
         self._poke.set()
         self.worker_done()
         for worker in self._workers:
-            worker.wake.set()
+            worker.rouse()
         end = time.monotonic() + timeout
         threads = [thread for thread in (*self._threads, *self._workers) if thread.ident is not None]
         for thread in threads:
@@ -233,7 +235,7 @@ class Collector:
         self.generation += 1
         self.up = False
         for worker in self._workers:
-            worker.wake.set()
+            worker.rouse()
         return self._idle(DEADLINE_SECONDS)
 
     def _reopen(self) -> None:
@@ -262,9 +264,11 @@ class Collector:
         """Give every GPU that the library counts a worker."""
         self._count = self.source.count()
         for index in range(len(self._workers), self._count):
-            worker = Worker(self, index)
+            instant = isinstance(self.source, Instant) and self.source.instant(index)
+            worker = Worker(self, index, instant=instant)
             self._workers.append(worker)
-            worker.start()
+            if not instant:
+                worker.start()
         self._seen = max(self._seen, self._count, self._bound or 0)
 
     def _wants_restart(self) -> bool:
@@ -312,15 +316,16 @@ class Collector:
     def _wake(self, *, brief: bool = False) -> list[Worker]:
         """Have all workers read that are not busy; with `brief` only what is read between two ticks."""
         awaited = []
-        for worker in self._workers if self.up and not self.paused else ():
-            if worker.busy:
-                worker.record.skipped += 1
-                if worker.stalled:
-                    worker.record.stuck()
-            else:
-                worker.brief = brief
-                worker.wake.set()
-                awaited.append(worker)
+        with self._turn:
+            for worker in self._workers if self.up and not self.paused else ():
+                if worker.busy and not worker.instant:
+                    worker.record.skipped += 1
+                    if worker.stalled:
+                        worker.record.stuck()
+                    continue
+                worker.rouse(brief=brief)
+                if not worker.instant:
+                    awaited.append(worker)
         return awaited
 
     def _tick(self) -> None:
@@ -329,9 +334,10 @@ class Collector:
             self._done.wait_for(
                 lambda: not any(worker.busy for worker in awaited), min(self.interval * 0.8, DEADLINE_SECONDS)
             )
-        started = time.monotonic()
-        self._publish(self.snapshot())
-        self._published_in = time.monotonic() - started
+        with self._turn:
+            started = time.monotonic()
+            self._publish(self.snapshot())
+            self._published_in = time.monotonic() - started
 
     def snapshot(self) -> Snapshot:
         """What there is now. Calls no driver."""

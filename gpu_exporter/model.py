@@ -8,6 +8,8 @@ from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
+    from threading import Lock
+
     from gpu_exporter.health import Verdict
 
 Labels = tuple[tuple[str, str], ...]
@@ -384,6 +386,19 @@ class Sampled(Protocol):
 
     def sample_every(self, seconds: float) -> None:
         """What is read most often is to be sampled so often. Before `open`."""
+
+
+@runtime_checkable
+class Instant(Protocol):
+    """What a source is, too, whose reads are arithmetic: a thread for each GPU would only be in the way.
+
+    `turn` is held by whoever reads and renders: of thousands of threads that compute, one at a time gets on.
+    """
+
+    turn: Lock
+
+    def instant(self, index: int) -> bool:
+        """Whether no read of this GPU ever waits."""
 
 
 class Source(Protocol):

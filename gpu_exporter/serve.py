@@ -43,8 +43,8 @@ log = logging.getLogger(__name__)
 OBSERVE_INTERVAL = 0.5
 # How long a server that is being started waits for its first page: longer than a tick waits for its GPUs.
 FIRST_PAGE_SECONDS = 2.0
-# Over how long the start of many nodes, and so the ticks of all later intervals, are spread.
-START_SECONDS = 1.0
+# How much later each of many nodes starts, and so ticks in all later intervals, than the one before.
+START_SECONDS = 0.01
 
 BANNER = """
 ************************************************************************
@@ -184,7 +184,7 @@ def _serve(nodes: Sequence[_Node], server: Server, config: Config, stop: threadi
             node.attributor.start()
         node.collector.start(stop=stop)
         if len(nodes) > 1:  # not all of them tick at once
-            stop.wait(min(config.interval, START_SECONDS) / len(nodes))
+            stop.wait(min(config.interval / len(nodes), START_SECONDS))
     for node in nodes:  # who asks meanwhile waits for an answer: an empty page would look like GPUs without metrics
         node.shown.pages.made.wait(FIRST_PAGE_SECONDS)
     server.start()

@@ -1,4 +1,4 @@
-"""One GPU, one thread: reads at each tick, loses and finds its GPU, and gets stuck alone."""
+"""One GPU, one thread (none if its reads never wait): reads at each tick, loses and finds its GPU, gets stuck alone."""
 
 from __future__ import annotations
 
@@ -50,11 +50,16 @@ class _Successor:
 
 
 class Worker(threading.Thread):
-    """Reads the GPU of one index at each tick. Only this thread touches its device, so a wedged call costs it alone."""
+    """Reads the GPU of one index at each tick. Only this thread touches its device, so a wedged call costs it alone.
 
-    def __init__(self, collector: Collector, index: int) -> None:
+    An `instant` one is never started: who rouses it reads.
+    """
+
+    def __init__(self, collector: Collector, index: int, *, instant: bool = False) -> None:
         super().__init__(name=f"gpu-{index}", daemon=True)
         self.index = index
+        self.instant = instant
+        self._here = threading.Lock()
         self.record = self._nobody = GpuRecord(Gpu(index), collector.gauge_window)
         self.busy_since: float | None = None
         self.wake = threading.Event()
@@ -85,6 +90,21 @@ class Worker(threading.Thread):
         busy = 0.0 if since is None else time.monotonic() - since
         return busy if busy > self._collector.deadline else 0.0
 
+    def rouse(self, *, brief: bool = False) -> None:
+        """Begin a tick, with `brief` only what is read between two, or the end when the collector is stopping; of a GPU
+        whose reads never wait, here and now."""
+        self.brief = brief
+        if not self.instant:
+            self.wake.set()
+            return
+        with self._here:
+            self.busy_since = time.monotonic()
+            if self._collector.stopping.is_set():
+                self._end()
+            else:
+                self._work()
+            self.busy_since = None
+
     def run(self) -> None:
         while True:
             self.wake.wait()
@@ -92,16 +112,23 @@ class Worker(threading.Thread):
             self.wake.clear()
             if self._collector.stopping.is_set():
                 break
-            try:
-                self._tick()
-            except Exception:  # a bug of ours must not look like a wedged GPU
-                log.exception("GPU %d: unexpected error, please report it", self.index)
-                self._failed("internal_error", "unexpected error")
+            self._work()
             self.busy_since = None
             self._collector.worker_done()
+        self._end()
+
+    def _work(self) -> None:
+        try:
+            self._tick()
+        except Exception:  # a bug of ours must not look like a wedged GPU
+            log.exception("GPU %d: unexpected error, please report it", self.index)
+            self._failed("internal_error", "unexpected error")
+
+    def _end(self) -> None:
         self._drop_successor()
         if self._device:
             self._device.close()
+            self._device = None
 
     def _tick(self) -> None:
         collector, started = self._collector, time.monotonic()

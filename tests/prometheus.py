@@ -40,6 +40,15 @@ class Prometheus:
         found = self.api("query", query=selector)["result"]
         return {each["metric"]["instance"]: [(at, float(value)) for at, value in each["values"]] for each in found}
 
+    def snapshot(self) -> str:
+        """Write all samples to blocks below `data/snapshots`, in a folder of the name that is returned."""
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=300)
+        try:
+            connection.request("POST", "/api/v1/admin/tsdb/snapshot")
+            return str(json.loads(connection.getresponse().read())["data"]["name"])
+        finally:
+            connection.close()
+
     def ready(self) -> bool:
         """Whether the API answers."""
         try:
@@ -62,18 +71,23 @@ def scraping(
     rule_files: Sequence[Path] = (),
     evaluation_interval: str = "1s",
     alertmanagers: Sequence[str] = (),
+    program: Path | None = None,
+    external_labels: Mapping[str, str] | None = None,
+    more: Mapping[str, Any] | None = None,
 ) -> Iterator[Prometheus]:
     """A Prometheus that keeps its data in `folder` and scrapes what `settings` (such as `static_configs`) find.
 
-    It evaluates the rules of `rule_files`, and sends alerts to `alertmanagers` (`host:port`).
+    It evaluates the rules of `rule_files`, and sends alerts to `alertmanagers` (`host:port`). `program` is another
+    Prometheus than that of `make tools`, `more` are other parts of its configuration, such as `remote_write`.
     """
     port, log, config = free_port(), folder / "prometheus.log", folder / "prometheus.yml"
     job = {"job_name": "gpu", "scrape_interval": interval, "scrape_timeout": interval, **settings}
     content = {
-        "global": {"evaluation_interval": evaluation_interval},
+        "global": {"evaluation_interval": evaluation_interval, "external_labels": dict(external_labels or {})},
         "scrape_configs": [job],
         "rule_files": [str(path.resolve()) for path in rule_files],
         "alerting": {"alertmanagers": [{"static_configs": [{"targets": list(alertmanagers)}]}]},
+        **(more or {}),
     }
     config.write_text(json.dumps(content))
     options = {
@@ -82,7 +96,11 @@ def scraping(
         "web.listen-address": f"127.0.0.1:{port}",
         "log.level": "debug",  # a scrape that failed is a debug message
     }
-    arguments = [str(tool("prometheus")), *(f"--{name}={value}" for name, value in options.items())]
+    arguments = [
+        str(program or tool("prometheus")),
+        "--web.enable-admin-api",
+        *(f"--{name}={value}" for name, value in options.items()),
+    ]
     with log.open("wb") as output:
         process = subprocess.Popen(arguments, stdout=output, stderr=output)
     try:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from itertools import pairwise
@@ -13,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_exporter import metrics as m
+from gpu_exporter.collect import Collector
 from gpu_exporter.metrics import BESIDE, selected
 from gpu_exporter.model import Device, GpuExporterError, GpuLost, Kind, Metric, MetricSet, Pace, Reading, SourceLost
 from gpu_exporter.recording import statistics
@@ -22,6 +25,7 @@ from gpu_exporter.sources.simulated.faults import Fault, parse
 from gpu_exporter.sources.simulated.schedule import BIAS, OWN, PERIOD_SECONDS, Schedule
 from gpu_exporter.sources.simulated.workload import workloads
 from tests.conftest import RECORDINGS
+from tests.tools import until
 
 EVERYTHING = [row for row in selected(MetricSet.FULL) if row.entity not in BESIDE]
 PATHS = sorted(RECORDINGS.glob("*.jsonl.gz"))
@@ -389,3 +393,40 @@ def test_recordings_without_the_phases_are_refused(tmp_path: Path) -> None:
     path = recording(tmp_path / "r.jsonl", [(t, "idle", 100.0) for t in range(5)])
     with pytest.raises(GpuExporterError, match="no packaged recording has the phase pcie_h2d_pinned"):
         workloads([path])
+
+
+@pytest.mark.parametrize(
+    ("faults", "waits"),
+    [
+        ("", set()),
+        ("lost node-000/0 at 1s for 1s; reload node-000 at 9s for 1s", set()),
+        ("wedged node-000/0 at 1s for 1s", {("node-000", 0)}),
+        ("slow node-001/* at 1s for 1s", {("node-001", 0), ("node-001", 1)}),
+        ("wedged */1 at 1s for 1s", {("node-000", 1), ("node-001", 1)}),
+    ],
+)
+def test_only_what_can_wait_has_a_thread(faults: str, waits: set[tuple[str, int]]) -> None:
+    """A read that computes is done by the clock; one that may block is not."""
+    nodes = fleet(2, 2, 1, faults, KNOWN)
+    found = {(name, gpu) for name, node in nodes.items() for gpu in range(2) if not node.instant(gpu)}
+    assert found == waits
+
+
+def test_a_node_that_computes_has_two_threads() -> None:
+    """The clock reads; it waits its turn, is seen to, and after a lost GPU and a reload everything goes on."""
+    source = fleet(1, 2, 1, "lost node-000/0 at 0.4s for 0.3s; reload node-000 at 1s for 0.3s", KNOWN)["node-000"]
+    seen: list[tuple[str, ...]] = []
+    threads = set(threading.enumerate())
+    collector = Collector(
+        source, EVERYTHING, lambda shot: seen.append(tuple(each.reason for each in shot.gpus)), interval=0.05
+    )
+    collector.start()
+    assert {thread.name for thread in set(threading.enumerate()) - threads} == {"connect", "clock"}
+    until(lambda: ("source_lost", "source_lost") in seen and seen[-1] == ("", ""), 15, "a fleet that is well again")
+    assert ("lost", "") in seen
+    with source.turn:
+        before = len(seen)
+        until(lambda: collector.ticked_at < time.monotonic() - 0.3, 15, "a clock that waits")
+        assert len(seen) == before
+    until(lambda: len(seen) > before, 15, "a clock that goes on")
+    assert collector.stop()

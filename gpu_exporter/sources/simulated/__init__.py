@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
+from threading import Lock
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -46,12 +47,22 @@ def fleet(
     def now() -> float:
         return clock() - begin
 
+    turn = Lock()
     schedules = {
         block: Schedule(f"{seed}/{block}", known, nodes=of_node.count(block), gpus=gpus) for block in set(of_node)
     }
     sources = {
         name: SimulatedSource(
-            name, gpus, seed, broken, known, schedules[block], now, sleep, _owner(block, of_node[:number].count(block))
+            name,
+            gpus,
+            seed,
+            broken,
+            known,
+            schedules[block],
+            now,
+            sleep,
+            _owner(block, of_node[:number].count(block)),
+            turn,
         )
         for number, (name, block) in enumerate(zip(names, of_node, strict=True))
     }
@@ -71,7 +82,10 @@ def _owner(job: int | str, rank: int) -> Owner:
 
 
 class SimulatedSource:
-    """One node. `clock` gives the seconds since the start, `schedule` is shared by the nodes that run the same jobs."""
+    """One node. `clock` gives the seconds since the start, `schedule` is shared by the nodes that run the same jobs.
+
+    `turn` is shared by all nodes.
+    """
 
     name = "simulated"
     live = False
@@ -87,8 +101,10 @@ class SimulatedSource:
         clock: Callable[[], float],
         sleep: Callable[[float], None],
         owner: Owner,
+        turn: Lock,
     ) -> None:
         self.node = node
+        self.turn = turn
         self.workloads = workloads
         self.schedule = schedule
         self.sleep = sleep
@@ -114,6 +130,11 @@ class SimulatedSource:
     def dead(self) -> bool:
         """Whether the exporter of this node does not answer any more."""
         return self._dead and self.clock() > SEEN_SECONDS
+
+    def instant(self, index: int) -> bool:
+        """Whether no fault ever makes a read of this GPU wait."""
+        waits = (script.WEDGED, script.SLOW)
+        return not any(fault.kind in waits and fault.hits(self.node, index) for fault in self._faults)
 
     def open(self) -> None:
         self.now()

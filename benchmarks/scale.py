@@ -1,0 +1,232 @@
+"""What a fleet costs the Prometheus that scrapes it and evaluates all of alerts/*.yaml.
+
+    python -m benchmarks.scale [--nodes 1000] [--gpus 8] [--seconds 600] [--interval 30] [--metrics default|full]
+                               [--prometheus bundled|newer] [--json FILE]
+
+Exit code 1 if a target is down, a scrape failed or came late, or a rule group took more than half its interval.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from urllib.request import urlopen
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from benchmarks.exporter import cpu_seconds, free_port, rss_mib, running
+from tests.prometheus import Prometheus, scraping
+from tests.tools import BUNDLED, until
+
+ROOT = Path(__file__).parent.parent
+PROGRAMS = {"bundled": BUNDLED, "newer": ROOT / ".tools/newer/usr/bin"}
+RULES = sorted(ROOT.glob("alerts/*.yaml"))
+POLL_SECONDS = 5.0
+# A thousand nodes take half a minute to start, on a busy machine longer.
+START_SECONDS = 120.0
+RULE_SECONDS = "prometheus_rule_group_last_duration_seconds"
+RULES_MISSED = "prometheus_rule_group_iterations_missed_total"
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What was seen in the measured time: CPU as a share of one core, memory in MiB, times in seconds."""
+
+    targets: int
+    scrapes: int
+    failed: int
+    late: int
+    samples_per_second: float
+    recorded_per_second: float
+    head_series: int
+    scraped_series_per_gpu: float
+    recorded_series_per_gpu: float
+    bytes_per_sample: float
+    rule_seconds: Mapping[str, float]
+    rules_missed: int
+    slowest_rules: Mapping[str, float]
+    exporter_cpu: float
+    exporter_mib: float
+    prometheus_cpu: float
+    prometheus_mib: float
+
+    def well(self, nodes: int, interval: int) -> bool:
+        """Whether nothing was missed, and every group of rules took less than half its interval."""
+        whole = (self.targets, self.failed, self.late, self.rules_missed) == (nodes, 0, 0, 0)
+        return whole and max(self.rule_seconds.values()) < interval / 2
+
+
+def own_metrics(prometheus: Prometheus) -> Mapping[tuple[str, str], float]:
+    """What Prometheus says of itself, by name and rule group."""
+    with urlopen(f"http://127.0.0.1:{prometheus.port}/metrics", timeout=60) as answer:
+        families = list(text_string_to_metric_families(str(answer.read(), "utf-8")))
+    found: dict[tuple[str, str], float] = {}
+    for sample in (sample for family in families for sample in family.samples):
+        key = sample.name, sample.labels.get("rule_group", "").rpartition(";")[2]
+        found[key] = found.get(key, 0.0) + sample.value
+    return found
+
+
+def measure(
+    folder: Path, *, nodes: int, gpus: int, seconds: int, interval: int, metrics: str, program: Path | None = None
+) -> Load:
+    """Serve, scrape and evaluate for `seconds` after each target was scraped and each group evaluated twice."""
+    port = free_port()
+    arguments = (
+        f"serve --source simulated --nodes {nodes} --gpus {gpus} --interval {interval}s --metrics {metrics} "
+        f"--address 127.0.0.1:{port} --log-level error"
+    )
+    command = [sys.executable, "-m", "gpu_exporter", *arguments.split()]
+    discovery = {"http_sd_configs": [{"url": f"http://127.0.0.1:{port}/sd", "refresh_interval": "30s"}]}
+    with (
+        running(command, port, path="/nodes/node-000/metrics", patience=START_SECONDS) as exporter,
+        scraping(
+            folder,
+            f"{interval}s",
+            discovery,
+            rule_files=RULES,
+            evaluation_interval=f"{interval}s",
+            program=program,
+        ) as prometheus,
+    ):
+        until(lambda: prometheus.query("count(up)") == [nodes], 60 + 3 * interval, "every target's first scrape")
+        time.sleep(2 * interval)
+        pids = exporter.process.pid, prometheus.pid
+        begin, before, cpu = time.monotonic(), own_metrics(prometheus), [cpu_seconds(pid) for pid in pids]
+        slowest: dict[str, float] = {}
+        while (now := own_metrics(prometheus)) and time.monotonic() - begin < seconds:
+            for (name, group), value in now.items():
+                if name == RULE_SECONDS:
+                    slowest[group] = max(slowest.get(group, 0.0), value)
+            time.sleep(min(POLL_SECONDS, interval / 2))
+        elapsed = time.monotonic() - begin
+        used = [(cpu_seconds(pid) - was) / elapsed for pid, was in zip(pids, cpu, strict=True)]
+        costs = {"exporter_cpu": used[0], "exporter_mib": rss_mib(pids[0])}
+        costs |= {"prometheus_cpu": used[1], "prometheus_mib": rss_mib(pids[1])}
+        missed = sum(value - before.get(key, 0.0) for key, value in now.items() if key[0] == RULES_MISSED)
+        return _ask(folder, prometheus, int(elapsed), interval, nodes * gpus, slowest, int(missed), costs)
+
+
+def _ask(
+    folder: Path,
+    prometheus: Prometheus,
+    seconds: int,
+    interval: int,
+    gpus: int,
+    slowest: Mapping[str, float],
+    rules_missed: int,
+    costs: Mapping[str, float],
+) -> Load:
+    """A scrape is late where it is more than an interval and a half after the one before."""
+    up = prometheus.stored(f"up[{seconds}s]").values()
+    gaps = [later - sooner for found in up for (sooner, _), (later, _) in pairwise(found)]
+    scraped, own = sum(prometheus.query("sum(scrape_samples_scraped)")), own_metrics(prometheus)
+    groups = prometheus.api("rules", type="record")["groups"]
+    recorded = sum(own["prometheus_rule_group_last_evaluation_samples", group["name"]] for group in groups)
+    rules = [(rule["evaluationTime"], rule["name"]) for group in groups for rule in group["rules"]]
+    return Load(
+        targets=int(sum(prometheus.query("sum(up)"))),
+        scrapes=sum(map(len, up)),
+        failed=sum(value == 0 for found in up for _, value in found),
+        late=sum(gap > 1.5 * interval for gap in gaps),
+        samples_per_second=scraped / interval,
+        recorded_per_second=recorded / interval,
+        head_series=int(own["prometheus_tsdb_head_series", ""]),
+        scraped_series_per_gpu=scraped / gpus,
+        recorded_series_per_gpu=recorded / gpus,
+        bytes_per_sample=_bytes_per_sample(folder, prometheus),
+        rule_seconds=slowest,
+        rules_missed=rules_missed,
+        slowest_rules={name: took for took, name in sorted(rules, reverse=True)[:10]},
+        exporter_cpu=costs["exporter_cpu"],
+        exporter_mib=costs["exporter_mib"],
+        prometheus_cpu=costs["prometheus_cpu"],
+        prometheus_mib=costs["prometheus_mib"],
+    )
+
+
+def _bytes_per_sample(folder: Path, prometheus: Prometheus) -> float:
+    """Of the chunks of a block that is made of what is in memory: short runs compress less well than two hours do."""
+    name = prometheus.snapshot()
+    block = next(path.parent for path in (folder / "data/snapshots" / name).glob("*/meta.json"))
+    samples = json.loads((block / "meta.json").read_text())["stats"]["numSamples"]
+    return sum(path.stat().st_size for path in (block / "chunks").iterdir()) / float(samples)
+
+
+def report(load: Load, version: str, arguments: Sequence[str]) -> Mapping[str, object]:
+    """What is written to a file: the numbers with machine, date and command."""
+    cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    return {
+        "command": f"python -m benchmarks.scale {shlex.join(arguments)}".strip(),
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "machine": {
+            "cpu": cpu.group(1) if cpu else platform.machine(),
+            "cores": len(os.sched_getaffinity(0)),
+            "load_average": os.getloadavg(),
+            "python": platform.python_version(),
+            "prometheus": version,
+        },
+        "load": asdict(load),
+    }
+
+
+def table(load: Load, interval: int) -> str:
+    """The same for people."""
+    rows = [
+        f"{load.targets} targets up, {load.scrapes} scrapes, {load.failed} failed, {load.late} late",
+        f"{load.samples_per_second:.0f} samples/s scraped, {load.recorded_per_second:.0f} recorded; "
+        f"{load.head_series} series; a GPU has {load.scraped_series_per_gpu:.1f} scraped and "
+        f"{load.recorded_series_per_gpu:.1f} recorded; {load.bytes_per_sample:.2f} bytes a sample",
+        f"exporter {load.exporter_cpu:.0%} of a core, {load.exporter_mib:.0f} MiB; "
+        f"Prometheus {load.prometheus_cpu:.0%}, {load.prometheus_mib:.0f} MiB",
+        f"longest evaluation of each group of rules (interval {interval} s, {load.rules_missed} missed):",
+        *(f"  {name:<16}{took:8.2f} s" for name, took in load.rule_seconds.items()),
+        "slowest recorded:",
+        *(f"  {name:<36}{took:8.2f} s" for name, took in load.slowest_rules.items()),
+    ]
+    return "\n".join(rows)
+
+
+def main() -> int:
+    """Run, print, write and judge."""
+    options = argparse.ArgumentParser()
+    for name, default in (("nodes", 1000), ("gpus", 8), ("seconds", 600), ("interval", 30)):
+        options.add_argument(f"--{name}", type=int, default=default)
+    options.add_argument("--metrics", choices=("default", "full"), default="default")
+    options.add_argument("--prometheus", choices=tuple(PROGRAMS), default="bundled")
+    options.add_argument("--json", type=Path)
+    chosen = options.parse_args()
+    program = PROGRAMS[chosen.prometheus] / "prometheus"
+    with tempfile.TemporaryDirectory() as folder:
+        load = measure(
+            Path(folder),
+            nodes=chosen.nodes,
+            gpus=chosen.gpus,
+            seconds=chosen.seconds,
+            interval=chosen.interval,
+            metrics=chosen.metrics,
+            program=program,
+        )
+    print(table(load, chosen.interval))
+    if chosen.json:
+        said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
+        version = (said.stdout or said.stderr).split()[2]
+        chosen.json.parent.mkdir(parents=True, exist_ok=True)
+        chosen.json.write_text(json.dumps(report(load, version, sys.argv[1:]), indent=2) + "\n")
+    return 0 if load.well(chosen.nodes, chosen.interval) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

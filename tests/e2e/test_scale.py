@@ -1,0 +1,25 @@
+"""A small part of `python -m benchmarks.scale`, on both Prometheus."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from benchmarks.scale import PROGRAMS, RULES, measure
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_two_nodes_with_all_rules(name: str, tmp_path: Path) -> None:
+    """Nothing fails or is late, and each group of rules is there, has recorded and is in time."""
+    program = PROGRAMS[name] / "prometheus"
+    load = measure(tmp_path, nodes=2, gpus=2, seconds=10, interval=2, metrics="default", program=program)
+
+    groups = {group["name"] for path in RULES for group in yaml.safe_load(path.read_text())["groups"]}
+    assert load.rule_seconds.keys() == groups
+    assert load.well(2, 2), load
+    assert load.scrapes >= 6
+    assert load.recorded_series_per_gpu > 10
+    assert load.scraped_series_per_gpu > 50
+    assert 0 < load.bytes_per_sample < 16
