@@ -8,7 +8,7 @@ import statistics
 import subprocess
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -60,7 +60,11 @@ def rss_mib(pid: int) -> float:
 
 @contextmanager
 def running(
-    command: Sequence[str], port: int, env: dict[str, str] | None = None, path: str = "/metrics", patience: float = 30
+    command: Sequence[str],
+    port: int,
+    env: Mapping[str, str] | None = None,
+    path: str = "/metrics",
+    patience: float = 30,
 ) -> Iterator[Exporter]:
     """Start a command that listens on `port`; wait until it answers, for `patience` seconds at most; end it."""
     process = subprocess.Popen(command, env={**os.environ, "PYTHONFAULTHANDLER": "1", **(env or {})})
