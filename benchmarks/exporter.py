@@ -6,6 +6,7 @@ import os
 import socket
 import statistics
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +17,18 @@ from http.client import HTTPConnection
 from pathlib import Path
 
 TICKS = os.sysconf("SC_CLK_TCK")
+EVERYTHING = ("--metrics", "full", "--processes", "true", "--high-resolution", "true")
+
+
+def ours(port: int, *arguments: str) -> list[str]:
+    """The command line of gpu-exporter."""
+    options = ("serve", "--address", f"127.0.0.1:{port}", "--log-level", "error")
+    return [sys.executable, "-m", "gpu_exporter", *options, *arguments]
+
+
+def nvitop(port: int) -> list[str]:
+    """The command line of nvitop-exporter, which reads once a second."""
+    return [sys.executable, "-m", "nvitop_exporter", "--bind-address", "127.0.0.1", "--port", str(port)]
 
 
 def free_port() -> int:

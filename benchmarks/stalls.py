@@ -26,7 +26,7 @@ from pathlib import Path
 from statistics import fmean, median, quantiles
 from typing import Any
 
-from benchmarks.exporter import free_port, running
+from benchmarks.exporter import free_port, nvitop, ours, running
 from benchmarks.harness import ROOT, begin, options
 from benchmarks.workloads import STALL_SECONDS
 from tests.prometheus import Prometheus, scraping
@@ -49,6 +49,7 @@ GAUGES = {
     ),
     "nvitop": ("gpu_utilization", "gpu_power_usage"),
 }
+ARGUMENTS = ("--metrics", "full", "--high-resolution", "true")
 SCRAPES = {"every_15s": 15, "every_5s": 5}
 # Scrapes before the window: a rate begins at the second one.
 WARM_SECONDS = 35.0
@@ -190,17 +191,6 @@ def judged(
     ]
 
 
-def serve(port: int) -> list[str]:
-    """The exporter that sees what is between two scrapes."""
-    arguments = f"serve --address 127.0.0.1:{port} --metrics full --high-resolution true --log-level error"
-    return [sys.executable, "-m", "gpu_exporter", *arguments.split()]
-
-
-def peer(port: int) -> list[str]:
-    """The exporter that it is compared with."""
-    return [sys.executable, "-m", "nvitop_exporter", "--bind-address", "127.0.0.1", "--port", str(port)]
-
-
 @contextmanager
 def working(folder: Path, seconds: float, gpu: int, simulated: bool) -> Iterator[tuple[Mapping[str, str], Work]]:
     """A GPU that works and rests for at least so long: the environment that shows it, and when it worked so far."""
@@ -231,9 +221,9 @@ def measure(folder: Path, seconds: int, gpu: int, program: Path, simulated: bool
     with ExitStack() as stack:
         env, work = stack.enter_context(working(folder, seconds + 2 * WARM_SECONDS, gpu, simulated))
         ports = dict.fromkeys(SCRAPES, free_port()) | ({"nvitop": free_port()} if with_peer else {})
-        exporter = stack.enter_context(running(serve(ports["every_15s"]), ports["every_15s"], env))
+        exporter = stack.enter_context(running(ours(ports["every_15s"], *ARGUMENTS), ports["every_15s"], env))
         if with_peer:
-            stack.enter_context(running(peer(ports["nvitop"]), ports["nvitop"], env))
+            stack.enter_context(running(nvitop(ports["nvitop"]), ports["nvitop"], env))
         power = stack.enter_context(lines_of(["benchmarks.board", str(gpu)], folder / "board", env))
         jobs = {"scrape_configs": scrape_configs(ports)}
         prometheus = stack.enter_context(scraping(folder, "15s", {}, program=program, more=jobs))

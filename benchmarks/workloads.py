@@ -1,14 +1,17 @@
 """What the GPU does while it is watched. Needs PyTorch with CUDA.
 
-python -m benchmarks.workloads stall    (0.5 s of matrix products, 0.5 s of sleep, for ever; prints when)
+python -m benchmarks.workloads stall                     0.5 s of matrix products, 0.5 s of sleep; prints when
+python -m benchmarks.workloads gemm [RANK RANKS PORT]    reads how many steps to do, prints the seconds they took
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 Step = Callable[[], None]
@@ -70,9 +73,54 @@ def training() -> Step:
             step()
         took = statistics.median(timed(step) for _ in range(10))
         if took > TRAINING_SECONDS * 0.8:
-            print(f"{took * 1e3:.1f} ms a step at batch {batch}", flush=True)
             return step
         batch = max(batch + 1, int(batch * TRAINING_SECONDS / took))
+
+
+def all_reduce() -> Step:
+    """The sum of 256 MiB over all ranks, one GPU each."""
+    import torch
+
+    data = torch.zeros(256 * 2**20 // 2, device="cuda", dtype=torch.bfloat16)
+    return lambda: torch.distributed.all_reduce(data)
+
+
+def hashing() -> Step:
+    """No GPU: tries what measures the others."""
+    data = bytes(2**20)
+    return lambda: hashlib.sha256(data).update(data)
+
+
+STEPS: Mapping[str, Callable[[], Step]] = {
+    "gemm": gemm,
+    "launches": launches,
+    "training": training,
+    "all_reduce": all_reduce,
+    "hashing": hashing,
+}
+
+
+def serve(name: str, rank: int = 0, ranks: int = 1, port: int = 0) -> None:
+    """Do as many steps as each line of input says, to their end; print the seconds."""
+    synchronise: Step = _connected(rank, ranks, port) if name != "hashing" else lambda: None
+    step = STEPS[name]()
+    for line in sys.stdin:
+        begin = time.perf_counter()
+        for _ in range(int(line)):
+            step()
+        synchronise()
+        print(f"{time.perf_counter() - begin:.9f}", flush=True)
+
+
+def _connected(rank: int, ranks: int, port: int) -> Step:
+    import torch
+
+    torch.cuda.set_device(rank)
+    if ranks > 1:
+        os.environ["NCCL_NVLS_ENABLE"] = "0"  # multicast is not there in every virtual machine
+        url = f"tcp://127.0.0.1:{port}"
+        torch.distributed.init_process_group("nccl", init_method=url, rank=rank, world_size=ranks)
+    return lambda: torch.cuda.synchronize()
 
 
 def timed(step: Step) -> float:
@@ -99,5 +147,12 @@ def stall() -> None:
         time.sleep(STALL_SECONDS)
 
 
+def main(name: str, *numbers: str) -> None:
+    """Work until ended."""
+    if name == "stall":
+        stall()
+    serve(name, *map(int, numbers))
+
+
 if __name__ == "__main__":
-    {"stall": stall}[sys.argv[1]]()
+    main(*sys.argv[1:])
