@@ -26,11 +26,6 @@ def ours(port: int, *arguments: str) -> list[str]:
     return [sys.executable, "-m", "gpu_exporter", *options, *arguments]
 
 
-def nvitop(port: int) -> list[str]:
-    """The command line of nvitop-exporter, which reads once a second."""
-    return [sys.executable, "-m", "nvitop_exporter", "--bind-address", "127.0.0.1", "--port", str(port)]
-
-
 def free_port() -> int:
     """A TCP port that nothing listens on now."""
     with socket.socket() as probe:

@@ -8,22 +8,69 @@ import os
 import platform
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import pynvml
 
 from gpu_exporter.machine import read
+from tests.tools import BUNDLED
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks/results"
 GIB = 2**30
 OWN_OPTIONS = ("--json", "--commit")
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a benchmark can't do without, in words, and whether it is here."""
+
+    what: str
+    met: Callable[[], bool]
+
+
+GPU = Need("an NVIDIA GPU", lambda: gpus() > 0)
+TORCH = Need("PyTorch", lambda: find_spec("torch") is not None)
+TRUSTME = Need("trustme (pip install -e '.[bench]')", lambda: find_spec("trustme") is not None)
+PROMETHEUS = Need(
+    "Prometheus (make tools)", lambda: bool(shutil.which("prometheus") or (BUNDLED / "prometheus").exists())
+)
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A measurement: its name is that of its result, `module` is run with `arguments`."""
+
+    name: str
+    module: str
+    needs: Sequence[Need] = ()
+    arguments: Sequence[str] = ()
+
+    def lacks(self, given: Sequence[Need] = ()) -> str:
+        """What it needs and neither this machine has nor is given, in words; empty if there is nothing."""
+        return " and ".join(need.what for need in self.needs if need not in given and not need.met())
+
+
+BENCHMARKS = (
+    Benchmark("cost", "cost", (GPU,)),
+    Benchmark("perturbation", "perturbation", (GPU, TORCH)),
+    Benchmark("stalls", "stalls", (GPU, TORCH, PROMETHEUS)),
+    Benchmark("ground_truth", "ground_truth", (GPU, TORCH)),
+    Benchmark("training", "training", (GPU, TORCH)),
+    Benchmark("nvml_stress", "nvml_stress", (GPU,)),
+    Benchmark("cost_stand_in", "cost", (), ("--stand-in", "1,2,4,8,16", "--seconds", "10")),
+    Benchmark("exposition", "exposition"),
+    Benchmark("web", "web", (TRUSTME,)),
+    Benchmark("fleet", "fleet", (PROMETHEUS,)),
+)
 
 
 def machine() -> dict[str, object]:
@@ -80,7 +127,9 @@ def options(module: str, text: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=f"python -m benchmarks.{name}", description=text, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--json", type=Path, default=RESULTS / f"{name}.json", help="where the result is written")
+    parser.add_argument(
+        "--json", type=Path, help=f"where the result is written; left out: {RESULTS.relative_to(ROOT)}/{name}.json"
+    )
     parser.add_argument("--commit", default=commit(), help="what is measured, where git can't tell")
     return parser
 
@@ -102,7 +151,6 @@ def typed(arguments: Sequence[str]) -> list[str]:
 class Run:
     """A benchmark that is under way: `machine` is as it was at the beginning."""
 
-    name: str
     command: str
     date: str
     machine: Mapping[str, object]
@@ -117,8 +165,12 @@ class Run:
         print(f"wrote {os.path.relpath(self.path)}")
 
 
-def begin(module: str, chosen: argparse.Namespace) -> Run:
-    """Look at the machine before it is loaded."""
-    name = module_name(module)
+def begin(module: str, chosen: argparse.Namespace, given: Sequence[Need] = ()) -> Run:
+    """Look at the machine before it is loaded. Exits if something is missing, unless a stand-in takes its place."""
+    name, simulated = module_name(module), bool(getattr(chosen, "stand_in", None))
+    known = {benchmark.name: benchmark for benchmark in BENCHMARKS}
+    if not simulated and (lacks := known[name].lacks(given)):
+        sys.exit(f"benchmarks.{name} needs {lacks}")
+    path = chosen.json or RESULTS / f"{name}{'_stand_in' if simulated else ''}.json"
     command = " ".join(["python", "-m", f"benchmarks.{name}", *typed(sys.argv[1:])])
-    return Run(name, command, time.strftime("%Y-%m-%d", time.gmtime()), machine(), chosen.commit, chosen.json)
+    return Run(command, time.strftime("%Y-%m-%d", time.gmtime()), machine(), chosen.commit, path)

@@ -27,14 +27,14 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks.exporter import EVERYTHING, Exporter, free_port, nvitop, ours, running
+from benchmarks.exporter import EVERYTHING, Exporter, free_port, ours, running
 from benchmarks.harness import begin, gpus, options
 from benchmarks.paired import slowdown
+from benchmarks.peers import NVITOP
 
 BOUNDS = {"gemm": 0.005, "training": 0.005, "launches": 0.015}
 GPU_WORKLOADS = ("gemm", "launches", "training", "all_reduce")
@@ -69,6 +69,7 @@ class Work:
 
     def steps(self, seconds: float) -> int:
         """Warm up; how many steps take about so long."""
+        self.seconds(1)  # with all that is made once
         steps, took = 1, self.seconds(1)
         while took < WARM_SECONDS:
             steps = max(steps + 1, int(steps * min(10.0, 1.2 * WARM_SECONDS / took)))
@@ -141,7 +142,7 @@ def exporters(with_peer: bool, env: Mapping[str, str]) -> Iterator[Turns]:
             start(name, ours(port, *arguments), port)
         if with_peer:
             port = free_port()
-            start("nvitop-exporter", nvitop(port), port)
+            start(NVITOP.name, NVITOP.command(port), port)
         yield Turns(started)
 
 
@@ -200,7 +201,7 @@ def main() -> int:
             from tests.fakes.driver import FakeDriver
 
             env = FakeDriver(Path(stack.enter_context(tempfile.TemporaryDirectory()))).environment
-        with_peer = not (chosen.without_peer or chosen.stand_in) and find_spec("nvitop_exporter") is not None
+        with_peer = not (chosen.without_peer or chosen.stand_in) and NVITOP.present()
         turns = stack.enter_context(exporters(with_peer, env))
         names = ("hashing",) if chosen.stand_in else chosen.workloads or GPU_WORKLOADS
         for name, ranks in runnable(names, 0 if chosen.stand_in else gpus()):

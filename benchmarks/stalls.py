@@ -20,14 +20,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median, quantiles
 from typing import Any
 
-from benchmarks.exporter import free_port, nvitop, ours, running
-from benchmarks.harness import ROOT, begin, options
+from benchmarks.exporter import free_port, ours, running
+from benchmarks.harness import PROMETHEUS, ROOT, begin, options
+from benchmarks.peers import NVITOP
 from benchmarks.workloads import STALL_SECONDS
 from tests.prometheus import Prometheus, scraping
 from tests.tools import tool, until
@@ -223,7 +223,7 @@ def measure(folder: Path, seconds: int, gpu: int, program: Path, simulated: bool
         ports = dict.fromkeys(SCRAPES, free_port()) | ({"nvitop": free_port()} if with_peer else {})
         exporter = stack.enter_context(running(ours(ports["every_15s"], *ARGUMENTS), ports["every_15s"], env))
         if with_peer:
-            stack.enter_context(running(nvitop(ports["nvitop"]), ports["nvitop"], env))
+            stack.enter_context(running(NVITOP.command(ports["nvitop"]), ports["nvitop"], env))
         power = stack.enter_context(lines_of(["benchmarks.board", str(gpu)], folder / "board", env))
         jobs = {"scrape_configs": scrape_configs(ports)}
         prometheus = stack.enter_context(scraping(folder, "15s", {}, program=program, more=jobs))
@@ -265,8 +265,8 @@ def main() -> int:
     parser.add_argument("--prometheus", type=Path, help="the program; left out: of PATH or `make tools`")
     parser.add_argument("--stand-in", action="store_true")
     chosen = parser.parse_args()
-    run = begin(__name__, chosen)
-    with_peer = not chosen.stand_in and find_spec("nvitop_exporter") is not None
+    run = begin(__name__, chosen, (PROMETHEUS,) if chosen.prometheus else ())
+    with_peer = not chosen.stand_in and NVITOP.present()
     with tempfile.TemporaryDirectory() as folder:
         program = chosen.prometheus or tool("prometheus")
         numbers = measure(Path(folder), chosen.seconds, chosen.gpu, program, chosen.stand_in, with_peer)

@@ -7,12 +7,12 @@ The same training steps of about 30 ms, in turns without and with a read once a 
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import time
 from collections.abc import Callable
 
+from benchmarks import harness
 from benchmarks.workloads import timed, training
 from gpu_exporter.library import INTERVAL_SECONDS, readings
 from gpu_exporter.metrics import selected
@@ -25,10 +25,11 @@ SHOWN = ("DCGM_FI_PROF_SM_ACTIVE", "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", "DCGM_FI_D
 
 def main() -> int:
     """Print the mean step with and without, and what a read itself takes; 1 if the difference is 1 % or more."""
-    options = argparse.ArgumentParser()
+    options = harness.options(__name__, __doc__)
     options.add_argument("--steps", type=int, default=300)
     options.add_argument("--rounds", type=int, default=4)
     chosen = options.parse_args()
+    run = harness.begin(__name__, chosen)
     step = training()
     plain: list[float] = []
     reading: list[float] = []
@@ -40,6 +41,15 @@ def main() -> int:
     print(f"a read: median {statistics.median(reads) * 1e6:.0f} µs, longest {max(reads) * 1e6:.0f} µs")
     print(
         f"without: {before * 1e3:.3f} ms a step; with a read a second: {after * 1e3:.3f} ms ({after / before - 1:+.2%})"
+    )
+    run.write(
+        {
+            "steps": len(plain),
+            "without_ms": before * 1e3,
+            "with_ms": after * 1e3,
+            "slowdown": after / before - 1,
+            "read_ms": statistics.median(reads) * 1e3,
+        }
     )
     return 0 if after / before - 1 < 0.01 else 1
 
