@@ -26,7 +26,7 @@ from tests.tools import BUNDLED
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks/results"
 GIB = 2**30
-OWN_OPTIONS = ("--json", "--commit")
+OWN_OPTIONS = ("--json", "--commit", "--prometheus")
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def module_name(module: str) -> str:
 
 
 def typed(arguments: Sequence[str]) -> list[str]:
-    """What was typed, less where the result goes: that is no part of the measurement."""
+    """What was typed, less what is of this machine and no part of the measurement."""
     return re.sub(rf"(?:{'|'.join(OWN_OPTIONS)})(?:=| )\S+", "", shlex.join(arguments)).split()
 
 

@@ -1,6 +1,6 @@
 """How much slower does a GPU's work get by being watched? Needs PyTorch with CUDA.
 
-    python -m benchmarks.perturbation [NAME …] [--seconds 80] [--piece 2] [--without-peer] [--stand-in]
+    python -m benchmarks.perturbation [NAME …] [--seconds 70] [--piece 2] [--without-peer] [--stand-in]
 
 NAME is a workload: gemm (bf16 products of 8192 x 8192), launches (tiny kernels, one after another), training (a
 transformer's step), all_reduce (NCCL over all GPUs; left out where there is one). The same work is done again and again
@@ -40,7 +40,7 @@ BOUNDS = {"gemm": 0.005, "training": 0.005, "launches": 0.015}
 GPU_WORKLOADS = ("gemm", "launches", "training", "all_reduce")
 OFF = ("off", "off again")
 SCRAPE_SECONDS = 1.0
-WARM_SECONDS = 8.0
+WARM_SECONDS = 5.0
 Times = Mapping[str, list[float]]
 
 
@@ -188,7 +188,7 @@ def main() -> int:
     """Measure each workload, print and write; 1 if a bound is not kept."""
     parser = options(__name__, __doc__)
     parser.add_argument("workloads", nargs="*", metavar="NAME", help=", ".join(GPU_WORKLOADS))
-    parser.add_argument("--seconds", type=float, default=80, help="for each workload")
+    parser.add_argument("--seconds", type=float, default=70, help="for each workload")
     parser.add_argument("--piece", type=float, default=2, help="seconds that the same work takes")
     parser.add_argument("--without-peer", action="store_true")
     parser.add_argument("--stand-in", action="store_true")
