@@ -51,10 +51,10 @@ SECTIONS = (
     Section(
         "cost",
         "What it costs",
-        """One exporter after the other on the same GPUs, scraped once a second while its CPU is measured, then as fast as
-        it can by one scraper and by ten. `everything` is `--metrics full --processes true --high-resolution true`. Beside
-        the CPU of a scrape stands what `prometheus_client` takes to render the same samples. What a tick takes is memory
-        that it gives back, measured in another process.""",
+        """One exporter after the other on the same GPUs, scraped once a second while its CPU is measured, then as fast
+        as it can by one scraper and by ten. `everything` is `--metrics full --processes true --high-resolution true`.
+        Beside the CPU of a scrape stands what `prometheus_client` takes to render the same samples. What a tick takes
+        is memory that it gives back, measured in another process.""",
         sections.cost,
     ),
     Section(
@@ -76,7 +76,7 @@ SECTIONS = (
     Section(
         "ground_truth",
         "What it shows is true",
-        "Workloads that are known: a bf16 matrix product of 8192³, a copy in device memory, one thread spinning, nothing.",
+        "Known workloads: a bf16 matrix product of 8192³, a copy in device memory, one thread spinning, nothing.",
         sections.ground_truth,
     ),
     Section(
