@@ -90,10 +90,10 @@ def watched(exporter: Exporter, seconds: float) -> tuple[float, float]:
     return (exporter.cpu_seconds() - before) / (time.monotonic() - start), exporter.rss_mib()
 
 
-def allocations(arguments: Sequence[str], env: Mapping[str, str]) -> Mapping[str, float]:
+def allocations(arguments: Sequence[str], env: Mapping[str, str], ticks: int = ALLOCATION_TICKS) -> Mapping[str, float]:
     """What `benchmarks.allocations` says of these settings."""
     served = ["serve", "--address", f"127.0.0.1:{free_port()}", "--log-level", "error", *arguments]
-    command = [sys.executable, "-m", "benchmarks.allocations", str(ALLOCATION_TICKS), *served]
+    command = [sys.executable, "-m", "benchmarks.allocations", str(ticks), *served]
     said = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, check=True)
     found: Mapping[str, float] = json.loads(said.stdout)
     return found
