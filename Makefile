@@ -48,7 +48,7 @@ soak: $(VENV)/dev tools ## Long proofs: half an hour of faults on the stand-in d
 	$(BIN)/python -m tests.fuzz_kernel_log
 	$(BIN)/python -m tests.soak_protobuf
 	$(BIN)/python -m pytest tests/unit --hypothesis-profile soak
-	$(BIN)/python -m benchmarks.fleet
+	$(BIN)/python -m benchmarks.fleet --json /dev/null
 
 tools: .tools/done .tools/newer/done .tools/alertmanager .tools/victoria ## Fetch what the tests need beside Python: a C compiler, Prometheus (two), Alertmanager, VictoriaMetrics
 
