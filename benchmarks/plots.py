@@ -44,7 +44,6 @@ def _drawn(
     etree.to_etree()  # which of two writers is installed shows in the bytes
     drawn = chart(
         js=(),
-        no_prefix=True,
         disable_xml_declaration=True,
         style=STYLE,
         legend_at_bottom=True,
@@ -54,6 +53,7 @@ def _drawn(
         formatter=formatter,
         **settings,
     )
+    drawn.uuid = "plot"  # else another each time
     drawn.title, drawn.y_title, drawn.x_labels = title, unit, labels
     for name, values in series.items():
         drawn.add(name, values)

@@ -163,7 +163,7 @@ def stalls(numbers: Numbers) -> Shown:
         table(("from Prometheus, scraped every 15 s", "answer", "truth", "may differ by", "kept"), checks)
         + "\nWhat the gauges of the same scrapes showed, ours and the peer's:\n\n"
         + table(("gauge", "lowest", "mean", "highest", "scrapes"), gauges),
-        {"power": plots.bars(title, "% of the time", labels, {"up to so many watts": shares}, "{:.1f}")},
+        {"power": plots.bars(title, "% of the time", labels, {"in the bucket up to so many watts": shares}, "{:.1f}")},
     )
 
 

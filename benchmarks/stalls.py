@@ -146,11 +146,12 @@ class Asked:
         return [float(value) for each in found for _, value in each["values"]]
 
     def power(self, job: str) -> list[tuple[float, float]]:
-        """The upper edge of each bucket of power, in watts, and the share of time in it."""
+        """The upper edge of each bucket of power up to the highest used, in watts, and the share of time in it."""
         found = [each for each in self._found("rate(gpu_board_power_watts_bucket[5m])") if each["metric"]["job"] == job]
         below = sorted((float(each["metric"]["le"]), float(each["value"][1])) for each in found)
         shares = [(edge, rate - before) for (_, before), (edge, rate) in pairwise([(0.0, 0.0), *below])]
-        return [(edge, share / below[-1][1]) for edge, share in shares if share > 0 and edge < float("inf")]
+        highest = max(edge for edge, share in shares if share > 0)
+        return [(edge, share / below[-1][1]) for edge, share in shares if edge <= highest < float("inf")]
 
 
 def modes(buckets: Sequence[tuple[float, float]], mean: float) -> dict[str, float]:
