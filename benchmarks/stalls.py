@@ -1,6 +1,6 @@
 """Half a second of work, half a second of sleep, scraped every 15 s: what does Prometheus know of it?
 
-    python -m benchmarks.stalls [--seconds 150] [--gpu 0] [--prometheus PATH] [--stand-in]
+    python -m benchmarks.stalls [--seconds 180] [--gpu 0] [--prometheus PATH] [--stand-in]
 
 A GPU does matrix products (needs PyTorch). Two scrape jobs, every 15 s and every 5 s, read the same exporter, and one
 reads nvitop-exporter where that is installed. The expressions of docs/histograms.md are asked of Prometheus alone, and
@@ -261,7 +261,7 @@ def measure(folder: Path, seconds: int, gpu: int, program: Path, simulated: bool
 def main() -> int:
     """Measure, print and write; 1 if an answer is too far from the truth."""
     parser = options(__name__, __doc__)
-    parser.add_argument("--seconds", type=int, default=150)
+    parser.add_argument("--seconds", type=int, default=180)
     parser.add_argument("--gpu", type=int, default=0)
     parser.add_argument("--prometheus", type=Path, help="the program; left out: of PATH or `make tools`")
     parser.add_argument("--stand-in", action="store_true")
