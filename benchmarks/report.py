@@ -142,7 +142,8 @@ def section(known: Section, result: Mapping[str, Any] | None) -> tuple[str, Mapp
     images = "".join(
         f"\n![{name}]({path.removeprefix('docs/')})\n" for name, path in zip(shown.plots, made, strict=True)
     )
-    told = f"`{result['command']}`, {result['date']}, commit {result['commit']}: {machine(result['machine'])}."
+    commit = f", commit {result['commit']}" if result["commit"] else ""
+    told = f"`{result['command']}`, {result['date']}{commit}: {machine(result['machine'])}."
     return f"{head}\n{wrapped(told)}\n\n{shown.text}{images}", made
 
 
