@@ -144,9 +144,9 @@ class Worker(threading.Thread):
             return
         try:
             device = self._device or self._attach()
-            if collector.events:  # first: a GPU that can't be read any more still tells why
+            if collector.events and not brief:  # first: a GPU that can't be read any more still tells why
                 collector.events.told(device.events())
-            reading = self._glance(device) if brief else self._succeeded(started) or device.read(self._due(started))
+            reading = self._glance(device, started) if brief else self._read(device, started)
             if reading is None:
                 return
         except GpuLost as error:
@@ -158,19 +158,24 @@ class Worker(threading.Thread):
             if generation == collector.generation:
                 self._backoff.reset()
                 own, record = collector.own, self.record
-                samples = record.accumulator.apply(reading, own.histograms)
-                record.samples = own.samples(record.gpu, record.clock_events, reading, samples)
-                record.unsupported = own.unsupported(samples, reading.unsupported)
-                if not brief:
+                record.accumulator.take(reading, own.histograms)
+                if not brief:  # nobody sees them before
+                    samples = record.accumulator.samples()
+                    record.samples = own.samples(record.gpu, record.clock_events, reading, samples)
+                    record.unsupported = own.unsupported(samples, reading.unsupported)
                     self.record.duration = time.monotonic() - started
                 self.record.read_at = time.monotonic()
                 self._ask_again({series.metric.pace for series in reading.failed}, started)
                 self.record.up()
 
-    @staticmethod
-    def _glance(device: Device) -> Reading | None:
-        """What there is to read between two ticks."""
-        return device.glance() if isinstance(device, Glancing) else None
+    def _read(self, device: Device, now: float) -> Reading:
+        return self._succeeded(now) or device.read(self._due(now))
+
+    def _glance(self, device: Device, now: float) -> Reading | None:
+        """What there is to read between two pages: profiling values alone, where they can be had alone."""
+        if isinstance(device, Glancing):
+            return device.glance()
+        return device.read(self._due(now)) if self._collector.swift else None
 
     def _failed(self, reason: str, message: str) -> None:
         self._detach()
