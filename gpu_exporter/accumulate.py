@@ -25,14 +25,16 @@ WINDOW_POINTS = 30
 
 @dataclass(slots=True)
 class _Integral:
-    """The integral of a mean, and the seconds it was known for; `window` holds (at, total, seconds), flat."""
+    """The integral of a mean, and the seconds it was known for; `window` holds (at, total, seconds), flat, of which
+    `mean` is the mean."""
 
     total: float = 0.0
     seconds: float = 0.0
+    mean: float = 0.0
     window: array[float] = field(default_factory=lambda: array("d"))
 
-    def add(self, at: float, mean: float, span: float, gauge_window: float) -> float:
-        """Take a mean over `span` seconds; return the mean over the trailing window."""
+    def add(self, at: float, mean: float, span: float, gauge_window: float) -> None:
+        """Take a mean over `span` seconds."""
         window = self.window
         if not window:
             window.extend((at - span, self.total, self.seconds))
@@ -40,10 +42,9 @@ class _Integral:
         self.seconds += span
         while len(window) > 3 and window[3] <= at - gauge_window:
             del window[:3]
-        mean = (self.total - window[1]) / (self.seconds - window[2])
+        self.mean = (self.total - window[1]) / (self.seconds - window[2])
         if at - window[-3] >= gauge_window / WINDOW_POINTS:
             window.extend((at, self.total, self.seconds))
-        return mean
 
 
 @dataclass(slots=True)
@@ -76,6 +77,7 @@ class Accumulator:
         self._values: dict[Series, float] = {}
         self._total_of: dict[Series, Series] = {}
         self._histograms = Histograms()
+        self._moved: dict[Series, _Integral] = {}
         self._changed: dict[int, tuple[Histogram, Gpu | None]] = {}
         self.rejected: Counter[str] = Counter()
         self.field_failures: Counter[tuple[str, str]] = Counter()
@@ -87,6 +89,10 @@ class Accumulator:
 
     def samples(self) -> tuple[Sample, ...]:
         """Every sample that holds now."""
+        for series, integral in self._moved.items():
+            self._values[series] = round(integral.mean, DIGITS[series.metric.unit])
+            self._show_total(series, integral)
+        self._moved.clear()
         for histogram, gpu in self._changed.values():
             self._values.update(histogram.samples(gpu))
         self._changed.clear()
@@ -99,6 +105,7 @@ class Accumulator:
                 self._changed.pop(id(ended), None)
                 for part in ended.close():
                     self._values.pop(part, None)
+            self._moved.pop(series, None)
             self._values.pop(series, None)
             self._values.pop(self._total_of.pop(series, series), None)
         for series, reason in reading.failed.items():
@@ -126,19 +133,24 @@ class Accumulator:
         span = reading.spans.get(series, reading.span)
         if span is None:
             return
-        metric = series.metric
-        integral = self._integrals.setdefault((metric, series.labels), _Integral())
-        mean = integral.add(reading.at, value, span, self._gauge_window)
-        total = self._total_of.get(series)
-        if total is None:
-            total = self._total_of[series] = Series(INTEGRALS[metric], series.gpu, series.labels)
-        self._values[series] = round(mean, DIGITS[metric.unit])
-        self._values[total] = round(integral.total, DIGITS[total.metric.unit])
+        integral = self._moved.get(series)
+        if integral is None:
+            integral = self._integrals.setdefault((series.metric, series.labels), _Integral())
+            self._moved[series] = integral
+        integral.add(reading.at, value, span, self._gauge_window)
         for histogram in self._histograms.take_mean(histograms, series, value, span) if histograms else ():
             self._changed[id(histogram)] = histogram, series.gpu
 
+    def _show_total(self, series: Series, integral: _Integral) -> None:
+        total = self._total_of.get(series)
+        if total is None:
+            total = self._total_of[series] = Series(INTEGRALS[series.metric], series.gpu, series.labels)
+        self._values[total] = round(integral.total, DIGITS[total.metric.unit])
+
     def _forget(self, series: Series) -> None:
         """Drop a gauge; a counter keeps its value, for a counter that vanishes and returns looks like new to nobody."""
+        if moved := self._moved.pop(series, None):
+            self._show_total(series, moved)
         if series.metric.kind is Kind.GAUGE:
             self._values.pop(series, None)
 
@@ -146,6 +158,7 @@ class Accumulator:
         """Another handle of the same GPU takes over at once: all series come anew, totals and windows go on."""
         self._values.clear()
         self._changed.clear()
+        self._moved.clear()
         self._total_of.clear()
         self._histograms.renew(gone=gone)
 

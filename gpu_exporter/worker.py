@@ -66,6 +66,7 @@ class Worker(threading.Thread):
         self.brief = False
         self._collector = collector
         self._device: Device | None = None
+        self._glancing: Glancing | None = None
         self._asked: Sequence[Metric] = ()
         self._successor: _Successor | None = None
         self._succession = Backoff()
@@ -173,8 +174,8 @@ class Worker(threading.Thread):
 
     def _glance(self, device: Device, now: float) -> Reading | None:
         """What there is to read between two pages: profiling values alone, where they can be had alone."""
-        if isinstance(device, Glancing):
-            return device.glance()
+        if self._glancing:
+            return self._glancing.glance()
         return device.read(self._due(now)) if self._collector.swift else None
 
     def _failed(self, reason: str, message: str) -> None:
@@ -206,7 +207,8 @@ class Worker(threading.Thread):
         return reading
 
     def _take_over(self, successor: _Successor) -> None:
-        before, self._device, self._asked = self._device, successor.device, successor.asked
+        before, self._asked = self._device, successor.asked
+        self._use(successor.device)
         self._successor = None
         successor.device.events()  # were told to the device before, too
         if before:
@@ -217,6 +219,10 @@ class Worker(threading.Thread):
         self.record.told = successor.device.told_since is not None
         self.record.accumulator.renew()
 
+    def _use(self, device: Device) -> None:
+        self._device = device
+        self._glancing = device if isinstance(device, Glancing) else None  # found out once: it takes long
+
     def _drop_successor(self) -> None:
         if self._successor:
             self._successor.device.close()
@@ -224,7 +230,8 @@ class Worker(threading.Thread):
 
     def _attach(self) -> Device:
         self._asked = self._collector.metrics
-        self._device = device = self._collector.source.attach(self.index, self._asked)
+        device = self._collector.source.attach(self.index, self._asked)
+        self._use(device)
         self.record = self._collector.record_of(device.gpu, self)
         self._read_at.clear()
         self.record.told = device.told_since is not None
