@@ -119,11 +119,13 @@ class Worker(threading.Thread):
         self._end()
 
     def _work(self) -> None:
+        started = time.monotonic()
         try:
             self._tick()
         except Exception:  # a bug of ours must not look like a wedged GPU
             log.exception("GPU %d: unexpected error, please report it", self.index)
             self._failed("internal_error", "unexpected error")
+        self.record.spent += time.monotonic() - started
 
     def _end(self) -> None:
         self._drop_successor()
@@ -164,7 +166,7 @@ class Worker(threading.Thread):
                     samples = record.accumulator.samples()
                     record.samples = own.samples(record.gpu, record.clock_events, reading, samples)
                     record.unsupported = own.unsupported(samples, reading.unsupported)
-                    self.record.duration = time.monotonic() - started
+                    record.duration = time.monotonic() - started
                 self.record.read_at = time.monotonic()
                 self._ask_again({series.metric.pace for series in reading.failed}, started)
                 self.record.up()
