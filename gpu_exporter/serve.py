@@ -45,6 +45,7 @@ OBSERVE_INTERVAL = 0.5
 FIRST_PAGE_SECONDS = 2.0
 # How much later each of many nodes starts, and so ticks in all later intervals, than the one before.
 START_SECONDS = 0.01
+SIGNAL_SECONDS = 1.0
 
 BANNER = """
 ************************************************************************
@@ -200,7 +201,9 @@ def _serve(nodes: Sequence[_Node], server: Server, config: Config, stop: threadi
     if not stop.wait(3 * config.interval):
         gc.collect()
         gc.freeze()
-    stop.wait()
+    # Woken now and then: a signal that another thread is given, as after SIGCONT, wakes nobody who waits for ever.
+    while not stop.wait(SIGNAL_SECONDS):
+        pass
     log.info("stopping")
     server.stop()
     for node in nodes:
