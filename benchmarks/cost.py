@@ -4,7 +4,7 @@
     python -m benchmarks.cost --stand-in 1,2,4,8,16 [--seconds 10] [--json FILE]
 
 On this machine's GPUs, one exporter after the other: gpu-exporter with its default metrics, with all (`full`) and with
-everything on (also processes, high resolution and events, which are on by default), once a second and, with `@100ms`,
+everything on (also processes, and events, which are on by default), with `--high-resolution` too, and, with `@100ms`,
 ten times; then the peers that are installed. CPU, as a share of one core, over `--seconds` (half of it at 100 ms, a
 third for peers) while one scraper comes every second; a minute is what the slowest fields come round in. Then 300
 scrapes by one, then by ten at once; the CPU of a scrape is what the first 300 took beyond the loop's. What
@@ -31,7 +31,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.exporter import EVERYTHING, Exporter, Latency, free_port, ours, running, scrape
+from benchmarks.exporter import EVERYTHING, HIGH_RESOLUTION, Exporter, Latency, free_port, ours, running, scrape
 from benchmarks.exposition import rendering_seconds
 from benchmarks.harness import begin, gpus, options
 from benchmarks.peers import PEERS
@@ -40,8 +40,9 @@ SETS: Mapping[str, Sequence[str]] = {
     "default": (),
     "full": ("--metrics", "full"),
     "everything": EVERYTHING,
+    "high-resolution": HIGH_RESOLUTION,
 }
-ROWS = "default,everything,default@100ms,everything@100ms"
+ROWS = "default,everything,high-resolution,default@100ms,everything@100ms"
 WARM_SECONDS = 5.0
 SCRAPES = 300
 ALLOCATION_TICKS = 6
@@ -195,7 +196,7 @@ HEAD = (
 
 def kept(cost: Cost, simulated: bool) -> bool:
     """Whether it is within the bounds that hold for it."""
-    small = cost.rss_mib <= RSS_MIB or not cost.name.startswith("everything")
+    small = cost.rss_mib <= RSS_MIB or cost.name.partition("@")[0] not in ("everything", "high-resolution")
     return small and (simulated or cost.gpus < 8 or cost.cpu <= EIGHT_GPUS.get(cost.name, 1.0))
 
 

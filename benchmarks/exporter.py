@@ -17,7 +17,8 @@ from http.client import HTTPConnection
 from pathlib import Path
 
 TICKS = os.sysconf("SC_CLK_TCK")
-EVERYTHING = ("--metrics", "full", "--processes", "true", "--high-resolution", "true")
+EVERYTHING = ("--metrics", "full", "--processes", "true")
+HIGH_RESOLUTION = (*EVERYTHING, "--high-resolution", "true")
 
 
 def ours(port: int, *arguments: str) -> list[str]:

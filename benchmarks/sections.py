@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks import plots
+from benchmarks.cost import SETS
 
 Numbers = Mapping[str, Any]
 
@@ -68,7 +69,7 @@ def cost(numbers: Numbers) -> Shown:
 def named(row: str) -> str:
     """The row of `benchmarks.cost` for people."""
     name, _, interval = row.partition("@")
-    if name not in ("default", "full", "everything"):
+    if name not in SETS:
         return name
     return f"gpu-exporter, {name}, {interval.replace('ms', ' ms') or '1 s'}"
 

@@ -79,6 +79,7 @@ class _Node:
         self._renderer = self._renders(source, fields.selection)
         self._process = process
         self.attributor = self._attributor(source, config)
+        pages = Pages()
         self.collector = Collector(
             source,
             fields.selection.asked,
@@ -92,10 +93,11 @@ class _Node:
             clock_events_count_window=config.clock_events_count_window,
             attribution=self.attributor,
             high_resolution=config.high_resolution,
+            followed=pages.followed,
         )
         self.shown = Endpoint(
             name,
-            Pages(),
+            pages,
             Health(config.interval, lambda: self.collector.ticked_at),
             self.collector.events,
             source.dead if isinstance(source, Staged) else never,
