@@ -52,9 +52,9 @@ SECTIONS = (
         "cost",
         "What it costs",
         """One exporter after the other on the same GPUs, scraped once a second while its CPU is measured, then as fast
-        as it can by one scraper and by ten. `everything` is `--metrics full --processes true`, and `high-resolution` `--high-resolution true` beside.
-        Beside the CPU of a scrape stands what `prometheus_client` takes to render the same samples. What a tick takes
-        is memory that it gives back, measured in another process.""",
+        as it can by one scraper and by ten. `everything` is `--metrics full --processes true`, and `high-resolution`
+        also `--high-resolution true`. Beside the CPU of a scrape stands what `prometheus_client` takes to render the
+        same samples. What a tick takes is memory that it gives back, measured in another process.""",
         sections.cost,
     ),
     Section(
