@@ -45,8 +45,8 @@ def cost(numbers: Numbers) -> Shown:
             f"{each['rss_mib']:.0f} MiB",
             f"{each['samples']}",
             f"{each['body_bytes'] / 1024:.0f} / {each['gzip_bytes'] / 1024:.0f} KiB",
-            f"{each['alone']['p50']:.1f} / {each['alone']['p99']:.1f} ms",
-            f"{each['ten']['p50']:.1f} / {each['ten']['p99']:.1f} ms",
+            _latency(each["alone"]),
+            _latency(each["ten"]),
             f"{each['scrape_cpu_ms']:.2f} ms",
             f"{each['rendering_ms']:.1f} ms",
             _tick(each["allocations"]),
@@ -54,7 +54,7 @@ def cost(numbers: Numbers) -> Shown:
         )
         for each in found
     ]
-    head = ("exporter", "CPU of a core", "memory", "samples", "body / gzip", "one scraper: p50 / p99")
+    head = ("exporter", "CPU of a core", "memory", "samples", "body / gzip", "one scraper: p50 / p99 / worst")
     more = ("ten at once", "CPU of a scrape", "`prometheus_client`", "a tick takes", "ticks skipped")
     names, boards = [each["name"] for each in found], _by(found[0]["gpus"], "GPU")
     return Shown(
@@ -72,6 +72,10 @@ def named(row: str) -> str:
     if name not in SETS:
         return name
     return f"gpu-exporter, {name}, {interval.replace('ms', ' ms') or '1 s'}"
+
+
+def _latency(found: Mapping[str, float]) -> str:
+    return " / ".join(f"{found[name]:.1f}" for name in ("p50", "p99", "worst")) + " ms"
 
 
 def _tick(allocations: Mapping[str, float] | None) -> str:
@@ -92,15 +96,15 @@ def cost_stand_in(numbers: Numbers) -> Shown:
             f"{each['rss_mib']:.0f} MiB",
             f"{each['samples']}",
             f"{each['body_bytes'] / 1024:.0f} / {each['gzip_bytes'] / 1024:.0f} KiB",
-            f"{each['alone']['p50']:.1f} / {each['alone']['p99']:.1f} ms",
-            f"{each['ten']['p50']:.1f} / {each['ten']['p99']:.1f} ms",
+            _latency(each["alone"]),
+            _latency(each["ten"]),
             f"{each['scrape_cpu_ms']:.2f} ms",
             f"{each['rendering_ms']:.1f} ms",
             _tick(each["allocations"]),
         )
         for each in found
     ]
-    head = ("GPUs, metrics", "CPU of a core", "memory", "samples", "body / gzip", "one scraper: p50 / p99")
+    head = ("GPUs, metrics", "CPU of a core", "memory", "samples", "body / gzip", "one scraper: p50 / p99 / worst")
     counts = sorted({each["gpus"] for each in found})
     kinds = {f"{each['name']}{', MIG' if each['mig'] else ''}": (each["name"], each["mig"]) for each in found}
 
