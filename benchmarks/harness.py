@@ -144,7 +144,15 @@ def module_name(module: str) -> str:
 
 def typed(arguments: Sequence[str]) -> list[str]:
     """What was typed, less what is of this machine and no part of the measurement."""
-    return re.sub(rf"(?:{'|'.join(OWN_OPTIONS)})(?:=| )\S+", "", shlex.join(arguments)).split()
+    kept: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        name, _, value = word.partition("=")
+        if name not in OWN_OPTIONS:
+            kept.append(word)
+        elif not value:
+            next(words, None)
+    return kept
 
 
 @dataclass(frozen=True)
@@ -175,5 +183,5 @@ def begin(module: str, chosen: argparse.Namespace, given: Sequence[Need] = ()) -
         sys.exit(f"benchmarks.{name} needs {lacks}")
     result = f"{name}_stand_in" if simulated else name
     path = chosen.json or (RESULTS / f"{result}.json" if result in known else None)
-    command = " ".join(["python", "-m", f"benchmarks.{name}", *typed(sys.argv[1:])])
+    command = shlex.join(["python", "-m", f"benchmarks.{name}", *typed(sys.argv[1:])])
     return Run(command, time.strftime("%Y-%m-%d", time.gmtime()), machine(), chosen.commit, path)

@@ -93,7 +93,7 @@ def test_a_result_says_how_and_where(name: str) -> None:
 
 def test_what_was_typed_less_the_place() -> None:
     """Where files are on this machine is in no command."""
-    typed = ["--seconds", "3", "--json", "/x/y.json", "--prometheus=/z/prometheus", "--commit", "abc", "gemm"]
+    typed = ["--seconds", "3", "--json", "/x/y.json", "--prometheus=/z/prometheus", "--commit", "a b", "gemm"]
 
     assert harness.typed(typed) == ["--seconds", "3", "gemm"]
 
