@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from itertools import pairwise
+from math import nan
 from pathlib import Path
 from statistics import fmean, median, quantiles
 from typing import Any
@@ -137,8 +138,9 @@ class Asked:
         return [each for each in found if self._gpu in (each["metric"].get("gpu"), each["metric"].get("index"))]
 
     def answers(self, name: str) -> dict[str, float]:
-        """By scrape job."""
-        return {each["metric"]["job"]: float(each["value"][1]) for each in self._found(EXPRESSIONS[name])}
+        """By scrape job; what has no answer is no number, which is near nothing."""
+        found = {each["metric"]["job"]: float(each["value"][1]) for each in self._found(EXPRESSIONS[name])}
+        return {job: found.get(job, nan) for job in SCRAPES}
 
     def gauge(self, job: str, name: str) -> list[float]:
         """What each scrape of a job saw."""
