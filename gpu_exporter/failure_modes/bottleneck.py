@@ -6,13 +6,19 @@ from gpu_exporter import classes
 from gpu_exporter import metrics as m
 from gpu_exporter import signals as s
 from gpu_exporter.classes import WINDOW, Is
-from gpu_exporter.conditions import Compare, Fn, Limit, Over
+from gpu_exporter.conditions import Also, And, Calc, Compare, Fn, Limit, Over
 from gpu_exporter.failure_modes import profiles
 from gpu_exporter.failure_modes.mode import Domain, FailureMode, Inject, Severity, Wave
 from gpu_exporter.xids import Action
 
 MINUTE = 60.0
-SWING = Limit("powerSwing", 0.2, "ratio", "standard deviation of instant power, over the power limit")
+SWING = Limit("powerSwing", 0.2, "ratio", "how far power swings up and down, over the power limit")
+# A constant load at the edge of two buckets seems to swing by 40 W, whatever the limit of its board is.
+COARSE = Limit("coarsePower", 50.0, "watts", "swing that may be the width of two buckets, and none")
+SWINGS = And(
+    Compare(Calc(Over(s.POWER_SWING), "/", Over(s.POWER_LIMIT)), ">", SWING),
+    Compare(Over(s.POWER_SWING), ">", COARSE),
+)
 
 MODES = (
     FailureMode(
@@ -238,7 +244,7 @@ MODES = (
         "The power of {gpu} swings by {{ $value | humanizePercentage }} of its limit",
         "The job starts and stops in step: overlap loading and communication with computing; warn the facility.",
         Inject({m.POWER_INSTANT: Wave(118, 690, 0.5)}),
-        Compare(Over(s.POWER_SWING, Fn.STDDEV, WINDOW), ">", SWING),
+        Also(Compare(Over(s.POWER_INSTANT_USE, Fn.STDDEV, WINDOW), ">", SWING), SWINGS),
         meaning="The power of the moment swings widely, many times a minute: the job starts and stops in step.",
         impact="For the job: it waits between bursts. For the room: thousands of GPUs in step move megawatts, "
         "which supplies, breakers and the grid feel.",
