@@ -79,7 +79,10 @@ def of_peers(count: float, inject: Inject) -> Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A GPU as one exporter shows it. `owner` are the labels that say whose it is, `target` those of the scrape."""
+    """A GPU as one exporter shows it. `owner` are the labels that say whose it is, `target` those of the scrape.
+
+    `full`: our exporter shows its histograms, too.
+    """
 
     node: str
     gpu: int
@@ -88,6 +91,7 @@ class Device:
     owner: Mapping[str, str] = field(default_factory=dict)
     target: Mapping[str, str] = field(default_factory=dict)
     instance: str = ""
+    full: bool = True
 
     @property
     def uuid(self) -> str:
@@ -208,7 +212,7 @@ def _stretch(device: Device, stretch: Stretch, done: int) -> Iterator[tuple[Key,
         yield _key(m.POD_INFO.name, {**gpu, **part, **owner}), 1.0
     if stretch.fault and ours:  # a dcgm-exporter goes on to show the last values of a wedged GPU
         return
-    for name, edge, counter in histograms(stretch.values) if ours else ():
+    for name, edge, counter in histograms(stretch.values) if ours and device.full else ():
         yield _key(name, {**gpu, **part, "le": edge}), counter
     for metric, shape in _rows(device.generation, stretch):
         name = exposed(device.generation, metric)
