@@ -144,9 +144,7 @@ def of_recording(path: Path, phase: str) -> list[Page]:
     chosen = [tick for tick in every if not phase or tick.phase == phase]
     settled = [tick for tick in chosen if not phase or tick.at >= chosen[0].at + SETTLE_SECONDS]
     counted: Counted = defaultdict(dict)
-    return [
-        Page(tick.at, [*_recorded(tick), *_counted(tick, counted[tick.gpu.index])]) for tick in settled or chosen
-    ]
+    return [Page(tick.at, [*_recorded(tick), *_counted(tick, counted[tick.gpu.index])]) for tick in settled or chosen]
 
 
 def _recorded(tick: Tick) -> Iterator[Row]:

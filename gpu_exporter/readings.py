@@ -257,9 +257,10 @@ def _shaped(way: Read, pages: Pages, *, per_instance: bool) -> Mapping[Part, Poi
         now: dict[Hashable, dict[float, float]] = defaultdict(dict)
         parts: dict[Hashable, Part] = {}
         for row in by_name.get(way.series, ()):
-            if row.labels.get("UUID") and "le" in row.labels and math.isfinite(row.value):
-                key = frozenset(pair for pair in row.labels.items() if pair[0] != "le")
-                now[key][float(row.labels["le"])] = row.value
+            edge = _edge(row.labels.get("le", ""))
+            if row.labels.get("UUID") and edge is not None and math.isfinite(row.value):
+                key: Hashable = frozenset(pair for pair in row.labels.items() if pair[0] != "le")
+                now[key][edge] = row.value
                 parts[key] = _part(row.labels, per_instance=per_instance)
         best: dict[Part, float] = {}
         for key, buckets in now.items():
@@ -269,6 +270,13 @@ def _shaped(way: Read, pages: Pages, *, per_instance: bool) -> Mapping[Part, Poi
         for part, value in best.items():
             found[part].append((at, value))
     return found
+
+
+def _edge(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
 
 
 def _derived(

@@ -134,7 +134,7 @@ class Truth:
 
     def of(self, text: str) -> Devices | bool:
         """The devices that a query must find; of an aggregate, whether it finds anything. What is filtered, may."""
-        node = promql_parser.parse(text)
+        node: Any = promql_parser.parse(text)
         return self._of(node.lhs if _filters(node) else node)
 
     def _of(self, node: Any) -> Devices | bool:

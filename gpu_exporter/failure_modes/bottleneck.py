@@ -20,6 +20,7 @@ SWINGS = And(
     Compare(Over(s.POWER_SWING), ">", COARSE),
 )
 
+
 def _quantile(share: float) -> str:
     return f'histogram_quantile({share}, rate({m.POWER_SAMPLES}_bucket{{UUID="…"}}[5m]))'
 

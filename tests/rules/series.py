@@ -212,8 +212,8 @@ def _stretch(device: Device, stretch: Stretch, done: int) -> Iterator[tuple[Key,
         yield _key(m.POD_INFO.name, {**gpu, **part, **owner}), 1.0
     if stretch.fault and ours:  # a dcgm-exporter goes on to show the last values of a wedged GPU
         return
-    for name, edge, counter in histograms(stretch.values) if ours and device.full else ():
-        yield _key(name, {**gpu, **part, "le": edge}), counter
+    for buckets, edge, counter in histograms(stretch.values) if ours and device.full else ():
+        yield _key(buckets, {**gpu, **part, "le": edge}), counter
     for metric, shape in _rows(device.generation, stretch):
         name = exposed(device.generation, metric)
         if name and name[0] in READ:

@@ -89,7 +89,7 @@ def test_shapes() -> None:
     below = {50.0: 0.0, 100.0: 100.0, 150.0: 100.0, inf: 100.0}
     assert Spread().value(below) == pytest.approx(20)
     assert Spread().value({50.0: 50.0, 100.0: 100.0, inf: 100.0}) == pytest.approx(40)
-    assert Spread().value({100.0: 50.0, 150.0: 50.0, 900.0: 50.0, 950.0: 100.0, inf: 100.0}) == pytest.approx(460, abs=5)
+    assert Spread().value({100.0: 50.0, 150.0: 50.0, 900.0: 50.0, 950.0: 100.0, inf: 100.0}) == pytest.approx(460)
     assert Within(100.0).value(below) == 1.0
     for nothing in ({}, {50.0: 0.0, inf: 0.0}):
         assert Spread().value(nothing) is None

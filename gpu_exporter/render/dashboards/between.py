@@ -1,4 +1,4 @@
-"""What happens between two scrapes, of all GPUs that a board has chosen: from histograms, with what gauges tell beside."""
+"""What happens between two scrapes, of all GPUs that a board has chosen: from histograms, and beside it from gauges."""
 
 from __future__ import annotations
 
