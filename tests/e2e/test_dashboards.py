@@ -132,7 +132,7 @@ def test_every_question_is_answered(serve: conftest.Serve, tmp_path: Path, monke
     slowly = ("--recording", "h200_x2_ddp", "--speed", "0.01")
     ranks = serve("--source", "replay", *slowly, "--interval", "500ms")
     driver = FakeDriver(tmp_path / "driver", 1)
-    sawtooth(driver, LOW, HIGH, HALF, 200)
+    sawtooth(driver, LOW, HIGH, HALF, HALF, 200)
     saw = serve("--metrics", "full", "--high-resolution", "true", env=driver.environment)
     simulated = serve("--source", "simulated", "--gpus", "4", "--interval", "500ms", "--metrics", "full")
     folder = tmp_path / "rules"

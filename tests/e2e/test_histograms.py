@@ -83,7 +83,7 @@ def test_a_recording_reads_as_it_was(serve: Serve, watch: Watch) -> None:
 def test_a_sawtooth_is_read_from_prometheus_alone(serve: Serve, watch: Watch, tmp_path: Path) -> None:
     """Half a second at work and half a second idle, 20 ms a sample: both powers, the limit, the gaps; nothing lost."""
     driver = FakeDriver(tmp_path / "driver", 1)
-    sawtooth(driver, LOW, HIGH, HALF, 120)
+    sawtooth(driver, LOW, HIGH, HALF, HALF, 120)
     exporter = serve("--metrics", "full", "--high-resolution", "true", env=driver.environment)
     prometheus = watch(exporter)
     until(lambda: prometheus.query("gpu_idle_gap_seconds_count") >= [15.0], 60, "the fifteenth gap")

@@ -182,10 +182,10 @@ def steps(*changes: tuple[Value, float]) -> str:
     return ";".join(f"{value}@{at:.6f}" for value, at in changes)
 
 
-def sawtooth(driver: FakeDriver, low: float, high: float, half: float, turns: int) -> None:
-    """From in a second on, GPU 0 works for `half` seconds at `high` watts and rests as long at `low`, so many times."""
+def sawtooth(driver: FakeDriver, low: float, high: float, on: float, off: float, turns: int) -> None:
+    """From in a second on, GPU 0 works for `on` seconds at `high` watts and rests for `off` at `low`, so many times."""
     begin = time.time() + 1
-    times = [(begin + 2 * half * n, begin + 2 * half * n + half) for n in range(turns)]
+    times = [(begin + (on + off) * n, begin + (on + off) * n + on) for n in range(turns)]
     with driver.batch():
         driver.set("Samples.0", steps(*[step for on, off in times for step in ((high * 1000, on), (low * 1000, off))]))
         driver.set("Gpm.2", steps(*[step for on, off in times for step in ((96, on), (0, off))]))
