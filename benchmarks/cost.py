@@ -91,10 +91,10 @@ def watched(exporter: Exporter, seconds: float) -> tuple[float, float]:
     return (exporter.cpu_seconds() - before) / (time.monotonic() - start), exporter.rss_mib()
 
 
-def allocations(arguments: Sequence[str], env: Mapping[str, str]) -> Mapping[str, float]:
+def allocations(arguments: Sequence[str], env: Mapping[str, str], ticks: int = ALLOCATION_TICKS) -> Mapping[str, float]:
     """What `benchmarks.allocations` says of these settings."""
     served = ["serve", "--address", f"127.0.0.1:{free_port()}", "--log-level", "error", *arguments]
-    command = [sys.executable, "-m", "benchmarks.allocations", str(ALLOCATION_TICKS), *served]
+    command = [sys.executable, "-m", "benchmarks.allocations", str(ticks), *served]
     said = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, check=True)
     found: Mapping[str, float] = json.loads(said.stdout)
     return found
@@ -196,7 +196,7 @@ HEAD = (
 
 def kept(cost: Cost, simulated: bool) -> bool:
     """Whether it is within the bounds that hold for it."""
-    small = cost.rss_mib <= RSS_MIB or not cost.name.startswith("everything")
+    small = cost.rss_mib <= RSS_MIB or cost.name.partition("@")[0] not in ("everything", "high-resolution")
     return small and (simulated or cost.gpus < 8 or cost.cpu <= EIGHT_GPUS.get(cost.name, 1.0))
 
 

@@ -144,7 +144,15 @@ def module_name(module: str) -> str:
 
 def typed(arguments: Sequence[str]) -> list[str]:
     """What was typed, less what is of this machine and no part of the measurement."""
-    return re.sub(rf"(?:{'|'.join(OWN_OPTIONS)})(?:=| )\S+", "", shlex.join(arguments)).split()
+    kept: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        name, _, value = word.partition("=")
+        if name not in OWN_OPTIONS:
+            kept.append(word)
+        elif not value:
+            next(words, None)
+    return kept
 
 
 @dataclass(frozen=True)
@@ -155,10 +163,12 @@ class Run:
     date: str
     machine: Mapping[str, object]
     commit: str | None
-    path: Path
+    path: Path | None
 
     def write(self, numbers: Mapping[str, object]) -> None:
-        """Write what was measured, and say where."""
+        """Write what was measured, and say where; nothing of a stand-in that proves nothing, unless asked to."""
+        if self.path is None:
+            return
         self.path.parent.mkdir(parents=True, exist_ok=True)
         head = {"command": self.command, "date": self.date, "commit": self.commit, "machine": self.machine}
         self.path.write_text(json.dumps({**head, "numbers": numbers}, indent=2) + "\n")
@@ -171,6 +181,7 @@ def begin(module: str, chosen: argparse.Namespace, given: Sequence[Need] = ()) -
     known = {benchmark.name: benchmark for benchmark in BENCHMARKS}
     if not simulated and (lacks := known[name].lacks(given)):
         sys.exit(f"benchmarks.{name} needs {lacks}")
-    path = chosen.json or RESULTS / f"{name}{'_stand_in' if simulated else ''}.json"
-    command = " ".join(["python", "-m", f"benchmarks.{name}", *typed(sys.argv[1:])])
+    result = f"{name}_stand_in" if simulated else name
+    path = chosen.json or (RESULTS / f"{result}.json" if result in known else None)
+    command = shlex.join(["python", "-m", f"benchmarks.{name}", *typed(sys.argv[1:])])
     return Run(command, time.strftime("%Y-%m-%d", time.gmtime()), machine(), chosen.commit, path)

@@ -93,6 +93,11 @@ class Turns:
         for exporter in self.exporters.values():
             _stop(exporter)
 
+    def end(self) -> None:
+        """Let all of them run: a stopped process does not end."""
+        for exporter in self.exporters.values():
+            exporter.process.send_signal(signal.SIGCONT)
+
     @contextmanager
     def turn(self, name: str) -> Iterator[None]:
         """This one runs, and is scraped; none if the name is no exporter's."""
@@ -134,8 +139,6 @@ def exporters(with_peer: bool, env: Mapping[str, str]) -> Iterator[Turns]:
 
         def start(name: str, command: Sequence[str], port: int) -> None:
             started[name] = stack.enter_context(running(command, port, env))
-            # A stopped process does not end.
-            stack.callback(started[name].process.send_signal, signal.SIGCONT)
 
         for name, arguments in commands.items():
             port = free_port()
@@ -143,7 +146,9 @@ def exporters(with_peer: bool, env: Mapping[str, str]) -> Iterator[Turns]:
         if with_peer:
             port = free_port()
             start(NVITOP.name, NVITOP.command(port), port)
-        yield Turns(started)
+        turns = Turns(started)
+        stack.callback(turns.end)
+        yield turns
 
 
 def blocks(work: Work, turns: Turns, seconds: float, piece: float) -> Times:

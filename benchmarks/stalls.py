@@ -1,6 +1,6 @@
 """Half a second of work, half a second of sleep, scraped every 15 s: what does Prometheus know of it?
 
-    python -m benchmarks.stalls [--seconds 150] [--gpu 0] [--prometheus PATH] [--stand-in]
+    python -m benchmarks.stalls [--seconds 180] [--gpu 0] [--prometheus PATH] [--stand-in]
 
 A GPU does matrix products (needs PyTorch). Two scrape jobs, every 15 s and every 5 s, read the same exporter, and one
 reads nvitop-exporter where that is installed. The expressions of docs/histograms.md are asked of Prometheus alone, and
@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from itertools import pairwise
+from math import nan
 from pathlib import Path
 from statistics import fmean, median, quantiles
 from typing import Any
@@ -137,8 +138,9 @@ class Asked:
         return [each for each in found if self._gpu in (each["metric"].get("gpu"), each["metric"].get("index"))]
 
     def answers(self, name: str) -> dict[str, float]:
-        """By scrape job."""
-        return {each["metric"]["job"]: float(each["value"][1]) for each in self._found(EXPRESSIONS[name])}
+        """By scrape job; what has no answer is no number, which is near nothing."""
+        found = {each["metric"]["job"]: float(each["value"][1]) for each in self._found(EXPRESSIONS[name])}
+        return {job: found.get(job, nan) for job in SCRAPES}
 
     def gauge(self, job: str, name: str) -> list[float]:
         """What each scrape of a job saw."""
@@ -146,11 +148,12 @@ class Asked:
         return [float(value) for each in found for _, value in each["values"]]
 
     def power(self, job: str) -> list[tuple[float, float]]:
-        """The upper edge of each bucket of power, in watts, and the share of time in it."""
+        """The upper edge of each bucket of power up to the highest used, in watts, and the share of time in it."""
         found = [each for each in self._found("rate(gpu_board_power_watts_bucket[5m])") if each["metric"]["job"] == job]
         below = sorted((float(each["metric"]["le"]), float(each["value"][1])) for each in found)
         shares = [(edge, rate - before) for (_, before), (edge, rate) in pairwise([(0.0, 0.0), *below])]
-        return [(edge, share / below[-1][1]) for edge, share in shares if share > 0 and edge < float("inf")]
+        highest = max(edge for edge, share in shares if share > 0)
+        return [(edge, share / below[-1][1]) for edge, share in shares if edge <= highest < float("inf")]
 
 
 def modes(buckets: Sequence[tuple[float, float]], mean: float) -> dict[str, float]:
@@ -260,7 +263,7 @@ def measure(folder: Path, seconds: int, gpu: int, program: Path, simulated: bool
 def main() -> int:
     """Measure, print and write; 1 if an answer is too far from the truth."""
     parser = options(__name__, __doc__)
-    parser.add_argument("--seconds", type=int, default=150)
+    parser.add_argument("--seconds", type=int, default=180)
     parser.add_argument("--gpu", type=int, default=0)
     parser.add_argument("--prometheus", type=Path, help="the program; left out: of PATH or `make tools`")
     parser.add_argument("--stand-in", action="store_true")

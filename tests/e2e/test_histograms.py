@@ -89,6 +89,7 @@ def test_a_sawtooth_is_read_from_prometheus_alone(serve: Serve, watch: Watch, tm
     until(lambda: prometheus.query("gpu_idle_gap_seconds_count") >= [15.0], 60, "the fifteenth gap")
 
     assert ask(prometheus, "under_10_percent", 10) == pytest.approx(0.5, abs=0.12)  # ticks that are half busy
+    assert ask(prometheus, "over_half", 10) == pytest.approx(0.5, abs=0.03)
     mean = prometheus.query("rate(gpu_sm_active_ratio_sum[10s]) / rate(gpu_sm_active_ratio_count[10s])")
     assert mean == [pytest.approx(0.48, abs=0.03)]
     assert ask(prometheus, "low_power", 10) == pytest.approx(LOW, abs=50)
