@@ -415,6 +415,24 @@ class Unless:
         yield from self.other.terms()
 
 
+@dataclass(frozen=True, slots=True)
+class Also:
+    """`condition`, or `other` is known to be true: what a device can't tell leaves the judgement to `condition`."""
+
+    condition: Condition
+    other: Condition
+
+    def promql(self, limits: Limits) -> str:
+        return f"{_operand(self.other, limits)}\nor\n{_operand(self.condition, limits)}"
+
+    def holds(self, evidence: Evidence, device: Device) -> bool | None:
+        return True if self.other.holds(evidence, device) is True else self.condition.holds(evidence, device)
+
+    def terms(self) -> Iterator[Over | Share | Median]:
+        yield from self.other.terms()
+        yield from self.condition.terms()
+
+
 def _operand(condition: Condition, limits: Limits) -> str:
     text = condition.promql(limits)
     return text if isinstance(condition, Compare) else f"(\n{_indented(text)}\n)"
