@@ -10,7 +10,7 @@ import yaml
 from gpu_exporter import classes, ownership
 from gpu_exporter import metrics as m
 from gpu_exporter import signals as s
-from gpu_exporter.conditions import Condition, Fn, Limits, Mark, Median, Over, Share, duration
+from gpu_exporter.conditions import Condition, Fn, Limits, Mark, Median, Over, Share, duration, record_of, shared
 from gpu_exporter.dcgm_names import RENAMED
 from gpu_exporter.failure_modes import MODES
 from gpu_exporter.failure_modes.cost import PRICES
@@ -31,38 +31,41 @@ Rule = Mapping[str, Any]
 # Whatever is scraped of a GPU, one of these is among it.
 _IDENTIFYING = (m.GPU_UTIL, m.GPU_TEMP, m.POWER, m.FB_USED, m.SM_CLOCK, m.GR_ENGINE_ACTIVE, m.SM_ACTIVE, m.DRAM_ACTIVE)
 _CLASSIC = "|".join(name for row in _IDENTIFYING for name in (row.name, RENAMED[row.name][0]))
-_OURS = "|".join((m.UP.name, *(str(row) for row in m.METRICS if row.integral_of and not row.name.startswith("DCGM_"))))
+_OURS = "|".join((m.UP.name, *(str(row) for row in m.METRICS if row.integral_of in _IDENTIFYING)))
+_EXPORTER = ("cluster", "job", "instance")
+_NODES = ("node", "hostname", "Hostname")
+_EXPORTED = ("exported_namespace", "exported_pod")
+# What the series of a GPU tell of it beside the node, each once: to select them all is dear.
+_TELLING = (
+    *("job", "instance", *s.DEVICE, "GPU_I_PROFILE", "gpu", "modelName"),
+    *("namespace", "pod", *_EXPORTED, *ownership.JOB_LABELS, "source"),
+)
+SCRAPED = "gpu:scraped:info"
 
 
 def _identity() -> Iterator[Rule]:
     device, owners = ", ".join(s.DEVICE), ", ".join((*s.DEVICE, *s.OWNER))
-    named = f'{{__name__=~"{_CLASSIC}", UUID!=""}}'
-    # Not in `node` at once: series that differ in nothing else would become one twice, an error.
-    told = named
-    for label in ("node", "hostname", "Hostname"):
-        told = f'label_replace({told}, "told", "$1", "{label}", "(.+)")'
-    known = ", ".join(("cluster", "job", "instance", "UUID", "gpu", "modelName", "told"))
-    node = f'label_replace(group by ({known}) ({told}), "node", "$1", "told", "(.+)")'
-    identity = ", ".join(("cluster", "UUID", *s.IDENTITY))
+    yield _record(SCRAPED, _scraped())
+    exporter, identity = ", ".join((*_EXPORTER, "node")), ", ".join(("cluster", "UUID", *s.IDENTITY))
+    yield _record("gpu:exporter:info", f"group by ({exporter}) ({m.INFO}) or group by ({exporter}) ({SCRAPED})")
+    gpus = f"group by ({', '.join(_EXPORTER)}, UUID) ({SCRAPED})"
+    yield _record(
+        "gpu:dcgm_gpus:count",
+        f"count by ({', '.join(_EXPORTER)}) ({gpus} unless on ({', '.join(_EXPORTER)}) {m.BUILD_INFO})",
+    )
     ours = f'label_replace(group by (cluster, UUID, node, gpu, model) ({m.INFO}), "modelName", "$1", "model", "(.+)")'
     alternatives = [
         f"topk by (cluster, UUID) (1, group by ({identity}) ({each}))"
-        for each in (ours, node, f'{{__name__=~"{_unique(_OURS)}", UUID!=""}}')
+        for each in (ours, SCRAPED, f'{{__name__=~"{_OURS}", UUID!=""}}')
     ]
-    yield _record("gpu:exporter:info", f"group by (cluster, job, instance, node) ({m.INFO} or {node})")
-    yield _record(
-        "gpu:dcgm_gpus:count",
-        f"count by (cluster, job, instance) (group by (cluster, job, instance, UUID) ({named}) "
-        f"unless on (cluster, job, instance) {m.BUILD_INFO})",
-    )
-    yield _record("gpu:device_identity:info", "\nor on (cluster, UUID)\n".join(alternatives))
-    yield _record("gpu:device_owners:info", _owners(named, owners))
+    yield _record(s.IDENTITY_INFO, "\nor on (cluster, UUID)\n".join(alternatives))
+    yield _record("gpu:device_owners:info", _owners(owners))
     yield _record(
         "gpu:device_parts:info",
         f"topk by ({device}) (1, group by ({device}, GPU_I_PROFILE) "
-        f'({{__name__=~"{_CLASSIC}|{_unique(_OURS)}", GPU_I_ID!=""}}))\n'
-        f"* on (cluster, UUID) group_left ({', '.join(s.IDENTITY)}) gpu:device_identity:info\n"
-        f"or\ngpu:device_identity:info",
+        f'({{__name__=~"{SCRAPED}|{_OURS}", GPU_I_ID!=""}}))\n'
+        f"* on (cluster, UUID) group_left ({', '.join(s.IDENTITY)}) {s.IDENTITY_INFO}\n"
+        f"or\n{s.IDENTITY_INFO}",
     )
     # A GPU that several pods share has no one owner.
     yield _record(
@@ -76,22 +79,28 @@ def _identity() -> Iterator[Rule]:
     )
 
 
-def _unique(names: str) -> str:
-    return "|".join(dict.fromkeys(names.split("|")))
+def _scraped() -> str:
+    """A series for each GPU, exporter and owner that classic names tell of, with its node."""
+    told = f'group by ({", ".join((*_TELLING, *_NODES))}) ({{__name__=~"{_CLASSIC}", UUID!=""}})'
+    # Not in `node` at once: series that differ in nothing else would become one twice, an error.
+    for label in _NODES:
+        told = f'label_replace({told}, "told", "$1", "{label}", "(.+)")'
+    told = f'label_replace(group by ({", ".join((*_TELLING, "told"))}) ({told}), "node", "$1", "told", "(.+)")'
+    return f"group by ({', '.join((*_TELLING, 'node'))}) ({told})"
 
 
-def _owners(named: str, labels: str) -> str:
-    pod = named.removesuffix("}")
+def _owners(labels: str) -> str:
     # Without the labels that are overwritten: an exporter's old and new pod would give one series twice, an error.
     jobs = ", ".join((*s.DEVICE, *ownership.JOB_LABELS))
-    exported = _exported(f'{pod}, exported_pod!=""}}', jobs)
-    plain = f'group by ({jobs}, namespace, pod) ({pod}, exported_pod="", pod!="", pod!~"{ownership.EXPORTER_PODS}"}})'
+    exported = _exported(f'{SCRAPED}{{exported_pod!=""}}', jobs)
+    plain = f'{SCRAPED}{{exported_pod="", pod!="", pod!~"{ownership.EXPORTER_PODS}"}}'
     # Of a GPU that no pod has, the pod is the exporter that was scraped, if any.
-    free = f'exported_pod="", pod=~"|{ownership.EXPORTER_PODS}"'
-    recorded = f'{pod}, {free}, hpc_job="", source="{ownership.RECORDED}"}}'
+    free = f'{SCRAPED}{{exported_pod="", pod=~"|{ownership.EXPORTER_PODS}"'
+    recorded = f'{free}, hpc_job="", source="{ownership.RECORDED}"}}'
     recorded = f'label_replace(group by ({jobs}, source) ({recorded}), "hpc_job", "$1", "source", "(.+)")'
-    slurm = f'group by ({jobs}) ({pod}, {free}, hpc_job!=""}}) or {recorded}'
-    theirs = f'label_replace({exported} or {plain} or {slurm}, "told", "$1", "workload", "(.+)")'
+    slurm = f'group by ({jobs}) ({free}, hpc_job!=""}}) or {recorded}'
+    pods = f"{exported} or group by ({jobs}, namespace, pod) ({plain})"
+    theirs = f'label_replace({pods} or {slurm}, "told", "$1", "workload", "(.+)")'
     by_pod = f'label_replace({theirs}, "workload", "$1", "pod", "{ownership.WORKLOAD_OF_POD}")'
     mine = " or ".join(_told(operator) for operator in ("!=", "="))
     for label in ownership.JOB_LABELS:
@@ -122,23 +131,41 @@ def _record(name: str, expression: str) -> Rule:
     return {"record": name, "expr": expression}
 
 
-def _signals(limits: Limits) -> Iterator[Rule]:
+def _signals(owned: bool) -> Iterator[Rule]:
+    """What belongs to who has the GPU, or the state of the board."""
     for signal in s.SIGNALS:
-        yield _record(signal.record, signal.promql())
+        if signal.owned is owned:
+            yield _record(signal.record, signal.promql())
+    for window in dict.fromkeys(_windows(_terms())):
+        if window.signal.owned is owned:
+            yield _record(window.record, window.expression())
+
+
+def _judged(limits: Limits) -> Iterator[Rule]:
+    """Classes, marks and what is asked of other ranks; what several conditions share comes before all that read it."""
     terms = [term for condition in _conditions() for term in condition.terms()]
     marks = _marks(terms)
-    windows = dict.fromkeys(_windows([*terms, *(term for mark in marks for term in mark.condition.terms())]))
-    for window in windows:
-        yield _record(window.record, window.expression())
+    conditions = [*_conditions(), *(mark.condition for mark in marks)]
+    named = {record_of(each): each for condition in conditions for each in shared(condition)}
+    of_others = {name for name, each in named.items() if not all(isinstance(term, Over) for term in each.terms())}
+    yield from (_record(name, each.expression(limits)) for name, each in named.items() if name not in of_others)
     yield _record(classes.CLASS, classes.promql(limits))
     for mark in marks:
         yield _record(mark.record, mark.expression(limits))
     for term in dict.fromkeys(term for term in terms if isinstance(term, Share | Median)):
         yield _record(term.record, term.expression())
+    yield from (_record(name, named[name].expression(limits)) for name in named if name in of_others)
 
 
 def _conditions() -> list[Condition]:
     return [each.condition for each in classes.CLASSES] + [mode.condition for mode in MODES if mode.condition]
+
+
+def _terms() -> Iterator[Over | Share | Median]:
+    terms = [term for condition in _conditions() for term in condition.terms()]
+    yield from terms
+    for mark in _marks(terms):
+        yield from mark.condition.terms()
 
 
 def _marks(terms: Iterable[Over | Share | Median]) -> list[Mark]:
@@ -168,7 +195,8 @@ Groups = Sequence[tuple[str, Sequence[Rule]]]
 def _recorded(limits: Limits) -> Groups:
     return [
         ("gpu-identity", list(_identity())),
-        ("gpu-signals", list(_signals(limits))),
+        ("gpu-board", list(_signals(owned=False))),
+        ("gpu-signals", [*_signals(owned=True), *_judged(limits)]),
         ("gpu-accounting", list(_cost(limits))),
         ("gpu-fleet", [_record(each.record, each.expression) for each in aggregates.FLEET]),
         ("gpu-allocation", [_record(each.record, each.expression) for each in allocation.ALLOCATION]),
