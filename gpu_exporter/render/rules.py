@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import yaml
@@ -136,6 +137,9 @@ def _signals(owned: bool) -> Iterator[Rule]:
     for signal in s.SIGNALS:
         if signal.owned is owned:
             yield _record(signal.record, signal.promql())
+
+
+def _windows_of(owned: bool) -> Iterator[Rule]:
     for window in dict.fromkeys(_windows(_terms())):
         if window.signal.owned is owned:
             yield _record(window.record, window.expression())
@@ -189,22 +193,44 @@ def _cost(prices: Limits) -> Iterator[Rule]:
         yield _record(each.record, text)
 
 
-Groups = Sequence[tuple[str, Sequence[Rule]]]
+# Windows of five minutes and more, and what is told after ten: nothing is lost where the rest is evaluated more often.
+SLOW = "1m"
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Rules that are evaluated one after another, each `interval`, or as Prometheus is told to."""
+
+    name: str
+    rules: Sequence[Rule]
+    interval: str = ""
+
+    def content(self) -> Mapping[str, Any]:
+        """As Prometheus reads it."""
+        interval = {"interval": self.interval} if self.interval else {}
+        rules = [{**rule, "expr": _Text(rule["expr"])} for rule in self.rules]
+        return {"name": self.name, **interval, "rules": rules}
+
+
+Groups = Sequence[Group]
 
 
 def _recorded(limits: Limits) -> Groups:
     return [
-        ("gpu-identity", list(_identity())),
-        ("gpu-board", list(_signals(owned=False))),
-        ("gpu-signals", [*_signals(owned=True), *_judged(limits)]),
-        ("gpu-accounting", list(_cost(limits))),
-        ("gpu-fleet", [_record(each.record, each.expression) for each in aggregates.FLEET]),
-        ("gpu-allocation", [_record(each.record, each.expression) for each in allocation.ALLOCATION]),
+        Group("gpu-identity", list(_identity())),
+        Group("gpu-board", [*_signals(owned=False), *_windows_of(owned=False)]),
+        Group("gpu-signals", list(_signals(owned=True))),
+        Group("gpu-classes", [*_windows_of(owned=True), *_judged(limits)], SLOW),
+        Group("gpu-accounting", list(_cost(limits)), SLOW),
+        Group("gpu-fleet", [_record(each.record, each.expression) for each in aggregates.FLEET], SLOW),
+        Group("gpu-allocation", [_record(each.record, each.expression) for each in allocation.ALLOCATION]),
     ]
 
 
 def _alerting(domain: Domain, limits: Limits, modes: Sequence[FailureMode]) -> Groups:
-    return [(f"gpu-{domain.value}", [alert(mode, limits) for mode in modes if mode.domain is domain])]
+    # What a GPU is ill with may have to be told at once.
+    interval = "" if domain is Domain.HEALTH else SLOW
+    return [Group(f"gpu-{domain.value}", [alert(mode, limits) for mode in modes if mode.domain is domain], interval)]
 
 
 def recording(limits: Limits | None = None) -> str:
@@ -273,10 +299,6 @@ def _literal(dumper: yaml.SafeDumper, text: _Text) -> yaml.Node:
 _Dumper.add_representer(_Text, _literal)
 
 
-def _yaml(groups: Iterable[tuple[str, Sequence[Rule]]]) -> str:
-    content = {
-        "groups": [
-            {"name": name, "rules": [{**rule, "expr": _Text(rule["expr"])} for rule in rules]} for name, rules in groups
-        ]
-    }
+def _yaml(groups: Iterable[Group]) -> str:
+    content = {"groups": [group.content() for group in groups]}
     return yaml.dump(content, Dumper=_Dumper, sort_keys=False, width=1000, allow_unicode=True)
