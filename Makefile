@@ -42,7 +42,7 @@ bench: $(VENV)/bench ## Measure against peers (with GPUs: also nvitop-exporter)
 	$(BIN)/python -m benchmarks.web
 	@if $(BIN)/gpu-exporter doctor --quiet; then $(BIN)/python -m benchmarks.compare; else echo "no GPU here: peers that need one are left out"; fi
 
-soak: $(VENV)/dev tools ## Long proofs: half an hour of faults on the stand-in driver, a DCGM that hangs for 90 s, 200 000 simulated ticks, a million kernel-log lines, every protobuf, many examples, a fleet
+soak: $(VENV)/dev tools ## Long proofs: half an hour of faults on the stand-in driver, a DCGM that hangs for 90 s, 200 000 simulated ticks, a million kernel-log lines, every protobuf, many examples, fleets of 800 and of 8000 GPUs
 	$(BIN)/python -m tests.soak $(ARGS)
 	$(BIN)/python -m tests.soak_ticks
 	$(BIN)/python -m tests.soak_dcgm
@@ -50,6 +50,8 @@ soak: $(VENV)/dev tools ## Long proofs: half an hour of faults on the stand-in d
 	$(BIN)/python -m tests.soak_protobuf
 	$(BIN)/python -m pytest tests/unit --hypothesis-profile soak
 	$(BIN)/python -m benchmarks.fleet
+	$(BIN)/python -m benchmarks.scale --seconds 600 --json benchmarks/results/scale.json
+	-$(BIN)/python -m benchmarks.scale --seconds 600 --metrics full --json benchmarks/results/scale_full.json
 
 tools: .tools/done .tools/newer/done .tools/alertmanager .tools/victoria ## Fetch what the tests need beside Python: a C compiler, Prometheus (two), Alertmanager, VictoriaMetrics
 
