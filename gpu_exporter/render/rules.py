@@ -8,15 +8,27 @@ from typing import Any
 
 import yaml
 
-from gpu_exporter import classes, ownership
-from gpu_exporter import metrics as m
+from gpu_exporter import classes
 from gpu_exporter import signals as s
-from gpu_exporter.conditions import Condition, Fn, Limits, Mark, Median, Over, Share, duration, record_of, shared
-from gpu_exporter.dcgm_names import RENAMED
+from gpu_exporter.conditions import (
+    And,
+    Condition,
+    Fn,
+    Limits,
+    Mark,
+    Median,
+    Or,
+    Over,
+    Share,
+    Unless,
+    duration,
+    record_of,
+    shared,
+)
 from gpu_exporter.failure_modes import MODES
 from gpu_exporter.failure_modes.cost import PRICES
 from gpu_exporter.failure_modes.mode import Domain, FailureMode
-from gpu_exporter.render import aggregates, allocation, boards
+from gpu_exporter.render import aggregates, allocation, boards, identity
 from gpu_exporter.words import title
 
 NOTE = "# Rendered by `gpu-exporter generate`; edit gpu_exporter/{} instead.\n"
@@ -28,104 +40,6 @@ SOME_GPU = "{{ if $labels.gpu }}GPU {{ $labels.gpu }}{{ else }}A GPU{{ end }} of
 SHOWN = {label: f'{{{{ or $labels.{label} "$__all" }}}}' for label in ("node", "gpu", "namespace", "workload")}
 
 Rule = Mapping[str, Any]
-
-# Whatever is scraped of a GPU, one of these is among it.
-_IDENTIFYING = (m.GPU_UTIL, m.GPU_TEMP, m.POWER, m.FB_USED, m.SM_CLOCK, m.GR_ENGINE_ACTIVE, m.SM_ACTIVE, m.DRAM_ACTIVE)
-_CLASSIC = "|".join(name for row in _IDENTIFYING for name in (row.name, RENAMED[row.name][0]))
-_OURS = "|".join((m.UP.name, *(str(row) for row in m.METRICS if row.integral_of in _IDENTIFYING)))
-_EXPORTER = ("cluster", "job", "instance")
-_NODES = ("node", "hostname", "Hostname")
-_EXPORTED = ("exported_namespace", "exported_pod")
-# What the series of a GPU tell of it beside the node, each once: to select them all is dear.
-_TELLING = (
-    *("job", "instance", *s.DEVICE, "GPU_I_PROFILE", "gpu", "modelName"),
-    *("namespace", "pod", *_EXPORTED, *ownership.JOB_LABELS, "source"),
-)
-SCRAPED = "gpu:scraped:info"
-
-
-def _identity() -> Iterator[Rule]:
-    device, owners = ", ".join(s.DEVICE), ", ".join((*s.DEVICE, *s.OWNER))
-    yield _record(SCRAPED, _scraped())
-    exporter, identity = ", ".join((*_EXPORTER, "node")), ", ".join(("cluster", "UUID", *s.IDENTITY))
-    yield _record("gpu:exporter:info", f"group by ({exporter}) ({m.INFO}) or group by ({exporter}) ({SCRAPED})")
-    gpus = f"group by ({', '.join(_EXPORTER)}, UUID) ({SCRAPED})"
-    yield _record(
-        "gpu:dcgm_gpus:count",
-        f"count by ({', '.join(_EXPORTER)}) ({gpus} unless on ({', '.join(_EXPORTER)}) {m.BUILD_INFO})",
-    )
-    ours = f'label_replace(group by (cluster, UUID, node, gpu, model) ({m.INFO}), "modelName", "$1", "model", "(.+)")'
-    alternatives = [
-        f"topk by (cluster, UUID) (1, group by ({identity}) ({each}))"
-        for each in (ours, SCRAPED, f'{{__name__=~"{_OURS}", UUID!=""}}')
-    ]
-    yield _record(s.IDENTITY_INFO, "\nor on (cluster, UUID)\n".join(alternatives))
-    yield _record("gpu:device_owners:info", _owners(owners))
-    yield _record(
-        "gpu:device_parts:info",
-        f"topk by ({device}) (1, group by ({device}, GPU_I_PROFILE) "
-        f'({{__name__=~"{SCRAPED}|{_OURS}", GPU_I_ID!=""}}))\n'
-        f"* on (cluster, UUID) group_left ({', '.join(s.IDENTITY)}) {s.IDENTITY_INFO}\n"
-        f"or\n{s.IDENTITY_INFO}",
-    )
-    # A GPU that several pods share has no one owner.
-    yield _record(
-        "gpu:device_owner:info",
-        f"gpu:device_owners:info\nand on ({device})\ncount by ({device}) (gpu:device_owners:info) == 1",
-    )
-    yield _record(
-        s.DEVICE_INFO,
-        f"gpu:device_parts:info * on ({device}) group_left ({', '.join(s.OWNER)}) gpu:device_owner:info\n"
-        f"or\n(gpu:device_parts:info unless on ({device}) gpu:device_owner:info)",
-    )
-
-
-def _scraped() -> str:
-    """A series for each GPU, exporter and owner that classic names tell of, with its node."""
-    told = f'group by ({", ".join((*_TELLING, *_NODES))}) ({{__name__=~"{_CLASSIC}", UUID!=""}})'
-    # Not in `node` at once: series that differ in nothing else would become one twice, an error.
-    for label in _NODES:
-        told = f'label_replace({told}, "told", "$1", "{label}", "(.+)")'
-    told = f'label_replace(group by ({", ".join((*_TELLING, "told"))}) ({told}), "node", "$1", "told", "(.+)")'
-    return f"group by ({', '.join((*_TELLING, 'node'))}) ({told})"
-
-
-def _owners(labels: str) -> str:
-    # Without the labels that are overwritten: an exporter's old and new pod would give one series twice, an error.
-    jobs = ", ".join((*s.DEVICE, *ownership.JOB_LABELS))
-    exported = _exported(f'{SCRAPED}{{exported_pod!=""}}', jobs)
-    plain = f'{SCRAPED}{{exported_pod="", pod!="", pod!~"{ownership.EXPORTER_PODS}"}}'
-    # Of a GPU that no pod has, the pod is the exporter that was scraped, if any.
-    free = f'{SCRAPED}{{exported_pod="", pod=~"|{ownership.EXPORTER_PODS}"'
-    recorded = f'{free}, hpc_job="", source="{ownership.RECORDED}"}}'
-    recorded = f'label_replace(group by ({jobs}, source) ({recorded}), "hpc_job", "$1", "source", "(.+)")'
-    slurm = f'group by ({jobs}) ({free}, hpc_job!=""}}) or {recorded}'
-    pods = f"{exported} or group by ({jobs}, namespace, pod) ({plain})"
-    theirs = f'label_replace({pods} or {slurm}, "told", "$1", "workload", "(.+)")'
-    by_pod = f'label_replace({theirs}, "workload", "$1", "pod", "{ownership.WORKLOAD_OF_POD}")'
-    mine = " or ".join(_told(operator) for operator in ("!=", "="))
-    for label in ownership.JOB_LABELS:
-        label = "told" if label == "workload" else label
-        by_pod = f'label_replace({by_pod}, "workload", "$1", "{label}", "(.+)")'
-    return f"group by ({labels}) ({mine})\nor on ({', '.join(s.DEVICE)})\ngroup by ({labels}) ({by_pod})"
-
-
-def _told(operator: str) -> str:
-    """The owner that our own series names; where it is told no workload, by the pod's name."""
-    info, by = f'{m.POD_INFO}{{workload{operator}""', ", ".join((*s.DEVICE, "workload"))
-    exported = _exported(f'{info}, exported_pod!=""}}', by)
-    pods = f'{exported} or group by ({by}, namespace, pod) ({info}, exported_pod=""}})'
-    if operator == "!=":
-        return pods
-    return f'label_replace({pods}, "workload", "$1", "pod", "{ownership.WORKLOAD_OF_POD}")'
-
-
-def _exported(series: str, by: str) -> str:
-    """With the pod that has the GPU, where Prometheus has put the pod that it scraped in its place."""
-    series = f"group by ({by}, exported_namespace, exported_pod) ({series})"
-    for label in ("namespace", "pod"):
-        series = f'label_replace({series}, "{label}", "$1", "exported_{label}", "(.+)")'
-    return series
 
 
 def _record(name: str, expression: str) -> Rule:
@@ -148,9 +62,7 @@ def _windows_of(owned: bool) -> Iterator[Rule]:
 def _judged(limits: Limits) -> Iterator[Rule]:
     """Classes, marks and what is asked of other ranks; what several conditions share comes before all that read it."""
     terms = [term for condition in _conditions() for term in condition.terms()]
-    marks = _marks(terms)
-    conditions = [*_conditions(), *(mark.condition for mark in marks)]
-    named = {record_of(each): each for condition in conditions for each in shared(condition)}
+    marks, named = _marks(terms), shared_conditions()
     of_others = {name for name, each in named.items() if not all(isinstance(term, Over) for term in each.terms())}
     yield from (_record(name, each.expression(limits)) for name, each in named.items() if name not in of_others)
     yield _record(classes.CLASS, classes.promql(limits))
@@ -159,6 +71,14 @@ def _judged(limits: Limits) -> Iterator[Rule]:
     for term in dict.fromkeys(term for term in terms if isinstance(term, Share | Median)):
         yield _record(term.record, term.expression())
     yield from (_record(name, named[name].expression(limits)) for name in named if name in of_others)
+
+
+def shared_conditions() -> Mapping[str, And | Or | Unless]:
+    """What several classes and alerts ask for, by the name under which it is recorded; inner ones first."""
+    conditions = _conditions()
+    marks = _marks(term for condition in conditions for term in condition.terms())
+    found = (each for condition in (*conditions, *(mark.condition for mark in marks)) for each in shared(condition))
+    return {record_of(each): each for each in found}
 
 
 def _conditions() -> list[Condition]:
@@ -217,7 +137,7 @@ Groups = Sequence[Group]
 
 def _recorded(limits: Limits) -> Groups:
     return [
-        Group("gpu-identity", list(_identity())),
+        Group("gpu-identity", [_record(name, text) for name, text in identity.recorded()]),
         Group("gpu-board", [*_signals(owned=False), *_windows_of(owned=False)]),
         Group("gpu-signals", list(_signals(owned=True))),
         Group("gpu-classes", [*_windows_of(owned=True), *_judged(limits)], SLOW),
