@@ -242,7 +242,7 @@ def _cost() -> Iterator[tuple[str, str]]:
 
 
 def signals() -> str:
-    """docs/signals.md: one row a signal, in the order in which they are recorded."""
+    """docs/signals.md: one row a signal, in the order of the catalogue."""
     rows = [(signal, runbooks.signal_row(signal, _made)) for signal in SIGNALS]
     head = ("signal", "unit", *runbooks.SIGNAL_HEAD[1:])
     lines = ((name, signal.unit.replace("_", " "), *cells) for signal, (name, *cells) in rows)
