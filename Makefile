@@ -37,10 +37,9 @@ image: ## Build the container image with Docker: IMAGE=name, ARGS='--build-arg D
 	docker build --tag $(IMAGE) --build-arg VERSION=$$(sed -n 's/^__version__ = "\(.*\)"/\1/p' gpu_exporter/version.py) \
 	  --build-arg REVISION=$$(git rev-parse --short HEAD) $(ARGS) .
 
-bench: $(VENV)/bench ## Measure against peers (with GPUs: also nvitop-exporter)
-	$(BIN)/python -m benchmarks.exposition
-	$(BIN)/python -m benchmarks.web
-	@if $(BIN)/gpu-exporter doctor --quiet; then $(BIN)/python -m benchmarks.compare; else echo "no GPU here: peers that need one are left out"; fi
+bench: $(VENV)/bench tools ## Measure what this machine can, beside peers, and write docs/performance.md: ARGS='cost web'
+	$(BIN)/python -m benchmarks $(ARGS)
+	$(BIN)/python -m benchmarks.report
 
 soak: $(VENV)/dev tools ## Long proofs: half an hour of faults on the stand-in driver, a DCGM that hangs for 90 s, 200 000 simulated ticks, a million kernel-log lines, every protobuf, many examples, fleets of 800 and of 8000 GPUs
 	$(BIN)/python -m tests.soak $(ARGS)
@@ -49,7 +48,7 @@ soak: $(VENV)/dev tools ## Long proofs: half an hour of faults on the stand-in d
 	$(BIN)/python -m tests.fuzz_kernel_log
 	$(BIN)/python -m tests.soak_protobuf
 	$(BIN)/python -m pytest tests/unit --hypothesis-profile soak
-	$(BIN)/python -m benchmarks.fleet
+	$(BIN)/python -m benchmarks.fleet --json /dev/null
 	$(BIN)/python -m benchmarks.scale --seconds 600 --json benchmarks/results/scale.json
 	-$(BIN)/python -m benchmarks.scale --seconds 600 --metrics full --json benchmarks/results/scale_full.json
 

@@ -1,1 +1,1 @@
-"""Performance claims, runnable by anyone: each compares with a peer in one run and prints the ratio."""
+"""Performance claims, runnable by anyone: each beside a peer or the truth in the same run, written to `results/`."""

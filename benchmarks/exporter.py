@@ -6,9 +6,10 @@ import os
 import socket
 import statistics
 import subprocess
+import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +17,14 @@ from http.client import HTTPConnection
 from pathlib import Path
 
 TICKS = os.sysconf("SC_CLK_TCK")
+EVERYTHING = ("--metrics", "full", "--processes", "true")
+HIGH_RESOLUTION = (*EVERYTHING, "--high-resolution", "true")
+
+
+def ours(port: int, *arguments: str) -> list[str]:
+    """The command line of gpu-exporter."""
+    options = ("serve", "--address", f"127.0.0.1:{port}", "--log-level", "error")
+    return [sys.executable, "-m", "gpu_exporter", *options, *arguments]
 
 
 def free_port() -> int:
@@ -60,7 +69,11 @@ def rss_mib(pid: int) -> float:
 
 @contextmanager
 def running(
-    command: Sequence[str], port: int, env: dict[str, str] | None = None, path: str = "/metrics", patience: float = 30
+    command: Sequence[str],
+    port: int,
+    env: Mapping[str, str] | None = None,
+    path: str = "/metrics",
+    patience: float = 30,
 ) -> Iterator[Exporter]:
     """Start a command that listens on `port`; wait until it answers, for `patience` seconds at most; end it."""
     process = subprocess.Popen(command, env={**os.environ, "PYTHONFAULTHANDLER": "1", **(env or {})})

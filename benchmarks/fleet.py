@@ -7,16 +7,16 @@ Exit code 1 if a target is missing or down, or a scrape is missed. CI runs a sma
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from math import inf
 from pathlib import Path
 
+from benchmarks import harness
 from benchmarks.exporter import cpu_seconds, free_port, rss_mib, running
 from tests.prometheus import Prometheus, scraping
 from tests.tools import until
@@ -98,11 +98,12 @@ def _ask(prometheus: Prometheus, seconds: int, interval: int, costs: list[tuple[
 
 def main() -> int:
     """Run, print and judge."""
-    options = argparse.ArgumentParser()
+    options = harness.options(__name__, __doc__)
     for name, default in (("nodes", 100), ("gpus", 8), ("seconds", 180), ("scrape-interval", 1)):
         options.add_argument(f"--{name}", type=int, default=default)
     options.add_argument("--interval", default="1s", help="of the exporter")
     chosen = options.parse_args()
+    run = harness.begin(__name__, chosen)
     with tempfile.TemporaryDirectory() as folder:
         more = "--interval", chosen.interval
         result = measure(Path(folder), chosen.nodes, chosen.gpus, chosen.seconds, chosen.scrape_interval, *more)
@@ -110,6 +111,8 @@ def main() -> int:
         f"{chosen.nodes} nodes of {chosen.gpus} GPUs, scraped every {chosen.scrape_interval} s for {chosen.seconds} s"
     )
     print(result)
+    settings = {name: getattr(chosen, name) for name in ("nodes", "gpus", "seconds", "scrape_interval", "interval")}
+    run.write({**settings, **asdict(result)})
     return 0 if (result.targets, result.failed, result.missed) == (chosen.nodes, 0, 0) else 1
 
 

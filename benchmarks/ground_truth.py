@@ -9,15 +9,16 @@ without any capability.
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
 import time
 from contextlib import ExitStack
+from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from benchmarks import harness
 from benchmarks.exporter import Exporter, free_port, running
 
 SM, TENSOR, DRAM, UTIL = (
@@ -66,8 +67,8 @@ def values(exporter: Exporter) -> dict[str, dict[str, float]]:
     return found
 
 
-def measure(exporter: Exporter, name: str, gpus: int) -> bool:
-    """Run one workload on every GPU, print what was scraped; whether all of it is near the truth."""
+def measure(exporter: Exporter, name: str, gpus: int) -> list[dict[str, Any]]:
+    """Run one workload on every GPU, print what was scraped: of each GPU, and whether it is near the truth."""
     with ExitStack() as stack:
         if name != "idle":
             for index in range(gpus):
@@ -78,12 +79,22 @@ def measure(exporter: Exporter, name: str, gpus: int) -> bool:
         before, begin = values(exporter), time.monotonic()
         time.sleep(MEASURE)
         after, elapsed = values(exporter), time.monotonic() - begin
-    good = True
+    found = []
     for gpu in sorted(after[SM]):
         seen = tuple(after[metric][gpu] for metric in (SM, TENSOR, DRAM))
         rate = after["gpu_sm_active_seconds_total"][gpu] - before["gpu_sm_active_seconds_total"][gpu]
         near = all(abs(value - truth) <= TOLERANCE for value, truth in zip(seen, EXPECTED[name], strict=True))
-        good &= near
+        found.append(
+            {
+                "workload": name,
+                "gpu": gpu,
+                "utilisation_percent": after[UTIL][gpu],
+                **dict(zip(("sm_active", "tensor", "dram"), seen, strict=True)),
+                "sm_active_by_counter": rate / elapsed,
+                "watts": after["DCGM_FI_DEV_POWER_USAGE"][gpu],
+                "good": near,
+            }
+        )
         print(
             f"{name:<6}{gpu:>4}{after[UTIL][gpu]:>7.0f}%"
             + "".join(f"{value:>10.3f}" for value in seen)
@@ -91,19 +102,19 @@ def measure(exporter: Exporter, name: str, gpus: int) -> bool:
             + f"{after['DCGM_FI_DEV_SM_CLOCK'][gpu]:>7.0f} MHz   {'ok' if near else f'expected {EXPECTED[name]}'}",
             flush=True,
         )
-    return good
+    return found
 
 
 def main() -> int:
     """Measure every workload; 1 if one differs from the truth by more than the tolerance."""
-    options = argparse.ArgumentParser()
+    options = harness.options(__name__, __doc__)
     options.add_argument("--user", type=int)
     options.add_argument("--gpus", type=int, default=1)
     options.add_argument("--work", nargs=2)
     chosen = options.parse_args()
     if chosen.work:
         work(chosen.work[0], int(chosen.work[1]))
-    port = free_port()
+    run, port = harness.begin(__name__, chosen), free_port()
     command = [sys.executable, "-m", "gpu_exporter", "serve", "--address", f"127.0.0.1:{port}", "--gauge-window", "5s"]
     if chosen.user is not None:
         unprivileged = [
@@ -116,9 +127,10 @@ def main() -> int:
         command = [*unprivileged, "--bounding-set=-all", "--inh-caps=-all", *command]
     with running(command, port, {"PYTHONPATH": os.pathsep.join(sys.path)}) as exporter:
         print("          gpu util        SM    tensor      DRAM SM by counter    power      clock")
-        results = [measure(exporter, name, chosen.gpus) for name in EXPECTED]
+        rows = [row for name in EXPECTED for row in measure(exporter, name, chosen.gpus)]
         print(f"exporter: {exporter.rss_mib():.1f} MiB RSS, {exporter.cpu_seconds():.2f} s CPU")
-    return 0 if all(results) else 1
+    run.write({"user": chosen.user, "rows": rows})
+    return 0 if all(row["good"] for row in rows) else 1
 
 
 if __name__ == "__main__":

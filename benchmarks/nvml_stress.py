@@ -9,7 +9,6 @@ before `sources/nvml/turn.py` kept their threads' calls apart. `--unserialised` 
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import subprocess
@@ -17,6 +16,7 @@ import sys
 import threading
 import time
 
+from benchmarks import harness
 from gpu_exporter.metrics import selected
 from gpu_exporter.model import MetricSet, Pace
 from gpu_exporter.sources.nvml import NvmlSource
@@ -45,7 +45,7 @@ def read(seconds: float, unserialised: bool) -> None:
 
 def main() -> int:
     """Start the processes; 1 if one of them was killed by a signal."""
-    options = argparse.ArgumentParser()
+    options = harness.options(__name__, __doc__)
     options.add_argument("--processes", type=int, default=3)
     options.add_argument("--seconds", type=float, default=60)
     options.add_argument("--unserialised", action="store_true")
@@ -53,6 +53,7 @@ def main() -> int:
     chosen = options.parse_args()
     if chosen.child:
         read(chosen.seconds, chosen.unserialised)
+    run = harness.begin(__name__, chosen)
     children = [
         subprocess.Popen(
             [sys.executable, "-X", "faulthandler", "-m", "benchmarks.nvml_stress", "--child", *sys.argv[1:]]
@@ -61,6 +62,8 @@ def main() -> int:
     ]
     codes = [child.wait() for child in children]
     print(f"{chosen.processes} processes, {chosen.seconds:g} s: exit codes {codes}")
+    settings = {"processes": chosen.processes, "seconds": chosen.seconds, "serialised": not chosen.unserialised}
+    run.write({**settings, "gpus": harness.gpus(), "exit_codes": codes})
     return 1 if any(codes) else 0
 
 

@@ -7,81 +7,49 @@ The same training steps of about 30 ms, in turns without and with a read once a 
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
 
+from benchmarks import harness
+from benchmarks.workloads import timed, training
 from gpu_exporter.library import INTERVAL_SECONDS, readings
 from gpu_exporter.metrics import selected
 from gpu_exporter.model import MetricSet
 from gpu_exporter.monitor import Monitor
 from gpu_exporter.sources.nvml import NvmlSource
 
-STEP_SECONDS = 0.03
 SHOWN = ("DCGM_FI_PROF_SM_ACTIVE", "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", "DCGM_FI_DEV_POWER_USAGE")
-
-
-def trainer() -> Callable[[], None]:
-    """A step of a real model with its optimiser, made to take about 30 ms."""
-    import torch
-
-    def model(batch: int) -> Callable[[], None]:
-        net = torch.nn.Sequential(
-            *(
-                torch.nn.TransformerEncoderLayer(1024, 16, 4096, batch_first=True, dropout=0.0, activation="gelu")
-                for _ in range(8)
-            )
-        ).to("cuda", torch.bfloat16)
-        optimiser = torch.optim.AdamW(net.parameters(), lr=1e-5)
-        data = torch.randn(batch, 256, 1024, device="cuda", dtype=torch.bfloat16)
-
-        def step() -> None:
-            loss: Any = net(data).float().pow(2).mean()
-            loss.backward()
-            optimiser.step()
-            optimiser.zero_grad(set_to_none=True)
-            torch.cuda.synchronize()
-
-        return step
-
-    batch = 8
-    while True:
-        step = model(batch)
-        for _ in range(5):
-            step()
-        took = statistics.median(_timed(step) for _ in range(10))
-        if took > STEP_SECONDS * 0.8:
-            print(f"{took * 1e3:.1f} ms a step at batch {batch}")
-            return step
-        batch = max(batch + 1, int(batch * STEP_SECONDS / took))
-
-
-def _timed(step: Callable[[], None]) -> float:
-    begin = time.perf_counter()
-    step()
-    return time.perf_counter() - begin
 
 
 def main() -> int:
     """Print the mean step with and without, and what a read itself takes; 1 if the difference is 1 % or more."""
-    options = argparse.ArgumentParser()
+    options = harness.options(__name__, __doc__)
     options.add_argument("--steps", type=int, default=300)
     options.add_argument("--rounds", type=int, default=4)
     chosen = options.parse_args()
-    step = trainer()
+    run = harness.begin(__name__, chosen)
+    step = training()
     plain: list[float] = []
     reading: list[float] = []
     reads: list[float] = []
     for _ in range(chosen.rounds):
-        plain += (_timed(step) for _ in range(chosen.steps))
+        plain += (timed(step) for _ in range(chosen.steps))
         reading += _with_reads(step, chosen.steps, reads)
     before, after = statistics.fmean(plain), statistics.fmean(reading)
     print(f"a read: median {statistics.median(reads) * 1e6:.0f} µs, longest {max(reads) * 1e6:.0f} µs")
     print(
         f"without: {before * 1e3:.3f} ms a step; with a read a second: {after * 1e3:.3f} ms ({after / before - 1:+.2%})"
+    )
+    run.write(
+        {
+            "steps": len(plain),
+            "without_ms": before * 1e3,
+            "with_ms": after * 1e3,
+            "slowdown": after / before - 1,
+            "read_ms": statistics.median(reads) * 1e3,
+        }
     )
     return 0 if after / before - 1 < 0.01 else 1
 

@@ -9,7 +9,6 @@ password comes for the first time.
 
 from __future__ import annotations
 
-import argparse
 import base64
 import json
 import ssl
@@ -26,10 +25,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPSConnection
 from pathlib import Path
+from typing import Any
 
 import bcrypt
 import trustme
 
+from benchmarks import harness
 from benchmarks.exporter import Exporter, free_port
 
 COMMAND = [sys.executable, "-m", "gpu_exporter", "serve", "--source", "replay", "--recording", "h200_workloads"]
@@ -95,7 +96,7 @@ def scrape(target: Target, headers: Mapping[str, str], scrapes: int) -> tuple[fl
     return statistics.median(took) * 1000, (target.exporter.cpu_seconds() - before) / scrapes * 1000
 
 
-def flood(target: Target, wrong: int) -> str:
+def flood(target: Target, wrong: int) -> dict[str, Any]:
     """What happens to the right ones meanwhile."""
     verified, late, over = basic("verified", "right"), basic("late", "right"), threading.Event()
     assert ask(target.connect(), verified) == 200
@@ -130,20 +131,38 @@ def flood(target: Target, wrong: int) -> str:
         tries, waited = latecomer.result()
         over.set()
         took = sorted(scraper.result())
+    return {
+        "wrong": sum(answers.values()),
+        "answers": {str(status): number for status, number in sorted(answers.items())},
+        "seconds": seconds,
+        "cpu_seconds": cpu,
+        "verified": len(took),
+        "verified_p50_ms": took[len(took) // 2],
+        "verified_worst_ms": took[-1],
+        "late_seconds": waited,
+        "late_tries": tries,
+    }
+
+
+def told(flood: Mapping[str, Any]) -> str:
+    """For people."""
     return (
-        f"{sum(answers.values())} wrong passwords in {seconds:.1f} s: {dict(answers)}, {cpu:.1f} s of CPU "
-        f"({cpu / seconds:.0%} of a core, {cpu / wrong * 1000:.2f} ms each)\n"
-        f"verified scrapes meanwhile: {len(took)}, p50 {took[len(took) // 2]:.1f} ms, worst {took[-1]:.1f} ms\n"
-        f"right password for the first time amid them, from the same address: in after {waited:.1f} s, try {tries}"
+        f"{flood['wrong']} wrong passwords in {flood['seconds']:.1f} s: {flood['answers']}, "
+        f"{flood['cpu_seconds']:.1f} s of CPU\n"
+        f"verified scrapes meanwhile: {flood['verified']}, p50 {flood['verified_p50_ms']:.1f} ms, "
+        f"worst {flood['verified_worst_ms']:.1f} ms\n"
+        f"right password for the first time amid them, from the same address: in after {flood['late_seconds']:.1f} s, "
+        f"try {flood['late_tries']}"
     )
 
 
 def main() -> int:
     """Measure, print, and fail if a verified scrape takes a millisecond more than an open one."""
-    options = argparse.ArgumentParser()
+    options = harness.options(__name__, __doc__)
     options.add_argument("--scrapes", type=int, default=500)
     options.add_argument("--wrong", type=int, default=10000)
     chosen = options.parse_args()
+    run = harness.begin(__name__, chosen)
     hashed = bcrypt.hashpw(b"right", bcrypt.gensalt(10)).decode()
     users = {"basic_auth_users": {"verified": hashed, "late": hashed}}
     with tempfile.TemporaryDirectory() as name:
@@ -162,7 +181,10 @@ def main() -> int:
         for what, (median, cpu) in results.items():
             print(f"{what:<18} p50 {median:6.3f} ms   CPU {cpu:6.3f} ms")
         with serving(folder, users) as target:
-            print(flood(target, chosen.wrong))
+            flooded = flood(target, chosen.wrong)
+    print(told(flooded))
+    scrapes = {what: {"p50_ms": median, "cpu_ms": cpu} for what, (median, cpu) in results.items()}
+    run.write({"scrapes": scrapes, "flood": flooded})
     return 0 if results["password"][0] - results["open"][0] < 1 and results["password"][0] < 10 else 1
 
 

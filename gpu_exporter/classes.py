@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from gpu_exporter import signals as s
 from gpu_exporter.conditions import (
+    Also,
     And,
     Calc,
     Compare,
@@ -37,6 +38,7 @@ QUIET_PCIE     = Limit("quietPcie", 0.02, "ratio", "share of the PCIe link that 
 FULL_PCIE      = Limit("fullPcie", 0.70, "ratio", "share of the PCIe link at which it is full; gaps take the rest")
 BUSY_ENGINE    = Limit("busyEngine", 0.85, "ratio", "engine activity at which the GPU does not wait for its host")
 HALF_ENGINE    = Limit("halfEngine", 0.60, "ratio", "engine activity below which the GPU waits for its host")
+STALLED        = Limit("stalled", 0.15, "ratio", "share of time with SMs at rest at which a GPU waits for its host")
 EMPTY_SM       = Limit("emptySm", 0.05, "ratio", "SM activity of a kernel that uses a handful of SMs")
 SPINNING_SM    = Limit("spinningSm", 0.35, "ratio", "most SM activity of a collective that only waits")
 STEADY_SM      = Limit("steadySm", 0.05, "ratio", "standard deviation of SM activity that is constant")
@@ -82,6 +84,11 @@ MOVES = Or(
 BUSY = Compare(GR, ">=", BUSY_ENGINE)
 FILLED = Compare(SM, ">=", BUSY_SM)
 PARTLY_FILLED = Compare(SM, "<", BUSY_SM)
+# A mean near that of small gaps between launches may hide stalls in which nothing runs at all.
+WAITS_FOR_HOST = Also(
+    Compare(GR, "<", HALF_ENGINE),
+    And(Compare(GR, "<", BUSY_ENGINE), Compare(Over(s.SM_IDLE), ">=", STALLED)),
+)
 SPINNING = Unless(
     And(
         BUSY,
@@ -149,13 +156,13 @@ CLASSES: tuple[Class, ...] = (
     ),
     Class(
         "data-loading-bound",
-        And(Compare(GR, "<", HALF_ENGINE), Compare(RX, ">=", QUIET_PCIE)),
+        And(WAITS_FOR_HOST, Compare(RX, ">=", QUIET_PCIE)),
         "the engine often waits while data comes over PCIe",
         "#5794f2",
     ),
     Class(
         "host-bound",
-        And(Compare(GR, ">=", IDLE_ENGINE), Compare(GR, "<", HALF_ENGINE)),
+        And(Compare(GR, ">=", IDLE_ENGINE), WAITS_FOR_HOST),
         "the engine often waits while nothing comes: launches, Python, preprocessing, small batches, checkpoints",
         "#3274d9",
     ),

@@ -48,6 +48,8 @@ DEADLINE_SECONDS = 1.0
 RELEASE_RETRY_SECONDS = 0.5
 # How long the parts of an interval are with high resolution: the shortest window that GPM answers rightly.
 PART_SECONDS = 0.1
+# How often a page is made at least, and read what only pages show, however short the interval.
+PAGE_SECONDS = 1.0
 # What dcgm-exporter counts over, by default.
 COUNT_WINDOW_SECONDS = 300.0
 
@@ -55,7 +57,9 @@ COUNT_WINDOW_SECONDS = 300.0
 class Collector:
     """Runs the loop until `stop`. `publish` gets a snapshot at each tick, from the clock thread.
 
-    `more` tells what else a snapshot says of this exporter.
+    `more` tells what else a snapshot says of this exporter. With intervals below a second there is a snapshot each
+    second, and at the ticks between if `followed` says that somebody looks that often; else only profiling values are
+    read there, which are all that a later page shows of that time.
     """
 
     def __init__(
@@ -73,13 +77,18 @@ class Collector:
         clock_events_count_window: float = COUNT_WINDOW_SECONDS,
         attribution: Attribution | None = None,
         high_resolution: bool = False,
+        followed: Callable[[], bool] = lambda: True,
     ) -> None:
         self.source = source
         self.events = events
         self._xid_window, self._clock_window = xid_count_window, clock_events_count_window
         self.choose(metrics)
         self.interval = interval
-        self._parts = max(1, int(interval / PART_SECONDS + 1e-6)) if high_resolution else 1
+        self.swift = interval < PAGE_SECONDS
+        self._part = interval / max(1, int(interval / PART_SECONDS + 1e-6)) if high_resolution else interval
+        self._page_every = max(1, round(max(interval, PAGE_SECONDS) / self._part))
+        self._followed = followed
+        self._paged_at = -float("inf")
         self.gauge_window = gauge_window
         self.deadline = max(interval, DEADLINE_SECONDS)
         self.generation = 0
@@ -297,18 +306,20 @@ class Collector:
     # --- the clock ------------------------------------------------------------------------------------------------
 
     def _clock(self) -> None:
-        tick, part, parts, done = time.monotonic(), self.interval / self._parts, 0, -1
+        tick, part, parts, done = time.monotonic(), self._part, 0, -1
         while not self.stopping.is_set():
             try:
-                if parts // self._parts > done:
-                    done = parts // self._parts
+                if parts // self._page_every > done or (self.swift and self._followed()):
+                    done = parts // self._page_every
                     self._tick()
-                    self.ticked_at = time.monotonic()
                 else:
                     self._wake(brief=True)
+                self.ticked_at = time.monotonic()
             except Exception:  # /healthz tells when this lasts
                 log.exception("no page was made: unexpected error, please report it")
             missed = max(0, int((time.monotonic() - tick) // part))  # skip what was missed, keep the phase
+            for worker in self._workers:
+                worker.record.skipped += missed
             tick += (missed + 1) * part
             parts += missed + 1
             self.stopping.wait(tick - time.monotonic())
@@ -337,6 +348,7 @@ class Collector:
         with self._turn:
             started = time.monotonic()
             self._publish(self.snapshot())
+            self._paged_at = started
             self._published_in = time.monotonic() - started
 
     def snapshot(self) -> Snapshot:
@@ -356,7 +368,8 @@ class Collector:
             own.append((m.RELEASED_UNTIL, round(release.until, 3)))
         if mismatch or self._reload is not None:
             own.append((m.RELOAD_NEEDED, mismatch or bool(self._reload)))
-        stale = STALE_INTERVALS * self.interval
+        since = time.monotonic() - self._paged_at
+        stale = STALE_INTERVALS * max(self.interval, min(since, PAGE_SECONDS) if self.swift else 0.0)
         gpus = [(record, self._status(record)) for record in records]
         down = "" if self.up else "released" if release else self._reason
         return self._composer.compose(gpus, down, own, stale, self.events, (self.own.xids, self._xid_window))

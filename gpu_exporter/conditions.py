@@ -431,6 +431,24 @@ class Unless:
         yield from self.other.terms()
 
 
+@dataclass(frozen=True, slots=True)
+class Also:
+    """`condition`, or `other` is known to be true: what a device can't tell leaves the judgement to `condition`."""
+
+    condition: Condition
+    other: Condition
+
+    def promql(self, limits: Limits) -> str:
+        return f"{_operand(self.other, limits)}\nor\n{_operand(self.condition, limits)}"
+
+    def holds(self, evidence: Evidence, device: Device) -> bool | None:
+        return True if self.other.holds(evidence, device) is True else self.condition.holds(evidence, device)
+
+    def terms(self) -> Iterator[Over | Share | Median]:
+        yield from self.other.terms()
+        yield from self.condition.terms()
+
+
 def record_of(condition: And | Or | Unless) -> str:
     """The name under which it is recorded where it is true, with the value that it finds; empty for most."""
     return f"gpu:{condition.name}:holds" if condition.name else ""
@@ -441,13 +459,13 @@ def shared(condition: Condition) -> Iterator[And | Or | Unless]:
     match condition:
         case And() | Or():
             parts = condition.conditions
-        case Unless():
+        case Unless() | Also():
             parts = (condition.condition, condition.other)
         case _:
             return
     for part in parts:
         yield from shared(part)
-    if condition.name:
+    if not isinstance(condition, Also) and condition.name:
         yield condition
 
 

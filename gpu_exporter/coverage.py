@@ -9,7 +9,7 @@ from enum import IntEnum
 
 from gpu_exporter import metrics as m
 from gpu_exporter.classes import CLASSES, NUMBER, Is
-from gpu_exporter.conditions import And, Compare, Condition, Median, Or, Over, Share, Unless
+from gpu_exporter.conditions import Also, And, Compare, Condition, Median, Or, Over, Share, Unless
 from gpu_exporter.dcgm_names import DEFAULT_FIELDS, RENAMED
 from gpu_exporter.failure_modes.mode import FailureMode, Scope
 from gpu_exporter.model import Kind, Metric, MetricSet
@@ -111,6 +111,8 @@ def _judged(condition: Condition, names: Collection[str]) -> Works:
         case Or():
             arms = [_judged(each, names) for each in condition.conditions]
             return max(arms) if min(arms) else min(max(arms), Works.PARTLY)
+        case Also(inner, _):
+            return _judged(inner, names)
         case Unless(inner, other):
             return _unless(_judged(inner, names), _judged(other, names))
         case Is(name):

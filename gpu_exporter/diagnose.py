@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpu_exporter.classes import Class, classify
-from gpu_exporter.conditions import And, Condition, Median, Or, Over, Share, Unless
+from gpu_exporter.conditions import Also, And, Condition, Median, Or, Over, Share, Unless
 from gpu_exporter.failure_modes import MODES
 from gpu_exporter.failure_modes.mode import FailureMode, Scope, Severity
 from gpu_exporter.readings import Identity, Part, Seen
@@ -70,6 +70,10 @@ def _deciding(condition: Condition, seen: Seen, part: Part) -> Iterator[Over | S
                 yield from _deciding(each, seen, part)
         case Or():
             for each in condition.conditions:
+                if each.holds(seen, part):
+                    yield from _deciding(each, seen, part)
+        case Also():
+            for each in (condition.condition, condition.other):
                 if each.holds(seen, part):
                     yield from _deciding(each, seen, part)
         case Unless():

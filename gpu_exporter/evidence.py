@@ -17,8 +17,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from gpu_exporter import metrics as m
 from gpu_exporter.collect import Collector
 from gpu_exporter.events import EventLog
-from gpu_exporter.metrics import BY_KEY, GR_ENGINE_ACTIVE, selected
-from gpu_exporter.model import GpuExporterError, MetricSet, Snapshot, Source
+from gpu_exporter.histograms import Histogram
+from gpu_exporter.metrics import BY_KEY, GR_ENGINE_ACTIVE, histograms, selected
+from gpu_exporter.model import GpuExporterError, Metric, MetricSet, Snapshot, Source
 from gpu_exporter.readings import Page, Row, rows
 from gpu_exporter.recording import SETTLE_SECONDS, Tick, ticks
 from gpu_exporter.remote import Remote
@@ -28,10 +29,11 @@ TICK_SECONDS = 1.0
 WATCH_SECONDS = 20.0
 # A Prometheus may scrape once a minute, and a rate needs two scrapes.
 LAST_SECONDS = 300.0
+Counted = defaultdict[int, dict[Metric, Histogram]]
 # All families that a signal is made of, or that say which GPU it is and whose.
 FAMILIES = tuple(
     dict.fromkeys(
-        [read.name for signal in SIGNALS for read in signal.made if isinstance(read, Read)]
+        [read.series for signal in SIGNALS for read in signal.made if isinstance(read, Read)]
         + [m.INFO.name, m.POD_INFO.name, m.XID_EVENTS.name]
     )
 )
@@ -47,11 +49,12 @@ def of_source(
     snapshots: list[Snapshot] = []
     collector = Collector(
         source,
-        selected(MetricSet.FULL),
+        (*selected(MetricSet.FULL), *histograms(MetricSet.FULL)),
         snapshots.append,
         interval=TICK_SECONDS,
         gauge_window=TICK_SECONDS,
         events=events,
+        high_resolution=True,
     )
     try:
         collector.start(stop=stop)
@@ -140,18 +143,35 @@ def of_recording(path: Path, phase: str) -> list[Page]:
         raise GpuExporterError(f"recording {path} has no phase {phase}: {', '.join(phases) or 'it knows none'}")
     chosen = [tick for tick in every if not phase or tick.phase == phase]
     settled = [tick for tick in chosen if not phase or tick.at >= chosen[0].at + SETTLE_SECONDS]
-    return [Page(tick.at, list(_recorded(tick))) for tick in settled or chosen]
+    counted: Counted = defaultdict(dict)
+    return [Page(tick.at, [*_recorded(tick), *_counted(tick, counted[tick.gpu.index])]) for tick in settled or chosen]
 
 
 def _recorded(tick: Tick) -> Iterator[Row]:
-    identity = {
+    identity = _identity(tick)
+    for key, value in tick.samples.items():
+        metric = BY_KEY.get(key)
+        yield Row(key.partition("{")[0], {**identity, **(dict(metric.labels) if metric else {})}, value)
+
+
+def _identity(tick: Tick) -> Mapping[str, str]:
+    return {
         "gpu": str(tick.gpu.index),
         "UUID": tick.gpu.uuid or f"GPU {tick.gpu.index}",
         "modelName": tick.gpu.model,
     }
-    for key, value in tick.samples.items():
-        metric = BY_KEY.get(key)
-        yield Row(key.partition("{")[0], {**identity, **(dict(metric.labels) if metric else {})}, value)
+
+
+def _counted(tick: Tick, known: dict[Metric, Histogram]) -> Iterator[Row]:
+    """The histograms that are read, of what the ticks of a GPU were until now: each tick is observed once."""
+    for metric, source in ((m.SM_SHARES, m.SM_ACTIVE), (m.POWER_SAMPLES, m.POWER_INSTANT)):
+        value = tick.samples.get(source.key)
+        if value is not None:
+            histogram = known.setdefault(metric, Histogram(metric, ()))
+            histogram.observe(min(value, metric.edges[-1]))
+            identity = _identity(tick)
+            for series, count in histogram.samples(None):
+                yield Row(series.name, {**identity, **dict(series.labels)}, count)
 
 
 def phases(path: Path) -> list[str]:

@@ -20,6 +20,8 @@ from gpu_exporter.selection import Selection, everything
 ALWAYS = frozenset({"namespace", "pod", "container"})
 # A variant that nobody asked for in this time is no longer made in advance.
 WARM_SECONDS = 60.0
+# Who asks again within this time follows what happens, and a page a second is too old for them.
+FOLLOWED_SECONDS = 0.5
 
 
 class Variant(NamedTuple):
@@ -181,6 +183,7 @@ class Pages:
         self.made = threading.Event()
         self._page = Page([])
         self._wanted: dict[Variant, float] = {}
+        self._made_at = self._asked_at = self._asked_before = -float("inf")
 
     def publish(self, page: Page) -> None:
         """Put a new page up, with the variants made that scrapers asked for lately."""
@@ -188,10 +191,15 @@ class Pages:
         for variant, asked in list(self._wanted.items()):
             if now - asked < WARM_SECONDS:
                 page.body(variant)
-        self._page = page
+        self._page, self._made_at = page, now
         self.made.set()
+
+    def followed(self) -> bool:
+        """Whether somebody has this page already, and asks for pages more often than each half a second."""
+        return self._asked_at > self._made_at and self._asked_at - self._asked_before < FOLLOWED_SECONDS
 
     def get(self, variant: Variant) -> bytes:
         """The latest page."""
-        self._wanted[variant] = time.monotonic()
+        now = self._wanted[variant] = time.monotonic()
+        self._asked_before, self._asked_at = self._asked_at, now
         return self._page.body(variant)

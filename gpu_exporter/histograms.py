@@ -91,6 +91,11 @@ class Histogram:
         below = list(accumulate(self.counts))
         return zip(self.series, (*below, round(self.total, DIGITS), below[-1]), strict=True)
 
+    def close(self) -> Sequence[Series]:
+        """Nothing is taken for now; return the series that end with that."""
+        ended, self.series, self.gap = self.series, (), 0.0
+        return ended
+
 
 class Histograms:
     """All histograms of one GPU. They outlive every handle."""
@@ -124,13 +129,9 @@ class Histograms:
     def _of(self, metric: Metric, labels: Labels) -> Histogram:
         return self._all.setdefault((metric, labels), Histogram(metric, labels))
 
-    def end(self, series: Series) -> Iterable[Series]:
-        """A series is no more; return those of what was made of it."""
-        ended: list[Series] = []
-        for each in self._made_of.pop(series, ()):
-            ended += each.series
-            each.series, each.gap = (), 0.0
-        return ended
+    def end(self, series: Series) -> Sequence[Histogram]:
+        """A series is no more; return what was made of it."""
+        return self._made_of.pop(series, ())
 
     def renew(self, *, gone: bool) -> None:
         """Another handle takes over: all series come anew. With `gone`, after a time of which nothing is known, so

@@ -282,6 +282,7 @@ SOURCE_UP     = Metric("gpu_exporter_source_up",                      GAUGE,   "
 SOURCE_DOWN   = Metric("gpu_exporter_source_down_reason",             GAUGE,   "bool",    "1 with the reason while the source does not answer.", 0, 1, NODE)
 RELOAD_NEEDED = Metric("gpu_driver_reload_needed",                    GAUGE,   "bool",    "1 if library and kernel driver differ in version (an upgrade without a reboot); absent where that can't be told.", 0, 1, NODE)
 DURATION      = Metric("gpu_exporter_collection_duration_seconds",    GAUGE,   "seconds", "How long the last read of this GPU took.")
+SPENT         = Metric("gpu_exporter_collection_seconds_total",       COUNTER, "seconds", "Time spent in reads of this GPU: its rate is the share of the time that they take.")
 FAILURES      = Metric("gpu_exporter_collection_failures_total",      COUNTER, "reads",   "Reads of this GPU that failed as a whole.")
 FIELD_FAILURES = Metric("gpu_exporter_field_failures_total",          COUNTER, "reads",   "Fields that should have answered and did not, by metric and outcome.")
 SKIPPED       = Metric("gpu_exporter_ticks_skipped_total",            COUNTER, "ticks",   "Ticks at which this GPU was still busy with an earlier read.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from gpu_exporter import metrics as m
 from gpu_exporter.conditions import LOOKBACK_SECONDS, Device, Limits, Points, latest
+from gpu_exporter.distributions import WINDOW_SECONDS
 from gpu_exporter.model import Snapshot
 from gpu_exporter.ownership import owner
 from gpu_exporter.signals import SIGNALS, Derived, Read, Signal
@@ -105,9 +106,11 @@ def seen(pages: Sequence[Page], limits: Limits, *, job: str = "") -> Seen:
     for signal in SIGNALS:
         for way in signal.made:
             found = (
-                _read(way, by_name, per_instance=signal.per_instance)
-                if isinstance(way, Read)
-                else _derived(way, devices, signals)
+                _derived(way, devices, signals)
+                if isinstance(way, Derived)
+                else _shaped(way, by_name, per_instance=signal.per_instance)
+                if way.shape
+                else _read(way, by_name, per_instance=signal.per_instance)
             )
             for part, points in found.items():
                 if points:
@@ -219,6 +222,61 @@ def _value(way: Read, row: Row, at: float, before: dict[Hashable, Count]) -> flo
     if not 0 < gone <= LOOKBACK_SECONDS or (gone < period and not then.fresh):
         return None
     return (row.value - then.value if row.value >= then.value else row.value) / gone * way.scale
+
+
+@dataclass(slots=True)
+class Grown:
+    """The buckets of a histogram: their last values, and by how much they grew until each page of the window.
+
+    A histogram that began anew is no loss of it, as in Prometheus.
+    """
+
+    last: Mapping[float, float] = field(default_factory=dict)
+    until: deque[tuple[float, Mapping[float, float]]] = field(default_factory=deque)
+
+    def take(self, at: float, now: Mapping[float, float]) -> Mapping[float, float]:
+        """Take the buckets of a page; return by how much they grew within the window, in order of their edges."""
+        grown = self.until[-1][1] if self.until else {}
+        sums = {
+            edge: grown.get(edge, 0.0) + now[edge] - (then if (then := self.last.get(edge, 0.0)) <= now[edge] else 0.0)
+            for edge in sorted(now)
+        }
+        self.last = now
+        self.until.append((at, sums))
+        while self.until[0][0] < at - WINDOW_SECONDS:
+            self.until.popleft()
+        first = self.until[0][1]
+        return {edge: total - first.get(edge, total) for edge, total in sums.items()}
+
+
+def _shaped(way: Read, pages: Pages, *, per_instance: bool) -> Mapping[Part, Points]:
+    """What histograms say; of two of the same device the higher, as of all reads."""
+    found: dict[Part, list[tuple[float, float]]] = defaultdict(list)
+    known: dict[Hashable, Grown] = defaultdict(Grown)
+    for at, by_name in pages:
+        now: dict[Hashable, dict[float, float]] = defaultdict(dict)
+        parts: dict[Hashable, Part] = {}
+        for row in by_name.get(way.series, ()):
+            edge = _edge(row.labels.get("le", ""))
+            if row.labels.get("UUID") and edge is not None and math.isfinite(row.value):
+                key: Hashable = frozenset(pair for pair in row.labels.items() if pair[0] != "le")
+                now[key][edge] = row.value
+                parts[key] = _part(row.labels, per_instance=per_instance)
+        best: dict[Part, float] = {}
+        for key, buckets in now.items():
+            value = way.shape.value(known[key].take(at, buckets)) if way.shape else None
+            if value is not None:
+                best[parts[key]] = max(best.get(parts[key], value), value)
+        for part, value in best.items():
+            found[part].append((at, value))
+    return found
+
+
+def _edge(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
 
 
 def _derived(

@@ -45,6 +45,7 @@ OBSERVE_INTERVAL = 0.5
 FIRST_PAGE_SECONDS = 2.0
 # How much later each of many nodes starts, and so ticks in all later intervals, than the one before.
 START_SECONDS = 0.01
+SIGNAL_SECONDS = 1.0
 
 BANNER = """
 ************************************************************************
@@ -78,6 +79,7 @@ class _Node:
         self._renderer = self._renders(source, fields.selection)
         self._process = process
         self.attributor = self._attributor(source, config)
+        pages = Pages()
         self.collector = Collector(
             source,
             fields.selection.asked,
@@ -91,10 +93,11 @@ class _Node:
             clock_events_count_window=config.clock_events_count_window,
             attribution=self.attributor,
             high_resolution=config.high_resolution,
+            followed=pages.followed,
         )
         self.shown = Endpoint(
             name,
-            Pages(),
+            pages,
             Health(config.interval, lambda: self.collector.ticked_at),
             self.collector.events,
             source.dead if isinstance(source, Staged) else never,
@@ -198,7 +201,9 @@ def _serve(nodes: Sequence[_Node], server: Server, config: Config, stop: threadi
     if not stop.wait(3 * config.interval):
         gc.collect()
         gc.freeze()
-    stop.wait()
+    # Woken now and then: a signal that another thread is given, as after SIGCONT, wakes nobody who waits for ever.
+    while not stop.wait(SIGNAL_SECONDS):
+        pass
     log.info("stopping")
     server.stop()
     for node in nodes:

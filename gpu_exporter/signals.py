@@ -13,6 +13,7 @@ from operator import add, mul, pow, sub, truediv
 
 from gpu_exporter import metrics as m
 from gpu_exporter.dcgm_names import modern
+from gpu_exporter.distributions import Spread, Within
 from gpu_exporter.model import Labels, Metric
 from gpu_exporter.xids import XidKind, load
 
@@ -30,7 +31,7 @@ class Read:
     """One way to get a signal: the series `name{where}` times `scale`; its rate if `rate`, one bit of it if `bit`.
 
     `codes`: the signal is when one of these codes was last seen, and the series a gauge of the last code, which never
-    clears: it counts as seen now.
+    clears: it counts as seen now. `shape`: the name is a histogram's, and the signal what that says.
     """
 
     name: str
@@ -40,9 +41,17 @@ class Read:
     where: Labels = ()
     any_of: tuple[str, tuple[str, ...]] | None = None
     codes: tuple[int, ...] = ()
+    shape: Within | Spread | None = None
+
+    @property
+    def series(self) -> str:
+        """The name of the series that are read."""
+        return f"{self.name}_bucket" if self.shape else self.name
 
     def promql(self) -> str:
         """The expression of this read, in the signal's unit, before its labels are made uniform."""
+        if self.shape:
+            return self.shape.promql(self.series)
         matchers = [f'{label}="{value}"' for label, value in self.where]
         if self.any_of:
             matchers.append(f'{self.any_of[0]}=~"{"|".join(self.any_of[1])}"')
@@ -191,6 +200,13 @@ def _state(name: str, unit: str, metric: Metric, help: str = "") -> Signal:
 
 GR_ACTIVE = _activity("gr_active", m.GR_ENGINE_ACTIVE, m.GR_ENGINE_SECONDS)
 SM_ACTIVE = _activity("sm_active", m.SM_ACTIVE, m.SM_SECONDS)
+SM_IDLE = Signal(
+    "sm_idle",
+    "ratio",
+    "Share of time with at most 1 % of the SMs active, by tick (`--metrics full`)",
+    (Read(m.SM_SHARES.name, shape=Within(m.SHARES[0])),),
+    per_instance=True,
+)
 SM_OCCUPANCY = _activity("sm_occupancy", m.SM_OCCUPANCY, m.SM_OCC_SECONDS)
 TENSOR_ACTIVE = _activity("tensor_active", m.TENSOR_ACTIVE, m.TENSOR_SECONDS)
 DRAM_ACTIVE = _activity("dram_active", m.DRAM_ACTIVE, m.DRAM_SECONDS)
@@ -245,11 +261,18 @@ POWER = Signal("power", "watts", "Board power", _reads(m.POWER))
 POWER_INSTANT = Signal("power_instant", "watts", "Board power of the moment", _reads(m.POWER_INSTANT))
 POWER_LIMIT = Signal("power_limit", "watts", "Power limit in force", (*_reads(m.POWER_LIMIT), *_reads(m.POWER_SET)))
 POWER_USE = Signal("power_use", "ratio", "Board power over its limit", (Derived(POWER, "/", POWER_LIMIT),))
-POWER_SWING = Signal(
+POWER_INSTANT_USE = Signal(
     "power_instant_use",
     "ratio",
     "Board power of the moment over its limit",
     (Derived(POWER_INSTANT, "/", POWER_LIMIT),),
+)
+POWER_SWING = Signal(
+    "power_swing",
+    "watts",
+    "How far board power swings up and down: half of what lies between the lowest and the highest tenth of the time "
+    "(`--metrics full`)",
+    (Read(m.POWER_SAMPLES.name, shape=Spread()),),
 )
 ENERGY = Signal(
     "energy",

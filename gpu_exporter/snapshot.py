@@ -46,6 +46,7 @@ class GpuRecord:
         self.read_at: float | None = None
         self.reason = "unread"
         self.duration = 0.0
+        self.spent = 0.0
         self.failures = 0
         self.skipped = 0
         self.told = False
@@ -180,6 +181,7 @@ class Composer:
             self._own(m.READ_AT, gpu, round(now - age, 3)),
             self._own(m.READ_AGE, gpu, round(age, 3)),
             self._own(m.DURATION, gpu, round(record.duration, 6), source=source),
+            self._own(m.SPENT, gpu, round(record.spent, 3), source=source),
         ]
         return [*own, *self._missing(gpu, record.unsupported)] if fresh else own
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from gpu_exporter.classes import CLASSES, NUMBER, Is
 from gpu_exporter.conditions import (
+    Also,
     And,
     Calc,
     Compare,
@@ -208,6 +209,12 @@ def lines(condition: Condition, limits: Limits, depth: int = 0) -> Iterator[Line
                 yield from lines(each, limits, depth + 1)
             yield Line(depth + 1, "and not (what is not known does not count):")
             yield from lines(other, limits, depth + 2)
+        case Also(inner, other):
+            yield Line(depth, "any of:")
+            yield from lines(inner, limits, depth + 1)
+            yield Line(depth + 1, "where it is known, all of:")
+            for each in _flat(other) if isinstance(other, And) else (other,):
+                yield from lines(each, limits, depth + 2)
         case Is(name):
             yield Line(depth, f"the class is `{name}`: no class before it matches, and")
             yield from lines(CLASSES[NUMBER[name]].condition, limits, depth + 1)
@@ -233,6 +240,8 @@ def sentence(condition: Condition, limits: Limits) -> str:
             return word.join(_grouped(each, limits) for each in _flat(condition))
         case Unless(inner, other):
             return f"{_grouped(inner, limits)}, unless {_grouped(other, limits)}"
+        case Also(inner, other):
+            return f"{_grouped(inner, limits)} or {_grouped(other, limits)}"
         case Is(name):
             return f"class {name}"
     raise TypeError(f"no words for {condition!r}")
@@ -270,7 +279,7 @@ def _parts(condition: Condition) -> tuple[Condition, ...]:
     match condition:
         case And() | Or():
             return condition.conditions
-        case Unless(inner, other):
+        case Unless(inner, other) | Also(inner, other):
             return inner, other
         case Is(name):
             return (CLASSES[NUMBER[name]].condition,)

@@ -66,6 +66,7 @@ class Worker(threading.Thread):
         self.brief = False
         self._collector = collector
         self._device: Device | None = None
+        self._glancing: Glancing | None = None
         self._asked: Sequence[Metric] = ()
         self._successor: _Successor | None = None
         self._succession = Backoff()
@@ -118,11 +119,13 @@ class Worker(threading.Thread):
         self._end()
 
     def _work(self) -> None:
+        started = time.monotonic()
         try:
             self._tick()
         except Exception:  # a bug of ours must not look like a wedged GPU
             log.exception("GPU %d: unexpected error, please report it", self.index)
             self._failed("internal_error", "unexpected error")
+        self.record.spent += time.monotonic() - started
 
     def _end(self) -> None:
         self._drop_successor()
@@ -144,9 +147,9 @@ class Worker(threading.Thread):
             return
         try:
             device = self._device or self._attach()
-            if collector.events:  # first: a GPU that can't be read any more still tells why
+            if collector.events and not brief:  # first: a GPU that can't be read any more still tells why
                 collector.events.told(device.events())
-            reading = self._glance(device) if brief else self._succeeded(started) or device.read(self._due(started))
+            reading = self._glance(device, started) if brief else self._read(device, started)
             if reading is None:
                 return
         except GpuLost as error:
@@ -158,19 +161,24 @@ class Worker(threading.Thread):
             if generation == collector.generation:
                 self._backoff.reset()
                 own, record = collector.own, self.record
-                samples = record.accumulator.apply(reading, own.histograms)
-                record.samples = own.samples(record.gpu, record.clock_events, reading, samples)
-                record.unsupported = own.unsupported(samples, reading.unsupported)
-                if not brief:
-                    self.record.duration = time.monotonic() - started
+                record.accumulator.take(reading, own.histograms)
+                if not brief:  # nobody sees them before
+                    samples = record.accumulator.samples()
+                    record.samples = own.samples(record.gpu, record.clock_events, reading, samples)
+                    record.unsupported = own.unsupported(samples, reading.unsupported)
+                    record.duration = time.monotonic() - started
                 self.record.read_at = time.monotonic()
                 self._ask_again({series.metric.pace for series in reading.failed}, started)
                 self.record.up()
 
-    @staticmethod
-    def _glance(device: Device) -> Reading | None:
-        """What there is to read between two ticks."""
-        return device.glance() if isinstance(device, Glancing) else None
+    def _read(self, device: Device, now: float) -> Reading:
+        return self._succeeded(now) or device.read(self._due(now))
+
+    def _glance(self, device: Device, now: float) -> Reading | None:
+        """What there is to read between two pages: profiling values alone, where they can be had alone."""
+        if self._glancing:
+            return self._glancing.glance()
+        return device.read(self._due(now)) if self._collector.swift else None
 
     def _failed(self, reason: str, message: str) -> None:
         self._detach()
@@ -201,7 +209,8 @@ class Worker(threading.Thread):
         return reading
 
     def _take_over(self, successor: _Successor) -> None:
-        before, self._device, self._asked = self._device, successor.device, successor.asked
+        before, self._asked = self._device, successor.asked
+        self._use(successor.device)
         self._successor = None
         successor.device.events()  # were told to the device before, too
         if before:
@@ -212,6 +221,10 @@ class Worker(threading.Thread):
         self.record.told = successor.device.told_since is not None
         self.record.accumulator.renew()
 
+    def _use(self, device: Device) -> None:
+        self._device = device
+        self._glancing = device if isinstance(device, Glancing) else None  # found out once: it takes long
+
     def _drop_successor(self) -> None:
         if self._successor:
             self._successor.device.close()
@@ -219,7 +232,8 @@ class Worker(threading.Thread):
 
     def _attach(self) -> Device:
         self._asked = self._collector.metrics
-        self._device = device = self._collector.source.attach(self.index, self._asked)
+        device = self._collector.source.attach(self.index, self._asked)
+        self._use(device)
         self.record = self._collector.record_of(device.gpu, self)
         self._read_at.clear()
         self.record.told = device.told_since is not None

@@ -6,13 +6,30 @@ from gpu_exporter import classes
 from gpu_exporter import metrics as m
 from gpu_exporter import signals as s
 from gpu_exporter.classes import WINDOW, Is
-from gpu_exporter.conditions import Compare, Fn, Limit, Over
+from gpu_exporter.conditions import Also, And, Calc, Compare, Fn, Limit, Over
 from gpu_exporter.failure_modes import profiles
 from gpu_exporter.failure_modes.mode import Domain, FailureMode, Inject, Severity, Wave
 from gpu_exporter.xids import Action
 
 MINUTE = 60.0
-SWING = Limit("powerSwing", 0.2, "ratio", "standard deviation of instant power, over the power limit")
+SWING = Limit("powerSwing", 0.2, "ratio", "how far power swings up and down, over the power limit")
+# A constant load at the edge of two buckets seems to swing by 40 W, whatever the limit of its board is.
+COARSE = Limit("coarsePower", 50.0, "watts", "swing that may be the width of two buckets, and none")
+SWINGS = And(
+    Compare(Calc(Over(s.POWER_SWING), "/", Over(s.POWER_LIMIT)), ">", SWING),
+    Compare(Over(s.POWER_SWING), ">", COARSE),
+)
+
+
+def _quantile(share: float) -> str:
+    return f'histogram_quantile({share}, rate({m.POWER_SAMPLES}_bucket{{UUID="…"}}[5m]))'
+
+
+GAPS = (
+    f'With `--metrics full`: `{s.SM_IDLE.record}{{UUID="…"}}` is the share of time in which its SMs rest, and '
+    f'`histogram_quantile(0.5, rate({m.IDLE_GAPS}_bucket{{UUID="…"}}[5m]))` how long the usual gap is: one length, again '
+    "and again, is a stall at each step. Gaps of less than a second take `--high-resolution`."
+)
 
 MODES = (
     FailureMode(
@@ -85,12 +102,14 @@ MODES = (
         Inject(profiles.SLOW_LOADER),
         Is("data-loading-bound"),
         shows=classes.GR,
-        meaning="The engine often waits, and meanwhile data comes over PCIe: input is too slow.",
+        meaning="The engine often waits, and meanwhile data comes over PCIe: input is too slow. Also where it works most "
+        "of the time, if it rests at each step.",
         impact="The share of time in which the engine waits is lost. It usually costs more than any kernel can be "
         "tuned to win.",
         diagnosis=(
             f'`{s.GR_ACTIVE.record}{{UUID="…"}}` is the share of time in which it works; '
             f'`{s.PCIE_RX.record}{{UUID="…"}}`, what comes in bytes per second.',
+            GAPS,
             "On the host: `top -H`: loader workers at 100 % (decoding, augmentation), or in `D` (storage: "
             "`iostat -x`, network file system)?",
             "`py-spy dump --pid PID`, several times: does the main thread stand in `DataLoader.__next__`?",
@@ -125,6 +144,7 @@ MODES = (
         diagnosis=(
             f'`{s.GR_ACTIVE.record}{{UUID="…"}}`: how much it works. Steady means a slow loop; a sawtooth '
             "means phases (checkpoint, evaluation).",
+            GAPS,
             "`py-spy top --pid PID`: where is the main thread? `.item()`, `.cpu()`, logging, tokenising, a "
             "lock, the garbage collector?",
             "`top -H`: one thread at 100 % is the launching thread: kernels are too small, or Python too "
@@ -238,12 +258,14 @@ MODES = (
         "The power of {gpu} swings by {{ $value | humanizePercentage }} of its limit",
         "The job starts and stops in step: overlap loading and communication with computing; warn the facility.",
         Inject({m.POWER_INSTANT: Wave(118, 690, 0.5)}),
-        Compare(Over(s.POWER_SWING, Fn.STDDEV, WINDOW), ">", SWING),
+        Also(Compare(Over(s.POWER_INSTANT_USE, Fn.STDDEV, WINDOW), ">", SWING), SWINGS),
         meaning="The power of the moment swings widely, many times a minute: the job starts and stops in step.",
         impact="For the job: it waits between bursts. For the room: thousands of GPUs in step move megawatts, "
         "which supplies, breakers and the grid feel.",
         diagnosis=(
-            f'`{s.POWER_INSTANT.record}{{UUID="…"}}` shows it; `{s.POWER.record}{{UUID="…"}}` is a mean over '
+            f"With `--metrics full`: `{_quantile(0.1)}` and `{_quantile(0.9)}` are the powers between which it swings, "
+            "of 50 samples a second; the heatmap of board power shows both as bands.",
+            f'Without, `{s.POWER_INSTANT.record}{{UUID="…"}}` shows it; `{s.POWER.record}{{UUID="…"}}` is a mean over '
             "a second, and hides anything faster.",
             f'`{s.GR_ACTIVE.record}{{workload="…"}}`: does the whole job start and stop together? Waiting '
             "for data, for the network, for checkpoints?",
@@ -256,6 +278,7 @@ MODES = (
             "and costs little; use power smoothing where the driver has it.",
         ),
         wrong="Short jobs one after another, and inference in bursts, swing too, and are harmless on a few GPUs. "
-        "Steps that take much less than the sampling interval are seen by chance only.",
+        "Without `--metrics full`, swings that are faster than the scrapes are seen by chance only, and not at all in step "
+        "with them; bursts that take less than a tenth of the time, by chance with it, too.",
     ),
 )

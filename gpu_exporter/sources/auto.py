@@ -123,6 +123,7 @@ class MixedDevice:
         self.gpu = first.gpu
         self.told: Series | None = None
         self._first = first
+        self._glance = first.glance if isinstance(first, Glancing) else None
         self._gpm = [metric for metric in metrics if isinstance(metric.nvml, Gpm)]
         self._dcgm = dcgm
         self._second: Device | None = None
@@ -159,7 +160,7 @@ class MixedDevice:
 
     def glance(self) -> Reading | None:
         """NVML's, if its profiling values are what is read: DCGM samples in its own time."""
-        return self._first.glance() if self._second is None and isinstance(self._first, Glancing) else None
+        return self._glance() if self._second is None and self._glance else None
 
     def _tell(self, source: str, reason: str) -> None:
         """Say what reads this GPU, and why: the same series for as long as that holds."""

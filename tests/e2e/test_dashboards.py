@@ -20,11 +20,13 @@ from gpu_exporter.readings import Page as Reading
 from gpu_exporter.readings import Row, Seen, seen
 from tests import conftest, panels
 from tests.fakes.dcgm_exporter import DEFAULT, FULL, FakeGpu, page, serving
+from tests.fakes.driver import FakeDriver, sawtooth
 from tests.prometheus import Prometheus, scraping
 from tests.tools import free_port, until
 
 ROOT = Path(__file__).parent.parent.parent
 PODS = ("bert-worker-0", "bert-worker-1", "bert-worker-2", "bert-worker-3")
+LOW, HIGH, HALF = 118.0, 873.0, 0.5
 SICK = {m.XID_ERRORS: 79.0, m.ECC_DBE_VOL: 2.0, **profiles.ONE_THREAD}
 # The ranks of a job over two nodes, the last of which is starved; a free GPU, and one in MIG mode.
 JOB = (
@@ -128,7 +130,10 @@ def test_every_question_is_answered(serve: conftest.Serve, tmp_path: Path, monke
     replay = serve("--source", "replay", "--recording", "h200_workloads", "--interval", "500ms")
     # Played slowly, so that a look of two seconds and one of many see the same.
     slowly = ("--recording", "h200_x2_ddp", "--speed", "0.01")
-    ranks = serve("--source", "replay", *slowly, "--interval", "500ms", "--metrics", "full")
+    ranks = serve("--source", "replay", *slowly, "--interval", "500ms")
+    driver = FakeDriver(tmp_path / "driver", 1)
+    sawtooth(driver, LOW, HIGH, HALF, HALF, 200)
+    saw = serve("--metrics", "full", "--high-resolution", "true", env=driver.environment)
     simulated = serve("--source", "simulated", "--gpus", "4", "--interval", "500ms", "--metrics", "full")
     folder = tmp_path / "rules"
     folder.mkdir()
@@ -137,6 +142,7 @@ def test_every_question_is_answered(serve: conftest.Serve, tmp_path: Path, monke
             Target("replay", replay.port),
             Target("", ranks.port),
             Target("simulated", simulated.port),
+            Target("sawtooth", saw.port),
             *(Target(name, port, f"/{name}") for name in PAGES),
         ]
         gone = {"targets": [f"127.0.0.1:{free_port()}"], "labels": {"cluster": "simulated"}}
@@ -151,9 +157,32 @@ def test_every_question_is_answered(serve: conftest.Serve, tmp_path: Path, monke
                 wrong = problems(prometheus, targets, answered)
                 if not wrong:
                     break
+            assert_sawtooth(prometheus)
     assert not wrong, "\n".join(wrong)
     never = {text for board in panels.BOARDS.values() for text in panels.expressions(board)} - answered
     assert not never, "nothing ever answers:\n" + "\n".join(sorted(never))
+
+
+def assert_sawtooth(prometheus: Prometheus) -> None:
+    """Its panels say what it does; the gauge of the moment, which stands still, does not. The alert knows."""
+    variables = {name: panels.ALL for name in ("node", "gpu")} | {"cluster": "sawtooth"}
+    row = {each["title"]: each["targets"] for each in panels.panels(panels.BOARDS["gpu"])}
+
+    def ask(panel: str, place: int = 0) -> dict[str, float]:
+        text = panels.filled(row[panel][place]["expr"], variables)
+        answer = prometheus.api("query", query=text)["result"]
+        return {each["metric"].get("le", ""): float(each["value"][1]) for each in answer}
+
+    activity, watts, gap = ask("SM activity"), ask("Board power"), ask("Idle gaps")[""]
+    assert activity["0.1"] / activity["+Inf"] == pytest.approx(0.5, abs=0.15)  # ticks that are half busy
+    assert watts["850.0"] / watts["+Inf"] == pytest.approx(0.5, abs=0.1)
+    assert watts["150.0"] == watts["850.0"]
+    assert gap == pytest.approx(HALF, abs=0.2)
+    assert ask("Swing of power, and time at rest")[""] == pytest.approx((HIGH - LOW) / 2 / 700, abs=0.05)
+    assert ask("Swing of power, and time at rest", 1)[""] == pytest.approx(0.4, abs=0.15)  # whole ticks only
+    moment = 'stddev_over_time(DCGM_FI_DEV_POWER_USAGE_INSTANT{cluster="sawtooth"}[1m])'
+    assert prometheus.query(moment) == [0.0]
+    assert prometheus.query('count(ALERTS{alertname="GpuPowerOscillation", cluster="sawtooth"})') == [1.0]
 
 
 def test_a_wrong_question_is_found_out(tmp_path: Path) -> None:

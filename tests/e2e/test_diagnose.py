@@ -10,7 +10,7 @@ from threading import Thread
 import pytest
 
 from tests.conftest import Serve, free_port, run
-from tests.fakes.driver import FakeDriver
+from tests.fakes.driver import FakeDriver, sawtooth
 from tests.prometheus import scraping
 from tests.tools import until
 
@@ -30,6 +30,23 @@ def test_nothing_wrong() -> None:
     assert result.returncode == 0
     assert "nothing wrong was found" in result.stdout
     assert "a recording of real GPUs" in result.stdout
+
+
+def test_a_stall_at_each_step(driver: FakeDriver) -> None:
+    """It works 0.7 s and waits 0.3 s for data: busy in the mean, and still it waits."""
+    with driver.batch():
+        driver.set("Gpm.1", 72.0)
+        driver.set("Gpm.21", 5000.0)
+    sawtooth(driver, 300.0, 600.0, 0.7, 0.3, 60)
+    found = run("diagnose", "--for", "8s", "--kernel-log", "none", "--json", env=driver.environment)
+
+    gpu = json.loads(found.stdout)["gpus"][0]
+    assert gpu["class"] == "data-loading-bound"
+    (mode,) = [each for each in gpu["modes"] if each["name"] == "GpuDataLoadingBound"]
+    assert mode["because"]["gr_active"] == pytest.approx(0.72, abs=0.005)
+    assert mode["because"]["sm_idle"] == pytest.approx(0.25, abs=0.07)  # whole ticks only
+    (swing,) = [each for each in gpu["modes"] if each["name"] == "GpuPowerOscillation"]
+    assert swing["because"]["power_swing"] == pytest.approx(150, abs=30)
 
 
 def test_the_gpus_of_this_machine(driver: FakeDriver) -> None:

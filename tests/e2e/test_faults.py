@@ -19,7 +19,7 @@ ALWAYS = {"gpu_info", "gpu_up", "gpu_read_stalled_seconds"}
 ALWAYS |= {"gpu_exporter_collection_failures_total", "gpu_exporter_ticks_skipped_total"}
 ALWAYS |= {"gpu_health_state"}
 ALLOWED = ALWAYS | {"gpu_source_info", "gpu_down_reason", "gpu_last_read_timestamp_seconds", "gpu_snapshot_age_seconds"}
-ALLOWED |= {"gpu_exporter_collection_duration_seconds"}
+ALLOWED |= {"gpu_exporter_collection_duration_seconds", "gpu_exporter_collection_seconds_total"}
 # they tell why it is down
 ALLOWED |= {"gpu_xid_events_total", "DCGM_FI_DEV_XID_ERRORS", "gpu_health_reason"}
 

@@ -16,7 +16,7 @@ from gpu_exporter import metrics as m
 from gpu_exporter.histograms import IDLE_RATIO
 from gpu_exporter.recording import load, ticks
 from tests.conftest import RECORDINGS, Exporter, Serve
-from tests.fakes.driver import FakeDriver, steps
+from tests.fakes.driver import FakeDriver, sawtooth
 from tests.prometheus import Prometheus, scraping
 from tests.tools import until
 
@@ -83,16 +83,13 @@ def test_a_recording_reads_as_it_was(serve: Serve, watch: Watch) -> None:
 def test_a_sawtooth_is_read_from_prometheus_alone(serve: Serve, watch: Watch, tmp_path: Path) -> None:
     """Half a second at work and half a second idle, 20 ms a sample: both powers, the limit, the gaps; nothing lost."""
     driver = FakeDriver(tmp_path / "driver", 1)
-    begin = time.time() + 1
-    turns = [(begin + 2 * HALF * n, begin + 2 * HALF * n + HALF) for n in range(120)]
-    with driver.batch():
-        driver.set("Samples.0", steps(*[step for on, off in turns for step in ((HIGH * 1000, on), (LOW * 1000, off))]))
-        driver.set("Gpm.2", steps(*[step for on, off in turns for step in ((96, on), (0, off))]))
+    sawtooth(driver, LOW, HIGH, HALF, HALF, 120)
     exporter = serve("--metrics", "full", "--high-resolution", "true", env=driver.environment)
     prometheus = watch(exporter)
     until(lambda: prometheus.query("gpu_idle_gap_seconds_count") >= [15.0], 60, "the fifteenth gap")
 
     assert ask(prometheus, "under_10_percent", 10) == pytest.approx(0.5, abs=0.12)  # ticks that are half busy
+    assert ask(prometheus, "over_half", 10) == pytest.approx(0.5, abs=0.03)
     mean = prometheus.query("rate(gpu_sm_active_ratio_sum[10s]) / rate(gpu_sm_active_ratio_count[10s])")
     assert mean == [pytest.approx(0.48, abs=0.03)]
     assert ask(prometheus, "low_power", 10) == pytest.approx(LOW, abs=50)

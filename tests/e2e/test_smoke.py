@@ -1,5 +1,10 @@
 """The fixtures work."""
 
+import ctypes
+import os
+import signal
+from pathlib import Path
+
 from tests.conftest import Serve
 from tests.fakes.driver import FakeDriver
 
@@ -10,6 +15,18 @@ def test_serves_the_stand_in(serve: Serve, driver: FakeDriver) -> None:
     page = exporter.until(lambda page: bool(page.values("DCGM_FI_PROF_SM_ACTIVE")))
     assert page.value("DCGM_FI_PROF_SM_ACTIVE") == 0.96
     assert exporter.stop()[0] == 0
+
+
+def test_ends_whichever_thread_is_told(serve: Serve, driver: FakeDriver) -> None:
+    """The kernel gives a signal to any thread; right after SIGCONT often to another than the first."""
+    exporter = serve("--interval", "100ms", env=driver.environment)
+    exporter.until(lambda page: page.values("gpu_sm_active_seconds_total") > [1.0])  # long after it has started
+    pid = exporter.process.pid
+    other = max(int(path.name) for path in Path(f"/proc/{pid}/task").iterdir())
+    assert other != pid
+    if ctypes.CDLL(None, use_errno=True).tgkill(pid, other, signal.SIGTERM):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    assert exporter.process.wait(10) == 0
 
 
 def test_the_first_page_is_never_empty(serve: Serve, driver: FakeDriver) -> None:

@@ -182,6 +182,15 @@ def steps(*changes: tuple[Value, float]) -> str:
     return ";".join(f"{value}@{at:.6f}" for value, at in changes)
 
 
+def sawtooth(driver: FakeDriver, low: float, high: float, on: float, off: float, turns: int) -> None:
+    """From in a second on, GPU 0 works for `on` seconds at `high` watts and rests for `off` at `low`, so many times."""
+    begin = time.time() + 1
+    times = [(begin + (on + off) * n, begin + (on + off) * n + on) for n in range(turns)]
+    with driver.batch():
+        driver.set("Samples.0", steps(*[step for on, off in times for step in ((high * 1000, on), (low * 1000, off))]))
+        driver.set("Gpm.2", steps(*[step for on, off in times for step in ((96, on), (0, off))]))
+
+
 def counter(base: float, rate: float, since: float) -> str:
     """A value that grows by `rate` a second from `base` at the time `since`."""
     return f"~{base:.6f}{rate:+.6f}@{since:.6f}"

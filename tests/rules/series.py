@@ -10,10 +10,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import cycle, islice
+from math import inf
 
 from gpu_exporter import metrics as m
 from gpu_exporter import xids
 from gpu_exporter.dcgm_names import RENAMED
+from gpu_exporter.distributions import Within
 from gpu_exporter.failure_modes.mode import Inject, Ramp, Wave
 from gpu_exporter.failure_modes.profiles import HEALTHY
 from gpu_exporter.model import Metric
@@ -77,7 +79,10 @@ def of_peers(count: float, inject: Inject) -> Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A GPU as one exporter shows it. `owner` are the labels that say whose it is, `target` those of the scrape."""
+    """A GPU as one exporter shows it. `owner` are the labels that say whose it is, `target` those of the scrape.
+
+    `full`: our exporter shows its histograms, too.
+    """
 
     node: str
     gpu: int
@@ -86,6 +91,7 @@ class Device:
     owner: Mapping[str, str] = field(default_factory=dict)
     target: Mapping[str, str] = field(default_factory=dict)
     instance: str = ""
+    full: bool = True
 
     @property
     def uuid(self) -> str:
@@ -105,6 +111,15 @@ def rank(job: str, number: int = 0) -> Mapping[str, str]:
 
 # Only what a signal is made of is written out: the rest takes time and changes nothing.
 READ = {way.name for signal in SIGNALS for way in signal.made if isinstance(way, Read)}
+BY_NAME = {row.name: row for row in m.METRICS}
+# Of each histogram that a signal is made of, the edges that are read; tenths of a second, and 50 samples a second.
+BUCKETS = {
+    BY_NAME[way.name]: (*((way.shape.edge,) if isinstance(way.shape, Within) else BY_NAME[way.name].edges), inf)
+    for signal in SIGNALS
+    for way in signal.made
+    if isinstance(way, Read) and way.shape
+}
+OBSERVED = {m.SM_SHARES: 10.0, m.POWER_SAMPLES: 50.0}
 
 
 class Integral(tuple[Shape, float]):
@@ -197,11 +212,34 @@ def _stretch(device: Device, stretch: Stretch, done: int) -> Iterator[tuple[Key,
         yield _key(m.POD_INFO.name, {**gpu, **part, **owner}), 1.0
     if stretch.fault and ours:  # a dcgm-exporter goes on to show the last values of a wedged GPU
         return
+    for buckets, edge, counter in histograms(stretch.values) if ours and device.full else ():
+        yield _key(buckets, {**gpu, **part, "le": edge}), counter
     for metric, shape in _rows(device.generation, stretch):
         name = exposed(device.generation, metric)
         if name and name[0] in READ:
             labels = classic if metric.classic else {**gpu, **part}
             yield _key(name[0], {**labels, **dict(metric.labels)}), _scaled(shape, name[1])
+
+
+def histograms(values: Mapping[Metric, Shape]) -> Iterator[tuple[str, str, Integral]]:
+    """The buckets of our histograms, by name and `le`: of what the rows they are made of do, or of their own shape."""
+    for row, edges in BUCKETS.items():
+        shape = values.get(row, values.get(row.histogram_of or m.POWER_INSTANT))
+        for edge in edges if shape is not None else ():
+            text = "+Inf" if edge == inf else repr(edge)
+            yield f"{row.name}_bucket", text, Integral((_not_above(shape, edge), OBSERVED[row]))
+
+
+def _not_above(shape: Shape | None, edge: float) -> Shape:
+    """The share of what is observed between two scrapes; a wave is much faster than they are."""
+    match shape:
+        case Wave(low, high):
+            return ((low <= edge) + (high <= edge)) / 2
+        case Ramp() | None:
+            raise ValueError("the histogram of a ramp is not needed")
+        case int() | float():
+            return float(shape <= edge)
+    return [float(value <= edge) for value in shape]
 
 
 def _rows(generation: Generation, stretch: Stretch) -> Iterator[tuple[Metric, Shape | Integral]]:

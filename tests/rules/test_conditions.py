@@ -32,6 +32,7 @@ from gpu_exporter.failure_modes.mode import Ramp, Values, Wave
 from gpu_exporter.signals import OWNER, SIGNALS, Signal
 from tests.prometheus import Prometheus
 from tests.rules.promtool import ROOT, promtools
+from tests.rules.series import histograms
 from tests.tools import free_port, until
 
 HOUR = 3600.0
@@ -125,6 +126,9 @@ def levels(values: Values) -> Mapping[Signal, tuple[float, float]]:
                 else value
             )
             found.append(readings.Row(row.name, {"UUID": "x", **dict(row.labels)}, now))
+        for name, edge, (share, each) in histograms(values):
+            assert isinstance(share, float)
+            found.append(readings.Row(name, {"UUID": "x", "le": edge}, share * each * t))
         return readings.Page(t, found)
 
     seen = readings.seen([at(0.0), at(60.0)], {})

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gpu_exporter import metrics as m
 from gpu_exporter.failure_modes import profiles as p
-from gpu_exporter.failure_modes.mode import Ramp, Values
+from gpu_exporter.failure_modes.mode import Ramp, Values, Wave
 from gpu_exporter.model import Metric
 from gpu_exporter.signals import DEVICE_INFO, SIGNALS, Signal
 from tests.rules.promtool import BY_NAME, Case, Expect, check, firing, never_fired, no_other_node, now_firing
@@ -192,6 +192,28 @@ def test_a_mixed_fleet_has_identical_signals(tmp_path: Path) -> None:
     identity = [({**labels, "node": each.node, "UUID": each.uuid}, 1.0) for each in devices]
     found.append(Expect(f"group by (node, UUID, gpu, modelName, namespace, pod, workload) ({DEVICE_INFO})", identity))
     check(tmp_path, [Case("mixed", devices, found)])
+
+
+def test_what_gauges_hide_is_seen_where_there_are_histograms(tmp_path: Path) -> None:
+    """In one fleet: a swing and a stall at each step that are faster than scrapes and in step with them, whoever shows
+    them; and constant loads at the edge of two buckets, which are none."""
+    stalls = {**on_board(p.BALANCED), m.GR_ENGINE_ACTIVE: 0.72, m.SM_SHARES: (0.0, 0.95, 0.95), m.NVLINK_RX: 0.0}
+    stories: Mapping[str, tuple[Mapping[Metric, Shape], str]] = {
+        "swings": ({**p.HEALTHY, m.POWER_SAMPLES: Wave(118, 923, 0.5)}, "GpuPowerOscillation"),
+        "loads": ({**stalls, m.PCIE_RX: 5e9}, "GpuDataLoadingBound"),
+        "waits": (stalls, "GpuHostBound"),
+        "edge": ({**p.HEALTHY, m.POWER_SAMPLES: (699.0, 701.0, 700.0)}, ""),
+        "small": ({**p.HEALTHY, m.POWER_LIMIT: 72.0, m.POWER: 50.0, m.POWER_INSTANT: (49.0, 50.0, 51.0)}, ""),
+    }
+    devices, found = [], []
+    for generation in GENERATIONS:
+        for full in (True, False) if generation is Generation.OURS else (False,):
+            for name, (values, mode) in stories.items():
+                at = f"{name}-{generation.value}-{full}"
+                devices.append(Device(at, 0, [minutes(60, values)], generation, full=full))
+                names = [mode] if mode and full else []
+                found += [now_firing(at, "", firing(at, names)), never_fired(at, names)]
+    check(tmp_path, [Case("hidden", devices, found)])
 
 
 def test_two_exporters_side_by_side(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpu_exporter.classes import CLASSES, NUMBER, Is
-from gpu_exporter.conditions import And, Compare, Condition, Median, Or, Over, Share, Unless
+from gpu_exporter.conditions import Also, And, Compare, Condition, Median, Or, Over, Share, Unless
 from gpu_exporter.failure_modes import MODES
 from gpu_exporter.failure_modes.mode import FailureMode
 from gpu_exporter.metrics import METRICS
@@ -39,7 +39,7 @@ def knowable(condition: Condition, generation: Generation) -> bool:
             return all(knowable(each, generation) for each in condition.conditions)
         case Or():
             return any(knowable(each, generation) for each in condition.conditions)
-        case Unless():
+        case Unless() | Also():
             return knowable(condition.condition, generation)
         case Is(name):
             return knowable(CLASSES[NUMBER[name]].condition, generation)

@@ -20,6 +20,7 @@ from gpu_exporter import classes, render
 from gpu_exporter import metrics as m
 from gpu_exporter import signals as s
 from gpu_exporter.failure_modes import MODES
+from gpu_exporter.model import Kind
 from gpu_exporter.render import boards, dashboards, rules
 from gpu_exporter.render.dashboards import finish
 from tests.panels import BOARDS, expressions, filled, panels
@@ -27,7 +28,7 @@ from tests.panels import BOARDS, expressions, filled, panels
 ROOT = Path(__file__).parent.parent.parent
 Board = Mapping[str, Any]
 UNITS = {value for name, value in vars(units).items() if isinstance(value, str) and not name.startswith("_")}
-DRAWN = {"stat", "gauge", "table", "timeseries", "state-timeline"}
+DRAWN = {"stat", "gauge", "table", "timeseries", "state-timeline", "heatmap"}
 VARIABLES = {"cluster": "c", "node": "n", "gpu": "0", "namespace": "ns", "workload": "w"}
 
 
@@ -249,11 +250,12 @@ def test_a_mode_more_is_a_panel_more() -> None:
 
 @pytest.mark.parametrize("name", BOARDS)
 def test_only_what_is_recorded_is_read(name: str) -> None:
-    """Signals, aggregates, ALERTS; a fleet's board reads no signal of each GPU."""
+    """Signals, aggregates, ALERTS, histograms; a fleet's board reads no signal of each GPU."""
     recorded = {rule["record"] for group in yaml.safe_load(rules.recording())["groups"] for rule in group["rules"]}
     board = BOARDS[name]
     found = {selector.name for selector in selectors(board)} - {"ALERTS"}
-    assert found <= recorded
+    histograms = {f"{row}_bucket" for row in m.METRICS if row.kind is Kind.HISTOGRAM}
+    assert found <= recorded | (histograms if name in ("gpu", "job") else set())
     if name == "fleet":
         found |= {re.split(r"[({,]", each["query"])[1] for each in variables(board)}
         # Annotations: they are there only of a GPU that had an Xid.

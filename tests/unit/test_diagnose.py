@@ -45,6 +45,16 @@ def test_without_a_job_no_rank_is_compared() -> None:
     assert "GpuStragglerSlow" in found[1].unknown
 
 
+def test_a_recording_tells_what_its_means_hide() -> None:
+    """Half a second at work, half at rest: engine activity is what it would be of small gaps everywhere."""
+    path, phase = next(each for each in PHASES if each[1] == "half_duty")
+    shown = seen(evidence.of_recording(path, phase), {})
+    (part,) = shown.devices
+
+    assert Over(s.SM_IDLE).value(shown, part) == pytest.approx(0.43, abs=0.05)
+    assert Over(s.POWER_SWING).value(shown, part) == pytest.approx(0.45 * 700, abs=30)
+
+
 def test_a_limit_can_be_changed() -> None:
     path, phase = next(each for each in PHASES if each[1] == "memory_bound_copy")
     pages = evidence.of_recording(path, phase)
@@ -86,8 +96,8 @@ def test_a_mig_instance_has_a_class_and_its_gpu_power() -> None:
 @pytest.mark.parametrize("blank", [float("nan"), float("inf"), float("-inf"), 9223372036854775794.0])
 def test_a_blank_is_no_value(blank: float) -> None:
     """Of a page that somebody else made: NaN, infinity, or DCGM's number for "not supported"."""
-    names = dict.fromkeys(way.name for signal in SIGNALS for way in signal.made if isinstance(way, Read))
-    pages = [_page(*((name, blank) for name in names), at=at) for at in (1000.0, 1010.0)]
+    names = dict.fromkeys(way.series for signal in SIGNALS for way in signal.made if isinstance(way, Read))
+    pages = [_page(*((name, blank) for name in names), at=at, le=le) for at, le in ((1000.0, "+Inf"), (1010.0, "x"))]
     working = [_page(("DCGM_FI_PROF_GR_ENGINE_ACTIVE", 0.3), ("DCGM_FI_DEV_PCIE_LINK_GEN", blank), at=1000.0)]
 
     diagnose(seen(pages, {}))

@@ -20,9 +20,10 @@ from gpu_exporter.events import EventLog
 from gpu_exporter.failure_modes import MODES
 from gpu_exporter.failure_modes.mode import FailureMode, Ramp, Scope, Wave
 from gpu_exporter.health import Health
-from gpu_exporter.metrics import selected
+from gpu_exporter.metrics import histograms, selected
 from gpu_exporter.model import GpuExporterError, Metric, MetricSet, Pace, Snapshot, SourceLost
 from gpu_exporter.readings import rows, seen
+from gpu_exporter.signals import POWER_SWING, SM_IDLE
 from gpu_exporter.sources.simulated import fleet, injected
 from gpu_exporter.sources.simulated.faults import SEEN_SECONDS
 from gpu_exporter.sources.simulated.inject import at, mean, plan
@@ -60,7 +61,8 @@ def watched(inject: str, interval: float) -> Iterator[tuple[Clock, Collector]]:
         try:
             source = fleet(1, GPUS, 1, "", KNOWN, clock.monotonic, stuck, inject=inject)[NODE]
             events = EventLog(load(), lambda pci: None)
-            collector = Collector(source, selected(MetricSet.FULL), lambda page: None, interval=interval, events=events)
+            full = (*selected(MetricSet.FULL), *histograms(MetricSet.FULL))
+            collector = Collector(source, full, lambda page: None, interval=interval, events=events)
             collector._threads[0].start()
             assert collector._first_contact.wait(10)
             yield clock, collector
@@ -110,7 +112,7 @@ def values(samples: Snapshot) -> dict[Metric, float]:
     return {
         series.metric: value
         for series, value in samples.samples
-        if series.gpu and series.gpu.index == GPU and not series.labels
+        if series.gpu and series.gpu.index == GPU and not series.labels and not series.part
     }
 
 
@@ -152,6 +154,18 @@ def test_injected_gpus_have_a_verdict() -> None:
     }
     (problem,) = made.verdicts[GPU].problems
     assert problem.reason == "row_remap_failure"
+
+
+def test_what_is_injected_shows_in_histograms() -> None:
+    """A swing between its two powers, on its GPU alone; a GPU that copies rests, its peers do not."""
+    for name, signal, here, elsewhere in (
+        ("GpuPowerOscillation", POWER_SWING, (690 - 118) / 2, 20.0),
+        ("GpuPcieBound", SM_IDLE, 1.0, 0.0),
+    ):
+        shown = seen([rows(page) for page in pages(f"{name}:{GPU}", 6, 1.0)], {})
+        found = {known.gpu: shown.points(part, signal)[-1][1] for part, known in shown.devices.items()}
+        assert found[str(GPU)] == pytest.approx(here, abs=25)
+        assert found["0"] == pytest.approx(elsewhere)
 
 
 def test_xids_come_again_and_again() -> None:

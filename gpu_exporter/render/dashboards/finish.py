@@ -14,6 +14,9 @@ OLD = {
     "panel": {
         *("error", "editable", "height", "span", "minSpan", "maxDataPoints", "maxPerRow", "repeatDirection"),
         *("color", "columns", "fontSize", "mappings"),  # of the table before Grafana 7
+        *("cards", "dataFormat", "heatmap", "hideZeroBuckets", "highlightCards"),  # of the heatmap before Grafana 9
+        *("legend", "reverseYBuckets", "tooltip", "xAxis", "xBucketNumber", "xBucketSize"),
+        *("yAxis", "yBucketBound", "yBucketNumber", "yBucketSize"),
     },
     "target": {"intervalFactor", "metric", "query", "step", "target"},
     "variable": {"auto", "auto_count", "auto_min", "tagValuesQuery", "tagsQuery", "useTags"},

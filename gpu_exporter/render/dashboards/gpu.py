@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from gpu_exporter import signals as s
 from gpu_exporter.failure_modes.mode import Domain, FailureMode
 from gpu_exporter.render.boards import GPU
+from gpu_exporter.render.dashboards import between
 from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.panels import (
     GREEN,
@@ -25,11 +26,12 @@ BOARD = GPU
 
 
 def rows(modes: Sequence[FailureMode]) -> list[Row]:
-    """The three questions, then counters."""
+    """The three questions, then what means hide, then counters."""
     return [
         Row("Health: is it on fire?", _health(modes)),
         Row("Throughput: is it working?", _throughput()),
         Row("Bottleneck: why is it slow?", _bottleneck(modes)),
+        between.row(BOARD),
         Row("Counters", _counters(), True),
     ]
 

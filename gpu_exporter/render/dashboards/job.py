@@ -10,6 +10,7 @@ from gpu_exporter.conditions import Median, Share
 from gpu_exporter.failure_modes import distributed as d
 from gpu_exporter.failure_modes.mode import Domain, FailureMode
 from gpu_exporter.render.boards import JOB
+from gpu_exporter.render.dashboards import between
 from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.panels import (
     GREEN,
@@ -27,7 +28,7 @@ BOARD = JOB
 
 
 def rows(modes: Sequence[FailureMode]) -> list[Row]:
-    """Who waits, for whom, and what moves between them."""
+    """Who waits, for whom, what moves between them, and what means hide."""
     return [
         Row(
             "Does the job get on?",
@@ -36,6 +37,7 @@ def rows(modes: Sequence[FailureMode]) -> list[Row]:
         Row("Who waits for whom?", _waiting()),
         Row("Is a chip sick, or has it more work?", _chips()),
         Row("What moves between the ranks?", _traffic()),
+        between.row(BOARD),
     ]
 
 

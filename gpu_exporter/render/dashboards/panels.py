@@ -149,6 +149,25 @@ def lines(
     )
 
 
+def heatmap(title: str, about: About, query: Query, *, width: int = 12) -> Any:
+    """The buckets of a histogram over time. The unit is that of what was observed; a cell is observations a second."""
+    options = {
+        "calculate": False,
+        "color": {"mode": "scheme", "scheme": "Oranges", "scale": "exponential", "exponent": 0.5, "steps": 64},
+        "cellGap": 1,
+        "filterValues": {"le": 1e-9},
+        "rowsFrame": {"layout": "auto"},
+        "tooltip": {"mode": "single", "yHistogram": True},
+        "yAxis": {"unit": query.unit, "axisPlacement": "left"},
+    }
+    targets = _targets([query])
+    for target in targets:
+        target.format = "heatmap"
+    return core.Heatmap(
+        **_common(title, about, width, 8), targets=targets, options=options, extraJson=_extra({"unit": query.unit})
+    )
+
+
 def number(title: str, about: About, query: Query, steps: Sequence[Step] = (), *, width: int = 4) -> Any:
     """One number, now. With steps its background says what it means."""
     return core.Stat(

@@ -9,6 +9,7 @@ from gpu_exporter import classes
 from gpu_exporter import signals as s
 from gpu_exporter.conditions import Mark, Median, Over, Share
 from gpu_exporter.failure_modes.mode import Domain, FailureMode, Severity
+from gpu_exporter.model import Metric
 from gpu_exporter.render.aggregates import Aggregate
 from gpu_exporter.render.boards import Board, page
 from gpu_exporter.signals import Signal
@@ -58,6 +59,12 @@ def of(board: Board, what: Recorded) -> str:
 def devices(board: Board) -> str:
     """The devices that are chosen; those of no one are of no job."""
     return f"{s.DEVICE_INFO}{{{', '.join(map(_matcher, board.chosen))}}}"
+
+
+def buckets(board: Board, histogram: Metric) -> str:
+    """The buckets of a histogram, of all devices that are chosen together: observations a second."""
+    each = "cluster, UUID, GPU_I_ID" if histogram.per_instance else "cluster, UUID"
+    return f"sum by (le) (rate({histogram}_bucket[$__rate_interval]) and on ({each}) {devices(board)})"
 
 
 def _matcher(label: str) -> str:

@@ -18,6 +18,8 @@ REQUEST_VERSION = pynvml.NVML_GPM_METRICS_GET_VERSION
 GPM_MIN_SPAN = 0.1
 # A window that lacks no more than this is waited for; else an interval of 100 ms would lose every second one.
 GPM_PATIENCE = 0.02
+# Members of a metric's slot, past the Python code that these bindings put before each: it is read ten times a second.
+_code, _value = pynvml.c_nvmlGpmMetric_t.nvmlReturn.__get__, pynvml.c_nvmlGpmMetric_t.value.__get__
 
 
 class GpmWindow:
@@ -77,9 +79,9 @@ class GpmWindow:
         if span is None:
             return None
         for slot, series in self._slots:
-            code = slot.nvmlReturn
+            code = _code(slot)
             if code == pynvml.NVML_SUCCESS:
-                values[series] = slot.value * series.metric.scale
+                values[series] = _value(slot) * series.metric.scale
             else:
                 raise_if_lost(code, "GPM")
                 failed[series] = outcome(code)

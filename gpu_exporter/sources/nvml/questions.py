@@ -110,6 +110,9 @@ def _pick(result: Any, member: str | int | None) -> float | None:
     return float(result[member] if isinstance(member, int) else getattr(result, member))
 
 
+# What each batch of field values ends with, only to end it. Where its last field is an error counter of NVLinks, the
+# driver (580, H200) looks past the end for more of them, and writes to what it takes for one: a corrupt heap.
+LAST_FIELD = pynvml.NVML_FI_DEV_ECC_CURRENT
 FIELD_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 
 
@@ -223,7 +226,7 @@ class Questions:
             return
         try:
             with self._turn:
-                answers = pynvml.nvmlDeviceGetFieldValues(self.handle, [field for field, _ in fields])
+                answers = pynvml.nvmlDeviceGetFieldValues(self.handle, [*(field for field, _ in fields), LAST_FIELD])
         except pynvml.NVMLError as error:
             raise_if_lost(error.value, f"GPU {self._gpu.index}, field values")
             if len(fields) == 1:
@@ -234,7 +237,7 @@ class Questions:
                 self._read_fields(fields[half:], values, failed)
             return
         parts: Counter[Series] = Counter()
-        for (field, wanted), answer in zip(fields, answers, strict=True):
+        for (field, wanted), answer in zip(fields, answers, strict=False):
             if answer.nvmlReturn == pynvml.NVML_SUCCESS:
                 value = float(getattr(answer.value, FIELD_MEMBERS[answer.valueType]))
                 for series in wanted:

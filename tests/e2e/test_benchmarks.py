@@ -1,0 +1,71 @@
+"""Small parts of the benchmarks, on the stand-in driver."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks import cost
+from benchmarks.exporter import Exporter, free_port, ours, running
+from benchmarks.perturbation import Turns, Work, compared
+from tests.fakes.driver import FakeDriver
+
+
+def test_cost(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One GPU of the stand-in costs little, and every number is there."""
+    monkeypatch.setattr(cost, "WARM_SECONDS", 2.0)
+    monkeypatch.setattr(cost, "SCRAPES", 50)
+    port = free_port()
+    found = cost.measure("full", ours(port, *cost.SETS["full"]), port, 2, boards=1, env=driver.environment)
+
+    assert 0 <= found.cpu < 0.5
+    assert 10 < found.rss_mib < 100
+    assert found.samples > 100
+    assert found.body_bytes > 5 * found.gzip_bytes > 0
+    assert 0 < found.alone.p50 <= found.alone.p99 <= found.alone.worst
+    assert found.rendering_ms > 0
+    assert found.ticks_skipped == 0
+
+
+def test_allocations(driver: FakeDriver) -> None:
+    """A tick gives back what it takes."""
+    found = cost.allocations((), driver.environment, ticks=2)
+
+    assert 1 < found["peak_kib"] < 10_000
+    assert abs(found["blocks_kept"]) < 5_000
+
+
+def test_turns(driver: FakeDriver) -> None:
+    """An exporter runs when it is its turn, and at no other time."""
+    port = free_port()
+    with running(ours(port, "--interval", "100ms"), port, driver.environment) as exporter:
+        turns = Turns({"1 s": exporter})
+        try:
+            assert state(exporter) == "T"
+            with turns.turn("off"):
+                assert state(exporter) == "T"
+            with turns.turn("1 s"):
+                assert state(exporter) != "T"
+                assert "gpu_up" in exporter.page()
+            assert state(exporter) == "T"
+        finally:
+            turns.end()
+
+
+def state(exporter: Exporter) -> str:
+    """What the kernel says of the process: T is stopped."""
+    return Path(f"/proc/{exporter.process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_work_is_done_as_often_as_asked() -> None:
+    """More steps take longer; equal ones are compared."""
+    work = Work("hashing", 1)
+    try:
+        one, many = work.seconds(1), work.seconds(200)
+    finally:
+        work.end()
+
+    assert many > 5 * one
+    times = {"off": [1.0] * 5, "off again": [1.0] * 5, "1 s": [1.01] * 5}
+    assert compared(times)["1 s"] == {"mean": pytest.approx(0.01), "upper": pytest.approx(0.01), "pairs": 5}
