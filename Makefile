@@ -41,7 +41,7 @@ bench: $(VENV)/bench tools ## Measure what this machine can, beside peers, and w
 	$(BIN)/python -m benchmarks $(ARGS)
 	$(BIN)/python -m benchmarks.report
 
-soak: $(VENV)/dev tools ## Long proofs: half an hour of faults on the stand-in driver, a DCGM that hangs for 90 s, 200 000 simulated ticks, a million kernel-log lines, every protobuf, many examples, a fleet
+soak: $(VENV)/dev tools ## Long proofs: half an hour of faults on the stand-in driver, a DCGM that hangs for 90 s, 200 000 simulated ticks, a million kernel-log lines, every protobuf, many examples, fleets of 800 and of 8000 GPUs
 	$(BIN)/python -m tests.soak $(ARGS)
 	$(BIN)/python -m tests.soak_ticks
 	$(BIN)/python -m tests.soak_dcgm
@@ -49,6 +49,8 @@ soak: $(VENV)/dev tools ## Long proofs: half an hour of faults on the stand-in d
 	$(BIN)/python -m tests.soak_protobuf
 	$(BIN)/python -m pytest tests/unit --hypothesis-profile soak
 	$(BIN)/python -m benchmarks.fleet --json /dev/null
+	$(BIN)/python -m benchmarks.scale --seconds 600 --json benchmarks/results/scale.json
+	-$(BIN)/python -m benchmarks.scale --seconds 600 --metrics full --json benchmarks/results/scale_full.json
 
 tools: .tools/done .tools/newer/done .tools/alertmanager .tools/victoria ## Fetch what the tests need beside Python: a C compiler, Prometheus (two), Alertmanager, VictoriaMetrics
 

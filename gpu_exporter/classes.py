@@ -68,13 +68,18 @@ INT = mean(s.INT_ACTIVE)
 
 COPYING = Or(Compare(RX, ">=", QUIET_PCIE), Compare(TX, ">=", QUIET_PCIE))
 # Without NVLink, a collective goes over PCIe, in both directions at once.
-TRAFFIC = Or(Compare(NVLINK, ">=", MOVING), And(Compare(RX, ">=", QUIET_PCIE), Compare(TX, ">=", QUIET_PCIE)))
+TRAFFIC = Or(
+    Compare(NVLINK, ">=", MOVING),
+    And(Compare(RX, ">=", QUIET_PCIE), Compare(TX, ">=", QUIET_PCIE)),
+    name="traffic",
+)
 # Whatever moves between this GPU and the world. A dcgm-exporter's own list of fields does not tell the link.
 MOVES = Or(
     COPYING,
     Compare(NVLINK, ">=", MOVING),
     Compare(mean(s.PCIE_RX), ">=", MOVING),
     Compare(mean(s.PCIE_TX), ">=", MOVING),
+    name="moves",
 )
 BUSY = Compare(GR, ">=", BUSY_ENGINE)
 FILLED = Compare(SM, ">=", BUSY_SM)
@@ -95,7 +100,9 @@ SPINNING = Unless(
         Compare(POWER, "<", IDLE_POWER),
     ),
     TRAFFIC,
+    name="spinning",
 )
+IDLES = Unless(Compare(GR, "<", IDLE_ENGINE), MOVES, name="idles")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +118,7 @@ class Class:
 CLASSES: tuple[Class, ...] = (
     Class(
         "idle",
-        Unless(Compare(GR, "<", IDLE_ENGINE), MOVES),
+        IDLES,
         "nothing runs and nothing is copied",
         "#8e8e8e",
     ),

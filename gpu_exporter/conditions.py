@@ -350,14 +350,18 @@ class Compare:
 
 
 class And:
-    """All of them."""
+    """All of them. With a `name` it is recorded, and read by that: several rules ask for it."""
 
-    __slots__ = ("conditions",)
+    __slots__ = ("conditions", "name")
 
-    def __init__(self, *conditions: Condition) -> None:
-        self.conditions = conditions
+    def __init__(self, *conditions: Condition, name: str = "") -> None:
+        self.conditions, self.name = conditions, name
 
     def promql(self, limits: Limits) -> str:
+        return record_of(self) or self.expression(limits)
+
+    def expression(self, limits: Limits) -> str:
+        """What is evaluated."""
         return "\nand\n".join(_operand(each, limits) for each in self.conditions)
 
     def holds(self, evidence: Evidence, device: Device) -> bool | None:
@@ -375,14 +379,18 @@ class And:
 
 
 class Or:
-    """At least one of them."""
+    """At least one of them. With a `name` it is recorded, as `And` is."""
 
-    __slots__ = ("conditions",)
+    __slots__ = ("conditions", "name")
 
-    def __init__(self, *conditions: Condition) -> None:
-        self.conditions = conditions
+    def __init__(self, *conditions: Condition, name: str = "") -> None:
+        self.conditions, self.name = conditions, name
 
     def promql(self, limits: Limits) -> str:
+        return record_of(self) or self.expression(limits)
+
+    def expression(self, limits: Limits) -> str:
+        """What is evaluated."""
         return "\nor\n".join(_operand(each, limits) for each in self.conditions)
 
     def holds(self, evidence: Evidence, device: Device) -> bool | None:
@@ -396,12 +404,20 @@ class Or:
 
 @dataclass(frozen=True, slots=True)
 class Unless:
-    """`condition`, and `other` is not known to be true: what a device can't tell does not speak against it."""
+    """`condition`, and `other` is not known to be true: what a device can't tell does not speak against it.
+
+    With a `name` it is recorded, as `And` is.
+    """
 
     condition: Condition
     other: Condition
+    name: str = ""
 
     def promql(self, limits: Limits) -> str:
+        return record_of(self) or self.expression(limits)
+
+    def expression(self, limits: Limits) -> str:
+        """What is evaluated."""
         return f"{_operand(self.condition, limits)}\nunless\n{_operand(self.other, limits)}"
 
     def holds(self, evidence: Evidence, device: Device) -> bool | None:
@@ -433,9 +449,29 @@ class Also:
         yield from self.condition.terms()
 
 
+def record_of(condition: And | Or | Unless) -> str:
+    """The name under which it is recorded where it is true, with the value that it finds; empty for most."""
+    return f"gpu:{condition.name}:holds" if condition.name else ""
+
+
+def shared(condition: Condition) -> Iterator[And | Or | Unless]:
+    """What of a condition is recorded by name, inner ones first."""
+    match condition:
+        case And() | Or():
+            parts = condition.conditions
+        case Unless() | Also():
+            parts = (condition.condition, condition.other)
+        case _:
+            return
+    for part in parts:
+        yield from shared(part)
+    if not isinstance(condition, Also) and condition.name:
+        yield condition
+
+
 def _operand(condition: Condition, limits: Limits) -> str:
     text = condition.promql(limits)
-    return text if isinstance(condition, Compare) else f"(\n{_indented(text)}\n)"
+    return text if isinstance(condition, Compare) or "\n" not in text else f"(\n{_indented(text)}\n)"
 
 
 def _indented(text: str) -> str:

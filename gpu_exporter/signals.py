@@ -158,16 +158,21 @@ class Signal:
         derived = [each.promql() for each in self.made if isinstance(each, Derived)]
         if not reads:
             return "\nor\n".join(derived)
-        profile = ("GPU_I_PROFILE",) if self.per_instance else ()
-        left = ", ".join((*profile, *IDENTITY, *(OWNER if self.owned else ())))
-        joined = (
-            f"(\n  {f'{chr(10)}  or '.join(reads)}\n)\n* on ({', '.join(DEVICE)}) group_left ({left}) {DEVICE_INFO}"
-        )
+        joined = self._joined(f"(\n  {f'{chr(10)}  or '.join(reads)}\n)")
         if not derived:
             return joined
         return "\nor\n".join([*derived, f"(\n{joined}\n)"])
 
+    def _joined(self, values: str) -> str:
+        """With the labels of the device. They are on the many side: to keep labels costs less than to copy them."""
+        on = ", ".join(DEVICE if self.owned else DEVICE[:2])
+        info = DEVICE_INFO if self.owned else IDENTITY_INFO
+        if self.extra:
+            return f"{values}\n* on ({on}) group_left ({', '.join(IDENTITY)}) {info}"
+        return f"{info} * on ({on}) group_left ()\n{values}"
 
+
+IDENTITY_INFO = "gpu:device_identity:info"
 DEVICE_INFO = "gpu:device:info"
 
 

@@ -30,8 +30,7 @@ SAME_ENGINE   = Limit("sameEngine", 0.1, "ratio", "difference in engine activity
 
 WAITS = Mark("waits", And(c.BUSY, c.PARTLY_FILLED, c.TRAFFIC))
 SPINS = Mark("spins", c.SPINNING)
-IDLES = c.CLASSES[c.NUMBER["idle"]].condition
-STALLED = Mark("stalled", Or(c.SPINNING, IDLES))
+STALLED = Mark("stalled", Or(c.SPINNING, c.IDLES))
 TALKS = Mark("talks", Compare(c.NVLINK, ">=", c.MOVING))
 
 
@@ -41,7 +40,11 @@ def _far(left: Over | Median, right: Over | Median) -> Condition:
 
 
 # Inference that is pipelined over GPUs sends one way; replicas of one service move different amounts.
-OTHER_TRAFFIC = Or(_far(mean(s.NVLINK_TX), mean(s.NVLINK_RX)), _far(c.NVLINK, Median(c.NVLINK, WAITS)))
+OTHER_TRAFFIC = Or(
+    _far(mean(s.NVLINK_TX), mean(s.NVLINK_RX)),
+    _far(c.NVLINK, Median(c.NVLINK, WAITS)),
+    name="other_traffic",
+)
 STRAGGLES = And(Compare(Share(WAITS), ">=", VICTIMS), c.TRAFFIC)
 
 MODES = (

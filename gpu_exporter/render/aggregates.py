@@ -85,7 +85,7 @@ NAMESPACE_WASTED = Aggregate(
     ("namespace",),
 )
 NODE_POWER = Aggregate("node:power:watts", "Power", f"sum by (cluster, node) ({s.POWER.record})", ("node",))
-NODE_GPUS = Aggregate("node:gpus:count", "GPUs", "count by (cluster, node) (gpu:device_identity:info)", ("node",))
+NODE_GPUS = Aggregate("node:gpus:count", "GPUs", f"count by (cluster, node) ({s.IDENTITY_INFO})", ("node",))
 CLASSES = Aggregate(
     "cluster:classes:count", "GPUs by what limits them", f"count by (cluster, class) ({classes.CLASS})", ("class",)
 )

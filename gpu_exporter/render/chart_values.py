@@ -224,7 +224,7 @@ MONITORING = (
     Value("prometheusRule.namespace", "", TEXT, "Where; the release's namespace if blank."),
     Value("prometheusRule.labels", {}, STRINGS, "Labels by which your Prometheus selects it."),
     Value("prometheusRule.annotations", {}, STRINGS, "Annotations."),
-    Value("prometheusRule.interval", "", {"type": "string", "pattern": f"^$|{SPAN['pattern']}"}, "Time between two evaluations; Prometheus' own if blank."),
+    Value("prometheusRule.interval", "", {"type": "string", "pattern": f"^$|{SPAN['pattern']}"}, "Time between two evaluations of every rule; if blank, Prometheus' own, and a minute for what looks at means."),
     Value("prometheusRule.alertLabels", {}, STRINGS, "More labels of every alert."),
     Value("prometheusRule.runbookUrl", DOCS, TEXT, "Where the runbooks are."),
     Value("prometheusRule.grafanaUrl", "", TEXT, "Where Grafana is, for links in alerts."),

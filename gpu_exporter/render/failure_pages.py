@@ -127,6 +127,15 @@ dcgm-exporter from 4.9 on. Who scrapes two exporters gets each GPU once, by its 
 - A GPU that several pods share has no owner, and so no peers.
 - Windows of a signal are recorded as, for example, `gpu:sm_active:mean5m`.
 - A signal that is made of others has no value without all of them.
+- Signals and the state of boards are evaluated as often as Prometheus is told to; what is made of means of five minutes
+  once a minute.
+
+"""
+
+SHARED_INTRO = """
+## Shared conditions
+
+What several classes and alerts ask for is recorded of the GPUs for which it is true, and of no others.
 
 """
 
@@ -233,11 +242,13 @@ def _cost() -> Iterator[tuple[str, str]]:
 
 
 def signals() -> str:
-    """docs/signals.md: one row a signal, in the order in which they are recorded."""
+    """docs/signals.md: one row a signal, in the order of the catalogue."""
     rows = [(signal, runbooks.signal_row(signal, _made)) for signal in SIGNALS]
     head = ("signal", "unit", *runbooks.SIGNAL_HEAD[1:])
     lines = ((name, signal.unit.replace("_", " "), *cells) for signal, (name, *cells) in rows)
     text = NOTE.format("gpu_exporter/signals.py") + SIGNALS_INTRO + table(head, lines)
+    named = ((f"`{name}`", words.sentence(each, {})) for name, each in rules.shared_conditions().items())
+    text += SHARED_INTRO + table(("recorded", "where"), named)
     recorded = ((f"`{each.record}`", each.help, ticked(("cluster", *each.by))) for each in allocation.ALLOCATION)
     pools = ticked(reversed(allocation.POOL_LABELS))
     return text + ALLOCATION_INTRO.format(pools=pools) + table(("recorded", "what", "labels"), recorded)

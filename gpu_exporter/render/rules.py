@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import yaml
 
-from gpu_exporter import classes, ownership
-from gpu_exporter import metrics as m
+from gpu_exporter import classes
 from gpu_exporter import signals as s
-from gpu_exporter.conditions import Condition, Fn, Limits, Mark, Median, Over, Share, duration
-from gpu_exporter.dcgm_names import RENAMED
+from gpu_exporter.conditions import (
+    And,
+    Condition,
+    Fn,
+    Limits,
+    Mark,
+    Median,
+    Or,
+    Over,
+    Share,
+    Unless,
+    duration,
+    record_of,
+    shared,
+)
 from gpu_exporter.failure_modes import MODES
 from gpu_exporter.failure_modes.cost import PRICES
 from gpu_exporter.failure_modes.mode import Domain, FailureMode
-from gpu_exporter.render import aggregates, allocation, boards
+from gpu_exporter.render import aggregates, allocation, boards, identity
 from gpu_exporter.words import title
 
 NOTE = "# Rendered by `gpu-exporter generate`; edit gpu_exporter/{} instead.\n"
@@ -28,117 +41,55 @@ SHOWN = {label: f'{{{{ or $labels.{label} "$__all" }}}}' for label in ("node", "
 
 Rule = Mapping[str, Any]
 
-# Whatever is scraped of a GPU, one of these is among it.
-_IDENTIFYING = (m.GPU_UTIL, m.GPU_TEMP, m.POWER, m.FB_USED, m.SM_CLOCK, m.GR_ENGINE_ACTIVE, m.SM_ACTIVE, m.DRAM_ACTIVE)
-_CLASSIC = "|".join(name for row in _IDENTIFYING for name in (row.name, RENAMED[row.name][0]))
-_OURS = "|".join((m.UP.name, *(str(row) for row in m.METRICS if row.integral_of and not row.name.startswith("DCGM_"))))
-
-
-def _identity() -> Iterator[Rule]:
-    device, owners = ", ".join(s.DEVICE), ", ".join((*s.DEVICE, *s.OWNER))
-    named = f'{{__name__=~"{_CLASSIC}", UUID!=""}}'
-    # Not in `node` at once: series that differ in nothing else would become one twice, an error.
-    told = named
-    for label in ("node", "hostname", "Hostname"):
-        told = f'label_replace({told}, "told", "$1", "{label}", "(.+)")'
-    known = ", ".join(("cluster", "job", "instance", "UUID", "gpu", "modelName", "told"))
-    node = f'label_replace(group by ({known}) ({told}), "node", "$1", "told", "(.+)")'
-    identity = ", ".join(("cluster", "UUID", *s.IDENTITY))
-    ours = f'label_replace(group by (cluster, UUID, node, gpu, model) ({m.INFO}), "modelName", "$1", "model", "(.+)")'
-    alternatives = [
-        f"topk by (cluster, UUID) (1, group by ({identity}) ({each}))"
-        for each in (ours, node, f'{{__name__=~"{_unique(_OURS)}", UUID!=""}}')
-    ]
-    yield _record("gpu:exporter:info", f"group by (cluster, job, instance, node) ({m.INFO} or {node})")
-    yield _record(
-        "gpu:dcgm_gpus:count",
-        f"count by (cluster, job, instance) (group by (cluster, job, instance, UUID) ({named}) "
-        f"unless on (cluster, job, instance) {m.BUILD_INFO})",
-    )
-    yield _record("gpu:device_identity:info", "\nor on (cluster, UUID)\n".join(alternatives))
-    yield _record("gpu:device_owners:info", _owners(named, owners))
-    yield _record(
-        "gpu:device_parts:info",
-        f"topk by ({device}) (1, group by ({device}, GPU_I_PROFILE) "
-        f'({{__name__=~"{_CLASSIC}|{_unique(_OURS)}", GPU_I_ID!=""}}))\n'
-        f"* on (cluster, UUID) group_left ({', '.join(s.IDENTITY)}) gpu:device_identity:info\n"
-        f"or\ngpu:device_identity:info",
-    )
-    # A GPU that several pods share has no one owner.
-    yield _record(
-        "gpu:device_owner:info",
-        f"gpu:device_owners:info\nand on ({device})\ncount by ({device}) (gpu:device_owners:info) == 1",
-    )
-    yield _record(
-        s.DEVICE_INFO,
-        f"gpu:device_parts:info * on ({device}) group_left ({', '.join(s.OWNER)}) gpu:device_owner:info\n"
-        f"or\n(gpu:device_parts:info unless on ({device}) gpu:device_owner:info)",
-    )
-
-
-def _unique(names: str) -> str:
-    return "|".join(dict.fromkeys(names.split("|")))
-
-
-def _owners(named: str, labels: str) -> str:
-    pod = named.removesuffix("}")
-    # Without the labels that are overwritten: an exporter's old and new pod would give one series twice, an error.
-    jobs = ", ".join((*s.DEVICE, *ownership.JOB_LABELS))
-    exported = _exported(f'{pod}, exported_pod!=""}}', jobs)
-    plain = f'group by ({jobs}, namespace, pod) ({pod}, exported_pod="", pod!="", pod!~"{ownership.EXPORTER_PODS}"}})'
-    # Of a GPU that no pod has, the pod is the exporter that was scraped, if any.
-    free = f'exported_pod="", pod=~"|{ownership.EXPORTER_PODS}"'
-    recorded = f'{pod}, {free}, hpc_job="", source="{ownership.RECORDED}"}}'
-    recorded = f'label_replace(group by ({jobs}, source) ({recorded}), "hpc_job", "$1", "source", "(.+)")'
-    slurm = f'group by ({jobs}) ({pod}, {free}, hpc_job!=""}}) or {recorded}'
-    theirs = f'label_replace({exported} or {plain} or {slurm}, "told", "$1", "workload", "(.+)")'
-    by_pod = f'label_replace({theirs}, "workload", "$1", "pod", "{ownership.WORKLOAD_OF_POD}")'
-    mine = " or ".join(_told(operator) for operator in ("!=", "="))
-    for label in ownership.JOB_LABELS:
-        label = "told" if label == "workload" else label
-        by_pod = f'label_replace({by_pod}, "workload", "$1", "{label}", "(.+)")'
-    return f"group by ({labels}) ({mine})\nor on ({', '.join(s.DEVICE)})\ngroup by ({labels}) ({by_pod})"
-
-
-def _told(operator: str) -> str:
-    """The owner that our own series names; where it is told no workload, by the pod's name."""
-    info, by = f'{m.POD_INFO}{{workload{operator}""', ", ".join((*s.DEVICE, "workload"))
-    exported = _exported(f'{info}, exported_pod!=""}}', by)
-    pods = f'{exported} or group by ({by}, namespace, pod) ({info}, exported_pod=""}})'
-    if operator == "!=":
-        return pods
-    return f'label_replace({pods}, "workload", "$1", "pod", "{ownership.WORKLOAD_OF_POD}")'
-
-
-def _exported(series: str, by: str) -> str:
-    """With the pod that has the GPU, where Prometheus has put the pod that it scraped in its place."""
-    series = f"group by ({by}, exported_namespace, exported_pod) ({series})"
-    for label in ("namespace", "pod"):
-        series = f'label_replace({series}, "{label}", "$1", "exported_{label}", "(.+)")'
-    return series
-
 
 def _record(name: str, expression: str) -> Rule:
     return {"record": name, "expr": expression}
 
 
-def _signals(limits: Limits) -> Iterator[Rule]:
+def _signals(owned: bool) -> Iterator[Rule]:
+    """What belongs to who has the GPU, or the state of the board."""
     for signal in s.SIGNALS:
-        yield _record(signal.record, signal.promql())
+        if signal.owned is owned:
+            yield _record(signal.record, signal.promql())
+
+
+def _windows_of(owned: bool) -> Iterator[Rule]:
+    for window in dict.fromkeys(_windows(_terms())):
+        if window.signal.owned is owned:
+            yield _record(window.record, window.expression())
+
+
+def _judged(limits: Limits) -> Iterator[Rule]:
+    """Classes, marks and what is asked of other ranks; what several conditions share comes before all that read it."""
     terms = [term for condition in _conditions() for term in condition.terms()]
-    marks = _marks(terms)
-    windows = dict.fromkeys(_windows([*terms, *(term for mark in marks for term in mark.condition.terms())]))
-    for window in windows:
-        yield _record(window.record, window.expression())
+    marks, named = _marks(terms), shared_conditions()
+    of_others = {name for name, each in named.items() if not all(isinstance(term, Over) for term in each.terms())}
+    yield from (_record(name, each.expression(limits)) for name, each in named.items() if name not in of_others)
     yield _record(classes.CLASS, classes.promql(limits))
     for mark in marks:
         yield _record(mark.record, mark.expression(limits))
     for term in dict.fromkeys(term for term in terms if isinstance(term, Share | Median)):
         yield _record(term.record, term.expression())
+    yield from (_record(name, named[name].expression(limits)) for name in named if name in of_others)
+
+
+def shared_conditions() -> Mapping[str, And | Or | Unless]:
+    """What several classes and alerts ask for, by the name under which it is recorded; inner ones first."""
+    conditions = _conditions()
+    marks = _marks(term for condition in conditions for term in condition.terms())
+    found = (each for condition in (*conditions, *(mark.condition for mark in marks)) for each in shared(condition))
+    return {record_of(each): each for each in found}
 
 
 def _conditions() -> list[Condition]:
     return [each.condition for each in classes.CLASSES] + [mode.condition for mode in MODES if mode.condition]
+
+
+def _terms() -> Iterator[Over | Share | Median]:
+    terms = [term for condition in _conditions() for term in condition.terms()]
+    yield from terms
+    for mark in _marks(terms):
+        yield from mark.condition.terms()
 
 
 def _marks(terms: Iterable[Over | Share | Median]) -> list[Mark]:
@@ -162,21 +113,44 @@ def _cost(prices: Limits) -> Iterator[Rule]:
         yield _record(each.record, text)
 
 
-Groups = Sequence[tuple[str, Sequence[Rule]]]
+# Windows of five minutes and more, and what is told after ten: nothing is lost where the rest is evaluated more often.
+SLOW = "1m"
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Rules that are evaluated one after another, each `interval`, or as Prometheus is told to."""
+
+    name: str
+    rules: Sequence[Rule]
+    interval: str = ""
+
+    def content(self) -> Mapping[str, Any]:
+        """As Prometheus reads it."""
+        interval = {"interval": self.interval} if self.interval else {}
+        rules = [{**rule, "expr": _Text(rule["expr"])} for rule in self.rules]
+        return {"name": self.name, **interval, "rules": rules}
+
+
+Groups = Sequence[Group]
 
 
 def _recorded(limits: Limits) -> Groups:
     return [
-        ("gpu-identity", list(_identity())),
-        ("gpu-signals", list(_signals(limits))),
-        ("gpu-accounting", list(_cost(limits))),
-        ("gpu-fleet", [_record(each.record, each.expression) for each in aggregates.FLEET]),
-        ("gpu-allocation", [_record(each.record, each.expression) for each in allocation.ALLOCATION]),
+        Group("gpu-identity", [_record(name, text) for name, text in identity.recorded()]),
+        Group("gpu-board", [*_signals(owned=False), *_windows_of(owned=False)]),
+        Group("gpu-signals", list(_signals(owned=True))),
+        Group("gpu-classes", [*_windows_of(owned=True), *_judged(limits)], SLOW),
+        Group("gpu-accounting", list(_cost(limits)), SLOW),
+        Group("gpu-fleet", [_record(each.record, each.expression) for each in aggregates.FLEET], SLOW),
+        Group("gpu-allocation", [_record(each.record, each.expression) for each in allocation.ALLOCATION]),
     ]
 
 
 def _alerting(domain: Domain, limits: Limits, modes: Sequence[FailureMode]) -> Groups:
-    return [(f"gpu-{domain.value}", [alert(mode, limits) for mode in modes if mode.domain is domain])]
+    # What a GPU is ill with may have to be told at once.
+    interval = "" if domain is Domain.HEALTH else SLOW
+    return [Group(f"gpu-{domain.value}", [alert(mode, limits) for mode in modes if mode.domain is domain], interval)]
 
 
 def recording(limits: Limits | None = None) -> str:
@@ -245,10 +219,6 @@ def _literal(dumper: yaml.SafeDumper, text: _Text) -> yaml.Node:
 _Dumper.add_representer(_Text, _literal)
 
 
-def _yaml(groups: Iterable[tuple[str, Sequence[Rule]]]) -> str:
-    content = {
-        "groups": [
-            {"name": name, "rules": [{**rule, "expr": _Text(rule["expr"])} for rule in rules]} for name, rules in groups
-        ]
-    }
+def _yaml(groups: Iterable[Group]) -> str:
+    content = {"groups": [group.content() for group in groups]}
     return yaml.dump(content, Dumper=_Dumper, sort_keys=False, width=1000, allow_unicode=True)

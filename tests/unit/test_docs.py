@@ -16,6 +16,7 @@ from gpu_exporter.conditions import Limit
 from gpu_exporter.failure_modes import MODES, bottleneck, cost, distributed, health
 from gpu_exporter.failure_modes.mode import Domain, FailureMode
 from gpu_exporter.render import ARTIFACTS, failure_pages, rules, runbooks
+from gpu_exporter.render.rules import shared_conditions
 from gpu_exporter.signals import SIGNALS
 from tests.tools import tool
 
@@ -169,8 +170,10 @@ def test_every_class_and_mode_has_its_place() -> None:
 
 
 def test_every_signal_has_a_row() -> None:
-    """In the order in which they are recorded, each with something that it is made of."""
+    """In the order of the catalogue, each with something that it is made of; then what is recorded of conditions."""
     rows = re.findall(r"^\| `(gpu:\S+)` \| (.+) \|$", DOCS["docs/signals.md"], re.MULTILINE)
+    signals, conditions = rows[: len(SIGNALS)], rows[len(SIGNALS) :]
 
-    assert [name for name, _ in rows] == [signal.record for signal in SIGNALS]
-    assert [name for name, cells in rows if re.split(r"(?<!\\) ?\| ", cells)[2] == "-"] == []
+    assert [name for name, _ in signals] == [signal.record for signal in SIGNALS]
+    assert [name for name, _ in conditions] == list(shared_conditions())
+    assert [name for name, cells in signals if re.split(r"(?<!\\) ?\| ", cells)[2] == "-"] == []

@@ -1,0 +1,71 @@
+"""benchmarks/results/scale*.json -> the section of docs/scale.md that says what one Prometheus holds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gpu_exporter.render import markdown
+
+ROOT = Path(__file__).parent.parent
+RESULTS, PAGE = ROOT / "benchmarks/results", ROOT / "docs/scale.md"
+BEGIN, END = "<!-- from benchmarks/results/scale.json -->\n", "<!-- end -->\n"
+
+Report = Mapping[str, Any]
+_ROWS: tuple[tuple[str, Callable[[Report, Report], str]], ...] = (
+    ("GPUs", lambda asked, load: f"{asked['nodes'] * asked['gpus']}, on {asked['nodes']} nodes"),
+    ("scraped each, for", lambda asked, load: f"{asked['interval']} s, {asked['seconds']} s"),
+    ("scrapes", lambda asked, load: f"{load['scrapes']}: {load['failed']} failed, {load['late']} late"),
+    ("evaluations of a group of rules missed", lambda asked, load: f"{load['rules_missed']}"),
+    (
+        "series of a GPU",
+        lambda asked, load: (
+            f"{load['scraped_series_per_gpu']:.0f} scraped, {load['recorded_series_per_gpu']:.0f} recorded"
+        ),
+    ),
+    ("series in memory", lambda asked, load: f"{load['head_series']}"),
+    (
+        "samples a second",
+        lambda asked, load: f"{load['samples_per_second']:.0f} scraped, {load['recorded_per_second']:.0f} recorded",
+    ),
+    ("bytes a sample, on disk", lambda asked, load: f"{load['bytes_per_sample']:.2f}"),
+    (
+        "Prometheus",
+        lambda asked, load: f"{load['prometheus_cpu']:.2f} of a core, {load['prometheus_mib'] / 1024:.1f} GiB",
+    ),
+    (
+        "the exporter, as all nodes",
+        lambda asked, load: f"{load['exporter_cpu']:.2f} of a core, {load['exporter_mib']:.0f} MiB",
+    ),
+)
+
+
+def section(reports: Sequence[Report]) -> str:
+    """What the files say, for people: a column for each, in order."""
+    machine = reports[0]["machine"]
+    rows = [[title, *(shown(each["asked"], each["load"]) for each in reports)] for title, shown in _ROWS]
+    groups = reports[0]["load"]["rule_intervals"]
+    took = [
+        [f"`{name}`, each {every:.0f} s", *(f"{each['load']['rule_seconds'][name]:.2f} s" for each in reports)]
+        for name, every in groups.items()
+    ]
+    head = [f"`--metrics {each['asked']['metrics']}`" for each in reports]
+    return (
+        f"{reports[0]['date']}, Prometheus {machine['prometheus']} and the simulated nodes together on "
+        f"{machine['cores']} cores ({machine['cpu']}):\n\n{markdown.table(['', *head], rows)}\n"
+        f"The longest evaluation of each group of rules:\n\n{markdown.table(['', *head], took)}"
+    )
+
+
+def known() -> list[Report]:
+    """The files that were measured last: the default metric set, and all metrics if they were measured, too."""
+    paths = (RESULTS / "scale.json", RESULTS / "scale_full.json")
+    return [json.loads(path.read_text()) for path in paths if path.exists()]
+
+
+def page(text: str, reports: Sequence[Report]) -> str:
+    """The page with its section written anew."""
+    before, rest = text.split(BEGIN)
+    return f"{before}{BEGIN}\n{section(reports)}\n{END}{rest.split(END)[1]}"

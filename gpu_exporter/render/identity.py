@@ -1,0 +1,109 @@
+"""Which GPU a series is of, on which node, and whose: recorded once, and joined to every signal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpu_exporter import metrics as m
+from gpu_exporter import ownership
+from gpu_exporter import signals as s
+from gpu_exporter.dcgm_names import RENAMED
+
+# Whatever is scraped of a GPU, one of these is among it.
+_IDENTIFYING = (m.GPU_UTIL, m.GPU_TEMP, m.POWER, m.FB_USED, m.SM_CLOCK, m.GR_ENGINE_ACTIVE, m.SM_ACTIVE, m.DRAM_ACTIVE)
+_CLASSIC = "|".join(name for row in _IDENTIFYING for name in (row.name, RENAMED[row.name][0]))
+_OURS = "|".join((m.UP.name, *(str(row) for row in m.METRICS if row.integral_of in _IDENTIFYING)))
+_EXPORTER = ("cluster", "job", "instance")
+_NODES = ("node", "hostname", "Hostname")
+_EXPORTED = ("exported_namespace", "exported_pod")
+# What the series of a GPU tell of it beside the node, each once: to select them all is dear.
+_TELLING = (
+    *("job", "instance", *s.DEVICE, "GPU_I_PROFILE", "gpu", "modelName"),
+    *("namespace", "pod", *_EXPORTED, *ownership.JOB_LABELS, "source"),
+)
+SCRAPED = "gpu:scraped:info"
+
+
+def recorded() -> Iterator[tuple[str, str]]:
+    """Name and expression of each rule, in the order in which they read each other."""
+    device, owners = ", ".join(s.DEVICE), ", ".join((*s.DEVICE, *s.OWNER))
+    yield (SCRAPED, _scraped())
+    exporter, identity = ", ".join((*_EXPORTER, "node")), ", ".join(("cluster", "UUID", *s.IDENTITY))
+    yield ("gpu:exporter:info", f"group by ({exporter}) ({m.INFO}) or group by ({exporter}) ({SCRAPED})")
+    gpus = f"group by ({', '.join(_EXPORTER)}, UUID) ({SCRAPED})"
+    yield (
+        "gpu:dcgm_gpus:count",
+        f"count by ({', '.join(_EXPORTER)}) ({gpus} unless on ({', '.join(_EXPORTER)}) {m.BUILD_INFO})",
+    )
+    ours = f'label_replace(group by (cluster, UUID, node, gpu, model) ({m.INFO}), "modelName", "$1", "model", "(.+)")'
+    alternatives = [
+        f"topk by (cluster, UUID) (1, group by ({identity}) ({each}))"
+        for each in (ours, SCRAPED, f'{{__name__=~"{_OURS}", UUID!=""}}')
+    ]
+    yield (s.IDENTITY_INFO, "\nor on (cluster, UUID)\n".join(alternatives))
+    yield ("gpu:device_owners:info", _owners(owners))
+    yield (
+        "gpu:device_parts:info",
+        f"topk by ({device}) (1, group by ({device}, GPU_I_PROFILE) "
+        f'({{__name__=~"{SCRAPED}|{_OURS}", GPU_I_ID!=""}}))\n'
+        f"* on (cluster, UUID) group_left ({', '.join(s.IDENTITY)}) {s.IDENTITY_INFO}\n"
+        f"or\n{s.IDENTITY_INFO}",
+    )
+    # A GPU that several pods share has no one owner.
+    yield (
+        "gpu:device_owner:info",
+        f"gpu:device_owners:info\nand on ({device})\ncount by ({device}) (gpu:device_owners:info) == 1",
+    )
+    yield (
+        s.DEVICE_INFO,
+        f"gpu:device_parts:info * on ({device}) group_left ({', '.join(s.OWNER)}) gpu:device_owner:info\n"
+        f"or\n(gpu:device_parts:info unless on ({device}) gpu:device_owner:info)",
+    )
+
+
+def _scraped() -> str:
+    """A series for each GPU, exporter and owner that classic names tell of, with its node."""
+    told = f'group by ({", ".join((*_TELLING, *_NODES))}) ({{__name__=~"{_CLASSIC}", UUID!=""}})'
+    # Not in `node` at once: series that differ in nothing else would become one twice, an error.
+    for label in _NODES:
+        told = f'label_replace({told}, "told", "$1", "{label}", "(.+)")'
+    told = f'label_replace(group by ({", ".join((*_TELLING, "told"))}) ({told}), "node", "$1", "told", "(.+)")'
+    return f"group by ({', '.join((*_TELLING, 'node'))}) ({told})"
+
+
+def _owners(labels: str) -> str:
+    # Without the labels that are overwritten: an exporter's old and new pod would give one series twice, an error.
+    jobs = ", ".join((*s.DEVICE, *ownership.JOB_LABELS))
+    exported = _exported(f'{SCRAPED}{{exported_pod!=""}}', jobs)
+    plain = f'{SCRAPED}{{exported_pod="", pod!="", pod!~"{ownership.EXPORTER_PODS}"}}'
+    # Of a GPU that no pod has, the pod is the exporter that was scraped, if any.
+    free = f'{SCRAPED}{{exported_pod="", pod=~"|{ownership.EXPORTER_PODS}"'
+    recorded = f'{free}, hpc_job="", source="{ownership.RECORDED}"}}'
+    recorded = f'label_replace(group by ({jobs}, source) ({recorded}), "hpc_job", "$1", "source", "(.+)")'
+    slurm = f'group by ({jobs}) ({free}, hpc_job!=""}}) or {recorded}'
+    pods = f"{exported} or group by ({jobs}, namespace, pod) ({plain})"
+    theirs = f'label_replace({pods} or {slurm}, "told", "$1", "workload", "(.+)")'
+    by_pod = f'label_replace({theirs}, "workload", "$1", "pod", "{ownership.WORKLOAD_OF_POD}")'
+    mine = " or ".join(_told(operator) for operator in ("!=", "="))
+    for label in ownership.JOB_LABELS:
+        label = "told" if label == "workload" else label
+        by_pod = f'label_replace({by_pod}, "workload", "$1", "{label}", "(.+)")'
+    return f"group by ({labels}) ({mine})\nor on ({', '.join(s.DEVICE)})\ngroup by ({labels}) ({by_pod})"
+
+
+def _told(operator: str) -> str:
+    """The owner that our own series names; where it is told no workload, by the pod's name."""
+    info, by = f'{m.POD_INFO}{{workload{operator}""', ", ".join((*s.DEVICE, "workload"))
+    exported = _exported(f'{info}, exported_pod!=""}}', by)
+    pods = f'{exported} or group by ({by}, namespace, pod) ({info}, exported_pod=""}})'
+    if operator == "!=":
+        return pods
+    return f'label_replace({pods}, "workload", "$1", "pod", "{ownership.WORKLOAD_OF_POD}")'
+
+
+def _exported(series: str, by: str) -> str:
+    """With the pod that has the GPU, where Prometheus has put the pod that it scraped in its place."""
+    series = f"group by ({by}, exported_namespace, exported_pod) ({series})"
+    for label in ("namespace", "pod"):
+        series = f'label_replace({series}, "{label}", "$1", "exported_{label}", "(.+)")'
+    return series

@@ -1,0 +1,32 @@
+"""Conditions that several rules read are recorded once, before all that reads them."""
+
+from __future__ import annotations
+
+import re
+
+import yaml
+
+from gpu_exporter.conditions import And, Compare, Or, Over, Unless, shared
+from gpu_exporter.render import rules
+from gpu_exporter.signals import SM_ACTIVE, UTIL
+
+
+def test_what_has_a_name_is_read_by_it() -> None:
+    """And evaluates as what it stands for."""
+    low, high = Compare(Over(SM_ACTIVE), "<", 0.1), Compare(Over(UTIL), ">", 0.9)
+    inner = And(high, low, name="odd")
+    outer = Unless(Or(inner, high), inner, name="odder")
+
+    assert inner.promql({}) == "gpu:odd:holds"
+    assert inner.expression({}) == And(high, low).promql({})
+    assert outer.expression({}).splitlines()[-1] == "gpu:odd:holds"
+    assert dict.fromkeys(shared(And(outer, low))) == dict.fromkeys((inner, outer))
+
+
+def test_what_is_read_was_recorded_before() -> None:
+    """Within its group, or the group is another."""
+    for group in yaml.safe_load(rules.recording())["groups"]:
+        names = [rule["record"] for rule in group["rules"]]
+        for place, rule in enumerate(group["rules"]):
+            late = set(re.findall(r"[\w]+:[\w:]+", rule["expr"])) & set(names[place:])
+            assert not late, f"{rule['record']} reads {late}, which is recorded later"
