@@ -48,7 +48,7 @@ GAUGES = {
         "DCGM_FI_DEV_POWER_USAGE",
         "DCGM_FI_DEV_POWER_USAGE_INSTANT",
     ),
-    "nvitop": ("gpu_utilization", "gpu_power_usage"),
+    "nvitop": ("gpu_utilization_Percentage", "gpu_power_usage_W"),
 }
 ARGUMENTS = ("--metrics", "full", "--high-resolution", "true")
 SCRAPES = {"every_15s": 15, "every_5s": 5}

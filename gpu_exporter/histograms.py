@@ -1,8 +1,9 @@
 """What lies between two scrapes: means and buffered samples of one GPU -> cumulative histograms that never fall.
 
 A histogram is a distribution (of shares of time, of power) or, of `gpu_idle_gap_seconds`, how long the SMs were idle
-each time. Distributions of means are weighed by time: each observation stands for a tenth of a second, the shortest
-window that GPM answers rightly, so that rates mean the same at any interval and nothing is lost with a late tick.
+each time. Distributions of means are weighed by time: each observation stands for a millisecond, so that rates mean the
+same at any interval and nothing is lost with a late tick. Of coarser ones, a tick that is a little longer than the
+others would get more than its share, and the load decides which ticks those are.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from itertools import accumulate
 from gpu_exporter import metrics as m
 from gpu_exporter.model import Gpu, Labels, Metric, Series
 
-OBSERVATION_SECONDS = 0.1
+OBSERVATION_SECONDS = 0.001
 # An idle SM reads 0; the smallest kernels that were measured, launched one after another, read twice this.
 IDLE_RATIO = 1e-4
 # Only what a sum can resolve: more digits are noise that every scrape would carry.
@@ -49,18 +50,18 @@ class Histogram:
     def __post_init__(self) -> None:
         self.counts = [0] * (len(self.metric.edges) + 1)
 
-    def observe(self, value: float, times: int = 1) -> None:
+    def observe(self, value: float) -> None:
         """Count a value, which is in the bucket of the first edge that is not below it."""
-        self.counts[bisect_left(self.metric.edges, value)] += times
-        self.total += value * times
+        self.counts[bisect_left(self.metric.edges, value)] += 1
+        self.total += value
 
     def mean(self, value: float, span: float) -> None:
-        """Take the mean over `span` seconds; what is left of a tenth of a second goes to the next one."""
+        """Take the mean over `span` seconds; what is left of a millisecond goes to the next one."""
         self.rest += span / OBSERVATION_SECONDS
-        times = int(self.rest + 1e-6)
-        if times:
-            self.rest -= times
-            self.observe(min(value, self.metric.edges[-1]), times)
+        times, value = int(self.rest + 1e-6), min(value, self.metric.edges[-1])
+        self.rest -= times
+        self.counts[bisect_left(self.metric.edges, value)] += times
+        self.total += value * span / OBSERVATION_SECONDS
 
     def idle(self, value: float, span: float) -> None:
         """Take the share of active SMs over `span` seconds: a gap is observed when a tick ends it."""

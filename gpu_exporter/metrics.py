@@ -54,8 +54,8 @@ def _traffic(name: str, dcgm: int | None, gpm: int, total: str, what: str, *, st
 
 
 def _shares(name: str, gauge: Metric, what: str) -> Metric:
-    """How often a share was how large; each observation stands for a tenth of a second, whatever the interval."""
-    help = f"Share of {what}, mean of a tick; observed once for each tenth of a second that it is the mean of."
+    """How often a share was how large; each observation stands for a millisecond, whatever the interval."""
+    help = f"Share of {what}, mean of a tick; observed once for each millisecond that it is the mean of."
     return Metric(name, HISTOGRAM, "ratio", help, 0, 1.001, set=FULL, histogram_of=gauge, edges=SHARES, per_instance=True)
 
 
@@ -306,6 +306,8 @@ def _rows() -> tuple[Metric, ...]:
 
 METRICS: tuple[Metric, ...] = _rows()
 BY_KEY = {metric.key: metric for metric in METRICS}
+# Read more often than others with high resolution, for their histograms.
+OBSERVED = frozenset(row.histogram_of for row in METRICS if row.histogram_of is not None)
 
 
 def selected(choice: MetricSet, *, processes: bool = False) -> tuple[Metric, ...]:

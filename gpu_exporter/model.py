@@ -362,7 +362,7 @@ class Glancing(Protocol):
     """What a device is, too, that can be read between two ticks for what is shorter than one."""
 
     def glance(self) -> Reading | None:
-        """Profiling values alone, of whatever was read before; None if there are none. Raises GpuLost or SourceLost."""
+        """Alone what histograms are made of means of; None if there is nothing. Raises GpuLost or SourceLost."""
 
 
 @runtime_checkable

@@ -175,9 +175,10 @@ class Worker(threading.Thread):
         return self._succeeded(now) or device.read(self._due(now))
 
     def _glance(self, device: Device, now: float) -> Reading | None:
-        """What there is to read between two pages: profiling values alone, where they can be had alone."""
+        """What there is to read between two pages: where that can be had alone, what histograms are made of. The other
+        means are exact over any time."""
         if self._glancing:
-            return self._glancing.glance()
+            return self._glancing.glance() if self._collector.own.histograms else None
         return device.read(self._due(now)) if self._collector.swift else None
 
     def _failed(self, reason: str, message: str) -> None:

@@ -20,7 +20,7 @@ HOT_DRIVER     = Limit("hotDriver", 0.5, "ratio", "share of time in which the dr
 MARGIN         = Limit("thermalMargin", LOW_MARGIN, "celsius", "degrees before the slowdown that are too few")
 BRAKE          = Limit("powerBrake", 0.01, "ratio", "share of time in which the power supply may brake the GPU")
 LINK_BUSY      = Limit("linkBusy", BUSY / 100, "ratio", "utilisation at which the PCIe link is no longer saving power")
-STALE          = Limit("stale", 60, "seconds", "age of the last good read of a GPU that is too old")
+STALE          = Limit("stale", 150, "seconds", "age of the last good read of a GPU that is too old; more than an interval, a scrape and an evaluation")
 # fmt: on
 
 
@@ -600,7 +600,7 @@ MODES = (
         Inject(fault="wedged"),
         Unless(Compare(Over(s.LAST_READ, Fn.AGE), ">", STALE), RELEASED),
         implies=("GpuLost",),
-        meaning="The exporter answers, but could not read this GPU for more than a minute. What the dashboards show "
+        meaning="The exporter answers, but could not read this GPU for minutes. What the dashboards show "
         "of it is old, or gone.",
         impact="No other alert on this GPU can be trusted meanwhile. Often a GPU that is about to be lost.",
         diagnosis=(

@@ -12,11 +12,12 @@ import pytest
 from gpu_exporter import metrics as m
 from gpu_exporter.collect import Collector
 from gpu_exporter.exposition import Page, Pages, Variant
-from gpu_exporter.model import Pace, Reading, Snapshot
+from gpu_exporter.model import Metric, Pace, Reading, Snapshot
 from tests.tools import until
 from tests.unit.test_succession import FakeDevice, FakeSource
 
 INTERVAL = 0.05
+READ = (m.SM_ACTIVE, m.GPU_TEMP)
 
 
 @dataclass
@@ -56,11 +57,11 @@ def run() -> Iterator[Run]:
     """What a loop on a device publishes."""
     collectors = []
 
-    def start(device: FakeDevice, *, followed: bool = False, interval: float = INTERVAL) -> list[Snapshot]:
+    def start(
+        device: FakeDevice, *metrics: Metric, followed: bool = False, interval: float = INTERVAL
+    ) -> list[Snapshot]:
         seen: list[Snapshot] = []
-        collector = Collector(
-            Source(device), (m.SM_ACTIVE, m.GPU_TEMP), seen.append, interval=interval, followed=lambda: followed
-        )
+        collector = Collector(Source(device), metrics, seen.append, interval=interval, followed=lambda: followed)
         collectors.append(collector)
         collector.start()
         return seen
@@ -77,9 +78,9 @@ def value(snapshot: Snapshot, metric: object) -> float:
 
 
 def test_nobody_looks_so_often(run: Run) -> None:
-    """Ten of eleven ticks read profiling values alone, and make no page; their integral has all of the time."""
-    device = Glancing([m.SM_ACTIVE, m.GPU_TEMP])
-    seen = run(device)
+    """Most ticks read alone what histograms are made of, and make no page; the integral has all of the time."""
+    device = Glancing(READ)
+    seen = run(device, *READ, m.SM_SHARES)
     until(lambda: len(seen) > 2, 10, "the third page")
 
     assert device.counts["glance"] > 5 * device.counts["read"]
@@ -90,11 +91,21 @@ def test_nobody_looks_so_often(run: Run) -> None:
     assert value(last, m.GPU_TEMP) == 0.5
 
 
+def test_without_histograms_nothing_is_read_between_pages(run: Run) -> None:
+    """Means are exact over any time."""
+    device = Glancing(READ)
+    seen = run(device, *READ)
+    until(lambda: len(seen) > 2, 10, "the third page")
+
+    assert device.counts["glance"] == 0
+    assert value(seen[-1], m.SM_SECONDS) == pytest.approx(0.5 * (len(seen) - 1), abs=0.3)
+
+
 def test_who_follows_sees_each_tick(run: Run) -> None:
     """A page a tick, with everything."""
-    device = Glancing([m.SM_ACTIVE, m.GPU_TEMP])
+    device = Glancing(READ)
     begin = time.monotonic()
-    seen = run(device, followed=True)
+    seen = run(device, *READ, m.SM_SHARES, followed=True)
     until(lambda: len(seen) > 9, 10, "the tenth page")
 
     assert time.monotonic() - begin < 5
@@ -103,8 +114,8 @@ def test_who_follows_sees_each_tick(run: Run) -> None:
 
 def test_a_device_that_answers_all_or_nothing_is_read_at_each_tick(run: Run) -> None:
     """Its means are of an interval, whoever looks."""
-    device = FakeDevice([m.SM_ACTIVE, m.GPU_TEMP])
-    seen = run(device)
+    device = FakeDevice(READ)
+    seen = run(device, *READ)
     until(lambda: len(seen) > 1, 10, "the second page")
 
     assert value(seen[-1], m.SM_SECONDS) == pytest.approx(0.5 * 1.0, abs=0.15)
@@ -112,7 +123,7 @@ def test_a_device_that_answers_all_or_nothing_is_read_at_each_tick(run: Run) -> 
 
 def test_reads_that_take_longer_than_an_interval_are_told(run: Run) -> None:
     """Each tick without a read of its own is counted, and how much of the time the reads take."""
-    seen = run(Glancing([m.SM_ACTIVE, m.GPU_TEMP], slow=2.5 * INTERVAL))
+    seen = run(Glancing(READ, slow=2.5 * INTERVAL), *READ, m.SM_SHARES)
     until(lambda: len(seen) > 3, 10, "the fourth page")
 
     first, last = seen[1], seen[-1]

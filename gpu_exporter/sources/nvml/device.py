@@ -174,8 +174,7 @@ class NvmlDevice:
         values: dict[Series, float] = {}
         failed: dict[Series, str] = {}
         ended = self._partitions_due(paces)
-        span = self._board.read(_due(self._board, paces), values, failed)
-        spans: dict[Series, float] = {}
+        spans = dict(self._board.read(_due(self._board, paces), values, failed))
         for part in self._instances.values():
             self._read_part(part, paces, values, failed, spans)
         ended |= self._peers.read(paces, values, failed)
@@ -184,18 +183,15 @@ class NvmlDevice:
         ended |= self._processes.read(parts if self._mig else [((self._handle,), ())], paces, values, failed)
         if failed and not values and Pace.FAST in paces:
             raise GpuLost(f"GPU {self.gpu.index}: no field answers", "unknown")
-        return Reading(time.monotonic(), values, span, failed, self._unsupported(), spans, ended, buffered)
+        return Reading(time.monotonic(), values, None, failed, self._unsupported(), spans, ended, buffered)
 
     def glance(self) -> Reading | None:
-        """Profiling values alone, between two ticks."""
+        """Alone what histograms are made of means of, between two ticks."""
         values: dict[Series, float] = {}
         failed: dict[Series, str] = {}
         spans: dict[Series, float] = {}
         for questions in (self._board, *(part.questions for part in self._instances.values())):
-            own: dict[Series, float] = {}
-            span = questions.glance(own, failed)
-            spans.update(dict.fromkeys(own, span or 0.0))
-            values.update(own)
+            spans.update(questions.glance(values, failed))
         return Reading(time.monotonic(), values, None, failed, self._unsupported(), spans) if values or failed else None
 
     def _partitions_due(self, paces: frozenset[Pace]) -> set[Series]:
@@ -219,9 +215,7 @@ class NvmlDevice:
         """Fill in what an instance answers. One that was destroyed fails, and is looked for at the next tick."""
         own: dict[Series, float] = dict.fromkeys(part.info, 1.0)
         missing: dict[Series, str] = {}
-        span = part.questions.read(_due(part.questions, paces), own, missing)
-        if span is not None:
-            spans.update(dict.fromkeys(own, span))
+        spans.update(part.questions.read(_due(part.questions, paces), own, missing))
         if missing:
             self._partitioned_at = -float("inf")
         values.update(own)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import Any
 
@@ -87,9 +87,16 @@ class GpmWindow:
                 failed[series] = outcome(code)
         return span
 
-    def drop(self, gone: Mapping[Series, str]) -> None:
+    def drop(self, gone: Container[Series]) -> None:
+        """Ask for some series no more."""
         self._wanted = [entry for entry in self._wanted if entry[1] not in gone]
         self._prepare()
+
+    def split(self, which: Callable[[Series], bool]) -> GpmWindow:
+        """Give some series to a window of their own, which begins anew."""
+        given = [entry for entry in self._wanted if which(entry[1])]
+        self.drop({series for _, series in given})
+        return GpmWindow(self._take, given, self._turn)
 
     def close(self) -> None:
         samples = () if self._closed else (self._old, self._new)

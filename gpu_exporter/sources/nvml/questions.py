@@ -10,6 +10,7 @@ from typing import Any
 
 import pynvml
 
+from gpu_exporter.metrics import OBSERVED
 from gpu_exporter.model import (
     Call,
     EntityKind,
@@ -113,6 +114,8 @@ def _pick(result: Any, member: str | int | None) -> float | None:
 # What each batch of field values ends with, only to end it. Where its last field is an error counter of NVLinks, the
 # driver (580, H200) looks past the end for more of them, and writes to what it takes for one: a corrupt heap.
 LAST_FIELD = pynvml.NVML_FI_DEV_ECC_CURRENT
+# Seconds that a mean covers, by series.
+Spans = Mapping[Series, float]
 FIELD_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 
 
@@ -160,6 +163,7 @@ class Questions:
                     case Gpm(first, stride):
                         gpm.append((first + link * stride, series))
         self._gpm = GpmWindow(take_sample, gpm, turn) if gpm and take_sample else None
+        self._fine: GpmWindow | None = None
         if not take_sample:
             self.unsupported.update((series.metric, without_gpm) for _, series in gpm)
 
@@ -170,14 +174,16 @@ class Questions:
             self.unsupported[metric] = "not_supported"
         return [(link, Series(metric, self._gpu, (("nvlink", str(link)),))) for link in links]
 
-    def read(self, paces: frozenset[Pace], values: dict[Series, float], failed: dict[Series, str]) -> float | None:
-        """Fill in what the fields of these paces answer; return the seconds that the profiling means cover, if any.
+    def read(self, paces: frozenset[Pace], values: dict[Series, float], failed: dict[Series, str]) -> Spans:
+        """Fill in what the fields of these paces answer; return the seconds that the profiling means cover.
 
         Raises GpuLost, SourceLost.
         """
         fresh: dict[Series, float] = {}
         missing: dict[Series, str] = {}
-        span = self._gpm.read(fresh, missing) if Pace.FAST in paces and self._gpm else None
+        spans: dict[Series, float] = {}
+        for window in (self._fine, self._gpm) if Pace.FAST in paces else ():
+            spans.update(_means(window, fresh, missing))
         for pace in sorted(paces, key=lambda pace: pace.value):
             self._read_calls(self._calls[pace], fresh, missing)
             self._read_fields(list(self._fields[pace].items()), fresh, missing)
@@ -186,11 +192,17 @@ class Questions:
             self._prune(missing)
         values.update(fresh)
         failed.update(missing)
-        return span
+        return spans
 
-    def glance(self, values: dict[Series, float], failed: dict[Series, str]) -> float | None:
-        """Fill in the profiling means alone; return the seconds that they cover, None without any."""
-        return self._gpm.read(values, failed) if self._gpm and self.answered else None
+    def glance(self, values: dict[Series, float], failed: dict[Series, str]) -> Spans:
+        """Fill in the profiling means that histograms are made of; return the seconds that they cover.
+
+        From the first time on these have samples of their own: a mean is exact over any time, so that nothing is gained
+        by reading the others more often than they are shown.
+        """
+        if self._fine is None and self._gpm and self.answered:
+            self._fine = self._gpm.split(lambda series: series.metric in OBSERVED)
+        return _means(self._fine, values, failed)
 
     def _read_calls(
         self, calls: Mapping[Call, list[Series]], values: dict[Series, float], failed: dict[Series, str]
@@ -268,8 +280,9 @@ class Questions:
         for pace in Pace:
             _drop(self._calls[pace], gone)
             _drop(self._fields[pace], gone)
-        if self._gpm:
-            self._gpm.drop(gone)
+        for window in (self._gpm, self._fine):
+            if window:
+                window.drop(gone)
         answered = {series.metric for series in self.answered}
         self.unsupported.update(
             (series.metric, reason) for series, reason in gone.items() if series.metric not in answered
@@ -277,8 +290,17 @@ class Questions:
 
     def close(self) -> None:
         """Give the GPM buffers back."""
-        if self._gpm:
-            self._gpm.close()
+        for window in (self._gpm, self._fine):
+            if window:
+                window.close()
+
+
+def _means(window: GpmWindow | None, values: dict[Series, float], failed: dict[Series, str]) -> Spans:
+    """Fill in what a window answers; return the seconds that each of it covers."""
+    found: dict[Series, float] = {}
+    span = window.read(found, failed) if window else None
+    values.update(found)
+    return {} if span is None else dict.fromkeys(found, span)
 
 
 def _drop(asked: dict[Any, list[Series]], gone: Mapping[Series, str]) -> None:
