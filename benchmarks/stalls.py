@@ -37,6 +37,7 @@ EXPRESSIONS = dict(re.findall(r"```promql\n# (\w+)\n(.*?)\n```", (ROOT / "docs/h
 # Not in the page, for it needs no words: means by two ways, and the hardware's counter.
 EXPRESSIONS |= {
     "mean_sm_active": "rate(gpu_sm_active_ratio_sum[5m]) / rate(gpu_sm_active_ratio_count[5m])",
+    "engine_active": "rate(gpu_gr_engine_active_seconds_total[5m])",
     "sm_active_by_counter": "rate(gpu_sm_active_seconds_total[5m])",
     "watts_by_energy_counter": "rate(gpu_energy_joules_total[5m])",
     "limit": "DCGM_FI_DEV_ENFORCED_POWER_LIMIT",
@@ -51,7 +52,8 @@ GAUGES = {
     "nvitop": ("gpu_utilization_Percentage", "gpu_power_usage_W"),
 }
 ARGUMENTS = ("--metrics", "full", "--high-resolution", "true")
-SCRAPES = {"every_15s": 15, "every_5s": 5}
+# By job; the last one is of an exporter that reads the counters once a second, not ten times.
+SCRAPES = {"every_15s": 15, "every_5s": 5, "each_second": 15}
 # Scrapes before the window: a rate begins at the second one.
 WARM_SECONDS = 35.0
 BUCKET_WATTS = 50.0
@@ -98,7 +100,8 @@ def stand_in(folder: Path, seconds: float) -> tuple[Mapping[str, str], list[Phas
     phases = [(start + 2 * STALL_SECONDS * n, start + (2 * n + 1) * STALL_SECONDS) for n in range(int(seconds))]
     with driver.batch():
         driver.set("Samples.0", steps(*((v, t) for on, off in phases for v, t in ((923000, on), (118000, off)))))
-        driver.set("Gpm.2", steps(*((v, t) for on, off in phases for v, t in ((96, on), (0, off)))))
+        for metric, percent in ((1, 99.5), (2, 96)):
+            driver.set(f"Gpm.{metric}", steps(*((v, t) for on, off in phases for v, t in ((percent, on), (0, off)))))
         driver.set("FieldValues.83", counter(1e6, 520500, start))
         driver.set("TotalEnergyConsumption", counter(1e6, 520500, start))
     return driver.environment, phases
@@ -179,7 +182,8 @@ def judged(
         return near(what, said[name], truth, share * truth)
 
     return [
-        near("share of time at work", said["over_half"], true["duty"], 0.03),
+        near("share of time at work", said["engine_active"], true["duty"], 0.03),
+        near("the same by the histogram of SMs", said["over_half"], said["engine_active"], 0.03),
         near("low power, W", said["low_power"], true["low"], BUCKET_WATTS),
         near("high power, W", said["high_power"], true["high"], BUCKET_WATTS),
         near("highest power, W (edge of its bucket)", buckets["highest"], true["highest"], BUCKET_WATTS),
@@ -188,6 +192,9 @@ def judged(
         within("mean power, W, by the energy counter", "mean_power", true["by_energy_counter"], 0.03),
         near("usual gap, s", said["usual_gap"], true["gap"], 2 * TICK_SECONDS),
         within("mean SM active, by its counter", "mean_sm_active", said["sm_active_by_counter"], 0.01),
+        within(
+            "mean SM active, read once a second", "mean_sm_active", answers["sm_active_by_counter"]["each_second"], 0.01
+        ),
         within("mean SM active, scraped every 5 s", "mean_sm_active", answers["mean_sm_active"]["every_5s"], 0.01),
         within("mean power, W, scraped every 5 s", "mean_power", answers["mean_power"]["every_5s"], 0.01),
         near("share of time at work, scraped every 5 s", said["over_half"], answers["over_half"]["every_5s"], 0.03),
@@ -223,8 +230,10 @@ def measure(folder: Path, seconds: int, gpu: int, program: Path, simulated: bool
     """Let a GPU work and rest, scrape it for so many seconds, and ask."""
     with ExitStack() as stack:
         env, work = stack.enter_context(working(folder, seconds + 2 * WARM_SECONDS, gpu, simulated))
-        ports = dict.fromkeys(SCRAPES, free_port()) | ({"nvitop": free_port()} if with_peer else {})
+        ports = dict.fromkeys(SCRAPES, free_port()) | {"each_second": free_port()}
+        ports |= {"nvitop": free_port()} if with_peer else {}
         exporter = stack.enter_context(running(ours(ports["every_15s"], *ARGUMENTS), ports["every_15s"], env))
+        stack.enter_context(running(ours(ports["each_second"]), ports["each_second"], env))
         if with_peer:
             stack.enter_context(running(NVITOP.command(ports["nvitop"]), ports["nvitop"], env))
         power = stack.enter_context(lines_of(["benchmarks.board", str(gpu)], folder / "board", env))

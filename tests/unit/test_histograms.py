@@ -160,7 +160,7 @@ def test_an_instance_that_ends_takes_its_histograms_along() -> None:
     assert of(samples, m.SM_SHARES, "_count") == [1000, 1000]
     samples = accumulator.apply(Reading(2, {parts[1]: 0.5}, 1.0, ended={parts[0]}), MADE)
 
-    assert of(samples, m.SM_SHARES, "_count") == [20]
+    assert of(samples, m.SM_SHARES, "_count") == [2000]
     assert {dict(series.labels)["GPU_I_ID"] for series, _ in samples} == {"2"}
 
 
