@@ -3,8 +3,9 @@
     python -m benchmarks.nvml_stress [--processes 3] [--seconds 60] [--unserialised]
 
 Each process reads every GPU on a thread of its own, ten times a second, slow and rare fields most of the time. On four
-H200s (driver 580.159.04) three exporters that did so died of a segmentation fault in nvmlGpmMetricsGet within a second,
-before `sources/nvml/turn.py` kept their threads' calls apart. `--unserialised` is as it was then.
+H200s (driver 580.159.04) three exporters that did so died of a segmentation fault within a second, for one or both of
+two reasons: their threads' calls overlapped (`sources/nvml/turn.py`; `--unserialised` lets them), and batches of field
+values ended in error counters of NVLinks (`sources/nvml/questions.py`).
 """
 
 from __future__ import annotations
