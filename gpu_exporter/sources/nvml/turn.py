@@ -14,8 +14,9 @@ class Turn:
 
     With such calls of four H200s (driver 580) overlapping, processes died of a segmentation fault in nvmlGpmMetricsGet.
     They also read behind the end of batches then (`questions.LAST_FIELD`), which kills without any overlap; since they
-    don't, none has died on two H200s, taking turns or not. Other NVML clients serialise these calls, too. A holder that stays longer than PATIENCE is stuck in the kernel, where it
-    races with nobody: the next one goes ahead, so that a wedged GPU costs the others one wait.
+    don't, none has died on two H200s, taking turns or not. Other NVML clients serialise these calls, too. A holder that
+    stays longer than PATIENCE is stuck in the kernel, where it races with nobody: the next one goes ahead, so that a
+    wedged GPU costs the others one wait.
     """
 
     def __init__(self) -> None:
