@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from prometheus_client import PlatformCollector, ProcessCollector
 from prometheus_client.metrics_core import Metric as ClientMetric
 
+from gpu_exporter import heap
 from gpu_exporter.collect import Collector
 from gpu_exporter.config import Config
 from gpu_exporter.dcgm_own import OF_CLOCK, OF_XIDS
@@ -164,6 +165,7 @@ def run(config: Config, sources: Mapping[str, Source], fields: Fields, stop: thr
 
     False if a driver call is stuck. Raises GpuExporterError if it can't start.
     """
+    heap.share()
     process = _Process(config.interval)
     nodes = [_Node(name, source, config, process, fields) for name, source in sources.items()]
     tell = partial(_tell_unread, nodes[0].collector.source)
@@ -201,6 +203,7 @@ def _serve(nodes: Sequence[_Node], server: Server, config: Config, stop: threadi
     if not stop.wait(3 * config.interval):
         gc.collect()
         gc.freeze()
+        heap.trim()
     # Woken now and then: a signal that another thread is given, as after SIGCONT, wakes nobody who waits for ever.
     while not stop.wait(SIGNAL_SECONDS):
         pass

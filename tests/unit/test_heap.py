@@ -1,0 +1,37 @@
+"""What the C library keeps: seen from a process of its own."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+
+import pytest
+
+GLIBC = hasattr(ctypes.CDLL(None), "malloc_info")
+THREADS = """
+import ctypes, threading
+from gpu_exporter import heap
+if {share}: heap.share()
+together = threading.Barrier(8)
+def work():
+    held = bytearray(2000)
+    together.wait()
+threads = [threading.Thread(target=work) for _ in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+heap.trim()
+libc = ctypes.CDLL(None)
+libc.malloc_info(0, ctypes.c_void_p.in_dll(libc, "stdout"))
+libc.fflush(None)
+"""
+
+
+@pytest.mark.skipif(not GLIBC, reason="another C library than glibc")
+@pytest.mark.parametrize(("share", "few"), [(True, True), (False, False)])
+def test_threads_share_one_arena(share: bool, few: bool) -> None:
+    """Without, each thread has its own: of these there are as many as eight times the cores."""
+    command = [sys.executable, "-c", THREADS.format(share=share)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    assert (said.count("<heap nr=") == 1) is few
