@@ -19,15 +19,12 @@ from gpu_exporter.events import EventLog, Evidence
 from gpu_exporter.kernel_log import same_device
 from gpu_exporter.model import Attribution, Gpu, GpuStatus, Instant, Metric, Sampled, Snapshot, Source, SourceLost
 from gpu_exporter.release import HandOver, Release
-from gpu_exporter.snapshot import Composer, GpuRecord
+from gpu_exporter.snapshot import PAGE_SECONDS, Composer, GpuRecord
 from gpu_exporter.worker import Worker
 
 log = logging.getLogger(__name__)
 
 RESCAN_SECONDS = 5.0
-# Series of a GPU that was not read for so many intervals are withdrawn: Prometheus would stamp them as fresh. It is the
-# third read in a row that is missing, whose tick comes when the values are not quite three intervals old.
-STALE_INTERVALS = 2.5
 # What is kept of a GPU with an event of it.
 EVIDENCE = frozenset(
     {
@@ -48,8 +45,6 @@ DEADLINE_SECONDS = 1.0
 RELEASE_RETRY_SECONDS = 0.5
 # How long the parts of an interval are with high resolution: the shortest window that GPM answers rightly.
 PART_SECONDS = 0.1
-# How often a page is made at least, and read what only pages show, however short the interval.
-PAGE_SECONDS = 1.0
 # What dcgm-exporter counts over, by default.
 COUNT_WINDOW_SECONDS = 300.0
 
@@ -88,7 +83,6 @@ class Collector:
         self._part = interval / max(1, int(interval / PART_SECONDS + 1e-6)) if high_resolution else interval
         self._page_every = max(1, round(max(interval, PAGE_SECONDS) / self._part))
         self._followed = followed
-        self._paged_at = -float("inf")
         self.gauge_window = gauge_window
         self.deadline = max(interval, DEADLINE_SECONDS)
         self.generation = 0
@@ -348,7 +342,6 @@ class Collector:
         with self._turn:
             started = time.monotonic()
             self._publish(self.snapshot())
-            self._paged_at = started
             self._published_in = time.monotonic() - started
 
     def snapshot(self) -> Snapshot:
@@ -368,11 +361,9 @@ class Collector:
             own.append((m.RELEASED_UNTIL, round(release.until, 3)))
         if mismatch or self._reload is not None:
             own.append((m.RELOAD_NEEDED, mismatch or bool(self._reload)))
-        since = time.monotonic() - self._paged_at
-        stale = STALE_INTERVALS * max(self.interval, min(since, PAGE_SECONDS) if self.swift else 0.0)
         gpus = [(record, self._status(record)) for record in records]
         down = "" if self.up else "released" if release else self._reason
-        return self._composer.compose(gpus, down, own, stale, self.events, (self.own.xids, self._xid_window))
+        return self._composer.compose(gpus, down, own, self.interval, self.events, (self.own.xids, self._xid_window))
 
     def look(self, pci: str) -> Evidence | None:
         """The GPU at a PCI address and what is known of it now, for who asks why."""

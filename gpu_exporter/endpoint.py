@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from gpu_exporter.events import EventLog
 from gpu_exporter.exposition import Pages
 from gpu_exporter.model import Snapshot
+from gpu_exporter.snapshot import PAGE_SECONDS
 
 
 class Health:
@@ -25,7 +26,7 @@ class Health:
         return f"the collection loop has not ticked for {silent:.0f} s" if silent > max(60, 10 * self._interval) else ""
 
     def ready(self) -> str:
-        """Empty if the last good read of any GPU is younger than three intervals."""
+        """Empty if the last good read of any GPU is younger than three intervals; while one is up, than three pages."""
         if self.snapshot is None:
             return "no snapshot yet"
         if self.snapshot.read_at is None:
@@ -33,7 +34,8 @@ class Health:
         if any(status.reason == "released" for status in self.snapshot.gpus):
             return "released: the driver is let go of, as gpu-exporter release asked"
         age = time.monotonic() - self.snapshot.read_at
-        return f"the last good read is {age:.1f} s old" if age >= 3 * self._interval else ""
+        period = max(self._interval, PAGE_SECONDS if any(status.up for status in self.snapshot.gpus) else 0.0)
+        return f"the last good read is {age:.1f} s old" if age >= 3 * period else ""
 
 
 def never() -> bool:

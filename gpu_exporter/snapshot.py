@@ -33,6 +33,12 @@ from gpu_exporter.version import __version__
 
 log = logging.getLogger(__name__)
 
+# How often a page is made at least, and read what only pages show, however short the interval.
+PAGE_SECONDS = 1.0
+# Series of a GPU that was not read for so many intervals are withdrawn: Prometheus would stamp them as fresh. It is the
+# third read in a row that is missing, whose tick comes when the values are not quite three intervals old.
+STALE_INTERVALS = 2.5
+
 
 class GpuRecord:
     """What the loop knows of one GPU, by UUID; it stays when the GPU is gone. Its worker writes, the clock reads."""
@@ -44,6 +50,7 @@ class GpuRecord:
         self.samples: tuple[Sample, ...] = ()
         self.unsupported: Mapping[Metric, str] = {}
         self.read_at: float | None = None
+        self.period = 0.0
         self.reason = "unread"
         self.duration = 0.0
         self.spent = 0.0
@@ -57,6 +64,12 @@ class GpuRecord:
             return reason
         failures = self.accumulator.field_failures.copy()
         return next((outcome for name, outcome in failures if name == metric.name), "not_read")
+
+    def read(self, now: float) -> None:
+        """A read went well; of short intervals only some have one."""
+        self.period = PAGE_SECONDS if self.read_at is None else min(now - self.read_at, PAGE_SECONDS)
+        self.read_at = now
+        self.up()
 
     def down(self, reason: str, message: str) -> None:
         """A read failed; said in the log when that is news."""
@@ -96,11 +109,11 @@ class Composer:
         gpus: Sequence[tuple[GpuRecord, GpuStatus]],
         source_down: str,
         own: Iterable[tuple[Metric, float]],
-        stale_after: float,
+        interval: float,
         events: EventLog | None = None,
         counted: tuple[Collection[Metric], float] = ((), 0.0),
     ) -> Snapshot:
-        """A snapshot of now, without device series that were not read for `stale_after` seconds.
+        """A snapshot of now, without series of GPUs that are read each `interval` seconds, and were not for long.
 
         `counted`: which of dcgm-exporter's counts of Xids are exposed, and over how many seconds.
         """
@@ -110,6 +123,7 @@ class Composer:
         seen: list[Seen] = []
         for record, status in gpus:
             age = None if record.read_at is None else time.monotonic() - record.read_at
+            stale_after = STALE_INTERVALS * max(interval, record.period)
             fresh = age is not None and age <= stale_after and status.reason != "released"
             read = record.samples if fresh else ()
             verdict = health.judge(status, read, record.why, told.get(pci_bus_id(record.gpu.pci_bus_id), ()))

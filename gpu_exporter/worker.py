@@ -167,9 +167,8 @@ class Worker(threading.Thread):
                     record.samples = own.samples(record.gpu, record.clock_events, reading, samples)
                     record.unsupported = own.unsupported(samples, reading.unsupported)
                     record.duration = time.monotonic() - started
-                self.record.read_at = time.monotonic()
                 self._ask_again({series.metric.pace for series in reading.failed}, started)
-                self.record.up()
+                record.read(time.monotonic())
 
     def _read(self, device: Device, now: float) -> Reading:
         return self._succeeded(now) or device.read(self._due(now))

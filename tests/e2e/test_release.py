@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -44,7 +45,11 @@ def bearer(token: Path) -> dict[str, str]:
 
 def holds(exporter: Exporter, path: Path) -> bool:
     """Whether the process has this file open."""
-    return str(path) in {os.readlink(each) for each in Path(f"/proc/{exporter.process.pid}/fd").iterdir()}
+    found = set()
+    for each in Path(f"/proc/{exporter.process.pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # a connection that ends just now
+            found.add(os.readlink(each))
+    return str(path) in found
 
 
 def maps(exporter: Exporter) -> set[str]:
