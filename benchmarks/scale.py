@@ -11,10 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
-import re
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -28,11 +24,11 @@ from urllib.request import urlopen
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.exporter import cpu_seconds, free_port, rss_mib, running
+from benchmarks.harness import ROOT, commit, machine, typed
 from benchmarks.scale_page import PAGE, RESULTS, known, page
 from tests.prometheus import Prometheus, scraping
 from tests.tools import BUNDLED, until
 
-ROOT = Path(__file__).parent.parent
 PROGRAMS = {"bundled": BUNDLED, "newer": ROOT / ".tools/newer/usr/bin"}
 RULES = sorted(ROOT.glob("alerts/*.yaml"))
 POLL_SECONDS = 5.0
@@ -187,17 +183,11 @@ def _bytes_per_sample(folder: Path, prometheus: Prometheus) -> float:
 
 def report(load: Load, version: str, arguments: Sequence[str], asked: Mapping[str, object]) -> Mapping[str, object]:
     """What is written to a file: the numbers with machine, date, command and what was asked for."""
-    cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
     return {
-        "command": f"python -m benchmarks.scale {shlex.join(arguments)}".strip(),
+        "command": " ".join(["python -m benchmarks.scale", *typed(arguments)]),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "machine": {
-            "cpu": cpu.group(1) if cpu else platform.machine(),
-            "cores": len(os.sched_getaffinity(0)),
-            "load_average": os.getloadavg(),
-            "python": platform.python_version(),
-            "prometheus": version,
-        },
+        "commit": commit(),
+        "machine": {**machine(), "prometheus": version},
         "asked": {name: asked[name] for name in ("nodes", "gpus", "seconds", "interval", "metrics")},
         "load": asdict(load),
     }

@@ -35,6 +35,20 @@ def _by(count: int, thing: str) -> str:
     return f"{count} {thing}" + ("s" if count != 1 else "")
 
 
+def _cells(each: Numbers) -> tuple[str, ...]:
+    """What an exporter takes beside the CPU of its loop."""
+    return (
+        f"{each['rss_mib']:.0f} MiB",
+        f"{each['samples']}",
+        f"{each['body_bytes'] / 1024:.0f} / {each['gzip_bytes'] / 1024:.0f} KiB",
+        _latency(each["alone"]),
+        _latency(each["ten"]),
+        f"{each['scrape_cpu_ms']:.2f} ms",
+        f"{each['rendering_ms']:.1f} ms",
+        _tick(each["allocations"]),
+    )
+
+
 def cost(numbers: Numbers) -> Shown:
     """One row an exporter."""
     found = numbers["rows"]
@@ -42,14 +56,7 @@ def cost(numbers: Numbers) -> Shown:
         (
             named(each["name"]),
             percent(each["cpu"], 2),
-            f"{each['rss_mib']:.0f} MiB",
-            f"{each['samples']}",
-            f"{each['body_bytes'] / 1024:.0f} / {each['gzip_bytes'] / 1024:.0f} KiB",
-            _latency(each["alone"]),
-            _latency(each["ten"]),
-            f"{each['scrape_cpu_ms']:.2f} ms",
-            f"{each['rendering_ms']:.1f} ms",
-            _tick(each["allocations"]),
+            *_cells(each),
             "" if each["ticks_skipped"] is None else f"{each['ticks_skipped']}",
         )
         for each in found
@@ -93,14 +100,7 @@ def cost_stand_in(numbers: Numbers) -> Shown:
         (
             f"{each['gpus']}{' in MIG mode' if each['mig'] else ''}, {each['name']}",
             percent(each["cpu"]),
-            f"{each['rss_mib']:.0f} MiB",
-            f"{each['samples']}",
-            f"{each['body_bytes'] / 1024:.0f} / {each['gzip_bytes'] / 1024:.0f} KiB",
-            _latency(each["alone"]),
-            _latency(each["ten"]),
-            f"{each['scrape_cpu_ms']:.2f} ms",
-            f"{each['rendering_ms']:.1f} ms",
-            _tick(each["allocations"]),
+            *_cells(each),
         )
         for each in found
     ]

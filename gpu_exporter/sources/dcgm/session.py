@@ -13,6 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, TypeVar, cast
 
 from gpu_exporter import metrics as m
@@ -300,7 +301,7 @@ class Session:
         while known is None:
             name = f"{next(self._names)}-{len(fields)}"
             try:
-                handle = self._ask(lambda name=name: self._bindings.field_group(self._handle, name, fields))  # type: ignore[misc]
+                handle = self._ask(partial(self._bindings.field_group, self._handle, name, fields))
                 known = self._field_groups[fields] = _Shared(handle)
             except DcgmError as error:
                 if error.code != DUPLICATE_KEY:
