@@ -46,10 +46,10 @@ def _record(name: str, expression: str) -> Rule:
     return {"record": name, "expr": expression}
 
 
-def _signals(owned: bool) -> Iterator[Rule]:
-    """What belongs to who has the GPU, or the state of the board."""
+def _signals(owned: bool, per_instance: bool) -> Iterator[Rule]:
+    """What belongs to who has the GPU, or the state of the board; what each instance has for itself, or the GPU."""
     for signal in s.SIGNALS:
-        if signal.owned is owned:
+        if (signal.owned, signal.per_instance) == (owned, per_instance):
             yield _record(signal.record, signal.promql())
 
 
@@ -138,8 +138,10 @@ Groups = Sequence[Group]
 def _recorded(limits: Limits) -> Groups:
     return [
         Group("gpu-identity", [_record(name, text) for name, text in identity.recorded()]),
-        Group("gpu-board", [*_signals(owned=False), *_windows_of(owned=False)]),
-        Group("gpu-signals", list(_signals(owned=True))),
+        Group("gpu-board", [*_signals(owned=False, per_instance=False), *_windows_of(owned=False)]),
+        # Two groups, since these are evaluated side by side, and rules of one group one after another.
+        Group("gpu-instance", list(_signals(owned=True, per_instance=True))),
+        Group("gpu-signals", list(_signals(owned=True, per_instance=False))),
         Group("gpu-classes", [*_windows_of(owned=True), *_judged(limits)], SLOW),
         Group("gpu-accounting", list(_cost(limits)), SLOW),
         Group("gpu-fleet", [_record(each.record, each.expression) for each in aggregates.FLEET], SLOW),

@@ -128,7 +128,7 @@ def test_faults_cost_what_they_say_and_heal(serve: Serve) -> None:
     before = seen(exporter, "node-003", all_up)
     seen(exporter, "node-000", down(0, "lost"))
     wedged = seen(exporter, "node-001", down(1, "stalled"))
-    assert wedged.value("gpu_read_stalled_seconds", gpu="1") > 1
+    assert wedged.value("gpu_read_stalled_seconds", gpu="1") >= 1
     assert wedged.value("gpu_up", gpu="0") == 1
     reloaded = seen(exporter, "node-003", lambda page: page.value("gpu_exporter_source_up") == 0)
     assert reloaded.values("gpu_down_reason", reason="source_lost") == [1.0, 1.0]
