@@ -76,6 +76,7 @@ def serve(**chosen_settings: Any) -> None:
 
     The flags and environment variables of dcgm-exporter are understood, too: docs/dcgm-exporter-flags.md has them.
     """
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is something to read anew
     config = Config(**chosen_settings)
     configure(config.log_level, config.log_format)
     for warning in click.get_current_context().meta.get(WARNINGS, ()):

@@ -5,8 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import zlib
-from collections.abc import Iterable, Mapping
-from itertools import chain
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from prometheus_client.metrics_core import Metric as ClientMetric
@@ -56,10 +55,13 @@ def _header(name: str, kind: str, help: str, *, openmetrics: bool) -> bytes:
 
 
 class Page:
-    """One snapshot, rendered: blocks of sample lines under their family's headers in either format."""
+    """One snapshot, rendered: the sample lines of each family, with its header in either format.
 
-    def __init__(self, blocks: list[tuple[bytes, bytes, bytes]]) -> None:
-        self._blocks = blocks
+    Lines are shared with the pages before and after. Joined are only the variants that somebody asks for.
+    """
+
+    def __init__(self, families: Sequence[tuple[bytes, bytes, Sequence[bytes]]]) -> None:
+        self._families = families
         self._bodies: dict[Variant, bytes] = {}
         self._lock = threading.Lock()
 
@@ -73,14 +75,12 @@ class Page:
         return body
 
     def _make(self, variant: Variant) -> bytes:
-        headers = ((om if variant.openmetrics else text, lines) for text, om, lines in self._blocks)
-        body = b"".join(chain.from_iterable(headers)) + (b"# EOF\n" if variant.openmetrics else b"")
-        return _gzip(body) if variant.gzip else body
-
-
-def _gzip(body: bytes) -> bytes:
-    compressor = zlib.compressobj(level=1, wbits=31)
-    return compressor.compress(body) + compressor.flush()
+        parts = (b"".join((om if variant.openmetrics else text, *lines)) for text, om, lines in self._families)
+        end = b"# EOF\n" if variant.openmetrics else b""
+        if not variant.gzip:
+            return b"".join((*parts, end))
+        compressor = zlib.compressobj(level=1, wbits=31)  # family by family: the whole is many times its size
+        return b"".join((*map(compressor.compress, parts), compressor.compress(end), compressor.flush()))
 
 
 class Style(NamedTuple):
@@ -144,8 +144,8 @@ class Renderer:
                 text = number(convert(value) if convert else value)
                 known = lines[series] = (value, b"%b %b\n" % (prefix, text.encode()))
             family.append(known[1])
-        blocks = [(text, om, b"".join(by_name[name])) for name, (text, om) in self._headers.items() if by_name[name]]
-        return Page(blocks + [self._client(metric) for metric in process])
+        families = [(text, om, by_name[name]) for name, (text, om) in self._headers.items() if by_name[name]]
+        return Page([*families, *map(self._client, process)])
 
     def _own(self, owned: Owned) -> None:
         """Forget the lines of whatever has another owner now."""
@@ -169,11 +169,10 @@ class Renderer:
         pairs = [f'{name}="{escape(value)}"' for name, value in every.items() if value or name in ALWAYS]
         return f"{{{','.join(pairs)}}}" if pairs else ""
 
-    def _client(self, metric: ClientMetric) -> tuple[bytes, bytes, bytes]:
+    def _client(self, metric: ClientMetric) -> tuple[bytes, bytes, list[bytes]]:
         name = f"{metric.name}_total" if metric.type == "counter" else metric.name
         text, om = (_header(name, metric.type, metric.documentation, openmetrics=om) for om in (False, True))
-        lines = (f"{s.name}{self._braces(s.labels)} {number(s.value)}\n" for s in metric.samples)
-        return text, om, "".join(lines).encode()
+        return text, om, [f"{s.name}{self._braces(s.labels)} {number(s.value)}\n".encode() for s in metric.samples]
 
 
 class Pages:

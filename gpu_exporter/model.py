@@ -166,6 +166,11 @@ class Metric:
         return f"{self.name}{{{own}}}" if own else self.name
 
 
+def scaled(value: float, scale: float) -> float:
+    """The product, with the digits of a decimal fraction: 689199 at 0.001 is 689.199, not 689.1990000000001."""
+    return value * scale if scale >= 1 else value / round(1 / scale)
+
+
 @dataclass(frozen=True, slots=True)
 class Gpu:
     """The identity of a GPU. `info` holds what never changes while the driver is loaded."""

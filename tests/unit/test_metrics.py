@@ -2,9 +2,11 @@
 
 import pynvml
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from gpu_exporter.metrics import BY_KEY, METRICS, selected
-from gpu_exporter.model import Call, Gpm, Kind, Metric, MetricSet
+from gpu_exporter.metrics import BY_KEY, METRICS, MILLI, NANO, PERCENT, selected
+from gpu_exporter.model import Call, Gpm, Kind, Metric, MetricSet, scaled
 from gpu_exporter.sources.nvml.questions import ADAPTERS
 
 FULL = selected(MetricSet.FULL)
@@ -57,3 +59,10 @@ def test_one_gpm_call_is_enough() -> None:
     ids = sum(18 if row.nvml.stride else 1 for row in FULL if isinstance(row.nvml, Gpm))
 
     assert ids <= 98
+
+
+@given(st.integers(0, 2**50), st.sampled_from(((PERCENT, 2), (MILLI, 3), (NANO, 9))))
+def test_a_decimal_fraction_of_a_unit_keeps_its_digits(raw: int, unit: tuple[float, int]) -> None:
+    """As read from the text of the number, and so written as that: 689.199 W, not 689.1990000000001."""
+    scale, places = unit
+    assert scaled(raw, scale) == float(f"{raw}e-{places}")

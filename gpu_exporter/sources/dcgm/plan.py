@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpu_exporter import metrics as m
-from gpu_exporter.model import EntityKind, Labels, Metric, Pace, Series
+from gpu_exporter.model import EntityKind, Labels, Metric, Pace, Series, scaled
 from gpu_exporter.sources.dcgm.session import Wish
 from gpu_exporter.sources.dcgm.values import Entity
 
@@ -49,7 +49,7 @@ class Question:
             return None
         if metric.bit is not None:
             return int(raw) >> metric.bit & 1
-        return raw * metric.dcgm_scale
+        return scaled(raw, metric.dcgm_scale)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pynvml
 
-from gpu_exporter.model import Buffered, Gpu, Metric, Pace, Series
+from gpu_exporter.model import Buffered, Gpu, Metric, Pace, Series, scaled
 from gpu_exporter.sources.nvml.errors import UNSUPPORTED, outcome, raise_if_lost
 
 # Looked at no more often than this: well before a buffer is full, and without its cost ten times a second.
@@ -64,7 +64,7 @@ class Buffers:
             return None
         member = MEMBERS[value_type]
         taken = [
-            (sample.timeStamp, getattr(sample.sampleValue, member) * metric.scale)
+            (sample.timeStamp, scaled(getattr(sample.sampleValue, member), metric.scale))
             for sample in samples
             if sample.timeStamp
         ]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pynvml
 
-from gpu_exporter.model import Series
+from gpu_exporter.model import Series, scaled
 from gpu_exporter.sources.nvml.errors import outcome, raise_if_lost
 
 # Looked up at import: another module named pynvml is found out before it is used.
@@ -81,7 +81,7 @@ class GpmWindow:
         for slot, series in self._slots:
             code = _code(slot)
             if code == pynvml.NVML_SUCCESS:
-                values[series] = _value(slot) * series.metric.scale
+                values[series] = scaled(_value(slot), series.metric.scale)
             else:
                 raise_if_lost(code, "GPM")
                 failed[series] = outcome(code)

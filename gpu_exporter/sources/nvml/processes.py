@@ -10,7 +10,7 @@ from typing import Any
 
 import pynvml
 
-from gpu_exporter.model import Gpu, Labels, Metric, OfProcess, Pace, Series
+from gpu_exporter.model import Gpu, Labels, Metric, OfProcess, Pace, Series, scaled
 from gpu_exporter.sources.nvml.errors import UNSUPPORTED, outcome, raise_if_lost
 
 LISTS = ("Compute", "Graphics", "MPSCompute")
@@ -75,7 +75,7 @@ class Processes:
         row = self._rows.get(what)
         if row is None or value is None:
             return set()
-        values[self._known.setdefault((what, labels), Series(row, self._gpu, labels))] = value * row.scale
+        values[self._known.setdefault((what, labels), Series(row, self._gpu, labels))] = scaled(value, row.scale)
         return {(what, labels)}
 
     def _end(self, present: set[tuple[str, Labels]]) -> set[Series]:

@@ -23,6 +23,7 @@ from gpu_exporter.model import (
     Metric,
     Pace,
     Series,
+    scaled,
 )
 from gpu_exporter.sources.nvml.errors import outcome, raise_if_lost
 from gpu_exporter.sources.nvml.gpm import GpmWindow
@@ -225,7 +226,8 @@ class Questions:
                 if value is None:
                     failed[series] = "not_supported"
                 else:
-                    values[series] = (int(value) >> metric.bit) & 1 if metric.bit is not None else value * metric.scale
+                    bit, scale = metric.bit, metric.scale
+                    values[series] = scaled(value, scale) if bit is None else (int(value) >> bit) & 1
 
     def _read_fields(
         self,
@@ -253,7 +255,7 @@ class Questions:
             if answer.nvmlReturn == pynvml.NVML_SUCCESS:
                 value = float(getattr(answer.value, FIELD_MEMBERS[answer.valueType]))
                 for series in wanted:
-                    values[series] = values.get(series, 0.0) + value * series.metric.scale
+                    values[series] = values.get(series, 0.0) + scaled(value, series.metric.scale)
                     parts[series] += 1
             else:
                 raise_if_lost(answer.nvmlReturn, f"GPU {self._gpu.index}, field {field[0]}")
