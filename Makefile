@@ -50,7 +50,7 @@ soak: $(VENV)/dev tools ## Long proofs: half an hour of faults on the stand-in d
 	$(BIN)/python -m pytest tests/unit --hypothesis-profile soak
 	$(BIN)/python -m benchmarks.fleet --json /dev/null
 	$(BIN)/python -m benchmarks.scale --seconds 600 --json benchmarks/results/scale.json
-	$(BIN)/python -m benchmarks.scale --seconds 600 --metrics full --nodes 500 --json benchmarks/results/scale_full.json
+	$(BIN)/python -m benchmarks.scale --seconds 600 --metrics full --json benchmarks/results/scale_full.json
 
 tools: .tools/done .tools/newer/done .tools/alertmanager .tools/victoria ## Fetch what the tests need beside Python: a C compiler, Prometheus (two), Alertmanager, VictoriaMetrics
 
