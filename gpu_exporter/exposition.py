@@ -6,6 +6,7 @@ import threading
 import time
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from prometheus_client.metrics_core import Metric as ClientMetric
@@ -75,12 +76,14 @@ class Page:
         return body
 
     def _make(self, variant: Variant) -> bytes:
-        parts = (b"".join((om if variant.openmetrics else text, *lines)) for text, om, lines in self._families)
-        end = b"# EOF\n" if variant.openmetrics else b""
-        if not variant.gzip:
-            return b"".join((*parts, end))
-        compressor = zlib.compressobj(level=1, wbits=31)  # family by family: the whole is many times its size
-        return b"".join((*map(compressor.compress, parts), compressor.compress(end), compressor.flush()))
+        parts = ((om if variant.openmetrics else text, *lines) for text, om, lines in self._families)
+        body = b"".join(chain.from_iterable(parts)) + (b"# EOF\n" if variant.openmetrics else b"")
+        return _gzip(body) if variant.gzip else body
+
+
+def _gzip(body: bytes) -> bytes:
+    compressor = zlib.compressobj(level=1, wbits=31)
+    return compressor.compress(body) + compressor.flush()
 
 
 class Style(NamedTuple):

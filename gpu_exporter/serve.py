@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -47,6 +48,9 @@ FIRST_PAGE_SECONDS = 2.0
 # How much later each of many nodes starts, and so ticks in all later intervals, than the one before.
 START_SECONDS = 0.01
 SIGNAL_SECONDS = 1.0
+# Of many nodes: how often a thread that waits for Python asks for it. If hundreds do so each 5 ms, as they would, that
+# takes the processor from the one that has it, and ever more come to wait.
+SWITCH_SECONDS = 0.1
 
 BANNER = """
 ************************************************************************
@@ -165,8 +169,10 @@ def run(config: Config, sources: Mapping[str, Source], fields: Fields, stop: thr
 
     False if a driver call is stuck. Raises GpuExporterError if it can't start.
     """
-    if len(sources) == 1:  # thousands of threads have too much to keep for one arena
+    if len(sources) == 1:
         heap.share()
+    else:  # thousands of threads have too much to keep for one arena
+        sys.setswitchinterval(SWITCH_SECONDS)
     process = _Process(config.interval)
     nodes = [_Node(name, source, config, process, fields) for name, source in sources.items()]
     tell = partial(_tell_unread, nodes[0].collector.source)
