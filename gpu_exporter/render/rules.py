@@ -39,6 +39,9 @@ SOME_GPU = "{{ if $labels.gpu }}GPU {{ $labels.gpu }}{{ else }}A GPU{{ end }} of
 # What the dashboard of an alert is narrowed down to: by what is not known, it is not.
 SHOWN = {label: f'{{{{ or $labels.{label} "$__all" }}}}' for label in ("node", "gpu", "namespace", "workload")}
 
+# The state of a board; what each instance has for itself, and its GPU; what only histograms tell.
+BOARD, INSTANCE, SIGNALS, DISTRIBUTIONS = "gpu-board", "gpu-instance", "gpu-signals", "gpu-distributions"
+
 Rule = Mapping[str, Any]
 
 
@@ -46,11 +49,19 @@ def _record(name: str, expression: str) -> Rule:
     return {"record": name, "expr": expression}
 
 
-def _signals(owned: bool, per_instance: bool) -> Iterator[Rule]:
-    """What belongs to who has the GPU, or the state of the board; what each instance has for itself, or the GPU."""
+def _signals(group: str) -> Iterator[Rule]:
     for signal in s.SIGNALS:
-        if (signal.owned, signal.per_instance) == (owned, per_instance):
+        if _group(signal) == group:
             yield _record(signal.record, signal.promql())
+
+
+def _group(signal: s.Signal) -> str:
+    """Where a signal is recorded. Several groups, for they are evaluated side by side, but the rules of one in turn."""
+    if any(isinstance(way, s.Read) and way.shape for way in signal.made):
+        return DISTRIBUTIONS
+    if not signal.owned:
+        return BOARD
+    return INSTANCE if signal.per_instance else SIGNALS
 
 
 def _windows_of(owned: bool) -> Iterator[Rule]:
@@ -138,10 +149,10 @@ Groups = Sequence[Group]
 def _recorded(limits: Limits) -> Groups:
     return [
         Group("gpu-identity", [_record(name, text) for name, text in identity.recorded()]),
-        Group("gpu-board", [*_signals(owned=False, per_instance=False), *_windows_of(owned=False)]),
-        # Two groups, since these are evaluated side by side, and rules of one group one after another.
-        Group("gpu-instance", list(_signals(owned=True, per_instance=True))),
-        Group("gpu-signals", list(_signals(owned=True, per_instance=False))),
+        Group(BOARD, [*_signals(BOARD), *_windows_of(owned=False)]),
+        Group(INSTANCE, list(_signals(INSTANCE))),
+        Group(SIGNALS, list(_signals(SIGNALS))),
+        Group(DISTRIBUTIONS, list(_signals(DISTRIBUTIONS)), SLOW),
         Group("gpu-classes", [*_windows_of(owned=True), *_judged(limits)], SLOW),
         Group("gpu-accounting", list(_cost(limits)), SLOW),
         Group("gpu-fleet", [_record(each.record, each.expression) for each in aggregates.FLEET], SLOW),
