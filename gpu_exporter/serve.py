@@ -169,10 +169,10 @@ def run(config: Config, sources: Mapping[str, Source], fields: Fields, stop: thr
 
     False if a driver call is stuck. Raises GpuExporterError if it can't start.
     """
-    if len(sources) == 1:
-        heap.share()
-    else:  # thousands of threads have too much to keep for one arena
+    if len(sources) > 1:
         sys.setswitchinterval(SWITCH_SECONDS)
+    else:  # the thousands of threads of a fleet would have too much to keep for one arena
+        heap.share()
     process = _Process(config.interval)
     nodes = [_Node(name, source, config, process, fields) for name, source in sources.items()]
     tell = partial(_tell_unread, nodes[0].collector.source)

@@ -127,8 +127,8 @@ dcgm-exporter from 4.9 on. Who scrapes two exporters gets each GPU once, by its 
 - A GPU that several pods share has no owner, and so no peers.
 - Windows of a signal are recorded as, for example, `gpu:sm_active:mean5m`.
 - A signal that is made of others has no value without all of them.
-- Signals and the state of boards are evaluated as often as Prometheus is told to; what is made of means of five minutes
-  once a minute.
+- Signals and the state of boards are evaluated as often as Prometheus is told to; what histograms tell, and what is
+  made of means of five minutes, once a minute.
 
 """
 

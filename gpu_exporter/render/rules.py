@@ -39,8 +39,8 @@ SOME_GPU = "{{ if $labels.gpu }}GPU {{ $labels.gpu }}{{ else }}A GPU{{ end }} of
 # What the dashboard of an alert is narrowed down to: by what is not known, it is not.
 SHOWN = {label: f'{{{{ or $labels.{label} "$__all" }}}}' for label in ("node", "gpu", "namespace", "workload")}
 
-# The state of a board; what each instance has for itself, and its GPU; what only histograms tell.
-BOARD, INSTANCE, SIGNALS, DISTRIBUTIONS = "gpu-board", "gpu-instance", "gpu-signals", "gpu-distributions"
+# Groups of signals: several, for they are evaluated side by side, but the rules of one in turn.
+OF_BOARD, OF_INSTANCE, OF_GPU, OF_HISTOGRAMS = "gpu-board", "gpu-instance", "gpu-signals", "gpu-distributions"
 
 Rule = Mapping[str, Any]
 
@@ -56,12 +56,12 @@ def _signals(group: str) -> Iterator[Rule]:
 
 
 def _group(signal: s.Signal) -> str:
-    """Where a signal is recorded. Several groups, for they are evaluated side by side, but the rules of one in turn."""
+    """Where a signal is recorded: by whether it is the board's state, or belongs to who has the GPU or the instance."""
     if any(isinstance(way, s.Read) and way.shape for way in signal.made):
-        return DISTRIBUTIONS
+        return OF_HISTOGRAMS
     if not signal.owned:
-        return BOARD
-    return INSTANCE if signal.per_instance else SIGNALS
+        return OF_BOARD
+    return OF_INSTANCE if signal.per_instance else OF_GPU
 
 
 def _windows_of(owned: bool) -> Iterator[Rule]:
@@ -149,10 +149,10 @@ Groups = Sequence[Group]
 def _recorded(limits: Limits) -> Groups:
     return [
         Group("gpu-identity", [_record(name, text) for name, text in identity.recorded()]),
-        Group(BOARD, [*_signals(BOARD), *_windows_of(owned=False)]),
-        Group(INSTANCE, list(_signals(INSTANCE))),
-        Group(SIGNALS, list(_signals(SIGNALS))),
-        Group(DISTRIBUTIONS, list(_signals(DISTRIBUTIONS)), SLOW),
+        Group(OF_BOARD, [*_signals(OF_BOARD), *_windows_of(owned=False)]),
+        Group(OF_INSTANCE, list(_signals(OF_INSTANCE))),
+        Group(OF_GPU, list(_signals(OF_GPU))),
+        Group(OF_HISTOGRAMS, list(_signals(OF_HISTOGRAMS)), SLOW),
         Group("gpu-classes", [*_windows_of(owned=True), *_judged(limits)], SLOW),
         Group("gpu-accounting", list(_cost(limits)), SLOW),
         Group("gpu-fleet", [_record(each.record, each.expression) for each in aggregates.FLEET], SLOW),
