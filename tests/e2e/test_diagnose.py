@@ -38,7 +38,8 @@ def test_a_stall_at_each_step(driver: FakeDriver) -> None:
         driver.set("Gpm.1", 72.0)
         driver.set("Gpm.21", 5000.0)
     sawtooth(driver, 300.0, 600.0, 0.7, 0.3, 60)
-    found = run("diagnose", "--for", "8s", "--kernel-log", "none", "--json", env=driver.environment)
+    # Long enough that a page which a busy machine makes 0.1 s late does not matter to a rate.
+    found = run("diagnose", "--for", "20s", "--kernel-log", "none", "--json", env=driver.environment)
 
     gpu = json.loads(found.stdout)["gpus"][0]
     assert gpu["class"] == "data-loading-bound"
