@@ -121,7 +121,7 @@ def _fleet(config: Config) -> Mapping[str, Source]:
 
 
 def _nvml(config: Config) -> Source:
-    return local_gpus(procfs=config.procfs)
+    return local_gpus(procfs=config.procfs, alone=True)
 
 
 def _auto(config: Config) -> Source:
@@ -152,8 +152,11 @@ def recording(named: Path | None) -> Path:
     return named if found is not named and named.exists() else found
 
 
-def local_gpus(*, procfs: Path = Path("/proc"), gpus: Sequence[int] | None = None) -> Source:
-    """The GPUs of this machine, or some. Raises SourceLost if the bindings are not what they should be."""
+def local_gpus(*, procfs: Path = Path("/proc"), gpus: Sequence[int] | None = None, alone: bool = False) -> Source:
+    """The GPUs of this machine, or some; `alone`: nobody else in this process uses NVML.
+
+    Raises SourceLost if the bindings are not what they should be.
+    """
     try:
         from gpu_exporter.sources.nvml import NvmlSource
         from gpu_exporter.sources.nvml.some import SomeGpus
@@ -165,4 +168,4 @@ def local_gpus(*, procfs: Path = Path("/proc"), gpus: Sequence[int] | None = Non
         if found.level is not Level.FAIL:
             raise
         raise SourceLost(f"{found.what}: {found.cure}") from error
-    return NvmlSource(procfs=procfs) if gpus is None else SomeGpus(gpus, procfs=procfs)
+    return NvmlSource(procfs=procfs, alone=alone) if gpus is None else SomeGpus(gpus, procfs=procfs)

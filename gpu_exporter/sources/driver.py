@@ -22,6 +22,12 @@ def there() -> bool:
     return True
 
 
+def library_mapping(procfs: Path) -> str:
+    """The first line of this process' memory map that is of the driver's library; empty if it is not loaded."""
+    maps = (procfs / "self/maps").read_text(encoding="utf-8", errors="replace")
+    return next((line for line in maps.splitlines() if LIBRARY in line and "/" in line), "")
+
+
 def reload_needed(sysfs: Path, procfs: Path) -> bool | None:
     """True after an upgrade without a reload of the driver: what runs goes on, what starts now fails.
 
@@ -30,14 +36,15 @@ def reload_needed(sysfs: Path, procfs: Path) -> bool | None:
     """
     try:
         loaded = (sysfs / "module/nvidia/version").read_text(encoding="ascii").strip()
-        maps = (procfs / "self/maps").read_text(encoding="utf-8", errors="replace")
+        mapped = library_mapping(procfs)
     except (OSError, UnicodeDecodeError):
         return None
-    mapped = next((line[line.index("/") :] for line in maps.splitlines() if LIBRARY in line and "/" in line), "")
     if not mapped or not loaded:
         return None
     try:
-        installed = Path(mapped).with_name(f"{LIBRARY}1").resolve(strict=True).name.removeprefix(LIBRARY)
+        installed = (
+            Path(mapped[mapped.index("/") :]).with_name(f"{LIBRARY}1").resolve(strict=True).name.removeprefix(LIBRARY)
+        )
     except OSError:
         return None
     return installed != loaded if "." in installed else None
