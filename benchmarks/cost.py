@@ -5,11 +5,11 @@
 
 On this machine's GPUs, one exporter after the other: gpu-exporter with its default metrics, with all (`full`) and with
 everything on (also processes, and events, which are on by default), with `--high-resolution` too, and, with `@100ms`,
-ten times; then the peers that are installed. CPU, as a share of one core, over `--seconds` (half of it at 100 ms, a
-third for peers) while one scraper comes every second; a minute is what the slowest fields come round in. Then 300
-scrapes by one, then by ten at once; the CPU of a scrape is what the first 300 took beyond the loop's. What
-`prometheus_client` takes to render the same samples stands beside it. Memory that a tick takes is measured in another
-process, under tracemalloc.
+ten times; with `/1`, of one GPU only: what each further one costs is the difference; then the peers that are installed.
+CPU, as a share of one core, over `--seconds` (half of it at 100 ms, a third for peers) while one scraper comes every
+second; a minute is what the slowest fields come round in. Then 300 scrapes by one, then by ten at once; the CPU of a
+scrape is what the first 300 took beyond the loop's. What `prometheus_client` takes to render the same samples stands
+beside it. Memory that a tick takes is measured in another process, under tracemalloc.
 
 `--stand-in` is for scaling: so many GPUs of the tests' driver, whole and each as seven MIG instances, with default and
 full metrics. What it costs is our own code and the stand-in, without NVIDIA's library. Exit code 1 if a bound is
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -145,11 +146,14 @@ def on_gpus(rows: Sequence[str], seconds: float, with_peers: bool) -> Iterator[C
     """Ours by row, then the peers."""
     boards = gpus()
     for row in rows:
-        name, _, interval = row.partition("@")
-        arguments, port = [*SETS[name], "--interval", interval or "1s"], free_port()
-        allocated = None if interval else allocations(arguments, {})
+        whole, _, few = row.partition("/")
+        name, _, interval = whole.partition("@")
+        read = int(few or boards)
+        of = ["--devices", f"g:0-{read - 1}"] if few else []
+        arguments, port = [*SETS[name], "--interval", interval or "1s", *of], free_port()
+        allocated = None if interval or few else allocations(arguments, {})
         span = seconds / 2 if interval else seconds
-        yield measure(row, ours(port, *arguments), port, span, boards=boards, allocated=allocated)
+        yield measure(whole, ours(port, *arguments), port, span, boards=read, allocated=allocated)
     for peer in PEERS if with_peers else ():
         if peer.present():
             port = free_port()
@@ -204,11 +208,11 @@ def main() -> int:
     """Measure, print and write; 1 if a bound is missed."""
     parser = options(__name__, __doc__)
     parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--rows", default=ROWS, help=f"any of {', '.join(SETS)}, each also with @INTERVAL")
+    parser.add_argument("--rows", default=ROWS, help=f"any of {', '.join(SETS)}, each also with @INTERVAL and /GPUS")
     parser.add_argument("--without-peers", action="store_true")
     parser.add_argument("--stand-in", metavar="GPUS", help="numbers of GPUs of the tests' driver, such as 1,2,4")
     chosen = parser.parse_args()
-    if unknown := {name.partition("@")[0] for name in chosen.rows.split(",")} - SETS.keys():
+    if unknown := {re.split("[@/]", name)[0] for name in chosen.rows.split(",")} - SETS.keys():
         parser.error(f"--rows: there is no {', '.join(sorted(unknown))}; there are {', '.join(SETS)}")
     run, found = begin(__name__, chosen), list[Any]()
     simulated = chosen.stand_in is not None

@@ -50,11 +50,11 @@ def _cells(each: Numbers) -> tuple[str, ...]:
 
 
 def cost(numbers: Numbers) -> Shown:
-    """One row an exporter."""
-    found = numbers["rows"]
+    """One row an exporter; where it was measured with fewer GPUs, too, what it would take with more."""
+    found, boards = numbers["rows"], max(each["gpus"] for each in numbers["rows"])
     rows = [
         (
-            named(each["name"]),
+            named(each["name"]) + ("" if each["gpus"] == boards else f", {each['gpus']} of these GPUs"),
             percent(each["cpu"], 2),
             *_cells(each),
             "" if each["ticks_skipped"] is None else f"{each['ticks_skipped']}",
@@ -63,14 +63,30 @@ def cost(numbers: Numbers) -> Shown:
     ]
     head = ("exporter", "CPU of a core", "memory", "samples", "body / gzip", "one scraper: p50 / p99 / worst")
     more = ("ten at once", "CPU of a scrape", "`prometheus_client`", "a tick takes", "ticks skipped")
-    names, boards = [each["name"] for each in found], _by(found[0]["gpus"], "GPU")
+    whole = [each for each in found if each["gpus"] == boards]
+    names, what = [each["name"] for each in whole], _by(boards, "GPU")
     return Shown(
-        table((*head, *more), rows),
+        table((*head, *more), rows) + _extrapolated(found, boards),
         {
-            "cpu": plots.bars(f"CPU, {boards}", "% of a core", names, {"CPU": _all(found, "cpu", 100)}, "{:.2f}"),
-            "memory": plots.bars(f"Memory, {boards}", "MiB", names, {"RSS": _all(found, "rss_mib")}, "{:.0f}"),
+            "cpu": plots.bars(f"CPU, {what}", "% of a core", names, {"CPU": _all(whole, "cpu", 100)}, "{:.2f}"),
+            "memory": plots.bars(f"Memory, {what}", "MiB", names, {"RSS": _all(whole, "rss_mib")}, "{:.0f}"),
         },
     )
+
+
+def _extrapolated(found: Sequence[Numbers], boards: int) -> str:
+    """What eight GPUs would take if each further one takes as much as the last measured; empty if none was left out."""
+    most = {each["name"]: each for each in found if each["gpus"] == boards}
+    rows = []
+    for few in (each for each in found if each["gpus"] < boards):
+        many = most[few["name"]]
+        cpu, mib = ((many[key] - few[key]) / (boards - few["gpus"]) for key in ("cpu", "rss_mib"))
+        eight = (many["cpu"] + (8 - boards) * cpu, many["rss_mib"] + (8 - boards) * mib)
+        rows.append(
+            (named(few["name"]), percent(cpu, 2), f"{mib:.1f} MiB", percent(eight[0]), f"{eight[1]:.0f} MiB"),
+        )
+    head = ("**not measured, but extrapolated**", "CPU, each further GPU", "memory", "CPU, eight", "memory, eight")
+    return "\n" + table(head, rows) if rows else ""
 
 
 def named(row: str) -> str:

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks import harness, report
+from benchmarks import harness, report, sections
 from benchmarks.paired import quantile, slowdown
-from benchmarks.stalls import board, busy, modes
+from benchmarks.stalls import board, busy, busy_cycles, modes
 
 FOUND = report.results()
 
@@ -67,6 +67,19 @@ def grown(found: Any) -> Any:
     return found * 1.3 if isinstance(found, float) else found
 
 
+def test_eight_gpus_are_extrapolated_and_said_to_be() -> None:
+    """From one and two of them: a line through both."""
+    rows = copy.deepcopy(FOUND["cost"]["numbers"]["rows"][:2])
+    for row, boards, cpu, mib in zip(rows, (1, 2), (0.01, 0.014), (50.0, 51.5), strict=True):
+        row.update(name="everything", gpus=boards, cpu=cpu, rss_mib=mib)
+
+    shown = sections.cost({"rows": rows}).text
+
+    assert "everything, 1 s, 1 of these GPUs | 1.00 %" in shown
+    assert "| gpu-exporter, everything, 1 s | 0.40 % | 1.5 MiB | 3.8 % | 60 MiB |" in shown
+    assert "extrapolated" not in sections.cost({"rows": rows[1:]}).text
+
+
 def test_nothing_measured_is_no_number() -> None:
     """The page's own words have no figure: each comes from a file."""
     assert re.findall(r"\d[\d.]* ?(?:m?s\b|%|[KM]iB|W\b)", report.rendered({})[report.PAGE]) == []
@@ -101,6 +114,16 @@ def test_what_was_typed_less_the_place() -> None:
 def test_time_at_work() -> None:
     """Phases count as far as they are in the window."""
     assert busy([(0, 1), (2, 3), (4, 5)], 0.5, 4.5) == pytest.approx(2 / 4)
+
+
+def test_cycles_at_work() -> None:
+    """A clock that is twice as fast at rest makes work of half the time a third of the cycles."""
+    lines = [
+        json.dumps({"clocks": [[t, 1000 if t % 2 else 2000] for t in range(10 * n, 10 * n + 10)]}) + "\n"
+        for n in (0, 1)
+    ]
+
+    assert busy_cycles([*lines, '{"clo'], [(t, t + 1) for t in range(1, 20, 2)], 2, 17) == pytest.approx(1 / 3)
 
 
 def test_modes_of_power() -> None:
