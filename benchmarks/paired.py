@@ -32,9 +32,9 @@ def quantile(freedom: int) -> float:
     return float(z + sum(term / freedom**power for power, term in enumerate(terms, 1)))
 
 
-def slowdown(without: Sequence[float], with_it: Sequence[float]) -> Slowdown:
-    """Of the times that the same work took, in pairs that were taken beside each other."""
-    differences = [late / sooner - 1 for sooner, late in zip(without, with_it, strict=True)]
+def slowdown(pairs: Sequence[tuple[float, float]], share: float = 1.0) -> Slowdown:
+    """Of the times that the same work took, without and with, beside each other; `share` of the difference counts."""
+    differences = [share * (late / sooner - 1) for sooner, late in pairs]
     if len(differences) < FEWEST:
         raise ValueError(f"{len(differences)} pairs are too few for a bound: {FEWEST} at least")
     mean, spread = fmean(differences), stdev(differences) / sqrt(len(differences))

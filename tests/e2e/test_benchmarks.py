@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import cost
 from benchmarks.exporter import Exporter, free_port, ours, running
-from benchmarks.perturbation import Turns, Work, compared
+from benchmarks.perturbation import Turns, Work, compared, pairs
 from tests.fakes.driver import FakeDriver
 
 
@@ -67,5 +67,29 @@ def test_work_is_done_as_often_as_asked() -> None:
         work.end()
 
     assert many > 5 * one
-    times = {"off": [1.0] * 5, "off again": [1.0] * 5, "1 s": [1.01] * 5}
-    assert compared(times)["1 s"] == {"mean": pytest.approx(0.01), "upper": pytest.approx(0.01), "pairs": 5}
+
+
+def test_what_comes_due_in_a_pair_is_done_in_half_of_it() -> None:
+    """So half of the difference is its cost, but for ticks that are left out while it is stopped."""
+    found = compared({name: [(1.0, 1.01)] * 5 for name in ("noise", "1 s", "100 ms")})
+
+    assert {name: each["mean"] for name, each in found.items()} == {
+        "noise": pytest.approx(0.01),
+        "1 s": pytest.approx(0.005),
+        "100 ms": pytest.approx(0.01),
+    }
+
+
+def test_pairs_are_taken_of_each_condition(driver: FakeDriver) -> None:
+    """Exporters that are stopped in between go on, and answer; what is left out is left out of each."""
+    port = free_port()
+    with running(ours(port), port, driver.environment) as exporter:
+        turns, work = Turns({"1 s": exporter}), Work("hashing", 1)
+        try:
+            found = pairs(work, turns, 8)
+        finally:
+            turns.end()
+            work.end()
+
+    assert {name: len(taken) for name, taken in found.items()} == {"noise": 4, "1 s": 4}
+    assert all(0 < took < 10 for taken in found.values() for both in taken for took in both)
