@@ -2,8 +2,7 @@
 
     python -m benchmarks.board [GPU]
 
-Once a second it prints one line of JSON: the time, joules so far, and what is new since the line before: the driver's
-samples of power (unix seconds, watts), and the clock of the SMs as it was twenty times (unix seconds, MHz).
+Once a second it prints one line of JSON: the time, joules so far, and the samples (unix seconds, watts) that are new.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ import time
 
 import pynvml
 
-from gpu_exporter.sources.nvml.buffers import MEMBERS
+from gpu_exporter.sources.nvml.questions import FIELD_MEMBERS
 
-CLOCKS, CLOCK_SECONDS = 20, 0.05
+READ_SECONDS = 1.0
 
 
 def main(gpu: int) -> None:
@@ -24,21 +23,17 @@ def main(gpu: int) -> None:
     pynvml.nvmlInit()
     handle, newest = pynvml.nvmlDeviceGetHandleByIndex(gpu), 0
     while True:
-        clocks = []
-        for _ in range(CLOCKS):
-            clocks.append((time.time(), pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)))
-            time.sleep(CLOCK_SECONDS)
         kind, found = pynvml.nvmlDeviceGetSamples(handle, pynvml.NVML_TOTAL_POWER_SAMPLES, 0)
-        values = [(each.timeStamp, getattr(each.sampleValue, MEMBERS[kind])) for each in found]
+        values = [(each.timeStamp, getattr(each.sampleValue, FIELD_MEMBERS[kind])) for each in found]
         samples = [(stamp, milliwatts) for stamp, milliwatts in values if stamp > newest]
         newest = max((stamp for stamp, _ in samples), default=newest)
         line = {
             "time": time.time(),
             "joules": pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3,
             "samples": [(stamp / 1e6, milliwatts / 1e3) for stamp, milliwatts in samples],
-            "clocks": clocks,
         }
         print(json.dumps(line), flush=True)
+        time.sleep(READ_SECONDS)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ class Processes:
         self._known: dict[tuple[str, Labels], Series] = {}
         self._seen_until: dict[Labels, int] = {}
         self._listed_once = False
+        self._open_module: bool | None = None
 
     def read(
         self,
@@ -114,9 +115,11 @@ class Processes:
         NVIDIA's open kernel module translates them to the PID namespace of who asks. The other one tells everybody the
         host's, and here another process may have the number; only the host's procfs has kernel threads.
         """
-        if "Open Kernel Module" in self._text("driver/nvidia/version"):
+        if self._open_module is None:
+            self._open_module = "Open Kernel Module" in self._text("driver/nvidia/version")
+        if self._open_module:
             with suppress(OSError):
-                return (self._proc / "self").readlink() == Path(str(os.getpid()))
+                return os.readlink(f"{self._proc}/self") == str(os.getpid())
         return self._text("2/comm") == "kthreadd"
 
     def _name(self, pid: int) -> str:
@@ -124,7 +127,8 @@ class Processes:
 
     def _text(self, path: str) -> str:
         try:
-            return (self._proc / path).read_text(encoding="utf-8", errors="replace").strip()
+            with open(f"{self._proc}/{path}", encoding="utf-8", errors="replace") as file:  # Path takes longer
+                return file.read().strip()
         except OSError:
             return ""
 
