@@ -109,7 +109,7 @@ def metrics_command(metrics: MetricSet) -> None:
 
 
 def _row(metric: Metric) -> tuple[str, str, str, str, str, str, str, str]:
-    read = metric.pace.name.lower() if metric.nvml or metric.entity in BESIDE else "-"
+    read = metric.read.name.lower() if metric.nvml or metric.entity in BESIDE else "-"
     dcgm = "-" if metric.dcgm is None else str(metric.dcgm)
     return (metric.key, metric.kind.value, metric.unit, metric.set.value, read, dcgm, read_from(metric), metric.help)
 

@@ -229,7 +229,7 @@ def _row(gpu: Gpu | None, key: Key, a: Track | None, b: Track | None) -> Row:
     left, right = value(a), value(b)
     tolerance = allowed.around(left, right)
     if how == RISE:  # a source that is sampled by somebody else may show what is older by a whole period
-        tolerance += max(abs(left), abs(right)) * metric.pace.value / max(a.span, b.span, metric.pace.value, 1.0)
+        tolerance += max(abs(left), abs(right)) * metric.read.value / max(a.span, b.span, metric.read.value, 1.0)
     near = bool(a.states & b.states) if how == "state" else abs(right - left) <= tolerance
     return Row(gpu, metric, labels, how, left, right, tolerance, Verdict.SAME if near else Verdict.DIFFERS)
 

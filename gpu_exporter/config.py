@@ -239,7 +239,7 @@ class Config:
 
     address: Address          = _setting("Where to listen.", address, ":9400")
     interval: float           = _setting("Time between two collections; below 1s, what only pages show is read once a second, or as often as pages are asked for.", interval, "1s")
-    high_resolution: bool     = _setting("Whether to read profiling counters ten times a second, for histograms of what is shorter than a tick; costs about 2 % of a core for each GPU.", boolean, "false")
+    high_resolution: bool     = _setting("Whether to read profiling counters ten times a second, for histograms of what is shorter than a tick; costs about half a per cent of a core for each GPU.", boolean, "false")
     gauge_window: float       = _setting("What the profiling gauges are the mean over.", duration, "15s")
     source: str               = _setting("Where to read from; auto: nvml, and DCGM beside it for a GPU without GPM, where there is one.", choice("auto", "nvml", "dcgm", "replay", "simulated"), "auto")
     dcgm_hostengine: Hostengine = _setting("DCGM's host engine: host:port, or a Unix socket as path or unix:///path; left out, it runs within the exporter.", hostengine, "")

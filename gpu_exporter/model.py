@@ -92,10 +92,14 @@ class LinkSum:
 
 @dataclass(frozen=True, slots=True)
 class Gpm:
-    """An NVML GPM metric id: the exact mean between two samples. On link `n` the id is `id + n * stride`."""
+    """An NVML GPM metric id: the exact mean between two samples. On link `n` the id is `id + n * stride`.
+
+    `pace` is how often NVML is asked: the mean is exact over any time, and each id in a call costs.
+    """
 
     id: int
     stride: int = 0
+    pace: Pace = Pace.FAST
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +162,12 @@ class Metric:
     def classic(self) -> bool:
         """Named, typed and labelled as dcgm-exporter <= 4.8.2 does, because DCGM has a field for it."""
         return self.name.startswith("DCGM_")
+
+    @property
+    def read(self) -> Pace:
+        """How often NVML is asked for it, or for what it is the integral of."""
+        asked = self.integral_of or self
+        return asked.nvml.pace if isinstance(asked.nvml, Gpm) else asked.pace
 
     @property
     def key(self) -> str:

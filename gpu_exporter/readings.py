@@ -202,7 +202,7 @@ class Count(NamedTuple):
 
 
 # Of what is not read at each tick, pages in between repeat the last value.
-PERIODS = {metric.name: metric.pace.value for metric in m.METRICS}
+PERIODS = {metric.name: metric.read.value for metric in m.METRICS}
 
 
 def _value(way: Read, row: Row, at: float, before: dict[Hashable, Count]) -> float | None:

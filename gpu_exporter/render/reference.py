@@ -206,7 +206,7 @@ def _family(rows: Sequence[Metric]) -> tuple[str, ...]:
         "`--processes`"
         if isinstance(metric.nvml, OfProcess)
         else " / ".join(dict.fromkeys(row.set.value for row in rows)),
-        metric.pace.name.lower() if metric.nvml or metric.entity in BESIDE else "",
+        metric.read.name.lower() if metric.nvml or metric.entity in BESIDE else "",
         sources[0] if len(sources) == 1 else f"{sources[0]} …",
         "" if metric.dcgm is None else str(metric.dcgm) + (" …" if len(rows) > 1 else ""),
         _seen_on(rows),
@@ -236,7 +236,7 @@ def read_from(metric: Metric) -> str:
             return f"{name}({', '.join(('each other GPU', *map(str, args)))})"
         case OfProcess(what):
             return f"process list: {what}"
-        case Gpm(number, stride):
+        case Gpm(number, stride, _):
             return f"GPM {number}" + (f" + {stride} a link" if stride else "")
     if metric.entity in BESIDE or metric is m.EXP_HEALTH:
         return "DCGM alone"

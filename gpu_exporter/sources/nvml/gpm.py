@@ -38,6 +38,7 @@ class GpmWindow:
         self._request.version = REQUEST_VERSION
         self._old, self._new = pynvml.nvmlGpmSampleAlloc(), pynvml.nvmlGpmSampleAlloc()
         self._old_at: float | None = None
+        self._measured = False
         self._closed = False
         self._prepare()
 
@@ -47,6 +48,11 @@ class GpmWindow:
         for slot, (gpm, _) in enumerate(self._wanted):
             metrics[slot].metricId = gpm
         self._slots = [(metrics[slot], series) for slot, (_, series) in enumerate(self._wanted)]
+
+    @property
+    def begun(self) -> bool:
+        """It has a sample, and no mean yet."""
+        return self._old_at is not None and not self._measured
 
     def read(self, values: dict[Series, float], failed: dict[Series, str]) -> float | None:
         """Fill in the means since the sample before; return the seconds they cover, None if there are none yet.
@@ -78,6 +84,7 @@ class GpmWindow:
         self._old, self._new, self._old_at = self._new, self._old, now
         if span is None:
             return None
+        self._measured = True
         for slot, series in self._slots:
             code = _code(slot)
             if code == pynvml.NVML_SUCCESS:

@@ -118,6 +118,10 @@ LAST_FIELD = pynvml.NVML_FI_DEV_ECC_CURRENT
 # Seconds that a mean covers, by series.
 Spans = Mapping[Series, float]
 FIELD_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
+# Members of an answer, past the Python code that these bindings put before each: NVLinks have a hundred of them.
+_code, _type, _value = (
+    getattr(pynvml.c_nvmlFieldValue_t, member).__get__ for member in ("nvmlReturn", "valueType", "value")
+)
 
 
 class Questions:
@@ -148,7 +152,7 @@ class Questions:
         self._parts: dict[Series, int] = {}
         self._calls: dict[Pace, dict[Call, list[Series]]] = defaultdict(lambda: defaultdict(list))
         self._fields: dict[Pace, dict[tuple[int, int], list[Series]]] = defaultdict(lambda: defaultdict(list))
-        gpm: list[tuple[int, Series]] = []
+        gpm: dict[Pace, list[tuple[int, Series]]] = defaultdict(list)
         for metric in metrics:
             for link, series in self._series(metric, links):
                 match metric.nvml:
@@ -161,12 +165,12 @@ class Questions:
                             self._fields[metric.pace][field, each].append(series)
                         if not links:
                             self.unsupported[metric] = "not_supported"
-                    case Gpm(first, stride):
-                        gpm.append((first + link * stride, series))
-        self._gpm = GpmWindow(take_sample, gpm, turn) if gpm and take_sample else None
+                    case Gpm(first, stride, pace):
+                        gpm[pace].append((first + link * stride, series))
+        self._gpm = {pace: GpmWindow(take_sample, asked, turn) for pace, asked in gpm.items()} if take_sample else {}
         self._fine: GpmWindow | None = None
         if not take_sample:
-            self.unsupported.update((series.metric, without_gpm) for _, series in gpm)
+            self.unsupported.update((series.metric, without_gpm) for asked in gpm.values() for _, series in asked)
 
     def _series(self, metric: Metric, links: range) -> Iterable[tuple[int, Series]]:
         if metric.entity is not EntityKind.NVLINK:
@@ -183,8 +187,9 @@ class Questions:
         fresh: dict[Series, float] = {}
         missing: dict[Series, str] = {}
         spans: dict[Series, float] = {}
-        for window in (self._fine, self._gpm) if Pace.FAST in paces else ():
-            spans.update(_means(window, fresh, missing))
+        for pace, window in self._windows():
+            if pace in paces or window.begun:
+                spans.update(_means(window, fresh, missing))
         for pace in sorted(paces, key=lambda pace: pace.value):
             self._read_calls(self._calls[pace], fresh, missing)
             self._read_fields(list(self._fields[pace].items()), fresh, missing)
@@ -201,9 +206,13 @@ class Questions:
         From the first time on these have samples of their own: a mean is exact over any time, so that nothing is gained
         by reading the others more often than they are shown.
         """
-        if self._fine is None and self._gpm and self.answered:
-            self._fine = self._gpm.split(lambda series: series.metric in OBSERVED)
-        return _means(self._fine, values, failed)
+        if self._fine is None and Pace.FAST in self._gpm and self.answered:
+            self._fine = self._gpm[Pace.FAST].split(lambda series: series.metric in OBSERVED)
+        return _means(self._fine, values, failed) if self._fine else {}
+
+    def _windows(self) -> Sequence[tuple[Pace, GpmWindow]]:
+        fine = [(Pace.FAST, self._fine)] if self._fine else []
+        return [*fine, *self._gpm.items()]
 
     def _read_calls(
         self, calls: Mapping[Call, list[Series]], values: dict[Series, float], failed: dict[Series, str]
@@ -252,14 +261,15 @@ class Questions:
             return
         parts: Counter[Series] = Counter()
         for (field, wanted), answer in zip(fields, answers, strict=False):
-            if answer.nvmlReturn == pynvml.NVML_SUCCESS:
-                value = float(getattr(answer.value, FIELD_MEMBERS[answer.valueType]))
+            code = _code(answer)
+            if code == pynvml.NVML_SUCCESS:
+                value = float(getattr(_value(answer), FIELD_MEMBERS[_type(answer)]))
                 for series in wanted:
                     values[series] = values.get(series, 0.0) + scaled(value, series.metric.scale)
                     parts[series] += 1
             else:
-                raise_if_lost(answer.nvmlReturn, f"GPU {self._gpu.index}, field {field[0]}")
-                failed.update((s, outcome(answer.nvmlReturn)) for s in wanted if failed.get(s) != "unknown")
+                raise_if_lost(code, f"GPU {self._gpu.index}, field {field[0]}")
+                failed.update((s, outcome(code)) for s in wanted if failed.get(s) != "unknown")
         for series in failed.keys() & values.keys():
             whole = failed[series] != "unknown" and parts[series] >= self._parts.get(series, 0)
             if whole or series.metric.kind is Kind.GAUGE:
@@ -282,9 +292,8 @@ class Questions:
         for pace in Pace:
             _drop(self._calls[pace], gone)
             _drop(self._fields[pace], gone)
-        for window in (self._gpm, self._fine):
-            if window:
-                window.drop(gone)
+        for _, window in self._windows():
+            window.drop(gone)
         answered = {series.metric for series in self.answered}
         self.unsupported.update(
             (series.metric, reason) for series, reason in gone.items() if series.metric not in answered
@@ -292,15 +301,14 @@ class Questions:
 
     def close(self) -> None:
         """Give the GPM buffers back."""
-        for window in (self._gpm, self._fine):
-            if window:
-                window.close()
+        for _, window in self._windows():
+            window.close()
 
 
-def _means(window: GpmWindow | None, values: dict[Series, float], failed: dict[Series, str]) -> Spans:
+def _means(window: GpmWindow, values: dict[Series, float], failed: dict[Series, str]) -> Spans:
     """Fill in what a window answers; return the seconds that each of it covers."""
     found: dict[Series, float] = {}
-    span = window.read(found, failed) if window else None
+    span = window.read(found, failed)
     values.update(found)
     return {} if span is None else dict.fromkeys(found, span)
 
