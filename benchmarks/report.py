@@ -60,9 +60,9 @@ SECTIONS = (
     Section(
         "perturbation",
         "What it costs the GPU's work",
-        """The same work again and again, in blocks in random order: without an exporter (twice: the difference is the
+        """The same work again and again, in turns in random order: without an exporter (twice: the difference is the
         noise of the measurement), and beside each one with everything on. The bound is one-sided, Student's over the
-        blocks.""",
+        pairs.""",
         sections.perturbation,
     ),
     Section(

@@ -160,7 +160,7 @@ def perturbation(numbers: Numbers) -> Shown:
         for condition in conditions
     }
     return Shown(
-        table(("workload", "beside it", "slower by", "95 %: by less than", "blocks"), rows),
+        table(("workload", "beside it", "slower by", "95 %: by less than", "pairs"), rows),
         {"bounds": plots.bars("Slowdown: upper bound of 95 %", "%", list(found), uppers, "{:.2f}")},
     )
 
@@ -177,11 +177,19 @@ def stalls(numbers: Numbers) -> Shown:
         for name, values in shown.items()
         if values
     ]
+    jobs = {"ten times a second": "every_15s", "once a second": "each_second"}
+    means = [
+        (read, *(f"{numbers['answers'][name][job]:.3f}" for name in ("sm_active_by_counter", "engine_active")))
+        for read, job in jobs.items()
+    ]
     buckets = numbers["power_buckets"]
     labels, shares = [f"{edge:g}" for edge, _ in buckets], [share * 100 for _, share in buckets]
     title = f"Board power by Prometheus alone; the limit is {numbers['limit']:g} W"
     return Shown(
         table(("from Prometheus, scraped every 15 s", "answer", "truth", "may differ by", "kept"), checks)
+        + "\nSM activity is a share of the SMs' cycles, which are faster at rest than at work at the power limit:\n"
+        "a window of both counts rest for more than its time.\n\n"
+        + table(("the counters, read", "SM active", "graphics engine active"), means)
         + "\nWhat the gauges of the same scrapes showed, ours and the peer's:\n\n"
         + table(("gauge", "lowest", "mean", "highest", "scrapes"), gauges),
         {"power": plots.bars(title, "% of the time", labels, {"in the bucket up to so many watts": shares}, "{:.1f}")},

@@ -112,15 +112,6 @@ def busy(phases: Sequence[Phase], since: float, until: float) -> float:
     return sum(max(0.0, min(end, until) - max(start, since)) for start, end in phases) / (until - since)
 
 
-def busy_cycles(lines: Sequence[str], phases: Sequence[Phase], since: float, until: float) -> float:
-    """The share of the SMs' cycles that is in phases: at rest their clock is faster than at work at the power limit."""
-    clocks: list[tuple[float, float]] = [
-        each for line in lines if line.endswith("\n") for each in json.loads(line)["clocks"]
-    ]
-    inside = [(any(on <= at < off for on, off in phases), mhz) for at, mhz in clocks if since <= at <= until]
-    return sum(mhz for working, mhz in inside if working) / sum(mhz for _, mhz in inside)
-
-
 def board(lines: Sequence[str], since: float, until: float, limit: float) -> Mapping[str, float]:
     """What the driver's own buffer and energy counter say of a window; watts, and the share of samples above it."""
     read = [json.loads(line) for line in lines if line.endswith("\n")]
@@ -201,12 +192,6 @@ def judged(
         within("mean power, W, by the energy counter", "mean_power", true["by_energy_counter"], 0.03),
         near("usual gap, s", said["usual_gap"], true["gap"], 2 * TICK_SECONDS),
         within("mean SM active, by its counter", "mean_sm_active", said["sm_active_by_counter"], 0.01),
-        near(
-            "mean SM active, read once a second: of cycles",
-            answers["sm_active_by_counter"]["each_second"],
-            said["sm_active_by_counter"] * true["duty_in_cycles"] / true["duty"],
-            0.03,
-        ),
         within("mean SM active, scraped every 5 s", "mean_sm_active", answers["mean_sm_active"]["every_5s"], 0.01),
         within("mean power, W, scraped every 5 s", "mean_power", answers["mean_power"]["every_5s"], 0.01),
         near("share of time at work, scraped every 5 s", said["over_half"], answers["over_half"]["every_5s"], 0.03),
@@ -258,12 +243,11 @@ def measure(folder: Path, seconds: int, gpu: int, program: Path, simulated: bool
         time.sleep(3)  # until what happened before is read
         asked, phases = Asked(prometheus, gpu, now, seconds), work()
         answers = {name: asked.answers(name) for name in EXPRESSIONS}
-        limit, lines = answers["limit"]["every_15s"], power.read_text().splitlines(True)
+        limit = answers["limit"]["every_15s"]
         true = {
             "duty": busy(phases, now - seconds, now),
-            "duty_in_cycles": busy_cycles(lines, phases, now - seconds, now),
             "gap": median(later - end for (_, end), (later, _) in pairwise(phases)),
-            **board(lines, now - seconds, now, limit),
+            **board(power.read_text().splitlines(True), now - seconds, now, limit),
         }
         buckets = asked.power("every_15s")
         found = modes(buckets, answers["mean_power"]["every_15s"])
