@@ -106,6 +106,16 @@ def test_a_sawtooth_is_read_from_prometheus_alone(serve: Serve, watch: Watch, tm
     assert taken == pytest.approx(50 * passed, abs=60)  # what is taken comes once a second, 50 at a time
 
 
+def test_a_driver_that_keeps_more_samples_is_given_more_room(serve: Serve, tmp_path: Path) -> None:
+    """It refuses what has no room for all that it keeps."""
+    driver = FakeDriver(tmp_path / "driver", 1)
+    driver.set("RoomForSamples", 600)
+    page = serve("--metrics", "full", env=driver.environment).until(
+        lambda page: page.value("gpu_board_power_watts_count") >= 100
+    )
+    assert not page.values("gpu_exporter_field_failures_total", metric="gpu_board_power_watts")
+
+
 def test_a_lost_gpu_costs_no_histogram(serve: Serve, tmp_path: Path) -> None:
     """A GPU that comes back goes on counting: nothing falls, and its buffer is not counted twice."""
     driver, started = FakeDriver(tmp_path / "driver", 1), time.monotonic()

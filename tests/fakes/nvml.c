@@ -35,6 +35,7 @@
  *         g ComputeRunningProcesses pid:bytes,pid:bytes   (and Graphics..., MPSCompute...); bytes - : not told
  *         g Xids n:code,n:code    what happened, numbered from 1 on; an event set tells those after its registration
  *         g Samples.<type> value at the time of each sample; g ClockBack s: the clock that stamps them is s seconds slow
+ *         g RoomForSamples n  fewer are refused: the driver keeps more
  *         g ProcessUtilization pid:percent,pid:percent    "none": no samples
  */
 #include <fcntl.h>
@@ -776,6 +777,8 @@ int nvmlDeviceGetSamples(struct gpu *device, unsigned kind, u64 last, unsigned *
         oldest = last / step + 1;
     if (!status && oldest > newest)
         status = NOT_FOUND;
+    if (!status && out && *count < (u64)setting(gpu, "RoomForSamples", 0))
+        status = INSUFFICIENT_SIZE;
     for (u64 k = oldest; !status && k <= newest && (!out || n < *count); k++, n++)
         if (out) {
             status = evaluate(line, t - (double)(newest - k) * 0.02, t - (double)(newest - k) * 0.02, &value);

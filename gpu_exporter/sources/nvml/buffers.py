@@ -18,22 +18,26 @@ from gpu_exporter.sources.nvml.errors import UNSUPPORTED, outcome, raise_if_lost
 PERIOD_SECONDS = 0.9
 # A sample by the type of its value (NVML_VALUE_TYPE_DOUBLE and on): its stamp, and a union of 8 bytes.
 SAMPLES = tuple(struct.Struct(f"=Q{value}") for value in ("d", "I4x", "Q", "Q", "q", "i4x", "H6x"))
-# Room for several times what an H200 keeps, which is 120.
-ROOM = 512
+# Room for several times what an H200 keeps, which is 120; and for a driver that keeps far more.
+ROOM, MOST = 512, 1 << 16
 
 Stamped = Sequence[tuple[float, float]]
 
 
-def _newer(handle: Any, kind: int, stamp: int) -> list[tuple[int, float]]:
+def _newer(handle: Any, kind: int, stamp: int, most: int = ROOM) -> list[tuple[int, float]]:
     """Stamp and value of each sample that is newer. Raises NVMLError.
 
     The bindings ask twice, first for the size, and read each member by Python code of theirs: half of the CPU.
     """
-    library = pynvml.nvmlLib
-    if library is None:
+    if pynvml.nvmlLib is None:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_UNINITIALIZED)
-    value_type, count, room = c_uint(), c_uint(ROOM), (pynvml.c_nvmlSample_t * ROOM)()
-    code = library.nvmlDeviceGetSamples(handle, kind, c_ulonglong(stamp), byref(value_type), byref(count), room)
+    ask = getattr(pynvml.nvmlLib, "nvmlDeviceGetSamples", None)
+    if ask is None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+    value_type, count, room = c_uint(), c_uint(most), (pynvml.c_nvmlSample_t * most)()
+    code = ask(handle, kind, c_ulonglong(stamp), byref(value_type), byref(count), room)
+    if code == pynvml.NVML_ERROR_INSUFFICIENT_SIZE and most < MOST:
+        return _newer(handle, kind, stamp, MOST)
     if code != pynvml.NVML_SUCCESS:
         raise pynvml.NVMLError(code)
     form = SAMPLES[value_type.value]
