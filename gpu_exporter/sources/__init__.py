@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,8 +31,11 @@ WITH_DCGM = ("auto", "dcgm")
 OF_SIMULATION = ("nodes", "gpus", "seed", "faults", "inject")
 
 
-def chosen(config: Config) -> Mapping[str, Source]:
-    """The source that was asked for, of each node by name. None but NVML is taken unless asked for by name."""
+def chosen(config: Config, *, alone: bool = False) -> Mapping[str, Source]:
+    """The source that was asked for, of each node by name. None but NVML is taken unless asked for by name.
+
+    `alone`: it is the only one in this process.
+    """
     for name in OF_SIMULATION if config.source != "simulated" else ():
         if getattr(config, name) != getattr(Config(), name):
             raise GpuExporterError(
@@ -43,7 +46,7 @@ def chosen(config: Config) -> Mapping[str, Source]:
     for name in OF_DCGM if config.source not in WITH_DCGM else ():
         if getattr(config, name) != getattr(Config(), name):
             raise GpuExporterError(f"--{name.replace('_', '-')} needs --source dcgm, or auto")
-    found = _fleet(config) if config.source == "simulated" else _one(config)
+    found = _fleet(config) if config.source == "simulated" else _one(config, alone)
     by_dcgm = all(source.name == "dcgm" for source in found.values())
     for name in OF_DCGM_ALONE if not by_dcgm else ():
         if getattr(config, name) != getattr(Config(), name):
@@ -58,9 +61,10 @@ def chosen(config: Config) -> Mapping[str, Source]:
     return {name: SomeOf(source, wanted.chosen) for name, source in found.items()}
 
 
-def _one(config: Config) -> Mapping[str, Source]:
-    made = {"replay": _replay, "dcgm": dcgm, "nvml": _nvml}.get(config.source, _auto)
-    source = made(config)
+def _one(config: Config, alone: bool) -> Mapping[str, Source]:
+    by_nvml = partial(_nvml, alone=alone)
+    makers: Mapping[str, Callable[[Config], Source]] = {"replay": _replay, "dcgm": dcgm, "nvml": by_nvml}
+    source = makers.get(config.source, partial(_auto, alone=alone))(config)
     return {node_name(config, source.name, os.environ): source}
 
 
@@ -120,11 +124,11 @@ def _fleet(config: Config) -> Mapping[str, Source]:
     return sources if not config.node_name else {config.node_name: sources["node-000"]}
 
 
-def _nvml(config: Config) -> Source:
-    return local_gpus(procfs=config.procfs, alone=True)
+def _nvml(config: Config, *, alone: bool) -> Source:
+    return local_gpus(procfs=config.procfs, alone=alone)
 
 
-def _auto(config: Config) -> Source:
+def _auto(config: Config, *, alone: bool) -> Source:
     """NVML, and DCGM where there is one. Without the driver's library here, a host engine that was named."""
     from gpu_exporter.sources.auto import AutoSource
 
@@ -132,7 +136,8 @@ def _auto(config: Config) -> Source:
         return dcgm(config)
     named = str(config.dcgm_hostengine) if config.dcgm_hostengine != Hostengine() else ""
     wanted = named or config.dcgm_bindings is not None or dcgm_places.installed()
-    return AutoSource(_nvml(config), partial(dcgm, config) if wanted else None, named)
+    within = wanted and not named  # a host engine in this process calls NVML, too
+    return AutoSource(_nvml(config, alone=alone and not within), partial(dcgm, config) if wanted else None, named)
 
 
 def _replay(config: Config) -> Source:
