@@ -43,6 +43,7 @@ SETS: Mapping[str, Sequence[str]] = {
     "everything": EVERYTHING,
     "high-resolution": HIGH_RESOLUTION,
 }
+ROW = re.compile(rf"(?P<whole>(?P<name>{'|'.join(SETS)})(@(?P<interval>\d+m?s))?)(/(?P<gpus>[1-9]\d*))?")
 ROWS = "default,everything,high-resolution,default@100ms,everything@100ms"
 WARM_SECONDS = 5.0
 SCRAPES = 300
@@ -146,8 +147,9 @@ def on_gpus(rows: Sequence[str], seconds: float, with_peers: bool) -> Iterator[C
     """Ours by row, then the peers."""
     boards = gpus()
     for row in rows:
-        whole, _, few = row.partition("/")
-        name, _, interval = whole.partition("@")
+        asked = ROW.fullmatch(row)
+        assert asked, row
+        whole, name, interval, few = asked.group("whole", "name", "interval", "gpus")
         read = int(few or boards)
         of = ["--devices", f"g:0-{read - 1}"] if few else []
         arguments, port = [*SETS[name], "--interval", interval or "1s", *of], free_port()
@@ -212,8 +214,10 @@ def main() -> int:
     parser.add_argument("--without-peers", action="store_true")
     parser.add_argument("--stand-in", metavar="GPUS", help="numbers of GPUs of the tests' driver, such as 1,2,4")
     chosen = parser.parse_args()
-    if unknown := {re.split("[@/]", name)[0] for name in chosen.rows.split(",")} - SETS.keys():
-        parser.error(f"--rows: there is no {', '.join(sorted(unknown))}; there are {', '.join(SETS)}")
+    if unknown := [row for row in chosen.rows.split(",") if not ROW.fullmatch(row)]:
+        parser.error(
+            f"--rows: there is no {', '.join(unknown)}; there are {', '.join(SETS)}, as in {ROWS},everything/1"
+        )
     run, found = begin(__name__, chosen), list[Any]()
     simulated = chosen.stand_in is not None
     costs = (

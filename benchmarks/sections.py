@@ -78,7 +78,7 @@ def _extrapolated(found: Sequence[Numbers], boards: int) -> str:
     """What eight GPUs would take if each further one takes as much as the last measured; empty if none was left out."""
     most = {each["name"]: each for each in found if each["gpus"] == boards}
     rows = []
-    for few in (each for each in found if each["gpus"] < boards):
+    for few in (each for each in found if each["gpus"] < boards and each["name"] in most):
         many = most[few["name"]]
         cpu, mib = ((many[key] - few[key]) / (boards - few["gpus"]) for key in ("cpu", "rss_mib"))
         eight = (many["cpu"] + (8 - boards) * cpu, many["rss_mib"] + (8 - boards) * mib)

@@ -29,8 +29,8 @@ FULL, NAMED = MetricSet.FULL, MetricSet.NAMED
 # Known to DCGM alone, and of no GPU.
 BESIDE = frozenset({NVSWITCH, CPU, CPU_CORE})
 MIB = 2.0**20
-# How often NVML is asked for means, of video engines and single links more rarely.
-MEANS = {MetricSet.DEFAULT: FAST, FULL: SLOW}
+# How often NVML is asked for means: each costs, and one of a quarter of a minute is as exact.
+PACE_OF_MEANS = {MetricSet.DEFAULT: FAST, FULL: SLOW}
 PERCENT, MILLI, NANO = 1e-2, 1e-3, 1e-9
 SHARES = (0.01, *(n / 10 for n in range(1, 11)))
 # Every power limit that NVIDIA sells boards with from 250 W on is an edge, so that what is above it can be read.
@@ -44,14 +44,14 @@ def _activity(name: str, dcgm: int | None, gpm: int, total: str, what: str, *, e
     """A share of time (GPM percent -> 0-1) and its integral in seconds."""
     labels = (("engine", engine),) if engine else ()
     own = () if name.startswith("DCGM_") else labels
-    mean = Metric(name, GAUGE, "ratio", f"{what}, mean over the gauge window.", 0, 1.001, GPU, dcgm, Gpm(gpm, pace=MEANS[set]), PERCENT, FAST, set, own, per_instance=True)
+    mean = Metric(name, GAUGE, "ratio", f"{what}, mean over the gauge window.", 0, 1.001, GPU, dcgm, Gpm(gpm, pace=PACE_OF_MEANS[set]), PERCENT, FAST, set, own, per_instance=True)
     return mean, Metric(total, COUNTER, "seconds", f"Time integral of: {what[0].lower()}{what[1:]}.", labels=labels, set=set, integral_of=mean, per_instance=True)
 
 
 def _traffic(name: str, dcgm: int | None, gpm: int, total: str, what: str, *, stride: int = 0, set: MetricSet = MetricSet.DEFAULT) -> tuple[Metric, Metric]:
     """A rate (GPM MiB/s -> bytes/s) and its integral in bytes; with a stride, of every NVLink."""
     entity = NVLINK if stride else GPU
-    mean = Metric(name, GAUGE, "bytes per second", f"{what}, bytes per second, mean over the gauge window.", 0, 1e13, entity, dcgm, Gpm(gpm, stride, MEANS[set]), MIB, FAST, set)
+    mean = Metric(name, GAUGE, "bytes per second", f"{what}, bytes per second, mean over the gauge window.", 0, 1e13, entity, dcgm, Gpm(gpm, stride, PACE_OF_MEANS[set]), MIB, FAST, set)
     return mean, Metric(total, COUNTER, "bytes", f"{what}, bytes.", entity=entity, set=set, integral_of=mean)
 
 

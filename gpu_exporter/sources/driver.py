@@ -42,11 +42,10 @@ def reload_needed(sysfs: Path, procfs: Path) -> bool | None:
     if not mapped or not loaded:
         return None
     try:
-        installed = (
-            Path(mapped[mapped.index("/") :]).with_name(f"{LIBRARY}1").resolve(strict=True).name.removeprefix(LIBRARY)
-        )
+        library = Path(mapped[mapped.index("/") :]).with_name(f"{LIBRARY}1").resolve(strict=True)
     except OSError:
         return None
+    installed = library.name.removeprefix(LIBRARY)
     return installed != loaded if "." in installed else None
 
 

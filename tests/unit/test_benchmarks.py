@@ -78,6 +78,8 @@ def test_eight_gpus_are_extrapolated_and_said_to_be() -> None:
     assert "everything, 1 s, 1 of these GPUs | 1.00 %" in shown
     assert "| gpu-exporter, everything, 1 s | 0.40 % | 1.5 MiB | 3.8 % | 60 MiB |" in shown
     assert "extrapolated" not in sections.cost({"rows": rows[1:]}).text
+    rows[1]["name"] = "default"
+    assert "extrapolated" not in sections.cost({"rows": rows}).text
 
 
 def test_nothing_measured_is_no_number() -> None:
