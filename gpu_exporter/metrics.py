@@ -23,13 +23,13 @@ from gpu_exporter.model import (
 )
 
 GAUGE, COUNTER, HISTOGRAM = Kind
-STATIC, FAST, SLOW, RARE = Pace.STATIC, Pace.FAST, Pace.SLOW, Pace.RARE
+STATIC, FAST, STEADY, SLOW, RARE = Pace.STATIC, Pace.FAST, Pace.STEADY, Pace.SLOW, Pace.RARE
 NODE, GPU, INSTANCE, NVLINK, PROCESS, NVSWITCH, CPU, CPU_CORE = EntityKind
 FULL, NAMED = MetricSet.FULL, MetricSet.NAMED
 # Known to DCGM alone, and of no GPU.
 BESIDE = frozenset({NVSWITCH, CPU, CPU_CORE})
 MIB = 2.0**20
-# How often NVML is asked for means: each costs, and one of a quarter of a minute is as exact.
+# How often NVML is asked for means, which are as exact over any time; for the one id that is dear there, more rarely.
 PACE_OF_MEANS = {MetricSet.DEFAULT: FAST, FULL: SLOW}
 PERCENT, MILLI, NANO = 1e-2, 1e-3, 1e-9
 SHARES = (0.01, *(n / 10 for n in range(1, 11)))
@@ -40,11 +40,11 @@ GAPS = (0.15, 0.35, 0.75, 1.5, 3.5, 7.5, 15.5, 30.5, 60.5, 300.5, 1800.5)
 
 
 # fmt: off
-def _activity(name: str, dcgm: int | None, gpm: int, total: str, what: str, *, engine: str = "", set: MetricSet = MetricSet.DEFAULT) -> tuple[Metric, Metric]:
+def _activity(name: str, dcgm: int | None, gpm: int, total: str, what: str, *, engine: str = "", set: MetricSet = MetricSet.DEFAULT, pace: Pace | None = None) -> tuple[Metric, Metric]:
     """A share of time (GPM percent -> 0-1) and its integral in seconds."""
     labels = (("engine", engine),) if engine else ()
     own = () if name.startswith("DCGM_") else labels
-    mean = Metric(name, GAUGE, "ratio", f"{what}, mean over the gauge window.", 0, 1.001, GPU, dcgm, Gpm(gpm, pace=PACE_OF_MEANS[set]), PERCENT, FAST, set, own, per_instance=True)
+    mean = Metric(name, GAUGE, "ratio", f"{what}, mean over the gauge window.", 0, 1.001, GPU, dcgm, Gpm(gpm, pace=pace or PACE_OF_MEANS[set]), PERCENT, FAST, set, own, per_instance=True)
     return mean, Metric(total, COUNTER, "seconds", f"Time integral of: {what[0].lower()}{what[1:]}.", labels=labels, set=set, integral_of=mean, per_instance=True)
 
 
@@ -62,7 +62,7 @@ def _shares(name: str, gauge: Metric, what: str) -> Metric:
 
 
 # --- profiling: NVML GPM on Hopper and newer; means between ticks, and their integrals ------------------------------------------------
-GR_ENGINE_ACTIVE, GR_ENGINE_SECONDS = _activity("DCGM_FI_PROF_GR_ENGINE_ACTIVE",        1001,  1, "gpu_gr_engine_active_seconds_total",   "Share of time the graphics or compute engine was busy")
+GR_ENGINE_ACTIVE, GR_ENGINE_SECONDS = _activity("DCGM_FI_PROF_GR_ENGINE_ACTIVE",        1001,  1, "gpu_gr_engine_active_seconds_total",   "Share of time the graphics or compute engine was busy", pace=STEADY)
 SM_ACTIVE,        SM_SECONDS        = _activity("DCGM_FI_PROF_SM_ACTIVE",               1002,  2, "gpu_sm_active_seconds_total",          "Share of SMs and time with at least one warp resident")
 SM_OCCUPANCY,     SM_OCC_SECONDS    = _activity("DCGM_FI_PROF_SM_OCCUPANCY",            1003,  3, "gpu_sm_occupancy_seconds_total",       "Resident warps as a share of the most the SMs can hold")
 TENSOR_ACTIVE,    TENSOR_SECONDS    = _activity("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE",      1004,  5, "gpu_tensor_active_seconds_total",      "Share of cycles any tensor pipe was active")

@@ -31,6 +31,7 @@ class Pace(Enum):
 
     STATIC = 3600.0
     FAST = 0.0
+    STEADY = 5.0
     SLOW = 15.0
     RARE = 60.0
 
@@ -94,7 +95,8 @@ class LinkSum:
 class Gpm:
     """An NVML GPM metric id: the exact mean between two samples. On link `n` the id is `id + n * stride`.
 
-    `pace` is how often NVML is asked: the mean is exact over any time, and each id in a call costs.
+    `pace` is how often NVML is asked: the mean is exact over any time, and a call with id 1 costs 1.4 ms of CPU (H200,
+    driver 580); of any others it costs nearly nothing, but each value does that we make of it.
     """
 
     id: int

@@ -41,7 +41,8 @@ the rest from `gpu_info`. What is not live carries `source`, for example `source
 - **set**: `default` is exposed always, `full` with `--metrics full`, `named` only where a file of fields names it.
 - **si**: the name, if it is another, with `--schema si`, which exposes what dcgm-exporter does from 4.9 on: base units,
   and the labels `hostname` and `DCGM_FI_SYSTEM_DRIVER_VERSION`. Ours keep their names.
-- **read**: how often the driver is asked (`fast` each tick, `slow` every 15 s, `rare` every minute, `static` hourly).
+- **read**: how often the driver is asked: `fast` each tick, `steady` every 5 s, `slow` every 15 s, `rare` every minute,
+  `static` hourly.
 - Profiling gauges are means over `--gauge-window`; `rate()` of the integral of one is its exact mean over any window.
 - With `--kubernetes`, classic families also carry `namespace`, `pod`, `container`: [whose GPU is it](attribution.md).
 - What a GPU can't answer has no sample, and one `gpu_metric_supported{metric,reason} 0`.

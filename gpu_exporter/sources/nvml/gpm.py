@@ -23,7 +23,7 @@ _code, _value = pynvml.c_nvmlGpmMetric_t.nvmlReturn.__get__, pynvml.c_nvmlGpmMet
 
 
 class GpmWindow:
-    """Two GPM samples and the exact means between them (nvmlGpmMetricsGet costs by call, not by id).
+    """Two GPM samples and the exact means between them.
 
     `take` fills a sample buffer: of a GPU, or of a MIG instance of it.
     """
