@@ -32,9 +32,9 @@ def quantile(freedom: int) -> float:
     return float(z + sum(term / freedom**power for power, term in enumerate(terms, 1)))
 
 
-def slowdown(pairs: Sequence[tuple[float, float]], share: float = 1.0) -> Slowdown:
-    """Of the times that the same work took, without and with, beside each other; `share` of the difference counts."""
-    differences = [share * (late / sooner - 1) for sooner, late in pairs]
+def slowdown(pairs: Sequence[tuple[float, float]], interval: float = 0.0) -> Slowdown:
+    """Of the seconds that the same work took, without and with; what made the difference comes once an interval."""
+    differences = [(late - sooner) / max(sooner, interval) for sooner, late in pairs]
     if len(differences) < FEWEST:
         raise ValueError(f"{len(differences)} pairs are too few for a bound: {FEWEST} at least")
     mean, spread = fmean(differences), stdev(differences) / sqrt(len(differences))

@@ -3,13 +3,16 @@
     python -m benchmarks.perturbation [NAME …] [--seconds 90] [--without-peer] [--stand-in]
 
 NAME is a workload: gemm (bf16 products of 8192 x 8192), training (a transformer's step), all_reduce (NCCL over all
-GPUs; left out where there is one), launches (tiny kernels, one after another). The same work is done again and again in
-pairs: one piece with nothing that watches and one beside an exporter, in random order; the drift of clocks and what
-else the machine does last longer than a pair. Exporters have everything on, at 1 s and at 100 ms, and are scraped once
-a second; nvitop-exporter is one, too, where it is installed. There are also pairs of nothing and nothing: that is the
-noise. All exporters run from the beginning, and are stopped (SIGSTOP) when it is not their turn, so that no start is
-measured. Who looks once a second does in one piece what comes due in both, so that half of the difference is what it
-costs; ticks of 100 ms that were missed are left out. The bound is Student's, of 95 % on one side.
+GPUs; left out where there is one), launches (tiny kernels, one after another). The same work is done again and again,
+without a rest. A piece of it beside an exporter is compared with the mean of the pieces just before and after, which
+nothing watches: the drift of clocks and what else the machine does last longer. Exporters have everything on, at 1 s
+and at 100 ms, and are scraped once a second; nvitop-exporter is one, too, where it is installed. Pieces that nothing
+watches are also compared with each other: that is the noise.
+
+All exporters run from the beginning, and are stopped (SIGSTOP) when it is not their turn, so that no start is measured.
+A turn comes once an interval, and what came due meanwhile is done in it: of who looks once a second, a piece of a fifth
+of a second holds the work of a whole one, and a fifth of its difference is the slowdown. Pieces at 100 ms are as long
+as the interval. The bound is Student's, of 95 % on one side.
 
 `--stand-in` tries it without a GPU: hashing on the CPU beside exporters of the tests' driver. Exit code 1 if the bound
 of the slowdown at 1 s is not below 0.5 % (gemm, training) or 1.5 % (launches).
@@ -23,8 +26,9 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -40,13 +44,29 @@ GPU_WORKLOADS = ("gemm", "training", "all_reduce", "launches")
 NOISE = "noise"
 # How often all conditions have their turn.
 ROUNDS = 4
-# A pair takes a second, so that who looks once a second does so once in it; how much of the difference each costs.
-PIECE_SECONDS = 0.5
-SHARES, HALF = {NOISE: 1.0, "100 ms": 1.0}, 0.5
 SCRAPE_SECONDS = 1.0
 WARM_SECONDS = 5.0
+# Of work between two comparisons.
+REST_SECONDS = 0.02
 # By condition: seconds of the same work without and with it.
 Times = Mapping[str, list[tuple[float, float]]]
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How often an exporter looks, and how long the pieces are in which it does; seconds."""
+
+    interval: float = 1.0
+    piece: float = 0.2
+
+    @property
+    def cycle(self) -> float:
+        """From one turn to the next, in which there are three pieces."""
+        return max(self.interval, 3 * self.piece)
+
+
+SECOND = Pace()
+PACES = {"100 ms": Pace(0.1, 0.1)}
 
 
 class Work:
@@ -72,14 +92,19 @@ class Work:
             raise RuntimeError(f"the workload {self._name} ended by itself")
         return max(map(float, answers))
 
-    def steps(self, seconds: float) -> int:
-        """Warm up; how many steps take about so long."""
+    def warm(self) -> float:
+        """Warm up; how many steps a second there are."""
         self.seconds(1)  # with all that is made once
         steps, took = 1, self.seconds(1)
         while took < WARM_SECONDS:
             steps = max(steps + 1, int(steps * min(10.0, 1.2 * WARM_SECONDS / took)))
             took = self.seconds(steps)
-        return max(1, round(steps * seconds / took))
+        return steps / took
+
+    def until(self, end: float, steps: int) -> None:
+        """So many steps again and again, until this time of the monotonic clock."""
+        while time.monotonic() < end:
+            self.seconds(steps)
 
     def end(self) -> None:
         """End all ranks."""
@@ -88,14 +113,13 @@ class Work:
             rank.communicate()
 
 
-@dataclass(frozen=True)
 class Turns:
     """Exporters of which none or one runs."""
 
-    exporters: Mapping[str, Exporter]
-
-    def __post_init__(self) -> None:
-        for exporter in self.exporters.values():
+    def __init__(self, exporters: Mapping[str, Exporter]) -> None:
+        self.exporters = exporters
+        self._scraped = dict.fromkeys(exporters, -SCRAPE_SECONDS)
+        for exporter in exporters.values():
             _stop(exporter)
 
     def end(self) -> None:
@@ -105,34 +129,31 @@ class Turns:
 
     @contextmanager
     def turn(self, name: str) -> Iterator[None]:
-        """This one runs, and is scraped; none if the name is no exporter's."""
+        """This one runs, and is scraped if that is due; none if the name is no exporter's."""
         exporter = self.exporters.get(name)
         if exporter is None:
             yield
             return
-        over = threading.Event()
-        scraper = threading.Thread(target=_scrape, args=(exporter, over))
         exporter.process.send_signal(signal.SIGCONT)
-        scraper.start()
-        try:
+        with ThreadPoolExecutor(1) as pool:
+            scrape = pool.submit(exporter.page) if self._due(name) else None
             yield
-        finally:
-            over.set()
-            scraper.join()
-            _stop(exporter)
+        _stop(exporter)
+        if scrape:
+            scrape.result()
+
+    def _due(self, name: str) -> bool:
+        now = time.monotonic()
+        due = now - self._scraped[name] > 0.9 * SCRAPE_SECONDS
+        if due:
+            self._scraped[name] = now
+        return due
 
 
 def _stop(exporter: Exporter) -> None:
     """Stop all of its threads: each first returns from the driver, so that none holds a lock there."""
     exporter.process.send_signal(signal.SIGSTOP)
     os.waitpid(exporter.process.pid, os.WUNTRACED)
-
-
-def _scrape(exporter: Exporter, over: threading.Event) -> None:
-    while True:
-        exporter.page()
-        if over.wait(SCRAPE_SECONDS):
-            return
 
 
 @contextmanager
@@ -157,30 +178,33 @@ def exporters(with_peer: bool, env: Mapping[str, str]) -> Iterator[Turns]:
 
 
 def pairs(work: Work, turns: Turns, seconds: float) -> Times:
-    """What the same work took, less the first pair of each turn: there an exporter that was stopped catches up."""
+    """What the same work took, less the first of each turn: there an exporter that was stopped catches up."""
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in (NOISE, *turns.exporters)}
-    number = max(1, round(seconds / PIECE_SECONDS / 2 / len(found) / ROUNDS))
-    steps = work.steps(PIECE_SECONDS)
-    order = random.Random(1)
+    order, rate = random.Random(1), work.warm()
     for _ in range(ROUNDS):
         for name in order.sample(sorted(found), len(found)):
-            taken = [pair(work, turns, name, steps, order.sample((False, True), 2)) for _ in range(number + 1)]
+            pace = PACES.get(name, SECOND)
+            steps, rest = (max(1, round(rate * part)) for part in (pace.piece, REST_SECONDS))
+            number = max(1, round(seconds / len(found) / ROUNDS / pace.cycle))
+            begin, taken = time.monotonic(), []
+            for turn in range(number + 1):
+                taken.append(pair(work, turns, name, steps))
+                work.until(begin + (turn + 1) * pace.cycle, rest)
             found[name] += taken[1:]
     return found
 
 
-def pair(work: Work, turns: Turns, name: str, steps: int, order: Sequence[bool]) -> tuple[float, float]:
-    """Seconds without and with an exporter, in this order of with and without."""
-    took: dict[bool, float] = {}
-    for watched in order:
-        with turns.turn(name if watched else ""):
-            took[watched] = work.seconds(steps)
-    return took[False], took[True]
+def pair(work: Work, turns: Turns, name: str, steps: int) -> tuple[float, float]:
+    """Seconds without an exporter, the mean of before and after, and beside it."""
+    before = work.seconds(steps)
+    with turns.turn(name):
+        watched = work.seconds(steps)
+    return (before + work.seconds(steps)) / 2, watched
 
 
 def compared(times: Times) -> dict[str, Any]:
     """What each condition costs."""
-    return {name: asdict(slowdown(taken, SHARES.get(name, HALF))) for name, taken in times.items()}
+    return {name: asdict(slowdown(taken, PACES.get(name, SECOND).interval)) for name, taken in times.items()}
 
 
 def measure(name: str, ranks: int, turns: Turns, seconds: float) -> dict[str, Any]:
@@ -190,7 +214,7 @@ def measure(name: str, ranks: int, turns: Turns, seconds: float) -> dict[str, An
         times = pairs(work, turns, seconds)
     finally:
         work.end()
-    return {"gpus": ranks, "piece_seconds": PIECE_SECONDS, "slowdown": compared(times), "times": times}
+    return {"gpus": ranks, "slowdown": compared(times), "times": times}
 
 
 def runnable(names: Sequence[str], present: int) -> Iterator[tuple[str, int]]:

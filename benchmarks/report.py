@@ -60,9 +60,10 @@ SECTIONS = (
     Section(
         "perturbation",
         "What it costs the GPU's work",
-        """The same work again and again, in turns in random order: without an exporter (twice: the difference is the
-        noise of the measurement), and beside each one with everything on. The bound is one-sided, Student's over the
-        pairs.""",
+        """The same work again and again: a piece beside an exporter with everything on, compared with the mean of the
+        pieces just before and after, which nothing watches. The same without an exporter is the noise of the
+        measurement. A piece has one look of an exporter, and its cost is divided by the time from one look to the next.
+        The bound is one-sided, Student's over the pairs.""",
         sections.perturbation,
     ),
     Section(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
-from benchmarks import cost
+from benchmarks import cost, perturbation
 from benchmarks.exporter import Exporter, free_port, ours, running
 from benchmarks.perturbation import Turns, Work, compared, pairs
 from tests.fakes.driver import FakeDriver
@@ -69,27 +70,34 @@ def test_work_is_done_as_often_as_asked() -> None:
     assert many > 5 * one
 
 
-def test_what_comes_due_in_a_pair_is_done_in_half_of_it() -> None:
-    """So half of the difference is its cost, but for ticks that are left out while it is stopped."""
-    found = compared({name: [(1.0, 1.01)] * 5 for name in ("noise", "1 s", "100 ms")})
+def test_what_comes_due_in_a_second_is_done_in_a_piece_of_it() -> None:
+    """So its cost is the difference of a second; at 100 ms pieces are as long as what they stand for."""
+    found = compared({"1 s": [(0.2, 0.21)] * 5, "100 ms": [(0.1, 0.11)] * 5})
 
     assert {name: each["mean"] for name, each in found.items()} == {
-        "noise": pytest.approx(0.01),
-        "1 s": pytest.approx(0.005),
-        "100 ms": pytest.approx(0.01),
+        "1 s": pytest.approx(0.01),
+        "100 ms": pytest.approx(0.1),
     }
 
 
-def test_pairs_are_taken_of_each_condition(driver: FakeDriver) -> None:
-    """Exporters that are stopped in between go on, and answer; what is left out is left out of each."""
+def test_pairs_are_taken_of_each_condition(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exporters that are stopped in between look once in each of their turns; the first of each round is left out."""
+    monkeypatch.setattr(perturbation, "WARM_SECONDS", 0.5)
+    monkeypatch.setattr(perturbation, "ROUNDS", 2)
     port = free_port()
     with running(ours(port), port, driver.environment) as exporter:
+        begin, before = time.monotonic(), cost.skipped(exporter.page())
         turns, work = Turns({"1 s": exporter}), Work("hashing", 1)
         try:
             found = pairs(work, turns, 8)
         finally:
             turns.end()
             work.end()
+        time.sleep(1.5)  # what was left out is told by the next tick
+        after, passed = cost.skipped(exporter.page()), time.monotonic() - begin
 
     assert {name: len(taken) for name, taken in found.items()} == {"noise": 4, "1 s": 4}
     assert all(0 < took < 10 for taken in found.values() for both in taken for took in both)
+    assert before is not None
+    assert after is not None
+    assert 6 <= passed - (after - before) <= 10  # 2 rounds of 3 turns
