@@ -16,7 +16,7 @@ from gpu_exporter.model import Gpu, GpuLost, Labels, Metric, Owner, Sample
 from gpu_exporter.sources.driver import bound, reload_needed
 from gpu_exporter.sources.nvml.device import NvmlDevice
 from gpu_exporter.sources.nvml.errors import LIBRARY_LOST, outcome, raise_if_lost, source_lost
-from gpu_exporter.sources.nvml.turn import Turn
+from gpu_exporter.sources.nvml.turn import BRIEF, Turn
 from gpu_exporter.sources.nvml.unload import shut_down
 from gpu_exporter.sources.nvml.zeros import give_back
 
@@ -46,7 +46,7 @@ class NvmlSource:
         self._opened = 0
         self._system: Labels = ()
         self._count = 0
-        self._turn = turn or Turn()
+        self._turn, self._queue = turn or Turn(), turn or Turn(BRIEF)
         self._alone = alone
 
     def open(self) -> None:
@@ -81,7 +81,8 @@ class NvmlSource:
     def attach(self, index: int, metrics: Sequence[Metric]) -> NvmlDevice:
         try:
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            return NvmlDevice(handle, _identify(handle, index, self._system), metrics, self._turn, self._procfs)
+            gpu = _identify(handle, index, self._system)
+            return NvmlDevice(handle, gpu, metrics, self._turn, self._queue, self._procfs)
         except pynvml.NVMLError as error:
             if error.value == pynvml.NVML_ERROR_INVALID_ARGUMENT:
                 raise GpuLost(f"GPU {index}: the driver has no GPU of this index any more", "gone") from error

@@ -54,10 +54,16 @@ class NvmlDevice:
     _board: Questions
 
     def __init__(
-        self, handle: Any, gpu: Gpu, metrics: Sequence[Metric], turn: AbstractContextManager[None], proc: Path
+        self,
+        handle: Any,
+        gpu: Gpu,
+        metrics: Sequence[Metric],
+        turn: AbstractContextManager[None],
+        queue: AbstractContextManager[None],
+        proc: Path,
     ) -> None:
         self.gpu = gpu
-        self._turn = turn
+        self._turn, self._queue = turn, queue
         self._handle = handle
         self._metrics = [row for row in metrics if row.nvml and not isinstance(row.nvml, OfProcess | Buffered)]
         unread = (metric for metric in metrics if metric.nvml is None and metric.entity not in BESIDE)
@@ -171,6 +177,10 @@ class NvmlDevice:
         )
 
     def read(self, paces: frozenset[Pace]) -> Reading:
+        with self._queue:
+            return self._read(paces)
+
+    def _read(self, paces: frozenset[Pace]) -> Reading:
         values: dict[Series, float] = {}
         failed: dict[Series, str] = {}
         ended = self._partitions_due(paces)
@@ -190,8 +200,9 @@ class NvmlDevice:
         values: dict[Series, float] = {}
         failed: dict[Series, str] = {}
         spans: dict[Series, float] = {}
-        for questions in (self._board, *(part.questions for part in self._instances.values())):
-            spans.update(questions.glance(values, failed))
+        with self._queue:
+            for questions in (self._board, *(part.questions for part in self._instances.values())):
+                spans.update(questions.glance(values, failed))
         return Reading(time.monotonic(), values, None, failed, self._unsupported(), spans) if values or failed else None
 
     def _partitions_due(self, paces: frozenset[Pace]) -> set[Series]:

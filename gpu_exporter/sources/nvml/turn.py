@@ -1,4 +1,4 @@
-"""One thread at a time in the parts of NVML that are not thread-safe."""
+"""One thread at a time in NVML."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import time
 
 # Longer than any healthy call, shorter than the deadline of a read.
 PATIENCE = 0.5
+# Longer than a healthy read of all that changes fast.
+BRIEF = 0.05
 
 
 class Turn:
@@ -15,18 +17,22 @@ class Turn:
     With such calls of four H200s (driver 580) overlapping, processes died of a segmentation fault in nvmlGpmMetricsGet.
     They also read behind the end of batches then (`questions.LAST_FIELD`), which kills without any overlap; since they
     don't, none has died on two H200s, taking turns or not. Other NVML clients serialise these calls, too. A holder that
-    stays longer than PATIENCE is stuck in the kernel, where it races with nobody: the next one goes ahead, so that a
+    stays longer than `patience` is stuck in the kernel, where it races with nobody: the next one goes ahead, so that a
     wedged GPU costs the others one wait.
+
+    Another one, with BRIEF, is around whole reads: threads that want the driver at the same time wait for each other
+    there, and pay for it with CPU.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, patience: float = PATIENCE) -> None:
+        self._patience = patience
         self._free = threading.Condition()
         self._holder: int | None = None
         self._since = 0.0
 
     def __enter__(self) -> None:
         with self._free:
-            while self._holder is not None and (left := self._since + PATIENCE - time.monotonic()) > 0:
+            while self._holder is not None and (left := self._since + self._patience - time.monotonic()) > 0:
                 self._free.wait(left)
             self._holder, self._since = threading.get_ident(), time.monotonic()
 
