@@ -7,12 +7,12 @@ import logging
 import os
 import signal
 import sys
-import threading
 from collections.abc import Mapping
 from typing import Any
 
 import click
 
+from gpu_exporter import ending
 from gpu_exporter.config import ENV_PREFIX, Config
 from gpu_exporter.dcgm_flags import is_theirs, translate
 from gpu_exporter.logs import configure
@@ -85,10 +85,7 @@ def serve(**chosen_settings: Any) -> None:
     sources = chosen(config, alone=True)
     fields = Fields(config)
     signal.signal(signal.SIGHUP, lambda *_: fields.ask())
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
-    clean = run(config, sources, fields, stop)
+    clean = run(config, sources, fields, ending.asked())
     if not clean:  # a thread is stuck in a driver: no destructor may wait for its locks
         logging.shutdown()
         os._exit(0)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-import signal
 import sys
-import threading
 from collections.abc import Callable
 from dataclasses import fields
 from datetime import datetime
@@ -16,7 +14,7 @@ from typing import Any
 
 import click
 
-from gpu_exporter import check, doctor, finding, health, node, record, remote, render
+from gpu_exporter import check, doctor, ending, finding, health, node, record, remote, render
 from gpu_exporter.config import ENV_PREFIX, Config, duration, hand_over, interval, metric_set
 from gpu_exporter.events import EventLog
 from gpu_exporter.exposition import Renderer, Variant
@@ -88,10 +86,7 @@ def _exit(code: int, clean: bool) -> None:
 def record_command(out: Path, interval: float, duration: float, mask: bool, **values: Any) -> None:
     """Record the GPUs to a file that `--source replay` plays."""
     config = Config(**values)
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
-    source = only(config)
+    stop, source = ending.asked(), only(config)
     ticks, clean = record.record(source, selected(config.metrics), out, interval, duration, mask=mask, stop=stop)
     click.echo(f"{out}: {ticks} ticks")
     _exit(0, clean)

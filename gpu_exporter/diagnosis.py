@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import signal
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 import click
 
-from gpu_exporter import diagnose, evidence
+from gpu_exporter import diagnose, ending, evidence
 from gpu_exporter.config import Config
 from gpu_exporter.events import EventLog
 from gpu_exporter.kernel_watch import KernelWatch
@@ -40,9 +39,7 @@ def diagnosis(
     """The exit code, and False if a driver call is stuck."""
     logging.disable(logging.WARNING)  # what would be logged is in the diagnosis
     config, remote = Config(**values), Remote(url, None, user, password_file, ca_file) if url else None
-    stop, clean = threading.Event(), True
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    stop, clean = ending.asked(), True
     try:
         if remote and config.recording:
             raise GpuExporterError("--url and --recording are two different things to look at: give one")

@@ -1,0 +1,32 @@
+"""A signal ends what waits for it, whenever it comes."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+WAITS = """
+from gpu_exporter.ending import asked
+
+stop = asked()
+print("waiting", flush=True)
+while not stop.wait(0):  # nearly always amid a wait
+    pass
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_amid_a_wait(number: signal.Signals) -> None:
+    """An event that the handler sets itself deadlocks in every other of these."""
+    for _ in range(8):
+        with subprocess.Popen([sys.executable, "-c", WAITS], stdout=subprocess.PIPE, text=True) as process:
+            try:
+                assert process.stdout
+                process.stdout.readline()
+                process.send_signal(number)
+                assert process.wait(10) == 0
+            finally:
+                process.kill()
