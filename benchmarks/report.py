@@ -63,7 +63,7 @@ SECTIONS = (
         """The same work again and again: a piece beside an exporter with everything on, compared with the mean of the
         pieces just before and after, which nothing watches. The same without an exporter is the noise of the
         measurement. A piece has one look of an exporter, and its cost is divided by the time from one look to the next.
-        Runs shorter than 200 s have few of the reads that come every 15 s. The bound is one-sided, Student's over the
+        Short runs have few of the reads that come rarely. The bound is one-sided, Student's over the
         pairs.""",
         sections.perturbation,
     ),

@@ -41,8 +41,8 @@ def watch(tmp_path: Path) -> Iterator[Watch]:
 
 
 def ask(prometheus: Prometheus, name: str, seconds: float) -> float:
-    """What an expression of the document is now over so many seconds, of the one GPU."""
-    (found,) = prometheus.query(EXPRESSIONS[name].replace("[5m]", f"[{seconds * 1000:.0f}ms]"))
+    """What an expression of the document is over so many seconds, of the one GPU; of a limit, as soon as it is told."""
+    (found,) = until(lambda: prometheus.query(EXPRESSIONS[name].replace("[5m]", f"[{seconds * 1000:.0f}ms]")))
     return found
 
 
