@@ -167,9 +167,13 @@ def test_a_hundred_signals_under_load_lose_nothing(serve: Serve, driver: FakeDri
             replace(fields, SECOND if number % 2 == 0 else FIRST)
             exporter.process.send_signal(signal.SIGHUP)
             time.sleep(0.05 if number % 10 else 1.0)  # both in storms, and so that each comes into force
+        asked = time.time()
         replace(fields, SECOND)
         exporter.process.send_signal(signal.SIGHUP)
+        exporter.until(lambda page: page.value(AT) > asked)  # else it may be the one before the last
         exporter.until(lambda page: bool(page.values("DCGM_FI_PROF_NVDEC0_ACTIVE")))
+        seen = len(scraper.pages)
+        until(lambda: len(scraper.pages) > seen + 1, what="a page that was asked for after that")
     assert exporter.process.poll() is None
 
     assert scraper.failures == []

@@ -1,9 +1,16 @@
 """One at a time, and nobody waits for ever."""
 
+import os
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
-from gpu_exporter.sources.nvml.turn import PATIENCE, Turn
+import pytest
+
+from gpu_exporter.sources.nvml.turn import BRIEF, PATIENCE, Turn
+from tests.fakes.driver import FakeDriver
 
 
 def test_calls_do_not_overlap() -> None:
@@ -63,3 +70,44 @@ def test_a_stuck_holder_costs_one_wait() -> None:
         assert not entered.wait(0.1)
     other.join()
     assert entered.is_set()
+
+
+READS = """
+import sys, threading, time
+from gpu_exporter import metrics as m
+from gpu_exporter.model import Pace
+from gpu_exporter.sources.nvml import NvmlSource
+
+source, fast = NvmlSource(), frozenset({Pace.FAST})
+source.open()
+devices = [source.attach(index, [m.POWER]) for index in range(2)]
+for device in devices:
+    device.read(frozenset(Pace))
+ends = [0.0, 0.0]
+
+def read(index):
+    devices[index].read(fast)
+    ends[index] = time.monotonic() - begin
+
+threads = [threading.Thread(target=read, args=(index,)) for index in range(2)]
+begin = time.monotonic()
+threads[0].start()
+time.sleep(0.005)  # so that it is the first
+threads[1].start()
+for thread in threads:
+    thread.join()
+print(*ends)
+"""
+
+
+@pytest.mark.parametrize(("slow", "patience"), [(BRIEF * 0.8, BRIEF * 0.8), (0.5, BRIEF)])
+def test_gpus_are_read_one_after_another(tmp_path: Path, slow: float, patience: float) -> None:
+    """The second waits for the first, unless that takes too long."""
+    driver = FakeDriver(tmp_path, 2)
+    driver.delay("PowerUsage", slow, 0)
+    env = {**os.environ, **driver.environment}
+    said = subprocess.run([sys.executable, "-c", READS], env=env, capture_output=True, text=True, check=True).stdout
+    first, second = map(float, said.split())
+
+    assert first >= slow
+    assert patience * 0.9 <= second < patience + 0.3
