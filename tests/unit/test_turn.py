@@ -92,7 +92,8 @@ def read(index):
 threads = [threading.Thread(target=read, args=(index,)) for index in range(2)]
 begin = time.monotonic()
 threads[0].start()
-time.sleep(0.005)  # so that it is the first
+while not source._queue._holder and not ends[0]:
+    pass
 threads[1].start()
 for thread in threads:
     thread.join()
