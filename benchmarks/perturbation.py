@@ -11,9 +11,10 @@ watches are also compared with each other: that is the noise.
 
 All exporters run from the beginning, and are stopped (SIGSTOP) when it is not their turn, so that no start is measured.
 A turn comes once an interval, and what came due meanwhile is done in it: of who looks once a second, a piece of a fifth
-of a second holds the work of a whole one, and a fifth of its difference is the slowdown. Pieces at 100 ms are as long
-as the interval. The first piece of a turn is left out, where an exporter that was stopped for long catches up: in less
-than 200 s there are few of the reads that come every 15 s. The bound is Student's, of 95 % on one side.
+of a second holds the work of a whole one, and a fifth of its difference is the slowdown. That takes an exporter that
+sleeps between two looks to cost nothing. Pieces at 100 ms are as long as the interval, so that nothing is divided
+there, the noise neither. The first piece of a turn is left out, where an exporter that was stopped for long catches up:
+in less than 200 s there are few of the reads that come every 15 s. The bound is Student's, of 95 % on one side.
 
 `--stand-in` tries it without a GPU: hashing on the CPU beside exporters of the tests' driver. Exit code 1 if the bound
 of the slowdown at 1 s is not below 0.5 % (gemm, training) or 1.5 % (launches).

@@ -54,7 +54,8 @@ SECTIONS = (
         """One exporter after the other on the same GPUs, scraped once a second while its CPU is measured, then as fast
         as it can by one scraper and by ten. `everything` is `--metrics full --processes true`, and `high-resolution`
         also `--high-resolution true`. Beside the CPU of a scrape stands what `prometheus_client` takes to render the
-        same samples. What a tick takes is memory that it gives back, measured in another process.""",
+        same samples. What a tick takes is memory that it gives back, measured in another process. What is extrapolated
+        rests on the difference of two runs, and multiplies its error with the number of GPUs that were not there.""",
         sections.cost,
     ),
     Section(
@@ -62,9 +63,9 @@ SECTIONS = (
         "What it costs the GPU's work",
         """The same work again and again: a piece beside an exporter with everything on, compared with the mean of the
         pieces just before and after, which nothing watches. The same without an exporter is the noise of the
-        measurement. A piece has one look of an exporter, and its cost is divided by the time from one look to the next.
-        Short runs have few of the reads that come rarely. The bound is one-sided, Student's over the
-        pairs.""",
+        measurement. A piece has one look of an exporter, and its cost is divided by the time from one look to the
+        next, between which it is taken to cost nothing; at the shorter interval there is nothing to divide. Short runs
+        have few of the reads that come rarely. The bound is one-sided, Student's over the pairs.""",
         sections.perturbation,
     ),
     Section(
