@@ -19,7 +19,7 @@ import time
 
 from benchmarks import harness
 from gpu_exporter.metrics import selected
-from gpu_exporter.model import MetricSet, Pace
+from gpu_exporter.model.metric import MetricSet, Pace
 from gpu_exporter.sources.nvml import NvmlSource
 
 

@@ -16,7 +16,7 @@ from benchmarks import harness
 from benchmarks.workloads import timed, training
 from gpu_exporter.library import INTERVAL_SECONDS, readings
 from gpu_exporter.metrics import selected
-from gpu_exporter.model import MetricSet
+from gpu_exporter.model.metric import MetricSet
 from gpu_exporter.monitor import Monitor
 from gpu_exporter.sources.nvml import NvmlSource
 

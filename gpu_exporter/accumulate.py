@@ -11,7 +11,8 @@ from types import MappingProxyType
 
 from gpu_exporter.histograms import Histogram, Histograms, Made
 from gpu_exporter.metrics import METRICS
-from gpu_exporter.model import Gpu, Kind, Labels, Metric, Reading, Sample, Series
+from gpu_exporter.model.gpu import Gpu, Reading, Sample, Series
+from gpu_exporter.model.metric import Kind, Labels, Metric
 
 EMPTY: Made = MappingProxyType({})
 INTEGRALS = {row.integral_of: row for row in METRICS if row.integral_of is not None}

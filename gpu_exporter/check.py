@@ -9,9 +9,9 @@ from typing import Any
 
 from gpu_exporter import health
 from gpu_exporter import metrics as m
-from gpu_exporter.health import Health, Problem, Verdict
-from gpu_exporter.model import Gpu, Snapshot
-from gpu_exporter.xids import Action
+from gpu_exporter.model.gpu import Gpu
+from gpu_exporter.model.snapshot import Snapshot
+from gpu_exporter.model.verdict import Action, Health, Problem, Verdict
 
 # Degraded is unfit, too: a job that starts now would run on it for days.
 # 1 is what every command ends with when it could not do its work: a bug or a missing driver is no verdict on a GPU.

@@ -16,8 +16,12 @@ from gpu_exporter import metrics as m
 from gpu_exporter.backoff import Backoff
 from gpu_exporter.dcgm_own import Own
 from gpu_exporter.events import EventLog, Evidence
-from gpu_exporter.kernel_log import same_device
-from gpu_exporter.model import Attribution, Gpu, GpuStatus, Instant, Metric, Sampled, Snapshot, Source, SourceLost
+from gpu_exporter.model.errors import SourceLost
+from gpu_exporter.model.gpu import Gpu
+from gpu_exporter.model.metric import Metric
+from gpu_exporter.model.pci import same_device
+from gpu_exporter.model.snapshot import GpuStatus, Snapshot
+from gpu_exporter.model.source import Attribution, Instant, Sampled, Source
 from gpu_exporter.release import HandOver, Release
 from gpu_exporter.snapshot import PAGE_SECONDS, Composer, GpuRecord
 from gpu_exporter.worker import Worker

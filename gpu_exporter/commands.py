@@ -14,14 +14,18 @@ from typing import Any
 
 import click
 
-from gpu_exporter import check, doctor, ending, finding, health, node, record, remote, render
+from gpu_exporter import check, doctor, ending, health, node, record, remote, render
 from gpu_exporter.config import ENV_PREFIX, Config, duration, hand_over, interval, metric_set
 from gpu_exporter.events import EventLog
 from gpu_exporter.exposition import Renderer, Variant
 from gpu_exporter.kernel_watch import KernelWatch
 from gpu_exporter.library import readings
 from gpu_exporter.metrics import BESIDE, METRICS, selected
-from gpu_exporter.model import NOT_YOURS, GpuExporterError, Metric, MetricSet, Snapshot
+from gpu_exporter.model import finding
+from gpu_exporter.model.errors import GpuExporterError
+from gpu_exporter.model.metric import Metric, MetricSet
+from gpu_exporter.model.snapshot import Snapshot
+from gpu_exporter.model.source import NOT_YOURS
 from gpu_exporter.options import OWNER_SETTINGS, SOURCE_SETTINGS, parsed, settings
 from gpu_exporter.reload import Fields
 from gpu_exporter.render.reference import read_from

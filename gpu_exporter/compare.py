@@ -10,7 +10,10 @@ from typing import Any
 from gpu_exporter.collect import Collector
 from gpu_exporter.comparison import Comparison, Row, Side, Verdict, compared
 from gpu_exporter.exposition import number
-from gpu_exporter.model import GpuExporterError, Metric, Snapshot, Source, SourceLost
+from gpu_exporter.model.errors import GpuExporterError, SourceLost
+from gpu_exporter.model.metric import Metric
+from gpu_exporter.model.snapshot import Snapshot
+from gpu_exporter.model.source import Source
 
 INTERVAL_SECONDS = 1.0
 # A source that has not read a GPU after this time has none to compare.

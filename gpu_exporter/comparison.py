@@ -8,7 +8,9 @@ from enum import Enum
 
 from gpu_exporter import metrics as m
 from gpu_exporter.accumulate import INTEGRALS
-from gpu_exporter.model import Gpu, Kind, Labels, Metric, Pace, Snapshot
+from gpu_exporter.model.gpu import Gpu
+from gpu_exporter.model.metric import Kind, Labels, Metric, Pace
+from gpu_exporter.model.snapshot import Snapshot
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ from typing import Any
 
 import yaml
 
-from gpu_exporter.model import GpuExporterError, MetricSet, Schema
+from gpu_exporter.model.errors import GpuExporterError
+from gpu_exporter.model.metric import MetricSet, Schema
 
 # Kubernetes injects GPU_EXPORTER_PORT, GPU_EXPORTER_SERVICE_HOST … for a service named gpu-exporter: no setting may be
 # named so, and an unknown variable can't be an error.

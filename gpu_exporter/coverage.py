@@ -12,7 +12,7 @@ from gpu_exporter.classes import CLASSES, NUMBER, Is
 from gpu_exporter.conditions import Also, And, Compare, Condition, Median, Or, Over, Share, Unless
 from gpu_exporter.dcgm_names import DEFAULT_FIELDS, RENAMED
 from gpu_exporter.failure_modes.mode import FailureMode, Scope
-from gpu_exporter.model import Kind, Metric, MetricSet
+from gpu_exporter.model.metric import Kind, Metric, MetricSet
 from gpu_exporter.signals import GR_ACTIVE, SIGNALS, Derived, Read, Signal
 
 _CLASSIC: Mapping[str, Metric] = {row.name: row for row in reversed(m.METRICS) if row.name.startswith("DCGM_")}

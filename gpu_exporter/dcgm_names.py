@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from gpu_exporter.model import Metric
+from gpu_exporter.model.metric import Metric
 
 # Where two units differ, the value in the new one is the classic value times this.
 FACTORS = {"HERTZ": 1e6, "JOULES": 1e-3, "BYTES": 2.0**20, "PERCENT": 1e-2, "BYTES_PER_SECOND": 1e6}

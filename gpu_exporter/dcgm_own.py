@@ -13,7 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from gpu_exporter import metrics as m
 from gpu_exporter.histograms import histograms_of
-from gpu_exporter.model import Gpu, Labels, Metric, Reading, Sample, Series
+from gpu_exporter.model.gpu import Gpu, Reading, Sample, Series
+from gpu_exporter.model.metric import Labels, Metric
 
 # By bit of the mask, in dcgm-exporter's words.
 CLOCK_EVENTS = (

@@ -15,7 +15,8 @@ from gpu_exporter import diagnose, ending, evidence
 from gpu_exporter.config import Config
 from gpu_exporter.events import EventLog
 from gpu_exporter.kernel_watch import KernelWatch
-from gpu_exporter.model import NOT_YOURS, GpuExporterError
+from gpu_exporter.model.errors import GpuExporterError
+from gpu_exporter.model.source import NOT_YOURS
 from gpu_exporter.readings import Page, seen
 from gpu_exporter.remote import Remote
 from gpu_exporter.sources import only, recording

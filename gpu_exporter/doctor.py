@@ -10,24 +10,15 @@ from typing import Protocol, runtime_checkable
 
 from gpu_exporter import machine
 from gpu_exporter import metrics as m
-from gpu_exporter.finding import Finding, Level
-from gpu_exporter.health import Verdict
 from gpu_exporter.metrics import BY_KEY, selected
-from gpu_exporter.model import (
-    NOT_YOURS,
-    EntityKind,
-    Gpm,
-    Gpu,
-    GpuStatus,
-    LinkSum,
-    Metric,
-    MetricSet,
-    Snapshot,
-    Source,
-    SourceLost,
-)
+from gpu_exporter.model.errors import SourceLost
+from gpu_exporter.model.finding import Finding, Level
+from gpu_exporter.model.gpu import Gpu
+from gpu_exporter.model.metric import EntityKind, Gpm, LinkSum, Metric, MetricSet
+from gpu_exporter.model.snapshot import GpuStatus, Snapshot
+from gpu_exporter.model.source import NOT_YOURS, Source
+from gpu_exporter.model.verdict import Action, Verdict
 from gpu_exporter.serve import observe
-from gpu_exporter.xids import Action
 
 WITH_GPM = ("Hopper", "Blackwell", "Rubin")
 # All looks at the machine together, which run beside the look at the GPUs.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from gpu_exporter.events import EventLog
 from gpu_exporter.exposition import Pages
-from gpu_exporter.model import Snapshot
+from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.snapshot import PAGE_SECONDS
 
 

@@ -15,10 +15,12 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from gpu_exporter import metrics as m
-from gpu_exporter.health import Problem
-from gpu_exporter.kernel_log import SxidLine, XidLine, pci_bus_id
+from gpu_exporter.kernel_log import SxidLine, XidLine
 from gpu_exporter.kernel_reader import Logged, Position
-from gpu_exporter.model import Gpu, Metric, XidEvent
+from gpu_exporter.model.gpu import Gpu, XidEvent
+from gpu_exporter.model.metric import Metric
+from gpu_exporter.model.pci import pci_bus_id
+from gpu_exporter.model.verdict import Problem
 from gpu_exporter.xids import Catalogue
 
 KEPT = 256

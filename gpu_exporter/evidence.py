@@ -19,7 +19,10 @@ from gpu_exporter.collect import Collector
 from gpu_exporter.events import EventLog
 from gpu_exporter.histograms import Histogram
 from gpu_exporter.metrics import BY_KEY, GR_ENGINE_ACTIVE, histograms, selected
-from gpu_exporter.model import GpuExporterError, Metric, MetricSet, Snapshot, Source
+from gpu_exporter.model.errors import GpuExporterError
+from gpu_exporter.model.metric import Metric, MetricSet
+from gpu_exporter.model.snapshot import Snapshot
+from gpu_exporter.model.source import Source
 from gpu_exporter.readings import Page, Row, rows
 from gpu_exporter.recording import SETTLE_SECONDS, Tick, ticks
 from gpu_exporter.remote import Remote

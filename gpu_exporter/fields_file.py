@@ -17,7 +17,8 @@ from gpu_exporter.config import nearest
 from gpu_exporter.dcgm_fields import DcgmField, DcgmFields, load
 from gpu_exporter.dcgm_names import RENAMED
 from gpu_exporter.metrics import METRICS, histograms, selected
-from gpu_exporter.model import EntityKind, GpuExporterError, Kind, Metric, MetricSet, Schema
+from gpu_exporter.model.errors import GpuExporterError
+from gpu_exporter.model.metric import EntityKind, Kind, Metric, MetricSet, Schema
 from gpu_exporter.selection import Family, Selection, catalogue
 
 TYPES = ("gauge", "counter", "histogram", "summary", "label")

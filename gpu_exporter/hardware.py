@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gpu_exporter.model import Buffered, Call, FieldValue, Gpm, LinkSum, Metric, OfProcess
+from gpu_exporter.model.metric import Buffered, Call, FieldValue, Gpm, LinkSum, Metric, OfProcess
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,27 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 from gpu_exporter import metrics as m
-from gpu_exporter.model import Gpu, GpuStatus, Metric, Sample, Snapshot
+from gpu_exporter.model.gpu import Sample
+from gpu_exporter.model.metric import Metric
+from gpu_exporter.model.snapshot import GpuStatus, Snapshot
+from gpu_exporter.model.verdict import Action, Health, Problem, Unknown, Verdict
 from gpu_exporter.thresholds import BUSY, LOW_MARGIN
-from gpu_exporter.xids import Action
-
-
-class Health(Enum):
-    """The worse the later. UNKNOWN: nothing bad was seen, but something that this GPU can tell could not be read.
-    DEGRADED: what runs may go on, nothing new should start. UNHEALTHY: act now."""
-
-    HEALTHY = "healthy"
-    UNKNOWN = "unknown"
-    DEGRADED = "degraded"
-    UNHEALTHY = "unhealthy"
-
-    def __lt__(self, other: Health) -> bool:
-        order = list(Health)
-        return order.index(self) < order.index(other)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,48 +25,6 @@ class Fault:
     health: Health
     action: Action
     words: str
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """A value that no healthy GPU has."""
-
-    metric: Metric
-    value: float
-    words: str
-    action: Action
-    reason: str
-    health: Health = Health.UNHEALTHY
-
-
-@dataclass(frozen=True, slots=True)
-class Unknown:
-    """What could not be read, and why. `harmless`: this hardware or driver does not have it at all."""
-
-    what: str
-    why: str
-    harmless: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What is to say of one GPU."""
-
-    gpu: Gpu
-    problems: tuple[Problem, ...] = ()
-    unknown: tuple[Unknown, ...] = ()
-
-    @property
-    def health(self) -> Health:
-        if self.problems:
-            return max(problem.health for problem in self.problems)
-        return Health.HEALTHY if all(each.harmless for each in self.unknown) else Health.UNKNOWN
-
-    @property
-    def action(self) -> Action:
-        """The heaviest of what its problems ask for."""
-        order = list(Action)
-        return max((problem.action for problem in self.problems), key=order.index, default=Action.NONE)
 
 
 DEGRADED, UNHEALTHY = Health.DEGRADED, Health.UNHEALTHY

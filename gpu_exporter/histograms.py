@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from gpu_exporter import metrics as m
-from gpu_exporter.model import Gpu, Labels, Metric, Series
+from gpu_exporter.model.gpu import Gpu, Series
+from gpu_exporter.model.metric import Labels, Metric
 
 OBSERVATION_SECONDS = 0.001
 # An idle SM reads 0; the smallest kernels that were measured, launched one after another, read twice this.

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
-from gpu_exporter.xids import Action
+from gpu_exporter.model.pci import pci_bus_id
+from gpu_exporter.model.verdict import Action
 
 _PCI = r"(?P<pci>(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?)"
 _XID = re.compile(
@@ -145,20 +146,6 @@ def _xid(found: re.Match[str]) -> XidLine:
         caused_by=int(cause[1]) if cause else None,
         recovery_action=_ACTIONS[number] if number < len(_ACTIONS) else None,
     )
-
-
-def pci_bus_id(text: str) -> str:
-    """An address as NVML writes it (`00000000:0A:00.0`), from any usual way to write it; "" if it is none."""
-    found = re.fullmatch(r"(?:PCI:)?(?:([0-9a-f]{1,8}):)?([0-9a-f]{2}):([0-9a-f]{2})(?:\.([0-7]))?", text, re.I)
-    if not found:
-        return ""
-    domain, bus, device, function = found.groups(default="0")
-    return f"{int(domain, 16):08X}:{bus.upper()}:{device.upper()}.{function}"
-
-
-def same_device(one: str, other: str) -> bool:
-    """Whether two PCI addresses, however written, are one device; an address that is none is nobody's."""
-    return pci_bus_id(one) == pci_bus_id(other) != ""
 
 
 def _stamp(found: Mapping[str, str | None]) -> Stamp:

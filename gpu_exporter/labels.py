@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from gpu_exporter.metrics import INFO, SWITCH_LINKS
-from gpu_exporter.model import EntityKind, Gpu, Labels, Schema, Series
+from gpu_exporter.model.gpu import Gpu, Series
+from gpu_exporter.model.metric import EntityKind, Labels, Schema
 
 NODE_LABEL = {Schema.CLASSIC: "Hostname", Schema.SI: "hostname"}
 DRIVER_LABEL = {Schema.CLASSIC: "DCGM_FI_DRIVER_VERSION", Schema.SI: "DCGM_FI_SYSTEM_DRIVER_VERSION"}

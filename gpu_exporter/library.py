@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from functools import cache
 
 from gpu_exporter.metrics import selected
-from gpu_exporter.model import Gpu, GpuExporterError, MetricSet, Sample, Snapshot
+from gpu_exporter.model.errors import GpuExporterError
+from gpu_exporter.model.gpu import Gpu, Sample
+from gpu_exporter.model.metric import MetricSet
+from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.monitor import Monitor
 from gpu_exporter.sources import local_gpus
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from gpu_exporter.collect import Collector
 from gpu_exporter.config import hand_over
 from gpu_exporter.handler import TEXT, Handler
-from gpu_exporter.model import GpuExporterError
+from gpu_exporter.model.errors import GpuExporterError
 
 # How long a release or resume may take before it is answered that it has not happened yet.
 PATIENCE_SECONDS = 5.0

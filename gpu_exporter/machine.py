@@ -10,7 +10,7 @@ from importlib.metadata import Distribution, PackageNotFoundError, distribution,
 from importlib.util import find_spec
 from pathlib import Path
 
-from gpu_exporter.finding import Finding, Level
+from gpu_exporter.model.finding import Finding, Level
 from gpu_exporter.version import __version__
 
 ROOT = Path("/")

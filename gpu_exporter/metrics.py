@@ -7,7 +7,7 @@ Where DCGM and NVML are read from: DCGM's `dcgm_fields.h` (4.6.0), NVIDIA's `nvm
 
 from __future__ import annotations
 
-from gpu_exporter.model import (
+from gpu_exporter.model.metric import (
     Buffered,
     Call,
     EntityKind,

@@ -8,7 +8,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from gpu_exporter.collect import Collector
-from gpu_exporter.model import Gpm, Metric, Sampled, Snapshot, Source
+from gpu_exporter.model.metric import Gpm, Metric
+from gpu_exporter.model.snapshot import Snapshot
+from gpu_exporter.model.source import Sampled, Source
 
 # A GPU that has not answered after this time is reported as it is.
 PATIENCE_SECONDS = 5.0

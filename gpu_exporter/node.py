@@ -14,8 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from gpu_exporter.config import Address
-from gpu_exporter.finding import Finding, Level
 from gpu_exporter.machine import ROOT, read
+from gpu_exporter.model.finding import Finding, Level
 
 PATIENCE = 0.5
 LARGEST_PAGE = 4 << 20

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from gpu_exporter import metrics as m
 from gpu_exporter.conditions import LOOKBACK_SECONDS, Device, Limits, Points, latest
 from gpu_exporter.distributions import WINDOW_SECONDS
-from gpu_exporter.model import Snapshot
+from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.ownership import owner
 from gpu_exporter.signals import SIGNALS, Derived, Read, Signal
 

@@ -9,7 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gpu_exporter.accumulate import INTEGRALS
-from gpu_exporter.model import Device, GpuExporterError, GpuLost, Metric, Pace, Reading, Sampled, Source
+from gpu_exporter.model.errors import GpuExporterError, GpuLost
+from gpu_exporter.model.gpu import Reading
+from gpu_exporter.model.metric import Metric, Pace
+from gpu_exporter.model.source import Device, Sampled, Source
 from gpu_exporter.recording import Writer
 
 log = logging.getLogger(__name__)

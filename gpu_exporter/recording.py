@@ -23,7 +23,9 @@ from statistics import fmean, mode, pstdev
 from typing import IO, Any, NamedTuple, NoReturn, TypeGuard, cast
 
 from gpu_exporter.metrics import BY_KEY
-from gpu_exporter.model import Gpu, GpuExporterError, Kind
+from gpu_exporter.model.errors import GpuExporterError
+from gpu_exporter.model.gpu import Gpu
+from gpu_exporter.model.metric import Kind
 
 FORMAT, VERSION = "gpu-exporter-recording", 1
 # A value speaks for the time since the tick before; a longer silence is a hole, in which nothing is known.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
-from gpu_exporter.model import Source
+from gpu_exporter.model.source import Source
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from gpu_exporter import metrics as m
 from gpu_exporter.config import Config
-from gpu_exporter.model import GpuExporterError, Metric
+from gpu_exporter.model.errors import GpuExporterError
+from gpu_exporter.model.metric import Metric
 from gpu_exporter.selection import Selection, everything
 from gpu_exporter.web import file_content
 

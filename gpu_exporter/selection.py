@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from gpu_exporter.dcgm_names import RENAMED
 from gpu_exporter.metrics import METRICS, histograms, selected
-from gpu_exporter.model import Gpu, Labels, Metric, MetricSet, Schema
+from gpu_exporter.model.gpu import Gpu
+from gpu_exporter.model.metric import Labels, Metric, MetricSet, Schema
 
 
 @dataclass(frozen=True, slots=True)

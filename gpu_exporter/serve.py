@@ -26,7 +26,9 @@ from gpu_exporter.events import EventLog
 from gpu_exporter.exposition import Pages, Renderer, Style
 from gpu_exporter.kernel_watch import KernelWatch
 from gpu_exporter.lifecycle import Lifecycle, Token
-from gpu_exporter.model import NOT_YOURS, Labels, Metric, Snapshot, Source, Staged
+from gpu_exporter.model.metric import Labels, Metric
+from gpu_exporter.model.snapshot import Snapshot
+from gpu_exporter.model.source import NOT_YOURS, Source, Staged
 from gpu_exporter.monitor import Monitor
 from gpu_exporter.reload import Fields
 from gpu_exporter.selection import Selection

@@ -24,7 +24,9 @@ from gpu_exporter.endpoint import Endpoint
 from gpu_exporter.exposition import Variant
 from gpu_exporter.handler import CLIENT_SECONDS, TEXT, Handler
 from gpu_exporter.lifecycle import ROUTES, Lifecycle
-from gpu_exporter.model import NOT_YOURS, GpuExporterError, Snapshot
+from gpu_exporter.model.errors import GpuExporterError
+from gpu_exporter.model.snapshot import Snapshot
+from gpu_exporter.model.source import NOT_YOURS
 from gpu_exporter.version import __version__
 from gpu_exporter.web import Web
 

@@ -14,7 +14,7 @@ from operator import add, mul, pow, sub, truediv
 from gpu_exporter import metrics as m
 from gpu_exporter.dcgm_names import modern
 from gpu_exporter.distributions import Spread, Within
-from gpu_exporter.model import Labels, Metric
+from gpu_exporter.model.metric import Labels, Metric
 from gpu_exporter.xids import XidKind, load
 
 # A device is a GPU, or a GPU instance in MIG mode; its other labels come from the recorded `gpu:device:info`.

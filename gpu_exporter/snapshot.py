@@ -12,23 +12,12 @@ from gpu_exporter import metrics as m
 from gpu_exporter.accumulate import Accumulator
 from gpu_exporter.dcgm_own import ClockEvents
 from gpu_exporter.events import EventLog
-from gpu_exporter.health import Verdict
-from gpu_exporter.kernel_log import pci_bus_id
-from gpu_exporter.model import (
-    Attribution,
-    Gpu,
-    GpuStatus,
-    Labels,
-    Metric,
-    Owned,
-    Owner,
-    Row,
-    Sample,
-    Seen,
-    Series,
-    Snapshot,
-    Source,
-)
+from gpu_exporter.model.gpu import Gpu, Owner, Sample, Series
+from gpu_exporter.model.metric import Labels, Metric
+from gpu_exporter.model.pci import pci_bus_id
+from gpu_exporter.model.snapshot import GpuStatus, Owned, Row, Seen, Snapshot
+from gpu_exporter.model.source import Attribution, Source
+from gpu_exporter.model.verdict import Verdict
 from gpu_exporter.version import __version__
 
 log = logging.getLogger(__name__)

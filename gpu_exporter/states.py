@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gpu_exporter import metrics as m
 from gpu_exporter.health import FABRIC_DONE, FASTEST
-from gpu_exporter.model import Metric
+from gpu_exporter.model.metric import Metric
 from gpu_exporter.thresholds import BUSY, LOW_MARGIN
 
 

@@ -6,7 +6,7 @@ import os
 import socket
 from collections.abc import Mapping
 
-from gpu_exporter.model import GpuExporterError
+from gpu_exporter.model.errors import GpuExporterError
 
 # The first descriptor that is passed; 0 to 2 are the standard ones.
 FIRST = 3

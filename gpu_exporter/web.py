@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from gpu_exporter.login import Login, Refusal, too_many
-from gpu_exporter.model import GpuExporterError
+from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.tls import context
 from gpu_exporter.web_config import RateLimit, WebConfig, parse
 

@@ -9,7 +9,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gpu_exporter.backoff import Backoff
-from gpu_exporter.model import Device, Glancing, Gpu, GpuLost, Metric, Pace, Reading, SourceLost
+from gpu_exporter.model.errors import GpuLost, SourceLost
+from gpu_exporter.model.gpu import Gpu, Reading
+from gpu_exporter.model.metric import Metric, Pace
+from gpu_exporter.model.source import Device, Glancing
 from gpu_exporter.snapshot import GpuRecord
 
 if TYPE_CHECKING:

@@ -22,7 +22,8 @@ from typing import Any, NamedTuple
 import yaml
 
 from gpu_exporter.config import boolean, choice, nearest
-from gpu_exporter.model import GpuExporterError
+from gpu_exporter.model.errors import GpuExporterError
+from gpu_exporter.model.verdict import Action
 
 PACKAGED = Path(__file__).with_name("xids.csv")
 HIGHEST = 65535
@@ -36,17 +37,6 @@ class XidKind(Enum):
     DRIVER = "driver"
     INFORMATIONAL = "informational"
     UNKNOWN = "unknown"
-
-
-class Action(Enum):
-    """What repairs a GPU, in NVML's words, the heavier the later."""
-
-    NONE = "none"
-    RESTART_APP = "restart_app"
-    GPU_RESET = "gpu_reset"
-    NODE_REBOOT = "node_reboot"
-    DRAIN = "drain"
-    REPLACE = "replace"
 
 
 @dataclass(frozen=True, slots=True)

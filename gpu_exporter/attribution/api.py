@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from gpu_exporter.attribution.told import Untold, brief
-from gpu_exporter.model import GpuExporterError
+from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.version import __version__
 
 PATIENCE = 10.0

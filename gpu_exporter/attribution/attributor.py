@@ -21,7 +21,7 @@ from gpu_exporter.attribution.processes import Lookup, Processes, since_boot
 from gpu_exporter.attribution.shares import Load, shares
 from gpu_exporter.attribution.slices import Slice
 from gpu_exporter.attribution.told import Told
-from gpu_exporter.model import Owned, Row, Seen
+from gpu_exporter.model.snapshot import Owned, Row, Seen
 
 log = logging.getLogger(__name__)
 

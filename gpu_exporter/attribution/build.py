@@ -16,7 +16,7 @@ from gpu_exporter.attribution.slices import Slice
 from gpu_exporter.attribution.told import Asker, Told
 from gpu_exporter.attribution.watch import Watch
 from gpu_exporter.config import Config
-from gpu_exporter.model import GpuExporterError
+from gpu_exporter.model.errors import GpuExporterError
 
 if TYPE_CHECKING:
     from gpu_exporter.attribution.kubelet import Kubelet

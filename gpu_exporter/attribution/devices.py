@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from gpu_exporter.model import Gpu
+from gpu_exporter.model.gpu import Gpu
 
 _UUID = r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
 # A replica of a shared device: NVIDIA's plugin counts them behind `::`, GKE's behind `/vgpu`.

@@ -11,8 +11,8 @@ from gpu_exporter.attribution.build import kubelet_of, of_node
 from gpu_exporter.attribution.jobs import JobFiles
 from gpu_exporter.attribution.told import Untold
 from gpu_exporter.config import Config
-from gpu_exporter.finding import Finding, Level
-from gpu_exporter.model import GpuExporterError
+from gpu_exporter.model.errors import GpuExporterError
+from gpu_exporter.model.finding import Finding, Level
 
 PATIENCE = 0.8
 TOPIC = "attribution"

@@ -14,7 +14,8 @@ from gpu_exporter.attribution.devices import Devices, Place, parse
 from gpu_exporter.attribution.jobs import Jobs
 from gpu_exporter.attribution.listing import DOMAIN, Listing
 from gpu_exporter.attribution.pods import Pod
-from gpu_exporter.model import Labels, Owned, Row
+from gpu_exporter.model.metric import Labels
+from gpu_exporter.model.snapshot import Owned, Row
 
 # Resources whose device ids must be of a known form; of others below nvidia.com/ they may be no GPUs.
 _GPU_RESOURCES = (f"{DOMAIN}gpu", f"{DOMAIN}mig-")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gpu_exporter.attribution.api import Api, Object
-from gpu_exporter.model import Labels
+from gpu_exporter.model.metric import Labels
 
 # Labels that name the job, the best last: the order of `ownership.JOB_LABELS`.
 WORKLOAD_LABELS = (

@@ -9,7 +9,7 @@ from gpu_exporter.classes import WINDOW, Is
 from gpu_exporter.conditions import Also, And, Calc, Compare, Fn, Limit, Over
 from gpu_exporter.failure_modes import profiles
 from gpu_exporter.failure_modes.mode import Domain, FailureMode, Inject, Severity, Wave
-from gpu_exporter.xids import Action
+from gpu_exporter.model.verdict import Action
 
 MINUTE = 60.0
 SWING = Limit("powerSwing", 0.2, "ratio", "how far power swings up and down, over the power limit")

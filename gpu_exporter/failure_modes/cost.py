@@ -8,7 +8,7 @@ from gpu_exporter.classes import IDLE_ENGINE, MOVING, QUIET_PCIE
 from gpu_exporter.conditions import And, Compare, Fn, Limit, Or, Over, Unless
 from gpu_exporter.failure_modes import profiles
 from gpu_exporter.failure_modes.mode import Domain, FailureMode, Inject, Ramp, Scope, Severity
-from gpu_exporter.xids import Action
+from gpu_exporter.model.verdict import Action
 
 MINUTE, HOUR = 60.0, 3600.0
 

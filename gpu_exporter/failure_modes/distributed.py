@@ -14,7 +14,7 @@ from gpu_exporter.classes import mean
 from gpu_exporter.conditions import And, Calc, Compare, Condition, Limit, Mark, Median, Or, Over, Share, Unless
 from gpu_exporter.failure_modes import profiles
 from gpu_exporter.failure_modes.mode import Domain, FailureMode, Inject, Scope, Severity
-from gpu_exporter.xids import Action
+from gpu_exporter.model.verdict import Action
 
 MINUTE = 60.0
 

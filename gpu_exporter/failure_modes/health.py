@@ -6,9 +6,9 @@ from gpu_exporter import metrics as m
 from gpu_exporter import signals as s
 from gpu_exporter.conditions import And, Calc, Compare, Fn, Limit, Or, Over, Unless
 from gpu_exporter.failure_modes.mode import Domain, FailureMode, Inject, Ramp, Scope, Severity
+from gpu_exporter.model.verdict import Action
 from gpu_exporter.signals import Signal
 from gpu_exporter.thresholds import BUSY, LOW_MARGIN
-from gpu_exporter.xids import Action
 
 MINUTE, HOUR = 60.0, 3600.0
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from gpu_exporter.conditions import And, Compare, Condition, Median, Over, Share, Unless
-from gpu_exporter.model import Metric
+from gpu_exporter.model.metric import Metric
+from gpu_exporter.model.verdict import Action
 from gpu_exporter.signals import Signal
-from gpu_exporter.xids import Action
 
 # Seconds that two failed scrapes a minute apart take. They must not end what has held for long, to begin anew.
 MISSED_SCRAPES = 180.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpu_exporter import metrics as m
 from gpu_exporter.failure_modes.mode import Values
-from gpu_exporter.model import Metric
+from gpu_exporter.model.metric import Metric
 
 GIB = 1024.0  # MiB
 

@@ -13,7 +13,7 @@ from gpu_exporter.dcgm_names import modern
 from gpu_exporter.hardware import SEEN_ON, seen_on
 from gpu_exporter.health import ALL_FAULTS
 from gpu_exporter.metrics import BESIDE, METRICS, SWITCH_LINKS
-from gpu_exporter.model import (
+from gpu_exporter.model.metric import (
     Buffered,
     Call,
     EntityKind,

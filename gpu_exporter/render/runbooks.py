@@ -12,7 +12,7 @@ from gpu_exporter.conditions import Condition, Limit, Limits
 from gpu_exporter.coverage import Works
 from gpu_exporter.failure_modes import MODES
 from gpu_exporter.failure_modes.mode import Domain, FailureMode, Scope
-from gpu_exporter.model import MetricSet
+from gpu_exporter.model.metric import MetricSet
 from gpu_exporter.render import markdown, rules
 from gpu_exporter.render.markdown import bullets, code, numbered, table
 from gpu_exporter.signals import Derived, Read, Signal

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpu_exporter.config import Config, Hostengine
-from gpu_exporter.model import GpuExporterError, Source, SourceLost
+from gpu_exporter.model.errors import GpuExporterError, SourceLost
+from gpu_exporter.model.source import Source
 from gpu_exporter.sources import dcgm_places, driver
 from gpu_exporter.sources.some import SomeOf
 
@@ -166,8 +167,8 @@ def local_gpus(*, procfs: Path = Path("/proc"), gpus: Sequence[int] | None = Non
         from gpu_exporter.sources.nvml import NvmlSource
         from gpu_exporter.sources.nvml.some import SomeGpus
     except (ImportError, AttributeError, SyntaxError) as error:
-        from gpu_exporter.finding import Level
         from gpu_exporter.machine import bindings
+        from gpu_exporter.model.finding import Level
 
         found = bindings()
         if found.level is not Level.FAIL:

@@ -14,23 +14,10 @@ from typing import Protocol
 
 from gpu_exporter.backoff import Backoff
 from gpu_exporter.metrics import SOURCE_INFO
-from gpu_exporter.model import (
-    Device,
-    Glancing,
-    Gpm,
-    Gpu,
-    GpuLost,
-    Metric,
-    Owner,
-    Pace,
-    Reading,
-    Sample,
-    Sampled,
-    Series,
-    Source,
-    SourceLost,
-    XidEvent,
-)
+from gpu_exporter.model.errors import GpuLost, SourceLost
+from gpu_exporter.model.gpu import Gpu, Owner, Reading, Sample, Series, XidEvent
+from gpu_exporter.model.metric import Gpm, Metric, Pace
+from gpu_exporter.model.source import Device, Glancing, Sampled, Source
 
 log = logging.getLogger(__name__)
 

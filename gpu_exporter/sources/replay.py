@@ -6,7 +6,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from gpu_exporter.metrics import BESIDE, POWER_INSTANT, POWER_SAMPLES
-from gpu_exporter.model import EntityKind, Gpu, GpuLost, Kind, Metric, Owner, Pace, Reading, Sample, Series, XidEvent
+from gpu_exporter.model.errors import GpuLost
+from gpu_exporter.model.gpu import Gpu, Owner, Reading, Sample, Series, XidEvent
+from gpu_exporter.model.metric import EntityKind, Kind, Metric, Pace
 from gpu_exporter.recording import Column, Recording
 
 # The mean of two of these is a third thing that never was: the latest one is taken.

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpu_exporter.model import Device, Gpu, GpuLost, Metric, Owner, Sample, Sampled, Source, SourceLost, Staged
+from gpu_exporter.model.errors import GpuLost, SourceLost
+from gpu_exporter.model.gpu import Gpu, Owner, Sample
+from gpu_exporter.model.metric import Metric
+from gpu_exporter.model.source import Device, Sampled, Source, Staged
 
 
 class SomeOf:

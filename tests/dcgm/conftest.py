@@ -21,7 +21,7 @@ from typing import Protocol
 import pytest
 
 from gpu_exporter.config import Hostengine, hostengine
-from gpu_exporter.model import SourceLost
+from gpu_exporter.model.errors import SourceLost
 from gpu_exporter.sources.dcgm import DcgmSource
 from tests.fakes.hostengine import BINDINGS, FakeHostengine
 

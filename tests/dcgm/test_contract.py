@@ -16,7 +16,9 @@ from gpu_exporter import metrics as m
 from gpu_exporter.accumulate import INTEGRALS
 from gpu_exporter.config import Hostengine
 from gpu_exporter.metrics import METRICS, selected
-from gpu_exporter.model import EntityKind, Metric, MetricSet, Pace, Reading, SourceLost
+from gpu_exporter.model.errors import SourceLost
+from gpu_exporter.model.gpu import Reading
+from gpu_exporter.model.metric import EntityKind, Metric, MetricSet, Pace
 from gpu_exporter.sources.dcgm import DcgmSource
 from gpu_exporter.sources.dcgm.device import DcgmDevice
 from tests.dcgm.conftest import Engine
@@ -199,7 +201,7 @@ def test_what_dcgm_tells_by_calls(opened: DcgmSource) -> None:
 
 def test_no_such_gpu(opened: DcgmSource) -> None:
     """An index that is none costs nothing else."""
-    from gpu_exporter.model import GpuLost
+    from gpu_exporter.model.errors import GpuLost
 
     with pytest.raises(GpuLost, match="no GPU of this index"):
         opened.attach(99, FULL)

@@ -16,7 +16,9 @@ import pytest
 from gpu_exporter import metrics as m
 from gpu_exporter.config import Hostengine, device_list, hostengine
 from gpu_exporter.metrics import selected
-from gpu_exporter.model import EntityKind, GpuLost, Metric, MetricSet, Pace, Reading, SourceLost
+from gpu_exporter.model.errors import GpuLost, SourceLost
+from gpu_exporter.model.gpu import Reading
+from gpu_exporter.model.metric import EntityKind, Metric, MetricSet, Pace
 from gpu_exporter.sources.dcgm import DcgmSource
 from gpu_exporter.sources.dcgm import bindings as b
 from gpu_exporter.sources.dcgm import profiling as p

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpu_exporter.metrics import METRICS
-from gpu_exporter.model import MetricSet
+from gpu_exporter.model.metric import MetricSet
 from tests.conftest import RECORDINGS, Page, Serve, command, run
 
 REPLAY = ("--source", "replay", "--recording", "h200_workloads")

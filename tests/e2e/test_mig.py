@@ -8,7 +8,7 @@ import pytest
 
 from gpu_exporter import metrics as m
 from gpu_exporter.metrics import METRICS
-from gpu_exporter.model import Call
+from gpu_exporter.model.metric import Call
 from tests.conftest import Page, Serve, run
 from tests.fakes.driver import FakeDriver, mig_device
 

@@ -13,7 +13,7 @@ from gpu_exporter import signals as s
 from gpu_exporter.dcgm_names import modern
 from gpu_exporter.failure_modes.mode import Values
 from gpu_exporter.failure_modes.profiles import HEALTHY
-from gpu_exporter.model import Metric
+from gpu_exporter.model.metric import Metric
 
 # What its default CSV exports of the rows we know.
 DEFAULT = (

@@ -8,7 +8,9 @@ from gpu_exporter.accumulate import Accumulator
 from gpu_exporter.exposition import Renderer, Variant
 from gpu_exporter.histograms import histograms_of
 from gpu_exporter.metrics import METRICS, selected
-from gpu_exporter.model import MetricSet, Pace, Sample, Snapshot
+from gpu_exporter.model.gpu import Sample
+from gpu_exporter.model.metric import MetricSet, Pace
+from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.recording import load
 from gpu_exporter.sources.replay import ReplaySource
 from tests.conftest import RECORDINGS

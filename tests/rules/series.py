@@ -18,7 +18,7 @@ from gpu_exporter.dcgm_names import RENAMED
 from gpu_exporter.distributions import Within
 from gpu_exporter.failure_modes.mode import Inject, Ramp, Wave
 from gpu_exporter.failure_modes.profiles import HEALTHY
-from gpu_exporter.model import Metric
+from gpu_exporter.model.metric import Metric
 from gpu_exporter.signals import DRAIN_CODES, SIGNALS, Read
 
 STEP = 30  # seconds between two scrapes

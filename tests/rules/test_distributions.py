@@ -11,7 +11,7 @@ import pytest
 
 from gpu_exporter import metrics as m
 from gpu_exporter.distributions import WINDOW_SECONDS, Spread, Within
-from gpu_exporter.model import Metric
+from gpu_exporter.model.metric import Metric
 from gpu_exporter.readings import Page, Row, seen
 from gpu_exporter.signals import POWER_SWING, SM_IDLE, Read, Signal
 from tests.rules.promtool import Case, Expect, check

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from gpu_exporter import metrics as m
 from gpu_exporter.accumulate import Accumulator
-from gpu_exporter.model import Gpu, Metric, MetricSet, Reading, Sample, Series
+from gpu_exporter.model.gpu import Gpu, Reading, Sample, Series
+from gpu_exporter.model.metric import Metric, MetricSet
 
 GPU = Gpu(0, "GPU-0")
 

@@ -34,7 +34,9 @@ from gpu_exporter.attribution.told import Told, Untold
 from gpu_exporter.attribution.watch import Watch
 from gpu_exporter.config import Config
 from gpu_exporter.exposition import Renderer, Variant
-from gpu_exporter.model import Gpu, GpuExporterError, Owned, Sample, Seen, Series, Snapshot
+from gpu_exporter.model.errors import GpuExporterError
+from gpu_exporter.model.gpu import Gpu, Sample, Series
+from gpu_exporter.model.snapshot import Owned, Seen, Snapshot
 
 U = "01234567-89ab-4cde-8f01-23456789abcd"
 GPU = Gpu(0, f"GPU-{U}", device="nvidia4")

@@ -8,17 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 import pytest
 
 from gpu_exporter import metrics as m
-from gpu_exporter.model import (
-    Gpu,
-    Metric,
-    Owner,
-    Pace,
-    Reading,
-    Sample,
-    Series,
-    SourceLost,
-    XidEvent,
-)
+from gpu_exporter.model.errors import SourceLost
+from gpu_exporter.model.gpu import Gpu, Owner, Reading, Sample, Series, XidEvent
+from gpu_exporter.model.metric import Metric, Pace
 from gpu_exporter.sources.auto import AutoSource
 
 ASKED = (m.SM_ACTIVE, m.PCIE_TX, m.GPU_TEMP, m.FAN)

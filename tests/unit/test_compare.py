@@ -14,20 +14,10 @@ from gpu_exporter import metrics as m
 from gpu_exporter.compare import as_dict, lines
 from gpu_exporter.comparison import STATES, TOLERANCES, Comparison, Side, Verdict, compared, compares
 from gpu_exporter.exposition import number
-from gpu_exporter.model import (
-    Gpu,
-    GpuStatus,
-    Kind,
-    Metric,
-    Owner,
-    Pace,
-    Reading,
-    Sample,
-    Series,
-    Snapshot,
-    SourceLost,
-    XidEvent,
-)
+from gpu_exporter.model.errors import SourceLost
+from gpu_exporter.model.gpu import Gpu, Owner, Reading, Sample, Series, XidEvent
+from gpu_exporter.model.metric import Kind, Metric, Pace
+from gpu_exporter.model.snapshot import GpuStatus, Snapshot
 
 GPU = Gpu(0, "GPU-0", "00000000:06:00.0", "NVIDIA H200", "nvidia0", "580.159.04", (("serial", "1"),))
 

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from gpu_exporter import config
 from gpu_exporter.config import Address, Config, read_file
-from gpu_exporter.model import GpuExporterError, MetricSet
+from gpu_exporter.model.errors import GpuExporterError
+from gpu_exporter.model.metric import MetricSet
 
 CHOICE = config.choice("nvml", "replay")
 

@@ -19,7 +19,7 @@ from gpu_exporter.failure_modes import MODES
 from gpu_exporter.failure_modes.mode import FailureMode, Ramp, Scope, Values, Wave
 from gpu_exporter.failure_modes.profiles import HEALTHY
 from gpu_exporter.metrics import METRICS
-from gpu_exporter.model import Kind
+from gpu_exporter.model.metric import Kind
 from gpu_exporter.readings import Page, Row, seen
 from gpu_exporter.signals import SIGNALS, Read
 from gpu_exporter.xids import load

@@ -20,7 +20,7 @@ from gpu_exporter import classes, render
 from gpu_exporter import metrics as m
 from gpu_exporter import signals as s
 from gpu_exporter.failure_modes import MODES
-from gpu_exporter.model import Kind
+from gpu_exporter.model.metric import Kind
 from gpu_exporter.render import boards, dashboards, rules
 from gpu_exporter.render.dashboards import finish
 from tests.panels import BOARDS, expressions, filled, panels

@@ -13,7 +13,8 @@ from gpu_exporter.events import EventLog
 from gpu_exporter.kernel_log import XidLine
 from gpu_exporter.kernel_reader import Logged, Position
 from gpu_exporter.metrics import selected
-from gpu_exporter.model import Gpu, Labels, Metric, MetricSet, Reading, Sample, Series, XidEvent
+from gpu_exporter.model.gpu import Gpu, Reading, Sample, Series, XidEvent
+from gpu_exporter.model.metric import Labels, Metric, MetricSet
 from gpu_exporter.xids import load
 
 GPU = Gpu(0, "GPU-0", "00000000:06:00.0")

@@ -12,7 +12,8 @@ import pytest
 
 from gpu_exporter import metrics as m
 from gpu_exporter.metrics import METRICS
-from gpu_exporter.model import Metric, Series
+from gpu_exporter.model.gpu import Series
+from gpu_exporter.model.metric import Metric
 from gpu_exporter.sources.dcgm.plan import Question, is_profiling
 from gpu_exporter.sources.dcgm.values import gpu
 

@@ -9,7 +9,9 @@ import pytest
 
 from gpu_exporter import metrics as m
 from gpu_exporter.config import Hostengine, hostengine
-from gpu_exporter.model import Labels, Metric, Pace, Series, SourceLost
+from gpu_exporter.model.errors import SourceLost
+from gpu_exporter.model.gpu import Series
+from gpu_exporter.model.metric import Labels, Metric, Pace
 from gpu_exporter.sources.dcgm.bindings import Attributes
 from gpu_exporter.sources.dcgm.caller import Caller
 from gpu_exporter.sources.dcgm.identity import identify

@@ -16,7 +16,7 @@ from gpu_exporter.event_store import EventStore
 from gpu_exporter.events import KEPT, EventLog, Evidence
 from gpu_exporter.kernel_log import SxidLine, XidLine
 from gpu_exporter.kernel_reader import Logged, Position
-from gpu_exporter.model import Gpu, XidEvent
+from gpu_exporter.model.gpu import Gpu, XidEvent
 from gpu_exporter.xids import load
 
 PCI = "00000000:06:00.0"

@@ -12,7 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from gpu_exporter import metrics as m
 from gpu_exporter.exposition import Page, Pages, Renderer, Style, Variant, number
-from gpu_exporter.model import EntityKind, Gpu, Kind, Metric, Sample, Series, Snapshot
+from gpu_exporter.model.gpu import Gpu, Sample, Series
+from gpu_exporter.model.metric import EntityKind, Kind, Metric
+from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.selection import Selection, own_family
 
 FORMATS = TEXT, OPENMETRICS = Variant(False, False), Variant(True, False)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from gpu_exporter import metrics as m
 from gpu_exporter.fields_file import MOST_LINES, MOST_WARNINGS, FieldsFile, Row, rows
 from gpu_exporter.metrics import selected
-from gpu_exporter.model import EntityKind, GpuExporterError, Kind, MetricSet, Schema
+from gpu_exporter.model.errors import GpuExporterError
+from gpu_exporter.model.metric import EntityKind, Kind, MetricSet, Schema
 from gpu_exporter.selection import Family, Selection
 
 ROOT = Path(__file__).parent.parent.parent

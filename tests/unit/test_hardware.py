@@ -7,7 +7,7 @@ import pytest
 
 from gpu_exporter.hardware import H200, seen_on
 from gpu_exporter.metrics import BY_KEY, METRICS, selected
-from gpu_exporter.model import Buffered, Call, FieldValue, Gpm, Kind, LinkSum, Metric, MetricSet
+from gpu_exporter.model.metric import Buffered, Call, FieldValue, Gpm, Kind, LinkSum, Metric, MetricSet
 from gpu_exporter.recording import load
 from tests.conftest import RECORDINGS, run
 from tests.fakes.driver import FakeDriver

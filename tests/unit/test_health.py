@@ -9,9 +9,10 @@ import pytest
 
 from gpu_exporter import check, health
 from gpu_exporter import metrics as m
-from gpu_exporter.health import Health, Verdict
-from gpu_exporter.model import Gpm, Gpu, GpuStatus, Metric, Sample, Series, Snapshot
-from gpu_exporter.xids import Action
+from gpu_exporter.model.gpu import Gpu, Sample, Series
+from gpu_exporter.model.metric import Gpm, Metric
+from gpu_exporter.model.snapshot import GpuStatus, Snapshot
+from gpu_exporter.model.verdict import Action, Health, Problem, Verdict
 
 GPU = Gpu(0, uuid="GPU-0", model="NVIDIA H200")
 NONE = "not_supported"
@@ -135,7 +136,7 @@ def test_no_fault(values: Mapping[Metric, float]) -> None:
 
 def test_what_others_know() -> None:
     """Problems from elsewhere count beside ours, whether the GPU answers or not, and beside what is not known."""
-    told = health.Problem(m.UP, 79, "Xid 79", Action.NODE_REBOOT, "xid_79", Health.DEGRADED)
+    told = Problem(m.UP, 79, "Xid 79", Action.NODE_REBOOT, "xid_79", Health.DEGRADED)
     for status, samples in ((GpuStatus(GPU, True), ()), (GpuStatus(GPU, False, "source_lost"), ())):
         found = health.judge(status, samples, lambda metric: "not_read", [told])
         assert (found.health, found.action, found.problems) == (Health.DEGRADED, Action.NODE_REBOOT, (told,))

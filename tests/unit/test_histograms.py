@@ -15,7 +15,9 @@ from gpu_exporter.accumulate import Accumulator
 from gpu_exporter.dcgm_own import Own
 from gpu_exporter.exposition import Renderer, Variant
 from gpu_exporter.histograms import histograms_of
-from gpu_exporter.model import Gpu, Metric, MetricSet, Reading, Sample, Series, Snapshot
+from gpu_exporter.model.gpu import Gpu, Reading, Sample, Series
+from gpu_exporter.model.metric import Metric, MetricSet
+from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.selection import everything
 
 GPU = Gpu(0, "GPU-0")

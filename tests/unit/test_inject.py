@@ -19,9 +19,11 @@ from gpu_exporter.diagnose import diagnose
 from gpu_exporter.events import EventLog
 from gpu_exporter.failure_modes import MODES
 from gpu_exporter.failure_modes.mode import FailureMode, Ramp, Scope, Wave
-from gpu_exporter.health import Health
 from gpu_exporter.metrics import histograms, selected
-from gpu_exporter.model import GpuExporterError, Metric, MetricSet, Pace, Snapshot, SourceLost
+from gpu_exporter.model.errors import GpuExporterError, SourceLost
+from gpu_exporter.model.metric import Metric, MetricSet, Pace
+from gpu_exporter.model.snapshot import Snapshot
+from gpu_exporter.model.verdict import Health
 from gpu_exporter.readings import rows, seen
 from gpu_exporter.signals import POWER_SWING, SM_IDLE
 from gpu_exporter.sources.simulated import fleet, injected

@@ -11,7 +11,8 @@ import pytest
 from gpu_exporter import metrics as m
 from gpu_exporter.accumulate import INTEGRALS, Accumulator
 from gpu_exporter.histograms import histograms_of
-from gpu_exporter.model import Metric, MetricSet, Pace, Sample
+from gpu_exporter.model.gpu import Sample
+from gpu_exporter.model.metric import Metric, MetricSet, Pace
 from gpu_exporter.recording import HOLE_INTERVALS, Tick, load, ticks
 from gpu_exporter.selection import everything
 from gpu_exporter.sources.replay import ReplaySource

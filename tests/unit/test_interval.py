@@ -12,7 +12,9 @@ import pytest
 from gpu_exporter import metrics as m
 from gpu_exporter.collect import Collector
 from gpu_exporter.exposition import Page, Pages, Variant
-from gpu_exporter.model import Metric, Pace, Reading, Snapshot
+from gpu_exporter.model.gpu import Reading
+from gpu_exporter.model.metric import Metric, Pace
+from gpu_exporter.model.snapshot import Snapshot
 from tests.tools import until
 from tests.unit.test_succession import FakeDevice, FakeSource
 

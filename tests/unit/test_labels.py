@@ -13,7 +13,9 @@ from gpu_exporter import metrics as m
 from gpu_exporter.dcgm_names import FACTORS, RENAMED, converter
 from gpu_exporter.exposition import Renderer, Variant, number
 from gpu_exporter.labels import labels_of
-from gpu_exporter.model import EntityKind, Gpu, Kind, Labels, Metric, Sample, Schema, Series, Snapshot
+from gpu_exporter.model.gpu import Gpu, Sample, Series
+from gpu_exporter.model.metric import EntityKind, Kind, Labels, Metric, Schema
+from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.selection import everything
 
 GOLDEN = Path(__file__).parent.parent / "golden"

@@ -17,7 +17,7 @@ import pytest
 
 from gpu_exporter import doctor, machine, node
 from gpu_exporter.config import Address
-from gpu_exporter.finding import Finding, Level, as_dict
+from gpu_exporter.model.finding import Finding, Level, as_dict
 from tests.conftest import free_port
 
 OK, NOTE, WARN, FAIL = Level.OK, Level.NOTE, Level.WARN, Level.FAIL

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_exporter.metrics import BY_KEY, METRICS, MILLI, NANO, PERCENT, selected
-from gpu_exporter.model import Call, Gpm, Kind, Metric, MetricSet, scaled
+from gpu_exporter.model.metric import Call, Gpm, Kind, Metric, MetricSet, scaled
 from gpu_exporter.sources.nvml.questions import ADAPTERS
 
 FULL = selected(MetricSet.FULL)

@@ -12,7 +12,9 @@ import pytest
 
 from gpu_exporter import metrics as m
 from gpu_exporter.metrics import BY_KEY, METRICS, selected
-from gpu_exporter.model import Gpu, GpuLost, Kind, Metric, MetricSet, Pace, Reading
+from gpu_exporter.model.errors import GpuLost
+from gpu_exporter.model.gpu import Gpu, Reading
+from gpu_exporter.model.metric import Kind, Metric, MetricSet, Pace
 from gpu_exporter.recording import HOLE_INTERVALS, Column, Recording, Writer, load
 from gpu_exporter.sources.replay import OF_NO_GPU, ReplayDevice, ReplaySource
 from tests.conftest import RECORDINGS

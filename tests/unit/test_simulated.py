@@ -17,7 +17,10 @@ from hypothesis import strategies as st
 from gpu_exporter import metrics as m
 from gpu_exporter.collect import Collector
 from gpu_exporter.metrics import BESIDE, selected
-from gpu_exporter.model import Device, GpuExporterError, GpuLost, Kind, Metric, MetricSet, Pace, Reading, SourceLost
+from gpu_exporter.model.errors import GpuExporterError, GpuLost, SourceLost
+from gpu_exporter.model.gpu import Reading
+from gpu_exporter.model.metric import Kind, Metric, MetricSet, Pace
+from gpu_exporter.model.source import Device
 from gpu_exporter.recording import statistics
 from gpu_exporter.sources.simulated import SimulatedSource, fleet
 from gpu_exporter.sources.simulated.device import NOT_SIMULATED

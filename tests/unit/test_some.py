@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gpu_exporter.metrics import selected
-from gpu_exporter.model import GpuLost, MetricSet, SourceLost
+from gpu_exporter.model.errors import GpuLost, SourceLost
+from gpu_exporter.model.metric import MetricSet
 from gpu_exporter.sources.simulated import fleet
 from gpu_exporter.sources.simulated.workload import workloads
 from gpu_exporter.sources.some import SomeOf

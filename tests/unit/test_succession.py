@@ -11,7 +11,10 @@ import pytest
 
 from gpu_exporter import metrics as m
 from gpu_exporter.collect import Collector
-from gpu_exporter.model import Gpu, GpuLost, Metric, Owner, Pace, Reading, Sample, Series, Snapshot, XidEvent
+from gpu_exporter.model.errors import GpuLost
+from gpu_exporter.model.gpu import Gpu, Owner, Reading, Sample, Series, XidEvent
+from gpu_exporter.model.metric import Metric, Pace
+from gpu_exporter.model.snapshot import Snapshot
 from tests.tools import until
 
 GPU = Gpu(0, "GPU-0")

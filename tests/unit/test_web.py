@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from gpu_exporter import login as module
 from gpu_exporter.login import UNAUTHORIZED, Login, Refusal, Seldom, client_of
-from gpu_exporter.model import GpuExporterError
+from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.tls import admits
 from gpu_exporter.web import Web
 from gpu_exporter.web_config import SECURE_HEADERS, parse

@@ -9,7 +9,7 @@ from gpu_exporter import classes
 from gpu_exporter import signals as s
 from gpu_exporter.conditions import Mark, Median, Over, Share
 from gpu_exporter.failure_modes.mode import Domain, FailureMode, Severity
-from gpu_exporter.model import Metric
+from gpu_exporter.model.metric import Metric
 from gpu_exporter.render.aggregates import Aggregate
 from gpu_exporter.render.boards import Board, page
 from gpu_exporter.signals import Signal

@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from gpu_exporter.config import Hostengine
-from gpu_exporter.finding import Finding, Level
-from gpu_exporter.model import Gpu, GpuLost, Metric, Owner, Pace, Sample, SourceLost, XidEvent
+from gpu_exporter.model.errors import GpuLost, SourceLost
+from gpu_exporter.model.finding import Finding, Level
+from gpu_exporter.model.gpu import Gpu, Owner, Sample, XidEvent
+from gpu_exporter.model.metric import Metric, Pace
 from gpu_exporter.sources.dcgm import beside
 from gpu_exporter.sources.dcgm.beside import Beside, Chosen
 from gpu_exporter.sources.dcgm.bindings import Bindings, load

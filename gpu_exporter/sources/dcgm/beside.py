@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from gpu_exporter import metrics as m
 from gpu_exporter.config import Devices
-from gpu_exporter.model import EntityKind, Labels, Metric, Pace, Sample, Series
+from gpu_exporter.model.gpu import Sample, Series
+from gpu_exporter.model.metric import EntityKind, Labels, Metric, Pace
 from gpu_exporter.sources.dcgm.plan import SAMPLED_SECONDS, Question
 from gpu_exporter.sources.dcgm.session import Session, Watch, Wish
 from gpu_exporter.sources.dcgm.values import Answer, Entity, EntityGroup, link

@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from gpu_exporter.config import Hostengine
-from gpu_exporter.model import SourceLost
+from gpu_exporter.model.errors import SourceLost
 from gpu_exporter.sources.dcgm.errors import FUNCTION_NOT_FOUND, LIBRARY_NOT_FOUND, DcgmError
 from gpu_exporter.sources.dcgm.told import Incident
 from gpu_exporter.sources.dcgm.values import Answer, Entity, EntityGroup, answer

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from gpu_exporter.model import SourceLost
+from gpu_exporter.model.errors import SourceLost
 
 T = TypeVar("T")
 

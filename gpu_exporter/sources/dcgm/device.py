@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gpu_exporter import metrics as m
-from gpu_exporter.model import EntityKind, Gpu, GpuLost, Labels, Metric, Pace, Reading, Series, XidEvent
+from gpu_exporter.model.errors import GpuLost
+from gpu_exporter.model.gpu import Gpu, Reading, Series, XidEvent
+from gpu_exporter.model.metric import EntityKind, Labels, Metric, Pace
 from gpu_exporter.sources.dcgm.bindings import Part
 from gpu_exporter.sources.dcgm.errors import LOST, NO_PROFILING, PROFILING_PAUSED, DcgmError, outcome, raise_if_lost
 from gpu_exporter.sources.dcgm.identity import MIG_MODE, OF_GPU, OF_SYSTEM, identify

@@ -5,7 +5,7 @@ The codes are of `dcgm_structs.h`, the same in DCGM 3.3 and 4. Their texts are o
 
 from __future__ import annotations
 
-from gpu_exporter.model import GpuLost, SourceLost
+from gpu_exporter.model.errors import GpuLost, SourceLost
 
 OK = 0
 BADPARAM, GENERIC, NOT_SUPPORTED, INIT_ERROR, NVML_ERROR, UNINITIALIZED, TIMEOUT = -1, -3, -6, -7, -8, -10, -11

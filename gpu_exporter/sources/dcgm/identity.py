@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpu_exporter.model import Gpu
+from gpu_exporter.model.gpu import Gpu
 from gpu_exporter.sources.dcgm.bindings import Attributes
 from gpu_exporter.sources.dcgm.values import Answer
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpu_exporter import metrics as m
-from gpu_exporter.model import EntityKind, Labels, Metric, Pace, Series, scaled
+from gpu_exporter.model.gpu import Series
+from gpu_exporter.model.metric import EntityKind, Labels, Metric, Pace, scaled
 from gpu_exporter.sources.dcgm.session import Wish
 from gpu_exporter.sources.dcgm.values import Entity
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gpu_exporter.model import Metric, Series
+from gpu_exporter.model.gpu import Series
+from gpu_exporter.model.metric import Metric
 from gpu_exporter.sources.dcgm.plan import Question
 from gpu_exporter.sources.dcgm.values import Answer, Entity
 

@@ -18,7 +18,8 @@ from typing import Any, Generic, TypeVar, cast
 
 from gpu_exporter import metrics as m
 from gpu_exporter.config import Hostengine
-from gpu_exporter.model import Metric, Pace, SourceLost
+from gpu_exporter.model.errors import SourceLost
+from gpu_exporter.model.metric import Metric, Pace
 from gpu_exporter.sources.dcgm.bindings import MOST_FIELDS, Attributes, Bindings, Part
 from gpu_exporter.sources.dcgm.errors import (
     BADPARAM,

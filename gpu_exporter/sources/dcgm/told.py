@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from gpu_exporter import metrics as m
 from gpu_exporter.dcgm_names import LINK_STATUS
-from gpu_exporter.model import Labels, Metric, Pace, Series
+from gpu_exporter.model.gpu import Series
+from gpu_exporter.model.metric import Labels, Metric, Pace
 from gpu_exporter.sources.dcgm.values import Entity
 
 # `dcgmHealthSystems_t`, as far as a GPU has them; all bits are what concerns the GPU as a whole, such as Xid 79.

@@ -12,7 +12,9 @@ from typing import Any
 
 import pynvml
 
-from gpu_exporter.model import Gpu, GpuLost, Labels, Metric, Owner, Sample
+from gpu_exporter.model.errors import GpuLost
+from gpu_exporter.model.gpu import Gpu, Owner, Sample
+from gpu_exporter.model.metric import Labels, Metric
 from gpu_exporter.sources.driver import bound, reload_needed
 from gpu_exporter.sources.nvml.device import NvmlDevice
 from gpu_exporter.sources.nvml.errors import LIBRARY_LOST, outcome, raise_if_lost, source_lost

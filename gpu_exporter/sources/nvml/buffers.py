@@ -11,7 +11,8 @@ from typing import Any
 
 import pynvml
 
-from gpu_exporter.model import Buffered, Gpu, Metric, Pace, Series, scaled
+from gpu_exporter.model.gpu import Gpu, Series
+from gpu_exporter.model.metric import Buffered, Metric, Pace, scaled
 from gpu_exporter.sources.nvml.errors import UNSUPPORTED, outcome, raise_if_lost
 
 # Looked at no more often than this: well before a buffer is full, and without its cost ten times a second.

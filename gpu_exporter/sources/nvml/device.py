@@ -13,20 +13,9 @@ from typing import Any
 import pynvml
 
 from gpu_exporter.metrics import BESIDE, MIG_DEVICE
-from gpu_exporter.model import (
-    Buffered,
-    EntityKind,
-    Gpm,
-    Gpu,
-    GpuLost,
-    Labels,
-    Metric,
-    OfProcess,
-    Pace,
-    Reading,
-    Series,
-    XidEvent,
-)
+from gpu_exporter.model.errors import GpuLost
+from gpu_exporter.model.gpu import Gpu, Reading, Series, XidEvent
+from gpu_exporter.model.metric import Buffered, EntityKind, Gpm, Labels, Metric, OfProcess, Pace
 from gpu_exporter.sources.nvml.buffers import Buffers
 from gpu_exporter.sources.nvml.errors import UNSUPPORTED, outcome, raise_if_lost
 from gpu_exporter.sources.nvml.mig import Instance, instances, mig_mode

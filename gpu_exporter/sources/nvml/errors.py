@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pynvml
 
-from gpu_exporter.model import GpuLost, SourceLost
+from gpu_exporter.model.errors import GpuLost, SourceLost
 
 UNSUPPORTED = {
     pynvml.NVML_ERROR_NOT_SUPPORTED: "not_supported",

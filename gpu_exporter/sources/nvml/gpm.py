@@ -9,7 +9,8 @@ from typing import Any
 
 import pynvml
 
-from gpu_exporter.model import Series, scaled
+from gpu_exporter.model.gpu import Series
+from gpu_exporter.model.metric import scaled
 from gpu_exporter.sources.nvml.errors import outcome, raise_if_lost
 
 # Looked up at import: another module named pynvml is found out before it is used.

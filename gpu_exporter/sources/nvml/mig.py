@@ -9,7 +9,7 @@ from typing import Any
 
 import pynvml
 
-from gpu_exporter.model import Labels
+from gpu_exporter.model.metric import Labels
 from gpu_exporter.sources.nvml.errors import LIBRARY_LOST, LOST, UNSUPPORTED
 
 

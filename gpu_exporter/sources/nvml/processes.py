@@ -10,7 +10,8 @@ from typing import Any
 
 import pynvml
 
-from gpu_exporter.model import Gpu, Labels, Metric, OfProcess, Pace, Series, scaled
+from gpu_exporter.model.gpu import Gpu, Series
+from gpu_exporter.model.metric import Labels, Metric, OfProcess, Pace, scaled
 from gpu_exporter.sources.nvml.errors import UNSUPPORTED, outcome, raise_if_lost
 
 LISTS = ("Compute", "Graphics", "MPSCompute")

@@ -11,20 +11,8 @@ from typing import Any
 import pynvml
 
 from gpu_exporter.metrics import OBSERVED
-from gpu_exporter.model import (
-    Call,
-    EntityKind,
-    FieldValue,
-    Gpm,
-    Gpu,
-    Kind,
-    Labels,
-    LinkSum,
-    Metric,
-    Pace,
-    Series,
-    scaled,
-)
+from gpu_exporter.model.gpu import Gpu, Series
+from gpu_exporter.model.metric import Call, EntityKind, FieldValue, Gpm, Kind, Labels, LinkSum, Metric, Pace, scaled
 from gpu_exporter.sources.nvml.errors import outcome, raise_if_lost
 from gpu_exporter.sources.nvml.gpm import GpmWindow
 

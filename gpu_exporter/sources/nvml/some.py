@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpu_exporter.model import Metric
+from gpu_exporter.model.metric import Metric
 from gpu_exporter.sources.nvml import NvmlSource
 from gpu_exporter.sources.nvml.device import NvmlDevice
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pynvml
 
-from gpu_exporter.model import XidEvent
+from gpu_exporter.model.gpu import XidEvent
 
 # A storm of more than that in a tick goes on in the next.
 MOST = 1000

@@ -13,7 +13,10 @@ from threading import Lock
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from gpu_exporter.model import Device, Gpu, Metric, Owner, Sample, SourceLost
+from gpu_exporter.model.errors import SourceLost
+from gpu_exporter.model.gpu import Gpu, Owner, Sample
+from gpu_exporter.model.metric import Metric
+from gpu_exporter.model.source import Device
 from gpu_exporter.sources.simulated import faults as script
 from gpu_exporter.sources.simulated.device import SimulatedDevice
 from gpu_exporter.sources.simulated.faults import SEEN_SECONDS, Fault

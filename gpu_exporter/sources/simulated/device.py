@@ -11,7 +11,9 @@ from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
 from gpu_exporter import metrics as m
-from gpu_exporter.model import Buffered, Gpm, Gpu, GpuLost, Kind, Metric, Pace, Reading, Series, XidEvent
+from gpu_exporter.model.errors import GpuLost
+from gpu_exporter.model.gpu import Gpu, Reading, Series, XidEvent
+from gpu_exporter.model.metric import Buffered, Gpm, Kind, Metric, Pace
 from gpu_exporter.sources.simulated import faults as script
 from gpu_exporter.sources.simulated.faults import Fault
 from gpu_exporter.sources.simulated.schedule import Part, Temper

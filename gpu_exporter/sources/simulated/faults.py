@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpu_exporter.config import duration, nearest
-from gpu_exporter.model import GpuExporterError
+from gpu_exporter.model.errors import GpuExporterError
 
 LOST, WEDGED, SLOW, RELOAD = KINDS = ("lost", "wedged", "slow", "reload")
 ANY = "*"

@@ -18,7 +18,8 @@ from gpu_exporter.config import nearest
 from gpu_exporter.failure_modes import MODES
 from gpu_exporter.failure_modes.mode import FailureMode, Ramp, Scope, Values, Wave
 from gpu_exporter.failure_modes.profiles import HEALTHY
-from gpu_exporter.model import GpuExporterError, Kind, Metric
+from gpu_exporter.model.errors import GpuExporterError
+from gpu_exporter.model.metric import Kind, Metric
 from gpu_exporter.sources.simulated import faults as script
 from gpu_exporter.sources.simulated.faults import Fault
 

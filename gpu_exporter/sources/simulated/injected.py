@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gpu_exporter import metrics as m
-from gpu_exporter.model import Gpm, Gpu, Kind, Metric, Pace, Reading, Series, XidEvent
+from gpu_exporter.model.gpu import Gpu, Reading, Series, XidEvent
+from gpu_exporter.model.metric import Gpm, Kind, Metric, Pace
 from gpu_exporter.sources.simulated.device import as_buffered, meet_faults
 from gpu_exporter.sources.simulated.faults import Fault
 from gpu_exporter.sources.simulated.inject import Injected, Value, at, healthy, mean, rows

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from gpu_exporter import metrics as m
 from gpu_exporter.metrics import BY_KEY
-from gpu_exporter.model import Gpu, GpuExporterError
+from gpu_exporter.model.errors import GpuExporterError
+from gpu_exporter.model.gpu import Gpu
 from gpu_exporter.recording import Level, statistics
 from gpu_exporter.sources.replay import STATES
 
