@@ -13,7 +13,7 @@ import time
 
 import pynvml
 
-from gpu_exporter.sources.nvml.questions import FIELD_MEMBERS
+from gpu_exporter.sources.nvml.handle import FIELD_MEMBERS
 
 READ_SECONDS = 1.0
 

@@ -23,7 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from benchmarks import harness
 from benchmarks.exporter import free_port, running
 
-RECORDING = Path(__file__).parent.parent / "gpu_exporter/recordings/h200_workloads.jsonl.gz"
+RECORDING = Path(__file__).parent.parent / "gpu_exporter/sources/recording/packaged/h200_workloads.jsonl.gz"
 ROUNDS = 30
 
 

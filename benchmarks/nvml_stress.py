@@ -4,8 +4,8 @@
 
 Each process reads every GPU on a thread of its own, ten times a second, slow and rare fields most of the time. On four
 H200s (driver 580.159.04) three exporters that did so died of a segmentation fault within a second, for one or both of
-two reasons: their threads' calls overlapped (`sources/nvml/turn.py`; `--unserialised` lets them), and batches of field
-values ended in error counters of NVLinks (`sources/nvml/questions.py`).
+two reasons: their threads' calls overlapped (`sources/nvml/lock.py`; `--unserialised` lets them), and batches of field
+values ended in error counters of NVLinks (`sources/nvml/handle.py`).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import threading
 import time
 
 from benchmarks import harness
-from gpu_exporter.metrics import selected
+from gpu_exporter.catalogue.metrics import selected
 from gpu_exporter.model.metric import MetricSet, Pace
-from gpu_exporter.sources.nvml import NvmlSource
+from gpu_exporter.sources.nvml.source import NvmlSource
 
 
 def read(seconds: float, unserialised: bool) -> None:

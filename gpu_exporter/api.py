@@ -6,7 +6,7 @@ import json
 from collections import defaultdict
 
 from gpu_exporter import health
-from gpu_exporter import metrics as m
+from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.model.snapshot import Snapshot
 
 OWNERS = frozenset({m.POD_INFO, m.JOB_INFO, m.CONTAINER_INFO})

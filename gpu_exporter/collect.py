@@ -12,8 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
-from gpu_exporter import metrics as m
-from gpu_exporter.backoff import Backoff
+from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.dcgm_own import Own
 from gpu_exporter.events import EventLog, Evidence
 from gpu_exporter.model.errors import SourceLost
@@ -24,6 +23,7 @@ from gpu_exporter.model.snapshot import GpuStatus, Snapshot
 from gpu_exporter.model.source import Attribution, Instant, Sampled, Source
 from gpu_exporter.release import HandOver, Release
 from gpu_exporter.snapshot import PAGE_SECONDS, Composer, GpuRecord
+from gpu_exporter.sources.backoff import Backoff
 from gpu_exporter.worker import Worker
 
 log = logging.getLogger(__name__)

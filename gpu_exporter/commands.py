@@ -15,12 +15,14 @@ from typing import Any
 import click
 
 from gpu_exporter import check, doctor, ending, health, node, record, remote, render
-from gpu_exporter.config import ENV_PREFIX, Config, duration, hand_over, interval, metric_set
+from gpu_exporter.catalogue.metrics import BESIDE, METRICS, selected
+from gpu_exporter.catalogue.xids import load
+from gpu_exporter.config import ENV_PREFIX, Config
 from gpu_exporter.events import EventLog
 from gpu_exporter.exposition import Renderer, Variant
+from gpu_exporter.inputs import duration, hand_over, interval, metric_set
 from gpu_exporter.kernel_watch import KernelWatch
 from gpu_exporter.library import readings
-from gpu_exporter.metrics import BESIDE, METRICS, selected
 from gpu_exporter.model import finding
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.metric import Metric, MetricSet
@@ -30,8 +32,7 @@ from gpu_exporter.options import OWNER_SETTINGS, SOURCE_SETTINGS, parsed, settin
 from gpu_exporter.reload import Fields
 from gpu_exporter.render.reference import read_from
 from gpu_exporter.serve import everywhere, observe, style
-from gpu_exporter.sources import chosen, named, only
-from gpu_exporter.xids import load
+from gpu_exporter.sources.choice import chosen, named, only
 
 
 @click.group()

@@ -7,13 +7,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
-from gpu_exporter import metrics as m
-from gpu_exporter.classes import CLASSES, NUMBER, Is
-from gpu_exporter.conditions import Also, And, Compare, Condition, Median, Or, Over, Share, Unless
-from gpu_exporter.dcgm_names import DEFAULT_FIELDS, RENAMED
-from gpu_exporter.failure_modes.mode import FailureMode, Scope
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue.bottlenecks import CLASSES, NUMBER, Is
+from gpu_exporter.catalogue.conditions import Also, And, Compare, Condition, Median, Or, Over, Share, Unless
+from gpu_exporter.catalogue.dcgm_exporter.names import DEFAULT_FIELDS, RENAMED
+from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Scope
+from gpu_exporter.catalogue.signals import GR_ACTIVE, SIGNALS, Derived, Read, Signal
 from gpu_exporter.model.metric import Kind, Metric, MetricSet
-from gpu_exporter.signals import GR_ACTIVE, SIGNALS, Derived, Read, Signal
 
 _CLASSIC: Mapping[str, Metric] = {row.name: row for row in reversed(m.METRICS) if row.name.startswith("DCGM_")}
 _MODERN = frozenset(name for name, _ in RENAMED.values())

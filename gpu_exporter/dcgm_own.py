@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 
-from gpu_exporter import metrics as m
+from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.histograms import histograms_of
 from gpu_exporter.model.gpu import Gpu, Reading, Sample, Series
 from gpu_exporter.model.metric import Labels, Metric

@@ -7,12 +7,12 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpu_exporter.classes import Class, classify
-from gpu_exporter.conditions import Also, And, Condition, Median, Or, Over, Share, Unless
-from gpu_exporter.failure_modes import MODES
-from gpu_exporter.failure_modes.mode import FailureMode, Scope, Severity
+from gpu_exporter.catalogue.bottlenecks import Class, classify
+from gpu_exporter.catalogue.conditions import Also, And, Condition, Median, Or, Over, Share, Unless
+from gpu_exporter.catalogue.failure_modes import MODES
+from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Scope, Severity
+from gpu_exporter.catalogue.signals import SIGNALS
 from gpu_exporter.readings import Identity, Part, Seen
-from gpu_exporter.signals import SIGNALS
 
 
 @dataclass(frozen=True, slots=True)

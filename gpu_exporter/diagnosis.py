@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from gpu_exporter import diagnose, ending, evidence
+from gpu_exporter.catalogue.xids import load
 from gpu_exporter.config import Config
 from gpu_exporter.events import EventLog
 from gpu_exporter.kernel_watch import KernelWatch
@@ -19,8 +20,7 @@ from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.source import NOT_YOURS
 from gpu_exporter.readings import Page, seen
 from gpu_exporter.remote import Remote
-from gpu_exporter.sources import only, recording
-from gpu_exporter.xids import load
+from gpu_exporter.sources.choice import only, recording
 
 COULD_NOT_TELL = 2
 

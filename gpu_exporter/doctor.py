@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from gpu_exporter import machine
-from gpu_exporter import metrics as m
-from gpu_exporter.metrics import BY_KEY, selected
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue.metrics import BY_KEY, selected
 from gpu_exporter.model.errors import SourceLost
 from gpu_exporter.model.finding import Finding, Level
 from gpu_exporter.model.gpu import Gpu

@@ -14,14 +14,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
-from gpu_exporter import metrics as m
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue.xids import Catalogue
 from gpu_exporter.kernel_log import SxidLine, XidLine
 from gpu_exporter.kernel_reader import Logged, Position
 from gpu_exporter.model.gpu import Gpu, XidEvent
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.pci import pci_bus_id
 from gpu_exporter.model.verdict import Problem
-from gpu_exporter.xids import Catalogue
 
 KEPT = 256
 # Registrations that are told apart; a GPU that was lost and found more often than that has the older ones in one.

@@ -14,19 +14,19 @@ from urllib.parse import urlencode
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpu_exporter import metrics as m
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue.metrics import BY_KEY, GR_ENGINE_ACTIVE, histograms, selected
+from gpu_exporter.catalogue.signals import SIGNALS, Read
 from gpu_exporter.collect import Collector
 from gpu_exporter.events import EventLog
 from gpu_exporter.histograms import Histogram
-from gpu_exporter.metrics import BY_KEY, GR_ENGINE_ACTIVE, histograms, selected
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.metric import Metric, MetricSet
 from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.model.source import Source
 from gpu_exporter.readings import Page, Row, rows
-from gpu_exporter.recording import SETTLE_SECONDS, Tick, ticks
 from gpu_exporter.remote import Remote
-from gpu_exporter.signals import SIGNALS, Read
+from gpu_exporter.sources.recording.format import SETTLE_SECONDS, Tick, ticks
 
 TICK_SECONDS = 1.0
 WATCH_SECONDS = 20.0

@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 from prometheus_client.metrics_core import Metric as ClientMetric
 
-from gpu_exporter.dcgm_names import converter
+from gpu_exporter.catalogue.dcgm_exporter.names import converter
+from gpu_exporter.catalogue.selection import Selection, everything
 from gpu_exporter.labels import NODE_LABEL, labels_of
 from gpu_exporter.model.gpu import Series
 from gpu_exporter.model.metric import EntityKind, Labels
 from gpu_exporter.model.snapshot import Owned, Snapshot
-from gpu_exporter.selection import Selection, everything
 
 # Labels that are written also where they are empty.
 ALWAYS = frozenset({"namespace", "pod", "container"})

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from gpu_exporter.config import nearest
-from gpu_exporter.dcgm_fields import DcgmField, DcgmFields, load
-from gpu_exporter.dcgm_names import RENAMED
-from gpu_exporter.metrics import METRICS, histograms, selected
+from gpu_exporter.catalogue.dcgm_exporter.fields import DcgmField, DcgmFields, load
+from gpu_exporter.catalogue.dcgm_exporter.names import RENAMED
+from gpu_exporter.catalogue.metrics import METRICS, histograms, selected
+from gpu_exporter.catalogue.selection import Family, Selection, catalogue
+from gpu_exporter.inputs import nearest
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.metric import EntityKind, Kind, Metric, MetricSet, Schema
-from gpu_exporter.selection import Family, Selection, catalogue
 
 TYPES = ("gauge", "counter", "histogram", "summary", "label")
 # Of a file that is not meant for us, these warnings say enough.

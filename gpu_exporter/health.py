@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpu_exporter import metrics as m
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue.faults import BUSY, LOW_MARGIN
 from gpu_exporter.model.gpu import Sample
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.snapshot import GpuStatus, Snapshot
 from gpu_exporter.model.verdict import Action, Health, Problem, Unknown, Verdict
-from gpu_exporter.thresholds import BUSY, LOW_MARGIN
 
 
 @dataclass(frozen=True, slots=True)

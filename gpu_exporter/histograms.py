@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from gpu_exporter import metrics as m
+from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.model.gpu import Gpu, Series
 from gpu_exporter.model.metric import Labels, Metric
 

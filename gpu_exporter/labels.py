@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from gpu_exporter.metrics import INFO, SWITCH_LINKS
+from gpu_exporter.catalogue.metrics import INFO, SWITCH_LINKS
 from gpu_exporter.model.gpu import Gpu, Series
 from gpu_exporter.model.metric import EntityKind, Labels, Schema
 

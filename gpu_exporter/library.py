@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from gpu_exporter.metrics import selected
+from gpu_exporter.catalogue.metrics import selected
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.gpu import Gpu, Sample
 from gpu_exporter.model.metric import MetricSet
 from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.monitor import Monitor
-from gpu_exporter.sources import local_gpus
+from gpu_exporter.sources.choice import local_gpus
 
 INTERVAL_SECONDS = 1.0
 # Two first calls at once would start two loops.

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpu_exporter.collect import Collector
-from gpu_exporter.config import hand_over
 from gpu_exporter.handler import TEXT, Handler
+from gpu_exporter.inputs import hand_over
 from gpu_exporter.model.errors import GpuExporterError
 
 # How long a release or resume may take before it is answered that it has not happened yet.

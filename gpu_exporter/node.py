@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from gpu_exporter.config import Address
+from gpu_exporter.inputs import Address
 from gpu_exporter.machine import ROOT, read
 from gpu_exporter.model.finding import Finding, Level
 

@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 import click
 
-from gpu_exporter.config import ENV_PREFIX, Config, boolean, flag, read_file
+from gpu_exporter.config import ENV_PREFIX, Config, flag, read_file
+from gpu_exporter.inputs import boolean
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
-from gpu_exporter import metrics as m
-from gpu_exporter.conditions import LOOKBACK_SECONDS, Device, Limits, Points, latest
-from gpu_exporter.distributions import WINDOW_SECONDS
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue.conditions import LOOKBACK_SECONDS, Device, Limits, Points, latest
+from gpu_exporter.catalogue.distributions import WINDOW_SECONDS
+from gpu_exporter.catalogue.signals import SIGNALS, Derived, Read, Signal
+from gpu_exporter.catalogue.workloads import owner
 from gpu_exporter.model.snapshot import Snapshot
-from gpu_exporter.ownership import owner
-from gpu_exporter.signals import SIGNALS, Derived, Read, Signal
 
 
 class Row(NamedTuple):

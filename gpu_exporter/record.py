@@ -13,7 +13,7 @@ from gpu_exporter.model.errors import GpuExporterError, GpuLost
 from gpu_exporter.model.gpu import Reading
 from gpu_exporter.model.metric import Metric, Pace
 from gpu_exporter.model.source import Device, Sampled, Source
-from gpu_exporter.recording import Writer
+from gpu_exporter.sources.recording.format import Writer
 
 log = logging.getLogger(__name__)
 

@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
-from gpu_exporter import metrics as m
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue.selection import Selection, everything
 from gpu_exporter.config import Config
+from gpu_exporter.inputs import file_content
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.metric import Metric
-from gpu_exporter.selection import Selection, everything
-from gpu_exporter.web import file_content
 
 if TYPE_CHECKING:
     from gpu_exporter.fields_file import FieldsFile

@@ -17,6 +17,8 @@ from prometheus_client import PlatformCollector, ProcessCollector
 from prometheus_client.metrics_core import Metric as ClientMetric
 
 from gpu_exporter import heap
+from gpu_exporter.catalogue.selection import Selection
+from gpu_exporter.catalogue.xids import load
 from gpu_exporter.collect import Collector
 from gpu_exporter.config import Config
 from gpu_exporter.dcgm_own import OF_CLOCK, OF_XIDS
@@ -31,12 +33,10 @@ from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.model.source import NOT_YOURS, Source, Staged
 from gpu_exporter.monitor import Monitor
 from gpu_exporter.reload import Fields
-from gpu_exporter.selection import Selection
 from gpu_exporter.server import Server
 from gpu_exporter.systemd import listening
 from gpu_exporter.version import __version__
 from gpu_exporter.web import Web
-from gpu_exporter.xids import load
 
 if TYPE_CHECKING:
     from gpu_exporter.attribution.attributor import Attributor
@@ -140,7 +140,7 @@ class _Node:
             if asked or config.hpc_job_mapping_dir:
                 log.warning("source %s: these are not this machine's GPUs: nobody is asked who has them", source.name)
             return None
-        from gpu_exporter.attribution.build import attributor
+        from gpu_exporter.attribution.choice import attributor
 
         return attributor(config)
 

@@ -18,11 +18,11 @@ from tornado.netutil import bind_sockets
 from tornado.web import Application, HTTPError
 
 from gpu_exporter import api
-from gpu_exporter.config import Address
 from gpu_exporter.connections import BoundedServer
 from gpu_exporter.endpoint import Endpoint
 from gpu_exporter.exposition import Variant
 from gpu_exporter.handler import CLIENT_SECONDS, TEXT, Handler
+from gpu_exporter.inputs import Address
 from gpu_exporter.lifecycle import ROUTES, Lifecycle
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.snapshot import Snapshot

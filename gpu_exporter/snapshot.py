@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
 
 from gpu_exporter import health
-from gpu_exporter import metrics as m
 from gpu_exporter.accumulate import Accumulator
+from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.dcgm_own import ClockEvents
 from gpu_exporter.events import EventLog
 from gpu_exporter.model.gpu import Gpu, Owner, Sample, Series

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from gpu_exporter import metrics as m
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue.faults import BUSY, LOW_MARGIN
 from gpu_exporter.health import FABRIC_DONE, FASTEST
 from gpu_exporter.model.metric import Metric
-from gpu_exporter.thresholds import BUSY, LOW_MARGIN
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import logging
 import ssl
-import stat
 import time
 from pathlib import Path
 
+from gpu_exporter.inputs import file_content
 from gpu_exporter.login import Login, Refusal, too_many
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.tls import context
 from gpu_exporter.web_config import RateLimit, WebConfig, parse
 
 log = logging.getLogger(__name__)
-
-MAX_FILE_BYTES = 1 << 20
 
 
 class _Files:
@@ -35,18 +33,6 @@ class _Files:
 
     def changed(self) -> bool:
         return any(file_content(path) != seen for path, seen in self._seen.items())
-
-
-def file_content(path: Path) -> bytes | str:
-    """What a file has, or why that can't be told."""
-    try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            return "not a file"
-        with path.open("rb") as file:
-            content = file.read(MAX_FILE_BYTES + 1)
-    except (OSError, ValueError) as error:
-        return getattr(error, "strerror", None) or str(error)
-    return content if len(content) <= MAX_FILE_BYTES else f"larger than {MAX_FILE_BYTES >> 20} MiB"
 
 
 class _Bucket:

@@ -13,7 +13,7 @@ import yaml
 from yaml.parser import ParserError
 from yaml.scanner import ScannerError
 
-from gpu_exporter.config import boolean, choice, duration, nearest
+from gpu_exporter.inputs import boolean, choice, duration, nearest
 from gpu_exporter.tls import CIPHERS, CLIENT_AUTH, CURVES, VERSIONS, Tls, canonical
 
 # bcrypt doubles with each; 16 takes seconds, for which nothing can interrupt it.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from gpu_exporter.classes import CLASSES, NUMBER, Is
-from gpu_exporter.conditions import (
+from gpu_exporter.catalogue.bottlenecks import CLASSES, NUMBER, Is
+from gpu_exporter.catalogue.conditions import (
     Also,
     And,
     Calc,
@@ -23,7 +23,7 @@ from gpu_exporter.conditions import (
     Term,
     Unless,
 )
-from gpu_exporter.signals import Derived, Signal
+from gpu_exporter.catalogue.signals import Derived, Signal
 
 # A part of a signal's name where it is not a word already.
 _SPELLED: Mapping[str, str] = {

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from gpu_exporter.signals import RATE_WINDOW
+from gpu_exporter.catalogue.signals import RATE_WINDOW
 from tests.tools import free_port, tool, until
 
 ALERTS = Path(__file__).parent.parent / "alerts"

@@ -24,7 +24,7 @@ from tests.tools import free_port as free_port
 settings.register_profile("default", deadline=None)
 settings.register_profile("soak", max_examples=5000, deadline=None)
 GOLDEN = Path(__file__).parent / "golden"
-RECORDINGS = Path(__file__).parent.parent / "gpu_exporter" / "recordings"
+RECORDINGS = Path(__file__).parent.parent / "gpu_exporter" / "sources" / "recording" / "packaged"
 
 
 class Page:

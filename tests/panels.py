@@ -18,11 +18,11 @@ from typing import Any
 import promql_parser
 import yaml
 
-from gpu_exporter import classes
-from gpu_exporter import metrics as m
-from gpu_exporter import signals as s
-from gpu_exporter.conditions import Mark, Median, Over, Share
-from gpu_exporter.failure_modes import MODES
+from gpu_exporter.catalogue import bottlenecks as classes
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue import signals as s
+from gpu_exporter.catalogue.conditions import Mark, Median, Over, Share
+from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.readings import Part, Seen
 from gpu_exporter.render import aggregates, allocation
 from tests.prometheus import Prometheus

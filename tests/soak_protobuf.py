@@ -1,7 +1,7 @@
 """The messages of kubelet's API on every protobuf that the extra allows: `python -m tests.soak_protobuf`.
 
 Each is installed beside the others, and reads the answer of a kubelet with it, in C and in Python: a release that does
-not like what is built in `attribution/wire.py`, or that warns, shows here.
+not like what is built in `attribution/pod_resources.py`, or that warns, shows here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def look() -> str:
 
     from gpu_exporter.attribution.kubelet import Kubelet
     from gpu_exporter.attribution.listing import Claimed, Held, Listing
-    from gpu_exporter.attribution.told import Untold
+    from gpu_exporter.model.lookup import LookupFailed
     from tests.fakes.kubelet import Claim, FakeKubelet, Given, field, pod
 
     with tempfile.TemporaryDirectory() as directory:
@@ -39,7 +39,7 @@ def look() -> str:
             assert client.ask() == Listing(held, claimed)
             for dirt in (b"\xff\xff", field(1, field(1, b"\xff\xfe"))):
                 kubelet.raw = dirt
-                with pytest.raises(Untold, match="no pod-resources reply"):
+                with pytest.raises(LookupFailed, match="no pod-resources reply"):
                     client.ask()
         finally:
             client.close()

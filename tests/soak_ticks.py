@@ -25,13 +25,14 @@ from typing import NamedTuple
 from unittest.mock import patch
 
 from gpu_exporter import collect, release, snapshot, worker
+from gpu_exporter.catalogue.metrics import selected
 from gpu_exporter.collect import Collector
 from gpu_exporter.exposition import Pages, Renderer, Variant
-from gpu_exporter.metrics import selected
 from gpu_exporter.model.metric import MetricSet
 from gpu_exporter.model.snapshot import Snapshot
-from gpu_exporter.sources.simulated import device, fleet
+from gpu_exporter.sources.simulated import device
 from gpu_exporter.sources.simulated.faults import LOST, RELOAD, SLOW
+from gpu_exporter.sources.simulated.source import fleet
 from gpu_exporter.sources.simulated.workload import workloads
 from tests.conftest import RECORDINGS
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-PACKAGED = Path(__file__).parent.parent / "gpu_exporter" / "recordings"
+PACKAGED = Path(__file__).parent.parent / "gpu_exporter" / "sources" / "recording" / "packaged"
 MORE = Path(__file__).parent / "recordings"
 
 Truth = tuple[str, frozenset[str], frozenset[str]]

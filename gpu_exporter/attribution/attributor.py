@@ -9,18 +9,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from gpu_exporter import metrics as m
-from gpu_exporter.attribution import slices
+from gpu_exporter.attribution import resource_slices as slices
 from gpu_exporter.attribution.cgroup import Whose
 from gpu_exporter.attribution.devices import Place, devices
 from gpu_exporter.attribution.jobs import Jobs
 from gpu_exporter.attribution.listing import Listing
 from gpu_exporter.attribution.owners import Facts, owners
 from gpu_exporter.attribution.pods import Pod
-from gpu_exporter.attribution.processes import Lookup, Processes, since_boot
+from gpu_exporter.attribution.processes import Processes, ProcessLookup, since_boot
+from gpu_exporter.attribution.resource_slices import Slice
 from gpu_exporter.attribution.shares import Load, shares
-from gpu_exporter.attribution.slices import Slice
-from gpu_exporter.attribution.told import Told
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.model.lookup import Lookup
 from gpu_exporter.model.snapshot import Owned, Row, Seen
 
 log = logging.getLogger(__name__)
@@ -44,14 +44,14 @@ class Thread(Protocol):
 class Tellers:
     """Who is asked; None who is not."""
 
-    kubelet: Told[Listing] | None = None
-    pods: Told[Mapping[str, Pod]] | None = None
-    slices: Told[Mapping[str, Slice]] | None = None
-    jobs: Told[Jobs] | None = None
-    processes: Told[Processes] | None = None
-    lookup: Lookup | None = None
+    kubelet: Lookup[Listing] | None = None
+    pods: Lookup[Mapping[str, Pod]] | None = None
+    slices: Lookup[Mapping[str, Slice]] | None = None
+    jobs: Lookup[Jobs] | None = None
+    processes: Lookup[Processes] | None = None
+    lookup: ProcessLookup | None = None
 
-    def all(self) -> Iterator[Told[object]]:
+    def all(self) -> Iterator[Lookup[object]]:
         """Those that are asked."""
         for each in (self.kubelet, self.pods, self.slices, self.jobs, self.processes):
             if each is not None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gpu_exporter.attribution import files
 from gpu_exporter.attribution.devices import parse
-from gpu_exporter.attribution.told import Untold
+from gpu_exporter.model.lookup import LookupFailed
 
 LARGEST_FILE = 64 << 10
 LONGEST_ID = 256
@@ -27,14 +27,14 @@ class JobFiles:
         self._seen: dict[str, tuple[int, int, tuple[str, ...]]] = {}
 
     def ask(self) -> Jobs:
-        """The jobs by file name. Raises Untold, with the rest if it is one file that can't be read."""
+        """The jobs by file name. Raises LookupFailed, with the rest if it is one file that can't be read."""
         try:
             names = sorted(each.name for each in self._directory.iterdir() if parse(each.name))
         except OSError as error:
             reasons = {FileNotFoundError: "no_directory", PermissionError: "no_permission"}
             reason = reasons.get(type(error), "unreadable")
             cure = "the prolog makes it; check --hpc-job-mapping-dir"
-            raise Untold(reason, f"{self._directory}: {error.strerror}: {cure}") from error
+            raise LookupFailed(reason, f"{self._directory}: {error.strerror}: {cure}") from error
         booted = self._booted()
         found: dict[str, tuple[str, ...]] = {}
         problem = ""
@@ -48,7 +48,7 @@ class JobFiles:
         self._seen = {name: seen for name, seen in self._seen.items() if name in found}
         jobs = {name: ids for name, ids in found.items() if ids}
         if problem:
-            raise Untold("unreadable", problem, jobs)
+            raise LookupFailed("unreadable", problem, jobs)
         return jobs
 
     def _read(self, name: str, booted: float) -> tuple[str, ...]:

@@ -12,8 +12,8 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from gpu_exporter.attribution.listing import DOMAIN, DRIVER, Claimed, Held, Listing
-from gpu_exporter.attribution.told import Untold, brief
-from gpu_exporter.attribution.wire import LIST, messages
+from gpu_exporter.attribution.pod_resources import LIST, messages
+from gpu_exporter.model.lookup import LookupFailed, brief
 
 # gRPC's own limit is 4 MiB: less than what kubelet has to say of a node with thousands of shares.
 LARGEST_REPLY = 64 << 20
@@ -37,7 +37,7 @@ class Kubelet:
         self._inode: tuple[int, int] | None = None
 
     def ask(self) -> Listing:
-        """One List. Raises Untold."""
+        """One List. Raises LookupFailed."""
         call = self._connected()
         try:
             reply = call(self._messages["ListRequest"]().SerializeToString(), timeout=self._patience)
@@ -46,7 +46,7 @@ class Kubelet:
         try:
             listed = self._messages["ListReply"].FromString(reply)
         except (DecodeError, ValueError) as error:  # ValueError: text that is no UTF-8, of protobuf's Python version
-            raise Untold("malformed", f"{self._socket}: no pod-resources reply: is it kubelet's?") from error
+            raise LookupFailed("malformed", f"{self._socket}: no pod-resources reply: is it kubelet's?") from error
         return Listing(tuple(sorted(self._held(listed))), tuple(sorted(_claimed(listed))))
 
     def _connected(self) -> Callable[..., bytes]:
@@ -54,15 +54,17 @@ class Kubelet:
             there = os.stat(self._socket)
         except FileNotFoundError as error:
             cure = f"mount the folder {self._socket.parent} of the host, read-only; kubelet makes it when it starts"
-            raise Untold("no_socket", f"there is no {self._socket}: {cure}") from error
+            raise LookupFailed("no_socket", f"there is no {self._socket}: {cure}") from error
         except PermissionError as error:
-            raise Untold("no_permission", f"{self._socket} is closed to this user: run as root") from error
+            raise LookupFailed("no_permission", f"{self._socket} is closed to this user: run as root") from error
         except OSError as error:
-            raise Untold("no_socket", f"{self._socket}: {error.strerror}: check --pod-resources-socket") from error
+            raise LookupFailed(
+                "no_socket", f"{self._socket}: {error.strerror}: check --pod-resources-socket"
+            ) from error
         if not stat.S_ISSOCK(there.st_mode):
-            raise Untold("no_socket", f"{self._socket} is no socket: check --pod-resources-socket")
+            raise LookupFailed("no_socket", f"{self._socket} is no socket: check --pod-resources-socket")
         if not os.access(self._socket, os.R_OK | os.W_OK):
-            raise Untold("no_permission", f"{self._socket} is closed to this user: run as root")
+            raise LookupFailed("no_permission", f"{self._socket} is closed to this user: run as root")
         if self._call is None or self._inode != (there.st_dev, there.st_ino):
             self.close()
             self._inode = (there.st_dev, there.st_ino)
@@ -95,7 +97,7 @@ def _claimed(listed: Any) -> Iterator[Claimed]:
                         yield Claimed(pod.namespace, pod.name, container.name, claim.pool_name, claim.device_name)
 
 
-def _untold(error: Any, socket: Path) -> Untold:
+def _untold(error: Any, socket: Path) -> LookupFailed:
     """In words; the reason is gRPC's code."""
     code = error.code() or grpc.StatusCode.UNKNOWN
     cures = {
@@ -105,4 +107,4 @@ def _untold(error: Any, socket: Path) -> Untold:
         grpc.StatusCode.RESOURCE_EXHAUSTED: "kubelet is asked too often, or its answer is too large: asked again later",
     }
     why = cures.get(code) or brief(error.details())
-    return Untold(code.name.lower(), f"{socket}: {code.name}: {why}")
+    return LookupFailed(code.name.lower(), f"{socket}: {code.name}: {why}")

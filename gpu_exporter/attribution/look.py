@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 
-from gpu_exporter.attribution import pods, slices
-from gpu_exporter.attribution.api import Api, in_cluster
-from gpu_exporter.attribution.build import kubelet_of, of_node
+from gpu_exporter.attribution import pods
+from gpu_exporter.attribution import resource_slices as slices
+from gpu_exporter.attribution.choice import kubelet_of, of_node
 from gpu_exporter.attribution.jobs import JobFiles
-from gpu_exporter.attribution.told import Untold
 from gpu_exporter.config import Config
+from gpu_exporter.kubernetes.client import Api, in_cluster
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.finding import Finding, Level
+from gpu_exporter.model.lookup import LookupFailed
 
 PATIENCE = 0.8
 TOPIC = "attribution"
@@ -42,7 +43,7 @@ def looks(config: Config, environ: Mapping[str, str] = os.environ) -> tuple[Look
 def _finding(ask: Callable[[], str]) -> Finding:
     try:
         return Finding(TOPIC, Level.OK, ask())
-    except (Untold, GpuExporterError) as error:
+    except (LookupFailed, GpuExporterError) as error:
         what, _, cure = str(error).rpartition(": ")
         return Finding(TOPIC, Level.WARN, what or cure, cure if what else "")
 

@@ -8,12 +8,12 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from gpu_exporter import metrics as m
 from gpu_exporter.attribution.cgroup import Whose
 from gpu_exporter.attribution.devices import Devices, Place, parse
 from gpu_exporter.attribution.jobs import Jobs
 from gpu_exporter.attribution.listing import DOMAIN, Listing
 from gpu_exporter.attribution.pods import Pod
+from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.model.metric import Labels
 from gpu_exporter.model.snapshot import Owned, Row
 

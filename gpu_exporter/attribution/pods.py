@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gpu_exporter.attribution.api import Api, Object
+from gpu_exporter.kubernetes.client import Api, Object
 from gpu_exporter.model.metric import Labels
 
 # Labels that name the job, the best last: the order of `ownership.JOB_LABELS`.

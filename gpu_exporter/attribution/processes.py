@@ -10,8 +10,8 @@ from pathlib import Path
 
 from gpu_exporter.attribution import files
 from gpu_exporter.attribution.cgroup import Whose, whose
-from gpu_exporter.attribution.names import container_name
-from gpu_exporter.attribution.told import Untold
+from gpu_exporter.attribution.containers import container_name
+from gpu_exporter.model.lookup import LookupFailed
 
 LARGEST_FILE = 64 << 10
 # The kernel tells when a process was started in hundredths of a second.
@@ -21,7 +21,7 @@ SLACK_SECONDS = 0.05
 Processes = Mapping[int, Whose]
 
 
-class Lookup:
+class ProcessLookup:
     """Looks up those PIDs that `wanted` has, each with when the driver named it (seconds since boot).
 
     A PID counts together with the start of its process: who has it now may not be who the driver meant.
@@ -33,10 +33,10 @@ class Lookup:
         self.wanted: Mapping[int, float] = {}
 
     def ask(self) -> Processes:
-        """Whose the wanted ones are, as far as it can be told. Raises Untold."""
+        """Whose the wanted ones are, as far as it can be told. Raises LookupFailed."""
         wanted, known = self.wanted, self._known
         if wanted and not self._procfs.is_dir():
-            raise Untold("no_procfs", f"there is no {self._procfs}: check --procfs")
+            raise LookupFailed("no_procfs", f"there is no {self._procfs}: check --procfs")
         self._known = {}
         for pid, named_at in wanted.items():
             started = self._started(pid)

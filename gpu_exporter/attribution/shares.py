@@ -9,10 +9,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from gpu_exporter import metrics as m
 from gpu_exporter.attribution.cgroup import Whose, uid
 from gpu_exporter.attribution.devices import Devices, Place
 from gpu_exporter.attribution.pods import Pod
+from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.model.gpu import Gpu
 from gpu_exporter.model.metric import Labels, Metric
 from gpu_exporter.model.snapshot import Row

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from gpu_exporter.failure_modes import MODES
-from gpu_exporter.failure_modes.mode import Domain
+from gpu_exporter.catalogue.failure_modes import MODES
+from gpu_exporter.catalogue.failure_modes.mode import Domain
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.render import alertmanager, chart, dcgm_csv, dcgm_flags, failure_pages, reference, rules, runbooks
 from gpu_exporter.render.boards import BOARDS, Board

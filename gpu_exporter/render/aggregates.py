@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpu_exporter import classes
-from gpu_exporter import metrics as m
-from gpu_exporter import signals as s
+from gpu_exporter.catalogue import bottlenecks as classes
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue import signals as s
 
 _OWNER, _DEVICE = "cluster, namespace, workload", ", ".join(s.DEVICE)
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import yaml
 
-from gpu_exporter.conditions import Share
-from gpu_exporter.failure_modes import MODES
-from gpu_exporter.failure_modes.distributed import WAITS
-from gpu_exporter.failure_modes.mode import Domain, FailureMode, Severity
-from gpu_exporter.signals import HW_THERMAL, POWER_BRAKE, SW_THERMAL
+from gpu_exporter.catalogue.conditions import Share
+from gpu_exporter.catalogue.failure_modes import MODES
+from gpu_exporter.catalogue.failure_modes.distributed import WAITS
+from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Severity
+from gpu_exporter.catalogue.signals import HW_THERMAL, POWER_BRAKE, SW_THERMAL
 
 NOTE = """\
 # Rendered by `gpu-exporter generate`; edit gpu_exporter/render/alertmanager.py instead.

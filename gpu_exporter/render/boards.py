@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from gpu_exporter.failure_modes.mode import Domain, FailureMode
+from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
 
 DOCS = "https://github.com/gpu-exporter/gpu-exporter/blob/main/docs/runbooks"
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import yaml
 
-from gpu_exporter.conditions import Limits
-from gpu_exporter.failure_modes import MODES
+from gpu_exporter.catalogue.conditions import Limits
+from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.render import chart_values as v
 from gpu_exporter.render import rules
 from gpu_exporter.render.chart_readme import README

@@ -6,11 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from gpu_exporter.conditions import Limit, duration
-from gpu_exporter.config import Config, boolean
-from gpu_exporter.failure_modes import MODES
-from gpu_exporter.failure_modes.cost import PRICES
-from gpu_exporter.failure_modes.mode import FailureMode, Severity
+from gpu_exporter.catalogue.conditions import Limit, duration
+from gpu_exporter.catalogue.failure_modes import MODES
+from gpu_exporter.catalogue.failure_modes.cost import PRICES
+from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Severity
+from gpu_exporter.config import Config
+from gpu_exporter.inputs import boolean
 from gpu_exporter.render.boards import BOARDS, DOCS
 from gpu_exporter.render.failure_pages import all_limits
 

@@ -9,7 +9,7 @@ from gpu_exporter.coverage import fields
 
 # Of our gauges, not of theirs.
 WINDOW = ", mean over the gauge window"
-HEAD = """# Rendered by `gpu-exporter generate`; edit gpu_exporter/signals.py instead.
+HEAD = """# Rendered by `gpu-exporter generate`; edit gpu_exporter/catalogue/signals.py instead.
 # What dcgm-exporter {versions} must export for all rules, alerts and dashboards of gpu-exporter that can work with it:
 #   dcgm-exporter --collectors {file}
 # It replaces the list that dcgm-exporter comes with; add what else you use. An older version does not start with a

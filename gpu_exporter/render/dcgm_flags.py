@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from gpu_exporter.catalogue.dcgm_exporter.flags import SETTINGS, THEIRS, Theirs
 from gpu_exporter.config import ENV_PREFIX, flag
-from gpu_exporter.dcgm_flags import SETTINGS, THEIRS, Theirs
 from gpu_exporter.render.markdown import table
 
-HEAD = f"""<!-- Rendered by `gpu-exporter generate`; edit gpu_exporter/dcgm_flags.py instead. -->
+HEAD = f"""<!-- Rendered by `gpu-exporter generate`; edit gpu_exporter/catalogue/dcgm_exporter/flags.py instead. -->
 # dcgm-exporter's flags
 
 `gpu-exporter serve` takes the flags and environment variables of dcgm-exporter (4.5.3-4.8.2, and what later versions

@@ -7,22 +7,23 @@ from collections.abc import Iterator, Sequence
 import yaml
 
 from gpu_exporter import words
-from gpu_exporter.classes import CLASSES, WINDOW, Class
-from gpu_exporter.conditions import Limit, Limits
-from gpu_exporter.failure_modes import MODES
-from gpu_exporter.failure_modes.cost import PRICES
-from gpu_exporter.failure_modes.mode import FailureMode
+from gpu_exporter.catalogue.bottlenecks import CLASSES, WINDOW, Class
+from gpu_exporter.catalogue.conditions import Limit, Limits
+from gpu_exporter.catalogue.failure_modes import MODES
+from gpu_exporter.catalogue.failure_modes.cost import PRICES
+from gpu_exporter.catalogue.failure_modes.mode import FailureMode
+from gpu_exporter.catalogue.signals import DEVICE, IDENTITY, OWNER, RATE_WINDOW, SIGNALS, Read
 from gpu_exporter.render import allocation, rules, runbooks
 from gpu_exporter.render.markdown import code, table, ticked
-from gpu_exporter.signals import DEVICE, IDENTITY, OWNER, RATE_WINDOW, SIGNALS, Read
 
 NOTE = "<!-- Rendered by `gpu-exporter generate`; edit {} instead. -->\n"
 
 INTRO = """# Failure modes
 
 What can go wrong with a GPU or a job, how it is told, and what to do: each mode is one entry of
-`gpu_exporter/failure_modes/`, from which its alert, its [runbook](runbooks/README.md) and what `gpu-exporter diagnose`
-says are made. Conditions read [signals](signals.md), which are the same whichever exporter is scraped.
+`gpu_exporter/catalogue/failure_modes/`, from which its alert, its [runbook](runbooks/README.md) and what
+`gpu-exporter diagnose` says are made. Conditions read [signals](signals.md), which are the same whichever exporter is
+scraped.
 
 A condition is true, false or unknown. What an exporter does not expose makes it unknown, and then it says nothing.
 """
@@ -162,7 +163,7 @@ def failure_modes(modes: Sequence[FailureMode] = MODES, limits: Limits | None = 
     """docs/failure-modes.md."""
     window, changed = words.span(WINDOW), limits or {}
     return (
-        NOTE.format("gpu_exporter/failure_modes/ and classes.py")
+        NOTE.format("gpu_exporter/catalogue/failure_modes/ and bottlenecks.py")
         + INTRO
         + CLASSES_INTRO.format(window=window)
         + "".join(_class(number, each, changed) for number, each in enumerate(CLASSES))
@@ -246,7 +247,7 @@ def signals() -> str:
     rows = [(signal, runbooks.signal_row(signal, _made)) for signal in SIGNALS]
     head = ("signal", "unit", *runbooks.SIGNAL_HEAD[1:])
     lines = ((name, signal.unit.replace("_", " "), *cells) for signal, (name, *cells) in rows)
-    text = NOTE.format("gpu_exporter/signals.py") + SIGNALS_INTRO + table(head, lines)
+    text = NOTE.format("gpu_exporter/catalogue/signals.py") + SIGNALS_INTRO + table(head, lines)
     named = ((f"`{name}`", words.sentence(each, {})) for name, each in rules.shared_conditions().items())
     text += SHARED_INTRO + table(("recorded", "where"), named)
     recorded = ((f"`{each.record}`", each.help, ticked(("cluster", *each.by))) for each in allocation.ALLOCATION)

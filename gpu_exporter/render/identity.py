@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpu_exporter import metrics as m
-from gpu_exporter import ownership
-from gpu_exporter import signals as s
-from gpu_exporter.dcgm_names import RENAMED
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue import signals as s
+from gpu_exporter.catalogue import workloads as ownership
+from gpu_exporter.catalogue.dcgm_exporter.names import RENAMED
 
 # Whatever is scraped of a GPU, one of these is among it.
 _IDENTIFYING = (m.GPU_UTIL, m.GPU_TEMP, m.POWER, m.FB_USED, m.SM_CLOCK, m.GR_ENGINE_ACTIVE, m.SM_ACTIVE, m.DRAM_ACTIVE)

@@ -7,12 +7,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from itertools import groupby
 
-from gpu_exporter import metrics as m
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue.dcgm_exporter.names import modern
+from gpu_exporter.catalogue.hardware import SEEN_ON, seen_on
+from gpu_exporter.catalogue.metrics import BESIDE, METRICS, SWITCH_LINKS
+from gpu_exporter.catalogue.xids import load
 from gpu_exporter.config import ENV_PREFIX, Config, flag
-from gpu_exporter.dcgm_names import modern
-from gpu_exporter.hardware import SEEN_ON, seen_on
 from gpu_exporter.health import ALL_FAULTS
-from gpu_exporter.metrics import BESIDE, METRICS, SWITCH_LINKS
 from gpu_exporter.model.metric import (
     Buffered,
     Call,
@@ -28,7 +29,6 @@ from gpu_exporter.model.metric import (
 )
 from gpu_exporter.render.markdown import table as _table
 from gpu_exporter.states import STATES, State, rows_of
-from gpu_exporter.xids import load
 
 NOTE = "<!-- Rendered by `gpu-exporter generate`; edit gpu_exporter/{} instead. -->\n"
 
@@ -124,7 +124,7 @@ def metrics() -> str:
     """docs/metrics.md: one row a family, in catalogue order."""
     rows = [_family(list(rows)) for _, rows in groupby(_by_family(METRICS), key=lambda metric: metric.name)]
     head = ("metric", "type", "unit", "si", "labels", "set", "read", "from", "DCGM field", "seen on", "meaning")
-    return NOTE.format("metrics.py") + METRICS_INTRO + "\n" + _table(head, rows)
+    return NOTE.format("catalogue/metrics.py") + METRICS_INTRO + "\n" + _table(head, rows)
 
 
 def health() -> str:
@@ -174,7 +174,7 @@ def xids() -> str:
         about = (f"`{xid.mnemonic}`", xid.meaning, xid.kind.value, xid.action.value, drain, f"{xid.source}, {xid.date}")
         rows.append((str(xid.code), *about))
     head = ("code", "NVIDIA's name", "meaning", "kind", "action", "drain", "source")
-    return NOTE.format("xids.csv") + XIDS_INTRO + "\n" + _table(head, rows)
+    return NOTE.format("catalogue/xids.csv") + XIDS_INTRO + "\n" + _table(head, rows)
 
 
 def _by_family(rows: Iterable[Metric]) -> list[Metric]:

@@ -8,9 +8,9 @@ from typing import Any
 
 import yaml
 
-from gpu_exporter import classes
-from gpu_exporter import signals as s
-from gpu_exporter.conditions import (
+from gpu_exporter.catalogue import bottlenecks as classes
+from gpu_exporter.catalogue import signals as s
+from gpu_exporter.catalogue.conditions import (
     And,
     Condition,
     Fn,
@@ -25,9 +25,9 @@ from gpu_exporter.conditions import (
     record_of,
     shared,
 )
-from gpu_exporter.failure_modes import MODES
-from gpu_exporter.failure_modes.cost import PRICES
-from gpu_exporter.failure_modes.mode import Domain, FailureMode
+from gpu_exporter.catalogue.failure_modes import MODES
+from gpu_exporter.catalogue.failure_modes.cost import PRICES
+from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
 from gpu_exporter.render import aggregates, allocation, boards, identity
 from gpu_exporter.words import title
 
@@ -168,18 +168,18 @@ def _alerting(domain: Domain, limits: Limits, modes: Sequence[FailureMode]) -> G
 
 def recording(limits: Limits | None = None) -> str:
     """alerts/recording.yaml: the rules that all others read. They are evaluated in this order."""
-    return NOTE.format("signals.py, classes.py and failure_modes/") + _yaml(_recorded(limits or {}))
+    return NOTE.format("catalogue/: signals.py, bottlenecks.py and failure_modes/") + _yaml(_recorded(limits or {}))
 
 
 def alerts(domain: Domain, limits: Limits | None = None, modes: Sequence[FailureMode] = MODES) -> str:
     """alerts/<domain>.yaml: one alert a failure mode."""
-    return NOTE.format(f"failure_modes/{domain.value}.py") + _yaml(_alerting(domain, limits or {}, modes))
+    return NOTE.format(f"catalogue/failure_modes/{domain.value}.py") + _yaml(_alerting(domain, limits or {}, modes))
 
 
 def bundle(limits: Limits) -> str:
     """All rules in one file, for the chart."""
     groups = [*_recorded(limits), *(group for domain in Domain for group in _alerting(domain, limits, MODES))]
-    return NOTE.format("signals.py, classes.py and failure_modes/") + _yaml(groups)
+    return NOTE.format("catalogue/: signals.py, bottlenecks.py and failure_modes/") + _yaml(groups)
 
 
 def alert(mode: FailureMode, limits: Limits) -> Rule:

@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from functools import partial
 
 from gpu_exporter import coverage, words
-from gpu_exporter.conditions import Condition, Limit, Limits
+from gpu_exporter.catalogue.conditions import Condition, Limit, Limits
+from gpu_exporter.catalogue.failure_modes import MODES
+from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Scope
+from gpu_exporter.catalogue.signals import Derived, Read, Signal
 from gpu_exporter.coverage import Works
-from gpu_exporter.failure_modes import MODES
-from gpu_exporter.failure_modes.mode import Domain, FailureMode, Scope
 from gpu_exporter.model.metric import MetricSet
 from gpu_exporter.render import markdown, rules
 from gpu_exporter.render.markdown import bullets, code, numbered, table
-from gpu_exporter.signals import Derived, Read, Signal
 
 NAME = re.compile(r"\bGpu[A-Z]\w+")
 FOLDER = "docs/runbooks"
-NOTE = "<!-- Rendered by `gpu-exporter generate`; edit gpu_exporter/failure_modes/{}.py instead. -->\n"
+NOTE = "<!-- Rendered by `gpu-exporter generate`; edit gpu_exporter/catalogue/failure_modes/{}.py instead. -->\n"
 SEVERITY = {"critical": "critical: it pages", "warning": "warning: it makes a ticket", "info": "info: it is only shown"}
 SCOPE = {
     Scope.DEVICE: "what one GPU shows",
@@ -32,7 +32,7 @@ DOMAIN = {
     Domain.DISTRIBUTED: "Distributed: who waits for whom?",
     Domain.COST: "Cost: who wastes?",
 }
-INDEX = """<!-- Rendered by `gpu-exporter generate`; edit gpu_exporter/failure_modes/ instead. -->
+INDEX = """<!-- Rendered by `gpu-exporter generate`; edit gpu_exporter/catalogue/failure_modes/ instead. -->
 # Runbooks
 
 One page an alert, in the order in which to look: what stands higher explains what stands below it. On a node,

@@ -12,12 +12,12 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
 
-from gpu_exporter.backoff import Backoff
-from gpu_exporter.metrics import SOURCE_INFO
+from gpu_exporter.catalogue.metrics import SOURCE_INFO
 from gpu_exporter.model.errors import GpuLost, SourceLost
 from gpu_exporter.model.gpu import Gpu, Owner, Reading, Sample, Series, XidEvent
 from gpu_exporter.model.metric import Gpm, Metric, Pace
 from gpu_exporter.model.source import Device, Glancing, Sampled, Source
+from gpu_exporter.sources.backoff import Backoff
 
 log = logging.getLogger(__name__)
 

@@ -20,9 +20,9 @@ from typing import Protocol
 
 import pytest
 
-from gpu_exporter.config import Hostengine, hostengine
+from gpu_exporter.inputs import Hostengine, hostengine
 from gpu_exporter.model.errors import SourceLost
-from gpu_exporter.sources.dcgm import DcgmSource
+from gpu_exporter.sources.dcgm.source import DcgmSource
 from tests.fakes.hostengine import BINDINGS, FakeHostengine
 
 WHICH = os.environ.get("DCGM_HOSTENGINE", "")

@@ -12,15 +12,15 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from gpu_exporter import metrics as m
 from gpu_exporter.accumulate import INTEGRALS
-from gpu_exporter.config import Hostengine
-from gpu_exporter.metrics import METRICS, selected
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue.metrics import METRICS, selected
+from gpu_exporter.inputs import Hostengine
 from gpu_exporter.model.errors import SourceLost
 from gpu_exporter.model.gpu import Reading
 from gpu_exporter.model.metric import EntityKind, Metric, MetricSet, Pace
-from gpu_exporter.sources.dcgm import DcgmSource
 from gpu_exporter.sources.dcgm.device import DcgmDevice
+from gpu_exporter.sources.dcgm.source import DcgmSource
 from tests.dcgm.conftest import Engine
 
 FULL = selected(MetricSet.FULL)
@@ -287,7 +287,7 @@ def test_hangs_and_goes_on(engine: tuple[Hostengine, Engine | None], opened: Dcg
 @pytest.mark.beside_a_driver
 def test_units_are_nvmls(device: DcgmDevice) -> None:
     """What hardly moves is the same from NVML; what is of a moment, such as a clock, is at least of the same unit."""
-    from gpu_exporter.sources.nvml import NvmlSource
+    from gpu_exporter.sources.nvml.source import NvmlSource
 
     nvml = NvmlSource()
     nvml.open()

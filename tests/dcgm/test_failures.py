@@ -13,18 +13,18 @@ from typing import Any
 
 import pytest
 
-from gpu_exporter import metrics as m
-from gpu_exporter.config import Hostengine, device_list, hostengine
-from gpu_exporter.metrics import selected
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue.metrics import selected
+from gpu_exporter.inputs import Hostengine, device_list, hostengine
 from gpu_exporter.model.errors import GpuLost, SourceLost
 from gpu_exporter.model.gpu import Reading
 from gpu_exporter.model.metric import EntityKind, Metric, MetricSet, Pace
-from gpu_exporter.sources.dcgm import DcgmSource
 from gpu_exporter.sources.dcgm import bindings as b
 from gpu_exporter.sources.dcgm import profiling as p
 from gpu_exporter.sources.dcgm import session as s
-from gpu_exporter.sources.dcgm.beside import Chosen
 from gpu_exporter.sources.dcgm.device import DcgmDevice
+from gpu_exporter.sources.dcgm.source import DcgmSource
+from gpu_exporter.sources.dcgm.switches_and_cpus import Chosen
 from tests.conftest import run
 from tests.fakes.hostengine import BINDINGS, FakeHostengine, gpu, instance
 
@@ -41,7 +41,7 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     started: list[FakeHostengine] = []
     monkeypatch.setattr(s, "LOOK_SECONDS", 0.2)
     monkeypatch.setattr("gpu_exporter.sources.dcgm.device.LOOK_SECONDS", 0.2)
-    monkeypatch.setattr("gpu_exporter.sources.dcgm.SHARED_SECONDS", 0.05)
+    monkeypatch.setattr("gpu_exporter.sources.dcgm.source.SHARED_SECONDS", 0.05)
 
     def start(gpus: int = 1, **state: Any) -> FakeHostengine:
         made = FakeHostengine(tmp_path / str(len(started)), gpus, unix=bool(state.pop("unix", False)))

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gpu_exporter.failure_modes import MODES
-from gpu_exporter.failure_modes.mode import Domain, FailureMode, Severity
+from gpu_exporter.catalogue.failure_modes import MODES
+from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Severity
 from gpu_exporter.render.boards import DOCS
 from tests.alerting import CONFIG, Hook, alertmanager, rules
 from tests.conftest import Serve

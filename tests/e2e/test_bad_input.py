@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.metrics import METRICS
+from gpu_exporter.catalogue.metrics import METRICS
 from gpu_exporter.model.metric import MetricSet
 from tests.conftest import RECORDINGS, Page, Serve, command, run
 

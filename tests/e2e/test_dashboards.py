@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gpu_exporter import metrics as m
 from gpu_exporter import readings
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue.failure_modes import MODES, profiles
 from gpu_exporter.evidence import parsed
-from gpu_exporter.failure_modes import MODES, profiles
 from gpu_exporter.readings import Page as Reading
 from gpu_exporter.readings import Row, Seen, seen
 from tests import conftest, panels

@@ -222,7 +222,7 @@ def test_structures_go_by_pointer(driver: FakeDriver) -> None:
     """A structure by value is a stray address to the driver: the process would die. In a child of its own."""
     driver.set("GpuFabricInfoV.state", steps((3, 0)))
     script = (
-        "import pynvml; from gpu_exporter.sources.nvml.questions import ADAPTERS as ask\n"
+        "import pynvml; from gpu_exporter.sources.nvml.handle import ADAPTERS as ask\n"
         "pynvml.nvmlInit(); gpu = pynvml.nvmlDeviceGetHandleByIndex(0)\n"
         "print(ask['SramEccErrorStatus'](gpu).bThresholdExceeded, ask['GpuFabricInfoV'](gpu)['status'])"
     )

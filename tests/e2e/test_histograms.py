@@ -12,9 +12,9 @@ from statistics import fmean
 
 import pytest
 
-from gpu_exporter import metrics as m
+from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.histograms import IDLE_RATIO
-from gpu_exporter.recording import load, ticks
+from gpu_exporter.sources.recording.format import load, ticks
 from tests.conftest import RECORDINGS, Exporter, Serve
 from tests.fakes.driver import FakeDriver, sawtooth
 from tests.prometheus import Prometheus, scraping

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter import metrics as m
-from gpu_exporter.metrics import METRICS
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue.metrics import METRICS
 from gpu_exporter.model.metric import Call
 from tests.conftest import Page, Serve, run
 from tests.fakes.driver import FakeDriver, mig_device

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.dcgm_names import RENAMED
-from gpu_exporter.signals import SIGNALS
+from gpu_exporter.catalogue.dcgm_exporter.names import RENAMED
+from gpu_exporter.catalogue.signals import SIGNALS
 from tests.conftest import Page, Serve, run
 from tests.prometheus import Prometheus, scraping
 from tests.tools import until

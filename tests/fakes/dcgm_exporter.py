@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from gpu_exporter import metrics as m
-from gpu_exporter import signals as s
-from gpu_exporter.dcgm_names import modern
-from gpu_exporter.failure_modes.mode import Values
-from gpu_exporter.failure_modes.profiles import HEALTHY
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue import signals as s
+from gpu_exporter.catalogue.dcgm_exporter.names import modern
+from gpu_exporter.catalogue.failure_modes.mode import Values
+from gpu_exporter.catalogue.failure_modes.profiles import HEALTHY
 from gpu_exporter.model.metric import Metric
 
 # What its default CSV exports of the rows we know.

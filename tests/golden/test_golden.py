@@ -5,14 +5,14 @@ from pathlib import Path
 
 from gpu_exporter import render
 from gpu_exporter.accumulate import Accumulator
+from gpu_exporter.catalogue.metrics import METRICS, selected
 from gpu_exporter.exposition import Renderer, Variant
 from gpu_exporter.histograms import histograms_of
-from gpu_exporter.metrics import METRICS, selected
 from gpu_exporter.model.gpu import Sample
 from gpu_exporter.model.metric import MetricSet, Pace
 from gpu_exporter.model.snapshot import Snapshot
-from gpu_exporter.recording import load
-from gpu_exporter.sources.replay import ReplaySource
+from gpu_exporter.sources.recording.format import load
+from gpu_exporter.sources.recording.replay import ReplaySource
 from tests.conftest import RECORDINGS
 
 

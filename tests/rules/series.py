@@ -12,14 +12,14 @@ from enum import Enum
 from itertools import cycle, islice
 from math import inf
 
-from gpu_exporter import metrics as m
-from gpu_exporter import xids
-from gpu_exporter.dcgm_names import RENAMED
-from gpu_exporter.distributions import Within
-from gpu_exporter.failure_modes.mode import Inject, Ramp, Wave
-from gpu_exporter.failure_modes.profiles import HEALTHY
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue import xids
+from gpu_exporter.catalogue.dcgm_exporter.names import RENAMED
+from gpu_exporter.catalogue.distributions import Within
+from gpu_exporter.catalogue.failure_modes.mode import Inject, Ramp, Wave
+from gpu_exporter.catalogue.failure_modes.profiles import HEALTHY
+from gpu_exporter.catalogue.signals import DRAIN_CODES, SIGNALS, Read
 from gpu_exporter.model.metric import Metric
-from gpu_exporter.signals import DRAIN_CODES, SIGNALS, Read
 
 STEP = 30  # seconds between two scrapes
 MODEL = "NVIDIA H200"

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.failure_modes import MODES
-from gpu_exporter.failure_modes.mode import FailureMode
+from gpu_exporter.catalogue.failure_modes import MODES
+from gpu_exporter.catalogue.failure_modes.mode import FailureMode
 from tests.rules.promtool import Case, Expect, check, promtools
 from tests.rules.series import Device, Generation, minutes
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter import metrics as m
+from gpu_exporter.catalogue import metrics as m
 from tests.rules.promtool import Case, Expect, check
 from tests.rules.series import STEP, Device, minutes
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.classes import CLASSES, NUMBER, Is
-from gpu_exporter.conditions import Also, And, Compare, Condition, Median, Or, Over, Share, Unless
-from gpu_exporter.failure_modes import MODES
-from gpu_exporter.failure_modes.mode import FailureMode
-from gpu_exporter.metrics import METRICS
-from gpu_exporter.signals import Derived, Read, Signal
+from gpu_exporter.catalogue.bottlenecks import CLASSES, NUMBER, Is
+from gpu_exporter.catalogue.conditions import Also, And, Compare, Condition, Median, Or, Over, Share, Unless
+from gpu_exporter.catalogue.failure_modes import MODES
+from gpu_exporter.catalogue.failure_modes.mode import FailureMode
+from gpu_exporter.catalogue.metrics import METRICS
+from gpu_exporter.catalogue.signals import Derived, Read, Signal
 from tests.rules.promtool import Case, Expect, check, firing, never_fired, no_other_node, now_firing, promtools
 from tests.rules.series import Device, Generation, exposed, injected, minutes, of_peers, rank
 

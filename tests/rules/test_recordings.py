@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-from gpu_exporter.metrics import BY_KEY, ENERGY
+from gpu_exporter.catalogue.metrics import BY_KEY, ENERGY
 from gpu_exporter.model.metric import Metric
 from tests.conftest import RECORDINGS
 from tests.rules.promtool import Case, Expect, check, firing, never_fired, no_other_node, now_firing, promtools

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from gpu_exporter import metrics as m
-from gpu_exporter.failure_modes import profiles as p
-from gpu_exporter.failure_modes.mode import Values
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue.failure_modes import profiles as p
+from gpu_exporter.catalogue.failure_modes.mode import Values
 from tests.rules.promtool import Case, Expect, check, promtools
 from tests.rules.series import Device, Generation, minutes, rank
 

@@ -14,28 +14,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter import metrics as m
 from gpu_exporter.attribution import pods
-from gpu_exporter.attribution import told as told_module
-from gpu_exporter.attribution.api import Api, Object
 from gpu_exporter.attribution.attributor import Attributor, Tellers
-from gpu_exporter.attribution.build import kubelet_of
 from gpu_exporter.attribution.cgroup import Whose, uid
+from gpu_exporter.attribution.choice import kubelet_of
+from gpu_exporter.attribution.containers import container_name
 from gpu_exporter.attribution.devices import DeviceId, Devices, Place, parse
 from gpu_exporter.attribution.jobs import JobFiles
 from gpu_exporter.attribution.listing import Held, Listing
-from gpu_exporter.attribution.names import container_name
 from gpu_exporter.attribution.owners import Facts, owners
 from gpu_exporter.attribution.pods import Pod, label_name
-from gpu_exporter.attribution.processes import Lookup, since_boot
+from gpu_exporter.attribution.processes import ProcessLookup, since_boot
+from gpu_exporter.attribution.resource_slices import read, uuids
 from gpu_exporter.attribution.shares import Load, shares
-from gpu_exporter.attribution.slices import read, uuids
-from gpu_exporter.attribution.told import Told, Untold
-from gpu_exporter.attribution.watch import Watch
+from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.config import Config
 from gpu_exporter.exposition import Renderer, Variant
+from gpu_exporter.kubernetes.client import Api, Object
+from gpu_exporter.kubernetes.watch import Watch
+from gpu_exporter.model import lookup as lookup_module
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.gpu import Gpu, Sample, Series
+from gpu_exporter.model.lookup import Lookup, LookupFailed
 from gpu_exporter.model.snapshot import Owned, Seen, Snapshot
 
 U = "01234567-89ab-4cde-8f01-23456789abcd"
@@ -218,11 +218,11 @@ def test_what_was_told_is_kept_for_a_while(monkeypatch: pytest.MonkeyPatch) -> N
     """Through failures, but not for ever: then it is nobody's, not somebody's of long ago."""
     now = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    told = Told("kubelet", "nothing")
+    told = Lookup("kubelet", "nothing")
     assert (told.value, told.age, told.up) == ("nothing", None, False)
     told.tell("something")
-    told.fail(Untold("no_socket", "gone"))
-    now[0] += told_module.KEPT_SECONDS - 1
+    told.fail(LookupFailed("no_socket", "gone"))
+    now[0] += lookup_module.KEPT_SECONDS - 1
     assert (told.value, told.up, told.errors) == ("something", False, {"no_socket": 1})
     now[0] += 2
     assert told.value == "nothing"
@@ -232,7 +232,7 @@ def test_what_was_told_is_kept_for_a_while(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_an_error_of_ours_costs_the_owners_alone(caplog: pytest.LogCaptureFixture) -> None:
     """The page is made without them, and it is said once."""
-    kubelet: Told[Listing] = Told("kubelet", Listing())
+    kubelet: Lookup[Listing] = Lookup("kubelet", Listing())
     kubelet.tell(Listing((("not", "a", "held"),)))  # type: ignore[arg-type]
     attributor = Attributor(Tellers(kubelet), ())
     seen = [Seen(GPU, None, (), {})]
@@ -245,7 +245,7 @@ def test_two_hundred_pods_cost_little() -> None:
     """The part on the clock's thread, in a tick in which nothing changed, and in one in which all did."""
     gpus = [Gpu(n, f"GPU-{n:08d}{U[8:]}", device=f"nvidia{n}") for n in range(8)]
     seen = [Seen(gpu, time.monotonic(), [Sample(Series(m.POWER, gpu), 1.0)] * 200, {}) for gpu in gpus]
-    kubelet: Told[Listing] = Told("kubelet", Listing())
+    kubelet: Lookup[Listing] = Lookup("kubelet", Listing())
     attributor = Attributor(Tellers(kubelet), ())
     taken = {}
     for change in ("first", "second", "second"):
@@ -328,8 +328,8 @@ def test_a_link_is_an_error_that_is_said(tmp_path: Path) -> None:
     """It may lead anywhere. It costs its own GPU only."""
     (tmp_path / "0").symlink_to("/etc/hostname")
     (tmp_path / "1").write_text("7\n")
-    told: Told[Mapping[str, tuple[str, ...]]] = Told("hpc_jobs", {})
-    with pytest.raises(Untold, match="make it a file that this user can read") as raised:
+    told: Lookup[Mapping[str, tuple[str, ...]]] = Lookup("hpc_jobs", {})
+    with pytest.raises(LookupFailed, match="make it a file that this user can read") as raised:
         jobs_in(tmp_path).ask()
     told.fail(raised.value, raised.value.rest)
     assert (told.value, told.up) == ({"1": ("7",)}, False)
@@ -375,7 +375,7 @@ def test_names_of_containers(tmp_path: Path) -> None:
 class Script:
     """An API server that answers as it is told: one entry a watch, events or an error at the end."""
 
-    def __init__(self, *watches: Sequence[Object | Untold]) -> None:
+    def __init__(self, *watches: Sequence[Object | LookupFailed]) -> None:
         self._watches = iter(watches)
         self.listed = 0
         self.done = threading.Event()
@@ -388,7 +388,7 @@ class Script:
     def watch(self, path: str, seconds: float, **query: str) -> Iterator[Object]:
         """The next entry."""
         for each in next(self._watches, ()):
-            if isinstance(each, Untold):
+            if isinstance(each, LookupFailed):
                 raise each
             yield each
         self.done.set()
@@ -396,13 +396,13 @@ class Script:
 
 def test_a_watch_that_fails_goes_on_where_it_was(caplog: pytest.LogCaptureFixture) -> None:
     """It is not listed anew, what was told holds, and a server that stays away is said once."""
-    away = Untold("unavailable", "API server: Connection refused")
+    away = LookupFailed("unavailable", "API server: Connection refused")
     added: Object = {
         "type": "ADDED",
         "object": {"metadata": {"namespace": "team", "name": "b", "resourceVersion": "2"}},
     }
     script = Script(({}, added, away), (away,), (away,), ({},))
-    told: Told[Mapping[str, Pod]] = Told("pods", {})
+    told: Lookup[Mapping[str, Pod]] = Lookup("pods", {})
     watch = Watch(told, cast(Api, script), pods.path, pods.Reader(), {})
     with caplog.at_level("INFO"):
         watch.start()
@@ -420,7 +420,7 @@ def test_a_watch_that_fails_goes_on_where_it_was(caplog: pytest.LogCaptureFixtur
 def test_an_event_that_is_none(event: Object) -> None:
     """It is an answer that is missing, and no traceback."""
     script = Script(({}, event), ({},))
-    told: Told[Mapping[str, Pod]] = Told("pods", {})
+    told: Lookup[Mapping[str, Pod]] = Lookup("pods", {})
     watch = Watch(told, cast(Api, script), pods.path, pods.Reader(), {})
     watch.start()
     assert script.done.wait(30)
@@ -433,7 +433,7 @@ def test_an_event_that_is_none(event: Object) -> None:
 def test_without_the_extra(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
     """One line that says what to install."""
     monkeypatch.delitem(sys.modules, "gpu_exporter.attribution.kubelet", raising=False)
-    monkeypatch.delitem(sys.modules, "gpu_exporter.attribution.wire", raising=False)
+    monkeypatch.delitem(sys.modules, "gpu_exporter.attribution.pod_resources", raising=False)
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(GpuExporterError, match=r"pip install 'gpu-exporter\[kubernetes\]'"):
         kubelet_of(Config())
@@ -448,7 +448,7 @@ def test_a_process_on_several_gpus_was_there_when_the_first_was_read() -> None:
     gpus = [(GPU, 100.0), (Gpu(1, "GPU-1"), 50.0), (Gpu(2, "GPU-2"), 80.0)]
     own = (("pid", "7"), ("process", "x"))
     seen = [Seen(gpu, at, [Sample(Series(m.PROCESS_MEMORY, gpu, own), 1.0)], {}) for gpu, at in gpus]
-    processes: Told[Mapping[int, Whose]] = Told("processes", {})
+    processes: Lookup[Mapping[int, Whose]] = Lookup("processes", {})
     lookup = Wanted()
-    Attributor(Tellers(processes=processes, lookup=cast(Lookup, lookup)), ()).attribute(seen)
+    Attributor(Tellers(processes=processes, lookup=cast(ProcessLookup, lookup)), ()).attribute(seen)
     assert lookup.wanted[7] == pytest.approx(since_boot(50.0), abs=1)

@@ -12,9 +12,10 @@ from typing import cast
 import pytest
 
 from gpu_exporter.attribution import pods
-from gpu_exporter.attribution.api import Api, Object, in_cluster
-from gpu_exporter.attribution.told import Asker, Told, Untold
-from gpu_exporter.attribution.watch import Watch
+from gpu_exporter.attribution.poller import Poller
+from gpu_exporter.kubernetes.client import Api, Object, in_cluster
+from gpu_exporter.kubernetes.watch import Watch
+from gpu_exporter.model.lookup import Lookup, LookupFailed
 from tests.fakes.apiserver import PODS, FakeApiServer, pod_object
 
 
@@ -54,7 +55,7 @@ def answer(body: bytes, head: str = "200 OK", length: int | None = None) -> byte
 def test_a_strange_answer(server: FakeApiServer, raw: bytes, reason: str) -> None:
     """It is not followed, not waited for, and says what it was."""
     server.raw = raw
-    with pytest.raises(Untold) as raised:
+    with pytest.raises(LookupFailed) as raised:
         api(server).get(PODS)
     assert raised.value.reason == reason
     assert "\n" not in str(raised.value)
@@ -101,7 +102,7 @@ def test_a_broken_service_account(
 ) -> None:
     """The file is named, and nobody is asked. What is in a token is in no message."""
     spoil(server.account)
-    with pytest.raises(Untold) as raised:
+    with pytest.raises(LookupFailed) as raised:
         api(server).get(PODS)
     assert raised.value.reason == reason
     assert says in str(raised.value)
@@ -153,9 +154,9 @@ class Stumbling:
 )
 def test_nobody_stumbles_twice(event: Object, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who can't read an event lists anew, instead of asking for it again."""
-    monkeypatch.setattr("gpu_exporter.attribution.watch.LONGEST_WAIT", 0.1)
+    monkeypatch.setattr("gpu_exporter.kubernetes.watch.LONGEST_WAIT", 0.1)
     script = Stumbling(event)
-    told: Told[Mapping[str, pods.Pod]] = Told("pods", {})
+    told: Lookup[Mapping[str, pods.Pod]] = Lookup("pods", {})
     watch = Watch(told, cast(Api, script), pods.path, pods.Reader(), {})
     watch.start()
     assert script.done.wait(30)
@@ -177,10 +178,10 @@ def test_an_error_of_ours_is_said_once(caplog: pytest.LogCaptureFixture) -> None
             asked.set()
         raise KeyError("token")
 
-    told = Told("kubelet", "")
+    told = Lookup("kubelet", "")
     with caplog.at_level(logging.WARNING), pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gpu_exporter.attribution.told.LONGEST_WAIT", 0.05)
-        asker = Asker(told, ask, 0.01)
+        patch.setattr("gpu_exporter.attribution.poller.LONGEST_WAIT", 0.05)
+        asker = Poller(told, ask, 0.01)
         asker.start()
         assert asked.wait(30)
         asker.stop()

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from gpu_exporter.attribution.kubelet import LARGEST_REPLY, Kubelet
-from gpu_exporter.attribution.told import Untold
+from gpu_exporter.model.lookup import LookupFailed
 from tests.fakes.kubelet import FakeKubelet, field, given
 
 
@@ -45,7 +45,7 @@ def test_what_is_no_kubelet(path: Path, make: Callable[[Path], object], reason: 
     """The cure fits what is there."""
     make(path)
     client = Kubelet(path, (), 5.0)
-    with pytest.raises(Untold, match=says.replace("?", "[?]")) as raised:
+    with pytest.raises(LookupFailed, match=says.replace("?", "[?]")) as raised:
         client.ask()
     client.close()
     assert raised.value.reason == reason
@@ -67,7 +67,7 @@ def test_strange_answers(path: Path, raw: bytes, reason: str) -> None:
     kubelet.start()
     try:
         kubelet.raw = raw
-        with pytest.raises(Untold) as raised:
+        with pytest.raises(LookupFailed) as raised:
             client.ask()
         assert raised.value.reason == reason
         kubelet.raw, kubelet.pods = None, [given("a", "GPU-1"), given("a", "GPU-1"), given("", "")]

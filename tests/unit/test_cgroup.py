@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpu_exporter.attribution.cgroup import Whose, whose
-from gpu_exporter.attribution.processes import LARGEST_FILE, TICKS, Lookup
+from gpu_exporter.attribution.processes import LARGEST_FILE, TICKS, ProcessLookup
 
 UID = "01234567-89ab-4cde-8f01-23456789abcd"
 OTHER = "f1234567-89ab-4cde-8f01-23456789abcd"
@@ -181,7 +181,7 @@ def tree(procfs: Path, pid: int, cgroup: str | bytes = CGROUP, *, started: int =
 
 def looked_up(procfs: Path, *pids: int, at: float = 60.0) -> dict[int, Whose]:
     """What becomes of PIDs that the driver named `at` seconds after the boot."""
-    lookup = Lookup(procfs)
+    lookup = ProcessLookup(procfs)
     lookup.wanted = dict.fromkeys(pids, at)
     return dict(lookup.ask())
 
@@ -201,7 +201,7 @@ def test_a_pid_of_another_process_is_nobodys(tmp_path: Path) -> None:
 
 def test_a_reused_pid_is_looked_up_again(tmp_path: Path) -> None:
     """PID and start are one name: what was known of the PID before does not count."""
-    lookup = Lookup(tmp_path)
+    lookup = ProcessLookup(tmp_path)
     lookup.wanted = {7: 60.0}
     tree(tmp_path, 7)
     assert lookup.ask() == {7: HERE}

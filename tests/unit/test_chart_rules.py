@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from gpu_exporter.failure_modes import MODES
-from gpu_exporter.failure_modes.mode import Domain, Severity
+from gpu_exporter.catalogue.failure_modes import MODES
+from gpu_exporter.catalogue.failure_modes.mode import Domain, Severity
 from gpu_exporter.render import chart_values, rules
 from tests import chart
 from tests.chart import CHART, SETS, objects, only

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpu_exporter import compare
-from gpu_exporter import metrics as m
+from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.compare import as_dict, lines
 from gpu_exporter.comparison import STATES, TOLERANCES, Comparison, Side, Verdict, compared, compares
 from gpu_exporter.exposition import number

@@ -13,48 +13,49 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter import config
-from gpu_exporter.config import Address, Config, read_file
+from gpu_exporter import inputs
+from gpu_exporter.config import Config, read_file
+from gpu_exporter.inputs import Address
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.metric import MetricSet
 
-CHOICE = config.choice("nvml", "replay")
+CHOICE = inputs.choice("nvml", "replay")
 
 
 @pytest.mark.parametrize(
     ("parse", "text", "expected"),
     [
-        (config.address, ":9400", Address("", 9400)),
-        (config.address, "9400", Address("", 9400)),
-        (config.address, ":0", Address("", 0)),
-        (config.address, "127.0.0.1:65535", Address("127.0.0.1", 65535)),
-        (config.address, "node-7:80", Address("node-7", 80)),
-        (config.address, "[::1]:9400", Address("::1", 9400)),
-        (config.address, "[::]:9400", Address("::", 9400)),
-        (config.duration, "1s", 1.0),
-        (config.duration, "100ms", 0.1),
-        (config.duration, "2m", 120.0),
-        (config.duration, "1h", 3600.0),
-        (config.duration, "1.5", 1.5),
-        (config.duration, " 15 ", 15.0),
-        (config.interval, "100ms", 0.1),
-        (config.interval, "0.1", 0.1),
-        (config.interval, "1h", 3600.0),
-        (config.speed, "0.5", 0.5),
-        (config.speed, "1e3", 1000.0),
-        (config.count, "0", 0),
-        (config.count, "8", 8),
-        (config.positive, "1", 1),
-        (config.positive, "9999", 9999),
-        (config.whole, "-7", -7),
-        *((config.boolean, text, True) for text in ("true", "True", "YES", "on", "1")),
-        *((config.boolean, text, False) for text in ("false", "False", "NO", "off", "0")),
+        (inputs.address, ":9400", Address("", 9400)),
+        (inputs.address, "9400", Address("", 9400)),
+        (inputs.address, ":0", Address("", 0)),
+        (inputs.address, "127.0.0.1:65535", Address("127.0.0.1", 65535)),
+        (inputs.address, "node-7:80", Address("node-7", 80)),
+        (inputs.address, "[::1]:9400", Address("::1", 9400)),
+        (inputs.address, "[::]:9400", Address("::", 9400)),
+        (inputs.duration, "1s", 1.0),
+        (inputs.duration, "100ms", 0.1),
+        (inputs.duration, "2m", 120.0),
+        (inputs.duration, "1h", 3600.0),
+        (inputs.duration, "1.5", 1.5),
+        (inputs.duration, " 15 ", 15.0),
+        (inputs.interval, "100ms", 0.1),
+        (inputs.interval, "0.1", 0.1),
+        (inputs.interval, "1h", 3600.0),
+        (inputs.speed, "0.5", 0.5),
+        (inputs.speed, "1e3", 1000.0),
+        (inputs.count, "0", 0),
+        (inputs.count, "8", 8),
+        (inputs.positive, "1", 1),
+        (inputs.positive, "9999", 9999),
+        (inputs.whole, "-7", -7),
+        *((inputs.boolean, text, True) for text in ("true", "True", "YES", "on", "1")),
+        *((inputs.boolean, text, False) for text in ("false", "False", "NO", "off", "0")),
         (CHOICE, "replay", "replay"),
-        (config.names, "", ()),
-        (config.names, "a/b, c,,a/b", ("a/b", "c")),
-        (config.patterns, "team,app/.*", (re.compile("team"), re.compile("app/.*"))),
-        (config.metric_set, "full", MetricSet.FULL),
-        (config.metric_set, "default", MetricSet.DEFAULT),
+        (inputs.names, "", ()),
+        (inputs.names, "a/b, c,,a/b", ("a/b", "c")),
+        (inputs.patterns, "team,app/.*", (re.compile("team"), re.compile("app/.*"))),
+        (inputs.metric_set, "full", MetricSet.FULL),
+        (inputs.metric_set, "default", MetricSet.DEFAULT),
     ],
 )
 def test_takes(parse: Callable[[str], Any], text: str, expected: object) -> None:
@@ -67,49 +68,49 @@ def test_takes(parse: Callable[[str], Any], text: str, expected: object) -> None
 @pytest.mark.parametrize(
     ("parse", "text", "why"),
     [
-        (config.address, "", "host:port"),
-        (config.address, ":", "host:port"),
-        (config.address, "localhost", "host:port"),
-        (config.address, "localhost:", "host:port"),
-        (config.address, ":65536", "from 0 to 65535"),
-        (config.address, ":-1", "host:port"),
-        (config.address, ":94 00", "host:port"),
-        (config.address, "tcp://1.2.3.4:9400/", "host:port"),
-        (config.address, "[::1]", "host:port"),
-        (config.patterns, "(b", "is not a regular expression: missing"),
-        (config.patterns, "[0--", "not a regular expression"),
-        (config.duration, "", "for example 1s"),
-        (config.duration, "s", "for example 1s"),
-        (config.duration, "0", "for example 1s"),
-        (config.duration, "0.00ms", "for example 1s"),
-        (config.duration, "-1s", "for example 1s"),
-        (config.duration, "1d", "for example 1s"),
-        (config.duration, "1m30s", "for example 1s"),
-        (config.duration, "1,5s", "for example 1s"),
-        (config.duration, "inf", "for example 1s"),
-        (config.duration, "nan", "for example 1s"),
-        (config.interval, "99ms", "100ms to 1h"),
-        (config.interval, "3601", "100ms to 1h"),
-        (config.interval, "soon", "for example 1s"),
-        (config.speed, "0", "positive"),
-        (config.speed, "-1", "positive"),
-        (config.speed, "nan", "positive"),
-        (config.speed, "inf", "positive"),
-        (config.speed, "1e6", "positive"),
-        (config.speed, "fast", "positive"),
-        (config.count, "", "number of GPUs"),
-        (config.count, "-1", "number of GPUs"),
-        (config.count, "1.5", "number of GPUs"),
-        (config.count, "two", "number of GPUs"),
-        (config.positive, "0", "from 1 to 9999"),
-        (config.positive, "10000", "from 1 to 9999"),
-        (config.whole, "1.5", "whole number"),
-        (config.boolean, "", "neither true nor false"),
-        (config.boolean, "2", "neither true nor false"),
-        (config.boolean, "y", "neither true nor false"),
+        (inputs.address, "", "host:port"),
+        (inputs.address, ":", "host:port"),
+        (inputs.address, "localhost", "host:port"),
+        (inputs.address, "localhost:", "host:port"),
+        (inputs.address, ":65536", "from 0 to 65535"),
+        (inputs.address, ":-1", "host:port"),
+        (inputs.address, ":94 00", "host:port"),
+        (inputs.address, "tcp://1.2.3.4:9400/", "host:port"),
+        (inputs.address, "[::1]", "host:port"),
+        (inputs.patterns, "(b", "is not a regular expression: missing"),
+        (inputs.patterns, "[0--", "not a regular expression"),
+        (inputs.duration, "", "for example 1s"),
+        (inputs.duration, "s", "for example 1s"),
+        (inputs.duration, "0", "for example 1s"),
+        (inputs.duration, "0.00ms", "for example 1s"),
+        (inputs.duration, "-1s", "for example 1s"),
+        (inputs.duration, "1d", "for example 1s"),
+        (inputs.duration, "1m30s", "for example 1s"),
+        (inputs.duration, "1,5s", "for example 1s"),
+        (inputs.duration, "inf", "for example 1s"),
+        (inputs.duration, "nan", "for example 1s"),
+        (inputs.interval, "99ms", "100ms to 1h"),
+        (inputs.interval, "3601", "100ms to 1h"),
+        (inputs.interval, "soon", "for example 1s"),
+        (inputs.speed, "0", "positive"),
+        (inputs.speed, "-1", "positive"),
+        (inputs.speed, "nan", "positive"),
+        (inputs.speed, "inf", "positive"),
+        (inputs.speed, "1e6", "positive"),
+        (inputs.speed, "fast", "positive"),
+        (inputs.count, "", "number of GPUs"),
+        (inputs.count, "-1", "number of GPUs"),
+        (inputs.count, "1.5", "number of GPUs"),
+        (inputs.count, "two", "number of GPUs"),
+        (inputs.positive, "0", "from 1 to 9999"),
+        (inputs.positive, "10000", "from 1 to 9999"),
+        (inputs.whole, "1.5", "whole number"),
+        (inputs.boolean, "", "neither true nor false"),
+        (inputs.boolean, "2", "neither true nor false"),
+        (inputs.boolean, "y", "neither true nor false"),
         (CHOICE, "NVML", "not one of nvml, replay"),
         (CHOICE, "repaly", "did you mean replay?"),
-        (config.metric_set, "all", "not one of default, full"),
+        (inputs.metric_set, "all", "not one of default, full"),
     ],
 )
 def test_refuses(parse: Callable[[str], Any], text: str, why: str) -> None:
@@ -127,7 +128,7 @@ def test_refuses(parse: Callable[[str], Any], text: str, why: str) -> None:
 def test_address_reads_back(given: Address, text: str) -> None:
     """An address is printed as it would be written."""
     assert str(given) == text
-    assert config.address(text) == given
+    assert inputs.address(text) == given
 
 
 PARSERS = [setting.metadata["parse"] for setting in fields(Config) if setting.name not in ("recording", "node_name")]
@@ -155,7 +156,7 @@ def test_no_text_is_too_strange(text: str) -> None:
 )
 def test_nearest(name: str, known: list[str], expected: str) -> None:
     """A suggestion is made when something is near, and only then."""
-    assert config.nearest(name, known) == expected
+    assert inputs.nearest(name, known) == expected
 
 
 def test_defaults() -> None:

@@ -30,8 +30,8 @@ MADE = {
 # Every value of a healthy GPU, and those that the entry injects, each for ten minutes.
 DIAGNOSE = f"""
 from gpu_exporter.diagnose import diagnose
-from gpu_exporter.failure_modes import MODES
-from gpu_exporter.failure_modes.profiles import HEALTHY
+from gpu_exporter.catalogue.failure_modes import MODES
+from gpu_exporter.catalogue.failure_modes.profiles import HEALTHY
 from gpu_exporter.readings import Page, Row, seen
 
 def found(values):
@@ -53,7 +53,7 @@ PROVE = f"""
 import sys
 from pathlib import Path
 sys.path.append("{ROOT}")
-from gpu_exporter.failure_modes import MODES
+from gpu_exporter.catalogue.failure_modes import MODES
 from tests.rules import promtool
 from tests.rules.series import Generation
 from tests.rules.test_modes import case

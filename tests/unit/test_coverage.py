@@ -9,20 +9,20 @@ from pathlib import Path
 import pytest
 
 from gpu_exporter import coverage
-from gpu_exporter import metrics as m
-from gpu_exporter import signals as s
-from gpu_exporter.conditions import Over
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue import signals as s
+from gpu_exporter.catalogue.conditions import Over
+from gpu_exporter.catalogue.dcgm_exporter.names import DEFAULT_FIELDS, RENAMED
+from gpu_exporter.catalogue.failure_modes import MODES
+from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Ramp, Scope, Values, Wave
+from gpu_exporter.catalogue.failure_modes.profiles import HEALTHY
+from gpu_exporter.catalogue.metrics import METRICS
+from gpu_exporter.catalogue.signals import SIGNALS, Read
+from gpu_exporter.catalogue.xids import load
 from gpu_exporter.coverage import Works
-from gpu_exporter.dcgm_names import DEFAULT_FIELDS, RENAMED
 from gpu_exporter.diagnose import diagnose
-from gpu_exporter.failure_modes import MODES
-from gpu_exporter.failure_modes.mode import FailureMode, Ramp, Scope, Values, Wave
-from gpu_exporter.failure_modes.profiles import HEALTHY
-from gpu_exporter.metrics import METRICS
 from gpu_exporter.model.metric import Kind
 from gpu_exporter.readings import Page, Row, seen
-from gpu_exporter.signals import SIGNALS, Read
-from gpu_exporter.xids import load
 
 ROOT = Path(__file__).parent.parent.parent
 FILES = {"classic": "dcgm-exporter.csv", "modern": "dcgm-exporter-4.9.csv"}

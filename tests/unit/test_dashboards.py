@@ -16,10 +16,11 @@ import pytest
 import yaml
 from grafana_foundation_sdk.models import units
 
-from gpu_exporter import classes, render
-from gpu_exporter import metrics as m
-from gpu_exporter import signals as s
-from gpu_exporter.failure_modes import MODES
+from gpu_exporter import render
+from gpu_exporter.catalogue import bottlenecks as classes
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue import signals as s
+from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.model.metric import Kind
 from gpu_exporter.render import boards, dashboards, rules
 from gpu_exporter.render.dashboards import finish

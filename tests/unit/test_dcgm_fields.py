@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from gpu_exporter import dcgm_fields
-from gpu_exporter.dcgm_names import DEFAULT_FIELDS, RENAMED
+from gpu_exporter.catalogue.dcgm_exporter import fields as dcgm_fields
+from gpu_exporter.catalogue.dcgm_exporter.names import DEFAULT_FIELDS, RENAMED
+from gpu_exporter.catalogue.metrics import METRICS
 from gpu_exporter.fields_file import LEVELS
-from gpu_exporter.metrics import METRICS
 
 FIELDS = dcgm_fields.load()
 

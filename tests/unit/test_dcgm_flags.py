@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from gpu_exporter.catalogue.dcgm_exporter.flags import SETTINGS, THEIRS, Theirs, is_theirs, translate
 from gpu_exporter.cli import cli
-from gpu_exporter.config import Config, Devices, device_list, hostengine
-from gpu_exporter.dcgm_flags import SETTINGS, THEIRS, Theirs, is_theirs, translate
-from gpu_exporter.sources import node_name
+from gpu_exporter.config import Config
+from gpu_exporter.inputs import Devices, device_list, hostengine
+from gpu_exporter.sources.choice import node_name
 
 ALLOWED = "DCGM_EXPORTER_KUBERNETES_POD_LABEL_ALLOWLIST_REGEX"
 

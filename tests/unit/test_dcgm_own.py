@@ -7,15 +7,15 @@ from collections.abc import Mapping
 
 import pytest
 
-from gpu_exporter import metrics as m
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue.metrics import selected
+from gpu_exporter.catalogue.xids import load
 from gpu_exporter.dcgm_own import NEEDS_DCGM, NO_WITNESS, ClockEvents, Own
 from gpu_exporter.events import EventLog
 from gpu_exporter.kernel_log import XidLine
 from gpu_exporter.kernel_reader import Logged, Position
-from gpu_exporter.metrics import selected
 from gpu_exporter.model.gpu import Gpu, Reading, Sample, Series, XidEvent
 from gpu_exporter.model.metric import Labels, Metric, MetricSet
-from gpu_exporter.xids import load
 
 GPU = Gpu(0, "GPU-0", "00000000:06:00.0")
 OTHER = Gpu(1, "GPU-1", "00000000:07:00.0")

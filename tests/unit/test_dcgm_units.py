@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 
 import pytest
 
-from gpu_exporter import metrics as m
-from gpu_exporter.metrics import METRICS
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue.metrics import METRICS
 from gpu_exporter.model.gpu import Series
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.sources.dcgm.plan import Question, is_profiling

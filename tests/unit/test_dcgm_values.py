@@ -7,16 +7,16 @@ import time
 
 import pytest
 
-from gpu_exporter import metrics as m
-from gpu_exporter.config import Hostengine, hostengine
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.inputs import Hostengine, hostengine
 from gpu_exporter.model.errors import SourceLost
 from gpu_exporter.model.gpu import Series
 from gpu_exporter.model.metric import Labels, Metric, Pace
 from gpu_exporter.sources.dcgm.bindings import Attributes
-from gpu_exporter.sources.dcgm.caller import Caller
 from gpu_exporter.sources.dcgm.identity import identify
 from gpu_exporter.sources.dcgm.plan import PROFILING_KIND, plan
 from gpu_exporter.sources.dcgm.profiling import Profiling
+from gpu_exporter.sources.dcgm.thread import Caller
 from gpu_exporter.sources.dcgm.values import Answer, Entity, EntityGroup, answer, gpu, link
 
 I64, F64 = 0x7FFFFFFFFFFFFFF0, 2.0**47

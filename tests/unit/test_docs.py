@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gpu_exporter import classes
-from gpu_exporter.classes import CLASSES
+from gpu_exporter.catalogue import bottlenecks as classes
+from gpu_exporter.catalogue.bottlenecks import CLASSES
+from gpu_exporter.catalogue.conditions import Limit
+from gpu_exporter.catalogue.failure_modes import MODES, bottleneck, cost, distributed, health
+from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
+from gpu_exporter.catalogue.signals import SIGNALS
 from gpu_exporter.commands import commands
-from gpu_exporter.conditions import Limit
-from gpu_exporter.failure_modes import MODES, bottleneck, cost, distributed, health
-from gpu_exporter.failure_modes.mode import Domain, FailureMode
 from gpu_exporter.render import ARTIFACTS, failure_pages, rules, runbooks
 from gpu_exporter.render.rules import shared_conditions
-from gpu_exporter.signals import SIGNALS
 from tests.tools import tool
 
 ROOT = Path(__file__).parent.parent.parent

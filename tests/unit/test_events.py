@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter import metrics as m
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue.xids import load
 from gpu_exporter.event_store import EventStore
 from gpu_exporter.events import KEPT, EventLog, Evidence
 from gpu_exporter.kernel_log import SxidLine, XidLine
 from gpu_exporter.kernel_reader import Logged, Position
 from gpu_exporter.model.gpu import Gpu, XidEvent
-from gpu_exporter.xids import load
 
 PCI = "00000000:06:00.0"
 GPU = Gpu(0, "GPU-0", PCI, "NVIDIA H200")

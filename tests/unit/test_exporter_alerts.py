@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpu_exporter.failure_modes import MODES
+from gpu_exporter.catalogue.failure_modes import MODES
 
 
 @pytest.mark.parametrize("name", ["GpuLost", "GpuExporterDown", "GpuAttributionDown"])

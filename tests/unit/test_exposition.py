@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from gpu_exporter import metrics as m
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue.selection import Selection, own_family
 from gpu_exporter.exposition import Page, Pages, Renderer, Style, Variant, number
 from gpu_exporter.model.gpu import Gpu, Sample, Series
 from gpu_exporter.model.metric import EntityKind, Kind, Metric
 from gpu_exporter.model.snapshot import Snapshot
-from gpu_exporter.selection import Selection, own_family
 
 FORMATS = TEXT, OPENMETRICS = Variant(False, False), Variant(True, False)
 READABLE = [row for row in m.METRICS if (row.nvml or row.integral_of) and not row.edges]

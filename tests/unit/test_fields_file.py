@@ -9,12 +9,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gpu_exporter import metrics as m
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue.metrics import selected
+from gpu_exporter.catalogue.selection import Family, Selection
 from gpu_exporter.fields_file import MOST_LINES, MOST_WARNINGS, FieldsFile, Row, rows
-from gpu_exporter.metrics import selected
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.metric import EntityKind, Kind, MetricSet, Schema
-from gpu_exporter.selection import Family, Selection
 
 ROOT = Path(__file__).parent.parent.parent
 SHIPPED = ROOT / "deploy" / "dcgm-exporter"

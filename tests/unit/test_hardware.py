@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.hardware import H200, seen_on
-from gpu_exporter.metrics import BY_KEY, METRICS, selected
+from gpu_exporter.catalogue.hardware import H200, seen_on
+from gpu_exporter.catalogue.metrics import BY_KEY, METRICS, selected
 from gpu_exporter.model.metric import Buffered, Call, FieldValue, Gpm, Kind, LinkSum, Metric, MetricSet
-from gpu_exporter.recording import load
+from gpu_exporter.sources.recording.format import load
 from tests.conftest import RECORDINGS, run
 from tests.fakes.driver import FakeDriver
 

@@ -13,24 +13,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter import metrics as m
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue.failure_modes import MODES
+from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Ramp, Scope, Wave
+from gpu_exporter.catalogue.metrics import histograms, selected
+from gpu_exporter.catalogue.signals import POWER_SWING, SM_IDLE
+from gpu_exporter.catalogue.xids import load
 from gpu_exporter.collect import Collector
 from gpu_exporter.diagnose import diagnose
 from gpu_exporter.events import EventLog
-from gpu_exporter.failure_modes import MODES
-from gpu_exporter.failure_modes.mode import FailureMode, Ramp, Scope, Wave
-from gpu_exporter.metrics import histograms, selected
 from gpu_exporter.model.errors import GpuExporterError, SourceLost
 from gpu_exporter.model.metric import Metric, MetricSet, Pace
 from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.model.verdict import Health
 from gpu_exporter.readings import rows, seen
-from gpu_exporter.signals import POWER_SWING, SM_IDLE
-from gpu_exporter.sources.simulated import fleet, injected
+from gpu_exporter.sources.simulated import injected
 from gpu_exporter.sources.simulated.faults import SEEN_SECONDS
 from gpu_exporter.sources.simulated.inject import at, mean, plan
+from gpu_exporter.sources.simulated.source import fleet
 from gpu_exporter.sources.simulated.workload import workloads
-from gpu_exporter.xids import load
 from tests.conftest import RECORDINGS
 from tests.soak_ticks import CLOCKS, Clock
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter import metrics as m
 from gpu_exporter.accumulate import INTEGRALS, Accumulator
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue.selection import everything
 from gpu_exporter.histograms import histograms_of
 from gpu_exporter.model.gpu import Sample
 from gpu_exporter.model.metric import Metric, MetricSet, Pace
-from gpu_exporter.recording import HOLE_INTERVALS, Tick, load, ticks
-from gpu_exporter.selection import everything
-from gpu_exporter.sources.replay import ReplaySource
+from gpu_exporter.sources.recording.format import HOLE_INTERVALS, Tick, load, ticks
+from gpu_exporter.sources.recording.replay import ReplaySource
 from tests.conftest import RECORDINGS
 
 ALL = (*m.selected(MetricSet.FULL), *m.histograms(MetricSet.FULL))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from gpu_exporter import metrics as m
+from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.collect import Collector
 from gpu_exporter.exposition import Page, Pages, Variant
 from gpu_exporter.model.gpu import Reading

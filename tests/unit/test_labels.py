@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter import metrics as m
-from gpu_exporter.dcgm_names import FACTORS, RENAMED, converter
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue.dcgm_exporter.names import FACTORS, RENAMED, converter
+from gpu_exporter.catalogue.selection import everything
 from gpu_exporter.exposition import Renderer, Variant, number
 from gpu_exporter.labels import labels_of
 from gpu_exporter.model.gpu import Gpu, Sample, Series
 from gpu_exporter.model.metric import EntityKind, Kind, Labels, Metric, Schema
 from gpu_exporter.model.snapshot import Snapshot
-from gpu_exporter.selection import everything
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 FILES = {Schema.CLASSIC: "dcgm_exporter_4.8.2.prom", Schema.SI: "dcgm_exporter_4.9.prom"}

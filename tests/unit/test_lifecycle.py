@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.config import hand_over
+from gpu_exporter.inputs import hand_over
 from gpu_exporter.lifecycle import Token, is_loopback
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from gpu_exporter import doctor, machine, node
-from gpu_exporter.config import Address
+from gpu_exporter.inputs import Address
 from gpu_exporter.model.finding import Finding, Level, as_dict
 from tests.conftest import free_port
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from gpu_exporter.conditions import Mark
-from gpu_exporter.failure_modes import distributed as d
-from gpu_exporter.signals import GR_ACTIVE
+from gpu_exporter.catalogue.conditions import Mark
+from gpu_exporter.catalogue.failure_modes import distributed as d
+from gpu_exporter.catalogue.signals import GR_ACTIVE
 
 
 @pytest.mark.parametrize("mark", [d.WAITS, d.SPINS, d.STALLED, d.TALKS], ids=lambda mark: mark.name)

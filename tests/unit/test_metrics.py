@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter.metrics import BY_KEY, METRICS, MILLI, NANO, PERCENT, selected
+from gpu_exporter.catalogue.metrics import BY_KEY, METRICS, MILLI, NANO, PERCENT, selected
 from gpu_exporter.model.metric import Call, Gpm, Kind, Metric, MetricSet, scaled
-from gpu_exporter.sources.nvml.questions import ADAPTERS
+from gpu_exporter.sources.nvml.handle import ADAPTERS
 
 FULL = selected(MetricSet.FULL)
 
@@ -50,7 +50,7 @@ def test_dcgm_ids_are_not_shared_by_different_fields() -> None:
 
 @pytest.mark.parametrize("name", sorted({row.nvml.name for row in FULL if isinstance(row.nvml, Call)} - set(ADAPTERS)))
 def test_the_bindings_have_every_call(name: str) -> None:
-    """fix: rename the call in metrics.py, or add an adapter in sources/nvml.py."""
+    """fix: rename the call in catalogue/metrics.py, or add an adapter in sources/nvml/handle.py."""
     assert hasattr(pynvml, f"nvmlDeviceGet{name}")
 
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter import metrics as m
-from gpu_exporter.metrics import BY_KEY, METRICS, selected
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue.metrics import BY_KEY, METRICS, selected
 from gpu_exporter.model.errors import GpuLost
 from gpu_exporter.model.gpu import Gpu, Reading
 from gpu_exporter.model.metric import Kind, Metric, MetricSet, Pace
-from gpu_exporter.recording import HOLE_INTERVALS, Column, Recording, Writer, load
-from gpu_exporter.sources.replay import OF_NO_GPU, ReplayDevice, ReplaySource
+from gpu_exporter.sources.recording.format import HOLE_INTERVALS, Column, Recording, Writer, load
+from gpu_exporter.sources.recording.replay import OF_NO_GPU, ReplayDevice, ReplaySource
 from tests.conftest import RECORDINGS
 
 ALL = frozenset(Pace)

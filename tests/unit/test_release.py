@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gpu_exporter.release import HandOver, Release, device_files
-from gpu_exporter.sources.nvml import unload
+from gpu_exporter.sources.nvml import library as unload
 
 
 def test_a_release_has_an_end() -> None:

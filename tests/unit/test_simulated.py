@@ -14,18 +14,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter import metrics as m
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue.metrics import BESIDE, selected
 from gpu_exporter.collect import Collector
-from gpu_exporter.metrics import BESIDE, selected
 from gpu_exporter.model.errors import GpuExporterError, GpuLost, SourceLost
 from gpu_exporter.model.gpu import Reading
 from gpu_exporter.model.metric import Kind, Metric, MetricSet, Pace
 from gpu_exporter.model.source import Device
-from gpu_exporter.recording import statistics
-from gpu_exporter.sources.simulated import SimulatedSource, fleet
+from gpu_exporter.sources.recording.format import statistics
 from gpu_exporter.sources.simulated.device import NOT_SIMULATED
 from gpu_exporter.sources.simulated.faults import Fault, parse
 from gpu_exporter.sources.simulated.schedule import BIAS, OWN, PERIOD_SECONDS, Schedule
+from gpu_exporter.sources.simulated.source import SimulatedSource, fleet
 from gpu_exporter.sources.simulated.workload import workloads
 from tests.conftest import RECORDINGS
 from tests.tools import until

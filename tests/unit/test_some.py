@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_exporter.metrics import selected
+from gpu_exporter.catalogue.metrics import selected
 from gpu_exporter.model.errors import GpuLost, SourceLost
 from gpu_exporter.model.metric import MetricSet
-from gpu_exporter.sources.simulated import fleet
+from gpu_exporter.sources.simulated.source import fleet
 from gpu_exporter.sources.simulated.workload import workloads
-from gpu_exporter.sources.some import SomeOf
+from gpu_exporter.sources.subset import SomeOf
 from tests.conftest import RECORDINGS
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.metrics import METRICS
+from gpu_exporter.catalogue.metrics import METRICS
 from gpu_exporter.states import NAMES, STATES, State, rows_of
 from tests.tools import tool
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.sources.nvml.turn import BRIEF, PATIENCE, Turn
+from gpu_exporter.sources.nvml.lock import BRIEF, PATIENCE, Turn
 from tests.fakes.driver import FakeDriver
 
 

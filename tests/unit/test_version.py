@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.sources.driver import reload_needed
+from gpu_exporter.sources.nvml.driver import reload_needed
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_exporter import classes as c
-from gpu_exporter import signals as s
 from gpu_exporter import words
-from gpu_exporter.classes import CLASSES, Is
-from gpu_exporter.conditions import And, Calc, Compare, Condition, Fn, Limit, Mark, Median, Or, Over, Share, Unless
-from gpu_exporter.failure_modes import MODES
-from gpu_exporter.signals import SIGNALS
+from gpu_exporter.catalogue import bottlenecks as c
+from gpu_exporter.catalogue import signals as s
+from gpu_exporter.catalogue.bottlenecks import CLASSES, Is
+from gpu_exporter.catalogue.conditions import (
+    And,
+    Calc,
+    Compare,
+    Condition,
+    Fn,
+    Limit,
+    Mark,
+    Median,
+    Or,
+    Over,
+    Share,
+    Unless,
+)
+from gpu_exporter.catalogue.failure_modes import MODES
+from gpu_exporter.catalogue.signals import SIGNALS
 
 BUSY = Limit("busy", 0.85, "ratio", "")
 FLOW = Limit("flow", 2.5e9, "bytes per second", "")

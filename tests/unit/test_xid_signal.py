@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpu_exporter import signals as s
+from gpu_exporter.catalogue import signals as s
 
 
 @pytest.mark.parametrize("read", [each for each in s.XID_FATAL.made if isinstance(each, s.Read) and each.codes])

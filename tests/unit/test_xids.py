@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from gpu_exporter.catalogue.xids import COLUMNS, PACKAGED, Xid, XidKind, load, unknown
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.verdict import Action
-from gpu_exporter.xids import COLUMNS, PACKAGED, Xid, XidKind, load, unknown
 
 TABLE = load()
 ROWS = list(csv.DictReader(PACKAGED.read_text(encoding="utf-8").splitlines()))

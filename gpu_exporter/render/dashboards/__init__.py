@@ -9,9 +9,9 @@ from typing import Any
 from grafanalib import core
 from grafanalib._gen import DashboardEncoder
 
-from gpu_exporter import signals as s
-from gpu_exporter.failure_modes import MODES
-from gpu_exporter.failure_modes.mode import FailureMode, Severity
+from gpu_exporter.catalogue import signals as s
+from gpu_exporter.catalogue.failure_modes import MODES
+from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Severity
 from gpu_exporter.render.aggregates import NODE_GPUS
 from gpu_exporter.render.boards import COST, FLEET, GPU, JOB, NODE, Board
 from gpu_exporter.render.dashboards import cost, fleet, gpu, job, node

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from gpu_exporter import metrics as m
-from gpu_exporter import signals as s
-from gpu_exporter.classes import WINDOW
-from gpu_exporter.conditions import Fn, Over
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue import signals as s
+from gpu_exporter.catalogue.bottlenecks import WINDOW
+from gpu_exporter.catalogue.conditions import Fn, Over
 from gpu_exporter.render.boards import Board
 from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.panels import About, Row, heatmap, lines

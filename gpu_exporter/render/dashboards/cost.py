@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpu_exporter import signals as s
-from gpu_exporter.failure_modes.mode import Domain, FailureMode
+from gpu_exporter.catalogue import signals as s
+from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
 from gpu_exporter.render import aggregates as a
 from gpu_exporter.render.boards import COST
 from gpu_exporter.render.dashboards import queries as q

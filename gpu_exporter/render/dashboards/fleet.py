@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpu_exporter.classes import CLASSES
-from gpu_exporter.failure_modes.mode import Domain, FailureMode, Severity
+from gpu_exporter.catalogue.bottlenecks import CLASSES
+from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Severity
 from gpu_exporter.render import aggregates as a
 from gpu_exporter.render import allocation as al
 from gpu_exporter.render.boards import FLEET

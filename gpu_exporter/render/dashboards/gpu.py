@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpu_exporter import signals as s
-from gpu_exporter.failure_modes.mode import Domain, FailureMode
+from gpu_exporter.catalogue import signals as s
+from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
+from gpu_exporter.catalogue.signals import Signal
 from gpu_exporter.render.boards import GPU
 from gpu_exporter.render.dashboards import between
 from gpu_exporter.render.dashboards import queries as q
@@ -20,7 +21,6 @@ from gpu_exporter.render.dashboards.panels import (
     states,
     watched,
 )
-from gpu_exporter.signals import Signal
 
 BOARD = GPU
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpu_exporter import classes as c
-from gpu_exporter import signals as s
-from gpu_exporter.conditions import Median, Share
-from gpu_exporter.failure_modes import distributed as d
-from gpu_exporter.failure_modes.mode import Domain, FailureMode
+from gpu_exporter.catalogue import bottlenecks as c
+from gpu_exporter.catalogue import signals as s
+from gpu_exporter.catalogue.conditions import Median, Share
+from gpu_exporter.catalogue.failure_modes import distributed as d
+from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
 from gpu_exporter.render.boards import JOB
 from gpu_exporter.render.dashboards import between
 from gpu_exporter.render.dashboards import queries as q

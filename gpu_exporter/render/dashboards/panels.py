@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from grafanalib import core
 
-from gpu_exporter.classes import CLASSES
-from gpu_exporter.failure_modes.mode import Domain, FailureMode, Severity
+from gpu_exporter.catalogue.bottlenecks import CLASSES
+from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Severity
 from gpu_exporter.render.boards import COST, DOCS, GPU, JOB, NODE, Board, runbook
 from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.queries import Query

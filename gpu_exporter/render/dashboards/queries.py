@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from gpu_exporter import classes
-from gpu_exporter import signals as s
-from gpu_exporter.conditions import Mark, Median, Over, Share
-from gpu_exporter.failure_modes.mode import Domain, FailureMode, Severity
+from gpu_exporter.catalogue import bottlenecks as classes
+from gpu_exporter.catalogue import signals as s
+from gpu_exporter.catalogue.conditions import Mark, Median, Over, Share
+from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Severity
+from gpu_exporter.catalogue.signals import Signal
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.render.aggregates import Aggregate
 from gpu_exporter.render.boards import Board, page
-from gpu_exporter.signals import Signal
 
 Recorded = Signal | Over | Share | Median | Mark | Aggregate
 

@@ -17,12 +17,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from gpu_exporter.config import Hostengine
+from gpu_exporter.inputs import Hostengine
 from gpu_exporter.model.errors import SourceLost
 from gpu_exporter.sources.dcgm.errors import FUNCTION_NOT_FOUND, LIBRARY_NOT_FOUND, DcgmError
-from gpu_exporter.sources.dcgm.told import Incident
+from gpu_exporter.sources.dcgm.health_and_peers import Incident
+from gpu_exporter.sources.dcgm.places import DCGM_3, DCGM_4, MODULE, found
 from gpu_exporter.sources.dcgm.values import Answer, Entity, EntityGroup, answer
-from gpu_exporter.sources.dcgm_places import DCGM_3, DCGM_4, MODULE, found
 
 WHERE = f"install the package datacenter-gpu-manager-4-core ({DCGM_4}), or datacenter-gpu-manager for DCGM 3 ({DCGM_3})"
 MODULES = ("dcgmvalue", "dcgm_structs", "dcgm_fields", "dcgm_agent", "dcgm_errors")

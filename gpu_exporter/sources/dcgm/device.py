@@ -8,17 +8,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from gpu_exporter import metrics as m
+from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.model.errors import GpuLost
 from gpu_exporter.model.gpu import Gpu, Reading, Series, XidEvent
 from gpu_exporter.model.metric import EntityKind, Labels, Metric, Pace
 from gpu_exporter.sources.dcgm.bindings import Part
 from gpu_exporter.sources.dcgm.errors import LOST, NO_PROFILING, PROFILING_PAUSED, DcgmError, outcome, raise_if_lost
+from gpu_exporter.sources.dcgm.health_and_peers import Told
 from gpu_exporter.sources.dcgm.identity import MIG_MODE, OF_GPU, OF_SYSTEM, identify
 from gpu_exporter.sources.dcgm.plan import PROFILING_KIND, SAMPLED_SECONDS, Question, plan
 from gpu_exporter.sources.dcgm.profiling import Profiling
 from gpu_exporter.sources.dcgm.session import LINK_NONE, LINK_UP, LOOK_SECONDS, Session, Table, Watch, Wish
-from gpu_exporter.sources.dcgm.told import Told
 from gpu_exporter.sources.dcgm.values import Answer, Entity, EntityGroup, gpu, link
 
 NAME, UUID = 50, 54

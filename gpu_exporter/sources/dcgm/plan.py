@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gpu_exporter import metrics as m
+from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.model.gpu import Series
 from gpu_exporter.model.metric import EntityKind, Labels, Metric, Pace, scaled
 from gpu_exporter.sources.dcgm.session import Wish

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, TypeVar, cast
 
-from gpu_exporter import metrics as m
-from gpu_exporter.config import Hostengine
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.inputs import Hostengine
 from gpu_exporter.model.errors import SourceLost
 from gpu_exporter.model.metric import Metric, Pace
 from gpu_exporter.sources.dcgm.bindings import MOST_FIELDS, Attributes, Bindings, Part
@@ -35,7 +35,7 @@ from gpu_exporter.sources.dcgm.errors import (
     outcome,
     source_lost,
 )
-from gpu_exporter.sources.dcgm.told import NOTHING, Found, Incident
+from gpu_exporter.sources.dcgm.health_and_peers import NOTHING, Found, Incident
 from gpu_exporter.sources.dcgm.values import Answer, Entity, EntityGroup, gpu, link
 
 T = TypeVar("T")

@@ -12,17 +12,17 @@ from typing import Any
 
 import pynvml
 
-from gpu_exporter.metrics import BESIDE, MIG_DEVICE
+from gpu_exporter.catalogue.metrics import BESIDE, MIG_DEVICE
 from gpu_exporter.model.errors import GpuLost
 from gpu_exporter.model.gpu import Gpu, Reading, Series, XidEvent
 from gpu_exporter.model.metric import Buffered, EntityKind, Gpm, Labels, Metric, OfProcess, Pace
 from gpu_exporter.sources.nvml.buffers import Buffers
 from gpu_exporter.sources.nvml.errors import UNSUPPORTED, outcome, raise_if_lost
+from gpu_exporter.sources.nvml.handle import Questions
 from gpu_exporter.sources.nvml.mig import Instance, instances, mig_mode
 from gpu_exporter.sources.nvml.peers import Peers
 from gpu_exporter.sources.nvml.processes import Processes
-from gpu_exporter.sources.nvml.questions import Questions
-from gpu_exporter.sources.nvml.watch import XidWatch
+from gpu_exporter.sources.nvml.xids import XidWatch
 
 # How often the partitions of a GPU in MIG mode are listed; also at once when one of them stops answering.
 PARTITION_SECONDS = 5.0

@@ -7,7 +7,7 @@ from typing import Any
 
 import pynvml
 
-from gpu_exporter.dcgm_names import LINK_STATUS
+from gpu_exporter.catalogue.dcgm_exporter.names import LINK_STATUS
 from gpu_exporter.model.gpu import Gpu, Series
 from gpu_exporter.model.metric import Labels, Metric, OfPeer, Pace
 from gpu_exporter.sources.nvml.errors import LIBRARY_LOST, UNSUPPORTED, outcome, source_lost

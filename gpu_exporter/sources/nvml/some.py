@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gpu_exporter.model.metric import Metric
-from gpu_exporter.sources.nvml import NvmlSource
 from gpu_exporter.sources.nvml.device import NvmlDevice
+from gpu_exporter.sources.nvml.source import NvmlSource
 
 
 class SomeGpus(NvmlSource):

@@ -10,7 +10,7 @@ from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 
-from gpu_exporter.sources.driver import library_mapping
+from gpu_exporter.sources.nvml.driver import library_mapping
 
 # elf.h: Elf64_Ehdr has the table of segments at byte 32, and the size and number of its entries at 54.
 ELF64, ENTRIES_AT, SIZES_AT, ENTRY, PT_LOAD = b"\x7fELF\x02", 32, 54, "=IIQQQQQQ", 1

@@ -10,7 +10,7 @@ from math import exp
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
-from gpu_exporter import metrics as m
+from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.model.errors import GpuLost
 from gpu_exporter.model.gpu import Gpu, Reading, Series, XidEvent
 from gpu_exporter.model.metric import Buffered, Gpm, Kind, Metric, Pace
@@ -20,7 +20,7 @@ from gpu_exporter.sources.simulated.schedule import Part, Temper
 from gpu_exporter.sources.simulated.workload import Activity
 
 if TYPE_CHECKING:
-    from gpu_exporter.sources.simulated import SimulatedSource
+    from gpu_exporter.sources.simulated.source import SimulatedSource
 
 # More than some systems can sleep at a time.
 LONGEST_SLEEP = 3600.0

@@ -13,11 +13,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from gpu_exporter import metrics as m
-from gpu_exporter.config import nearest
-from gpu_exporter.failure_modes import MODES
-from gpu_exporter.failure_modes.mode import FailureMode, Ramp, Scope, Values, Wave
-from gpu_exporter.failure_modes.profiles import HEALTHY
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue.failure_modes import MODES
+from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Ramp, Scope, Values, Wave
+from gpu_exporter.catalogue.failure_modes.profiles import HEALTHY
+from gpu_exporter.inputs import nearest
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.metric import Kind, Metric
 from gpu_exporter.sources.simulated import faults as script

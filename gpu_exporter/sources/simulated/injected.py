@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gpu_exporter import metrics as m
+from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.model.gpu import Gpu, Reading, Series, XidEvent
 from gpu_exporter.model.metric import Gpm, Kind, Metric, Pace
 from gpu_exporter.sources.simulated.device import as_buffered, meet_faults
@@ -16,7 +16,7 @@ from gpu_exporter.sources.simulated.faults import Fault
 from gpu_exporter.sources.simulated.inject import Injected, Value, at, healthy, mean, rows
 
 if TYPE_CHECKING:
-    from gpu_exporter.sources.simulated import SimulatedSource
+    from gpu_exporter.sources.simulated.source import SimulatedSource
 
 log = logging.getLogger(__name__)
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
 
-from gpu_exporter import metrics as m
-from gpu_exporter.metrics import BY_KEY
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue.metrics import BY_KEY
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.gpu import Gpu
-from gpu_exporter.recording import Level, statistics
-from gpu_exporter.sources.replay import STATES
+from gpu_exporter.sources.recording.format import Level, statistics
+from gpu_exporter.sources.recording.replay import STATES
 
 IDLE, COPY, WARM_UP = "idle", "pcie_h2d_pinned", "data_loading_bound_train"
 # Phases that a healthy training job shows; only the first was recorded on GPUs that work together.

@@ -1,0 +1,1 @@
+"""Everything that is known, as data: metrics, signals, conditions, faults, XIDs and failure modes."""

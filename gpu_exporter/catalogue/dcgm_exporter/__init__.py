@@ -1,0 +1,1 @@
+"""What dcgm-exporter exposes and accepts: its fields, names and flags."""

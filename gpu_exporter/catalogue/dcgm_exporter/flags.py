@@ -1,0 +1,240 @@
+"""dcgm-exporter's flags and environment -> our settings, or a line that says what to use instead.
+
+The flags are those of `pkg/cmd/app.go` of dcgm-exporter 4.5.3-4.8.2, and what was added up to 4.8.4, as far as its
+release notes name it. They are read as Go's `flag` package reads them: one dash or two, `-c 5000` or `-c=5000`, and a
+switch takes a value only behind `=`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+from gpu_exporter.config import ENV_PREFIX, Config, flag
+from gpu_exporter.inputs import boolean
+
+SETTINGS = {setting.name: setting for setting in fields(Config)}
+TRUE = ("1", "t", "T", "TRUE", "true", "True")
+FALSE = ("0", "f", "F", "FALSE", "false", "False")
+
+
+def milliseconds(text: str) -> str:
+    """A number of milliseconds as a duration of ours."""
+    if not text.strip().isdecimal():
+        raise ValueError(f"{text!r} is not a number of milliseconds; use for example 5000")
+    return f"{text.strip()}ms"
+
+
+def switch(text: str) -> str:
+    """true or false, as Go writes them."""
+    if text not in (*TRUE, *FALSE):
+        boolean(text)
+    return "true" if text in TRUE or (text not in FALSE and boolean(text)) else "false"
+
+
+def debug(text: str) -> str:
+    """Whether to log everything, as a level."""
+    return "debug" if switch(text) == "true" else "info"
+
+
+def same(text: str) -> str:
+    """Meant the same, written the same."""
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class Theirs:
+    """One of dcgm-exporter's flags. `setting` is ours that it sets, by `convert`; without one, `says` is what to use.
+
+    `says` of an honoured flag is what differs. `bare` takes no value on the command line. `quiet` values ask for
+    nothing, and are not answered. `needs` is the flag without which this one does nothing, there as here.
+    """
+
+    flags: tuple[str, ...]
+    env: str
+    setting: str = ""
+    convert: Callable[[str], str] = same
+    says: str = ""
+    bare: bool = False
+    quiet: tuple[str, ...] = ("",)
+    needs: str = ""
+
+    @property
+    def honoured(self) -> bool:
+        """It sets one of our settings."""
+        return bool(self.setting)
+
+
+def _value(flags: str, env: str, setting: str = "", convert: Callable[[str], str] = same, says: str = "", quiet: tuple[str, ...] = ("",), needs: str = "") -> Theirs:  # fmt: skip
+    return Theirs(tuple(flags.split()), env, setting, convert, says, quiet=quiet, needs=needs)
+
+
+def _switch(flags: str, env: str, setting: str = "", convert: Callable[[str], str] = switch, says: str = "", needs: str = "") -> Theirs:  # fmt: skip
+    return Theirs(tuple(flags.split()), env, setting, convert, says, bare=True, quiet=("", *FALSE), needs=needs)
+
+
+# fmt: off
+THEIRS: tuple[Theirs, ...] = (
+    _value("collectors f", "DCGM_EXPORTER_COLLECTORS", "collectors", says="Without it, --metrics chooses; a wrong row is a warning, not the end. Our image, too, has the three files of dcgm-exporter 4.8.2 in /etc/dcgm-exporter."),
+    _value("address a", "DCGM_EXPORTER_LISTEN", "address"),
+    _value("collect-interval c", "DCGM_EXPORTER_INTERVAL", "interval", milliseconds, "Without it, values are collected each second, not each 30 s."),
+    _value("remote-hostengine-info r", "DCGM_REMOTE_HOSTENGINE_INFO", "dcgm_hostengine", says="Sets --source dcgm, too. Without it, GPUs are read without DCGM."),
+    _value("devices d", "DCGM_EXPORTER_DEVICES_STR", "devices", says="UUIDs may stand for GPUs' numbers. A list of GPU instances needs --source dcgm, whose numbers it has. What a GPU in MIG mode tells of its instances alone is not there with g."),
+    _value("switch-devices s", "DCGM_EXPORTER_OTHER_DEVICES_STR", "switch_devices", says="Needs --source dcgm."),
+    _value("cpu-devices p", "DCGM_EXPORTER_CPU_DEVICES_STR", "cpu_devices", says="Needs --source dcgm."),
+    _switch("no-hostname n", "DCGM_EXPORTER_NO_HOSTNAME", "no_hostname"),
+    _switch("replace-blanks-in-model-name rbmn", "DCGM_EXPORTER_REPLACE_BLANKS_IN_MODEL_NAME", "replace_blanks_in_model_name"),
+    _value("web-config-file", "DCGM_EXPORTER_WEB_CONFIG_FILE", "web_config_file"),
+    _switch("web-systemd-socket", "DCGM_EXPORTER_SYSTEMD_SOCKET", "web_systemd_socket"),
+    _switch("debug", "DCGM_EXPORTER_DEBUG", "log_level", debug),
+    _value("log-format", "DCGM_EXPORTER_LOG_FORMAT", "log_format"),
+    _value("xid-count-window-size x", "DCGM_EXPORTER_XID_COUNT_WINDOW_SIZE", "xid_count_window", milliseconds),
+    _value("clock-events-count-window-size", "DCGM_EXPORTER_CLOCK_EVENTS_COUNT_WINDOW_SIZE", "clock_events_count_window", milliseconds),
+    _value("configmap-data m", "DCGM_EXPORTER_CONFIGMAP_DATA", says="The API server is not asked: mount the ConfigMap as a volume and name its file with -f; a change of it is followed.", quiet=("", "none")),
+    # whose the GPUs are
+    _switch("kubernetes k", "DCGM_EXPORTER_KUBERNETES", "kubernetes"),
+    _value("pod-resources-kubelet-socket", "DCGM_POD_RESOURCES_KUBELET_SOCKET", "pod_resources_socket"),
+    _value("nvidia-resource-names", "NVIDIA_RESOURCE_NAMES", "nvidia_resource_names"),
+    _switch("kubernetes-enable-pod-uid", "DCGM_EXPORTER_KUBERNETES_ENABLE_POD_UID", "kubernetes_pods", says="Shown on gpu_pod_info.", needs="kubernetes"),
+    _switch("kubernetes-enable-pod-labels", "DCGM_EXPORTER_KUBERNETES_ENABLE_POD_LABELS", "kubernetes_pod_labels", lambda text: ".*" if switch(text) == "true" else "", "Shown on gpu_pod_info as label_*.", "kubernetes"),
+    _value("kubernetes-pod-label-allowlist-regex", "DCGM_EXPORTER_KUBERNETES_POD_LABEL_ALLOWLIST_REGEX", "kubernetes_pod_labels", needs="kubernetes-enable-pod-labels"),
+    _switch("kubernetes-enable-dra", "KUBERNETES_ENABLE_DRA", "kubernetes_dra", needs="kubernetes"),
+    _switch("kubernetes-virtual-gpus", "KUBERNETES_VIRTUAL_GPUS", says="Not needed: who shares a GPU is on gpu_pod_info, and no value is there twice."),
+    _value("kubernetes-gpu-id-type", "DCGM_EXPORTER_KUBERNETES_GPU_ID_TYPE", says="Not needed: UUIDs and device names are both understood.", quiet=("", "uid", "device-name")),
+    _value("hpc-job-mapping-dir", "DCGM_HPC_JOB_MAPPING_DIR", "hpc_job_mapping_dir"),
+    # what has no counterpart
+    _switch("use-old-namespace o", "DCGM_EXPORTER_USE_OLD_NAMESPACE", says="Families have the names that the file of fields (-f) has, 1.x's too; the label is UUID, not uuid."),
+    _switch("fake-gpus", "DCGM_EXPORTER_USE_FAKE_GPUS", says="Use --source simulated or --source replay."),
+    _switch("enable-dcgm-log", "DCGM_EXPORTER_ENABLE_DCGM_LOG", says="DCGM is no part of us; nv-hostengine has --log-level and --log-filename."),
+    _value("dcgm-log-level", "DCGM_EXPORTER_DCGM_LOG_LEVEL", says="DCGM is no part of us; nv-hostengine has --log-level and --log-filename.", quiet=("", "NONE")),
+    _switch("dump-enabled", "DCGM_EXPORTER_DUMP_ENABLED", says="Use `gpu-exporter doctor`, `gpu-exporter once --json` or `gpu-exporter record`."),
+    _value("dump-directory", "DCGM_EXPORTER_DUMP_DIRECTORY", says="Use `gpu-exporter record --out FILE`.", quiet=("", "/tmp/dcgm-exporter-debug")),
+    _value("dump-retention", "DCGM_EXPORTER_DUMP_RETENTION", says="Nothing is dumped.", quiet=("", "24")),
+    _switch("dump-compression", "DCGM_EXPORTER_DUMP_COMPRESSION", says="Use `gpu-exporter record --out FILE.gz`."),
+    _switch("disable-startup-validate", "DISABLE_STARTUP_VALIDATE", says="Nothing is validated that would keep it from starting; `gpu-exporter doctor` does."),
+    _switch("enable-gpu-bind-unbind-watch", "DCGM_EXPORTER_ENABLE_GPU_BIND_UNBIND_WATCH", says="Not needed: GPUs that come and go are followed; `gpu-exporter release` lets go of the driver."),
+    _value("gpu-bind-unbind-poll-interval", "DCGM_EXPORTER_GPU_BIND_UNBIND_POLL_INTERVAL", says="Not needed: GPUs that come and go are followed.", quiet=("", "1s")),
+    _switch("enable-pprof", "DCGM_EXPORTER_ENABLE_PPROF", says="Use a profiler for Python, such as py-spy, from outside."),
+    _switch("enable-exporter-metrics", "DCGM_EXPORTER_ENABLE_EXPORTER_METRICS", says="Not needed: gpu_exporter_* and process_* are always there."),
+)
+# fmt: on
+BY_FLAG = {name: theirs for theirs in THEIRS for name in theirs.flags}
+OURS = {flag(setting): name for name, setting in SETTINGS.items()}
+# Behind this, they are no flags any more.
+END = "--"
+
+
+class Translation(NamedTuple):
+    """Arguments of ours, and what is to be said of theirs."""
+
+    arguments: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+class _Given(NamedTuple):
+    theirs: Theirs
+    spelling: str
+    value: str
+
+
+def is_theirs(argument: str) -> bool:
+    """Whether it begins a dcgm-exporter's command line, which has no subcommand."""
+    return _split(argument)[0] in BY_FLAG
+
+
+def _split(argument: str) -> tuple[str, str | None]:
+    """The name of a flag without its dashes, and the value behind `=`; an empty name if it is none."""
+    name, equals, value = argument.partition("=")
+    bare = name.removeprefix("-").removeprefix("-")
+    return (bare if name.startswith("-") else "", value if equals else None)
+
+
+def translate(arguments: Sequence[str], environ: Mapping[str, str]) -> Translation:
+    """The arguments of `serve` with theirs replaced. Raises ValueError naming the flag or variable that is wrong.
+
+    Ours win over theirs of the same kind: flag, then environment. Any of theirs wins over the config file.
+    """
+    rest, given = _read(arguments)
+    ours = {OURS[name] for argument in rest if (name := _split(argument)[0]) in OURS and argument.startswith("--")}
+    told = {theirs.setting for theirs, _, _ in given}
+    for theirs in THEIRS:
+        value = environ.get(theirs.env, "")
+        if value not in theirs.quiet or (value and theirs.honoured):
+            over = {theirs.setting} & (ours | told) or f"{ENV_PREFIX}{theirs.setting.upper()}" in environ
+            if not theirs.setting or not over:
+                given.append(_Given(theirs, theirs.env, value))
+    on = _on(rest, given, environ)
+    idle = [each for each in given if each.theirs.needs not in on and each.value not in each.theirs.quiet]
+    given = [each for each in given if each.theirs.needs in on]
+    valued = {theirs.setting for theirs, _, _ in given if theirs.setting and not theirs.bare}
+    given = [each for each in given if not (each.theirs.bare and each.theirs.setting in valued)]
+    source = _source(rest) or environ.get(f"{ENV_PREFIX}SOURCE", "")
+    answers = [_answer(each, source) for each in given]
+    put = [argument for answer in answers for argument in answer.arguments]
+    warnings = [warning for answer in answers for warning in answer.warnings]
+    warnings += [f"{each.spelling} is ignored: it does nothing without --{each.theirs.needs}" for each in idle]
+    return Translation((*put, *rest), tuple(warnings))
+
+
+def _on(rest: Sequence[str], given: Sequence[_Given], environ: Mapping[str, str]) -> frozenset[str]:
+    """The switches that are on, by their long names, and "" for what needs none."""
+    said = {"kubernetes": environ.get(f"{ENV_PREFIX}KUBERNETES", "false")}
+    said |= {theirs.flags[0]: value for theirs, _, value in given if theirs.bare}
+    told = [_split(argument) for argument in rest if argument.startswith("--")]
+    said |= {name: "true" if value is None else value for name, value in told}
+    return frozenset({"", *(name for name, value in said.items() if value.lower() not in ("", "no", "off", *FALSE))})
+
+
+def _read(arguments: Sequence[str]) -> tuple[list[str], list[_Given]]:
+    """What is ours, and what is theirs. A flag that both have, written as ours, is ours."""
+    rest: list[str] = []
+    given: list[_Given] = []
+    left = iter(arguments)
+    for argument in left:
+        if argument == END:
+            rest += (argument, *left)
+            break
+        name, value = _split(argument)
+        theirs = BY_FLAG.get(name)
+        if theirs is None or (name in OURS and argument.startswith("--")):
+            rest.append(argument)
+            continue
+        spelling = argument.partition("=")[0]
+        if value is None:
+            value = "true" if theirs.bare else next(left, None)
+        if value is None:
+            raise ValueError(f"{spelling} needs a value")
+        given.append(_Given(theirs, spelling, value))
+    return rest, given
+
+
+def _source(arguments: Sequence[str]) -> str:
+    """The source that is asked for in our words, if any."""
+    found = [
+        (index, _split(argument)[1]) for index, argument in enumerate(arguments) if _split(argument)[0] == "source"
+    ]
+    if not found:
+        return ""
+    index, value = found[-1]
+    return "".join(arguments[index + 1 : index + 2]) if value is None else value
+
+
+def _answer(given: _Given, source: str) -> Translation:
+    theirs, spelling, value = given
+    if not theirs.honoured:
+        if value in theirs.quiet:
+            return Translation((), ())
+        return Translation((), (f"{spelling} is ignored: {theirs.says}",))
+    setting = SETTINGS[theirs.setting]
+    try:
+        converted = theirs.convert(value)
+        setting.metadata["parse"](converted)
+    except ValueError as error:
+        raise ValueError(f"{spelling}: {error}") from error
+    arguments: tuple[str, ...] = (f"--{flag(setting)}={converted}",)
+    if theirs.setting == "dcgm_hostengine":
+        if source not in ("", "auto", "dcgm"):
+            return Translation((), (f"{spelling} is ignored: the source is {source}",))
+        arguments = ("--source=dcgm", *arguments) if not source else arguments
+    return Translation(arguments, ())

@@ -1,0 +1,54 @@
+"""Labels of a series -> whose GPU it is: namespace, pod, and the workload that the pod is a part of.
+
+The rules do the same with the patterns of this file; see `render/rules.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from gpu_exporter.catalogue import metrics as m
+
+# Kubernetes makes suffixes of these letters only (no vowels, no 0, 1 and 3), so "bert-large" has none.
+_RANDOM = "[bcdfghjklmnpqrstvwxz2456789]"
+_ROLES = "masters?|workers?|launchers?|ps|chief|heads?|leaders?|servers?|evaluators?|nodes?|replicas?"
+# name, role, ordinals, hash of a ReplicaSet, random suffix
+WORKLOAD_OF_POD = f"(.+?)(?:-(?:{_ROLES}))?(?:-[0-9]+)*(?:-{_RANDOM}{{8,10}})?(?:-{_RANDOM}{{5}})?"
+# Labels that name the job, the best last: Slurm's, then pod labels as Prometheus or dcgm-exporter writes them.
+JOB_LABELS = (
+    "hpc_job",
+    "batch_kubernetes_io_job_name",
+    "ray_io_cluster",
+    "leaderworkerset_sigs_k8s_io_name",
+    "jobset_sigs_k8s_io_jobset_name",
+    "training_kubeflow_org_job_name",
+    "workload",
+)
+# A recording counts as one job, also for who does not say which it is.
+RECORDED = "replay"
+# With honorLabels off, `pod` on a free GPU is the exporter that was scraped.
+EXPORTER_PODS = ".*(gpu|dcgm)-exporter.*"
+
+
+def workload_of(pod: str) -> str:
+    """The pod's name without its role, ordinal and random suffix."""
+    found = re.fullmatch(WORKLOAD_OF_POD, pod)
+    return found[1] if found else ""
+
+
+def owner(name: str, labels: Mapping[str, str]) -> tuple[str, str, str] | None:
+    """Namespace, pod and workload of the series; None if it says nothing of an owner."""
+    if name.startswith("gpu_") and name != m.POD_INFO.name:
+        return None
+    if labels.get("exported_pod"):
+        namespace, pod = labels.get("exported_namespace", ""), labels["exported_pod"]
+    else:
+        namespace, pod = labels.get("namespace", ""), labels.get("pod", "")
+        if re.fullmatch(EXPORTER_PODS, pod):
+            namespace, pod = "", ""
+    named = [labels[label] for label in JOB_LABELS if labels.get(label)]
+    workload = named[-1] if named else workload_of(pod)
+    if not pod and not workload and labels.get("source") == RECORDED:
+        workload = RECORDED
+    return (namespace, pod, workload) if pod or workload else None

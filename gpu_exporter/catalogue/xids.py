@@ -1,0 +1,199 @@
+"""NVIDIA's Xid codes: what each means, whose fault it usually is, and what repairs it. The data is `xids.csv`.
+
+Codes and mnemonics are those of NVIDIA's Xid catalog (its state of the `date` column); codes it calls unused have the
+meaning of the Xid document for driver R545. `action` is the catalog's immediate action in NVML's words, except for 109,
+whose reset NVIDIA's own device plugin thinks unnecessary: it counts it as an application's error. The driver's recovery
+action (NVML field 230, Xid 154) outranks this table. `drain` marks what the catalog and the clouds that drain on their
+own agree on.
+
+An SXid (NVSwitch) needs no table: its line in the kernel log says whether it is fatal.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import date
+from enum import Enum
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from gpu_exporter.inputs import boolean, choice, nearest
+from gpu_exporter.model.errors import GpuExporterError
+from gpu_exporter.model.verdict import Action
+
+PACKAGED = Path(__file__).with_name("xids.csv")
+HIGHEST = 65535
+
+
+class XidKind(Enum):
+    """Whose fault an Xid usually is. UNKNOWN: NVIDIA did not document the code; it alerts and never drains."""
+
+    APPLICATION = "application"
+    HARDWARE = "hardware"
+    DRIVER = "driver"
+    INFORMATIONAL = "informational"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Xid:
+    """One code. `source` and `date` (ISO 8601) say where and when its facts were read; an override's are its own."""
+
+    code: int
+    mnemonic: str
+    meaning: str
+    kind: XidKind
+    action: Action
+    drain: bool
+    source: str
+    date: str
+
+
+@dataclass(frozen=True, slots=True)
+class Catalogue:
+    """The known codes, in order."""
+
+    rows: Mapping[int, Xid]
+
+    def __getitem__(self, code: int) -> Xid:
+        """What is known of a code; never fails."""
+        return self.rows.get(code) or unknown(code)
+
+    def __iter__(self) -> Iterator[Xid]:
+        return iter(self.rows.values())
+
+    @property
+    def drain_codes(self) -> tuple[int, ...]:
+        """The codes that warrant a drain."""
+        return tuple(xid.code for xid in self if xid.drain)
+
+
+def unknown(code: int) -> Xid:
+    """A code that nobody documented: it alerts, and never drains."""
+    return Xid(code, "", "Not documented by NVIDIA", XidKind.UNKNOWN, Action.NONE, False, "", "")
+
+
+def load(overrides: Path | None = None) -> Catalogue:
+    """The packaged table with the user's changes.
+
+    The overrides are YAML (`63: {action: gpu_reset, drain: true}`) or CSV (columns `code` and those to change; an empty
+    cell changes nothing). Raises GpuExporterError naming file, line, value and what would do.
+    """
+    rows: dict[int, Xid] = {}
+    _apply(rows, _csv(PACKAGED), str(PACKAGED))
+    if overrides is not None:
+        changes = _csv if overrides.suffix.lower() == ".csv" else _yaml
+        _apply(rows, changes(overrides), overrides.name)
+    return Catalogue(dict(sorted(rows.items())))
+
+
+class _Change(NamedTuple):
+    where: str
+    code: str
+    column: str
+    value: str
+
+
+def _code(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) < 6 and 0 < int(text) <= HIGHEST):
+        raise ValueError(f"{text!r} is not an Xid code; use 1 to {HIGHEST}")
+    return int(text)
+
+
+def _text(text: str) -> str:
+    if not text.strip():
+        raise ValueError(f"{text!r} says nothing; leave the column out to keep what it is")
+    return " ".join(text.split())
+
+
+def _date(text: str) -> str:
+    try:
+        return date.fromisoformat(text).isoformat()
+    except ValueError as error:
+        raise ValueError(f"{text!r} is not a date; use for example 2025-10-29") from error
+
+
+COLUMNS: Mapping[str, Callable[[str], Any]] = {
+    "mnemonic": _text,
+    "meaning": _text,
+    "kind": lambda text: XidKind(choice(*(kind.value for kind in XidKind if kind is not XidKind.UNKNOWN))(text)),
+    "action": lambda text: Action(choice(*(action.value for action in Action))(text)),
+    "drain": boolean,
+    "source": _text,
+    "date": _date,
+}
+
+
+def _apply(rows: dict[int, Xid], changes: Iterator[_Change], origin: str) -> None:
+    """Whose row is changed is no longer NVIDIA's word: it names the origin, unless a change names another source."""
+    touched: set[int] = set()
+    for change in changes:
+        if change.column not in COLUMNS:
+            known = ", ".join(COLUMNS)
+            hint = nearest(change.column, COLUMNS)
+            raise GpuExporterError(f"{change.where}: {change.column!r} is not one of the columns {known}{hint}")
+        try:
+            code = _code(change.code)
+            value = COLUMNS[change.column](change.value)
+        except ValueError as error:
+            subject = "code" if "Xid code" in str(error) else f"{change.column} of {change.code}"
+            raise GpuExporterError(f"{change.where}: {subject}: {error}") from error
+        if code not in touched:
+            touched.add(code)
+            rows[code] = replace(rows.get(code) or unknown(code), source=origin, date="")
+        rows[code] = replace(rows[code], **{change.column: value})
+
+
+def _csv(path: Path) -> Iterator[_Change]:
+    """Every cell that is not empty."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file, strict=True)
+            if "code" not in (reader.fieldnames or ()):
+                raise GpuExporterError(f"{path}:1: no column 'code'")
+            for row in reader:
+                where = f"{path}:{reader.line_num}"
+                if None in row:
+                    raise GpuExporterError(f"{where}: more cells than columns; quote a text that has a comma")
+                code = row.pop("code") or ""
+                yield from (_Change(where, code.strip(), name.strip(), text) for name, text in row.items() if text)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise GpuExporterError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _yaml(path: Path) -> Iterator[_Change]:
+    """Every value of `code: {column: value}`. Nodes, not objects: they know their lines, and `yes` stays a text."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            root = yaml.compose(file, Loader=yaml.SafeLoader)
+    except (OSError, UnicodeDecodeError) as error:
+        raise GpuExporterError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise GpuExporterError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
+    if root is None:
+        return
+    seen: set[str] = set()
+    for code, changes in _pairs(path, root, "codes to their changes, such as 63: {action: gpu_reset}"):
+        where = f"{path}:{code.start_mark.line + 1}"
+        if code.value in seen:
+            raise GpuExporterError(f"{where}: code {code.value} is there twice; give its changes in one place")
+        seen.add(code.value)
+        for column, value in _pairs(path, changes, f"columns to values, for code {code.value}"):
+            where = f"{path}:{column.start_mark.line + 1}"
+            if not isinstance(value, yaml.ScalarNode):
+                raise GpuExporterError(f"{where}: {column.value} of {code.value} needs one value")
+            yield _Change(where, code.value, column.value, value.value)
+
+
+def _pairs(path: Path, node: yaml.Node, what: str) -> Iterator[tuple[yaml.ScalarNode, yaml.Node]]:
+    where = f"{path}:{node.start_mark.line + 1}"
+    if not isinstance(node, yaml.MappingNode):
+        raise GpuExporterError(f"{where}: must be a mapping of {what}")
+    for key, value in node.value:
+        if not isinstance(key, yaml.ScalarNode):
+            raise GpuExporterError(f"{where}: must be a mapping of {what}")
+        yield key, value

@@ -1,0 +1,1 @@
+"""The Kubernetes API: a client, and watches."""

@@ -1,0 +1,105 @@
+"""What DCGM tells by calls instead of fields, as dcgm-exporter shows it: health checks, and the NVLinks between GPUs.
+
+Source: NVIDIA/dcgm-exporter 4.5.3-4.8.2, `internal/pkg/collector/gpu_health_collector.go`, `p2p_status_collector.go`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue.dcgm_exporter.names import LINK_STATUS
+from gpu_exporter.model.gpu import Series
+from gpu_exporter.model.metric import Labels, Metric, Pace
+from gpu_exporter.sources.dcgm.values import Entity
+
+# `dcgmHealthSystems_t`, as far as a GPU has them; all bits are what concerns the GPU as a whole, such as Xid 79.
+SYSTEMS = {
+    0x1: "PCIE",
+    0x2: "NVLINK",
+    0x4: "PMU",
+    0x8: "MCU",
+    0x10: "MEM",
+    0x20: "SM",
+    0x40: "INFOROM",
+    0x80: "THERMAL",
+    0x100: "POWER",
+    0x200: "DRIVER",
+    0xFFFFFFFF: "ALL",
+}
+PASS, NO_ERROR = 0, "DCGM_FR_OK"
+
+
+class Incident(NamedTuple):
+    """What a health check found: 10 is a warning, 20 a failure; `error` is DCGM's name of it."""
+
+    system: int
+    status: int
+    entity: Entity
+    error: str
+
+
+class Found(NamedTuple):
+    """What DCGM told last, of all GPUs that it was asked for; or the reason why it tells nothing."""
+
+    health: tuple[Incident, ...] | str = ()
+    peers: Mapping[int, Mapping[int, int]] | str = {}
+
+
+NOTHING = Found()
+
+
+class Told:
+    """The same of one GPU, by index. What is found is part of a series' labels: another finding is another series."""
+
+    def __init__(self, series_of: Callable[[Metric, Labels], Series], metrics: Iterable[Metric]) -> None:
+        self.rows = frozenset(metrics) & {m.EXP_HEALTH, m.EXP_P2P}
+        self.unsupported: dict[Metric, str] = {}
+        self._of = series_of
+        self._known: dict[Metric, dict[object, Series]] = {row: {} for row in self.rows}
+
+    def read(
+        self,
+        found: Found,
+        board: Entity,
+        index: int,
+        paces: frozenset[Pace],
+        values: dict[Series, float],
+        failed: dict[Series, str],
+    ) -> set[Series]:
+        """Fill in what is due; return the series of findings that are no more."""
+        ended: set[Series] = set()
+        for row in self.rows:
+            answer = found.health if row is m.EXP_HEALTH else found.peers
+            if row.pace not in paces:
+                continue
+            known = self._known[row]
+            if isinstance(answer, str):
+                self.unsupported[row] = answer
+                failed.update(dict.fromkeys(known.values(), answer))
+                continue
+            self.unsupported.pop(row, None)
+            rows = _health(found.health, board) if row is m.EXP_HEALTH else _peers(found.peers, index)
+            now = {key: (self._of(row, labels), value) for key, labels, value in rows}
+            ended |= set(known.values()) - {series for series, _ in now.values()}
+            self._known[row] = {key: series for key, (series, _) in now.items()}
+            values.update(now.values())
+        return ended
+
+
+def _health(incidents: object, board: Entity) -> Iterable[tuple[object, Labels, float]]:
+    assert isinstance(incidents, tuple)
+    last = {each.system: each for each in incidents if each.entity == board}
+    for system, name in SYSTEMS.items():
+        known = last.get(system)
+        error, status = (known.error, known.status) if known else (NO_ERROR, PASS)
+        yield system, (("health_error_code", error), ("health_watch", name)), status
+
+
+def _peers(peers: object, index: int) -> Iterable[tuple[object, Labels, float]]:
+    assert isinstance(peers, Mapping)
+    for other, status in peers.get(index, {}).items():
+        if other != index:
+            word = LINK_STATUS[status] if status < len(LINK_STATUS) else LINK_STATUS[-1]
+            yield other, (("link_status", word), ("peer_gpu", str(other))), status

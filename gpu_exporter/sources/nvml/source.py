@@ -1,0 +1,184 @@
+"""NVML and its GPM counters -> readings: GPUs straight from the driver, without DCGM and without privileges.
+
+The only package that imports `pynvml` (from nvidia-ml-py). Every call here may block in the driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pynvml
+
+from gpu_exporter.model.errors import GpuLost
+from gpu_exporter.model.gpu import Gpu, Owner, Sample
+from gpu_exporter.model.metric import Labels, Metric
+from gpu_exporter.sources.nvml.device import NvmlDevice
+from gpu_exporter.sources.nvml.driver import bound, reload_needed
+from gpu_exporter.sources.nvml.errors import LIBRARY_LOST, outcome, raise_if_lost, source_lost
+from gpu_exporter.sources.nvml.library import shut_down
+from gpu_exporter.sources.nvml.lock import BRIEF, Turn
+from gpu_exporter.sources.nvml.zeros import give_back
+
+
+@contextmanager
+def _library() -> Iterator[None]:
+    try:
+        yield
+    except pynvml.NVMLError as error:
+        raise source_lost(error.value) from error
+
+
+class NvmlSource:
+    """The NVIDIA driver's own library; `alone`: nobody in this process uses it but by pynvml."""
+
+    name = "nvml"
+    live = True
+
+    def __init__(
+        self,
+        sysfs: Path = Path("/sys"),
+        procfs: Path = Path("/proc"),
+        turn: AbstractContextManager[None] | None = None,
+        alone: bool = False,
+    ) -> None:
+        self._sysfs, self._procfs = sysfs, procfs
+        self._opened = 0
+        self._system: Labels = ()
+        self._count = 0
+        self._turn, self._queue = turn or Turn(), turn or Turn(BRIEF)
+        self._alone = alone
+
+    def open(self) -> None:
+        with _library():
+            pynvml.nvmlInit()
+            self._opened += 1  # each nvmlInit needs a nvmlShutdown
+            if self._alone and getattr(pynvml, "_nvmlLib_refcount", None) == 1:
+                give_back(self._procfs)
+            system = {
+                "driver_version": _optional(pynvml.nvmlSystemGetDriverVersion),
+                "nvml_version": _optional(pynvml.nvmlSystemGetNVMLVersion),
+                # not _v2: that needs libcuda, which a container with the `utility` capability alone lacks
+                "cuda_version": _optional(lambda: _cuda(pynvml.nvmlSystemGetCudaDriverVersion())),
+            }
+        self._system = tuple((name, value) for name, value in system.items() if value)
+
+    def count(self) -> int:
+        with _library():
+            try:
+                self._count = int(pynvml.nvmlDeviceGetCount())
+            except pynvml.NVMLError as error:
+                if error.value in LIBRARY_LOST or not self._count:
+                    raise  # any other is a hiccup: what was counted before still holds
+        return self._count
+
+    def expected(self) -> int | None:
+        return bound(self._sysfs)
+
+    def reload_needed(self) -> bool | None:
+        return reload_needed(self._sysfs, self._procfs)
+
+    def attach(self, index: int, metrics: Sequence[Metric]) -> NvmlDevice:
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            gpu = _identify(handle, index, self._system)
+            return NvmlDevice(handle, gpu, metrics, self._turn, self._queue, self._procfs)
+        except pynvml.NVMLError as error:
+            if error.value == pynvml.NVML_ERROR_INVALID_ARGUMENT:
+                raise GpuLost(f"GPU {index}: the driver has no GPU of this index any more", "gone") from error
+            raise_if_lost(error.value, f"GPU {index}")
+            raise GpuLost(f"GPU {index}: {error}", outcome(error.value)) from error
+
+    def owners(self, gpu: Gpu) -> Sequence[Owner]:
+        """The driver knows processes, not pods."""
+        return ()
+
+    def beside(self) -> Sequence[Sample]:
+        """NVML knows GPUs alone."""
+        return ()
+
+    def close(self) -> None:
+        opened, self._opened = self._opened, 0
+        shut_down(opened)
+
+
+def _optional(ask: Callable[[], Any]) -> str:
+    """A detail that may be missing; only the loss of the library matters."""
+    try:
+        return str(ask())
+    except pynvml.NVMLError as error:
+        if error.value in LIBRARY_LOST - {pynvml.NVML_ERROR_LIBRARY_NOT_FOUND}:
+            raise
+        return ""
+
+
+def _cuda(version: int) -> str:
+    return f"{version // 1000}.{version % 1000 // 10}"
+
+
+def _identify(handle: Any, index: int, system: Labels) -> Gpu:
+    """What a GPU is. Only the UUID is needed; the rest is left out where the driver has no answer."""
+
+    def ask(name: str, convert: Callable[[Any], str] = str, *args: int) -> str:
+        try:
+            return convert(getattr(pynvml, f"nvmlDeviceGet{name}")(handle, *args))
+        except pynvml.NVMLError as error:
+            raise_if_lost(error.value, f"GPU {index}")
+            return ""
+        except (AttributeError, UnicodeDecodeError):  # bindings older than the call; text that is none
+            return ""
+
+    info = {
+        "serial": ask("Serial"),
+        "vbios_version": ask("VbiosVersion"),
+        "inforom_version": ask("InforomImageVersion"),
+        "oem_inforom_version": ask("InforomVersion", str, pynvml.NVML_INFOROM_OEM),
+        "ecc_inforom_version": ask("InforomVersion", str, pynvml.NVML_INFOROM_ECC),
+        "power_inforom_version": ask("InforomVersion", str, pynvml.NVML_INFOROM_POWER),
+        "brand": ask("Brand", _brand),
+        "architecture": ask("Architecture", _architecture),
+        "compute_capability": ask("CudaComputeCapability", lambda pair: f"{pair[0]}.{pair[1]}"),
+        "numa_node": ask("NumaNodeId"),
+    }
+    return Gpu(
+        index=index,
+        uuid=pynvml.nvmlDeviceGetUUID(handle),
+        pci_bus_id=ask("PciInfo", lambda pci: str(pci.busId)),
+        model=ask("Name"),
+        device=ask("MinorNumber", lambda minor: f"nvidia{minor}"),
+        driver=dict(system).get("driver_version", ""),
+        info=(*system, *((key, value) for key, value in info.items() if value)),
+    )
+
+
+# As DCGM writes them, by NVML's number.
+BRANDS = {
+    1: "Quadro",
+    2: "Tesla",
+    3: "NVS",
+    4: "Grid",
+    5: "GeForce",
+    6: "Titan",
+    7: "NVIDIA Virtual Applications",
+    8: "NVIDIA Virtual PC",
+    9: "NVIDIA Virtual Compute Server",
+    10: "NVIDIA RTX Virtual Workstation",
+    11: "NVIDIA vGaming",
+    12: "Quadro RTX",
+    13: "NVIDIA RTX",
+    14: "NVIDIA",
+    15: "GeForce RTX",
+    16: "Titan RTX",
+}
+
+
+def _brand(number: int) -> str:
+    return BRANDS.get(number, "")
+
+
+def _architecture(number: int) -> str:
+    prefix = "NVML_DEVICE_ARCH_"
+    names = {value: name for name, value in vars(pynvml).items() if name.startswith(prefix)}
+    return str(names.get(number, str(number))).removeprefix(prefix).capitalize()

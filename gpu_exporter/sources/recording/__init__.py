@@ -1,0 +1,1 @@
+"""Recordings of real GPUs: their format, and the source that replays them."""

@@ -1,0 +1,180 @@
+"""A recording of real GPUs -> readings, as if they were here now. Every series says that it is replayed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from gpu_exporter.catalogue.metrics import BESIDE, POWER_INSTANT, POWER_SAMPLES
+from gpu_exporter.model.errors import GpuLost
+from gpu_exporter.model.gpu import Gpu, Owner, Reading, Sample, Series, XidEvent
+from gpu_exporter.model.metric import EntityKind, Kind, Metric, Pace
+from gpu_exporter.sources.recording.format import Column, Recording
+
+# The mean of two of these is a third thing that never was: the latest one is taken.
+STATES = frozenset({"bitmask", "bool", "state", "action", "generation", "lanes", "links", "banks", "status", "code"})
+
+
+# Not of the GPU itself, and so nothing that it lacks.
+OF_NO_GPU = BESIDE | {EntityKind.INSTANCE}
+
+
+class ReplaySource:
+    """Plays a recording at `speed` times its own pace, over and over if `loop`."""
+
+    name = "replay"
+    live = False
+
+    def __init__(
+        self,
+        recording: Recording,
+        *,
+        speed: float = 1.0,
+        loop: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._recording = recording
+        self._speed = speed
+        self._loop = loop
+        self._clock = clock
+        self._begin = clock()
+
+    def open(self) -> None:
+        """Nothing to connect to: the recording is in memory."""
+
+    def count(self) -> int:
+        return len(self._recording.gpus)
+
+    def expected(self) -> int | None:
+        return len(self._recording.gpus)
+
+    def reload_needed(self) -> bool | None:
+        return None
+
+    def attach(self, index: int, metrics: Sequence[Metric]) -> ReplayDevice:
+        gpu = self._recording.gpus[index]
+        return ReplayDevice(self, gpu, self._recording.columns[gpu.index], metrics)
+
+    def owners(self, gpu: Gpu) -> Sequence[Owner]:
+        """A recording counts as one job."""
+        return (Owner(workload=self._recording.path.name.removesuffix(".gz").removesuffix(".jsonl")),)
+
+    def beside(self) -> Sequence[Sample]:
+        """A recording has GPUs alone."""
+        return ()
+
+    def position(self) -> float:
+        """Seconds of recording played so far, all loops counted; it starts at the first tick."""
+        return self._recording.interval + (self._clock() - self._begin) * self._speed
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+    @property
+    def ended(self) -> bool:
+        return not self._loop and self.position() > self._recording.duration
+
+    @property
+    def duration(self) -> float:
+        """Seconds of recording in one loop."""
+        return self._recording.duration
+
+    @property
+    def interval(self) -> float:
+        """Seconds of recording between two ticks."""
+        return self._recording.interval
+
+    @property
+    def speed(self) -> float:
+        """Seconds of recording played in one second."""
+        return self._speed
+
+
+class ReplayDevice:
+    """One recorded GPU. A read is the time-weighted mean of what was recorded since the read before."""
+
+    def __init__(
+        self, source: ReplaySource, gpu: Gpu, columns: Mapping[str, Column], metrics: Sequence[Metric]
+    ) -> None:
+        self.gpu = gpu
+        self.told_since: float | None = None
+        self._source = source
+        self._last: float | None = None
+        self._found: list[tuple[Series, Column, float]] = []
+        self._unsupported: dict[Metric, str] = {}
+        self._buffered: list[tuple[Series, Column]] = []
+        by_field = {metric.nvml: metric for metric in metrics if metric.key in columns and metric.bit is None}
+        for metric in metrics:
+            if metric is POWER_SAMPLES and POWER_INSTANT.key in columns:
+                self._buffered.append((Series(metric, gpu), columns[POWER_INSTANT.key]))
+                continue
+            recorded = metric if metric.key in columns else by_field.get(metric.nvml)
+            if recorded is None and metric.entity in OF_NO_GPU:
+                continue
+            if recorded is None:
+                self._unsupported[metric] = "not_recorded"
+            else:
+                self._found.append((Series(metric, gpu), columns[recorded.key], metric.scale / recorded.scale))
+
+    def events(self) -> Sequence[XidEvent]:
+        """None were recorded."""
+        return ()
+
+    def read(self, paces: frozenset[Pace]) -> Reading:
+        """All recorded values, whatever the paces: they cost nothing."""
+        source = self._source
+        if source.ended:
+            raise GpuLost(f"GPU {self.gpu.index}: the recording has ended (play it over with --loop)", "ended")
+        now = source.position()
+        before = now - source.interval if self._last is None else self._last
+        self._last = now
+        values: dict[Series, float] = {}
+        for series, column, scale in self._found:
+            value = self._value(series.metric, column, before, now)
+            if value is not None:
+                values[series] = value * scale
+        if not values and self._found:
+            raise GpuLost(f"GPU {self.gpu.index}: the recording has a hole here", "lost")
+        missing = {series: "not_recorded" for series, *_ in self._found if series not in values}
+        taken = {series: self._between(column, before, now) for series, column in self._buffered}
+        span = (now - before) / source.speed
+        return Reading(time.monotonic(), values, span, missing, self._unsupported, buffered=taken)
+
+    def glance(self) -> Reading:
+        """All values, as at a tick."""
+        return self.read(frozenset())
+
+    def _between(self, column: Column, before: float, now: float) -> list[tuple[float, float]]:
+        """What was recorded after `before` until `now`, each tick once: fewer samples than the driver's own buffer."""
+        duration, found = self._source.duration, []
+        while before < now:
+            loops, t = divmod(before, duration)
+            end = min(now - loops * duration, duration)
+            found += [(loops * duration + at, value) for at, value in column.ticks(t, end)]
+            before = loops * duration + end
+        return found
+
+    def _value(self, metric: Metric, column: Column, before: float, now: float) -> float | None:
+        duration = self._source.duration
+        loops, t = divmod(now, duration)
+        if metric.kind is Kind.COUNTER:
+            grown = (column.values[-1] - column.values[0]) * loops if loops else 0.0
+            return column.at(t) + grown
+        (area_before, known_before), (area, known) = (
+            self._until(column, before, duration),
+            self._until(column, now, duration),
+        )
+        if known - known_before <= 0:
+            return None
+        if metric.bit is not None:
+            return float((int(column.at(t)) >> metric.bit) & 1)
+        return column.at(t) if metric.unit in STATES else (area - area_before) / (known - known_before)
+
+    @staticmethod
+    def _until(column: Column, position: float, duration: float) -> tuple[float, float]:
+        loops, t = divmod(position, duration)
+        integral, known = column.until(t)
+        return integral + loops * column.integral[-1], known + loops * column.known[-1]
+
+    def close(self) -> None:
+        """Nothing to give back."""
