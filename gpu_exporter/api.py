@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 
-from gpu_exporter import health
 from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.health import judge as health
 from gpu_exporter.model.snapshot import Snapshot
 
 OWNERS = frozenset({m.POD_INFO, m.JOB_INFO, m.CONTAINER_INFO})

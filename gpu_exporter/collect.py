@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.dcgm_own import Own
-from gpu_exporter.events import EventLog, Evidence
+from gpu_exporter.health.events import EventLog, Evidence
 from gpu_exporter.model.errors import SourceLost
 from gpu_exporter.model.gpu import Gpu
 from gpu_exporter.model.metric import Metric

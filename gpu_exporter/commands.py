@@ -14,14 +14,17 @@ from typing import Any
 
 import click
 
-from gpu_exporter import check, doctor, ending, health, node, record, remote, render
+from gpu_exporter import doctor, ending, node, record, remote, render
 from gpu_exporter.catalogue.metrics import BESIDE, METRICS, selected
 from gpu_exporter.catalogue.xids import load
 from gpu_exporter.config import ENV_PREFIX, Config
-from gpu_exporter.events import EventLog
-from gpu_exporter.exposition import Renderer, Variant
+from gpu_exporter.exposition.fields_in_force import Fields
+from gpu_exporter.exposition.renderer import Renderer, Variant
+from gpu_exporter.health import check
+from gpu_exporter.health import judge as health
+from gpu_exporter.health.events import EventLog
+from gpu_exporter.health.kernel_log_thread import KernelWatch
 from gpu_exporter.inputs import duration, hand_over, interval, metric_set
-from gpu_exporter.kernel_watch import KernelWatch
 from gpu_exporter.library import readings
 from gpu_exporter.model import finding
 from gpu_exporter.model.errors import GpuExporterError
@@ -29,7 +32,6 @@ from gpu_exporter.model.metric import Metric, MetricSet
 from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.model.source import NOT_YOURS
 from gpu_exporter.options import OWNER_SETTINGS, SOURCE_SETTINGS, parsed, settings
-from gpu_exporter.reload import Fields
 from gpu_exporter.render.reference import read_from
 from gpu_exporter.serve import everywhere, observe, style
 from gpu_exporter.sources.choice import chosen, named, only

@@ -9,7 +9,7 @@ from typing import Any
 
 from gpu_exporter.collect import Collector
 from gpu_exporter.comparison import Comparison, Row, Side, Verdict, compared
-from gpu_exporter.exposition import number
+from gpu_exporter.exposition.renderer import number
 from gpu_exporter.model.errors import GpuExporterError, SourceLost
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.snapshot import Snapshot

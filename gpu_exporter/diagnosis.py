@@ -14,8 +14,8 @@ import click
 from gpu_exporter import diagnose, ending, evidence
 from gpu_exporter.catalogue.xids import load
 from gpu_exporter.config import Config
-from gpu_exporter.events import EventLog
-from gpu_exporter.kernel_watch import KernelWatch
+from gpu_exporter.health.events import EventLog
+from gpu_exporter.health.kernel_log_thread import KernelWatch
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.source import NOT_YOURS
 from gpu_exporter.readings import Page, seen

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gpu_exporter.events import EventLog
-from gpu_exporter.exposition import Pages
+from gpu_exporter.exposition.renderer import Pages
+from gpu_exporter.health.events import EventLog
 from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.snapshot import PAGE_SECONDS
 

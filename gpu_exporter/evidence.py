@@ -18,7 +18,7 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.metrics import BY_KEY, GR_ENGINE_ACTIVE, histograms, selected
 from gpu_exporter.catalogue.signals import SIGNALS, Read
 from gpu_exporter.collect import Collector
-from gpu_exporter.events import EventLog
+from gpu_exporter.health.events import EventLog
 from gpu_exporter.histograms import Histogram
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.metric import Metric, MetricSet

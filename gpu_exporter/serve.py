@@ -23,16 +23,16 @@ from gpu_exporter.collect import Collector
 from gpu_exporter.config import Config
 from gpu_exporter.dcgm_own import OF_CLOCK, OF_XIDS
 from gpu_exporter.endpoint import Endpoint, Health, never
-from gpu_exporter.event_store import EventStore
-from gpu_exporter.events import EventLog
-from gpu_exporter.exposition import Pages, Renderer, Style
-from gpu_exporter.kernel_watch import KernelWatch
+from gpu_exporter.exposition.fields_in_force import Fields
+from gpu_exporter.exposition.renderer import Pages, Renderer, Style
+from gpu_exporter.health.event_store import EventStore
+from gpu_exporter.health.events import EventLog
+from gpu_exporter.health.kernel_log_thread import KernelWatch
 from gpu_exporter.lifecycle import Lifecycle, Token
 from gpu_exporter.model.metric import Labels, Metric
 from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.model.source import NOT_YOURS, Source, Staged
 from gpu_exporter.monitor import Monitor
-from gpu_exporter.reload import Fields
 from gpu_exporter.server import Server
 from gpu_exporter.systemd import listening
 from gpu_exporter.version import __version__

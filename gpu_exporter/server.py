@@ -20,7 +20,7 @@ from tornado.web import Application, HTTPError
 from gpu_exporter import api
 from gpu_exporter.connections import BoundedServer
 from gpu_exporter.endpoint import Endpoint
-from gpu_exporter.exposition import Variant
+from gpu_exporter.exposition.renderer import Variant
 from gpu_exporter.handler import CLIENT_SECONDS, TEXT, Handler
 from gpu_exporter.inputs import Address
 from gpu_exporter.lifecycle import ROUTES, Lifecycle

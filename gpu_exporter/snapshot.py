@@ -7,11 +7,11 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
 
-from gpu_exporter import health
 from gpu_exporter.accumulate import Accumulator
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.dcgm_own import ClockEvents
-from gpu_exporter.events import EventLog
+from gpu_exporter.health import judge as health
+from gpu_exporter.health.events import EventLog
 from gpu_exporter.model.gpu import Gpu, Owner, Sample, Series
 from gpu_exporter.model.metric import Labels, Metric
 from gpu_exporter.model.pci import pci_bus_id

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.faults import BUSY, LOW_MARGIN
-from gpu_exporter.health import FABRIC_DONE, FASTEST
+from gpu_exporter.health.judge import FABRIC_DONE, FASTEST
 from gpu_exporter.model.metric import Metric
 
 

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from gpu_exporter.kernel_log import Stamp, SxidLine, XidLine, parse, parse_kmsg
+from gpu_exporter.health.kernel_log_parser import Stamp, SxidLine, XidLine, parse, parse_kmsg
 
 PREFIXES: tuple[Callable[[str], str], ...] = (
     lambda text: text,

@@ -27,7 +27,7 @@ from unittest.mock import patch
 from gpu_exporter import collect, release, snapshot, worker
 from gpu_exporter.catalogue.metrics import selected
 from gpu_exporter.collect import Collector
-from gpu_exporter.exposition import Pages, Renderer, Variant
+from gpu_exporter.exposition.renderer import Pages, Renderer, Variant
 from gpu_exporter.model.metric import MetricSet
 from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.sources.simulated import device

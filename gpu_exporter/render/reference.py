@@ -13,7 +13,7 @@ from gpu_exporter.catalogue.hardware import SEEN_ON, seen_on
 from gpu_exporter.catalogue.metrics import BESIDE, METRICS, SWITCH_LINKS
 from gpu_exporter.catalogue.xids import load
 from gpu_exporter.config import ENV_PREFIX, Config, flag
-from gpu_exporter.health import ALL_FAULTS
+from gpu_exporter.health.judge import ALL_FAULTS
 from gpu_exporter.model.metric import (
     Buffered,
     Call,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.fields_file import rows
+from gpu_exporter.exposition.fields_file import rows
 from tests.conftest import Exporter, Serve, command, run
 from tests.e2e.test_reload import classic
 from tests.fakes.driver import FakeDriver, identity, mig_device

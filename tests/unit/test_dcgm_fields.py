@@ -8,7 +8,7 @@ from collections import Counter
 from gpu_exporter.catalogue.dcgm_exporter import fields as dcgm_fields
 from gpu_exporter.catalogue.dcgm_exporter.names import DEFAULT_FIELDS, RENAMED
 from gpu_exporter.catalogue.metrics import METRICS
-from gpu_exporter.fields_file import LEVELS
+from gpu_exporter.exposition.fields_file import LEVELS
 
 FIELDS = dcgm_fields.load()
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.xids import load
-from gpu_exporter.event_store import EventStore
-from gpu_exporter.events import KEPT, EventLog, Evidence
-from gpu_exporter.kernel_log import SxidLine, XidLine
-from gpu_exporter.kernel_reader import Logged, Position
+from gpu_exporter.health.event_store import EventStore
+from gpu_exporter.health.events import KEPT, EventLog, Evidence
+from gpu_exporter.health.kernel_log_parser import SxidLine, XidLine
+from gpu_exporter.health.kernel_log_reader import Logged, Position
 from gpu_exporter.model.gpu import Gpu, XidEvent
 
 PCI = "00000000:06:00.0"

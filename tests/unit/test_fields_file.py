@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.metrics import selected
 from gpu_exporter.catalogue.selection import Family, Selection
-from gpu_exporter.fields_file import MOST_LINES, MOST_WARNINGS, FieldsFile, Row, rows
+from gpu_exporter.exposition.fields_file import MOST_LINES, MOST_WARNINGS, FieldsFile, Row, rows
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.metric import EntityKind, Kind, MetricSet, Schema
 

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from gpu_exporter import check, health
 from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.health import check
+from gpu_exporter.health import judge as health
 from gpu_exporter.model.gpu import Gpu, Sample, Series
 from gpu_exporter.model.metric import Gpm, Metric
 from gpu_exporter.model.snapshot import GpuStatus, Snapshot

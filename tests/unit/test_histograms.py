@@ -14,7 +14,7 @@ from gpu_exporter.accumulate import Accumulator
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.selection import everything
 from gpu_exporter.dcgm_own import Own
-from gpu_exporter.exposition import Renderer, Variant
+from gpu_exporter.exposition.renderer import Renderer, Variant
 from gpu_exporter.histograms import histograms_of
 from gpu_exporter.model.gpu import Gpu, Reading, Sample, Series
 from gpu_exporter.model.metric import Metric, MetricSet

@@ -21,7 +21,7 @@ from gpu_exporter.catalogue.signals import POWER_SWING, SM_IDLE
 from gpu_exporter.catalogue.xids import load
 from gpu_exporter.collect import Collector
 from gpu_exporter.diagnose import diagnose
-from gpu_exporter.events import EventLog
+from gpu_exporter.health.events import EventLog
 from gpu_exporter.model.errors import GpuExporterError, SourceLost
 from gpu_exporter.model.metric import Metric, MetricSet, Pace
 from gpu_exporter.model.snapshot import Snapshot

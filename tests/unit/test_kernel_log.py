@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter.kernel_log import KmsgRecord, Stamp, SxidLine, XidLine, parse, parse_kmsg, parse_message
+from gpu_exporter.health.kernel_log_parser import (
+    KmsgRecord,
+    Stamp,
+    SxidLine,
+    XidLine,
+    parse,
+    parse_kmsg,
+    parse_message,
+)
 from gpu_exporter.model.pci import pci_bus_id, same_device
 from gpu_exporter.model.verdict import Action
 from tests.fuzz_kernel_log import PREFIXES, fuzz, journal

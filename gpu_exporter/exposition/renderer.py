@@ -13,7 +13,7 @@ from prometheus_client.metrics_core import Metric as ClientMetric
 
 from gpu_exporter.catalogue.dcgm_exporter.names import converter
 from gpu_exporter.catalogue.selection import Selection, everything
-from gpu_exporter.labels import NODE_LABEL, labels_of
+from gpu_exporter.exposition.labels import NODE_LABEL, labels_of
 from gpu_exporter.model.gpu import Series
 from gpu_exporter.model.metric import EntityKind, Labels
 from gpu_exporter.model.snapshot import Owned, Snapshot

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.xids import Catalogue
-from gpu_exporter.kernel_log import SxidLine, XidLine
-from gpu_exporter.kernel_reader import Logged, Position
+from gpu_exporter.health.kernel_log_parser import SxidLine, XidLine
+from gpu_exporter.health.kernel_log_reader import Logged, Position
 from gpu_exporter.model.gpu import Gpu, XidEvent
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.pci import pci_bus_id

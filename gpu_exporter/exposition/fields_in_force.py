@@ -17,7 +17,7 @@ from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.metric import Metric
 
 if TYPE_CHECKING:
-    from gpu_exporter.fields_file import FieldsFile
+    from gpu_exporter.exposition.fields_file import FieldsFile
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ class Fields:
 
 
 def _file(config: Config) -> FieldsFile:
-    from gpu_exporter.fields_file import FieldsFile  # nobody else needs it, and DCGM's names that it brings
+    from gpu_exporter.exposition.fields_file import FieldsFile  # nobody else needs it, and DCGM's names that it brings
 
     assert config.collectors is not None
     return FieldsFile(config.collectors, config.metrics, processes=config.processes, schema=config.schema)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from gpu_exporter.kernel_log import SxidLine, XidLine, parse, parse_kmsg
+from gpu_exporter.health.kernel_log_parser import SxidLine, XidLine, parse, parse_kmsg
 
 RECORD = 16384  # the kernel refuses a buffer that its record does not fit in; the longest are 8 KiB
 CHUNK = 65536

@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpu_exporter.events import Event, EventLog
+from gpu_exporter.health.events import Event, EventLog
 
 log = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ import threading
 import time
 from pathlib import Path
 
-from gpu_exporter.event_store import EventStore
-from gpu_exporter.events import EventLog
-from gpu_exporter.kernel_reader import KernelLog, Logged, Start
+from gpu_exporter.health.event_store import EventStore
+from gpu_exporter.health.events import EventLog
+from gpu_exporter.health.kernel_log_reader import KernelLog, Logged, Start
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from gpu_exporter import health
 from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.health import judge as health
 from gpu_exporter.model.gpu import Gpu
 from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.model.verdict import Action, Health, Problem, Verdict
