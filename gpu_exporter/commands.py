@@ -14,9 +14,11 @@ from typing import Any
 
 import click
 
-from gpu_exporter import doctor, ending, node, record, remote, render
+from gpu_exporter import doctor, ending, node, remote, render
 from gpu_exporter.catalogue.metrics import BESIDE, METRICS, selected
 from gpu_exporter.catalogue.xids import load
+from gpu_exporter.collection import record
+from gpu_exporter.collection.monitor import observe
 from gpu_exporter.config import ENV_PREFIX, Config
 from gpu_exporter.exposition.fields_in_force import Fields
 from gpu_exporter.exposition.renderer import Renderer, Variant
@@ -33,7 +35,7 @@ from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.model.source import NOT_YOURS
 from gpu_exporter.options import OWNER_SETTINGS, SOURCE_SETTINGS, parsed, settings
 from gpu_exporter.render.reference import read_from
-from gpu_exporter.serve import everywhere, observe, style
+from gpu_exporter.serve import everywhere, style
 from gpu_exporter.sources.choice import chosen, named, only
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from gpu_exporter.collect import Collector
+from gpu_exporter.collection.collector import Collector
 from gpu_exporter.comparison import Comparison, Row, Side, Verdict, compared
 from gpu_exporter.exposition.renderer import number
 from gpu_exporter.model.errors import GpuExporterError, SourceLost

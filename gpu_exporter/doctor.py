@@ -11,6 +11,7 @@ from typing import Protocol, runtime_checkable
 from gpu_exporter import machine
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.metrics import BY_KEY, selected
+from gpu_exporter.collection.monitor import observe
 from gpu_exporter.model.errors import SourceLost
 from gpu_exporter.model.finding import Finding, Level
 from gpu_exporter.model.gpu import Gpu
@@ -18,7 +19,6 @@ from gpu_exporter.model.metric import EntityKind, Gpm, LinkSum, Metric, MetricSe
 from gpu_exporter.model.snapshot import GpuStatus, Snapshot
 from gpu_exporter.model.source import NOT_YOURS, Source
 from gpu_exporter.model.verdict import Action, Verdict
-from gpu_exporter.serve import observe
 
 WITH_GPM = ("Hopper", "Blackwell", "Rubin")
 # All looks at the machine together, which run beside the look at the GPUs.

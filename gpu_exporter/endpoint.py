@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from gpu_exporter.collection.composer import PAGE_SECONDS
 from gpu_exporter.exposition.renderer import Pages
 from gpu_exporter.health.events import EventLog
 from gpu_exporter.model.snapshot import Snapshot
-from gpu_exporter.snapshot import PAGE_SECONDS
 
 
 class Health:

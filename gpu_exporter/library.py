@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from functools import cache
 
 from gpu_exporter.catalogue.metrics import selected
+from gpu_exporter.collection.monitor import Monitor
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.gpu import Gpu, Sample
 from gpu_exporter.model.metric import MetricSet
 from gpu_exporter.model.snapshot import Snapshot
-from gpu_exporter.monitor import Monitor
 from gpu_exporter.sources.choice import local_gpus
 
 INTERVAL_SECONDS = 1.0

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpu_exporter.collect import Collector
+from gpu_exporter.collection.collector import Collector
 from gpu_exporter.handler import TEXT, Handler
 from gpu_exporter.inputs import hand_over
 from gpu_exporter.model.errors import GpuExporterError

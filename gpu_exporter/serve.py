@@ -19,9 +19,9 @@ from prometheus_client.metrics_core import Metric as ClientMetric
 from gpu_exporter import heap
 from gpu_exporter.catalogue.selection import Selection
 from gpu_exporter.catalogue.xids import load
-from gpu_exporter.collect import Collector
+from gpu_exporter.collection.collector import Collector
+from gpu_exporter.collection.dcgm_counts import OF_CLOCK, OF_XIDS
 from gpu_exporter.config import Config
-from gpu_exporter.dcgm_own import OF_CLOCK, OF_XIDS
 from gpu_exporter.endpoint import Endpoint, Health, never
 from gpu_exporter.exposition.fields_in_force import Fields
 from gpu_exporter.exposition.renderer import Pages, Renderer, Style
@@ -29,10 +29,9 @@ from gpu_exporter.health.event_store import EventStore
 from gpu_exporter.health.events import EventLog
 from gpu_exporter.health.kernel_log_thread import KernelWatch
 from gpu_exporter.lifecycle import Lifecycle, Token
-from gpu_exporter.model.metric import Labels, Metric
+from gpu_exporter.model.metric import Labels
 from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.model.source import NOT_YOURS, Source, Staged
-from gpu_exporter.monitor import Monitor
 from gpu_exporter.server import Server
 from gpu_exporter.systemd import listening
 from gpu_exporter.version import __version__
@@ -43,8 +42,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# What one look's profiling metrics are means over.
-OBSERVE_INTERVAL = 0.5
 # How long a server that is being started waits for its first page: longer than a tick waits for its GPUs.
 FIRST_PAGE_SECONDS = 2.0
 # How much later each of many nodes starts, and so ticks in all later intervals, than the one before.
@@ -225,11 +222,3 @@ def _serve(nodes: Sequence[_Node], server: Server, config: Config, stop: threadi
         if node.attributor:
             node.attributor.stop()
     return all(node.collector.stop() for node in nodes)
-
-
-def observe(source: Source, metrics: Sequence[Metric], expected: int | None = None) -> tuple[Snapshot, bool]:
-    """One snapshot, and whether all threads ended. Raises SourceLost if there is no GPU."""
-    monitor = Monitor(source, metrics, OBSERVE_INTERVAL, OBSERVE_INTERVAL, expected)
-    monitor.start()
-    clean = monitor.stop()
-    return monitor.snapshot(), clean

@@ -24,9 +24,12 @@ from types import ModuleType
 from typing import NamedTuple
 from unittest.mock import patch
 
-from gpu_exporter import collect, release, snapshot, worker
 from gpu_exporter.catalogue.metrics import selected
-from gpu_exporter.collect import Collector
+from gpu_exporter.collection import collector as collect
+from gpu_exporter.collection import composer as snapshot
+from gpu_exporter.collection import hand_over as release
+from gpu_exporter.collection import worker
+from gpu_exporter.collection.collector import Collector
 from gpu_exporter.exposition.renderer import Pages, Renderer, Variant
 from gpu_exporter.model.metric import MetricSet
 from gpu_exporter.model.snapshot import Snapshot

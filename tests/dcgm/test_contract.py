@@ -12,9 +12,9 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from gpu_exporter.accumulate import INTEGRALS
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.metrics import METRICS, selected
+from gpu_exporter.collection.accumulator import INTEGRALS
 from gpu_exporter.inputs import Hostengine
 from gpu_exporter.model.errors import SourceLost
 from gpu_exporter.model.gpu import Reading

@@ -10,7 +10,7 @@ import pytest
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.metrics import selected
 from gpu_exporter.catalogue.xids import load
-from gpu_exporter.dcgm_own import NEEDS_DCGM, NO_WITNESS, ClockEvents, Own
+from gpu_exporter.collection.dcgm_counts import NEEDS_DCGM, NO_WITNESS, ClockEvents, Own
 from gpu_exporter.health.events import EventLog
 from gpu_exporter.health.kernel_log_parser import XidLine
 from gpu_exporter.health.kernel_log_reader import Logged, Position

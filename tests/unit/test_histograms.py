@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from gpu_exporter.accumulate import Accumulator
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.selection import everything
-from gpu_exporter.dcgm_own import Own
+from gpu_exporter.collection.accumulator import Accumulator
+from gpu_exporter.collection.dcgm_counts import Own
+from gpu_exporter.collection.histograms import histograms_of
 from gpu_exporter.exposition.renderer import Renderer, Variant
-from gpu_exporter.histograms import histograms_of
 from gpu_exporter.model.gpu import Gpu, Reading, Sample, Series
 from gpu_exporter.model.metric import Metric, MetricSet
 from gpu_exporter.model.snapshot import Snapshot

@@ -19,7 +19,7 @@ from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Ramp, Scope, 
 from gpu_exporter.catalogue.metrics import histograms, selected
 from gpu_exporter.catalogue.signals import POWER_SWING, SM_IDLE
 from gpu_exporter.catalogue.xids import load
-from gpu_exporter.collect import Collector
+from gpu_exporter.collection.collector import Collector
 from gpu_exporter.diagnose import diagnose
 from gpu_exporter.health.events import EventLog
 from gpu_exporter.model.errors import GpuExporterError, SourceLost

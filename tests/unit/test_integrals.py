@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.accumulate import INTEGRALS, Accumulator
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.selection import everything
-from gpu_exporter.histograms import histograms_of
+from gpu_exporter.collection.accumulator import INTEGRALS, Accumulator
+from gpu_exporter.collection.histograms import histograms_of
 from gpu_exporter.model.gpu import Sample
 from gpu_exporter.model.metric import Metric, MetricSet, Pace
 from gpu_exporter.sources.recording.format import HOLE_INTERVALS, Tick, load, ticks

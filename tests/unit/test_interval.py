@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.collect import Collector
+from gpu_exporter.collection.collector import Collector
 from gpu_exporter.exposition.renderer import Page, Pages, Variant
 from gpu_exporter.model.gpu import Reading
 from gpu_exporter.model.metric import Metric, Pace

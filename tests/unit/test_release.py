@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpu_exporter.release import HandOver, Release, device_files
+from gpu_exporter.collection.hand_over import HandOver, Release, device_files
 from gpu_exporter.sources.nvml import library as unload
 
 

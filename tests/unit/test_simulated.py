@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.metrics import BESIDE, selected
-from gpu_exporter.collect import Collector
+from gpu_exporter.collection.collector import Collector
 from gpu_exporter.model.errors import GpuExporterError, GpuLost, SourceLost
 from gpu_exporter.model.gpu import Reading
 from gpu_exporter.model.metric import Kind, Metric, MetricSet, Pace

@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.collect import Collector
+from gpu_exporter.collection.collector import Collector
 from gpu_exporter.model.errors import GpuLost
 from gpu_exporter.model.gpu import Gpu, Owner, Reading, Sample, Series, XidEvent
 from gpu_exporter.model.metric import Metric, Pace

@@ -7,9 +7,9 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
 
-from gpu_exporter.accumulate import Accumulator
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.dcgm_own import ClockEvents
+from gpu_exporter.collection.accumulator import Accumulator
+from gpu_exporter.collection.dcgm_counts import ClockEvents
 from gpu_exporter.health import judge as health
 from gpu_exporter.health.events import EventLog
 from gpu_exporter.model.gpu import Gpu, Owner, Sample, Series

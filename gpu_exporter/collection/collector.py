@@ -13,7 +13,10 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.dcgm_own import Own
+from gpu_exporter.collection.composer import PAGE_SECONDS, Composer, GpuRecord
+from gpu_exporter.collection.dcgm_counts import Own
+from gpu_exporter.collection.hand_over import HandOver, Release
+from gpu_exporter.collection.worker import Worker
 from gpu_exporter.health.events import EventLog, Evidence
 from gpu_exporter.model.errors import SourceLost
 from gpu_exporter.model.gpu import Gpu
@@ -21,10 +24,7 @@ from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.pci import same_device
 from gpu_exporter.model.snapshot import GpuStatus, Snapshot
 from gpu_exporter.model.source import Attribution, Instant, Sampled, Source
-from gpu_exporter.release import HandOver, Release
-from gpu_exporter.snapshot import PAGE_SECONDS, Composer, GpuRecord
 from gpu_exporter.sources.backoff import Backoff
-from gpu_exporter.worker import Worker
 
 log = logging.getLogger(__name__)
 

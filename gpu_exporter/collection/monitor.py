@@ -7,7 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 
-from gpu_exporter.collect import Collector
+from gpu_exporter.collection.collector import Collector
 from gpu_exporter.model.metric import Gpm, Metric
 from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.model.source import Sampled, Source
@@ -64,3 +64,15 @@ class Monitor:
     def stop(self) -> bool:
         """Stop. False if a driver call is stuck: then end with `os._exit`."""
         return self._collector.stop()
+
+
+# What one look's profiling metrics are means over.
+OBSERVE_INTERVAL = 0.5
+
+
+def observe(source: Source, metrics: Sequence[Metric], expected: int | None = None) -> tuple[Snapshot, bool]:
+    """One snapshot, and whether all threads ended. Raises SourceLost if there is no GPU."""
+    monitor = Monitor(source, metrics, OBSERVE_INTERVAL, OBSERVE_INTERVAL, expected)
+    monitor.start()
+    clean = monitor.stop()
+    return monitor.snapshot(), clean

@@ -12,7 +12,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.histograms import histograms_of
+from gpu_exporter.collection.histograms import histograms_of
 from gpu_exporter.model.gpu import Gpu, Reading, Sample, Series
 from gpu_exporter.model.metric import Labels, Metric
 

@@ -8,15 +8,15 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from gpu_exporter.collection.composer import GpuRecord
 from gpu_exporter.model.errors import GpuLost, SourceLost
 from gpu_exporter.model.gpu import Gpu, Reading
 from gpu_exporter.model.metric import Metric, Pace
 from gpu_exporter.model.source import Device, Glancing
-from gpu_exporter.snapshot import GpuRecord
 from gpu_exporter.sources.backoff import Backoff
 
 if TYPE_CHECKING:
-    from gpu_exporter.collect import Collector
+    from gpu_exporter.collection.collector import Collector
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpu_exporter.accumulate import INTEGRALS
+from gpu_exporter.collection.accumulator import INTEGRALS
 from gpu_exporter.model.errors import GpuExporterError, GpuLost
 from gpu_exporter.model.gpu import Reading
 from gpu_exporter.model.metric import Metric, Pace

@@ -10,7 +10,7 @@ from functools import partial
 from types import MappingProxyType
 
 from gpu_exporter.catalogue.metrics import METRICS
-from gpu_exporter.histograms import Histogram, Histograms, Made
+from gpu_exporter.collection.histograms import Histogram, Histograms, Made
 from gpu_exporter.model.gpu import Gpu, Reading, Sample, Series
 from gpu_exporter.model.metric import Kind, Labels, Metric
 

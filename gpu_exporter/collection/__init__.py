@@ -1,0 +1,1 @@
+"""The loop that reads GPUs and publishes snapshots."""
