@@ -16,7 +16,7 @@ import time
 import tracemalloc
 from statistics import median
 
-from gpu_exporter.cli import main
+from gpu_exporter.cli.main import main
 
 TICK_SECONDS = 1.0
 WARM_TICKS = 5

@@ -23,7 +23,7 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.conditions import Mark, Median, Over, Share
 from gpu_exporter.catalogue.failure_modes import MODES
-from gpu_exporter.readings import Part, Seen
+from gpu_exporter.diagnosis.window import Part, Seen
 from gpu_exporter.render import aggregates, allocation
 from tests.prometheus import Prometheus
 

@@ -169,8 +169,8 @@ def local_gpus(*, procfs: Path = Path("/proc"), gpus: Sequence[int] | None = Non
         from gpu_exporter.sources.nvml.some import SomeGpus
         from gpu_exporter.sources.nvml.source import NvmlSource
     except (ImportError, AttributeError, SyntaxError) as error:
-        from gpu_exporter.machine import bindings
         from gpu_exporter.model.finding import Level
+        from gpu_exporter.sources.nvml.bindings import bindings
 
         found = bindings()
         if found.level is not Level.FAIL:

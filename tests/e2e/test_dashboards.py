@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gpu_exporter import readings
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.failure_modes import MODES, profiles
-from gpu_exporter.evidence import parsed
-from gpu_exporter.readings import Page as Reading
-from gpu_exporter.readings import Row, Seen, seen
+from gpu_exporter.diagnosis import window as readings
+from gpu_exporter.diagnosis.gather import parsed
+from gpu_exporter.diagnosis.window import Page as Reading
+from gpu_exporter.diagnosis.window import Row, Seen, seen
 from tests import conftest, panels
 from tests.fakes.dcgm_exporter import DEFAULT, FULL, FakeGpu, page, serving
 from tests.fakes.driver import FakeDriver, sawtooth

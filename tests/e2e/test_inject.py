@@ -12,8 +12,8 @@ import pytest
 
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import Scope
-from gpu_exporter.evidence import made, parsed
-from gpu_exporter.readings import seen
+from gpu_exporter.diagnosis.gather import made, parsed
+from gpu_exporter.diagnosis.window import seen
 from gpu_exporter.render.boards import board_of
 from tests import panels
 from tests.alerting import rules

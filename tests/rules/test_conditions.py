@@ -24,12 +24,12 @@ import yaml
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from gpu_exporter import readings
 from gpu_exporter.catalogue.bottlenecks import CLASS, CLASSES, classify
 from gpu_exporter.catalogue.conditions import Device, Limits, Median, Over, Points, Share
 from gpu_exporter.catalogue.failure_modes import MODES, profiles
 from gpu_exporter.catalogue.failure_modes.mode import Ramp, Values, Wave
 from gpu_exporter.catalogue.signals import OWNER, SIGNALS, Signal
+from gpu_exporter.diagnosis import window as readings
 from tests.prometheus import Prometheus
 from tests.rules.promtool import ROOT, promtools
 from tests.rules.series import histograms

@@ -12,8 +12,8 @@ import pytest
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.distributions import WINDOW_SECONDS, Spread, Within
 from gpu_exporter.catalogue.signals import POWER_SWING, SM_IDLE, Read, Signal
+from gpu_exporter.diagnosis.window import Page, Row, seen
 from gpu_exporter.model.metric import Metric
-from gpu_exporter.readings import Page, Row, seen
 from tests.rules.promtool import Case, Expect, check
 from tests.rules.series import STEP, Device, minutes
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter import compare
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.compare import as_dict, lines
-from gpu_exporter.comparison import STATES, TOLERANCES, Comparison, Side, Verdict, compared, compares
+from gpu_exporter.diagnosis import compare
+from gpu_exporter.diagnosis.compare import as_dict, lines
+from gpu_exporter.diagnosis.comparison import STATES, TOLERANCES, Comparison, Side, Verdict, compared, compares
 from gpu_exporter.exposition.renderer import number
 from gpu_exporter.model.errors import SourceLost
 from gpu_exporter.model.gpu import Gpu, Owner, Reading, Sample, Series, XidEvent

@@ -20,9 +20,9 @@ from gpu_exporter.catalogue.metrics import METRICS
 from gpu_exporter.catalogue.signals import SIGNALS, Read
 from gpu_exporter.catalogue.xids import load
 from gpu_exporter.coverage import Works
-from gpu_exporter.diagnose import diagnose
+from gpu_exporter.diagnosis.judge import diagnose
+from gpu_exporter.diagnosis.window import Page, Row, seen
 from gpu_exporter.model.metric import Kind
-from gpu_exporter.readings import Page, Row, seen
 
 ROOT = Path(__file__).parent.parent.parent
 FILES = {"classic": "dcgm-exporter.csv", "modern": "dcgm-exporter-4.9.csv"}

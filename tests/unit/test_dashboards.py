@@ -314,7 +314,7 @@ def _lost(before: Any, after: Any, path: str = "") -> Iterator[str]:
 @pytest.mark.parametrize("missing", ["grafanalib", "grafana_foundation_sdk"])
 def test_without_the_extra_one_line_names_it(missing: str, tmp_path: Path) -> None:
     """`generate` says what to install; the rest of the command line works."""
-    block = f"import sys; sys.modules[{missing!r}] = None; from gpu_exporter.cli import main; main()"
+    block = f"import sys; sys.modules[{missing!r}] = None; from gpu_exporter.cli.main import main; main()"
     found = subprocess.run(
         [sys.executable, "-c", block, "generate", "--check", "--root", str(ROOT)], capture_output=True, text=True
     )

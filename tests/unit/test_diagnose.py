@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter import evidence
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.conditions import And, Compare, Fn, Or, Over, Unless
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.signals import SIGNALS, Read
 from gpu_exporter.catalogue.workloads import owner, workload_of
-from gpu_exporter.diagnose import as_dict, diagnose, lines, verdict
-from gpu_exporter.readings import Page, Row, seen
+from gpu_exporter.diagnosis import gather as evidence
+from gpu_exporter.diagnosis.judge import as_dict, diagnose, lines, verdict
+from gpu_exporter.diagnosis.window import Page, Row, seen
 from tests.truth import PHASES, TRUTH
 
 MODES_BY_NAME = {mode.name: mode for mode in MODES}

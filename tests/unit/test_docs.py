@@ -15,7 +15,7 @@ from gpu_exporter.catalogue.conditions import Limit
 from gpu_exporter.catalogue.failure_modes import MODES, bottleneck, cost, distributed, health
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
 from gpu_exporter.catalogue.signals import SIGNALS
-from gpu_exporter.commands import commands
+from gpu_exporter.cli.commands import commands
 from gpu_exporter.render import ARTIFACTS, failure_pages, rules, runbooks
 from gpu_exporter.render.rules import shared_conditions
 from tests.tools import tool

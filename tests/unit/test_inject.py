@@ -20,13 +20,13 @@ from gpu_exporter.catalogue.metrics import histograms, selected
 from gpu_exporter.catalogue.signals import POWER_SWING, SM_IDLE
 from gpu_exporter.catalogue.xids import load
 from gpu_exporter.collection.collector import Collector
-from gpu_exporter.diagnose import diagnose
+from gpu_exporter.diagnosis.judge import diagnose
+from gpu_exporter.diagnosis.window import rows, seen
 from gpu_exporter.health.events import EventLog
 from gpu_exporter.model.errors import GpuExporterError, SourceLost
 from gpu_exporter.model.metric import Metric, MetricSet, Pace
 from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.model.verdict import Health
-from gpu_exporter.readings import rows, seen
 from gpu_exporter.sources.simulated import injected
 from gpu_exporter.sources.simulated.faults import SEEN_SECONDS
 from gpu_exporter.sources.simulated.inject import at, mean, plan

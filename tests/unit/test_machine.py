@@ -15,9 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter import doctor, machine, node
+from gpu_exporter.diagnosis.doctor import examine as doctor
+from gpu_exporter.diagnosis.doctor import machine
+from gpu_exporter.diagnosis.doctor import surroundings as node
 from gpu_exporter.inputs import Address
 from gpu_exporter.model.finding import Finding, Level, as_dict
+from gpu_exporter.sources.nvml.bindings import bindings
 from tests.conftest import free_port
 
 OK, NOTE, WARN, FAIL = Level.OK, Level.NOTE, Level.WARN, Level.FAIL
@@ -119,7 +122,7 @@ def test_bindings(origin: Path | None, projects: Mapping[str, str], level: Level
 
     spec = ModuleSpec("pynvml", None, origin=str(origin)) if origin else None
     providers = {"pynvml": [name for name in projects if name in ("nvidia-ml-py", "pynvml")]}
-    found = machine.bindings(lambda name: spec, installed, lambda: providers)
+    found = bindings(lambda name: spec, installed, lambda: providers)
     assert found.level is level
     assert said in found.what
     assert cure in found.cure
@@ -127,7 +130,7 @@ def test_bindings(origin: Path | None, projects: Mapping[str, str], level: Level
 
 def test_bindings_of_this_environment() -> None:
     """What the tests run with is right."""
-    assert machine.bindings().level is OK
+    assert bindings().level is OK
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,13 @@ from typing import Any
 
 import click
 
-from gpu_exporter import ending
 from gpu_exporter.catalogue.dcgm_exporter.flags import is_theirs, translate
+from gpu_exporter.cli import stop as ending
+from gpu_exporter.cli.logs import configure
+from gpu_exporter.cli.options import EVERY_SETTING, settings
 from gpu_exporter.config import ENV_PREFIX, Config
 from gpu_exporter.exposition.fields_in_force import Fields
-from gpu_exporter.logs import configure
 from gpu_exporter.model.errors import GpuExporterError
-from gpu_exporter.options import EVERY_SETTING, settings
 from gpu_exporter.serve import run
 from gpu_exporter.sources.choice import chosen
 from gpu_exporter.version import __version__
@@ -55,7 +55,7 @@ class _Commands(click.Group):
 
     @staticmethod
     def _others() -> Mapping[str, click.Command]:
-        from gpu_exporter.commands import commands
+        from gpu_exporter.cli.commands import commands
 
         return commands.commands
 

@@ -12,7 +12,7 @@ from gpu_exporter.catalogue.conditions import Also, And, Condition, Median, Or, 
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Scope, Severity
 from gpu_exporter.catalogue.signals import SIGNALS
-from gpu_exporter.readings import Identity, Part, Seen
+from gpu_exporter.diagnosis.window import Identity, Part, Seen
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,15 +11,17 @@ from typing import Any
 
 import click
 
-from gpu_exporter import diagnose, ending, evidence
 from gpu_exporter.catalogue.xids import load
+from gpu_exporter.cli import stop as ending
 from gpu_exporter.config import Config
+from gpu_exporter.diagnosis import gather as evidence
+from gpu_exporter.diagnosis import judge as diagnose
+from gpu_exporter.diagnosis.remote import Remote
+from gpu_exporter.diagnosis.window import Page, seen
 from gpu_exporter.health.events import EventLog
 from gpu_exporter.health.kernel_log_thread import KernelWatch
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.source import NOT_YOURS
-from gpu_exporter.readings import Page, seen
-from gpu_exporter.remote import Remote
 from gpu_exporter.sources.choice import only, recording
 
 COULD_NOT_TELL = 2

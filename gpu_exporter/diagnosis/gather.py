@@ -19,13 +19,13 @@ from gpu_exporter.catalogue.metrics import BY_KEY, GR_ENGINE_ACTIVE, histograms,
 from gpu_exporter.catalogue.signals import SIGNALS, Read
 from gpu_exporter.collection.collector import Collector
 from gpu_exporter.collection.histograms import Histogram
+from gpu_exporter.diagnosis.remote import Remote
+from gpu_exporter.diagnosis.window import Page, Row, rows
 from gpu_exporter.health.events import EventLog
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.metric import Metric, MetricSet
 from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.model.source import Source
-from gpu_exporter.readings import Page, Row, rows
-from gpu_exporter.remote import Remote
 from gpu_exporter.sources.recording.format import SETTLE_SECONDS, Tick, ticks
 
 TICK_SECONDS = 1.0

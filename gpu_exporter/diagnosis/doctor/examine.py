@@ -8,10 +8,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
-from gpu_exporter import machine
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.metrics import BY_KEY, selected
 from gpu_exporter.collection.monitor import observe
+from gpu_exporter.diagnosis.doctor import machine
 from gpu_exporter.model.errors import SourceLost
 from gpu_exporter.model.finding import Finding, Level
 from gpu_exporter.model.gpu import Gpu
@@ -19,6 +19,7 @@ from gpu_exporter.model.metric import EntityKind, Gpm, LinkSum, Metric, MetricSe
 from gpu_exporter.model.snapshot import GpuStatus, Snapshot
 from gpu_exporter.model.source import NOT_YOURS, Source
 from gpu_exporter.model.verdict import Action, Verdict
+from gpu_exporter.sources.nvml.bindings import bindings
 
 WITH_GPM = ("Hopper", "Blackwell", "Rubin")
 # All looks at the machine together, which run beside the look at the GPUs.
@@ -62,7 +63,7 @@ def examine(
     try:
         source = source_of()
         if source.live and not isinstance(source, Telling):
-            findings.append(machine.bindings())
+            findings.append(bindings())
         snapshot, clean = observe(source, selected(MetricSet.FULL))
         findings += source.findings() if isinstance(source, Telling) else []
         findings += judge(snapshot)

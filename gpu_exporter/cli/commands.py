@@ -14,12 +14,17 @@ from typing import Any
 
 import click
 
-from gpu_exporter import doctor, ending, node, remote, render
+from gpu_exporter import render
 from gpu_exporter.catalogue.metrics import BESIDE, METRICS, selected
 from gpu_exporter.catalogue.xids import load
+from gpu_exporter.cli import stop as ending
+from gpu_exporter.cli.options import OWNER_SETTINGS, SOURCE_SETTINGS, parsed, settings
 from gpu_exporter.collection import record
 from gpu_exporter.collection.monitor import observe
 from gpu_exporter.config import ENV_PREFIX, Config
+from gpu_exporter.diagnosis import remote
+from gpu_exporter.diagnosis.doctor import examine as doctor
+from gpu_exporter.diagnosis.doctor import surroundings as node
 from gpu_exporter.exposition.fields_in_force import Fields
 from gpu_exporter.exposition.renderer import Renderer, Variant
 from gpu_exporter.health import check
@@ -33,7 +38,6 @@ from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.metric import Metric, MetricSet
 from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.model.source import NOT_YOURS
-from gpu_exporter.options import OWNER_SETTINGS, SOURCE_SETTINGS, parsed, settings
 from gpu_exporter.render.reference import read_from
 from gpu_exporter.serve import everywhere, style
 from gpu_exporter.sources.choice import chosen, named, only
@@ -41,7 +45,7 @@ from gpu_exporter.sources.choice import chosen, named, only
 
 @click.group()
 def commands() -> None:
-    """What `gpu_exporter.cli` shows beside `serve`."""
+    """What `gpu_exporter.cli.main` shows beside `serve`."""
 
 
 @commands.command()
@@ -142,7 +146,7 @@ def doctor_command(quiet: bool, as_json: bool, **values: Any) -> None:
     config = Config(**values)
     around = node.looks(config.address, asked=config.kubernetes)
     if config.kubernetes or config.hpc_job_mapping_dir:
-        from gpu_exporter.attribution.look import looks
+        from gpu_exporter.diagnosis.doctor.attribution import looks
 
         around += looks(config)
     findings, clean = doctor.examine(lambda: only(config), around)
@@ -227,7 +231,7 @@ def diagnose_command(**values: Any) -> None:
 
     Exit code 0 if nothing is wrong, 1 if something was found, 2 if that can't be told.
     """
-    from gpu_exporter.diagnosis import diagnosis
+    from gpu_exporter.cli.diagnose import diagnosis
 
     _exit(*diagnosis(**values))
 
@@ -252,7 +256,7 @@ def compare_command(a: str, b: str, seconds: float, as_json: bool, **values: Any
     equal; docs/compare.md has the tolerances. Exit code 0 if they agree; 3 if a value or what a GPU is differs. What
     only one of them can answer is shown, and no difference.
     """
-    from gpu_exporter import compare
+    from gpu_exporter.diagnosis import compare
 
     config = Config(**values)
     if a == b and a.partition(":")[0] not in NOT_YOURS:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from gpu_exporter.collection.collector import Collector
-from gpu_exporter.comparison import Comparison, Row, Side, Verdict, compared
+from gpu_exporter.diagnosis.comparison import Comparison, Row, Side, Verdict, compared
 from gpu_exporter.exposition.renderer import number
 from gpu_exporter.model.errors import GpuExporterError, SourceLost
 from gpu_exporter.model.metric import Metric

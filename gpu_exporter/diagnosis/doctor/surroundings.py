@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from gpu_exporter.diagnosis.doctor.machine import ROOT, read
 from gpu_exporter.inputs import Address
-from gpu_exporter.machine import ROOT, read
 from gpu_exporter.model.finding import Finding, Level
 
 PATIENCE = 0.5

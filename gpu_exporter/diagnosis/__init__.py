@@ -1,0 +1,1 @@
+"""Why a GPU is slow or unhealthy."""

@@ -1,0 +1,1 @@
+"""What keeps the exporter from reading GPUs on this machine."""
