@@ -39,7 +39,7 @@ from gpu_exporter.model.metric import Metric, MetricSet
 from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.model.source import NOT_YOURS
 from gpu_exporter.render.reference import read_from
-from gpu_exporter.serve import everywhere, style
+from gpu_exporter.serving.run import everywhere, style
 from gpu_exporter.sources.choice import chosen, named, only
 
 

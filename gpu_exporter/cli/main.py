@@ -19,7 +19,7 @@ from gpu_exporter.cli.options import EVERY_SETTING, settings
 from gpu_exporter.config import ENV_PREFIX, Config
 from gpu_exporter.exposition.fields_in_force import Fields
 from gpu_exporter.model.errors import GpuExporterError
-from gpu_exporter.serve import run
+from gpu_exporter.serving.run import run
 from gpu_exporter.sources.choice import chosen
 from gpu_exporter.version import __version__
 

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 from prometheus_client.openmetrics import parser
 
-from gpu_exporter.handler import CLIENT_SECONDS, TEXT
-from gpu_exporter.server import MAX_CONNECTIONS, OPENMETRICS
+from gpu_exporter.serving.handler import CLIENT_SECONDS, TEXT
+from gpu_exporter.serving.server import MAX_CONNECTIONS, OPENMETRICS
 from tests.conftest import Exporter, Page, Serve
 from tests.fakes.driver import FakeDriver
 from tests.tools import until

@@ -20,8 +20,8 @@ import bcrypt
 import pytest
 import trustme
 
-from gpu_exporter.handler import CLIENT_SECONDS
-from gpu_exporter.web_config import SECURE_HEADERS
+from gpu_exporter.serving.handler import CLIENT_SECONDS
+from gpu_exporter.serving.security.web_config import SECURE_HEADERS
 from tests.conftest import Exporter, Serve
 from tests.e2e.test_bad_input import fails
 from tests.e2e.test_http import REQUEST, connected, ended, resident, rest

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpu_exporter.inputs import hand_over
-from gpu_exporter.lifecycle import Token, is_loopback
+from gpu_exporter.serving.lifecycle import Token, is_loopback
 
 
 @pytest.mark.parametrize(

@@ -21,12 +21,12 @@ import trustme
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_exporter import login as module
-from gpu_exporter.login import UNAUTHORIZED, Login, Refusal, Seldom, client_of
 from gpu_exporter.model.errors import GpuExporterError
-from gpu_exporter.tls import admits
-from gpu_exporter.web import Web
-from gpu_exporter.web_config import SECURE_HEADERS, parse
+from gpu_exporter.serving.security import login as module
+from gpu_exporter.serving.security.guard import Web
+from gpu_exporter.serving.security.login import UNAUTHORIZED, Login, Refusal, Seldom, client_of
+from gpu_exporter.serving.security.tls import admits
+from gpu_exporter.serving.security.web_config import SECURE_HEADERS, parse
 
 HASH = bcrypt.hashpw(b"right", bcrypt.gensalt(4)).decode()
 TLS = {"cert_file": "server.pem", "key_file": "server.key"}

@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 
 from gpu_exporter.inputs import file_content
-from gpu_exporter.login import Login, Refusal, too_many
 from gpu_exporter.model.errors import GpuExporterError
-from gpu_exporter.tls import context
-from gpu_exporter.web_config import RateLimit, WebConfig, parse
+from gpu_exporter.serving.security.login import Login, Refusal, too_many
+from gpu_exporter.serving.security.tls import context
+from gpu_exporter.serving.security.web_config import RateLimit, WebConfig, parse
 
 log = logging.getLogger(__name__)
 

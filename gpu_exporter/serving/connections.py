@@ -11,9 +11,9 @@ from typing import Any
 from tornado.httpserver import HTTPServer
 from tornado.iostream import SSLIOStream
 
-from gpu_exporter.login import Seldom
-from gpu_exporter.tls import admits
-from gpu_exporter.web import Web
+from gpu_exporter.serving.security.guard import Web
+from gpu_exporter.serving.security.login import Seldom
+from gpu_exporter.serving.security.tls import admits
 
 log = logging.getLogger(__name__)
 

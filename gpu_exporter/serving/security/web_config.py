@@ -14,7 +14,7 @@ from yaml.parser import ParserError
 from yaml.scanner import ScannerError
 
 from gpu_exporter.inputs import boolean, choice, duration, nearest
-from gpu_exporter.tls import CIPHERS, CLIENT_AUTH, CURVES, VERSIONS, Tls, canonical
+from gpu_exporter.serving.security.tls import CIPHERS, CLIENT_AUTH, CURVES, VERSIONS, Tls, canonical
 
 # bcrypt doubles with each; 16 takes seconds, for which nothing can interrupt it.
 HIGHEST_COST = 16

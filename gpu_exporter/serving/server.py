@@ -17,18 +17,18 @@ from tornado.ioloop import PeriodicCallback
 from tornado.netutil import bind_sockets
 from tornado.web import Application, HTTPError
 
-from gpu_exporter import api
-from gpu_exporter.connections import BoundedServer
-from gpu_exporter.endpoint import Endpoint
 from gpu_exporter.exposition.renderer import Variant
-from gpu_exporter.handler import CLIENT_SECONDS, TEXT, Handler
 from gpu_exporter.inputs import Address
-from gpu_exporter.lifecycle import ROUTES, Lifecycle
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.model.source import NOT_YOURS
+from gpu_exporter.serving import api
+from gpu_exporter.serving.connections import BoundedServer
+from gpu_exporter.serving.endpoint import Endpoint
+from gpu_exporter.serving.handler import CLIENT_SECONDS, TEXT, Handler
+from gpu_exporter.serving.lifecycle import ROUTES, Lifecycle
+from gpu_exporter.serving.security.guard import Web
 from gpu_exporter.version import __version__
-from gpu_exporter.web import Web
 
 log = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpu_exporter.collection.collector import Collector
-from gpu_exporter.handler import TEXT, Handler
 from gpu_exporter.inputs import hand_over
 from gpu_exporter.model.errors import GpuExporterError
+from gpu_exporter.serving.handler import TEXT, Handler
 
 # How long a release or resume may take before it is answered that it has not happened yet.
 PATIENCE_SECONDS = 5.0

@@ -10,7 +10,7 @@ from typing import Any
 from tornado.iostream import StreamClosedError
 from tornado.web import HTTPError, RequestHandler
 
-from gpu_exporter.endpoint import Endpoint
+from gpu_exporter.serving.endpoint import Endpoint
 
 # A connection that has sent no whole request, or read no whole answer, for this long is closed.
 CLIENT_SECONDS = 10.0

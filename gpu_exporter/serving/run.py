@@ -16,26 +16,26 @@ from typing import TYPE_CHECKING
 from prometheus_client import PlatformCollector, ProcessCollector
 from prometheus_client.metrics_core import Metric as ClientMetric
 
-from gpu_exporter import heap
 from gpu_exporter.catalogue.selection import Selection
 from gpu_exporter.catalogue.xids import load
 from gpu_exporter.collection.collector import Collector
 from gpu_exporter.collection.dcgm_counts import OF_CLOCK, OF_XIDS
 from gpu_exporter.config import Config
-from gpu_exporter.endpoint import Endpoint, Health, never
 from gpu_exporter.exposition.fields_in_force import Fields
 from gpu_exporter.exposition.renderer import Pages, Renderer, Style
 from gpu_exporter.health.event_store import EventStore
 from gpu_exporter.health.events import EventLog
 from gpu_exporter.health.kernel_log_thread import KernelWatch
-from gpu_exporter.lifecycle import Lifecycle, Token
 from gpu_exporter.model.metric import Labels
 from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.model.source import NOT_YOURS, Source, Staged
-from gpu_exporter.server import Server
-from gpu_exporter.systemd import listening
+from gpu_exporter.serving import heap
+from gpu_exporter.serving.endpoint import Endpoint, Health, never
+from gpu_exporter.serving.lifecycle import Lifecycle, Token
+from gpu_exporter.serving.security.guard import Web
+from gpu_exporter.serving.server import Server
+from gpu_exporter.serving.systemd import listening
 from gpu_exporter.version import __version__
-from gpu_exporter.web import Web
 
 if TYPE_CHECKING:
     from gpu_exporter.attribution.attributor import Attributor

@@ -1,0 +1,1 @@
+"""HTTP: the server, its routes, and what a running exporter consists of."""

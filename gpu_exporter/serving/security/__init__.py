@@ -1,0 +1,1 @@
+"""Who may ask: TLS, passwords and the web configuration file."""
