@@ -1,6 +1,6 @@
 """Every question that a dashboard asks, put to a real Prometheus, and compared with what the scraped pages say.
 
-`problems` is the one to call. What must be there is decided in Python (`readings.py` and the conditions' own
+`problems` is the one to call. What must be there is decided in Python (`diagnosis/window.py` and the conditions' own
 evaluation), so a query that finds nothing because a label or a name in it is wrong is found out.
 """
 
@@ -18,13 +18,13 @@ from typing import Any
 import promql_parser
 import yaml
 
-from gpu_exporter.catalogue import bottlenecks as classes
+from gpu_exporter.catalogue import bottlenecks
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.conditions import Mark, Median, Over, Share
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.diagnosis.window import Part, Seen
-from gpu_exporter.render import aggregates, allocation
+from gpu_exporter.render.rules import aggregates, allocation
 from tests.prometheus import Prometheus
 
 ROOT = Path(__file__).parent.parent
@@ -71,7 +71,7 @@ def filled(text: str, variables: Mapping[str, str]) -> str:
 
 def _records() -> Mapping[str, Any]:
     """The terms and marks that are recorded, by name."""
-    conditions = [each.condition for each in classes.CLASSES] + [mode.condition for mode in MODES if mode.condition]
+    conditions = [each.condition for each in bottlenecks.CLASSES] + [mode.condition for mode in MODES if mode.condition]
     terms = [term for condition in conditions for term in condition.terms()]
     found: dict[str, Any] = {}
     for term in terms:
@@ -184,9 +184,11 @@ class Truth:
             return self.allocated
         if name in HISTOGRAMS:
             return self._where(lambda part: self._known(HISTOGRAMS[name], part))
-        if name == classes.CLASS:
+        if name == bottlenecks.CLASS:
             only = matchers.get("class", ALL)
-            return self._where(lambda part: (its := classes.classify(self.seen, part)) and re.fullmatch(only, its.name))
+            return self._where(
+                lambda part: (its := bottlenecks.classify(self.seen, part)) and re.fullmatch(only, its.name)
+            )
         if name in RECORDS:
             return self._where(lambda part: self._known(RECORDS[name], part))
         if name in ("gpu:device:info", "gpu:device_identity:info"):

@@ -26,9 +26,7 @@ from unittest.mock import patch
 
 from gpu_exporter.catalogue.metrics import selected
 from gpu_exporter.collection import collector as collect
-from gpu_exporter.collection import composer as snapshot
-from gpu_exporter.collection import hand_over as release
-from gpu_exporter.collection import worker
+from gpu_exporter.collection import composer, hand_over, worker
 from gpu_exporter.collection.collector import Collector
 from gpu_exporter.exposition.renderer import Pages, Renderer, Variant
 from gpu_exporter.model.metric import MetricSet
@@ -44,7 +42,7 @@ VARIANTS = [Variant(*each) for each in product((False, True), repeat=2)]
 FAULT_TICKS, HAND_OVER_TICKS, SCRAPE_TICKS = 100, 500, 15
 # However long it lasts: what was seen takes memory, too.
 LOOKS = 400
-CLOCKS: Sequence[ModuleType] = (collect, release, snapshot, worker, device)
+CLOCKS: Sequence[ModuleType] = (collect, hand_over, composer, worker, device)
 MIB = 1 << 20
 
 

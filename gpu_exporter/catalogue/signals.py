@@ -2,7 +2,7 @@
 
 Each is the recording rule `gpu:<name>:<unit>`, made from the first of: our time integrals, classic names (ours or those
 of dcgm-exporter <= 4.8), names of dcgm-exporter >= 4.9. Who scrapes two exporters gets each GPU once, by UUID.
-The same definitions read a page or a snapshot in Python (`readings.py`), so that both sides see the same numbers.
+The same definitions read a page or a snapshot in Python (`diagnosis/window.py`), so that both see the same numbers.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Labels of a series -> whose GPU it is: namespace, pod, and the workload that the pod is a part of.
 
-The rules do the same with the patterns of this file; see `render/rules.py`.
+The rules do the same with the patterns of this file; see `render/rules/rules.py`.
 """
 
 from __future__ import annotations

@@ -14,21 +14,18 @@ from typing import Any
 
 import click
 
-from gpu_exporter import render
 from gpu_exporter.catalogue.metrics import BESIDE, METRICS, selected
 from gpu_exporter.catalogue.xids import load
-from gpu_exporter.cli import stop as ending
 from gpu_exporter.cli.options import OWNER_SETTINGS, SOURCE_SETTINGS, parsed, settings
+from gpu_exporter.cli.stop import stop_event
 from gpu_exporter.collection import record
 from gpu_exporter.collection.monitor import observe
 from gpu_exporter.config import ENV_PREFIX, Config
 from gpu_exporter.diagnosis import remote
-from gpu_exporter.diagnosis.doctor import examine as doctor
-from gpu_exporter.diagnosis.doctor import surroundings as node
+from gpu_exporter.diagnosis.doctor import examine, surroundings
 from gpu_exporter.exposition.fields_in_force import Fields
 from gpu_exporter.exposition.renderer import Renderer, Variant
-from gpu_exporter.health import check
-from gpu_exporter.health import judge as health
+from gpu_exporter.health import check, judge
 from gpu_exporter.health.events import EventLog
 from gpu_exporter.health.kernel_log_thread import KernelWatch
 from gpu_exporter.inputs import duration, hand_over, interval, metric_set
@@ -38,7 +35,8 @@ from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.metric import Metric, MetricSet
 from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.model.source import NOT_YOURS
-from gpu_exporter.render.reference import read_from
+from gpu_exporter.render import artifacts
+from gpu_exporter.render.docs.reference import read_from
 from gpu_exporter.serving.run import everywhere, style
 from gpu_exporter.sources.choice import chosen, named, only
 
@@ -99,7 +97,7 @@ def _exit(code: int, clean: bool) -> None:
 def record_command(out: Path, interval: float, duration: float, mask: bool, **values: Any) -> None:
     """Record the GPUs to a file that `--source replay` plays."""
     config = Config(**values)
-    stop, source = ending.asked(), only(config)
+    stop, source = stop_event(), only(config)
     ticks, clean = record.record(source, selected(config.metrics), out, interval, duration, mask=mask, stop=stop)
     click.echo(f"{out}: {ticks} ticks")
     _exit(0, clean)
@@ -127,7 +125,7 @@ def _row(metric: Metric) -> tuple[str, str, str, str, str, str, str, str]:
 @click.option("--root", type=click.Path(path_type=Path), default=".", help="The repository.")
 def generate_command(check: bool, root: Path) -> None:
     """Write the files that are rendered from the catalogues."""
-    changed = render.stale(root) if check else render.write(root)
+    changed = artifacts.stale(root) if check else artifacts.write(root)
     for name in changed:
         click.echo(f"{name}: {'stale; run `gpu-exporter generate`' if check else 'written'}")
     sys.exit(1 if check and changed else 0)
@@ -144,12 +142,12 @@ def doctor_command(quiet: bool, as_json: bool, **values: Any) -> None:
     """
     logging.disable(logging.WARNING)  # what would be logged is a finding
     config = Config(**values)
-    around = node.looks(config.address, asked=config.kubernetes)
+    around = surroundings.looks(config.address, asked=config.kubernetes)
     if config.kubernetes or config.hpc_job_mapping_dir:
         from gpu_exporter.diagnosis.doctor.attribution import looks
 
         around += looks(config)
-    findings, clean = doctor.examine(lambda: only(config), around)
+    findings, clean = examine.examine(lambda: only(config), around)
     result = finding.as_dict(findings)
     if as_json:
         click.echo(json.dumps(result, indent=2))
@@ -174,7 +172,7 @@ def check_command(gpus: frozenset[int] | None, as_json: bool, **values: Any) -> 
     """
     logging.disable(logging.WARNING)  # what would be logged is in the verdict
     config = Config(**values)
-    snapshot, clean = observe(only(config), health.ROWS, config.expected_gpus)
+    snapshot, clean = observe(only(config), judge.ROWS, config.expected_gpus)
     report = check.report(snapshot, gpus)
     click.echo(json.dumps(check.as_dict(report), indent=2) if as_json else "\n".join(check.lines(report)))
     _exit(check.EXIT_CODES[report.health], clean)

@@ -12,10 +12,9 @@ from typing import Any
 import click
 
 from gpu_exporter.catalogue.xids import load
-from gpu_exporter.cli import stop as ending
+from gpu_exporter.cli.stop import stop_event
 from gpu_exporter.config import Config
-from gpu_exporter.diagnosis import gather as evidence
-from gpu_exporter.diagnosis import judge as diagnose
+from gpu_exporter.diagnosis import gather, judge
 from gpu_exporter.diagnosis.remote import Remote
 from gpu_exporter.diagnosis.window import Page, seen
 from gpu_exporter.health.events import EventLog
@@ -42,7 +41,7 @@ def diagnosis(
     """The exit code, and False if a driver call is stuck."""
     logging.disable(logging.WARNING)  # what would be logged is in the diagnosis
     config, remote = Config(**values), Remote(url, None, user, password_file, ca_file) if url else None
-    stop, clean = ending.asked(), True
+    stop, clean = stop_event(), True
     try:
         if remote and config.recording:
             raise GpuExporterError("--url and --recording are two different things to look at: give one")
@@ -50,33 +49,33 @@ def diagnosis(
             raise GpuExporterError("--phase is of a recording: name it with --recording")
         if config.recording:
             path = recording(config.recording)
-            pages, source = evidence.of_recording(path, phase), "replay"
-            names = evidence.phases(path) if not phase else []
+            pages, source = gather.of_recording(path, phase), "replay"
+            names = gather.phases(path) if not phase else []
             job = path.name.split(".")[0]
         elif remote:
-            pages, source, names, job = evidence.of_url(remote, seconds, stop), url, [], "all" if one_job else ""
+            pages, source, names, job = gather.of_url(remote, seconds, stop), url, [], "all" if one_job else ""
         else:
-            (pages, clean), source = _watched(config, seconds or evidence.WATCH_SECONDS, stop), config.source
+            (pages, clean), source = _watched(config, seconds or gather.WATCH_SECONDS, stop), config.source
             names, job = [], "all" if one_job else ""
-        found = diagnose.diagnose(seen(pages, {}, job=job))
+        found = judge.diagnose(seen(pages, {}, job=job))
         if not found:
             raise GpuExporterError(f"{source}: shows no GPU; look with `gpu-exporter doctor`, or give another --url")
     except GpuExporterError as error:
         click.echo(f"gpu-exporter: {error}", err=True)
         return COULD_NOT_TELL, clean
     _tell(found, pages, source, names, every=every, as_json=as_json)
-    return diagnose.verdict(found), clean
+    return judge.verdict(found), clean
 
 
 def _watched(config: Config, seconds: float, stop: threading.Event) -> tuple[list[Page], bool]:
     source, events = only(config), EventLog(load(config.xid_overrides), lambda pci: None)
     if source.live and config.kernel_log not in ("", "none"):  # the kernel's is of this machine
         KernelWatch(events, Path(config.kernel_log), None, procfs=config.procfs).turn()
-    return evidence.of_source(source, seconds, stop, events)
+    return gather.of_source(source, seconds, stop, events)
 
 
 def _tell(
-    found: Sequence[diagnose.Diagnosis],
+    found: Sequence[judge.Diagnosis],
     pages: Sequence[Page],
     source: str,
     phases: Sequence[str],
@@ -86,13 +85,13 @@ def _tell(
 ) -> None:
     watched = pages[-1].at - pages[0].at if pages else 0.0
     if as_json:
-        what = {"source": source, "watched_seconds": round(watched, 1), **diagnose.as_dict(found)}
+        what = {"source": source, "watched_seconds": round(watched, 1), **judge.as_dict(found)}
         click.echo(json.dumps(what, indent=2))
         return
     note = f", {NOT_YOURS[source]}" if source in NOT_YOURS else ""
     click.echo(f"watched {watched:.0f} s of {source}{note}; alerts wait longer before they fire")
     if len(phases) > 1:
         click.echo(f"the recording has {len(phases)} phases, here all in one; --phase is one of {', '.join(phases)}")
-    click.echo("\n".join(diagnose.lines(found, every=every)))
+    click.echo("\n".join(judge.lines(found, every=every)))
     if not any(each.matches for each in found):
-        click.echo("nothing wrong was found" if diagnose.verdict(found) == 0 else "could not tell")
+        click.echo("nothing wrong was found" if judge.verdict(found) == 0 else "could not tell")

@@ -13,9 +13,9 @@ from typing import Any
 import click
 
 from gpu_exporter.catalogue.dcgm_exporter.flags import is_theirs, translate
-from gpu_exporter.cli import stop as ending
 from gpu_exporter.cli.logs import configure
 from gpu_exporter.cli.options import EVERY_SETTING, settings
+from gpu_exporter.cli.stop import stop_event
 from gpu_exporter.config import ENV_PREFIX, Config
 from gpu_exporter.exposition.fields_in_force import Fields
 from gpu_exporter.model.errors import GpuExporterError
@@ -85,7 +85,7 @@ def serve(**chosen_settings: Any) -> None:
     sources = chosen(config, alone=True)
     fields = Fields(config)
     signal.signal(signal.SIGHUP, lambda *_: fields.ask())
-    clean = run(config, sources, fields, ending.asked())
+    clean = run(config, sources, fields, stop_event())
     if not clean:  # a thread is stuck in a driver: no destructor may wait for its locks
         logging.shutdown()
         os._exit(0)

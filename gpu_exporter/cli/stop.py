@@ -7,7 +7,7 @@ import threading
 from queue import SimpleQueue
 
 
-def asked() -> threading.Event:
+def stop_event() -> threading.Event:
     """An event that SIGTERM and SIGINT set. To be called by the main thread.
 
     Their handler does not set it: it runs amid whatever the main thread does, which may hold the event's lock just then
@@ -21,5 +21,5 @@ def asked() -> threading.Event:
         told.get()
         stop.set()
 
-    threading.Thread(target=follow, name="ending", daemon=True).start()
+    threading.Thread(target=follow, name="stop", daemon=True).start()
     return stop

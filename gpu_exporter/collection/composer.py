@@ -10,7 +10,7 @@ from itertools import chain
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.collection.accumulator import Accumulator
 from gpu_exporter.collection.dcgm_counts import ClockEvents
-from gpu_exporter.health import judge as health
+from gpu_exporter.health import judge
 from gpu_exporter.health.events import EventLog
 from gpu_exporter.model.gpu import Gpu, Owner, Sample, Series
 from gpu_exporter.model.metric import Labels, Metric
@@ -115,7 +115,7 @@ class Composer:
             stale_after = STALE_INTERVALS * max(interval, record.period)
             fresh = age is not None and age <= stale_after and status.reason != "released"
             read = record.samples if fresh else ()
-            verdict = health.judge(status, read, record.why, told.get(pci_bus_id(record.gpu.pci_bus_id), ()))
+            verdict = judge.judge(status, read, record.why, told.get(pci_bus_id(record.gpu.pci_bus_id), ()))
             verdicts.append(verdict)
             seen.append(Seen(record.gpu, record.read_at if fresh else None, record.samples, record.unsupported))
             samples += read

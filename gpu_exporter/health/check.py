@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.health import judge as health
+from gpu_exporter.health import judge
 from gpu_exporter.model.gpu import Gpu
 from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.model.verdict import Action, Health, Problem, Verdict
@@ -44,7 +44,7 @@ def report(snapshot: Snapshot, only: frozenset[int] | None = None) -> Report:
     """On every GPU, or `only` on some: then one that is not there is unhealthy, and no other is missed."""
     verdicts = snapshot.verdicts
     if only is None or not snapshot.gpus:  # without GPUs the library is stuck, which is no verdict
-        return Report(verdicts, health.missing(snapshot) if snapshot.gpus else 0)
+        return Report(verdicts, judge.missing(snapshot) if snapshot.gpus else 0)
     absent = only - {verdict.gpu.index for verdict in verdicts}
     nowhere = Problem(m.UP, 0, "there is no such GPU", Action.NODE_REBOOT, "gone")
     return Report(
@@ -84,5 +84,5 @@ def as_dict(result: Report) -> dict[str, Any]:
         "ok": result.health is Health.HEALTHY,
         "health": result.health.value,
         "missing": result.missing,
-        "gpus": [health.as_dict(verdict) for verdict in result.verdicts],
+        "gpus": [judge.as_dict(verdict) for verdict in result.verdicts],
     }

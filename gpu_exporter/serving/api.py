@@ -6,7 +6,7 @@ import json
 from collections import defaultdict
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.health import judge as health
+from gpu_exporter.health import judge
 from gpu_exporter.model.snapshot import Snapshot
 
 OWNERS = frozenset({m.POD_INFO, m.JOB_INFO, m.CONTAINER_INFO})
@@ -20,7 +20,7 @@ def gpus(snapshot: Snapshot) -> str:
             owners[series.gpu.uuid].append(dict(series.labels))
     found = [
         {
-            **health.as_dict(verdict),
+            **judge.as_dict(verdict),
             "up": status.up,
             "reason": status.reason,
             "owners": owners[status.gpu.uuid],

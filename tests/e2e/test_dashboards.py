@@ -14,7 +14,7 @@ import yaml
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.failure_modes import MODES, profiles
-from gpu_exporter.diagnosis import window as readings
+from gpu_exporter.diagnosis import window
 from gpu_exporter.diagnosis.gather import parsed
 from gpu_exporter.diagnosis.window import Page as Reading
 from gpu_exporter.diagnosis.window import Row, Seen, seen
@@ -126,7 +126,7 @@ def problems(prometheus: Prometheus, targets: Sequence[Target], answered: set[st
 def test_every_question_is_answered(serve: conftest.Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a panel needs and is there is found, with its labels and on the right devices; the rest is empty."""
     # A look of two seconds must do also for what is read each 15: only that it is there matters here.
-    monkeypatch.setattr(readings, "PERIODS", {})
+    monkeypatch.setattr(window, "PERIODS", {})
     replay = serve("--source", "replay", "--recording", "h200_workloads", "--interval", "500ms")
     # Played slowly, so that a look of two seconds and one of many see the same.
     slowly = ("--recording", "h200_x2_ddp", "--speed", "0.01")

@@ -12,14 +12,14 @@ from tests.fakes.driver import FakeDriver
 # Collects for some ticks, while the test's driver goes on; prints the last page.
 LOOK = """
 import sys, time
-from gpu_exporter import metrics as m
-from gpu_exporter.collect import Collector
-from gpu_exporter.events import EventLog
-from gpu_exporter.exposition import Renderer, Variant
-from gpu_exporter.metrics import METRICS
-from gpu_exporter.model import MetricSet
-from gpu_exporter.sources import local_gpus
-from gpu_exporter.xids import load
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.collection.collector import Collector
+from gpu_exporter.health.events import EventLog
+from gpu_exporter.exposition.renderer import Renderer, Variant
+from gpu_exporter.catalogue.metrics import METRICS
+from gpu_exporter.model.metric import MetricSet
+from gpu_exporter.sources.choice import local_gpus
+from gpu_exporter.catalogue.xids import load
 
 named = [row for row in METRICS if row.set is MetricSet.NAMED]
 ticks = []

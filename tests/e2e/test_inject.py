@@ -140,7 +140,7 @@ def test_injected_gpus_stay_within_the_budget(serve: Serve) -> None:
 def test_without_it_nothing_of_it_is_loaded() -> None:
     """A fleet that is healthy carries no catalogue of failure modes."""
     code = (
-        "import sys; from gpu_exporter.sources import chosen; from gpu_exporter.config import Config;"
+        "import sys; from gpu_exporter.sources.choice import chosen; from gpu_exporter.config import Config;"
         "chosen(Config(source='simulated'));"
         "sys.exit(any('failure_modes' in name or 'inject' in name for name in sys.modules))"
     )

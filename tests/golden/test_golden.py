@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from gpu_exporter import render
 from gpu_exporter.catalogue.metrics import METRICS, selected
 from gpu_exporter.collection.accumulator import Accumulator
 from gpu_exporter.collection.histograms import histograms_of
@@ -11,6 +10,7 @@ from gpu_exporter.exposition.renderer import Renderer, Variant
 from gpu_exporter.model.gpu import Sample
 from gpu_exporter.model.metric import MetricSet, Pace
 from gpu_exporter.model.snapshot import Snapshot
+from gpu_exporter.render import artifacts
 from gpu_exporter.sources.recording.format import load
 from gpu_exporter.sources.recording.replay import ReplaySource
 from tests.conftest import RECORDINGS
@@ -37,4 +37,4 @@ def test_exposition_of_the_packaged_recording(golden: Callable[[str, str], None]
 
 def test_rendered_files_are_current() -> None:
     """fix: run `gpu-exporter generate` and commit what it writes."""
-    assert render.stale(Path(__file__).parent.parent.parent) == []
+    assert artifacts.stale(Path(__file__).parent.parent.parent) == []

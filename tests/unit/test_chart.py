@@ -18,7 +18,7 @@ from helm_python import Chart, HelmError, lint, package
 
 from gpu_exporter import config
 from gpu_exporter.config import ENV_PREFIX, Config
-from gpu_exporter.render import chart_values
+from gpu_exporter.render.chart import values as chart_values
 from tests.chart import (
     CHART,
     NAME,

@@ -12,7 +12,8 @@ import yaml
 
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import Domain, Severity
-from gpu_exporter.render import chart_values, rules
+from gpu_exporter.render.chart import values
+from gpu_exporter.render.rules import rules
 from tests import chart
 from tests.chart import CHART, SETS, objects, only
 
@@ -35,7 +36,7 @@ def test_rules_are_those_of_alerts() -> None:
 def test_every_limit_is_in_the_rules() -> None:
     """Changed all at once, the rules are those that Python renders with these numbers."""
     chance = random.Random(7)
-    limits = {each.name: round(each.value * chance.uniform(1.1, 3) + 0.001, 4) for each in chart_values.limits()}
+    limits = {each.name: round(each.value * chance.uniform(1.1, 3) + 0.001, 4) for each in values.limits()}
     limits["heldMemory"] = 123456789012
     expected = [
         yaml.safe_load(rules.recording(limits)),

@@ -29,10 +29,10 @@ MADE = {
 }
 # Every value of a healthy GPU, and those that the entry injects, each for ten minutes.
 DIAGNOSE = f"""
-from gpu_exporter.diagnose import diagnose
+from gpu_exporter.diagnosis.judge import diagnose
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.profiles import HEALTHY
-from gpu_exporter.readings import Page, Row, seen
+from gpu_exporter.diagnosis.window import Page, Row, seen
 
 def found(values):
     labels = {{"UUID": "GPU-1", "gpu": "0", "modelName": "NVIDIA H200", "Hostname": "node-1"}}

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter import coverage
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.conditions import Over
@@ -19,10 +18,11 @@ from gpu_exporter.catalogue.failure_modes.profiles import HEALTHY
 from gpu_exporter.catalogue.metrics import METRICS
 from gpu_exporter.catalogue.signals import SIGNALS, Read
 from gpu_exporter.catalogue.xids import load
-from gpu_exporter.coverage import Works
 from gpu_exporter.diagnosis.judge import diagnose
 from gpu_exporter.diagnosis.window import Page, Row, seen
 from gpu_exporter.model.metric import Kind
+from gpu_exporter.render import coverage
+from gpu_exporter.render.coverage import Works
 
 ROOT = Path(__file__).parent.parent.parent
 FILES = {"classic": "dcgm-exporter.csv", "modern": "dcgm-exporter-4.9.csv"}

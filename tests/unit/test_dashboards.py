@@ -16,14 +16,15 @@ import pytest
 import yaml
 from grafana_foundation_sdk.models import units
 
-from gpu_exporter import render
-from gpu_exporter.catalogue import bottlenecks as classes
+from gpu_exporter.catalogue import bottlenecks
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.model.metric import Kind
-from gpu_exporter.render import boards, dashboards, rules
-from gpu_exporter.render.dashboards import finish
+from gpu_exporter.render import artifacts, boards
+from gpu_exporter.render.dashboards import build as dashboards
+from gpu_exporter.render.dashboards import modernise
+from gpu_exporter.render.rules import rules
 from tests.panels import BOARDS, expressions, filled, panels
 
 ROOT = Path(__file__).parent.parent.parent
@@ -183,7 +184,7 @@ def test_a_board_is_laid_out(board: boards.Board) -> None:
     assert len({each["id"] for each in everything}) == len(everything)
     assert content["uid"] == board.uid
     assert re.fullmatch(r"[a-z0-9-]{8,40}", board.uid) or board.uid in ("gpu-gpu", "gpu-job")
-    assert content["schemaVersion"] == finish.SCHEMA
+    assert content["schemaVersion"] == modernise.SCHEMA
     assert 5 < sum(panel["type"] != "row" for panel in content["panels"]) <= 20
     for level in (content["panels"], *(top.get("panels", ()) for top in content["panels"])):
         taken: set[tuple[int, int]] = set()
@@ -191,7 +192,7 @@ def test_a_board_is_laid_out(board: boards.Board) -> None:
             grid = panel["gridPos"]
             cells = {(x, y) for x in _span(grid, "x", "w") for y in _span(grid, "y", "h")}
             assert not cells & taken, f"{panel['title']} overlaps"
-            assert grid["x"] + grid["w"] <= finish.GRID
+            assert grid["x"] + grid["w"] <= modernise.GRID
             taken |= cells
 
 
@@ -278,7 +279,7 @@ def test_the_classes_have_their_colours() -> None:
     (panel,) = [each for each in panels(BOARDS["gpu"]) if each["title"] == "What limits it"]
     options = panel["fieldConfig"]["defaults"]["mappings"][0]["options"]
     assert {(number, each["text"], each["color"]) for number, each in options.items()} == {
-        (str(number), each.name, each.colour) for number, each in enumerate(classes.CLASSES)
+        (str(number), each.name, each.colour) for number, each in enumerate(bottlenecks.CLASSES)
     }
 
 
@@ -286,7 +287,7 @@ def test_the_classes_have_their_colours() -> None:
 def test_the_sdk_loses_nothing(board: boards.Board, monkeypatch: pytest.MonkeyPatch) -> None:
     """Expressions, units, thresholds, mappings, overrides, links and transformations survive Grafana's SDK."""
     after = json.loads(dashboards.render(board))
-    monkeypatch.setattr(finish, "through_sdk", lambda content: content)
+    monkeypatch.setattr(modernise, "through_sdk", lambda content: content)
     before = json.loads(dashboards.render(board))
     assert after == BOARDS[board.name]
     assert list(_lost(before, after)) == []
@@ -329,5 +330,5 @@ def test_without_the_extra_one_line_names_it(missing: str, tmp_path: Path) -> No
 def test_what_is_committed_is_what_is_rendered() -> None:
     """No dashboard is stale, and none is there that nothing renders."""
     files: Sequence[str] = sorted(f"dashboards/{path.name}" for path in (ROOT / "dashboards").glob("*.json"))
-    assert files == sorted(name for name in render.ARTIFACTS if name.startswith("dashboards/"))
-    assert not [name for name in render.stale(ROOT) if name in files]
+    assert files == sorted(name for name in artifacts.ARTIFACTS if name.startswith("dashboards/"))
+    assert not [name for name in artifacts.stale(ROOT) if name in files]

@@ -11,7 +11,7 @@ from gpu_exporter.catalogue.conditions import And, Compare, Fn, Or, Over, Unless
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.signals import SIGNALS, Read
 from gpu_exporter.catalogue.workloads import owner, workload_of
-from gpu_exporter.diagnosis import gather as evidence
+from gpu_exporter.diagnosis import gather
 from gpu_exporter.diagnosis.judge import as_dict, diagnose, lines, verdict
 from gpu_exporter.diagnosis.window import Page, Row, seen
 from tests.truth import PHASES, TRUTH
@@ -22,7 +22,7 @@ GPU = {"gpu": "0", "UUID": "GPU-0", "modelName": "NVIDIA H200", "Hostname": "n1"
 
 @pytest.mark.parametrize(("path", "phase"), PHASES, ids=lambda value: getattr(value, "name", value))
 def test_a_recorded_phase(path: Path, phase: str) -> None:
-    found = diagnose(seen(evidence.of_recording(path, phase), {}, job="job"))
+    found = diagnose(seen(gather.of_recording(path, phase), {}, job="job"))
 
     truth = TRUTH[path][phase]
     assert [each.bottleneck and each.bottleneck.name for each in found] == [bottleneck for bottleneck, _, _ in truth]
@@ -33,13 +33,13 @@ def test_a_recorded_phase(path: Path, phase: str) -> None:
 
 def test_every_recorded_phase_has_a_truth() -> None:
     for path, phases in TRUTH.items():
-        assert set(evidence.phases(path)) == set(phases)
+        assert set(gather.phases(path)) == set(phases)
 
 
 def test_without_a_job_no_rank_is_compared() -> None:
     path, phase = next(each for each in PHASES if each[1] == "ddp_straggler_slow_gpu")
 
-    found = diagnose(seen(evidence.of_recording(path, phase), {}))
+    found = diagnose(seen(gather.of_recording(path, phase), {}))
 
     assert not [m.mode.name for each in found for m in each.matches if m.mode.name.startswith("GpuStraggler")]
     assert "GpuStragglerSlow" in found[1].unknown
@@ -48,7 +48,7 @@ def test_without_a_job_no_rank_is_compared() -> None:
 def test_a_recording_tells_what_its_means_hide() -> None:
     """Half a second at work, half at rest: engine activity is what it would be of small gaps everywhere."""
     path, phase = next(each for each in PHASES if each[1] == "half_duty")
-    shown = seen(evidence.of_recording(path, phase), {})
+    shown = seen(gather.of_recording(path, phase), {})
     (part,) = shown.devices
 
     assert Over(s.SM_IDLE).value(shown, part) == pytest.approx(0.43, abs=0.05)
@@ -57,7 +57,7 @@ def test_a_recording_tells_what_its_means_hide() -> None:
 
 def test_a_limit_can_be_changed() -> None:
     path, phase = next(each for each in PHASES if each[1] == "memory_bound_copy")
-    pages = evidence.of_recording(path, phase)
+    pages = gather.of_recording(path, phase)
 
     (found,) = diagnose(seen(pages, {"busyDram": 0.95}))
 
@@ -212,7 +212,7 @@ def test_a_whole_window_must_have_been_watched() -> None:
 
 def test_words_and_numbers() -> None:
     path, phase = next(each for each in PHASES if each[1] == "ddp_straggler_cpu_delay")
-    found = diagnose(seen(evidence.of_recording(path, phase), {}, job="job"))
+    found = diagnose(seen(gather.of_recording(path, phase), {}, job="job"))
 
     text = "\n".join(lines(found))
     straggler = as_dict(found)["gpus"][1]["modes"][0]
@@ -257,7 +257,7 @@ def test_a_page_keeps_its_names() -> None:
             ("DCGM_FI_DEV_GPU_UTIL", "gauge"),
         )
     )
-    assert [row.name for row in evidence.parsed(text)] == [
+    assert [row.name for row in gather.parsed(text)] == [
         "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL",
         "gpu_energy_joules_total",
         "DCGM_FI_DEV_GPU_UTIL",
@@ -280,7 +280,7 @@ def test_a_counter_that_is_read_now_and_then_has_the_rate_of_its_reads() -> None
 
 def test_what_is_no_number_is_no_sample() -> None:
     text = 'DCGM_FI_DEV_CLOCKS_EVENT_REASONS{UUID="a"} NaN\nDCGM_FI_DEV_FB_USED{UUID="a"} +Inf\nup{UUID="a"} 1\n'
-    shown = seen([Page(1000.0, evidence.parsed(text))], {})
+    shown = seen([Page(1000.0, gather.parsed(text))], {})
     (part,) = shown.devices
     assert [signal.name for signal in SIGNALS if shown.points(part, signal)] == []
 

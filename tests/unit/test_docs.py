@@ -9,15 +9,18 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gpu_exporter.catalogue import bottlenecks as classes
+from gpu_exporter.catalogue import bottlenecks
 from gpu_exporter.catalogue.bottlenecks import CLASSES
 from gpu_exporter.catalogue.conditions import Limit
 from gpu_exporter.catalogue.failure_modes import MODES, bottleneck, cost, distributed, health
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
 from gpu_exporter.catalogue.signals import SIGNALS
 from gpu_exporter.cli.commands import commands
-from gpu_exporter.render import ARTIFACTS, failure_pages, rules, runbooks
-from gpu_exporter.render.rules import shared_conditions
+from gpu_exporter.render.artifacts import ARTIFACTS
+from gpu_exporter.render.docs import failure_modes as failure_pages
+from gpu_exporter.render.docs import runbooks
+from gpu_exporter.render.rules import rules
+from gpu_exporter.render.rules.rules import shared_conditions
 from tests.tools import tool
 
 ROOT = Path(__file__).parent.parent.parent
@@ -129,7 +132,7 @@ def test_promql_in_prose_is_promql(tmp_path: Path) -> None:
 
 def test_every_limit_is_documented() -> None:
     """Every limit that the catalogue has is reached by some condition, or is a price, and stands in the page."""
-    modules = (classes, health, distributed, bottleneck, cost)
+    modules = (bottlenecks, health, distributed, bottleneck, cost)
     defined = {value for module in modules for value in vars(module).values() if isinstance(value, Limit)}
 
     assert defined <= set(failure_pages.all_limits())

@@ -9,9 +9,9 @@ import sys
 import pytest
 
 WAITS = """
-from gpu_exporter.ending import asked
+from gpu_exporter.cli.stop import stop_event
 
-stop = asked()
+stop = stop_event()
 print("waiting", flush=True)
 while not stop.wait(0):  # nearly always amid a wait
     pass

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 import pytest
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.health import check
-from gpu_exporter.health import judge as health
+from gpu_exporter.health import check, judge
 from gpu_exporter.model.gpu import Gpu, Sample, Series
 from gpu_exporter.model.metric import Gpm, Metric
 from gpu_exporter.model.snapshot import GpuStatus, Snapshot
@@ -32,12 +31,12 @@ def snapshot(*gpus: tuple[Gpu, Mapping[Metric, float | str] | str], expected: in
     found = []
     for gpu, told in gpus:
         if isinstance(told, str):
-            found.append(health.judge(GpuStatus(gpu, up=False, reason=told), (), str))
+            found.append(judge.judge(GpuStatus(gpu, up=False, reason=told), (), str))
             continue
         samples = [Sample(Series(metric, gpu), value) for metric, value in told.items() if not isinstance(value, str)]
         outcomes = {metric: value for metric, value in told.items() if isinstance(value, str)}
         found.append(
-            health.judge(GpuStatus(gpu, up=True), samples, defaultdict(lambda: "not_read", outcomes).__getitem__)
+            judge.judge(GpuStatus(gpu, up=True), samples, defaultdict(lambda: "not_read", outcomes).__getitem__)
         )
     status = tuple(GpuStatus(verdict.gpu, up=True) for verdict in found)
     return Snapshot(1.0, "nvml", (Sample(Series(m.EXPECTED), expected),), status, verdicts=tuple(found))
@@ -139,16 +138,16 @@ def test_what_others_know() -> None:
     """Problems from elsewhere count beside ours, whether the GPU answers or not, and beside what is not known."""
     told = Problem(m.UP, 79, "Xid 79", Action.NODE_REBOOT, "xid_79", Health.DEGRADED)
     for status, samples in ((GpuStatus(GPU, True), ()), (GpuStatus(GPU, False, "source_lost"), ())):
-        found = health.judge(status, samples, lambda metric: "not_read", [told])
+        found = judge.judge(status, samples, lambda metric: "not_read", [told])
         assert (found.health, found.action, found.problems) == (Health.DEGRADED, Action.NODE_REBOOT, (told,))
-    lost = health.judge(GpuStatus(GPU, False, "lost"), (), str, [told])
+    lost = judge.judge(GpuStatus(GPU, False, "lost"), (), str, [told])
     assert [each.reason for each in lost.problems] == ["lost", "xid_79"]
 
 
 def test_reasons_are_stable_words() -> None:
     """A label value that alerts select on: one action and level for each, but where the driver says which."""
-    by_reason = {fault.reason: (fault.health, fault.action) for fault in health.ALL_FAULTS}
-    several = {f.reason for f in health.ALL_FAULTS if (f.health, f.action) != by_reason[f.reason]}
+    by_reason = {fault.reason: (fault.health, fault.action) for fault in judge.ALL_FAULTS}
+    several = {f.reason for f in judge.ALL_FAULTS if (f.health, f.action) != by_reason[f.reason]}
     assert several == {"recovery_action"}
     assert all(reason.replace("_", "").isalpha() and reason == reason.lower() for reason in by_reason)
 
@@ -224,7 +223,7 @@ def test_a_problem_outweighs_what_is_not_known() -> None:
 
 def test_rows_are_cheap() -> None:
     """No profiling, so that one read is enough."""
-    assert not any(isinstance(row.nvml, Gpm) or row.nvml is None for row in health.ROWS)
+    assert not any(isinstance(row.nvml, Gpm) or row.nvml is None for row in judge.ROWS)
 
 
 # --- the report of `check` -----------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 GLIBC = hasattr(ctypes.CDLL(None), "malloc_info")
 THREADS = """
 import ctypes, threading
-from gpu_exporter import heap
+from gpu_exporter.serving import heap
 if {share}: heap.share()
 together = threading.Barrier(8)
 def work():

@@ -15,9 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.diagnosis.doctor import examine as doctor
-from gpu_exporter.diagnosis.doctor import machine
-from gpu_exporter.diagnosis.doctor import surroundings as node
+from gpu_exporter.diagnosis.doctor import examine, machine, surroundings
 from gpu_exporter.inputs import Address
 from gpu_exporter.model.finding import Finding, Level, as_dict
 from gpu_exporter.sources.nvml.bindings import bindings
@@ -175,7 +173,7 @@ def test_container(environ: Mapping[str, str], mig: bool, levels: list[Level], s
 )
 def test_port(take: Callable[[Address], None], page: str, level: Level, said: str) -> None:
     """A port that is taken is no riddle: its page says whose it is."""
-    [found] = node.port(HERE, take, lambda address: page)
+    [found] = surroundings.port(HERE, take, lambda address: page)
     assert (found.level, found.topic) == (level, "port")
     assert said in found.what
     assert bool(found.cure) == (level is WARN)
@@ -191,7 +189,7 @@ def listener() -> Iterator[socket.socket]:
 def test_port_that_says_nothing(listener: socket.socket) -> None:
     """A real port that is taken by something mute is waited for half a second."""
     began = time.monotonic()
-    [found] = node.port(Address("127.0.0.1", listener.getsockname()[1]))
+    [found] = surroundings.port(Address("127.0.0.1", listener.getsockname()[1]))
     assert "without HTTP" in found.what
     assert time.monotonic() - began < 1
 
@@ -199,7 +197,7 @@ def test_port_that_says_nothing(listener: socket.socket) -> None:
 def test_port_that_is_free() -> None:
     """A real port that is free is free afterwards, too."""
     address = Address("127.0.0.1", free_port())
-    assert [each.level for each in node.port(address) + node.port(address)] == [OK, OK]
+    assert [each.level for each in surroundings.port(address) + surroundings.port(address)] == [OK, OK]
 
 
 def test_page_of_a_server(listener: socket.socket) -> None:
@@ -212,7 +210,7 @@ def test_page_of_a_server(listener: socket.socket) -> None:
 
     thread = threading.Thread(target=serve)
     thread.start()
-    [found] = node.port(Address("127.0.0.1", listener.getsockname()[1]))
+    [found] = surroundings.port(Address("127.0.0.1", listener.getsockname()[1]))
     thread.join()
     assert "dcgm-exporter" in found.what
 
@@ -230,7 +228,7 @@ def test_page_of_a_server(listener: socket.socket) -> None:
 )
 def test_dcgm(tmp_path: Path, contents: Mapping[str, str], listens: bool, said: list[str]) -> None:
     """A host engine is noted, and its absence is not worth a line."""
-    found = node.dcgm(files(tmp_path, contents), lambda host, port: listens)
+    found = surroundings.dcgm(files(tmp_path, contents), lambda host, port: listens)
     assert [each.level for each in found] == [NOTE] * len(said)
     assert all(part in each.what for part, each in zip(said, found, strict=True))
 
@@ -240,7 +238,7 @@ def test_dcgm_by_its_socket(tmp_path: Path) -> None:
     (tmp_path / "tmp").mkdir()
     with closing(socket.socket(socket.AF_UNIX)) as engine:
         engine.bind(str(tmp_path / "tmp/nv-hostengine"))
-        [found] = node.dcgm(tmp_path, lambda host, port: False)
+        [found] = surroundings.dcgm(tmp_path, lambda host, port: False)
     assert "(its socket)" in found.what
 
 
@@ -266,7 +264,7 @@ def test_kubelet(
             monkeypatch.chdir(folder)  # the whole path may be too long for a socket
             kubelet.bind("kubelet.sock")
         environ = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"} if inside else {}
-        [found] = node.kubelet(tmp_path, environ, lambda path: readable)
+        [found] = surroundings.kubelet(tmp_path, environ, lambda path: readable)
     assert found.level is level
     assert said in found.what
 
@@ -284,7 +282,7 @@ def test_kernel_log(
     tmp_path: Path, opens: Callable[[Path], None], restricted: str, level: Level, said: str, cure: str
 ) -> None:
     """Whether XIDs leave evidence, and what would let them."""
-    [found] = node.kernel_log(files(tmp_path, {"proc/sys/kernel/dmesg_restrict": f"{restricted}\n"}), opens)
+    [found] = surroundings.kernel_log(files(tmp_path, {"proc/sys/kernel/dmesg_restrict": f"{restricted}\n"}), opens)
     assert found.level is level
     assert said in found.what
     assert cure in found.cure
@@ -302,13 +300,13 @@ def test_kernel_log(
 )
 def test_clock(tmp_path: Path, unsynchronised: bool | None, contents: Mapping[str, str], level: Level | None) -> None:
     """The kernel knows best; a time daemon beside it may know better."""
-    found = node.clock(files(tmp_path, contents), lambda: unsynchronised)
+    found = surroundings.clock(files(tmp_path, contents), lambda: unsynchronised)
     assert [each.level for each in found] == ([] if level is None else [level])
 
 
 def test_looks_of_this_machine() -> None:
     """Whatever it is like, each look ends and says something of its own topic."""
-    found = [finding for look in node.looks(Address("127.0.0.1", free_port())) for finding in look()]
+    found = [finding for look in surroundings.looks(Address("127.0.0.1", free_port())) for finding in look()]
     assert {each.topic for each in found} >= {"port", "kubelet", "kernel_log"}
     assert FAIL not in {each.level for each in found}
 
@@ -319,7 +317,7 @@ def test_looks_of_this_machine() -> None:
 def test_a_look_that_hangs_is_not_waited_for() -> None:
     """It costs its finding, not doctor."""
     hangs = threading.Event()
-    look = doctor.Look(lambda: [Finding("clock", OK, "")] if hangs.wait(30) else [])
+    look = examine.Look(lambda: [Finding("clock", OK, "")] if hangs.wait(30) else [])
     began = time.monotonic()
     [found] = look.until(began + 0.1)
     hangs.set()

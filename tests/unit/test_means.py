@@ -14,9 +14,9 @@ from tests.fakes.driver import FakeDriver
 
 READS = """
 import json, time
-from gpu_exporter import metrics as m
-from gpu_exporter.model import MetricSet, Pace
-from gpu_exporter.sources.nvml import NvmlSource
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.model.metric import MetricSet, Pace
+from gpu_exporter.sources.nvml.source import NvmlSource
 
 source = NvmlSource()
 source.open()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gpu_exporter.collection.hand_over import HandOver, Release, device_files
-from gpu_exporter.sources.nvml import library as unload
+from gpu_exporter.sources.nvml import library
 
 
 def test_a_release_has_an_end() -> None:
@@ -73,8 +73,8 @@ class Bindings:
         )
         for name, value in changes.items():
             setattr(self.module, name, value)
-        monkeypatch.setattr(unload, "pynvml", self.module)
-        monkeypatch.setattr(unload, "_ctypes", SimpleNamespace(dlclose=self.closed.append))
+        monkeypatch.setattr(library, "pynvml", self.module)
+        monkeypatch.setattr(library, "_ctypes", SimpleNamespace(dlclose=self.closed.append))
 
     def _shutdown(self) -> None:
         code = next(self._codes)
@@ -100,7 +100,7 @@ class Bindings:
 def test_unload(monkeypatch: pytest.MonkeyPatch, users: int, codes: tuple[int, ...], closed: bool) -> None:
     """The library goes when nobody uses it, and is loaded anew by the next nvmlInit."""
     bindings = Bindings(monkeypatch, users, *codes)
-    unload.shut_down(len(codes))
+    library.shut_down(len(codes))
     assert bindings.closed == ([7] if closed else [])
     assert (bindings.module.nvmlLib is None) is closed
     assert (not bindings.module._nvmlGetFunctionPointer_cache) is closed
@@ -110,5 +110,5 @@ def test_unload(monkeypatch: pytest.MonkeyPatch, users: int, codes: tuple[int, .
 def test_bindings_that_are_different_are_left_alone(monkeypatch: pytest.MonkeyPatch, change: dict[str, None]) -> None:
     """The library then stays loaded, as it always did."""
     bindings = Bindings(monkeypatch, 1, 0, **change)
-    unload.shut_down(1)
+    library.shut_down(1)
     assert bindings.closed == []

@@ -8,7 +8,7 @@ import yaml
 
 from gpu_exporter.catalogue.conditions import And, Compare, Or, Over, Unless, shared
 from gpu_exporter.catalogue.signals import SM_ACTIVE, UTIL
-from gpu_exporter.render import rules
+from gpu_exporter.render.rules import rules
 
 
 def test_what_has_a_name_is_read_by_it() -> None:

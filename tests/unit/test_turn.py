@@ -74,9 +74,9 @@ def test_a_stuck_holder_costs_one_wait() -> None:
 
 READS = """
 import sys, threading, time
-from gpu_exporter import metrics as m
-from gpu_exporter.model import Pace
-from gpu_exporter.sources.nvml import NvmlSource
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.model.metric import Pace
+from gpu_exporter.sources.nvml.source import NvmlSource
 
 source, fast = NvmlSource(), frozenset({Pace.FAST})
 source.open()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_exporter import words
 from gpu_exporter.catalogue import bottlenecks as c
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.bottlenecks import CLASSES, Is
@@ -24,6 +23,7 @@ from gpu_exporter.catalogue.conditions import (
 )
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.signals import SIGNALS
+from gpu_exporter.render import prose
 
 BUSY = Limit("busy", 0.85, "ratio", "")
 FLOW = Limit("flow", 2.5e9, "bytes per second", "")
@@ -65,12 +65,12 @@ STALLED = Mark("stalled", Compare(MEAN, ">", BUSY))
 )
 def test_a_comparison(compare: Compare, text: str) -> None:
     """Signal, function and window, operator, number with its unit, the name under which it can be changed."""
-    assert words.compare(compare, {}) == text
+    assert prose.compare(compare, {}) == text
 
 
 def test_a_changed_limit_is_said() -> None:
     """What is said is what is compared."""
-    assert words.compare(Compare(MEAN, ">=", BUSY), {"busy": 0.5}).endswith("at least 0.5 (`busy`)")
+    assert prose.compare(Compare(MEAN, ">=", BUSY), {"busy": 0.5}).endswith("at least 0.5 (`busy`)")
 
 
 def test_a_tree_keeps_its_shape() -> None:
@@ -78,7 +78,7 @@ def test_a_tree_keeps_its_shape() -> None:
     low, high = Compare(Over(s.UTIL), "<", BUSY), Compare(Over(s.UTIL), ">", BUSY)
     tree = Or(And(low, And(high, low)), Or(high, Unless(low, high)))
 
-    assert [(line.depth, line.text.split(",")[0]) for line in words.lines(tree, {})] == [
+    assert [(line.depth, line.text.split(",")[0]) for line in prose.lines(tree, {})] == [
         (0, "any of:"),
         (1, "all of:"),
         *[(2, "utilisation")] * 3,
@@ -88,7 +88,7 @@ def test_a_tree_keeps_its_shape() -> None:
         (2, "and not (what is not known does not count):"),
         (3, "utilisation"),
     ]
-    assert words.sentence(tree, {}) == (
+    assert prose.sentence(tree, {}) == (
         "(utilisation < 0.85 and utilisation > 0.85 and utilisation < 0.85) or utilisation > 0.85"
         " or (utilisation < 0.85, unless utilisation > 0.85)"
     )
@@ -97,45 +97,45 @@ def test_a_tree_keeps_its_shape() -> None:
 @pytest.mark.parametrize(("seconds", "text"), [(5, "5 s"), (90, "90 s"), (300, "5 min"), (7200, "2 h"), (86400, "1 d")])
 def test_a_time(seconds: float, text: str) -> None:
     """In the largest unit that it is a whole number of."""
-    assert words.span(seconds) == text
+    assert prose.span(seconds) == text
 
 
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode.condition], ids=lambda mode: mode.name)
 def test_every_condition_has_words_for_every_comparison(mode: object) -> None:
     """Each of its limits is named, and each of its signals."""
     condition: Condition = mode.condition  # type: ignore[attr-defined]
-    text = "\n".join(line.text for line in words.lines(condition, {}))
-    text += "\n".join(line.text for mark in words.marks_of(condition) for line in words.lines(mark.condition, {}))
+    text = "\n".join(line.text for line in prose.lines(condition, {}))
+    text += "\n".join(line.text for mark in prose.marks_of(condition) for line in prose.lines(mark.condition, {}))
 
-    assert [limit.name for limit in words.limits_of(condition) if f"(`{limit.name}`)" not in text] == []
-    assert [term for term in condition.terms() if isinstance(term, Over) and words.title(term.signal) not in text] == []
+    assert [limit.name for limit in prose.limits_of(condition) if f"(`{limit.name}`)" not in text] == []
+    assert [term for term in condition.terms() if isinstance(term, Over) and prose.title(term.signal) not in text] == []
 
 
 def test_titles_are_unique() -> None:
     """fix: two signals that read the same need another spelling."""
-    titles = [words.title(signal) for signal in SIGNALS]
+    titles = [prose.title(signal) for signal in SIGNALS]
 
     assert len(set(titles)) == len(titles)
 
 
 def test_limits_are_found_wherever_they_are() -> None:
     """In the class that is meant, in what is asked of other ranks, and in what speaks against."""
-    assert words.limits_of(Is("pcie-bound")) == (c.FULL_PCIE,)
-    assert words.limits_of(Compare(Share(WAITS), ">", FLOW)) == (FLOW, BUSY)
-    assert words.limits_of(Unless(Compare(MEAN, ">", BUSY), Compare(MEAN, ">", FLOW))) == (BUSY, FLOW)
+    assert prose.limits_of(Is("pcie-bound")) == (c.FULL_PCIE,)
+    assert prose.limits_of(Compare(Share(WAITS), ">", FLOW)) == (FLOW, BUSY)
+    assert prose.limits_of(Unless(Compare(MEAN, ">", BUSY), Compare(MEAN, ">", FLOW))) == (BUSY, FLOW)
 
 
 def test_roots_of_a_signal() -> None:
     """What is divided by what, down to what is read."""
-    found = words.with_roots((s.PCIE_RX_USE,))
+    found = prose.with_roots((s.PCIE_RX_USE,))
 
     assert found == (s.PCIE_RX_USE, s.PCIE_RX, s.PCIE_LINK, s.PCIE_WIDTH, s.PCIE_GEN)
-    assert words.derivation(s.PCIE_RX_USE.made[0]) == "PCIe RX / PCIe link"  # type: ignore[arg-type]
+    assert prose.derivation(s.PCIE_RX_USE.made[0]) == "PCIe RX / PCIe link"  # type: ignore[arg-type]
 
 
 def test_every_class_has_a_sentence() -> None:
     """No class is without a question of its own."""
-    sentences = [words.sentence(each.condition, {}) for each in CLASSES]
+    sentences = [prose.sentence(each.condition, {}) for each in CLASSES]
 
     assert all(sentences)
     assert len(set(sentences)) == len(CLASSES)

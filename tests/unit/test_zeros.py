@@ -16,7 +16,7 @@ OPENED = """
 import ctypes
 from pathlib import Path
 import pynvml
-from gpu_exporter.sources.nvml import NvmlSource
+from gpu_exporter.sources.nvml.source import NvmlSource
 
 def resident():
     return sum(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("RssAnon")) << 10

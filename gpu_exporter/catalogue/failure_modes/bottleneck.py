@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_exporter.catalogue import bottlenecks as classes
+from gpu_exporter.catalogue import bottlenecks
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.bottlenecks import WINDOW, Is
@@ -42,7 +42,7 @@ MODES = (
         "Find the process (`nvidia-smi`): a spinning kernel, a debugger, or a script that keeps utilisation up.",
         Inject(profiles.ONE_THREAD),
         Is("fake-load"),
-        shows=classes.SM,
+        shows=bottlenecks.SM,
         meaning="`nvidia-smi` shows 100 %, and next to nothing is done: a kernel runs all the time, on a handful of "
         "SMs, and touches no data. One spinning thread is enough.",
         impact="The GPU is paid for, looks taken, and does nothing. Autoscalers and quotas that look at "
@@ -101,7 +101,7 @@ MODES = (
         "More loader workers, pinned memory and prefetch; move decoding to the GPU; look at the storage.",
         Inject(profiles.SLOW_LOADER),
         Is("data-loading-bound"),
-        shows=classes.GR,
+        shows=bottlenecks.GR,
         meaning="The engine often waits, and meanwhile data comes over PCIe: input is too slow. Also where it works most "
         "of the time, if it rests at each step.",
         impact="The share of time in which the engine waits is lost. It usually costs more than any kernel can be "
@@ -136,7 +136,7 @@ MODES = (
         "CUDA graphs or torch.compile, larger batches, no .item() in the loop; profile the Python side of a step.",
         Inject(profiles.TINY_KERNELS),
         Is("host-bound"),
-        shows=classes.GR,
+        shows=bottlenecks.GR,
         meaning="A job holds the GPU, whose engine works less than about 60 % of the time while PCIe is quiet: "
         "nothing is asked of it. The host is late: launches, Python, preprocessing, small batches, "
         "checkpoints.",
@@ -171,7 +171,7 @@ MODES = (
         "Larger batches, fused kernels, several streams; or share the GPU (MIG, MPS), or take a smaller one.",
         Inject(profiles.SMALL_DECODE),
         Is("underfilled"),
-        shows=classes.SM,
+        shows=bottlenecks.SM,
         meaning="Kernels follow one another without a gap, and each is too small to fill the chip: engine busy, SMs "
         "partly empty.",
         impact="A smaller GPU, or a share of this one, would do as much.",
@@ -201,7 +201,7 @@ MODES = (
         "Allow TF32, use bf16 or fp8, and shapes that are multiples of 8; what needs FP64 or FP32 pipes is fine as it is.",
         Inject(profiles.FP32_GEMM),
         Is("tensor-cores-idle"),
-        shows=classes.TENSOR,
+        shows=bottlenecks.TENSOR,
         meaning="The SMs are full of floating-point arithmetic, and none of it runs on the tensor cores.",
         impact="An H200 does matrix products in bf16 more than ten times as fast as in FP32 without TF32.",
         diagnosis=(
@@ -229,7 +229,7 @@ MODES = (
         "Fuse element-wise kernels, use smaller types, batch decoding; token generation is rightly memory-bound.",
         Inject(profiles.COPY),
         Is("memory-bound"),
-        shows=classes.DRAM,
+        shows=bottlenecks.DRAM,
         meaning="Memory bandwidth is used up, or the SMs are full of warps that all wait for scattered data. More "
         "arithmetic units would not help.",
         impact="None, if the work is so by nature. Otherwise the tensor cores wait for memory.",

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
-from gpu_exporter.render import aggregates as a
 from gpu_exporter.render.boards import COST
 from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.panels import About, Row, firing, lines, number, table, watched
 from gpu_exporter.render.dashboards.queries import Query
+from gpu_exporter.render.rules import aggregates as a
 
 BOARD = COST
 _PRICES = "Prices are set where the rules are made."

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from gpu_exporter.catalogue.bottlenecks import CLASSES
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Severity
-from gpu_exporter.render import aggregates as a
-from gpu_exporter.render import allocation as al
 from gpu_exporter.render.boards import FLEET
 from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.panels import GREEN, ORANGE, RED, About, Row, Step, firing, lines, number, table
 from gpu_exporter.render.dashboards.queries import Query
+from gpu_exporter.render.rules import aggregates as a
+from gpu_exporter.render.rules import allocation as al
 
 BOARD = FLEET
 

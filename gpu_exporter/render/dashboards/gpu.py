@@ -8,7 +8,7 @@ from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
 from gpu_exporter.catalogue.signals import Signal
 from gpu_exporter.render.boards import GPU
-from gpu_exporter.render.dashboards import between
+from gpu_exporter.render.dashboards import between_scrapes
 from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.panels import (
     GREEN,
@@ -31,7 +31,7 @@ def rows(modes: Sequence[FailureMode]) -> list[Row]:
         Row("Health: is it on fire?", _health(modes)),
         Row("Throughput: is it working?", _throughput()),
         Row("Bottleneck: why is it slow?", _bottleneck(modes)),
-        between.row(BOARD),
+        between_scrapes.row(BOARD),
         Row("Counters", _counters(), True),
     ]
 

@@ -10,7 +10,7 @@ from gpu_exporter.catalogue.conditions import Median, Share
 from gpu_exporter.catalogue.failure_modes import distributed as d
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
 from gpu_exporter.render.boards import JOB
-from gpu_exporter.render.dashboards import between
+from gpu_exporter.render.dashboards import between_scrapes
 from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.panels import (
     GREEN,
@@ -37,7 +37,7 @@ def rows(modes: Sequence[FailureMode]) -> list[Row]:
         Row("Who waits for whom?", _waiting()),
         Row("Is a chip sick, or has it more work?", _chips()),
         Row("What moves between the ranks?", _traffic()),
-        between.row(BOARD),
+        between_scrapes.row(BOARD),
     ]
 
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
-from gpu_exporter.render import aggregates as a
 from gpu_exporter.render.boards import NODE
 from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.panels import (
@@ -22,7 +21,8 @@ from gpu_exporter.render.dashboards.panels import (
     watched,
 )
 from gpu_exporter.render.dashboards.queries import Query
-from gpu_exporter.words import title
+from gpu_exporter.render.prose import title
+from gpu_exporter.render.rules import aggregates as a
 
 BOARD = NODE
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from gpu_exporter.catalogue import bottlenecks as classes
+from gpu_exporter.catalogue import bottlenecks
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.conditions import Mark, Median, Over, Share
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Severity
 from gpu_exporter.catalogue.signals import Signal
 from gpu_exporter.model.metric import Metric
-from gpu_exporter.render.aggregates import Aggregate
 from gpu_exporter.render.boards import Board, page
+from gpu_exporter.render.rules.aggregates import Aggregate
 
 Recorded = Signal | Over | Share | Median | Mark | Aggregate
 
@@ -124,7 +124,7 @@ def legend(what: Recorded) -> str:
 
 def class_of(board: Board) -> Query:
     """The number of the class of each device."""
-    expr = f"max without (class) ({classes.CLASS}{{{', '.join(map(_matcher, board.chosen))}}})"
+    expr = f"max without (class) ({bottlenecks.CLASS}{{{', '.join(map(_matcher, board.chosen))}}})"
     return Query(expr, f"{DEVICE_LEGEND} {{{{GPU_I_ID}}}}", "short")
 
 

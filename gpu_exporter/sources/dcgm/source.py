@@ -20,7 +20,7 @@ from gpu_exporter.model.errors import GpuLost, SourceLost
 from gpu_exporter.model.finding import Finding, Level
 from gpu_exporter.model.gpu import Gpu, Owner, Sample, XidEvent
 from gpu_exporter.model.metric import Metric, Pace
-from gpu_exporter.sources.dcgm import switches_and_cpus as beside
+from gpu_exporter.sources.dcgm import switches_and_cpus
 from gpu_exporter.sources.dcgm.bindings import Bindings, load
 from gpu_exporter.sources.dcgm.device import DcgmDevice
 from gpu_exporter.sources.dcgm.errors import DcgmError
@@ -192,15 +192,19 @@ class DcgmSource:
             return ()
         session, questions = known.session, known.questions
         read_at = session.table.read_at.get(Pace.SLOW, -float("inf"))
-        return beside.samples(questions, session.table.answers) if time.monotonic() - read_at < STALE_SECONDS else ()
+        return (
+            switches_and_cpus.samples(questions, session.table.answers)
+            if time.monotonic() - read_at < STALE_SECONDS
+            else ()
+        )
 
     def _look_beside(self, session: Session, metrics: Sequence[Metric]) -> None:
         """Once for what is asked for, by whichever device comes first; all are asked for the same."""
-        before, wanted = self._beside, beside.wanted(metrics)
+        before, wanted = self._beside, switches_and_cpus.wanted(metrics)
         if before is not None and before.session is session and before.wanted == wanted:
             return
         try:
-            self._beside = beside.ask(session, wanted, self._chosen)
+            self._beside = switches_and_cpus.ask(session, wanted, self._chosen)
         except DcgmError:
             self._beside = Beside(session, wanted)
         if before is not None and before.session is session:
@@ -212,7 +216,7 @@ class DcgmSource:
         if self._warned:
             return
         self._warned = True
-        for line in beside.missing(session, self._chosen):
+        for line in switches_and_cpus.missing(session, self._chosen):
             log.warning(line)
         there = {part.entity.id for part in session.parts() if part.entity.group is EntityGroup.GPU_I}
         none = [str(each) for each in self.instances if isinstance(each, int) and each not in there]

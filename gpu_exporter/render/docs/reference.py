@@ -27,7 +27,7 @@ from gpu_exporter.model.metric import (
     OfPeer,
     OfProcess,
 )
-from gpu_exporter.render.markdown import table as _table
+from gpu_exporter.render.docs.markdown import table as _table
 from gpu_exporter.states import STATES, State, rows_of
 
 NOTE = "<!-- Rendered by `gpu-exporter generate`; edit gpu_exporter/{} instead. -->\n"

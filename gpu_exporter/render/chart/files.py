@@ -11,11 +11,11 @@ import yaml
 
 from gpu_exporter.catalogue.conditions import Limits
 from gpu_exporter.catalogue.failure_modes import MODES
-from gpu_exporter.render import chart_values as v
-from gpu_exporter.render import rules
-from gpu_exporter.render.chart_readme import README
-from gpu_exporter.render.chart_values import Schema, Value
-from gpu_exporter.render.markdown import table
+from gpu_exporter.render.chart import values as v
+from gpu_exporter.render.chart.readme import README
+from gpu_exporter.render.chart.values import Schema, Value
+from gpu_exporter.render.docs.markdown import table
+from gpu_exporter.render.rules import rules
 from gpu_exporter.version import __version__
 
 FOLDER = "helm/gpu-exporter"
@@ -65,7 +65,7 @@ def chart() -> str:
         "maintainers": [{"name": "gpu-exporter", "url": "https://github.com/gpu-exporter"}],
         "annotations": {"artifacthub.io/license": "Apache-2.0", "artifacthub.io/category": "monitoring-logging"},
     }
-    return NOTE.format("chart.py") + yaml.safe_dump(content, sort_keys=False, width=WIDTH)
+    return NOTE.format("chart/files.py") + yaml.safe_dump(content, sort_keys=False, width=WIDTH)
 
 
 def named_limits() -> Limits:
@@ -99,7 +99,7 @@ def _tree(values: Iterable[Value]) -> Tree:
 
 def values_yaml() -> str:
     """values.yaml: every value with its default and what it is for."""
-    return NOTE.format("chart_values.py") + "\n".join(_lines(_tree(v.values()), 0)) + "\n"
+    return NOTE.format("chart/values.py") + "\n".join(_lines(_tree(v.values()), 0)) + "\n"
 
 
 def _lines(tree: Tree, depth: int) -> Iterator[str]:
@@ -159,7 +159,7 @@ def readme() -> str:
             for mode in MODES
         ),
     )
-    note = "<!-- Rendered by `gpu-exporter generate`; edit gpu_exporter/render/chart_readme.py instead. -->\n"
+    note = "<!-- Rendered by `gpu-exporter generate`; edit gpu_exporter/render/chart/readme.py instead. -->\n"
     return note + README.format(kubernetes=KUBERNETES, values=by_hand, limits=limits, modes=modes)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from io import StringIO
 
-from gpu_exporter.coverage import fields
+from gpu_exporter.render.coverage import fields
 
 # Of our gauges, not of theirs.
 WINDOW = ", mean over the gauge window"

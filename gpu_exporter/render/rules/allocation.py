@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from gpu_exporter.render.aggregates import Aggregate
+from gpu_exporter.render.rules.aggregates import Aggregate
 
 STARVED_SECONDS = 1800
 # GPUs, shares of one (time-slicing, MPS) and MIG instances, each kind for itself; not what else NVIDIA's plugins offer.

@@ -6,15 +6,16 @@ from collections.abc import Iterator, Sequence
 
 import yaml
 
-from gpu_exporter import words
 from gpu_exporter.catalogue.bottlenecks import CLASSES, WINDOW, Class
 from gpu_exporter.catalogue.conditions import Limit, Limits
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.cost import PRICES
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode
 from gpu_exporter.catalogue.signals import DEVICE, IDENTITY, OWNER, RATE_WINDOW, SIGNALS, Read
-from gpu_exporter.render import allocation, rules, runbooks
-from gpu_exporter.render.markdown import code, table, ticked
+from gpu_exporter.render import prose
+from gpu_exporter.render.docs import runbooks
+from gpu_exporter.render.docs.markdown import code, table, ticked
+from gpu_exporter.render.rules import allocation, rules
 
 NOTE = "<!-- Rendered by `gpu-exporter generate`; edit {} instead. -->\n"
 
@@ -161,7 +162,7 @@ has to be scraped, with `honorLabels` or without; where it is not, these have no
 
 def failure_modes(modes: Sequence[FailureMode] = MODES, limits: Limits | None = None) -> str:
     """docs/failure-modes.md."""
-    window, changed = words.span(WINDOW), limits or {}
+    window, changed = prose.span(WINDOW), limits or {}
     return (
         NOTE.format("gpu_exporter/catalogue/failure_modes/ and bottlenecks.py")
         + INTRO
@@ -196,7 +197,7 @@ def flowchart(limits: Limits) -> Iterator[str]:
         yield f"  style c{number} fill:{each.colour}"
         if number == len(CLASSES) - 1:
             break
-        yield f'  q{number}{{{{"{_escaped(words.sentence(each.condition, limits))}"}}}}'
+        yield f'  q{number}{{{{"{_escaped(prose.sentence(each.condition, limits))}"}}}}'
         yield f"  q{number} -- yes --> c{number}"
         yield f"  q{number} -- no --> {_next(number + 1)}"
 
@@ -222,9 +223,9 @@ def _mode(mode: FailureMode) -> tuple[str, ...]:
     return (
         f"[{mode.name}](runbooks/{mode.name.lower()}.md)",
         mode.severity.value,
-        words.span(mode.hold) if mode.hold else "-",
+        prose.span(mode.hold) if mode.hold else "-",
         mode.domain.value,
-        ", ".join(words.title(signal) for signal in mode.needs) or mode.requires or "-",
+        ", ".join(prose.title(signal) for signal in mode.needs) or mode.requires or "-",
         *runbooks.works(mode),
     )
 
@@ -232,7 +233,7 @@ def _mode(mode: FailureMode) -> tuple[str, ...]:
 def all_limits(modes: Sequence[FailureMode] = MODES) -> tuple[Limit, ...]:
     """Every limit of the classes and of the modes, in their order."""
     conditions = [each.condition for each in CLASSES] + [mode.condition for mode in modes if mode.condition]
-    return tuple(dict.fromkeys(limit for condition in conditions for limit in words.limits_of(condition)))
+    return tuple(dict.fromkeys(limit for condition in conditions for limit in prose.limits_of(condition)))
 
 
 def _cost() -> Iterator[tuple[str, str]]:
@@ -248,7 +249,7 @@ def signals() -> str:
     head = ("signal", "unit", *runbooks.SIGNAL_HEAD[1:])
     lines = ((name, signal.unit.replace("_", " "), *cells) for signal, (name, *cells) in rows)
     text = NOTE.format("gpu_exporter/catalogue/signals.py") + SIGNALS_INTRO + table(head, lines)
-    named = ((f"`{name}`", words.sentence(each, {})) for name, each in rules.shared_conditions().items())
+    named = ((f"`{name}`", prose.sentence(each, {})) for name, each in rules.shared_conditions().items())
     text += SHARED_INTRO + table(("recorded", "where"), named)
     recorded = ((f"`{each.record}`", each.help, ticked(("cluster", *each.by))) for each in allocation.ALLOCATION)
     pools = ticked(reversed(allocation.POOL_LABELS))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpu_exporter.catalogue import bottlenecks as classes
+from gpu_exporter.catalogue import bottlenecks
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import signals as s
 
@@ -69,7 +69,7 @@ GPU_COST = _of_workload("cost:usd_per_hour", "Price of its GPUs", f"{GPUS.record
 WASTED = Aggregate(
     "gpu:wasted:ratio",
     "Share of the time that is paid for nothing",
-    f'max without (class) ({classes.CLASS}{{class="fake-load"}} * 0 + 1)\nor\n1 - {classes.GR.record}',
+    f'max without (class) ({bottlenecks.CLASS}{{class="fake-load"}} * 0 + 1)\nor\n1 - {bottlenecks.GR.record}',
     ("node", "gpu", "namespace", "workload"),
 )
 WASTED_COST = _of_workload(
@@ -87,7 +87,7 @@ NAMESPACE_WASTED = Aggregate(
 NODE_POWER = Aggregate("node:power:watts", "Power", f"sum by (cluster, node) ({s.POWER.record})", ("node",))
 NODE_GPUS = Aggregate("node:gpus:count", "GPUs", f"count by (cluster, node) ({s.IDENTITY_INFO})", ("node",))
 CLASSES = Aggregate(
-    "cluster:classes:count", "GPUs by what limits them", f"count by (cluster, class) ({classes.CLASS})", ("class",)
+    "cluster:classes:count", "GPUs by what limits them", f"count by (cluster, class) ({bottlenecks.CLASS})", ("class",)
 )
 COSTS = (
     SHARE,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import signals as s
-from gpu_exporter.catalogue import workloads as ownership
+from gpu_exporter.catalogue import workloads
 from gpu_exporter.catalogue.dcgm_exporter.names import RENAMED
 
 # Whatever is scraped of a GPU, one of these is among it.
@@ -19,7 +19,7 @@ _EXPORTED = ("exported_namespace", "exported_pod")
 # What the series of a GPU tell of it beside the node, each once: to select them all is dear.
 _TELLING = (
     *("job", "instance", *s.DEVICE, "GPU_I_PROFILE", "gpu", "modelName"),
-    *("namespace", "pod", *_EXPORTED, *ownership.JOB_LABELS, "source"),
+    *("namespace", "pod", *_EXPORTED, *workloads.JOB_LABELS, "source"),
 )
 SCRAPED = "gpu:scraped:info"
 
@@ -73,19 +73,19 @@ def _scraped() -> str:
 
 def _owners(labels: str) -> str:
     # Without the labels that are overwritten: an exporter's old and new pod would give one series twice, an error.
-    jobs = ", ".join((*s.DEVICE, *ownership.JOB_LABELS))
+    jobs = ", ".join((*s.DEVICE, *workloads.JOB_LABELS))
     exported = _exported(f'{SCRAPED}{{exported_pod!=""}}', jobs)
-    plain = f'{SCRAPED}{{exported_pod="", pod!="", pod!~"{ownership.EXPORTER_PODS}"}}'
+    plain = f'{SCRAPED}{{exported_pod="", pod!="", pod!~"{workloads.EXPORTER_PODS}"}}'
     # Of a GPU that no pod has, the pod is the exporter that was scraped, if any.
-    free = f'{SCRAPED}{{exported_pod="", pod=~"|{ownership.EXPORTER_PODS}"'
-    recorded = f'{free}, hpc_job="", source="{ownership.RECORDED}"}}'
+    free = f'{SCRAPED}{{exported_pod="", pod=~"|{workloads.EXPORTER_PODS}"'
+    recorded = f'{free}, hpc_job="", source="{workloads.RECORDED}"}}'
     recorded = f'label_replace(group by ({jobs}, source) ({recorded}), "hpc_job", "$1", "source", "(.+)")'
     slurm = f'group by ({jobs}) ({free}, hpc_job!=""}}) or {recorded}'
     pods = f"{exported} or group by ({jobs}, namespace, pod) ({plain})"
     theirs = f'label_replace({pods} or {slurm}, "told", "$1", "workload", "(.+)")'
-    by_pod = f'label_replace({theirs}, "workload", "$1", "pod", "{ownership.WORKLOAD_OF_POD}")'
+    by_pod = f'label_replace({theirs}, "workload", "$1", "pod", "{workloads.WORKLOAD_OF_POD}")'
     mine = " or ".join(_told(operator) for operator in ("!=", "="))
-    for label in ownership.JOB_LABELS:
+    for label in workloads.JOB_LABELS:
         label = "told" if label == "workload" else label
         by_pod = f'label_replace({by_pod}, "workload", "$1", "{label}", "(.+)")'
     return f"group by ({labels}) ({mine})\nor on ({', '.join(s.DEVICE)})\ngroup by ({labels}) ({by_pod})"
@@ -98,7 +98,7 @@ def _told(operator: str) -> str:
     pods = f'{exported} or group by ({by}, namespace, pod) ({info}, exported_pod=""}})'
     if operator == "!=":
         return pods
-    return f'label_replace({pods}, "workload", "$1", "pod", "{ownership.WORKLOAD_OF_POD}")'
+    return f'label_replace({pods}, "workload", "$1", "pod", "{workloads.WORKLOAD_OF_POD}")'
 
 
 def _exported(series: str, by: str) -> str:

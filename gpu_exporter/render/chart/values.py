@@ -13,7 +13,7 @@ from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Severity
 from gpu_exporter.config import Config
 from gpu_exporter.inputs import boolean
 from gpu_exporter.render.boards import BOARDS, DOCS
-from gpu_exporter.render.failure_pages import all_limits
+from gpu_exporter.render.docs.failure_modes import all_limits
 
 Schema = Mapping[str, Any]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpu_exporter.catalogue.dcgm_exporter.flags import SETTINGS, THEIRS, Theirs
 from gpu_exporter.config import ENV_PREFIX, flag
-from gpu_exporter.render.markdown import table
+from gpu_exporter.render.docs.markdown import table
 
 HEAD = f"""<!-- Rendered by `gpu-exporter generate`; edit gpu_exporter/catalogue/dcgm_exporter/flags.py instead. -->
 # dcgm-exporter's flags

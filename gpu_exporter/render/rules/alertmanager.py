@@ -14,7 +14,7 @@ from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Sever
 from gpu_exporter.catalogue.signals import HW_THERMAL, POWER_BRAKE, SW_THERMAL
 
 NOTE = """\
-# Rendered by `gpu-exporter generate`; edit gpu_exporter/render/alertmanager.py instead.
+# Rendered by `gpu-exporter generate`; edit gpu_exporter/render/rules/alertmanager.py instead.
 # An example: put your own receivers in, or take routes and inhibit_rules over into the configuration that you have.
 #
 # Labels that both alerts lack count as equal. So every inhibition asks for the UUID or node that makes it one's own.

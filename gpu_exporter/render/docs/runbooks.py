@@ -7,15 +7,16 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from gpu_exporter import coverage, words
 from gpu_exporter.catalogue.conditions import Condition, Limit, Limits
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Scope
 from gpu_exporter.catalogue.signals import Derived, Read, Signal
-from gpu_exporter.coverage import Works
 from gpu_exporter.model.metric import MetricSet
-from gpu_exporter.render import markdown, rules
-from gpu_exporter.render.markdown import bullets, code, numbered, table
+from gpu_exporter.render import coverage, prose
+from gpu_exporter.render.coverage import Works
+from gpu_exporter.render.docs import markdown
+from gpu_exporter.render.docs.markdown import bullets, code, numbered, table
+from gpu_exporter.render.rules import rules
 
 NAME = re.compile(r"\bGpu[A-Z]\w+")
 FOLDER = "docs/runbooks"
@@ -125,8 +126,8 @@ def _linked(text: str, names: Collection[str]) -> str:
 
 
 def _facts(mode: FailureMode) -> str:
-    held = f"{words.span(mode.hold)} before it fires" if mode.hold else "fires at once"
-    kept = f", {words.span(mode.kept)} after it is over" if mode.kept else ""
+    held = f"{prose.span(mode.hold)} before it fires" if mode.hold else "fires at once"
+    kept = f", {prose.span(mode.kept)} after it is over" if mode.kept else ""
     rows = [
         ("severity", SEVERITY[mode.severity.value]),
         ("action", f"`{mode.action.value}`"),
@@ -140,11 +141,11 @@ def _facts(mode: FailureMode) -> str:
 def _condition(mode: FailureMode, limits: Limits) -> Iterator[str]:
     if mode.condition:
         yield condition(mode.condition, limits)
-        for mark in words.marks_of(mode.condition):
-            yield f"\nA rank counts as one of those that *{words.verb(mark)}* with:\n\n" + condition(
+        for mark in prose.marks_of(mode.condition):
+            yield f"\nA rank counts as one of those that *{prose.verb(mark)}* with:\n\n" + condition(
                 mark.condition, limits
             )
-        found = words.limits_of(mode.condition)
+        found = prose.limits_of(mode.condition)
         if found:
             yield "\n" + limits_table(found)
     if mode.fleet:
@@ -156,7 +157,7 @@ def _condition(mode: FailureMode, limits: Limits) -> Iterator[str]:
 
 def condition(of: Condition, limits: Limits) -> str:
     """A condition as nested bullets."""
-    return "".join(f"{'  ' * line.depth}- {line.text}\n" for line in words.lines(of, limits))
+    return "".join(f"{'  ' * line.depth}- {line.text}\n" for line in prose.lines(of, limits))
 
 
 def limits_table(limits: Sequence[Limit]) -> str:
@@ -174,7 +175,7 @@ def _needs(mode: FailureMode) -> str:
         return f"Nothing of a GPU, but {mode.requires}: see {REQUIRED[mode.requires]}. It works with {said}.\n"
     if not mode.needs:
         return f"Nothing of a GPU. It works with {said}.\n"
-    rows = [signal_row(signal) for signal in words.with_roots(mode.needs)]
+    rows = [signal_row(signal) for signal in prose.with_roots(mode.needs)]
     return table(SIGNAL_HEAD, rows) + f"\nIt works with {said}.\n"
 
 
@@ -188,7 +189,7 @@ SIGNAL_HEAD = ("signal", "what", "gpu-exporter", "dcgm-exporter ≤ 4.8", "dcgm-
 
 def signal_row(signal: Signal, show: Callable[[Read], str] = _series) -> tuple[str, ...]:
     """A signal, and what it is made of in each generation, the best first; `show` writes one read."""
-    made = [f"= {words.derivation(way)}" for way in signal.made if isinstance(way, Derived)]
+    made = [f"= {prose.derivation(way)}" for way in signal.made if isinstance(way, Derived)]
     ours, classic, modern = (coverage.reads(signal, which) for which in ("ours", "classic", "modern"))
     columns = ((*ours, *(way for way in classic if way.name in FULL)), classic, modern)
     cells = ("; ".join([*made, *(f"`{show(way)}`" for way in ways)]) or "-" for ways in columns)

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from gpu_exporter.catalogue import bottlenecks as classes
+from gpu_exporter.catalogue import bottlenecks
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.conditions import (
     And,
@@ -28,8 +28,9 @@ from gpu_exporter.catalogue.conditions import (
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.cost import PRICES
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
-from gpu_exporter.render import aggregates, allocation, boards, identity
-from gpu_exporter.words import title
+from gpu_exporter.render import boards
+from gpu_exporter.render.prose import title
+from gpu_exporter.render.rules import aggregates, allocation, identity
 
 NOTE = "# Rendered by `gpu-exporter generate`; edit gpu_exporter/{} instead.\n"
 # Where {gpu} and {job} of a summary come from in an alert.
@@ -76,7 +77,7 @@ def _judged(limits: Limits) -> Iterator[Rule]:
     marks, named = _marks(terms), shared_conditions()
     of_others = {name for name, each in named.items() if not all(isinstance(term, Over) for term in each.terms())}
     yield from (_record(name, each.expression(limits)) for name, each in named.items() if name not in of_others)
-    yield _record(classes.CLASS, classes.promql(limits))
+    yield _record(bottlenecks.CLASS, bottlenecks.promql(limits))
     for mark in marks:
         yield _record(mark.record, mark.expression(limits))
     for term in dict.fromkeys(term for term in terms if isinstance(term, Share | Median)):
@@ -93,7 +94,7 @@ def shared_conditions() -> Mapping[str, And | Or | Unless]:
 
 
 def _conditions() -> list[Condition]:
-    return [each.condition for each in classes.CLASSES] + [mode.condition for mode in MODES if mode.condition]
+    return [each.condition for each in bottlenecks.CLASSES] + [mode.condition for mode in MODES if mode.condition]
 
 
 def _terms() -> Iterator[Over | Share | Median]:

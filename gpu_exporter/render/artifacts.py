@@ -1,0 +1,85 @@
+"""Catalogues -> files that are committed: pure functions, written by `generate` and compared by `generate --check`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+from gpu_exporter.catalogue.failure_modes import MODES
+from gpu_exporter.catalogue.failure_modes.mode import Domain
+from gpu_exporter.model.errors import GpuExporterError
+from gpu_exporter.render.boards import BOARDS, Board
+from gpu_exporter.render.chart import files as chart
+from gpu_exporter.render.docs import (
+    dcgm_exporter_flags,
+    reference,
+    runbooks,
+)
+from gpu_exporter.render.docs import (
+    failure_modes as failure_pages,
+)
+from gpu_exporter.render.rules import alertmanager, rules
+from gpu_exporter.render.rules import dcgm_exporter_csv as dcgm_csv
+
+
+def _dashboard(board: Board) -> str:
+    try:
+        from gpu_exporter.render.dashboards import build as dashboards
+
+        return dashboards.render(board)
+    except ModuleNotFoundError as error:
+        module = str(error.name).partition(".")[0]
+        if module not in ("grafanalib", "grafana_foundation_sdk"):
+            raise
+        raise GpuExporterError(
+            f"rendering dashboards needs the module {module}: install gpu-exporter[dashboards] (Python 3.11 or newer)"
+        ) from None
+
+
+def _in_chart(board: Board) -> str:
+    return chart.dashboard(_dashboard(board))
+
+
+ARTIFACTS: Mapping[str, Callable[[], str]] = {
+    "docs/metrics.md": reference.metrics,
+    "docs/health.md": reference.health,
+    "docs/configuration.md": reference.configuration,
+    "docs/dcgm-exporter-flags.md": dcgm_exporter_flags.page,
+    "docs/xids.md": reference.xids,
+    "alerts/recording.yaml": rules.recording,
+    "alerts/examples/alertmanager.yaml": alertmanager.alertmanager,
+    **{f"alerts/{domain.value}.yaml": partial(rules.alerts, domain) for domain in Domain},
+    "alerts/dcgm-exporter.csv": dcgm_csv.classic,
+    "alerts/dcgm-exporter-4.9.csv": dcgm_csv.modern,
+    "docs/failure-modes.md": failure_pages.failure_modes,
+    "docs/signals.md": failure_pages.signals,
+    f"{runbooks.FOLDER}/README.md": runbooks.index,
+    **{runbooks.path(mode): partial(runbooks.runbook, mode) for mode in MODES},
+    **{f"dashboards/{board.name}.json": partial(_dashboard, board) for board in BOARDS},
+    **{f"{chart.FOLDER}/files/dashboards/{board.name}.json": partial(_in_chart, board) for board in BOARDS},
+    f"{chart.FOLDER}/Chart.yaml": chart.chart,
+    f"{chart.FOLDER}/values.yaml": chart.values_yaml,
+    f"{chart.FOLDER}/values.schema.json": chart.schema,
+    f"{chart.FOLDER}/files/rules.yaml": chart.bundle,
+    f"{chart.FOLDER}/README.md": chart.readme,
+}
+
+
+def write(root: Path) -> list[str]:
+    """Write every artifact below `root`; return the names of those that changed."""
+    changed = stale(root)
+    for name in changed:
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(ARTIFACTS[name](), encoding="utf-8")
+    return changed
+
+
+def stale(root: Path) -> list[str]:
+    """The names of the artifacts below `root` that are not what the catalogues say."""
+    return [
+        name
+        for name, render in ARTIFACTS.items()
+        if not (root / name).is_file() or (root / name).read_text(encoding="utf-8") != render()
+    ]

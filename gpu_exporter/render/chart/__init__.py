@@ -1,0 +1,1 @@
+"""The rendered files of the Helm chart."""

@@ -1,0 +1,108 @@
+"""Catalogues -> dashboards/*.json: authored with grafanalib, finished by `finish.modern`. Only this needs the extra."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from grafanalib import core
+from grafanalib._gen import DashboardEncoder
+
+from gpu_exporter.catalogue import signals as s
+from gpu_exporter.catalogue.failure_modes import MODES
+from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Severity
+from gpu_exporter.render.boards import COST, FLEET, GPU, JOB, NODE, Board
+from gpu_exporter.render.dashboards import cost, fleet, gpu, job, node
+from gpu_exporter.render.dashboards import queries as q
+from gpu_exporter.render.dashboards.modernise import modern
+from gpu_exporter.render.dashboards.panels import BLUE, ORANGE, RED, Row, evidence_rows
+from gpu_exporter.render.rules.aggregates import NODE_GPUS
+
+TAG = "gpu-observability"
+ROWS = {FLEET: fleet.rows, NODE: node.rows, GPU: gpu.rows, JOB: job.rows, COST: cost.rows}
+ON_TIME_CHANGE, NATURAL = 2, 7
+LABELS = {"cluster": "Cluster", "node": "Node", "gpu": "GPU", "namespace": "Namespace", "workload": "Workload"}
+XIDS = ((s.XID_FATAL, RED), (s.XID_UNKNOWN, ORANGE), (s.XID_APPLICATION, BLUE))
+
+
+def render(board: Board, modes: Sequence[FailureMode] = MODES) -> str:
+    """The text of dashboards/<name>.json."""
+    rows = [*ROWS[board](modes), *evidence_rows(board, modes)]
+    dashboard = core.Dashboard(
+        title=board.title,
+        description=board.description,
+        uid=board.uid,
+        tags=[TAG],
+        editable=False,
+        graphTooltip=core.GRAPH_TOOLTIP_MODE_SHARED_CROSSHAIR,
+        timezone="browser",
+        refresh="1m",
+        time=core.Time("now-3h", "now"),
+        version=1,
+        panels=[panel for row in rows for panel in _panels(row)],
+        templating=core.Templating(list=_variables(board)),
+        annotations=core.Annotations(list=list(_annotations(board))),
+        links=[
+            core.DashboardLink(title="GPU dashboards", tags=[TAG], asDropdown=True, includeVars=True, keepTime=True)
+        ],
+    )
+    return modern(json.loads(json.dumps(dashboard.to_json_data(), cls=DashboardEncoder)))
+
+
+def _panels(row: Row) -> list[Any]:
+    head = core.RowPanel(title=row.title, collapsed=row.collapsed, panels=list(row.panels) if row.collapsed else [])
+    return [head, *([] if row.collapsed else row.panels)]
+
+
+def _variables(board: Board) -> list[Any]:
+    found = [
+        core.Template(name="datasource", label="Data source", type="datasource", query="prometheus", default="default")
+    ]
+    for place, label in enumerate(board.chosen):
+        chosen = ", ".join(f'{before}=~"${before}"' for before in board.chosen[:place])
+        # A series a node, not a GPU, where that is enough.
+        known = NODE_GPUS.record if label in ("cluster", *NODE_GPUS.by) else s.DEVICE_INFO
+        narrowed = f"{known}{{{chosen}}}" if chosen else known
+        found.append(
+            core.Template(
+                name=label,
+                label=LABELS[label],
+                query=f"label_values({narrowed}, {label})",
+                includeAll=True,
+                multi=True,
+                allValue=".*",  # not .+: without a cluster label, or a job, it has to match nothing, too
+                refresh=ON_TIME_CHANGE,
+                sort=NATURAL,
+            )
+        )
+    return found
+
+
+def _annotations(board: Board) -> list[dict[str, Any]]:
+    firing = [
+        {
+            "name": f"{severity.value} alerts",
+            "enable": severity is Severity.CRITICAL,
+            "iconColor": colour,
+            "expr": q.alerts(board, severities=[severity]),
+            "titleFormat": "{{alertname}}",
+            "textFormat": q.DEVICE_LEGEND,
+            "tagKeys": "severity,domain",
+        }
+        for severity, colour in ((Severity.CRITICAL, RED), (Severity.WARNING, ORANGE))
+    ]
+    xids = [
+        {
+            "name": f"Xids ({signal.name.removeprefix('xid_')})",
+            "enable": signal is s.XID_FATAL,
+            "iconColor": colour,
+            "expr": f"{q.of(board, signal)} * 1000",
+            "titleFormat": "Xid {{xid}}",
+            "textFormat": q.DEVICE_LEGEND,
+            "tagKeys": "xid",
+            "useValueForTime": True,
+        }
+        for signal, colour in XIDS
+    ]
+    return [*firing, *xids]

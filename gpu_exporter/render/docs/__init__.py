@@ -1,0 +1,1 @@
+"""The rendered pages of the documentation."""
