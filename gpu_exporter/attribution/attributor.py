@@ -21,7 +21,7 @@ from gpu_exporter.attribution.resource_slices import Slice
 from gpu_exporter.attribution.shares import Load, shares
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.model.lookup import Lookup
-from gpu_exporter.model.snapshot import Owned, Row, Seen
+from gpu_exporter.model.snapshot import OwnerLabels, Row, Seen
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class Attributor:
     def __init__(self, tellers: Tellers, threads: Sequence[Thread]) -> None:
         self._tellers, self._threads = tellers, threads
         self._facts: Facts | None = None
-        self._owned = Owned()
+        self._owned = OwnerLabels()
         self._rows: Sequence[Row] = ()
         self._claims: tuple[object, Mapping[tuple[str, str], str]] = (None, {})
         self._broken = False
@@ -82,7 +82,7 @@ class Attributor:
         for thread in self._threads:
             thread.stop()
 
-    def attribute(self, gpus: Sequence[Seen]) -> tuple[Owned, Sequence[Row]]:
+    def attribute(self, gpus: Sequence[Seen]) -> tuple[OwnerLabels, Sequence[Row]]:
         """The owners of these GPUs. Never raises."""
         try:
             found = self._attribute(gpus)
@@ -90,11 +90,11 @@ class Attributor:
             if not self._broken:
                 log.exception("attribution: unexpected error, please report it")
             self._broken = True
-            return Owned(), ()
+            return OwnerLabels(), ()
         self._broken = False
         return found
 
-    def _attribute(self, gpus: Sequence[Seen]) -> tuple[Owned, Sequence[Row]]:
+    def _attribute(self, gpus: Sequence[Seen]) -> tuple[OwnerLabels, Sequence[Row]]:
         tellers = self._tellers
         migs, loads, named = _read(gpus)
         here = devices((seen.gpu for seen in gpus), migs)

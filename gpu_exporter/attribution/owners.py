@@ -15,7 +15,7 @@ from gpu_exporter.attribution.listing import DOMAIN, Listing
 from gpu_exporter.attribution.pods import Pod
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.model.metric import Labels
-from gpu_exporter.model.snapshot import Owned, Row
+from gpu_exporter.model.snapshot import OwnerLabels, Row
 
 # Resources whose device ids must be of a known form; of others below nvidia.com/ they may be no GPUs.
 _GPU_RESOURCES = (f"{DOMAIN}gpu", f"{DOMAIN}mig-")
@@ -61,7 +61,7 @@ class _Pods:
         self.on[place][container] += share
 
 
-def owners(facts: Facts) -> tuple[Owned, Sequence[Row]]:
+def owners(facts: Facts) -> tuple[OwnerLabels, Sequence[Row]]:
     """The labels of the classic families, and the rows that say whose each device is."""
     pods = _pods(facts)
     jobs = _jobs(facts)
@@ -71,7 +71,7 @@ def owners(facts: Facts) -> tuple[Owned, Sequence[Row]]:
         labels = () if facts.listing is None else _one_pod(pods.on.get(place, ()))
         ids = {job.job for job in jobs.get(place, ())}
         taken[place] = (*labels, *((("hpc_job", each) for each in ids) if len(ids) == 1 else ()))
-    return Owned(() if facts.listing is None else NO_POD, taken), rows
+    return OwnerLabels(() if facts.listing is None else NO_POD, taken), rows
 
 
 def _one_pod(containers: Iterable[Container]) -> Labels:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gpu_exporter.model.metric import Buffered, Call, FieldValue, Gpm, LinkSum, Metric, OfProcess
+from gpu_exporter.model.metric import Buffered, Call, FieldValue, Gpm, LinkSum, Metric, PerProcess
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,6 @@ def _answered(row: Metric, answers: Answers) -> bool:
             return number in answers.fields
         case Gpm(number):
             return number in answers.gpm
-        case OfProcess(what):
+        case PerProcess(what):
             return what in answers.processes
     return False

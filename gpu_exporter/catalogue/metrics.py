@@ -17,9 +17,9 @@ from gpu_exporter.model.metric import (
     LinkSum,
     Metric,
     MetricSet,
-    OfPeer,
-    OfProcess,
     Pace,
+    PerPeer,
+    PerProcess,
 )
 
 GAUGE, COUNTER, HISTOGRAM = Kind
@@ -27,7 +27,7 @@ STATIC, FAST, STEADY, SLOW, RARE = Pace.STATIC, Pace.FAST, Pace.STEADY, Pace.SLO
 NODE, GPU, INSTANCE, NVLINK, PROCESS, NVSWITCH, CPU, CPU_CORE = EntityKind
 FULL, NAMED = MetricSet.FULL, MetricSet.NAMED
 # Known to DCGM alone, and of no GPU.
-BESIDE = frozenset({NVSWITCH, CPU, CPU_CORE})
+NON_GPU_ENTITIES = frozenset({NVSWITCH, CPU, CPU_CORE})
 MIB = 2.0**20
 # How often NVML is asked for means, which are as exact over any time; for the one id that is dear there, more rarely.
 PACE_OF_MEANS = {MetricSet.DEFAULT: FAST, FULL: SLOW}
@@ -229,10 +229,10 @@ MIG_DEVICE      = Metric("gpu_mig_device_info",   GAUGE, "info",   "A MIG device
 INSTANCE_SLICES = Metric("gpu_instance_slices",   GAUGE, "slices", "Compute slices of this GPU instance: the weight of its ratios in the GPU's.", 1, 16, INSTANCE, nvml=Call("Attributes_v2", pick="gpuInstanceSliceCount"), pace=STATIC)
 
 # --- processes, with --processes ---------------------------------------------------------------------------------------------------
-PROCESS_MEMORY       = Metric("gpu_process_memory_used_bytes",    GAUGE, "bytes",     "Device memory that this process uses.",                                                  entity=PROCESS, nvml=OfProcess("memory"))
-PROCESS_SM           = Metric("gpu_process_sm_utilization_ratio", GAUGE, "ratio",     "Share of time in which a kernel of this process ran, as the driver sampled it.", 0, 1,    entity=PROCESS, nvml=OfProcess("sm"), scale=PERCENT, pace=SLOW)
-PROCESSES            = Metric("gpu_processes",                    GAUGE, "processes", "Processes that use this GPU.",                                                           nvml=OfProcess("listed"))
-PROCESSES_UNRESOLVED = Metric("gpu_processes_unresolved",         GAUGE, "processes", "Processes whose PID can't be resolved here (another PID namespace): they have no series.", nvml=OfProcess("unresolved"))
+PROCESS_MEMORY       = Metric("gpu_process_memory_used_bytes",    GAUGE, "bytes",     "Device memory that this process uses.",                                                  entity=PROCESS, nvml=PerProcess("memory"))
+PROCESS_SM           = Metric("gpu_process_sm_utilization_ratio", GAUGE, "ratio",     "Share of time in which a kernel of this process ran, as the driver sampled it.", 0, 1,    entity=PROCESS, nvml=PerProcess("sm"), scale=PERCENT, pace=SLOW)
+PROCESSES            = Metric("gpu_processes",                    GAUGE, "processes", "Processes that use this GPU.",                                                           nvml=PerProcess("listed"))
+PROCESSES_UNRESOLVED = Metric("gpu_processes_unresolved",         GAUGE, "processes", "Processes whose PID can't be resolved here (another PID namespace): they have no series.", nvml=PerProcess("unresolved"))
 
 # --- events: counted from NVML and the kernel log ---------------------------------------------------------------------------------
 XID_EVENTS  = Metric("gpu_xid_events_total",               COUNTER, "events",  "Xids by code. Codes that warrant a drain start at 0.")
@@ -249,7 +249,7 @@ EXP_XID_TOTAL   = Metric("DCGM_EXP_XID_ERRORS_TOTAL",   COUNTER, "events",  "Xid
 EXP_CLOCK_COUNT = Metric("DCGM_EXP_CLOCK_EVENTS_COUNT", GAUGE,   "samples", "Collections within the last --clock-events-count-window that found the clock held down, by what held it.", set=NAMED)
 EXP_CLOCK_TOTAL = Metric("DCGM_EXP_CLOCK_EVENTS_TOTAL", COUNTER, "events",  "How often something began to hold the clock down since the exporter started, by what held it.", set=NAMED)
 EXP_HEALTH      = Metric("DCGM_EXP_GPU_HEALTH_STATUS",  GAUGE,   "status",  "DCGM's verdict by system: 0 pass, 10 warning, 20 failure. DCGM alone has it; ours is gpu_health_state.", 0, 20, pace=SLOW, set=NAMED)
-EXP_P2P         = Metric("DCGM_EXP_P2P_STATUS",         GAUGE,   "status",  "NVLink to each other GPU: 0 works, else why not (link_status).", 0, 6, nvml=OfPeer("P2PStatus", (2,)), pace=RARE, set=NAMED)
+EXP_P2P         = Metric("DCGM_EXP_P2P_STATUS",         GAUGE,   "status",  "NVLink to each other GPU: 0 works, else why not (link_status).", 0, 6, nvml=PerPeer("P2PStatus", (2,)), pace=RARE, set=NAMED)
 
 # --- what the exporter knows of the GPUs and of itself: made by the collection loop, not read from a field -----------------------------
 INFO          = Metric("gpu_info",                                    GAUGE,   "info",    "Identity of the GPU and its software; always 1.")
@@ -318,9 +318,9 @@ def selected(choice: MetricSet, *, processes: bool = False) -> tuple[Metric, ...
     return tuple(
         row
         for row in METRICS
-        if (row.nvml is not None or row.entity in BESIDE)
+        if (row.nvml is not None or row.entity in NON_GPU_ENTITIES)
         and row.set in sets
-        and (processes or not isinstance(row.nvml, OfProcess))
+        and (processes or not isinstance(row.nvml, PerProcess))
     )
 
 

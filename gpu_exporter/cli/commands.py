@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from gpu_exporter.catalogue.metrics import BESIDE, METRICS, selected
+from gpu_exporter.catalogue.metrics import METRICS, NON_GPU_ENTITIES, selected
 from gpu_exporter.catalogue.xids import load
 from gpu_exporter.cli.options import OWNER_SETTINGS, SOURCE_SETTINGS, parsed, settings
 from gpu_exporter.cli.stop import stop_event
@@ -115,7 +115,7 @@ def metrics_command(metrics: MetricSet) -> None:
 
 
 def _row(metric: Metric) -> tuple[str, str, str, str, str, str, str, str]:
-    read = metric.read.name.lower() if metric.nvml or metric.entity in BESIDE else "-"
+    read = metric.read.name.lower() if metric.nvml or metric.entity in NON_GPU_ENTITIES else "-"
     dcgm = "-" if metric.dcgm is None else str(metric.dcgm)
     return (metric.key, metric.kind.value, metric.unit, metric.set.value, read, dcgm, read_from(metric), metric.help)
 

@@ -109,7 +109,7 @@ class Collector:
         self.handover = HandOver(self._poke.set)
         if isinstance(source, Sampled):
             source.sample_every(interval)
-        self._turn: AbstractContextManager[object] = source.turn if isinstance(source, Instant) else nullcontext()
+        self._turn: AbstractContextManager[object] = source.gil_lock if isinstance(source, Instant) else nullcontext()
         self._done = threading.Condition()
         self._workers: list[Worker] = []
         self._records: dict[str, GpuRecord] = {}

@@ -15,7 +15,7 @@ from gpu_exporter.health.events import EventLog
 from gpu_exporter.model.gpu import Gpu, Owner, Sample, Series
 from gpu_exporter.model.metric import Labels, Metric
 from gpu_exporter.model.pci import pci_bus_id
-from gpu_exporter.model.snapshot import GpuStatus, Owned, Row, Seen, Snapshot
+from gpu_exporter.model.snapshot import GpuStatus, OwnerLabels, Row, Seen, Snapshot
 from gpu_exporter.model.source import Attribution, Source
 from gpu_exporter.model.verdict import Verdict
 from gpu_exporter.version import __version__
@@ -88,7 +88,7 @@ class Composer:
         self._attribution = attribution
         self._told: dict[Row, Series] = {}
         self._owners = source.owners
-        self._beside = source.beside
+        self._beside = source.non_gpu_samples
         self._live = source.live
         self._series: dict[tuple[Metric, Gpu | None, Labels], Series] = {}
         self._unsupported: dict[Gpu, tuple[Mapping[Metric, str], Sequence[Sample]]] = {}
@@ -142,10 +142,10 @@ class Composer:
         statuses = tuple(status for _, status in gpus)
         return Snapshot(now, self._source, tuple(samples), statuses, self._live, tuple(verdicts), owned)
 
-    def _attribute(self, seen: Sequence[Seen], samples: list[Sample]) -> Owned:
+    def _attribute(self, seen: Sequence[Seen], samples: list[Sample]) -> OwnerLabels:
         """Add the rows of whose the GPUs are. Pods come and go: series of those that are gone are not kept."""
         if self._attribution is None:
-            return Owned()
+            return OwnerLabels()
         owned, rows = self._attribution.attribute(seen)
         known, self._told = self._told, {}
         for row in rows:

@@ -221,7 +221,7 @@ class Worker(threading.Thread):
                 self._collector.events.told(before.events())
             before.close()
         self.record = self._collector.record_of(successor.device.gpu, self)
-        self.record.told = successor.device.told_since is not None
+        self.record.told = successor.device.xids_since is not None
         self.record.accumulator.renew()
 
     def _use(self, device: Device) -> None:
@@ -239,9 +239,9 @@ class Worker(threading.Thread):
         self._use(device)
         self.record = self._collector.record_of(device.gpu, self)
         self._read_at.clear()
-        self.record.told = device.told_since is not None
-        if self._collector.events and device.told_since is not None:
-            self._collector.events.registered(device.gpu, device.told_since)
+        self.record.told = device.xids_since is not None
+        if self._collector.events and device.xids_since is not None:
+            self._collector.events.registered(device.gpu, device.xids_since)
         return device
 
     def _detach(self) -> None:

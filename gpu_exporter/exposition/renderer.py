@@ -16,7 +16,7 @@ from gpu_exporter.catalogue.selection import Selection, everything
 from gpu_exporter.exposition.labels import NODE_LABEL, labels_of
 from gpu_exporter.model.gpu import Series
 from gpu_exporter.model.metric import EntityKind, Labels
-from gpu_exporter.model.snapshot import Owned, Snapshot
+from gpu_exporter.model.snapshot import OwnerLabels, Snapshot
 
 # Labels that are written also where they are empty.
 ALWAYS = frozenset({"namespace", "pod", "container"})
@@ -118,7 +118,7 @@ class Renderer:
         self._everywhere = everywhere
         self._selection = selection or everything()
         self._lines: dict[Series, tuple[float, bytes]] = {}
-        self._owned = Owned()
+        self._owned = OwnerLabels()
         families = self._selection.families
         self._headers = {
             metric: tuple(_header(shown.name, shown.kind, shown.help, openmetrics=om) for om in (False, True))
@@ -152,7 +152,7 @@ class Renderer:
         families = [(text, om, by_name[name]) for name, (text, om) in self._headers.items() if by_name[name]]
         return Page([*families, *map(self._client, process)])
 
-    def _own(self, owned: Owned) -> None:
+    def _own(self, owned: OwnerLabels) -> None:
         """Forget the lines of whatever has another owner now."""
         before, self._owned = self._owned, owned
         if before != owned:

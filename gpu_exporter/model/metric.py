@@ -102,7 +102,7 @@ class Buffered:
 
 
 @dataclass(frozen=True, slots=True)
-class OfPeer:
+class PerPeer:
     """What NVML tells of a GPU and each other one: `P2PStatus` is `nvmlDeviceGetP2PStatus(handle, other, *args)`."""
 
     name: str
@@ -110,7 +110,7 @@ class OfPeer:
 
 
 @dataclass(frozen=True, slots=True)
-class OfProcess:
+class PerProcess:
     """What NVML tells of a process on a GPU: memory, sm (its share of SM time), or a number of processes."""
 
     what: str
@@ -135,7 +135,7 @@ class Metric:
     high: float = float(2**63 - 1)
     entity: EntityKind = EntityKind.GPU
     dcgm: int | None = None
-    nvml: Call | FieldValue | LinkSum | Gpm | Buffered | OfPeer | OfProcess | None = None
+    nvml: Call | FieldValue | LinkSum | Gpm | Buffered | PerPeer | PerProcess | None = None
     scale: float = 1.0
     pace: Pace = Pace.FAST
     set: MetricSet = MetricSet.DEFAULT

@@ -45,7 +45,7 @@ class Row(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Owned:
+class OwnerLabels:
     """The owner's labels on the classic families: by UUID and GPU instance ("": the whole GPU), else those of nobody.
 
     They are written also where they are empty: Prometheus with `honor_labels` then does not put in its own.
@@ -71,7 +71,7 @@ class Snapshot:
     gpus: tuple[GpuStatus, ...] = ()
     live: bool = True
     verdicts: tuple[Verdict, ...] = ()
-    owned: Owned = Owned()
+    owned: OwnerLabels = OwnerLabels()
 
     @property
     def read_at(self) -> float | None:

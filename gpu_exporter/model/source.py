@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from gpu_exporter.model.gpu import Gpu, Owner, Reading, Sample, XidEvent
 from gpu_exporter.model.metric import Metric, Pace
-from gpu_exporter.model.snapshot import Owned, Row, Seen
+from gpu_exporter.model.snapshot import OwnerLabels, Row, Seen
 
 if TYPE_CHECKING:
     from threading import Lock
@@ -20,7 +20,7 @@ NOT_YOURS = {"replay": "a recording of real GPUs, played over", "simulated": "si
 class Attribution(Protocol):
     """Who has the GPUs, as something beside the source tells."""
 
-    def attribute(self, gpus: Sequence[Seen]) -> tuple[Owned, Sequence[Row]]:
+    def attribute(self, gpus: Sequence[Seen]) -> tuple[OwnerLabels, Sequence[Row]]:
         """The owners of these GPUs. Asks nobody, never raises."""
 
 
@@ -30,7 +30,7 @@ class Device(Protocol):
     gpu: Gpu
 
     @property
-    def told_since(self) -> float | None:
+    def xids_since(self) -> float | None:
         """When the driver was asked to tell of Xids (unix time); None if it does not."""
 
     def events(self) -> Sequence[XidEvent]:
@@ -55,7 +55,7 @@ class Glancing(Protocol):
 class Staged(Protocol):
     """What a source is, too, that plays what can go wrong: some of that is not in its readings."""
 
-    def tells(self) -> bool:
+    def reports_xids(self) -> bool:
         """Whether Xids come from it, although it is not live."""
 
     def dead(self) -> bool:
@@ -78,10 +78,10 @@ class Sampled(Protocol):
 class Instant(Protocol):
     """What a source is, too, whose reads are arithmetic: a thread for each GPU would only be in the way.
 
-    `turn` is held by whoever reads and renders: of thousands of threads that compute, one at a time gets on.
+    `gil_lock` is held by whoever reads and renders: of thousands of threads that compute, one at a time gets on.
     """
 
-    turn: Lock
+    gil_lock: Lock
 
     def instant(self, index: int) -> bool:
         """Whether no read of this GPU ever waits."""
@@ -111,7 +111,7 @@ class Source(Protocol):
     def owners(self, gpu: Gpu) -> Sequence[Owner]:
         """Who has this GPU, as far as the source itself knows. Asks no driver, never raises."""
 
-    def beside(self) -> Sequence[Sample]:
+    def non_gpu_samples(self) -> Sequence[Sample]:
         """The latest samples of what is no GPU (NVSwitches, CPUs). Asks no driver, never raises."""
 
     def close(self) -> None:

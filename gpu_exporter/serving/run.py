@@ -109,7 +109,7 @@ class _Node:
 
     def _events(self, source: Source, config: Config) -> EventLog | None:
         """The log of events, and who fills it from the kernel's: that is of this machine, and so of live GPUs alone."""
-        if not source.live and not (isinstance(source, Staged) and source.tells()):
+        if not source.live and not (isinstance(source, Staged) and source.reports_xids()):
             return None
         events = EventLog(load(config.xid_overrides), lambda pci: self.collector.look(pci))
         if not source.live:

@@ -119,9 +119,9 @@ class MixedDevice:
         self._retry = Backoff()
 
     @property
-    def told_since(self) -> float | None:
+    def xids_since(self) -> float | None:
         """When the driver was asked to tell of Xids; None if it does not."""
-        return self._first.told_since
+        return self._first.xids_since
 
     def events(self) -> Sequence[XidEvent]:
         """Xids that the driver told since the last call."""
@@ -287,7 +287,7 @@ class AutoSource:
     def owners(self, gpu: Gpu) -> Sequence[Owner]:
         return self._nvml.owners(gpu)
 
-    def beside(self) -> Sequence[Sample]:
+    def non_gpu_samples(self) -> Sequence[Sample]:
         """What each GPU is read by, and why."""
         return [Sample(device.told, 1.0) for device in self._devices.copy().values() if device.told]
 

@@ -76,12 +76,12 @@ class SomeOf:
     def owners(self, gpu: Gpu) -> Sequence[Owner]:
         return self._source.owners(gpu)
 
-    def beside(self) -> Sequence[Sample]:
-        return self._source.beside()
+    def non_gpu_samples(self) -> Sequence[Sample]:
+        return self._source.non_gpu_samples()
 
-    def tells(self) -> bool:
+    def reports_xids(self) -> bool:
         """Whether Xids come from it, although it is not live."""
-        return isinstance(self._source, Staged) and self._source.tells()
+        return isinstance(self._source, Staged) and self._source.reports_xids()
 
     def dead(self) -> bool:
         """Whether the exporter does not answer any more."""

@@ -103,7 +103,7 @@ def test_each_metric_has_a_value_or_a_reason(device: DcgmDevice) -> None:
     def complete() -> bool:
         reading = device.read(ALL)
         known.update(series.metric for series in reading.values)
-        missing = {row for row in FULL if row.entity not in m.BESIDE} - known - reading.unsupported.keys()
+        missing = {row for row in FULL if row.entity not in m.NON_GPU_ENTITIES} - known - reading.unsupported.keys()
         return not {row for row in missing if row.entity is not EntityKind.INSTANCE and row is not m.MIG_DEVICE}
 
     eventually(complete)

@@ -303,7 +303,7 @@ def test_xids_each_once(engine: Make, connect: Connect) -> None:
     fake.xid(13)
     source = connect(fake)
     devices = [source.attach(index, DEFAULT) for index in range(2)]
-    assert all(device.told_since is not None for device in devices)
+    assert all(device.xids_since is not None for device in devices)
     told: list[tuple[str, int]] = []
 
     def look() -> None:
@@ -456,7 +456,7 @@ def test_what_is_beside_the_gpus(engine: Make, connect: Connect) -> None:
     source = connect(fake)
     device = source.attach(0, FULL)
     device.read(ALL)
-    found = {(sample.series.metric.name, sample.series.labels): sample.value for sample in source.beside()}
+    found = {(sample.series.metric.name, sample.series.labels): sample.value for sample in source.non_gpu_samples()}
     of_link = (("nvlink", "0"), ("nvswitch", "nvswitch3"))
     assert found == {
         (m.SWITCH_TEMP.name, (("nvswitch", "nvswitch3"),)): 47,
@@ -469,7 +469,7 @@ def test_what_is_beside_the_gpus(engine: Make, connect: Connect) -> None:
     }
     assert all(series.metric.entity is not EntityKind.NVSWITCH for series in device.read(ALL).values)
     source.close()
-    assert source.beside() == ()
+    assert source.non_gpu_samples() == ()
 
 
 def test_a_node_of_16_gpus_has_room(engine: Make, connect: Connect) -> None:
@@ -620,7 +620,7 @@ def test_chosen_beside_the_gpus(
     device.read(ALL)
     names = {"nvswitch": "", "nvlink": "link", "cpu": "cpu", "cpucore": "core"}
     found = set()
-    for sample in source.beside():
+    for sample in source.non_gpu_samples():
         own = sample.series.labels
         own = own[:1] if own[0][0] == "cpucore" else own
         found.add(" ".join(names[name] + value for name, value in own))
@@ -637,11 +637,11 @@ def test_asked_for_what_is_beside_later(engine: Make, connect: Connect) -> None:
     source.attach(0, ()).close()
     before = source.attach(0, (m.POWER,))
     before.read(ALL)
-    assert source.beside() == ()
+    assert source.non_gpu_samples() == ()
     device = source.attach(0, (m.POWER, m.SWITCH_TEMP))
     before.close()
     device.read(ALL)
-    assert [(sample.series.metric, sample.value) for sample in source.beside()] == [(m.SWITCH_TEMP, 47)]
+    assert [(sample.series.metric, sample.value) for sample in source.non_gpu_samples()] == [(m.SWITCH_TEMP, 47)]
 
 
 # --- the host engine ------------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ from gpu_exporter.model import lookup as lookup_module
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.gpu import Gpu, Sample, Series
 from gpu_exporter.model.lookup import Lookup, LookupFailed
-from gpu_exporter.model.snapshot import Owned, Seen, Snapshot
+from gpu_exporter.model.snapshot import OwnerLabels, Seen, Snapshot
 
 U = "01234567-89ab-4cde-8f01-23456789abcd"
 GPU = Gpu(0, f"GPU-{U}", device="nvidia4")
@@ -135,7 +135,7 @@ def test_who_asks_nobody_has_no_labels() -> None:
     """Only where kubelet is asked are the labels there, also empty."""
     owned, rows = owners(Facts(HERE))
     assert (owned.labels(Series(m.POWER, GPU)), list(rows)) == ((), [])
-    assert Owned().labels(Series(m.POWER, GPU)) == ()
+    assert OwnerLabels().labels(Series(m.POWER, GPU)) == ()
 
 
 def test_our_own_families_carry_no_pod() -> None:
@@ -166,7 +166,7 @@ def test_a_change_of_owner_changes_the_lines_at_once() -> None:
     bodies = []
     for pod in ("a", "a", "b", None):
         taken = {(GPU.uuid, ""): (("pod", pod),)} if pod else {}
-        snapshot = Snapshot(0, "nvml", samples, owned=Owned((("pod", ""),), taken))
+        snapshot = Snapshot(0, "nvml", samples, owned=OwnerLabels((("pod", ""),), taken))
         bodies.append(renderer.render(snapshot).body(TEXT).decode())
     assert ['pod="a"' in body for body in bodies] == [True, True, False, False]
     assert ['pod="b"' in body for body in bodies] == [False, False, True, False]
@@ -237,7 +237,7 @@ def test_an_error_of_ours_costs_the_owners_alone(caplog: pytest.LogCaptureFixtur
     attributor = Attributor(Tellers(kubelet), ())
     seen = [Seen(GPU, None, (), {})]
     with caplog.at_level("ERROR"):
-        assert [attributor.attribute(seen) for _ in range(3)] == [(Owned(), ())] * 3
+        assert [attributor.attribute(seen) for _ in range(3)] == [(OwnerLabels(), ())] * 3
     assert len([record for record in caplog.records if record.exc_info]) == 1
 
 

@@ -21,7 +21,7 @@ PATIENCE = 5.0
 class FakeDevice:
     """Answers with what it is told, or raises it."""
 
-    told_since = None
+    xids_since = None
 
     def __init__(self, gpu: Gpu, metrics: Sequence[Metric], answers: Callable[[Sequence[Metric]], Reading]) -> None:
         self.gpu = gpu
@@ -88,7 +88,7 @@ class FakeSource:
     def owners(self, gpu: Gpu) -> Sequence[Owner]:
         return ()
 
-    def beside(self) -> Sequence[Sample]:
+    def non_gpu_samples(self) -> Sequence[Sample]:
         return ()
 
     def close(self) -> None:
@@ -119,7 +119,7 @@ def by_metric(reading: Reading) -> Mapping[Metric, float]:
 def choices(source: AutoSource) -> list[tuple[str, str]]:
     return sorted(
         (sample.series.gpu.uuid if sample.series.gpu else "", "/".join(value for _, value in sample.series.labels))
-        for sample in source.beside()
+        for sample in source.non_gpu_samples()
     )
 
 
@@ -154,7 +154,7 @@ def test_a_mixed_node_loses_nothing(both: tuple[FakeSource, FakeSource]) -> None
     assert [device.gpu.uuid for device in second.devices] == [AMPERE.uuid]
     assert second.interval == 0.25
     source.close()
-    assert not source.beside()
+    assert not source.non_gpu_samples()
 
 
 def test_a_node_of_hopper_never_opens_dcgm(both: tuple[FakeSource, FakeSource]) -> None:

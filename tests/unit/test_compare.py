@@ -182,7 +182,7 @@ class Fixed:
 
     def __init__(self, values: dict[Metric, float], gpus: int = 1) -> None:
         self.gpu, self.values, self.gpus = GPU, values, gpus
-        self.told_since: float | None = None
+        self.xids_since: float | None = None
 
     def open(self) -> None:
         """Nothing to do."""
@@ -203,7 +203,7 @@ class Fixed:
     def owners(self, gpu: Gpu) -> Sequence[Owner]:
         return ()
 
-    def beside(self) -> Sequence[Sample]:
+    def non_gpu_samples(self) -> Sequence[Sample]:
         return ()
 
     def events(self) -> Sequence[XidEvent]:

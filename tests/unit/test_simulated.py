@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.catalogue.metrics import BESIDE, selected
+from gpu_exporter.catalogue.metrics import NON_GPU_ENTITIES, selected
 from gpu_exporter.collection.collector import Collector
 from gpu_exporter.model.errors import GpuExporterError, GpuLost, SourceLost
 from gpu_exporter.model.gpu import Reading
@@ -30,7 +30,7 @@ from gpu_exporter.sources.simulated.workload import workloads
 from tests.conftest import RECORDINGS
 from tests.tools import until
 
-EVERYTHING = [row for row in selected(MetricSet.FULL) if row.entity not in BESIDE]
+EVERYTHING = [row for row in selected(MetricSet.FULL) if row.entity not in NON_GPU_ENTITIES]
 PATHS = sorted(RECORDINGS.glob("*.jsonl.gz"))
 KNOWN = workloads(PATHS)
 PHASES = [level for path in PATHS for level in statistics(path)[1].values()]
@@ -427,7 +427,7 @@ def test_a_node_that_computes_has_two_threads() -> None:
     assert {thread.name for thread in set(threading.enumerate()) - threads} == {"connect", "clock"}
     until(lambda: ("source_lost", "source_lost") in seen and seen[-1] == ("", ""), 15, "a fleet that is well again")
     assert ("lost", "") in seen
-    with source.turn:
+    with source.gil_lock:
         before = len(seen)
         until(lambda: collector.ticked_at < time.monotonic() - 0.3, 15, "a clock that waits")
         assert len(seen) == before

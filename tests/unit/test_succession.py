@@ -28,7 +28,7 @@ class FakeDevice:
     metrics: Sequence[Metric]
     never: frozenset[Metric] = frozenset()
     gpu: Gpu = GPU
-    told_since: float | None = None
+    xids_since: float | None = None
     closed: bool = False
     _series: dict[Metric, Series] = field(default_factory=dict)
     _last: float | None = None
@@ -77,7 +77,7 @@ class FakeSource:
     def owners(self, gpu: Gpu) -> Sequence[Owner]:
         return ()
 
-    def beside(self) -> Sequence[Sample]:
+    def non_gpu_samples(self) -> Sequence[Sample]:
         return ()
 
     def attach(self, index: int, metrics: Sequence[Metric]) -> FakeDevice:

@@ -10,7 +10,7 @@ from itertools import groupby
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.dcgm_exporter.names import modern
 from gpu_exporter.catalogue.hardware import SEEN_ON, seen_on
-from gpu_exporter.catalogue.metrics import BESIDE, METRICS, SWITCH_LINKS
+from gpu_exporter.catalogue.metrics import METRICS, NON_GPU_ENTITIES, SWITCH_LINKS
 from gpu_exporter.catalogue.xids import load
 from gpu_exporter.config import ENV_PREFIX, Config, flag
 from gpu_exporter.health.judge import ALL_FAULTS
@@ -24,8 +24,8 @@ from gpu_exporter.model.metric import (
     LinkSum,
     Metric,
     MetricSet,
-    OfPeer,
-    OfProcess,
+    PerPeer,
+    PerProcess,
 )
 from gpu_exporter.render.docs.markdown import table as _table
 from gpu_exporter.states import STATES, State, rows_of
@@ -205,9 +205,9 @@ def _family(rows: Sequence[Metric]) -> tuple[str, ...]:
         f"`{renamed[0]}`" if (renamed := modern(metric)) else "",
         "; ".join(labels),
         "`--processes`"
-        if isinstance(metric.nvml, OfProcess)
+        if isinstance(metric.nvml, PerProcess)
         else " / ".join(dict.fromkeys(row.set.value for row in rows)),
-        metric.read.name.lower() if metric.nvml or metric.entity in BESIDE else "",
+        metric.read.name.lower() if metric.nvml or metric.entity in NON_GPU_ENTITIES else "",
         sources[0] if len(sources) == 1 else f"{sources[0]} …",
         "" if metric.dcgm is None else str(metric.dcgm) + (" …" if len(rows) > 1 else ""),
         _seen_on(rows),
@@ -217,7 +217,7 @@ def _family(rows: Sequence[Metric]) -> tuple[str, ...]:
 
 def _seen_on(rows: Sequence[Metric]) -> str:
     """The hardware that answered every row of a family; nothing for what the exporter says of itself."""
-    if not any(row.nvml or row.integral_of or row.histogram_of or row.entity in BESIDE for row in rows):
+    if not any(row.nvml or row.integral_of or row.histogram_of or row.entity in NON_GPU_ENTITIES for row in rows):
         return ""
     return ", ".join(name for name in SEEN_ON if all(name in seen_on(row) for row in rows)) or "*not yet*"
 
@@ -233,13 +233,13 @@ def read_from(metric: Metric) -> str:
             return f"Samples({number})"
         case LinkSum(number):
             return f"field {number}, all links"
-        case OfPeer(name, args):
+        case PerPeer(name, args):
             return f"{name}({', '.join(('each other GPU', *map(str, args)))})"
-        case OfProcess(what):
+        case PerProcess(what):
             return f"process list: {what}"
         case Gpm(number, stride, _):
             return f"GPM {number}" + (f" + {stride} a link" if stride else "")
-    if metric.entity in BESIDE or metric is m.EXP_HEALTH:
+    if metric.entity in NON_GPU_ENTITIES or metric is m.EXP_HEALTH:
         return "DCGM alone"
     if metric.histogram_of:
         return f"histogram of {metric.histogram_of}"

@@ -75,7 +75,7 @@ class DcgmDevice:
 
     def __init__(self, shared: Shared, session: Session, index: int, number: int, metrics: Sequence[Metric]) -> None:
         """Only on the source's thread. Raises GpuLost, SourceLost."""
-        self.told_since: float | None = None
+        self.xids_since: float | None = None
         self._shared, self._session = shared, session
         self._number, self._board = number, gpu(number)
         self._metrics = metrics
@@ -100,7 +100,7 @@ class DcgmDevice:
             self._build()
             asked_at = time.time()
             self._xids = session.watch_xids(number)
-            self.told_since = asked_at if self._xids else None
+            self.xids_since = asked_at if self._xids else None
             shared.listen(number, self._heard)
         except DcgmError as error:
             self._give_back()

@@ -126,7 +126,7 @@ def plan(
     profiling: list[Question] = []
     unsupported: dict[Metric, str] = {}
     for metric in asked:
-        if metric in BY_CALL or metric.entity in m.BESIDE:
+        if metric in BY_CALL or metric.entity in m.NON_GPU_ENTITIES:
             continue
         if metric.dcgm is None:
             unsupported[metric] = "no_field"

@@ -185,7 +185,7 @@ class DcgmSource:
         """The driver knows processes, not pods."""
         return ()
 
-    def beside(self) -> Sequence[Sample]:
+    def non_gpu_samples(self) -> Sequence[Sample]:
         """NVSwitches and CPUs, as they were read with the GPUs."""
         known = self._beside
         if known is None or known.session is not self._session:

@@ -43,7 +43,7 @@ class Beside:
 
 def wanted(metrics: Iterable[Metric]) -> frozenset[Metric]:
     """Those that are no GPU's."""
-    return frozenset(metric for metric in metrics if metric.entity in m.BESIDE and metric.dcgm is not None)
+    return frozenset(metric for metric in metrics if metric.entity in m.NON_GPU_ENTITIES and metric.dcgm is not None)
 
 
 def ask(session: Session, wanted: frozenset[Metric], chosen: Chosen) -> Beside:

@@ -12,10 +12,10 @@ from typing import Any
 
 import pynvml
 
-from gpu_exporter.catalogue.metrics import BESIDE, MIG_DEVICE
+from gpu_exporter.catalogue.metrics import MIG_DEVICE, NON_GPU_ENTITIES
 from gpu_exporter.model.errors import GpuLost
 from gpu_exporter.model.gpu import Gpu, Reading, Series, XidEvent
-from gpu_exporter.model.metric import Buffered, EntityKind, Gpm, Labels, Metric, OfProcess, Pace
+from gpu_exporter.model.metric import Buffered, EntityKind, Gpm, Labels, Metric, Pace, PerProcess
 from gpu_exporter.sources.nvml.buffers import Buffers
 from gpu_exporter.sources.nvml.errors import UNSUPPORTED, outcome, raise_if_lost
 from gpu_exporter.sources.nvml.handle import Questions
@@ -54,8 +54,8 @@ class NvmlDevice:
         self.gpu = gpu
         self._turn, self._queue = turn, queue
         self._handle = handle
-        self._metrics = [row for row in metrics if row.nvml and not isinstance(row.nvml, OfProcess | Buffered)]
-        unread = (metric for metric in metrics if metric.nvml is None and metric.entity not in BESIDE)
+        self._metrics = [row for row in metrics if row.nvml and not isinstance(row.nvml, PerProcess | Buffered)]
+        unread = (metric for metric in metrics if metric.nvml is None and metric.entity not in NON_GPU_ENTITIES)
         self._foreign = dict.fromkeys(unread, "needs_dcgm")
         self._processes = Processes(gpu, metrics, proc)
         self._peers = Peers(handle, gpu, metrics)
@@ -70,7 +70,7 @@ class NvmlDevice:
         self._watch = XidWatch(handle, gpu.pci_bus_id, turn)
 
     @property
-    def told_since(self) -> float | None:
+    def xids_since(self) -> float | None:
         """When the driver was asked to tell of Xids; None if it does not."""
         return self._watch.since
 

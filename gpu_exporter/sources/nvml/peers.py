@@ -9,7 +9,7 @@ import pynvml
 
 from gpu_exporter.catalogue.dcgm_exporter.names import LINK_STATUS
 from gpu_exporter.model.gpu import Gpu, Series
-from gpu_exporter.model.metric import Labels, Metric, OfPeer, Pace
+from gpu_exporter.model.metric import Labels, Metric, Pace, PerPeer
 from gpu_exporter.sources.nvml.errors import LIBRARY_LOST, UNSUPPORTED, outcome, source_lost
 
 
@@ -19,7 +19,7 @@ class Peers:
     def __init__(self, handle: Any, gpu: Gpu, metrics: Iterable[Metric]) -> None:
         self.unsupported: dict[Metric, str] = {}
         self._handle, self._gpu = handle, gpu
-        self._rows = [row for row in metrics if isinstance(row.nvml, OfPeer)]
+        self._rows = [row for row in metrics if isinstance(row.nvml, PerPeer)]
         self._known: dict[tuple[Metric, int], Series] = {}
         self._peers: dict[int, Any] = {}
 
@@ -27,7 +27,7 @@ class Peers:
         """Fill in what is due; return the series of states that are no more. Raises SourceLost."""
         ended: set[Series] = set()
         for row in self._rows if Pace.RARE in paces else ():
-            assert isinstance(row.nvml, OfPeer)
+            assert isinstance(row.nvml, PerPeer)
             for other in self._others():
                 if row in self.unsupported:
                     break
@@ -53,7 +53,7 @@ class Peers:
                 raise source_lost(error.value) from error
             return ()
 
-    def _ask(self, question: OfPeer, other: int) -> int:
+    def _ask(self, question: PerPeer, other: int) -> int:
         peer = self._peers.get(other)
         if peer is None:
             peer = self._peers[other] = pynvml.nvmlDeviceGetHandleByIndex(other)

@@ -11,7 +11,7 @@ from typing import Any
 import pynvml
 
 from gpu_exporter.model.gpu import Gpu, Series
-from gpu_exporter.model.metric import Labels, Metric, OfProcess, Pace, scaled
+from gpu_exporter.model.metric import Labels, Metric, Pace, PerProcess, scaled
 from gpu_exporter.sources.nvml.errors import UNSUPPORTED, outcome, raise_if_lost
 
 LISTS = ("Compute", "Graphics", "MPSCompute")
@@ -26,7 +26,7 @@ class Processes:
         self.unsupported: dict[Metric, str] = {}
         self._gpu = gpu
         self._proc = proc
-        self._rows = {row.nvml.what: row for row in metrics if isinstance(row.nvml, OfProcess)}
+        self._rows = {row.nvml.what: row for row in metrics if isinstance(row.nvml, PerProcess)}
         self._own = {what: Series(row, gpu) for what, row in self._rows.items() if what in ("listed", "unresolved")}
         self._known: dict[tuple[str, Labels], Series] = {}
         self._seen_until: dict[Labels, int] = {}

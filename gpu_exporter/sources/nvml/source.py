@@ -95,7 +95,7 @@ class NvmlSource:
         """The driver knows processes, not pods."""
         return ()
 
-    def beside(self) -> Sequence[Sample]:
+    def non_gpu_samples(self) -> Sequence[Sample]:
         """NVML knows GPUs alone."""
         return ()
 

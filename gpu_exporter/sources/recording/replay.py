@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from gpu_exporter.catalogue.metrics import BESIDE, POWER_INSTANT, POWER_SAMPLES
+from gpu_exporter.catalogue.metrics import NON_GPU_ENTITIES, POWER_INSTANT, POWER_SAMPLES
 from gpu_exporter.model.errors import GpuLost
 from gpu_exporter.model.gpu import Gpu, Owner, Reading, Sample, Series, XidEvent
 from gpu_exporter.model.metric import EntityKind, Kind, Metric, Pace
@@ -16,7 +16,7 @@ STATES = frozenset({"bitmask", "bool", "state", "action", "generation", "lanes",
 
 
 # Not of the GPU itself, and so nothing that it lacks.
-OF_NO_GPU = BESIDE | {EntityKind.INSTANCE}
+OF_NO_GPU = NON_GPU_ENTITIES | {EntityKind.INSTANCE}
 
 
 class ReplaySource:
@@ -59,7 +59,7 @@ class ReplaySource:
         """A recording counts as one job."""
         return (Owner(workload=self._recording.path.name.removesuffix(".gz").removesuffix(".jsonl")),)
 
-    def beside(self) -> Sequence[Sample]:
+    def non_gpu_samples(self) -> Sequence[Sample]:
         """A recording has GPUs alone."""
         return ()
 
@@ -97,7 +97,7 @@ class ReplayDevice:
         self, source: ReplaySource, gpu: Gpu, columns: Mapping[str, Column], metrics: Sequence[Metric]
     ) -> None:
         self.gpu = gpu
-        self.told_since: float | None = None
+        self.xids_since: float | None = None
         self._source = source
         self._last: float | None = None
         self._found: list[tuple[Series, Column, float]] = []

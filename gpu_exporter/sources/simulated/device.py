@@ -69,7 +69,7 @@ class SimulatedDevice:
         self, source: SimulatedSource, gpu: Gpu, identity: str, faults: Sequence[Fault], metrics: Sequence[Metric]
     ) -> None:
         self.gpu = gpu
-        self.told_since: float | None = None
+        self.xids_since: float | None = None
         self._source = source
         self._identity = identity
         self._faults = faults
@@ -85,7 +85,7 @@ class SimulatedDevice:
             if metric is m.POWER_SAMPLES and m.POWER_INSTANT.key in known.rows:
                 origin = m.POWER_INSTANT
             how = None if origin is None else _how(origin)
-            if metric.entity in m.BESIDE:
+            if metric.entity in m.NON_GPU_ENTITIES:
                 continue
             if origin is None or how is None:
                 self._unsupported[metric] = NOT_SIMULATED

@@ -39,7 +39,7 @@ class InjectedDevice:
         metrics: Sequence[Metric],
     ) -> None:
         self.gpu = gpu
-        self.told_since: float | None = time.time()
+        self.xids_since: float | None = time.time()
         self._source = source
         self._identity = identity
         self._faults = faults

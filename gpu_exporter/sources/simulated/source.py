@@ -107,7 +107,7 @@ class SimulatedSource:
         turn: Lock,
     ) -> None:
         self.node = node
-        self.turn = turn
+        self.gil_lock = turn
         self.workloads = workloads
         self.schedule = schedule
         self.sleep = sleep
@@ -126,7 +126,7 @@ class SimulatedSource:
         self._faults = (*self._faults, *faults)
         self._owner = _owner(f"injected-{self.node}", 0)
 
-    def tells(self) -> bool:
+    def reports_xids(self) -> bool:
         """Whether Xids come from it."""
         return bool(self._injected)
 
@@ -155,7 +155,7 @@ class SimulatedSource:
     def owners(self, gpu: Gpu) -> Sequence[Owner]:
         return (self._owner,)
 
-    def beside(self) -> Sequence[Sample]:
+    def non_gpu_samples(self) -> Sequence[Sample]:
         """GPUs alone are simulated."""
         return ()
 
