@@ -42,11 +42,11 @@ bench: $(VENV)/bench tools ## Measure what this machine can, beside peers, and w
 	$(BIN)/python -m benchmarks.report
 
 soak: $(VENV)/dev tools ## Long proofs: half an hour of faults on the stand-in driver, a DCGM that hangs for 90 s, 200 000 simulated ticks, a million kernel-log lines, every protobuf, many examples, fleets of 800 and of 8000 GPUs
-	$(BIN)/python -m tests.soak $(ARGS)
-	$(BIN)/python -m tests.soak_ticks
-	$(BIN)/python -m tests.soak_dcgm
-	$(BIN)/python -m tests.fuzz_kernel_log
-	$(BIN)/python -m tests.soak_protobuf
+	$(BIN)/python -m tests.soak.faults $(ARGS)
+	$(BIN)/python -m tests.soak.ticks
+	$(BIN)/python -m tests.soak.dcgm
+	$(BIN)/python -m tests.soak.kernel_log
+	$(BIN)/python -m tests.soak.protobuf
 	$(BIN)/python -m pytest tests/unit --hypothesis-profile soak
 	$(BIN)/python -m benchmarks.fleet --json /dev/null
 	$(BIN)/python -m benchmarks.scale --seconds 600 --json benchmarks/results/scale.json

@@ -166,7 +166,7 @@ def on_gpus(rows: Sequence[str], seconds: float, with_peers: bool) -> Iterator[C
 
 def on_stand_in(counts: Sequence[int], seconds: float) -> Iterator[Cost]:
     """By number of GPUs, whole and divided, and by set of metrics."""
-    from tests.fakes.driver import FakeDriver, mig_device
+    from tests.support.fakes.driver import FakeDriver, mig_device
 
     for boards, mig in ((boards, mig) for boards in counts for mig in (False, True)):
         with tempfile.TemporaryDirectory() as folder:

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from benchmarks import harness
 from benchmarks.exporter import cpu_seconds, free_port, rss_mib, running
-from tests.prometheus import Prometheus, scraping
-from tests.tools import until
+from tests.support.prometheus import Prometheus, scraping
+from tests.support.tools import until
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from pathlib import Path
 import pynvml
 
 from gpu_exporter.diagnosis.doctor.machine import read
-from tests.tools import BUNDLED
+from tests.support.tools import BUNDLED
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks/results"

@@ -241,7 +241,7 @@ def main() -> int:
     with ExitStack() as stack:
         env: Mapping[str, str] = {}
         if chosen.stand_in:
-            from tests.fakes.driver import FakeDriver
+            from tests.support.fakes.driver import FakeDriver
 
             env = FakeDriver(Path(stack.enter_context(tempfile.TemporaryDirectory()))).environment
         with_peer = not (chosen.without_peer or chosen.stand_in) and NVITOP.present()

@@ -26,8 +26,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from benchmarks.exporter import cpu_seconds, free_port, rss_mib, running
 from benchmarks.harness import ROOT, commit, machine, typed
 from benchmarks.scale_page import PAGE, RESULTS, known, page
-from tests.prometheus import Prometheus, scraping
-from tests.tools import BUNDLED, until
+from tests.support.prometheus import Prometheus, scraping
+from tests.support.tools import BUNDLED, until
 
 PROGRAMS = {"bundled": BUNDLED, "newer": ROOT / ".tools/newer/usr/bin"}
 RULES = sorted(ROOT.glob("alerts/*.yaml"))

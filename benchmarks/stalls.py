@@ -30,8 +30,8 @@ from benchmarks.exporter import free_port, ours, running
 from benchmarks.harness import PROMETHEUS, ROOT, begin, options
 from benchmarks.peers import NVITOP
 from benchmarks.workloads import STALL_SECONDS
-from tests.prometheus import Prometheus, scraping
-from tests.tools import tool, until
+from tests.support.prometheus import Prometheus, scraping
+from tests.support.tools import tool, until
 
 EXPRESSIONS = dict(re.findall(r"```promql\n# (\w+)\n(.*?)\n```", (ROOT / "docs/histograms.md").read_text(), re.DOTALL))
 # Not in the page, for it needs no words: means by two ways, and the hardware's counter.
@@ -94,7 +94,7 @@ def lines_of(command: Sequence[str], path: Path, env: Mapping[str, str]) -> Iter
 
 def stand_in(folder: Path, seconds: float) -> tuple[Mapping[str, str], list[Phase]]:
     """The tests' driver, which works and rests in turns: its environment, and the times at which it works."""
-    from tests.fakes.driver import FakeDriver, counter, steps
+    from tests.support.fakes.driver import FakeDriver, counter, steps
 
     driver, start = FakeDriver(folder / "driver", 1), time.time()
     phases = [(start + 2 * STALL_SECONDS * n, start + (2 * n + 1) * STALL_SECONDS) for n in range(int(seconds))]

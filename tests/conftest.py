@@ -17,14 +17,15 @@ import pytest
 from hypothesis import settings
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.fakes.driver import FakeDriver
-from tests.tools import free_port as free_port
+from tests import PACKAGED_RECORDINGS, ROOT
+from tests.support.fakes.driver import FakeDriver
+from tests.support.tools import free_port as free_port
 
 # Slow shared cores: how long one example takes is no fact about the code.
 settings.register_profile("default", deadline=None)
 settings.register_profile("soak", max_examples=5000, deadline=None)
-GOLDEN = Path(__file__).parent / "golden"
-RECORDINGS = Path(__file__).parent.parent / "gpu_exporter" / "sources" / "recording" / "packaged"
+GOLDEN = ROOT / "tests" / "golden"
+RECORDINGS = PACKAGED_RECORDINGS
 
 
 class Page:

@@ -6,14 +6,13 @@ python -m tests.manifests    writes the files
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import yaml
 
-from tests.chart import Object, objects
+from tests import ROOT
+from tests.support.chart import Object, objects
 
-ROOT = Path(__file__).parent.parent
 FOLDER = "deploy/kubernetes"
 NAMESPACE = "gpu-monitoring"
 NOTE = "# Made of helm/gpu-exporter by `make generate`.\n"

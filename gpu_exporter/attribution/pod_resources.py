@@ -3,7 +3,7 @@
 Built when they are asked for, in a pool of their own: generated code would be bound to the protobuf it was generated
 with, and the API's own package, `v1`, may be taken by somebody else's. Numbers are those of Kubernetes 1.37 (its
 `kubelet/pkg/apis/podresources/v1`); fields that nothing here reads are left out, and skipped when they come.
-`tests/soak_protobuf.py` reads a kubelet's answer with each protobuf from 4.25 on.
+`tests/soak/protobuf.py` reads a kubelet's answer with each protobuf from 4.25 on.
 """
 
 from __future__ import annotations

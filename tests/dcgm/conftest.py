@@ -23,7 +23,7 @@ import pytest
 from gpu_exporter.inputs import Hostengine, hostengine
 from gpu_exporter.model.errors import SourceLost
 from gpu_exporter.sources.dcgm.source import DcgmSource
-from tests.fakes.hostengine import BINDINGS, FakeHostengine
+from tests.support.fakes.hostengine import BINDINGS, FakeHostengine
 
 WHICH = os.environ.get("DCGM_HOSTENGINE", "")
 COMMAND = os.environ.get("DCGM_HOSTENGINE_COMMAND", "")

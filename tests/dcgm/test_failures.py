@@ -26,7 +26,7 @@ from gpu_exporter.sources.dcgm.device import DcgmDevice
 from gpu_exporter.sources.dcgm.source import DcgmSource
 from gpu_exporter.sources.dcgm.switches_and_cpus import Chosen
 from tests.conftest import run
-from tests.fakes.hostengine import BINDINGS, FakeHostengine, gpu, instance
+from tests.support.fakes.hostengine import BINDINGS, FakeHostengine, gpu, instance
 
 FULL = selected(MetricSet.FULL)
 DEFAULT = selected(MetricSet.DEFAULT)

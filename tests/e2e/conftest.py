@@ -8,9 +8,9 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from tests.fakes.driver import FakeDriver
-from tests.fakes.kubelet import FakeKubelet
-from tests.owners import MIG
+from tests.support.fakes.driver import FakeDriver
+from tests.support.fakes.kubelet import FakeKubelet
+from tests.support.owners import MIG
 
 
 @pytest.fixture

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.driver import FakeDriver
+from tests import ROOT
+from tests.support.fakes.driver import FakeDriver
 
-README = Path(__file__).parents[2] / "README.md"
+README = ROOT / "README.md"
 
 
 def program(driver: FakeDriver, text: str) -> Any:

@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 from tests.conftest import Serve
-from tests.fakes.driver import FakeDriver
+from tests.support.fakes.driver import FakeDriver
 
 
 def test_serves_the_stand_in(serve: Serve, driver: FakeDriver) -> None:

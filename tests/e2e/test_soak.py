@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.soak import soak
+from tests.soak.faults import soak
 
 
 def test_faults_at_random_leave_a_working_exporter(tmp_path: Path) -> None:
@@ -19,7 +19,7 @@ def test_faults_at_random_leave_a_working_exporter(tmp_path: Path) -> None:
 
 def test_a_fiftieth_of_a_life() -> None:
     """4000 ticks with faults and hand-overs: memory, threads and descriptors stay what they were."""
-    soak = subprocess.run([sys.executable, "-m", "tests.soak_ticks", "--ticks", "4000"], capture_output=True, text=True)
+    soak = subprocess.run([sys.executable, "-m", "tests.soak.ticks", "--ticks", "4000"], capture_output=True, text=True)
 
     assert soak.returncode == 0, soak.stdout + soak.stderr
     assert {"up", "lost", "source_lost", "released"} <= set(re.findall(r"(\w+) \d+", soak.stdout))

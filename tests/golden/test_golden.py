@@ -1,7 +1,6 @@
 """Whole outputs: the exposition of the packaged recording, and the rendered reference pages."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 from gpu_exporter.catalogue.metrics import METRICS, selected
 from gpu_exporter.collection.accumulator import Accumulator
@@ -13,6 +12,7 @@ from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.render import artifacts
 from gpu_exporter.sources.recording.format import load
 from gpu_exporter.sources.recording.replay import ReplaySource
+from tests import ROOT
 from tests.conftest import RECORDINGS
 
 
@@ -37,4 +37,4 @@ def test_exposition_of_the_packaged_recording(golden: Callable[[str, str], None]
 
 def test_rendered_files_are_current() -> None:
     """fix: run `gpu-exporter generate` and commit what it writes."""
-    assert artifacts.stale(Path(__file__).parent.parent.parent) == []
+    assert artifacts.stale(ROOT) == []

@@ -12,10 +12,10 @@ from typing import Any
 
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode
+from tests import ROOT
 from tests.rules.series import STEP, Device, input_series
-from tests.tools import BUNDLED, tool
+from tests.support.tools import BUNDLED, tool
 
-ROOT = Path(__file__).parent.parent.parent
 RULES = sorted((ROOT / "alerts").glob("*.yaml"))
 NEWER = BUNDLED.parents[1] / "newer" / "usr" / "bin"
 BY_NAME = {mode.name: mode for mode in MODES}

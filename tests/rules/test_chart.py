@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from tests import chart
 from tests.rules import promtool
 from tests.rules.promtool import BY_NAME, Case, Expect, check, firing, never_fired, now_firing, promtools
 from tests.rules.series import Device, Generation, injected, minutes, rank
 from tests.rules.test_modes import OF_GPUS, SOON, case, lasts
+from tests.support import chart
 
 
 def use(values: chart.Values, folder: Path, patch: pytest.MonkeyPatch) -> Path:

@@ -30,10 +30,11 @@ from gpu_exporter.catalogue.failure_modes import MODES, profiles
 from gpu_exporter.catalogue.failure_modes.mode import Ramp, Values, Wave
 from gpu_exporter.catalogue.signals import OWNER, SIGNALS, Signal
 from gpu_exporter.diagnosis import window as readings
-from tests.prometheus import Prometheus
-from tests.rules.promtool import ROOT, promtools
+from tests import ROOT
+from tests.rules.promtool import promtools
 from tests.rules.series import histograms
-from tests.tools import free_port, until
+from tests.support.prometheus import Prometheus
+from tests.support.tools import free_port, until
 
 HOUR = 3600.0
 

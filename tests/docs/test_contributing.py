@@ -1,0 +1,128 @@
+"""The recipes in CONTRIBUTING work: one row is a metric on the page, one entry a failure mode with all that it has."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import ROOT
+from tests.support.fakes.driver import FakeDriver
+
+NAME = "GpuMemoryHot"
+RUNBOOK = f"docs/runbooks/{NAME.lower()}.md"
+# What an entry makes, with a pattern of what it must say. All else that is rendered from an entry belongs here, too.
+MADE = {
+    "alerts/health.yaml": rf"- alert: {NAME}\n +expr: gpu:memory_temp:celsius >= 95\n",
+    RUNBOOK: rf"# {NAME}\n(.|\n)*at least 95 °C \(`hotMemory`\)",
+    "docs/runbooks/README.md": rf"\[{NAME}\]\({NAME.lower()}\.md\) \| warning ",
+    "dashboards/gpu.json": rf'"title": "{NAME}"',
+    "helm/gpu-exporter/values.yaml": rf"hotMemory: 95\n(.|\n)*{NAME}: \{{enabled: true, severity: warning, hold: 10m",
+    "helm/gpu-exporter/files/rules.yaml": r"gpu:memory_temp:celsius >= \$\(hotMemory\)\n",
+    "helm/gpu-exporter/README.md": rf"\[{NAME}\]",
+    "docs/failure-modes.md": rf"\[{NAME}\]\(runbooks/{NAME.lower()}\.md\) (.|\n)*`hotMemory` \| 95 \| celsius ",
+}
+# Every value of a healthy GPU, and those that the entry injects, each for ten minutes.
+DIAGNOSE = f"""
+from gpu_exporter.diagnosis.judge import diagnose
+from gpu_exporter.catalogue.failure_modes import MODES
+from gpu_exporter.catalogue.failure_modes.profiles import HEALTHY
+from gpu_exporter.diagnosis.window import Page, Row, seen
+
+def found(values):
+    labels = {{"UUID": "GPU-1", "gpu": "0", "modelName": "NVIDIA H200", "Hostname": "node-1"}}
+    rows = [
+        Row(metric.name, {{**labels, **dict(metric.labels)}}, value)
+        for metric, value in values.items()
+        if isinstance(value, float)
+    ]
+    (of,) = diagnose(seen([Page(1000.0 + 15 * tick, rows) for tick in range(41)], {{}}))
+    return {{match.mode.name: dict(match.because) for match in of.matches}}
+
+(mode,) = (mode for mode in MODES if mode.name == "{NAME}")
+print(found(HEALTHY), found({{**HEALTHY, **mode.inject.values}}))
+"""
+
+# The promtool test that the entry makes, with the rules of the copy.
+PROVE = f"""
+import sys
+from pathlib import Path
+sys.path.append("{ROOT}")
+from gpu_exporter.catalogue.failure_modes import MODES
+from tests.rules import promtool
+from tests.rules.series import Generation
+from tests.rules.test_modes import case
+
+promtool.RULES = sorted(Path("alerts").resolve().glob("*.yaml"))
+modes = [mode for mode in MODES if mode.name == "{NAME}"]
+promtool.check(Path(sys.argv[1]), [case(Generation.OURS, modes)], promtool.promtools()[:1])
+"""
+
+
+def apply(number: int, to: Path) -> int:
+    """Apply the diff of that number in CONTRIBUTING to a copy of the package; return how many lines it adds."""
+    diff = (ROOT / "CONTRIBUTING.md").read_text().split("```diff\n")[1 + number].split("```")[0]
+    file = re.findall(r"^\+\+\+ b/(.+)$", diff, re.MULTILINE)[0]
+    hunk = diff.split("@@\n")[1].splitlines()
+    before, after = ("\n".join(line[1:] for line in hunk if line[0] in signs) for signs in (" -", " +"))
+    shutil.copytree(ROOT / "gpu_exporter", to / "gpu_exporter")
+    text = (to / file).read_text()
+    assert text.count(before) == 1, f"fix: the context of the diff in CONTRIBUTING is not in {file}"
+    (to / file).write_text(text.replace(before, after))
+    return sum(line.startswith("+") for line in hunk)
+
+
+def run(copy: Path, *arguments: str, **environment: str) -> str:
+    """What Python says with the changed copy of the package."""
+    env = {**os.environ, **environment, "PYTHONPATH": str(copy)}
+    return subprocess.run(
+        [sys.executable, *arguments], env=env, cwd=copy, capture_output=True, text=True, check=True
+    ).stdout
+
+
+def test_a_metric_is_one_row(tmp_path: Path) -> None:
+    """Apply the documented diff to a copy of the package, and read the new metric from the stand-in driver."""
+    added = apply(0, tmp_path)
+    driver = FakeDriver(tmp_path / "driver")
+    driver.set("JpgUtilization", 42)
+
+    page = run(tmp_path, "-m", "gpu_exporter", "once", **driver.environment)
+
+    assert added == 1
+    assert 'gpu_jpeg_utilization_ratio{gpu="0",' in page
+    assert any(line.startswith("gpu_jpeg") and line.endswith(" 0.42") for line in page.splitlines())
+
+
+@pytest.fixture(scope="module")
+def changed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, set[str]]:
+    """A copy with the documented failure mode, and which files `generate` changed in it."""
+    copy = tmp_path_factory.mktemp("copy")
+    apply(1, copy)
+    for folder in ("alerts", "dashboards", "docs"):
+        shutil.copytree(ROOT / folder, copy / folder)
+    lines = run(copy, "-m", "gpu_exporter", "generate").splitlines()
+    return copy, {line.split(": ")[0] for line in lines}
+
+
+def test_a_failure_mode_is_one_entry(changed: tuple[Path, set[str]]) -> None:
+    """The alert, the runbook and the rows on it are made from the entry, and nothing else has to be edited."""
+    copy, files = changed
+
+    assert files >= set(MADE)
+    assert [name for name, says in MADE.items() if not re.search(says, (copy / name).read_text())] == []
+    assert f"/{RUNBOOK}\n" in (copy / "alerts/health.yaml").read_text()
+
+
+def test_diagnosis_finds_a_new_failure_mode(changed: tuple[Path, set[str]]) -> None:
+    """A healthy GPU has nothing; with what the entry injects, it has this mode and no other, with the number."""
+    assert run(changed[0], "-c", DIAGNOSE).strip() == f"{{}} {{'{NAME}': {{'memory_temp': 101.0}}}}"
+
+
+def test_a_new_failure_mode_is_proven(changed: tuple[Path, set[str]], tmp_path: Path) -> None:
+    """The promtool test that is made of the entry passes: injected it fires, and a healthy GPU is quiet."""
+    run(changed[0], "-c", PROVE, str(tmp_path))

@@ -1,0 +1,77 @@
+"""dcgm-exporter's own metrics, made of what the driver says, with the real bindings and the real loop."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from tests.conftest import Page
+from tests.support.fakes.driver import FakeDriver
+
+# Collects for some ticks, while the test's driver goes on; prints the last page.
+LOOK = """
+import sys, time
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.collection.collector import Collector
+from gpu_exporter.health.events import EventLog
+from gpu_exporter.exposition.renderer import Renderer, Variant
+from gpu_exporter.catalogue.metrics import METRICS
+from gpu_exporter.model.metric import MetricSet
+from gpu_exporter.sources.choice import local_gpus
+from gpu_exporter.catalogue.xids import load
+
+named = [row for row in METRICS if row.set is MetricSet.NAMED]
+ticks = []
+events = EventLog(load(None), lambda pci: None)
+loop = Collector(local_gpus(), [m.POWER, *named], ticks.append, interval=0.2, events=events, xid_count_window=60.0)
+loop.start()
+while len(ticks) < 5:  # with the power cap alone
+    time.sleep(0.05)
+print("started", flush=True)
+sys.stdin.readline()
+done = len(ticks) + 5
+while len(ticks) < done:
+    time.sleep(0.05)
+print(Renderer("node-1").render(ticks[-1]).body(Variant(False, False)).decode())
+loop.stop()
+"""
+
+
+def test_they_are_made_of_what_the_driver_says(driver: FakeDriver) -> None:
+    """Clock events and Xids are counted, each pair of GPUs has its NVLink's state, and DCGM's health needs DCGM."""
+    driver.count(2)
+    driver.set("P2PStatus.2.1", 5, gpu=0)
+    driver.set("CurrentClocksEventReasons", 4)
+    process = subprocess.Popen(
+        [sys.executable, "-c", LOOK],
+        env={**os.environ, **driver.environment},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout
+    assert process.stdout.readline() == "started\n"
+    driver.xid(1, 31, 31)
+    driver.set("CurrentClocksEventReasons", 4 | 0x40, gpu=0)
+    text, _ = process.communicate("go on\n", timeout=60)
+    page = Page(text)
+
+    (capped,) = page.values("DCGM_EXP_CLOCK_EVENTS_COUNT", gpu="0", clock_event="power_cap", window_size_in_ms="300000")
+    (hot,) = page.values("DCGM_EXP_CLOCK_EVENTS_COUNT", gpu="0", clock_event="hw_thermal")
+    assert capped >= hot + 1 > 1
+    assert page.values("DCGM_EXP_CLOCK_EVENTS_COUNT", gpu="1", clock_event="hw_thermal") == []
+    assert page.value("DCGM_EXP_CLOCK_EVENTS_TOTAL_total", gpu="0", clock_event="hw_thermal") == 1
+    assert page.values("DCGM_EXP_CLOCK_EVENTS_TOTAL_total", clock_event="power_cap") == []
+    assert page.values("DCGM_FI_DEV_CLOCKS_EVENT_REASONS") == []  # asked for, but not chosen
+
+    assert page.value("DCGM_EXP_XID_ERRORS_COUNT", gpu="0") == 0
+    assert page.value("DCGM_EXP_XID_ERRORS_COUNT", gpu="1", xid="31", window_size_in_ms="60000") == 2
+    assert page.value("DCGM_EXP_XID_ERRORS_TOTAL_total", gpu="1", xid="31") == 2
+    assert page.value("DCGM_FI_DEV_XID_ERRORS", gpu="1", err_code="31") == 31
+
+    assert page.value("DCGM_EXP_P2P_STATUS", gpu="0", peer_gpu="1", link_status="NotSupported") == 5
+    assert page.value("DCGM_EXP_P2P_STATUS", gpu="1", peer_gpu="0", link_status="OK") == 0
+
+    unsupported = {"metric": "DCGM_EXP_GPU_HEALTH_STATUS", "reason": "needs_dcgm"}
+    assert page.values("gpu_metric_supported", **unsupported) == [0, 0]

@@ -1,0 +1,367 @@
+"""The hand-over: a running exporter lets go of the driver, goes on answering, and takes it up again."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Exporter, Page, Serve, run
+from tests.e2e.cli.test_bad_input import fails
+from tests.e2e.collection.test_faults import SM_SECONDS, Drive, Start, profiled, states, up, withdrawn
+from tests.e2e.collection.test_faults import gpus as gpus
+from tests.e2e.collection.test_faults import start as start
+from tests.e2e.serving.test_web import REPLAY, TLS, Pki, basic, hashed
+from tests.e2e.serving.test_web import pki as pki
+from tests.support.fakes.driver import LIBRARY
+from tests.support.tools import until
+
+RELEASED, UNTIL = "gpu_exporter_released", "gpu_exporter_released_until_timestamp_seconds"
+MADE = "gpu_exporter_snapshot_timestamp_seconds"
+
+
+@pytest.fixture
+def token(tmp_path: Path) -> Path:
+    """Where the token will be."""
+    return tmp_path / "token"
+
+
+@pytest.fixture
+def device_file(tmp_path: Path) -> Path:
+    """What the stand-in library has open while it is initialised."""
+    path = tmp_path / "nvidiactl"
+    path.touch()
+    return path
+
+
+def bearer(token: Path) -> dict[str, str]:
+    """The header that a token is sent in."""
+    return {"Authorization": f"Bearer {token.read_text().strip()}"}
+
+
+def holds(exporter: Exporter, path: Path) -> bool:
+    """Whether the process has this file open."""
+    found = set()
+    for each in Path(f"/proc/{exporter.process.pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # a connection that ends just now
+            found.add(os.readlink(each))
+    return str(path) in found
+
+
+def maps(exporter: Exporter) -> set[str]:
+    """Which driver libraries the process has in memory; one that is no longer on disk is marked so."""
+    lines = Path(f"/proc/{exporter.process.pid}/maps").read_text().splitlines()
+    return {line[line.index("/") :] for line in lines if LIBRARY in line}
+
+
+def ask(exporter: Exporter, token: Path, *arguments: str) -> str:
+    """Run `gpu-exporter release` or `resume` against it, which must work."""
+    said = run(*arguments, "--url", f"http://localhost:{exporter.port}", "--token-file", str(token))
+    assert (said.returncode, said.stderr) == (0, "")
+    return said.stdout.strip()
+
+
+def everywhere(reason: str, count: int) -> dict[int, str]:
+    """The states of GPUs that are all the same."""
+    return dict.fromkeys(range(count), reason)
+
+
+# --- on the stand-in driver -----------------------------------------------------------------------------------------
+
+
+def test_release_and_resume(start: Start, gpus: Drive, token: Path, device_file: Path) -> None:
+    """Nothing of the driver is open, every page says so, and two ticks after `resume` all series are back."""
+    driver = gpus(4)
+    driver.set("DeviceFile", str(device_file))
+    exporter = start(driver, "--token-file", str(token))
+    before = exporter.page()
+    assert (before.value(RELEASED), before.values(UNTIL)) == (0, [])
+    assert holds(exporter, device_file)
+    assert maps(exporter)
+
+    assert ask(exporter, token, "release").startswith("released until 20")
+    assert not holds(exporter, device_file)
+    assert not maps(exporter)
+    page = exporter.until(lambda page: page.value(MADE) > before.value(MADE) + 1)
+    assert states(page) == everywhere("released", 4)
+    assert all(withdrawn(page, gpu) for gpu in range(4))
+    assert (page.value(RELEASED), page.value("gpu_exporter_source_up")) == (1, 0)
+    assert page.value(UNTIL) == pytest.approx(time.time() + 600, abs=10)
+    assert (page.value("gpu_devices_visible"), page.value("gpu_devices_expected")) == (0, 4)
+    assert (exporter.status("/readyz"), exporter.status("/healthz")) == (503, 200)
+    assert exporter.get("/readyz")[1].startswith(b"released")
+    ask(exporter, token, "release", "--for", "2h")
+    exporter.until(lambda page: page.value(UNTIL) == pytest.approx(time.time() + 7200, abs=10))
+
+    resumed = exporter.ask("POST", "/-/resume", bearer(token))
+    at = exporter.page().value(MADE)
+    assert resumed == (200, "resumed\n")
+    back = exporter.until(lambda page: states(page) == up(4) and profiled(page) == {"up"})
+    assert back.value(MADE) <= at + 3 * 0.2 + 0.1  # the page that was up, two ticks, and what a machine may be late
+    assert holds(exporter, device_file)
+    assert back.value(SM_SECONDS, gpu="3") >= before.value(SM_SECONDS, gpu="3")
+    assert (back.value(RELEASED), back.values(UNTIL)) == (0, [])
+    assert exporter.status("/readyz") == 200
+    assert ask(exporter, token, "resume") == "it was not released"
+
+
+def test_it_resumes_by_itself(start: Start, gpus: Drive, token: Path) -> None:
+    """When the time is over, without being asked."""
+    exporter = start(gpus(2), "--token-file", str(token))
+    assert exporter.ask("PUT", "/-/release?for=1s", bearer(token))[0] == 200
+    exporter.until(lambda page: states(page) == everywhere("released", 2), timeout=1)
+    exporter.until(lambda page: states(page) == up(2) and profiled(page) == {"up"}, timeout=5)
+    assert "nobody resumed in time" in exporter.log.read_text()
+
+
+def test_the_driver_is_upgraded_meanwhile(start: Start, gpus: Drive, token: Path) -> None:
+    """The library that is on disk then is used; its counters start at zero, ours go on."""
+    driver = gpus(2)
+    exporter = start(driver, "--token-file", str(token))
+    before = exporter.page()
+    energy = "gpu_energy_joules_total"
+    assert before.values("gpu_info", driver_version="580.159.04") == [1, 1]
+    ask(exporter, token, "release")
+    driver.unload()
+    driver.upgrade("590.10.01")
+    driver.set("FieldValues.83", 1000)
+    ask(exporter, token, "resume")
+    page = exporter.until(lambda page: states(page) == up(2) and profiled(page) == {"up"})
+    assert page.values("gpu_info", driver_version="590.10.01") == [1, 1]
+    assert page.values("gpu_info") == [1, 1]
+    assert page.values(energy) == [before.value(energy, gpu="0") + 1] * 2
+    assert maps(exporter) == {str(driver.directory / LIBRARY)}
+
+
+def test_an_upgrade_without_release_is_followed(start: Start, gpus: Drive) -> None:
+    """A driver that was replaced under a process that held no file of it is found, with its library."""
+    driver = gpus(2)
+    exporter = start(driver)
+    driver.unload()
+    exporter.until(lambda page: page.value("gpu_exporter_source_up") == 0)
+    driver.upgrade("590.10.01")
+    exporter.until(lambda page: page.values("gpu_info", driver_version="590.10.01") == [1, 1])
+
+
+def test_release_while_a_gpu_is_wedged(start: Start, gpus: Drive, token: Path, device_file: Path) -> None:
+    """The library is not closed under a call: the answer names the GPU, and it is let go of once that returns."""
+    driver = gpus(4)
+    driver.lock("gpu")
+    driver.set("DeviceFile", str(device_file))
+    exporter = start(driver, "--token-file", str(token))
+    driver.block(3)
+    exporter.until(lambda page: states(page)[3] == "stalled")
+    status, said = exporter.ask("POST", "/-/release", bearer(token))
+    assert status == 409
+    assert said == "GPU 3: a driver call does not return; when it does, the driver is let go of\n"
+    assert holds(exporter, device_file)
+    page = exporter.until(lambda page: states(page) == {**everywhere("released", 4), 3: "stalled"})
+    assert page.value(RELEASED) == 0
+    assert all(withdrawn(page, gpu) for gpu in range(3))
+    driver.unblock(3)
+    exporter.until(lambda page: page.value(RELEASED) == 1 and states(page) == everywhere("released", 4))
+    assert not holds(exporter, device_file)
+    ask(exporter, token, "resume")
+    exporter.until(lambda page: states(page) == up(4) and profiled(page) == {"up"})
+
+
+def test_resume_while_a_gpu_is_wedged(start: Start, gpus: Drive, token: Path, device_file: Path) -> None:
+    """The others are read again; when it heals and is released again, as many shutdowns as there were starts follow."""
+    driver = gpus(2)
+    driver.lock("gpu")
+    driver.set("DeviceFile", str(device_file))
+    exporter = start(driver, "--token-file", str(token))
+    driver.block(1)
+    exporter.until(lambda page: states(page)[1] == "stalled")
+    assert exporter.ask("POST", "/-/release", bearer(token))[0] == 409
+    assert exporter.ask("POST", "/-/resume", bearer(token)) == (200, "resumed\n")
+    exporter.until(lambda page: states(page) == up(2, gpu1="stalled"))
+    driver.unblock(1)
+    exporter.until(lambda page: states(page) == up(2))
+    assert ask(exporter, token, "release").startswith("released until")
+    assert not holds(exporter, device_file)
+
+
+def test_resume_without_a_driver(start: Start, gpus: Drive, token: Path) -> None:
+    """Says why it can't, and goes on trying."""
+    driver = gpus(1)
+    exporter = start(driver, "--token-file", str(token))
+    ask(exporter, token, "release")
+    driver.unload()
+    status, said = exporter.ask("POST", "/-/resume", bearer(token))
+    assert status == 503
+    assert said.startswith("NVML: the NVIDIA kernel driver is not loaded: `modprobe nvidia`")
+    driver.load()
+    exporter.until(lambda page: states(page) == up(1))
+
+
+def test_release_while_the_library_hangs(start: Start, gpus: Drive, token: Path, device_file: Path) -> None:
+    """A start that hangs is not waited for, and let go of as soon as it is through."""
+    driver = gpus(1)
+    driver.set("DeviceFile", str(device_file))
+    exporter = start(driver, "--token-file", str(token))
+    driver.unload()
+    exporter.until(lambda page: page.value("gpu_exporter_source_up") == 0)
+    with driver.batch():
+        driver.delay("Init", 9)
+        driver.load()
+    until(lambda: "is down" in exporter.log.read_text())
+    time.sleep(2)  # longer than its first back-off: it is inside by now
+    status, said = exporter.ask("POST", "/-/release", bearer(token))
+    assert (status, said.partition(":")[0]) == (409, "the library")
+    exporter.until(lambda page: page.value(RELEASED) == 1)
+    assert not holds(exporter, device_file)
+    assert states(exporter.page()) == {0: "released"}
+
+
+def test_sigterm_while_released(start: Start, gpus: Drive, token: Path) -> None:
+    """It ends at once, and the token goes with it."""
+    exporter = start(gpus(2), "--token-file", str(token))
+    assert stat.S_IMODE(token.stat().st_mode) == 0o600
+    ask(exporter, token, "release")
+    code, seconds = exporter.stop()
+    assert (code, seconds < 2) == (0, True)
+    assert not token.exists()
+
+
+def test_release_at_random(start: Start, gpus: Drive, token: Path, device_file: Path) -> None:
+    """Fifty hand-overs in a row, some cut short: no thread, file or library is left over, no counter falls."""
+    driver = gpus(2)
+    driver.set("DeviceFile", str(device_file))
+    exporter = start(driver, "--interval", "100ms", "--token-file", str(token))
+    me, process = bearer(token), Path(f"/proc/{exporter.process.pid}")
+    before = [len(list((process / each).iterdir())) for each in ("task", "fd")]
+    for number in range(50):
+        assert exporter.ask("POST", "/-/release", me)[0] == 200
+        if number % 3:
+            time.sleep(0.05 * (number % 3))
+            exporter.page()
+        assert exporter.ask("POST", "/-/resume", me) == (200, "resumed\n")
+    exporter.until(lambda page: states(page) == up(2) and profiled(page) == {"up"})
+    after = [len(list((process / each).iterdir())) for each in ("task", "fd")]
+    assert after[0] <= before[0]
+    assert after[1] <= before[1] + 2
+    assert "please report" not in exporter.log.read_text()
+
+
+# --- other sources --------------------------------------------------------------------------------------------------
+
+
+def test_other_sources(serve: Serve, token: Path) -> None:
+    """A replay and all simulated nodes withdraw their series as well."""
+    simulated = ("--source", "simulated", "--nodes", "2", "--gpus", "2", "--seed", "1")
+    for source, paths in ((REPLAY, ["/metrics"]), (simulated, ["/nodes/node-000/metrics", "/nodes/node-001/metrics"])):
+        exporter = serve(*source, "--interval", "200ms", "--token-file", str(token))
+
+        def pages(exporter: Exporter = exporter, paths: list[str] = paths) -> list[Page]:
+            return [Page(exporter.get(path)[1].decode()) for path in paths]
+
+        until(lambda: all(set(states(page).values()) == {"up"} for page in pages()))
+        ask(exporter, token, "release")
+        until(lambda: all(set(states(page).values()) == {"released"} for page in pages()))
+        assert all(page.value(RELEASED) == 1 and not page.values("DCGM_FI_DEV_POWER_USAGE") for page in pages())
+        ask(exporter, token, "resume")
+        until(lambda: all(set(states(page).values()) == {"up"} for page in pages()))
+        exporter.stop()
+
+
+# --- who may --------------------------------------------------------------------------------------------------------
+
+
+def test_nobody_may_unless_asked_for(serve: Serve) -> None:
+    """Without lifecycle and token file, whoever asks."""
+    exporter = serve(*REPLAY)
+    for path in ("/-/release", "/-/resume"):
+        for headers in ({}, {"Authorization": "Bearer "}, {"Authorization": "Bearer None"}, basic("me", "x")):
+            status, said = exporter.ask("POST", path, headers)
+            assert status == 403
+            assert "--web.enable-lifecycle" in said
+        assert exporter.ask("GET", path)[0] == 405
+    assert exporter.page().value(RELEASED) == 0
+
+
+def test_who_may_with_a_token(serve: Serve, pki: Pki, token: Path) -> None:
+    """Who has it; not who has a wrong one or none, not another site's page, and nothing but these two paths."""
+    users = pki.config(users={"me": hashed("right")})
+    for arguments, refused in (((), 403), (("--web.config.file", users), 401)):
+        exporter = serve(*REPLAY, "--token-file", str(token), *arguments)
+        me = bearer(token)
+        wrong = [{}, {"Authorization": me["Authorization"][:-1]}, {"Authorization": me["Authorization"] + "x"}]
+        wrong += [{"Authorization": "Bearer é"}, {"Authorization": me["Authorization"].removeprefix("Bearer ")}]
+        for headers in wrong:
+            assert exporter.ask("POST", "/-/release", headers)[0] == refused
+        assert exporter.ask("POST", "/-/release", {**me, "Sec-Fetch-Site": "cross-site"})[0] == 403
+        assert exporter.ask("POST", "/-/quit", me)[0] == refused
+        assert exporter.ask("POST", "/-/release?for=25h", me)[0] == 400
+        assert exporter.ask("POST", "/-/release?for=x", me) == (
+            400,
+            "for: 'x' is not a duration; use for example 1s or 100ms\n",
+        )
+        assert exporter.ask("POST", "/-/release", me)[0] == 200
+        assert exporter.ask("POST", "/-/resume", me)[0] == 200
+        exporter.stop()
+
+
+def test_who_may_with_lifecycle(serve: Serve, pki: Pki) -> None:
+    """Everybody whom the password, if there is one, lets in; over TLS, too."""
+    users = {"me": hashed("right")}
+    exporter = serve(*REPLAY, "--web.enable-lifecycle", "--web.config.file", pki.config(users=users))
+    assert exporter.ask("POST", "/-/release")[0] == 401
+    assert exporter.ask("POST", "/-/release", {**basic("me", "right"), "Sec-Fetch-Site": "same-site"})[0] == 403
+    assert exporter.ask("POST", "/-/release", basic("me", "right"))[0] == 200
+    secure = serve(*REPLAY, "--web.enable-lifecycle", "--web.config.file", pki.config(TLS, users), tls=pki.context())
+    password = pki.folder / "password"
+    password.write_text("right\n")
+    login = ("--user", "me", "--password-file", str(password), "--ca-file", str(pki.folder / "ca.pem"))
+    said = run("release", "--url", f"https://localhost:{secure.port}", *login)
+    assert said.stdout.startswith("released until")
+
+
+def test_with_a_password_but_without_lifecycle(serve: Serve, pki: Pki) -> None:
+    """Who may scrape may not blind."""
+    exporter = serve(*REPLAY, "--web.config.file", pki.config(users={"me": hashed("right")}))
+    assert exporter.ask("POST", "/-/release", basic("me", "right"))[0] == 403
+
+
+# --- what the command says ------------------------------------------------------------------------------------------
+
+
+def test_errors_are_one_line_with_the_cure(serve: Serve, pki: Pki, token: Path, tmp_path: Path) -> None:
+    """What is wrong with the exporter, the token, the URL or the time."""
+    exporter = serve(*REPLAY, "--token-file", str(token))
+    url = ("--url", f"http://localhost:{exporter.port}")
+    assert "serve --token-file FILE" in fails("release", *url)
+    assert "is the exporter running" in fails("release", *url, "--token-file", str(tmp_path / "none"))
+    assert "use at most 24h" in fails("release", *url, "--for", "48h")
+    assert "is it running" in fails("resume", "--url", "http://localhost:1")
+    assert "is not a URL" in fails("resume", "--url", "localhost:9400")
+    secure = serve(*REPLAY, "--web.config.file", pki.config(TLS), tls=pki.context())
+    assert "does it speak TLS" in fails("release", "--url", f"http://localhost:{secure.port}")
+    assert "--ca-file" in fails("release", "--url", f"https://localhost:{secure.port}")
+    said = fails("serve", *REPLAY, "--address", "127.0.0.1:0", "--token-file", str(tmp_path / "no" / "token"))
+    assert "its directory must exist" in said
+
+
+def test_a_second_exporter_leaves_the_token_alone(serve: Serve, token: Path) -> None:
+    """One that finds its port taken has not replaced the token of the one that has it."""
+    exporter = serve(*REPLAY, "--token-file", str(token))
+    fails("serve", *REPLAY, "--address", f"127.0.0.1:{exporter.port}", "--token-file", str(token))
+    assert exporter.ask("POST", "/-/resume", bearer(token))[0] == 200
+
+
+def test_the_end_while_a_release_is_held_up(start: Start, gpus: Drive, token: Path) -> None:
+    """The library is not closed under the call that is stuck, which would be a crash."""
+    driver = gpus(2)
+    driver.lock("gpu")
+    exporter = start(driver, "--token-file", str(token))
+    driver.block(0)
+    exporter.until(lambda page: states(page)[0] == "stalled")
+    assert exporter.ask("POST", "/-/release", bearer(token))[0] == 409
+    code, took = exporter.stop()
+    assert code == 0
+    assert took < 3
+    assert not token.exists()

@@ -1,0 +1,141 @@
+"""The expressions of docs/histograms.md, asked of a real Prometheus, against what really happened."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from itertools import groupby
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.collection.histograms import IDLE_RATIO
+from gpu_exporter.sources.recording.format import load, ticks
+from tests import ROOT
+from tests.conftest import RECORDINGS, Exporter, Serve
+from tests.support.fakes.driver import FakeDriver, sawtooth
+from tests.support.prometheus import Prometheus, scraping
+from tests.support.tools import until
+
+DOCUMENT = ROOT / "docs" / "histograms.md"
+EXPRESSIONS = dict(re.findall(r"```promql\n# (\w+)\n(.*?)\n```", DOCUMENT.read_text(), re.DOTALL))
+SPEED, INTERVAL, SCRAPE = 3.0, 0.1, 0.25
+# No multiple of a tick: else a tick at an edge is half at work each time, and whatever moves it moves all of them.
+LOW, HIGH, HALF = 118.0, 923.0, 0.53
+
+Watch = Callable[[Exporter], Prometheus]
+
+
+@pytest.fixture
+def watch(tmp_path: Path) -> Iterator[Watch]:
+    """Start a Prometheus that scrapes an exporter four times a second."""
+    with ExitStack() as stack:
+
+        def start(exporter: Exporter) -> Prometheus:
+            targets = [{"targets": [f"127.0.0.1:{exporter.port}"]}]
+            return stack.enter_context(scraping(tmp_path, f"{SCRAPE * 1000:.0f}ms", {"static_configs": targets}))
+
+        yield start
+
+
+def ask(prometheus: Prometheus, name: str, seconds: float) -> float:
+    """What an expression of the document is over so many seconds, of the one GPU; of a limit, as soon as it is told."""
+    (found,) = until(lambda: prometheus.query(EXPRESSIONS[name].replace("[5m]", f"[{seconds * 1000:.0f}ms]")))
+    return found
+
+
+def test_a_recording_reads_as_it_was(serve: Serve, watch: Watch) -> None:
+    """One loop of the packaged workloads: duty, power and gaps are those of the recorded ticks."""
+    path = RECORDINGS / "h200_workloads.jsonl.gz"
+    watts = [tick.samples[m.POWER_INSTANT.key] for tick in ticks(path)]
+    recorded = load(path)
+    column, loop = recorded.columns[0][m.SM_ACTIVE.key], recorded.duration / SPEED
+    exporter = serve(
+        *("--source", "replay", "--recording", "h200_workloads", "--speed", f"{SPEED:g}", "--metrics", "full"),
+        *("--interval", f"{INTERVAL}s"),
+    )
+    prometheus = watch(exporter)
+    # Prometheus counts from its own second scrape on: a whole loop later, wherever that began.
+    scrapes = "count_over_time(gpu_sm_active_ratio_count[2m])"
+    until(lambda: prometheus.query(scrapes) >= [(loop + 1) / SCRAPE], 90, "a whole loop")
+
+    tick = INTERVAL * SPEED  # ours is the mean of three of the recording, wherever it begins
+    ends = [tick + 0.02 * n for n in range(int((recorded.duration - tick) / 0.02))]
+    played = [(column.until(t)[0] - column.until(t - tick)[0]) / tick for t in ends]
+    assert ask(prometheus, "under_10_percent", loop) == pytest.approx(fmean(v <= 0.1 for v in played), abs=0.03)
+    shares = prometheus.query(
+        f"rate(gpu_sm_active_ratio_sum[{loop:.0f}s]) / rate(gpu_sm_active_ratio_count[{loop:.0f}s])"
+    )
+    integral = prometheus.query(f"rate(gpu_sm_active_seconds_total[{loop:.0f}s])")
+    assert shares == [pytest.approx(integral[0], rel=0.01)]
+    assert ask(prometheus, "mean_power", loop) == pytest.approx(fmean(watts), rel=0.03)
+    energy = prometheus.query(f"rate(gpu_energy_joules_total[{loop * 1000:.0f}ms])")
+    assert ask(prometheus, "mean_power", loop) == pytest.approx(energy[0] / SPEED, rel=0.03)
+    assert ask(prometheus, "above_limit", loop) == pytest.approx(fmean(v > 700 for v in watts), abs=0.03)
+    gaps = [len(list(run)) * 0.02 / SPEED for idle, run in groupby(played, lambda v: v < IDLE_RATIO) if idle]
+    long = [gap for gap in gaps if gap > 1.5]
+    assert long, "the recording has no long gap"
+    assert ask(prometheus, "long_gaps", loop) == pytest.approx(len(long), abs=0.3)
+
+
+def test_a_sawtooth_is_read_from_prometheus_alone(serve: Serve, watch: Watch, tmp_path: Path) -> None:
+    """Half a second at work and as long idle, 20 ms a sample: both powers, the limit, the gaps; nothing lost."""
+    driver = FakeDriver(tmp_path / "driver", 1)
+    sawtooth(driver, LOW, HIGH, HALF, HALF, 120)
+    exporter = serve("--metrics", "full", "--high-resolution", "true", env=driver.environment)
+    prometheus = watch(exporter)
+    until(lambda: prometheus.query("gpu_idle_gap_seconds_count") >= [15.0], 60, "the fifteenth gap")
+    whole = 20 * HALF
+    span = f"{whole * 1000:.0f}ms"
+
+    assert ask(prometheus, "under_10_percent", whole) == pytest.approx(0.5, abs=0.12)  # ticks that are half busy
+    assert ask(prometheus, "over_half", whole) == pytest.approx(0.5, abs=0.03)
+    mean = prometheus.query(f"rate(gpu_sm_active_ratio_sum[{span}]) / rate(gpu_sm_active_ratio_count[{span}])")
+    assert mean == [pytest.approx(0.48, abs=0.03)]
+    assert ask(prometheus, "low_power", whole) == pytest.approx(LOW, abs=50)
+    assert ask(prometheus, "high_power", whole) == pytest.approx(HIGH, abs=50)
+    assert ask(prometheus, "power_swing", whole) == pytest.approx(HIGH - LOW, abs=75)
+    assert ask(prometheus, "above_limit", whole) == pytest.approx(0.5, abs=0.06)
+    assert ask(prometheus, "mean_power", whole) == pytest.approx((LOW + HIGH) / 2, rel=0.06)
+    assert ask(prometheus, "usual_gap", whole) == pytest.approx(HALF, abs=0.2)
+    assert ask(prometheus, "in_gaps", whole) == pytest.approx(0.45, abs=0.12)
+
+    first, at = exporter.page().value("gpu_board_power_watts_count"), time.monotonic()
+    until(lambda: time.monotonic() - at > 5, 10, "five seconds")
+    taken, passed = exporter.page().value("gpu_board_power_watts_count") - first, time.monotonic() - at
+    assert taken == pytest.approx(50 * passed, abs=60)  # what is taken comes once a second, 50 at a time
+
+
+def test_a_driver_that_keeps_more_samples_is_given_more_room(serve: Serve, tmp_path: Path) -> None:
+    """It refuses what has no room for all that it keeps."""
+    driver = FakeDriver(tmp_path / "driver", 1)
+    driver.set("RoomForSamples", 600)
+    page = serve("--metrics", "full", env=driver.environment).until(
+        lambda page: page.value("gpu_board_power_watts_count") >= 100
+    )
+    assert not page.values("gpu_exporter_field_failures_total", metric="gpu_board_power_watts")
+
+
+def test_a_lost_gpu_costs_no_histogram(serve: Serve, tmp_path: Path) -> None:
+    """A GPU that comes back goes on counting: nothing falls, and its buffer is not counted twice."""
+    driver, started = FakeDriver(tmp_path / "driver", 1), time.monotonic()
+    exporter = serve("--metrics", "full", "--interval", "200ms", env=driver.environment)
+    before = exporter.until(lambda page: any(page.values("gpu_sm_active_ratio_count")))
+    driver.lose(0)
+    exporter.until(lambda page: page.values("gpu_up") == [0])
+    driver.restore(0)
+    after = exporter.until(
+        lambda page: page.values("gpu_up") == [1] and any(page.values("gpu_sm_active_ratio_count")), 30
+    )
+
+    for name in ("gpu_sm_active_ratio_count", "gpu_board_power_watts_count"):
+        assert after.value(name) > before.value(name)
+    assert after.value("gpu_board_power_watts_sum") == pytest.approx(
+        79.715 * after.value("gpu_board_power_watts_count"), rel=1e-6
+    )
+    lasted = time.monotonic() - started
+    assert after.value("gpu_board_power_watts_count") <= 50 * lasted + 121, "more than was ever in the buffer"

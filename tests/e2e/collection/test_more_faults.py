@@ -1,0 +1,108 @@
+"""Faults that were found by review: each once cost more than it should."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Page, Serve, command
+from tests.support.fakes.driver import FakeDriver
+from tests.support.tools import until
+
+NVLINK_CRC = "DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL"
+
+
+def test_a_wedge_and_a_hiccup_of_the_library(serve: Serve, tmp_path: Path) -> None:
+    """While one GPU hangs the library is lost for a moment: the other GPUs come back, whatever the first one does."""
+    driver = FakeDriver(tmp_path / "driver", gpus=3)
+    exporter = serve("--interval", "200ms", env=driver.environment)
+    exporter.until(lambda page: page.values("gpu_up") == [1, 1, 1])
+    driver.block(0)
+    exporter.until(lambda page: page.value("gpu_up", gpu="0") == 0)
+    driver.fail("UtilizationRates", 1, gpu=1)
+    exporter.until(lambda page: page.value("gpu_exporter_source_up") == 0 or page.value("gpu_up", gpu="2") == 0)
+    driver.unset("UtilizationRates", 1)
+    exporter.until(lambda page: page.values("gpu_up") == [0, 1, 1])
+
+
+def test_a_gpu_that_answers_nothing_is_down(serve: Serve, tmp_path: Path) -> None:
+    """Every call fails with an unknown error: that is no GPU that is up."""
+    driver = FakeDriver(tmp_path / "driver", gpus=2)
+    exporter = serve("--interval", "200ms", env=driver.environment)
+    before = exporter.until(lambda page: bool(page.values("DCGM_FI_PROF_SM_ACTIVE", gpu="1")))
+    keys = {line.split()[1].split(".")[0] for line in (tmp_path / "driver/control").read_text().splitlines()}
+    with driver.batch():
+        for key in keys - {"UUID", "Name", "PciBusId", "Count", "Driver", "Nvml", "Cuda", "Loaded", "Lock", "Init"}:
+            driver.fail(key, 999, gpu=1)
+        driver.fail("GpmSampleGet", 999, gpu=1)
+    exporter.until(lambda page: page.value("gpu_up", gpu="1") == 0 and page.value("gpu_up", gpu="0") == 1)
+    assert before.value("gpu_devices_visible") == 2
+
+
+def test_a_link_sum_does_not_fall(serve: Serve, driver: FakeDriver) -> None:
+    """One of 18 links stops answering: the sum of errors holds instead of falling and jumping back."""
+    with driver.batch():
+        for link in range(18):
+            driver.set(f"FieldValues.163.{link}", 100)
+    first = serve(env=driver.environment).until(lambda page: bool(total(page)))
+    assert total(first) == [1800]
+    driver.fail("FieldValues.163.5", 999)
+    second = serve(env=driver.environment).until(lambda page: page.values("gpu_up") == [1])
+    assert total(second) == []
+
+
+def total(page: Page) -> list[float]:
+    """The classic counter, which prometheus_client's text parser calls _total."""
+    return page.values(f"{NVLINK_CRC}_total") + page.values(NVLINK_CRC)
+
+
+def test_a_detail_costs_no_source(serve: Serve, driver: FakeDriver) -> None:
+    """A container without libcuda can't tell the CUDA version: that label is missing, nothing else."""
+    driver.fail("Cuda", 12)
+    page = serve(env=driver.environment).until(lambda page: page.values("gpu_up") == [1])
+    info = next(labels for name, labels, _ in page.samples if name == "gpu_info")
+    assert "cuda_version" not in info
+    assert info["driver_version"] == "580.159.04"
+
+
+@pytest.mark.parametrize(
+    ("fault", "arguments"),
+    [
+        (lambda driver: driver.delay("Init", 60), ("serve", "--address", "127.0.0.1:0")),
+        (lambda driver: driver.delay("Shutdown", 60), ("serve", "--address", "127.0.0.1:0")),
+        (lambda driver: driver.block(0), ("record", "--duration", "60", "--out", "{out}")),
+    ],
+    ids=["init hangs", "shutdown hangs", "record hangs"],
+)
+def test_sigterm_ends_it(
+    driver: FakeDriver, tmp_path: Path, fault: Callable[[FakeDriver], None], arguments: tuple[str, ...]
+) -> None:
+    """Whatever hangs in the driver, SIGTERM ends the process in under three seconds."""
+    out = tmp_path / "out.jsonl.gz"
+    record = arguments[0] == "record"
+    if not record:
+        fault(driver)
+    process = subprocess.Popen(
+        command(*(each.format(out=out) for each in arguments)), env={**os.environ, **driver.environment}
+    )
+    try:
+        begin = time.monotonic()
+        until(lambda: time.monotonic() > begin + 2 and (out.exists() or not record))
+        if record:
+            fault(driver)
+            until(lambda: time.monotonic() > begin + 3)
+        process.send_signal(signal.SIGTERM)
+        begin = time.monotonic()
+        process.wait(10)
+        assert time.monotonic() - begin < 3
+    finally:
+        process.kill()
+    if record:
+        assert len(gzip.decompress(out.read_bytes()).splitlines()) > 5

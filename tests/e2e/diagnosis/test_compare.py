@@ -1,0 +1,55 @@
+"""`gpu-exporter compare`, from the command line."""
+
+from __future__ import annotations
+
+import json
+
+from tests.conftest import run
+from tests.support.fakes.driver import FakeDriver
+
+REPLAY = ("--recording", "h200_x2_ddp")
+
+
+def test_a_recording_is_the_same_as_itself() -> None:
+    """Exit code 0, and every metric of both GPUs is the same."""
+    result = run("compare", "--a", "replay", "--b", "replay", *REPLAY, "--seconds", "4")
+    table = result.stdout.splitlines()
+
+    assert result.returncode == 0, result.stderr + result.stdout
+    assert table[0] == "a: replay, b: replay; 2 GPUs in both, 4 s"
+    assert table[-1].endswith(" the same, 0 only in a, 0 only in b, 0 differ")
+    assert sum("DCGM_FI_PROF_SM_ACTIVE" in line for line in table) == 2
+
+
+def test_two_recordings_differ() -> None:
+    """Exit code 3, and JSON says where."""
+    others = ("--a", "replay:h200_x2_ddp", "--b", "replay:h200_workloads")
+    result = run("compare", *others, "--speed", "0.001", "--seconds", "2", "--json")
+    found = json.loads(result.stdout)
+
+    assert result.returncode == 3, result.stderr
+    assert not found["same"]
+    assert found["identities"] or [each for each in found["metrics"] if each["verdict"] == "differs"]
+
+
+def test_a_driver_beside_a_simulation(driver: FakeDriver) -> None:
+    """Settings of one source are no obstacle to the other; other GPUs are other GPUs."""
+    result = run("compare", "--a", "nvml", "--b", "simulated", "--gpus", "1", "--seconds", "1", env=driver.environment)
+
+    assert result.returncode == 3, result.stderr
+    assert "differs: is there of GPU-00000000-0000-0000-0000-000000000000 is yes in a and no in b" in result.stdout
+
+
+def test_what_cannot_be_compared_is_one_line(driver: FakeDriver) -> None:
+    """Each bad input names itself."""
+    cases = {
+        ("--a", "nvml", "--b", "nvml"): "--a nvml --b nvml: a driver's library is opened once in a process",
+        ("--a", "nvml:x", "--b", "replay"): "nvml:x: only replay has a file after its name",
+        ("--a", "replay", "--b", "nvml"): "--source replay needs --recording FILE",
+        ("--a", "nmvl", "--b", "replay"): "'nmvl' is not one of",
+    }
+    for arguments, said in cases.items():
+        result = run("compare", *arguments, env=driver.environment)
+        assert result.returncode in (1, 2)
+        assert said in result.stderr
+        assert result.stderr.count("\n") == 1

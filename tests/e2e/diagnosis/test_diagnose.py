@@ -1,0 +1,131 @@
+"""`gpu-exporter diagnose` as people run it: on GPUs, on an exporter, on a Prometheus, on a recording."""
+
+from __future__ import annotations
+
+import json
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from tests.conftest import Serve, free_port, run
+from tests.support.fakes.driver import FakeDriver, sawtooth
+from tests.support.prometheus import scraping
+from tests.support.tools import until
+
+
+def test_a_recorded_phase() -> None:
+    result = run("diagnose", "--recording", "h200_workloads", "--phase", "memory_bound_copy", "--json")
+
+    (gpu,) = json.loads(result.stdout)["gpus"]
+    assert (result.returncode, gpu["class"]) == (1, "memory-bound")
+    assert [mode["name"] for mode in gpu["modes"]] == ["GpuMemoryBound"]
+    assert gpu["modes"][0]["because"]["dram_active"] > 0.8
+    assert gpu["modes"][0]["advice"]
+
+
+def test_nothing_wrong() -> None:
+    result = run("diagnose", "--recording", "h200_workloads", "--phase", "idle")
+    assert result.returncode == 0
+    assert "nothing wrong was found" in result.stdout
+    assert "a recording of real GPUs" in result.stdout
+
+
+def test_a_stall_at_each_step(driver: FakeDriver) -> None:
+    """It works 0.7 s and waits 0.3 s for data: busy in the mean, and still it waits."""
+    with driver.batch():
+        driver.set("Gpm.1", 72.0)
+        driver.set("Gpm.21", 5000.0)
+    sawtooth(driver, 300.0, 600.0, 0.7, 0.3, 60)
+    # Long enough that a page which a busy machine makes 0.1 s late does not matter to a rate.
+    found = run("diagnose", "--for", "20s", "--kernel-log", "none", "--json", env=driver.environment)
+
+    gpu = json.loads(found.stdout)["gpus"][0]
+    assert gpu["class"] == "data-loading-bound"
+    (mode,) = [each for each in gpu["modes"] if each["name"] == "GpuDataLoadingBound"]
+    assert mode["because"]["gr_active"] == pytest.approx(0.72, abs=0.005)
+    assert mode["because"]["sm_idle"] == pytest.approx(0.25, abs=0.07)  # whole ticks only
+    (swing,) = [each for each in gpu["modes"] if each["name"] == "GpuPowerOscillation"]
+    assert swing["because"]["power_swing"] == pytest.approx(150, abs=30)
+
+
+def test_the_gpus_of_this_machine(driver: FakeDriver) -> None:
+    """The stand-in driver reads like a matrix product; then its memory has an uncorrectable error."""
+    healthy = run("diagnose", "--for", "3s", "--kernel-log", "none", "--json", env=driver.environment)
+    driver.set("TotalEccErrors.1.0", 2)
+    sick = run("diagnose", "--for", "3s", "--kernel-log", "none", env=driver.environment)
+
+    (gpu,) = json.loads(healthy.stdout)["gpus"]
+    assert gpu["class"] == "compute-bound"
+    assert sick.returncode == 1
+    assert "GpuEccUncorrectable (critical)" in sick.stdout
+
+
+def test_an_injected_event() -> None:
+    result = run(
+        "diagnose", "--source", "simulated", "--gpus", "2", "--inject", "GpuXidFatal:1", "--for", "3s", "--json"
+    )
+    modes = {gpu["gpu"]: [mode["name"] for mode in gpu["modes"]] for gpu in json.loads(result.stdout)["gpus"]}
+    assert (result.returncode, modes) == (1, {"0": [], "1": ["GpuXidFatal"]})
+
+
+def test_an_exporter_and_a_prometheus(serve: Serve, tmp_path: Path) -> None:
+    exporter = serve("--source", "replay", "--recording", "h200_workloads", "--speed", "0.01", "--interval", "1s")
+    url = f"http://127.0.0.1:{exporter.port}"
+
+    direct = run("diagnose", "--url", url, "--for", "3s", "--json")
+    with scraping(tmp_path, "1s", {"static_configs": [{"targets": [f"127.0.0.1:{exporter.port}"]}]}) as prometheus:
+        until(lambda: prometheus.query("count_over_time(gpu_up[1m]) >= 4"), what="four scrapes")
+        asked = run("diagnose", "--url", f"http://127.0.0.1:{prometheus.port}", "--json")
+        briefly = run("diagnose", "--url", f"http://127.0.0.1:{prometheus.port}", "--for", "2s", "--json")
+
+    assert json.loads(asked.stdout)["watched_seconds"] > 2 >= json.loads(briefly.stdout)["watched_seconds"]
+    for result in (direct, asked):
+        (gpu,) = json.loads(result.stdout)["gpus"]
+        assert (result.returncode, gpu["class"], gpu["modes"]) == (0, "idle", [])
+
+
+class _Pages(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        body = b"<html>\n<body>Welcome</body>\n</html>"
+        self.send_response({"/page/metrics": 200, "/broken/metrics": 500}.get(self.path, 404))
+        self.send_header("Content-Type", "text/html")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [("/page", "not Prometheus text"), ("/broken", "500 Internal Server Error"), ("/none", "has no /metrics; give")],
+)
+def test_a_web_site_is_no_exporter(path: str, says: str) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Pages) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        result = run("diagnose", "--for", "1s", "--url", f"http://127.0.0.1:{server.server_port}{path}")
+        server.shutdown()
+    assert (result.returncode, len(result.stderr.splitlines())) == (2, 1)
+    assert says in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((), "libnvidia-ml"),
+        (("--url", "http://127.0.0.1:{port}"), "nothing listens there"),
+        (("--url", "nonsense"), "is not a URL"),
+        (("--recording", "missing.jsonl"), "no such file"),
+        (("--recording", "h200_workloads", "--phase", "nap"), "has no phase nap: idle, "),
+        (("--phase", "idle"), "name it with --recording"),
+        (("--url", "http://localhost:1", "--recording", "h200_workloads"), "give one"),
+    ],
+)
+def test_what_can_not_be_told(arguments: tuple[str, ...], says: str) -> None:
+    result = run("diagnose", *(argument.replace("{port}", str(free_port())) for argument in arguments))
+    assert result.returncode == 2
+    assert says in result.stderr
+    assert len(result.stderr.splitlines()) == 1

@@ -1,0 +1,243 @@
+"""What the image is made of, without Docker: the Dockerfile's instructions, and the wheel in an empty environment."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import os
+import re
+import shutil
+import signal
+import ssl
+import subprocess
+import sys
+import venv
+from collections.abc import Callable, Sequence
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import trustme
+
+from tests import ROOT
+from tests.conftest import Serve
+from tests.support.tools import free_port, until
+
+LARGEST_MIB = 60.0
+HASH = "$2y$04$" + "x" * 53
+COMPILERS = re.compile(r"\b(gcc|g\+\+|cc|make|build-essential|cargo|rustc|apt-get|apk|git)\b")
+
+
+class Instruction(NamedTuple):
+    """One line of the Dockerfile, continued lines joined."""
+
+    name: str
+    text: str
+
+    @property
+    def words(self) -> list[str]:
+        """What follows, without options."""
+        return [word for word in self.text.split() if not word.startswith("--")]
+
+
+def instructions() -> list[Instruction]:
+    """The Dockerfile, without comments."""
+    lines = [line for line in (ROOT / "Dockerfile").read_text().splitlines() if not line.lstrip().startswith("#")]
+    joined = re.sub(r"\\\n\s*", " ", "\n".join(lines))
+    return [Instruction(*line.split(maxsplit=1)) for line in joined.splitlines() if line.strip()]
+
+
+def stages() -> list[list[Instruction]]:
+    """The instructions by stage, each with its FROM."""
+    found: list[list[Instruction]] = []
+    for each in instructions():
+        if each.name == "FROM":
+            found.append([])
+        if found:
+            found[-1].append(each)
+    return found
+
+
+def test_base_is_slim_and_can_be_pinned() -> None:
+    """By one argument, for every stage; nothing chooses a platform."""
+    bases = [stage[0] for stage in stages()]
+    assert [each.words[0] for each in bases] == ["python:${PYTHON}${DIGEST:+@}${DIGEST}"] * 2
+    assert not any("--platform" in each.text for each in bases)
+    arguments = [each.text for each in instructions() if each.name == "ARG"]
+    assert {"PYTHON=3.12-slim", "DIGEST=", "EXTRAS=kubernetes"} <= set(arguments)
+
+
+def test_the_final_stage_only_copies() -> None:
+    """No compiler, no package manager, no root; it says what it is."""
+    *_, final = stages()
+    assert "RUN" not in {each.name for each in final}
+    assert not COMPILERS.search(" ".join(each.text for each in final if each.name != "LABEL"))
+    assert [each.text for each in final if each.name == "COPY"] == [
+        "--from=build /opt/gpu-exporter /opt/gpu-exporter",
+        "deploy/dcgm-exporter/*.csv /etc/dcgm-exporter/",
+    ]
+    (user,) = (each.text for each in final if each.name == "USER")
+    assert user == "65534:65534"
+    (label,) = (each.text for each in final if each.name == "LABEL")
+    keys = set(re.findall(r"org\.opencontainers\.image\.(\w+)=", label))
+    assert keys >= {"title", "description", "source", "licenses", "version", "revision"}
+    (environment,) = (each.text for each in final if each.name == "ENV")
+    assert "NVIDIA_VISIBLE_DEVICES=all" in environment
+    assert "NVIDIA_DRIVER_CAPABILITIES=utility" in environment
+    (check,) = (each.text for each in final if each.name == "HEALTHCHECK")
+    assert check.endswith('CMD ["python", "/opt/gpu-exporter/healthcheck.py"]')
+    ran = [each.text for each in stages()[0] if each.name == "RUN"]
+    assert "install -m 644 healthcheck.py /opt/gpu-exporter/" in ran
+    assert [each.text for each in final if each.name in ("ENTRYPOINT", "CMD")] == ['["gpu-exporter"]', '["serve"]']
+
+
+def ignored(path: str) -> bool:
+    """Whether .dockerignore leaves it out: the last pattern that matches decides."""
+    out = False
+    for line in (ROOT / ".dockerignore").read_text().splitlines():
+        if line and not line.startswith("#"):
+            pattern = line.lstrip("!").removeprefix("**/")
+            if any(fnmatch.fnmatch(part, pattern) for part in (path, path.split("/")[0], Path(path).name)):
+                out = not line.startswith("!")
+    return out
+
+
+def test_what_is_copied_is_there() -> None:
+    """And reaches the builder, which nothing else does."""
+    copied = [each.words[:-1] for each in stages()[0] if each.name == "COPY"]
+    sources = [source for words in copied for source in words]
+    assert len(sources) > 4
+    for source in sources:
+        assert (ROOT / source).exists(), source
+        assert not ignored(source), source
+    assert not ignored("gpu_exporter/catalogue/xids.csv")
+    files = {path.name for path in (ROOT / "deploy/dcgm-exporter").glob("*.csv")}
+    assert files == {"default-counters.csv", "dcp-metrics-included.csv", "1.x-compatibility-metrics.csv"}
+    assert not any(ignored(f"deploy/dcgm-exporter/{name}") for name in files)
+    for other in (".git", ".venv", ".tools", "tests", "shared", "gpu_exporter/__pycache__", "docs", "web.yml"):
+        assert ignored(other), other
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The builder's steps in an empty environment; the folder of what the final stage copies."""
+    folder = tmp_path_factory.mktemp("image")
+    for each in (each for stage in stages()[:1] for each in stage if each.name == "COPY"):
+        for source in each.words[:-1]:
+            _copy(ROOT / source, folder / "src" / source)
+    pip(sys.executable, "wheel", "--no-deps", "--wheel-dir", str(folder / "wheels"), str(folder / "src"))
+    (wheel,) = (folder / "wheels").glob("*.whl")
+    venv.create(folder / "opt", with_pip=False)
+    pip(sys.executable, "--python", str(folder / "opt/bin/python"), "install", "--only-binary", ":all:", str(wheel))
+    return folder / "opt"
+
+
+def _copy(path: Path, to: Path) -> None:
+    if path.is_dir():
+        shutil.copytree(path, to, ignore=shutil.ignore_patterns("__pycache__"))
+    else:
+        to.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, to)
+
+
+def pip(python: str, *arguments: str) -> None:
+    """Run pip, and show what it says if it fails."""
+    found = subprocess.run([python, "-m", "pip", "--quiet", *arguments], capture_output=True, text=True, timeout=300)
+    assert found.returncode == 0, found.stderr + found.stdout
+
+
+def size(folder: Path) -> float:
+    """MiB on disk, each file once; the interpreter is the base image's."""
+    files = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    return sum(path.stat().st_size for path in files) / 2**20
+
+
+def said(program: Path, *arguments: str) -> str:
+    """What a command prints."""
+    return subprocess.run([program, *arguments], capture_output=True, text=True, check=True, timeout=60).stdout
+
+
+def test_it_is_small(installed: Path, record_property: Callable[[str, object], None]) -> None:
+    """Without extras; only what it needs at run time, and no pip."""
+    found = size(installed)
+    record_property("installed_mib", round(found, 1))
+    print(f"installed: {found:.1f} MiB")
+    assert 1 < found < LARGEST_MIB
+    listed = "import importlib.metadata as i; print(*sorted(d.name.lower() for d in i.distributions()))"
+    needed = {"bcrypt", "click", "gpu-exporter", "nvidia-ml-py", "prometheus_client", "pyyaml", "tornado"}
+    assert set(said(installed / "bin/python", "-c", listed).split()) == needed
+
+
+def test_it_serves(installed: Path, tmp_path: Path) -> None:
+    """Every file that it needs is in the wheel; the health check is that of the Dockerfile."""
+    port = free_port()
+    arguments: Sequence[str] = ("serve", "--address", f"127.0.0.1:{port}", "--source", "simulated", "--gpus", "2")
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "COV"))}
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen([installed / "bin/gpu-exporter", *arguments], stderr=log, cwd=tmp_path, env=clean)
+    try:
+        page = until(lambda: _page(port), 30, "a page with both GPUs")
+        assert 'source="simulated"' in page
+        assert healthcheck(installed / "bin/python", process.pid, tmp_path) == ""
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+        assert healthcheck(installed / "bin/python", process.pid, tmp_path) == "no exporter listens"
+    finally:
+        process.kill()
+        process.wait()
+    assert "THESE ARE NOT YOUR GPUS" in (tmp_path / "log").read_text()
+    assert "GPU" in said(installed / "bin/gpu-exporter", "metrics")
+
+
+def healthcheck(python: Path | str, pid: int, folder: Path) -> str:
+    """What the HEALTHCHECK says, in a container that has this process; empty if it is healthy."""
+    procfs = folder / "procfs"
+    procfs.mkdir(exist_ok=True)
+    for name in ("net", str(pid)):
+        if not (procfs / name).is_symlink():
+            (procfs / name).symlink_to(f"/proc/{name}")
+    program = [python, ROOT / "deploy/healthcheck.py", procfs]
+    found = subprocess.run(program, capture_output=True, text=True, timeout=30)
+    assert (found.returncode == 0) is (found.stderr == ""), found.stderr
+    return found.stderr.strip()
+
+
+@pytest.mark.parametrize("asks", ["", "certificate", "password"])
+@pytest.mark.parametrize("told", ["flag", "environment", "file"])
+def test_the_health_check_finds_it(serve: Serve, tmp_path: Path, asks: str, told: str) -> None:
+    """On whatever port, with TLS, passwords or neither, wherever that is said; and sees one that stands still."""
+    authority = trustme.CA()
+    issued = authority.issue_cert("127.0.0.1")
+    issued.private_key_pem.write_to_path(str(tmp_path / "key"))
+    issued.cert_chain_pems[0].write_to_path(str(tmp_path / "certificate"))
+    tls = {"cert_file": "certificate", "key_file": "key"}
+    web = {"certificate": {"tls_server_config": tls}, "password": {"basic_auth_users": {"a": HASH}}}.get(asks, {})
+    (tmp_path / "web.yml").write_text(json.dumps(web))
+    file = str(tmp_path / "web.yml")
+    (tmp_path / "config.yaml").write_text(json.dumps({"web_config_file": file}))
+    arguments = {"flag": ["--web.config.file", file], "file": ["--config", str(tmp_path / "config.yaml")]}
+    context = ssl.create_default_context(cadata=authority.cert_pem.bytes().decode()) if asks == "certificate" else None
+    exporter = serve(
+        "--source",
+        "simulated",
+        *arguments.get(told, []),
+        env={"GPU_EXPORTER_WEB_CONFIG_FILE": file} if told == "environment" else {},
+        tls=context,
+    )
+    assert healthcheck(sys.executable, exporter.process.pid, tmp_path) == ""
+    if told == "file" and not asks:
+        exporter.process.send_signal(signal.SIGSTOP)
+        assert healthcheck(sys.executable, exporter.process.pid, tmp_path).endswith("timed out")
+
+
+def _page(port: int) -> str:
+    connection = HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        connection.request("GET", "/metrics")
+        page = connection.getresponse().read().decode()
+    except OSError:
+        return ""
+    finally:
+        connection.close()
+    return page if page.count("gpu_up{") == 2 else ""

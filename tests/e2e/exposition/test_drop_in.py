@@ -1,0 +1,241 @@
+"""dcgm-exporter's command lines, files and dashboard, used as they are."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from gpu_exporter.exposition.fields_file import rows
+from tests import ROOT
+from tests.conftest import Exporter, Serve, command, run
+from tests.e2e.exposition.test_reload import classic
+from tests.support.fakes.driver import FakeDriver, identity, mig_device
+from tests.support.fakes.kubelet import FakeKubelet, given
+from tests.support.prometheus import scraping
+from tests.support.tools import free_port, until
+
+THEIRS = ROOT / "deploy" / "dcgm-exporter"
+REPLAY = ("--source", "replay", "--recording", "h200_workloads")
+
+
+@contextmanager
+def started(path: Path, line: list[str], port: int, **more: str) -> Iterator[Exporter]:
+    """A process that serves on this port, whatever its command line is."""
+    log = path / "log"
+    with log.open("w") as file:
+        process = subprocess.Popen(line, env={**os.environ, **more}, stderr=file, text=True)
+    exporter = Exporter(process, port, log)
+    try:
+        until(lambda: answers(exporter), 20, "an answer")
+        yield exporter
+    finally:
+        process.kill()
+        process.wait()
+
+
+def answers(exporter: Exporter) -> bool:
+    """Whether it does; an end of the process is told at once."""
+    assert exporter.process.poll() is None, exporter.log.read_text()
+    try:
+        return exporter.get("/healthz")[0].status == 200
+    except OSError:
+        return False
+
+
+def test_a_command_line_of_theirs_runs_as_it_is(tmp_path: Path) -> None:
+    """Without a subcommand, with their flags and variables; what has no counterpart is a line in the log."""
+    port = free_port()
+    driver = FakeDriver(tmp_path / "driver", 2)
+    line = command("-f", str(THEIRS / "default-counters.csv"), "-a", f"127.0.0.1:{port}", "-c", "100", "--fake-gpus")
+    environ = {
+        **driver.environment,
+        "DCGM_EXPORTER_NO_HOSTNAME": "true",
+        "DCGM_EXPORTER_REPLACE_BLANKS_IN_MODEL_NAME": "true",
+        "DCGM_EXPORTER_LOG_FORMAT": "json",
+        "DCGM_EXPORTER_CONFIGMAP_DATA": "gpu:metrics",
+        "DCGM_EXPORTER_DUMP_ENABLED": "false",
+        "DCGM_EXPORTER_OTHER_DEVICES_STR": "g:0",
+    }
+    with started(tmp_path, line, port, **environ) as exporter:
+        page = exporter.until(lambda page: len(page.values("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE")) == 2)
+        log = [json.loads(each) for each in exporter.log.read_text().splitlines()]
+
+    assert page.value("gpu_exporter_interval_seconds") == 0.1
+    labels = {tuple(labels) for name, labels, _ in page.samples if name == "DCGM_FI_DEV_GPU_TEMP"}
+    assert labels == {("gpu", "UUID", "pci_bus_id", "device", "modelName", "DCGM_FI_DRIVER_VERSION")}
+    assert page.values("DCGM_FI_DEV_GPU_TEMP", modelName="NVIDIA-H200") == [36, 36]
+    assert {"DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_XID_ERRORS", "DCGM_FI_PROF_DRAM_ACTIVE"} <= classic(page)
+    assert "DCGM_FI_PROF_SM_ACTIVE" not in classic(page)
+    assert all(entry.keys() >= {"time", "level", "msg"} for entry in log)
+    said = [entry["msg"] for entry in log if entry["level"] == "WARNING"]
+    assert "--fake-gpus is ignored: Use --source simulated or --source replay." in said
+    assert [each.partition(":")[0] for each in said if "ignored" in each] == [
+        "--fake-gpus is ignored",
+        "DCGM_EXPORTER_CONFIGMAP_DATA is ignored",
+        "--switch-devices is ignored",
+    ]
+
+
+# The labels of a series of a GPU, by the template of dcgm-exporter 4.8.2, with its file of fields and with Kubernetes.
+THEIR_LABELS = {
+    *("gpu", "UUID", "pci_bus_id", "device", "modelName", "Hostname", "DCGM_FI_DRIVER_VERSION"),
+    *("namespace", "pod", "container"),
+}
+
+
+def test_the_pod_of_their_chart_runs_as_it_is(tmp_path: Path, kubelet: FakeKubelet) -> None:
+    """Arguments, environment and probe of its DaemonSet: the node's name, not the pod's, and every family of its file
+    with its type, its help and its labels."""
+    port = free_port()
+    driver = FakeDriver(tmp_path / "driver", 2)
+    kubelet.pods = [given("train-0", str(identity(1)["UUID"]))]
+    environ = {
+        **driver.environment,
+        "DCGM_EXPORTER_KUBERNETES": "true",
+        "DCGM_EXPORTER_LISTEN": f"127.0.0.1:{port}",
+        "DCGM_EXPORTER_INTERVAL": "200",
+        "DCGM_POD_RESOURCES_KUBELET_SOCKET": str(kubelet.socket),
+        "NODE_NAME": "worker-7",
+    }
+    asked = {row.name: row for row in rows((THEIRS / "dcp-metrics-included.csv").read_text(), lambda *_: None)}
+    with started(tmp_path, command("-f", str(THEIRS / "dcp-metrics-included.csv")), port, **environ) as exporter:
+        page = exporter.until(
+            lambda page: (
+                len(page.values("DCGM_FI_PROF_DRAM_ACTIVE")) == 2
+                and page.values("DCGM_FI_DEV_POWER_USAGE", pod="train-0") != []
+            )
+        )
+        assert exporter.ask("GET", "/health")[0] == 200
+
+    text = re.findall(r"# HELP (DCGM_\S+) (.*)\n# TYPE \S+ (\S+)\n", page.text)
+    assert {name: (kind, help) for name, help, kind in text} == {
+        name: (row.type, row.help)
+        for name, row in asked.items()
+        if row.type != "label" and name not in ("DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL", "DCGM_FI_DEV_VGPU_LICENSE_STATUS")
+    }
+    found = [(name, labels) for name, labels, _ in page.samples if name.startswith("DCGM_")]
+    more = {"DCGM_FI_DEV_XID_ERRORS": {"err_code", "err_msg"}}
+    assert {(name, frozenset(labels)) for name, labels in found} == {
+        (name, frozenset(THEIR_LABELS | more.get(name, set()))) for name, _ in found
+    }
+    assert {labels["Hostname"] for _, labels in found} == {"worker-7"}
+    assert {(labels["gpu"], labels["pod"], labels["container"]) for _, labels in found} == {
+        ("0", "", ""),
+        ("1", "train-0", "main"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "message"),
+    [
+        (("-c", "5s"), {}, "-c: '5s' is not a number of milliseconds; use for example 5000"),
+        ((), {"DCGM_EXPORTER_LISTEN": "x"}, "DCGM_EXPORTER_LISTEN: 'x' is not an address; use host:port"),
+        (("-f",), {}, "-f needs a value"),
+        (("-d", "g:7"), {}, "--devices: there is no GPU 7; those there are: 0 (GPU-00000000-"),
+        (("-d", "i:0"), {}, "--devices i:…: numbers of GPU instances are DCGM's"),
+        (("--web-systemd-socket",), {}, "--web-systemd-socket: systemd passed no socket"),
+    ],
+)
+def test_what_is_wrong_is_one_line(arguments: tuple[str, ...], environ: dict[str, str], message: str) -> None:
+    """That names the flag or the variable as it was written, and ends the start."""
+    said = run("serve", *REPLAY, *arguments, env={"DCGM_EXPORTER_LISTEN": "127.0.0.1:0", **environ}, timeout=20)
+
+    assert said.returncode in (1, 2)
+    assert said.stderr.splitlines()[-1].startswith(f"gpu-exporter: {message}"), said.stderr
+
+
+@pytest.mark.parametrize(
+    ("devices", "expected"),
+    [
+        ("f", {0, 1, 2, 3}),
+        ("g", {0, 1, 2, 3}),
+        ("g:0,2-3", {0, 2, 3}),
+        ("g:2", {2}),
+        (f"g:{identity(3)['UUID']},1", {1, 3}),
+        ("i", set()),
+    ],
+)
+def test_devices_are_those_that_were_named(serve: Serve, tmp_path: Path, devices: str, expected: set[int]) -> None:
+    """By number, range or UUID, under their own numbers; without MIG there are no instances."""
+    driver = FakeDriver(tmp_path / "driver", 4)
+    exporter = serve("-d", devices, "--interval", "100ms", env=driver.environment)
+    page = exporter.until(lambda page: bool(page.values("gpu_sm_active_seconds_total")))
+
+    shown = {int(labels["gpu"]) for name, labels, _ in page.samples if name == "DCGM_FI_DEV_GPU_TEMP"}
+    assert shown == expected
+    known = {int(labels["gpu"]) for name, labels, _ in page.samples if name == "gpu_up"}
+    assert known == (expected or {0, 1, 2, 3})
+    assert page.value("gpu_devices_expected") == len(known)
+
+
+PASS = """
+import os, socket, sys
+listening = socket.create_server(("127.0.0.1", int(sys.argv[1]))).detach()
+if listening != 3:
+    os.dup2(listening, 3)
+os.set_inheritable(3, True)
+os.environ.update(LISTEN_FDS="1", LISTEN_PID=str(os.getpid()))
+os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
+"""
+
+
+def test_a_socket_of_systemd_is_served_on(tmp_path: Path) -> None:
+    """Passed as `sd_listen_fds(3)` says, instead of an address of ours."""
+    port = free_port()
+    line = [sys.executable, "-c", PASS, str(port), *command("serve", *REPLAY, "--web-systemd-socket")[1:]]
+    with started(tmp_path, line, port, GPU_EXPORTER_ADDRESS="256.256.256.256:1") as exporter:
+        exporter.until(lambda page: bool(page.values("gpu_up")))
+        with socket.create_connection(("127.0.0.1", port)):
+            pass
+
+
+def panels() -> dict[str, list[str]]:
+    """The expressions of Grafana dashboard 12239, by panel."""
+    board = json.loads((ROOT / "tests" / "dcgm_exporter" / "dashboard-12239.json").read_text())
+    return {
+        panel["title"]: [
+            target["expr"].replace("$instance", ".*").replace("$gpu", ".*") for target in panel.get("targets", ())
+        ]
+        for panel in board["panels"]
+        if panel.get("targets")
+    }
+
+
+def test_every_panel_of_dashboard_12239_has_results(serve: Serve, tmp_path: Path) -> None:
+    """With dcgm-exporter's own file of fields, and a Prometheus between."""
+    exporter = serve(*REPLAY, "-f", str(THEIRS / "default-counters.csv"), "--interval", "200ms")
+    exporter.until(lambda page: bool(page.values("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE")))
+    gpus = len(exporter.page().values("gpu_up"))
+    targets = {"static_configs": [{"targets": [f"127.0.0.1:{exporter.port}"]}]}
+    with scraping(tmp_path, "1s", targets) as prometheus:
+        until(lambda: bool(prometheus.query("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE")), 20, "a scrape")
+        found = {title: [prometheus.query(each) for each in queries] for title, queries in panels().items()}
+
+    assert len(found) == 8
+    for title, queries in panels().items():
+        for query, values in zip(queries, found[title], strict=True):
+            assert (title, len(values)) == (title, 1 if query.startswith(("avg(", "sum(")) else gpus)
+
+
+@pytest.mark.parametrize(("devices", "whole", "parts"), [("f", True, True), ("g", True, False), ("i", False, True)])
+def test_devices_choose_between_gpus_and_their_instances(
+    serve: Serve, tmp_path: Path, devices: str, whole: bool, parts: bool
+) -> None:
+    """Of classic families; ours have both, so that health and integrals go on."""
+    driver = FakeDriver(tmp_path / "driver", 2)
+    driver.partition(1, {slot: mig_device(7 + slot, "1g.18gb", **{"Gpm.2": 10.0}) for slot in range(2)})
+    exporter = serve("-d", devices, "--interval", "100ms", env=driver.environment)
+    page = exporter.until(lambda page: bool(page.values("gpu_sm_active_seconds_total", GPU_I_ID="8")))
+
+    shown = {"GPU_I_ID" in labels for name, labels, _ in page.samples if name.startswith("DCGM_")}
+    assert shown == {kind for kind, there in ((False, whole), (True, parts)) if there}
+    assert len(page.values("gpu_sm_active_seconds_total")) == 3

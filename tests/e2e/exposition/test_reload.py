@@ -1,0 +1,305 @@
+"""A file of fields under a running exporter: what it shows, and how it is replaced without a gap."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Exporter, Page, Serve, run
+from tests.support.fakes.driver import FakeDriver
+from tests.support.tools import until
+
+OK, AT = "gpu_exporter_config_last_reload_successful", "gpu_exporter_config_last_reload_success_timestamp_seconds"
+TEMP = "DCGM_FI_DEV_GPU_TEMP, gauge, GPU temperature (in C).\n"
+SM = "DCGM_FI_PROF_SM_ACTIVE, gauge, SMs.\n"
+BOTH = TEMP + SM + "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION, counter, Energy.\n"
+# NVDEC is of the full set: each change of the file changes what the GPUs are asked for.
+FIRST = f"{BOTH}DCGM_FI_DEV_FB_USED, gauge, Used.\n"
+SECOND = f"# another\n{BOTH}DCGM_FI_PROF_NVDEC0_ACTIVE, gauge, Decoder.\nDCGM_FI_DRIVER_VERSION, label, Driver.\n"
+REPLAY = ("--source", "replay", "--recording", "h200_workloads")
+
+
+def replace(path: Path, text: str) -> None:
+    """Put another content there, all at once."""
+    draft = path.with_suffix(".new")
+    draft.write_text(text)
+    draft.replace(path)
+
+
+def classic(page: Page) -> set[str]:
+    """The names of the classic families."""
+    return {name for name, _, _ in page.samples if name.startswith(("DCGM_", "dcgm_"))}
+
+
+@pytest.fixture
+def fields(tmp_path: Path) -> Path:
+    """A file of fields."""
+    path = tmp_path / "fields.csv"
+    path.write_text(FIRST)
+    return path
+
+
+def test_the_file_says_which_families_there_are(serve: Serve, driver: FakeDriver, fields: Path) -> None:
+    """TYPE, HELP, names of any age, labels; our own families stay."""
+
+    fields.write_text(
+        "dcgm_gpu_temp, gauge, Old.\n"
+        "DCGM_FI_DEV_SM_CLOCK_HERTZ, gauge, New.\n"
+        "DCGM_FI_PROF_PCIE_TX_BYTES, counter, Wrong.\n"
+        "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL, counter, Needs DCGM.\n"
+        "DCGM_FI_DEV_BRAND, label, x\n"
+        "DCGM_FI_DEV_SERIAL, label, x\n"
+        "DCGM_FI_DEV_VBIOS_VERSION, label, x\n"
+        "DCGM_FI_DEV_INFOROM_IMAGE_VER, label, x\n"
+        "DCGM_FI_DEV_NONE_SUCH, gauge, x\n"
+    )
+    exporter = serve("--collectors", str(fields), "--interval", "100ms", env=driver.environment)
+    page = exporter.until(lambda page: bool(page.values("gpu_sm_active_seconds_total")))
+
+    assert classic(page) == {"dcgm_gpu_temp", "DCGM_FI_DEV_SM_CLOCK_HERTZ", "DCGM_FI_PROF_PCIE_TX_BYTES_total"}
+    assert page.value("dcgm_gpu_temp") == 36
+    assert page.value("DCGM_FI_DEV_SM_CLOCK_HERTZ") == 885e6
+    assert "# TYPE DCGM_FI_PROF_PCIE_TX_BYTES counter\n" in page.text
+    assert "# HELP dcgm_gpu_temp Old.\n" in page.text
+    (labels,) = (labels for name, labels, _ in page.samples if name == "dcgm_gpu_temp")
+    assert {name: value for name, value in labels.items() if name.startswith("DCGM_")} == {
+        "DCGM_FI_DEV_BRAND": "NVIDIA",
+        "DCGM_FI_DEV_SERIAL": "0000000000000",
+        "DCGM_FI_DEV_VBIOS_VERSION": "96.00.A5.00.1A",
+        "DCGM_FI_DEV_INFOROM_IMAGE_VER": "G520.0282.02.02",
+    }
+    assert page.values("gpu_metric_supported", metric="DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL", reason="needs_dcgm") == [0]
+    assert page.value(OK) == 1
+    assert time.time() - page.value(AT) < 60
+    said = exporter.log.read_text()
+    assert "source nvml can't read DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL; --source dcgm does" in said
+    assert "line 9: 'DCGM_FI_DEV_NONE_SUCH' is no field of DCGM" in said
+
+
+def test_once_shows_what_the_file_says(fields: Path) -> None:
+    """For a look at a file before it goes live."""
+    said = run("once", *REPLAY, "--collectors", str(fields))
+
+    assert said.returncode == 0
+    assert "DCGM_FI_DEV_FB_USED{" in said.stdout
+    assert "DCGM_FI_DEV_POWER_USAGE{" not in said.stdout
+    assert "DCGM_FI_DRIVER_VERSION" not in said.stdout
+
+
+class Scraper(threading.Thread):
+    """Scrapes 50 times a second, over one connection, until it is stopped."""
+
+    def __init__(self, exporter: Exporter) -> None:
+        super().__init__()
+        self.exporter = exporter
+        self.pages: list[str] = []
+        self.failures: list[str] = []
+        self.done = threading.Event()
+
+    def run(self) -> None:
+        connection = self.exporter.connect()
+        while not self.done.wait(0.02):
+            try:
+                connection.request("GET", "/metrics")
+                answer = connection.getresponse()
+                body = answer.read().decode()
+            except OSError as error:
+                self.failures.append(str(error))
+                connection = self.exporter.connect()
+                continue
+            if answer.status != 200:
+                self.failures.append(f"{answer.status}: {body}")
+            self.pages.append(body)
+        connection.close()
+
+
+@contextmanager
+def scraping(exporter: Exporter) -> Iterator[Scraper]:
+    """A scraper at work."""
+    scraper = Scraper(exporter)
+    scraper.start()
+    try:
+        yield scraper
+    finally:
+        scraper.done.set()
+        scraper.join()
+
+
+def series(text: str) -> dict[str, float]:
+    """The series of a page that a change of labels leaves alone, by name and UUID."""
+    found = {}
+    for name, labels, value in Page(text).samples:
+        if name.startswith(("DCGM_", "gpu_")) and "reason" not in labels:
+            rest = tuple(sorted((k, v) for k, v in labels.items() if k != "DCGM_FI_DRIVER_VERSION"))
+            found[f"{name}{rest}"] = value
+    return found
+
+
+def falls(pages: Sequence[dict[str, float]], name: str) -> list[str]:
+    """Where a counter of ours fell."""
+    keys = {key for page in pages for key in page if key.startswith(name)}
+    assert keys
+    return [
+        key
+        for key in keys
+        for before, after in pairwise(pages)
+        if key in before and key in after and after[key] < before[key]
+    ]
+
+
+def test_a_hundred_signals_under_load_lose_nothing(serve: Serve, driver: FakeDriver, fields: Path) -> None:
+    """100 SIGHUPs, each with another file, while it is scraped 50 times a second: no scrape fails, no series that
+    both files have is ever missing, and integrals go on."""
+    exporter = serve("--collectors", str(fields), "--interval", "300ms", env=driver.environment)
+    exporter.until(
+        lambda page: page.values("DCGM_FI_PROF_SM_ACTIVE") != [] and page.values("DCGM_FI_DEV_FB_USED") != []
+    )
+    with scraping(exporter) as scraper:
+        for number in range(100):
+            replace(fields, SECOND if number % 2 == 0 else FIRST)
+            exporter.process.send_signal(signal.SIGHUP)
+            time.sleep(0.05 if number % 10 else 1.0)  # both in storms, and so that each comes into force
+        asked = time.time()
+        replace(fields, SECOND)
+        exporter.process.send_signal(signal.SIGHUP)
+        exporter.until(lambda page: page.value(AT) > asked)  # else it may be the one before the last
+        exporter.until(lambda page: bool(page.values("DCGM_FI_PROF_NVDEC0_ACTIVE")))
+        seen = len(scraper.pages)
+        until(lambda: len(scraper.pages) > seen + 1, what="a page that was asked for after that")
+    assert exporter.process.poll() is None
+
+    assert scraper.failures == []
+    assert len(scraper.pages) > 150
+    pages = [series(text) for text in scraper.pages]
+    first, last = pages[0], pages[-1]
+    both = {key for key in first if key in last}
+    assert len(both) > 50
+    assert {key for page in pages for key in both if key not in page} == set()
+    assert {key.partition("(")[0] for key in first.keys() - both} == {"DCGM_FI_DEV_FB_USED"}
+    assert {key.partition("(")[0] for key in last.keys() - both} == {"DCGM_FI_PROF_NVDEC0_ACTIVE"}
+    for counter in ("gpu_sm_active_seconds_total", "gpu_energy_joules_total", "gpu_pcie_tx_bytes_total"):
+        assert falls(pages, counter) == []
+    assert {page[key] for page in pages for key in page if key.startswith("gpu_exporter_collection_failures")} == {0}
+    assert {page[key] for page in pages for key in page if key.startswith(OK)} == {1}
+    rate = [
+        (b[key] - a[key]) / (b[at] - a[at])
+        for a, b in [(first, last)]
+        for key in a
+        if key.startswith("gpu_sm_active_seconds_total")
+        for at in a
+        if at.startswith("gpu_exporter_snapshot_timestamp")
+    ]
+    assert rate == [pytest.approx(0.96, abs=0.05)]  # what the GPU did was counted all the time
+
+
+BROKEN = {
+    "empty": "",
+    "comments alone": "# nothing\n",
+    "another format": "metrics:\n  - DCGM_FI_DEV_GPU_TEMP\n",
+    "unknown fields": "DCGM_FI_DEV_GPU_TEMPER, gauge, x\n",
+}
+
+
+@pytest.mark.parametrize("text", BROKEN.values(), ids=BROKEN)
+def test_a_broken_file_keeps_the_last_good_one(serve: Serve, fields: Path, text: str) -> None:
+    """Said in the log and in a metric, until it is whole again."""
+    exporter = serve(*REPLAY, "--collectors", str(fields), "--interval", "100ms")
+    before = exporter.until(lambda page: bool(page.values("DCGM_FI_DEV_FB_USED")))
+    replace(fields, text)
+    exporter.process.send_signal(signal.SIGHUP)
+
+    page = exporter.until(lambda page: page.values(OK) == [0])
+    assert classic(page) == classic(before)
+    assert page.value(AT) == before.value(AT)
+    assert f"{fields} selects no field" in exporter.log.read_text()
+    assert "what was in force before still is" in exporter.log.read_text()
+
+    replace(fields, SM)
+    page = exporter.until(lambda page: page.values(OK) == [1])
+    assert classic(page) == {"DCGM_FI_PROF_SM_ACTIVE"}
+    assert page.value(AT) > before.value(AT)
+
+
+def test_a_file_that_is_gone_keeps_the_last_good_one(serve: Serve, fields: Path) -> None:
+    """Without any signal; and so does one that can't be read for another reason."""
+    exporter = serve(*REPLAY, "--collectors", str(fields), "--interval", "100ms")
+    fields.unlink()
+    page = exporter.until(lambda page: page.values(OK) == [0])
+    assert "DCGM_FI_DEV_FB_USED" in classic(page)
+    fields.mkdir()
+    until(lambda: "not a file" in exporter.log.read_text(), 10, "the error of a folder")
+    fields.rmdir()
+    fields.write_text(TEMP)
+    exporter.until(lambda page: classic(page) == {"DCGM_FI_DEV_GPU_TEMP"} and page.values(OK) == [1])
+
+
+def test_a_config_map_that_is_swapped_is_followed(serve: Serve, tmp_path: Path) -> None:
+    """kubelet replaces the link `..data` to a folder; the file itself stays a link through it."""
+    mount = tmp_path / "mount"
+    for version, text in (("1", TEMP), ("2", SM)):
+        (mount / f"..{version}").mkdir(parents=True)
+        (mount / f"..{version}" / "fields.csv").write_text(text)
+    (mount / "..data").symlink_to("..1")
+    (mount / "fields.csv").symlink_to("..data/fields.csv")
+    exporter = serve(*REPLAY, "--collectors", str(mount / "fields.csv"), "--interval", "100ms")
+    exporter.until(lambda page: classic(page) == {"DCGM_FI_DEV_GPU_TEMP"})
+
+    (mount / "..tmp").symlink_to("..2")
+    os.replace(mount / "..tmp", mount / "..data")
+    exporter.until(lambda page: classic(page) == {"DCGM_FI_PROF_SM_ACTIVE"})
+
+
+def test_reload_over_http_says_what_is_wrong(serve: Serve, fields: Path) -> None:
+    """As Prometheus: 200 when it is in force, 500 with the reason when not."""
+    exporter = serve(*REPLAY, "--collectors", str(fields), "--interval", "100ms", "--web.enable-lifecycle")
+    fields.write_text(TEMP)
+    assert exporter.ask("POST", "/-/reload") == (200, "ok\n")
+    exporter.until(lambda page: classic(page) == {"DCGM_FI_DEV_GPU_TEMP"})
+    fields.write_text("x")
+
+    status, said = exporter.ask("POST", "/-/reload")
+    assert status == 500
+    assert said.startswith(f"{fields} selects no field: line 1: 'x': 1 columns")
+    exporter.until(lambda page: page.values(OK) == [0])
+
+
+def test_a_signal_without_a_file_changes_nothing(serve: Serve) -> None:
+    """It is no reason to die; the log says that there is nothing to read."""
+    exporter = serve(*REPLAY, "--interval", "100ms")
+    exporter.process.send_signal(signal.SIGHUP)
+    until(lambda: "SIGHUP: there is no file of fields" in exporter.log.read_text(), 10, "the answer")
+
+    page = exporter.page()
+    assert page.values(OK) == []
+    assert len(classic(page)) > 20
+    assert exporter.stop()[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "file of fields {}: No such file or directory"),
+        ("", "{} selects no field: it is empty"),
+        ("x" * (2 << 20), "file of fields {}: larger than 1 MiB"),
+        ("DCGM_FI_NONE, gauge, x", "{} selects no field: line 1: 'DCGM_FI_NONE' is no field of DCGM"),
+    ],
+    ids=["missing", "empty", "huge", "unknown"],
+)
+def test_a_file_that_is_wrong_from_the_start_ends_it(tmp_path: Path, text: str | None, message: str) -> None:
+    """One line that names it."""
+    path = tmp_path / "fields.csv"
+    if text is not None:
+        path.write_text(text)
+    said = run("serve", *REPLAY, "--address", "127.0.0.1:0", "--collectors", str(path))
+
+    assert said.returncode == 1
+    assert said.stderr.startswith(f"gpu-exporter: {message.format(path)}")
+    assert said.stderr.count("\n") == 1

@@ -1,0 +1,156 @@
+"""`check` against the stand-in driver: before a job, which GPUs are fit."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import run
+from tests.support.fakes.driver import AMPERE, FakeDriver
+
+
+def test_healthy(tmp_path: Path) -> None:
+    """One line, exit code 0, and no wait for profiling."""
+    began = time.monotonic()
+    ended = run("check", env=FakeDriver(tmp_path, gpus=8).environment)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "GPUs: 8 healthy\n", "")
+    assert time.monotonic() - began < 5
+
+
+def old_errors(driver: FakeDriver) -> None:
+    """What a mended board remembers."""
+    driver.set("TotalEccErrors.1.1", 7)
+    driver.set("RemappedRows.1", 2)
+
+
+def without_ecc(driver: FakeDriver) -> None:
+    """A board that has neither ECC, row remapping nor a recovery action."""
+    driver.unset("EccMode.current")
+    driver.unset("FieldValues.230")
+    for row in range(4):
+        driver.unset(f"RemappedRows.{row}")
+    for error in (0, 1):
+        driver.unset(f"TotalEccErrors.{error}.0")
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "said"),
+    [
+        (lambda driver: driver.set("TotalEccErrors.1.0", 3), 3, "GPU 0: unhealthy: 3 uncorrectable ECC errors"),
+        (lambda driver: driver.set("RemappedRows.2", 1), 3, "to be remapped -> gpu_reset"),
+        (lambda driver: driver.set("RemappedRows.3", 1), 3, "could not be remapped -> replace"),
+        (lambda driver: driver.set("SramEccErrorStatus.bThresholdExceeded", 1), 3, "NVIDIA accepts -> replace"),
+        (lambda driver: driver.fail("ValidateInforom", 14), 3, "GPU 0: degraded: its InfoROM is corrupt"),
+        (lambda driver: driver.set("CurrentClocksEventReasons", 0x80), 3, "power supply: see to that\n"),
+        (lambda driver: driver.set("FieldValues.230", "u:2"), 3, "asks for a reboot -> node_reboot"),
+        (lambda driver: driver.lose(0), 3, "fell off the bus -> node_reboot"),
+        (lambda driver: driver.require_reset(0), 3, "needs a reset -> gpu_reset"),
+        (old_errors, 0, "GPUs: 1 healthy"),
+        (without_ecc, 0, "GPU 0: unknown: uncorrectable ECC errors: not supported"),
+        (lambda driver: driver.fail("TotalEccErrors.1.0", 4), 1, "ECC_DBE_VOL_TOTAL): no permission"),
+        (lambda driver: driver.fail("RemappedRows", 999), 1, "ROW_REMAP_FAILURE): unknown"),
+    ],
+    ids=[
+        *("ECC error", "pending remap", "remap failure", "SRAM", "InfoROM", "power brake"),
+        *("recovery action", "lost", "reset required"),
+        *("old errors", "no ECC", "no permission", "unknown error"),
+    ],
+)
+def test_one_gpu(driver: FakeDriver, fault: Callable[[FakeDriver], None], code: int, said: str) -> None:
+    """What is a fault, what is none, and what is not known."""
+    fault(driver)
+    ended = run("check", env=driver.environment)
+    assert (ended.returncode, ended.stderr) == (code, "")
+    assert said in ended.stdout
+
+
+def test_older_gpus(tmp_path: Path) -> None:
+    """What Ampere or its driver lacks is said, and no fault."""
+    ended = run("check", env=FakeDriver(tmp_path, gpus=2, profile=AMPERE).environment)
+    assert ended.returncode == 0
+    assert ended.stdout == "every GPU: unknown: recovery action: not supported\nGPUs: 2 healthy\n"
+
+
+def test_a_wedged_gpu_is_named_and_holds_nobody(tmp_path: Path) -> None:
+    """The others are judged, and it ends."""
+    driver = FakeDriver(tmp_path, gpus=3)
+    driver.block(1)
+    ended = run("check", env=driver.environment, timeout=20)
+    assert ended.returncode == 3
+    assert ended.stdout == (
+        "GPU 1: unhealthy: a call into the driver does not return -> node_reboot\nGPUs: 2 healthy, 1 unhealthy\n"
+    )
+
+
+def test_a_library_that_hangs(driver: FakeDriver) -> None:
+    """It ends without a verdict."""
+    driver.delay("Init", 60)
+    ended = run("check", env=driver.environment, timeout=20)
+    assert (ended.returncode, ended.stdout) == (1, "unknown: the NVIDIA library does not answer\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("--gpus", "0,1"), 0, "GPUs: 2 healthy\n"),
+        (("--gpus", "2"), 3, "GPU 2: unhealthy: it fell off the bus"),
+        (("--gpus", "0,9"), 3, "GPU 9: unhealthy: there is no such GPU"),
+        (("--expected-gpus", "8"), 3, "missing: 5 of the GPUs"),
+        (("--gpus", "0", "--expected-gpus", "8"), 0, "GPUs: 1 healthy\n"),
+    ],
+)
+def test_which_gpus(tmp_path: Path, arguments: tuple[str, ...], code: int, said: str) -> None:
+    """Only the GPUs of a job, or as many as there ought to be; here the third one is lost."""
+    driver = FakeDriver(tmp_path, gpus=3)
+    driver.lose(2)
+    ended = run("check", *arguments, env=driver.environment)
+    assert ended.returncode == code
+    assert said in ended.stdout
+
+
+def test_json(tmp_path: Path) -> None:
+    """The shape that scripts rely on."""
+    driver = FakeDriver(tmp_path, gpus=2)
+    driver.set("RemappedRows.2", 1, gpu=1)
+    ended = run("check", "--json", env=driver.environment)
+    result = json.loads(ended.stdout)
+    assert ended.returncode == 3
+    assert (result["ok"], result["health"], result["missing"]) == (False, "degraded", 0)
+    healthy, sick = result["gpus"]
+    assert (healthy["health"], healthy["action"], healthy["problems"], healthy["unknown"]) == (
+        "healthy",
+        "none",
+        [],
+        [],
+    )
+    assert (sick["gpu"], sick["UUID"], sick["action"]) == (1, "GPU-00000000-0000-0000-0000-000000000001", "gpu_reset")
+    [problem] = sick["problems"]
+    assert (problem["metric"], problem["value"]) == ("DCGM_FI_DEV_ROW_REMAP_PENDING", 1)
+    assert (problem["reason"], problem["health"], problem["action"]) == ("row_remap_pending", "degraded", "gpu_reset")
+
+
+def test_no_driver(driver: FakeDriver) -> None:
+    """That nothing can be read is an error as everywhere, and no verdict."""
+    driver.unload()
+    ended = run("check", env=driver.environment)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert "modprobe nvidia" in ended.stderr
+
+
+def test_a_recording_without_these_rows(tmp_path: Path) -> None:
+    """What nobody recorded is not healthy."""
+    ended = run("check", "--source", "replay", "--recording", "h200_workloads")
+    assert ended.returncode == 1
+    assert "not recorded" in ended.stdout
+
+
+def test_bad_list(driver: FakeDriver) -> None:
+    """A usage error as everywhere."""
+    ended = run("check", "--gpus", "first", env=driver.environment)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.count("\n") == 1
+    assert "0,1" in ended.stderr

@@ -1,0 +1,254 @@
+"""The chart's rendered scrape configuration in a real Prometheus, its `helm test`, its settings in a real exporter."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.conftest import Serve
+from tests.support import chart
+from tests.support.chart import CHART, NAME, NAMESPACE, Object, kind, objects, only
+from tests.support.fakes.dcgm_exporter import serving
+from tests.support.prometheus import Prometheus, scraping
+from tests.support.tools import free_port, until
+
+POD, NODE = f"{NAME}-x2x4z", "node-000"
+# As the exporter writes it: GPU 0 is a pod's, GPU 1 is free, GPU 2 is shared by two pods.
+PAGE = """\
+gpu_exporter_build_info{version="1"} 1
+gpu_info{gpu="0",UUID="GPU-0",node="node-000",model="NVIDIA H200"} 1
+gpu_up{gpu="0",UUID="GPU-0"} 1
+gpu_pod_info{gpu="0",UUID="GPU-0",namespace="research",pod="train-worker-0",container="main",workload="train"} 1
+gpu_pod_info{gpu="2",UUID="GPU-2",namespace="research",pod="a-0",container="main",workload="a"} 1
+gpu_pod_info{gpu="2",UUID="GPU-2",namespace="serving",pod="b-0",container="main",workload="b"} 1
+DCGM_FI_DEV_GPU_TEMP{gpu="0",UUID="GPU-0",namespace="research",pod="train-worker-0",container="main"} 60
+DCGM_FI_DEV_GPU_TEMP{gpu="1",UUID="GPU-1",Hostname="node-000",namespace="",pod="",container=""} 30
+DCGM_FI_DEV_GPU_TEMP{gpu="2",UUID="GPU-2",Hostname="node-000",namespace="",pod="",container=""} 50
+"""
+OWN = ("namespace", "pod", "container", "service", "endpoint")
+
+
+def sanitized(text: str) -> str:
+    """A label of Kubernetes as service discovery spells it."""
+    return re.sub(r"[^a-zA-Z0-9_]", "_", text)
+
+
+def discovered(port: int, service: str, labels: Mapping[str, str], port_name: str = "metrics") -> Object:
+    """A target as Prometheus' Kubernetes service discovery, role endpoints, describes a pod behind a service."""
+    meta = {
+        "namespace": NAMESPACE,
+        "service_name": service,
+        "endpoint_port_name": port_name,
+        "endpoint_ready": "false",
+        "endpoint_address_target_kind": "Pod",
+        "endpoint_address_target_name": POD,
+        "pod_name": POD,
+        "pod_container_name": "exporter",
+        "pod_node_name": NODE,
+        "pod_phase": "Running",
+        **{f"service_label_{sanitized(key)}": value for key, value in labels.items()},
+        **{f"service_labelpresent_{sanitized(key)}": "true" for key in labels},
+    }
+    return {
+        "targets": [f"127.0.0.1:{port}"],
+        "labels": {f"__meta_kubernetes_{key}": value for key, value in meta.items()},
+    }
+
+
+def found_pod(port: int, labels: Mapping[str, str], port_name: str) -> Object:
+    """The same of role pod."""
+    meta = {
+        "pod_container_port_name": port_name,
+        "pod_node_name": NODE,
+        "pod_name": POD,
+        "namespace": NAMESPACE,
+        **{f"pod_label_{sanitized(key)}": value for key, value in labels.items()},
+    }
+    return {
+        "targets": [f"127.0.0.1:{port}"],
+        "labels": {f"__meta_kubernetes_{key}": value for key, value in meta.items()},
+    }
+
+
+def scrape_config(monitor: Object, file: Path) -> dict[str, Any]:
+    """What Prometheus Operator makes of a ServiceMonitor, as its documentation says; targets are those of a file."""
+    (endpoint,) = monitor["spec"]["endpoints"]
+    steps: list[dict[str, Any]] = [
+        {
+            "action": "keep",
+            "source_labels": [
+                f"__meta_kubernetes_service_label_{name}",
+                f"__meta_kubernetes_service_labelpresent_{name}",
+            ],
+            "regex": f"({value});true",
+        }
+        for name, value in (
+            (sanitized(key), value) for key, value in monitor["spec"]["selector"]["matchLabels"].items()
+        )
+    ]
+    steps += [
+        {"action": "keep", "source_labels": ["__meta_kubernetes_endpoint_port_name"], "regex": endpoint["port"]},
+        {"source_labels": ["__meta_kubernetes_namespace"], "target_label": "namespace"},
+        {"source_labels": ["__meta_kubernetes_service_name"], "target_label": "service"},
+        {"source_labels": ["__meta_kubernetes_pod_name"], "target_label": "pod"},
+        {"source_labels": ["__meta_kubernetes_pod_container_name"], "target_label": "container"},
+        {"source_labels": ["__meta_kubernetes_service_name"], "target_label": "job"},
+        {"target_label": "endpoint", "replacement": endpoint["port"]},
+        *map(_relabeling, endpoint["relabelings"]),
+    ]
+    return {
+        "honor_labels": endpoint["honorLabels"],
+        "metrics_path": endpoint["path"],
+        "scheme": endpoint["scheme"],
+        "file_sd_configs": [{"files": [str(file)]}],
+        "relabel_configs": steps,
+        "metric_relabel_configs": list(map(_relabeling, endpoint.get("metricRelabelings", ()))),
+    }
+
+
+def _relabeling(step: Mapping[str, Any]) -> dict[str, Any]:
+    names = {"sourceLabels": "source_labels", "targetLabel": "target_label"}
+    return {names.get(key, key): value for key, value in step.items()}
+
+
+def config(folder: Path, port: int, values: chart.Values) -> dict[str, Any]:
+    """The configuration that finds the exporter at this port, among others that are none of its business."""
+    found = objects({"serviceMonitor": {"enabled": True, **values}})
+    service = only(found, "Service")["metadata"]
+    targets = [
+        discovered(port, service["name"], service["labels"]),
+        discovered(port, service["name"], service["labels"], port_name="other"),
+        discovered(port, "nvidia-dcgm-exporter", {"app": "nvidia-dcgm-exporter"}),
+    ]
+    file = folder / "targets.json"
+    file.write_text(json.dumps(targets))
+    return scrape_config(only(found, "ServiceMonitor"), file)
+
+
+def series(prometheus: Prometheus, selector: str) -> list[dict[str, str]]:
+    """The labels of all that a selector finds."""
+    return [each["metric"] for each in prometheus.api("query", query=selector)["result"]]
+
+
+def scraped(prometheus: Prometheus) -> None:
+    """Wait for the second scrape."""
+    until(lambda: prometheus.query("count_over_time(up[1m]) >= 2"), 30, "the second scrape")
+
+
+def test_labels_do_not_collide(tmp_path: Path) -> None:
+    """No `exported_…`; a busy GPU has its pod, a free one none; the target is its node."""
+    with serving({"metrics": PAGE}) as port, scraping(tmp_path, "1s", config(tmp_path, port, {})) as prometheus:
+        scraped(prometheus)
+        assert [each for each in prometheus.api("labels") if each.startswith("exported_")] == []
+        target = {"job": "gpu-exporter", "instance": f"{NODE}:9400", "node": NODE}
+        assert series(prometheus, "up") == [{"__name__": "up", **target}]
+        temperatures = {each.pop("gpu"): each for each in series(prometheus, "DCGM_FI_DEV_GPU_TEMP")}
+        pod = {"namespace": "research", "pod": "train-worker-0", "container": "main"}
+        assert {key: temperatures["0"].get(key) for key in pod} == pod
+        for free in ("1", "2"):
+            assert not set(OWN) & set(temperatures[free])
+        owners = {(each["namespace"], each["pod"]) for each in series(prometheus, "gpu_pod_info")}
+        assert owners == {("research", "train-worker-0"), ("research", "a-0"), ("serving", "b-0")}
+        assert [each["node"] for each in series(prometheus, "gpu_info")] == [NODE]
+        assert {each["node"] for each in series(prometheus, '{__name__=~"gpu_.*|DCGM_.*"}')} == {NODE}
+
+
+def test_with_the_operators_defaults_they_do(tmp_path: Path) -> None:
+    """What the choices of the chart are for: the check above finds both faults."""
+    values = {"honorLabels": False, "dropTargetLabels": False, "instance": "address"}
+    with serving({"metrics": PAGE}) as port, scraping(tmp_path, "1s", config(tmp_path, port, values)) as prometheus:
+        scraped(prometheus)
+        assert {"exported_pod", "exported_namespace", "exported_container"} <= set(prometheus.api("labels"))
+        (free,) = series(prometheus, 'DCGM_FI_DEV_GPU_TEMP{gpu="1"}')
+        assert free["pod"] == POD
+        assert free["instance"] == f"127.0.0.1:{port}"
+
+
+def test_a_real_exporter_is_scraped_with_the_rules(serve: Serve, tmp_path: Path) -> None:
+    """All in one: rendered settings, scrape configuration and rules; signals have node and owner."""
+    found = objects(chart.SETS["restricted"])
+    (data,) = (each["data"] for each in kind(found, "ConfigMap") if "config.yaml" in each["data"])
+    (tmp_path / "config.yaml").write_text(data["config.yaml"])
+    here = ("--state-dir", str(tmp_path / "state"), "--interval", "500ms")
+    exporter = serve("--config", str(tmp_path / "config.yaml"), "--source", "simulated", "--gpus", "2", *here)
+    rules = tmp_path / "rules.yaml"
+    rules.write_text(yaml.safe_dump(chart.rules({})))
+    settings = config(tmp_path, exporter.port, {})
+    with scraping(tmp_path, "1s", settings, rule_files=[rules]) as prometheus:
+        until(lambda: prometheus.query("count(gpu:device:info)") == [2.0], 30, "two devices")
+        devices = series(prometheus, "gpu:device:info")
+        assert {each["node"] for each in devices} == {NODE}
+        assert all(each["workload"] and each["namespace"] == "simulated" for each in devices)
+        assert [each for each in prometheus.api("labels") if each.startswith("exported_")] == []
+        failing = [
+            rule for group in prometheus.api("rules")["groups"] for rule in group["rules"] if rule.get("lastError")
+        ]
+        assert failing == []
+
+
+def test_without_the_operator(tmp_path: Path) -> None:
+    """The job of the chart's README does the same; Debian's Prometheus has no Kubernetes discovery of its own."""
+    (text,) = re.findall(r"```yaml\n(scrape_configs:.*?)```", (CHART / "README.md").read_text(), re.DOTALL)
+    (job,) = yaml.safe_load(text)["scrape_configs"]
+    assert job.pop("kubernetes_sd_configs") == [{"role": "pod"}]
+    name = job.pop("job_name")
+    labels = only(objects({}), "DaemonSet")["spec"]["template"]["metadata"]["labels"]
+    with serving({"metrics": PAGE}) as port:
+        pods = [found_pod(port, labels, port_name) for port_name in ("metrics", "other")]
+        (tmp_path / "targets.json").write_text(json.dumps(pods))
+        job["file_sd_configs"] = [{"files": [str(tmp_path / "targets.json")]}]
+        job["relabel_configs"].append({"target_label": "job", "replacement": name})
+        with scraping(tmp_path, "1s", job) as prometheus:
+            scraped(prometheus)
+            target = {"job": "gpu-exporter", "instance": f"{NODE}:9400", "node": NODE}
+            assert series(prometheus, "up") == [{"__name__": "up", **target}]
+            assert [each for each in prometheus.api("labels") if each.startswith("exported_")] == []
+            (free,) = series(prometheus, 'DCGM_FI_DEV_GPU_TEMP{gpu="1"}')
+            assert not set(OWN) & set(free)
+
+
+@pytest.mark.parametrize("name", ["monitored", "tls"])
+def test_the_interval_is_the_rendered_one(name: str) -> None:
+    """The tests above are in a hurry."""
+    (endpoint,) = only(objects(chart.SETS[name]), "ServiceMonitor")["spec"]["endpoints"]
+    assert (endpoint["interval"], endpoint["scrapeTimeout"]) == ("15s", "10s")
+    assert endpoint["scheme"] == ("https" if name == "tls" else "http")
+
+
+def helm_test(port: int, **environment: str) -> subprocess.CompletedProcess[str]:
+    """What the pod of `helm test` runs, as it was rendered."""
+    (container,) = only(objects({}), "Pod")["spec"]["containers"]
+    program = [sys.executable, *container["command"][1:], *container["args"]]
+    env = {**os.environ, "HOST": "127.0.0.1", "PORT": str(port), "PATIENCE": "1", "PORT_ONLY": "", **environment}
+    return subprocess.run(program, env=env, capture_output=True, text=True, timeout=60)
+
+
+def test_helm_test(serve: Serve) -> None:
+    """It passes on an exporter only; with a password it sees that the port is open."""
+    exporter = serve("--source", "simulated", "--gpus", "2", "--interval", "200ms")
+    exporter.until(lambda page: len(page.values("gpu_up")) == 2)
+    good = helm_test(exporter.port)
+    assert (good.returncode, good.stdout.count("gpu_up{")) == (0, 2), good.stderr
+    assert "is open" in helm_test(exporter.port, PORT_ONLY="yes").stdout
+    closed = helm_test(free_port())
+    assert closed.returncode == 1
+    assert "does not answer" in closed.stderr
+    with serving({"metrics": "node_load1 1\n"}) as port:
+        other = helm_test(port)
+    assert other.returncode == 1
+    assert "is no gpu-exporter" in other.stderr
+
+
+def test_the_script_is_in_the_chart() -> None:
+    """Templates of Helm would have changed it."""
+    (container,) = only(objects({}), "Pod")["spec"]["containers"]
+    assert container["args"][0].strip() == (CHART / "files/scrape.py").read_text().strip()

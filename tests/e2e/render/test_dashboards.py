@@ -1,0 +1,217 @@
+"""Every panel, variable and annotation in a live Prometheus, fed by us and by both generations of dcgm-exporter."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from http.client import HTTPConnection
+from pathlib import Path
+
+import pytest
+import yaml
+
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue.failure_modes import MODES, profiles
+from gpu_exporter.diagnosis import window
+from gpu_exporter.diagnosis.gather import parsed
+from gpu_exporter.diagnosis.window import Page as Reading
+from gpu_exporter.diagnosis.window import Row, Seen, seen
+from tests import ROOT, conftest
+from tests.support import panels
+from tests.support.fakes.dcgm_exporter import DEFAULT, FULL, FakeGpu, page, serving
+from tests.support.fakes.driver import FakeDriver, sawtooth
+from tests.support.prometheus import Prometheus, scraping
+from tests.support.tools import free_port, until
+
+PODS = ("bert-worker-0", "bert-worker-1", "bert-worker-2", "bert-worker-3")
+LOW, HIGH, HALF = 118.0, 873.0, 0.5
+SICK = {m.XID_ERRORS: 79.0, m.ECC_DBE_VOL: 2.0, **profiles.ONE_THREAD}
+# The ranks of a job over two nodes, the last of which is starved; a free GPU, and one in MIG mode.
+JOB = (
+    FakeGpu("node-a", 0, profiles.OF_STARVED, PODS[0]),
+    FakeGpu("node-a", 1, profiles.OF_STARVED, PODS[1]),
+    FakeGpu("node-b", 0, profiles.OF_STARVED, PODS[2]),
+    FakeGpu("node-b", 1, profiles.STARVED, PODS[3]),
+    FakeGpu("node-b", 2, SICK),
+    FakeGpu("node-b", 4, next(mode for mode in MODES if mode.name == "GpuMemoryHoarded").inject.values, "notebook-0"),
+)
+MIG = FakeGpu("node-b", 3, profiles.SMALL_DECODE, instances=("1", "2"))
+DCGM = {
+    f"{'new' if new else 'classic'}-{rows}": page(
+        [replace(gpu, node=f"{gpu.node}-{rows}-{new}") for gpu in (JOB if rows == "default" else (*JOB, MIG))],
+        DEFAULT if rows == "default" else FULL,
+        new=new,
+    )
+    for new in (False, True)
+    for rows in ("default", "full")
+}
+# What neither a recording, nor a simulation, nor dcgm-exporter has: as our exporter shows it on other hardware.
+OURS = {
+    m.GPU_TEMP: 55.0,
+    m.UP: 1.0,
+    replace(m.DOWN, labels=(("reason", "released"),)): 0.0,
+    replace(m.XID_LAST, labels=(("xid", "31"), ("kind", "application"))): time.time(),
+    replace(m.XID_LAST, labels=(("xid", "999"), ("kind", "unknown"))): time.time(),
+    m.INT_SECONDS: 10.0,
+    m.NVLINK_COUNT: 18.0,
+    m.NVLINK_UP: 18.0,
+    m.RETIRED_PENDING: 0.0,
+}
+# The cluster of which kube-state-metrics tells, too.
+SCHEDULED = "simulated"
+KUBE = "".join(f"{series} {value}\n" for mode in MODES for series, value in mode.inject.series.items())
+PAGES = {**DCGM, "ours": page([FakeGpu("node-c", 0, OURS, PODS[0])], tuple(OURS), new=False)}
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is scraped as a cluster of its own; one has no cluster label."""
+
+    cluster: str
+    port: int
+    path: str = "/metrics"
+
+    def page(self) -> list[Row]:
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=10)
+        try:
+            connection.request("GET", self.path)
+            text = connection.getresponse().read().decode()
+        finally:
+            connection.close()
+        return parsed(text)
+
+    @property
+    def config(self) -> Mapping[str, object]:
+        labels = {"cluster": self.cluster} if self.cluster else {}
+        return {"targets": [f"127.0.0.1:{self.port}"], "labels": {"__metrics_path__": self.path, **labels}}
+
+
+def at_once(folder: Path) -> list[Path]:
+    """The committed rules, whose alerts fire as soon as they are true, and which take a short past for a whole one."""
+    for path in sorted((ROOT / "alerts").glob("*.yaml")):
+        content = yaml.safe_load(re.sub(r"offset \d+[hm]", "offset 3s", path.read_text()))
+        for group in content.get("groups", ()):
+            for rule in group["rules"]:
+                rule.pop("for", None)
+        if "groups" in content:
+            (folder / path.name).write_text(yaml.safe_dump(content))
+    return sorted(folder.glob("*.yaml"))
+
+
+def look(targets: Sequence[Target], seconds: float = 2.0) -> list[Seen]:
+    """What each target says, twice: rates need it."""
+    pages = []
+    for pause in (seconds, 0.0):
+        pages.append([Reading(time.time(), target.page()) for target in targets])
+        time.sleep(pause)
+    return [seen(both, {}) for both in zip(*pages, strict=True)]
+
+
+def problems(prometheus: Prometheus, targets: Sequence[Target], answered: set[str]) -> list[str]:
+    """What is wrong with the dashboards of each target's cluster; of some also narrowed down to one GPU."""
+    wrong = []
+    for target, found in zip(targets, look(targets), strict=True):
+        one = next(known for known in found.devices.values() if known.node)
+        narrow = {"node": one.node, "gpu": one.gpu, "namespace": one.namespace, "workload": one.workload}
+        for choice in ({}, narrow) if target.cluster in ("simulated", "new-full") else ({},):
+            variables = {"cluster": target.cluster, **choice}
+            allocated = target.cluster == SCHEDULED
+            complaints = panels.problems(prometheus, panels.BOARDS, found, variables, answered, allocated=allocated)
+            wrong += [f"{variables}: {each}" for each in complaints]
+    return wrong
+
+
+def test_every_question_is_answered(serve: conftest.Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a panel needs and is there is found, with its labels and on the right devices; the rest is empty."""
+    # A look of two seconds must do also for what is read each 15: only that it is there matters here.
+    monkeypatch.setattr(window, "PERIODS", {})
+    replay = serve("--source", "replay", "--recording", "h200_workloads", "--interval", "500ms")
+    # Played slowly, so that a look of two seconds and one of many see the same.
+    slowly = ("--recording", "h200_x2_ddp", "--speed", "0.01")
+    ranks = serve("--source", "replay", *slowly, "--interval", "500ms")
+    driver = FakeDriver(tmp_path / "driver", 1)
+    sawtooth(driver, LOW, HIGH, HALF, HALF, 200)
+    saw = serve("--metrics", "full", "--high-resolution", "true", env=driver.environment)
+    simulated = serve("--source", "simulated", "--gpus", "4", "--interval", "500ms", "--metrics", "full")
+    folder = tmp_path / "rules"
+    folder.mkdir()
+    with serving({**PAGES, "kube": KUBE}) as port:
+        targets = [
+            Target("replay", replay.port),
+            Target("", ranks.port),
+            Target("simulated", simulated.port),
+            Target("sawtooth", saw.port),
+            *(Target(name, port, f"/{name}") for name in PAGES),
+        ]
+        gone = {"targets": [f"127.0.0.1:{free_port()}"], "labels": {"cluster": "simulated"}}
+        of_kube = {"cluster": SCHEDULED, "job": "kube-state-metrics", "__metrics_path__": "/kube"}
+        kube = {"targets": [f"127.0.0.1:{port}"], "labels": of_kube}
+        config = {"static_configs": [gone, kube, *(target.config for target in targets)]}
+        with scraping(tmp_path, "1s", config, rule_files=at_once(folder)) as prometheus:
+            until(lambda: min(prometheus.query("count_over_time(up[1m])"), default=0) >= 8, 30, "the eighth scrape")
+            until(lambda: prometheus.query('count(ALERTS{alertname="GpuStragglerStarved"})') == [2.0], 30, "alerts")
+            answered: set[str] = set()
+            for _ in range(3):  # a scrape that came too late leaves gauges out for a moment
+                wrong = problems(prometheus, targets, answered)
+                if not wrong:
+                    break
+            assert_sawtooth(prometheus)
+    assert not wrong, "\n".join(wrong)
+    never = {text for board in panels.BOARDS.values() for text in panels.expressions(board)} - answered
+    assert not never, "nothing ever answers:\n" + "\n".join(sorted(never))
+
+
+def assert_sawtooth(prometheus: Prometheus) -> None:
+    """Its panels say what it does; the gauge of the moment, which stands still, does not. The alert knows."""
+    variables = {name: panels.ALL for name in ("node", "gpu")} | {"cluster": "sawtooth"}
+    row = {each["title"]: each["targets"] for each in panels.panels(panels.BOARDS["gpu"])}
+
+    def ask(panel: str, place: int = 0) -> dict[str, float]:
+        text = panels.filled(row[panel][place]["expr"], variables)
+        answer = prometheus.api("query", query=text)["result"]
+        return {each["metric"].get("le", ""): float(each["value"][1]) for each in answer}
+
+    activity, watts, gap = ask("SM activity"), ask("Board power"), ask("Idle gaps")[""]
+    assert activity["0.1"] / activity["+Inf"] == pytest.approx(0.5, abs=0.15)  # ticks that are half busy
+    assert watts["850.0"] / watts["+Inf"] == pytest.approx(0.5, abs=0.1)
+    assert watts["150.0"] == watts["850.0"]
+    assert gap == pytest.approx(HALF, abs=0.2)
+    assert ask("Swing of power, and time at rest")[""] == pytest.approx((HIGH - LOW) / 2 / 700, abs=0.05)
+    assert ask("Swing of power, and time at rest", 1)[""] == pytest.approx(0.4, abs=0.15)  # whole ticks only
+    moment = 'stddev_over_time(DCGM_FI_DEV_POWER_USAGE_INSTANT{cluster="sawtooth"}[1m])'
+    assert prometheus.query(moment) == [0.0]
+    assert prometheus.query('count(ALERTS{alertname="GpuPowerOscillation", cluster="sawtooth"})') == [1.0]
+
+
+def test_a_wrong_question_is_found_out(tmp_path: Path) -> None:
+    """The check above sees a name that nothing has, a label that is not there, and a number that is none."""
+    with serving(PAGES) as port:
+        target = Target("classic-full", port, "/classic-full")
+        folder = tmp_path / "rules"
+        folder.mkdir()
+        config = {"static_configs": [target.config]}
+        with scraping(tmp_path, "1s", config, rule_files=at_once(folder)) as prometheus:
+            until(lambda: min(prometheus.query("count_over_time(up[1m])"), default=0) >= 4, 30, "the fourth scrape")
+            (found,) = look([target])
+            for bad, complaint in (
+                ('gpu:sm_active:ratio{hostname=~".+"}', "finds ["),
+                ("gpu:sm_active:ratio / 0 * 0", "nan"),
+                ("sum by (gpu) (gpu:sm_active:ratio)", "has node"),
+            ):
+                board = {
+                    "panels": [{"title": "bad", "type": "timeseries", "targets": [_target(bad)] * 9}],
+                    "templating": {"list": []},
+                    "annotations": {"list": []},
+                }
+                wrong = panels.problems(prometheus, {"bad": board}, found, {"cluster": target.cluster})
+                assert len(wrong) >= 9, bad
+                assert all(complaint in each.lower() for each in wrong), wrong[0]
+            board["panels"] = [{"title": "bad", "type": "timeseries", "targets": [_target("gpu:no_such:ratio")]}]
+            with pytest.raises(AssertionError, match="neither recorded nor a signal"):
+                panels.problems(prometheus, {"bad": board}, found, {"cluster": target.cluster})
+
+
+def _target(expr: str) -> dict[str, object]:
+    return {"expr": expr, "legendFormat": "{{node}}", "instant": False}

@@ -1,0 +1,142 @@
+"""From an injected fault to the page that someone gets, through a real Prometheus and a real Alertmanager."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from gpu_exporter.catalogue.failure_modes import MODES
+from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Severity
+from gpu_exporter.render.boards import DOCS
+from tests.conftest import Serve
+from tests.support.alerting import CONFIG, Hook, alertmanager, rules
+from tests.support.prometheus import scraping
+from tests.support.tools import tool, until
+
+BY_NAME = {mode.name: mode for mode in MODES}
+# Who hears of a mode that does not page and is not for information only.
+RECEIVERS = {Domain.COST: "gpu-digest"}
+
+
+def amtool(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """What Alertmanager's own tool says."""
+    return subprocess.run([tool("amtool"), *arguments], capture_output=True, text=True)
+
+
+def test_amtool_accepts_the_example() -> None:
+    """Every route, receiver and matcher is as Alertmanager wants it."""
+    checked = amtool("check-config", str(CONFIG))
+    assert checked.returncode == 0, checked.stderr
+    assert "SUCCESS" in checked.stdout
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+def test_each_alert_reaches_who_it_is_for(mode: FailureMode) -> None:
+    """Critical pages, a warning makes a ticket or is in the cost digest, info never notifies."""
+    labels = {"alertname": mode.name, "severity": mode.severity.value, "domain": mode.domain.value}
+    routed = amtool(
+        "config", "routes", "test", f"--config.file={CONFIG}", *(f"{name}={value}" for name, value in labels.items())
+    )
+    expected = {
+        Severity.CRITICAL: "gpu-page",
+        Severity.WARNING: RECEIVERS.get(mode.domain, "gpu-ticket"),
+        Severity.INFO: "gpu-nobody",
+    }
+    assert routed.stdout.split() == [expected[mode.severity]]
+
+
+def test_every_inhibition_asks_whose_it_is() -> None:
+    """Labels that both lack count as equal: so both sides must have the UUID or node that is compared."""
+    inhibitions = yaml.safe_load(CONFIG.read_text())["inhibit_rules"]
+    assert len(inhibitions) > 4
+    for each in inhibitions:
+        cluster, same = each["equal"]
+        assert cluster == "cluster"
+        assert same in ("UUID", "node")
+        for side in ("source_matchers", "target_matchers"):
+            assert f'{same}=~".+"' in each[side]
+
+
+@pytest.fixture
+def hook() -> Iterator[Hook]:
+    """Someone who is notified."""
+    with Hook() as found:
+        yield found
+
+
+def labels(name: str, **more: str) -> dict[str, str]:
+    """Those of the alert of a mode."""
+    mode = BY_NAME[name]
+    return {"alertname": name, "severity": mode.severity.value, "domain": mode.domain.value, **more}
+
+
+def test_causes_silence_what_they_cause(tmp_path: Path, hook: Hook) -> None:
+    """On the same GPU or node only; and alerts without UUID or node are never silenced for the lack of them."""
+    with alertmanager(tmp_path, hook) as running:
+        running.send(
+            [
+                {"alertname": "KubeNodeNotReady", "severity": "warning", "node": "dead"},
+                labels("GpuThermalThrottling", node="dead", UUID="GPU-on-dead"),
+                labels("GpuThermalThrottling", node="well", UUID="GPU-hot"),
+                labels("GpuStragglerSlow", node="well", UUID="GPU-hot"),
+                labels("GpuStragglerSlow", node="well", UUID="GPU-cold"),
+                labels("GpuExporterDown", node="silent"),
+                labels("GpuLost", node="silent", UUID="GPU-silent"),
+                labels("GpuTelemetryStale", node="well", UUID="GPU-stale"),
+                labels("GpuEccUncorrectable", node="well", UUID="GPU-broken"),
+                labels("GpuRowRemapPending", node="well", UUID="GPU-broken"),
+                labels("GpuRowRemapPending", node="well", UUID="GPU-old"),
+                labels("GpuAllocatedIdle", node="well", UUID="GPU-idle"),
+                labels("GpuMemoryHoarded", node="well", UUID="GPU-idle"),
+                # The traps: neither side names a GPU, or neither a node.
+                labels("GpuLost", node="well"),
+                labels("GpuExporterDown", instance="a"),
+                labels("GpuTelemetryStale", instance="b"),
+                {"alertname": "NodeDown", "severity": "critical", "instance": "c"},
+            ]
+        )
+        expected = {
+            ("GpuThermalThrottling", "GPU-on-dead"),
+            ("GpuStragglerSlow", "GPU-hot"),
+            ("GpuLost", "GPU-silent"),
+            ("GpuRowRemapPending", "GPU-broken"),
+            ("GpuMemoryHoarded", "GPU-idle"),
+        }
+        until(lambda: running.inhibited() == expected, what=f"the inhibition of {expected}")
+        until(lambda: hook.heard("GpuRowRemapPending", "firing"), what="the ticket")
+        until(lambda: hook.heard("GpuEccUncorrectable", "firing"), what="the page")
+        assert {path for path, _ in hook.heard("GpuEccUncorrectable", "firing")} == {"/page"}
+        told = [each["labels"]["UUID"] for _, each in hook.heard("GpuRowRemapPending", "firing")]
+        assert set(told) == {"GPU-old"}
+
+
+def test_a_fault_pages_and_its_end_resolves(serve: Serve, hook: Hook, tmp_path: Path) -> None:
+    """The page names GPU and job and has the runbook's link; when the GPU is well again, the resolve comes."""
+    simulated = ("--source", "simulated", "--gpus", "2", "--interval", "200ms")
+    sick = serve(*simulated, "--inject", "GpuRowRemapFailed:1")
+    targets = tmp_path / "targets.json"
+    targets.write_text(f'[{{"targets": ["127.0.0.1:{sick.port}"], "labels": {{"instance": "node-000"}}}}]')
+    found = {"file_sd_configs": [{"files": [str(targets)], "refresh_interval": "1s"}]}
+    with (
+        alertmanager(tmp_path, hook) as running,
+        scraping(
+            tmp_path, "1s", found, rule_files=rules(tmp_path, "1s"), alertmanagers=[running.address]
+        ) as prometheus,
+    ):
+        until(lambda: hook.heard("GpuRowRemapFailed", "firing"), 30, "the page")
+        assert {path for path, _ in hook.heard("GpuRowRemapFailed", "firing")} == {"/page"}
+        _, page = hook.heard("GpuRowRemapFailed", "firing")[0]
+        assert page["annotations"]["summary"] == "A bad memory row of GPU 1 of node-000 could not be replaced"
+        assert page["annotations"]["runbook_url"] == f"{DOCS}/gpurowremapfailed.md"
+        assert page["labels"]["action"] == "replace"
+        assert {each["labels"]["gpu"] for _, each in hook.heard("GpuRowRemapFailed", "firing")} == {"1"}
+
+        sick.stop()
+        well = serve(*simulated)
+        targets.write_text(f'[{{"targets": ["127.0.0.1:{well.port}"], "labels": {{"instance": "node-000"}}}}]')
+        until(lambda: hook.heard("GpuRowRemapFailed", "resolved"), 45, "the resolve")
+        assert prometheus.query('count(ALERTS{severity="critical"})') == []

@@ -1,0 +1,373 @@
+"""The HTTP side: formats, refusals, and clients that are slow, silent, hostile or many."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import select
+import socket
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from http.client import HTTPConnection, HTTPResponse
+from pathlib import Path
+
+import pytest
+from prometheus_client.openmetrics import parser
+
+from gpu_exporter.serving.handler import CLIENT_SECONDS, TEXT
+from gpu_exporter.serving.server import MAX_CONNECTIONS, OPENMETRICS
+from tests.conftest import Exporter, Page, Serve
+from tests.support.fakes.driver import FakeDriver
+from tests.support.tools import until
+
+PROMETHEUS_2 = (
+    "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,"
+    "text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
+)
+PROMETHEUS_3 = (
+    "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.5,application/openmetrics-text;version=0.0.1;"
+    "q=0.4,text/plain;version=1.0.0;escaping=allow-utf-8;q=0.3,text/plain;version=0.0.4;q=0.2,*/*;q=0.1"
+)
+REQUEST = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
+MIB = 1 << 20
+
+
+@pytest.fixture
+def exporter(serve: Serve) -> Exporter:
+    """A replay whose first page is also its last, so that two scrapes see the same values."""
+    exporter = serve("--source", "replay", "--recording", "h200_workloads", "--interval", "1h")
+    exporter.until(lambda page: bool(page.values("DCGM_FI_DEV_GPU_TEMP")))
+    return exporter
+
+
+def ask(exporter: Exporter, method: str, path: str, body: bytes | None = None) -> tuple[HTTPResponse, bytes]:
+    """One request of any method."""
+    connection = HTTPConnection("127.0.0.1", exporter.port, timeout=10)
+    try:
+        connection.request(method, path, body)
+        answer = connection.getresponse()
+        return answer, answer.read()
+    finally:
+        connection.close()
+
+
+@contextmanager
+def connected(exporter: Exporter, count: int = 1) -> Iterator[list[socket.socket]]:
+    """Open connections."""
+    with ExitStack() as stack:
+        yield [
+            stack.enter_context(socket.create_connection(("127.0.0.1", exporter.port), timeout=CLIENT_SECONDS + 10))
+            for _ in range(count)
+        ]
+
+
+def rest(connection: socket.socket) -> bytes:
+    """All that the server sends until it ends the connection."""
+    received = b""
+    with suppress(ConnectionError):
+        while part := connection.recv(65536):
+            received += part
+    return received
+
+
+def ended(connections: Iterable[socket.socket]) -> int:
+    """How many of these silent connections the server has ended by now."""
+    poll = select.poll()
+    for connection in connections:
+        poll.register(connection, select.POLLIN | select.POLLRDHUP)
+    return len(poll.poll(0))
+
+
+def resident(exporter: Exporter) -> float:
+    """Resident memory of the exporter in MiB."""
+    lines = Path(f"/proc/{exporter.process.pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS"))
+
+
+def scrape_seconds(exporter: Exporter) -> float:
+    """How long one scrape on a new connection takes; it must bring a page."""
+    begin = time.monotonic()
+    assert exporter.page().values("gpu_up") == [1.0]
+    return time.monotonic() - begin
+
+
+@pytest.mark.parametrize(
+    ("accept", "expected"),
+    [
+        (None, TEXT),
+        ("*/*", TEXT),
+        ("text/plain;version=0.0.4", TEXT),
+        ("text/html,application/xhtml+xml,*/*;q=0.8", TEXT),
+        ("application/openmetrics-text;version=0.0.1", TEXT),
+        ("application/openmetrics-text", OPENMETRICS),
+        ("application/openmetrics-text; version=1.0.0", OPENMETRICS),
+        (PROMETHEUS_2, OPENMETRICS),
+        (PROMETHEUS_3, OPENMETRICS),
+        ("application/openmetrics-text;version=nonsense", TEXT),
+        ("application/openmetrics-text;version=", OPENMETRICS),
+        (",;=;q=\xff,,", TEXT),
+    ],
+)
+def test_accept(exporter: Exporter, accept: str | None, expected: str) -> None:
+    """The page comes in the format that was asked for, text unless it is OpenMetrics 1.0, whatever the header says."""
+    answer, body = exporter.get(headers={} if accept is None else {"Accept": accept})
+    assert (answer.status, answer.headers["Content-Type"]) == (200, expected)
+    assert body.endswith(b"\n# EOF\n") == (expected == OPENMETRICS)
+    assert {"Accept", "Accept-Encoding"} <= set(answer.headers["Vary"].split(", "))
+
+
+@pytest.mark.parametrize("source", ["replay", "stand-in"])
+def test_both_formats_say_the_same(serve: Serve, driver: FakeDriver, source: str) -> None:
+    """Names, labels and values of every sample are the same in text and in OpenMetrics, which parses strictly."""
+    replay = ("--source", "replay", "--recording", "h200_workloads")
+    exporter = serve(
+        "--interval", "1h", "--metrics", "full", *(replay if source == "replay" else ()), env=driver.environment
+    )
+    text = exporter.until(lambda page: bool(page.values("DCGM_FI_DEV_GPU_TEMP"))).text
+    openmetrics = exporter.get(headers={"Accept": PROMETHEUS_2})[1].decode()
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    assert len(lines) > 50
+    assert [line for line in openmetrics.splitlines() if not line.startswith("#")] == lines
+    # prometheus_client's text parser renames counters without _total; its OpenMetrics parser does not.
+    families = parser.text_string_to_metric_families(openmetrics)  # type: ignore[no-untyped-call]
+    parsed = [(sample.name, sample.value) for family in families for sample in family.samples]
+    assert parsed == [(re.split("[{ ]", line)[0], float(line.rpartition(" ")[2])) for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("accepted", "zipped"),
+    [
+        (None, False),
+        ("identity", False),
+        ("br, deflate", False),
+        ("gzip", True),
+        ("GZIP", True),
+        ("deflate, gzip;q=0.5", True),
+        ("*", True),
+        ("gzip;q=0", False),
+        ("gzip; q=0.0, identity", False),
+        ("*;q=0", False),
+    ],
+)
+@pytest.mark.parametrize("accept", ["text/plain", PROMETHEUS_2])
+def test_accept_encoding(exporter: Exporter, accept: str, accepted: str | None, zipped: bool) -> None:
+    """gzip is used when it is accepted, and only then, and holds the same page."""
+    plain = exporter.get(headers={"Accept": accept, "Accept-Encoding": "identity"})[1]
+    answer, body = exporter.get(
+        headers={"Accept": accept, **({} if accepted is None else {"Accept-Encoding": accepted})}
+    )
+    assert answer.headers["Content-Encoding"] == ("gzip" if zipped else None)
+    assert (gzip.decompress(body) if zipped else body) == plain
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/healthz", "/readyz", "/"])
+def test_head(exporter: Exporter, path: str) -> None:
+    """HEAD answers as GET does, without the body."""
+    (head, nothing), (get, body) = ask(exporter, "HEAD", path), ask(exporter, "GET", path)
+    assert (head.status, nothing) == (200, b"")
+    assert head.headers["Content-Type"] == get.headers["Content-Type"]
+    assert int(head.headers["Content-Length"]) == len(body)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/nowhere", 404),
+        ("GET", "/metrics/", 404),
+        ("GET", "/../etc/passwd", 404),
+        ("GET", "/%ff%00", 404),
+        ("POST", "/nowhere", 404),
+        ("POST", "/metrics", 405),
+        ("PUT", "/healthz", 405),
+        ("DELETE", "/", 405),
+        ("OPTIONS", "/metrics", 405),
+        ("TRACE", "/metrics", 405),
+    ],
+)
+def test_refusals_are_short_plain_text(exporter: Exporter, method: str, path: str, status: int) -> None:
+    """Wrong paths and methods get one line of plain text that tells nothing of the software underneath."""
+    answer, body = ask(exporter, method, path)
+    assert answer.status == status
+    assert (answer.headers["Content-Type"].split(";")[0], answer.headers["Server"]) == ("text/plain", "gpu-exporter")
+    assert body.startswith(str(status).encode())
+    assert len(body) < 100
+
+
+def test_health_and_landing(exporter: Exporter) -> None:
+    """The probes say ok, and the landing page says which GPUs these are and that they are not yours."""
+    for path in ("/healthz", "/readyz"):
+        answer, body = exporter.get(path)
+        assert (answer.status, body) == (200, b"ok\n")
+    answer, body = exporter.get("/")
+    assert answer.headers["Content-Type"].startswith("text/html")
+    for part in (b"NVIDIA H200", b"These are not your GPUs", b"href=metrics", b"<td>up"):
+        assert part in body
+
+
+def test_names_from_outside_are_escaped(serve: Serve, tmp_path: Path) -> None:
+    """A GPU whose name holds markup, quotes and newlines breaks neither page."""
+    name, path = '<b>"\\\n</b>', tmp_path / "named.jsonl"
+    gpu = {"gpu": 0, "UUID": "GPU-0", "modelName": name}
+    header = {"format": "gpu-exporter-recording", "version": 1, "interval_seconds": 1, "gpus": [gpu]}
+    tick = {"t": 1, "gpu": 0, "samples": {"DCGM_FI_DEV_GPU_TEMP": 40}}
+    path.write_text(f"{json.dumps(header)}\n{json.dumps(tick)}\n")
+    exporter = serve("--source", "replay", "--recording", str(path), "--interval", "200ms")
+    page = exporter.until(lambda page: bool(page.values("DCGM_FI_DEV_GPU_TEMP")))
+    assert page.values("DCGM_FI_DEV_GPU_TEMP", modelName=name) == [40]
+    assert b"<b>" not in exporter.get("/")[1]
+
+
+def test_not_ready_when_nothing_is_read(serve: Serve, tmp_path: Path) -> None:
+    """After the recording's end nothing is read: not ready, but alive, so nobody restarts it."""
+    out = tmp_path / "short.jsonl"
+    header = {"format": "gpu-exporter-recording", "version": 1, "interval_seconds": 1, "gpus": [{"gpu": 0}]}
+    ticks = [{"t": t, "gpu": 0, "samples": {"DCGM_FI_DEV_GPU_TEMP": 40}} for t in (1, 2)]
+    out.write_text("".join(json.dumps(line) + "\n" for line in (header, *ticks)))
+    exporter = serve("--source", "replay", "--recording", str(out), "--loop", "false", "--interval", "200ms")
+    exporter.until(lambda page: page.values("gpu_down_reason", reason="ended") == [1])
+    until(lambda: exporter.get("/readyz")[0].status == 503, what="/readyz' refusal")
+    assert b"old" in exporter.get("/readyz")[1]
+    assert exporter.get("/healthz")[0].status == 200
+
+
+@pytest.mark.parametrize(
+    "flood",
+    [
+        b"POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (10 * MIB) + bytes(10 * MIB),
+        b"GET /metrics HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        + b"10000\r\n%b\r\n" % bytes(65536) * 160,
+        b"GET /metrics HTTP/1.1\r\nHost: x\r\nX-Large: " + b"a" * MIB + b"\r\n\r\n",
+        b"GET /metrics HTTP/1.1\r\nHost: x\r\n" + b"X: a\r\n" * 200_000 + b"\r\n",
+        b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"a" * 10 * MIB,
+    ],
+    ids=["body", "chunks", "header", "headers", "url", "no line end"],
+)
+def test_floods_are_refused(exporter: Exporter, flood: bytes) -> None:
+    """What is far too large is cut off, five times over, without being kept in memory."""
+    before = resident(exporter)
+    for _ in range(5):
+        with connected(exporter) as (connection,):
+            with suppress(ConnectionError):  # it was cut off while we were still sending
+                connection.sendall(flood)
+            answer = rest(connection)
+            assert answer[:12] in (b"", b"HTTP/1.1 400", b"HTTP/1.1 413", b"HTTP/1.1 414", b"HTTP/1.1 431")
+    assert resident(exporter) - before < 20
+    assert scrape_seconds(exporter) < 1
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\r\n\r\n\r\n",
+        b"garbage\r\n\r\n",
+        b"\x16\x03\x01\x00\xa5\x01\x00\x00\xa1\x03\x03" + bytes(range(256)),
+        b"GET /metrics\r\n\r\n",
+        b"GET /metrics HTTP/9.9\r\nHost: x\r\n\r\n",
+        b"GET /metrics HTTP/1.1\r\n\r\n",
+        b"GET /metrics HTTP/1.1\r\nHost: x\r\nno colon\r\n\r\n",
+        b"GET /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
+        b"GET /metrics HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n",
+        b"GET http://[::1/metrics HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"\xff\x00\xfe\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/form-data\r\nContent-Length: 1\r\n\r\na",
+    ],
+)
+def test_garbage(exporter: Exporter, garbage: bytes) -> None:
+    """What is not HTTP is refused as the client's mistake, and costs nobody anything."""
+    with connected(exporter) as (connection,):
+        connection.sendall(garbage)
+        connection.shutdown(socket.SHUT_WR)
+        assert rest(connection)[:10] in (b"", b"HTTP/1.1 4")
+    assert scrape_seconds(exporter) < 1
+    assert "Traceback" not in exporter.log.read_text()
+
+
+def test_idle_connections_are_closed(exporter: Exporter) -> None:
+    """500 silent connections hold up no scrape, and are closed when their time is over, not before."""
+    begin = time.monotonic()
+    with connected(exporter, 500) as idle:
+        opened = time.monotonic()
+        assert max(scrape_seconds(exporter) for _ in range(5)) < 1
+        assert ended(idle) == 0
+        assert {rest(connection) for connection in idle} == {b""}
+        assert CLIENT_SECONDS - (opened - begin) - 0.5 < time.monotonic() - opened < CLIENT_SECONDS + 2
+
+
+def test_too_many_connections(exporter: Exporter) -> None:
+    """Beyond the limit connections are closed at once, who is connected is still served, and later all are again."""
+    with connected(exporter) as (scraper,), connected(exporter, MAX_CONNECTIONS + 90) as idle:
+        until(lambda: ended(idle) == 91, 5, "the end of those beyond the limit")
+        scraper.sendall(REQUEST)
+        assert scraper.recv(15) == b"HTTP/1.1 200 OK"
+        assert {rest(connection) for connection in idle} == {b""}
+        assert max(scrape_seconds(exporter) for _ in range(5)) < 1
+
+
+def test_one_byte_a_second(exporter: Exporter) -> None:
+    """A client that sends its request byte by byte is cut off in time and holds nobody up meanwhile."""
+    begin = time.monotonic()
+    with connected(exporter) as (slow,):
+        for byte in REQUEST:
+            slow.send(bytes([byte]))
+            assert scrape_seconds(exporter) < 1
+            if select.select([slow], [], [], 1)[0]:
+                break
+        assert rest(slow) == b""
+    assert CLIENT_SECONDS - 0.5 < time.monotonic() - begin < CLIENT_SECONDS + 3
+
+
+def test_never_reads_the_answer(exporter: Exporter) -> None:
+    """A client that asks for thousands of pages and reads none is cut off, and costs neither time nor memory."""
+    before = resident(exporter)
+    with connected(exporter) as (deaf,):
+        deaf.settimeout(1)
+        with pytest.raises(TimeoutError):
+            deaf.sendall(REQUEST * 200_000)
+        assert max(scrape_seconds(exporter) for _ in range(5)) < 1
+        poll = select.poll()
+        poll.register(deaf, select.POLLRDHUP)
+        assert poll.poll((CLIENT_SECONDS + 5) * 1000), "was never cut off"
+    assert resident(exporter) - before < 20
+    assert scrape_seconds(exporter) < 1
+
+
+def test_parallel_scrapers(serve: Serve, tmp_path: Path) -> None:
+    """Ten scrapers at once all get whole pages of a large node while it goes on collecting."""
+    exporter = serve("--metrics", "full", "--interval", "100ms", env=FakeDriver(tmp_path / "driver", 8).environment)
+    whole = len(exporter.until(lambda page: len(page.values("gpu_sm_active_seconds_total")) == 8).samples)
+
+    def scrape(turn: int) -> Page:
+        """One page, in one of two formats, zipped or not."""
+        headers = {"Accept": PROMETHEUS_2 if turn % 2 else "*/*", "Accept-Encoding": "gzip" if turn % 3 else "identity"}
+        answer, body = exporter.get(headers=headers)
+        text = (gzip.decompress(body) if answer.headers["Content-Encoding"] == "gzip" else body).decode()
+        assert text.endswith("\n# EOF\n" if turn % 2 else "\n")
+        return Page(text)
+
+    with ThreadPoolExecutor(10) as scrapers:
+        pages = list(scrapers.map(scrape, range(40)))
+    assert {len(page.samples) >= whole for page in pages} == {True}
+    assert {len(page.values("gpu_up")) for page in pages} == {8}
+
+
+def test_refusals_that_nobody_reads_hold_no_connection(exporter: Exporter) -> None:
+    """A client that pipelines what is refused at once, and reads nothing, is cut off as any other."""
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        client.connect(("127.0.0.1", exporter.port))
+        client.settimeout(0.5)
+        cut, end = False, time.monotonic() + 40
+        while not cut and time.monotonic() < end:
+            try:
+                client.send(b"BREW /zz HTTP/1.1\r\nHost: x\r\n\r\n" * 200)
+            except TimeoutError:
+                continue
+            except ConnectionError:
+                cut = True
+    assert cut
+    assert exporter.get("/healthz")[0].status == 200

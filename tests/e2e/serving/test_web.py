@@ -1,0 +1,419 @@
+"""TLS, client certificates, passwords and the lifecycle API, as real clients meet them on a real server."""
+
+from __future__ import annotations
+
+import base64
+import json
+import socket
+import ssl
+import struct
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import bcrypt
+import pytest
+import trustme
+
+from gpu_exporter.serving.handler import CLIENT_SECONDS
+from gpu_exporter.serving.security.web_config import SECURE_HEADERS
+from tests.conftest import Exporter, Serve
+from tests.e2e.cli.test_bad_input import fails
+from tests.e2e.serving.test_http import REQUEST, connected, ended, resident, rest
+from tests.support.tools import until
+
+REPLAY = ("--source", "replay", "--recording", "h200_workloads")
+TLS = {"cert_file": "server.pem", "key_file": "server.pem"}
+MUTUAL = {**TLS, "client_auth_type": "RequireAndVerifyClientCert", "client_ca_file": "ca.pem"}
+BROWSER = {
+    "Accept": "text/html,application/xhtml+xml,*/*;q=0.8",
+    "Accept-Encoding": "gzip, deflate, br, zstd",
+    "Sec-Fetch-Site": "none",
+}
+
+
+class Pki:
+    """An authority, and a folder of what it issued."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.authority = folder, trustme.CA()
+        self.authority.cert_pem.write_to_path(folder / "ca.pem")
+        self.issue("server")
+
+    def issue(self, name: str, *names: str, days: float = 1) -> Path:
+        """Write certificate and key to one file, at once as cert-manager and certbot do."""
+        end = datetime.now(timezone.utc) + timedelta(days=days)
+        issued = self.authority.issue_cert(*(names or ("127.0.0.1", "localhost")), not_after=end)
+        path = self.folder / f"{name}.pem"
+        issued.private_key_and_cert_chain_pem.write_to_path(path.with_suffix(".new"))
+        return path.with_suffix(".new").rename(path)
+
+    def context(self, client: Path | None = None) -> ssl.SSLContext:
+        """How a client verifies us, and with which certificate of its own."""
+        made = ssl.create_default_context(cafile=str(self.folder / "ca.pem"))
+        if client:
+            made.load_cert_chain(client)
+        return made
+
+    def config(self, tls: Mapping[str, object] | None = None, users: Mapping[str, str] | None = None) -> str:
+        """Write the web configuration; returns its path."""
+        path = self.folder / "web.yml"
+        path.with_suffix(".new").write_text(json.dumps({"tls_server_config": tls, "basic_auth_users": users}))
+        return str(path.with_suffix(".new").rename(path))
+
+
+@pytest.fixture
+def pki(tmp_path: Path) -> Pki:
+    """Certificates."""
+    return Pki(tmp_path)
+
+
+def hashed(password: str, cost: int = 4) -> str:
+    """As htpasswd would."""
+    return bcrypt.hashpw(password.encode(), bcrypt.gensalt(cost)).decode()
+
+
+def basic(user: str, password: str) -> dict[str, str]:
+    """The header of these credentials."""
+    return {"Authorization": "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()}
+
+
+def openssl(exporter: Exporter, pki: Pki, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`openssl s_client`, which asks for /healthz and verifies us."""
+    return subprocess.run(
+        [
+            *("openssl", "s_client", "-connect", f"127.0.0.1:{exporter.port}", "-CAfile", str(pki.folder / "ca.pem")),
+            *("-verify_return_error", "-ign_eof", *arguments),
+        ],
+        input="GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
+        capture_output=True,
+        text=True,
+        timeout=20,
+    )
+
+
+def cpu_seconds(exporter: Exporter) -> float:
+    """CPU that the exporter has used so far."""
+    stat = Path(f"/proc/{exporter.process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(stat[11]) + int(stat[12])) / 100
+
+
+def refused(ask: Callable[[], Any]) -> str:
+    """The TLS error that this ends with, in words."""
+    with pytest.raises(OSError, match=r".") as caught:
+        ask()
+    return str(caught.value)
+
+
+# --- TLS ---------------------------------------------------------------------------------------------------------
+
+
+def test_openssl(serve: Serve, pki: Pki) -> None:
+    """`openssl s_client` gets a verified answer with TLS 1.2 and 1.3, and none with what is older or weaker."""
+    exporter = serve(*REPLAY, "--web.config.file", pki.config(TLS), tls=pki.context())
+    for version in ("-tls1_2", "-tls1_3"):
+        ran = openssl(exporter, pki, version)
+        assert "Verify return code: 0 (ok)" in ran.stdout
+        assert "HTTP/1.1 200 OK" in ran.stdout
+    for old in (
+        ("-tls1", "-cipher", "DEFAULT@SECLEVEL=0"),
+        ("-tls1_1", "-cipher", "DEFAULT@SECLEVEL=0"),
+        ("-tls1_2", "-cipher", "AES128-SHA"),
+        ("-tls1_2", "-cipher", "aNULL@SECLEVEL=0"),
+    ):
+        ran = openssl(exporter, pki, *old)
+        assert ran.returncode != 0
+        assert "alert" in ran.stderr
+        assert "HTTP/1.1" not in ran.stdout
+    assert exporter.get("/healthz")[0].status == 200
+
+
+def test_settings_of_the_handshake(serve: Serve, pki: Pki) -> None:
+    """Versions, suites by their Go names, and the curve are those of the file."""
+    suite = "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256"
+    tls = {**TLS, "max_version": "TLS12", "cipher_suites": [suite], "curve_preferences": ["CurveP384"]}
+    exporter = serve(*REPLAY, "--web.config.file", pki.config(tls), tls=pki.context())
+    ran = openssl(exporter, pki)
+    assert "HTTP/1.1 200 OK" in ran.stdout
+    assert "ECDHE-ECDSA-CHACHA20-POLY1305" in ran.stdout
+    assert "secp384r1" in ran.stdout
+    assert openssl(exporter, pki, "-tls1_3").returncode != 0
+    assert openssl(exporter, pki, "-groups", "X25519").returncode != 0
+    assert openssl(exporter, pki, "-cipher", "ECDHE-ECDSA-AES128-GCM-SHA256").returncode != 0
+
+
+def test_expired_certificate_is_replaced_while_running(serve: Serve, pki: Pki) -> None:
+    """Clients refuse the expired one, take the new one a moment later, and open connections live on."""
+    pki.issue("server", days=-1)
+    blind = ssl.create_default_context()
+    blind.check_hostname, blind.verify_mode = False, ssl.CERT_NONE
+    exporter = serve(*REPLAY, "--web.config.file", pki.config(TLS), tls=blind)
+    kept = exporter.connect()
+    kept.request("GET", "/healthz")
+    assert kept.getresponse().read() == b"ok\n"
+    exporter.tls = pki.context()
+    assert "certificate has expired" in refused(exporter.get)
+    assert "certificate has expired" in openssl(exporter, pki).stderr
+
+    (pki.folder / "server.pem").write_text("half a cert")
+    until(lambda: "holds no PEM block" in exporter.log.read_text(), 5, "the line on the broken certificate")
+    assert "certificate has expired" in refused(exporter.get)
+
+    begin = time.monotonic()
+    pki.issue("server")
+    until(lambda: "read anew" in exporter.log.read_text(), 5, "the reload")
+    assert time.monotonic() - begin < 3
+    assert exporter.get()[0].status == 200
+    assert "Verify return code: 0 (ok)" in openssl(exporter, pki).stdout
+    kept.request("GET", "/healthz")
+    assert kept.getresponse().read() == b"ok\n"
+    kept.close()
+    assert exporter.log.read_text().count("holds no PEM block") == 1
+
+
+def test_client_certificates(serve: Serve, pki: Pki, tmp_path: Path) -> None:
+    """Only a certificate of the right authority, in its time and with the right name, gets an answer."""
+    tls = {**MUTUAL, "client_allowed_sans": ["prometheus.example"]}
+    good = pki.context(pki.issue("good", "prometheus.example"))
+    exporter = serve(*REPLAY, "--web.config.file", pki.config(tls), tls=good)
+    assert exporter.get()[0].status == 200
+
+    (tmp_path / "other").mkdir()
+    forged = Pki(tmp_path / "other").issue("forged", "prometheus.example")
+    bad = {
+        "none": pki.context(),
+        "forged": pki.context(forged),
+        "expired": pki.context(pki.issue("expired", "prometheus.example", days=-1)),
+        "another name": pki.context(pki.issue("another", "grafana.example")),
+    }
+    for why, context in bad.items():
+        exporter.tls = context
+        assert refused(exporter.get), why
+    ran = openssl(exporter, pki, "-cert", str(forged), "-key", str(forged))
+    assert "HTTP/1.1" not in ran.stdout
+    ran = openssl(exporter, pki, "-cert", str(tmp_path / "good.pem"), "-key", str(tmp_path / "good.pem"))
+    assert "HTTP/1.1 200 OK" in ran.stdout
+
+    exporter.tls = good
+    assert exporter.get()[0].status == 200
+    log = exporter.log.read_text()
+    assert log.count("TLS handshake with 127.0.0.1 failed") == 1
+    assert "Traceback" not in log
+
+
+def test_client_of_another_name(serve: Serve, pki: Pki) -> None:
+    """The log says that it was the name."""
+    tls = {**MUTUAL, "client_allowed_sans": ["prometheus.example"]}
+    good = pki.context(pki.issue("good", "prometheus.example"))
+    exporter = serve(*REPLAY, "--web.config.file", pki.config(tls), tls=good)
+    exporter.tls = pki.context(pki.issue("another", "grafana.example"))
+    assert refused(exporter.get)
+    until(lambda: "failed: no name of the client's certificate" in exporter.log.read_text(), 5, "the line")
+    assert "Traceback" not in exporter.log.read_text()
+
+
+def test_certificate_if_given(serve: Serve, pki: Pki, tmp_path: Path) -> None:
+    """VerifyClientCertIfGiven lets in who has none, and nobody with a forged one."""
+    tls = {**MUTUAL, "client_auth_type": "VerifyClientCertIfGiven"}
+    exporter = serve(*REPLAY, "--web.config.file", pki.config(tls), tls=pki.context())
+    (tmp_path / "other").mkdir()
+    exporter.tls = pki.context(Pki(tmp_path / "other").issue("forged"))
+    assert refused(exporter.get)
+
+
+def test_silent_and_wrong_handshakes(serve: Serve, pki: Pki) -> None:
+    """400 clients that connect and say nothing hold up no scrape and are closed in time; what is no TLS is closed."""
+    exporter = serve(*REPLAY, "--web.config.file", pki.config(TLS), tls=pki.context())
+    before = resident(exporter)
+    with connected(exporter, 400) as silent:
+        opened = time.monotonic()
+        for hello in (REQUEST, b"\x16\x03\x01\x00\xa5\x01\x00", b"\x16\x03\x01" + b"\xff" * 1000, b"\0" * 10000):
+            with connected(exporter) as (client,):
+                client.sendall(hello)
+                client.shutdown(socket.SHUT_WR)
+                assert b"HTTP" not in rest(client)
+        for _ in range(50):  # resets, before and amid the handshake
+            with connected(exporter) as (client,):
+                client.send(b"\x16")
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        begin = time.monotonic()
+        assert exporter.page().values("gpu_up") == [1.0]
+        assert time.monotonic() - begin < 1
+        assert ended(silent) == 0
+        assert {rest(client) for client in silent} == {b""}
+        assert CLIENT_SECONDS - 2 < time.monotonic() - opened < CLIENT_SECONDS + 2
+    assert exporter.get("/healthz")[0].status == 200
+    assert resident(exporter) - before < 40
+    log = exporter.log.read_text()
+    assert "Traceback" not in log
+    assert log.count("\n") < 15
+
+
+def test_many_connections_over_tls(serve: Serve, pki: Pki) -> None:
+    """The limit on connections counts those that have not greeted yet, and heals."""
+    exporter = serve(*REPLAY, "--web.config.file", pki.config(TLS), tls=pki.context())
+    with connected(exporter, 600) as clients:
+        until(lambda: ended(clients) >= 88, 5, "the end of those beyond the limit")
+        assert ended(clients) == 88
+    until(lambda: answers(exporter), 5, "an answer")
+
+
+def answers(exporter: Exporter) -> bool:
+    """Whether it does; until those that left are counted out, it may reset a connection."""
+    try:
+        return exporter.get("/healthz")[0].status == 200
+    except ConnectionError:
+        return False
+
+
+# --- passwords ---------------------------------------------------------------------------------------------------
+
+
+def test_browser(serve: Serve, pki: Pki) -> None:
+    """A client like a browser is asked for a password, then gets the landing page; every answer has secure headers."""
+    context = pki.context()
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    exporter = serve(*REPLAY, "--web.config.file", pki.config(TLS, {"me": hashed("right")}), tls=context)
+    me = {**BROWSER, **basic("me", "right")}
+    for path in ("/", "/metrics", "/healthz", "/readyz", "/nowhere", "/-/quit"):
+        answer, body = exporter.get(path, BROWSER)
+        assert (answer.status, body) == (401, b"Unauthorized\n")
+        assert answer.headers["WWW-Authenticate"].startswith("Basic realm=")
+        assert SECURE_HEADERS.items() <= dict(answer.headers).items()
+        answer, body = exporter.get(path, me)
+        assert answer.status == {"/nowhere": 404, "/-/quit": 405}.get(path, 200)
+        assert SECURE_HEADERS.items() <= dict(answer.headers).items()
+    assert exporter.ask("POST", "/-/quit", BROWSER)[0] == 401
+
+
+def test_user_is_removed_while_connected(serve: Serve, pki: Pki) -> None:
+    """A connection that was verified is refused once its user is gone or has another password."""
+    users = {"me": hashed("right"), "you": hashed("yours")}
+    exporter = serve(*REPLAY, "--web.config.file", pki.config(users=users))
+    kept = exporter.connect()
+
+    def status(user: str, password: str) -> int:
+        kept.request("GET", "/healthz", headers=basic(user, password))
+        answer = kept.getresponse()
+        answer.read()
+        return answer.status
+
+    assert (status("me", "right"), status("you", "yours")) == (200, 200)
+    pki.config(users={"you": hashed("new")})
+    until(lambda: status("me", "right") == 401, 5, "the removal")
+    assert (status("you", "yours"), status("you", "new")) == (401, 200)
+    pki.config(users={})
+    until(lambda: "turning passwords off needs a restart" in exporter.log.read_text(), 5, "the refusal")
+    assert (status("me", "right"), status("you", "new")) == (401, 200)
+    kept.close()
+
+
+def test_flood_of_wrong_passwords(serve: Serve, pki: Pki) -> None:
+    """500 wrong passwords from ten clients: the right one gets in amid them, bcrypt costs a fifth of a core at most."""
+    users = {"me": hashed("right", 10), "verified": hashed("right", 10)}
+    exporter = serve(*REPLAY, "--interval", "1h", "--web.config.file", pki.config(users=users))
+    verified, right = basic("verified", "right"), basic("me", "right")
+    assert exporter.get("/metrics", verified)[0].status == 200
+    answers: list[int] = []
+    flooded = threading.Event()
+    begin, before = time.monotonic(), cpu_seconds(exporter)
+
+    def flood(worker: int) -> None:
+        """Wrong passwords from one connection."""
+        connection = exporter.connect()
+        for number in range(50):
+            connection.request("GET", "/metrics", headers=basic("me", f"{worker} {number}"))
+            answer = connection.getresponse()
+            answer.read()
+            answers.append(answer.status)
+        connection.close()
+
+    def insist() -> tuple[int, float]:
+        """Until the right password that was never verified gets in."""
+        for tries in range(1, 50):
+            if exporter.get("/metrics", right)[0].status == 200:
+                return tries, time.monotonic() - begin
+            time.sleep(0.5)
+        raise AssertionError("never got in")
+
+    def scrape() -> float:
+        """The slowest scrape of who was verified before."""
+        slowest = 0.0
+        while not flooded.is_set():
+            start = time.monotonic()
+            assert exporter.get("/metrics", verified)[0].status == 200
+            slowest = max(slowest, time.monotonic() - start)
+            time.sleep(0.05)
+        return slowest
+
+    with ThreadPoolExecutor(12) as pool:
+        scraper, insister = pool.submit(scrape), pool.submit(insist)
+        list(pool.map(flood, range(10)))
+        tries, took = insister.result()
+        flooded.set()
+        assert scraper.result() < 1
+    seconds, cpu = time.monotonic() - begin, cpu_seconds(exporter) - before
+    assert set(answers) <= {401, 429}
+    assert len(answers) == 500
+    assert tries <= 4
+    assert took < 10
+    assert cpu < 0.25 * seconds + 500 * 0.002 + 1
+    log = exporter.log.read_text()
+    assert 1 <= log.count("wrong login from 127.0.0.1") <= 1 + seconds / 60
+    code, stopped = exporter.stop()
+    assert (code, stopped < 2) == (0, True)
+    assert "destroyed" not in exporter.log.read_text()
+
+
+# --- lifecycle ---------------------------------------------------------------------------------------------------
+
+
+def test_lifecycle_is_off(serve: Serve) -> None:
+    """Unless asked for, and asking with GET is always wrong."""
+    exporter = serve(*REPLAY)
+    for path in ("/-/quit", "/-/reload"):
+        for method in ("POST", "PUT"):
+            assert exporter.ask(method, path) == (403, "Lifecycle API is not enabled.\n")
+        assert exporter.ask("GET", path)[0] == 405
+    assert exporter.get("/healthz")[0].status == 200
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT"])
+def test_quit(serve: Serve, pki: Pki, method: str) -> None:
+    """Ends as SIGTERM does, for who may ask, and not for a page of another site."""
+    config = pki.config(TLS, {"me": hashed("right")})
+    exporter = serve(*REPLAY, "--web.enable-lifecycle", "--web.config.file", config, tls=pki.context())
+    me = basic("me", "right")
+    assert exporter.ask(method, "/-/quit")[0] == 401
+    assert exporter.ask(method, "/-/quit", {**me, "Sec-Fetch-Site": "cross-site"})[0] == 403
+    assert exporter.ask("GET", "/-/quit", me)[0] == 405
+    assert exporter.ask(method, "/-/quit", me) == (200, "Goodbye!\n")
+    assert exporter.process.wait(10) == 0
+
+
+def test_reload(serve: Serve, pki: Pki) -> None:
+    """Takes the file at once, or says what is wrong with it."""
+    path = pki.config(users={"me": hashed("right")})
+    exporter = serve(*REPLAY, "--web.config.file", path, env={"GPU_EXPORTER_WEB_ENABLE_LIFECYCLE": "true"})
+    pki.config(users={"you": hashed("right")})
+    assert exporter.ask("POST", "/-/reload", basic("me", "right")) == (200, "ok\n")
+    assert exporter.get("/healthz", basic("me", "right"))[0].status == 401
+    Path(path).write_text("basic_auth_users: {me: hunter2}")
+    status, body = exporter.ask("POST", "/-/reload", basic("you", "right"))
+    assert status == 500
+    assert body.startswith(f"web config {path}: basic_auth_users: me: not a bcrypt hash")
+    assert "hunter2" not in body
+    assert exporter.get("/healthz", basic("you", "right"))[0].status == 200
+
+
+def test_wrong_file_is_one_line(pki: Pki) -> None:
+    """At the start, which then fails."""
+    said = fails("serve", *REPLAY, "--address", "127.0.0.1:0", "--web.config.file", str(pki.folder / "none.yml"))
+    assert "none.yml: No such file or directory" in said
+    said = fails("serve", *REPLAY, "--address", "127.0.0.1:0", "--web.config.file", pki.config({"cert": "x"}))
+    assert "tls_server_config: key_file is missing" in said

@@ -1,0 +1,129 @@
+"""`--source auto` on a node of mixed GPUs: NVML for all, DCGM for what a GPU before Hopper has there alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Page, Serve, run
+from tests.e2e.collection.test_faults import Watched, states
+from tests.support.fakes.driver import AMPERE, FakeDriver
+from tests.support.fakes.hostengine import FakeHostengine
+
+SM, TEMPERATURE, SM_SECONDS = "DCGM_FI_PROF_SM_ACTIVE", "DCGM_FI_DEV_GPU_TEMP", "gpu_sm_active_seconds_total"
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[FakeHostengine]:
+    """A stand-in host engine with the driver's two GPUs."""
+    fake = FakeHostengine(tmp_path / "engine", gpus=2)
+    fake.start()
+    yield fake
+    fake.kill()
+
+
+@pytest.fixture
+def driver(tmp_path: Path) -> FakeDriver:
+    """GPU 0 is an H200, GPU 1 an A100."""
+    fake = FakeDriver(tmp_path / "driver", gpus=2)
+    with fake.batch():
+        for key, value in AMPERE.items():
+            fake.set(key, value, gpu=1)
+    return fake
+
+
+def flags(engine: FakeHostengine) -> tuple[str, ...]:
+    """Those of the host engine, without naming a source."""
+    return engine.flags[2:]
+
+
+def reads(gpu: int, source: str, reason: str) -> Callable[[Page], bool]:
+    """This GPU is said to be read so, and in no other way."""
+
+    def holds(page: Page) -> bool:
+        said = [labels for name, labels, _ in page.samples if name == "gpu_source_info" and labels["gpu"] == str(gpu)]
+        return [(labels["source"], labels["reason"]) for labels in said] == [(source, reason)]
+
+    return holds
+
+
+def test_a_mixed_node_loses_nothing(serve: Serve, driver: FakeDriver, engine: FakeHostengine) -> None:
+    """Both GPUs have profiling, under the same names; a dead host engine costs the older one that, and heals."""
+    environment = {**engine.environment, **driver.environment}
+    exporter = Watched(serve("--interval", "200ms", *flags(engine), env=environment))
+    page = exporter.until(lambda page: len(page.values(SM)) == 2)
+    assert states(page) == {0: "up", 1: "up"}
+    assert reads(0, "nvml", "gpm")(page)
+    assert reads(1, "nvml+dcgm", "no_gpm")(page)
+    labels = [labels for name, labels, _ in page.samples if name == SM]
+    assert set(labels[0]) == set(labels[1])
+    assert [each["modelName"] for each in labels] == ["NVIDIA H200", "NVIDIA A100-SXM4-80GB"]
+    before = page.values(SM_SECONDS, gpu="1")
+
+    engine.kill()
+    page = exporter.until(lambda page: not page.values(SM, gpu="1"))
+    assert states(page) == {0: "up", 1: "up"}
+    assert page.values(SM, gpu="0")
+    assert len(page.values(TEMPERATURE)) == 2
+    exporter.until(reads(1, "nvml", "no_gpm_and_dcgm_no_connection"))
+
+    engine.start()
+    page = exporter.until(lambda page: page.values(SM_SECONDS, gpu="1") > before, 45)
+    assert reads(1, "nvml+dcgm", "no_gpm")(page)
+
+
+def test_doctor_says_what_reads_which_gpu(driver: FakeDriver, engine: FakeHostengine) -> None:
+    """And what is missing, where there is no DCGM."""
+    environment = {**engine.environment, **driver.environment}
+    both = run("doctor", *flags(engine), env=environment).stdout
+    assert "GPU 0: read through NVML, which has its profiling counters (GPM)" in both
+    assert "GPU 1: read through NVML, and its profiling counters through DCGM: it has no GPM" in both
+    assert "GPU 1: NVIDIA A100-SXM4-80GB, profiling metrics through DCGM" in both
+    alone = run("doctor", env=driver.environment).stdout
+    assert "GPU 1: read through NVML alone: it has no GPM, and there is no DCGM" in alone
+    engine.kill()
+    dead = run("doctor", *flags(engine), env=environment).stdout
+    assert "GPU 1: read through NVML alone: it has no GPM, and DCGM is not up (no " in dead
+
+
+def test_without_a_driver_here_a_named_host_engine_is_read(serve: Serve, engine: FakeHostengine) -> None:
+    """As from a container that has no GPU."""
+    exporter = serve("--interval", "200ms", *flags(engine), env=engine.environment)
+    page = exporter.until(lambda page: len(page.values(SM)) == 2)
+    assert page.values("gpu_exporter_source_up", source="dcgm") == [1]
+
+
+def test_sources_are_compared(driver: FakeDriver, engine: FakeHostengine) -> None:
+    """NVML and DCGM side by side, and what only one of them knows."""
+    environment = {**engine.environment, **driver.environment}
+    ended = run("compare", "--a", "nvml", "--b", "dcgm", "--seconds", "3", *flags(engine), env=environment)
+    assert ended.stderr == ""
+    assert ended.returncode in (0, 3)  # two stand-ins of one machine need not agree
+    assert TEMPERATURE in ended.stdout
+
+
+def test_no_gpu_here_and_a_host_engine_that_is_named(driver: FakeDriver, engine: FakeHostengine) -> None:
+    """Its GPUs may be elsewhere: they are not taken for those of this machine, and the line says how to read them."""
+    driver.count(0)
+    ended = run("once", *flags(engine), env={**engine.environment, **driver.environment})
+    assert ended.returncode == 1
+    assert ended.stderr.count("\n") == 1
+    assert "shows no GPU; --source dcgm reads those of the host engine at 127.0.0.1:" in ended.stderr
+
+
+def test_broken_bindings_cost_the_second_source(
+    tmp_path: Path, serve: Serve, driver: FakeDriver, engine: FakeHostengine
+) -> None:
+    """What NVML has goes on; one line, and the reason at the GPU that wants DCGM."""
+    broken = tmp_path / "bindings"
+    broken.mkdir()
+    (broken / "dcgm_agent.py").write_text("1 / 0\n")
+    given = ("--dcgm-hostengine", engine.address, "--dcgm-bindings", str(broken))
+    exporter = Watched(serve("--interval", "200ms", *given, env={**engine.environment, **driver.environment}))
+    page = exporter.until(reads(1, "nvml", "no_gpm_and_dcgm_no_bindings"))
+    assert states(page) == {0: "up", 1: "up"}
+    log = exporter.log.read_text()
+    assert log.count("source dcgm is down") == 1
+    assert "Traceback" not in log

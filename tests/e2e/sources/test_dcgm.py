@@ -1,0 +1,266 @@
+"""A host engine that breaks under a running exporter: it costs what is broken, and heals by itself."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.client import HTTPConnection
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Exporter, Page, Serve, run
+from tests.e2e.collection.test_faults import Watched, states, withdrawn
+from tests.support.fakes.hostengine import FakeHostengine
+
+INTERVAL = 0.2
+TEMPERATURE, SM_SECONDS = "DCGM_FI_DEV_GPU_TEMP", "gpu_sm_active_seconds_total"
+# What is withdrawn is so after three intervals; test machines stop now and then.
+WITHDRAWN_SECONDS = 3 * INTERVAL + 2.5
+# 50 ms is what we promise; on shared cores a scrape waits for its turn.
+SLOWEST_SECONDS = 0.25
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[FakeHostengine]:
+    """A stand-in host engine with two GPUs."""
+    fake = FakeHostengine(tmp_path / "engine", gpus=2)
+    fake.start()
+    yield fake
+    fake.kill()
+
+
+def profiled(page: Page) -> bool:
+    """Whether both GPUs are up with profiling."""
+    return set(states(page).values()) == {"up"} and len(page.values(SM_SECONDS)) == 2
+
+
+@pytest.fixture
+def exporter(serve: Serve, engine: FakeHostengine) -> Watched:
+    """An exporter that reads it."""
+    started = Watched(serve("--interval", "200ms", "--kernel-log", "none", *engine.flags, env=engine.environment))
+    started.until(profiled)
+    return started
+
+
+@contextmanager
+def scraped(exporter: Exporter) -> Iterator[None]:
+    """Scrape all the time, on a thread: each scrape is answered, with 200, and soon."""
+    took: list[float] = []
+    wrong: list[object] = []
+    done = threading.Event()
+
+    def scrape() -> None:
+        connection = HTTPConnection("127.0.0.1", exporter.port, timeout=10)
+        while not done.is_set():
+            begin = time.perf_counter()
+            try:
+                connection.request("GET", "/metrics")
+                answer = connection.getresponse()
+                answer.read()
+                if answer.status != 200:
+                    wrong.append(answer.status)
+            except OSError as error:
+                wrong.append(error)
+            took.append(time.perf_counter() - begin)
+            time.sleep(0.02)
+        connection.close()
+
+    thread = threading.Thread(target=scrape)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+    took.sort()
+    p99 = took[int(len(took) * 0.99) - 1]
+    print(f"{len(took)} scrapes, p50 {took[len(took) // 2] * 1e3:.1f} ms, p99 {p99 * 1e3:.1f} ms")
+    assert not wrong
+    assert len(took) > 20
+    assert p99 < SLOWEST_SECONDS
+
+
+def down(reason: str) -> Callable[[Page], bool]:
+    """The source is down for this reason, and no GPU has values of the device any more."""
+
+    def holds(page: Page) -> bool:
+        return (
+            page.values("gpu_exporter_source_up", source="dcgm") == [0]
+            and page.values("gpu_exporter_source_down_reason", source="dcgm", reason=reason) == [1]
+            and all(withdrawn(page, gpu) for gpu in (0, 1))
+        )
+
+    return holds
+
+
+def totals(page: Page) -> float:
+    """The integral of both GPUs."""
+    return sum(page.values(SM_SECONDS))
+
+
+def heals(exporter: Watched, before: float, timeout: float = 45) -> None:
+    """Both GPUs are back with profiling, and counters went on."""
+    exporter.until(lambda page: profiled(page) and totals(page) > before, timeout)
+
+
+def test_killed_and_started_again(exporter: Watched, engine: FakeHostengine) -> None:
+    """kill -9: the source is down with the reason, its series are withdrawn, and a restart is enough."""
+    before = totals(exporter.page())
+    with scraped(exporter):
+        engine.kill()
+        exporter.until(down("no_connection"), WITHDRAWN_SECONDS)
+        time.sleep(1)
+        engine.start()
+        heals(exporter, before)
+    log = exporter.log.read_text()
+    assert "source dcgm is down: DCGM: host engine at" in log
+    assert "source dcgm is back" in log
+    assert "Traceback" not in log
+    assert exporter.stop()[0] == 0
+
+
+def test_hangs_and_goes_on(exporter: Watched, engine: FakeHostengine) -> None:
+    """SIGSTOP: it is down within the deadline, nobody waits for it, and it heals when it goes on."""
+    before = totals(exporter.page())
+    with scraped(exporter):
+        engine.signal(signal.SIGSTOP)
+        exporter.until(down("stalled"), WITHDRAWN_SECONDS + 1)
+        time.sleep(4)
+        engine.signal(signal.SIGCONT)
+        heals(exporter, before)
+    assert "Traceback" not in exporter.log.read_text()
+
+
+def test_ends_while_it_hangs(exporter: Watched, engine: FakeHostengine) -> None:
+    """SIGTERM is obeyed at once, also with a call that is stuck."""
+    engine.signal(signal.SIGSTOP)
+    exporter.until(down("stalled"), WITHDRAWN_SECONDS + 1)
+    code, took = exporter.stop()
+    engine.signal(signal.SIGCONT)
+    assert code == 0
+    assert took < 4
+
+
+def test_a_gpu_is_removed_and_returns(exporter: Watched, engine: FakeHostengine) -> None:
+    """It costs that GPU alone."""
+    before = totals(exporter.page())
+    with scraped(exporter):
+        engine.remove(1)
+        exporter.until(
+            lambda page: states(page)[0] == "up" and states(page)[1] != "up" and withdrawn(page, 1),
+            WITHDRAWN_SECONDS + 5,
+        )
+        assert exporter.page().value(TEMPERATURE, gpu="0") == 42
+        engine.restore(1)
+        heals(exporter, before)
+    assert exporter.page().values("gpu_exporter_source_up") == [1]
+
+
+def test_a_gpu_comes_anew(exporter: Watched, engine: FakeHostengine) -> None:
+    """A host engine that was started again with one GPU more shows it."""
+    from tests.support.fakes.hostengine import gpu
+
+    engine.kill()
+    with engine.changed() as state:
+        state["gpus"].append(gpu(2))
+    engine.start()
+    exporter.until(lambda page: states(page) == {0: "up", 1: "up", 2: "up"}, 30)
+
+
+def test_xids_are_counted(exporter: Watched, engine: FakeHostengine) -> None:
+    """Each once, by code, on its GPU."""
+    engine.xid(79, 79, 13, on=1)
+    page = exporter.until(lambda page: page.values("gpu_xid_events_total", gpu="1", xid="13") == [1])
+    assert page.value("gpu_xid_events_total", gpu="1", xid="79") == 2
+    assert page.values("gpu_xid_events_total", gpu="0", xid="79") == [0]
+
+
+def test_started_before_the_host_engine(serve: Serve, engine: FakeHostengine) -> None:
+    """Without one there is nothing to show: one line, and an exit code, as with any other source."""
+    engine.kill()
+    ended = run("once", *engine.flags, env=engine.environment)
+    assert ended.returncode == 1
+    assert ended.stderr.count("\n") == 1
+    assert "is nv-hostengine running there" in ended.stderr
+
+
+def test_no_gpus(tmp_path: Path) -> None:
+    """A host engine without a driver answers, and shows none."""
+    fake = FakeHostengine(tmp_path / "none", gpus=0)
+    fake.start()
+    try:
+        ended = run("once", *fake.flags, env=fake.environment)
+    finally:
+        fake.kill()
+    assert ended.returncode == 1
+    assert "shows no GPU" in ended.stderr
+    assert ended.stderr.count("\n") == 1
+
+
+def test_flags_of_dcgm_need_dcgm() -> None:
+    """A host engine that nobody asks would be believed to be read."""
+    ended = run("once", "--source", "nvml", "--dcgm-hostengine", "localhost:5555")
+    assert ended.returncode == 1
+    assert "--dcgm-hostengine needs --source dcgm" in ended.stderr
+
+
+def test_release_and_resume(serve: Serve, engine: FakeHostengine) -> None:
+    """A release ends the connection, and with it every watch; a resume makes them anew, and counters go on."""
+    flags = ("--interval", "200ms", "--kernel-log", "none", "--web.enable-lifecycle", *engine.flags)
+    exporter = Watched(serve(*flags, env=engine.environment))
+    before = totals(exporter.until(profiled))
+    assert exporter.ask("POST", "/-/release?for=60")[0] == 200
+    exporter.until(lambda page: page.values("gpu_exporter_released") == [1] and withdrawn(page, 0))
+    assert exporter.ask("POST", "/-/resume")[0] == 200
+    heals(exporter, before)
+
+
+def test_full_metrics_beside_the_gpus(serve: Serve, engine: FakeHostengine) -> None:
+    """NVSwitches and CPUs are on the page once, labelled as dcgm-exporter does, and say nothing of GPUs."""
+    with engine.changed() as state:
+        state["switches"] = [{"id": 0, "links": [], "fields": {"858": 47}}]
+        state["cpus"], state["cores"] = [{"id": 1, "fields": {"1130": 180.5}}], []
+    flags = ("--interval", "200ms", "--kernel-log", "none", "--metrics", "full", "--node-name", "here", *engine.flags)
+    exporter = Watched(serve(*flags, env=engine.environment))
+    page = exporter.until(lambda page: bool(page.values("DCGM_FI_DEV_CPU_POWER_UTIL_CURRENT")))
+    beside = [(labels, value) for name, labels, value in page.samples if "NVSWITCH" in name or "_CPU_" in name]
+    assert beside == [({"nvswitch": "nvswitch0", "Hostname": "here"}, 47), ({"cpu": "1", "Hostname": "here"}, 180.5)]
+    assert not [labels for name, labels, _ in page.samples if "NVSWITCH" in labels.get("metric", "")]
+
+
+def test_other_fields_under_load(serve: Serve, engine: FakeHostengine, tmp_path: Path) -> None:
+    """A file of fields that is read anew 20 times, with another choice each time: no failed scrape, no lost series, no
+    sample that counts twice, and no group left over in the host engine."""
+    chosen, few = tmp_path / "fields.csv", "DCGM_FI_DEV_GPU_TEMP, gauge, t\nDCGM_FI_PROF_SM_ACTIVE, gauge, sm\n"
+    chosen.write_text(few)
+    engine.set(240, 0, on=0)
+    given = ("--interval", "200ms", "--kernel-log", "none", "-f", str(chosen), *engine.flags)
+    exporter = Watched(serve(*given, env=engine.environment))
+    exporter.until(lambda page: profiled(page) and len(page.values(TEMPERATURE)) == 2)
+    before, begin, missing = totals(exporter.page()), time.monotonic(), 0
+
+    def shown(page: Page) -> bool:
+        return bool(page.values("DCGM_FI_DEV_POWER_VIOLATION"))
+
+    def hidden(page: Page) -> bool:
+        return not shown(page)
+
+    with scraped(exporter):
+        for turn in range(20):
+            more = f"DCGM_FI_DEV_POWER_VIOLATION, gauge, {turn}\n"
+            chosen.write_text(few + more if turn % 2 else few)
+            exporter.process.send_signal(signal.SIGHUP)
+            page = exporter.until(shown if turn % 2 else hidden)
+            missing += len(page.values(TEMPERATURE)) != 2 or len(page.values("DCGM_FI_PROF_SM_ACTIVE")) != 2
+    heals(exporter, before)
+    engine.set(150, 77)
+    page = exporter.until(lambda page: 77 in page.values(TEMPERATURE))
+    assert (totals(page) - before) / (time.monotonic() - begin) < 2 * 0.95 * 1.2
+    assert not missing
+    log = exporter.log.read_text()
+    assert "not asked for other metrics" not in log
+    assert " is down" not in log

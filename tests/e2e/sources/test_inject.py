@@ -1,0 +1,180 @@
+"""`--inject` from outside: every failure mode at once in a fleet, through the committed rules in a real Prometheus."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gpu_exporter.catalogue.failure_modes import MODES
+from gpu_exporter.catalogue.failure_modes.mode import Scope
+from gpu_exporter.diagnosis.gather import made, parsed
+from gpu_exporter.diagnosis.window import seen
+from gpu_exporter.render.boards import board_of
+from tests.conftest import Exporter, Page, Serve, run
+from tests.e2e.exposition.test_prometheus import SERIES_A_GPU
+from tests.support import panels
+from tests.support.alerting import rules
+from tests.support.prometheus import Prometheus, scraping
+from tests.support.tools import until
+
+SIMULATED = ("--source", "simulated")
+GPU, GPUS = 3, 4
+# Their windows or thresholds take minutes to hours: `tests/unit/sources/test_inject.py` finds them by its own clock.
+PATIENT = {
+    "GpuTelemetryStale",
+    "GpuEccCorrectableStorm",
+    "GpuPcieReplayStorm",
+    "GpuAllocatedIdle",
+    "GpuMemoryHoarded",
+    "GpuMemoryExhaustionPredicted",
+}
+SHOWN = [mode for mode in MODES if mode.name not in PATIENT and not mode.requires]
+NODES = [f"node-{number:03}" for number in range(len(SHOWN))]
+UNTOUCHED, NAMELESS = (f"node-{len(NODES) + more:03}" for more in range(2))
+
+Alert = tuple[str, str, str]
+
+
+def alerts(prometheus: Prometheus) -> set[Alert]:
+    """Name, node and GPU of each alert whose expression is true."""
+    found = prometheus.api("query", query="ALERTS")["result"]
+    return {
+        (each["metric"]["alertname"], each["metric"].get("node", ""), each["metric"].get("gpu", "")) for each in found
+    }
+
+
+def test_every_mode_in_a_fleet(serve: Serve, tmp_path: Path) -> None:
+    """A mode a node: each alert is of the GPU that has it, or all of its job, and no other GPU has one."""
+    inject = [f"--inject={mode.name}:{node}/{GPU}" for mode, node in zip(SHOWN, NODES, strict=True)]
+    size = ("--nodes", str(len(NODES) + 2), "--gpus", str(GPUS), "--metrics", "full")
+    # A GPU that never told its UUID is missed by its node all the same.
+    exporter = serve(*SIMULATED, *size, *inject, "--faults", f"lost {NAMELESS}/0 at 0s for 1h")
+    wanted, allowed = {("GpuLost", NAMELESS, "")}, set[Alert]()
+    for mode, node in zip(SHOWN, NODES, strict=True):
+        wanted.add((mode.name, node, "" if mode.inject.fault == "down" else str(GPU)))
+        gpus = range(GPUS) if mode.scope is Scope.JOB else [GPU]
+        allowed |= {(name, node, str(gpu)) for name in (mode.name, *mode.implies) for gpu in gpus}
+    # As a Prometheus in Kubernetes would: pod and namespace of the target move those of our labels to `exported_*`.
+    of_target = {"pod": "gpu-exporter-x2x4z", "namespace": "monitoring"}
+    settings = {
+        "http_sd_configs": [{"url": f"http://127.0.0.1:{exporter.port}/sd"}],
+        "relabel_configs": [{"target_label": name, "replacement": text} for name, text in of_target.items()],
+    }
+    with scraping(tmp_path, "2s", settings, rule_files=rules(tmp_path, "10m"), evaluation_interval="2s") as prometheus:
+        missing: set[Alert] = wanted
+
+        def all_there() -> bool:
+            nonlocal missing
+            missing = wanted - alerts(prometheus)
+            return not missing
+
+        try:
+            until(all_there, 75, "every alert")
+        except AssertionError:
+            raise AssertionError(f"never came: {missing}") from None
+        # Nodes without an injection do what their schedule says, which may be called host-bound and the like.
+        assert {each for each in alerts(prometheus) if each[1] in NODES} <= wanted | allowed
+        failing = [
+            each for each in prometheus.api("rules")["groups"] if any(rule.get("lastError") for rule in each["rules"])
+        ]
+        assert failing == []
+        jobs = prometheus.api("query", query="count by (node, workload, namespace) (gpu:gr_active:ratio)")["result"]
+        of_node = {each["metric"]["node"]: each["metric"] for each in jobs}
+        assert of_node[UNTOUCHED]["workload"].startswith("train-")
+        assert of_node.keys() >= {UNTOUCHED, NAMELESS}
+        alive = {node for mode, node in zip(SHOWN, NODES, strict=True) if mode.inject.fault != "down"}
+        assert {node: of_node[node]["workload"] for node in alive} == {node: f"injected-{node}" for node in alive}
+        assert {each["namespace"] for each in of_node.values()} == {"simulated"}
+        wrong = panels_of(prometheus, exporter, alive)
+        if wrong:  # a scrape that came too late leaves gauges out for a moment
+            wrong = panels_of(prometheus, exporter, alive)
+        assert not wrong, "\n".join(wrong)
+
+
+def panels_of(prometheus: Prometheus, exporter: Exporter, nodes: set[str]) -> list[str]:
+    """What is wrong with the board that shows each mode, narrowed down to the node that has it."""
+    pages = []
+    for _ in range(2):
+        pages += [made(parsed(exporter.get(f"/nodes/{node}/metrics")[1].decode())) for node in nodes]
+        time.sleep(2)
+    shown, found = seen(sorted(pages, key=lambda page: page.at), {}), []
+    for mode, node in zip(SHOWN, NODES, strict=True):
+        if node in nodes:
+            name = board_of(mode.domain).name
+            variables = {"cluster": "", "node": node, "workload": f"injected-{node}"}
+            complaints = panels.problems(prometheus, {name: panels.BOARDS[name]}, shown, variables)
+            # What the variables offer is of the whole fleet, which is not looked at here.
+            found += [f"{mode.name}: {each}" for each in complaints if ": $" not in each]
+    return found
+
+
+def test_a_recording_is_one_job(serve: Serve, tmp_path: Path) -> None:
+    """Signals of a replayed exporter name it as their workload, so that its ranks are compared."""
+    exporter = serve("--source", "replay", "--recording", "h200_x2_ddp", "--interval", "200ms")
+    settings = {"static_configs": [{"targets": [f"127.0.0.1:{exporter.port}"]}]}
+    with scraping(tmp_path, "1s", settings, rule_files=rules(tmp_path, "10m")) as prometheus:
+        until(lambda: prometheus.query('gpu:sm_active:ratio{workload="h200_x2_ddp"}'), 20, "the workload")
+        assert prometheus.query("count(gpu:sm_active:ratio)") == [2.0]
+        assert prometheus.query('count(gpu:sm_active:ratio{workload="h200_x2_ddp"})') == [2.0]
+        until(lambda: prometheus.query("gpu:waits:others_ratio"), 20, "a comparison with the other rank")
+
+
+def test_injected_gpus_stay_within_the_budget(serve: Serve) -> None:
+    """With owner, verdict and Xids there are no more series a GPU than Prometheus is promised."""
+    exporter = serve(*SIMULATED, "--interval", "200ms", "--inject", "GpuXidFatal")
+    page = exporter.until(lambda page: len(page.values("gpu_sm_active_seconds_total")) == 8)
+    each = [sum(labels.get("gpu") == str(gpu) for _, labels, _ in page.samples) for gpu in range(8)]
+    assert min(each) > 90
+    assert max(each) <= SERIES_A_GPU
+    assert {labels.get("source") for _, labels, _ in page.samples} == {"simulated"}
+    status, body = exporter.ask("GET", "/api/v1/events")
+    assert status == 200
+    assert {(event["gpu"], event["xid"]) for event in json.loads(body)["events"]} == {(0, 79)}
+
+
+def test_without_it_nothing_of_it_is_loaded() -> None:
+    """A fleet that is healthy carries no catalogue of failure modes."""
+    code = (
+        "import sys; from gpu_exporter.sources.choice import chosen; from gpu_exporter.config import Config;"
+        "chosen(Config(source='simulated'));"
+        "sys.exit(any('failure_modes' in name or 'inject' in name for name in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_other_commands_take_it_too(tmp_path: Path) -> None:
+    """`once` shows the values; flag twice, list, environment and file mean the same."""
+    expected = {"0": 0.887, "1": 0.34}
+    config = tmp_path / "config.yaml"
+    config.write_text("source: simulated\ngpus: 2\ninject: GpuMemoryBound, GpuXidFatal:1\n")
+    small = (*SIMULATED, "--gpus", "2")
+    for arguments, environment in (
+        ((*small, "--inject", "GpuMemoryBound", "--inject", "GpuXidFatal:1"), {}),
+        ((*small, "--inject", "GpuMemoryBound,GpuXidFatal:1"), {}),
+        (small, {"GPU_EXPORTER_INJECT": "GpuMemoryBound,GpuXidFatal:1"}),
+        (("--config", str(config)), {}),
+    ):
+        page = Page(run("once", *arguments, env=environment).stdout)
+        assert {gpu: page.value("DCGM_FI_PROF_DRAM_ACTIVE", gpu=gpu) for gpu in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("--inject", "GpuMemoryBound"), "--inject needs --source simulated"),
+        ((*SIMULATED, "--inject", "GpuMemoryBond"), "did you mean GpuMemoryBound?"),
+        ((*SIMULATED, "--inject", "GpuMemoryBound:8"), "node-000 has no GPU 8: use 0 to 7"),
+        ((*SIMULATED, "--gpus", "1", "--inject", "GpuStragglerSlow"), "use --gpus 2 or more"),
+    ],
+)
+def test_bad_injections_are_one_line(arguments: tuple[str, ...], line: str) -> None:
+    """What can't be meant is refused, with the cure, before anything is served."""
+    ended = run("serve", "--address", "127.0.0.1:0", *arguments)
+    assert ended.returncode == 1
+    assert len(ended.stderr.splitlines()) == 1
+    assert line in ended.stderr

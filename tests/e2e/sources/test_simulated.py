@@ -1,0 +1,211 @@
+"""A simulated fleet from outside: several nodes of one process, each labelled; faults cost what they should."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.fleet import measure
+from tests.conftest import Exporter, Page, Serve, run
+from tests.support.prometheus import scraping
+from tests.support.tools import until
+
+SIMULATED = ("--source", "simulated")
+
+
+def page(exporter: Exporter, node: str) -> Page:
+    """One scrape of a node."""
+    return Page(exporter.get(f"/nodes/{node}/metrics")[1].decode())
+
+
+def seen(exporter: Exporter, node: str, holds: Callable[[Page], bool], timeout: float = 20) -> Page:
+    """Scrape a node until it holds."""
+    found: list[Page] = []
+
+    def ask() -> bool:
+        found[:] = [page(exporter, node)]
+        return holds(found[0])
+
+    until(ask, timeout, f"what is awaited of {node}")
+    return found[0]
+
+
+def down(gpu: int, reason: str) -> Callable[[Page], bool]:
+    """Whether this GPU is down for this reason."""
+    return lambda page: (
+        page.values("gpu_up", gpu=str(gpu)) == [0.0]
+        and page.values("gpu_down_reason", gpu=str(gpu), reason=reason) == [1.0]
+    )
+
+
+def all_up(page: Page) -> bool:
+    """Whether every GPU of a node answers, and is read."""
+    return bool(page.values("gpu_up")) and min(page.values("gpu_up")) == 1.0
+
+
+def test_every_series_of_every_node_says_so(serve: Serve) -> None:
+    """Not one sample, of GPUs, exporter or process, can be taken for one of a real GPU; and each node has its own."""
+    exporter = serve(*SIMULATED, "--nodes", "3", "--gpus", "2", "--interval", "200ms", "--metrics", "full")
+    uuids = set()
+    for node in ("node-000", "node-001", "node-002"):
+        found = seen(exporter, node, lambda page: len(page.values("gpu_sm_active_seconds_total")) == 2)
+        assert {labels.get("source") for _, labels, _ in found.samples} == {"simulated"}
+        assert {labels["Hostname"] for _, labels, _ in found.samples if "Hostname" in labels} == {node}
+        assert found.values("process_resident_memory_bytes")
+        uuids |= {labels["UUID"] for _, labels, _ in found.samples if "UUID" in labels}
+        reasons = {labels["reason"] for name, labels, _ in found.samples if name == "gpu_metric_supported"}
+        assert reasons == {"not_simulated"}
+    assert len(uuids) == 6
+    assert "THESE ARE NOT YOUR GPUS: simulated GPUs" in exporter.log.read_text()
+
+
+def test_what_is_where(serve: Serve) -> None:
+    """Of several nodes each has its pages, and the root says where they are."""
+    exporter = serve(*SIMULATED, "--nodes", "12", "--gpus", "1", "--interval", "200ms")
+    seen(exporter, "node-011", all_up)
+
+    def ask(path: str) -> tuple[int, str]:
+        answer, body = exporter.get(path)
+        return answer.status, body.decode()
+
+    assert ask("/metrics") == (
+        404,
+        "404 Not Found: nodes are at /nodes/node-000/metrics, /nodes/node-001/metrics …; /sd lists them all\n",
+    )
+    for path in ("/nodes/node-999/metrics", "/nodes/node-999/", "/nodes/node-0000/readyz", "/nodes", "/x/metrics"):
+        assert ask(path)[0] == 404
+    for path in ("/healthz", "/nodes/node-003/healthz", "/nodes/node-003/readyz"):
+        assert ask(path) == (200, "ok\n")
+    until(lambda: ask("/readyz") == (200, "ok\n"))
+    status, body = ask("/")
+    assert status == 200
+    assert all(f"<a href=nodes/node-{number:03}/>" in body for number in range(12))
+    assert "simulated GPUs that exist nowhere" in body
+    status, body = ask("/nodes/node-003/")
+    assert status == 200
+    assert "simulated GPUs that exist nowhere" in body
+    assert "NVIDIA H200" in body
+
+
+def test_prometheus_discovers_the_nodes(serve: Serve, tmp_path: Path) -> None:
+    """A real Prometheus finds every node through /sd, under its own name, and keeps their series apart."""
+    exporter = serve(*SIMULATED, "--nodes", "3", "--gpus", "2", "--interval", "200ms")
+    answer, body = exporter.get("/sd")
+    assert answer.headers["Content-Type"] == "application/json"
+    found: list[dict[str, Any]] = json.loads(body)
+    assert found[1] == {
+        "targets": [f"127.0.0.1:{exporter.port}"],
+        "labels": {"__scheme__": "http", "__metrics_path__": "/nodes/node-001/metrics", "instance": "node-001"},
+    }
+    with scraping(tmp_path, "1s", {"http_sd_configs": [{"url": f"http://127.0.0.1:{exporter.port}/sd"}]}) as prometheus:
+        until(lambda: prometheus.query("count(count_over_time(up[30s]) >= 4)") == [3.0], 30, "the fourth scrape")
+        assert prometheus.query("min(min_over_time(up[30s]))") == [1.0]
+        assert prometheus.stored("gpu_devices_visible[2s]").keys() == {"node-000", "node-001", "node-002"}
+        assert prometheus.query("count(gpu_up == 1)") == [6.0]
+        assert prometheus.query('count({job="gpu",source!="simulated",__name__!~"up|scrape_.*"})') == []
+        assert 0 < prometheus.query("max(rate(gpu_gr_engine_active_seconds_total[10s]))")[0] <= 1.01
+
+
+def test_no_scrape_of_a_fleet_is_missed(tmp_path: Path) -> None:
+    """A small part of `python -m benchmarks.fleet`."""
+    result = measure(tmp_path, nodes=10, gpus=8, seconds=20, interval=1)
+    assert (result.targets, result.failed, result.missed) == (10, 0, 0)
+    assert result.scrapes >= 190
+    assert result.oldest_seconds < 2
+
+
+def test_faults_cost_what_they_say_and_heal(serve: Serve) -> None:
+    """Each kind of fault is seen from outside on its GPU or node, and nowhere else; then all is well again."""
+    faults = (
+        "lost node-000/0 at 4s for 8s; wedged node-001/1 at 4s for 8s; "
+        "slow node-002/0 at 3s for 30s; reload node-003 at 4s for 8s"
+    )
+    exporter = serve(*SIMULATED, "--nodes", "5", "--gpus", "2", "--interval", "200ms", "--faults", faults)
+    before = seen(exporter, "node-003", all_up)
+    seen(exporter, "node-000", down(0, "lost"))
+    wedged = seen(exporter, "node-001", down(1, "stalled"))
+    assert wedged.value("gpu_read_stalled_seconds", gpu="1") >= 1
+    assert wedged.value("gpu_up", gpu="0") == 1
+    seen(exporter, "node-003", lambda page: page.value("gpu_exporter_source_up") == 0)
+    reloaded = seen(exporter, "node-003", lambda page: not page.values("gpu_energy_joules_total"))
+    assert reloaded.values("gpu_down_reason", reason="source_lost") == [1.0, 1.0]
+    slow = seen(exporter, "node-002", down(0, "stalled"))
+    assert slow.value("gpu_up", gpu="1") == 1
+    assert min(page(exporter, "node-004").values("gpu_up")) == 1
+    for node in ("node-000", "node-001", "node-003"):
+        assert min(seen(exporter, node, all_up, 40).values("gpu_up")) == 1
+    healed = seen(
+        exporter, "node-002", lambda page: all_up(page) and page.value("gpu_exporter_ticks_skipped_total", gpu="0") > 5
+    )
+    skipped = [healed.value("gpu_exporter_ticks_skipped_total", gpu=gpu) for gpu in "01"]
+    assert skipped[1] < skipped[0] / 2  # some may be all the clock's, on a busy machine
+    after = seen(exporter, "node-003", lambda page: bool(page.values("gpu_energy_joules_total")))
+    assert min(after.values("gpu_energy_joules_total")) > max(before.values("gpu_energy_joules_total"))
+    assert page(exporter, "node-004").values("gpu_exporter_collection_failures_total") == [0.0, 0.0]
+
+
+def test_one_node_is_served_as_a_real_one_is(serve: Serve) -> None:
+    """At /metrics, under its own name or the one that was given; and it ends at once though a read is stuck."""
+    exporter = serve(
+        *SIMULATED, "--interval", "200ms", "--faults", "wedged node-000/* at 2s for 1h", "--node-name", "mine"
+    )
+    found = exporter.until(lambda page: len(page.values("gpu_sm_active_seconds_total")) == 8)
+    assert {labels["Hostname"] for _, labels, _ in found.samples if "Hostname" in labels} == {"mine"}
+    assert exporter.get("/sd")[0].status == 404
+    exporter.until(lambda page: page.values("gpu_up") == [0.0] * 8)
+    code, took = exporter.stop()
+    assert code == 0
+    assert took < 3
+
+
+def test_once_and_doctor_look_at_one_node() -> None:
+    """The other commands take a node, too, and say what it is."""
+    ended = run("once", *SIMULATED, "--gpus", "3", "--json")
+    found = json.loads(ended.stdout)
+    assert (found["source"], found["live"], len(found["gpus"])) == ("simulated", False, 3)
+    ended = run("once", *SIMULATED, "--gpus", "1")
+    samples = Page(ended.stdout).samples
+    assert samples
+    assert all(labels.get("source") == "simulated" for _, labels, _ in samples)
+    ended = run("doctor", *SIMULATED)
+    assert ended.returncode == 0
+    assert "source simulated: simulated GPUs that exist nowhere, not those of this machine" in ended.stdout
+    assert "not simulated: no packaged recording has it" in ended.stdout
+
+
+def test_a_recording_of_it_can_be_played(tmp_path: Path) -> None:
+    """What was simulated is recorded and played like anything else."""
+    path = tmp_path / "fleet.jsonl.gz"
+    assert run("record", *SIMULATED, "--gpus", "2", "--duration", "1", "--out", str(path)).returncode == 0
+    ended = run("once", "--source", "replay", "--recording", str(path), "--json")
+    assert [gpu["modelName"] for gpu in json.loads(ended.stdout)["gpus"]] == ["NVIDIA H200"] * 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("--nodes", "2"), "--nodes needs --source simulated"),
+        (("--gpus", "2"), "--gpus needs --source simulated"),
+        (("--seed", "7"), "--seed needs --source simulated"),
+        (("--faults", "lost *"), "--faults needs --source simulated"),
+        (("--source", "replay", "--recording", "h200_workloads", "--nodes", "2"), "--nodes needs --source simulated"),
+        ((*SIMULATED, "--recording", "h200_workloads"), "--recording needs --source replay"),
+        ((*SIMULATED, "--nodes", "0"), "'0' is not a number from 1 to 9999"),
+        ((*SIMULATED, "--gpus", "many"), "'many' is not a number from 1 to 9999"),
+        ((*SIMULATED, "--seed", "1.5"), "'1.5' is not a whole number"),
+        ((*SIMULATED, "--nodes", "2", "--node-name", "mine"), "--node-name is of one node"),
+        ((*SIMULATED, "--faults", "los node-000/1 at 3s for 2s"), "did you mean lost?"),
+        ((*SIMULATED, "--faults", "lost node-001/1 at 3s for 2s"), "there is no node-001: use node-000"),
+    ],
+)
+def test_bad_settings_are_one_line(arguments: tuple[str, ...], line: str) -> None:
+    """What can't be meant is refused, with the cure, before anything is served."""
+    ended = run("serve", "--address", "127.0.0.1:0", *arguments)
+    assert ended.returncode in (1, 2)
+    assert ended.stderr.startswith("gpu-exporter: ")
+    assert len(ended.stderr.splitlines()) == 1
+    assert line in ended.stderr

@@ -1,0 +1,112 @@
+"""Faults for a long time: the exporter neither grows nor dies. `make soak`; CI runs a small part of it.
+
+    python -m tests.soak.faults [--seconds 1800] [--seed 1]
+
+Eight stand-in GPUs are read ten times a second and scraped all the time, while at random GPUs are lost, wedged and
+brought back and the driver unloads and reloads. Then memory, threads and descriptors of the last quarter are compared
+with those of the second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.conftest import Exporter, command, free_port
+from tests.support.fakes.driver import FakeDriver
+
+GPUS = 8
+
+
+def fault(driver: FakeDriver, rng: random.Random) -> None:
+    """Break one thing, or mend everything."""
+    gpu = rng.randrange(GPUS)
+    kinds: list[Callable[[], None]] = [
+        lambda: driver.lose(gpu),
+        lambda: driver.require_reset(gpu),
+        lambda: driver.block(gpu),
+        lambda: driver.fail("PowerUsage", 999, gpu=gpu),
+        lambda: driver.set("UtilizationRates.gpu", 808, gpu=gpu),
+        driver.unload,
+        lambda: driver.count(rng.randint(1, GPUS)),
+        lambda: mend(driver),
+        lambda: mend(driver),
+    ]
+    rng.choice(kinds)()
+
+
+def mend(driver: FakeDriver) -> None:
+    """Everything works again."""
+    with driver.batch():
+        driver.load()
+        driver.count(GPUS)
+        for gpu in range(GPUS):
+            driver.restore(gpu)
+            driver.unblock(gpu)
+            driver.unset("PowerUsage", gpu)
+            driver.unset("UtilizationRates.gpu", gpu)
+
+
+def usage(pid: int) -> tuple[float, int, int]:
+    """Resident MiB, threads, open descriptors."""
+    status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return int(status["VmRSS"].split()[0]) / 1024, int(status["Threads"]), len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+def soak(folder: Path, seconds: float, seed: int) -> list[tuple[float, int, int]]:
+    """Run for a while; return what the process used at each scrape, once everything was mended and came back."""
+    rng, driver, port = random.Random(seed), FakeDriver(folder / "driver", gpus=GPUS), free_port()
+    arguments = ("--address", f"127.0.0.1:{port}", "--interval", "100ms", "--metrics", "full", "--log-level", "error")
+    process = subprocess.Popen(command("serve", *arguments), env={**os.environ, **driver.environment}, text=True)
+    try:
+        exporter = Exporter(process, port, folder / "log")
+        used: list[tuple[float, int, int]] = []
+        begin = time.monotonic()
+        while time.monotonic() < begin + seconds:
+            try:
+                exporter.get(headers={"Accept-Encoding": "gzip"})
+                used.append(usage(process.pid))
+            except ConnectionRefusedError:  # not listening yet
+                if used or time.monotonic() > begin + 20:
+                    raise
+            if used and rng.random() < 0.1:
+                fault(driver, rng)
+            time.sleep(0.05)
+        mend(driver)
+        exporter.until(lambda page: len(page.values("gpu_sm_active_seconds_total")) == GPUS, timeout=60)
+        code, took = exporter.stop()
+        assert (code, took < 3) == (0, True), f"ended with {code} after {took:.1f} s"
+    finally:
+        process.kill()
+        process.wait()
+    return used
+
+
+def main() -> int:
+    """Run, print and judge."""
+    options = argparse.ArgumentParser()
+    options.add_argument("--seconds", type=float, default=1800)
+    options.add_argument("--seed", type=int, default=1)
+    chosen = options.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        used = soak(Path(folder), chosen.seconds, chosen.seed)
+    quarter = len(used) // 4
+    second, last = used[quarter : 2 * quarter], used[3 * quarter :]
+    rss = [statistics.median(each[0] for each in part) for part in (second, last)]
+    threads, descriptors = ([max(each[n] for each in part) for part in (second, last)] for n in (1, 2))
+    print(f"{len(used)} scrapes in {chosen.seconds:.0f} s; second quarter -> last quarter")
+    print(f"RSS {rss[0]:.1f} -> {rss[1]:.1f} MiB", f"threads {threads[0]} -> {threads[1]}", sep=", ", end=", ")
+    print(f"descriptors {descriptors[0]} -> {descriptors[1]}")
+    return 0 if rss[1] < rss[0] * 1.02 and threads[1] <= threads[0] and descriptors[1] <= descriptors[0] + 2 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

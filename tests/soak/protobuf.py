@@ -1,0 +1,69 @@
+"""The messages of kubelet's API on every protobuf that the extra allows: `python -m tests.soak.protobuf`.
+
+Each is installed beside the others, and reads the answer of a kubelet with it, in C and in Python: a release that does
+not like what is built in `attribution/pod_resources.py`, or that warns, shows here.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+RELEASES = ("4.25.0", "4.25.*", "5.*", "6.*", "7.*")
+IMPLEMENTATIONS = ("upb", "python")
+
+
+def look() -> str:
+    """Ask a kubelet, with whichever protobuf is first on the path; say which."""
+    import google.protobuf
+    from google.protobuf.internal import api_implementation
+
+    from gpu_exporter.attribution.kubelet import Kubelet
+    from gpu_exporter.attribution.listing import Claimed, Held, Listing
+    from gpu_exporter.model.lookup import LookupFailed
+    from tests.support.fakes.kubelet import Claim, FakeKubelet, Given, field, pod
+
+    with tempfile.TemporaryDirectory() as directory:
+        kubelet = FakeKubelet(Path(directory) / "kubelet.sock")
+        client = Kubelet(kubelet.socket, (), 5.0)
+        kubelet.pods = [pod("a", Given("nvidia.com/gpu", ["GPU-1", "GPU-2"])), pod("b", Claim("node", "gpu-0"))]
+        kubelet.start()
+        try:
+            held = tuple(Held("team", "a", "main", "nvidia.com/gpu", each) for each in ("GPU-1", "GPU-2"))
+            claimed = (Claimed("team", "b", "main", "node", "gpu-0"),)
+            assert client.ask() == Listing(held, claimed)
+            for dirt in (b"\xff\xff", field(1, field(1, b"\xff\xfe"))):
+                kubelet.raw = dirt
+                with pytest.raises(LookupFailed, match="no pod-resources reply"):
+                    client.ask()
+        finally:
+            client.close()
+            kubelet.stop()
+    return f"{google.protobuf.__version__} ({api_implementation.Type()})"
+
+
+def main() -> None:
+    """All of them."""
+    for release in RELEASES:
+        with tempfile.TemporaryDirectory() as directory:
+            pip = (sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps")
+            subprocess.run([*pip, "--target", directory, f"protobuf=={release}"], check=True)
+            for implementation in IMPLEMENTATIONS:
+                own = {"PYTHONPATH": directory, "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": implementation}
+                command = [sys.executable, "-m", "tests.soak.protobuf", "look"]
+                said = subprocess.check_output(command, env={**os.environ, **own}, text=True).strip()
+                print(f"protobuf {said}: reads kubelet's answer", flush=True)
+                assert said.startswith(release.rstrip("*")), said
+                assert implementation in said, said
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["look"]:
+        print(look())
+    else:
+        main()

@@ -1,0 +1,172 @@
+"""A node's life in minutes: the loop as fast as the CPU can, over simulated GPUs whose time is told. `make soak`.
+
+    python -m tests.soak.ticks [--ticks 200000] [--gpus 2] [--seed 1]
+
+Every tick is a real one: workers read, accumulators add, a page is rendered and now and then scraped. GPUs are lost and
+slow, drivers reloaded and handed over. Memory of the last quarter is compared with that of the second; threads and
+descriptors must not grow. What needs real time, a wedged driver, is `tests.soak.faults`'s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import random
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack
+from itertools import product
+from types import ModuleType
+from typing import NamedTuple
+from unittest.mock import patch
+
+from gpu_exporter.catalogue.metrics import selected
+from gpu_exporter.collection import collector as collect
+from gpu_exporter.collection import composer, hand_over, worker
+from gpu_exporter.collection.collector import Collector
+from gpu_exporter.exposition.renderer import Pages, Renderer, Variant
+from gpu_exporter.model.metric import MetricSet
+from gpu_exporter.model.snapshot import Snapshot
+from gpu_exporter.sources.simulated import device
+from gpu_exporter.sources.simulated.faults import LOST, RELOAD, SLOW
+from gpu_exporter.sources.simulated.source import fleet
+from gpu_exporter.sources.simulated.workload import workloads
+from tests.conftest import RECORDINGS
+
+NODE = "node-000"
+VARIANTS = [Variant(*each) for each in product((False, True), repeat=2)]
+FAULT_TICKS, HAND_OVER_TICKS, SCRAPE_TICKS = 100, 500, 15
+# However long it lasts: what was seen takes memory, too.
+LOOKS = 400
+CLOCKS: Sequence[ModuleType] = (collect, hand_over, composer, worker, device)
+MIB = 1 << 20
+
+
+class Used(NamedTuple):
+    """What the process uses."""
+
+    mib: float
+    threads: int
+    descriptors: int
+
+
+class Clock:
+    """Time that passes when it is told to."""
+
+    def __init__(self) -> None:
+        self._begin = self._now = time.monotonic()
+        self._unix = time.time()
+
+    def monotonic(self) -> float:
+        return self._now
+
+    def time(self) -> float:
+        return self._unix + self._now - self._begin
+
+    def pass_by(self, seconds: float) -> None:
+        """Let so much time pass."""
+        self._now += seconds
+
+
+def usage() -> Used:
+    """Of this process, now."""
+    with open("/proc/self/statm", encoding="ascii") as statm:
+        pages = int(statm.read().split()[1])
+    count = [len(os.listdir(f"/proc/self/{each}")) for each in ("task", "fd")]
+    return Used(pages * os.sysconf("SC_PAGE_SIZE") / MIB, *count)
+
+
+def script(rng: random.Random, ticks: int, gpus: int) -> str:
+    """Faults for so many seconds, one after another."""
+    faults = []
+    for begin in range(FAULT_TICKS, ticks, FAULT_TICKS):
+        kind = rng.choice((LOST, LOST, SLOW, RELOAD))
+        where = NODE if kind == RELOAD else f"{NODE}/{rng.choice([*range(gpus), '*'])}"
+        faults.append(f"{kind} {where} at {begin + rng.randrange(20)}s for {rng.randint(1, 60)}s")
+    return ";".join(faults)
+
+
+class Life:
+    """One node, and what became of it."""
+
+    def __init__(self, ticks: int, gpus: int, seed: int) -> None:
+        self.used: list[Used] = []
+        self.states: Counter[str] = Counter()
+        self._ticks, self._rng, self._clock = ticks, random.Random(seed), Clock()
+        self._renderer, self._pages = Renderer(NODE), Pages()
+        known = workloads(sorted(RECORDINGS.glob("*.jsonl.gz")))
+        faults = script(self._rng, ticks, gpus)
+        nodes = fleet(1, gpus, seed, faults, known, self._clock.monotonic, self._clock.pass_by)
+        self._collector = Collector(nodes[NODE], selected(MetricSet.FULL), self._publish)
+
+    def _publish(self, made: Snapshot) -> None:
+        self._pages.publish(self._renderer.render(made))
+        self.states.update(status.reason or "up" for status in made.gpus)
+
+    def run(self) -> None:
+        """Tick after tick, at once."""
+        with ExitStack() as stack:
+            for module in CLOCKS:
+                stack.enter_context(patch.object(module, "time", self._clock))
+            self._collector._threads[0].start()
+            self._collector._first_contact.wait(10)
+            for tick in range(self._ticks):
+                self._tick(tick)
+            self._collector.handover.end()
+            assert self._collector.stop(10)
+
+    def _tick(self, tick: int) -> None:
+        collector = self._collector
+        self._clock.pass_by(collector.interval)
+        collector._tick()
+        if not collector.up:  # its back-off is real time
+            collector._poke.set()
+            time.sleep(0.001)
+        if tick % HAND_OVER_TICKS == HAND_OVER_TICKS - 1:
+            collector.handover.begin(self._rng.randint(1, 60))
+        if tick % SCRAPE_TICKS == 0:
+            for variant in VARIANTS:
+                self._pages.get(variant)
+        if tick % max(1, self._ticks // LOOKS) == 0:
+            self.used.append(usage())
+
+
+def quarters(used: Sequence[Used]) -> list[Used]:
+    """Of each quarter the median memory, and the most threads and descriptors."""
+    quarter = len(used) // 4
+    parts = [used[number * quarter : (number + 1) * quarter] for number in range(4)]
+    return [
+        Used(
+            statistics.median(each.mib for each in part),
+            max(each.threads for each in part),
+            max(each.descriptors for each in part),
+        )
+        for part in parts
+    ]
+
+
+def main() -> int:
+    """Run, print and judge."""
+    options = argparse.ArgumentParser()
+    options.add_argument("--ticks", type=int, default=200_000)
+    options.add_argument("--gpus", type=int, default=2)
+    options.add_argument("--seed", type=int, default=1)
+    chosen = options.parse_args()
+    logging.disable()  # thousands of faults would be said
+    begin = time.monotonic()
+    life = Life(chosen.ticks, chosen.gpus, chosen.seed)
+    life.run()
+    _, second, _, last = found = quarters(life.used)
+    print(f"{chosen.ticks} ticks of {chosen.gpus} GPUs in {time.monotonic() - begin:.0f} s", end=": ")
+    print(", ".join(f"{state} {number}" for state, number in life.states.most_common()))
+    print("RSS", " -> ".join(f"{each.mib:.2f}" for each in found), "MiB by quarter", end=", ")
+    print(f"threads {second.threads} -> {last.threads}, descriptors {second.descriptors} -> {last.descriptors}")
+    return 0 if last.mib < second.mib * 1.02 and last[1:] <= second[1:] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,273 @@
+"""The chart as Helm renders it, the values it is rendered with in tests, and what Pod Security says of its pods."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from helm_python import Chart
+
+from tests import ROOT
+
+CHART = ROOT / "helm" / "gpu-exporter"
+# Of PASSWORD, cheap to check.
+USER, PASSWORD, HASH = "prometheus", "secret", "$2b$04$yu9GQs4QdIgpgq5uGT8bVehR/BrxjYwNpkpr0oDEEc4l.misvvlny"
+RELEASE, NAMESPACE = "gpus", "gpu-monitoring"
+NAME = "gpus-gpu-exporter"
+
+Values = Mapping[str, Any]
+Object = Mapping[str, Any]
+
+
+def of_readme(begin: str) -> Values:
+    """The example of the chart's README that begins with this key."""
+    (text,) = re.findall(rf"```yaml\n({begin}:.*?)```", (CHART / "README.md").read_text(), re.DOTALL)
+    values: Values = yaml.safe_load(text)
+    return values
+
+
+MONITORED: Values = {
+    "serviceMonitor": {"enabled": True, "labels": {"release": "kube-prometheus-stack"}},
+    "prometheusRule": {"enabled": True, "labels": {"release": "kube-prometheus-stack"}},
+    "dashboards": {"enabled": True},
+}
+# What people run it with.
+SETS: Mapping[str, Values] = {
+    "defaults": {},
+    "monitored": MONITORED,
+    "everything": {
+        **MONITORED,
+        "metrics": "full",
+        "attribution": {"podLabels": ["app", "team"], "dra": True, "resourceNames": ["example.com/gpu"]},
+        "slurm": {"jobMappingPath": "/run/gpu-jobs"},
+        "processes": {"enabled": True},
+        "kernelLog": {"mode": "file", "path": "/var/log/kern.log"},
+        "xids": {"overrides": {"63": {"action": "gpu_reset", "drain": True}}, "keep": "node"},
+        "collectors": "DCGM_FI_DEV_GPU_TEMP, gauge, GPU temperature (in C).\nDCGM_FI_DEV_POWER_USAGE, gauge, Power.\n",
+        "networkPolicy": {"enabled": True, "from": [{"namespaceSelector": {}}], "egress": [{"ports": [{"port": 53}]}]},
+        "web": {
+            "config": {"basic_auth_users": {USER: HASH}},
+            "tlsSecret": "tls",
+            "lifecycle": True,
+        },
+        "commonLabels": {"team": "gpu"},
+        "commonAnnotations": {"owner": "gpu"},
+        "podLabels": {"app.kubernetes.io/component": "stolen", "zone": "a"},
+        "podAnnotations": {"example.com/a": "b"},
+        "nodeSelector": {"pool": "gpu"},
+        "initContainers": [{"name": "wait", "image": "busybox", "command": ["true"]}],
+        "extraContainers": [{"name": "beside", "image": "busybox"}],
+        "extraEnv": [{"name": "TZ", "value": "UTC"}],
+        "extraArgs": ["--gauge-window=30s"],
+        "extraVolumes": [{"name": "more", "emptyDir": {}}],
+        "extraVolumeMounts": [{"name": "more", "mountPath": "/more"}],
+        "extraManifests": [
+            {
+                "apiVersion": "v1",
+                "kind": "ConfigMap",
+                "metadata": {"name": "one"},
+                "data": {"of": "{{ .Release.Name }}"},
+            },
+            'apiVersion: v1\nkind: ConfigMap\nmetadata: {name: "{{ .Release.Name }}-two"}\n',
+        ],
+        "imagePullSecrets": [{"name": "registry"}],
+        "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "10%"}},
+    },
+    "mig": {
+        "attribution": {"resourceNames": ["example.com/mig-1g.10gb"], "pods": True},
+        "config": {"expected_gpus": 8},
+    },
+    "dra": {"attribution": {"dra": True}},
+    "no-rbac": {
+        "attribution": {"podLabels": ["app"], "dra": True},
+        "rbac": {"create": False},
+        "serviceAccount": {"create": False, "name": "given"},
+    },
+    "restricted": {"attribution": {"enabled": False}, **MONITORED, "networkPolicy": {"enabled": True}},
+    "dcgm-remote": {
+        **of_readme("dcgm"),
+        "attribution": {"enabled": False},
+        "networkPolicy": {"enabled": True},
+    },
+    "dcgm-within": {
+        "dcgm": {
+            "enabled": True,
+            "bindings": "/usr/share/datacenter-gpu-manager-4/bindings/python3",
+            "profiling": True,
+        },
+        "gpuAccess": {"mode": "runtimeClass", "driverCapabilities": "compute,utility"},
+    },
+    "tls": {
+        "web": {
+            "config": {
+                "tls_server_config": {
+                    "cert_file": "/etc/gpu-exporter/tls/tls.crt",
+                    "key_file": "/etc/gpu-exporter/tls/tls.key",
+                }
+            },
+            "tlsSecret": "gpu-exporter-tls",
+        },
+        "serviceMonitor": {
+            "enabled": True,
+            "instance": "address",
+            "sampleLimit": 50000,
+            "tlsConfig": {"ca": {"secret": {"name": "gpu-exporter-tls", "key": "ca.crt"}}, "serverName": "gpus"},
+            "basicAuth": {"username": {"name": "u", "key": "u"}, "password": {"name": "u", "key": "p"}},
+            "metricRelabelings": [{"action": "drop", "sourceLabels": ["__name__"], "regex": "python_.*"}],
+        },
+    },
+    "kernel-log": {"kernelLog": {"mode": "kmsg"}, "attribution": {"enabled": False}, "handOver": {"enabled": False}},
+    "host-network": {
+        "hostNetwork": True,
+        "port": 9401,
+        "gpuAccess": {"mode": "volumeMounts"},
+        "processes": {"enabled": True},
+    },
+    "mirror": {
+        "global": {"imageRegistry": "mirror.example", "imagePullSecrets": [{"name": "mirror"}]},
+        "image": {"digest": "sha256:" + "0" * 64},
+        "gpuAccess": {"mode": "cdi"},
+        "nodes": "any",
+        "priorityClassName": "",
+        "tolerations": [],
+        "xids": {"keep": "none"},
+        "web": {"existingSecret": "web"},
+        "test": {"enabled": False},
+        "fullnameOverride": "watch",
+        "namespaceOverride": "elsewhere",
+    },
+    "jobs": {"slurm": {"jobMappingPath": "/run/gpu-jobs"}, "attribution": {"enabled": False}, "xids": {"keep": "none"}},
+    "overridden": {
+        "prometheusRule": {
+            "enabled": True,
+            "interval": "30s",
+            "alertLabels": {"team": "gpu", "severity": "kept"},
+            "runbookUrl": "https://runbooks.example/gpu/",
+            "grafanaUrl": "https://grafana.example/",
+            "limits": {"heldMemory": 2000000000, "usdPerGpuHour": 3.25},
+            "modes": {
+                "GpuLost": {"severity": "warning", "hold": "10m", "keep": "5m"},
+                "GpuFakeLoad": {"enabled": False},
+            },
+        },
+        "dashboards": {"enabled": True, "namespace": "grafana", "boards": {"cost": False}},
+    },
+}
+
+
+def texts(values: Values, chart: Path = CHART) -> Mapping[str, str]:
+    """What each template makes of these values, by its file's name."""
+    with Chart.load(chart) as loaded:
+        made = loaded.render(dict(values), name=RELEASE, namespace=NAMESPACE)
+    return {name.partition("/templates/")[2]: text for name, text in made.items()}
+
+
+def objects(values: Values, chart: Path = CHART) -> list[Object]:
+    """All objects, as Kubernetes gets them."""
+    return [
+        document
+        for name, text in texts(values, chart).items()
+        if name.endswith(".yaml")
+        for document in yaml.safe_load_all(text)
+        if document
+    ]
+
+
+def kind(found: Sequence[Object], name: str) -> list[Object]:
+    """Those of one kind."""
+    return [each for each in found if each["kind"] == name]
+
+
+def only(found: Sequence[Object], name: str) -> Object:
+    """The one of its kind."""
+    (one,) = kind(found, name)
+    return one
+
+
+def rules(values: Values) -> Object:
+    """The groups of the PrometheusRule, as a rule file has them."""
+    spec: Object = only(
+        objects({**values, "prometheusRule": {"enabled": True, **values.get("prometheusRule", {})}}), "PrometheusRule"
+    )["spec"]
+    return spec
+
+
+@cache
+def made(name: str) -> list[Object]:
+    """The objects of one set of values."""
+    return objects(SETS[name])
+
+
+def pod(found: list[Object]) -> Mapping[str, Any]:
+    """The spec of the exporter's pods."""
+    spec: Mapping[str, Any] = only(found, "DaemonSet")["spec"]["template"]["spec"]
+    return spec
+
+
+def exporter(found: list[Object]) -> Mapping[str, Any]:
+    """Its container."""
+    one: Mapping[str, Any]
+    (one,) = (each for each in pod(found)["containers"] if each["name"] == "exporter")
+    return one
+
+
+# The volumes that Pod Security "restricted" allows.
+VOLUMES = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
+
+
+def beyond_restricted(pod: Mapping[str, Any]) -> set[str]:
+    """What a pod's spec has that Pod Security "restricted" does not allow (https://kubernetes.io/docs/concepts/security/pod-security-standards/).
+
+    Stricter than the standard where that leaves a choice: seccomp must be said, and no capability may be added.
+    """
+    return {*_of_pod(pod), *(what for container in _containers(pod) for what in _of_container(pod, container))}
+
+
+def _containers(pod: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [each for key in ("initContainers", "containers", "ephemeralContainers") for each in pod.get(key, ())]
+
+
+def _of_pod(pod: Mapping[str, Any]) -> Iterator[str]:
+    for key in ("hostNetwork", "hostPID", "hostIPC"):
+        if pod.get(key):
+            yield key
+    for volume in pod.get("volumes", ()):
+        for what in set(volume) - {"name"} - VOLUMES:
+            yield f"{what} {volume[what].get('path', '')}".strip()
+    if pod.get("securityContext", {}).get("sysctls"):
+        yield "sysctls"
+
+
+def _of_container(pod: Mapping[str, Any], container: Mapping[str, Any]) -> Iterator[str]:
+    own, shared = container.get("securityContext", {}), pod.get("securityContext", {})
+    context = {**{key: shared[key] for key in ("runAsUser", "runAsNonRoot", "seccompProfile") if key in shared}, **own}
+    if context.get("privileged"):
+        yield "privileged"
+    if context.get("allowPrivilegeEscalation") is not False:
+        yield "allowPrivilegeEscalation"
+    if context.get("runAsNonRoot") is not True:
+        yield "not runAsNonRoot"
+    if context.get("runAsUser") == 0:
+        yield "uid 0"
+    if context.get("seccompProfile", {}).get("type") not in ("RuntimeDefault", "Localhost"):
+        yield "seccomp"
+    capabilities = context.get("capabilities", {})
+    if capabilities.get("drop") != ["ALL"]:
+        yield "capabilities kept"
+    for added in capabilities.get("add", ()):
+        yield f"capability {added}"
+    if context.get("procMount", "Default") != "Default":
+        yield "procMount"
+    if context.get("seLinuxOptions") or context.get("appArmorProfile", {}).get("type") == "Unconfined":
+        yield "SELinux or AppArmor"
+    for port in container.get("ports", ()):
+        if port.get("hostPort"):
+            yield "hostPort"
+    for key in ("livenessProbe", "readinessProbe", "startupProbe"):
+        for handler in ("httpGet", "tcpSocket"):
+            if container.get(key, {}).get(handler, {}).get("host"):
+                yield "a probe of another host"

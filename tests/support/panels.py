@@ -1,0 +1,344 @@
+"""Every question that a dashboard asks, put to a real Prometheus, and compared with what the scraped pages say.
+
+`problems` is the one to call. What must be there is decided in Python (`diagnosis/window.py` and the conditions' own
+evaluation), so a query that finds nothing because a label or a name in it is wrong is found out.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import promql_parser
+import yaml
+
+from gpu_exporter.catalogue import bottlenecks
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue import signals as s
+from gpu_exporter.catalogue.conditions import Mark, Median, Over, Share
+from gpu_exporter.catalogue.failure_modes import MODES
+from gpu_exporter.diagnosis.window import Part, Seen
+from gpu_exporter.render.rules import aggregates, allocation
+from tests import ROOT
+from tests.support.prometheus import Prometheus
+
+BOARDS = {path.stem: json.loads(path.read_text()) for path in sorted((ROOT / "dashboards").glob("*.json"))}
+ALL = ".*"
+SET_OPERATORS = ("and", "or", "unless")
+IDENTITY = ("node", "gpu", "namespace", "pod", "workload")
+# Labels that tell parts or events apart: not every series has them.
+SOMETIMES = ("GPU_I_ID", "namespace", "workload", "cluster")
+Devices = frozenset[Part]
+# The histograms that panels read as they are scraped, and what is known of a device that has one.
+HISTOGRAMS = {
+    f"{row}_bucket": s.POWER_SWING if row is m.POWER_SAMPLES else s.SM_IDLE
+    for row in (m.SM_SHARES, m.POWER_SAMPLES, m.IDLE_GAPS)
+}
+ALLOCATION = {each.record for each in allocation.ALLOCATION}
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A panel with a query, wherever on the board it is."""
+
+    board: str
+    content: Mapping[str, Any]
+
+    @property
+    def title(self) -> str:
+        return f"{self.board}: {self.content['title']}"
+
+
+def panels(board: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """All panels that are no rows, those of collapsed rows too."""
+    for panel in board["panels"]:
+        yield from panel.get("panels", ()) if panel["type"] == "row" else (panel,)
+
+
+def filled(text: str, variables: Mapping[str, str]) -> str:
+    """A query as Grafana sends it."""
+    for name, value in {"__rate_interval": "15s", **variables}.items():
+        text = text.replace(f"${name}", value)
+    assert "$" not in text, f"a variable is left in {text}"
+    return text
+
+
+def _records() -> Mapping[str, Any]:
+    """The terms and marks that are recorded, by name."""
+    conditions = [each.condition for each in bottlenecks.CLASSES] + [mode.condition for mode in MODES if mode.condition]
+    terms = [term for condition in conditions for term in condition.terms()]
+    found: dict[str, Any] = {}
+    for term in terms:
+        match term:
+            case Over():
+                over = Over(term.signal, term.fn, term.window)
+                found[over.record] = over
+            case Share():
+                found.update({term.record: term, term.mark.record: term.mark})
+            case Median():
+                found.update({term.record: term, term.of.record: term.of, term.where.record: term.where})
+    found.pop("", None)
+    return {**found, **{signal.record: signal for signal in s.SIGNALS}}
+
+
+RECORDS = _records()
+
+
+@dataclass
+class Truth:
+    """What the pages of some exporters say, narrowed down by variables; `rules` are the recording rules by name.
+
+    `allocated`: kube-state-metrics is scraped, too, and has something of all that is asked for.
+    """
+
+    seen: Seen
+    variables: Mapping[str, str]
+    firing: Sequence[Mapping[str, str]] = ()
+    allocated: bool = False
+    rules: Mapping[str, str] = field(
+        default_factory=lambda: {
+            rule["record"]: rule["expr"]
+            for group in yaml.safe_load((ROOT / "alerts/recording.yaml").read_text())["groups"]
+            for rule in group["rules"]
+        }
+    )
+
+    @cached_property
+    def chosen(self) -> Devices:
+        """The devices that the variables choose."""
+        return frozenset(part for part, known in self.seen.devices.items() if self._matches(known))
+
+    def _matches(self, known: object) -> bool:
+        return all(
+            re.fullmatch(self.variables[label], getattr(known, label)) for label in IDENTITY if label in self.variables
+        )
+
+    def labels(self, label: str) -> set[str]:
+        """The values of an identity label."""
+        return {str(getattr(self.seen.devices[part], label)) for part in self.chosen} - {""}
+
+    def has(self, label: str, text: str) -> bool:
+        """Whether what a query finds must have this label."""
+        if "ALERTS" in text:
+            alerts = [alert for alert in self.firing if _matching(alert, _innermost(promql_parser.parse(text)))]
+            return label == "runbook" or any(alert.get(label) for alert in alerts)
+        if label in ("pool", "resource") or any(name in text for name in ALLOCATION):
+            return self.allocated and (label != "cluster" or bool(self.variables["cluster"]))
+        return bool(self.variables["cluster"]) if label == "cluster" else bool(self.labels(label))
+
+    def of(self, text: str) -> Devices | bool:
+        """The devices that a query must find; of an aggregate, whether it finds anything. What is filtered, may."""
+        node: Any = promql_parser.parse(text)
+        return self._of(node.lhs if _filters(node) else node)
+
+    def _of(self, node: Any) -> Devices | bool:
+        match type(node).__name__:
+            case "VectorSelector":
+                return self._series(node.name, _innermost(node))
+            case "MatrixSelector":
+                return self._of(node.vector_selector)
+            case "ParenExpr" | "UnaryExpr":
+                return self._of(node.expr)
+            case "NumberLiteral":
+                return True
+            case "Call" if node.func.name == "histogram_quantile":
+                return self._of(node.args[1])
+            case "Call":
+                return self._of(node.args[0]) if node.args else True
+            case "AggregateExpr":
+                found = self._of(node.expr)
+                without = node.modifier is not None and str(node.modifier.type).endswith("Without")
+                return found if without else bool(found)
+            case "BinaryExpr":
+                return self._binary(str(node.op), self._of(node.lhs), self._of(node.rhs))
+        raise AssertionError(f"{type(node).__name__} is new in a dashboard: teach this test what it finds")
+
+    def _binary(self, operator: str, left: Devices | bool, right: Devices | bool) -> Devices | bool:
+        if operator not in (*SET_OPERATORS, *"+-*/%^"):
+            raise AssertionError(f"a dashboard compares with {operator}: what it finds can't be told")
+        if isinstance(left, frozenset) and isinstance(right, frozenset):
+            return (
+                left | right if operator == "or" else left & right if operator != "and" else self._same_gpu(left, right)
+            )
+        if operator == "or":
+            return bool(left) or bool(right)
+        for one, other in ((left, right), (right, left)):
+            if isinstance(one, frozenset) and other is True:
+                return one
+        return bool(left) and bool(right)
+
+    def _same_gpu(self, left: Devices, right: Devices) -> Devices:
+        gpus = {part.uuid for part in right}
+        return frozenset(part for part in left if part.uuid in gpus)
+
+    def _series(self, name: str, matchers: Mapping[str, str]) -> Devices | bool:
+        if name == "ALERTS":
+            return any(_matching(alert, matchers) for alert in self.firing)
+        if name in ALLOCATION:
+            return self.allocated
+        if name in HISTOGRAMS:
+            return self._where(lambda part: self._known(HISTOGRAMS[name], part))
+        if name == bottlenecks.CLASS:
+            only = matchers.get("class", ALL)
+            return self._where(
+                lambda part: (its := bottlenecks.classify(self.seen, part)) and re.fullmatch(only, its.name)
+            )
+        if name in RECORDS:
+            return self._where(lambda part: self._known(RECORDS[name], part))
+        if name in ("gpu:device:info", "gpu:device_identity:info"):
+            return self.chosen
+        if name == aggregates.SHARE.record:
+            return self._where(lambda part: not self.seen.devices[part].has_instances)
+        assert name in self.rules, f"{name} is neither recorded nor a signal"
+        return self._of(promql_parser.parse(self.rules[name]))
+
+    def _where(self, holds: Any) -> Devices:
+        return frozenset(part for part in self.chosen if holds(part))
+
+    def _known(self, what: Any, part: Part) -> bool:
+        match what:
+            case s.Signal():
+                return bool(self.seen.points(part, what))
+            case Mark():
+                return bool(self.seen.points(part, s.GR_ACTIVE))
+        return what.value(self.seen, part) is not None
+
+
+def _filters(node: Any) -> bool:
+    """Whether a query keeps of what it finds only what is a number that is not negative."""
+    return type(node).__name__ == "BinaryExpr" and (str(node.op), str(node.rhs)) == (">=", "0")
+
+
+def _matching(labels: Mapping[str, str], matchers: Mapping[str, str]) -> bool:
+    return all(bool(re.fullmatch(value, labels.get(label, ""))) for label, value in matchers.items())
+
+
+def _innermost(node: Any) -> Mapping[str, str]:
+    """The matchers of the one selector in a chain of calls."""
+    while type(node).__name__ == "Call":
+        node = node.args[0]
+    matchers = node.matchers.matchers
+    assert {str(each.op) for each in matchers} <= {"MatchOp.Equal", "MatchOp.Re"}, "teach this test other matchers"
+    return {each.name: each.value for each in matchers}
+
+
+def problems(
+    prometheus: Prometheus,
+    boards: Mapping[str, Any],
+    seen: Seen,
+    variables: Mapping[str, str],
+    answered: set[str] | None = None,
+    *,
+    allocated: bool = False,
+) -> list[str]:
+    """What is wrong with the answers to the panels, variables and annotations of some dashboards; none: all is well.
+
+    `seen` is what the exporters of the cluster `variables["cluster"]` say; the other variables narrow it down.
+    To `answered` the queries are added that find something. `allocated`: as `Truth` has it.
+    """
+    at = prometheus.query("vector(time())")[0]
+    alerts = prometheus.api("query", query='ALERTS{alertstate="firing"}', time=f"{at}")["result"]
+    asked, found = 0, []
+    for name, board in boards.items():
+        names = [each["name"] for each in board["templating"]["list"] if each["type"] == "query"]
+        mine = {label: variables.get(label, ALL) for label in names}
+        truth = Truth(seen, mine, [each["metric"] for each in alerts], allocated)
+        for panel in panels(board):
+            for target in panel["targets"]:
+                asked += 1
+                found += [
+                    f"{name}: {panel['title']}: {each}"
+                    for each in _target(prometheus, truth, panel, target, at, answered)
+                ]
+        for annotation in board["annotations"]["list"]:
+            asked += 1
+            series = _range(prometheus, filled(annotation["expr"], mine), at)
+            _note(answered, annotation["expr"], series)
+            found += [f"{name}: {annotation['name']}: {each}" for each in _answer(truth, annotation["expr"], series)]
+        for variable in board["templating"]["list"]:
+            if variable["type"] == "query":
+                asked += 1
+                found += [f"{name}: ${variable['name']}: {each}" for each in _variable(prometheus, truth, variable)]
+    assert asked > len(boards) * 5, "nothing was asked"
+    return found
+
+
+def _target(
+    prometheus: Prometheus,
+    truth: Truth,
+    panel: Mapping[str, Any],
+    target: Mapping[str, Any],
+    at: float,
+    answered: set[str] | None,
+) -> list[str]:
+    text = filled(target["expr"], truth.variables)
+    if target["instant"]:
+        answer = prometheus.api("query", query=text, time=f"{at}")["result"]
+        series = [(each["metric"], each["value"][1]) for each in answer]
+    else:
+        series = _range(prometheus, text, at)
+    _note(answered, target["expr"], series)
+    wrong = _answer(truth, target["expr"], series)
+    if wrong or not series:
+        return wrong
+    all_of = set(re.findall(r"{{(\w+)}}", target.get("legendFormat", ""))) - set(SOMETIMES)
+    some_of = {label for label in _columns(panel) if truth.has(label, text)}
+    wrong += [f"not every answer has {label}: {text}" for label in all_of if not all(x.get(label) for x, _ in series)]
+    wrong += [f"no answer has {label}: {text}" for label in some_of if not any(x.get(label) for x, _ in series)]
+    return wrong
+
+
+def _note(answered: set[str] | None, expr: str, series: Sequence[object]) -> None:
+    if answered is not None and series:
+        answered.add(expr)
+
+
+def expressions(board: Mapping[str, Any]) -> Iterator[str]:
+    """All queries of panels and annotations, as they are written."""
+    yield from (target["expr"] for panel in panels(board) for target in panel["targets"])
+    yield from (each["expr"] for each in board["annotations"]["list"])
+
+
+def _columns(panel: Mapping[str, Any]) -> set[str]:
+    """The labels that a table shows."""
+    shown: set[str] = set()
+    for each in panel.get("transformations", ()):
+        shown |= set(each["options"].get("includeByName", ()))
+    return {name for name in shown if not name.startswith("Value")}
+
+
+def _range(prometheus: Prometheus, text: str, at: float) -> list[tuple[Mapping[str, str], str]]:
+    """The last value of each series that a graph until `at` has there."""
+    answer = prometheus.api("query_range", query=text, start=f"{at - 10}", end=f"{at}", step="5")["result"]
+    return [(each["metric"], each["values"][-1][1]) for each in answer if float(each["values"][-1][0]) >= at - 0.01]
+
+
+def _answer(truth: Truth, expr: str, series: Sequence[tuple[Mapping[str, str], str]]) -> list[str]:
+    text = filled(expr, truth.variables)
+    wrong = [f"{value} in {labels} from {text}" for labels, value in series if not math.isfinite(float(value))]
+    expected = truth.of(text)
+    if isinstance(expected, frozenset):
+        have = {(labels["UUID"], labels.get("GPU_I_ID", "")) for labels, _ in series}
+        if have != (want := {(part.uuid, part.instance) for part in expected}):
+            wrong.append(f"finds {sorted(have)} and not {sorted(want)}: {text}")
+    elif bool(series) is not expected and not (expected and _filters(promql_parser.parse(text))):
+        wrong.append(f"{'finds nothing' if expected else 'finds what is not there'}: {text}")
+    return wrong
+
+
+def _variable(prometheus: Prometheus, truth: Truth, variable: Mapping[str, Any]) -> list[str]:
+    found = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["query"])
+    assert found, f"{variable['query']} is no query of label values"
+    selector, label = found.groups()
+    have = set(prometheus.api(f"label/{label}/values", **{"match[]": filled(selector, truth.variables)}))
+    before = {name: value for name, value in truth.variables.items() if f"${name}" in selector}
+    if label == "cluster":  # other clusters are scraped as well
+        wrong = not {truth.variables["cluster"]} - {""} <= have
+    else:
+        wrong = have != Truth(truth.seen, before).labels(label)
+    return [f"offers {sorted(have)}, which is not what there is"] if wrong else []

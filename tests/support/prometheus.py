@@ -1,0 +1,126 @@
+"""A real Prometheus as a child process. Shared by tests and benchmarks."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import yaml
+
+from tests.support.tools import free_port, tool, until
+
+
+class Prometheus:
+    """A running Prometheus and its query API."""
+
+    def __init__(self, pid: int, port: int, log: Path) -> None:
+        self.pid, self.port, self.log = pid, port, log
+
+    def api(self, path: str, **parameters: str) -> Any:
+        """The `data` of one answer."""
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=30)
+        try:
+            connection.request("GET", f"/api/v1/{path}?{urlencode(parameters)}")
+            answer = json.loads(connection.getresponse().read())
+        finally:
+            connection.close()
+        assert answer["status"] == "success", answer
+        return answer["data"]
+
+    def query(self, promql: str) -> list[float]:
+        """The values that an instant query finds."""
+        return [float(found["value"][1]) for found in self.api("query", query=promql)["result"]]
+
+    def stored(self, selector: str) -> dict[str, list[tuple[float, float]]]:
+        """Every (time, value) that a range selector such as `up[1m]` finds, by instance."""
+        found = self.api("query", query=selector)["result"]
+        return {each["metric"]["instance"]: [(at, float(value)) for at, value in each["values"]] for each in found}
+
+    def snapshot(self) -> str:
+        """Write all samples to blocks below `data/snapshots`, in a folder of the name that is returned."""
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=300)
+        try:
+            connection.request("POST", "/api/v1/admin/tsdb/snapshot")
+            return str(json.loads(connection.getresponse().read())["data"]["name"])
+        finally:
+            connection.close()
+
+    def ready(self) -> bool:
+        """Whether the API answers."""
+        try:
+            return bool(self.api("status/buildinfo"))
+        except (OSError, ValueError):  # not yet listening, or still starting and not speaking JSON
+            return False
+
+    def type_of(self, family: str) -> str:
+        """The type that Prometheus keeps of a family."""
+        (found,) = self.api("targets/metadata", metric=family)
+        return str(found["type"])
+
+
+def _hurried(path: Path, folder: Path) -> Path:
+    """A copy of rules whose groups have no interval of their own: a test has no minutes."""
+    content = yaml.safe_load(path.read_text())
+    for group in content["groups"]:
+        group.pop("interval", None)
+    copy = folder / f"hurried-{path.stem}.json"
+    copy.write_text(json.dumps(content))
+    return copy
+
+
+@contextmanager
+def scraping(
+    folder: Path,
+    interval: str,
+    settings: Mapping[str, Any],
+    *,
+    rule_files: Sequence[Path] = (),
+    evaluation_interval: str = "1s",
+    alertmanagers: Sequence[str] = (),
+    program: Path | None = None,
+    external_labels: Mapping[str, str] | None = None,
+    more: Mapping[str, Any] | None = None,
+    own_intervals: bool = False,
+) -> Iterator[Prometheus]:
+    """A Prometheus that keeps its data in `folder` and scrapes what `settings` (such as `static_configs`) find.
+
+    It evaluates the rules of `rule_files`, and sends alerts to `alertmanagers` (`host:port`). `program` is another
+    Prometheus than that of `make tools`, `more` are other parts of its configuration, such as `remote_write`.
+    Groups of rules are evaluated each `evaluation_interval`, and only with `own_intervals` as they say themselves.
+    """
+    port, log, config = free_port(), folder / "prometheus.log", folder / "prometheus.yml"
+    job = {"job_name": "gpu", "scrape_interval": interval, "scrape_timeout": interval, **settings}
+    content = {
+        "global": {"evaluation_interval": evaluation_interval, "external_labels": dict(external_labels or {})},
+        "scrape_configs": [job],
+        "rule_files": [str(path.resolve() if own_intervals else _hurried(path, folder)) for path in rule_files],
+        "alerting": {"alertmanagers": [{"static_configs": [{"targets": list(alertmanagers)}]}]},
+        **(more or {}),
+    }
+    config.write_text(json.dumps(content))
+    options = {
+        "config.file": config,
+        "storage.tsdb.path": folder / "data",
+        "web.listen-address": f"127.0.0.1:{port}",
+        "log.level": "debug",  # a scrape that failed is a debug message
+    }
+    arguments = [
+        str(program or tool("prometheus")),
+        "--web.enable-admin-api",
+        *(f"--{name}={value}" for name, value in options.items()),
+    ]
+    with log.open("wb") as output:
+        process = subprocess.Popen(arguments, stdout=output, stderr=output)
+    try:
+        prometheus = Prometheus(process.pid, port, log)
+        until(prometheus.ready, what="Prometheus' start")
+        yield prometheus
+    finally:
+        process.kill()
+        process.wait()

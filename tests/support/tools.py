@@ -1,0 +1,38 @@
+"""What tests of several kinds need: tools from outside Python, and waiting for something to come true."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from tests import ROOT
+
+T = TypeVar("T")
+BUNDLED = ROOT / ".tools" / "usr" / "bin"
+
+
+def tool(name: str) -> Path:
+    """The program of this name: from PATH, else as `make tools` unpacked it."""
+    found = shutil.which(name) or shutil.which(name, path=str(BUNDLED))
+    assert found, f"{name} is neither in PATH nor in {BUNDLED}: run `make tools`"
+    return Path(found)
+
+
+def free_port() -> int:
+    """A TCP port that nothing listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def until(ask: Callable[[], T], timeout: float = 15.0, what: str = "the condition") -> T:
+    """Ask again and again until the answer is true; return it."""
+    end = time.monotonic() + timeout
+    while not (answer := ask()):
+        assert time.monotonic() < end, f"{what} never came true in {timeout:g} s; the last answer is {answer!r}"
+        time.sleep(0.1)
+    return answer

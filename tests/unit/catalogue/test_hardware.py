@@ -1,0 +1,60 @@
+"""What is called proven on hardware, and what is not."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gpu_exporter.catalogue.hardware import H200, seen_on
+from gpu_exporter.catalogue.metrics import BY_KEY, METRICS, selected
+from gpu_exporter.model.metric import Buffered, Call, FieldValue, Gpm, Kind, LinkSum, Metric, MetricSet
+from gpu_exporter.sources.recording.format import load
+from tests.conftest import RECORDINGS, run
+from tests.support.fakes.driver import FakeDriver
+
+FULL = selected(MetricSet.FULL)
+
+
+def test_the_stand_in_answers_what_an_h200_does(tmp_path: Path) -> None:
+    """fix: give the stand-in's H200 (tests/support/fakes/driver.py) the value that a real one gave."""
+    page = json.loads(run("once", "--metrics", "full", "--json", env=FakeDriver(tmp_path).environment).stdout)
+    answered = {name.partition("{")[0] for name in page["gpus"][0]["samples"]}
+    expected = {f"{row.name}_count" if row.edges else row.name for row in FULL if seen_on(row)}
+    assert expected - answered == set()
+
+
+@pytest.mark.parametrize("recording", ["h200_workloads", "h200_x2_ddp"])
+def test_what_was_recorded_was_seen(recording: str) -> None:
+    """The packaged recordings are of real H200s."""
+    recorded = {key for columns in load(RECORDINGS / f"{recording}.jsonl.gz").columns.values() for key in columns}
+    assert [key for key in recorded if "H200" not in seen_on(BY_KEY[key])] == []
+
+
+def test_what_an_h200_has_not() -> None:
+    """Fans, retired pages, and places where it counts no errors."""
+    not_seen = {row.name for row in FULL if not seen_on(row)}
+    assert not_seen >= {
+        "DCGM_FI_DEV_FAN_SPEED",
+        "DCGM_FI_DEV_RETIRED_SBE",
+        "DCGM_FI_DEV_RETIRED_DBE",
+        "DCGM_FI_DEV_RETIRED_PENDING",
+    }
+    assert len([name for name in not_seen if "_ECC_" in name]) == 24
+
+
+def test_no_answer_is_left_from_a_row_that_is_gone() -> None:
+    """Each question in the table is asked by a row."""
+    calls = {f"{row.nvml.name}({','.join(map(str, row.nvml.args))})" for row in FULL if isinstance(row.nvml, Call)}
+    calls |= {f"Samples({row.nvml.id})" for row in FULL if isinstance(row.nvml, Buffered)}
+    fields = {row.nvml.id for row in FULL if isinstance(row.nvml, FieldValue | LinkSum)}
+    gpm = {row.nvml.id for row in FULL if isinstance(row.nvml, Gpm)}
+    assert calls >= H200.calls
+    assert fields >= H200.fields
+    assert gpm >= H200.gpm
+
+
+def test_a_new_question_is_not_seen_and_an_integral_is_as_its_mean() -> None:
+    """Nothing is proven by being added."""
+    assert seen_on(Metric("gpu_new", Kind.GAUGE, "ratio", "New.", nvml=Call("JpgUtilization", pick=0))) == ()
+    made = {row: row.integral_of or row.histogram_of for row in METRICS}
+    assert all(seen_on(row) == seen_on(of) for row, of in made.items() if of)

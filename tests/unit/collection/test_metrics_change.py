@@ -1,0 +1,188 @@
+"""Other metrics are asked for while the loop runs: a device takes over when it answers all that the one before did."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import pytest
+
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.collection.collector import Collector
+from gpu_exporter.model.errors import GpuLost
+from gpu_exporter.model.gpu import Gpu, Owner, Reading, Sample, Series, XidEvent
+from gpu_exporter.model.metric import Metric, Pace
+from gpu_exporter.model.snapshot import Snapshot
+from tests.support.tools import until
+
+GPU = Gpu(0, "GPU-0")
+BEFORE, AFTER = (m.SM_ACTIVE, m.GPU_TEMP), (m.SM_ACTIVE, m.GPU_TEMP, m.FP64_ACTIVE)
+
+
+@dataclass
+class FakeDevice:
+    """A GPU half busy. Means need two reads, as GPM's do; `never` is a metric that it does not answer."""
+
+    metrics: Sequence[Metric]
+    never: frozenset[Metric] = frozenset()
+    gpu: Gpu = GPU
+    xids_since: float | None = None
+    closed: bool = False
+    _series: dict[Metric, Series] = field(default_factory=dict)
+    _last: float | None = None
+
+    def events(self) -> Sequence[XidEvent]:
+        return ()
+
+    def read(self, paces: frozenset[Pace]) -> Reading:
+        assert not self.closed
+        now, last = time.monotonic(), self._last
+        self._last = now
+        values = {
+            self._series.setdefault(metric, Series(metric, GPU)): 0.5
+            for metric in self.metrics
+            if metric not in self.never and (metric is m.GPU_TEMP or last is not None)
+        }
+        return Reading(now, values, None if last is None else now - last)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class FakeSource:
+    """One GPU. `refuses` is how often it can't be attached from now on."""
+
+    name, live = "fake", True
+
+    def __init__(self) -> None:
+        self.devices: list[FakeDevice] = []
+        self.never: frozenset[Metric] = frozenset()
+        self.refuses = 0
+
+    def open(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def count(self) -> int:
+        return 1
+
+    def expected(self) -> int | None:
+        return None
+
+    def reload_needed(self) -> bool | None:
+        return None
+
+    def owners(self, gpu: Gpu) -> Sequence[Owner]:
+        return ()
+
+    def non_gpu_samples(self) -> Sequence[Sample]:
+        return ()
+
+    def attach(self, index: int, metrics: Sequence[Metric]) -> FakeDevice:
+        if self.refuses:
+            self.refuses -= 1
+            raise GpuLost("GPU 0: busy", "unknown")
+        self.devices.append(FakeDevice(metrics, self.never))
+        return self.devices[-1]
+
+
+Run = Callable[[FakeSource], tuple[Collector, list[dict[Metric, float]]]]
+
+
+@pytest.fixture
+def run() -> Iterator[Run]:
+    """A loop on a source that asks for `BEFORE`, and the samples of each of its snapshots, from the first means on."""
+    collectors = []
+
+    def start(source: FakeSource) -> tuple[Collector, list[dict[Metric, float]]]:
+        seen: list[dict[Metric, float]] = []
+
+        def publish(snapshot: Snapshot) -> None:
+            known = {series.metric: value for series, value in snapshot.samples}
+            if seen or m.SM_SECONDS in known:
+                seen.append(known)
+
+        collector = Collector(source, BEFORE, publish, interval=0.02)
+        collectors.append(collector)
+        collector.start()
+        until(lambda: len(seen) > 3, 10, "some snapshots")
+        return collector, seen
+
+    yield start
+    for collector in collectors:
+        assert collector.stop()
+
+
+def holds(seen: Sequence[dict[Metric, float]]) -> None:
+    """What is asked for before and after was in each snapshot, and no integral fell or jumped."""
+    for before, after in pairwise(seen):
+        assert [metric.name for metric in (m.SM_ACTIVE, m.GPU_TEMP, m.SM_SECONDS) if metric not in after] == []
+        assert after[m.SM_SECONDS] >= before[m.SM_SECONDS]
+    passed = seen[-1][m.READ_AT] - seen[0][m.READ_AT]
+    assert seen[-1][m.SM_SECONDS] - seen[0][m.SM_SECONDS] == pytest.approx(passed / 2, rel=0.2, abs=0.2)
+    assert {known[m.FAILURES] for known in seen} == {0}
+
+
+def test_nothing_is_missing_while_devices_change(run: Run) -> None:
+    """There and back, and the device that is not used any more is given back."""
+    source = FakeSource()
+    collector, seen = run(source)
+    collector.choose(AFTER)
+    until(lambda: m.FP64_ACTIVE in seen[-1], 10, "the new metric")
+    collector.choose(BEFORE)
+    until(lambda: m.FP64_ACTIVE not in seen[-1], 10, "the end of the new metric")
+
+    holds(seen)
+    assert [device.closed for device in source.devices] == [True, True, False]
+
+
+def test_the_same_metrics_again_change_nothing(run: Run) -> None:
+    """Another sequence of the same rows is no reason to attach anew."""
+    source = FakeSource()
+    collector, seen = run(source)
+    collector.choose(tuple(list(BEFORE)))
+    count = len(seen)
+    until(lambda: len(seen) > count + 5, 10, "some snapshots")
+
+    assert len(source.devices) == 1
+
+
+def test_a_metric_that_never_comes_does_not_hold_the_others_up(run: Run) -> None:
+    """Of a device that lost the answer, no more is waited for than some reads."""
+    source = FakeSource()
+    collector, seen = run(source)
+    source.never = frozenset({m.SM_ACTIVE})
+    collector.choose(AFTER)
+    until(lambda: m.FP64_ACTIVE in seen[-1], 10, "the new metric")
+
+    assert m.SM_ACTIVE not in seen[-1]
+
+
+def test_a_gpu_that_is_not_attached_anew_goes_on_as_it_was(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    """And is tried again later."""
+    source = FakeSource()
+    collector, seen = run(source)
+    source.refuses = 1
+    collector.choose(AFTER)
+    until(lambda: m.FP64_ACTIVE in seen[-1], 10, "the new metric")
+
+    holds(seen)
+    assert [record.message for record in caplog.records if "not asked" in record.message] == [
+        "GPU 0: not asked for other metrics yet: GPU 0: busy"
+    ]
+
+
+def test_choices_that_change_quickly_leave_no_device_behind(run: Run) -> None:
+    """Only the last one counts."""
+    source = FakeSource()
+    collector, seen = run(source)
+    for number in range(50):
+        collector.choose(AFTER if number % 2 else BEFORE)
+        time.sleep(0.01)
+    collector.choose(AFTER)
+    until(lambda: m.FP64_ACTIVE in seen[-1], 10, "the new metric")
+
+    until(lambda: sum(not device.closed for device in source.devices) == 1, 10, "the end of the others")
+    holds(seen)

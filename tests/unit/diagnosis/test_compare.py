@@ -1,0 +1,244 @@
+"""Two sources side by side: what counts as the same, and what is said of the rest."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.diagnosis import compare
+from gpu_exporter.diagnosis.compare import as_dict, lines
+from gpu_exporter.diagnosis.comparison import STATES, TOLERANCES, Comparison, Side, Verdict, compared, compares
+from gpu_exporter.exposition.renderer import number
+from gpu_exporter.model.errors import SourceLost
+from gpu_exporter.model.gpu import Gpu, Owner, Reading, Sample, Series, XidEvent
+from gpu_exporter.model.metric import Kind, Metric, Pace
+from gpu_exporter.model.snapshot import GpuStatus, Snapshot
+from tests import ROOT
+
+GPU = Gpu(0, "GPU-0", "00000000:06:00.0", "NVIDIA H200", "nvidia0", "580.159.04", (("serial", "1"),))
+
+
+def side(values: dict[Metric, Sequence[float]], gpu: Gpu = GPU, every: float = 1.0) -> Side:
+    """A source that showed these, one tick after the other. It began with the first of them: of a counter that is where
+    it starts, a gauge shows it once more."""
+    found = Side("x")
+    series = {metric: Series(metric, gpu) for metric in values}
+    ticks = [[*ticks[: metric.kind is Kind.GAUGE], *ticks] for metric, ticks in values.items()]
+    for at, now in enumerate(zip(*ticks, strict=True)):
+        samples = tuple(Sample(each, value) for each, value in zip(series.values(), now, strict=True))
+        found.add(Snapshot(at, "x", samples, (GpuStatus(gpu, True),)), at * every)
+        if at == 0:
+            found.begin()
+    if not ticks:
+        found.add(Snapshot(0, "x", (), (GpuStatus(gpu, True),)), 0.0)
+    return found
+
+
+def only_row(metric: Metric, a: Sequence[float], b: Sequence[float]) -> tuple[str, float | None, float | None, Verdict]:
+    """The row that two courses of one metric come to."""
+    (row,) = compared(side({metric: a}), side({metric: b}), 3).rows
+    return row.how, row.a, row.b, row.verdict
+
+
+SAME, DIFFERS = Verdict.SAME, Verdict.DIFFERS
+
+
+@pytest.mark.parametrize(
+    ("metric", "a", "b", "how", "shown", "verdict"),
+    [
+        (m.POWER, (600, 620, 640), (610, 620, 630), "mean", (620, 620), SAME),
+        (m.POWER, (100, 100, 100), (109, 109, 109), "mean", (100, 109), SAME),  # 10 W
+        (m.POWER, (600, 600, 600), (640, 640, 640), "mean", (600, 640), DIFFERS),  # more than 5 %
+        (m.POWER_LIMIT, (700, 700), (690, 690), "constant", (700, 690), DIFFERS),
+        (m.MAX_SM_CLOCK, (1980, 1980), (1980, 1980), "constant", (1980, 1980), SAME),
+        (m.MAX_SM_CLOCK, (1980, 1980), (1975, 1975), "constant", (1980, 1975), DIFFERS),
+        (m.SM_ACTIVE, (0.1, 0.5, 0.9), (0.3, 0.8, 0.91), "mean", (0.9, 0.91), SAME),  # the last is the mean of all
+        (m.SM_ACTIVE, (0.9, 0.9), (0.8, 0.8), "mean", (0.9, 0.8), DIFFERS),
+        (m.GPU_TEMP, (40, 41), (42, 42), "mean", (40.5, 42), SAME),
+        (m.CLOCK_EVENTS, (4, 1), (1, 1), "state", (1, 1), SAME),
+        (m.PSTATE, (0, 0, 2), (2, 0, 0), "state", (2, 0), SAME),  # each was seen by both
+        (m.PSTATE, (0, 0), (2, 2), "state", (0, 2), DIFFERS),
+        (m.ECC_DBE_VOL, (2, 2), (2, 2), "level", (2, 2), SAME),
+        (m.ECC_DBE_VOL, (2, 2), (2, 3), "level", (2, 3), DIFFERS),
+        # 600 W, of which one was read each tick and one each other tick: the same rise per second
+        (m.ENERGY_JOULES, (600, 1200, 1800, 2400), (0, 0, 1200, 1200), "rise per second", (600, 600), SAME),
+        (m.ENERGY_JOULES, (5, 5, 5), (9, 9, 9), "rise per second", (0, 0), SAME),  # no start is the same
+        (m.ENERGY_JOULES, (600, 1200), (700, 1400), "rise per second", (600, 700), SAME),  # read each 15 s: too short
+        (m.ENERGY_JOULES, range(0, 60_000, 600), range(0, 100_000, 1000), "rise per second", (600, 1000), DIFFERS),
+    ],
+)
+def test_what_is_compared(
+    metric: Metric,
+    a: Sequence[float],
+    b: Sequence[float],
+    how: str,
+    shown: tuple[float, float],
+    verdict: Verdict,
+) -> None:
+    """Means of gauges, rises of what flows, levels of what is counted, states that both saw, constants."""
+    assert only_row(metric, a, b)[0] == how
+    assert only_row(metric, a, b)[1:3] == pytest.approx(shown)
+    assert only_row(metric, a, b)[3] is verdict
+
+
+def test_what_only_one_has_is_no_difference() -> None:
+    """It is shown, with its value."""
+    result = compared(side({m.POWER: (1, 1), m.GPU_TEMP: (40, 40)}), side({m.POWER: (1, 1), m.FAN: (30, 30)}), 1)
+
+    assert {row.metric: row.verdict for row in result.rows} == {
+        m.POWER: SAME,
+        m.GPU_TEMP: Verdict.ONLY_A,
+        m.FAN: Verdict.ONLY_B,
+    }
+    assert not result.differs
+
+
+@pytest.mark.parametrize(
+    ("other", "found"),
+    [
+        (GPU, []),
+        (replace(GPU, pci_bus_id="00000000:06:00.0".lower(), info=()), []),
+        (replace(GPU, model="H200", index=1), [("gpu", "0", "1"), ("modelName", "NVIDIA H200", "H200")]),
+        (replace(GPU, info=(("serial", "2"), ("brand", "x"))), [("serial", "1", "2")]),
+        (replace(GPU, driver=""), []),
+    ],
+)
+def test_who_a_gpu_is(other: Gpu, found: list[tuple[str, str, str]]) -> None:
+    """By UUID; what one of them does not know is no difference."""
+    result = compared(side({m.POWER: (1, 1)}), side({m.POWER: (1, 1)}, other), 1)
+
+    assert sorted((each.what, each.a, each.b) for each in result.identities) == found
+    assert result.differs == bool(found)
+
+
+def test_a_gpu_that_one_has_not() -> None:
+    """Is one difference, not one of each metric."""
+    result = compared(side({m.POWER: (1, 1)}), side({m.POWER: (1, 1)}, Gpu(0, "GPU-1")), 1)
+
+    assert [(each.uuid, each.what, each.a, each.b) for each in result.identities] == [
+        ("GPU-0", "is there", "yes", "no"),
+        ("GPU-1", "is there", "no", "yes"),
+    ]
+    assert (result.rows, result.gpus, result.differs) == ((), 0, True)
+
+
+def test_every_unit_that_moves_has_a_tolerance() -> None:
+    """fix: give the unit of a new metric its place in comparison.py; what is counted one by one needs none."""
+    units = {row.unit for row in m.METRICS if compares(row) and row.pace is not Pace.STATIC}
+    counted = {"errors", "rows", "pages", "replays", "banks", "links", "processes", "counts"}
+
+    assert units - set(TOLERANCES) - STATES == counted
+
+
+def test_a_table_ends_with_what_differs() -> None:
+    """A line a metric and GPU, and one sentence."""
+    result = compared(
+        side({m.POWER: (600, 600), m.GPU_TEMP: (40, 40), m.FAN: (1, 1)}),
+        side({m.POWER: (700, 700), m.GPU_TEMP: (40, 40)}, replace(GPU, model="H200")),
+        2,
+    )
+    text = list(lines(result))
+
+    assert text[0] == "a: x, b: x; 1 GPU in both, 2 s"
+    assert [line.split()[0:2] + line.split()[-1:] for line in text[2:5]] == [
+        ["0", "DCGM_FI_DEV_GPU_TEMP", "same"],
+        ["0", "DCGM_FI_DEV_FAN_SPEED", "a"],
+        ["0", "DCGM_FI_DEV_POWER_USAGE", "differs"],
+    ]
+    assert text[5:] == [
+        "differs: modelName of GPU-0 is NVIDIA H200 in a and H200 in b",
+        "1 the same, 1 only in a, 0 only in b, 1 differ",
+    ]
+    assert as_dict(result)["metrics"][0] == {
+        "gpu": 0,
+        "UUID": "GPU-0",
+        "metric": "DCGM_FI_DEV_POWER_USAGE",
+        "unit": "watts",
+        "compared": "mean",
+        "a": 600,
+        "b": 700,
+        "difference": 100,
+        "tolerance": 35.0,
+        "verdict": "differs",
+    }
+
+
+def test_the_page_has_every_tolerance() -> None:
+    """fix: give docs/compare.md the row."""
+    page = (ROOT / "docs" / "compare.md").read_text()
+    rows = [f"| {unit} | {each.share:.0%} | {number(each.least)} | {each.why} |" for unit, each in TOLERANCES.items()]
+
+    assert [row for row in rows if row not in page] == []
+
+
+class Fixed:
+    """A source of one GPU with values that do not move, read by the real loop."""
+
+    name, live = "fixed", False
+
+    def __init__(self, values: dict[Metric, float], gpus: int = 1) -> None:
+        self.gpu, self.values, self.gpus = GPU, values, gpus
+        self.xids_since: float | None = None
+
+    def open(self) -> None:
+        """Nothing to do."""
+
+    def count(self) -> int:
+        return self.gpus
+
+    def expected(self) -> int | None:
+        return None
+
+    def reload_needed(self) -> bool | None:
+        return None
+
+    def attach(self, index: int, metrics: Sequence[Metric]) -> Fixed:
+        self.series = {Series(metric, GPU): value for metric, value in self.values.items() if metric in metrics}
+        return self
+
+    def owners(self, gpu: Gpu) -> Sequence[Owner]:
+        return ()
+
+    def non_gpu_samples(self) -> Sequence[Sample]:
+        return ()
+
+    def events(self) -> Sequence[XidEvent]:
+        return ()
+
+    def read(self, paces: frozenset[Pace]) -> Reading:
+        return Reading(time.monotonic(), self.series, 1.0)
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+def watched(a: Fixed, b: Fixed) -> Comparison:
+    """Both, by the real loop."""
+    result, clean = compare.watch(("a", a), ("b", b), [m.POWER, m.SM_ACTIVE, m.ENERGY], 0.5)
+    assert clean
+    return result
+
+
+def test_sources_are_read_over_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through collection loops, as a server reads them."""
+    monkeypatch.setattr(compare, "INTERVAL_SECONDS", 0.1)
+    result = watched(Fixed({m.POWER: 600.0, m.SM_ACTIVE: 0.5}), Fixed({m.POWER: 700.0, m.ENERGY: 1.0}))
+
+    assert {row.metric: (row.a, row.b, row.verdict) for row in result.rows} == {
+        m.POWER: (600.0, 700.0, DIFFERS),
+        m.SM_ACTIVE: (0.5, None, Verdict.ONLY_A),
+        m.ENERGY: (None, 0.0, Verdict.ONLY_B),
+    }
+
+
+@pytest.mark.parametrize("pair", [lambda bad, good: (bad, good), lambda bad, good: (good, bad)])
+def test_a_source_without_a_gpu_is_an_error(
+    pair: Callable[[Fixed, Fixed], tuple[Fixed, Fixed]],
+) -> None:
+    """On whichever side."""
+    with pytest.raises(SourceLost, match="shows no GPU"):
+        watched(*pair(Fixed({}, gpus=0), Fixed({m.POWER: 1.0})))

@@ -1,0 +1,290 @@
+"""Evidence -> class, modes, words: against what recorded GPUs were really doing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpu_exporter.catalogue import signals as s
+from gpu_exporter.catalogue.conditions import And, Compare, Fn, Or, Over, Unless
+from gpu_exporter.catalogue.failure_modes import MODES
+from gpu_exporter.catalogue.signals import SIGNALS, Read
+from gpu_exporter.catalogue.workloads import owner, workload_of
+from gpu_exporter.diagnosis import gather
+from gpu_exporter.diagnosis.judge import as_dict, diagnose, lines, verdict
+from gpu_exporter.diagnosis.window import Page, Row, seen
+from tests.support.truth import PHASES, TRUTH
+
+MODES_BY_NAME = {mode.name: mode for mode in MODES}
+GPU = {"gpu": "0", "UUID": "GPU-0", "modelName": "NVIDIA H200", "Hostname": "n1"}
+
+
+@pytest.mark.parametrize(("path", "phase"), PHASES, ids=lambda value: getattr(value, "name", value))
+def test_a_recorded_phase(path: Path, phase: str) -> None:
+    found = diagnose(seen(gather.of_recording(path, phase), {}, job="job"))
+
+    truth = TRUTH[path][phase]
+    assert [each.bottleneck and each.bottleneck.name for each in found] == [bottleneck for bottleneck, _, _ in truth]
+    for each, (_, must, may) in zip(found, truth, strict=True):
+        modes = {match.mode.name for match in each.matches}
+        assert must <= modes <= must | may
+
+
+def test_every_recorded_phase_has_a_truth() -> None:
+    for path, phases in TRUTH.items():
+        assert set(gather.phases(path)) == set(phases)
+
+
+def test_without_a_job_no_rank_is_compared() -> None:
+    path, phase = next(each for each in PHASES if each[1] == "ddp_straggler_slow_gpu")
+
+    found = diagnose(seen(gather.of_recording(path, phase), {}))
+
+    assert not [m.mode.name for each in found for m in each.matches if m.mode.name.startswith("GpuStraggler")]
+    assert "GpuStragglerSlow" in found[1].unknown
+
+
+def test_a_recording_tells_what_its_means_hide() -> None:
+    """Half a second at work, half at rest: engine activity is what it would be of small gaps everywhere."""
+    path, phase = next(each for each in PHASES if each[1] == "half_duty")
+    shown = seen(gather.of_recording(path, phase), {})
+    (part,) = shown.devices
+
+    assert Over(s.SM_IDLE).value(shown, part) == pytest.approx(0.43, abs=0.05)
+    assert Over(s.POWER_SWING).value(shown, part) == pytest.approx(0.45 * 700, abs=30)
+
+
+def test_a_limit_can_be_changed() -> None:
+    path, phase = next(each for each in PHASES if each[1] == "memory_bound_copy")
+    pages = gather.of_recording(path, phase)
+
+    (found,) = diagnose(seen(pages, {"busyDram": 0.95}))
+
+    assert found.bottleneck
+    assert found.bottleneck.name == "memory-bound"  # every pipe is idle: still memory, by the other sign
+    (found,) = diagnose(seen(pages, {"busyDram": 0.95, "someDram": 0.95}))
+    assert found.bottleneck
+    assert found.bottleneck.name == "mixed"
+
+
+def _page(*rows: tuple[str, float], at: float = 1000.0, **labels: str) -> Page:
+    return Page(at, [Row(name, {**GPU, **labels}, value) for name, value in rows])
+
+
+def test_a_mig_instance_has_a_class_and_its_gpu_power() -> None:
+    page = Page(
+        1000.0,
+        [
+            Row("DCGM_FI_PROF_GR_ENGINE_ACTIVE", {**GPU, "GPU_I_ID": "3", "GPU_I_PROFILE": "1g.18gb"}, 0.99),
+            Row("DCGM_FI_PROF_SM_ACTIVE", {**GPU, "GPU_I_ID": "3", "GPU_I_PROFILE": "1g.18gb"}, 0.01),
+            Row("DCGM_FI_PROF_DRAM_ACTIVE", {**GPU, "GPU_I_ID": "3", "GPU_I_PROFILE": "1g.18gb"}, 0.0),
+            Row("DCGM_FI_DEV_POWER_USAGE", {**GPU, "GPU_I_ID": "3", "GPU_I_PROFILE": "1g.18gb"}, 150.0),
+        ],
+    )
+
+    evidence_of_it = seen([page], {})
+    whole, instance = diagnose(evidence_of_it)
+
+    assert evidence_of_it.points(whole.part, s.POWER) == [(1000.0, 150.0)]
+    assert not evidence_of_it.points(instance.part, s.POWER)
+    assert instance.bottleneck
+    assert instance.bottleneck.name == "fake-load"
+    assert [gpu["GPU_I_ID"] for gpu in as_dict((whole, instance))["gpus"]] == ["3"]
+
+
+@pytest.mark.parametrize("blank", [float("nan"), float("inf"), float("-inf"), 9223372036854775794.0])
+def test_a_blank_is_no_value(blank: float) -> None:
+    """Of a page that somebody else made: NaN, infinity, or DCGM's number for "not supported"."""
+    names = dict.fromkeys(way.series for signal in SIGNALS for way in signal.made if isinstance(way, Read))
+    pages = [_page(*((name, blank) for name in names), at=at, le=le) for at, le in ((1000.0, "+Inf"), (1010.0, "x"))]
+    working = [_page(("DCGM_FI_PROF_GR_ENGINE_ACTIVE", 0.3), ("DCGM_FI_DEV_PCIE_LINK_GEN", blank), at=1000.0)]
+
+    diagnose(seen(pages, {}))
+    (found,) = diagnose(seen(working, {}))
+
+    assert found.bottleneck
+    assert found.bottleneck.name == "host-bound"
+
+
+def test_generations_agree() -> None:
+    """The same truth by names of ours, of dcgm-exporter <= 4.8 and >= 4.9 gives the same signal."""
+    found = []
+    for pages in (
+        [_page(("gpu_sm_active_seconds_total", count), at=1000 + count) for count in (0.0, 10.0)],
+        [_page(("DCGM_FI_PROF_SM_ACTIVE", 1.0), at=1010.0)],
+        [_page(("DCGM_FI_PROF_SM_UTIL_RATIO", 1.0), at=1010.0)],
+    ):
+        shown = seen(pages, {})
+        (part,) = shown.devices
+        found.append(shown.points(part, s.SM_ACTIVE))
+    assert found == [[(1010.0, 1.0)]] * 3
+
+
+def test_units_are_made_the_same() -> None:
+    classic, modern = (
+        seen([_page(*rows)], {})
+        for rows in (
+            [("DCGM_FI_DEV_GPU_UTIL", 50), ("DCGM_FI_DEV_FB_USED", 1), ("DCGM_FI_DEV_SM_CLOCK", 1980)],
+            [
+                ("DCGM_FI_DEV_GPU_UTIL_RATIO", 0.5),
+                ("DCGM_FI_DEV_FB_USED_BYTES", 2**20),
+                ("DCGM_FI_DEV_SM_CLOCK_HERTZ", 1.98e9),
+            ],
+        )
+    )
+    for signal in (s.UTIL, s.FB_USED, s.SM_CLOCK):
+        (part,) = classic.devices
+        assert classic.points(part, signal) == modern.points(part, signal) != ()
+
+
+def test_the_last_xid_of_dcgm_exporter_counts_only_where_we_do_not() -> None:
+    theirs = seen([_page(("DCGM_FI_DEV_XID_ERRORS", 79.0))], {})
+    ours = seen([_page(("DCGM_FI_DEV_XID_ERRORS", 79.0), ("gpu_xid_events_total", 1.0))], {})
+
+    assert [m.mode.name for m in diagnose(theirs)[0].matches] == ["GpuXidFatal"]
+    assert not diagnose(ours)[0].matches
+
+
+def test_a_shared_gpu_has_no_owner() -> None:
+    rows = [("DCGM_FI_DEV_GPU_UTIL", 50.0)]
+    pages = [Page(1.0, [*_page(*rows, pod="a-0", namespace="x").rows, *_page(*rows, pod="b-0", namespace="x").rows])]
+    (known,) = seen(pages, {}).devices.values()
+    assert (known.pod, known.workload) == ("", "")
+    (known,) = seen([_page(*rows, pod="a-0", namespace="x")], {}).devices.values()
+    assert (known.namespace, known.pod, known.workload) == ("x", "a-0", "a")
+
+
+@pytest.mark.parametrize(
+    ("pod", "workload"),
+    [
+        ("llm-worker-0", "llm"),
+        ("resnet-master-0", "resnet"),
+        ("jobset-workers-0-3-bcdfg", "jobset"),
+        ("mpi-launcher-x2x4z", "mpi"),
+        ("notebook-0", "notebook"),
+        ("vllm-7d9f8c6b5d-x2x4z", "vllm"),
+        ("bert-large", "bert-large"),
+        ("train", "train"),
+    ],
+)
+def test_the_workload_of_a_pod(pod: str, workload: str) -> None:
+    assert workload_of(pod) == workload
+
+
+def test_owners_by_label() -> None:
+    family = "DCGM_FI_DEV_GPU_UTIL"
+    exporter = "nvidia-dcgm-exporter-x2x4z"
+    assert owner(family, {"pod": exporter, "namespace": "gpu"}) is None
+    assert owner(family, {"pod": exporter, "exported_pod": "a-0", "exported_namespace": "x"}) == ("x", "a-0", "a")
+    assert owner(family, {"hpc_job": "4711"}) == ("", "", "4711")
+    assert owner(family, {"pod": "a-0", "batch_kubernetes_io_job_name": "night"}) == ("", "a-0", "night")
+    assert owner(family, {"source": "replay"}) == ("", "", "replay")
+    assert owner("gpu_up", {"pod": "scraped-by-prometheus"}) is None
+
+
+def test_unknown_is_neither_true_nor_false() -> None:
+    shown = seen([_page(("DCGM_FI_PROF_SM_ACTIVE", 0.5))], {})
+    (part,) = shown.devices
+    true, false = Compare(Over(s.SM_ACTIVE), ">", 0.1), Compare(Over(s.SM_ACTIVE), ">", 0.9)
+    unknown = Compare(Over(s.DRAM_ACTIVE), ">", 0.1)
+
+    def holds(condition: And | Or | Unless | Compare) -> bool | None:
+        return condition.holds(shown, part)
+
+    assert [holds(each) for each in (true, false, unknown)] == [True, False, None]
+    assert [holds(each) for each in (And(true, unknown), And(false, unknown))] == [None, False]
+    assert [holds(each) for each in (Or(true, unknown), Or(false, unknown))] == [True, None]
+    assert [holds(each) for each in (Unless(true, unknown), Unless(unknown, false), Unless(true, true))] == [
+        True,
+        None,
+        False,
+    ]
+
+
+def test_a_whole_window_must_have_been_watched() -> None:
+    hour = Over(s.SM_ACTIVE, Fn.MAX, 3600, whole=True)
+    long = seen([_page(("DCGM_FI_PROF_SM_ACTIVE", 0.5), at=t) for t in range(0, 3700, 60)], {})
+    short = seen([_page(("DCGM_FI_PROF_SM_ACTIVE", 0.5), at=t) for t in range(0, 600, 60)], {})
+    assert hour.value(long, next(iter(long.devices))) == 0.5
+    assert hour.value(short, next(iter(short.devices))) is None
+
+
+def test_words_and_numbers() -> None:
+    path, phase = next(each for each in PHASES if each[1] == "ddp_straggler_cpu_delay")
+    found = diagnose(seen(gather.of_recording(path, phase), {}, job="job"))
+
+    text = "\n".join(lines(found))
+    straggler = as_dict(found)["gpus"][1]["modes"][0]
+
+    assert "GpuStragglerStarved (warning)" in text
+    assert straggler["name"] == "GpuStragglerStarved"
+    assert straggler["because"]["gr_active"] < 0.4 < straggler["because"]["gr_active_of_ranks_that_wait"]
+    assert verdict(found) == 1
+
+
+def test_gpus_of_which_the_same_is_to_say_are_one_block_and_the_worst_come_first() -> None:
+    def row(name: str, value: float, gpu: int) -> Row:
+        return Row(name, {**GPU, "gpu": str(gpu), "UUID": f"GPU-{gpu}"}, value)
+
+    rows = [row("DCGM_FI_PROF_GR_ENGINE_ACTIVE", 0.95, gpu) for gpu in range(8)]
+    rows += [row("DCGM_FI_PROF_DRAM_ACTIVE", 0.9 if gpu == 5 else 0.3, gpu) for gpu in range(8)]
+    rows += [row("DCGM_FI_PROF_SM_ACTIVE", 0.9 + gpu / 100, gpu) for gpu in range(8)]
+    rows += [row("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", 0.3, gpu) for gpu in range(8)]
+    rows += [row("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", float(gpu == 7), gpu) for gpu in range(8)]
+
+    text = list(lines(diagnose(seen([Page(1000.0, rows)], {}))))
+
+    assert [line.partition(":")[0] for line in text if not line.startswith(" ")] == [
+        "GPU 7 (n1, NVIDIA H200)  compute-bound",
+        "GPU 5 (n1, NVIDIA H200)  memory-bound",
+        "GPUs 0-4, 6 (n1, NVIDIA H200)  compute-bound",
+    ]
+    assert text[-1] == "    sm_active 90% to 96%, tensor_active 30%"  # no pipe that did not decide
+    # What the class has told already is not told again below the mode.
+    place = text.index("  GpuMemoryBound (info)")
+    assert text[place - 1] == "    gr_active 95%, dram_active 90%, tensor_active 30%"
+    assert text[place + 1 : place + 3] == ["    sm_active 95%", f"    -> {MODES_BY_NAME['GpuMemoryBound'].advice}"]
+
+
+def test_a_page_keeps_its_names() -> None:
+    """Classic counters have no `_total`, ours have; the parser's own idea of names is not that of Prometheus."""
+    text = "".join(
+        f'# TYPE {name} {kind}\n{name}{{UUID="a"}} 2\n'
+        for name, kind in (
+            ("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", "counter"),
+            ("gpu_energy_joules_total", "counter"),
+            ("DCGM_FI_DEV_GPU_UTIL", "gauge"),
+        )
+    )
+    assert [row.name for row in gather.parsed(text)] == [
+        "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL",
+        "gpu_energy_joules_total",
+        "DCGM_FI_DEV_GPU_UTIL",
+    ]
+
+
+def test_a_counter_that_is_read_now_and_then_has_the_rate_of_its_reads() -> None:
+    """Read at 4 s, 19 s and 34 s, it grows by 9 s in 15 s; the pages in between say nothing."""
+    name = "gpu_clock_event_seconds_total"
+    pages = [_page((name, 9.0 * ((t + 11) // 15)), at=1000.0 + t, reason="hw_thermal_slowdown") for t in range(36)]
+    bits = [_page(("DCGM_FI_DEV_CLOCKS_EVENT_REASONS", 64.0), at=page.at) for page in pages[:10]]
+    (part,) = seen(pages, {}).devices
+
+    assert seen(pages, {}).points(part, s.HW_THERMAL) == [(1019.0, 0.6), (1034.0, 0.6)]
+    both = seen([Page(a.at, [*a.rows, *b.rows]) for a, b in zip(pages, bits, strict=False)], {})
+    assert {value for _, value in both.points(part, s.HW_THERMAL)} == {1.0}  # watched too briefly for the counter
+    still = seen([_page((name, 5.0), at=1000.0 + t, reason="hw_thermal_slowdown") for t in range(20)], {})
+    assert {value for _, value in still.points(part, s.HW_THERMAL)} == {0.0}
+
+
+def test_what_is_no_number_is_no_sample() -> None:
+    text = 'DCGM_FI_DEV_CLOCKS_EVENT_REASONS{UUID="a"} NaN\nDCGM_FI_DEV_FB_USED{UUID="a"} +Inf\nup{UUID="a"} 1\n'
+    shown = seen([Page(1000.0, gather.parsed(text))], {})
+    (part,) = shown.devices
+    assert [signal.name for signal in SIGNALS if shown.points(part, signal)] == []
+
+
+def test_names_are_unique() -> None:
+    assert len({mode.name for mode in MODES}) == len(MODES)
+    assert len({signal.record for signal in SIGNALS}) == len(SIGNALS)

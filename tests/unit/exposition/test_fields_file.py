@@ -1,0 +1,387 @@
+"""dcgm-exporter's file of fields: what Go's csv reader takes is taken, what it refuses costs one row and one line."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue.metrics import selected
+from gpu_exporter.catalogue.selection import Family, Selection
+from gpu_exporter.exposition.fields_file import MOST_LINES, MOST_WARNINGS, FieldsFile, Row, rows
+from gpu_exporter.model.errors import GpuExporterError
+from gpu_exporter.model.metric import EntityKind, Kind, MetricSet, Schema
+from tests import ROOT
+
+SHIPPED = ROOT / "deploy" / "dcgm-exporter"
+TEMP = "DCGM_FI_DEV_GPU_TEMP, gauge, GPU temperature (in C)."
+
+
+def read(text: str | bytes, choice: MetricSet = MetricSet.DEFAULT) -> tuple[Selection, list[str]]:
+    """What a file selects, and what is said of it."""
+    return FieldsFile(Path("f.csv"), choice).select(text.encode() if isinstance(text, str) else text)
+
+
+def classic(selection: Selection) -> dict[str, Family]:
+    """The classic families that are shown."""
+    return {name: family for name, family in selection.families.items() if name.startswith("DCGM_")}
+
+
+def parsed(text: str) -> tuple[list[Row], list[tuple[int, str]]]:
+    """The rows of a text, and its warnings."""
+    said: list[tuple[int, str]] = []
+    return list(rows(text, lambda line, message: said.append((line, message)))), said
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("A,gauge,x", ("A", "gauge", "x")),
+        ("  A ,  gauge ,  a help text.  ", ("A", "gauge", "a help text.")),
+        ("A,gauge,x\r\n", ("A", "gauge", "x")),
+        ("A,gauge,x\r", ("A", "gauge", "x")),
+        ("\ufeffA,gauge,x", ("A", "gauge", "x")),
+        ("\ufeff# comment\nA,gauge,x", ("A", "gauge", "x")),
+        ('A,gauge,"one, two"', ("A", "gauge", "one, two")),
+        ('A, gauge, "one, two"', ("A", "gauge", "one, two")),
+        ('A,gauge,"say ""now"""', ("A", "gauge", 'say "now"')),
+        ('"A","gauge","x"', ("A", "gauge", "x")),
+        ('A,gauge,"one\ntwo"', ("A", "gauge", "one\ntwo")),
+        ('A,gauge,"one\n# no comment\r\ntwo"\r\n', ("A", "gauge", "one\n# no comment\ntwo")),
+        ('A,gauge,the 5" one', ("A", "gauge", 'the 5" one')),
+        ("A,gauge,", ("A", "gauge", "")),
+        ("\n   \n\r\n# c\n  # c\nA,gauge,x\n\n", ("A", "gauge", "x")),
+        ("A,GAUGE,x", ("A", "gauge", "x")),
+        ("A,gauge,# not a comment", ("A", "gauge", "# not a comment")),
+    ],
+)
+def test_a_row_is_read_as_go_reads_it(text: str, expected: tuple[str, str, str]) -> None:
+    """Comments, spaces, quotes, ends of lines, byte order marks."""
+    found, said = parsed(text)
+
+    assert [row[2:] for row in found] == [expected]
+    assert said == []
+
+
+@pytest.mark.parametrize(
+    ("text", "id", "name"),
+    [
+        ("150,DCGM_FI_DEV_GPU_TEMP,gauge,x", 150, "DCGM_FI_DEV_GPU_TEMP"),
+        ("150, gauge, x", 150, ""),
+        ("150, DCGM_FI_DEV_GPU_TEMP, label, x", 150, "DCGM_FI_DEV_GPU_TEMP"),
+    ],
+)
+def test_a_row_may_begin_with_an_id(text: str, id: int, name: str) -> None:
+    """With a name behind it, or none."""
+    found, said = parsed(text)
+
+    assert [(row.id, row.name) for row in found] == [(id, name)]
+    assert said == []
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "message"),
+    [
+        ("A", 1, "'A': 1 columns instead of name, type, help; the row is skipped"),
+        ("A,gauge", 1, "'A': 2 columns instead of name, type, help; the row is skipped"),
+        ("\n\nA,gauge,x,y", 3, "'A': 4 columns instead of name, type, help (quote a help text that has commas)"),
+        ("A,gague,x", 1, "'A': 'gague' is no type; did you mean gauge?; the row is skipped"),
+        ("A,,x", 1, "'A': '' is no type"),
+        (",,", 1, "'': '' is no type"),
+        ('# c\nA,gauge,"x', 2, "a quote is not closed"),
+        ('A,gauge,"x" y', 1, "a quote is not closed, or something stands behind it"),
+        ("150", 1, "'150': 1 columns"),
+        ("150,gauge", 1, "'150': 2 columns"),
+        ("x" * 1000, 1, f"'{'x' * 60}…': 1 columns"),
+    ],
+)
+def test_what_is_no_row_is_named_with_its_line(text: str, line: int, message: str) -> None:
+    """One line each; the rows around it count."""
+    found, said = parsed(f"{text}\nB,gauge,y")
+
+    assert [row.name for row in found] == ["B"]
+    assert [(at, told[: len(message)]) for at, told in said] == [(line, message)]
+
+
+def test_a_quote_that_never_ends_costs_its_own_row() -> None:
+    """Not the rest of the file, however long that is, and no time."""
+    begin = time.monotonic()
+    found, said = parsed(('A,gauge,"x\n' + "B,gauge,y\n" * MOST_LINES) * 100 + 'C,gauge,"')
+
+    assert [row.name for row in found] == ["B"] * MOST_LINES * 100
+    assert [line for line, _ in said] == [1 + n * (MOST_LINES + 1) for n in range(101)]
+    assert time.monotonic() - begin < 10
+
+
+def test_the_shipped_default_counters_load() -> None:
+    """dcgm-exporter's own list: all of it is known; three families have no place in NVML."""
+    selection, said = read((SHIPPED / "default-counters.csv").read_bytes())
+
+    assert said == []
+    families = classic(selection)
+    assert len(families) == 25
+    assert families["DCGM_FI_DEV_DEC_UTIL"] == Family("DCGM_FI_DEV_DEC_UTIL", "gauge", "Decoder utilization (in %).")
+    assert families["DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL"].kind == "counter"
+    foreign = {row.name: (row.dcgm, row.kind, row.entity) for row in selection.asked if row.nvml is None}
+    assert foreign == {
+        "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL": (449, Kind.COUNTER, EntityKind.GPU),
+        "DCGM_FI_DEV_VGPU_LICENSE_STATUS": (526, Kind.GAUGE, EntityKind.GPU),
+    }
+    assert selection.labels == (("DCGM_FI_DRIVER_VERSION", "driver"),)
+    assert m.XID_ERRORS.name in families  # counted from events: shown, not asked for
+    assert m.XID_ERRORS not in selection.asked
+
+
+def test_a_help_text_in_another_unit_is_not_kept() -> None:
+    """Their "(in mJ)" would be wrong where the value is in joules; a text of whoever names the new field is theirs."""
+    text = (SHIPPED / "default-counters.csv").read_text() + "DCGM_FI_DEV_BAR1_USED_BYTES, gauge, Mine (in B).\n"
+    selection, said = FieldsFile(Path("fields.csv"), schema=Schema.SI).select(text.encode())
+
+    assert said == []
+    families = classic(selection)
+    assert families["DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"].name == "DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL"
+    assert families["DCGM_FI_DEV_GPU_TEMP"].help == "GPU temperature (in C)."
+    assert families["DCGM_FI_DEV_BAR1_USED"].help == "Mine (in B)."
+    converted = {name: shown.help for name, shown in families.items() if shown.factor != 1.0}
+    assert len(converted) > 8
+    assert not [help for name, help in converted.items() if "(in " in help and name != "DCGM_FI_DEV_BAR1_USED"]
+
+
+def test_the_shipped_list_with_profiling_loads() -> None:
+    """The same fields again, and what is commented out there is not selected."""
+    selection, said = read((SHIPPED / "dcp-metrics-included.csv").read_bytes())
+
+    assert said == []
+    assert len(classic(selection)) == 25
+    assert "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE" in selection.families
+    assert "DCGM_FI_PROF_SM_ACTIVE" not in selection.families
+
+
+def test_the_shipped_list_of_old_names_loads() -> None:
+    """Shown by the names that the file has; two fields are in it twice, and the first counts, as there."""
+    selection, said = read((SHIPPED / "1.x-compatibility-metrics.csv").read_bytes())
+
+    assert said == [
+        "f.csv, line 65: dcgm_fi_prof_pcie_tx_bytes: line 18 has this field already; the row is skipped",
+        "f.csv, line 66: dcgm_fi_prof_pcie_rx_bytes: line 19 has this field already; the row is skipped",
+    ]
+    assert selection.families["DCGM_FI_DEV_GPU_TEMP"].name == "dcgm_gpu_temp"
+    assert {family.name for family in classic(selection).values() if family.name.startswith("DCGM_")} == set()
+    assert len(classic(selection)) == 20
+    assert selection.labels == ()
+
+
+def test_every_commented_row_of_the_shipped_lists_can_be_switched_on() -> None:
+    """Whoever removed the `#` of each row gets all of them."""
+    text = (SHIPPED / "default-counters.csv").read_text().replace("# DCGM_FI", "DCGM_FI")
+    selection, said = read(text)
+
+    assert [line for line in said if "has this field already" not in line] == []
+    assert len(said) == 2
+    assert len(classic(selection)) == 48
+    assert dict(selection.labels) == {
+        "DCGM_FI_DRIVER_VERSION": "driver",
+        "DCGM_FI_NVML_VERSION": "nvml_version",
+        "DCGM_FI_DEV_BRAND": "brand",
+        "DCGM_FI_DEV_SERIAL": "serial",
+        "DCGM_FI_DEV_OEM_INFOROM_VER": "oem_inforom_version",
+        "DCGM_FI_DEV_ECC_INFOROM_VER": "ecc_inforom_version",
+        "DCGM_FI_DEV_POWER_INFOROM_VER": "power_inforom_version",
+        "DCGM_FI_DEV_INFOROM_IMAGE_VER": "inforom_version",
+        "DCGM_FI_DEV_VBIOS_VERSION": "vbios_version",
+    }
+
+
+@pytest.mark.parametrize("name", ["dcgm-exporter.csv", "dcgm-exporter-4.9.csv"])
+def test_the_lists_that_we_give_to_dcgm_exporter_load(name: str) -> None:
+    """Under the names and units that they have there."""
+    content = (ROOT / "alerts" / name).read_bytes()
+    selection, said = read(content)
+
+    assert said == []
+    listed = {row.name for row in rows(content.decode(), lambda *_: None)}
+    assert {family.name for family in classic(selection).values()} == listed
+    assert len(listed) > 30
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (
+            "DCGM_FI_DEV_GPU_TMEP, gauge, x",
+            "is no field of DCGM; did you mean DCGM_FI_DEV_GPU_TEMP?; the row is skipped",
+        ),
+        ("DCGM_EXP_NONE_SUCH, counter, x", "'DCGM_EXP_NONE_SUCH' is no field of DCGM"),
+        ("99999, gauge, x", "'99999' is no field of DCGM"),
+        ("151, DCGM_FI_DEV_FB_USED, gauge, x", "DCGM_FI_DEV_FB_USED is field 252, not 151; its name counts"),
+        ("DCGM_FI_DEV_SERIAL, gauge, x", "DCGM_FI_DEV_SERIAL is text: only a row of type label can show it"),
+        ("DCGM_FI_DEV_CPU_AFFINITY_0, label, x", "DCGM_FI_DEV_CPU_AFFINITY_0 can't be a label; the row is skipped"),
+        ("DCGM_FI_DEV_SUPPORTED_TYPE_INFO, gauge, x", "DCGM_FI_DEV_SUPPORTED_TYPE_INFO is no number"),
+        ("DCGM_FI_DEV_FB_USED, histogram, x", "shown as a gauge, not a histogram"),
+        ("DCGM_FI_DEV_GPU_TEMP, counter, x", "line 1 has this field already"),
+        ("dcgm_gpu_temp, gauge, x", "line 1 has this field already"),
+        ("gpu_energy_joules_total, counter, x", "what does not begin with DCGM_ is chosen by --metrics"),
+        ("DCGM_FI_DEV_CONNECTX_HEALTH, gauge, x", "is of an entity that is not read"),
+    ],
+)
+def test_a_row_that_selects_nothing_is_one_warning(row: str, message: str) -> None:
+    """Named with its line, and never fatal."""
+    selection, said = read(f"{TEMP}\n\n{row}\n")
+
+    assert selection.families["DCGM_FI_DEV_GPU_TEMP"].help == "GPU temperature (in C)."
+    assert len(said) == 1
+    assert said[0].startswith("f.csv, line 3: ")
+    assert message in said[0]
+
+
+def test_a_wrong_id_costs_nothing_but_a_line() -> None:
+    """The name wins, as NVIDIA renames fields and never renumbers them; an id alone is enough."""
+    assert "DCGM_FI_DEV_FB_USED" in read("151, DCGM_FI_DEV_FB_USED, gauge, x")[0].families
+    assert read("252, DCGM_FI_DEV_FB_USED, gauge, x")[1] == []
+    assert classic(read("252, gauge, x")[0]) == {"DCGM_FI_DEV_FB_USED": Family("DCGM_FI_DEV_FB_USED", "gauge", "x")}
+
+
+def test_type_and_help_are_those_of_the_file() -> None:
+    """Also against better knowledge: that is what was there before."""
+    (family,) = classic(read('DCGM_FI_PROF_PCIE_TX_BYTES,counter,"All, of ""it"""')[0]).values()
+
+    assert family == Family("DCGM_FI_PROF_PCIE_TX_BYTES", "counter", 'All, of "it"')
+    assert classic(read("DCGM_FI_DEV_GPU_TEMP,gauge,")[0])["DCGM_FI_DEV_GPU_TEMP"].help == m.GPU_TEMP.help
+
+
+@pytest.mark.parametrize(
+    ("name", "metric", "factor"),
+    [
+        ("DCGM_FI_DEV_GPU_TEMP_CELSIUS", "DCGM_FI_DEV_GPU_TEMP", 1.0),
+        ("DCGM_FI_DEV_SM_CLOCK_HERTZ", "DCGM_FI_DEV_SM_CLOCK", 1e6),
+        ("DCGM_FI_DEV_GPU_UTIL_RATIO", "DCGM_FI_DEV_GPU_UTIL", 0.01),
+        ("DCGM_FI_DEV_FB_USED_BYTES", "DCGM_FI_DEV_FB_USED", 2.0**20),
+        ("DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL", "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", 0.001),
+    ],
+)
+def test_a_newer_name_is_shown_in_its_own_unit(name: str, metric: str, factor: float) -> None:
+    """From the same reading: no value is read twice because two names have it."""
+    selection, said = read(f"{name}, gauge, x")
+
+    assert said == []
+    assert classic(selection) == {metric: Family(name, "gauge", "x", factor)}
+
+
+def test_a_field_of_the_full_set_is_asked_for() -> None:
+    """And shown, while its integral stays what `--metrics` makes of it."""
+    selection, _ = read("DCGM_FI_PROF_NVDEC0_ACTIVE, gauge, x")
+    nvdec = m.BY_KEY["DCGM_FI_PROF_NVDEC0_ACTIVE"]
+
+    assert nvdec not in selected(MetricSet.DEFAULT)
+    assert nvdec in selection.asked
+    assert "gpu_nvdec_active_seconds_total" not in selection.families
+    assert "gpu_nvdec_active_seconds_total" in read(TEMP, choice=MetricSet.FULL)[0].families
+
+
+def test_gauges_that_are_not_shown_are_read_for_our_own_families() -> None:
+    """Integrals, health and diagnosis go on, whatever a file shows."""
+    selection, _ = read(TEMP)
+
+    assert set(selected(MetricSet.DEFAULT)) <= set(selection.asked)
+    assert list(classic(selection)) == ["DCGM_FI_DEV_GPU_TEMP"]
+    assert {"gpu_sm_active_seconds_total", "gpu_up", "gpu_health_state"} <= selection.families.keys()
+
+
+def test_what_two_readings_have_is_the_same_metric() -> None:
+    """A series is known by its metric: it must not end because a file was read again."""
+    file, text = FieldsFile(Path("f.csv")), "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL, gauge, x"
+    (first,) = (row for row in file.select(text.encode())[0].asked if row.nvml is None)
+    (second,) = (row for row in file.select(f"{TEMP}\n{text} y".encode())[0].asked if row.nvml is None)
+
+    assert first is second
+    assert (first.dcgm, first.entity, first.unit) == (449, EntityKind.GPU, "MB/s")
+
+
+@pytest.mark.parametrize(
+    ("name", "entity", "per_instance"),
+    [
+        ("DCGM_FI_DEV_NVSWITCH_VOLTAGE_MVOLT", EntityKind.NVSWITCH, False),
+        ("DCGM_FI_DEV_CPU_TEMP_CURRENT", EntityKind.CPU, False),
+        ("DCGM_FI_DEV_CPU_UTIL_USER", EntityKind.CPU_CORE, False),
+        ("DCGM_FI_DEV_NVLINK_PPRM_OPER_RECOVERY", EntityKind.NVLINK, False),
+        ("DCGM_FI_DEV_VGPU_LICENSE_STATUS", EntityKind.GPU, False),
+        ("DCGM_FI_DEV_COUNT", EntityKind.GPU, False),
+    ],
+)
+def test_other_fields_become_metrics_of_their_entity(name: str, entity: EntityKind, per_instance: bool) -> None:
+    """By the level that DCGM's own table has."""
+    (row,) = (row for row in read(f"{name}, gauge, help")[0].asked if row.nvml is None)
+
+    assert (row.name, row.entity, row.per_instance) == (name, entity, per_instance)
+    assert row.low < 0 < row.high
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "f.csv selects no field: it is empty"),
+        (b"\xef\xbb\xbf\n# only a comment\n", "f.csv selects no field: it is empty"),
+        (b"\x00\x01\x02", "f.csv selects no field: line 1: '\\x00\\x01\\x02': 1 columns instead of"),
+        (b"nonsense, gauge, x", "f.csv selects no field: line 1: 'nonsense' is no field of DCGM"),
+    ],
+)
+def test_a_file_that_selects_nothing_is_refused(content: bytes, message: str) -> None:
+    """So that a truncated file does not take all metrics away."""
+    with pytest.raises(GpuExporterError) as error:
+        read(content)
+
+    assert str(error.value).startswith(message)
+    assert "\n" not in str(error.value)
+
+
+def test_what_is_not_utf8_is_replaced_and_said_once() -> None:
+    """A help text in another encoding costs its odd bytes."""
+    selection, said = read(b"# \xfcber\n" + TEMP.encode() + b" \xb0C\n")
+
+    assert said == ["f.csv, line 1: not UTF-8; the odd bytes are replaced"]
+    assert selection.families["DCGM_FI_DEV_GPU_TEMP"].help == "GPU temperature (in C). \ufffdC"
+
+
+def test_a_file_that_is_not_meant_for_us_is_not_told_row_by_row() -> None:
+    """Thousands of strange rows: some warnings, the number of the rest, and no time."""
+    begin = time.monotonic()
+    selection, said = read(f"{TEMP}\n" + "".join(f"DCGM_FI_DEV_GPU_THING_{n}, gauge, x\n" for n in range(20_000)))
+
+    assert list(classic(selection)) == ["DCGM_FI_DEV_GPU_TEMP"]
+    assert len(said) == MOST_WARNINGS + 1
+    assert said[-1] == f"f.csv: {20_000 - MOST_WARNINGS} more rows that are not as they should be"
+    assert time.monotonic() - begin < 10
+
+
+NAMES = (
+    "DCGM_FI_DEV_GPU_TEMP",
+    "150",
+    "DCGM_EXP_XID_ERRORS_COUNT",
+    "dcgm_fb_used",
+    "gauge",
+    "counter",
+    "label",
+    "summary",
+)
+MARKS = (",", ",", " ", '"', '""', "\n", "\r\n", "\r", "#", "\x00", "\ufeff", "x", "é")
+PIECES = st.sampled_from((*NAMES, *MARKS))
+
+
+@given(st.lists(PIECES, max_size=40).map("".join).map(str.encode) | st.binary(max_size=200))
+@example(b'"')
+@example(b'150,,"')
+@example(b"0,label,")
+@example(b"000000000,gauge,")
+def test_no_content_is_a_traceback(content: bytes) -> None:
+    """Whatever is in the file: a selection, or one line."""
+    said: list[str] = []
+    try:
+        said += read(content)[1]
+    except GpuExporterError as error:
+        said.append(str(error))
+
+    assert not any("\n" in line for line in said)

@@ -1,0 +1,284 @@
+"""Lines of the kernel log, as real drivers and loggers write them, and records of /dev/kmsg."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_exporter.health.kernel_log_parser import (
+    KmsgRecord,
+    Stamp,
+    SxidLine,
+    XidLine,
+    parse,
+    parse_kmsg,
+    parse_message,
+)
+from gpu_exporter.model.pci import pci_bus_id, same_device
+from gpu_exporter.model.verdict import Action
+from tests.soak.kernel_log import PREFIXES, fuzz, journal
+
+FAULT = (
+    "NVRM: Xid (PCI:0000:00:06): 31, pid=486, name=bad, channel 0x0000000a, intr 00000000. MMU Fault: ENGINE GRAPHICS"
+)
+FAULT_SAYS = XidLine(
+    "00000000:00:06.0", 31, "channel 0x0000000a, intr 00000000. MMU Fault: ENGINE GRAPHICS", 486, "bad", 10
+)
+LOST = "NVRM: Xid (PCI:0000:03:00): 79, GPU has fallen off the bus."
+LOST_SAYS = XidLine("00000000:03:00.0", 79, "GPU has fallen off the bus.")
+SWITCH = "nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 46 LTSSM Fault Up"
+SWITCH_SAYS = SxidLine("00000000:C1:00.0", 20034, 0, True, 46, "Link 46 LTSSM Fault Up")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (FAULT, FAULT_SAYS),
+        (LOST, LOST_SAYS),
+        (SWITCH, SWITCH_SAYS),
+        (
+            "NVRM: Xid (PCI:0000:01:00 GPU-I:05): 13, pid=1234, name=python3, Graphics SM Warp Exception",
+            XidLine("00000000:01:00.0", 13, "Graphics SM Warp Exception", 1234, "python3", instance=5),
+        ),
+        (
+            "NVRM: Xid (PCI:0000:4e:00 GPU-I:13 GPU-CI:00): 94, pid=7, name=a, Contained: SM (0x1)",
+            XidLine("00000000:4E:00.0", 94, "Contained: SM (0x1)", 7, "a", instance=13, compute_instance=0),
+        ),
+        (
+            "NVRM: Xid (PCI:0000:01:00): 13, pid='<unknown>', name=<unknown>, Graphics Exception: ESR 0x405840",
+            XidLine("00000000:01:00.0", 13, "Graphics Exception: ESR 0x405840"),
+        ),
+        (
+            "NVRM: Xid (PCI:0000:01:00): 43, pid=1234, name=python3, Ch 00000008",
+            XidLine("00000000:01:00.0", 43, "Ch 00000008", 1234, "python3", 8),
+        ),
+        (
+            "NVRM: Xid (PCI:0000:01:00): 79, pid=1122, GPU has fallen off the bus.",
+            XidLine("00000000:01:00.0", 79, "GPU has fallen off the bus.", 1122),
+        ),
+        ("NVRM: Xid (PCI:0000:83:00): 48", XidLine("00000000:83:00.0", 48)),
+        ("NVRM: Xid (PCI:0000:83:00): 45, ", XidLine("00000000:83:00.0", 45)),
+        ("NVRM: Xid (PCI:0000:83:00): 45, pid=1, name=a, ", XidLine("00000000:83:00.0", 45, "", 1, "a")),
+        (
+            "NVRM: Xid (0000:03:00): 14, Channel 00000001",  # before R340
+            XidLine("00000000:03:00.0", 14, "Channel 00000001", channel=1),
+        ),
+        ("NVRM: Xid (PCI:10000:e1:1f): 62, 0a", XidLine("00010000:E1:1F.0", 62, "0a")),  # behind a VMD bridge
+        (
+            "NVRM: Xid (PCI:0000:01:00): 45, pid=9, name=x, Ch 0000000b caused by previous Xid 48",
+            XidLine("00000000:01:00.0", 45, "Ch 0000000b caused by previous Xid 48", 9, "x", 11, caused_by=48),
+        ),
+        (
+            "NVRM: Xid (PCI:0000:01:00): 31, said caused by previous Xid 48",
+            XidLine("00000000:01:00.0", 31, "said caused by previous Xid 48"),
+        ),
+        (
+            "NVRM: Xid (PCI:0009:01:00): 149, NETIR_LINK_EVT  Fatal   XC0 i0 Link 08 (0x004505c6 0x00000000)",
+            XidLine("00000009:01:00.0", 149, "NETIR_LINK_EVT  Fatal   XC0 i0 Link 08 (0x004505c6 0x00000000)"),
+        ),
+        (
+            "nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 32 egress non-posted PRIV error (First)",
+            SxidLine("00000000:05:00.0", 12028, 3, False, 32, "Link 32 egress non-posted PRIV error (First)"),
+        ),
+        (
+            "nvidia-nvswitch1: SXid (PCI:0000:05:00.0): 10003, Host_unhandled_interrupt",
+            SxidLine("00000000:05:00.0", 10003, 1, None, None, "Host_unhandled_interrupt"),
+        ),
+        ("nvidia-nvswitch1: SXid (PCI:0000:05:00.0): 22013, Fatal", SxidLine("00000000:05:00.0", 22013, 1, True)),
+    ],
+)
+def test_what_a_message_says(text: str, expected: XidLine | SxidLine) -> None:
+    """Every form that drivers print, bare and behind every prefix."""
+    assert parse_message(text) == expected
+    for prefix in PREFIXES:
+        found = parse(prefix(text))
+        assert found is not None, prefix(text)
+        assert replace(found, stamp=Stamp()) == expected, prefix(text)
+
+
+@pytest.mark.parametrize(
+    ("number", "words", "action"),
+    [
+        (0, "None", Action.NONE),
+        (1, "GPU Reset Required", Action.GPU_RESET),
+        (1, "PF FLR", Action.GPU_RESET),
+        (2, "Node Reboot Required", Action.NODE_REBOOT),
+        (2, "OS Reboot", Action.NODE_REBOOT),
+        (3, "Drain P2P", Action.DRAIN),
+        (4, "Drain and Reset", Action.DRAIN),
+        (5, "Something New", None),
+    ],
+)
+def test_what_a_154_announces(number: int, words: str, action: Action | None) -> None:
+    """By NVML's number, whose words changed between drivers; an action that we do not know is none of ours."""
+    text = f"GPU recovery action changed from 0x0 (None) to 0x{number:x} ({words})"
+    found = parse_message(f"NVRM: Xid (PCI:0000:01:00): 154, {text}")
+    assert isinstance(found, XidLine)
+    assert (found.code, found.message, found.recovery_action) == (154, text, action)
+
+
+@pytest.mark.parametrize(
+    ("line", "stamp"),
+    [
+        (LOST, Stamp()),
+        (f"[ 1234.567890] {LOST}", Stamp(since_boot=1234.56789)),
+        (f"[    0.000000][    T1] {LOST}", Stamp(since_boot=0.0)),
+        (f"Nov 20 12:00:00 host kernel: [ 12.345678] {LOST}", Stamp(since_boot=12.345678)),
+        (f"Nov 20 12:00:00 host kernel: {LOST}", Stamp()),
+        (f"[ 12.345678] host kernel: {LOST}", Stamp(since_boot=12.345678)),
+        (f"[Fri Nov 20 12:00:00 2026] {LOST}", Stamp()),
+        (f"2026-11-20T12:00:00.5+01:00 host kernel: [ 12.345678] {LOST}", Stamp(1795172400.5, 12.345678)),
+        (f"2026-11-20T11:00:00+0000 host kernel: {LOST}", Stamp(1795172400.0)),
+        (f"2026-11-20T11:00:00,250000Z {LOST}", Stamp(1795172400.25)),
+        (f"1795172400.125000 host kernel: {LOST}", Stamp(1795172400.125)),
+        (f"2026-13-20T11:00:00Z host kernel: {LOST}", Stamp()),
+        (journal(LOST), Stamp(1795172400.123456, 1234.56789, "b0")),
+        (journal(LOST, __REALTIME_TIMESTAMP="soon", _SOURCE_MONOTONIC_TIMESTAMP="-1"), Stamp(boot_id="b0")),
+    ],
+)
+def test_when_it_was(line: str, stamp: Stamp) -> None:
+    """As far as the line says; a date without year and zone is not guessed at."""
+    found = parse(line)
+    assert found is not None
+    assert found.stamp == stamp
+    assert replace(found, stamp=Stamp()) == LOST_SAYS
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "Xid",
+        "{",
+        '{"Xid": 1}',
+        "[" * 10000 + "Xid",
+        "{" + '"a":{' * 10000 + "Xid",
+        '["NVRM: Xid (PCI:0000:03:00): 79, x"]',
+        "NVRM: GPU at PCI:0000:03:00: GPU-b850f46d-d5ea-c752-ddf3-c4453e44d3f7",
+        "NVRM: GPU 0000:03:00.0: GPU has fallen off the bus.",
+        "NVRM: Xid (PCI:0000:66:00): abc, pid=2280636",
+        "NVRM: Xid (PCI:0000:66:00): 0, nothing",
+        "NVRM: Xid (PCI:0000:66:00): 123456, too long a number",
+        "NVRM: Xid (PCI:0000:66:00): 7\u0669, digits of another script",
+        "NVRM: Xid (PCI:0000:66:00): 79GPU",
+        "NVRM: Xid (PCI:66:00:00:00): 79, x",
+        "NVRM: Xid (PCI:...): 79",
+        "NVRM: Xid 154 GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)",
+        "NVRM: nvidia: Xid (PCI:0000:66:00): 79, x",
+        "nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 20034, Severity 1 Engine instance 46 Sub-engine instance 00",
+        "nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 20034, Data {0x50610002, 0x10100030, 0x00000000}",
+        "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): garbled, Fatal",
+        f"traps: {LOST[:40]}[77] general protection fault",
+        f"Nov 20 12:00:00 host python3[4242]: {LOST}",
+        f"Nov 20 12:00:00 host logger: {LOST}",
+        f"Nov 20 12:00:00 host logger: kernel: {LOST}",
+        f"Nov 20 12:00:00 host kernel: traps: {LOST}",
+        f"Nov 20 12:00:00 host kernel: [ 12.345678] comm={LOST}",
+        f"user  :notice: [ 12.345678] {LOST}",
+        f"<13>[ 12.345678] {LOST}",
+        journal(LOST, _TRANSPORT="syslog", SYSLOG_IDENTIFIER="kernel"),
+        journal(LOST, SYSLOG_FACILITY="1"),
+        journal(None),
+        journal({"text": LOST}),
+        journal(["N", -1, 256, 1e3]),
+    ],
+)
+def test_what_is_none(line: str) -> None:
+    """Other messages, quotations, and what user space wrote."""
+    assert parse(line) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["0000:0a:00", "0000:0A:00.0", "00000000:0A:00.0", "PCI:0000:0a:00", "0a:00.0", "0a:00"],
+)
+def test_addresses_match_those_of_nvml(text: str) -> None:
+    """The kernel log has four digits of the domain and no function, NVML eight and capitals."""
+    assert pci_bus_id(text) == "00000000:0A:00.0"
+    assert same_device(text, "00000000:0A:00.0")
+    assert not same_device(text, "00000001:0A:00.0")
+    assert not same_device(text, "00000000:0A:00.1")
+
+
+@pytest.mark.parametrize("text", ["", "0a", "GPU-0a:00", "0000:0a:00.8", "0000:0g:00", "000000000:0a:00", "0a:00\n"])
+def test_what_is_no_address(text: str) -> None:
+    """It is no device, not even the same as itself."""
+    assert pci_bus_id(text) == ""
+    assert not same_device(text, text)
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b"6,339,5140900,-;NET: Registered\n", KmsgRecord(0, 6, 339, 5140900, "NET: Registered")),
+        (
+            b"7,160,424069,-;pci_root PNP0A03:00: host bridge\n SUBSYSTEM=acpi\n DEVICE=+acpi:PNP0A03:00\n",
+            KmsgRecord(
+                0,
+                7,
+                160,
+                424069,
+                "pci_root PNP0A03:00: host bridge",
+                {"SUBSYSTEM": "acpi", "DEVICE": "+acpi:PNP0A03:00"},
+            ),
+        ),
+        (
+            b"12,340,5690716,-,caller=T42,more=1;text;with;semicolons",
+            KmsgRecord(1, 4, 340, 5690716, "text;with;semicolons"),
+        ),
+        (b"3,1,2,c;a\\x5cb \\xc3\\xa9 \\x0a\n", KmsgRecord(0, 3, 1, 2, "a\\b é \n")),
+        (b"30,1,2,-;\xff\n no equals\nNO_SPACE=1\n", KmsgRecord(3, 6, 1, 2, "\ufffd")),
+        (b"6,18446744073709551615,0,-;\n", KmsgRecord(0, 6, 2**64 - 1, 0, "")),
+    ],
+)
+def test_kmsg_records(data: bytes, expected: KmsgRecord) -> None:
+    """The format of Documentation/ABI/testing/dev-kmsg."""
+    assert parse_kmsg(data) == expected
+
+
+@pytest.mark.parametrize("data", [b"", b"\n", b"6,1;x", b"6,1,2", b"-6,1,2,-;x", b"text", b"<6>[ 1.0] x", b"6,1,x,-;x"])
+def test_no_kmsg_records(data: bytes) -> None:
+    """What does not begin as a record is none."""
+    assert parse_kmsg(data) is None
+
+
+@pytest.mark.parametrize("facility", range(24))
+def test_only_the_kernel_is_believed(facility: int) -> None:
+    """What user space writes into /dev/kmsg has another facility: the kernel sees to that."""
+    record = parse_kmsg(f"{facility << 3 | 3},7,1500000,-;{LOST}\n DEVICE=+pci:0000:03:00.0\n".encode())
+    assert record is not None
+    expected = replace(LOST_SAYS, stamp=Stamp(since_boot=1.5)) if facility == 0 else None
+    assert record.found == expected
+
+
+@pytest.mark.parametrize("text", [f"[ 12.345678] {LOST}", f"kernel: {LOST}", f"a\\x0a{LOST}", f" {LOST}"])
+def test_a_record_has_no_prefix(text: str) -> None:
+    """The text of a record begins with what the driver wrote; a second line in it is not a record."""
+    record = parse_kmsg(f"3,7,1500000,-;{text}\n".encode())
+    assert record is not None
+    assert record.found is None
+
+
+@given(st.text() | st.text('NVRM: SXid(PC0123456789abcdef.),[]{}<>"\\\nkernl '))
+def test_no_text_is_too_strange(text: str) -> None:
+    """Whatever the text, it is read or not, and never more is read than it says."""
+    found = parse(text)
+    assert found is None or str(found.code) in text
+    parse(journal(text))
+    parse("{" + text)
+    pci_bus_id(text)
+
+
+@given(st.binary() | st.builds(lambda rest: b"3,1,2,-;" + rest, st.binary()))
+def test_no_record_is_too_strange(data: bytes) -> None:
+    """Whatever the bytes, they are a record or not."""
+    record = parse_kmsg(data)
+    assert record is None or record.found is None
+
+
+def test_twenty_thousand_lines() -> None:
+    """A small part of `make soak`."""
+    fuzz(20_000, seed=1)

@@ -1,0 +1,491 @@
+"""The chart: valid on every Kubernetes, no privilege without its feature, wrong values named, rules as in alerts/."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+from helm_python import Chart, HelmError, lint, package
+
+from gpu_exporter import config
+from gpu_exporter.config import ENV_PREFIX, Config
+from gpu_exporter.render.chart import values as chart_values
+from tests.support.chart import (
+    CHART,
+    NAME,
+    NAMESPACE,
+    SETS,
+    Object,
+    beyond_restricted,
+    exporter,
+    kind,
+    made,
+    objects,
+    only,
+    pod,
+    texts,
+)
+
+ROOT = CHART.parent.parent
+KUBERNETES = [f"1.{minor}" for minor in range(28, 38)]
+CRDS = {path.stem: yaml.safe_load(path.read_text()) for path in (ROOT / "tests/crds").glob("*.yaml")}
+# What Kubernetes or etcd take at most: a ConfigMap, an annotation of `kubectl apply`, a Secret with Helm's release.
+MEBIBYTE, ANNOTATION = 1 << 20, 256 << 10
+
+
+def settings(found: list[Object]) -> Mapping[str, str]:
+    """The exporter's configuration file."""
+    (data,) = (each["data"] for each in kind(found, "ConfigMap") if "config.yaml" in each.get("data", {}))
+    content: Mapping[str, str] = yaml.safe_load(data["config.yaml"])
+    return content
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_helm_has_nothing_to_say(name: str) -> None:
+    """`helm lint --strict`: neither errors nor warnings."""
+    report = lint(CHART, dict(SETS[name]), strict=True, namespace=NAMESPACE)
+    assert report["total_charts_linted"] == 1
+    assert report["errors"] == []
+    assert [each for each in report["messages"] if each["severity"] > 1] == []
+
+
+@pytest.mark.parametrize("version", KUBERNETES)
+def test_every_object_is_valid(version: str) -> None:
+    """Strictly, so that no key is there that Kubernetes would drop."""
+    distinct = {json.dumps(each, sort_keys=True): each for name in SETS for each in made(name)}
+    native = [each for each in distinct.values() if not each["apiVersion"].startswith("monitoring.")]
+    assert len(native) > 40
+    for each in native:
+        kubernetes_validate.validate(each, version, strict=True)
+
+
+def test_a_wrong_object_is_found_out() -> None:
+    """The check above sees a key that does not exist, and one of the wrong kind."""
+    changes: tuple[Mapping[str, Any], ...] = ({"toleratons": []}, {"hostPID": "yes"})
+    for change in changes:
+        wrong = json.loads(json.dumps(only(made("defaults"), "DaemonSet")))
+        wrong["spec"]["template"]["spec"].update(change)
+        with pytest.raises(kubernetes_validate.ValidationError):
+            kubernetes_validate.validate(wrong, KUBERNETES[-1], strict=True)
+
+
+def test_objects_of_prometheus_operator_are_valid() -> None:
+    """Against its custom resource definitions."""
+    found = [each for name in SETS for each in made(name) if each["apiVersion"].startswith("monitoring.")]
+    assert {each["kind"] for each in found} == {"PrometheusRule", "ServiceMonitor"}
+    for each in found:
+        jsonschema.validate(each, CRDS[each["kind"].lower()])
+    wrong = json.loads(json.dumps(only(made("monitored"), "PrometheusRule")))
+    wrong["spec"]["groups"][-1]["rules"][0]["for"] = "soon"
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(wrong, CRDS["prometheusrule"])
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_names_are_its_own(name: str) -> None:
+    """No two objects of a kind and namespace have the same name, and each is where it says."""
+    found = made(name)
+    keys = [(each["kind"], each["metadata"].get("namespace"), each["metadata"]["name"]) for each in found]
+    assert len(set(keys)) == len(keys)
+    assert all(len(key[2]) <= 63 for key in keys)
+
+
+def test_what_is_common_is_everywhere() -> None:
+    """Labels and annotations of all objects but the user's own, and of the pods."""
+    ours = [each for each in made("everything") if "labels" in each["metadata"]]
+    assert len(ours) > 15
+    for each in (*ours, only(made("everything"), "DaemonSet")["spec"]["template"]):
+        assert each["metadata"]["labels"]["team"] == "gpu", each["kind"]
+        assert each["metadata"]["annotations"]["owner"] == "gpu", each["kind"]
+
+
+@pytest.mark.parametrize(
+    ("release", "values"),
+    [
+        ("r" * 53, {}),
+        ("a-" * 26 + "a", {}),
+        ("my.release", {}),
+        ("gpu-exporter-2", {}),
+        ("x", {"nameOverride": "y" * 70}),
+        ("x", {"fullnameOverride": "f" * 49 + "-" + "f" * 20}),
+    ],
+)
+def test_names_are_names(release: str, values: Mapping[str, Any]) -> None:
+    """Of whatever release: as short as a service's has to be, also with what is put behind; labels are labels."""
+    with Chart.load(CHART) as loaded:
+        made = loaded.render({**SETS["everything"], **values}, name=release, namespace="n" * 63)
+    found = [each for name, text in made.items() if name.endswith(".yaml") for each in yaml.safe_load_all(text) if each]
+    for each in (each for each in found if "labels" in each["metadata"]):  # the user's own have none
+        longest = 63 if each["kind"] in ("Service", "DaemonSet", "Pod") else 253
+        assert re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", each["metadata"]["name"])
+        assert len(each["metadata"]["name"]) <= longest
+        for value in each["metadata"]["labels"].values():
+            assert re.fullmatch(r"[A-Za-z0-9][-A-Za-z0-9_.]{0,61}[A-Za-z0-9]|[A-Za-z0-9]", value)
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_it_never_takes_a_gpu(name: str) -> None:
+    """A request for nvidia.com/gpu would keep it from a program."""
+    for container in pod(made(name))["containers"]:
+        for amounts in container.get("resources", {}).values():
+            assert set(amounts) <= {"cpu", "memory"}
+
+
+@pytest.mark.parametrize(
+    ("mode", "visible", "elsewhere"),
+    [
+        ("env", "all", ""),
+        ("runtimeClass", "all", "runtimeClassName: nvidia"),
+        ("cdi", "void", "cdi.k8s.io/gpu-exporter: nvidia.com/gpu=all"),
+        ("volumeMounts", "/var/run/nvidia-container-devices", "mountPath: /var/run/nvidia-container-devices/all"),
+        ("none", "void", ""),
+    ],
+)
+def test_how_it_gets_the_gpus(mode: str, visible: str, elsewhere: str) -> None:
+    """One way at a time: the image asks for all GPUs, so other ways have to say that the variable does not count."""
+    text = texts({"gpuAccess": {"mode": mode}})["daemonset.yaml"]
+    (container,) = yaml.safe_load(text)["spec"]["template"]["spec"]["containers"]
+    assert {"name": "NVIDIA_VISIBLE_DEVICES", "value": visible} in container["env"]
+    for other in ("runtimeClassName", "cdi.k8s.io", "/var/run/nvidia-container-devices/all"):
+        assert (other in text) is (other in elsewhere)
+    assert elsewhere in text
+
+
+@pytest.mark.parametrize(
+    ("nodes", "labels"),
+    [
+        ("nfd", {"feature.node.kubernetes.io/pci-10de.present"}),
+        ("gpuOperator", {"nvidia.com/gpu.present"}),
+        (
+            "auto",
+            {
+                "feature.node.kubernetes.io/pci-10de.present",
+                "nvidia.com/gpu.present",
+                "cloud.google.com/gke-accelerator",
+            },
+        ),
+    ],
+)
+def test_nodes_need_one_of_some_labels(nodes: str, labels: set[str]) -> None:
+    """Each is a term of its own: one is enough."""
+    affinity = pod(objects({"nodes": nodes}))["affinity"]["nodeAffinity"]
+    terms = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    found = {each["key"] for term in terms for each in term["matchExpressions"]}
+    assert all(len(term["matchExpressions"]) == 1 for term in terms)
+    assert found >= labels
+    assert all(key in labels or "pci-03" in key for key in found)
+
+
+def test_affinity_is_the_users_if_told() -> None:
+    mine: Mapping[str, Any] = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}}
+    assert pod(objects({"affinity": mine}))["affinity"] == mine
+    assert "affinity" not in pod(objects({"nodes": "any"}))
+
+
+@pytest.mark.parametrize(
+    ("web", "probe"),
+    [
+        ({}, {"httpGet": {"path": "/healthz", "port": "metrics", "scheme": "HTTP"}}),
+        (
+            {"config": {"http_server_config": {}}},
+            {"httpGet": {"path": "/healthz", "port": "metrics", "scheme": "HTTP"}},
+        ),
+        (
+            {"config": {"tls_server_config": {"cert_file": "x"}}},
+            {"httpGet": {"path": "/healthz", "port": "metrics", "scheme": "HTTPS"}},
+        ),
+        (
+            {"config": {"tls_server_config": {"client_auth_type": "RequireAndVerifyClientCert"}}},
+            {"tcpSocket": {"port": "metrics"}},
+        ),
+        ({"config": {"basic_auth_users": {"a": "b"}}}, {"tcpSocket": {"port": "metrics"}}),
+        ({"existingSecret": "web"}, {"tcpSocket": {"port": "metrics"}}),
+    ],
+)
+def test_probes_ask_for_the_process_only(web: Mapping[str, Any], probe: Mapping[str, Any]) -> None:
+    """/readyz would say no for what a GPU does: it would end a rollout, and with liveness the process."""
+    container = exporter(objects({"web": web}))
+    for name in ("livenessProbe", "readinessProbe"):
+        assert probe.items() <= container[name].items()
+        assert set(container[name]) - set(probe) == {
+            "initialDelaySeconds",
+            "periodSeconds",
+            "timeoutSeconds",
+            "failureThreshold",
+        }
+    # /healthz tells of a loop that stood still for a minute: twice that is waited for.
+    assert container["livenessProbe"]["periodSeconds"] * container["livenessProbe"]["failureThreshold"] >= 120
+    assert only(objects({"web": web}), "Service")["spec"]["publishNotReadyAddresses"] is True
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_every_key_is_a_setting(name: str, tmp_path: Path) -> None:
+    """An unknown key stops the exporter; what is known it takes, and every variable is a setting, too."""
+    known = {setting.name for setting in fields(Config)}
+    content = settings(made(name))
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(content))
+    assert config.read_file(tmp_path / "config.yaml").keys() == content.keys()
+    variables = {each["name"] for each in exporter(made(name))["env"] if each["name"].startswith(ENV_PREFIX)}
+    assert {each.removeprefix(ENV_PREFIX).lower() for each in variables} <= known | {"config", "url"}
+
+
+def test_every_setting_can_be_set() -> None:
+    """By a value of its own, or by `config`; and by one of them only."""
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    free = set(schema["properties"]["config"]["properties"])
+    assert free | set(chart_values.MANAGED) == {setting.name for setting in fields(Config)}
+    assert not free & set(chart_values.MANAGED)
+    known = {value.path for value in chart_values.values()}
+    assert set(chart_values.MANAGED.values()) - known == {"the node's own name"}
+
+
+def test_numbers_stay_what_they_are() -> None:
+    """Helm has every number as a float."""
+    found = settings(objects({"config": {"seed": 12345678901, "speed": 0.25, "loop": False, "expected_gpus": 8}}))
+    assert {key: found[key] for key in ("seed", "speed", "loop", "expected_gpus")} == {
+        "seed": "12345678901",
+        "speed": "0.25",
+        "loop": "false",
+        "expected_gpus": "8",
+    }
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"prot": 9400}, "additional properties 'prot' not allowed"),
+        ({"port": "9400"}, "at '/port': got string, want integer"),
+        ({"port": 0}, "at '/port': minimum: got 0, want 1"),
+        ({"config": {"gauge_windw": "1s"}}, "at '/config': additional properties 'gauge_windw' not allowed"),
+        ({"config": {"address": ":1"}}, "at '/config': additional properties 'address' not allowed"),
+        ({"config": {"nodes": [1]}}, "at '/config/nodes': got array, want"),
+        ({"interval": "1"}, "at '/interval': '1' does not match pattern"),
+        ({"fullnameOverride": "My_GPUs"}, "at '/fullnameOverride': 'My_GPUs' does not match pattern"),
+        ({"image": {"digest": "latest"}}, "at '/image/digest': 'latest' does not match pattern"),
+        ({"gpuAccess": {"mode": "magic"}}, "at '/gpuAccess/mode': value must be one of 'env', 'runtimeClass', 'cdi'"),
+        ({"kernelLog": {"mode": "yes"}}, "at '/kernelLog/mode': value must be one of"),
+        ({"dcgm": {"hostEngine": "a:b"}}, "at '/dcgm/hostEngine': 'a:b' does not match pattern"),
+        ({"serviceMonitor": {"job": "node"}}, "at '/serviceMonitor/job': 'node' does not match pattern"),
+        ({"xids": {"overrides": {"x": {}}}}, "at '/xids/overrides': additional properties 'x' not allowed"),
+        (
+            {"prometheusRule": {"limits": {"busySM": 0.5}}},
+            "at '/prometheusRule/limits': additional properties 'busySM'",
+        ),
+        (
+            {"prometheusRule": {"limits": {"busySm": "half"}}},
+            "at '/prometheusRule/limits/busySm': got string, want number",
+        ),
+        ({"prometheusRule": {"modes": {"GpuLots": {}}}}, "at '/prometheusRule/modes': additional properties 'GpuLots'"),
+        (
+            {"prometheusRule": {"modes": {"GpuLost": {"severity": "page"}}}},
+            "at '/prometheusRule/modes/GpuLost/severity': value must be one of 'critical', 'warning', 'info'",
+        ),
+        (
+            {"prometheusRule": {"modes": {"GpuLost": {"hold": "soon"}}}},
+            "at '/prometheusRule/modes/GpuLost/hold': 'soon'",
+        ),
+        ({"web": {"config": {"a": {}}, "existingSecret": "b"}}, "web.config and web.existingSecret: choose one"),
+        ({"dcgm": {"profiling": True}}, "dcgm.profiling needs dcgm.enabled"),
+        (
+            {"dcgm": {"enabled": True, "hostEngine": "dcgm", "profiling": True}},
+            "dcgm.profiling is for DCGM within the container",
+        ),
+        ({"dcgm": {"enabled": True}, "config": {"source": "nvml"}}, "dcgm.enabled and config.source: choose one"),
+        ({"gpuAccess": {"mode": "runtimeClass", "runtimeClassName": ""}}, "needs gpuAccess.runtimeClassName"),
+        ({"attribution": {"enabled": False, "podLabels": ["app"]}}, "attribution.podLabels needs attribution.enabled"),
+        ({"attribution": {"podLabels": ["a{1,2}"]}}, "at '/attribution/podLabels/0': 'a{1,2}' does not match pattern"),
+        ({"attribution": {"podResourcesPath": ""}}, "at '/attribution/podResourcesPath': '' does not match pattern"),
+        ({"xids": {"path": "lib"}}, "at '/xids/path': 'lib' does not match pattern"),
+        ({"dcgm": {"hostEngine": "dcgm:5555"}}, "dcgm.hostEngine needs dcgm.enabled"),
+        ({"dcgm": {"bindings": "/dcgm"}}, "dcgm.bindings needs dcgm.enabled"),
+        ({"podSecurityContext": {"runAsUser": 65534}}, "podSecurityContext: attribution.enabled needs uid 0"),
+        ({"securityContext": {"runAsNonRoot": True}}, "securityContext: attribution.enabled needs uid 0"),
+        (
+            {"attribution": {"enabled": False}, "xids": {"keep": "node"}, "securityContext": {"runAsUser": 7}},
+            "securityContext: xids.keep needs uid 0",
+        ),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_wrong_values_are_named(values: Mapping[str, Any], said: str) -> None:
+    """With the place and what would do."""
+    with pytest.raises(HelmError, match=re.escape(said)):
+        texts(values)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "  DCGM_FI_DEV_GPU_TEMP, gauge, indented\nDCGM_FI_DEV_POWER_USAGE, gauge, not\n",
+        "\n\n# 'quotes' and \"more\": {{ .Values }}\n\tDCGM_FI_DEV_GPU_TEMP, gauge, x",
+        "-, - \n  key: value\n",
+    ],
+)
+def test_a_file_of_fields_arrives_as_it_is(text: str) -> None:
+    """It is text, whatever YAML would make of it."""
+    (data,) = (each["data"] for each in kind(objects({"collectors": text}), "ConfigMap"))
+    assert data["collectors.csv"] == text
+
+
+def test_a_probe_can_be_left_out() -> None:
+    """As Helm has it: by null."""
+    container = exporter(objects({"livenessProbe": None}))
+    assert "livenessProbe" not in container
+    assert "readinessProbe" in container
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "unsaid"),
+    [
+        ("defaults", "enforce=privileged", "-u USER"),
+        ("restricted", 'The pods meet Pod Security "restricted"', "Nothing scrapes it"),
+        ("no-rbac", "give ServiceAccount given the rights that attribution.podLabels and attribution.dra", "bindings"),
+        ("tls", "curl -s -k https://localhost:9400", "-u USER"),
+        ("everything", "curl -s -u USER:PASSWORD http://localhost:9400", "Nothing scrapes it"),
+        ("dcgm-remote", "DCGM's bindings are not installed", "enforce=privileged"),
+        ("mirror", "exec ds/watch -- gpu-exporter doctor", "gpus-"),
+        ("host-network", "localhost:9401/metrics", "9400"),
+    ],
+)
+def test_notes_fit_the_values(name: str, said: str, unsaid: str) -> None:
+    """Each command is for this release, and what does not concern it is not there."""
+    notes = texts(SETS[name])["NOTES.txt"]
+    assert said in notes
+    assert unsaid not in notes
+    assert "\n\n\n\n" not in notes
+
+
+@pytest.mark.parametrize(
+    ("engine", "ports"),
+    [
+        ("dcgm", {5555, 53}),
+        ("dcgm:777", {777, 53}),
+        ("[fd00::1]", {5555, 53}),
+        ("[fd00::1]:777", {777, 53}),
+        ("unix:///run/x", set()),
+    ],
+)
+def test_the_way_to_a_host_engine_is_open(engine: str, ports: set[int]) -> None:
+    """A socket needs none."""
+    values = {"dcgm": {"enabled": True, "hostEngine": engine}, "networkPolicy": {"enabled": True}}
+    egress = only(objects(values), "NetworkPolicy")["spec"]["egress"]
+    assert {port["port"] for each in egress for port in each["ports"]} == ports
+
+
+@pytest.mark.parametrize(
+    ("name", "egress"), [("restricted", set()), ("dcgm-remote", {5555, 53}), ("everything", {53, 443, 6443})]
+)
+def test_network_policy(name: str, egress: set[int]) -> None:
+    """It reaches what its features need, and nothing else."""
+    spec = only(made(name), "NetworkPolicy")["spec"]
+    assert spec["policyTypes"] == ["Ingress", "Egress"]
+    assert {port["port"] for each in spec["egress"] or () for port in each["ports"]} == egress
+    assert spec["egress"] is not None
+    (ingress,) = spec["ingress"]
+    assert [each["port"] for each in ingress["ports"]] == ["metrics"]
+    assert ("from" in ingress) is (name == "everything")
+    if "from" in ingress:  # then `helm test` must be let in, too
+        assert len(ingress["from"]) == 2
+
+
+def test_dashboards_are_those_that_are_committed() -> None:
+    """One ConfigMap each, found by the sidecar's label, short enough for `kubectl apply`."""
+    found = [each for each in made("monitored") if each["metadata"]["name"].startswith(f"{NAME}-dashboard-")]
+    texts_of = {name: text for each in found for name, text in each["data"].items()}
+    boards = {f"gpu-{path.stem}.json": path for path in (ROOT / "dashboards").glob("*.json")}
+    assert texts_of.keys() == boards.keys()
+    assert {each["metadata"]["labels"]["grafana_dashboard"] for each in found} == {"1"}
+    for name, text in texts_of.items():
+        assert json.loads(text) == json.loads(boards[name].read_text())
+    shown = [each for each in made("overridden") if "-dashboard-" in each["metadata"]["name"]]
+    assert {each["metadata"]["namespace"] for each in shown} == {"grafana"}
+    assert len(shown) == len(boards) - 1
+
+
+@pytest.mark.parametrize("name", ["monitored", "everything"])
+def test_nothing_is_too_large(name: str, tmp_path: Path) -> None:
+    """Each object, and Helm's own Secret with the chart and all it has made (JSON, gzip, base64)."""
+    for each in made(name):
+        assert len(json.dumps(each)) < ANNOTATION * 0.95, each["metadata"]["name"]
+    files = {path: path.read_text() for path in CHART.rglob("*") if path.is_file()}
+    release = json.dumps([*files.values(), *texts(SETS[name]).values()])
+    assert len(gzip.compress(release.encode())) * 4 / 3 < MEBIBYTE * 0.5
+    assert Path(package(CHART, destination=tmp_path)).stat().st_size < MEBIBYTE
+
+
+def test_it_lives_beside_gpu_operator() -> None:
+    """Its selectors do not choose dcgm-exporter's pods, nor theirs ours; with a network of its own the port is free."""
+    found = made("defaults")
+    theirs = {"app": "nvidia-dcgm-exporter", "app.kubernetes.io/name": "dcgm-exporter"}
+    ours = only(found, "DaemonSet")["spec"]["template"]["metadata"]["labels"]
+    assert not only(found, "Service")["spec"]["selector"].items() <= theirs.items()
+    assert not set(theirs.items()) & set(ours.items())
+    assert "hostNetwork" not in pod(found)
+    assert all("hostPort" not in port for port in exporter(found)["ports"])
+
+
+def test_notes_say_what_the_namespace_needs() -> None:
+    """Named by the feature; and how to see the first metric."""
+    notes = {name: texts(SETS[name])["NOTES.txt"] for name in SETS}
+    assert (
+        "attribution.enabled:\n\n  kubectl label namespace gpu-monitoring pod-security.kubernetes.io/enforce=privileged"
+        in notes["defaults"]
+    )
+    assert 'The pods meet Pod Security "restricted"' in notes["restricted"]
+    assert (
+        "rbac.create is off: give ServiceAccount given the rights that attribution.podLabels and attribution.dra need"
+        in notes["no-rbac"]
+    )
+    assert "https://localhost:9400/metrics" in notes["tls"]
+    for name, text in notes.items():
+        assert "/metrics | grep" in text
+        assert ("enforce=privileged" in text) is bool(beyond_restricted(pod(made(name)))), name
+
+
+def test_it_can_be_a_part_of_another_chart(tmp_path: Path) -> None:
+    """As a dependency: values below its name, `global` beside."""
+    parent = tmp_path / "parent"
+    (parent / "charts").mkdir(parents=True)
+    needs = {"name": "gpu-exporter", "version": ">=0", "condition": "gpu-exporter.enabled"}
+    about = {"apiVersion": "v2", "name": "parent", "version": "1.0.0", "dependencies": [needs]}
+    (parent / "Chart.yaml").write_text(yaml.safe_dump(about))
+    package(CHART, destination=parent / "charts")
+    values = {"gpu-exporter": {"enabled": True, "metrics": "full"}, "global": {"imageRegistry": "mirror.example"}}
+    with Chart.load(parent) as loaded:
+        made_texts = loaded.render(values, name="all", namespace="n")
+    manifests = [text for name, text in made_texts.items() if name.endswith(".yaml")]
+    found = [each for text in manifests for each in yaml.safe_load_all(text) if each]
+    assert exporter(found)["image"].startswith("mirror.example/gpu-exporter/gpu-exporter:")
+    assert settings(found)["metrics"] == "full"
+    assert only(found, "DaemonSet")["metadata"]["name"] == "all-gpu-exporter"
+
+
+def test_a_changed_setting_restarts_the_pods() -> None:
+    """A ConfigMap alone would not."""
+
+    def sums(values: Mapping[str, Any]) -> Mapping[str, str]:
+        annotations: Mapping[str, str] = only(objects(values), "DaemonSet")["spec"]["template"]["metadata"][
+            "annotations"
+        ]
+        return annotations
+
+    assert sums({})["checksum/config"] != sums({"metrics": "full"})["checksum/config"]
+    webs = [sums({"web": {"config": {"basic_auth_users": {"a": text}}}})["checksum/web"] for text in "bc"]
+    assert webs[0] != webs[1]
+
+
+def test_xids_and_collectors_are_files() -> None:
+    """As the exporter reads them."""
+    (data,) = (each["data"] for each in kind(made("everything"), "ConfigMap") if "xids.yaml" in each.get("data", {}))
+    assert yaml.safe_load(data["xids.yaml"]) == {"63": {"action": "gpu_reset", "drain": True}}
+    assert data["collectors.csv"].strip().splitlines()[0] == "DCGM_FI_DEV_GPU_TEMP, gauge, GPU temperature (in C)."
+    assert settings(made("everything"))["xid_overrides"] == "/etc/gpu-exporter/xids.yaml"

@@ -1,0 +1,144 @@
+"""What the chart's pods may do: nothing without the feature that needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from tests.support.chart import NAME, NAMESPACE, SETS, beyond_restricted, exporter, kind, made, objects, only, pod
+
+KUBELET = {"hostPath /var/lib/kubelet/pod-resources", "not runAsNonRoot", "uid 0"}
+BEYOND: Mapping[str, set[str]] = {
+    "defaults": KUBELET,
+    "monitored": KUBELET,
+    "mig": KUBELET,
+    "dra": KUBELET,
+    "no-rbac": KUBELET,
+    "tls": KUBELET,
+    "mirror": KUBELET,
+    "overridden": KUBELET,
+    "restricted": set(),
+    "dcgm-remote": set(),
+    "dcgm-within": KUBELET | {"capability SYS_ADMIN"},
+    "jobs": {"hostPath /run/gpu-jobs"},
+    "kernel-log": {
+        "privileged",
+        "hostPath /dev/kmsg",
+        "uid 0",
+        "not runAsNonRoot",
+        "allowPrivilegeEscalation",
+        "capabilities kept",
+    },
+    "host-network": KUBELET | {"hostNetwork", "hostPID", "hostPath /dev/null"},
+}
+
+
+@pytest.mark.parametrize("name", sorted({*SETS} - {"everything"}))
+def test_privileges_are_those_of_the_features(name: str) -> None:
+    """With attribution off the pods meet Pod Security "restricted"; on, all but hostPath and uid 0."""
+    assert beyond_restricted(pod(made(name))) == BEYOND[name]
+
+
+def test_everything_at_once_has_what_each_asks_for() -> None:
+    """The exporter's container; those of the user are the user's."""
+    found = pod(made("everything"))
+    alone = {**found, "initContainers": [], "containers": [exporter(made("everything"))]}
+    paths = {f"hostPath {path}" for path in ("/run/gpu-jobs", "/var/log", "/var/lib/gpu-exporter")}
+    assert beyond_restricted(alone) == KUBELET | paths | {"hostPID"}
+    assert found["securityContext"]["supplementalGroups"] == [4]
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_the_container_can_do_nothing_more(name: str) -> None:
+    """What no feature changes."""
+    found = made(name)
+    context = exporter(found)["securityContext"]
+    assert context["readOnlyRootFilesystem"] is True
+    assert context.get("privileged", False) is (name == "kernel-log")
+    writable = {"/run/gpu-exporter", "/var/lib/gpu-exporter", "/more"}
+    mounts = exporter(found)["volumeMounts"]
+    assert {each["mountPath"] for each in mounts if not each.get("readOnly")} - writable <= {
+        "/var/run/nvidia-container-devices/all"
+    }
+    assert {each["name"] for each in mounts} == {each["name"] for each in pod(found)["volumes"]}
+
+
+def test_the_test_pod_is_restricted() -> None:
+    """It meets the profile whatever the exporter needs, and neither Service nor DaemonSet takes it for the exporter."""
+    found = made("host-network")
+    test = only(found, "Pod")
+    assert beyond_restricted(test["spec"]) == set()
+    for selector in (
+        only(found, "DaemonSet")["spec"]["selector"]["matchLabels"],
+        only(found, "Service")["spec"]["selector"],
+    ):
+        assert not selector.items() <= test["metadata"]["labels"].items()
+        assert selector.items() <= only(found, "DaemonSet")["spec"]["template"]["metadata"]["labels"].items()
+
+
+GOOD_POD = {
+    "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+    "containers": [{"securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}}],
+    "volumes": [{"name": "a", "emptyDir": {}}],
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        ({}, set()),
+        ({"hostIPC": True}, {"hostIPC"}),
+        ({"volumes": [{"name": "a", "hostPath": {"path": "/"}}]}, {"hostPath /"}),
+        ({"volumes": [{"name": "a", "nfs": {"path": "/x"}}]}, {"nfs /x"}),
+        ({"securityContext": {"runAsNonRoot": True}}, {"seccomp"}),
+        ({"securityContext": {"seccompProfile": {"type": "RuntimeDefault"}}}, {"not runAsNonRoot"}),
+        ({"initContainers": [{}]}, {"allowPrivilegeEscalation", "capabilities kept"}),
+        (
+            {"containers": [{"securityContext": {"privileged": True}}]},
+            {"privileged", "allowPrivilegeEscalation", "capabilities kept"},
+        ),
+    ],
+)
+def test_the_checker_sees(change: Mapping[str, Any], found: set[str]) -> None:
+    """Who watches the check of privileges."""
+    assert beyond_restricted({**GOOD_POD, **change}) == found
+
+
+def test_security_is_the_users_in_the_end() -> None:
+    """Key by key, also with what Go takes for empty: 0 and false."""
+    values = {
+        "podSecurityContext": {"runAsUser": 0, "runAsNonRoot": False, "fsGroup": 7},
+        "securityContext": {"readOnlyRootFilesystem": False},
+        "attribution": {"enabled": False},
+    }
+    found = objects(values)
+    assert pod(found)["securityContext"] == {
+        "runAsUser": 0,
+        "runAsGroup": 65534,
+        "runAsNonRoot": False,
+        "fsGroup": 7,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    assert exporter(found)["securityContext"]["readOnlyRootFilesystem"] is False
+    assert exporter(found)["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_rights_only_for_who_asks_the_api_server() -> None:
+    """No role, no token; else just what the feature reads."""
+    for name in SETS:
+        found = made(name)
+        asks = name in ("everything", "dra", "mig", "no-rbac")
+        assert pod(found)["automountServiceAccountToken"] is asks
+        assert len(kind(found, "ClusterRole")) == (asks and name != "no-rbac")
+    (role,) = kind(made("everything"), "ClusterRole")
+    assert role["rules"] == [
+        {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]},
+        {"apiGroups": ["resource.k8s.io"], "resources": ["resourceslices"], "verbs": ["list", "watch"]},
+    ]
+    assert [rule["resources"] for rule in only(made("dra"), "ClusterRole")["rules"]] == [["resourceslices"]]
+    (binding,) = kind(made("everything"), "ClusterRoleBinding")
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": NAME, "namespace": NAMESPACE}]
+    assert pod(made("no-rbac"))["serviceAccountName"] == "given"
+    assert kind(made("no-rbac"), "ServiceAccount") == []

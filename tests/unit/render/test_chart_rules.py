@@ -1,0 +1,119 @@
+"""The PrometheusRule of the chart: word for word alerts/, and everything in it by its name."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import yaml
+
+from gpu_exporter.catalogue.failure_modes import MODES
+from gpu_exporter.catalogue.failure_modes.mode import Domain, Severity
+from gpu_exporter.render.chart import values
+from gpu_exporter.render.rules import rules
+from tests.support import chart
+from tests.support.chart import CHART, SETS, objects, only
+
+ROOT = CHART.parent.parent
+
+
+def committed() -> list[Mapping[str, Any]]:
+    """The groups of alerts/*.yaml."""
+    names = ("recording", *(domain.value for domain in Domain))
+    return [group for name in names for group in yaml.safe_load((ROOT / f"alerts/{name}.yaml").read_text())["groups"]]
+
+
+def test_rules_are_those_of_alerts() -> None:
+    """Word for word, templates of Prometheus included."""
+    assert chart.rules({})["groups"] == committed()
+    assert "{{ $labels.node }}" in json.dumps(chart.rules({}))
+    assert "$(" not in json.dumps(chart.rules({}))
+
+
+def test_every_limit_is_in_the_rules() -> None:
+    """Changed all at once, the rules are those that Python renders with these numbers."""
+    chance = random.Random(7)
+    limits = {each.name: round(each.value * chance.uniform(1.1, 3) + 0.001, 4) for each in values.limits()}
+    limits["heldMemory"] = 123456789012
+    expected = [
+        yaml.safe_load(rules.recording(limits)),
+        *(yaml.safe_load(rules.alerts(each, limits)) for each in Domain),
+    ]
+    found = chart.rules({"prometheusRule": {"limits": limits}})["groups"]
+    assert found == [group for content in expected for group in content["groups"]]
+    assert found != committed()
+    text = (CHART / "files/rules.yaml").read_text()
+    for name in limits:
+        assert f"$({name})" in text, f"{name} changes nothing"
+
+
+def alerts(groups: list[Mapping[str, Any]]) -> Mapping[str, Mapping[str, Any]]:
+    """The alerts by name."""
+    return {rule["alert"]: rule for group in groups for rule in group["rules"] if "alert" in rule}
+
+
+def test_every_mode_can_be_changed() -> None:
+    """Severity, hold and keep of each by its name, and nothing else of it."""
+    other = {Severity.CRITICAL: "info", Severity.WARNING: "critical", Severity.INFO: "warning"}
+    modes = {each.name: {"severity": other[each.severity], "hold": "77s", "keep": "78s"} for each in MODES}
+    before, after = alerts(committed()), alerts(chart.rules({"prometheusRule": {"modes": modes}})["groups"])
+    for mode in MODES:
+        labels = {**before[mode.name]["labels"], "severity": other[mode.severity]}
+        assert after[mode.name] == {**before[mode.name], "labels": labels, "for": "77s", "keep_firing_for": "78s"}
+    none = {each.name: {"hold": "0s", "keep": "0m"} for each in MODES}
+    for rule in alerts(chart.rules({"prometheusRule": {"modes": none}})["groups"]).values():
+        assert "for" not in rule
+        assert "keep_firing_for" not in rule
+
+
+@pytest.mark.parametrize("bit", range(len(MODES).bit_length()))
+def test_every_mode_has_a_switch(bit: int) -> None:
+    """Of its own: no two modes are off in the same ones of these cases."""
+    off = {mode.name for number, mode in enumerate(MODES, 1) if number >> bit & 1}
+    found = alerts(chart.rules({"prometheusRule": {"modes": {name: {"enabled": False} for name in off}}})["groups"])
+    assert {each.name for each in MODES} - set(found) == off
+
+
+def test_a_domain_without_modes_has_no_group() -> None:
+    """An empty group is none."""
+    off = {each.name: {"enabled": False} for each in MODES if each.domain is Domain.COST}
+    names = [group["name"] for group in chart.rules({"prometheusRule": {"modes": off}})["groups"]]
+    assert "gpu-cost" not in names
+    assert "gpu-health" in names
+
+
+def test_what_is_said_of_all_alerts() -> None:
+    """More labels, which never replace ours; links to another place."""
+    found = alerts(only(objects(SETS["overridden"]), "PrometheusRule")["spec"]["groups"])
+    assert found["GpuLost"]["labels"] == {
+        "severity": "warning",
+        "domain": "health",
+        "action": "node_reboot",
+        "team": "gpu",
+    }
+    assert (found["GpuLost"]["for"], found["GpuLost"]["keep_firing_for"]) == ("10m", "5m")
+    assert "GpuFakeLoad" not in found
+    assert found["GpuLost"]["annotations"]["runbook_url"] == "https://runbooks.example/gpu/gpulost.md"
+    assert found["GpuLost"]["annotations"]["dashboard_url"].startswith("https://grafana.example/d/gpu-gpu?")
+    groups = only(objects(SETS["overridden"]), "PrometheusRule")["spec"]["groups"]
+    assert {group["interval"] for group in groups} == {"30s"}
+
+
+@pytest.mark.parametrize("lost", ["limits", "modes"])
+def test_values_of_an_older_release_will_do(lost: str) -> None:
+    """`helm upgrade --reuse-values` has no value for what is new."""
+    assert chart.rules({"prometheusRule": {lost: None}})["groups"] == committed()
+    one = {"limits": {"busySm": None}, "modes": {"GpuLost": None}}[lost]
+    assert chart.rules({"prometheusRule": {lost: one}})["groups"] == committed()
+
+
+def test_a_limit_may_be_nothing() -> None:
+    """0 is a number."""
+    found = chart.rules({"prometheusRule": {"limits": {"usdPerKwh": 0}}})["groups"]
+    (rule,) = (
+        each for group in found for each in group["rules"] if each.get("record") == "workload:electricity:usd_per_hour"
+    )
+    assert rule["expr"].endswith("* 0")

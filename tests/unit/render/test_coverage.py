@@ -1,0 +1,194 @@
+"""What works with which exporter, and the lists of fields for dcgm-exporter."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Collection, Iterator
+
+import pytest
+
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue import signals as s
+from gpu_exporter.catalogue.conditions import Over
+from gpu_exporter.catalogue.dcgm_exporter.names import DEFAULT_FIELDS, RENAMED
+from gpu_exporter.catalogue.failure_modes import MODES
+from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Ramp, Scope, Values, Wave
+from gpu_exporter.catalogue.failure_modes.profiles import HEALTHY
+from gpu_exporter.catalogue.metrics import METRICS
+from gpu_exporter.catalogue.signals import SIGNALS, Read
+from gpu_exporter.catalogue.xids import load
+from gpu_exporter.diagnosis.judge import diagnose
+from gpu_exporter.diagnosis.window import Page, Row, seen
+from gpu_exporter.model.metric import Kind
+from gpu_exporter.render import coverage
+from gpu_exporter.render.coverage import Works
+from tests import ROOT
+
+FILES = {"classic": "dcgm-exporter.csv", "modern": "dcgm-exporter-4.9.csv"}
+KINDS = {row.name: row.kind for row in METRICS if row.dcgm is not None}
+# dcgm-exporter has no counts of links, keeps no time of an Xid, and says nothing of its own reads.
+OURS_ONLY = {"GpuAttributionDown", "GpuNvlinkDown", "GpuXidUnknown", "GpuXidApplication", "GpuTelemetryStale"}
+
+
+def listed(which: str) -> list[list[str]]:
+    """The rows of the committed file, read as dcgm-exporter does: three columns, no comment, blanks cut off."""
+    lines = (ROOT / "alerts" / FILES[which]).read_text().splitlines()
+    return [[cell.strip(" ") for cell in row] for row in csv.reader(line for line in lines if line[:1] != "#")]
+
+
+@pytest.mark.parametrize("which", FILES)
+def test_the_lists_are_as_dcgm_exporter_reads_them(which: str) -> None:
+    """Three columns, a type that it knows, each field once."""
+    rows = listed(which)
+
+    assert {len(row) for row in rows} == {3}
+    assert {row[1] for row in rows} == {"gauge", "counter"}
+    assert len({row[0] for row in rows}) == len(rows) > 40
+    assert all(row[2].endswith(".") and "gauge window" not in row[2] for row in rows)
+
+
+def test_the_classic_list_has_rows_of_the_catalogue() -> None:
+    """Names of the catalogue that DCGM has a field for, of the kind that they are there."""
+    assert {name: Kind(kind) for name, kind, _ in listed("classic")} == {
+        name: KINDS[name] for name, _, _ in listed("classic")
+    }
+
+
+def test_the_new_list_has_the_new_names() -> None:
+    """The same fields in the same order, by the name that 4.9 gave them, else by their own."""
+    renamed = [RENAMED.get(name, (name, 1))[0] for name, _, _ in listed("classic")]
+
+    assert [name for name, _, _ in listed("modern")] == renamed
+    assert [kind for _, kind, _ in listed("modern")] == [kind for _, kind, _ in listed("classic")]
+
+
+@pytest.mark.parametrize("which", FILES)
+def test_only_what_is_counted_is_a_counter(which: str) -> None:
+    """The rules take the rate of a field, or its growth, where it is a counter, and never where it is a gauge."""
+    kinds = {name: kind for name, kind, _ in listed(which)}
+    rated = {way.name for signal in SIGNALS for way in signal.made if isinstance(way, Read) and way.rate}
+
+    assert {kinds[name] for name in rated & set(kinds)} == {"counter"}
+    assert {kind for name, kind in kinds.items() if name.startswith("DCGM_FI_PROF_")} == {"gauge"}
+
+
+@pytest.mark.parametrize("which", FILES)
+def test_with_our_list_all_that_dcgm_can_tell_works(which: str) -> None:
+    """Every mode but those that need what DCGM has no field for."""
+    names = {name for name, _, _ in listed(which)}
+
+    assert {mode.name for mode in MODES if coverage.works(mode, names) is not Works.YES} == OURS_ONLY
+
+
+def test_with_our_exporter_everything_works() -> None:
+    """With the default set all but the histogram of spare rows, with the full set all."""
+    default = {mode.name for mode in MODES if coverage.works(mode, coverage.exposed()) is not Works.YES}
+
+    assert default == {"GpuSpareRowsLow"}
+    assert {coverage.works(mode, coverage.exposed(full=True)) for mode in MODES} == {Works.YES}
+
+
+@pytest.mark.parametrize(
+    ("name", "works"),
+    [
+        ("GpuLost", Works.YES),  # counted
+        ("GpuXidFatal", Works.YES),
+        ("GpuMetricsMissing", Works.YES),  # it is made for that
+        ("GpuHostBound", Works.PARTLY),  # the engine is known; PCIe, which would tell data loading, is not
+        ("GpuMemoryBound", Works.PARTLY),  # bandwidth is known, idle pipes are not
+        ("GpuFakeLoad", Works.NO),  # no SM activity
+        ("GpuDataLoadingBound", Works.NO),  # traffic is known, the speed of the link is not
+        ("GpuStragglerSlow", Works.NO),
+        ("GpuEccUncorrectable", Works.NO),
+    ],
+)
+def test_what_works_with_the_list_that_dcgm_exporter_comes_with(name: str, works: Works) -> None:
+    """Known, known in part, not known."""
+    (mode,) = (mode for mode in MODES if mode.name == name)
+
+    assert coverage.works(mode, DEFAULT_FIELDS) is works
+
+
+def test_generations() -> None:
+    """Of each way its generation; a name that 4.9 kept is in both."""
+    assert [coverage.generation(way) for way in s.SM_ACTIVE.made if isinstance(way, Read)] == [
+        "ours",
+        "classic",
+        "modern",
+    ]
+    assert [way.name for way in coverage.reads(s.PCIE_GEN, "modern")] == ["DCGM_FI_DEV_PCIE_LINK_GEN"]
+    assert [way.name for way in coverage.reads(s.NVLINK, "modern")] == [
+        "DCGM_FI_DEV_NVLINK_THROUGHPUT_BYTES_PER_SECOND"
+    ]
+    assert [way.name for way in coverage.reads(s.NVLINK, "classic")] == ["DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL"]
+    assert {coverage.generation(way) for sig in SIGNALS for way in sig.made if isinstance(way, Read)} == {
+        "ours",
+        "classic",
+        "modern",
+    }
+
+
+def sample(value: float | Ramp | Wave, tick: int) -> float:
+    """What a value is at a tick, a minute after the one before."""
+    match value:
+        case Ramp(start, per_second):
+            return start + per_second * 60 * tick
+        case Wave(low, high):
+            return high if tick % 2 else low
+    return value
+
+
+def rows(values: Values, xid: int | None, names: Collection[str], gpu: int, tick: int) -> Iterator[Row]:
+    """A page of one GPU of a job, from an exporter that has these names."""
+    labels = {"UUID": f"GPU-{gpu}", "gpu": str(gpu), "modelName": "NVIDIA H200", "Hostname": "node-1"}
+    known = {metric: sample(value, tick) for metric, value in values.items()}
+    for metric, value in known.items():
+        yield Row(metric.name, {**labels, "namespace": "ml", "pod": f"llm-{gpu}", **dict(metric.labels)}, value)
+    yield Row("DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL", labels, (known[m.NVLINK_TX] + known[m.NVLINK_RX]) / 1e6)
+    yield Row(m.XID_ERRORS.name, labels, float(xid or 0))
+    if xid is not None:
+        own = {"xid": str(xid), "kind": load()[xid].kind.value}
+        yield Row(m.XID_LAST.name, {**labels, **own}, 60.0 * tick)
+        if m.XID_EVENTS.name in names:
+            yield Row(m.XID_EVENTS.name, {**labels, **own}, 1.0)
+
+
+def found(mode: FailureMode, names: Collection[str]) -> set[str]:
+    """What is found of the GPU that the mode was injected into, by who scrapes these names long enough."""
+    inject = mode.inject
+    ranks: list[tuple[Values, int | None]] = [({**HEALTHY, **inject.values}, inject.xid)]
+    ranks += [({**HEALTHY, **inject.peers}, None)] * (3 if mode.scope is Scope.JOB else 0)
+    assert mode.condition
+    # Memory that leaks takes more than an hour to become short.
+    longest = max(term.window for term in mode.condition.terms() if isinstance(term, Over))
+    pages = [
+        Page(
+            60.0 * tick,
+            [row for gpu, rank in enumerate(ranks) for row in rows(*rank, names, gpu, tick) if row.name in names],
+        )
+        for tick in range(int(longest / 60) + 70)
+    ]
+    of = diagnose(seen(pages, {}), [mode])
+    return {match.mode.name for each in of if each.part.uuid == "GPU-0" for match in each.matches}
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        coverage.exposed(),
+        coverage.exposed(full=True),
+        DEFAULT_FIELDS,
+        frozenset(name for name, _, _ in listed("classic")),
+    ],
+    ids=["ours", "ours, full", "default list", "our list"],
+)
+@pytest.mark.parametrize(
+    "mode",
+    [mode for mode in MODES if mode.scope is not Scope.FLEET and not mode.inject.fault],
+    ids=lambda mode: mode.name,
+)
+def test_what_is_said_to_work_does(mode: FailureMode, names: frozenset[str]) -> None:
+    """What a mode injects is found with the names of an exporter that it is said to work with, and with no other."""
+    works = coverage.works(mode, names)
+
+    assert works is Works.PARTLY or (found(mode, names) == {mode.name}) is (works is Works.YES)

@@ -1,0 +1,334 @@
+"""The committed dashboards: the rules of grafana/dashboard-linter and more, on their JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import promql_parser
+import pytest
+import yaml
+from grafana_foundation_sdk.models import units
+
+from gpu_exporter.catalogue import bottlenecks
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue import signals as s
+from gpu_exporter.catalogue.failure_modes import MODES
+from gpu_exporter.model.metric import Kind
+from gpu_exporter.render import artifacts, boards
+from gpu_exporter.render.dashboards import build as dashboards
+from gpu_exporter.render.dashboards import modernise
+from gpu_exporter.render.rules import rules
+from tests import ROOT
+from tests.support.panels import BOARDS, expressions, filled, panels
+
+Board = Mapping[str, Any]
+UNITS = {value for name, value in vars(units).items() if isinstance(value, str) and not name.startswith("_")}
+DRAWN = {"stat", "gauge", "table", "timeseries", "state-timeline", "heatmap"}
+VARIABLES = {"cluster": "c", "node": "n", "gpu": "0", "namespace": "ns", "workload": "w"}
+
+
+def variables(board: Board, kind: str = "query") -> list[Mapping[str, Any]]:
+    """The variables of a kind."""
+    return [each for each in board["templating"]["list"] if each["type"] == kind]
+
+
+def nodes(node: Any) -> Iterator[tuple[Any, Any]]:
+    """Every node of an expression, with the node around it."""
+    inner = [getattr(node, name, None) for name in ("lhs", "rhs", "expr", "vector_selector")]
+    for each in (*inner, *(getattr(node, "args", None) or ())):
+        if each is not None and each.__class__.__module__ == node.__class__.__module__:
+            yield each, node
+            yield from nodes(each)
+
+
+def parsed(board: Board) -> Iterator[Any]:
+    """The syntax tree of each query. Raises ValueError."""
+    for text in expressions(board):
+        yield promql_parser.parse(filled(text, VARIABLES))
+
+
+def selectors(board: Board) -> Iterator[Any]:
+    """Every vector selector."""
+    for tree in parsed(board):
+        for node in (tree, *(each for each, _ in nodes(tree))):
+            if type(node).__name__ == "VectorSelector":
+                yield node
+
+
+def datasource_variable(board: Board) -> bool:
+    return [(each["name"], each["label"]) for each in variables(board, "datasource")] == [("datasource", "Data source")]
+
+
+def named_variable(name: str, label: str) -> Callable[[Board], bool]:
+    return lambda board: any(
+        (each["name"], each["label"], each["multi"], each["allValue"]) == (name, label, True, ".+")
+        for each in variables(board)
+    )
+
+
+def variables_parse(board: Board) -> bool:
+    for each in variables(board):
+        found = re.fullmatch(r"label_values\((.+), \w+\)", each["query"])
+        if not found or not promql_parser.parse(filled(found[1], VARIABLES)):
+            return False
+    return True
+
+
+def rates_are_of_the_interval(board: Board) -> bool:
+    return all(
+        set(re.findall(r"\b(?:i?rate)\([^\[]*\[([^\]]+)\]", text)) <= {"$__rate_interval"}
+        for text in expressions(board)
+    )
+
+
+def counters_are_rated(board: Board) -> bool:
+    for tree in parsed(board):
+        for node, around in [(tree, None), *nodes(tree)]:
+            counter = type(node).__name__ == "VectorSelector" and re.search(r"_total$", node.name or "", re.I)
+            if counter and type(around).__name__ != "MatrixSelector":
+                return False
+    return True
+
+
+def matched_everywhere(label: str) -> Callable[[Board], bool]:
+    return lambda board: all(
+        any(each.name == label and each.value == f"${label}" for each in selector.matchers.matchers)
+        for selector in selectors(board)
+    )
+
+
+RULES: Mapping[str, Callable[[Board], bool]] = {
+    "template-datasource-rule": datasource_variable,
+    "template-job-rule": named_variable("job", "Job"),
+    "template-instance-rule": named_variable("instance", "Instance"),
+    "template-label-promql-rule": variables_parse,
+    "template-on-time-change-reload-rule": lambda board: all(each["refresh"] == 2 for each in variables(board)),
+    "panel-datasource-rule": lambda board: all(
+        source == {"type": "prometheus", "uid": "${datasource}"}
+        for panel in panels(board)
+        for source in (panel["datasource"], *(target["datasource"] for target in panel["targets"]))
+    ),
+    "panel-title-description-rule": lambda board: all(p["title"] and p["description"] for p in panels(board)),
+    "panel-units-rule": lambda board: all(p["fieldConfig"]["defaults"]["unit"] in UNITS for p in panels(board)),
+    "panel-no-targets-rule": lambda board: all(panel["targets"] for panel in panels(board)),
+    "target-logql-rule": lambda board: all(p["datasource"]["type"] != "loki" for p in panels(board)),
+    "target-logql-auto-rule": lambda board: not any("$__auto" in text for text in expressions(board)),
+    "target-promql-rule": lambda board: all(tree is not None for tree in parsed(board)),
+    "target-rate-interval-rule": rates_are_of_the_interval,
+    "target-job-rule": matched_everywhere("job"),
+    "target-instance-rule": matched_everywhere("instance"),
+    "target-counter-agg-rule": counters_are_rated,
+    "uneditable-dashboard": lambda board: board["editable"] is False,
+}
+EXCLUDED = yaml.safe_load((ROOT / "dashboards/.lint").read_text())["exclusions"]
+
+
+def test_all_rules_of_the_linter_are_here() -> None:
+    """Seventeen, and what is excluded is one of them, for a reason, and would fail."""
+    assert len(RULES) == 17
+    assert EXCLUDED.keys() < RULES.keys()
+    assert all(len(each["reason"]) > 40 for each in EXCLUDED.values())
+    assert not any(RULES[name](board) for name in EXCLUDED for board in BOARDS.values()), "no need to exclude it"
+
+
+@pytest.mark.parametrize("name", BOARDS)
+@pytest.mark.parametrize("rule", sorted(RULES.keys() - EXCLUDED.keys()))
+def test_the_linter_is_content(name: str, rule: str) -> None:
+    """Each rule that is not excluded holds."""
+    assert RULES[rule](BOARDS[name])
+
+
+BAD: Mapping[str, Callable[[dict[str, Any]], object]] = {
+    "template-datasource-rule": lambda board: board["templating"]["list"][0].update(name="ds"),
+    "template-label-promql-rule": lambda board: board["templating"]["list"][1].update(query="up"),
+    "template-on-time-change-reload-rule": lambda board: board["templating"]["list"][1].update(refresh=1),
+    "panel-datasource-rule": lambda board: board["panels"][1]["targets"][0].update(datasource="prometheus"),
+    "panel-title-description-rule": lambda board: board["panels"][1].update(description=""),
+    "panel-units-rule": lambda board: board["panels"][1]["fieldConfig"]["defaults"].update(unit="gpus"),
+    "panel-no-targets-rule": lambda board: board["panels"][1].update(targets=[]),
+    "target-logql-rule": lambda board: board["panels"][1].update(datasource={"type": "loki"}),
+    "target-logql-auto-rule": lambda board: board["panels"][1]["targets"][0].update(expr="rate(a_total[$__auto])"),
+    "target-rate-interval-rule": lambda board: board["panels"][1]["targets"][0].update(expr="rate(a_total[5m])"),
+    "target-counter-agg-rule": lambda board: board["panels"][1]["targets"][0].update(expr='sum(a_TOTAL{b="c"})'),
+    "uneditable-dashboard": lambda board: board.update(editable=True),
+}
+
+
+@pytest.mark.parametrize("rule", BAD)
+def test_the_linter_sees_what_is_wrong(rule: str) -> None:
+    """A rule that nothing can break is none."""
+    board = json.loads(json.dumps(BOARDS["fleet"]))
+    BAD[rule](board)
+    assert not RULES[rule](board)
+
+
+def test_the_linter_parses() -> None:
+    """A query that is no PromQL is an error."""
+    board = {**BOARDS["fleet"], "panels": [{"type": "stat", "targets": [{"expr": "sum by (a"}]}]}
+    with pytest.raises(ValueError, match="unclosed"):
+        RULES["target-promql-rule"](board)
+
+
+@pytest.mark.parametrize("board", boards.BOARDS, ids=lambda board: str(board.name))
+def test_a_board_is_laid_out(board: boards.Board) -> None:
+    """Ids are unique, nothing overlaps, no line is wider than the grid, and no more than 20 panels are seen at once."""
+    content = BOARDS[board.name]
+    everything = [each for top in content["panels"] for each in (top, *top.get("panels", ()))]
+    assert len({each["id"] for each in everything}) == len(everything)
+    assert content["uid"] == board.uid
+    assert re.fullmatch(r"[a-z0-9-]{8,40}", board.uid) or board.uid in ("gpu-gpu", "gpu-job")
+    assert content["schemaVersion"] == modernise.SCHEMA
+    assert 5 < sum(panel["type"] != "row" for panel in content["panels"]) <= 20
+    for level in (content["panels"], *(top.get("panels", ()) for top in content["panels"])):
+        taken: set[tuple[int, int]] = set()
+        for panel in level:
+            grid = panel["gridPos"]
+            cells = {(x, y) for x in _span(grid, "x", "w") for y in _span(grid, "y", "h")}
+            assert not cells & taken, f"{panel['title']} overlaps"
+            assert grid["x"] + grid["w"] <= modernise.GRID
+            taken |= cells
+
+
+def _span(grid: Mapping[str, int], start: str, size: str) -> range:
+    return range(grid[start], grid[start] + grid[size])
+
+
+def _links(value: Any) -> Iterator[str]:
+    match value:
+        case dict():
+            yield from (each for key, each in value.items() if key == "url" and each)
+            yield from (link for each in value.values() for link in _links(each))
+        case list():
+            yield from (link for each in value for link in _links(each))
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_links_lead_somewhere(name: str) -> None:
+    """To a board of ours with variables that it has, or to a runbook."""
+    by_uid = {board["uid"]: {each["name"] for each in board["templating"]["list"]} for board in BOARDS.values()}
+    found = list(_links(BOARDS[name]["panels"]))
+    assert found
+    for link in found:
+        if link.startswith(boards.DOCS):
+            continue
+        uid = re.match(r"/d/([a-z-]+)\?", link)
+        assert uid, link
+        assert set(re.findall(r"var-(\w+)=", link)) <= by_uid[uid[1]]
+        assert "${__url_time_range}" in link
+    (dropdown,) = BOARDS[name]["links"]
+    assert (dropdown["asDropdown"], dropdown["includeVars"], dropdown["keepTime"]) == (True, True, True)
+    assert all(set(dropdown["tags"]) <= set(board["tags"]) for board in BOARDS.values())
+    assert "inControlsMenu" not in json.dumps(BOARDS[name])
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: str(mode.name))
+def test_alerts_link_to_their_board(mode: Any) -> None:
+    """The board of an alert has a panel of that name, and the variables that the link sets."""
+    url = rules.alert(mode, {})["annotations"]["dashboard_url"]
+    content = BOARDS[boards.board_of(mode.domain).name]
+    assert url.startswith(f"/d/{content['uid']}?var-")
+    assert set(re.findall(r"var-(\w+)=", url)) <= {each["name"] for each in content["templating"]["list"]}
+    (panel,) = [each for each in panels(content) if each["title"] == mode.name]
+    asked = " ".join(target["expr"] for target in panel["targets"])
+    assert all(signal.record in asked for signal in mode.needs)
+    assert [link["url"] for link in panel["links"]] == [rules.alert(mode, {})["annotations"]["runbook_url"]]
+
+
+def test_a_mode_more_is_a_panel_more() -> None:
+    """One entry, and its domain's row has it, and the table of alerts links to its runbook."""
+    new = replace(MODES[0], name="GpuOnFire")
+    content = json.loads(dashboards.render(boards.GPU, (*MODES, new)))
+    (row,) = [each for each in content["panels"] if each["title"] == f"Why an alert fires: {new.domain.value}"]
+    assert row["panels"][-1]["title"] == "GpuOnFire"
+    assert '"runbook", "gpuonfire"' in " ".join(expressions(content))
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_only_what_is_recorded_is_read(name: str) -> None:
+    """Signals, aggregates, ALERTS, histograms; a fleet's board reads no signal of each GPU."""
+    recorded = {rule["record"] for group in yaml.safe_load(rules.recording())["groups"] for rule in group["rules"]}
+    board = BOARDS[name]
+    found = {selector.name for selector in selectors(board)} - {"ALERTS"}
+    histograms = {f"{row}_bucket" for row in m.METRICS if row.kind is Kind.HISTOGRAM}
+    assert found <= recorded | (histograms if name in ("gpu", "job") else set())
+    if name == "fleet":
+        found |= {re.split(r"[({,]", each["query"])[1] for each in variables(board)}
+        # Annotations: they are there only of a GPU that had an Xid.
+        xids = {signal.record for signal in (s.XID_APPLICATION, s.XID_FATAL, s.XID_UNKNOWN)}
+        assert {text for text in found if text.startswith("gpu:")} == xids
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_absence_is_said(name: str) -> None:
+    """A panel without data says so; only a list of alerts may be empty and well."""
+    for panel in panels(BOARDS[name]):
+        text = panel["fieldConfig"]["defaults"]["noValue"]
+        alerts = all("ALERTS" in target["expr"] for target in panel["targets"]) and panel["type"] == "table"
+        assert text == ("nothing fires" if alerts else "not collected"), panel["title"]
+
+
+def test_the_classes_have_their_colours() -> None:
+    """The timeline names and paints each number as the catalogue does."""
+    (panel,) = [each for each in panels(BOARDS["gpu"]) if each["title"] == "What limits it"]
+    options = panel["fieldConfig"]["defaults"]["mappings"][0]["options"]
+    assert {(number, each["text"], each["color"]) for number, each in options.items()} == {
+        (str(number), each.name, each.colour) for number, each in enumerate(bottlenecks.CLASSES)
+    }
+
+
+@pytest.mark.parametrize("board", boards.BOARDS, ids=lambda board: str(board.name))
+def test_the_sdk_loses_nothing(board: boards.Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Expressions, units, thresholds, mappings, overrides, links and transformations survive Grafana's SDK."""
+    after = json.loads(dashboards.render(board))
+    monkeypatch.setattr(modernise, "through_sdk", lambda content: content)
+    before = json.loads(dashboards.render(board))
+    assert after == BOARDS[board.name]
+    assert list(_lost(before, after)) == []
+
+
+def _lost(before: Any, after: Any, path: str = "") -> Iterator[str]:
+    """What is in `before` and not the same in `after`; what was added is a default."""
+    match before:
+        case dict():
+            for key, value in before.items():
+                if not isinstance(after, dict) or key not in after:
+                    yield f"{path}.{key}"
+                else:
+                    yield from _lost(value, after[key], f"{path}.{key}")
+        case list():
+            if not isinstance(after, list) or len(before) != len(after):
+                yield path
+            else:
+                for place, value in enumerate(before):
+                    yield from _lost(value, after[place], f"{path}[{place}]")
+        case _ if before != after:
+            yield f"{path}: {before!r} became {after!r}"
+
+
+@pytest.mark.parametrize("missing", ["grafanalib", "grafana_foundation_sdk"])
+def test_without_the_extra_one_line_names_it(missing: str, tmp_path: Path) -> None:
+    """`generate` says what to install; the rest of the command line works."""
+    block = f"import sys; sys.modules[{missing!r}] = None; from gpu_exporter.cli.main import main; main()"
+    found = subprocess.run(
+        [sys.executable, "-c", block, "generate", "--check", "--root", str(ROOT)], capture_output=True, text=True
+    )
+    assert found.returncode != 0
+    assert len(found.stderr.strip().splitlines()) == 1
+    assert "gpu-exporter[dashboards]" in found.stderr
+    assert missing in found.stderr
+    other = subprocess.run([sys.executable, "-c", block, "metrics"], capture_output=True, text=True, check=True)
+    assert m.UP.name in other.stdout
+
+
+def test_what_is_committed_is_what_is_rendered() -> None:
+    """No dashboard is stale, and none is there that nothing renders."""
+    files: Sequence[str] = sorted(f"dashboards/{path.name}" for path in (ROOT / "dashboards").glob("*.json"))
+    assert files == sorted(name for name in artifacts.ARTIFACTS if name.startswith("dashboards/"))
+    assert not [name for name in artifacts.stale(ROOT) if name in files]

@@ -1,0 +1,309 @@
+"""Injected failure modes: each is found on its GPU, by values that hang together, and nothing else is."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import pairwise
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue.failure_modes import MODES
+from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Ramp, Scope, Wave
+from gpu_exporter.catalogue.metrics import histograms, selected
+from gpu_exporter.catalogue.signals import POWER_SWING, SM_IDLE
+from gpu_exporter.catalogue.xids import load
+from gpu_exporter.collection.collector import Collector
+from gpu_exporter.diagnosis.judge import diagnose
+from gpu_exporter.diagnosis.window import rows, seen
+from gpu_exporter.health.events import EventLog
+from gpu_exporter.model.errors import GpuExporterError, SourceLost
+from gpu_exporter.model.metric import Metric, MetricSet, Pace
+from gpu_exporter.model.snapshot import Snapshot
+from gpu_exporter.model.verdict import Health
+from gpu_exporter.sources.simulated import injected
+from gpu_exporter.sources.simulated.faults import SEEN_SECONDS
+from gpu_exporter.sources.simulated.inject import at, mean, plan
+from gpu_exporter.sources.simulated.source import fleet
+from gpu_exporter.sources.simulated.workload import workloads
+from tests.conftest import RECORDINGS
+from tests.soak.ticks import CLOCKS, Clock
+
+KNOWN = workloads(sorted(RECORDINGS.glob("*.jsonl.gz")))
+NODE, GPU, GPUS = "node-000", 1, 3
+NODES = [f"node-{number:03}" for number in range(4)]
+BY_NAME = {mode.name: mode for mode in MODES}
+# Simulated minutes and seconds between two looks. Windows of hours need hours, and a leak its time.
+LOOKS, LONG = (12, 15.0), (140, 60.0)
+TAKES_HOURS = {"GpuAllocatedIdle": LONG, "GpuMemoryHoarded": LONG, "GpuMemoryExhaustionPredicted": (85, 60.0)}
+# What only the page of another machine shows.
+OUTSIDE = {"GpuExporterDown", *(mode.name for mode in MODES if mode.requires)}
+
+
+class Stuck(threading.Event):
+    """A driver call that returns at the end of the test, with an error."""
+
+    def __call__(self, seconds: float) -> None:
+        self.wait()
+        raise SourceLost("the test has ended")
+
+
+@contextmanager
+def watched(inject: str, interval: float) -> Iterator[tuple[Clock, Collector]]:
+    """A node that is collected as `serve` does, in a time that is told."""
+    clock, stuck = Clock(), Stuck()
+    with patch.multiple(injected, time=clock):
+        for module in CLOCKS:
+            patch.object(module, "time", clock).start()
+        try:
+            source = fleet(1, GPUS, 1, "", KNOWN, clock.monotonic, stuck, inject=inject)[NODE]
+            events = EventLog(load(), lambda pci: None)
+            full = (*selected(MetricSet.FULL), *histograms(MetricSet.FULL))
+            collector = Collector(source, full, lambda page: None, interval=interval, events=events)
+            collector._threads[0].start()
+            assert collector._first_contact.wait(10)
+            yield clock, collector
+            stuck.set()
+            assert collector.stop(10)
+        finally:
+            patch.stopall()
+
+
+def pages(inject: str, minutes: int, interval: float) -> list[Snapshot]:
+    """What was published in so many minutes."""
+    made: list[Snapshot] = []
+    with watched(inject, interval) as (clock, collector):
+        collector._publish = made.append
+        for _ in range(int(minutes * 60 / interval)):
+            clock.pass_by(interval)
+            collector._tick()
+    return made
+
+
+def found(snapshots: Sequence[Snapshot]) -> dict[str, set[str]]:
+    """By GPU, the names of the modes that hold at the end, those of a fleet too."""
+    evidence = seen([rows(snapshot) for snapshot in snapshots], {})
+    names: dict[str, set[str]] = {
+        each.identity.gpu: {match.mode.name for match in each.matches} for each in diagnose(evidence)
+    }
+    for mode in MODES:
+        for part, identity in evidence.devices.items() if mode.scope is Scope.FLEET and mode.condition else ():
+            if mode.condition and mode.condition.holds(evidence, part):
+                names[identity.gpu].add(mode.name)
+    return names
+
+
+@pytest.mark.parametrize("mode", [mode for mode in MODES if mode.name not in OUTSIDE], ids=lambda mode: mode.name)
+def test_each_mode_is_found_where_it_is_injected(mode: FailureMode) -> None:
+    """On its GPU, with nothing but what it implies; its peers have at most what is of the whole job."""
+    names = found(pages(f"{mode.name}:{GPU}", *TAKES_HOURS.get(mode.name, LOOKS)))
+    assert mode.name in names[str(GPU)]
+    assert names[str(GPU)] <= {mode.name, *mode.implies}
+    of_job = {mode.name, *mode.implies} if mode.scope is Scope.JOB else set()
+    for gpu in {"0", "1", "2"} - {str(GPU)}:
+        assert names[gpu] <= of_job
+
+
+def values(samples: Snapshot) -> dict[Metric, float]:
+    """What was read of the injected GPU."""
+    return {
+        series.metric: value
+        for series, value in samples.samples
+        if series.gpu and series.gpu.index == GPU and not series.labels and not series.part
+    }
+
+
+@pytest.mark.parametrize(
+    "mode", [mode for mode in MODES if not mode.inject.fault and not mode.requires], ids=lambda mode: mode.name
+)
+def test_values_hang_together(mode: FailureMode) -> None:
+    """Every value can be true, memory adds up, integrals and energy grow by what the gauges say, no counter falls."""
+    made = pages(f"{mode.name}:{GPU}", 3, 1.0)
+    early, late = values(made[90]), values(made[-1])
+    seconds = made[-1].at - made[90].at
+    for metric, value in late.items():
+        assert metric.low <= value <= metric.high, metric
+        gauge = metric.integral_of
+        if gauge and gauge in late:
+            assert value - early[metric] == pytest.approx(late[gauge] * seconds, rel=0.01, abs=1e-3), metric
+        if metric.name.endswith("_total"):
+            assert value >= early[metric], metric
+    assert late[m.FB_USED] + late[m.FB_FREE] + late[m.FB_RESERVED] == pytest.approx(late[m.FB_TOTAL], abs=0.01)
+    assert late[m.FB_USED_RATIO] == pytest.approx(late[m.FB_USED] / (late[m.FB_TOTAL] - late[m.FB_RESERVED]), abs=1e-3)
+    assert late[m.ENERGY_JOULES] - early[m.ENERGY_JOULES] == pytest.approx(late[m.POWER] * seconds, rel=0.2)
+    for row in m.CLOCK_EVENT_ACTIVE:
+        assert row.bit is not None
+        assert late[row] == int(late[m.CLOCK_EVENTS]) >> row.bit & 1
+    for row, told in mode.inject.values.items():
+        if not isinstance(told, Ramp | Wave):
+            assert late[row] == pytest.approx(told, rel=1e-6), row
+    assert not set(mode.inject.absent) & set(late)
+    assert not any(series.metric is m.REJECTED for series, _ in made[-1].samples)
+
+
+def test_injected_gpus_have_a_verdict() -> None:
+    """A sick one is called sick, its healthy peers healthy."""
+    made = pages(f"GpuRowRemapFailed:{GPU}", 1, 1.0)[-1]
+    assert {verdict.gpu.index: verdict.health for verdict in made.verdicts} == {
+        0: Health.HEALTHY,
+        GPU: Health.UNHEALTHY,
+        2: Health.HEALTHY,
+    }
+    (problem,) = made.verdicts[GPU].problems
+    assert problem.reason == "row_remap_failure"
+
+
+def test_what_is_injected_shows_in_histograms() -> None:
+    """A swing between its two powers, on its GPU alone; a GPU that copies rests, its peers do not."""
+    for name, signal, here, elsewhere in (
+        ("GpuPowerOscillation", POWER_SWING, (690 - 118) / 2, 20.0),
+        ("GpuPcieBound", SM_IDLE, 1.0, 0.0),
+    ):
+        shown = seen([rows(page) for page in pages(f"{name}:{GPU}", 6, 1.0)], {})
+        found = {known.gpu: shown.points(part, signal)[-1][1] for part, known in shown.devices.items()}
+        assert found[str(GPU)] == pytest.approx(here, abs=25)
+        assert found["0"] == pytest.approx(elsewhere)
+
+
+def test_xids_come_again_and_again() -> None:
+    """One a minute, counted as real ones are; those that warrant a drain start at 0 everywhere."""
+    made = pages(f"GpuXidFatal:{GPU}", 5, 1.0)
+    counted = {
+        (series.gpu.index, dict(series.labels)["xid"]): value
+        for series, value in made[-1].samples
+        if series.metric is m.XID_EVENTS and series.gpu
+    }
+    assert counted[GPU, "79"] == 5
+    assert {key: count for key, count in counted.items() if count} == {(GPU, "79"): 5}
+    assert (0, "79") in counted
+
+
+def test_a_fault_begins_after_the_gpu_was_seen() -> None:
+    """It is up, under its name, until then; and lost for ever."""
+    made = pages(f"GpuLost:{GPU}", 2, 1.0)
+    up = [next(status.up for status in each.gpus if status.gpu.index == GPU) for each in made[2:]]
+    assert up == [True] * up.count(True) + [False] * up.count(False)
+    assert up.count(True) == pytest.approx(SEEN_SECONDS, abs=3)
+
+
+def test_modes_add_up_on_a_gpu() -> None:
+    """A straggler that is throttled by heat is both; its peers are those of a straggler."""
+    names = found(pages(f"GpuStragglerSlow:{GPU}, GpuThermalThrottling:{GPU}", *LOOKS))
+    assert names[str(GPU)] == {"GpuStragglerSlow", "GpuThermalThrottling"}
+    assert names["0"] == names["2"] == set()
+
+
+def test_a_leak_ends_with_its_job_and_begins_again() -> None:
+    """Memory that grows never exceeds what there is, however long it is simulated."""
+    seconds = 0.0
+    source = fleet(1, 1, 1, "", KNOWN, lambda: seconds, inject="GpuMemoryExhaustionPredicted")[NODE]
+    device = source.attach(0, selected(MetricSet.DEFAULT))
+    free = []
+    for minute in range(1440):
+        seconds = minute * 60.0
+        reading = device.read(frozenset(Pace))
+        free.append(next(value for series, value in reading.values.items() if series.metric is m.FB_FREE))
+    assert min(free) < 1000
+    assert all(0 <= value <= 62000 for value in free)
+    assert 10 < sum(later > earlier for earlier, later in pairwise(free)) < 40
+
+
+def test_other_nodes_go_on_as_they_were() -> None:
+    """An injection is a job of its own: not a value of another node changes, nor what is said to be simulated."""
+    now = 0.0
+    with_it, without = (fleet(3, 2, 1, "", KNOWN, lambda: now, inject=text) for text in ("GpuMemoryBound:node-001", ""))
+    for name in ("node-000", "node-002"):
+        devices = [nodes[name].attach(1, selected(MetricSet.FULL)) for nodes in (with_it, without)]
+        for each in (3.0, 4.0, 50.0):
+            now = each
+            one, other = (device.read(frozenset(Pace)) for device in devices)
+            assert {s.metric: v for s, v in one.values.items()} == {s.metric: v for s, v in other.values.items()}
+            assert one.unsupported == other.unsupported
+        assert with_it[name].owners(devices[0].gpu) == without[name].owners(devices[0].gpu)
+    (mine,) = with_it["node-001"].owners(devices[0].gpu)
+    assert mine.workload not in {
+        nodes[name].owners(devices[0].gpu)[0].workload for nodes in (without,) for name in nodes
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "hit"),
+    [
+        ("GpuMemoryBound", {("node-000", 0)}),
+        ("GpuMemoryBound:2", {("node-000", 2)}),
+        ("GpuMemoryBound:node-003", {("node-003", 0)}),
+        ("GpuMemoryBound:node-001/2", {("node-001", 2)}),
+        ("GpuMemoryBound:1,GpuFakeLoad:node-001/2", {("node-000", 1), ("node-001", 2)}),
+        (" GpuMemoryBound:1 ;\nGpuFakeLoad:2\n", {("node-000", 1), ("node-000", 2)}),
+        ("", set()),
+    ],
+)
+def test_where_is_understood(text: str, hit: set[tuple[str, int]]) -> None:
+    """A mode without a place is on the first GPU of the first node."""
+    found = plan(text, NODES, GPUS).gpus
+    assert {(node, gpu) for node, gpus in found.items() for gpu, each in gpus.items() if each.names} == hit
+    assert all(len(gpus) == GPUS for gpus in found.values())
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus", "why"),
+    [
+        ("GpuMemoryBond", 3, "there is no failure mode 'GpuMemoryBond'; did you mean GpuMemoryBound?"),
+        ("nonsense", 3, "there is no failure mode 'nonsense'; docs/failure-modes.md has all"),
+        ("GpuMemoryBound:3", 3, "node-000 has no GPU 3: use 0 to 2"),
+        ("GpuMemoryBound:node-001/x", 3, "node-001 has no GPU x: use 0 to 2"),
+        ("GpuMemoryBound:node-009", 3, "there is no node-009: use node-000 to node-003"),
+        ("GpuMemoryBound:node-009/1", 3, "there is no node-009: use node-000 to node-003"),
+        ("GpuMemoryBound:*", 3, "there is no *: use node-000 to node-003"),
+        ("GpuMemoryBound:1", 1, "node-000 has only GPU 0"),
+        ("GpuAllocationFragmented", 3, "it shows in what kube-state-metrics says of a cluster, which is not simulated"),
+        ("GpuStragglerSlow", 1, "it takes ranks that work together; use --gpus 2 or more"),
+    ],
+)
+def test_what_can_t_be_meant_is_one_line(text: str, gpus: int, why: str) -> None:
+    """It names the part and the cure."""
+    with pytest.raises(GpuExporterError) as raised:
+        plan(text, NODES, gpus)
+    assert str(raised.value) == f"--inject {text}: {why}"
+
+
+@given(st.text(alphabet="GpuLostMemoryBound:/, ;*0123node-", max_size=40))
+def test_no_text_does_worse_than_an_error(text: str) -> None:
+    """Anything is understood or refused."""
+    with suppress(GpuExporterError):
+        plan(text, NODES, GPUS)
+
+
+@given(
+    st.builds(Ramp, st.floats(-10, 10), st.floats(-5, 5)) | st.builds(Wave, *[st.floats(0.1, 9)] * 3) | st.floats(0, 9),
+    st.floats(0, 100),
+    st.floats(0.1, 50),
+)
+def test_a_mean_is_that_of_its_instants(value: float | Ramp | Wave, begin: float, seconds: float) -> None:
+    """Of many instants, as near as they lie together."""
+    steps = 4000
+    instants = [at(value, begin + seconds * (step + 0.5) / steps) for step in range(steps)]
+    assert mean(value, begin, begin + seconds) == pytest.approx(math.fsum(instants) / steps, rel=0.02, abs=0.05)
+
+
+def test_a_swing_is_seen_at_every_pace() -> None:
+    """No period of reading, however round, sees only one side of it."""
+    wave = Wave(0, 1, 0.5)
+    for period in (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60):
+        seen_high = sum(at(wave, step * period) for step in range(200)) / 200
+        assert 0.35 < seen_high < 0.65, period
+
+
+def test_it_says_when_the_set_is_too_small(caplog: pytest.LogCaptureFixture) -> None:
+    """Spare rows are counted in the full set only."""
+    source = fleet(1, 1, 1, "", KNOWN, inject="GpuSpareRowsLow")[NODE]
+    source.attach(0, selected(MetricSet.FULL))
+    assert caplog.messages == []
+    source.attach(0, selected(MetricSet.DEFAULT))
+    assert caplog.messages == ["--inject GpuSpareRowsLow: only --metrics full shows it"]

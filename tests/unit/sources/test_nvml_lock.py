@@ -1,0 +1,114 @@
+"""One at a time, and nobody waits for ever."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from gpu_exporter.sources.nvml.lock import BRIEF, PATIENCE, Turn
+from tests.support.fakes.driver import FakeDriver
+
+
+def test_calls_do_not_overlap() -> None:
+    """Many threads, one inside."""
+    turn, inside, most = Turn(), 0, 0
+    lock = threading.Lock()
+
+    def work() -> None:
+        nonlocal inside, most
+        for _ in range(50):
+            with turn:
+                with lock:
+                    inside += 1
+                    most = max(most, inside)
+                with lock:
+                    inside -= 1
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert (most, inside) == (1, 0)
+
+
+def test_a_stuck_holder_costs_one_wait() -> None:
+    """The next goes ahead after PATIENCE, others at once, and the late return of the first frees nobody's turn."""
+    turn, stuck, back = Turn(), threading.Event(), threading.Event()
+
+    def hang() -> None:
+        with turn:
+            stuck.set()
+            back.wait(10)
+
+    thread = threading.Thread(target=hang)
+    thread.start()
+    stuck.wait(10)
+    waits = []
+    for _ in range(3):
+        begin = time.monotonic()
+        with turn:
+            waits.append(time.monotonic() - begin)
+    assert PATIENCE - 0.1 < waits[0] < PATIENCE + 0.4
+    assert max(waits[1:]) < 0.1
+    with turn:
+        back.set()
+        thread.join()
+        entered = threading.Event()
+
+        def enter() -> None:
+            with turn:
+                entered.set()
+
+        other = threading.Thread(target=enter)
+        other.start()
+        assert not entered.wait(0.1)
+    other.join()
+    assert entered.is_set()
+
+
+READS = """
+import sys, threading, time
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.model.metric import Pace
+from gpu_exporter.sources.nvml.source import NvmlSource
+
+source, fast = NvmlSource(), frozenset({Pace.FAST})
+source.open()
+devices = [source.attach(index, [m.POWER]) for index in range(2)]
+for device in devices:
+    device.read(frozenset(Pace))
+ends = [0.0, 0.0]
+
+def read(index):
+    devices[index].read(fast)
+    ends[index] = time.monotonic() - begin
+
+threads = [threading.Thread(target=read, args=(index,)) for index in range(2)]
+begin = time.monotonic()
+threads[0].start()
+while not source._queue._holder and not ends[0]:
+    pass
+threads[1].start()
+for thread in threads:
+    thread.join()
+print(*ends)
+"""
+
+
+@pytest.mark.parametrize(("slow", "patience"), [(BRIEF * 0.8, BRIEF * 0.8), (0.5, BRIEF)])
+def test_gpus_are_read_one_after_another(tmp_path: Path, slow: float, patience: float) -> None:
+    """The second waits for the first, unless that takes too long."""
+    driver = FakeDriver(tmp_path, 2)
+    driver.delay("PowerUsage", slow, 0)
+    env = {**os.environ, **driver.environment}
+    said = subprocess.run([sys.executable, "-c", READS], env=env, capture_output=True, text=True, check=True).stdout
+    first, second = map(float, said.split())
+
+    assert first >= slow
+    assert patience * 0.9 <= second < patience + 0.3
