@@ -7,7 +7,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from prometheus_client import PlatformCollector, ProcessCollector
 from prometheus_client.metrics_core import Metric as ClientMetric
 
 from gpu_exporter import heap
+from gpu_exporter import metrics as m
 from gpu_exporter.collect import Collector
 from gpu_exporter.config import Config
 from gpu_exporter.dcgm_own import OF_CLOCK, OF_XIDS
@@ -26,6 +27,7 @@ from gpu_exporter.events import EventLog
 from gpu_exporter.exposition import Pages, Renderer, Style
 from gpu_exporter.kernel_watch import KernelWatch
 from gpu_exporter.lifecycle import Lifecycle, Token
+from gpu_exporter.log_queue import LogQueue
 from gpu_exporter.model import NOT_YOURS, Labels, Metric, Snapshot, Source, Staged
 from gpu_exporter.monitor import Monitor
 from gpu_exporter.reload import Fields
@@ -78,22 +80,30 @@ class _Process:
 class _Node:
     """One node: a source, the loop that reads it, and what is shown of it."""
 
-    def __init__(self, name: str, source: Source, config: Config, process: _Process, fields: Fields) -> None:
+    def __init__(
+        self,
+        name: str,
+        source: Source,
+        config: Config,
+        process: _Process,
+        selection: Selection,
+        more: Callable[[], Sequence[tuple[Metric, float]]],
+    ) -> None:
         self.kernel: KernelWatch | None = None
         self._name, self._style = name, style(config)
-        self._renderer = self._renders(source, fields.selection)
+        self._renderer = self._renders(source, selection)
         self._process = process
         self.attributor = self._attributor(source, config)
         pages = Pages()
         self.collector = Collector(
             source,
-            fields.selection.asked,
+            selection.asked,
             self._publish,
             interval=config.interval,
             gauge_window=config.gauge_window,
             expected=config.expected_gpus,
             events=self._events(source, config),
-            more=fields.told,
+            more=more,
             xid_count_window=config.xid_count_window,
             clock_events_count_window=config.clock_events_count_window,
             attribution=self.attributor,
@@ -164,7 +174,7 @@ def everywhere(source: Source) -> Labels:
     return () if source.live else (("source", source.name),)
 
 
-def run(config: Config, sources: Mapping[str, Source], fields: Fields, stop: threading.Event) -> bool:
+def run(config: Config, sources: Mapping[str, Source], fields: Fields, stop: threading.Event, lines: LogQueue) -> bool:
     """Serve nodes by name until `stop`: one at the root, several below `/nodes`.
 
     False if a driver call is stuck. Raises GpuExporterError if it can't start.
@@ -174,7 +184,11 @@ def run(config: Config, sources: Mapping[str, Source], fields: Fields, stop: thr
     else:  # the thousands of threads of a fleet would have too much to keep for one arena
         heap.share()
     process = _Process(config.interval)
-    nodes = [_Node(name, source, config, process, fields) for name, source in sources.items()]
+
+    def own() -> Sequence[tuple[Metric, float]]:
+        return (*fields.told(), (m.LOG_DROPPED, lines.dropped))
+
+    nodes = [_Node(name, source, config, process, fields.selection, own) for name, source in sources.items()]
     tell = partial(_tell_unread, nodes[0].collector.source)
     tell(fields.selection)
     fields.takers = [*(node.take for node in nodes), tell]
