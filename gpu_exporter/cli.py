@@ -28,7 +28,7 @@ from gpu_exporter.version import __version__
 log = logging.getLogger(__name__)
 
 WARNINGS = "gpu_exporter.warnings"
-# How long an error may take to be read from stderr.
+# How long after SIGTERM `serve` ends at the latest, whatever hangs.
 EXIT_SECONDS = 1.2
 # How long the last lines may take to be read from stderr.
 LAST_LINES_SECONDS = 0.3
@@ -93,6 +93,7 @@ def serve(**chosen_settings: Any) -> None:
         fields = Fields(config)
         signal.signal(signal.SIGHUP, lambda *_: fields.ask())
         stop = ending.asked()
+        ending.exit_after(stop, EXIT_SECONDS)
         clean = run(config, sources, fields, stop, lines)
     finally:
         lines.drain(LAST_LINES_SECONDS)
