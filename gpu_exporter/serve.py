@@ -197,6 +197,7 @@ def run(config: Config, sources: Mapping[str, Source], fields: Fields, stop: thr
     collectors = [node.collector for node in nodes]
     lifecycle = Lifecycle(config.web_enable_lifecycle, stop.set, token, collectors, fields.reload)
     web, sockets = Web(config.web_config_file), listening() if config.web_systemd_socket else ()
+    threading.Thread(target=web.run, args=(stop,), name="web-config", daemon=True).start()
     server = Server(config.address, [node.shown for node in nodes], web, lifecycle, sockets)
     with token or nullcontext():  # the port is ours now, so no other exporter uses the file
         return _serve(nodes, server, config, stop)

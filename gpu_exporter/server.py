@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from prometheus_client.exposition import choose_encoder
-from tornado.ioloop import PeriodicCallback
 from tornado.netutil import bind_sockets
 from tornado.web import Application, HTTPError
 
@@ -33,8 +32,6 @@ log = logging.getLogger(__name__)
 MAX_CONNECTIONS = 512
 MAX_HEADER_BYTES = 16 * 1024
 MAX_BODY_BYTES = 64 * 1024
-# How often the files of the web configuration are looked at.
-FOLLOW_SECONDS = 1.0
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 HTML = "text/html; charset=utf-8"
 JSON = "application/json"
@@ -241,8 +238,6 @@ class Server:
             max_body_size=MAX_BODY_BYTES,
         )
         server.serve(self._sockets, self._web, MAX_CONNECTIONS, CLIENT_SECONDS)
-        if self._web.path:
-            PeriodicCallback(self._web.follow, FOLLOW_SECONDS * 1000).start()
         self._loop.call_soon(self._started.set)
         self._loop.run_forever()
         server.stop()
