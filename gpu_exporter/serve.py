@@ -113,7 +113,7 @@ class _Node:
         self.shown = Endpoint(
             name,
             pages,
-            Health(config.interval, lambda: self.collector.ticked_at),
+            Health(config.interval, pages, lambda: self.collector.failure),
             self.collector.events,
             source.dead if isinstance(source, Staged) else never,
         )

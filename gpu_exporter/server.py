@@ -42,6 +42,10 @@ class _Metrics(Handler):
         endpoint = self.endpoint(prefix)
         if endpoint.dead():
             raise HTTPError(503)
+        problem = endpoint.health.alive()
+        if problem:
+            await self.send(f"{problem}\n", TEXT, 503)
+            return
         pages = endpoint.pages
         openmetrics = _accepts_openmetrics(self.request.headers.get("Accept", ""))
         gzip = _accepts_gzip(self.request.headers.get("Accept-Encoding", ""))
@@ -55,9 +59,10 @@ class _Metrics(Handler):
 
 class _Gpus(Handler):
     async def get(self, prefix: str) -> None:
-        snapshot = self.endpoint(prefix).health.snapshot
-        if snapshot is None:
-            await self.send("no snapshot yet\n", TEXT, 503)
+        health = self.endpoint(prefix).health
+        snapshot, problem = health.snapshot, health.alive()
+        if snapshot is None or problem:
+            await self.send(f"{problem or 'no snapshot yet'}\n", TEXT, 503)
         else:
             await self.send(api.gpus(snapshot), JSON)
 
@@ -103,13 +108,15 @@ class _Landing(Handler):
         if not prefix and "" not in self.endpoints:
             await self._list()
             return
-        snapshot = self.endpoint(prefix).health.snapshot
+        health = self.endpoint(prefix).health
+        snapshot, problem = health.snapshot, health.alive()
         rows = "".join(
             f"<tr><td>{status.gpu.index}<td>{html.escape(status.gpu.model)}<td>{html.escape(status.gpu.uuid)}"
             f"<td>{'up' if status.up else 'down: ' + html.escape(status.reason)}"
             for status in (snapshot.gpus if snapshot else ())
         )
-        await self.send(LANDING.format(__version__, _banner(snapshot), rows), HTML)
+        warning = f"<p><strong>{html.escape(problem)}</strong>" if problem else ""
+        await self.send(LANDING.format(__version__, _banner(snapshot) + warning, rows), HTML)
 
     async def _list(self) -> None:
         items = "".join(f"<li><a href={prefix[1:]}/>{each.node}</a>" for prefix, each in self.endpoints.items())
