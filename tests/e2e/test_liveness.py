@@ -238,6 +238,24 @@ def test_a_state_directory_that_hangs_at_the_end(serve: Serve, driver: FakeDrive
     assert ended_in_time(exporter)
 
 
+def test_ends_while_everything_hangs(serve: Serve, full_pipe: tuple[int, int], tmp_path: Path) -> None:
+    """The log, the state directory, a driver call, all at once; until then pages are made."""
+    driver, hanging = FakeDriver(tmp_path / "driver", gpus=2), Hanging(tmp_path / "hang", str(tmp_path / "state"))
+    driver.lock("gpu")
+    stderr, filler = full_pipe
+    arguments = ("--interval", "200ms", "--state-dir", str(tmp_path / "state"))
+    exporter = serve(*arguments, env={**driver.environment, **hanging.environment}, stderr=stderr)
+    exporter.until(lambda page: states(page) == up(2))
+    fill(filler)
+    hanging.begin()
+    driver.xid(0, 48)
+    driver.block(1)
+    page = exporter.until(lambda page: states(page) == up(2, gpu1="stalled"))
+    until(hanging.hangs, what="an event to be saved")
+    exporter.until(lambda later: later.value(MADE) > page.value(MADE))
+    assert ended_in_time(exporter)
+
+
 @pytest.mark.parametrize("name", ["events.json", "events.jsonl", "events.draft"])
 def test_a_fifo_in_place_of_a_state_file(serve: Serve, driver: FakeDriver, tmp_path: Path, name: str) -> None:
     """Costs one line; all else goes on."""
