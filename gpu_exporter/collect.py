@@ -310,7 +310,7 @@ class Collector:
                 else:
                     self._wake(brief=True)
             except Exception as error:  # /healthz tells when this lasts
-                self.failure = f"the collection loop fails with {type(error).__name__}; its log has more"
+                self.failure = f"the collection loop fails with {type(error).__name__}; the log has the traceback"
                 log.exception("no page was made: unexpected error, please report it")
             missed = max(0, int((time.monotonic() - tick) // part))  # skip what was missed, keep the phase
             for worker in self._workers:

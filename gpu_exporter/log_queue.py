@@ -76,5 +76,5 @@ class LogQueue(QueueHandler):
                     rest = rest[os.write(self._descriptor, rest) :]
                 except BlockingIOError:  # another process made it so
                     select.select([], [self._descriptor], [])
-        except (OSError, ValueError, TypeError):
+        except Exception:  # noqa: BLE001 - there is nowhere else to say it, and later lines must be written
             self._failed += 1

@@ -103,7 +103,7 @@ class Web:
             if self._worker.call(self._files.changed):
                 self.reload()
             self._late = False
-        except TimeoutError as error:
+        except OSError as error:
             if not self._late:
                 log.error("web config %s: %s; what was in force before still is", self.path, error.strerror)
             self._late = True
