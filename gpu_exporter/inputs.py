@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import difflib
 import re
-import stat
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpu_exporter.file_access import read
 from gpu_exporter.model.metric import MetricSet, Schema
 
 UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
@@ -225,10 +225,6 @@ MAX_FILE_BYTES = 1 << 20
 def file_content(path: Path) -> bytes | str:
     """What a file has, or why that can't be told."""
     try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            return "not a file"
-        with path.open("rb") as file:
-            content = file.read(MAX_FILE_BYTES + 1)
+        return read(path, MAX_FILE_BYTES)
     except (OSError, ValueError) as error:
         return getattr(error, "strerror", None) or str(error)
-    return content if len(content) <= MAX_FILE_BYTES else f"larger than {MAX_FILE_BYTES >> 20} MiB"

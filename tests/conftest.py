@@ -130,7 +130,7 @@ def driver(tmp_path: Path) -> FakeDriver:
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Serve]:
-    """Start `gpu-exporter serve` with arguments and environment, and wait until it answers."""
+    """Start `gpu-exporter serve` with arguments and environment, and wait until it answers; it logs to `stderr`."""
     with ExitStack() as stack:
 
         def start(
@@ -138,13 +138,15 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
             env: Mapping[str, str] | None = None,
             wait: float = 20.0,
             tls: ssl.SSLContext | None = None,
+            stderr: int | None = None,
         ) -> Exporter:
             port = free_port()
             log = tmp_path / f"log-{port}"
+            file = stack.enter_context(log.open("w"))
             process = subprocess.Popen(
                 command("serve", "--address", f"127.0.0.1:{port}", *arguments),
                 env={**os.environ, **(env or {})},
-                stderr=stack.enter_context(log.open("w")),
+                stderr=file if stderr is None else stderr,
                 text=True,
             )
             stack.callback(process.wait)

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
+import threading
 from datetime import datetime, timezone
+
+from gpu_exporter.serving.log_queue import LogQueue
+
+log = logging.getLogger(__name__)
 
 
 class _Json(logging.Formatter):
@@ -20,9 +26,27 @@ class _Json(logging.Formatter):
         return json.dumps(entry)
 
 
-def configure(level: str, form: str) -> None:
-    """Log to stderr from this level on, as text or json."""
-    logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+def configure(level: str, form: str) -> LogQueue:
+    """Log to stderr from this level on, as text or json, through the queue that is returned.
+
+    Warnings and errors that no thread catches go the same way: Python would print them, and wait until that is read.
+    """
+    lines = LogQueue(sys.stderr.fileno() if sys.stderr else os.open(os.devnull, os.O_WRONLY))
     if form == "json":
-        for handler in logging.getLogger().handlers:
-            handler.setFormatter(_Json())
+        lines.setFormatter(_Json())
+    logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(message)s", handlers=[lines])
+    logging.captureWarnings(True)
+    threading.excepthook = _uncaught
+    sys.unraisablehook = _unraisable
+    return lines
+
+
+def _uncaught(args: threading.ExceptHookArgs) -> None:
+    name = args.thread.name if args.thread else "?"
+    error = (args.exc_type, args.exc_value or args.exc_type(), args.exc_traceback)
+    log.error("thread %s: unexpected error, please report it", name, exc_info=error)
+
+
+def _unraisable(args: sys.UnraisableHookArgs) -> None:
+    error = (args.exc_type, args.exc_value or args.exc_type(), args.exc_traceback)
+    log.error("%s: %r", args.err_msg or "Exception ignored in", args.object, exc_info=error)

@@ -7,7 +7,9 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import click
@@ -15,7 +17,7 @@ import click
 from gpu_exporter.catalogue.dcgm_exporter.flags import is_theirs, translate
 from gpu_exporter.cli.logs import configure
 from gpu_exporter.cli.options import EVERY_SETTING, settings
-from gpu_exporter.cli.stop import stop_event
+from gpu_exporter.cli.stop import exit_after, stop_event
 from gpu_exporter.config import ENV_PREFIX, Config
 from gpu_exporter.exposition.fields_in_force import Fields
 from gpu_exporter.model.errors import GpuExporterError
@@ -26,6 +28,10 @@ from gpu_exporter.version import __version__
 log = logging.getLogger(__name__)
 
 WARNINGS = "gpu_exporter.warnings"
+# How long after SIGTERM `serve` ends at the latest, whatever hangs.
+EXIT_SECONDS = 1.2
+# How long the last lines may take to be read from stderr.
+LAST_LINES_SECONDS = 0.3
 
 
 class _Serve(click.Command):
@@ -78,17 +84,36 @@ def serve(**chosen_settings: Any) -> None:
     """
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is something to read anew
     config = Config(**chosen_settings)
-    configure(config.log_level, config.log_format)
-    for warning in click.get_current_context().meta.get(WARNINGS, ()):
-        log.warning(warning)
-    faulthandler.enable()  # a crash inside the driver's library should say where
-    sources = chosen(config, alone=True)
-    fields = Fields(config)
-    signal.signal(signal.SIGHUP, lambda *_: fields.ask())
-    clean = run(config, sources, fields, stop_event())
+    lines = configure(config.log_level, config.log_format)
+    try:
+        for warning in click.get_current_context().meta.get(WARNINGS, ()):
+            log.warning(warning)
+        faulthandler.enable()  # a crash inside the driver's library should say where
+        sources = chosen(config, alone=True)
+        fields = Fields(config)
+        signal.signal(signal.SIGHUP, lambda *_: fields.ask())
+        stop = stop_event()
+        exit_after(stop, EXIT_SECONDS)
+        clean = run(config, sources, fields, stop, lines)
+    finally:
+        lines.drain(LAST_LINES_SECONDS)
     if not clean:  # a thread is stuck in a driver: no destructor may wait for its locks
-        logging.shutdown()
         os._exit(0)
+
+
+def _fail(message: str, code: int) -> int:
+    """Print why it ends; a reader of stderr that stalls does not hold up the end. Returns the exit code."""
+
+    def echo() -> None:
+        with suppress(OSError):
+            click.echo(f"gpu-exporter: {message}", err=True)
+
+    printing = threading.Thread(target=echo, daemon=True)
+    printing.start()
+    printing.join(EXIT_SECONDS)
+    if printing.is_alive():  # it holds the lock of stderr
+        os._exit(code)
+    return code
 
 
 def main() -> None:
@@ -96,17 +121,14 @@ def main() -> None:
     try:
         code = cli.main(standalone_mode=False, auto_envvar_prefix=ENV_PREFIX.rstrip("_"))
     except click.ClickException as error:
-        click.echo(f"gpu-exporter: {' '.join(error.format_message().split())}", err=True)
-        code = 2
+        code = _fail(" ".join(error.format_message().split()), 2)
     except GpuExporterError as error:
-        click.echo(f"gpu-exporter: {error}", err=True)
-        code = 1
+        code = _fail(str(error), 1)
     except click.Abort:
         code = 130
     except BrokenPipeError:  # `gpu-exporter once | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 141
     except OSError as error:
-        click.echo(f"gpu-exporter: {error.strerror or error}", err=True)
-        code = 1
+        code = _fail(str(error.strerror or error), 1)
     sys.exit(code)

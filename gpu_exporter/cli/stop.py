@@ -2,24 +2,41 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
-from queue import SimpleQueue
+import time
 
 
 def stop_event() -> threading.Event:
     """An event that SIGTERM and SIGINT set. To be called by the main thread.
 
-    Their handler does not set it: it runs amid whatever the main thread does, which may hold the event's lock just then
-    and would wait for itself. To put into this kind of queue is safe there.
+    A thread reads the signals from a pipe that the interpreter writes them to at once. A handler would run only when
+    the main thread gets to it, which may hang in a system call; and if it set the event, it could wait for itself: it
+    runs amid whatever the main thread does, which may hold the event's lock just then.
     """
-    stop, told = threading.Event(), SimpleQueue[int]()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda number, _: told.put(number))
+    stop, ends = threading.Event(), {signal.SIGTERM, signal.SIGINT}
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    for number in ends:
+        signal.signal(number, lambda *_: None)
 
     def follow() -> None:
-        told.get()
+        while ends.isdisjoint(os.read(reader, 64)):
+            pass
         stop.set()
 
     threading.Thread(target=follow, name="stop", daemon=True).start()
     return stop
+
+
+def exit_after(stop: threading.Event, seconds: float) -> None:
+    """End the process so many seconds after `stop`, whatever hangs then: a driver call, a file, a reader of the log."""
+
+    def watch() -> None:
+        stop.wait()
+        time.sleep(seconds)
+        os._exit(0)
+
+    threading.Thread(target=watch, name="deadline", daemon=True).start()

@@ -91,7 +91,7 @@ class Collector:
         self.deadline = max(interval, DEADLINE_SECONDS)
         self.generation = 0
         self.stopping = threading.Event()
-        self.ticked_at = time.monotonic()
+        self.failure = ""
         self._publish = publish
         self._more = more
         self._configured = expected
@@ -310,10 +310,11 @@ class Collector:
                 if parts // self._page_every > done or (self.swift and self._followed()):
                     done = parts // self._page_every
                     self._tick()
+                    self.failure = ""
                 else:
                     self._wake(brief=True)
-                self.ticked_at = time.monotonic()
-            except Exception:  # /healthz tells when this lasts
+            except Exception as error:  # /healthz tells when this lasts
+                self.failure = f"the collection loop fails with {type(error).__name__}; the log has the traceback"
                 log.exception("no page was made: unexpected error, please report it")
             missed = max(0, int((time.monotonic() - tick) // part))  # skip what was missed, keep the phase
             for worker in self._workers:

@@ -6,12 +6,14 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.selection import Selection, everything
 from gpu_exporter.config import Config
+from gpu_exporter.file_access import FileWorker
 from gpu_exporter.inputs import file_content
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.metric import Metric
@@ -36,6 +38,7 @@ class Fields:
         self.takers: Sequence[Callable[[Selection], None]] = ()
         self._asked: SimpleQueue[None] = SimpleQueue()
         self._lock = threading.Lock()
+        self._worker = FileWorker("fields-file")
         self._seen: bytes | str = b""
         self._settling: bytes | str = b""
         self._ok, self._at = True, 0.0
@@ -70,10 +73,17 @@ class Fields:
         """Take over a change once the file has stayed the same for one look: whoever writes it may not be done."""
         if self._file is None:
             return
-        now = file_content(self._file.path)
+        now = self._content(self._file.path)
         if now != self._seen and now == self._settling:
             self._try()
         self._settling = now
+
+    def _content(self, path: Path) -> bytes | str:
+        """What the file has, or why that can't be told."""
+        try:
+            return self._worker.call(lambda: file_content(path))
+        except OSError as error:
+            return error.strerror or str(error)
 
     def _try(self) -> None:
         try:
@@ -88,7 +98,7 @@ class Fields:
         if self._file is None:
             return
         with self._lock:
-            self._seen = now = file_content(self._file.path)
+            self._seen = now = self._content(self._file.path)
             try:
                 if isinstance(now, str):
                     raise GpuExporterError(f"file of fields {self._file.path}: {now}")

@@ -181,13 +181,16 @@ class Renderer:
 
 
 class Pages:
-    """The latest page, shared between the collection loop that makes it and the server that sends it."""
+    """The latest page, shared between the collection loop that makes it and the server that sends it.
+
+    `made_at` is when it was made, by the monotonic clock.
+    """
 
     def __init__(self) -> None:
         self.made = threading.Event()
         self._page = Page([])
         self._wanted: dict[Variant, float] = {}
-        self._made_at = self._asked_at = self._asked_before = -float("inf")
+        self.made_at = self._asked_at = self._asked_before = -float("inf")
 
     def publish(self, page: Page) -> None:
         """Put a new page up, with the variants made that scrapers asked for lately."""
@@ -195,12 +198,12 @@ class Pages:
         for variant, asked in list(self._wanted.items()):
             if now - asked < WARM_SECONDS:
                 page.body(variant)
-        self._page, self._made_at = page, now
+        self._page, self.made_at = page, now
         self.made.set()
 
     def followed(self) -> bool:
         """Whether somebody has this page already, and asks for pages more often than each half a second."""
-        return self._asked_at > self._made_at and self._asked_at - self._asked_before < FOLLOWED_SECONDS
+        return self._asked_at > self.made_at and self._asked_at - self._asked_before < FOLLOWED_SECONDS
 
     def get(self, variant: Variant) -> bytes:
         """The latest page."""

@@ -10,35 +10,48 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from gpu_exporter.file_access import FileWorker, open_regular, read
 from gpu_exporter.health.events import Event, EventLog
 
 log = logging.getLogger(__name__)
 
 # The history is turned over at this size, and one older file is kept.
 LARGEST = 1 << 20
+LARGEST_STATE = 64 << 20
 
 
 class EventStore:
-    """A directory. What can't be written there is said in the log once, and costs nothing else."""
+    """A directory. What can't be read or written there in time is said in the log once, and costs nothing else."""
 
     def __init__(self, directory: Path) -> None:
         self._state = directory / "events.json"
         self._history = directory / "events.jsonl"
+        self._worker = FileWorker("state")
+        self._unread = False
         self._complained = ""
 
     def load(self, events: EventLog) -> None:
         """Restore what is there. A file that is no state is put aside, for nothing is counted by guessing."""
         try:
-            events.restore(json.loads(self._state.read_text(encoding="utf-8"))["events"])
+            content = self._worker.call(lambda: read(self._state, LARGEST_STATE))
+            events.restore(json.loads(content)["events"])
         except FileNotFoundError:
             return
         except OSError as error:
+            self._unread = isinstance(error, TimeoutError)
             self._complain(f"{self._state}: {error.strerror}; Xids are counted from what the kernel log still has")
         except (ValueError, TypeError, KeyError, AttributeError, IndexError, ArithmeticError):
-            aside = self._state.with_suffix(".bad")
-            self._complain(f"{self._state} is not a state of this exporter: put aside as {aside.name}, counting anew")
+            aside = self._aside().name
+            self._complain(f"{self._state} is not a state of this exporter: put aside as {aside}, counting anew")
             with contextlib.suppress(OSError):
-                os.replace(self._state, aside)
+                self._worker.call(self._put_aside)
+
+    def _aside(self) -> Path:
+        return self._state.with_suffix(".bad")
+
+    def _put_aside(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.replace(self._state, self._aside())
 
     def waits(self, events: EventLog, settled_before: float) -> bool:
         """Whether something is to be written although nothing new happened."""
@@ -51,19 +64,26 @@ class EventStore:
         """
         events.changed = False
         try:
-            self._state.parent.mkdir(parents=True, exist_ok=True)
-            settled = events.unwritten(settled_before)
-            self._append(settled)
-            for event in settled:
-                event.written = True
-            draft = self._state.with_suffix(".draft")
-            draft.write_text(json.dumps({"events": events.state()}), encoding="utf-8")
-            os.replace(draft, self._state)
+            self._worker.call(lambda: self._save(events, settled_before))
         except OSError as error:
             events.changed = True
             self._complain(f"{self._state.parent}: {error.strerror}; Xids are not kept over a restart (--state-dir)")
         else:
             self._complained = ""
+
+    def _save(self, events: EventLog, settled_before: float) -> None:
+        self._state.parent.mkdir(parents=True, exist_ok=True)
+        settled = events.unwritten(settled_before)
+        self._append(settled)
+        for event in settled:
+            event.written = True
+        if self._unread:  # it could not be read in time: what it counted must not be lost
+            self._put_aside()
+            self._unread = False
+        draft = self._state.with_suffix(".draft")
+        with os.fdopen(open_regular(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
+            file.write(json.dumps({"events": events.state()}).encode())
+        os.replace(draft, self._state)
 
     def _append(self, events: Sequence[Event]) -> None:
         lines = "".join(json.dumps(event.shown()) + "\n" for event in events).encode()
@@ -74,7 +94,8 @@ class EventStore:
             os.replace(self._history, self._history.with_suffix(".jsonl.1"))
             size = 0
         try:
-            with self._history.open("ab", buffering=0) as file:
+            descriptor = open_regular(self._history, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            with os.fdopen(descriptor, "ab", buffering=0) as file:
                 if file.write(lines) < len(lines):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError:

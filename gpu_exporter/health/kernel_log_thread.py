@@ -18,6 +18,8 @@ INTERVAL_SECONDS = 1.0
 SETTLED_SECONDS = 10.0
 # What the clock may have been set by since the kernel wrote a line.
 SLACK_SECONDS = 60.0
+# How long the end waits for the kernel log to be read once more.
+STOP_SECONDS = 0.7
 
 
 class KernelWatch(threading.Thread):
@@ -50,7 +52,11 @@ class KernelWatch(threading.Thread):
             except Exception:
                 log.exception("kernel log: unexpected error, please report it")
             if self._stopping.wait(INTERVAL_SECONDS):
-                return
+                break
+        if self._log:
+            self._log.close()
+        if self._store:
+            self._store.save(self._events, time.time())
 
     def turn(self) -> None:
         """Count what is new in the log, and save it."""
@@ -84,8 +90,6 @@ class KernelWatch(threading.Thread):
     def stop(self) -> None:
         """End, and save what is not saved yet."""
         self._stopping.set()
-        self.join(1.0)
-        if self._log and not self.is_alive():
-            self._log.close()
-        if self._store:
+        self.join(STOP_SECONDS)
+        if self._store and self.is_alive():  # the kernel log hangs
             self._store.save(self._events, time.time())

@@ -5,30 +5,46 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime, timezone
 
 from gpu_exporter.collection.composer import PAGE_SECONDS
 from gpu_exporter.exposition.renderer import Pages
 from gpu_exporter.health.events import EventLog
 from gpu_exporter.model.snapshot import Snapshot
 
+# A page is served until it is as old as this, or as so many intervals if that is longer.
+EXPIRY_SECONDS = 5.0
+EXPIRY_INTERVALS = 3
+
 
 class Health:
-    """What the health endpoints answer: from the latest snapshot and the clock's last tick."""
+    """What the health endpoints answer, from the latest page and its snapshot. `failure` tells why no page is made."""
 
-    def __init__(self, interval: float, ticked_at: Callable[[], float]) -> None:
+    def __init__(self, interval: float, pages: Pages, failure: Callable[[], str] = str) -> None:
         self.snapshot: Snapshot | None = None
         self._interval = interval
-        self._ticked_at = ticked_at
+        self._pages = pages
+        self._failure = failure
 
     def alive(self) -> str:
-        """Empty if the process works. The clock calls no driver, so if it stands still that is our bug."""
-        silent = time.monotonic() - self._ticked_at()
-        return f"the collection loop has not ticked for {silent:.0f} s" if silent > max(60, 10 * self._interval) else ""
+        """Empty if there is a page that may be served; else since when there is none, and why, in one line.
+
+        The age is that of the page, whatever its GPUs do: the thread that makes pages never calls a driver.
+        """
+        if not self._pages.made.is_set():
+            return "no page has been made yet"
+        age = time.monotonic() - self._pages.made_at
+        if age <= max(EXPIRY_SECONDS, EXPIRY_INTERVALS * self._interval):
+            return ""
+        since = datetime.fromtimestamp(time.time() - age, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+        why = self._failure() or "the collection loop hangs"
+        return f"no page was made since {since}, {age:.0f} s ago: {why}"
 
     def ready(self) -> str:
         """Empty if the last good read of any GPU is younger than three intervals; while one is up, than three pages."""
-        if self.snapshot is None:
-            return "no snapshot yet"
+        problem = self.alive()
+        if self.snapshot is None or problem:
+            return problem or "no snapshot yet"
         if self.snapshot.read_at is None:
             return "no GPU was read yet"
         if any(status.reason == "released" for status in self.snapshot.gpus):

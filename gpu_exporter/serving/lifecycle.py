@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpu_exporter.collection.collector import Collector
+from gpu_exporter.file_access import FileWorker, read
 from gpu_exporter.inputs import hand_over
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.serving.handler import TEXT, Handler
@@ -21,6 +22,9 @@ from gpu_exporter.serving.handler import TEXT, Handler
 PATIENCE_SECONDS = 5.0
 POLL_SECONDS = 0.05
 DEFAULT_RELEASE = "10m"
+MAX_TOKEN_BYTES = 1 << 10
+# How long the token file may take to be removed at the end.
+REMOVE_SECONDS = 0.5
 
 
 class Token:
@@ -29,21 +33,28 @@ class Token:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._secret = secrets.token_urlsafe(32)
+        self._worker = FileWorker("token-file")
 
     def __enter__(self) -> None:
         """Put it into the file. Raises GpuExporterError."""
         path = self._path
-        draft = path.with_name(f".{path.name}.{os.getpid()}")
         try:
-            with suppress(FileNotFoundError):
-                draft.unlink()
-            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "w") as file:
-                file.write(f"{self._secret}\n")
-            draft.replace(path)
+            self._worker.call(self._write)
+        except TimeoutError as error:
+            raise GpuExporterError(f"token file {path}: {error.strerror}") from error
         except OSError as error:
             why = error.strerror or error
             raise GpuExporterError(f"token file {path}: {why}; its directory must exist and be writable") from error
+
+    def _write(self) -> None:
+        path = self._path
+        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        with suppress(FileNotFoundError):
+            draft.unlink()
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(f"{self._secret}\n")
+        draft.replace(path)
 
     def allows(self, authorization: str, address: str) -> bool:
         """Whether these come with a request that has the token, from this machine."""
@@ -53,9 +64,12 @@ class Token:
 
     def __exit__(self, *exception: object) -> None:
         """Remove the file, unless another process has written its own there."""
-        with suppress(OSError, UnicodeDecodeError):
-            if self._path.read_text().strip() == self._secret:
-                self._path.unlink()
+        with suppress(OSError):
+            self._worker.call(self._remove, REMOVE_SECONDS)
+
+    def _remove(self) -> None:
+        if read(self._path, MAX_TOKEN_BYTES).strip() == self._secret.encode():
+            self._path.unlink()
 
 
 def is_loopback(address: str) -> bool:
@@ -114,8 +128,9 @@ class _Quit(_Change):
 class _Reload(_Change):
     async def act(self) -> None:
         try:
-            self.settings["web"].reload()
-            await asyncio.to_thread(self.lifecycle.reload)  # a scrape need not wait for a long file
+            # A scrape must not wait for a long file or a slow disk.
+            await asyncio.to_thread(self.settings["web"].reload)
+            await asyncio.to_thread(self.lifecycle.reload)
         except GpuExporterError as error:
             await self.send(f"{error}\n", TEXT, 500)
         else:

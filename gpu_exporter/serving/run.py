@@ -7,7 +7,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from prometheus_client import PlatformCollector, ProcessCollector
 from prometheus_client.metrics_core import Metric as ClientMetric
 
+from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.selection import Selection
 from gpu_exporter.catalogue.xids import load
 from gpu_exporter.collection.collector import Collector
@@ -26,12 +27,13 @@ from gpu_exporter.exposition.renderer import Pages, Renderer, Style
 from gpu_exporter.health.event_store import EventStore
 from gpu_exporter.health.events import EventLog
 from gpu_exporter.health.kernel_log_thread import KernelWatch
-from gpu_exporter.model.metric import Labels
+from gpu_exporter.model.metric import Labels, Metric
 from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.model.source import NOT_YOURS, Source, Staged
 from gpu_exporter.serving import heap
 from gpu_exporter.serving.endpoint import Endpoint, Health, never
 from gpu_exporter.serving.lifecycle import Lifecycle, Token
+from gpu_exporter.serving.log_queue import LogQueue
 from gpu_exporter.serving.security.guard import Web
 from gpu_exporter.serving.server import Server
 from gpu_exporter.serving.systemd import listening
@@ -77,22 +79,30 @@ class _Process:
 class _Node:
     """One node: a source, the loop that reads it, and what is shown of it."""
 
-    def __init__(self, name: str, source: Source, config: Config, process: _Process, fields: Fields) -> None:
+    def __init__(
+        self,
+        name: str,
+        source: Source,
+        config: Config,
+        process: _Process,
+        selection: Selection,
+        more: Callable[[], Sequence[tuple[Metric, float]]],
+    ) -> None:
         self.kernel: KernelWatch | None = None
         self._name, self._style = name, style(config)
-        self._renderer = self._renders(source, fields.selection)
+        self._renderer = self._renders(source, selection)
         self._process = process
         self.attributor = self._attributor(source, config)
         pages = Pages()
         self.collector = Collector(
             source,
-            fields.selection.asked,
+            selection.asked,
             self._publish,
             interval=config.interval,
             gauge_window=config.gauge_window,
             expected=config.expected_gpus,
             events=self._events(source, config),
-            more=fields.told,
+            more=more,
             xid_count_window=config.xid_count_window,
             clock_events_count_window=config.clock_events_count_window,
             attribution=self.attributor,
@@ -102,7 +112,7 @@ class _Node:
         self.shown = Endpoint(
             name,
             pages,
-            Health(config.interval, lambda: self.collector.ticked_at),
+            Health(config.interval, pages, lambda: self.collector.failure),
             self.collector.events,
             source.dead if isinstance(source, Staged) else never,
         )
@@ -163,7 +173,7 @@ def everywhere(source: Source) -> Labels:
     return () if source.live else (("source", source.name),)
 
 
-def run(config: Config, sources: Mapping[str, Source], fields: Fields, stop: threading.Event) -> bool:
+def run(config: Config, sources: Mapping[str, Source], fields: Fields, stop: threading.Event, lines: LogQueue) -> bool:
     """Serve nodes by name until `stop`: one at the root, several below `/nodes`.
 
     False if a driver call is stuck. Raises GpuExporterError if it can't start.
@@ -173,7 +183,11 @@ def run(config: Config, sources: Mapping[str, Source], fields: Fields, stop: thr
     else:  # the thousands of threads of a fleet would have too much to keep for one arena
         heap.share()
     process = _Process(config.interval)
-    nodes = [_Node(name, source, config, process, fields) for name, source in sources.items()]
+
+    def own() -> Sequence[tuple[Metric, float]]:
+        return (*fields.told(), (m.LOG_DROPPED, lines.dropped))
+
+    nodes = [_Node(name, source, config, process, fields.selection, own) for name, source in sources.items()]
     tell = partial(_tell_unread, nodes[0].collector.source)
     tell(fields.selection)
     fields.takers = [*(node.take for node in nodes), tell]
@@ -182,6 +196,7 @@ def run(config: Config, sources: Mapping[str, Source], fields: Fields, stop: thr
     collectors = [node.collector for node in nodes]
     lifecycle = Lifecycle(config.web_enable_lifecycle, stop.set, token, collectors, fields.reload)
     web, sockets = Web(config.web_config_file), listening() if config.web_systemd_socket else ()
+    threading.Thread(target=web.run, args=(stop,), name="web-config", daemon=True).start()
     server = Server(config.address, [node.shown for node in nodes], web, lifecycle, sockets)
     with token or nullcontext():  # the port is ours now, so no other exporter uses the file
         return _serve(nodes, server, config, stop)

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from prometheus_client.exposition import choose_encoder
-from tornado.ioloop import PeriodicCallback
 from tornado.netutil import bind_sockets
 from tornado.web import Application, HTTPError
 
@@ -35,8 +34,6 @@ log = logging.getLogger(__name__)
 MAX_CONNECTIONS = 512
 MAX_HEADER_BYTES = 16 * 1024
 MAX_BODY_BYTES = 64 * 1024
-# How often the files of the web configuration are looked at.
-FOLLOW_SECONDS = 1.0
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 HTML = "text/html; charset=utf-8"
 JSON = "application/json"
@@ -47,6 +44,10 @@ class _Metrics(Handler):
         endpoint = self.endpoint(prefix)
         if endpoint.dead():
             raise HTTPError(503)
+        problem = endpoint.health.alive()
+        if problem:
+            await self.send(f"{problem}\n", TEXT, 503)
+            return
         pages = endpoint.pages
         openmetrics = _accepts_openmetrics(self.request.headers.get("Accept", ""))
         gzip = _accepts_gzip(self.request.headers.get("Accept-Encoding", ""))
@@ -60,9 +61,10 @@ class _Metrics(Handler):
 
 class _Gpus(Handler):
     async def get(self, prefix: str) -> None:
-        snapshot = self.endpoint(prefix).health.snapshot
-        if snapshot is None:
-            await self.send("no snapshot yet\n", TEXT, 503)
+        health = self.endpoint(prefix).health
+        snapshot, problem = health.snapshot, health.alive()
+        if snapshot is None or problem:
+            await self.send(f"{problem or 'no snapshot yet'}\n", TEXT, 503)
         else:
             await self.send(api.gpus(snapshot), JSON)
 
@@ -108,13 +110,15 @@ class _Landing(Handler):
         if not prefix and "" not in self.endpoints:
             await self._list()
             return
-        snapshot = self.endpoint(prefix).health.snapshot
+        health = self.endpoint(prefix).health
+        snapshot, problem = health.snapshot, health.alive()
         rows = "".join(
             f"<tr><td>{status.gpu.index}<td>{html.escape(status.gpu.model)}<td>{html.escape(status.gpu.uuid)}"
             f"<td>{'up' if status.up else 'down: ' + html.escape(status.reason)}"
             for status in (snapshot.gpus if snapshot else ())
         )
-        await self.send(LANDING.format(__version__, _banner(snapshot), rows), HTML)
+        warning = f"<p><strong>{html.escape(problem)}</strong>" if problem else ""
+        await self.send(LANDING.format(__version__, _banner(snapshot) + warning, rows), HTML)
 
     async def _list(self) -> None:
         items = "".join(f"<li><a href={prefix[1:]}/>{each.node}</a>" for prefix, each in self.endpoints.items())
@@ -243,8 +247,6 @@ class Server:
             max_body_size=MAX_BODY_BYTES,
         )
         server.serve(self._sockets, self._web, MAX_CONNECTIONS, CLIENT_SECONDS)
-        if self._web.path:
-            PeriodicCallback(self._web.follow, FOLLOW_SECONDS * 1000).start()
         self._loop.call_soon(self._started.set)
         self._loop.run_forever()
         server.stop()

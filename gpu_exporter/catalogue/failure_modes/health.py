@@ -642,7 +642,7 @@ up{job=~"gpu|.*(gpu.?exporter|dcgm).*"} == 0""",
         impact="No alert on these GPUs can fire.",
         diagnosis=(
             "`up == 0` and the targets page of Prometheus: the error of the scrape: refused (not running), "
-            "timeout (hangs, or network), 401 (password), certificate.",
+            "timeout (hangs, or network), 401 (password), 503 (it makes no pages any more: the body says why), certificate.",
             "`kubectl get pods -o wide` for the node, or `systemctl status`: crash loop, evicted, pending?",
             "`curl -s NODE:9400/healthz` from the node itself, then from elsewhere: the difference is the "
             "network (policy, firewall).",

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import ssl
+import threading
 import time
 from pathlib import Path
 
+from gpu_exporter.file_access import FileWorker
 from gpu_exporter.inputs import file_content
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.serving.security.login import Login, Refusal, too_many
@@ -14,6 +16,9 @@ from gpu_exporter.serving.security.tls import context
 from gpu_exporter.serving.security.web_config import RateLimit, WebConfig, parse
 
 log = logging.getLogger(__name__)
+
+# How often the files are looked at.
+FOLLOW_SECONDS = 1.0
 
 
 class _Files:
@@ -60,6 +65,9 @@ class Web:
         self.config = WebConfig()
         self.context: ssl.SSLContext | None = None
         self._files = _Files()
+        self._worker = FileWorker("web-config")
+        self._lock = threading.Lock()
+        self._late = False
         self._bucket: _Bucket | None = None
         self._login: Login | None = None
         if path is not None:
@@ -73,44 +81,70 @@ class Web:
             return await self._login.refuse(self.config.users, authorization, address)
         return None
 
+    def run(self, stop: threading.Event) -> None:
+        """Follow the files until `stop`."""
+        while self.path and not stop.wait(FOLLOW_SECONDS):
+            try:
+                self.follow()
+            except Exception:
+                log.exception("web config %s: unexpected error, please report it", self.path)
+
     def follow(self) -> None:
         """Take over what changed on disk. What is broken is logged, and not again until it changes again."""
-        if self._files.changed():
-            try:
+        try:
+            if self._worker.call(self._files.changed):
                 self.reload()
-            except GpuExporterError as error:
-                log.error("%s; what was in force before still is", error)
+            self._late = False
+        except OSError as error:
+            if not self._late:
+                log.error("web config %s: %s; what was in force before still is", self.path, error.strerror)
+            self._late = True
+        except GpuExporterError as error:
+            log.error("%s; what was in force before still is", error)
 
     def reload(self) -> None:
         """Take over what is on disk now. Raises GpuExporterError and stays as it is if that is wrong."""
         if self.path is None:
             return
-        config, made = self._load(self.path)
-        opened = _opened(self.config, config)
-        if opened:
-            raise GpuExporterError(f"web config {self.path}: {opened}")
-        self._take(config, made)
+        with self._lock:
+            config, made = self._load(self.path)
+            opened = _opened(self.config, config)
+            if opened:
+                raise GpuExporterError(f"web config {self.path}: {opened}")
+            self._take(config, made)
         log.info("web config %s: read anew", self.path)
 
     def _load(self, path: Path) -> tuple[WebConfig, ssl.SSLContext | None]:
-        self._files = _Files()
+        files = _Files()
         try:
-            config = parse(self._files.read(path), path.parent, self._files.read)
-            try:
-                return config, context(config.tls) if config.tls else None
-            except ValueError as error:
-                raise ValueError(f"tls_server_config: {error}") from error
+            loaded = self._worker.call(lambda: _loaded(path, files))
+        except TimeoutError as error:  # what was seen is not all: it is read again when it comes
+            raise GpuExporterError(f"web config {path}: {error.strerror}") from error
         except OSError as error:
+            self._files = files
             raise GpuExporterError(f"web config {path}: {error.strerror}") from error
         except ValueError as error:
+            self._files = files
             raise GpuExporterError(f"web config {path}: {' '.join(str(error).split())}") from error
+        self._files = files
+        return loaded
 
     def _take(self, config: WebConfig, made: ssl.SSLContext | None) -> None:
+        """Put it in force. The rules are replaced before the certificates, which no older rules may meet."""
         if config.rate_limit != self.config.rate_limit:
             self._bucket = _Bucket(config.rate_limit) if config.rate_limit else None
         if config.users and self._login is None:
             self._login = Login()
         self.config, self.context = config, made
+
+
+def _loaded(path: Path, files: _Files) -> tuple[WebConfig, ssl.SSLContext | None]:
+    """The configuration in these files. Raises OSError, ValueError."""
+    config = parse(files.read(path), path.parent, files.read)
+    try:
+        return config, context(config.tls) if config.tls else None
+    except ValueError as error:
+        raise ValueError(f"tls_server_config: {error}") from error
 
 
 def _opened(old: WebConfig, new: WebConfig) -> str:

@@ -1,0 +1,88 @@
+"""Access to files that may hang or be something else than files: a slow disk, a lost NFS server, a FIFO."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import threading
+import time
+from collections.abc import Callable
+from concurrent import futures
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+
+# How long a file may take to be read or written.
+FILE_SECONDS = 5.0
+
+
+def open_regular(path: Path, flags: int) -> int:
+    """A descriptor of a regular file. Raises OSError, also if it is something else, which is never waited for."""
+    try:
+        descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # a FIFO without a reader, or a socket
+            raise OSError(errno.EINVAL, "not a regular file") from error
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file")
+    return descriptor
+
+
+def read(path: Path, most: int) -> bytes:
+    """The content of a regular file. Raises OSError, also if it has more than `most` bytes."""
+    with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise OSError(errno.EFBIG, f"larger than {most >> 20} MiB")
+    return content
+
+
+class FileWorker:
+    """Runs accesses to files one at a time, on a thread beside the caller, which waits only until a deadline."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._free = threading.Lock()
+        self._overdue = False
+
+    def call(self, access: Callable[[], T], seconds: float = FILE_SECONDS) -> T:
+        """What `access` returns or raises. Raises TimeoutError if that takes longer.
+
+        An access that is late is left alone; while it hangs, others fail at once.
+        """
+        end = time.monotonic() + seconds
+        late = TimeoutError(errno.ETIMEDOUT, f"no answer within {seconds:g} s")
+        if not self._free.acquire(timeout=0.0 if self._overdue else seconds):
+            raise late
+        self._overdue = False
+        outcome: futures.Future[T] = futures.Future()
+        try:
+            threading.Thread(target=self._run, args=(access, outcome), name=self._name, daemon=True).start()
+        except RuntimeError as error:  # no thread can be started
+            self._free.release()
+            raise OSError(errno.EAGAIN, str(error)) from error
+        try:
+            return outcome.result(max(0.0, end - time.monotonic()))
+        except futures.TimeoutError:
+            if outcome.done():
+                raise
+            self._overdue = True
+            raise late from None
+
+    def _run(self, access: Callable[[], T], outcome: futures.Future[T]) -> None:
+        try:
+            result = access()
+        except BaseException as error:  # noqa: BLE001 - the caller gets it
+            self._finish()
+            outcome.set_exception(error)
+        else:
+            self._finish()
+            outcome.set_result(result)
+
+    def _finish(self) -> None:
+        self._overdue = False
+        self._free.release()

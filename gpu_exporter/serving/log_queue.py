@@ -1,0 +1,80 @@
+"""A bounded queue before stderr: a reader of the log that stalls costs log lines, and never a scrape or the exit."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+import select
+import threading
+from logging.handlers import QueueHandler
+from queue import Full, Queue
+
+# Log lines that may wait for stderr; the ones that find the queue full are dropped.
+QUEUED_LINES = 1000
+
+
+class LogQueue(QueueHandler):
+    """Writes log records to a file descriptor from a thread of its own. Whoever logs never waits.
+
+    The thread holds no lock while it writes, so that nothing else can wait for a write that never ends.
+    """
+
+    queue: Queue[logging.LogRecord]
+
+    def __init__(self, descriptor: int, lines: int = QUEUED_LINES) -> None:
+        super().__init__(Queue(lines))
+        self._descriptor = descriptor
+        self._refused = self._failed = self._reported = 0
+        threading.Thread(target=self._run, name="log", daemon=True).start()
+
+    @property
+    def dropped(self) -> int:
+        """How many log lines were never written."""
+        return self._refused + self._failed
+
+    def drain(self, seconds: float) -> bool:
+        """Wait until all lines are written, for at most so many seconds. Returns whether they are."""
+        done = self.queue.all_tasks_done
+        with done:
+            return done.wait_for(lambda: not self.queue.unfinished_tasks, seconds)
+
+    def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
+        """Format the message, whose arguments may change. The thread formats tracebacks, which reads source files."""
+        record = copy.copy(record)
+        record.msg, record.args = record.getMessage(), None
+        return record
+
+    def enqueue(self, record: logging.LogRecord) -> None:
+        """Queue a record, or drop it."""
+        try:
+            self.queue.put_nowait(record)
+        except Full:
+            self._refused += 1
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Count a record that can't be formatted: the traceback that logging prints instead would not be queued."""
+        self._refused += 1
+
+    def _run(self) -> None:
+        while True:
+            record = self.queue.get()
+            self._write(record)
+            dropped = self.dropped
+            if dropped > self._reported:
+                words = "%d log lines were dropped: they came faster than they were read from stderr"
+                arguments = (dropped - self._reported,)
+                self._reported = dropped
+                self._write(logging.LogRecord(__name__, logging.WARNING, "", 0, words, arguments, None))
+            self.queue.task_done()
+
+    def _write(self, record: logging.LogRecord) -> None:
+        try:
+            rest = f"{self.format(record)}\n".encode(errors="backslashreplace")
+            while rest:
+                try:
+                    rest = rest[os.write(self._descriptor, rest) :]
+                except BlockingIOError:  # another process made it so
+                    select.select([], [self._descriptor], [])
+        except Exception:  # noqa: BLE001 - there is nowhere else to say it, and later lines must be written
+            self._failed += 1

@@ -1,0 +1,323 @@
+"""Whatever blocks beside the driver: a log that nobody reads, files that hang, a loop that makes no pages any more."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fcntl import F_SETPIPE_SZ, fcntl
+from pathlib import Path
+
+import pytest
+
+from gpu_exporter.serving.endpoint import EXPIRY_SECONDS
+from tests import ROOT
+from tests.conftest import Exporter, Serve, command
+from tests.e2e.cli.test_bad_input import fails
+from tests.e2e.collection.test_faults import states, up
+from tests.support.fakes.driver import FakeDriver
+from tests.support.tools import until
+
+REPLAY = ("--source", "replay", "--recording", "h200_workloads", "--interval", "200ms")
+DROPPED, MADE = "gpu_exporter_log_dropped_total", "gpu_exporter_snapshot_timestamp_seconds"
+ROW = "DCGM_FI_DEV_GPU_TEMP, gauge, x\n"
+# Each reload of this file of fields logs more than twenty lines.
+BAD_ROWS = ROW + "DCGM_FI_DEV_GPU_TEMP, none, x\n" * 30
+# What SIGTERM may take, whatever hangs.
+EXIT_SECONDS = 2.0
+
+
+@dataclass
+class Hanging:
+    """Files that can't be opened while `switch` exists."""
+
+    switch: Path
+    beginning: str
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a process needs in its environment for its files to hang."""
+        folder = ROOT / "tests" / "support" / "fakes" / "hanging_files"
+        path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
+        return {"PYTHONPATH": path, "HANGING_FILES": self.beginning, "HANGING_WHILE": str(self.switch)}
+
+    def begin(self) -> None:
+        """From now on, opening one hangs."""
+        self.switch.touch()
+
+    def end(self) -> None:
+        """What hangs goes on."""
+        self.switch.unlink()
+
+    def hangs(self) -> bool:
+        """Whether the process hangs, or has hung, in opening one."""
+        return self.switch.with_name(f"{self.switch.name}.opened").exists()
+
+
+@pytest.fixture
+def full_pipe() -> Iterator[tuple[int, int]]:
+    """A pipe of 4 KiB that nobody reads: what to write to as stderr, and what fills it."""
+    reader, writer = os.pipe()
+    fcntl(writer, F_SETPIPE_SZ, 4096)
+    filler = os.open(f"/proc/self/fd/{writer}", os.O_WRONLY | os.O_NONBLOCK)
+    yield writer, filler
+    for descriptor in (reader, writer, filler):
+        os.close(descriptor)
+
+
+def fill(filler: int) -> None:
+    """Leave no room in a pipe, not even for one byte."""
+    for size in (4096, 1):
+        try:
+            while True:
+                os.write(filler, b"x" * size)
+        except BlockingIOError:
+            continue
+
+
+def drops(exporter: Exporter) -> bool:
+    """Reload a few times; whether log lines were dropped by then."""
+    assert {exporter.ask("POST", "/-/reload") for _ in range(10)} == {(200, "ok\n")}
+    return exporter.page().value(DROPPED) > 0
+
+
+def status(exporter: Exporter, path: str) -> int:
+    """The status code of an answer."""
+    return exporter.get(path)[0].status
+
+
+def ended_in_time(exporter: Exporter) -> bool:
+    """Whether SIGTERM ends it, and soon."""
+    code, seconds = exporter.stop()
+    return code == 0 and seconds <= EXIT_SECONDS
+
+
+# --- a log that nobody reads ----------------------------------------------------------------------------------------
+
+
+def test_a_log_that_nobody_reads(serve: Serve, full_pipe: tuple[int, int], tmp_path: Path) -> None:
+    """A lost GPU is shown as lost, a malformed request costs nobody anything, lines are dropped and counted."""
+    driver, fields = FakeDriver(tmp_path / "driver", gpus=2), tmp_path / "fields.csv"
+    fields.write_text(ROW)
+    stderr, filler = full_pipe
+    arguments = ("--interval", "200ms", "--web.enable-lifecycle")
+    exporter = serve(*arguments, "--collectors", str(fields), env=driver.environment, stderr=stderr)
+    page = exporter.until(lambda page: states(page) == up(2))
+    assert page.value(DROPPED) == 0
+
+    fill(filler)
+    driver.lose(1)
+    exporter.until(lambda page: states(page) == up(2, gpu1="lost"))
+    for _ in range(3):
+        with socket.create_connection(("127.0.0.1", exporter.port), timeout=10) as malformed:
+            malformed.sendall(b"garbage\r\n\r\n")
+            malformed.shutdown(socket.SHUT_WR)
+            assert malformed.recv(65536)[:12] in (b"", b"HTTP/1.1 400")
+    before = exporter.page().value(MADE)
+    exporter.until(lambda page: page.value(MADE) > before)
+
+    fields.write_text(BAD_ROWS)
+    until(lambda: drops(exporter), 60, "a drop")
+    assert ended_in_time(exporter)
+
+
+def test_a_log_that_is_read_again(serve: Serve, full_pipe: tuple[int, int], tmp_path: Path) -> None:
+    """How many lines are missing is the next line."""
+    fields = tmp_path / "fields.csv"
+    fields.write_text(ROW)
+    stderr, filler = full_pipe
+    exporter = serve(*REPLAY, "--web.enable-lifecycle", "--collectors", str(fields), stderr=stderr)
+    fill(filler)
+    fields.write_text(BAD_ROWS)
+    until(lambda: drops(exporter), 60, "a drop")
+
+    with open(f"/proc/self/fd/{stderr}", "rb", buffering=0) as reader:
+        os.set_blocking(reader.fileno(), False)
+        said = b""
+
+        def read() -> bool:
+            nonlocal said
+            said += reader.read(65536) or b""
+            return b"log lines were dropped" in said
+
+        until(read, what="the line that says how many")
+
+
+def test_a_start_that_fails_while_nobody_reads_the_log(full_pipe: tuple[int, int], tmp_path: Path) -> None:
+    """It ends with the exit code of an error, though it can't say why."""
+    stderr, filler = full_pipe
+    fill(filler)
+    ended = subprocess.run(command("serve", *REPLAY, "--collectors", str(tmp_path / "gone")), stderr=stderr, timeout=30)
+    assert ended.returncode == 1
+
+
+# --- files that hang, or are none -----------------------------------------------------------------------------------
+
+
+def test_a_web_config_that_hangs(serve: Serve, tmp_path: Path) -> None:
+    """Scrapes go on, what was in force stays so, and what changed is taken over once the file can be read."""
+    path = tmp_path / "web.yml"
+    path.write_text("{}")
+    hanging = Hanging(tmp_path / "hang", str(path))
+    exporter = serve(*REPLAY, "--web.config.file", str(path), env=hanging.environment)
+    hanging.begin()
+    until(hanging.hangs, what="a look at the file")
+    first = exporter.page().value(MADE)
+    exporter.until(lambda page: page.value(MADE) > first + 1)
+    assert (status(exporter, "/healthz"), status(exporter, "/readyz")) == (200, 200)
+    until(lambda: "no answer within 5 s; what was in force before still is" in exporter.log.read_text(), what="a line")
+
+    path.write_text("http_server_config: {headers: {X-Frame-Options: sameorigin}}")
+    hanging.end()
+    until(lambda: exporter.get()[0].headers["X-Frame-Options"] == "sameorigin", what="the new file")
+    assert exporter.log.read_text().count("no answer within") == 1
+
+
+def test_ends_while_a_web_config_hangs(serve: Serve, tmp_path: Path) -> None:
+    """And says on POST /-/reload that the file can't be read."""
+    path = tmp_path / "web.yml"
+    path.write_text("{}")
+    hanging = Hanging(tmp_path / "hang", str(path))
+    exporter = serve(*REPLAY, "--web.enable-lifecycle", "--web.config.file", str(path), env=hanging.environment)
+    hanging.begin()
+    until(hanging.hangs, what="a look at the file")
+    assert exporter.ask("POST", "/-/reload") == (500, f"web config {path}: no answer within 5 s\n")
+    assert ended_in_time(exporter)
+
+
+@pytest.mark.parametrize("option", ["--web.config.file", "--collectors"])
+def test_a_file_that_hangs_at_the_start(tmp_path: Path, option: str) -> None:
+    """Ends the start with one line."""
+    path = tmp_path / "file"
+    path.write_text("{}")
+    hanging = Hanging(tmp_path / "hang", str(path))
+    hanging.begin()
+    said = fails("serve", *REPLAY, "--address", "127.0.0.1:0", option, str(path), env=hanging.environment)
+    assert f"{path}: no answer within 5 s" in said
+
+
+def test_ends_while_the_start_hangs(tmp_path: Path) -> None:
+    """SIGTERM is heard whatever the start waits for."""
+    path = tmp_path / "web.yml"
+    path.write_text("{}")
+    hanging = Hanging(tmp_path / "hang", str(path))
+    hanging.begin()
+    arguments = command("serve", *REPLAY, "--address", "127.0.0.1:0", "--web.config.file", str(path))
+    with subprocess.Popen(arguments, env={**os.environ, **hanging.environment}, text=True) as process:
+        try:
+            until(hanging.hangs, what="a look at the file")
+            assert ended_in_time(Exporter(process, 0, tmp_path / "log"))
+        finally:
+            process.kill()
+
+
+def test_a_state_directory_that_hangs(serve: Serve, driver: FakeDriver, tmp_path: Path) -> None:
+    """From the start on: the exporter serves without what it counted before, says so, and ends in time."""
+    hanging = Hanging(tmp_path / "hang", str(tmp_path / "state"))
+    hanging.begin()
+    exporter = serve(
+        "--interval", "200ms", "--state-dir", str(tmp_path / "state"), env={**driver.environment, **hanging.environment}
+    )
+    exporter.until(lambda page: states(page) == up(1))
+    assert re.search(r"events\.json: no answer within 5 s; Xids are counted", exporter.log.read_text())
+    driver.xid(0, 48)
+    exporter.until(lambda page: page.values("gpu_xid_events_total", xid="48") == [1])
+    assert ended_in_time(exporter)
+
+
+def test_a_state_directory_that_hangs_at_the_end(serve: Serve, driver: FakeDriver, tmp_path: Path) -> None:
+    """What can't be saved in time is not waited for."""
+    hanging = Hanging(tmp_path / "hang", str(tmp_path / "state"))
+    exporter = serve(
+        "--interval", "200ms", "--state-dir", str(tmp_path / "state"), env={**driver.environment, **hanging.environment}
+    )
+    exporter.until(lambda page: states(page) == up(1))
+    hanging.begin()
+    assert ended_in_time(exporter)
+
+
+def test_ends_while_everything_hangs(serve: Serve, full_pipe: tuple[int, int], tmp_path: Path) -> None:
+    """The log, the state directory, a driver call, all at once; until then pages are made."""
+    driver, hanging = FakeDriver(tmp_path / "driver", gpus=2), Hanging(tmp_path / "hang", str(tmp_path / "state"))
+    driver.lock("gpu")
+    stderr, filler = full_pipe
+    arguments = ("--interval", "200ms", "--state-dir", str(tmp_path / "state"))
+    exporter = serve(*arguments, env={**driver.environment, **hanging.environment}, stderr=stderr)
+    exporter.until(lambda page: states(page) == up(2))
+    fill(filler)
+    hanging.begin()
+    driver.xid(0, 48)
+    driver.block(1)
+    page = exporter.until(lambda page: states(page) == up(2, gpu1="stalled"))
+    until(hanging.hangs, what="an event to be saved")
+    exporter.until(lambda later: later.value(MADE) > page.value(MADE))
+    assert ended_in_time(exporter)
+
+
+@pytest.mark.parametrize("name", ["events.json", "events.jsonl", "events.draft"])
+def test_a_fifo_in_place_of_a_state_file(serve: Serve, driver: FakeDriver, tmp_path: Path, name: str) -> None:
+    """Costs one line; all else goes on."""
+    os.mkfifo(tmp_path / name)
+    exporter = serve("--interval", "200ms", "--state-dir", str(tmp_path), env=driver.environment)
+    exporter.until(lambda page: states(page) == up(1))
+    driver.xid(0, 48)
+    exporter.until(lambda page: page.values("gpu_xid_events_total", xid="48") == [1])
+    assert ended_in_time(exporter)
+    assert exporter.log.read_text().count("not a regular file") == 1
+
+
+def test_a_fifo_in_place_of_a_file_of_fields(tmp_path: Path) -> None:
+    """Ends the start with one line."""
+    os.mkfifo(tmp_path / "fifo")
+    for option in ("--web.config.file", "--collectors"):
+        said = fails("serve", *REPLAY, "--address", "127.0.0.1:0", option, str(tmp_path / "fifo"))
+        assert "fifo: not a regular file" in said
+
+
+def test_a_token_file_that_hangs(serve: Serve, tmp_path: Path) -> None:
+    """Its removal is not waited for."""
+    hanging = Hanging(tmp_path / "hang", str(tmp_path / "token"))
+    exporter = serve(*REPLAY, "--token-file", str(tmp_path / "token"), env=hanging.environment)
+    hanging.begin()
+    assert ended_in_time(exporter)
+
+
+# --- pages that are too old -----------------------------------------------------------------------------------------
+
+
+def test_a_page_that_is_too_old_is_not_served(serve: Serve, tmp_path: Path) -> None:
+    """When the loop makes no pages any more, all say so, in one line; and serve again when it does."""
+    # The metrics of the process itself are read where pages are made.
+    hanging = Hanging(tmp_path / "hang", "/proc/self/stat")
+    exporter = serve(*REPLAY, env=hanging.environment)
+    exporter.until(lambda page: page.values("gpu_up") == [1])
+    hanging.begin()
+    until(lambda: status(exporter, "/metrics") == 503, EXPIRY_SECONDS + 15, "the end of the page")
+    for path in ("/metrics", "/healthz", "/readyz", "/api/v1/gpus"):
+        answer, body = exporter.get(path)
+        assert answer.status == 503
+        line = rb"no page was made since \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ, \d+ s ago: the collection loop hangs\n"
+        assert re.fullmatch(line, body)
+    assert b"no page was made since" in exporter.get("/")[1]
+    hanging.end()
+    until(lambda: status(exporter, "/metrics") == 200, what="a new page")
+    assert status(exporter, "/healthz") == 200
+    until(lambda: status(exporter, "/readyz") == 200, what="a new snapshot")
+
+
+def test_gpus_that_do_not_answer_make_no_page_too_old(serve: Serve, tmp_path: Path) -> None:
+    """However long they are wedged or lost."""
+    driver = FakeDriver(tmp_path / "driver", gpus=3)
+    driver.lock("gpu")
+    exporter = serve("--interval", "200ms", env=driver.environment)
+    exporter.until(lambda page: states(page) == up(3))
+    driver.block(0)
+    driver.block(1)
+    driver.lose(2)
+    stalled = "gpu_read_stalled_seconds"
+    page = exporter.until(lambda page: min(page.values(stalled, gpu="0")) > EXPIRY_SECONDS + 1, 30)
+    assert states(page) == {0: "stalled", 1: "stalled", 2: "lost"}
+    assert (status(exporter, "/metrics"), status(exporter, "/healthz")) == (200, 200)

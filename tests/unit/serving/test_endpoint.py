@@ -1,0 +1,47 @@
+"""When a page is too old to be served, and what is said then."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+
+from gpu_exporter.exposition.renderer import Page, Pages
+from gpu_exporter.serving.endpoint import EXPIRY_INTERVALS, EXPIRY_SECONDS, Health
+
+STARTED = 1000.0
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The monotonic time, to be set."""
+    now = [STARTED]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    return now
+
+
+@pytest.mark.parametrize(
+    ("interval", "expires"), [(0.1, EXPIRY_SECONDS), (1.0, EXPIRY_SECONDS), (60.0, EXPIRY_INTERVALS * 60.0)]
+)
+def test_a_page_expires(clock: list[float], interval: float, expires: float) -> None:
+    """After three intervals, but not before a few seconds; a new page ends that."""
+    pages = Pages()
+    health = Health(interval, pages)
+    assert health.alive() == health.ready() == "no page has been made yet"
+    pages.publish(Page([]))
+    clock[0] = STARTED + expires
+    assert health.alive() == ""
+    clock[0] += 1
+    assert re.fullmatch(r"no page was made since \S+Z, \d+ s ago: the collection loop hangs", health.alive())
+    assert health.ready() == health.alive()
+    pages.publish(Page([]))
+    assert health.alive() == ""
+
+
+def test_a_page_that_cannot_be_made_says_why(clock: list[float]) -> None:
+    """The error of the collection loop, if it has one."""
+    pages = Pages()
+    pages.publish(Page([]))
+    clock[0] += 2 * EXPIRY_SECONDS
+    assert Health(1.0, pages, lambda: "it fails").alive().endswith(": it fails")

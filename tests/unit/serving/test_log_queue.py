@@ -1,0 +1,124 @@
+"""Log lines go through the queue in order; what finds no room is dropped, counted and reported."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fcntl import F_SETPIPE_SZ, fcntl
+
+import pytest
+
+from gpu_exporter.serving.log_queue import LogQueue
+from tests.support.tools import until
+
+
+@dataclass
+class Pipe:
+    """What a queue writes to, and a logger that uses the queue."""
+
+    reader: int
+    writer: int
+
+    def logger(self, lines: int) -> tuple[LogQueue, logging.Logger]:
+        """A queue of this length, and a logger of its own."""
+        queue, logger = LogQueue(self.writer, lines), logging.Logger("test")
+        logger.addHandler(queue)
+        return queue, logger
+
+    def read(self) -> str:
+        """What is there to be read now."""
+        return os.read(self.reader, 1 << 20).decode()
+
+
+@pytest.fixture
+def pipe() -> Iterator[Pipe]:
+    """A pipe of 4 KiB."""
+    reader, writer = os.pipe()
+    fcntl(writer, F_SETPIPE_SZ, 4096)
+    yield Pipe(reader, writer)
+    os.close(reader)  # ends a write that hangs
+
+
+def test_lines_come_in_order(pipe: Pipe) -> None:
+    """Also when there are many at once, and with the values that they were logged with."""
+    queue, logger = pipe.logger(100)
+    values = [0]
+    for number in range(50):
+        values[0] = number
+        logger.info("line %s", values)
+    assert queue.drain(10)
+    assert pipe.read().splitlines() == [f"line [{number}]" for number in range(50)]
+    assert queue.dropped == 0
+
+
+def test_a_traceback_is_written(pipe: Pipe) -> None:
+    """Behind its line."""
+    queue, logger = pipe.logger(100)
+    try:
+        raise KeyError("x")
+    except KeyError:
+        logger.exception("it failed")
+    assert queue.drain(10)
+    said = pipe.read().splitlines()
+    assert (said[0], said[1], said[-1]) == ("it failed", "Traceback (most recent call last):", "KeyError: 'x'")
+
+
+def test_lines_that_find_no_room_are_counted(pipe: Pipe) -> None:
+    """Whoever logs is not held up; as soon as there is room again, one line says how many are missing."""
+    queue, logger = pipe.logger(10)
+    logger.info("x" * 8192)
+    until(lambda: queue.queue.empty(), what="a write that hangs")
+    for number in range(25):
+        logger.info("line %d", number)
+    assert queue.dropped == 15
+    assert not queue.drain(0.01)
+    said = ""
+
+    def complete() -> bool:
+        nonlocal said
+        said += pipe.read()
+        return said.endswith("line 9\n")
+
+    until(complete, what="all that was queued")
+    assert said.splitlines()[1] == "15 log lines were dropped: they came faster than they were read from stderr"
+    assert [line for line in said.splitlines() if line.startswith("line")] == [f"line {n}" for n in range(10)]
+
+
+def test_what_cannot_be_formatted_or_written_is_counted(pipe: Pipe) -> None:
+    """It costs its line, and nobody a traceback."""
+    queue, logger = pipe.logger(10)
+    logger.info("%d", "text")
+    assert queue.dropped == 1
+    os.close(pipe.reader)
+    logger.info("nobody has the pipe open")
+    until(lambda: queue.dropped > 1, what="a drop")
+    pipe.reader = os.open(os.devnull, os.O_RDONLY)
+
+
+UNCAUGHT = """
+import threading, warnings
+from gpu_exporter.cli.logs import configure
+
+lines = configure("info", "json")
+class Broken:
+    def __del__(self): raise KeyError("in a destructor")
+thread = threading.Thread(target=lambda: {}["in a thread"], name="worker")
+thread.start()
+thread.join()
+Broken()
+warnings.warn("in a library")
+lines.drain(10)
+"""
+
+
+def test_what_nobody_catches_is_logged() -> None:
+    """Python would print it itself, and wait until somebody reads that."""
+    ran = subprocess.run([sys.executable, "-c", UNCAUGHT], capture_output=True, text=True, timeout=30, check=True)
+    lines = ran.stderr.splitlines()
+    assert all(line.startswith('{"time": ') for line in lines)
+    for part in ("thread worker: unexpected error", "in a destructor", "in a library"):
+        assert sum(part in line for line in lines) == 1

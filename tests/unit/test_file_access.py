@@ -1,0 +1,76 @@
+"""Files that hang cost no more than a deadline, and what is no regular file is never waited for."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from gpu_exporter.file_access import FileWorker, open_regular, read
+
+
+def test_only_regular_files_are_read(tmp_path: Path) -> None:
+    """FIFOs, sockets, folders and devices are refused at once."""
+    (tmp_path / "file").write_bytes(b"12345")
+    os.mkfifo(tmp_path / "fifo")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "socket"))
+        for path in (tmp_path / "fifo", tmp_path / "socket", tmp_path, Path("/dev/zero")):
+            with pytest.raises(OSError, match="not a regular file"):
+                read(path, 10)
+    for flags in (os.O_RDONLY, os.O_WRONLY, os.O_WRONLY | os.O_CREAT | os.O_APPEND):
+        with pytest.raises(OSError, match="not a regular file"):
+            open_regular(tmp_path / "fifo", flags)
+    assert read(tmp_path / "file", 5) == b"12345"
+    with pytest.raises(OSError, match="larger than"):
+        read(tmp_path / "file", 4)
+    with pytest.raises(FileNotFoundError):
+        read(tmp_path / "none", 10)
+
+
+def test_a_call_has_the_result_or_the_error() -> None:
+    """As if it were made here."""
+    worker = FileWorker("test")
+    assert [worker.call(partial(int, number)) for number in range(3)] == [0, 1, 2]
+    with pytest.raises(FileNotFoundError):
+        worker.call(lambda: os.stat("/none"))
+    assert worker.call(lambda: "again") == "again"
+
+
+def test_a_call_that_hangs_costs_a_deadline() -> None:
+    """Once: others fail at once while it hangs, and work when it has come back."""
+    worker, back, done = FileWorker("test"), threading.Event(), threading.Event()
+
+    def hangs() -> None:
+        back.wait()
+        done.set()
+
+    with pytest.raises(TimeoutError, match=r"no answer within 0\.05 s"):
+        worker.call(hangs, 0.05)
+    for _ in range(100):  # would take minutes if each waited
+        with pytest.raises(TimeoutError):
+            worker.call(lambda: None, 10)
+    back.set()
+    assert done.wait(10)
+    assert [worker.call(partial(int, number)) for number in range(3)] == [0, 1, 2]
+
+
+def test_calls_take_turns() -> None:
+    """One at a time, from many threads."""
+    worker, inside, most = FileWorker("test"), [0], [0]
+
+    def access() -> None:
+        inside[0] += 1
+        most[0] = max(most[0], inside[0])
+        inside[0] -= 1
+
+    threads = [threading.Thread(target=worker.call, args=(access, 60.0)) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1]
