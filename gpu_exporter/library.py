@@ -18,7 +18,7 @@ from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.sources.choice import local_gpus
 
 INTERVAL_SECONDS = 1.0
-# Two first calls at once would start two loops.
+# Two first calls at the same time would start two loops.
 ONE_AT_A_TIME = threading.Lock()
 
 
@@ -34,25 +34,25 @@ class GpuReading:
 
     @property
     def index(self) -> int:
-        """The GPU's number as NVML and nvidia-smi count."""
+        """The number of the GPU, as NVML and nvidia-smi count."""
         return self.gpu.index
 
     def as_dict(self) -> dict[str, float]:
-        """Values by metric name, with labels that are not the GPU's: `gpu_clock_event_seconds_total{reason="…"}`.
+        """Return values by metric name and the labels beyond the GPU's: `gpu_clock_event_seconds_total{reason="…"}`.
 
-        Names, units and ranges are those of the metric reference; what could not be read has no entry.
+        Names, units and ranges are those of the metric reference. A metric that could not be read has no entry.
         """
         return {_key(sample): sample.value for sample in self.samples}
 
 
 def _key(sample: Sample) -> str:
     metric = sample.series.metric
-    own = ",".join(f'{name}="{text}"' for name, text in metric.labels + sample.series.labels)
-    return f"{sample.series.name}{{{own}}}" if own else sample.series.name
+    labels = ",".join(f'{name}="{text}"' for name, text in metric.labels + sample.series.labels)
+    return f"{sample.series.name}{{{labels}}}" if labels else sample.series.name
 
 
 def readings(snapshot: Snapshot) -> tuple[GpuReading, ...]:
-    """A snapshot by GPU, with what was read of it and its integrals; the exporter's own metrics are left out."""
+    """Split a snapshot by GPU: what was read of each, and its integrals, without metrics of the exporter itself."""
     samples: dict[Gpu, list[Sample]] = {status.gpu: [] for status in snapshot.gpus}
     for sample in snapshot.samples:
         metric, gpu = sample.series.metric, sample.series.gpu
@@ -65,12 +65,12 @@ def readings(snapshot: Snapshot) -> tuple[GpuReading, ...]:
 
 
 def read(*, metrics: str = "default", gpus: Sequence[int] | None = None) -> tuple[GpuReading, ...]:
-    """The GPUs of this machine, now: the latest collection of a loop that runs in the background once a second.
+    """Return the present state of this machine's GPUs, which a loop in the background collects once a second.
 
-    The first call starts the loop and takes up to a second; all others take 0.3 ms and never wait for a driver.
-    Profiling values (SM active, tensor, DRAM …) are means over the last second; for an exact mean between two calls
-    subtract their time integrals (`gpu_sm_active_seconds_total`). `metrics` is `default` or `full`; `gpus` are the
-    indices to read, as nvidia-smi counts them: in a job with a process for each GPU, the process's own.
+    The first call starts the loop and takes up to a second; later calls take 0.3 ms and never wait for a driver.
+    Profiling values (SM active, tensor, DRAM …) are means over the last second. For an exact mean between two calls,
+    subtract their time integrals (`gpu_sm_active_seconds_total`). `metrics` is `default` or `full`. `gpus` are the
+    indices to read, as nvidia-smi counts: in a job with one process per GPU, pass the index of its GPU.
 
     Raises GpuExporterError, in one line, if there is no driver or no GPU. A GPU that is lost or stuck is `up=False`.
     """
@@ -81,12 +81,12 @@ def read(*, metrics: str = "default", gpus: Sequence[int] | None = None) -> tupl
 
 @cache
 def _monitor(metrics: MetricSet, gpus: tuple[int, ...] | None, process: int) -> Monitor:
-    """The monitor of this process: threads do not survive a fork."""
+    """Return the monitor of this process: a forked child needs its own, since threads do not survive a fork."""
     monitor = Monitor(local_gpus(gpus=gpus), selected(metrics), INTERVAL_SECONDS, INTERVAL_SECONDS)
     try:
         monitor.start()
     except GpuExporterError:
         monitor.stop()
         raise
-    atexit.register(monitor.stop)  # no thread may be in the driver's library when its destructors run
+    atexit.register(monitor.stop)  # no thread may be inside the driver's library when its destructors run
     return monitor

@@ -10,24 +10,24 @@ from functools import partial
 from types import MappingProxyType
 
 from gpu_exporter.catalogue.metrics import METRICS
-from gpu_exporter.collection.histograms import Histogram, Histograms, Made
+from gpu_exporter.collection.histograms import Histogram, HistogramRows, Histograms
 from gpu_exporter.model.gpu import Gpu, Reading, Sample, Series
 from gpu_exporter.model.metric import Kind, Labels, Metric
 
-EMPTY: Made = MappingProxyType({})
+NO_HISTOGRAMS: HistogramRows = MappingProxyType({})
 INTEGRALS = {row.integral_of: row for row in METRICS if row.integral_of is not None}
-# Only what a metric can resolve: more digits than these are noise that every scrape would carry.
+# More digits than a metric can resolve are noise that every scrape would transfer.
 DIGITS = {"ratio": 6, "seconds": 6, "bytes": 0, "bytes per second": 0}
 
 
-# Points that a trailing window is remembered by, however many ticks it holds: it is up to 1/30 longer than asked.
+# The number of points that are kept of a trailing window, however many ticks it has: it is up to 1/30 too long.
 WINDOW_POINTS = 30
 
 
 @dataclass(slots=True)
 class _Integral:
-    """The integral of a mean, and the seconds it was known for; `window` holds (at, total, seconds), flat, of which
-    `mean` is the mean."""
+    """The integral of a mean, and the seconds that it covers. `window` contains (at, total, seconds) in one flat array;
+    `mean` is the mean over it."""
 
     total: float = 0.0
     seconds: float = 0.0
@@ -50,13 +50,13 @@ class _Integral:
 
 @dataclass(slots=True)
 class _Rising:
-    """A counter of ours over a library counter that starts again at a driver reload, or wraps."""
+    """A counter that never falls, made of a library's that may wrap, or start again when the driver is reloaded."""
 
     last: float = 0.0
     total: float = 0.0
 
     def add(self, raw: float) -> float:
-        if raw < self.last / 2:  # a new start; a smaller fall is jitter, and waits until it is caught up with
+        if raw < self.last / 2:  # a new start; a smaller fall is jitter: wait until the counter has caught up
             self.last = 0.0
         if raw > self.last:
             self.total += raw - self.last
@@ -64,12 +64,12 @@ class _Rising:
         return self.total
 
 
-# What `Sample(*item)` does, without a call of Python for each of hundreds of samples.
+# Does what `Sample(*item)` does, without a Python call for each of hundreds of samples.
 _sample: Callable[[tuple[Series, float]], Sample] = partial(tuple.__new__, Sample)
 
 
 class Accumulator:
-    """What is known of one GPU (one UUID). It outlives every handle: integrals and counters go on after a loss."""
+    """The totals of one GPU (one UUID). They outlive every handle: integrals and counters continue after a loss."""
 
     def __init__(self, gauge_window: float) -> None:
         self._gauge_window = gauge_window
@@ -83,13 +83,13 @@ class Accumulator:
         self.rejected: Counter[str] = Counter()
         self.field_failures: Counter[tuple[str, str]] = Counter()
 
-    def apply(self, reading: Reading, histograms: Made = EMPTY) -> tuple[Sample, ...]:
-        """Take a reading; return every sample that holds now. A series that failed has none."""
+    def apply(self, reading: Reading, histograms: HistogramRows = NO_HISTOGRAMS) -> tuple[Sample, ...]:
+        """Take a reading; return every sample that is valid now. A series that failed has none."""
         self.take(reading, histograms)
         return self.samples()
 
     def samples(self) -> tuple[Sample, ...]:
-        """Every sample that holds now."""
+        """Return every sample that is valid now."""
         for series, integral in self._moved.items():
             self._values[series] = round(integral.mean, DIGITS[series.metric.unit])
             self._show_total(series, integral)
@@ -99,12 +99,12 @@ class Accumulator:
         self._changed.clear()
         return tuple(map(_sample, self._values.items()))
 
-    def take(self, reading: Reading, histograms: Made = EMPTY) -> None:
-        """Take a reading. `histograms` are made of its means, those of buffered samples always."""
+    def take(self, reading: Reading, histograms: HistogramRows = NO_HISTOGRAMS) -> None:
+        """Take a reading. `histograms` are made of its means; those of buffered samples are always made."""
         for series in reading.ended:
-            for ended in self._histograms.end(series):
-                self._changed.pop(id(ended), None)
-                for part in ended.close():
+            for histogram in self._histograms.end(series):
+                self._changed.pop(id(histogram), None)
+                for part in histogram.close():
                     self._values.pop(part, None)
             self._moved.pop(series, None)
             self._values.pop(series, None)
@@ -149,14 +149,14 @@ class Accumulator:
         self._values[total] = round(integral.total, DIGITS[total.metric.unit])
 
     def _forget(self, series: Series) -> None:
-        """Drop a gauge; a counter keeps its value, for a counter that vanishes and returns looks like new to nobody."""
+        """Drop a gauge. A counter keeps its value: nobody can tell one that vanishes and returns from a new one."""
         if moved := self._moved.pop(series, None):
             self._show_total(series, moved)
         if series.metric.kind is Kind.GAUGE:
             self._values.pop(series, None)
 
     def renew(self, *, gone: bool = False) -> None:
-        """Another handle of the same GPU takes over at once: all series come anew, totals and windows go on."""
+        """Make all series anew: another handle of the same GPU takes over. Totals and windows continue."""
         self._values.clear()
         self._changed.clear()
         self._moved.clear()
@@ -164,7 +164,7 @@ class Accumulator:
         self._histograms.renew(gone=gone)
 
     def detach(self) -> None:
-        """The handle is gone: its series end, the totals stay for the next one."""
+        """End all series: the handle is gone. Totals stay for the next one."""
         self.renew(gone=True)
         for integral in self._integrals.values():
             del integral.window[:]

@@ -1,9 +1,9 @@
-"""dcgm-exporter's own metrics (`DCGM_EXP_*`), made of our samples and events as it makes them of DCGM's.
+"""dcgm-exporter's own metrics (`DCGM_EXP_*`), computed from samples and events as it computes them from DCGM's.
 
 Source: NVIDIA/dcgm-exporter 4.5.3-4.8.2, `internal/pkg/collector/expcollector.go` and `clock_events_collector.go`; of
 the totals 4.8.3's `clock_events_total_collector.go` and `xid_total_collector.go`. Each sample of the clock's mask in a
-window counts once for each of its bits, so that a count depends on `--interval`, as there on its collect interval. The
-window ends at the tick, not at a scrape: any number of scrapers see the same. Xids are counted by `events.EventLog`.
+window counts once for each of its bits, so a count depends on `--interval`, as it depends on the collect interval of
+dcgm-exporter. The window ends at the tick, not at a scrape: all scrapers see the same. `events.EventLog` counts Xids.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.collection.histograms import histograms_of
 from gpu_exporter.model.gpu import Gpu, Reading, Sample, Series
 from gpu_exporter.model.metric import Labels, Metric
 
-# By bit of the mask, in dcgm-exporter's words.
+# By bit of the mask, with dcgm-exporter's names.
 CLOCK_EVENTS = (
     "gpu_idle",
     "clocks_setting",
@@ -35,12 +34,12 @@ NO_WITNESS = "no_events"
 
 
 def milliseconds(seconds: float) -> str:
-    """A window as its label has it."""
+    """Return a window as the value of its label."""
     return str(round(seconds * 1000))
 
 
 class ClockEvents:
-    """What one GPU's clock was held down by: counts of samples within a window, and of beginnings."""
+    """What held down the clock of one GPU: how many samples within a window show it, and how often it began."""
 
     def __init__(self) -> None:
         self._window: deque[tuple[float, int]] = deque()
@@ -49,7 +48,7 @@ class ClockEvents:
         self._before: int | None = None
 
     def take(self, at: float, mask: int) -> None:
-        """A sample of the mask. What holds the clock down at the first one did not begin then."""
+        """Take a sample of the mask. What the first one shows did not begin then."""
         self._window.append((at, mask))
         for bit in _bits(mask):
             self._counts[bit] += 1
@@ -58,7 +57,7 @@ class ClockEvents:
         self._before = mask
 
     def counts(self, now: float, window: float) -> Mapping[str, int] | None:
-        """By event, samples of the last `window` seconds; events without one are left out. None without any sample."""
+        """Return by event how many samples of the last `window` seconds show it; None if there was no sample at all."""
         while self._window and self._window[0][0] <= now - window:
             for bit in _bits(self._window.popleft()[1]):
                 self._counts[bit] -= 1
@@ -67,7 +66,7 @@ class ClockEvents:
         return {CLOCK_EVENTS[bit]: count for bit, count in enumerate(self._counts) if count}
 
     def totals(self) -> Mapping[str, int]:
-        """By event, how often it began; events that never did are left out."""
+        """Return how often each event began, without those that never did."""
         return {CLOCK_EVENTS[bit]: count for bit, count in sorted(self._begun.items())}
 
 
@@ -75,53 +74,56 @@ def _bits(mask: int) -> list[int]:
     return [bit for bit in range(len(CLOCK_EVENTS)) if mask >> bit & 1]
 
 
-class Own:
-    """Which of them are exposed, and what has to be asked for that. `told`: whether anyone here tells of Xids."""
+class DcgmExporterCounts:
+    """Which of these metrics are exposed, and what a source must be asked for to compute them (`source_metrics`).
 
-    def __init__(self, metrics: Sequence[Metric], clock_window: float, *, told: bool) -> None:
+    `clock_window`: the window of clock events, in seconds. `xids_reported`: whether this exporter learns of Xids.
+    """
+
+    def __init__(self, metrics: Sequence[Metric], clock_window: float, *, xids_reported: bool) -> None:
         chosen = frozenset(metrics)
         self.clock = chosen & OF_CLOCK
         self.xids = chosen & OF_XIDS
-        asked = [row for row in metrics if row not in OF_CLOCK | OF_XIDS and row.histogram_of is None]
-        self.histograms = histograms_of(metrics)
-        self._masked = bool(self.clock) and m.CLOCK_EVENTS not in chosen
-        self.asked = (*asked, m.CLOCK_EVENTS) if self._masked else tuple(asked)
+        read = tuple(row for row in metrics if row not in OF_CLOCK | OF_XIDS)
+        self._mask_hidden = bool(self.clock) and m.CLOCK_EVENTS not in chosen
+        self.source_metrics = (*read, m.CLOCK_EVENTS) if self._mask_hidden else read
         self._window = clock_window
         self._health = m.EXP_HEALTH in chosen
-        self._untold: Mapping[Metric, str] = {} if told else dict.fromkeys(self.xids, NO_WITNESS)
+        self._without_xids: Mapping[Metric, str] = {} if xids_reported else dict.fromkeys(self.xids, NO_WITNESS)
         self._series: dict[tuple[Gpu, Metric, str | None], Series] = {}
 
-    def unsupported(self, samples: Iterable[Sample], found: Mapping[Metric, str]) -> Mapping[Metric, str]:
-        """What a GPU can't answer: what its source says, and what nobody here can make."""
-        if self._health and m.EXP_HEALTH not in found and all(s.series.metric is not m.EXP_HEALTH for s in samples):
-            found = {**found, m.EXP_HEALTH: NEEDS_DCGM}
-        return {**found, **self._untold} if self._untold else found
+    def unsupported(self, samples: Iterable[Sample], by_source: Mapping[Metric, str]) -> Mapping[Metric, str]:
+        """Return why a GPU lacks metrics: those that its source does not support, and those that need DCGM or Xids."""
+        health_missing = self._health and all(sample.series.metric is not m.EXP_HEALTH for sample in samples)
+        if health_missing and m.EXP_HEALTH not in by_source:
+            by_source = {**by_source, m.EXP_HEALTH: NEEDS_DCGM}
+        return {**by_source, **self._without_xids} if self._without_xids else by_source
 
     def samples(
         self, gpu: Gpu, events: ClockEvents, reading: Reading, samples: tuple[Sample, ...]
     ) -> tuple[Sample, ...]:
-        """What a GPU exposes: `samples` of a reading, and what is made of them."""
+        """Return what a GPU exposes: its `samples` after this reading, and the counts."""
         if not self.clock:
             return samples
         mask = next((value for series, value in reading.values.items() if series.metric is m.CLOCK_EVENTS), None)
         if mask is not None and m.CLOCK_EVENTS.low <= mask <= m.CLOCK_EVENTS.high:
             events.take(reading.at, int(mask))
         counts = events.counts(reading.at, self._window)
-        if self._masked:
+        if self._mask_hidden:
             samples = tuple(sample for sample in samples if sample.series.metric is not m.CLOCK_EVENTS)
-        own: list[Sample] = []
+        counted: list[Sample] = []
         if m.EXP_CLOCK_COUNT in self.clock:
-            own += [Sample(self._of(gpu, m.EXP_CLOCK_COUNT, event), n) for event, n in (counts or {}).items()]
-            own += [Sample(self._of(gpu, m.EXP_CLOCK_COUNT, None), 0)] if counts is None else []
+            counted += [self._sample(gpu, m.EXP_CLOCK_COUNT, event, n) for event, n in (counts or {}).items()]
+            counted += [self._sample(gpu, m.EXP_CLOCK_COUNT, None, 0)] if counts is None else []
         if m.EXP_CLOCK_TOTAL in self.clock:
-            own += [Sample(self._of(gpu, m.EXP_CLOCK_TOTAL, event), n) for event, n in events.totals().items()]
-        return (*samples, *own)
+            counted += [self._sample(gpu, m.EXP_CLOCK_TOTAL, event, n) for event, n in events.totals().items()]
+        return (*samples, *counted)
 
-    def _of(self, gpu: Gpu, metric: Metric, event: str | None) -> Series:
+    def _sample(self, gpu: Gpu, metric: Metric, event: str | None, value: float) -> Sample:
         series = self._series.get((gpu, metric, event))
         if series is None:
             labels: Labels = () if event is None else (("clock_event", event),)
             if metric is m.EXP_CLOCK_COUNT:
                 labels += (("window_size_in_ms", milliseconds(self._window)),)
             series = self._series[gpu, metric, event] = Series(metric, gpu, labels)
-        return series
+        return Sample(series, value)

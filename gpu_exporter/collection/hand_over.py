@@ -1,4 +1,4 @@
-"""The hand-over: the driver is let go of for a time, so that it can be replaced, a GPU reset or MIG changed."""
+"""The hand-over: the exporter releases the driver for a time, so that someone can replace it or reset a GPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class Release:
-    """A request to hold nothing of the driver until a time. `open_files` are those that stayed open all the same."""
+    """A request to hold nothing of the driver until a certain time. `open_files` have stayed open nevertheless."""
 
     def __init__(self, seconds: float) -> None:
         self.closed = False
@@ -24,22 +24,22 @@ class Release:
         self.extend(seconds)
 
     def extend(self, seconds: float) -> None:
-        """It ends so many seconds from now; `until` is when in unix time."""
+        """Have it end this many seconds from now; `until` is that moment in unix time."""
         self.until = time.time() + seconds
         self._end = time.monotonic() + seconds
 
     @property
     def left(self) -> float:
-        """Seconds until it ends by itself."""
+        """Seconds until it ends without being asked to."""
         return max(0.0, self._end - time.monotonic())
 
     @property
     def done(self) -> bool:
-        """Nothing of the driver is held."""
+        """Whether nothing of the driver is held."""
         return self.closed and not self.open_files
 
     def close(self, source: Source) -> None:
-        """Close the library, and see what is left. No call may be inside."""
+        """Close the library, and check which files are still open. No call may be inside the library."""
         source.close()
         self.open_files = device_files() if source.live else ()
         self.closed = True
@@ -48,8 +48,8 @@ class Release:
         else:
             log.info("source %s is %s", source.name, self)
 
-    def held(self, busy: Sequence[int]) -> str:
-        """What keeps it from being done, in one line, if these GPUs are inside a driver call; else nothing."""
+    def problem(self, busy: Sequence[int]) -> str:
+        """Return why it is not done, in one line, while these GPUs are in a driver call; empty if it is done."""
         if self.closed:
             return f"still open: {', '.join(self.open_files)}" if self.open_files else ""
         where = f"GPU {', '.join(map(str, busy))}" if busy else "the library"
@@ -60,31 +60,31 @@ class Release:
 
 
 class HandOver:
-    """The present release, if there is one. `notice` is called when that changes."""
+    """The present release, if there is one. `notify` is called when that changes."""
 
-    def __init__(self, notice: Callable[[], None]) -> None:
+    def __init__(self, notify: Callable[[], None]) -> None:
         self.release: Release | None = None
-        self._notice = notice
+        self._notify = notify
         self._lock = threading.Lock()
 
     def begin(self, seconds: float) -> None:
-        """Let go of the driver for so long; if it is let go of already, for so long from now on."""
+        """Release the driver for this long; if it is released already, for this long from now on."""
         with self._lock:
             if self.release:
                 self.release.extend(seconds)
             else:
                 self.release = Release(seconds)
-        self._notice()
+        self._notify()
 
     def end(self) -> bool:
-        """Take the driver up again. False if it is not released."""
+        """Use the driver again. False if it is not released."""
         with self._lock:
             release, self.release = self.release, None
-        self._notice()
+        self._notify()
         return release is not None
 
     def present(self) -> Release | None:
-        """The release that holds now: one whose time is over does not."""
+        """Return the release that is in force now, and end one whose time is over."""
         with self._lock:
             if self.release and not self.release.left:
                 log.info("nobody resumed in time: the release is over")
@@ -93,14 +93,14 @@ class HandOver:
 
 
 def device_files(descriptors: Path = Path("/proc/self/fd"), prefix: str = "/dev/nvidia") -> tuple[str, ...]:
-    """The driver's device files that this process has open."""
-    found = set()
+    """Return the driver's device files that this process has open."""
+    targets = set()
     try:
         for entry in descriptors.iterdir():
             try:
-                found.add(os.readlink(entry))
-            except OSError:  # closed meanwhile, as is the one that lists them
+                targets.add(os.readlink(entry))
+            except OSError:  # closed meanwhile, as is the descriptor of this listing
                 continue
     except OSError:
         return ()
-    return tuple(sorted(name for name in found if name.startswith(prefix)))
+    return tuple(sorted(name for name in targets if name.startswith(prefix)))

@@ -1,4 +1,4 @@
-"""The loop without a server: looks at the GPUs in the background, and has the latest snapshot at any time."""
+"""The loop without a server: collects in the background, and has the latest snapshot at any time."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from gpu_exporter.collection.collector import Collector
+from gpu_exporter.collection.settings import CollectionSettings
 from gpu_exporter.model.metric import Gpm, Metric
 from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.model.source import Sampled, Source
 
-# A GPU that has not answered after this time is reported as it is.
+# A GPU that has not answered within this time is reported as it is.
 PATIENCE_SECONDS = 5.0
 
 
@@ -22,9 +23,8 @@ class Monitor:
     def __init__(
         self, source: Source, metrics: Sequence[Metric], interval: float, window: float, expected: int | None = None
     ) -> None:
-        self._collector = Collector(
-            source, metrics, self._publish, interval=interval, gauge_window=window, expected=expected
-        )
+        settings = CollectionSettings(interval, gauge_window=window, expected_gpus=expected)
+        self._collector = Collector(source, metrics, self._publish, settings)
         self._source = source
         self._profiled = any(isinstance(metric.nvml, Gpm) for metric in metrics)
         self._latest: Snapshot | None = None
@@ -32,7 +32,7 @@ class Monitor:
         self._enough = threading.Event()
 
     def start(self) -> None:
-        """Start, and wait until every GPU was read, again if profiling values are wanted. Raises SourceLost."""
+        """Start, and wait until every GPU was read; twice, if profiling values are wanted. Raises SourceLost."""
         end = time.monotonic() + PATIENCE_SECONDS
         self._collector.start(PATIENCE_SECONDS)
         self._enough.wait(max(0.0, end - time.monotonic()))
@@ -58,7 +58,7 @@ class Monitor:
         return self._source.reads_until_profiled if isinstance(self._source, Sampled) else 2
 
     def snapshot(self) -> Snapshot:
-        """The latest snapshot. Calls no driver, takes no time."""
+        """Return the latest snapshot. Calls no driver, takes no time."""
         return self._latest or self._collector.snapshot()
 
     def stop(self) -> bool:
@@ -66,12 +66,12 @@ class Monitor:
         return self._collector.stop()
 
 
-# What one look's profiling metrics are means over.
+# In a single snapshot, profiling metrics are means over this many seconds.
 OBSERVE_INTERVAL = 0.5
 
 
 def observe(source: Source, metrics: Sequence[Metric], expected: int | None = None) -> tuple[Snapshot, bool]:
-    """One snapshot, and whether all threads ended. Raises SourceLost if there is no GPU."""
+    """Return one snapshot, and whether all threads ended. Raises SourceLost if there is no GPU."""
     monitor = Monitor(source, metrics, OBSERVE_INTERVAL, OBSERVE_INTERVAL, expected)
     monitor.start()
     clean = monitor.stop()

@@ -19,9 +19,9 @@ log = logging.getLogger(__name__)
 
 
 PROFILED = frozenset(metric.key for metric in INTEGRALS)
-# How long a read may take after the end was asked for; then it is stuck in the driver.
+# How long a read may take once the end was requested; after that it is stuck in the driver.
 GRACE_SECONDS = 2.0
-# How long it may take until every GPU is attached.
+# How long attaching all GPUs may take.
 START_SECONDS = 30.0
 
 
@@ -54,13 +54,13 @@ def record(
 
 
 def _raw(metrics: Sequence[Metric]) -> list[Metric]:
-    """One row of each field, and none that belongs to a link: what the others say is derived from these."""
+    """Return one row for each field, and none of a link: the other rows are derived from these."""
     fields = {metric.nvml: metric for metric in reversed(metrics) if metric.bit is None}
     return [metric for metric in metrics if fields.get(metric.nvml) is metric and metric.entity.value == "gpu"]
 
 
 class _Recorder:
-    """Reads on its own thread, since a call into a driver may not return; the file is finished by who waits for it."""
+    """Reads on its own thread, since a driver call may never return. Whoever waits for it completes the file."""
 
     def __init__(self, source: Source, metrics: Sequence[Metric], path: Path, interval: float, *, mask: bool) -> None:
         self.ticks = 0
@@ -70,7 +70,7 @@ class _Recorder:
         self._writer: Writer | None = None
 
     def run(self, duration: float, stop: threading.Event) -> None:
-        """Record until the time is over or `stop`; what goes wrong is left in `error`."""
+        """Record until the time is over or `stop`. An error is stored in `error`."""
         devices: list[Device] = []
         if isinstance(self._source, Sampled):
             self._source.sample_every(self._interval)
@@ -113,7 +113,7 @@ class _Recorder:
             tick = max(tick + self._interval, time.monotonic())
 
     def _write(self, gpu: int, values: dict[str, float], reading: Reading, stop: threading.Event) -> None:
-        """One line: what was read now, and what holds from before. A mean is of one tick only."""
+        """Write one line: what was read now, and earlier values that still hold. A mean holds for one tick only."""
         for name in PROFILED & values.keys():
             del values[name]
         for series in reading.failed:

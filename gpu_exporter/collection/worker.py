@@ -1,131 +1,123 @@
-"""One GPU, one thread (none if its reads never wait): reads at each tick, loses and finds its GPU, gets stuck alone."""
+"""The thread that reads one GPU: it loses and finds its GPU, and if it gets stuck, it gets stuck alone."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
-from gpu_exporter.collection.composer import GpuRecord
+from gpu_exporter.collection.connection import Connection
+from gpu_exporter.collection.gpu_record import Records
+from gpu_exporter.collection.schedule import Schedule
+from gpu_exporter.collection.settings import Plan
+from gpu_exporter.collection.successor import Successor
+from gpu_exporter.health.events import EventLog
 from gpu_exporter.model.errors import GpuLost, SourceLost
-from gpu_exporter.model.gpu import Gpu, Reading
-from gpu_exporter.model.metric import Metric, Pace
+from gpu_exporter.model.gpu import Reading
+from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.source import Device, Glancing
 from gpu_exporter.sources.backoff import Backoff
 
-if TYPE_CHECKING:
-    from gpu_exporter.collection.collector import Collector
-
 log = logging.getLogger(__name__)
-
-# Slow reads of a node's GPUs are spread over their period; a node has eight, and of more some share a turn.
-TURNS = 8
-
-
-# A GPU that is asked for other metrics is read twice over until the new answers cover the old, but no longer than this.
-MOST_REHEARSALS = 5
-
-
-class _Successor:
-    """The same GPU, attached anew for other metrics. It takes over when it answers all that is still asked for: means
-    need two reads, and until then the device before it goes on, so that no series has a gap."""
-
-    def __init__(self, device: Device, asked: Sequence[Metric]) -> None:
-        self.device, self.asked = device, asked
-        self._rehearsals = 0
-
-    def read(self, record: GpuRecord) -> Reading | None:
-        """Its reading, if it is ready. Raises GpuLost, SourceLost."""
-        reading = self.device.read(frozenset(Pace))
-        self._rehearsals += 1
-        told = {(series.metric, series.labels) for series in (*reading.values, *reading.failed)}
-        missing = [
-            series
-            for series, _ in record.samples
-            if series.metric in self.asked
-            and not series.part  # a histogram goes on with its totals
-            and series.metric not in reading.unsupported
-            and (series.metric, series.labels) not in told
-        ]
-        return None if missing and self._rehearsals < MOST_REHEARSALS else reading
 
 
 class Worker(threading.Thread):
-    """Reads the GPU of one index at each tick. Only this thread touches its device, so a wedged call costs it alone.
+    """Reads the GPU of one index at each tick. Only this thread uses its device, so a call that hangs affects no other.
 
-    An `instant` one is never started: who rouses it reads.
+    The thread of an `instant` worker is never started: its reads never wait, so whoever wakes it runs its tick.
+    `plan` returns what is to be read now; `finished` is called after each tick.
     """
 
-    def __init__(self, collector: Collector, index: int, *, instant: bool = False) -> None:
+    def __init__(
+        self,
+        index: int,
+        connection: Connection,
+        records: Records,
+        plan: Callable[[], Plan],
+        events: EventLog | None,
+        *,
+        instant: bool,
+        finished: Callable[[], None],
+    ) -> None:
         super().__init__(name=f"gpu-{index}", daemon=True)
         self.index = index
         self.instant = instant
-        self._here = threading.Lock()
-        self.record = self._nobody = GpuRecord(Gpu(index), collector.gauge_window)
-        self.busy_since: float | None = None
-        self.wake = threading.Event()
-        self.brief = False
-        self._collector = collector
+        self.record = self._unidentified = records.unidentified(index)
+        self._connection = connection
+        self._records = records
+        self._plan = plan
+        self._events = events
+        self._finished = finished
+        self._woken = threading.Event()
+        self._between_pages = False
+        self._busy_since: float | None = None
+        self._instant_tick = threading.Lock()  # the clock and the connect thread may wake it at the same time
         self._device: Device | None = None
         self._glancing: Glancing | None = None
-        self._asked: Sequence[Metric] = ()
-        self._successor: _Successor | None = None
-        self._succession = Backoff()
+        self._metrics: Sequence[Metric] = ()
         self._generation = -1
         self._backoff = Backoff()
-        self._read_at: dict[Pace, float] = {}
+        self._schedule = Schedule(index)
+        self._successor: Successor | None = None
+        self._successor_backoff = Backoff()
+
+    # --- other threads --------------------------------------------------------------------------------------------
 
     @property
     def busy(self) -> bool:
-        """Woken and not yet done."""
-        return self.wake.is_set() or self.busy_since is not None
+        """Whether it was woken and has not finished."""
+        return self._woken.is_set() or self._busy_since is not None
 
     @property
-    def nameless(self) -> bool:
-        """It was never told which GPU this is."""
-        return self.record is self._nobody
+    def unidentified(self) -> bool:
+        """Whether it has never learned which GPU this is."""
+        return self.record is self._unidentified
 
     @property
     def stalled(self) -> float:
-        """Seconds inside the current read beyond which it counts as stuck; 0 if it is not stuck."""
-        since = self.busy_since
+        """Seconds that the current read has taken, if that is more than the deadline and it counts as stuck; else 0."""
+        since = self._busy_since
         busy = 0.0 if since is None else time.monotonic() - since
-        return busy if busy > self._collector.deadline else 0.0
+        return busy if busy > self._plan().deadline else 0.0
 
-    def rouse(self, *, brief: bool = False) -> None:
-        """Begin a tick, with `brief` only what is read between two, or the end when the collector is stopping; of a GPU
-        whose reads never wait, here and now."""
-        self.brief = brief
+    def wake(self, *, between_pages: bool = False) -> None:
+        """Have it begin a tick, or end if the collector is stopping. An instant worker does so here and now.
+
+        With `between_pages` it reads only what is needed between two pages.
+        """
+        self._between_pages = between_pages
         if not self.instant:
-            self.wake.set()
+            self._woken.set()
             return
-        with self._here:
-            self.busy_since = time.monotonic()
-            if self._collector.stopping.is_set():
+        with self._instant_tick:
+            self._busy_since = time.monotonic()
+            if self._connection.stopping.is_set():
                 self._end()
             else:
-                self._work()
-            self.busy_since = None
+                self._run_tick()
+            self._busy_since = None
+
+    # --- its own thread -------------------------------------------------------------------------------------------
 
     def run(self) -> None:
+        """Run a tick each time it is woken, until the collector stops."""
         while True:
-            self.wake.wait()
-            self.busy_since = time.monotonic()  # before `clear`: at no instant does a woken worker look idle
-            self.wake.clear()
-            if self._collector.stopping.is_set():
+            self._woken.wait()
+            self._busy_since = time.monotonic()  # before `clear`: at no instant does a woken worker look idle
+            self._woken.clear()
+            if self._connection.stopping.is_set():
                 break
-            self._work()
-            self.busy_since = None
-            self._collector.worker_done()
+            self._run_tick()
+            self._busy_since = None
+            self._finished()
         self._end()
 
-    def _work(self) -> None:
+    def _run_tick(self) -> None:
         started = time.monotonic()
         try:
             self._tick()
-        except Exception:  # a bug of ours must not look like a wedged GPU
+        except Exception:  # a bug in this program must not look like a GPU that hangs
             log.exception("GPU %d: unexpected error, please report it", self.index)
             self._failed("internal_error", "unexpected error")
         self.record.spent += time.monotonic() - started
@@ -137,137 +129,122 @@ class Worker(threading.Thread):
             self._device = None
 
     def _tick(self) -> None:
-        collector, started = self._collector, time.monotonic()
-        generation = collector.generation
+        started, plan = time.monotonic(), self._plan()
+        generation = self._connection.generation
         if self._generation != generation:
             self._detach()
             self._backoff.reset()
             self._generation = generation
-            if collector.handover.release:  # until it was read again
-                self.record.reason = "released"
-        brief = self.brief
-        if not collector.up or collector.paused or (self._device is None and (brief or started < self._backoff.due)):
+            if self._connection.released:
+                self.record.released()
+        between_pages = self._between_pages
+        if not self._connection.up or self._connection.paused:
+            return
+        if self._device is None and (between_pages or started < self._backoff.due):
             return
         try:
-            device = self._device or self._attach()
-            if collector.events and not brief:  # first: a GPU that can't be read any more still tells why
-                collector.events.told(device.events())
-            reading = self._glance(device, started) if brief else self._read(device, started)
-            if reading is None:
-                return
+            reading = self._read(plan, started, between_pages=between_pages)
         except GpuLost as error:
             self._failed(error.reason, str(error))
         except SourceLost as error:
             self._detach()
-            collector.source_lost(generation, error)
+            self._connection.lost(generation, error)
         else:
-            if generation == collector.generation:
+            if reading is not None and generation == self._connection.generation:
                 self._backoff.reset()
-                own, record = collector.own, self.record
-                record.accumulator.take(reading, own.histograms)
-                if not brief:  # nobody sees them before
-                    samples = record.accumulator.samples()
-                    record.samples = own.samples(record.gpu, record.clock_events, reading, samples)
-                    record.unsupported = own.unsupported(samples, reading.unsupported)
-                    record.duration = time.monotonic() - started
-                self._ask_again({series.metric.pace for series in reading.failed}, started)
-                record.read(time.monotonic())
+                self.record.take(reading, plan, started, between_pages=between_pages)
+                self._schedule.retry_soon({series.metric.pace for series in reading.failed}, started)
 
-    def _read(self, device: Device, now: float) -> Reading:
-        return self._succeeded(now) or device.read(self._due(now))
+    def _read(self, plan: Plan, now: float, *, between_pages: bool) -> Reading | None:
+        device = self._device or self._attach(plan)
+        if between_pages:
+            return self._read_between_pages(device, plan, now)
+        self._log_events(device)  # first: a GPU that can't be read any more still reports why
+        return self._read_successor(plan, now) or device.read(self._schedule.take_due(now, plan.interval))
 
-    def _glance(self, device: Device, now: float) -> Reading | None:
-        """What there is to read between two pages: where that can be had alone, what histograms are made of. The other
-        means are exact over any time."""
+    def _read_between_pages(self, device: Device, plan: Plan, now: float) -> Reading | None:
+        """Read only the means that histograms are made of, if the device can do that; means of other metrics are exact
+        over any time. Other devices are read as for a page, if intervals are short, else not at all."""
         if self._glancing:
-            return self._glancing.glance() if self._collector.own.histograms else None
-        return device.read(self._due(now)) if self._collector.swift else None
+            return self._glancing.glance() if plan.histograms else None
+        return device.read(self._schedule.take_due(now, plan.interval)) if plan.short_intervals else None
+
+    def _log_events(self, device: Device) -> None:
+        if self._events:
+            self._events.told(device.events())
+
+    # --- its device -----------------------------------------------------------------------------------------------
+
+    def _attach(self, plan: Plan) -> Device:
+        self._metrics = plan.metrics
+        device = self._connection.source.attach(self.index, plan.metrics)
+        self._use(device)
+        self.record = self._records.claim(device.gpu, self.index)
+        self._schedule.reset()
+        self.record.attached(reports_xids=device.xids_since is not None)
+        if self._events and device.xids_since is not None:
+            self._events.registered(device.gpu, device.xids_since)
+        return device
+
+    def _use(self, device: Device) -> None:
+        self._device = device
+        self._glancing = device if isinstance(device, Glancing) else None  # checked once: it takes long
+
+    def _detach(self) -> None:
+        self._drop_successor()
+        if self._device:
+            self._log_events(self._device)  # the read that found the GPU dead may have brought what killed it
+            if self._claims_record():
+                self.record.detached()
+            self._device.close()
+            self._device = None
 
     def _failed(self, reason: str, message: str) -> None:
         self._detach()
         self._backoff.failed()
-        if self._collector.owner_of(self.record) is not self:  # another index has it since a restart
-            self.record = self._nobody
+        if not self._claims_record():
+            self.record = self._unidentified
         self.record.down(reason, message)
 
-    def _succeeded(self, now: float) -> Reading | None:
-        """When other metrics are asked for: the reading of the device that took over, once there is one."""
-        asked = self._collector.metrics
-        if self._successor and self._successor.asked != asked:
+    def _claims_record(self) -> bool:
+        """Whether no other worker has attached this GPU since: after a restart it may have another index."""
+        return self._records.worker_index(self.record) == self.index
+
+    # --- a change of metrics --------------------------------------------------------------------------------------
+
+    def _read_successor(self, plan: Plan, now: float) -> Reading | None:
+        """If other metrics are to be read now: the reading of the device that takes over, once there is one."""
+        if self._successor and self._successor.metrics != plan.metrics:
             self._drop_successor()
-        if self._asked == asked or now < self._succession.due:
+        if self._metrics == plan.metrics or now < self._successor_backoff.due:
             return None
         try:
             if self._successor is None:
-                self._successor = _Successor(self._collector.source.attach(self.index, asked), asked)
+                device = self._connection.source.attach(self.index, plan.metrics)
+                self._successor = Successor(device, plan.metrics)
             reading = self._successor.read(self.record)
-        except GpuLost as error:  # if the GPU is lost, the device in use says so, too
+        except GpuLost as error:  # if the GPU is lost, the device in use reports that, too
             log.warning("GPU %d: not asked for other metrics yet: %s", self.index, error)
             self._drop_successor()
-            self._succession.failed()
+            self._successor_backoff.failed()
             return None
         if reading is not None:
-            self._succession.reset()
+            self._successor_backoff.reset()
             self._take_over(self._successor)
         return reading
 
-    def _take_over(self, successor: _Successor) -> None:
-        before, self._asked = self._device, successor.asked
+    def _take_over(self, successor: Successor) -> None:
+        previous, self._metrics = self._device, successor.metrics
         self._use(successor.device)
         self._successor = None
-        successor.device.events()  # were told to the device before, too
-        if before:
-            if self._collector.events:
-                self._collector.events.told(before.events())
-            before.close()
-        self.record = self._collector.record_of(successor.device.gpu, self)
-        self.record.told = successor.device.xids_since is not None
-        self.record.accumulator.renew()
-
-    def _use(self, device: Device) -> None:
-        self._device = device
-        self._glancing = device if isinstance(device, Glancing) else None  # found out once: it takes long
+        successor.device.events()  # dropped: the previous device has received the same ones
+        if previous:
+            self._log_events(previous)
+            previous.close()
+        self.record = self._records.claim(successor.device.gpu, self.index)
+        self.record.taken_over(reports_xids=successor.device.xids_since is not None)
 
     def _drop_successor(self) -> None:
         if self._successor:
             self._successor.device.close()
             self._successor = None
-
-    def _attach(self) -> Device:
-        self._asked = self._collector.metrics
-        device = self._collector.source.attach(self.index, self._asked)
-        self._use(device)
-        self.record = self._collector.record_of(device.gpu, self)
-        self._read_at.clear()
-        self.record.told = device.xids_since is not None
-        if self._collector.events and device.xids_since is not None:
-            self._collector.events.registered(device.gpu, device.xids_since)
-        return device
-
-    def _detach(self) -> None:
-        self._drop_successor()
-        if self._device:
-            if self._collector.events:  # what killed a GPU may have come in the read that found it dead
-                self._collector.events.told(self._device.events())
-            self.record.told = False
-            self._device.close()
-            self._device = None
-            if self._collector.owner_of(self.record) is self:
-                self.record.accumulator.detach()
-
-    def _due(self, now: float) -> frozenset[Pace]:
-        """The paces whose period is over; all of them at the first read. Half an interval early is on time.
-
-        GPUs take turns with what is slow: the driver serves one at a time, and those who wait burn CPU.
-        """
-        slack = self._collector.interval / 2
-        turn = self.index % TURNS / TURNS
-        due = frozenset(pace for pace in Pace if now - self._read_at.get(pace, -float("inf")) >= pace.value - slack)
-        for pace in due:
-            self._read_at[pace] = now if pace in self._read_at else now - turn * pace.value
-        return due
-
-    def _ask_again(self, paces: set[Pace], now: float) -> None:
-        """What failed is asked again soon, not only after its period."""
-        for pace in paces:
-            self._read_at[pace] = min(self._read_at.get(pace, now), now + Pace.SLOW.value - pace.value)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from gpu_exporter.collection.collector import Collector
+from gpu_exporter.collection.settings import CollectionSettings
 from gpu_exporter.diagnosis.comparison import Comparison, Row, Side, Verdict, compared
 from gpu_exporter.exposition.renderer import number
 from gpu_exporter.model.errors import GpuExporterError, SourceLost
@@ -27,7 +28,7 @@ def watch(
     """Read both for `seconds`; the comparison, and whether all threads ended. Raises GpuExporterError without a GPU."""
     sides, lock = (Side(a[0]), Side(b[0])), threading.Lock()
     loops = [
-        Collector(source, metrics, _taking(side, lock), interval=INTERVAL_SECONDS, gauge_window=seconds)
+        Collector(source, metrics, _taking(side, lock), CollectionSettings(INTERVAL_SECONDS, gauge_window=seconds))
         for (_, source), side in zip((a, b), sides, strict=True)
     ]
     try:

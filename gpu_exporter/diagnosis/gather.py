@@ -19,6 +19,7 @@ from gpu_exporter.catalogue.metrics import BY_KEY, GR_ENGINE_ACTIVE, histograms,
 from gpu_exporter.catalogue.signals import SIGNALS, Read
 from gpu_exporter.collection.collector import Collector
 from gpu_exporter.collection.histograms import Histogram
+from gpu_exporter.collection.settings import CollectionSettings
 from gpu_exporter.diagnosis.remote import Remote
 from gpu_exporter.diagnosis.window import Page, Row, rows
 from gpu_exporter.health.events import EventLog
@@ -54,10 +55,8 @@ def of_source(
         source,
         (*selected(MetricSet.FULL), *histograms(MetricSet.FULL)),
         snapshots.append,
-        interval=TICK_SECONDS,
-        gauge_window=TICK_SECONDS,
+        CollectionSettings(TICK_SECONDS, gauge_window=TICK_SECONDS, high_resolution=True),
         events=events,
-        high_resolution=True,
     )
     try:
         collector.start(stop=stop)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
-from gpu_exporter.collection.composer import PAGE_SECONDS
+from gpu_exporter.collection.settings import PAGE_SECONDS
 from gpu_exporter.exposition.renderer import Pages
 from gpu_exporter.health.events import EventLog
 from gpu_exporter.model.snapshot import Snapshot

@@ -174,9 +174,9 @@ class _Release(_HandOver):
             return
         for node in self.lifecycle.nodes:
             node.handover.begin(seconds)
-        held = await self.settled(Collector.held)
-        if held:
-            await self.send(f"{held}\n", TEXT, 409)
+        problem = await self.settled(Collector.release_problem)
+        if problem:
+            await self.send(f"{problem}\n", TEXT, 409)
         else:
             await self.send(f"{self.lifecycle.nodes[0].handover.release or 'the release is over already'}\n", TEXT)
 

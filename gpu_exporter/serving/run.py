@@ -21,6 +21,7 @@ from gpu_exporter.catalogue.selection import Selection
 from gpu_exporter.catalogue.xids import load
 from gpu_exporter.collection.collector import Collector
 from gpu_exporter.collection.dcgm_counts import OF_CLOCK, OF_XIDS
+from gpu_exporter.collection.settings import CollectionSettings
 from gpu_exporter.config import Config
 from gpu_exporter.exposition.fields_in_force import Fields
 from gpu_exporter.exposition.renderer import Pages, Renderer, Style
@@ -98,16 +99,18 @@ class _Node:
             source,
             selection.asked,
             self._publish,
-            interval=config.interval,
-            gauge_window=config.gauge_window,
-            expected=config.expected_gpus,
+            CollectionSettings(
+                interval=config.interval,
+                gauge_window=config.gauge_window,
+                expected_gpus=config.expected_gpus,
+                high_resolution=config.high_resolution,
+                xid_count_window=config.xid_count_window,
+                clock_events_count_window=config.clock_events_count_window,
+            ),
             events=self._events(source, config),
-            more=more,
-            xid_count_window=config.xid_count_window,
-            clock_events_count_window=config.clock_events_count_window,
             attribution=self.attributor,
-            high_resolution=config.high_resolution,
-            followed=pages.followed,
+            extra_metrics=more,
+            every_tick_wanted=pages.followed,
         )
         self.shown = Endpoint(
             name,
@@ -121,7 +124,7 @@ class _Node:
         """The log of events, and who fills it from the kernel's: that is of this machine, and so of live GPUs alone."""
         if not source.live and not (isinstance(source, Staged) and source.reports_xids()):
             return None
-        events = EventLog(load(config.xid_overrides), lambda pci: self.collector.look(pci))
+        events = EventLog(load(config.xid_overrides), lambda pci: self.collector.evidence(pci))
         if not source.live:
             return events
         path = None if config.kernel_log in ("", "none") else Path(config.kernel_log)

@@ -1,4 +1,4 @@
-"""A node's life in minutes: the loop as fast as the CPU can, over simulated GPUs whose time is told. `make soak`.
+"""A node's life in minutes: the loop as fast as the CPU can, over simulated GPUs in simulated time. `make soak`.
 
     python -m tests.soak.ticks [--ticks 200000] [--gpus 2] [--seed 1]
 
@@ -25,8 +25,8 @@ from typing import NamedTuple
 from unittest.mock import patch
 
 from gpu_exporter.catalogue.metrics import selected
-from gpu_exporter.collection import collector as collect
-from gpu_exporter.collection import composer, hand_over, worker
+from gpu_exporter.collection import collector as collector_module
+from gpu_exporter.collection import composer, connector, gpu_record, hand_over, worker
 from gpu_exporter.collection.collector import Collector
 from gpu_exporter.exposition.renderer import Pages, Renderer, Variant
 from gpu_exporter.model.metric import MetricSet
@@ -42,7 +42,7 @@ VARIANTS = [Variant(*each) for each in product((False, True), repeat=2)]
 FAULT_TICKS, HAND_OVER_TICKS, SCRAPE_TICKS = 100, 500, 15
 # However long it lasts: what was seen takes memory, too.
 LOOKS = 400
-CLOCKS: Sequence[ModuleType] = (collect, hand_over, composer, worker, device)
+CLOCKS: Sequence[ModuleType] = (collector_module, connector, hand_over, composer, gpu_record, worker, device)
 MIB = 1 << 20
 
 
@@ -55,7 +55,7 @@ class Used(NamedTuple):
 
 
 class Clock:
-    """Time that passes when it is told to."""
+    """Time that passes only in `pass_by`."""
 
     def __init__(self) -> None:
         self._begin = self._now = time.monotonic()
@@ -112,8 +112,7 @@ class Life:
         with ExitStack() as stack:
             for module in CLOCKS:
                 stack.enter_context(patch.object(module, "time", self._clock))
-            self._collector._threads[0].start()
-            self._collector._first_contact.wait(10)
+            assert self._collector.connect()
             for tick in range(self._ticks):
                 self._tick(tick)
             self._collector.handover.end()
@@ -121,10 +120,10 @@ class Life:
 
     def _tick(self, tick: int) -> None:
         collector = self._collector
-        self._clock.pass_by(collector.interval)
-        collector._tick()
-        if not collector.up:  # its back-off is real time
-            collector._poke.set()
+        self._clock.pass_by(collector.settings.interval)
+        collector.tick()
+        if not collector.connection.up:  # its back-off is real time
+            collector.connection.wake()
             time.sleep(0.001)
         if tick % HAND_OVER_TICKS == HAND_OVER_TICKS - 1:
             collector.handover.begin(self._rng.randint(1, 60))

@@ -14,6 +14,7 @@ LOOK = """
 import sys, time
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.collection.collector import Collector
+from gpu_exporter.collection.settings import CollectionSettings
 from gpu_exporter.health.events import EventLog
 from gpu_exporter.exposition.renderer import Renderer, Variant
 from gpu_exporter.catalogue.metrics import METRICS
@@ -24,7 +25,8 @@ from gpu_exporter.catalogue.xids import load
 named = [row for row in METRICS if row.set is MetricSet.NAMED]
 ticks = []
 events = EventLog(load(None), lambda pci: None)
-loop = Collector(local_gpus(), [m.POWER, *named], ticks.append, interval=0.2, events=events, xid_count_window=60.0)
+settings = CollectionSettings(0.2, xid_count_window=60.0)
+loop = Collector(local_gpus(), [m.POWER, *named], ticks.append, settings, events=events)
 loop.start()
 while len(ticks) < 5:  # with the power cap alone
     time.sleep(0.05)

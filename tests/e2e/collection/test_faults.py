@@ -61,7 +61,7 @@ def gpus(tmp_path: Path) -> Callable[[int], FakeDriver]:
 
 @pytest.fixture
 def start(serve: Serve) -> Start:
-    """Start an exporter of a driver, and wait until all its GPUs are up with profiling metrics, or until told."""
+    """Start an exporter of a driver, and wait until all its GPUs are up with profiling metrics, or until `until`."""
 
     def begin(driver: FakeDriver, *arguments: str, until: Callable[[Page], bool] | None = None) -> Watched:
         exporter = Watched(serve("--interval", "200ms", *arguments, env=driver.environment))

@@ -43,7 +43,7 @@ def watch(tmp_path: Path) -> Iterator[Watch]:
 
 
 def ask(prometheus: Prometheus, name: str, seconds: float) -> float:
-    """What an expression of the document is over so many seconds, of the one GPU; of a limit, as soon as it is told."""
+    """Return the value of an expression of the document over this many seconds; wait until a limit has one."""
     (found,) = until(lambda: prometheus.query(EXPRESSIONS[name].replace("[5m]", f"[{seconds * 1000:.0f}ms]")))
     return found
 

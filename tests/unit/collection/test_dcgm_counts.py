@@ -10,7 +10,7 @@ import pytest
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.metrics import selected
 from gpu_exporter.catalogue.xids import load
-from gpu_exporter.collection.dcgm_counts import NEEDS_DCGM, NO_WITNESS, ClockEvents, Own
+from gpu_exporter.collection.dcgm_counts import NEEDS_DCGM, NO_WITNESS, ClockEvents, DcgmExporterCounts
 from gpu_exporter.health.events import EventLog
 from gpu_exporter.health.kernel_log_parser import XidLine
 from gpu_exporter.health.kernel_log_reader import Logged, Position
@@ -89,13 +89,13 @@ MASKED: Found = {(m.CLOCK_EVENTS.name, ()): CAP}
 COUNTED: Found = {("DCGM_EXP_CLOCK_EVENTS_COUNT", (("clock_event", "power_cap"), WINDOW)): 1.0}
 
 
-def shown(own: Own, mask: float | None) -> Found:
+def shown(counts: DcgmExporterCounts, mask: float | None) -> Found:
     """What a reading with this mask comes to."""
     values = {POWER: 100.0}
     if mask is not None:
         values[MASK] = mask
     samples = tuple(Sample(series, value) for series, value in values.items())
-    made = own.samples(GPU, ClockEvents(), Reading(1.0, values), samples)
+    made = counts.samples(GPU, ClockEvents(), Reading(1.0, values), samples)
     return {(series.metric.name, series.labels): value for series, value in made}
 
 
@@ -127,17 +127,17 @@ def test_only_what_was_chosen_is_shown(
     found: Found,
 ) -> None:
     """The mask is asked for where it is counted, and shown where it was chosen itself."""
-    own = Own(metrics, 60.0, told=True)
+    counts = DcgmExporterCounts(metrics, 60.0, xids_reported=True)
 
-    assert set(own.asked) == asked
-    assert shown(own, mask) == found
+    assert set(counts.source_metrics) == asked
+    assert shown(counts, mask) == found
 
 
 def test_a_series_stays_the_same() -> None:
     """Tick after tick it is one object, which the renderer knows it by."""
-    own, events = Own((m.EXP_CLOCK_COUNT,), 60.0, told=True), ClockEvents()
-    (first,) = own.samples(GPU, events, Reading(1.0, {MASK: CAP}), ())
-    (second,) = own.samples(GPU, events, Reading(2.0, {MASK: CAP}), ())
+    counts, events = DcgmExporterCounts((m.EXP_CLOCK_COUNT,), 60.0, xids_reported=True), ClockEvents()
+    (first,) = counts.samples(GPU, events, Reading(1.0, {MASK: CAP}), ())
+    (second,) = counts.samples(GPU, events, Reading(2.0, {MASK: CAP}), ())
 
     assert first.series is second.series
     assert (first.value, second.value) == (1, 2)
@@ -145,12 +145,13 @@ def test_a_series_stays_the_same() -> None:
 
 def test_what_nobody_can_make_is_said() -> None:
     """DCGM's health where there is no DCGM; Xids where nobody tells of them."""
-    nobody = Own((m.EXP_HEALTH, m.EXP_XID_COUNT, m.EXP_CLOCK_COUNT), 60.0, told=False)
+    without = DcgmExporterCounts((m.EXP_HEALTH, m.EXP_XID_COUNT, m.EXP_CLOCK_COUNT), 60.0, xids_reported=False)
     dcgm = (Sample(Series(m.EXP_HEALTH, GPU, (("health_watch", "PCIE"),)), 0.0),)
 
-    assert nobody.unsupported((), {}) == {m.EXP_HEALTH: NEEDS_DCGM, m.EXP_XID_COUNT: NO_WITNESS}
-    assert nobody.unsupported((), {m.EXP_HEALTH: "not_recorded"})[m.EXP_HEALTH] == "not_recorded"
-    assert Own((m.EXP_HEALTH, m.EXP_XID_COUNT), 60.0, told=True).unsupported(dcgm, {}) == {}
+    assert without.unsupported((), {}) == {m.EXP_HEALTH: NEEDS_DCGM, m.EXP_XID_COUNT: NO_WITNESS}
+    assert without.unsupported((), {m.EXP_HEALTH: "not_recorded"})[m.EXP_HEALTH] == "not_recorded"
+    counts = DcgmExporterCounts((m.EXP_HEALTH, m.EXP_XID_COUNT), 60.0, xids_reported=True)
+    assert counts.unsupported(dcgm, {}) == {}
 
 
 def xids(log: EventLog, chosen: set[Metric], window: float = 300.0) -> dict[tuple[str, int, str], float]:

@@ -37,12 +37,12 @@ def test_what_is_held() -> None:
     """A call that is inside, or files that the library left open."""
     release = Release(60)
     assert not release.done
-    assert release.held([1, 3]).startswith("GPU 1, 3: a driver call does not return")
-    assert release.held([]).startswith("the library: a driver call")
+    assert release.problem([1, 3]).startswith("GPU 1, 3: a driver call does not return")
+    assert release.problem([]).startswith("the library: a driver call")
     release.closed, release.open_files = True, ("/dev/nvidiactl",)
-    assert (release.done, release.held([])) == (False, "still open: /dev/nvidiactl")
+    assert (release.done, release.problem([])) == (False, "still open: /dev/nvidiactl")
     release.open_files = ()
-    assert (release.done, release.held([1])) == (True, "")
+    assert (release.done, release.problem([1])) == (True, "")
     assert str(release).startswith("released until 20")
 
 

@@ -13,8 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.selection import everything
 from gpu_exporter.collection.accumulator import Accumulator
-from gpu_exporter.collection.dcgm_counts import Own
 from gpu_exporter.collection.histograms import histograms_of
+from gpu_exporter.collection.settings import DEFAULT_SETTINGS, make_plan
 from gpu_exporter.exposition.renderer import Renderer, Variant
 from gpu_exporter.model.gpu import Gpu, Reading, Sample, Series
 from gpu_exporter.model.metric import Metric, MetricSet
@@ -170,13 +170,13 @@ def test_an_instance_that_ends_takes_its_histograms_along() -> None:
 def test_only_the_full_set_has_them(choice: MetricSet) -> None:
     """The default set keeps its budget; no source is asked for what the loop makes itself."""
     asked = everything(choice).asked
-    own = Own(asked, 300.0, told=True)
+    plan = make_plan(asked, DEFAULT_SETTINGS, xids_reported=True)
 
     assert {row for row in asked if row.edges} == (set(ROWS) if choice is MetricSet.FULL else set())
-    assert {row for rows in own.histograms.values() for row in rows} | {row for row in own.asked if row.edges} == {
+    assert {row for rows in plan.histograms.values() for row in rows} | {row for row in plan.metrics if row.edges} == {
         row for row in asked if row.edges
     }
-    assert [row for row in own.asked if row.nvml is None and row.histogram_of] == []
+    assert [row for row in plan.metrics if row.nvml is None and row.histogram_of] == []
 
 
 @pytest.mark.parametrize("openmetrics", [False, True])

@@ -11,6 +11,7 @@ import pytest
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.collection.collector import Collector
+from gpu_exporter.collection.settings import CollectionSettings
 from gpu_exporter.model.errors import GpuLost
 from gpu_exporter.model.gpu import Gpu, Owner, Reading, Sample, Series, XidEvent
 from gpu_exporter.model.metric import Metric, Pace
@@ -104,7 +105,7 @@ def run() -> Iterator[Run]:
             if seen or m.SM_SECONDS in known:
                 seen.append(known)
 
-        collector = Collector(source, BEFORE, publish, interval=0.02)
+        collector = Collector(source, BEFORE, publish, CollectionSettings(0.02))
         collectors.append(collector)
         collector.start()
         until(lambda: len(seen) > 3, 10, "some snapshots")

@@ -11,6 +11,7 @@ import pytest
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.collection.collector import Collector
+from gpu_exporter.collection.settings import CollectionSettings
 from gpu_exporter.exposition.renderer import Page, Pages, Variant
 from gpu_exporter.model.gpu import Reading
 from gpu_exporter.model.metric import Metric, Pace
@@ -63,7 +64,8 @@ def run() -> Iterator[Run]:
         device: FakeDevice, *metrics: Metric, followed: bool = False, interval: float = INTERVAL
     ) -> list[Snapshot]:
         seen: list[Snapshot] = []
-        collector = Collector(Source(device), metrics, seen.append, interval=interval, followed=lambda: followed)
+        settings = CollectionSettings(interval)
+        collector = Collector(Source(device), metrics, seen.append, settings, every_tick_wanted=lambda: followed)
         collectors.append(collector)
         collector.start()
         return seen

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import pairwise
 from unittest.mock import patch
@@ -20,6 +20,7 @@ from gpu_exporter.catalogue.metrics import histograms, selected
 from gpu_exporter.catalogue.signals import POWER_SWING, SM_IDLE
 from gpu_exporter.catalogue.xids import load
 from gpu_exporter.collection.collector import Collector
+from gpu_exporter.collection.settings import CollectionSettings
 from gpu_exporter.diagnosis.judge import diagnose
 from gpu_exporter.diagnosis.window import rows, seen
 from gpu_exporter.health.events import EventLog
@@ -55,7 +56,9 @@ class Stuck(threading.Event):
 
 
 @contextmanager
-def watched(inject: str, interval: float) -> Iterator[tuple[Clock, Collector]]:
+def watched(
+    inject: str, interval: float, publish: Callable[[Snapshot], None] = lambda snapshot: None
+) -> Iterator[tuple[Clock, Collector]]:
     """A node that is collected as `serve` does, in a time that is told."""
     clock, stuck = Clock(), Stuck()
     with patch.multiple(injected, time=clock):
@@ -65,9 +68,8 @@ def watched(inject: str, interval: float) -> Iterator[tuple[Clock, Collector]]:
             source = fleet(1, GPUS, 1, "", KNOWN, clock.monotonic, stuck, inject=inject)[NODE]
             events = EventLog(load(), lambda pci: None)
             full = (*selected(MetricSet.FULL), *histograms(MetricSet.FULL))
-            collector = Collector(source, full, lambda page: None, interval=interval, events=events)
-            collector._threads[0].start()
-            assert collector._first_contact.wait(10)
+            collector = Collector(source, full, publish, CollectionSettings(interval), events=events)
+            assert collector.connect()
             yield clock, collector
             stuck.set()
             assert collector.stop(10)
@@ -78,11 +80,10 @@ def watched(inject: str, interval: float) -> Iterator[tuple[Clock, Collector]]:
 def pages(inject: str, minutes: int, interval: float) -> list[Snapshot]:
     """What was published in so many minutes."""
     made: list[Snapshot] = []
-    with watched(inject, interval) as (clock, collector):
-        collector._publish = made.append
+    with watched(inject, interval, made.append) as (clock, collector):
         for _ in range(int(minutes * 60 / interval)):
             clock.pass_by(interval)
-            collector._tick()
+            collector.tick()
     return made
 
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.metrics import NON_GPU_ENTITIES, selected
 from gpu_exporter.collection.collector import Collector
+from gpu_exporter.collection.settings import CollectionSettings
 from gpu_exporter.model.errors import GpuExporterError, GpuLost, SourceLost
 from gpu_exporter.model.gpu import Reading
 from gpu_exporter.model.metric import Kind, Metric, MetricSet, Pace
@@ -428,7 +429,7 @@ def test_a_node_that_computes_has_two_threads() -> None:
         published_at = time.monotonic()
         seen.append(tuple(each.reason for each in shot.gpus))
 
-    collector = Collector(source, EVERYTHING, publish, interval=0.05)
+    collector = Collector(source, EVERYTHING, publish, CollectionSettings(0.05))
     collector.start()
     assert {thread.name for thread in set(threading.enumerate()) - threads} == {"connect", "clock"}
     until(lambda: ("source_lost", "source_lost") in seen and seen[-1] == ("", ""), 15, "a fleet that is well again")

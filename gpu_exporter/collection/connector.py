@@ -1,0 +1,129 @@
+"""The connect thread: opens the library with back-off, restarts it when all GPUs are lost, and releases it on request.
+
+It also looks for GPUs that were added, and has a worker read each of them.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+from gpu_exporter.collection.connection import Connection
+from gpu_exporter.collection.hand_over import Release
+from gpu_exporter.collection.settings import DEADLINE_SECONDS
+from gpu_exporter.collection.workers import Workers
+from gpu_exporter.model.errors import SourceLost
+from gpu_exporter.sources.backoff import Backoff
+
+log = logging.getLogger(__name__)
+
+RESCAN_SECONDS = 5.0
+# How often a release is tried again that a driver call delays.
+RELEASE_RETRY_SECONDS = 0.5
+
+
+class Connector(threading.Thread):
+    """Keeps the library open. `most_gpus` is the highest number of GPUs that was seen or can be expected.
+
+    `deadline`: how long to wait for reads to end before the library is opened again.
+    """
+
+    def __init__(self, connection: Connection, workers: Workers, deadline: float) -> None:
+        super().__init__(name="connect", daemon=True)
+        self.most_gpus = 0
+        self._connection = connection
+        self._workers = workers
+        self._source = connection.source
+        self._deadline = deadline
+        self._expected: int | None = None
+        self._reload_needed: bool | None = None
+        self._retry, self._restart = Backoff(), Backoff()
+
+    @property
+    def reload_needed(self) -> bool | None:
+        """Whether library and kernel driver differ in version; None if that is not known."""
+        mismatch = not self._connection.up and self._connection.reason == "version_mismatch"
+        return mismatch or self._reload_needed
+
+    def run(self) -> None:
+        """Keep the library open, or released, until the collector stops."""
+        while not self._connection.stopping.is_set():
+            wait = RESCAN_SECONDS
+            try:
+                release = self._connection.hand_over.present()
+                if release:
+                    wait = self._release(release)
+                else:
+                    self._keep_open()
+            except SourceLost as error:
+                self._connection.failed(error)
+                wait = self._retry.failed()
+            except Exception:
+                log.exception("source %s: unexpected error, please report it", self._source.name)
+                wait = self._retry.failed()
+            self._connection.sleep(wait)
+
+    def _release(self, release: Release) -> float:
+        """Close the library, once no call is inside. Return after how many seconds to check again."""
+        if release.closed:
+            return release.left
+        self._connection.begin_release()
+        if not self._detach() or self._connection.stopping.is_set():  # `Collector.stop` closes the library itself
+            return min(release.left, RELEASE_RETRY_SECONDS)
+        release.close(self._source)
+        return release.left
+
+    def _keep_open(self) -> None:
+        self._reload_needed = self._source.reload_needed()
+        if not self._connection.up:
+            self._reopen()
+            self._retry.reset()
+        elif not self._needs_restart():
+            self._restart.reset()
+        elif time.monotonic() >= self._restart.due:
+            self._restart.failed()
+            self._reopen()
+        self._rescan()
+
+    def _reopen(self) -> None:
+        """Open the library again.
+
+        It is closed first, but only if no call is inside. A call that is stuck there affects no other GPU: a library
+        that still answers is left as it is, and one that does not is opened a second time.
+        """
+        self._connection.paused = True
+        try:
+            idle = self._workers.wait_idle(self._deadline)
+            if not self._connection.stopping.is_set() and (idle or not self._connection.up):
+                self._open(close=idle)
+        finally:
+            self._connection.paused = False
+
+    def _open(self, *, close: bool) -> None:
+        if self._detach() and close and not self._connection.stopping.is_set():
+            self._source.close()
+        self._source.open()
+        if self._source.count() == 0:
+            raise SourceLost(f"source {self._source.name}: the library answers but shows no GPU", "no_gpu")
+        self._expected = self._source.expected()
+        self._connection.opened()
+
+    def _detach(self) -> bool:
+        """Have each worker give its handle back, on its own thread: the library that is loaded next can't use it.
+
+        False if a worker is stuck: closing a library while a call is inside it can crash the process.
+        """
+        self._connection.invalidate()
+        self._workers.wake_all()
+        return self._workers.wait_idle(DEADLINE_SECONDS)
+
+    def _rescan(self) -> None:
+        """Have a worker for each GPU that the library lists."""
+        count = self._source.count()
+        self._workers.cover(count)
+        self.most_gpus = max(self.most_gpus, count, self._expected or 0)
+
+    def _needs_restart(self) -> bool:
+        """Whether all GPUs are lost, or the PCI bus has changed: only a library that is opened again finds them."""
+        return self._source.expected() != self._expected or self._workers.all_lost()

@@ -1,0 +1,177 @@
+"""What the loop remembers of each GPU: its samples and totals, when it was last read, and why not since."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.collection.accumulator import Accumulator
+from gpu_exporter.collection.dcgm_counts import ClockEvents
+from gpu_exporter.collection.settings import PAGE_SECONDS, Plan
+from gpu_exporter.health.events import Evidence
+from gpu_exporter.model.gpu import Gpu, Reading, Sample
+from gpu_exporter.model.metric import Metric
+from gpu_exporter.model.pci import same_device
+
+log = logging.getLogger(__name__)
+
+# The series of a GPU are withdrawn when it was not read for this many intervals: Prometheus would store them as fresh.
+# That is when the third read in a row is missing, whose tick comes when the values are not quite three intervals old.
+STALE_INTERVALS = 2.5
+# The values of a GPU that are kept with an event on it.
+EVIDENCE = frozenset(
+    {
+        m.SM_CLOCK,
+        m.GPU_TEMP,
+        m.MEMORY_TEMP,
+        m.POWER,
+        m.POWER_INSTANT,
+        m.FB_USED,
+        m.ECC_SBE_VOL,
+        m.ECC_DBE_VOL,
+        m.RECOVERY,
+    }
+)
+
+
+class GpuRecord:
+    """One GPU, identified by its UUID. The record stays when the GPU is gone.
+
+    Its worker writes it. The clock reads it, counts the ticks that were skipped, and reports a worker that is stuck.
+    """
+
+    def __init__(self, gpu: Gpu, gauge_window: float) -> None:
+        self.gpu = gpu
+        self.accumulator = Accumulator(gauge_window)
+        self.samples: tuple[Sample, ...] = ()
+        self.unsupported: Mapping[Metric, str] = {}
+        self.read_at: float | None = None
+        self.reason = "unread"
+        self.duration = 0.0
+        self.spent = 0.0
+        self.failures = 0
+        self.skipped = 0
+        self.reports_xids = False
+        self._clock_events = ClockEvents()
+        self._period = 0.0
+
+    def why(self, metric: Metric) -> str:
+        """Return why there is no value of this metric."""
+        if reason := self.unsupported.get(metric):
+            return reason
+        failures = self.accumulator.field_failures.copy()
+        return next((outcome for name, outcome in failures if name == metric.name), "not_read")
+
+    def is_fresh(self, interval: float) -> bool:
+        """Whether the samples still hold, of a GPU that is to be read every `interval` seconds."""
+        if self.read_at is None:
+            return False
+        return time.monotonic() - self.read_at <= STALE_INTERVALS * max(interval, self._period)
+
+    def evidence(self) -> Evidence:
+        """Return the GPU and those of its latest values that are kept with an event."""
+        unlabelled = ((series, value) for series, value in self.samples if not series.labels)
+        return Evidence(
+            self.gpu, {str(series.metric): value for series, value in unlabelled if series.metric in EVIDENCE}
+        )
+
+    # --- reads ----------------------------------------------------------------------------------------------------
+
+    def take(self, reading: Reading, plan: Plan, started: float, *, between_pages: bool) -> None:
+        """Take the reading of a tick that began at `started`. One between two pages only adds to totals and histograms:
+        no page shows its samples."""
+        self.accumulator.take(reading, plan.histograms)
+        if not between_pages:
+            samples = self.accumulator.samples()
+            self.samples = plan.counts.samples(self.gpu, self._clock_events, reading, samples)
+            self.unsupported = plan.counts.unsupported(samples, reading.unsupported)
+            self.duration = time.monotonic() - started
+        now = time.monotonic()
+        # With short intervals, not every tick has a read.
+        self._period = PAGE_SECONDS if self.read_at is None else min(now - self.read_at, PAGE_SECONDS)
+        self.read_at = now
+        self._up()
+
+    def attached(self, *, reports_xids: bool) -> None:
+        """The GPU has a new handle."""
+        self.reports_xids = reports_xids
+
+    def taken_over(self, *, reports_xids: bool) -> None:
+        """A new handle has replaced the previous one without a gap: totals and windows continue."""
+        self.reports_xids = reports_xids
+        self.accumulator.renew()
+
+    def detached(self) -> None:
+        """The GPU has no handle any more: its series end."""
+        self.reports_xids = False
+        self.accumulator.detach()
+
+    # --- states: one line in the log per change -------------------------------------------------------------------
+
+    def down(self, reason: str, message: str) -> None:
+        """A read failed."""
+        self.failures += 1
+        if self.reason != reason:
+            log.warning("GPU %d (%s) is down: %s", self.gpu.index, self.gpu.uuid or "not identified", message)
+        self.reason = reason
+
+    def stuck(self) -> None:
+        """A read does not return."""
+        if self.reason != "stalled":
+            log.warning("GPU %d (%s) is stuck in a driver call", self.gpu.index, self.gpu.uuid or "not identified")
+        self.reason = "stalled"
+
+    def released(self) -> None:
+        """The driver is released: the GPU is not up until it has been read again."""
+        self.reason = "released"
+
+    def _up(self) -> None:
+        if self.reason not in ("", "unread", "released"):
+            log.info("GPU %d (%s) is back", self.gpu.index, self.gpu.uuid)
+        self.reason = ""
+
+
+class Records:
+    """The records of all GPUs, and the index of the worker that attached each of them last.
+
+    Any thread may call any method.
+    """
+
+    def __init__(self, gauge_window: float) -> None:
+        self._gauge_window = gauge_window
+        self._lock = threading.Lock()
+        self._records: dict[str, GpuRecord] = {}
+        self._workers: dict[GpuRecord, int] = {}
+
+    def unidentified(self, worker: int) -> GpuRecord:
+        """Return a record for the worker of this index to use as long as its GPU is not identified."""
+        record = GpuRecord(Gpu(worker), self._gauge_window)
+        with self._lock:
+            self._workers[record] = worker
+        return record
+
+    def claim(self, gpu: Gpu, worker: int) -> GpuRecord:
+        """Return the record of this UUID (of this index, if it has none) with its present identity, for its worker."""
+        key = gpu.uuid or f"GPU {gpu.index}"
+        with self._lock:
+            record = self._records.get(key) or GpuRecord(gpu, self._gauge_window)
+            record.gpu = gpu
+            self._workers[record] = worker  # before it is listed: every listed record has a worker
+            self._records[key] = record
+        return record
+
+    def worker_index(self, record: GpuRecord) -> int:
+        """Return the index of the worker that attached this GPU last."""
+        return self._workers[record]
+
+    def identified(self) -> list[GpuRecord]:
+        """Return the records of all GPUs that were ever identified."""
+        with self._lock:
+            return list(self._records.values())
+
+    def at_address(self, pci: str) -> GpuRecord | None:
+        """Return the record of the GPU at a PCI address, if there is one."""
+        return next((record for record in self.identified() if same_device(record.gpu.pci_bus_id, pci)), None)

@@ -1,0 +1,121 @@
+"""The workers of one source: waking them, waiting for them, and which of them are stuck."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+from gpu_exporter.collection.connection import Connection
+from gpu_exporter.collection.gpu_record import GpuRecord, Records
+from gpu_exporter.collection.settings import Plan
+from gpu_exporter.collection.worker import Worker
+from gpu_exporter.health.events import EventLog
+from gpu_exporter.model.source import Instant
+
+LOST = ("lost", "reset_required", "gone")
+
+
+class Workers:
+    """One worker for each index that the library ever had a GPU at. The connect thread adds to them."""
+
+    def __init__(
+        self, connection: Connection, records: Records, plan: Callable[[], Plan], events: EventLog | None
+    ) -> None:
+        self._connection = connection
+        self._records = records
+        self._plan = plan
+        self._events = events
+        self._workers: list[Worker] = []
+        self._count = 0
+        self._finished = threading.Condition()
+
+    # --- the connect thread ---------------------------------------------------------------------------------------
+
+    def cover(self, count: int) -> None:
+        """Start workers until there is one for each of `count` GPUs; of further ones, the GPU is gone."""
+        self._count = count
+        source = self._connection.source
+        for index in range(len(self._workers), count):
+            instant = isinstance(source, Instant) and source.instant(index)
+            worker = Worker(
+                index,
+                self._connection,
+                self._records,
+                self._plan,
+                self._events,
+                instant=instant,
+                finished=self.notify,
+            )
+            self._workers.append(worker)
+            if not instant:
+                worker.start()
+
+    def wake_all(self) -> None:
+        """Wake every worker, also those that are busy."""
+        for worker in self._workers:
+            worker.wake()
+
+    def wait_idle(self, timeout: float) -> bool:
+        """Wait until no worker is in a driver call. False if that takes longer, or if the collector stops before."""
+        with self._finished:
+            self._finished.wait_for(
+                lambda: self._connection.stopping.is_set() or not any(worker.busy for worker in self._workers), timeout
+            )
+            return not any(worker.busy for worker in self._workers)  # the wait also ends when the collector stops
+
+    def all_lost(self) -> bool:
+        """Whether no GPU can be found any more."""
+        return all(worker.record.reason in LOST for worker in self._workers)
+
+    # --- the clock ------------------------------------------------------------------------------------------------
+
+    def wake_idle(self, *, between_pages: bool = False) -> list[Worker]:
+        """Have all workers read that are not busy, and return those to wait for.
+
+        With `between_pages` they read only what is needed between two pages.
+        """
+        awaited = []
+        for worker in self._workers if self._connection.up and not self._connection.paused else ():
+            if worker.busy and not worker.instant:
+                worker.record.skipped += 1
+                if worker.stalled:
+                    worker.record.stuck()
+                continue
+            worker.wake(between_pages=between_pages)
+            if not worker.instant:
+                awaited.append(worker)
+        return awaited
+
+    def wait(self, awaited: Sequence[Worker], timeout: float) -> None:
+        """Wait until these have finished their tick."""
+        with self._finished:
+            self._finished.wait_for(lambda: not any(worker.busy for worker in awaited), timeout)
+
+    def skip(self, ticks: int) -> None:
+        """Count ticks that the clock missed."""
+        for worker in self._workers:
+            worker.record.skipped += ticks
+
+    # --- any thread -----------------------------------------------------------------------------------------------
+
+    def notify(self) -> None:
+        """Have whoever waits for workers check again: one has finished its tick, or the collector stops."""
+        with self._finished:
+            self._finished.notify_all()
+
+    def worker_of(self, record: GpuRecord) -> Worker:
+        """Return the worker that attached this GPU last."""
+        return self._workers[self._records.worker_index(record)]
+
+    def unidentified(self) -> list[GpuRecord]:
+        """Return the records of GPUs that the library lists, but that have not been identified yet."""
+        return [worker.record for worker in self._workers[: self._count] if worker.unidentified]
+
+    def stuck(self) -> list[int]:
+        """Return the indices of workers that are stuck in a driver call; if none is, of those that are in one."""
+        stalled = [worker.index for worker in self._workers if worker.stalled]
+        return stalled or [worker.index for worker in self._workers if worker.busy]
+
+    def threads(self) -> list[threading.Thread]:
+        """Return the threads that were started."""
+        return [worker for worker in self._workers if worker.ident is not None]

@@ -1,0 +1,108 @@
+"""The state of the connection: which reports count, what is logged, and what wakes the connect thread."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import pytest
+
+from gpu_exporter.collection.connection import NOT_ANSWERED, Connection
+from gpu_exporter.model.errors import SourceLost
+from tests.unit.collection.test_metrics_change import FakeSource
+
+GONE = SourceLost("driver: gone", "driver_gone")
+
+
+@pytest.fixture
+def connection() -> Connection:
+    """A connection that is up, after its first attempt."""
+    connection = Connection(FakeSource(), threading.Event())
+    connection.invalidate()
+    connection.opened()
+    connection.wake()
+    connection.sleep(0)
+    return connection
+
+
+def test_before_the_first_attempt() -> None:
+    """Down without an error; the first failure is not logged, because the caller of `start` reports it."""
+    connection = Connection(FakeSource(), threading.Event())
+
+    assert (connection.up, connection.problem(), connection.reason) == (False, NOT_ANSWERED, "no_answer")
+    assert not connection.await_attempt(0)
+
+
+def test_the_first_failure_is_left_to_the_caller(caplog: pytest.LogCaptureFixture) -> None:
+    connection = Connection(FakeSource(), threading.Event())
+    connection.failed(GONE)
+    connection.sleep(0)
+
+    assert connection.await_attempt(0)
+    assert (connection.up, connection.problem(), connection.reason) == (False, "driver: gone", "driver_gone")
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize(("generation", "counts"), [(0, False), (1, True), (2, False)])
+def test_only_a_read_of_this_generation_can_lose_it(connection: Connection, generation: int, counts: bool) -> None:
+    """A call that returns late says nothing about the library that was opened since."""
+    connection.lost(generation, GONE)
+
+    assert connection.up is not counts
+
+
+def test_one_line_per_change(connection: Connection, caplog: pytest.LogCaptureFixture) -> None:
+    """However many workers notice, and however often it is tried again."""
+    caplog.set_level(logging.INFO)
+    for _ in range(8):
+        connection.lost(1, GONE)
+    connection.failed(GONE)
+    connection.failed(SourceLost("driver: no GPU", "no_gpu"))
+    connection.opened()
+    connection.opened()
+
+    assert caplog.messages == [
+        "source fake is down: driver: gone",
+        "source fake is down: driver: no GPU",
+        "source fake is back",
+    ]
+    assert connection.problem() == ""
+
+
+def test_a_generation_ends_all_handles(connection: Connection) -> None:
+    before = connection.generation
+    connection.invalidate()
+
+    assert (connection.up, connection.generation) == (False, before + 1)
+
+
+def test_a_release_is_no_error(connection: Connection) -> None:
+    """While it lasts, the library has not answered; the connect thread is woken when it begins and ends."""
+    connection.hand_over.begin(60)
+    assert connection.released
+    connection.begin_release()
+    connection.invalidate()
+    assert connection.problem() == NOT_ANSWERED
+    connection.hand_over.end()
+    assert not connection.released
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda connection: connection.lost(1, GONE),
+        lambda connection: connection.hand_over.begin(60),
+        lambda connection: connection.hand_over.end(),
+        lambda connection: connection.wake(),
+    ],
+    ids=["lost", "release", "resume", "wake"],
+)
+def test_a_change_wakes_the_connect_thread(connection: Connection, change: object) -> None:
+    """A change while nobody sleeps is not missed either."""
+    assert callable(change)
+    change(connection)
+    thread = threading.Thread(target=connection.sleep, args=(600,), daemon=True)
+    thread.start()
+    thread.join(30)
+
+    assert not thread.is_alive()

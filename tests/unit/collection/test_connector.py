@@ -1,0 +1,171 @@
+"""The connect thread: what it opens, closes and restarts, and when."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.collection.connection import Connection
+from gpu_exporter.collection.connector import Connector
+from gpu_exporter.collection.gpu_record import Records
+from gpu_exporter.collection.settings import CollectionSettings, make_plan
+from gpu_exporter.collection.workers import Workers
+from gpu_exporter.model.errors import SourceLost
+from gpu_exporter.model.metric import Metric
+from tests.support.tools import until
+from tests.unit.collection.test_metrics_change import FakeDevice, FakeSource
+
+PLAN = make_plan((m.GPU_TEMP,), CollectionSettings(), xids_reported=True)
+
+
+class Library(FakeSource):
+    """A library with some GPUs; `calls` are those that open and close it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+        self.gpus = 1
+        self.bus: int | None = None
+        self.reload: bool | None = None
+        self.error: SourceLost | None = None
+
+    def open(self) -> None:
+        self.calls.append("open")
+        if self.error:
+            raise self.error
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+    def count(self) -> int:
+        return self.gpus
+
+    def expected(self) -> int | None:
+        return self.bus
+
+    def reload_needed(self) -> bool | None:
+        return self.reload
+
+    def attach(self, index: int, metrics: Sequence[Metric]) -> FakeDevice:
+        return FakeDevice(metrics)
+
+
+class Node:
+    """A library with its connect thread, which is started by `run`."""
+
+    def __init__(self) -> None:
+        self.library = Library()
+        self.stopping = threading.Event()
+        self.connection = Connection(self.library, self.stopping)
+        self.workers = Workers(self.connection, Records(15.0), lambda: PLAN, None)
+        self.connector = Connector(self.connection, self.workers, 1.0)
+
+    def run(self) -> None:
+        """Start, and wait for the first attempt."""
+        self.connector.start()
+        assert self.connection.await_attempt(30)
+
+    def stop(self) -> None:
+        self.stopping.set()
+        self.connection.wake()
+        self.workers.notify()
+        self.workers.wake_all()
+        for thread in (self.connector, *self.workers.threads()):
+            if thread.ident is not None:
+                thread.join(30)
+                assert not thread.is_alive()
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    node = Node()
+    yield node
+    node.stop()
+
+
+def test_each_gpu_gets_a_worker(node: Node) -> None:
+    """Also one that is added later; the most there ever were is remembered."""
+    node.library.gpus, node.library.bus = 2, 3
+    node.run()
+    assert (node.connection.up, len(node.workers.threads()), node.connector.most_gpus) == (True, 2, 3)
+    node.library.gpus = 4
+    node.connection.wake()
+    until(lambda: len(node.workers.threads()) == 4, 10, "workers for four GPUs")
+    until(lambda: node.connector.most_gpus == 4, 10, "four GPUs")
+    node.library.gpus = 1
+    node.connection.wake()
+    until(lambda: len(node.workers.unidentified()) == 1, 10, "one GPU")
+
+    assert node.connector.most_gpus == 4
+
+
+def test_a_library_without_gpus_is_down(node: Node) -> None:
+    node.library.gpus = 0
+    node.run()
+
+    assert not node.connection.up
+    assert node.connection.reason == "no_gpu"
+    assert node.connection.problem() == "source fake: the library answers but shows no GPU"
+
+
+@pytest.mark.parametrize(
+    ("reason", "reload", "needed"),
+    [("", None, None), ("", False, False), ("", True, True), ("version_mismatch", None, True), ("gone", None, None)],
+)
+def test_reload_needed(node: Node, reason: str, reload: bool | None, needed: bool | None) -> None:
+    """As the source says, or because the library does not work with this driver."""
+    node.library.reload = reload
+    node.library.error = SourceLost("driver: a test", reason) if reason else None
+    node.run()
+
+    assert node.connector.reload_needed is needed
+
+
+def test_a_lost_library_is_closed_and_opened(node: Node) -> None:
+    """A worker that notices need not wait for the next scan."""
+    node.run()
+    node.connection.lost(node.connection.generation, SourceLost("driver: gone"))
+    until(lambda: node.connection.up, 10, "a library that is open again")
+
+    assert node.library.calls == ["close", "open"] * 2
+
+
+def test_a_change_of_the_bus_restarts_the_library(node: Node) -> None:
+    """Only a library that is opened again finds a GPU that was added."""
+    node.library.bus = 1
+    node.run()
+    generation = node.connection.generation
+    node.library.bus = 2
+    node.connection.wake()
+    until(lambda: node.connection.generation > generation and node.connection.up, 10, "a library that is open again")
+
+    assert node.library.calls == ["close", "open"] * 2
+    assert node.connector.most_gpus >= 1
+
+
+def test_a_release_closes_the_library_until_it_ends(node: Node) -> None:
+    """It is opened again at once when somebody resumes."""
+    node.run()
+    node.connection.hand_over.begin(600)
+    release = node.connection.hand_over.release
+    assert release is not None
+    until(lambda: release.closed, 10, "a closed library")
+    assert node.library.calls == ["close", "open", "close"]
+    assert not node.connection.up
+    assert node.connection.hand_over.end()
+    until(lambda: node.connection.up, 10, "an open library")
+
+    assert node.library.calls[-1] == "open"
+
+
+def test_an_unexpected_error_is_logged_and_tried_again(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    """A bug must not end the thread that opens the library."""
+    node.library.error = RuntimeError("a bug")  # type: ignore[assignment]
+    node.run()
+    assert "source fake: unexpected error, please report it" in caplog.text
+    node.library.error = None
+    node.connection.wake()
+    until(lambda: node.connection.up, 10, "an open library")

@@ -1,0 +1,150 @@
+"""Records: one per UUID whatever its index, whose worker is the last that attached it; one line per change of state."""
+
+from __future__ import annotations
+
+import logging
+import time
+from functools import cache
+
+import pytest
+
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.collection.gpu_record import STALE_INTERVALS, GpuRecord, Records
+from gpu_exporter.collection.settings import PAGE_SECONDS, CollectionSettings, make_plan
+from gpu_exporter.model.gpu import Gpu, Reading, Series
+from gpu_exporter.model.metric import Labels, Metric
+
+GPU = Gpu(0, "GPU-0", "00000000:06:00.0")
+PLAN = make_plan((m.SM_ACTIVE, m.GPU_TEMP), CollectionSettings(), xids_reported=True)
+
+
+@cache
+def series(metric: Metric, labels: Labels) -> Series:
+    """A device keeps the objects of its series."""
+    return Series(metric, GPU, labels)
+
+
+def take(record: GpuRecord, *, between_pages: bool = False, value: float = 40.0, labels: Labels = ()) -> None:
+    """One good read."""
+    now = time.monotonic()
+    values = {series(m.GPU_TEMP, labels): value, series(m.SM_ACTIVE, labels): 0.5}
+    record.take(Reading(now, values, 1.0), PLAN, now, between_pages=between_pages)
+
+
+def test_a_gpu_keeps_its_record_when_its_index_changes() -> None:
+    """The worker that attached it last has it; the other one notices."""
+    records = Records(15.0)
+    first = records.claim(GPU, 0)
+    assert records.worker_index(first) == 0
+    moved = records.claim(Gpu(1, "GPU-0", GPU.pci_bus_id), 1)
+
+    assert moved is first
+    assert (records.worker_index(first), first.gpu.index) == (1, 1)
+    assert records.identified() == [first]
+
+
+def test_gpus_without_a_uuid_are_distinguished_by_index() -> None:
+    records = Records(15.0)
+
+    assert records.claim(Gpu(0), 0) is not records.claim(Gpu(1), 1)
+    assert records.claim(Gpu(0), 0) is records.claim(Gpu(0), 0)
+
+
+def test_an_unidentified_gpu_is_not_listed() -> None:
+    """Its worker has a record to use, which is not one of a GPU."""
+    records = Records(15.0)
+    record = records.unidentified(3)
+
+    assert (records.worker_index(record), record.gpu, records.identified()) == (3, Gpu(3), [])
+
+
+@pytest.mark.parametrize(
+    ("address", "exists"),
+    [("00000000:06:00.0", True), ("0000:06:00", True), ("0000:07:00", False), ("", False)],
+)
+def test_look_up_by_pci_address(address: str, exists: bool) -> None:
+    """However long the domain is written."""
+    records = Records(15.0)
+    record = records.claim(GPU, 0)
+
+    assert records.at_address(address) is (record if exists else None)
+
+
+def test_evidence_is_of_the_whole_gpu() -> None:
+    """The latest values that tell how it was; not those of a MIG instance."""
+    record = GpuRecord(GPU, 15.0)
+    take(record, value=50.0, labels=(("GPU_I_ID", "1"),))
+    take(record, value=60.0)
+
+    assert record.evidence() == (GPU, {str(m.GPU_TEMP): 60.0})
+
+
+@pytest.mark.parametrize("between_pages", [False, True])
+def test_only_a_page_shows_samples(between_pages: bool) -> None:
+    """A read between two pages counts as a read, and adds to totals."""
+    record = GpuRecord(GPU, 15.0)
+    take(record, between_pages=between_pages)
+
+    assert (record.samples == ()) is between_pages
+    assert (record.reason, record.is_fresh(1.0)) == ("", True)
+    take(record)
+    (seconds,) = [value for series, value in record.samples if series.metric is m.SM_SECONDS]
+    assert seconds == 1.0
+
+
+@pytest.mark.parametrize(
+    ("interval", "age", "fresh"),
+    [
+        (1.0, 0.9 * STALE_INTERVALS, True),
+        (1.0, 1.1 * STALE_INTERVALS, False),
+        (15.0, 0.9 * 15 * STALE_INTERVALS, True),
+        (0.1, 0.9 * PAGE_SECONDS * STALE_INTERVALS, True),  # the first read stands for a page
+        (0.1, 1.1 * PAGE_SECONDS * STALE_INTERVALS, False),
+    ],
+)
+def test_samples_hold_for_some_intervals(interval: float, age: float, fresh: bool) -> None:
+    record = GpuRecord(GPU, 15.0)
+    assert not record.is_fresh(interval)
+    take(record)
+    assert record.read_at is not None
+    record.read_at -= age
+
+    assert record.is_fresh(interval) is fresh
+
+
+def test_one_line_per_change_of_state(caplog: pytest.LogCaptureFixture) -> None:
+    """A first read and one after a release are no news."""
+    caplog.set_level(logging.INFO)
+    record = GpuRecord(GPU, 15.0)
+    take(record)
+    for _ in range(3):
+        record.down("lost", "it fell off the bus")
+    take(record)
+    for _ in range(3):
+        record.stuck()
+    take(record)
+    record.released()
+    take(record)
+
+    assert caplog.messages == [
+        "GPU 0 (GPU-0) is down: it fell off the bus",
+        "GPU 0 (GPU-0) is back",
+        "GPU 0 (GPU-0) is stuck in a driver call",
+        "GPU 0 (GPU-0) is back",
+    ]
+    assert record.failures == 3
+
+
+def test_totals_outlive_a_handle() -> None:
+    """Xids are reported only as long as there is one."""
+    record = GpuRecord(GPU, 15.0)
+    record.attached(reports_xids=True)
+    take(record)
+    record.detached()
+    assert not record.reports_xids
+    record.attached(reports_xids=True)
+    take(record)
+
+    assert record.reports_xids
+    (seconds,) = [value for series, value in record.samples if series.metric is m.SM_SECONDS]
+    assert seconds == 1.0

@@ -1,0 +1,157 @@
+"""Workers: who is woken, who is waited for, and what becomes of one that is stuck in a driver call."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.collection.connection import Connection
+from gpu_exporter.collection.gpu_record import Records
+from gpu_exporter.collection.settings import CollectionSettings, Plan, make_plan
+from gpu_exporter.collection.workers import Workers
+from gpu_exporter.model.gpu import Gpu, Reading, Series
+from gpu_exporter.model.metric import Metric, Pace
+from tests.support.tools import until
+from tests.unit.collection.test_metrics_change import FakeDevice, FakeSource
+
+PLAN = make_plan((m.GPU_TEMP,), CollectionSettings(), xids_reported=True)
+NO_PATIENCE = Plan(PLAN.metrics, PLAN.histograms, PLAN.counts, 1.0, 0.0, False)
+
+
+class GatedDevice(FakeDevice):
+    """A GPU whose reads wait for a gate."""
+
+    def __init__(self, index: int, gate: threading.Event) -> None:
+        super().__init__((m.GPU_TEMP,))
+        self.gpu = Gpu(index, f"GPU-{index}")
+        self.gate = gate
+
+    def read(self, paces: frozenset[Pace]) -> Reading:
+        self.gate.wait()
+        return Reading(0.0, {Series(m.GPU_TEMP, self.gpu): 40.0})
+
+
+class GatedSource(FakeSource):
+    """Two GPUs; reads of one wait while its gate is closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gates = [threading.Event() for _ in range(2)]
+
+    def attach(self, index: int, metrics: Sequence[Metric]) -> GatedDevice:
+        return GatedDevice(index, self.gates[index])
+
+
+class Node:
+    """Two GPUs with their workers, whose reads return at once."""
+
+    def __init__(self) -> None:
+        self.source = GatedSource()
+        self.stopping = threading.Event()
+        self.connection = Connection(self.source, self.stopping)
+        self.records = Records(15.0)
+        self.workers = Workers(self.connection, self.records, lambda: self.plan, None)
+        self.plan = PLAN
+        self.workers.cover(2)
+        self.connection.opened()
+        for gate in self.source.gates:
+            gate.set()
+
+    def tick(self) -> list[int]:
+        """One tick; which workers were woken."""
+        awaited = self.workers.wake_idle()
+        self.workers.wait([worker for worker in awaited if self.source.gates[worker.index].is_set()], 30)
+        return [worker.index for worker in awaited]
+
+    def stop(self) -> None:
+        """Open the gates, and end all threads."""
+        for gate in self.source.gates:
+            gate.set()
+        self.stopping.set()
+        self.workers.notify()
+        self.workers.wake_all()
+        for thread in self.workers.threads():
+            thread.join(30)
+            assert not thread.is_alive()
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    node = Node()
+    yield node
+    node.stop()
+
+
+def test_a_gpu_is_unidentified_until_it_was_read(node: Node) -> None:
+    """Then it has a record of its own, which its worker reads for."""
+    assert [record.gpu for record in node.workers.unidentified()] == [Gpu(0), Gpu(1)]
+    assert node.tick() == [0, 1]
+
+    assert node.workers.unidentified() == []
+    records = node.records.identified()
+    assert [record.gpu.uuid for record in sorted(records, key=lambda record: record.gpu.index)] == ["GPU-0", "GPU-1"]
+    assert all(node.workers.worker_of(record).record is record for record in records)
+
+
+@pytest.mark.parametrize("state", ["down", "paused"])
+def test_nobody_is_woken_without_a_library(node: Node, state: str) -> None:
+    node.connection.paused = state == "paused"
+    if state == "down":
+        node.connection.invalidate()
+
+    assert node.tick() == []
+
+
+def test_a_stuck_worker_costs_only_its_gpu(node: Node) -> None:
+    """It is not woken again but counted, and said to be stuck once its deadline is over; the other one is read."""
+    node.tick()
+    node.source.gates[1].clear()
+    assert node.tick() == [0, 1]
+    until(lambda: node.workers.stuck() == [1], 10, "a worker in a driver call")
+
+    assert not node.workers.wait_idle(0)
+    assert node.tick() == [0]
+    stuck = node.records.claim(Gpu(1, "GPU-1"), 1)
+    assert (stuck.reason, stuck.skipped) == ("", 1)
+    node.plan = NO_PATIENCE
+    assert node.tick() == [0]
+    assert (stuck.reason, stuck.skipped) == ("stalled", 2)
+    node.plan = PLAN
+    node.source.gates[1].set()
+    assert node.workers.wait_idle(30)
+    assert stuck.reason == ""
+
+
+def test_the_end_is_no_proof_of_idleness(node: Node) -> None:
+    """Whoever waits is let go when the collector stops, but must not close a library that a call is inside of."""
+    node.tick()
+    node.source.gates[1].clear()
+    node.tick()
+    until(lambda: node.workers.stuck() == [1], 10, "a worker in a driver call")
+    node.stopping.set()
+    node.workers.notify()
+
+    assert not node.workers.wait_idle(600)
+
+
+@pytest.mark.parametrize(
+    ("reasons", "lost"), [(("", ""), False), (("lost", ""), False), (("lost", "gone"), True), (("stalled",) * 2, False)]
+)
+def test_all_lost(node: Node, reasons: tuple[str, str], lost: bool) -> None:
+    """Only then does the library have to be opened again."""
+    node.tick()
+    for index, reason in enumerate(reasons):
+        record = node.records.claim(Gpu(index, f"GPU-{index}"), index)
+        if reason:
+            record.down(reason, "for a test")
+
+    assert node.workers.all_lost() is lost
+
+
+def test_a_gpu_that_the_library_lists_no_more_is_not_unidentified(node: Node) -> None:
+    node.workers.cover(1)
+
+    assert [record.gpu.index for record in node.workers.unidentified()] == [0]

@@ -1,0 +1,75 @@
+"""`import gpu_exporter` loads nothing else until a name is used, so that it can be part of any program."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import gpu_exporter
+
+MOST_SECONDS = 0.03
+LOADED = "sorted(name for name in sys.modules if name.startswith('gpu_exporter'))"
+
+
+def fresh(program: str, *options: str) -> tuple[Any, str]:
+    """Run a program that prints JSON in a fresh interpreter; return that, and what went to stderr."""
+    done = subprocess.run(
+        [sys.executable, *options, "-c", f"import json, sys\n{program}"], capture_output=True, text=True, check=True
+    )
+    return json.loads(done.stdout), done.stderr
+
+
+def test_the_import_loads_no_other_module() -> None:
+    loaded, _ = fresh(f"import gpu_exporter; print(json.dumps({LOADED}))")
+
+    assert loaded == ["gpu_exporter"]
+
+
+def test_the_import_is_quick() -> None:
+    """The quickest of some interpreters, by the interpreter's own clock: a busy machine delays now one, now another."""
+    times = []
+    for _ in range(5):
+        _, log = fresh("import gpu_exporter; print('null')", "-X", "importtime")
+        (line,) = [line for line in log.splitlines() if line.split("|")[-1].strip() == "gpu_exporter"]
+        times.append(int(line.split("|")[1]) / 1e6)
+
+    assert min(times) < MOST_SECONDS
+
+
+def test_each_name_works_when_it_is_used() -> None:
+    """Also with `from`, and a name is the same object as in its module."""
+    names, _ = fresh(
+        "import gpu_exporter\n"
+        "from gpu_exporter import GpuReading\n"
+        "from gpu_exporter.library import read\n"
+        "from gpu_exporter.model.errors import GpuExporterError\n"
+        "assert gpu_exporter.read is read\n"
+        "assert gpu_exporter.GpuExporterError is GpuExporterError\n"
+        "assert gpu_exporter.GpuReading is GpuReading\n"
+        "print(json.dumps([getattr(gpu_exporter, name) is not None for name in gpu_exporter.__all__]))"
+    )
+
+    assert names == [True] * 4
+
+
+def test_a_light_name_does_not_load_the_library() -> None:
+    """The version, and an error to catch, cost no driver's bindings."""
+    loaded, _ = fresh(f"import gpu_exporter; gpu_exporter.__version__; print(json.dumps({LOADED}))")
+
+    assert loaded == ["gpu_exporter", "gpu_exporter.version"]
+
+
+def test_names_are_listed_before_they_are_used() -> None:
+    listed, _ = fresh("import gpu_exporter; print(json.dumps(dir(gpu_exporter)))")
+
+    assert set(gpu_exporter.__all__) <= set(listed)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    message, _ = fresh(
+        "import gpu_exporter\ntry: gpu_exporter.reed\nexcept AttributeError as error: print(json.dumps(str(error)))"
+    )
+
+    assert message == "module 'gpu_exporter' has no attribute 'reed'"
