@@ -31,7 +31,6 @@ lint: $(VENV)/dev ## Check style, types, import contracts and rendered files
 
 generate: $(VENV)/dev ## Write the files that are rendered from the catalogues
 	$(BIN)/gpu-exporter generate
-	$(BIN)/python -m tests.manifests
 
 image: ## Build the container image with Docker: IMAGE=name, ARGS='--build-arg DIGEST=sha256:… --platform …'
 	docker build --tag $(IMAGE) --build-arg VERSION=$$(sed -n 's/^__version__ = "\(.*\)"/\1/p' gpu_exporter/version.py) \

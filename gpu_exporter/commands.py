@@ -117,6 +117,8 @@ def generate_command(check: bool, root: Path) -> None:
     changed = render.stale(root) if check else render.write(root)
     for name in changed:
         click.echo(f"{name}: {'stale; run `gpu-exporter generate`' if check else 'written'}")
+    if reason := render.left_out(root):
+        click.echo(reason, err=True)
     sys.exit(1 if check and changed else 0)
 
 

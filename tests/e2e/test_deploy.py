@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from gpu_exporter.config import ENV_PREFIX, Config
-from tests import manifests
+from gpu_exporter.render import manifests
 from tests.conftest import Serve
 from tests.prometheus import scraping
 from tests.tools import tool, until
@@ -162,7 +162,7 @@ def test_manifests_are_those_of_the_chart() -> None:
     written = {
         str(path.relative_to(ROOT)): path.read_text() for path in (ROOT / manifests.FOLDER).rglob("*") if path.is_file()
     }
-    assert written == dict(manifests.files())
+    assert written == dict(manifests.files(ROOT)), "fix: run `make generate`"
 
 
 def test_manifests_hang_together() -> None:

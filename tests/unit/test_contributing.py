@@ -25,6 +25,7 @@ MADE = {
     "helm/gpu-exporter/values.yaml": rf"hotMemory: 95\n(.|\n)*{NAME}: \{{enabled: true, severity: warning, hold: 10m",
     "helm/gpu-exporter/files/rules.yaml": r"gpu:memory_temp:celsius >= \$\(hotMemory\)\n",
     "helm/gpu-exporter/README.md": rf"\[{NAME}\]",
+    "deploy/kubernetes/monitored/monitoring.yaml": rf"- alert: {NAME}\n",
     "docs/failure-modes.md": rf"\[{NAME}\]\(runbooks/{NAME.lower()}\.md\) (.|\n)*`hotMemory` \| 95 \| celsius ",
 }
 # Every value of a healthy GPU, and those that the entry injects, each for ten minutes.
@@ -103,7 +104,7 @@ def changed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, set[str]]:
     """A copy with the documented failure mode, and which files `generate` changed in it."""
     copy = tmp_path_factory.mktemp("copy")
     apply(1, copy)
-    for folder in ("alerts", "dashboards", "docs"):
+    for folder in ("alerts", "dashboards", "docs", "helm"):
         shutil.copytree(ROOT / folder, copy / folder)
     lines = run(copy, "-m", "gpu_exporter", "generate").splitlines()
     return copy, {line.split(": ")[0] for line in lines}
