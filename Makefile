@@ -51,7 +51,7 @@ soak: $(VENV)/dev tools ## Long proofs: half an hour of faults on the stand-in d
 	$(BIN)/python -m benchmarks.scale --seconds 600 --json benchmarks/results/scale.json
 	$(BIN)/python -m benchmarks.scale --seconds 600 --metrics full --json benchmarks/results/scale_full.json
 
-tools: .tools/done .tools/newer/done .tools/alertmanager .tools/victoria ## Fetch what the tests need beside Python: a C compiler, Prometheus (two), Alertmanager, VictoriaMetrics
+tools: .tools/done .tools/newer/done .tools/alerting .tools/victoria ## Fetch what the tests need beside Python: a C compiler, Prometheus (two), Alertmanager, VictoriaMetrics
 
 $(VENV)/run $(VENV)/dev $(VENV)/bench: setup.cfg pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "needs Python 3.10 or newer: make PYTHON=python3.12 …"; exit 1; }
@@ -67,12 +67,14 @@ $(VENV)/run $(VENV)/dev $(VENV)/bench: setup.cfg pyproject.toml
 	@cd .tools && { apt-get download prometheus || { $(SUDO) apt-get update && apt-get download prometheus; }; }
 	@cd .tools && dpkg -x prometheus_*.deb . && rm prometheus_*.deb && touch done
 
-# It starts only with its templates where Debian's package puts them.
-TEMPLATES := usr/share/prometheus/alertmanager
-.tools/alertmanager: | .tools/done
+# Debian's Alertmanager reads its default templates from an absolute path when it starts, and has no option for it. The
+# unpacked program gets a relative path of the same length instead, so that nothing is installed for it; the tests start
+# it in .tools. (Mount namespaces need privileges that containers lack; the installed package would start a service.)
+TEMPLATES := share/prometheus/alertmanager
+.tools/alerting: | .tools/done
 	@cd .tools && { apt-get download prometheus-alertmanager || { $(SUDO) apt-get update && apt-get download prometheus-alertmanager; }; }
 	@cd .tools && dpkg -x prometheus-alertmanager_*.deb . && rm prometheus-alertmanager_*.deb
-	@test -e /$(TEMPLATES)/email.tmpl || $(SUDO) install -D -m 644 -t /$(TEMPLATES) .tools/$(TEMPLATES)/default.tmpl .tools/$(TEMPLATES)/email.tmpl
+	@sed -i 's,/usr/$(TEMPLATES),usr//$(TEMPLATES),g' .tools/usr/bin/prometheus-alertmanager
 	@touch $@
 
 # What remote_write is tried against.
