@@ -174,6 +174,6 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
         path = GOLDEN / name
         if request.config.getoption("--update-golden"):
             path.write_text(text)
-        assert text == path.read_text(), f"fix: read the diff, then pytest --update-golden ({name})"
+        assert text == path.read_text(), f"{name}: fix: read the diff, then run `pytest --update-golden`"
 
     return check

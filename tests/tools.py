@@ -16,7 +16,7 @@ BUNDLED = Path(__file__).parent.parent / ".tools" / "usr" / "bin"
 def tool(name: str) -> Path:
     """The program of this name: from PATH, else as `make tools` unpacked it."""
     found = shutil.which(name) or shutil.which(name, path=str(BUNDLED))
-    assert found, f"{name} is neither in PATH nor in {BUNDLED}: run `make tools`"
+    assert found, f"{name} is neither in PATH nor in {BUNDLED}: fix: run `make tools`"
     return Path(found)
 
 
