@@ -7,7 +7,7 @@ ARGS   ?=
 IMAGE  ?= gpu-exporter:local
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test lint generate image bench soak tools
+.PHONY: help run demo quick test lint generate image bench soak tools
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -21,6 +21,9 @@ demo: $(VENV)/run ## Serve a recording of real H200s, labelled as replayed
 
 test: lint tools ## Set up everything, check the style and run the tests
 	$(BIN)/python -m pytest --numprocesses 3 --dist worksteal --cov --cov-report=term $(ARGS)
+
+quick: $(VENV)/dev ## Run the unit tests that neither wait, compile nor start processes: in less than a minute
+	$(BIN)/python -m pytest tests/unit -m 'not slow' --numprocesses 2 --dist worksteal $(ARGS)
 
 lint: $(VENV)/dev ## Check style, types, import contracts and rendered files
 	$(BIN)/ruff check .

@@ -44,7 +44,7 @@ class Hook:
 
         self._server = HTTPServer(("127.0.0.1", 0), Receive)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
 
     def __enter__(self) -> Hook:
         self._thread.start()

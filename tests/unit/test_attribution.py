@@ -392,6 +392,13 @@ class Script:
         self.done.set()
 
 
+class Hurried(threading.Event):
+    """A request to stop for which nobody waits between two attempts."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return super().wait(0)
+
+
 def test_a_watch_that_fails_goes_on_where_it_was(caplog: pytest.LogCaptureFixture) -> None:
     """It is not listed anew, what was told holds, and a server that stays away is said once."""
     away = Untold("unavailable", "API server: Connection refused")
@@ -402,6 +409,7 @@ def test_a_watch_that_fails_goes_on_where_it_was(caplog: pytest.LogCaptureFixtur
     script = Script(({}, added, away), (away,), (away,), ({},))
     told: Told[Mapping[str, Pod]] = Told("pods", {})
     watch = Watch(told, cast(Api, script), pods.path, pods.Reader(), {})
+    watch._stopping = Hurried()
     with caplog.at_level("INFO"):
         watch.start()
         assert script.done.wait(30)
@@ -420,6 +428,7 @@ def test_an_event_that_is_none(event: Object) -> None:
     script = Script(({}, event), ({},))
     told: Told[Mapping[str, Pod]] = Told("pods", {})
     watch = Watch(told, cast(Api, script), pods.path, pods.Reader(), {})
+    watch._stopping = Hurried()
     watch.start()
     assert script.done.wait(30)
     watch.stop()

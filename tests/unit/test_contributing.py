@@ -13,6 +13,8 @@ import pytest
 
 from tests.fakes.driver import FakeDriver
 
+pytestmark = pytest.mark.slow
+
 FIX = "fix: make the diff in CONTRIBUTING.md apply again, or name its results in tests/unit/test_contributing.py"
 
 ROOT = Path(__file__).parent.parent.parent

@@ -312,6 +312,7 @@ def _lost(before: Any, after: Any, path: str = "") -> Iterator[str]:
             yield f"{path}: {before!r} became {after!r}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("missing", ["grafanalib", "grafana_foundation_sdk"])
 def test_without_the_extra_one_line_names_it(missing: str, tmp_path: Path) -> None:
     """`generate` says what to install; the rest of the command line works."""

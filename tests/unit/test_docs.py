@@ -125,6 +125,7 @@ def test_prose_names_what_there_is(mode: FailureMode) -> None:
     assert set(re.findall(r"`gpu-exporter (\w+)", prose)) <= set(commands.commands), ENTRY
 
 
+@pytest.mark.slow
 @pytest.mark.drift
 def test_promql_in_prose_is_promql(tmp_path: Path) -> None:
     """promtool takes every expression that a runbook tells people to ask."""

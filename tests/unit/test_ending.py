@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 WAITS = """
 from gpu_exporter.ending import asked
 

@@ -18,6 +18,7 @@ DELETE = "fix: delete the answer of the row that is gone from gpu_exporter/hardw
 FULL = selected(MetricSet.FULL)
 
 
+@pytest.mark.slow
 @pytest.mark.drift
 def test_the_stand_in_answers_what_an_h200_does(tmp_path: Path) -> None:
     """Every metric that was seen on an H200 comes from the stand-in, too."""

@@ -12,6 +12,8 @@ import pytest
 
 from tests.fakes.driver import FakeDriver
 
+pytestmark = pytest.mark.slow
+
 READS = """
 import json, time
 from gpu_exporter import metrics as m
