@@ -18,6 +18,7 @@ from hypothesis import settings
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.fakes.driver import FakeDriver
+from tests.tools import PATIENCE
 from tests.tools import free_port as free_port
 
 # Slow shared cores: how long one example takes is no fact about the code.
@@ -87,7 +88,7 @@ class Exporter:
 
     def until(self, holds: Callable[[Page], bool], timeout: float = 15.0) -> Page:
         """Scrape until it holds; fail with the last page's own families if it never does."""
-        end = time.monotonic() + timeout
+        end = time.monotonic() + PATIENCE * timeout
         while True:
             page = self.page()
             if holds(page):
@@ -148,7 +149,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
             )
             stack.callback(process.wait)
             stack.callback(process.kill)
-            exporter, end = Exporter(process, port, log, tls), time.monotonic() + wait
+            exporter, end = Exporter(process, port, log, tls), time.monotonic() + PATIENCE * wait
             while True:
                 try:
                     exporter.get("/healthz")
