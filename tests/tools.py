@@ -30,11 +30,11 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def until(ask: Callable[[], T], timeout: float = 15.0, what: str = "the condition") -> T:
-    """Ask until the answer is true; return it. Fail after `timeout` seconds of an idle machine."""
+def until(ask: Callable[[], T], timeout: float = 15.0, what: str = "the condition", every: float = 0.1) -> T:
+    """Ask each `every` seconds until the answer is true; return it. Fail after `timeout` seconds of an idle machine."""
     patience = PATIENCE * timeout
     end = time.monotonic() + patience
     while not (answer := ask()):
         assert time.monotonic() < end, f"{what} never came true in {patience:g} s; the last answer is {answer!r}"
-        time.sleep(0.1)
+        time.sleep(every)
     return answer

@@ -74,13 +74,13 @@ def test_every_mode_in_a_fleet(serve: Serve, tmp_path: Path) -> None:
             return not missing
 
         try:
-            until(all_there, 75, "every alert")
+            until(all_there, 75, "every alert", every=1)
         except AssertionError:
             raise AssertionError(f"never came: {missing}") from None
         # A page that comes too late for its scrape is an exporter that is down: look when none was for a while.
         alive = {node for mode, node in zip(SHOWN, NODES, strict=True) if mode.inject.fault != "down"}
         late = f"min_over_time(up[20s]) == 0 and on (node) up{{node=~'{'|'.join(sorted(alive))}'}}"
-        until(lambda: not prometheus.query(late), 60, "a time in which every scrape succeeded")
+        until(lambda: not prometheus.query(late), 60, "a time in which every scrape succeeded", every=1)
         # Nodes without an injection do what their schedule says, which may be called host-bound and the like.
         assert {each for each in alerts(prometheus) if each[1] in NODES} <= wanted | allowed
         failing = [
