@@ -19,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests import PACKAGED_RECORDINGS, ROOT
 from tests.support.fakes.driver import FakeDriver
+from tests.support.tools import PATIENCE
 from tests.support.tools import free_port as free_port
 
 # Slow shared cores: how long one example takes is no fact about the code.
@@ -88,7 +89,7 @@ class Exporter:
 
     def until(self, holds: Callable[[Page], bool], timeout: float = 15.0) -> Page:
         """Scrape until it holds; fail with the last page's own families if it never does."""
-        end = time.monotonic() + timeout
+        end = time.monotonic() + PATIENCE * timeout
         while True:
             page = self.page()
             if holds(page):
@@ -151,7 +152,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
             )
             stack.callback(process.wait)
             stack.callback(process.kill)
-            exporter, end = Exporter(process, port, log, tls), time.monotonic() + wait
+            exporter, end = Exporter(process, port, log, tls), time.monotonic() + PATIENCE * wait
             while True:
                 try:
                     exporter.get("/healthz")
@@ -177,6 +178,6 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
         path = GOLDEN / name
         if request.config.getoption("--update-golden"):
             path.write_text(text)
-        assert text == path.read_text(), f"fix: read the diff, then pytest --update-golden ({name})"
+        assert text == path.read_text(), f"{name}: fix: read the diff, then run `pytest --update-golden`"
 
     return check

@@ -128,6 +128,8 @@ def generate_command(check: bool, root: Path) -> None:
     changed = artifacts.stale(root) if check else artifacts.write(root)
     for name in changed:
         click.echo(f"{name}: {'stale; run `gpu-exporter generate`' if check else 'written'}")
+    if reason := artifacts.left_out(root):
+        click.echo(reason, err=True)
     sys.exit(1 if check and changed else 0)
 
 

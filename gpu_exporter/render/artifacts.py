@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from gpu_exporter.catalogue.failure_modes.mode import Domain
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.render.boards import BOARDS, Board
 from gpu_exporter.render.chart import files as chart
+from gpu_exporter.render.chart import manifests
 from gpu_exporter.render.docs import (
     dcgm_exporter_flags,
     reference,
@@ -67,19 +68,33 @@ ARTIFACTS: Mapping[str, Callable[[], str]] = {
 
 
 def write(root: Path) -> list[str]:
-    """Write every artifact below `root`; return the names of those that changed."""
-    changed = stale(root)
-    for name in changed:
+    """Write every file below `root` that is not current; return the names of those that changed."""
+    changed = []
+    for name, text in _rendered(root):
         path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(ARTIFACTS[name](), encoding="utf-8")
+        if not _current(path, text):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            changed.append(name)
     return changed
 
 
 def stale(root: Path) -> list[str]:
-    """The names of the artifacts below `root` that are not what the catalogues say."""
-    return [
-        name
-        for name, render in ARTIFACTS.items()
-        if not (root / name).is_file() or (root / name).read_text(encoding="utf-8") != render()
-    ]
+    """Return the names of the files below `root` that are not what the catalogues say."""
+    return [name for name, text in _rendered(root) if not _current(root / name, text)]
+
+
+def left_out(root: Path) -> str:
+    """Return which files cannot be rendered for `root`, and the fix, in one line; "" if all can."""
+    return manifests.left_out(root)
+
+
+def _rendered(root: Path) -> Iterator[tuple[str, str]]:
+    for name, render in ARTIFACTS.items():
+        yield name, render()
+    if not manifests.left_out(root):  # last: they are rendered from the chart below `root`, which is written by now
+        yield from manifests.files(root).items()
+
+
+def _current(path: Path, text: str) -> bool:
+    return path.is_file() and path.read_text(encoding="utf-8") == text

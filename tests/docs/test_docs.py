@@ -24,6 +24,11 @@ from gpu_exporter.render.rules.rules import shared_conditions
 from tests import ROOT
 from tests.support.tools import tool
 
+GENERATE = "fix: run `make generate`"
+ENTRY = "fix: name what exists in the entry of the mode in gpu_exporter/catalogue/failure_modes/"
+EXPRESSION = "fix: correct the expression in the entry of the mode in gpu_exporter/catalogue/failure_modes/"
+LIMIT = "fix: run `make generate`, or delete the limit from gpu_exporter/catalogue/failure_modes/"
+
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
 LINK = re.compile(r"\[[^]]*\]\(([^)#\s]*)(?:#([^)\s]+))?\)")
 BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
@@ -48,9 +53,10 @@ def anchors(page: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+@pytest.mark.drift
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
-    """fix: name a file or a heading that exists."""
+    """Every link names a file and a heading that exist."""
     dead = []
     for target, anchor in LINK.findall(BLOCK.sub("", page.read_text())):
         if "://" in target:
@@ -59,26 +65,30 @@ def test_links_lead_somewhere(page: Path) -> None:
         if not path.exists() or (anchor and anchor not in anchors(path.read_text())):
             dead.append((target, anchor))
 
-    assert dead == []
+    assert dead == [], "fix: name a file or a heading that exists; run `make generate` if the page is rendered"
 
 
+@pytest.mark.drift
 @pytest.mark.parametrize("domain", Domain)
 def test_every_alert_has_its_runbook(domain: Domain) -> None:
     """The URL of an alert in the committed rules ends in the path of a committed page with its name."""
     groups = yaml.safe_load((ROOT / f"alerts/{domain.value}.yaml").read_text())["groups"]
     urls = {rule["alert"]: rule["annotations"]["runbook_url"] for group in groups for rule in group["rules"]}
 
-    assert urls
+    assert urls, GENERATE
     for name, url in urls.items():
         path = url.rpartition("/")[2]
-        assert (ROOT / runbooks.FOLDER / path).read_text().splitlines()[1] == f"# {name}"
+        assert (ROOT / runbooks.FOLDER / path).read_text().splitlines()[1] == f"# {name}", GENERATE
 
 
+@pytest.mark.drift
 def test_there_is_no_runbook_of_nothing() -> None:
-    """fix: delete the page of a failure mode that is gone."""
+    """Every page in the folder is of a failure mode."""
     names = {path.name for path in (ROOT / runbooks.FOLDER).iterdir()}
 
-    assert names == {"README.md", *(f"{mode.name.lower()}.md" for mode in MODES)}
+    assert names == {"README.md", *(f"{mode.name.lower()}.md" for mode in MODES)}, (
+        "fix: delete the page in docs/runbooks of a failure mode that is gone, then run `make generate`"
+    )
 
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
@@ -93,29 +103,33 @@ def test_a_failure_mode_says_all_that_someone_who_was_paged_needs(mode: FailureM
     assert not re.search(r"TODO|TBD|FIXME|  |\{(s|m)\.", " ".join(prose))
 
 
+@pytest.mark.drift
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 def test_a_runbook_has_every_section(mode: FailureMode) -> None:
     """In one order, none of them empty."""
     text = DOCS[runbooks.path(mode)]
     found = re.split(r"^## (.+)$", text, flags=re.MULTILINE)
 
-    assert found[1::2] == SECTIONS
-    assert all(section.strip() for section in found[2::2])
-    assert mode.severity.value in found[0]
-    assert rules.expression(mode, {}) in found[-1]
+    assert found[1::2] == SECTIONS, GENERATE
+    assert all(section.strip() for section in found[2::2]), GENERATE
+    assert mode.severity.value in found[0], GENERATE
+    assert rules.expression(mode, {}) in found[-1], GENERATE
 
 
+@pytest.mark.drift
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 def test_prose_names_what_there_is(mode: FailureMode) -> None:
     """Signals and modes that it names exist; so do the commands of ours."""
     prose = " ".join((mode.meaning, mode.impact, mode.wrong, mode.advice, *mode.diagnosis, *mode.mitigation))
     recorded = set(re.findall(r"record: (\S+)", (ROOT / "alerts/recording.yaml").read_text()))
 
-    assert set(re.findall(r"\b(?:gpu|workload|node|namespace):\w+:\w+", prose)) <= recorded
-    assert set(re.findall(r"\bGpu[A-Z]\w+", prose)) <= {mode.name for mode in MODES}
-    assert set(re.findall(r"`gpu-exporter (\w+)", prose)) <= set(commands.commands)
+    assert set(re.findall(r"\b(?:gpu|workload|node|namespace):\w+:\w+", prose)) <= recorded, ENTRY
+    assert set(re.findall(r"\bGpu[A-Z]\w+", prose)) <= {mode.name for mode in MODES}, ENTRY
+    assert set(re.findall(r"`gpu-exporter (\w+)", prose)) <= set(commands.commands), ENTRY
 
 
+@pytest.mark.slow
+@pytest.mark.drift
 def test_promql_in_prose_is_promql(tmp_path: Path) -> None:
     """promtool takes every expression that a runbook tells people to ask."""
     steps = " ".join(step for mode in MODES for step in (*mode.diagnosis, *mode.mitigation, mode.wrong))
@@ -126,18 +140,19 @@ def test_promql_in_prose_is_promql(tmp_path: Path) -> None:
 
     result = subprocess.run([tool("promtool"), "check", "rules", file], capture_output=True, text=True, check=False)
 
-    assert len(asked) > 40
-    assert result.returncode == 0, result.stderr + result.stdout
+    assert len(asked) > 40, EXPRESSION
+    assert result.returncode == 0, f"{result.stderr}{result.stdout}\n{EXPRESSION}"
 
 
+@pytest.mark.drift
 def test_every_limit_is_documented() -> None:
     """Every limit that the catalogue has is reached by some condition, or is a price, and stands in the page."""
     modules = (bottlenecks, health, distributed, bottleneck, cost)
     defined = {value for module in modules for value in vars(module).values() if isinstance(value, Limit)}
 
-    assert defined <= set(failure_pages.all_limits())
+    assert defined <= set(failure_pages.all_limits()), LIMIT
     for limit in (*failure_pages.all_limits(), *cost.PRICES):
-        assert f"| `{limit.name}` | {limit.value:.15g} | {limit.unit} | {limit.help} |" in FAILURE_MODES
+        assert f"| `{limit.name}` | {limit.value:.15g} | {limit.unit} | {limit.help} |" in FAILURE_MODES, LIMIT
 
 
 def test_limits_have_names_of_their_own() -> None:
@@ -147,36 +162,41 @@ def test_limits_have_names_of_their_own() -> None:
     assert len(set(names)) == len(names)
 
 
+@pytest.mark.drift
 def test_the_tree_has_every_class_once_and_in_order() -> None:
     """Each question leads to its class or to the next question; the last answer needs no question."""
     (tree,) = re.findall(r"```mermaid\n(.*?)```", FAILURE_MODES, re.DOTALL)
     last = len(CLASSES) - 1
 
-    assert re.findall(r'c(\d+)\(\["(.+)"\]\)', tree) == [(str(n), each.name) for n, each in enumerate(CLASSES)]
-    assert re.findall(r"q(\d+) -- yes --> c(\d+)", tree) == [(str(n), str(n)) for n in range(last)]
+    assert re.findall(r'c(\d+)\(\["(.+)"\]\)', tree) == [(str(n), each.name) for n, each in enumerate(CLASSES)], (
+        GENERATE
+    )
+    assert re.findall(r"q(\d+) -- yes --> c(\d+)", tree) == [(str(n), str(n)) for n in range(last)], GENERATE
     assert re.findall(r"q(\d+) -- no --> (\w+)", tree) == [
         (str(n), f"q{n + 1}" if n + 1 < last else f"c{last}") for n in range(last)
-    ]
+    ], GENERATE
     labels = re.findall(r'q\d+\{\{"(.+)"\}\}', tree)
-    assert len(labels) == last
-    assert [label for label in labels if re.search(r'["{}]|<(?!br/>)', label)] == []
+    assert len(labels) == last, GENERATE
+    assert [label for label in labels if re.search(r'["{}]|<(?!br/>)', label)] == [], GENERATE
 
 
+@pytest.mark.drift
 def test_every_class_and_mode_has_its_place() -> None:
     """Classes in their order, modes in triage order, each with a link to its runbook."""
     headings = re.findall(r"^### \d+\. (.+)$", FAILURE_MODES, re.MULTILINE)
     table = re.findall(r"^\| \[(\w+)\]\(runbooks/", FAILURE_MODES, re.MULTILINE)
     index = re.findall(r"^\| \[(\w+)\]\(\w+\.md\)", DOCS["docs/runbooks/README.md"], re.MULTILINE)
 
-    assert headings == [each.name for each in CLASSES]
-    assert table == index == [mode.name for mode in MODES]
+    assert headings == [each.name for each in CLASSES], GENERATE
+    assert table == index == [mode.name for mode in MODES], GENERATE
 
 
+@pytest.mark.drift
 def test_every_signal_has_a_row() -> None:
     """In the order of the catalogue, each with something that it is made of; then what is recorded of conditions."""
     rows = re.findall(r"^\| `(gpu:\S+)` \| (.+) \|$", DOCS["docs/signals.md"], re.MULTILINE)
     signals, conditions = rows[: len(SIGNALS)], rows[len(SIGNALS) :]
 
-    assert [name for name, _ in signals] == [signal.record for signal in SIGNALS]
-    assert [name for name, _ in conditions] == list(shared_conditions())
-    assert [name for name, cells in signals if re.split(r"(?<!\\) ?\| ", cells)[2] == "-"] == []
+    assert [name for name, _ in signals] == [signal.record for signal in SIGNALS], GENERATE
+    assert [name for name, _ in conditions] == list(shared_conditions()), GENERATE
+    assert [name for name, cells in signals if re.split(r"(?<!\\) ?\| ", cells)[2] == "-"] == [], GENERATE

@@ -45,7 +45,7 @@ class Hook:
 
         self._server = HTTPServer(("127.0.0.1", 0), Receive)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
 
     def __enter__(self) -> Hook:
         self._thread.start()
@@ -122,9 +122,12 @@ def alertmanager(folder: Path, hook: Hook) -> Iterator[Alertmanager]:
         "web.listen-address": f"127.0.0.1:{port}",
         "cluster.listen-address": "",
     }
-    arguments = [str(tool("prometheus-alertmanager")), *(f"--{name}={value}" for name, value in options.items())]
+    program = tool("prometheus-alertmanager")
+    arguments = [str(program), *(f"--{name}={value}" for name, value in options.items())]
+    # It finds its templates in usr/share from here, if it is the one of `make tools`.
+    root = program.parent.parent.parent
     with (folder / "alertmanager.log").open("wb") as output:
-        process = subprocess.Popen(arguments, stdout=output, stderr=output)
+        process = subprocess.Popen(arguments, cwd=root, stdout=output, stderr=output)
     try:
         found = Alertmanager(port)
         until(found.ready, what="Alertmanager's start")

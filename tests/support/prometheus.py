@@ -33,9 +33,10 @@ class Prometheus:
         assert answer["status"] == "success", answer
         return answer["data"]
 
-    def query(self, promql: str) -> list[float]:
-        """The values that an instant query finds."""
-        return [float(found["value"][1]) for found in self.api("query", query=promql)["result"]]
+    def query(self, promql: str, at: float | None = None) -> list[float]:
+        """The values that an instant query finds, now or at a Unix time."""
+        time = {} if at is None else {"time": f"{at:.3f}"}
+        return [float(found["value"][1]) for found in self.api("query", query=promql, **time)["result"]]
 
     def stored(self, selector: str) -> dict[str, list[tuple[float, float]]]:
         """Every (time, value) that a range selector such as `up[1m]` finds, by instance."""

@@ -12,13 +12,16 @@ from typing import TypeVar
 from tests import ROOT
 
 T = TypeVar("T")
+# A time limit bounds a failure only, and other processes may have the cores: waiting is given so many times as long as
+# it takes on an idle machine.
+PATIENCE = 4.0
 BUNDLED = ROOT / ".tools" / "usr" / "bin"
 
 
 def tool(name: str) -> Path:
     """The program of this name: from PATH, else as `make tools` unpacked it."""
     found = shutil.which(name) or shutil.which(name, path=str(BUNDLED))
-    assert found, f"{name} is neither in PATH nor in {BUNDLED}: run `make tools`"
+    assert found, f"{name} is neither in PATH nor in {BUNDLED}: fix: run `make tools`"
     return Path(found)
 
 
@@ -29,10 +32,11 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def until(ask: Callable[[], T], timeout: float = 15.0, what: str = "the condition") -> T:
-    """Ask again and again until the answer is true; return it."""
-    end = time.monotonic() + timeout
+def until(ask: Callable[[], T], timeout: float = 15.0, what: str = "the condition", every: float = 0.1) -> T:
+    """Ask each `every` seconds until the answer is true; return it. Fail after `timeout` seconds of an idle machine."""
+    patience = PATIENCE * timeout
+    end = time.monotonic() + patience
     while not (answer := ask()):
-        assert time.monotonic() < end, f"{what} never came true in {timeout:g} s; the last answer is {answer!r}"
-        time.sleep(0.1)
+        assert time.monotonic() < end, f"{what} never came true in {patience:g} s; the last answer is {answer!r}"
+        time.sleep(every)
     return answer

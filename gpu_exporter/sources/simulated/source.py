@@ -118,6 +118,7 @@ class SimulatedSource:
         self._owner = owner
         self._injected: Mapping[int, Injected] = {}
         self._dead = False
+        self._asked_at: float | None = None
         self._reloads = [fault for fault in faults if fault.kind == script.RELOAD and fault.node in (script.ANY, node)]
 
     def inject(self, injected: Mapping[int, Injected], faults: Sequence[Fault], *, dead: bool) -> None:
@@ -131,8 +132,13 @@ class SimulatedSource:
         return bool(self._injected)
 
     def dead(self) -> bool:
-        """Whether the exporter of this node does not answer any more."""
-        return self._dead and self.clock() > SEEN_SECONDS
+        """Return whether the exporter of this node has stopped answering: a while after it was first asked, so that
+        Prometheus knows the node, however late it came."""
+        if not self._dead:
+            return False
+        if self._asked_at is None:
+            self._asked_at = self.clock()
+        return self.clock() - self._asked_at > SEEN_SECONDS
 
     def instant(self, index: int) -> bool:
         """Whether no fault ever makes a read of this GPU wait."""

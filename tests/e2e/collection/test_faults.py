@@ -12,6 +12,7 @@ import pytest
 
 from tests.conftest import Exporter, Page, Serve, run
 from tests.support.fakes.driver import FakeDriver, identity, steps
+from tests.support.tools import until as wait_until
 
 SM_ACTIVE, SM_SECONDS = "DCGM_FI_PROF_SM_ACTIVE", "gpu_sm_active_seconds_total"
 # What a GPU has while it does not answer; all else is withdrawn.
@@ -101,14 +102,20 @@ def withdrawn(page: Page, gpu: int) -> bool:
 
 
 def assert_scrapes_are_quick(exporter: Exporter) -> None:
-    """50 scrapes: 50 ms as the median, and 200 ms for the slowest, since test machines stop now and then."""
-    times = []
-    for _ in range(50):
-        begin = time.perf_counter()
-        exporter.get()
-        times.append(time.perf_counter() - begin)
-    assert median(times) < 0.05
-    assert max(times) < 0.2
+    """50 scrapes in a row: 50 ms as the median, and 200 ms for the slowest, since test machines stop now and then.
+
+    What another process delays is asked again; a driver would delay them all.
+    """
+
+    def quick() -> bool:
+        times = []
+        for _ in range(50):
+            begin = time.perf_counter()
+            exporter.get()
+            times.append(time.perf_counter() - begin)
+        return median(times) < 0.05 and max(times) < 0.2
+
+    wait_until(quick, 10, "a row of quick scrapes")
 
 
 # --- a driver call that never returns -------------------------------------------------------------------------------
@@ -122,13 +129,18 @@ def test_a_wedged_gpu_costs_only_itself(start: Start, gpus: Drive) -> None:
     driver.block(3)
     first = exporter.until(lambda page: states(page) == up(8, gpu3="stalled") and withdrawn(page, 3))
     assert_scrapes_are_quick(exporter)
-    page = exporter.until(lambda page: page.value("gpu_read_stalled_seconds", gpu="3") > 2.5)
+    others = {*"01234567"} - {"3"}
+    page = exporter.until(
+        lambda page: (
+            page.value("gpu_read_stalled_seconds", gpu="3") > 2.5
+            and all(page.value("gpu_snapshot_age_seconds", gpu=gpu) < 0.6 for gpu in others)
+        )
+    )
     assert states(page) == up(8, gpu3="stalled")
     assert withdrawn(page, 3)
     skipped = "gpu_exporter_ticks_skipped_total"
     assert page.value(skipped, gpu="3") >= first.value(skipped, gpu="3") + 3
-    for gpu in {*"01234567"} - {"3"}:
-        assert page.value("gpu_snapshot_age_seconds", gpu=gpu) < 0.6
+    for gpu in others:
         assert page.value("gpu_read_stalled_seconds", gpu=gpu) == 0
         assert page.value(SM_SECONDS, gpu=gpu) > first.value(SM_SECONDS, gpu=gpu) + 0.5
     assert page.value("gpu_devices_visible") == 7

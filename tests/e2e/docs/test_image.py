@@ -24,6 +24,8 @@ from tests import ROOT
 from tests.conftest import Serve
 from tests.support.tools import free_port, until
 
+FIX = "fix: correct the COPY lines in Dockerfile, or the patterns in .dockerignore"
+
 LARGEST_MIB = 60.0
 HASH = "$2y$04$" + "x" * 53
 COMPILERS = re.compile(r"\b(gcc|g\+\+|cc|make|build-essential|cargo|rustc|apt-get|apk|git)\b")
@@ -103,20 +105,21 @@ def ignored(path: str) -> bool:
     return out
 
 
+@pytest.mark.drift
 def test_what_is_copied_is_there() -> None:
     """And reaches the builder, which nothing else does."""
     copied = [each.words[:-1] for each in stages()[0] if each.name == "COPY"]
     sources = [source for words in copied for source in words]
-    assert len(sources) > 4
+    assert len(sources) > 4, FIX
     for source in sources:
-        assert (ROOT / source).exists(), source
-        assert not ignored(source), source
-    assert not ignored("gpu_exporter/catalogue/xids.csv")
+        assert (ROOT / source).exists(), f"{source}: {FIX}"
+        assert not ignored(source), f"{source}: {FIX}"
+    assert not ignored("gpu_exporter/catalogue/xids.csv"), FIX
     files = {path.name for path in (ROOT / "deploy/dcgm-exporter").glob("*.csv")}
-    assert files == {"default-counters.csv", "dcp-metrics-included.csv", "1.x-compatibility-metrics.csv"}
-    assert not any(ignored(f"deploy/dcgm-exporter/{name}") for name in files)
+    assert files == {"default-counters.csv", "dcp-metrics-included.csv", "1.x-compatibility-metrics.csv"}, FIX
+    assert not any(ignored(f"deploy/dcgm-exporter/{name}") for name in files), FIX
     for other in (".git", ".venv", ".tools", "tests", "shared", "gpu_exporter/__pycache__", "docs", "web.yml"):
-        assert ignored(other), other
+        assert ignored(other), f"{other}: {FIX}"
 
 
 @pytest.fixture(scope="module")

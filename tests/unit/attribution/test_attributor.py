@@ -394,6 +394,13 @@ class Script:
         self.done.set()
 
 
+class Hurried(threading.Event):
+    """A request to stop for which nobody waits between two attempts."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return super().wait(0)
+
+
 def test_a_watch_that_fails_goes_on_where_it_was(caplog: pytest.LogCaptureFixture) -> None:
     """It is not listed anew, what was told holds, and a server that stays away is said once."""
     away = LookupFailed("unavailable", "API server: Connection refused")
@@ -404,6 +411,7 @@ def test_a_watch_that_fails_goes_on_where_it_was(caplog: pytest.LogCaptureFixtur
     script = Script(({}, added, away), (away,), (away,), ({},))
     told: Lookup[Mapping[str, Pod]] = Lookup("pods", {})
     watch = Watch(told, cast(Api, script), pods.path, pods.Reader(), {})
+    watch._stopping = Hurried()
     with caplog.at_level("INFO"):
         watch.start()
         assert script.done.wait(30)
@@ -422,6 +430,7 @@ def test_an_event_that_is_none(event: Object) -> None:
     script = Script(({}, event), ({},))
     told: Lookup[Mapping[str, Pod]] = Lookup("pods", {})
     watch = Watch(told, cast(Api, script), pods.path, pods.Reader(), {})
+    watch._stopping = Hurried()
     watch.start()
     assert script.done.wait(30)
     watch.stop()

@@ -15,6 +15,7 @@ from tests.support.tools import tool
 KNOWN = {row.name for row in METRICS}
 
 
+@pytest.mark.slow
 def test_every_expression_parses(tmp_path: Path) -> None:
     """promtool reads them all as rules."""
     rules = [{"record": f"state:{number}", "expr": state.promql} for number, state in enumerate(STATES)]

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 WAITS = """
 from gpu_exporter.cli.stop import stop_event
 

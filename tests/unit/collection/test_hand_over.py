@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,11 +11,14 @@ import pytest
 
 from gpu_exporter.collection.hand_over import HandOver, Release, device_files
 from gpu_exporter.sources.nvml import library
+from tests.support.virtual_time import Clock
 
 
-def test_a_release_has_an_end() -> None:
+def test_a_release_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """It begins, is extended and ends; each time the loop hears of it."""
     heard: list[None] = []
+    clock = Clock()
+    monkeypatch.setattr("gpu_exporter.collection.hand_over.time", clock)
     hand_over = HandOver(lambda: heard.append(None))
     assert hand_over.present() is None
     assert not hand_over.end()
@@ -25,8 +27,8 @@ def test_a_release_has_an_end() -> None:
     assert release is not None
     hand_over.begin(0.05)
     assert hand_over.present() is release
-    assert release.until == pytest.approx(time.time() + 0.05, abs=1)
-    time.sleep(0.06)
+    assert release.until == pytest.approx(clock.time() + 0.05)
+    clock.pass_by(0.06)
     assert hand_over.present() is hand_over.release is None
     hand_over.begin(100)
     assert hand_over.end()

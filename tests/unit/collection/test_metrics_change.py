@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -16,9 +15,10 @@ from gpu_exporter.model.errors import GpuLost
 from gpu_exporter.model.gpu import Gpu, Owner, Reading, Sample, Series, XidEvent
 from gpu_exporter.model.metric import Metric, Pace
 from gpu_exporter.model.snapshot import Snapshot
-from tests.support.tools import until
+from tests.support.virtual_time import Clock, Loop, virtual
 
 GPU = Gpu(0, "GPU-0")
+INTERVAL = 0.02
 BEFORE, AFTER = (m.SM_ACTIVE, m.GPU_TEMP), (m.SM_ACTIVE, m.GPU_TEMP, m.FP64_ACTIVE)
 
 
@@ -31,6 +31,7 @@ class FakeDevice:
     gpu: Gpu = GPU
     xids_since: float | None = None
     closed: bool = False
+    clock: Clock = field(default_factory=Clock)
     _series: dict[Metric, Series] = field(default_factory=dict)
     _last: float | None = None
 
@@ -39,7 +40,7 @@ class FakeDevice:
 
     def read(self, paces: frozenset[Pace]) -> Reading:
         assert not self.closed
-        now, last = time.monotonic(), self._last
+        now, last = self.clock.monotonic(), self._last
         self._last = now
         values = {
             self._series.setdefault(metric, Series(metric, GPU)): 0.5
@@ -57,7 +58,8 @@ class FakeSource:
 
     name, live = "fake", True
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock | None = None) -> None:
+        self.clock = clock or Clock()
         self.devices: list[FakeDevice] = []
         self.never: frozenset[Metric] = frozenset()
         self.refuses = 0
@@ -85,105 +87,105 @@ class FakeSource:
         if self.refuses:
             self.refuses -= 1
             raise GpuLost("GPU 0: busy", "unknown")
-        self.devices.append(FakeDevice(metrics, self.never))
+        self.devices.append(FakeDevice(metrics, self.never, clock=self.clock))
         return self.devices[-1]
 
 
-Run = Callable[[FakeSource], tuple[Collector, list[dict[Metric, float]]]]
+class Run:
+    """A loop on a source that asks for `BEFORE`, and the samples of each of its snapshots, from the first means on."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.source = FakeSource(clock)
+        self.seen: list[dict[Metric, float]] = []
+        self.collector = Collector(self.source, BEFORE, self._publish, CollectionSettings(INTERVAL))
+        self._loop = Loop(self.collector, clock)
+        self._loop.start()
+        self.ticks(5)
+
+    def _publish(self, snapshot: Snapshot) -> None:
+        known = {series.metric: value for series, value in snapshot.samples}
+        if self.seen or m.SM_SECONDS in known:
+            self.seen.append(known)
+
+    def ticks(self, number: int) -> None:
+        """Run until there are so many snapshots more."""
+        count = len(self.seen) + number
+        self.until(lambda: len(self.seen) >= count)
+
+    def until(self, holds: Callable[[], object]) -> None:
+        """Run until it holds."""
+        self._loop.run(holds)
 
 
 @pytest.fixture
 def run() -> Iterator[Run]:
-    """A loop on a source that asks for `BEFORE`, and the samples of each of its snapshots, from the first means on."""
-    collectors = []
-
-    def start(source: FakeSource) -> tuple[Collector, list[dict[Metric, float]]]:
-        seen: list[dict[Metric, float]] = []
-
-        def publish(snapshot: Snapshot) -> None:
-            known = {series.metric: value for series, value in snapshot.samples}
-            if seen or m.SM_SECONDS in known:
-                seen.append(known)
-
-        collector = Collector(source, BEFORE, publish, CollectionSettings(0.02))
-        collectors.append(collector)
-        collector.start()
-        until(lambda: len(seen) > 3, 10, "some snapshots")
-        return collector, seen
-
-    yield start
-    for collector in collectors:
-        assert collector.stop()
+    """A loop in virtual time."""
+    clock = Clock()
+    with virtual(clock):
+        running = Run(clock)
+        yield running
+        assert running.collector.stop()
 
 
 def holds(seen: Sequence[dict[Metric, float]]) -> None:
-    """What is asked for before and after was in each snapshot, and no integral fell or jumped."""
+    """What is asked for before and after was in each snapshot, and the integral grew by what the gauge says."""
     for before, after in pairwise(seen):
         assert [metric.name for metric in (m.SM_ACTIVE, m.GPU_TEMP, m.SM_SECONDS) if metric not in after] == []
-        assert after[m.SM_SECONDS] >= before[m.SM_SECONDS]
+        assert after[m.SM_SECONDS] - before[m.SM_SECONDS] == pytest.approx(INTERVAL / 2, abs=1e-3)
     passed = seen[-1][m.READ_AT] - seen[0][m.READ_AT]
-    assert seen[-1][m.SM_SECONDS] - seen[0][m.SM_SECONDS] == pytest.approx(passed / 2, rel=0.2, abs=0.2)
+    assert seen[-1][m.SM_SECONDS] - seen[0][m.SM_SECONDS] == pytest.approx(passed / 2, abs=1e-3)
     assert {known[m.FAILURES] for known in seen} == {0}
 
 
 def test_nothing_is_missing_while_devices_change(run: Run) -> None:
     """There and back, and the device that is not used any more is given back."""
-    source = FakeSource()
-    collector, seen = run(source)
-    collector.choose(AFTER)
-    until(lambda: m.FP64_ACTIVE in seen[-1], 10, "the new metric")
-    collector.choose(BEFORE)
-    until(lambda: m.FP64_ACTIVE not in seen[-1], 10, "the end of the new metric")
+    run.collector.choose(AFTER)
+    run.until(lambda: m.FP64_ACTIVE in run.seen[-1])
+    run.collector.choose(BEFORE)
+    run.until(lambda: m.FP64_ACTIVE not in run.seen[-1])
 
-    holds(seen)
-    assert [device.closed for device in source.devices] == [True, True, False]
+    holds(run.seen)
+    assert [device.closed for device in run.source.devices] == [True, True, False]
 
 
 def test_the_same_metrics_again_change_nothing(run: Run) -> None:
     """Another sequence of the same rows is no reason to attach anew."""
-    source = FakeSource()
-    collector, seen = run(source)
-    collector.choose(tuple(list(BEFORE)))
-    count = len(seen)
-    until(lambda: len(seen) > count + 5, 10, "some snapshots")
+    run.collector.choose(tuple(list(BEFORE)))
+    run.ticks(6)
 
-    assert len(source.devices) == 1
+    assert len(run.source.devices) == 1
 
 
 def test_a_metric_that_never_comes_does_not_hold_the_others_up(run: Run) -> None:
     """Of a device that lost the answer, no more is waited for than some reads."""
-    source = FakeSource()
-    collector, seen = run(source)
-    source.never = frozenset({m.SM_ACTIVE})
-    collector.choose(AFTER)
-    until(lambda: m.FP64_ACTIVE in seen[-1], 10, "the new metric")
+    run.source.never = frozenset({m.SM_ACTIVE})
+    run.collector.choose(AFTER)
+    run.until(lambda: m.FP64_ACTIVE in run.seen[-1])
 
-    assert m.SM_ACTIVE not in seen[-1]
+    assert m.SM_ACTIVE not in run.seen[-1]
 
 
 def test_a_gpu_that_is_not_attached_anew_goes_on_as_it_was(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     """And is tried again later."""
-    source = FakeSource()
-    collector, seen = run(source)
-    source.refuses = 1
-    collector.choose(AFTER)
-    until(lambda: m.FP64_ACTIVE in seen[-1], 10, "the new metric")
+    run.source.refuses = 1
+    run.collector.choose(AFTER)
+    run.until(lambda: m.FP64_ACTIVE in run.seen[-1])
 
-    holds(seen)
+    holds(run.seen)
     assert [record.message for record in caplog.records if "not asked" in record.message] == [
         "GPU 0: not asked for other metrics yet: GPU 0: busy"
     ]
 
 
-def test_choices_that_change_quickly_leave_no_device_behind(run: Run) -> None:
-    """Only the last one counts."""
-    source = FakeSource()
-    collector, seen = run(source)
+@pytest.mark.parametrize("ticks", [1, 2, 3, 7])
+def test_choices_that_change_quickly_leave_no_device_behind(run: Run, ticks: int) -> None:
+    """Only the last one counts, whether a device has had the time to take over or not."""
     for number in range(50):
-        collector.choose(AFTER if number % 2 else BEFORE)
-        time.sleep(0.01)
-    collector.choose(AFTER)
-    until(lambda: m.FP64_ACTIVE in seen[-1], 10, "the new metric")
+        run.collector.choose(AFTER if number % 2 else BEFORE)
+        if number % 3:
+            run.ticks(ticks)
+    run.collector.choose(AFTER)
+    run.until(lambda: m.FP64_ACTIVE in run.seen[-1])
 
-    until(lambda: sum(not device.closed for device in source.devices) == 1, 10, "the end of the others")
-    holds(seen)
+    assert sum(not device.closed for device in run.source.devices) == 1
+    holds(run.seen)

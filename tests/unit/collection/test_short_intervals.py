@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import pytest
 
@@ -16,7 +16,7 @@ from gpu_exporter.exposition.renderer import Page, Pages, Variant
 from gpu_exporter.model.gpu import Reading
 from gpu_exporter.model.metric import Metric, Pace
 from gpu_exporter.model.snapshot import Snapshot
-from tests.support.tools import until
+from tests.support.virtual_time import Clock, Loop, virtual
 from tests.unit.collection.test_metrics_change import FakeDevice, FakeSource
 
 INTERVAL = 0.05
@@ -36,7 +36,7 @@ class Glancing(FakeDevice):
 
     def glance(self) -> Reading:
         self.counts["glance"] += 1
-        time.sleep(self.slow)
+        self.clock.sleep(self.slow)
         reading = super().read(frozenset())
         return Reading(reading.at, {s: v for s, v in reading.values.items() if s.metric is m.SM_ACTIVE}, reading.span)
 
@@ -45,7 +45,7 @@ class Source(FakeSource):
     """One GPU of this kind."""
 
     def __init__(self, device: FakeDevice) -> None:
-        super().__init__()
+        super().__init__(device.clock)
         self.device = device
 
     def attach(self, *_: object) -> FakeDevice:
@@ -56,21 +56,31 @@ Run = Callable[..., list[Snapshot]]
 
 
 @pytest.fixture
-def run() -> Iterator[Run]:
-    """What a loop on a device publishes."""
+def clock() -> Iterator[Clock]:
+    """The time that the loop measures by."""
+    made = Clock()
+    with virtual(made):
+        yield made
+
+
+@pytest.fixture
+def run(clock: Clock) -> Iterator[Run]:
+    """The first pages that a loop on a device publishes."""
     collectors = []
 
-    def start(
-        device: FakeDevice, *metrics: Metric, followed: bool = False, interval: float = INTERVAL
-    ) -> list[Snapshot]:
+    def start(device: FakeDevice, *metrics: Metric, pages: int, followed: bool = False) -> list[Snapshot]:
         seen: list[Snapshot] = []
-        settings = CollectionSettings(interval)
-        collector = Collector(Source(device), metrics, seen.append, settings, every_tick_wanted=lambda: followed)
+        collector = Collector(
+            Source(device), metrics, seen.append, CollectionSettings(INTERVAL), every_tick_wanted=lambda: followed
+        )
         collectors.append(collector)
-        collector.start()
+        loop = Loop(collector, clock)
+        loop.start()
+        loop.run(lambda: len(seen) >= pages)
         return seen
 
     yield start
+    clock.pass_by(60)  # for a read that is under way
     for collector in collectors:
         assert collector.stop()
 
@@ -81,59 +91,59 @@ def value(snapshot: Snapshot, metric: object) -> float:
     return found
 
 
-def test_nobody_looks_so_often(run: Run) -> None:
-    """Most ticks read alone what histograms are made of, and make no page; the integral has all of the time."""
-    device = Glancing(READ)
-    seen = run(device, *READ, m.SM_SHARES)
-    until(lambda: len(seen) > 2, 10, "the third page")
-
-    assert device.counts["glance"] > 5 * device.counts["read"]
-    assert device.counts["read"] <= len(seen) + 1
-    pages = [snapshot for snapshot in seen if any(s.series.metric is m.SM_SECONDS for s in snapshot.samples)]
-    first, last = pages[0], pages[-1]
-    assert value(last, m.SM_SECONDS) - value(first, m.SM_SECONDS) == pytest.approx(0.5 * (last.at - first.at), abs=0.1)
-    assert value(last, m.GPU_TEMP) == 0.5
+def gaps(seen: Sequence[Snapshot]) -> list[float]:
+    """The seconds between the pages, to the ten microseconds that unix time has as a float."""
+    return [round(after.at - before.at, 5) for before, after in pairwise(seen)]
 
 
-def test_without_histograms_nothing_is_read_between_pages(run: Run) -> None:
+def test_nobody_looks_so_often(clock: Clock, run: Run) -> None:
+    """Nineteen of twenty ticks read alone what histograms are made of, and make no page; the integral has all."""
+    device = Glancing(READ, clock=clock)
+    first, second, third = seen = run(device, *READ, m.SM_SHARES, pages=3)
+
+    assert gaps(seen) == pytest.approx([1.0, 1.0])
+    assert device.counts == {"read": 3, "glance": 2 * 19}
+    assert not any(sample.series.metric is m.SM_SECONDS for sample in first.samples)
+    assert value(second, m.SM_SECONDS) == pytest.approx(0.5)
+    assert value(third, m.SM_SECONDS) == pytest.approx(1.0)
+    assert value(third, m.GPU_TEMP) == 0.5
+
+
+def test_without_histograms_nothing_is_read_between_pages(clock: Clock, run: Run) -> None:
     """Means are exact over any time."""
-    device = Glancing(READ)
-    seen = run(device, *READ)
-    until(lambda: len(seen) > 2, 10, "the third page")
+    device = Glancing(READ, clock=clock)
+    seen = run(device, *READ, pages=3)
 
-    assert device.counts["glance"] == 0
-    assert value(seen[-1], m.SM_SECONDS) == pytest.approx(0.5 * (len(seen) - 1), abs=0.3)
+    assert gaps(seen) == pytest.approx([1.0, 1.0])
+    assert device.counts == {"read": 3}
+    assert value(seen[-1], m.SM_SECONDS) == pytest.approx(0.5 * 2)
 
 
-def test_who_follows_sees_each_tick(run: Run) -> None:
+def test_who_follows_sees_each_tick(clock: Clock, run: Run) -> None:
     """A page a tick, with everything."""
-    device = Glancing(READ)
-    begin = time.monotonic()
-    seen = run(device, *READ, m.SM_SHARES, followed=True)
-    until(lambda: len(seen) > 9, 10, "the tenth page")
+    device = Glancing(READ, clock=clock)
+    seen = run(device, *READ, m.SM_SHARES, pages=10, followed=True)
 
-    assert time.monotonic() - begin < 5
-    assert device.counts["glance"] == 0
+    assert gaps(seen) == pytest.approx([INTERVAL] * 9)
+    assert device.counts == {"read": 10}
 
 
-def test_a_device_that_answers_all_or_nothing_is_read_at_each_tick(run: Run) -> None:
+def test_a_device_that_answers_all_or_nothing_is_read_at_each_tick(clock: Clock, run: Run) -> None:
     """Its means are of an interval, whoever looks."""
-    device = FakeDevice(READ)
-    seen = run(device, *READ)
-    until(lambda: len(seen) > 1, 10, "the second page")
+    seen = run(FakeDevice(READ, clock=clock), *READ, pages=2)
 
-    assert value(seen[-1], m.SM_SECONDS) == pytest.approx(0.5 * 1.0, abs=0.15)
+    assert gaps(seen) == pytest.approx([1.0])
+    assert value(seen[-1], m.SM_SECONDS) == pytest.approx(0.5)
 
 
-def test_reads_that_take_longer_than_an_interval_are_told(run: Run) -> None:
+def test_reads_that_take_longer_than_an_interval_are_told(clock: Clock, run: Run) -> None:
     """Each tick without a read of its own is counted, and how much of the time the reads take."""
-    seen = run(Glancing(READ, slow=2.5 * INTERVAL), *READ, m.SM_SHARES)
-    until(lambda: len(seen) > 3, 10, "the fourth page")
+    seen = run(Glancing(READ, slow=2.5 * INTERVAL, clock=clock), *READ, m.SM_SHARES, pages=4)
 
     first, last = seen[1], seen[-1]
     took = last.at - first.at
-    assert value(last, m.SKIPPED) - value(first, m.SKIPPED) == pytest.approx(took / INTERVAL * 2 / 3, rel=0.35)
-    assert value(last, m.SPENT) - value(first, m.SPENT) == pytest.approx(took * 2.5 / 3, rel=0.35)
+    assert value(last, m.SKIPPED) - value(first, m.SKIPPED) == pytest.approx(took / INTERVAL * 2 / 3, rel=0.1)
+    assert value(last, m.SPENT) - value(first, m.SPENT) == pytest.approx(took * 2.5 / 3, rel=0.1)
 
 
 def test_pages_are_followed_by_who_asks_often(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -186,6 +186,7 @@ def listener() -> Iterator[socket.socket]:
         yield listening
 
 
+@pytest.mark.slow
 def test_port_that_says_nothing(listener: socket.socket) -> None:
     """A real port that is taken by something mute is waited for half a second."""
     began = time.monotonic()
@@ -304,6 +305,7 @@ def test_clock(tmp_path: Path, unsynchronised: bool | None, contents: Mapping[st
     assert [each.level for each in found] == ([] if level is None else [level])
 
 
+@pytest.mark.slow
 def test_looks_of_this_machine() -> None:
     """Whatever it is like, each look ends and says something of its own topic."""
     found = [finding for look in surroundings.looks(Address("127.0.0.1", free_port())) for finding in look()]

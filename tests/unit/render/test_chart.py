@@ -35,6 +35,8 @@ from tests.support.chart import (
     texts,
 )
 
+GENERATE = "fix: run `make generate`"
+
 ROOT = CHART.parent.parent
 KUBERNETES = [f"1.{minor}" for minor in range(28, 38)]
 CRDS = {path.stem: yaml.safe_load(path.read_text()) for path in (ROOT / "tests/crds").glob("*.yaml")}
@@ -397,18 +399,19 @@ def test_network_policy(name: str, egress: set[int]) -> None:
         assert len(ingress["from"]) == 2
 
 
+@pytest.mark.drift
 def test_dashboards_are_those_that_are_committed() -> None:
     """One ConfigMap each, found by the sidecar's label, short enough for `kubectl apply`."""
     found = [each for each in made("monitored") if each["metadata"]["name"].startswith(f"{NAME}-dashboard-")]
     texts_of = {name: text for each in found for name, text in each["data"].items()}
     boards = {f"gpu-{path.stem}.json": path for path in (ROOT / "dashboards").glob("*.json")}
-    assert texts_of.keys() == boards.keys()
-    assert {each["metadata"]["labels"]["grafana_dashboard"] for each in found} == {"1"}
+    assert texts_of.keys() == boards.keys(), GENERATE
+    assert {each["metadata"]["labels"]["grafana_dashboard"] for each in found} == {"1"}, GENERATE
     for name, text in texts_of.items():
-        assert json.loads(text) == json.loads(boards[name].read_text())
+        assert json.loads(text) == json.loads(boards[name].read_text()), GENERATE
     shown = [each for each in made("overridden") if "-dashboard-" in each["metadata"]["name"]]
-    assert {each["metadata"]["namespace"] for each in shown} == {"grafana"}
-    assert len(shown) == len(boards) - 1
+    assert {each["metadata"]["namespace"] for each in shown} == {"grafana"}, GENERATE
+    assert len(shown) == len(boards) - 1, GENERATE
 
 
 @pytest.mark.parametrize("name", ["monitored", "everything"])

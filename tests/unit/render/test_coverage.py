@@ -24,6 +24,10 @@ from gpu_exporter.render import coverage
 from gpu_exporter.render.coverage import Works
 from tests import ROOT
 
+CORRECT_LIST = "fix: correct gpu_exporter/render/rules/dcgm_exporter_csv.py and run `make generate`"
+GENERATE = "fix: run `make generate`"
+CORRECT_KIND = "fix: correct the kind of the row in gpu_exporter/catalogue/metrics.py and run `make generate`"
+
 FILES = {"classic": "dcgm-exporter.csv", "modern": "dcgm-exporter-4.9.csv"}
 KINDS = {row.name: row.kind for row in METRICS if row.dcgm is not None}
 # dcgm-exporter has no counts of links, keeps no time of an Xid, and says nothing of its own reads.
@@ -36,48 +40,56 @@ def listed(which: str) -> list[list[str]]:
     return [[cell.strip(" ") for cell in row] for row in csv.reader(line for line in lines if line[:1] != "#")]
 
 
+@pytest.mark.drift
 @pytest.mark.parametrize("which", FILES)
 def test_the_lists_are_as_dcgm_exporter_reads_them(which: str) -> None:
     """Three columns, a type that it knows, each field once."""
     rows = listed(which)
 
-    assert {len(row) for row in rows} == {3}
-    assert {row[1] for row in rows} == {"gauge", "counter"}
-    assert len({row[0] for row in rows}) == len(rows) > 40
-    assert all(row[2].endswith(".") and "gauge window" not in row[2] for row in rows)
+    assert {len(row) for row in rows} == {3}, CORRECT_LIST
+    assert {row[1] for row in rows} == {"gauge", "counter"}, CORRECT_LIST
+    assert len({row[0] for row in rows}) == len(rows) > 40, CORRECT_LIST
+    assert all(row[2].endswith(".") and "gauge window" not in row[2] for row in rows), CORRECT_LIST
 
 
+@pytest.mark.drift
 def test_the_classic_list_has_rows_of_the_catalogue() -> None:
     """Names of the catalogue that DCGM has a field for, of the kind that they are there."""
     assert {name: Kind(kind) for name, kind, _ in listed("classic")} == {
         name: KINDS[name] for name, _, _ in listed("classic")
-    }
+    }, GENERATE
 
 
+@pytest.mark.drift
 def test_the_new_list_has_the_new_names() -> None:
     """The same fields in the same order, by the name that 4.9 gave them, else by their own."""
     renamed = [RENAMED.get(name, (name, 1))[0] for name, _, _ in listed("classic")]
 
-    assert [name for name, _, _ in listed("modern")] == renamed
-    assert [kind for _, kind, _ in listed("modern")] == [kind for _, kind, _ in listed("classic")]
+    assert [name for name, _, _ in listed("modern")] == renamed, GENERATE
+    assert [kind for _, kind, _ in listed("modern")] == [kind for _, kind, _ in listed("classic")], GENERATE
 
 
+@pytest.mark.drift
 @pytest.mark.parametrize("which", FILES)
 def test_only_what_is_counted_is_a_counter(which: str) -> None:
     """The rules take the rate of a field, or its growth, where it is a counter, and never where it is a gauge."""
     kinds = {name: kind for name, kind, _ in listed(which)}
     rated = {way.name for signal in SIGNALS for way in signal.made if isinstance(way, Read) and way.rate}
 
-    assert {kinds[name] for name in rated & set(kinds)} == {"counter"}
-    assert {kind for name, kind in kinds.items() if name.startswith("DCGM_FI_PROF_")} == {"gauge"}
+    assert {kinds[name] for name in rated & set(kinds)} == {"counter"}, CORRECT_KIND
+    assert {kind for name, kind in kinds.items() if name.startswith("DCGM_FI_PROF_")} == {"gauge"}, CORRECT_KIND
 
 
+@pytest.mark.drift
 @pytest.mark.parametrize("which", FILES)
 def test_with_our_list_all_that_dcgm_can_tell_works(which: str) -> None:
     """Every mode but those that need what DCGM has no field for."""
     names = {name for name, _, _ in listed(which)}
 
-    assert {mode.name for mode in MODES if coverage.works(mode, names) is not Works.YES} == OURS_ONLY
+    assert {mode.name for mode in MODES if coverage.works(mode, names) is not Works.YES} == OURS_ONLY, (
+        "fix: add the missing field to gpu_exporter/render/rules/dcgm_exporter_csv.py and run `make generate`,"
+        " or add the mode to OURS_ONLY in tests/unit/render/test_coverage.py"
+    )
 
 
 def test_with_our_exporter_everything_works() -> None:

@@ -28,6 +28,8 @@ from gpu_exporter.render.rules import rules
 from tests import ROOT
 from tests.support.panels import BOARDS, expressions, filled, panels
 
+FIX = "fix: run `make generate`, and delete the boards in dashboards/ that nothing renders"
+
 Board = Mapping[str, Any]
 UNITS = {value for name, value in vars(units).items() if isinstance(value, str) and not name.startswith("_")}
 DRAWN = {"stat", "gauge", "table", "timeseries", "state-timeline", "heatmap"}
@@ -312,6 +314,7 @@ def _lost(before: Any, after: Any, path: str = "") -> Iterator[str]:
             yield f"{path}: {before!r} became {after!r}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("missing", ["grafanalib", "grafana_foundation_sdk"])
 def test_without_the_extra_one_line_names_it(missing: str, tmp_path: Path) -> None:
     """`generate` says what to install; the rest of the command line works."""
@@ -327,8 +330,9 @@ def test_without_the_extra_one_line_names_it(missing: str, tmp_path: Path) -> No
     assert m.UP.name in other.stdout
 
 
+@pytest.mark.drift
 def test_what_is_committed_is_what_is_rendered() -> None:
     """No dashboard is stale, and none is there that nothing renders."""
     files: Sequence[str] = sorted(f"dashboards/{path.name}" for path in (ROOT / "dashboards").glob("*.json"))
-    assert files == sorted(name for name in artifacts.ARTIFACTS if name.startswith("dashboards/"))
-    assert not [name for name in artifacts.stale(ROOT) if name in files]
+    assert files == sorted(name for name in artifacts.ARTIFACTS if name.startswith("dashboards/")), FIX
+    assert not [name for name in artifacts.stale(ROOT) if name in files], FIX

@@ -111,11 +111,12 @@ def test_every_condition_has_words_for_every_comparison(mode: object) -> None:
     assert [term for term in condition.terms() if isinstance(term, Over) and prose.title(term.signal) not in text] == []
 
 
+@pytest.mark.drift
 def test_titles_are_unique() -> None:
-    """fix: two signals that read the same need another spelling."""
+    """No two signals read the same."""
     titles = [prose.title(signal) for signal in SIGNALS]
 
-    assert len(set(titles)) == len(titles)
+    assert len(set(titles)) == len(titles), "fix: give one of the signals another title in gpu_exporter/render/prose.py"
 
 
 def test_limits_are_found_wherever_they_are() -> None:

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 GLIBC = hasattr(ctypes.CDLL(None), "malloc_info")
 THREADS = """
 import ctypes, threading

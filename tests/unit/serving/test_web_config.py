@@ -27,6 +27,7 @@ from gpu_exporter.serving.security.guard import Web
 from gpu_exporter.serving.security.login import UNAUTHORIZED, Login, Refusal, Seldom, client_of
 from gpu_exporter.serving.security.tls import admits
 from gpu_exporter.serving.security.web_config import SECURE_HEADERS, parse
+from tests.support.virtual_time import Clock
 
 HASH = bcrypt.hashpw(b"right", bcrypt.gensalt(4)).decode()
 TLS = {"cert_file": "server.pem", "key_file": "server.key"}
@@ -383,6 +384,7 @@ def test_same_wrong_one_costs_once(compared: list[tuple[bytes, bytes]], caplog: 
     assert "sEcReT" not in caplog.text
 
 
+@pytest.mark.slow
 def test_unknown_users_cost_as_much() -> None:
     """Nobody's hash is compared in earnest, at the highest cost of the users."""
 
@@ -396,6 +398,7 @@ def test_unknown_users_cost_as_much() -> None:
     assert unknown == pytest.approx(known, rel=0.3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("address", ["attacker", "victim"])
 def test_unverified_right_one_gets_through_a_flood(compared: list[tuple[bytes, bytes]], address: str) -> None:
     """Even if all come from its own address; the flood is refused, and costs a fifth of a thread at most."""
@@ -429,6 +432,7 @@ def test_unverified_right_one_gets_through_a_flood(compared: list[tuple[bytes, b
     assert len(compared) * 0.01 < seconds * 1.3
 
 
+@pytest.mark.slow
 def test_flood_of_repeated_wrong_ones_does_not_starve(compared: list[tuple[bytes, bytes]]) -> None:
     """Guessers who come again with the same wrong passwords wait in line like everybody at that address.
 
@@ -500,13 +504,15 @@ def test_seldom() -> None:
     assert [seldom(key) for key in "aabbcc"] == [True, False, True, False, False, False]
 
 
-def test_rate_limit(folder: Path) -> None:
+def test_rate_limit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many requests at once as may burst, then one an interval, whoever asks."""
+    clock = Clock()
+    monkeypatch.setattr("gpu_exporter.serving.security.guard.time", clock)
     limited = web(folder, {"rate_limit": {"interval": "50ms", "burst": 3}})
 
     async def ask() -> list[Refusal | None]:
         first = [await limited.refuse("", "a") for _ in range(5)]
-        await asyncio.sleep(0.06)
+        clock.pass_by(0.06)
         return [*first, await limited.refuse("", "b")]
 
     assert statuses(asyncio.run(ask())) == [200, 200, 200, 429, 429, 200]

@@ -17,6 +17,11 @@ from gpu_exporter.model.metric import Metric
 from gpu_exporter.sources.dcgm.plan import Question, is_profiling
 from gpu_exporter.sources.dcgm.values import gpu
 
+FIX = (
+    "fix: look the field up in DCGM's source, add it to FIELDS in tests/unit/sources/test_dcgm_units.py,"
+    " and set `dcgm_scale` in gpu_exporter/catalogue/metrics.py"
+)
+
 # DCGM's unit of each field, and where that is from.
 FIELDS: tuple[tuple[Iterable[int], str, str], ...] = (
     ((66,), "bool", "nvmlDeviceGetPersistenceMode"),
@@ -77,22 +82,26 @@ FACTORS = {
 READ = [row for row in METRICS if row.dcgm is not None]
 
 
+@pytest.mark.drift
 @pytest.mark.parametrize("row", READ, ids=lambda row: row.key)
 def test_a_value_comes_out_in_the_unit_of_its_row(row: Metric) -> None:
-    """fix: look the field up in DCGM's source, add it to the table, and give the row its `dcgm_scale`."""
-    assert row.dcgm is not None
-    assert row.dcgm in UNITS
+    """DCGM's unit, times the scale of the row, is the unit of the row."""
+    assert row.dcgm is not None, FIX
+    assert row.dcgm in UNITS, FIX
     unit = UNITS[row.dcgm]
     if row.bit is not None:
-        assert (unit, row.unit, row.dcgm_scale) == ("bitmask", "bool", 1)
+        assert (unit, row.unit, row.dcgm_scale) == ("bitmask", "bool", 1), FIX
     else:
-        assert row.dcgm_scale == FACTORS.get((unit, row.unit), 1)
-        assert unit == row.unit or (unit, row.unit) in FACTORS
+        assert row.dcgm_scale == FACTORS.get((unit, row.unit), 1), FIX
+        assert unit == row.unit or (unit, row.unit) in FACTORS, FIX
 
 
+@pytest.mark.drift
 def test_no_field_is_listed_that_nothing_reads() -> None:
     """All ECC places between are read."""
-    assert set(UNITS) == {row.dcgm for row in READ}
+    assert set(UNITS) == {row.dcgm for row in READ}, (
+        "fix: add the field to FIELDS in tests/unit/sources/test_dcgm_units.py, or delete it there"
+    )
 
 
 @pytest.mark.parametrize("row", [row for row in READ if row.classic], ids=lambda row: row.key)

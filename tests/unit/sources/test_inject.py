@@ -69,10 +69,10 @@ def watched(
             events = EventLog(load(), lambda pci: None)
             full = (*selected(MetricSet.FULL), *histograms(MetricSet.FULL))
             collector = Collector(source, full, publish, CollectionSettings(interval), events=events)
-            assert collector.connect()
+            assert collector.connect(60)
             yield clock, collector
             stuck.set()
-            assert collector.stop(10)
+            assert collector.stop(60)
         finally:
             patch.stopall()
 
@@ -125,9 +125,9 @@ def values(samples: Snapshot) -> dict[Metric, float]:
 )
 def test_values_hang_together(mode: FailureMode) -> None:
     """Every value can be true, memory adds up, integrals and energy grow by what the gauges say, no counter falls."""
-    made = pages(f"{mode.name}:{GPU}", 3, 1.0)
-    early, late = values(made[90]), values(made[-1])
-    seconds = made[-1].at - made[90].at
+    made = pages(f"{mode.name}:{GPU}", 2, 1.0)
+    early, late = values(made[30]), values(made[-1])
+    seconds = made[-1].at - made[30].at
     for metric, value in late.items():
         assert metric.low <= value <= metric.high, metric
         gauge = metric.integral_of
@@ -166,7 +166,7 @@ def test_what_is_injected_shows_in_histograms() -> None:
         ("GpuPowerOscillation", POWER_SWING, (690 - 118) / 2, 20.0),
         ("GpuPcieBound", SM_IDLE, 1.0, 0.0),
     ):
-        shown = seen([rows(page) for page in pages(f"{name}:{GPU}", 6, 1.0)], {})
+        shown = seen([rows(page) for page in pages(f"{name}:{GPU}", 6, 5.0)], {})
         found = {known.gpu: shown.points(part, signal)[-1][1] for part, known in shown.devices.items()}
         assert found[str(GPU)] == pytest.approx(here, abs=25)
         assert found["0"] == pytest.approx(elsewhere)

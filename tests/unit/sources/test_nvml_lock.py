@@ -12,6 +12,8 @@ import pytest
 from gpu_exporter.sources.nvml.lock import BRIEF, PATIENCE, Turn
 from tests.support.fakes.driver import FakeDriver
 
+pytestmark = pytest.mark.slow
+
 
 def test_calls_do_not_overlap() -> None:
     """Many threads, one inside."""
@@ -54,8 +56,8 @@ def test_a_stuck_holder_costs_one_wait() -> None:
         begin = time.monotonic()
         with turn:
             waits.append(time.monotonic() - begin)
-    assert PATIENCE - 0.1 < waits[0] < PATIENCE + 0.4
-    assert max(waits[1:]) < 0.1
+    assert PATIENCE - 0.1 < waits[0] < 2 * PATIENCE
+    assert max(waits[1:]) < PATIENCE  # which a wait would have lasted
     with turn:
         back.set()
         thread.join()
@@ -101,7 +103,7 @@ print(*ends)
 """
 
 
-@pytest.mark.parametrize(("slow", "patience"), [(BRIEF * 0.8, BRIEF * 0.8), (0.5, BRIEF)])
+@pytest.mark.parametrize(("slow", "patience"), [(BRIEF * 0.8, BRIEF * 0.8), (2.0, BRIEF)])
 def test_gpus_are_read_one_after_another(tmp_path: Path, slow: float, patience: float) -> None:
     """The second waits for the first, unless that takes too long."""
     driver = FakeDriver(tmp_path, 2)
@@ -111,4 +113,5 @@ def test_gpus_are_read_one_after_another(tmp_path: Path, slow: float, patience: 
     first, second = map(float, said.split())
 
     assert first >= slow
-    assert patience * 0.9 <= second < patience + 0.3
+    assert second >= patience * 0.9
+    assert second < first or slow < BRIEF

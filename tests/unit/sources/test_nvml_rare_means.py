@@ -12,6 +12,8 @@ import pytest
 
 from tests.support.fakes.driver import FakeDriver
 
+pytestmark = pytest.mark.slow
+
 READS = """
 import json, time
 from gpu_exporter.catalogue import metrics as m

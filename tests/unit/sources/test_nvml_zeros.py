@@ -11,6 +11,8 @@ import pytest
 
 from tests.support.fakes.driver import FakeDriver
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 OPENED = """
 import ctypes

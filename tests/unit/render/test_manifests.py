@@ -1,0 +1,75 @@
+"""deploy/kubernetes is rendered and checked with all other files, or left out with the reason and the fix."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from gpu_exporter.cli.commands import generate_command
+from gpu_exporter.render import artifacts as render
+from gpu_exporter.render.chart import manifests
+from tests import ROOT
+
+MONITORING = f"{manifests.FOLDER}/monitored/monitoring.yaml"
+
+
+@pytest.fixture
+def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the chart and of the manifests, and nothing else to render."""
+    monkeypatch.setattr(render, "ARTIFACTS", {})
+    for folder in ("helm", manifests.FOLDER):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    return tmp_path
+
+
+def generate(root: Path, *arguments: str) -> Result:
+    """Run `gpu-exporter generate` on a copy of the repository."""
+    return CliRunner().invoke(generate_command, ["--root", str(root), *arguments])
+
+
+def test_a_stale_manifest_is_reported_and_written(copy: Path) -> None:
+    """`--check` names it and fails; `generate` renders it as it was; then nothing is stale."""
+    before = (copy / MONITORING).read_text()
+    (copy / MONITORING).write_text(before.replace("severity: critical", "severity: info"))
+
+    checked = generate(copy, "--check")
+    assert (checked.exit_code, checked.output) == (1, f"{MONITORING}: stale; run `gpu-exporter generate`\n")
+    assert generate(copy).output == f"{MONITORING}: written\n"
+    assert (copy / MONITORING).read_text() == before
+    again = generate(copy, "--check")
+    assert (again.exit_code, again.output) == (0, "")
+
+
+def test_a_changed_template_makes_a_manifest_stale(copy: Path) -> None:
+    """The manifests come from the chart's templates, not only from the catalogues."""
+    template = copy / "helm/gpu-exporter/templates/service.yaml"
+    template.write_text(template.read_text().replace("name: metrics", "name: gpu-metrics"))
+
+    assert generate(copy, "--check").output == (
+        f"{manifests.FOLDER}/plain/gpu-exporter.yaml: stale; run `gpu-exporter generate`\n"
+    )
+
+
+def test_without_helm_one_line_names_the_fix(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All other files are still checked; the line says what to install."""
+    (copy / MONITORING).unlink()
+    monkeypatch.setitem(sys.modules, "helm_python", None)
+
+    checked = generate(copy, "--check")
+    assert checked.exit_code == 0
+    assert checked.output.splitlines() == [
+        "deploy/kubernetes: left out, it needs the module helm_python: install gpu-exporter[dev]"
+    ]
+
+
+def test_without_a_chart_one_line_names_the_fix(copy: Path) -> None:
+    """A folder that is not the repository has no templates to render."""
+    shutil.rmtree(copy / "helm")
+
+    (line,) = generate(copy, "--check").output.splitlines()
+    assert line.startswith("deploy/kubernetes: left out, ")
+    assert "--root" in line
