@@ -14,6 +14,7 @@ from operator import add, mul, pow, sub, truediv
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.dcgm_exporter.names import modern
 from gpu_exporter.catalogue.distributions import Spread, Within
+from gpu_exporter.catalogue.faults import BIT_ERROR_LIMIT
 from gpu_exporter.catalogue.xids import XidKind, load
 from gpu_exporter.model.metric import Labels, Metric
 
@@ -239,13 +240,11 @@ PCIE_LINK = Signal(
     "What the PCIe link can carry in each direction",
     (Derived(Derived(PCIE_WIDTH, "*", 0.985e9), "*", Derived(2.0, "^", Derived(PCIE_GEN, "-", 3.0))),),
 )
-# A lane may get one bit in 10^12 wrong (PCI Express base specification), each at most one replay; a lane of generation
-# g carries 8e9 * 2^(g - 3) bits a second.
 PCIE_REPLAY_LIMIT = Signal(
     "pcie_replay_limit",
     "per_15m",
     "PCIe replays within 15 minutes that a good link may have",
-    (Derived(Derived(PCIE_WIDTH, "*", 1e-12 * 8e9 * 900), "*", Derived(2.0, "^", Derived(PCIE_GEN, "-", 3.0))),),
+    (Derived(Derived(PCIE_WIDTH, "*", BIT_ERROR_LIMIT * 900), "*", Derived(2.0, "^", Derived(PCIE_GEN, "-", 3.0))),),
 )
 PCIE_RX_USE = Signal(
     "pcie_rx_use", "ratio", "PCIe traffic to the GPU over what the link can carry", (Derived(PCIE_RX, "/", PCIE_LINK),)
@@ -355,6 +354,8 @@ BANKS_NONE = _state("banks_spare_none", "banks", m.REMAP_HISTOGRAM[4])
 REMAPPED = _state("remapped_uncorrectable", "rows", m.REMAP_UNCORRECTABLE)
 RETIRED_PENDING = _state("retired_pages_pending", "bool", m.RETIRED_PENDING)
 RECOVERY = _state("recovery_action", "action", m.RECOVERY)
+INFOROM = _state("inforom_valid", "bool", m.INFOROM)
+FABRIC = _state("fabric_status", "status", m.FABRIC)
 PCIE_MAX_GEN = _state("pcie_max_gen", "generation", m.PCIE_MAX_GEN)
 PCIE_MAX_WIDTH = _state("pcie_max_width", "lanes", m.PCIE_MAX_WIDTH)
 PCIE_REPLAYS = _state("pcie_replays", "total", m.PCIE_REPLAY)

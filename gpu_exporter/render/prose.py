@@ -45,6 +45,7 @@ _SPELLED: Mapping[str, str] = {
     "sw": "driver",
     "temp": "temperature",
     "ecc": "ECC",
+    "inforom": "InfoROM",
     "sram": "SRAM threshold",
     "crc": "CRC",
     "xid": "Xid",

@@ -6,7 +6,7 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.conditions import And, Calc, Compare, Fn, Limit, Or, Over, Unless
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Inject, Ramp, Scope, Severity
-from gpu_exporter.catalogue.faults import BUSY, LOW_MARGIN
+from gpu_exporter.catalogue.faults import BUSY, FABRIC_DONE, LOW_MARGIN
 from gpu_exporter.catalogue.signals import Signal
 from gpu_exporter.model.verdict import Action
 
@@ -249,6 +249,45 @@ MODES = (
         "looks like; CUDA and NCCL complain then.",
     ),
     FailureMode(
+        "GpuFabricNotReady",
+        Domain.HEALTH,
+        Severity.WARNING,
+        10 * MINUTE,
+        Action.NONE,
+        "{gpu} is not part of the NVSwitch fabric (state {{ $value }})",
+        "On the node, check that the fabric manager runs and has the driver's version; until then CUDA programs fail.",
+        Inject({m.FABRIC: 2.0}),
+        # DCGM also has 0 (no fabric), 5 and 6 (not known).
+        And(
+            Compare(Over(s.FABRIC), "!=", FABRIC_DONE),
+            Compare(Over(s.FABRIC), ">=", 1.0),
+            Compare(Over(s.FABRIC), "<=", 4.0),
+        ),
+        meaning="The fabric manager has not made this GPU part of the NVSwitch fabric. The state is 1 (not started), "
+        "2 (in progress) or 4 (failed); a GPU that is ready has 3.",
+        impact="CUDA programs that start now fail with error 802, `system not yet initialized`. Programs that already "
+        "run are not affected.",
+        diagnosis=(
+            "`nvidia-smi -q -i N | grep -A3 Fabric`: state and status. All GPUs of the node: the fabric manager. "
+            "One GPU: its NVLinks or its board.",
+            "`systemctl status nvidia-fabricmanager` and `journalctl -u nvidia-fabricmanager -b`: a version that "
+            "differs from the driver's is the most frequent cause, often after an upgrade.",
+            "With NVLink 5 (Blackwell) the subnet manager (NVLSM) has to run as well; in racks with NVLink switches "
+            "the fabric manager runs on the switches.",
+            f"`{m.FABRIC_ERROR}` (`--metrics full`) is the NVML code with which the GPU's registration failed; "
+            "`gpu-exporter events` shows NVLink Xids and SXids of the switches.",
+        ),
+        mitigation=(
+            "Cordon the node: jobs that start there fail.",
+            "Install the fabric manager in the driver's version, then `systemctl restart nvidia-fabricmanager`. Let "
+            "running jobs end first.",
+            "Still not ready: reboot the node. One GPU that stays out after that: have its board looked at.",
+        ),
+        wrong="Boot and driver upgrades pass through this state; the hold of ten minutes is for that. GPUs that run "
+        "without a fabric on purpose, such as those of a virtual machine to which no partition is assigned, stay "
+        "in it: silence the alert there.",
+    ),
+    FailureMode(
         "GpuThermalThrottling",
         Domain.HEALTH,
         Severity.WARNING,
@@ -393,6 +432,35 @@ MODES = (
             "replace the board.",
         ),
         wrong="The state is the driver's own; on Ampere and newer it does not exist.",
+    ),
+    FailureMode(
+        "GpuInforomCorrupt",
+        Domain.HEALTH,
+        Severity.WARNING,
+        5 * MINUTE,
+        Action.REPLACE,
+        "The InfoROM of {gpu} is corrupt",
+        "Start no new work on the GPU; flash its InfoROM with the vendor's tool, or have the board replaced.",
+        Inject({m.INFOROM: 0.0}),
+        Compare(Over(s.INFOROM), "<", 1.0),
+        meaning="The checksums of the InfoROM are wrong. That is the board's own memory for its identity, its settings "
+        "(ECC among them) and its record of memory errors and repairs.",
+        impact="What runs may go on. Settings, error counts and rows that were remapped may be wrong or lost at the "
+        "next reset, so memory errors that had been repaired may return.",
+        diagnosis=(
+            "`nvidia-smi -i N`: it ends with `WARNING: infoROM is corrupted at gpu …`. `nvidia-smi -q -i N | grep -i "
+            "-A5 inforom` shows the versions.",
+            "`gpu-exporter events`: Xid 125 is a damaged file system of the InfoROM. Did the node lose power, or was "
+            "firmware being updated, just before?",
+            f'`{s.INFOROM.record}{{node="…"}}`: several boards at once point to a firmware update, one alone to the board.',
+        ),
+        mitigation=(
+            "Cordon the node or taint the GPU, and let what runs end.",
+            "Keep evidence: `nvidia-bug-report.sh`. Ask the vendor for the InfoROM image of this board and flash it.",
+            "It can't be flashed, or it is corrupt again: have the board replaced.",
+        ),
+        wrong="The state is the driver's own and is read once an hour: the alert may stay for an hour after the "
+        "repair. Boards without an InfoROM don't report it.",
     ),
     FailureMode(
         "GpuSpareRowsLow",

@@ -107,6 +107,7 @@ BOARD: Values = {
     m.PSTATE: 0.0,
     m.PERSISTENCE: 1.0,
     m.INFOROM: 1.0,
+    m.FABRIC: 3.0,
     **{row: 0.0 for row in m.CLOCK_EVENT_SECONDS},
 }
 HEALTHY: Values = {**BOARD, **BALANCED}

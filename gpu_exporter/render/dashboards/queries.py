@@ -28,10 +28,9 @@ UNITS = {
     "usd_per_hour": "currencyUSD",
     "seconds": "s",
     "timestamp": "s",
-    **dict.fromkeys(
-        ("count", "errors", "total", "rows", "banks", "links", "lanes", "generation", "action", "bool", "per_15m"),
-        "short",
-    ),
+    "per_15m": "short",
+    **dict.fromkeys(("count", "errors", "total", "rows", "banks", "links", "lanes"), "short"),
+    **dict.fromkeys(("generation", "action", "status", "bool"), "short"),
 }
 DEVICE_LEGEND = "{{node}} · gpu{{gpu}}"
 

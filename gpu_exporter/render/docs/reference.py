@@ -9,11 +9,11 @@ from itertools import groupby
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.dcgm_exporter.names import modern
+from gpu_exporter.catalogue.faults import FAULTS, STATES, Fault, State
 from gpu_exporter.catalogue.hardware import SEEN_ON, seen_on
 from gpu_exporter.catalogue.metrics import METRICS, NON_GPU_ENTITIES, SWITCH_LINKS
 from gpu_exporter.catalogue.xids import load
 from gpu_exporter.config import ENV_PREFIX, Config, flag
-from gpu_exporter.health.judge import ALL_FAULTS
 from gpu_exporter.model.metric import (
     Buffered,
     Call,
@@ -28,7 +28,6 @@ from gpu_exporter.model.metric import (
     PerProcess,
 )
 from gpu_exporter.render.docs.markdown import table as _table
-from gpu_exporter.states import STATES, State, rows_of
 
 NOTE = "<!-- Rendered by `gpu-exporter generate`; edit gpu_exporter/{} instead. -->\n"
 
@@ -64,6 +63,7 @@ Once a tick, each GPU gets a verdict from the values of that moment. It is on `/
 - `gpu_health_reason{reason,action} 1` while a reason holds. `action` is what repairs it, the heaviest last: none,
   restart_app, gpu_reset, node_reboot, drain, replace; `none` where no reset helps, but cooling or power does.
 - An Xid that warrants a drain is a reason for ten minutes, `xid_<code>`: unhealthy, with the code's [action](xids.md).
+- **Xid**: the codes with which the driver usually reports that the fault began. **alert**: the runbook of its alert.
 - What a GPU can't answer is no fault. Rates and history, such as corrected errors in an hour, are for Prometheus.
 """
 
@@ -129,24 +129,28 @@ def metrics() -> str:
 
 def health() -> str:
     """docs/health.md: the reasons of a verdict, and one row a state."""
-    reasons = [
-        (f"`{fault.reason}`", fault.health.value, fault.action.value, SLOT.sub("*n*", fault.words))
-        for fault in sorted(ALL_FAULTS, key=lambda fault: fault.health, reverse=True)
-    ]
-    states = [(each.name, each.means, f"`{each.promql}`", _obtained(each), each.where) for each in STATES]
+    reasons = [_reason(fault) for fault in sorted(FAULTS, key=lambda fault: fault.health, reverse=True)]
+    states = [(state.name, state.meaning, f"`{state.promql}`", _obtained(state), state.hardware) for state in STATES]
     return (
-        NOTE.format("health.py and states.py")
+        NOTE.format("catalogue/faults.py")
         + HEALTH_INTRO
         + "\n"
-        + _table(("reason", "state", "action", "meaning"), reasons)
+        + _table(("reason", "state", "action", "meaning", "Xid", "alert"), reasons)
         + STATES_INTRO
         + "\n"
         + _table(("state", "meaning", "PromQL", "obtained", "where"), states)
     )
 
 
+def _reason(fault: Fault) -> tuple[str, ...]:
+    words = SLOT.sub("*n*", fault.words)
+    alert = f"[{fault.mode}](runbooks/{fault.mode.lower()}.md)"
+    xids = ", ".join(map(str, fault.xids))
+    return f"`{fault.reason}`", fault.health.value, fault.action.value, words, xids, alert
+
+
 def _obtained(state: State) -> str:
-    rows = rows_of(state)
+    rows = state.metrics
     full = " (`--metrics full`)" if any(row.set is MetricSet.FULL for row in rows) else ""
     return "; ".join(dict.fromkeys(_read_from(row) for row in rows)) + full
 

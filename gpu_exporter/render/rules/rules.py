@@ -40,6 +40,9 @@ SOME_GPU = "{{ if $labels.gpu }}GPU {{ $labels.gpu }}{{ else }}A GPU{{ end }} of
 # What the dashboard of an alert is narrowed down to: by what is not known, it is not.
 SHOWN = {label: f'{{{{ or $labels.{label} "$__all" }}}}' for label in ("node", "gpu", "namespace", "workload")}
 
+# Units whose values are codes: a summary names them itself.
+UNITLESS = ("bool", "action", "status")
+
 # Groups of signals: several, for they are evaluated side by side, but the rules of one in turn.
 OF_BOARD, OF_INSTANCE, OF_GPU, OF_HISTOGRAMS = "gpu-board", "gpu-instance", "gpu-signals", "gpu-distributions"
 
@@ -201,7 +204,7 @@ def alert(mode: FailureMode, limits: Limits) -> Rule:
 
 
 def _shown(mode: FailureMode) -> str:
-    if mode.value is None or mode.value.fn not in (Fn.LAST, Fn.MEAN) or mode.value.signal.unit in ("bool", "action"):
+    if mode.value is None or mode.value.fn not in (Fn.LAST, Fn.MEAN) or mode.value.signal.unit in UNITLESS:
         return ""
     ratio = mode.value.signal.unit == "ratio"
     return f" ({title(mode.value.signal)}: {{{{ $value | {'humanizePercentage' if ratio else 'humanize'} }}}})"
