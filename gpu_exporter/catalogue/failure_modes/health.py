@@ -7,7 +7,7 @@ from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.conditions import And, Calc, Compare, Fn, Limit, Or, Over, Unless
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Inject, Ramp, Scope, Severity
 from gpu_exporter.catalogue.faults import BUSY, FABRIC_DONE, LOW_MARGIN
-from gpu_exporter.catalogue.signals import Signal
+from gpu_exporter.catalogue.signal import Signal
 from gpu_exporter.model.verdict import Action
 
 MINUTE, HOUR = 60.0, 3600.0

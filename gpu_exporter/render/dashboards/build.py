@@ -12,6 +12,7 @@ from grafanalib._gen import DashboardEncoder
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Severity
+from gpu_exporter.catalogue.signal import DEVICE_INFO
 from gpu_exporter.render.boards import COST, FLEET, GPU, JOB, NODE, Board
 from gpu_exporter.render.dashboards import cost, fleet, gpu, job, node
 from gpu_exporter.render.dashboards import queries as q
@@ -62,7 +63,7 @@ def _variables(board: Board) -> list[Any]:
     for place, label in enumerate(board.chosen):
         chosen = ", ".join(f'{before}=~"${before}"' for before in board.chosen[:place])
         # A series a node, not a GPU, where that is enough.
-        known = NODE_GPUS.record if label in ("cluster", *NODE_GPUS.by) else s.DEVICE_INFO
+        known = NODE_GPUS.record if label in ("cluster", *NODE_GPUS.by) else DEVICE_INFO
         narrowed = f"{known}{{{chosen}}}" if chosen else known
         found.append(
             core.Template(

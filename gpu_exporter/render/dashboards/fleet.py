@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpu_exporter.catalogue.bottlenecks import CLASSES
+from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Severity
 from gpu_exporter.render.boards import FLEET
 from gpu_exporter.render.dashboards import queries as q
@@ -90,7 +90,7 @@ def _doing() -> list[object]:
             width=12,
             link=None,
             stacked=True,
-            colours={each.name: each.colour for each in CLASSES},
+            colours={each.name: each.colour for each in BOTTLENECKS},
         ),
         lines(
             "Busy, or only looks busy",

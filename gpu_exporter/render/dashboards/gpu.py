@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
-from gpu_exporter.catalogue.signals import Signal
+from gpu_exporter.catalogue.signal import Signal
 from gpu_exporter.render.boards import GPU
 from gpu_exporter.render.dashboards import between_scrapes
 from gpu_exporter.render.dashboards import queries as q

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from gpu_exporter.catalogue import bottlenecks as c
 from gpu_exporter.catalogue import signals as s
-from gpu_exporter.catalogue.conditions import Median, Share
+from gpu_exporter.catalogue.conditions import PeerMedian, PeerShare
 from gpu_exporter.catalogue.failure_modes import distributed as d
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
 from gpu_exporter.render.boards import JOB
@@ -60,7 +60,7 @@ def _waiting() -> list[object]:
                 "below half.",
                 "the rank with the highest share is the one to look at.",
             ),
-            [q.query(BOARD, Share(d.WAITS))],
+            [q.query(BOARD, PeerShare(d.WAITS))],
             width=12,
         ),
         lines(
@@ -70,7 +70,7 @@ def _waiting() -> list[object]:
                 "all alike.",
                 "a rank below is starved by its host: data loader, CPU throttling, neighbours.",
             ),
-            [q.query(BOARD, c.GR), q.query(BOARD, Median(c.GR, d.WAITS), "median of the waiting")],
+            [q.query(BOARD, c.GR), q.query(BOARD, PeerMedian(c.GR, d.WAITS), "median of the waiting")],
             width=12,
         ),
         lines(
@@ -80,7 +80,7 @@ def _waiting() -> list[object]:
                 "all alike.",
                 "a rank above computes longer: see its clock and power below.",
             ),
-            [q.query(BOARD, c.SM), q.query(BOARD, Median(c.SM, d.WAITS), "median of the waiting")],
+            [q.query(BOARD, c.SM), q.query(BOARD, PeerMedian(c.SM, d.WAITS), "median of the waiting")],
             width=12,
         ),
     ]
@@ -115,7 +115,7 @@ def _traffic() -> list[object]:
                 "alike: in a synchronous job all ranks move the same.",
                 "none anywhere is a stall; one that differs has another topology, or is no part of the collective.",
             ),
-            [q.query(BOARD, c.NVLINK), q.query(BOARD, Median(c.NVLINK, d.WAITS), "median of the waiting")],
+            [q.query(BOARD, c.NVLINK), q.query(BOARD, PeerMedian(c.NVLINK, d.WAITS), "median of the waiting")],
         ),
         lines(
             "Tensor cores",

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from grafanalib import core
 
-from gpu_exporter.catalogue.bottlenecks import CLASSES
+from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Severity
 from gpu_exporter.render.boards import COST, DOCS, GPU, JOB, NODE, Board, runbook
 from gpu_exporter.render.dashboards import queries as q
@@ -186,9 +186,9 @@ def number(title: str, about: About, query: Query, steps: Sequence[Step] = (), *
 def class_timeline(board: Board, width: int = 24) -> Any:
     """What limited each device, over time, in the colours of the classes."""
     options = {
-        str(place): {"text": each.name, "color": each.colour, "index": place} for place, each in enumerate(CLASSES)
+        str(place): {"text": each.name, "color": each.colour, "index": place} for place, each in enumerate(BOTTLENECKS)
     }
-    meanings = "\n".join(f"- {each.name}: {each.means}" for each in CLASSES)
+    meanings = "\n".join(f"- {each.name}: {each.means}" for each in BOTTLENECKS)
     about = About(
         f"What limits each GPU, one class at a time:\n{meanings}",
         "compute-bound, or memory-bound where tokens are generated.",

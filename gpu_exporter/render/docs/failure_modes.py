@@ -6,12 +6,13 @@ from collections.abc import Iterator, Sequence
 
 import yaml
 
-from gpu_exporter.catalogue.bottlenecks import CLASSES, WINDOW, Class
-from gpu_exporter.catalogue.conditions import Limit, Limits
+from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS, WINDOW, Bottleneck
+from gpu_exporter.catalogue.conditions import Limit, Limits, limits_of
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.cost import PRICES
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode
-from gpu_exporter.catalogue.signals import DEVICE, IDENTITY, OWNER, RATE_WINDOW, SIGNALS, Read
+from gpu_exporter.catalogue.signal import DEVICE, IDENTITY, OWNER, RATE_WINDOW, Read
+from gpu_exporter.catalogue.signals import SIGNALS
 from gpu_exporter.render import prose
 from gpu_exporter.render.docs import runbooks
 from gpu_exporter.render.docs.markdown import code, table, ticked
@@ -167,7 +168,7 @@ def failure_modes(modes: Sequence[FailureMode] = MODES, limits: Limits | None = 
         NOTE.format("gpu_exporter/catalogue/failure_modes/ and bottlenecks.py")
         + INTRO
         + CLASSES_INTRO.format(window=window)
-        + "".join(_class(number, each, changed) for number, each in enumerate(CLASSES))
+        + "".join(_class(number, each, changed) for number, each in enumerate(BOTTLENECKS))
         + TREE_INTRO.format(window=window)
         + code("mermaid", "\n".join(flowchart(changed)))
         + MODES_INTRO
@@ -184,7 +185,7 @@ def failure_modes(modes: Sequence[FailureMode] = MODES, limits: Limits | None = 
     )
 
 
-def _class(number: int, each: Class, limits: Limits) -> str:
+def _class(number: int, each: Bottleneck, limits: Limits) -> str:
     head = f"\n### {number}. {each.name}\n\n{each.means[0].upper()}{each.means[1:]}.\n\n"
     return head + runbooks.condition(each.condition, limits)
 
@@ -192,10 +193,10 @@ def _class(number: int, each: Class, limits: Limits) -> str:
 def flowchart(limits: Limits) -> Iterator[str]:
     """The classes as a decision tree in Mermaid: a question each, yes to its class, no to the next question."""
     yield "flowchart TD"
-    for number, each in enumerate(CLASSES):
+    for number, each in enumerate(BOTTLENECKS):
         yield f'  c{number}(["{each.name}"])'
         yield f"  style c{number} fill:{each.colour}"
-        if number == len(CLASSES) - 1:
+        if number == len(BOTTLENECKS) - 1:
             break
         yield f'  q{number}{{{{"{_escaped(prose.sentence(each.condition, limits))}"}}}}'
         yield f"  q{number} -- yes --> c{number}"
@@ -203,7 +204,7 @@ def flowchart(limits: Limits) -> Iterator[str]:
 
 
 def _next(number: int) -> str:
-    return f"q{number}" if number < len(CLASSES) - 1 else f"c{number}"
+    return f"q{number}" if number < len(BOTTLENECKS) - 1 else f"c{number}"
 
 
 def _escaped(text: str) -> str:
@@ -232,8 +233,8 @@ def _mode(mode: FailureMode) -> tuple[str, ...]:
 
 def all_limits(modes: Sequence[FailureMode] = MODES) -> tuple[Limit, ...]:
     """Every limit of the classes and of the modes, in their order."""
-    conditions = [each.condition for each in CLASSES] + [mode.condition for mode in modes if mode.condition]
-    return tuple(dict.fromkeys(limit for condition in conditions for limit in prose.limits_of(condition)))
+    conditions = [each.condition for each in BOTTLENECKS] + [mode.condition for mode in modes if mode.condition]
+    return tuple(dict.fromkeys(limit for condition in conditions for limit in limits_of(condition)))
 
 
 def _cost() -> Iterator[tuple[str, str]]:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from gpu_exporter.catalogue.conditions import Condition, Limit, Limits
+from gpu_exporter.catalogue.conditions import Condition, Limit, Limits, limits_of, marks_of
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Scope
-from gpu_exporter.catalogue.signals import Derived, Read, Signal
+from gpu_exporter.catalogue.signal import Derived, Read, Signal
 from gpu_exporter.model.metric import MetricSet
 from gpu_exporter.render import coverage, prose
 from gpu_exporter.render.coverage import Works
@@ -141,11 +141,11 @@ def _facts(mode: FailureMode) -> str:
 def _condition(mode: FailureMode, limits: Limits) -> Iterator[str]:
     if mode.condition:
         yield condition(mode.condition, limits)
-        for mark in prose.marks_of(mode.condition):
+        for mark in marks_of(mode.condition):
             yield f"\nA rank counts as one of those that *{prose.verb(mark)}* with:\n\n" + condition(
                 mark.condition, limits
             )
-        found = prose.limits_of(mode.condition)
+        found = limits_of(mode.condition)
         if found:
             yield "\n" + limits_table(found)
     if mode.fleet:

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from gpu_exporter.catalogue.conditions import Share
+from gpu_exporter.catalogue.conditions import PeerShare, terms
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.distributed import WAITS
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Severity
@@ -124,7 +124,7 @@ def _waited_for(modes: Sequence[FailureMode]) -> list[str]:
     return [
         mode.name
         for mode in modes
-        if mode.condition and any(isinstance(term, Share) and term.mark is WAITS for term in mode.condition.terms())
+        if mode.condition and any(isinstance(term, PeerShare) and term.mark is WAITS for term in terms(mode.condition))
     ]
 
 
