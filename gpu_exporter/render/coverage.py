@@ -1,4 +1,4 @@
-"""Which signals and failure modes work with which exporter, and what a dcgm-exporter must be told to export. Pure."""
+"""Which signals and failure modes work with which exporter, and which fields a dcgm-exporter must export. Pure."""
 
 from __future__ import annotations
 

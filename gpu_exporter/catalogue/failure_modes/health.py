@@ -317,8 +317,8 @@ MODES = (
             "Until then, lower the power limit: `nvidia-smi -i N -pl WATTS` costs less speed than hardware throttling.",
             "One GPU alone, and clean: have its thermal interface or cold plate looked at.",
         ),
-        wrong="A power cap is not meant and not counted: that is normal at full load. With dcgm-exporter it is "
-        "told from a mask or a counter that may miss short events, or not tell hardware from driver.",
+        wrong="A power cap is not counted: that is normal at full load. With dcgm-exporter the cause comes from a mask or "
+        "a counter, which may miss short events and may not distinguish hardware from driver.",
     ),
     FailureMode(
         "GpuPowerBrake",
@@ -331,8 +331,8 @@ MODES = (
         Inject({m.CLOCK_EVENTS: 128.0 + 8.0, m.CLOCK_EVENT_SECONDS[4]: Ramp(0, 0.5)}),
         Compare(Over(s.POWER_BRAKE, Fn.MEAN, 5 * MINUTE), ">", BRAKE),
         keep=10 * MINUTE,
-        meaning="The board was told by a signal from outside (power supply, chassis, rack) to brake, and halved its "
-        "clock or worse.",
+        meaning="A signal from outside (power supply, chassis, rack) made the board brake: it halved its clock or "
+        "worse.",
         impact="Sudden and large: every job on the node slows down. Often the sign that power supplies have failed "
         "or that a rack is over its budget.",
         diagnosis=(

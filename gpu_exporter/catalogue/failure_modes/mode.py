@@ -123,7 +123,7 @@ class FailureMode:
 
     @property
     def kept(self) -> float:
-        """For how long it is said to be true after, at least while scrapes fail; what pages is told at once."""
+        """For how many seconds its alert keeps firing, at least while scrapes fail; the end of a page is never delayed."""
         return self.keep or (MISSED_SCRAPES if self.hold and self.severity is not Severity.CRITICAL else 0.0)
 
     @property

@@ -175,7 +175,7 @@ def _owners() -> list[object]:
 
 
 def _room() -> list[object]:
-    """What Kubernetes has given away; of it kube-state-metrics tells."""
+    """What Kubernetes has allocated, from kube-state-metrics."""
     return [
         lines(
             "Allocated, free, waited for",
@@ -203,7 +203,7 @@ def _room() -> list[object]:
                 "GPUs that pods could have, have, and could have now, by pool of nodes. What is neither allocated nor "
                 "free is on nodes that are cordoned or not ready.",
                 "little is free, and nobody waits.",
-                "the node table above says which nodes; signals.md says how pools are told apart.",
+                "the node table above says which nodes; signals.md says how pools are distinguished.",
             ),
             [
                 q.query(BOARD, each, name)

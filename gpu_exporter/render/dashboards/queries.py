@@ -50,7 +50,7 @@ def of(board: Board, what: Recorded) -> str:
     chosen = [label for label in board.chosen if label in labels]
     text = f"{_record(what)}{{{', '.join(map(_matcher, chosen))}}}"
     if set(IDENTITY) <= set(labels) and set(board.chosen) - set(labels):
-        return f"({text} and on (cluster, UUID) {devices(board)})"  # who owns it is told by the device alone
+        return f"({text} and on (cluster, UUID) {devices(board)})"  # only the device has the labels of its owner
     return text
 
 
@@ -109,7 +109,7 @@ def _filters(board: Board, what: Recorded) -> list[str]:
 
 
 def legend(what: Recorded) -> str:
-    """How the series of a record are told apart."""
+    """The labels that distinguish the series of a record."""
     match what:
         case Aggregate(by=by) if not set(IDENTITY[:2]) <= set(by):
             return " · ".join(f"{{{{{label}}}}}" for label in by) or "{{cluster}}"

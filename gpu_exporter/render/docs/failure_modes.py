@@ -22,7 +22,7 @@ NOTE = "<!-- Rendered by `gpu-exporter generate`; edit {} instead. -->\n"
 
 INTRO = """# Failure modes
 
-What can go wrong with a GPU or a job, how it is told, and what to do: each mode is one entry of
+What can go wrong with a GPU or a job, how to recognise it, and what to do: each mode is one entry of
 `gpu_exporter/catalogue/failure_modes/`, from which its alert, its [runbook](runbooks/README.md) and what
 `gpu-exporter diagnose` says are made. Conditions read [signals](signals.md), which are the same whichever exporter is
 scraped.
@@ -86,8 +86,8 @@ MODES_INTRO = """
 ## Modes
 
 In the order in which to look. *hold* is how long a condition must last before the alert fires; `gpu-exporter diagnose`
-does not wait. *in part*: a part of the condition can't be judged, so it may be missed, or stand for a class that can't
-be told.
+does not wait. *in part*: a part of the condition can't be judged, so the mode may be missed, or reported in place of a
+class that can't be determined.
 """
 
 LIMITS_INTRO = """
@@ -130,8 +130,8 @@ dcgm-exporter from 4.9 on. Who scrapes two exporters gets each GPU once, by its 
 - A GPU that several pods share has no owner, and so no peers.
 - Windows of a signal are recorded as, for example, `gpu:sm_active:mean5m`.
 - A signal that is made of others has no value without all of them.
-- Signals and the state of boards are evaluated as often as Prometheus is told to; what histograms tell, and what is
-  made of means of five minutes, once a minute.
+- Signals and the state of boards are evaluated at Prometheus' evaluation interval; signals from histograms, and rules
+  on means over five minutes, once a minute.
 
 """
 
@@ -152,8 +152,8 @@ has to be scraped, with `honorLabels` or without; where it is not, these have no
 
 - `resource` keeps GPUs (`nvidia_com_gpu`), shares of one (`nvidia_com_gpu_shared`) and kinds of MIG instances apart.
 - *free* is what a pod could have now: nothing on nodes that are cordoned or not ready. *pending* has no node yet, so it
-  is told by namespace and cluster only; *starved* is pending for half an hour or longer.
-- Pools are told apart by the first of these labels of nodes that kube-state-metrics is told to expose
+  has a namespace and a cluster only; *starved* is pending for half an hour or longer.
+- A pool is the value of the first of these labels of nodes that kube-state-metrics exposes
   (`--metric-labels-allowlist=nodes=[…]`): {pools}.
   Without, all nodes are one pool without a name.
 - GPUs that pods have by resource claims (DRA) are not in it.

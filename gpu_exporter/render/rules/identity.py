@@ -17,7 +17,7 @@ _EXPORTER = ("cluster", "job", "instance")
 _NODES = ("node", "hostname", "Hostname")
 _EXPORTED = ("exported_namespace", "exported_pod")
 # What the series of a GPU tell of it beside the node, each once: to select them all is dear.
-_TELLING = (
+_LABELS = (
     *("job", "instance", *DEVICE, "GPU_I_PROFILE", "gpu", "modelName"),
     *("namespace", "pod", *_EXPORTED, *workloads.JOB_LABELS, "source"),
 )
@@ -62,13 +62,13 @@ def recorded() -> Iterator[tuple[str, str]]:
 
 
 def _scraped() -> str:
-    """A series for each GPU, exporter and owner that classic names tell of, with its node."""
-    told = f'group by ({", ".join((*_TELLING, *_NODES))}) ({{__name__=~"{_CLASSIC}", UUID!=""}})'
+    """A series for each GPU, exporter and owner in the labels of classic names, with its node."""
+    series = f'group by ({", ".join((*_LABELS, *_NODES))}) ({{__name__=~"{_CLASSIC}", UUID!=""}})'
     # Not in `node` at once: series that differ in nothing else would become one twice, an error.
     for label in _NODES:
-        told = f'label_replace({told}, "told", "$1", "{label}", "(.+)")'
-    told = f'label_replace(group by ({", ".join((*_TELLING, "told"))}) ({told}), "node", "$1", "told", "(.+)")'
-    return f"group by ({', '.join((*_TELLING, 'node'))}) ({told})"
+        series = f'label_replace({series}, "named", "$1", "{label}", "(.+)")'
+    series = f'label_replace(group by ({", ".join((*_LABELS, "named"))}) ({series}), "node", "$1", "named", "(.+)")'
+    return f"group by ({', '.join((*_LABELS, 'node'))}) ({series})"
 
 
 def _owners(labels: str) -> str:
@@ -82,17 +82,17 @@ def _owners(labels: str) -> str:
     recorded = f'label_replace(group by ({jobs}, source) ({recorded}), "hpc_job", "$1", "source", "(.+)")'
     slurm = f'group by ({jobs}) ({free}, hpc_job!=""}}) or {recorded}'
     pods = f"{exported} or group by ({jobs}, namespace, pod) ({plain})"
-    theirs = f'label_replace({pods} or {slurm}, "told", "$1", "workload", "(.+)")'
+    theirs = f'label_replace({pods} or {slurm}, "named", "$1", "workload", "(.+)")'
     by_pod = f'label_replace({theirs}, "workload", "$1", "pod", "{workloads.WORKLOAD_OF_POD}")'
-    mine = " or ".join(_told(operator) for operator in ("!=", "="))
+    mine = " or ".join(_own_series(operator) for operator in ("!=", "="))
     for label in workloads.JOB_LABELS:
-        label = "told" if label == "workload" else label
+        label = "named" if label == "workload" else label
         by_pod = f'label_replace({by_pod}, "workload", "$1", "{label}", "(.+)")'
     return f"group by ({labels}) ({mine})\nor on ({', '.join(DEVICE)})\ngroup by ({labels}) ({by_pod})"
 
 
-def _told(operator: str) -> str:
-    """The owner that our own series names; where it is told no workload, by the pod's name."""
+def _own_series(operator: str) -> str:
+    """The owner that gpu-exporter's own series names; where that has no workload, the workload by the pod's name."""
     info, by = f'{m.POD_INFO}{{workload{operator}""', ", ".join((*DEVICE, "workload"))
     exported = _exported(f'{info}, exported_pod!=""}}', by)
     pods = f'{exported} or group by ({by}, namespace, pod) ({info}, exported_pod=""}})'

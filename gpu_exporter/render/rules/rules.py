@@ -129,13 +129,13 @@ def _cost(prices: Limits) -> Iterator[Rule]:
         yield _record(each.record, text)
 
 
-# Windows of five minutes and more, and what is told after ten: nothing is lost where the rest is evaluated more often.
+# For windows of five minutes and more, and alerts that hold for ten: a shorter interval would gain nothing.
 SLOW = "1m"
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Rules that are evaluated one after another, each `interval`, or as Prometheus is told to."""
+    """Rules that are evaluated one after another, each `interval`, or at Prometheus' own evaluation interval."""
 
     name: str
     rules: Sequence[Rule]
@@ -166,7 +166,7 @@ def _recorded(limits: Limits) -> Groups:
 
 
 def _alerting(domain: Domain, limits: Limits, modes: Sequence[FailureMode]) -> Groups:
-    # What a GPU is ill with may have to be told at once.
+    # Some alerts on the health of a GPU must fire at once.
     interval = "" if domain is Domain.HEALTH else SLOW
     return [Group(f"gpu-{domain.value}", [alert(mode, limits) for mode in modes if mode.domain is domain], interval)]
 
