@@ -6,6 +6,9 @@ from collections.abc import Iterator, Sequence
 
 import yaml
 
+from gpu_exporter.catalogue import bottlenecks
+from gpu_exporter.catalogue import failure_modes as catalogued_modes
+from gpu_exporter.catalogue import signals as catalogued_signals
 from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS, WINDOW, Bottleneck
 from gpu_exporter.catalogue.conditions import Limit, Limits, limits_of
 from gpu_exporter.catalogue.failure_modes import MODES
@@ -13,12 +16,10 @@ from gpu_exporter.catalogue.failure_modes.cost import PRICES
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode
 from gpu_exporter.catalogue.signal import DEVICE, IDENTITY, OWNER, RATE_WINDOW, Read
 from gpu_exporter.catalogue.signals import SIGNALS
-from gpu_exporter.render import prose
+from gpu_exporter.render import banner, prose
 from gpu_exporter.render.docs import runbooks
 from gpu_exporter.render.docs.markdown import code, table, ticked
 from gpu_exporter.render.rules import allocation, rules
-
-NOTE = "<!-- Rendered by `gpu-exporter generate`; edit {} instead. -->\n"
 
 INTRO = """# Failure modes
 
@@ -165,7 +166,7 @@ def failure_modes(modes: Sequence[FailureMode] = MODES, limits: Limits | None = 
     """docs/failure-modes.md."""
     window, changed = prose.span(WINDOW), limits or {}
     return (
-        NOTE.format("gpu_exporter/catalogue/failure_modes/ and bottlenecks.py")
+        banner.markdown(catalogued_modes, bottlenecks)
         + INTRO
         + CLASSES_INTRO.format(window=window)
         + "".join(_class(number, each, changed) for number, each in enumerate(BOTTLENECKS))
@@ -249,7 +250,7 @@ def signals() -> str:
     rows = [(signal, runbooks.signal_row(signal, _made)) for signal in SIGNALS]
     head = ("signal", "unit", *runbooks.SIGNAL_HEAD[1:])
     lines = ((name, signal.unit.replace("_", " "), *cells) for signal, (name, *cells) in rows)
-    text = NOTE.format("gpu_exporter/catalogue/signals.py") + SIGNALS_INTRO + table(head, lines)
+    text = banner.markdown(catalogued_signals) + SIGNALS_INTRO + table(head, lines)
     named = ((f"`{name}`", prose.sentence(each, {})) for name, each in rules.shared_conditions().items())
     text += SHARED_INTRO + table(("recorded", "where"), named)
     recorded = ((f"`{each.record}`", each.help, ticked(("cluster", *each.by))) for each in allocation.ALLOCATION)

@@ -7,12 +7,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from itertools import groupby
 
+from gpu_exporter import config
+from gpu_exporter.catalogue import faults
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.dcgm_exporter.names import modern
 from gpu_exporter.catalogue.faults import FAULTS, STATES, Fault, State
 from gpu_exporter.catalogue.hardware import SEEN_ON, seen_on
 from gpu_exporter.catalogue.metrics import METRICS, NON_GPU_ENTITIES, SWITCH_LINKS
-from gpu_exporter.catalogue.xids import load
+from gpu_exporter.catalogue.xids import PACKAGED, load
 from gpu_exporter.config import ENV_PREFIX, Config, flag
 from gpu_exporter.model.metric import (
     Buffered,
@@ -27,9 +29,8 @@ from gpu_exporter.model.metric import (
     PerPeer,
     PerProcess,
 )
+from gpu_exporter.render import banner
 from gpu_exporter.render.docs.markdown import table as _table
-
-NOTE = "<!-- Rendered by `gpu-exporter generate`; edit gpu_exporter/{} instead. -->\n"
 
 METRICS_INTRO = """# Metrics
 
@@ -124,7 +125,7 @@ def metrics() -> str:
     """docs/metrics.md: one row a family, in catalogue order."""
     rows = [_family(list(rows)) for _, rows in groupby(_by_family(METRICS), key=lambda metric: metric.name)]
     head = ("metric", "type", "unit", "si", "labels", "set", "read", "from", "DCGM field", "seen on", "meaning")
-    return NOTE.format("catalogue/metrics.py") + METRICS_INTRO + "\n" + _table(head, rows)
+    return banner.markdown(m) + METRICS_INTRO + "\n" + _table(head, rows)
 
 
 def health() -> str:
@@ -132,7 +133,7 @@ def health() -> str:
     reasons = [_reason(fault) for fault in sorted(FAULTS, key=lambda fault: fault.health, reverse=True)]
     states = [(state.name, state.meaning, f"`{state.promql}`", _obtained(state), state.hardware) for state in STATES]
     return (
-        NOTE.format("catalogue/faults.py")
+        banner.markdown(faults)
         + HEALTH_INTRO
         + "\n"
         + _table(("reason", "state", "action", "meaning", "Xid", "alert"), reasons)
@@ -167,7 +168,7 @@ def configuration() -> str:
         row = (f"--{flag(setting)}", f"{ENV_PREFIX}{setting.name.upper()}", setting.name)
         rows.append((*(f"`{cell}`" for cell in row), default, setting.metadata["help"]))
     head = ("flag", "environment", "key", "default", "meaning")
-    return NOTE.format("config.py") + CONFIG_INTRO.format(ENV_PREFIX) + "\n" + _table(head, rows)
+    return banner.markdown(config) + CONFIG_INTRO.format(ENV_PREFIX) + "\n" + _table(head, rows)
 
 
 def xids() -> str:
@@ -178,7 +179,7 @@ def xids() -> str:
         about = (f"`{xid.mnemonic}`", xid.meaning, xid.kind.value, xid.action.value, drain, f"{xid.source}, {xid.date}")
         rows.append((str(xid.code), *about))
     head = ("code", "NVIDIA's name", "meaning", "kind", "action", "drain", "source")
-    return NOTE.format("catalogue/xids.csv") + XIDS_INTRO + "\n" + _table(head, rows)
+    return banner.markdown(PACKAGED) + XIDS_INTRO + "\n" + _table(head, rows)
 
 
 def _by_family(rows: Iterable[Metric]) -> list[Metric]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from gpu_exporter.catalogue import bottlenecks, promql
+from gpu_exporter.catalogue import bottlenecks, failure_modes, promql
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.conditions import (
     Condition,
@@ -29,11 +29,10 @@ from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.cost import PRICES
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
 from gpu_exporter.catalogue.signal import Read, Signal
-from gpu_exporter.render import boards
+from gpu_exporter.render import banner, boards
 from gpu_exporter.render.prose import title
 from gpu_exporter.render.rules import aggregates, allocation, identity
 
-NOTE = "# Rendered by `gpu-exporter generate`; edit gpu_exporter/{} instead.\n"
 # Where {gpu} and {job} of a summary come from in an alert.
 GPU, JOB = "GPU {{ $labels.gpu }} of {{ $labels.node }}", "{{ $labels.workload }}"
 # Where only a Prometheus knows it, which GPU it is may not be known.
@@ -173,18 +172,18 @@ def _alerting(domain: Domain, limits: Limits, modes: Sequence[FailureMode]) -> G
 
 def recording(limits: Limits | None = None) -> str:
     """alerts/recording.yaml: the rules that all others read. They are evaluated in this order."""
-    return NOTE.format("catalogue/: signals.py, bottlenecks.py and failure_modes/") + _yaml(_recorded(limits or {}))
+    return banner.comment(s, bottlenecks, failure_modes) + _yaml(_recorded(limits or {}))
 
 
 def alerts(domain: Domain, limits: Limits | None = None, modes: Sequence[FailureMode] = MODES) -> str:
     """alerts/<domain>.yaml: one alert a failure mode."""
-    return NOTE.format(f"catalogue/failure_modes/{domain.value}.py") + _yaml(_alerting(domain, limits or {}, modes))
+    return banner.comment(failure_modes.FILES[domain]) + _yaml(_alerting(domain, limits or {}, modes))
 
 
 def bundle(limits: Limits) -> str:
     """All rules in one file, for the chart."""
     groups = [*_recorded(limits), *(group for domain in Domain for group in _alerting(domain, limits, MODES))]
-    return NOTE.format("catalogue/: signals.py, bottlenecks.py and failure_modes/") + _yaml(groups)
+    return banner.comment(s, bottlenecks, failure_modes) + _yaml(groups)
 
 
 def alert(mode: FailureMode, limits: Limits) -> Rule:
