@@ -8,7 +8,8 @@ from gpu_exporter.catalogue.bottlenecks import WINDOW
 from gpu_exporter.catalogue.conditions import Fn, Over
 from gpu_exporter.render.boards import Board
 from gpu_exporter.render.dashboards import queries as q
-from gpu_exporter.render.dashboards.panels import About, Row, heatmap, lines
+from gpu_exporter.render.dashboards.frame import About, Row
+from gpu_exporter.render.dashboards.panels import heatmap, lines
 from gpu_exporter.render.dashboards.queries import Query
 
 NEEDS = " Needs `--metrics full`; without it, see"

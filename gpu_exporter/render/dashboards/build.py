@@ -16,8 +16,9 @@ from gpu_exporter.catalogue.signal import DEVICE_INFO
 from gpu_exporter.render.boards import COST, FLEET, GPU, JOB, NODE, Board
 from gpu_exporter.render.dashboards import cost, fleet, gpu, job, node
 from gpu_exporter.render.dashboards import queries as q
+from gpu_exporter.render.dashboards.evidence import evidence_rows
+from gpu_exporter.render.dashboards.frame import BLUE, ORANGE, RED, Row
 from gpu_exporter.render.dashboards.modernise import modern
-from gpu_exporter.render.dashboards.panels import BLUE, ORANGE, RED, Row, evidence_rows
 from gpu_exporter.render.rules.aggregates import NODE_GPUS
 
 TAG = "gpu-observability"

@@ -8,8 +8,10 @@ from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
 from gpu_exporter.render.boards import COST
 from gpu_exporter.render.dashboards import queries as q
-from gpu_exporter.render.dashboards.panels import About, Row, firing, lines, number, table, watched
+from gpu_exporter.render.dashboards.frame import About, Row
+from gpu_exporter.render.dashboards.panels import lines, number, watched
 from gpu_exporter.render.dashboards.queries import Query
+from gpu_exporter.render.dashboards.tables import firing, table
 from gpu_exporter.render.rules import aggregates as a
 
 BOARD = COST

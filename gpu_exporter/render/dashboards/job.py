@@ -12,17 +12,9 @@ from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
 from gpu_exporter.render.boards import JOB
 from gpu_exporter.render.dashboards import between_scrapes
 from gpu_exporter.render.dashboards import queries as q
-from gpu_exporter.render.dashboards.panels import (
-    GREEN,
-    ORANGE,
-    About,
-    Row,
-    class_timeline,
-    firing,
-    lines,
-    states,
-    watched,
-)
+from gpu_exporter.render.dashboards.frame import GREEN, ORANGE, About, Row
+from gpu_exporter.render.dashboards.panels import class_timeline, lines, states, watched
+from gpu_exporter.render.dashboards.tables import firing
 
 BOARD = JOB
 

@@ -8,19 +8,10 @@ from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
 from gpu_exporter.render.boards import NODE
 from gpu_exporter.render.dashboards import queries as q
-from gpu_exporter.render.dashboards.panels import (
-    GREEN,
-    RED,
-    About,
-    Row,
-    Step,
-    class_timeline,
-    firing,
-    lines,
-    number,
-    watched,
-)
+from gpu_exporter.render.dashboards.frame import GREEN, RED, About, Row, Step
+from gpu_exporter.render.dashboards.panels import class_timeline, lines, number, watched
 from gpu_exporter.render.dashboards.queries import Query
+from gpu_exporter.render.dashboards.tables import firing
 from gpu_exporter.render.prose import title
 from gpu_exporter.render.rules import aggregates as a
 
