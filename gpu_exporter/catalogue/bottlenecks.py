@@ -1,8 +1,8 @@
-"""What limits a GPU: one class at a time, the first that matches. Ground truth: measurements of real H200s.
+"""What limits a GPU: one bottleneck at a time, the first that matches. Ground truth: measurements of real H200s.
 
-`DRAM_ACTIVE` tops out near 0.9, and a kernel that waits for memory keeps its SMs *active*: what tells memory-bound from
-compute-bound is which pipes work. The best GEMM runs at an occupancy of 0.14, so occupancy decides nothing. A rank that
-waits in a collective spins on a few SMs with its engine busy.
+`DRAM_ACTIVE` tops out near 0.9, and a kernel that waits for memory keeps its SMs *active*: which pipes work
+distinguishes memory-bound from compute-bound. The best GEMM runs at an occupancy of 0.14, so occupancy decides nothing.
+A rank that waits in a collective spins on a few SMs with its engine busy.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ TRAFFIC = Or(
     And(Compare(RX, ">=", QUIET_PCIE), Compare(TX, ">=", QUIET_PCIE)),
     name="traffic",
 )
-# Whatever moves between this GPU and the world. A dcgm-exporter's own list of fields does not tell the link.
+# Anything that moves data to or from this GPU. dcgm-exporter's own list lacks the generation and lanes of the link.
 MOVES = Or(
     COPYING,
     Compare(NVLINK, ">=", MOVING),

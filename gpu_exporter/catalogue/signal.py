@@ -84,12 +84,12 @@ class Derived:
             elif isinstance(side, Signal):
                 yield side
 
-    def value(self, known: Callable[[Signal], float | None]) -> float | None:
+    def value(self, value_of: Callable[[Signal], float | None]) -> float | None:
         """The same in Python, from the values that are known.
 
         None without one of them, for a division by 0, and for what is too large to be a number.
         """
-        left, right = (_value(side, known) for side in (self.left, self.right))
+        left, right = (_value(side, value_of) for side in (self.left, self.right))
         if left is None or right is None or (self.operator == "/" and right == 0):
             return None
         try:
@@ -116,12 +116,12 @@ def _operand(side: Signal | Derived | float) -> str:
     return f"{side:.15g}"
 
 
-def _value(side: Signal | Derived | float, known: Callable[[Signal], float | None]) -> float | None:
+def _value(side: Signal | Derived | float, value_of: Callable[[Signal], float | None]) -> float | None:
     match side:
         case Signal():
-            return known(side)
+            return value_of(side)
         case Derived():
-            return side.value(known)
+            return side.value(value_of)
     return side
 
 

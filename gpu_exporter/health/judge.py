@@ -1,6 +1,7 @@
-"""Values of one GPU -> a verdict: is it fit, and if not, why and what repairs it. Pure, and cheap enough for each tick.
+"""Values of one GPU -> a verdict: is it fit, and if not, why, and what repairs it. The rules are `catalogue/faults.py`.
 
-Only state counts, not history: what a value of now says. A rule that a healthy GPU could break by chance is none.
+Pure, and cheap enough for each tick. Only the present values count, never history, and no rule is one that a healthy
+GPU could break by chance.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ TOPICS: Mapping[str, tuple[Metric, ...]] = {
     "row remapping": (m.REMAP_PENDING, m.REMAP_FAILURE, m.RETIRED_PENDING),
     "recovery action": (m.RECOVERY,),
 }
-# What a verdict is made of: cheap calls, and no profiling. A GPU that answers nothing counts as lost, and one without
-# ECC may answer nothing but its temperature.
 _MEMORY = tuple(threshold.metric for threshold in faults.MEMORY)
+# The values that a verdict reads: cheap calls, and no profiling. Temperature is among them because a GPU without ECC
+# may answer nothing else, and a GPU that answers nothing counts as lost.
 ROWS: tuple[Metric, ...] = (
     *(m.GPU_TEMP, m.TEMP_MARGIN, m.SLOWDOWN_TEMP, m.ECC_MODE, *_MEMORY, m.RECOVERY, m.INFOROM, m.CLOCK_EVENTS),
     *(m.GPU_UTIL, m.PSTATE, m.PCIE_GEN, m.PCIE_WIDTH, m.PCIE_MAX_GEN, m.PCIE_MAX_WIDTH),
@@ -72,16 +73,16 @@ def as_dict(verdict: Verdict) -> dict[str, Any]:
         "action": verdict.action.value,
         "problems": [
             {
-                "reason": each.reason,
-                "health": each.health.value,
-                "action": each.action.value,
-                "what": each.words,
-                "metric": each.metric.key,
-                "value": each.value,
+                "reason": problem.reason,
+                "health": problem.health.value,
+                "action": problem.action.value,
+                "what": problem.words,
+                "metric": problem.metric.key,
+                "value": problem.value,
             }
-            for each in verdict.problems
+            for problem in verdict.problems
         ],
-        "unknown": [{"what": each.what, "why": each.why, "harmless": each.harmless} for each in verdict.unknown],
+        "unknown": [{"what": part.what, "why": part.why, "harmless": part.harmless} for part in verdict.unknown],
     }
 
 

@@ -653,8 +653,8 @@ MODES = (
             "Tell the owner of the job. Restarting it is their decision.",
             "Three different programs on one GPU: drain it, and run `dcgmi diag -r 3`.",
         ),
-        wrong="Failing memory can look like a program's bad access: a look at GpuEccUncorrectable and "
-        "GpuRowRemapPending of the same GPU tells. With dcgm-exporter there is no such alert: its last code "
+        wrong="Failing memory can look like a program's bad access: check GpuEccUncorrectable and "
+        "GpuRowRemapPending of the same GPU. With dcgm-exporter there is no such alert: its last code "
         "never clears.",
     ),
     FailureMode(
@@ -776,8 +776,8 @@ max by (cluster, job, instance, source) ({m.ATTRIBUTION_UP} == 0)""",
         impact="Every alert on bottlenecks and stragglers is blind on this GPU.",
         diagnosis=(
             'Which exporter is it? `gpu:exporter:info{instance=~"NODE:.*"}` has its job and instance.',
-            f"Ours: `gpu-exporter doctor`, and `{m.SUPPORTED} == 0`: before Hopper NVML can't tell it; under "
-            "some hypervisors neither.",
+            f"Ours: `gpu-exporter doctor`, and `{m.SUPPORTED} == 0`: NVML has no SM activity before Hopper and "
+            "under some hypervisors.",
             "dcgm-exporter: SM activity is commented out in the list of fields that it comes with.",
         ),
         mitigation=(
@@ -786,6 +786,6 @@ max by (cluster, job, instance, source) ({m.ATTRIBUTION_UP} == 0)""",
             "GPUs before Hopper: run dcgm-exporter beside ours; each GPU still counts once.",
             "A profiler (Nsight, `dcgmi profile --pause`) that holds the counters: wait until it ends.",
         ),
-        wrong="GPUs that can't tell it at all (consumer boards, vGPU guests) keep it for ever: silence it for them.",
+        wrong="GPUs without SM activity (consumer boards, vGPU guests) keep it for ever: silence it for them.",
     ),
 )

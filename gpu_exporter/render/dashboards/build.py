@@ -17,7 +17,7 @@ from gpu_exporter.render.boards import COST, FLEET, GPU, JOB, NODE, Board
 from gpu_exporter.render.dashboards import cost, fleet, gpu, job, node
 from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.evidence import evidence_rows
-from gpu_exporter.render.dashboards.frame import BLUE, ORANGE, RED, Row
+from gpu_exporter.render.dashboards.frame import BLUE, ORANGE, RED, BoardRow
 from gpu_exporter.render.dashboards.modernise import modern
 from gpu_exporter.render.rules.aggregates import NODE_GPUS
 
@@ -52,7 +52,7 @@ def render(board: Board, modes: Sequence[FailureMode] = MODES) -> str:
     return modern(json.loads(json.dumps(dashboard.to_json_data(), cls=DashboardEncoder)))
 
 
-def _panels(row: Row) -> list[Any]:
+def _panels(row: BoardRow) -> list[Any]:
     head = core.RowPanel(title=row.title, collapsed=row.collapsed, panels=list(row.panels) if row.collapsed else [])
     return [head, *([] if row.collapsed else row.panels)]
 

@@ -8,7 +8,7 @@ from typing import Any
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode
 from gpu_exporter.render.boards import Board, runbook
 from gpu_exporter.render.dashboards import queries as q
-from gpu_exporter.render.dashboards.frame import TO_GPU, About, Row
+from gpu_exporter.render.dashboards.frame import TO_GPU, About, BoardRow
 from gpu_exporter.render.dashboards.panels import lines
 from gpu_exporter.render.dashboards.queries import Query
 
@@ -38,10 +38,10 @@ def evidence(board: Board, mode: FailureMode) -> Any:
     )
 
 
-def evidence_rows(board: Board, modes: Sequence[FailureMode]) -> list[Row]:
+def evidence_rows(board: Board, modes: Sequence[FailureMode]) -> list[BoardRow]:
     """One collapsed row a domain of the board, with a panel for each of its modes."""
     return [
-        Row(
+        BoardRow(
             f"Why an alert fires: {domain.value}",
             [evidence(board, mode) for mode in modes if mode.domain is domain],
             True,

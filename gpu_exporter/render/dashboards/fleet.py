@@ -8,7 +8,7 @@ from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Severity
 from gpu_exporter.render.boards import FLEET
 from gpu_exporter.render.dashboards import queries as q
-from gpu_exporter.render.dashboards.frame import GREEN, ORANGE, RED, About, Row, Step
+from gpu_exporter.render.dashboards.frame import GREEN, ORANGE, RED, About, BoardRow, Step
 from gpu_exporter.render.dashboards.panels import coloured, lines, number
 from gpu_exporter.render.dashboards.queries import Query
 from gpu_exporter.render.dashboards.tables import firing, table
@@ -19,13 +19,13 @@ from gpu_exporter.render.rules.aggregates import Aggregate
 BOARD = FLEET
 
 
-def rows(modes: Sequence[FailureMode]) -> list[Row]:
+def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
     """General to specific: numbers, alerts, what the GPUs do, who has them."""
     return [
-        Row("Is anything wrong?", [*_numbers(), firing(BOARD, modes, list(Domain), 24)]),
-        Row("What do the GPUs do?", _doing()),
-        Row("Who wastes?", _owners()),
-        Row("Is there room?", _room()),
+        BoardRow("Is anything wrong?", [*_numbers(), firing(BOARD, modes, list(Domain), 24)]),
+        BoardRow("What do the GPUs do?", _doing()),
+        BoardRow("Who wastes?", _owners()),
+        BoardRow("Is there room?", _room()),
     ]
 
 

@@ -35,7 +35,7 @@ class Step(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class BoardRow:
     """Panels under a title; those of a collapsed row are asked for when it is opened."""
 
     title: str

@@ -10,21 +10,21 @@ from gpu_exporter.catalogue.signal import Signal
 from gpu_exporter.render.boards import GPU
 from gpu_exporter.render.dashboards import between_scrapes
 from gpu_exporter.render.dashboards import queries as q
-from gpu_exporter.render.dashboards.frame import GREEN, RED, About, Row
+from gpu_exporter.render.dashboards.frame import GREEN, RED, About, BoardRow
 from gpu_exporter.render.dashboards.panels import class_timeline, dashed, lines, states, watched
 from gpu_exporter.render.dashboards.tables import firing
 
 BOARD = GPU
 
 
-def rows(modes: Sequence[FailureMode]) -> list[Row]:
+def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
     """The three questions, then what means hide, then counters."""
     return [
-        Row("Health: is it on fire?", _health(modes)),
-        Row("Throughput: is it working?", _throughput()),
-        Row("Bottleneck: why is it slow?", _bottleneck(modes)),
+        BoardRow("Health: is it on fire?", _health(modes)),
+        BoardRow("Throughput: is it working?", _throughput()),
+        BoardRow("Bottleneck: why is it slow?", _bottleneck(modes)),
         between_scrapes.row(BOARD),
-        Row("Counters", _counters(), True),
+        BoardRow("Counters", _counters(), True),
     ]
 
 

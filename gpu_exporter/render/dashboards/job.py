@@ -12,23 +12,23 @@ from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
 from gpu_exporter.render.boards import JOB
 from gpu_exporter.render.dashboards import between_scrapes
 from gpu_exporter.render.dashboards import queries as q
-from gpu_exporter.render.dashboards.frame import GREEN, ORANGE, About, Row
+from gpu_exporter.render.dashboards.frame import GREEN, ORANGE, About, BoardRow
 from gpu_exporter.render.dashboards.panels import class_timeline, lines, states, watched
 from gpu_exporter.render.dashboards.tables import firing
 
 BOARD = JOB
 
 
-def rows(modes: Sequence[FailureMode]) -> list[Row]:
+def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
     """Who waits, for whom, what moves between them, and what means hide."""
     return [
-        Row(
+        BoardRow(
             "Does the job get on?",
             [watched(BOARD), firing(BOARD, modes, [Domain.DISTRIBUTED], 20), class_timeline(BOARD)],
         ),
-        Row("Who waits for whom?", _waiting()),
-        Row("Is a chip sick, or has it more work?", _chips()),
-        Row("What moves between the ranks?", _traffic()),
+        BoardRow("Who waits for whom?", _waiting()),
+        BoardRow("Is a chip sick, or has it more work?", _chips()),
+        BoardRow("What moves between the ranks?", _traffic()),
         between_scrapes.row(BOARD),
     ]
 

@@ -152,7 +152,7 @@ def states(title: str, about: About, query: Query, words: Sequence[tuple[str, st
 
 
 def watched(board: Board, width: int = 4) -> Any:
-    """How many GPUs are chosen and known: what tells "nothing is wrong" from "nothing is collected"."""
+    """How many GPUs are chosen and known: distinguishes "nothing is wrong" from "nothing is collected"."""
     about = About(
         "GPUs that are chosen and of which anything is collected.",
         "as many as you have.",

@@ -38,7 +38,8 @@ One class at a time, the first that matches, from means over {window}. It is rec
 value is the number of the class and whose label `class` is its name.
 
 - Memory-bound does not mean that the SMs are idle: warps that wait for memory are resident, so a copy kernel reads SM
-  active 0.99 and DRAM active 0.89, which is about the most there is. Which pipes work tells memory from arithmetic.
+  active 0.99 and DRAM active 0.89, which is about the most there is. Which pipes work distinguishes
+  memory from arithmetic.
 - Low occupancy alone means nothing: the best matrix products run at 0.14.
 - A rank that waits in a collective looks busy: engine 0.98, SM active about 0.2 to 0.5. Look at the
   [stragglers](#stragglers) before its class.
@@ -125,7 +126,7 @@ its sources that a GPU has: our time integrals, classic names (ours, or of dcgm-
 dcgm-exporter from 4.9 on. Who scrapes two exporters gets each GPU once, by its UUID.
 
 - Counters are read as `rate(…[{RATE_WINDOW}])`, which is an exact mean; gauges as they are.
-- Labels: {ticked(DEVICE)} (the GPU instance, in MIG mode) tell devices apart. {ticked(IDENTITY)} come with them, and
+- Labels: {ticked(DEVICE)} (the GPU instance, in MIG mode) identify a device. {ticked(IDENTITY)} come with them, and
   {ticked(OWNER)} where it is known who has the GPU; not with the health of the board, which is nobody's.
 - `Hostname` and `hostname` become `node`; `exported_pod` and `exported_namespace` become `pod` and `namespace`.
 - A GPU that several pods share has no owner, and so no peers.

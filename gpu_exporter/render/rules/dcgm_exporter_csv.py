@@ -1,4 +1,4 @@
-"""Signals -> the file that tells a dcgm-exporter which fields to export."""
+"""Signals -> the file of fields that a dcgm-exporter must export."""
 
 from __future__ import annotations
 

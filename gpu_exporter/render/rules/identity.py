@@ -16,7 +16,7 @@ _OURS = "|".join((m.UP.name, *(str(row) for row in m.METRICS if row.integral_of 
 _EXPORTER = ("cluster", "job", "instance")
 _NODES = ("node", "hostname", "Hostname")
 _EXPORTED = ("exported_namespace", "exported_pod")
-# What the series of a GPU tell of it beside the node, each once: to select them all is dear.
+# The labels of a GPU's series besides the node. Each series is selected once: selecting them all is expensive.
 _LABELS = (
     *("job", "instance", *DEVICE, "GPU_I_PROFILE", "gpu", "modelName"),
     *("namespace", "pod", *_EXPORTED, *workloads.JOB_LABELS, "source"),
