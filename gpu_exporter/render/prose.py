@@ -92,7 +92,7 @@ def derivation(of: Signal | Derived | float) -> str:
 
 def with_roots(signals: Iterable[Signal]) -> tuple[Signal, ...]:
     """Signals, each followed by those that it is made of."""
-    return tuple(dict.fromkeys(found for signal in signals for found in (signal, *_roots(signal))))
+    return tuple(dict.fromkeys(one for signal in signals for one in (signal, *_roots(signal))))
 
 
 def _roots(side: Signal | Derived | float) -> Iterator[Signal]:
@@ -102,10 +102,10 @@ def _roots(side: Signal | Derived | float) -> Iterator[Signal]:
                 if isinstance(way, Derived):
                     yield from _roots(way)
         case Derived(left, _, right):
-            for each in (left, right):
-                if isinstance(each, Signal):
-                    yield each
-                yield from _roots(each)
+            for part in (left, right):
+                if isinstance(part, Signal):
+                    yield part
+                yield from _roots(part)
 
 
 def span(seconds: float) -> str:
@@ -208,20 +208,20 @@ def lines(condition: Condition, limits: Limits, depth: int = 0) -> Iterator[Line
             yield Line(depth, compare(condition, limits))
         case And() | Or():
             yield Line(depth, "all of:" if isinstance(condition, And) else "any of:")
-            for each in _flat(condition):
-                yield from lines(each, limits, depth + 1)
+            for child in _flat(condition):
+                yield from lines(child, limits, depth + 1)
         case Unless(inner, other):
             yield Line(depth, "all of:")
-            for each in _flat(inner) if isinstance(inner, And) else (inner,):
-                yield from lines(each, limits, depth + 1)
+            for child in _flat(inner) if isinstance(inner, And) else (inner,):
+                yield from lines(child, limits, depth + 1)
             yield Line(depth + 1, "and not (what is not known does not count):")
             yield from lines(other, limits, depth + 2)
         case OrIfKnown(inner, other):
             yield Line(depth, "any of:")
             yield from lines(inner, limits, depth + 1)
             yield Line(depth + 1, "where it is known, all of:")
-            for each in _flat(other) if isinstance(other, And) else (other,):
-                yield from lines(each, limits, depth + 2)
+            for child in _flat(other) if isinstance(other, And) else (other,):
+                yield from lines(child, limits, depth + 2)
         case Is():
             yield Line(depth, f"the class is `{condition.name}`: no class before it matches, and")
             for child in children(condition):
@@ -231,11 +231,11 @@ def lines(condition: Condition, limits: Limits, depth: int = 0) -> Iterator[Line
 
 
 def _flat(condition: And | Or) -> Iterator[Condition]:
-    for each in condition.conditions:
-        if isinstance(each, And | Or) and type(each) is type(condition):
-            yield from _flat(each)
+    for child in condition.conditions:
+        if isinstance(child, And | Or) and type(child) is type(condition):
+            yield from _flat(child)
         else:
-            yield each
+            yield child
 
 
 def sentence(condition: Condition, limits: Limits) -> str:
@@ -245,7 +245,7 @@ def sentence(condition: Condition, limits: Limits) -> str:
             return compare(condition, limits, short=True)
         case And() | Or():
             word = " and " if isinstance(condition, And) else " or "
-            return word.join(_grouped(each, limits) for each in _flat(condition))
+            return word.join(_grouped(child, limits) for child in _flat(condition))
         case Unless(inner, other):
             return f"{_grouped(inner, limits)}, unless {_grouped(other, limits)}"
         case OrIfKnown(inner, other):
