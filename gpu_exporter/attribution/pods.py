@@ -6,18 +6,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from gpu_exporter.catalogue.workloads import POD_JOB_LABELS
 from gpu_exporter.kubernetes.client import Api, Object
 from gpu_exporter.model.metric import Labels
 
-# Labels that name the job, the best last: the order of `ownership.JOB_LABELS`.
-WORKLOAD_LABELS = (
-    "job-name",
-    "batch.kubernetes.io/job-name",
-    "ray.io/cluster",
-    "leaderworkerset.sigs.k8s.io/name",
-    "jobset.sigs.k8s.io/jobset-name",
-    "training.kubeflow.org/job-name",
-)
 # Labels that number the pod within its job, the best last.
 RANK_LABELS = (
     "apps.kubernetes.io/pod-index",
@@ -57,7 +49,7 @@ class Reader:
         return Pod(
             uids=tuple(str(uid) for uid in uids if uid),
             finished=status.get("phase") in ("Succeeded", "Failed"),
-            workload=_last(labels, WORKLOAD_LABELS),
+            workload=_last(labels, POD_JOB_LABELS),
             rank=_last(labels, RANK_LABELS),
             labels=self._shown(labels),
         )

@@ -1,33 +1,31 @@
-"""What limits a GPU: one class at a time, the first that matches. Ground truth: measurements of real H200s.
+"""What limits a GPU: one bottleneck at a time, the first that matches. Ground truth: measurements of real H200s.
 
-`DRAM_ACTIVE` tops out near 0.9, and a kernel that waits for memory keeps its SMs *active*: what tells memory-bound from
-compute-bound is which pipes work. The best GEMM runs at an occupancy of 0.14, so occupancy decides nothing. A rank that
-waits in a collective spins on a few SMs with its engine busy.
+`DRAM_ACTIVE` tops out near 0.9, and a kernel that waits for memory keeps its SMs *active*: which pipes work
+distinguishes memory-bound from compute-bound. The best GEMM runs at an occupancy of 0.14, so occupancy decides nothing.
+A rank that waits in a collective spins on a few SMs with its engine busy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.conditions import (
-    Also,
     And,
     Calc,
+    Classification,
     Compare,
     Condition,
-    Device,
-    Evidence,
     Fn,
+    Is,
     Limit,
-    Limits,
-    Median,
     Or,
+    OrIfKnown,
     Over,
-    Share,
     Unless,
 )
+from gpu_exporter.catalogue.evaluate import Device, Window, class_of
+from gpu_exporter.catalogue.signal import Signal
 
 WINDOW = 300.0
 CLASS = "gpu:bottleneck:class"
@@ -56,7 +54,7 @@ MOVING         = Limit("movingBytes", 1e9, "bytes per second", "traffic of a wor
 # fmt: on
 
 
-def mean(signal: s.Signal) -> Over:
+def mean(signal: Signal) -> Over:
     """A signal over the window of the classes."""
     return Over(signal, Fn.MEAN, WINDOW)
 
@@ -73,7 +71,7 @@ TRAFFIC = Or(
     And(Compare(RX, ">=", QUIET_PCIE), Compare(TX, ">=", QUIET_PCIE)),
     name="traffic",
 )
-# Whatever moves between this GPU and the world. A dcgm-exporter's own list of fields does not tell the link.
+# Anything that moves data to or from this GPU. dcgm-exporter's own list lacks the generation and lanes of the link.
 MOVES = Or(
     COPYING,
     Compare(NVLINK, ">=", MOVING),
@@ -85,7 +83,7 @@ BUSY = Compare(GR, ">=", BUSY_ENGINE)
 FILLED = Compare(SM, ">=", BUSY_SM)
 PARTLY_FILLED = Compare(SM, "<", BUSY_SM)
 # A mean near that of small gaps between launches may hide stalls in which nothing runs at all.
-WAITS_FOR_HOST = Also(
+WAITS_FOR_HOST = OrIfKnown(
     Compare(GR, "<", HALF_ENGINE),
     And(Compare(GR, "<", BUSY_ENGINE), Compare(Over(s.SM_IDLE), ">=", STALLED)),
 )
@@ -106,7 +104,7 @@ IDLES = Unless(Compare(GR, "<", IDLE_ENGINE), MOVES, name="idles")
 
 
 @dataclass(frozen=True, slots=True)
-class Class:
+class Bottleneck:
     """One answer to "what limits this GPU?". `number` is the value that is recorded, `colour` how it is drawn."""
 
     name: str
@@ -115,20 +113,20 @@ class Class:
     colour: str
 
 
-CLASSES: tuple[Class, ...] = (
-    Class(
+BOTTLENECKS: tuple[Bottleneck, ...] = (
+    Bottleneck(
         "idle",
         IDLES,
         "nothing runs and nothing is copied",
         "#8e8e8e",
     ),
-    Class(
+    Bottleneck(
         "pcie-bound",
         Or(Compare(RX, ">=", FULL_PCIE), Compare(TX, ">=", FULL_PCIE)),
         "the PCIe link is full in one direction",
         "#b877d9",
     ),
-    Class(
+    Bottleneck(
         "fake-load",
         Unless(
             And(BUSY, Compare(SM, "<", EMPTY_SM), Compare(DRAM, "<", QUIET_DRAM)),
@@ -137,13 +135,13 @@ CLASSES: tuple[Class, ...] = (
         'the engine is busy, hence "100 % utilisation", but the SMs are empty and no data moves',
         "#e02f44",
     ),
-    Class(
+    Bottleneck(
         "communicating",
         And(BUSY, PARTLY_FILLED, Or(TRAFFIC, SPINNING)),
         "the engine is busy, the SMs are partly filled: a collective that moves data, or waits to",
         "#fade2a",
     ),
-    Class(
+    Bottleneck(
         "underfilled",
         And(
             BUSY,
@@ -154,25 +152,25 @@ CLASSES: tuple[Class, ...] = (
         "kernels follow one another without a gap, each too small to fill the chip",
         "#ff9830",
     ),
-    Class(
+    Bottleneck(
         "data-loading-bound",
         And(WAITS_FOR_HOST, Compare(RX, ">=", QUIET_PCIE)),
         "the engine often waits while data comes over PCIe",
         "#5794f2",
     ),
-    Class(
+    Bottleneck(
         "host-bound",
         And(Compare(GR, ">=", IDLE_ENGINE), WAITS_FOR_HOST),
         "the engine often waits while nothing comes: launches, Python, preprocessing, small batches, checkpoints",
         "#3274d9",
     ),
-    Class(
+    Bottleneck(
         "tensor-cores-idle",
         And(FILLED, Compare(FLOAT, ">=", BUSY_FLOAT), Compare(TENSOR, "<", IDLE_TENSOR), Compare(DRAM, "<", BUSY_DRAM)),
         "the SMs compute, but not on their tensor cores",
         "#ffb357",
     ),
-    Class(
+    Bottleneck(
         "memory-bound",
         Or(
             And(BUSY, Compare(DRAM, ">=", BUSY_DRAM), Compare(TENSOR, "<", MOSTLY_TENSOR)),
@@ -189,47 +187,24 @@ CLASSES: tuple[Class, ...] = (
         "memory bandwidth is used up, or every pipe waits for scattered data",
         "#37872d",
     ),
-    Class(
+    Bottleneck(
         "compute-bound",
         And(FILLED, Or(Compare(TENSOR, ">=", BUSY_TENSOR), Compare(FLOAT, ">=", BUSY_FLOAT))),
         "the SMs are full of arithmetic: this is what a GPU is bought for",
         "#73bf69",
     ),
-    Class("mixed", Compare(SM, ">=", 0.0), "none of the others", "#a352cc"),
+    Bottleneck("mixed", Compare(SM, ">=", 0.0), "none of the others", "#a352cc"),
 )
-NUMBER = {each.name: number for number, each in enumerate(CLASSES)}
+BY_NAME = {bottleneck.name: bottleneck for bottleneck in BOTTLENECKS}
+CLASSIFICATION = Classification(CLASS, {bottleneck.name: bottleneck.condition for bottleneck in BOTTLENECKS})
 
 
-@dataclass(frozen=True, slots=True)
-class Is:
-    """The GPU is of this class."""
-
-    name: str
-
-    def promql(self, limits: Limits) -> str:
-        return f'max without (class) ({CLASS}{{class="{self.name}"}})'
-
-    def holds(self, evidence: Evidence, device: Device) -> bool | None:
-        found = classify(evidence, device)
-        return None if found is None else found.name == self.name
-
-    def terms(self) -> Iterator[Over | Share | Median]:
-        return CLASSES[NUMBER[self.name]].condition.terms()
+def bottleneck_is(name: str) -> Is:
+    """The condition that a GPU has this bottleneck."""
+    return Is(CLASSIFICATION, BY_NAME[name].name)
 
 
-def classify(evidence: Evidence, device: Device) -> Class | None:
-    """The first class that is known to match; None if none is."""
-    key = (CLASS, device)
-    if key not in evidence.memo:
-        matching = (each for each in CLASSES if each.condition.holds(evidence, device) is True)
-        evidence.memo[key] = next(matching, None)
-    found: Class | None = evidence.memo[key]
-    return found
-
-
-def promql(limits: Limits) -> str:
-    """The recording rule of the class: its number, and its name as a label."""
-    return "\nor ignoring (class)\n".join(
-        f'label_replace((\n{each.condition.promql(limits)}\n) * 0 + {number}, "class", "{each.name}", "", "")'
-        for number, each in enumerate(CLASSES)
-    )
+def classify(window: Window, device: Device) -> Bottleneck | None:
+    """The first bottleneck that is known to match; None if none is."""
+    name = class_of(CLASSIFICATION, window, device)
+    return BY_NAME[name] if name else None

@@ -7,173 +7,15 @@ The same definitions read a page or a snapshot in Python (`diagnosis/window.py`)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from operator import add, mul, pow, sub, truediv
+from collections.abc import Iterator
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.dcgm_exporter.names import modern
 from gpu_exporter.catalogue.distributions import Spread, Within
+from gpu_exporter.catalogue.faults import BIT_ERROR_LIMIT
+from gpu_exporter.catalogue.signal import Derived, Read, Signal
 from gpu_exporter.catalogue.xids import XidKind, load
-from gpu_exporter.model.metric import Labels, Metric
-
-# A device is a GPU, or a GPU instance in MIG mode; its other labels come from the recorded `gpu:device:info`.
-DEVICE = ("cluster", "UUID", "GPU_I_ID")
-IDENTITY = ("node", "gpu", "modelName")
-OWNER = ("namespace", "pod", "workload")
-# Ranks of one job. Without a workload there are no peers.
-JOB = ("cluster", "namespace", "workload", "modelName")
-RATE_WINDOW = "2m"
-
-
-@dataclass(frozen=True, slots=True)
-class Read:
-    """One way to get a signal: the series `name{where}` times `scale`; its rate if `rate`, one bit of it if `bit`.
-
-    `codes`: the signal is when one of these codes was last seen, and the series a gauge of the last code, which never
-    clears: it counts as seen now. `shape`: the name is a histogram's, and the signal what that says.
-    """
-
-    name: str
-    scale: float = 1.0
-    rate: bool = False
-    bit: int | None = None
-    where: Labels = ()
-    any_of: tuple[str, tuple[str, ...]] | None = None
-    codes: tuple[int, ...] = ()
-    shape: Within | Spread | None = None
-
-    @property
-    def series(self) -> str:
-        """The name of the series that are read."""
-        return f"{self.name}_bucket" if self.shape else self.name
-
-    def promql(self) -> str:
-        """The expression of this read, in the signal's unit, before its labels are made uniform."""
-        if self.shape:
-            return self.shape.promql(self.series)
-        matchers = [f'{label}="{value}"' for label, value in self.where]
-        if self.any_of:
-            matchers.append(f'{self.any_of[0]}=~"{"|".join(self.any_of[1])}"')
-        series = f"{self.name}{{{', '.join(matchers)}}}" if matchers else self.name
-        if self.rate:
-            # A series that began within the window counts as having stood still before: then the next way is better.
-            scale = "" if self.scale == 1.0 else f" * {self.scale:.15g}"
-            return f"rate({series}[{RATE_WINDOW}]){scale} and {series} offset {RATE_WINDOW}"
-        if self.bit is not None:
-            return f"floor({series} / {2**self.bit}) % 2"
-        if self.codes:
-            seen = " or ".join(f'label_replace({series} == {code}, "xid", "{code}", "", "")' for code in self.codes)
-            return f"(0 * ({seen}) + time()) unless on (cluster, UUID) {m.XID_EVENTS}"
-        return series if self.scale == 1.0 else f"{series} * {self.scale:.15g}"
-
-
-@dataclass(frozen=True, slots=True)
-class Derived:
-    """A signal from others of the same device: `left operator right`, with one of `OPERATORS`."""
-
-    left: Signal | Derived | float
-    operator: str
-    right: Signal | Derived | float
-
-    def promql(self) -> str:
-        """The expression, on recorded signals."""
-        right = f"({_operand(self.right)} != 0)" if self.operator == "/" else _operand(self.right)
-        return f"{_operand(self.left)} {self.operator} {right}"
-
-    def signals(self) -> Iterator[Signal]:
-        """What it is made of."""
-        for side in (self.left, self.right):
-            if isinstance(side, Derived):
-                yield from side.signals()
-            elif isinstance(side, Signal):
-                yield side
-
-    def value(self, known: Callable[[Signal], float | None]) -> float | None:
-        """The same in Python, from the values that are known.
-
-        None without one of them, for a division by 0, and for what is too large to be a number.
-        """
-        left, right = (_value(side, known) for side in (self.left, self.right))
-        if left is None or right is None or (self.operator == "/" and right == 0):
-            return None
-        try:
-            return OPERATORS[self.operator](left, right)
-        except OverflowError:
-            return None
-
-
-OPERATORS: Mapping[str, Callable[[float, float], float]] = {
-    "+": add,
-    "-": sub,
-    "*": mul,
-    "/": truediv,
-    "^": pow,
-}
-
-
-def _operand(side: Signal | Derived | float) -> str:
-    match side:
-        case Signal():
-            return side.record
-        case Derived():
-            return f"({side.promql()})"
-    return f"{side:.15g}"
-
-
-def _value(side: Signal | Derived | float, known: Callable[[Signal], float | None]) -> float | None:
-    match side:
-        case Signal():
-            return known(side)
-        case Derived():
-            return side.value(known)
-    return side
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Signal:
-    """`made` are the ways to get it, the best first. `owned`: it carries namespace, pod and workload as well.
-
-    `per_instance`: in MIG mode each instance has its own. `extra` labels are kept apart (an Xid's code); read by device
-    it is the highest of them.
-    """
-
-    name: str
-    unit: str
-    help: str
-    made: tuple[Read | Derived, ...]
-    owned: bool = True
-    per_instance: bool = False
-    extra: tuple[str, ...] = ()
-
-    @property
-    def record(self) -> str:
-        """The name of its recording rule."""
-        return f"gpu:{self.name}:{self.unit}"
-
-    def promql(self) -> str:
-        """What the recording rule evaluates."""
-        labels = (*(DEVICE if self.per_instance else DEVICE[:2]), *self.extra)
-        reads = [f"max by ({', '.join(labels)}) ({read.promql()})" for read in self.made if isinstance(read, Read)]
-        derived = [each.promql() for each in self.made if isinstance(each, Derived)]
-        if not reads:
-            return "\nor\n".join(derived)
-        joined = self._joined(f"(\n  {f'{chr(10)}  or '.join(reads)}\n)")
-        if not derived:
-            return joined
-        return "\nor\n".join([*derived, f"(\n{joined}\n)"])
-
-    def _joined(self, values: str) -> str:
-        """With the labels of the device. They are on the many side: to keep labels costs less than to copy them."""
-        on = ", ".join(DEVICE if self.owned else DEVICE[:2])
-        info = DEVICE_INFO if self.owned else IDENTITY_INFO
-        if self.extra:
-            return f"{values}\n* on ({on}) group_left ({', '.join(IDENTITY)}) {info}"
-        return f"{info} * on ({on}) group_left ()\n{values}"
-
-
-IDENTITY_INFO = "gpu:device_identity:info"
-DEVICE_INFO = "gpu:device:info"
+from gpu_exporter.model.metric import Metric
 
 
 def _reads(metric: Metric, scale: float = 1.0, total: Metric | None = None, bit: int | None = None) -> tuple[Read, ...]:
@@ -239,13 +81,11 @@ PCIE_LINK = Signal(
     "What the PCIe link can carry in each direction",
     (Derived(Derived(PCIE_WIDTH, "*", 0.985e9), "*", Derived(2.0, "^", Derived(PCIE_GEN, "-", 3.0))),),
 )
-# A lane may get one bit in 10^12 wrong (PCI Express base specification), each at most one replay; a lane of generation
-# g carries 8e9 * 2^(g - 3) bits a second.
 PCIE_REPLAY_LIMIT = Signal(
     "pcie_replay_limit",
     "per_15m",
     "PCIe replays within 15 minutes that a good link may have",
-    (Derived(Derived(PCIE_WIDTH, "*", 1e-12 * 8e9 * 900), "*", Derived(2.0, "^", Derived(PCIE_GEN, "-", 3.0))),),
+    (Derived(Derived(PCIE_WIDTH, "*", BIT_ERROR_LIMIT * 900), "*", Derived(2.0, "^", Derived(PCIE_GEN, "-", 3.0))),),
 )
 PCIE_RX_USE = Signal(
     "pcie_rx_use", "ratio", "PCIe traffic to the GPU over what the link can carry", (Derived(PCIE_RX, "/", PCIE_LINK),)
@@ -355,6 +195,8 @@ BANKS_NONE = _state("banks_spare_none", "banks", m.REMAP_HISTOGRAM[4])
 REMAPPED = _state("remapped_uncorrectable", "rows", m.REMAP_UNCORRECTABLE)
 RETIRED_PENDING = _state("retired_pages_pending", "bool", m.RETIRED_PENDING)
 RECOVERY = _state("recovery_action", "action", m.RECOVERY)
+INFOROM = _state("inforom_valid", "bool", m.INFOROM)
+FABRIC = _state("fabric_status", "status", m.FABRIC)
 PCIE_MAX_GEN = _state("pcie_max_gen", "generation", m.PCIE_MAX_GEN)
 PCIE_MAX_WIDTH = _state("pcie_max_width", "lanes", m.PCIE_MAX_WIDTH)
 PCIE_REPLAYS = _state("pcie_replays", "total", m.PCIE_REPLAY)

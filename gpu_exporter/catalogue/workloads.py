@@ -15,16 +15,18 @@ _RANDOM = "[bcdfghjklmnpqrstvwxz2456789]"
 _ROLES = "masters?|workers?|launchers?|ps|chief|heads?|leaders?|servers?|evaluators?|nodes?|replicas?"
 # name, role, ordinals, hash of a ReplicaSet, random suffix
 WORKLOAD_OF_POD = f"(.+?)(?:-(?:{_ROLES}))?(?:-[0-9]+)*(?:-{_RANDOM}{{8,10}})?(?:-{_RANDOM}{{5}})?"
-# Labels that name the job, the best last: Slurm's, then pod labels as Prometheus or dcgm-exporter writes them.
-JOB_LABELS = (
-    "hpc_job",
-    "batch_kubernetes_io_job_name",
-    "ray_io_cluster",
-    "leaderworkerset_sigs_k8s_io_name",
-    "jobset_sigs_k8s_io_jobset_name",
-    "training_kubeflow_org_job_name",
-    "workload",
+# Labels of a pod that name its job, the best last. The first is what Kubernetes used before the second.
+POD_JOB_LABELS = (
+    "job-name",
+    "batch.kubernetes.io/job-name",
+    "ray.io/cluster",
+    "leaderworkerset.sigs.k8s.io/name",
+    "jobset.sigs.k8s.io/jobset-name",
+    "training.kubeflow.org/job-name",
 )
+# Labels of a series that name the job, the best last: Slurm's, then those of pods as Prometheus or dcgm-exporter writes
+# them, then gpu-exporter's.
+JOB_LABELS = ("hpc_job", *(re.sub("[./-]", "_", label) for label in POD_JOB_LABELS if "/" in label), "workload")
 # A recording counts as one job, also for who does not say which it is.
 RECORDED = "replay"
 # With honorLabels off, `pod` on a free GPU is the exporter that was scraped.

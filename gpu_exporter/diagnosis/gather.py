@@ -16,7 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.metrics import BY_KEY, GR_ENGINE_ACTIVE, histograms, selected
-from gpu_exporter.catalogue.signals import SIGNALS, Read
+from gpu_exporter.catalogue.signal import Read
+from gpu_exporter.catalogue.signals import SIGNALS
 from gpu_exporter.collection.collector import Collector
 from gpu_exporter.collection.histograms import Histogram
 from gpu_exporter.collection.settings import CollectionSettings

@@ -7,12 +7,27 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpu_exporter.catalogue.bottlenecks import Class, classify
-from gpu_exporter.catalogue.conditions import Also, And, Condition, Median, Or, Over, Share, Unless
+from gpu_exporter.catalogue.bottlenecks import Bottleneck, classify
+from gpu_exporter.catalogue.conditions import (
+    And,
+    Compare,
+    Condition,
+    Is,
+    Leaf,
+    Or,
+    OrIfKnown,
+    Over,
+    PeerMedian,
+    PeerShare,
+    Unless,
+    no_case,
+    terms,
+)
+from gpu_exporter.catalogue.evaluate import holds, value
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Scope, Severity
 from gpu_exporter.catalogue.signals import SIGNALS
-from gpu_exporter.diagnosis.window import Identity, Part, Seen
+from gpu_exporter.diagnosis.window import Identity, Part, Window
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,76 +44,80 @@ class Diagnosis:
 
     part: Part
     identity: Identity
-    bottleneck: Class | None
+    bottleneck: Bottleneck | None
     matches: tuple[Match, ...]
     unknown: Mapping[str, tuple[str, ...]]
     evidence: Mapping[str, float]
 
 
-def diagnose(seen: Seen, modes: Sequence[FailureMode] = MODES) -> tuple[Diagnosis, ...]:
+def diagnose(window: Window, modes: Sequence[FailureMode] = MODES) -> tuple[Diagnosis, ...]:
     """One diagnosis a GPU (and MIG instance), modes in triage order. Holds are ignored; so are modes of a fleet."""
-    return tuple(_of(seen, part, identity, modes) for part, identity in seen.devices.items())
+    return tuple(_of(window, part, identity, modes) for part, identity in window.devices.items())
 
 
-def _of(seen: Seen, part: Part, identity: Identity, modes: Sequence[FailureMode]) -> Diagnosis:
+def _of(window: Window, part: Part, identity: Identity, modes: Sequence[FailureMode]) -> Diagnosis:
     matches, unknown = [], {}
     for mode in modes:
         if mode.condition is None or mode.scope is Scope.FLEET:
             continue
-        holds = mode.condition.holds(seen, part)
-        if holds:
-            matches.append(Match(mode, because(mode.condition, seen, part)))
-        elif holds is None:
-            lacking = tuple(signal.name for signal in mode.needs if not seen.points(part, signal))
+        answer = holds(mode.condition, window, part)
+        if answer:
+            matches.append(Match(mode, because(mode.condition, window, part)))
+        elif answer is None:
+            lacking = tuple(signal.name for signal in mode.needs if not window.points(part, signal))
             if any(not signal.extra for signal in mode.needs):  # without an Xid there is no signal of one
                 unknown[mode.name] = lacking
-    bottleneck = classify(seen, part)
-    evidence = because(bottleneck.condition, seen, part) if bottleneck else {}
+    bottleneck = classify(window, part)
+    evidence = because(bottleneck.condition, window, part) if bottleneck else {}
     return Diagnosis(part, identity, bottleneck, tuple(matches), unknown, evidence)
 
 
-def because(condition: Condition, seen: Seen, part: Part) -> Mapping[str, float]:
+def because(condition: Condition, window: Window, part: Part) -> Mapping[str, float]:
     """The terms that decided, of a condition that holds, by name, in order."""
-    return dict(_known(_deciding(condition, seen, part), seen, part))
+    return dict(_known(_deciding(condition, window, part), window, part))
 
 
-def _deciding(condition: Condition, seen: Seen, part: Part) -> Iterator[Over | Share | Median]:
+def _deciding(condition: Condition, window: Window, part: Part) -> Iterator[Leaf]:
     """Without the ways in which it might have held but does not, and without what might have spoken against it."""
     match condition:
         case And():
-            for each in condition.conditions:
-                yield from _deciding(each, seen, part)
+            for child in condition.conditions:
+                yield from _deciding(child, window, part)
         case Or():
-            for each in condition.conditions:
-                if each.holds(seen, part):
-                    yield from _deciding(each, seen, part)
-        case Also():
-            for each in (condition.condition, condition.other):
-                if each.holds(seen, part):
-                    yield from _deciding(each, seen, part)
+            for child in condition.conditions:
+                if holds(child, window, part):
+                    yield from _deciding(child, window, part)
+        case OrIfKnown():
+            for child in (condition.condition, condition.other):
+                if holds(child, window, part):
+                    yield from _deciding(child, window, part)
         case Unless():
-            yield from _deciding(condition.condition, seen, part)
+            yield from _deciding(condition.condition, window, part)
+        case Compare() | Is():
+            yield from terms(condition)
         case _:
-            yield from condition.terms()
+            raise no_case(condition)
 
 
-def _known(terms: Iterator[Over | Share | Median], seen: Seen, part: Part) -> Iterator[tuple[str, float]]:
-    for term in terms:
-        value = term.value(seen, part)
-        if value is not None:
-            yield name_of(term), value
+def _known(leaves: Iterator[Leaf], window: Window, part: Part) -> Iterator[tuple[str, float]]:
+    for term in leaves:
+        number = value(term, window, part)
+        if number is not None:
+            yield name_of(term), number
 
 
-def name_of(term: Over | Share | Median) -> str:
+def name_of(term: Leaf) -> str:
     """A term as people read it: the signal's name where it is the plain value or its mean."""
     match term:
         case Over():
             plain = term.fn.value in ("last", "mean")
             return term.signal.name if plain else f"{term.signal.name}_{term.fn.value}"
-        case Share():
+        case PeerShare():
             return f"other_ranks_that_{term.mark.name.removesuffix('s')}"
-        case Median():
-            return f"{term.of.signal.name}_of_ranks_that_{term.where.name.removesuffix('s')}"
+        case PeerMedian():
+            return f"{term.of.signal.name}_of_ranks_that_{term.mark.name.removesuffix('s')}"
+        case _:
+            raise no_case(term)
 
 
 def verdict(diagnoses: Sequence[Diagnosis]) -> int:

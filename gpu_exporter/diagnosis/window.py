@@ -11,9 +11,11 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.catalogue.conditions import LOOKBACK_SECONDS, Device, Limits, Points, latest
+from gpu_exporter.catalogue.conditions import Limits
 from gpu_exporter.catalogue.distributions import WINDOW_SECONDS
-from gpu_exporter.catalogue.signals import SIGNALS, Derived, Read, Signal
+from gpu_exporter.catalogue.evaluate import LOOKBACK_SECONDS, Device, Points, latest
+from gpu_exporter.catalogue.signal import Derived, Read, Signal
+from gpu_exporter.catalogue.signals import SIGNALS
 from gpu_exporter.catalogue.workloads import owner
 from gpu_exporter.model.snapshot import Snapshot
 
@@ -58,8 +60,8 @@ class Identity:
 
 
 @dataclass(slots=True)
-class Seen:
-    """Evidence (see conditions.py) from pages. `devices` are in order of node and index."""
+class Window:
+    """What conditions are evaluated over (`catalogue/evaluate.py`). `devices` are in order of node and index."""
 
     now: float
     devices: Mapping[Part, Identity]
@@ -96,7 +98,7 @@ def rows(snapshot: Snapshot) -> Page:
     return Page(snapshot.at, found)
 
 
-def seen(pages: Sequence[Page], limits: Limits, *, job: str = "") -> Seen:
+def seen(pages: Sequence[Page], limits: Limits, *, job: str = "") -> Window:
     """All that some pages (in order of time) say. With `job`, all devices are ranks of a job of that name."""
     by_name = [(page.at, _by_name(page.rows)) for page in pages]
     devices = _devices(pages)
@@ -115,7 +117,7 @@ def seen(pages: Sequence[Page], limits: Limits, *, job: str = "") -> Seen:
             for part, points in found.items():
                 if points:
                     signals.setdefault((part, signal), points)
-    return Seen(pages[-1].at if pages else 0.0, devices, signals, limits)
+    return Window(pages[-1].at if pages else 0.0, devices, signals, limits)
 
 
 def _by_name(rows: Iterable[Row]) -> Mapping[str, list[Row]]:

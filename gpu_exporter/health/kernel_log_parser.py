@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
+from gpu_exporter.catalogue.faults import recovery_action
 from gpu_exporter.model.pci import pci_bus_id
 from gpu_exporter.model.verdict import Action
 
@@ -36,7 +37,6 @@ _CHANNEL = re.compile(r"(?:Ch|channel) (?:0x)?([0-9a-fA-F]{1,8})\b", re.IGNORECA
 _LINK = re.compile(r"Link ([0-9]{1,3})\b")
 _CAUSE = re.compile(r" caused by previous Xid ([0-9]{1,5})$")
 _RECOVERY = re.compile(r"GPU recovery action changed from 0x[0-9a-fA-F]+ \([^)]*\) to 0x([0-9a-fA-F]{1,4}) \(")
-_ACTIONS = (Action.NONE, Action.GPU_RESET, Action.NODE_REBOOT, Action.DRAIN, Action.DRAIN)
 
 _SINCE_BOOT = r"\[ *(?P<since_boot>[0-9]{1,10}\.[0-9]{3,9})\](?:\[ *[TC][0-9]+\])? "
 _DATE = r"[A-Z][a-z]{2} +[0-9]{1,2} [0-9]{2}:[0-9]{2}:[0-9]{2}"
@@ -133,7 +133,6 @@ def _xid(found: re.Match[str]) -> XidLine:
     channel = _CHANNEL.match(text)
     cause = _CAUSE.search(text) if code == 45 else None
     recovery = _RECOVERY.match(text) if code == 154 else None
-    number = int(recovery[1], 16) if recovery else len(_ACTIONS)
     return XidLine(
         pci=pci_bus_id(found["pci"]),
         code=code,
@@ -144,7 +143,7 @@ def _xid(found: re.Match[str]) -> XidLine:
         instance=int(found["gi"]) if found["gi"] else None,
         compute_instance=int(found["ci"]) if found["ci"] else None,
         caused_by=int(cause[1]) if cause else None,
-        recovery_action=_ACTIONS[number] if number < len(_ACTIONS) else None,
+        recovery_action=recovery_action(int(recovery[1], 16)) if recovery else None,
     )
 
 

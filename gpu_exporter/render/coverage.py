@@ -1,4 +1,4 @@
-"""Which signals and failure modes work with which exporter, and what a dcgm-exporter must be told to export. Pure."""
+"""Which signals and failure modes work with which exporter, and which fields a dcgm-exporter must export. Pure."""
 
 from __future__ import annotations
 
@@ -8,11 +8,26 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.catalogue.bottlenecks import CLASSES, NUMBER, Is
-from gpu_exporter.catalogue.conditions import Also, And, Compare, Condition, Median, Or, Over, Share, Unless
+from gpu_exporter.catalogue.conditions import (
+    And,
+    Compare,
+    Condition,
+    Is,
+    Leaf,
+    Or,
+    OrIfKnown,
+    Over,
+    PeerMedian,
+    PeerShare,
+    Unless,
+    children,
+    no_case,
+    terms,
+)
 from gpu_exporter.catalogue.dcgm_exporter.names import DEFAULT_FIELDS, RENAMED
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Scope
-from gpu_exporter.catalogue.signals import GR_ACTIVE, SIGNALS, Derived, Read, Signal
+from gpu_exporter.catalogue.signal import Derived, Read, Signal
+from gpu_exporter.catalogue.signals import GR_ACTIVE, SIGNALS
 from gpu_exporter.model.metric import Kind, Metric, MetricSet
 
 _CLASSIC: Mapping[str, Metric] = {row.name: row for row in reversed(m.METRICS) if row.name.startswith("DCGM_")}
@@ -105,32 +120,35 @@ def works(mode: FailureMode, names: Collection[str]) -> Works:
 def _judged(condition: Condition, names: Collection[str]) -> Works:
     match condition:
         case Compare():
-            return Works.YES if all(_known(term, names) for term in condition.terms()) else Works.NO
+            return Works.YES if all(_known(term, names) for term in terms(condition)) else Works.NO
         case And():
-            return min(_judged(each, names) for each in condition.conditions)
+            return min(_judged(child, names) for child in condition.conditions)
         case Or():
-            arms = [_judged(each, names) for each in condition.conditions]
+            arms = [_judged(child, names) for child in condition.conditions]
             return max(arms) if min(arms) else min(max(arms), Works.PARTLY)
-        case Also(inner, _):
-            return _judged(inner, names)
-        case Unless(inner, other):
-            return _unless(_judged(inner, names), _judged(other, names))
-        case Is(name):
-            # A class before it that can't be told is taken for this one.
-            before = min(_judged(each.condition, names) for each in CLASSES[: NUMBER[name]])
-            return _unless(_judged(CLASSES[NUMBER[name]].condition, names), before)
-    raise TypeError(f"can't tell what {condition!r} needs")
+        case OrIfKnown():
+            return _judged(condition.condition, names)
+        case Unless():
+            return _unless(_judged(condition.condition, names), _judged(condition.other, names))
+        case Is():
+            # A class before it that can't be determined is taken for this one.
+            before = min((_judged(earlier, names) for earlier in condition.before), default=Works.YES)
+            return _unless(min(_judged(child, names) for child in children(condition)), before)
+        case _:
+            raise no_case(condition)
 
 
 def _unless(inner: Works, other: Works) -> Works:
     return inner if other is Works.YES else min(inner, Works.PARTLY)
 
 
-def _known(term: Over | Share | Median, names: Collection[str]) -> bool:
+def _known(term: Leaf, names: Collection[str]) -> bool:
     match term:
-        case Over(signal):
-            return has(signal, names)
-        case Share(mark):
-            return has(GR_ACTIVE, names) and _judged(mark.condition, names) is not Works.NO
-        case Median(of, where):
-            return has(of.signal, names) and _judged(where.condition, names) is not Works.NO
+        case Over():
+            return has(term.signal, names)
+        case PeerShare():
+            return has(GR_ACTIVE, names) and _judged(term.mark.condition, names) is not Works.NO
+        case PeerMedian():
+            return has(term.of.signal, names) and _judged(term.mark.condition, names) is not Works.NO
+        case _:
+            raise no_case(term)

@@ -5,25 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from gpu_exporter.catalogue.bottlenecks import CLASSES, NUMBER, Is
 from gpu_exporter.catalogue.conditions import (
-    Also,
     And,
     Calc,
     Compare,
     Condition,
     Fn,
+    Is,
     Limit,
     Limits,
     Mark,
-    Median,
     Or,
+    OrIfKnown,
     Over,
-    Share,
+    PeerMedian,
+    PeerShare,
     Term,
     Unless,
+    children,
+    leaves,
+    no_case,
 )
-from gpu_exporter.catalogue.signals import Derived, Signal
+from gpu_exporter.catalogue.signal import Derived, Signal
 
 # A part of a signal's name where it is not a word already.
 _SPELLED: Mapping[str, str] = {
@@ -45,6 +48,7 @@ _SPELLED: Mapping[str, str] = {
     "sw": "driver",
     "temp": "temperature",
     "ecc": "ECC",
+    "inforom": "InfoROM",
     "sram": "SRAM threshold",
     "crc": "CRC",
     "xid": "Xid",
@@ -88,7 +92,7 @@ def derivation(of: Signal | Derived | float) -> str:
 
 def with_roots(signals: Iterable[Signal]) -> tuple[Signal, ...]:
     """Signals, each followed by those that it is made of."""
-    return tuple(dict.fromkeys(found for signal in signals for found in (signal, *_roots(signal))))
+    return tuple(dict.fromkeys(one for signal in signals for one in (signal, *_roots(signal))))
 
 
 def _roots(side: Signal | Derived | float) -> Iterator[Signal]:
@@ -98,10 +102,10 @@ def _roots(side: Signal | Derived | float) -> Iterator[Signal]:
                 if isinstance(way, Derived):
                     yield from _roots(way)
         case Derived(left, _, right):
-            for each in (left, right):
-                if isinstance(each, Signal):
-                    yield each
-                yield from _roots(each)
+            for part in (left, right):
+                if isinstance(part, Signal):
+                    yield part
+                yield from _roots(part)
 
 
 def span(seconds: float) -> str:
@@ -131,13 +135,14 @@ def term(of: Term, *, short: bool = False) -> str:
             return _over(of, short=short)
         case Calc(left, operator, right):
             return f"{_side(left)} {operator} {_side(right)}" + ("" if short else _means(of))
-        case Share(mark):
+        case PeerShare(mark):
             return f"share of the job's other ranks that {verb(mark)}"
-        case Median(inner, where):
+        case PeerMedian(inner, where):
             return f"median of {term(inner, short=True)} over the job's ranks that {verb(where)}" + (
                 "" if short else _means(of)
             )
-    raise TypeError(f"no words for {of!r}")
+        case _:
+            raise no_case(of)
 
 
 def _side(of: Term) -> str:
@@ -147,7 +152,9 @@ def _side(of: Term) -> str:
 
 
 def _means(of: Term) -> str:
-    overs = [part.of if isinstance(part, Median) else part for part in of.parts() if not isinstance(part, Share)]
+    overs = [
+        part.of if isinstance(part, PeerMedian) else part for part in leaves(of) if not isinstance(part, PeerShare)
+    ]
     windows = dict.fromkeys(span(over.window) for over in overs if over.fn is Fn.MEAN)
     return "".join(f", means over {window}" for window in windows)
 
@@ -201,33 +208,34 @@ def lines(condition: Condition, limits: Limits, depth: int = 0) -> Iterator[Line
             yield Line(depth, compare(condition, limits))
         case And() | Or():
             yield Line(depth, "all of:" if isinstance(condition, And) else "any of:")
-            for each in _flat(condition):
-                yield from lines(each, limits, depth + 1)
+            for child in _flat(condition):
+                yield from lines(child, limits, depth + 1)
         case Unless(inner, other):
             yield Line(depth, "all of:")
-            for each in _flat(inner) if isinstance(inner, And) else (inner,):
-                yield from lines(each, limits, depth + 1)
+            for child in _flat(inner) if isinstance(inner, And) else (inner,):
+                yield from lines(child, limits, depth + 1)
             yield Line(depth + 1, "and not (what is not known does not count):")
             yield from lines(other, limits, depth + 2)
-        case Also(inner, other):
+        case OrIfKnown(inner, other):
             yield Line(depth, "any of:")
             yield from lines(inner, limits, depth + 1)
             yield Line(depth + 1, "where it is known, all of:")
-            for each in _flat(other) if isinstance(other, And) else (other,):
-                yield from lines(each, limits, depth + 2)
-        case Is(name):
-            yield Line(depth, f"the class is `{name}`: no class before it matches, and")
-            yield from lines(CLASSES[NUMBER[name]].condition, limits, depth + 1)
+            for child in _flat(other) if isinstance(other, And) else (other,):
+                yield from lines(child, limits, depth + 2)
+        case Is():
+            yield Line(depth, f"the class is `{condition.name}`: no class before it matches, and")
+            for child in children(condition):
+                yield from lines(child, limits, depth + 1)
         case _:
-            raise TypeError(f"no words for {condition!r}")
+            raise no_case(condition)
 
 
 def _flat(condition: And | Or) -> Iterator[Condition]:
-    for each in condition.conditions:
-        if isinstance(each, And | Or) and type(each) is type(condition):
-            yield from _flat(each)
+    for child in condition.conditions:
+        if isinstance(child, And | Or) and type(child) is type(condition):
+            yield from _flat(child)
         else:
-            yield each
+            yield child
 
 
 def sentence(condition: Condition, limits: Limits) -> str:
@@ -237,50 +245,17 @@ def sentence(condition: Condition, limits: Limits) -> str:
             return compare(condition, limits, short=True)
         case And() | Or():
             word = " and " if isinstance(condition, And) else " or "
-            return word.join(_grouped(each, limits) for each in _flat(condition))
+            return word.join(_grouped(child, limits) for child in _flat(condition))
         case Unless(inner, other):
             return f"{_grouped(inner, limits)}, unless {_grouped(other, limits)}"
-        case Also(inner, other):
+        case OrIfKnown(inner, other):
             return f"{_grouped(inner, limits)} or {_grouped(other, limits)}"
-        case Is(name):
-            return f"class {name}"
-    raise TypeError(f"no words for {condition!r}")
+        case Is():
+            return f"class {condition.name}"
+        case _:
+            raise no_case(condition)
 
 
 def _grouped(condition: Condition, limits: Limits) -> str:
     text = sentence(condition, limits)
     return text if isinstance(condition, Compare | Is) else f"({text})"
-
-
-def marks_of(condition: Condition) -> tuple[Mark, ...]:
-    """What is asked of the other ranks of the job, in order."""
-    named = (
-        each.mark if isinstance(each, Share) else each.where for each in condition.terms() if not isinstance(each, Over)
-    )
-    return tuple(dict.fromkeys(named))
-
-
-def limits_of(condition: Condition) -> tuple[Limit, ...]:
-    """Every limit that a condition depends on, in order: also of its class, and of what is asked of other ranks."""
-    return tuple(dict.fromkeys(_limits(condition)))
-
-
-def _limits(condition: Condition) -> Iterator[Limit]:
-    for part in _parts(condition):
-        yield from _limits(part)
-    if isinstance(condition, Compare) and isinstance(condition.right, Limit):
-        yield condition.right
-    if isinstance(condition, Compare):
-        for mark in marks_of(condition):
-            yield from _limits(mark.condition)
-
-
-def _parts(condition: Condition) -> tuple[Condition, ...]:
-    match condition:
-        case And() | Or():
-            return condition.conditions
-        case Unless(inner, other) | Also(inner, other):
-            return inner, other
-        case Is(name):
-            return (CLASSES[NUMBER[name]].condition,)
-    return ()

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from gpu_exporter.catalogue import bottlenecks
-from gpu_exporter.catalogue.bottlenecks import CLASSES
+from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS
 from gpu_exporter.catalogue.conditions import Limit
 from gpu_exporter.catalogue.failure_modes import MODES, bottleneck, cost, distributed, health
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
@@ -166,9 +166,9 @@ def test_limits_have_names_of_their_own() -> None:
 def test_the_tree_has_every_class_once_and_in_order() -> None:
     """Each question leads to its class or to the next question; the last answer needs no question."""
     (tree,) = re.findall(r"```mermaid\n(.*?)```", FAILURE_MODES, re.DOTALL)
-    last = len(CLASSES) - 1
+    last = len(BOTTLENECKS) - 1
 
-    assert re.findall(r'c(\d+)\(\["(.+)"\]\)', tree) == [(str(n), each.name) for n, each in enumerate(CLASSES)], (
+    assert re.findall(r'c(\d+)\(\["(.+)"\]\)', tree) == [(str(n), each.name) for n, each in enumerate(BOTTLENECKS)], (
         GENERATE
     )
     assert re.findall(r"q(\d+) -- yes --> c(\d+)", tree) == [(str(n), str(n)) for n in range(last)], GENERATE
@@ -187,7 +187,7 @@ def test_every_class_and_mode_has_its_place() -> None:
     table = re.findall(r"^\| \[(\w+)\]\(runbooks/", FAILURE_MODES, re.MULTILINE)
     index = re.findall(r"^\| \[(\w+)\]\(\w+\.md\)", DOCS["docs/runbooks/README.md"], re.MULTILINE)
 
-    assert headings == [each.name for each in CLASSES], GENERATE
+    assert headings == [each.name for each in BOTTLENECKS], GENERATE
     assert table == index == [mode.name for mode in MODES], GENERATE
 
 

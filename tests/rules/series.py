@@ -18,7 +18,8 @@ from gpu_exporter.catalogue.dcgm_exporter.names import RENAMED
 from gpu_exporter.catalogue.distributions import Within
 from gpu_exporter.catalogue.failure_modes.mode import Inject, Ramp, Wave
 from gpu_exporter.catalogue.failure_modes.profiles import HEALTHY
-from gpu_exporter.catalogue.signals import DRAIN_CODES, SIGNALS, Read
+from gpu_exporter.catalogue.signal import Read
+from gpu_exporter.catalogue.signals import DRAIN_CODES, SIGNALS
 from gpu_exporter.model.metric import Metric
 
 STEP = 30  # seconds between two scrapes

@@ -24,11 +24,14 @@ import yaml
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from gpu_exporter.catalogue.bottlenecks import CLASS, CLASSES, classify
-from gpu_exporter.catalogue.conditions import Device, Limits, Median, Over, Points, Share
+from gpu_exporter.catalogue import evaluate
+from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS, CLASS, classify
+from gpu_exporter.catalogue.conditions import Leaf, Limits, Over, PeerMedian, terms
+from gpu_exporter.catalogue.evaluate import Device, Points, holds, marked
 from gpu_exporter.catalogue.failure_modes import MODES, profiles
 from gpu_exporter.catalogue.failure_modes.mode import Ramp, Values, Wave
-from gpu_exporter.catalogue.signals import OWNER, SIGNALS, Signal
+from gpu_exporter.catalogue.signal import OWNER, Signal
+from gpu_exporter.catalogue.signals import SIGNALS
 from gpu_exporter.diagnosis import window as readings
 from tests import ROOT
 from tests.rules.promtool import promtools
@@ -63,7 +66,7 @@ class Gpu(NamedTuple):
 
 @dataclass(slots=True)
 class Fleet:
-    """Evidence: the points of each signal of each device."""
+    """A window: the points of each signal of each device."""
 
     now: float
     known: dict[tuple[Device, Signal], list[tuple[float, float]]] = field(default_factory=dict)
@@ -89,26 +92,24 @@ class Fleet:
 TERMS = tuple(
     dict.fromkeys(
         term
-        for condition in [each.condition for each in CLASSES] + [mode.condition for mode in MODES if mode.condition]
-        for term in condition.terms()
+        for condition in [each.condition for each in BOTTLENECKS] + [mode.condition for mode in MODES if mode.condition]
+        for term in terms(condition)
     )
 )
-MARKS = tuple(
-    dict.fromkeys(term.mark if isinstance(term, Share) else term.where for term in TERMS if not isinstance(term, Over))
-)
+MARKS = tuple(dict.fromkeys(term.mark for term in TERMS if not isinstance(term, Over)))
 
 
-def _over(terms: Sequence[Over | Share | Median]) -> Iterator[Over]:
-    for term in terms:
+def _over(leaves: Sequence[Leaf]) -> Iterator[Over]:
+    for term in leaves:
         if isinstance(term, Over):
             yield term
-        elif isinstance(term, Median):
+        elif isinstance(term, PeerMedian):
             yield term.of
 
 
 READ: Mapping[Signal, float] = {
     signal: max(over.window for over in overs if over.signal is signal)
-    for overs in [tuple(_over([*TERMS, *(term for mark in MARKS for term in mark.condition.terms())]))]
+    for overs in [tuple(_over([*TERMS, *(term for mark in MARKS for term in terms(mark.condition))]))]
     for signal in dict.fromkeys(over.signal for over in overs)
 }
 
@@ -311,17 +312,17 @@ def differences(fleet: Fleet, found: Mapping[str, Mapping[str, float]]) -> Itera
     for gpu in fleet.gpus:
         told = {name: by_device[gpu.UUID] for name, by_device in found.items() if gpu.UUID in by_device}
         for mode in MODES:
-            if mode.condition and (mode.condition.holds(fleet, gpu) is True) != (mode.name in told):
-                yield f"{mode.name} of {gpu}: {mode.condition.holds(fleet, gpu)} in Python"
+            if mode.condition and (holds(mode.condition, fleet, gpu) is True) != (mode.name in told):
+                yield f"{mode.name} of {gpu}: {holds(mode.condition, fleet, gpu)} in Python"
         mine = classify(fleet, gpu)
-        if (None if mine is None else CLASSES.index(mine)) != told.get(CLASS):
+        if (None if mine is None else BOTTLENECKS.index(mine)) != told.get(CLASS):
             yield f"class of {gpu}: {mine and mine.name} in Python, {told.get(CLASS)} in Prometheus"
         for mark in MARKS:
-            if mark.on(fleet, gpu) != bool(told.get(mark.record)):
-                yield f"{mark.record} of {gpu}: {mark.on(fleet, gpu)} in Python"
+            if marked(mark, fleet, gpu) != bool(told.get(mark.record)):
+                yield f"{mark.record} of {gpu}: {marked(mark, fleet, gpu)} in Python"
         for term in TERMS:
             if term.record:
-                own, theirs = term.value(fleet, gpu), told.get(term.record)
+                own, theirs = evaluate.value(term, fleet, gpu), told.get(term.record)
                 if (own is None) != (theirs is None) or not math.isclose(
                     own or 0, theirs or 0, rel_tol=1e-6, abs_tol=1e-9
                 ):
@@ -355,11 +356,11 @@ def test_random_fleets_give_every_answer() -> None:
         for gpu in fleet.gpus:
             for mode in MODES:
                 if mode.condition:
-                    answers[mode.name].add(mode.condition.holds(fleet, gpu))
+                    answers[mode.name].add(holds(mode.condition, fleet, gpu))
             found = classify(fleet, gpu)
             answers["class"].add(found is None)
             if found:
                 answers[found.name].add(True)
     lacking = {mode.name: answers[mode.name] for mode in MODES if mode.condition and len(answers[mode.name]) < 3}
     assert not lacking
-    assert not {each.name for each in CLASSES} - set(answers)
+    assert not {each.name for each in BOTTLENECKS} - set(answers)

@@ -7,12 +7,26 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.catalogue.bottlenecks import CLASSES, NUMBER, Is
-from gpu_exporter.catalogue.conditions import Also, And, Compare, Condition, Median, Or, Over, Share, Unless
+from gpu_exporter.catalogue.conditions import (
+    And,
+    Compare,
+    Condition,
+    Is,
+    Leaf,
+    Or,
+    OrIfKnown,
+    Over,
+    PeerMedian,
+    PeerShare,
+    Unless,
+    children,
+    no_case,
+    terms,
+)
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode
 from gpu_exporter.catalogue.metrics import METRICS
-from gpu_exporter.catalogue.signals import Derived, Read, Signal
+from gpu_exporter.catalogue.signal import Derived, Read, Signal
 from tests.rules.promtool import Case, Expect, check, firing, never_fired, no_other_node, now_firing, promtools
 from tests.rules.series import Device, Generation, exposed, injected, minutes, of_peers, rank
 
@@ -26,7 +40,7 @@ OF_GPUS = [mode for mode in MODES if not mode.requires]
 
 def lasts(mode: FailureMode) -> float:
     """For how many minutes it is injected."""
-    windows = [term.window for term in mode.condition.terms() if isinstance(term, Over)] if mode.condition else []
+    windows = [term.window for term in terms(mode.condition) if isinstance(term, Over)] if mode.condition else []
     return (mode.hold + max(windows, default=0.0)) / 60 + SLACK
 
 
@@ -34,25 +48,27 @@ def knowable(condition: Condition, generation: Generation) -> bool:
     """Whether what a generation exposes is enough to find the condition true."""
     match condition:
         case Compare():
-            return all(_term_knowable(term, generation) for term in condition.terms())
-        case And():
-            return all(knowable(each, generation) for each in condition.conditions)
+            return all(_term_knowable(term, generation) for term in terms(condition))
+        case And() | Is():
+            return all(knowable(child, generation) for child in children(condition))
         case Or():
-            return any(knowable(each, generation) for each in condition.conditions)
-        case Unless() | Also():
+            return any(knowable(child, generation) for child in condition.conditions)
+        case Unless() | OrIfKnown():
             return knowable(condition.condition, generation)
-        case Is(name):
-            return knowable(CLASSES[NUMBER[name]].condition, generation)
-    raise AssertionError(condition)
+        case _:
+            raise no_case(condition)
 
 
-def _term_knowable(term: Over | Share | Median, generation: Generation) -> bool:
+def _term_knowable(term: Leaf, generation: Generation) -> bool:
     match term:
         case Over():
             return available(term.signal, generation)
-        case Share():
+        case PeerShare():
             return knowable(term.mark.condition, generation)
-    return available(term.of.signal, generation) and knowable(term.where.condition, generation)
+        case PeerMedian():
+            return available(term.of.signal, generation) and knowable(term.mark.condition, generation)
+        case _:
+            raise no_case(term)
 
 
 def available(side: Signal | Derived | float, generation: Generation) -> bool:

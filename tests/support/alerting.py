@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from gpu_exporter.catalogue.signals import RATE_WINDOW
+from gpu_exporter.catalogue.signal import RATE_WINDOW
 from tests import ROOT
 from tests.support.tools import free_port, tool, until
 

@@ -17,12 +17,13 @@ from typing import Any
 import promql_parser
 import yaml
 
-from gpu_exporter.catalogue import bottlenecks
+from gpu_exporter.catalogue import bottlenecks, evaluate
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import signals as s
-from gpu_exporter.catalogue.conditions import Mark, Median, Over, Share
+from gpu_exporter.catalogue.conditions import Mark, Over, PeerMedian, PeerShare, terms
 from gpu_exporter.catalogue.failure_modes import MODES
-from gpu_exporter.diagnosis.window import Part, Seen
+from gpu_exporter.catalogue.signal import Signal
+from gpu_exporter.diagnosis.window import Part, Window
 from gpu_exporter.render.rules import aggregates, allocation
 from tests import ROOT
 from tests.support.prometheus import Prometheus
@@ -70,18 +71,20 @@ def filled(text: str, variables: Mapping[str, str]) -> str:
 
 def _records() -> Mapping[str, Any]:
     """The terms and marks that are recorded, by name."""
-    conditions = [each.condition for each in bottlenecks.CLASSES] + [mode.condition for mode in MODES if mode.condition]
-    terms = [term for condition in conditions for term in condition.terms()]
+    conditions = [each.condition for each in bottlenecks.BOTTLENECKS] + [
+        mode.condition for mode in MODES if mode.condition
+    ]
+    leaves = [term for condition in conditions for term in terms(condition)]
     found: dict[str, Any] = {}
-    for term in terms:
+    for term in leaves:
         match term:
             case Over():
                 over = Over(term.signal, term.fn, term.window)
                 found[over.record] = over
-            case Share():
+            case PeerShare():
                 found.update({term.record: term, term.mark.record: term.mark})
-            case Median():
-                found.update({term.record: term, term.of.record: term.of, term.where.record: term.where})
+            case PeerMedian():
+                found.update({term.record: term, term.of.record: term.of, term.mark.record: term.mark})
     found.pop("", None)
     return {**found, **{signal.record: signal for signal in s.SIGNALS}}
 
@@ -96,7 +99,7 @@ class Truth:
     `allocated`: kube-state-metrics is scraped, too, and has something of all that is asked for.
     """
 
-    seen: Seen
+    seen: Window
     variables: Mapping[str, str]
     firing: Sequence[Mapping[str, str]] = ()
     allocated: bool = False
@@ -202,11 +205,11 @@ class Truth:
 
     def _known(self, what: Any, part: Part) -> bool:
         match what:
-            case s.Signal():
+            case Signal():
                 return bool(self.seen.points(part, what))
             case Mark():
                 return bool(self.seen.points(part, s.GR_ACTIVE))
-        return what.value(self.seen, part) is not None
+        return evaluate.value(what, self.seen, part) is not None
 
 
 def _filters(node: Any) -> bool:
@@ -230,7 +233,7 @@ def _innermost(node: Any) -> Mapping[str, str]:
 def problems(
     prometheus: Prometheus,
     boards: Mapping[str, Any],
-    seen: Seen,
+    seen: Window,
     variables: Mapping[str, str],
     answered: set[str] | None = None,
     *,

@@ -157,11 +157,11 @@ def translate(arguments: Sequence[str], environ: Mapping[str, str]) -> Translati
     """
     rest, given = _read(arguments)
     ours = {OURS[name] for argument in rest if (name := _split(argument)[0]) in OURS and argument.startswith("--")}
-    told = {theirs.setting for theirs, _, _ in given}
+    by_flag = {theirs.setting for theirs, _, _ in given}
     for theirs in THEIRS:
         value = environ.get(theirs.env, "")
         if value not in theirs.quiet or (value and theirs.honoured):
-            over = {theirs.setting} & (ours | told) or f"{ENV_PREFIX}{theirs.setting.upper()}" in environ
+            over = {theirs.setting} & (ours | by_flag) or f"{ENV_PREFIX}{theirs.setting.upper()}" in environ
             if not theirs.setting or not over:
                 given.append(_Given(theirs, theirs.env, value))
     on = _on(rest, given, environ)
@@ -181,8 +181,8 @@ def _on(rest: Sequence[str], given: Sequence[_Given], environ: Mapping[str, str]
     """The switches that are on, by their long names, and "" for what needs none."""
     said = {"kubernetes": environ.get(f"{ENV_PREFIX}KUBERNETES", "false")}
     said |= {theirs.flags[0]: value for theirs, _, value in given if theirs.bare}
-    told = [_split(argument) for argument in rest if argument.startswith("--")]
-    said |= {name: "true" if value is None else value for name, value in told}
+    flags = [_split(argument) for argument in rest if argument.startswith("--")]
+    said |= {name: "true" if value is None else value for name, value in flags}
     return frozenset({"", *(name for name, value in said.items() if value.lower() not in ("", "no", "off", *FALSE))})
 
 

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import ModuleType
+
 from gpu_exporter.catalogue.failure_modes import bottleneck, cost, distributed, health
-from gpu_exporter.catalogue.failure_modes.mode import FailureMode
+from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
 
 MODES: tuple[FailureMode, ...] = (*health.MODES, *distributed.MODES, *bottleneck.MODES, *cost.MODES)
+# The file with the entries of a domain.
+FILES: Mapping[Domain, ModuleType] = {
+    Domain.HEALTH: health,
+    Domain.DISTRIBUTED: distributed,
+    Domain.BOTTLENECK: bottleneck,
+    Domain.COST: cost,
+}

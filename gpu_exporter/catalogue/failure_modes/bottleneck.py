@@ -5,8 +5,8 @@ from __future__ import annotations
 from gpu_exporter.catalogue import bottlenecks
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import signals as s
-from gpu_exporter.catalogue.bottlenecks import WINDOW, Is
-from gpu_exporter.catalogue.conditions import Also, And, Calc, Compare, Fn, Limit, Over
+from gpu_exporter.catalogue.bottlenecks import WINDOW, bottleneck_is
+from gpu_exporter.catalogue.conditions import And, Calc, Compare, Fn, Limit, OrIfKnown, Over
 from gpu_exporter.catalogue.failure_modes import profiles
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Inject, Severity, Wave
 from gpu_exporter.model.verdict import Action
@@ -41,7 +41,7 @@ MODES = (
         "{gpu} looks busy and does next to nothing",
         "Find the process (`nvidia-smi`): a spinning kernel, a debugger, or a script that keeps utilisation up.",
         Inject(profiles.ONE_THREAD),
-        Is("fake-load"),
+        bottleneck_is("fake-load"),
         shows=bottlenecks.SM,
         meaning="`nvidia-smi` shows 100 %, and next to nothing is done: a kernel runs all the time, on a handful of "
         "SMs, and touches no data. One spinning thread is enough.",
@@ -71,7 +71,7 @@ MODES = (
         "The PCIe link of {gpu} is full",
         "Move less: keep data on the GPU, prefetch, compress, decode on the GPU; check that offloading is wanted.",
         Inject(profiles.HOST_COPY),
-        Is("pcie-bound"),
+        bottleneck_is("pcie-bound"),
         meaning="The PCIe link is full in one direction, on average over minutes.",
         impact="The GPU computes as fast as data comes over the bus, whatever else it could do.",
         diagnosis=(
@@ -100,7 +100,7 @@ MODES = (
         "{gpu} waits for its data, which comes over PCIe",
         "More loader workers, pinned memory and prefetch; move decoding to the GPU; look at the storage.",
         Inject(profiles.SLOW_LOADER),
-        Is("data-loading-bound"),
+        bottleneck_is("data-loading-bound"),
         shows=bottlenecks.GR,
         meaning="The engine often waits, and meanwhile data comes over PCIe: input is too slow. Also where it works most "
         "of the time, if it rests at each step.",
@@ -135,7 +135,7 @@ MODES = (
         "{gpu} waits for its host, and not for data",
         "CUDA graphs or torch.compile, larger batches, no .item() in the loop; profile the Python side of a step.",
         Inject(profiles.TINY_KERNELS),
-        Is("host-bound"),
+        bottleneck_is("host-bound"),
         shows=bottlenecks.GR,
         meaning="A job holds the GPU, whose engine works less than about 60 % of the time while PCIe is quiet: "
         "nothing is asked of it. The host is late: launches, Python, preprocessing, small batches, "
@@ -170,7 +170,7 @@ MODES = (
         "The kernels on {gpu} are too small for the chip",
         "Larger batches, fused kernels, several streams; or share the GPU (MIG, MPS), or take a smaller one.",
         Inject(profiles.SMALL_DECODE),
-        Is("underfilled"),
+        bottleneck_is("underfilled"),
         shows=bottlenecks.SM,
         meaning="Kernels follow one another without a gap, and each is too small to fill the chip: engine busy, SMs "
         "partly empty.",
@@ -200,7 +200,7 @@ MODES = (
         "{gpu} computes without its tensor cores",
         "Allow TF32, use bf16 or fp8, and shapes that are multiples of 8; what needs FP64 or FP32 pipes is fine as it is.",
         Inject(profiles.FP32_GEMM),
-        Is("tensor-cores-idle"),
+        bottleneck_is("tensor-cores-idle"),
         shows=bottlenecks.TENSOR,
         meaning="The SMs are full of floating-point arithmetic, and none of it runs on the tensor cores.",
         impact="An H200 does matrix products in bf16 more than ten times as fast as in FP32 without TF32.",
@@ -228,7 +228,7 @@ MODES = (
         "Memory limits {gpu}",
         "Fuse element-wise kernels, use smaller types, batch decoding; token generation is rightly memory-bound.",
         Inject(profiles.COPY),
-        Is("memory-bound"),
+        bottleneck_is("memory-bound"),
         shows=bottlenecks.DRAM,
         meaning="Memory bandwidth is used up, or the SMs are full of warps that all wait for scattered data. More "
         "arithmetic units would not help.",
@@ -258,7 +258,7 @@ MODES = (
         "The power of {gpu} swings by {{ $value | humanizePercentage }} of its limit",
         "The job starts and stops in step: overlap loading and communication with computing; warn the facility.",
         Inject({m.POWER_INSTANT: Wave(118, 690, 0.5)}),
-        Also(Compare(Over(s.POWER_INSTANT_USE, Fn.STDDEV, WINDOW), ">", SWING), SWINGS),
+        OrIfKnown(Compare(Over(s.POWER_INSTANT_USE, Fn.STDDEV, WINDOW), ">", SWING), SWINGS),
         meaning="The power of the moment swings widely, many times a minute: the job starts and stops in step.",
         impact="For the job: it waits between bursts. For the room: thousands of GPUs in step move megawatts, "
         "which supplies, breakers and the grid feel.",

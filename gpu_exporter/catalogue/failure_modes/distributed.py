@@ -18,10 +18,10 @@ from gpu_exporter.catalogue.conditions import (
     Condition,
     Limit,
     Mark,
-    Median,
     Or,
     Over,
-    Share,
+    PeerMedian,
+    PeerShare,
     Unless,
 )
 from gpu_exporter.catalogue.failure_modes import profiles
@@ -46,7 +46,7 @@ STALLED = Mark("stalled", Or(c.SPINNING, c.IDLES))
 TALKS = Mark("talks", Compare(c.NVLINK, ">=", c.MOVING))
 
 
-def _far(left: Over | Median, right: Over | Median) -> Condition:
+def _far(left: Over | PeerMedian, right: Over | PeerMedian) -> Condition:
     """Two values that are not about the same."""
     return Or(Compare(Calc(left, "/", right), ">", ALIKE), Compare(Calc(right, "/", left), ">", ALIKE))
 
@@ -54,10 +54,10 @@ def _far(left: Over | Median, right: Over | Median) -> Condition:
 # Inference that is pipelined over GPUs sends one way; replicas of one service move different amounts.
 OTHER_TRAFFIC = Or(
     _far(mean(s.NVLINK_TX), mean(s.NVLINK_RX)),
-    _far(c.NVLINK, Median(c.NVLINK, WAITS)),
+    _far(c.NVLINK, PeerMedian(c.NVLINK, WAITS)),
     name="other_traffic",
 )
-STRAGGLES = And(Compare(Share(WAITS), ">=", VICTIMS), c.TRAFFIC)
+STRAGGLES = And(Compare(PeerShare(WAITS), ">=", VICTIMS), c.TRAFFIC)
 
 MODES = (
     FailureMode(
@@ -72,8 +72,8 @@ MODES = (
         Inject(profiles.ABSENT, profiles.HANGING, everyone=True),
         And(
             STALLED.condition,
-            Compare(Share(STALLED), ">=", ALL_RANKS),
-            Or(SPINS.condition, Compare(Share(SPINS), ">", 0.0)),
+            Compare(PeerShare(STALLED), ">=", ALL_RANKS),
+            Or(SPINS.condition, Compare(PeerShare(SPINS), ">", 0.0)),
         ),
         shows=c.GR,
         scope=Scope.JOB,
@@ -113,7 +113,7 @@ MODES = (
         Inject(profiles.STARVED, profiles.OF_STARVED),
         Unless(
             And(
-                Compare(Calc(Median(c.GR, WAITS), "-", c.GR), ">=", STARVED_GAP),
+                Compare(Calc(PeerMedian(c.GR, WAITS), "-", c.GR), ">=", STARVED_GAP),
                 STRAGGLES,
             ),
             OTHER_TRAFFIC,
@@ -156,7 +156,7 @@ MODES = (
         Inject(profiles.SLOW, profiles.OF_SLOW),
         Unless(
             And(
-                Compare(Calc(c.SM, "-", Median(c.SM, WAITS)), ">=", SLOW_GAP),
+                Compare(Calc(c.SM, "-", PeerMedian(c.SM, WAITS)), ">=", SLOW_GAP),
                 c.BUSY,
                 c.FILLED,
                 STRAGGLES,
@@ -197,7 +197,7 @@ MODES = (
         "Overlap communication with computing, larger batches or gradient accumulation, another sharding; check NCCL's "
         "choice of algorithm and that it uses NVLink and all NICs.",
         Inject(profiles.ALL_REDUCE, profiles.ALL_REDUCE, everyone=True),
-        And(WAITS.condition, Compare(Share(WAITS), ">=", ALL_RANKS)),
+        And(WAITS.condition, Compare(PeerShare(WAITS), ">=", ALL_RANKS)),
         scope=Scope.JOB,
         meaning="All ranks of the job are busy, none of them fills its chip, and bytes move: they mostly "
         "communicate, and nobody is to blame.",
@@ -229,11 +229,11 @@ MODES = (
         "Look at the topology that NCCL chose, at links that are down, and at how the model is split.",
         Inject({**profiles.BALANCED, m.NVLINK_TX: 5e9, m.NVLINK_RX: 5e9}, profiles.BALANCED),
         And(
-            Compare(Calc(c.NVLINK, "/", Median(c.NVLINK, TALKS)), "<", UNALIKE),
+            Compare(Calc(c.NVLINK, "/", PeerMedian(c.NVLINK, TALKS)), "<", UNALIKE),
             TALKS.condition,
-            Compare(Share(TALKS), ">=", ALL_RANKS),
-            Compare(Calc(c.GR, "-", Median(c.GR, TALKS)), "<", SAME_ENGINE),
-            Compare(Calc(Median(c.GR, TALKS), "-", c.GR), "<", SAME_ENGINE),
+            Compare(PeerShare(TALKS), ">=", ALL_RANKS),
+            Compare(Calc(c.GR, "-", PeerMedian(c.GR, TALKS)), "<", SAME_ENGINE),
+            Compare(Calc(PeerMedian(c.GR, TALKS), "-", c.GR), "<", SAME_ENGINE),
         ),
         scope=Scope.JOB,
         meaning="This rank moves far less over NVLink than the other ranks of its job, though all of them talk and "

@@ -6,8 +6,8 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.conditions import And, Calc, Compare, Fn, Limit, Or, Over, Unless
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Inject, Ramp, Scope, Severity
-from gpu_exporter.catalogue.faults import BUSY, LOW_MARGIN
-from gpu_exporter.catalogue.signals import Signal
+from gpu_exporter.catalogue.faults import BUSY, FABRIC_DONE, LOW_MARGIN
+from gpu_exporter.catalogue.signal import Signal
 from gpu_exporter.model.verdict import Action
 
 MINUTE, HOUR = 60.0, 3600.0
@@ -249,6 +249,45 @@ MODES = (
         "looks like; CUDA and NCCL complain then.",
     ),
     FailureMode(
+        "GpuFabricNotReady",
+        Domain.HEALTH,
+        Severity.WARNING,
+        10 * MINUTE,
+        Action.NONE,
+        "{gpu} is not part of the NVSwitch fabric (state {{ $value }})",
+        "On the node, check that the fabric manager runs and has the driver's version; until then CUDA programs fail.",
+        Inject({m.FABRIC: 2.0}),
+        # DCGM also has 0 (no fabric), 5 and 6 (not known).
+        And(
+            Compare(Over(s.FABRIC), "!=", FABRIC_DONE),
+            Compare(Over(s.FABRIC), ">=", 1.0),
+            Compare(Over(s.FABRIC), "<=", 4.0),
+        ),
+        meaning="The fabric manager has not made this GPU part of the NVSwitch fabric. The state is 1 (not started), "
+        "2 (in progress) or 4 (failed); a GPU that is ready has 3.",
+        impact="CUDA programs that start now fail with error 802, `system not yet initialized`. Programs that already "
+        "run are not affected.",
+        diagnosis=(
+            "`nvidia-smi -q -i N | grep -A3 Fabric`: state and status. All GPUs of the node: the fabric manager. "
+            "One GPU: its NVLinks or its board.",
+            "`systemctl status nvidia-fabricmanager` and `journalctl -u nvidia-fabricmanager -b`: a version that "
+            "differs from the driver's is the most frequent cause, often after an upgrade.",
+            "With NVLink 5 (Blackwell) the subnet manager (NVLSM) has to run as well; in racks with NVLink switches "
+            "the fabric manager runs on the switches.",
+            f"`{m.FABRIC_ERROR}` (`--metrics full`) is the NVML code with which the GPU's registration failed; "
+            "`gpu-exporter events` shows NVLink Xids and SXids of the switches.",
+        ),
+        mitigation=(
+            "Cordon the node: jobs that start there fail.",
+            "Install the fabric manager in the driver's version, then `systemctl restart nvidia-fabricmanager`. Let "
+            "running jobs end first.",
+            "Still not ready: reboot the node. One GPU that stays out after that: have its board looked at.",
+        ),
+        wrong="Boot and driver upgrades pass through this state; the hold of ten minutes is for that. GPUs that run "
+        "without a fabric on purpose, such as those of a virtual machine to which no partition is assigned, stay "
+        "in it: silence the alert there.",
+    ),
+    FailureMode(
         "GpuThermalThrottling",
         Domain.HEALTH,
         Severity.WARNING,
@@ -278,8 +317,8 @@ MODES = (
             "Until then, lower the power limit: `nvidia-smi -i N -pl WATTS` costs less speed than hardware throttling.",
             "One GPU alone, and clean: have its thermal interface or cold plate looked at.",
         ),
-        wrong="A power cap is not meant and not counted: that is normal at full load. With dcgm-exporter it is "
-        "told from a mask or a counter that may miss short events, or not tell hardware from driver.",
+        wrong="A power cap is not counted: that is normal at full load. With dcgm-exporter the cause comes from a mask or "
+        "a counter, which may miss short events and may not distinguish hardware from driver.",
     ),
     FailureMode(
         "GpuPowerBrake",
@@ -292,8 +331,8 @@ MODES = (
         Inject({m.CLOCK_EVENTS: 128.0 + 8.0, m.CLOCK_EVENT_SECONDS[4]: Ramp(0, 0.5)}),
         Compare(Over(s.POWER_BRAKE, Fn.MEAN, 5 * MINUTE), ">", BRAKE),
         keep=10 * MINUTE,
-        meaning="The board was told by a signal from outside (power supply, chassis, rack) to brake, and halved its "
-        "clock or worse.",
+        meaning="A signal from outside (power supply, chassis, rack) made the board brake: it halved its clock or "
+        "worse.",
         impact="Sudden and large: every job on the node slows down. Often the sign that power supplies have failed "
         "or that a rack is over its budget.",
         diagnosis=(
@@ -393,6 +432,35 @@ MODES = (
             "replace the board.",
         ),
         wrong="The state is the driver's own; on Ampere and newer it does not exist.",
+    ),
+    FailureMode(
+        "GpuInforomCorrupt",
+        Domain.HEALTH,
+        Severity.WARNING,
+        5 * MINUTE,
+        Action.REPLACE,
+        "The InfoROM of {gpu} is corrupt",
+        "Start no new work on the GPU; flash its InfoROM with the vendor's tool, or have the board replaced.",
+        Inject({m.INFOROM: 0.0}),
+        Compare(Over(s.INFOROM), "<", 1.0),
+        meaning="The checksums of the InfoROM are wrong. That is the board's own memory for its identity, its settings "
+        "(ECC among them) and its record of memory errors and repairs.",
+        impact="What runs may go on. Settings, error counts and rows that were remapped may be wrong or lost at the "
+        "next reset, so memory errors that had been repaired may return.",
+        diagnosis=(
+            "`nvidia-smi -i N`: it ends with `WARNING: infoROM is corrupted at gpu …`. `nvidia-smi -q -i N | grep -i "
+            "-A5 inforom` shows the versions.",
+            "`gpu-exporter events`: Xid 125 is a damaged file system of the InfoROM. Did the node lose power, or was "
+            "firmware being updated, just before?",
+            f'`{s.INFOROM.record}{{node="…"}}`: several boards at once point to a firmware update, one alone to the board.',
+        ),
+        mitigation=(
+            "Cordon the node or taint the GPU, and let what runs end.",
+            "Keep evidence: `nvidia-bug-report.sh`. Ask the vendor for the InfoROM image of this board and flash it.",
+            "It can't be flashed, or it is corrupt again: have the board replaced.",
+        ),
+        wrong="The state is the driver's own and is read once an hour: the alert may stay for an hour after the "
+        "repair. Boards without an InfoROM don't report it.",
     ),
     FailureMode(
         "GpuSpareRowsLow",
@@ -585,8 +653,8 @@ MODES = (
             "Tell the owner of the job. Restarting it is their decision.",
             "Three different programs on one GPU: drain it, and run `dcgmi diag -r 3`.",
         ),
-        wrong="Failing memory can look like a program's bad access: a look at GpuEccUncorrectable and "
-        "GpuRowRemapPending of the same GPU tells. With dcgm-exporter there is no such alert: its last code "
+        wrong="Failing memory can look like a program's bad access: check GpuEccUncorrectable and "
+        "GpuRowRemapPending of the same GPU. With dcgm-exporter there is no such alert: its last code "
         "never clears.",
     ),
     FailureMode(
@@ -708,8 +776,8 @@ max by (cluster, job, instance, source) ({m.ATTRIBUTION_UP} == 0)""",
         impact="Every alert on bottlenecks and stragglers is blind on this GPU.",
         diagnosis=(
             'Which exporter is it? `gpu:exporter:info{instance=~"NODE:.*"}` has its job and instance.',
-            f"Ours: `gpu-exporter doctor`, and `{m.SUPPORTED} == 0`: before Hopper NVML can't tell it; under "
-            "some hypervisors neither.",
+            f"Ours: `gpu-exporter doctor`, and `{m.SUPPORTED} == 0`: NVML has no SM activity before Hopper and "
+            "under some hypervisors.",
             "dcgm-exporter: SM activity is commented out in the list of fields that it comes with.",
         ),
         mitigation=(
@@ -718,6 +786,6 @@ max by (cluster, job, instance, source) ({m.ATTRIBUTION_UP} == 0)""",
             "GPUs before Hopper: run dcgm-exporter beside ours; each GPU still counts once.",
             "A profiler (Nsight, `dcgmi profile --pause`) that holds the counters: wait until it ends.",
         ),
-        wrong="GPUs that can't tell it at all (consumer boards, vGPU guests) keep it for ever: silence it for them.",
+        wrong="GPUs without SM activity (consumer boards, vGPU guests) keep it for ever: silence it for them.",
     ),
 )

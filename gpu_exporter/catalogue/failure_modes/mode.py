@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from gpu_exporter.catalogue.conditions import And, Compare, Condition, Median, Over, Share, Unless
-from gpu_exporter.catalogue.signals import Signal
+from gpu_exporter.catalogue.conditions import (
+    And,
+    Compare,
+    Condition,
+    Is,
+    Or,
+    OrIfKnown,
+    Over,
+    Unless,
+    no_case,
+    signals_of,
+)
+from gpu_exporter.catalogue.signal import Signal
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.verdict import Action
 
@@ -112,7 +123,7 @@ class FailureMode:
 
     @property
     def kept(self) -> float:
-        """For how long it is said to be true after, at least while scrapes fail; what pages is told at once."""
+        """For how many seconds its alert keeps firing, at least while scrapes fail; the end of a page is never delayed."""
         return self.keep or (MISSED_SCRAPES if self.hold and self.severity is not Severity.CRITICAL else 0.0)
 
     @property
@@ -123,25 +134,18 @@ class FailureMode:
     @property
     def needs(self) -> tuple[Signal, ...]:
         """The signals that the condition reads, in order: without them it is unknown."""
-        return tuple(dict.fromkeys(_signals(self.condition))) if self.condition else ()
+        return signals_of(self.condition) if self.condition else ()
 
 
 def _first(condition: Condition) -> Over | None:
     match condition:
-        case Compare(left=Over() as term):
-            return term
-        case And(conditions=(first, *_)) | Unless(condition=first):
-            return _first(first)
-    return None
-
-
-def _signals(condition: Condition) -> Iterator[Signal]:
-    for term in condition.terms():
-        match term:
-            case Over():
-                yield term.signal
-            case Median():
-                yield term.of.signal
-                yield from _signals(term.where.condition)
-            case Share():
-                yield from _signals(term.mark.condition)
+        case Compare():
+            return condition.left if isinstance(condition.left, Over) else None
+        case And():
+            return _first(condition.conditions[0])
+        case Unless():
+            return _first(condition.condition)
+        case Or() | OrIfKnown() | Is():
+            return None
+        case _:
+            raise no_case(condition)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.failure_modes.mode import Values
 from gpu_exporter.model.metric import Metric
@@ -9,61 +11,65 @@ from gpu_exporter.model.metric import Metric
 GIB = 1024.0  # MiB
 
 
-def _profile(
-    util: float,
-    engine: float,
-    sm: float,
-    tensor: float,
-    dram: float,
-    watts: float,
-    *,
-    occupancy: float = 0.15,
-    fp32: float = 0.01,
-    rx: float = 2e7,
-    tx: float = 1e7,
-    nvlink: float = 0.0,
-    clock: float = 1980,
-) -> dict[Metric, float]:
-    return {
-        m.GPU_UTIL: util,
-        m.MEM_UTIL: round(100 * dram),
-        m.GR_ENGINE_ACTIVE: engine,
-        m.SM_ACTIVE: sm,
-        m.SM_OCCUPANCY: occupancy,
-        m.TENSOR_ACTIVE: tensor,
-        m.HMMA_ACTIVE: tensor,
-        m.DRAM_ACTIVE: dram,
-        m.FP64_ACTIVE: 0.0,
-        m.FP32_ACTIVE: fp32,
-        m.FP16_ACTIVE: 0.0,
-        m.PCIE_RX: rx,
-        m.PCIE_TX: tx,
-        m.NVLINK_RX: nvlink,
-        m.NVLINK_TX: nvlink,
-        m.POWER: watts,
-        m.POWER_INSTANT: watts,
-        m.SM_CLOCK: clock,
-    }
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What one kind of work does to a GPU: means as the exporter reads them; the defaults are an ordinary kernel's."""
+
+    util: float
+    engine: float
+    sm: float
+    tensor: float
+    dram: float
+    watts: float
+    occupancy: float = 0.15
+    fp32: float = 0.01
+    rx: float = 2e7
+    tx: float = 1e7
+    nvlink: float = 0.0
+    clock: float = 1980
+
+    def values(self) -> dict[Metric, float]:
+        """The values of a GPU under this load."""
+        return {
+            m.GPU_UTIL: self.util,
+            m.MEM_UTIL: round(100 * self.dram),
+            m.GR_ENGINE_ACTIVE: self.engine,
+            m.SM_ACTIVE: self.sm,
+            m.SM_OCCUPANCY: self.occupancy,
+            m.TENSOR_ACTIVE: self.tensor,
+            m.HMMA_ACTIVE: self.tensor,
+            m.DRAM_ACTIVE: self.dram,
+            m.FP64_ACTIVE: 0.0,
+            m.FP32_ACTIVE: self.fp32,
+            m.FP16_ACTIVE: 0.0,
+            m.PCIE_RX: self.rx,
+            m.PCIE_TX: self.tx,
+            m.NVLINK_RX: self.nvlink,
+            m.NVLINK_TX: self.nvlink,
+            m.POWER: self.watts,
+            m.POWER_INSTANT: self.watts,
+            m.SM_CLOCK: self.clock,
+        }
 
 
 # fmt: off
-IDLE         = _profile(0,   0.0,   0.0,   0.0,  0.0,   121, occupancy=0.0, fp32=0.0, rx=1e6, tx=1e6)
-GEMM         = _profile(100, 0.995, 0.96,  0.93, 0.17,  689, occupancy=0.14, clock=1458)
-FP32_GEMM    = _profile(100, 0.998, 0.97,  0.0,  0.05,  682, occupancy=0.12, fp32=0.77)
-COPY         = _profile(99,  0.994, 0.99,  0.0,  0.887, 653, occupancy=0.8)
-ONE_THREAD   = _profile(100, 0.999, 0.008, 0.0,  0.0,   123, occupancy=0.0, fp32=0.0, rx=1e6, tx=1e6)
-TINY_KERNELS = _profile(24,  0.24,  0.0,   0.0,  0.0,   123, occupancy=0.0, fp32=0.0, rx=2e8, tx=2.5e7)
-HOST_COPY    = _profile(100, 0.0,   0.0,   0.0,  0.011, 133, occupancy=0.0, fp32=0.0, rx=5.86e10, tx=3.5e9)
-SLOW_LOADER  = _profile(24,  0.08,  0.07,  0.02, 0.03,  162, occupancy=0.03, rx=9.4e9, tx=5e8)
-SMALL_DECODE = _profile(100, 0.99,  0.36,  0.015, 0.38, 350, occupancy=0.1)
-ALL_REDUCE   = _profile(97,  0.94,  0.16,  0.0,  0.21,  270, occupancy=0.04, nvlink=3e11)
-BALANCED     = _profile(96,  0.95,  0.78,  0.31, 0.34,  670, occupancy=0.3, rx=9e7, nvlink=2.5e10, clock=1950)
-STARVED      = _profile(33,  0.33,  0.27,  0.11, 0.12,  334, occupancy=0.11, nvlink=8.85e9)
-OF_STARVED   = _profile(98,  0.98,  0.40,  0.11, 0.12,  445, occupancy=0.14, nvlink=8.75e9)
-SLOW         = _profile(99,  0.98,  0.89,  0.62, 0.25,  675, occupancy=0.24, nvlink=1.24e10, clock=1605)
-OF_SLOW      = _profile(98,  0.98,  0.50,  0.15, 0.17,  500, occupancy=0.18, nvlink=1.23e10)
-HANGING      = _profile(100, 1.0,   0.18,  0.0,  0.0,   127, occupancy=0.05, fp32=0.0, rx=1e6, tx=1e6)
-ABSENT       = _profile(0,   0.0,   0.0,   0.0,  0.0,   126, occupancy=0.0, fp32=0.0, rx=1e6, tx=1e6)
+IDLE         = Load(util=0,   engine=0.0,   sm=0.0,   tensor=0.0,   dram=0.0,   watts=121, occupancy=0.0, fp32=0.0, rx=1e6, tx=1e6).values()
+GEMM         = Load(util=100, engine=0.995, sm=0.96,  tensor=0.93,  dram=0.17,  watts=689, occupancy=0.14, clock=1458).values()
+FP32_GEMM    = Load(util=100, engine=0.998, sm=0.97,  tensor=0.0,   dram=0.05,  watts=682, occupancy=0.12, fp32=0.77).values()
+COPY         = Load(util=99,  engine=0.994, sm=0.99,  tensor=0.0,   dram=0.887, watts=653, occupancy=0.8).values()
+ONE_THREAD   = Load(util=100, engine=0.999, sm=0.008, tensor=0.0,   dram=0.0,   watts=123, occupancy=0.0, fp32=0.0, rx=1e6, tx=1e6).values()
+TINY_KERNELS = Load(util=24,  engine=0.24,  sm=0.0,   tensor=0.0,   dram=0.0,   watts=123, occupancy=0.0, fp32=0.0, rx=2e8, tx=2.5e7).values()
+HOST_COPY    = Load(util=100, engine=0.0,   sm=0.0,   tensor=0.0,   dram=0.011, watts=133, occupancy=0.0, fp32=0.0, rx=5.86e10, tx=3.5e9).values()
+SLOW_LOADER  = Load(util=24,  engine=0.08,  sm=0.07,  tensor=0.02,  dram=0.03,  watts=162, occupancy=0.03, rx=9.4e9, tx=5e8).values()
+SMALL_DECODE = Load(util=100, engine=0.99,  sm=0.36,  tensor=0.015, dram=0.38,  watts=350, occupancy=0.1).values()
+ALL_REDUCE   = Load(util=97,  engine=0.94,  sm=0.16,  tensor=0.0,   dram=0.21,  watts=270, occupancy=0.04, nvlink=3e11).values()
+BALANCED     = Load(util=96,  engine=0.95,  sm=0.78,  tensor=0.31,  dram=0.34,  watts=670, occupancy=0.3, rx=9e7, nvlink=2.5e10, clock=1950).values()
+STARVED      = Load(util=33,  engine=0.33,  sm=0.27,  tensor=0.11,  dram=0.12,  watts=334, occupancy=0.11, nvlink=8.85e9).values()
+OF_STARVED   = Load(util=98,  engine=0.98,  sm=0.40,  tensor=0.11,  dram=0.12,  watts=445, occupancy=0.14, nvlink=8.75e9).values()
+SLOW         = Load(util=99,  engine=0.98,  sm=0.89,  tensor=0.62,  dram=0.25,  watts=675, occupancy=0.24, nvlink=1.24e10, clock=1605).values()
+OF_SLOW      = Load(util=98,  engine=0.98,  sm=0.50,  tensor=0.15,  dram=0.17,  watts=500, occupancy=0.18, nvlink=1.23e10).values()
+HANGING      = Load(util=100, engine=1.0,   sm=0.18,  tensor=0.0,   dram=0.0,   watts=127, occupancy=0.05, fp32=0.0, rx=1e6, tx=1e6).values()
+ABSENT       = Load(util=0,   engine=0.0,   sm=0.0,   tensor=0.0,   dram=0.0,   watts=126, occupancy=0.0, fp32=0.0, rx=1e6, tx=1e6).values()
 # fmt: on
 
 # What a healthy board says of itself, whatever runs on it.
@@ -107,6 +113,7 @@ BOARD: Values = {
     m.PSTATE: 0.0,
     m.PERSISTENCE: 1.0,
     m.INFOROM: 1.0,
+    m.FABRIC: 3.0,
     **{row: 0.0 for row in m.CLOCK_EVENT_SECONDS},
 }
 HEALTHY: Values = {**BOARD, **BALANCED}

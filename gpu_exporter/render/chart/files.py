@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -11,15 +12,15 @@ import yaml
 
 from gpu_exporter.catalogue.conditions import Limits
 from gpu_exporter.catalogue.failure_modes import MODES
+from gpu_exporter.render import banner
+from gpu_exporter.render.chart import readme as readme_text
 from gpu_exporter.render.chart import values as v
-from gpu_exporter.render.chart.readme import README
 from gpu_exporter.render.chart.values import Schema, Value
 from gpu_exporter.render.docs.markdown import table
 from gpu_exporter.render.rules import rules
 from gpu_exporter.version import __version__
 
 FOLDER = "helm/gpu-exporter"
-NOTE = "# Rendered by `gpu-exporter generate`; edit gpu_exporter/render/{} instead.\n"
 # The oldest Kubernetes with all that the templates use.
 KUBERNETES = ">=1.25.0-0"
 DRAFT = "http://json-schema.org/draft-07/schema#"
@@ -65,7 +66,7 @@ def chart() -> str:
         "maintainers": [{"name": "gpu-exporter", "url": "https://github.com/gpu-exporter"}],
         "annotations": {"artifacthub.io/license": "Apache-2.0", "artifacthub.io/category": "monitoring-logging"},
     }
-    return NOTE.format("chart/files.py") + yaml.safe_dump(content, sort_keys=False, width=WIDTH)
+    return banner.comment(sys.modules[__name__]) + yaml.safe_dump(content, sort_keys=False, width=WIDTH)
 
 
 def named_limits() -> Limits:
@@ -99,7 +100,7 @@ def _tree(values: Iterable[Value]) -> Tree:
 
 def values_yaml() -> str:
     """values.yaml: every value with its default and what it is for."""
-    return NOTE.format("chart/values.py") + "\n".join(_lines(_tree(v.values()), 0)) + "\n"
+    return banner.comment(v) + "\n".join(_lines(_tree(v.values()), 0)) + "\n"
 
 
 def _lines(tree: Tree, depth: int) -> Iterator[str]:
@@ -159,8 +160,9 @@ def readme() -> str:
             for mode in MODES
         ),
     )
-    note = "<!-- Rendered by `gpu-exporter generate`; edit gpu_exporter/render/chart/readme.py instead. -->\n"
-    return note + README.format(kubernetes=KUBERNETES, values=by_hand, limits=limits, modes=modes)
+    return banner.markdown(readme_text) + readme_text.README.format(
+        kubernetes=KUBERNETES, values=by_hand, limits=limits, modes=modes
+    )
 
 
 def _alert(default: Mapping[str, Any]) -> tuple[str, ...]:

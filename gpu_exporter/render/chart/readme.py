@@ -103,7 +103,7 @@ prometheusRule:
     GpuPowerOscillation: {{enabled: false}}
 ```
 
-What is allocated, free and pending is read from kube-state-metrics (kube-prometheus-stack has it). Node pools are told apart if it exposes their label:
+What is allocated, free and pending is read from kube-state-metrics (kube-prometheus-stack has it). To distinguish node pools, have it expose their label:
 `--metric-labels-allowlist=nodes=[cloud.google.com/gke-nodepool]`, or another of
 [docs/signals.md](../../docs/signals.md#allocation).
 

@@ -139,10 +139,10 @@ EXPORTER = (
     Value("extraEnv", [], OBJECTS, "More environment of the exporter."),
 )
 ATTRIBUTION = (
-    Value("attribution.enabled", True, BOOL, "Whether it is told which pod has which GPU: kubelet's socket (*hostPath, uid 0 without capabilities*)."),
+    Value("attribution.enabled", True, BOOL, "Whether the exporter asks kubelet which pod has which GPU, at its socket (*hostPath, uid 0 without capabilities*)."),
     Value("attribution.podResourcesPath", "/var/lib/kubelet/pod-resources", FOLDER, "The folder of the node with kubelet's `kubelet.sock`."),
     Value("attribution.resourceNames", [], LISTED, "Resources beside `nvidia.com/*` that are GPUs."),
-    Value("attribution.pods", False, BOOL, "Whether pods are told by workload, rank and UID, too (*may read pods*)."),
+    Value("attribution.pods", False, BOOL, "Whether pods also have their workload, rank and UID, from the API server (*may read pods*)."),
     Value("attribution.podLabels", [], LISTED, "Labels of pods that are exposed, as regular expressions (*may read pods*)."),
     Value("attribution.dra", False, BOOL, "Whether GPUs of resource claims are resolved (*may read resource slices*)."),
     Value("slurm.jobMappingPath", "", NO_FOLDER, "The folder of the node in which a prolog says which job has which GPU (*hostPath*)."),
@@ -200,7 +200,7 @@ ACCESS = (
     Value("networkPolicy.egress", [], OBJECTS, "What else it may reach."),
 )
 MONITORING = (
-    Value("serviceMonitor.enabled", False, BOOL, "Whether Prometheus Operator is told to scrape it."),
+    Value("serviceMonitor.enabled", False, BOOL, "Whether to create a ServiceMonitor, so that Prometheus Operator scrapes it."),
     Value("serviceMonitor.namespace", "", TEXT, "Where; the release's namespace if blank."),
     Value("serviceMonitor.labels", {}, STRINGS, "Labels by which your Prometheus selects it, such as `release: kube-prometheus-stack`."),
     Value("serviceMonitor.annotations", {}, STRINGS, "Annotations."),

@@ -8,16 +8,17 @@ from gpu_exporter.catalogue.bottlenecks import WINDOW
 from gpu_exporter.catalogue.conditions import Fn, Over
 from gpu_exporter.render.boards import Board
 from gpu_exporter.render.dashboards import queries as q
-from gpu_exporter.render.dashboards.panels import About, Row, heatmap, lines
+from gpu_exporter.render.dashboards.frame import About, BoardRow
+from gpu_exporter.render.dashboards.panels import heatmap, lines
 from gpu_exporter.render.dashboards.queries import Query
 
 NEEDS = " Needs `--metrics full`; without it, see"
 QUANTILES = {0.5: "half", 0.9: "nine of ten", 0.99: "99 of 100"}
 
 
-def row(board: Board) -> Row:
+def row(board: Board) -> BoardRow:
     """Distributions are of all chosen GPUs together: choose one to see it alone."""
-    return Row("Between two scrapes", [_activity(board), _power(board), _gaps(board), _swing(board)], True)
+    return BoardRow("Between two scrapes", [_activity(board), _power(board), _gaps(board), _swing(board)], True)
 
 
 def _activity(board: Board) -> object:

@@ -12,11 +12,13 @@ from grafanalib._gen import DashboardEncoder
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Severity
+from gpu_exporter.catalogue.signal import DEVICE_INFO
 from gpu_exporter.render.boards import COST, FLEET, GPU, JOB, NODE, Board
 from gpu_exporter.render.dashboards import cost, fleet, gpu, job, node
 from gpu_exporter.render.dashboards import queries as q
+from gpu_exporter.render.dashboards.evidence import evidence_rows
+from gpu_exporter.render.dashboards.frame import BLUE, ORANGE, RED, BoardRow
 from gpu_exporter.render.dashboards.modernise import modern
-from gpu_exporter.render.dashboards.panels import BLUE, ORANGE, RED, Row, evidence_rows
 from gpu_exporter.render.rules.aggregates import NODE_GPUS
 
 TAG = "gpu-observability"
@@ -50,7 +52,7 @@ def render(board: Board, modes: Sequence[FailureMode] = MODES) -> str:
     return modern(json.loads(json.dumps(dashboard.to_json_data(), cls=DashboardEncoder)))
 
 
-def _panels(row: Row) -> list[Any]:
+def _panels(row: BoardRow) -> list[Any]:
     head = core.RowPanel(title=row.title, collapsed=row.collapsed, panels=list(row.panels) if row.collapsed else [])
     return [head, *([] if row.collapsed else row.panels)]
 
@@ -62,7 +64,7 @@ def _variables(board: Board) -> list[Any]:
     for place, label in enumerate(board.chosen):
         chosen = ", ".join(f'{before}=~"${before}"' for before in board.chosen[:place])
         # A series a node, not a GPU, where that is enough.
-        known = NODE_GPUS.record if label in ("cluster", *NODE_GPUS.by) else s.DEVICE_INFO
+        known = NODE_GPUS.record if label in ("cluster", *NODE_GPUS.by) else DEVICE_INFO
         narrowed = f"{known}{{{chosen}}}" if chosen else known
         found.append(
             core.Template(

@@ -8,20 +8,22 @@ from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
 from gpu_exporter.render.boards import COST
 from gpu_exporter.render.dashboards import queries as q
-from gpu_exporter.render.dashboards.panels import About, Row, firing, lines, number, table, watched
+from gpu_exporter.render.dashboards.frame import About, BoardRow
+from gpu_exporter.render.dashboards.panels import lines, number, watched
 from gpu_exporter.render.dashboards.queries import Query
+from gpu_exporter.render.dashboards.tables import firing, table
 from gpu_exporter.render.rules import aggregates as a
 
 BOARD = COST
 _PRICES = "Prices are set where the rules are made."
 
 
-def rows(modes: Sequence[FailureMode]) -> list[Row]:
+def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
     """Numbers, who pays, which GPUs."""
     return [
-        Row("What does it cost?", [watched(BOARD), *_numbers(), firing(BOARD, modes, [Domain.COST], 24)]),
-        Row("Who pays, and for what?", _owners()),
-        Row("Which GPUs?", _devices()),
+        BoardRow("What does it cost?", [watched(BOARD), *_numbers(), firing(BOARD, modes, [Domain.COST], 24)]),
+        BoardRow("Who pays, and for what?", _owners()),
+        BoardRow("Which GPUs?", _devices()),
     ]
 
 

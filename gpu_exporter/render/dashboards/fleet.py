@@ -4,25 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpu_exporter.catalogue.bottlenecks import CLASSES
+from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Severity
 from gpu_exporter.render.boards import FLEET
 from gpu_exporter.render.dashboards import queries as q
-from gpu_exporter.render.dashboards.panels import GREEN, ORANGE, RED, About, Row, Step, firing, lines, number, table
+from gpu_exporter.render.dashboards.frame import GREEN, ORANGE, RED, About, BoardRow, Step
+from gpu_exporter.render.dashboards.panels import coloured, lines, number
 from gpu_exporter.render.dashboards.queries import Query
+from gpu_exporter.render.dashboards.tables import firing, table
 from gpu_exporter.render.rules import aggregates as a
 from gpu_exporter.render.rules import allocation as al
+from gpu_exporter.render.rules.aggregates import Aggregate
 
 BOARD = FLEET
 
 
-def rows(modes: Sequence[FailureMode]) -> list[Row]:
+def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
     """General to specific: numbers, alerts, what the GPUs do, who has them."""
     return [
-        Row("Is anything wrong?", [*_numbers(), firing(BOARD, modes, list(Domain), 24)]),
-        Row("What do the GPUs do?", _doing()),
-        Row("Who wastes?", _owners()),
-        Row("Is there room?", _room()),
+        BoardRow("Is anything wrong?", [*_numbers(), firing(BOARD, modes, list(Domain), 24)]),
+        BoardRow("What do the GPUs do?", _doing()),
+        BoardRow("Who wastes?", _owners()),
+        BoardRow("Is there room?", _room()),
     ]
 
 
@@ -77,65 +80,72 @@ def _numbers() -> list[object]:
 
 
 def _doing() -> list[object]:
+    return [_classes(), _utilisation(), _nodes()]
+
+
+def _classes() -> object:
     by_class = f"sum by (class) ({q.of(BOARD, a.CLASSES)})"
-    return [
-        lines(
-            "GPUs by what limits them",
-            About(
-                "How many GPUs are of each class.",
-                "most are compute-bound, communicating at times.",
-                "open a node with many of the same class; its GPUs say why.",
-            ),
-            [Query(by_class, "{{class}}", "short")],
-            width=12,
-            link=None,
-            stacked=True,
-            colours={each.name: each.colour for each in CLASSES},
+    return lines(
+        "GPUs by what limits them",
+        About(
+            "How many GPUs are of each class.",
+            "most are compute-bound, communicating at times.",
+            "open a node with many of the same class; its GPUs say why.",
         ),
-        lines(
-            "Busy, or only looks busy",
-            About(
-                "Means over all GPUs: utilisation as nvidia-smi shows it, and what the chip really does.",
-                "SM activity close to engine activity, tensor pipes well above 0 for training.",
-                "a gap between utilisation and SM activity is waiting or fake load.",
-            ),
-            [
-                q.query(BOARD, each, name)
-                for each, name in (
-                    (a.CLUSTER_UTIL, "utilisation"),
-                    (a.CLUSTER_GR, "engine"),
-                    (a.CLUSTER_SM, "SM"),
-                    (a.CLUSTER_TENSOR, "tensor"),
-                    (a.CLUSTER_DRAM, "memory"),
-                )
-            ],
-            width=12,
-            link=None,
+        [Query(by_class, "{{class}}", "short")],
+        width=12,
+        link=None,
+        stacked=True,
+        overrides=coloured({bottleneck.name: bottleneck.colour for bottleneck in BOTTLENECKS}),
+    )
+
+
+def _utilisation() -> object:
+    return lines(
+        "Busy, or only looks busy",
+        About(
+            "Means over all GPUs: utilisation as nvidia-smi shows it, and what the chip really does.",
+            "SM activity close to engine activity, tensor pipes well above 0 for training.",
+            "a gap between utilisation and SM activity is waiting or fake load.",
         ),
-        table(
-            "Nodes",
-            About(
-                "Each node: its GPUs, means over them, power, the hottest. A column that lacks was not collected.",
-                "nodes of one job look alike.",
-                "click on the node that differs.",
-            ),
-            [
-                q.query(BOARD, each, name)
-                for each, name in (
-                    (a.NODE_GPUS, "GPUs"),
-                    (a.NODE_UTIL, "utilisation"),
-                    (a.NODE_GR, "engine"),
-                    (a.NODE_SM, "SM"),
-                    (a.NODE_TENSOR, "tensor"),
-                    (a.NODE_DRAM, "memory"),
-                    (a.NODE_POWER, "power"),
-                    (a.NODE_TEMP, "hottest"),
-                )
-            ],
-            ("cluster", "node"),
-            width=24,
+        _named(
+            (a.CLUSTER_UTIL, "utilisation"),
+            (a.CLUSTER_GR, "engine"),
+            (a.CLUSTER_SM, "SM"),
+            (a.CLUSTER_TENSOR, "tensor"),
+            (a.CLUSTER_DRAM, "memory"),
         ),
-    ]
+        width=12,
+        link=None,
+    )
+
+
+def _nodes() -> object:
+    return table(
+        "Nodes",
+        About(
+            "Each node: its GPUs, means over them, power, the hottest. A column that lacks was not collected.",
+            "nodes of one job look alike.",
+            "click on the node that differs.",
+        ),
+        _named(
+            (a.NODE_GPUS, "GPUs"),
+            (a.NODE_UTIL, "utilisation"),
+            (a.NODE_GR, "engine"),
+            (a.NODE_SM, "SM"),
+            (a.NODE_TENSOR, "tensor"),
+            (a.NODE_DRAM, "memory"),
+            (a.NODE_POWER, "power"),
+            (a.NODE_TEMP, "hottest"),
+        ),
+        ("cluster", "node"),
+        width=24,
+    )
+
+
+def _named(*aggregates: tuple[Aggregate, str]) -> list[Query]:
+    """A query for each aggregate, under a name."""
+    return [q.query(BOARD, aggregate, name) for aggregate, name in aggregates]
 
 
 def _owners() -> list[object]:
@@ -175,7 +185,7 @@ def _owners() -> list[object]:
 
 
 def _room() -> list[object]:
-    """What Kubernetes has given away; of it kube-state-metrics tells."""
+    """What Kubernetes has allocated, from kube-state-metrics."""
     return [
         lines(
             "Allocated, free, waited for",
@@ -185,15 +195,12 @@ def _room() -> list[object]:
                 "nothing is waited for while something is free.",
                 "both at once: GpuAllocationFragmented, or pods that may use some nodes only.",
             ),
-            [
-                q.query(BOARD, each, name)
-                for each, name in (
-                    (al.CLUSTER_ALLOCATED, "allocated"),
-                    (al.CLUSTER_FREE, "free"),
-                    (al.CLUSTER_PENDING, "pending"),
-                    (al.CLUSTER_STARVED, "starved"),
-                )
-            ],
+            _named(
+                (al.CLUSTER_ALLOCATED, "allocated"),
+                (al.CLUSTER_FREE, "free"),
+                (al.CLUSTER_PENDING, "pending"),
+                (al.CLUSTER_STARVED, "starved"),
+            ),
             width=24,
             link=None,
         ),
@@ -203,16 +210,9 @@ def _room() -> list[object]:
                 "GPUs that pods could have, have, and could have now, by pool of nodes. What is neither allocated nor "
                 "free is on nodes that are cordoned or not ready.",
                 "little is free, and nobody waits.",
-                "the node table above says which nodes; signals.md says how pools are told apart.",
+                "the node table above says which nodes; signals.md says how pools are distinguished.",
             ),
-            [
-                q.query(BOARD, each, name)
-                for each, name in (
-                    (al.POOL_ALLOCATABLE, "GPUs"),
-                    (al.POOL_ALLOCATED, "allocated"),
-                    (al.POOL_FREE, "free"),
-                )
-            ],
+            _named((al.POOL_ALLOCATABLE, "GPUs"), (al.POOL_ALLOCATED, "allocated"), (al.POOL_FREE, "free")),
             ("cluster", "pool", "resource"),
         ),
         table(
@@ -222,10 +222,7 @@ def _room() -> list[object]:
                 "nobody, or not for long.",
                 "kubectl describe the pod: the scheduler says what each node lacks.",
             ),
-            [
-                q.query(BOARD, each, name)
-                for each, name in ((al.NAMESPACE_PENDING, "pending"), (al.NAMESPACE_STARVED, "starved"))
-            ],
+            _named((al.NAMESPACE_PENDING, "pending"), (al.NAMESPACE_STARVED, "starved")),
             ("cluster", "namespace", "resource"),
         ),
     ]

@@ -6,39 +6,31 @@ from collections.abc import Sequence
 
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
-from gpu_exporter.catalogue.signals import Signal
+from gpu_exporter.catalogue.signal import Signal
 from gpu_exporter.render.boards import GPU
 from gpu_exporter.render.dashboards import between_scrapes
 from gpu_exporter.render.dashboards import queries as q
-from gpu_exporter.render.dashboards.panels import (
-    GREEN,
-    RED,
-    About,
-    Row,
-    class_timeline,
-    firing,
-    lines,
-    states,
-    watched,
-)
+from gpu_exporter.render.dashboards.frame import GREEN, RED, About, BoardRow
+from gpu_exporter.render.dashboards.panels import class_timeline, dashed, lines, states, watched
+from gpu_exporter.render.dashboards.tables import firing
 
 BOARD = GPU
 
 
-def rows(modes: Sequence[FailureMode]) -> list[Row]:
+def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
     """The three questions, then what means hide, then counters."""
     return [
-        Row("Health: is it on fire?", _health(modes)),
-        Row("Throughput: is it working?", _throughput()),
-        Row("Bottleneck: why is it slow?", _bottleneck(modes)),
+        BoardRow("Health: is it on fire?", _health(modes)),
+        BoardRow("Throughput: is it working?", _throughput()),
+        BoardRow("Bottleneck: why is it slow?", _bottleneck(modes)),
         between_scrapes.row(BOARD),
-        Row("Counters", _counters(), True),
+        BoardRow("Counters", _counters(), True),
     ]
 
 
-def _lines(title: str, about: About, *signals: Signal, width: int = 8, dashed: tuple[Signal, ...] = ()) -> object:
+def _lines(title: str, about: About, *signals: Signal, width: int = 8, limits: tuple[Signal, ...] = ()) -> object:
     named = [q.query(BOARD, each, each.name if len(signals) > 1 else "") for each in signals]
-    return lines(title, about, named, width=width, dashed=[each.name for each in dashed])
+    return lines(title, about, named, width=width, overrides=dashed(named, [each.name for each in limits]))
 
 
 def _health(modes: Sequence[FailureMode]) -> list[object]:
@@ -62,7 +54,7 @@ def _health(modes: Sequence[FailureMode]) -> list[object]:
             s.GPU_TEMP,
             s.MEMORY_TEMP,
             s.SLOWDOWN_TEMP,
-            dashed=(s.SLOWDOWN_TEMP,),
+            limits=(s.SLOWDOWN_TEMP,),
         ),
         _lines(
             "Slowed down",
@@ -114,8 +106,14 @@ def _throughput() -> list[object]:
             s.POWER,
             s.POWER_INSTANT,
             s.POWER_LIMIT,
-            dashed=(s.POWER_LIMIT,),
+            limits=(s.POWER_LIMIT,),
         ),
+        *_usage(),
+    ]
+
+
+def _usage() -> list[object]:
+    return [
         _lines(
             "Busy, or only looks busy",
             About(

@@ -6,37 +6,29 @@ from collections.abc import Sequence
 
 from gpu_exporter.catalogue import bottlenecks as c
 from gpu_exporter.catalogue import signals as s
-from gpu_exporter.catalogue.conditions import Median, Share
+from gpu_exporter.catalogue.conditions import PeerMedian, PeerShare
 from gpu_exporter.catalogue.failure_modes import distributed as d
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
 from gpu_exporter.render.boards import JOB
 from gpu_exporter.render.dashboards import between_scrapes
 from gpu_exporter.render.dashboards import queries as q
-from gpu_exporter.render.dashboards.panels import (
-    GREEN,
-    ORANGE,
-    About,
-    Row,
-    class_timeline,
-    firing,
-    lines,
-    states,
-    watched,
-)
+from gpu_exporter.render.dashboards.frame import GREEN, ORANGE, About, BoardRow
+from gpu_exporter.render.dashboards.panels import class_timeline, lines, states, watched
+from gpu_exporter.render.dashboards.tables import firing
 
 BOARD = JOB
 
 
-def rows(modes: Sequence[FailureMode]) -> list[Row]:
+def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
     """Who waits, for whom, what moves between them, and what means hide."""
     return [
-        Row(
+        BoardRow(
             "Does the job get on?",
             [watched(BOARD), firing(BOARD, modes, [Domain.DISTRIBUTED], 20), class_timeline(BOARD)],
         ),
-        Row("Who waits for whom?", _waiting()),
-        Row("Is a chip sick, or has it more work?", _chips()),
-        Row("What moves between the ranks?", _traffic()),
+        BoardRow("Who waits for whom?", _waiting()),
+        BoardRow("Is a chip sick, or has it more work?", _chips()),
+        BoardRow("What moves between the ranks?", _traffic()),
         between_scrapes.row(BOARD),
     ]
 
@@ -60,7 +52,7 @@ def _waiting() -> list[object]:
                 "below half.",
                 "the rank with the highest share is the one to look at.",
             ),
-            [q.query(BOARD, Share(d.WAITS))],
+            [q.query(BOARD, PeerShare(d.WAITS))],
             width=12,
         ),
         lines(
@@ -70,7 +62,7 @@ def _waiting() -> list[object]:
                 "all alike.",
                 "a rank below is starved by its host: data loader, CPU throttling, neighbours.",
             ),
-            [q.query(BOARD, c.GR), q.query(BOARD, Median(c.GR, d.WAITS), "median of the waiting")],
+            [q.query(BOARD, c.GR), q.query(BOARD, PeerMedian(c.GR, d.WAITS), "median of the waiting")],
             width=12,
         ),
         lines(
@@ -80,7 +72,7 @@ def _waiting() -> list[object]:
                 "all alike.",
                 "a rank above computes longer: see its clock and power below.",
             ),
-            [q.query(BOARD, c.SM), q.query(BOARD, Median(c.SM, d.WAITS), "median of the waiting")],
+            [q.query(BOARD, c.SM), q.query(BOARD, PeerMedian(c.SM, d.WAITS), "median of the waiting")],
             width=12,
         ),
     ]
@@ -115,7 +107,7 @@ def _traffic() -> list[object]:
                 "alike: in a synchronous job all ranks move the same.",
                 "none anywhere is a stall; one that differs has another topology, or is no part of the collective.",
             ),
-            [q.query(BOARD, c.NVLINK), q.query(BOARD, Median(c.NVLINK, d.WAITS), "median of the waiting")],
+            [q.query(BOARD, c.NVLINK), q.query(BOARD, PeerMedian(c.NVLINK, d.WAITS), "median of the waiting")],
         ),
         lines(
             "Tensor cores",

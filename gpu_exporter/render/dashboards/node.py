@@ -8,26 +8,17 @@ from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
 from gpu_exporter.render.boards import NODE
 from gpu_exporter.render.dashboards import queries as q
-from gpu_exporter.render.dashboards.panels import (
-    GREEN,
-    RED,
-    About,
-    Row,
-    Step,
-    class_timeline,
-    firing,
-    lines,
-    number,
-    watched,
-)
+from gpu_exporter.render.dashboards.frame import GREEN, RED, About, BoardRow, Step
+from gpu_exporter.render.dashboards.panels import class_timeline, lines, number, watched
 from gpu_exporter.render.dashboards.queries import Query
+from gpu_exporter.render.dashboards.tables import firing
 from gpu_exporter.render.prose import title
 from gpu_exporter.render.rules import aggregates as a
 
 BOARD = NODE
 
 
-def rows(modes: Sequence[FailureMode]) -> list[Row]:
+def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
     """What is wrong, what limits each GPU, what each does."""
     numbers = [
         watched(BOARD),
@@ -63,9 +54,9 @@ def rows(modes: Sequence[FailureMode]) -> list[Row]:
         ),
     ]
     return [
-        Row("Is anything wrong?", [*numbers, firing(BOARD, modes, list(Domain), 24)]),
-        Row("Why is it slow?", [class_timeline(BOARD)]),
-        Row(
+        BoardRow("Is anything wrong?", [*numbers, firing(BOARD, modes, list(Domain), 24)]),
+        BoardRow("Why is it slow?", [class_timeline(BOARD)]),
+        BoardRow(
             "What does each GPU do?",
             [lines(_sentence(title(each)), about, [q.query(BOARD, each)]) for each, about in _DOING],
         ),

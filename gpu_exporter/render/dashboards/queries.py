@@ -6,15 +6,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from gpu_exporter.catalogue import bottlenecks
-from gpu_exporter.catalogue import signals as s
-from gpu_exporter.catalogue.conditions import Mark, Median, Over, Share
+from gpu_exporter.catalogue.conditions import Mark, Over, PeerMedian, PeerShare
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Severity
-from gpu_exporter.catalogue.signals import Signal
+from gpu_exporter.catalogue.signal import DEVICE_INFO, IDENTITY, OWNER, Signal
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.render.boards import Board, page
 from gpu_exporter.render.rules.aggregates import Aggregate
 
-Recorded = Signal | Over | Share | Median | Mark | Aggregate
+Recorded = Signal | Over | PeerShare | PeerMedian | Mark | Aggregate
 
 # As Grafana calls the units of signals and aggregates; what counts things is "short".
 UNITS = {
@@ -28,10 +27,9 @@ UNITS = {
     "usd_per_hour": "currencyUSD",
     "seconds": "s",
     "timestamp": "s",
-    **dict.fromkeys(
-        ("count", "errors", "total", "rows", "banks", "links", "lanes", "generation", "action", "bool", "per_15m"),
-        "short",
-    ),
+    "per_15m": "short",
+    **dict.fromkeys(("count", "errors", "total", "rows", "banks", "links", "lanes"), "short"),
+    **dict.fromkeys(("generation", "action", "status", "bool"), "short"),
 }
 DEVICE_LEGEND = "{{node}} · gpu{{gpu}}"
 
@@ -51,14 +49,14 @@ def of(board: Board, what: Recorded) -> str:
     labels = _labels(what)
     chosen = [label for label in board.chosen if label in labels]
     text = f"{_record(what)}{{{', '.join(map(_matcher, chosen))}}}"
-    if set(s.IDENTITY) <= set(labels) and set(board.chosen) - set(labels):
-        return f"({text} and on (cluster, UUID) {devices(board)})"  # who owns it is told by the device alone
+    if set(IDENTITY) <= set(labels) and set(board.chosen) - set(labels):
+        return f"({text} and on (cluster, UUID) {devices(board)})"  # only the device has the labels of its owner
     return text
 
 
 def devices(board: Board) -> str:
     """The devices that are chosen; those of no one are of no job."""
-    return f"{s.DEVICE_INFO}{{{', '.join(map(_matcher, board.chosen))}}}"
+    return f"{DEVICE_INFO}{{{', '.join(map(_matcher, board.chosen))}}}"
 
 
 def buckets(board: Board, histogram: Metric) -> str:
@@ -80,16 +78,16 @@ def _labels(what: Recorded) -> tuple[str, ...]:
         case Aggregate():
             return ("cluster", *what.by)
         case Signal(owned=False) | Over(signal=Signal(owned=False)):
-            return ("cluster", *s.IDENTITY)
-    return ("cluster", *s.IDENTITY, *s.OWNER)
+            return ("cluster", *IDENTITY)
+    return ("cluster", *IDENTITY, *OWNER)
 
 
 def unit(what: Recorded) -> str:
     """Grafana's name of its unit."""
     match what:
-        case Over() | Median():
+        case Over() | PeerMedian():
             return unit(what.signal if isinstance(what, Over) else what.of)
-        case Share():
+        case PeerShare():
             return UNITS["ratio"]
         case Mark():
             return UNITS["bool"]
@@ -111,9 +109,9 @@ def _filters(board: Board, what: Recorded) -> list[str]:
 
 
 def legend(what: Recorded) -> str:
-    """How the series of a record are told apart."""
+    """The labels that distinguish the series of a record."""
     match what:
-        case Aggregate(by=by) if not set(s.IDENTITY[:2]) <= set(by):
+        case Aggregate(by=by) if not set(IDENTITY[:2]) <= set(by):
             return " · ".join(f"{{{{{label}}}}}" for label in by) or "{{cluster}}"
         case Signal(per_instance=True) | Over(signal=Signal(per_instance=True)):
             return f"{DEVICE_LEGEND} {{{{GPU_I_ID}}}}"

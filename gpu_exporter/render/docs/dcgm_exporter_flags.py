@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from gpu_exporter.catalogue.dcgm_exporter import flags
 from gpu_exporter.catalogue.dcgm_exporter.flags import SETTINGS, THEIRS, Theirs
 from gpu_exporter.config import ENV_PREFIX, flag
+from gpu_exporter.render import banner
 from gpu_exporter.render.docs.markdown import table
 
-HEAD = f"""<!-- Rendered by `gpu-exporter generate`; edit gpu_exporter/catalogue/dcgm_exporter/flags.py instead. -->
-# dcgm-exporter's flags
+HEAD = f"""# dcgm-exporter's flags
 
 `gpu-exporter serve` takes the flags and environment variables of dcgm-exporter (4.5.3-4.8.2, and what later versions
 named), so that a command line or a manifest of it can stay as it is; `gpu-exporter -f FILE -a :9400`, without `serve`,
@@ -22,7 +23,7 @@ the start with one line that names the flag or the variable.
 
 def page() -> str:
     """docs/dcgm-exporter-flags.md: one row a flag."""
-    return HEAD + table(("flag", "environment", "becomes", "remarks"), map(_row, THEIRS))
+    return banner.markdown(flags) + HEAD + table(("flag", "environment", "becomes", "remarks"), map(_row, THEIRS))
 
 
 def _row(theirs: Theirs) -> tuple[str, ...]:

@@ -6,22 +6,24 @@ from collections.abc import Iterator, Sequence
 
 import yaml
 
-from gpu_exporter.catalogue.bottlenecks import CLASSES, WINDOW, Class
-from gpu_exporter.catalogue.conditions import Limit, Limits
+from gpu_exporter.catalogue import bottlenecks
+from gpu_exporter.catalogue import failure_modes as catalogued_modes
+from gpu_exporter.catalogue import signals as catalogued_signals
+from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS, WINDOW, Bottleneck
+from gpu_exporter.catalogue.conditions import Limit, Limits, limits_of
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.cost import PRICES
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode
-from gpu_exporter.catalogue.signals import DEVICE, IDENTITY, OWNER, RATE_WINDOW, SIGNALS, Read
-from gpu_exporter.render import prose
+from gpu_exporter.catalogue.signal import DEVICE, IDENTITY, OWNER, RATE_WINDOW, Read
+from gpu_exporter.catalogue.signals import SIGNALS
+from gpu_exporter.render import banner, prose
 from gpu_exporter.render.docs import runbooks
 from gpu_exporter.render.docs.markdown import code, table, ticked
 from gpu_exporter.render.rules import allocation, rules
 
-NOTE = "<!-- Rendered by `gpu-exporter generate`; edit {} instead. -->\n"
-
 INTRO = """# Failure modes
 
-What can go wrong with a GPU or a job, how it is told, and what to do: each mode is one entry of
+What can go wrong with a GPU or a job, how to recognise it, and what to do: each mode is one entry of
 `gpu_exporter/catalogue/failure_modes/`, from which its alert, its [runbook](runbooks/README.md) and what
 `gpu-exporter diagnose` says are made. Conditions read [signals](signals.md), which are the same whichever exporter is
 scraped.
@@ -36,7 +38,8 @@ One class at a time, the first that matches, from means over {window}. It is rec
 value is the number of the class and whose label `class` is its name.
 
 - Memory-bound does not mean that the SMs are idle: warps that wait for memory are resident, so a copy kernel reads SM
-  active 0.99 and DRAM active 0.89, which is about the most there is. Which pipes work tells memory from arithmetic.
+  active 0.99 and DRAM active 0.89, which is about the most there is. Which pipes work distinguishes
+  memory from arithmetic.
 - Low occupancy alone means nothing: the best matrix products run at 0.14.
 - A rank that waits in a collective looks busy: engine 0.98, SM active about 0.2 to 0.5. Look at the
   [stragglers](#stragglers) before its class.
@@ -85,8 +88,8 @@ MODES_INTRO = """
 ## Modes
 
 In the order in which to look. *hold* is how long a condition must last before the alert fires; `gpu-exporter diagnose`
-does not wait. *in part*: a part of the condition can't be judged, so it may be missed, or stand for a class that can't
-be told.
+does not wait. *in part*: a part of the condition can't be judged, so the mode may be missed, or reported in place of a
+class that can't be determined.
 """
 
 LIMITS_INTRO = """
@@ -123,14 +126,14 @@ its sources that a GPU has: our time integrals, classic names (ours, or of dcgm-
 dcgm-exporter from 4.9 on. Who scrapes two exporters gets each GPU once, by its UUID.
 
 - Counters are read as `rate(…[{RATE_WINDOW}])`, which is an exact mean; gauges as they are.
-- Labels: {ticked(DEVICE)} (the GPU instance, in MIG mode) tell devices apart. {ticked(IDENTITY)} come with them, and
+- Labels: {ticked(DEVICE)} (the GPU instance, in MIG mode) identify a device. {ticked(IDENTITY)} come with them, and
   {ticked(OWNER)} where it is known who has the GPU; not with the health of the board, which is nobody's.
 - `Hostname` and `hostname` become `node`; `exported_pod` and `exported_namespace` become `pod` and `namespace`.
 - A GPU that several pods share has no owner, and so no peers.
 - Windows of a signal are recorded as, for example, `gpu:sm_active:mean5m`.
 - A signal that is made of others has no value without all of them.
-- Signals and the state of boards are evaluated as often as Prometheus is told to; what histograms tell, and what is
-  made of means of five minutes, once a minute.
+- Signals and the state of boards are evaluated at Prometheus' evaluation interval; signals from histograms, and rules
+  on means over five minutes, once a minute.
 
 """
 
@@ -151,8 +154,8 @@ has to be scraped, with `honorLabels` or without; where it is not, these have no
 
 - `resource` keeps GPUs (`nvidia_com_gpu`), shares of one (`nvidia_com_gpu_shared`) and kinds of MIG instances apart.
 - *free* is what a pod could have now: nothing on nodes that are cordoned or not ready. *pending* has no node yet, so it
-  is told by namespace and cluster only; *starved* is pending for half an hour or longer.
-- Pools are told apart by the first of these labels of nodes that kube-state-metrics is told to expose
+  has a namespace and a cluster only; *starved* is pending for half an hour or longer.
+- A pool is the value of the first of these labels of nodes that kube-state-metrics exposes
   (`--metric-labels-allowlist=nodes=[…]`): {pools}.
   Without, all nodes are one pool without a name.
 - GPUs that pods have by resource claims (DRA) are not in it.
@@ -164,10 +167,10 @@ def failure_modes(modes: Sequence[FailureMode] = MODES, limits: Limits | None = 
     """docs/failure-modes.md."""
     window, changed = prose.span(WINDOW), limits or {}
     return (
-        NOTE.format("gpu_exporter/catalogue/failure_modes/ and bottlenecks.py")
+        banner.markdown(catalogued_modes, bottlenecks)
         + INTRO
         + CLASSES_INTRO.format(window=window)
-        + "".join(_class(number, each, changed) for number, each in enumerate(CLASSES))
+        + "".join(_class(number, each, changed) for number, each in enumerate(BOTTLENECKS))
         + TREE_INTRO.format(window=window)
         + code("mermaid", "\n".join(flowchart(changed)))
         + MODES_INTRO
@@ -184,7 +187,7 @@ def failure_modes(modes: Sequence[FailureMode] = MODES, limits: Limits | None = 
     )
 
 
-def _class(number: int, each: Class, limits: Limits) -> str:
+def _class(number: int, each: Bottleneck, limits: Limits) -> str:
     head = f"\n### {number}. {each.name}\n\n{each.means[0].upper()}{each.means[1:]}.\n\n"
     return head + runbooks.condition(each.condition, limits)
 
@@ -192,10 +195,10 @@ def _class(number: int, each: Class, limits: Limits) -> str:
 def flowchart(limits: Limits) -> Iterator[str]:
     """The classes as a decision tree in Mermaid: a question each, yes to its class, no to the next question."""
     yield "flowchart TD"
-    for number, each in enumerate(CLASSES):
+    for number, each in enumerate(BOTTLENECKS):
         yield f'  c{number}(["{each.name}"])'
         yield f"  style c{number} fill:{each.colour}"
-        if number == len(CLASSES) - 1:
+        if number == len(BOTTLENECKS) - 1:
             break
         yield f'  q{number}{{{{"{_escaped(prose.sentence(each.condition, limits))}"}}}}'
         yield f"  q{number} -- yes --> c{number}"
@@ -203,7 +206,7 @@ def flowchart(limits: Limits) -> Iterator[str]:
 
 
 def _next(number: int) -> str:
-    return f"q{number}" if number < len(CLASSES) - 1 else f"c{number}"
+    return f"q{number}" if number < len(BOTTLENECKS) - 1 else f"c{number}"
 
 
 def _escaped(text: str) -> str:
@@ -232,8 +235,8 @@ def _mode(mode: FailureMode) -> tuple[str, ...]:
 
 def all_limits(modes: Sequence[FailureMode] = MODES) -> tuple[Limit, ...]:
     """Every limit of the classes and of the modes, in their order."""
-    conditions = [each.condition for each in CLASSES] + [mode.condition for mode in modes if mode.condition]
-    return tuple(dict.fromkeys(limit for condition in conditions for limit in prose.limits_of(condition)))
+    conditions = [each.condition for each in BOTTLENECKS] + [mode.condition for mode in modes if mode.condition]
+    return tuple(dict.fromkeys(limit for condition in conditions for limit in limits_of(condition)))
 
 
 def _cost() -> Iterator[tuple[str, str]]:
@@ -248,7 +251,7 @@ def signals() -> str:
     rows = [(signal, runbooks.signal_row(signal, _made)) for signal in SIGNALS]
     head = ("signal", "unit", *runbooks.SIGNAL_HEAD[1:])
     lines = ((name, signal.unit.replace("_", " "), *cells) for signal, (name, *cells) in rows)
-    text = NOTE.format("gpu_exporter/catalogue/signals.py") + SIGNALS_INTRO + table(head, lines)
+    text = banner.markdown(catalogued_signals) + SIGNALS_INTRO + table(head, lines)
     named = ((f"`{name}`", prose.sentence(each, {})) for name, each in rules.shared_conditions().items())
     text += SHARED_INTRO + table(("recorded", "where"), named)
     recorded = ((f"`{each.record}`", each.help, ticked(("cluster", *each.by))) for each in allocation.ALLOCATION)

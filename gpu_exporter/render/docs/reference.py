@@ -7,13 +7,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from itertools import groupby
 
+from gpu_exporter import config
+from gpu_exporter.catalogue import faults
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.dcgm_exporter.names import modern
+from gpu_exporter.catalogue.faults import FAULTS, STATES, Fault, State
 from gpu_exporter.catalogue.hardware import SEEN_ON, seen_on
 from gpu_exporter.catalogue.metrics import METRICS, NON_GPU_ENTITIES, SWITCH_LINKS
-from gpu_exporter.catalogue.xids import load
+from gpu_exporter.catalogue.xids import PACKAGED, load
 from gpu_exporter.config import ENV_PREFIX, Config, flag
-from gpu_exporter.health.judge import ALL_FAULTS
 from gpu_exporter.model.metric import (
     Buffered,
     Call,
@@ -27,10 +29,8 @@ from gpu_exporter.model.metric import (
     PerPeer,
     PerProcess,
 )
+from gpu_exporter.render import banner
 from gpu_exporter.render.docs.markdown import table as _table
-from gpu_exporter.states import STATES, State, rows_of
-
-NOTE = "<!-- Rendered by `gpu-exporter generate`; edit gpu_exporter/{} instead. -->\n"
 
 METRICS_INTRO = """# Metrics
 
@@ -64,6 +64,7 @@ Once a tick, each GPU gets a verdict from the values of that moment. It is on `/
 - `gpu_health_reason{reason,action} 1` while a reason holds. `action` is what repairs it, the heaviest last: none,
   restart_app, gpu_reset, node_reboot, drain, replace; `none` where no reset helps, but cooling or power does.
 - An Xid that warrants a drain is a reason for ten minutes, `xid_<code>`: unhealthy, with the code's [action](xids.md).
+- **Xid**: the codes with which the driver usually reports that the fault began. **alert**: the runbook of its alert.
 - What a GPU can't answer is no fault. Rates and history, such as corrected errors in an hour, are for Prometheus.
 """
 
@@ -124,29 +125,33 @@ def metrics() -> str:
     """docs/metrics.md: one row a family, in catalogue order."""
     rows = [_family(list(rows)) for _, rows in groupby(_by_family(METRICS), key=lambda metric: metric.name)]
     head = ("metric", "type", "unit", "si", "labels", "set", "read", "from", "DCGM field", "seen on", "meaning")
-    return NOTE.format("catalogue/metrics.py") + METRICS_INTRO + "\n" + _table(head, rows)
+    return banner.markdown(m) + METRICS_INTRO + "\n" + _table(head, rows)
 
 
 def health() -> str:
     """docs/health.md: the reasons of a verdict, and one row a state."""
-    reasons = [
-        (f"`{fault.reason}`", fault.health.value, fault.action.value, SLOT.sub("*n*", fault.words))
-        for fault in sorted(ALL_FAULTS, key=lambda fault: fault.health, reverse=True)
-    ]
-    states = [(each.name, each.means, f"`{each.promql}`", _obtained(each), each.where) for each in STATES]
+    reasons = [_reason(fault) for fault in sorted(FAULTS, key=lambda fault: fault.health, reverse=True)]
+    states = [(state.name, state.meaning, f"`{state.promql}`", _obtained(state), state.hardware) for state in STATES]
     return (
-        NOTE.format("health.py and states.py")
+        banner.markdown(faults)
         + HEALTH_INTRO
         + "\n"
-        + _table(("reason", "state", "action", "meaning"), reasons)
+        + _table(("reason", "state", "action", "meaning", "Xid", "alert"), reasons)
         + STATES_INTRO
         + "\n"
         + _table(("state", "meaning", "PromQL", "obtained", "where"), states)
     )
 
 
+def _reason(fault: Fault) -> tuple[str, ...]:
+    words = SLOT.sub("*n*", fault.words)
+    alert = f"[{fault.mode}](runbooks/{fault.mode.lower()}.md)"
+    xids = ", ".join(map(str, fault.xids))
+    return f"`{fault.reason}`", fault.health.value, fault.action.value, words, xids, alert
+
+
 def _obtained(state: State) -> str:
-    rows = rows_of(state)
+    rows = state.metrics
     full = " (`--metrics full`)" if any(row.set is MetricSet.FULL for row in rows) else ""
     return "; ".join(dict.fromkeys(_read_from(row) for row in rows)) + full
 
@@ -163,7 +168,7 @@ def configuration() -> str:
         row = (f"--{flag(setting)}", f"{ENV_PREFIX}{setting.name.upper()}", setting.name)
         rows.append((*(f"`{cell}`" for cell in row), default, setting.metadata["help"]))
     head = ("flag", "environment", "key", "default", "meaning")
-    return NOTE.format("config.py") + CONFIG_INTRO.format(ENV_PREFIX) + "\n" + _table(head, rows)
+    return banner.markdown(config) + CONFIG_INTRO.format(ENV_PREFIX) + "\n" + _table(head, rows)
 
 
 def xids() -> str:
@@ -174,7 +179,7 @@ def xids() -> str:
         about = (f"`{xid.mnemonic}`", xid.meaning, xid.kind.value, xid.action.value, drain, f"{xid.source}, {xid.date}")
         rows.append((str(xid.code), *about))
     head = ("code", "NVIDIA's name", "meaning", "kind", "action", "drain", "source")
-    return NOTE.format("catalogue/xids.csv") + XIDS_INTRO + "\n" + _table(head, rows)
+    return banner.markdown(PACKAGED) + XIDS_INTRO + "\n" + _table(head, rows)
 
 
 def _by_family(rows: Iterable[Metric]) -> list[Metric]:

@@ -7,12 +7,13 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from gpu_exporter.catalogue.conditions import Condition, Limit, Limits
+from gpu_exporter.catalogue import failure_modes
+from gpu_exporter.catalogue.conditions import Condition, Limit, Limits, limits_of, marks_of
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Scope
-from gpu_exporter.catalogue.signals import Derived, Read, Signal
+from gpu_exporter.catalogue.signal import Derived, Read, Signal
 from gpu_exporter.model.metric import MetricSet
-from gpu_exporter.render import coverage, prose
+from gpu_exporter.render import banner, coverage, prose
 from gpu_exporter.render.coverage import Works
 from gpu_exporter.render.docs import markdown
 from gpu_exporter.render.docs.markdown import bullets, code, numbered, table
@@ -20,7 +21,6 @@ from gpu_exporter.render.rules import rules
 
 NAME = re.compile(r"\bGpu[A-Z]\w+")
 FOLDER = "docs/runbooks"
-NOTE = "<!-- Rendered by `gpu-exporter generate`; edit gpu_exporter/catalogue/failure_modes/{}.py instead. -->\n"
 SEVERITY = {"critical": "critical: it pages", "warning": "warning: it makes a ticket", "info": "info: it is only shown"}
 SCOPE = {
     Scope.DEVICE: "what one GPU shows",
@@ -33,8 +33,7 @@ DOMAIN = {
     Domain.DISTRIBUTED: "Distributed: who waits for whom?",
     Domain.COST: "Cost: who wastes?",
 }
-INDEX = """<!-- Rendered by `gpu-exporter generate`; edit gpu_exporter/catalogue/failure_modes/ instead. -->
-# Runbooks
+INDEX = """# Runbooks
 
 One page an alert, in the order in which to look: what stands higher explains what stands below it. On a node,
 `gpu-exporter diagnose` says which of them hold there now, and why. How the conditions are made, and which exporter can
@@ -83,7 +82,7 @@ def works(mode: FailureMode) -> tuple[str, ...]:
 
 def index(modes: Sequence[FailureMode] = MODES) -> str:
     """docs/runbooks/README.md: the modes by domain, in triage order."""
-    parts = [INDEX]
+    parts = [banner.markdown(failure_modes), INDEX]
     for domain in dict.fromkeys(mode.domain for mode in modes):
         rows = [
             (link(mode.name), mode.severity.value, mode.action.value, summary(mode))
@@ -117,7 +116,13 @@ def runbook(mode: FailureMode, modes: Sequence[FailureMode] = MODES, limits: Lim
         ("PromQL", code("promql", rules.expression(mode, limits or {}))),
     )
     body = "".join(f"\n## {name}\n\n{text}" for name, text in sections)
-    return NOTE.format(mode.domain.value) + title + _facts(mode) + body + "\n[All runbooks](README.md)\n"
+    return (
+        banner.markdown(failure_modes.FILES[mode.domain])
+        + title
+        + _facts(mode)
+        + body
+        + "\n[All runbooks](README.md)\n"
+    )
 
 
 def _linked(text: str, names: Collection[str]) -> str:
@@ -141,11 +146,11 @@ def _facts(mode: FailureMode) -> str:
 def _condition(mode: FailureMode, limits: Limits) -> Iterator[str]:
     if mode.condition:
         yield condition(mode.condition, limits)
-        for mark in prose.marks_of(mode.condition):
+        for mark in marks_of(mode.condition):
             yield f"\nA rank counts as one of those that *{prose.verb(mark)}* with:\n\n" + condition(
                 mark.condition, limits
             )
-        found = prose.limits_of(mode.condition)
+        found = limits_of(mode.condition)
         if found:
             yield "\n" + limits_table(found)
     if mode.fleet:

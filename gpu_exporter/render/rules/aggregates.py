@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from gpu_exporter.catalogue import bottlenecks
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import signals as s
+from gpu_exporter.catalogue.signal import DEVICE, DEVICE_INFO, IDENTITY_INFO, Signal
 
-_OWNER, _DEVICE = "cluster, namespace, workload", ", ".join(s.DEVICE)
+_OWNER, _DEVICE = "cluster, namespace, workload", ", ".join(DEVICE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,19 +30,19 @@ def _of_workload(name: str, help: str, expression: str) -> Aggregate:
     return Aggregate(f"workload:{name}", help, expression, ("namespace", "workload"))
 
 
-def _mean(level: str, by: tuple[str, ...], signal: s.Signal) -> Aggregate:
+def _mean(level: str, by: tuple[str, ...], signal: Signal) -> Aggregate:
     labels = ", ".join(("cluster", *by))
     help = f"{signal.help}, mean over GPUs"
     return Aggregate(f"{level}:{signal.name}:{signal.unit}", help, f"avg by ({labels}) ({signal.record})", by)
 
 
-_INSTANCES = f'{s.DEVICE_INFO}{{GPU_I_ID!=""}}'
+_INSTANCES = f'{DEVICE_INFO}{{GPU_I_ID!=""}}'
 _SLICES = f"max by ({_DEVICE}) ({m.INSTANCE_SLICES})"
 # A MIG instance is that part of its GPU, by compute slices where they are known; so is its power, and its price.
 SHARE = Aggregate(
     "gpu:share:ratio",
     "The part of a GPU that this is",
-    f"""{s.DEVICE_INFO} unless on (cluster, UUID) {_INSTANCES}
+    f"""{DEVICE_INFO} unless on (cluster, UUID) {_INSTANCES}
 or
 {_INSTANCES} * on ({_DEVICE}) group_left () (
   {_SLICES} / on (cluster, UUID) group_left () sum by (cluster, UUID) ({_SLICES})
@@ -85,7 +86,7 @@ NAMESPACE_WASTED = Aggregate(
     ("namespace",),
 )
 NODE_POWER = Aggregate("node:power:watts", "Power", f"sum by (cluster, node) ({s.POWER.record})", ("node",))
-NODE_GPUS = Aggregate("node:gpus:count", "GPUs", f"count by (cluster, node) ({s.IDENTITY_INFO})", ("node",))
+NODE_GPUS = Aggregate("node:gpus:count", "GPUs", f"count by (cluster, node) ({IDENTITY_INFO})", ("node",))
 CLASSES = Aggregate(
     "cluster:classes:count", "GPUs by what limits them", f"count by (cluster, class) ({bottlenecks.CLASS})", ("class",)
 )

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import yaml
 
-from gpu_exporter.catalogue.conditions import Share
+from gpu_exporter.catalogue.conditions import PeerShare, terms
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.distributed import WAITS
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Severity
 from gpu_exporter.catalogue.signals import HW_THERMAL, POWER_BRAKE, SW_THERMAL
+from gpu_exporter.render import banner
 
 NOTE = """\
-# Rendered by `gpu-exporter generate`; edit gpu_exporter/render/rules/alertmanager.py instead.
 # An example: put your own receivers in, or take routes and inhibit_rules over into the configuration that you have.
 #
 # Labels that both alerts lack count as equal. So every inhibition asks for the UUID or node that makes it one's own.
@@ -39,7 +40,7 @@ def alertmanager(modes: Sequence[FailureMode] = MODES) -> str:
             {"name": NOBODY},
         ],
     }
-    return NOTE + yaml.dump(content, sort_keys=False, width=1000)
+    return banner.comment(sys.modules[__name__]) + NOTE + yaml.dump(content, sort_keys=False, width=1000)
 
 
 def _route() -> Mapping[str, Any]:
@@ -124,7 +125,7 @@ def _waited_for(modes: Sequence[FailureMode]) -> list[str]:
     return [
         mode.name
         for mode in modes
-        if mode.condition and any(isinstance(term, Share) and term.mark is WAITS for term in mode.condition.terms())
+        if mode.condition and any(isinstance(term, PeerShare) and term.mark is WAITS for term in terms(mode.condition))
     ]
 
 

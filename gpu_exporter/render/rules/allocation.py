@@ -26,7 +26,7 @@ _POD = "cluster, namespace, pod"
 
 
 def _own(selector: str, *labels: str) -> str:
-    """With the labels of what is told of, where Prometheus has put those of kube-state-metrics in their place."""
+    """With the labels of the pod or node itself, where Prometheus replaced them with those of kube-state-metrics."""
     for label in labels:
         selector = f'label_replace({selector}, "{label}", "$1", "exported_{label}", "(.+)")'
     return selector

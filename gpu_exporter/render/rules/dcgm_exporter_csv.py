@@ -1,15 +1,17 @@
-"""Signals -> the file that tells a dcgm-exporter which fields to export."""
+"""Signals -> the file of fields that a dcgm-exporter must export."""
 
 from __future__ import annotations
 
 import csv
 from io import StringIO
 
+from gpu_exporter.catalogue import signals
+from gpu_exporter.render import banner
 from gpu_exporter.render.coverage import fields
 
 # Of our gauges, not of theirs.
 WINDOW = ", mean over the gauge window"
-HEAD = """# Rendered by `gpu-exporter generate`; edit gpu_exporter/catalogue/signals.py instead.
+HEAD = """\
 # What dcgm-exporter {versions} must export for all rules, alerts and dashboards of gpu-exporter that can work with it:
 #   dcgm-exporter --collectors {file}
 # It replaces the list that dcgm-exporter comes with; add what else you use. An older version does not start with a
@@ -33,4 +35,4 @@ def _file(which: str, versions: str, file: str) -> str:
     text = StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerows((each.name, each.kind.value, each.help.replace(WINDOW, "")) for each in fields(which))
-    return HEAD.format(versions=versions, file=file) + text.getvalue()
+    return banner.comment(signals) + HEAD.format(versions=versions, file=file) + text.getvalue()

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue import workloads
 from gpu_exporter.catalogue.dcgm_exporter.names import RENAMED
+from gpu_exporter.catalogue.signal import DEVICE, DEVICE_INFO, IDENTITY, IDENTITY_INFO, OWNER
 
 # Whatever is scraped of a GPU, one of these is among it.
 _IDENTIFYING = (m.GPU_UTIL, m.GPU_TEMP, m.POWER, m.FB_USED, m.SM_CLOCK, m.GR_ENGINE_ACTIVE, m.SM_ACTIVE, m.DRAM_ACTIVE)
@@ -16,9 +16,9 @@ _OURS = "|".join((m.UP.name, *(str(row) for row in m.METRICS if row.integral_of 
 _EXPORTER = ("cluster", "job", "instance")
 _NODES = ("node", "hostname", "Hostname")
 _EXPORTED = ("exported_namespace", "exported_pod")
-# What the series of a GPU tell of it beside the node, each once: to select them all is dear.
-_TELLING = (
-    *("job", "instance", *s.DEVICE, "GPU_I_PROFILE", "gpu", "modelName"),
+# The labels of a GPU's series besides the node. Each series is selected once: selecting them all is expensive.
+_LABELS = (
+    *("job", "instance", *DEVICE, "GPU_I_PROFILE", "gpu", "modelName"),
     *("namespace", "pod", *_EXPORTED, *workloads.JOB_LABELS, "source"),
 )
 SCRAPED = "gpu:scraped:info"
@@ -26,9 +26,9 @@ SCRAPED = "gpu:scraped:info"
 
 def recorded() -> Iterator[tuple[str, str]]:
     """Name and expression of each rule, in the order in which they read each other."""
-    device, owners = ", ".join(s.DEVICE), ", ".join((*s.DEVICE, *s.OWNER))
+    device, owners = ", ".join(DEVICE), ", ".join((*DEVICE, *OWNER))
     yield (SCRAPED, _scraped())
-    exporter, identity = ", ".join((*_EXPORTER, "node")), ", ".join(("cluster", "UUID", *s.IDENTITY))
+    exporter, identity = ", ".join((*_EXPORTER, "node")), ", ".join(("cluster", "UUID", *IDENTITY))
     yield ("gpu:exporter:info", f"group by ({exporter}) ({m.INFO}) or group by ({exporter}) ({SCRAPED})")
     gpus = f"group by ({', '.join(_EXPORTER)}, UUID) ({SCRAPED})"
     yield (
@@ -40,14 +40,14 @@ def recorded() -> Iterator[tuple[str, str]]:
         f"topk by (cluster, UUID) (1, group by ({identity}) ({each}))"
         for each in (ours, SCRAPED, f'{{__name__=~"{_OURS}", UUID!=""}}')
     ]
-    yield (s.IDENTITY_INFO, "\nor on (cluster, UUID)\n".join(alternatives))
+    yield (IDENTITY_INFO, "\nor on (cluster, UUID)\n".join(alternatives))
     yield ("gpu:device_owners:info", _owners(owners))
     yield (
         "gpu:device_parts:info",
         f"topk by ({device}) (1, group by ({device}, GPU_I_PROFILE) "
         f'({{__name__=~"{SCRAPED}|{_OURS}", GPU_I_ID!=""}}))\n'
-        f"* on (cluster, UUID) group_left ({', '.join(s.IDENTITY)}) {s.IDENTITY_INFO}\n"
-        f"or\n{s.IDENTITY_INFO}",
+        f"* on (cluster, UUID) group_left ({', '.join(IDENTITY)}) {IDENTITY_INFO}\n"
+        f"or\n{IDENTITY_INFO}",
     )
     # A GPU that several pods share has no one owner.
     yield (
@@ -55,25 +55,25 @@ def recorded() -> Iterator[tuple[str, str]]:
         f"gpu:device_owners:info\nand on ({device})\ncount by ({device}) (gpu:device_owners:info) == 1",
     )
     yield (
-        s.DEVICE_INFO,
-        f"gpu:device_parts:info * on ({device}) group_left ({', '.join(s.OWNER)}) gpu:device_owner:info\n"
+        DEVICE_INFO,
+        f"gpu:device_parts:info * on ({device}) group_left ({', '.join(OWNER)}) gpu:device_owner:info\n"
         f"or\n(gpu:device_parts:info unless on ({device}) gpu:device_owner:info)",
     )
 
 
 def _scraped() -> str:
-    """A series for each GPU, exporter and owner that classic names tell of, with its node."""
-    told = f'group by ({", ".join((*_TELLING, *_NODES))}) ({{__name__=~"{_CLASSIC}", UUID!=""}})'
+    """A series for each GPU, exporter and owner in the labels of classic names, with its node."""
+    series = f'group by ({", ".join((*_LABELS, *_NODES))}) ({{__name__=~"{_CLASSIC}", UUID!=""}})'
     # Not in `node` at once: series that differ in nothing else would become one twice, an error.
     for label in _NODES:
-        told = f'label_replace({told}, "told", "$1", "{label}", "(.+)")'
-    told = f'label_replace(group by ({", ".join((*_TELLING, "told"))}) ({told}), "node", "$1", "told", "(.+)")'
-    return f"group by ({', '.join((*_TELLING, 'node'))}) ({told})"
+        series = f'label_replace({series}, "named", "$1", "{label}", "(.+)")'
+    series = f'label_replace(group by ({", ".join((*_LABELS, "named"))}) ({series}), "node", "$1", "named", "(.+)")'
+    return f"group by ({', '.join((*_LABELS, 'node'))}) ({series})"
 
 
 def _owners(labels: str) -> str:
     # Without the labels that are overwritten: an exporter's old and new pod would give one series twice, an error.
-    jobs = ", ".join((*s.DEVICE, *workloads.JOB_LABELS))
+    jobs = ", ".join((*DEVICE, *workloads.JOB_LABELS))
     exported = _exported(f'{SCRAPED}{{exported_pod!=""}}', jobs)
     plain = f'{SCRAPED}{{exported_pod="", pod!="", pod!~"{workloads.EXPORTER_PODS}"}}'
     # Of a GPU that no pod has, the pod is the exporter that was scraped, if any.
@@ -82,18 +82,18 @@ def _owners(labels: str) -> str:
     recorded = f'label_replace(group by ({jobs}, source) ({recorded}), "hpc_job", "$1", "source", "(.+)")'
     slurm = f'group by ({jobs}) ({free}, hpc_job!=""}}) or {recorded}'
     pods = f"{exported} or group by ({jobs}, namespace, pod) ({plain})"
-    theirs = f'label_replace({pods} or {slurm}, "told", "$1", "workload", "(.+)")'
+    theirs = f'label_replace({pods} or {slurm}, "named", "$1", "workload", "(.+)")'
     by_pod = f'label_replace({theirs}, "workload", "$1", "pod", "{workloads.WORKLOAD_OF_POD}")'
-    mine = " or ".join(_told(operator) for operator in ("!=", "="))
+    mine = " or ".join(_own_series(operator) for operator in ("!=", "="))
     for label in workloads.JOB_LABELS:
-        label = "told" if label == "workload" else label
+        label = "named" if label == "workload" else label
         by_pod = f'label_replace({by_pod}, "workload", "$1", "{label}", "(.+)")'
-    return f"group by ({labels}) ({mine})\nor on ({', '.join(s.DEVICE)})\ngroup by ({labels}) ({by_pod})"
+    return f"group by ({labels}) ({mine})\nor on ({', '.join(DEVICE)})\ngroup by ({labels}) ({by_pod})"
 
 
-def _told(operator: str) -> str:
-    """The owner that our own series names; where it is told no workload, by the pod's name."""
-    info, by = f'{m.POD_INFO}{{workload{operator}""', ", ".join((*s.DEVICE, "workload"))
+def _own_series(operator: str) -> str:
+    """The owner that gpu-exporter's own series names; where that has no workload, the workload by the pod's name."""
+    info, by = f'{m.POD_INFO}{{workload{operator}""', ", ".join((*DEVICE, "workload"))
     exported = _exported(f'{info}, exported_pod!=""}}', by)
     pods = f'{exported} or group by ({by}, namespace, pod) ({info}, exported_pod=""}})'
     if operator == "!=":

@@ -8,37 +8,40 @@ from typing import Any
 
 import yaml
 
-from gpu_exporter.catalogue import bottlenecks
+from gpu_exporter.catalogue import bottlenecks, failure_modes, promql
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.conditions import (
-    And,
     Condition,
     Fn,
+    Leaf,
     Limits,
     Mark,
-    Median,
-    Or,
+    Named,
     Over,
-    Share,
-    Unless,
+    PeerMedian,
+    PeerShare,
     duration,
     record_of,
     shared,
+    terms,
 )
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.cost import PRICES
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
-from gpu_exporter.render import boards
+from gpu_exporter.catalogue.signal import Read, Signal
+from gpu_exporter.render import banner, boards
 from gpu_exporter.render.prose import title
 from gpu_exporter.render.rules import aggregates, allocation, identity
 
-NOTE = "# Rendered by `gpu-exporter generate`; edit gpu_exporter/{} instead.\n"
 # Where {gpu} and {job} of a summary come from in an alert.
 GPU, JOB = "GPU {{ $labels.gpu }} of {{ $labels.node }}", "{{ $labels.workload }}"
 # Where only a Prometheus knows it, which GPU it is may not be known.
 SOME_GPU = "{{ if $labels.gpu }}GPU {{ $labels.gpu }}{{ else }}A GPU{{ end }} of {{ $labels.node }}"
 # What the dashboard of an alert is narrowed down to: by what is not known, it is not.
 SHOWN = {label: f'{{{{ or $labels.{label} "$__all" }}}}' for label in ("node", "gpu", "namespace", "workload")}
+
+# Units whose values are codes: a summary names them itself.
+UNITLESS = ("bool", "action", "status")
 
 # Groups of signals: several, for they are evaluated side by side, but the rules of one in turn.
 OF_BOARD, OF_INSTANCE, OF_GPU, OF_HISTOGRAMS = "gpu-board", "gpu-instance", "gpu-signals", "gpu-distributions"
@@ -56,9 +59,9 @@ def _signals(group: str) -> Iterator[Rule]:
             yield _record(signal.record, signal.promql())
 
 
-def _group(signal: s.Signal) -> str:
+def _group(signal: Signal) -> str:
     """Where a signal is recorded: by whether it is the board's state, or belongs to who has the GPU or the instance."""
-    if any(isinstance(way, s.Read) and way.shape for way in signal.made):
+    if any(isinstance(way, Read) and way.shape for way in signal.made):
         return OF_HISTOGRAMS
     if not signal.owned:
         return OF_BOARD
@@ -68,50 +71,50 @@ def _group(signal: s.Signal) -> str:
 def _windows_of(owned: bool) -> Iterator[Rule]:
     for window in dict.fromkeys(_windows(_terms())):
         if window.signal.owned is owned:
-            yield _record(window.record, window.expression())
+            yield _record(window.record, promql.term_definition(window))
 
 
 def _judged(limits: Limits) -> Iterator[Rule]:
-    """Classes, marks and what is asked of other ranks; what several conditions share comes before all that read it."""
-    terms = [term for condition in _conditions() for term in condition.terms()]
-    marks, named = _marks(terms), shared_conditions()
-    of_others = {name for name, each in named.items() if not all(isinstance(term, Over) for term in each.terms())}
-    yield from (_record(name, each.expression(limits)) for name, each in named.items() if name not in of_others)
-    yield _record(bottlenecks.CLASS, bottlenecks.promql(limits))
+    """Classes, marks and comparisons with other ranks; conditions that several rules read come before these rules."""
+    leaves = [term for condition in _conditions() for term in terms(condition)]
+    marks, named = _marks(leaves), shared_conditions()
+    of_others = {name for name, each in named.items() if not all(isinstance(term, Over) for term in terms(each))}
+    definitions = {name: _record(name, promql.definition(condition, limits)) for name, condition in named.items()}
+    yield from (rule for name, rule in definitions.items() if name not in of_others)
+    yield _record(bottlenecks.CLASS, promql.classification(bottlenecks.CLASSIFICATION, limits))
     for mark in marks:
-        yield _record(mark.record, mark.expression(limits))
-    for term in dict.fromkeys(term for term in terms if isinstance(term, Share | Median)):
-        yield _record(term.record, term.expression())
-    yield from (_record(name, named[name].expression(limits)) for name in named if name in of_others)
+        yield _record(mark.record, promql.mark_definition(mark, limits))
+    for term in dict.fromkeys(term for term in leaves if isinstance(term, PeerShare | PeerMedian)):
+        yield _record(term.record, promql.term_definition(term))
+    yield from (rule for name, rule in definitions.items() if name in of_others)
 
 
-def shared_conditions() -> Mapping[str, And | Or | Unless]:
-    """What several classes and alerts ask for, by the name under which it is recorded; inner ones first."""
+def shared_conditions() -> Mapping[str, Named]:
+    """Conditions that several classes and alerts read, by the name under which they are recorded; inner ones first."""
     conditions = _conditions()
-    marks = _marks(term for condition in conditions for term in condition.terms())
-    found = (each for condition in (*conditions, *(mark.condition for mark in marks)) for each in shared(condition))
-    return {record_of(each): each for each in found}
+    marks = _marks(term for condition in conditions for term in terms(condition))
+    named = (inner for condition in (*conditions, *(mark.condition for mark in marks)) for inner in shared(condition))
+    return {record_of(condition): condition for condition in named}
 
 
 def _conditions() -> list[Condition]:
-    return [each.condition for each in bottlenecks.CLASSES] + [mode.condition for mode in MODES if mode.condition]
+    return [each.condition for each in bottlenecks.BOTTLENECKS] + [mode.condition for mode in MODES if mode.condition]
 
 
-def _terms() -> Iterator[Over | Share | Median]:
-    terms = [term for condition in _conditions() for term in condition.terms()]
-    yield from terms
-    for mark in _marks(terms):
-        yield from mark.condition.terms()
+def _terms() -> Iterator[Leaf]:
+    leaves = [term for condition in _conditions() for term in terms(condition)]
+    yield from leaves
+    for mark in _marks(leaves):
+        yield from terms(mark.condition)
 
 
-def _marks(terms: Iterable[Over | Share | Median]) -> list[Mark]:
-    named = (term.mark if isinstance(term, Share) else term.where for term in terms if not isinstance(term, Over))
-    return list(dict.fromkeys(named))
+def _marks(leaves: Iterable[Leaf]) -> list[Mark]:
+    return list(dict.fromkeys(term.mark for term in leaves if not isinstance(term, Over)))
 
 
-def _windows(terms: Iterable[Over | Share | Median]) -> Iterator[Over]:
-    for term in terms:
-        over = term.of if isinstance(term, Median) else term
+def _windows(leaves: Iterable[Leaf]) -> Iterator[Over]:
+    for term in leaves:
+        over = term.of if isinstance(term, PeerMedian) else term
         if isinstance(over, Over) and over.record:
             yield Over(over.signal, over.fn, over.window)
 
@@ -125,13 +128,13 @@ def _cost(prices: Limits) -> Iterator[Rule]:
         yield _record(each.record, text)
 
 
-# Windows of five minutes and more, and what is told after ten: nothing is lost where the rest is evaluated more often.
+# For windows of five minutes and more, and alerts that hold for ten: a shorter interval would gain nothing.
 SLOW = "1m"
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Rules that are evaluated one after another, each `interval`, or as Prometheus is told to."""
+    """Rules that are evaluated one after another, each `interval`, or at Prometheus' own evaluation interval."""
 
     name: str
     rules: Sequence[Rule]
@@ -162,25 +165,25 @@ def _recorded(limits: Limits) -> Groups:
 
 
 def _alerting(domain: Domain, limits: Limits, modes: Sequence[FailureMode]) -> Groups:
-    # What a GPU is ill with may have to be told at once.
+    # Some alerts on the health of a GPU must fire at once.
     interval = "" if domain is Domain.HEALTH else SLOW
     return [Group(f"gpu-{domain.value}", [alert(mode, limits) for mode in modes if mode.domain is domain], interval)]
 
 
 def recording(limits: Limits | None = None) -> str:
     """alerts/recording.yaml: the rules that all others read. They are evaluated in this order."""
-    return NOTE.format("catalogue/: signals.py, bottlenecks.py and failure_modes/") + _yaml(_recorded(limits or {}))
+    return banner.comment(s, bottlenecks, failure_modes) + _yaml(_recorded(limits or {}))
 
 
 def alerts(domain: Domain, limits: Limits | None = None, modes: Sequence[FailureMode] = MODES) -> str:
     """alerts/<domain>.yaml: one alert a failure mode."""
-    return NOTE.format(f"catalogue/failure_modes/{domain.value}.py") + _yaml(_alerting(domain, limits or {}, modes))
+    return banner.comment(failure_modes.FILES[domain]) + _yaml(_alerting(domain, limits or {}, modes))
 
 
 def bundle(limits: Limits) -> str:
     """All rules in one file, for the chart."""
     groups = [*_recorded(limits), *(group for domain in Domain for group in _alerting(domain, limits, MODES))]
-    return NOTE.format("catalogue/: signals.py, bottlenecks.py and failure_modes/") + _yaml(groups)
+    return banner.comment(s, bottlenecks, failure_modes) + _yaml(groups)
 
 
 def alert(mode: FailureMode, limits: Limits) -> Rule:
@@ -201,7 +204,7 @@ def alert(mode: FailureMode, limits: Limits) -> Rule:
 
 
 def _shown(mode: FailureMode) -> str:
-    if mode.value is None or mode.value.fn not in (Fn.LAST, Fn.MEAN) or mode.value.signal.unit in ("bool", "action"):
+    if mode.value is None or mode.value.fn not in (Fn.LAST, Fn.MEAN) or mode.value.signal.unit in UNITLESS:
         return ""
     ratio = mode.value.signal.unit == "ratio"
     return f" ({title(mode.value.signal)}: {{{{ $value | {'humanizePercentage' if ratio else 'humanize'} }}}})"
@@ -209,9 +212,9 @@ def _shown(mode: FailureMode) -> str:
 
 def expression(mode: FailureMode, limits: Limits) -> str:
     """What the alert of a mode evaluates."""
-    parts = [mode.condition.promql(limits)] if mode.condition else []
+    parts = [promql.condition(mode.condition, limits)] if mode.condition else []
     if mode.shows:
-        parts = [f"{mode.shows.promql()}\nand (\n{part}\n)" for part in parts]
+        parts = [f"{promql.term(mode.shows)}\nand (\n{part}\n)" for part in parts]
     if mode.fleet:
         parts.append(mode.fleet)
     return parts[0] if len(parts) == 1 else "\nor\n".join(f"(\n{part}\n)" for part in parts)

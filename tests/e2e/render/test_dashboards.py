@@ -17,7 +17,7 @@ from gpu_exporter.catalogue.failure_modes import MODES, profiles
 from gpu_exporter.diagnosis import window
 from gpu_exporter.diagnosis.gather import parsed
 from gpu_exporter.diagnosis.window import Page as Reading
-from gpu_exporter.diagnosis.window import Row, Seen, seen
+from gpu_exporter.diagnosis.window import Row, Window, seen
 from tests import ROOT, conftest
 from tests.support import panels
 from tests.support.fakes.dcgm_exporter import DEFAULT, FULL, FakeGpu, page, serving
@@ -100,7 +100,7 @@ def at_once(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.yaml"))
 
 
-def look(targets: Sequence[Target], seconds: float = 2.0) -> list[Seen]:
+def look(targets: Sequence[Target], seconds: float = 2.0) -> list[Window]:
     """What each target says, twice: rates need it."""
     pages = []
     for pause in (seconds, 0.0):

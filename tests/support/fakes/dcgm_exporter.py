@@ -13,6 +13,7 @@ from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.dcgm_exporter.names import modern
 from gpu_exporter.catalogue.failure_modes.mode import Values
 from gpu_exporter.catalogue.failure_modes.profiles import HEALTHY
+from gpu_exporter.catalogue.signal import Read
 from gpu_exporter.model.metric import Metric
 
 # What its default CSV exports of the rows we know.
@@ -86,7 +87,7 @@ def _nvlink(*, new: bool) -> tuple[str, float]:
     """What the default CSV has of NVLink, at 20 GB/s."""
     _, classic, modern_name = (way for way in s.NVLINK.made)
     way = modern_name if new else classic
-    assert isinstance(way, s.Read)
+    assert isinstance(way, Read)
     return way.name, 2e10 / way.scale
 
 

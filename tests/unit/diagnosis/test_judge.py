@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from gpu_exporter.catalogue import evaluate
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.conditions import And, Compare, Fn, Or, Over, Unless
+from gpu_exporter.catalogue.evaluate import value
 from gpu_exporter.catalogue.failure_modes import MODES
-from gpu_exporter.catalogue.signals import SIGNALS, Read
+from gpu_exporter.catalogue.signal import Read
+from gpu_exporter.catalogue.signals import SIGNALS
 from gpu_exporter.catalogue.workloads import owner, workload_of
 from gpu_exporter.diagnosis import gather
 from gpu_exporter.diagnosis.judge import as_dict, diagnose, lines, verdict
@@ -51,8 +54,8 @@ def test_a_recording_tells_what_its_means_hide() -> None:
     shown = seen(gather.of_recording(path, phase), {})
     (part,) = shown.devices
 
-    assert Over(s.SM_IDLE).value(shown, part) == pytest.approx(0.43, abs=0.05)
-    assert Over(s.POWER_SWING).value(shown, part) == pytest.approx(0.45 * 700, abs=30)
+    assert value(Over(s.SM_IDLE), shown, part) == pytest.approx(0.43, abs=0.05)
+    assert value(Over(s.POWER_SWING), shown, part) == pytest.approx(0.45 * 700, abs=30)
 
 
 def test_a_limit_can_be_changed() -> None:
@@ -190,7 +193,7 @@ def test_unknown_is_neither_true_nor_false() -> None:
     unknown = Compare(Over(s.DRAM_ACTIVE), ">", 0.1)
 
     def holds(condition: And | Or | Unless | Compare) -> bool | None:
-        return condition.holds(shown, part)
+        return evaluate.holds(condition, shown, part)
 
     assert [holds(each) for each in (true, false, unknown)] == [True, False, None]
     assert [holds(each) for each in (And(true, unknown), And(false, unknown))] == [None, False]
@@ -206,8 +209,8 @@ def test_a_whole_window_must_have_been_watched() -> None:
     hour = Over(s.SM_ACTIVE, Fn.MAX, 3600, whole=True)
     long = seen([_page(("DCGM_FI_PROF_SM_ACTIVE", 0.5), at=t) for t in range(0, 3700, 60)], {})
     short = seen([_page(("DCGM_FI_PROF_SM_ACTIVE", 0.5), at=t) for t in range(0, 600, 60)], {})
-    assert hour.value(long, next(iter(long.devices))) == 0.5
-    assert hour.value(short, next(iter(short.devices))) is None
+    assert value(hour, long, next(iter(long.devices))) == 0.5
+    assert value(hour, short, next(iter(short.devices))) is None
 
 
 def test_words_and_numbers() -> None:

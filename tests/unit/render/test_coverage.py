@@ -9,13 +9,14 @@ import pytest
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import signals as s
-from gpu_exporter.catalogue.conditions import Over
+from gpu_exporter.catalogue.conditions import Over, terms
 from gpu_exporter.catalogue.dcgm_exporter.names import DEFAULT_FIELDS, RENAMED
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Ramp, Scope, Values, Wave
 from gpu_exporter.catalogue.failure_modes.profiles import HEALTHY
 from gpu_exporter.catalogue.metrics import METRICS
-from gpu_exporter.catalogue.signals import SIGNALS, Read
+from gpu_exporter.catalogue.signal import Read
+from gpu_exporter.catalogue.signals import SIGNALS
 from gpu_exporter.catalogue.xids import load
 from gpu_exporter.diagnosis.judge import diagnose
 from gpu_exporter.diagnosis.window import Page, Row, seen
@@ -172,7 +173,7 @@ def found(mode: FailureMode, names: Collection[str]) -> set[str]:
     ranks += [({**HEALTHY, **inject.peers}, None)] * (3 if mode.scope is Scope.JOB else 0)
     assert mode.condition
     # Memory that leaks takes more than an hour to become short.
-    longest = max(term.window for term in mode.condition.terms() if isinstance(term, Over))
+    longest = max(term.window for term in terms(mode.condition) if isinstance(term, Over))
     pages = [
         Page(
             60.0 * tick,

@@ -281,7 +281,7 @@ def test_the_classes_have_their_colours() -> None:
     (panel,) = [each for each in panels(BOARDS["gpu"]) if each["title"] == "What limits it"]
     options = panel["fieldConfig"]["defaults"]["mappings"][0]["options"]
     assert {(number, each["text"], each["color"]) for number, each in options.items()} == {
-        (str(number), each.name, each.colour) for number, each in enumerate(bottlenecks.CLASSES)
+        (str(number), each.name, each.colour) for number, each in enumerate(bottlenecks.BOTTLENECKS)
     }
 
 

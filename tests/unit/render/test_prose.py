@@ -6,7 +6,7 @@ import pytest
 
 from gpu_exporter.catalogue import bottlenecks as c
 from gpu_exporter.catalogue import signals as s
-from gpu_exporter.catalogue.bottlenecks import CLASSES, Is
+from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS, bottleneck_is
 from gpu_exporter.catalogue.conditions import (
     And,
     Calc,
@@ -15,11 +15,14 @@ from gpu_exporter.catalogue.conditions import (
     Fn,
     Limit,
     Mark,
-    Median,
     Or,
     Over,
-    Share,
+    PeerMedian,
+    PeerShare,
     Unless,
+    limits_of,
+    marks_of,
+    terms,
 )
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.signals import SIGNALS
@@ -54,11 +57,11 @@ STALLED = Mark("stalled", Compare(MEAN, ">", BUSY))
         ),
         (Compare(Over(s.PCIE_GEN), "<", Over(s.PCIE_MAX_GEN)), "PCIe generation, less than PCIe highest generation"),
         (
-            Compare(Calc(MEAN, "-", Median(MEAN, WAITS)), ">", BUSY),
+            Compare(Calc(MEAN, "-", PeerMedian(MEAN, WAITS)), ">", BUSY),
             "SM active - median of SM active over the job's ranks that wait, means over 5 min, more than 0.85 (`busy`)",
         ),
         (
-            Compare(Share(STALLED), ">", BUSY),
+            Compare(PeerShare(STALLED), ">", BUSY),
             "share of the job's other ranks that are stalled, more than 0.85 (`busy`)",
         ),
     ],
@@ -105,10 +108,10 @@ def test_every_condition_has_words_for_every_comparison(mode: object) -> None:
     """Each of its limits is named, and each of its signals."""
     condition: Condition = mode.condition  # type: ignore[attr-defined]
     text = "\n".join(line.text for line in prose.lines(condition, {}))
-    text += "\n".join(line.text for mark in prose.marks_of(condition) for line in prose.lines(mark.condition, {}))
+    text += "\n".join(line.text for mark in marks_of(condition) for line in prose.lines(mark.condition, {}))
 
-    assert [limit.name for limit in prose.limits_of(condition) if f"(`{limit.name}`)" not in text] == []
-    assert [term for term in condition.terms() if isinstance(term, Over) and prose.title(term.signal) not in text] == []
+    assert [limit.name for limit in limits_of(condition) if f"(`{limit.name}`)" not in text] == []
+    assert [term for term in terms(condition) if isinstance(term, Over) and prose.title(term.signal) not in text] == []
 
 
 @pytest.mark.drift
@@ -121,9 +124,9 @@ def test_titles_are_unique() -> None:
 
 def test_limits_are_found_wherever_they_are() -> None:
     """In the class that is meant, in what is asked of other ranks, and in what speaks against."""
-    assert prose.limits_of(Is("pcie-bound")) == (c.FULL_PCIE,)
-    assert prose.limits_of(Compare(Share(WAITS), ">", FLOW)) == (FLOW, BUSY)
-    assert prose.limits_of(Unless(Compare(MEAN, ">", BUSY), Compare(MEAN, ">", FLOW))) == (BUSY, FLOW)
+    assert limits_of(bottleneck_is("pcie-bound")) == (c.FULL_PCIE,)
+    assert limits_of(Compare(PeerShare(WAITS), ">", FLOW)) == (FLOW, BUSY)
+    assert limits_of(Unless(Compare(MEAN, ">", BUSY), Compare(MEAN, ">", FLOW))) == (BUSY, FLOW)
 
 
 def test_roots_of_a_signal() -> None:
@@ -136,7 +139,7 @@ def test_roots_of_a_signal() -> None:
 
 def test_every_class_has_a_sentence() -> None:
     """No class is without a question of its own."""
-    sentences = [prose.sentence(each.condition, {}) for each in CLASSES]
+    sentences = [prose.sentence(each.condition, {}) for each in BOTTLENECKS]
 
     assert all(sentences)
-    assert len(set(sentences)) == len(CLASSES)
+    assert len(set(sentences)) == len(BOTTLENECKS)

@@ -6,6 +6,7 @@ import re
 
 import yaml
 
+from gpu_exporter.catalogue import promql
 from gpu_exporter.catalogue.conditions import And, Compare, Or, Over, Unless, shared
 from gpu_exporter.catalogue.signals import SM_ACTIVE, UTIL
 from gpu_exporter.render.rules import rules
@@ -17,9 +18,9 @@ def test_what_has_a_name_is_read_by_it() -> None:
     inner = And(high, low, name="odd")
     outer = Unless(Or(inner, high), inner, name="odder")
 
-    assert inner.promql({}) == "gpu:odd:holds"
-    assert inner.expression({}) == And(high, low).promql({})
-    assert outer.expression({}).splitlines()[-1] == "gpu:odd:holds"
+    assert promql.condition(inner, {}) == "gpu:odd:holds"
+    assert promql.definition(inner, {}) == promql.condition(And(high, low), {})
+    assert promql.definition(outer, {}).splitlines()[-1] == "gpu:odd:holds"
     assert dict.fromkeys(shared(And(outer, low))) == dict.fromkeys((inner, outer))
 
 

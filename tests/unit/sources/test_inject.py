@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue.evaluate import holds
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Ramp, Scope, Wave
 from gpu_exporter.catalogue.metrics import histograms, selected
@@ -95,7 +96,7 @@ def found(snapshots: Sequence[Snapshot]) -> dict[str, set[str]]:
     }
     for mode in MODES:
         for part, identity in evidence.devices.items() if mode.scope is Scope.FLEET and mode.condition else ():
-            if mode.condition and mode.condition.holds(evidence, part):
+            if mode.condition and holds(mode.condition, evidence, part):
                 names[identity.gpu].add(mode.name)
     return names
 

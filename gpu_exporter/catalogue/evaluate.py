@@ -1,0 +1,216 @@
+"""Conditions and terms -> their values in Python, over a window of points, as Prometheus would evaluate them."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from bisect import bisect_right
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from operator import eq, ge, gt, itemgetter, le, lt, ne
+from typing import Any, Protocol
+
+from gpu_exporter.catalogue.conditions import (
+    And,
+    Calc,
+    Classification,
+    Compare,
+    Condition,
+    Fn,
+    Is,
+    Limit,
+    Limits,
+    Mark,
+    Or,
+    OrIfKnown,
+    Over,
+    PeerMedian,
+    PeerShare,
+    Term,
+    Unless,
+    no_case,
+)
+from gpu_exporter.catalogue.signal import OPERATORS, Signal
+from gpu_exporter.catalogue.signals import GR_ACTIVE
+
+Device = Hashable
+Points = Sequence[tuple[float, float]]
+# A value older than this is none, as in Prometheus.
+LOOKBACK_SECONDS = 300.0
+
+
+class Window(Protocol):
+    """The points of each signal of some devices until `now` (unix seconds), and which devices work together.
+
+    `limits` are those that a user changed, by name. `memo` keeps computed values, which several modes need.
+    """
+
+    now: float
+    limits: Limits
+    memo: dict[Hashable, Any]
+
+    def points(self, device: Device, signal: Signal) -> Points:
+        """(unix time, value) in order of time; empty if the signal of this device is not known."""
+
+    def ranks(self, device: Device) -> Sequence[Device]:
+        """All devices of the job that this one belongs to, itself included; empty without a job."""
+
+
+_AGGREGATES: Mapping[Fn, Callable[[Sequence[float]], float]] = {
+    Fn.MEAN: statistics.fmean,
+    Fn.MIN: min,
+    Fn.MAX: max,
+    Fn.STDDEV: statistics.pstdev,
+}
+_COMPARE: Mapping[str, Callable[[float, float], bool]] = {">": gt, ">=": ge, "<": lt, "<=": le, "==": eq, "!=": ne}
+
+
+# --- terms -----------------------------------------------------------------------------------------------------------
+
+
+def value(of: Term, window: Window, device: Device) -> float | None:
+    """The value of a term; None if it is not known."""
+    match of:
+        case Over():
+            key = (of, device)
+            if key not in window.memo:
+                window.memo[key] = _over(of, window, device)
+            number: float | None = window.memo[key]
+            return number
+        case Calc():
+            return _calc(of, window, device)
+        case PeerShare():
+            return _share(of, window, device)
+        case PeerMedian():
+            return _median(of, window, device)
+        case _:
+            raise no_case(of)
+
+
+def latest(points: Points, t: float) -> float | None:
+    """The value at time t: the last one until then, unless it is too old."""
+    place = bisect_right(points, t, key=itemgetter(0))
+    return points[place - 1][1] if place and t - points[place - 1][0] < LOOKBACK_SECONDS else None
+
+
+def _over(of: Over, window: Window, device: Device) -> float | None:
+    points, now = window.points(device, of.signal), window.now
+    last = latest(points, now)
+    if last is None or (of.whole and latest(points, now - of.window) is None):
+        return None
+    first, end = (bisect_right(points, t, key=itemgetter(0)) for t in (now - of.window, now))
+    within = points[first:end]
+    match of.fn:
+        case Fn.LAST:
+            return last
+        case Fn.AGE:
+            return now - last
+        case Fn.PREDICT:
+            return _predict(within, now, of.ahead)
+        case Fn.INCREASE:
+            return last - min(number for _, number in within) if within else None
+        case Fn.MEAN | Fn.MIN | Fn.MAX | Fn.STDDEV:
+            return _AGGREGATES[of.fn]([number for _, number in within]) if within else None
+        case _:
+            raise no_case(of.fn)
+
+
+def _predict(points: Points, now: float, ahead: float) -> float | None:
+    """The least-squares line, as Prometheus' predict_linear draws it."""
+    if len(points) < 2:
+        return None
+    if len({number for _, number in points}) == 1:
+        return points[0][1]
+    slope, intercept = statistics.linear_regression([t - now for t, _ in points], [number for _, number in points])
+    return intercept + slope * ahead
+
+
+def _calc(of: Calc, window: Window, device: Device) -> float | None:
+    left, right = value(of.left, window, device), value(of.right, window, device)
+    if left is None or right is None:
+        return None
+    if of.operator == "/" and right == 0:
+        return math.copysign(math.inf, left) if left else None
+    return OPERATORS[of.operator](left, right)
+
+
+def _share(of: PeerShare, window: Window, device: Device) -> float | None:
+    if not _active(window, device):
+        return None
+    others = [rank for rank in window.ranks(device) if rank != device and _active(window, rank)]
+    return sum(marked(of.mark, window, rank) for rank in others) / len(others) if others else None
+
+
+def _median(of: PeerMedian, window: Window, device: Device) -> float | None:
+    if value(of.of, window, device) is None:
+        return None
+    ranks = [rank for rank in window.ranks(device) if marked(of.mark, window, rank)]
+    numbers = [number for rank in ranks if (number := value(of.of, window, rank)) is not None]
+    return statistics.median(numbers) if numbers else None
+
+
+def marked(mark: Mark, window: Window, device: Device) -> bool:
+    """Whether a mark is known to be true of a device whose engine activity is known."""
+    key = (mark, device)
+    if key not in window.memo:
+        window.memo[key] = _active(window, device) and holds(mark.condition, window, device) is True
+    return bool(window.memo[key])
+
+
+def _active(window: Window, device: Device) -> bool:
+    return value(Over(GR_ACTIVE), window, device) is not None
+
+
+# --- conditions ------------------------------------------------------------------------------------------------------
+
+
+def holds(of: Condition, window: Window, device: Device) -> bool | None:
+    """Whether a condition is true of a device; None: unknown."""
+    match of:
+        case Compare():
+            left, right = value(of.left, window, device), bound(of, window, device)
+            return None if left is None or right is None else _COMPARE[of.operator](left, right)
+        case And():
+            return _all(of, window, device)
+        case Or():
+            answers = [holds(child, window, device) for child in of.conditions]
+            return True if True in answers else None if None in answers else False
+        case Unless():
+            inner = holds(of.condition, window, device)
+            return False if inner is False or holds(of.other, window, device) is True else inner
+        case OrIfKnown():
+            return True if holds(of.other, window, device) is True else holds(of.condition, window, device)
+        case Is():
+            name = class_of(of.classification, window, device)
+            return None if name is None else name == of.name
+        case _:
+            raise no_case(of)
+
+
+def bound(of: Compare, window: Window, device: Device) -> float | None:
+    """The value that the left side is compared with."""
+    match of.right:
+        case Limit(name, default):
+            return window.limits.get(name, default)
+        case float() | int():
+            return of.right
+    return value(of.right, window, device)
+
+
+def _all(of: And, window: Window, device: Device) -> bool | None:
+    unknown = False
+    for child in of.conditions:
+        answer = holds(child, window, device)
+        if answer is False:
+            return False
+        unknown = unknown or answer is None
+    return None if unknown else True
+
+
+def class_of(of: Classification, window: Window, device: Device) -> str | None:
+    """The name of the first class whose condition is known to be true; None if none is."""
+    key = (of, device)
+    if key not in window.memo:
+        matching = (name for name, condition in of.conditions.items() if holds(condition, window, device) is True)
+        window.memo[key] = next(matching, None)
+    name: str | None = window.memo[key]
+    return name

@@ -1,0 +1,165 @@
+"""Conditions and terms -> PromQL.
+
+A condition is a filter: it returns the devices for which it is true, and no others, whether it is false or unknown for
+them. Terms and conditions that are recorded are read by their names; `definition` is what the recording rule evaluates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gpu_exporter.catalogue.conditions import (
+    And,
+    Calc,
+    Classification,
+    Compare,
+    Condition,
+    Fn,
+    Is,
+    Leaf,
+    Limit,
+    Limits,
+    Mark,
+    Named,
+    Or,
+    OrIfKnown,
+    Over,
+    PeerMedian,
+    PeerShare,
+    Term,
+    Unless,
+    duration,
+    no_case,
+    record_of,
+)
+from gpu_exporter.catalogue.signal import JOB, OWNER
+from gpu_exporter.catalogue.signals import GR_ACTIVE
+
+_AGGREGATES: Mapping[Fn, str] = {
+    Fn.MEAN: "avg_over_time",
+    Fn.MIN: "min_over_time",
+    Fn.MAX: "max_over_time",
+    Fn.STDDEV: "stddev_over_time",
+}
+
+
+def term(of: Term) -> str:
+    """A term, on recorded signals and their recorded windows."""
+    match of:
+        case Over():
+            text = of.record or _over(of)
+            return f"max without ({', '.join(OWNER)}) ({text})" if of.bare and of.signal.owned else text
+        case Calc():
+            return f"({term(of.left)} {of.operator} {term(of.right)})"
+        case PeerShare() | PeerMedian():
+            return of.record
+        case _:
+            raise no_case(of)
+
+
+def term_definition(of: Leaf) -> str:
+    """What the recording rule of a term evaluates."""
+    match of:
+        case Over():
+            return _over(of)
+        case PeerShare():
+            return _share(of)
+        case PeerMedian():
+            return _median(of)
+        case _:
+            raise no_case(of)
+
+
+def _over(of: Over) -> str:
+    """A device that is gone has no past: only devices that have the signal now are selected."""
+    name = of.signal.record
+    over = f"{name}[{duration(of.window)}]"
+    match of.fn:
+        case Fn.LAST:
+            return name
+        case Fn.AGE:
+            return f"(time() - {name})"
+        case Fn.INCREASE:
+            text = f"({name} - min_over_time({over}))"
+        case Fn.PREDICT:
+            text = f"(predict_linear({over}, {of.ahead:.0f}) and {name})"
+        case Fn.MEAN | Fn.MIN | Fn.MAX | Fn.STDDEV:
+            text = f"({_AGGREGATES[of.fn]}({over}) and {name})"
+        case _:
+            raise no_case(of.fn)
+    return f"({text} and {name} offset {duration(of.window)})" if of.whole else text
+
+
+def _share(of: PeerShare) -> str:
+    """Ranks are the devices whose engine activity is known."""
+    marked, job = f'{of.mark.record}{{workload!=""}}', ", ".join(JOB)
+    others = f"(sum by ({job}) ({marked}) - on ({job}) group_right () {marked})"
+    return f"{others}\n/ on ({job}) group_left ()\n(count by ({job}) ({marked}) - 1 > 0)"
+
+
+def _median(of: PeerMedian) -> str:
+    job, mine = ", ".join(JOB), f'{term(of.of)}{{workload!=""}}'
+    marked = f"quantile by ({job}) (0.5, {mine} and {of.mark.record} == 1)"
+    return f"{mine} * 0 + on ({job}) group_left () {marked}"
+
+
+def mark_definition(mark: Mark, limits: Limits) -> str:
+    """What the recording rule of a mark evaluates; what is not known to be true is 0."""
+    on = f"(\n{_indented(condition(mark.condition, limits))}\n) * 0 + 1"
+    return f"({on})\nand\n{GR_ACTIVE.record}\nor\n{GR_ACTIVE.record} * 0"
+
+
+def condition(of: Condition, limits: Limits) -> str:
+    """A filter that returns the devices for which the condition is true."""
+    match of:
+        case Compare():
+            return _compare(of, limits)
+        case And() | Or() | Unless():
+            return record_of(of) or definition(of, limits)
+        case OrIfKnown():
+            return f"{_operand(of.other, limits)}\nor\n{_operand(of.condition, limits)}"
+        case Is():
+            return f'max without (class) ({of.classification.record}{{class="{of.name}"}})'
+        case _:
+            raise no_case(of)
+
+
+def definition(of: Named, limits: Limits) -> str:
+    """What the recording rule of a condition with a name evaluates."""
+    match of:
+        case And():
+            return "\nand\n".join(_operand(child, limits) for child in of.conditions)
+        case Or():
+            return "\nor\n".join(_operand(child, limits) for child in of.conditions)
+        case Unless():
+            return f"{_operand(of.condition, limits)}\nunless\n{_operand(of.other, limits)}"
+        case _:
+            raise no_case(of)
+
+
+def classification(of: Classification, limits: Limits) -> str:
+    """What the recording rule of a classification evaluates: the number of the class, with its name as a label."""
+    return "\nor ignoring (class)\n".join(
+        f'label_replace((\n{condition(child, limits)}\n) * 0 + {number}, "class", "{name}", "", "")'
+        for number, (name, child) in enumerate(of.conditions.items())
+    )
+
+
+def _compare(of: Compare, limits: Limits) -> str:
+    match of.right:
+        case Limit(name, default):
+            right = f"{limits.get(name, default):.15g}"
+        case float() | int():
+            right = f"{of.right:.15g}"
+        case _:
+            right = term(of.right)
+    return f"{term(of.left)} {of.operator} {right}"
+
+
+def _operand(of: Condition, limits: Limits) -> str:
+    text = condition(of, limits)
+    return text if isinstance(of, Compare) or "\n" not in text else f"(\n{_indented(text)}\n)"
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.splitlines())

@@ -1,0 +1,50 @@
+"""One panel for each failure mode: what its condition reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gpu_exporter.catalogue.failure_modes.mode import FailureMode
+from gpu_exporter.render.boards import Board, runbook
+from gpu_exporter.render.dashboards import queries as q
+from gpu_exporter.render.dashboards.frame import TO_GPU, About, BoardRow
+from gpu_exporter.render.dashboards.panels import lines
+from gpu_exporter.render.dashboards.queries import Query
+
+# The labels that distinguish alerts that are about no GPU.
+LEGENDS = {"attribution": "{{instance}} {{source}}", "kube-state-metrics": "{{namespace}} {{resource}}"}
+
+
+def evidence(board: Board, mode: FailureMode) -> Any:
+    """A failure mode: what its condition reads, or whether its alert fires if only a fleet's Prometheus can know."""
+    queries = [q.query(board, signal, signal.name) for signal in mode.needs]
+    if not queries:
+        name = f'alertname="{mode.name}"'
+        expr = q.alerts(board, [mode.domain], [mode.severity]).replace("{", f"{{{name}, ", 1)
+        queries = [Query(expr, LEGENDS.get(mode.requires, "{{instance}}"), "short")]
+    about = About(
+        f"{mode.name} ({mode.severity.value}): what its condition reads. {mode.meaning}".rstrip(),
+        "the alert does not fire." if mode.needs else "empty: the alert does not fire.",
+        mode.advice,
+    )
+    return lines(
+        mode.name,
+        about,
+        queries,
+        width=12,
+        link=TO_GPU if mode.needs else None,
+        links=[{"title": "Runbook", "url": runbook(mode), "targetBlank": True}],
+    )
+
+
+def evidence_rows(board: Board, modes: Sequence[FailureMode]) -> list[BoardRow]:
+    """One collapsed row a domain of the board, with a panel for each of its modes."""
+    return [
+        BoardRow(
+            f"Why an alert fires: {domain.value}",
+            [evidence(board, mode) for mode in modes if mode.domain is domain],
+            True,
+        )
+        for domain in board.shows
+    ]

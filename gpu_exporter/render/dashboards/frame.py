@@ -1,0 +1,87 @@
+"""What all panels of a board have in common: descriptions, colours, links, queries, and a text for missing data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from string import ascii_uppercase
+from typing import Any, NamedTuple
+
+from grafanalib import core
+
+from gpu_exporter.render.boards import GPU, Board
+from gpu_exporter.render.dashboards.queries import Query
+
+ABSENT = "not collected"
+RED, ORANGE, GREEN, BLUE = "#e02f44", "#ff9830", "#73bf69", "#5794f2"
+
+
+class About(NamedTuple):
+    """A description: what is shown, what good looks like, what to do if it does not."""
+
+    what: str
+    good: str
+    cure: str
+
+    def __str__(self) -> str:
+        return f"{self.what}\n\n**Good:** {self.good}\n\n**Else:** {self.cure}"
+
+
+class Step(NamedTuple):
+    """A colour from a value on."""
+
+    value: float | None
+    colour: str
+
+
+@dataclass(frozen=True, slots=True)
+class BoardRow:
+    """Panels under a title; those of a collapsed row are asked for when it is opened."""
+
+    title: str
+    panels: Sequence[Any]
+    collapsed: bool = False
+
+
+def to(board: Board, *labels: str, table: bool = False) -> dict[str, Any]:
+    """A link to the board with what was clicked on chosen; its labels are columns in a table."""
+    of = "__data.fields" if table else "__field.labels"
+    values = {label: f"${{{of}.{label}}}" for label in labels}
+    return {"title": f"{board.title}", "url": f"{board.link(**values)}&${{__url_time_range}}", "targetBlank": False}
+
+
+TO_GPU = to(GPU, "node", "gpu")
+
+
+def targets(queries: Sequence[Query], *, instant: bool = False, table: bool = False) -> list[Any]:
+    """Queries as grafanalib's targets."""
+    return [
+        core.Target(
+            expr=each.expr,
+            legendFormat=each.legend,
+            refId=ref(place),
+            instant=instant,
+            format=core.TABLE_TARGET_FORMAT if table else core.TIME_SERIES_TARGET_FORMAT,
+        )
+        for place, each in enumerate(queries)
+    ]
+
+
+def ref(place: int) -> str:
+    """The name of a query within its panel: A, B, … AA."""
+    return (ascii_uppercase[place // 26 - 1] if place >= 26 else "") + ascii_uppercase[place % 26]
+
+
+def common(title: str, about: About, width: int, height: int) -> dict[str, Any]:
+    """The arguments that every panel takes."""
+    return {"title": title, "description": str(about), "gridPos": core.GridPos(h=height, w=width, x=0, y=0)}
+
+
+def extra(more: Mapping[str, Any], options: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """What grafanalib has no argument for."""
+    return {"fieldConfig": {"defaults": {"noValue": ABSENT, **more}}, "options": dict(options or {})}
+
+
+def steps_of(steps: Sequence[Step]) -> list[dict[str, Any]]:
+    """Thresholds as Grafana writes them."""
+    return [{"value": step.value, "color": step.colour} for step in steps]

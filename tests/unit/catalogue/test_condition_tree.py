@@ -1,0 +1,198 @@
+"""The condition tree: every kind of node has a meaning everywhere, and mypy reports a kind that lacks one."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Hashable, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from gpu_exporter.catalogue import evaluate, promql
+from gpu_exporter.catalogue import signals as s
+from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS, bottleneck_is
+from gpu_exporter.catalogue.conditions import (
+    And,
+    Calc,
+    Compare,
+    Condition,
+    Fn,
+    Limit,
+    Limits,
+    Mark,
+    Or,
+    OrIfKnown,
+    Over,
+    PeerMedian,
+    PeerShare,
+    Term,
+    Unless,
+    children,
+    leaves,
+    limits_of,
+    no_case,
+    shared,
+    signals_of,
+    terms,
+)
+from gpu_exporter.catalogue.evaluate import Device, Points
+from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Inject, Severity
+from gpu_exporter.catalogue.signal import Signal
+from gpu_exporter.model.verdict import Action
+from gpu_exporter.render import coverage, prose
+from gpu_exporter.render.coverage import Works
+from tests import ROOT
+
+HIGH = Limit("high", 0.8, "ratio", "")
+ACTIVE, BUSY = Over(s.GR_ACTIVE), Compare(Over(s.GR_ACTIVE), ">", HIGH)
+FULL = Compare(Over(s.SM_ACTIVE, Fn.MEAN, 300), ">", 0.5)
+MARK = Mark("waits", FULL)
+TERMS: Sequence[Term] = (ACTIVE, Calc(ACTIVE, "+", ACTIVE), PeerShare(MARK), PeerMedian(ACTIVE, MARK))
+CONDITIONS: Sequence[Condition] = (
+    BUSY,
+    And(BUSY, FULL),
+    Or(BUSY, FULL, name="either"),
+    Unless(BUSY, FULL),
+    OrIfKnown(BUSY, FULL),
+    bottleneck_is("mixed"),
+)
+
+
+class Points09:
+    """A window in which one GPU and its peer have the value 0.9 for every signal, except for one."""
+
+    now = 1000.0
+
+    def __init__(self, without: Signal | None = None) -> None:
+        self.limits: Limits = {}
+        self.memo: dict[Hashable, Any] = {}
+        self._without = without
+
+    def points(self, device: Device, signal: Signal) -> Points:
+        """One point, now."""
+        return () if signal is self._without else ((self.now, 0.9),)
+
+    def ranks(self, device: Device) -> Sequence[Device]:
+        """Two ranks."""
+        return (0, 1)
+
+
+def test_there_is_an_example_of_each_kind() -> None:
+    """A new kind of node gets an example here, and with it every test below."""
+    assert {type(term) for term in TERMS} == set(get_args(Term)), "fix: add an example to TERMS"
+    assert {type(condition) for condition in CONDITIONS} == set(get_args(Condition)), "fix: add one to CONDITIONS"
+
+
+@pytest.mark.parametrize("term", TERMS, ids=lambda term: type(term).__name__)
+def test_each_term_has_every_meaning(term: Term) -> None:
+    """PromQL, value, words, and the signals that it is made of."""
+    assert promql.term(term)
+    assert evaluate.value(term, Points09(), 0) is not None
+    assert evaluate.value(term, Points09(without=s.GR_ACTIVE), 0) is None
+    assert prose.term(term)
+    assert list(leaves(term))
+
+
+@pytest.mark.parametrize("condition", CONDITIONS, ids=lambda condition: type(condition).__name__)
+def test_each_condition_has_every_meaning(condition: Condition) -> None:
+    """PromQL, truth, words, signals, and whether an exporter exposes enough for it."""
+    assert promql.condition(condition, {})
+    assert evaluate.holds(condition, Points09(), 0) is not None
+    assert prose.sentence(condition, {})
+    assert list(prose.lines(condition, {}))
+    assert list(terms(condition)) == [term for part in (children(condition) or [condition]) for term in terms(part)]
+    assert signals_of(condition)
+    mode = FailureMode("GpuOdd", Domain.HEALTH, Severity.INFO, 0, Action.NONE, "", "", Inject(), condition)
+    assert coverage.works(mode, coverage.exposed(full=True)) is Works.YES
+    assert mode.needs == signals_of(condition)
+
+
+@pytest.mark.parametrize(
+    ("condition", "without", "answer"),
+    [
+        (And(BUSY, FULL), None, True),
+        (And(BUSY, FULL), s.SM_ACTIVE, None),
+        (Or(BUSY, FULL), s.SM_ACTIVE, True),
+        (Or(Compare(ACTIVE, "<", HIGH), FULL), s.SM_ACTIVE, None),
+        (Unless(BUSY, FULL), None, False),
+        (Unless(BUSY, FULL), s.SM_ACTIVE, True),
+        (Unless(BUSY, FULL), s.GR_ACTIVE, False),
+        (OrIfKnown(Compare(ACTIVE, "<", HIGH), FULL), None, True),
+        (OrIfKnown(Compare(ACTIVE, "<", HIGH), FULL), s.SM_ACTIVE, False),
+        (OrIfKnown(BUSY, Compare(Over(s.SM_ACTIVE), "<", HIGH)), s.GR_ACTIVE, None),
+    ],
+)
+def test_what_is_unknown(condition: Condition, without: Signal | None, answer: bool | None) -> None:
+    """Each node says what it makes of a part that is unknown."""
+    assert evaluate.holds(condition, Points09(without), 0) is answer
+
+
+def test_limits_and_names_are_those_of_all_parts() -> None:
+    """Also of the marks that peers are asked for, and inner names come first."""
+    low = Limit("low", 0.1, "ratio", "")
+    inner = Or(BUSY, FULL, name="inner")
+    outer = Unless(And(inner, Compare(PeerShare(Mark("low", Compare(ACTIVE, "<", low))), ">", 0.5)), FULL, name="outer")
+    assert limits_of(outer) == (HIGH, low)
+    assert list(shared(outer)) == [inner, outer]
+
+
+def test_a_class_stands_for_its_condition() -> None:
+    """What reads a bottleneck reads its signals, and it comes after those before it."""
+    last = bottleneck_is(BOTTLENECKS[-1].name)
+    assert children(last) == (BOTTLENECKS[-1].condition,)
+    assert last.before == tuple(bottleneck.condition for bottleneck in BOTTLENECKS[:-1])
+    with pytest.raises(KeyError):
+        bottleneck_is("no such class")
+
+
+# --- a new kind of node cannot be forgotten --------------------------------------------------------------------------
+
+NODE = '''
+@dataclass(frozen=True, slots=True)
+class Xor:
+    """Exactly one of two."""
+
+    left: Condition
+    right: Condition
+
+
+Condition = Xor | '''
+# Every function that distinguishes kinds of conditions.
+DISPATCHES = {
+    "gpu_exporter/catalogue/conditions.py",
+    "gpu_exporter/catalogue/promql.py",
+    "gpu_exporter/catalogue/evaluate.py",
+    "gpu_exporter/catalogue/failure_modes/mode.py",
+    "gpu_exporter/diagnosis/judge.py",
+    "gpu_exporter/render/coverage.py",
+    "gpu_exporter/render/prose.py",
+}
+
+
+@pytest.mark.slow
+def test_mypy_reports_a_node_that_is_forgotten(tmp_path: Path) -> None:
+    """Add a kind of condition to a copy of the package: each dispatch without a case for it is an error."""
+    shutil.copytree(ROOT / "gpu_exporter", tmp_path / "gpu_exporter", ignore=shutil.ignore_patterns("__pycache__"))
+    tree = tmp_path / "gpu_exporter/catalogue/conditions.py"
+    text = tree.read_text()
+    assert text.count("\nCondition = ") == 1
+    tree.write_text(text.replace("\nCondition = ", NODE))
+
+    ended = subprocess.run(
+        [sys.executable, "-m", "mypy", "--follow-imports=silent", "--cache-dir", str(tmp_path / "cache"), *DISPATCHES],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+
+    forgotten = [line for line in ended.stdout.splitlines() if '"no_case" has incompatible type "Xor"' in line]
+    assert {line.partition(":")[0] for line in forgotten} == DISPATCHES, ended.stdout + ended.stderr
+    assert len(forgotten) == 8, "prose.py has two dispatches, the others one each"
+
+
+def test_a_node_without_a_case_is_an_error() -> None:
+    """Also where mypy did not run."""
+    assert str(no_case(1)) == "no case for 1"  # type: ignore[arg-type]

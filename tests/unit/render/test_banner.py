@@ -1,0 +1,37 @@
+"""Banners: every rendered text file says which file to edit, and that file exists."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from gpu_exporter.catalogue import failure_modes, metrics
+from gpu_exporter.catalogue.xids import PACKAGED
+from gpu_exporter.render import banner
+from gpu_exporter.render.artifacts import ARTIFACTS
+from tests import ROOT
+
+# JSON has no comments.
+WITH_BANNER = [name for name in ARTIFACTS if not name.endswith(".json")]
+
+
+def test_a_banner_names_modules_packages_and_data() -> None:
+    """Their paths are derived, so that a move can't leave a banner behind."""
+    assert banner.comment(metrics) == (
+        "# Rendered by `gpu-exporter generate`; edit gpu_exporter/catalogue/metrics.py instead.\n"
+    )
+    assert banner.markdown(metrics, failure_modes, PACKAGED) == (
+        "<!-- Rendered by `gpu-exporter generate`; edit gpu_exporter/catalogue/metrics.py, "
+        "gpu_exporter/catalogue/failure_modes/ or gpu_exporter/catalogue/xids.csv instead. -->\n"
+    )
+
+
+@pytest.mark.parametrize("name", WITH_BANNER)
+def test_every_rendered_file_begins_with_its_banner(name: str) -> None:
+    """What it names exists."""
+    first = (ROOT / name).read_text().partition("\n")[0]
+    named = re.findall(r"gpu_exporter/[\w/.]+", first)
+    assert "Rendered by `gpu-exporter generate`" in first
+    assert named
+    assert [path for path in named if not (ROOT / path).exists()] == []
