@@ -34,11 +34,8 @@ WITH_DCGM = ("auto", "dcgm")
 OF_SIMULATION = ("nodes", "gpus", "seed", "faults", "inject")
 
 
-def chosen(config: Config, *, alone: bool = False) -> Mapping[str, Source]:
-    """The source that was asked for, of each node by name. None but NVML is taken unless asked for by name.
-
-    `alone`: it is the only one in this process.
-    """
+def chosen(config: Config) -> Mapping[str, Source]:
+    """The source that was asked for, of each node by name. None but NVML is taken unless asked for by name."""
     for name in OF_SIMULATION if config.source != "simulated" else ():
         if getattr(config, name) != getattr(Config(), name):
             raise GpuExporterError(
@@ -49,7 +46,7 @@ def chosen(config: Config, *, alone: bool = False) -> Mapping[str, Source]:
     for name in OF_DCGM if config.source not in WITH_DCGM else ():
         if getattr(config, name) != getattr(Config(), name):
             raise GpuExporterError(f"--{name.replace('_', '-')} needs --source dcgm, or auto")
-    found = _fleet(config) if config.source == "simulated" else _one(config, alone)
+    found = _fleet(config) if config.source == "simulated" else _one(config)
     by_dcgm = all(source.name == "dcgm" for source in found.values())
     for name in OF_DCGM_ALONE if not by_dcgm else ():
         if getattr(config, name) != getattr(Config(), name):
@@ -64,10 +61,9 @@ def chosen(config: Config, *, alone: bool = False) -> Mapping[str, Source]:
     return {name: SomeOf(source, wanted.chosen) for name, source in found.items()}
 
 
-def _one(config: Config, alone: bool) -> Mapping[str, Source]:
-    by_nvml = partial(_nvml, alone=alone)
-    makers: Mapping[str, Callable[[Config], Source]] = {"replay": _replay, "dcgm": dcgm, "nvml": by_nvml}
-    source = makers.get(config.source, partial(_auto, alone=alone))(config)
+def _one(config: Config) -> Mapping[str, Source]:
+    makers: Mapping[str, Callable[[Config], Source]] = {"replay": _replay, "dcgm": dcgm, "nvml": _nvml}
+    source = makers.get(config.source, _auto)(config)
     return {node_name(config, source.name, os.environ): source}
 
 
@@ -127,11 +123,11 @@ def _fleet(config: Config) -> Mapping[str, Source]:
     return sources if not config.node_name else {config.node_name: sources["node-000"]}
 
 
-def _nvml(config: Config, *, alone: bool) -> Source:
-    return local_gpus(procfs=config.procfs, alone=alone)
+def _nvml(config: Config) -> Source:
+    return local_gpus(procfs=config.procfs)
 
 
-def _auto(config: Config, *, alone: bool) -> Source:
+def _auto(config: Config) -> Source:
     """NVML, and DCGM where there is one. Without the driver's library here, a host engine that was named."""
     from gpu_exporter.sources.auto import AutoSource
 
@@ -139,8 +135,7 @@ def _auto(config: Config, *, alone: bool) -> Source:
         return dcgm(config)
     named = str(config.dcgm_hostengine) if config.dcgm_hostengine != Hostengine() else ""
     wanted = named or config.dcgm_bindings is not None or dcgm_places.installed()
-    within = wanted and not named  # a host engine in this process calls NVML, too
-    return AutoSource(_nvml(config, alone=alone and not within), partial(dcgm, config) if wanted else None, named)
+    return AutoSource(_nvml(config), partial(dcgm, config) if wanted else None, named)
 
 
 def _replay(config: Config) -> Source:
@@ -160,11 +155,8 @@ def recording(named: Path | None) -> Path:
     return named if found is not named and named.exists() else found
 
 
-def local_gpus(*, procfs: Path = Path("/proc"), gpus: Sequence[int] | None = None, alone: bool = False) -> Source:
-    """The GPUs of this machine, or some; `alone`: nobody else in this process uses NVML.
-
-    Raises SourceLost if the bindings are not what they should be.
-    """
+def local_gpus(*, procfs: Path = Path("/proc"), gpus: Sequence[int] | None = None) -> Source:
+    """The GPUs of this machine, or some. Raises SourceLost if the bindings are not what they should be."""
     try:
         from gpu_exporter.sources.nvml.some import SomeGpus
         from gpu_exporter.sources.nvml.source import NvmlSource
@@ -176,4 +168,4 @@ def local_gpus(*, procfs: Path = Path("/proc"), gpus: Sequence[int] | None = Non
         if found.level is not Level.FAIL:
             raise
         raise SourceLost(f"{found.what}: {found.cure}") from error
-    return NvmlSource(procfs=procfs, alone=alone) if gpus is None else SomeGpus(gpus, procfs=procfs)
+    return NvmlSource(procfs=procfs) if gpus is None else SomeGpus(gpus, procfs=procfs)

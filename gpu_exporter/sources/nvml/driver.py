@@ -22,7 +22,7 @@ def there() -> bool:
     return True
 
 
-def library_mapping(procfs: Path) -> str:
+def _library_mapping(procfs: Path) -> str:
     """The first line of this process' memory map that is of the driver's library; empty if it is not loaded."""
     maps = (procfs / "self/maps").read_text(encoding="utf-8", errors="replace")
     return next((line for line in maps.splitlines() if LIBRARY in line and "/" in line), "")
@@ -36,7 +36,7 @@ def reload_needed(sysfs: Path, procfs: Path) -> bool | None:
     """
     try:
         loaded = (sysfs / "module/nvidia/version").read_text(encoding="ascii").strip()
-        mapped = library_mapping(procfs)
+        mapped = _library_mapping(procfs)
     except (OSError, UnicodeDecodeError):
         return None
     if not mapped or not loaded:

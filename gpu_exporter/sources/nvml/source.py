@@ -20,7 +20,6 @@ from gpu_exporter.sources.nvml.driver import bound, reload_needed
 from gpu_exporter.sources.nvml.errors import LIBRARY_LOST, outcome, raise_if_lost, source_lost
 from gpu_exporter.sources.nvml.library import shut_down
 from gpu_exporter.sources.nvml.lock import BRIEF, Turn
-from gpu_exporter.sources.nvml.zeros import give_back
 
 
 @contextmanager
@@ -32,7 +31,7 @@ def _library() -> Iterator[None]:
 
 
 class NvmlSource:
-    """The NVIDIA driver's own library; `alone`: nobody in this process uses it but by pynvml."""
+    """The NVIDIA driver's own library."""
 
     name = "nvml"
     live = True
@@ -42,21 +41,17 @@ class NvmlSource:
         sysfs: Path = Path("/sys"),
         procfs: Path = Path("/proc"),
         turn: AbstractContextManager[None] | None = None,
-        alone: bool = False,
     ) -> None:
         self._sysfs, self._procfs = sysfs, procfs
         self._opened = 0
         self._system: Labels = ()
         self._count = 0
         self._turn, self._queue = turn or Turn(), turn or Turn(BRIEF)
-        self._alone = alone
 
     def open(self) -> None:
         with _library():
             pynvml.nvmlInit()
             self._opened += 1  # each nvmlInit needs a nvmlShutdown
-            if self._alone and getattr(pynvml, "_nvmlLib_refcount", None) == 1:
-                give_back(self._procfs)
             system = {
                 "driver_version": _optional(pynvml.nvmlSystemGetDriverVersion),
                 "nvml_version": _optional(pynvml.nvmlSystemGetNVMLVersion),
