@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 
 from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.model.source_kind import REPLAY
 
 # Kubernetes makes suffixes of these letters only (no vowels, no 0, 1 and 3), so "bert-large" has none.
 _RANDOM = "[bcdfghjklmnpqrstvwxz2456789]"
@@ -26,7 +27,7 @@ JOB_LABELS = (
     "workload",
 )
 # A recording counts as one job, also for who does not say which it is.
-RECORDED = "replay"
+RECORDED = REPLAY.name
 # With honorLabels off, `pod` on a free GPU is the exporter that was scraped.
 EXPORTER_PODS = ".*(gpu|dcgm)-exporter.*"
 

@@ -89,7 +89,7 @@ class Composer:
         self._told: dict[Row, Series] = {}
         self._owners = source.owners
         self._beside = source.non_gpu_samples
-        self._live = source.live
+        self._live, self._description = source.live, source.description
         self._series: dict[tuple[Metric, Gpu | None, Labels], Series] = {}
         self._unsupported: dict[Gpu, tuple[Mapping[Metric, str], Sequence[Sample]]] = {}
 
@@ -140,7 +140,9 @@ class Composer:
                 samples.append(self._own(metric, gpu, value, **labels))
         owned = self._attribute(seen, samples)
         statuses = tuple(status for _, status in gpus)
-        return Snapshot(now, self._source, tuple(samples), statuses, self._live, tuple(verdicts), owned)
+        return Snapshot(
+            now, self._source, tuple(samples), statuses, self._live, tuple(verdicts), owned, self._description
+        )
 
     def _attribute(self, seen: Sequence[Seen], samples: list[Sample]) -> OwnerLabels:
         """Add the rows of whose the GPUs are. Pods come and go: series of those that are gone are not kept."""

@@ -13,10 +13,6 @@ if TYPE_CHECKING:
     from threading import Lock
 
 
-# What a source that shows no GPUs of this machine says of itself, wherever people look.
-NOT_YOURS = {"replay": "a recording of real GPUs, played over", "simulated": "simulated GPUs that exist nowhere"}
-
-
 class Attribution(Protocol):
     """Who has the GPUs, as something beside the source tells."""
 
@@ -91,6 +87,7 @@ class Source(Protocol):
     """A way to read fields: nvml, dcgm, replay, simulated. Every method but `close` may block in a driver."""
 
     name: str
+    description: str
     live: bool
 
     def open(self) -> None:

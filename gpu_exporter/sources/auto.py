@@ -234,10 +234,8 @@ class AutoSource:
     `dcgm` makes the second source; None where there is no DCGM. `named` is a host engine that was asked for by name.
     """
 
-    live = True
-
     def __init__(self, nvml: Source, dcgm: Callable[[], Second] | None, named: str = "") -> None:
-        self.name = nvml.name
+        self.name, self.description, self.live = nvml.name, nvml.description, nvml.live
         self._named = named
         self._nvml = nvml
         self._make = dcgm

@@ -20,6 +20,7 @@ from gpu_exporter.model.errors import GpuLost, SourceLost
 from gpu_exporter.model.finding import Finding, Level
 from gpu_exporter.model.gpu import Gpu, Owner, Sample, XidEvent
 from gpu_exporter.model.metric import Metric, Pace
+from gpu_exporter.model.source_kind import DCGM
 from gpu_exporter.sources.dcgm import switches_and_cpus
 from gpu_exporter.sources.dcgm.bindings import Bindings, load
 from gpu_exporter.sources.dcgm.device import DcgmDevice
@@ -48,8 +49,7 @@ SHARED_SECONDS = 5.0
 class DcgmSource:
     """The GPUs of a host engine. A GPU's index is its place among those that DCGM knows, as nvidia-smi counts them."""
 
-    name = "dcgm"
-    live = True
+    name, description, live = DCGM
     # A profiling value takes a whole interval of the host engine, which begins when it likes.
     reads_until_profiled = 4
 

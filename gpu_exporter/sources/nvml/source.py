@@ -15,6 +15,7 @@ import pynvml
 from gpu_exporter.model.errors import GpuLost
 from gpu_exporter.model.gpu import Gpu, Owner, Sample
 from gpu_exporter.model.metric import Labels, Metric
+from gpu_exporter.model.source_kind import NVML
 from gpu_exporter.sources.nvml.device import NvmlDevice
 from gpu_exporter.sources.nvml.driver import bound, reload_needed
 from gpu_exporter.sources.nvml.errors import LIBRARY_LOST, outcome, raise_if_lost, source_lost
@@ -33,8 +34,7 @@ def _library() -> Iterator[None]:
 class NvmlSource:
     """The NVIDIA driver's own library."""
 
-    name = "nvml"
-    live = True
+    name, description, live = NVML
 
     def __init__(
         self,

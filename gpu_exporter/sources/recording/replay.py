@@ -9,6 +9,7 @@ from gpu_exporter.catalogue.metrics import NON_GPU_ENTITIES, POWER_INSTANT, POWE
 from gpu_exporter.model.errors import GpuLost
 from gpu_exporter.model.gpu import Gpu, Owner, Reading, Sample, Series, XidEvent
 from gpu_exporter.model.metric import EntityKind, Kind, Metric, Pace
+from gpu_exporter.model.source_kind import REPLAY
 from gpu_exporter.sources.recording.format import Column, Recording
 
 # The mean of two of these is a third thing that never was: the latest one is taken.
@@ -22,8 +23,7 @@ OF_NO_GPU = NON_GPU_ENTITIES | {EntityKind.INSTANCE}
 class ReplaySource:
     """Plays a recording at `speed` times its own pace, over and over if `loop`."""
 
-    name = "replay"
-    live = False
+    name, description, live = REPLAY
 
     def __init__(
         self,

@@ -17,6 +17,7 @@ from gpu_exporter.model.errors import SourceLost
 from gpu_exporter.model.gpu import Gpu, Owner, Sample
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.source import Device
+from gpu_exporter.model.source_kind import SIMULATED
 from gpu_exporter.sources.simulated import faults as script
 from gpu_exporter.sources.simulated.device import SimulatedDevice
 from gpu_exporter.sources.simulated.faults import SEEN_SECONDS, Fault
@@ -90,8 +91,7 @@ class SimulatedSource:
     `turn` is shared by all nodes.
     """
 
-    name = "simulated"
-    live = False
+    name, description, live = SIMULATED
 
     def __init__(
         self,

@@ -42,7 +42,7 @@ class FakeDevice:
 class FakeSource:
     """GPUs by index, the same in both sources but for their order."""
 
-    live = True
+    description, live = "", True
     reads_until_profiled = 4
 
     def __init__(self, name: str, gpus: Sequence[Gpu], answers: Callable[[Gpu, Sequence[Metric]], Reading]) -> None:
