@@ -142,7 +142,7 @@ def _nvml(config: Config) -> Source:
 
 def _dcgm(config: Config) -> DcgmSource:
     from gpu_exporter.sources.dcgm.source import DcgmSource
-    from gpu_exporter.sources.dcgm.switches_and_cpus import Chosen
+    from gpu_exporter.sources.dcgm.switches_and_cpus import ChosenDevices
 
     devices = config.devices
     return DcgmSource(
@@ -150,7 +150,7 @@ def _dcgm(config: Config) -> DcgmSource:
         config.dcgm_bindings,
         procfs=config.procfs,
         instances=devices.chosen if devices.kind == "i" else (),
-        chosen=Chosen(config.switch_devices, config.cpu_devices),
+        chosen=ChosenDevices(config.switch_devices, config.cpu_devices),
     )
 
 

@@ -19,12 +19,11 @@ from gpu_exporter.inputs import Hostengine, device_list, hostengine
 from gpu_exporter.model.errors import GpuLost, SourceLost
 from gpu_exporter.model.gpu import Reading
 from gpu_exporter.model.metric import EntityKind, Metric, MetricSet, Pace
-from gpu_exporter.sources.dcgm import bindings as b
+from gpu_exporter.sources.dcgm import bindings, loading
 from gpu_exporter.sources.dcgm import profiling as p
-from gpu_exporter.sources.dcgm import session as s
 from gpu_exporter.sources.dcgm.device import DcgmDevice
 from gpu_exporter.sources.dcgm.source import DcgmSource
-from gpu_exporter.sources.dcgm.switches_and_cpus import Chosen
+from gpu_exporter.sources.dcgm.switches_and_cpus import ChosenDevices
 from tests.conftest import run
 from tests.support.fakes.hostengine import BINDINGS, FakeHostengine, gpu, instance
 
@@ -39,8 +38,8 @@ Make = Callable[..., FakeHostengine]
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     """Start a stand-in host engine, with a state of one's own if need be."""
     started: list[FakeHostengine] = []
-    monkeypatch.setattr(s, "LOOK_SECONDS", 0.2)
-    monkeypatch.setattr("gpu_exporter.sources.dcgm.device.LOOK_SECONDS", 0.2)
+    monkeypatch.setattr("gpu_exporter.sources.dcgm.inventory.LIST_SECONDS", 0.2)
+    monkeypatch.setattr("gpu_exporter.sources.dcgm.device.LIST_SECONDS", 0.2)
     monkeypatch.setattr("gpu_exporter.sources.dcgm.source.SHARED_SECONDS", 0.05)
 
     def start(gpus: int = 1, **state: Any) -> FakeHostengine:
@@ -189,7 +188,7 @@ def test_never_a_live_read(engine: Make, connect: Connect) -> None:
     fake = engine()
     device = connect(fake).attach(0, FULL)
     until(device, profiled)
-    assert b.NO_FLAGS == 0
+    assert bindings.NO_FLAGS == 0
     assert fake.process is not None
     assert fake.process.poll() is None
 
@@ -287,7 +286,7 @@ def test_numbers_that_mean_none(
 def test_names_that_are_taken(engine: Make, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
     """A field group of the same name, by another client or left over: another name is taken."""
     tokens = iter(("same", "same"))
-    monkeypatch.setattr("gpu_exporter.sources.dcgm.session.secrets.token_hex", lambda _: next(tokens))
+    monkeypatch.setattr("gpu_exporter.sources.dcgm.groups.secrets.token_hex", lambda _: next(tokens))
     fake = engine()
     first, second = connect(fake), connect(fake)
     for source in (first, second):
@@ -491,7 +490,7 @@ def test_attached_twice(engine: Make, connect: Connect) -> None:
     second = source.attach(0, (m.POWER, m.SM_ACTIVE, m.GPU_TEMP))
     until(second, profiled)
     fake.xid(31)
-    until(first, lambda _: bool(source.count()) and len(first._heard) > 0)
+    until(first, lambda _: bool(source.count()) and len(first._xids) > 0)
     assert [event.code for event in first.events()] == [event.code for event in second.events()] == [31]
     first.close()
     assert first.events() == []
@@ -500,7 +499,7 @@ def test_attached_twice(engine: Make, connect: Connect) -> None:
     fake.xid(79)
     until(second, lambda each: of(each, m.POWER) == [300] and of(each, m.SM_ACTIVE) == [0.25])
     until(second, lambda each: of(each, m.GPU_TEMP) == [42])
-    until(second, lambda _: len(second._heard) > 0)
+    until(second, lambda _: len(second._xids) > 0)
     assert [event.code for event in second.events()] == [79]
 
 
@@ -613,7 +612,7 @@ def test_chosen_beside_the_gpus(
         cpus=[{"id": 0, "fields": {"1130": 180.0}}],
         cores=[{"id": core, "cpu": 0, "fields": {"1100": 0.25}} for core in (0, 70)],
     )
-    chosen = Chosen(device_list(switches), device_list(cpus))
+    chosen = ChosenDevices(device_list(switches), device_list(cpus))
     source = DcgmSource(hostengine(fake.address), BINDINGS, chosen=chosen)
     source.open()
     device = source.attach(0, FULL)
@@ -669,7 +668,7 @@ def test_while_it_hangs_nobody_waits(engine: Make, connect: Connect) -> None:
         assert lost.value.reason == "stalled"
         took.append(time.monotonic() - begin)
     fake.signal(signal.SIGCONT)
-    assert max(took) < source.patience + 1
+    assert max(took) < source.timeout + 1
     assert sorted(took)[-2] < 0.5
 
 
@@ -701,7 +700,7 @@ def test_bindings(tmp_path: Path, environment: dict[str, str], message: str) -> 
 def test_no_bindings(tmp_path: Path) -> None:
     """The line names the packages and the flag."""
     with pytest.raises(SourceLost, match=r"datacenter-gpu-manager-4-core.*datacenter-gpu-manager for DCGM 3") as lost:
-        b.load(tmp_path)
+        loading.load(tmp_path)
     assert lost.value.reason == "no_bindings"
     assert str(tmp_path) in str(lost.value)
     assert str(BINDINGS) not in sys.path
