@@ -251,7 +251,7 @@ def test_killed_and_started_again(
 
 @pytest.mark.ends_engine
 def test_hangs_and_goes_on(engine: tuple[Hostengine, Engine | None], opened: DcgmSource, device: DcgmDevice) -> None:
-    """SIGSTOP: the deadline is ours, not the library's minute; whoever calls again gets an error at once; it heals by itself."""
+    """SIGSTOP: a call takes no longer than the timeout, later ones fail at once, and it heals by itself."""
     process = engine[1]
     assert process is not None
     device.read(ALL)
