@@ -162,13 +162,13 @@ def _replay(config: Config) -> Source:
 
 
 def _simulated(config: Config) -> Mapping[str, Source]:
-    from gpu_exporter.sources.simulated.source import fleet
+    from gpu_exporter.sources.simulated.source import FleetSettings, fleet
     from gpu_exporter.sources.simulated.workload import workloads
 
     if config.nodes > 1 and config.node_name:
         raise GpuExporterError("--node-name is of one node: simulated ones are called node-000 and so on, leave it out")
-    known = workloads(sorted(PACKAGED.glob("*.jsonl.gz")))
-    sources = fleet(config.nodes, config.gpus, config.seed, config.faults, known, inject=config.inject)
+    settings = FleetSettings(config.nodes, config.gpus, config.seed, config.faults, config.inject)
+    sources = fleet(settings, workloads(sorted(PACKAGED.glob("*.jsonl.gz"))))
     return sources if not config.node_name else {config.node_name: sources["node-000"]}
 
 

@@ -297,35 +297,35 @@ def test_names_that_are_taken(engine: Make, connect: Connect, monkeypatch: pytes
 
 
 def test_xids_each_once(engine: Make, connect: Connect) -> None:
-    """What was there before we came is no news; two within a tick are two; and a new connection tells none again."""
+    """Xids from before the connection are left out; two within a tick are two; a new connection repeats none."""
     fake = engine(2)
     fake.xid(13)
     source = connect(fake)
     devices = [source.attach(index, DEFAULT) for index in range(2)]
     assert all(device.xids_since is not None for device in devices)
-    told: list[tuple[str, int]] = []
+    xids: list[tuple[str, int]] = []
 
     def look() -> None:
         for device in devices:
             device.read(FAST)
-            told.extend((event.pci_bus_id, event.code) for event in device.events())
+            xids.extend((event.pci_bus_id, event.code) for event in device.events())
         time.sleep(0.1)
 
     for _ in range(3):
         look()
-    assert told == []
+    assert xids == []
     fake.xid(79, 31)
     fake.xid(48, on=1)
     for _ in range(5):
         look()
-    assert sorted(told) == [("00000000:06:00.0", 31), ("00000000:06:00.0", 79), ("00000000:07:00.0", 48)]
+    assert sorted(xids) == [("00000000:06:00.0", 31), ("00000000:06:00.0", 79), ("00000000:07:00.0", 48)]
     source.open()
     source.count()
     devices = [source.attach(index, DEFAULT) for index in range(2)]
     fake.xid(94)
     for _ in range(5):
         look()
-    assert told[3:] == [("00000000:06:00.0", 94)]
+    assert xids[3:] == [("00000000:06:00.0", 94)]
 
 
 # --- GPUs, and what they are made of --------------------------------------------------------------------------------
@@ -482,7 +482,7 @@ def test_a_node_of_16_gpus_has_room(engine: Make, connect: Connect) -> None:
 
 
 def test_attached_twice(engine: Make, connect: Connect) -> None:
-    """As while other metrics are asked for: neither loses what the other gives back, and both are told of Xids."""
+    """As while the metrics change: neither loses what the other gives back, and both get the Xids."""
     fake = engine()
     source = connect(fake)
     first = source.attach(0, (m.POWER, m.SM_ACTIVE))
@@ -528,7 +528,7 @@ def test_other_metrics_again_and_again(engine: Make, connect: Connect) -> None:
         assert "no_room" not in device.read(ALL).unsupported.values()
 
 
-def told(reading: Reading, metric: Metric) -> dict[tuple[str, ...], float]:
+def by_labels(reading: Reading, metric: Metric) -> dict[tuple[str, ...], float]:
     """The values of a metric by those of its labels."""
     return {
         tuple(value for _, value in series.labels): value
@@ -543,7 +543,7 @@ def test_health_as_dcgm_exporter_has_it(engine: Make, connect: Connect) -> None:
     fake = engine(2, health=[[0x10, 10, 1, 1, 777], memory, bus])
     source = connect(fake)
     devices = [source.attach(index, (m.POWER, m.EXP_HEALTH)) for index in range(2)]
-    first, second = (told(device.read(ALL), m.EXP_HEALTH) for device in devices)
+    first, second = (by_labels(device.read(ALL), m.EXP_HEALTH) for device in devices)
     assert len(first) == len(second) == 11
     assert {key: value for key, value in first.items() if value} == {("DCGM_FR_FALLEN_OFF_BUS", "ALL"): 20}
     assert {key: value for key, value in second.items() if value} == {("DCGM_FR_VOLATILE_DBE_DETECTED", "MEM"): 20}
@@ -554,7 +554,7 @@ def test_health_as_dcgm_exporter_has_it(engine: Make, connect: Connect) -> None:
 
     def healed(each: Reading) -> bool:
         ended.update(tuple(value for _, value in series.labels) for series in each.ended)
-        return told(each, m.EXP_HEALTH).get(("DCGM_FR_UNKNOWN(777)", "PCIE")) == 10
+        return by_labels(each, m.EXP_HEALTH).get(("DCGM_FR_UNKNOWN(777)", "PCIE")) == 10
 
     until(devices[1], healed)
     assert ended == {("DCGM_FR_OK", "PCIE"), ("DCGM_FR_VOLATILE_DBE_DETECTED", "MEM")}
@@ -571,7 +571,7 @@ def test_links_between_gpus_as_dcgm_exporter_has_them(engine: Make, connect: Con
     """Not of a GPU to itself."""
     source = connect(engine(3, peers={"0-2": 5, "2-0": 9}))
     devices = [source.attach(index, (m.POWER, m.EXP_P2P)) for index in range(3)]
-    first, _, last = (told(device.read(ALL), m.EXP_P2P) for device in devices)
+    first, _, last = (by_labels(device.read(ALL), m.EXP_P2P) for device in devices)
     assert first == {("OK", "1"): 0, ("NotSupported", "2"): 5}
     assert last == {("Unknown", "0"): 9, ("OK", "1"): 0}
 

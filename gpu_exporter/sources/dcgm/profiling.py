@@ -35,8 +35,8 @@ class Profiling:
     counted: dict[tuple[Entity, int], int]
     pause: str = ""
     refused: dict[Metric, str] = field(default_factory=dict)
-    _stamps: dict[Series, int] = field(default_factory=dict)
-    _seen_at: dict[Series, float] = field(default_factory=dict)
+    stamps: dict[Series, int] = field(default_factory=dict)
+    seen_at: dict[Series, float] = field(default_factory=dict)
     _reported: set[Series] = field(default_factory=set)
 
     @property
@@ -64,15 +64,15 @@ class Profiling:
             answer = answers.get(query.key)
             value = None if answer is None or not isinstance(answer.value, int | float) else query.value(answer.value)
             if answer is not None and value is not None:
-                before = self._stamps.get(series, self.counted.get(query.key))
+                before = self.stamps.get(series, self.counted.get(query.key))
                 if answer.stamp != before:
                     values[series] = value
                     spans[series] = self._span(before, answer.stamp)
-                    self._stamps[series] = self.counted[query.key] = answer.stamp
-                    self._seen_at[series] = now
+                    self.stamps[series] = self.counted[query.key] = answer.stamp
+                    self.seen_at[series] = now
                     self._reported.discard(series)
                     continue
-            seen_at = self._seen_at.get(series)
+            seen_at = self.seen_at.get(series)
             if seen_at is not None and now - seen_at > self.patience and series not in self._reported:
                 self._reported.add(series)
                 failed[series] = "paused" if answer is None or answer.value is None else "no_data"
@@ -89,19 +89,19 @@ class Profiling:
         """Why there are no values: counters that had values and have none any more are held by another process."""
         if not self.queries:
             return self.pause
-        return "no_values" if self._seen_at and now - max(self._seen_at.values()) > self.patience else ""
+        return "no_values" if self.seen_at and now - max(self.seen_at.values()) > self.patience else ""
 
     def due(self, now: float) -> bool:
         """Whether it is time to watch the fields anew."""
         if self.pause:
             return now - self.since >= RETRY_SECONDS
-        without = bool(self.refused) or (bool(self.queries) and not self._seen_at)
+        without = bool(self.refused) or (bool(self.queries) and not self.seen_at)
         return without and now - self.since >= LATER_SECONDS
 
     def unsupported(self, answers: Mapping[tuple[Entity, int], Answer], now: float) -> dict[Metric, str]:
         """The metrics that never had a value, with the reason, once one is overdue."""
         reasons = dict(self.refused)
-        seen = {series.metric for series in self._seen_at}
+        seen = {series.metric for series in self.seen_at}
         for query in self.queries:
             metric = query.series.metric
             if metric in seen:
@@ -116,6 +116,6 @@ class Profiling:
         """Continue where an earlier one ended, so that no sample counts twice."""
         for query in self.queries:
             series = query.series
-            if series in before._stamps:
-                self._stamps[series] = before._stamps[series]
-                self._seen_at[series] = before._seen_at[series]
+            if series in before.stamps:
+                self.stamps[series] = before.stamps[series]
+                self.seen_at[series] = before.seen_at[series]

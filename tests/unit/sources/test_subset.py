@@ -7,7 +7,7 @@ import pytest
 from gpu_exporter.catalogue.metrics import selected
 from gpu_exporter.model.errors import GpuLost, SourceLost
 from gpu_exporter.model.metric import MetricSet
-from gpu_exporter.sources.simulated.source import fleet
+from gpu_exporter.sources.simulated.source import FleetSettings, fleet
 from gpu_exporter.sources.simulated.workload import workloads
 from gpu_exporter.sources.subset import Subset
 from tests.conftest import RECORDINGS
@@ -16,7 +16,7 @@ from tests.conftest import RECORDINGS
 def some(*chosen: int | str) -> Subset:
     """Of four simulated GPUs."""
     known = workloads(sorted(RECORDINGS.glob("*.jsonl.gz")))
-    (source,) = fleet(1, 4, 1, "", known).values()
+    (source,) = fleet(FleetSettings(1, 4), known).values()
     return Subset(source, chosen)
 
 
