@@ -33,7 +33,11 @@ def test_each_factory_makes_the_source_that_it_is_registered_for(kind: SourceKin
     settings = CONFIGS.get(kind.name, {})
     (source,) = chosen(Config(source=kind.name, **settings)).values()
 
-    assert SourceKind(source.name, source.description, source.live) == SOURCE_KINDS[CHOSEN_AS.get(kind.name, kind.name)]
+    registered = SOURCE_KINDS[CHOSEN_AS.get(kind.name, kind.name)]
+    assert SourceKind(source.name, source.description, source.live) == registered, (
+        f"in {type(source).__module__}, take `name, description, live` from {registered.name.upper()}"
+        " of gpu_exporter/model/source_kind.py"
+    )
     assert source.live == kind.live
     source.close()
 
