@@ -25,7 +25,7 @@ from gpu_exporter.sources.nvml.source import NvmlSource
 
 def read(seconds: float, unserialised: bool) -> None:
     """Read every GPU on its own thread for a while; end without destructors."""
-    source = NvmlSource(turn=contextlib.nullcontext() if unserialised else None)
+    source = NvmlSource(lock=contextlib.nullcontext() if unserialised else None)
     source.open()
     end = time.monotonic() + seconds
 

@@ -33,6 +33,7 @@ from gpu_exporter.inputs import (
 )
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.metric import MetricSet, Schema
+from gpu_exporter.model.source_kind import AUTO, SOURCE_KINDS
 
 # Kubernetes injects GPU_EXPORTER_PORT, GPU_EXPORTER_SERVICE_HOST … for a service named gpu-exporter: no setting may be
 # named so, and an unknown variable can't be an error.
@@ -55,7 +56,7 @@ class Config:
     interval: float           = _setting("Time between two collections; below 1s, what only pages show is read once a second, or as often as pages are asked for.", interval, "1s")
     high_resolution: bool     = _setting("Whether to read profiling counters ten times a second, for histograms of what is shorter than a tick; costs about half a per cent of a core for each GPU.", boolean, "false")
     gauge_window: float       = _setting("What the profiling gauges are the mean over.", duration, "15s")
-    source: str               = _setting("Where to read from; auto: nvml, and DCGM beside it for a GPU without GPM, where there is one.", choice("auto", "nvml", "dcgm", "replay", "simulated"), "auto")
+    source: str               = _setting("Where to read from; auto: nvml, and DCGM beside it for a GPU without GPM, where there is one.", choice(*SOURCE_KINDS), AUTO.name)
     dcgm_hostengine: Hostengine = _setting("DCGM's host engine: host:port, or a Unix socket as path or unix:///path; left out, it runs within the exporter.", hostengine, "")
     dcgm_bindings: Path | None = _setting("The directory of DCGM's Python bindings (else: where its packages put them).", Path)
     recording: Path | None    = _setting("The recording to replay.", Path)

@@ -72,7 +72,8 @@ def read(*, metrics: str = "default", gpus: Sequence[int] | None = None) -> tupl
     subtract their time integrals (`gpu_sm_active_seconds_total`). `metrics` is `default` or `full`. `gpus` are the
     indices to read, as nvidia-smi counts: in a job with one process per GPU, pass the index of its GPU.
 
-    Raises GpuExporterError, in one line, if there is no driver or no GPU. A GPU that is lost or stuck is `up=False`.
+    Raises GpuExporterError, in one line, if there is no driver, no GPU, or not every one of `gpus`. A GPU that is lost
+    or stuck is `up=False`.
     """
     with ONE_AT_A_TIME:
         monitor = _monitor(MetricSet(metrics), None if gpus is None else tuple(gpus), os.getpid())

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 
 from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.model.source_kind import REPLAY
 
 # Kubernetes makes suffixes of these letters only (no vowels, no 0, 1 and 3), so "bert-large" has none.
 _RANDOM = "[bcdfghjklmnpqrstvwxz2456789]"
@@ -28,7 +29,7 @@ POD_JOB_LABELS = (
 # them, then gpu-exporter's.
 JOB_LABELS = ("hpc_job", *(re.sub("[./-]", "_", label) for label in POD_JOB_LABELS if "/" in label), "workload")
 # A recording counts as one job, also for who does not say which it is.
-RECORDED = "replay"
+RECORDED = REPLAY.name
 # With honorLabels off, `pod` on a free GPU is the exporter that was scraped.
 EXPORTER_PODS = ".*(gpu|dcgm)-exporter.*"
 

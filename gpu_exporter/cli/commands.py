@@ -34,7 +34,7 @@ from gpu_exporter.model import finding
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.metric import Metric, MetricSet
 from gpu_exporter.model.snapshot import Snapshot
-from gpu_exporter.model.source import NOT_YOURS
+from gpu_exporter.model.source_kind import SOURCE_KINDS
 from gpu_exporter.render import artifacts
 from gpu_exporter.render.docs.reference import read_from
 from gpu_exporter.serving.run import everywhere, style
@@ -259,7 +259,7 @@ def compare_command(a: str, b: str, seconds: float, as_json: bool, **values: Any
     from gpu_exporter.diagnosis import compare
 
     config = Config(**values)
-    if a == b and a.partition(":")[0] not in NOT_YOURS:
+    if a == b and SOURCE_KINDS[a.partition(":")[0]].live:
         raise GpuExporterError(f"--a {a} --b {b}: a driver's library is opened once in a process; name two sources")
     sides = ((a, named(config, a)), (b, named(config, b)))
     result, clean = compare.watch(*sides, selected(config.metrics), seconds)

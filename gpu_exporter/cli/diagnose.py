@@ -20,7 +20,7 @@ from gpu_exporter.diagnosis.window import Page, seen
 from gpu_exporter.health.events import EventLog
 from gpu_exporter.health.kernel_log_thread import KernelWatch
 from gpu_exporter.model.errors import GpuExporterError
-from gpu_exporter.model.source import NOT_YOURS
+from gpu_exporter.model.source_kind import REPLAY, SOURCE_KINDS
 from gpu_exporter.sources.choice import only, recording
 
 COULD_NOT_TELL = 2
@@ -49,7 +49,7 @@ def diagnosis(
             raise GpuExporterError("--phase is of a recording: name it with --recording")
         if config.recording:
             path = recording(config.recording)
-            pages, source = gather.of_recording(path, phase), "replay"
+            pages, source = gather.of_recording(path, phase), REPLAY.name
             names = gather.phases(path) if not phase else []
             job = path.name.split(".")[0]
         elif remote:
@@ -88,7 +88,8 @@ def _tell(
         what = {"source": source, "watched_seconds": round(watched, 1), **judge.as_dict(found)}
         click.echo(json.dumps(what, indent=2))
         return
-    note = f", {NOT_YOURS[source]}" if source in NOT_YOURS else ""
+    kind = SOURCE_KINDS.get(source)
+    note = f", {kind.description}" if kind and not kind.live else ""
     click.echo(f"watched {watched:.0f} s of {source}{note}; alerts wait longer before they fire")
     if len(phases) > 1:
         click.echo(f"the recording has {len(phases)} phases, here all in one; --phase is one of {', '.join(phases)}")

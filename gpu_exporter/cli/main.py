@@ -89,7 +89,7 @@ def serve(**chosen_settings: Any) -> None:
         for warning in click.get_current_context().meta.get(WARNINGS, ()):
             log.warning(warning)
         faulthandler.enable()  # a crash inside the driver's library should say where
-        sources = chosen(config, alone=True)
+        sources = chosen(config)
         fields = Fields(config)
         signal.signal(signal.SIGHUP, lambda *_: fields.ask())
         stop = stop_event()

@@ -31,7 +31,7 @@ class Composer:
         events: EventLog | None = None,
     ) -> None:
         self._source = source.name
-        self._live = source.live
+        self._live, self._description = source.live, source.description
         self._owners = source.owners
         self._non_gpu_samples = source.non_gpu_samples
         self._settings = settings
@@ -73,7 +73,9 @@ class Composer:
         samples += self._of_events([record for record, _ in gpus], xid_counts)
         owned = self._attribute(seen, samples)
         statuses = tuple(status for _, status in gpus)
-        return Snapshot(now, self._source, tuple(samples), statuses, self._live, tuple(verdicts), owned)
+        return Snapshot(
+            now, self._source, tuple(samples), statuses, self._live, tuple(verdicts), owned, self._description
+        )
 
     def _of_source(self, visible: int, source_down: str, now: float) -> Iterable[Sample]:
         yield self._sample(m.VISIBLE, None, visible)

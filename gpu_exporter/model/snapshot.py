@@ -63,7 +63,10 @@ class OwnerLabels:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All samples of one collection, made at unix time `at`, plus what was lost and why, and a verdict on each GPU."""
+    """All samples of one collection, made at unix time `at`, plus what was lost and why, and a verdict on each GPU.
+
+    `source`, `live` and `description` are those of the source that it was read from.
+    """
 
     at: float
     source: str
@@ -72,6 +75,7 @@ class Snapshot:
     live: bool = True
     verdicts: tuple[Verdict, ...] = ()
     owned: OwnerLabels = OwnerLabels()
+    description: str = ""
 
     @property
     def read_at(self) -> float | None:

@@ -1,4 +1,4 @@
-"""The protocols of sources and devices, and of what else the loop is given."""
+"""The protocols of sources, their devices and attribution."""
 
 from __future__ import annotations
 
@@ -13,15 +13,11 @@ if TYPE_CHECKING:
     from threading import Lock
 
 
-# What a source that shows no GPUs of this machine says of itself, wherever people look.
-NOT_YOURS = {"replay": "a recording of real GPUs, played over", "simulated": "simulated GPUs that exist nowhere"}
-
-
 class Attribution(Protocol):
-    """Who has the GPUs, as something beside the source tells."""
+    """The owners of GPUs, from another part of the system than the source."""
 
     def attribute(self, gpus: Sequence[Seen]) -> tuple[OwnerLabels, Sequence[Row]]:
-        """The owners of these GPUs. Asks nobody, never raises."""
+        """The owners of these GPUs, as far as known now. Never blocks, never raises."""
 
 
 class Device(Protocol):
@@ -31,54 +27,54 @@ class Device(Protocol):
 
     @property
     def xids_since(self) -> float | None:
-        """When the driver was asked to tell of Xids (unix time); None if it does not."""
+        """When Xids were registered for (unix time); None if the driver does not report them."""
 
     def events(self) -> Sequence[XidEvent]:
-        """Xids that the driver told since the last call. Never raises."""
+        """Xids that the driver reported since the last call. Never raises."""
 
     def read(self, paces: frozenset[Pace]) -> Reading:
         """Read the fields of these paces. Raises GpuLost or SourceLost."""
 
     def close(self) -> None:
-        """Give back what the device holds. Never raises."""
+        """Release everything that the device holds. Never raises."""
 
 
 @runtime_checkable
 class Glancing(Protocol):
-    """What a device is, too, that can be read between two ticks for what is shorter than one."""
+    """A device that can also be read between two ticks, for histograms."""
 
     def glance(self) -> Reading | None:
-        """Alone what histograms are made of means of; None if there is nothing. Raises GpuLost or SourceLost."""
+        """Read only the means that histograms are made of; None if there are none. Raises GpuLost or SourceLost."""
 
 
 @runtime_checkable
 class Staged(Protocol):
-    """What a source is, too, that plays what can go wrong: some of that is not in its readings."""
+    """A source that simulates failures, some of which are not in its readings."""
 
     def reports_xids(self) -> bool:
-        """Whether Xids come from it, although it is not live."""
+        """Whether it reports Xids although it is not live."""
 
     def dead(self) -> bool:
-        """Whether the exporter does not answer any more."""
+        """Whether the exporter does not respond any more."""
 
 
 @runtime_checkable
 class Sampled(Protocol):
-    """What a source is, too, whose fields somebody else samples in his own time."""
+    """A source whose fields are sampled by another program at that program's rate."""
 
     @property
     def reads_until_profiled(self) -> int:
         """How often a GPU is read until its profiling values are there."""
 
     def sample_every(self, seconds: float) -> None:
-        """What is read most often is to be sampled so often. Before `open`."""
+        """Set how often the fastest fields are sampled. Call it before `open`."""
 
 
 @runtime_checkable
 class Instant(Protocol):
-    """What a source is, too, whose reads are arithmetic: a thread for each GPU would only be in the way.
+    """A source whose reads are only computation, for which a thread for each GPU has no use.
 
-    `gil_lock` is held by whoever reads and renders: of thousands of threads that compute, one at a time gets on.
+    `gil_lock` is held while reading and rendering: of thousands of threads that compute, one at a time makes progress.
     """
 
     gil_lock: Lock
@@ -88,31 +84,35 @@ class Instant(Protocol):
 
 
 class Source(Protocol):
-    """A way to read fields: nvml, dcgm, replay, simulated. Every method but `close` may block in a driver."""
+    """A way to read GPUs. Every method but `close` may block in a driver.
+
+    `name`, `description` and `live` are those of its `SourceKind`.
+    """
 
     name: str
+    description: str
     live: bool
 
     def open(self) -> None:
         """Connect, also again after SourceLost. Raises SourceLost."""
 
     def count(self) -> int:
-        """The number of GPUs that answer to an index now. Raises SourceLost."""
+        """The number of GPUs that have an index now. Raises SourceLost."""
 
     def expected(self) -> int | None:
-        """The number of GPUs that ought to be there, if that can be known without the driver."""
+        """The number of GPUs that should be there, if that is known without the driver."""
 
     def reload_needed(self) -> bool | None:
-        """Whether library and kernel driver differ in version, if that can be known without the driver."""
+        """Whether library and kernel driver differ in version, if that is known without the driver."""
 
     def attach(self, index: int, metrics: Sequence[Metric]) -> Device:
-        """Identify one GPU and probe which of `metrics` it answers. Raises GpuLost or SourceLost."""
+        """Identify one GPU and detect which of `metrics` it supports. Raises GpuLost or SourceLost."""
 
     def owners(self, gpu: Gpu) -> Sequence[Owner]:
-        """Who has this GPU, as far as the source itself knows. Asks no driver, never raises."""
+        """The owners of this GPU that the source itself knows. Calls no driver, never raises."""
 
     def non_gpu_samples(self) -> Sequence[Sample]:
-        """The latest samples of what is no GPU (NVSwitches, CPUs). Asks no driver, never raises."""
+        """The latest samples of entities without a GPU (NVSwitches, CPUs). Calls no driver, never raises."""
 
     def close(self) -> None:
-        """Give the library back. Never raises."""
+        """Release the library. Never raises."""

@@ -30,7 +30,8 @@ from gpu_exporter.health.events import EventLog
 from gpu_exporter.health.kernel_log_thread import KernelWatch
 from gpu_exporter.model.metric import Labels, Metric
 from gpu_exporter.model.snapshot import Snapshot
-from gpu_exporter.model.source import NOT_YOURS, Source, Staged
+from gpu_exporter.model.source import Source, Staged
+from gpu_exporter.model.source_kind import DCGM
 from gpu_exporter.serving import heap
 from gpu_exporter.serving.endpoint import Endpoint, Health, never
 from gpu_exporter.serving.lifecycle import Lifecycle, Token
@@ -162,7 +163,7 @@ class _Node:
 def _tell_unread(source: Source, selection: Selection) -> None:
     """Say which fields of the file no source but DCGM has."""
     unread = [row.name for row in selection.more if row.nvml is None and row not in OF_CLOCK | OF_XIDS]
-    if unread and source.name != "dcgm":
+    if unread and source.name != DCGM.name:
         log.warning("source %s can't read %s; --source dcgm does", source.name, ", ".join(unread))
 
 
@@ -219,7 +220,7 @@ def _serve(nodes: Sequence[_Node], server: Server, config: Config, stop: threadi
     server.start()
     source = nodes[0].collector.source
     if not source.live:
-        log.warning(BANNER.format(what=NOT_YOURS[source.name], label=f'source="{source.name}"'))
+        log.warning(BANNER.format(what=source.description, label=f'source="{source.name}"'))
     what = f"source {source.name}" + (f", {len(nodes)} nodes" if len(nodes) > 1 else "")
     log.info("gpu-exporter %s serves %s on port %d", __version__, what, server.port)
     # What has been made by now lives as long as the process. Looking through it for garbage again and again would hold

@@ -20,7 +20,6 @@ from gpu_exporter.exposition.renderer import Variant
 from gpu_exporter.inputs import Address
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.snapshot import Snapshot
-from gpu_exporter.model.source import NOT_YOURS
 from gpu_exporter.serving import api
 from gpu_exporter.serving.connections import BoundedServer
 from gpu_exporter.serving.endpoint import Endpoint
@@ -164,7 +163,7 @@ NODES = """<!doctype html><html lang=en><meta charset=utf-8><title>gpu-exporter<
 def _banner(snapshot: Snapshot | None) -> str:
     if snapshot is None or snapshot.live:
         return ""
-    return f"<p><strong>These are not your GPUs: source {snapshot.source}, {NOT_YOURS[snapshot.source]}.</strong>"
+    return f"<p><strong>These are not your GPUs: source {snapshot.source}, {snapshot.description}.</strong>"
 
 
 def _accepts_openmetrics(header: str) -> bool:

@@ -1,6 +1,7 @@
-"""NVML for every GPU, and DCGM beside it for a GPU whose NVML has no profiling counters (before Hopper).
+"""NVML for every GPU, and DCGM in addition for a GPU whose NVML has no profiling counters (before Hopper).
 
-So a node of mixed GPUs loses nothing, and a node of Hopper or newer never loads DCGM: it is opened when a GPU needs it.
+A node with both kinds of GPUs has all metrics, and a node of Hopper or newer never loads DCGM: the first GPU that needs
+it opens it.
 """
 
 from __future__ import annotations
@@ -22,26 +23,26 @@ from gpu_exporter.sources.backoff import Backoff
 log = logging.getLogger(__name__)
 
 
-# How often a GPU is read until it surely has profiling values, with a second source that samples in its own time.
+# How often a GPU is read until it certainly has profiling values, with a second source that samples at its own rate.
 READS_UNTIL_PROFILED = 6
 
 
-class Second(Source, Sampled, Protocol):
-    """A source that can tell its GPUs by what another one calls them."""
+class SecondSource(Source, Sampled, Protocol):
+    """A source whose GPUs can be matched with those of another source."""
 
     def identities(self) -> Mapping[int, tuple[str, str]]:
         """UUID and PCI address of each GPU that can be read now, by its own index. Raises SourceLost."""
 
 
-class _Dcgm(threading.Thread):
-    """Keeps DCGM open from when it is first wanted, on a thread of its own: opening it may take seconds."""
+class _DcgmThread(threading.Thread):
+    """Keeps DCGM open from its first use on, in a thread, since opening it may take seconds."""
 
-    def __init__(self, make: Callable[[], Second], interval: float) -> None:
+    def __init__(self, make: Callable[[], SecondSource], interval: float) -> None:
         super().__init__(name="dcgm", daemon=True)
         self.down = "no_answer_yet"
         self._make = make
         self._interval = interval
-        self._source: Second | None = None
+        self._source: SecondSource | None = None
         self._wake = threading.Event()
         self._closed = False
 
@@ -54,7 +55,7 @@ class _Dcgm(threading.Thread):
                     self._open()
                     retry.reset()
                 except SourceLost as error:
-                    self._say(error)
+                    self._report(error)
                     wait = retry.failed()
                 except Exception:
                     log.exception("source dcgm: unexpected error, please report it")
@@ -73,7 +74,7 @@ class _Dcgm(threading.Thread):
         log.info("source dcgm is used for GPUs without GPM")
         self.down = ""
 
-    def _say(self, error: SourceLost) -> None:
+    def _report(self, error: SourceLost) -> None:
         if self.down != error.reason:
             log.warning("source dcgm is down: %s", error)
         self.down = error.reason
@@ -92,23 +93,26 @@ class _Dcgm(threading.Thread):
             raise
 
     def lost(self, error: SourceLost) -> None:
-        """Have it opened again."""
+        """Open it again."""
         if not self.down:
-            self._say(error)
+            self._report(error)
             self._wake.set()
 
     def close(self) -> None:
-        """Give it back, on its own thread: nobody waits for a call that is stuck."""
+        """Close it on its own thread, so that no caller waits for a call that is stuck."""
         self._closed = True
         self._wake.set()
 
 
 class MixedDevice:
-    """One GPU by NVML. What its NVML can't answer for want of GPM, DCGM is asked for."""
+    """One GPU by NVML. Metrics that NVML lacks without GPM are read from DCGM.
 
-    def __init__(self, first: Device, metrics: Sequence[Metric], dcgm: Callable[[], _Dcgm | None]) -> None:
+    `source_info` is the series that says what the GPU is read from, and why; None before the first read.
+    """
+
+    def __init__(self, first: Device, metrics: Sequence[Metric], dcgm: Callable[[], _DcgmThread | None]) -> None:
         self.gpu = first.gpu
-        self.told: Series | None = None
+        self.source_info: Series | None = None
         self._first = first
         self._glance = first.glance if isinstance(first, Glancing) else None
         self._gpm = [metric for metric in metrics if isinstance(metric.nvml, Gpm)]
@@ -120,42 +124,42 @@ class MixedDevice:
 
     @property
     def xids_since(self) -> float | None:
-        """When the driver was asked to tell of Xids; None if it does not."""
+        """When Xids were registered for (unix time); None if the driver does not report them."""
         return self._first.xids_since
 
     def events(self) -> Sequence[XidEvent]:
-        """Xids that the driver told since the last call."""
+        """Xids that the driver reported since the last call."""
         return self._first.events()
 
     def read(self, paces: frozenset[Pace]) -> Reading:
-        """NVML's reading, and DCGM's in it. What befalls DCGM costs its part alone."""
+        """NVML's reading, merged with DCGM's. A failure of DCGM costs only its part."""
         reading = self._first.read(paces)
         if not self._gpm or not all(metric in reading.unsupported for metric in self._gpm):
-            self._tell("nvml", "gpm")
+            self._set_source_info("nvml", "gpm")
             return reading
         dcgm = self._dcgm()
         if dcgm is None:
-            self._tell("nvml", "no_gpm_and_no_dcgm")
+            self._set_source_info("nvml", "no_gpm_and_no_dcgm")
             return reading
         try:
             merged = _merged(reading, self._read_second(dcgm, reading, paces))
         except (GpuLost, SourceLost) as error:
-            self._tell("nvml", f"no_gpm_and_dcgm_{error.reason}")
+            self._set_source_info("nvml", f"no_gpm_and_dcgm_{error.reason}")
             return self._without_second(reading, error)
-        self._tell("nvml+dcgm", "no_gpm")
+        self._set_source_info("nvml+dcgm", "no_gpm")
         return merged
 
     def glance(self) -> Reading | None:
-        """NVML's, if its profiling values are what is read: DCGM samples in its own time."""
+        """NVML's, if the profiling values come from NVML: DCGM samples at its own rate."""
         return self._glance() if self._second is None and self._glance else None
 
-    def _tell(self, source: str, reason: str) -> None:
-        """Say what reads this GPU, and why: the same series for as long as that holds."""
+    def _set_source_info(self, source: str, reason: str) -> None:
+        """The series stays the same for as long as both labels do."""
         labels = (("source", source), ("reason", reason))
-        if self.told is None or self.told.labels != labels:
-            self.told = Series(SOURCE_INFO, self.gpu, labels)
+        if self.source_info is None or self.source_info.labels != labels:
+            self.source_info = Series(SOURCE_INFO, self.gpu, labels)
 
-    def _read_second(self, dcgm: _Dcgm, reading: Reading, paces: frozenset[Pace]) -> Reading:
+    def _read_second(self, dcgm: _DcgmThread, reading: Reading, paces: frozenset[Pace]) -> Reading:
         if self._second is None:
             if self._retry.due > reading.at:
                 raise SourceLost("DCGM is asked again later", dcgm.down or "gone")
@@ -168,23 +172,23 @@ class MixedDevice:
             dcgm.lost(error)
             raise
         self._retry.reset()
-        self._given.update(self._ours(series) for series in second.values)
+        self._given.update(self._renamed(series) for series in second.values)
         return Reading(
             second.at,
-            {self._ours(series): value for series, value in second.values.items()},
+            {self._renamed(series): value for series, value in second.values.items()},
             second.span,
-            {self._ours(series): reason for series, reason in second.failed.items()},
+            {self._renamed(series): reason for series, reason in second.failed.items()},
             second.unsupported,
-            {self._ours(series): span for series, span in second.spans.items()},
-            {self._ours(series) for series in second.ended},
+            {self._renamed(series): span for series, span in second.spans.items()},
+            {self._renamed(series) for series in second.ended},
         )
 
-    def _ours(self, series: Series) -> Series:
-        """The same of this GPU as NVML calls it: an index may be another in DCGM."""
-        known = self._names.get(series)
-        if known is None:
-            known = self._names[series] = Series(series.metric, self.gpu, series.labels)
-        return known
+    def _renamed(self, series: Series) -> Series:
+        """The same series with NVML's identity of this GPU: DCGM may have another index for it."""
+        renamed = self._names.get(series)
+        if renamed is None:
+            renamed = self._names[series] = Series(series.metric, self.gpu, series.labels)
+        return renamed
 
     def _without_second(self, reading: Reading, error: GpuLost | SourceLost) -> Reading:
         if isinstance(error, GpuLost):
@@ -204,13 +208,13 @@ class MixedDevice:
             second.close()
 
     def close(self) -> None:
-        self.told = None
+        self.source_info = None
         self._close_second()
         self._first.close()
 
 
 def _merged(first: Reading, second: Reading) -> Reading:
-    """Both readings of one GPU as one: what the second was asked for, it answers for."""
+    """Both readings of one GPU as one; the second has the metrics that it was attached for."""
     answered = {series.metric for series in (*second.values, *second.failed)}
     spans = dict(second.spans)
     if second.span is not None:
@@ -229,40 +233,39 @@ def _merged(first: Reading, second: Reading) -> Reading:
 
 
 class AutoSource:
-    """The GPUs of this machine, each read by what knows most of it; `gpu_source_info` tells the choice.
+    """The GPUs of this machine, each read by the source that has most of its metrics, which `gpu_source_info` shows.
 
-    `dcgm` makes the second source; None where there is no DCGM. `named` is a host engine that was asked for by name.
+    `dcgm` makes the second source; None where there is no DCGM. `hostengine` is that of --dcgm-hostengine, if set.
     """
 
-    live = True
-
-    def __init__(self, nvml: Source, dcgm: Callable[[], Second] | None, named: str = "") -> None:
-        self.name = nvml.name
-        self._named = named
+    def __init__(self, nvml: Source, dcgm: Callable[[], SecondSource] | None, hostengine: str = "") -> None:
+        self.name, self.description, self.live = nvml.name, nvml.description, nvml.live
+        self._hostengine = hostengine
         self._nvml = nvml
         self._make = dcgm
         self._interval = 1.0
-        self._dcgm: _Dcgm | None = None
+        self._dcgm: _DcgmThread | None = None
         self._starting = threading.Lock()
         self._devices: dict[str, MixedDevice] = {}
 
     @property
     def reads_until_profiled(self) -> int:
-        """Two where NVML has all; known once a GPU was read."""
+        """Two where NVML has all metrics, which is known once every GPU was read."""
         return READS_UNTIL_PROFILED if self._dcgm else 2
 
     def sample_every(self, seconds: float) -> None:
-        """NVML is asked at each tick, DCGM samples by itself."""
+        """Set how often DCGM samples; NVML is read at each tick."""
         self._interval = seconds
 
     def open(self) -> None:
         self._nvml.open()
 
     def count(self) -> int:
-        found = self._nvml.count()
-        if not found and self._named:
-            raise SourceLost(f"the driver here shows no GPU; --source dcgm reads those of the {self._named}", "no_gpu")
-        return found
+        count = self._nvml.count()
+        if not count and self._hostengine:
+            message = f"the driver here shows no GPU; --source dcgm reads those of the {self._hostengine}"
+            raise SourceLost(message, "no_gpu")
+        return count
 
     def expected(self) -> int | None:
         return self._nvml.expected()
@@ -275,12 +278,12 @@ class AutoSource:
         self._devices[device.gpu.uuid] = device
         return device
 
-    def _second(self) -> _Dcgm | None:
+    def _second(self) -> _DcgmThread | None:
         if self._make is None:
             return None
-        with self._starting:  # GPUs are read side by side
+        with self._starting:  # GPUs are read by several threads
             if self._dcgm is None:
-                self._dcgm = _Dcgm(self._make, self._interval)
+                self._dcgm = _DcgmThread(self._make, self._interval)
                 self._dcgm.start()
             return self._dcgm
 
@@ -288,8 +291,9 @@ class AutoSource:
         return self._nvml.owners(gpu)
 
     def non_gpu_samples(self) -> Sequence[Sample]:
-        """What each GPU is read by, and why."""
-        return [Sample(device.told, 1.0) for device in self._devices.copy().values() if device.told]
+        """What each GPU is read from, and why."""
+        devices = self._devices.copy().values()
+        return [Sample(device.source_info, 1.0) for device in devices if device.source_info]
 
     def close(self) -> None:
         self._devices.clear()

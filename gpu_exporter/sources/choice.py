@@ -1,6 +1,7 @@
-"""Ways to read fields, behind one protocol (`model.Source`), and the choice among them.
+"""The registry of sources: which factory makes the source that `--source` names.
 
-Each is imported only when it is chosen: a server of real GPUs carries no simulation, and a replay no bindings.
+A factory imports its source only when it is called: a server of real GPUs loads no simulation, and a replay no
+bindings. Names, descriptions and whether a source is live are in `model/source_kind.py`.
 """
 
 from __future__ import annotations
@@ -8,19 +9,20 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from gpu_exporter.config import Config
-from gpu_exporter.inputs import Hostengine
+from gpu_exporter.inputs import Hostengine, choice
 from gpu_exporter.model.errors import GpuExporterError, SourceLost
 from gpu_exporter.model.source import Source
+from gpu_exporter.model.source_kind import AUTO, DCGM, NVML, REPLAY, SIMULATED, SOURCE_KINDS
 from gpu_exporter.sources.dcgm import places as dcgm_places
 from gpu_exporter.sources.nvml import driver
-from gpu_exporter.sources.subset import SomeOf
+from gpu_exporter.sources.subset import Subset
 
 log = logging.getLogger(__name__)
 
@@ -28,119 +30,128 @@ if TYPE_CHECKING:
     from gpu_exporter.sources.dcgm.source import DcgmSource
 
 PACKAGED = Path(__file__).parent / "recording" / "packaged"
-OF_DCGM_ALONE = ("switch_devices", "cpu_devices")
-OF_DCGM = ("dcgm_hostengine", "dcgm_bindings")
-WITH_DCGM = ("auto", "dcgm")
-OF_SIMULATION = ("nodes", "gpus", "seed", "faults", "inject")
+DCGM_ENTITIES = ("switch_devices", "cpu_devices")
+
+# Makes a source; a simulation makes one for each of its nodes, by the node's name.
+Factory = Callable[[Config], Source | Mapping[str, Source]]
 
 
-def chosen(config: Config, *, alone: bool = False) -> Mapping[str, Source]:
-    """The source that was asked for, of each node by name. None but NVML is taken unless asked for by name.
+class Reserved(NamedTuple):
+    """Settings that only these sources read: to set one for any other source is an error, which ends with `needs`."""
 
-    `alone`: it is the only one in this process.
+    settings: tuple[str, ...]
+    sources: tuple[str, ...]
+    needs: str
+
+
+RESERVED = (
+    Reserved(
+        ("nodes", "gpus", "seed", "faults", "inject"),
+        (SIMULATED.name,),
+        "needs --source simulated: simulated GPUs are never mistaken for real ones",
+    ),
+    Reserved(("recording",), (REPLAY.name,), "needs --source replay: a recording is never mistaken for GPUs"),
+    Reserved(("dcgm_hostengine", "dcgm_bindings"), (AUTO.name, DCGM.name), "needs --source dcgm, or auto"),
+)
+
+
+def chosen(config: Config) -> Mapping[str, Source]:
+    """The source that `--source` names, for each node by the node's name; only `--devices` of it, if that is set.
+
+    Raises GpuExporterError for a source that does not exist, and for settings that it does not read.
     """
-    for name in OF_SIMULATION if config.source != "simulated" else ():
-        if getattr(config, name) != getattr(Config(), name):
-            raise GpuExporterError(
-                f"--{name} needs --source simulated: simulated GPUs are never mistaken for real ones"
-            )
-    if config.recording is not None and config.source != "replay":
-        raise GpuExporterError("--recording needs --source replay: a recording is never mistaken for GPUs")
-    for name in OF_DCGM if config.source not in WITH_DCGM else ():
-        if getattr(config, name) != getattr(Config(), name):
-            raise GpuExporterError(f"--{name.replace('_', '-')} needs --source dcgm, or auto")
-    found = _fleet(config) if config.source == "simulated" else _one(config, alone)
-    by_dcgm = all(source.name == "dcgm" for source in found.values())
-    for name in OF_DCGM_ALONE if not by_dcgm else ():
-        if getattr(config, name) != getattr(Config(), name):
-            log.warning("--%s is ignored: NVSwitches and CPUs need --source dcgm", name.replace("_", "-"))
-    wanted = config.devices
-    if wanted.kind == "i" and wanted.chosen and not by_dcgm:
+    sources = _made(config)
+    reads_dcgm = all(source.name == DCGM.name for source in sources.values())
+    for setting in DCGM_ENTITIES if not reads_dcgm else ():
+        if _is_set(config, setting):
+            log.warning("--%s is ignored: NVSwitches and CPUs need --source dcgm", setting.replace("_", "-"))
+    devices = config.devices
+    if devices.kind == "i" and devices.chosen and not reads_dcgm:
         raise GpuExporterError(
             "--devices i:…: numbers of GPU instances are DCGM's: needs --source dcgm; or use i alone"
         )
-    if wanted.kind != "g" or not wanted.chosen:
-        return found
-    return {name: SomeOf(source, wanted.chosen) for name, source in found.items()}
+    if devices.kind != "g" or not devices.chosen:
+        return sources
+    return {node: Subset(source, devices.chosen) for node, source in sources.items()}
 
 
-def _one(config: Config, alone: bool) -> Mapping[str, Source]:
-    by_nvml = partial(_nvml, alone=alone)
-    makers: Mapping[str, Callable[[Config], Source]] = {"replay": _replay, "dcgm": dcgm, "nvml": by_nvml}
-    source = makers.get(config.source, partial(_auto, alone=alone))(config)
-    return {node_name(config, source.name, os.environ): source}
+def _made(config: Config) -> Mapping[str, Source]:
+    try:
+        choice(*SOURCE_KINDS)(config.source)
+    except ValueError as error:
+        raise GpuExporterError(f"--source: {error}") from error
+    for reserved in RESERVED:
+        for setting in reserved.settings if config.source not in reserved.sources else ():
+            if _is_set(config, setting):
+                raise GpuExporterError(f"--{setting.replace('_', '-')} {reserved.needs}")
+    made = FACTORIES[config.source](config)
+    return made if isinstance(made, Mapping) else {node_name(config, made.name, os.environ): made}
+
+
+def _is_set(config: Config, setting: str) -> bool:
+    return bool(getattr(config, setting) != getattr(Config(), setting))
 
 
 def node_name(config: Config, source: str, environ: Mapping[str, str]) -> str:
-    """Whose GPUs these are, for the label: as dcgm-exporter has it, but for a host engine on this host.
+    """The node of these GPUs, for the `Hostname` label: as dcgm-exporter has it, except for a host engine on this host.
 
-    `NODE_NAME` is what manifests for Kubernetes set, since the host name of a pod is its own.
+    `NODE_NAME` is what manifests for Kubernetes set, since the host name of a pod is the pod's own.
     """
     engine = config.dcgm_hostengine
-    remote = source == "dcgm" and not engine.local and not config.kubernetes
+    remote = source == DCGM.name and not engine.local and not config.kubernetes
     host = engine.address.rpartition(":")[0].strip("[]") if remote else ""
     return config.node_name or host or environ.get("NODE_NAME", "") or socket.gethostname()
 
 
-def dcgm(config: Config) -> DcgmSource:
-    """The GPUs of a host engine."""
-    from gpu_exporter.sources.dcgm.source import DcgmSource
-    from gpu_exporter.sources.dcgm.switches_and_cpus import Chosen
-
-    wanted = config.devices
-    return DcgmSource(
-        config.dcgm_hostengine,
-        config.dcgm_bindings,
-        procfs=config.procfs,
-        instances=wanted.chosen if wanted.kind == "i" else (),
-        chosen=Chosen(config.switch_devices, config.cpu_devices),
-    )
-
-
 def only(config: Config) -> Source:
-    """The source of the one node that there is."""
+    """The source of the only node. Raises GpuExporterError as `chosen` does."""
     (source,) = chosen(config).values()
     return source
 
 
 def named(config: Config, name: str) -> Source:
-    """A source by name, whatever `config` has for others; `replay:FILE` has a recording of its own."""
+    """A source by name, without the settings of `config` that are reserved for others. `replay:FILE` has its recording.
+
+    Raises GpuExporterError as `chosen` does.
+    """
     kind, _, file = name.partition(":")
-    if file and kind != "replay":
+    if file and kind != REPLAY.name:
         raise GpuExporterError(f"{name}: only replay has a file after its name, such as replay:gpus.jsonl.gz")
-    defaults = Config()
-    own = replace(config, source=kind, recording=Path(file) if file else config.recording)
-    if kind != "replay":
-        own = replace(own, recording=None)
-    others = (*(OF_SIMULATION if kind != "simulated" else ()), *(OF_DCGM if kind not in WITH_DCGM else ()))
-    return only(replace(own, **{setting: getattr(defaults, setting) for setting in others}))
+    unread = [setting for reserved in RESERVED if kind not in reserved.sources for setting in reserved.settings]
+    of_kind = replace(config, source=kind, recording=Path(file) if file else config.recording)
+    return only(replace(of_kind, **{setting: getattr(Config(), setting) for setting in unread}))
 
 
-def _fleet(config: Config) -> Mapping[str, Source]:
-    from gpu_exporter.sources.simulated.source import fleet
-    from gpu_exporter.sources.simulated.workload import workloads
-
-    if config.nodes > 1 and config.node_name:
-        raise GpuExporterError("--node-name is of one node: simulated ones are called node-000 and so on, leave it out")
-    known = workloads(sorted(PACKAGED.glob("*.jsonl.gz")))
-    sources = fleet(config.nodes, config.gpus, config.seed, config.faults, known, inject=config.inject)
-    return sources if not config.node_name else {config.node_name: sources["node-000"]}
+# --- factories --------------------------------------------------------------------------------------------------------
 
 
-def _nvml(config: Config, *, alone: bool) -> Source:
-    return local_gpus(procfs=config.procfs, alone=alone)
-
-
-def _auto(config: Config, *, alone: bool) -> Source:
-    """NVML, and DCGM where there is one. Without the driver's library here, a host engine that was named."""
+def _auto(config: Config) -> Source:
+    """NVML, and DCGM where it is installed. Without the driver's library here, a host engine that was named."""
     from gpu_exporter.sources.auto import AutoSource
 
     if config.dcgm_hostengine != Hostengine() and not driver.there():
-        return dcgm(config)
-    named = str(config.dcgm_hostengine) if config.dcgm_hostengine != Hostengine() else ""
-    wanted = named or config.dcgm_bindings is not None or dcgm_places.installed()
-    within = wanted and not named  # a host engine in this process calls NVML, too
-    return AutoSource(_nvml(config, alone=alone and not within), partial(dcgm, config) if wanted else None, named)
+        return _dcgm(config)
+    hostengine = str(config.dcgm_hostengine) if config.dcgm_hostengine != Hostengine() else ""
+    with_dcgm = hostengine or config.dcgm_bindings is not None or dcgm_places.installed()
+    return AutoSource(_nvml(config), partial(_dcgm, config) if with_dcgm else None, hostengine)
+
+
+def _nvml(config: Config) -> Source:
+    return local_gpus(procfs=config.procfs)
+
+
+def _dcgm(config: Config) -> DcgmSource:
+    from gpu_exporter.sources.dcgm.source import DcgmSource
+    from gpu_exporter.sources.dcgm.switches_and_cpus import ChosenDevices
+
+    devices = config.devices
+    return DcgmSource(
+        config.dcgm_hostengine,
+        config.dcgm_bindings,
+        procfs=config.procfs,
+        instances=devices.chosen if devices.kind == "i" else (),
+        chosen=ChosenDevices(config.switch_devices, config.cpu_devices),
+    )
 
 
 def _replay(config: Config) -> Source:
@@ -150,30 +161,65 @@ def _replay(config: Config) -> Source:
     return ReplaySource(load(recording(config.recording)), speed=config.speed, loop=config.loop)
 
 
+def _simulated(config: Config) -> Mapping[str, Source]:
+    from gpu_exporter.sources.simulated.source import FleetSettings, fleet
+    from gpu_exporter.sources.simulated.workload import workloads
+
+    if config.nodes > 1 and config.node_name:
+        raise GpuExporterError("--node-name is of one node: simulated ones are called node-000 and so on, leave it out")
+    settings = FleetSettings(config.nodes, config.gpus, config.seed, config.faults, config.inject)
+    sources = fleet(settings, workloads(sorted(PACKAGED.glob("*.jsonl.gz"))))
+    return sources if not config.node_name else {config.node_name: sources["node-000"]}
+
+
+def checked(factories: Mapping[str, Factory], kinds: Collection[str] = tuple(SOURCE_KINDS)) -> Mapping[str, Factory]:
+    """The factories, if there is one for each kind of source. Raises TypeError naming the fix."""
+    for name in kinds:
+        if name not in factories:
+            raise TypeError(f"source {name} has no factory: add one to FACTORIES in gpu_exporter/sources/choice.py")
+    for name in factories:
+        if name not in kinds:
+            raise TypeError(
+                f"--source can't choose {name}: add it to SOURCE_KINDS in gpu_exporter/model/source_kind.py"
+            )
+    return factories
+
+
+FACTORIES = checked(
+    {
+        AUTO.name: _auto,
+        NVML.name: _nvml,
+        DCGM.name: _dcgm,
+        REPLAY.name: _replay,
+        SIMULATED.name: _simulated,
+    }
+)
+
+
 def recording(named: Path | None) -> Path:
-    """The file that is meant: a file, or a packaged recording's name. Raises GpuExporterError naming those."""
+    """The path of a recording: of a file, or of a packaged one by its name. Raises GpuExporterError naming those."""
     packaged = {path.name.removesuffix(".jsonl.gz"): path for path in sorted(PACKAGED.glob("*.jsonl.gz"))}
     if named is None:
         names = ", ".join(packaged)
         raise GpuExporterError(f"--source replay needs --recording FILE, or one of the packaged ones: {names}")
-    found = packaged.get(str(named), named)
-    return named if found is not named and named.exists() else found
+    path = packaged.get(str(named), named)
+    return named if path is not named and named.exists() else path
 
 
-def local_gpus(*, procfs: Path = Path("/proc"), gpus: Sequence[int] | None = None, alone: bool = False) -> Source:
-    """The GPUs of this machine, or some; `alone`: nobody else in this process uses NVML.
+def local_gpus(*, procfs: Path = Path("/proc"), gpus: Sequence[int] | None = None) -> Source:
+    """The GPUs of this machine through NVML, all or those of these indices.
 
-    Raises SourceLost if the bindings are not what they should be.
+    Raises SourceLost if the module pynvml is missing, too old or not NVIDIA's.
     """
     try:
-        from gpu_exporter.sources.nvml.some import SomeGpus
         from gpu_exporter.sources.nvml.source import NvmlSource
     except (ImportError, AttributeError, SyntaxError) as error:
         from gpu_exporter.model.finding import Level
         from gpu_exporter.sources.nvml.bindings import bindings
 
-        found = bindings()
-        if found.level is not Level.FAIL:
+        finding = bindings()
+        if finding.level is not Level.FAIL:
             raise
-        raise SourceLost(f"{found.what}: {found.cure}") from error
-    return NvmlSource(procfs=procfs, alone=alone) if gpus is None else SomeGpus(gpus, procfs=procfs)
+        raise SourceLost(f"{finding.what}: {finding.cure}") from error
+    source = NvmlSource(procfs=procfs)
+    return source if gpus is None else Subset(source, gpus, setting="gpus")

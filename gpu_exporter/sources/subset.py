@@ -1,4 +1,4 @@
-"""Some of the GPUs of a source, by number or UUID."""
+"""A source narrowed to chosen GPUs, by index or UUID."""
 
 from __future__ import annotations
 
@@ -10,14 +10,18 @@ from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.source import Device, Sampled, Source, Staged
 
 
-class SomeOf:
-    """Another source, of which only these GPUs are seen. All must be there at first; later, one may be gone."""
+class Subset:
+    """Another source, of which only these GPUs are seen. All must be there at first; later, one may be gone.
 
-    def __init__(self, source: Source, chosen: Sequence[int | str]) -> None:
-        self.name, self.live = source.name, source.live
+    `setting` is what the message about a missing GPU begins with.
+    """
+
+    def __init__(self, source: Source, chosen: Sequence[int | str], *, setting: str = "--devices") -> None:
+        self.name, self.description, self.live = source.name, source.description, source.live
         self._source = source
         self._chosen = chosen
-        self._places: list[int | None] = []
+        self._setting = setting
+        self._indices: list[int | None] = []
 
     @property
     def reads_until_profiled(self) -> int:
@@ -25,26 +29,26 @@ class SomeOf:
         return self._source.reads_until_profiled if isinstance(self._source, Sampled) else 2
 
     def sample_every(self, seconds: float) -> None:
-        """What is read most often is to be sampled so often."""
+        """Set how often the fastest fields are sampled."""
         if isinstance(self._source, Sampled):
             self._source.sample_every(seconds)
 
     def open(self) -> None:
         self._source.open()
-        first = not self._places
-        self._places = [self._place(each) for each in self._chosen]
-        missing = [str(each) for each, place in zip(self._chosen, self._places, strict=True) if place is None]
+        first = not self._indices
+        self._indices = [self._index_of(gpu) for gpu in self._chosen]
+        missing = [str(gpu) for gpu, index in zip(self._chosen, self._indices, strict=True) if index is None]
         if first and missing:
-            self._places = []
+            self._indices = []
             raise SourceLost(
-                f"--devices: there is no GPU {', '.join(missing)}; those there are: {self._there()}", "no_gpu"
+                f"{self._setting}: there is no GPU {', '.join(missing)}; those there are: {self._all()}", "no_gpu"
             )
 
-    def _place(self, each: int | str) -> int | None:
+    def _index_of(self, gpu: int | str) -> int | None:
         count = self._source.count()
-        if isinstance(each, int):
-            return each if each < count else None
-        return next((index for index in range(count) if self._uuid(index) == each), None)
+        if isinstance(gpu, int):
+            return gpu if gpu < count else None
+        return next((index for index in range(count) if self._uuid(index) == gpu), None)
 
     def _uuid(self, index: int) -> str:
         try:
@@ -54,12 +58,12 @@ class SomeOf:
         device.close()
         return device.gpu.uuid
 
-    def _there(self) -> str:
+    def _all(self) -> str:
         return ", ".join(f"{index} ({self._uuid(index) or 'lost'})" for index in range(self._source.count()))
 
     def count(self) -> int:
         self._source.count()
-        return len(self._places)
+        return len(self._indices)
 
     def expected(self) -> int | None:
         return len(self._chosen)
@@ -68,10 +72,10 @@ class SomeOf:
         return self._source.reload_needed()
 
     def attach(self, index: int, metrics: Sequence[Metric]) -> Device:
-        place = self._places[index]
-        if place is None:
+        its_index = self._indices[index]
+        if its_index is None:
             raise GpuLost(f"GPU {self._chosen[index]} is there no more", "gone")
-        return self._source.attach(place, metrics)
+        return self._source.attach(its_index, metrics)
 
     def owners(self, gpu: Gpu) -> Sequence[Owner]:
         return self._source.owners(gpu)
@@ -80,11 +84,11 @@ class SomeOf:
         return self._source.non_gpu_samples()
 
     def reports_xids(self) -> bool:
-        """Whether Xids come from it, although it is not live."""
+        """Whether it reports Xids although it is not live."""
         return isinstance(self._source, Staged) and self._source.reports_xids()
 
     def dead(self) -> bool:
-        """Whether the exporter does not answer any more."""
+        """Whether the exporter does not respond any more."""
         return isinstance(self._source, Staged) and self._source.dead()
 
     def close(self) -> None:

@@ -19,12 +19,11 @@ from gpu_exporter.inputs import Hostengine, device_list, hostengine
 from gpu_exporter.model.errors import GpuLost, SourceLost
 from gpu_exporter.model.gpu import Reading
 from gpu_exporter.model.metric import EntityKind, Metric, MetricSet, Pace
-from gpu_exporter.sources.dcgm import bindings as b
+from gpu_exporter.sources.dcgm import bindings, loading
 from gpu_exporter.sources.dcgm import profiling as p
-from gpu_exporter.sources.dcgm import session as s
 from gpu_exporter.sources.dcgm.device import DcgmDevice
 from gpu_exporter.sources.dcgm.source import DcgmSource
-from gpu_exporter.sources.dcgm.switches_and_cpus import Chosen
+from gpu_exporter.sources.dcgm.switches_and_cpus import ChosenDevices
 from tests.conftest import run
 from tests.support.fakes.hostengine import BINDINGS, FakeHostengine, gpu, instance
 
@@ -39,8 +38,8 @@ Make = Callable[..., FakeHostengine]
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     """Start a stand-in host engine, with a state of one's own if need be."""
     started: list[FakeHostengine] = []
-    monkeypatch.setattr(s, "LOOK_SECONDS", 0.2)
-    monkeypatch.setattr("gpu_exporter.sources.dcgm.device.LOOK_SECONDS", 0.2)
+    monkeypatch.setattr("gpu_exporter.sources.dcgm.inventory.LIST_SECONDS", 0.2)
+    monkeypatch.setattr("gpu_exporter.sources.dcgm.device.LIST_SECONDS", 0.2)
     monkeypatch.setattr("gpu_exporter.sources.dcgm.source.SHARED_SECONDS", 0.05)
 
     def start(gpus: int = 1, **state: Any) -> FakeHostengine:
@@ -189,7 +188,7 @@ def test_never_a_live_read(engine: Make, connect: Connect) -> None:
     fake = engine()
     device = connect(fake).attach(0, FULL)
     until(device, profiled)
-    assert b.NO_FLAGS == 0
+    assert bindings.NO_FLAGS == 0
     assert fake.process is not None
     assert fake.process.poll() is None
 
@@ -287,7 +286,7 @@ def test_numbers_that_mean_none(
 def test_names_that_are_taken(engine: Make, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
     """A field group of the same name, by another client or left over: another name is taken."""
     tokens = iter(("same", "same"))
-    monkeypatch.setattr("gpu_exporter.sources.dcgm.session.secrets.token_hex", lambda _: next(tokens))
+    monkeypatch.setattr("gpu_exporter.sources.dcgm.groups.secrets.token_hex", lambda _: next(tokens))
     fake = engine()
     first, second = connect(fake), connect(fake)
     for source in (first, second):
@@ -298,35 +297,35 @@ def test_names_that_are_taken(engine: Make, connect: Connect, monkeypatch: pytes
 
 
 def test_xids_each_once(engine: Make, connect: Connect) -> None:
-    """What was there before we came is no news; two within a tick are two; and a new connection tells none again."""
+    """Xids from before the connection are left out; two within a tick are two; a new connection repeats none."""
     fake = engine(2)
     fake.xid(13)
     source = connect(fake)
     devices = [source.attach(index, DEFAULT) for index in range(2)]
     assert all(device.xids_since is not None for device in devices)
-    told: list[tuple[str, int]] = []
+    xids: list[tuple[str, int]] = []
 
     def look() -> None:
         for device in devices:
             device.read(FAST)
-            told.extend((event.pci_bus_id, event.code) for event in device.events())
+            xids.extend((event.pci_bus_id, event.code) for event in device.events())
         time.sleep(0.1)
 
     for _ in range(3):
         look()
-    assert told == []
+    assert xids == []
     fake.xid(79, 31)
     fake.xid(48, on=1)
     for _ in range(5):
         look()
-    assert sorted(told) == [("00000000:06:00.0", 31), ("00000000:06:00.0", 79), ("00000000:07:00.0", 48)]
+    assert sorted(xids) == [("00000000:06:00.0", 31), ("00000000:06:00.0", 79), ("00000000:07:00.0", 48)]
     source.open()
     source.count()
     devices = [source.attach(index, DEFAULT) for index in range(2)]
     fake.xid(94)
     for _ in range(5):
         look()
-    assert told[3:] == [("00000000:06:00.0", 94)]
+    assert xids[3:] == [("00000000:06:00.0", 94)]
 
 
 # --- GPUs, and what they are made of --------------------------------------------------------------------------------
@@ -483,7 +482,7 @@ def test_a_node_of_16_gpus_has_room(engine: Make, connect: Connect) -> None:
 
 
 def test_attached_twice(engine: Make, connect: Connect) -> None:
-    """As while other metrics are asked for: neither loses what the other gives back, and both are told of Xids."""
+    """As while the metrics change: neither loses what the other gives back, and both get the Xids."""
     fake = engine()
     source = connect(fake)
     first = source.attach(0, (m.POWER, m.SM_ACTIVE))
@@ -491,7 +490,7 @@ def test_attached_twice(engine: Make, connect: Connect) -> None:
     second = source.attach(0, (m.POWER, m.SM_ACTIVE, m.GPU_TEMP))
     until(second, profiled)
     fake.xid(31)
-    until(first, lambda _: bool(source.count()) and len(first._heard) > 0)
+    until(first, lambda _: bool(source.count()) and len(first._xids) > 0)
     assert [event.code for event in first.events()] == [event.code for event in second.events()] == [31]
     first.close()
     assert first.events() == []
@@ -500,7 +499,7 @@ def test_attached_twice(engine: Make, connect: Connect) -> None:
     fake.xid(79)
     until(second, lambda each: of(each, m.POWER) == [300] and of(each, m.SM_ACTIVE) == [0.25])
     until(second, lambda each: of(each, m.GPU_TEMP) == [42])
-    until(second, lambda _: len(second._heard) > 0)
+    until(second, lambda _: len(second._xids) > 0)
     assert [event.code for event in second.events()] == [79]
 
 
@@ -529,7 +528,7 @@ def test_other_metrics_again_and_again(engine: Make, connect: Connect) -> None:
         assert "no_room" not in device.read(ALL).unsupported.values()
 
 
-def told(reading: Reading, metric: Metric) -> dict[tuple[str, ...], float]:
+def by_labels(reading: Reading, metric: Metric) -> dict[tuple[str, ...], float]:
     """The values of a metric by those of its labels."""
     return {
         tuple(value for _, value in series.labels): value
@@ -544,7 +543,7 @@ def test_health_as_dcgm_exporter_has_it(engine: Make, connect: Connect) -> None:
     fake = engine(2, health=[[0x10, 10, 1, 1, 777], memory, bus])
     source = connect(fake)
     devices = [source.attach(index, (m.POWER, m.EXP_HEALTH)) for index in range(2)]
-    first, second = (told(device.read(ALL), m.EXP_HEALTH) for device in devices)
+    first, second = (by_labels(device.read(ALL), m.EXP_HEALTH) for device in devices)
     assert len(first) == len(second) == 11
     assert {key: value for key, value in first.items() if value} == {("DCGM_FR_FALLEN_OFF_BUS", "ALL"): 20}
     assert {key: value for key, value in second.items() if value} == {("DCGM_FR_VOLATILE_DBE_DETECTED", "MEM"): 20}
@@ -555,7 +554,7 @@ def test_health_as_dcgm_exporter_has_it(engine: Make, connect: Connect) -> None:
 
     def healed(each: Reading) -> bool:
         ended.update(tuple(value for _, value in series.labels) for series in each.ended)
-        return told(each, m.EXP_HEALTH).get(("DCGM_FR_UNKNOWN(777)", "PCIE")) == 10
+        return by_labels(each, m.EXP_HEALTH).get(("DCGM_FR_UNKNOWN(777)", "PCIE")) == 10
 
     until(devices[1], healed)
     assert ended == {("DCGM_FR_OK", "PCIE"), ("DCGM_FR_VOLATILE_DBE_DETECTED", "MEM")}
@@ -572,7 +571,7 @@ def test_links_between_gpus_as_dcgm_exporter_has_them(engine: Make, connect: Con
     """Not of a GPU to itself."""
     source = connect(engine(3, peers={"0-2": 5, "2-0": 9}))
     devices = [source.attach(index, (m.POWER, m.EXP_P2P)) for index in range(3)]
-    first, _, last = (told(device.read(ALL), m.EXP_P2P) for device in devices)
+    first, _, last = (by_labels(device.read(ALL), m.EXP_P2P) for device in devices)
     assert first == {("OK", "1"): 0, ("NotSupported", "2"): 5}
     assert last == {("Unknown", "0"): 9, ("OK", "1"): 0}
 
@@ -613,7 +612,7 @@ def test_chosen_beside_the_gpus(
         cpus=[{"id": 0, "fields": {"1130": 180.0}}],
         cores=[{"id": core, "cpu": 0, "fields": {"1100": 0.25}} for core in (0, 70)],
     )
-    chosen = Chosen(device_list(switches), device_list(cpus))
+    chosen = ChosenDevices(device_list(switches), device_list(cpus))
     source = DcgmSource(hostengine(fake.address), BINDINGS, chosen=chosen)
     source.open()
     device = source.attach(0, FULL)
@@ -669,7 +668,7 @@ def test_while_it_hangs_nobody_waits(engine: Make, connect: Connect) -> None:
         assert lost.value.reason == "stalled"
         took.append(time.monotonic() - begin)
     fake.signal(signal.SIGCONT)
-    assert max(took) < source.patience + 1
+    assert max(took) < source.timeout + 1
     assert sorted(took)[-2] < 0.5
 
 
@@ -701,7 +700,7 @@ def test_bindings(tmp_path: Path, environment: dict[str, str], message: str) -> 
 def test_no_bindings(tmp_path: Path) -> None:
     """The line names the packages and the flag."""
     with pytest.raises(SourceLost, match=r"datacenter-gpu-manager-4-core.*datacenter-gpu-manager for DCGM 3") as lost:
-        b.load(tmp_path)
+        loading.load(tmp_path)
     assert lost.value.reason == "no_bindings"
     assert str(tmp_path) in str(lost.value)
     assert str(BINDINGS) not in sys.path

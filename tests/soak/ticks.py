@@ -33,7 +33,7 @@ from gpu_exporter.model.metric import MetricSet
 from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.sources.simulated import device
 from gpu_exporter.sources.simulated.faults import LOST, RELOAD, SLOW
-from gpu_exporter.sources.simulated.source import fleet
+from gpu_exporter.sources.simulated.source import FleetSettings, fleet
 from gpu_exporter.sources.simulated.workload import workloads
 from tests.conftest import RECORDINGS
 
@@ -100,7 +100,7 @@ class Life:
         self._renderer, self._pages = Renderer(NODE), Pages()
         known = workloads(sorted(RECORDINGS.glob("*.jsonl.gz")))
         faults = script(self._rng, ticks, gpus)
-        nodes = fleet(1, gpus, seed, faults, known, self._clock.monotonic, self._clock.pass_by)
+        nodes = fleet(FleetSettings(1, gpus, seed, faults), known, self._clock.monotonic, self._clock.pass_by)
         self._collector = Collector(nodes[NODE], selected(MetricSet.FULL), self._publish)
 
     def _publish(self, made: Snapshot) -> None:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from gpu_exporter.config import ENV_PREFIX, Config, flag
 from gpu_exporter.inputs import boolean
+from gpu_exporter.model.source_kind import AUTO, DCGM
 
 SETTINGS = {setting.name: setting for setting in fields(Config)}
 TRUE = ("1", "t", "T", "TRUE", "true", "True")
@@ -234,7 +235,7 @@ def _answer(given: _Given, source: str) -> Translation:
         raise ValueError(f"{spelling}: {error}") from error
     arguments: tuple[str, ...] = (f"--{flag(setting)}={converted}",)
     if theirs.setting == "dcgm_hostengine":
-        if source not in ("", "auto", "dcgm"):
+        if source not in ("", AUTO.name, DCGM.name):
             return Translation((), (f"{spelling} is ignored: the source is {source}",))
-        arguments = ("--source=dcgm", *arguments) if not source else arguments
+        arguments = (f"--source={DCGM.name}", *arguments) if not source else arguments
     return Translation(arguments, ())

@@ -17,7 +17,7 @@ from gpu_exporter.model.finding import Finding, Level
 from gpu_exporter.model.gpu import Gpu
 from gpu_exporter.model.metric import EntityKind, Gpm, LinkSum, Metric, MetricSet
 from gpu_exporter.model.snapshot import GpuStatus, Snapshot
-from gpu_exporter.model.source import NOT_YOURS, Source
+from gpu_exporter.model.source import Source
 from gpu_exporter.model.verdict import Action, Verdict
 from gpu_exporter.sources.nvml.bindings import bindings
 
@@ -93,7 +93,7 @@ def judge(snapshot: Snapshot) -> list[Finding]:
             Finding(
                 "driver",
                 Level.WARN,
-                f"source {snapshot.source}: {NOT_YOURS[snapshot.source]}, not those of this machine",
+                f"source {snapshot.source}: {snapshot.description}, not those of this machine",
             )
         )
     if not snapshot.gpus:

@@ -1,6 +1,6 @@
-"""DCGM's return codes and blank values -> outcomes, and what each one costs.
+"""DCGM's return codes -> outcomes, and which of them cost a GPU or the source.
 
-The codes are of `dcgm_structs.h`, the same in DCGM 3.3 and 4. Their texts are ours: the library's own may not load.
+The codes are from `dcgm_structs.h`, the same in DCGM 3.3 and 4. The texts are not the library's, which may not load.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ LOST = {
     RESET_REQUIRED: "reset_required",
     GPUS_DETACHED: "gone",
 }
-# What profiling answers where it is not to be had, until something is installed or changed.
+# Errors of a host engine that can't profile until something is installed or changed.
 NO_PROFILING = {
     MODULE_NOT_LOADED: "no_profiling_module",
     PROFILING_NOT_SUPPORTED: "profiling_not_supported",
@@ -74,7 +74,7 @@ NO_PROFILING = {
     NOT_SUPPORTED: "not_supported",
     GPU_NOT_SUPPORTED: "not_supported",
 }
-# What it answers while somebody else has the counters, or asked DCGM to keep off.
+# Errors while another process holds the counters, or has asked DCGM to release them.
 PROFILING_PAUSED = {IN_USE: "in_use", PAUSED: "paused"}
 SOURCE_LOST = {
     CONNECTION_NOT_VALID: "no_connection",

@@ -1,4 +1,6 @@
-"""What DCGM tells by calls instead of fields, as dcgm-exporter shows it: health checks, and the NVLinks between GPUs.
+"""Health checks and the NVLinks between GPUs, with the labels that dcgm-exporter gives them.
+
+DCGM has calls for them instead of fields (`calls`).
 
 Source: NVIDIA/dcgm-exporter 4.5.3-4.8.2, `internal/pkg/collector/gpu_health_collector.go`, `p2p_status_collector.go`.
 """
@@ -40,60 +42,60 @@ class Incident(NamedTuple):
     error: str
 
 
-class Found(NamedTuple):
-    """What DCGM told last, of all GPUs that it was asked for; or the reason why it tells nothing."""
+class CallAnswers(NamedTuple):
+    """The last answers of DCGM about all GPUs with subscribers; or the reason why it has none."""
 
     health: tuple[Incident, ...] | str = ()
     peers: Mapping[int, Mapping[int, int]] | str = {}
 
 
-NOTHING = Found()
+NO_ANSWERS = CallAnswers()
 
 
-class Told:
-    """The same of one GPU, by index. What is found is part of a series' labels: another finding is another series."""
+class HealthAndPeers:
+    """Health and link states of one GPU as series. A new state is a new series: its labels contain the state."""
 
     def __init__(self, series_of: Callable[[Metric, Labels], Series], metrics: Iterable[Metric]) -> None:
         self.rows = frozenset(metrics) & {m.EXP_HEALTH, m.EXP_P2P}
         self.unsupported: dict[Metric, str] = {}
-        self._of = series_of
-        self._known: dict[Metric, dict[object, Series]] = {row: {} for row in self.rows}
+        self._series_of = series_of
+        self._current: dict[Metric, dict[object, Series]] = {row: {} for row in self.rows}
 
     def read(
         self,
-        found: Found,
-        board: Entity,
-        index: int,
+        answers: CallAnswers,
+        gpu: tuple[Entity, int],
         paces: frozenset[Pace],
         values: dict[Series, float],
         failed: dict[Series, str],
     ) -> set[Series]:
-        """Fill in what is due; return the series of findings that are no more."""
+        """Fill in what is due for a GPU, given by entity and index; return the series of findings that are over."""
+        board, index = gpu
         ended: set[Series] = set()
         for row in self.rows:
-            answer = found.health if row is m.EXP_HEALTH else found.peers
+            answer = answers.health if row is m.EXP_HEALTH else answers.peers
             if row.pace not in paces:
                 continue
-            known = self._known[row]
+            current = self._current[row]
             if isinstance(answer, str):
                 self.unsupported[row] = answer
-                failed.update(dict.fromkeys(known.values(), answer))
+                failed.update(dict.fromkeys(current.values(), answer))
                 continue
             self.unsupported.pop(row, None)
-            rows = _health(found.health, board) if row is m.EXP_HEALTH else _peers(found.peers, index)
-            now = {key: (self._of(row, labels), value) for key, labels, value in rows}
-            ended |= set(known.values()) - {series for series, _ in now.values()}
-            self._known[row] = {key: series for key, (series, _) in now.items()}
+            rows = _health(answers.health, board) if row is m.EXP_HEALTH else _peers(answers.peers, index)
+            now = {key: (self._series_of(row, labels), value) for key, labels, value in rows}
+            ended |= set(current.values()) - {series for series, _ in now.values()}
+            self._current[row] = {key: series for key, (series, _) in now.items()}
             values.update(now.values())
         return ended
 
 
 def _health(incidents: object, board: Entity) -> Iterable[tuple[object, Labels, float]]:
     assert isinstance(incidents, tuple)
-    last = {each.system: each for each in incidents if each.entity == board}
+    last = {incident.system: incident for incident in incidents if incident.entity == board}
     for system, name in SYSTEMS.items():
-        known = last.get(system)
-        error, status = (known.error, known.status) if known else (NO_ERROR, PASS)
+        incident = last.get(system)
+        error, status = (incident.error, incident.status) if incident else (NO_ERROR, PASS)
         yield system, (("health_error_code", error), ("health_watch", name)), status
 
 

@@ -1,4 +1,4 @@
-"""What DCGM tells of a GPU -> its identity, in the words that NVML's has."""
+"""DCGM's attributes and fields of a GPU -> its identity, in the words of NVML."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from gpu_exporter.model.gpu import Gpu
 from gpu_exporter.sources.dcgm.bindings import Attributes
 from gpu_exporter.sources.dcgm.values import Answer
 
-# Fields of the system and of a GPU, beside what its attributes have.
+# Fields of the system and of a GPU that complement its attributes.
 NVML_VERSION, CUDA_DRIVER, MINOR_NUMBER, COMPUTE_CAPABILITY, MIG_MODE = 2, 5, 55, 63, 67
-OF_SYSTEM = (NVML_VERSION, CUDA_DRIVER)
-OF_GPU = (MINOR_NUMBER, COMPUTE_CAPABILITY, MIG_MODE)
+SYSTEM_FIELDS = (NVML_VERSION, CUDA_DRIVER)
+GPU_FIELDS = (MINOR_NUMBER, COMPUTE_CAPABILITY, MIG_MODE)
 # NVML's names of architectures, by compute capability.
 ARCHITECTURES = {
     (5, 0): "Maxwell",
@@ -25,8 +25,8 @@ ARCHITECTURES = {
 }
 
 
-def identify(index: int, known: Attributes, answers: Mapping[int, Answer]) -> Gpu:
-    """The identity; what DCGM does not know is left out."""
+def identify(index: int, attributes: Attributes, answers: Mapping[int, Answer]) -> Gpu:
+    """The identity, without what DCGM does not know."""
 
     def number(field: int) -> int | None:
         answer = answers.get(field)
@@ -36,26 +36,26 @@ def identify(index: int, known: Attributes, answers: Mapping[int, Answer]) -> Gp
     cuda, minor, capability = number(CUDA_DRIVER), number(MINOR_NUMBER), number(COMPUTE_CAPABILITY)
     pair = None if capability is None else (capability >> 16, capability & 0xFFFF)
     info = {
-        "driver_version": known.driver,
+        "driver_version": attributes.driver,
         "nvml_version": nvml.value if nvml is not None and isinstance(nvml.value, str) else "",
         "cuda_version": "" if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}",
-        "serial": known.serial,
-        "vbios_version": known.vbios,
-        "inforom_version": known.inforom,
+        "serial": attributes.serial,
+        "vbios_version": attributes.vbios,
+        "inforom_version": attributes.inforom,
         "architecture": "" if pair is None else _architecture(pair),
         "compute_capability": "" if pair is None else f"{pair[0]}.{pair[1]}",
     }
     return Gpu(
         index=index,
-        uuid=known.uuid,
-        pci_bus_id=known.pci,
-        model=known.name,
+        uuid=attributes.uuid,
+        pci_bus_id=attributes.pci,
+        model=attributes.name,
         device="" if minor is None else f"nvidia{minor}",
-        driver=known.driver,
+        driver=attributes.driver,
         info=tuple((name, value) for name, value in info.items() if value),
     )
 
 
 def _architecture(capability: tuple[int, int]) -> str:
-    """The newest that is no newer than this capability; one that we don't know may be anything."""
+    """The newest that is no newer than this capability; one that is not listed here may be anything."""
     return next((ARCHITECTURES[first] for first in sorted(ARCHITECTURES, reverse=True) if first <= capability), "")

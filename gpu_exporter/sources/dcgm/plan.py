@@ -1,4 +1,4 @@
-"""Metrics -> what DCGM is asked: which field of which entity, how often. Pure."""
+"""Metrics -> the fields that are read of each entity, and how often. Pure."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.model.gpu import Series
 from gpu_exporter.model.metric import EntityKind, Labels, Metric, Pace, scaled
-from gpu_exporter.sources.dcgm.session import Wish
+from gpu_exporter.sources.dcgm.groups import WatchRequest
 from gpu_exporter.sources.dcgm.values import Entity
 
 # How often the host engine samples what is read at a pace, so that no answer is much older than its pace says.
 SAMPLED_SECONDS = {Pace.SLOW: 7.5, Pace.RARE: 30.0, Pace.STATIC: 600.0}
 # Profiling fields, of which a host engine without the means takes none: `DCGM_FIELD_ID_IS_PROF_FIELD`, and room ahead.
 PROFILING = (range(1001, 1100), range(1532, 1534))
-# What DCGM tells by calls of their own.
+# What is read by calls of their own instead of fields.
 BY_CALL = (m.NVLINK_COUNT, m.NVLINK_UP, m.MIG_DEVICE, m.INSTANCE_SLICES, m.EXP_HEALTH, m.EXP_P2P)
 FABRIC_KNOWN = range(1, 5)
 # Where DCGM leaves a 0 if the driver has no value: it looks at the return code of the call, not at the field's own
@@ -30,8 +30,8 @@ def is_profiling(number: int) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """A series, and the field of an entity that answers it. `pace` is that of the field: of its fastest series."""
+class FieldQuery:
+    """A series, and the field of an entity that has its values. `pace` is that of the field: of its fastest series."""
 
     series: Series
     entity: Entity
@@ -40,11 +40,11 @@ class Question:
 
     @property
     def key(self) -> tuple[Entity, int]:
-        """Of the answer in a table."""
+        """The key of its answer in a table."""
         return self.entity, self.number
 
     def value(self, raw: float) -> float | None:
-        """The value in the metric's unit; None where DCGM has a number that means none."""
+        """The value in the metric's unit; None where DCGM's number stands for no value."""
         metric = self.series.metric
         if (metric is m.FABRIC and raw not in FABRIC_KNOWN) or (raw == 0 and self.number in ZERO_IS_NONE):
             return None
@@ -54,52 +54,52 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """The questions about one GPU, and what has no field in DCGM."""
+class FieldPlan:
+    """The fields to read of one GPU, and the metrics that have no field in DCGM."""
 
-    plain: tuple[Question, ...] = ()
-    profiling: tuple[Question, ...] = ()
+    plain: tuple[FieldQuery, ...] = ()
+    profiling: tuple[FieldQuery, ...] = ()
     unsupported: Mapping[Metric, str] = field(default_factory=dict)
 
     @property
     def series(self) -> set[Series]:
-        """All that may be answered."""
-        return {question.series for question in (*self.plain, *self.profiling)}
+        """All series that may get values."""
+        return {query.series for query in (*self.plain, *self.profiling)}
 
-    def wishes(self, interval: float) -> list[Wish]:
-        """What to have sampled; profiling apart, since a host engine may refuse that as a whole."""
+    def plain_requests(self, interval: float) -> list[WatchRequest]:
+        """What to have sampled, but for profiling."""
         seconds = {**SAMPLED_SECONDS, Pace.FAST: interval}
-        found = [
-            Wish(pace.name.lower(), entities, fields, seconds[pace])
-            for (pace, fields), entities in _alike(self.plain).items()
-        ]
-        return found + [
-            Wish(PROFILING_KIND, entities, fields, seconds[Pace.FAST])
-            for (_, fields), entities in _alike(self.profiling).items()
+        return [
+            WatchRequest(pace.name.lower(), entities, fields, seconds[pace])
+            for (pace, fields), entities in _batched(self.plain).items()
         ]
 
-    def without(self, entities: Sequence[Entity], refused: Iterable[int]) -> Plan:
-        """The plan without questions that the host engine refused."""
+    def profiling_requests(self, interval: float) -> list[WatchRequest]:
+        """What to have sampled for profiling, apart since a host engine may refuse that as a whole."""
+        return [
+            WatchRequest("profiling", entities, fields, interval)
+            for (_, fields), entities in _batched(self.profiling).items()
+        ]
+
+    def without(self, entities: Sequence[Entity], refused: Iterable[int]) -> FieldPlan:
+        """The plan without fields that the host engine refused."""
         gone = {(entity, number) for entity in entities for number in refused}
-        return Plan(
-            tuple(question for question in self.plain if question.key not in gone),
-            tuple(question for question in self.profiling if question.key not in gone),
+        return FieldPlan(
+            tuple(query for query in self.plain if query.key not in gone),
+            tuple(query for query in self.profiling if query.key not in gone),
             self.unsupported,
         )
 
 
-PROFILING_KIND = "profiling"
-
-
-def _alike(questions: Sequence[Question]) -> dict[tuple[Pace, tuple[int, ...]], tuple[Entity, ...]]:
-    """Entities that are asked for the same fields at the same pace."""
+def _batched(queries: Sequence[FieldQuery]) -> dict[tuple[Pace, tuple[int, ...]], tuple[Entity, ...]]:
+    """Entities of which the same fields are read at the same pace."""
     fields: dict[tuple[Pace, Entity], set[int]] = defaultdict(set)
-    for question in questions:
-        fields[question.pace, question.entity].add(question.number)
-    found: dict[tuple[Pace, tuple[int, ...]], list[Entity]] = defaultdict(list)
+    for query in queries:
+        fields[query.pace, query.entity].add(query.number)
+    batches: dict[tuple[Pace, tuple[int, ...]], list[Entity]] = defaultdict(list)
     for (pace, entity), numbers in fields.items():
-        found[pace, tuple(sorted(numbers))].append(entity)
-    return {key: tuple(entities) for key, entities in found.items()}
+        batches[pace, tuple(sorted(numbers))].append(entity)
+    return {key: tuple(entities) for key, entities in batches.items()}
 
 
 def plan(
@@ -110,22 +110,21 @@ def plan(
     instances: Mapping[Entity, Labels],
     *,
     mig: bool,
-) -> Plan:
-    """Which questions to ask: of the board, its NVLinks by number, and its MIG instances with their labels.
+) -> FieldPlan:
+    """The fields to read: of the board, its NVLinks by number, and its MIG instances with their labels.
 
-    `series_of` gives the same series for the same metric and labels each time.
-    In MIG mode, what belongs to the instances is not asked of the board.
+    `series_of` returns the same series for the same metric and labels each time.
+    In MIG mode, what belongs to the instances is not read of the board.
     """
-    asked = list(metrics)
+    wanted = list(metrics)
     paces: dict[int, Pace] = {}
-    for metric in asked:
+    for metric in wanted:
         if metric.dcgm is not None:
-            pace = paces.get(metric.dcgm, metric.pace)
-            paces[metric.dcgm] = min(pace, metric.pace, key=lambda each: each.value)
-    plain: list[Question] = []
-    profiling: list[Question] = []
+            paces[metric.dcgm] = min(paces.get(metric.dcgm, metric.pace), metric.pace, key=lambda pace: pace.value)
+    plain: list[FieldQuery] = []
+    profiling: list[FieldQuery] = []
     unsupported: dict[Metric, str] = {}
-    for metric in asked:
+    for metric in wanted:
         if metric in BY_CALL or metric.entity in m.NON_GPU_ENTITIES:
             continue
         if metric.dcgm is None:
@@ -141,6 +140,6 @@ def plan(
         else:
             places = [(board, ())]
         for entity, labels in places:
-            question = Question(series_of(metric, labels), entity, metric.dcgm, paces[metric.dcgm])
-            (profiling if is_profiling(metric.dcgm) else plain).append(question)
-    return Plan(tuple(plain), tuple(profiling), unsupported)
+            query = FieldQuery(series_of(metric, labels), entity, metric.dcgm, paces[metric.dcgm])
+            (profiling if is_profiling(metric.dcgm) else plain).append(query)
+    return FieldPlan(tuple(plain), tuple(profiling), unsupported)

@@ -1,7 +1,7 @@
 """DCGM -> readings: GPUs through NVIDIA's host engine, another process or one within this.
 
-Every call into its library is made by one thread (`caller`), with a deadline of ours: a host engine that hangs holds
-a call for 60 s. All devices share what is read, one call for all GPUs.
+One thread makes every call into its library (`thread`), each with a timeout: a host engine that hangs holds a call for
+60 s. All devices share what is read, by one call for all GPUs.
 """
 
 from __future__ import annotations
@@ -20,12 +20,15 @@ from gpu_exporter.model.errors import GpuLost, SourceLost
 from gpu_exporter.model.finding import Finding, Level
 from gpu_exporter.model.gpu import Gpu, Owner, Sample, XidEvent
 from gpu_exporter.model.metric import Metric, Pace
+from gpu_exporter.model.source_kind import DCGM
 from gpu_exporter.sources.dcgm import switches_and_cpus
-from gpu_exporter.sources.dcgm.bindings import Bindings, load
+from gpu_exporter.sources.dcgm.bindings import Bindings
 from gpu_exporter.sources.dcgm.device import DcgmDevice
 from gpu_exporter.sources.dcgm.errors import DcgmError
-from gpu_exporter.sources.dcgm.session import LOOK_SECONDS, Session, Table
-from gpu_exporter.sources.dcgm.switches_and_cpus import Beside, Chosen
+from gpu_exporter.sources.dcgm.inventory import LIST_SECONDS
+from gpu_exporter.sources.dcgm.loading import load
+from gpu_exporter.sources.dcgm.session import Session, Table
+from gpu_exporter.sources.dcgm.switches_and_cpus import ChosenDevices, SwitchesAndCpus
 from gpu_exporter.sources.dcgm.thread import Caller
 from gpu_exporter.sources.dcgm.values import EntityGroup
 from gpu_exporter.sources.nvml.driver import bound, reload_needed
@@ -33,7 +36,7 @@ from gpu_exporter.sources.nvml.driver import bound, reload_needed
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-ALL = Chosen()
+ALL = ChosenDevices()
 # How long a connection or the start of an embedded host engine may take, and each call while a GPU is attached, for
 # the host engine then samples all that is new.
 CONNECT_SECONDS, ATTACH_SECONDS = 5.0, 5.0
@@ -41,16 +44,15 @@ CONNECT_SECONDS, ATTACH_SECONDS = 5.0, 5.0
 READ_SECONDS = 1.0
 # How long `close` waits for a remote host engine; one in this process takes 1.5 s to stop.
 CLOSE_SECONDS, STOP_SECONDS = 1.0, 5.0
-# What was read at a slow pace is good for another device that comes so much later.
+# How old an answer of a slow pace may be for another device.
 SHARED_SECONDS = 5.0
 
 
 class DcgmSource:
-    """The GPUs of a host engine. A GPU's index is its place among those that DCGM knows, as nvidia-smi counts them."""
+    """The GPUs of a host engine. A GPU's index is its position in DCGM's list, as nvidia-smi counts."""
 
-    name = "dcgm"
-    live = True
-    # A profiling value takes a whole interval of the host engine, which begins when it likes.
+    name, description, live = DCGM
+    # A profiling value takes a whole interval of the host engine, which may begin at any time.
     reads_until_profiled = 4
 
     def __init__(
@@ -61,7 +63,7 @@ class DcgmSource:
         sysfs: Path = Path("/sys"),
         procfs: Path = Path("/proc"),
         instances: Sequence[int | str] = (),
-        chosen: Chosen = ALL,
+        chosen: ChosenDevices = ALL,
     ) -> None:
         """`instances` are the MIG instances to read, by DCGM's numbers or their devices' UUIDs; all, if it is empty."""
         self.interval = 1.0
@@ -70,7 +72,7 @@ class DcgmSource:
         self._hostengine, self._folder = hostengine, folder
         self._sysfs, self._procfs = sysfs, procfs
         self._caller = Caller(str(hostengine))
-        self._turn = threading.Lock()
+        self._reading = threading.Lock()
         self._bindings: Bindings | None = None
         self._session: Session | None = None
         self._supported: frozenset[int] = frozenset()
@@ -78,20 +80,20 @@ class DcgmSource:
         self._stamp: int | None = None
         self._listeners: dict[int, list[deque[XidEvent]]] = {}
         self._pci: dict[int, str] = {}
-        self._beside: Beside | None = None
+        self._switches_and_cpus: SwitchesAndCpus | None = None
         self._warned = False
 
     def sample_every(self, seconds: float) -> None:
-        """How often the host engine is to sample what is read most often."""
+        """Set how often the host engine samples the fastest fields."""
         self.interval = seconds
 
     @property
-    def patience(self) -> float:
+    def timeout(self) -> float:
         """Seconds after which a call counts as stuck."""
         return max(READ_SECONDS, self.interval)
 
     def open(self) -> None:
-        """Connect anew: what an earlier connection had is of no use. Raises SourceLost."""
+        """Connect anew, without anything of an earlier connection. Raises SourceLost."""
         old, self._session = self._session, None
 
         def connect() -> Session:
@@ -116,25 +118,25 @@ class DcgmSource:
             raise SourceLost(f"DCGM: {self._hostengine}: not connected", "no_connection")
         return session
 
-    def _call(self, session: Session, job: Callable[[], T], patience: float) -> T:
-        """On the thread, if the connection is still that one. Raises SourceLost."""
+    def _call(self, session: Session, job: Callable[[], T], timeout: float) -> T:
+        """Run a job on the thread, if the session is still the current one. Raises SourceLost."""
 
         def checked() -> T:
             if session is not self._session:
                 raise SourceLost(f"DCGM: {self._hostengine}: connected anew", "no_connection")
             return job()
 
-        return self._caller.call(checked, patience)
+        return self._caller.call(checked, timeout)
 
     def count(self) -> int:
         session = self._open_session()
 
-        def look() -> int:
-            self._supported = frozenset(session.gpus(supported=True))
-            self._listed = len(session.gpus())
+        def count() -> int:
+            self._supported = frozenset(session.inventory.gpus(supported=True))
+            self._listed = len(session.inventory.gpus())
             return self._listed
 
-        return self._call(session, look, self.patience)
+        return self._call(session, count, self.timeout)
 
     def expected(self) -> int | None:
         """GPUs that are bound to the driver, if the host engine is on this machine."""
@@ -151,16 +153,16 @@ class DcgmSource:
             device = DcgmDevice(self, session, index, number, metrics)
             self._pci[number] = device.gpu.pci_bus_id
             self._warn(session)
-            self._look_beside(session, metrics)
+            self._watch_switches_and_cpus(session, metrics)
             return device
 
         return self._call(session, attach, ATTACH_SECONDS)
 
     def _number(self, session: Session, index: int) -> int:
-        numbers = session.gpus()
+        numbers = session.inventory.gpus()
         if index >= len(numbers):
             raise GpuLost(f"GPU {index}: the host engine has no GPU of this index any more", "gone")
-        self._supported = frozenset(session.gpus(supported=True))
+        self._supported = frozenset(session.inventory.gpus(supported=True))
         if numbers[index] not in self._supported:
             raise GpuLost(f"GPU {index}: DCGM knows it, and can't read it now", "gone")
         return numbers[index]
@@ -169,60 +171,57 @@ class DcgmSource:
         """UUID and PCI address of each GPU that can be read now, by index. Raises SourceLost."""
         session = self._open_session()
 
-        def look() -> dict[int, tuple[str, str]]:
-            supported = session.gpus(supported=True)
-            found = {}
-            for index, number in enumerate(session.gpus()):
+        def identities() -> dict[int, tuple[str, str]]:
+            supported = session.inventory.gpus(supported=True)
+            by_index = {}
+            for index, number in enumerate(session.inventory.gpus()):
                 with suppress(DcgmError):
-                    known = session.attributes(number)
-                    if number in supported and known.uuid:
-                        found[index] = (known.uuid, known.pci)
-            return found
+                    attributes = session.inventory.attributes(number)
+                    if number in supported and attributes.uuid:
+                        by_index[index] = (attributes.uuid, attributes.pci)
+            return by_index
 
-        return self._call(session, look, ATTACH_SECONDS)
+        return self._call(session, identities, ATTACH_SECONDS)
 
     def owners(self, gpu: Gpu) -> Sequence[Owner]:
-        """The driver knows processes, not pods."""
+        """None: the driver knows processes, not pods."""
         return ()
 
     def non_gpu_samples(self) -> Sequence[Sample]:
-        """NVSwitches and CPUs, as they were read with the GPUs."""
-        known = self._beside
-        if known is None or known.session is not self._session:
+        """NVSwitches and CPUs, as they were last read with the GPUs."""
+        watched = self._switches_and_cpus
+        if watched is None or watched.session is not self._session:
             return ()
-        session, questions = known.session, known.questions
-        read_at = session.table.read_at.get(Pace.SLOW, -float("inf"))
-        return (
-            switches_and_cpus.samples(questions, session.table.answers)
-            if time.monotonic() - read_at < STALE_SECONDS
-            else ()
-        )
+        table = watched.session.table
+        if time.monotonic() - table.read_at.get(Pace.SLOW, -float("inf")) >= STALE_SECONDS:
+            return ()
+        return switches_and_cpus.samples(watched.queries, table.answers)
 
-    def _look_beside(self, session: Session, metrics: Sequence[Metric]) -> None:
-        """Once for what is asked for, by whichever device comes first; all are asked for the same."""
-        before, wanted = self._beside, switches_and_cpus.wanted(metrics)
+    def _watch_switches_and_cpus(self, session: Session, metrics: Sequence[Metric]) -> None:
+        """Watch them for the first device that is attached; all others have the same metrics."""
+        before, wanted = self._switches_and_cpus, switches_and_cpus.wanted(metrics)
         if before is not None and before.session is session and before.wanted == wanted:
             return
         try:
-            self._beside = switches_and_cpus.ask(session, wanted, self._chosen)
+            self._switches_and_cpus = switches_and_cpus.watch(session, wanted, self._chosen)
         except DcgmError:
-            self._beside = Beside(session, wanted)
+            self._switches_and_cpus = SwitchesAndCpus(session, wanted)
         if before is not None and before.session is session:
             for watch in before.watches:
-                session.unwatch(watch)
+                session.groups.unwatch(watch)
 
     def _warn(self, session: Session) -> None:
-        """Say once what was chosen and is not there."""
+        """Warn once of chosen devices that do not exist."""
         if self._warned:
             return
         self._warned = True
-        for line in switches_and_cpus.missing(session, self._chosen):
+        for line in switches_and_cpus.missing(session.inventory, self._chosen):
             log.warning(line)
-        there = {part.entity.id for part in session.parts() if part.entity.group is EntityGroup.GPU_I}
-        none = [str(each) for each in self.instances if isinstance(each, int) and each not in there]
-        if none:
-            known = ", ".join(map(str, sorted(there))) or "none"
-            log.warning("--devices: there is no GPU instance %s; those there are: %s", ", ".join(none), known)
+        there = {part.entity.id for part in session.inventory.parts() if part.entity.group is EntityGroup.GPU_I}
+        absent = [str(number) for number in self.instances if isinstance(number, int) and number not in there]
+        if absent:
+            existing = ", ".join(map(str, sorted(there))) or "none"
+            log.warning("--devices: there is no GPU instance %s; those there are: %s", ", ".join(absent), existing)
 
     def close(self) -> None:
         session, self._session = self._session, None
@@ -230,16 +229,16 @@ class DcgmSource:
             with suppress(SourceLost):
                 self._caller.call(session.close, STOP_SECONDS if self._hostengine.embedded else CLOSE_SECONDS)
 
-    # --- what the devices share -----------------------------------------------------------------------------------
+    # --- what devices use (`DeviceContext`) -----------------------------------------------------------------------
 
     def read(self, session: Session, paces: frozenset[Pace], since: float) -> Table:
-        """The answers for these paces, none of a pace older than `since`: of one reading for all devices of a tick."""
-        with self._turn:  # held for as long as a call may take, and no longer
+        """The answers for these paces, none of a pace older than `since`, read once for all devices of a tick."""
+        with self._reading:  # held for as long as a call may take, and no longer
             now = time.monotonic()
             oldest = {pace: now - (self.interval / 2 if pace is Pace.FAST else SHARED_SECONDS) for pace in paces}
             due = [pace for pace in paces if session.table.read_at.get(pace, -float("inf")) < max(since, oldest[pace])]
             if due or session is not self._session:
-                self._call(session, lambda: self._read(session, due), self.patience)
+                self._call(session, lambda: self._read(session, due), self.timeout)
         return session.table
 
     def _read(self, session: Session, paces: Sequence[Pace]) -> None:
@@ -247,57 +246,57 @@ class DcgmSource:
         if Pace.FAST not in paces:
             return
         first = self._stamp is None
-        found, self._stamp = session.xids(self._stamp or 0)
-        for entity, answer in () if first else found:  # what was there before we came is no news
+        samples, self._stamp = session.xids.since(self._stamp or 0)
+        for entity, answer in () if first else samples:  # the first read has those from before this source
             if isinstance(answer.value, int | float):
                 event = XidEvent(time.time(), self._pci.get(entity.id, ""), int(answer.value))
-                for heard in self._listeners.get(entity.id, ()):
-                    heard.append(event)
+                for xids in self._listeners.get(entity.id, ()):
+                    xids.append(event)
 
-    def look(self, session: Session, job: Callable[[], bool]) -> bool:
-        """Look at something on the thread, which takes no longer than a read. Raises SourceLost."""
-        return self._call(session, job, self.patience)
+    def inspect(self, session: Session, job: Callable[[], bool]) -> bool:
+        """Run a job on the thread that takes no longer than a read. Raises SourceLost."""
+        return self._call(session, job, self.timeout)
 
-    def ask(self, session: Session, job: Callable[[], None]) -> None:
-        """Do something on the thread, which may take as long as to attach a GPU. Raises SourceLost."""
+    def run(self, session: Session, job: Callable[[], None]) -> None:
+        """Run a job on the thread that may take as long as to attach a GPU. Raises SourceLost."""
         self._call(session, job, ATTACH_SECONDS)
 
-    def drop(self, session: Session, job: Callable[[], None]) -> None:
-        """Do something on the thread if it can be done soon. Never raises."""
+    def clean_up(self, session: Session, job: Callable[[], None]) -> None:
+        """Run a job on the thread if that is possible soon. Never raises."""
         if session is self._session:
             with suppress(SourceLost, GpuLost):
-                self._call(session, job, self.patience)
+                self._call(session, job, self.timeout)
 
-    def listen(self, number: int, heard: deque[XidEvent]) -> None:
-        """Put Xids of a GPU there from now on. A GPU may be attached twice, and each of both is told."""
-        self._listeners[number] = [*self._listeners.get(number, ()), heard]
+    def add_listener(self, number: int, xids: deque[XidEvent]) -> None:
+        """Append Xids of a GPU to this queue from now on. Both devices of a GPU that is attached twice get them."""
+        self._listeners[number] = [*self._listeners.get(number, ()), xids]
 
-    def unlisten(self, number: int, heard: deque[XidEvent]) -> None:
-        """The opposite."""
-        self._listeners[number] = [each for each in self._listeners.get(number, ()) if each is not heard]
+    def remove_listener(self, number: int, xids: deque[XidEvent]) -> None:
+        """Append no more Xids to this queue."""
+        self._listeners[number] = [queue for queue in self._listeners.get(number, ()) if queue is not xids]
 
-    def supported(self, number: int) -> bool:
-        """Whether the host engine could read this GPU when it was asked last."""
+    def is_readable(self, number: int) -> bool:
+        """Whether the host engine could read this GPU when its GPUs were last listed."""
         return number in self._supported
 
     # --- doctor ---------------------------------------------------------------------------------------------------
 
     def findings(self) -> list[Finding]:
-        """The bindings, the host engine, and what it has beside GPUs. Never raises."""
+        """The bindings, the host engine, and its entities without a GPU. Never raises."""
         if self._bindings is None:
             return []
         version = self._bindings.version() or "of unknown version"
-        found = [Finding("bindings", Level.OK, f"DCGM {version}, bindings in {self._bindings.folder}")]
+        findings = [Finding("bindings", Level.OK, f"DCGM {version}, bindings in {self._bindings.folder}")]
         if self._listed is not None:
             what = f"{self._hostengine}: reads {len(self._supported)} of {self._listed} GPUs"
-            found.append(Finding("hostengine", Level.OK, what))
-        questions = self._beside.questions if self._beside is not None else ()
-        entities = Counter(entity.group for entity in {question.entity for question in questions})
+            findings.append(Finding("hostengine", Level.OK, what))
+        queries = self._switches_and_cpus.queries if self._switches_and_cpus is not None else ()
+        entities = Counter(entity.group for entity in {query.entity for query in queries})
         there = [f"{entities[group]} {name}" for group, name in NAMES.items() if entities[group]]
         if there:
-            found.append(Finding("hostengine", Level.OK, f"beside the GPUs: {', '.join(there)}"))
-        return found
+            findings.append(Finding("hostengine", Level.OK, f"beside the GPUs: {', '.join(there)}"))
+        return findings
 
 
 NAMES = {EntityGroup.SWITCH: "NVSwitches", EntityGroup.CPU: "CPUs", EntityGroup.CPU_CORE: "CPU cores"}
-STALE_SECONDS = 3 * SHARED_SECONDS + LOOK_SECONDS + Pace.SLOW.value
+STALE_SECONDS = 3 * SHARED_SECONDS + LIST_SECONDS + Pace.SLOW.value

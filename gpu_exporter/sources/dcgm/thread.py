@@ -1,4 +1,4 @@
-"""One thread for every call into DCGM's library, with a deadline that is ours: no such call can be broken off."""
+"""One thread for every call into DCGM's library, with a deadline for each: such a call can't be interrupted."""
 
 from __future__ import annotations
 
@@ -14,21 +14,24 @@ T = TypeVar("T")
 
 
 class _Call(Generic[T]):
-    """Something to do, and what came of it."""
+    """A job, and its result or error."""
 
-    def __init__(self, job: Callable[[], T], patience: float) -> None:
-        self.job, self.patience = job, patience
+    def __init__(self, job: Callable[[], T], timeout: float) -> None:
+        self.job, self.timeout = job, timeout
         self.begun: float | None = None
-        self.done = self.given_up = False
+        self.done = self.abandoned = False
         self.result: T | None = None
         self.error: BaseException | None = None
 
 
 class Caller:
-    """Does one call after the other. While one is stuck no other is begun, and whoever asks is told so at once."""
+    """Makes one call after the other. While one is stuck, no other begins: each fails at once.
 
-    def __init__(self, what: str) -> None:
-        self._what = what
+    `name` is that of the host engine, for messages.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
         self._changed = threading.Condition()
         self._waiting: deque[_Call[Any]] = deque()
         self._current: _Call[Any] | None = None
@@ -36,29 +39,29 @@ class Caller:
 
     @property
     def stuck(self) -> float:
-        """For how many seconds a call that was given up has been stuck; 0 if none is."""
+        """For how many seconds an abandoned call has been stuck; 0 if none is."""
         current = self._current
-        begun = current.begun if current and current.given_up else None
+        begun = current.begun if current and current.abandoned else None
         return 0.0 if begun is None else time.monotonic() - begun
 
     def beat(self) -> None:
-        """From within a job: it gets on, and what is late is only what it does next. Ends a job that nobody waits for.
+        """Restart the timeout of the current job, from within it: it is making progress.
 
-        Raises SourceLost.
+        Raises SourceLost, to end a job that was abandoned.
         """
         current = self._current
         if current is None:
             return
-        if current.given_up:
-            raise SourceLost(f"DCGM: {self._what} answered too late", "stalled")
+        if current.abandoned:
+            raise SourceLost(f"DCGM: {self._name} answered too late", "stalled")
         current.begun = time.monotonic()
 
-    def call(self, job: Callable[[], T], patience: float) -> T:
-        """Do it on the thread; wait for calls before it, and `patience` seconds for each beat of this one.
+    def call(self, job: Callable[[], T], timeout: float) -> T:
+        """Run a job on the thread, after those before it, with `timeout` seconds between two beats of it.
 
         Raises what the job raises, or SourceLost if it, or the one before it, takes too long.
         """
-        call = _Call(job, patience)
+        call = _Call(job, timeout)
         with self._changed:
             self._refuse_if_stuck()
             self._waiting.append(call)
@@ -67,31 +70,31 @@ class Caller:
                 self._thread.start()
             self._changed.notify_all()
             while not call.done:
-                self._changed.wait(self._left())
+                self._changed.wait(self._remaining())
                 if not call.done:
-                    self._give_up_if_late(call)
+                    self._abandon_if_late(call)
         if call.error is not None:
             raise call.error
         return call.result  # type: ignore[return-value]
 
-    def _left(self) -> float | None:
+    def _remaining(self) -> float | None:
         current = self._current
         if current is None or current.begun is None:
             return None
-        return max(0.0, current.begun + current.patience - time.monotonic())
+        return max(0.0, current.begun + current.timeout - time.monotonic())
 
-    def _give_up_if_late(self, call: _Call[Any]) -> None:
+    def _abandon_if_late(self, call: _Call[Any]) -> None:
         current = self._current
-        if current is None or current.begun is None or time.monotonic() < current.begun + current.patience:
+        if current is None or current.begun is None or time.monotonic() < current.begun + current.timeout:
             return
-        current.given_up = True
+        current.abandoned = True
         if call is not current and call in self._waiting:
             self._waiting.remove(call)
         self._refuse_if_stuck()
 
     def _refuse_if_stuck(self) -> None:
         if self.stuck:
-            raise SourceLost(f"DCGM: {self._what} does not answer: it hangs, or its driver does", "stalled")
+            raise SourceLost(f"DCGM: {self._name} does not answer: it hangs, or its driver does", "stalled")
 
     def _run(self) -> None:
         while True:
@@ -105,7 +108,7 @@ class Caller:
                 self._changed.notify_all()
             try:
                 call.result = call.job()
-            except Exception as error:  # noqa: BLE001 - for whoever asked
+            except Exception as error:  # noqa: BLE001 - raised in the thread that waits
                 call.error = error
             with self._changed:
                 self._current = None
@@ -113,5 +116,5 @@ class Caller:
                 self._changed.notify_all()
 
 
-# A thread that nobody asks anything for so long ends: nothing is left of a source that was closed.
+# The thread ends after so long without a job, so that nothing is left of a source that was closed.
 IDLE_SECONDS = 60.0

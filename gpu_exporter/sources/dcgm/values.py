@@ -1,7 +1,7 @@
-"""A sample as DCGM gives it -> a value, or why there is none. Pure.
+"""A sample of DCGM -> a value, or the reason why there is none. Pure.
 
-DCGM says "no value" by values of its own, most of them with the status OK, so both are looked at. Numbers of the
-blanks are of `dcgmvalue.h`.
+DCGM has special values for "no value", most of them with the status OK, so both are checked. The numbers of these
+blanks are from `dcgmvalue.h`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gpu_exporter.sources.dcgm.errors import OK, outcome
 INT64_BLANK = 0x7FFFFFFFFFFFFFF0
 INT32_BLANK = 0x7FFFFFF0
 DOUBLE_BLANK = 2.0**47
-# By their distance from the first blank; what is not here is a blank for a reason that DCGM does not tell.
+# By their distance from the first blank; any other is a blank for an unknown reason.
 BLANKS = ("no_value", "not_supported", "not_supported", "no_permission")
 TEXT_BLANKS = {
     "<<<NULL>>>": "no_value",
@@ -40,7 +40,7 @@ class EntityGroup(IntEnum):
 
 
 class Entity(NamedTuple):
-    """What a field belongs to, as DCGM counts it."""
+    """The object that a field belongs to, with DCGM's number."""
 
     group: EntityGroup
     id: int

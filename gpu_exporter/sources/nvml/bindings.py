@@ -1,4 +1,4 @@
-"""Whether the Python module pynvml is NVIDIA's."""
+"""Checks that the Python module pynvml is NVIDIA's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gpu_exporter.model.finding import Finding, Level
 
-# The first with the GPM calls; what setup.cfg asks for.
+# The first version with the GPM calls, as in setup.cfg.
 OLDEST_BINDINGS = (12, 535)
 
 
@@ -22,25 +22,25 @@ def bindings(
     installed: Callable[[str], Distribution] = distribution,
     providers: Callable[[], Mapping[str, Sequence[str]]] = packages_distributions,
 ) -> Finding:
-    """Whether `import pynvml` would give nvidia-ml-py; FAIL if not. Looks without importing."""
+    """Whether `import pynvml` would import nvidia-ml-py; FAIL if not. Imports nothing."""
     spec = spec_of("pynvml")
     if spec is None or spec.origin is None:
         return _wrong("the Python module pynvml is not installed", "`pip install nvidia-ml-py`")
     try:
-        ours = installed("nvidia-ml-py")
+        project = installed("nvidia-ml-py")
     except PackageNotFoundError:
-        ours = None
-    if ours is None or Path(str(ours.locate_file("pynvml.py"))).resolve() != Path(spec.origin).resolve():
+        project = None
+    if project is None or Path(str(project.locate_file("pynvml.py"))).resolve() != Path(spec.origin).resolve():
         return _shadowed(spec.origin, installed, providers)
-    if _numbers(ours.version) < OLDEST_BINDINGS:
-        return _wrong(f"nvidia-ml-py {ours.version} is too old", "`pip install --upgrade nvidia-ml-py`")
+    if _numbers(project.version) < OLDEST_BINDINGS:
+        return _wrong(f"nvidia-ml-py {project.version} is too old", "`pip install --upgrade nvidia-ml-py`")
     others = []
     for name in PACKAGES:
         try:
             others.append(f"{name} {installed(name).version}")
         except PackageNotFoundError:
             continue
-    return Finding("bindings", Level.OK, ", ".join((f"nvidia-ml-py {ours.version}", *others)))
+    return Finding("bindings", Level.OK, ", ".join((f"nvidia-ml-py {project.version}", *others)))
 
 
 def _shadowed(

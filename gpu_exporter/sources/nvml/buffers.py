@@ -1,4 +1,4 @@
-"""Samples that the driver takes in its own time and keeps for a while: board power, about 50 a second, for 2.4 s."""
+"""Samples that the driver takes at its own rate and keeps for a while: board power, about 50 a second, for 2.4 s."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpu_exporter.model.gpu import Gpu, Series
 from gpu_exporter.model.metric import Buffered, Metric, Pace, scaled
 from gpu_exporter.sources.nvml.errors import UNSUPPORTED, outcome, raise_if_lost
 
-# Looked at no more often than this: well before a buffer is full, and without its cost ten times a second.
+# How often the buffers are read: well before one is full, and without that cost ten times a second.
 PERIOD_SECONDS = 0.9
 # A sample by the type of its value (NVML_VALUE_TYPE_DOUBLE and on): its stamp, and a union of 8 bytes.
 SAMPLES = tuple(struct.Struct(f"=Q{value}") for value in ("d", "I4x", "Q", "Q", "q", "i4x", "H6x"))
@@ -28,7 +28,8 @@ Stamped = Sequence[tuple[float, float]]
 def _newer(handle: Any, kind: int, stamp: int, most: int = ROOM) -> list[tuple[int, float]]:
     """Stamp and value of each sample that is newer. Raises NVMLError.
 
-    The bindings ask twice, first for the size, and read each member by Python code of theirs: half of the CPU.
+    This replaces the bindings' function, which calls the driver twice, first for the size, and reads each member by
+    Python code: that takes twice the CPU.
     """
     if pynvml.nvmlLib is None:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_UNINITIALIZED)
@@ -46,29 +47,29 @@ def _newer(handle: Any, kind: int, stamp: int, most: int = ROOM) -> list[tuple[i
 
 
 class Buffers:
-    """The buffers of one GPU. The driver is asked for what is newer than the sample that was last in an answer.
+    """The buffers of one GPU. Each read asks the driver for samples newer than the last one.
 
-    An answer that has nothing is followed by a question for all there is: so a clock that was set back, by which the
-    driver stamps, costs one period. Who counts samples tells by their stamps which ones are new.
+    A read without samples is followed by one of the whole buffer, so that a clock that was set back, by which the
+    driver stamps, costs one period. The stamps show consumers which samples are new.
     """
 
-    def __init__(self, handle: Any, gpu: Gpu, metrics: Iterable[Metric], turn: AbstractContextManager[None]) -> None:
+    def __init__(self, handle: Any, gpu: Gpu, metrics: Iterable[Metric], lock: AbstractContextManager[None]) -> None:
         self.unsupported: dict[Metric, str] = {}
-        self._handle, self._gpu, self._turn = handle, gpu, turn
-        self._asked = [(Series(row, gpu), row.nvml) for row in metrics if isinstance(row.nvml, Buffered)]
+        self._handle, self._gpu, self._lock = handle, gpu, lock
+        self._kinds = [(Series(row, gpu), row.nvml) for row in metrics if isinstance(row.nvml, Buffered)]
         self._newest: dict[Series, int] = {}
-        self._looked_at = -float("inf")
+        self._read_at = -float("inf")
 
     def read(self, paces: frozenset[Pace], failed: dict[Series, str]) -> Mapping[Series, Stamped]:
-        """What the buffers have, by series; nothing of a series, if it is not its time. Raises GpuLost, SourceLost."""
+        """The new samples by series; none for a series that is not due. Raises GpuLost, SourceLost."""
         now = time.monotonic()
         if Pace.FAST not in paces:
             return {}
-        if now - self._looked_at < PERIOD_SECONDS:
+        if now - self._read_at < PERIOD_SECONDS:
             return {series: () for series in self._newest}
-        self._looked_at = now
+        self._read_at = now
         return {
-            series: taken for series, kind in self._asked if (taken := self._read(series, kind, failed)) is not None
+            series: taken for series, kind in self._kinds if (taken := self._read(series, kind, failed)) is not None
         }
 
     def _read(self, series: Series, kind: Buffered, failed: dict[Series, str]) -> Stamped | None:
@@ -76,7 +77,7 @@ class Buffers:
         if metric in self.unsupported:
             return None
         try:
-            with self._turn:
+            with self._lock:
                 samples = _newer(self._handle, kind.id, self._newest.get(series, 0))
         except pynvml.NVMLError as error:
             if error.value == pynvml.NVML_ERROR_NOT_FOUND:  # none that is newer, or none yet

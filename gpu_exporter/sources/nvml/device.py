@@ -18,80 +18,80 @@ from gpu_exporter.model.gpu import Gpu, Reading, Series, XidEvent
 from gpu_exporter.model.metric import Buffered, EntityKind, Gpm, Labels, Metric, Pace, PerProcess
 from gpu_exporter.sources.nvml.buffers import Buffers
 from gpu_exporter.sources.nvml.errors import UNSUPPORTED, outcome, raise_if_lost
-from gpu_exporter.sources.nvml.handle import Questions
+from gpu_exporter.sources.nvml.handle import Handle
 from gpu_exporter.sources.nvml.mig import Instance, instances, mig_mode
 from gpu_exporter.sources.nvml.peers import Peers
 from gpu_exporter.sources.nvml.processes import Processes
 from gpu_exporter.sources.nvml.xids import XidWatch
 
-# How often the partitions of a GPU in MIG mode are listed; also at once when one of them stops answering.
+# How often the instances of a GPU in MIG mode are listed; also at once when a read of one fails.
 PARTITION_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
-    """A MIG instance: its MIG devices, what the first of them is asked, and a series for each."""
+class _MigInstance:
+    """A MIG instance: NVML's handles of its MIG devices, of which the first is read, and a series for each."""
 
-    handles: tuple[Any, ...]
-    questions: Questions
+    nvml_handles: tuple[Any, ...]
+    handle: Handle
     info: tuple[Series, ...]
 
 
 class NvmlDevice:
-    """One GPU. In MIG mode, what belongs to its instances is asked of them, and of the GPU only the rest."""
+    """One GPU. In MIG mode, what belongs to its instances is read of them, and of the GPU only the rest."""
 
-    _board: Questions
+    _board: Handle
 
     def __init__(
         self,
         handle: Any,
         gpu: Gpu,
         metrics: Sequence[Metric],
-        turn: AbstractContextManager[None],
-        queue: AbstractContextManager[None],
+        lock: AbstractContextManager[None],
+        read_lock: AbstractContextManager[None],
         proc: Path,
     ) -> None:
         self.gpu = gpu
-        self._turn, self._queue = turn, queue
+        self._lock, self._read_lock = lock, read_lock
         self._handle = handle
         self._metrics = [row for row in metrics if row.nvml and not isinstance(row.nvml, PerProcess | Buffered)]
         unread = (metric for metric in metrics if metric.nvml is None and metric.entity not in NON_GPU_ENTITIES)
         self._foreign = dict.fromkeys(unread, "needs_dcgm")
         self._processes = Processes(gpu, metrics, proc)
         self._peers = Peers(handle, gpu, metrics)
-        self._buffers = Buffers(handle, gpu, metrics, turn)
+        self._buffers = Buffers(handle, gpu, metrics, lock)
         self._links = range(self._link_count())
         wants_gpm = any(isinstance(metric.nvml, Gpm) for metric in metrics)
         self._without_gpm = self._gpm_support() if wants_gpm else None
         self._mig: bool | None = None
-        self._instances: dict[Instance, _Part] = {}
-        self._partitioned_at = -float("inf")
-        self._repartition()
-        self._watch = XidWatch(handle, gpu.pci_bus_id, turn)
+        self._instances: dict[Instance, _MigInstance] = {}
+        self._listed_at = -float("inf")
+        self._list_instances()
+        self._watch = XidWatch(handle, gpu.pci_bus_id, lock)
 
     @property
     def xids_since(self) -> float | None:
-        """When the driver was asked to tell of Xids; None if it does not."""
+        """When Xids were registered for (unix time); None if the driver does not report them."""
         return self._watch.since
 
     def events(self) -> Sequence[XidEvent]:
-        """Xids that the driver told since the last call."""
+        """Xids that the driver reported since the last call."""
         return self._watch.events()
 
     def _link_count(self) -> int:
         try:
-            with self._turn:
+            with self._lock:
                 count = pynvml.nvmlDeviceGetFieldValues(self._handle, [pynvml.NVML_FI_DEV_NVLINK_LINK_COUNT])[0]
         except pynvml.NVMLError as error:
             if error.value not in UNSUPPORTED:
-                raise  # whoever attaches tries again
+                raise  # the caller attaches again later
             return 0
         return int(count.value.uiVal) if count.nvmlReturn == pynvml.NVML_SUCCESS else 0
 
     def _gpm_support(self) -> str | None:
         """Why this GPU has no GPM; None if it has."""
         try:
-            with self._turn:
+            with self._lock:
                 supported = pynvml.nvmlGpmQueryDeviceSupport(self._handle).isSupportedDevice
         except pynvml.NVMLError as error:
             if error.value not in UNSUPPORTED:
@@ -99,31 +99,31 @@ class NvmlDevice:
             return outcome(error.value)
         return None if supported else "not_supported"
 
-    def _repartition(self) -> set[Series]:
-        """Look at MIG mode and instances again; return the series of those that are no more. Raises NVMLError."""
+    def _list_instances(self) -> set[Series]:
+        """Read MIG mode and instances again; return the series of those that are gone. Raises NVMLError."""
         mig = mig_mode(self._handle)
         present = instances(self._handle) if mig else {}
         ended: set[Series] = set()
         for instance in self._instances.keys() - present.keys():
-            part = self._instances.pop(instance)
-            part.questions.close()
-            ended |= {*part.questions.answered, *part.info}
+            gone = self._instances.pop(instance)
+            gone.handle.close()
+            ended |= {*gone.handle.answered, *gone.info}
         if mig != self._mig:
-            ended |= self._ask_board(mig)
-        for instance, handles in present.items():
-            part = self._instances.get(instance) or self._ask_instance(instance, handles)
-            part.questions.handle = handles[0]  # it may have moved
-            self._instances[instance] = replace(part, handles=handles)
-        self._partitioned_at = time.monotonic()
+            ended |= self._open_board(mig)
+        for instance, nvml_handles in present.items():
+            opened = self._instances.get(instance) or self._open_instance(instance, nvml_handles)
+            opened.handle.nvml_handle = nvml_handles[0]  # it may have moved
+            self._instances[instance] = replace(opened, nvml_handles=nvml_handles)
+        self._listed_at = time.monotonic()
         return ended
 
-    def _ask_board(self, mig: bool) -> set[Series]:
+    def _open_board(self, mig: bool) -> set[Series]:
         ended: set[Series] = set()
         if self._mig is not None:
             self._board.close()
             ended = self._board.answered
         self._mig = mig
-        self._board = self._ask(
+        self._board = self._open(
             self._handle,
             (m for m in self._metrics if m.entity is not EntityKind.INSTANCE and not (mig and m.per_instance)),
             partial(pynvml.nvmlGpmSampleGet, self._handle),
@@ -131,9 +131,9 @@ class NvmlDevice:
         )
         return ended
 
-    def _ask_instance(self, instance: Instance, handles: tuple[Any, ...]) -> _Part:
-        questions = self._ask(
-            handles[0],
+    def _open_instance(self, instance: Instance, nvml_handles: tuple[Any, ...]) -> _MigInstance:
+        handle = self._open(
+            nvml_handles[0],
             (metric for metric in self._metrics if metric.entity is EntityKind.INSTANCE or metric.per_instance),
             partial(pynvml.nvmlGpmMigSampleGet, self._handle, instance.id),
             labels=instance.labels,
@@ -142,105 +142,101 @@ class NvmlDevice:
             Series(MIG_DEVICE, self.gpu, (*instance.labels, ("compute_instance_id", str(number)), ("mig_uuid", uuid)))
             for number, uuid in instance.devices
         )
-        return _Part(handles, questions, info)
+        return _MigInstance(nvml_handles, handle, info)
 
-    def _ask(
+    def _open(
         self,
-        handle: Any,
+        nvml_handle: Any,
         metrics: Iterable[Metric],
         take_sample: Callable[[Any], Any],
         *,
         links: range = range(0),
         labels: Labels = (),
-    ) -> Questions:
+    ) -> Handle:
         without = self._without_gpm
-        return Questions(
-            handle,
-            self.gpu,
-            metrics,
-            self._turn,
-            links=links,
-            labels=labels,
-            take_sample=take_sample if without is None else None,
-            without_gpm=without or "",
-        )
+        gpm = take_sample if without is None else without
+        return Handle(nvml_handle, self.gpu, metrics, self._lock, take_sample=gpm, links=links, labels=labels)
 
     def read(self, paces: frozenset[Pace]) -> Reading:
-        with self._queue:
+        with self._read_lock:
             return self._read(paces)
 
     def _read(self, paces: frozenset[Pace]) -> Reading:
         values: dict[Series, float] = {}
         failed: dict[Series, str] = {}
-        ended = self._partitions_due(paces)
+        ended = self._list_instances_if_due(paces)
         spans = dict(self._board.read(_due(self._board, paces), values, failed))
-        for part in self._instances.values():
-            self._read_part(part, paces, values, failed, spans)
+        for instance in self._instances.values():
+            self._read_instance(instance, paces, values, failed, spans)
         ended |= self._peers.read(paces, values, failed)
         buffered = self._buffers.read(paces, failed)
-        parts = [(part.handles, part.questions.labels) for part in self._instances.values()]
-        ended |= self._processes.read(parts if self._mig else [((self._handle,), ())], paces, values, failed)
+        of_instances = [(instance.nvml_handles, instance.handle.labels) for instance in self._instances.values()]
+        ended |= self._processes.read(of_instances if self._mig else [((self._handle,), ())], paces, values, failed)
         if failed and not values and Pace.FAST in paces:
             raise GpuLost(f"GPU {self.gpu.index}: no field answers", "unknown")
         return Reading(time.monotonic(), values, None, failed, self._unsupported(), spans, ended, buffered)
 
     def glance(self) -> Reading | None:
-        """Alone what histograms are made of means of, between two ticks."""
+        """Only what histograms are made of, between two ticks."""
         values: dict[Series, float] = {}
         failed: dict[Series, str] = {}
         spans: dict[Series, float] = {}
-        with self._queue:
-            for questions in (self._board, *(part.questions for part in self._instances.values())):
-                spans.update(questions.glance(values, failed))
+        with self._read_lock:
+            for handle in self._handles():
+                spans.update(handle.glance(values, failed))
         return Reading(time.monotonic(), values, None, failed, self._unsupported(), spans) if values or failed else None
 
-    def _partitions_due(self, paces: frozenset[Pace]) -> set[Series]:
-        due = Pace.SLOW in paces or (self._mig and time.monotonic() - self._partitioned_at >= PARTITION_SECONDS)
+    def _list_instances_if_due(self, paces: frozenset[Pace]) -> set[Series]:
+        due = Pace.SLOW in paces or (self._mig and time.monotonic() - self._listed_at >= PARTITION_SECONDS)
         if not due:
             return set()
         try:
-            return self._repartition()
+            return self._list_instances()
         except pynvml.NVMLError as error:
             raise_if_lost(error.value, f"GPU {self.gpu.index}, MIG")
-            return set()  # an instance went away meanwhile: asked again at the next tick
+            return set()  # an instance was destroyed meanwhile: listed again at the next tick
 
-    def _read_part(
+    def _read_instance(
         self,
-        part: _Part,
+        instance: _MigInstance,
         paces: frozenset[Pace],
         values: dict[Series, float],
         failed: dict[Series, str],
         spans: dict[Series, float],
     ) -> None:
-        """Fill in what an instance answers. One that was destroyed fails, and is looked for at the next tick."""
-        own: dict[Series, float] = dict.fromkeys(part.info, 1.0)
+        """Fill in the values of an instance. After a failure, the instances are listed again at the next tick."""
+        present: dict[Series, float] = dict.fromkeys(instance.info, 1.0)
         missing: dict[Series, str] = {}
-        spans.update(part.questions.read(_due(part.questions, paces), own, missing))
+        spans.update(instance.handle.read(_due(instance.handle, paces), present, missing))
         if missing:
-            self._partitioned_at = -float("inf")
-        values.update(own)
+            self._listed_at = -float("inf")
+        values.update(present)
         failed.update(missing)
 
     def _unsupported(self) -> dict[Metric, str]:
-        """What neither the GPU nor any of its instances can answer."""
-        found = {
+        """The metrics that neither the GPU nor any of its instances supports."""
+        reasons = {
             **self._foreign,
             **self._board.unsupported,
             **self._processes.unsupported,
             **self._peers.unsupported,
             **self._buffers.unsupported,
         }
-        answered = {series.metric for part in self._instances.values() for series in part.questions.answered}
-        for part in self._instances.values():
-            found.update((metric, why) for metric, why in part.questions.unsupported.items() if metric not in answered)
-        return found
+        handles = [instance.handle for instance in self._instances.values()]
+        answered = {series.metric for handle in handles for series in handle.answered}
+        for handle in handles:
+            reasons.update((metric, why) for metric, why in handle.unsupported.items() if metric not in answered)
+        return reasons
+
+    def _handles(self) -> Sequence[Handle]:
+        return [self._board, *(instance.handle for instance in self._instances.values())]
 
     def close(self) -> None:
         self._watch.close()
-        for questions in (self._board, *(part.questions for part in self._instances.values())):
-            questions.close()
+        for handle in self._handles():
+            handle.close()
 
 
-def _due(questions: Questions, paces: frozenset[Pace]) -> frozenset[Pace]:
-    """Who never answered yet is asked for everything: it came after the slow paces' turn."""
-    return paces if questions.answered else frozenset(Pace)
+def _due(handle: Handle, paces: frozenset[Pace]) -> frozenset[Pace]:
+    """These paces, or all for a handle without values: the slow paces may have been read before it was opened."""
+    return paces if handle.answered else frozenset(Pace)

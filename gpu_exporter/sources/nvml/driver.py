@@ -1,4 +1,4 @@
-"""What is known of the driver without asking it: which GPUs are bound to it, and whether its parts fit together."""
+"""What the system shows of the driver without a call to it: its GPUs, and whether library and module match."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LIBRARY = "libnvidia-ml.so."
 
 
 def there() -> bool:
-    """Whether the driver's library can be loaded; it is not kept."""
+    """Whether the driver's library can be loaded; it is unloaded again."""
     try:
         library = ctypes.CDLL(f"{LIBRARY}1")
     except OSError:
@@ -22,21 +22,21 @@ def there() -> bool:
     return True
 
 
-def library_mapping(procfs: Path) -> str:
-    """The first line of this process' memory map that is of the driver's library; empty if it is not loaded."""
+def _library_mapping(procfs: Path) -> str:
+    """The first line of this process's memory map for the driver's library; empty if it is not loaded."""
     maps = (procfs / "self/maps").read_text(encoding="utf-8", errors="replace")
     return next((line for line in maps.splitlines() if LIBRARY in line and "/" in line), "")
 
 
 def reload_needed(sysfs: Path, procfs: Path) -> bool | None:
-    """True after an upgrade without a reload of the driver: what runs goes on, what starts now fails.
+    """Whether the driver was upgraded without a reload: running programs continue, those that start now fail.
 
-    This process keeps the old library, so its own calls don't tell. None if it can't be told, as where a container was
+    This process keeps the old library, so its own calls succeed. None if that is unknown, as where a container was
     given the library under another name.
     """
     try:
         loaded = (sysfs / "module/nvidia/version").read_text(encoding="ascii").strip()
-        mapped = library_mapping(procfs)
+        mapped = _library_mapping(procfs)
     except (OSError, UnicodeDecodeError):
         return None
     if not mapped or not loaded:
@@ -50,15 +50,17 @@ def reload_needed(sysfs: Path, procfs: Path) -> bool | None:
 
 
 def bound(sysfs: Path) -> int | None:
-    """PCI functions of display class that are bound to the `nvidia` kernel driver; in a container that was given some
-    of the GPUs, unknown."""
+    """The number of PCI functions of display class that are bound to the `nvidia` kernel driver.
+
+    None if that is unknown, as in a container that was given some of the GPUs.
+    """
     if os.environ.get("NVIDIA_VISIBLE_DEVICES", "all") != "all":
         return None
     folder = sysfs / "bus/pci/drivers/nvidia"
     if not folder.is_dir():
         return None
-    found = 0
+    gpus = 0
     for function in folder.glob("*:*:*.*"):
         with suppress(OSError):
-            found += (function / "class").read_text().startswith("0x03")
-    return found or None
+            gpus += (function / "class").read_text().startswith("0x03")
+    return gpus or None

@@ -1,4 +1,4 @@
-"""NVML return codes -> outcomes: five that stay apart, and what each one costs."""
+"""NVML return codes -> outcomes: five distinct ones, and which of them cost a GPU or the source."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ CURES = {
 
 
 def outcome(code: int) -> str:
-    """One of the outcomes that stay apart: not_supported, no_permission, lost, reset_required, unknown."""
+    """The outcome of a code: not_supported, no_permission, lost, reset_required, unknown."""
     return UNSUPPORTED.get(code) or LOST.get(code) or "unknown"
 
 
@@ -58,7 +58,7 @@ def raise_if_lost(code: int, what: str) -> None:
 
 
 def source_lost(code: int) -> SourceLost:
-    """The error that this code is."""
+    """The error to raise for a code that costs the source."""
     return SourceLost(explain(code), REASONS.get(code, "unknown"))
 
 

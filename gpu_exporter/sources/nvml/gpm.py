@@ -13,13 +13,13 @@ from gpu_exporter.model.gpu import Series
 from gpu_exporter.model.metric import scaled
 from gpu_exporter.sources.nvml.errors import outcome, raise_if_lost
 
-# Looked up at import: another module named pynvml is found out before it is used.
+# Looked up at import, so that a wrong module named pynvml is detected before it is used.
 REQUEST_VERSION = pynvml.NVML_GPM_METRICS_GET_VERSION
 # A GPM window under 100 ms gives a wrong value without an error (nvml.h, and measured on an H200).
 GPM_MIN_SPAN = 0.1
-# A window that lacks no more than this is waited for; else an interval of 100 ms would lose every second one.
+# The longest wait for a window that is too short; without it, an interval of 100 ms would lose every second one.
 GPM_PATIENCE = 0.02
-# Members of a metric's slot, past the Python code that these bindings put before each: it is read ten times a second.
+# Members of a metric's slot without the Python code that these bindings put before each: read ten times a second.
 _code, _value = pynvml.c_nvmlGpmMetric_t.nvmlReturn.__get__, pynvml.c_nvmlGpmMetric_t.value.__get__
 
 
@@ -30,10 +30,10 @@ class GpmWindow:
     """
 
     def __init__(
-        self, take: Callable[[Any], Any], wanted: Sequence[tuple[int, Series]], turn: AbstractContextManager[None]
+        self, take: Callable[[Any], Any], wanted: Sequence[tuple[int, Series]], lock: AbstractContextManager[None]
     ) -> None:
         self._take = take
-        self._turn = turn
+        self._lock = lock
         self._wanted = list(wanted)
         self._request = pynvml.c_nvmlGpmMetricsGet_t()
         self._request.version = REQUEST_VERSION
@@ -52,34 +52,34 @@ class GpmWindow:
 
     @property
     def begun(self) -> bool:
-        """It has a sample, and no mean yet."""
+        """Whether it has a sample, and no mean yet."""
         return self._old_at is not None and not self._measured
 
     def read(self, values: dict[Series, float], failed: dict[Series, str]) -> float | None:
-        """Fill in the means since the sample before; return the seconds they cover, None if there are none yet.
+        """Fill in the means since the previous sample; return the seconds they cover, None if there are none yet.
 
-        After a late tick the next window may be too short: then the old sample is kept and nothing is lost. A sample is
-        dated by the return of its call, which may take long: so a window is never shorter than it seems.
+        After a late tick the next window may be too short: then the old sample is kept and nothing is lost. The time of
+        a sample is that of the return of its call, which may take long: a window is never shorter than its span says.
         """
-        lacks = 0.0 if self._old_at is None else GPM_MIN_SPAN - (time.monotonic() - self._old_at)
-        if not self._wanted or lacks > GPM_PATIENCE:
+        missing = 0.0 if self._old_at is None else GPM_MIN_SPAN - (time.monotonic() - self._old_at)
+        if not self._wanted or missing > GPM_PATIENCE:
             return None
-        if lacks > 0:
-            time.sleep(lacks)
+        if missing > 0:
+            time.sleep(missing)
         try:
-            with self._turn:
+            with self._lock:
                 self._take(self._new)
                 now = time.monotonic()
             span = None if self._old_at is None else now - self._old_at
             if span is not None:
                 self._request.sample1, self._request.sample2 = self._old, self._new
-                with self._turn:
+                with self._lock:
                     pynvml.nvmlGpmMetricsGet(self._request)
         except pynvml.NVMLError as error:
             raise_if_lost(error.value, "GPM")
             reason = outcome(error.value)
             failed.update((series, reason) for _, series in self._wanted)
-            if reason == "not_supported":  # the old sample may be of what is no more: a MIG instance made anew
+            if reason == "not_supported":  # the old sample may be of a MIG instance that was replaced
                 self._old_at = None
             return None
         self._old, self._new, self._old_at = self._new, self._old, now
@@ -96,15 +96,15 @@ class GpmWindow:
         return span
 
     def drop(self, gone: Container[Series]) -> None:
-        """Ask for some series no more."""
+        """Stop reading these series."""
         self._wanted = [entry for entry in self._wanted if entry[1] not in gone]
         self._prepare()
 
     def split(self, which: Callable[[Series], bool]) -> GpmWindow:
-        """Give some series to a window of their own, which begins anew."""
-        given = [entry for entry in self._wanted if which(entry[1])]
-        self.drop({series for _, series in given})
-        return GpmWindow(self._take, given, self._turn)
+        """Move the series that `which` selects to a window of their own, which begins anew."""
+        moved = [entry for entry in self._wanted if which(entry[1])]
+        self.drop({series for _, series in moved})
+        return GpmWindow(self._take, moved, self._lock)
 
     def close(self) -> None:
         samples = () if self._closed else (self._old, self._new)

@@ -1,4 +1,4 @@
-"""One NVML handle -> values: getters, batched field values, GPM."""
+"""One NVML handle, of a GPU or MIG instance -> values: getters, batched field values, GPM."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ def _clock_events(handle: Any) -> int:
 
 
 def _memory(handle: Any) -> dict[str, float]:
-    """Bytes; version 2 alone tells reserved from used. The ratio is used / (total - reserved)."""
+    """Bytes; only version 2 separates reserved from used. The ratio is used / (total - reserved)."""
     try:
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
-        found = {"total": memory.total, "free": memory.free, "used": memory.used, "reserved": memory.reserved}
+        sizes = {"total": memory.total, "free": memory.free, "used": memory.used, "reserved": memory.reserved}
     except (pynvml.NVMLError_FunctionNotFound, pynvml.NVMLError_NotSupported):
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-        found = {"total": memory.total, "free": memory.free, "used": memory.used}
-    usable = found["total"] - found.get("reserved", 0)
-    return {**found, "used_ratio": found["used"] / usable} if usable > 0 else found
+        sizes = {"total": memory.total, "free": memory.free, "used": memory.used}
+    usable = sizes["total"] - sizes.get("reserved", 0)
+    return {**sizes, "used_ratio": sizes["used"] / usable} if usable > 0 else sizes
 
 
-# A structure goes to these bindings as a pointer: given one by value, the driver writes to a stray address.
+# These bindings take a structure as a pointer: given one by value, the driver writes to a stray address.
 
 
 def _sram(handle: Any) -> Any:
@@ -53,17 +53,17 @@ def _sram(handle: Any) -> Any:
 
 
 FABRIC_COMPLETED, FABRIC_FAILED = 3, 4
-# Where each fault has its two bits of the health mask: 0 not known, 1 yes, 2 no.
+# The lowest of a fault's two bits in the health mask: 0 not known, 1 yes, 2 no.
 FABRIC_FAULTS = {"degraded_bandwidth": 0, "route_recovery": 2, "route_unhealthy": 4, "access_timeout_recovery": 6}
 
 
 def _fabric(handle: Any) -> dict[str, float]:
-    """DCGM's status: NVML's state, and 4 if the way into the fabric ended with an error. Empty without a fabric."""
+    """DCGM's status: NVML's state, or 4 if joining the fabric ended with an error. Empty without a fabric."""
     info = pynvml.c_nvmlGpuFabricInfoV_t()
     pynvml.nvmlDeviceGetGpuFabricInfoV(handle, byref(info))
     if not info.state:
         return {}
-    error = int(info.status) if info.state == FABRIC_COMPLETED else 0  # before, it means nothing
+    error = int(info.status) if info.state == FABRIC_COMPLETED else 0  # in other states, it has no meaning
     faults = {fault: (info.healthMask >> shift) & 3 for fault, shift in FABRIC_FAULTS.items()}
     return {
         "status": FABRIC_FAILED if error else int(info.state),
@@ -80,7 +80,7 @@ def _inforom(handle: Any) -> bool:
     return True
 
 
-# Where one binding call is not the whole story; every other Call goes straight to `nvmlDeviceGet<name>`.
+# The calls that need more than one function of the bindings; every other Call is `nvmlDeviceGet<name>`.
 ADAPTERS: Mapping[str, Callable[..., Any]] = {
     "Temperature": _temperature,
     "CurrentClocksEventReasons": _clock_events,
@@ -100,46 +100,47 @@ def _pick(result: Any, member: str | int | None) -> float | None:
     return float(result[member] if isinstance(member, int) else getattr(result, member))
 
 
-# What each batch of field values ends with, only to end it. Where its last field is an error counter of NVLinks, the
-# driver (580, H200) looks past the end for more of them, and writes to what it takes for one: a corrupt heap.
+# The last field of each batch, whose value is not used. Where the last field is an error counter of NVLinks, the driver
+# (580, H200) looks past the end of the batch for more of them, and writes to what it takes for one: a corrupt heap.
 LAST_FIELD = pynvml.NVML_FI_DEV_ECC_CURRENT
 # Seconds that a mean covers, by series.
 Spans = Mapping[Series, float]
 FIELD_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
-# Members of an answer, past the Python code that these bindings put before each: NVLinks have a hundred of them.
+# Members of a result without the Python code that these bindings put before each: NVLinks have a hundred of them.
 _code, _type, _value = (
     getattr(pynvml.c_nvmlFieldValue_t, member).__get__ for member in ("nvmlReturn", "valueType", "value")
 )
 
 
-class Questions:
-    """What one handle is asked: a GPU, or a MIG instance of it, whose series have `labels`.
+class Handle:
+    """What is read through one handle of NVML: a GPU, or a MIG instance of it, whose series have `labels`.
 
-    What it can't answer is found out at the first read, once, and not asked again. `take_sample` fills a GPM buffer;
-    None where there is no GPM, for the reason `without_gpm`.
+    A metric that it does not support is detected by the first read, and not read again. `take_sample` fills a GPM
+    sample; where there is no GPM, it is the reason why.
     """
 
     def __init__(
         self,
-        handle: Any,
+        nvml_handle: Any,
         gpu: Gpu,
         metrics: Iterable[Metric],
-        turn: AbstractContextManager[None],
+        lock: AbstractContextManager[None],
         *,
+        take_sample: Callable[[Any], Any] | str,
         links: range = range(0),
-        take_sample: Callable[[Any], Any] | None = None,
-        without_gpm: str = "not_supported",
         labels: Labels = (),
     ) -> None:
+        self.nvml_handle = nvml_handle
         self.labels = labels
         self.answered: set[Series] = set()
         self.unsupported: dict[Metric, str] = {}
         self._gpu = gpu
-        self._turn = turn
-        self.handle = handle
+        self._lock = lock
         self._parts: dict[Series, int] = {}
         self._calls: dict[Pace, dict[Call, list[Series]]] = defaultdict(lambda: defaultdict(list))
         self._fields: dict[Pace, dict[tuple[int, int], list[Series]]] = defaultdict(lambda: defaultdict(list))
+        self._gpm: dict[Pace, GpmWindow] = {}
+        self._fine: GpmWindow | None = None
         gpm: dict[Pace, list[tuple[int, Series]]] = defaultdict(list)
         for metric in metrics:
             for link, series in self._series(metric, links):
@@ -149,16 +150,16 @@ class Questions:
                     case FieldValue(field):
                         self._fields[metric.pace][field, link].append(series)
                     case LinkSum(field):
-                        for each in links:
-                            self._fields[metric.pace][field, each].append(series)
+                        for number in links:
+                            self._fields[metric.pace][field, number].append(series)
                         if not links:
                             self.unsupported[metric] = "not_supported"
                     case Gpm(first, stride, pace):
                         gpm[pace].append((first + link * stride, series))
-        self._gpm = {pace: GpmWindow(take_sample, asked, turn) for pace, asked in gpm.items()} if take_sample else {}
-        self._fine: GpmWindow | None = None
-        if not take_sample:
-            self.unsupported.update((series.metric, without_gpm) for asked in gpm.values() for _, series in asked)
+        if isinstance(take_sample, str):
+            self.unsupported.update((series.metric, take_sample) for wanted in gpm.values() for _, series in wanted)
+        else:
+            self._gpm = {pace: GpmWindow(take_sample, wanted, lock) for pace, wanted in gpm.items()}
 
     def _series(self, metric: Metric, links: range) -> Iterable[tuple[int, Series]]:
         if metric.entity is not EntityKind.NVLINK:
@@ -168,7 +169,7 @@ class Questions:
         return [(link, Series(metric, self._gpu, (("nvlink", str(link)),))) for link in links]
 
     def read(self, paces: frozenset[Pace], values: dict[Series, float], failed: dict[Series, str]) -> Spans:
-        """Fill in what the fields of these paces answer; return the seconds that the profiling means cover.
+        """Fill in the values of these paces; return the seconds that the profiling means cover.
 
         Raises GpuLost, SourceLost.
         """
@@ -182,7 +183,7 @@ class Questions:
             self._read_calls(self._calls[pace], fresh, missing)
             self._read_fields(list(self._fields[pace].items()), fresh, missing)
         self.answered.update(fresh)
-        if fresh or self.labels:  # a GPU that answers nothing is lost, and asked anew when it is back
+        if fresh or self.labels:  # a GPU without any value is lost, and read in full when it is back
             self._prune(missing)
         values.update(fresh)
         failed.update(missing)
@@ -191,8 +192,8 @@ class Questions:
     def glance(self, values: dict[Series, float], failed: dict[Series, str]) -> Spans:
         """Fill in the profiling means that histograms are made of; return the seconds that they cover.
 
-        From the first time on these have samples of their own: a mean is exact over any time, so that nothing is gained
-        by reading the others more often than they are shown.
+        From the first call on, these have samples of their own: since a mean is exact over any time, the others need
+        not be read more often than they are shown.
         """
         if self._fine is None and Pace.FAST in self._gpm and self.answered:
             self._fine = self._gpm[Pace.FAST].split(lambda series: series.metric in OBSERVED)
@@ -208,7 +209,7 @@ class Questions:
         for call, wanted in calls.items():
             try:
                 getter = ADAPTERS.get(call.name) or getattr(pynvml, f"nvmlDeviceGet{call.name}")
-                result = getter(self.handle, *call.args)
+                result = getter(self.nvml_handle, *call.args)
             except AttributeError:  # bindings older than the call
                 failed.update((series, "not_supported") for series in wanted)
                 continue
@@ -232,12 +233,14 @@ class Questions:
         values: dict[Series, float],
         failed: dict[Series, str],
     ) -> None:
-        """One batch, each (field, scope) once. The links of a link sum add up."""
+        """Read one batch, each (field, scope) once. The values of a link sum are added up."""
         if not fields:
             return
         try:
-            with self._turn:
-                answers = pynvml.nvmlDeviceGetFieldValues(self.handle, [*(field for field, _ in fields), LAST_FIELD])
+            with self._lock:
+                answers = pynvml.nvmlDeviceGetFieldValues(
+                    self.nvml_handle, [*(field for field, _ in fields), LAST_FIELD]
+                )
         except pynvml.NVMLError as error:
             raise_if_lost(error.value, f"GPU {self._gpu.index}, field values")
             if len(fields) == 1:
@@ -267,7 +270,7 @@ class Questions:
         self._parts.update((series, links) for series, links in parts.items() if series in values)
 
     def _prune(self, failed: dict[Series, str]) -> None:
-        """A series that never answered and is not supported or not permitted is not asked again."""
+        """Stop reading series that never had a value and are not supported or not permitted."""
         gone = {
             series: reason
             for series, reason in failed.items()
@@ -294,16 +297,16 @@ class Questions:
 
 
 def _means(window: GpmWindow, values: dict[Series, float], failed: dict[Series, str]) -> Spans:
-    """Fill in what a window answers; return the seconds that each of it covers."""
-    found: dict[Series, float] = {}
-    span = window.read(found, failed)
-    values.update(found)
-    return {} if span is None else dict.fromkeys(found, span)
+    """Fill in the means of a window; return the seconds that they cover."""
+    means: dict[Series, float] = {}
+    span = window.read(means, failed)
+    values.update(means)
+    return {} if span is None else dict.fromkeys(means, span)
 
 
-def _drop(asked: dict[Any, list[Series]], gone: Mapping[Series, str]) -> None:
-    """Take series out of what is asked for, and questions that nobody asks any more."""
-    for question in list(asked):
-        asked[question] = [series for series in asked[question] if series not in gone]
-        if not asked[question]:
-            del asked[question]
+def _drop(wanted: dict[Any, list[Series]], gone: Mapping[Series, str]) -> None:
+    """Remove series, and calls or fields that are left without any."""
+    for key in list(wanted):
+        wanted[key] = [series for series in wanted[key] if series not in gone]
+        if not wanted[key]:
+            del wanted[key]

@@ -1,4 +1,7 @@
-"""Gives NVIDIA's library back. The bindings keep it for good, but a new driver comes with a new library."""
+"""Loads NVIDIA's library, gives it back and unloads it.
+
+The bindings would keep it for the life of the process, but a new driver comes with a new library.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,13 @@ import _ctypes
 import pynvml
 
 
-def shut_down(times: int) -> None:
-    """Undo that many nvmlInit and unload the library, so that the next one loads what is then on disk. Never raises.
+def load() -> None:
+    """Load the library, or count one more use of it. Raises NVMLError."""
+    pynvml.nvmlInit()
+
+
+def give_back(times: int) -> None:
+    """Undo that many `load`s, then unload the library if nobody uses it any more. Never raises.
 
     No call may be inside the library. On an H200 (driver 580) nvmlShutdown closes every device file, of several
     nvmlInit only the last one.
@@ -19,7 +27,7 @@ def shut_down(times: int) -> None:
             pynvml.nvmlShutdown()
             undone += 1
         except pynvml.NVMLError as error:
-            # It keeps no state then; whatever else may have failed, code that still has state stays loaded.
+            # It keeps no state then; after any other failure it may have some, and must stay loaded.
             undone += error.value == pynvml.NVML_ERROR_UNINITIALIZED
             failed += 1
     if undone == times:
@@ -27,8 +35,11 @@ def shut_down(times: int) -> None:
 
 
 def _unload(uncounted: int) -> None:
-    """Forget and close the library, unless someone else in this process uses the bindings, too, or they are others than
-    those that this knows. They don't count down when nvmlShutdown fails: `uncounted` times."""
+    """Close the library and have the bindings forget it, so that the next `load` reads the one that is then on disk.
+
+    Does nothing if another user of the bindings in this process has the library loaded, or if the bindings lack what
+    this relies on. They don't count down when nvmlShutdown fails: `uncounted` times.
+    """
     lock = getattr(pynvml, "libLoadLock", None)
     cache = getattr(pynvml, "_nvmlGetFunctionPointer_cache", None)
     close = getattr(_ctypes, "dlclose", None)

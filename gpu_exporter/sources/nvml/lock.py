@@ -1,4 +1,4 @@
-"""One thread at a time in NVML."""
+"""Locks that let one thread at a time call the driver."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ PATIENCE = 0.5
 BRIEF = 0.05
 
 
-class Turn:
+class DriverLock:
     """A lock around nvmlDeviceGetFieldValues and GPM, unless its holder does not come back.
 
-    With such calls of four H200s (driver 580) overlapping, processes died of a segmentation fault in nvmlGpmMetricsGet.
-    They also read behind the end of batches then (`questions.LAST_FIELD`), which kills without any overlap; since they
-    don't, none has died on two H200s, taking turns or not. Other NVML clients serialise these calls, too. A holder that
-    stays longer than `patience` is stuck in the kernel, where it races with nobody: the next one goes ahead, so that a
-    wedged GPU costs the others one wait.
+    While such calls of four H200s (driver 580) overlapped, processes died of a segmentation fault in nvmlGpmMetricsGet.
+    At that time, batches were also read past their end (`handle.LAST_FIELD`), which crashes without any overlap; since
+    that was fixed, no process has died on two H200s, with or without this lock. Other NVML clients serialise these
+    calls, too. A holder that stays longer than `patience` is stuck in the kernel, where it races with no other thread:
+    the next one proceeds, so that a wedged GPU costs the others one wait.
 
-    Another one, with BRIEF, is around whole reads: threads that want the driver at the same time wait for each other
-    there with CPU. Of two H200s, read side by side, that is a tenth of a read or so, little more than two measurements
-    differ; of more GPUs it was not measured.
+    A second lock, with BRIEF, is around whole reads: threads that call the driver at the same time spend CPU waiting
+    for each other. For two H200s that are read at the same time, this saves about a tenth of a read, little more than
+    the noise; it was not measured with more GPUs.
     """
 
     def __init__(self, patience: float = PATIENCE) -> None:

@@ -1,4 +1,4 @@
-"""The MIG instances of a GPU, found without privileges: by the MIG devices that this process may see."""
+"""The MIG instances of a GPU, listed without privileges by the MIG devices that this process may see."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpu_exporter.sources.nvml.errors import LIBRARY_LOST, LOST, UNSUPPORTED
 class Instance:
     """A GPU instance and its MIG devices (compute instances), as pairs of compute instance id and UUID.
 
-    One that was destroyed and made again the same way may be the same to us: its counters go on.
+    One that was destroyed and created again the same way may be equal: its counters continue.
     """
 
     id: int
@@ -26,7 +26,7 @@ class Instance:
 
     @property
     def labels(self) -> Labels:
-        """As dcgm-exporter labels it."""
+        """The labels that dcgm-exporter gives it."""
         return (("GPU_I_ID", str(self.id)), ("GPU_I_PROFILE", self.profile))
 
 
@@ -45,18 +45,18 @@ def instances(handle: Any) -> dict[Instance, tuple[Any, ...]]:
 
     Without a compute instance nothing can run in a GPU instance, and NVML has no counters of it.
     """
-    found: dict[tuple[int, str], list[tuple[int, str, Any]]] = {}
+    by_instance: dict[tuple[int, str], list[tuple[int, str, Any]]] = {}
     for device in _devices(handle):
         gpu_instance = pynvml.nvmlDeviceGetGpuInstanceId(device)
         compute_instance = pynvml.nvmlDeviceGetComputeInstanceId(device)
         uuid = str(pynvml.nvmlDeviceGetUUID(device))
         key = (gpu_instance, _profile(str(pynvml.nvmlDeviceGetName(device))))
-        found.setdefault(key, []).append((compute_instance, uuid, device))
+        by_instance.setdefault(key, []).append((compute_instance, uuid, device))
     return {
         Instance(number, profile, tuple((compute, uuid) for compute, uuid, _ in devices)): tuple(
             device for *_, device in devices
         )
-        for (number, profile), devices in found.items()
+        for (number, profile), devices in by_instance.items()
     }
 
 
@@ -64,7 +64,7 @@ def _devices(handle: Any) -> Iterator[Any]:
     for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
         try:
             yield pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
-        except pynvml.NVMLError as error:  # not every place is taken, and not every instance is ours to see
+        except pynvml.NVMLError as error:  # not every slot is used, and not every instance is visible here
             if error.value in LIBRARY_LOST or error.value in LOST:
                 raise
 

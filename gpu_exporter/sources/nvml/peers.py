@@ -1,4 +1,4 @@
-"""What a GPU is to each other one: whether their NVLinks work."""
+"""The state of the NVLinks between one GPU and each other GPU."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from gpu_exporter.sources.nvml.errors import LIBRARY_LOST, UNSUPPORTED, outcome,
 
 
 class Peers:
-    """One GPU beside the others. A state is part of its series' labels, so that a new state is a new series."""
+    """The peers of one GPU. A state is part of its series' labels, so that a new state is a new series."""
 
     def __init__(self, handle: Any, gpu: Gpu, metrics: Iterable[Metric]) -> None:
         self.unsupported: dict[Metric, str] = {}
         self._handle, self._gpu = handle, gpu
         self._rows = [row for row in metrics if isinstance(row.nvml, PerPeer)]
-        self._known: dict[tuple[Metric, int], Series] = {}
+        self._current: dict[tuple[Metric, int], Series] = {}
         self._peers: dict[int, Any] = {}
 
     def read(self, paces: frozenset[Pace], values: dict[Series, float], failed: dict[Series, str]) -> set[Series]:
-        """Fill in what is due; return the series of states that are no more. Raises SourceLost."""
+        """Fill in what is due; return the series of states that are over. Raises SourceLost."""
         ended: set[Series] = set()
         for row in self._rows if Pace.RARE in paces else ():
             assert isinstance(row.nvml, PerPeer)
             for other in self._others():
                 if row in self.unsupported:
                     break
-                known = self._known.get((row, other))
+                series = self._current.get((row, other))
                 try:
-                    status = int(self._ask(row.nvml, other))
+                    status = int(self._status(row.nvml, other))
                 except pynvml.NVMLError as error:
-                    self._missing(row, error.value, known, failed)
+                    self._missing(row, error.value, series, failed)
                     continue
                 word = LINK_STATUS[status] if status < len(LINK_STATUS) else LINK_STATUS[-1]
                 labels: Labels = (("link_status", word), ("peer_gpu", str(other)))
-                if known is None or known.labels != labels:
-                    ended |= {known} if known else set()
-                    known = self._known[row, other] = Series(row, self._gpu, labels)
-                values[known] = status
+                if series is None or series.labels != labels:
+                    ended |= {series} if series else set()
+                    series = self._current[row, other] = Series(row, self._gpu, labels)
+                values[series] = status
         return ended
 
     def _others(self) -> Sequence[int]:
@@ -53,17 +53,17 @@ class Peers:
                 raise source_lost(error.value) from error
             return ()
 
-    def _ask(self, question: PerPeer, other: int) -> int:
+    def _status(self, call: PerPeer, other: int) -> int:
         peer = self._peers.get(other)
         if peer is None:
             peer = self._peers[other] = pynvml.nvmlDeviceGetHandleByIndex(other)
-        return int(getattr(pynvml, f"nvmlDeviceGet{question.name}")(self._handle, peer, *question.args))
+        return int(getattr(pynvml, f"nvmlDeviceGet{call.name}")(self._handle, peer, *call.args))
 
-    def _missing(self, row: Metric, code: int, known: Series | None, failed: dict[Series, str]) -> None:
-        """No answer. A GPU that is lost may be the other one, which says so itself."""
+    def _missing(self, row: Metric, code: int, series: Series | None, failed: dict[Series, str]) -> None:
+        """Record that there is no status. If a GPU is lost, it may be the peer, whose own read reports that."""
         if code in LIBRARY_LOST:
             raise source_lost(code)
-        if known is not None:
-            failed[known] = outcome(code)
+        if series is not None:
+            failed[series] = outcome(code)
         elif code in UNSUPPORTED:
             self.unsupported[row] = outcome(code)

@@ -1,4 +1,4 @@
-"""Who uses a GPU: memory and SM share by process."""
+"""The processes on a GPU, with memory and SM share of each."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ from gpu_exporter.model.gpu import Gpu, Series
 from gpu_exporter.model.metric import Labels, Metric, Pace, PerProcess, scaled
 from gpu_exporter.sources.nvml.errors import UNSUPPORTED, outcome, raise_if_lost
 
-LISTS = ("Compute", "Graphics", "MPSCompute")
+KINDS = ("Compute", "Graphics", "MPSCompute")
 
-Listed = dict[int, float | None]
+# A value by PID; None where the driver has none.
+ByPid = dict[int, float | None]
 
 
 class Processes:
-    """The processes on one GPU. A PID that can't be resolved here has no series, and is counted as unresolved."""
+    """The processes on one GPU. A PID that can't be resolved has no series, and is counted as unresolved."""
 
     def __init__(self, gpu: Gpu, metrics: Sequence[Metric], proc: Path) -> None:
         self.unsupported: dict[Metric, str] = {}
         self._gpu = gpu
         self._proc = proc
         self._rows = {row.nvml.what: row for row in metrics if isinstance(row.nvml, PerProcess)}
-        self._own = {what: Series(row, gpu) for what, row in self._rows.items() if what in ("listed", "unresolved")}
-        self._known: dict[tuple[str, Labels], Series] = {}
+        self._counts = {what: Series(row, gpu) for what, row in self._rows.items() if what in ("listed", "unresolved")}
+        self._series: dict[tuple[str, Labels], Series] = {}
         self._seen_until: dict[Labels, int] = {}
         self._listed_once = False
         self._open_module: bool | None = None
@@ -40,18 +41,18 @@ class Processes:
         values: dict[Series, float],
         failed: dict[Series, str],
     ) -> set[Series]:
-        """Fill in what is due; return the series of processes that are no more. Raises GpuLost, SourceLost."""
+        """Fill in what is due; return the series of processes that have ended. Raises GpuLost, SourceLost."""
         if not self._rows or Pace.FAST not in paces:
             return set()
-        everyone: dict[Labels, Listed] = {}
+        memory_of: dict[Labels, ByPid] = {}
         reason = ""
         for group, labels in handles:
             try:
-                everyone[labels] = _listed(group)
-            except pynvml.NVMLError as error:  # a MIG instance may be gone since they were listed
+                memory_of[labels] = _listed(group)
+            except pynvml.NVMLError as error:  # a MIG instance may be gone since the last listing
                 raise_if_lost(error.value, f"GPU {self._gpu.index}, processes")
                 reason = outcome(error.value)
-        if reason and not everyone:
+        if reason and not memory_of:
             self._not_listed(reason, failed)
             return self._end(set())
         self._listed_once = True
@@ -60,15 +61,15 @@ class Processes:
         unresolved = 0
         for group, labels in handles:
             busy = self._busy(group, labels) if Pace.SLOW in paces else None
-            for pid, memory in everyone.get(labels, {}).items():
+            for pid, memory in memory_of.get(labels, {}).items():
                 name = self._name(pid) if resolvable else ""
                 unresolved += not name
                 if name:
-                    own = (("pid", str(pid)), ("process", name), *labels)
-                    present |= self._fill("memory", own, memory, values)
-                    present |= {("sm", own)} if busy is None else self._fill("sm", own, busy.get(pid), values)
-        counts = {"listed": sum(map(len, everyone.values())), "unresolved": unresolved}
-        values.update((series, counts[what]) for what, series in self._own.items())
+                    process = (("pid", str(pid)), ("process", name), *labels)
+                    present |= self._fill("memory", process, memory, values)
+                    present |= {("sm", process)} if busy is None else self._fill("sm", process, busy.get(pid), values)
+        counts = {"listed": sum(map(len, memory_of.values())), "unresolved": unresolved}
+        values.update((series, counts[what]) for what, series in self._counts.items())
         return self._end(present)
 
     def _fill(
@@ -77,44 +78,44 @@ class Processes:
         row = self._rows.get(what)
         if row is None or value is None:
             return set()
-        values[self._known.setdefault((what, labels), Series(row, self._gpu, labels))] = scaled(value, row.scale)
+        values[self._series.setdefault((what, labels), Series(row, self._gpu, labels))] = scaled(value, row.scale)
         return {(what, labels)}
 
     def _end(self, present: set[tuple[str, Labels]]) -> set[Series]:
-        return {self._known.pop(key) for key in self._known.keys() - present}
+        return {self._series.pop(key) for key in self._series.keys() - present}
 
     def _not_listed(self, reason: str, failed: dict[Series, str]) -> None:
         if reason in ("not_supported", "no_permission") and not self._listed_once:
             self.unsupported.update((row, reason) for row in self._rows.values())
             self._rows.clear()
         else:
-            failed.update((series, reason) for series in self._own.values())
+            failed.update((series, reason) for series in self._counts.values())
 
-    def _busy(self, group: Sequence[Any], labels: Labels) -> dict[int, float | None]:
-        """Percent of SM time by PID since the question before; no entry for who was not sampled."""
-        found: dict[int, float | None] = {}
+    def _busy(self, group: Sequence[Any], labels: Labels) -> ByPid:
+        """Percent of SM time by PID since the last call, without processes that were not sampled."""
+        busy: ByPid = {}
         since = until = self._seen_until.get(labels, 0)
         for handle in group:
             try:
                 samples = pynvml.nvmlDeviceGetProcessUtilization(handle, since)
             except pynvml.NVMLError as error:
                 raise_if_lost(error.value, f"GPU {self._gpu.index}, process utilisation")
-                # idle GPUs have no samples, which is "not found"; after any other error nobody knows who was idle
+                # idle GPUs have no samples, which is "not found"; after any other error, activity is unknown
                 if error.value != pynvml.NVML_ERROR_NOT_FOUND and "sm" in self._rows:
                     self.unsupported[self._rows["sm"]] = outcome(error.value)
                 continue
             until = max((until, *(sample.timeStamp for sample in samples)))
-            found.update((sample.pid, float(sample.smUtil)) for sample in samples)
+            busy.update((sample.pid, float(sample.smUtil)) for sample in samples)
             if "sm" in self._rows:
                 self.unsupported.pop(self._rows["sm"], None)
         self._seen_until[labels] = until
-        return found
+        return busy
 
     def _resolvable(self) -> bool:
         """Whether the driver's PIDs are those of this procfs.
 
-        NVIDIA's open kernel module translates them to the PID namespace of who asks. The other one tells everybody the
-        host's, and here another process may have the number; only the host's procfs has kernel threads.
+        NVIDIA's open kernel module translates them to the caller's PID namespace. The proprietary one always reports
+        those of the host, which may belong to other processes here; only the host's procfs has kernel threads.
         """
         if self._open_module is None:
             self._open_module = "Open Kernel Module" in self._text("driver/nvidia/version")
@@ -134,18 +135,18 @@ class Processes:
             return ""
 
 
-def _listed(group: Sequence[Any]) -> Listed:
-    """Bytes of device memory by PID, on all of these devices; None where the driver does not tell."""
-    found: Listed = {}
+def _listed(group: Sequence[Any]) -> ByPid:
+    """Bytes of device memory by PID, on all of these devices; None where the driver does not report them."""
+    memory: ByPid = {}
     for handle in group:
-        for kind in LISTS:
+        for kind in KINDS:
             try:
-                listed = getattr(pynvml, f"nvmlDeviceGet{kind}RunningProcesses")(handle)
+                processes = getattr(pynvml, f"nvmlDeviceGet{kind}RunningProcesses")(handle)
             except pynvml.NVMLError as error:
-                if kind == LISTS[0] or error.value not in UNSUPPORTED:
+                if kind == KINDS[0] or error.value not in UNSUPPORTED:
                     raise
                 continue
-            for process in listed:
-                known = found.get(process.pid)
-                found[process.pid] = known if process.usedGpuMemory is None else max(known or 0, process.usedGpuMemory)
-    return found
+            for process in processes:
+                before, used = memory.get(process.pid), process.usedGpuMemory
+                memory[process.pid] = before if used is None else max(before or 0, used)
+    return memory

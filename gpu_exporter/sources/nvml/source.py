@@ -15,12 +15,12 @@ import pynvml
 from gpu_exporter.model.errors import GpuLost
 from gpu_exporter.model.gpu import Gpu, Owner, Sample
 from gpu_exporter.model.metric import Labels, Metric
+from gpu_exporter.model.source_kind import NVML
 from gpu_exporter.sources.nvml.device import NvmlDevice
 from gpu_exporter.sources.nvml.driver import bound, reload_needed
 from gpu_exporter.sources.nvml.errors import LIBRARY_LOST, outcome, raise_if_lost, source_lost
-from gpu_exporter.sources.nvml.library import shut_down
-from gpu_exporter.sources.nvml.lock import BRIEF, Turn
-from gpu_exporter.sources.nvml.zeros import give_back
+from gpu_exporter.sources.nvml.library import give_back, load
+from gpu_exporter.sources.nvml.lock import BRIEF, DriverLock
 
 
 @contextmanager
@@ -32,31 +32,26 @@ def _library() -> Iterator[None]:
 
 
 class NvmlSource:
-    """The NVIDIA driver's own library; `alone`: nobody in this process uses it but by pynvml."""
+    """The NVIDIA driver's own library."""
 
-    name = "nvml"
-    live = True
+    name, description, live = NVML
 
     def __init__(
         self,
         sysfs: Path = Path("/sys"),
         procfs: Path = Path("/proc"),
-        turn: AbstractContextManager[None] | None = None,
-        alone: bool = False,
+        lock: AbstractContextManager[None] | None = None,
     ) -> None:
         self._sysfs, self._procfs = sysfs, procfs
         self._opened = 0
         self._system: Labels = ()
         self._count = 0
-        self._turn, self._queue = turn or Turn(), turn or Turn(BRIEF)
-        self._alone = alone
+        self._lock, self._read_lock = lock or DriverLock(), lock or DriverLock(BRIEF)
 
     def open(self) -> None:
         with _library():
-            pynvml.nvmlInit()
-            self._opened += 1  # each nvmlInit needs a nvmlShutdown
-            if self._alone and getattr(pynvml, "_nvmlLib_refcount", None) == 1:
-                give_back(self._procfs)
+            load()
+            self._opened += 1
             system = {
                 "driver_version": _optional(pynvml.nvmlSystemGetDriverVersion),
                 "nvml_version": _optional(pynvml.nvmlSystemGetNVMLVersion),
@@ -71,7 +66,7 @@ class NvmlSource:
                 self._count = int(pynvml.nvmlDeviceGetCount())
             except pynvml.NVMLError as error:
                 if error.value in LIBRARY_LOST or not self._count:
-                    raise  # any other is a hiccup: what was counted before still holds
+                    raise  # any other is a hiccup: the last count still holds
         return self._count
 
     def expected(self) -> int | None:
@@ -84,7 +79,7 @@ class NvmlSource:
         try:
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
             gpu = _identify(handle, index, self._system)
-            return NvmlDevice(handle, gpu, metrics, self._turn, self._queue, self._procfs)
+            return NvmlDevice(handle, gpu, metrics, self._lock, self._read_lock, self._procfs)
         except pynvml.NVMLError as error:
             if error.value == pynvml.NVML_ERROR_INVALID_ARGUMENT:
                 raise GpuLost(f"GPU {index}: the driver has no GPU of this index any more", "gone") from error
@@ -92,20 +87,20 @@ class NvmlSource:
             raise GpuLost(f"GPU {index}: {error}", outcome(error.value)) from error
 
     def owners(self, gpu: Gpu) -> Sequence[Owner]:
-        """The driver knows processes, not pods."""
+        """None: the driver knows processes, not pods."""
         return ()
 
     def non_gpu_samples(self) -> Sequence[Sample]:
-        """NVML knows GPUs alone."""
+        """None: NVML has only GPUs."""
         return ()
 
     def close(self) -> None:
         opened, self._opened = self._opened, 0
-        shut_down(opened)
+        give_back(opened)
 
 
 def _optional(ask: Callable[[], Any]) -> str:
-    """A detail that may be missing; only the loss of the library matters."""
+    """A detail that may be missing. Raises NVMLError only if the library is lost."""
     try:
         return str(ask())
     except pynvml.NVMLError as error:
@@ -119,7 +114,7 @@ def _cuda(version: int) -> str:
 
 
 def _identify(handle: Any, index: int, system: Labels) -> Gpu:
-    """What a GPU is. Only the UUID is needed; the rest is left out where the driver has no answer."""
+    """The identity of a GPU. Raises NVMLError without a UUID; the rest is left out where the driver has none."""
 
     def ask(name: str, convert: Callable[[Any], str] = str, *args: int) -> str:
         try:
@@ -127,7 +122,7 @@ def _identify(handle: Any, index: int, system: Labels) -> Gpu:
         except pynvml.NVMLError as error:
             raise_if_lost(error.value, f"GPU {index}")
             return ""
-        except (AttributeError, UnicodeDecodeError):  # bindings older than the call; text that is none
+        except (AttributeError, UnicodeDecodeError):  # bindings older than the call; bytes that are no text
             return ""
 
     info = {

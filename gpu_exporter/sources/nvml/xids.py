@@ -1,4 +1,4 @@
-"""The Xids that the driver tells of one GPU."""
+"""The Xids that the driver reports for one GPU."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ import pynvml
 
 from gpu_exporter.model.gpu import XidEvent
 
-# A storm of more than that in a tick goes on in the next.
+# The most Xids of one tick; the rest of a storm follows in the next.
 MOST = 1000
 NO_INSTANCE = 0xFFFFFFFF
 
 
 class XidWatch:
-    """An event set of one GPU, looked into at each tick: no thread has to wait in the driver."""
+    """An event set of one GPU, polled at each tick, so that no thread has to wait in the driver."""
 
-    def __init__(self, handle: Any, pci: str, turn: AbstractContextManager[None]) -> None:
+    def __init__(self, handle: Any, pci: str, lock: AbstractContextManager[None]) -> None:
         self.since: float | None = None
-        self._pci, self._turn = pci, turn
+        self._pci, self._lock = pci, lock
         self._set: Any = None
-        now = time.time()  # before: what happens meanwhile is in the kernel log, and then of this registration
-        with suppress(pynvml.NVMLError), turn:
+        now = time.time()  # before the registration, so that the kernel log has no Xid between it and this time
+        with suppress(pynvml.NVMLError), lock:
             self._set = pynvml.nvmlEventSetCreate()
             pynvml.nvmlDeviceRegisterEvents(handle, pynvml.nvmlEventTypeXidCriticalError, self._set)
             self.since = now
 
     def events(self) -> list[XidEvent]:
-        """Those since the last call. Never raises: a GPU that fell off the bus still tells of it."""
-        found: list[XidEvent] = []
-        while self.since is not None and len(found) < MOST:
+        """The Xids since the last call. Never raises: a GPU that fell off the bus still reports that."""
+        events: list[XidEvent] = []
+        while self.since is not None and len(events) < MOST:
             try:
-                with self._turn:
+                with self._lock:
                     data = pynvml.nvmlEventSetWait_v2(self._set, 0)
             except pynvml.NVMLError:  # a timeout, which is as it should be
                 break
             if data.eventType == pynvml.nvmlEventTypeXidCriticalError:
                 instance = None if data.gpuInstanceId == NO_INSTANCE else int(data.gpuInstanceId)
-                found.append(XidEvent(time.time(), self._pci, int(data.eventData), instance))
-        return found
+                events.append(XidEvent(time.time(), self._pci, int(data.eventData), instance))
+        return events
 
     def close(self) -> None:
         """Give the set back."""

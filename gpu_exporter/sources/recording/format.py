@@ -28,56 +28,56 @@ from gpu_exporter.model.gpu import Gpu
 from gpu_exporter.model.metric import Kind
 
 FORMAT, VERSION = "gpu-exporter-recording", 1
-# A value speaks for the time since the tick before; a longer silence is a hole, in which nothing is known.
+# A value covers the time since the previous tick; a longer pause is a hole, in which no value is known.
 HOLE_INTERVALS = 10
-# The beginning of a phase is its ramp: clocks, power and one-second means are still those of the phase before.
+# At the beginning of a phase, clocks, power and one-second means are still those of the phase before.
 SETTLE_SECONDS = 2.0
 
 
 @dataclass(slots=True)
 class Column:
-    """One value over time. Between two `times` the integral grows linearly, and so does the time it is known for."""
+    """One value over time. Between two `times` the integral grows linearly, and so do the `covered` seconds."""
 
     times: list[float] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
     integral: list[float] = field(default_factory=list)
-    known: list[float] = field(default_factory=list)
+    covered: list[float] = field(default_factory=list)
 
     def append(self, t: float, value: float, interval: float) -> None:
         since = self.times[-1] if self.times else -math.inf
         start = since if t - since <= HOLE_INTERVALS * interval else t - interval
-        total, known = (self.integral[-1], self.known[-1]) if self.times else (0.0, 0.0)
+        total, covered = (self.integral[-1], self.covered[-1]) if self.times else (0.0, 0.0)
         if start != since:
-            self._point(start, value, total, known)
-        self._point(t, value, total + value * (t - start), known + t - start)
+            self._point(start, value, total, covered)
+        self._point(t, value, total + value * (t - start), covered + t - start)
 
-    def _point(self, t: float, value: float, integral: float, known: float) -> None:
+    def _point(self, t: float, value: float, integral: float, covered: float) -> None:
         self.times.append(t)
         self.values.append(value)
         self.integral.append(integral)
-        self.known.append(known)
+        self.covered.append(covered)
 
     def at(self, t: float) -> float:
-        """The value that speaks for time t; the first or last one outside."""
+        """The value at time t; before and after the recording, the first or last one."""
         return self.values[min(bisect_left(self.times, t), len(self.times) - 1)]
 
     def ticks(self, after: float, until: float) -> Iterator[tuple[float, float]]:
-        """The ticks in this time, each with its value; the beginning of what a value speaks for is none."""
+        """The ticks in this time with their values; the beginning of a value's time is no tick."""
         for n in range(bisect_right(self.times, after), bisect_right(self.times, until)):
-            if self.known[n] > (self.known[n - 1] if n else 0.0):
+            if self.covered[n] > (self.covered[n - 1] if n else 0.0):
                 yield self.times[n], self.values[n]
 
     def until(self, t: float) -> tuple[float, float]:
-        """The integral and the known seconds from the beginning to time t."""
+        """The integral and the covered seconds from the beginning to time t."""
         right = bisect_right(self.times, t)
         if right == 0:
             return 0.0, 0.0
         if right == len(self.times):
-            return self.integral[-1], self.known[-1]
+            return self.integral[-1], self.covered[-1]
         share = (t - self.times[right - 1]) / (self.times[right] - self.times[right - 1])
         return (
             self.integral[right - 1] + share * (self.integral[right] - self.integral[right - 1]),
-            self.known[right - 1] + share * (self.known[right] - self.known[right - 1]),
+            self.covered[right - 1] + share * (self.covered[right] - self.covered[right - 1]),
         )
 
 
@@ -129,8 +129,8 @@ def ticks(path: Path) -> Iterator[Tick]:
             yield Tick(t, gpus[index], phase, samples)
 
 
-class Level(NamedTuple):
-    """What a value was like in a phase: mean, standard deviation, lowest, highest, and the one seen most."""
+class ValueStatistics(NamedTuple):
+    """The statistics of one value in a phase; `mode` is the most frequent value."""
 
     mean: float
     deviation: float
@@ -139,13 +139,13 @@ class Level(NamedTuple):
     mode: float
 
 
-def statistics(path: Path) -> tuple[Gpu, Mapping[str, Mapping[str, Level]]]:
-    """The first GPU of a recording, and of each phase the level of every value, ramps left out.
+def statistics(path: Path) -> tuple[Gpu, Mapping[str, Mapping[str, ValueStatistics]]]:
+    """The first GPU of a recording, and by phase the statistics of every value, without the beginnings of phases.
 
     Raises GpuExporterError as `load` does.
     """
     begun: dict[int, tuple[str, float]] = {}
-    seen: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    by_phase: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     first: Gpu | None = None
     for t, gpu, phase, samples in ticks(path):
         first = first or gpu
@@ -153,19 +153,19 @@ def statistics(path: Path) -> tuple[Gpu, Mapping[str, Mapping[str, Level]]]:
             begun[gpu.index] = phase, t
         if phase and t - begun[gpu.index][1] >= SETTLE_SECONDS:
             for name, value in samples.items():
-                seen[phase][name].append(value)
+                by_phase[phase][name].append(value)
     return first or Gpu(0), {
-        phase: {name: _level(values) for name, values in columns.items()} for phase, columns in seen.items()
+        phase: {name: _statistics_of(values) for name, values in columns.items()} for phase, columns in by_phase.items()
     }
 
 
-def _level(values: Sequence[float]) -> Level:
-    return Level(fmean(values), pstdev(values), min(values), max(values), mode(values))
+def _statistics_of(values: Sequence[float]) -> ValueStatistics:
+    return ValueStatistics(fmean(values), pstdev(values), min(values), max(values), mode(values))
 
 
 @dataclass(slots=True)
 class _Timeline:
-    """Ticks in order -> columns. Where no GPU has a tick for long the recorder paused: the pause is cut out."""
+    """Ticks in order -> columns. Where no GPU has a tick for long, the recorder was paused: the pause is cut out."""
 
     interval: float
     columns: dict[int, dict[str, Column]]
@@ -194,7 +194,7 @@ class _Timeline:
         for name, value in samples.items():
             column = columns.setdefault(name, Column())
             if name in BY_KEY and BY_KEY[name].kind is Kind.COUNTER:
-                if index in self.resume and column.values:  # what was counted in the pause did not happen here
+                if index in self.resume and column.values:  # the increase during the pause is not part of the recording
                     offsets[name] = value - column.values[-1]
                 value -= offsets.get(name, 0.0)
             column.append(t, value, self.interval)
@@ -288,14 +288,14 @@ def _tick(
 
 
 class Writer:
-    """Writes a recording, gzip if the name ends in .gz. With `mask`, UUIDs say nothing about the machine.
+    """Writes a recording, with gzip if the name ends in .gz. With `mask`, UUIDs do not identify the machine.
 
     Every method raises GpuExporterError when the file can't be written.
     """
 
     def __init__(self, path: Path, gpus: Sequence[Gpu], interval: float, *, mask: bool = False) -> None:
         self._path = path
-        with self._telling():
+        with self._write_errors():
             raw = path.open("wb")
             binary = gzip.GzipFile(fileobj=raw, mode="wb") if path.suffix == ".gz" else raw
             self._files: tuple[IO[Any], ...] = (io.TextIOWrapper(cast(IO[bytes], binary), encoding="utf-8"), raw)
@@ -325,17 +325,18 @@ class Writer:
         self._write({"t": round(t, 4), "gpu": gpu, "samples": rounded})
 
     def _write(self, line: Mapping[str, object]) -> None:
-        with self._telling():
+        with self._write_errors():
             self._files[0].write(json.dumps(line, separators=(",", ":")) + "\n")
 
     def close(self) -> None:
         """Finish the file."""
-        with self._telling():
+        with self._write_errors():
             for file in self._files:
                 file.close()
 
     @contextmanager
-    def _telling(self) -> Iterator[None]:
+    def _write_errors(self) -> Iterator[None]:
+        """Turn errors of the file system into GpuExporterError."""
         try:
             yield
         except OSError as error:

@@ -1,4 +1,4 @@
-"""A recording of real GPUs -> readings, as if they were here now. Every series says that it is replayed."""
+"""A recording of real GPUs -> readings, as if they were here now. Every series is labelled as replayed."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from gpu_exporter.catalogue.metrics import NON_GPU_ENTITIES, POWER_INSTANT, POWE
 from gpu_exporter.model.errors import GpuLost
 from gpu_exporter.model.gpu import Gpu, Owner, Reading, Sample, Series, XidEvent
 from gpu_exporter.model.metric import EntityKind, Kind, Metric, Pace
+from gpu_exporter.model.source_kind import REPLAY
 from gpu_exporter.sources.recording.format import Column, Recording
 
-# The mean of two of these is a third thing that never was: the latest one is taken.
+# The mean of two values of these units has no meaning: the latest one is used.
 STATES = frozenset({"bitmask", "bool", "state", "action", "generation", "lanes", "links", "banks", "status", "code"})
 
 
-# Not of the GPU itself, and so nothing that it lacks.
-OF_NO_GPU = NON_GPU_ENTITIES | {EntityKind.INSTANCE}
+# A GPU without metrics of these entities does not count as lacking them.
+OTHER_ENTITIES = NON_GPU_ENTITIES | {EntityKind.INSTANCE}
 
 
 class ReplaySource:
     """Plays a recording at `speed` times its own pace, over and over if `loop`."""
 
-    name = "replay"
-    live = False
+    name, description, live = REPLAY
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class ReplaySource:
         return (Owner(workload=self._recording.path.name.removesuffix(".gz").removesuffix(".jsonl")),)
 
     def non_gpu_samples(self) -> Sequence[Sample]:
-        """A recording has GPUs alone."""
+        """None: a recording has only GPUs."""
         return ()
 
     def position(self) -> float:
@@ -91,7 +91,7 @@ class ReplaySource:
 
 
 class ReplayDevice:
-    """One recorded GPU. A read is the time-weighted mean of what was recorded since the read before."""
+    """One recorded GPU. A read is the time-weighted mean of the values since the last read."""
 
     def __init__(
         self, source: ReplaySource, gpu: Gpu, columns: Mapping[str, Column], metrics: Sequence[Metric]
@@ -100,7 +100,7 @@ class ReplayDevice:
         self.xids_since: float | None = None
         self._source = source
         self._last: float | None = None
-        self._found: list[tuple[Series, Column, float]] = []
+        self._columns: list[tuple[Series, Column, float]] = []
         self._unsupported: dict[Metric, str] = {}
         self._buffered: list[tuple[Series, Column]] = []
         by_field = {metric.nvml: metric for metric in metrics if metric.key in columns and metric.bit is None}
@@ -109,12 +109,12 @@ class ReplayDevice:
                 self._buffered.append((Series(metric, gpu), columns[POWER_INSTANT.key]))
                 continue
             recorded = metric if metric.key in columns else by_field.get(metric.nvml)
-            if recorded is None and metric.entity in OF_NO_GPU:
+            if recorded is None and metric.entity in OTHER_ENTITIES:
                 continue
             if recorded is None:
                 self._unsupported[metric] = "not_recorded"
             else:
-                self._found.append((Series(metric, gpu), columns[recorded.key], metric.scale / recorded.scale))
+                self._columns.append((Series(metric, gpu), columns[recorded.key], metric.scale / recorded.scale))
 
     def events(self) -> Sequence[XidEvent]:
         """None were recorded."""
@@ -129,14 +129,14 @@ class ReplayDevice:
         before = now - source.interval if self._last is None else self._last
         self._last = now
         values: dict[Series, float] = {}
-        for series, column, scale in self._found:
+        for series, column, scale in self._columns:
             value = self._value(series.metric, column, before, now)
             if value is not None:
                 values[series] = value * scale
-        if not values and self._found:
+        if not values and self._columns:
             raise GpuLost(f"GPU {self.gpu.index}: the recording has a hole here", "lost")
-        missing = {series: "not_recorded" for series, *_ in self._found if series not in values}
-        taken = {series: self._between(column, before, now) for series, column in self._buffered}
+        missing = {series: "not_recorded" for series, *_ in self._columns if series not in values}
+        taken = {series: self._samples(column, before, now) for series, column in self._buffered}
         span = (now - before) / source.speed
         return Reading(time.monotonic(), values, span, missing, self._unsupported, buffered=taken)
 
@@ -144,15 +144,15 @@ class ReplayDevice:
         """All values, as at a tick."""
         return self.read(frozenset())
 
-    def _between(self, column: Column, before: float, now: float) -> list[tuple[float, float]]:
-        """What was recorded after `before` until `now`, each tick once: fewer samples than the driver's own buffer."""
-        duration, found = self._source.duration, []
+    def _samples(self, column: Column, before: float, now: float) -> list[tuple[float, float]]:
+        """The values after `before` until `now`, one for each tick: fewer samples than the driver's buffer has."""
+        duration, samples = self._source.duration, list[tuple[float, float]]()
         while before < now:
             loops, t = divmod(before, duration)
             end = min(now - loops * duration, duration)
-            found += [(loops * duration + at, value) for at, value in column.ticks(t, end)]
+            samples += [(loops * duration + at, value) for at, value in column.ticks(t, end)]
             before = loops * duration + end
-        return found
+        return samples
 
     def _value(self, metric: Metric, column: Column, before: float, now: float) -> float | None:
         duration = self._source.duration
@@ -160,21 +160,21 @@ class ReplayDevice:
         if metric.kind is Kind.COUNTER:
             grown = (column.values[-1] - column.values[0]) * loops if loops else 0.0
             return column.at(t) + grown
-        (area_before, known_before), (area, known) = (
+        (area_before, covered_before), (area, covered) = (
             self._until(column, before, duration),
             self._until(column, now, duration),
         )
-        if known - known_before <= 0:
+        if covered - covered_before <= 0:
             return None
         if metric.bit is not None:
             return float((int(column.at(t)) >> metric.bit) & 1)
-        return column.at(t) if metric.unit in STATES else (area - area_before) / (known - known_before)
+        return column.at(t) if metric.unit in STATES else (area - area_before) / (covered - covered_before)
 
     @staticmethod
     def _until(column: Column, position: float, duration: float) -> tuple[float, float]:
         loops, t = divmod(position, duration)
-        integral, known = column.until(t)
-        return integral + loops * column.integral[-1], known + loops * column.known[-1]
+        integral, covered = column.until(t)
+        return integral + loops * column.integral[-1], covered + loops * column.covered[-1]
 
     def close(self) -> None:
         """Nothing to give back."""

@@ -1,7 +1,6 @@
-"""`--inject GpuMemoryBound:node-001/3` -> what the GPUs of a node have instead of a schedule, for ever.
+"""`--inject GpuMemoryBound:node-001/3` -> the values that the GPUs of a node have instead of a schedule.
 
-The values are those of the failure mode's own entry, on top of a healthy GPU, so that a simulated GPU has what the
-catalogue says a sick one has.
+They are those of the failure mode's entry in the catalogue, on top of a healthy GPU.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from gpu_exporter.inputs import nearest
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.metric import Kind, Metric
 from gpu_exporter.sources.simulated import faults as script
-from gpu_exporter.sources.simulated.faults import Fault
+from gpu_exporter.sources.simulated.faults import ScriptedFault
 
 DOWN = "down"
-# Ticks are not in step with what swings: by the golden ratio, no sampling period falls into step with it.
+# By the golden ratio, no sampling period falls into step with a wave.
 GOLDEN = (1 + math.sqrt(5)) / 2
 
 Value = float | Ramp | Wave
@@ -32,7 +31,7 @@ Value = float | Ramp | Wave
 
 @dataclass(frozen=True, slots=True)
 class Injected:
-    """What one GPU has: values by metric, rows that it can't answer, Xids that come again and again."""
+    """The values of one GPU by metric, the metrics that it does not support, and the Xids that repeat."""
 
     values: Values
     absent: tuple[Metric, ...] = ()
@@ -41,84 +40,88 @@ class Injected:
 
     @property
     def restart(self) -> float:
-        """Seconds after which what grows begins again: a job ends whose gauge leaves what is possible."""
+        """Seconds after which a growing gauge begins again, since it would leave its range."""
         return min((_until_bound(metric, value) for metric, value in self.values.items()), default=math.inf)
 
 
-class Plan(NamedTuple):
-    """By node its GPUs by index, what goes wrong that no value shows, and the nodes whose exporter dies."""
+class NodeInjection(NamedTuple):
+    """The GPUs of one node by index, faults that no value shows, and whether the node's exporter dies."""
 
-    gpus: Mapping[str, Mapping[int, Injected]]
-    faults: tuple[Fault, ...]
-    dead: frozenset[str]
+    gpus: Mapping[int, Injected]
+    faults: tuple[ScriptedFault, ...]
+    dead: bool
 
 
-def plan(text: str, nodes: Sequence[str], gpus: int, modes: Sequence[FailureMode] = MODES) -> Plan:
-    """What `--inject` asks of these nodes. Raises GpuExporterError naming the bad part and the cure."""
-    known = {mode.name: mode for mode in modes}
-    asked: dict[str, list[tuple[int, FailureMode]]] = defaultdict(list)
+def injections(
+    text: str, nodes: Sequence[str], gpus: int, modes: Sequence[FailureMode] = MODES
+) -> Mapping[str, NodeInjection]:
+    """What `--inject` changes, by node. Raises GpuExporterError naming the bad part and the fix."""
+    by_name = {mode.name: mode for mode in modes}
+    wanted: dict[str, list[tuple[int, FailureMode]]] = defaultdict(list)
     for part in re.split(r"[\s,;]+", text):
         if part:
             try:
-                mode, node, gpu = _place(part, known, nodes, gpus)
+                mode, node, gpu = _place(part, by_name, nodes, gpus)
             except ValueError as error:
                 raise GpuExporterError(f"--inject {part}: {error}") from error
-            asked[node].append((gpu, mode))
+            wanted[node].append((gpu, mode))
+    return {node: _injection(node, of_node, gpus) for node, of_node in wanted.items()}
+
+
+def _injection(node: str, wanted: Collection[tuple[int, FailureMode]], gpus: int) -> NodeInjection:
     faults = tuple(
-        Fault(mode.inject.fault, node, str(gpu), script.SEEN_SECONDS, math.inf)
-        for node, wanted in asked.items()
+        ScriptedFault(mode.inject.fault, node, str(gpu), script.SEEN_SECONDS, math.inf)
         for gpu, mode in wanted
         if mode.inject.fault in script.KINDS
     )
-    dead = frozenset(node for node, wanted in asked.items() if any(mode.inject.fault == DOWN for _, mode in wanted))
-    return Plan({node: _node(wanted, gpus) for node, wanted in asked.items()}, faults, dead)
+    return NodeInjection(_gpus(wanted, gpus), faults, any(mode.inject.fault == DOWN for _, mode in wanted))
 
 
 def _place(
-    part: str, known: Mapping[str, FailureMode], nodes: Sequence[str], gpus: int
+    part: str, by_name: Mapping[str, FailureMode], nodes: Sequence[str], gpus: int
 ) -> tuple[FailureMode, str, int]:
     name, _, where = part.partition(":")
-    if name not in known:
+    if name not in by_name:
         raise ValueError(
-            f"there is no failure mode {name!r}{nearest(name, known) or '; docs/failure-modes.md has all'}"
+            f"there is no failure mode {name!r}{nearest(name, by_name) or '; docs/failure-modes.md has all'}"
         )
-    if known[name].requires:
-        raise ValueError(f"it shows in what {known[name].requires} says of a cluster, which is not simulated")
+    if by_name[name].requires:
+        raise ValueError(f"it shows in what {by_name[name].requires} says of a cluster, which is not simulated")
     node, slash, gpu = where.rpartition("/")
     if not slash and not where.isdecimal():
         node, gpu = where, ""
     node, gpu = node or nodes[0], gpu or "0"
     script.check(node, gpu, nodes, gpus)
-    if known[name].scope is Scope.JOB and gpus == 1:
+    if by_name[name].scope is Scope.JOB and gpus == 1:
         raise ValueError("it takes ranks that work together; use --gpus 2 or more")
-    return known[name], node, int(gpu)
+    return by_name[name], node, int(gpu)
 
 
-def _node(wanted: Collection[tuple[int, FailureMode]], gpus: int) -> Mapping[int, Injected]:
-    """All GPUs of a node: those that were asked for, the others as the peers of the first mode that has some."""
+def _gpus(wanted: Collection[tuple[int, FailureMode]], gpus: int) -> Mapping[int, Injected]:
+    """All GPUs of a node: the injected ones, and the others as the peers of the first mode that has some."""
     peers = next((mode.inject.peers for _, mode in wanted if mode.inject.peers), {})
-    found = dict.fromkeys(range(gpus), healthy(peers))
+    by_index = dict.fromkeys(range(gpus), healthy(peers))
     for gpu in dict(wanted):
-        mine = [mode for index, mode in wanted if index == gpu]
+        modes = [mode for index, mode in wanted if index == gpu]
         values: dict[Metric, Value] = {}
-        for mode in mine:
+        for mode in modes:
             values.update(mode.inject.values)
-        found[gpu] = replace(
+        by_index[gpu] = replace(
             healthy(values),
-            absent=tuple(metric for mode in mine for metric in mode.inject.absent),
-            xids=tuple(mode.inject.xid for mode in mine if mode.inject.xid is not None),
-            names=tuple(mode.name for mode in mine),
+            absent=tuple(metric for mode in modes for metric in mode.inject.absent),
+            xids=tuple(mode.inject.xid for mode in modes if mode.inject.xid is not None),
+            names=tuple(mode.name for mode in modes),
         )
-    return found
+    return by_index
 
 
-def healthy(more: Values) -> Injected:
-    """A GPU without a failure mode, whose values are these."""
-    return Injected(_whole({**HEALTHY, **more}))
+def healthy(changes: Values) -> Injected:
+    """A GPU without a failure mode, with these changes to its values."""
+    return Injected(_with_consistent_memory({**HEALTHY, **changes}))
 
 
-def _whole(values: Mapping[Metric, Value]) -> Values:
-    """With memory that adds up."""
+def _with_consistent_memory(values: Mapping[Metric, Value]) -> Values:
+    """The values with free memory and its ratio derived from used memory."""
     usable = at(values[m.FB_TOTAL], 0) - at(values[m.FB_RESERVED], 0)
     used = values[m.FB_USED]
     return {**values, m.FB_FREE: _line(used, -1, usable), m.FB_USED_RATIO: _line(used, 1 / usable, 0)}
@@ -162,12 +165,12 @@ def mean(value: Value, begin: float, end: float) -> float:
 
 def _area(wave: Wave, t: float) -> float:
     half = wave.seconds / GOLDEN
-    turns, rest = divmod(t, 2 * half)
-    return turns * half * (wave.low + wave.high) + wave.low * min(rest, half) + wave.high * max(0.0, rest - half)
+    periods, rest = divmod(t, 2 * half)
+    return periods * half * (wave.low + wave.high) + wave.low * min(rest, half) + wave.high * max(0.0, rest - half)
 
 
 def rows(injected: Injected, metrics: Sequence[Metric]) -> Iterator[tuple[Metric, Metric]]:
-    """Each metric that the GPU answers, and the one whose value it is made of: in another unit, or a bit of it."""
+    """Each metric that the GPU has, and the one whose value it is made of: in another unit, or a bit of it."""
     by_field = {metric.nvml: metric for metric in (*injected.values, m.ENERGY) if metric.bit is None}
     for metric in metrics:
         origin = metric if metric in injected.values else by_field.get(metric.nvml)

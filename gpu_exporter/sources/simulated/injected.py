@@ -1,4 +1,4 @@
-"""A GPU of a node with an injected failure mode -> readings: values as told, counters and energy that fit them."""
+"""A GPU of a node with an injected failure mode -> readings: the injected values, with counters and energy to match."""
 
 from __future__ import annotations
 
@@ -6,49 +6,47 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.model.gpu import Gpu, Reading, Series, XidEvent
 from gpu_exporter.model.metric import Gpm, Kind, Metric, Pace
 from gpu_exporter.sources.simulated.device import as_buffered, meet_faults
-from gpu_exporter.sources.simulated.faults import Fault
+from gpu_exporter.sources.simulated.faults import ScriptedFault
 from gpu_exporter.sources.simulated.inject import Injected, Value, at, healthy, mean, rows
-
-if TYPE_CHECKING:
-    from gpu_exporter.sources.simulated.source import SimulatedSource
+from gpu_exporter.sources.simulated.node import SimulatedNode
+from gpu_exporter.sources.simulated.workload import Workloads
 
 log = logging.getLogger(__name__)
 
-# It stands for a GPU that does not have the rest, as hardware says it.
+# The reason for all other metrics, as from hardware that lacks them.
 NOT_SUPPORTED = "not_supported"
 XID_SECONDS = 60.0
 DIGITS = 6
 
 
 class InjectedDevice:
-    """One GPU. What its failure mode does not say is as on a healthy GPU, what that does not say as on an idle one."""
+    """One GPU. Values that its failure mode does not set are those of a healthy GPU, or else of a recorded idle one."""
 
     def __init__(
         self,
-        source: SimulatedSource,
+        node: SimulatedNode,
         gpu: Gpu,
         identity: str,
         injected: Injected,
-        faults: Sequence[Fault],
+        faults: Sequence[ScriptedFault],
         metrics: Sequence[Metric],
     ) -> None:
         self.gpu = gpu
         self.xids_since: float | None = time.time()
-        self._source = source
+        self._node = node
         self._identity = identity
         self._faults = faults
         self._injected = injected
         self._restart = injected.restart
         self._last: float | None = None
-        self._told = -XID_SECONDS
-        meet_faults(source, gpu, identity, faults)
-        self._idle = _idle(source, metrics)
+        self._xids_at = -XID_SECONDS
+        meet_faults(node, gpu, identity, faults)
+        self._idle = _idle(node.workloads, metrics)
         self._rows: dict[Pace, list[tuple[Series, Metric]]] = defaultdict(list)
         answered = dict(rows(injected, metrics))
         for metric in metrics:
@@ -56,21 +54,21 @@ class InjectedDevice:
             origin = answered.get(read, read if read in self._idle else None)
             if origin is not None and metric not in injected.absent:
                 self._rows[metric.pace].append((Series(metric, gpu), origin))
-        there = {series.metric for each in self._rows.values() for series, _ in each}
-        self._unsupported = dict.fromkeys((metric for metric in metrics if metric not in there), NOT_SUPPORTED)
+        present = {series.metric for rows_of_pace in self._rows.values() for series, _ in rows_of_pace}
+        self._unsupported = dict.fromkeys((metric for metric in metrics if metric not in present), NOT_SUPPORTED)
         _warn(injected, metrics)
 
     def events(self) -> Sequence[XidEvent]:
         """The injected Xids, once a minute."""
-        now = self._source.clock()
-        if not self._injected.xids or now - self._told < XID_SECONDS:
+        now = self._node.clock()
+        if not self._injected.xids or now - self._xids_at < XID_SECONDS:
             return ()
-        self._told = now
+        self._xids_at = now
         return [XidEvent(time.time(), self.gpu.pci_bus_id, code) for code in self._injected.xids]
 
     def read(self, paces: frozenset[Pace]) -> Reading:
         """Values of these paces; profiling ones from the second read on."""
-        now = meet_faults(self._source, self.gpu, self._identity, self._faults)
+        now = meet_faults(self._node, self.gpu, self._identity, self._faults)
         before, self._last = self._last, now
         values: dict[Series, float] = {}
         for pace in paces:
@@ -84,7 +82,7 @@ class InjectedDevice:
 
     def _value(self, origin: Metric, before: float | None, now: float) -> float | None:
         if origin is m.ENERGY:
-            power, loaded = self._injected.values[m.POWER], self._source.loaded(now)
+            power, loaded = self._injected.values[m.POWER], self._node.loaded_at(now)
             return round(mean(power, loaded, now) * (now - loaded) / m.MILLI) if now > loaded else 0.0
         value: Value = self._injected.values[origin] if origin in self._injected.values else self._idle[origin]
         if isinstance(origin.nvml, Gpm):
@@ -105,19 +103,19 @@ def _as(metric: Metric, origin: Metric, value: float) -> float:
     return round(value * metric.scale / origin.scale, DIGITS)
 
 
-def _idle(source: SimulatedSource, metrics: Sequence[Metric]) -> dict[Metric, float]:
-    """What a recording tells of an idle GPU: limits, modes and totals above all. Counters have no level."""
-    known = source.workloads
+def _idle(workloads: Workloads, metrics: Sequence[Metric]) -> dict[Metric, float]:
+    """The recorded values of an idle GPU: above all limits, modes and totals. A counter has no such value."""
+    rows, values = workloads.rows, workloads.idle.mid
     return {
-        metric: round(known.idle.mid[known.rows[metric.key]], 0 if metric.key in known.whole else DIGITS)
+        metric: round(values[rows[metric.key]], 0 if metric.key in workloads.whole else DIGITS)
         for metric in metrics
-        if metric.key in known.rows and metric.kind is not Kind.COUNTER
+        if metric.key in rows and metric.kind is not Kind.COUNTER
     }
 
 
 def _warn(injected: Injected, metrics: Sequence[Metric]) -> None:
-    """Some modes are only seen in rows that are not asked for by default."""
-    well = healthy({}).values
-    changed = {metric for metric, value in injected.values.items() if well.get(metric) != value}
+    """Warn of modes that none of these metrics shows: some need metrics that are not in the default set."""
+    before = healthy({}).values
+    changed = {metric for metric, value in injected.values.items() if before.get(metric) != value}
     if injected.names and changed and not changed & set(metrics):
         log.warning("--inject %s: only --metrics full shows it", ", ".join(injected.names))

@@ -1,159 +1,139 @@
-"""Simulated GPUs -> readings: a fleet that trains, with faults by script. Every series says that it is simulated.
+"""Simulated GPUs -> readings: a fleet that trains, with faults by script. Every series is labelled as simulated.
 
 Values are a function of seed, node, GPU and the time since the start, so the same seed is the same fleet. They have the
-levels of the packaged recordings; what no recording has is not simulated.
+levels of the packaged recordings; a metric that no recording has is not simulated.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from threading import Lock
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from gpu_exporter.model.errors import SourceLost
 from gpu_exporter.model.gpu import Gpu, Owner, Sample
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.source import Device
+from gpu_exporter.model.source_kind import SIMULATED
 from gpu_exporter.sources.simulated import faults as script
 from gpu_exporter.sources.simulated.device import SimulatedDevice
-from gpu_exporter.sources.simulated.faults import SEEN_SECONDS, Fault
+from gpu_exporter.sources.simulated.faults import SEEN_SECONDS, ScriptedFault
+from gpu_exporter.sources.simulated.node import SimulatedNode
 from gpu_exporter.sources.simulated.schedule import Schedule, blocks
 from gpu_exporter.sources.simulated.workload import Workloads
 
 if TYPE_CHECKING:
-    from gpu_exporter.sources.simulated.inject import Injected
+    from gpu_exporter.sources.simulated.inject import NodeInjection
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSettings:
+    """The settings of a fleet, as `Config` has them."""
+
+    nodes: int = 1
+    gpus: int = 8
+    seed: int = 1
+    faults: str = ""
+    inject: str = ""
 
 
 def fleet(
-    nodes: int,
-    gpus: int,
-    seed: int,
-    faults: str,
-    known: Workloads,
+    settings: FleetSettings,
+    workloads: Workloads,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
-    *,
-    inject: str = "",
 ) -> Mapping[str, SimulatedSource]:
     """The nodes by name, `node-000` first. Their time and that of the fault script begin now.
 
     Raises GpuExporterError for a bad script.
     """
-    width = max(3, len(str(nodes - 1)))
-    names = [f"node-{number:0{width}}" for number in range(nodes)]
-    broken = script.parse(faults, names, gpus)
-    begin, of_node = clock(), blocks(nodes, seed)
+    count, gpus, seed = settings.nodes, settings.gpus, settings.seed
+    width = max(3, len(str(count - 1)))
+    names = [f"node-{number:0{width}}" for number in range(count)]
+    faults = script.parse(settings.faults, names, gpus)
+    begin, block_of = clock(), blocks(count, seed)
 
-    def now() -> float:
+    def since_begin() -> float:
         return clock() - begin
 
-    turn = Lock()
     schedules = {
-        block: Schedule(f"{seed}/{block}", known, nodes=of_node.count(block), gpus=gpus) for block in set(of_node)
+        block: Schedule(f"{seed}/{block}", workloads, nodes=block_of.count(block), gpus=gpus) for block in set(block_of)
     }
-    sources = {
-        name: SimulatedSource(
-            name,
-            gpus,
-            seed,
-            broken,
-            known,
-            schedules[block],
-            now,
-            sleep,
-            _owner(block, of_node[:number].count(block)),
-            turn,
-        )
-        for number, (name, block) in enumerate(zip(names, of_node, strict=True))
-    }
-    if inject:
-        from gpu_exporter.sources.simulated.inject import plan
-
-        found = plan(inject, names, gpus)
-        for name, injected in found.gpus.items():
-            sources[name].inject(injected, found.faults, dead=name in found.dead)
+    injections = _injections(settings.inject, names, gpus)
+    gil_lock = Lock()
+    sources = {}
+    for number, (name, block) in enumerate(zip(names, block_of, strict=True)):
+        reloads = tuple(fault for fault in faults if fault.kind == script.RELOAD and fault.node in (script.ANY, name))
+        node = SimulatedNode(name, gpus, seed, workloads, schedules[block], reloads, since_begin, sleep)
+        owner = _owner(f"train-{block:03}", block_of[:number].count(block))
+        sources[name] = SimulatedSource(node, owner, faults, gil_lock, injections.get(name))
     return sources
 
 
-def _owner(job: int | str, rank: int) -> Owner:
+def _injections(inject: str, names: Sequence[str], gpus: int) -> Mapping[str, NodeInjection]:
+    """The injected failure modes by node. The module is loaded only if there are some."""
+    if not inject:
+        return {}
+    from gpu_exporter.sources.simulated.inject import injections
+
+    return injections(inject, names, gpus)
+
+
+def _owner(workload: str, rank: int) -> Owner:
     """A pod on each node of a job, which has all of its GPUs."""
-    workload = job if isinstance(job, str) else f"train-{job:03}"
     return Owner("simulated", f"{workload}-{rank}", "train", workload)
 
 
 class SimulatedSource:
-    """One node. `clock` gives the seconds since the start, `schedule` is shared by the nodes that run the same jobs.
+    """The GPUs of one node. With an injection, they are a job of their own. All nodes of a fleet share `gil_lock`."""
 
-    `turn` is shared by all nodes.
-    """
-
-    name = "simulated"
-    live = False
+    name, description, live = SIMULATED
 
     def __init__(
         self,
-        node: str,
-        gpus: int,
-        seed: int,
-        faults: Sequence[Fault],
-        workloads: Workloads,
-        schedule: Schedule,
-        clock: Callable[[], float],
-        sleep: Callable[[float], None],
+        node: SimulatedNode,
         owner: Owner,
-        turn: Lock,
+        faults: Sequence[ScriptedFault],
+        gil_lock: Lock,
+        injection: NodeInjection | None = None,
     ) -> None:
+        self.gil_lock = gil_lock
         self.node = node
-        self.gil_lock = turn
-        self.workloads = workloads
-        self.schedule = schedule
-        self.sleep = sleep
-        self._gpus = gpus
-        self._seed = seed
-        self._faults = faults
-        self.clock = clock
-        self._owner = owner
-        self._injected: Mapping[int, Injected] = {}
-        self._dead = False
+        self._owner = _owner(f"injected-{node.name}", 0) if injection else owner
+        self._faults = (*faults, *injection.faults) if injection else tuple(faults)
+        self._injection = injection
         self._asked_at: float | None = None
-        self._reloads = [fault for fault in faults if fault.kind == script.RELOAD and fault.node in (script.ANY, node)]
-
-    def inject(self, injected: Mapping[int, Injected], faults: Sequence[Fault], *, dead: bool) -> None:
-        """From now on the GPUs of this node are a job of their own, with failure modes instead of a schedule."""
-        self._injected, self._dead = injected, dead
-        self._faults = (*self._faults, *faults)
-        self._owner = _owner(f"injected-{self.node}", 0)
 
     def reports_xids(self) -> bool:
-        """Whether Xids come from it."""
-        return bool(self._injected)
+        """Whether Xids are injected."""
+        return bool(self._injection)
 
     def dead(self) -> bool:
         """Return whether the exporter of this node has stopped answering: a while after it was first asked, so that
         Prometheus knows the node, however late it came."""
-        if not self._dead:
+        if not (self._injection and self._injection.dead):
             return False
         if self._asked_at is None:
-            self._asked_at = self.clock()
-        return self.clock() - self._asked_at > SEEN_SECONDS
+            self._asked_at = self.node.clock()
+        return self.node.clock() - self._asked_at > SEEN_SECONDS
 
     def instant(self, index: int) -> bool:
         """Whether no fault ever makes a read of this GPU wait."""
         waits = (script.WEDGED, script.SLOW)
-        return not any(fault.kind in waits and fault.hits(self.node, index) for fault in self._faults)
+        return not any(fault.kind in waits and fault.hits(self.node.name, index) for fault in self._faults)
 
     def open(self) -> None:
-        self.now()
+        self.node.now()
 
     def count(self) -> int:
-        self.now()
-        return self._gpus
+        self.node.now()
+        return self.node.gpus
 
     def expected(self) -> int | None:
-        return self._gpus
+        return self.node.gpus
 
     def reload_needed(self) -> bool | None:
         return None
@@ -162,32 +142,21 @@ class SimulatedSource:
         return (self._owner,)
 
     def non_gpu_samples(self) -> Sequence[Sample]:
-        """GPUs alone are simulated."""
+        """None: only GPUs are simulated."""
         return ()
 
     def attach(self, index: int, metrics: Sequence[Metric]) -> Device:
-        identity = f"{self._seed}/{self.node}/{index}"
-        faults = [fault for fault in self._faults if fault.hits(self.node, index)]
+        identity = f"{self.node.seed}/{self.node.name}/{index}"
+        faults = [fault for fault in self._faults if fault.hits(self.node.name, index)]
         gpu = self._identify(index, identity)
-        if index in self._injected:
+        if self._injection and index in self._injection.gpus:
             from gpu_exporter.sources.simulated.injected import InjectedDevice
 
-            return InjectedDevice(self, gpu, identity, self._injected[index], faults, metrics)
-        return SimulatedDevice(self, gpu, identity, faults, metrics)
-
-    def now(self) -> float:
-        """Seconds since the start. Raises SourceLost while the driver is reloaded."""
-        now = self.clock()
-        if script.last_end(self._reloads, script.RELOAD, now) > now:
-            raise SourceLost(f"{self.node}: the driver is being reloaded, as --faults says", "reloaded")
-        return now
-
-    def loaded(self, now: float) -> float:
-        """When the driver was loaded last."""
-        return max((fault.end for fault in self._reloads if fault.end <= now), default=0.0)
+            return InjectedDevice(self.node, gpu, identity, self._injection.gpus[index], faults, metrics)
+        return SimulatedDevice(self.node, gpu, identity, faults, metrics)
 
     def _identify(self, index: int, identity: str) -> Gpu:
-        model = self.workloads.gpu
+        model = self.node.workloads.gpu
         return Gpu(
             index,
             uuid=f"GPU-{UUID(bytes=sha256(identity.encode()).digest()[:16])}",

@@ -1,4 +1,4 @@
-"""Recordings of real GPUs -> what simulated ones do: each activity with the levels that its phase had."""
+"""Recordings of real GPUs -> what simulated ones do: each activity with the values that its phase had."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.metrics import BY_KEY
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.gpu import Gpu
-from gpu_exporter.sources.recording.format import Level, statistics
+from gpu_exporter.sources.recording.format import ValueStatistics, statistics
 from gpu_exporter.sources.recording.replay import STATES
 
 IDLE, COPY, WARM_UP = "idle", "pcie_h2d_pinned", "data_loading_bound_train"
@@ -25,7 +25,7 @@ MIB = 2**20
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Activity:
-    """What a GPU does for a while: by row the middle of its value and how far that swings, in the exposed unit.
+    """What a GPU does for a while: by row the middle and the swing of its value, in the exposed unit.
 
     No swing leaves the range that was recorded, so no value does.
     """
@@ -36,8 +36,8 @@ class Activity:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Kind:
-    """A kind of training job: its activities as they follow, and how long a copy of its memory takes."""
+class JobKind:
+    """A kind of training job: its activities in their order, and how long a copy of its memory takes."""
 
     load: Activity
     warm_up: Activity
@@ -49,14 +49,14 @@ class Kind:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Workloads:
-    """All that recordings tell: a GPU of their model, the row of each metric key, and the activities."""
+    """The content of the recordings: a GPU of their model, the row of each metric key, and the activities."""
 
     gpu: Gpu
     rows: Mapping[str, int]
     whole: frozenset[str]
     idle: Activity
-    together: Kind
-    alone: Sequence[Kind]
+    together: JobKind
+    alone: Sequence[JobKind]
 
     def power(self, activity: Activity) -> tuple[float, float]:
         """Watts of an activity: middle and swing."""
@@ -66,10 +66,10 @@ class Workloads:
 
 def workloads(paths: Iterable[Path]) -> Workloads:
     """Read the recordings. Raises GpuExporterError if one is damaged, or a phase is in none of them."""
-    gpu, phases = Gpu(0), dict[str, Mapping[str, Level]]()
+    gpu, phases = Gpu(0), dict[str, Mapping[str, ValueStatistics]]()
     for path in paths:
-        gpu, found = statistics(path)
-        phases.update(found)
+        gpu, of_path = statistics(path)
+        phases.update(of_path)
     missing = [name for name in (IDLE, COPY, WARM_UP, TOGETHER, *ALONE) if name not in phases]
     if missing:
         raise GpuExporterError(f"source simulated: no packaged recording has the phase {missing[0]}: install again")
@@ -85,11 +85,11 @@ def workloads(paths: Iterable[Path]) -> Workloads:
     )
 
 
-def _kind(name: str, keys: Sequence[str], phases: Mapping[str, Mapping[str, Level]]) -> Kind:
-    """A job keeps its memory whatever it does; it saves by the recorded copy, the other way round."""
+def _kind(name: str, keys: Sequence[str], phases: Mapping[str, Mapping[str, ValueStatistics]]) -> JobKind:
+    """A job keeps its memory whatever it does; it saves by the recorded copy in the other direction."""
     held = {key: phases[name][key] for key in MEMORY}
     copy, rx, tx = phases[COPY], m.PCIE_RX.key, m.PCIE_TX.key
-    return Kind(
+    return JobKind(
         load=_activity("load", keys, {**copy, **held}),
         warm_up=_activity("warm up", keys, {**phases[WARM_UP], **held}),
         train=_activity(name, keys, phases[name]),
@@ -99,7 +99,7 @@ def _kind(name: str, keys: Sequence[str], phases: Mapping[str, Mapping[str, Leve
     )
 
 
-def _activity(name: str, keys: Sequence[str], levels: Mapping[str, Level]) -> Activity:
+def _activity(name: str, keys: Sequence[str], levels: Mapping[str, ValueStatistics]) -> Activity:
     held = [BY_KEY[key].unit in HELD for key in keys]
     return Activity(
         name,
@@ -108,10 +108,10 @@ def _activity(name: str, keys: Sequence[str], levels: Mapping[str, Level]) -> Ac
     )
 
 
-def _whole(level: Level) -> bool:
-    return all(float(value).is_integer() for value in (level.low, level.high, level.mode))
+def _whole(value: ValueStatistics) -> bool:
+    return all(float(value).is_integer() for value in (value.low, value.high, value.mode))
 
 
-def _swing(level: Level) -> float:
+def _swing(value: ValueStatistics) -> float:
     """The amplitude of a sine that spreads as the recording did, without leaving its range."""
-    return min(sqrt(2) * level.deviation, level.high - level.mean, level.mean - level.low)
+    return min(sqrt(2) * value.deviation, value.high - value.mean, value.mean - value.low)

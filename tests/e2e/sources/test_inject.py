@@ -52,7 +52,7 @@ def test_every_mode_in_a_fleet(serve: Serve, tmp_path: Path) -> None:
     """A mode a node: each alert is of the GPU that has it, or all of its job, and no other GPU has one."""
     inject = [f"--inject={mode.name}:{node}/{GPU}" for mode, node in zip(SHOWN, NODES, strict=True)]
     size = ("--nodes", str(len(NODES) + 2), "--gpus", str(GPUS), "--metrics", "full")
-    # A GPU that never told its UUID is missed by its node all the same.
+    # A GPU without a UUID is missing from its node all the same.
     exporter = serve(*SIMULATED, *size, *inject, "--faults", f"lost {NAMELESS}/0 at 0s for 1h")
     wanted, allowed = {("GpuLost", NAMELESS, "")}, set[Alert]()
     for mode, node in zip(SHOWN, NODES, strict=True):

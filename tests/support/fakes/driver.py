@@ -20,7 +20,7 @@ MIB = 1 << 20
 
 
 def identity(gpu: int) -> dict[str, Value]:
-    """What tells a GPU from the others."""
+    """What distinguishes a GPU from the others."""
     return {
         "UUID": f"GPU-00000000-0000-0000-0000-{gpu:012d}",
         "PciBusId": f"00000000:{6 + gpu:02X}:00.0",
@@ -321,10 +321,10 @@ class FakeDriver:
                     self._lines.setdefault((gpu, key), value)
 
     def xid(self, gpu: int, *codes: int) -> None:
-        """The driver tells of Xids, in this order, beside all that it told before."""
-        told = self._xids.setdefault(gpu, [])
-        told += codes
-        self.set("Xids", ",".join(f"{number}:{code}" for number, code in enumerate(told, 1)), gpu)
+        """Have the driver report Xids, in this order, after those before."""
+        xids = self._xids.setdefault(gpu, [])
+        xids += codes
+        self.set("Xids", ",".join(f"{number}:{code}" for number, code in enumerate(xids, 1)), gpu)
 
     def partition(self, gpu: int, devices: Mapping[int, Mapping[str, Value]]) -> None:
         """Puts a GPU in MIG mode with these MIG devices by slot; `mig_device` makes their values."""
@@ -345,7 +345,7 @@ class FakeDriver:
         lines = (f"{'*' if gpu is None else gpu} {key} {value}" for (gpu, key), value in self._lines.items())
         draft = self._control.with_suffix(".draft")
         draft.write_text("\n".join(lines) + "\n")
-        # The library tells one file from the next by its time, which the clock ticks too slowly for.
+        # The library notices a new file by its time, for which the clock ticks too slowly.
         self._written = max(self._written + 1, time.time_ns())
         os.utime(draft, ns=(self._written, self._written))
         os.replace(draft, self._control)

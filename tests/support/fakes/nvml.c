@@ -32,8 +32,8 @@
  *         g GpmSupported 1, g PciBusId text
  *         g MigDevice.s 1  the GPU has a MIG device in slot s (0 to 6), whose own lines are those of the "GPU"
  *                          100 * (g + 1) + s: GpuInstanceId, ComputeInstanceId, UUID, Name, Gpm.<metric>, ...
- *         g ComputeRunningProcesses pid:bytes,pid:bytes   (and Graphics..., MPSCompute...); bytes - : not told
- *         g Xids n:code,n:code    what happened, numbered from 1 on; an event set tells those after its registration
+ *         g ComputeRunningProcesses pid:bytes,pid:bytes   (and Graphics..., MPSCompute...); bytes - : not reported
+ *         g Xids n:code,n:code    what happened, numbered from 1 on; an event set reports those after its registration
  *         g Samples.<type> value at the time of each sample; g ClockBack s: the clock that stamps them is s seconds slow
  *         g RoomForSamples n  fewer are refused: the driver keeps more
  *         g ProcessUtilization pid:percent,pid:percent    "none": no samples
@@ -250,7 +250,7 @@ static void pause_for(double seconds)
     refresh();
 }
 
-/* Begins a call: takes its turn, hangs and takes its time as told. The caller then has the table. */
+/* Begins a call: takes its turn, hangs and takes its time as configured. The caller then has the table. */
 static int enter(struct gpu *device, const char *call)
 {
     int number = number_of(device), gpu = number < 100 ? number : number / 100 - 1;
@@ -367,17 +367,10 @@ static int text(struct gpu *device, const char *call, const char *key, char *out
 
 /* ---- The library ---- */
 
-/* The library of driver 580 clears 13 MiB of variables when it starts, and uses few of them. */
-char cleared[13 << 20];
-
 int nvmlInitWithFlags(unsigned flags)
 {
     (void)flags;
     int status = enter(&driver, "Init");
-    if (!users) {
-        memset(cleared, 0, sizeof cleared);
-        cleared[7 << 20] = 42;
-    }
     users += !status;
     use_device_file();
     return leave(status);
@@ -528,7 +521,7 @@ int nvmlDeviceGetMemoryInfo(struct gpu *device, struct memory *out)
     u64 reserved = 0;
     int status = numbers(device, "MemoryInfo", U64, PARTS({"total", &out->total}, {"reserved", &reserved},
                                                           {"free", &out->free}, {"used", &out->used}));
-    out->used += reserved; /* the first version of the call does not tell them apart */
+    out->used += reserved; /* the first version of the call does not separate them */
     return status;
 }
 
@@ -662,18 +655,18 @@ int nvmlDeviceGetProcessUtilization(struct gpu *device, struct use *out, unsigne
 
 /* ---- Events ---- */
 
-struct event_set { struct gpu *device; unsigned long told; };
+struct event_set { struct gpu *device; unsigned long reported; };
 struct event { struct gpu *device; u64 type, data; unsigned gpu_instance, compute_instance; };
 
 /* The first Xid after a number; the number of the last one if there is none. */
-static unsigned long xid_after(int gpu, unsigned long told, u64 *code)
+static unsigned long xid_after(int gpu, unsigned long reported, u64 *code)
 {
-    unsigned long last = told;
+    unsigned long last = reported;
     const char *value = find(gpu, "Xids");
     for (char *end; value && *value; value = *end == ',' ? end + 1 : "") {
         unsigned long number = strtoul(value, &end, 10);
         u64 found = strtoull(end + (*end == ':'), &end, 10);
-        if (number > told && code) {
+        if (number > reported && code) {
             *code = found;
             return number;
         }
@@ -703,11 +696,11 @@ int nvmlEventSetWait_v2(struct event_set *set, struct event *out, unsigned milli
     (void)milliseconds; /* nobody waits here: the exporter only looks */
     int status = enter(&driver, "EventSetWait");
     u64 code = 0;
-    unsigned long number = set->device ? xid_after(number_of(set->device), set->told, &code) : 0;
+    unsigned long number = set->device ? xid_after(number_of(set->device), set->reported, &code) : 0;
     if (!status && !code)
         status = TIMEOUT;
     if (!status) {
-        set->told = number;
+        set->reported = number;
         *out = (struct event){set->device, 8, code, ~0u, ~0u};
     }
     return leave(status);

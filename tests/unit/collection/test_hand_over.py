@@ -102,7 +102,7 @@ class Bindings:
 def test_unload(monkeypatch: pytest.MonkeyPatch, users: int, codes: tuple[int, ...], closed: bool) -> None:
     """The library goes when nobody uses it, and is loaded anew by the next nvmlInit."""
     bindings = Bindings(monkeypatch, users, *codes)
-    library.shut_down(len(codes))
+    library.give_back(len(codes))
     assert bindings.closed == ([7] if closed else [])
     assert (bindings.module.nvmlLib is None) is closed
     assert (not bindings.module._nvmlGetFunctionPointer_cache) is closed
@@ -112,5 +112,5 @@ def test_unload(monkeypatch: pytest.MonkeyPatch, users: int, codes: tuple[int, .
 def test_bindings_that_are_different_are_left_alone(monkeypatch: pytest.MonkeyPatch, change: dict[str, None]) -> None:
     """The library then stays loaded, as it always did."""
     bindings = Bindings(monkeypatch, 1, 0, **change)
-    library.shut_down(1)
+    library.give_back(1)
     assert bindings.closed == []

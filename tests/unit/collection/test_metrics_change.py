@@ -56,7 +56,7 @@ class FakeDevice:
 class FakeSource:
     """One GPU. `refuses` is how often it can't be attached from now on."""
 
-    name, live = "fake", True
+    name, description, live = "fake", "", True
 
     def __init__(self, clock: Clock | None = None) -> None:
         self.clock = clock or Clock()

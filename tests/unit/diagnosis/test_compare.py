@@ -182,7 +182,7 @@ def test_the_page_has_every_tolerance() -> None:
 class Fixed:
     """A source of one GPU with values that do not move, read by the real loop."""
 
-    name, live = "fixed", False
+    name, description, live = "fixed", "", False
 
     def __init__(self, values: dict[Metric, float], gpus: int = 1) -> None:
         self.gpu, self.values, self.gpus = GPU, values, gpus

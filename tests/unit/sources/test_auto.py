@@ -19,7 +19,7 @@ PATIENCE = 5.0
 
 
 class FakeDevice:
-    """Answers with what it is told, or raises it."""
+    """Returns the given answers, or raises the given error."""
 
     xids_since = None
 
@@ -42,7 +42,7 @@ class FakeDevice:
 class FakeSource:
     """GPUs by index, the same in both sources but for their order."""
 
-    live = True
+    description, live = "", True
     reads_until_profiled = 4
 
     def __init__(self, name: str, gpus: Sequence[Gpu], answers: Callable[[Gpu, Sequence[Metric]], Reading]) -> None:
@@ -169,7 +169,7 @@ def test_a_node_of_hopper_never_opens_dcgm(both: tuple[FakeSource, FakeSource]) 
     assert second.devices == []
 
 
-def test_without_dcgm_the_reason_is_told(both: tuple[FakeSource, FakeSource]) -> None:
+def test_without_dcgm_the_reason_is_shown(both: tuple[FakeSource, FakeSource]) -> None:
     source = AutoSource(both[0], None)
     source.open()
     reading = source.attach(1, ASKED).read(frozenset(Pace))

@@ -14,7 +14,7 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.metrics import METRICS
 from gpu_exporter.model.gpu import Series
 from gpu_exporter.model.metric import Metric
-from gpu_exporter.sources.dcgm.plan import Question, is_profiling
+from gpu_exporter.sources.dcgm.plan import FieldQuery, is_profiling
 from gpu_exporter.sources.dcgm.values import gpu
 
 FIX = (
@@ -137,5 +137,5 @@ def test_what_profiling_measures_has_an_integral_and_nothing_else(row: Metric) -
 def test_values(row: Metric, raw: float, value: float | None) -> None:
     """From DCGM's number to ours."""
     assert row.dcgm is not None
-    found = Question(Series(row), gpu(0), row.dcgm, row.pace).value(raw)
+    found = FieldQuery(Series(row), gpu(0), row.dcgm, row.pace).value(raw)
     assert found == (value if value is None else pytest.approx(value))

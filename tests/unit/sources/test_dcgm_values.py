@@ -1,4 +1,4 @@
-"""DCGM's samples -> values and reasons; profiling samples -> spans; metrics -> questions. No DCGM is needed."""
+"""DCGM's samples -> values and reasons; profiling samples -> spans; metrics -> field queries. No DCGM is needed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpu_exporter.model.gpu import Series
 from gpu_exporter.model.metric import Labels, Metric, Pace
 from gpu_exporter.sources.dcgm.bindings import Attributes
 from gpu_exporter.sources.dcgm.identity import identify
-from gpu_exporter.sources.dcgm.plan import PROFILING_KIND, plan
+from gpu_exporter.sources.dcgm.plan import plan
 from gpu_exporter.sources.dcgm.profiling import Profiling
 from gpu_exporter.sources.dcgm.thread import Caller
 from gpu_exporter.sources.dcgm.values import Answer, Entity, EntityGroup, answer, gpu, link
@@ -91,11 +91,11 @@ def _series(metric: Metric, labels: Labels) -> Series:
 def test_a_plan_keeps_profiling_apart() -> None:
     """And asks each field once, at the pace of its fastest row."""
     asked = plan(_series, gpu(3), [m.SM_ACTIVE, m.POWER, m.ENERGY, m.ENERGY_JOULES, m.MIG_PENDING], {}, {}, mig=False)
-    wishes = {wish.kind: wish for wish in asked.wishes(0.5)}
-    assert wishes[PROFILING_KIND].fields == (1002,)
-    assert (wishes["fast"].fields, wishes["fast"].seconds) == ((155,), 0.5)
-    assert wishes["slow"].fields == (156,)
-    assert wishes["slow"].seconds < Pace.SLOW.value
+    requests = {request.kind: request for request in asked.plain_requests(0.5)}
+    assert [request.fields for request in asked.profiling_requests(0.5)] == [(1002,)]
+    assert (requests["fast"].fields, requests["fast"].seconds) == ((155,), 0.5)
+    assert requests["slow"].fields == (156,)
+    assert requests["slow"].seconds < Pace.SLOW.value
     assert asked.unsupported == {m.MIG_PENDING: "no_field"}
 
 

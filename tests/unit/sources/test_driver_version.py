@@ -22,7 +22,7 @@ from gpu_exporter.sources.nvml.driver import reload_needed
     ids=["same", "upgraded", "no version", "no module", "no library", "library without version"],
 )
 def test_reload_needed(tmp_path: Path, loaded: str | None, installed: str | None, needed: bool | None) -> None:
-    """The library of this process stays that of its start, so what is on disk now tells."""
+    """The library of this process stays that of its start, so the one on disk is compared."""
     library, sysfs, procfs = tmp_path / "lib", tmp_path / "sys", tmp_path / "proc"
     for folder in (library, sysfs / "module/nvidia", procfs / "self"):
         folder.mkdir(parents=True)

@@ -31,8 +31,8 @@ from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.model.verdict import Health
 from gpu_exporter.sources.simulated import injected
 from gpu_exporter.sources.simulated.faults import SEEN_SECONDS
-from gpu_exporter.sources.simulated.inject import at, mean, plan
-from gpu_exporter.sources.simulated.source import fleet
+from gpu_exporter.sources.simulated.inject import at, injections, mean
+from gpu_exporter.sources.simulated.source import FleetSettings, fleet
 from gpu_exporter.sources.simulated.workload import workloads
 from tests.conftest import RECORDINGS
 from tests.soak.ticks import CLOCKS, Clock
@@ -60,13 +60,13 @@ class Stuck(threading.Event):
 def watched(
     inject: str, interval: float, publish: Callable[[Snapshot], None] = lambda snapshot: None
 ) -> Iterator[tuple[Clock, Collector]]:
-    """A node that is collected as `serve` does, in a time that is told."""
+    """A node that is collected as `serve` does, in a time that the test sets."""
     clock, stuck = Clock(), Stuck()
     with patch.multiple(injected, time=clock):
         for module in CLOCKS:
             patch.object(module, "time", clock).start()
         try:
-            source = fleet(1, GPUS, 1, "", KNOWN, clock.monotonic, stuck, inject=inject)[NODE]
+            source = fleet(FleetSettings(1, GPUS, inject=inject), KNOWN, clock.monotonic, stuck)[NODE]
             events = EventLog(load(), lambda pci: None)
             full = (*selected(MetricSet.FULL), *histograms(MetricSet.FULL))
             collector = Collector(source, full, publish, CollectionSettings(interval), events=events)
@@ -142,9 +142,9 @@ def test_values_hang_together(mode: FailureMode) -> None:
     for row in m.CLOCK_EVENT_ACTIVE:
         assert row.bit is not None
         assert late[row] == int(late[m.CLOCK_EVENTS]) >> row.bit & 1
-    for row, told in mode.inject.values.items():
-        if not isinstance(told, Ramp | Wave):
-            assert late[row] == pytest.approx(told, rel=1e-6), row
+    for row, injected_value in mode.inject.values.items():
+        if not isinstance(injected_value, Ramp | Wave):
+            assert late[row] == pytest.approx(injected_value, rel=1e-6), row
     assert not set(mode.inject.absent) & set(late)
     assert not any(series.metric is m.REJECTED for series, _ in made[-1].samples)
 
@@ -204,7 +204,7 @@ def test_modes_add_up_on_a_gpu() -> None:
 def test_a_leak_ends_with_its_job_and_begins_again() -> None:
     """Memory that grows never exceeds what there is, however long it is simulated."""
     seconds = 0.0
-    source = fleet(1, 1, 1, "", KNOWN, lambda: seconds, inject="GpuMemoryExhaustionPredicted")[NODE]
+    source = fleet(FleetSettings(1, 1, inject="GpuMemoryExhaustionPredicted"), KNOWN, lambda: seconds)[NODE]
     device = source.attach(0, selected(MetricSet.DEFAULT))
     free = []
     for minute in range(1440):
@@ -219,7 +219,9 @@ def test_a_leak_ends_with_its_job_and_begins_again() -> None:
 def test_other_nodes_go_on_as_they_were() -> None:
     """An injection is a job of its own: not a value of another node changes, nor what is said to be simulated."""
     now = 0.0
-    with_it, without = (fleet(3, 2, 1, "", KNOWN, lambda: now, inject=text) for text in ("GpuMemoryBound:node-001", ""))
+    with_it, without = (
+        fleet(FleetSettings(3, 2, inject=text), KNOWN, lambda: now) for text in ("GpuMemoryBound:node-001", "")
+    )
     for name in ("node-000", "node-002"):
         devices = [nodes[name].attach(1, selected(MetricSet.FULL)) for nodes in (with_it, without)]
         for each in (3.0, 4.0, 50.0):
@@ -248,7 +250,7 @@ def test_other_nodes_go_on_as_they_were() -> None:
 )
 def test_where_is_understood(text: str, hit: set[tuple[str, int]]) -> None:
     """A mode without a place is on the first GPU of the first node."""
-    found = plan(text, NODES, GPUS).gpus
+    found = {node: injection.gpus for node, injection in injections(text, NODES, GPUS).items()}
     assert {(node, gpu) for node, gpus in found.items() for gpu, each in gpus.items() if each.names} == hit
     assert all(len(gpus) == GPUS for gpus in found.values())
 
@@ -271,7 +273,7 @@ def test_where_is_understood(text: str, hit: set[tuple[str, int]]) -> None:
 def test_what_can_t_be_meant_is_one_line(text: str, gpus: int, why: str) -> None:
     """It names the part and the cure."""
     with pytest.raises(GpuExporterError) as raised:
-        plan(text, NODES, gpus)
+        injections(text, NODES, gpus)
     assert str(raised.value) == f"--inject {text}: {why}"
 
 
@@ -279,7 +281,7 @@ def test_what_can_t_be_meant_is_one_line(text: str, gpus: int, why: str) -> None
 def test_no_text_does_worse_than_an_error(text: str) -> None:
     """Anything is understood or refused."""
     with suppress(GpuExporterError):
-        plan(text, NODES, GPUS)
+        injections(text, NODES, GPUS)
 
 
 @given(
@@ -304,7 +306,7 @@ def test_a_swing_is_seen_at_every_pace() -> None:
 
 def test_it_says_when_the_set_is_too_small(caplog: pytest.LogCaptureFixture) -> None:
     """Spare rows are counted in the full set only."""
-    source = fleet(1, 1, 1, "", KNOWN, inject="GpuSpareRowsLow")[NODE]
+    source = fleet(FleetSettings(1, 1, inject="GpuSpareRowsLow"), KNOWN)[NODE]
     source.attach(0, selected(MetricSet.FULL))
     assert caplog.messages == []
     source.attach(0, selected(MetricSet.DEFAULT))

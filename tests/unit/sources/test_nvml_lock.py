@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.sources.nvml.lock import BRIEF, PATIENCE, Turn
+from gpu_exporter.sources.nvml.lock import BRIEF, PATIENCE, DriverLock
 from tests.support.fakes.driver import FakeDriver
 
 pytestmark = pytest.mark.slow
@@ -17,17 +17,17 @@ pytestmark = pytest.mark.slow
 
 def test_calls_do_not_overlap() -> None:
     """Many threads, one inside."""
-    turn, inside, most = Turn(), 0, 0
-    lock = threading.Lock()
+    lock, inside, most = DriverLock(), 0, 0
+    count_lock = threading.Lock()
 
     def work() -> None:
         nonlocal inside, most
         for _ in range(50):
-            with turn:
-                with lock:
+            with lock:
+                with count_lock:
                     inside += 1
                     most = max(most, inside)
-                with lock:
+                with count_lock:
                     inside -= 1
 
     threads = [threading.Thread(target=work) for _ in range(8)]
@@ -40,11 +40,11 @@ def test_calls_do_not_overlap() -> None:
 
 
 def test_a_stuck_holder_costs_one_wait() -> None:
-    """The next goes ahead after PATIENCE, others at once, and the late return of the first frees nobody's turn."""
-    turn, stuck, back = Turn(), threading.Event(), threading.Event()
+    """The next goes ahead after PATIENCE, others at once, and the late return of the first releases no other's lock."""
+    lock, stuck, back = DriverLock(), threading.Event(), threading.Event()
 
     def hang() -> None:
-        with turn:
+        with lock:
             stuck.set()
             back.wait(10)
 
@@ -54,17 +54,17 @@ def test_a_stuck_holder_costs_one_wait() -> None:
     waits = []
     for _ in range(3):
         begin = time.monotonic()
-        with turn:
+        with lock:
             waits.append(time.monotonic() - begin)
     assert PATIENCE - 0.1 < waits[0] < 2 * PATIENCE
     assert max(waits[1:]) < PATIENCE  # which a wait would have lasted
-    with turn:
+    with lock:
         back.set()
         thread.join()
         entered = threading.Event()
 
         def enter() -> None:
-            with turn:
+            with lock:
                 entered.set()
 
         other = threading.Thread(target=enter)
@@ -94,7 +94,7 @@ def read(index):
 threads = [threading.Thread(target=read, args=(index,)) for index in range(2)]
 begin = time.monotonic()
 threads[0].start()
-while not source._queue._holder and not ends[0]:
+while not source._read_lock._holder and not ends[0]:
     pass
 threads[1].start()
 for thread in threads:

@@ -16,7 +16,7 @@ from gpu_exporter.model.errors import GpuLost
 from gpu_exporter.model.gpu import Gpu, Reading
 from gpu_exporter.model.metric import Kind, Metric, MetricSet, Pace
 from gpu_exporter.sources.recording.format import HOLE_INTERVALS, Column, Recording, Writer, load
-from gpu_exporter.sources.recording.replay import OF_NO_GPU, ReplayDevice, ReplaySource
+from gpu_exporter.sources.recording.replay import OTHER_ENTITIES, ReplayDevice, ReplaySource
 from tests.conftest import RECORDINGS
 
 ALL = frozenset(Pace)
@@ -25,7 +25,7 @@ PACKAGED = sorted(RECORDINGS.glob("*.jsonl.gz"))
 
 
 class Clock:
-    """Stands in for time.monotonic, and moves when told to."""
+    """Stands in for time.monotonic, and moves when the test moves it."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -281,6 +281,6 @@ def test_one_recorded_row_serves_all_of_its_field(tmp_path: Path) -> None:
     reading = player.at(1)
     assert [value(reading, m.ENERGY), value(reading, m.ENERGY_JOULES)] == pytest.approx([6000, 6])
     assert {series.metric for series in reading.values} == {m.ENERGY, m.ENERGY_JOULES}
-    asked = {row for row in selected(MetricSet.FULL) if row.entity not in OF_NO_GPU}
+    asked = {row for row in selected(MetricSet.FULL) if row.entity not in OTHER_ENTITIES}
     assert set(reading.unsupported) == asked - {m.ENERGY, m.ENERGY_JOULES}
     assert set(reading.unsupported.values()) == {"not_recorded"}

@@ -25,9 +25,9 @@ from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.model.source import Device
 from gpu_exporter.sources.recording.format import statistics
 from gpu_exporter.sources.simulated.device import NOT_SIMULATED
-from gpu_exporter.sources.simulated.faults import Fault, parse
-from gpu_exporter.sources.simulated.schedule import BIAS, OWN, PERIOD_SECONDS, Schedule
-from gpu_exporter.sources.simulated.source import SimulatedSource, fleet
+from gpu_exporter.sources.simulated.faults import ScriptedFault, parse
+from gpu_exporter.sources.simulated.schedule import BIAS, PERIOD_SECONDS, WANDER, Schedule
+from gpu_exporter.sources.simulated.source import FleetSettings, SimulatedSource, fleet
 from gpu_exporter.sources.simulated.workload import workloads
 from tests.conftest import RECORDINGS
 from tests.support.tools import until
@@ -45,11 +45,11 @@ SEEDS = st.integers(0, 99)
 
 
 class Fleet:
-    """A fleet whose time is told. A read that waits moves it on."""
+    """A fleet whose time the test sets. A read that waits moves it on."""
 
     def __init__(self, nodes: int = 1, gpus: int = 2, seed: int = 1, faults: str = "") -> None:
         self.now = 100.0
-        self.nodes = fleet(nodes, gpus, seed, faults, KNOWN, lambda: self.now, self.wait)
+        self.nodes = fleet(FleetSettings(nodes, gpus, seed, faults), KNOWN, lambda: self.now, self.wait)
         self.waited: list[float] = []
 
     def wait(self, seconds: float) -> None:
@@ -193,24 +193,24 @@ def test_ranks_of_a_job_are_alike() -> None:
     """GPUs of nodes that run the same job differ by little, and not by nothing."""
     fleet = Fleet(40, 2, seed=3)
     sources = list(fleet.nodes.values())
-    first, second = next((a, b) for a, b in pairwise(sources) if a.schedule is b.schedule)
+    first, second = next((a, b) for a, b in pairwise(sources) if a.node.schedule is b.node.schedule)
     devices = [source.attach(gpu, EVERYTHING) for source in (first, second) for gpu in (0, 1)]
     trained = 0
     for t in range(600):
-        train = first.schedule.at(t)
+        train = first.node.schedule.at(t)
         if train.segment.activity is not KNOWN.together.train or train.begin < 1:
             continue
         trained += 1
         ranks = [look(fleet, device, t)[m.SM_ACTIVE] for device in devices]
         swing = KNOWN.together.train.swing[KNOWN.rows[m.SM_ACTIVE.key]]
-        assert 0 < max(ranks) - min(ranks) <= 2 * (OWN + BIAS) * swing + 1e-6
+        assert 0 < max(ranks) - min(ranks) <= 2 * (WANDER + BIAS) * swing + 1e-6
     assert trained > 100
 
 
 def test_jobs_do_what_jobs_do() -> None:
     """They copy in, warm up, train, save and end; the memory is theirs meanwhile, and the link is busy in training."""
     schedule = Schedule("seed", KNOWN, nodes=2, gpus=8)
-    parts = list(schedule.between(0, PERIOD_SECONDS))
+    parts = list(schedule.parts(0, PERIOD_SECONDS))
     names = [part.segment.activity.name for part in parts]
     assert set(names) == {"idle", "load", "warm up", "ddp_balanced", "save", "hold"}
     follows = {"idle": {"load"}, "load": {"warm up"}, "warm up": {"ddp_balanced"}, "ddp_balanced": {"save"}}
@@ -228,7 +228,7 @@ def test_jobs_do_what_jobs_do() -> None:
 def test_a_gpu_alone_has_no_link() -> None:
     """Nodes of one GPU never run jobs that talk over NVLink."""
     schedule = Schedule("seed", KNOWN, nodes=4, gpus=1)
-    assert "ddp_balanced" not in {part.segment.activity.name for part in schedule.between(0, PERIOD_SECONDS)}
+    assert "ddp_balanced" not in {part.segment.activity.name for part in schedule.parts(0, PERIOD_SECONDS)}
 
 
 def test_names_are_unique_and_stable() -> None:
@@ -251,19 +251,23 @@ NODES = [f"node-{number:03}" for number in range(10)]
     [
         ("", []),
         (" ; \n", []),
-        ("lost node-003/1 at 60s for 30s", [Fault("lost", "node-003", "1", 60, 90)]),
-        ("wedged node-003/01 at 0 for 500ms", [Fault("wedged", "node-003", "1", 0, 0.5)]),
-        ("slow node-005/* at 0s for 1m", [Fault("slow", "node-005", "*", 0, 60)]),
-        ("lost node-005 at 1m for 1h;", [Fault("lost", "node-005", "*", 60, 3660)]),
-        ("reload  node-007 at 90s\tfor 10s", [Fault("reload", "node-007", "*", 90, 100)]),
-        ("lost */7 at 1 for 2", [Fault("lost", "*", "7", 1, 3)]),
+        ("lost node-003/1 at 60s for 30s", [ScriptedFault("lost", "node-003", "1", 60, 90)]),
+        ("wedged node-003/01 at 0 for 500ms", [ScriptedFault("wedged", "node-003", "1", 0, 0.5)]),
+        ("slow node-005/* at 0s for 1m", [ScriptedFault("slow", "node-005", "*", 0, 60)]),
+        ("lost node-005 at 1m for 1h;", [ScriptedFault("lost", "node-005", "*", 60, 3660)]),
+        ("reload  node-007 at 90s\tfor 10s", [ScriptedFault("reload", "node-007", "*", 90, 100)]),
+        ("lost */7 at 1 for 2", [ScriptedFault("lost", "*", "7", 1, 3)]),
         (
             "lost node-001/0 at 1 for 2; slow * at 3 for 4\nreload * at 5 for 6",
-            [Fault("lost", "node-001", "0", 1, 3), Fault("slow", "*", "*", 3, 7), Fault("reload", "*", "*", 5, 11)],
+            [
+                ScriptedFault("lost", "node-001", "0", 1, 3),
+                ScriptedFault("slow", "*", "*", 3, 7),
+                ScriptedFault("reload", "*", "*", 5, 11),
+            ],
         ),
     ],
 )
-def test_script_is_understood(text: str, faults: list[Fault]) -> None:
+def test_script_is_understood(text: str, faults: list[ScriptedFault]) -> None:
     """What people write means what they think."""
     assert list(parse(text, NODES, 8)) == faults
 
@@ -412,7 +416,7 @@ def test_recordings_without_the_phases_are_refused(tmp_path: Path) -> None:
 )
 def test_only_what_can_wait_has_a_thread(faults: str, waits: set[tuple[str, int]]) -> None:
     """A read that computes is done by the clock; one that may block is not."""
-    nodes = fleet(2, 2, 1, faults, KNOWN)
+    nodes = fleet(FleetSettings(2, 2, faults=faults), KNOWN)
     found = {(name, gpu) for name, node in nodes.items() for gpu in range(2) if not node.instant(gpu)}
     assert found == waits
 
@@ -420,7 +424,8 @@ def test_only_what_can_wait_has_a_thread(faults: str, waits: set[tuple[str, int]
 @pytest.mark.slow
 def test_a_node_that_computes_has_two_threads() -> None:
     """The clock reads; it waits its turn, is seen to, and after a lost GPU and a reload everything goes on."""
-    source = fleet(1, 2, 1, "lost node-000/0 at 0.4s for 1.5s; reload node-000 at 2.5s for 1.5s", KNOWN)["node-000"]
+    faults = "lost node-000/0 at 0.4s for 1.5s; reload node-000 at 2.5s for 1.5s"
+    source = fleet(FleetSettings(1, 2, faults=faults), KNOWN)["node-000"]
     seen: list[tuple[str, ...]] = []
     threads = set(threading.enumerate())
     published_at = 0.0

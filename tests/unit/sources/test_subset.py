@@ -7,17 +7,17 @@ import pytest
 from gpu_exporter.catalogue.metrics import selected
 from gpu_exporter.model.errors import GpuLost, SourceLost
 from gpu_exporter.model.metric import MetricSet
-from gpu_exporter.sources.simulated.source import fleet
+from gpu_exporter.sources.simulated.source import FleetSettings, fleet
 from gpu_exporter.sources.simulated.workload import workloads
-from gpu_exporter.sources.subset import SomeOf
+from gpu_exporter.sources.subset import Subset
 from tests.conftest import RECORDINGS
 
 
-def some(*chosen: int | str) -> SomeOf:
+def some(*chosen: int | str) -> Subset:
     """Of four simulated GPUs."""
     known = workloads(sorted(RECORDINGS.glob("*.jsonl.gz")))
-    (source,) = fleet(1, 4, 1, "", known).values()
-    return SomeOf(source, chosen)
+    (source,) = fleet(FleetSettings(1, 4), known).values()
+    return Subset(source, chosen)
 
 
 def test_they_keep_their_numbers() -> None:

@@ -1,0 +1,109 @@
+"""What a host engine has: GPUs, MIG instances, NVLinks, NVSwitches, CPUs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar, cast
+
+from gpu_exporter.model.errors import SourceLost
+from gpu_exporter.sources.dcgm.bindings import Attributes, MigPart
+from gpu_exporter.sources.dcgm.connection import Connection
+from gpu_exporter.sources.dcgm.errors import MODULE_NOT_LOADED, DcgmError
+from gpu_exporter.sources.dcgm.groups import Groups, Watch, WatchRequest
+from gpu_exporter.sources.dcgm.values import Answer, Entity, EntityGroup, gpu, link
+
+T = TypeVar("T")
+# How long a list of MIG instances or NVLinks is used before it is read again.
+LIST_SECONDS = 5.0
+# The same for a list that the host engine has no module for: it tries to load the module each time.
+RETRY_SECONDS = 600.0
+# A field of an NVLink that says whether it is up, for a host engine without the module that lists them.
+LINK_STATE, MOST_LINKS = 1508, 18
+LINK_NONE, LINK_DOWN, LINK_UP = 0, 2, 3
+SYSTEM_SECONDS = 3600.0
+
+
+class Inventory:
+    """The hardware of one connection. Every method raises SourceLost if that is broken."""
+
+    def __init__(self, connection: Connection, groups: Groups) -> None:
+        self._connection, self._groups = connection, groups
+        self._bindings = connection.bindings
+        self._lists: dict[str, tuple[float, Any]] = {}
+        self._link_watches: dict[int, tuple[Watch, dict[int, DcgmError]]] = {}
+        self._system: Mapping[tuple[Entity, int], Answer] | None = None
+
+    def gpus(self, *, supported: bool = False) -> list[int]:
+        """DCGM's numbers of all GPUs since its start, or of those that it can read now."""
+        try:
+            return self._connection.call(self._bindings.gpus, supported=supported)
+        except DcgmError as error:
+            raise SourceLost(f"DCGM: {self._connection.where}: its GPUs can't be listed: {error}") from error
+
+    def attributes(self, number: int) -> Attributes:
+        """The identity of a GPU. Raises DcgmError."""
+        return self._connection.call(self._bindings.attributes, number)
+
+    def of_system(self, through: Entity, fields: tuple[int, ...]) -> Mapping[tuple[Entity, int], Answer]:
+        """Fields that belong to no entity, read through a GPU.
+
+        They are watched once and until the end of the connection: the host engine can't end such a watch.
+        """
+        if self._system is None:
+            _, refused = self._groups.watch(WatchRequest("system", (through,), fields, SYSTEM_SECONDS))
+            accepted = [field for field in fields if field not in refused]
+            self._system = self._connection.latest([through], accepted) if accepted else {}
+        return self._system
+
+    def entities(self, group: EntityGroup) -> list[Entity]:
+        """The entities of a kind; none where the host engine has no module for them."""
+        try:
+            return [Entity(group, number) for number in self._connection.call(self._bindings.entities, group)]
+        except DcgmError:
+            return []
+
+    def cores(self) -> Mapping[int, int]:
+        """The CPU of each core."""
+        try:
+            return self._connection.call(self._bindings.cores)
+        except DcgmError:
+            return {}
+
+    def parts(self) -> Sequence[MigPart]:
+        """The MIG instances of all GPUs, from a list of the last seconds."""
+        return self._listed("parts", self._bindings.parts) or ()
+
+    def links(self, number: int) -> Sequence[int]:
+        """The states of a GPU's NVLinks, from a list of the last seconds or else from their state fields."""
+        states = self._listed("links", self._bindings.links)
+        return states[0].get(number, ()) if states is not None else self._link_states(number)
+
+    def switch_links(self, number: int) -> Sequence[int]:
+        """The states of an NVSwitch's NVLinks."""
+        states = self._listed("links", self._bindings.links)
+        return states[1].get(number, ()) if states is not None else ()
+
+    def _listed(self, name: str, function: Callable[[Any], T]) -> T | None:
+        """A list of the last seconds; None if the host engine did not return one."""
+        due, content = self._lists.get(name, (0.0, None))
+        if time.monotonic() >= due:
+            seconds = LIST_SECONDS
+            try:
+                content = self._connection.call(function)
+            except DcgmError as error:
+                content = None
+                seconds = RETRY_SECONDS if error.code == MODULE_NOT_LOADED else LIST_SECONDS
+            self._lists[name] = (time.monotonic() + seconds, content)
+        return cast("T | None", content)
+
+    def _link_states(self, number: int) -> Sequence[int]:
+        links = tuple(link(gpu(number), index) for index in range(MOST_LINKS))
+        if number not in self._link_watches:
+            self._link_watches[number] = self._groups.watch(WatchRequest("links", links, (LINK_STATE,), LIST_SECONDS))
+        _, refused = self._link_watches[number]
+        if refused:
+            return ()
+        answers = self._connection.latest(links, (LINK_STATE,))
+        values = [answers[entity, LINK_STATE].value for entity in links if (entity, LINK_STATE) in answers]
+        return [LINK_NONE if value is None else LINK_UP if value == 1 else LINK_DOWN for value in values]

@@ -1,0 +1,40 @@
+"""What the GPUs of one simulated node share: its workloads, its schedule and its time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gpu_exporter.model.errors import SourceLost
+from gpu_exporter.sources.simulated import faults as script
+from gpu_exporter.sources.simulated.faults import ScriptedFault
+from gpu_exporter.sources.simulated.schedule import Schedule
+from gpu_exporter.sources.simulated.workload import Workloads
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedNode:
+    """One node. `clock` returns the seconds since the start of the fleet. Nodes with the same jobs share `schedule`.
+
+    `reloads` are the faults of the script in which the driver of this node is reloaded.
+    """
+
+    name: str
+    gpus: int
+    seed: int
+    workloads: Workloads
+    schedule: Schedule
+    reloads: tuple[ScriptedFault, ...]
+    clock: Callable[[], float]
+    sleep: Callable[[float], None]
+
+    def now(self) -> float:
+        """Seconds since the start. Raises SourceLost while the driver is reloaded."""
+        now = self.clock()
+        if script.last_end(self.reloads, script.RELOAD, now) > now:
+            raise SourceLost(f"{self.name}: the driver is being reloaded, as --faults says", "reloaded")
+        return now
+
+    def loaded_at(self, now: float) -> float:
+        """When the driver was last loaded."""
+        return max((fault.end for fault in self.reloads if fault.end <= now), default=0.0)

@@ -1,0 +1,192 @@
+"""Groups, watches and Xids of one connection, with bindings that record their calls. No DCGM is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import pytest
+
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.inputs import Hostengine
+from gpu_exporter.model.errors import SourceLost
+from gpu_exporter.model.metric import Pace
+from gpu_exporter.sources.dcgm.bindings import MOST_FIELDS, Bindings
+from gpu_exporter.sources.dcgm.errors import (
+    BADPARAM,
+    CONNECTION_NOT_VALID,
+    DUPLICATE_KEY,
+    MODULE_NOT_LOADED,
+    NO_PERMISSION,
+    DcgmError,
+)
+from gpu_exporter.sources.dcgm.groups import WatchRequest
+from gpu_exporter.sources.dcgm.session import Session
+from gpu_exporter.sources.dcgm.values import Entity, gpu
+
+
+class FakeBindings:
+    """A host engine that refuses some fields. `live` has what was created or begun, and not given back."""
+
+    def __init__(self, refused: dict[int, int] | None = None) -> None:
+        self.refused = refused or {}
+        self.live: set[object] = set()
+        self.watched: dict[int, int] = {}
+        self.errors: dict[str, list[int]] = {}
+        self._names: set[str] = set()
+
+    def _fail(self, call: str) -> None:
+        if self.errors.get(call):
+            raise DcgmError(self.errors[call].pop(0))
+
+    def connect(self, to: Hostengine, timeout: float) -> str:
+        return "handle"
+
+    def disconnect(self, handle: str, to: Hostengine) -> None:
+        self._fail("disconnect")
+
+    def group(self, handle: str, name: str, entities: Sequence[Entity]) -> object:
+        return self._create("group", name, entities)
+
+    def field_group(self, handle: str, name: str, fields: Sequence[int]) -> object:
+        return self._create("fields", name, fields)
+
+    def _create(self, kind: str, name: str, members: Sequence[object]) -> object:
+        self._fail(kind)
+        assert name not in self._names
+        self._names.add(name)
+        created = (kind, name, tuple(members))
+        self.live.add(created)
+        return created
+
+    def drop_group(self, handle: str, group: object) -> None:
+        self.live.remove(group)
+
+    drop_field_group = drop_group
+
+    def watch(self, handle: str, group: object, fields: Any, seconds: float, keep: float, samples: int) -> None:
+        for field in fields[2]:
+            if field in self.refused:
+                raise DcgmError(self.refused[field])
+        self.watched.update(dict.fromkeys(fields[2], samples))
+
+    def unwatch(self, handle: str, group: object, fields: Any) -> None:
+        for field in fields[2]:
+            self.watched.pop(field, None)
+
+    def gpus(self, handle: str, *, supported: bool) -> list[int]:
+        self._fail("gpus")
+        return [0, 3]
+
+    def watch_health(self, handle: str, group: object) -> None:
+        self._fail("watch_health")
+
+    def health(self, handle: str, group: Any) -> tuple[object, ...]:
+        return group[2]  # type: ignore[no-any-return]
+
+    def peers(self, handle: str) -> dict[int, dict[int, int]]:
+        self._fail("peers")
+        return {0: {3: 2, 7: 1}, 7: {0: 1}}
+
+    def since(self, handle: str, group: Any, fields: Any, stamp: int) -> tuple[list[object], int]:
+        return [*group[2]], stamp + 1
+
+
+def connected(refused: dict[int, int] | None = None) -> tuple[Session, FakeBindings]:
+    fake = FakeBindings(refused)
+    return Session(cast(Bindings, fake), Hostengine(), 1.0, lambda: None), fake
+
+
+def request(fields: Sequence[int], *entities: Entity) -> WatchRequest:
+    return WatchRequest("test", entities or (gpu(0),), tuple(fields), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "refused", "accepted"),
+    [
+        ((1, 2, 3), {}, {(1, 2, 3)}),
+        ((1, 2, 3, 4), {3: BADPARAM}, {(1, 2), (4,)}),
+        ((1, 2), {1: BADPARAM, 2: BADPARAM}, set()),
+        ((1, 2), {2: NO_PERMISSION}, set()),  # not because of one field: the others are not tried
+        (tuple(range(MOST_FIELDS + 1)), {}, {tuple(range(MOST_FIELDS)), (MOST_FIELDS,)}),
+    ],
+    ids=["all", "one of four", "none", "no permission", "too many for one group"],
+)
+def test_a_refused_field_costs_itself(
+    fields: tuple[int, ...], refused: dict[int, int], accepted: set[tuple[int, ...]]
+) -> None:
+    """The others are watched, in smaller field groups, and nothing of a failed attempt is left."""
+    session, fake = connected(refused)
+    watch, errors = session.groups.watch(request(fields))
+
+    assert set(watch.fields) == accepted
+    assert set(errors) == set(fields) - {field for group in accepted for field in group}
+    assert set(fake.watched) == {field for group in accepted for field in group}
+    session.groups.unwatch(watch)
+    assert (fake.live, fake.watched) == (set(), {})
+
+
+def test_watches_share_groups_and_fields() -> None:
+    """A field ends with its last watch, a group with its last user."""
+    session, fake = connected()
+    first, _ = session.groups.watch(request((1, 2)))
+    second, _ = session.groups.watch(request((2, 3)))
+    assert len([created for created in fake.live if created[0] == "group"]) == 1  # type: ignore[index]
+    session.groups.unwatch(first)
+    assert set(fake.watched) == {2, 3}
+    session.groups.unwatch(second)
+    assert (fake.live, fake.watched) == (set(), {})
+
+
+def test_a_taken_name_is_replaced_by_another() -> None:
+    session, fake = connected()
+    fake.errors["fields"] = [DUPLICATE_KEY, DUPLICATE_KEY]
+    watch, errors = session.groups.watch(request((1,)))
+    assert (watch.fields, errors) == (((1,),), {})
+
+
+def test_nothing_is_given_back_through_a_dead_connection() -> None:
+    """Each call may hang again; the host engine drops everything by itself."""
+    session, fake = connected()
+    watch, _ = session.groups.watch(request((1,)))
+    fake.errors["gpus"] = [CONNECTION_NOT_VALID]
+    with pytest.raises(SourceLost):
+        session.inventory.gpus()
+    session.groups.unwatch(watch)
+    session.close()
+    assert set(fake.watched) == {1}
+
+
+def test_xids_of_all_gpus_are_read_through_one_group() -> None:
+    session, fake = connected()
+    assert session.xids.since(5) == ([], 5)
+    watches = {number: session.xids.watch(number) for number in (3, 0)}
+    samples: Any = session.xids.since(5)
+    assert samples == ([gpu(0), gpu(3)], 6)
+    for number, watch in watches.items():
+        assert watch is not None
+        session.xids.unwatch(number, watch)
+    assert (session.xids.since(5), fake.live) == (([], 5), set())
+
+
+def test_calls_are_made_for_subscribers() -> None:
+    """Health of all their GPUs at once; peers by index instead of DCGM's number, without GPUs that are not listed."""
+    session, _ = connected()
+    session.calls.subscribe("one", gpu(0), frozenset({m.EXP_HEALTH, m.EXP_P2P}))
+    session.calls.subscribe("other", gpu(3), frozenset({m.EXP_HEALTH}))
+    for pace in Pace:
+        session.calls.read(pace)
+    answers: Any = session.calls.answers
+    assert (answers.health, answers.peers) == ((gpu(0), gpu(3)), {0: {1: 2}})
+
+
+@pytest.mark.parametrize(("code", "reason"), [(MODULE_NOT_LOADED, "no_module"), (NO_PERMISSION, "no_permission")])
+def test_a_failed_call_has_a_reason(code: int, reason: str) -> None:
+    """A missing module is not tried again soon; anything else is."""
+    session, fake = connected()
+    session.calls.subscribe("one", gpu(0), frozenset({m.EXP_P2P}))
+    fake.errors["peers"] = [code]
+    session.calls.read(m.EXP_P2P.pace)
+    assert session.calls.answers.peers == reason
+    session.calls.read(m.EXP_P2P.pace)
+    assert (session.calls.answers.peers == reason) == (code == MODULE_NOT_LOADED)
