@@ -24,7 +24,8 @@ from gpu_exporter.config import ENV_PREFIX, Config
 from gpu_exporter.diagnosis import remote
 from gpu_exporter.diagnosis.doctor import examine, surroundings
 from gpu_exporter.exposition.fields_in_force import Fields
-from gpu_exporter.exposition.renderer import Renderer, Variant
+from gpu_exporter.exposition.pages import Variant
+from gpu_exporter.exposition.renderer import Renderer, everywhere, style
 from gpu_exporter.health import check, judge
 from gpu_exporter.health.events import EventLog
 from gpu_exporter.health.kernel_log_thread import KernelWatch
@@ -37,7 +38,6 @@ from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.model.source import NOT_YOURS
 from gpu_exporter.render import artifacts
 from gpu_exporter.render.docs.reference import read_from
-from gpu_exporter.serving.run import everywhere, style
 from gpu_exporter.sources.choice import chosen, named, only
 
 

@@ -41,7 +41,7 @@ class Fields:
         self._ok, self._at = True, 0.0
         self.reload()
 
-    def told(self) -> Sequence[tuple[Metric, float]]:
+    def reload_state(self) -> Sequence[tuple[Metric, float]]:
         """How the last reading went, for the page; nothing without a file."""
         return ((m.RELOAD_OK, self._ok), (m.RELOAD_AT, round(self._at, 3))) if self._file else ()
 

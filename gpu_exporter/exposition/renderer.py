@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-import threading
-import time
-import zlib
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from prometheus_client.metrics_core import Metric as ClientMetric
 
 from gpu_exporter.catalogue.dcgm_exporter.names import converter
 from gpu_exporter.catalogue.selection import Selection, everything
+from gpu_exporter.config import Config
 from gpu_exporter.exposition.labels import NODE_LABEL, labels_of
+from gpu_exporter.exposition.pages import Page
 from gpu_exporter.model.gpu import Series
 from gpu_exporter.model.metric import EntityKind, Labels
 from gpu_exporter.model.snapshot import OwnerLabels, Snapshot
+from gpu_exporter.model.source import Source
 
 # Labels that are written also where they are empty.
 ALWAYS = frozenset({"namespace", "pod", "container"})
-# A variant that nobody asked for in this time is no longer made in advance.
-WARM_SECONDS = 60.0
-# Who asks again within this time follows what happens, and a page a second is too old for them.
-FOLLOWED_SECONDS = 0.5
-
-
-class Variant(NamedTuple):
-    """One of the four forms of a page."""
-
-    openmetrics: bool
-    gzip: bool
 
 
 def escape(value: str) -> str:
@@ -55,37 +43,6 @@ def _header(name: str, kind: str, help: str, *, openmetrics: bool) -> bytes:
         if kind == "counter":
             name, kind = (name.removesuffix("_total"), kind) if name.endswith("_total") else (name, "unknown")
     return f"# HELP {name} {help}\n# TYPE {name} {kind}\n".encode()
-
-
-class Page:
-    """One snapshot, rendered: the sample lines of each family, with its header in either format.
-
-    Lines are shared with the pages before and after. Joined are only the variants that somebody asks for.
-    """
-
-    def __init__(self, families: Sequence[tuple[bytes, bytes, Sequence[bytes]]]) -> None:
-        self._families = families
-        self._bodies: dict[Variant, bytes] = {}
-        self._lock = threading.Lock()
-
-    def body(self, variant: Variant) -> bytes:
-        """The bytes to send, made at the first call."""
-        body = self._bodies.get(variant)
-        if body is None:
-            with self._lock:
-                body = self._bodies.get(variant) or self._make(variant)
-                self._bodies[variant] = body
-        return body
-
-    def _make(self, variant: Variant) -> bytes:
-        parts = ((om if variant.openmetrics else text, *lines) for text, om, lines in self._families)
-        body = b"".join(chain.from_iterable(parts)) + (b"# EOF\n" if variant.openmetrics else b"")
-        return _gzip(body) if variant.gzip else body
-
-
-def _gzip(body: bytes) -> bytes:
-    compressor = zlib.compressobj(level=1, wbits=31)
-    return compressor.compress(body) + compressor.flush()
 
 
 class Style(NamedTuple):
@@ -180,30 +137,11 @@ class Renderer:
         return text, om, [f"{s.name}{self._braces(s.labels)} {number(s.value)}\n".encode() for s in metric.samples]
 
 
-class Pages:
-    """The latest page, shared between the collection loop that makes it and the server that sends it."""
+def style(config: Config) -> Style:
+    """What is written otherwise than by default."""
+    return Style(not config.no_hostname, config.replace_blanks_in_model_name, config.devices.kind)
 
-    def __init__(self) -> None:
-        self.made = threading.Event()
-        self._page = Page([])
-        self._wanted: dict[Variant, float] = {}
-        self._made_at = self._asked_at = self._asked_before = -float("inf")
 
-    def publish(self, page: Page) -> None:
-        """Put a new page up, with the variants made that scrapers asked for lately."""
-        now = time.monotonic()
-        for variant, asked in list(self._wanted.items()):
-            if now - asked < WARM_SECONDS:
-                page.body(variant)
-        self._page, self._made_at = page, now
-        self.made.set()
-
-    def followed(self) -> bool:
-        """Whether somebody has this page already, and asks for pages more often than each half a second."""
-        return self._asked_at > self._made_at and self._asked_at - self._asked_before < FOLLOWED_SECONDS
-
-    def get(self, variant: Variant) -> bytes:
-        """The latest page."""
-        now = self._wanted[variant] = time.monotonic()
-        self._asked_before, self._asked_at = self._asked_at, now
-        return self._page.body(variant)
+def everywhere(source: Source) -> Labels:
+    """The labels of every series of a source: what does not show GPUs of this machine says so."""
+    return () if source.live else (("source", source.name),)

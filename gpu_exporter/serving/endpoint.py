@@ -1,4 +1,4 @@
-"""What is shown of one node: its pages, and how it is."""
+"""What the server answers for one node: its pages, its health, its events."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gpu_exporter.collection.composer import PAGE_SECONDS
-from gpu_exporter.exposition.renderer import Pages
+from gpu_exporter.exposition.pages import Pages
 from gpu_exporter.health.events import EventLog
 from gpu_exporter.model.snapshot import Snapshot
 
 
 class Health:
-    """What the health endpoints answer: from the latest snapshot and the clock's last tick."""
+    """Liveness and readiness, from the latest snapshot and the time of the collection loop's last tick."""
 
     def __init__(self, interval: float, ticked_at: Callable[[], float]) -> None:
         self.snapshot: Snapshot | None = None
@@ -21,12 +21,16 @@ class Health:
         self._ticked_at = ticked_at
 
     def alive(self) -> str:
-        """Empty if the process works. The clock calls no driver, so if it stands still that is our bug."""
+        """Why the process does not work; empty if it does. The loop never calls a driver, so if it is stuck, that is a bug."""
         silent = time.monotonic() - self._ticked_at()
         return f"the collection loop has not ticked for {silent:.0f} s" if silent > max(60, 10 * self._interval) else ""
 
     def ready(self) -> str:
-        """Empty if the last good read of any GPU is younger than three intervals; while one is up, than three pages."""
+        """Why the node is not ready; empty if it is.
+
+        It is ready while the last good read of any GPU is younger than three intervals; while a GPU is up, than three
+        pages.
+        """
         if self.snapshot is None:
             return "no snapshot yet"
         if self.snapshot.read_at is None:
@@ -39,13 +43,13 @@ class Health:
 
 
 def never() -> bool:
-    """What is dead of an exporter that plays nothing."""
+    """The `dead` of a source that does not simulate one."""
     return False
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """What is shown of one node. `dead` tells when a simulated one shall not be scraped any more."""
+    """One node. `dead` returns whether a simulated exporter has died, and so must not answer scrapes."""
 
     node: str
     pages: Pages

@@ -29,7 +29,8 @@ from gpu_exporter.attribution.resource_slices import read, uuids
 from gpu_exporter.attribution.shares import Load, shares
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.config import Config
-from gpu_exporter.exposition.renderer import Renderer, Variant
+from gpu_exporter.exposition.pages import Variant
+from gpu_exporter.exposition.renderer import Renderer
 from gpu_exporter.kubernetes.client import Api, Object
 from gpu_exporter.kubernetes.watch import Watch
 from gpu_exporter.model import lookup as lookup_module

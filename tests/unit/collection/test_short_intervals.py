@@ -11,7 +11,7 @@ import pytest
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.collection.collector import Collector
-from gpu_exporter.exposition.renderer import Page, Pages, Variant
+from gpu_exporter.exposition.pages import Page, Pages, Variant
 from gpu_exporter.model.gpu import Reading
 from gpu_exporter.model.metric import Metric, Pace
 from gpu_exporter.model.snapshot import Snapshot
