@@ -155,6 +155,6 @@ def in_cluster(account: Path, environ: Mapping[str, str] = os.environ, patience:
     """The API server of the cluster that this pod runs in. Raises GpuExporterError outside of one."""
     host, port = environ.get("KUBERNETES_SERVICE_HOST", ""), environ.get("KUBERNETES_SERVICE_PORT", "443")
     if not host or not port.isdecimal():
-        why = "KUBERNETES_SERVICE_HOST is not set: labels of pods and resource claims are told only inside a cluster"
+        why = "KUBERNETES_SERVICE_HOST is not set: labels of pods and resource claims exist only inside a cluster"
         raise GpuExporterError(why)
     return Api(host, int(port), account, patience)

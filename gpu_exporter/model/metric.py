@@ -103,7 +103,7 @@ class Buffered:
 
 @dataclass(frozen=True, slots=True)
 class PerPeer:
-    """What NVML tells of a GPU and each other one: `P2PStatus` is `nvmlDeviceGetP2PStatus(handle, other, *args)`."""
+    """What NVML reports of a GPU and each other one: `P2PStatus` is `nvmlDeviceGetP2PStatus(handle, other, *args)`."""
 
     name: str
     args: tuple[int, ...] = ()
@@ -111,7 +111,7 @@ class PerPeer:
 
 @dataclass(frozen=True, slots=True)
 class PerProcess:
-    """What NVML tells of a process on a GPU: memory, sm (its share of SM time), or a number of processes."""
+    """What NVML reports about a process on a GPU: memory, sm (its share of SM time), or a number of processes."""
 
     what: str
 

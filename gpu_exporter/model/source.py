@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from gpu_exporter.model.gpu import Gpu, Owner, Reading, Sample, XidEvent
 from gpu_exporter.model.metric import Metric, Pace
-from gpu_exporter.model.snapshot import OwnerLabels, Row, Seen
+from gpu_exporter.model.snapshot import GpuSamples, OwnerLabels, Row
 
 if TYPE_CHECKING:
     from threading import Lock
@@ -18,9 +18,9 @@ NOT_YOURS = {"replay": "a recording of real GPUs, played over", "simulated": "si
 
 
 class Attribution(Protocol):
-    """Who has the GPUs, as something beside the source tells."""
+    """The owners of the GPUs, which the source itself does not know."""
 
-    def attribute(self, gpus: Sequence[Seen]) -> tuple[OwnerLabels, Sequence[Row]]:
+    def attribute(self, gpus: Sequence[GpuSamples]) -> tuple[OwnerLabels, Sequence[Row]]:
         """The owners of these GPUs. Asks nobody, never raises."""
 
 
@@ -31,10 +31,10 @@ class Device(Protocol):
 
     @property
     def xids_since(self) -> float | None:
-        """When the driver was asked to tell of Xids (unix time); None if it does not."""
+        """When the driver was asked to report XIDs (unix time); None if it does not."""
 
     def events(self) -> Sequence[XidEvent]:
-        """Xids that the driver told since the last call. Never raises."""
+        """XIDs that the driver reported since the last call. Never raises."""
 
     def read(self, paces: frozenset[Pace]) -> Reading:
         """Read the fields of these paces. Raises GpuLost or SourceLost."""

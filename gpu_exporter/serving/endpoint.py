@@ -21,7 +21,7 @@ class Health:
         self._ticked_at = ticked_at
 
     def alive(self) -> str:
-        """Why the process does not work; empty if it does. The loop never calls a driver, so if it is stuck, that is a bug."""
+        """Why the process does not work; empty if it does. The loop calls no driver: only a bug can block it."""
         silent = time.monotonic() - self._ticked_at()
         return f"the collection loop has not ticked for {silent:.0f} s" if silent > max(60, 10 * self._interval) else ""
 

@@ -20,7 +20,7 @@ from gpu_exporter.exposition.fields_in_force import Fields
 from gpu_exporter.exposition.pages import Pages
 from gpu_exporter.exposition.renderer import Renderer, everywhere, style
 from gpu_exporter.health.event_store import EventStore
-from gpu_exporter.health.events import EventLog, Evidence
+from gpu_exporter.health.events import EventLog, GpuState
 from gpu_exporter.health.kernel_log_thread import KernelWatch
 from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.model.source import Source, Staged
@@ -127,7 +127,7 @@ class Node:
         self.endpoint.health.snapshot = snapshot
 
 
-def _events(source: Source, config: Config, look: Callable[[str], Evidence | None]) -> EventLog | None:
+def _events(source: Source, config: Config, look: Callable[[str], GpuState | None]) -> EventLog | None:
     """The event log; None if neither the driver nor the source reports XIDs."""
     if source.live or (isinstance(source, Staged) and source.reports_xids()):
         return EventLog(load(config.xid_overrides), look)

@@ -54,7 +54,7 @@ def _kubelet(config: Config) -> str:
         listing = kubelet.ask()
     finally:
         kubelet.close()
-    owners = [(each.namespace, each.pod) for each in listing.held]
+    owners = [(each.namespace, each.pod) for each in listing.allocated]
     owners += [(each.namespace, each.pod) for each in listing.claimed]
     return f"kubelet lists {len(owners)} devices of {len(set(owners))} pods"
 
