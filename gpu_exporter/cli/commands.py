@@ -191,7 +191,7 @@ def events_command(as_json: bool, **values: Any) -> None:
         raise GpuExporterError("the kernel log is switched off: name one with --kernel-log, such as /dev/kmsg")
     events = EventLog(load(config.xid_overrides), lambda pci: None)
     watch = KernelWatch(events, Path(config.kernel_log), None, procfs=config.procfs)
-    watch.turn()
+    watch.poll()
     if watch.reason:
         raise GpuExporterError(f"kernel log {watch.reason}")
     found = events.recent()

@@ -70,7 +70,7 @@ def diagnosis(
 def _watched(config: Config, seconds: float, stop: threading.Event) -> tuple[list[Page], bool]:
     source, events = only(config), EventLog(load(config.xid_overrides), lambda pci: None)
     if source.live and config.kernel_log not in ("", "none"):  # the kernel's is of this machine
-        KernelWatch(events, Path(config.kernel_log), None, procfs=config.procfs).turn()
+        KernelWatch(events, Path(config.kernel_log), None, procfs=config.procfs).poll()
     return gather.of_source(source, seconds, stop, events)
 
 

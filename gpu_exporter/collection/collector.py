@@ -17,7 +17,7 @@ from gpu_exporter.collection.composer import PAGE_SECONDS, Composer, GpuRecord
 from gpu_exporter.collection.dcgm_counts import Own
 from gpu_exporter.collection.hand_over import HandOver, Release
 from gpu_exporter.collection.worker import Worker
-from gpu_exporter.health.events import EventLog, Evidence
+from gpu_exporter.health.events import EventLog, GpuState
 from gpu_exporter.model.errors import SourceLost
 from gpu_exporter.model.gpu import Gpu
 from gpu_exporter.model.metric import Metric
@@ -369,13 +369,13 @@ class Collector:
         down = "" if self.up else "released" if release else self._reason
         return self._composer.compose(gpus, down, own, self.interval, self.events, (self.own.xids, self._xid_window))
 
-    def look(self, pci: str) -> Evidence | None:
+    def look(self, pci: str) -> GpuState | None:
         """The GPU at a PCI address and what is known of it now, for who asks why."""
         for record in self._records.copy().values():
             if same_device(record.gpu.pci_bus_id, pci):
                 own = ((series, value) for series, value in record.samples if not series.labels)
                 values = {str(series.metric): value for series, value in own if series.metric in EVIDENCE}
-                return Evidence(record.gpu, values)
+                return GpuState(record.gpu, values)
         return None
 
     def _status(self, record: GpuRecord) -> GpuStatus:

@@ -15,7 +15,7 @@ from gpu_exporter.health.events import EventLog
 from gpu_exporter.model.gpu import Gpu, Owner, Sample, Series
 from gpu_exporter.model.metric import Labels, Metric
 from gpu_exporter.model.pci import pci_bus_id
-from gpu_exporter.model.snapshot import GpuStatus, OwnerLabels, Row, Seen, Snapshot
+from gpu_exporter.model.snapshot import GpuSamples, GpuStatus, OwnerLabels, Row, Snapshot
 from gpu_exporter.model.source import Attribution, Source
 from gpu_exporter.model.verdict import Verdict
 from gpu_exporter.version import __version__
@@ -109,7 +109,7 @@ class Composer:
         now, told = time.time(), events.problems() if events else {}
         samples: list[Sample] = []
         verdicts: list[Verdict] = []
-        seen: list[Seen] = []
+        seen: list[GpuSamples] = []
         for record, status in gpus:
             age = None if record.read_at is None else time.monotonic() - record.read_at
             stale_after = STALE_INTERVALS * max(interval, record.period)
@@ -117,7 +117,7 @@ class Composer:
             read = record.samples if fresh else ()
             verdict = judge.judge(status, read, record.why, told.get(pci_bus_id(record.gpu.pci_bus_id), ()))
             verdicts.append(verdict)
-            seen.append(Seen(record.gpu, record.read_at if fresh else None, record.samples, record.unsupported))
+            seen.append(GpuSamples(record.gpu, record.read_at if fresh else None, record.samples, record.unsupported))
             samples += read
             samples += self._of_gpu(record, status, now, fresh=fresh)
             samples += self._of_health(verdict)
@@ -138,21 +138,21 @@ class Composer:
                 events.samples(known, heard), events.as_dcgm_exporter(known, *counted, heard)
             ):
                 samples.append(self._own(metric, gpu, value, **labels))
-        owned = self._attribute(seen, samples)
+        owner_labels = self._attribute(seen, samples)
         statuses = tuple(status for _, status in gpus)
-        return Snapshot(now, self._source, tuple(samples), statuses, self._live, tuple(verdicts), owned)
+        return Snapshot(now, self._source, tuple(samples), statuses, self._live, tuple(verdicts), owner_labels)
 
-    def _attribute(self, seen: Sequence[Seen], samples: list[Sample]) -> OwnerLabels:
+    def _attribute(self, seen: Sequence[GpuSamples], samples: list[Sample]) -> OwnerLabels:
         """Add the rows of whose the GPUs are. Pods come and go: series of those that are gone are not kept."""
         if self._attribution is None:
             return OwnerLabels()
-        owned, rows = self._attribution.attribute(seen)
+        owner_labels, rows = self._attribution.attribute(seen)
         known, self._told = self._told, {}
         for row in rows:
             key = row._replace(value=0)
             series = self._told[key] = known.get(key) or Series(row.metric, row.gpu, row.labels)
             samples.append(Sample(series, row.value))
-        return owned
+        return owner_labels
 
     def _of_health(self, verdict: Verdict) -> Iterable[Sample]:
         state = verdict.health.value

@@ -151,7 +151,7 @@ class Worker(threading.Thread):
         try:
             device = self._device or self._attach()
             if collector.events and not brief:  # first: a GPU that can't be read any more still tells why
-                collector.events.told(device.events())
+                collector.events.add_driver_xids(device.events())
             reading = self._glance(device, started) if brief else self._read(device, started)
             if reading is None:
                 return
@@ -218,7 +218,7 @@ class Worker(threading.Thread):
         successor.device.events()  # were told to the device before, too
         if before:
             if self._collector.events:
-                self._collector.events.told(before.events())
+                self._collector.events.add_driver_xids(before.events())
             before.close()
         self.record = self._collector.record_of(successor.device.gpu, self)
         self.record.told = successor.device.xids_since is not None
@@ -248,7 +248,7 @@ class Worker(threading.Thread):
         self._drop_successor()
         if self._device:
             if self._collector.events:  # what killed a GPU may have come in the read that found it dead
-                self._collector.events.told(self._device.events())
+                self._collector.events.add_driver_xids(self._device.events())
             self.record.told = False
             self._device.close()
             self._device = None

@@ -3,7 +3,7 @@
 The forms are those that NVIDIA's open kernel modules print (`kernel_rc.c`, `error_nvswitch.h`), and older drivers did.
 Only a line that begins as the driver begins it, behind a prefix that names the kernel, is one: a log that quotes an Xid
 is not. Text alone can't prove its writer, though: who may write to /dev/kmsg or to the syslog socket can forge a line
-of `dmesg` or of a mixed syslog. /dev/kmsg itself and the journal's JSON tell the writer; forgeries there are refused.
+of `dmesg` or of a mixed syslog. /dev/kmsg itself and the journal's JSON name the writer; forgeries there are refused.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _DATE = r"[A-Z][a-z]{2} +[0-9]{1,2} [0-9]{2}:[0-9]{2}:[0-9]{2}"
 _ISO = r"(?P<iso>[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:]{8}(?:[.,][0-9]{1,9})?(?:Z|[+-][0-9]{2}:?[0-9]{2}))"
 _UNIX = r"(?P<unix>[0-9]{9,11}\.[0-9]{1,9})"
 _MONOTONIC = r"\[ *(?P<monotonic>[0-9]{1,10}\.[0-9]{1,9})\]"
-# Of a syslog line only the tag `kernel:` tells that the kernel wrote it.
+# Of a syslog line only the tag `kernel:` shows that the kernel wrote it.
 _SYSLOG = re.compile(
     rf"(?:<[0-7]>)?(?:(?:{_DATE}|{_ISO}|{_UNIX}|{_MONOTONIC}) \S+ )?kernel: (?:{_SINCE_BOOT})?(?P<text>.*)", re.DOTALL
 )
@@ -204,7 +204,7 @@ class KmsgRecord:
 
     @property
     def found(self) -> XidLine | SxidLine | None:
-        """The (S)Xid it tells of, if the kernel wrote it."""
+        """The (S)XID that it reports, if the kernel wrote it."""
         line = parse_message(self.message) if self.facility == 0 and "Xid" in self.message else None
         return replace(line, stamp=Stamp(since_boot=self.microseconds / 1e6)) if line else None
 
