@@ -9,11 +9,9 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import NamedTuple
 
-# A variant that nobody asked for in this time is no longer made in advance.
+# A variant that was not requested for this time is no longer made in advance.
 WARM_SECONDS = 60.0
-
-
-# Who asks again within this time follows what happens, and a page a second is too old for them.
+# A client that requests pages at intervals up to this shows them live, and needs more than one page a second.
 FOLLOWED_SECONDS = 0.5
 
 
@@ -25,9 +23,9 @@ class Variant(NamedTuple):
 
 
 class Page:
-    """One snapshot, rendered: the sample lines of each family, with its header in either format.
+    """One rendered snapshot: the sample lines of each family, with its header in either format.
 
-    Lines are shared with the pages before and after. Joined are only the variants that somebody asks for.
+    Lines are shared with the pages before and after. Only the variants that are requested are joined.
     """
 
     def __init__(self, families: Sequence[tuple[bytes, bytes, Sequence[bytes]]]) -> None:
@@ -36,7 +34,7 @@ class Page:
         self._lock = threading.Lock()
 
     def body(self, variant: Variant) -> bytes:
-        """The bytes to send, made at the first call."""
+        """Return the bytes to send, made at the first call."""
         body = self._bodies.get(variant)
         if body is None:
             with self._lock:
@@ -61,24 +59,24 @@ class Pages:
     def __init__(self) -> None:
         self.made = threading.Event()
         self._page = Page([])
-        self._wanted: dict[Variant, float] = {}
-        self._made_at = self._asked_at = self._asked_before = -float("inf")
+        self._requests: dict[Variant, float] = {}
+        self._made_at = self._requested_at = self._requested_before = -float("inf")
 
     def publish(self, page: Page) -> None:
-        """Put a new page up, with the variants made that scrapers asked for lately."""
+        """Replace the page, after making the variants that were requested lately."""
         now = time.monotonic()
-        for variant, asked in list(self._wanted.items()):
-            if now - asked < WARM_SECONDS:
+        for variant, requested_at in list(self._requests.items()):
+            if now - requested_at < WARM_SECONDS:
                 page.body(variant)
         self._page, self._made_at = page, now
         self.made.set()
 
     def followed(self) -> bool:
-        """Whether somebody has this page already, and asks for pages more often than each half a second."""
-        return self._asked_at > self._made_at and self._asked_at - self._asked_before < FOLLOWED_SECONDS
+        """Whether a client has this page already and requests pages at least every FOLLOWED_SECONDS."""
+        return self._requested_at > self._made_at and self._requested_at - self._requested_before < FOLLOWED_SECONDS
 
     def get(self, variant: Variant) -> bytes:
-        """The latest page."""
-        now = self._wanted[variant] = time.monotonic()
-        self._asked_before, self._asked_at = self._asked_at, now
+        """Return the latest page in this variant."""
+        now = self._requests[variant] = time.monotonic()
+        self._requested_before, self._requested_at = self._requested_at, now
         return self._page.body(variant)

@@ -1,4 +1,4 @@
-"""Snapshot -> bytes, in text 0.0.4 and OpenMetrics 1.0, plain or gzip. Made once a tick; a scrape only sends them."""
+"""Snapshot -> page, in text 0.0.4 and OpenMetrics 1.0. Made once per tick; a scrape only sends it."""
 
 from __future__ import annotations
 
@@ -17,25 +17,26 @@ from gpu_exporter.model.metric import EntityKind, Labels
 from gpu_exporter.model.snapshot import OwnerLabels, Snapshot
 from gpu_exporter.model.source import Source
 
-# Labels that are written also where they are empty.
+# Labels that are written even if they are empty.
 ALWAYS = frozenset({"namespace", "pod", "container"})
 
 
 def escape(value: str) -> str:
-    """A label value as both formats write it; what is not UTF-8 is replaced."""
+    """Escape a label value for both formats; characters that UTF-8 cannot encode are replaced."""
     value = value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
     return value.encode("utf-8", "replace").decode("utf-8")
 
 
 def number(value: float) -> str:
-    """A value as both formats write it: whole numbers without a point, others so that they read back the same."""
+    """Format a value for both formats: whole numbers without a point, others so that they read back the same."""
     return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(value)
 
 
 def _header(name: str, kind: str, help: str, *, openmetrics: bool) -> bytes:
-    """OpenMetrics knows only counters whose samples end in _total, and names the family without it.
+    """Return the HELP and TYPE lines of a family.
 
-    A counter with another name would be renamed or refused there, so it is `unknown`: names stay the same.
+    In OpenMetrics, the samples of a counter end in _total, and the family is named without it. A counter with another
+    name would be renamed or rejected, so it has the type `unknown` there, and keeps its name.
     """
     help = help.replace("\\", r"\\").replace("\n", r"\n")
     if openmetrics:
@@ -46,25 +47,25 @@ def _header(name: str, kind: str, help: str, *, openmetrics: bool) -> bytes:
 
 
 class Style(NamedTuple):
-    """What can be written otherwise: without `hostname`, model names with `dashes` for blanks, and of classic families
-    only what is of whole GPUs (`parts` is g) or of MIG instances (i) instead of either (f)."""
+    """Options of the output: no `hostname` label, `dashes` instead of blanks in model names, and in classic families
+    only series of whole GPUs (`parts` is g) or of MIG instances (i) instead of both (f)."""
 
     hostname: bool = True
     dashes: bool = False
     parts: str = "f"
 
     def hides(self, series: Series) -> bool:
-        """Whether this series is not shown at all."""
+        """Whether this series is left out."""
         if self.parts == "f" or not series.metric.classic or series.metric.entity is not EntityKind.GPU:
             return False
         return (self.parts == "g") is ("GPU_I_ID" in dict(series.labels))
 
 
 class Renderer:
-    """Makes pages. Prefixes of lines are built once per series, and a line only when its value changed.
+    """Renders pages. The prefix of a line is built once per series, and the line only when its value changes.
 
     `node` is the classic `Hostname` label; `everywhere` are labels of every series (`source="replay"`). `selection`
-    says which families are shown and how: all of the catalogue without one.
+    says which families are shown and how; without one, all of the catalogue are.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class Renderer:
         self._everywhere = everywhere
         self._selection = selection or everything()
         self._lines: dict[Series, tuple[float, bytes]] = {}
-        self._owned = OwnerLabels()
+        self._owner_labels = OwnerLabels()
         families = self._selection.families
         self._headers = {
             metric: tuple(_header(shown.name, shown.kind, shown.help, openmetrics=om) for om in (False, True))
@@ -86,34 +87,35 @@ class Renderer:
         }
 
     def render(self, snapshot: Snapshot, process: Iterable[ClientMetric] = ()) -> Page:
-        """Render a snapshot, and metrics of the process itself as prometheus_client collects them."""
+        """Render a snapshot, and the metrics of the process as prometheus_client collects them."""
         by_name: dict[str, list[bytes]] = {name: [] for name in self._headers}
         lines, converters, style = self._lines, self._converters, self._style
-        some = style.parts != "f"
-        self._own(snapshot.owned)
+        filtered = style.parts != "f"
+        self._forget_moved(snapshot.owner_labels)
         if len(lines) > 2 * len(snapshot.samples) + 100:
             lines.clear()
         for sample in snapshot.samples:
             series, value = sample
             name = series.metric.name
             family = by_name.get(name)
-            if family is None or (some and style.hides(series)):
+            if family is None or (filtered and style.hides(series)):
                 continue
-            known = lines.get(series)
-            if known is None or known[0] != value:
-                prefix = known[1][: known[1].rindex(b" ")] if known else self._prefix(series)
+            line = lines.get(series)
+            if line is None or line[0] != value:
+                prefix = line[1][: line[1].rindex(b" ")] if line else self._prefix(series)
                 convert = converters.get(name)
                 text = number(convert(value) if convert else value)
-                known = lines[series] = (value, b"%b %b\n" % (prefix, text.encode()))
-            family.append(known[1])
+                line = lines[series] = (value, b"%b %b\n" % (prefix, text.encode()))
+            family.append(line[1])
         families = [(text, om, by_name[name]) for name, (text, om) in self._headers.items() if by_name[name]]
         return Page([*families, *map(self._client, process)])
 
-    def _own(self, owned: OwnerLabels) -> None:
-        """Forget the lines of whatever has another owner now."""
-        before, self._owned = self._owned, owned
-        if before != owned:
-            for series in [each for each in self._lines if before.labels(each) != owned.labels(each)]:
+    def _forget_moved(self, owner_labels: OwnerLabels) -> None:
+        """Forget the lines of series whose owner has changed."""
+        before, self._owner_labels = self._owner_labels, owner_labels
+        if before != owner_labels:
+            moved = [series for series in self._lines if before.labels(series) != owner_labels.labels(series)]
+            for series in moved:
                 del self._lines[series]
 
     def _prefix(self, series: Series) -> bytes:
@@ -123,12 +125,12 @@ class Renderer:
             labels.pop(NODE_LABEL[selection.schema], None)
         if self._style.dashes and "modelName" in labels:
             labels["modelName"] = "-".join(labels["modelName"].split())
-        labels.update(self._owned.labels(series))
+        labels.update(self._owner_labels.labels(series))
         return f"{selection.families[series.metric.name].name}{series.part}{self._braces(labels)}".encode()
 
     def _braces(self, labels: Mapping[str, str]) -> str:
-        every = {**labels, **dict(self._everywhere)}
-        pairs = [f'{name}="{escape(value)}"' for name, value in every.items() if value or name in ALWAYS]
+        labels = {**labels, **dict(self._everywhere)}
+        pairs = [f'{name}="{escape(value)}"' for name, value in labels.items() if value or name in ALWAYS]
         return f"{{{','.join(pairs)}}}" if pairs else ""
 
     def _client(self, metric: ClientMetric) -> tuple[bytes, bytes, list[bytes]]:
@@ -138,10 +140,10 @@ class Renderer:
 
 
 def style(config: Config) -> Style:
-    """What is written otherwise than by default."""
+    """Return the style that the settings ask for."""
     return Style(not config.no_hostname, config.replace_blanks_in_model_name, config.devices.kind)
 
 
 def everywhere(source: Source) -> Labels:
-    """The labels of every series of a source: what does not show GPUs of this machine says so."""
+    """Return the labels of every series of a source: one that does not show this machine's GPUs is labelled so."""
     return () if source.live else (("source", source.name),)

@@ -137,7 +137,7 @@ def test_reads_that_take_longer_than_an_interval_are_told(run: Run) -> None:
 def test_pages_are_followed_by_who_asks_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two requests within half a second of which the last has this page; a scrape a second follows nothing."""
     now = 100.0
-    monkeypatch.setattr("gpu_exporter.exposition.renderer.time.monotonic", lambda: now)
+    monkeypatch.setattr("gpu_exporter.exposition.pages.time.monotonic", lambda: now)
     pages, variant = Pages(), Variant(openmetrics=False, gzip=False)
 
     def asked(*gaps: float) -> bool:
