@@ -1,4 +1,4 @@
-"""The commands beside `serve`: thin."""
+"""The commands beside `serve`: each parses its options and calls the module that does the work."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from gpu_exporter.sources.choice import chosen, named, only
 
 @click.group()
 def commands() -> None:
-    """What `gpu_exporter.cli.main` shows beside `serve`."""
+    """The commands that `gpu_exporter.cli.main` lists beside `serve`."""
 
 
 @commands.command()
@@ -133,7 +133,7 @@ def generate_command(check: bool, root: Path) -> None:
 
 @commands.command("doctor")
 @settings(*SOURCE_SETTINGS, *OWNER_SETTINGS, "address", "node_name")
-@click.option("--quiet", is_flag=True, help="Print nothing; the exit code tells.")
+@click.option("--quiet", is_flag=True, help="Print nothing; only the exit code counts.")
 @click.option("--json", "as_json", is_flag=True, help="JSON instead of text.")
 def doctor_command(quiet: bool, as_json: bool, **values: Any) -> None:
     """Say what works on this machine and why the rest does not.
@@ -142,11 +142,11 @@ def doctor_command(quiet: bool, as_json: bool, **values: Any) -> None:
     """
     logging.disable(logging.WARNING)  # what would be logged is a finding
     config = Config(**values)
-    around = surroundings.looks(config.address, asked=config.kubernetes)
+    around = surroundings.checks(config.address, asked=config.kubernetes)
     if config.kubernetes or config.hpc_job_mapping_dir:
-        from gpu_exporter.diagnosis.doctor.attribution import looks
+        from gpu_exporter.diagnosis.doctor.attribution import checks
 
-        around += looks(config)
+        around += checks(config)
     findings, clean = examine.examine(lambda: only(config), around)
     result = finding.as_dict(findings)
     if as_json:
@@ -167,7 +167,7 @@ def check_command(gpus: frozenset[int] | None, as_json: bool, **values: Any) -> 
     that can't be remapped, or of which the driver asks for a recovery action. Degraded, and not fit for a new job
     either, is one whose memory waits to be remapped, that hardware slows down, and the like; docs/health.md has all.
 
-    Exit code 0 if all are healthy; 1 if that can't be told, as when no GPU can be read; 3 if one is degraded or
+    Exit code 0 if all are healthy; 1 if that is unknown, as when no GPU can be read; 3 if one is degraded or
     unhealthy. What the hardware does not have is said, and no fault.
     """
     logging.disable(logging.WARNING)  # what would be logged is in the verdict
@@ -221,17 +221,21 @@ def events_command(as_json: bool, **values: Any) -> None:
 @click.option("--ca-file", type=click.Path(path_type=Path), help="Certificates of the authority of an https URL.")
 @click.option("--all", "every", is_flag=True, help="Also say which failure modes could not be judged, and why.")
 @click.option("--json", "as_json", is_flag=True, help="JSON instead of text.")
-def diagnose_command(**values: Any) -> None:
+def diagnose_command(every: bool, as_json: bool, url: str, **values: Any) -> None:
     """Say of each GPU what limits it, what is wrong with it, by which numbers, and what to do.
 
-    Watches the GPUs of this machine, or an exporter (--url), for a while; asks a Prometheus (--url) for its last
-    minutes, with our rules or without; or reads a recording. Alerts' holds are ignored; docs/diagnose.md has more.
+    Watches the GPUs of this machine, or an exporter (--url), for a while; asks a Prometheus (--url), with or without
+    gpu-exporter's rules, for its last minutes; or reads a recording. Alerts' holds are ignored; docs/diagnose.md has
+    more.
 
-    Exit code 0 if nothing is wrong, 1 if something was found, 2 if that can't be told.
+    Exit code 0 if nothing is wrong, 1 if something was found, 2 if that could not be determined.
     """
-    from gpu_exporter.cli.diagnose import diagnosis
+    from gpu_exporter.cli.diagnose import Request, diagnosis
 
-    _exit(*diagnosis(**values))
+    login = {name: values.pop(name) for name in ("user", "password_file", "ca_file")}
+    what = {name: values.pop(name) for name in ("seconds", "phase", "one_job")}
+    request = Request(Config(**values), remote.Remote(url, **login) if url else None, **what)
+    _exit(*diagnosis(request, every=every, as_json=as_json))
 
 
 def _side(text: str) -> str:
