@@ -1,4 +1,4 @@
-"""The end of what runs until it is told to end."""
+"""The event on which the process stops."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from queue import SimpleQueue
 
 
 def stop_event() -> threading.Event:
-    """An event that SIGTERM and SIGINT set. To be called by the main thread.
+    """Return an event that SIGTERM and SIGINT set. Must be called by the main thread.
 
-    Their handler does not set it: it runs amid whatever the main thread does, which may hold the event's lock just then
-    and would wait for itself. To put into this kind of queue is safe there.
+    The signal handler does not set it: it interrupts the main thread, which may hold the event's lock, and would wait
+    for itself. Only a SimpleQueue is safe to put into from there.
     """
-    stop, told = threading.Event(), SimpleQueue[int]()
+    stop, signals = threading.Event(), SimpleQueue[int]()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda number, _: told.put(number))
+        signal.signal(number, lambda number, _: signals.put(number))
 
     def follow() -> None:
-        told.get()
+        signals.get()
         stop.set()
 
     threading.Thread(target=follow, name="stop", daemon=True).start()

@@ -86,7 +86,7 @@ class Gpm:
     """An NVML GPM metric id: the exact mean between two samples. On link `n` the id is `id + n * stride`.
 
     `pace` is how often NVML is asked: the mean is exact over any time, and a call with id 1 costs 1.4 ms of CPU (H200,
-    driver 580); of any others it costs nearly nothing, but each value does that we make of it.
+    driver 580). Calls with other ids cost nearly nothing, but every value that is derived from them does.
     """
 
     id: int

@@ -12,7 +12,7 @@ from tornado.httpserver import HTTPServer
 from tornado.iostream import SSLIOStream
 
 from gpu_exporter.serving.security.guard import Guard
-from gpu_exporter.serving.security.login import Seldom
+from gpu_exporter.serving.security.login import OncePerMinute
 from gpu_exporter.serving.security.tls import admits
 
 log = logging.getLogger(__name__)
@@ -25,14 +25,14 @@ class BoundedServer(HTTPServer):
         """Accept at most `most` connections; a TLS handshake may take `seconds`."""
         self._guard, self._most, self._seconds = guard, most, seconds
         self._handshaking: set[SSLIOStream] = set()
-        self._seldom = Seldom()
+        self._once_per_minute = OncePerMinute()
         # Tornado would log every failed handshake and every bad request, so anybody could fill the log.
         logging.getLogger("tornado.general").addFilter(self._is_logged)
         self.add_sockets(sockets)
 
     def _is_logged(self, record: logging.LogRecord) -> bool:
         message = str(record.msg)
-        return "SSL Error" not in message and (record.levelno >= logging.ERROR or self._seldom(message))
+        return "SSL Error" not in message and (record.levelno >= logging.ERROR or self._once_per_minute(message))
 
     def handle_stream(self, stream: Any, address: Any) -> Any:
         if len(self._connections) + len(self._handshaking) >= self._most:
@@ -63,7 +63,7 @@ class BoundedServer(HTTPServer):
             super().handle_stream(stream, address)
         except (OSError, asyncio.TimeoutError) as error:
             stream.close()
-            if isinstance(error, ssl.SSLError) and self._seldom(address[0]):
+            if isinstance(error, ssl.SSLError) and self._once_per_minute(address[0]):
                 log.info("TLS handshake with %s failed: %s", address[0], getattr(error, "reason", None) or error)
         finally:
             self._handshaking.discard(stream)

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.serving.security import login as module
 from gpu_exporter.serving.security.guard import Guard
-from gpu_exporter.serving.security.login import UNAUTHORIZED, Login, Refusal, Seldom, client_of
+from gpu_exporter.serving.security.login import UNAUTHORIZED, Login, OncePerMinute, Refusal, client_of
 from gpu_exporter.serving.security.tls import admits
 from gpu_exporter.serving.security.web_config import SECURE_HEADERS, parse
 
@@ -496,7 +496,7 @@ def test_client_of(address: str, client: str) -> None:
 
 def test_seldom() -> None:
     """Once a minute a key, and of so many keys only."""
-    seldom = Seldom(most=2)
+    seldom = OncePerMinute(most=2)
     assert [seldom(key) for key in "aabbcc"] == [True, False, True, False, False, False]
 
 
