@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 from tornado.web import RequestHandler
@@ -11,6 +12,8 @@ from gpu_exporter.serving.handler import Handler
 from gpu_exporter.serving.handlers import Discovery, Gpus, Metrics
 from gpu_exporter.serving.lifecycle import Quit
 from gpu_exporter.serving.routes import ROUTES, Needs, On, Route, check, linked
+
+ROOT = Path(__file__).parents[3]
 
 
 class Answer(Handler):
@@ -123,6 +126,14 @@ def test_what_the_landing_pages_link_to() -> None:
     """The page of a node links to what the node has, the list of nodes to what is about all of them."""
     assert list(linked(On.NODE)) == ["/metrics", "/healthz", "/readyz", "/api/v1/gpus", "/api/v1/events"]
     assert list(linked(On.LIST)) == ["/sd", "/healthz", "/readyz"]
+
+
+def test_every_path_is_documented() -> None:
+    """The README or a page of docs/ names each path."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    text = "\n".join(page.read_text() for page in pages)
+    missing = [route.path for route in ROUTES if not re.search(re.escape(route.path) + r"(?![\w/-])", text)]
+    assert missing == [], f"no page of docs/ names {missing}: describe these paths where their purpose is described"
 
 
 def test_get_comes_with_head_and_lifecycle_is_post() -> None:
