@@ -200,7 +200,7 @@ def test_head(exporter: Exporter, path: str) -> None:
     ],
 )
 def test_refusals_are_short_plain_text(exporter: Exporter, method: str, path: str, status: int) -> None:
-    """Wrong paths and methods get one line of plain text that tells nothing of the software underneath."""
+    """Wrong paths and methods get one line of plain text that does not reveal the software underneath."""
     answer, body = ask(exporter, method, path)
     assert answer.status == status
     assert (answer.headers["Content-Type"].split(";")[0], answer.headers["Server"]) == ("text/plain", "gpu-exporter")
