@@ -35,8 +35,8 @@ from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.metric import MetricSet, Schema
 from gpu_exporter.model.source_kind import AUTO, SOURCE_KINDS
 
-# Kubernetes injects GPU_EXPORTER_PORT, GPU_EXPORTER_SERVICE_HOST … for a service named gpu-exporter: no setting may be
-# named so, and an unknown variable can't be an error.
+# Kubernetes injects GPU_EXPORTER_PORT, GPU_EXPORTER_SERVICE_HOST … for a service named gpu-exporter: no setting may have
+# such a name, and unknown variables are not an error.
 ENV_PREFIX = "GPU_EXPORTER_"
 
 
@@ -102,12 +102,12 @@ class Config:
 
 
 def flag(setting: Field[Any]) -> str:
-    """A setting's flag, without the dashes before it. Only what other exporters have, too, is spelt with dots."""
+    """Return a setting's flag without the leading dashes. Only flags that other exporters share have dots."""
     return setting.metadata["flag"] or setting.name.replace("_", "-")
 
 
 def read_file(path: Path) -> dict[str, str]:
-    """The settings of a YAML file as text, known and checked. Raises GpuExporterError naming what is wrong."""
+    """Return the settings of a YAML file as text, after validation. Raises GpuExporterError."""
     try:
         with path.open(encoding="utf-8") as file:
             content = yaml.safe_load(file)

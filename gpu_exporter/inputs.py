@@ -1,4 +1,4 @@
-"""What users write, in flags, variables and files -> values. Every ValueError says what would do."""
+"""Parsers of what users write in flags, variables and files. Every ValueError names what would be valid."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def address(text: str) -> Address:
 
 @dataclass(frozen=True, slots=True)
 class Hostengine:
-    """Where DCGM's host engine listens: on a TCP address, on a Unix socket, or nowhere, within this process."""
+    """Where DCGM's host engine listens: on a TCP address, a Unix socket, or nowhere if it runs in this process."""
 
     address: str = ""
     socket: str = ""
@@ -50,12 +50,12 @@ class Hostengine:
 
     @property
     def embedded(self) -> bool:
-        """It is started in this process."""
+        """Whether it is started in this process."""
         return not self.address and not self.socket
 
     @property
     def local(self) -> bool:
-        """Its GPUs are this machine's, as far as an address tells."""
+        """Whether its GPUs are this machine's, judging by the address."""
         return not self.address or self.address.rpartition(":")[0] in ("localhost", "127.0.0.1", "[::1]")
 
 
@@ -70,22 +70,22 @@ def hostengine(text: str) -> Hostengine:
     if not text:
         return Hostengine()
     wrong = f"{text!r} is no host engine; use host:port such as localhost:{HOSTENGINE_PORT}, or unix:///path/of/socket"
-    found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(?::(\d+))?", text)
-    if not found or not 0 < int(found[2] or HOSTENGINE_PORT) <= 65535:
+    match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(?::(\d+))?", text)
+    if not match or not 0 < int(match[2] or HOSTENGINE_PORT) <= 65535:
         raise ValueError(wrong)
-    return Hostengine(f"{found[1]}:{found[2] or HOSTENGINE_PORT}")
+    return Hostengine(f"{match[1]}:{match[2] or HOSTENGINE_PORT}")
 
 
 def duration(text: str) -> float:
     """`1s`, `100ms`, `2m`, or seconds as a plain number. Positive."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h|)", text.strip())
-    if not found or not 0 < float(found[1]) < 1e9:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h|)", text.strip())
+    if not match or not 0 < float(match[1]) < 1e9:
         raise ValueError(f"{text!r} is not a duration; use for example 1s or 100ms")
-    return float(found[1]) * UNITS[found[2]]
+    return float(match[1]) * UNITS[match[2]]
 
 
 def interval(text: str) -> float:
-    """A duration from 100 ms, under which GPM windows can't be trusted, to an hour."""
+    """A duration from 100 ms, below which GPM windows are unreliable, to an hour."""
     seconds = duration(text)
     if not 0.1 <= seconds <= 3600:
         raise ValueError(f"{text!r} is out of range; use 100ms to 1h")
@@ -93,7 +93,7 @@ def interval(text: str) -> float:
 
 
 def hand_over(text: str) -> float:
-    """A duration of at most a day, after which a node that nobody resumed is watched again."""
+    """A duration of at most a day, after which a node that nobody resumed is monitored again."""
     seconds = duration(text)
     if seconds > 24 * 3600:
         raise ValueError(f"{text!r} is too long; use at most 24h, and ask again")
@@ -102,9 +102,9 @@ def hand_over(text: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """Which devices: `kind` is f (whole GPUs, and instances where there are some), g (whole) or i (their parts).
+    """Which devices: `kind` is f (whole GPUs, and instances if there are any), g (whole GPUs) or i (instances).
 
-    `chosen` are numbers or UUIDs; all, if it is empty.
+    `chosen` are numbers or UUIDs; empty means all.
     """
 
     kind: str = "f"
@@ -119,19 +119,19 @@ MOST_DEVICES = 1024
 
 def device_list(text: str) -> Devices:
     """`f`, `g`, `g:0,2-3`, `g:GPU-…`, `i`, `i:0`, as dcgm-exporter has them."""
-    kind, colon, some = (part.strip() for part in text.partition(":"))
+    kind, colon, listed = (part.strip() for part in text.partition(":"))
     if kind not in ("f", "g", "i") or (kind == "f" and colon):
         raise ValueError(f"{text!r} names no devices; use f, g, i, or some such as g:0,2-3 or g:GPU-<UUID>")
-    found: list[int | str] = []
-    for part in some.split(",") if colon else ():
+    chosen: list[int | str] = []
+    for part in listed.split(",") if colon else ():
         span = re.fullmatch(r"(\d{1,6})(?:\s*-\s*(\d{1,6}))?", part.strip())
         if span and int(span[1]) <= int(span[2] or span[1]) < MOST_DEVICES:
-            found += range(int(span[1]), int(span[2] or span[1]) + 1)
+            chosen += range(int(span[1]), int(span[2] or span[1]) + 1)
         elif re.fullmatch(r"(GPU|MIG)-[0-9A-Za-z-]+", part.strip()):
-            found.append(part.strip())
+            chosen.append(part.strip())
         else:
             raise ValueError(f"{part.strip()!r} is no device; use a number, a range such as 2-3, or a UUID")
-    return Devices(kind, tuple(dict.fromkeys(found)))
+    return Devices(kind, tuple(dict.fromkeys(chosen)))
 
 
 def speed(text: str) -> float:
@@ -168,14 +168,14 @@ def whole(text: str) -> int:
 
 def boolean(text: str) -> bool:
     """true or false, as YAML and environments write them."""
-    known = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
-    if text.lower() not in known:
+    values = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+    if text.lower() not in values:
         raise ValueError(f"{text!r} is neither true nor false")
-    return known[text.lower()]
+    return values[text.lower()]
 
 
 def choice(*names: str) -> Callable[[str], str]:
-    """One of the names; an unknown one is answered with the nearest."""
+    """Return a parser of these names; its error on another text suggests the nearest name."""
 
     def parse(text: str) -> str:
         if text not in names:
@@ -187,20 +187,20 @@ def choice(*names: str) -> Callable[[str], str]:
 
 def names(text: str) -> tuple[str, ...]:
     """Names between commas."""
-    return tuple(dict.fromkeys(name for each in text.split(",") if (name := each.strip())))
+    return tuple(dict.fromkeys(name for item in text.split(",") if (name := item.strip())))
 
 
 def patterns(text: str) -> tuple[re.Pattern[str], ...]:
     """Regular expressions between commas."""
-    found = []
+    compiled = []
     for pattern in names(text):
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("error")  # what will mean something else in another Python
-                found.append(re.compile(pattern))
+                warnings.simplefilter("error")  # what will have another meaning in a later Python
+                compiled.append(re.compile(pattern))
         except (re.error, RecursionError, OverflowError, Warning) as error:
             raise ValueError(f"{pattern!r} is not a regular expression: {error}") from error
-    return tuple(found)
+    return tuple(compiled)
 
 
 def metric_set(text: str) -> MetricSet:
@@ -210,11 +210,11 @@ def metric_set(text: str) -> MetricSet:
 
 def schema(text: str) -> Schema:
     """classic or si."""
-    return Schema(choice(*(each.value for each in Schema))(text))
+    return Schema(choice(*(member.value for member in Schema))(text))
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """`; did you mean …?` or nothing."""
+    """Return `; did you mean …?`, or nothing."""
     close = difflib.get_close_matches(name, list(names), 1, 0.5)
     return f"; did you mean {close[0]}?" if close else ""
 
@@ -223,7 +223,7 @@ MAX_FILE_BYTES = 1 << 20
 
 
 def file_content(path: Path) -> bytes | str:
-    """What a file has, or why that can't be told."""
+    """Return the content of a file, or why it cannot be read."""
     try:
         return read(path, MAX_FILE_BYTES)
     except (OSError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Puts together what the tellers told, once a tick. Asks nobody."""
+"""Combines the cached answers of the lookups once per tick. Makes no request itself."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gpu_exporter.attribution import resource_slices as slices
-from gpu_exporter.attribution.cgroup import Whose
+from gpu_exporter.attribution.cgroup import ProcessOwner
 from gpu_exporter.attribution.devices import Place, devices
 from gpu_exporter.attribution.jobs import Jobs
 from gpu_exporter.attribution.listing import Listing
@@ -21,121 +21,121 @@ from gpu_exporter.attribution.resource_slices import Slice
 from gpu_exporter.attribution.shares import Load, shares
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.model.lookup import Lookup
-from gpu_exporter.model.snapshot import OwnerLabels, Row, Seen
+from gpu_exporter.model.snapshot import GpuSamples, OwnerLabels, Row
 
 log = logging.getLogger(__name__)
 
-# Pages with no owners, at the start, would begin series that end at once.
+# Pages without owners right after the start would begin series that end at once.
 FIRST_SECONDS = 2.0
 _READ = frozenset({m.MIG_DEVICE, m.FB_USED, m.PROCESS_MEMORY, m.PROCESS_SM, m.PROCESSES_UNRESOLVED})
 
 
 class Thread(Protocol):
-    """Somebody who asks."""
+    """A thread that keeps a lookup up to date."""
 
     def start(self) -> None:
-        """Begin to ask."""
+        """Start to send requests."""
 
     def stop(self) -> None:
-        """End soon."""
+        """Request the end; does not wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Tellers:
-    """Who is asked; None who is not."""
+class Lookups:
+    """The lookups that are configured; None for those that are not."""
 
     kubelet: Lookup[Listing] | None = None
     pods: Lookup[Mapping[str, Pod]] | None = None
     slices: Lookup[Mapping[str, Slice]] | None = None
     jobs: Lookup[Jobs] | None = None
     processes: Lookup[Processes] | None = None
-    lookup: ProcessLookup | None = None
+    process_lookup: ProcessLookup | None = None
 
     def all(self) -> Iterator[Lookup[object]]:
-        """Those that are asked."""
-        for each in (self.kubelet, self.pods, self.slices, self.jobs, self.processes):
-            if each is not None:
-                yield each  # type: ignore[misc]
+        """Return those that are configured."""
+        for lookup in (self.kubelet, self.pods, self.slices, self.jobs, self.processes):
+            if lookup is not None:
+                yield lookup  # type: ignore[misc]
 
 
 class Attributor:
-    """Whose the GPUs are. `attribute` runs on the clock's thread, everything that may wait on threads of its own."""
+    """Finds the owners of GPUs. `attribute` runs on the clock's thread; all requests run on `threads`."""
 
-    def __init__(self, tellers: Tellers, threads: Sequence[Thread]) -> None:
-        self._tellers, self._threads = tellers, threads
+    def __init__(self, lookups: Lookups, threads: Sequence[Thread]) -> None:
+        self._lookups, self._threads = lookups, threads
         self._facts: Facts | None = None
-        self._owned = OwnerLabels()
+        self._owner_labels = OwnerLabels()
         self._rows: Sequence[Row] = ()
         self._claims: tuple[object, Mapping[tuple[str, str], str]] = (None, {})
         self._broken = False
 
     def start(self) -> None:
-        """Begin to ask, and wait a moment for the first answers."""
+        """Start all threads, and wait up to FIRST_SECONDS for the first answers."""
         for thread in self._threads:
             thread.start()
         end = time.monotonic() + FIRST_SECONDS
-        for told in self._tellers.all():
-            told.heard.wait(max(0.0, end - time.monotonic()))
+        for lookup in self._lookups.all():
+            lookup.settled.wait(max(0.0, end - time.monotonic()))
 
     def stop(self) -> None:
-        """End soon. Waits for nobody."""
+        """Request the end of all threads; does not wait for it."""
         for thread in self._threads:
             thread.stop()
 
-    def attribute(self, gpus: Sequence[Seen]) -> tuple[OwnerLabels, Sequence[Row]]:
-        """The owners of these GPUs. Never raises."""
+    def attribute(self, gpus: Sequence[GpuSamples]) -> tuple[OwnerLabels, Sequence[Row]]:
+        """Return the owner labels of classic families, and the rows about owners and lookups. Never raises."""
         try:
-            found = self._attribute(gpus)
-        except Exception:  # owners are not worth a page
+            result = self._attribute(gpus)
+        except Exception:  # a page without owners is better than no page
             if not self._broken:
                 log.exception("attribution: unexpected error, please report it")
             self._broken = True
             return OwnerLabels(), ()
         self._broken = False
-        return found
+        return result
 
-    def _attribute(self, gpus: Sequence[Seen]) -> tuple[OwnerLabels, Sequence[Row]]:
-        tellers = self._tellers
+    def _attribute(self, gpus: Sequence[GpuSamples]) -> tuple[OwnerLabels, Sequence[Row]]:
+        lookups = self._lookups
         migs, loads, named = _read(gpus)
         here = devices((seen.gpu for seen in gpus), migs)
-        pods = tellers.pods.value if tellers.pods else {}
-        running = tellers.processes.value if tellers.processes else None
-        if tellers.lookup:
-            tellers.lookup.wanted = named
+        pods = lookups.pods.value if lookups.pods else {}
+        running = lookups.processes.value if lookups.processes else None
+        if lookups.process_lookup:
+            lookups.process_lookup.wanted = named
         facts = Facts(
             here,
-            tellers.kubelet.value if tellers.kubelet else None,
+            lookups.kubelet.value if lookups.kubelet else None,
             pods,
             self._uuids(),
-            tellers.jobs.value if tellers.jobs else None,
+            lookups.jobs.value if lookups.jobs else None,
             None if running is None else _running(loads, running),
         )
         if facts != self._facts:
-            self._owned, self._rows = owners(facts)
+            self._owner_labels, self._rows = owners(facts)
             self._facts = facts
         rows = [*self._rows, *self._health()]
-        if running is not None and tellers.kubelet:
+        if running is not None and lookups.kubelet:
             rows += shares(here, loads, running, pods)
-        return self._owned, rows
+        return self._owner_labels, rows
 
     def _uuids(self) -> Mapping[tuple[str, str], str]:
-        told = self._tellers.slices.value if self._tellers.slices else None
-        if told is not self._claims[0]:
-            self._claims = (told, slices.uuids(told.values()) if told else {})
+        listed = self._lookups.slices.value if self._lookups.slices else None
+        if listed is not self._claims[0]:
+            self._claims = (listed, slices.uuids(listed.values()) if listed else {})
         return self._claims[1]
 
     def _health(self) -> Iterator[Row]:
-        for told in self._tellers.all():
-            source = (("source", told.source),)
-            yield Row(m.ATTRIBUTION_UP, None, told.up, source)
-            if told.age is not None:
-                yield Row(m.ATTRIBUTION_AGE, None, round(told.age, 3), source)
-            for reason, count in told.errors.copy().items():
+        for lookup in self._lookups.all():
+            source = (("source", lookup.source),)
+            yield Row(m.ATTRIBUTION_UP, None, lookup.up, source)
+            if lookup.age is not None:
+                yield Row(m.ATTRIBUTION_AGE, None, round(lookup.age, 3), source)
+            for reason, count in lookup.errors.copy().items():
                 yield Row(m.ATTRIBUTION_ERRORS, None, count, (*source, ("reason", reason)))
 
 
-def _read(gpus: Sequence[Seen]) -> tuple[Mapping[str, Place], Mapping[Place, Load], Mapping[int, float]]:
-    """MIG devices by UUID, what is on each device, and the PIDs with when the driver named them."""
+def _read(gpus: Sequence[GpuSamples]) -> tuple[Mapping[str, Place], Mapping[Place, Load], Mapping[int, float]]:
+    """Return MIG devices by UUID, the load of each device, and each PID with the time when the driver reported it."""
     migs: dict[str, Place] = {}
     loads: dict[Place, Load] = {}
     named: dict[int, float] = {}
@@ -163,10 +163,10 @@ def _read(gpus: Sequence[Seen]) -> tuple[Mapping[str, Place], Mapping[Place, Loa
     return migs, loads, named
 
 
-def _running(loads: Mapping[Place, Load], running: Processes) -> Mapping[Place, frozenset[Whose]]:
-    found = {}
+def _running(loads: Mapping[Place, Load], running: Processes) -> Mapping[Place, frozenset[ProcessOwner]]:
+    owners_by_place = {}
     for place, load in loads.items():
-        whose = frozenset(running[pid] for pid in (*load.memory, *load.sm) if pid in running)
-        if whose:
-            found[place] = whose
-    return found
+        process_owners = frozenset(running[pid] for pid in (*load.memory, *load.sm) if pid in running)
+        if process_owners:
+            owners_by_place[place] = process_owners
+    return owners_by_place

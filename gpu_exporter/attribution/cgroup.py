@@ -1,7 +1,7 @@
-"""What the kernel says of a process's cgroup -> the pod, container or Slurm job that it runs in. Pure.
+"""The cgroup of a process -> the pod, container or Slurm job that it runs in. Pure.
 
-A path is read from its root on, as kubelet, the container runtimes and Slurm make it: whoever may make cgroups of their
-own further down, or beside, can't place a process where it is not. Forms after the sources of kubelet
+Paths are matched from the root, as kubelet, the container runtimes and Slurm create them, so that users who may create
+cgroups further down, or elsewhere, cannot attribute a process to somebody else. Forms follow the sources of kubelet
 (`pkg/kubelet/cm`), containerd, CRI-O, Docker, podman (`libpod`), kind, and Slurm's documentation of `cgroup.conf`.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 _ID = "(?P<id>[0-9a-f]{64})"
-# As Kubernetes writes UIDs, with `_` for `-` under systemd; those of static pods have neither.
+# UIDs as Kubernetes writes them, with `_` instead of `-` under systemd; those of static pods have neither.
 _UID = "(?P<uid>[0-9a-f]{8}(?P<dash>[-_]?)[0-9a-f]{4}(?:(?P=dash)[0-9a-f]{4}){2}(?P=dash)[0-9a-f]{12})"
 # kind and the like run a kubelet in a container.
 _OUTER = (
@@ -24,30 +24,30 @@ _RUNTIMES = "cri-containerd|crio|docker|containerd|isulad"
 _ROOTLESS = r"/user\.slice/user-(?P<user>\d+)\.slice/user@(?P=user)\.service(?:/(?:user|app)\.slice)?"
 
 
-def _pattern(parents: Iterable[str], own: str, outer: str = "") -> re.Pattern[str]:
-    """A path from its root on; anything may come below.
+def _pattern(parents: Iterable[str], leaf: str, outer: str = "") -> re.Pattern[str]:
+    """Match a path from the root on, with anything below it.
 
-    Who reads it in a cgroup namespace, as an exporter in a container does, sees `..` for each cgroup from its own up to
-    the nearest that both are in, and of the parents those below that one: `own` has to tell enough.
+    A reader in a cgroup namespace, such as an exporter in a container, sees `..` for each cgroup from its own up to the
+    nearest common one, and then only the parents below that one: `leaf` alone must identify the owner.
     """
-    parents, seen = tuple(parents), ""
+    parents, visible = tuple(parents), ""
     for parent in parents:
-        seen = f"(?:{seen}{parent})?"
-    return re.compile(rf"(?:(?:/\.\.)*{outer}{''.join(parents)}|(?:/\.\.)+{seen}){own}(?:/.*)?", re.ASCII)
+        visible = f"(?:{visible}{parent})?"
+    return re.compile(rf"(?:(?:/\.\.)*{outer}{''.join(parents)}|(?:/\.\.)+{visible}){leaf}(?:/.*)?", re.ASCII)
 
 
 def _pods() -> Iterator[re.Pattern[str]]:
     for qos in _QOS:
-        own = rf"/pod{_UID}/(?:(?:{_RUNTIMES})-)?{_ID}"
-        yield _pattern(("(?:/kubelet)?/kubepods", *([f"/{qos}"] if qos else [])), own, _OUTER)
+        leaf = rf"/pod{_UID}/(?:(?:{_RUNTIMES})-)?{_ID}"
+        yield _pattern(("(?:/kubelet)?/kubepods", *([f"/{qos}"] if qos else [])), leaf, _OUTER)
         # each slice carries the names of those above it
         for above, name in (("", "kubepods"), (r"/kubelet\.slice", "kubelet-kubepods")):
             of_class = f"{name}-{qos}" if qos else name
             parents = (rf"{above}/{name}\.slice", *([rf"/{of_class}\.slice"] if qos else []))
             yield _pattern(parents, rf"/{of_class}-pod{_UID}\.slice/(?:{_RUNTIMES})-{_ID}\.scope", _OUTER)
         # containerd's own cgroup driver under kubelet's systemd one
-        own = rf"/kubepods{f'-{qos}' if qos else ''}-pod{_UID}\.slice:cri-containerd:{_ID}"
-        yield _pattern((r"/system\.slice", r"/containerd\.service"), own)
+        leaf = rf"/kubepods{f'-{qos}' if qos else ''}-pod{_UID}\.slice:cri-containerd:{_ID}"
+        yield _pattern((r"/system\.slice", r"/containerd\.service"), leaf)
 
 
 _PODS = tuple(_pods())
@@ -70,10 +70,10 @@ _LINE = re.compile(r"\d+:[^:]*:(?P<path>/.*)", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
-class Whose:
-    """Where a process runs: in a pod by UID, in a container, in a job of Slurm with its step and the user's number.
+class ProcessOwner:
+    """The pod (by UID), container, or Slurm job (with step and user id) that a process runs in.
 
-    The `name` of a container is in no cgroup; `names` may know it.
+    The `name` of a container is not part of a cgroup: `containers.container_name` looks it up.
     """
 
     pod: str = ""
@@ -85,30 +85,30 @@ class Whose:
     user: str = ""
 
 
-def whose(text: str) -> Whose | None:
-    """Read /proc/<pid>/cgroup; None if it names none, or in its hierarchies not the same."""
+def process_owner(text: str) -> ProcessOwner | None:
+    """Parse /proc/<pid>/cgroup; None if it names no owner, or its hierarchies name different ones."""
     paths = (line["path"] for line in map(_LINE.fullmatch, text.splitlines()) if line)
-    found = {each for each in map(_of, paths) if each}
-    jobs = {each for each in found if each.job}
-    if len({each.job for each in jobs}) == 1:  # some hierarchies go down to the step, or the user, and others not
-        found = found - jobs | {max(jobs, key=lambda each: (bool(each.step), bool(each.user), each.step))}
-    return found.pop() if len(found) == 1 else None
+    owners = {owner for owner in map(_of, paths) if owner}
+    jobs = {owner for owner in owners if owner.job}
+    if len({owner.job for owner in jobs}) == 1:  # only some hierarchies contain the step or the user
+        owners = owners - jobs | {max(jobs, key=lambda owner: (bool(owner.step), bool(owner.user), owner.step))}
+    return owners.pop() if len(owners) == 1 else None
 
 
-def _of(path: str) -> Whose | None:
+def _of(path: str) -> ProcessOwner | None:
     for pattern in _PODS:
-        if found := pattern.fullmatch(path):
-            return Whose(pod=uid(found["uid"]), container=found["id"])
+        if match := pattern.fullmatch(path):
+            return ProcessOwner(pod=uid(match["uid"]), container=match["id"])
     for runtime, pattern in _CONTAINERS:
-        if found := pattern.fullmatch(path):
-            return Whose(container=found["id"], runtime=runtime)
+        if match := pattern.fullmatch(path):
+            return ProcessOwner(container=match["id"], runtime=runtime)
     for pattern in _JOBS:
-        if found := pattern.fullmatch(path):
-            known = found.groupdict()
-            return Whose(job=found["job"], step=known["step"] or "", user=known.get("uid") or "")
+        if match := pattern.fullmatch(path):
+            groups = match.groupdict()
+            return ProcessOwner(job=match["job"], step=groups["step"] or "", user=groups.get("uid") or "")
     return None
 
 
 def uid(text: str) -> str:
-    """A pod's UID in one way of writing it, whichever it came in."""
+    """Normalise a pod's UID: lower case, no separators."""
     return text.replace("_", "").replace("-", "").lower()

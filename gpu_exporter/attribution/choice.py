@@ -1,4 +1,4 @@
-"""The settings -> who is asked for the owners of GPUs."""
+"""The settings -> the lookups of GPU owners, and the threads that keep them up to date."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from gpu_exporter.attribution import pods
 from gpu_exporter.attribution import resource_slices as slices
-from gpu_exporter.attribution.attributor import Attributor, Tellers, Thread
+from gpu_exporter.attribution.attributor import Attributor, Lookups, Thread
 from gpu_exporter.attribution.jobs import JobFiles, Jobs
 from gpu_exporter.attribution.listing import Listing
 from gpu_exporter.attribution.pods import Pod
@@ -24,16 +24,16 @@ from gpu_exporter.model.lookup import Lookup
 if TYPE_CHECKING:
     from gpu_exporter.attribution.kubelet import Kubelet
 
-# How often is asked, however often is collected: kubelet answers at most a hundred times a second, to all together.
+# Bounds of the polling period, however short the interval: kubelet answers at most 100 requests a second in total.
 OFTEN, RARELY = 0.2, 5.0
 
 
 def attributor(config: Config, environ: Mapping[str, str] = os.environ) -> Attributor | None:
-    """Who asks what these settings want to know; None if that is nothing. Raises GpuExporterError."""
+    """Return the attributor for these settings; None if they request no owners. Raises GpuExporterError."""
     for name in ("kubernetes_pods", "kubernetes_pod_labels", "kubernetes_dra"):
         if getattr(config, name) and not config.kubernetes:
             raise GpuExporterError(
-                f"--{name.replace('_', '-')} needs --kubernetes: kubelet tells which pod has which GPU"
+                f"--{name.replace('_', '-')} needs --kubernetes: kubelet says which pod has which GPU"
             )
     period = min(max(config.interval, OFTEN), RARELY)
     threads: list[Thread] = []
@@ -42,11 +42,11 @@ def attributor(config: Config, environ: Mapping[str, str] = os.environ) -> Attri
     slice_: Lookup[Mapping[str, Slice]] | None = None
     jobs: Lookup[Jobs] | None = None
     processes: Lookup[Processes] | None = None
-    lookup = None
+    process_lookup = None
     if config.kubernetes:
         kubelet = Lookup("kubelet", Listing())
-        asked = kubelet_of(config)
-        threads.append(Poller(kubelet, asked.ask, period, asked.close))
+        client = kubelet_of(config)
+        threads.append(Poller(kubelet, client.ask, period, client.close))
         if config.kubernetes_pods or config.kubernetes_pod_labels:
             pod = Lookup("pods", {})
             reader = pods.Reader(config.kubernetes_pod_labels)
@@ -58,16 +58,16 @@ def attributor(config: Config, environ: Mapping[str, str] = os.environ) -> Attri
         jobs = Lookup("hpc_jobs", {})
         threads.append(Poller(jobs, JobFiles(config.hpc_job_mapping_dir, config.procfs).ask, period))
     if config.processes:
-        processes, lookup = Lookup("processes", {}), ProcessLookup(config.procfs)
-        threads.append(Poller(processes, lookup.ask, period))
+        processes, process_lookup = Lookup("processes", {}), ProcessLookup(config.procfs)
+        threads.append(Poller(processes, process_lookup.ask, period))
     if not threads:
         return None
-    return Attributor(Tellers(kubelet, pod, slice_, jobs, processes, lookup), threads)
+    return Attributor(Lookups(kubelet, pod, slice_, jobs, processes, process_lookup), threads)
 
 
 def kubelet_of(config: Config, patience: float = 5.0) -> Kubelet:
-    """The client of kubelet, which waits this long (seconds). Raises GpuExporterError without its libraries."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # read once; what it would log of a restart, we say ourselves
+    """Return a client of kubelet with this timeout (seconds). Raises GpuExporterError if its libraries are missing."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # read once at import; gpu-exporter logs a kubelet's restart itself
     try:
         from gpu_exporter.attribution.kubelet import Kubelet
     except ImportError as error:
@@ -81,9 +81,9 @@ def _api(config: Config, environ: Mapping[str, str]) -> api.Api:
 
 
 def of_node(config: Config, environ: Mapping[str, str]) -> Mapping[str, str]:
-    """Only what is of this node: that keeps the API server's work, and what is told to us, small.
+    """Return the query that restricts lists to this node, which keeps the load on the API server small.
 
-    Raises GpuExporterError if the node's name is not told: a pod's host name is its own.
+    Raises GpuExporterError if the node's name is not configured: a pod's host name is not the node's.
     """
     node = config.node_name or environ.get("NODE_NAME", "")
     if not node:

@@ -1,4 +1,4 @@
-"""Names of containers, where the runtime's own files can be read: without privileges they can't."""
+"""Names of containers, from the files of the container runtime, which can only be read with privileges."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from pathlib import Path
 from typing import Any
 
 from gpu_exporter.attribution import files
-from gpu_exporter.attribution.cgroup import Whose
+from gpu_exporter.attribution.cgroup import ProcessOwner
 
 LARGEST_FILE = 16 << 20
 DOCKER = "var/lib/docker/containers/{}/config.v2.json"
 PODMAN = "var/lib/containers/storage/overlay-containers/containers.json"
 
 
-def container_name(whose: Whose, root: Path) -> str:
-    """The name its user gave the container; empty if it can't be told."""
-    if whose.runtime == "docker":
-        content = _json(root / DOCKER.format(whose.container))
+def container_name(owner: ProcessOwner, root: Path) -> str:
+    """Return the name of a container; empty if it cannot be determined."""
+    if owner.runtime == "docker":
+        content = _json(root / DOCKER.format(owner.container))
         return str(content.get("Name", "")).removeprefix("/") if isinstance(content, dict) else ""
-    if whose.runtime == "podman":
+    if owner.runtime == "podman":
         listed = _json(root / PODMAN)
-        for each in listed if isinstance(listed, list) else ():
-            if isinstance(each, dict) and each.get("id") == whose.container:
-                names = each.get("names")
+        for container in listed if isinstance(listed, list) else ():
+            if isinstance(container, dict) and container.get("id") == owner.container:
+                names = container.get("names")
                 return str(names[0]) if isinstance(names, list) and names else ""
     return ""
 

@@ -1,4 +1,4 @@
-"""Device ids as device plugins, drivers of claims and Slurm write them -> a GPU of this node, or an instance of it."""
+"""Device ids of device plugins, drivers of resource claims and Slurm -> a GPU of this node, or an instance of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 from gpu_exporter.model.gpu import Gpu
 
 _UUID = r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
-# A replica of a shared device: NVIDIA's plugin counts them behind `::`, GKE's behind `/vgpu`.
+# Replicas of a shared device are numbered after `::` by NVIDIA's plugin, after `/vgpu` by GKE's.
 _REPLICA = re.compile(r"(?P<id>.+?)(?:::(?P<n>\d{1,6})|/vgpu(?P<v>\d{1,6}))", re.ASCII)
 _LEGACY_MIG = re.compile(rf"MIG-(?P<uuid>GPU-{_UUID})/(?P<instance>\d{{1,3}})/\d{{1,3}}", re.ASCII)
 _GKE = re.compile(r"(?P<device>nvidia\d{1,4})(?:/gi(?P<instance>\d{1,3}))?", re.ASCII)
@@ -18,7 +18,7 @@ _INDEX = re.compile(r"(?P<index>\d{1,4})(?:\.(?P<instance>\d{1,3}))?", re.ASCII)
 
 
 class Place(NamedTuple):
-    """A device of this node: a GPU by its UUID, and the GPU instance of it, or "" for all of it."""
+    """A device of this node: a GPU by UUID, with one of its GPU instances, or "" for the whole GPU."""
 
     uuid: str
     instance: str = ""
@@ -26,7 +26,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DeviceId:
-    """What an id says. Of `uuid`, `mig`, `device` (`nvidia0`, by minor number) and `index` one is set."""
+    """A parsed id. Exactly one of `uuid`, `mig`, `device` (`nvidia0`, by minor number) and `index` is set."""
 
     uuid: str = ""
     mig: str = ""
@@ -37,7 +37,7 @@ class DeviceId:
 
 
 def parse(text: str) -> DeviceId | None:
-    """Read an id; None if it is of no known form.
+    """Parse an id; None if its form is unknown.
 
     `GPU-<uuid>`, `MIG-<uuid>`, `MIG-GPU-<uuid>/<gi>/<ci>` (drivers before 470), an index (`0`, of an instance `0.2`),
     `nvidia<minor>`, `nvidia<minor>/gi<gi>`; each may be a replica: `…::<n>`, `…/vgpu<n>`.
@@ -49,12 +49,12 @@ def parse(text: str) -> DeviceId | None:
         return DeviceId(uuid=text, replica=replica)
     if re.fullmatch(f"MIG-{_UUID}", text):
         return DeviceId(mig=text, replica=replica)
-    if found := _LEGACY_MIG.fullmatch(text):
-        return DeviceId(uuid=found["uuid"], instance=_number(found["instance"]), replica=replica)
-    if found := _GKE.fullmatch(text):
-        return DeviceId(device=found["device"], instance=_number(found["instance"]), replica=replica)
-    if found := _INDEX.fullmatch(text):
-        return DeviceId(index=_number(found["index"]), instance=_number(found["instance"]), replica=replica)
+    if match := _LEGACY_MIG.fullmatch(text):
+        return DeviceId(uuid=match["uuid"], instance=_number(match["instance"]), replica=replica)
+    if match := _GKE.fullmatch(text):
+        return DeviceId(device=match["device"], instance=_number(match["instance"]), replica=replica)
+    if match := _INDEX.fullmatch(text):
+        return DeviceId(index=_number(match["index"]), instance=_number(match["instance"]), replica=replica)
     return None
 
 
@@ -64,13 +64,13 @@ def _number(text: str | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """The GPUs of this node, and in MIG mode their instances: `migs` has the place of each MIG device by UUID."""
+    """The GPUs of this node by UUID, and in MIG mode their MIG devices by UUID."""
 
     gpus: Mapping[str, Gpu] = field(default_factory=dict)
     migs: Mapping[str, Place] = field(default_factory=dict)
 
     def place(self, device: DeviceId) -> Place | None:
-        """Where that is; None if there is no such device here now."""
+        """Return the place of a device; None if this node has no such device now."""
         if device.mig:
             return self.migs.get(device.mig)
         uuid = device.uuid or next((uuid for uuid, gpu in self.gpus.items() if self._is(gpu, device)), "")
@@ -85,5 +85,5 @@ class Devices:
 
 
 def devices(gpus: Iterable[Gpu], migs: Mapping[str, Place]) -> Devices:
-    """Those that have a UUID."""
+    """Collect the GPUs that have a UUID."""
     return Devices({gpu.uuid: gpu for gpu in gpus if gpu.uuid}, migs)

@@ -1,4 +1,4 @@
-"""Small files that others write: read whole or not at all."""
+"""Small files written by other programs: read whole or not at all."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import os
 import stat
 from pathlib import Path
 
-# Other systems than Linux lack some; there is no procfs there.
+# Systems other than Linux lack some of these flags.
 FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
 
 
 def read(path: Path, largest: int) -> tuple[bytes, os.stat_result] | None:
-    """The bytes of a regular file of at most `largest` bytes; None of anything else.
+    """Return the content and status of a regular file of at most `largest` bytes; None for anything else.
 
-    Raises OSError if it can't be opened, as a link can't.
+    Raises OSError if it cannot be opened; symbolic links never can.
     """
     descriptor = os.open(path, FLAGS)
     try:

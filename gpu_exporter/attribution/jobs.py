@@ -20,33 +20,33 @@ Jobs = Mapping[str, tuple[str, ...]]
 
 
 class JobFiles:
-    """Reads the directory. What a crashed node left behind, files of before this boot, is no job of now."""
+    """Reads the directory. Files from before this boot were left by a crash and are ignored."""
 
     def __init__(self, directory: Path, procfs: Path) -> None:
         self._directory, self._procfs = directory, procfs
         self._seen: dict[str, tuple[int, int, tuple[str, ...]]] = {}
 
     def ask(self) -> Jobs:
-        """The jobs by file name. Raises LookupFailed, with the rest if it is one file that can't be read."""
+        """Return the jobs by file name. Raises LookupFailed, with the jobs of readable files if there are any."""
         try:
-            names = sorted(each.name for each in self._directory.iterdir() if parse(each.name))
+            names = sorted(file.name for file in self._directory.iterdir() if parse(file.name))
         except OSError as error:
             reasons = {FileNotFoundError: "no_directory", PermissionError: "no_permission"}
             reason = reasons.get(type(error), "unreadable")
             cure = "the prolog makes it; check --hpc-job-mapping-dir"
             raise LookupFailed(reason, f"{self._directory}: {error.strerror}: {cure}") from error
         booted = self._booted()
-        found: dict[str, tuple[str, ...]] = {}
+        jobs: dict[str, tuple[str, ...]] = {}
         problem = ""
         for name in names:
             try:
-                found[name] = self._read(name, booted)
-            except FileNotFoundError:  # an epilog was here
+                jobs[name] = self._read(name, booted)
+            except FileNotFoundError:  # removed by an epilog meanwhile
                 continue
             except OSError as error:
                 problem = f"{self._directory / name}: {error.strerror}: make it a file that this user can read"
-        self._seen = {name: seen for name, seen in self._seen.items() if name in found}
-        jobs = {name: ids for name, ids in found.items() if ids}
+        self._seen = {name: seen for name, seen in self._seen.items() if name in jobs}
+        jobs = {name: ids for name, ids in jobs.items() if ids}
         if problem:
             raise LookupFailed("unreadable", problem, jobs)
         return jobs
@@ -59,16 +59,16 @@ class JobFiles:
         if about.st_mtime < booted:
             return ()
         written = (about.st_mtime_ns, about.st_size)
-        known = self._seen.get(name)
+        last = self._seen.get(name)
         jobs = _ids(content)
-        if content and not content.endswith(b"\n") and (known is None or known[:2] != written):
-            # Perhaps still being written: what it said before holds until it stays the same for a look.
-            jobs = known[2] if known else ()
+        if content and not content.endswith(b"\n") and (last is None or last[:2] != written):
+            # Perhaps still being written: the last content holds until the file is unchanged between two reads.
+            jobs = last[2] if last else ()
         self._seen[name] = (*written, jobs)
         return jobs
 
     def _booted(self) -> float:
-        """Unix time of the boot; 0 if it can't be told."""
+        """Unix time of the boot; 0 if it cannot be determined."""
         try:
             lines = (self._procfs / "stat").read_text(errors="replace").splitlines()
             return float(next(line for line in lines if line.startswith("btime ")).split()[1])
@@ -77,7 +77,7 @@ class JobFiles:
 
 
 def _ids(content: bytes) -> tuple[str, ...]:
-    """Each line once; one that is no text is no id."""
+    """Return each printable line once."""
     try:
         lines = [line.strip() for line in content.decode("utf-8").splitlines()]
     except UnicodeDecodeError:

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from gpu_exporter.attribution.listing import DOMAIN, DRIVER, Claimed, Held, Listing
+from gpu_exporter.attribution.listing import DOMAIN, DRIVER, Allocated, Claimed, Listing
 from gpu_exporter.attribution.pod_resources import LIST, messages
 from gpu_exporter.model.lookup import LookupFailed, brief
 
@@ -27,7 +27,7 @@ OPTIONS = (
 
 
 class Kubelet:
-    """Asks over the unix socket. A kubelet that starts again makes a new one, which is found by its inode."""
+    """A client of the pod-resources API. A kubelet that restarts creates a new socket, recognised by its inode."""
 
     def __init__(self, socket: Path, resources: Sequence[str], patience: float) -> None:
         self._socket, self._resources, self._patience = socket, frozenset(resources), patience
@@ -37,17 +37,17 @@ class Kubelet:
         self._inode: tuple[int, int] | None = None
 
     def ask(self) -> Listing:
-        """One List. Raises LookupFailed."""
+        """Make one List request. Raises LookupFailed."""
         call = self._connected()
         try:
             reply = call(self._messages["ListRequest"]().SerializeToString(), timeout=self._patience)
         except grpc.RpcError as error:
-            raise _untold(error, self._socket) from error
+            raise _failed(error, self._socket) from error
         try:
             listed = self._messages["ListReply"].FromString(reply)
         except (DecodeError, ValueError) as error:  # ValueError: text that is no UTF-8, of protobuf's Python version
             raise LookupFailed("malformed", f"{self._socket}: no pod-resources reply: is it kubelet's?") from error
-        return Listing(tuple(sorted(self._held(listed))), tuple(sorted(_claimed(listed))))
+        return Listing(tuple(sorted(self._allocated(listed))), tuple(sorted(_claimed(listed))))
 
     def _connected(self) -> Callable[..., bytes]:
         try:
@@ -72,17 +72,17 @@ class Kubelet:
             self._call = self._channel.unary_unary(LIST)
         return self._call
 
-    def _held(self, listed: Any) -> Iterator[Held]:
+    def _allocated(self, listed: Any) -> Iterator[Allocated]:
         for pod in listed.pod_resources:
             for container in pod.containers:
                 for devices in container.devices:
                     resource = devices.resource_name
                     if resource.startswith(DOMAIN) or resource in self._resources:
                         for device in devices.device_ids:
-                            yield Held(pod.namespace, pod.name, container.name, resource, device)
+                            yield Allocated(pod.namespace, pod.name, container.name, resource, device)
 
     def close(self) -> None:
-        """Let go of the socket."""
+        """Close the connection."""
         if self._channel is not None:
             self._channel.close()
         self._channel = self._call = None
@@ -97,8 +97,8 @@ def _claimed(listed: Any) -> Iterator[Claimed]:
                         yield Claimed(pod.namespace, pod.name, container.name, claim.pool_name, claim.device_name)
 
 
-def _untold(error: Any, socket: Path) -> LookupFailed:
-    """In words; the reason is gRPC's code."""
+def _failed(error: Any, socket: Path) -> LookupFailed:
+    """An error in words; the reason is gRPC's code."""
     code = error.code() or grpc.StatusCode.UNKNOWN
     cures = {
         grpc.StatusCode.UNAVAILABLE: "nobody answers there: is kubelet running?",

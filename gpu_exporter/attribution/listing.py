@@ -1,16 +1,16 @@
-"""What kubelet lists of NVIDIA's devices."""
+"""NVIDIA devices and the containers that have them, as kubelet lists them."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 DOMAIN = "nvidia.com/"
-# NVIDIA's driver for resource claims, of GPUs.
+# The name of NVIDIA's driver for resource claims of GPUs.
 DRIVER = "gpu.nvidia.com"
 
 
-class Held(NamedTuple):
-    """A device that a device plugin gave to a container, by its id."""
+class Allocated(NamedTuple):
+    """A device, by its id, that a device plugin allocated to a container."""
 
     namespace: str
     pod: str
@@ -20,7 +20,7 @@ class Held(NamedTuple):
 
 
 class Claimed(NamedTuple):
-    """A device that a container has by a resource claim: the name of it in its pool."""
+    """A device, by its name in a pool, that a container has through a resource claim."""
 
     namespace: str
     pod: str
@@ -30,7 +30,7 @@ class Claimed(NamedTuple):
 
 
 class Listing(NamedTuple):
-    """All that kubelet knows of NVIDIA's devices, in a fixed order."""
+    """All NVIDIA devices that kubelet lists, sorted."""
 
-    held: tuple[Held, ...] = ()
+    allocated: tuple[Allocated, ...] = ()
     claimed: tuple[Claimed, ...] = ()

@@ -1,4 +1,4 @@
-"""Pods as the API server has them -> what a row of `gpu_pod_info` says of one beside its name."""
+"""Pods as the API server lists them -> the labels of `gpu_pod_info` beside the pod's name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MIRROR_UID = "kubernetes.io/config.hash"
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """What is known of a pod. `uids` are those by which cgroups may name it: a static pod has one of its own there."""
+    """A pod. `uids` are those that cgroups may name it by: a static pod has a second one there."""
 
     uids: tuple[str, ...] = ()
     finished: bool = False
@@ -32,13 +32,13 @@ class Pod:
 
     @property
     def uid(self) -> str:
-        """The API server's UID of it."""
+        """The UID that the API server has."""
         return self.uids[0] if self.uids else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Reads pods. Of their labels, those are shown whose name one of `allowed` matches as a whole."""
+    """Reads pods, with those labels whose whole name matches one of `allowed`."""
 
     allowed: Sequence[re.Pattern[str]] = ()
 

@@ -1,4 +1,4 @@
-"""A thread that looks something up every few seconds, and more rarely while there is no answer."""
+"""A thread that repeats a lookup every few seconds, with back-off while it fails."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from gpu_exporter.model.lookup import LONGEST_WAIT, Lookup, LookupFailed, T
 
 
 class Poller(threading.Thread, Generic[T]):
-    """Asks every `period` seconds, and more rarely while there is no answer."""
+    """Calls `ask` every `period` seconds, with back-off while it fails, and stores the answer in `lookup`."""
 
     def __init__(
-        self, told: Lookup[T], ask: Callable[[], T], period: float, close: Callable[[], None] = lambda: None
+        self, lookup: Lookup[T], ask: Callable[[], T], period: float, close: Callable[[], None] = lambda: None
     ) -> None:
-        super().__init__(name=f"attribution-{told.source}", daemon=True)
-        self.told = told
+        super().__init__(name=f"attribution-{lookup.source}", daemon=True)
+        self.lookup = lookup
         self._ask, self._period, self._close = ask, period, close
         self._stopping = threading.Event()
 
@@ -24,18 +24,18 @@ class Poller(threading.Thread, Generic[T]):
         wait = self._period
         while True:
             try:
-                self.told.tell(self._ask())
+                self.lookup.answer(self._ask())
                 wait = self._period
             except LookupFailed as error:
-                self.told.fail(error, error.rest)
+                self.lookup.fail(error, error.rest)
                 wait = max(self._period, min(2 * wait, LONGEST_WAIT))
-            except Exception:  # noqa: BLE001 - it is logged there, with its place
-                self.told.broke()
+            except Exception:  # noqa: BLE001 - fail_unexpectedly logs it with its traceback
+                self.lookup.fail_unexpectedly()
                 wait = LONGEST_WAIT
             if self._stopping.wait(wait):
                 break
         self._close()
 
     def stop(self) -> None:
-        """End soon; who is being asked is not waited for."""
+        """Request the end; does not wait for a request in flight."""
         self._stopping.set()

@@ -1,4 +1,4 @@
-"""ResourceSlices of NVIDIA's driver for resource claims -> which GPU a device of a pool is."""
+"""ResourceSlices of NVIDIA's driver for resource claims -> the GPU that a device of a pool is."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ VERSIONS = ("v1", "v1beta2", "v1beta1")
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """What one slice says: a UUID (of a GPU or a MIG device) by device, or "" where the driver does not tell one."""
+    """One slice: the UUID of a GPU or MIG device by device name, or "" where the driver does not publish one."""
 
     pool: str
     generation: int

@@ -1,6 +1,6 @@
-"""Memory and SM time of the processes on a device -> those of each pod, and what is left. Pure.
+"""Memory and SM time of the processes on a device -> those of each pod, and the rest. Pure.
 
-What the pods have and what is left is together what the device has, so that a bill adds up.
+The pods and the rest add up to the whole device, so that a bill adds up.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from gpu_exporter.attribution.cgroup import Whose, uid
+from gpu_exporter.attribution.cgroup import ProcessOwner, uid
 from gpu_exporter.attribution.devices import Devices, Place
 from gpu_exporter.attribution.pods import Pod
 from gpu_exporter.catalogue import metrics as m
@@ -20,7 +20,7 @@ from gpu_exporter.model.snapshot import Row
 
 @dataclass(slots=True)
 class Load:
-    """What is on a device: bytes in use as the driver counts them, and bytes and SM share (0-1) by PID."""
+    """The use of a device: bytes in use as the driver counts them, and bytes and SM share (0-1) by PID."""
 
     used: float | None = None
     memory: dict[int, float] = field(default_factory=dict)
@@ -29,11 +29,11 @@ class Load:
 
 
 def shares(
-    devices: Devices, loads: Mapping[Place, Load], running: Mapping[int, Whose], pods: Mapping[str, Pod]
+    devices: Devices, loads: Mapping[Place, Load], running: Mapping[int, ProcessOwner], pods: Mapping[str, Pod]
 ) -> Iterator[Row]:
-    """The rows of every device."""
-    known = {uid(each): (name, pod) for name, pod in pods.items() for each in pod.uids}
-    named = {pod: _named(pod, known) for pod in {each.pod for each in running.values()}}
+    """Return the rows of every device."""
+    by_uid = {uid(text): (name, pod) for name, pod in pods.items() for text in pod.uids}
+    named = {pod: _named(pod, by_uid) for pod in {owner.pod for owner in running.values()}}
     for place, load in loads.items():
         gpu = devices.gpus.get(place.uuid)
         if gpu is None:
@@ -44,7 +44,7 @@ def shares(
             yield from _rows(m.POD_MEMORY, gpu, instance, memory, named)
             yield Row(m.POD_MEMORY_REST, gpu, max(0.0, load.used - sum(memory.values())), instance)
         if load.sampled:
-            # Under MPS processes run at the same time, and their shares may add up to more than all.
+            # Under MPS processes run at the same time, so their shares may add up to more than 1.
             whole = max(1.0, sum(load.sm.values()))
             sm = _by_pod({pid: value / whole for pid, value in load.sm.items()}, running)
             total, busy = sum(load.sm.values()) / whole, sum(sm.values())
@@ -60,21 +60,21 @@ def _rows(
         yield Row(metric, gpu, value, (*instance, *named[pod]))
 
 
-def _by_pod(values: Mapping[int, float], running: Mapping[int, Whose]) -> Mapping[str, float]:
-    found: dict[str, float] = defaultdict(float)
+def _by_pod(values: Mapping[int, float], running: Mapping[int, ProcessOwner]) -> Mapping[str, float]:
+    by_pod: dict[str, float] = defaultdict(float)
     for pid, value in values.items():
-        whose = running.get(pid)
-        if whose and whose.pod:
-            found[whose.pod] += value
-    return found
+        owner = running.get(pid)
+        if owner and owner.pod:
+            by_pod[owner.pod] += value
+    return by_pod
 
 
-def _named(pod: str, known: Mapping[str, tuple[str, Pod]]) -> Labels:
-    """The pod by name and UID; by UID alone if the API server is not asked for pods."""
-    name, about = known.get(pod, ("", Pod()))
+def _named(pod: str, by_uid: Mapping[str, tuple[str, Pod]]) -> Labels:
+    """Labels of a pod by name and UID; by UID alone if pods are not looked up at the API server."""
+    name, about = by_uid.get(pod, ("", Pod()))
     namespace, _, short = name.partition("/")
-    own = (("namespace", namespace), ("pod", short), ("pod_uid", about.uid or _dashed(pod)))
-    return tuple(pair for pair in own if pair[1])
+    labels = (("namespace", namespace), ("pod", short), ("pod_uid", about.uid or _dashed(pod)))
+    return tuple(pair for pair in labels if pair[1])
 
 
 def _dashed(pod: str) -> str:

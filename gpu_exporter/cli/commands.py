@@ -1,4 +1,4 @@
-"""The commands beside `serve`: thin."""
+"""The commands beside `serve`: each parses its options and calls the module that does the work."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from gpu_exporter.config import ENV_PREFIX, Config
 from gpu_exporter.diagnosis import remote
 from gpu_exporter.diagnosis.doctor import examine, surroundings
 from gpu_exporter.exposition.fields_in_force import Fields
-from gpu_exporter.exposition.renderer import Renderer, Variant
+from gpu_exporter.exposition.pages import Variant
+from gpu_exporter.exposition.renderer import Renderer, everywhere, style
 from gpu_exporter.health import check, judge
 from gpu_exporter.health.events import EventLog
 from gpu_exporter.health.kernel_log_thread import KernelWatch
@@ -37,13 +38,12 @@ from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.model.source_kind import SOURCE_KINDS
 from gpu_exporter.render import artifacts
 from gpu_exporter.render.docs.reference import read_from
-from gpu_exporter.serving.run import everywhere, style
 from gpu_exporter.sources.choice import chosen, named, only
 
 
 @click.group()
 def commands() -> None:
-    """What `gpu_exporter.cli.main` shows beside `serve`."""
+    """The commands that `gpu_exporter.cli.main` lists beside `serve`."""
 
 
 @commands.command()
@@ -135,7 +135,7 @@ def generate_command(check: bool, root: Path) -> None:
 
 @commands.command("doctor")
 @settings(*SOURCE_SETTINGS, *OWNER_SETTINGS, "address", "node_name")
-@click.option("--quiet", is_flag=True, help="Print nothing; the exit code tells.")
+@click.option("--quiet", is_flag=True, help="Print nothing; only the exit code counts.")
 @click.option("--json", "as_json", is_flag=True, help="JSON instead of text.")
 def doctor_command(quiet: bool, as_json: bool, **values: Any) -> None:
     """Say what works on this machine and why the rest does not.
@@ -144,11 +144,11 @@ def doctor_command(quiet: bool, as_json: bool, **values: Any) -> None:
     """
     logging.disable(logging.WARNING)  # what would be logged is a finding
     config = Config(**values)
-    around = surroundings.looks(config.address, asked=config.kubernetes)
+    around = surroundings.checks(config.address, asked=config.kubernetes)
     if config.kubernetes or config.hpc_job_mapping_dir:
-        from gpu_exporter.diagnosis.doctor.attribution import looks
+        from gpu_exporter.diagnosis.doctor.attribution import checks
 
-        around += looks(config)
+        around += checks(config)
     findings, clean = examine.examine(lambda: only(config), around)
     result = finding.as_dict(findings)
     if as_json:
@@ -169,7 +169,7 @@ def check_command(gpus: frozenset[int] | None, as_json: bool, **values: Any) -> 
     that can't be remapped, or of which the driver asks for a recovery action. Degraded, and not fit for a new job
     either, is one whose memory waits to be remapped, that hardware slows down, and the like; docs/health.md has all.
 
-    Exit code 0 if all are healthy; 1 if that can't be told, as when no GPU can be read; 3 if one is degraded or
+    Exit code 0 if all are healthy; 1 if that is unknown, as when no GPU can be read; 3 if one is degraded or
     unhealthy. What the hardware does not have is said, and no fault.
     """
     logging.disable(logging.WARNING)  # what would be logged is in the verdict
@@ -193,7 +193,7 @@ def events_command(as_json: bool, **values: Any) -> None:
         raise GpuExporterError("the kernel log is switched off: name one with --kernel-log, such as /dev/kmsg")
     events = EventLog(load(config.xid_overrides), lambda pci: None)
     watch = KernelWatch(events, Path(config.kernel_log), None, procfs=config.procfs)
-    watch.turn()
+    watch.poll()
     if watch.reason:
         raise GpuExporterError(f"kernel log {watch.reason}")
     found = events.recent()
@@ -223,17 +223,21 @@ def events_command(as_json: bool, **values: Any) -> None:
 @click.option("--ca-file", type=click.Path(path_type=Path), help="Certificates of the authority of an https URL.")
 @click.option("--all", "every", is_flag=True, help="Also say which failure modes could not be judged, and why.")
 @click.option("--json", "as_json", is_flag=True, help="JSON instead of text.")
-def diagnose_command(**values: Any) -> None:
+def diagnose_command(every: bool, as_json: bool, url: str, **values: Any) -> None:
     """Say of each GPU what limits it, what is wrong with it, by which numbers, and what to do.
 
-    Watches the GPUs of this machine, or an exporter (--url), for a while; asks a Prometheus (--url) for its last
-    minutes, with our rules or without; or reads a recording. Alerts' holds are ignored; docs/diagnose.md has more.
+    Watches the GPUs of this machine, or an exporter (--url), for a while; asks a Prometheus (--url), with or without
+    gpu-exporter's rules, for its last minutes; or reads a recording. Alerts' holds are ignored; docs/diagnose.md has
+    more.
 
-    Exit code 0 if nothing is wrong, 1 if something was found, 2 if that can't be told.
+    Exit code 0 if nothing is wrong, 1 if something was found, 2 if that could not be determined.
     """
-    from gpu_exporter.cli.diagnose import diagnosis
+    from gpu_exporter.cli.diagnose import Request, diagnosis
 
-    _exit(*diagnosis(**values))
+    login = {name: values.pop(name) for name in ("user", "password_file", "ca_file")}
+    what = {name: values.pop(name) for name in ("seconds", "phase", "one_job")}
+    request = Request(Config(**values), remote.Remote(url, **login) if url else None, **what)
+    _exit(*diagnosis(request, every=every, as_json=as_json))
 
 
 def _side(text: str) -> str:

@@ -1,4 +1,4 @@
-"""`gpu-exporter diagnose`: gets the evidence, has it judged, prints what came out."""
+"""`gpu-exporter diagnose`: gathers scrapes, diagnoses them, and prints the report."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import json
 import logging
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import click
 
 from gpu_exporter.catalogue.xids import load
 from gpu_exporter.cli.stop import stop_event
 from gpu_exporter.config import Config
-from gpu_exporter.diagnosis import gather, judge
+from gpu_exporter.diagnosis import gather, judge, report
 from gpu_exporter.diagnosis.remote import Remote
-from gpu_exporter.diagnosis.window import Page, seen
+from gpu_exporter.diagnosis.window import Scrape, seen
 from gpu_exporter.health.events import EventLog
 from gpu_exporter.health.kernel_log_thread import KernelWatch
 from gpu_exporter.model.errors import GpuExporterError
@@ -26,73 +26,93 @@ from gpu_exporter.sources.choice import only, recording
 COULD_NOT_TELL = 2
 
 
-def diagnosis(
-    seconds: float | None,
-    phase: str,
-    one_job: bool,
-    url: str,
-    user: str,
-    password_file: Path | None,
-    ca_file: Path | None,
-    every: bool,
-    as_json: bool,
-    **values: Any,
-) -> tuple[int, bool]:
-    """The exit code, and False if a driver call is stuck."""
-    logging.disable(logging.WARNING)  # what would be logged is in the diagnosis
-    config, remote = Config(**values), Remote(url, None, user, password_file, ca_file) if url else None
-    stop, clean = stop_event(), True
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What to diagnose: a phase of the recording in the settings, a remote exporter or Prometheus, or local GPUs."""
+
+    config: Config
+    remote: Remote | None = None
+    seconds: float | None = None
+    phase: str = ""
+    one_job: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Gathered:
+    """The scrapes, where they are from, the phases that they mix, and the job whose ranks all GPUs are, if any."""
+
+    scrapes: Sequence[Scrape]
+    source: str
+    job: str
+    phases: Sequence[str] = ()
+    clean: bool = True
+
+
+def diagnosis(request: Request, *, every: bool, as_json: bool) -> tuple[int, bool]:
+    """Print a diagnosis. Returns the exit code, and False if a driver call is stuck."""
+    logging.disable(logging.WARNING)  # the report contains what would be logged
+    clean = True
     try:
-        if remote and config.recording:
-            raise GpuExporterError("--url and --recording are two different things to look at: give one")
-        if phase and not config.recording:
-            raise GpuExporterError("--phase is of a recording: name it with --recording")
-        if config.recording:
-            path = recording(config.recording)
-            pages, source = gather.of_recording(path, phase), REPLAY.name
-            names = gather.phases(path) if not phase else []
-            job = path.name.split(".")[0]
-        elif remote:
-            pages, source, names, job = gather.of_url(remote, seconds, stop), url, [], "all" if one_job else ""
-        else:
-            (pages, clean), source = _watched(config, seconds or gather.WATCH_SECONDS, stop), config.source
-            names, job = [], "all" if one_job else ""
-        found = judge.diagnose(seen(pages, {}, job=job))
-        if not found:
-            raise GpuExporterError(f"{source}: shows no GPU; look with `gpu-exporter doctor`, or give another --url")
+        gathered = _gathered(request, stop_event())
+        clean = gathered.clean
+        diagnoses = judge.diagnose(seen(gathered.scrapes, {}, job=gathered.job))
+        if not diagnoses:
+            raise GpuExporterError(
+                f"{gathered.source}: shows no GPU; look with `gpu-exporter doctor`, or give another --url"
+            )
     except GpuExporterError as error:
         click.echo(f"gpu-exporter: {error}", err=True)
         return COULD_NOT_TELL, clean
-    _tell(found, pages, source, names, every=every, as_json=as_json)
-    return judge.verdict(found), clean
+    if as_json:
+        _print_json(diagnoses, gathered)
+    else:
+        _print_text(diagnoses, gathered, every=every)
+    return report.exit_code(diagnoses), clean
 
 
-def _watched(config: Config, seconds: float, stop: threading.Event) -> tuple[list[Page], bool]:
+def _gathered(request: Request, stop: threading.Event) -> _Gathered:
+    """Gather the scrapes. Raises GpuExporterError."""
+    config, remote = request.config, request.remote
+    if remote and config.recording:
+        raise GpuExporterError("--url and --recording are two different things to look at: give one")
+    if request.phase and not config.recording:
+        raise GpuExporterError("--phase is of a recording: name it with --recording")
+    if config.recording:
+        path = recording(config.recording)
+        scrapes = gather.of_recording(path, request.phase)
+        phases = [] if request.phase else gather.phases(path)
+        return _Gathered(scrapes, REPLAY.name, path.name.split(".")[0], phases)
+    job = "all" if request.one_job else ""
+    if remote:
+        return _Gathered(gather.of_url(remote, request.seconds, stop), remote.url, job)
+    scrapes, clean = _watched(config, request.seconds or gather.WATCH_SECONDS, stop)
+    return _Gathered(scrapes, config.source, job, clean=clean)
+
+
+def _watched(config: Config, seconds: float, stop: threading.Event) -> tuple[list[Scrape], bool]:
     source, events = only(config), EventLog(load(config.xid_overrides), lambda pci: None)
-    if source.live and config.kernel_log not in ("", "none"):  # the kernel's is of this machine
-        KernelWatch(events, Path(config.kernel_log), None, procfs=config.procfs).turn()
+    if source.live and config.kernel_log not in ("", "none"):  # the kernel log is about this machine
+        KernelWatch(events, Path(config.kernel_log), None, procfs=config.procfs).poll()
     return gather.of_source(source, seconds, stop, events)
 
 
-def _tell(
-    found: Sequence[judge.Diagnosis],
-    pages: Sequence[Page],
-    source: str,
-    phases: Sequence[str],
-    *,
-    every: bool,
-    as_json: bool,
-) -> None:
-    watched = pages[-1].at - pages[0].at if pages else 0.0
-    if as_json:
-        what = {"source": source, "watched_seconds": round(watched, 1), **judge.as_dict(found)}
-        click.echo(json.dumps(what, indent=2))
-        return
+def _watched_seconds(gathered: _Gathered) -> float:
+    scrapes = gathered.scrapes
+    return scrapes[-1].at - scrapes[0].at if scrapes else 0.0
+
+
+def _print_json(diagnoses: Sequence[judge.Diagnosis], gathered: _Gathered) -> None:
+    about = {"source": gathered.source, "watched_seconds": round(_watched_seconds(gathered), 1)}
+    click.echo(json.dumps({**about, **report.as_dict(diagnoses)}, indent=2))
+
+
+def _print_text(diagnoses: Sequence[judge.Diagnosis], gathered: _Gathered, *, every: bool) -> None:
+    source, phases = gathered.source, gathered.phases
     kind = SOURCE_KINDS.get(source)
     note = f", {kind.description}" if kind and not kind.live else ""
-    click.echo(f"watched {watched:.0f} s of {source}{note}; alerts wait longer before they fire")
+    click.echo(f"watched {_watched_seconds(gathered):.0f} s of {source}{note}; alerts wait longer before they fire")
     if len(phases) > 1:
         click.echo(f"the recording has {len(phases)} phases, here all in one; --phase is one of {', '.join(phases)}")
-    click.echo("\n".join(judge.lines(found, every=every)))
-    if not any(each.matches for each in found):
-        click.echo("nothing wrong was found" if judge.verdict(found) == 0 else "could not tell")
+    click.echo("\n".join(report.lines(diagnoses, every=every)))
+    if not any(diagnosis.matches for diagnosis in diagnoses):
+        click.echo("nothing wrong was found" if report.exit_code(diagnoses) == 0 else "could not tell")

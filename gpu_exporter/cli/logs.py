@@ -1,4 +1,4 @@
-"""How to log: lines of text, or of JSON with the keys that Go's slog has, as dcgm-exporter writes them."""
+"""Logging as lines of text, or of JSON with the keys of Go's slog, as dcgm-exporter writes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line: `serve`, and the way to the other commands. Every error is one line and an exit code."""
+"""The command line: `serve`, and the group of all commands. Every error is one line and an exit code."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LAST_LINES_SECONDS = 0.3
 
 
 class _Serve(click.Command):
-    """Takes dcgm-exporter's flags and environment, too."""
+    """`serve`, which also accepts the flags and environment variables of dcgm-exporter."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
@@ -47,10 +47,10 @@ class _Serve(click.Command):
 
 
 class _Commands(click.Group):
-    """All but `serve` are imported when they are asked for: a server does not carry them in memory for years."""
+    """Imports the commands beside `serve` only when they are called, which saves the server their memory."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """A command line of dcgm-exporter's has no subcommand: it means `serve`."""
+        """Insert `serve` before dcgm-exporter's flags, which come without a subcommand."""
         return super().parse_args(ctx, ["serve", *args] if args and is_theirs(args[0]) else args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -82,7 +82,7 @@ def serve(**chosen_settings: Any) -> None:
 
     The flags and environment variables of dcgm-exporter are understood, too: docs/dcgm-exporter-flags.md has them.
     """
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is something to read anew
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is something to reload
     config = Config(**chosen_settings)
     lines = configure(config.log_level, config.log_format)
     try:
@@ -117,7 +117,7 @@ def _fail(message: str, code: int) -> int:
 
 
 def main() -> None:
-    """Entry point: every error that is the user's to mend is one line."""
+    """Run the command line. Every error that the user can fix is one line."""
     try:
         code = cli.main(standalone_mode=False, auto_envvar_prefix=ENV_PREFIX.rstrip("_"))
     except click.ClickException as error:

@@ -1,4 +1,4 @@
-"""Settings -> options of the command line."""
+"""Command line options made of settings."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ OWNER_SETTINGS = (
 
 
 def parsed(parse: Callable[[str], Any]) -> Callable[[Any], Any]:
-    """One of config's parsers as a click type."""
+    """Return a parser of settings as a click type."""
 
     def convert(value: Any) -> Any:
         try:
@@ -54,7 +54,7 @@ def parsed(parse: Callable[[str], Any]) -> Callable[[Any], Any]:
 
 
 def settings(*names: str) -> Callable[[F], F]:
-    """Options for these settings, from flag, then environment, then config file, then default."""
+    """Add options for these settings: from the flag, else the environment, the config file, or the default."""
 
     def decorate(function: F) -> F:
         for setting in reversed(fields(Config)):
@@ -90,17 +90,17 @@ def settings(*names: str) -> Callable[[F], F]:
 
 
 def _joined(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> str:
-    """A setting that may be given more than once: all of them."""
+    """Join the values of an option that may be repeated."""
     return ",".join(values)
 
 
 def _file_of(names: Sequence[str]) -> Callable[[click.Context, click.Parameter, Path | None], None]:
-    """Reads the file into the defaults of these settings; others are another command's."""
+    """Return a callback that reads the file into the defaults of these settings; others belong to other commands."""
 
     def load_file(ctx: click.Context, param: click.Parameter, path: Path | None) -> None:
         if path is not None:
             many = {setting.name for setting in fields(Config) if setting.metadata["many"]}
-            found = {name: value for name, value in read_file(path).items() if name in names}
-            ctx.default_map = {name: [value] if name in many else value for name, value in found.items()}
+            values = {name: value for name, value in read_file(path).items() if name in names}
+            ctx.default_map = {name: [value] if name in many else value for name, value in values.items()}
 
     return load_file

@@ -1,4 +1,4 @@
-"""The end of what runs until it is told to end."""
+"""The event on which the process stops."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 
 
 def stop_event() -> threading.Event:
-    """An event that SIGTERM and SIGINT set. To be called by the main thread.
+    """Return an event that SIGTERM and SIGINT set. Must be called by the main thread.
 
     A thread reads the signals from a pipe that the interpreter writes them to at once. A handler would run only when
     the main thread gets to it, which may hang in a system call; and if it set the event, it could wait for itself: it

@@ -25,7 +25,7 @@ from gpu_exporter.collection.settings import (
     make_plan,
 )
 from gpu_exporter.collection.workers import Workers
-from gpu_exporter.health.events import EventLog, Evidence
+from gpu_exporter.health.events import EventLog, GpuState
 from gpu_exporter.model.errors import SourceLost
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.snapshot import GpuStatus, Snapshot
@@ -171,7 +171,7 @@ class Collector:
         release = self.handover.release
         return release.problem(self._workers.stuck()) if release else ""
 
-    def evidence(self, pci: str) -> Evidence | None:
+    def evidence(self, pci: str) -> GpuState | None:
         """Return the GPU at a PCI address with its present values, for an event on it; None if there is no such GPU."""
         record = self._records.at_address(pci)
         return record.evidence() if record else None

@@ -14,7 +14,7 @@ from gpu_exporter.health.events import EventLog
 from gpu_exporter.model.gpu import Gpu, Owner, Sample, Series
 from gpu_exporter.model.metric import Labels, Metric
 from gpu_exporter.model.pci import pci_bus_id
-from gpu_exporter.model.snapshot import GpuStatus, OwnerLabels, Row, Seen, Snapshot
+from gpu_exporter.model.snapshot import GpuSamples, GpuStatus, OwnerLabels, Row, Snapshot
 from gpu_exporter.model.source import Attribution, Source
 from gpu_exporter.model.verdict import Verdict
 from gpu_exporter.version import __version__
@@ -57,13 +57,13 @@ class Composer:
         problems = self._events.problems() if self._events else {}
         samples: list[Sample] = []
         verdicts: list[Verdict] = []
-        seen: list[Seen] = []
+        seen: list[GpuSamples] = []
         for record, status in gpus:
             fresh = status.reason != "released" and record.is_fresh(self._settings.interval)
             read = record.samples if fresh else ()
             verdict = judge.judge(status, read, record.why, problems.get(pci_bus_id(record.gpu.pci_bus_id), ()))
             verdicts.append(verdict)
-            seen.append(Seen(record.gpu, record.read_at if fresh else None, record.samples, record.unsupported))
+            seen.append(GpuSamples(record.gpu, record.read_at if fresh else None, record.samples, record.unsupported))
             samples += read
             samples += self._of_gpu(record, status, now, fresh=fresh)
             samples += self._of_health(verdict)
@@ -71,10 +71,10 @@ class Composer:
         samples += () if source_down else self._non_gpu_samples()
         samples += self._of_source(sum(status.up for _, status in gpus), source_down, now)
         samples += self._of_events([record for record, _ in gpus], xid_counts)
-        owned = self._attribute(seen, samples)
+        owner_labels = self._attribute(seen, samples)
         statuses = tuple(status for _, status in gpus)
         return Snapshot(
-            now, self._source, tuple(samples), statuses, self._live, tuple(verdicts), owned, self._description
+            now, self._source, tuple(samples), statuses, self._live, tuple(verdicts), owner_labels, self._description
         )
 
     def _of_source(self, visible: int, source_down: str, now: float) -> Iterable[Sample]:
@@ -95,17 +95,17 @@ class Composer:
         for metric, gpu, value, labels in chain(rows, counts):
             yield self._sample(metric, gpu, value, **labels)
 
-    def _attribute(self, seen: Sequence[Seen], samples: list[Sample]) -> OwnerLabels:
+    def _attribute(self, seen: Sequence[GpuSamples], samples: list[Sample]) -> OwnerLabels:
         """Add the samples of the GPUs' owners. Pods come and go: no series is kept of those that are gone."""
         if self._attribution is None:
             return OwnerLabels()
-        owned, rows = self._attribution.attribute(seen)
+        owner_labels, rows = self._attribution.attribute(seen)
         previous, self._attributed = self._attributed, {}
         for row in rows:
             key = row._replace(value=0)
             series = self._attributed[key] = previous.get(key) or Series(row.metric, row.gpu, row.labels)
             samples.append(Sample(series, row.value))
-        return owned
+        return owner_labels
 
     def _of_health(self, verdict: Verdict) -> Iterable[Sample]:
         state = verdict.health.value

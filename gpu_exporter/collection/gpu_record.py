@@ -11,7 +11,7 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.collection.accumulator import Accumulator
 from gpu_exporter.collection.dcgm_counts import ClockEvents
 from gpu_exporter.collection.settings import PAGE_SECONDS, Plan
-from gpu_exporter.health.events import Evidence
+from gpu_exporter.health.events import GpuState
 from gpu_exporter.model.gpu import Gpu, Reading, Sample
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.pci import same_device
@@ -71,10 +71,10 @@ class GpuRecord:
             return False
         return time.monotonic() - self.read_at <= STALE_INTERVALS * max(interval, self._period)
 
-    def evidence(self) -> Evidence:
+    def evidence(self) -> GpuState:
         """Return the GPU and those of its latest values that are kept with an event."""
         unlabelled = ((series, value) for series, value in self.samples if not series.labels)
-        return Evidence(
+        return GpuState(
             self.gpu, {str(series.metric): value for series, value in unlabelled if series.metric in EVIDENCE}
         )
 

@@ -171,7 +171,7 @@ class Worker(threading.Thread):
 
     def _log_events(self, device: Device) -> None:
         if self._events:
-            self._events.told(device.events())
+            self._events.add_driver_xids(device.events())
 
     # --- its device -----------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Reads two sources over the same time, and shows how far they agree."""
+"""Reads two sources over the same time, and reports how far they agree."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from gpu_exporter.collection.collector import Collector
 from gpu_exporter.collection.settings import CollectionSettings
-from gpu_exporter.diagnosis.comparison import Comparison, Row, Side, Verdict, compared
+from gpu_exporter.diagnosis.comparison import Agreement, ComparedMetric, Comparison, Side, compared
 from gpu_exporter.exposition.renderer import number
 from gpu_exporter.model.errors import GpuExporterError, SourceLost
 from gpu_exporter.model.metric import Metric
@@ -17,7 +17,7 @@ from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.model.source import Source
 
 INTERVAL_SECONDS = 1.0
-# A source that has not read a GPU after this time has none to compare.
+# How long a source may take until it has read each GPU.
 PATIENCE_SECONDS = 15.0
 EXIT_DIFFERS = 3
 
@@ -25,7 +25,10 @@ EXIT_DIFFERS = 3
 def watch(
     a: tuple[str, Source], b: tuple[str, Source], metrics: Sequence[Metric], seconds: float
 ) -> tuple[Comparison, bool]:
-    """Read both for `seconds`; the comparison, and whether all threads ended. Raises GpuExporterError without a GPU."""
+    """Read both for `seconds`. Returns the comparison, and False if a driver call is stuck.
+
+    Raises GpuExporterError if one has no GPU.
+    """
     sides, lock = (Side(a[0]), Side(b[0])), threading.Lock()
     loops = [
         Collector(source, metrics, _taking(side, lock), CollectionSettings(INTERVAL_SECONDS, gauge_window=seconds))
@@ -57,7 +60,7 @@ def _taking(side: Side, lock: threading.Lock) -> Callable[[Snapshot], None]:
 
 
 def _await(side: Side) -> None:
-    """Until each GPU was read or is down. Raises SourceLost if none answers in time."""
+    """Wait until each GPU was read or is down. Raises SourceLost if none answers in time."""
     end = time.monotonic() + PATIENCE_SECONDS
     while not (side.gpus and (side.settled or time.monotonic() > end)):
         if time.monotonic() > end:
@@ -68,14 +71,14 @@ def _await(side: Side) -> None:
 
 
 def as_dict(result: Comparison) -> dict[str, Any]:
-    """For JSON."""
+    """Return a comparison for JSON."""
     return {
         "a": result.a,
         "b": result.b,
         "seconds": result.seconds,
         "gpus": result.gpus,
         "same": not result.differs,
-        "identities": [{"UUID": each.uuid, "what": each.what, "a": each.a, "b": each.b} for each in result.identities],
+        "identities": [{"UUID": item.uuid, "what": item.what, "a": item.a, "b": item.b} for item in result.identities],
         "metrics": [
             {
                 "gpu": row.gpu.index if row.gpu else None,
@@ -87,36 +90,36 @@ def as_dict(result: Comparison) -> dict[str, Any]:
                 "b": row.b,
                 "difference": row.difference,
                 "tolerance": row.tolerance,
-                "verdict": row.verdict.value,
+                "verdict": row.agreement.value,
             }
-            for row in result.rows
+            for row in result.metrics
         ],
     }
 
 
 def lines(result: Comparison) -> Iterable[str]:
-    """For people: what is the same, what only one of them has, and last what differs."""
+    """Yield a table: first what is the same, then what only one source has, last what differs."""
     yield f"a: {result.a}, b: {result.b}; {result.gpus} GPU{'s' * (result.gpus != 1)} in both, {result.seconds:g} s"
     table: list[tuple[str, ...]] = [("GPU", "METRIC", "COMPARED", "A", "B", "DIFFERENCE", "TOLERANCE", "VERDICT")]
-    for verdict in Verdict:
-        table += [_cells(row) for row in result.rows if row.verdict is verdict]
+    for agreement in Agreement:
+        table += [_cells(row) for row in result.metrics if row.agreement is agreement]
     widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
     for cells in table:
         yield "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
-    for each in result.identities:
-        yield f"differs: {each.what} of {each.uuid} is {each.a} in a and {each.b} in b"
+    for item in result.identities:
+        yield f"differs: {item.what} of {item.uuid} is {item.a} in a and {item.b} in b"
     yield ", ".join(
-        f"{result.count(verdict)} {words}"
-        for verdict, words in (
-            (Verdict.SAME, "the same"),
-            (Verdict.ONLY_A, "only in a"),
-            (Verdict.ONLY_B, "only in b"),
-            (Verdict.DIFFERS, "differ"),
+        f"{result.count(agreement)} {words}"
+        for agreement, words in (
+            (Agreement.SAME, "the same"),
+            (Agreement.ONLY_A, "only in a"),
+            (Agreement.ONLY_B, "only in b"),
+            (Agreement.DIFFERS, "differ"),
         )
     )
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: ComparedMetric) -> tuple[str, ...]:
     values = (row.a, row.b, row.difference, row.tolerance)
     shown = ("-" if value is None else number(float(f"{value:.6g}")) for value in values)
-    return ("-" if row.gpu is None else str(row.gpu.index), row.name, row.how, *shown, row.verdict.value)
+    return ("-" if row.gpu is None else str(row.gpu.index), row.name, row.how, *shown, row.agreement.value)

@@ -1,4 +1,4 @@
-"""Two sources side by side: on which metrics of which GPU they agree, and how far they differ. Pure."""
+"""Compares what two sources read: on which metrics of which GPU they agree, and how far they differ. Pure."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from gpu_exporter.model.snapshot import Snapshot
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """How far two values of one thing may be apart: a share of the larger, or `least` in the metric's unit."""
+    """How far two values may be apart: a share of the larger, but at least `least` in the metric's unit."""
 
     share: float
     least: float
     why: str
 
     def around(self, a: float, b: float) -> float:
-        """What is allowed between these two."""
+        """Return the difference that is allowed between these two."""
         return max(self.share * max(abs(a), abs(b)), self.least)
 
 
 EXACT = Tolerance(1e-9, 0.0, "both read the same number")
-# By unit. What a counter counts of these is compared as its rise per second.
+# By unit. Counters of units in FLOWS are compared by their rise per second.
 TOLERANCES: Mapping[str, Tolerance] = {
     "ratio": Tolerance(0.05, 0.02, "the two windows begin and end up to a tick apart"),
     "bytes per second": Tolerance(0.10, 1e7, "the same, and traffic comes in bursts"),
@@ -41,18 +41,16 @@ TOLERANCES: Mapping[str, Tolerance] = {
     "MiB": Tolerance(0.01, 64.0, "programs allocate meanwhile"),
     "seconds": Tolerance(0.05, 0.05, "counted by the driver in steps, read at other moments"),
 }
-# Counters of these are compared by their rise per second, all others by what they have come to.
+# Counters of these units are compared by their rise per second, all others by their last value.
 FLOWS = frozenset({"bytes", "millijoules", "joules", "seconds"})
-# Of these a mean says nothing: they agree if there is a state that both have seen.
+# A mean of these is meaningless: they agree if both sources saw one state in common.
 STATES = frozenset({"bitmask", "bool", "state", "action", "status", "code", "generation", "lanes", "xid", "sxid"})
-
-
-# What someone has set, or what the board has: read again and again, and always equal.
+# Settings and properties of the board: they are read repeatedly, and must be equal.
 SETTINGS = frozenset({m.POWER_LIMIT, m.POWER_SET, m.FB_TOTAL, m.BAR1_TOTAL})
 
 
-class Verdict(Enum):
-    """What a comparison came to."""
+class Agreement(Enum):
+    """The result for one metric."""
 
     SAME = "same"
     ONLY_A = "only a"
@@ -65,7 +63,7 @@ RISE = "rise per second"
 
 
 def compares(metric: Metric) -> bool:
-    """Whether it is read, or given by DCGM; an integral says what its gauge does, and so does a histogram."""
+    """Whether a metric is compared: sources read it, and it is not an integral or histogram of another metric."""
     return (
         metric.integral_of is None
         and metric.kind is not Kind.HISTOGRAM
@@ -75,7 +73,7 @@ def compares(metric: Metric) -> bool:
 
 @dataclass(slots=True)
 class Track:
-    """What one series was, tick by tick. `changed_at` is when its last value was first seen (monotonic seconds)."""
+    """The values of one series. `changed_at` is when its last value was first read (monotonic seconds)."""
 
     first: float
     last: float
@@ -86,7 +84,7 @@ class Track:
     states: set[float] = field(default_factory=set)
 
     def add(self, at: float, value: float) -> None:
-        """One more tick."""
+        """Add the value of one tick."""
         if value != self.last:
             self.last, self.changed_at = value, at
         self.total += value
@@ -94,7 +92,7 @@ class Track:
         self.states.add(value)
 
     def begin(self) -> None:
-        """The time of comparison begins: forget all but where a counter started."""
+        """Begin the comparison: forget all but the first value, from which counters rise."""
         self.total, self.ticks = 0.0, 0
         self.states.clear()
 
@@ -104,18 +102,18 @@ class Track:
 
     @property
     def rise(self) -> float:
-        """Per second, from the first read to the last one that found another value."""
+        """The rise per second, from the first read to the last change."""
         return (self.last - self.first) / self.span if self.last != self.first else 0.0
 
     @property
     def span(self) -> float:
-        """Seconds from the first read to the last one that found another value."""
+        """Seconds from the first read to the last change."""
         return self.changed_at - self.since
 
 
 @dataclass(slots=True)
 class Side:
-    """What one source has shown."""
+    """What one source has read. `settled`: each GPU was read or is down."""
 
     name: str
     gpus: dict[str, Gpu] = field(default_factory=dict)
@@ -123,17 +121,17 @@ class Side:
     settled: bool = False
 
     def begin(self) -> None:
-        """The time of comparison begins."""
+        """Begin the comparison."""
         for track in self.tracks.values():
             track.begin()
 
     def seen(self, key: Key) -> Track | None:
-        """A series that had a value in that time."""
+        """Return a series that had a value since `begin`."""
         track = self.tracks.get(key)
         return track if track and track.ticks else None
 
     def add(self, snapshot: Snapshot, now: float) -> None:
-        """One more snapshot: what was read, and the identities of GPUs that answer."""
+        """Add a snapshot: its samples, and the identities of GPUs that answer."""
         up = {status.gpu for status in snapshot.gpus if status.up}
         self.gpus |= {gpu.uuid: gpu for gpu in up}
         self.settled = all(status.reason not in ("unread", "stalled") for status in snapshot.gpus)
@@ -149,8 +147,8 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One metric of one GPU. `how` says what was compared: mean, state, rise per second, level, or constant."""
+class ComparedMetric:
+    """One metric of one GPU. `how` is what was compared: mean, state, rise per second, level, or constant."""
 
     gpu: Gpu | None
     metric: Metric
@@ -159,12 +157,12 @@ class Row:
     a: float | None
     b: float | None
     tolerance: float | None
-    verdict: Verdict
+    agreement: Agreement
 
     @property
     def name(self) -> str:
-        own = ",".join(f'{name}="{text}"' for name, text in self.metric.labels + self.labels)
-        return f"{self.metric}{{{own}}}" if own else str(self.metric)
+        labels = ",".join(f'{name}="{text}"' for name, text in self.metric.labels + self.labels)
+        return f"{self.metric}{{{labels}}}" if labels else str(self.metric)
 
     @property
     def difference(self) -> float | None:
@@ -172,8 +170,8 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
-    """Something that two sources say differently of one GPU, or a GPU that one of them has not."""
+class IdentityDifference:
+    """An attribute of a GPU on which two sources disagree, or a GPU that one of them lacks."""
 
     uuid: str
     what: str
@@ -183,61 +181,63 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """All that came out."""
+    """The result for all metrics of all GPUs."""
 
     a: str
     b: str
     seconds: float
     gpus: int
-    identities: tuple[Identity, ...]
-    rows: tuple[Row, ...]
+    identities: tuple[IdentityDifference, ...]
+    metrics: tuple[ComparedMetric, ...]
 
     @property
     def differs(self) -> bool:
-        """What only one of them can answer is no difference."""
-        return bool(self.identities) or any(row.verdict is Verdict.DIFFERS for row in self.rows)
+        """Whether anything differs. A metric that only one source has does not."""
+        return bool(self.identities) or any(row.agreement is Agreement.DIFFERS for row in self.metrics)
 
-    def count(self, verdict: Verdict) -> int:
-        """How many rows came to this."""
-        return sum(row.verdict is verdict for row in self.rows)
+    def count(self, agreement: Agreement) -> int:
+        """Return the number of metrics with this result."""
+        return sum(row.agreement is agreement for row in self.metrics)
 
 
 def compared(a: Side, b: Side, seconds: float) -> Comparison:
-    """What two sides have shown of the same time, by GPU and in the catalogue's order."""
+    """Compare what two sources have read in the same time, by GPU and in the order of the catalogue."""
     place = {metric: place for place, metric in enumerate(m.METRICS)}
     keys = {key for side in (a, b) for key, track in side.tracks.items() if track.ticks}
     gpus = {**b.gpus, **a.gpus}
     order = {uuid: gpu.index for uuid, gpu in gpus.items()}
     ordered = sorted(keys, key=lambda key: (order.get(key[0], -1), place.get(key[1], len(place)), key[1].key, key[2]))
-    rows = [_row(gpus.get(key[0]), key, a.seen(key), b.seen(key)) for key in ordered if _both(key[0], a, b)]
+    metrics = [_compared(gpus.get(key[0]), key, a.seen(key), b.seen(key)) for key in ordered if _both(key[0], a, b)]
     return Comparison(
-        a.name, b.name, seconds, len(a.gpus.keys() & b.gpus.keys()), tuple(_identities(a, b)), tuple(rows)
+        a.name, b.name, seconds, len(a.gpus.keys() & b.gpus.keys()), tuple(_identities(a, b)), tuple(metrics)
     )
 
 
 def _both(uuid: str, a: Side, b: Side) -> bool:
-    """Of a GPU that one side has not, nothing else is to say."""
+    """Whether both sides have this GPU; if not, its metrics are not compared."""
     return not uuid or (uuid in a.gpus and uuid in b.gpus)
 
 
-def _row(gpu: Gpu | None, key: Key, a: Track | None, b: Track | None) -> Row:
+def _compared(gpu: Gpu | None, key: Key, a: Track | None, b: Track | None) -> ComparedMetric:
     _, metric, labels = key
     how, value = _how(metric)
     if a is None:
-        return Row(gpu, metric, labels, how, None, None if b is None else value(b), None, Verdict.ONLY_B)
+        return ComparedMetric(gpu, metric, labels, how, None, None if b is None else value(b), None, Agreement.ONLY_B)
     if b is None:
-        return Row(gpu, metric, labels, how, value(a), None, None, Verdict.ONLY_A)
+        return ComparedMetric(gpu, metric, labels, how, value(a), None, None, Agreement.ONLY_A)
     allowed = EXACT if how in ("state", "constant") else TOLERANCES.get(metric.unit, EXACT)
     left, right = value(a), value(b)
     tolerance = allowed.around(left, right)
-    if how == RISE:  # a source that is sampled by somebody else may show what is older by a whole period
+    if how == RISE:  # values of a source that another program samples may be older by a whole period
         tolerance += max(abs(left), abs(right)) * metric.read.value / max(a.span, b.span, metric.read.value, 1.0)
     near = bool(a.states & b.states) if how == "state" else abs(right - left) <= tolerance
-    return Row(gpu, metric, labels, how, left, right, tolerance, Verdict.SAME if near else Verdict.DIFFERS)
+    return ComparedMetric(
+        gpu, metric, labels, how, left, right, tolerance, Agreement.SAME if near else Agreement.DIFFERS
+    )
 
 
 def _how(metric: Metric) -> tuple[str, Callable[[Track], float]]:
-    """What is compared of a metric. A profiling gauge is itself the mean over the time, made of its integral."""
+    """What is compared of a metric. A profiling gauge is itself a mean over the whole time, from its integral."""
     if metric.kind is Kind.COUNTER:
         return (RISE, lambda track: track.rise) if metric.unit in FLOWS else ("level", _last)
     if metric.pace is Pace.STATIC or metric in SETTINGS:
@@ -251,25 +251,25 @@ def _last(track: Track) -> float:
     return track.last
 
 
-def _identities(a: Side, b: Side) -> Iterable[Identity]:
+def _identities(a: Side, b: Side) -> Iterable[IdentityDifference]:
     for uuid in sorted(a.gpus.keys() | b.gpus.keys()):
         left, right = a.gpus.get(uuid), b.gpus.get(uuid)
         if left is None or right is None:
-            yield Identity(uuid, "is there", *("no" if gpu is None else "yes" for gpu in (left, right)))
+            yield IdentityDifference(uuid, "is there", *("no" if gpu is None else "yes" for gpu in (left, right)))
             continue
-        ours, theirs = dict(_identity(left)), dict(_identity(right))
-        for what in ours.keys() & theirs.keys():
-            if ours[what].lower() != theirs[what].lower():
-                yield Identity(uuid, what, ours[what], theirs[what])
+        of_a, of_b = dict(_identity(left)), dict(_identity(right))
+        for what in of_a.keys() & of_b.keys():
+            if of_a[what].lower() != of_b[what].lower():
+                yield IdentityDifference(uuid, what, of_a[what], of_b[what])
 
 
 def _identity(gpu: Gpu) -> Labels:
-    """What is known of it; what one side does not know is no difference."""
-    own = (
+    """The attributes that are not empty; an attribute that one side lacks does not differ."""
+    attributes = (
         ("gpu", str(gpu.index)),
         ("pci_bus_id", gpu.pci_bus_id),
         ("device", gpu.device),
         ("modelName", gpu.model),
         ("driver", gpu.driver),
     )
-    return tuple((what, text) for what, text in (*own, *gpu.info) if text)
+    return tuple((what, text) for what, text in (*attributes, *gpu.info) if text)

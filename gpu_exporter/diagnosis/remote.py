@@ -1,4 +1,4 @@
-"""Asks a running exporter, or Prometheus, for something. Every failure is one line."""
+"""A client of a running exporter or Prometheus. Every failure is an error of one line."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from urllib.parse import quote, urlsplit
 
 from gpu_exporter.model.errors import GpuExporterError
 
-# More than the exporter itself takes to say that a driver call is stuck.
+# Longer than an exporter takes to answer that a driver call is stuck.
 TIMEOUT_SECONDS = 15.0
 LONGEST_PAGE = 1 << 28
 
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """A running exporter, and what it takes to be let in: a token, or a user with a password."""
+    """A running exporter or Prometheus, and the credentials: a token, or a user with a password."""
 
     url: str
     token_file: Path | None = None
@@ -28,15 +28,15 @@ class Remote:
 
     @property
     def credentials(self) -> tuple[Path | None, str, Path | None, Path | None]:
-        """All but the URL."""
+        """All fields but the URL."""
         return self.token_file, self.user, self.password_file, self.ca_file
 
     def post(self, path: str) -> str:
-        """What it answers, as one line. Raises GpuExporterError, also with the answer if that is a refusal."""
+        """Return the answer as one line. Raises GpuExporterError, with the answer if it is a refusal."""
         return " ".join(self._ask("POST", path, 1 << 16).split())
 
     def get(self, path: str) -> str:
-        """The page. Raises GpuExporterError if there is none."""
+        """Return the page. Raises GpuExporterError if there is none."""
         return self._ask("GET", path, LONGEST_PAGE)
 
     def _ask(self, method: str, path: str, longest: int) -> str:
@@ -52,7 +52,7 @@ class Remote:
         except ssl.SSLError as error:
             why = getattr(error, "verify_message", "") or error.reason
             raise GpuExporterError(f"{self.url}: TLS: {why}; give its authority with --ca-file") from error
-        except ValueError as error:  # a host that can't be one
+        except ValueError as error:  # a malformed host
             raise GpuExporterError(f"{self.url!r} is not a URL; use for example http://localhost:9400") from error
         except (ConnectionError, HTTPException) as error:
             raise GpuExporterError(f"{self.url}: no HTTP answer; does it speak TLS? then --url https://…") from error

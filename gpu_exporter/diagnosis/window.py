@@ -1,4 +1,4 @@
-"""Pages, snapshots and recordings -> the points of every signal, as the recording rules would make them."""
+"""Scrapes, snapshots and recordings -> the points of every signal, as the recording rules compute them."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from gpu_exporter.catalogue.workloads import owner
 from gpu_exporter.model.snapshot import Snapshot
 
 
-class Row(NamedTuple):
-    """One series of a page."""
+class ScrapedSample(NamedTuple):
+    """One sample of a scrape."""
 
     name: str
     labels: Mapping[str, str]
     value: float
 
 
-class Page(NamedTuple):
-    """All series at unix time `at`."""
+class Scrape(NamedTuple):
+    """All samples at unix time `at`."""
 
     at: float
-    rows: Sequence[Row]
+    samples: Sequence[ScrapedSample]
 
 
-class Part(NamedTuple):
-    """A GPU, or a GPU instance of one in MIG mode."""
+class DeviceKey(NamedTuple):
+    """A GPU, or a GPU instance of it in MIG mode."""
 
     cluster: str
     uuid: str
@@ -47,8 +47,8 @@ Claims = set[tuple[str, str, str]]
 
 
 @dataclass(slots=True)
-class Identity:
-    """What is known of a device beside its signals."""
+class DeviceIdentity:
+    """What identifies a device and its owner."""
 
     gpu: str = ""
     model: str = ""
@@ -61,10 +61,10 @@ class Identity:
 
 @dataclass(slots=True)
 class Window:
-    """What conditions are evaluated over (`catalogue/evaluate.py`). `devices` are in order of node and index."""
+    """Evidence (see conditions.py) from scrapes. `devices` are in order of node and index."""
 
     now: float
-    devices: Mapping[Part, Identity]
+    devices: Mapping[DeviceKey, DeviceIdentity]
     signals: Mapping[tuple[Device, Signal], Points]
     limits: Limits = field(default_factory=dict)
     memo: dict[Hashable, Any] = field(default_factory=dict)
@@ -77,116 +77,124 @@ class Window:
         """The devices of the same job and model."""
         if "jobs" not in self.memo:
             jobs: dict[tuple[str, ...], list[Device]] = defaultdict(list)
-            for part, known in self.devices.items():
-                jobs[part.cluster, known.namespace, known.workload, known.model].append(part)
+            for key, identity in self.devices.items():
+                jobs[key.cluster, identity.namespace, identity.workload, identity.model].append(key)
             self.memo["jobs"] = {
-                part: jobs[part.cluster, known.namespace, known.workload, known.model] if known.workload else ()
-                for part, known in self.devices.items()
+                key: jobs[key.cluster, identity.namespace, identity.workload, identity.model]
+                if identity.workload
+                else ()
+                for key, identity in self.devices.items()
             }
-        found: Sequence[Device] = self.memo["jobs"][device]
-        return found
+        ranks: Sequence[Device] = self.memo["jobs"][device]
+        return ranks
 
 
-def rows(snapshot: Snapshot) -> Page:
-    """A snapshot as a page."""
-    found = []
+def as_scrape(snapshot: Snapshot) -> Scrape:
+    """Return a snapshot as a scrape of it would look."""
+    samples = []
     identity: Mapping[str, str]
     for series, value in snapshot.samples:
-        metric, gpu, own = series.metric, series.gpu, series.labels
+        metric, gpu, labels = series.metric, series.gpu, series.labels
         identity = {} if gpu is None else {"gpu": str(gpu.index), "UUID": gpu.uuid, "modelName": gpu.model}
-        found.append(Row(series.name, {**identity, **dict(metric.labels), **dict(own)}, value))
-    return Page(snapshot.at, found)
+        samples.append(ScrapedSample(series.name, {**identity, **dict(metric.labels), **dict(labels)}, value))
+    return Scrape(snapshot.at, samples)
 
 
-def seen(pages: Sequence[Page], limits: Limits, *, job: str = "") -> Window:
-    """All that some pages (in order of time) say. With `job`, all devices are ranks of a job of that name."""
-    by_name = [(page.at, _by_name(page.rows)) for page in pages]
-    devices = _devices(pages)
-    for known in devices.values():
-        known.workload = job or known.workload
+def seen(scrapes: Sequence[Scrape], limits: Limits, *, job: str = "") -> Window:
+    """Compute all signals of scrapes (in order of time). With `job`, all devices are ranks of a job of that name."""
+    by_name = [(scrape.at, _by_name(scrape.samples)) for scrape in scrapes]
+    devices = _devices(scrapes)
+    for identity in devices.values():
+        identity.workload = job or identity.workload
     signals: dict[tuple[Device, Signal], Points] = {}
     for signal in SIGNALS:
         for way in signal.made:
-            found = (
+            by_device = (
                 _derived(way, devices, signals)
                 if isinstance(way, Derived)
                 else _shaped(way, by_name, per_instance=signal.per_instance)
                 if way.shape
                 else _read(way, by_name, per_instance=signal.per_instance)
             )
-            for part, points in found.items():
+            for device, points in by_device.items():
                 if points:
-                    signals.setdefault((part, signal), points)
-    return Window(pages[-1].at if pages else 0.0, devices, signals, limits)
+                    signals.setdefault((device, signal), points)
+    return Window(scrapes[-1].at if scrapes else 0.0, devices, signals, limits)
 
 
-def _by_name(rows: Iterable[Row]) -> Mapping[str, list[Row]]:
-    found: dict[str, list[Row]] = defaultdict(list)
-    for row in rows:
-        found[row.name].append(row)
-    return found
+def _by_name(samples: Iterable[ScrapedSample]) -> Mapping[str, list[ScrapedSample]]:
+    by_name: dict[str, list[ScrapedSample]] = defaultdict(list)
+    for sample in samples:
+        by_name[sample.name].append(sample)
+    return by_name
 
 
-def _part(labels: Mapping[str, str], *, per_instance: bool) -> Part:
-    return Part(labels.get("cluster", ""), labels["UUID"], labels.get("GPU_I_ID", "") if per_instance else "")
+def _key(labels: Mapping[str, str], *, per_instance: bool) -> DeviceKey:
+    return DeviceKey(labels.get("cluster", ""), labels["UUID"], labels.get("GPU_I_ID", "") if per_instance else "")
 
 
-def _devices(pages: Sequence[Page]) -> dict[Part, Identity]:
-    """Everything that a page names by UUID. Whose it is, the last page tells that says anything of it."""
-    found: dict[Part, Identity] = {}
-    owners: dict[Part, Claims] = {}
-    for page in reversed(pages):
-        told: dict[Part, Claims] = defaultdict(set)
-        ours: dict[Part, Claims] = defaultdict(set)
-        for row in page.rows:
-            if not row.labels.get("UUID"):
+def _devices(scrapes: Sequence[Scrape]) -> dict[DeviceKey, DeviceIdentity]:
+    """All devices with a UUID. Their owners are those of the last scrape that names any."""
+    devices: dict[DeviceKey, DeviceIdentity] = {}
+    owners: dict[DeviceKey, Claims] = {}
+    for scrape in reversed(scrapes):
+        from_classic: dict[DeviceKey, Claims] = defaultdict(set)
+        from_pod_info: dict[DeviceKey, Claims] = defaultdict(set)
+        for sample in scrape.samples:
+            if not sample.labels.get("UUID"):
                 continue
-            part = _part(row.labels, per_instance=True)
-            for each in (part, _part(row.labels, per_instance=False)):
-                _identify(found.setdefault(each, Identity()), row.labels)
-            if part.instance:
-                found[part._replace(instance="")].has_instances = True
-            if row.name.startswith("DCGM_") or row.name == m.POD_INFO.name:
-                whose = owner(row.name, row.labels)
-                (ours if row.name == m.POD_INFO.name else told)[part] |= {whose} if whose else set()
-        owners = {**told, **ours, **owners}
-    for part, claims in owners.items():
-        if len(claims) == 1:  # of a GPU that several share, no one is the owner
-            ((found[part].namespace, found[part].pod, found[part].workload),) = claims
-    return dict(sorted(found.items(), key=lambda item: (item[1].node, _natural(item[1].gpu), item[0])))
+            key, whole = (_key(sample.labels, per_instance=per_instance) for per_instance in (True, False))
+            for device in (key, whole):
+                _identify(devices.setdefault(device, DeviceIdentity()), sample.labels)
+            if key.instance:
+                devices[whole].has_instances = True
+            if sample.name.startswith("DCGM_") or sample.name == m.POD_INFO.name:
+                claim = owner(sample.name, sample.labels)
+                claims = from_pod_info if sample.name == m.POD_INFO.name else from_classic
+                claims[key] |= {claim} if claim else set()
+        owners = {**from_classic, **from_pod_info, **owners}
+    for key, device_claims in owners.items():
+        if len(device_claims) == 1:  # a GPU that several pods share has no single owner
+            ((devices[key].namespace, devices[key].pod, devices[key].workload),) = device_claims
+    return dict(sorted(devices.items(), key=lambda item: (item[1].node, _natural(item[1].gpu), item[0])))
 
 
-def _identify(known: Identity, labels: Mapping[str, str]) -> None:
-    known.gpu = known.gpu or labels.get("gpu", "")
-    known.model = known.model or labels.get("modelName", "") or labels.get("model", "")
-    known.node = known.node or labels.get("Hostname", "") or labels.get("hostname", "") or labels.get("node", "")
+def _identify(identity: DeviceIdentity, labels: Mapping[str, str]) -> None:
+    """Fill in what the labels of a sample add to an identity."""
+    identity.gpu = identity.gpu or labels.get("gpu", "")
+    identity.model = identity.model or labels.get("modelName", "") or labels.get("model", "")
+    node = labels.get("Hostname", "") or labels.get("hostname", "") or labels.get("node", "")
+    identity.node = identity.node or node
 
 
 def _natural(text: str) -> tuple[tuple[int, str], ...]:
     return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in re.findall(r"\d+|\D+", text))
 
 
-Pages = Sequence[tuple[float, Mapping[str, list[Row]]]]
+NamedScrapes = Sequence[tuple[float, Mapping[str, list[ScrapedSample]]]]
 
 
-def _read(way: Read, pages: Pages, *, per_instance: bool) -> Mapping[Part, Points]:
-    found: dict[Part, list[tuple[float, float]]] = defaultdict(list)
+def _read(way: Read, scrapes: NamedScrapes, *, per_instance: bool) -> Mapping[DeviceKey, Points]:
+    """The points of a signal that is read from samples, by device; of several samples of a device the highest."""
+    points: dict[DeviceKey, list[tuple[float, float]]] = defaultdict(list)
     before: dict[Hashable, Count] = {}
-    for at, by_name in pages:
-        best: dict[Part, float] = {}
-        ours = {row.labels.get("UUID") for row in by_name.get(m.XID_EVENTS.name, ())} if way.codes else set()
-        for row in by_name.get(way.name, ()):
-            if not row.labels.get("UUID") or row.labels["UUID"] in ours or not _matches(way, row.labels):
+    for at, by_name in scrapes:
+        highest: dict[DeviceKey, float] = {}
+        # gpu-exporter counts XIDs: the last code, which is all that dcgm-exporter has, would add nothing there
+        counted = {sample.labels.get("UUID") for sample in by_name.get(m.XID_EVENTS.name, ())} if way.codes else set()
+        for sample in by_name.get(way.name, ()):
+            uuid = sample.labels.get("UUID")
+            if not uuid or uuid in counted or not _matches(way, sample.labels):
                 continue
-            if not math.isfinite(row.value):  # how some exporters and exports say that there is no value
+            if not math.isfinite(sample.value):  # some exporters write NaN for a missing value
                 continue
-            value = _value(way, row, at, before)
+            value = _value(way, sample, at, before)
             if value is not None:
-                part = _part(row.labels, per_instance=per_instance)
-                best[part] = max(best.get(part, value), value)
-        for part, value in best.items():
-            found[part].append((at, value))
-    return found
+                key = _key(sample.labels, per_instance=per_instance)
+                highest[key] = max(highest.get(key, value), value)
+        for key, value in highest.items():
+            points[key].append((at, value))
+    return points
 
 
 def _matches(way: Read, labels: Mapping[str, str]) -> bool:
@@ -196,51 +204,52 @@ def _matches(way: Read, labels: Mapping[str, str]) -> bool:
 
 
 class Count(NamedTuple):
-    """A counter and since when it has that value. `fresh`: it was seen to change then, so it was read then."""
+    """A counter, and since when it has this value. `fresh`: it changed then, so that is when it was read."""
 
     since: float
     value: float
     fresh: bool
 
 
-# Of what is not read at each tick, pages in between repeat the last value.
+# How often metrics are read; scrapes in between repeat the last value.
 PERIODS = {metric.name: metric.read.value for metric in m.METRICS}
 
 
-def _value(way: Read, row: Row, at: float, before: dict[Hashable, Count]) -> float | None:
+def _value(way: Read, sample: ScrapedSample, at: float, before: dict[Hashable, Count]) -> float | None:
     if way.codes:
-        return at if row.value in way.codes else None
+        return at if sample.value in way.codes else None
     if way.bit is not None:
-        return float((int(row.value) >> way.bit) & 1)
+        return float((int(sample.value) >> way.bit) & 1)
     if not way.rate:
-        return row.value * way.scale
-    key = frozenset(row.labels.items())
-    then = before.setdefault(key, Count(at, row.value, False))
-    gone, period = at - then.since, PERIODS.get(way.name, 0.0)
-    same = row.value == then.value
-    if same and gone < period:
+        return sample.value * way.scale
+    key = frozenset(sample.labels.items())
+    last = before.setdefault(key, Count(at, sample.value, False))
+    elapsed, period = at - last.since, PERIODS.get(way.name, 0.0)
+    same = sample.value == last.value
+    if same and elapsed < period:
         return None
-    before[key] = Count(at - period, row.value, then.fresh) if same else Count(at, row.value, True)
-    if not 0 < gone <= LOOKBACK_SECONDS or (gone < period and not then.fresh):
+    before[key] = Count(at - period, sample.value, last.fresh) if same else Count(at, sample.value, True)
+    if not 0 < elapsed <= LOOKBACK_SECONDS or (elapsed < period and not last.fresh):
         return None
-    return (row.value - then.value if row.value >= then.value else row.value) / gone * way.scale
+    increase = sample.value - last.value if sample.value >= last.value else sample.value
+    return increase / elapsed * way.scale
 
 
 @dataclass(slots=True)
 class Grown:
-    """The buckets of a histogram: their last values, and by how much they grew until each page of the window.
+    """The buckets of a histogram: their last values, and their growth up to each scrape of the window.
 
-    A histogram that began anew is no loss of it, as in Prometheus.
+    A reset counts as growth from 0, as in Prometheus.
     """
 
     last: Mapping[float, float] = field(default_factory=dict)
     until: deque[tuple[float, Mapping[float, float]]] = field(default_factory=deque)
 
     def take(self, at: float, now: Mapping[float, float]) -> Mapping[float, float]:
-        """Take the buckets of a page; return by how much they grew within the window, in order of their edges."""
+        """Add the buckets of a scrape; return their growth within the window, in order of their edges."""
         grown = self.until[-1][1] if self.until else {}
         sums = {
-            edge: grown.get(edge, 0.0) + now[edge] - (then if (then := self.last.get(edge, 0.0)) <= now[edge] else 0.0)
+            edge: grown.get(edge, 0.0) + now[edge] - (last if (last := self.last.get(edge, 0.0)) <= now[edge] else 0.0)
             for edge in sorted(now)
         }
         self.last = now
@@ -251,27 +260,27 @@ class Grown:
         return {edge: total - first.get(edge, total) for edge, total in sums.items()}
 
 
-def _shaped(way: Read, pages: Pages, *, per_instance: bool) -> Mapping[Part, Points]:
-    """What histograms say; of two of the same device the higher, as of all reads."""
-    found: dict[Part, list[tuple[float, float]]] = defaultdict(list)
-    known: dict[Hashable, Grown] = defaultdict(Grown)
-    for at, by_name in pages:
+def _shaped(way: Read, scrapes: NamedScrapes, *, per_instance: bool) -> Mapping[DeviceKey, Points]:
+    """The points of a signal that is computed from histograms, by device; of several histograms the highest."""
+    points: dict[DeviceKey, list[tuple[float, float]]] = defaultdict(list)
+    growth: dict[Hashable, Grown] = defaultdict(Grown)
+    for at, by_name in scrapes:
         now: dict[Hashable, dict[float, float]] = defaultdict(dict)
-        parts: dict[Hashable, Part] = {}
-        for row in by_name.get(way.series, ()):
-            edge = _edge(row.labels.get("le", ""))
-            if row.labels.get("UUID") and edge is not None and math.isfinite(row.value):
-                key: Hashable = frozenset(pair for pair in row.labels.items() if pair[0] != "le")
-                now[key][edge] = row.value
-                parts[key] = _part(row.labels, per_instance=per_instance)
-        best: dict[Part, float] = {}
-        for key, buckets in now.items():
-            value = way.shape.value(known[key].take(at, buckets)) if way.shape else None
+        devices: dict[Hashable, DeviceKey] = {}
+        for sample in by_name.get(way.series, ()):
+            edge = _edge(sample.labels.get("le", ""))
+            if sample.labels.get("UUID") and edge is not None and math.isfinite(sample.value):
+                series: Hashable = frozenset(pair for pair in sample.labels.items() if pair[0] != "le")
+                now[series][edge] = sample.value
+                devices[series] = _key(sample.labels, per_instance=per_instance)
+        highest: dict[DeviceKey, float] = {}
+        for series, buckets in now.items():
+            value = way.shape.value(growth[series].take(at, buckets)) if way.shape else None
             if value is not None:
-                best[parts[key]] = max(best.get(parts[key], value), value)
-        for part, value in best.items():
-            found[part].append((at, value))
-    return found
+                highest[devices[series]] = max(highest.get(devices[series], value), value)
+        for key, value in highest.items():
+            points[key].append((at, value))
+    return points
 
 
 def _edge(text: str) -> float | None:
@@ -282,16 +291,17 @@ def _edge(text: str) -> float | None:
 
 
 def _derived(
-    way: Derived, devices: Iterable[Part], signals: Mapping[tuple[Device, Signal], Points]
-) -> Mapping[Part, Points]:
-    found = {}
-    for part in devices:
-        known = [signals.get((part, each), ()) for each in way.signals()]
-        times = sorted({t for points in known for t, _ in points}) if all(known) else ()
-        values = ((t, way.value(partial(_known, signals, part, t))) for t in times)
-        found[part] = [(t, value) for t, value in values if value is not None]
-    return found
+    way: Derived, devices: Iterable[DeviceKey], signals: Mapping[tuple[Device, Signal], Points]
+) -> Mapping[DeviceKey, Points]:
+    """The points of a signal that is computed from other signals, at all times when one of these has a point."""
+    by_device = {}
+    for key in devices:
+        inputs = [signals.get((key, signal), ()) for signal in way.signals()]
+        times = sorted({t for points in inputs for t, _ in points}) if all(inputs) else ()
+        values = ((t, way.value(partial(_latest, signals, key, t))) for t in times)
+        by_device[key] = [(t, value) for t, value in values if value is not None]
+    return by_device
 
 
-def _known(signals: Mapping[tuple[Device, Signal], Points], part: Part, t: float, signal: Signal) -> float | None:
-    return latest(signals.get((part, signal), ()), t)
+def _latest(signals: Mapping[tuple[Device, Signal], Points], key: DeviceKey, t: float, signal: Signal) -> float | None:
+    return latest(signals.get((key, signal), ()), t)

@@ -1,7 +1,7 @@
-"""dcgm-exporter's file of fields -> a selection: which classic families are shown, and under which TYPE and HELP.
+"""dcgm-exporter's fields file -> a selection: which classic families are shown, and with which TYPE and HELP.
 
 The format is that of dcgm-exporter's `--collectors`, a CSV file that Go's `encoding/csv` reads: a comment begins with
-`#`, a row is name, Prometheus type and help. What makes dcgm-exporter refuse the whole file costs the one row here.
+`#`, a row is name, Prometheus type and help. A fault for which dcgm-exporter refuses the file only skips one row here.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.metric import EntityKind, Kind, Metric, MetricSet, Schema
 
 TYPES = ("gauge", "counter", "histogram", "summary", "label")
-# Of a file that is not meant for us, these warnings say enough.
+# The most warnings about one file; a file of another format would have one for each row.
 MOST_WARNINGS = 20
-# A quoted help text may go over lines; one that never ends must not cost the rest of the file.
+# The longest quoted help text; a quote that never ends must not swallow the rest of the file.
 MOST_LINES = 50
 LEVELS = {
     "gpu": EntityKind.GPU,
@@ -36,7 +36,7 @@ LEVELS = {
     "cpu": EntityKind.CPU,
     "cpu_core": EntityKind.CPU_CORE,
 }
-# What of a GPU these fields are; see `selection.detail`.
+# Attributes of a GPU by field id, as labels; see `selection.detail`.
 LABELS = {
     1: "driver",
     2: "nvml_version",
@@ -60,8 +60,8 @@ BY_FIELD = {row.dcgm: row for row in METRICS if row.classic and row.dcgm is not 
 MODERN = {new: (BY_NAME[old], factor) for old, (new, factor) in RENAMED.items() if old in BY_NAME}
 
 
-class Row(NamedTuple):
-    """A row that is well formed. `id` is None where the row does not begin with one."""
+class FieldRow(NamedTuple):
+    """A well-formed row. `id` is None if the row does not begin with one."""
 
     line: int
     id: int | None
@@ -73,11 +73,11 @@ class Row(NamedTuple):
 Warn = Callable[[int, str], None]
 
 
-def rows(text: str, warn: Warn) -> Iterator[Row]:
-    """The rows of a file; `warn` is told of each that is not one, with its line."""
+def rows(text: str, warn: Warn) -> Iterator[FieldRow]:
+    """Yield the rows of a file; `warn` is called with the line and the fault of each malformed one."""
     for line, record in _records(text.removeprefix("\ufeff"), warn):
         row = _row(line, [column.strip() for column in record])
-        if isinstance(row, Row):
+        if isinstance(row, FieldRow):
             yield row
         else:
             warn(line, row)
@@ -90,7 +90,7 @@ def _records(text: str, warn: Warn) -> Iterator[tuple[int, list[str]]]:
         line, last = lines[number], number + 1
         if line.strip() and not line.lstrip().startswith("#"):
             record = _record(line)
-            if record is None:  # a quote may be open: it ends where their number is even
+            if record is None:  # perhaps a quoted text of several lines: it ends where the number of quotes is even
                 last = _end_of_quote(lines, number)
                 record = _record("\n".join(lines[number:last]))
             if record is None:
@@ -111,26 +111,26 @@ def _end_of_quote(lines: Sequence[str], begin: int) -> int:
 
 
 def _record(line: str) -> list[str] | None:
-    """The columns; None if the quotes are wrong."""
+    """Return the columns; None if the quotes are malformed."""
     try:
         return next(csv.reader([line], skipinitialspace=True, strict=True), [])
     except csv.Error:
         return None
 
 
-def _row(line: int, columns: Sequence[str]) -> Row | str:
-    """A row, or why it is none. One that begins with a number has the name behind it, or none."""
+def _row(line: int, columns: Sequence[str]) -> FieldRow | str:
+    """Return the row, or what is wrong with it. After a number at the beginning, the name may be missing."""
     id, first = None, columns[0]
     if re.fullmatch(r"[0-9]{1,9}", first) and len(columns) > 1:
         id = int(first)
         columns = columns[1:] if columns[1].lower() not in TYPES else ["", *columns[1:]]
     if len(columns) != 3:
-        more = " (quote a help text that has commas)" if len(columns) > 3 else ""
-        return f"{_short(first)}: {len(columns)} columns instead of name, type, help{more}; the row is skipped"
+        hint = " (quote a help text that has commas)" if len(columns) > 3 else ""
+        return f"{_short(first)}: {len(columns)} columns instead of name, type, help{hint}; the row is skipped"
     name, type, help = columns
     if type.lower() not in TYPES:
         return f"{_short(name)}: {_short(type)} is no type{nearest(type.lower(), TYPES)}; the row is skipped"
-    return Row(line, id, name, type.lower(), help)
+    return FieldRow(line, id, name, type.lower(), help)
 
 
 def _short(text: str) -> str:
@@ -139,21 +139,21 @@ def _short(text: str) -> str:
 
 @dataclass(slots=True)
 class _Chosen:
-    """What the rows come to, as far as they were read."""
+    """What the rows read so far select."""
 
     metrics: list[Metric] = field(default_factory=list)
     families: dict[str, Family] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
     lines: dict[str, int] = field(default_factory=dict)
 
-    def taken(self, key: str, row: Row) -> str:
-        """Why this row comes too late; the first row of a field counts, as in dcgm-exporter."""
+    def duplicate(self, key: str, row: FieldRow) -> str:
+        """Return a problem if an earlier row has this field; the first one counts, as in dcgm-exporter."""
         first = self.lines.setdefault(key, row.line)
         return "" if first == row.line else f"{row.name}: line {first} has this field already; the row is skipped"
 
 
 class FieldsFile:
-    """A file of fields, to be read again and again: what both readings have is the same metric in both."""
+    """A fields file that may be read repeatedly: the same row yields the same metric object each time."""
 
     def __init__(
         self,
@@ -166,40 +166,40 @@ class FieldsFile:
         self.path = path
         self._schema = schema
         self._base = (*selected(choice, processes=processes), *histograms(choice))
-        self._own = _own_families(self._base)
+        self._default_families = _families_of(self._base)
         self._fields: DcgmFields | None = None
         self._made: dict[tuple[int, Kind], Metric] = {}
 
     def select(self, content: bytes) -> tuple[Selection, list[str]]:
-        """What a content of the file selects, and a warning for each row that is not as it should be.
+        """Return what a content of the file selects, and a warning for each faulty row.
 
-        Raises GpuExporterError if it has no row that selects anything.
+        Raises GpuExporterError if no row selects anything.
         """
-        found: list[tuple[int, str]] = []
+        faults: list[tuple[int, str]] = []
 
         def warn(line: int, message: str) -> None:
-            found.append((line, message))
+            faults.append((line, message))
 
         chosen = _Chosen()
         for row in rows(_decoded(content, warn), warn):
-            problem = self._take(row, chosen, quick=len(found) >= MOST_WARNINGS)
+            problem = self._take(row, chosen, quick=len(faults) >= MOST_WARNINGS)
             if problem:
                 warn(row.line, problem)
-        warnings = [f"{self.path}, line {line}: {message}" for line, message in sorted(found)[:MOST_WARNINGS]]
-        if len(found) > MOST_WARNINGS:
-            warnings.append(f"{self.path}: {len(found) - MOST_WARNINGS} more rows that are not as they should be")
+        warnings = [f"{self.path}, line {line}: {message}" for line, message in sorted(faults)[:MOST_WARNINGS]]
+        if len(faults) > MOST_WARNINGS:
+            warnings.append(f"{self.path}: {len(faults) - MOST_WARNINGS} more rows that are not as they should be")
         if not chosen.lines:
-            why = f"line {found[0][0]}: {found[0][1]}" if found else "it is empty"
+            why = f"line {faults[0][0]}: {faults[0][1]}" if faults else "it is empty"
             raise GpuExporterError(f"{self.path} selects no field: {why}")
         return self._selection(chosen), warnings
 
     def _selection(self, chosen: _Chosen) -> Selection:
-        more = tuple(metric for metric in chosen.metrics if metric not in self._base and _is_asked(metric))
-        asked, families = (*self._base, *more), {**self._own, **chosen.families}
-        return Selection(asked, families, tuple(chosen.labels.items()), more, self._schema)
+        added = tuple(metric for metric in chosen.metrics if metric not in self._base and _is_asked(metric))
+        asked, families = (*self._base, *added), {**self._default_families, **chosen.families}
+        return Selection(asked, families, tuple(chosen.labels.items()), added, self._schema)
 
-    def _take(self, row: Row, chosen: _Chosen, *, quick: bool) -> str:
-        """Add what a row selects; return what is wrong with it, if anything."""
+    def _take(self, row: FieldRow, chosen: _Chosen, *, quick: bool) -> str:
+        """Add what a row selects; return what is wrong with the row, or nothing."""
         fields = self._fields = self._fields or load()
         if not row.name and row.id is not None and row.id in fields.by_id:
             row = row._replace(name=fields.by_id[row.id].name)
@@ -220,16 +220,16 @@ class FieldsFile:
             problem = _family(row, metric, factor, chosen)
         return problem or _id_problem(row, dcgm)
 
-    def _label(self, row: Row, dcgm: DcgmField | None, chosen: _Chosen) -> str:
+    def _label(self, row: FieldRow, dcgm: DcgmField | None, chosen: _Chosen) -> str:
         if dcgm is None or dcgm.id not in LABELS:
             return f"{row.name} can't be a label; the row is skipped"
-        late = chosen.taken(dcgm.name, row)
-        if not late:
+        problem = chosen.duplicate(dcgm.name, row)
+        if not problem:
             chosen.labels[row.name] = LABELS[dcgm.id]
-        return late
+        return problem
 
-    def _dynamic(self, dcgm: DcgmField | None, row: Row) -> Metric | None:
-        """A metric of a field that the catalogue has no row for; None if it has no number, or belongs to nothing."""
+    def _dynamic(self, dcgm: DcgmField | None, row: FieldRow) -> Metric | None:
+        """Return a metric for a field without a catalogue row; None unless it is a number of an entity that is read."""
         entity = LEVELS.get(dcgm.level) if dcgm else None
         if dcgm is None or entity is None or dcgm.type not in ("int", "double"):
             return None
@@ -249,22 +249,22 @@ class FieldsFile:
         return self._made[dcgm.id, kind]
 
 
-def _modern(row: Row, metric: Metric) -> tuple[Row, float]:
-    """A row under the name since 4.9, and the factor. A help text that names the unit before would be wrong there."""
+def _modern(row: FieldRow, metric: Metric) -> tuple[FieldRow, float]:
+    """Return the row with the name since 4.9, and the factor. A changed unit needs the help text of the catalogue."""
     name, factor = RENAMED.get(metric.name, (row.name, 1.0))
     help = BY_NAME[metric.name].help if factor != 1.0 and name != row.name and metric.name in BY_NAME else row.help
     return row._replace(name=name, help=help), factor
 
 
 def _is_asked(metric: Metric) -> bool:
-    """What the collection loop makes by itself, such as counts of events, is there unasked."""
+    """Whether a source must be asked for it: the collection loop makes counts of events and the like itself."""
     return metric not in ROWS or metric.nvml is not None or metric.set is not MetricSet.DEFAULT
 
 
-def _family(row: Row, metric: Metric, factor: float, chosen: _Chosen) -> str:
-    late = chosen.taken(metric.name, row)
-    if late:
-        return late
+def _family(row: FieldRow, metric: Metric, factor: float, chosen: _Chosen) -> str:
+    problem = chosen.duplicate(metric.name, row)
+    if problem:
+        return problem
     kind = "counter" if row.type == "counter" else "gauge"
     chosen.metrics.append(metric)
     chosen.families[metric.name] = Family(row.name, kind, row.help or metric.help, factor)
@@ -273,8 +273,8 @@ def _family(row: Row, metric: Metric, factor: float, chosen: _Chosen) -> str:
     return ""
 
 
-def _own_families(base: Sequence[Metric]) -> Mapping[str, Family]:
-    """Our own families, as `--metrics` says: of what is asked for besides, no integrals are shown."""
+def _families_of(base: Sequence[Metric]) -> Mapping[str, Family]:
+    """Return the families that are not classic, as `--metrics` says; metrics added by the file have no integrals."""
     asked = frozenset(base)
     return {
         name: family
@@ -283,7 +283,7 @@ def _own_families(base: Sequence[Metric]) -> Mapping[str, Family]:
     }
 
 
-def _id_problem(row: Row, dcgm: DcgmField | None) -> str:
+def _id_problem(row: FieldRow, dcgm: DcgmField | None) -> str:
     if row.id is None or dcgm is None or row.id == dcgm.id:
         return ""
     return f"{row.name} is field {dcgm.id}, not {row.id}; its name counts"
@@ -298,7 +298,7 @@ def _why_not(dcgm: DcgmField | None) -> str:
 
 
 def _decoded(content: bytes, warn: Warn) -> str:
-    """Text; what is not UTF-8 is replaced, and said once, with the first line that has it."""
+    """Decode; bytes that are not UTF-8 are replaced, with one warning for the first line that has any."""
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""The file of fields in force: read at the start, on SIGHUP, on POST /-/reload, and when it changed on disk."""
+"""The fields file in force: read at the start, on SIGHUP, on POST /-/reload, and when it changes on disk."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ FOLLOW_SECONDS = 1.0
 
 
 class Fields:
-    """What is shown. Raises GpuExporterError if there is a file and it is wrong from the start.
+    """The selection of metrics in force. The constructor raises GpuExporterError if the fields file is faulty.
 
-    A content that is wrong later leaves what was in force before; the log and `told` say so.
+    A file that becomes faulty later leaves the previous selection in force; the log and `reload_state` say so.
     """
 
     def __init__(self, config: Config) -> None:
@@ -39,17 +39,17 @@ class Fields:
         self._asked: SimpleQueue[None] = SimpleQueue()
         self._lock = threading.Lock()
         self._worker = FileWorker("fields-file")
-        self._seen: bytes | str = b""
+        self._last: bytes | str = b""
         self._settling: bytes | str = b""
         self._ok, self._at = True, 0.0
         self.reload()
 
-    def told(self) -> Sequence[tuple[Metric, float]]:
-        """How the last reading went, for the page; nothing without a file."""
+    def reload_state(self) -> Sequence[tuple[Metric, float]]:
+        """Return the metrics of the last reload; nothing without a file."""
         return ((m.RELOAD_OK, self._ok), (m.RELOAD_AT, round(self._at, 3))) if self._file else ()
 
     def ask(self) -> None:
-        """Have the file read anew soon. May be called by a signal's handler."""
+        """Request a reload. Safe to call from a signal handler."""
         self._asked.put(None)
 
     def run(self, stop: threading.Event) -> None:
@@ -60,7 +60,7 @@ class Fields:
             except Empty:
                 self._follow()
                 continue
-            while not self._asked.empty():  # many signals are one
+            while not self._asked.empty():  # several requests lead to one reload
                 self._asked.get()
             if self._file is None:
                 log.info(
@@ -70,11 +70,11 @@ class Fields:
                 self._try()
 
     def _follow(self) -> None:
-        """Take over a change once the file has stayed the same for one look: whoever writes it may not be done."""
+        """Reload a changed file once two successive reads agree: it may still be being written."""
         if self._file is None:
             return
         now = self._content(self._file.path)
-        if now != self._seen and now == self._settling:
+        if now != self._last and now == self._settling:
             self._try()
         self._settling = now
 
@@ -94,11 +94,11 @@ class Fields:
             log.exception("file of fields: unexpected error, please report it")
 
     def reload(self) -> None:
-        """Take over what is in the file now. Raises GpuExporterError and stays as it is if that is wrong."""
+        """Put the file in force. If it is faulty, raise GpuExporterError and keep the previous selection."""
         if self._file is None:
             return
         with self._lock:
-            self._seen = now = self._content(self._file.path)
+            self._last = now = self._content(self._file.path)
             try:
                 if isinstance(now, str):
                     raise GpuExporterError(f"file of fields {self._file.path}: {now}")
@@ -117,7 +117,9 @@ class Fields:
 
 
 def _file(config: Config) -> FieldsFile:
-    from gpu_exporter.exposition.fields_file import FieldsFile  # nobody else needs it, and DCGM's names that it brings
+    from gpu_exporter.exposition.fields_file import (
+        FieldsFile,  # imported only if needed: it loads DCGM's table of fields
+    )
 
     assert config.collectors is not None
     return FieldsFile(config.collectors, config.metrics, processes=config.processes, schema=config.schema)

@@ -1,4 +1,4 @@
-"""The labels of a series, by schema. Classic families have those of dcgm-exporter, and in its order.
+"""The labels of a series, by schema. Classic families have dcgm-exporter's labels, in its order.
 
 Source: NVIDIA/dcgm-exporter 4.5.3-4.8.2, `internal/pkg/rendermetrics/render_metrics.go` (which labels, by entity) and
 `internal/pkg/collector/gpu_collector.go` (their values). After the labels of the entity come the others, by name, then
@@ -22,14 +22,14 @@ Entity = Callable[[Gpu | None, Mapping[str, str]], Labels]
 
 
 def driver(gpu: Gpu) -> Labels:
-    """What stands on classic families of a GPU where no file of fields says otherwise."""
+    """Return the label that classic families of a GPU have if there is no fields file."""
     return ((DRIVER_LABEL[Schema.CLASSIC], gpu.driver),)
 
 
 def labels_of(
     series: Series, node: str, schema: Schema = Schema.CLASSIC, rows: Callable[[Gpu], Labels] = driver
 ) -> Labels:
-    """The labels of a series: classic families carry dcgm-exporter's, ours the GPU's index and UUID.
+    """Return the labels of a series: classic families have dcgm-exporter's, `gpu_*` families the GPU's index and UUID.
 
     `rows` are what dcgm-exporter makes labels of (rows of type label in its file of fields), by their classic names.
     """
@@ -46,11 +46,11 @@ def labels_of(
 
 
 def _classic(series: Series, node: str, schema: Schema, rows: Callable[[Gpu], Labels]) -> Labels:
-    own = dict(series.metric.labels + series.labels)
+    labels = dict(series.metric.labels + series.labels)
     kind = EntityKind.NVLINK if series.metric in SWITCH_LINKS else series.metric.entity
-    entity = ENTITIES.get(kind, _gpu)(series.gpu, own)
+    entity = ENTITIES.get(kind, _gpu)(series.gpu, labels)
     entity += ((NODE_LABEL[schema], node),)
-    rest = {name: value for name, value in own.items() if name not in dict(entity)}
+    rest = {name: value for name, value in labels.items() if name not in dict(entity)}
     if series.gpu is not None:
         rest.update(rows(series.gpu))
     if DRIVER_LABEL[Schema.CLASSIC] in rest:
@@ -59,15 +59,15 @@ def _classic(series: Series, node: str, schema: Schema, rows: Callable[[Gpu], La
 
 
 def _device(gpu: Gpu) -> tuple[str, str]:
-    """dcgm-exporter makes it of the index; gpu_info has the device file, whose number may be another."""
+    """Derived from the index, as in dcgm-exporter; gpu_info has the device file, whose number may differ."""
     return ("device", f"nvidia{gpu.index}")
 
 
-def _instance(own: Mapping[str, str]) -> Labels:
-    return tuple((name, own[name]) for name in ("GPU_I_PROFILE", "GPU_I_ID") if name in own)
+def _instance(labels: Mapping[str, str]) -> Labels:
+    return tuple((name, labels[name]) for name in ("GPU_I_PROFILE", "GPU_I_ID") if name in labels)
 
 
-def _gpu(gpu: Gpu | None, own: Mapping[str, str]) -> Labels:
+def _gpu(gpu: Gpu | None, labels: Mapping[str, str]) -> Labels:
     if gpu is None:
         return ()
     return (
@@ -76,31 +76,31 @@ def _gpu(gpu: Gpu | None, own: Mapping[str, str]) -> Labels:
         ("pci_bus_id", gpu.pci_bus_id),
         _device(gpu),
         ("modelName", gpu.model),
-        *_instance(own),
+        *_instance(labels),
     )
 
 
-def _nvlink(gpu: Gpu | None, own: Mapping[str, str]) -> Labels:
+def _nvlink(gpu: Gpu | None, labels: Mapping[str, str]) -> Labels:
     """A link of a GPU, or of an NVSwitch."""
-    found: Labels = (("nvlink", own.get("nvlink", "")), *_nvswitch(gpu, own))
+    result: Labels = (("nvlink", labels.get("nvlink", "")), *_nvswitch(gpu, labels))
     if gpu is not None:
-        found += (("gpu", str(gpu.index)), ("gpu_uuid", gpu.uuid), ("pci_bus_id", gpu.pci_bus_id))
-        found += (_device(gpu), ("model_name", gpu.model), *_instance(own))
-    return found
+        result += (("gpu", str(gpu.index)), ("gpu_uuid", gpu.uuid), ("pci_bus_id", gpu.pci_bus_id))
+        result += (_device(gpu), ("model_name", gpu.model), *_instance(labels))
+    return result
 
 
-def _nvswitch(gpu: Gpu | None, own: Mapping[str, str]) -> Labels:
-    """4.8.2 writes `nvswitch0` for every switch (its issue 728); here it is the number of the switch."""
-    number = own.get("nvswitch", "")
+def _nvswitch(gpu: Gpu | None, labels: Mapping[str, str]) -> Labels:
+    """The number of the switch; dcgm-exporter 4.8.2 writes `nvswitch0` for every switch (its issue 728)."""
+    number = labels.get("nvswitch", "")
     return (("nvswitch", f"nvswitch{number}" if number.isdecimal() else number),) if number else ()
 
 
-def _cpu(gpu: Gpu | None, own: Mapping[str, str]) -> Labels:
-    return (("cpu", own.get("cpu", "")),)
+def _cpu(gpu: Gpu | None, labels: Mapping[str, str]) -> Labels:
+    return (("cpu", labels.get("cpu", "")),)
 
 
-def _cpu_core(gpu: Gpu | None, own: Mapping[str, str]) -> Labels:
-    return (("cpucore", own.get("cpucore", "")), *_cpu(gpu, own))
+def _cpu_core(gpu: Gpu | None, labels: Mapping[str, str]) -> Labels:
+    return (("cpucore", labels.get("cpucore", "")), *_cpu(gpu, labels))
 
 
 ENTITIES: Mapping[EntityKind, Entity] = {

@@ -1,53 +1,42 @@
-"""Snapshot -> bytes, in text 0.0.4 and OpenMetrics 1.0, plain or gzip. Made once a tick; a scrape only sends them."""
+"""Snapshot -> page, in text 0.0.4 and OpenMetrics 1.0. Made once per tick; a scrape only sends it."""
 
 from __future__ import annotations
 
-import threading
-import time
-import zlib
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from prometheus_client.metrics_core import Metric as ClientMetric
 
 from gpu_exporter.catalogue.dcgm_exporter.names import converter
 from gpu_exporter.catalogue.selection import Selection, everything
+from gpu_exporter.config import Config
 from gpu_exporter.exposition.labels import NODE_LABEL, labels_of
+from gpu_exporter.exposition.pages import Page
 from gpu_exporter.model.gpu import Series
 from gpu_exporter.model.metric import EntityKind, Labels
 from gpu_exporter.model.snapshot import OwnerLabels, Snapshot
+from gpu_exporter.model.source import Source
 
-# Labels that are written also where they are empty.
+# Labels that are written even if they are empty.
 ALWAYS = frozenset({"namespace", "pod", "container"})
-# A variant that nobody asked for in this time is no longer made in advance.
-WARM_SECONDS = 60.0
-# Who asks again within this time follows what happens, and a page a second is too old for them.
-FOLLOWED_SECONDS = 0.5
-
-
-class Variant(NamedTuple):
-    """One of the four forms of a page."""
-
-    openmetrics: bool
-    gzip: bool
 
 
 def escape(value: str) -> str:
-    """A label value as both formats write it; what is not UTF-8 is replaced."""
+    """Escape a label value for both formats; characters that UTF-8 cannot encode are replaced."""
     value = value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
     return value.encode("utf-8", "replace").decode("utf-8")
 
 
 def number(value: float) -> str:
-    """A value as both formats write it: whole numbers without a point, others so that they read back the same."""
+    """Format a value for both formats: whole numbers without a point, others so that they read back the same."""
     return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(value)
 
 
 def _header(name: str, kind: str, help: str, *, openmetrics: bool) -> bytes:
-    """OpenMetrics knows only counters whose samples end in _total, and names the family without it.
+    """Return the HELP and TYPE lines of a family.
 
-    A counter with another name would be renamed or refused there, so it is `unknown`: names stay the same.
+    In OpenMetrics, the samples of a counter end in _total, and the family is named without it. A counter with another
+    name would be renamed or rejected, so it has the type `unknown` there, and keeps its name.
     """
     help = help.replace("\\", r"\\").replace("\n", r"\n")
     if openmetrics:
@@ -57,57 +46,26 @@ def _header(name: str, kind: str, help: str, *, openmetrics: bool) -> bytes:
     return f"# HELP {name} {help}\n# TYPE {name} {kind}\n".encode()
 
 
-class Page:
-    """One snapshot, rendered: the sample lines of each family, with its header in either format.
-
-    Lines are shared with the pages before and after. Joined are only the variants that somebody asks for.
-    """
-
-    def __init__(self, families: Sequence[tuple[bytes, bytes, Sequence[bytes]]]) -> None:
-        self._families = families
-        self._bodies: dict[Variant, bytes] = {}
-        self._lock = threading.Lock()
-
-    def body(self, variant: Variant) -> bytes:
-        """The bytes to send, made at the first call."""
-        body = self._bodies.get(variant)
-        if body is None:
-            with self._lock:
-                body = self._bodies.get(variant) or self._make(variant)
-                self._bodies[variant] = body
-        return body
-
-    def _make(self, variant: Variant) -> bytes:
-        parts = ((om if variant.openmetrics else text, *lines) for text, om, lines in self._families)
-        body = b"".join(chain.from_iterable(parts)) + (b"# EOF\n" if variant.openmetrics else b"")
-        return _gzip(body) if variant.gzip else body
-
-
-def _gzip(body: bytes) -> bytes:
-    compressor = zlib.compressobj(level=1, wbits=31)
-    return compressor.compress(body) + compressor.flush()
-
-
 class Style(NamedTuple):
-    """What can be written otherwise: without `hostname`, model names with `dashes` for blanks, and of classic families
-    only what is of whole GPUs (`parts` is g) or of MIG instances (i) instead of either (f)."""
+    """Options of the output: no `hostname` label, `dashes` instead of blanks in model names, and in classic families
+    only series of whole GPUs (`parts` is g) or of MIG instances (i) instead of both (f)."""
 
     hostname: bool = True
     dashes: bool = False
     parts: str = "f"
 
     def hides(self, series: Series) -> bool:
-        """Whether this series is not shown at all."""
+        """Whether this series is left out."""
         if self.parts == "f" or not series.metric.classic or series.metric.entity is not EntityKind.GPU:
             return False
         return (self.parts == "g") is ("GPU_I_ID" in dict(series.labels))
 
 
 class Renderer:
-    """Makes pages. Prefixes of lines are built once per series, and a line only when its value changed.
+    """Renders pages. The prefix of a line is built once per series, and the line only when its value changes.
 
     `node` is the classic `Hostname` label; `everywhere` are labels of every series (`source="replay"`). `selection`
-    says which families are shown and how: all of the catalogue without one.
+    says which families are shown and how; without one, all of the catalogue are.
     """
 
     def __init__(
@@ -118,7 +76,7 @@ class Renderer:
         self._everywhere = everywhere
         self._selection = selection or everything()
         self._lines: dict[Series, tuple[float, bytes]] = {}
-        self._owned = OwnerLabels()
+        self._owner_labels = OwnerLabels()
         families = self._selection.families
         self._headers = {
             metric: tuple(_header(shown.name, shown.kind, shown.help, openmetrics=om) for om in (False, True))
@@ -129,34 +87,35 @@ class Renderer:
         }
 
     def render(self, snapshot: Snapshot, process: Iterable[ClientMetric] = ()) -> Page:
-        """Render a snapshot, and metrics of the process itself as prometheus_client collects them."""
+        """Render a snapshot, and the metrics of the process as prometheus_client collects them."""
         by_name: dict[str, list[bytes]] = {name: [] for name in self._headers}
         lines, converters, style = self._lines, self._converters, self._style
-        some = style.parts != "f"
-        self._own(snapshot.owned)
+        filtered = style.parts != "f"
+        self._forget_moved(snapshot.owner_labels)
         if len(lines) > 2 * len(snapshot.samples) + 100:
             lines.clear()
         for sample in snapshot.samples:
             series, value = sample
             name = series.metric.name
             family = by_name.get(name)
-            if family is None or (some and style.hides(series)):
+            if family is None or (filtered and style.hides(series)):
                 continue
-            known = lines.get(series)
-            if known is None or known[0] != value:
-                prefix = known[1][: known[1].rindex(b" ")] if known else self._prefix(series)
+            line = lines.get(series)
+            if line is None or line[0] != value:
+                prefix = line[1][: line[1].rindex(b" ")] if line else self._prefix(series)
                 convert = converters.get(name)
                 text = number(convert(value) if convert else value)
-                known = lines[series] = (value, b"%b %b\n" % (prefix, text.encode()))
-            family.append(known[1])
+                line = lines[series] = (value, b"%b %b\n" % (prefix, text.encode()))
+            family.append(line[1])
         families = [(text, om, by_name[name]) for name, (text, om) in self._headers.items() if by_name[name]]
         return Page([*families, *map(self._client, process)])
 
-    def _own(self, owned: OwnerLabels) -> None:
-        """Forget the lines of whatever has another owner now."""
-        before, self._owned = self._owned, owned
-        if before != owned:
-            for series in [each for each in self._lines if before.labels(each) != owned.labels(each)]:
+    def _forget_moved(self, owner_labels: OwnerLabels) -> None:
+        """Forget the lines of series whose owner has changed."""
+        before, self._owner_labels = self._owner_labels, owner_labels
+        if before != owner_labels:
+            moved = [series for series in self._lines if before.labels(series) != owner_labels.labels(series)]
+            for series in moved:
                 del self._lines[series]
 
     def _prefix(self, series: Series) -> bytes:
@@ -166,12 +125,12 @@ class Renderer:
             labels.pop(NODE_LABEL[selection.schema], None)
         if self._style.dashes and "modelName" in labels:
             labels["modelName"] = "-".join(labels["modelName"].split())
-        labels.update(self._owned.labels(series))
+        labels.update(self._owner_labels.labels(series))
         return f"{selection.families[series.metric.name].name}{series.part}{self._braces(labels)}".encode()
 
     def _braces(self, labels: Mapping[str, str]) -> str:
-        every = {**labels, **dict(self._everywhere)}
-        pairs = [f'{name}="{escape(value)}"' for name, value in every.items() if value or name in ALWAYS]
+        labels = {**labels, **dict(self._everywhere)}
+        pairs = [f'{name}="{escape(value)}"' for name, value in labels.items() if value or name in ALWAYS]
         return f"{{{','.join(pairs)}}}" if pairs else ""
 
     def _client(self, metric: ClientMetric) -> tuple[bytes, bytes, list[bytes]]:
@@ -180,33 +139,11 @@ class Renderer:
         return text, om, [f"{s.name}{self._braces(s.labels)} {number(s.value)}\n".encode() for s in metric.samples]
 
 
-class Pages:
-    """The latest page, shared between the collection loop that makes it and the server that sends it.
+def style(config: Config) -> Style:
+    """Return the style that the settings ask for."""
+    return Style(not config.no_hostname, config.replace_blanks_in_model_name, config.devices.kind)
 
-    `made_at` is when it was made, by the monotonic clock.
-    """
 
-    def __init__(self) -> None:
-        self.made = threading.Event()
-        self._page = Page([])
-        self._wanted: dict[Variant, float] = {}
-        self.made_at = self._asked_at = self._asked_before = -float("inf")
-
-    def publish(self, page: Page) -> None:
-        """Put a new page up, with the variants made that scrapers asked for lately."""
-        now = time.monotonic()
-        for variant, asked in list(self._wanted.items()):
-            if now - asked < WARM_SECONDS:
-                page.body(variant)
-        self._page, self.made_at = page, now
-        self.made.set()
-
-    def followed(self) -> bool:
-        """Whether somebody has this page already, and asks for pages more often than each half a second."""
-        return self._asked_at > self.made_at and self._asked_at - self._asked_before < FOLLOWED_SECONDS
-
-    def get(self, variant: Variant) -> bytes:
-        """The latest page."""
-        now = self._wanted[variant] = time.monotonic()
-        self._asked_before, self._asked_at = self._asked_at, now
-        return self._page.body(variant)
+def everywhere(source: Source) -> Labels:
+    """Return the labels of every series of a source: one that does not show this machine's GPUs is labelled so."""
+    return () if source.live else (("source", source.name),)

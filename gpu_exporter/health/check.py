@@ -1,4 +1,4 @@
-"""Verdicts -> what `gpu-exporter check` says: lines, JSON and an exit code, for use before a job."""
+"""The report of `gpu-exporter check` on the verdicts, for use before a job: lines, JSON and an exit code."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from gpu_exporter.model.gpu import Gpu
 from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.model.verdict import Action, Health, Problem, Verdict
 
-# Degraded is unfit, too: a job that starts now would run on it for days.
-# 1 is what every command ends with when it could not do its work: a bug or a missing driver is no verdict on a GPU.
+# A degraded GPU is unfit, too: a job that starts now would run on it for days.
+# 1 is the exit code of every command that could not do its work: a bug or a missing driver is not a verdict on a GPU.
 EXIT_CODES = {Health.HEALTHY: 0, Health.UNKNOWN: 1, Health.DEGRADED: 3, Health.UNHEALTHY: 3}
 
 
 def indices(text: str) -> frozenset[int]:
-    """`0,1,5` as numbers. Raises ValueError."""
+    """Parse `0,1,5`. Raises ValueError."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() for part in parts):
         raise ValueError(f"{text!r} is not a list of GPUs; use indices such as 0,1")
@@ -28,7 +28,7 @@ def indices(text: str) -> frozenset[int]:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The verdicts that were asked for, and how many GPUs there ought to be beside them."""
+    """The verdicts that were requested, and the number of GPUs that are missing."""
 
     verdicts: tuple[Verdict, ...]
     missing: int = 0
@@ -41,7 +41,7 @@ class Report:
 
 
 def report(snapshot: Snapshot, only: frozenset[int] | None = None) -> Report:
-    """On every GPU, or `only` on some: then one that is not there is unhealthy, and no other is missed."""
+    """Report on every GPU, or `only` on these: then an absent one is unhealthy, and others are not missing."""
     verdicts = snapshot.verdicts
     if only is None or not snapshot.gpus:  # without GPUs the library is stuck, which is no verdict
         return Report(verdicts, judge.missing(snapshot) if snapshot.gpus else 0)
@@ -56,7 +56,7 @@ def report(snapshot: Snapshot, only: frozenset[int] | None = None) -> Report:
 
 
 def lines(result: Report) -> Iterable[str]:
-    """A line for each GPU with a problem, for each thing that is not known, and a summary."""
+    """Yield a line for each GPU with a problem, for each unknown, and a summary."""
     if not result.verdicts:
         yield "unknown: the NVIDIA library does not answer"
         return
@@ -69,8 +69,8 @@ def lines(result: Report) -> Iterable[str]:
         yield f"missing: {result.missing} of the GPUs that ought to be there -> {Action.NODE_REBOOT.value}"
     unknown: dict[str, list[int]] = {}
     for verdict in result.verdicts:
-        for each in verdict.unknown:
-            unknown.setdefault(f"{each.what}: {each.why.replace('_', ' ')}", []).append(verdict.gpu.index)
+        for gap in verdict.unknown:
+            unknown.setdefault(f"{gap.what}: {gap.why.replace('_', ' ')}", []).append(verdict.gpu.index)
     for what, gpus in unknown.items():
         who = "every GPU" if len(gpus) == len(result.verdicts) > 1 else f"GPU {', '.join(map(str, gpus))}"
         yield f"{who}: unknown: {what}"
@@ -79,7 +79,7 @@ def lines(result: Report) -> Iterable[str]:
 
 
 def as_dict(result: Report) -> dict[str, Any]:
-    """For JSON."""
+    """Return a report for JSON."""
     return {
         "ok": result.health is Health.HEALTHY,
         "health": result.health.value,

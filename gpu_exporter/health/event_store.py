@@ -31,7 +31,7 @@ class EventStore:
         self._complained = ""
 
     def load(self, events: EventLog) -> None:
-        """Restore what is there. A file that is no state is put aside, for nothing is counted by guessing."""
+        """Restore the saved state. A malformed file is put aside, and counts start anew."""
         try:
             content = self._worker.call(lambda: read(self._state, LARGEST_STATE))
             events.restore(json.loads(content)["events"])
@@ -54,13 +54,13 @@ class EventStore:
             os.replace(self._state, self._aside())
 
     def waits(self, events: EventLog, settled_before: float) -> bool:
-        """Whether something is to be written although nothing new happened."""
+        """Whether there are settled events to write."""
         return bool(events.unwritten(settled_before))
 
     def save(self, events: EventLog, settled_before: float) -> None:
-        """Write the state, whole or not at all, and events older than `settled_before` (unix time) to the history.
+        """Write the state atomically, and append events older than `settled_before` (unix time) to the history.
 
-        What fails is tried again at the next call.
+        A failed write is retried at the next call.
         """
         events.changed = False
         try:
@@ -99,7 +99,7 @@ class EventStore:
                 if file.write(lines) < len(lines):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError:
-            with contextlib.suppress(OSError):  # half a line would spoil the next one
+            with contextlib.suppress(OSError):  # half a line would corrupt the next one
                 os.truncate(self._history, size)
             raise
 

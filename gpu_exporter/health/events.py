@@ -1,7 +1,7 @@
-"""Xids and SXids: each counted once though two witnesses tell of it, the last ones kept with what the GPU was doing.
+"""XIDs and SXids: each is counted once although two witnesses report it; the last ones are kept with the GPU's state.
 
-NVML tells of what happens while it is registered, within a tick; the kernel log of what is still in it, with process
-and moment. Neither is complete alone: NVML does not answer for a GPU that fell off the bus, a log wraps.
+NVML reports an XID within a tick, while gpu-exporter is registered for events; the kernel log contains it with process
+and time. Neither is complete alone: NVML reports nothing for a GPU that fell off the bus, and the log wraps around.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from gpu_exporter.model.pci import pci_bus_id
 from gpu_exporter.model.verdict import Problem
 
 KEPT = 256
-# Registrations that are told apart; a GPU that was lost and found more often than that has the older ones in one.
+# Registrations that are distinguished per GPU; the counts of older ones are merged.
 EPOCHS = 32
-# Of what happened longer ago, the present state of the GPU is no evidence.
+# The GPU's present values are recorded with an event only if it is younger than this.
 FRESH_SECONDS = 5.0
-# How long an Xid that warrants a drain makes a GPU unhealthy, whatever else it says of itself.
+# How long an XID that warrants a drain makes a GPU unhealthy, whatever its other values are.
 RECENT_SECONDS = 600.0
-# Most Xids that a window is counted over.
+# The most XIDs that the counts of a window consider.
 COUNTED = 10_000
 
-Own = tuple[Metric, Gpu | None, float, dict[str, str]]
+MetricRow = tuple[Metric, Gpu | None, float, dict[str, str]]
 
 
-class Evidence(NamedTuple):
-    """The GPU that an event is of, and its values now, by metric name."""
+class GpuState(NamedTuple):
+    """A GPU and its present values, by metric name."""
 
     gpu: Gpu
     values: Mapping[str, float]
@@ -45,8 +45,10 @@ class Evidence(NamedTuple):
 
 @dataclass(slots=True)
 class Event:
-    """One that happened: unix time, where, what it means, who saw it, who did it, what else was. `epoch` is its
-    tally's, `written` whether the history has it."""
+    """One XID: when (unix time), where, what it means, who reported it, which process caused it, the GPU's values then.
+
+    `epoch` is that of its tally, `written` whether the history file contains it.
+    """
 
     epoch: float
     at: float
@@ -67,16 +69,16 @@ class Event:
     written: bool = False
 
     def shown(self) -> dict[str, Any]:
-        """For JSON, without what is our own bookkeeping."""
+        """Return the event for JSON, without internal fields."""
         return {name: value for name, value in asdict(self).items() if name not in ("epoch", "written")}
 
 
 @dataclass(slots=True)
 class Tally:
-    """How often a code was seen on a GPU: by epoch, which begins when NVML is registered, by NVML and by the kernel.
+    """The number of XIDs of one code on a GPU, by NVML and by the kernel log, for each epoch.
 
-    Each witness sees an event once at most. So in an epoch there were as many as the witness saw who saw more, in
-    whatever order and however late they tell.
+    An epoch begins when gpu-exporter registers for NVML's events. Each witness reports an event at most once, so the
+    higher of the two counts is used, whatever the order and the delay of the reports.
     """
 
     earlier: int = 0
@@ -88,7 +90,7 @@ class Tally:
         return self.earlier + sum(max(seen) for seen in self.epochs.values())
 
     def add(self, since: float, witness: int, at: float) -> bool:
-        """Count one sighting; whether it is an event that the other witness has not told of."""
+        """Count one report; return whether it is of an event that the other witness has not reported yet."""
         seen = self.epochs.setdefault(since, [0, 0])
         seen[witness] += 1
         self.last = max(self.last, at)
@@ -102,12 +104,12 @@ WITNESSES = ("nvml", "kernel")
 
 
 class EventLog:
-    """All that happened on one node. GPUs are known by PCI address: the kernel knows no other name.
+    """The XIDs and SXids of one node, by PCI address of the GPU, the only name that the kernel log has.
 
-    `look` gives the GPU at an address and its values. Any thread may call any method.
+    `look` returns the GPU at an address and its values. Any thread may call any method.
     """
 
-    def __init__(self, xids: Catalogue, look: Callable[[str], Evidence | None]) -> None:
+    def __init__(self, xids: Catalogue, look: Callable[[str], GpuState | None]) -> None:
         self._xids = xids
         self._look = look
         self._lock = threading.Lock()
@@ -117,21 +119,21 @@ class EventLog:
         self._recent: deque[Event] = deque(maxlen=KEPT)
         self._started = time.time()
         self._times: deque[tuple[float, str, int]] = deque(maxlen=COUNTED)
-        self._told: Counter[tuple[str, int]] = Counter()
+        self._since_start: Counter[tuple[str, int]] = Counter()
         self.position: Position | None = None
         self.changed = False
         self.kernel_up = False
         self.missed = 0
 
     def registered(self, gpu: Gpu, since: float) -> None:
-        """NVML tells of this GPU from the unix time `since` on."""
+        """Begin an epoch: NVML reports the XIDs of this GPU from the unix time `since` on."""
         with self._lock:
             epochs = self._since.setdefault(pci_bus_id(gpu.pci_bus_id), [])
             epochs.append(since)
             del epochs[:-EPOCHS]
 
-    def told(self, events: Iterable[XidEvent]) -> None:
-        """NVML told."""
+    def add_driver_xids(self, events: Iterable[XidEvent]) -> None:
+        """Add XIDs that the driver reported through NVML."""
         with self._lock:
             for event in events:
                 line = XidLine(pci_bus_id(event.pci_bus_id), event.code, instance=event.instance)
@@ -139,7 +141,7 @@ class EventLog:
                 self._count(NVML, since, event.at, line)
 
     def logged(self, entry: Logged, at: float) -> None:
-        """The kernel log told, of the unix time `at`."""
+        """Add an entry of the kernel log, of the unix time `at`."""
         with self._lock:
             line = entry.line
             if isinstance(line, SxidLine):
@@ -159,55 +161,55 @@ class EventLog:
             event = self._event(since, at, line)
             self._recent.append(event)
             self._times.append((at, line.pci, line.code))
-            self._told[line.pci, line.code] += at >= self._started
+            self._since_start[line.pci, line.code] += at >= self._started
         else:
-            untold = self._untold(since, line, WITNESSES[witness])
-            if untold is None:  # too long ago to be kept
+            unconfirmed = self._unconfirmed(since, line, WITNESSES[witness])
+            if unconfirmed is None:  # so long ago that it is no longer kept
                 return
-            event = untold
+            event = unconfirmed
         event.witnesses.append(WITNESSES[witness])
         if witness == KERNEL:
             event.at, event.pid, event.process, event.message = at, line.pid, line.name, line.message
         if event.instance is None:
             event.instance = line.instance
 
-    def _untold(self, since: float, line: XidLine, witness: str) -> Event | None:
-        """The oldest event of this kind and epoch that this witness has not told of yet."""
+    def _unconfirmed(self, since: float, line: XidLine, witness: str) -> Event | None:
+        """Return the oldest event of this code, GPU and epoch that this witness has not reported yet."""
         kind = (since, line.pci, line.code)
         same = (event for event in self._recent if (event.epoch, event.pci_bus_id, event.xid) == kind)
         return next((event for event in same if witness not in event.witnesses), None)
 
     def _event(self, since: float, at: float, line: XidLine) -> Event:
-        xid, found = self._xids[line.code], self._look(line.pci)
+        xid, state = self._xids[line.code], self._look(line.pci)
         about = (xid.mnemonic, xid.kind.value, xid.action.value, xid.meaning)
         event = Event(since, at, line.pci, xid.code, *about)
-        if found:
-            event.gpu, event.uuid = found.gpu.index, found.gpu.uuid
+        if state:
+            event.gpu, event.uuid = state.gpu.index, state.gpu.uuid
             if time.time() - at < FRESH_SECONDS:
-                event.evidence = dict(found.values)
+                event.evidence = dict(state.values)
         return event
 
     def recent(self) -> list[dict[str, Any]]:
-        """The last events, the newest first."""
+        """Return the last events, newest first."""
         with self._lock:
             events = sorted(self._recent, key=lambda event: event.at, reverse=True)
             return [event.shown() for event in events]
 
     def problems(self) -> dict[str, list[Problem]]:
-        """By PCI address, what happened lately that warrants a drain. What lasts is told by the GPU's own state."""
+        """By PCI address, the recent XIDs that warrant a drain. Lasting problems show in the GPU's own values."""
         with self._lock:
             lasts = [(pci, self._xids[code], tally.last) for (pci, code), tally in self._tallies.items()]
-        found: dict[str, list[Problem]] = {}
+        problems: dict[str, list[Problem]] = {}
         for pci, xid, last in lasts:
             if xid.drain and time.time() - last < RECENT_SECONDS:
                 words = f"Xid {xid.code} in the last ten minutes: {xid.meaning}"
-                found.setdefault(pci, []).append(Problem(m.XID_LAST, last, words, xid.action, f"xid_{xid.code}"))
-        return found
+                problems.setdefault(pci, []).append(Problem(m.XID_LAST, last, words, xid.action, f"xid_{xid.code}"))
+        return problems
 
     # --- metrics --------------------------------------------------------------------------------------------------
 
-    def samples(self, gpus: Sequence[Gpu], nvml_up: bool) -> list[Own]:
-        """What is exposed. Where there is a witness, codes that warrant a drain start at 0: the first one is a rise."""
+    def samples(self, gpus: Sequence[Gpu], nvml_up: bool) -> list[MetricRow]:
+        """Return what is exposed. If a witness is up, counters of the drain codes exist from 0 on."""
         by_pci = {pci_bus_id(gpu.pci_bus_id): gpu for gpu in gpus if gpu.pci_bus_id}
         watched = nvml_up or self.kernel_up
         with self._lock:
@@ -215,29 +217,29 @@ class EventLog:
             counts |= {key: tally.total for key, tally in self._tallies.items()}
             lasts = {key: tally.last for key, tally in self._tallies.items()}
             sxids = {key: tuple(seen) for key, seen in self._sxids.items()}
-        found: list[Own] = []
+        rows: list[MetricRow] = []
         for (pci, code), count in counts.items():
             gpu, labels = by_pci.get(pci), self._labels(pci, code)
-            found.append((m.XID_EVENTS, gpu, count, labels))
+            rows.append((m.XID_EVENTS, gpu, count, labels))
             if (pci, code) in lasts:
-                found.append((m.XID_LAST, gpu, round(lasts[pci, code], 3), labels))
+                rows.append((m.XID_LAST, gpu, round(lasts[pci, code], 3), labels))
         for address, gpu in by_pci.items() if watched else ():
-            own = {code: at for (pci, code), at in lasts.items() if pci == address}
-            latest = max(own, key=own.__getitem__, default=0)
-            found.append((m.XID_ERRORS, gpu, latest, self._error(latest)))
+            by_code = {code: at for (pci, code), at in lasts.items() if pci == address}
+            latest = max(by_code, key=by_code.__getitem__, default=0)
+            rows.append((m.XID_ERRORS, gpu, latest, self._error(latest)))
         for (pci, code, fatal), (seen, last) in sxids.items():
             labels = {"pci_bus_id": pci, "sxid": str(code), "fatal": fatal}
-            found += [(m.SXID_EVENTS, None, seen, labels), (m.SXID_LAST, None, round(last, 3), labels)]
-        heard = zip(WITNESSES, (nvml_up, self.kernel_up), strict=True)
-        found += [(m.WITNESS, None, up, {"witness": witness}) for witness, up in heard]
-        return [*found, (m.MISSED, None, self.missed, {})]
+            rows += [(m.SXID_EVENTS, None, seen, labels), (m.SXID_LAST, None, round(last, 3), labels)]
+        states = zip(WITNESSES, (nvml_up, self.kernel_up), strict=True)
+        rows += [(m.WITNESS, None, up, {"witness": witness}) for witness, up in states]
+        return [*rows, (m.MISSED, None, self.missed, {})]
 
     def as_dcgm_exporter(
         self, gpus: Sequence[Gpu], chosen: Collection[Metric], window: float, nvml_up: bool
-    ) -> list[Own]:
-        """`DCGM_EXP_XID_ERRORS_*` as far as `chosen`: Xids of the last `window` seconds, and since the start.
+    ) -> list[MetricRow]:
+        """Return the `chosen` ones of `DCGM_EXP_XID_ERRORS_*`: XIDs of the last `window` seconds, and since the start.
 
-        A GPU without one in the window has a 0 that names none. Nothing where nobody tells.
+        A GPU without an XID in the window has a 0 without a code. Nothing is returned while no witness is up.
         """
         if not chosen or not (nvml_up or self.kernel_up):
             return []
@@ -245,32 +247,32 @@ class EventLog:
         after = time.time() - window
         with self._lock:
             within = Counter((pci, code) for at, pci, code in self._times if at > after)
-            told = {key: count for key, count in self._told.items() if count}
-        found: list[Own] = []
+            totals = {key: count for key, count in self._since_start.items() if count}
+        rows: list[MetricRow] = []
         if m.EXP_XID_COUNT in chosen:
             size = {"window_size_in_ms": str(round(window * 1000))}
             quiet = by_pci.keys() - {pci for pci, _ in within}
-            found += [(m.EXP_XID_COUNT, gpu, 0, size) for pci, gpu in by_pci.items() if pci in quiet]
+            rows += [(m.EXP_XID_COUNT, gpu, 0, size) for pci, gpu in by_pci.items() if pci in quiet]
             for (pci, code), count in within.items():
                 if pci in by_pci:
-                    found.append((m.EXP_XID_COUNT, by_pci[pci], count, {**size, "xid": str(code)}))
+                    rows.append((m.EXP_XID_COUNT, by_pci[pci], count, {**size, "xid": str(code)}))
         if m.EXP_XID_TOTAL in chosen:
-            known = ((by_pci[pci], code, count) for (pci, code), count in told.items() if pci in by_pci)
-            found += [(m.EXP_XID_TOTAL, gpu, count, {"xid": str(code)}) for gpu, code, count in known]
-        return found
+            present = ((by_pci[pci], code, count) for (pci, code), count in totals.items() if pci in by_pci)
+            rows += [(m.EXP_XID_TOTAL, gpu, count, {"xid": str(code)}) for gpu, code, count in present]
+        return rows
 
     def _labels(self, pci: str, code: int) -> dict[str, str]:
         xid = self._xids[code]
         return {"pci_bus_id": pci, "xid": str(code), "kind": xid.kind.value, "action": xid.action.value}
 
     def _error(self, code: int) -> dict[str, str]:
-        """What dcgm-exporter, too, has beside the last code."""
+        """The labels that dcgm-exporter has on the last code."""
         return {"err_code": str(code), "err_msg": self._xids[code].meaning if code else "No Error"}
 
     # --- over a restart ---------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """All that a later process needs to go on counting, for JSON."""
+        """Return what the next process needs to continue the counts, for JSON."""
         with self._lock:
             return {
                 "position": [self.position.origin, self.position.number] if self.position else None,
@@ -284,12 +286,12 @@ class EventLog:
             }
 
     def unwritten(self, settled_before: float) -> list[Event]:
-        """Those that the history lacks, of which nothing more is to be told."""
+        """Return the settled events that the history file does not contain yet."""
         with self._lock:
             return [event for event in self._recent if not event.written and event.at <= settled_before]
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state. Raises TypeError, ValueError or KeyError if it is none; then nothing was changed."""
+        """Continue from a state. Raises TypeError, ValueError or KeyError, and changes nothing, if it is malformed."""
         position = Position(str(state["position"][0]), int(state["position"][1])) if state["position"] else None
         since = {str(pci): [float(at) for at in times] for pci, times in state["since"].items()}
         tallies = {

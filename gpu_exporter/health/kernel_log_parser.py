@@ -1,9 +1,9 @@
-"""Xids and SXids in lines of the kernel log. Pure: text in, what it says out; never raises, never invents.
+"""Parser of XIDs and SXids in lines of the kernel log. Pure; never raises.
 
-The forms are those that NVIDIA's open kernel modules print (`kernel_rc.c`, `error_nvswitch.h`), and older drivers did.
-Only a line that begins as the driver begins it, behind a prefix that names the kernel, is one: a log that quotes an Xid
-is not. Text alone can't prove its writer, though: who may write to /dev/kmsg or to the syslog socket can forge a line
-of `dmesg` or of a mixed syslog. /dev/kmsg itself and the journal's JSON tell the writer; forgeries there are refused.
+The forms are those of NVIDIA's open kernel modules (`kernel_rc.c`, `error_nvswitch.h`) and of older drivers. Only a
+line that begins as the driver's lines do, after a prefix that names the kernel, counts; a log that quotes an XID does
+not. Text alone cannot prove its writer: programs that may write to /dev/kmsg or to the syslog socket can forge lines of
+`dmesg` or of a mixed syslog. /dev/kmsg itself and the journal's JSON name the writer, so forgeries there are rejected.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SXID = re.compile(
     r"(?:(?P<severity>(?i:fatal|non-fatal))(?:, |$))?(?P<rest>.*)",
     re.DOTALL,
 )
-# An SXid is followed by lines of the same form with its registers: they are no further errors.
+# An SXid is followed by lines of the same form with registers, which are not further errors.
 _SXID_DETAIL = re.compile(r"Severity [0-9]|Data \{")
 _PROCESS = re.compile(r"pid='?(?P<pid>[0-9]{1,10}|<unknown>)'?(?:, name=(?P<name>[^,]*))?(?:, |$)")
 _CHANNEL = re.compile(r"(?:Ch|channel) (?:0x)?([0-9a-fA-F]{1,8})\b", re.IGNORECASE)
@@ -43,7 +43,7 @@ _DATE = r"[A-Z][a-z]{2} +[0-9]{1,2} [0-9]{2}:[0-9]{2}:[0-9]{2}"
 _ISO = r"(?P<iso>[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:]{8}(?:[.,][0-9]{1,9})?(?:Z|[+-][0-9]{2}:?[0-9]{2}))"
 _UNIX = r"(?P<unix>[0-9]{9,11}\.[0-9]{1,9})"
 _MONOTONIC = r"\[ *(?P<monotonic>[0-9]{1,10}\.[0-9]{1,9})\]"
-# Of a syslog line only the tag `kernel:` tells that the kernel wrote it.
+# Of a syslog line only the tag `kernel:` shows that the kernel wrote it.
 _SYSLOG = re.compile(
     rf"(?:<[0-7]>)?(?:(?:{_DATE}|{_ISO}|{_UNIX}|{_MONOTONIC}) \S+ )?kernel: (?:{_SINCE_BOOT})?(?P<text>.*)", re.DOTALL
 )
@@ -56,9 +56,9 @@ _DMESG = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """When a line was written, as far as it says so itself: a syslog date without year and zone says nothing.
+    """When a line was written, if the line contains it; a syslog date without year and zone does not count.
 
-    `at` is unix time in seconds, `since_boot` the kernel's own clock in seconds, `boot_id` whose boot.
+    `at` is unix time in seconds, `since_boot` the kernel's clock in seconds, `boot_id` the boot that it counts from.
     """
 
     at: float | None = None
@@ -68,10 +68,10 @@ class Stamp:
 
 @dataclass(frozen=True, slots=True)
 class XidLine:
-    """One Xid. `pci` is as NVML writes it; `pid` and `name` are what the driver knew, the name up to a comma.
+    """One XID. `pci` is as NVML writes it; `pid` and `name` are those that the driver knew, the name up to a comma.
 
-    `instance` and `compute_instance` are MIG ids. `caused_by` is the Xid that made a 45, `recovery_action` what a 154
-    announces.
+    `instance` and `compute_instance` are MIG ids. `caused_by` is the XID that caused a 45, `recovery_action` the action
+    that a 154 announces.
     """
 
     pci: str
@@ -101,7 +101,7 @@ class SxidLine:
 
 
 def parse(line: str) -> XidLine | SxidLine | None:
-    """What a line of `dmesg`, a syslog file or `journalctl` (also `-o json`) says; None if that is no (S)Xid."""
+    """Parse a line of `dmesg`, a syslog file or `journalctl` (also `-o json`); None if it is not an (S)XID."""
     if line.startswith("{"):
         return _journal(line)
     if "Xid" not in line:  # nearly all lines, and cheaper than what follows
@@ -113,7 +113,7 @@ def parse(line: str) -> XidLine | SxidLine | None:
 
 
 def parse_message(text: str) -> XidLine | SxidLine | None:
-    """What a bare kernel message says; None if that is no (S)Xid."""
+    """Parse a kernel message without prefix; None if it is not an (S)XID."""
     xid = _XID.fullmatch(text)
     if xid:
         return _xid(xid)
@@ -154,7 +154,7 @@ def _stamp(found: Mapping[str, str | None]) -> Stamp:
 
 
 def _unix(iso: str) -> float | None:
-    """Unix time of a date with a zone. Python 3.10 wants a colon in the zone, and 3 or 6 digits after the point."""
+    """Return the unix time of a date with a zone. Python 3.10 needs a colon in the zone, and 3 or 6 decimals."""
     parts = re.fullmatch(r"(.{19})(?:[.,]([0-9]+))?(?:Z|([+-][0-9]{2}):?([0-9]{2}))", iso)
     if not parts:
         return None
@@ -166,7 +166,7 @@ def _unix(iso: str) -> float | None:
 
 
 def _journal(line: str) -> XidLine | SxidLine | None:
-    """A line of `journalctl -o json`: its fields say who wrote it, and user space can't set them."""
+    """Parse a line of `journalctl -o json`, whose fields name the writer, and cannot be set by user space."""
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):
@@ -174,7 +174,7 @@ def _journal(line: str) -> XidLine | SxidLine | None:
     if not isinstance(entry, dict) or entry.get("_TRANSPORT") != "kernel" or entry.get("SYSLOG_FACILITY", "0") != "0":
         return None
     text = entry.get("MESSAGE")
-    if isinstance(text, list):  # the journal's way to write bytes that are no text
+    if isinstance(text, list):  # how the journal writes bytes that are not text
         text = bytes(byte for byte in text if isinstance(byte, int) and 0 <= byte < 256).decode(errors="replace")
     found = parse_message(text) if isinstance(text, str) else None
     if found is None:
@@ -192,7 +192,7 @@ def _microseconds(entry: Mapping[str, Any], name: str) -> float | None:
 @dataclass(frozen=True, slots=True)
 class KmsgRecord:
     """A record of /dev/kmsg (`Documentation/ABI/testing/dev-kmsg`). `microseconds` count since boot, by the kernel's
-    clock, which stands still in suspend. `facility` 0 is the kernel; what user space writes has another."""
+    clock, which stops in suspend. `facility` 0 is the kernel; records of user space have another."""
 
     facility: int
     level: int
@@ -203,7 +203,7 @@ class KmsgRecord:
 
     @property
     def found(self) -> XidLine | SxidLine | None:
-        """The (S)Xid it tells of, if the kernel wrote it."""
+        """The (S)XID that it reports, if the kernel wrote it."""
         line = parse_message(self.message) if self.facility == 0 and "Xid" in self.message else None
         return replace(line, stamp=Stamp(since_boot=self.microseconds / 1e6)) if line else None
 
@@ -212,7 +212,7 @@ _HEADER = re.compile(rb"([0-9]{1,6}),([0-9]{1,20}),([0-9]{1,20})(?:,[^;\n]*)?;([
 
 
 def parse_kmsg(data: bytes) -> KmsgRecord | None:
-    """One read of /dev/kmsg; None if that is no record. Unknown fields of the header are ignored, as the ABI asks."""
+    """Parse one read of /dev/kmsg; None if it is not a record. Ignores unknown header fields, as the ABI requires."""
     header = _HEADER.match(data)
     if not header:
         return None

@@ -1,4 +1,4 @@
-"""Follows the kernel log: /dev/kmsg, or a file that syslog writes. What a line says is `kernel_log`'s to decide."""
+"""Follows the kernel log: /dev/kmsg, or a file that syslog writes. `kernel_log_parser` parses the lines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gpu_exporter.health.kernel_log_parser import SxidLine, XidLine, parse, parse_kmsg
 
-RECORD = 16384  # the kernel refuses a buffer that its record does not fit in; the longest are 8 KiB
+RECORD = 16384  # the kernel rejects a buffer that is smaller than a record; the longest are 8 KiB
 CHUNK = 65536
 LONGEST_LINE = 65536
 MOST_RECORDS = 20_000
@@ -21,7 +21,7 @@ MOST_CHUNKS = 128
 
 
 class Start(Enum):
-    """Where to begin: with the first that is still there, or with what comes from now on."""
+    """Where to begin: with the first entry that is still there, or with entries from now on."""
 
     FIRST = "first"
     END = "end"
@@ -29,8 +29,8 @@ class Start(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """What has been read: of /dev/kmsg the boot id and the last sequence number, of a file its inode and the offset
-    behind the last line. Unique for an event, and so what to deduplicate by and to resume from."""
+    """How far the log has been read: the boot id and the last sequence number of /dev/kmsg, or the inode of a file and
+    the offset behind the last line. Unique for each entry, so it serves to deduplicate and to resume."""
 
     origin: str
     number: int
@@ -46,13 +46,15 @@ class Logged:
 
 
 def unix_time(since_boot: float, now: float, monotonic: float) -> float:
-    """Unix time of a moment `since_boot` (seconds by the kernel's clock), given both clocks now. Exact but for what the
-    wall clock was stepped since."""
+    """Return the unix time of `since_boot` (seconds by the kernel's clock), given both clocks now.
+
+    Exact, except for steps of the wall clock since then.
+    """
     return now - (monotonic - since_boot)
 
 
 def boot_id(procfs: Path) -> str:
-    """The id of this boot; "" if it can't be read."""
+    """Return the id of this boot; "" if it cannot be read."""
     try:
         return (procfs / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):
@@ -60,7 +62,7 @@ def boot_id(procfs: Path) -> str:
 
 
 class KernelLog:
-    """The kernel log at `path`, for one thread. It never blocks and never raises: what it can't do, `reason` says.
+    """The kernel log at `path`, for one thread. It never blocks and never raises: `reason` says why it cannot be read.
 
     A path that is a character device or is called `kmsg` is read as /dev/kmsg, any other as lines of text; a file may
     be rotated and truncated. `missed` counts the records of /dev/kmsg that were overwritten before they were read.
@@ -88,23 +90,23 @@ class KernelLog:
         self._torn = False
 
     def read(self) -> list[Logged]:
-        """The (S)Xids since the last call; at most some 20 000 records or 8 MiB are looked at in one call."""
-        found: list[Logged] = []
+        """Return the (S)XIDs since the last call, which reads at most 20 000 records or 8 MiB."""
+        entries: list[Logged] = []
         try:
             if self._fd is None:
                 self._fd = self._open()
             if self._kmsg:
-                self._records(self._fd, found)
+                self._records(self._fd, entries)
             else:
-                self._file(self._fd, found)
+                self._file(self._fd, entries)
             self.reason = ""
         except (OSError, ValueError) as error:  # ValueError: a path with a NUL
             self.reason = self._why(error)
             self.close()
-        return found
+        return entries
 
     def close(self) -> None:
-        """Give the file back; a later read opens it again and goes on where this one was."""
+        """Close the file; a later read opens it again and resumes."""
         if self._fd is not None:
             with contextlib.suppress(OSError):
                 os.close(self._fd)
@@ -116,10 +118,10 @@ class KernelLog:
             status = os.fstat(fd)
             self._kmsg = stat.S_ISCHR(status.st_mode) or self.path.name == "kmsg"
             if self._kmsg:
-                # Unreadable: a name of its own, lest a sequence number be compared with that of another boot.
+                # If unreadable, a unique id: sequence numbers of different boots must not be compared.
                 self._boot_id = boot_id(self._procfs) or self._boot_id or f"unknown-{time.time_ns()}"
                 if self._end:
-                    with contextlib.suppress(OSError):  # a pipe has no end to go to
+                    with contextlib.suppress(OSError):  # a pipe cannot seek
                         os.lseek(fd, 0, os.SEEK_END)
             else:
                 self._place(fd, status)
@@ -129,7 +131,7 @@ class KernelLog:
         return fd
 
     def _place(self, fd: int, status: os.stat_result) -> None:
-        """Go to where reading starts; another inode, or a file shorter than what was read, is a new one."""
+        """Seek to where reading starts. Another inode, or a file shorter than what was read, is a new file."""
         origin, offset = str(status.st_ino), 0
         if self._end:
             offset = status.st_size
@@ -139,13 +141,13 @@ class KernelLog:
         os.lseek(fd, offset, os.SEEK_SET)
         self.position, self._end = Position(origin, offset), False
 
-    def _records(self, fd: int, found: list[Logged]) -> None:
+    def _records(self, fd: int, entries: list[Logged]) -> None:
         for _ in range(MOST_RECORDS):
             try:
                 data = self._read(fd, RECORD)
             except BlockingIOError:
                 return
-            except BrokenPipeError:  # overwritten meanwhile; the next read has the oldest that is left
+            except BrokenPipeError:  # overwritten meanwhile; the next read returns the oldest record left
                 continue
             if not data:
                 return
@@ -160,18 +162,18 @@ class KernelLog:
             line = record.found
             if line:
                 now, monotonic = self._clocks()
-                found.append(Logged(self.position, unix_time(record.microseconds / 1e6, now, monotonic), line))
+                entries.append(Logged(self.position, unix_time(record.microseconds / 1e6, now, monotonic), line))
 
-    def _file(self, fd: int, found: list[Logged]) -> None:
-        ended, replaced = self._lines(fd, found), self._replaced(fd)
-        # Twice: lines may have been written between the end and the renaming.
-        if ended and replaced and self._lines(fd, found):
+    def _file(self, fd: int, entries: list[Logged]) -> None:
+        ended, replaced = self._lines(fd, entries), self._replaced(fd)
+        # Read again: lines may have been written before the file was renamed.
+        if ended and replaced and self._lines(fd, entries):
             self.close()
             self._fd = self._open()
-            self._lines(self._fd, found)
+            self._lines(self._fd, entries)
 
-    def _lines(self, fd: int, found: list[Logged]) -> bool:
-        """Look at complete lines; whether the end was reached."""
+    def _lines(self, fd: int, entries: list[Logged]) -> bool:
+        """Read complete lines; return whether the end was reached."""
         for _ in range(MOST_CHUNKS):
             if self.position and os.fstat(fd).st_size < self.position.number + len(self._partial):
                 self._restart(fd)
@@ -180,18 +182,18 @@ class KernelLog:
                 return True
             *lines, self._partial = (self._partial + chunk).split(b"\n")
             for line in lines:
-                self._line(line, found)
+                self._line(line, entries)
             if len(self._partial) > LONGEST_LINE:
                 self._advance(len(self._partial))
                 self._partial, self._torn = b"", True
         return False
 
-    def _line(self, line: bytes, found: list[Logged]) -> None:
+    def _line(self, line: bytes, entries: list[Logged]) -> None:
         position = self._advance(len(line) + 1)
         torn, self._torn = self._torn, False
-        says = None if torn else parse(line.decode(errors="replace"))  # the tail of a line is not a line
-        if says:
-            found.append(Logged(position, says.stamp.at, says))
+        xid = None if torn else parse(line.decode(errors="replace"))  # the tail of a line is not parsed
+        if xid:
+            entries.append(Logged(position, xid.stamp.at, xid))
 
     def _advance(self, length: int) -> Position:
         assert self.position is not None
@@ -199,13 +201,13 @@ class KernelLog:
         return self.position
 
     def _restart(self, fd: int) -> None:
-        """The file was truncated."""
+        """Begin again at the start of a file that was truncated."""
         os.lseek(fd, 0, os.SEEK_SET)
         self._partial, self._torn = b"", False
         self.position = Position(str(os.fstat(fd).st_ino), 0)
 
     def _replaced(self, fd: int) -> bool:
-        """Another file has the name. An empty one may wait for the writer still: until it switches, so do we."""
+        """Whether another file has this name now. An empty one does not count: the writer may not have switched yet."""
         try:
             new = os.stat(self.path)
         except FileNotFoundError:

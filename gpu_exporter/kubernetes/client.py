@@ -1,4 +1,4 @@
-"""The API server as a pod sees it: read-only requests with the token of its service account."""
+"""A read-only client of the API server, with the token of the pod's service account."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ PATIENCE = 10.0
 LARGEST_LINE = 16 << 20
 LARGEST_REPLY = 256 << 20
 PAGE = 500
-# What RFC 6750 lets a bearer token have.
+# The characters of a bearer token in RFC 6750.
 TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*", re.ASCII)
 
 Object = Mapping[str, Any]
 
 
 class Api:
-    """One request at a time, each on a connection of its own. Token and CA are read again each time: both change."""
+    """Makes one request at a time, each on its own connection. Token and CA are read each time, because both rotate."""
 
     def __init__(self, host: str, port: int, account: Path, patience: float = PATIENCE) -> None:
         self._host, self._port, self._account, self._patience = host, port, account, patience
 
     def get(self, path: str, **query: str) -> Object:
-        """One object. Raises LookupFailed."""
-        with _told(path), self._request(path, query, self._patience) as response:
+        """Return one object. Raises LookupFailed."""
+        with _as_lookup_failed(path), self._request(path, query, self._patience) as response:
             body = response.read(LARGEST_REPLY)
             return _object(body, path)
 
     def pages(self, path: str, **query: str) -> tuple[list[Object], str]:
-        """All items of a list, and the resource version that they are of. Raises LookupFailed.
+        """Return all items of a list, and its resource version. Raises LookupFailed.
 
-        Version 0 is whatever the server has at hand: else each node's question would have etcd read all of the cluster.
+        Version 0 is answered from the server's cache; otherwise each request would read the whole list from etcd.
         """
         items: list[Object] = []
         token = ""
@@ -55,9 +55,9 @@ class Api:
                 return items, str(_metadata(page).get("resourceVersion", ""))
 
     def watch(self, path: str, seconds: float, **query: str) -> Iterator[Object]:
-        """Events as they come, for about so long; an empty one says that the server has begun. Raises LookupFailed."""
+        """Yield events for about `seconds`, after an empty one once the server answers. Raises LookupFailed."""
         query |= {"watch": "1", "allowWatchBookmarks": "true", "timeoutSeconds": str(int(seconds))}
-        with _told(path), self._request(path, query, seconds + self._patience) as response:
+        with _as_lookup_failed(path), self._request(path, query, seconds + self._patience) as response:
             yield {}
             while line := response.readline(LARGEST_LINE):
                 if line.strip():
@@ -82,7 +82,7 @@ class Api:
 
 
 def _credentials(account: Path) -> tuple[str, ssl.SSLContext]:
-    """Raises LookupFailed, without a word of what is in the token."""
+    """Return the token, and a TLS context with the CA. Raises LookupFailed, whose text never contains the token."""
     token, ca = account / "token", account / "ca.crt"
     reading = token
     try:
@@ -105,8 +105,8 @@ def _credentials(account: Path) -> tuple[str, ssl.SSLContext]:
 
 
 @contextmanager
-def _told(path: str) -> Iterator[None]:
-    """Turns what may go wrong in a request into LookupFailed."""
+def _as_lookup_failed(path: str) -> Iterator[None]:
+    """Convert the errors of a request to LookupFailed."""
     try:
         yield
     except ssl.SSLError as error:
@@ -133,28 +133,28 @@ def _refused(response: HTTPResponse, path: str) -> LookupFailed:
 
 def _object(text: bytes, path: str) -> Object:
     try:
-        found = json.loads(text)
+        content = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise LookupFailed("malformed", f"API server: {path}: an answer that is no JSON") from error
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise LookupFailed("malformed", f"API server: {path}: an answer that is no object")
-    return found
+    return content
 
 
-def _metadata(found: Object) -> Object:
-    metadata = found.get("metadata")
+def _metadata(page: Object) -> Object:
+    metadata = page.get("metadata")
     return metadata if isinstance(metadata, dict) else {}
 
 
 def _items(page: Object) -> list[Object]:
     items = page.get("items")
-    return [each for each in items if isinstance(each, dict)] if isinstance(items, list) else []
+    return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
 
 
 def in_cluster(account: Path, environ: Mapping[str, str] = os.environ, patience: float = PATIENCE) -> Api:
-    """The API server of the cluster that this pod runs in. Raises GpuExporterError outside of one."""
+    """Return a client of the cluster that this pod runs in. Raises GpuExporterError outside a cluster."""
     host, port = environ.get("KUBERNETES_SERVICE_HOST", ""), environ.get("KUBERNETES_SERVICE_PORT", "443")
     if not host or not port.isdecimal():
-        why = "KUBERNETES_SERVICE_HOST is not set: labels of pods and resource claims are told only inside a cluster"
+        why = "KUBERNETES_SERVICE_HOST is not set: labels of pods and resource claims exist only inside a cluster"
         raise GpuExporterError(why)
     return Api(host, int(port), account, patience)

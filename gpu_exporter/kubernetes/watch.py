@@ -1,4 +1,4 @@
-"""Follows a list of the API server: listed once, then told what changes."""
+"""Follows a list of the API server: lists it once, then watches it for changes."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from gpu_exporter.model.lookup import LONGEST_WAIT, Lookup, LookupFailed, brief
 
 T = TypeVar("T")
 
-# After this time a watch is begun again, which also finds out about a server that is silent because it is gone.
+# After this time a watch is renewed, which also detects a server that is silent because it is gone.
 WATCH_SECONDS = 60.0
 FIRST_WAIT = 0.5
-# After these the watch goes on where it was; after others it might stumble over the same event for ever.
+# After these failures the watch resumes at its version; after others it relists, so that no event can block it.
 AWAY = frozenset({"unavailable", "timeout", "tls", "no_token", "unauthorized", "too_many_requests"})
 
 Followed = Mapping[str, T]
 
 
 class Watch(threading.Thread, Generic[T]):
-    """Keeps what `read` makes of each object, by namespace and name; what `read` makes nothing of is left out.
+    """Keeps the result of `read` for each object, by namespace and name, without those for which it returns None.
 
-    `path` may ask the server where the list is. After a server that was away the watch goes on where it was; a version
-    that is too old (410 Gone), or an event that can't be read, is listed anew.
+    `path` may ask the server where the list is. After the server was unreachable, the watch resumes at its version; if
+    that is too old (410 Gone), or an event is malformed, it relists.
     """
 
     def __init__(
         self,
-        told: Lookup[Followed[T]],
+        lookup: Lookup[Followed[T]],
         api: Api,
         path: Callable[[Api], str],
         read: Callable[[Object], T | None],
         query: Mapping[str, str],
         seconds: float = WATCH_SECONDS,
     ) -> None:
-        super().__init__(name=f"attribution-{told.source}", daemon=True)
-        self.told = told
+        super().__init__(name=f"attribution-{lookup.source}", daemon=True)
+        self.lookup = lookup
         self._api, self._path, self._read, self._query, self._seconds = api, path, read, query, seconds
-        self._known: dict[str, T] = {}
+        self._values: dict[str, T] = {}
         self._version = ""
         self._stopping = threading.Event()
 
@@ -53,9 +53,9 @@ class Watch(threading.Thread, Generic[T]):
                 wait = min(2 * wait, LONGEST_WAIT)
                 if error.reason not in AWAY:
                     self._version = ""
-                self.told.fail(error)
-            except Exception:  # noqa: BLE001 - it is logged there, with its place
-                self.told.broke()
+                self.lookup.fail(error)
+            except Exception:  # noqa: BLE001 - fail_unexpectedly logs it with its traceback
+                self.lookup.fail_unexpectedly()
                 self._version = ""
                 wait = LONGEST_WAIT
             self._stopping.wait(wait)
@@ -64,7 +64,7 @@ class Watch(threading.Thread, Generic[T]):
         path = self._path(self._api)
         if not self._version:
             items, version = self._api.pages(path, **self._query)
-            self._known = {}
+            self._values = {}
             for item in items:
                 self._keep(item)
             self._version = version
@@ -73,34 +73,34 @@ class Watch(threading.Thread, Generic[T]):
             if event:
                 self._take(event)
             self._publish()
-        self.told.alive()
+        self.lookup.confirm()
 
     def _take(self, event: Object) -> None:
-        found = event.get("object")
-        if not isinstance(found, dict):
+        item = event.get("object")
+        if not isinstance(item, dict):
             raise LookupFailed("malformed", "API server: an event without an object")
         if event.get("type") == "ERROR":
-            code = found.get("code")
-            why = brief(found.get("message"))
+            code = item.get("code")
+            why = brief(item.get("message"))
             raise LookupFailed("gone" if code == 410 else "refused", f"API server: watch ended: {why}")
         if event.get("type") == "DELETED":
-            self._known.pop(_key(found), None)
+            self._values.pop(_key(item), None)
         elif event.get("type") != "BOOKMARK":
-            self._keep(found)
-        self._version = str((found.get("metadata") or {}).get("resourceVersion") or self._version)
+            self._keep(item)
+        self._version = str((item.get("metadata") or {}).get("resourceVersion") or self._version)
 
     def _keep(self, item: Object) -> None:
-        found = self._read(item)
-        if found is None:
-            self._known.pop(_key(item), None)
+        value = self._read(item)
+        if value is None:
+            self._values.pop(_key(item), None)
         else:
-            self._known[_key(item)] = found
+            self._values[_key(item)] = value
 
     def _publish(self) -> None:
-        self.told.tell(self._known.copy())
+        self.lookup.answer(self._values.copy())
 
     def stop(self) -> None:
-        """End soon; who is being asked is not waited for."""
+        """Request the end; does not wait for a request in flight."""
         self._stopping.set()
 
 

@@ -1,14 +1,14 @@
-"""The errors that end a command with one line, or cost a GPU or a source."""
+"""Errors that end a command with one line, or that concern one GPU or one source."""
 
 from __future__ import annotations
 
 
 class GpuExporterError(Exception):
-    """An error that is the user's to mend: the message is one line that names the thing and the cure."""
+    """An error that the user can fix: the message is one line that names the cause and the fix."""
 
 
 class GpuLost(GpuExporterError):
-    """A GPU stopped answering: costs that GPU. `reason` is one of lost, reset_required, unknown, gone."""
+    """A GPU stopped answering; affects only that GPU. `reason` is one of lost, reset_required, unknown, gone."""
 
     def __init__(self, message: str, reason: str = "lost") -> None:
         super().__init__(message)
@@ -16,7 +16,7 @@ class GpuLost(GpuExporterError):
 
 
 class SourceLost(GpuExporterError):
-    """The library stopped answering: costs the source, which reconnects. `reason` is a word for a label."""
+    """The library stopped answering; the source reconnects. `reason` is a label value."""
 
     def __init__(self, message: str, reason: str = "unknown") -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""A finding: one thing that was looked at, in plain words, and how to mend it."""
+"""A finding of `gpu-exporter doctor`: the result of one check, and the fix."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Level(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`topic` is a stable name of what was looked at; the words may change."""
+    """The result of a check. `topic` is a stable name of what was checked; the texts may change."""
 
     topic: str
     level: Level
@@ -31,11 +31,16 @@ class Finding:
 
 
 def as_dict(findings: Sequence[Finding]) -> dict[str, Any]:
-    """For JSON; `ok` is what the exit code says."""
+    """Return findings for JSON; `ok` agrees with the exit code."""
     return {
         "ok": all(finding.level is not Level.FAIL for finding in findings),
         "findings": [
-            {"topic": each.topic, "level": each.level.name.lower(), "what": each.what, "cure": each.cure}
-            for each in findings
+            {
+                "topic": finding.topic,
+                "level": finding.level.name.lower(),
+                "what": finding.what,
+                "cure": finding.cure,
+            }
+            for finding in findings
         ],
     }

@@ -23,7 +23,7 @@ class Gpu:
 
 
 class Owner(NamedTuple):
-    """Who has a GPU, or with `instance` that GPU instance of it. `workload` is the job whose ranks are compared."""
+    """The owner of a GPU, or with `instance` of that GPU instance. `workload` is the job whose ranks are compared."""
 
     namespace: str = ""
     pod: str = ""
@@ -65,7 +65,7 @@ class Reading:
     before `at` (monotonic seconds), or over those that `spans` has for the series. `failed` names series that
     should have answered and did not, with one of the five outcomes; `unsupported` those that this device can't
     answer; `ended` those of MIG instances and processes that are no more. `buffered` has samples that were taken
-    since about the read before, each with a stamp that rises from sample to sample; some may have been told before.
+    since about the read before, each with a stamp that rises from sample to sample; some may be repeated.
     """
 
     at: float
@@ -80,7 +80,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class XidEvent:
-    """An Xid as the driver told it, heard of at unix time `at`; `instance` is the MIG instance it was on."""
+    """An XID that the driver reported, received at unix time `at`; `instance` is the MIG instance it was on."""
 
     at: float
     pci_bus_id: str

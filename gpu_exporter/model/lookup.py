@@ -14,21 +14,17 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-# What was told longer ago is not true of the pods of today any more.
+# An older answer no longer holds for the pods of today.
 KEPT_SECONDS = 600.0
-
-
 # The longest wait after a failure: kubelet is back soon after a restart.
 LONGEST_WAIT = 5.0
-
-
 INTERNAL = "internal_error"
 
 
 class LookupFailed(Exception):
-    """A teller has no answer. `reason` is a word for a label, the message one line that names the cure.
+    """A remote party gave no answer. `reason` is a label value, the message one line that names the fix.
 
-    Where only a part of the answer is missing, `rest` is the other.
+    If only a part of the answer is missing, `rest` is the other part.
     """
 
     def __init__(self, reason: str, message: str, rest: Any = None) -> None:
@@ -37,61 +33,64 @@ class LookupFailed(Exception):
 
 
 def brief(text: object) -> str:
-    """What others say, as a part of one line."""
+    """Shorten a remote party's text to a part of one line."""
     return " ".join(str(text).split())[:200]
 
 
 class Lookup(Generic[T]):
-    """Written by the teller's thread, read by any. What is told again the same stays the same object."""
+    """The last answer, its age and the failures. One thread writes it, any may read it.
+
+    An answer equal to the last one leaves `value` the same object. `settled` is set after the first answer or failure.
+    """
 
     def __init__(self, source: str, nothing: T) -> None:
         self.source = source
         self.up = False
-        self.told_at: float | None = None
+        self.answered_at: float | None = None
         self.errors: Counter[str] = Counter()
-        self.heard = threading.Event()
+        self.settled = threading.Event()
         self._nothing = self._value = nothing
         self._reason = ""
 
-    def tell(self, value: T) -> None:
-        """An answer came; said in the log if that is news."""
+    def answer(self, value: T) -> None:
+        """Store an answer; log it if it is the first, or the first after a failure."""
         if value != self._value:
             self._value = value
-        self.told_at = time.monotonic()
-        if self._reason or not self.heard.is_set():
+        self.answered_at = time.monotonic()
+        if self._reason or not self.settled.is_set():
             log.info("attribution: %s answers", self.source)
         self.up, self._reason = True, ""
-        self.heard.set()
+        self.settled.set()
 
-    def alive(self) -> None:
-        """What was told still holds."""
-        self.told_at = time.monotonic()
+    def confirm(self) -> None:
+        """Reset the age: the last answer still holds."""
+        self.answered_at = time.monotonic()
 
     def fail(self, error: LookupFailed, rest: T | None = None) -> None:
-        """No answer came, or only the `rest` of it; said in the log if that is news."""
+        """Record a failure, with the `rest` of an answer if there is one; log it if its reason is new."""
         if rest is not None:
-            self._value, self.told_at = rest, time.monotonic()
+            self._value, self.answered_at = rest, time.monotonic()
         self.errors[error.reason] += 1
         if error.reason != self._reason:
             log.warning("attribution: %s: %s", self.source, error)
         self.up, self._reason = False, error.reason
-        self.heard.set()
+        self.settled.set()
 
-    def broke(self) -> None:
-        """An error of ours is being handled; said in the log, with where it was, if that is news."""
+    def fail_unexpectedly(self) -> None:
+        """Record the exception being handled, a bug; log it with its traceback if the last failure was another."""
         self.errors[INTERNAL] += 1
         if self._reason != INTERNAL:
             log.exception("attribution: %s: unexpected error, please report it", self.source)
         self.up, self._reason = False, INTERNAL
-        self.heard.set()
+        self.settled.set()
 
     @property
     def age(self) -> float | None:
-        """Seconds since the last answer; None if there was none."""
-        return None if self.told_at is None else time.monotonic() - self.told_at
+        """Seconds since the last answer; None if there is none."""
+        return None if self.answered_at is None else time.monotonic() - self.answered_at
 
     @property
     def value(self) -> T:
-        """What was told last, unless that is too long ago."""
+        """The last answer, or `nothing` if it is older than KEPT_SECONDS."""
         age = self.age
         return self._value if age is not None and age < KEPT_SECONDS else self._nothing

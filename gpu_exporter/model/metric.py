@@ -86,7 +86,7 @@ class Gpm:
     """An NVML GPM metric id: the exact mean between two samples. On link `n` the id is `id + n * stride`.
 
     `pace` is how often NVML is asked: the mean is exact over any time, and a call with id 1 costs 1.4 ms of CPU (H200,
-    driver 580); of any others it costs nearly nothing, but each value does that we make of it.
+    driver 580). Calls with other ids cost nearly nothing, but every value that is derived from them does.
     """
 
     id: int
@@ -103,7 +103,7 @@ class Buffered:
 
 @dataclass(frozen=True, slots=True)
 class PerPeer:
-    """What NVML tells of a GPU and each other one: `P2PStatus` is `nvmlDeviceGetP2PStatus(handle, other, *args)`."""
+    """What NVML reports of a GPU and each other one: `P2PStatus` is `nvmlDeviceGetP2PStatus(handle, other, *args)`."""
 
     name: str
     args: tuple[int, ...] = ()
@@ -111,7 +111,7 @@ class PerPeer:
 
 @dataclass(frozen=True, slots=True)
 class PerProcess:
-    """What NVML tells of a process on a GPU: memory, sm (its share of SM time), or a number of processes."""
+    """What NVML reports about a process on a GPU: memory, sm (its share of SM time), or a number of processes."""
 
     what: str
 

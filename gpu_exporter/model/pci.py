@@ -6,14 +6,14 @@ import re
 
 
 def pci_bus_id(text: str) -> str:
-    """An address as NVML writes it (`00000000:0A:00.0`), from any usual way to write it; "" if it is none."""
-    found = re.fullmatch(r"(?:PCI:)?(?:([0-9a-f]{1,8}):)?([0-9a-f]{2}):([0-9a-f]{2})(?:\.([0-7]))?", text, re.I)
-    if not found:
+    """An address as NVML writes it (`00000000:0A:00.0`), from any usual notation; "" if it is malformed."""
+    match = re.fullmatch(r"(?:PCI:)?(?:([0-9a-f]{1,8}):)?([0-9a-f]{2}):([0-9a-f]{2})(?:\.([0-7]))?", text, re.I)
+    if not match:
         return ""
-    domain, bus, device, function = found.groups(default="0")
+    domain, bus, device, function = match.groups(default="0")
     return f"{int(domain, 16):08X}:{bus.upper()}:{device.upper()}.{function}"
 
 
 def same_device(one: str, other: str) -> bool:
-    """Whether two PCI addresses, however written, are one device; an address that is none is nobody's."""
+    """Whether two PCI addresses, however written, are one device; a malformed address equals none."""
     return pci_bus_id(one) == pci_bus_id(other) != ""

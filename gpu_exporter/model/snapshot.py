@@ -1,4 +1,4 @@
-"""The words of the project as types: field, entity, metric, sample, snapshot, source, and the two errors."""
+"""Snapshots: all samples of one collection, with the status and the verdict of each GPU."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class GpuStatus:
-    """Whether a GPU answers. `read_at` is when it was last read well (monotonic seconds), `stalled` how long a driver
-    call has been stuck."""
+    """Whether a GPU answers. `read_at` is the time of the last good read (monotonic seconds), `stalled` how long a
+    driver call has been stuck (seconds)."""
 
     gpu: Gpu
     up: bool
@@ -25,9 +25,9 @@ class GpuStatus:
     stalled: float = 0.0
 
 
-class Seen(NamedTuple):
-    """A GPU with its latest samples, when they were read (monotonic seconds) if they still hold, and what it can't
-    answer."""
+class GpuSamples(NamedTuple):
+    """A GPU with its latest samples, the time of the read (monotonic seconds; None if they no longer hold), and the
+    metrics that it does not support, with the reason."""
 
     gpu: Gpu
     read_at: float | None
@@ -36,7 +36,7 @@ class Seen(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A sample of the exporter's own, before it has its series."""
+    """A sample that the exporter makes itself, before it has a series."""
 
     metric: Metric
     gpu: Gpu | None
@@ -46,19 +46,19 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OwnerLabels:
-    """The owner's labels on the classic families: by UUID and GPU instance ("": the whole GPU), else those of nobody.
+    """The owner labels of classic families, by UUID and GPU instance ("": the whole GPU); `default` for all others.
 
-    They are written also where they are empty: Prometheus with `honor_labels` then does not put in its own.
+    They are written even if they are empty, so that Prometheus with `honor_labels` does not add its own.
     """
 
-    free: Labels = ()
-    taken: Mapping[tuple[str, str], Labels] = field(default_factory=dict)
+    default: Labels = ()
+    by_device: Mapping[tuple[str, str], Labels] = field(default_factory=dict)
 
     def labels(self, series: Series) -> Labels:
-        """Those of a series: none if it is not of a classic family of a GPU."""
+        """Return those of a series; none unless it is of a classic family of a GPU."""
         if series.gpu is None or not series.metric.classic:
             return ()
-        return self.taken.get((series.gpu.uuid, dict(series.labels).get("GPU_I_ID", "")), self.free)
+        return self.by_device.get((series.gpu.uuid, dict(series.labels).get("GPU_I_ID", "")), self.default)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +74,10 @@ class Snapshot:
     gpus: tuple[GpuStatus, ...] = ()
     live: bool = True
     verdicts: tuple[Verdict, ...] = ()
-    owned: OwnerLabels = OwnerLabels()
+    owner_labels: OwnerLabels = OwnerLabels()
     description: str = ""
 
     @property
     def read_at(self) -> float | None:
-        """When any GPU was last read well (monotonic seconds); None if none was yet."""
+        """The time of the last good read of any GPU (monotonic seconds); None if there was none."""
         return max((status.read_at for status in self.gpus if status.read_at is not None), default=None)

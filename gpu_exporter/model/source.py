@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from gpu_exporter.model.gpu import Gpu, Owner, Reading, Sample, XidEvent
 from gpu_exporter.model.metric import Metric, Pace
-from gpu_exporter.model.snapshot import OwnerLabels, Row, Seen
+from gpu_exporter.model.snapshot import GpuSamples, OwnerLabels, Row
 
 if TYPE_CHECKING:
     from threading import Lock
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class Attribution(Protocol):
     """The owners of GPUs, from another part of the system than the source."""
 
-    def attribute(self, gpus: Sequence[Seen]) -> tuple[OwnerLabels, Sequence[Row]]:
+    def attribute(self, gpus: Sequence[GpuSamples]) -> tuple[OwnerLabels, Sequence[Row]]:
         """The owners of these GPUs, as far as known now. Never blocks, never raises."""
 
 
@@ -27,10 +27,10 @@ class Device(Protocol):
 
     @property
     def xids_since(self) -> float | None:
-        """When Xids were registered for (unix time); None if the driver does not report them."""
+        """When the driver was asked to report XIDs (unix time); None if it does not."""
 
     def events(self) -> Sequence[XidEvent]:
-        """Xids that the driver reported since the last call. Never raises."""
+        """XIDs that the driver reported since the last call. Never raises."""
 
     def read(self, paces: frozenset[Pace]) -> Reading:
         """Read the fields of these paces. Raises GpuLost or SourceLost."""

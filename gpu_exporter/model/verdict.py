@@ -21,7 +21,7 @@ class Action(Enum):
 
 
 class Health(Enum):
-    """The worse the later. UNKNOWN: nothing bad was seen, but something that this GPU can tell could not be read.
+    """The worse the later. UNKNOWN: nothing bad was seen, but something that this GPU can report could not be read.
     DEGRADED: what runs may go on, nothing new should start. UNHEALTHY: act now."""
 
     HEALTHY = "healthy"

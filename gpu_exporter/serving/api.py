@@ -1,4 +1,4 @@
-"""Snapshot -> the JSON of `/api/v1`. Pure."""
+"""A snapshot as the JSON of `/api/v1`. Pure."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ OWNERS = frozenset({m.POD_INFO, m.JOB_INFO, m.CONTAINER_INFO})
 
 
 def gpus(snapshot: Snapshot) -> str:
-    """What each GPU is, whether it answers, the verdict on it, and whose it is as far as somebody is asked."""
+    """Return the identity, state, verdict and owners of each GPU; owners only if attribution is configured."""
     owners: dict[str, list[dict[str, str]]] = defaultdict(list)
     for series, _ in snapshot.samples:
         if series.metric in OWNERS and series.gpu is not None:
             owners[series.gpu.uuid].append(dict(series.labels))
-    found = [
+    entries = [
         {
             **judge.as_dict(verdict),
             "up": status.up,
@@ -28,4 +28,4 @@ def gpus(snapshot: Snapshot) -> str:
         }
         for status, verdict in zip(snapshot.gpus, snapshot.verdicts, strict=True)
     ]
-    return json.dumps({"at": snapshot.at, "source": snapshot.source, "live": snapshot.live, "gpus": found})
+    return json.dumps({"at": snapshot.at, "source": snapshot.source, "live": snapshot.live, "gpus": entries})

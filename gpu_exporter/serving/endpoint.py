@@ -1,4 +1,4 @@
-"""What is shown of one node: its pages, and how it is."""
+"""What the server answers for one node: its pages, its health, its events."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 
 from gpu_exporter.collection.settings import PAGE_SECONDS
-from gpu_exporter.exposition.renderer import Pages
+from gpu_exporter.exposition.pages import Pages
 from gpu_exporter.health.events import EventLog
 from gpu_exporter.model.snapshot import Snapshot
 
@@ -18,7 +18,7 @@ EXPIRY_INTERVALS = 3
 
 
 class Health:
-    """What the health endpoints answer, from the latest page and its snapshot. `failure` tells why no page is made."""
+    """Liveness and readiness, from the latest page and its snapshot. `failure` returns why no page is made."""
 
     def __init__(self, interval: float, pages: Pages, failure: Callable[[], str] = str) -> None:
         self.snapshot: Snapshot | None = None
@@ -27,9 +27,9 @@ class Health:
         self._failure = failure
 
     def alive(self) -> str:
-        """Empty if there is a page that may be served; else since when there is none, and why, in one line.
+        """Return since when there is no page that may be served, and why, in one line; empty if there is one.
 
-        The age is that of the page, whatever its GPUs do: the thread that makes pages never calls a driver.
+        Only the age of the page counts, not its GPUs: the thread that makes pages never calls a driver.
         """
         if not self._pages.made.is_set():
             return "no page has been made yet"
@@ -41,7 +41,11 @@ class Health:
         return f"no page was made since {since}, {age:.0f} s ago: {why}"
 
     def ready(self) -> str:
-        """Empty if the last good read of any GPU is younger than three intervals; while one is up, than three pages."""
+        """Return why the node is not ready; empty if it is.
+
+        It is ready while the last good read of any GPU is younger than three intervals; while a GPU is up, than three
+        pages.
+        """
         problem = self.alive()
         if self.snapshot is None or problem:
             return problem or "no snapshot yet"
@@ -55,13 +59,13 @@ class Health:
 
 
 def never() -> bool:
-    """What is dead of an exporter that plays nothing."""
+    """The `dead` of a source that does not simulate one."""
     return False
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """What is shown of one node. `dead` tells when a simulated one shall not be scraped any more."""
+    """One node. `dead` returns whether a simulated exporter has died, and so must not answer scrapes."""
 
     node: str
     pages: Pages

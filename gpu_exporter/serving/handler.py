@@ -1,4 +1,4 @@
-"""What every answer has in common: who may ask, headers, and an end of patience with clients."""
+"""What every request has in common: authentication, headers, errors in one line, and a timeout for slow clients."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tornado.web import HTTPError, RequestHandler
 
 from gpu_exporter.serving.endpoint import Endpoint
 
-# A connection that has sent no whole request, or read no whole answer, for this long is closed.
+# A connection on which a request, or the reading of an answer, takes longer than this is closed.
 CLIENT_SECONDS = 10.0
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Handler(RequestHandler):
-    """A request that someone made who may."""
+    """A request of a client that may make it. `endpoints` has the nodes by prefix: "" or `/nodes/NAME`."""
 
     endpoints: Mapping[str, Endpoint]
 
@@ -26,37 +26,37 @@ class Handler(RequestHandler):
         self.endpoints = endpoints
 
     def endpoint(self, prefix: str) -> Endpoint:
-        """What is shown below this path. Raises HTTPError."""
-        found = self.endpoints.get(prefix)
-        if found is None:
+        """The node below this prefix. Raises HTTPError if there is none."""
+        endpoint = self.endpoints.get(prefix)
+        if endpoint is None:
             raise HTTPError(404)
-        return found
+        return endpoint
 
     def set_default_headers(self) -> None:
         self.set_header("Server", "gpu-exporter")
-        for name, value in self.settings["web"].config.headers.items():
+        for name, value in self.settings["guard"].config.headers.items():
             self.set_header(name, value)
 
     async def prepare(self) -> None:
-        """Answer instead of the method if the client may not ask."""
+        """Answer with a refusal, instead of the method, if the client may not make this request."""
         authorization = self.request.headers.get("Authorization", "")
-        refusal = await self.settings["web"].refuse(authorization, self.request.remote_ip or "")
+        refusal = await self.settings["guard"].refuse(authorization, self.request.remote_ip or "")
         if refusal is not None:
             self.set_header(*refusal.header)
             await self.send(refusal.text, TEXT, refusal.status)
 
     def compute_etag(self) -> None:
-        """None: hashing half a megabyte a scrape would cost more than the scrape."""
+        """Set no ETag: hashing half a megabyte would cost more than the rest of the scrape."""
 
     async def send(self, body: bytes | str, content_type: str, status: int = 200) -> None:
-        """Send a whole answer; a client that does not read it in time is cut off."""
+        """Send an answer; the connection of a client that does not read it in time is closed."""
         self.set_status(status)
         self.set_header("Content-Type", content_type)
         with suppress(StreamClosedError):
             await self.finish(body)
 
     def finish(self, chunk: Any = None) -> asyncio.Future[None]:
-        """Every answer, errors too, has a time in which it must be taken: else a client could hold a connection."""
+        """Close the connection if the client does not read the answer, or the error, within CLIENT_SECONDS."""
         written = super().finish(chunk)
         stream = getattr(self.request.connection, "stream", None)
         if stream is not None:
@@ -65,7 +65,7 @@ class Handler(RequestHandler):
             def taken(done: asyncio.Future[None]) -> None:
                 cut.cancel()
                 if not done.cancelled():
-                    done.exception()  # the client is gone: nobody needs to hear of it
+                    done.exception()  # retrieved, so that asyncio logs nothing about a client that is gone
 
             written.add_done_callback(taken)
         return written

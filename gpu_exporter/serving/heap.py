@@ -1,4 +1,4 @@
-"""The C library's heap, where it is glibc's: what a long-lived process with many threads does without."""
+"""Settings of glibc's heap that keep a long-lived process with many threads small. No effect on other C libraries."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ M_ARENA_MAX = -8
 
 
 def share() -> None:
-    """Have threads that start later use one arena: Python's run one at a time, and more would only keep memory."""
+    """Let threads that start later share one arena: Python runs one at a time, and more arenas only retain memory."""
     with suppress(OSError, TypeError, AttributeError):  # another C library
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
 
 
 def trim() -> None:
-    """Give free memory back to the system."""
+    """Return free memory to the system."""
     with suppress(OSError, TypeError, AttributeError):
         ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0))

@@ -1,4 +1,4 @@
-"""The paths that change something: quit, reload, release, resume. Who may ask them, and what they answer."""
+"""The paths below `/-/`: quit, reload, release, resume. Who may call them, and what they answer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpu_exporter.inputs import hand_over
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.serving.handler import TEXT, Handler
 
-# How long a release or resume may take before it is answered that it has not happened yet.
+# How long a release or resume may take before the answer is that it has not happened yet.
 PATIENCE_SECONDS = 5.0
 POLL_SECONDS = 0.05
 DEFAULT_RELEASE = "10m"
@@ -28,7 +28,7 @@ REMOVE_SECONDS = 0.5
 
 
 class Token:
-    """A secret in a file that only this user can read: who knows it, on this machine, may release and resume."""
+    """A secret in a file that only this user can read. Whoever sends it from this machine may release and resume."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -36,7 +36,7 @@ class Token:
         self._worker = FileWorker("token-file")
 
     def __enter__(self) -> None:
-        """Put it into the file. Raises GpuExporterError."""
+        """Write it to the file. Raises GpuExporterError."""
         path = self._path
         try:
             self._worker.call(self._write)
@@ -57,7 +57,7 @@ class Token:
         draft.replace(path)
 
     def allows(self, authorization: str, address: str) -> bool:
-        """Whether these come with a request that has the token, from this machine."""
+        """Whether a request with these comes from this machine and has the token."""
         scheme, _, given = authorization.partition(" ")
         matches = secrets.compare_digest(given.strip().encode("utf-8", "replace"), self._secret.encode())
         return scheme.lower() == "bearer" and matches and is_loopback(address)
@@ -73,7 +73,7 @@ class Token:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether a peer's address is this machine's own."""
+    """Whether the address of a peer is a loopback address."""
     try:
         ip = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -83,7 +83,7 @@ def is_loopback(address: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Lifecycle:
-    """What can be asked: everything by everybody if `enabled`, to release and to resume by who has the token."""
+    """What the lifecycle paths act on. If `enabled`, anybody may call them; with `token`, release and resume."""
 
     enabled: bool = False
     quit: Callable[[], None] = lambda: None
@@ -93,14 +93,14 @@ class Lifecycle:
 
 
 class _Change(Handler):
-    """A request that changes something."""
+    """A request that changes the state of the process; pages of other sites may not send it."""
 
     off = "Lifecycle API is not enabled.\n"
 
     @property
     def lifecycle(self) -> Lifecycle:
-        found: Lifecycle = self.settings["lifecycle"]
-        return found
+        lifecycle: Lifecycle = self.settings["lifecycle"]
+        return lifecycle
 
     def allowed(self) -> bool:
         return self.lifecycle.enabled
@@ -119,17 +119,21 @@ class _Change(Handler):
         raise NotImplementedError
 
 
-class _Quit(_Change):
+class Quit(_Change):
+    """End the process."""
+
     async def act(self) -> None:
         await self.send("Goodbye!\n", TEXT)
         self.lifecycle.quit()
 
 
-class _Reload(_Change):
+class Reload(_Change):
+    """Read the web configuration and the fields file again."""
+
     async def act(self) -> None:
         try:
             # A scrape must not wait for a long file or a slow disk.
-            await asyncio.to_thread(self.settings["web"].reload)
+            await asyncio.to_thread(self.settings["guard"].reload)
             await asyncio.to_thread(self.lifecycle.reload)
         except GpuExporterError as error:
             await self.send(f"{error}\n", TEXT, 500)
@@ -144,7 +148,7 @@ class _HandOver(_Change):
     )
 
     async def prepare(self) -> None:
-        """The token stands in for a password here, and only here."""
+        """Require no password of a request that has the token."""
         if not self._has_token():
             await super().prepare()
 
@@ -158,14 +162,16 @@ class _HandOver(_Change):
         return self.lifecycle.enabled or self._has_token()
 
     async def settled(self, ask: Callable[[Collector], str]) -> str:
-        """What a node answers that is not done in time; empty when all are."""
+        """Wait until `ask` returns nothing for every node; return what it still says at the end of the patience."""
         end = time.monotonic() + PATIENCE_SECONDS
-        while (found := next(filter(None, map(ask, self.lifecycle.nodes)), "")) and time.monotonic() < end:
+        while (answer := next(filter(None, map(ask, self.lifecycle.nodes)), "")) and time.monotonic() < end:
             await asyncio.sleep(POLL_SECONDS)
-        return found
+        return answer
 
 
-class _Release(_HandOver):
+class Release(_HandOver):
+    """Release the driver for some time; 409 with the reason if it is still in use after a few seconds."""
+
     async def act(self) -> None:
         try:
             seconds = hand_over(self.get_query_argument("for", DEFAULT_RELEASE))
@@ -181,7 +187,9 @@ class _Release(_HandOver):
             await self.send(f"{self.lifecycle.nodes[0].handover.release or 'the release is over already'}\n", TEXT)
 
 
-class _Resume(_HandOver):
+class Resume(_HandOver):
+    """End the release; 503 with the reason if the driver does not answer within a few seconds."""
+
     async def act(self) -> None:
         ended = [node.handover.end() for node in self.lifecycle.nodes]
         problem = await self.settled(Collector.problem)
@@ -189,11 +197,3 @@ class _Resume(_HandOver):
             await self.send(f"{problem}; tried again until it answers\n", TEXT, 503)
         else:
             await self.send("resumed\n" if any(ended) else "it was not released\n", TEXT)
-
-
-ROUTES: Sequence[tuple[str, type[Handler]]] = (
-    ("/-/quit", _Quit),
-    ("/-/reload", _Reload),
-    ("/-/release", _Release),
-    ("/-/resume", _Resume),
-)

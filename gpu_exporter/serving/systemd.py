@@ -1,4 +1,4 @@
-"""Sockets that systemd listens on for us, by the protocol of `sd_listen_fds(3)`."""
+"""Sockets that systemd listens on and passes to this process, by the protocol of `sd_listen_fds(3)`."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ FIRST = 3
 
 
 def listening(environ: Mapping[str, str] = os.environ) -> list[socket.socket]:
-    """The sockets that were passed, ready for the server. Raises GpuExporterError if there are none."""
+    """Return the sockets that systemd passed, ready for the server. Raises GpuExporterError if there are none."""
     passed = environ.get("LISTEN_FDS", "")
     if environ.get("LISTEN_PID") != str(os.getpid()) or not passed.isdecimal() or not int(passed):
         raise GpuExporterError(
             "--web-systemd-socket: systemd passed no socket; start gpu-exporter by a .socket unit, or leave it out"
         )
-    found = []
+    sockets = []
     for number in range(FIRST, FIRST + int(passed)):
         try:
-            each = socket.socket(fileno=number)
+            passed_socket = socket.socket(fileno=number)
         except OSError as error:
             raise GpuExporterError(
                 f"--web-systemd-socket: descriptor {number} is no socket: {error.strerror}"
             ) from error
-        each.setblocking(False)
+        passed_socket.setblocking(False)
         os.set_inheritable(number, False)
-        found.append(each)
-    return found
+        sockets.append(passed_socket)
+    return sockets

@@ -37,16 +37,16 @@ DIAGNOSE = f"""
 from gpu_exporter.diagnosis.judge import diagnose
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.profiles import HEALTHY
-from gpu_exporter.diagnosis.window import Page, Row, seen
+from gpu_exporter.diagnosis.window import Scrape, ScrapedSample, seen
 
 def found(values):
     labels = {{"UUID": "GPU-1", "gpu": "0", "modelName": "NVIDIA H200", "Hostname": "node-1"}}
     rows = [
-        Row(metric.name, {{**labels, **dict(metric.labels)}}, value)
+        ScrapedSample(metric.name, {{**labels, **dict(metric.labels)}}, value)
         for metric, value in values.items()
         if isinstance(value, float)
     ]
-    (of,) = diagnose(seen([Page(1000.0 + 15 * tick, rows) for tick in range(41)], {{}}))
+    (of,) = diagnose(seen([Scrape(1000.0 + 15 * tick, rows) for tick in range(41)], {{}}))
     return {{match.mode.name: dict(match.because) for match in of.matches}}
 
 (mode,) = (mode for mode in MODES if mode.name == "{NAME}")

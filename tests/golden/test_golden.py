@@ -7,7 +7,8 @@ import pytest
 from gpu_exporter.catalogue.metrics import METRICS, selected
 from gpu_exporter.collection.accumulator import Accumulator
 from gpu_exporter.collection.histograms import histograms_of
-from gpu_exporter.exposition.renderer import Renderer, Variant
+from gpu_exporter.exposition.pages import Variant
+from gpu_exporter.exposition.renderer import Renderer
 from gpu_exporter.model.gpu import Sample
 from gpu_exporter.model.metric import MetricSet, Pace
 from gpu_exporter.model.snapshot import Snapshot

@@ -117,7 +117,7 @@ READ: Mapping[Signal, float] = {
 def levels(values: Values) -> Mapping[Signal, tuple[float, float]]:
     """What a profile is in signals, and by how much it grows a second."""
 
-    def at(t: float) -> readings.Page:
+    def at(t: float) -> readings.Scrape:
         found = []
         for row, value in values.items():
             now = (
@@ -127,11 +127,11 @@ def levels(values: Values) -> Mapping[Signal, tuple[float, float]]:
                 if isinstance(value, Wave)
                 else value
             )
-            found.append(readings.Row(row.name, {"UUID": "x", **dict(row.labels)}, now))
+            found.append(readings.ScrapedSample(row.name, {"UUID": "x", **dict(row.labels)}, now))
         for name, edge, (share, each) in histograms(values):
             assert isinstance(share, float)
-            found.append(readings.Row(name, {"UUID": "x", "le": edge}, share * each * t))
-        return readings.Page(t, found)
+            found.append(readings.ScrapedSample(name, {"UUID": "x", "le": edge}, share * each * t))
+        return readings.Scrape(t, found)
 
     seen = readings.seen([at(0.0), at(60.0)], {})
     return {

@@ -13,7 +13,7 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.distributions import WINDOW_SECONDS, Spread, Within
 from gpu_exporter.catalogue.signal import Read, Signal
 from gpu_exporter.catalogue.signals import POWER_SWING, SM_IDLE
-from gpu_exporter.diagnosis.window import Page, Row, seen
+from gpu_exporter.diagnosis.window import Scrape, ScrapedSample, seen
 from gpu_exporter.model.metric import Metric
 from tests.rules.promtool import Case, Expect, check
 from tests.rules.series import STEP, Device, minutes
@@ -66,10 +66,10 @@ def test_python_and_prometheus_agree(tmp_path: Path, signal: Signal, seed: int) 
                 }
             )
         pages = [
-            Page(
+            Scrape(
                 step * STEP,
                 [
-                    Row(f"{metric}_bucket", {**labels, "le": le}, value)
+                    ScrapedSample(f"{metric}_bucket", {**labels, "le": le}, value)
                     for le, value in zip(texts(metric), each, strict=True)
                 ],
             )
@@ -101,9 +101,11 @@ def test_only_the_window_counts() -> None:
     """What was observed before it has no say."""
     labels = {"gpu": "0", "UUID": "GPU-0"}
 
-    def page(at: float, idle: float, busy: float) -> Page:
+    def page(at: float, idle: float, busy: float) -> Scrape:
         below = {"0.01": idle, "+Inf": idle + busy}
-        return Page(at, [Row(f"{m.SM_SHARES}_bucket", {**labels, "le": le}, value) for le, value in below.items()])
+        return Scrape(
+            at, [ScrapedSample(f"{m.SM_SHARES}_bucket", {**labels, "le": le}, value) for le, value in below.items()]
+        )
 
     pages = [page(0, 0, 0), page(100, 1000, 0), page(100 + WINDOW_SECONDS, 1000, 3000), page(1000, 2000, 3000)]
     shown = seen(pages, {})

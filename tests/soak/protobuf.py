@@ -24,7 +24,7 @@ def look() -> str:
     from google.protobuf.internal import api_implementation
 
     from gpu_exporter.attribution.kubelet import Kubelet
-    from gpu_exporter.attribution.listing import Claimed, Held, Listing
+    from gpu_exporter.attribution.listing import Allocated, Claimed, Listing
     from gpu_exporter.model.lookup import LookupFailed
     from tests.support.fakes.kubelet import Claim, FakeKubelet, Given, field, pod
 
@@ -34,7 +34,7 @@ def look() -> str:
         kubelet.pods = [pod("a", Given("nvidia.com/gpu", ["GPU-1", "GPU-2"])), pod("b", Claim("node", "gpu-0"))]
         kubelet.start()
         try:
-            held = tuple(Held("team", "a", "main", "nvidia.com/gpu", each) for each in ("GPU-1", "GPU-2"))
+            held = tuple(Allocated("team", "a", "main", "nvidia.com/gpu", each) for each in ("GPU-1", "GPU-2"))
             claimed = (Claimed("team", "b", "main", "node", "gpu-0"),)
             assert client.ask() == Listing(held, claimed)
             for dirt in (b"\xff\xff", field(1, field(1, b"\xff\xfe"))):

@@ -28,7 +28,8 @@ from gpu_exporter.catalogue.metrics import selected
 from gpu_exporter.collection import collector as collector_module
 from gpu_exporter.collection import composer, connector, gpu_record, hand_over, worker
 from gpu_exporter.collection.collector import Collector
-from gpu_exporter.exposition.renderer import Pages, Renderer, Variant
+from gpu_exporter.exposition.pages import Pages, Variant
+from gpu_exporter.exposition.renderer import Renderer
 from gpu_exporter.model.metric import MetricSet
 from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.sources.simulated import device

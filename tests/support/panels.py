@@ -23,7 +23,7 @@ from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.conditions import Mark, Over, PeerMedian, PeerShare, terms
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.signal import Signal
-from gpu_exporter.diagnosis.window import Part, Window
+from gpu_exporter.diagnosis.window import DeviceKey, Window
 from gpu_exporter.render.rules import aggregates, allocation
 from tests import ROOT
 from tests.support.prometheus import Prometheus
@@ -34,7 +34,7 @@ SET_OPERATORS = ("and", "or", "unless")
 IDENTITY = ("node", "gpu", "namespace", "pod", "workload")
 # Labels that tell parts or events apart: not every series has them.
 SOMETIMES = ("GPU_I_ID", "namespace", "workload", "cluster")
-Devices = frozenset[Part]
+Devices = frozenset[DeviceKey]
 # The histograms that panels read as they are scraped, and what is known of a device that has one.
 HISTOGRAMS = {
     f"{row}_bucket": s.POWER_SWING if row is m.POWER_SAMPLES else s.SM_IDLE
@@ -203,7 +203,7 @@ class Truth:
     def _where(self, holds: Any) -> Devices:
         return frozenset(part for part in self.chosen if holds(part))
 
-    def _known(self, what: Any, part: Part) -> bool:
+    def _known(self, what: Any, part: DeviceKey) -> bool:
         match what:
             case Signal():
                 return bool(self.seen.points(part, what))

@@ -1,1 +1,1 @@
-"""What keeps the exporter from reading GPUs on this machine."""
+"""Finds what keeps gpu-exporter from reading the GPUs of this machine."""

@@ -1,4 +1,4 @@
-"""One look, for doctor, at whoever the settings ask for the owners of GPUs."""
+"""Checks, for doctor, of the remote parties that the settings ask for the owners of GPUs."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from gpu_exporter.model.lookup import LookupFailed
 PATIENCE = 0.8
 TOPIC = "attribution"
 
-Look = Callable[[], list[Finding]]
+Check = Callable[[], list[Finding]]
 
 
-def looks(config: Config, environ: Mapping[str, str] = os.environ) -> tuple[Look, ...]:
-    """What there is to look at."""
+def checks(config: Config, environ: Mapping[str, str] = os.environ) -> tuple[Check, ...]:
+    """Return the checks that the settings call for."""
 
-    def at(ask: Callable[[], str]) -> Look:
+    def check(ask: Callable[[], str]) -> Check:
         return lambda: [_finding(ask)]
 
-    found: list[Look] = []
+    selected: list[Check] = []
     if config.kubernetes:
-        found.append(at(lambda: _kubelet(config)))
+        selected.append(check(lambda: _kubelet(config)))
     if config.kubernetes and (config.kubernetes_pods or config.kubernetes_pod_labels):
-        found.append(at(lambda: _listed(config, environ, pods.path, "pods")))
+        selected.append(check(lambda: _listed(config, environ, pods.path, "pods")))
     if config.kubernetes and config.kubernetes_dra:
-        found.append(at(lambda: _listed(config, environ, slices.path, "ResourceSlices")))
+        selected.append(check(lambda: _listed(config, environ, slices.path, "ResourceSlices")))
     if config.hpc_job_mapping_dir:
         files = JobFiles(config.hpc_job_mapping_dir, config.procfs)
-        found.append(at(lambda: f"{config.hpc_job_mapping_dir} has jobs for {len(files.ask())} GPUs"))
-    return tuple(found)
+        selected.append(check(lambda: f"{config.hpc_job_mapping_dir} has jobs for {len(files.ask())} GPUs"))
+    return tuple(selected)
 
 
 def _finding(ask: Callable[[], str]) -> Finding:
@@ -54,8 +54,8 @@ def _kubelet(config: Config) -> str:
         listing = kubelet.ask()
     finally:
         kubelet.close()
-    owners = [(each.namespace, each.pod) for each in listing.held]
-    owners += [(each.namespace, each.pod) for each in listing.claimed]
+    owners = [(allocated.namespace, allocated.pod) for allocated in listing.allocated]
+    owners += [(claimed.namespace, claimed.pod) for claimed in listing.claimed]
     return f"kubelet lists {len(owners)} devices of {len(set(owners))} pods"
 
 

@@ -1,4 +1,4 @@
-"""One look at a source and at the machine -> findings: what works here, what does not, and what to do about it."""
+"""Examines a source and the machine: what works, what does not, and what to do about it."""
 
 from __future__ import annotations
 
@@ -22,61 +22,61 @@ from gpu_exporter.model.verdict import Action, Verdict
 from gpu_exporter.sources.nvml.bindings import bindings
 
 WITH_GPM = ("Hopper", "Blackwell", "Rubin")
-# All looks at the machine together, which run beside the look at the GPUs.
-LOOK_SECONDS = 1.0
+# The time for all checks of the machine, which run in parallel with the check of the GPUs.
+CHECK_SECONDS = 1.0
 
 
 @runtime_checkable
-class Telling(Protocol):
-    """A source that has something to say of itself, after it was looked at."""
+class HasFindings(Protocol):
+    """A source that has findings about itself once it was read."""
 
     def findings(self) -> list[Finding]:
-        """What it was read through."""
+        """Return findings about what the source reads through."""
 
 
-class Look(threading.Thread):
-    """A look at the machine in a thread of its own: a file system or a resolver may hang, doctor may not."""
+class Check(threading.Thread):
+    """A check of the machine on a thread of its own: a file system or a resolver may hang, doctor must not."""
 
-    def __init__(self, look: Callable[[], list[Finding]]) -> None:
+    def __init__(self, check: Callable[[], list[Finding]]) -> None:
         super().__init__(daemon=True)
-        self._look = look
+        self._check = check
         self._findings: list[Finding] | None = None
         self.start()
 
     def run(self) -> None:
-        self._findings = self._look()
+        self._findings = self._check()
 
     def until(self, end: float) -> list[Finding]:
-        """What was found by then (monotonic seconds)."""
+        """Return the findings, waiting for them until `end` (monotonic seconds)."""
         self.join(max(0.0, end - time.monotonic()))
         late = Finding("machine", Level.WARN, "a look at this machine does not end: is a file system or DNS stuck?")
         return [late] if self._findings is None else self._findings
 
 
 def examine(
-    source_of: Callable[[], Source], looks: Sequence[Callable[[], list[Finding]]]
+    source_of: Callable[[], Source], checks: Sequence[Callable[[], list[Finding]]]
 ) -> tuple[list[Finding], bool]:
-    """Look at the source and at the machine for a few seconds. The second value is False if a driver call is stuck."""
-    end = time.monotonic() + LOOK_SECONDS
-    around = [Look(look) for look in looks]
+    """Examine the source and the machine for a few seconds. The second value is False if a driver call is stuck."""
+    end = time.monotonic() + CHECK_SECONDS
+    running = [Check(check) for check in checks]
     findings, clean, mig = machine.software(), True, False
     try:
         source = source_of()
-        if source.live and not isinstance(source, Telling):
+        if source.live and not isinstance(source, HasFindings):
             findings.append(bindings())
         snapshot, clean = observe(source, selected(MetricSet.FULL))
-        findings += source.findings() if isinstance(source, Telling) else []
+        findings += source.findings() if isinstance(source, HasFindings) else []
         findings += judge(snapshot)
         mig = any(series.metric is m.MIG_MODE and value == 1 for series, value in snapshot.samples)
     except SourceLost as error:
         findings.append(_lost(str(error)))
     findings += machine.container(mig=mig)
-    return [*findings, *(finding for look in around for finding in look.until(end))], clean
+    return [*findings, *(finding for check in running for finding in check.until(end))], clean
 
 
 def _lost(error: str) -> Finding:
-    """What a lost source says: what is wrong, and after a colon what to do."""
-    if error.startswith("DCGM: "):  # which host engine it is has colons of its own
+    """Turn the error of a lost source into a finding: its last part, after a colon, is the cure."""
+    if error.startswith("DCGM: "):  # the address of the host engine contains colons, too
         rest = error.removeprefix("DCGM: ")
         message, _, cure = rest.rpartition(": ")
         message, cure = (message, cure) if message else (rest, "")
@@ -86,7 +86,7 @@ def _lost(error: str) -> Finding:
 
 
 def judge(snapshot: Snapshot) -> list[Finding]:
-    """What a snapshot of all metrics says. Pure."""
+    """Return the findings of a snapshot of all metrics. Pure."""
     findings = []
     if not snapshot.live:
         findings.append(
@@ -108,18 +108,18 @@ def judge(snapshot: Snapshot) -> list[Finding]:
         cuda = {dict(status.gpu.info).get("cuda_version", "?") for status in up}
         what = f"driver {', '.join(sorted(drivers))}, CUDA up to {', '.join(sorted(cuda))}"
         findings.append(Finding("driver", Level.OK, what))
-    said: dict[Finding, list[int]] = {}
+    by_finding: dict[Finding, list[int]] = {}
     for status, verdict in zip(snapshot.gpus, snapshot.verdicts, strict=True):
         for finding in (*_gpu(status, snapshot), *_health(status, verdict)):
-            said.setdefault(finding, []).append(status.gpu.index)
-    for finding, gpus in said.items():
+            by_finding.setdefault(finding, []).append(status.gpu.index)
+    for finding, gpus in by_finding.items():
         who = "GPU " + ", ".join(map(str, gpus)) if len(gpus) < len(snapshot.gpus) or len(gpus) == 1 else "every GPU"
         findings.append(Finding(finding.topic, finding.level, f"{who}: {finding.what}", finding.cure))
     return findings
 
 
 def _gpu(status: GpuStatus, snapshot: Snapshot) -> Iterable[Finding]:
-    """What is to say of one GPU, without naming it."""
+    """The findings on one GPU, without its name."""
     gpu = status.gpu
     if not status.up:
         yield Finding(
@@ -150,7 +150,7 @@ THROUGH = {"nvml": "through GPM", "nvml+dcgm": "through DCGM", "dcgm": "through 
 
 
 def _choice(reason: str) -> Iterable[Finding]:
-    """What is to say of `--source auto`'s choice for a GPU."""
+    """The finding on the choice of `--source auto` for a GPU."""
     if reason == "gpm":
         yield Finding("source", Level.OK, "read through NVML, which has its profiling counters (GPM)")
     elif reason == "no_gpm":
@@ -165,14 +165,14 @@ def _choice(reason: str) -> Iterable[Finding]:
 
 
 def _health(status: GpuStatus, verdict: Verdict) -> Iterable[Finding]:
-    """The verdict, where it is not good; that a GPU does not answer was said."""
+    """The finding on the verdict, unless it is healthy or the GPU does not answer, which is another finding."""
     if status.up and verdict.problems:
         words = "; ".join(problem.words for problem in verdict.problems)
         yield Finding("health", Level.WARN, f"{verdict.health.value}: {words}", REPAIRS[verdict.action])
 
 
 def _mig(values: Mapping[Metric, float], instances: int) -> Iterable[Finding]:
-    """What is to say of MIG where it is on, or will be."""
+    """The findings on MIG, if it is on or will be."""
     mode, pending = values.get(m.MIG_MODE), values.get(m.MIG_PENDING)
     if mode == 1:
         cure = "" if instances else "`nvidia-smi mig -lgi` lists them; without one no program can run"
@@ -203,7 +203,7 @@ CURES = {
     "unknown": "the driver says no more: `dmesg | grep -i nvrm`",
 }
 
-# Why DCGM has no value, beside what NVML's reasons are.
+# Reasons of DCGM for a missing value, beside NVML's.
 OF_DCGM = {
     "no_field": (Level.NOTE, "DCGM has no field for it"),
     "no_module": (Level.NOTE, "this host engine lacks the module for it: see `dcgmi modules -l`"),
@@ -228,7 +228,7 @@ OF_DCGM = {
 
 
 def _why(metric: Metric, outcome: str, gpu: Gpu, values: Mapping[Metric, float]) -> tuple[Level, str]:
-    """Why a metric is not there, in words; NOTE where that is as it should be."""
+    """Why a metric is missing, in words; a NOTE if that is as expected."""
     architecture = dict(gpu.info).get("architecture", "")
     if outcome in OF_DCGM:
         return OF_DCGM[outcome]

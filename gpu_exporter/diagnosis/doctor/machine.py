@@ -1,4 +1,4 @@
-"""Looks at what the exporter runs on: platform, Python packages, container. None blocks or needs root."""
+"""Checks what gpu-exporter runs on: platform and container. No check blocks or needs root."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = Path("/")
 
 
 def read(path: Path) -> str:
-    """A small file of the system; empty if it can't be read."""
+    """Return the content of a small file of the system; empty if it cannot be read."""
     try:
         return path.read_text(errors="replace")
     except OSError:
@@ -22,7 +22,7 @@ def read(path: Path) -> str:
 
 
 def software(root: Path = ROOT, system: str = "", processor: str = "") -> list[Finding]:
-    """Versions, user and platform; a second finding where nobody has tried the exporter yet."""
+    """Return versions, user and platform; a second finding if gpu-exporter is untested on this platform."""
     system, processor = system or platform.system(), processor or platform.machine()
     user = f", uid {os.geteuid()}" if hasattr(os, "geteuid") else ""
     what = f"gpu-exporter {__version__}, Python {platform.python_version()}, {system} {processor}{user}"
@@ -31,7 +31,7 @@ def software(root: Path = ROOT, system: str = "", processor: str = "") -> list[F
 
 
 def _untried(root: Path, system: str, processor: str) -> str:
-    """What is not proven on this platform; docs/platforms.md has the reasons."""
+    """What is untested on this platform; docs/platforms.md has the reasons."""
     if system == "Windows":
         return "Windows: not tried; NVML is the same, kernel log, PCI bus and pods can't be looked at"
     if system != "Linux":
@@ -46,10 +46,10 @@ def _untried(root: Path, system: str, processor: str) -> str:
 
 
 def container(environ: Mapping[str, str] = os.environ, *, mig: bool = False) -> list[Finding]:
-    """What the variables of NVIDIA's container runtime let this process see. `mig`: a GPU is in MIG mode."""
+    """Check the variables of NVIDIA's container runtime, which limit what is visible. `mig`: a GPU is in MIG mode."""
     findings = []
     visible = environ.get("NVIDIA_VISIBLE_DEVICES")
-    # `void` is what the runtime leaves when something else hands out the GPUs
+    # the runtime sets `void` when something else allocates the GPUs
     if visible == "none":
         what, cure = "NVIDIA_VISIBLE_DEVICES=none: this container gets no GPU", "set it to all"
         findings.append(Finding("container", Level.WARN, what, cure))
@@ -57,7 +57,7 @@ def container(environ: Mapping[str, str] = os.environ, *, mig: bool = False) -> 
         what = f"NVIDIA_VISIBLE_DEVICES={visible}: the node's other GPUs are not seen, and not missed"
         findings.append(Finding("container", Level.NOTE, what))
     granted = environ.get("NVIDIA_DRIVER_CAPABILITIES", "")
-    if granted and not {"utility", "all"} & {each.strip() for each in granted.split(",")}:
+    if granted and not {"utility", "all"} & {name.strip() for name in granted.split(",")}:
         what, cure = f"NVIDIA_DRIVER_CAPABILITIES={granted} lacks utility, which brings NVML", "add utility"
         findings.append(Finding("container", Level.WARN, what, cure))
     if mig and visible is not None and environ.get("NVIDIA_MIG_MONITOR_DEVICES") != "all":

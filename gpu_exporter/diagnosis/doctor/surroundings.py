@@ -1,4 +1,4 @@
-"""Looks at what is around the exporter: port, DCGM, kubelet, kernel log, clock. None needs root."""
+"""Checks what surrounds gpu-exporter: port, DCGM, kubelet, kernel log, clock. No check needs root."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gpu_exporter.model.finding import Finding, Level
 
 PATIENCE = 0.5
 LARGEST_PAGE = 4 << 20
-# What tells an exporter by its page; ours first, for its page has DCGM's names, too.
+# What identifies an exporter by its page; gpu-exporter first, because its page has DCGM's names, too.
 EXPORTERS = (
     ("Server: gpu-exporter", "gpu-exporter"),
     ("gpu_exporter_build_info", "gpu-exporter"),
@@ -34,10 +34,12 @@ STA_UNSYNC = 0x40
 
 
 def bind(address: Address) -> None:
-    """Take the address and give it back at once, without listening. Raises OSError if it can't be taken."""
-    found = socket.getaddrinfo(address.host or None, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    """Bind the address and release it at once, without listening. Raises OSError if that fails."""
+    candidates = socket.getaddrinfo(
+        address.host or None, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
     refused: list[OSError] = []
-    for family, kind, protocol, _, where in found:
+    for family, kind, protocol, _, where in candidates:
         try:
             with socket.socket(family, kind, protocol) as probe:
                 if os.name == "posix":  # as the server does; elsewhere it would share the port
@@ -47,13 +49,13 @@ def bind(address: Address) -> None:
                 probe.bind(where)
         except OSError as error:
             refused.append(error)
-    for refusal in refused:  # a machine without IPv6 refuses that, and serves all the same
-        if refusal.errno == errno.EADDRINUSE or len(refused) == len(found):
+    for refusal in refused:  # without IPv6 only that address fails, and the server works all the same
+        if refusal.errno == errno.EADDRINUSE or len(refused) == len(candidates):
             raise refusal
 
 
 def fetch(address: Address) -> str:
-    """What /metrics answers there, with its header, as far as it comes in time."""
+    """Return what /metrics answers there, with its headers, as far as it arrives in time."""
     page, end = b"", time.monotonic() + PATIENCE
     with (
         suppress(OSError),
@@ -72,7 +74,7 @@ def fetch(address: Address) -> str:
 def port(
     address: Address, take: Callable[[Address], None] = bind, page: Callable[[Address], str] = fetch
 ) -> list[Finding]:
-    """Whether `serve` could listen there, and if not, who does."""
+    """Check whether `serve` could listen there, and if not, what does."""
     try:
         take(address)
     except (OSError, UnicodeError) as error:
@@ -90,7 +92,7 @@ def port(
 
 
 def processes(root: Path = ROOT) -> frozenset[str]:
-    """The names of all processes that can be seen, cut at 15 letters by the kernel."""
+    """Return the names of all visible processes, which the kernel truncates to 15 letters."""
     return frozenset(read(comm).strip() for comm in (root / "proc").glob("[0-9]*/comm"))
 
 
@@ -104,7 +106,7 @@ def answers(host: str, number: int) -> bool:
 
 
 def dcgm(root: Path = ROOT, listens: Callable[[str, int], bool] = answers) -> list[Finding]:
-    """Whether DCGM's host engine runs here. Nothing is said if not: it is not needed."""
+    """Check whether DCGM's host engine runs here. If not, there is no finding: it is not needed."""
     if "nv-hostengine" in processes(root):
         where = "a process"
     elif (root / "tmp/nv-hostengine").is_socket():
@@ -113,7 +115,7 @@ def dcgm(root: Path = ROOT, listens: Callable[[str, int], bool] = answers) -> li
         where = "port 5555"
     else:
         return []
-    what = f"DCGM runs beside us ({where}): no conflict, GPM has no single owner; --source dcgm reads through it"
+    what = f"DCGM runs here, too ({where}): no conflict, GPM has no single owner; --source dcgm reads through it"
     return [Finding("dcgm", Level.NOTE, what)]
 
 
@@ -122,7 +124,7 @@ def kubelet(
     environ: Mapping[str, str] = os.environ,
     readable: Callable[[Path], bool] = lambda path: os.access(path, os.R_OK | os.W_OK),
 ) -> list[Finding]:
-    """Whether kubelet could tell which pod has which GPU."""
+    """Check whether kubelet could be asked which pod has which GPU."""
     folder = Path("var/lib/kubelet/pod-resources")
     path = root / folder / "kubelet.sock"
     inside = "KUBERNETES_SERVICE_HOST" in environ
@@ -147,17 +149,17 @@ def opens(path: Path) -> None:
 
 
 def kernel_log(root: Path = ROOT, open: Callable[[Path], None] = opens) -> list[Finding]:
-    """Whether Xids can be read with the process that they are of."""
+    """Check whether XIDs can be read with the process that caused them."""
     try:
         open(root / "dev/kmsg")
     except FileNotFoundError:
         what, cure = (
-            "no kernel log here: Xids are told by NVML alone, without their process",
+            "no kernel log here: Xids are known from NVML alone, without their process",
             "give the container the host's /dev/kmsg",
         )
     except OSError:
         what, cure = (
-            "the kernel log is closed to this user: Xids are told by NVML alone, without their process",
+            "the kernel log is closed to this user: Xids are known from NVML alone, without their process",
             "add CAP_SYSLOG",
         )
         if read(root / "proc/sys/kernel/dmesg_restrict").strip() == "1":
@@ -168,9 +170,9 @@ def kernel_log(root: Path = ROOT, open: Callable[[Path], None] = opens) -> list[
 
 
 def unsynchronised() -> bool | None:
-    """Whether the kernel calls its clock unsynchronised; None if it can't be asked.
+    """Whether the kernel calls its clock unsynchronised; None if it cannot be asked.
 
-    Python has no adjtimex, and no file says it: what time daemons leave behind is not seen from inside a container.
+    Python has no adjtimex, and files of time daemons are not visible inside a container.
     """
     buffer = ctypes.create_string_buffer(1024)
     try:
@@ -182,7 +184,7 @@ def unsynchronised() -> bool | None:
 
 
 def clock(root: Path = ROOT, unsynchronised: Callable[[], bool | None] = unsynchronised) -> list[Finding]:
-    """Whether this machine's time can be compared with others'."""
+    """Check whether this machine's time can be compared with that of others."""
     adrift = unsynchronised()
     if adrift is None:
         return []
@@ -191,13 +193,13 @@ def clock(root: Path = ROOT, unsynchronised: Callable[[], bool | None] = unsynch
     daemons = CLOCK_DAEMONS & processes(root)
     if daemons:
         what = f"the kernel calls its clock unsynchronised, though {', '.join(sorted(daemons))} runs"
-        return [Finding("clock", Level.NOTE, what, "`chronyc tracking` or `ntpq -p` tells")]
+        return [Finding("clock", Level.NOTE, what, "see `chronyc tracking` or `ntpq -p`")]
     what = "the clock is not synchronised: timestamp metrics and logs will not agree with other machines"
     return [Finding("clock", Level.WARN, what, "run chrony or systemd-timesyncd")]
 
 
-def looks(address: Address, *, asked: bool = False) -> tuple[Callable[[], list[Finding]], ...]:
-    """What can be looked at on this system; whether kubelet could be asked only if it is not asked already."""
+def checks(address: Address, *, asked: bool = False) -> tuple[Callable[[], list[Finding]], ...]:
+    """Return the checks for this system. With `asked`, kubelet is in use already and needs no check of its socket."""
     if platform.system() != "Linux":
         return (lambda: port(address),)
     return (lambda: port(address), dcgm, *(() if asked else (kubelet,)), kernel_log, clock)

@@ -1,4 +1,4 @@
-"""TLS and passwords in force: follows the web configuration file and those that it names."""
+"""TLS, passwords and rate limit in force: follows the web configuration file and the files that it names."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ FOLLOW_SECONDS = 1.0
 
 
 class _Files:
-    """Contents or errors of files as they were read, to notice when they change.
+    """The contents of files, or the errors, as they were last read, to notice changes.
 
-    Comparing contents costs less than the doubts about times and inodes after a swap of links or a copy.
+    Contents are compared because times and inodes are unreliable after a copy or an atomic swap of symbolic links.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class _Files:
 
 
 class _Bucket:
-    """The toolkit's rate limit over all requests."""
+    """The rate limit of Prometheus' exporter-toolkit, over all requests."""
 
     def __init__(self, limit: RateLimit) -> None:
         self.limit = limit
@@ -57,8 +57,8 @@ class _Bucket:
         return True
 
 
-class Web:
-    """The web configuration in force. Raises GpuExporterError if there is a file and it is wrong from the start."""
+class Guard:
+    """The web configuration in force. The constructor raises GpuExporterError if the file is faulty."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
@@ -74,7 +74,7 @@ class Web:
             self._take(*self._load(path))
 
     async def refuse(self, authorization: str, address: str) -> Refusal | None:
-        """None if a request may be answered, else what to answer instead."""
+        """Return None if a request may be answered, else the refusal to answer with."""
         if self._bucket and not self._bucket.take():
             return too_many(self._bucket.limit.interval)
         if self._login and self.config.users:
@@ -103,7 +103,7 @@ class Web:
             log.error("%s; what was in force before still is", error)
 
     def reload(self) -> None:
-        """Take over what is on disk now. Raises GpuExporterError and stays as it is if that is wrong."""
+        """Put the files in force. If one is faulty, raise GpuExporterError and keep the previous configuration."""
         if self.path is None:
             return
         with self._lock:
@@ -148,7 +148,7 @@ def _loaded(path: Path, files: _Files) -> tuple[WebConfig, ssl.SSLContext | None
 
 
 def _opened(old: WebConfig, new: WebConfig) -> str:
-    """What a reload must not do, or nothing: a file caught half-written opens no door."""
+    """Why a reload is refused; empty if it is not. A file that is read half-written must not open access."""
     if (old.tls is None) != (new.tls is None):
         return "turning TLS on or off needs a restart"
     if old.tls and new.tls and new.tls.client_auth < old.tls.client_auth:

@@ -1,6 +1,7 @@
-"""Basic auth against bcrypt hashes. The right password is answered at once, wrong ones burn at most a fifth of a core.
+"""Basic authentication against bcrypt hashes.
 
-Everything here runs on the server's event loop; only bcrypt runs on one thread beside it.
+A verified password is accepted at once; checks of others use at most a fifth of a core. Everything runs on the server's
+event loop, except bcrypt, which runs on one thread of its own.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ V = TypeVar("V")
 
 log = logging.getLogger(__name__)
 
-# After a check the thread rests this many times as long as the check took: guessing costs us at most a fifth of a core.
+# After a check the thread rests this many times as long as it took, so that guesses use at most a fifth of a core.
 REST = 4
-# Checks that may wait: of one client address, and of all. A client hears within PATIENCE; its check goes on without it.
+# Checks that may wait: of one client, and of all. A client is answered within PATIENCE; its check then continues.
 WAITING_EACH, WAITING = 8, 64
 PATIENCE = 5.0
 WRONG_REMEMBERED = 1024
@@ -47,12 +48,12 @@ UNAUTHORIZED = Refusal(401, "Unauthorized\n", ("WWW-Authenticate", 'Basic realm=
 
 
 def too_many(seconds: float) -> Refusal:
-    """Come back later."""
+    """Return the refusal that asks the client to come back after some seconds."""
     return Refusal(429, "Too Many Requests\n", ("Retry-After", str(max(1, ceil(seconds)))))
 
 
 def client_of(address: str) -> str:
-    """What counts as one client: an IPv4 address, or the /64 of an IPv6 one, which its owner can vary for free."""
+    """Return what counts as one client: an IPv4 address, or the /64 of an IPv6 address, within which it can vary."""
     try:
         ip = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -62,8 +63,8 @@ def client_of(address: str) -> str:
     return str(ipaddress.ip_network((ip, 64), strict=False))
 
 
-class Seldom:
-    """Says yes once a minute for each key, so that a client can't fill the log."""
+class OncePerMinute:
+    """True once a minute for each key, so that no client can fill the log."""
 
     def __init__(self, most: int = 256) -> None:
         self._said: dict[str, float] = {}
@@ -74,7 +75,7 @@ class Seldom:
         if now - self._said.get(key, -QUIET_SECONDS) < QUIET_SECONDS:
             return False
         if len(self._said) >= self._most:
-            self._said = {known: at for known, at in self._said.items() if now - at < QUIET_SECONDS}
+            self._said = {old: at for old, at in self._said.items() if now - at < QUIET_SECONDS}
         if len(self._said) >= self._most:
             return False
         self._said[key] = now
@@ -82,7 +83,7 @@ class Seldom:
 
 
 class _FirstSeen:
-    """When a digest that found no room came first. Fixed memory, touched only where used; newer overwrite older."""
+    """The times when rejected digests first came. The memory is of fixed size; newer entries overwrite older ones."""
 
     def __init__(self) -> None:
         self._slots = memoryview(bytearray(8 * TURNED_AWAY_SLOTS)).cast("Q")
@@ -93,13 +94,13 @@ class _FirstSeen:
         return time.monotonic() - self._begin
 
     def get(self, digest: bytes) -> float | None:
-        """When it came first."""
+        """Return when the digest first came; None if that is not remembered."""
         slot, mark = self._place(digest)
-        known = self._slots[slot]
-        return known % (1 << 32) / 10 if known >> 32 == mark else None
+        entry = self._slots[slot]
+        return entry % (1 << 32) / 10 if entry >> 32 == mark else None
 
     def keep(self, digest: bytes, since: float) -> None:
-        """Remember it."""
+        """Remember when the digest first came."""
         slot, mark = self._place(digest)
         self._slots[slot] = mark << 32 | int(since * 10) % (1 << 32)
 
@@ -109,7 +110,7 @@ class _FirstSeen:
 
 @dataclass(eq=False)
 class _Check:
-    """One password to compare, for whoever waits for it. The verdict None means that it found no room."""
+    """One password to check. The verdict is None if the check was turned away for lack of room."""
 
     user: str
     password: bytes = field(repr=False)
@@ -121,7 +122,7 @@ class _Check:
 
 
 class Login:
-    """Who may ask. Knows verified credentials by a digest under a key of this process, never by themselves."""
+    """Decides who is let in. Verified credentials are kept only as digests with a key of this process."""
 
     def __init__(self) -> None:
         self._key = secrets.token_bytes(32)
@@ -133,18 +134,18 @@ class Login:
         self._worker: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, "bcrypt")
         self._pause = 1.0
-        self._seldom = Seldom()
+        self._once_per_minute = OncePerMinute()
 
     async def refuse(self, users: Mapping[str, str], authorization: str, address: str) -> Refusal | None:
-        """None if this is one of the users, else what to answer."""
+        """Return None if this is one of the users, else the refusal."""
         given = _credentials(authorization)
         if given is None:
             return UNAUTHORIZED
         user, password = given
-        # An unknown user costs what a wrong password costs, so that nobody learns who is known.
+        # An unknown user takes as long as a wrong password, so that the time does not reveal which users exist.
         hashed = users.get(user) or _hash_of_nobody(users)
         digest = self._digest(hashed, user, password)
-        # The hash is in the digest: what was verified against another hash does not count any more.
+        # The digest includes the hash: a password verified against an older hash no longer counts.
         if hmac.compare_digest(self._right.get(user, b""), digest):
             return None
         if digest in self._wrong:
@@ -156,7 +157,7 @@ class Login:
             return None
         client = client_of(address)
         _remember(self._guessers, client, (time.monotonic(), self._guesses(client) + 1))
-        if self._seldom(client):
+        if self._once_per_minute(client):
             log.warning("wrong login from %s as %s", address, repr(user) if user in users else "an unknown user")
         return UNAUTHORIZED
 
@@ -169,10 +170,10 @@ class Login:
     ) -> bool | None:
         check = self._waiting.get(client, {}).get(digest)
         if check is None:
-            known = self._first_seen.get(digest)
-            since = self._first_seen.now() if known is None else known
-            # Who guesses on and on is not kept waiting with its next guess, and does not keep us busy with it.
-            guess = known is None and self._busy() and self._guesses(client) >= GUESSES
+            first_seen = self._first_seen.get(digest)
+            since = self._first_seen.now() if first_seen is None else first_seen
+            # A new password of a client that keeps guessing is rejected at once, without a check.
+            guess = first_seen is None and self._busy() and self._guesses(client) >= GUESSES
             if guess or not self._make_room(client, since):
                 self._first_seen.keep(digest, since)
                 return None
@@ -187,19 +188,19 @@ class Login:
             return None
 
     def _guesses(self, client: str) -> int:
-        """How often it was wrong, with no quiet minute since."""
+        """Return how many wrong passwords the client has sent, without a minute's pause in between."""
         last, count = self._guessers.get(client, (-inf, 0))
         return count if time.monotonic() - last < QUIET_SECONDS else 0
 
     def _busy(self) -> bool:
-        """Whether a check runs or is rested from."""
+        """Whether a check is running, or the rest after one."""
         return self._worker is not None and not self._worker.done()
 
     def _make_room(self, client: str, since: float) -> bool:
-        """Whether one more check of this client may wait; a newer one, or one of the greediest client, may have to go.
+        """Whether another check of this client may wait; may drop a newer check, or one of the greediest client.
 
-        Age counts from the first try. Who guesses comes with a new password each time, and who was configured comes
-        again with the same: so it gets through, although others at its address fill every place again and again.
+        Age counts from the first attempt. A guesser sends a new password each time, a configured client the same one,
+        so the latter gets through although guessers at its address fill every place again and again.
         """
         mine = self._waiting.get(client, {})
         if len(mine) >= WAITING_EACH:
@@ -215,7 +216,7 @@ class Login:
         return self._turn_away(newest, since)
 
     def _turn_away(self, checks: dict[bytes, _Check], since: float = -1.0) -> bool:
-        """Drop the newest of these, if there is one younger than that."""
+        """Drop the newest of these checks if it is newer than `since`; return whether one was dropped."""
         newest = max(checks.values(), key=lambda check: check.since, default=None)
         if newest is None or newest.since <= since:
             return False
@@ -228,7 +229,7 @@ class Login:
         loop = asyncio.get_running_loop()
         while (check := self._next()) is not None:
             if check.digest in self._wrong or self._right.get(check.user) == check.digest:
-                check.verdict.set_result(check.digest not in self._wrong)  # another client's check has told
+                check.verdict.set_result(check.digest not in self._wrong)  # checked for another client meanwhile
                 continue
             matches, took = await loop.run_in_executor(self._thread, _compare, check.password, check.hashed)
             right = matches and check.known_user
@@ -241,7 +242,7 @@ class Login:
             await asyncio.sleep(REST * took)
 
     def _next(self) -> _Check | None:
-        """The check whose turn it is: clients take turns, and of one client the oldest goes first."""
+        """Return the next check: clients alternate, and the oldest check of a client goes first."""
         while self._waiting:
             client = next(iter(self._waiting))
             checks = self._waiting.pop(client)
@@ -255,16 +256,16 @@ class Login:
         return None
 
 
-def _remember(known: dict[K, V], key: K, value: V) -> None:
-    """The newest entries only."""
-    known.pop(key, None)
-    known[key] = value
-    if len(known) > WRONG_REMEMBERED:
-        del known[next(iter(known))]
+def _remember(entries: dict[K, V], key: K, value: V) -> None:
+    """Add an entry as the newest, and drop the oldest if there are too many."""
+    entries.pop(key, None)
+    entries[key] = value
+    if len(entries) > WRONG_REMEMBERED:
+        del entries[next(iter(entries))]
 
 
 def _credentials(authorization: str) -> tuple[str, bytes] | None:
-    """User and password of a Basic header. bcrypt looks at 72 bytes of a password, so more are not kept."""
+    """Return user and password of a Basic header. bcrypt uses 72 bytes of a password; the rest is dropped."""
     scheme, _, encoded = authorization.partition(" ")
     if scheme.lower() != "basic":
         return None
@@ -276,13 +277,13 @@ def _credentials(authorization: str) -> tuple[str, bytes] | None:
 
 
 def _hash_of_nobody(users: Mapping[str, str]) -> str:
-    """A hash that no password has, as costly as the costliest of the users'."""
+    """Return a hash that no password has, as costly to check as the costliest of the users' hashes."""
     return f"$2b${max(hashed[4:6] for hashed in users.values())}${'.' * 53}"
 
 
 def _compare(password: bytes, hashed: bytes) -> tuple[bool, float]:
-    """Whether it matches, and the CPU seconds that it took."""
-    import bcrypt  # a megabyte that only those pay who use passwords
+    """Return whether it matches, and the CPU seconds that the check took."""
+    import bcrypt  # takes a megabyte of memory, so it is loaded only if there are passwords
 
     begin = time.thread_time()
     try:

@@ -1,4 +1,4 @@
-"""TLS as the standard library speaks it: settings with their files' contents -> an `ssl.SSLContext`. Pure."""
+"""TLS settings, with the contents of their files -> an `ssl.SSLContext`. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
-# Go's names. Those without a value are of TLS 1.3, which neither Go nor Python lets anybody choose from.
+# Go's names. Those without a value belong to TLS 1.3, whose suites neither Go nor Python lets users choose.
 CIPHERS = {
     "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256": "ECDHE-ECDSA-AES128-GCM-SHA256",
     "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256": "ECDHE-RSA-AES128-GCM-SHA256",
@@ -29,7 +29,7 @@ CIPHERS = {
     "TLS_CHACHA20_POLY1305_SHA256": "",
 }
 CURVES = {"CurveP256": "prime256v1", "CurveP384": "secp384r1", "CurveP521": "secp521r1", "X25519": "X25519"}
-# RequestClientCert lets in everybody whatever the certificate is, so there is no need to ask for one.
+# RequestClientCert accepts any certificate or none, so none is requested.
 CLIENT_AUTH = {
     "NoClientCert": ssl.CERT_NONE,
     "RequestClientCert": ssl.CERT_NONE,
@@ -41,7 +41,7 @@ SAN_KINDS = ("DNS", "email", "IP Address", "URI")
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """How to speak TLS, with the contents of the files."""
+    """TLS settings, with the contents of the files."""
 
     cert: bytes
     key: bytes = field(repr=False)
@@ -55,7 +55,7 @@ class Tls:
 
 
 def context(tls: Tls) -> ssl.SSLContext:
-    """What the server's connections are made with. Raises ValueError."""
+    """Return the context for the server's connections. Raises ValueError."""
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     made.minimum_version, made.maximum_version = tls.versions
     made.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
@@ -109,14 +109,14 @@ def _curves(made: ssl.SSLContext, names: tuple[str, ...]) -> None:
         elif hasattr(made, "set_groups"):
             made.set_groups(":".join(names))
         else:
-            raise ValueError("curve_preferences: this Python can be told only one; name one, or none")
+            raise ValueError("curve_preferences: this Python can set only one; name one, or none")
     except ssl.SSLError as error:
         raise ValueError(f"curve_preferences: not in this OpenSSL: {_reason(error)}") from error
 
 
 @contextmanager
 def _in_memory(content: bytes) -> Iterator[str]:
-    """A path of this content: OpenSSL must load the very bytes that were looked at, and keys stay off the disk."""
+    """Yield a path to this content, so that OpenSSL loads the bytes that were checked, and keys stay off disk."""
     if not hasattr(os, "memfd_create"):
         raise ValueError("TLS needs Linux: put a proxy in front, or leave it out")
     descriptor = os.memfd_create("tls")
@@ -132,7 +132,7 @@ def _reason(error: ssl.SSLError) -> str:
 
 
 def canonical(name: str) -> str:
-    """A name of a certificate so that equal addresses are equal texts."""
+    """Normalise a name of a certificate, so that equal addresses are equal texts."""
     try:
         return str(ipaddress.ip_address(name.strip()))
     except ValueError:
@@ -140,6 +140,6 @@ def canonical(name: str) -> str:
 
 
 def admits(tls: Tls, certificate: Mapping[str, Any] | None) -> bool:
-    """Whether a verified client certificate, as `ssl` describes it, has one of the names that may ask."""
+    """Whether a verified client certificate, as `ssl` describes it, has one of the allowed names."""
     names = {canonical(name) for kind, name in (certificate or {}).get("subjectAltName", ()) if kind in SAN_KINDS}
     return not tls.client_sans or not tls.client_sans.isdisjoint(names)

@@ -1,4 +1,4 @@
-"""The web configuration file of Prometheus' exporter-toolkit: bytes -> what it asks for. Pure."""
+"""Parser of the web configuration file of Prometheus' exporter-toolkit. Pure, except for `read`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from yaml.scanner import ScannerError
 from gpu_exporter.inputs import boolean, choice, duration, nearest
 from gpu_exporter.serving.security.tls import CIPHERS, CLIENT_AUTH, CURVES, VERSIONS, Tls, canonical
 
-# bcrypt doubles with each; 16 takes seconds, for which nothing can interrupt it.
+# Each step doubles the time of bcrypt; 16 takes seconds, and a check cannot be interrupted.
 HIGHEST_COST = 16
 
 SECURE_HEADERS = {
@@ -26,7 +26,7 @@ SECURE_HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
-# What the toolkit lets a user set, and to which values if not any.
+# The headers that the toolkit allows, with the values allowed; () means any.
 HEADERS: Mapping[str, tuple[str, ...]] = {
     "Content-Security-Policy": (),
     "Strict-Transport-Security": (),
@@ -38,7 +38,7 @@ HEADERS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class RateLimit:
-    """A request each `interval` seconds, and `burst` of them at once."""
+    """One request each `interval` seconds, and up to `burst` at once."""
 
     interval: float
     burst: int
@@ -46,7 +46,7 @@ class RateLimit:
 
 @dataclass(frozen=True, slots=True)
 class WebConfig:
-    """The whole file, checked."""
+    """The content of the file, validated."""
 
     tls: Tls | None = None
     users: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -62,7 +62,7 @@ class _Twice(ValueError):
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that is there twice, of which YAML would take the last."""
+    """Rejects duplicate keys, of which YAML would silently use the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [key.value for key, _ in node.value]
@@ -73,10 +73,10 @@ class _Loader(yaml.SafeLoader):
 
 
 def parse(content: bytes, folder: Path, read: Read) -> WebConfig:
-    """The file's meaning. Raises ValueError that names the key and the cure."""
+    """Parse the file. Raises ValueError, with the key and the fix."""
     try:
         document = yaml.load(content, _Loader)
-    except (ScannerError, ParserError) as error:  # their text would quote the file, which holds secrets
+    except (ScannerError, ParserError) as error:  # their text would quote the file, which contains secrets
         where = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise ValueError(f"not YAML{where}: {error.problem}") from None
     except yaml.YAMLError:
@@ -85,31 +85,31 @@ def parse(content: bytes, folder: Path, read: Read) -> WebConfig:
         raise
     except (ValueError, RecursionError):
         raise ValueError("not YAML: a value can't be read") from None
-    found = _section(document, SECTIONS)
-    headers = {**SECURE_HEADERS, **found.get("http_server_config", {})}
-    tls = found.get("tls_server_config")
+    sections = _section(document, SECTIONS)
+    headers = {**SECURE_HEADERS, **sections.get("http_server_config", {})}
+    tls = sections.get("tls_server_config")
     try:
         return WebConfig(
             _tls(tls, folder, read) if tls else None,
-            found.get("basic_auth_users", {}),
+            sections.get("basic_auth_users", {}),
             {name: value for name, value in headers.items() if value},
-            found.get("rate_limit"),
+            sections.get("rate_limit"),
         )
     except ValueError as error:
         raise ValueError(f"tls_server_config: {error}") from error
 
 
 def _section(content: Any, keys: Mapping[str, Callable[[Any], Any]]) -> dict[str, Any]:
-    """The values of a mapping, each as its parser returns it."""
-    found = {}
+    """Return the values of a mapping, each parsed by its key's parser."""
+    values = {}
     for key, value in _mapping(content).items():
         if key not in keys:
             raise ValueError(f"unknown key {key}{nearest(key, keys)}")
         try:
-            found[key] = keys[key](value)
+            values[key] = keys[key](value)
         except ValueError as error:
             raise ValueError(f"{key}: {error}") from error
-    return found
+    return values
 
 
 def _mapping(content: Any) -> dict[str, Any]:
@@ -128,17 +128,17 @@ def _truth(value: Any) -> bool:
     return boolean(str(value))
 
 
-def _name(known: Mapping[str, Any]) -> Callable[[Any], Any]:
-    """A parser of one of these names to what it stands for."""
-    pick = choice(*known)
-    return lambda value: known[pick(str(value))]
+def _name(values: Mapping[str, Any]) -> Callable[[Any], Any]:
+    """Return a parser that replaces one of these names with its value."""
+    pick = choice(*values)
+    return lambda value: values[pick(str(value))]
 
 
 def _list(parse: Callable[[Any], Any]) -> Callable[[Any], tuple[Any, ...]]:
     def parsed(value: Any) -> tuple[Any, ...]:
         if not isinstance(value, list) or not value:
             raise ValueError("must be a list of at least one value")
-        return tuple(parse(each) for each in value)
+        return tuple(parse(item) for item in value)
 
     return parsed
 
@@ -209,7 +209,7 @@ def _tls(content: Mapping[str, Any], folder: Path, read: Read) -> Tls:
 
 
 def _http(content: Any) -> dict[str, str]:
-    # HTTP/2 is an offer that we never make, which every client takes.
+    # `http2` is accepted and ignored: the server never offers HTTP/2.
     headers: dict[str, str] = _section(content, {"http2": _truth, "headers": _headers}).get("headers", {})
     return headers
 

@@ -77,7 +77,7 @@ def test_labels_that_were_asked_for(serve: Serve, node: FakeDriver, kubelet: Fak
 
 
 def test_pods_change_finish_and_go(serve: Serve, node: FakeDriver, kubelet: FakeKubelet, api: FakeApiServer) -> None:
-    """An old kubelet lists pods that have ended, with devices that others have since: the phase tells."""
+    """An old kubelet lists pods that have ended, with devices that others have since: the phase says so."""
     api.put(PODS, pod_object("old", UIDS[0]))
     api.put(PODS, pod_object("new", UIDS[1], phase="Pending"))
     kubelet.pods = [given("old", UUID[0]), given("new", UUID[0])]

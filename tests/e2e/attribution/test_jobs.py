@@ -157,7 +157,7 @@ def test_shares_of_pods(serve: Serve, node: FakeDriver, kubelet: FakeKubelet, pr
 
 
 def test_time_that_nobody_can_tell(serve: Serve, node: FakeDriver, kubelet: FakeKubelet, procfs: Path) -> None:
-    """Where the driver does not say who ran, nobody is said to have been idle; memory is still told."""
+    """Where the driver does not say who ran, nobody is said to have been idle; memory is still reported."""
     process(procfs, 41, f"/kubepods/besteffort/pod{UID}/{CONTAINER}")
     with node.batch():
         node.set("ComputeRunningProcesses", "41:1000", 0)

@@ -126,7 +126,7 @@ def test_what_is_no_gpu_and_what_cannot_be_told(serve: Serve, node: FakeDriver, 
 
 
 def test_a_kubelet_that_starts_again(serve: Serve, node: FakeDriver, kubelet: FakeKubelet) -> None:
-    """Its socket goes and another comes: what was told holds meanwhile, and the failure is a metric."""
+    """Its socket goes and another comes: the last answer holds meanwhile, and the failure is a metric."""
     kubelet.pods = [given("first", UUID[0])]
     exporter = attributed(serve, node, kubelet)
     exporter.until(lambda page: owner(page, UUID[0])[1] == "first")
@@ -267,7 +267,7 @@ def test_what_needs_kubelet(node: FakeDriver, flag: str) -> None:
     """The API server alone knows no GPUs."""
     ended = run("serve", flag, env=node.environment)
     assert ended.returncode == 1
-    assert ended.stderr.strip().endswith("needs --kubernetes: kubelet tells which pod has which GPU")
+    assert ended.stderr.strip().endswith("needs --kubernetes: kubelet says which pod has which GPU")
 
 
 def test_gpus_that_are_not_this_machines(serve: Serve, kubelet: FakeKubelet) -> None:

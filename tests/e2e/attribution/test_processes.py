@@ -65,7 +65,7 @@ def test_a_pid_that_cannot_be_resolved_is_counted(serve: Serve, driver: FakeDriv
     driver.set("ComputeRunningProcesses", "41:1000,77:5,42:-")
     exporter = serve("--processes", "true", "--procfs", str(procfs), "--interval", "200ms", env=driver.environment)
     page = exporter.until(lambda page: bool(page.values(MEMORY)))
-    assert by_process(page, MEMORY) == {"41 python3": 1000}  # 42: the driver does not tell its memory
+    assert by_process(page, MEMORY) == {"41 python3": 1000}  # 42: the driver does not report its memory
     assert page.value("gpu_processes") == 3
     assert page.value("gpu_processes_unresolved") == 1
 
@@ -78,7 +78,7 @@ def test_a_pid_that_cannot_be_resolved_is_counted(serve: Serve, driver: FakeDriv
 def test_pids_of_another_namespace_are_not_resolved(
     serve: Serve, driver: FakeDriver, tmp_path: Path, module: str, own: bool, resolved: int
 ) -> None:
-    """In a container a number that the driver tells may be another process: that one must not get the name."""
+    """In a container a PID that the driver reports may be another process: that one must not get the name."""
     procfs = tmp_path / "proc"
     (procfs / "driver/nvidia").mkdir(parents=True)
     (procfs / "driver/nvidia/version").write_text(f"NVRM version: NVIDIA UNIX {module} for x86_64  580.159.04\n")

@@ -43,7 +43,7 @@ def started(path: Path, line: list[str], port: int, **more: str) -> Iterator[Exp
 
 
 def answers(exporter: Exporter) -> bool:
-    """Whether it does; an end of the process is told at once."""
+    """Whether it answers; if the process has ended, fail at once."""
     assert exporter.process.poll() is None, exporter.log.read_text()
     try:
         return exporter.get("/healthz")[0].status == 200

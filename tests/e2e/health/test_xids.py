@@ -74,7 +74,7 @@ def test_what_two_witnesses_tell(serve: Serve, driver: FakeDriver, kmsg: FakeKms
     assert counted(page, "1") == {4711: 1}
     assert page.value("gpu_xid_last_timestamp_seconds", xid="48") == pytest.approx(
         last, abs=1
-    )  # NVML tells within a tick
+    )  # NVML reports within a tick
     assert page.value("DCGM_FI_DEV_XID_ERRORS", gpu="0") == 45
     assert page.values("gpu_xid_events_total", xid="4711", kind="unknown", action="none") == [1]
     assert page.values("gpu_xid_events_total", xid="31", kind="application") == [1]
@@ -149,7 +149,7 @@ def test_a_gpu_that_fell_off_the_bus_tells_why(serve: Serve, driver: FakeDriver)
 
 
 def test_no_witness_no_zeros(serve: Serve, driver: FakeDriver, tmp_path: Path) -> None:
-    """Where nobody would tell, nothing says that nothing happened; the log says once why."""
+    """Without a witness there are no counts at 0; the log says once why."""
     driver.fail("EventSetCreate", 3)
     exporter = serve("--interval", "200ms", "--kernel-log", str(tmp_path / "gone"), env=driver.environment)
     page = exporter.until(lambda page: page.values("gpu_up") == [1, 1])
@@ -176,7 +176,7 @@ def test_prometheus_sees_the_first_and_the_repeat(
         for _ in range(2):
             driver.xid(0, 48)
             kmsg.xid(48)
-        kmsg.xid(13)  # its series begins at 1: only the timestamp tells
+        kmsg.xid(13)  # its series begins at 1: only the timestamp shows it
         recent = 'time() - gpu_xid_last_timestamp_seconds{gpu="0"} < 60'
         until(lambda: len(prometheus.query(recent)) == 2, 20, "both timestamps")
         repeated = 'round(increase(gpu_xid_events_total{gpu="0",xid="48"}[5m]))'
@@ -242,16 +242,16 @@ def test_a_clock_that_is_set_back_doubles_nothing(tmp_path: Path, monkeypatch: p
     log = tmp_path / "kern.log"
     log.write_text("")
     watch = KernelWatch(events, log, None)
-    watch.turn()
+    watch.poll()
     now = time.time()
     events.registered(gpu, now)
-    watch.turn()
+    watch.poll()
     monkeypatch.setattr(time, "time", lambda: now - 3600)
     for _ in range(2):
-        events.told([XidEvent(time.time(), pci, 48)])
+        events.add_driver_xids([XidEvent(time.time(), pci, 48)])
         stamp = datetime.fromtimestamp(time.time(), timezone.utc).isoformat()
         with log.open("a") as file:
             file.write(f"{stamp} node kernel: NVRM: Xid (PCI:0000:06:00): 48, DBE\n")
-        watch.turn()
+        watch.poll()
     totals = [value for metric, _, value, labels in events.samples([gpu], True) if labels.get("xid") == "48"]
     assert totals[0] == 2

@@ -16,8 +16,8 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.failure_modes import MODES, profiles
 from gpu_exporter.diagnosis import window
 from gpu_exporter.diagnosis.gather import parsed
-from gpu_exporter.diagnosis.window import Page as Reading
-from gpu_exporter.diagnosis.window import Row, Window, seen
+from gpu_exporter.diagnosis.window import Scrape as Reading
+from gpu_exporter.diagnosis.window import ScrapedSample, Window, seen
 from tests import ROOT, conftest
 from tests.support import panels
 from tests.support.fakes.dcgm_exporter import DEFAULT, FULL, FakeGpu, page, serving
@@ -73,7 +73,7 @@ class Target:
     port: int
     path: str = "/metrics"
 
-    def page(self) -> list[Row]:
+    def page(self) -> list[ScrapedSample]:
         connection = HTTPConnection("127.0.0.1", self.port, timeout=10)
         try:
             connection.request("GET", self.path)

@@ -18,7 +18,9 @@ import pytest
 from prometheus_client.openmetrics import parser
 
 from gpu_exporter.serving.handler import CLIENT_SECONDS, TEXT
-from gpu_exporter.serving.server import MAX_CONNECTIONS, OPENMETRICS
+from gpu_exporter.serving.handlers import OPENMETRICS
+from gpu_exporter.serving.routes import ROUTES, Needs
+from gpu_exporter.serving.server import MAX_CONNECTIONS
 from tests.conftest import Exporter, Page, Serve
 from tests.support.fakes.driver import FakeDriver
 from tests.support.tools import until
@@ -163,7 +165,7 @@ def test_accept_encoding(exporter: Exporter, accept: str, accepted: str | None, 
     assert (gzip.decompress(body) if zipped else body) == plain
 
 
-@pytest.mark.parametrize("path", ["/metrics", "/healthz", "/readyz", "/"])
+@pytest.mark.parametrize("path", [route.path for route in ROUTES if route.needs is Needs.NODE])
 def test_head(exporter: Exporter, path: str) -> None:
     """HEAD answers as GET does, without the body."""
     (head, nothing), (get, body) = ask(exporter, "HEAD", path), ask(exporter, "GET", path)
@@ -177,6 +179,16 @@ def test_head(exporter: Exporter, path: str) -> None:
     [
         ("GET", "/nowhere", 404),
         ("GET", "/metrics/", 404),
+        ("GET", "//metrics", 404),
+        ("GET", "/foo/metrics", 404),
+        ("GET", "/foo/", 404),
+        ("GET", "/nodes//metrics", 404),
+        ("GET", "/nodes/other/metrics", 404),
+        ("GET", "/api/v1/health", 404),
+        ("GET", "/api/v1/", 404),
+        ("GET", "/sd", 404),
+        ("POST", "/-/nowhere", 404),
+        ("GET", "/-/quit", 405),
         ("GET", "/../etc/passwd", 404),
         ("GET", "/%ff%00", 404),
         ("POST", "/nowhere", 404),
@@ -188,17 +200,18 @@ def test_head(exporter: Exporter, path: str) -> None:
     ],
 )
 def test_refusals_are_short_plain_text(exporter: Exporter, method: str, path: str, status: int) -> None:
-    """Wrong paths and methods get one line of plain text that tells nothing of the software underneath."""
+    """Wrong paths and methods get one line of plain text that does not reveal the software underneath."""
     answer, body = ask(exporter, method, path)
     assert answer.status == status
     assert (answer.headers["Content-Type"].split(";")[0], answer.headers["Server"]) == ("text/plain", "gpu-exporter")
     assert body.startswith(str(status).encode())
     assert len(body) < 100
+    assert body.count(b"\n") == 1
 
 
 def test_health_and_landing(exporter: Exporter) -> None:
     """The probes say ok, and the landing page says which GPUs these are and that they are not yours."""
-    for path in ("/healthz", "/readyz"):
+    for path in ("/healthz", "/health", "/readyz"):
         answer, body = exporter.get(path)
         assert (answer.status, body) == (200, b"ok\n")
     answer, body = exporter.get("/")

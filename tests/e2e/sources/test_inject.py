@@ -12,7 +12,7 @@ import pytest
 
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import Scope
-from gpu_exporter.diagnosis.gather import made, parsed
+from gpu_exporter.diagnosis.gather import parsed, stamped
 from gpu_exporter.diagnosis.window import seen
 from gpu_exporter.render.boards import board_of
 from tests.conftest import Exporter, Page, Serve, run
@@ -103,7 +103,7 @@ def panels_of(prometheus: Prometheus, exporter: Exporter, nodes: set[str]) -> li
     """What is wrong with the board that shows each mode, narrowed down to the node that has it."""
     pages = []
     for _ in range(2):
-        pages += [made(parsed(exporter.get(f"/nodes/{node}/metrics")[1].decode())) for node in nodes]
+        pages += [stamped(parsed(exporter.get(f"/nodes/{node}/metrics")[1].decode())) for node in nodes]
         time.sleep(2)
     shown, found = seen(sorted(pages, key=lambda page: page.at), {}), []
     for mode, node in zip(SHOWN, NODES, strict=True):

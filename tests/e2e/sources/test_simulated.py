@@ -78,6 +78,8 @@ def test_what_is_where(serve: Serve) -> None:
     )
     for path in ("/nodes/node-999/metrics", "/nodes/node-999/", "/nodes/node-0000/readyz", "/nodes", "/x/metrics"):
         assert ask(path)[0] == 404
+    for path in ("/nodes//metrics", "/nodes/node-003/nodes/node-003/metrics", "/nodes/node-003/sd", "/api/v1/health"):
+        assert ask(path)[0] == 404
     for path in ("/healthz", "/nodes/node-003/healthz", "/nodes/node-003/readyz"):
         assert ask(path) == (200, "ok\n")
     until(lambda: ask("/readyz") == (200, "ok\n"))

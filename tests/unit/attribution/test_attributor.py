@@ -1,4 +1,4 @@
-"""Device ids, job files, shares of pods, and what is kept of what was told: tables and properties."""
+"""Device ids, job files, shares of pods, and how long answers of lookups hold: tables and properties."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_exporter.attribution import pods
-from gpu_exporter.attribution.attributor import Attributor, Tellers
-from gpu_exporter.attribution.cgroup import Whose, uid
+from gpu_exporter.attribution.attributor import Attributor, Lookups
+from gpu_exporter.attribution.cgroup import ProcessOwner, uid
 from gpu_exporter.attribution.choice import kubelet_of
 from gpu_exporter.attribution.containers import container_name
 from gpu_exporter.attribution.devices import DeviceId, Devices, Place, parse
 from gpu_exporter.attribution.jobs import JobFiles
-from gpu_exporter.attribution.listing import Held, Listing
+from gpu_exporter.attribution.listing import Allocated, Listing
 from gpu_exporter.attribution.owners import Facts, owners
 from gpu_exporter.attribution.pods import Pod, label_name
 from gpu_exporter.attribution.processes import ProcessLookup, since_boot
@@ -29,14 +29,15 @@ from gpu_exporter.attribution.resource_slices import read, uuids
 from gpu_exporter.attribution.shares import Load, shares
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.config import Config
-from gpu_exporter.exposition.renderer import Renderer, Variant
+from gpu_exporter.exposition.pages import Variant
+from gpu_exporter.exposition.renderer import Renderer
 from gpu_exporter.kubernetes.client import Api, Object
 from gpu_exporter.kubernetes.watch import Watch
 from gpu_exporter.model import lookup as lookup_module
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.gpu import Gpu, Sample, Series
 from gpu_exporter.model.lookup import Lookup, LookupFailed
-from gpu_exporter.model.snapshot import OwnerLabels, Seen, Snapshot
+from gpu_exporter.model.snapshot import GpuSamples, OwnerLabels, Snapshot
 
 U = "01234567-89ab-4cde-8f01-23456789abcd"
 GPU = Gpu(0, f"GPU-{U}", device="nvidia4")
@@ -113,19 +114,19 @@ def test_an_id_is_found(text: str, expected: Place | None) -> None:
 # --- owners --------------------------------------------------------------------------------------------------------
 
 
-def held(pod: str, device: str = GPU.uuid, container: str = "main") -> Held:
-    return Held("team", pod, container, "nvidia.com/gpu", device)
+def allocated(pod: str, device: str = GPU.uuid, container: str = "main") -> Allocated:
+    return Allocated("team", pod, container, "nvidia.com/gpu", device)
 
 
-def classic(*found: Held, pods: Mapping[str, Pod] | None = None) -> dict[str, str]:
+def classic(*found: Allocated, pods: Mapping[str, Pod] | None = None) -> dict[str, str]:
     """The classic labels of the GPU."""
-    owned, _ = owners(Facts(HERE, Listing(tuple(found)), pods or {}))
-    return dict(owned.labels(Series(m.POWER, GPU)))
+    owner_labels, _ = owners(Facts(HERE, Listing(tuple(found)), pods or {}))
+    return dict(owner_labels.labels(Series(m.POWER, GPU)))
 
 
 def test_a_pod_with_two_containers_on_a_gpu_has_it() -> None:
     """An init container's device is often the main one's: the pod has the GPU, and no container alone."""
-    both = held("a"), held("a", container="init")
+    both = allocated("a"), allocated("a", container="init")
     assert classic(*both) == {"namespace": "team", "pod": "a", "container": ""}
     _, rows = owners(Facts(HERE, Listing(both)))
     assert [dict(row.labels)["container"] for row in rows] == ["init", "main"]
@@ -133,27 +134,27 @@ def test_a_pod_with_two_containers_on_a_gpu_has_it() -> None:
 
 def test_who_asks_nobody_has_no_labels() -> None:
     """Only where kubelet is asked are the labels there, also empty."""
-    owned, rows = owners(Facts(HERE))
-    assert (owned.labels(Series(m.POWER, GPU)), list(rows)) == ((), [])
+    owner_labels, rows = owners(Facts(HERE))
+    assert (owner_labels.labels(Series(m.POWER, GPU)), list(rows)) == ((), [])
     assert OwnerLabels().labels(Series(m.POWER, GPU)) == ()
 
 
 def test_our_own_families_carry_no_pod() -> None:
     """An integral is not cut in two by another pod."""
-    owned, _ = owners(Facts(HERE, Listing((held("a"),))))
-    assert owned.labels(Series(m.SM_SECONDS, GPU)) == ()
-    assert owned.labels(Series(m.POWER)) == ()
+    owner_labels, _ = owners(Facts(HERE, Listing((allocated("a"),))))
+    assert owner_labels.labels(Series(m.SM_SECONDS, GPU)) == ()
+    assert owner_labels.labels(Series(m.POWER)) == ()
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from([GPU.uuid, f"{GPU.uuid}::1", "0", f"MIG-{U}"]))))
 def test_a_gpu_has_one_pod_or_none(found: list[tuple[str, str]]) -> None:
     """Whatever kubelet lists: the pod of the classic labels is the only one on the device."""
-    listing = Listing(tuple(sorted(held(pod, device) for pod, device in found)))
-    owned, rows = owners(Facts(HERE, listing))
+    listing = Listing(tuple(sorted(allocated(pod, device) for pod, device in found)))
+    owner_labels, rows = owners(Facts(HERE, listing))
     for place in (Place(GPU.uuid), Place(GPU.uuid, "7")):
         own = (("GPU_I_ID", place.instance),) if place.instance else ()
         pods = {dict(row.labels)["pod"] for row in rows if dict(row.labels).get("GPU_I_ID", "") == place.instance}
-        label = dict(owned.labels(Series(m.FB_USED, GPU, own)))["pod"]
+        label = dict(owner_labels.labels(Series(m.FB_USED, GPU, own)))["pod"]
         assert label == (pods.pop() if len(pods) == 1 else "")
     assert len({(row.metric, row.gpu, row.labels) for row in rows}) == len(rows)
 
@@ -166,7 +167,7 @@ def test_a_change_of_owner_changes_the_lines_at_once() -> None:
     bodies = []
     for pod in ("a", "a", "b", None):
         taken = {(GPU.uuid, ""): (("pod", pod),)} if pod else {}
-        snapshot = Snapshot(0, "nvml", samples, owned=OwnerLabels((("pod", ""),), taken))
+        snapshot = Snapshot(0, "nvml", samples, owner_labels=OwnerLabels((("pod", ""),), taken))
         bodies.append(renderer.render(snapshot).body(TEXT).decode())
     assert ['pod="a"' in body for body in bodies] == [True, True, False, False]
     assert ['pod="b"' in body for body in bodies] == [False, False, True, False]
@@ -193,7 +194,7 @@ def test_shares_add_up(more: int, memory: dict[int, int], sm: dict[int, int], po
     """What pods have and what is left is all that is in use, and all of the time."""
     used = sum(memory.values()) + more
     load = Load(used, dict(memory), {pid: value / 100 for pid, value in sm.items()}, sampled=True)
-    running = {pid: Whose(pod=pod) for pid, pod in pods.items()}
+    running = {pid: ProcessOwner(pod=pod) for pid, pod in pods.items()}
     rows = list(shares(HERE, {Place(GPU.uuid): load}, running, {}))
     total = {metric: sum(row.value for row in rows if row.metric is metric) for metric in {row.metric for row in rows}}
     assert total.get(m.POD_MEMORY, 0) + total[m.POD_MEMORY_REST] == pytest.approx(used)
@@ -206,36 +207,36 @@ def test_a_pod_by_any_of_its_uids() -> None:
     """A static pod has another one in its cgroups."""
     known = {"kube-system/dcgm": Pod(uids=(U, "ab" * 16))}
     load = Load(10, {1: 3.0, 2: 4.0})
-    running = {1: Whose(pod=uid(U)), 2: Whose(pod="ab" * 16)}
+    running = {1: ProcessOwner(pod=uid(U)), 2: ProcessOwner(pod="ab" * 16)}
     rows = [row for row in shares(HERE, {Place(GPU.uuid): load}, running, known) if row.metric is m.POD_MEMORY]
     assert {dict(row.labels)["pod"] for row in rows} == {"dcgm"}
 
 
-# --- what is told ----------------------------------------------------------------------------------------------------
+# --- lookups ---------------------------------------------------------------------------------------------------------
 
 
 def test_what_was_told_is_kept_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     """Through failures, but not for ever: then it is nobody's, not somebody's of long ago."""
     now = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    told = Lookup("kubelet", "nothing")
-    assert (told.value, told.age, told.up) == ("nothing", None, False)
-    told.tell("something")
-    told.fail(LookupFailed("no_socket", "gone"))
+    lookup = Lookup("kubelet", "nothing")
+    assert (lookup.value, lookup.age, lookup.up) == ("nothing", None, False)
+    lookup.answer("something")
+    lookup.fail(LookupFailed("no_socket", "gone"))
     now[0] += lookup_module.KEPT_SECONDS - 1
-    assert (told.value, told.up, told.errors) == ("something", False, {"no_socket": 1})
+    assert (lookup.value, lookup.up, lookup.errors) == ("something", False, {"no_socket": 1})
     now[0] += 2
-    assert told.value == "nothing"
-    told.tell("something")
-    assert told.value == "something"
+    assert lookup.value == "nothing"
+    lookup.answer("something")
+    assert lookup.value == "something"
 
 
 def test_an_error_of_ours_costs_the_owners_alone(caplog: pytest.LogCaptureFixture) -> None:
     """The page is made without them, and it is said once."""
     kubelet: Lookup[Listing] = Lookup("kubelet", Listing())
-    kubelet.tell(Listing((("not", "a", "held"),)))  # type: ignore[arg-type]
-    attributor = Attributor(Tellers(kubelet), ())
-    seen = [Seen(GPU, None, (), {})]
+    kubelet.answer(Listing((("not", "a", "held"),)))  # type: ignore[arg-type]
+    attributor = Attributor(Lookups(kubelet), ())
+    seen = [GpuSamples(GPU, None, (), {})]
     with caplog.at_level("ERROR"):
         assert [attributor.attribute(seen) for _ in range(3)] == [(OwnerLabels(), ())] * 3
     assert len([record for record in caplog.records if record.exc_info]) == 1
@@ -244,13 +245,15 @@ def test_an_error_of_ours_costs_the_owners_alone(caplog: pytest.LogCaptureFixtur
 def test_two_hundred_pods_cost_little() -> None:
     """The part on the clock's thread, in a tick in which nothing changed, and in one in which all did."""
     gpus = [Gpu(n, f"GPU-{n:08d}{U[8:]}", device=f"nvidia{n}") for n in range(8)]
-    seen = [Seen(gpu, time.monotonic(), [Sample(Series(m.POWER, gpu), 1.0)] * 200, {}) for gpu in gpus]
+    seen = [GpuSamples(gpu, time.monotonic(), [Sample(Series(m.POWER, gpu), 1.0)] * 200, {}) for gpu in gpus]
     kubelet: Lookup[Listing] = Lookup("kubelet", Listing())
-    attributor = Attributor(Tellers(kubelet), ())
+    attributor = Attributor(Lookups(kubelet), ())
     taken = {}
     for change in ("first", "second", "second"):
         devices = [f"{gpus[n % 8].uuid}::{n}" for n in range(200)]
-        kubelet.tell(Listing(tuple(Held("team", f"{change}-{n}", "main", "r", each) for n, each in enumerate(devices))))
+        kubelet.answer(
+            Listing(tuple(Allocated("team", f"{change}-{n}", "main", "r", each) for n, each in enumerate(devices)))
+        )
         took = []
         for _ in range(20):
             began = time.process_time()
@@ -328,11 +331,11 @@ def test_a_link_is_an_error_that_is_said(tmp_path: Path) -> None:
     """It may lead anywhere. It costs its own GPU only."""
     (tmp_path / "0").symlink_to("/etc/hostname")
     (tmp_path / "1").write_text("7\n")
-    told: Lookup[Mapping[str, tuple[str, ...]]] = Lookup("hpc_jobs", {})
+    lookup: Lookup[Mapping[str, tuple[str, ...]]] = Lookup("hpc_jobs", {})
     with pytest.raises(LookupFailed, match="make it a file that this user can read") as raised:
         jobs_in(tmp_path).ask()
-    told.fail(raised.value, raised.value.rest)
-    assert (told.value, told.up) == ({"1": ("7",)}, False)
+    lookup.fail(raised.value, raised.value.rest)
+    assert (lookup.value, lookup.up) == ({"1": ("7",)}, False)
 
 
 # --- slices and names ------------------------------------------------------------------------------------------------
@@ -359,7 +362,10 @@ def test_slices() -> None:
 
 def test_names_of_containers(tmp_path: Path) -> None:
     """Where the runtime's files can be read; else none."""
-    docker, podman = Whose(container="c" * 64, runtime="docker"), Whose(container="d" * 64, runtime="podman")
+    docker, podman = (
+        ProcessOwner(container="c" * 64, runtime="docker"),
+        ProcessOwner(container="d" * 64, runtime="podman"),
+    )
     assert container_name(docker, tmp_path) == container_name(podman, tmp_path) == ""
     listed = tmp_path / "var/lib/containers/storage/overlay-containers/containers.json"
     listed.parent.mkdir(parents=True)
@@ -373,7 +379,7 @@ def test_names_of_containers(tmp_path: Path) -> None:
 
 
 class Script:
-    """An API server that answers as it is told: one entry a watch, events or an error at the end."""
+    """A scripted API server: one entry a watch, events or an error at the end."""
 
     def __init__(self, *watches: Sequence[Object | LookupFailed]) -> None:
         self._watches = iter(watches)
@@ -402,15 +408,15 @@ class Hurried(threading.Event):
 
 
 def test_a_watch_that_fails_goes_on_where_it_was(caplog: pytest.LogCaptureFixture) -> None:
-    """It is not listed anew, what was told holds, and a server that stays away is said once."""
+    """It is not listed anew, the last answer holds, and a server that stays away is said once."""
     away = LookupFailed("unavailable", "API server: Connection refused")
     added: Object = {
         "type": "ADDED",
         "object": {"metadata": {"namespace": "team", "name": "b", "resourceVersion": "2"}},
     }
     script = Script(({}, added, away), (away,), (away,), ({},))
-    told: Lookup[Mapping[str, Pod]] = Lookup("pods", {})
-    watch = Watch(told, cast(Api, script), pods.path, pods.Reader(), {})
+    lookup: Lookup[Mapping[str, Pod]] = Lookup("pods", {})
+    watch = Watch(lookup, cast(Api, script), pods.path, pods.Reader(), {})
     watch._stopping = Hurried()
     with caplog.at_level("INFO"):
         watch.start()
@@ -418,8 +424,8 @@ def test_a_watch_that_fails_goes_on_where_it_was(caplog: pytest.LogCaptureFixtur
         watch.stop()
         watch.join(10)
     assert script.listed == 1
-    assert set(told.value) == {"team/a", "team/b"}
-    assert told.errors == {"unavailable": 3}
+    assert set(lookup.value) == {"team/a", "team/b"}
+    assert lookup.errors == {"unavailable": 3}
     words = [record.getMessage() for record in caplog.records]
     assert words == ["attribution: pods answers", f"attribution: pods: {away}", "attribution: pods answers"]
 
@@ -428,14 +434,14 @@ def test_a_watch_that_fails_goes_on_where_it_was(caplog: pytest.LogCaptureFixtur
 def test_an_event_that_is_none(event: Object) -> None:
     """It is an answer that is missing, and no traceback."""
     script = Script(({}, event), ({},))
-    told: Lookup[Mapping[str, Pod]] = Lookup("pods", {})
-    watch = Watch(told, cast(Api, script), pods.path, pods.Reader(), {})
+    lookup: Lookup[Mapping[str, Pod]] = Lookup("pods", {})
+    watch = Watch(lookup, cast(Api, script), pods.path, pods.Reader(), {})
     watch._stopping = Hurried()
     watch.start()
     assert script.done.wait(30)
     watch.stop()
     watch.join(10)
-    assert told.errors == {"malformed": 1}
+    assert lookup.errors == {"malformed": 1}
 
 
 @pytest.mark.parametrize("package", ["grpc", "google.protobuf"])
@@ -456,8 +462,8 @@ def test_a_process_on_several_gpus_was_there_when_the_first_was_read() -> None:
 
     gpus = [(GPU, 100.0), (Gpu(1, "GPU-1"), 50.0), (Gpu(2, "GPU-2"), 80.0)]
     own = (("pid", "7"), ("process", "x"))
-    seen = [Seen(gpu, at, [Sample(Series(m.PROCESS_MEMORY, gpu, own), 1.0)], {}) for gpu, at in gpus]
-    processes: Lookup[Mapping[int, Whose]] = Lookup("processes", {})
+    seen = [GpuSamples(gpu, at, [Sample(Series(m.PROCESS_MEMORY, gpu, own), 1.0)], {}) for gpu, at in gpus]
+    processes: Lookup[Mapping[int, ProcessOwner]] = Lookup("processes", {})
     lookup = Wanted()
-    Attributor(Tellers(processes=processes, lookup=cast(ProcessLookup, lookup)), ()).attribute(seen)
+    Attributor(Lookups(processes=processes, process_lookup=cast(ProcessLookup, lookup)), ()).attribute(seen)
     assert lookup.wanted[7] == pytest.approx(since_boot(50.0), abs=1)

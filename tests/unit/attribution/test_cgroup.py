@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.attribution.cgroup import Whose, whose
+from gpu_exporter.attribution.cgroup import ProcessOwner, process_owner
 from gpu_exporter.attribution.processes import LARGEST_FILE, TICKS, ProcessLookup
 
 UID = "01234567-89ab-4cde-8f01-23456789abcd"
 OTHER = "f1234567-89ab-4cde-8f01-23456789abcd"
 BARE, SLICE = UID.replace("-", ""), UID.replace("-", "_")
 CID, OUTER = "c" * 64, "d" * 64
-POD = Whose(pod=BARE, container=CID)
+POD = ProcessOwner(pod=BARE, container=CID)
 SYSTEMD = f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{SLICE}.slice"
 KIND = (
     "/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-besteffort.slice"
@@ -67,14 +67,17 @@ TREES = {
         f"/cri-containerd-{CID}.scope\n",
         POD,
     ),
-    "docker, v2, from another container": (f"0::/../docker-{CID}.scope\n", Whose(container=CID, runtime="docker")),
+    "docker, v2, from another container": (
+        f"0::/../docker-{CID}.scope\n",
+        ProcessOwner(container=CID, runtime="docker"),
+    ),
     "podman, from another container": (
         f"0::/../../libpod-{CID}.scope/container\n",
-        Whose(container=CID, runtime="podman"),
+        ProcessOwner(container=CID, runtime="podman"),
     ),
     "slurm, v2, from a container of docker": (
         "0::/../slurmstepd.scope/job_123/step_0/user/task_0\n",
-        Whose(job="123", step="0"),
+        ProcessOwner(job="123", step="0"),
     ),
     "v2, static pod": (f"0::/kubepods/burstable/pod{BARE}/{CID}\n", POD),
     "v2, static pod, systemd": (
@@ -88,24 +91,24 @@ TREES = {
     "kind, v1, cgroupfs": (V1.format(f"/docker/{OUTER}/kubelet/kubepods/burstable/pod{UID}/{CID}"), POD),
     "kind on podman": (f"0::/machine.slice/libpod-{OUTER}.scope/container{KIND}/cri-containerd-{CID}.scope\n", POD),
     "k3d": (f"0::/docker/{OUTER}/kubepods/besteffort/pod{UID}/{CID}\n", POD),
-    "docker, v2": (f"0::/system.slice/docker-{CID}.scope\n", Whose(container=CID, runtime="docker")),
-    "docker, v1": (V1.format(f"/docker/{CID}"), Whose(container=CID, runtime="docker")),
-    "podman": (f"0::/machine.slice/libpod-{CID}.scope/container\n", Whose(container=CID, runtime="podman")),
+    "docker, v2": (f"0::/system.slice/docker-{CID}.scope\n", ProcessOwner(container=CID, runtime="docker")),
+    "docker, v1": (V1.format(f"/docker/{CID}"), ProcessOwner(container=CID, runtime="docker")),
+    "podman": (f"0::/machine.slice/libpod-{CID}.scope/container\n", ProcessOwner(container=CID, runtime="podman")),
     "podman, rootless": (
         f"0::/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{CID}.scope/container\n",
-        Whose(container=CID, runtime="podman"),
+        ProcessOwner(container=CID, runtime="podman"),
     ),
-    "podman, cgroupfs": (f"0::/libpod_parent/libpod-{CID}\n", Whose(container=CID, runtime="podman")),
-    "nerdctl": (f"0::/system.slice/nerdctl-{CID}.scope\n", Whose(container=CID, runtime="containerd")),
-    "slurm, v1": (SLURM_V1, Whose(job="123", step="0", user="1000")),
-    "slurm, v1, a node name": ("9:memory:/slurm_gpu-7/uid_1000/job_9\n", Whose(job="9", user="1000")),
+    "podman, cgroupfs": (f"0::/libpod_parent/libpod-{CID}\n", ProcessOwner(container=CID, runtime="podman")),
+    "nerdctl": (f"0::/system.slice/nerdctl-{CID}.scope\n", ProcessOwner(container=CID, runtime="containerd")),
+    "slurm, v1": (SLURM_V1, ProcessOwner(job="123", step="0", user="1000")),
+    "slurm, v1, a node name": ("9:memory:/slurm_gpu-7/uid_1000/job_9\n", ProcessOwner(job="9", user="1000")),
     "slurm, v2": (
         "0::/system.slice/slurmstepd.scope/job_123/step_batch/user/task_0\n",
-        Whose(job="123", step="batch"),
+        ProcessOwner(job="123", step="batch"),
     ),
     "slurm, v2, several slurmd": (
         "0::/system.slice/gpu-7_slurmstepd.scope/job_123/step_4/user/task_special\n",
-        Whose(job="123", step="4"),
+        ProcessOwner(job="123", step="4"),
     ),
 }
 LOOK_ALIKE = {
@@ -153,20 +156,20 @@ LOOK_ALIKE = {
 
 
 @pytest.mark.parametrize(("text", "expected"), TREES.values(), ids=TREES)
-def test_lands_where_it_should(text: str, expected: Whose) -> None:
+def test_lands_where_it_should(text: str, expected: ProcessOwner) -> None:
     """The forms of every driver and runtime."""
-    assert whose(text) == expected
+    assert process_owner(text) == expected
 
 
 @pytest.mark.parametrize("text", LOOK_ALIKE.values(), ids=LOOK_ALIKE)
 def test_lands_nowhere(text: str) -> None:
     """What looks like one, and what does not."""
-    assert whose(text) is None
+    assert process_owner(text) is None
 
 
 # --- the files -----------------------------------------------------------------------------------------------------
 
-HERE = Whose(pod=BARE, container=CID)
+HERE = ProcessOwner(pod=BARE, container=CID)
 CGROUP = f"0::/kubepods/burstable/pod{UID}/{CID}\n"
 
 
@@ -179,7 +182,7 @@ def tree(procfs: Path, pid: int, cgroup: str | bytes = CGROUP, *, started: int =
     return directory
 
 
-def looked_up(procfs: Path, *pids: int, at: float = 60.0) -> dict[int, Whose]:
+def looked_up(procfs: Path, *pids: int, at: float = 60.0) -> dict[int, ProcessOwner]:
     """What becomes of PIDs that the driver named `at` seconds after the boot."""
     lookup = ProcessLookup(procfs)
     lookup.wanted = dict.fromkeys(pids, at)
@@ -208,7 +211,7 @@ def test_a_reused_pid_is_looked_up_again(tmp_path: Path) -> None:
     tree(tmp_path, 7, "0::/user.slice\n", started=200)
     assert lookup.ask() == {}
     tree(tmp_path, 7, CGROUP.replace(UID, OTHER), started=300)
-    assert lookup.ask() == {7: Whose(pod=OTHER.replace("-", ""), container=CID)}
+    assert lookup.ask() == {7: ProcessOwner(pod=OTHER.replace("-", ""), container=CID)}
 
 
 def test_strange_files_are_nobodys(tmp_path: Path) -> None:

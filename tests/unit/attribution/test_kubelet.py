@@ -71,7 +71,7 @@ def test_strange_answers(path: Path, raw: bytes, reason: str) -> None:
             client.ask()
         assert raised.value.reason == reason
         kubelet.raw, kubelet.pods = None, [given("a", "GPU-1"), given("a", "GPU-1"), given("", "")]
-        assert [each.pod for each in client.ask().held] == ["", "a", "a"]
+        assert [each.pod for each in client.ask().allocated] == ["", "a", "a"]
     finally:
         client.close()
         kubelet.stop()
@@ -85,7 +85,7 @@ def test_a_kubelet_that_starts_again_and_again(path: Path) -> None:
         for number in range(30):
             kubelet.pods = [given(f"pod-{number}", "GPU-1")]
             kubelet.start()
-            assert [each.pod for each in client.ask().held] == [f"pod-{number}"]
+            assert [each.pod for each in client.ask().allocated] == [f"pod-{number}"]
             kubelet.stop()
             open_files.append(len(os.listdir("/proc/self/fd")))
     finally:

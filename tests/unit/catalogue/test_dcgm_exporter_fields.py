@@ -16,7 +16,7 @@ CORRECT_TABLE = "fix: correct the row in gpu_exporter/catalogue/dcgm_exporter/fi
 CORRECT_ID = (
     "fix: correct the row in gpu_exporter/catalogue/metrics.py or gpu_exporter/catalogue/dcgm_exporter/fields.csv"
 )
-CORRECT_NAMES = "fix: correct the row in fields.csv or names.py of gpu_exporter/catalogue/dcgm_exporter/"
+CORRECT_NAMES = "fix: correct the row of the file in gpu_exporter/catalogue/dcgm_exporter/ that has the name"
 
 FIELDS = dcgm_fields.load()
 

@@ -171,7 +171,9 @@ BOTH = {m.EXP_XID_COUNT, m.EXP_XID_TOTAL}
 def test_xids_are_counted_by_code() -> None:
     """Within the window and since the start; once, though two witnesses tell; a quiet GPU has a 0 without a code."""
     log, now = EventLog(load(None), lambda pci: None), time.time()
-    log.told([XidEvent(now, GPU.pci_bus_id, 31), XidEvent(now, GPU.pci_bus_id, 31), XidEvent(now, GPU.pci_bus_id, 43)])
+    log.add_driver_xids(
+        [XidEvent(now, GPU.pci_bus_id, 31), XidEvent(now, GPU.pci_bus_id, 31), XidEvent(now, GPU.pci_bus_id, 43)]
+    )
     log.logged(Logged(Position("boot", 1), now, XidLine(GPU.pci_bus_id, 31)), now)
 
     assert xids(log, BOTH) == {
@@ -204,7 +206,7 @@ def test_without_a_witness_there_is_no_count() -> None:
 def test_the_last_xid_has_its_code_and_words() -> None:
     """As dcgm-exporter's gauge of the last code does."""
     log = EventLog(load(None), lambda pci: None)
-    log.told([XidEvent(time.time(), GPU.pci_bus_id, 31)])
+    log.add_driver_xids([XidEvent(time.time(), GPU.pci_bus_id, 31)])
     found = {
         gpu.index: (value, labels)
         for metric, gpu, value, labels in log.samples([GPU, OTHER], nvml_up=True)

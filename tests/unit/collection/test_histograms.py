@@ -15,7 +15,8 @@ from gpu_exporter.catalogue.selection import everything
 from gpu_exporter.collection.accumulator import Accumulator
 from gpu_exporter.collection.histograms import histograms_of
 from gpu_exporter.collection.settings import DEFAULT_SETTINGS, make_plan
-from gpu_exporter.exposition.renderer import Renderer, Variant
+from gpu_exporter.exposition.pages import Variant
+from gpu_exporter.exposition.renderer import Renderer
 from gpu_exporter.model.gpu import Gpu, Reading, Sample, Series
 from gpu_exporter.model.metric import Metric, MetricSet
 from gpu_exporter.model.snapshot import Snapshot

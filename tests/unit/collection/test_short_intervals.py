@@ -12,7 +12,7 @@ import pytest
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.collection.collector import Collector
 from gpu_exporter.collection.settings import CollectionSettings
-from gpu_exporter.exposition.renderer import Page, Pages, Variant
+from gpu_exporter.exposition.pages import Page, Pages, Variant
 from gpu_exporter.model.gpu import Reading
 from gpu_exporter.model.metric import Metric, Pace
 from gpu_exporter.model.snapshot import Snapshot
@@ -149,7 +149,7 @@ def test_reads_that_take_longer_than_an_interval_are_told(clock: Clock, run: Run
 def test_pages_are_followed_by_who_asks_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two requests within half a second of which the last has this page; a scrape a second follows nothing."""
     now = 100.0
-    monkeypatch.setattr("gpu_exporter.exposition.renderer.time.monotonic", lambda: now)
+    monkeypatch.setattr("gpu_exporter.exposition.pages.time.monotonic", lambda: now)
     pages, variant = Pages(), Variant(openmetrics=False, gzip=False)
 
     def asked(*gaps: float) -> bool:

@@ -11,7 +11,7 @@ import pytest
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.diagnosis import compare
 from gpu_exporter.diagnosis.compare import as_dict, lines
-from gpu_exporter.diagnosis.comparison import STATES, TOLERANCES, Comparison, Side, Verdict, compared, compares
+from gpu_exporter.diagnosis.comparison import STATES, TOLERANCES, Agreement, Comparison, Side, compared, compares
 from gpu_exporter.exposition.renderer import number
 from gpu_exporter.model.errors import SourceLost
 from gpu_exporter.model.gpu import Gpu, Owner, Reading, Sample, Series, XidEvent
@@ -38,17 +38,19 @@ def side(values: dict[Metric, Sequence[float]], gpu: Gpu = GPU, every: float = 1
     return found
 
 
-def only_row(metric: Metric, a: Sequence[float], b: Sequence[float]) -> tuple[str, float | None, float | None, Verdict]:
+def only_row(
+    metric: Metric, a: Sequence[float], b: Sequence[float]
+) -> tuple[str, float | None, float | None, Agreement]:
     """The row that two courses of one metric come to."""
-    (row,) = compared(side({metric: a}), side({metric: b}), 3).rows
-    return row.how, row.a, row.b, row.verdict
+    (row,) = compared(side({metric: a}), side({metric: b}), 3).metrics
+    return row.how, row.a, row.b, row.agreement
 
 
-SAME, DIFFERS = Verdict.SAME, Verdict.DIFFERS
+SAME, DIFFERS = Agreement.SAME, Agreement.DIFFERS
 
 
 @pytest.mark.parametrize(
-    ("metric", "a", "b", "how", "shown", "verdict"),
+    ("metric", "a", "b", "how", "shown", "agreement"),
     [
         (m.POWER, (600, 620, 640), (610, 620, 630), "mean", (620, 620), SAME),
         (m.POWER, (100, 100, 100), (109, 109, 109), "mean", (100, 109), SAME),  # 10 W
@@ -77,22 +79,22 @@ def test_what_is_compared(
     b: Sequence[float],
     how: str,
     shown: tuple[float, float],
-    verdict: Verdict,
+    agreement: Agreement,
 ) -> None:
     """Means of gauges, rises of what flows, levels of what is counted, states that both saw, constants."""
     assert only_row(metric, a, b)[0] == how
     assert only_row(metric, a, b)[1:3] == pytest.approx(shown)
-    assert only_row(metric, a, b)[3] is verdict
+    assert only_row(metric, a, b)[3] is agreement
 
 
 def test_what_only_one_has_is_no_difference() -> None:
     """It is shown, with its value."""
     result = compared(side({m.POWER: (1, 1), m.GPU_TEMP: (40, 40)}), side({m.POWER: (1, 1), m.FAN: (30, 30)}), 1)
 
-    assert {row.metric: row.verdict for row in result.rows} == {
+    assert {row.metric: row.agreement for row in result.metrics} == {
         m.POWER: SAME,
-        m.GPU_TEMP: Verdict.ONLY_A,
-        m.FAN: Verdict.ONLY_B,
+        m.GPU_TEMP: Agreement.ONLY_A,
+        m.FAN: Agreement.ONLY_B,
     }
     assert not result.differs
 
@@ -123,7 +125,7 @@ def test_a_gpu_that_one_has_not() -> None:
         ("GPU-0", "is there", "yes", "no"),
         ("GPU-1", "is there", "no", "yes"),
     ]
-    assert (result.rows, result.gpus, result.differs) == ((), 0, True)
+    assert (result.metrics, result.gpus, result.differs) == ((), 0, True)
 
 
 @pytest.mark.drift
@@ -232,10 +234,10 @@ def test_sources_are_read_over_the_same_time(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(compare, "INTERVAL_SECONDS", 0.1)
     result = watched(Fixed({m.POWER: 600.0, m.SM_ACTIVE: 0.5}), Fixed({m.POWER: 700.0, m.ENERGY: 1.0}))
 
-    assert {row.metric: (row.a, row.b, row.verdict) for row in result.rows} == {
+    assert {row.metric: (row.a, row.b, row.agreement) for row in result.metrics} == {
         m.POWER: (600.0, 700.0, DIFFERS),
-        m.SM_ACTIVE: (0.5, None, Verdict.ONLY_A),
-        m.ENERGY: (None, 0.0, Verdict.ONLY_B),
+        m.SM_ACTIVE: (0.5, None, Agreement.ONLY_A),
+        m.ENERGY: (None, 0.0, Agreement.ONLY_B),
     }
 
 

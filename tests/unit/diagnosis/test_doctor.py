@@ -1,4 +1,4 @@
-"""The looks at the machine: tables of what is there, and what is said of it."""
+"""Checks of the machine: tables of what there is, and the findings."""
 
 from __future__ import annotations
 
@@ -307,8 +307,8 @@ def test_clock(tmp_path: Path, unsynchronised: bool | None, contents: Mapping[st
 
 @pytest.mark.slow
 def test_looks_of_this_machine() -> None:
-    """Whatever it is like, each look ends and says something of its own topic."""
-    found = [finding for look in surroundings.looks(Address("127.0.0.1", free_port())) for finding in look()]
+    """Whatever it is like, each check ends with findings on its own topic."""
+    found = [finding for look in surroundings.checks(Address("127.0.0.1", free_port())) for finding in look()]
     assert {each.topic for each in found} >= {"port", "kubelet", "kernel_log"}
     assert FAIL not in {each.level for each in found}
 
@@ -319,7 +319,7 @@ def test_looks_of_this_machine() -> None:
 def test_a_look_that_hangs_is_not_waited_for() -> None:
     """It costs its finding, not doctor."""
     hangs = threading.Event()
-    look = examine.Look(lambda: [Finding("clock", OK, "")] if hangs.wait(30) else [])
+    look = examine.Check(lambda: [Finding("clock", OK, "")] if hangs.wait(30) else [])
     began = time.monotonic()
     [found] = look.until(began + 0.1)
     hangs.set()

@@ -1,4 +1,4 @@
-"""Evidence -> class, modes, words: against what recorded GPUs were really doing."""
+"""Scrapes -> class, modes, text: against what recorded GPUs were really doing."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from gpu_exporter.catalogue.signal import Read
 from gpu_exporter.catalogue.signals import SIGNALS
 from gpu_exporter.catalogue.workloads import owner, workload_of
 from gpu_exporter.diagnosis import gather
-from gpu_exporter.diagnosis.judge import as_dict, diagnose, lines, verdict
-from gpu_exporter.diagnosis.window import Page, Row, seen
+from gpu_exporter.diagnosis.judge import diagnose
+from gpu_exporter.diagnosis.report import as_dict, exit_code, lines
+from gpu_exporter.diagnosis.window import Scrape, ScrapedSample, seen
 from tests.support.truth import PHASES, TRUTH
 
 MODES_BY_NAME = {mode.name: mode for mode in MODES}
@@ -71,26 +72,26 @@ def test_a_limit_can_be_changed() -> None:
     assert found.bottleneck.name == "mixed"
 
 
-def _page(*rows: tuple[str, float], at: float = 1000.0, **labels: str) -> Page:
-    return Page(at, [Row(name, {**GPU, **labels}, value) for name, value in rows])
+def _page(*rows: tuple[str, float], at: float = 1000.0, **labels: str) -> Scrape:
+    return Scrape(at, [ScrapedSample(name, {**GPU, **labels}, value) for name, value in rows])
 
 
 def test_a_mig_instance_has_a_class_and_its_gpu_power() -> None:
-    page = Page(
+    page = Scrape(
         1000.0,
         [
-            Row("DCGM_FI_PROF_GR_ENGINE_ACTIVE", {**GPU, "GPU_I_ID": "3", "GPU_I_PROFILE": "1g.18gb"}, 0.99),
-            Row("DCGM_FI_PROF_SM_ACTIVE", {**GPU, "GPU_I_ID": "3", "GPU_I_PROFILE": "1g.18gb"}, 0.01),
-            Row("DCGM_FI_PROF_DRAM_ACTIVE", {**GPU, "GPU_I_ID": "3", "GPU_I_PROFILE": "1g.18gb"}, 0.0),
-            Row("DCGM_FI_DEV_POWER_USAGE", {**GPU, "GPU_I_ID": "3", "GPU_I_PROFILE": "1g.18gb"}, 150.0),
+            ScrapedSample("DCGM_FI_PROF_GR_ENGINE_ACTIVE", {**GPU, "GPU_I_ID": "3", "GPU_I_PROFILE": "1g.18gb"}, 0.99),
+            ScrapedSample("DCGM_FI_PROF_SM_ACTIVE", {**GPU, "GPU_I_ID": "3", "GPU_I_PROFILE": "1g.18gb"}, 0.01),
+            ScrapedSample("DCGM_FI_PROF_DRAM_ACTIVE", {**GPU, "GPU_I_ID": "3", "GPU_I_PROFILE": "1g.18gb"}, 0.0),
+            ScrapedSample("DCGM_FI_DEV_POWER_USAGE", {**GPU, "GPU_I_ID": "3", "GPU_I_PROFILE": "1g.18gb"}, 150.0),
         ],
     )
 
     evidence_of_it = seen([page], {})
     whole, instance = diagnose(evidence_of_it)
 
-    assert evidence_of_it.points(whole.part, s.POWER) == [(1000.0, 150.0)]
-    assert not evidence_of_it.points(instance.part, s.POWER)
+    assert evidence_of_it.points(whole.device, s.POWER) == [(1000.0, 150.0)]
+    assert not evidence_of_it.points(instance.device, s.POWER)
     assert instance.bottleneck
     assert instance.bottleneck.name == "fake-load"
     assert [gpu["GPU_I_ID"] for gpu in as_dict((whole, instance))["gpus"]] == ["3"]
@@ -151,7 +152,9 @@ def test_the_last_xid_of_dcgm_exporter_counts_only_where_we_do_not() -> None:
 
 def test_a_shared_gpu_has_no_owner() -> None:
     rows = [("DCGM_FI_DEV_GPU_UTIL", 50.0)]
-    pages = [Page(1.0, [*_page(*rows, pod="a-0", namespace="x").rows, *_page(*rows, pod="b-0", namespace="x").rows])]
+    pages = [
+        Scrape(1.0, [*_page(*rows, pod="a-0", namespace="x").samples, *_page(*rows, pod="b-0", namespace="x").samples])
+    ]
     (known,) = seen(pages, {}).devices.values()
     assert (known.pod, known.workload) == ("", "")
     (known,) = seen([_page(*rows, pod="a-0", namespace="x")], {}).devices.values()
@@ -223,12 +226,12 @@ def test_words_and_numbers() -> None:
     assert "GpuStragglerStarved (warning)" in text
     assert straggler["name"] == "GpuStragglerStarved"
     assert straggler["because"]["gr_active"] < 0.4 < straggler["because"]["gr_active_of_ranks_that_wait"]
-    assert verdict(found) == 1
+    assert exit_code(found) == 1
 
 
 def test_gpus_of_which_the_same_is_to_say_are_one_block_and_the_worst_come_first() -> None:
-    def row(name: str, value: float, gpu: int) -> Row:
-        return Row(name, {**GPU, "gpu": str(gpu), "UUID": f"GPU-{gpu}"}, value)
+    def row(name: str, value: float, gpu: int) -> ScrapedSample:
+        return ScrapedSample(name, {**GPU, "gpu": str(gpu), "UUID": f"GPU-{gpu}"}, value)
 
     rows = [row("DCGM_FI_PROF_GR_ENGINE_ACTIVE", 0.95, gpu) for gpu in range(8)]
     rows += [row("DCGM_FI_PROF_DRAM_ACTIVE", 0.9 if gpu == 5 else 0.3, gpu) for gpu in range(8)]
@@ -236,7 +239,7 @@ def test_gpus_of_which_the_same_is_to_say_are_one_block_and_the_worst_come_first
     rows += [row("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", 0.3, gpu) for gpu in range(8)]
     rows += [row("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", float(gpu == 7), gpu) for gpu in range(8)]
 
-    text = list(lines(diagnose(seen([Page(1000.0, rows)], {}))))
+    text = list(lines(diagnose(seen([Scrape(1000.0, rows)], {}))))
 
     assert [line.partition(":")[0] for line in text if not line.startswith(" ")] == [
         "GPU 7 (n1, NVIDIA H200)  compute-bound",
@@ -244,7 +247,7 @@ def test_gpus_of_which_the_same_is_to_say_are_one_block_and_the_worst_come_first
         "GPUs 0-4, 6 (n1, NVIDIA H200)  compute-bound",
     ]
     assert text[-1] == "    sm_active 90% to 96%, tensor_active 30%"  # no pipe that did not decide
-    # What the class has told already is not told again below the mode.
+    # Numbers of the class are not repeated below the mode.
     place = text.index("  GpuMemoryBound (info)")
     assert text[place - 1] == "    gr_active 95%, dram_active 90%, tensor_active 30%"
     assert text[place + 1 : place + 3] == ["    sm_active 95%", f"    -> {MODES_BY_NAME['GpuMemoryBound'].advice}"]
@@ -275,7 +278,7 @@ def test_a_counter_that_is_read_now_and_then_has_the_rate_of_its_reads() -> None
     (part,) = seen(pages, {}).devices
 
     assert seen(pages, {}).points(part, s.HW_THERMAL) == [(1019.0, 0.6), (1034.0, 0.6)]
-    both = seen([Page(a.at, [*a.rows, *b.rows]) for a, b in zip(pages, bits, strict=False)], {})
+    both = seen([Scrape(a.at, [*a.samples, *b.samples]) for a, b in zip(pages, bits, strict=False)], {})
     assert {value for _, value in both.points(part, s.HW_THERMAL)} == {1.0}  # watched too briefly for the counter
     still = seen([_page((name, 5.0), at=1000.0 + t, reason="hw_thermal_slowdown") for t in range(20)], {})
     assert {value for _, value in still.points(part, s.HW_THERMAL)} == {0.0}
@@ -283,7 +286,7 @@ def test_a_counter_that_is_read_now_and_then_has_the_rate_of_its_reads() -> None
 
 def test_what_is_no_number_is_no_sample() -> None:
     text = 'DCGM_FI_DEV_CLOCKS_EVENT_REASONS{UUID="a"} NaN\nDCGM_FI_DEV_FB_USED{UUID="a"} +Inf\nup{UUID="a"} 1\n'
-    shown = seen([Page(1000.0, gather.parsed(text))], {})
+    shown = seen([Scrape(1000.0, gather.parsed(text))], {})
     (part,) = shown.devices
     assert [signal.name for signal in SIGNALS if shown.points(part, signal)] == []
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.metrics import selected
 from gpu_exporter.catalogue.selection import Family, Selection
-from gpu_exporter.exposition.fields_file import MOST_LINES, MOST_WARNINGS, FieldsFile, Row, rows
+from gpu_exporter.exposition.fields_file import MOST_LINES, MOST_WARNINGS, FieldRow, FieldsFile, rows
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.metric import EntityKind, Kind, MetricSet, Schema
 from tests import ROOT
@@ -31,7 +31,7 @@ def classic(selection: Selection) -> dict[str, Family]:
     return {name: family for name, family in selection.families.items() if name.startswith("DCGM_")}
 
 
-def parsed(text: str) -> tuple[list[Row], list[tuple[int, str]]]:
+def parsed(text: str) -> tuple[list[FieldRow], list[tuple[int, str]]]:
     """The rows of a text, and its warnings."""
     said: list[tuple[int, str]] = []
     return list(rows(text, lambda line, message: said.append((line, message)))), said
@@ -104,7 +104,7 @@ def test_what_is_no_row_is_named_with_its_line(text: str, line: int, message: st
     found, said = parsed(f"{text}\nB,gauge,y")
 
     assert [row.name for row in found] == ["B"]
-    assert [(at, told[: len(message)]) for at, told in said] == [(line, message)]
+    assert [(at, text[: len(message)]) for at, text in said] == [(line, message)]
 
 
 def test_a_quote_that_never_ends_costs_its_own_row() -> None:

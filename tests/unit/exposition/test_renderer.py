@@ -12,7 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.selection import Selection, own_family
-from gpu_exporter.exposition.renderer import Page, Pages, Renderer, Style, Variant, number
+from gpu_exporter.exposition.pages import Page, Pages, Variant
+from gpu_exporter.exposition.renderer import Renderer, Style, number
 from gpu_exporter.model.gpu import Gpu, Sample, Series
 from gpu_exporter.model.metric import EntityKind, Kind, Metric
 from gpu_exporter.model.snapshot import Snapshot

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.xids import load
 from gpu_exporter.health.event_store import EventStore
-from gpu_exporter.health.events import KEPT, EventLog, Evidence
+from gpu_exporter.health.events import KEPT, EventLog, GpuState
 from gpu_exporter.health.kernel_log_parser import SxidLine, XidLine
 from gpu_exporter.health.kernel_log_reader import Logged, Position
 from gpu_exporter.model.gpu import Gpu, XidEvent
@@ -26,11 +26,11 @@ NUMBERS = count(1)
 
 
 def log() -> EventLog:
-    return EventLog(XIDS, lambda pci: Evidence(GPU, {"DCGM_FI_DEV_GPU_TEMP": 40.0}) if pci == PCI else None)
+    return EventLog(XIDS, lambda pci: GpuState(GPU, {"DCGM_FI_DEV_GPU_TEMP": 40.0}) if pci == PCI else None)
 
 
 def nvml(events: EventLog, code: int, at: float) -> None:
-    events.told([XidEvent(at, PCI, code)])
+    events.add_driver_xids([XidEvent(at, PCI, code)])
 
 
 def kernel(events: EventLog, code: int, at: float, **more: object) -> None:
@@ -56,7 +56,7 @@ def test_each_witness_alone() -> None:
 
 @pytest.mark.parametrize("order", ["nknk", "nnkk", "kknn", "knnk"])
 def test_both_witnesses_of_the_same_two(order: str) -> None:
-    """In whatever order they tell, and however late."""
+    """In whatever order they report, and however late."""
     events = log()
     events.registered(GPU, 100)
     nvml_at, kernel_at = iter((101.9, 502.9)), iter((101.0, 102.0))
@@ -99,8 +99,8 @@ def test_each_event_counts_once_whoever_tells(happened: list[tuple[int, bool, bo
     sights = [(nvml, code, 101.0 + n) for n, (code, _, _) in enumerate(happened)]
     sights += [(kernel, code, 101.0 + n) for n, (code, seen, _) in enumerate(happened) if seen]
     random.shuffle(sights)  # type: ignore[attr-defined]
-    for tell, code, at in sights:
-        tell(events, code, at)
+    for report, code, at in sights:
+        report(events, code, at)
     truth = {code: float(sum(each == code for each, _, _ in happened)) for code, _, _ in happened}
     assert counts(events) == truth
     assert len(events.recent()) == len(happened)
@@ -170,7 +170,7 @@ def test_a_storm_is_bounded() -> None:
 
 
 def test_a_restart_in_the_middle_loses_and_doubles_nothing(tmp_path: Path) -> None:
-    """NVML told, the log was not read yet; after the restart it is, and then the next one happens."""
+    """NVML reported it, the log was not read yet; after the restart it is, and then the next one happens."""
     store, first = EventStore(tmp_path), log()
     first.registered(GPU, 100)
     nvml(first, 48, 101)

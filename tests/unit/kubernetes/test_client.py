@@ -156,14 +156,14 @@ def test_nobody_stumbles_twice(event: Object, reason: str, monkeypatch: pytest.M
     """Who can't read an event lists anew, instead of asking for it again."""
     monkeypatch.setattr("gpu_exporter.kubernetes.watch.LONGEST_WAIT", 0.1)
     script = Stumbling(event)
-    told: Lookup[Mapping[str, pods.Pod]] = Lookup("pods", {})
-    watch = Watch(told, cast(Api, script), pods.path, pods.Reader(), {})
+    lookup: Lookup[Mapping[str, pods.Pod]] = Lookup("pods", {})
+    watch = Watch(lookup, cast(Api, script), pods.path, pods.Reader(), {})
     watch.start()
     assert script.done.wait(30)
     watch.stop()
     watch.join(10)
     assert script.versions[:2] == ["1", "2"]
-    assert told.errors == {reason: 1}
+    assert lookup.errors == {reason: 1}
 
 
 def test_an_error_of_ours_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -178,14 +178,14 @@ def test_an_error_of_ours_is_said_once(caplog: pytest.LogCaptureFixture) -> None
             asked.set()
         raise KeyError("token")
 
-    told = Lookup("kubelet", "")
+    lookup = Lookup("kubelet", "")
     with caplog.at_level(logging.WARNING), pytest.MonkeyPatch.context() as patch:
         patch.setattr("gpu_exporter.attribution.poller.LONGEST_WAIT", 0.05)
-        asker = Poller(told, ask, 0.01)
+        asker = Poller(lookup, ask, 0.01)
         asker.start()
         assert asked.wait(30)
         asker.stop()
         asker.join(10)
     assert len(caplog.records) == 1
     assert caplog.records[0].exc_info
-    assert (told.up, told.errors["internal_error"]) == (False, count)
+    assert (lookup.up, lookup.errors["internal_error"]) == (False, count)

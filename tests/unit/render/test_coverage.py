@@ -19,7 +19,7 @@ from gpu_exporter.catalogue.signal import Read
 from gpu_exporter.catalogue.signals import SIGNALS
 from gpu_exporter.catalogue.xids import load
 from gpu_exporter.diagnosis.judge import diagnose
-from gpu_exporter.diagnosis.window import Page, Row, seen
+from gpu_exporter.diagnosis.window import Scrape, ScrapedSample, seen
 from gpu_exporter.model.metric import Kind
 from gpu_exporter.render import coverage
 from gpu_exporter.render.coverage import Works
@@ -151,19 +151,21 @@ def sample(value: float | Ramp | Wave, tick: int) -> float:
     return value
 
 
-def rows(values: Values, xid: int | None, names: Collection[str], gpu: int, tick: int) -> Iterator[Row]:
+def rows(values: Values, xid: int | None, names: Collection[str], gpu: int, tick: int) -> Iterator[ScrapedSample]:
     """A page of one GPU of a job, from an exporter that has these names."""
     labels = {"UUID": f"GPU-{gpu}", "gpu": str(gpu), "modelName": "NVIDIA H200", "Hostname": "node-1"}
     known = {metric: sample(value, tick) for metric, value in values.items()}
     for metric, value in known.items():
-        yield Row(metric.name, {**labels, "namespace": "ml", "pod": f"llm-{gpu}", **dict(metric.labels)}, value)
-    yield Row("DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL", labels, (known[m.NVLINK_TX] + known[m.NVLINK_RX]) / 1e6)
-    yield Row(m.XID_ERRORS.name, labels, float(xid or 0))
+        yield ScrapedSample(
+            metric.name, {**labels, "namespace": "ml", "pod": f"llm-{gpu}", **dict(metric.labels)}, value
+        )
+    yield ScrapedSample("DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL", labels, (known[m.NVLINK_TX] + known[m.NVLINK_RX]) / 1e6)
+    yield ScrapedSample(m.XID_ERRORS.name, labels, float(xid or 0))
     if xid is not None:
         own = {"xid": str(xid), "kind": load()[xid].kind.value}
-        yield Row(m.XID_LAST.name, {**labels, **own}, 60.0 * tick)
+        yield ScrapedSample(m.XID_LAST.name, {**labels, **own}, 60.0 * tick)
         if m.XID_EVENTS.name in names:
-            yield Row(m.XID_EVENTS.name, {**labels, **own}, 1.0)
+            yield ScrapedSample(m.XID_EVENTS.name, {**labels, **own}, 1.0)
 
 
 def found(mode: FailureMode, names: Collection[str]) -> set[str]:
@@ -175,14 +177,14 @@ def found(mode: FailureMode, names: Collection[str]) -> set[str]:
     # Memory that leaks takes more than an hour to become short.
     longest = max(term.window for term in terms(mode.condition) if isinstance(term, Over))
     pages = [
-        Page(
+        Scrape(
             60.0 * tick,
             [row for gpu, rank in enumerate(ranks) for row in rows(*rank, names, gpu, tick) if row.name in names],
         )
         for tick in range(int(longest / 60) + 70)
     ]
     of = diagnose(seen(pages, {}), [mode])
-    return {match.mode.name for each in of if each.part.uuid == "GPU-0" for match in each.matches}
+    return {match.mode.name for each in of if each.device.uuid == "GPU-0" for match in each.matches}
 
 
 @pytest.mark.parametrize(

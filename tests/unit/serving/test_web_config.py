@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.serving.security import login as module
-from gpu_exporter.serving.security.guard import Web
-from gpu_exporter.serving.security.login import UNAUTHORIZED, Login, Refusal, Seldom, client_of
+from gpu_exporter.serving.security.guard import Guard
+from gpu_exporter.serving.security.login import UNAUTHORIZED, Login, OncePerMinute, Refusal, client_of
 from gpu_exporter.serving.security.tls import admits
 from gpu_exporter.serving.security.web_config import SECURE_HEADERS, parse
 from tests.support.virtual_time import Clock
@@ -56,11 +56,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def web(folder: Path, content: object, name: str = "web.yml") -> Web:
+def guard(folder: Path, content: object, name: str = "web.yml") -> Guard:
     """A configuration from a file with this content."""
     path = folder / name
     path.write_text(content if isinstance(content, str) else json.dumps(content))
-    return Web(path)
+    return Guard(path)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def web(folder: Path, content: object, name: str = "web.yml") -> Web:
 )
 def test_takes(folder: Path, content: object) -> None:
     """What the toolkit's users write is understood."""
-    web(folder, content)
+    guard(folder, content)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_takes(folder: Path, content: object) -> None:
 def test_refuses(folder: Path, content: object, said: str) -> None:
     """What is wrong is one line that names file, key and cure."""
     with pytest.raises(GpuExporterError) as caught:
-        web(folder, content)
+        guard(folder, content)
     assert str(caught.value).startswith(f"web config {folder / 'web.yml'}: ")
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -180,10 +180,10 @@ def test_no_secret_is_told(folder: Path) -> None:
     ):
         content = f"basic_auth_users:\n  me: {password}\n"
         with pytest.raises(GpuExporterError) as caught:
-            web(folder, content)
+            guard(folder, content)
         assert "hunter2" not in str(caught.value)
     inline = {"cert": (folder / "server.pem").read_text(), "key": key}
-    whole = web(folder, {"tls_server_config": inline, "basic_auth_users": {"me": HASH}})
+    whole = guard(folder, {"tls_server_config": inline, "basic_auth_users": {"me": HASH}})
     assert whole.context is not None
     assert HASH not in repr(whole.config)
     assert key.splitlines()[1] not in repr(whole.config)
@@ -201,8 +201,8 @@ def test_no_document_is_too_strange(document: object) -> None:
 
 def test_headers(folder: Path) -> None:
     """Secure ones are always there, unless overridden; a blank one is not sent."""
-    assert Web().config.headers == SECURE_HEADERS
-    headers = web(
+    assert Guard().config.headers == SECURE_HEADERS
+    headers = guard(
         folder, {"http_server_config": {"headers": {"X-Frame-Options": "sameorigin", "Content-Security-Policy": ""}}}
     ).config.headers
     assert headers["X-Frame-Options"] == "sameorigin"
@@ -227,7 +227,7 @@ def test_headers(folder: Path) -> None:
 )
 def test_client_names(folder: Path, allowed: list[str], names: list[tuple[str, str]], expected: bool) -> None:
     """A client's certificate needs one of the allowed names, exactly."""
-    tls = web(folder, {"tls_server_config": {**MUTUAL, **({"client_allowed_sans": allowed} if allowed else {})}})
+    tls = guard(folder, {"tls_server_config": {**MUTUAL, **({"client_allowed_sans": allowed} if allowed else {})}})
     assert tls.config.tls
     assert admits(tls.config.tls, {"subjectAltName": tuple(names)}) is expected
     assert admits(tls.config.tls, None) is (not allowed)
@@ -237,7 +237,7 @@ def test_follows(tmp_path: Path, folder: Path, caplog: pytest.LogCaptureFixture)
     """A change is taken over; a broken one is logged once, changes nothing, and is healed by the next."""
     for name in ("server.pem", "server.key", "other.pem", "other.key", "ca.pem"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
-    followed = web(tmp_path, {"tls_server_config": TLS})
+    followed = guard(tmp_path, {"tls_server_config": TLS})
     first = followed.context
     followed.follow()
     assert followed.context is first
@@ -263,7 +263,7 @@ def test_follows_swapped_links(tmp_path: Path, folder: Path) -> None:
     (tmp_path / "..data").symlink_to("1")
     for suffix in ("pem", "key"):
         (tmp_path / f"server.{suffix}").symlink_to(f"..data/server.{suffix}")
-    followed = web(tmp_path, {"tls_server_config": TLS})
+    followed = guard(tmp_path, {"tls_server_config": TLS})
     assert followed.config.tls
     before = followed.config.tls.cert
     (tmp_path / "..new").symlink_to("2")
@@ -288,7 +288,7 @@ def test_follows_swapped_links(tmp_path: Path, folder: Path) -> None:
 )
 def test_a_reload_opens_nothing(folder: Path, old: object, new: object, said: str) -> None:
     """A file that is caught half-written, or emptied, does not open what was locked."""
-    followed = web(folder, old)
+    followed = guard(folder, old)
     before = followed.config
     (folder / "web.yml").write_text(new if isinstance(new, str) else json.dumps(new))
     with pytest.raises(GpuExporterError, match=f"{said}.*needs a restart"):
@@ -500,7 +500,7 @@ def test_client_of(address: str, client: str) -> None:
 
 def test_seldom() -> None:
     """Once a minute a key, and of so many keys only."""
-    seldom = Seldom(most=2)
+    seldom = OncePerMinute(most=2)
     assert [seldom(key) for key in "aabbcc"] == [True, False, True, False, False, False]
 
 
@@ -508,7 +508,7 @@ def test_rate_limit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many requests at once as may burst, then one an interval, whoever asks."""
     clock = Clock()
     monkeypatch.setattr("gpu_exporter.serving.security.guard.time", clock)
-    limited = web(folder, {"rate_limit": {"interval": "50ms", "burst": 3}})
+    limited = guard(folder, {"rate_limit": {"interval": "50ms", "burst": 3}})
 
     async def ask() -> list[Refusal | None]:
         first = [await limited.refuse("", "a") for _ in range(5)]
@@ -521,7 +521,7 @@ def test_rate_limit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_logging_is_quiet_about_good_ones(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Nothing is said at start, and one line of a reload."""
     caplog.set_level(logging.INFO)
-    good = web(folder, {"tls_server_config": {**MUTUAL, "client_auth_type": "VerifyClientCertIfGiven"}})
+    good = guard(folder, {"tls_server_config": {**MUTUAL, "client_auth_type": "VerifyClientCertIfGiven"}})
     assert good.context
     assert good.context.verify_mode == ssl.CERT_OPTIONAL
     good.follow()

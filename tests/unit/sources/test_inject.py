@@ -23,7 +23,7 @@ from gpu_exporter.catalogue.xids import load
 from gpu_exporter.collection.collector import Collector
 from gpu_exporter.collection.settings import CollectionSettings
 from gpu_exporter.diagnosis.judge import diagnose
-from gpu_exporter.diagnosis.window import rows, seen
+from gpu_exporter.diagnosis.window import as_scrape, seen
 from gpu_exporter.health.events import EventLog
 from gpu_exporter.model.errors import GpuExporterError, SourceLost
 from gpu_exporter.model.metric import Metric, MetricSet, Pace
@@ -90,7 +90,7 @@ def pages(inject: str, minutes: int, interval: float) -> list[Snapshot]:
 
 def found(snapshots: Sequence[Snapshot]) -> dict[str, set[str]]:
     """By GPU, the names of the modes that hold at the end, those of a fleet too."""
-    evidence = seen([rows(snapshot) for snapshot in snapshots], {})
+    evidence = seen([as_scrape(snapshot) for snapshot in snapshots], {})
     names: dict[str, set[str]] = {
         each.identity.gpu: {match.mode.name for match in each.matches} for each in diagnose(evidence)
     }
@@ -167,7 +167,7 @@ def test_what_is_injected_shows_in_histograms() -> None:
         ("GpuPowerOscillation", POWER_SWING, (690 - 118) / 2, 20.0),
         ("GpuPcieBound", SM_IDLE, 1.0, 0.0),
     ):
-        shown = seen([rows(page) for page in pages(f"{name}:{GPU}", 6, 5.0)], {})
+        shown = seen([as_scrape(page) for page in pages(f"{name}:{GPU}", 6, 5.0)], {})
         found = {known.gpu: shown.points(part, signal)[-1][1] for part, known in shown.devices.items()}
         assert found[str(GPU)] == pytest.approx(here, abs=25)
         assert found["0"] == pytest.approx(elsewhere)

@@ -1,0 +1,190 @@
+"""What GET requests answer: metrics, GPUs, events, probes, the landing page and service discovery."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Mapping
+
+from prometheus_client.exposition import choose_encoder
+from tornado.web import HTTPError
+
+from gpu_exporter.exposition.pages import Variant
+from gpu_exporter.model.snapshot import Snapshot
+from gpu_exporter.serving import api
+from gpu_exporter.serving.endpoint import Health
+from gpu_exporter.serving.handler import TEXT, Handler
+from gpu_exporter.version import __version__
+
+OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+HTML = "text/html; charset=utf-8"
+JSON = "application/json"
+
+
+class Metrics(Handler):
+    """The page that Prometheus scrapes."""
+
+    async def get(self, prefix: str) -> None:
+        endpoint = self.endpoint(prefix)
+        if endpoint.dead():
+            raise HTTPError(503)
+        problem = endpoint.health.alive()
+        if problem:
+            await self.send(f"{problem}\n", TEXT, 503)
+            return
+        pages = endpoint.pages
+        openmetrics = _accepts_openmetrics(self.request.headers.get("Accept", ""))
+        gzip = _accepts_gzip(self.request.headers.get("Accept-Encoding", ""))
+        if gzip:
+            self.set_header("Content-Encoding", "gzip")
+        self.set_header("Vary", "Accept, Accept-Encoding")
+        await self.send(pages.get(Variant(openmetrics, gzip)), OPENMETRICS if openmetrics else TEXT)
+
+    head = get
+
+
+class Gpus(Handler):
+    """Identity, verdict and owners of each GPU."""
+
+    async def get(self, prefix: str) -> None:
+        health = self.endpoint(prefix).health
+        snapshot, problem = health.snapshot, health.alive()
+        if snapshot is None or problem:
+            await self.send(f"{problem or 'no snapshot yet'}\n", TEXT, 503)
+        else:
+            await self.send(api.gpus(snapshot), JSON)
+
+    head = get
+
+
+class Events(Handler):
+    """The last XIDs, newest first."""
+
+    async def get(self, prefix: str) -> None:
+        events = self.endpoint(prefix).events
+        await self.send(json.dumps({"events": events.recent() if events else []}), JSON)
+
+    head = get
+
+
+class _Probe(Handler):
+    """A check of one node, or at the root of all of them: 200, or 503 with the first problem."""
+
+    async def get(self, prefix: str) -> None:
+        endpoints = [self.endpoint(prefix)] if prefix else self.endpoints.values()
+        problem = next(filter(None, (self.problem(endpoint.health) for endpoint in endpoints)), "")
+        await self.send(f"{problem or 'ok'}\n", TEXT, 503 if problem else 200)
+
+    head = get
+
+    def problem(self, health: Health) -> str:
+        raise NotImplementedError
+
+
+class Healthz(_Probe):
+    """Whether the process works."""
+
+    def problem(self, health: Health) -> str:
+        return health.alive()
+
+
+class Readyz(_Probe):
+    """Whether GPUs are being read."""
+
+    def problem(self, health: Health) -> str:
+        return health.ready()
+
+
+class Landing(Handler):
+    """A page for people: links and the GPUs of a node, or at the root of several nodes the list of these."""
+
+    async def get(self, prefix: str) -> None:
+        if not prefix and "" not in self.endpoints:
+            await self._list()
+            return
+        health = self.endpoint(prefix).health
+        snapshot, problem = health.snapshot, health.alive()
+        rows = "".join(
+            f"<tr><td>{status.gpu.index}<td>{html.escape(status.gpu.model)}<td>{html.escape(status.gpu.uuid)}"
+            f"<td>{'up' if status.up else 'down: ' + html.escape(status.reason)}"
+            for status in (snapshot.gpus if snapshot else ())
+        )
+        links = _links(self.settings["links_of_node"])
+        warning = f"<p><strong>{html.escape(problem)}</strong>" if problem else ""
+        await self.send(LANDING.format(__version__, _banner(snapshot) + warning, links, rows), HTML)
+
+    async def _list(self) -> None:
+        items = "".join(f"<li><a href={prefix[1:]}/>{node.node}</a>" for prefix, node in self.endpoints.items())
+        first = next(iter(self.endpoints.values()))
+        links = _links(self.settings["links_of_list"])
+        await self.send(NODES.format(__version__, _banner(first.health.snapshot), links, items), HTML)
+
+    head = get
+
+
+class Discovery(Handler):
+    """Prometheus' HTTP service discovery: each node is a target of its own, under its own name."""
+
+    async def get(self) -> None:
+        targets = [
+            {
+                "targets": [self.request.host],
+                "labels": {
+                    "__scheme__": self.request.protocol,
+                    "__metrics_path__": f"{prefix}/metrics",
+                    "instance": endpoint.node,
+                },
+            }
+            for prefix, endpoint in self.endpoints.items()
+        ]
+        await self.send(json.dumps(targets), JSON)
+
+    head = get
+
+
+class NotFound(Handler):
+    """Every other path: 404 in one line."""
+
+    async def prepare(self) -> None:
+        await super().prepare()
+        if not self._finished:
+            raise HTTPError(404)
+
+
+LANDING = """<!doctype html><html lang=en><meta charset=utf-8><title>gpu-exporter</title>
+<h1>gpu-exporter {}</h1>{}
+<p>{}
+<table><tr><th>GPU<th>model<th>UUID<th>state{}</table>
+"""
+NODES = """<!doctype html><html lang=en><meta charset=utf-8><title>gpu-exporter</title>
+<h1>gpu-exporter {}</h1>{}
+<p>{}
+<ul>{}</ul>
+"""
+
+
+def _links(paths: Mapping[str, str]) -> str:
+    return " · ".join(
+        f'<a href={path[1:]} title="{html.escape(description)}">{path}</a>' for path, description in paths.items()
+    )
+
+
+def _banner(snapshot: Snapshot | None) -> str:
+    if snapshot is None or snapshot.live:
+        return ""
+    return f"<p><strong>These are not your GPUs: source {snapshot.source}, {snapshot.description}.</strong>"
+
+
+def _accepts_openmetrics(header: str) -> bool:
+    try:
+        return choose_encoder(header)[1].startswith("application/openmetrics-text")
+    except (TypeError, ValueError):  # a version that is not a number
+        return False
+
+
+def _accepts_gzip(header: str) -> bool:
+    for item in header.lower().split(","):
+        coding, _, parameter = item.partition(";")
+        if coding.strip() in ("gzip", "*"):
+            return parameter.replace(" ", "") not in ("q=0", "q=0.0", "q=0.00", "q=0.000")
+    return False

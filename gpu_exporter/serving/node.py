@@ -1,0 +1,166 @@
+"""One node: a source, the loop that reads it, its pages and its health."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from prometheus_client import PlatformCollector, ProcessCollector
+from prometheus_client.metrics_core import Metric as ClientMetric
+
+from gpu_exporter.catalogue.selection import Selection
+from gpu_exporter.catalogue.xids import load
+from gpu_exporter.collection.collector import Collector
+from gpu_exporter.collection.settings import CollectionSettings
+from gpu_exporter.config import Config
+from gpu_exporter.exposition.pages import Pages
+from gpu_exporter.exposition.renderer import Renderer, everywhere, style
+from gpu_exporter.health.event_store import EventStore
+from gpu_exporter.health.events import EventLog, GpuState
+from gpu_exporter.health.kernel_log_thread import KernelWatch
+from gpu_exporter.model.metric import Metric
+from gpu_exporter.model.snapshot import Snapshot
+from gpu_exporter.model.source import Source, Staged
+from gpu_exporter.serving.endpoint import Endpoint, Health, never
+
+if TYPE_CHECKING:
+    from gpu_exporter.attribution.attributor import Attributor
+
+log = logging.getLogger(__name__)
+
+
+class ProcessMetrics:
+    """The metrics of this process, collected once per interval and shown on the pages of all its nodes."""
+
+    def __init__(self, interval: float) -> None:
+        self._collectors = (ProcessCollector(registry=None), PlatformCollector(registry=None))
+        self._interval = interval
+        self._collected_at = -interval
+        self._metrics: Sequence[ClientMetric] = ()
+
+    def collect(self) -> Sequence[ClientMetric]:
+        """Return the metrics, collected anew if they are older than half an interval."""
+        now = time.monotonic()
+        if now - self._collected_at > self._interval / 2:  # the nodes collect at different times within an interval
+            metrics = [metric for collector in self._collectors for metric in collector.collect()]
+            self._collected_at, self._metrics = now, metrics
+        return self._metrics
+
+
+class Node:
+    """One node: a source, the loop that reads it, the kernel log and the owners if configured, and its endpoint."""
+
+    def __init__(
+        self,
+        name: str,
+        source: Source,
+        config: Config,
+        process: ProcessMetrics,
+        selection: Selection,
+        extra_metrics: Callable[[], Sequence[tuple[Metric, float]]],
+    ) -> None:
+        self._name, self._style = name, style(config)
+        self._renderer = self._renderer_of(source, selection)
+        self._process = process
+        self._attributor = _attributor(source, config)
+        events = _events(source, config, lambda pci: self._collector.evidence(pci))
+        self._kernel_log = _kernel_log(events, config) if events and source.live else None
+        pages = Pages()
+        self._collector = Collector(
+            source,
+            selection.asked,
+            self._publish,
+            CollectionSettings(
+                interval=config.interval,
+                gauge_window=config.gauge_window,
+                expected_gpus=config.expected_gpus,
+                high_resolution=config.high_resolution,
+                xid_count_window=config.xid_count_window,
+                clock_events_count_window=config.clock_events_count_window,
+            ),
+            events=events,
+            attribution=self._attributor,
+            extra_metrics=extra_metrics,
+            every_tick_wanted=pages.followed,
+        )
+        self.endpoint = Endpoint(
+            name,
+            pages,
+            Health(config.interval, pages, lambda: self._collector.failure),
+            self._collector.events,
+            source.dead if isinstance(source, Staged) else never,
+        )
+
+    @property
+    def collector(self) -> Collector:
+        """The loop that reads the source."""
+        return self._collector
+
+    @property
+    def source(self) -> Source:
+        """The source that the loop reads."""
+        return self._collector.source
+
+    def start(self, stop: threading.Event) -> None:
+        """Start to follow the kernel log, to look up owners and to collect, until `stop` is set."""
+        if self._kernel_log:
+            self._kernel_log.start()
+        if self._attributor:
+            self._attributor.start()
+        self._collector.start(stop=stop)
+
+    def begin_to_stop(self) -> None:
+        """Stop everything but the collection loop, which only stops soon: see `stop`."""
+        self._collector.stopping.set()
+        if self._kernel_log:
+            self._kernel_log.stop()
+        if self._attributor:
+            self._attributor.stop()
+
+    def stop(self) -> bool:
+        """Stop the collection loop. False if a driver call is stuck."""
+        return self._collector.stop()
+
+    def show(self, selection: Selection) -> None:
+        """Show another selection of metrics from the next page on."""
+        self._renderer = self._renderer_of(self.source, selection)
+        self._collector.choose(selection.asked)
+
+    def _renderer_of(self, source: Source, selection: Selection) -> Renderer:
+        return Renderer(self._name, everywhere(source), selection, self._style)
+
+    def _publish(self, snapshot: Snapshot) -> None:
+        self.endpoint.pages.publish(self._renderer.render(snapshot, self._process.collect()))
+        self.endpoint.health.snapshot = snapshot
+
+
+def _events(source: Source, config: Config, state_of: Callable[[str], GpuState | None]) -> EventLog | None:
+    """The event log; None if neither the driver nor the source reports XIDs."""
+    if source.live or (isinstance(source, Staged) and source.reports_xids()):
+        return EventLog(load(config.xid_overrides), state_of)
+    return None
+
+
+def _kernel_log(events: EventLog, config: Config) -> KernelWatch:
+    """The thread that adds the XIDs of this machine's kernel log to the events."""
+    path = None if config.kernel_log in ("", "none") else Path(config.kernel_log)
+    store = EventStore(config.state_dir) if config.state_dir else None
+    return KernelWatch(events, path, store, procfs=config.procfs)
+
+
+def _attributor(source: Source, config: Config) -> Attributor | None:
+    """Look up the owners of GPUs if configured, and only for the GPUs of this machine."""
+    remote = config.kubernetes or config.kubernetes_pods or config.kubernetes_pod_labels or config.kubernetes_dra
+    if not (remote or config.hpc_job_mapping_dir or config.processes):
+        return None
+    if not source.live:
+        if remote or config.hpc_job_mapping_dir:
+            log.warning("source %s: these are not this machine's GPUs: nobody is asked who has them", source.name)
+        return None
+    from gpu_exporter.attribution.choice import attributor
+
+    return attributor(config)

@@ -1,0 +1,113 @@
+"""Every path that the HTTP server answers: one row each. A faulty row is an error at import that names its fix."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, Flag, auto
+from inspect import signature
+
+from tornado.web import RequestHandler
+
+from gpu_exporter.serving.handler import Handler
+from gpu_exporter.serving.handlers import Discovery, Events, Gpus, Healthz, Landing, Metrics, Readyz
+from gpu_exporter.serving.lifecycle import Quit, Release, Reload, Resume
+
+# Where several nodes are served, the paths of each are below this prefix. Handlers receive it, or "" at the root.
+NODE_PREFIX = "((?:/nodes/[^/]+)?)"
+PATH = re.compile(r"/|(?:/[A-Za-z0-9_-]+)+")
+
+
+class Needs(Enum):
+    """What a path needs in order to answer."""
+
+    NODE = "a node: at the root where one is served, below /nodes/NAME where there are several"
+    NODES = "several nodes; only at the root"
+    LIFECYCLE = "--web.enable-lifecycle; only at the root"
+    TOKEN = "the token of --token-file from this machine, or --web.enable-lifecycle; only at the root"
+
+
+class On(Flag):
+    """The landing pages that link to a path."""
+
+    NOTHING = 0
+    NODE = auto()
+    LIST = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One path. `linked` are the landing pages that link to it: of a node, or the list of several nodes."""
+
+    path: str
+    handler: type[Handler]
+    needs: Needs
+    description: str
+    linked: On = On.NOTHING
+
+    @property
+    def pattern(self) -> str:
+        """The regular expression that tornado matches whole paths with."""
+        return (NODE_PREFIX if self.needs is Needs.NODE else "") + re.escape(self.path)
+
+
+# fmt: off
+ROUTES: Sequence[Route] = (
+    Route("/metrics", Metrics, Needs.NODE, "metrics for Prometheus, as text 0.0.4 or OpenMetrics", On.NODE),
+    Route("/sd", Discovery, Needs.NODES, "service discovery for Prometheus: each node as a target", On.LIST),
+    Route("/healthz", Healthz, Needs.NODE, "liveness: 200 while the process works", On.NODE | On.LIST),
+    Route("/health", Healthz, Needs.NODE, "as /healthz: dcgm-exporter's path for probes"),
+    Route("/readyz", Readyz, Needs.NODE, "readiness: 200 while GPUs are being read", On.NODE | On.LIST),
+    Route("/api/v1/gpus", Gpus, Needs.NODE, "identity, verdict and owners of each GPU, as JSON", On.NODE),
+    Route("/api/v1/events", Events, Needs.NODE, "the last XIDs, as JSON", On.NODE),
+    Route("/", Landing, Needs.NODE, "the landing page; of several nodes the list"),
+    Route("/-/quit", Quit, Needs.LIFECYCLE, "POST: end the process"),
+    Route("/-/reload", Reload, Needs.LIFECYCLE, "POST: read the web configuration and the fields file again"),
+    Route("/-/release", Release, Needs.TOKEN, "POST: release the driver"),
+    Route("/-/resume", Resume, Needs.TOKEN, "POST: reconnect to the driver"),
+)
+# fmt: on
+
+
+def check(routes: Iterable[Route]) -> None:
+    """Raise ValueError, with the fix, for the first faulty row."""
+    paths: set[str] = set()
+    for route in routes:
+        problem = "two rows have this path: remove one" if route.path in paths else _problem(route)
+        if problem:
+            raise ValueError(f"serving/routes.py: {route.path!r}: {problem}")
+        paths.add(route.path)
+
+
+def _problem(route: Route) -> str:
+    """What is wrong with a row, and the fix; empty if nothing."""
+    handler, name = route.handler, route.handler.__name__
+    methods = [method for method in ("get", "post") if _defines(handler, method)]
+    if not route.path.startswith("/"):
+        return f"a path begins with a slash: write '/{route.path}'"
+    if route.path.startswith("/nodes/"):
+        return "/nodes/NAME is the prefix of a node: leave it out, and write Needs.NODE"
+    if not PATH.fullmatch(route.path):
+        return "a path is exact, not a pattern: use letters, digits, '-', '_' and single slashes, with none at the end"
+    if not methods:
+        return f"{name} answers no method: define get or post in it"
+    if "get" in methods and not _defines(handler, "head"):
+        return f"{name} answers GET but not HEAD: write `head = get` in it"
+    arguments = ["self", "prefix"] if route.needs is Needs.NODE else ["self"]
+    for method in methods:
+        if list(signature(getattr(handler, method)).parameters) != arguments:
+            return f"{name}.{method} needs other arguments here: write `async def {method}({', '.join(arguments)})`"
+    return "" if route.description else "no description: say in a few words what it answers"
+
+
+def _defines(handler: type[Handler], method: str) -> bool:
+    return getattr(handler, method) is not getattr(RequestHandler, method)
+
+
+def linked(page: On) -> Mapping[str, str]:
+    """The paths that a landing page links to, with their descriptions."""
+    return {route.path: route.description for route in ROUTES if page in route.linked}
+
+
+check(ROUTES)
