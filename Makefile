@@ -29,7 +29,7 @@ lint: $(VENV)/dev ## Check style, types, import contracts and rendered files
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/lint-imports --verbose
+	$(BIN)/lint-imports --verbose --no-cache
 	$(BIN)/gpu-exporter generate --check
 
 generate: $(VENV)/dev ## Write the files that are rendered from the catalogues

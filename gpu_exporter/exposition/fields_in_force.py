@@ -79,7 +79,7 @@ class Fields:
         self._settling = now
 
     def _content(self, path: Path) -> bytes | str:
-        """What the file has, or why that can't be told."""
+        """Return what the file contains, or why it can't be read."""
         try:
             return self._worker.call(lambda: file_content(path))
         except OSError as error:
