@@ -16,7 +16,8 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.collection.collector import Collector
 from gpu_exporter.collection.settings import CollectionSettings
 from gpu_exporter.health.events import EventLog
-from gpu_exporter.exposition.renderer import Renderer, Variant
+from gpu_exporter.exposition.pages import Variant
+from gpu_exporter.exposition.renderer import Renderer
 from gpu_exporter.catalogue.metrics import METRICS
 from gpu_exporter.model.metric import MetricSet
 from gpu_exporter.sources.choice import local_gpus
