@@ -22,7 +22,7 @@ demo: $(VENV)/run ## Serve a recording of real H200s, labelled as replayed
 test: lint tools ## Set up everything, check the style and run the tests
 	$(BIN)/python -m pytest --numprocesses 3 --dist worksteal --cov --cov-report=term $(ARGS)
 
-quick: $(VENV)/dev ## Run the unit tests that neither wait, compile nor start processes: in less than a minute
+quick: $(VENV)/dev ## Run the fast unit tests: about a minute on two free cores
 	$(BIN)/python -m pytest tests/unit -m 'not slow' --numprocesses 2 --dist worksteal $(ARGS)
 
 lint: $(VENV)/dev ## Check style, types, import contracts and rendered files

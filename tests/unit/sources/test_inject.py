@@ -121,6 +121,7 @@ def values(samples: Snapshot) -> dict[Metric, float]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mode", [mode for mode in MODES if not mode.inject.fault and not mode.requires], ids=lambda mode: mode.name
 )
