@@ -170,6 +170,8 @@ class EventLog:
         event.witnesses.append(WITNESSES[witness])
         if witness == KERNEL:
             event.at, event.pid, event.process, event.message = at, line.pid, line.name, line.message
+            if line.recovery_action is not None:  # what the driver asks for outranks the table
+                event.action = line.recovery_action.value
         if event.instance is None:
             event.instance = line.instance
 

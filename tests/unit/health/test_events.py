@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue.faults import RECOVERY, recovery_action
 from gpu_exporter.catalogue.xids import load
 from gpu_exporter.health.event_store import EventStore
 from gpu_exporter.health.events import KEPT, EventLog, GpuState
@@ -252,3 +253,17 @@ def test_an_event_of_before_the_last_one_written_is_written_too(tmp_path: Path) 
         kernel(events, 31, at)
         store.save(events, 200)
     assert len((tmp_path / "events.jsonl").read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize("number", sorted(RECOVERY))
+@pytest.mark.parametrize("order", ["k", "nk", "kn"])
+def test_an_announced_recovery_action_outranks_the_table(number: int, order: str) -> None:
+    """An XID 154 says in the kernel log what the driver asks for; NVML reports only its code."""
+    events = log()
+    events.registered(GPU, 100)
+    for who in order:
+        if who == "n":
+            nvml(events, 154, 101)
+        else:
+            kernel(events, 154, 101, recovery_action=recovery_action(number))
+    assert [event["action"] for event in events.recent()] == [RECOVERY[number].action.value]
