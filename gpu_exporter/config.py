@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import yaml
 
@@ -39,12 +39,28 @@ from gpu_exporter.model.source_kind import AUTO, SOURCE_KINDS
 # such a name, and unknown variables are not an error.
 ENV_PREFIX = "GPU_EXPORTER_"
 
+T = TypeVar("T")
+
+
+# For mypy: the annotation of a setting is the type that its parser returns, or None if there is no default.
+@overload
+def _setting(help: str, parse: Callable[[str], T], default: str, flag: str = "", *, many: bool = False) -> T: ...
+
+
+@overload
+def _setting(help: str, parse: Callable[[str], T], *, flag: str = "", many: bool = False) -> T | None: ...
+
 
 def _setting(
     help: str, parse: Callable[[str], Any], default: str | None = None, flag: str = "", *, many: bool = False
 ) -> Any:
-    metadata = {"help": help, "parse": parse, "default": default, "flag": flag, "many": many}
-    return field(default=parse(default) if default is not None else None, metadata=metadata)
+    value, problem = None, ""
+    try:
+        value = parse(default) if default is not None else None
+    except ValueError as error:
+        problem = f"its parser refuses its default: {error}"
+    metadata = {"help": help, "parse": parse, "default": default, "flag": flag, "many": many, "problem": problem}
+    return field(default=value, metadata=metadata)
 
 
 # fmt: off
@@ -56,7 +72,7 @@ class Config:
     interval: float           = _setting("Time between two collections; below 1s, what only pages show is read once a second, or as often as pages are asked for.", interval, "1s")
     high_resolution: bool     = _setting("Whether to read profiling counters ten times a second, for histograms of what is shorter than a tick; costs about half a per cent of a core for each GPU.", boolean, "false")
     gauge_window: float       = _setting("What the profiling gauges are the mean over.", duration, "15s")
-    source: str               = _setting("Where to read from; auto: nvml, and DCGM beside it for a GPU without GPM, where there is one.", choice(*SOURCE_KINDS), AUTO.name)
+    source: str               = _setting(f"Where to read from: {', '.join(f'{kind.name} ({kind.description})' for kind in SOURCE_KINDS.values())}.", choice(*SOURCE_KINDS), AUTO.name)
     dcgm_hostengine: Hostengine = _setting("DCGM's host engine: host:port, or a Unix socket as path or unix:///path; left out, it runs within the exporter.", hostengine, "")
     dcgm_bindings: Path | None = _setting("The directory of DCGM's Python bindings (else: where its packages put them).", Path)
     recording: Path | None    = _setting("The recording to replay.", Path)
@@ -104,6 +120,21 @@ class Config:
 def flag(setting: Field[Any]) -> str:
     """Return a setting's flag without the leading dashes. Only flags that other exporters share have dots."""
     return setting.metadata["flag"] or setting.name.replace("_", "-")
+
+
+def check(settings: Iterable[Field[Any]]) -> None:
+    """Raise ValueError, with the fix, for the first faulty setting."""
+    names = {"config": "the YAML file"}
+    for setting in settings:
+        other = names.setdefault(flag(setting), setting.name)
+        problem = setting.metadata["problem"]
+        if other != setting.name:
+            problem = f"its flag --{flag(setting)} is that of {other}, too: give it another"
+        if problem:
+            raise ValueError(f"config.py: {setting.name}: {problem}")
+
+
+check(fields(Config))
 
 
 def read_file(path: Path) -> dict[str, str]:

@@ -7,6 +7,8 @@ Where DCGM and NVML are read from: DCGM's `dcgm_fields.h` (4.6.0), NVIDIA's `nvm
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 from gpu_exporter.model.metric import (
     Buffered,
     Call,
@@ -300,15 +302,25 @@ BUILD_INFO    = Metric("gpu_exporter_build_info",                     GAUGE,   "
 # fmt: on
 
 
-def _rows() -> tuple[Metric, ...]:
-    rows: list[Metric] = []
-    for value in globals().values():
-        rows.extend(row for row in (value if isinstance(value, tuple) else (value,)) if isinstance(row, Metric))
-    return tuple(rows)
+def by_key(assigned: Iterable[tuple[str, object]]) -> Mapping[str, Metric]:
+    """The rows among these names and values, in order. Raises ValueError, with the fix, for a key that two rows have."""
+    rows: dict[str, Metric] = {}
+    names: dict[str, str] = {}
+    for name, value in assigned:
+        for row in value if isinstance(value, tuple) else (value,):
+            if not isinstance(row, Metric):
+                continue
+            if row.key in rows:
+                raise ValueError(
+                    f"catalogue/metrics.py: {names[row.key]} and {name} are both {row.key}:"
+                    " remove one, or give it another name or other labels"
+                )
+            rows[row.key], names[row.key] = row, name
+    return rows
 
 
-METRICS: tuple[Metric, ...] = _rows()
-BY_KEY = {metric.key: metric for metric in METRICS}
+BY_KEY = by_key(globals().items())
+METRICS: tuple[Metric, ...] = tuple(BY_KEY.values())
 # Read more often than others with high resolution, for their histograms.
 OBSERVED = frozenset(row.histogram_of for row in METRICS if row.histogram_of is not None)
 

@@ -38,12 +38,16 @@ class Handler(RequestHandler):
             self.set_header(name, value)
 
     async def prepare(self) -> None:
-        """Answer with a refusal, instead of the method, if the client may not make this request."""
+        """Refuse a request that the client may not make, or that is about no node there is, before the method runs."""
         authorization = self.request.headers.get("Authorization", "")
         refusal = await self.settings["guard"].refuse(authorization, self.request.remote_ip or "")
         if refusal is not None:
             self.set_header(*refusal.header)
             await self.send(refusal.text, TEXT, refusal.status)
+            return
+        prefix = next(iter(self.path_args), "")  # only paths of a node have one; at the root it is empty
+        if prefix and prefix not in self.endpoints:
+            raise HTTPError(404)
 
     def compute_etag(self) -> None:
         """Set no ETag: hashing half a megabyte would cost more than the rest of the scrape."""

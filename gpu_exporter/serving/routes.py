@@ -22,6 +22,7 @@ PATH = re.compile(r"/|(?:/[A-Za-z0-9_-]+)+")
 class Needs(Enum):
     """What a path needs in order to answer."""
 
+    NOTHING = "nothing; only at the root"
     NODE = "a node: at the root where one is served, below /nodes/NAME where there are several"
     NODES = "several nodes; only at the root"
     LIFECYCLE = "--web.enable-lifecycle; only at the root"
@@ -96,8 +97,13 @@ def _problem(route: Route) -> str:
         return f"{name} answers GET but not HEAD: write `head = get` in it"
     arguments = ["self", "prefix"] if route.needs is Needs.NODE else ["self"]
     for method in methods:
+        definition = f"async def {method}({', '.join(arguments)})"
         if list(signature(getattr(handler, method)).parameters) != arguments:
-            return f"{name}.{method} needs other arguments here: write `async def {method}({', '.join(arguments)})`"
+            return f"{name}.{method} needs other arguments with {route.needs}: write `{definition}`"
+    if route.linked and "get" not in methods:
+        return f"{name} answers no GET, so a link to it fails: write On.NOTHING"
+    if On.NODE in route.linked and route.needs is not Needs.NODE:
+        return "the page of a node links to paths below that node, and this is only at the root: write On.LIST"
     return "" if route.description else "no description: say in a few words what it answers"
 
 

@@ -155,13 +155,6 @@ def test_every_limit_is_documented() -> None:
         assert f"| `{limit.name}` | {limit.value:.15g} | {limit.unit} | {limit.help} |" in FAILURE_MODES, LIMIT
 
 
-def test_limits_have_names_of_their_own() -> None:
-    """One name is one number."""
-    names = [limit.name for limit in (*failure_pages.all_limits(), *cost.PRICES)]
-
-    assert len(set(names)) == len(names)
-
-
 @pytest.mark.drift
 def test_the_tree_has_every_class_once_and_in_order() -> None:
     """Each question leads to its class or to the next question; the last answer needs no question."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import math
 import re
 from collections.abc import Callable
@@ -14,11 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_exporter import inputs
-from gpu_exporter.config import Config, read_file
+from gpu_exporter.config import Config, _setting, check, read_file
 from gpu_exporter.inputs import Address
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.metric import MetricSet
+from tests import ROOT
 
+# What makes a setting have an effect.
+READ = "each as an attribute of `config` where it matters, or remove it from gpu_exporter/config.py"
 CHOICE = inputs.choice("nvml", "replay")
 
 
@@ -208,3 +212,35 @@ def test_read_file_refuses(tmp_path: Path, content: str) -> None:
         read_file(path)
     assert str(caught.value).startswith(f"config {path}: ")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("default", "flag", "message"),
+    [
+        ("94 00", "", "its parser refuses its default: '94 00' is not an address; use host:port .*"),
+        (":1", "interval", "its flag --interval is that of interval, too: give it another"),
+        (":1", "config", "its flag --config is that of the YAML file, too: give it another"),
+    ],
+    ids=["default", "flag", "flag of the file"],
+)
+def test_a_faulty_setting_is_an_error(default: str, flag: str, message: str) -> None:
+    """The module checks its own settings when it is imported; the error names the setting."""
+    faulty: Any = _setting("Where to listen.", inputs.address, default, flag)
+    faulty.name = "listen"
+
+    with pytest.raises(ValueError, match=rf"^config\.py: listen: {message}$"):
+        check([*fields(Config), faulty])
+
+
+def test_every_setting_is_read() -> None:
+    """As `config.NAME`, by some other module."""
+    sources = (ROOT / "gpu_exporter").rglob("*.py")
+    nodes = [node for path in sources if path.name != "config.py" for node in ast.walk(ast.parse(path.read_text()))]
+    read = {
+        node.attr
+        for node in nodes
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value).rpartition(".")[2] in ("config", "_config")
+    }
+    unread = [setting.name for setting in fields(Config) if setting.name not in read]
+
+    assert unread == [], f"nothing reads {unread}; fix: read {READ}"

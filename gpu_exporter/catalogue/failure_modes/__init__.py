@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import ModuleType
 
 from gpu_exporter.catalogue.failure_modes import bottleneck, cost, distributed, health
+from gpu_exporter.catalogue.failure_modes.check import check
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
 
 MODES: tuple[FailureMode, ...] = (*health.MODES, *distributed.MODES, *bottleneck.MODES, *cost.MODES)
@@ -16,3 +17,5 @@ FILES: Mapping[Domain, ModuleType] = {
     Domain.BOTTLENECK: bottleneck,
     Domain.COST: cost,
 }
+
+check(MODES)

@@ -1,20 +1,31 @@
 """The catalogue holds together, and reality still has what it names."""
 
+import re
+from dataclasses import replace
+
 import pynvml
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter.catalogue.metrics import BY_KEY, METRICS, MILLI, NANO, PERCENT, selected
+from gpu_exporter.catalogue.metrics import METRICS, MILLI, NANO, PERCENT, by_key, selected
 from gpu_exporter.model.metric import Call, Gpm, Kind, Metric, MetricSet, scaled
 from gpu_exporter.sources.nvml.handle import ADAPTERS
 
 FULL = selected(MetricSet.FULL)
 
 
-def test_keys_are_unique() -> None:
-    """Name and own labels name one row."""
-    assert len(BY_KEY) == len(METRICS)
+def test_a_key_of_two_rows_is_an_error() -> None:
+    """The module checks its own rows when it is imported; rows of one name differ in their labels."""
+    row, labelled = (Metric("gpu_x", Kind.GAUGE, "ratio", "X.", labels=labels) for labels in ((), (("part", "1"),)))
+
+    assert list(by_key([("ROW", row), ("LABELLED", (labelled,)), ("OTHER", 1)])) == ["gpu_x", 'gpu_x{part="1"}']
+    for again in (row, (labelled, replace(row))):
+        message = (
+            "catalogue/metrics.py: ROW and AGAIN are both gpu_x: remove one, or give it another name or other labels"
+        )
+        with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+            by_key([("ROW", row), ("AGAIN", again)])
 
 
 @pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.key)

@@ -26,6 +26,8 @@ from gpu_exporter.render.coverage import Works
 from tests import ROOT
 
 CORRECT_LIST = "fix: correct gpu_exporter/render/rules/dcgm_exporter_csv.py and run `make generate`"
+CORRECT = "fix: correct its Inject or its limit in gpu_exporter/catalogue/failure_modes/*.py"
+CORRECT_COVERAGE = "fix: correct `works` in gpu_exporter/render/coverage.py"
 GENERATE = "fix: run `make generate`"
 CORRECT_KIND = "fix: correct the kind of the row in gpu_exporter/catalogue/metrics.py and run `make generate`"
 
@@ -206,4 +208,6 @@ def test_what_is_said_to_work_does(mode: FailureMode, names: frozenset[str]) -> 
     """What a mode injects is found with the names of an exporter that it is said to work with, and with no other."""
     works = coverage.works(mode, names)
 
-    assert works is Works.PARTLY or (found(mode, names) == {mode.name}) is (works is Works.YES)
+    fires = works is Works.PARTLY or mode.name in found(mode, names)
+    assert fires or works is Works.NO, f"{mode.name} does not fire on what it injects; {CORRECT}"
+    assert works is not Works.NO or not fires, f"{mode.name} fires without what it needs; {CORRECT_COVERAGE}"

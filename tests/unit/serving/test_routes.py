@@ -106,6 +106,9 @@ GOOD = Route("/good", Answer, Needs.NODE, "something good")
         (Route("/more", NoHead, Needs.NODE, "more"), "write `head = get`"),
         (Route("/more", Answer, Needs.NODES, "more"), "write `async def get(self)`"),
         (Route("/more", Discovery, Needs.NODE, "more"), "write `async def get(self, prefix)`"),
+        (Route("/more", Answer, Needs.NOTHING, "more"), "with Needs.NOTHING: write `async def get(self)`"),
+        (Route("/more", Quit, Needs.LIFECYCLE, "more", On.LIST), "write On.NOTHING"),
+        (Route("/more", Discovery, Needs.NODES, "more", On.NODE | On.LIST), "write On.LIST"),
         (Route("/more", Answer, Needs.NODE, ""), "say in a few words"),
     ],
 )
@@ -124,8 +127,10 @@ def test_accepts_a_good_row() -> None:
 
 def test_what_the_landing_pages_link_to() -> None:
     """The page of a node links to what the node has, the list of nodes to what is about all of them."""
-    assert list(linked(On.NODE)) == ["/metrics", "/healthz", "/readyz", "/api/v1/gpus", "/api/v1/events"]
-    assert list(linked(On.LIST)) == ["/sd", "/healthz", "/readyz"]
+    assert {"/metrics", "/api/v1/gpus"} <= linked(On.NODE).keys() - linked(On.LIST).keys()
+    assert "/sd" in linked(On.LIST).keys() - linked(On.NODE).keys()
+    for page in (On.NODE, On.LIST):
+        assert linked(page) == {route.path: route.description for route in ROUTES if page in route.linked}
 
 
 def test_every_path_is_documented() -> None:

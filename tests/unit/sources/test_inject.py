@@ -47,6 +47,8 @@ TAKES_HOURS = {"GpuAllocatedIdle": LONG, "GpuMemoryHoarded": LONG, "GpuMemoryExh
 # What only the page of another machine shows.
 OUTSIDE = {"GpuExporterDown", *(mode.name for mode in MODES if mode.requires)}
 
+CORRECT = "fix: correct its Inject or its limit in gpu_exporter/catalogue/failure_modes/*.py"
+
 
 class Stuck(threading.Event):
     """A driver call that returns at the end of the test, with an error."""
@@ -105,11 +107,12 @@ def found(snapshots: Sequence[Snapshot]) -> dict[str, set[str]]:
 def test_each_mode_is_found_where_it_is_injected(mode: FailureMode) -> None:
     """On its GPU, with nothing but what it implies; its peers have at most what is of the whole job."""
     names = found(pages(f"{mode.name}:{GPU}", *TAKES_HOURS.get(mode.name, LOOKS)))
-    assert mode.name in names[str(GPU)]
-    assert names[str(GPU)] <= {mode.name, *mode.implies}
+    assert mode.name in names[str(GPU)], f"{mode.name} does not fire on what it injects; {CORRECT}"
+    others = sorted(names[str(GPU)] - {mode.name, *mode.implies})
+    assert not others, f"what {mode.name} injects makes {others} fire too; {CORRECT}, or add them to `implies`"
     of_job = {mode.name, *mode.implies} if mode.scope is Scope.JOB else set()
     for gpu in {"0", "1", "2"} - {str(GPU)}:
-        assert names[gpu] <= of_job
+        assert names[gpu] <= of_job, f"what {mode.name} injects makes a peer of its GPU fire; {CORRECT}"
 
 
 def values(samples: Snapshot) -> dict[Metric, float]:

@@ -1,0 +1,49 @@
+"""The catalogue of failure modes refuses entries that contradict each other."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from gpu_exporter.catalogue.conditions import Compare, Limit, Over
+from gpu_exporter.catalogue.failure_modes import MODES
+from gpu_exporter.catalogue.failure_modes.check import check
+from gpu_exporter.catalogue.failure_modes.cost import PRICES
+from gpu_exporter.catalogue.failure_modes.mode import FailureMode
+from gpu_exporter.catalogue.signals import SM_ACTIVE
+
+SWING = Limit("swing", 0.2, "ratio", "how much it swings")
+
+
+def mode(name: str, limit: Limit) -> FailureMode:
+    """A mode with this limit."""
+    return replace(MODES[0], name=name, condition=Compare(Over(SM_ACTIVE), ">", limit))
+
+
+@pytest.mark.parametrize(
+    ("modes", "message"),
+    [
+        ((mode("A", SWING), mode("A", SWING)), "two modes are named A: rename one"),
+        ((mode("A", SWING), mode("B", replace(SWING, value=95.0))), "limit swing is 0.2 in A and 95 in B: rename one"),
+        (
+            (mode("A", SWING), mode("B", replace(SWING, unit="watts"))),
+            "limit swing has one unit or help in A and another in B: rename one, or use the same Limit in both",
+        ),
+        (
+            (mode("A", replace(SWING, name=PRICES[0].name)),),
+            f"limit {PRICES[0].name} is 0.2 in A and {PRICES[0].value:g} in PRICES: rename one",
+        ),
+    ],
+    ids=["modes", "values", "units", "prices"],
+)
+def test_one_name_is_one_thing(modes: Sequence[FailureMode], message: str) -> None:
+    """The package checks its own catalogue when it is imported."""
+    with pytest.raises(ValueError, match=f"^{re.escape(f'catalogue/failure_modes: {message}')}$"):
+        check(modes)
+
+
+def test_modes_may_share_a_limit() -> None:
+    check((mode("A", SWING), mode("B", SWING)))
