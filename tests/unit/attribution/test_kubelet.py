@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from gpu_exporter.attribution.kubelet import LARGEST_REPLY, Kubelet
+from gpu_exporter.attribution.listing import Listing
 from gpu_exporter.model.lookup import LookupFailed
 from tests.support.fakes.kubelet import FakeKubelet, field, given
 
@@ -77,6 +78,14 @@ def test_strange_answers(path: Path, raw: bytes, reason: str) -> None:
         kubelet.stop()
 
 
+def answer(client: Kubelet) -> Listing:
+    """What kubelet answers; the end of the connection to the one before may still have to be noticed."""
+    try:
+        return client.ask()
+    except LookupFailed:
+        return client.ask()
+
+
 def test_a_kubelet_that_starts_again_and_again(path: Path) -> None:
     """Each time its new socket is found, and the old one is let go."""
     kubelet, client = FakeKubelet(path), Kubelet(path, (), 10.0)
@@ -85,7 +94,7 @@ def test_a_kubelet_that_starts_again_and_again(path: Path) -> None:
         for number in range(30):
             kubelet.pods = [given(f"pod-{number}", "GPU-1")]
             kubelet.start()
-            assert [each.pod for each in client.ask().allocated] == [f"pod-{number}"]
+            assert [each.pod for each in answer(client).allocated] == [f"pod-{number}"]
             kubelet.stop()
             open_files.append(len(os.listdir("/proc/self/fd")))
     finally:
