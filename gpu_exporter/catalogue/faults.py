@@ -91,9 +91,9 @@ NVLINK_BOARDS = "boards with NVLink, from Ampere on"
 STATES = (
     State("GPU lost", "it does not answer; the reason is in `gpu_down_reason`", f"{m.UP} == 0", ALL),
     State("GPU missing", "it is bound to the driver, or was there before, and does not answer", f"{m.EXPECTED} - {m.VISIBLE} > 0", ALL),
-    State("Recovery action", "the driver asks for a reset, a reboot or a drain; outranks every other row", RECOVERY_REQUESTED.promql, "newer drivers"),
-    State("Uncorrectable ECC errors", "errors since the driver was loaded; the life-long counter stays up for ever, so it is no state", UNCORRECTABLE_ECC.promql, "all with ECC"),
-    State("Corrected ECC errors, rate", "more than ten in an hour: no fault, but worth a look when it goes on", f"increase({m.ECC_SBE_VOL}[1h]) > 10", "all with ECC"),
+    State("Recovery action", "the driver asks for a reset, a reboot or a drain", RECOVERY_REQUESTED.promql, "newer drivers"),
+    State("Uncorrectable ECC errors", "errors since the driver was loaded; the lifetime counter never decreases, so it is not used", UNCORRECTABLE_ECC.promql, "all with ECC"),
+    State("Corrected ECC errors, rate", "more than 10 an hour: watch the trend; the alert fires at more than 100", f"increase({m.ECC_SBE_VOL}[1h]) > 10", "all with ECC"),
     State("SRAM threshold", "more uncorrectable SRAM errors than NVIDIA accepts of a board", SRAM_EXCEEDED.promql, AMPERE),
     State("Row remap pending", "a bad row is fenced off and will be replaced at the next reset", REMAP_PENDING.promql, AMPERE),
     State("Row remap failed", "a bad row could not be replaced", REMAP_FAILED.promql, AMPERE),

@@ -255,7 +255,7 @@ MODES = (
         10 * MINUTE,
         Action.NONE,
         "{gpu} is not part of the NVSwitch fabric (state {{ $value }})",
-        "On the node, check that the fabric manager runs and has the driver's version; until then CUDA programs fail.",
+        "New CUDA programs fail on this GPU. Check on the node that the fabric manager runs and has the driver's version.",
         Inject({m.FABRIC: 2.0}),
         # DCGM also has 0 (no fabric), 5 and 6 (not known).
         And(
@@ -264,28 +264,30 @@ MODES = (
             Compare(Over(s.FABRIC), "<=", 4.0),
         ),
         meaning="The fabric manager has not made this GPU part of the NVSwitch fabric. The state is 1 (not started), "
-        "2 (in progress) or 4 (failed); a GPU that is ready has 3.",
+        "2 (in progress) or 4 (completed with an error); a GPU that is ready has 3. GPUs before Hopper do not report it.",
         impact="CUDA programs that start now fail with error 802, `system not yet initialized`. Programs that already "
         "run are not affected.",
         diagnosis=(
-            "`nvidia-smi -q -i N | grep -A3 Fabric`: state and status. All GPUs of the node: the fabric manager. "
-            "One GPU: its NVLinks or its board.",
+            "`nvidia-smi -q -i N | grep -A3 Fabric`: the alert's 4 is a completed state with a status other than "
+            "success. If all GPUs of the node are affected, suspect the fabric manager; if only one is, its NVLinks or "
+            "its board.",
             "`systemctl status nvidia-fabricmanager` and `journalctl -u nvidia-fabricmanager -b`: a version that "
-            "differs from the driver's is the most frequent cause, often after an upgrade.",
+            "differs from the driver's is the most frequent cause, often after an upgrade. With GPU Operator it runs in "
+            "the driver's container: see that pod's log.",
             "With NVLink 5 (Blackwell) the subnet manager (NVLSM) has to run as well; in racks with NVLink switches "
             "the fabric manager runs on the switches.",
-            f"`{m.FABRIC_ERROR}` (`--metrics full`) is the NVML code with which the GPU's registration failed; "
-            "`gpu-exporter events` shows NVLink Xids and SXids of the switches.",
+            f"In state 4, `{m.FABRIC_ERROR}` (`--metrics full`) is the NVML code with which the GPU's registration "
+            "failed. `gpu-exporter events` shows NVLink Xids and SXids of the switches.",
         ),
         mitigation=(
-            "Cordon the node: jobs that start there fail.",
-            "Install the fabric manager in the driver's version, then `systemctl restart nvidia-fabricmanager`. Let "
-            "running jobs end first.",
-            "Still not ready: reboot the node. One GPU that stays out after that: have its board looked at.",
+            "Cordon the node, because jobs that start there fail, and wait until its jobs have ended.",
+            "Install the fabric manager in the driver's version, then `systemctl restart nvidia-fabricmanager`.",
+            "Still not ready: reboot the node. If one GPU is still not ready then, open a hardware case for its board.",
+            "When it is ready (`gpu-exporter check`), uncordon the node.",
         ),
-        wrong="Boot and driver upgrades pass through this state; the hold of ten minutes is for that. GPUs that run "
-        "without a fabric on purpose, such as those of a virtual machine to which no partition is assigned, stay "
-        "in it: silence the alert there.",
+        wrong="GPUs pass through this state at boot and during a driver upgrade, so the alert waits for ten minutes. GPUs "
+        "that run without a fabric on purpose, such as those of a virtual machine to which no partition is assigned, "
+        "stay in it: silence the alert there.",
     ),
     FailureMode(
         "GpuThermalThrottling",
@@ -440,27 +442,30 @@ MODES = (
         5 * MINUTE,
         Action.REPLACE,
         "The InfoROM of {gpu} is corrupt",
-        "Start no new work on the GPU; flash its InfoROM with the vendor's tool, or have the board replaced.",
+        "Start no new work on the GPU. Have the server's vendor flash its InfoROM; if that fails, replace the board.",
         Inject({m.INFOROM: 0.0}),
         Compare(Over(s.INFOROM), "<", 1.0),
         meaning="The checksums of the InfoROM are wrong. That is the board's own memory for its identity, its settings "
         "(ECC among them) and its record of memory errors and repairs.",
-        impact="What runs may go on. Settings, error counts and rows that were remapped may be wrong or lost at the "
-        "next reset, so memory errors that had been repaired may return.",
+        impact="Running jobs can continue. After the next reset, settings, error counts and row remappings may be lost, "
+        "and memory errors that had been repaired may come back.",
         diagnosis=(
             "`nvidia-smi -i N`: it ends with `WARNING: infoROM is corrupted at gpu …`. `nvidia-smi -q -i N | grep -i "
             "-A5 inforom` shows the versions.",
             "`gpu-exporter events`: Xid 125 is a damaged file system of the InfoROM. Did the node lose power, or was "
             "firmware being updated, just before?",
-            f'`{s.INFOROM.record}{{node="…"}}`: several boards at once point to a firmware update, one alone to the board.',
+            f'`{s.INFOROM.record}{{node="…"}}`: if several boards show it at once, suspect a firmware update; if one '
+            "does, the board.",
         ),
         mitigation=(
-            "Cordon the node or taint the GPU, and let what runs end.",
-            "Keep evidence: `nvidia-bug-report.sh`. Ask the vendor for the InfoROM image of this board and flash it.",
-            "It can't be flashed, or it is corrupt again: have the board replaced.",
+            "Cordon the node, and let running jobs end.",
+            "Keep evidence: `nvidia-bug-report.sh`. Ask the server's vendor for the InfoROM image of this board, and flash "
+            "it with the vendor's tool.",
+            "If it can't be flashed, or is corrupt again: have the board replaced.",
+            "`gpu-exporter check` reads the InfoROM at once: when it says that the GPU is healthy, uncordon the node.",
         ),
-        wrong="The state is the driver's own and is read once an hour: the alert may stay for an hour after the "
-        "repair. Boards without an InfoROM don't report it.",
+        wrong="The exporter reads the state once an hour, so the alert fires and ends up to an hour late. Boards without "
+        "an InfoROM don't report it.",
     ),
     FailureMode(
         "GpuSpareRowsLow",

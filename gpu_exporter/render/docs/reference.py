@@ -54,18 +54,23 @@ the rest from `gpu_info`. What is not live carries `source`, for example `source
 
 HEALTH_INTRO = """# Health
 
-Once a tick, each GPU gets a verdict from the values of that moment. It is on `/metrics`, in `/api/v1/gpus` (JSON), in
-`gpu-exporter doctor`, and in `gpu-exporter check`, all by the same rules.
+At every collection, each GPU gets a verdict from the latest values that were read; some of these are read only once a
+minute or once an hour. The verdict is on `/metrics`, in `/api/v1/gpus` (JSON), in `gpu-exporter doctor`, and in
+`gpu-exporter check`, which reads everything anew.
 
-- `gpu_health_state{state="healthy|degraded|unhealthy"}`: one of the three is 1. All are 0 while it is not known:
-  ECC errors, row remapping or the recovery action could not be read although the GPU has them, or the GPU does not
-  answer for a reason that is not its own.
-- **unhealthy**: act now. **degraded**: what runs may go on, nothing new should start; `check` ends with 3 for both.
-- `gpu_health_reason{reason,action} 1` while a reason holds. `action` is what repairs it, the heaviest last: none,
-  restart_app, gpu_reset, node_reboot, drain, replace; `none` where no reset helps, but cooling or power does.
-- An Xid that warrants a drain is a reason for ten minutes, `xid_<code>`: unhealthy, with the code's [action](xids.md).
+- `gpu_health_state{state="healthy|degraded|unhealthy"}`: exactly one of the three is 1. All are 0 while the health is
+  unknown: ECC errors, row remapping or the recovery action could not be read although the GPU has them, or the GPU does
+  not answer because of the driver's library or a release.
+- **unhealthy**: act now. **degraded**: running jobs can finish; do not schedule new ones. `gpu-exporter check` exits
+  with 3 for both, with 0 if every GPU is healthy, and with 1 if the health of one is unknown.
+- `gpu_health_reason{reason,action} 1` while a reason holds. `action` is what repairs it, the most drastic last: none,
+  restart_app, gpu_reset, node_reboot, drain, replace; with several reasons, follow the most drastic one. `none`: the
+  cause is outside the GPU (cooling, power, fabric manager).
+- After an Xid that requires a drain, the GPU is unhealthy for ten minutes, with the reason `xid_<code>` and the code's
+  [action](xids.md).
 - **Xid**: the codes with which the driver usually reports that the fault began. **alert**: the runbook of its alert.
-- What a GPU can't answer is no fault. Rates and history, such as corrected errors in an hour, are for Prometheus.
+- A value that a GPU does not support never makes it unhealthy. Rates and history, such as corrected errors in an hour,
+  are for Prometheus.
 """
 
 STATES_INTRO = """
