@@ -76,8 +76,13 @@ def test_a_recording_reads_as_it_was(serve: Serve, watch: Watch) -> None:
     integral = prometheus.query(f"rate(gpu_sm_active_seconds_total[{loop:.0f}s])")
     assert shares == [pytest.approx(integral[0], rel=0.01)]
     assert ask(prometheus, "mean_power", loop) == pytest.approx(fmean(watts), rel=0.03)
-    energy = prometheus.query(f"rate(gpu_energy_joules_total[{loop * 1000:.0f}ms])")
-    assert ask(prometheus, "mean_power", loop) == pytest.approx(energy[0] / SPEED, rel=0.03)
+
+    def agree() -> bool:
+        """One counts ticks, the other time: a tick that a busy machine skipped makes them differ for a loop."""
+        energy = prometheus.query(f"rate(gpu_energy_joules_total[{loop * 1000:.0f}ms])")
+        return ask(prometheus, "mean_power", loop) == pytest.approx(energy[0] / SPEED, rel=0.03)
+
+    until(agree, 90, "a loop without skipped ticks")
     assert ask(prometheus, "above_limit", loop) == pytest.approx(fmean(v > 700 for v in watts), abs=0.03)
     gaps = [len(list(run)) * 0.02 / SPEED for idle, run in groupby(played, lambda v: v < IDLE_RATIO) if idle]
     long = [gap for gap in gaps if gap > 1.5]
