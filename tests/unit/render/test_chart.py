@@ -60,6 +60,7 @@ def test_helm_has_nothing_to_say(name: str) -> None:
     assert [each for each in report["messages"] if each["severity"] > 1] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", KUBERNETES)
 def test_every_object_is_valid(version: str) -> None:
     """Strictly, so that no key is there that Kubernetes would drop."""
