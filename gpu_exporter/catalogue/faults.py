@@ -163,7 +163,7 @@ DOWN: Mapping[str, Fault] = {
     "stalled": _unhealthy(
         "stalled", Action.NODE_REBOOT, "a call into the driver does not return", "GPU lost", "GpuLost", (119, 120)
     ),
-    "gone": _unhealthy("gone", Action.NODE_REBOOT, "the driver has it no more", "GPU lost", "GpuLost"),
+    "gone": _unhealthy("gone", Action.NODE_REBOOT, "the driver no longer lists it", "GPU lost", "GpuLost"),
     "unknown": _unhealthy(
         "no_answer",
         Action.DRAIN,
