@@ -12,8 +12,8 @@ def stop_event() -> threading.Event:
     """Return an event that SIGTERM and SIGINT set. Must be called by the main thread.
 
     A thread reads the signals from a pipe that the interpreter writes them to at once. A handler would run only when
-    the main thread gets to it, which may hang in a system call; and if it set the event, it could wait for itself: it
-    runs amid whatever the main thread does, which may hold the event's lock just then.
+    the main thread gets to it, which may hang in a system call. A handler that set the event could also deadlock: it
+    interrupts the main thread, which may hold the event's lock.
     """
     stop, ends = threading.Event(), {signal.SIGTERM, signal.SIGINT}
     reader, writer = os.pipe()

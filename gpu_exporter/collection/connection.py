@@ -94,6 +94,6 @@ class Connection:
 
     def _down(self, error: SourceLost) -> None:
         message = str(error)
-        if message != self._error and self._attempted.is_set():  # whoever starts reports the first failure
+        if message != self._error and self._attempted.is_set():  # the caller of `start` reports the first failure
             log.warning("source %s is down: %s", self.source.name, message)
         self.up, self._error, self.reason = False, message, error.reason

@@ -99,7 +99,7 @@ class Workers:
     # --- any thread -----------------------------------------------------------------------------------------------
 
     def notify(self) -> None:
-        """Have whoever waits for workers check again: one has finished its tick, or the collector stops."""
+        """Wake the threads that wait for workers: one has finished its tick, or the collector stops."""
         with self._finished:
             self._finished.notify_all()
 

@@ -78,7 +78,7 @@ def test_a_recording_reads_as_it_was(serve: Serve, watch: Watch) -> None:
     assert ask(prometheus, "mean_power", loop) == pytest.approx(fmean(watts), rel=0.03)
 
     def agree() -> bool:
-        """One counts ticks, the other time: a tick that a busy machine skipped makes them differ for a loop."""
+        """One counts ticks, the other time, so ticks that a busy machine skips can make them differ."""
         energy = prometheus.query(f"rate(gpu_energy_joules_total[{loop * 1000:.0f}ms])")
         return ask(prometheus, "mean_power", loop) == pytest.approx(energy[0] / SPEED, rel=0.03)
 
