@@ -44,8 +44,8 @@ class Collector:
     second, and one at every tick as long as `every_tick_wanted` says that somebody reads them that often. At the other
     ticks only profiling values are read, which is all that a later page shows of them.
 
-    `failure` says why the clock thread makes no page, or is empty. `stopping` is set by `stop`, or before it where several
-    collectors are stopped at the same time.
+    `failure` says why the clock thread makes no page, or is empty. `stopping` is set by `stop`, or before it where
+    several collectors are stopped at the same time.
     """
 
     def __init__(

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 class Worker(threading.Thread):
     """Reads the GPU of one index at each tick. Only this thread uses its device, so a call that hangs affects no other.
 
-    The thread of an `instant` worker is never started: its reads never wait, so its tick runs on the thread that wakes it.
+    The thread of an `instant` worker is never started: its tick runs on the thread that wakes it.
     `plan` returns what is to be read now; `finished` is called after each tick.
     """
 
