@@ -1,0 +1,135 @@
+"""Decoding of content that somebody else wrote: its size, depth and types are checked before anything uses it.
+
+Every function raises ValueError with one line that says what is wrong, without quoting the content at length.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+import yaml
+from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
+T = TypeVar("T")
+
+MOST_YAML_BYTES = 1 << 20
+MOST_YAML_NODES = 20_000
+MOST_YAML_DEPTH = 50
+
+
+def json_as(kind: type[T], content: bytes | str) -> T:
+    """Decode JSON as `kind`, which is a dataclass, a TypedDict or any type that msgspec supports.
+
+    Unknown fields are ignored. Every number is finite: JSON has no other, and one that does not fit is an error.
+    """
+    import msgspec  # not before there is something to decode
+
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except msgspec.ValidationError as error:
+        raise ValueError(printable(str(error), 200)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"not JSON: {printable(str(error), 200)}") from None
+    except RecursionError:
+        raise ValueError("not JSON: nested too deeply") from None
+
+
+def yaml_document(content: bytes | str) -> Any:
+    """Decode YAML 1.1: booleans such as `yes` and `on` and anchors keep their meaning.
+
+    A duplicate key, aliases that expand to too much, and a number that YAML 1.1 reads in base 8 or 60 are errors.
+    """
+    if len(content) > MOST_YAML_BYTES:
+        raise ValueError(f"larger than {MOST_YAML_BYTES >> 20} MiB")
+    loader = None
+    try:
+        loader = _Loader(content)
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _check(node)
+        return loader.construct_document(node)
+    except yaml.MarkedYAMLError as error:  # its text would quote the file, which may contain secrets
+        mark = error.problem_mark or error.context_mark
+        raise ValueError(f"not YAML{f' in line {mark.line + 1}' if mark else ''}: {_problem(error)}") from None
+    except yaml.reader.ReaderError as error:
+        raise ValueError(f"not YAML: {error.reason} at position {error.position}") from None
+    except RecursionError:
+        raise ValueError("not YAML: nested too deeply") from None
+    finally:
+        if loader:
+            loader.dispose()
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML's parser in Python: the one in C does not say where an error is in the same words."""
+
+
+def _problem(error: yaml.MarkedYAMLError) -> str:
+    return printable(re.sub(r"'[^']{9,}'", "'…'", error.problem or "cannot be parsed"), 120)
+
+
+def _check(root: Node) -> None:
+    """Raise ValueError for what is valid YAML, but a trap."""
+    sizes: dict[int, int] = {}
+
+    def size(node: Node, depth: int) -> int:
+        if depth > MOST_YAML_DEPTH:
+            raise ValueError("nested too deeply, or an alias contains itself")
+        if id(node) not in sizes:
+            sizes[id(node)] = 1 + sum(size(child, depth + 1) for child in _children(node))
+            if sizes[id(node)] > MOST_YAML_NODES:
+                raise ValueError(f"its aliases expand to more than {MOST_YAML_NODES} values")
+        return sizes[id(node)]
+
+    size(root, 0)
+
+
+def _children(node: Node) -> Iterator[Node]:
+    """The children of a node, each checked by itself."""
+    if isinstance(node, ScalarNode):
+        _check_scalar(node)
+    elif isinstance(node, SequenceNode):
+        yield from node.value
+    elif isinstance(node, MappingNode):
+        names = set()
+        for key, value in node.value:
+            if isinstance(key, ScalarNode):
+                if key.value in names and key.value != "<<":
+                    where = f"line {key.start_mark.line + 1}: {printable(key.value, 60)}"
+                    raise ValueError(f"{where} is a duplicate key; keep one")
+                names.add(key.value)
+            yield from (key, value)
+
+
+def _check_scalar(node: ScalarNode) -> None:
+    numeric = node.tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+    if numeric and re.fullmatch(r"[-+]?(0[0-7_]+|[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?)", node.value):
+        base = "a base 60" if ":" in node.value else "an octal"
+        where = f"line {node.start_mark.line + 1}: {printable(node.value, 40)}"
+        raise ValueError(f"{where} is {base} number in YAML; put it in quotes if it is text")
+
+
+def gunzip(content: bytes, most: int) -> bytes:
+    """Decompress gzip of at most `most` bytes when unpacked."""
+    unpacker = zlib.decompressobj(zlib.MAX_WBITS | 16)
+    try:
+        unpacked = unpacker.decompress(content, most + 1)
+    except zlib.error as error:
+        raise ValueError(f"not gzip: {error}") from None
+    if len(unpacked) > most:
+        raise ValueError(f"larger than {most >> 20} MiB when unpacked")
+    if not unpacker.eof:
+        raise ValueError("not gzip: it ends too early")
+    return unpacked
+
+
+def printable(text: str, most: int) -> str:
+    """One line of at most `most` characters, without what a terminal would obey."""
+    line = "".join(
+        char if char.isprintable() else " " if char.isspace() else "\N{REPLACEMENT CHARACTER}" for char in text
+    )
+    return line if len(line) <= most else f"{line[: most - 1]}…"
