@@ -7,7 +7,7 @@ ARGS   ?=
 IMAGE  ?= gpu-exporter:local
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo quick test lint generate image bench soak tools
+.PHONY: help run demo quick test coverage lint generate image bench soak tools
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -20,6 +20,9 @@ demo: $(VENV)/run ## Serve a recording of real H200s, labelled as replayed
 	@exec $(BIN)/gpu-exporter serve --source replay --recording h200_workloads $(ARGS)
 
 test: lint tools ## Set up everything, check the style and run the tests
+	$(BIN)/python -m pytest --numprocesses 3 --dist worksteal $(ARGS)
+
+coverage: $(VENV)/dev tools ## Run the tests and print which lines no test runs; takes half as long again
 	$(BIN)/python -m pytest --numprocesses 3 --dist worksteal --cov --cov-report=term $(ARGS)
 
 quick: $(VENV)/dev ## Run the fast unit tests: about a minute on two free cores
