@@ -69,7 +69,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def _problem(error: yaml.MarkedYAMLError) -> str:
-    return printable(re.sub(r"'[^']{9,}'", "'…'", error.problem or "cannot be parsed"), 120)
+    return printable(re.sub(r"'(?!<)[^']{2,}'", "'…'", error.problem or "cannot be parsed"), 120)
 
 
 def _check(root: Node) -> None:

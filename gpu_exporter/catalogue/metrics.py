@@ -298,6 +298,9 @@ RELEASED_UNTIL = Metric("gpu_exporter_released_until_timestamp_seconds", GAUGE, 
 RELOAD_OK     = Metric("gpu_exporter_config_last_reload_successful",  GAUGE,   "bool",    "1 if the file of fields (--collectors) is in force as it is now, 0 if what it said before still is.", 0, 1, NODE)
 RELOAD_AT     = Metric("gpu_exporter_config_last_reload_success_timestamp_seconds", GAUGE, "seconds", "Unix time at which the file of fields was last taken over.", entity=NODE)
 LOG_DROPPED   = Metric("gpu_exporter_log_dropped_total",              COUNTER, "lines",   "Log lines that were dropped because stderr was not read in time.", entity=NODE)
+CONNECTIONS   = tuple(
+    Metric("gpu_exporter_http_connections_dropped_total", COUNTER, "connections", "HTTP connections that were closed or refused at a limit: `address` (those of one client), `total`, or `descriptors` (open files).", entity=NODE, labels=(("limit", limit),))
+    for limit in ("address", "total", "descriptors"))
 BUILD_INFO    = Metric("gpu_exporter_build_info",                     GAUGE,   "info",    "Version of the exporter; always 1.", entity=NODE)
 # fmt: on
 

@@ -1,1 +1,1 @@
-"""Snapshots to bytes: which families are exposed, and under which names."""
+"""Render snapshots to bytes: which families are exposed, and under which names."""

@@ -1,7 +1,7 @@
-"""dcgm-exporter's fields file -> a selection: which classic families are shown, and with which TYPE and HELP.
+"""Parse dcgm-exporter's file of fields: which classic families are exposed, and with which TYPE and HELP.
 
-The format is that of dcgm-exporter's `--collectors`, a CSV file that Go's `encoding/csv` reads: a comment begins with
-`#`, a row is name, Prometheus type and help. A fault for which dcgm-exporter refuses the file only skips one row here.
+The format is that of dcgm-exporter's `--collectors`: CSV as Go's `encoding/csv` reads it, where a comment begins with
+`#` and a row has name, Prometheus type and help. Faults that make dcgm-exporter reject the file only skip a row here.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.metric import EntityKind, Kind, Metric, MetricSet, Schema
 
 TYPES = ("gauge", "counter", "histogram", "summary", "label")
-# The most warnings about one file; a file of another format would have one for each row.
+# The most warnings about one file. A file in another format would cause one for each row.
 MOST_WARNINGS = 20
-# The longest quoted help text; a quote that never ends must not swallow the rest of the file.
+# The most lines of a quoted help text, so that a quote that is never closed does not hide the rest of the file.
 MOST_LINES = 50
 LEVELS = {
     "gpu": EntityKind.GPU,
@@ -61,7 +61,7 @@ MODERN = {new: (BY_NAME[old], factor) for old, (new, factor) in RENAMED.items() 
 
 
 class FieldRow(NamedTuple):
-    """A well-formed row. `id` is None if the row does not begin with one."""
+    """A well-formed row. `id` is None if the row does not begin with a field id."""
 
     line: int
     id: int | None
@@ -74,7 +74,7 @@ Warn = Callable[[int, str], None]
 
 
 def rows(text: str, warn: Warn) -> Iterator[FieldRow]:
-    """Yield the rows of a file; `warn` is called with the line and the fault of each malformed one."""
+    """Yield the rows of a file. Call `warn` with the line number and the fault of each malformed one."""
     for line, record in _records(text.removeprefix("\ufeff"), warn):
         row = _row(line, [column.strip() for column in record])
         if isinstance(row, FieldRow):
@@ -90,12 +90,12 @@ def _records(text: str, warn: Warn) -> Iterator[tuple[int, list[str]]]:
         line, last = lines[number], number + 1
         if line.strip() and not line.lstrip().startswith("#"):
             record = _record(line)
-            if record is None:  # perhaps a quoted text of several lines: it ends where the number of quotes is even
+            if record is None:  # perhaps a quoted text of several lines, which ends where the number of quotes is even
                 last = _end_of_quote(lines, number)
                 record = _record("\n".join(lines[number:last]))
             if record is None:
                 last = number + 1
-                warn(last, "a quote is not closed, or something stands behind it; the row is skipped")
+                warn(last, "a quote is not closed, or is followed by more text; the row is skipped")
             else:
                 yield number + 1, record
         number = last
@@ -119,7 +119,7 @@ def _record(line: str) -> list[str] | None:
 
 
 def _row(line: int, columns: Sequence[str]) -> FieldRow | str:
-    """Return the row, or what is wrong with it. After a number at the beginning, the name may be missing."""
+    """Return the row, or what is wrong with it. After a field id, the name may be missing."""
     id, first = None, columns[0]
     if re.fullmatch(r"[0-9]{1,9}", first) and len(columns) > 1:
         id = int(first)
@@ -129,7 +129,7 @@ def _row(line: int, columns: Sequence[str]) -> FieldRow | str:
         return f"{_short(first)}: {len(columns)} columns instead of name, type, help{hint}; the row is skipped"
     name, type, help = columns
     if type.lower() not in TYPES:
-        return f"{_short(name)}: {_short(type)} is no type{nearest(type.lower(), TYPES)}; the row is skipped"
+        return f"{_short(name)}: {_short(type)} is not a type{nearest(type.lower(), TYPES)}; the row is skipped"
     return FieldRow(line, id, name, type.lower(), help)
 
 
@@ -139,7 +139,7 @@ def _short(text: str) -> str:
 
 @dataclass(slots=True)
 class _Chosen:
-    """What the rows read so far select."""
+    """The selection of the rows read so far."""
 
     metrics: list[Metric] = field(default_factory=list)
     families: dict[str, Family] = field(default_factory=dict)
@@ -147,13 +147,13 @@ class _Chosen:
     lines: dict[str, int] = field(default_factory=dict)
 
     def duplicate(self, key: str, row: FieldRow) -> str:
-        """Return a problem if an earlier row has this field; the first one counts, as in dcgm-exporter."""
+        """Return a problem if an earlier row has this field. The first one counts, as in dcgm-exporter."""
         first = self.lines.setdefault(key, row.line)
-        return "" if first == row.line else f"{row.name}: line {first} has this field already; the row is skipped"
+        return "" if first == row.line else f"{row.name}: line {first} already has this field; the row is skipped"
 
 
 class FieldsFile:
-    """A fields file that may be read repeatedly: the same row yields the same metric object each time."""
+    """A file of fields that may be parsed repeatedly: the same row yields the same metric object each time."""
 
     def __init__(
         self,
@@ -171,7 +171,7 @@ class FieldsFile:
         self._made: dict[tuple[int, Kind], Metric] = {}
 
     def select(self, content: bytes) -> tuple[Selection, list[str]]:
-        """Return what a content of the file selects, and a warning for each faulty row.
+        """Return the selection of this content of the file, and a warning for each faulty row.
 
         Raises GpuExporterError if no row selects anything.
         """
@@ -187,9 +187,9 @@ class FieldsFile:
                 warn(row.line, problem)
         warnings = [f"{self.path}, line {line}: {message}" for line, message in sorted(faults)[:MOST_WARNINGS]]
         if len(faults) > MOST_WARNINGS:
-            warnings.append(f"{self.path}: {len(faults) - MOST_WARNINGS} more rows that are not as they should be")
+            warnings.append(f"{self.path}: {len(faults) - MOST_WARNINGS} more faulty rows")
         if not chosen.lines:
-            why = f"line {faults[0][0]}: {faults[0][1]}" if faults else "it is empty"
+            why = f"line {faults[0][0]}: {faults[0][1]}" if faults else "it is empty; add a row"
             raise GpuExporterError(f"{self.path} selects no field: {why}")
         return self._selection(chosen), warnings
 
@@ -199,7 +199,7 @@ class FieldsFile:
         return Selection(asked, families, tuple(chosen.labels.items()), added, self._schema)
 
     def _take(self, row: FieldRow, chosen: _Chosen, *, quick: bool) -> str:
-        """Add what a row selects; return what is wrong with the row, or nothing."""
+        """Add the selection of a row. Return what is wrong with the row; empty if nothing is."""
         fields = self._fields = self._fields or load()
         if not row.name and row.id is not None and row.id in fields.by_id:
             row = row._replace(name=fields.by_id[row.id].name)
@@ -207,11 +207,11 @@ class FieldsFile:
         metric, factor = MODERN.get(row.name) or (BY_FIELD.get(dcgm.id) if dcgm else BY_NAME.get(row.name), 1.0)
         if dcgm is None and metric is None:
             guess = "" if quick else fields.nearest(row.name)
-            return f"{_short(row.name or str(row.id))} is no field of DCGM{guess}; the row is skipped"
+            return f"{_short(row.name or str(row.id))} is not a field of DCGM{guess}; the row is skipped"
         if row.type == "label":
             problem = self._label(row, dcgm, chosen)
         elif metric is not None and not metric.classic:
-            problem = f"{row.name}: what does not begin with DCGM_ is chosen by --metrics; the row is skipped"
+            problem = f"{row.name}: only names that begin with DCGM_ belong here; use --metrics; the row is skipped"
         elif (metric := metric or self._dynamic(dcgm, row)) is None:
             problem = f"{row.name} is {_why_not(dcgm)}; the row is skipped"
         else:
@@ -222,14 +222,14 @@ class FieldsFile:
 
     def _label(self, row: FieldRow, dcgm: DcgmField | None, chosen: _Chosen) -> str:
         if dcgm is None or dcgm.id not in LABELS:
-            return f"{row.name} can't be a label; the row is skipped"
+            return f"{row.name} cannot be a label; the row is skipped"
         problem = chosen.duplicate(dcgm.name, row)
         if not problem:
             chosen.labels[row.name] = LABELS[dcgm.id]
         return problem
 
     def _dynamic(self, dcgm: DcgmField | None, row: FieldRow) -> Metric | None:
-        """Return a metric for a field without a catalogue row; None unless it is a number of an entity that is read."""
+        """Return a metric for a field without a catalogue row; None unless its value is a number of a known entity."""
         entity = LEVELS.get(dcgm.level) if dcgm else None
         if dcgm is None or entity is None or dcgm.type not in ("int", "double"):
             return None
@@ -250,14 +250,14 @@ class FieldsFile:
 
 
 def _modern(row: FieldRow, metric: Metric) -> tuple[FieldRow, float]:
-    """Return the row with the name since 4.9, and the factor. A changed unit needs the help text of the catalogue."""
+    """Return the row with its name since 4.9, and the factor. With another unit, use the help text of the catalogue."""
     name, factor = RENAMED.get(metric.name, (row.name, 1.0))
     help = BY_NAME[metric.name].help if factor != 1.0 and name != row.name and metric.name in BY_NAME else row.help
     return row._replace(name=name, help=help), factor
 
 
 def _is_asked(metric: Metric) -> bool:
-    """Whether a source must be asked for it: the collection loop makes counts of events and the like itself."""
+    """Return whether a source reads this metric. The collection loop itself makes others, such as counts of events."""
     return metric not in ROWS or metric.nvml is not None or metric.set is not MetricSet.DEFAULT
 
 
@@ -269,12 +269,12 @@ def _family(row: FieldRow, metric: Metric, factor: float, chosen: _Chosen) -> st
     chosen.metrics.append(metric)
     chosen.families[metric.name] = Family(row.name, kind, row.help or metric.help, factor)
     if row.type in ("histogram", "summary"):
-        return f"{row.name}: a field has one value, so this is shown as a gauge, not a {row.type}"
+        return f"{row.name}: a field has one value, so it is exposed as a gauge, not as a {row.type}"
     return ""
 
 
 def _families_of(base: Sequence[Metric]) -> Mapping[str, Family]:
-    """Return the families that are not classic, as `--metrics` says; metrics added by the file have no integrals."""
+    """Return the families that `--metrics` selects and that are not classic. Metrics of the file have no integrals."""
     asked = frozenset(base)
     return {
         name: family
@@ -286,22 +286,22 @@ def _families_of(base: Sequence[Metric]) -> Mapping[str, Family]:
 def _id_problem(row: FieldRow, dcgm: DcgmField | None) -> str:
     if row.id is None or dcgm is None or row.id == dcgm.id:
         return ""
-    return f"{row.name} is field {dcgm.id}, not {row.id}; its name counts"
+    return f"{row.name} is field {dcgm.id}, not {row.id}; its name is used"
 
 
 def _why_not(dcgm: DcgmField | None) -> str:
     if dcgm is not None and dcgm.type == "string" and dcgm.id in LABELS:
-        return "text: only a row of type label can show it"
+        return "text; only a row of type label can expose it"
     if dcgm is not None and dcgm.type in ("string", "binary"):
-        return "no number"
-    return "of an entity that is not read"
+        return "not a number"
+    return "a field of an unsupported entity"
 
 
 def _decoded(content: bytes, warn: Warn) -> str:
-    """Decode; bytes that are not UTF-8 are replaced, with one warning for the first line that has any."""
+    """Decode UTF-8. Replace invalid bytes, with one warning for the first line that has any."""
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        warn(line, "not UTF-8; the odd bytes are replaced")
+        warn(line, "not UTF-8; the invalid bytes are replaced")
         return content.decode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""The fields file in force: read at the start, on SIGHUP, on POST /-/reload, and when it changes on disk."""
+"""The file of fields in use: loaded at the start, on SIGHUP, on POST /-/reload, and when it changes on disk."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ FOLLOW_SECONDS = 1.0
 
 
 class Fields:
-    """The selection of metrics in force. The constructor raises GpuExporterError if the fields file is faulty.
+    """The selection of metrics in use. The constructor raises GpuExporterError if the file of fields is faulty.
 
-    A file that becomes faulty later leaves the previous selection in force; the log and `reload_state` say so.
+    If the file becomes faulty later, the previous selection stays in use. The log and `reload_state` say so.
     """
 
     def __init__(self, config: Config) -> None:
@@ -45,7 +45,7 @@ class Fields:
         self.reload()
 
     def reload_state(self) -> Sequence[tuple[Metric, float]]:
-        """Return the metrics of the last reload; nothing without a file."""
+        """Return the metrics of the last reload; none without a file."""
         return ((m.RELOAD_OK, self._ok), (m.RELOAD_AT, round(self._at, 3))) if self._file else ()
 
     def ask(self) -> None:
@@ -63,14 +63,12 @@ class Fields:
             while not self._asked.empty():  # several requests lead to one reload
                 self._asked.get()
             if self._file is None:
-                log.info(
-                    "SIGHUP: there is no file of fields (--collectors) to read anew; --web.config.file is followed"
-                )
+                log.info("SIGHUP: nothing to reload without --collectors; --web.config.file reloads by itself")
             else:
                 self._try()
 
     def _follow(self) -> None:
-        """Reload a changed file once two successive reads agree: it may still be being written."""
+        """Reload a changed file once two successive reads agree, because it may still be being written."""
         if self._file is None:
             return
         now = self._content(self._file.path)
@@ -79,7 +77,7 @@ class Fields:
         self._settling = now
 
     def _content(self, path: Path) -> bytes | str:
-        """Return what the file contains, or why it can't be read."""
+        """Return the content of the file, or why it cannot be read."""
         try:
             return self._worker.call(lambda: file_content(path))
         except OSError as error:
@@ -89,12 +87,12 @@ class Fields:
         try:
             self.reload()
         except GpuExporterError as error:
-            log.error("%s; what was in force before still is", error)
+            log.error("%s; the previous one stays in use", error)
         except Exception:
             log.exception("file of fields: unexpected error, please report it")
 
     def reload(self) -> None:
-        """Put the file in force. If it is faulty, raise GpuExporterError and keep the previous selection."""
+        """Load the file. If it is faulty, raise GpuExporterError and keep the previous selection."""
         if self._file is None:
             return
         with self._lock:
@@ -113,12 +111,12 @@ class Fields:
                 take(selection)
             self._ok, self._at = True, time.time()
             shown = sum(name.startswith("DCGM_") for name in selection.families)
-            log.info("%s is in force: %d classic families, %d labels", self._file.path, shown, len(selection.labels))
+            log.info("file of fields %s: %d classic families, %d labels", self._file.path, shown, len(selection.labels))
 
 
 def _file(config: Config) -> FieldsFile:
     from gpu_exporter.exposition.fields_file import (
-        FieldsFile,  # imported only if needed: it loads DCGM's table of fields
+        FieldsFile,  # imported only if needed, because it loads DCGM's table of fields
     )
 
     assert config.collectors is not None

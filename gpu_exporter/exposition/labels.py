@@ -1,9 +1,9 @@
 """The labels of a series, by schema. Classic families have dcgm-exporter's labels, in its order.
 
 Source: NVIDIA/dcgm-exporter 4.5.3-4.8.2, `internal/pkg/rendermetrics/render_metrics.go` (which labels, by entity) and
-`internal/pkg/collector/gpu_collector.go` (their values). After the labels of the entity come the others, by name, then
-what it calls attributes, by name. `--schema si` has two labels renamed: `hostname` (4.8.3, its pull request 655) and
-`DCGM_FI_SYSTEM_DRIVER_VERSION` (release notes of 4.9.0).
+`internal/pkg/collector/gpu_collector.go` (their values). The labels of the entity come first, then the others by name,
+then those that it calls attributes, by name. `--schema si` renames two labels: `hostname` (4.8.3, its pull request 655)
+and `DCGM_FI_SYSTEM_DRIVER_VERSION` (release notes of 4.9.0).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Entity = Callable[[Gpu | None, Mapping[str, str]], Labels]
 
 
 def driver(gpu: Gpu) -> Labels:
-    """Return the label that classic families of a GPU have if there is no fields file."""
+    """Return the label that classic families of a GPU have without a file of fields."""
     return ((DRIVER_LABEL[Schema.CLASSIC], gpu.driver),)
 
 
@@ -31,7 +31,7 @@ def labels_of(
 ) -> Labels:
     """Return the labels of a series: classic families have dcgm-exporter's, `gpu_*` families the GPU's index and UUID.
 
-    `rows` are what dcgm-exporter makes labels of (rows of type label in its file of fields), by their classic names.
+    `rows` returns the labels that come from rows of type label in the file of fields, by their classic names.
     """
     metric, gpu = series.metric, series.gpu
     if metric.classic:
@@ -59,7 +59,7 @@ def _classic(series: Series, node: str, schema: Schema, rows: Callable[[Gpu], La
 
 
 def _device(gpu: Gpu) -> tuple[str, str]:
-    """Derived from the index, as in dcgm-exporter; gpu_info has the device file, whose number may differ."""
+    """Return the label that dcgm-exporter derives from the index. gpu_info has the device file, which may differ."""
     return ("device", f"nvidia{gpu.index}")
 
 
@@ -81,7 +81,7 @@ def _gpu(gpu: Gpu | None, labels: Mapping[str, str]) -> Labels:
 
 
 def _nvlink(gpu: Gpu | None, labels: Mapping[str, str]) -> Labels:
-    """A link of a GPU, or of an NVSwitch."""
+    """Return the labels of a link of a GPU or of an NVSwitch."""
     result: Labels = (("nvlink", labels.get("nvlink", "")), *_nvswitch(gpu, labels))
     if gpu is not None:
         result += (("gpu", str(gpu.index)), ("gpu_uuid", gpu.uuid), ("pci_bus_id", gpu.pci_bus_id))
@@ -90,7 +90,7 @@ def _nvlink(gpu: Gpu | None, labels: Mapping[str, str]) -> Labels:
 
 
 def _nvswitch(gpu: Gpu | None, labels: Mapping[str, str]) -> Labels:
-    """The number of the switch; dcgm-exporter 4.8.2 writes `nvswitch0` for every switch (its issue 728)."""
+    """Return the number of the switch. dcgm-exporter 4.8.2 writes `nvswitch0` for every switch (its issue 728)."""
     number = labels.get("nvswitch", "")
     return (("nvswitch", f"nvswitch{number}" if number.isdecimal() else number),) if number else ()
 

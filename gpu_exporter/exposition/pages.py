@@ -1,4 +1,4 @@
-"""A rendered page in its four variants, and the latest one, shared between the collection loop and the server."""
+"""A rendered page (the /metrics response) in four variants, and the latest page, for the server."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import NamedTuple
 
-# A variant that was not requested for this time is no longer made in advance.
+# A variant that nobody requested for this time is no longer made in advance.
 WARM_SECONDS = 60.0
-# A client that requests pages at intervals up to this shows them live, and needs more than one page a second.
+# A client that requests pages at least this often shows them live, and needs more than one page a second.
 FOLLOWED_SECONDS = 0.5
 
 
@@ -23,9 +23,9 @@ class Variant(NamedTuple):
 
 
 class Page:
-    """One rendered snapshot: the sample lines of each family, with its header in either format.
+    """One rendered snapshot: the sample lines of each family, with its header in both formats.
 
-    Lines are shared with the pages before and after. Only the variants that are requested are joined.
+    Pages share lines that have not changed. A variant is joined to bytes only if it is requested.
     """
 
     def __init__(self, families: Sequence[tuple[bytes, bytes, Sequence[bytes]]]) -> None:
@@ -34,7 +34,7 @@ class Page:
         self._lock = threading.Lock()
 
     def body(self, variant: Variant) -> bytes:
-        """Return the bytes to send, made at the first call."""
+        """Return the bytes to send. They are made at the first call."""
         body = self._bodies.get(variant)
         if body is None:
             with self._lock:
@@ -66,7 +66,7 @@ class Pages:
         self.made_at = self._requested_at = self._requested_before = -float("inf")
 
     def publish(self, page: Page) -> None:
-        """Replace the page, after making the variants that were requested lately."""
+        """Replace the page, after making the variants that were requested recently."""
         now = time.monotonic()
         for variant, requested_at in list(self._requests.items()):
             if now - requested_at < WARM_SECONDS:
@@ -75,7 +75,7 @@ class Pages:
         self.made.set()
 
     def followed(self) -> bool:
-        """Whether a client has this page already and requests pages at least every FOLLOWED_SECONDS."""
+        """Return whether a client already has this page and requests pages at least every FOLLOWED_SECONDS."""
         return self._requested_at > self.made_at and self._requested_at - self._requested_before < FOLLOWED_SECONDS
 
     def get(self, variant: Variant) -> bytes:

@@ -1,4 +1,4 @@
-"""Snapshot -> page, in text 0.0.4 and OpenMetrics 1.0. Made once per tick; a scrape only sends it."""
+"""Render snapshots as text 0.0.4 and OpenMetrics 1.0, once per collection. A scrape only sends the bytes."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ ALWAYS = frozenset({"namespace", "pod", "container"})
 
 
 def escape(value: str) -> str:
-    """Escape a label value for both formats; characters that UTF-8 cannot encode are replaced."""
+    """Escape a label value for both formats. Replace characters that UTF-8 cannot encode."""
     value = value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
     return value.encode("utf-8", "replace").decode("utf-8")
 
 
 def number(value: float) -> str:
-    """Format a value for both formats: whole numbers without a point, others so that they read back the same."""
+    """Format a value for both formats: whole numbers without a decimal point, others without loss of precision."""
     return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(value)
 
 
@@ -47,25 +47,25 @@ def _header(name: str, kind: str, help: str, *, openmetrics: bool) -> bytes:
 
 
 class Style(NamedTuple):
-    """Options of the output: no `hostname` label, `dashes` instead of blanks in model names, and in classic families
-    only series of whole GPUs (`parts` is g) or of MIG instances (i) instead of both (f)."""
+    """Options of the output: the `hostname` label, `dashes` instead of blanks in model names, and which series classic
+    families have: those of whole GPUs (`parts` is g), of MIG instances (i), or both (f)."""
 
     hostname: bool = True
     dashes: bool = False
     parts: str = "f"
 
     def hides(self, series: Series) -> bool:
-        """Whether this series is left out."""
+        """Return whether this series is left out."""
         if self.parts == "f" or not series.metric.classic or series.metric.entity is not EntityKind.GPU:
             return False
         return (self.parts == "g") is ("GPU_I_ID" in dict(series.labels))
 
 
 class Renderer:
-    """Renders pages. The prefix of a line is built once per series, and the line only when its value changes.
+    """Renders pages. Builds the prefix of a line once per series, and the line only when its value changes.
 
-    `node` is the classic `Hostname` label; `everywhere` are labels of every series (`source="replay"`). `selection`
-    says which families are shown and how; without one, all of the catalogue are.
+    `node` is the classic `Hostname` label. `everywhere` are labels of every series (`source="replay"`). `selection`
+    says which families are exposed and how; without it, the whole catalogue is.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Renderer:
         }
 
     def render(self, snapshot: Snapshot, process: Iterable[ClientMetric] = ()) -> Page:
-        """Render a snapshot, and the metrics of the process as prometheus_client collects them."""
+        """Render a snapshot and the metrics of the process, as prometheus_client collects them."""
         by_name: dict[str, list[bytes]] = {name: [] for name in self._headers}
         lines, converters, style = self._lines, self._converters, self._style
         filtered = style.parts != "f"
@@ -145,5 +145,5 @@ def style(config: Config) -> Style:
 
 
 def everywhere(source: Source) -> Labels:
-    """Return the labels of every series of a source: one that does not show this machine's GPUs is labelled so."""
+    """Return the labels of every series of a source. Only sources of other GPUs than this machine's have one."""
     return () if source.live else (("source", source.name),)

@@ -1,1 +1,1 @@
-"""HTTP: the server, its routes, and what a running exporter consists of."""
+"""The HTTP server, its routes, and the parts of a running exporter."""

@@ -1,4 +1,4 @@
-"""An HTTP server with a limit on connections, and on the duration of TLS handshakes."""
+"""An HTTP server with limits on connections, and on the duration of TLS handshakes."""
 
 from __future__ import annotations
 
@@ -6,64 +6,129 @@ import asyncio
 import logging
 import socket
 import ssl
+from collections.abc import Awaitable, Callable
 from typing import Any
 
+from tornado.http1connection import HTTP1ServerConnection
 from tornado.httpserver import HTTPServer
-from tornado.iostream import SSLIOStream
+from tornado.httputil import HTTPConnection, HTTPHeaders, HTTPMessageDelegate, RequestStartLine, ResponseStartLine
+from tornado.iostream import IOStream, SSLIOStream
 
+from gpu_exporter.serving.admission import Admission, Connection
+from gpu_exporter.serving.listener import Listener
 from gpu_exporter.serving.security.guard import Guard
-from gpu_exporter.serving.security.login import OncePerMinute
+from gpu_exporter.serving.security.login import OncePerMinute, client_of
 from gpu_exporter.serving.security.tls import admits
 
 log = logging.getLogger(__name__)
 
 
-class BoundedServer(HTTPServer):
-    """Closes connections beyond a limit at once, so that the process never runs out of file descriptors."""
+class _Request(HTTPMessageDelegate):
+    """Passes a request on, and calls `begin` when it is complete."""
 
-    def serve(self, sockets: list[socket.socket], guard: Guard, most: int, seconds: float) -> None:
-        """Accept at most `most` connections; a TLS handshake may take `seconds`."""
-        self._guard, self._most, self._seconds = guard, most, seconds
-        self._handshaking: set[SSLIOStream] = set()
+    def __init__(self, request: HTTPMessageDelegate, begin: Callable[[], None]) -> None:
+        self._request, self._begin = request, begin
+
+    def headers_received(
+        self, start_line: RequestStartLine | ResponseStartLine, headers: HTTPHeaders
+    ) -> Awaitable[None] | None:
+        return self._request.headers_received(start_line, headers)
+
+    def data_received(self, chunk: bytes) -> Awaitable[None] | None:
+        return self._request.data_received(chunk)
+
+    def finish(self) -> None:
+        self._begin()
+        self._request.finish()
+
+    def on_connection_close(self) -> None:
+        self._request.on_connection_close()
+
+
+class BoundedServer(HTTPServer):
+    """Closes connections beyond a limit, so that no client can lock out others or use up the file descriptors."""
+
+    def serve(self, sockets: list[socket.socket], guard: Guard, admission: Admission, seconds: float) -> None:
+        """Accept the connections that `admission` admits; a TLS handshake may take `seconds`."""
+        self._guard, self._admission, self._seconds = guard, admission, seconds
+        self._admitted: dict[IOStream, Connection] = {}
+        self._handshakes: set[asyncio.Task[None]] = set()
         self._once_per_minute = OncePerMinute()
         # Tornado would log every failed handshake and every bad request, so anybody could fill the log.
         logging.getLogger("tornado.general").addFilter(self._is_logged)
-        self.add_sockets(sockets)
+        self._listeners = [Listener(listening, self._take, admission.make_room) for listening in sockets]
+
+    def stop(self) -> None:
+        """Stop accepting connections."""
+        for listener in self._listeners:
+            listener.stop()
 
     def _is_logged(self, record: logging.LogRecord) -> bool:
         message = str(record.msg)
         return "SSL Error" not in message and (record.levelno >= logging.ERROR or self._once_per_minute(message))
 
-    def handle_stream(self, stream: Any, address: Any) -> Any:
-        if len(self._connections) + len(self._handshaking) >= self._most:
-            stream.close()
-        elif self._guard.context is None:
-            super().handle_stream(stream, address)
-        else:
-            try:
-                plain = stream.socket
-                connection = self._guard.context.wrap_socket(plain, server_side=True, do_handshake_on_connect=False)
-            except OSError:  # the client is gone already
-                stream.close()
+    def _take(self, connection: socket.socket, address: Any) -> None:
+        peer = address[0] if isinstance(address, tuple) else "a Unix socket"
+        admitted = self._admission.admit(client_of(peer), connection.close)
+        if admitted is None:
+            connection.close()
+            return
+        context = self._guard.context
+        try:
+            if context is None:
+                stream = IOStream(connection)
             else:
-                secured = SSLIOStream(connection)
-                self._handshaking.add(secured)
-                return self._handshake(secured, address)
-        return None
+                secured = context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+                stream = SSLIOStream(secured)
+        except OSError:  # the client is gone already
+            self._admission.remove(admitted)
+            connection.close()
+            return
+        admitted.close = stream.close
+        self._admitted[stream] = admitted
+        if isinstance(stream, SSLIOStream):
+            handshake = asyncio.ensure_future(self._handshake(stream, address, peer))
+            self._handshakes.add(handshake)
+            handshake.add_done_callback(self._handshakes.discard)
+        else:
+            self.handle_stream(stream, address)
 
-    async def _handshake(self, stream: SSLIOStream, address: Any) -> None:
+    async def _handshake(self, stream: SSLIOStream, address: Any, peer: str) -> None:
         """Do the TLS handshake within the time limit; close the connection of a client that may not connect."""
         tls = self._guard.config.tls
         try:
             await asyncio.wait_for(stream.wait_for_handshake(), self._seconds)
             if tls and not admits(tls, stream.socket.getpeercert()):
-                raise ssl.SSLError(
-                    ssl.SSL_ERROR_SSL, "no name of the client's certificate is among client_allowed_sans"
-                )
-            super().handle_stream(stream, address)
+                raise ssl.SSLError(ssl.SSL_ERROR_SSL, "the client's certificate has no name of client_allowed_sans")
+            self.handle_stream(stream, address)
         except (OSError, asyncio.TimeoutError) as error:
             stream.close()
-            if isinstance(error, ssl.SSLError) and self._once_per_minute(address[0]):
-                log.info("TLS handshake with %s failed: %s", address[0], getattr(error, "reason", None) or error)
-        finally:
-            self._handshaking.discard(stream)
+            self._forget(stream)
+            if isinstance(error, ssl.SSLError) and self._once_per_minute(peer):
+                log.info("TLS handshake with %s failed: %s", peer, getattr(error, "reason", None) or error)
+
+    def start_request(self, server_conn: object, request_conn: HTTPConnection) -> HTTPMessageDelegate:
+        """Wait for the next request of a connection."""
+        request = super().start_request(server_conn, request_conn)
+        admitted = self._admitted.get(_stream(server_conn))
+        if admitted is None:
+            return request
+        self._admission.wait(admitted)
+        return _Request(request, lambda: self._admission.begin(admitted))
+
+    def on_close(self, server_conn: object) -> None:
+        """Forget a closed connection."""
+        super().on_close(server_conn)
+        self._forget(_stream(server_conn))
+
+    def _forget(self, stream: IOStream) -> None:
+        admitted = self._admitted.pop(stream, None)
+        if admitted:
+            self._admission.remove(admitted)
+
+
+def _stream(server_conn: object) -> IOStream:
+    assert isinstance(server_conn, HTTP1ServerConnection)
+    stream = server_conn.stream
+    assert isinstance(stream, IOStream)
+    return stream

@@ -1,24 +1,29 @@
-"""What the server answers for one node: its pages, its health, its events."""
+"""What the server needs of one node: its pages, its health and its events."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
 from gpu_exporter.collection.settings import PAGE_SECONDS
 from gpu_exporter.exposition.pages import Pages
 from gpu_exporter.health.events import EventLog
 from gpu_exporter.model.snapshot import Snapshot
+from gpu_exporter.serving.api import EVENTS_SECONDS, Composed
 
-# A page is served until it is as old as this, or as so many intervals if that is longer.
+# A page expires after this time, or after this many intervals if that is longer.
 EXPIRY_SECONDS = 5.0
 EXPIRY_INTERVALS = 3
+NO_METRICS_YET = "no metrics yet: the first collection is not complete"
 
 
 class Health:
-    """Liveness and readiness, from the latest page and its snapshot. `failure` returns why no page is made."""
+    """Liveness and readiness of a node, from its latest page and snapshot.
+
+    `failure` returns why the collection loop makes no page.
+    """
 
     def __init__(self, interval: float, pages: Pages, failure: Callable[[], str] = str) -> None:
         self.snapshot: Snapshot | None = None
@@ -27,48 +32,50 @@ class Health:
         self._failure = failure
 
     def alive(self) -> str:
-        """Return since when there is no page that may be served, and why, in one line; empty if there is one.
+        """Return one line that says since when there are no new metrics, and why; empty if the page is new enough.
 
         Only the age of the page counts, not its GPUs: the thread that makes pages never calls a driver.
         """
         if not self._pages.made.is_set():
-            return "no page has been made yet"
+            return NO_METRICS_YET
         age = time.monotonic() - self._pages.made_at
         if age <= max(EXPIRY_SECONDS, EXPIRY_INTERVALS * self._interval):
             return ""
         since = datetime.fromtimestamp(time.time() - age, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
         why = self._failure() or "the collection loop hangs"
-        return f"no page was made since {since}, {age:.0f} s ago: {why}"
+        return f"no new metrics since {since}, {age:.0f} s ago: {why}"
 
     def ready(self) -> str:
         """Return why the node is not ready; empty if it is.
 
-        It is ready while the last good read of any GPU is younger than three intervals; while a GPU is up, than three
-        pages.
+        It is ready if the last good read of any GPU is younger than three intervals. While a GPU is up, an interval
+        counts as long as the time between two pages.
         """
         problem = self.alive()
         if self.snapshot is None or problem:
-            return problem or "no snapshot yet"
+            return problem or NO_METRICS_YET
         if self.snapshot.read_at is None:
-            return "no GPU was read yet"
+            return "no GPU has been read yet"
         if any(status.reason == "released" for status in self.snapshot.gpus):
-            return "released: the driver is let go of, as gpu-exporter release asked"
+            return "released: `gpu-exporter release` made the exporter release the driver"
         age = time.monotonic() - self.snapshot.read_at
         period = max(self._interval, PAGE_SECONDS if any(status.up for status in self.snapshot.gpus) else 0.0)
         return f"the last good read is {age:.1f} s old" if age >= 3 * period else ""
 
 
 def never() -> bool:
-    """The `dead` of a source that does not simulate one."""
+    """Return False: the `dead` of a source that does not simulate a dead exporter."""
     return False
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One node. `dead` returns whether a simulated exporter has died, and so must not answer scrapes."""
+    """One node, with its `/api/v1` answers. `dead` returns whether a simulated exporter must not answer scrapes."""
 
     node: str
     pages: Pages
     health: Health
     events: EventLog | None = None
     dead: Callable[[], bool] = never
+    gpus: Composed = field(default_factory=Composed)
+    recent: Composed = field(default_factory=lambda: Composed(EVENTS_SECONDS))

@@ -1,4 +1,4 @@
-"""What every request has in common: authentication, headers, errors in one line, and a timeout for slow clients."""
+"""The base of all handlers: authentication, headers, errors in one line, and a timeout for slow clients."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tornado.web import HTTPError, RequestHandler
 
 from gpu_exporter.serving.endpoint import Endpoint
 
-# A connection on which a request, or the reading of an answer, takes longer than this is closed.
+# A connection is closed if a client takes longer than this to send a request or to read a response.
 CLIENT_SECONDS = 10.0
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Handler(RequestHandler):
-    """A request of a client that may make it. `endpoints` has the nodes by prefix: "" or `/nodes/NAME`."""
+    """Handles a request that the client is allowed to make. `endpoints` are the nodes by prefix: "", `/nodes/NAME`."""
 
     endpoints: Mapping[str, Endpoint]
 
@@ -26,7 +26,7 @@ class Handler(RequestHandler):
         self.endpoints = endpoints
 
     def endpoint(self, prefix: str) -> Endpoint:
-        """The node below this prefix. Raises HTTPError if there is none."""
+        """Return the node of this prefix. Raises HTTPError if there is none."""
         endpoint = self.endpoints.get(prefix)
         if endpoint is None:
             raise HTTPError(404)
@@ -38,7 +38,7 @@ class Handler(RequestHandler):
             self.set_header(name, value)
 
     async def prepare(self) -> None:
-        """Refuse a request that the client may not make, or that is about no node there is, before the method runs."""
+        """Refuse the request, before its method runs, if the client may not make it or there is no such node."""
         authorization = self.request.headers.get("Authorization", "")
         refusal = await self.settings["guard"].refuse(authorization, self.request.remote_ip or "")
         if refusal is not None:
@@ -53,14 +53,14 @@ class Handler(RequestHandler):
         """Set no ETag: hashing half a megabyte would cost more than the rest of the scrape."""
 
     async def send(self, body: bytes | str, content_type: str, status: int = 200) -> None:
-        """Send an answer; the connection of a client that does not read it in time is closed."""
+        """Send a response. If the client does not read it in time, its connection is closed."""
         self.set_status(status)
         self.set_header("Content-Type", content_type)
         with suppress(StreamClosedError):
             await self.finish(body)
 
     def finish(self, chunk: Any = None) -> asyncio.Future[None]:
-        """Close the connection if the client does not read the answer, or the error, within CLIENT_SECONDS."""
+        """Close the connection if the client does not read the response or error within CLIENT_SECONDS."""
         written = super().finish(chunk)
         stream = getattr(self.request.connection, "stream", None)
         if stream is not None:
@@ -69,7 +69,7 @@ class Handler(RequestHandler):
             def taken(done: asyncio.Future[None]) -> None:
                 cut.cancel()
                 if not done.cancelled():
-                    done.exception()  # retrieved, so that asyncio logs nothing about a client that is gone
+                    done.exception()  # retrieved, so that asyncio does not log that a client disconnected
 
             written.add_done_callback(taken)
         return written

@@ -1,19 +1,20 @@
-"""What GET requests answer: metrics, GPUs, events, probes, the landing page and service discovery."""
+"""The handlers of GET requests: metrics, GPUs, events, health checks, the landing page and service discovery."""
 
 from __future__ import annotations
 
 import html
 import json
 from collections.abc import Mapping
+from functools import partial
 
-from prometheus_client.exposition import choose_encoder
 from tornado.web import HTTPError
 
 from gpu_exporter.exposition.pages import Variant
 from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.serving import api
-from gpu_exporter.serving.endpoint import Health
+from gpu_exporter.serving.endpoint import NO_METRICS_YET, Health
 from gpu_exporter.serving.handler import TEXT, Handler
+from gpu_exporter.serving.negotiation import accepts_gzip, accepts_openmetrics
 from gpu_exporter.version import __version__
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
@@ -22,7 +23,7 @@ JSON = "application/json"
 
 
 class Metrics(Handler):
-    """The page that Prometheus scrapes."""
+    """The response that Prometheus scrapes."""
 
     async def get(self, prefix: str) -> None:
         endpoint = self.endpoint(prefix)
@@ -33,8 +34,8 @@ class Metrics(Handler):
             await self.send(f"{problem}\n", TEXT, 503)
             return
         pages = endpoint.pages
-        openmetrics = _accepts_openmetrics(self.request.headers.get("Accept", ""))
-        gzip = _accepts_gzip(self.request.headers.get("Accept-Encoding", ""))
+        openmetrics = accepts_openmetrics(self.request.headers.get("Accept", ""))
+        gzip = accepts_gzip(self.request.headers.get("Accept-Encoding", ""))
         if gzip:
             self.set_header("Content-Encoding", "gzip")
         self.set_header("Vary", "Accept, Accept-Encoding")
@@ -47,12 +48,16 @@ class Gpus(Handler):
     """Identity, verdict and owners of each GPU."""
 
     async def get(self, prefix: str) -> None:
-        health = self.endpoint(prefix).health
-        snapshot, problem = health.snapshot, health.alive()
+        endpoint = self.endpoint(prefix)
+        snapshot, problem = endpoint.health.snapshot, endpoint.health.alive()
         if snapshot is None or problem:
-            await self.send(f"{problem or 'no snapshot yet'}\n", TEXT, 503)
+            await self.send(f"{problem or NO_METRICS_YET}\n", TEXT, 503)
+            return
+        answer = endpoint.gpus.get(snapshot, partial(api.gpus, snapshot))
+        if answer.problem:
+            await self.send(f"{answer.problem}\n", TEXT, 503)
         else:
-            await self.send(api.gpus(snapshot), JSON)
+            await self.send(answer.body, JSON)
 
     head = get
 
@@ -61,14 +66,16 @@ class Events(Handler):
     """The last XIDs, newest first."""
 
     async def get(self, prefix: str) -> None:
-        events = self.endpoint(prefix).events
-        await self.send(json.dumps({"events": events.recent() if events else []}), JSON)
+        endpoint = self.endpoint(prefix)
+        log = endpoint.events
+        answer = endpoint.recent.get(endpoint.health.snapshot, lambda: api.events(log.recent() if log else ()))
+        await self.send(answer.body, JSON)
 
     head = get
 
 
 class _Probe(Handler):
-    """A check of one node, or at the root of all of them: 200, or 503 with the first problem."""
+    """A health check of one node, or at the root of all nodes: 200, or 503 with the first problem."""
 
     async def get(self, prefix: str) -> None:
         endpoints = [self.endpoint(prefix)] if prefix else self.endpoints.values()
@@ -96,7 +103,7 @@ class Readyz(_Probe):
 
 
 class Landing(Handler):
-    """A page for people: links and the GPUs of a node, or at the root of several nodes the list of these."""
+    """A page for people: links and GPUs of a node; at the root of several nodes, the list of nodes."""
 
     async def get(self, prefix: str) -> None:
         if not prefix and "" not in self.endpoints:
@@ -123,7 +130,7 @@ class Landing(Handler):
 
 
 class Discovery(Handler):
-    """Prometheus' HTTP service discovery: each node is a target of its own, under its own name."""
+    """HTTP service discovery for Prometheus: each node is a target, named after the node."""
 
     async def get(self) -> None:
         targets = [
@@ -173,18 +180,3 @@ def _banner(snapshot: Snapshot | None) -> str:
     if snapshot is None or snapshot.live:
         return ""
     return f"<p><strong>These are not your GPUs: source {snapshot.source}, {snapshot.description}.</strong>"
-
-
-def _accepts_openmetrics(header: str) -> bool:
-    try:
-        return choose_encoder(header)[1].startswith("application/openmetrics-text")
-    except (TypeError, ValueError):  # a version that is not a number
-        return False
-
-
-def _accepts_gzip(header: str) -> bool:
-    for item in header.lower().split(","):
-        coding, _, parameter = item.partition(";")
-        if coding.strip() in ("gzip", "*"):
-            return parameter.replace(" ", "") not in ("q=0", "q=0.0", "q=0.00", "q=0.000")
-    return False

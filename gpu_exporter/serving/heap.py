@@ -1,4 +1,4 @@
-"""Settings of glibc's heap that keep a long-lived process with many threads small. No effect on other C libraries."""
+"""Settings of glibc's heap that save memory in a process with many threads. Other C libraries ignore them."""
 
 from __future__ import annotations
 

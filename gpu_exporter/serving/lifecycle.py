@@ -1,89 +1,34 @@
-"""The paths below `/-/`: quit, reload, release, resume. Who may call them, and what they answer."""
+"""The handlers of the paths below `/-/`, quit, reload, release and resume, and who may call them."""
 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
-import os
-import secrets
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from urllib.parse import urlsplit
 
 from gpu_exporter.collection.collector import Collector
-from gpu_exporter.file_access import FileWorker, read
 from gpu_exporter.inputs import hand_over
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.serving.handler import TEXT, Handler
+from gpu_exporter.serving.security.guard import Guard
+from gpu_exporter.serving.security.token_file import Token
 
-# How long a release or resume may take before the answer is that it has not happened yet.
+# How long a request waits for a release or resume to be complete.
 PATIENCE_SECONDS = 5.0
 POLL_SECONDS = 0.05
 DEFAULT_RELEASE = "10m"
-MAX_TOKEN_BYTES = 1 << 10
-# How long the token file may take to be removed at the end.
-REMOVE_SECONDS = 0.5
-
-
-class Token:
-    """A secret in a file that only this user can read. Whoever sends it from this machine may release and resume."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._secret = secrets.token_urlsafe(32)
-        self._worker = FileWorker("token-file")
-
-    def __enter__(self) -> None:
-        """Write it to the file. Raises GpuExporterError."""
-        path = self._path
-        try:
-            self._worker.call(self._write)
-        except TimeoutError as error:
-            raise GpuExporterError(f"token file {path}: {error.strerror}") from error
-        except OSError as error:
-            why = error.strerror or error
-            raise GpuExporterError(f"token file {path}: {why}; its directory must exist and be writable") from error
-
-    def _write(self) -> None:
-        path = self._path
-        draft = path.with_name(f".{path.name}.{os.getpid()}")
-        with suppress(FileNotFoundError):
-            draft.unlink()
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(f"{self._secret}\n")
-        draft.replace(path)
-
-    def allows(self, authorization: str, address: str) -> bool:
-        """Whether a request with these comes from this machine and has the token."""
-        scheme, _, given = authorization.partition(" ")
-        matches = secrets.compare_digest(given.strip().encode("utf-8", "replace"), self._secret.encode())
-        return scheme.lower() == "bearer" and matches and is_loopback(address)
-
-    def __exit__(self, *exception: object) -> None:
-        """Remove the file, unless another process has written its own there."""
-        with suppress(OSError):
-            self._worker.call(self._remove, REMOVE_SECONDS)
-
-    def _remove(self) -> None:
-        if read(self._path, MAX_TOKEN_BYTES).strip() == self._secret.encode():
-            self._path.unlink()
-
-
-def is_loopback(address: str) -> bool:
-    """Whether the address of a peer is a loopback address."""
-    try:
-        ip = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
-        return False
-    return bool((getattr(ip, "ipv4_mapped", None) or ip).is_loopback)
+DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 @dataclass(frozen=True, slots=True)
 class Lifecycle:
-    """What the lifecycle paths act on. If `enabled`, anybody may call them; with `token`, release and resume."""
+    """What the lifecycle paths act on.
+
+    If `enabled`, clients with a password or certificate may call them all; without these, clients with the `token`.
+    If not, clients with the `token` may call release and resume.
+    """
 
     enabled: bool = False
     quit: Callable[[], None] = lambda: None
@@ -91,25 +36,60 @@ class Lifecycle:
     nodes: Sequence[Collector] = ()
     reload: Callable[[], None] = lambda: None
 
+    def check(self, guard: Guard) -> None:
+        """Raise GpuExporterError if the paths are enabled for clients without any secret."""
+        if self.enabled and not guard.authenticates and self.token is None:
+            raise GpuExporterError(
+                "--web.enable-lifecycle: anyone on the network could stop monitoring; set --token-file, or add"
+                " basic_auth_users or client certificates to --web.config.file"
+            )
+
+
+def is_cross_site(origin: str | None, fetch_site: str | None, host: str) -> bool:
+    """Return whether a browser sent this request for a page of another site, judging by its headers.
+
+    Programs other than browsers send neither `Origin` nor `Sec-Fetch-Site`. `host` is the `Host` header.
+    """
+    if fetch_site not in (None, "none", "same-origin"):
+        return True
+    if origin is None:
+        return False
+    try:
+        there, here = urlsplit(origin), urlsplit(f"//{host}")
+        port = DEFAULT_PORTS.get(there.scheme)
+        return (there.hostname or "", there.port or port) != (here.hostname, here.port or port)
+    except ValueError:
+        return True
+
 
 class _Change(Handler):
-    """A request that changes the state of the process; pages of other sites may not send it."""
+    """A request that changes the state of the process. Pages of other sites may not send it."""
 
     off = "Lifecycle API is not enabled.\n"
+    no_token = "Not allowed: needs the token of --token-file, from this machine.\n"
 
     @property
     def lifecycle(self) -> Lifecycle:
         lifecycle: Lifecycle = self.settings["lifecycle"]
         return lifecycle
 
-    def allowed(self) -> bool:
-        return self.lifecycle.enabled
+    def refusal(self) -> str:
+        """Return why the client may not do this; empty if it may."""
+        if not self.lifecycle.enabled:
+            return self.off
+        return "" if self.settings["guard"].authenticates or self.has_token() else self.no_token
+
+    def has_token(self) -> bool:
+        token, authorization = self.lifecycle.token, self.request.headers.get("Authorization", "")
+        return token is not None and token.allows(authorization, self.request.remote_ip or "")
 
     async def post(self) -> None:
-        if not self.allowed():
-            await self.send(self.off, TEXT, 403)
-        elif self.request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
-            await self.send("Another site's page may not do this.\n", TEXT, 403)
+        headers = self.request.headers
+        refusal = self.refusal()
+        if refusal:
+            await self.send(refusal, TEXT, 403)
+        elif is_cross_site(headers.get("Origin"), headers.get("Sec-Fetch-Site"), self.request.host):
+            await self.send("Not allowed for pages of other sites.\n", TEXT, 403)
         else:
             await self.act()
 
@@ -128,11 +108,11 @@ class Quit(_Change):
 
 
 class Reload(_Change):
-    """Read the web configuration and the fields file again."""
+    """Reload the web configuration and the file of fields."""
 
     async def act(self) -> None:
         try:
-            # A scrape must not wait for a long file or a slow disk.
+            # A long file or a slow disk must not delay scrapes.
             await asyncio.to_thread(self.settings["guard"].reload)
             await asyncio.to_thread(self.lifecycle.reload)
         except GpuExporterError as error:
@@ -144,25 +124,19 @@ class Reload(_Change):
 class _HandOver(_Change):
     off = (
         "Not allowed: needs the token, from this machine (serve --token-file FILE, and the same file for this command),"
-        " or serve --web.enable-lifecycle.\n"
+        " or serve --web.enable-lifecycle with a password or client certificate.\n"
     )
 
     async def prepare(self) -> None:
         """Require no password of a request that has the token."""
-        if not self._has_token():
+        if not self.has_token():
             await super().prepare()
 
-    def _has_token(self) -> bool:
-        token = self.lifecycle.token
-        return token is not None and token.allows(
-            self.request.headers.get("Authorization", ""), self.request.remote_ip or ""
-        )
-
-    def allowed(self) -> bool:
-        return self.lifecycle.enabled or self._has_token()
+    def refusal(self) -> str:
+        return "" if self.has_token() else super().refusal()
 
     async def settled(self, ask: Callable[[Collector], str]) -> str:
-        """Wait until `ask` returns nothing for every node; return what it still says at the end of the patience."""
+        """Wait until `ask` returns nothing for any node, at most PATIENCE_SECONDS. Return its last answer."""
         end = time.monotonic() + PATIENCE_SECONDS
         while (answer := next(filter(None, map(ask, self.lifecycle.nodes)), "")) and time.monotonic() < end:
             await asyncio.sleep(POLL_SECONDS)
@@ -170,7 +144,7 @@ class _HandOver(_Change):
 
 
 class Release(_HandOver):
-    """Release the driver for some time; 409 with the reason if it is still in use after a few seconds."""
+    """Release the driver for some time. Answer 409 with the reason if it is still in use after a few seconds."""
 
     async def act(self) -> None:
         try:
@@ -184,16 +158,16 @@ class Release(_HandOver):
         if problem:
             await self.send(f"{problem}\n", TEXT, 409)
         else:
-            await self.send(f"{self.lifecycle.nodes[0].handover.release or 'the release is over already'}\n", TEXT)
+            await self.send(f"{self.lifecycle.nodes[0].handover.release or 'the release has already ended'}\n", TEXT)
 
 
 class Resume(_HandOver):
-    """End the release; 503 with the reason if the driver does not answer within a few seconds."""
+    """End the release. Answer 503 with the reason if the driver does not answer within a few seconds."""
 
     async def act(self) -> None:
         ended = [node.handover.end() for node in self.lifecycle.nodes]
         problem = await self.settled(Collector.problem)
         if problem:
-            await self.send(f"{problem}; tried again until it answers\n", TEXT, 503)
+            await self.send(f"{problem}; the exporter keeps trying\n", TEXT, 503)
         else:
             await self.send("resumed\n" if any(ended) else "it was not released\n", TEXT)

@@ -1,4 +1,4 @@
-"""A bounded queue before stderr: a reader of the log that stalls costs log lines, and never a scrape or the exit."""
+"""A bounded queue in front of stderr: if nobody reads the log, lines are lost, but no thread waits."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import threading
 from logging.handlers import QueueHandler
 from queue import Full, Queue
 
-# Log lines that may wait for stderr; the ones that find the queue full are dropped.
+# Log lines that may wait for stderr. While the queue is full, further lines are dropped.
 QUEUED_LINES = 1000
 
 
 class LogQueue(QueueHandler):
-    """Writes log records to a file descriptor from a thread of its own. Whoever logs never waits.
+    """Writes log records to a file descriptor from a thread of its own, so that no other thread waits.
 
     The thread holds no lock while it writes, so that nothing else can wait for a write that never ends.
     """
@@ -30,11 +30,11 @@ class LogQueue(QueueHandler):
 
     @property
     def dropped(self) -> int:
-        """How many log lines were never written."""
+        """The number of log lines that were never written."""
         return self._refused + self._failed
 
     def drain(self, seconds: float) -> bool:
-        """Wait until all lines are written, for at most so many seconds. Returns whether they are."""
+        """Wait until all lines are written, at most for this time. Return whether they are."""
         done = self.queue.all_tasks_done
         with done:
             return done.wait_for(lambda: not self.queue.unfinished_tasks, seconds)
@@ -53,7 +53,7 @@ class LogQueue(QueueHandler):
             self._refused += 1
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Count a record that can't be formatted: the traceback that logging prints instead would not be queued."""
+        """Count a record that cannot be formatted. By default, logging prints a traceback, which may block."""
         self._refused += 1
 
     def _run(self) -> None:
@@ -62,7 +62,7 @@ class LogQueue(QueueHandler):
             self._write(record)
             dropped = self.dropped
             if dropped > self._reported:
-                words = "%d log lines were dropped: they came faster than they were read from stderr"
+                words = "%d log lines were dropped because stderr was not read in time"
                 arguments = (dropped - self._reported,)
                 self._reported = dropped
                 self._write(logging.LogRecord(__name__, logging.WARNING, "", 0, words, arguments, None))
@@ -74,7 +74,7 @@ class LogQueue(QueueHandler):
             while rest:
                 try:
                     rest = rest[os.write(self._descriptor, rest) :]
-                except BlockingIOError:  # another process made it so
+                except BlockingIOError:  # another process made stderr non-blocking
                     select.select([], [self._descriptor], [])
-        except Exception:  # noqa: BLE001 - there is nowhere else to say it, and later lines must be written
+        except Exception:  # noqa: BLE001 - it cannot be reported, and later lines must be written
             self._failed += 1

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 class ProcessMetrics:
-    """The metrics of this process, collected once per interval and shown on the pages of all its nodes."""
+    """The metrics of this process, collected once per interval and exposed for each of its nodes."""
 
     def __init__(self, interval: float) -> None:
         self._collectors = (ProcessCollector(registry=None), PlatformCollector(registry=None))
@@ -43,7 +43,7 @@ class ProcessMetrics:
         self._metrics: Sequence[ClientMetric] = ()
 
     def collect(self) -> Sequence[ClientMetric]:
-        """Return the metrics, collected anew if they are older than half an interval."""
+        """Return the metrics. Collect them again if they are older than half an interval."""
         now = time.monotonic()
         if now - self._collected_at > self._interval / 2:  # the nodes collect at different times within an interval
             metrics = [metric for collector in self._collectors for metric in collector.collect()]
@@ -114,7 +114,7 @@ class Node:
         self._collector.start(stop=stop)
 
     def begin_to_stop(self) -> None:
-        """Stop everything but the collection loop, which only stops soon: see `stop`."""
+        """Stop everything except the collection loop, which is only told to: see `stop`."""
         self._collector.stopping.set()
         if self._kernel_log:
             self._kernel_log.stop()
@@ -122,11 +122,11 @@ class Node:
             self._attributor.stop()
 
     def stop(self) -> bool:
-        """Stop the collection loop. False if a driver call is stuck."""
+        """Stop the collection loop. Return False if a driver call is stuck."""
         return self._collector.stop()
 
     def show(self, selection: Selection) -> None:
-        """Show another selection of metrics from the next page on."""
+        """Expose another selection of metrics from the next page on."""
         self._renderer = self._renderer_of(self.source, selection)
         self._collector.choose(selection.asked)
 
@@ -139,27 +139,27 @@ class Node:
 
 
 def _events(source: Source, config: Config, state_of: Callable[[str], GpuState | None]) -> EventLog | None:
-    """The event log; None if neither the driver nor the source reports XIDs."""
+    """Return the event log; None if the source never reports XIDs."""
     if source.live or (isinstance(source, Staged) and source.reports_xids()):
         return EventLog(load(config.xid_overrides), state_of)
     return None
 
 
 def _kernel_log(events: EventLog, config: Config) -> KernelWatch:
-    """The thread that adds the XIDs of this machine's kernel log to the events."""
+    """Return the thread that adds the XIDs of this machine's kernel log to the events."""
     path = None if config.kernel_log in ("", "none") else Path(config.kernel_log)
     store = EventStore(config.state_dir) if config.state_dir else None
     return KernelWatch(events, path, store, procfs=config.procfs)
 
 
 def _attributor(source: Source, config: Config) -> Attributor | None:
-    """Look up the owners of GPUs if configured, and only for the GPUs of this machine."""
+    """Return what looks up the owners of GPUs; None if that is not configured or the GPUs are not this machine's."""
     remote = config.kubernetes or config.kubernetes_pods or config.kubernetes_pod_labels or config.kubernetes_dra
     if not (remote or config.hpc_job_mapping_dir or config.processes):
         return None
     if not source.live:
         if remote or config.hpc_job_mapping_dir:
-            log.warning("source %s: these are not this machine's GPUs: nobody is asked who has them", source.name)
+            log.warning("source %s: attribution is off, because these are not this machine's GPUs", source.name)
         return None
     from gpu_exporter.attribution.choice import attributor
 

@@ -1,4 +1,4 @@
-"""Every path that the HTTP server answers: one row each. A faulty row is an error at import that names its fix."""
+"""The paths that the HTTP server answers, one row each. A faulty row is an error at import that names the fix."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpu_exporter.serving.handler import Handler
 from gpu_exporter.serving.handlers import Discovery, Events, Gpus, Healthz, Landing, Metrics, Readyz
 from gpu_exporter.serving.lifecycle import Quit, Release, Reload, Resume
 
-# Where several nodes are served, the paths of each are below this prefix. Handlers receive it, or "" at the root.
+# With several nodes, the paths of each are below this prefix. Handlers receive it, or "" at the root.
 NODE_PREFIX = "((?:/nodes/[^/]+)?)"
 PATH = re.compile(r"/|(?:/[A-Za-z0-9_-]+)+")
 
@@ -25,8 +25,8 @@ class Needs(Enum):
     NOTHING = "nothing; only at the root"
     NODE = "a node: at the root where one is served, below /nodes/NAME where there are several"
     NODES = "several nodes; only at the root"
-    LIFECYCLE = "--web.enable-lifecycle; only at the root"
-    TOKEN = "the token of --token-file from this machine, or --web.enable-lifecycle; only at the root"
+    LIFECYCLE = "--web.enable-lifecycle, and a password, client certificate or the token; only at the root"
+    TOKEN = "the token of --token-file from this machine, or as LIFECYCLE; only at the root"
 
 
 class On(Flag):
@@ -39,7 +39,7 @@ class On(Flag):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One path. `linked` are the landing pages that link to it: of a node, or the list of several nodes."""
+    """One path. `linked` are the landing pages that link to it: that of a node, or the list of several nodes."""
 
     path: str
     handler: type[Handler]
@@ -49,7 +49,7 @@ class Route:
 
     @property
     def pattern(self) -> str:
-        """The regular expression that tornado matches whole paths with."""
+        """The regular expression that tornado matches a whole path with."""
         return (NODE_PREFIX if self.needs is Needs.NODE else "") + re.escape(self.path)
 
 
@@ -64,7 +64,7 @@ ROUTES: Sequence[Route] = (
     Route("/api/v1/events", Events, Needs.NODE, "the last XIDs, as JSON", On.NODE),
     Route("/", Landing, Needs.NODE, "the landing page; of several nodes the list"),
     Route("/-/quit", Quit, Needs.LIFECYCLE, "POST: end the process"),
-    Route("/-/reload", Reload, Needs.LIFECYCLE, "POST: read the web configuration and the fields file again"),
+    Route("/-/reload", Reload, Needs.LIFECYCLE, "POST: reload the web configuration and the file of fields"),
     Route("/-/release", Release, Needs.TOKEN, "POST: release the driver"),
     Route("/-/resume", Resume, Needs.TOKEN, "POST: reconnect to the driver"),
 )
@@ -82,7 +82,7 @@ def check(routes: Iterable[Route]) -> None:
 
 
 def _problem(route: Route) -> str:
-    """What is wrong with a row, and the fix; empty if nothing."""
+    """Return what is wrong with a row, and the fix; empty if nothing is."""
     handler, name = route.handler, route.handler.__name__
     methods = [method for method in ("get", "post") if _defines(handler, method)]
     if not route.path.startswith("/"):
@@ -112,7 +112,7 @@ def _defines(handler: type[Handler], method: str) -> bool:
 
 
 def linked(page: On) -> Mapping[str, str]:
-    """The paths that a landing page links to, with their descriptions."""
+    """Return the paths that a landing page links to, with their descriptions."""
     return {route.path: route.description for route in ROUTES if page in route.linked}
 
 

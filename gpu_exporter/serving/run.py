@@ -1,4 +1,4 @@
-"""Runs the server: wires sources, collection loops, pages and the HTTP server together, and stops them in order."""
+"""Run `serve`: connect sources, collection loops and the HTTP server, and stop them in order."""
 
 from __future__ import annotations
 
@@ -19,17 +19,19 @@ from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.source import Source
 from gpu_exporter.model.source_kind import DCGM
 from gpu_exporter.serving import heap
-from gpu_exporter.serving.lifecycle import Lifecycle, Token
+from gpu_exporter.serving.admission import Admission
+from gpu_exporter.serving.lifecycle import Lifecycle
 from gpu_exporter.serving.log_queue import LogQueue
 from gpu_exporter.serving.node import Node, ProcessMetrics
 from gpu_exporter.serving.security.guard import Guard
+from gpu_exporter.serving.security.token_file import Token
 from gpu_exporter.serving.server import Server
 from gpu_exporter.serving.systemd import listening
 from gpu_exporter.version import __version__
 
 log = logging.getLogger(__name__)
 
-# How long a starting server waits for its first page: longer than a collection waits for its GPUs.
+# How long the server waits for the first page of each node: longer than a collection waits for its GPUs.
 FIRST_PAGE_SECONDS = 2.0
 # With several nodes, the delay between the starts of two nodes, and so between their collections in each interval.
 START_SECONDS = 0.01
@@ -46,18 +48,19 @@ BANNER = """
 
 
 def run(config: Config, sources: Mapping[str, Source], fields: Fields, stop: threading.Event, lines: LogQueue) -> bool:
-    """Serve nodes by name until `stop`: one at the root, several below `/nodes`.
+    """Serve the nodes until `stop`: one at the root, several below `/nodes`. The keys of `sources` are their names.
 
-    False if a driver call is stuck. Raises GpuExporterError if it can't start.
+    Return False if a driver call is stuck. Raises GpuExporterError if it cannot start.
     """
     if len(sources) > 1:
         sys.setswitchinterval(SWITCH_SECONDS)
     else:  # one arena would be contended by the thousands of threads of many nodes
         heap.share()
-    process = ProcessMetrics(config.interval)
+    process, admission = ProcessMetrics(config.interval), Admission()
 
     def extra_metrics() -> Sequence[tuple[Metric, float]]:
-        return (*fields.reload_state(), (m.LOG_DROPPED, lines.dropped))
+        connections = ((row, admission.dropped[dict(row.labels)["limit"]]) for row in m.CONNECTIONS)
+        return (*fields.reload_state(), (m.LOG_DROPPED, lines.dropped), *connections)
 
     nodes = [Node(name, source, config, process, fields.selection, extra_metrics) for name, source in sources.items()]
     warn = partial(_warn_of_unreadable, nodes[0].source)
@@ -68,9 +71,10 @@ def run(config: Config, sources: Mapping[str, Source], fields: Fields, stop: thr
     collectors = [node.collector for node in nodes]
     lifecycle = Lifecycle(config.web_enable_lifecycle, stop.set, token, collectors, fields.reload)
     guard, sockets = Guard(config.web_config_file), listening() if config.web_systemd_socket else ()
+    lifecycle.check(guard)
     threading.Thread(target=guard.run, args=(stop,), name="web-config", daemon=True).start()
-    server = Server(config.address, [node.endpoint for node in nodes], guard, lifecycle, sockets)
-    with token or nullcontext():  # the port is bound by now, so no other exporter uses the file
+    server = Server(config.address, [node.endpoint for node in nodes], guard, lifecycle, sockets, admission)
+    with token or nullcontext():  # after binding the port, so a second exporter does not replace the token
         return _serve(nodes, server, config, stop)
 
 
@@ -78,7 +82,7 @@ def _warn_of_unreadable(source: Source, selection: Selection) -> None:
     """Log which fields of the fields file only DCGM can read, if the source is another one."""
     unreadable = [row.name for row in selection.more if row.nvml is None and row not in OF_CLOCK | OF_XIDS]
     if unreadable and source.name != DCGM.name:
-        log.warning("source %s can't read %s; --source dcgm does", source.name, ", ".join(unreadable))
+        log.warning("source %s cannot read %s; use --source dcgm", source.name, ", ".join(unreadable))
 
 
 def _serve(nodes: Sequence[Node], server: Server, config: Config, stop: threading.Event) -> bool:
@@ -86,7 +90,7 @@ def _serve(nodes: Sequence[Node], server: Server, config: Config, stop: threadin
         node.start(stop)
         if len(nodes) > 1:  # so that the nodes do not all collect at once
             stop.wait(min(config.interval / len(nodes), START_SECONDS))
-    for node in nodes:  # scrapes wait meanwhile: an empty page would look like GPUs without metrics
+    for node in nodes:  # scrapes wait: an empty response would look like GPUs without metrics
         node.endpoint.pages.made.wait(FIRST_PAGE_SECONDS)
     server.start()
     source = nodes[0].source

@@ -1,4 +1,4 @@
-"""The HTTP server: sends the bytes that the collection loop rendered. One thread, which never calls a driver."""
+"""The HTTP server: sends the bytes that the collection loop rendered, on one thread, which never calls a driver."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tornado.web import Application
 
 from gpu_exporter.inputs import Address
 from gpu_exporter.model.errors import GpuExporterError
+from gpu_exporter.serving.admission import FEW, Admission, most_connections
 from gpu_exporter.serving.connections import BoundedServer
 from gpu_exporter.serving.endpoint import Endpoint
 from gpu_exporter.serving.handler import CLIENT_SECONDS
@@ -24,7 +25,6 @@ from gpu_exporter.serving.security.guard import Guard
 
 log = logging.getLogger(__name__)
 
-MAX_CONNECTIONS = 512
 MAX_HEADER_BYTES = 16 * 1024
 MAX_BODY_BYTES = 64 * 1024
 
@@ -32,7 +32,7 @@ MAX_BODY_BYTES = 64 * 1024
 class Server:
     """Serves on a thread of its own until `stop`. The constructor binds the address, or raises GpuExporterError.
 
-    With `sockets` that listen already, it serves on these instead.
+    If `sockets` are given, which listen already, it serves on these instead.
     """
 
     def __init__(
@@ -42,7 +42,9 @@ class Server:
         guard: Guard | None = None,
         lifecycle: Lifecycle | None = None,
         sockets: Sequence[socket.socket] = (),
+        admission: Admission | None = None,
     ) -> None:
+        self._admission = admission or Admission()
         self._guard = guard or Guard()
         several = len(endpoints) > 1
         shared = {"endpoints": {f"/nodes/{node.node}" if several else "": node for node in endpoints}}
@@ -64,12 +66,12 @@ class Server:
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)
 
     def start(self) -> None:
-        """Start to serve; returns when requests are answered."""
+        """Start to serve, and return when requests are answered."""
         self._thread.start()
         self._started.wait()
 
     def stop(self) -> None:
-        """Stop at once; open connections are cut."""
+        """Stop at once, and cut open connections."""
         if self._loop:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(1.0)
@@ -84,7 +86,13 @@ class Server:
             max_header_size=MAX_HEADER_BYTES,
             max_body_size=MAX_BODY_BYTES,
         )
-        server.serve(self._sockets, self._guard, MAX_CONNECTIONS, CLIENT_SECONDS)
+        self._admission.resize(most_connections())
+        if self._admission.most < 2 * FEW:
+            log.warning(
+                "only %d connections at a time: the limit on open files is low; raise it (ulimit -n)",
+                self._admission.most,
+            )
+        server.serve(self._sockets, self._guard, self._admission, CLIENT_SECONDS)
         self._loop.call_soon(self._started.set)
         self._loop.run_forever()
         server.stop()
@@ -96,9 +104,9 @@ def _bind(address: Address) -> list[socket.socket]:
     except (OSError, UnicodeError) as error:
         code = getattr(error, "errno", None)
         if code == errno.EADDRINUSE:
-            why = "is in use: another exporter? choose another with --address"
+            why = "is in use, perhaps by another exporter; choose another one with --address"
         elif code == errno.EACCES:
-            why = "needs privileges: choose a port above 1023 with --address"
+            why = "needs privileges; choose a port above 1023 with --address"
         else:
-            why = f"can't be listened on ({getattr(error, 'strerror', None) or error}): check --address"
+            why = f"can't be listened on: {getattr(error, 'strerror', None) or error}; check --address"
         raise GpuExporterError(f"address {address} {why}") from error

@@ -1,4 +1,4 @@
-"""Sockets that systemd listens on and passes to this process, by the protocol of `sd_listen_fds(3)`."""
+"""Socket activation: take over the sockets that systemd listens on, as `sd_listen_fds(3)` describes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def listening(environ: Mapping[str, str] = os.environ) -> list[socket.socket]:
     passed = environ.get("LISTEN_FDS", "")
     if environ.get("LISTEN_PID") != str(os.getpid()) or not passed.isdecimal() or not int(passed):
         raise GpuExporterError(
-            "--web-systemd-socket: systemd passed no socket; start gpu-exporter by a .socket unit, or leave it out"
+            "--web-systemd-socket: systemd passed no socket; start gpu-exporter by a .socket unit, or omit this flag"
         )
     sockets = []
     for number in range(FIRST, FIRST + int(passed)):
@@ -25,7 +25,7 @@ def listening(environ: Mapping[str, str] = os.environ) -> list[socket.socket]:
             passed_socket = socket.socket(fileno=number)
         except OSError as error:
             raise GpuExporterError(
-                f"--web-systemd-socket: descriptor {number} is no socket: {error.strerror}"
+                f"--web-systemd-socket: file descriptor {number} is not a socket; check the .socket unit"
             ) from error
         passed_socket.setblocking(False)
         os.set_inheritable(number, False)

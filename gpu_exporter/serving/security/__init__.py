@@ -1,1 +1,1 @@
-"""Who may ask: TLS, passwords and the web configuration file."""
+"""Access control: TLS, passwords, the token and the web configuration file."""

@@ -1,4 +1,4 @@
-"""TLS, passwords and rate limit in force: follows the web configuration file and the files that it names."""
+"""The TLS settings, passwords and rate limit in use: follows the web configuration and the files that it names."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from gpu_exporter.serving.security.web_config import RateLimit, WebConfig, parse
 
 log = logging.getLogger(__name__)
 
-# How often the files are looked at.
+# How often the files are read.
 FOLLOW_SECONDS = 1.0
 
 
 class _Files:
-    """The contents of files, or the errors, as they were last read, to notice changes.
+    """The contents of files, or the errors, as last read, to notice changes.
 
     Contents are compared because times and inodes are unreliable after a copy or an atomic swap of symbolic links.
     """
@@ -41,7 +41,7 @@ class _Files:
 
 
 class _Bucket:
-    """The rate limit of Prometheus' exporter-toolkit, over all requests."""
+    """The rate limit of Prometheus' exporter-toolkit, over the requests of all clients."""
 
     def __init__(self, limit: RateLimit) -> None:
         self.limit = limit
@@ -58,7 +58,7 @@ class _Bucket:
 
 
 class Guard:
-    """The web configuration in force. The constructor raises GpuExporterError if the file is faulty."""
+    """The web configuration in use. The constructor raises GpuExporterError if the file is faulty."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
@@ -73,8 +73,14 @@ class Guard:
         if path is not None:
             self._take(*self._load(path))
 
+    @property
+    def authenticates(self) -> bool:
+        """Whether every client needs a password or a certificate."""
+        tls = self.config.tls
+        return bool(self.config.users) or (tls is not None and tls.client_auth == ssl.CERT_REQUIRED)
+
     async def refuse(self, authorization: str, address: str) -> Refusal | None:
-        """Return None if a request may be answered, else the refusal to answer with."""
+        """Return None if a request may be answered, else the refusal to send instead."""
         if self._bucket and not self._bucket.take():
             return too_many(self._bucket.limit.interval)
         if self._login and self.config.users:
@@ -90,35 +96,35 @@ class Guard:
                 log.exception("web config %s: unexpected error, please report it", self.path)
 
     def follow(self) -> None:
-        """Take over what changed on disk. What is broken is logged, and not again until it changes again."""
+        """Reload changed files. A faulty one is logged once, and again after its next change."""
         try:
             if self._worker.call(self._files.changed):
                 self.reload()
             self._late = False
         except OSError as error:
             if not self._late:
-                log.error("web config %s: %s; what was in force before still is", self.path, error.strerror)
+                log.error("web config %s: %s; the previous one stays in use", self.path, error.strerror)
             self._late = True
         except GpuExporterError as error:
-            log.error("%s; what was in force before still is", error)
+            log.error("%s; the previous one stays in use", error)
 
     def reload(self) -> None:
-        """Put the files in force. If one is faulty, raise GpuExporterError and keep the previous configuration."""
+        """Reload the files. If one is faulty, raise GpuExporterError and keep the previous configuration."""
         if self.path is None:
             return
         with self._lock:
             config, made = self._load(self.path)
-            opened = _opened(self.config, config)
-            if opened:
-                raise GpuExporterError(f"web config {self.path}: {opened}")
+            refusal = _refusal(self.config, config)
+            if refusal:
+                raise GpuExporterError(f"web config {self.path}: {refusal}")
             self._take(config, made)
-        log.info("web config %s: read anew", self.path)
+        log.info("web config %s: reloaded", self.path)
 
     def _load(self, path: Path) -> tuple[WebConfig, ssl.SSLContext | None]:
         files = _Files()
         try:
             loaded = self._worker.call(lambda: _loaded(path, files))
-        except TimeoutError as error:  # what was seen is not all: it is read again when it comes
+        except TimeoutError as error:  # not all files were read, so the next change is not compared with these
             raise GpuExporterError(f"web config {path}: {error.strerror}") from error
         except OSError as error:
             self._files = files
@@ -130,7 +136,9 @@ class Guard:
         return loaded
 
     def _take(self, config: WebConfig, made: ssl.SSLContext | None) -> None:
-        """Put it in force. The rules are replaced before the certificates, which no older rules may meet."""
+        """Use this configuration. New certificates must not meet older rules, so the rules are replaced first."""
+        if config == WebConfig():
+            log.warning("web config %s sets nothing: no TLS, no password; anyone can read the metrics", self.path)
         if config.rate_limit != self.config.rate_limit:
             self._bucket = _Bucket(config.rate_limit) if config.rate_limit else None
         if config.users and self._login is None:
@@ -139,7 +147,7 @@ class Guard:
 
 
 def _loaded(path: Path, files: _Files) -> tuple[WebConfig, ssl.SSLContext | None]:
-    """The configuration in these files. Raises OSError, ValueError."""
+    """Return the configuration in these files. Raises OSError, ValueError."""
     config = parse(files.read(path), path.parent, files.read)
     try:
         return config, context(config.tls) if config.tls else None
@@ -147,14 +155,14 @@ def _loaded(path: Path, files: _Files) -> tuple[WebConfig, ssl.SSLContext | None
         raise ValueError(f"tls_server_config: {error}") from error
 
 
-def _opened(old: WebConfig, new: WebConfig) -> str:
-    """Why a reload is refused; empty if it is not. A file that is read half-written must not open access."""
+def _refusal(old: WebConfig, new: WebConfig) -> str:
+    """Return why a reload is refused; empty if it is not. A file that is read half-written must not open access."""
     if (old.tls is None) != (new.tls is None):
         return "turning TLS on or off needs a restart"
     if old.tls and new.tls and new.tls.client_auth < old.tls.client_auth:
-        return "asking less of client certificates needs a restart"
+        return "making client certificates less strict needs a restart"
     if old.tls and new.tls and old.tls.client_sans and not new.tls.client_sans:
-        return "dropping client_allowed_sans needs a restart"
+        return "removing client_allowed_sans needs a restart"
     if old.users and not new.users:
         return "turning passwords off needs a restart"
     return ""

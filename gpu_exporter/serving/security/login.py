@@ -1,7 +1,7 @@
 """Basic authentication against bcrypt hashes.
 
-A verified password is accepted at once; checks of others use at most a fifth of a core. Everything runs on the server's
-event loop, except bcrypt, which runs on one thread of its own.
+A verified password is accepted at once. Checks of other passwords use at most a fifth of a core. Everything runs on the
+server's event loop, except bcrypt, which has a thread of its own.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import ceil, inf
 from typing import NamedTuple, TypeVar
 
@@ -25,9 +26,9 @@ V = TypeVar("V")
 
 log = logging.getLogger(__name__)
 
-# After a check the thread rests this many times as long as it took, so that guesses use at most a fifth of a core.
+# After a check the thread pauses for this many times its duration, so that guesses use at most a fifth of a core.
 REST = 4
-# Checks that may wait: of one client, and of all. A client is answered within PATIENCE; its check then continues.
+# Checks that may wait: of one client, and of all. A client gets an answer within PATIENCE; its check then continues.
 WAITING_EACH, WAITING = 8, 64
 PATIENCE = 5.0
 WRONG_REMEMBERED = 1024
@@ -37,7 +38,7 @@ QUIET_SECONDS = 60.0
 
 
 class Refusal(NamedTuple):
-    """An answer instead of the page."""
+    """A response that is sent instead of the requested one."""
 
     status: int
     text: str
@@ -48,12 +49,13 @@ UNAUTHORIZED = Refusal(401, "Unauthorized\n", ("WWW-Authenticate", 'Basic realm=
 
 
 def too_many(seconds: float) -> Refusal:
-    """Return the refusal that asks the client to come back after some seconds."""
+    """Return the refusal that asks the client to retry after some seconds."""
     return Refusal(429, "Too Many Requests\n", ("Retry-After", str(max(1, ceil(seconds)))))
 
 
+@lru_cache(1024)
 def client_of(address: str) -> str:
-    """Return what counts as one client: an IPv4 address, or the /64 of an IPv6 address, within which it can vary."""
+    """Return what counts as one client: an IPv4 address, or the /64 network of an IPv6 address."""
     try:
         ip = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -64,7 +66,7 @@ def client_of(address: str) -> str:
 
 
 class OncePerMinute:
-    """True once a minute for each key, so that no client can fill the log."""
+    """Return True once a minute for each key, so that no client can fill the log."""
 
     def __init__(self, most: int = 256) -> None:
         self._said: dict[str, float] = {}
@@ -83,7 +85,7 @@ class OncePerMinute:
 
 
 class _FirstSeen:
-    """The times when rejected digests first came. The memory is of fixed size; newer entries overwrite older ones."""
+    """The times when rejected digests were first sent. The memory has a fixed size: new entries overwrite old ones."""
 
     def __init__(self) -> None:
         self._slots = memoryview(bytearray(8 * TURNED_AWAY_SLOTS)).cast("Q")
@@ -94,13 +96,13 @@ class _FirstSeen:
         return time.monotonic() - self._begin
 
     def get(self, digest: bytes) -> float | None:
-        """Return when the digest first came; None if that is not remembered."""
+        """Return when the digest was first sent; None if that is not remembered."""
         slot, mark = self._place(digest)
         entry = self._slots[slot]
         return entry % (1 << 32) / 10 if entry >> 32 == mark else None
 
     def keep(self, digest: bytes, since: float) -> None:
-        """Remember when the digest first came."""
+        """Remember when the digest was first sent."""
         slot, mark = self._place(digest)
         self._slots[slot] = mark << 32 | int(since * 10) % (1 << 32)
 
@@ -110,7 +112,7 @@ class _FirstSeen:
 
 @dataclass(eq=False)
 class _Check:
-    """One password to check. The verdict is None if the check was turned away for lack of room."""
+    """One password to check. The verdict is None if the queue had no room for the check."""
 
     user: str
     password: bytes = field(repr=False)
@@ -122,7 +124,7 @@ class _Check:
 
 
 class Login:
-    """Decides who is let in. Verified credentials are kept only as digests with a key of this process."""
+    """Checks credentials. Verified ones are kept only as digests with a key of this process."""
 
     def __init__(self) -> None:
         self._key = secrets.token_bytes(32)
@@ -137,7 +139,7 @@ class Login:
         self._once_per_minute = OncePerMinute()
 
     async def refuse(self, users: Mapping[str, str], authorization: str, address: str) -> Refusal | None:
-        """Return None if this is one of the users, else the refusal."""
+        """Return None if the credentials are those of a user, else the refusal."""
         given = _credentials(authorization)
         if given is None:
             return UNAUTHORIZED
@@ -158,7 +160,7 @@ class Login:
         client = client_of(address)
         _remember(self._guessers, client, (time.monotonic(), self._guesses(client) + 1))
         if self._once_per_minute(client):
-            log.warning("wrong login from %s as %s", address, repr(user) if user in users else "an unknown user")
+            log.warning("failed login from %s as %s", address, repr(user) if user in users else "an unknown user")
         return UNAUTHORIZED
 
     def _digest(self, hashed: str, user: str, password: bytes) -> bytes:
@@ -188,19 +190,19 @@ class Login:
             return None
 
     def _guesses(self, client: str) -> int:
-        """Return how many wrong passwords the client has sent, without a minute's pause in between."""
+        """Return how many wrong passwords the client has sent without a pause of a minute."""
         last, count = self._guessers.get(client, (-inf, 0))
         return count if time.monotonic() - last < QUIET_SECONDS else 0
 
     def _busy(self) -> bool:
-        """Whether a check is running, or the rest after one."""
+        """Return whether a check is running, or the pause after one."""
         return self._worker is not None and not self._worker.done()
 
     def _make_room(self, client: str, since: float) -> bool:
-        """Whether another check of this client may wait; may drop a newer check, or one of the greediest client.
+        """Return whether another check of this client may wait. May drop a newer check, or one of the greediest client.
 
-        Age counts from the first attempt. A guesser sends a new password each time, a configured client the same one,
-        so the latter gets through although guessers at its address fill every place again and again.
+        The age of a check counts from its first attempt. A guesser sends a new password each time, a configured client
+        always the same one, so the latter gets through even if guessers at its address keep the queue full.
         """
         mine = self._waiting.get(client, {})
         if len(mine) >= WAITING_EACH:
@@ -242,7 +244,7 @@ class Login:
             await asyncio.sleep(REST * took)
 
     def _next(self) -> _Check | None:
-        """Return the next check: clients alternate, and the oldest check of a client goes first."""
+        """Return the next check: clients take turns, and the oldest check of a client goes first."""
         while self._waiting:
             client = next(iter(self._waiting))
             checks = self._waiting.pop(client)
@@ -257,7 +259,7 @@ class Login:
 
 
 def _remember(entries: dict[K, V], key: K, value: V) -> None:
-    """Add an entry as the newest, and drop the oldest if there are too many."""
+    """Add an entry as the newest, and remove the oldest if there are too many."""
     entries.pop(key, None)
     entries[key] = value
     if len(entries) > WRONG_REMEMBERED:
@@ -277,17 +279,17 @@ def _credentials(authorization: str) -> tuple[str, bytes] | None:
 
 
 def _hash_of_nobody(users: Mapping[str, str]) -> str:
-    """Return a hash that no password has, as costly to check as the costliest of the users' hashes."""
+    """Return a hash that matches no password and takes as long to check as the costliest hash of a user."""
     return f"$2b${max(hashed[4:6] for hashed in users.values())}${'.' * 53}"
 
 
 def _compare(password: bytes, hashed: bytes) -> tuple[bool, float]:
-    """Return whether it matches, and the CPU seconds that the check took."""
-    import bcrypt  # takes a megabyte of memory, so it is loaded only if there are passwords
+    """Return whether the password matches, and the CPU seconds that the check took."""
+    import bcrypt  # needs a megabyte of memory, so it is imported only if there are passwords
 
     begin = time.thread_time()
     try:
         matches = bcrypt.checkpw(password, hashed)
-    except ValueError:  # older versions refuse a password with a NUL
+    except ValueError:  # older versions reject a password with a NUL
         matches = False
     return matches, time.thread_time() - begin

@@ -1,4 +1,4 @@
-"""TLS settings, with the contents of their files -> an `ssl.SSLContext`. Pure."""
+"""Make an `ssl.SSLContext` from TLS settings and the contents of their files. Pure."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Tls:
 
 
 def context(tls: Tls) -> ssl.SSLContext:
-    """Return the context for the server's connections. Raises ValueError."""
+    """Return the TLS context of the server. Raises ValueError."""
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     made.minimum_version, made.maximum_version = tls.versions
     made.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
@@ -68,7 +68,7 @@ def context(tls: Tls) -> ssl.SSLContext:
         if tls.ciphers:
             made.set_ciphers(":".join(tls.ciphers))
     except ssl.SSLError as error:
-        raise ValueError(f"cipher_suites: this OpenSSL has none of them: {_reason(error)}") from error
+        raise ValueError(f"cipher_suites: this OpenSSL supports none of them: {_reason(error)}") from error
     if tls.curves:
         _curves(made, tls.curves)
     if tls.client_auth != ssl.CERT_NONE:
@@ -76,7 +76,7 @@ def context(tls: Tls) -> ssl.SSLContext:
             with _in_memory(tls.client_ca) as path:
                 made.load_verify_locations(path)
         except ssl.SSLError as error:
-            raise ValueError(f"client_ca: holds no usable certificate: {_reason(error)}") from error
+            raise ValueError(f"client_ca: contains no usable certificate: {_reason(error)}") from error
         made.verify_mode = tls.client_auth
     return made
 
@@ -84,7 +84,7 @@ def context(tls: Tls) -> ssl.SSLContext:
 def _certificate(made: ssl.SSLContext, tls: Tls) -> None:
     for name, begin, value in (("cert", b"CERTIFICATE", tls.cert), ("key", b"PRIVATE KEY", tls.key)):
         if not re.search(rb"-----BEGIN [A-Z0-9 ]*" + begin, value):
-            raise ValueError(f"{name}: holds no PEM block that begins with -----BEGIN {begin.decode()}-----")
+            raise ValueError(f"{name}: contains no PEM block that begins with -----BEGIN {begin.decode()}-----")
     asked = []
 
     def password() -> str:  # without this OpenSSL would ask on the terminal
@@ -96,10 +96,12 @@ def _certificate(made: ssl.SSLContext, tls: Tls) -> None:
             made.load_cert_chain(cert, key, password)
     except ssl.SSLError as error:
         if asked:
-            raise ValueError("key: is encrypted; `openssl pkey` writes it without a passphrase") from error
+            raise ValueError("key: is encrypted; remove the passphrase with `openssl pkey`") from error
         if error.reason == "KEY_VALUES_MISMATCH":
-            raise ValueError("cert and key don't belong together; give the key that the cert was made with") from error
-        raise ValueError(f"cert or key can't be used: {_reason(error)}") from error
+            raise ValueError(
+                "cert and key do not belong together; use the key that the certificate was made with"
+            ) from error
+        raise ValueError(f"cert or key cannot be used: {_reason(error)}") from error
 
 
 def _curves(made: ssl.SSLContext, names: tuple[str, ...]) -> None:
@@ -109,16 +111,16 @@ def _curves(made: ssl.SSLContext, names: tuple[str, ...]) -> None:
         elif hasattr(made, "set_groups"):
             made.set_groups(":".join(names))
         else:
-            raise ValueError("curve_preferences: this Python can set only one; name one, or none")
+            raise ValueError("curve_preferences: this Python supports only one; list one, or none")
     except ssl.SSLError as error:
-        raise ValueError(f"curve_preferences: not in this OpenSSL: {_reason(error)}") from error
+        raise ValueError(f"curve_preferences: not supported by this OpenSSL: {_reason(error)}") from error
 
 
 @contextmanager
 def _in_memory(content: bytes) -> Iterator[str]:
     """Yield a path to this content, so that OpenSSL loads the bytes that were checked, and keys stay off disk."""
     if not hasattr(os, "memfd_create"):
-        raise ValueError("TLS needs Linux: put a proxy in front, or leave it out")
+        raise ValueError("TLS needs Linux; use a proxy in front of the exporter, or no TLS")
     descriptor = os.memfd_create("tls")
     try:
         os.write(descriptor, content)
@@ -132,7 +134,7 @@ def _reason(error: ssl.SSLError) -> str:
 
 
 def canonical(name: str) -> str:
-    """Normalise a name of a certificate, so that equal addresses are equal texts."""
+    """Normalise a name in a certificate, so that equal IP addresses are equal strings."""
     try:
         return str(ipaddress.ip_address(name.strip()))
     except ValueError:
@@ -140,6 +142,6 @@ def canonical(name: str) -> str:
 
 
 def admits(tls: Tls, certificate: Mapping[str, Any] | None) -> bool:
-    """Whether a verified client certificate, as `ssl` describes it, has one of the allowed names."""
+    """Return whether a verified client certificate, as `ssl` describes it, has one of the allowed names."""
     names = {canonical(name) for kind, name in (certificate or {}).get("subjectAltName", ()) if kind in SAN_KINDS}
     return not tls.client_sans or not tls.client_sans.isdisjoint(names)

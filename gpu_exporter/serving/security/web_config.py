@@ -1,4 +1,4 @@
-"""Parser of the web configuration file of Prometheus' exporter-toolkit. Pure, except for `read`."""
+"""Parse the web configuration file of Prometheus' exporter-toolkit. Pure, except for `read`."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-from yaml.parser import ParserError
-from yaml.scanner import ScannerError
-
+from gpu_exporter.decoding import printable, yaml_document
 from gpu_exporter.inputs import boolean, choice, duration, nearest
 from gpu_exporter.serving.security.tls import CIPHERS, CLIENT_AUTH, CURVES, VERSIONS, Tls, canonical
 
-# Each step doubles the time of bcrypt; 16 takes seconds, and a check cannot be interrupted.
+# Each step doubles the time of bcrypt. 16 takes seconds, and a check cannot be interrupted.
 HIGHEST_COST = 16
+# Parsing takes about a second for this size.
+MOST_BYTES = 128 << 10
 
 SECURE_HEADERS = {
     "X-Content-Type-Options": "nosniff",
@@ -57,35 +56,11 @@ class WebConfig:
 Read = Callable[[Path], bytes]
 
 
-class _Twice(ValueError):
-    pass
-
-
-class _Loader(yaml.SafeLoader):
-    """Rejects duplicate keys, of which YAML would silently use the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [key.value for key, _ in node.value]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise _Twice(f"{key} is there twice; keep one")
-        return super().construct_mapping(node, deep)
-
-
 def parse(content: bytes, folder: Path, read: Read) -> WebConfig:
     """Parse the file. Raises ValueError, with the key and the fix."""
-    try:
-        document = yaml.load(content, _Loader)
-    except (ScannerError, ParserError) as error:  # their text would quote the file, which contains secrets
-        where = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise ValueError(f"not YAML{where}: {error.problem}") from None
-    except yaml.YAMLError:
-        raise ValueError("not YAML: a character, tag or alias means nothing; put passwords' hashes in quotes") from None
-    except _Twice:
-        raise
-    except (ValueError, RecursionError):
-        raise ValueError("not YAML: a value can't be read") from None
-    sections = _section(document, SECTIONS)
+    if len(content) > MOST_BYTES:
+        raise ValueError(f"larger than {MOST_BYTES >> 10} KiB; keep certificates in files of their own")
+    sections = _section(yaml_document(content), SECTIONS)
     headers = {**SECURE_HEADERS, **sections.get("http_server_config", {})}
     tls = sections.get("tls_server_config")
     try:
@@ -115,7 +90,12 @@ def _section(content: Any, keys: Mapping[str, Callable[[Any], Any]]) -> dict[str
 def _mapping(content: Any) -> dict[str, Any]:
     if not isinstance(content, dict | None):
         raise ValueError("must be a mapping of keys to values")
-    return {str(key): value for key, value in (content or {}).items()}
+    mapping = {}
+    for key, value in (content or {}).items():
+        if not isinstance(key, str | int) or isinstance(key, bool):
+            raise ValueError(f"key {printable(str(key), 40)}: must be text; put it in quotes")
+        mapping[str(key)] = value
+    return mapping
 
 
 def _text(value: Any) -> str:
@@ -145,13 +125,13 @@ def _list(parse: Callable[[Any], Any]) -> Callable[[Any], tuple[Any, ...]]:
 
 def _version(value: Any) -> ssl.TLSVersion:
     if value in ("TLS10", "TLS11"):
-        raise ValueError(f"{value} is broken and not spoken here; use TLS12 or TLS13")
+        raise ValueError(f"{value} is insecure and not supported; use TLS12 or TLS13")
     return ssl.TLSVersion(_name(VERSIONS)(value))
 
 
 def _auth_type(value: Any) -> ssl.VerifyMode:
     if value in ("RequireAnyClientCert", "RequireClientCert"):
-        raise ValueError(f"{value} takes forged certificates, which Python can't; use RequireAndVerifyClientCert")
+        raise ValueError(f"{value} would accept forged certificates; use RequireAndVerifyClientCert")
     return ssl.VerifyMode(_name({"": ssl.CERT_NONE, **CLIENT_AUTH} if value == "" else CLIENT_AUTH)(value))
 
 
@@ -177,7 +157,7 @@ def _tls(content: Mapping[str, Any], folder: Path, read: Read) -> Tls:
     def either(key: str) -> bytes:
         inline, name = given.get(key, ""), given.get(f"{key}_file", "")
         if inline and name:
-            raise ValueError(f"{key} and {key}_file are both there; keep one")
+            raise ValueError(f"{key} and {key}_file are both set; keep one")
         if not name:
             return str(inline).encode()
         path = folder / name
@@ -192,15 +172,15 @@ def _tls(content: Mapping[str, Any], folder: Path, read: Read) -> Tls:
             raise ValueError(f"{name}_file is missing or empty; TLS needs a certificate and its key")
     versions = (given.get("min_version", ssl.TLSVersion.TLSv1_2), given.get("max_version", ssl.TLSVersion.TLSv1_3))
     ciphers = tuple(filter(None, given.get("cipher_suites", ())))
-    if "cipher_suites" in given and not ciphers:  # nothing is left for TLS 1.2
+    if "cipher_suites" in given and not ciphers:  # all of them belong to TLS 1.3
         versions = (ssl.TLSVersion.TLSv1_3, versions[1])
     if versions[0] > versions[1]:
-        raise ValueError("min_version, max_version and cipher_suites leave nothing to speak; drop one of them")
+        raise ValueError("min_version, max_version and cipher_suites allow no TLS version; remove one of them")
     auth = given.get("client_auth_type", ssl.CERT_NONE)
     if client_ca and content.get("client_auth_type", "") in ("", "NoClientCert"):
         raise ValueError("client_ca needs client_auth_type: RequireAndVerifyClientCert")
     if auth != ssl.CERT_NONE and not client_ca:
-        raise ValueError("client_auth_type needs client_ca_file, to verify with")
+        raise ValueError("client_auth_type needs client_ca_file, to verify certificates with")
     if "client_allowed_sans" in given and auth != ssl.CERT_REQUIRED:
         raise ValueError("client_allowed_sans needs client_auth_type: RequireAndVerifyClientCert")
     sans = frozenset(given.get("client_allowed_sans", ()))
@@ -231,13 +211,13 @@ def _header(values: tuple[str, ...]) -> Callable[[Any], str]:
 def _users(content: Any) -> dict[str, str]:
     users = _mapping(content)
     for user, hashed in users.items():
-        found = re.fullmatch(r"\$2[aby]\$(\d\d)\$[./A-Za-z0-9]{53}", hashed if isinstance(hashed, str) else "")
-        if not found:
+        match = re.fullmatch(r"\$2[aby]\$(\d\d)\$[./A-Za-z0-9]{53}", hashed if isinstance(hashed, str) else "")
+        if not match:
             raise ValueError(f"{user}: not a bcrypt hash; make one with `htpasswd -nBC 10 {user}`")
-        if not 4 <= int(found[1]) <= HIGHEST_COST:
-            raise ValueError(f"{user}: a cost of {found[1]} is out of range; make the hash with 10")
+        if not 4 <= int(match[1]) <= HIGHEST_COST:
+            raise ValueError(f"{user}: a bcrypt cost of {match[1]} is out of range; use 10")
         if ":" in user:
-            raise ValueError(f"{user}: no user can log in whose name has a colon; choose another")
+            raise ValueError(f"{user}: a user name must not contain a colon; choose another one")
     return users
 
 
@@ -246,7 +226,7 @@ def _rate(content: Any) -> RateLimit | None:
     if not given.get("interval"):
         return None
     if "burst" not in given:
-        raise ValueError("burst is missing; say how many requests may come at once")
+        raise ValueError("burst is missing; set the number of requests that may come at once")
     return RateLimit(given["interval"], given["burst"])
 
 
@@ -257,7 +237,7 @@ def _interval(value: Any) -> float:
 
 
 def _burst(value: Any) -> int:
-    if not isinstance(value, int) or value < 1:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ValueError("must be a number of requests, at least 1")
     return value
 

@@ -1,4 +1,4 @@
-"""What Prometheus itself says of our pages: promtool's lint, and a real server that scrapes a real exporter."""
+"""promtool's lint, and a real Prometheus that scrapes a real exporter."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def watch(tmp_path: Path) -> Iterator[Watch]:
 
 @pytest.mark.parametrize("source", START)
 def test_promtool_complains_only_of_classic_names(serve: Serve, tmp_path: Path, source: str) -> None:
-    """promtool dislikes the names that dcgm-exporter gave its families, and none of ours."""
+    """promtool objects to names of dcgm-exporter's families, but to no others."""
     exporter = START[source](serve, tmp_path, "--metrics", "full", "--interval", "200ms")
     page = exporter.until(lambda page: bool(page.values("gpu_sm_active_seconds_total")))
     lint = subprocess.run([tool("promtool"), "check", "metrics"], input=page.text, text=True, capture_output=True)
@@ -53,7 +53,7 @@ def test_promtool_complains_only_of_classic_names(serve: Serve, tmp_path: Path, 
 
 @pytest.mark.parametrize("source", START)
 def test_prometheus_takes_every_sample(serve: Serve, watch: Watch, tmp_path: Path, source: str) -> None:
-    """A real Prometheus stores all that we send, with the right types, and has nothing to complain of."""
+    """A real Prometheus stores every sample with the right type, and logs no complaint."""
     exporter = START[source](serve, tmp_path, "--metrics", "full", "--interval", "100ms")
     page = exporter.until(lambda page: bool(page.values("gpu_sm_active_seconds_total")))
     prometheus = watch(exporter)

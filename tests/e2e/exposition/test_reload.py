@@ -1,4 +1,4 @@
-"""A file of fields under a running exporter: what it shows, and how it is replaced without a gap."""
+"""The file of fields of a running exporter: what it selects, and how it is replaced without a gap."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Exporter, Page, Serve, run
+from tests.e2e.collection.test_hand_over import bearer
 from tests.support.fakes.driver import FakeDriver
 from tests.support.tools import until
 
@@ -28,14 +29,14 @@ REPLAY = ("--source", "replay", "--recording", "h200_workloads")
 
 
 def replace(path: Path, text: str) -> None:
-    """Put another content there, all at once."""
+    """Replace the content atomically."""
     draft = path.with_suffix(".new")
     draft.write_text(text)
     draft.replace(path)
 
 
 def classic(page: Page) -> set[str]:
-    """The names of the classic families."""
+    """Return the names of the classic families."""
     return {name for name, _, _ in page.samples if name.startswith(("DCGM_", "dcgm_"))}
 
 
@@ -48,7 +49,7 @@ def fields(tmp_path: Path) -> Path:
 
 
 def test_the_file_says_which_families_there_are(serve: Serve, driver: FakeDriver, fields: Path) -> None:
-    """TYPE, HELP, names of any age, labels; our own families stay."""
+    """TYPE, HELP, names of any age, labels; families that are not classic stay."""
 
     fields.write_text(
         "dcgm_gpu_temp, gauge, Old.\n"
@@ -80,12 +81,12 @@ def test_the_file_says_which_families_there_are(serve: Serve, driver: FakeDriver
     assert page.value(OK) == 1
     assert time.time() - page.value(AT) < 60
     said = exporter.log.read_text()
-    assert "source nvml can't read DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL; --source dcgm does" in said
-    assert "line 9: 'DCGM_FI_DEV_NONE_SUCH' is no field of DCGM" in said
+    assert "source nvml cannot read DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL; use --source dcgm" in said
+    assert "line 9: 'DCGM_FI_DEV_NONE_SUCH' is not a field of DCGM" in said
 
 
 def test_once_shows_what_the_file_says(fields: Path) -> None:
-    """For a look at a file before it goes live."""
+    """To check a file before using it."""
     said = run("once", *REPLAY, "--collectors", str(fields))
 
     assert said.returncode == 0
@@ -123,7 +124,7 @@ class Scraper(threading.Thread):
 
 @contextmanager
 def scraping(exporter: Exporter) -> Iterator[Scraper]:
-    """A scraper at work."""
+    """Run a scraper."""
     scraper = Scraper(exporter)
     scraper.start()
     try:
@@ -134,7 +135,7 @@ def scraping(exporter: Exporter) -> Iterator[Scraper]:
 
 
 def series(text: str) -> dict[str, float]:
-    """The series of a page that a change of labels leaves alone, by name and UUID."""
+    """Return the series that a change of labels does not affect, by name and UUID."""
     found = {}
     for name, labels, value in Page(text).samples:
         if name.startswith(("DCGM_", "gpu_")) and "reason" not in labels:
@@ -144,7 +145,7 @@ def series(text: str) -> dict[str, float]:
 
 
 def falls(pages: Sequence[dict[str, float]], name: str) -> list[str]:
-    """Where a counter of ours fell."""
+    """Return where a counter fell."""
     keys = {key for page in pages for key in page if key.startswith(name)}
     assert keys
     return [
@@ -210,7 +211,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("text", BROKEN.values(), ids=BROKEN)
 def test_a_broken_file_keeps_the_last_good_one(serve: Serve, fields: Path, text: str) -> None:
-    """Said in the log and in a metric, until it is whole again."""
+    """The log and a metric say so, until it is repaired."""
     exporter = serve(*REPLAY, "--collectors", str(fields), "--interval", "100ms")
     before = exporter.until(lambda page: bool(page.values("DCGM_FI_DEV_FB_USED")))
     replace(fields, text)
@@ -220,7 +221,7 @@ def test_a_broken_file_keeps_the_last_good_one(serve: Serve, fields: Path, text:
     assert classic(page) == classic(before)
     assert page.value(AT) == before.value(AT)
     assert f"{fields} selects no field" in exporter.log.read_text()
-    assert "what was in force before still is" in exporter.log.read_text()
+    assert "the previous one stays in use" in exporter.log.read_text()
 
     replace(fields, SM)
     page = exporter.until(lambda page: page.values(OK) == [1])
@@ -229,7 +230,7 @@ def test_a_broken_file_keeps_the_last_good_one(serve: Serve, fields: Path, text:
 
 
 def test_a_file_that_is_gone_keeps_the_last_good_one(serve: Serve, fields: Path) -> None:
-    """Without any signal; and so does one that can't be read for another reason."""
+    """Without any signal; so does a file that cannot be read for another reason."""
     exporter = serve(*REPLAY, "--collectors", str(fields), "--interval", "100ms")
     fields.unlink()
     page = exporter.until(lambda page: page.values(OK) == [0])
@@ -258,24 +259,26 @@ def test_a_config_map_that_is_swapped_is_followed(serve: Serve, tmp_path: Path) 
 
 
 def test_reload_over_http_says_what_is_wrong(serve: Serve, fields: Path) -> None:
-    """As Prometheus: 200 when it is in force, 500 with the reason when not."""
-    exporter = serve(*REPLAY, "--collectors", str(fields), "--interval", "100ms", "--web.enable-lifecycle")
+    """As in Prometheus: 200 if it is in use, else 500 with the reason."""
+    token = fields.with_name("token")
+    lifecycle = ("--web.enable-lifecycle", "--token-file", str(token))
+    exporter = serve(*REPLAY, "--collectors", str(fields), "--interval", "100ms", *lifecycle)
     fields.write_text(TEMP)
-    assert exporter.ask("POST", "/-/reload") == (200, "ok\n")
+    assert exporter.ask("POST", "/-/reload", bearer(token)) == (200, "ok\n")
     exporter.until(lambda page: classic(page) == {"DCGM_FI_DEV_GPU_TEMP"})
     fields.write_text("x")
 
-    status, said = exporter.ask("POST", "/-/reload")
+    status, said = exporter.ask("POST", "/-/reload", bearer(token))
     assert status == 500
     assert said.startswith(f"{fields} selects no field: line 1: 'x': 1 columns")
     exporter.until(lambda page: page.values(OK) == [0])
 
 
 def test_a_signal_without_a_file_changes_nothing(serve: Serve) -> None:
-    """It is no reason to die; the log says that there is nothing to read."""
+    """SIGHUP does not end the exporter; the log says that there is nothing to reload."""
     exporter = serve(*REPLAY, "--interval", "100ms")
     exporter.process.send_signal(signal.SIGHUP)
-    until(lambda: "SIGHUP: there is no file of fields" in exporter.log.read_text(), 10, "the answer")
+    until(lambda: "SIGHUP: nothing to reload without --collectors" in exporter.log.read_text(), 10, "the answer")
 
     page = exporter.page()
     assert page.values(OK) == []
@@ -289,12 +292,12 @@ def test_a_signal_without_a_file_changes_nothing(serve: Serve) -> None:
         (None, "file of fields {}: No such file or directory"),
         ("", "{} selects no field: it is empty"),
         ("x" * (2 << 20), "file of fields {}: larger than 1 MiB"),
-        ("DCGM_FI_NONE, gauge, x", "{} selects no field: line 1: 'DCGM_FI_NONE' is no field of DCGM"),
+        ("DCGM_FI_NONE, gauge, x", "{} selects no field: line 1: 'DCGM_FI_NONE' is not a field of DCGM"),
     ],
     ids=["missing", "empty", "huge", "unknown"],
 )
 def test_a_file_that_is_wrong_from_the_start_ends_it(tmp_path: Path, text: str | None, message: str) -> None:
-    """One line that names it."""
+    """The error is one line that names the file."""
     path = tmp_path / "fields.csv"
     if text is not None:
         path.write_text(text)

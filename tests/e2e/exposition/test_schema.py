@@ -1,4 +1,4 @@
-"""`--schema`: the same GPUs by their old names and by their new ones; rules find the same in both."""
+"""`--schema`: the same GPUs with old and new metric names; the rules find the same in both."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def whole(page: Page) -> bool:
 
 
 def test_a_page_in_base_units(serve: Serve) -> None:
-    """Nothing that 4.9 renamed has its old name; what is ours, and JSON, is as ever."""
+    """Nothing that 4.9 renamed has its old name; `gpu_*` families and JSON do not change."""
     pages = {schema: serve(*REPLAY, "--metrics", "full", "--schema", schema).until(whole) for schema in SCHEMAS}
     names = {schema: {name for name, _, _ in page.samples} for schema, page in pages.items()}
 
@@ -105,7 +105,7 @@ def test_a_page_in_base_units(serve: Serve) -> None:
 
 
 def test_once_has_it_too() -> None:
-    """The page of one look has the schema's names, its JSON the catalogue's."""
+    """The text of `once` has the schema's names, its JSON the catalogue's."""
     page = run("once", *REPLAY[:4], "--schema", "si").stdout
     as_json = json.loads(run("once", *REPLAY[:4], "--schema", "si", "--json").stdout)
 

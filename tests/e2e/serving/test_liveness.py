@@ -1,4 +1,4 @@
-"""Whatever blocks beside the driver: a log that nobody reads, files that hang, a loop that makes no pages any more."""
+"""What blocks other than the driver: a log that nobody reads, files that hang, a collection loop that stands still."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from tests import ROOT
 from tests.conftest import Exporter, Serve, command
 from tests.e2e.cli.test_bad_input import fails
 from tests.e2e.collection.test_faults import states, up
+from tests.e2e.collection.test_hand_over import bearer
+from tests.e2e.serving.test_web import TLS, Pki
 from tests.support.fakes.driver import FakeDriver
 from tests.support.tools import until
 
@@ -32,7 +34,7 @@ EXIT_SECONDS = 2.0
 
 @dataclass
 class Hanging:
-    """Files that can't be opened while `switch` exists."""
+    """Files whose open hangs while the file `switch` exists."""
 
     switch: Path
     beginning: str
@@ -59,7 +61,7 @@ class Hanging:
 
 @pytest.fixture
 def full_pipe() -> Iterator[tuple[int, int]]:
-    """A pipe of 4 KiB that nobody reads: what to write to as stderr, and what fills it."""
+    """A pipe of 4 KiB that nobody reads: the end for stderr, and one to fill it with."""
     reader, writer = os.pipe()
     fcntl(writer, F_SETPIPE_SZ, 4096)
     filler = os.open(f"/proc/self/fd/{writer}", os.O_WRONLY | os.O_NONBLOCK)
@@ -78,19 +80,19 @@ def fill(filler: int) -> None:
             continue
 
 
-def drops(exporter: Exporter) -> bool:
-    """Reload a few times; whether log lines were dropped by then."""
-    assert {exporter.ask("POST", "/-/reload") for _ in range(10)} == {(200, "ok\n")}
+def drops(exporter: Exporter, token: Path) -> bool:
+    """Reload a few times; return whether log lines have been dropped."""
+    assert {exporter.ask("POST", "/-/reload", bearer(token)) for _ in range(10)} == {(200, "ok\n")}
     return exporter.page().value(DROPPED) > 0
 
 
 def status(exporter: Exporter, path: str) -> int:
-    """The status code of an answer."""
+    """Return the status code of a response."""
     return exporter.get(path)[0].status
 
 
 def ended_in_time(exporter: Exporter) -> bool:
-    """Whether SIGTERM ends it, and soon."""
+    """Return whether SIGTERM ends the exporter in time."""
     code, seconds = exporter.stop()
     return code == 0 and seconds <= EXIT_SECONDS
 
@@ -99,11 +101,11 @@ def ended_in_time(exporter: Exporter) -> bool:
 
 
 def test_a_log_that_nobody_reads(serve: Serve, full_pipe: tuple[int, int], tmp_path: Path) -> None:
-    """A lost GPU is shown as lost, a malformed request costs nobody anything, lines are dropped and counted."""
+    """A lost GPU is reported as lost, a malformed request has no effect, and lines are dropped and counted."""
     driver, fields = FakeDriver(tmp_path / "driver", gpus=2), tmp_path / "fields.csv"
     fields.write_text(ROW)
     stderr, filler = full_pipe
-    arguments = ("--interval", "200ms", "--web.enable-lifecycle")
+    arguments = ("--interval", "200ms", "--web.enable-lifecycle", "--token-file", str(tmp_path / "token"))
     exporter = serve(*arguments, "--collectors", str(fields), env=driver.environment, stderr=stderr)
     page = exporter.until(lambda page: states(page) == up(2))
     assert page.value(DROPPED) == 0
@@ -120,19 +122,20 @@ def test_a_log_that_nobody_reads(serve: Serve, full_pipe: tuple[int, int], tmp_p
     exporter.until(lambda page: page.value(MADE) > before)
 
     fields.write_text(BAD_ROWS)
-    until(lambda: drops(exporter), 60, "a drop")
+    until(lambda: drops(exporter, tmp_path / "token"), 60, "a drop")
     assert ended_in_time(exporter)
 
 
 def test_a_log_that_is_read_again(serve: Serve, full_pipe: tuple[int, int], tmp_path: Path) -> None:
-    """How many lines are missing is the next line."""
+    """The next line says how many lines are missing."""
     fields = tmp_path / "fields.csv"
     fields.write_text(ROW)
     stderr, filler = full_pipe
-    exporter = serve(*REPLAY, "--web.enable-lifecycle", "--collectors", str(fields), stderr=stderr)
+    lifecycle = ("--web.enable-lifecycle", "--token-file", str(tmp_path / "token"))
+    exporter = serve(*REPLAY, *lifecycle, "--collectors", str(fields), stderr=stderr)
     fill(filler)
     fields.write_text(BAD_ROWS)
-    until(lambda: drops(exporter), 60, "a drop")
+    until(lambda: drops(exporter, tmp_path / "token"), 60, "a drop")
 
     with open(f"/proc/self/fd/{stderr}", "rb", buffering=0) as reader:
         os.set_blocking(reader.fileno(), False)
@@ -147,7 +150,7 @@ def test_a_log_that_is_read_again(serve: Serve, full_pipe: tuple[int, int], tmp_
 
 
 def test_a_start_that_fails_while_nobody_reads_the_log(full_pipe: tuple[int, int], tmp_path: Path) -> None:
-    """It ends with the exit code of an error, though it can't say why."""
+    """It exits with the code of an error, although it cannot say why."""
     stderr, filler = full_pipe
     fill(filler)
     ended = subprocess.run(command("serve", *REPLAY, "--collectors", str(tmp_path / "gone")), stderr=stderr, timeout=30)
@@ -158,7 +161,7 @@ def test_a_start_that_fails_while_nobody_reads_the_log(full_pipe: tuple[int, int
 
 
 def test_a_web_config_that_hangs(serve: Serve, tmp_path: Path) -> None:
-    """Scrapes go on, what was in force stays so, and what changed is taken over once the file can be read."""
+    """Scrapes succeed, the previous configuration stays in use, and the new one is used once the file can be read."""
     path = tmp_path / "web.yml"
     path.write_text("{}")
     hanging = Hanging(tmp_path / "hang", str(path))
@@ -168,7 +171,7 @@ def test_a_web_config_that_hangs(serve: Serve, tmp_path: Path) -> None:
     first = exporter.page().value(MADE)
     exporter.until(lambda page: page.value(MADE) > first + 1)
     assert (status(exporter, "/healthz"), status(exporter, "/readyz")) == (200, 200)
-    until(lambda: "no answer within 5 s; what was in force before still is" in exporter.log.read_text(), what="a line")
+    until(lambda: "no answer within 5 s; the previous one stays in use" in exporter.log.read_text(), what="a line")
 
     path.write_text("http_server_config: {headers: {X-Frame-Options: sameorigin}}")
     hanging.end()
@@ -177,20 +180,22 @@ def test_a_web_config_that_hangs(serve: Serve, tmp_path: Path) -> None:
 
 
 def test_ends_while_a_web_config_hangs(serve: Serve, tmp_path: Path) -> None:
-    """And says on POST /-/reload that the file can't be read."""
+    """POST /-/reload answers that the file cannot be read, and SIGTERM ends the exporter."""
     path = tmp_path / "web.yml"
     path.write_text("{}")
     hanging = Hanging(tmp_path / "hang", str(path))
-    exporter = serve(*REPLAY, "--web.enable-lifecycle", "--web.config.file", str(path), env=hanging.environment)
+    lifecycle = ("--web.enable-lifecycle", "--token-file", str(tmp_path / "token"))
+    exporter = serve(*REPLAY, *lifecycle, "--web.config.file", str(path), env=hanging.environment)
     hanging.begin()
     until(hanging.hangs, what="a look at the file")
-    assert exporter.ask("POST", "/-/reload") == (500, f"web config {path}: no answer within 5 s\n")
+    answer = exporter.ask("POST", "/-/reload", bearer(tmp_path / "token"))
+    assert answer == (500, f"web config {path}: no answer within 5 s\n")
     assert ended_in_time(exporter)
 
 
 @pytest.mark.parametrize("option", ["--web.config.file", "--collectors"])
 def test_a_file_that_hangs_at_the_start(tmp_path: Path, option: str) -> None:
-    """Ends the start with one line."""
+    """The start fails with one line."""
     path = tmp_path / "file"
     path.write_text("{}")
     hanging = Hanging(tmp_path / "hang", str(path))
@@ -199,8 +204,25 @@ def test_a_file_that_hangs_at_the_start(tmp_path: Path, option: str) -> None:
     assert f"{path}: no answer within 5 s" in said
 
 
+def test_a_certificate_that_hangs(serve: Serve, tmp_path: Path) -> None:
+    """While the exporter runs, scrapes go on with the previous one; at the start, it is an error."""
+    pki = Pki(tmp_path)
+    hanging = Hanging(tmp_path / "hang", str(tmp_path / "server.pem"))
+    config = ("--web.config.file", pki.config(TLS))
+    exporter = serve(*REPLAY, *config, tls=pki.context(), env=hanging.environment)
+    hanging.begin()
+    until(hanging.hangs, what="a read of the certificate")
+    first = exporter.page().value(MADE)
+    exporter.until(lambda page: page.value(MADE) > first + 1)
+    until(lambda: "no answer within 5 s; the previous one stays in use" in exporter.log.read_text(), what="a line")
+    assert ended_in_time(exporter)
+
+    said = fails("serve", *REPLAY, "--address", "127.0.0.1:0", *config, env=hanging.environment)
+    assert "web.yml: no answer within 5 s" in said
+
+
 def test_ends_while_the_start_hangs(tmp_path: Path) -> None:
-    """SIGTERM is heard whatever the start waits for."""
+    """SIGTERM ends the exporter, whatever the start waits for."""
     path = tmp_path / "web.yml"
     path.write_text("{}")
     hanging = Hanging(tmp_path / "hang", str(path))
@@ -215,7 +237,7 @@ def test_ends_while_the_start_hangs(tmp_path: Path) -> None:
 
 
 def test_a_state_directory_that_hangs(serve: Serve, driver: FakeDriver, tmp_path: Path) -> None:
-    """From the start on: the exporter serves without what it counted before, says so, and ends in time."""
+    """From the start on: the exporter serves without the earlier counts, logs that, and ends in time."""
     hanging = Hanging(tmp_path / "hang", str(tmp_path / "state"))
     hanging.begin()
     exporter = serve(
@@ -229,7 +251,7 @@ def test_a_state_directory_that_hangs(serve: Serve, driver: FakeDriver, tmp_path
 
 
 def test_a_state_directory_that_hangs_at_the_end(serve: Serve, driver: FakeDriver, tmp_path: Path) -> None:
-    """What can't be saved in time is not waited for."""
+    """The exporter does not wait for events that cannot be saved in time."""
     hanging = Hanging(tmp_path / "hang", str(tmp_path / "state"))
     exporter = serve(
         "--interval", "200ms", "--state-dir", str(tmp_path / "state"), env={**driver.environment, **hanging.environment}
@@ -240,7 +262,7 @@ def test_a_state_directory_that_hangs_at_the_end(serve: Serve, driver: FakeDrive
 
 
 def test_ends_while_everything_hangs(serve: Serve, full_pipe: tuple[int, int], tmp_path: Path) -> None:
-    """The log, the state directory, a driver call, all at once; until then pages are made."""
+    """The log, the state directory and a driver call hang at the same time, while pages are made."""
     driver, hanging = FakeDriver(tmp_path / "driver", gpus=2), Hanging(tmp_path / "hang", str(tmp_path / "state"))
     driver.lock("gpu")
     stderr, filler = full_pipe
@@ -259,7 +281,7 @@ def test_ends_while_everything_hangs(serve: Serve, full_pipe: tuple[int, int], t
 
 @pytest.mark.parametrize("name", ["events.json", "events.jsonl", "events.draft"])
 def test_a_fifo_in_place_of_a_state_file(serve: Serve, driver: FakeDriver, tmp_path: Path, name: str) -> None:
-    """Costs one line; all else goes on."""
+    """The log has one line about it, and everything else works."""
     os.mkfifo(tmp_path / name)
     exporter = serve("--interval", "200ms", "--state-dir", str(tmp_path), env=driver.environment)
     exporter.until(lambda page: states(page) == up(1))
@@ -270,7 +292,7 @@ def test_a_fifo_in_place_of_a_state_file(serve: Serve, driver: FakeDriver, tmp_p
 
 
 def test_a_fifo_in_place_of_a_file_of_fields(tmp_path: Path) -> None:
-    """Ends the start with one line."""
+    """The start fails with one line."""
     os.mkfifo(tmp_path / "fifo")
     for option in ("--web.config.file", "--collectors"):
         said = fails("serve", *REPLAY, "--address", "127.0.0.1:0", option, str(tmp_path / "fifo"))
@@ -278,7 +300,7 @@ def test_a_fifo_in_place_of_a_file_of_fields(tmp_path: Path) -> None:
 
 
 def test_a_token_file_that_hangs(serve: Serve, tmp_path: Path) -> None:
-    """Its removal is not waited for."""
+    """The exporter does not wait for its removal."""
     hanging = Hanging(tmp_path / "hang", str(tmp_path / "token"))
     exporter = serve(*REPLAY, "--token-file", str(tmp_path / "token"), env=hanging.environment)
     hanging.begin()
@@ -289,7 +311,7 @@ def test_a_token_file_that_hangs(serve: Serve, tmp_path: Path) -> None:
 
 
 def test_a_page_that_is_too_old_is_not_served(serve: Serve, tmp_path: Path) -> None:
-    """When the loop makes no pages any more, all say so, in one line; and serve again when it does."""
+    """When the loop makes no pages, every path answers with one line that says so, and serves again when it does."""
     # The metrics of the process itself are read where pages are made.
     hanging = Hanging(tmp_path / "hang", "/proc/self/stat")
     exporter = serve(*REPLAY, env=hanging.environment)
@@ -299,9 +321,9 @@ def test_a_page_that_is_too_old_is_not_served(serve: Serve, tmp_path: Path) -> N
     for path in ("/metrics", "/healthz", "/readyz", "/api/v1/gpus"):
         answer, body = exporter.get(path)
         assert answer.status == 503
-        line = rb"no page was made since \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ, \d+ s ago: the collection loop hangs\n"
+        line = rb"no new metrics since \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ, \d+ s ago: the collection loop hangs\n"
         assert re.fullmatch(line, body)
-    assert b"no page was made since" in exporter.get("/")[1]
+    assert b"no new metrics since" in exporter.get("/")[1]
     hanging.end()
     until(lambda: status(exporter, "/metrics") == 200, what="a new page")
     assert status(exporter, "/healthz") == 200
@@ -309,7 +331,7 @@ def test_a_page_that_is_too_old_is_not_served(serve: Serve, tmp_path: Path) -> N
 
 
 def test_gpus_that_do_not_answer_make_no_page_too_old(serve: Serve, tmp_path: Path) -> None:
-    """However long they are wedged or lost."""
+    """They may be stuck or lost for any time."""
     driver = FakeDriver(tmp_path / "driver", gpus=3)
     driver.lock("gpu")
     exporter = serve("--interval", "200ms", env=driver.environment)

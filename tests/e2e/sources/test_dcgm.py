@@ -14,6 +14,7 @@ import pytest
 
 from tests.conftest import Exporter, Page, Serve, run
 from tests.e2e.collection.test_faults import Watched, states, withdrawn
+from tests.e2e.collection.test_hand_over import bearer
 from tests.support.fakes.hostengine import FakeHostengine
 
 INTERVAL = 0.2
@@ -208,14 +209,15 @@ def test_flags_of_dcgm_need_dcgm() -> None:
     assert "--dcgm-hostengine needs --source dcgm" in ended.stderr
 
 
-def test_release_and_resume(serve: Serve, engine: FakeHostengine) -> None:
+def test_release_and_resume(serve: Serve, engine: FakeHostengine, tmp_path: Path) -> None:
     """A release ends the connection, and with it every watch; a resume makes them anew, and counters go on."""
-    flags = ("--interval", "200ms", "--kernel-log", "none", "--web.enable-lifecycle", *engine.flags)
+    token = tmp_path / "token"
+    flags = ("--interval", "200ms", "--kernel-log", "none", "--token-file", str(token), *engine.flags)
     exporter = Watched(serve(*flags, env=engine.environment))
     before = totals(exporter.until(profiled))
-    assert exporter.ask("POST", "/-/release?for=60")[0] == 200
+    assert exporter.ask("POST", "/-/release?for=60", bearer(token))[0] == 200
     exporter.until(lambda page: page.values("gpu_exporter_released") == [1] and withdrawn(page, 0))
-    assert exporter.ask("POST", "/-/resume")[0] == 200
+    assert exporter.ask("POST", "/-/resume", bearer(token))[0] == 200
     heals(exporter, before)
 
 

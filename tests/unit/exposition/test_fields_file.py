@@ -1,4 +1,4 @@
-"""dcgm-exporter's file of fields: what Go's csv reader takes is taken, what it refuses costs one row and one line."""
+"""dcgm-exporter's file of fields: rows that Go's csv reader accepts are accepted, others are skipped with a warning."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ TEMP = "DCGM_FI_DEV_GPU_TEMP, gauge, GPU temperature (in C)."
 
 
 def read(text: str | bytes, choice: MetricSet = MetricSet.DEFAULT) -> tuple[Selection, list[str]]:
-    """What a file selects, and what is said of it."""
+    """Return the selection of a file, and its warnings."""
     return FieldsFile(Path("f.csv"), choice).select(text.encode() if isinstance(text, str) else text)
 
 
 def classic(selection: Selection) -> dict[str, Family]:
-    """The classic families that are shown."""
+    """Return the classic families that are exposed."""
     return {name: family for name, family in selection.families.items() if name.startswith("DCGM_")}
 
 
 def parsed(text: str) -> tuple[list[FieldRow], list[tuple[int, str]]]:
-    """The rows of a text, and its warnings."""
+    """Return the rows of a text, and its warnings."""
     said: list[tuple[int, str]] = []
     return list(rows(text, lambda line, message: said.append((line, message)))), said
 
@@ -76,7 +76,7 @@ def test_a_row_is_read_as_go_reads_it(text: str, expected: tuple[str, str, str])
     ],
 )
 def test_a_row_may_begin_with_an_id(text: str, id: int, name: str) -> None:
-    """With a name behind it, or none."""
+    """Followed by a name, or not."""
     found, said = parsed(text)
 
     assert [(row.id, row.name) for row in found] == [(id, name)]
@@ -89,18 +89,18 @@ def test_a_row_may_begin_with_an_id(text: str, id: int, name: str) -> None:
         ("A", 1, "'A': 1 columns instead of name, type, help; the row is skipped"),
         ("A,gauge", 1, "'A': 2 columns instead of name, type, help; the row is skipped"),
         ("\n\nA,gauge,x,y", 3, "'A': 4 columns instead of name, type, help (quote a help text that has commas)"),
-        ("A,gague,x", 1, "'A': 'gague' is no type; did you mean gauge?; the row is skipped"),
-        ("A,,x", 1, "'A': '' is no type"),
-        (",,", 1, "'': '' is no type"),
+        ("A,gague,x", 1, "'A': 'gague' is not a type; did you mean gauge?; the row is skipped"),
+        ("A,,x", 1, "'A': '' is not a type"),
+        (",,", 1, "'': '' is not a type"),
         ('# c\nA,gauge,"x', 2, "a quote is not closed"),
-        ('A,gauge,"x" y', 1, "a quote is not closed, or something stands behind it"),
+        ('A,gauge,"x" y', 1, "a quote is not closed, or is followed by more text"),
         ("150", 1, "'150': 1 columns"),
         ("150,gauge", 1, "'150': 2 columns"),
         ("x" * 1000, 1, f"'{'x' * 60}…': 1 columns"),
     ],
 )
 def test_what_is_no_row_is_named_with_its_line(text: str, line: int, message: str) -> None:
-    """One line each; the rows around it count."""
+    """One warning each; the other rows count."""
     found, said = parsed(f"{text}\nB,gauge,y")
 
     assert [row.name for row in found] == ["B"]
@@ -108,7 +108,7 @@ def test_what_is_no_row_is_named_with_its_line(text: str, line: int, message: st
 
 
 def test_a_quote_that_never_ends_costs_its_own_row() -> None:
-    """Not the rest of the file, however long that is, and no time."""
+    """It hides only its own lines, and takes no time."""
     begin = time.monotonic()
     found, said = parsed(('A,gauge,"x\n' + "B,gauge,y\n" * MOST_LINES) * 100 + 'C,gauge,"')
 
@@ -118,7 +118,7 @@ def test_a_quote_that_never_ends_costs_its_own_row() -> None:
 
 
 def test_the_shipped_default_counters_load() -> None:
-    """dcgm-exporter's own list: all of it is known; three families have no place in NVML."""
+    """dcgm-exporter's own list: all fields are known; three families are not in NVML."""
     selection, said = read((SHIPPED / "default-counters.csv").read_bytes())
 
     assert said == []
@@ -137,7 +137,7 @@ def test_the_shipped_default_counters_load() -> None:
 
 
 def test_a_help_text_in_another_unit_is_not_kept() -> None:
-    """Their "(in mJ)" would be wrong where the value is in joules; a text of whoever names the new field is theirs."""
+    """dcgm-exporter's "(in mJ)" would be wrong for joules; a help text for the new name is kept."""
     text = (SHIPPED / "default-counters.csv").read_text() + "DCGM_FI_DEV_BAR1_USED_BYTES, gauge, Mine (in B).\n"
     selection, said = FieldsFile(Path("fields.csv"), schema=Schema.SI).select(text.encode())
 
@@ -152,7 +152,7 @@ def test_a_help_text_in_another_unit_is_not_kept() -> None:
 
 
 def test_the_shipped_list_with_profiling_loads() -> None:
-    """The same fields again, and what is commented out there is not selected."""
+    """The same fields; rows that are commented out are not selected."""
     selection, said = read((SHIPPED / "dcp-metrics-included.csv").read_bytes())
 
     assert said == []
@@ -162,12 +162,12 @@ def test_the_shipped_list_with_profiling_loads() -> None:
 
 
 def test_the_shipped_list_of_old_names_loads() -> None:
-    """Shown by the names that the file has; two fields are in it twice, and the first counts, as there."""
+    """Exposed by the names in the file. Two fields are in it twice: the first row counts, as in dcgm-exporter."""
     selection, said = read((SHIPPED / "1.x-compatibility-metrics.csv").read_bytes())
 
     assert said == [
-        "f.csv, line 65: dcgm_fi_prof_pcie_tx_bytes: line 18 has this field already; the row is skipped",
-        "f.csv, line 66: dcgm_fi_prof_pcie_rx_bytes: line 19 has this field already; the row is skipped",
+        "f.csv, line 65: dcgm_fi_prof_pcie_tx_bytes: line 18 already has this field; the row is skipped",
+        "f.csv, line 66: dcgm_fi_prof_pcie_rx_bytes: line 19 already has this field; the row is skipped",
     ]
     assert selection.families["DCGM_FI_DEV_GPU_TEMP"].name == "dcgm_gpu_temp"
     assert {family.name for family in classic(selection).values() if family.name.startswith("DCGM_")} == set()
@@ -176,11 +176,11 @@ def test_the_shipped_list_of_old_names_loads() -> None:
 
 
 def test_every_commented_row_of_the_shipped_lists_can_be_switched_on() -> None:
-    """Whoever removed the `#` of each row gets all of them."""
+    """Without the `#` of each row, all of them are selected."""
     text = (SHIPPED / "default-counters.csv").read_text().replace("# DCGM_FI", "DCGM_FI")
     selection, said = read(text)
 
-    assert [line for line in said if "has this field already" not in line] == []
+    assert [line for line in said if "already has this field" not in line] == []
     assert len(said) == 2
     assert len(classic(selection)) == 48
     assert dict(selection.labels) == {
@@ -198,7 +198,7 @@ def test_every_commented_row_of_the_shipped_lists_can_be_switched_on() -> None:
 
 @pytest.mark.parametrize("name", ["dcgm-exporter.csv", "dcgm-exporter-4.9.csv"])
 def test_the_lists_that_we_give_to_dcgm_exporter_load(name: str) -> None:
-    """Under the names and units that they have there."""
+    """With the names and units of the file."""
     content = (ROOT / "alerts" / name).read_bytes()
     selection, said = read(content)
 
@@ -213,23 +213,23 @@ def test_the_lists_that_we_give_to_dcgm_exporter_load(name: str) -> None:
     [
         (
             "DCGM_FI_DEV_GPU_TMEP, gauge, x",
-            "is no field of DCGM; did you mean DCGM_FI_DEV_GPU_TEMP?; the row is skipped",
+            "is not a field of DCGM; did you mean DCGM_FI_DEV_GPU_TEMP?; the row is skipped",
         ),
-        ("DCGM_EXP_NONE_SUCH, counter, x", "'DCGM_EXP_NONE_SUCH' is no field of DCGM"),
-        ("99999, gauge, x", "'99999' is no field of DCGM"),
-        ("151, DCGM_FI_DEV_FB_USED, gauge, x", "DCGM_FI_DEV_FB_USED is field 252, not 151; its name counts"),
-        ("DCGM_FI_DEV_SERIAL, gauge, x", "DCGM_FI_DEV_SERIAL is text: only a row of type label can show it"),
-        ("DCGM_FI_DEV_CPU_AFFINITY_0, label, x", "DCGM_FI_DEV_CPU_AFFINITY_0 can't be a label; the row is skipped"),
-        ("DCGM_FI_DEV_SUPPORTED_TYPE_INFO, gauge, x", "DCGM_FI_DEV_SUPPORTED_TYPE_INFO is no number"),
-        ("DCGM_FI_DEV_FB_USED, histogram, x", "shown as a gauge, not a histogram"),
-        ("DCGM_FI_DEV_GPU_TEMP, counter, x", "line 1 has this field already"),
-        ("dcgm_gpu_temp, gauge, x", "line 1 has this field already"),
-        ("gpu_energy_joules_total, counter, x", "what does not begin with DCGM_ is chosen by --metrics"),
-        ("DCGM_FI_DEV_CONNECTX_HEALTH, gauge, x", "is of an entity that is not read"),
+        ("DCGM_EXP_NONE_SUCH, counter, x", "'DCGM_EXP_NONE_SUCH' is not a field of DCGM"),
+        ("99999, gauge, x", "'99999' is not a field of DCGM"),
+        ("151, DCGM_FI_DEV_FB_USED, gauge, x", "DCGM_FI_DEV_FB_USED is field 252, not 151; its name is used"),
+        ("DCGM_FI_DEV_SERIAL, gauge, x", "DCGM_FI_DEV_SERIAL is text; only a row of type label can expose it"),
+        ("DCGM_FI_DEV_CPU_AFFINITY_0, label, x", "DCGM_FI_DEV_CPU_AFFINITY_0 cannot be a label; the row is skipped"),
+        ("DCGM_FI_DEV_SUPPORTED_TYPE_INFO, gauge, x", "DCGM_FI_DEV_SUPPORTED_TYPE_INFO is not a number"),
+        ("DCGM_FI_DEV_FB_USED, histogram, x", "exposed as a gauge, not as a histogram"),
+        ("DCGM_FI_DEV_GPU_TEMP, counter, x", "line 1 already has this field"),
+        ("dcgm_gpu_temp, gauge, x", "line 1 already has this field"),
+        ("gpu_energy_joules_total, counter, x", "only names that begin with DCGM_ belong here; use --metrics"),
+        ("DCGM_FI_DEV_CONNECTX_HEALTH, gauge, x", "is a field of an unsupported entity"),
     ],
 )
 def test_a_row_that_selects_nothing_is_one_warning(row: str, message: str) -> None:
-    """Named with its line, and never fatal."""
+    """It names the line, and is never fatal."""
     selection, said = read(f"{TEMP}\n\n{row}\n")
 
     assert selection.families["DCGM_FI_DEV_GPU_TEMP"].help == "GPU temperature (in C)."
@@ -239,7 +239,7 @@ def test_a_row_that_selects_nothing_is_one_warning(row: str, message: str) -> No
 
 
 def test_a_wrong_id_costs_nothing_but_a_line() -> None:
-    """The name wins, as NVIDIA renames fields and never renumbers them; an id alone is enough."""
+    """A wrong id is ignored if there is a name; an id alone is enough."""
     assert "DCGM_FI_DEV_FB_USED" in read("151, DCGM_FI_DEV_FB_USED, gauge, x")[0].families
     assert read("252, DCGM_FI_DEV_FB_USED, gauge, x")[1] == []
     assert classic(read("252, gauge, x")[0]) == {"DCGM_FI_DEV_FB_USED": Family("DCGM_FI_DEV_FB_USED", "gauge", "x")}
@@ -283,7 +283,7 @@ def test_a_field_of_the_full_set_is_asked_for() -> None:
 
 
 def test_gauges_that_are_not_shown_are_read_for_our_own_families() -> None:
-    """Integrals, health and diagnosis go on, whatever a file shows."""
+    """Integrals, health and diagnosis work with any file."""
     selection, _ = read(TEMP)
 
     assert set(selected(MetricSet.DEFAULT)) <= set(selection.asked)
@@ -313,7 +313,7 @@ def test_what_two_readings_have_is_the_same_metric() -> None:
     ],
 )
 def test_other_fields_become_metrics_of_their_entity(name: str, entity: EntityKind, per_instance: bool) -> None:
-    """By the level that DCGM's own table has."""
+    """By the level in DCGM's table."""
     (row,) = (row for row in read(f"{name}, gauge, help")[0].asked if row.nvml is None)
 
     assert (row.name, row.entity, row.per_instance) == (name, entity, per_instance)
@@ -323,14 +323,14 @@ def test_other_fields_become_metrics_of_their_entity(name: str, entity: EntityKi
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "f.csv selects no field: it is empty"),
-        (b"\xef\xbb\xbf\n# only a comment\n", "f.csv selects no field: it is empty"),
+        (b"", "f.csv selects no field: it is empty; add a row"),
+        (b"\xef\xbb\xbf\n# only a comment\n", "f.csv selects no field: it is empty; add a row"),
         (b"\x00\x01\x02", "f.csv selects no field: line 1: '\\x00\\x01\\x02': 1 columns instead of"),
-        (b"nonsense, gauge, x", "f.csv selects no field: line 1: 'nonsense' is no field of DCGM"),
+        (b"nonsense, gauge, x", "f.csv selects no field: line 1: 'nonsense' is not a field of DCGM"),
     ],
 )
 def test_a_file_that_selects_nothing_is_refused(content: bytes, message: str) -> None:
-    """So that a truncated file does not take all metrics away."""
+    """A truncated file must not remove all metrics."""
     with pytest.raises(GpuExporterError) as error:
         read(content)
 
@@ -339,21 +339,21 @@ def test_a_file_that_selects_nothing_is_refused(content: bytes, message: str) ->
 
 
 def test_what_is_not_utf8_is_replaced_and_said_once() -> None:
-    """A help text in another encoding costs its odd bytes."""
+    """A help text in another encoding loses only its invalid bytes."""
     selection, said = read(b"# \xfcber\n" + TEMP.encode() + b" \xb0C\n")
 
-    assert said == ["f.csv, line 1: not UTF-8; the odd bytes are replaced"]
+    assert said == ["f.csv, line 1: not UTF-8; the invalid bytes are replaced"]
     assert selection.families["DCGM_FI_DEV_GPU_TEMP"].help == "GPU temperature (in C). \ufffdC"
 
 
 def test_a_file_that_is_not_meant_for_us_is_not_told_row_by_row() -> None:
-    """Thousands of strange rows: some warnings, the number of the rest, and no time."""
+    """Thousands of faulty rows cause a few warnings, the number of the others, and no delay."""
     begin = time.monotonic()
     selection, said = read(f"{TEMP}\n" + "".join(f"DCGM_FI_DEV_GPU_THING_{n}, gauge, x\n" for n in range(20_000)))
 
     assert list(classic(selection)) == ["DCGM_FI_DEV_GPU_TEMP"]
     assert len(said) == MOST_WARNINGS + 1
-    assert said[-1] == f"f.csv: {20_000 - MOST_WARNINGS} more rows that are not as they should be"
+    assert said[-1] == f"f.csv: {20_000 - MOST_WARNINGS} more faulty rows"
     assert time.monotonic() - begin < 10
 
 
@@ -377,7 +377,7 @@ PIECES = st.sampled_from((*NAMES, *MARKS))
 @example(b"0,label,")
 @example(b"000000000,gauge,")
 def test_no_content_is_a_traceback(content: bytes) -> None:
-    """Whatever is in the file: a selection, or one line."""
+    """Any content results in a selection or an error of one line."""
     said: list[str] = []
     try:
         said += read(content)[1]

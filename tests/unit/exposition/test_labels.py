@@ -26,7 +26,7 @@ WINDOW = ("window_size_in_ms", "300000")
 
 
 def row(name: str, entity: EntityKind) -> Metric:
-    """A row that only DCGM has."""
+    """Return a row that only DCGM has."""
     return Metric(f"DCGM_FI_DEV_{name}_ROW", Kind.GAUGE, "", "A field of DCGM.", entity=entity)
 
 
@@ -52,12 +52,12 @@ SERIES: list[tuple[Metric, Gpu | None, Labels, float]] = [
 
 
 def golden(schema: Schema) -> list[str]:
-    """The lines of samples."""
+    """Return the sample lines."""
     return [line for line in (GOLDEN / FILES[schema]).read_text().splitlines() if not line.startswith("#")]
 
 
 def name(metric: Metric, schema: Schema) -> str:
-    """What a row is called."""
+    """Return the id of a test."""
     return RENAMED.get(metric.name, (metric.name, 1.0))[0] if schema is Schema.SI else metric.name
 
 
@@ -135,7 +135,7 @@ def test_in_base_units_no_old_name_is_left() -> None:
 
 @given(st.sampled_from(sorted(FACTORS.values())), st.decimals(0, 10**9, places=3))
 def test_values_are_converted_exactly(factor: float, value: Decimal) -> None:
-    """As on paper: the decimal number that is written, moved by the power of ten, or times 2^20."""
+    """Exact as decimal numbers: moved by a power of ten, or times 2^20."""
     expected = value * (Decimal(2) ** 20 if factor == 2.0**20 else Decimal(repr(factor)))
 
     assert converter(factor)(float(value)) == pytest.approx(float(expected), rel=1e-15)
@@ -158,5 +158,5 @@ def test_values_are_converted_exactly(factor: float, value: Decimal) -> None:
     ],
 )
 def test_numbers_are_clean(factor: float, value: float, written: str) -> None:
-    """What has a short decimal is written short."""
+    """A value with a short decimal form is written in that form."""
     assert number(converter(factor)(value)) == written

@@ -1,4 +1,4 @@
-"""Pages: both formats say the same, label values survive, nothing is rendered twice."""
+"""Pages: both formats have the same content, label values are kept, and nothing is rendered twice."""
 
 import gzip
 import string
@@ -23,12 +23,12 @@ READABLE = [row for row in m.METRICS if (row.nvml or row.integral_of) and not ro
 
 
 def page(*samples: Sample, node: str = "n") -> Page:
-    """Some samples, rendered."""
+    """Render some samples."""
     return Renderer(node).render(Snapshot(0.0, "nvml", samples))
 
 
 def parsed(rendered: Page, variant: Variant) -> list[tuple[str, tuple[tuple[str, str], ...], float]]:
-    """Every sample of a page as prometheus_client reads it."""
+    """Return every sample of a page as prometheus_client parses it."""
     parse = parse_openmetrics if variant.openmetrics else parse_text
     families = parse(rendered.body(variant).decode())
     return sorted((s.name, tuple(sorted(s.labels.items())), s.value) for f in families for s in f.samples)
@@ -36,7 +36,7 @@ def parsed(rendered: Page, variant: Variant) -> list[tuple[str, tuple[tuple[str,
 
 @given(st.text(st.characters(codec="utf-8"), min_size=1), st.text(st.characters(codec="utf-8"), min_size=1))
 def test_any_label_value_survives_both_parsers(model: str, node: str) -> None:
-    """Quotes, backslashes, newlines, any script: what goes in comes out."""
+    """Quotes, backslashes, newlines and any script are parsed back to the same value."""
     rendered = page(Sample(Series(m.POWER, Gpu(0, "GPU-0", model=model)), 1.0), node=node)
 
     for variant in FORMATS:
@@ -57,7 +57,7 @@ def test_dashes_are_of_model_names_of_gpus_alone() -> None:
 
 
 def test_what_is_not_utf8_is_replaced() -> None:
-    """A name that the kernel hands over in another encoding costs its odd bytes, not the scrape."""
+    """A process name in another encoding loses only its invalid bytes; the scrape succeeds."""
     broken = b"caf\xe9".decode("utf-8", "surrogateescape")
 
     assert b'Hostname="caf?"' in page(Sample(Series(m.POWER, Gpu(0, "GPU-0")), 1.0), node=broken).body(TEXT)
@@ -77,7 +77,7 @@ def test_both_formats_carry_the_same_samples(rows: list[tuple[Metric, float]]) -
 
 
 def test_types_are_what_each_format_can_say() -> None:
-    """A counter without _total is a counter in text and unknown in OpenMetrics; ours are counters in both."""
+    """A counter without _total is a counter in text and unknown in OpenMetrics; others are counters in both."""
     rendered = page(
         Sample(Series(m.ENERGY, Gpu(0, "GPU-0")), 1.0), Sample(Series(m.ENERGY_JOULES, Gpu(0, "GPU-0")), 1.0)
     )
@@ -90,7 +90,7 @@ def test_types_are_what_each_format_can_say() -> None:
 
 @pytest.mark.parametrize("kind", Kind)
 def test_every_family_has_its_header_once(kind: Kind) -> None:
-    """Rows that share a name share one header, and their samples stand together."""
+    """Rows with the same name have one header, and their samples are adjacent."""
     samples = [Sample(Series(row, Gpu(n, f"GPU-{n}")), 1.0) for n in range(3) for row in m.METRICS if row.kind is kind]
     lines = page(*samples).body(TEXT).decode().splitlines()
     headers = [line.split()[2] for line in lines if line.startswith("# TYPE")]
@@ -117,7 +117,7 @@ def test_a_line_follows_its_value() -> None:
 
 
 def test_labels_everywhere_stand_on_every_series() -> None:
-    """A replayed series can't be mistaken for a live one."""
+    """A replayed series cannot be mistaken for a live one."""
     samples = [Sample(Series(row, Gpu(0, "GPU-0")), 1.0) for row in m.METRICS]
     body = Renderer("n", (("source", "replay"),)).render(Snapshot(0, "replay", tuple(samples))).body(TEXT).decode()
 

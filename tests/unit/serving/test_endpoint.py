@@ -1,4 +1,4 @@
-"""When a page is too old to be served, and what is said then."""
+"""When a page is too old to be served, and what the server answers then."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 import pytest
 
 from gpu_exporter.exposition.pages import Page, Pages
-from gpu_exporter.serving.endpoint import EXPIRY_INTERVALS, EXPIRY_SECONDS, Health
+from gpu_exporter.serving.endpoint import EXPIRY_INTERVALS, EXPIRY_SECONDS, NO_METRICS_YET, Health
 
 STARTED = 1000.0
 
@@ -28,12 +28,12 @@ def test_a_page_expires(clock: list[float], interval: float, expires: float) -> 
     """After three intervals, but not before a few seconds; a new page ends that."""
     pages = Pages()
     health = Health(interval, pages)
-    assert health.alive() == health.ready() == "no page has been made yet"
+    assert health.alive() == health.ready() == NO_METRICS_YET
     pages.publish(Page([]))
     clock[0] = STARTED + expires
     assert health.alive() == ""
     clock[0] += 1
-    assert re.fullmatch(r"no page was made since \S+Z, \d+ s ago: the collection loop hangs", health.alive())
+    assert re.fullmatch(r"no new metrics since \S+Z, \d+ s ago: the collection loop hangs", health.alive())
     assert health.ready() == health.alive()
     pages.publish(Page([]))
     assert health.alive() == ""

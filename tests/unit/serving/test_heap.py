@@ -1,4 +1,4 @@
-"""What the C library keeps: seen from a process of its own."""
+"""Memory that the C library keeps, in a process of its own."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ libc.fflush(None)
 @pytest.mark.skipif(not GLIBC, reason="another C library than glibc")
 @pytest.mark.parametrize(("share", "few"), [(True, True), (False, False)])
 def test_threads_share_one_arena(share: bool, few: bool) -> None:
-    """Without, each thread has its own: of these there are as many as eight times the cores."""
+    """Without `share`, each thread has its own arena, up to eight times the number of cores."""
     command = [sys.executable, "-c", THREADS.format(share=share)]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
 

@@ -1,4 +1,4 @@
-"""Who has the token, and where it is kept."""
+"""The token and its file, the secret that the lifecycle API needs, and requests of other sites."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 from gpu_exporter.inputs import hand_over
-from gpu_exporter.serving.lifecycle import Token, is_loopback
+from gpu_exporter.model.errors import GpuExporterError
+from gpu_exporter.serving.lifecycle import Lifecycle, is_cross_site
+from gpu_exporter.serving.security.guard import Guard
+from gpu_exporter.serving.security.token_file import Token, is_loopback
 
 
 @pytest.mark.parametrize(
@@ -52,20 +55,86 @@ def test_token(tmp_path: Path) -> None:
 
 
 def test_token_file(tmp_path: Path) -> None:
-    """Readable by its user only, whatever was there; what another process wrote since is left alone."""
-    path, other = tmp_path / "token", tmp_path / "other"
-    other.write_text("precious")
-    path.symlink_to(other)
+    """Only its user can read it. It replaces a token of an exporter that was killed, and leaves a newer one alone."""
+    path = tmp_path / "token"
     first, second = Token(path), Token(path)
     first.__enter__()
-    assert other.read_text() == "precious"
-    assert not path.is_symlink()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     second.__enter__()
     first.__exit__()
     assert second.allows(f"Bearer {path.read_text().strip()}", "::1")
     second.__exit__()
-    assert [each.name for each in tmp_path.iterdir()] == ["other"]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("content", ["precious", "", "gpu-exporter-notes", "x" * 43, "gpu-exporter-" + "x" * 44])
+def test_another_file_is_not_overwritten(tmp_path: Path, content: str) -> None:
+    """It is an error that names the fix, and the file stays."""
+    path = tmp_path / "token"
+    path.write_text(content)
+    token = Token(path)
+    with pytest.raises(GpuExporterError, match=r"token: exists and is not a token; delete it, or choose another file"):
+        token.__enter__()
+    token.__exit__()
+    assert [file.name for file in tmp_path.iterdir()] == ["token"]
+    assert path.read_text() == content
+
+
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    """Neither to a token nor to nothing, at the start and at the end."""
+    path, other = tmp_path / "token", tmp_path / "other"
+    path.symlink_to(other)
+    for _ in range(2):
+        with pytest.raises(GpuExporterError, match=r"exists and is not a token"):
+            Token(path).__enter__()
+        other.write_text(f"gpu-exporter-{'x' * 43}\n")
+    path.unlink()
+    token = Token(path)
+    token.__enter__()
+    path.replace(other)
+    path.symlink_to(other)
+    token.__exit__()
+    assert {file.name for file in tmp_path.iterdir()} == {"token", "other"}
+
+
+@pytest.mark.parametrize(
+    ("origin", "fetch_site", "host", "refused"),
+    [
+        (None, None, "node-1:9400", False),
+        (None, "none", "node-1:9400", False),
+        ("http://node-1:9400", "same-origin", "node-1:9400", False),
+        ("http://node-1:9400", None, "node-1:9400", False),
+        ("http://NODE-1:9400", None, "node-1:9400", False),
+        ("https://node-1", None, "node-1:443", False),
+        ("https://node-1:443", None, "node-1", False),
+        ("http://[::1]:9400", None, "[::1]:9400", False),
+        ("http://node-1:9401", None, "node-1:9400", True),
+        ("http://node-1", None, "node-1:9400", True),
+        ("http://evil.example", None, "node-1:9400", True),
+        ("http://evil.example", "same-origin", "node-1:9400", True),
+        ("http://node-1:9400@evil.example", None, "node-1:9400", True),
+        ("null", None, "node-1:9400", True),
+        ("", None, "node-1:9400", True),
+        ("http://[", None, "node-1:9400", True),
+        ("http://node-1:9400,http://evil.example", None, "node-1:9400", True),
+        (None, "cross-site", "node-1:9400", True),
+        ("http://node-1:9400", "same-site", "node-1:9400", True),
+    ],
+)
+def test_requests_of_other_sites(origin: str | None, fetch_site: str | None, host: str, refused: bool) -> None:
+    """Origin and Host decide; browsers that send Sec-Fetch-Site must agree; without either it is not a browser."""
+    assert is_cross_site(origin, fetch_site, host) is refused
+
+
+def test_lifecycle_needs_a_secret(tmp_path: Path) -> None:
+    """A token, password or client certificate; else the error names the fix."""
+    with pytest.raises(GpuExporterError, match=r"^--web.enable-lifecycle: anyone .*; set --token-file, or add"):
+        Lifecycle(True).check(Guard())
+    Lifecycle(False).check(Guard())
+    Lifecycle(True, token=Token(tmp_path / "token")).check(Guard())
+    path = tmp_path / "web.yml"
+    path.write_text(f"basic_auth_users: {{me: $2y$10${'a' * 53}}}")
+    Lifecycle(True).check(Guard(path))
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("10m", 600), ("24h", 86400), ("90", 90)])

@@ -1,4 +1,4 @@
-"""Log lines go through the queue in order; what finds no room is dropped, counted and reported."""
+"""Log lines go through the queue in order; if it is full, they are dropped, counted and reported."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.tools import until
 
 @dataclass
 class Pipe:
-    """What a queue writes to, and a logger that uses the queue."""
+    """The pipe that a queue writes to, and a logger that uses the queue."""
 
     reader: int
     writer: int
@@ -56,7 +56,7 @@ def test_lines_come_in_order(pipe: Pipe) -> None:
 
 
 def test_a_traceback_is_written(pipe: Pipe) -> None:
-    """Behind its line."""
+    """After its line."""
     queue, logger = pipe.logger(100)
     try:
         raise KeyError("x")
@@ -68,7 +68,7 @@ def test_a_traceback_is_written(pipe: Pipe) -> None:
 
 
 def test_lines_that_find_no_room_are_counted(pipe: Pipe) -> None:
-    """Whoever logs is not held up; as soon as there is room again, one line says how many are missing."""
+    """Logging never waits; as soon as there is room again, one line says how many are missing."""
     queue, logger = pipe.logger(10)
     logger.info("x" * 8192)
     until(lambda: queue.queue.empty(), what="a write that hangs")
@@ -84,12 +84,12 @@ def test_lines_that_find_no_room_are_counted(pipe: Pipe) -> None:
         return said.endswith("line 9\n")
 
     until(complete, what="all that was queued")
-    assert said.splitlines()[1] == "15 log lines were dropped: they came faster than they were read from stderr"
+    assert said.splitlines()[1] == "15 log lines were dropped because stderr was not read in time"
     assert [line for line in said.splitlines() if line.startswith("line")] == [f"line {n}" for n in range(10)]
 
 
 def test_what_cannot_be_formatted_or_written_is_counted(pipe: Pipe) -> None:
-    """It costs its line, and nobody a traceback."""
+    """The line is lost, without a traceback."""
     queue, logger = pipe.logger(10)
     logger.info("%d", "text")
     assert queue.dropped == 1
@@ -116,7 +116,7 @@ lines.drain(10)
 
 
 def test_what_nobody_catches_is_logged() -> None:
-    """Python would print it itself, and wait until somebody reads that."""
+    """Python would print it to stderr itself, and wait until somebody reads it."""
     ran = subprocess.run([sys.executable, "-c", UNCAUGHT], capture_output=True, text=True, timeout=30, check=True)
     lines = ran.stderr.splitlines()
     assert all(line.startswith('{"time": ') for line in lines)

@@ -1,4 +1,4 @@
-"""Which paths a server of several nodes answers, whatever their handlers do with the prefix."""
+"""Which paths a server of several nodes answers."""
 
 from __future__ import annotations
 

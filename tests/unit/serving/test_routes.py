@@ -126,7 +126,7 @@ def test_accepts_a_good_row() -> None:
 
 
 def test_what_the_landing_pages_link_to() -> None:
-    """The page of a node links to what the node has, the list of nodes to what is about all of them."""
+    """The page of a node links to the node's paths, the list of nodes to those of all nodes."""
     assert {"/metrics", "/api/v1/gpus"} <= linked(On.NODE).keys() - linked(On.LIST).keys()
     assert "/sd" in linked(On.LIST).keys() - linked(On.NODE).keys()
     for page in (On.NODE, On.LIST):

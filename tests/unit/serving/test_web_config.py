@@ -1,4 +1,4 @@
-"""The web configuration file: what it takes, what it refuses, what is logged; and the queue before bcrypt."""
+"""The web configuration file: what is accepted, refused and logged; and the queue in front of bcrypt."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from gpu_exporter.serving.security.web_config import SECURE_HEADERS, parse
 from tests.support.virtual_time import Clock
 
 HASH = bcrypt.hashpw(b"right", bcrypt.gensalt(4)).decode()
+BOMB = "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 10)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True))
 TLS = {"cert_file": "server.pem", "key_file": "server.key"}
 MUTUAL = {**TLS, "client_auth_type": "RequireAndVerifyClientCert", "client_ca_file": "ca.pem"}
 
@@ -88,7 +89,7 @@ def guard(folder: Path, content: object, name: str = "web.yml") -> Guard:
     ],
 )
 def test_takes(folder: Path, content: object) -> None:
-    """What the toolkit's users write is understood."""
+    """Files that the toolkit accepts are accepted."""
     guard(folder, content)
 
 
@@ -98,31 +99,38 @@ def test_takes(folder: Path, content: object) -> None:
         ("- a", "must be a mapping"),
         ("a: b: c", "not YAML in line 1"),
         ("\x00", "not YAML"),
-        ("basic_auth_users: {me: a}\nbasic_auth_users: {}\n", "basic_auth_users is there twice; keep one"),
-        ("tls_server_config: {key: a, key: b}", "key is there twice; keep one"),
+        ("basic_auth_users: {me: a}\nbasic_auth_users: {}\n", "line 2: basic_auth_users is a duplicate key; keep one"),
+        ("tls_server_config: {key: a, key: b}", "line 1: key is a duplicate key; keep one"),
         ("? [a]\n: b", "not YAML"),
+        ("a: " + "[" * 100 + "]" * 100, "nested too deeply"),
+        ("a: &a [x,x,x,x,x,x,x,x,x,x]\n" + BOMB, "its aliases expand to more than"),
+        ("#" * 200_000, "larger than 128 KiB"),
+        ("rate_limit: {interval: 1:30, burst: 1}", "line 1: 1:30 is a base 60 number in YAML; put it in quotes"),
+        ("rate_limit: {interval: 1s, burst: 010}", "line 1: 010 is an octal number in YAML; put it in quotes"),
+        ("basic_auth_users: {yes: x}", "basic_auth_users: key True: must be text; put it in quotes"),
+        ({"rate_limit": {"interval": "5s", "burst": True}}, "rate_limit: burst: must be a number of requests"),
         ({"tls_sever_config": {}}, "unknown key tls_sever_config; did you mean tls_server_config?"),
         ({"tls_server_config": []}, "tls_server_config: must be a mapping"),
         ({"tls_server_config": {"cert": "x", "certfile": 1}}, "tls_server_config: unknown key certfile; did you mean"),
         ({"tls_server_config": {"min_version": "TLS13"}}, "tls_server_config: cert_file is missing"),
         ({"tls_server_config": {"cert_file": "server.pem"}}, "tls_server_config: key_file is missing"),
-        ({"tls_server_config": {**TLS, "cert": "x"}}, "cert and cert_file are both there"),
+        ({"tls_server_config": {**TLS, "cert": "x"}}, "cert and cert_file are both set"),
         ({"tls_server_config": {**TLS, "cert_file": "none.pem"}}, "none.pem: No such file or directory"),
         ({"tls_server_config": {**TLS, "cert_file": "fifo.pem"}}, "fifo.pem: not a regular file"),
         ({"tls_server_config": {**TLS, "cert_file": "large.pem"}}, "large.pem: larger than 1 MiB"),
         ({"tls_server_config": {**TLS, "cert_file": "."}}, "not a regular file"),
         ({"tls_server_config": {**TLS, "cert_file": 5}}, "cert_file: must be text, not int"),
-        ({"tls_server_config": {**TLS, "cert_file": "server.key"}}, "cert: holds no PEM block"),
-        ({"tls_server_config": {**TLS, "key_file": "server.pem"}}, "key: holds no PEM block"),
+        ({"tls_server_config": {**TLS, "cert_file": "server.key"}}, "cert: contains no PEM block"),
+        ({"tls_server_config": {**TLS, "key_file": "server.pem"}}, "key: contains no PEM block"),
         ({"tls_server_config": {**TLS, "key_file": "empty.pem"}}, "key_file is missing or empty"),
-        ({"tls_server_config": {**TLS, "key_file": "other.key"}}, "cert and key don't belong together"),
+        ({"tls_server_config": {**TLS, "key_file": "other.key"}}, "cert and key do not belong together"),
         ({"tls_server_config": {**TLS, "key_file": "locked.key"}}, "key: is encrypted"),
-        ({"tls_server_config": {**TLS, "min_version": "TLS11"}}, "min_version: TLS11 is broken"),
+        ({"tls_server_config": {**TLS, "min_version": "TLS11"}}, "min_version: TLS11 is insecure"),
         ({"tls_server_config": {**TLS, "min_version": "TLS14"}}, "min_version: 'TLS14' is not one of TLS12, TLS13"),
-        ({"tls_server_config": {**TLS, "min_version": "TLS13", "max_version": "TLS12"}}, "nothing to speak"),
+        ({"tls_server_config": {**TLS, "min_version": "TLS13", "max_version": "TLS12"}}, "allow no TLS version"),
         (
             {"tls_server_config": {**TLS, "max_version": "TLS12", "cipher_suites": ["TLS_AES_128_GCM_SHA256"]}},
-            "nothing to speak",
+            "allow no TLS version",
         ),
         ({"tls_server_config": {**TLS, "cipher_suites": ["TLS_RSA_WITH_RC4_128_SHA"]}}, "cipher_suites: 'TLS_RSA"),
         ({"tls_server_config": {**TLS, "cipher_suites": []}}, "cipher_suites: must be a list of at least one"),
@@ -131,7 +139,10 @@ def test_takes(folder: Path, content: object) -> None:
         ({"tls_server_config": {**TLS, "client_auth_type": "Verify"}}, "client_auth_type: 'Verify' is not one of"),
         ({"tls_server_config": {**TLS, "client_ca_file": "ca.pem"}}, "client_ca needs client_auth_type"),
         ({"tls_server_config": {**TLS, "client_auth_type": "VerifyClientCertIfGiven"}}, "needs client_ca_file"),
-        ({"tls_server_config": {**MUTUAL, "client_ca_file": "server.key"}}, "client_ca: holds no usable certificate"),
+        (
+            {"tls_server_config": {**MUTUAL, "client_ca_file": "server.key"}},
+            "client_ca: contains no usable certificate",
+        ),
         ({"tls_server_config": {**MUTUAL, "client_ca_file": "empty.pem"}}, "client_ca_file"),
         (
             {
@@ -149,20 +160,48 @@ def test_takes(folder: Path, content: object) -> None:
         ({"http_server_config": {"http2": "maybe"}}, "http2: 'maybe' is neither true nor false"),
         ({"basic_auth_users": {"me": "hunter2"}}, "basic_auth_users: me: not a bcrypt hash; make one with `htpasswd"),
         ({"basic_auth_users": {"me": None}}, "basic_auth_users: me: not a bcrypt hash"),
-        ({"basic_auth_users": {"me": HASH.replace("$04$", "$31$")}}, "a cost of 31 is out of range"),
-        ({"basic_auth_users": {"m:e": HASH}}, "has a colon"),
+        ({"basic_auth_users": {"me": HASH.replace("$04$", "$31$")}}, "a bcrypt cost of 31 is out of range"),
+        ({"basic_auth_users": {"m:e": HASH}}, "must not contain a colon"),
         ({"rate_limit": {"interval": 5, "burst": 1}}, "rate_limit: interval: must be text"),
         ({"rate_limit": {"interval": "5s"}}, "rate_limit: burst is missing"),
         ({"rate_limit": {"interval": "5s", "burst": 0}}, "rate_limit: burst: must be a number of requests"),
     ],
 )
 def test_refuses(folder: Path, content: object, said: str) -> None:
-    """What is wrong is one line that names file, key and cure."""
+    """The error is one line that names the file, the key and the fix."""
     with pytest.raises(GpuExporterError) as caught:
         guard(folder, content)
     assert str(caught.value).startswith(f"web config {folder / 'web.yml'}: ")
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "warnings"),
+    [("", 1), ("# nothing\n", 1), ("{}", 1), ({"tls_server_config": {}}, 1), ({"basic_auth_users": {"me": HASH}}, 0)],
+)
+def test_an_empty_file_is_a_warning(
+    folder: Path, content: object, warnings: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is valid, as in the toolkit, but probably a mistake: one line says what it allows."""
+    guard(folder, content)
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * warnings
+    assert caplog.text.count("web.yml sets nothing: no TLS, no password; anyone can read the metrics") == warnings
+
+
+@pytest.mark.parametrize(
+    ("content", "authenticates"),
+    [
+        ("", False),
+        ({"tls_server_config": TLS}, False),
+        ({"tls_server_config": {**MUTUAL, "client_auth_type": "VerifyClientCertIfGiven"}}, False),
+        ({"tls_server_config": MUTUAL}, True),
+        ({"basic_auth_users": {"me": HASH}}, True),
+    ],
+)
+def test_authenticates(folder: Path, content: object, authenticates: bool) -> None:
+    """Every client needs a password or a certificate."""
+    assert guard(folder, content).authenticates is authenticates
 
 
 def test_no_secret_is_told(folder: Path) -> None:
@@ -192,7 +231,7 @@ def test_no_secret_is_told(folder: Path) -> None:
 @settings(deadline=None)
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda x: st.dictionaries(st.text(), x)))
 def test_no_document_is_too_strange(document: object) -> None:
-    """Whatever the document, it is understood or refused with ValueError."""
+    """Any document is accepted or refused with ValueError."""
     wrapped = {"tls_server_config": document, "basic_auth_users": document, "http_server_config": document}
     for content in (document, wrapped):
         with suppress(ValueError):
@@ -200,7 +239,7 @@ def test_no_document_is_too_strange(document: object) -> None:
 
 
 def test_headers(folder: Path) -> None:
-    """Secure ones are always there, unless overridden; a blank one is not sent."""
+    """Secure headers are always sent unless overridden; an empty value removes one."""
     assert Guard().config.headers == SECURE_HEADERS
     headers = guard(
         folder, {"http_server_config": {"headers": {"X-Frame-Options": "sameorigin", "Content-Security-Policy": ""}}}
@@ -234,7 +273,7 @@ def test_client_names(folder: Path, allowed: list[str], names: list[tuple[str, s
 
 
 def test_follows(tmp_path: Path, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A change is taken over; a broken one is logged once, changes nothing, and is healed by the next."""
+    """A change takes effect. A faulty one is logged once and changes nothing, until the next change."""
     for name in ("server.pem", "server.key", "other.pem", "other.key", "ca.pem"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
     followed = guard(tmp_path, {"tls_server_config": TLS})
@@ -246,7 +285,7 @@ def test_follows(tmp_path: Path, folder: Path, caplog: pytest.LogCaptureFixture)
         followed.follow()
     assert followed.context is first
     assert [record.levelname for record in caplog.records] == ["ERROR"]
-    assert "cert and key don't belong together" in caplog.text
+    assert "cert and key do not belong together" in caplog.text
     (tmp_path / "server.key").write_bytes((tmp_path / "other.key").read_bytes())
     followed.follow()
     assert followed.context is not first
@@ -277,7 +316,7 @@ def test_follows_swapped_links(tmp_path: Path, folder: Path) -> None:
     [
         ({"tls_server_config": TLS}, "", "turning TLS on or off"),
         ("", {"tls_server_config": TLS}, "turning TLS on or off"),
-        ({"tls_server_config": MUTUAL}, {"tls_server_config": TLS}, "asking less of client certificates"),
+        ({"tls_server_config": MUTUAL}, {"tls_server_config": TLS}, "making client certificates less strict"),
         (
             {"tls_server_config": {**MUTUAL, "client_allowed_sans": ["a"]}},
             {"tls_server_config": MUTUAL},
@@ -287,7 +326,7 @@ def test_follows_swapped_links(tmp_path: Path, folder: Path) -> None:
     ],
 )
 def test_a_reload_opens_nothing(folder: Path, old: object, new: object, said: str) -> None:
-    """A file that is caught half-written, or emptied, does not open what was locked."""
+    """A file that is read half-written, or emptied, does not open access."""
     followed = guard(folder, old)
     before = followed.config
     (folder / "web.yml").write_text(new if isinstance(new, str) else json.dumps(new))
@@ -306,7 +345,7 @@ def basic(user: str, password: str) -> str:
 
 @pytest.fixture
 def compared(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bytes, bytes]]:
-    """Password and hash of each comparison, which takes 2 ms and is right for the password `right`."""
+    """The password and hash of each comparison. It takes 2 ms, and `right` is the right password."""
     calls: list[tuple[bytes, bytes]] = []
 
     def compare(password: bytes, hashed: bytes) -> tuple[bool, float]:
@@ -323,7 +362,7 @@ USERS = {"me": HASH, "you": HASH.replace("$04$", "$05$")}
 
 
 def statuses(refusals: list[Refusal | None]) -> list[int]:
-    """What was answered, 200 for the page."""
+    """Return the status codes, 200 if there was no refusal."""
     return [refusal.status if refusal else 200 for refusal in refusals]
 
 
@@ -349,13 +388,13 @@ def statuses(refusals: list[Refusal | None]) -> list[int]:
     ],
 )
 def test_login(authorization: str, status: int) -> None:
-    """Only a user's own password is right, in real bcrypt."""
+    """Only the user's own password is right, with real bcrypt."""
     refusal = asyncio.run(Login().refuse({"me": HASH}, authorization, "::1"))
     assert (refusal.status if refusal else 200) == status
 
 
 def test_right_one_is_verified_once(compared: list[tuple[bytes, bytes]]) -> None:
-    """Until the user's hash changes."""
+    """It is verified again only if the user's hash changes."""
 
     async def ask() -> list[Refusal | None]:
         login = Login()
@@ -371,7 +410,7 @@ def test_right_one_is_verified_once(compared: list[tuple[bytes, bytes]]) -> None
 
 
 def test_same_wrong_one_costs_once(compared: list[tuple[bytes, bytes]], caplog: pytest.LogCaptureFixture) -> None:
-    """And one line in the log, which holds no password and no name that might be one."""
+    """The log has one line, without a password and without a name that might be one."""
 
     async def ask() -> list[Refusal | None]:
         login = Login()
@@ -386,7 +425,7 @@ def test_same_wrong_one_costs_once(compared: list[tuple[bytes, bytes]], caplog: 
 
 @pytest.mark.slow
 def test_unknown_users_cost_as_much() -> None:
-    """Nobody's hash is compared in earnest, at the highest cost of the users."""
+    """For an unknown user, a hash of the highest cost is compared."""
 
     async def ask(user: str, users: dict[str, str]) -> float:
         login, begin = Login(), time.process_time()
@@ -401,7 +440,7 @@ def test_unknown_users_cost_as_much() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("address", ["attacker", "victim"])
 def test_unverified_right_one_gets_through_a_flood(compared: list[tuple[bytes, bytes]], address: str) -> None:
-    """Even if all come from its own address; the flood is refused, and costs a fifth of a thread at most."""
+    """Even if all come from its own address. The flood is refused, and uses at most a fifth of a thread."""
 
     async def ask() -> tuple[int, list[Refusal | None], float]:
         login, wrong, begin = Login(), [], time.monotonic()
@@ -463,7 +502,7 @@ def test_flood_of_repeated_wrong_ones_does_not_starve(compared: list[tuple[bytes
 
 
 def test_queue_and_memory_are_bounded(compared: list[tuple[bytes, bytes]]) -> None:
-    """Many addresses at once fill a fixed number of places, each of them its share."""
+    """The queue has a fixed number of places, and each address gets its share."""
 
     async def ask() -> list[Refusal | None]:
         login = Login()
@@ -494,18 +533,18 @@ def test_queue_and_memory_are_bounded(compared: list[tuple[bytes, bytes]]) -> No
     ],
 )
 def test_client_of(address: str, client: str) -> None:
-    """Who has a network of addresses is one client."""
+    """An IPv6 network is one client."""
     assert client_of(address) == client
 
 
 def test_seldom() -> None:
-    """Once a minute a key, and of so many keys only."""
+    """Once a minute for each key, and for a limited number of keys."""
     seldom = OncePerMinute(most=2)
     assert [seldom(key) for key in "aabbcc"] == [True, False, True, False, False, False]
 
 
 def test_rate_limit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many requests at once as may burst, then one an interval, whoever asks."""
+    """As many requests at once as the burst allows, then one per interval, of all clients."""
     clock = Clock()
     monkeypatch.setattr("gpu_exporter.serving.security.guard.time", clock)
     limited = guard(folder, {"rate_limit": {"interval": "50ms", "burst": 3}})
@@ -519,7 +558,7 @@ def test_rate_limit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_logging_is_quiet_about_good_ones(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Nothing is said at start, and one line of a reload."""
+    """A start logs nothing, a reload one line."""
     caplog.set_level(logging.INFO)
     good = guard(folder, {"tls_server_config": {**MUTUAL, "client_auth_type": "VerifyClientCertIfGiven"}})
     assert good.context

@@ -1,0 +1,145 @@
+"""Limits on open connections: how many at a time, and how many of them from one client address."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+MOST_CONNECTIONS = 512
+# However few file descriptors there are, this many connections are allowed.
+FEWEST_CONNECTIONS = 4
+# File descriptors that are left to the rest of the exporter: drivers, sources, files, logs. With fewer than twice as
+# many free ones, half of them.
+RESERVED_DESCRIPTORS = 256
+# How many are taken to be open where that cannot be counted.
+ASSUMED_DESCRIPTORS = 64
+# One address may have a quarter of the connections, but a few even where there are only a few.
+SHARE_OF_ADDRESS = 4
+FEW = 16
+# A request that takes longer than this may be cut off in favour of a new connection.
+BUSY_SECONDS = 1.0
+
+ADDRESS, TOTAL, DESCRIPTORS = "address", "total", "descriptors"
+
+
+def most_connections() -> int:
+    """Return how many connections RLIMIT_NOFILE allows, given the file descriptors that are open now."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        return MOST_CONNECTIONS
+    try:
+        used = len(os.listdir("/dev/fd"))
+    except OSError:
+        used = ASSUMED_DESCRIPTORS
+    free = max(0, limit - used)
+    return max(FEWEST_CONNECTIONS, min(MOST_CONNECTIONS, free - min(RESERVED_DESCRIPTORS, free // 2)))
+
+
+@dataclass(eq=False, slots=True)
+class Connection:
+    """An open connection. It is busy from a complete request to the end of the answer, else idle, `since` then."""
+
+    client: str
+    close: Callable[[], None]
+    since: float
+    busy: bool = False
+
+
+@dataclass(slots=True)
+class _Client:
+    """The connections of one client address, each group with the oldest `since` first."""
+
+    idle: dict[Connection, None] = field(default_factory=dict)
+    busy: dict[Connection, None] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.idle) + len(self.busy)
+
+
+class Admission:
+    """Decides which connections stay open.
+
+    A connection beyond a limit replaces another one: first the one that is idle for longest, of the same address if
+    that has its share, else of the address with the most connections. If none is idle, a request that takes long is
+    cut off. If there is none of these either, the new connection is refused. `dropped` counts both by the limit.
+    """
+
+    def __init__(self, most: int = MOST_CONNECTIONS, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._clients: dict[str, _Client] = {}
+        self._count = 0
+        self.dropped = Counter({ADDRESS: 0, TOTAL: 0, DESCRIPTORS: 0})
+        self.resize(most)
+
+    def resize(self, most: int) -> None:
+        """Set the limit on all connections, and so the share of one address."""
+        self.most = most
+        self.share = max(1, most // SHARE_OF_ADDRESS, min(FEW, most // 2))
+
+    def admit(self, client: str, close: Callable[[], None]) -> Connection | None:
+        """Return a new connection, which may replace another one; None if it must be refused."""
+        own = self._clients.get(client)
+        if own and len(own) >= self.share:
+            admitted = self._replace([own], ADDRESS)
+        elif self._count >= self.most:
+            admitted = self._replace(self._largest_first(), TOTAL)
+        else:
+            admitted = True
+        if not admitted:
+            return None
+        connection = Connection(client, close, self._clock())
+        self._clients.setdefault(client, _Client()).idle[connection] = None
+        self._count += 1
+        return connection
+
+    def make_room(self) -> bool:
+        """Close one connection, because no file descriptor is free. Return whether there was one to close."""
+        return self._replace(self._largest_first(), DESCRIPTORS)
+
+    def begin(self, connection: Connection) -> None:
+        """Note that a request is complete."""
+        self._turn(connection, busy=True)
+
+    def wait(self, connection: Connection) -> None:
+        """Note that the next request is awaited."""
+        self._turn(connection, busy=False)
+
+    def remove(self, connection: Connection) -> None:
+        """Forget a connection that is closed."""
+        client = self._clients.get(connection.client)
+        if client is None:
+            return
+        group = client.busy if connection.busy else client.idle
+        if connection in group:
+            del group[connection]
+            self._count -= 1
+        if not client:
+            del self._clients[connection.client]
+
+    def _turn(self, connection: Connection, *, busy: bool) -> None:
+        client = self._clients.get(connection.client, _Client())
+        before, after = (client.busy if state else client.idle for state in (connection.busy, busy))
+        if connection in before:
+            del before[connection]
+            connection.busy, connection.since = busy, self._clock()
+            after[connection] = None
+
+    def _largest_first(self) -> Iterator[_Client]:
+        if self._clients:
+            yield max(self._clients.values(), key=len)  # nearly always suffices
+        yield from sorted(self._clients.values(), key=len, reverse=True)
+
+    def _replace(self, clients: Iterable[_Client], limit: str) -> bool:
+        """Close one connection of the first of these clients that has one to close; return whether one has."""
+        self.dropped[limit] += 1
+        for client in clients:
+            connection = next(iter(client.idle), None) or next(iter(client.busy), None)
+            if connection and (not connection.busy or self._clock() - connection.since > BUSY_SECONDS):
+                self.remove(connection)
+                connection.close()
+                return True
+        return False

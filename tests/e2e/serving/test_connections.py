@@ -1,0 +1,175 @@
+"""Clients that hold many connections, and an exporter that runs out of file descriptors: others are still served."""
+
+from __future__ import annotations
+
+import os
+import resource
+import select
+import socket
+import ssl
+import subprocess
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from gpu_exporter.serving.admission import MOST_CONNECTIONS, Admission
+from tests.conftest import Exporter, Page, Serve, command, free_port
+from tests.e2e.serving.test_web import TLS, Pki, cpu_seconds
+from tests.support.tools import until
+
+REPLAY = ("--source", "replay", "--recording", "h200_workloads", "--interval", "200ms")
+REQUEST = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+DROPPED = "gpu_exporter_http_connections_dropped_total"
+SHARE = Admission().share
+PROMETHEUS = "127.0.0.2"
+
+
+@contextmanager
+def connected(exporter: Exporter, count: int, *addresses: str) -> Iterator[list[socket.socket]]:
+    """Open so many connections from each of these addresses."""
+    with ExitStack() as stack:
+        to = ("127.0.0.1", exporter.port)
+        yield [
+            stack.enter_context(socket.create_connection(to, 10, source_address=(address, 0)))
+            for _ in range(count)
+            for address in addresses or ("127.0.0.1",)
+        ]
+
+
+def ended(connections: Iterable[socket.socket]) -> int:
+    """How many of these connections the server has closed by now."""
+    poll = select.poll()
+    for connection in connections:
+        poll.register(connection, select.POLLRDHUP)
+    return len(poll.poll(0))
+
+
+def scrape(exporter: Exporter, address: str = PROMETHEUS) -> tuple[Page, float]:
+    """One scrape on a new connection from this address, and how many seconds it took."""
+    begin = time.monotonic()
+    plain = socket.create_connection(("127.0.0.1", exporter.port), 10, source_address=(address, 0))
+    with exporter.tls.wrap_socket(plain, server_hostname="127.0.0.1") if exporter.tls else plain as connection:
+        connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        received = b""
+        while part := connection.recv(1 << 16):
+            received += part
+    head, _, body = received.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 OK")
+    return Page(body.decode()), time.monotonic() - begin
+
+
+def test_idle_connections_lock_nobody_out(serve: Serve) -> None:
+    """One client keeps 600 connections open, each after a request; every scrape succeeds, from its address, too."""
+    exporter = serve(*REPLAY)
+    with connected(exporter, 600) as idle:
+        for connection in idle:
+            with suppress(ConnectionError):  # it was closed in favour of a newer one
+                connection.sendall(REQUEST)
+        assert max(scrape(exporter, address)[1] for address in (PROMETHEUS, "127.0.0.1") * 5) < 1
+        until(lambda: ended(idle) >= 600 - SHARE, 5, "the end of those beyond the share of an address")
+        page = scrape(exporter)[0]
+        assert [page.value(DROPPED, limit=limit) for limit in ("total", "descriptors")] == [0, 0]
+        until(lambda: scrape(exporter)[0].value(DROPPED, limit="address") >= 600 - SHARE, 5, "the count")
+
+
+def test_idle_connections_of_many_addresses(serve: Serve) -> None:
+    """At the limit on all connections, the longest idle ones make room."""
+    exporter = serve(*REPLAY)
+    addresses = [f"127.0.1.{number}" for number in range(1, 8)]
+    with connected(exporter, 100, *addresses) as idle:
+        until(lambda: ended(idle) == len(idle) - MOST_CONNECTIONS, 5, "the end of those beyond the limit")
+        assert max(scrape(exporter)[1] for _ in range(5)) < 1
+        until(lambda: scrape(exporter)[0].value(DROPPED, limit="total") >= len(idle) - MOST_CONNECTIONS, 5, "the count")
+
+
+def test_silent_connections_over_tls(serve: Serve, tmp_path: Path) -> None:
+    """They count before the handshake, and it replaces the longest idle one."""
+    pki = Pki(tmp_path)
+    exporter = serve(*REPLAY, "--web.config.file", pki.config(TLS), tls=pki.context())
+    addresses = [f"127.0.1.{number}" for number in range(1, 8)]
+    with connected(exporter, 100, *addresses) as silent:
+        until(lambda: ended(silent) == len(silent) - MOST_CONNECTIONS, 5, "the end of those beyond the limit")
+        assert max(scrape(exporter)[1] for _ in range(5)) < 2
+    with connected(exporter, 600) as silent:
+        until(lambda: ended(silent) == 600 - SHARE, 5, "the end of those beyond the share of an address")
+        assert max(scrape(exporter, "127.0.0.1")[1] for _ in range(5)) < 2
+    assert "Traceback" not in exporter.log.read_text()
+
+
+def test_half_a_handshake(serve: Serve, tmp_path: Path) -> None:
+    """Clients that stop amid the TLS handshake make room, too."""
+    pki = Pki(tmp_path)
+    exporter = serve(*REPLAY, "--web.config.file", pki.config(TLS), tls=pki.context())
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    hello = pki.context().wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
+    with suppress(ssl.SSLWantReadError):
+        hello.do_handshake()
+    greeting = outgoing.read()
+    with connected(exporter, 300) as slow:
+        for connection in slow:
+            with suppress(ConnectionError):
+                connection.sendall(greeting)
+        until(lambda: ended(slow) == 300 - SHARE, 10, "the end of those beyond the share of an address")
+        assert scrape(exporter, "127.0.0.1")[1] < 2
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Exporter]:
+    """An exporter that may have 64 open files."""
+    port, log = free_port(), tmp_path / "log"
+    arguments = ["prlimit", "--nofile=64:64", *command("serve", "--address", f"127.0.0.1:{port}", *REPLAY)]
+    with log.open("w") as file, subprocess.Popen(arguments, stderr=file, text=True) as process:
+        exporter = Exporter(process, port, log)
+        try:
+            until(lambda: answers(exporter), 20, "an answer")
+            yield exporter
+        finally:
+            process.kill()
+
+
+def answers(exporter: Exporter) -> bool:
+    """Whether it serves metrics."""
+    try:
+        return exporter.get()[0].status == 200
+    except OSError:
+        return False
+
+
+def test_few_file_descriptors(small: Exporter) -> None:
+    """104 connections leave the exporter its own files; it says so in one line, uses no CPU, and serves."""
+    with connected(small, 104) as idle:
+        before, begin = cpu_seconds(small), time.monotonic()
+        until(lambda: ended(idle) >= 104 - 32, 5, "the end of those beyond the limit")
+        assert max(scrape(small)[1] for _ in range(5)) < 1
+        time.sleep(2)
+        assert cpu_seconds(small) - before < 0.5 * (time.monotonic() - begin)
+        page = scrape(small)[0]
+    assert page.value(DROPPED, limit="descriptors") == 0
+    assert page.value(DROPPED, limit="address") > 60
+    log = small.log.read_text()
+    assert log.count("the limit on open files is low; raise it (ulimit -n)") == 1
+    assert "Traceback" not in log
+    assert log.count("\n") < 15
+
+
+def test_no_file_descriptor_is_free(serve: Serve) -> None:
+    """Whatever uses them up: idle connections make room, or accepting pauses, with one line and little CPU."""
+    exporter = serve(*REPLAY)
+    opened = Path(f"/proc/{exporter.process.pid}/fd")
+    with connected(exporter, 20) as idle:
+        until(lambda: len(os.listdir(opened)) >= 24, 5, "20 connections")
+        limit = len(os.listdir(opened)) - 8  # the oldest connections have lower descriptors than this
+        resource.prlimit(exporter.process.pid, resource.RLIMIT_NOFILE, (limit, limit))
+        assert max(scrape(exporter)[1] for _ in range(5)) < 1
+        assert ended(idle) >= 1
+    resource.prlimit(exporter.process.pid, resource.RLIMIT_NOFILE, (3, 3))  # not even one connection
+    with connected(exporter, 20):
+        before = cpu_seconds(exporter)
+        time.sleep(3)
+        assert cpu_seconds(exporter) - before < 1
+    log = exporter.log.read_text()
+    assert log.count("cannot accept connections: Too many open files; raise the limit") == 1
+    assert log.count("\n") < 60

@@ -1,0 +1,135 @@
+"""Which connections are closed at a limit, and how the limit follows from RLIMIT_NOFILE."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Callable
+
+import pytest
+
+from gpu_exporter.serving.admission import (
+    BUSY_SECONDS,
+    FEWEST_CONNECTIONS,
+    MOST_CONNECTIONS,
+    Admission,
+    Connection,
+    most_connections,
+)
+
+
+class Door:
+    """An admission of 8 connections, 4 of an address, with a clock that the test moves, and what was closed."""
+
+    def __init__(self, most: int = 8) -> None:
+        self.now = 0.0
+        self.closed: list[str] = []
+        self.admission = Admission(most, lambda: self.now)
+
+    def open(self, name: str) -> Connection | None:
+        """Open a connection of the address `name[0]`, a second after the last one."""
+        self.now += 1
+        return self.admission.admit(name[0], lambda: self.closed.append(name))
+
+
+def test_an_address_replaces_its_own_longest_idle_connection() -> None:
+    """Whatever the others do."""
+    door = Door()
+    for name in ("b1", "a1", "a2", "a3", "a4", "a5", "a6"):
+        assert door.open(name)
+    assert door.closed == ["a1", "a2"]
+    assert door.admission.dropped == {"address": 2, "total": 0, "descriptors": 0}
+
+
+def test_a_new_address_replaces_a_connection_of_the_largest() -> None:
+    """When all places are taken."""
+    door = Door()
+    for name in ("b1", "a1", "a2", "a3", "b2", "c1", "d1", "e1", "f1"):
+        assert door.open(name)
+    assert door.closed == ["a1"]
+    assert door.admission.dropped["total"] == 1
+
+
+def test_who_asks_again_is_not_idle_for_long() -> None:
+    """The time counts from the end of the last answer."""
+    door = Door()
+    first, *_ = [door.open(f"a{number}") for number in range(1, 5)]
+    assert first
+    door.now += 1
+    door.admission.begin(first)
+    door.now += 1
+    door.admission.wait(first)
+    assert door.open("a5")
+    assert door.closed == ["a2"]
+
+
+def test_requests_at_work_are_cut_off_only_if_they_take_long() -> None:
+    """Else the new connection is refused."""
+    door = Door()
+    connections = [door.open(f"a{number}") for number in range(1, 5)]
+    for connection in connections:
+        assert connection
+        door.admission.begin(connection)
+    assert door.admission.admit("a", lambda: None) is None
+    assert door.closed == []
+    door.now += BUSY_SECONDS
+    assert door.open("a5")
+    assert door.closed == ["a1"]
+    assert door.admission.dropped["address"] == 2
+
+
+def test_room_is_made_for_descriptors() -> None:
+    """One connection at a time, until there is none."""
+    door = Door()
+    assert door.open("a1")
+    assert door.admission.make_room()
+    assert not door.admission.make_room()
+    assert door.closed == ["a1"]
+
+
+def test_closed_connections_are_forgotten() -> None:
+    """Also twice, and those that were replaced."""
+    door = Door()
+    connections = [door.open(f"a{number}") for number in range(9)]
+    for connection in [*connections, *connections]:
+        assert connection
+        door.admission.begin(connection)
+        door.admission.remove(connection)
+        door.admission.wait(connection)
+    assert all(door.open(f"{address}1") for address in "abcdefgh")
+    assert len(door.closed) == 5
+
+
+@pytest.mark.parametrize(("most", "share"), [(512, 128), (64, 16), (25, 12), (4, 2), (1, 1)])
+def test_share(most: int, share: int) -> None:
+    """A quarter, but at least a few."""
+    assert Admission(most).share == share
+
+
+@pytest.fixture
+def limited(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Set how many file descriptors are allowed, of which 20 are open."""
+
+    def limit(most: int) -> None:
+        monkeypatch.setattr(resource, "getrlimit", lambda _: (most, most))
+        monkeypatch.setattr(os, "listdir", lambda _: [""] * 20)
+
+    return limit
+
+
+@pytest.mark.parametrize(
+    ("descriptors", "most"),
+    [
+        (resource.RLIM_INFINITY, MOST_CONNECTIONS),
+        (1 << 20, MOST_CONNECTIONS),
+        (1024, MOST_CONNECTIONS),
+        (532, 256),
+        (64, 22),
+        (21, FEWEST_CONNECTIONS),
+        (10, FEWEST_CONNECTIONS),
+    ],
+)
+def test_most_connections(limited: Callable[[int], None], descriptors: int, most: int) -> None:
+    """What is free, without the reserve."""
+    limited(descriptors)
+    assert most_connections() == most
