@@ -14,6 +14,7 @@ from gpu_exporter.attribution.jobs import Jobs
 from gpu_exporter.attribution.listing import DOMAIN, Listing
 from gpu_exporter.attribution.pods import Pod
 from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.kubernetes import limits
 from gpu_exporter.model.metric import Labels
 from gpu_exporter.model.snapshot import OwnerLabels, Row
 
@@ -65,7 +66,12 @@ def owners(facts: Facts) -> tuple[OwnerLabels, Sequence[Row]]:
     """Return the owner labels of classic families, and the rows about the owners of each device."""
     pods = _pods(facts)
     jobs = _jobs(facts)
-    rows = [*_pod_rows(facts, pods), *_job_rows(facts, jobs), *_container_rows(facts)]
+    rows = [
+        *_pod_rows(facts, pods),
+        *_unresolved_rows(pods.unresolved),
+        *_job_rows(facts, jobs),
+        *_container_rows(facts),
+    ]
     by_device: dict[tuple[str, str], Labels] = {}
     for place in {*pods.by_place, *jobs}:
         labels = () if facts.listing is None else _one_pod(pods.by_place.get(place, ()))
@@ -162,9 +168,16 @@ def _pod_rows(facts: Facts, pods: _Pods) -> Iterator[Row]:
                 *pod.labels,
             )
             yield Row(m.POD_INFO, facts.devices.gpus[place.uuid], 1, tuple(pair for pair in labels if pair[1]))
-    for container, resource, device, reason in sorted(set(pods.unresolved)):
+
+
+def _unresolved_rows(devices: Iterable[Unresolved]) -> Iterator[Row]:
+    """Return a row for each device, up to a limit, and one with the number of the others."""
+    distinct = sorted(set(devices))
+    for container, resource, device, reason in distinct[: limits.MOST_UNRESOLVED]:
         named = (("namespace", container.namespace), ("pod", container.pod), ("container", container.name))
         yield Row(m.POD_UNRESOLVED, None, 1, (*named, ("resource", resource), ("device", device), ("reason", reason)))
+    if (others := len(distinct) - limits.MOST_UNRESOLVED) > 0:
+        yield Row(m.POD_UNRESOLVED, None, others, (("reason", "too_many"),))
 
 
 def _job_rows(facts: Facts, jobs: Mapping[Place, Sequence[ProcessOwner]]) -> Iterator[Row]:
