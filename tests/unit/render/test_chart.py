@@ -300,7 +300,7 @@ def test_numbers_stay_what_they_are() -> None:
         ({"dcgm": {"profiling": True}}, "dcgm.profiling needs dcgm.enabled"),
         (
             {"dcgm": {"enabled": True, "hostEngine": "dcgm", "profiling": True}},
-            "dcgm.profiling is for DCGM within the container",
+            "dcgm.profiling is for DCGM in the container",
         ),
         ({"dcgm": {"enabled": True}, "config": {"source": "nvml"}}, "dcgm.enabled and config.source: choose one"),
         ({"gpuAccess": {"mode": "runtimeClass", "runtimeClassName": ""}}, "needs gpuAccess.runtimeClassName"),
@@ -351,7 +351,7 @@ def test_a_probe_can_be_left_out() -> None:
     [
         ("defaults", "enforce=privileged", "-u USER"),
         ("restricted", 'The pods meet Pod Security "restricted"', "Nothing scrapes it"),
-        ("no-rbac", "give ServiceAccount given the rights that attribution.podLabels and attribution.dra", "bindings"),
+        ("no-rbac", "grant ServiceAccount given the rights that attribution.podLabels and attribution.dra", "bindings"),
         ("tls", "curl -s -k https://localhost:9400", "-u USER"),
         ("everything", "curl -s -u USER:PASSWORD http://localhost:9400", "Nothing scrapes it"),
         ("dcgm-remote", "DCGM's bindings are not installed", "enforce=privileged"),
@@ -446,7 +446,7 @@ def test_notes_say_what_the_namespace_needs() -> None:
     )
     assert 'The pods meet Pod Security "restricted"' in notes["restricted"]
     assert (
-        "rbac.create is off: give ServiceAccount given the rights that attribution.podLabels and attribution.dra need"
+        "rbac.create is off: grant ServiceAccount given the rights that attribution.podLabels and attribution.dra need"
         in notes["no-rbac"]
     )
     assert "https://localhost:9400/metrics" in notes["tls"]
