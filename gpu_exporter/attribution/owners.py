@@ -81,7 +81,7 @@ def owners(facts: Facts) -> tuple[OwnerLabels, Sequence[Row]]:
 
 
 def _one_pod(containers: Iterable[Container]) -> Labels:
-    """Labels of the pod that has a whole device; empty if several pods share it.
+    """Return the labels of the pod that uses a device; empty if several pods share it.
 
     Several containers of one pod: the container is empty.
     """
@@ -131,13 +131,13 @@ def _claimed(facts: Facts, pool: str, name: str) -> tuple[Place | None, str]:
 
 
 def _finished(facts: Facts, container: Container) -> bool:
-    """Whether the pod has ended: older kubelets still list it, with devices that other pods may have by now."""
+    """Return whether the pod has ended: older kubelets still list it, with devices that other pods may use now."""
     pod = facts.pods.get(f"{container.namespace}/{container.pod}")
     return pod is not None and pod.finished
 
 
 def _jobs(facts: Facts) -> Mapping[Place, Sequence[ProcessOwner]]:
-    """Jobs by device. Those from cgroups precede those from files, because they have step and user."""
+    """Return the jobs by device. Those from cgroups come before those from files, because they have step and user."""
     by_place: dict[Place, list[ProcessOwner]] = defaultdict(list)
     for place, running in (facts.running or {}).items():
         for owner in sorted(running, key=lambda owner: (owner.job, owner.step, owner.user)):

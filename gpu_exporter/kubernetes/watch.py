@@ -13,7 +13,7 @@ from gpu_exporter.model.lookup import LONGEST_WAIT, Incomplete, Lookup, LookupFa
 
 T = TypeVar("T")
 
-# After this time a watch is renewed, which also detects a server that is silent because it is gone.
+# A watch is renewed after this time (seconds), which also detects a server that no longer exists.
 WATCH_SECONDS = 60.0
 FIRST_WAIT = 0.5
 # After these failures the watch resumes at its version; after others it relists, so that no event can block it.

@@ -12,7 +12,7 @@ Requirements: Kubernetes {kubernetes}, the NVIDIA driver on the nodes, and a way
 
 ```
 kubectl create namespace gpu-monitoring
-kubectl label namespace gpu-monitoring pod-security.kubernetes.io/enforce=privileged   # for pod names: see "Privileges of each feature"
+kubectl label namespace gpu-monitoring pod-security.kubernetes.io/enforce=privileged   # for pod names: see "What each feature costs"
 helm install gpu-exporter helm/gpu-exporter --namespace gpu-monitoring \\
   --set serviceMonitor.enabled=true --set prometheusRule.enabled=true --set dashboards.enabled=true \\
   --set serviceMonitor.labels.release=kube-prometheus-stack --set prometheusRule.labels.release=kube-prometheus-stack
@@ -22,7 +22,7 @@ helm test gpu-exporter --namespace gpu-monitoring
 The labels are those by which your Prometheus selects its ServiceMonitors and rules: for kube-prometheus-stack, the label
 `release` with the name of its own release.
 
-## Privileges of each feature
+## What each feature costs
 
 The container has no capabilities, a read-only root file system and the runtime's seccomp profile, and cannot gain
 privileges. A feature that needs more gets it only while it is on:

@@ -14,7 +14,7 @@ from tests.support.owners import UUID, owner, rows, up
 
 
 def attributed(serve: Serve, driver: FakeDriver, kubelet: FakeKubelet) -> Exporter:
-    """A server that asks this kubelet."""
+    """An exporter that uses this kubelet."""
     own = ("--kubernetes", "--pod-resources-socket", str(kubelet.socket), "--interval", "200ms")
     return serve(*own, env=driver.environment)
 
