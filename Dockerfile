@@ -1,7 +1,7 @@
 # docker build --tag gpu-exporter .
-#   --build-arg DIGEST=sha256:…    pins the base image; CI has to
-#   --build-arg EXTRAS=            leaves out what asks kubelet (gRPC)
-#   --platform linux/amd64,linux/arm64    nothing here is compiled
+#   --build-arg DIGEST=sha256:…    pins the base image; required in CI
+#   --build-arg EXTRAS=            leaves out gRPC, which --kubernetes needs
+#   --platform linux/amd64,linux/arm64    builds for both; nothing is compiled
 ARG PYTHON=3.12-slim
 ARG DIGEST=
 
@@ -29,16 +29,16 @@ LABEL org.opencontainers.image.title="gpu-exporter" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"
 COPY --from=build /opt/gpu-exporter /opt/gpu-exporter
-# Where manifests of dcgm-exporter look for them.
+# The place where manifests of dcgm-exporter expect them.
 COPY deploy/dcgm-exporter/*.csv /etc/dcgm-exporter/
-# The NVIDIA runtime brings NVML, which is all that is needed of the driver.
+# The NVIDIA runtime mounts NVML, the only part of the driver that is needed.
 ENV PATH=/opt/gpu-exporter/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=utility
 USER 65534:65534
 EXPOSE 9400
-# The process, not the GPUs: a GPU that hangs is told, and no reason to restart. With any --address, TLS and passwords.
+# Checks the process, not the GPUs: a restart does not repair a GPU. Works with any --address, TLS and passwords.
 HEALTHCHECK --interval=15s --timeout=5s --start-period=10s --retries=8 \
   CMD ["python", "/opt/gpu-exporter/healthcheck.py"]
 ENTRYPOINT ["gpu-exporter"]

@@ -1,7 +1,7 @@
-"""What the image's HEALTHCHECK runs: does the exporter of this container answer, wherever it listens?
+"""The image's HEALTHCHECK: does the exporter of this container answer, on whatever address it listens?
 
-It knows neither flags nor files, but sees where the process listens. Only the standard library: it is started every
-few seconds, beside an exporter that should cost little.
+It reads no flags or files, but finds the sockets on which the process listens. It only uses the standard library,
+because it is started every few seconds and must cost little.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 LISTENS = "0A"
-# Whether who asks may read it is another question.
+# A refused login is an answer too.
 ANSWERS = (b"200", b"401", b"403", b"429")
 SECONDS = 4.0
 
 
 def listening(procfs: Path) -> Iterator[tuple[str, int, bool]]:
-    """Addresses and ports on which exporters listen, and whether what they speak is known to be HTTP."""
+    """Return the addresses and ports on which exporters listen, and whether they speak plain HTTP."""
     for process in procfs.glob("[0-9]*"):
         try:
             words = (process / "cmdline").read_bytes().split(b"\0")
@@ -27,7 +27,7 @@ def listening(procfs: Path) -> Iterator[tuple[str, int, bool]]:
                 continue
             links = [str(each.readlink()) for each in (process / "fd").iterdir()]
             secured = b"WEB_CONFIG_FILE=" in (process / "environ").read_bytes()
-        except OSError:  # it ended, or is another user's
+        except OSError:  # the process has ended, or is another user's
             continue
         secured |= any(re.match(rb"--web.config.file", word) for word in words)
         own = {link[len("socket:[") : -1] for link in links if link.startswith("socket:[")}
@@ -41,14 +41,14 @@ def listening(procfs: Path) -> Iterator[tuple[str, int, bool]]:
 
 
 def _address(text: str) -> str:
-    """The kernel writes words of four bytes, in the machine's own order."""
+    """Decode an address, which the kernel writes as words of four bytes in the machine's byte order."""
     words = [bytes.fromhex(text[at : at + 8]) for at in range(0, len(text), 8)]
     raw = b"".join(word[::-1] if sys.byteorder == "little" else word for word in words)
     return socket.inet_ntop(socket.AF_INET if len(raw) == 4 else socket.AF_INET6, raw)
 
 
 def problem(host: str, port: int, speaks_http: bool) -> str:
-    """Why it does not answer; empty if it does. With TLS or passwords the port only has to be open."""
+    """Return why it does not answer; empty if it does. With TLS or passwords, the port only needs to be open."""
     try:
         with socket.create_connection((host, port), SECONDS) as connection:
             if not speaks_http:
@@ -63,7 +63,7 @@ def problem(host: str, port: int, speaks_http: bool) -> str:
 
 
 def main(procfs: Path) -> None:
-    """Exit code 0 if an exporter listens, and all that do answer."""
+    """Exit with 0 if an exporter listens, and all that listen answer."""
     addresses = list(listening(procfs))
     if not addresses:
         sys.exit("no exporter listens")

@@ -1,4 +1,4 @@
-"""Combines the cached answers of the lookups once per tick. Makes no request itself."""
+"""Combines the cached answers of the lookups at each collection. Makes no request itself."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gpu_exporter.model.snapshot import GpuSamples, OwnerLabels, Row
 
 log = logging.getLogger(__name__)
 
-# Pages without owners right after the start would begin series that end at once.
+# Responses without owners right after the start would begin series that end at once.
 FIRST_SECONDS = 2.0
 _READ = frozenset({m.MIG_DEVICE, m.FB_USED, m.PROCESS_MEMORY, m.PROCESS_SM, m.PROCESSES_UNRESOLVED})
 
@@ -86,7 +86,7 @@ class Attributor:
         """Return the owner labels of classic families, and the rows about owners and lookups. Never raises."""
         try:
             result = self._attribute(gpus)
-        except Exception:  # a page without owners is better than no page
+        except Exception:  # a response without owners is better than none
             if not self._broken:
                 log.exception("attribution: unexpected error, please report it")
             self._broken = True
@@ -156,7 +156,9 @@ def _read(gpus: Sequence[GpuSamples]) -> tuple[Mapping[str, Place], Mapping[Plac
                 loads.setdefault(place, Load()).used = value * m.MIB
             else:
                 pid, load = int(labels["pid"]), loads.setdefault(place, Load())
-                named[pid] = min(named.get(pid, math.inf), since_boot(read_at))  # on several GPUs, the first counts
+                named[pid] = min(
+                    named.get(pid, math.inf), since_boot(read_at)
+                )  # of several GPUs, the one that was read first counts
                 (load.sm if series.metric is m.PROCESS_SM else load.memory)[pid] = value
         for place, load in loads.items():
             load.sampled |= sampled and place.uuid == gpu.uuid

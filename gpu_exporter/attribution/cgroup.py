@@ -1,7 +1,7 @@
 """The cgroup of a process -> the pod, container or Slurm job that it runs in. Pure.
 
 Paths are matched from the root, as kubelet, the container runtimes and Slurm create them, so that users who may create
-cgroups further down, or elsewhere, cannot attribute a process to somebody else. Forms follow the sources of kubelet
+cgroups further down, or elsewhere, cannot attribute a process to another owner. Forms follow the sources of kubelet
 (`pkg/kubelet/cm`), containerd, CRI-O, Docker, podman (`libpod`), kind, and Slurm's documentation of `cgroup.conf`.
 """
 

@@ -1,19 +1,27 @@
-"""Small files written by other programs: read whole or not at all."""
+"""Small files written by other programs: read whole or not at all, and with a deadline."""
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
+
+from gpu_exporter.file_access import FileWorker
+from gpu_exporter.model.lookup import LookupFailed
+
+T = TypeVar("T")
 
 # Systems other than Linux lack some of these flags.
 FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
 
 
 def read(path: Path, largest: int) -> tuple[bytes, os.stat_result] | None:
-    """Return the content and status of a regular file of at most `largest` bytes; None for anything else.
+    """Return the content and status of a regular file; None for anything else.
 
-    Raises OSError if it cannot be opened; symbolic links never can.
+    Raises OSError if it cannot be opened, which includes symbolic links, or has more than `largest` bytes (EFBIG).
     """
     descriptor = os.open(path, FLAGS)
     try:
@@ -25,4 +33,15 @@ def read(path: Path, largest: int) -> tuple[bytes, os.stat_result] | None:
             content += more
     finally:
         os.close(descriptor)
-    return (content, about) if len(content) <= largest else None
+    if len(content) > largest:
+        raise OSError(errno.EFBIG, f"larger than {largest >> 10} KiB")
+    return content, about
+
+
+def in_time(ask: Callable[[], T], files: FileWorker, what: str, seconds: float) -> T:
+    """Return what `ask` returns, which reads files below `what`. Raises LookupFailed, also if that takes too long."""
+    try:
+        return files.call(ask, seconds)
+    except TimeoutError as error:
+        why = f"{what}: {error.strerror}: is this file system reachable?"
+        raise LookupFailed("timeout", why) from error

@@ -1,25 +1,28 @@
-"""kubelet's pod-resources API: which container was given which devices."""
+"""kubelet's pod-resources API: which container has which devices."""
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from gpu_exporter.attribution.listing import DOMAIN, DRIVER, Allocated, Claimed, Listing
 from gpu_exporter.attribution.pod_resources import LIST, messages
-from gpu_exporter.model.lookup import LookupFailed, brief
+from gpu_exporter.decoding import printable
+from gpu_exporter.file_access import FileWorker
+from gpu_exporter.kubernetes import limits
+from gpu_exporter.model.lookup import Incomplete, LookupFailed
 
-# gRPC's own limit is 4 MiB: less than what kubelet has to say of a node with thousands of shares.
-LARGEST_REPLY = 64 << 20
+Device = TypeVar("Device", Allocated, Claimed)
+
 OPTIONS = (
-    ("grpc.max_receive_message_length", LARGEST_REPLY),
-    ("grpc.default_authority", "localhost"),  # else the path of the socket, which strict servers refuse
+    ("grpc.max_receive_message_length", limits.MOST_KUBELET_BYTES),
+    ("grpc.default_authority", "localhost"),  # gRPC's default, the path of the socket, is refused by strict servers
     ("grpc.enable_http_proxy", 0),
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 2000),
@@ -27,17 +30,18 @@ OPTIONS = (
 
 
 class Kubelet:
-    """A client of the pod-resources API. A kubelet that restarts creates a new socket, recognised by its inode."""
+    """A client of the pod-resources API. It reconnects when kubelet has restarted and created a new socket (inode)."""
 
     def __init__(self, socket: Path, resources: Sequence[str], patience: float) -> None:
         self._socket, self._resources, self._patience = socket, frozenset(resources), patience
         self._messages = messages()
+        self._files = FileWorker("kubelet-socket")
         self._channel: Any = None
         self._call: Callable[..., bytes] | None = None
         self._inode: tuple[int, int] | None = None
 
     def ask(self) -> Listing:
-        """Make one List request. Raises LookupFailed."""
+        """Make one List request. Raises LookupFailed, also if entries of the answer had to be dropped (Incomplete)."""
         call = self._connected()
         try:
             reply = call(self._messages["ListRequest"]().SerializeToString(), timeout=self._patience)
@@ -45,29 +49,24 @@ class Kubelet:
             raise _failed(error, self._socket) from error
         try:
             listed = self._messages["ListReply"].FromString(reply)
-        except (DecodeError, ValueError) as error:  # ValueError: text that is no UTF-8, of protobuf's Python version
-            raise LookupFailed("malformed", f"{self._socket}: no pod-resources reply: is it kubelet's?") from error
-        return Listing(tuple(sorted(self._allocated(listed))), tuple(sorted(_claimed(listed))))
+        except (DecodeError, ValueError) as error:  # ValueError: text that is not UTF-8, in protobuf's Python version
+            raise LookupFailed("malformed", f"{self._socket}: not a pod-resources reply: is it kubelet's?") from error
+        allocated, dropped = _bounded(self._allocated(listed), self._socket)
+        claimed, also_dropped = _bounded(_claimed(listed), self._socket)
+        listing = Listing(tuple(sorted(allocated)), tuple(sorted(claimed)))
+        if why := dropped or also_dropped:
+            raise Incomplete(why.reason, str(why), listing)
+        return listing
 
     def _connected(self) -> Callable[..., bytes]:
         try:
-            there = os.stat(self._socket)
-        except FileNotFoundError as error:
-            cure = f"mount the folder {self._socket.parent} of the host, read-only; kubelet makes it when it starts"
-            raise LookupFailed("no_socket", f"there is no {self._socket}: {cure}") from error
-        except PermissionError as error:
-            raise LookupFailed("no_permission", f"{self._socket} is closed to this user: run as root") from error
-        except OSError as error:
-            raise LookupFailed(
-                "no_socket", f"{self._socket}: {error.strerror}: check --pod-resources-socket"
-            ) from error
-        if not stat.S_ISSOCK(there.st_mode):
-            raise LookupFailed("no_socket", f"{self._socket} is no socket: check --pod-resources-socket")
-        if not os.access(self._socket, os.R_OK | os.W_OK):
-            raise LookupFailed("no_permission", f"{self._socket} is closed to this user: run as root")
-        if self._call is None or self._inode != (there.st_dev, there.st_ino):
+            inode = self._files.call(lambda: _inode(self._socket), self._patience)
+        except TimeoutError as error:
+            why = f"{self._socket}: {error.strerror}: the folder cannot be read; check its mount"
+            raise LookupFailed("timeout", why) from error
+        if self._call is None or self._inode != inode:
             self.close()
-            self._inode = (there.st_dev, there.st_ino)
+            self._inode = inode
             self._channel = grpc.insecure_channel(f"unix:{self._socket}", options=OPTIONS)
             self._call = self._channel.unary_unary(LIST)
         return self._call
@@ -97,14 +96,60 @@ def _claimed(listed: Any) -> Iterator[Claimed]:
                         yield Claimed(pod.namespace, pod.name, container.name, claim.pool_name, claim.device_name)
 
 
+_LONGEST = {
+    "namespace": limits.LONGEST_NAMESPACE,
+    "pod": limits.LONGEST_POD,
+    "container": limits.LONGEST_CONTAINER,
+    "resource": limits.LONGEST_RESOURCE,
+    "pool": limits.LONGEST_POOL,
+    "device": limits.LONGEST_DEVICE,
+}
+
+
+def _bounded(devices: Iterable[Device], socket: Path) -> tuple[list[Device], Incomplete | None]:
+    """Return the devices within the limits, in kubelet's order, and why the last other one was dropped."""
+    kept: list[Device] = []
+    dropped = None
+    for device in devices:
+        try:
+            for name, value in zip(device._fields, device, strict=True):
+                limits.check_length(f"{socket}: the {name}", value, _LONGEST[name])
+        except Incomplete as error:
+            dropped = error
+            continue
+        if len(kept) == limits.MOST_DEVICES:
+            why = f"{socket}: more than {limits.MOST_DEVICES} NVIDIA devices: the others are left out"
+            return kept, Incomplete("too_many", why)
+        kept.append(device)
+    return kept, dropped
+
+
+def _inode(socket: Path) -> tuple[int, int]:
+    """Return device and inode of the socket. Raises LookupFailed if there is none that this user may use."""
+    try:
+        status = os.stat(socket)
+    except FileNotFoundError as error:
+        cure = f"mount the folder {socket.parent} of the host, read-only; kubelet makes it when it starts"
+        raise LookupFailed("no_socket", f"{socket} does not exist: {cure}") from error
+    except PermissionError as error:
+        raise LookupFailed("no_permission", f"this user may not open {socket}: run as root") from error
+    except OSError as error:
+        raise LookupFailed("no_socket", f"{socket}: {error.strerror}: check --pod-resources-socket") from error
+    if not stat.S_ISSOCK(status.st_mode):
+        raise LookupFailed("no_socket", f"{socket} is not a socket: check --pod-resources-socket")
+    if not os.access(socket, os.R_OK | os.W_OK):
+        raise LookupFailed("no_permission", f"this user may not open {socket}: run as root")
+    return status.st_dev, status.st_ino
+
+
 def _failed(error: Any, socket: Path) -> LookupFailed:
-    """An error in words; the reason is gRPC's code."""
+    """Describe an error; the reason is gRPC's code."""
     code = error.code() or grpc.StatusCode.UNKNOWN
     cures = {
-        grpc.StatusCode.UNAVAILABLE: "nobody answers there: is kubelet running?",
+        grpc.StatusCode.UNAVAILABLE: "nothing answers there: is kubelet running?",
         grpc.StatusCode.UNIMPLEMENTED: "this kubelet has no pod-resources API v1: it needs Kubernetes 1.20 or newer",
-        grpc.StatusCode.DEADLINE_EXCEEDED: "kubelet is too slow to answer: asked again",
-        grpc.StatusCode.RESOURCE_EXHAUSTED: "kubelet is asked too often, or its answer is too large: asked again later",
+        grpc.StatusCode.DEADLINE_EXCEEDED: "kubelet did not answer in time; gpu-exporter tries again",
+        grpc.StatusCode.RESOURCE_EXHAUSTED: "too many requests, or too large an answer; gpu-exporter tries again",
     }
-    why = cures.get(code) or brief(error.details())
+    why = cures.get(code) or printable(str(error.details()), 200)
     return LookupFailed(code.name.lower(), f"{socket}: {code.name}: {why}")

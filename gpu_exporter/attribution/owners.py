@@ -14,6 +14,7 @@ from gpu_exporter.attribution.jobs import Jobs
 from gpu_exporter.attribution.listing import DOMAIN, Listing
 from gpu_exporter.attribution.pods import Pod
 from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.kubernetes import limits
 from gpu_exporter.model.metric import Labels
 from gpu_exporter.model.snapshot import OwnerLabels, Row
 
@@ -65,7 +66,12 @@ def owners(facts: Facts) -> tuple[OwnerLabels, Sequence[Row]]:
     """Return the owner labels of classic families, and the rows about the owners of each device."""
     pods = _pods(facts)
     jobs = _jobs(facts)
-    rows = [*_pod_rows(facts, pods), *_job_rows(facts, jobs), *_container_rows(facts)]
+    rows = [
+        *_pod_rows(facts, pods),
+        *_unresolved_rows(pods.unresolved),
+        *_job_rows(facts, jobs),
+        *_container_rows(facts),
+    ]
     by_device: dict[tuple[str, str], Labels] = {}
     for place in {*pods.by_place, *jobs}:
         labels = () if facts.listing is None else _one_pod(pods.by_place.get(place, ()))
@@ -75,7 +81,7 @@ def owners(facts: Facts) -> tuple[OwnerLabels, Sequence[Row]]:
 
 
 def _one_pod(containers: Iterable[Container]) -> Labels:
-    """Labels of the pod that has a whole device; empty if several pods share it.
+    """Return the labels of the pod that uses a device; empty if several pods share it.
 
     Several containers of one pod: the container is empty.
     """
@@ -125,13 +131,13 @@ def _claimed(facts: Facts, pool: str, name: str) -> tuple[Place | None, str]:
 
 
 def _finished(facts: Facts, container: Container) -> bool:
-    """Whether the pod has ended: older kubelets still list it, with devices that other pods may have by now."""
+    """Return whether the pod has ended: older kubelets still list it, with devices that other pods may use now."""
     pod = facts.pods.get(f"{container.namespace}/{container.pod}")
     return pod is not None and pod.finished
 
 
 def _jobs(facts: Facts) -> Mapping[Place, Sequence[ProcessOwner]]:
-    """Jobs by device. Those from cgroups precede those from files, because they have step and user."""
+    """Return the jobs by device. Those from cgroups come before those from files, because they have step and user."""
     by_place: dict[Place, list[ProcessOwner]] = defaultdict(list)
     for place, running in (facts.running or {}).items():
         for owner in sorted(running, key=lambda owner: (owner.job, owner.step, owner.user)):
@@ -162,9 +168,16 @@ def _pod_rows(facts: Facts, pods: _Pods) -> Iterator[Row]:
                 *pod.labels,
             )
             yield Row(m.POD_INFO, facts.devices.gpus[place.uuid], 1, tuple(pair for pair in labels if pair[1]))
-    for container, resource, device, reason in sorted(set(pods.unresolved)):
+
+
+def _unresolved_rows(devices: Iterable[Unresolved]) -> Iterator[Row]:
+    """Return a row for each device, up to a limit, and one with the number of the others."""
+    distinct = sorted(set(devices))
+    for container, resource, device, reason in distinct[: limits.MOST_UNRESOLVED]:
         named = (("namespace", container.namespace), ("pod", container.pod), ("container", container.name))
         yield Row(m.POD_UNRESOLVED, None, 1, (*named, ("resource", resource), ("device", device), ("reason", reason)))
+    if (others := len(distinct) - limits.MOST_UNRESOLVED) > 0:
+        yield Row(m.POD_UNRESOLVED, None, others, (("reason", "too_many"),))
 
 
 def _job_rows(facts: Facts, jobs: Mapping[Place, Sequence[ProcessOwner]]) -> Iterator[Row]:

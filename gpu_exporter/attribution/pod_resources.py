@@ -1,8 +1,8 @@
 """The messages of kubelet's pod-resources API, version v1, by their field numbers on the wire.
 
-Built when they are asked for, in a pool of their own: generated code would be bound to the protobuf it was generated
-with, and the API's own package, `v1`, may be taken by somebody else's. Numbers are those of Kubernetes 1.37 (its
-`kubelet/pkg/apis/podresources/v1`); fields that nothing here reads are left out, and skipped when they come.
+Built at run time, in a pool of their own: generated code would depend on the protobuf version that generated it, and
+another library may have taken the API's own package name, `v1`. Numbers are those of Kubernetes 1.37 (its
+`kubelet/pkg/apis/podresources/v1`). Fields that the exporter does not read are left out, and skipped when decoding.
 `tests/soak/protobuf.py` reads a kubelet's answer with each protobuf from 4.25 on.
 """
 
@@ -40,7 +40,7 @@ _MESSAGES: Mapping[str, Mapping[str, tuple[int, int, str]]] = {
 
 
 def messages() -> Mapping[str, Any]:
-    """The message classes by name."""
+    """Return the message classes by name."""
     file = descriptor_pb2.FileDescriptorProto(name="podresources.proto", package=_PACKAGE, syntax="proto3")
     for name, fields in _MESSAGES.items():
         message = file.message_type.add(name=name)

@@ -1,28 +1,30 @@
-"""Pods as the API server lists them -> the labels of `gpu_pod_info` beside the pod's name."""
+"""Pods as the API server lists them -> the labels of `gpu_pod_info` in addition to the pod's name."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpu_exporter.catalogue.workloads import POD_JOB_LABELS
-from gpu_exporter.kubernetes.client import Api, Object
+from gpu_exporter.kubernetes import limits
+from gpu_exporter.kubernetes.client import Api
+from gpu_exporter.kubernetes.objects import Object
+from gpu_exporter.model.lookup import Incomplete
 from gpu_exporter.model.metric import Labels
 
-# Labels that number the pod within its job, the best last.
+# Labels with the pod's number within its job; the last one that a pod has is used.
 RANK_LABELS = (
     "apps.kubernetes.io/pod-index",
     "batch.kubernetes.io/job-completion-index",
     "leaderworkerset.sigs.k8s.io/worker-index",
     "training.kubeflow.org/replica-index",
 )
-MIRROR_UID = "kubernetes.io/config.hash"
 
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A pod. `uids` are those that cgroups may name it by: a static pod has a second one there."""
+    """A pod. `uids` are those that its cgroups may have: those of a static pod have another UID than the API server."""
 
     uids: tuple[str, ...] = ()
     finished: bool = False
@@ -32,7 +34,7 @@ class Pod:
 
     @property
     def uid(self) -> str:
-        """The UID that the API server has."""
+        """Return the UID that the API server has."""
         return self.uids[0] if self.uids else ""
 
 
@@ -42,41 +44,50 @@ class Reader:
 
     allowed: Sequence[re.Pattern[str]] = ()
 
-    def __call__(self, item: Object) -> Pod | None:
-        metadata, status = _mapping(item, "metadata"), _mapping(item, "status")
-        labels = {str(name): str(value) for name, value in _mapping(metadata, "labels").items()}
-        uids = (metadata.get("uid"), _mapping(metadata, "annotations").get(MIRROR_UID))
-        return Pod(
-            uids=tuple(str(uid) for uid in uids if uid),
-            finished=status.get("phase") in ("Succeeded", "Failed"),
+    def __call__(self, item: Object) -> Pod:
+        """Return the pod. Raises Incomplete, with the pod without its labels if it has too many of them."""
+        metadata = item.get("metadata", {})
+        labels = metadata.get("labels") or {}
+        annotations = metadata.get("annotations") or {}
+        uids = (metadata.get("uid", ""), annotations.get("kubernetes.io/config.hash", ""))
+        for uid in uids:
+            limits.check_length("the UID", uid, limits.LONGEST_UID)
+        pod = Pod(
+            uids=tuple(uid for uid in uids if uid),
+            finished=item.get("status", {}).get("phase") in ("Succeeded", "Failed"),
             workload=_last(labels, POD_JOB_LABELS),
             rank=_last(labels, RANK_LABELS),
-            labels=self._shown(labels),
         )
+        shown = self._shown(labels)
+        if len(shown) > limits.MOST_POD_LABELS:
+            name = f"{metadata.get('namespace', '')}/{metadata.get('name', '')}"
+            why = f"pod {name} has {len(shown)} labels to show, more than {limits.MOST_POD_LABELS}: they are left out"
+            raise Incomplete("too_many", why, pod)
+        return replace(pod, labels=shown)
 
     def _shown(self, labels: Mapping[str, str]) -> Labels:
         shown: dict[str, str] = {}
         for name, value in sorted(labels.items()):
             if value and any(allowed.fullmatch(name) for allowed in self.allowed):
+                limits.check_length("the label", name, limits.LONGEST_LABEL_NAME)
+                limits.check_length(f"the value of the label {name}:", value, limits.LONGEST_LABEL_VALUE)
                 shown.setdefault(label_name(name), value)
         return tuple(shown.items())
 
 
 def label_name(name: str) -> str:
-    """A pod's label as Prometheus can write it, in kube-state-metrics' way: `label_` and no other signs than `_`."""
+    """Return the Prometheus label of a pod's label, as kube-state-metrics has it: `label_`, and `_` for other signs."""
     return "label_" + re.sub(r"[^a-zA-Z0-9_]", "_", name)
 
 
 def _last(labels: Mapping[str, str], names: Sequence[str]) -> str:
-    named = [labels[name] for name in names if labels.get(name)]
-    return named[-1] if named else ""
-
-
-def _mapping(item: Object, name: str) -> Object:
-    found = item.get(name)
-    return found if isinstance(found, dict) else {}
+    values = [labels[name] for name in names if labels.get(name)]
+    if not values:
+        return ""
+    limits.check_length("the label value", values[-1], limits.LONGEST_LABEL_VALUE)
+    return values[-1]
 
 
 def path(api: Api) -> str:
-    """Where the pods are listed."""
+    """Return the path of the list of pods."""
     return "/api/v1/pods"

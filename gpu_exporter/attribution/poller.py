@@ -6,11 +6,11 @@ import threading
 from collections.abc import Callable
 from typing import Generic
 
-from gpu_exporter.model.lookup import LONGEST_WAIT, Lookup, LookupFailed, T
+from gpu_exporter.model.lookup import LONGEST_WAIT, Incomplete, Lookup, LookupFailed, T
 
 
 class Poller(threading.Thread, Generic[T]):
-    """Calls `ask` every `period` seconds, with back-off while it fails, and stores the answer in `lookup`."""
+    """Calls `ask` every `period` seconds, and stores the answer in `lookup`. Backs off while `ask` fails."""
 
     def __init__(
         self, lookup: Lookup[T], ask: Callable[[], T], period: float, close: Callable[[], None] = lambda: None
@@ -25,6 +25,10 @@ class Poller(threading.Thread, Generic[T]):
         while True:
             try:
                 self.lookup.answer(self._ask())
+                wait = self._period
+            except Incomplete as error:
+                self.lookup.answer(error.rest)
+                self.lookup.drop(error)
                 wait = self._period
             except LookupFailed as error:
                 self.lookup.fail(error, error.rest)

@@ -1,4 +1,4 @@
-"""The owners of the processes on the GPUs, looked up in procfs."""
+"""The owners of the processes on the GPUs, read from procfs."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from pathlib import Path
 from gpu_exporter.attribution import files
 from gpu_exporter.attribution.cgroup import ProcessOwner, process_owner
 from gpu_exporter.attribution.containers import container_name
+from gpu_exporter.file_access import FILE_SECONDS, FileWorker
 from gpu_exporter.model.lookup import LookupFailed
 
 LARGEST_FILE = 64 << 10
-# The kernel reports the start of a process in these units per second.
+# The kernel reports the start time of a process in this many ticks a second.
 TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 SLACK_SECONDS = 0.05
 
@@ -22,22 +23,25 @@ Processes = Mapping[int, ProcessOwner]
 
 
 class ProcessLookup:
-    """Looks up the owners of the PIDs in `wanted`.
+    """Looks up the owners of the PIDs in `wanted`, whose values are when the driver reported them (seconds since boot).
 
-    Its values are the times when the driver reported them (seconds since boot). A PID is looked up together with the
-    start of its process, because the PID may have been reused since.
+    An owner belongs to a PID and the start time of its process, because PIDs are reused.
     """
 
-    def __init__(self, procfs: Path) -> None:
-        self._procfs = procfs
+    def __init__(self, procfs: Path, patience: float = FILE_SECONDS) -> None:
+        self._procfs, self._patience = procfs, patience
+        self._worker = FileWorker("processes-files")
         self._owners: dict[tuple[int, int], ProcessOwner] = {}
         self.wanted: Mapping[int, float] = {}
 
     def ask(self) -> Processes:
         """Return the owners by PID, without PIDs whose owner cannot be determined. Raises LookupFailed."""
+        return files.in_time(self._ask, self._worker, str(self._procfs), self._patience)
+
+    def _ask(self) -> Processes:
         wanted, before = self.wanted, self._owners
         if wanted and not self._procfs.is_dir():
-            raise LookupFailed("no_procfs", f"there is no {self._procfs}: check --procfs")
+            raise LookupFailed("no_procfs", f"{self._procfs} does not exist: check --procfs")
         self._owners = {}
         for pid, named_at in wanted.items():
             started = self._started(pid)
@@ -49,10 +53,10 @@ class ProcessLookup:
         return {pid: owner for (pid, _), owner in self._owners.items()}
 
     def _started(self, pid: int) -> int | None:
-        """Ticks from the boot to the start of a process; None if there is no such process."""
+        """Return the ticks from the boot to the start of a process; None if it does not exist."""
         if (self._procfs / str(pid)).is_symlink():
             return None
-        # The name is chosen by the process and may contain blanks and parentheses.
+        # The process chooses its name, which may contain blanks and parentheses.
         fields = self._read(f"{pid}/stat").rpartition(")")[2].split()
         return int(fields[19]) if len(fields) > 19 and fields[19].isdigit() and fields[19].isascii() else None
 
@@ -63,15 +67,15 @@ class ProcessLookup:
                 return replace(owner, user=str((self._procfs / str(pid)).stat().st_uid))
             except OSError:
                 return None
-        # procfs may be mounted elsewhere; the runtime's files are in the root that it belongs to
+        # procfs may be the host's, mounted elsewhere: the runtime's files are below the same mount
         return replace(owner, name=container_name(owner, self._procfs.parent)) if owner else None
 
     def _read(self, path: str) -> str:
         try:
-            read = files.read(self._procfs / path, LARGEST_FILE)
+            answer = files.read(self._procfs / path, LARGEST_FILE)
         except OSError:
             return ""
-        return read[0].decode("utf-8", "replace") if read else ""
+        return answer[0].decode("utf-8", "replace") if answer else ""
 
 
 def since_boot(read_at: float) -> float:

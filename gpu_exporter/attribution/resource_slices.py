@@ -1,4 +1,4 @@
-"""ResourceSlices of NVIDIA's driver for resource claims -> the GPU that a device of a pool is."""
+"""ResourceSlices of NVIDIA's DRA driver -> the GPU behind each device of a pool."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gpu_exporter.attribution.listing import DRIVER
-from gpu_exporter.kubernetes.client import Api, Object
-from gpu_exporter.model.lookup import LookupFailed
+from gpu_exporter.kubernetes import limits
+from gpu_exporter.kubernetes.client import Api
+from gpu_exporter.kubernetes.objects import ApiGroup, Attribute, Object
+from gpu_exporter.model.lookup import Incomplete, LookupFailed
 
 GROUP = "/apis/resource.k8s.io"
-# The newest that the server has is asked for. Those before v1beta1 had no slices of this form.
+# The newest that the server has is used. Versions before v1beta1 had no slices of this form.
 VERSIONS = ("v1", "v1beta2", "v1beta1")
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """One slice: the UUID of a GPU or MIG device by device name, or "" where the driver does not publish one."""
+    """A slice. `devices` has the UUID of each GPU or MIG device by name, or "" where the driver publishes none."""
 
     pool: str
     generation: int
@@ -24,10 +26,9 @@ class Slice:
 
 
 def path(api: Api) -> str:
-    """Where the server lists slices. Raises LookupFailed if it does not."""
-    served = api.get(GROUP).get("versions")
-    known = {each.get("version") for each in served or () if isinstance(each, dict)}
-    version = next((each for each in VERSIONS if each in known), None)
+    """Return the path of the list of slices. Raises LookupFailed if the server has none."""
+    served = {group.get("version") for group in api.get(GROUP, ApiGroup)["versions"]}
+    version = next((version for version in VERSIONS if version in served), None)
     if version is None:
         raise LookupFailed(
             "not_found", f"API server: {GROUP} has none of {', '.join(VERSIONS)}: switch --kubernetes-dra off"
@@ -36,36 +37,42 @@ def path(api: Api) -> str:
 
 
 def read(item: Object) -> Slice | None:
-    """A slice; None if it is another driver's."""
-    spec = item.get("spec")
-    if not isinstance(spec, dict) or spec.get("driver") != DRIVER:
+    """Return a slice; None if it is another driver's. Raises Incomplete if it exceeds a limit."""
+    spec = item.get("spec", {})
+    if spec.get("driver") != DRIVER:
         return None
-    pool = spec.get("pool") or {}
+    pool, listed = spec.get("pool") or {}, spec.get("devices") or ()
+    limits.check_length("the pool", pool.get("name", ""), limits.LONGEST_POOL)
+    if len(listed) > limits.MOST_SLICE_DEVICES:
+        why = f"a ResourceSlice has {len(listed)} devices, more than {limits.MOST_SLICE_DEVICES}: it is left out"
+        raise Incomplete("too_many", why)
     devices = {}
-    for device in spec.get("devices") or ():
-        # until v1beta1 one level deeper
+    for device in listed:
+        # one level deeper until v1beta1
         attributes = (device.get("basic") or device).get("attributes") or {}
-        kind = _attribute(attributes, "type")
-        if kind in ("gpu", "mig"):
-            devices[str(device.get("name", ""))] = _attribute(attributes, "uuid")
-    return Slice(str(pool.get("name", "")), int(pool.get("generation") or 0), devices)
+        if _attribute(attributes, "type") in ("gpu", "mig"):
+            name, uuid = device.get("name", ""), _attribute(attributes, "uuid")
+            limits.check_length("the device", name, limits.LONGEST_DEVICE)
+            limits.check_length("the UUID", uuid, limits.LONGEST_DEVICE)
+            devices[name] = uuid
+    return Slice(pool.get("name", ""), pool.get("generation", 0), devices)
 
 
-def _attribute(attributes: Object, name: str) -> str:
-    """A driver's own attributes may be written with its name before them."""
-    value = attributes.get(name) or attributes.get(f"{DRIVER}/{name}") or {}
-    return str(value.get("string") or value.get("stringValue") or "") if isinstance(value, dict) else ""
+def _attribute(attributes: Mapping[str, Attribute], name: str) -> str:
+    """Return a text attribute, whose name may be qualified with the driver's."""
+    value: Attribute = attributes.get(name) or attributes.get(f"{DRIVER}/{name}") or {}
+    return value.get("string") or value.get("stringValue") or ""
 
 
 def uuids(slices: Iterable[Slice]) -> Mapping[tuple[str, str], str]:
-    """UUIDs by pool and device, of each pool's newest generation: of older ones a pool may still have slices."""
+    """Return UUIDs by pool and device, of each pool's newest generation: slices of older ones may still exist."""
     slices = list(slices)
     newest: dict[str, int] = {}
-    for each in slices:
-        newest[each.pool] = max(newest.get(each.pool, 0), each.generation)
+    for slice_ in slices:
+        newest[slice_.pool] = max(newest.get(slice_.pool, 0), slice_.generation)
     return {
-        (each.pool, device): uuid
-        for each in slices
-        if each.generation == newest[each.pool]
-        for device, uuid in each.devices.items()
+        (slice_.pool, device): uuid
+        for slice_ in slices
+        if slice_.generation == newest[slice_.pool]
+        for device, uuid in slice_.devices.items()
     }

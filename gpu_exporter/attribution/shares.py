@@ -70,7 +70,7 @@ def _by_pod(values: Mapping[int, float], running: Mapping[int, ProcessOwner]) ->
 
 
 def _named(pod: str, by_uid: Mapping[str, tuple[str, Pod]]) -> Labels:
-    """Labels of a pod by name and UID; by UID alone if pods are not looked up at the API server."""
+    """Return the labels of a pod by name and UID; by UID alone if pods are not looked up at the API server."""
     name, about = by_uid.get(pod, ("", Pod()))
     namespace, _, short = name.partition("/")
     labels = (("namespace", namespace), ("pod", short), ("pod_uid", about.uid or _dashed(pod)))

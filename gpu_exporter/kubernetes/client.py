@@ -2,29 +2,47 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import ssl
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from http.client import HTTPException, HTTPResponse, HTTPSConnection
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 from urllib.parse import urlencode
 
+from gpu_exporter.decoding import json_as, printable
+from gpu_exporter.file_access import FileWorker, read
+from gpu_exporter.kubernetes import limits
+from gpu_exporter.kubernetes.objects import Event, EventHead, FailureEvent, Object, ObjectList
 from gpu_exporter.model.errors import GpuExporterError
-from gpu_exporter.model.lookup import LookupFailed, brief
+from gpu_exporter.model.lookup import LookupFailed
 from gpu_exporter.version import __version__
 
+T = TypeVar("T")
+
+# How long the server may be silent (seconds). A whole answer or list, however many pages it has, may take
+# SLOWEST times as long.
 PATIENCE = 10.0
-LARGEST_LINE = 16 << 20
-LARGEST_REPLY = 256 << 20
+SLOWEST = 3
 PAGE = 500
 # The characters of a bearer token in RFC 6750.
 TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*", re.ASCII)
 
-Object = Mapping[str, Any]
+
+class _TimedSocket(ssl.SSLSocket):
+    """A socket with a deadline for all reads together: a timeout alone starts anew at each byte."""
+
+    patience, deadline = PATIENCE, float("inf")
+
+    def recv_into(self, buffer, nbytes=None, flags=0):  # type: ignore[no-untyped-def]
+        remaining = self.deadline - time.monotonic()
+        if remaining <= 0:
+            raise TimeoutError
+        self.settimeout(min(self.patience, remaining))
+        return super().recv_into(buffer, nbytes, flags)
 
 
 class Api:
@@ -32,12 +50,12 @@ class Api:
 
     def __init__(self, host: str, port: int, account: Path, patience: float = PATIENCE) -> None:
         self._host, self._port, self._account, self._patience = host, port, account, patience
+        self._files = FileWorker("service-account")
 
-    def get(self, path: str, **query: str) -> Object:
+    def get(self, path: str, kind: type[T], **query: str) -> T:
         """Return one object. Raises LookupFailed."""
-        with _as_lookup_failed(path), self._request(path, query, self._patience) as response:
-            body = response.read(LARGEST_REPLY)
-            return _object(body, path)
+        deadline = time.monotonic() + SLOWEST * self._patience
+        return _decoded(self._body(path, query, limits.MOST_LIST_BYTES, deadline), kind, path)
 
     def pages(self, path: str, **query: str) -> tuple[list[Object], str]:
         """Return all items of a list, and its resource version. Raises LookupFailed.
@@ -45,27 +63,43 @@ class Api:
         Version 0 is answered from the server's cache; otherwise each request would read the whole list from etcd.
         """
         items: list[Object] = []
-        token = ""
-        while True:
-            at = {"continue": token} if token else {"resourceVersion": "0"}
-            page = self.get(path, limit=str(PAGE), **query, **at)
-            items += _items(page)
-            token = str(_metadata(page).get("continue") or "")
+        token, left = "", limits.MOST_LIST_BYTES
+        deadline = time.monotonic() + SLOWEST * self._patience
+        for _ in range(limits.MOST_PAGES):
+            start = {"continue": token} if token else {"resourceVersion": "0"}
+            body = self._body(path, {"limit": str(PAGE), **query, **start}, left, deadline)
+            left -= len(body)
+            page = _decoded(body, ObjectList, path)
+            items += page["items"] or ()
+            token = page["metadata"].get("continue", "")
+            if len(items) > limits.MOST_OBJECTS:
+                raise _too_large(path, f"more than {limits.MOST_OBJECTS} objects")
             if not token:
-                return items, str(_metadata(page).get("resourceVersion", ""))
+                return items, page["metadata"].get("resourceVersion", "")
+        raise _too_large(path, f"more than {limits.MOST_PAGES} pages")
 
-    def watch(self, path: str, seconds: float, **query: str) -> Iterator[Object]:
-        """Yield events for about `seconds`, after an empty one once the server answers. Raises LookupFailed."""
+    def watch(self, path: str, seconds: float, **query: str) -> Iterator[Event | None]:
+        """Yield events for about `seconds`, after None once the server answers. Raises LookupFailed."""
         query |= {"watch": "1", "allowWatchBookmarks": "true", "timeoutSeconds": str(int(seconds))}
-        with _as_lookup_failed(path), self._request(path, query, seconds + self._patience) as response:
-            yield {}
-            while line := response.readline(LARGEST_LINE):
+        patience = seconds + self._patience
+        with _as_lookup_failed(path), self._request(path, query, patience, time.monotonic() + patience) as response:
+            yield None
+            while line := response.readline(limits.MOST_EVENT_BYTES):
+                if len(line) == limits.MOST_EVENT_BYTES:
+                    raise _too_large(path, f"an event larger than {limits.MOST_EVENT_BYTES >> 20} MiB")
                 if line.strip():
-                    yield _object(line, path)
+                    yield _event(line, path)
+
+    def _body(self, path: str, query: Mapping[str, str], most: int, deadline: float) -> bytes:
+        with _as_lookup_failed(path), self._request(path, query, self._patience, deadline) as response:
+            body = response.read(most + 1)
+        if len(body) > most:
+            raise _too_large(path, f"more than {limits.MOST_LIST_BYTES >> 20} MiB")
+        return body
 
     @contextmanager
-    def _request(self, path: str, query: Mapping[str, str], patience: float) -> Iterator[HTTPResponse]:
-        token, context = _credentials(self._account)
+    def _request(self, path: str, query: Mapping[str, str], patience: float, deadline: float) -> Iterator[HTTPResponse]:
+        token, context = self._credentials()
         headers = {
             "Authorization": f"Bearer {token}",
             "Accept": "application/json",
@@ -74,34 +108,40 @@ class Api:
         }
         with closing(HTTPSConnection(self._host, self._port, timeout=self._patience, context=context)) as connection:
             connection.request("GET", f"{path}?{urlencode(query)}" if query else path, headers=headers)
-            connection.sock.settimeout(patience)
+            assert isinstance(connection.sock, _TimedSocket)
+            connection.sock.patience, connection.sock.deadline = patience, deadline
             with connection.getresponse() as response:
                 if response.status != 200:
                     raise _refused(response, path)
                 yield response
 
+    def _credentials(self) -> tuple[str, ssl.SSLContext]:
+        """Return the token, and a TLS context with the CA. Raises LookupFailed, whose text never contains the token."""
+        path, ca = self._account / "token", self._account / "ca.crt"
+        token = self._file(path).decode("ascii", "replace").strip()
+        certificates = self._file(ca).decode("ascii", "replace")
+        try:
+            # An empty text would mean the system's CAs.
+            context = ssl.create_default_context(cadata=certificates.strip() or "empty")
+        except (ssl.SSLError, ValueError) as error:
+            why = f"API server: {ca} has no certificate: check the CA of the service account"
+            raise LookupFailed("tls", why) from error
+        if not TOKEN.fullmatch(token):
+            raise LookupFailed("no_token", f"API server: {path} has no token: check the service account of the pod")
+        context.sslsocket_class = _TimedSocket
+        return token, context
 
-def _credentials(account: Path) -> tuple[str, ssl.SSLContext]:
-    """Return the token, and a TLS context with the CA. Raises LookupFailed, whose text never contains the token."""
-    token, ca = account / "token", account / "ca.crt"
-    reading = token
-    try:
-        text = token.read_text(encoding="ascii", errors="replace").strip()
-        reading = ca
-        context = ssl.create_default_context(cafile=str(ca))
-    except FileNotFoundError as error:
-        why = f"there is no {reading}: the pod needs a service account (automountServiceAccountToken)"
-        raise LookupFailed("no_token", f"API server: {why}") from error
-    except ssl.SSLError as error:
-        raise LookupFailed(
-            "tls", f"API server: {ca} has no certificate: check the CA of the service account"
-        ) from error
-    except OSError as error:
-        why = f"{reading}: {error.strerror}: this user has to be able to read it"
-        raise LookupFailed("no_token", f"API server: {why}") from error
-    if not TOKEN.fullmatch(text):
-        raise LookupFailed("no_token", f"API server: {token} has no token: check the service account of the pod")
-    return text, context
+    def _file(self, path: Path) -> bytes:
+        try:
+            return self._files.call(lambda: read(path, limits.MOST_CREDENTIAL_BYTES))
+        except TimeoutError as error:
+            raise LookupFailed("timeout", f"API server: {path}: {error.strerror}: is its volume reachable?") from error
+        except FileNotFoundError as error:
+            why = f"{path} does not exist: the pod needs a service account (automountServiceAccountToken)"
+            raise LookupFailed("no_token", f"API server: {why}") from error
+        except OSError as error:
+            why = f"{path}: {error.strerror}: it must be a file that this user can read"
+            raise LookupFailed("no_token", f"API server: {why}") from error
 
 
 @contextmanager
@@ -114,47 +154,48 @@ def _as_lookup_failed(path: str) -> Iterator[None]:
             "tls", f"API server: {error.reason or error}: check the CA of the service account"
         ) from error
     except TimeoutError as error:
-        raise LookupFailed("timeout", f"API server: no answer to {path} in time") from error
+        raise LookupFailed("timeout", f"API server: no complete answer to {path} in time") from error
     except (OSError, HTTPException, UnicodeError) as error:
         why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise LookupFailed("unavailable", f"API server: {brief(why)}") from error
+        raise LookupFailed("unavailable", f"API server: {printable(why, 200)}") from error
 
 
 def _refused(response: HTTPResponse, path: str) -> LookupFailed:
     reasons = {401: "unauthorized", 403: "forbidden", 404: "not_found", 410: "gone", 429: "too_many_requests"}
     cures = {
         401: "the token of the service account is not accepted",
-        403: "the service account needs list and watch of it (a ClusterRole and its binding)",
-        410: "too old a resource version: listed anew",
+        403: "the service account needs the verbs list and watch (a ClusterRole and its binding)",
+        410: "the resource version is too old; gpu-exporter lists again",
     }
     reason = reasons.get(response.status, f"http_{response.status}")
-    return LookupFailed(reason, f"API server: {path}: {response.status}: {cures.get(response.status, response.reason)}")
+    why = cures.get(response.status) or printable(response.reason, 200)
+    return LookupFailed(reason, f"API server: {path}: {response.status}: {why}")
 
 
-def _object(text: bytes, path: str) -> Object:
+def _too_large(path: str, why: str) -> LookupFailed:
+    return LookupFailed("too_large", f"API server: {path}: {why}: is this the API server?")
+
+
+def _decoded(body: bytes, kind: type[T], path: str) -> T:
     try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise LookupFailed("malformed", f"API server: {path}: an answer that is no JSON") from error
-    if not isinstance(content, dict):
-        raise LookupFailed("malformed", f"API server: {path}: an answer that is no object")
-    return content
+        return json_as(kind, body)
+    except ValueError as error:
+        raise LookupFailed("malformed", f"API server: {path}: unexpected answer: {error}") from error
 
 
-def _metadata(page: Object) -> Object:
-    metadata = page.get("metadata")
-    return metadata if isinstance(metadata, dict) else {}
-
-
-def _items(page: Object) -> list[Object]:
-    items = page.get("items")
-    return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
+def _event(line: bytes, path: str) -> Event:
+    """Return an event. Raises LookupFailed if it is an ERROR event, or malformed."""
+    if _decoded(line, EventHead, path)["type"] != "ERROR":
+        return _decoded(line, Event, path)
+    failure = _decoded(line, FailureEvent, path)["object"]
+    reason = "gone" if failure.get("code") == 410 else "refused"
+    raise LookupFailed(reason, f"API server: watch ended: {printable(failure.get('message', ''), 200)}")
 
 
 def in_cluster(account: Path, environ: Mapping[str, str] = os.environ, patience: float = PATIENCE) -> Api:
     """Return a client of the cluster that this pod runs in. Raises GpuExporterError outside a cluster."""
     host, port = environ.get("KUBERNETES_SERVICE_HOST", ""), environ.get("KUBERNETES_SERVICE_PORT", "443")
     if not host or not port.isdecimal():
-        why = "KUBERNETES_SERVICE_HOST is not set: labels of pods and resource claims exist only inside a cluster"
+        why = "KUBERNETES_SERVICE_HOST is not set: pod labels and resource claims can only be read inside a cluster"
         raise GpuExporterError(why)
     return Api(host, int(port), account, patience)

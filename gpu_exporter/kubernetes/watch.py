@@ -1,4 +1,4 @@
-"""Follows a list of the API server: lists it once, then watches it for changes."""
+"""Keeps a copy of a list of the API server: lists it once, then watches it for changes."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 
-from gpu_exporter.kubernetes.client import Api, Object
-from gpu_exporter.model.lookup import LONGEST_WAIT, Lookup, LookupFailed, brief
+from gpu_exporter.kubernetes import limits
+from gpu_exporter.kubernetes.client import Api
+from gpu_exporter.kubernetes.objects import Event, Object
+from gpu_exporter.model.lookup import LONGEST_WAIT, Incomplete, Lookup, LookupFailed
 
 T = TypeVar("T")
 
-# After this time a watch is renewed, which also detects a server that is silent because it is gone.
+# A watch is renewed after this time (seconds), which also detects a server that no longer exists.
 WATCH_SECONDS = 60.0
 FIRST_WAIT = 0.5
 # After these failures the watch resumes at its version; after others it relists, so that no event can block it.
@@ -23,8 +25,9 @@ Followed = Mapping[str, T]
 class Watch(threading.Thread, Generic[T]):
     """Keeps the result of `read` for each object, by namespace and name, without those for which it returns None.
 
-    `path` may ask the server where the list is. After the server was unreachable, the watch resumes at its version; if
-    that is too old (410 Gone), or an event is malformed, it relists.
+    Where `read` raises Incomplete, its `rest` is kept, and the drop is counted. `path` may ask the server where the
+    list is. After the server was unreachable, the watch resumes at its version; if that is too old (410 Gone), or an
+    event is malformed, it relists.
     """
 
     def __init__(
@@ -41,6 +44,7 @@ class Watch(threading.Thread, Generic[T]):
         self._api, self._path, self._read, self._query, self._seconds = api, path, read, query, seconds
         self._values: dict[str, T] = {}
         self._version = ""
+        self._dropped: Incomplete | None = None
         self._stopping = threading.Event()
 
     def run(self) -> None:
@@ -70,34 +74,39 @@ class Watch(threading.Thread, Generic[T]):
             self._version = version
             self._publish()
         for event in self._api.watch(path, self._seconds, resourceVersion=self._version, **self._query):
-            if event:
+            if event is not None:
                 self._take(event)
             self._publish()
         self.lookup.confirm()
 
-    def _take(self, event: Object) -> None:
-        item = event.get("object")
-        if not isinstance(item, dict):
-            raise LookupFailed("malformed", "API server: an event without an object")
-        if event.get("type") == "ERROR":
-            code = item.get("code")
-            why = brief(item.get("message"))
-            raise LookupFailed("gone" if code == 410 else "refused", f"API server: watch ended: {why}")
-        if event.get("type") == "DELETED":
+    def _take(self, event: Event) -> None:
+        item = event["object"]
+        if event["type"] == "DELETED":
             self._values.pop(_key(item), None)
-        elif event.get("type") != "BOOKMARK":
+        elif event["type"] != "BOOKMARK":
             self._keep(item)
-        self._version = str((item.get("metadata") or {}).get("resourceVersion") or self._version)
+        self._version = item.get("metadata", {}).get("resourceVersion") or self._version
 
     def _keep(self, item: Object) -> None:
-        value = self._read(item)
+        key = _key(item)
+        try:
+            limits.check_length("the name", key, limits.LONGEST_NAMESPACE + 1 + limits.LONGEST_POD)
+            value = self._read(item)
+        except Incomplete as error:
+            value, self._dropped = error.rest, error
         if value is None:
-            self._values.pop(_key(item), None)
+            self._values.pop(key, None)
+        elif key in self._values or len(self._values) < limits.MOST_OBJECTS:
+            self._values[key] = value
         else:
-            self._values[_key(item)] = value
+            why = f"API server: more than {limits.MOST_OBJECTS} objects: the others are left out"
+            self._dropped = Incomplete("too_many", why)
 
     def _publish(self) -> None:
         self.lookup.answer(self._values.copy())
+        if self._dropped:
+            self.lookup.drop(self._dropped)
+            self._dropped = None
 
     def stop(self) -> None:
         """Request the end; does not wait for a request in flight."""
@@ -105,5 +114,5 @@ class Watch(threading.Thread, Generic[T]):
 
 
 def _key(item: Object) -> str:
-    metadata = item.get("metadata") or {}
+    metadata = item.get("metadata", {})
     return f"{metadata.get('namespace', '')}/{metadata.get('name', '')}"

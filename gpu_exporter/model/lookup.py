@@ -32,6 +32,10 @@ class LookupFailed(Exception):
         self.reason, self.rest = reason, rest
 
 
+class Incomplete(LookupFailed):
+    """An answer of which entries were dropped, because they exceed a limit. The `rest` holds; the lookup stays up."""
+
+
 def brief(text: object) -> str:
     """Shorten a remote party's text to a part of one line."""
     return " ".join(str(text).split())[:200]
@@ -51,6 +55,7 @@ class Lookup(Generic[T]):
         self.settled = threading.Event()
         self._nothing = self._value = nothing
         self._reason = ""
+        self._logged_drops: dict[str, float] = {}
 
     def answer(self, value: T) -> None:
         """Store an answer; log it if it is the first, or the first after a failure."""
@@ -65,6 +70,14 @@ class Lookup(Generic[T]):
     def confirm(self) -> None:
         """Reset the age: the last answer still holds."""
         self.answered_at = time.monotonic()
+
+    def drop(self, error: Incomplete) -> None:
+        """Count an answer of which entries were dropped; log each reason once in KEPT_SECONDS."""
+        self.errors[error.reason] += 1
+        now = time.monotonic()
+        if now - self._logged_drops.get(error.reason, -KEPT_SECONDS) >= KEPT_SECONDS:
+            self._logged_drops[error.reason] = now
+            log.warning("attribution: %s: %s", self.source, error)
 
     def fail(self, error: LookupFailed, rest: T | None = None) -> None:
         """Record a failure, with the `rest` of an answer if there is one; log it if its reason is new."""

@@ -1,4 +1,4 @@
-"""The PrometheusRule of the chart in real promtools: the tests of alerts/, and what changed numbers change."""
+"""The PrometheusRule of the chart in real promtools: the tests of alerts/, and the effect of changed values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support import chart
 
 
 def use(values: chart.Values, folder: Path, patch: pytest.MonkeyPatch) -> Path:
-    """Let promtool read the rules that the chart makes of these values."""
+    """Make promtool read the rules that the chart renders with these values."""
     file = folder / "prometheusrule.yaml"
     file.write_text(json.dumps(chart.rules(values)))
     patch.setattr(promtool, "RULES", [file])
@@ -36,7 +36,7 @@ def test_it_is_linted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("late", [False, True])
 def test_injected_fires_and_healthy_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: bool) -> None:
-    """Every failure mode, as `test_modes.py` proves it of alerts/."""
+    """Every failure mode, as `test_modes.py` proves for alerts/."""
     use({}, tmp_path, monkeypatch)
     modes = [mode for mode in OF_GPUS if (lasts(mode) >= SOON) is late]
     check(tmp_path, [case(Generation.OURS, modes)], promtools()[1:])
@@ -49,7 +49,7 @@ CHANGED = {
 
 
 def throttled(length: float) -> Case:
-    """A GPU that is too hot for so many minutes, and one that its power supply brakes."""
+    """A GPU that is too hot for some minutes, and one that its power supply throttles."""
     modes = {"hot": BY_NAME["GpuThermalThrottling"], "braked": BY_NAME["GpuPowerBrake"]}
     devices = [
         Device(name, 0, [minutes(10), injected(length, mode.inject)], Generation.OURS, rank(name))
@@ -70,7 +70,7 @@ def throttled(length: float) -> Case:
 def test_changes_change_what_fires(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: Mapping[str, Any], length: float, hot: str, braked: bool
 ) -> None:
-    """Severity and hold by the mode's name, and its switch."""
+    """Severity, hold and switch of a mode."""
     use({"prometheusRule": changes}, tmp_path, monkeypatch)
     asked = throttled(length)
     alert = 'group by (alertname, severity) (ALERTS{{alertstate="firing", node="{}"}})'
@@ -88,7 +88,7 @@ def test_changes_change_what_fires(
 def test_a_changed_limit_changes_what_fires(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: float | None, fires: bool
 ) -> None:
-    """An idle GPU whose program holds 20 GiB is held, unless that much is nothing here."""
+    """An idle GPU with 20 GiB in use is held, unless the limit is higher."""
     use({"prometheusRule": {"limits": {"heldMemory": limit} if limit else {}}}, tmp_path, monkeypatch)
     mode = BY_NAME["GpuAllocatedIdle"]
     story = [minutes(15), injected(lasts(mode), mode.inject)]

@@ -1,4 +1,4 @@
-"""What a page says of the owners of GPUs."""
+"""Owners of GPUs in a /metrics response."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MIG = mig_device(9, "3g.71gb"), mig_device(5, "4g.71gb")
 
 
 def owner(page: Page, uuid: str, name: str = POWER, **labels: str) -> tuple[str, ...]:
-    """The owner's labels of the one series of a GPU; they have to be there, also where they are empty."""
+    """Return the owner labels of a GPU's only series, which must exist, also if they are empty."""
     found = [
         have for n, have, _ in page.samples if n == name and have["UUID"] == uuid and labels.items() <= have.items()
     ]
@@ -23,11 +23,11 @@ def owner(page: Page, uuid: str, name: str = POWER, **labels: str) -> tuple[str,
 
 
 def rows(page: Page, name: str = "gpu_pod_info", uuid: str | None = None) -> list[dict[str, str]]:
-    """The labels of the series of this name, without those that every GPU has."""
+    """Return the labels of the series of this name, without those that every GPU has."""
     found = [labels for n, labels, _ in page.samples if n == name and uuid in (None, labels.get("UUID"))]
     return [{key: value for key, value in labels.items() if key not in ("gpu", "UUID")} for labels in found]
 
 
 def up(source: str = "kubelet", value: float = 1) -> Callable[[Page], bool]:
-    """Whether a teller answers, as the page says it."""
+    """Return a condition: gpu_exporter_attribution_up has this value."""
     return lambda page: page.values("gpu_exporter_attribution_up", source=source) == [value]

@@ -1,4 +1,4 @@
-"""Catalogues -> what is rendered of the Helm chart: Chart.yaml, values, schema, rules with named limits, README."""
+"""Catalogues -> the rendered files of the Helm chart: Chart.yaml, values, schema, rules with named limits, README."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from gpu_exporter.render.rules import rules
 from gpu_exporter.version import __version__
 
 FOLDER = "helm/gpu-exporter"
-# The oldest Kubernetes with all that the templates use.
+# The oldest Kubernetes that has everything the templates use.
 KUBERNETES = ">=1.25.0-0"
 DRAFT = "http://json-schema.org/draft-07/schema#"
-# Where a chart that has this one as a part hands down what is common to all parts.
+# Values that a parent chart passes to all its dependencies.
 GLOBAL: Schema = {
     "type": "object",
-    "description": "Of all charts of a release: imageRegistry, imagePullSecrets.",
+    "description": "Values of all charts of a release: imageRegistry, imagePullSecrets.",
     "properties": {"imageRegistry": v.TEXT, "imagePullSecrets": v.OBJECTS},
 }
-ENABLED: Schema = {"type": "boolean", "description": "For the `condition` of a chart that has this one as a part."}
+ENABLED: Schema = {"type": "boolean", "description": "For the `condition` of a parent chart."}
 WIDTH = 110
 
 Tree = dict[str, "Tree | Value"]
 
 
 class _Placeholder(float):
-    """A limit that renders as its name, for which the chart's template puts a value."""
+    """A limit that renders as its name, which the chart's template replaces by a value."""
 
     name: str
 
@@ -51,7 +51,7 @@ class _Placeholder(float):
 
 
 def chart() -> str:
-    """Chart.yaml."""
+    """Return Chart.yaml."""
     content = {
         "apiVersion": "v2",
         "name": "gpu-exporter",
@@ -70,18 +70,18 @@ def chart() -> str:
 
 
 def named_limits() -> Limits:
-    """Every limit by name, rendered as `$(name)`."""
+    """Return all limits by name, rendered as `$(name)`."""
     return {limit.name: _Placeholder(limit.name, limit.value) for limit in v.limits()}
 
 
 def bundle() -> str:
-    """files/rules.yaml: all rules, with `$(name)` where a limit stands, and what the limits are if nobody says."""
+    """Return files/rules.yaml: all rules, with `$(name)` for each limit, and the defaults of the limits."""
     defaults = {limit.name: v.limit(limit).default for limit in v.limits()}
     return rules.bundle(named_limits()) + yaml.safe_dump({"limits": defaults}, sort_keys=False)
 
 
 def dashboard(text: str) -> str:
-    """files/dashboards/<name>.json: a dashboard without the blanks that make a ConfigMap too long."""
+    """Return files/dashboards/<name>.json: a dashboard without blanks, so that its ConfigMap is not too large."""
     return json.dumps(json.loads(text), separators=(",", ":"), ensure_ascii=False) + "\n"
 
 
@@ -99,7 +99,7 @@ def _tree(values: Iterable[Value]) -> Tree:
 
 
 def values_yaml() -> str:
-    """values.yaml: every value with its default and what it is for."""
+    """Return values.yaml: every value with its default and help."""
     return banner.comment(v) + "\n".join(_lines(_tree(v.values()), 0)) + "\n"
 
 
@@ -126,7 +126,7 @@ def _lines(tree: Tree, depth: int) -> Iterator[str]:
 
 
 def schema() -> str:
-    """values.schema.json: nothing that is not a value, and each of the right kind."""
+    """Return values.schema.json, which rejects unknown values and wrong types."""
     root = _object(_tree(v.values()))
     root["properties"] |= {"global": GLOBAL, "enabled": ENABLED}
     return (
@@ -145,13 +145,13 @@ def _object(tree: Tree) -> dict[str, Any]:
 
 
 def readme() -> str:
-    """README.md of the chart: how to install it, and every value."""
+    """Return the chart's README.md: how to install it, and every value."""
     by_hand = table(
-        ("value", "default", "meaning"), ((f"`{each.path}`", _shown(each), each.help) for each in v.BY_HAND)
+        ("value", "default", "meaning"), ((f"`{value.path}`", _shown(value), value.help) for value in v.BY_HAND)
     )
     limits = table(
         ("limit", "default", "unit", "meaning"),
-        ((f"`{each.name}`", f"{each.value:.15g}", each.unit, each.help) for each in v.limits()),
+        ((f"`{limit.name}`", f"{limit.value:.15g}", limit.unit, limit.help) for limit in v.limits()),
     )
     modes = table(
         ("mode", "severity", "hold", "keep"),

@@ -1,4 +1,4 @@
-"""deploy/kubernetes: what the chart renders with its defaults, for `kubectl apply -k`."""
+"""deploy/kubernetes: the chart rendered with its defaults, for `kubectl apply -k`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from gpu_exporter.render.chart import files as chart
 
 FOLDER = "deploy/kubernetes"
 NAMESPACE = "gpu-monitoring"
-NOTE = "# Made of helm/gpu-exporter by `make generate`.\n"
-# Manifests that need Prometheus Operator are in `monitored`. Dashboards are in the repository twice already.
+NOTE = "# Rendered from helm/gpu-exporter by `make generate`.\n"
+# Manifests that need Prometheus Operator are in `monitored`. Dashboards are left out: the repository has them twice.
 FEATURES: Mapping[str, Any] = {
     "fullnameOverride": "gpu-exporter",
     "namespaceOverride": NAMESPACE,
@@ -23,7 +23,7 @@ FEATURES: Mapping[str, Any] = {
     "test": {"enabled": False},
 }
 OPERATED = ("ServiceMonitor", "PrometheusRule")
-# Labels that would say that Helm manages the object.
+# Labels that mark an object as managed by Helm.
 OF_HELM = ("helm.sh/chart", "app.kubernetes.io/managed-by", "app.kubernetes.io/instance")
 
 Object = Mapping[str, Any]
@@ -31,13 +31,13 @@ Object = Mapping[str, Any]
 SPACE: Object = {
     "apiVersion": "v1",
     "kind": "Namespace",
-    # For kubelet's socket: hostPath and uid 0.
+    # kubelet's socket needs hostPath and uid 0.
     "metadata": {"name": NAMESPACE, "labels": {"pod-security.kubernetes.io/enforce": "privileged"}},
 }
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes text of several lines as a block."""
+    """Writes multi-line text as a block."""
 
 
 def _represent(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
@@ -50,17 +50,17 @@ _Dumper.add_representer(str, _represent)
 def left_out(root: Path) -> str:
     """Return why the manifests cannot be rendered for `root`, with the fix, in one line; "" if they can."""
     if not find_spec("helm_python"):
-        return f"{FOLDER}: left out, it needs the module helm_python: install gpu-exporter[dev]"
+        return f"{FOLDER}: left out, the Python module helm_python is missing; install gpu-exporter[dev]"
     if not (root / chart.FOLDER / "templates").is_dir():
-        return f"{FOLDER}: left out, {root} has no {chart.FOLDER}/templates: run it in the repository, or use --root"
+        return f"{FOLDER}: left out, {root} has no {chart.FOLDER}/templates; run this in the repository, or use --root"
     return ""
 
 
 def files(root: Path) -> Mapping[str, str]:
-    """Return the content of each file by its name below `root`, whose chart is rendered. Needs Helm's library."""
-    objects = [_without_helm(each) for each in _objects(root / chart.FOLDER)]
-    monitoring = [each for each in objects if each["kind"] in OPERATED]
-    exporter = [each for each in objects if each["kind"] not in OPERATED]
+    """Render the chart below `root`, and return the content of each file by name. Needs helm_python."""
+    objects = [_without_helm(document) for document in _objects(root / chart.FOLDER)]
+    monitoring = [document for document in objects if document["kind"] in OPERATED]
+    exporter = [document for document in objects if document["kind"] not in OPERATED]
     return {
         f"{FOLDER}/plain/kustomization.yaml": _kustomization("namespace.yaml", "gpu-exporter.yaml"),
         f"{FOLDER}/plain/namespace.yaml": _dumped([SPACE]),
@@ -71,7 +71,7 @@ def files(root: Path) -> Mapping[str, str]:
 
 
 def _objects(folder: Path) -> Sequence[Object]:
-    from helm_python import Chart  # slow to import, and no dependency of the exporter
+    from helm_python import Chart  # slow to import, and not a dependency of the exporter
 
     with Chart.load(folder) as loaded:
         templates = loaded.render(dict(FEATURES), name="gpu-exporter", namespace=NAMESPACE)
@@ -87,7 +87,7 @@ def _objects(folder: Path) -> Sequence[Object]:
 def _without_helm(content: Any) -> Any:
     if isinstance(content, dict):
         return {key: _without_helm(value) for key, value in content.items() if key not in OF_HELM}
-    return [_without_helm(each) for each in content] if isinstance(content, list) else content
+    return [_without_helm(item) for item in content] if isinstance(content, list) else content
 
 
 def _kustomization(*resources: str) -> str:

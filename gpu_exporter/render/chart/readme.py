@@ -1,48 +1,57 @@
-"""The words of the chart's README; the tables are made from the values."""
+"""The text of the chart's README; its tables are rendered from the values."""
 
 README = """# gpu-exporter
 
-A DaemonSet that exposes what NVIDIA GPUs do, with the rules, alerts and dashboards that say why they are slow, broken or
-wasted. Kubernetes {kubernetes}. It needs a driver on the nodes, and one of the ways in which a container gets the GPUs
-(`gpuAccess.mode`); not GPU operator, not DCGM.
+A DaemonSet that exposes metrics of NVIDIA GPUs, with rules, alerts and dashboards that show why GPUs are slow, broken
+or wasted.
+
+Requirements: Kubernetes {kubernetes}, the NVIDIA driver on the nodes, and a way for the container to access the GPUs
+(`gpuAccess.mode`). Neither GPU operator nor DCGM is needed.
+
+## Install
 
 ```
 kubectl create namespace gpu-monitoring
-kubectl label namespace gpu-monitoring pod-security.kubernetes.io/enforce=privileged   # for pod names, see below
+kubectl label namespace gpu-monitoring pod-security.kubernetes.io/enforce=privileged   # for pod names: see "What each feature costs"
 helm install gpu-exporter helm/gpu-exporter --namespace gpu-monitoring \\
   --set serviceMonitor.enabled=true --set prometheusRule.enabled=true --set dashboards.enabled=true \\
   --set serviceMonitor.labels.release=kube-prometheus-stack --set prometheusRule.labels.release=kube-prometheus-stack
 helm test gpu-exporter --namespace gpu-monitoring
 ```
 
-The labels are those by which your Prometheus selects what it scrapes; kube-prometheus-stack asks for `release` with the
-name of its own release.
+The labels are those by which your Prometheus selects its ServiceMonitors and rules: for kube-prometheus-stack, the label
+`release` with the name of its own release.
 
 ## What each feature costs
 
-The container has no capability, a read-only root file system, the runtime's seccomp profile and no way to more. What a
-feature needs beyond that it has only while the feature is on:
+The container has no capabilities, a read-only root file system and the runtime's seccomp profile, and cannot gain
+privileges. A feature that needs more gets it only while it is on:
 
 | feature | needs |
 | --- | --- |
-| nothing of the below, `attribution.enabled: false` | uid 65534, no hostPath: Pod Security *restricted* |
+| none of the below, with `attribution.enabled: false` | uid 65534, no hostPath: Pod Security *restricted* |
 | `attribution.enabled` (the default) | uid 0 without capabilities, read-only hostPath of kubelet's socket: the namespace must be `enforce: privileged` |
-| `attribution.pods`, `attribution.podLabels` | list and watch pods, a token |
-| `attribution.dra` | list and watch resource slices, a token |
+| `attribution.pods`, `attribution.podLabels` | a token that may list and watch pods |
+| `attribution.dra` | a token that may list and watch resource slices |
 | `slurm.jobMappingPath` | read-only hostPath |
 | `processes.enabled` | hostPID |
 | `kernelLog.mode: file` | read-only hostPath, the group of the file |
-| `kernelLog.mode: kmsg` | `privileged`: no other container may open /dev/kmsg |
-| `xids.keep: node` | hostPath that it writes to, uid 0 |
+| `kernelLog.mode: kmsg` | `privileged`: other containers may not open /dev/kmsg |
+| `xids.keep: node` | writable hostPath, uid 0 |
 | `gpuAccess.mode: volumeMounts` | hostPath of /dev/null |
 | `dcgm.profiling` | SYS_ADMIN, uid 0; not with a remote host engine |
 | `hostNetwork` | the node's network |
 
-## Labels that do not collide
+## Health checks
 
-The ServiceMonitor leaves out the exporter's own pod, namespace and container: on a free GPU they would pass for those of
-its user. `node` is the node, `instance` the node and port, and no label becomes `exported_…`. A Prometheus with
-`enforcedNamespaceLabel` overwrites `namespace` all the same; then the rules read `exported_namespace`.
+Both probes use `/healthz`, which fails only if the exporter itself hangs. A GPU that does not answer neither restarts
+the container nor stops scrapes: see [health checks](../../docs/probes.md).
+
+## Target labels
+
+The ServiceMonitor drops the labels pod, namespace and container of the exporter itself. On a free GPU, they would look
+like those of its user. `node` is the node, `instance` the node and port, and no label becomes `exported_…`. A Prometheus
+with `enforcedNamespaceLabel` still overwrites `namespace`; the rules then read `exported_namespace`.
 
 For a Prometheus without the operator:
 
@@ -58,15 +67,16 @@ scrape_configs:
       - {{source_labels: [__meta_kubernetes_pod_node_name], regex: (.+), target_label: instance, replacement: "$1:9400"}}
 ```
 
-## Beside dcgm-exporter and GPU operator
+## With dcgm-exporter or GPU operator
 
-Names, selectors and addresses differ, so both may run on a node; each GPU counts once in the rules. GPU operator's own
-is switched off with `dcgmExporter.enabled=false`. Nodes are found by the labels of either NFD or GPU operator (`nodes`).
+Names, selectors and addresses differ, so dcgm-exporter may run on the same nodes, and the rules count each GPU once. To
+switch off the one that GPU operator installs, set its value `dcgmExporter.enabled=false`. GPU nodes are recognised by
+the labels of NFD or GPU operator (`nodes`).
 
 ## Through DCGM
 
-The image has no DCGM, so its Python bindings and `libdcgm.so` come from an image that has: that of your host engine, for
-both must be of one version. For GPU operator's host engine:
+The image does not contain DCGM. Copy its Python bindings and `libdcgm.so` from the image of your host engine, because the
+versions must be equal. For GPU operator's host engine:
 
 ```yaml
 dcgm: {{enabled: true, hostEngine: "nvidia-dcgm.gpu-operator:5555", bindings: /dcgm/python3}}
@@ -83,16 +93,20 @@ extraVolumeMounts: [{{name: dcgm, mountPath: /dcgm, readOnly: true}}]
 
 Without `dcgm.hostEngine` DCGM runs within the exporter, which needs all of it: build an image on this one.
 
-## A driver upgrade, a GPU reset
+## Driver upgrades and GPU resets
+
+Before them, the exporter must release the driver on that node, and then resume:
 
 ```
-kubectl exec -n gpu-monitoring ds/gpu-exporter -- gpu-exporter release --for 10m   # or the pod of one node; then: resume
+kubectl exec -n gpu-monitoring POD -- gpu-exporter release --for 10m
+kubectl exec -n gpu-monitoring POD -- gpu-exporter resume
 ```
 
 ## Rules
 
-Every alert is a failure mode; every number in the rules has a name. `prometheusRule.modes.<mode>` has `enabled`,
-`severity`, `hold` (how long it must last; `0s` is at once) and `keep` (how long it stays after). For example:
+Every alert is a failure mode, and every threshold in the rules is a limit with a name. `prometheusRule.modes.<mode>` has
+`enabled`, `severity`, `hold` (how long the condition must last; `0s`: not at all) and `keep` (how long the alert stays
+after the condition has ended). For example:
 
 ```yaml
 prometheusRule:
@@ -103,8 +117,8 @@ prometheusRule:
     GpuPowerOscillation: {{enabled: false}}
 ```
 
-What is allocated, free and pending is read from kube-state-metrics (kube-prometheus-stack has it). To distinguish node pools, have it expose their label:
-`--metric-labels-allowlist=nodes=[cloud.google.com/gke-nodepool]`, or another of
+Rules on allocated, free and pending GPUs read kube-state-metrics, which is a part of kube-prometheus-stack. To distinguish
+node pools, let it expose their label: `--metric-labels-allowlist=nodes=[cloud.google.com/gke-nodepool]`, or another one of
 [docs/signals.md](../../docs/signals.md#allocation).
 
 ## Values

@@ -1,4 +1,4 @@
-{{/* Names: cut at what a label may be; that of a service has no dots, that of a release may. */}}
+{{/* Names are cut to the length of a label. A release name may contain dots, a service name may not. */}}
 {{- define "gpu-exporter.name" -}}
 {{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
 {{- end }}
@@ -22,7 +22,7 @@
 {{- default (ternary (include "gpu-exporter.fullname" .) "default" .Values.serviceAccount.create) .Values.serviceAccount.name }}
 {{- end }}
 
-{{/* What only the exporter's pods have: that of `helm test` is another component. */}}
+{{/* Labels that only the exporter's pods have: the pod of `helm test` is another component. */}}
 {{- define "gpu-exporter.selector" -}}
 app.kubernetes.io/name: {{ include "gpu-exporter.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -69,12 +69,12 @@ imagePullSecrets:
 {{- end }}
 {{- end }}
 
-{{/* A number as it was meant: Helm has every number as a float. */}}
+{{/* A number without an exponent: Helm parses every number as a float. */}}
 {{- define "gpu-exporter.number" -}}
 {{- if kindIs "float64" . }}{{ printf "%.15g" . }}{{ else }}{{ . }}{{ end }}
 {{- end }}
 
-{{/* What needs uid 0, each for one feature; empty: 65534 does. */}}
+{{/* Features that need uid 0; empty if 65534 will do. */}}
 {{- define "gpu-exporter.root" -}}
 {{- if .Values.attribution.enabled }}attribution.enabled {{ end }}
 {{- if eq .Values.kernelLog.mode "kmsg" }}kernelLog.mode {{ end }}
@@ -82,7 +82,7 @@ imagePullSecrets:
 {{- if .Values.dcgm.profiling }}dcgm.profiling {{ end }}
 {{- end }}
 
-{{/* What Pod Security "restricted" does not allow, each for one feature; empty: the pods meet it. */}}
+{{/* Features that Pod Security "restricted" does not allow; empty if the pods meet it. */}}
 {{- define "gpu-exporter.beyondRestricted" -}}
 {{- include "gpu-exporter.root" . }}
 {{- if .Values.slurm.jobMappingPath }}slurm.jobMappingPath {{ end }}
@@ -92,7 +92,7 @@ imagePullSecrets:
 {{- if .Values.hostNetwork }}hostNetwork {{ end }}
 {{- end }}
 
-{{/* What a schema can't say. */}}
+{{/* Checks that a schema cannot express. */}}
 {{- define "gpu-exporter.check" -}}
 {{- if and .Values.web.config .Values.web.existingSecret }}
 {{- fail "web.config and web.existingSecret: choose one" }}
@@ -101,7 +101,7 @@ imagePullSecrets:
 {{- range $name := list "podSecurityContext" "securityContext" }}
 {{- $context := default (dict) (get $.Values $name) }}
 {{- if and $root (or (ne (int (get $context "runAsUser")) 0) (get $context "runAsNonRoot")) }}
-{{- fail (printf "%s: %s needs uid 0: leave out runAsUser and runAsNonRoot, or switch it off" $name $root) }}
+{{- fail (printf "%s: %s needs uid 0: remove runAsUser and runAsNonRoot, or switch it off" $name $root) }}
 {{- end }}
 {{- end }}
 {{- range $name := list "hostEngine" "bindings" "profiling" }}
@@ -110,7 +110,7 @@ imagePullSecrets:
 {{- end }}
 {{- end }}
 {{- if and .Values.dcgm.profiling (or .Values.dcgm.hostEngine (not .Values.dcgm.enabled)) }}
-{{- fail "dcgm.profiling is for DCGM within the container: set dcgm.enabled, and leave dcgm.hostEngine blank" }}
+{{- fail "dcgm.profiling is for DCGM in the container: set dcgm.enabled, and leave dcgm.hostEngine empty" }}
 {{- end }}
 {{- if and .Values.dcgm.enabled .Values.config.source }}
 {{- fail "dcgm.enabled and config.source: choose one" }}
@@ -125,7 +125,7 @@ imagePullSecrets:
 {{- end }}
 {{- end }}
 
-{{/* Features that ask the API server. */}}
+{{/* Features that read from the API server. */}}
 {{- define "gpu-exporter.api" -}}
 {{- if and .Values.attribution.enabled .Values.attribution.pods }}attribution.pods {{ end }}
 {{- if and .Values.attribution.enabled .Values.attribution.podLabels }}attribution.podLabels {{ end }}
@@ -166,7 +166,7 @@ imagePullSecrets:
 {{- toYaml $own }}
 {{- end }}
 
-{{/* Whether there is a web configuration, and what of it a probe can know. */}}
+{{/* Whether there is a web configuration. */}}
 {{- define "gpu-exporter.web" -}}
 {{- if or .Values.web.config .Values.web.existingSecret }}web{{ end }}
 {{- end }}
@@ -175,7 +175,7 @@ imagePullSecrets:
 {{- if hasKey .Values.web.config "tls_server_config" }}https{{ else }}http{{ end }}
 {{- end }}
 
-{{/* A probe never sends a password or a certificate: then it only looks whether the port is open. */}}
+{{/* A probe cannot send a password or a certificate. Where one is needed, it only checks that the port is open. */}}
 {{- define "gpu-exporter.probe" -}}
 {{- $tls := default (dict) (get .Values.web.config "tls_server_config") }}
 {{- if or .Values.web.existingSecret .Values.web.config.basic_auth_users $tls.client_auth_type -}}
@@ -189,7 +189,7 @@ httpGet:
 {{- end }}
 {{- end }}
 
-{{/* The exporter's settings: those of the chart's features, then the user's. */}}
+{{/* The exporter's settings: those of the chart's features, overridden by the user's. */}}
 {{- define "gpu-exporter.config" -}}
 {{- $found := dict "address" (printf ":%d" (int .Values.port)) "metrics" .Values.metrics "interval" .Values.interval "log_level" .Values.logLevel }}
 {{- if .Values.attribution.enabled }}
@@ -231,7 +231,7 @@ xids.yaml: |
 {{- end }}
 {{- end }}
 
-{{/* Node labels, of which a node needs one. */}}
+{{/* Node labels, one of which a node must have. */}}
 {{- define "gpu-exporter.affinity" -}}
 {{- $nfd := list "feature.node.kubernetes.io/pci-10de.present" "feature.node.kubernetes.io/pci-0302_10de.present" "feature.node.kubernetes.io/pci-0300_10de.present" }}
 {{- $operator := list "nvidia.com/gpu.present" }}

@@ -1,4 +1,4 @@
-"""What the API server knows of pods and resource claims, in a running server: a stand-in for reading, over TLS."""
+"""Pods and resource claims from a fake API server over TLS, in a running exporter."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ UIDS = [f"0000000{n}-1111-4222-8333-444444444444" for n in range(4)]
 
 @pytest.fixture
 def api(tmp_path: Path) -> Iterator[FakeApiServer]:
-    """An API server that runs."""
+    """A running API server."""
     server = FakeApiServer(tmp_path / "api")
     yield server
     server.stop()
 
 
 def attributed(serve: Serve, driver: FakeDriver, kubelet: FakeKubelet, api: FakeApiServer, *arguments: str) -> Exporter:
-    """A server that asks both."""
+    """An exporter that uses both."""
     own = ("--kubernetes", "--pod-resources-socket", str(kubelet.socket), "--interval", "200ms")
     return serve(*own, *arguments, env={**driver.environment, **api.environment})
 
@@ -52,7 +52,7 @@ def test_workloads(
     workload: str,
     rank: str,
 ) -> None:
-    """The labels of the controllers that make jobs name the workload, and number the pod."""
+    """Workload and rank come from the labels that job controllers set."""
     api.put(PODS, pod_object("p", UIDS[0], labels))
     kubelet.pods = [given("p", UUID[0])]
     page = attributed(serve, node, kubelet, api, "--kubernetes-pods").until(lambda page: bool(rows(page)))
@@ -61,8 +61,8 @@ def test_workloads(
     assert rows(page) == [{"namespace": "team", "pod": "p", "container": "main", **expected}]
 
 
-def test_labels_that_were_asked_for(serve: Serve, node: FakeDriver, kubelet: FakeKubelet, api: FakeApiServer) -> None:
-    """Those whose whole name matches, on gpu_pod_info alone."""
+def test_pod_labels_that_are_selected(serve: Serve, node: FakeDriver, kubelet: FakeKubelet, api: FakeApiServer) -> None:
+    """Labels whose whole name matches are on gpu_pod_info, and on no other series."""
     api.put(
         PODS, pod_object("p", UIDS[0], {"app.kubernetes.io/name": "bert", "team": "a", "teams": "b", "secret": "c"})
     )
@@ -77,7 +77,7 @@ def test_labels_that_were_asked_for(serve: Serve, node: FakeDriver, kubelet: Fak
 
 
 def test_pods_change_finish_and_go(serve: Serve, node: FakeDriver, kubelet: FakeKubelet, api: FakeApiServer) -> None:
-    """An old kubelet lists pods that have ended, with devices that others have since: the phase says so."""
+    """An old kubelet lists pods that have ended, with devices that other pods use now: the phase tells them apart."""
     api.put(PODS, pod_object("old", UIDS[0]))
     api.put(PODS, pod_object("new", UIDS[1], phase="Pending"))
     kubelet.pods = [given("old", UUID[0]), given("new", UUID[0])]
@@ -94,10 +94,10 @@ def test_pods_change_finish_and_go(serve: Serve, node: FakeDriver, kubelet: Fake
     assert owner(page, UUID[0]) == ("team", "new", "main")  # kubelet still says so
 
 
-def test_a_watch_that_is_too_old_lists_anew(
+def test_watch_that_is_too_old_lists_again(
     serve: Serve, node: FakeDriver, kubelet: FakeKubelet, api: FakeApiServer
 ) -> None:
-    """410 Gone, also in the middle of a watch."""
+    """410 Gone may come in the middle of a watch."""
     api.put(PODS, pod_object("p", UIDS[0], {"job-name": "one"}))
     kubelet.pods = [given("p", UUID[0])]
     exporter = attributed(serve, node, kubelet, api, "--kubernetes-pods")
@@ -113,7 +113,7 @@ def test_a_watch_that_is_too_old_lists_anew(
 def test_an_api_server_that_refuses(
     serve: Serve, node: FakeDriver, kubelet: FakeKubelet, api: FakeApiServer, status: int, reason: str
 ) -> None:
-    """Kubelet's names stay; that labels are missing is a metric and one line."""
+    """Pod names from kubelet stay. The failure is a metric and one log line."""
     api.status = status
     kubelet.pods = [given("p", UUID[0])]
     exporter = attributed(serve, node, kubelet, api, "--kubernetes-pods")
@@ -126,7 +126,7 @@ def test_an_api_server_that_refuses(
 
 
 def test_a_token_that_is_replaced(serve: Serve, node: FakeDriver, kubelet: FakeKubelet, api: FakeApiServer) -> None:
-    """Tokens end after an hour: the file is read again at each request."""
+    """Tokens expire after an hour, so the file is read again for each request."""
     api.put(PODS, pod_object("p", UIDS[0], {"job-name": "one"}))
     kubelet.pods = [given("p", UUID[0])]
     exporter = attributed(serve, node, kubelet, api, "--kubernetes-pods")
@@ -141,7 +141,7 @@ def test_a_token_that_is_replaced(serve: Serve, node: FakeDriver, kubelet: FakeK
 def test_another_ca_is_not_trusted(
     serve: Serve, node: FakeDriver, kubelet: FakeKubelet, api: FakeApiServer, tmp_path: Path
 ) -> None:
-    """Whoever else answers at the address gets no token."""
+    """Another server at the address gets no token."""
     other = FakeApiServer(tmp_path / "other")
     try:
         environment = {**api.environment, "KUBERNETES_SERVICE_PORT": other.environment["KUBERNETES_SERVICE_PORT"]}
@@ -157,7 +157,7 @@ def test_another_ca_is_not_trusted(
 def test_resource_claims(
     serve: Serve, node: FakeDriver, kubelet: FakeKubelet, tmp_path: Path, versions: tuple[str, ...]
 ) -> None:
-    """By the newest version that the server has. A MIG device without a UUID is said to be so, never the parent's."""
+    """The newest API version is used. A MIG device without a UUID is unresolved, never attributed to its parent."""
     api = FakeApiServer(tmp_path / "api", versions)
     newest = next(each for each in ("v1", "v1beta2", "v1beta1") if each in versions)
     path = f"{GROUP}/{newest}/resourceslices"
@@ -195,7 +195,7 @@ def test_resource_claims(
 
 
 def test_a_long_list(serve: Serve, node: FakeDriver, kubelet: FakeKubelet, api: FakeApiServer) -> None:
-    """It comes in pages, and doctor counts them all."""
+    """A list in several pages is read completely, and doctor counts all pods."""
     for number in range(5):
         api.put(PODS, pod_object(f"p{number}", UIDS[0], {"job-name": f"job-{number}"}))
     kubelet.pods = [given(f"p{number}", f"{UUID[0]}::{number}") for number in range(5)]
@@ -208,13 +208,13 @@ def test_a_long_list(serve: Serve, node: FakeDriver, kubelet: FakeKubelet, api: 
 
 
 def test_a_node_without_a_name(serve: Serve, node: FakeDriver, kubelet: FakeKubelet, api: FakeApiServer) -> None:
-    """The name of a pod is not its node's: asked with that, the server would know no pods."""
+    """The host name of a pod is not the node's: with it, the list would be empty."""
     environment = {**node.environment, **api.environment, "GPU_EXPORTER_NODE_NAME": "", "NODE_NAME": ""}
     with pytest.raises(AssertionError, match="set GPU_EXPORTER_NODE_NAME from"):
         serve("--kubernetes", "--kubernetes-pods", env=environment)
 
 
 def test_outside_of_a_cluster(serve: Serve, node: FakeDriver, kubelet: FakeKubelet) -> None:
-    """One line that says what is missing."""
+    """One line names what is missing."""
     with pytest.raises(AssertionError, match="KUBERNETES_SERVICE_HOST is not set"):
         serve("--kubernetes", "--kubernetes-pods", env={**node.environment, "KUBERNETES_SERVICE_HOST": ""})

@@ -1,4 +1,4 @@
-"""Jobs of Slurm, containers, and shares of pods by process, in a running server."""
+"""Slurm jobs, containers, and shares of pods by process, in a running exporter."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CONTAINER = "c" * 64
 
 
 def process(procfs: Path, pid: int, cgroup: str, *, started: int = 5) -> None:
-    """A process of this procfs, in this cgroup (v2)."""
+    """Add a process in a cgroup (v2) to a procfs."""
     (procfs / str(pid)).mkdir(parents=True, exist_ok=True)
     (procfs / str(pid) / "comm").write_text("python3\n")
     (procfs / str(pid) / "stat").write_text(f"{pid} (a ) b) S {'0 ' * 18}{started} 0\n")
@@ -29,7 +29,7 @@ def process(procfs: Path, pid: int, cgroup: str, *, started: int = 5) -> None:
 
 @pytest.fixture
 def procfs(tmp_path: Path) -> Path:
-    """The host's procfs: kernel threads, and when it was booted."""
+    """The host's procfs: a kernel thread, and the time of the boot."""
     path = tmp_path / "host/proc"
     process(path, 2, "/")
     (path / "2/comm").write_text("kthreadd\n")
@@ -38,7 +38,7 @@ def procfs(tmp_path: Path) -> Path:
 
 
 def job_of(page: Page, uuid: str, name: str = POWER, **labels: str) -> str | None:
-    """The classic label of the one series of a GPU."""
+    """Return the label `hpc_job` of a GPU's only series."""
     (found,) = [
         have for n, have, _ in page.samples if n == name and have["UUID"] == uuid and labels.items() <= have.items()
     ]
@@ -46,7 +46,7 @@ def job_of(page: Page, uuid: str, name: str = POWER, **labels: str) -> str | Non
 
 
 def test_job_files(serve: Serve, node: FakeDriver, tmp_path: Path, procfs: Path) -> None:
-    """By index, index and instance, and UUID; one job is a label, several are rows; prolog and epilog at work."""
+    """Files are named by index, instance and UUID. One job is a label, several are series. Files come and go."""
     jobs = tmp_path / "jobs"
     jobs.mkdir()
     (jobs / "0").write_text("101\n")
@@ -71,8 +71,8 @@ def test_job_files(serve: Serve, node: FakeDriver, tmp_path: Path, procfs: Path)
     assert (job_of(page, UUID[0]), job_of(page, UUID[1])) == (None, None)
 
 
-def test_a_directory_that_goes(serve: Serve, node: FakeDriver, tmp_path: Path, procfs: Path) -> None:
-    """What it said holds, and that it is gone is a metric."""
+def test_job_directory_that_is_removed(serve: Serve, node: FakeDriver, tmp_path: Path, procfs: Path) -> None:
+    """The last jobs stay, and the failure is a metric."""
     jobs = tmp_path / "jobs"
     own = ("--hpc-job-mapping-dir", str(jobs), "--procfs", str(procfs), "--interval", "200ms")
     exporter = serve(*own, env=node.environment)
@@ -86,7 +86,7 @@ def test_a_directory_that_goes(serve: Serve, node: FakeDriver, tmp_path: Path, p
 
 
 def test_jobs_and_containers_by_cgroup(serve: Serve, node: FakeDriver, procfs: Path) -> None:
-    """Without a prolog: whose the processes on a GPU are. A PID that another process has by now is nobody's."""
+    """Without a prolog, cgroups name the owners. A PID that has been reused has none."""
     process(procfs, 41, "/system.slice/slurmstepd.scope/job_123/step_0/user/task_0")
     process(procfs, 42, f"/system.slice/docker-{CONTAINER}.scope")
     process(procfs, 43, "/system.slice/slurmstepd.scope/job_666/step_0", started=2**40)
@@ -107,7 +107,7 @@ def test_jobs_and_containers_by_cgroup(serve: Serve, node: FakeDriver, procfs: P
 
 
 def shares(page: Page, name: str, uuid: str) -> Mapping[str, float]:
-    """The values of a GPU's pods by name, or UID where there is none."""
+    """Return the values of a GPU's pods by name, or by UID if the name is unknown."""
     return {
         labels.get("pod", labels.get("pod_uid", "")): value
         for n, labels, value in page.samples
@@ -116,7 +116,7 @@ def shares(page: Page, name: str, uuid: str) -> Mapping[str, float]:
 
 
 def test_shares_of_pods(serve: Serve, node: FakeDriver, kubelet: FakeKubelet, procfs: Path, tmp_path: Path) -> None:
-    """What the pods have and what is left is what the GPU has, in memory and in SM time; also on a MIG instance."""
+    """The pods and the rest add up to the GPU's memory and SM time, also on a MIG instance."""
     api = FakeApiServer(tmp_path / "api")
     api.put(PODS, pod_object("a", UID))
     kubelet.pods = [given("a", f"{UUID[0]}::0"), given("b", f"{UUID[0]}::1")]
@@ -156,8 +156,10 @@ def test_shares_of_pods(serve: Serve, node: FakeDriver, kubelet: FakeKubelet, pr
         api.stop()
 
 
-def test_time_that_nobody_can_tell(serve: Serve, node: FakeDriver, kubelet: FakeKubelet, procfs: Path) -> None:
-    """Where the driver does not say who ran, nobody is said to have been idle; memory is still reported."""
+def test_sm_time_that_the_driver_does_not_report(
+    serve: Serve, node: FakeDriver, kubelet: FakeKubelet, procfs: Path
+) -> None:
+    """If the driver does not report SM time by process, no share is exposed; memory still is."""
     process(procfs, 41, f"/kubepods/besteffort/pod{UID}/{CONTAINER}")
     with node.batch():
         node.set("ComputeRunningProcesses", "41:1000", 0)

@@ -1,4 +1,4 @@
-"""Whose the GPUs are, in a running server: a stand-in kubelet over gRPC, stand-in driver, job files, processes."""
+"""Owners of GPUs from a fake kubelet over gRPC, with a fake driver, in a running exporter."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tests.support.owners import MIG, POWER, USED, UUID, owner, rows, up
 
 
 def attributed(serve: Serve, driver: FakeDriver, kubelet: FakeKubelet, *arguments: str) -> Exporter:
-    """A server that asks this kubelet, and has read every GPU."""
+    """An exporter that uses this kubelet, and has read every GPU."""
     own = ("--kubernetes", "--pod-resources-socket", str(kubelet.socket), "--interval", "200ms")
     exporter = serve(*own, *arguments, env=driver.environment)
     exporter.until(lambda page: bool(page.values("gpu_up")) and len(page.values(POWER)) == len(page.values("gpu_up")))
     return exporter
 
 
-# What a device plugin calls a device, and which one of the node below it is. GPU 2 is in MIG mode.
+# Ids of device plugins, and the GPU and instance that each refers to. GPU 2 is in MIG mode.
 FORMS: Mapping[str, tuple[str, int, str]] = {
     "NVIDIA, by UUID": (UUID[1], 1, ""),
     "NVIDIA, a replica": (f"{UUID[1]}::3", 1, ""),
@@ -41,12 +41,12 @@ FORMS: Mapping[str, tuple[str, int, str]] = {
 
 
 def alone(pod: str) -> Callable[[Page], bool]:
-    """Whether this pod, and no other, has devices."""
+    """Return a condition: only this pod has devices."""
     return lambda page: [row["pod"] for row in rows(page)] == [pod]
 
 
 def test_every_form_of_a_device_id(serve: Serve, node: FakeDriver, kubelet: FakeKubelet) -> None:
-    """From the socket to the scraped labels: the one device, in the classic labels and in gpu_pod_info."""
+    """Each id ends in the classic labels and in gpu_pod_info of the right device, and of no other."""
     exporter = attributed(serve, node, kubelet)
     for number, (form, (device, gpu, instance)) in enumerate(FORMS.items()):
         name = f"pod-{number}"
@@ -65,7 +65,7 @@ def test_every_form_of_a_device_id(serve: Serve, node: FakeDriver, kubelet: Fake
 
 
 def test_owners_come_and_go(serve: Serve, node: FakeDriver, kubelet: FakeKubelet) -> None:
-    """Classic labels follow at once, on every series of the device, exactly once; ours have none."""
+    """Classic labels follow at once, on every series of the device. `gpu_*` families have none."""
     kubelet.pods = [given("first", UUID[0])]
     exporter = attributed(serve, node, kubelet)
     page = exporter.until(lambda page: owner(page, UUID[0])[1] == "first")
@@ -84,8 +84,8 @@ def test_owners_come_and_go(serve: Serve, node: FakeDriver, kubelet: FakeKubelet
     assert owner(page, UUID[0]) == ("", "", "")
 
 
-def test_a_shared_gpu_is_no_single_pods(serve: Serve, node: FakeDriver, kubelet: FakeKubelet) -> None:
-    """Its shares are rows; the sample stands there once, so no sum counts it twice."""
+def test_shared_gpu_has_no_single_pod(serve: Serve, node: FakeDriver, kubelet: FakeKubelet) -> None:
+    """Its shares are series of gpu_pod_info. The sample exists once, so that no sum counts it twice."""
     kubelet.pods = [
         pod("a", Given("nvidia.com/gpu.shared", [f"{UUID[0]}::0", f"{UUID[0]}::3"])),
         given("b", f"{UUID[0]}::1", "nvidia.com/gpu.shared"),
@@ -101,8 +101,8 @@ def test_a_shared_gpu_is_no_single_pods(serve: Serve, node: FakeDriver, kubelet:
     assert page.values(POWER, UUID=UUID[0]) == [pytest.approx(78, abs=1000)]
 
 
-def test_what_is_no_gpu_and_what_cannot_be_told(serve: Serve, node: FakeDriver, kubelet: FakeKubelet) -> None:
-    """Others' devices are not ours; one that can't be found is said to be so, and blamed on no GPU."""
+def test_other_devices_and_unresolved_ones(serve: Serve, node: FakeDriver, kubelet: FakeKubelet) -> None:
+    """Devices of other vendors are ignored. One that cannot be resolved is attributed to no GPU."""
     missing = "GPU-deadbeef-0000-0000-0000-000000000000"
     kubelet.pods = [
         given("nic", "0", "rdma/hca"),
@@ -125,8 +125,8 @@ def test_what_is_no_gpu_and_what_cannot_be_told(serve: Serve, node: FakeDriver, 
     }
 
 
-def test_a_kubelet_that_starts_again(serve: Serve, node: FakeDriver, kubelet: FakeKubelet) -> None:
-    """Its socket goes and another comes: the last answer holds meanwhile, and the failure is a metric."""
+def test_kubelet_that_restarts(serve: Serve, node: FakeDriver, kubelet: FakeKubelet) -> None:
+    """The last answer is used until the new socket exists, and the failure is a metric."""
     kubelet.pods = [given("first", UUID[0])]
     exporter = attributed(serve, node, kubelet)
     exporter.until(lambda page: owner(page, UUID[0])[1] == "first")
@@ -160,7 +160,7 @@ def test_a_kubelet_that_starts_again(serve: Serve, node: FakeDriver, kubelet: Fa
 def test_a_kubelet_that_fails(
     serve: Serve, node: FakeDriver, kubelet: FakeKubelet, fault: Mapping[str, object], reason: str
 ) -> None:
-    """One line in the log, a metric, the last owners; the page and its pace stay."""
+    """One log line, a metric, and the last owners. Collections continue at their interval."""
     kubelet.pods = [given("first", UUID[0])]
     exporter = attributed(serve, node, kubelet)
     exporter.until(lambda page: owner(page, UUID[0])[1] == "first")
@@ -178,7 +178,7 @@ def test_a_kubelet_that_fails(
 
 
 def test_no_kubelet_yet(serve: Serve, node: FakeDriver, kubelet: FakeKubelet) -> None:
-    """It serves all the same, with empty labels, and finds kubelet when it comes."""
+    """Labels are empty until kubelet starts."""
     kubelet.stop()
     exporter = attributed(serve, node, kubelet)
     page = exporter.until(up(value=0))
@@ -190,7 +190,7 @@ def test_no_kubelet_yet(serve: Serve, node: FakeDriver, kubelet: FakeKubelet) ->
 
 
 def test_without_attribution_no_labels(serve: Serve, node: FakeDriver) -> None:
-    """Who does not ask gets the page as it was, and no gRPC in memory."""
+    """Without the flag there are no labels, and gRPC is not loaded."""
     exporter = serve(env=node.environment)
     page = exporter.until(lambda page: bool(page.values(POWER)))
     assert "grpc" not in Path(f"/proc/{exporter.process.pid}/maps").read_text()
@@ -199,7 +199,7 @@ def test_without_attribution_no_labels(serve: Serve, node: FakeDriver) -> None:
 
 
 def test_a_gpu_that_is_lost_keeps_its_owner(serve: Serve, node: FakeDriver, kubelet: FakeKubelet) -> None:
-    """Then above all people want to know whose job it was; also of a MIG instance, which can't be listed any more."""
+    """Also that of a MIG instance, which the driver no longer lists."""
     kubelet.pods = [given("whole", UUID[0]), given("part", str(MIG[0]["UUID"]))]
     exporter = attributed(serve, node, kubelet)
     exporter.until(lambda page: len(rows(page)) == 2)
@@ -210,7 +210,7 @@ def test_a_gpu_that_is_lost_keeps_its_owner(serve: Serve, node: FakeDriver, kube
 
 
 def test_two_hundred_pods(serve: Serve, tmp_path: Path, kubelet: FakeKubelet) -> None:
-    """A node full of pods, each with a share of one of eight GPUs: what a tick costs more is no more than 5 ms."""
+    """200 pods that share eight GPUs make a collection at most 5 ms longer."""
     driver = FakeDriver(tmp_path / "driver", gpus=8)
     uuids = [str(identity(gpu)["UUID"]) for gpu in range(8)]
     exporter = attributed(serve, driver, kubelet)
@@ -241,14 +241,14 @@ def test_two_hundred_pods(serve: Serve, tmp_path: Path, kubelet: FakeKubelet) ->
 
 
 def found(*arguments: str, driver: FakeDriver) -> list[tuple[str, str, str]]:
-    """What doctor finds of owners."""
+    """Return what doctor finds about attribution."""
     ended = run("doctor", "--json", *arguments, env=driver.environment)
     everything = json.loads(ended.stdout)["findings"]
     return [(each["level"], each["what"], each["cure"]) for each in everything if each["topic"] == "attribution"]
 
 
 def test_doctor(node: FakeDriver, kubelet: FakeKubelet, tmp_path: Path) -> None:
-    """It asks once whom `serve` would ask, and says what to do where there is no answer."""
+    """It tries each lookup of `serve` once, and says how to fix one that fails."""
     assert found(driver=node) == []
     kubelet.pods = [given("a", f"{UUID[0]}::0"), given("b", f"{UUID[0]}::1"), given("nic", "0", "rdma/hca")]
     own = ("--kubernetes", "--pod-resources-socket", str(kubelet.socket))
@@ -264,14 +264,14 @@ def test_doctor(node: FakeDriver, kubelet: FakeKubelet, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("flag", ["--kubernetes-pods", "--kubernetes-dra", "--kubernetes-pod-labels=app"])
 def test_what_needs_kubelet(node: FakeDriver, flag: str) -> None:
-    """The API server alone knows no GPUs."""
+    """The API server does not know which pod has which GPU."""
     ended = run("serve", flag, env=node.environment)
     assert ended.returncode == 1
     assert ended.stderr.strip().endswith("needs --kubernetes: kubelet says which pod has which GPU")
 
 
-def test_gpus_that_are_not_this_machines(serve: Serve, kubelet: FakeKubelet) -> None:
-    """A recording's GPUs are no pods'; it is said once, and the page is as without."""
+def test_replayed_gpus_have_no_lookups(serve: Serve, kubelet: FakeKubelet) -> None:
+    """The GPUs of a recording belong to no pod here: one log line, and no lookup."""
     own = ("--kubernetes", "--pod-resources-socket", str(kubelet.socket))
     exporter = serve("--source", "replay", "--recording", "h200_workloads", *own)
     exporter.until(lambda page: bool(page.values(POWER)))
@@ -280,7 +280,7 @@ def test_gpus_that_are_not_this_machines(serve: Serve, kubelet: FakeKubelet) -> 
 
 
 def test_it_stops_at_once(serve: Serve, node: FakeDriver, kubelet: FakeKubelet) -> None:
-    """Also while kubelet keeps somebody waiting."""
+    """Also during a request that kubelet does not answer."""
     exporter = attributed(serve, node, kubelet)
     kubelet.delay = 8.0
     asked = kubelet.asked
@@ -291,7 +291,7 @@ def test_it_stops_at_once(serve: Serve, node: FakeDriver, kubelet: FakeKubelet) 
 
 
 def test_with_dcgm(serve: Serve, kubelet: FakeKubelet, tmp_path: Path) -> None:
-    """Whatever reads the GPUs: a UUID is a UUID, and a minor number a minor number."""
+    """Owners do not depend on the source that reads the GPUs."""
     engine = FakeHostengine(tmp_path / "engine", gpus=2)
     engine.start()
     try:

@@ -50,7 +50,7 @@ def test_processes_come_and_go(serve: Serve, driver: FakeDriver, procfs: Path) -
     assert not page.values(MEMORY)
 
 
-def test_who_has_no_samples_any_more_has_no_share(serve: Serve, driver: FakeDriver, procfs: Path) -> None:
+def test_process_without_new_samples_has_no_share(serve: Serve, driver: FakeDriver, procfs: Path) -> None:
     with driver.batch():
         driver.set("ComputeRunningProcesses", "41:1000")
         driver.set("ProcessUtilization", "41:50")
@@ -78,7 +78,7 @@ def test_a_pid_that_cannot_be_resolved_is_counted(serve: Serve, driver: FakeDriv
 def test_pids_of_another_namespace_are_not_resolved(
     serve: Serve, driver: FakeDriver, tmp_path: Path, module: str, own: bool, resolved: int
 ) -> None:
-    """In a container a PID that the driver reports may be another process: that one must not get the name."""
+    """In a container, the PID that the driver reports may be another process, whose name must not be exposed."""
     procfs = tmp_path / "proc"
     (procfs / "driver/nvidia").mkdir(parents=True)
     (procfs / "driver/nvidia/version").write_text(f"NVRM version: NVIDIA UNIX {module} for x86_64  580.159.04\n")
@@ -119,7 +119,7 @@ def test_processes_on_mig_instances(serve: Serve, driver: FakeDriver, procfs: Pa
 
 
 def test_an_instance_that_goes_takes_only_its_own_processes(serve: Serve, driver: FakeDriver, procfs: Path) -> None:
-    """Those of the other one stay, and the count is of who is there."""
+    """Those of the other instance stay, and only they are counted."""
     parts = {0: mig_device(9, "3g.71gb"), 1: mig_device(5, "4g.71gb")}
     parts[0]["ComputeRunningProcesses"], parts[1]["ComputeRunningProcesses"] = "41:1000", "42:2000"
     driver.partition(0, parts)

@@ -1,4 +1,4 @@
-"""What becomes of the owners in a real Prometheus with our rules, scraped as a pod of a cluster is."""
+"""Owners in a real Prometheus with the recording rules, scraped like a pod of a cluster."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Labels = dict[str, str]
 
 
 def series(prometheus: Prometheus, promql: str) -> list[Labels]:
-    """The labels of what a query finds."""
+    """Return the labels of the series that a query returns."""
     return [found["metric"] for found in prometheus.api("query", query=promql)["result"]]
 
 
 def owner(labels: Labels) -> tuple[str, str, str]:
-    """Namespace, pod, workload."""
+    """Return namespace, pod and workload."""
     return labels.get("namespace", ""), labels.get("pod", ""), labels.get("workload", "")
 
 
@@ -33,7 +33,7 @@ def owner(labels: Labels) -> tuple[str, str, str]:
 def test_each_device_has_its_owner(
     serve: Serve, node: FakeDriver, kubelet: FakeKubelet, tmp_path: Path, honor: bool
 ) -> None:
-    """A GPU with a pod has it, one that is shared, or free, has none: never the exporter's own."""
+    """A shared or free GPU has no pod, and never the exporter's own."""
     kubelet.pods = [
         given("bert-worker-0", UUID[0]),
         pod("a", Given("nvidia.com/gpu", [f"{UUID[1]}::0"])),

@@ -245,7 +245,7 @@ def test_helm_test(serve: Serve) -> None:
     with serving({"metrics": "node_load1 1\n"}) as port:
         other = helm_test(port)
     assert other.returncode == 1
-    assert "is no gpu-exporter" in other.stderr
+    assert "is not a gpu-exporter" in other.stderr
 
 
 def test_the_script_is_in_the_chart() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import ssl
 import threading
+import time
 from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -51,7 +52,10 @@ def slice_object(
 
 
 class FakeApiServer:
-    """Serves until `stop`. `account` is the directory of a service account that it accepts."""
+    """Serves until `stop`. `account` is the directory of a service account that it accepts.
+
+    `raw` replaces every answer; it is sent byte by byte, every `drip` seconds, if that is set.
+    """
 
     def __init__(self, directory: Path, versions: tuple[str, ...] = ("v1", "v1beta2")) -> None:
         self.account = directory / "serviceaccount"
@@ -62,6 +66,7 @@ class FakeApiServer:
         self.versions = versions
         self.status: int | None = None
         self.raw: bytes | None = None
+        self.drip: float | None = None
         self.page_size = 2
         self.asked: list[str] = []
         self._changed = threading.Condition()
@@ -173,6 +178,9 @@ class _Handler(BaseHTTPRequestHandler):
         server = self.server_of
         server.asked.append(self.path)
         if server.raw is not None:
+            for byte in server.raw if server.drip else ():
+                self.wfile.write(bytes([byte]))
+                time.sleep(server.drip or 0)
             self.wfile.write(server.raw)
             self.wfile.flush()
             server.wait_for_the_end()

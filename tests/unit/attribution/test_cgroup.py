@@ -1,4 +1,4 @@
-"""Trees of /proc as they are on real nodes: each PID lands where it should, and a look-alike nowhere."""
+"""Cgroups as they are on real nodes: each PID gets its owner, and a path that only looks similar gets none."""
 
 from __future__ import annotations
 
@@ -156,14 +156,14 @@ LOOK_ALIKE = {
 
 
 @pytest.mark.parametrize(("text", "expected"), TREES.values(), ids=TREES)
-def test_lands_where_it_should(text: str, expected: ProcessOwner) -> None:
-    """The forms of every driver and runtime."""
+def test_cgroup_has_this_owner(text: str, expected: ProcessOwner) -> None:
+    """All forms of cgroup drivers and runtimes."""
     assert process_owner(text) == expected
 
 
 @pytest.mark.parametrize("text", LOOK_ALIKE.values(), ids=LOOK_ALIKE)
-def test_lands_nowhere(text: str) -> None:
-    """What looks like one, and what does not."""
+def test_cgroup_has_no_owner(text: str) -> None:
+    """Similar paths, and others."""
     assert process_owner(text) is None
 
 
@@ -174,7 +174,7 @@ CGROUP = f"0::/kubepods/burstable/pod{UID}/{CID}\n"
 
 
 def tree(procfs: Path, pid: int, cgroup: str | bytes = CGROUP, *, started: int = 100, name: str = "python3") -> Path:
-    """One process of a procfs."""
+    """Add a process to a procfs."""
     directory = procfs / str(pid)
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "stat").write_text(f"{pid} ({name}) S 1 {'0 ' * 17}{started} 4096 12\n")
@@ -183,27 +183,27 @@ def tree(procfs: Path, pid: int, cgroup: str | bytes = CGROUP, *, started: int =
 
 
 def looked_up(procfs: Path, *pids: int, at: float = 60.0) -> dict[int, ProcessOwner]:
-    """What becomes of PIDs that the driver named `at` seconds after the boot."""
+    """Return the owners of PIDs that the driver reported `at` seconds after the boot."""
     lookup = ProcessLookup(procfs)
     lookup.wanted = dict.fromkeys(pids, at)
     return dict(lookup.ask())
 
 
 def test_a_process_is_found(tmp_path: Path) -> None:
-    """Whatever it calls itself."""
+    """Whatever its name is."""
     for pid, name in enumerate(("python3", "a b", ")", "(x) S 1 2", "é"), 1):
         tree(tmp_path, pid, name=name)
     assert looked_up(tmp_path, 1, 2, 3, 4, 5, 6) == dict.fromkeys(range(1, 6), HERE)
 
 
-def test_a_pid_of_another_process_is_nobodys(tmp_path: Path) -> None:
-    """One that was started after the driver named the PID is not the one that it meant."""
+def test_reused_pid_has_no_owner(tmp_path: Path) -> None:
+    """A process that started after the driver reported the PID is another one."""
     tree(tmp_path, 7, started=61 * TICKS)
     assert looked_up(tmp_path, 7) == {}
 
 
 def test_a_reused_pid_is_looked_up_again(tmp_path: Path) -> None:
-    """PID and start are one name: what was known of the PID before does not count."""
+    """The cached owner belongs to PID and start time."""
     lookup = ProcessLookup(tmp_path)
     lookup.wanted = {7: 60.0}
     tree(tmp_path, 7)
@@ -214,8 +214,8 @@ def test_a_reused_pid_is_looked_up_again(tmp_path: Path) -> None:
     assert lookup.ask() == {7: ProcessOwner(pod=OTHER.replace("-", ""), container=CID)}
 
 
-def test_strange_files_are_nobodys(tmp_path: Path) -> None:
-    """Huge, not UTF-8, links, pipes, directories, empty: no error, no owner, and nothing that waits."""
+def test_strange_files_have_no_owner(tmp_path: Path) -> None:
+    """Huge, not UTF-8, links, pipes, directories, empty: no error, no owner, and no wait."""
     tree(tmp_path, 1, CGROUP + "x" * LARGEST_FILE)
     tree(tmp_path, 2, b"0::/kubepods/burstable/pod" + UID.encode()[:-1] + b"\xe9/" + CID.encode())
     (tree(tmp_path, 3) / "cgroup").rename(tmp_path / "elsewhere")
@@ -232,7 +232,7 @@ def test_strange_files_are_nobodys(tmp_path: Path) -> None:
 
 
 def test_a_process_that_is_a_link(tmp_path: Path) -> None:
-    """A procfs has none."""
+    """A real procfs has no links."""
     tree(tmp_path / "far", 1)
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/1").symlink_to(tmp_path / "far/1")

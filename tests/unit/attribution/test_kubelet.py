@@ -1,24 +1,29 @@
-"""What is no kubelet, or one that says strange things: one line that names the socket, and nothing is kept open."""
+"""Sockets that are no kubelet's, and kubelets with strange answers: one line names the socket; nothing stays open."""
 
 from __future__ import annotations
 
 import os
 import socket
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
 
-from gpu_exporter.attribution.kubelet import LARGEST_REPLY, Kubelet
+from gpu_exporter.attribution.kubelet import Kubelet
 from gpu_exporter.attribution.listing import Listing
-from gpu_exporter.model.lookup import LookupFailed
-from tests.support.fakes.kubelet import FakeKubelet, field, given
+from gpu_exporter.attribution.poller import Poller
+from gpu_exporter.kubernetes import limits
+from gpu_exporter.model.lookup import Incomplete, Lookup, LookupFailed
+from tests.support.fakes.kubelet import Claim, FakeKubelet, Given, field, given, pod
+from tests.support.fakes.stuck_socket import StuckSocket
 
 
 @pytest.fixture
 def path() -> Iterator[Path]:
-    """Short enough for a socket."""
+    """A path that is short enough for a socket."""
     with TemporaryDirectory() as directory:
         yield Path(directory) / "kubelet.sock"
 
@@ -33,17 +38,17 @@ def dead(path: Path) -> None:
     ("make", "reason", "says"),
     [
         (lambda path: None, "no_socket", "mount the folder"),
-        (lambda path: path.write_text(""), "no_socket", "is no socket"),
-        (Path.mkdir, "no_socket", "is no socket"),
-        (os.mkfifo, "no_socket", "is no socket"),
+        (lambda path: path.write_text(""), "no_socket", "is not a socket"),
+        (Path.mkdir, "no_socket", "is not a socket"),
+        (os.mkfifo, "no_socket", "is not a socket"),
         (lambda path: path.symlink_to(path), "no_socket", "symbolic links"),
         (lambda path: path.symlink_to(path.with_name("nowhere")), "no_socket", "mount the folder"),
         (dead, "unavailable", "is kubelet running?"),
     ],
     ids=["nothing", "a file", "a directory", "a pipe", "a circle", "a dangling link", "a dead socket"],
 )
-def test_what_is_no_kubelet(path: Path, make: Callable[[Path], object], reason: str, says: str) -> None:
-    """The cure fits what is there."""
+def test_path_is_not_a_kubelet_socket(path: Path, make: Callable[[Path], object], reason: str, says: str) -> None:
+    """The error names the path, and what to do about what is there."""
     make(path)
     client = Kubelet(path, (), 5.0)
     with pytest.raises(LookupFailed, match=says.replace("?", "[?]")) as raised:
@@ -58,12 +63,11 @@ def test_what_is_no_kubelet(path: Path, make: Callable[[Path], object], reason: 
     [
         (field(1, field(1, b"\xff\xfe")), "malformed"),
         (field(1, b"\x0a\xff"), "malformed"),
-        (b"\0" * (LARGEST_REPLY + 1), "resource_exhausted"),
+        (b"\0" * (limits.MOST_KUBELET_BYTES + 1), "resource_exhausted"),
     ],
     ids=["no UTF-8", "cut off", "huge"],
 )
-def test_strange_answers(path: Path, raw: bytes, reason: str) -> None:
-    """They are none, and the next one counts."""
+def test_malformed_answer_fails_and_the_next_one_counts(path: Path, raw: bytes, reason: str) -> None:
     kubelet, client = FakeKubelet(path), Kubelet(path, (), 10.0)
     kubelet.start()
     try:
@@ -79,15 +83,15 @@ def test_strange_answers(path: Path, raw: bytes, reason: str) -> None:
 
 
 def answer(client: Kubelet) -> Listing:
-    """What kubelet answers; the end of the connection to the one before may still have to be noticed."""
+    """Ask again if the client had not noticed yet that the connection to the previous kubelet has ended."""
     try:
         return client.ask()
     except LookupFailed:
         return client.ask()
 
 
-def test_a_kubelet_that_starts_again_and_again(path: Path) -> None:
-    """Each time its new socket is found, and the old one is let go."""
+def test_kubelet_that_restarts_often_leaks_no_files(path: Path) -> None:
+    """The client finds each new socket, and closes the old one."""
     kubelet, client = FakeKubelet(path), Kubelet(path, (), 10.0)
     open_files = []
     try:
@@ -101,3 +105,137 @@ def test_a_kubelet_that_starts_again_and_again(path: Path) -> None:
         client.close()
         kubelet.stop()
     assert max(open_files[15:]) <= max(open_files[:15]) + 2
+
+
+# --- limits ----------------------------------------------------------------------------------------------------------
+
+
+def asked(path: Path, *pods: bytes) -> tuple[list[str], LookupFailed | None]:
+    """The pods that remain of an answer, and why others were dropped."""
+    kubelet, client = FakeKubelet(path), Kubelet(path, (), 30.0)
+    kubelet.pods = pods
+    kubelet.start()
+    try:
+        return pods_of(client.ask()), None
+    except Incomplete as error:
+        return pods_of(error.rest), error
+    finally:
+        client.close()
+        kubelet.stop()
+
+
+def pods_of(listing: Listing) -> list[str]:
+    """The pods of all devices."""
+    return [device.pod for device in listing.allocated] + [device.pod for device in listing.claimed]
+
+
+@pytest.mark.parametrize(
+    "strange",
+    [
+        given("x" * 254, "GPU-1"),
+        given("x" * (1 << 20), "GPU-1"),
+        given("x", "GPU-1", namespace="n" * 64),
+        given("x", "GPU-1", container="c" * 64),
+        given("x", "GPU-1", "nvidia.com/" + "r" * 310),
+        given("x", "G" * 254),
+        pod("x", Claim("p" * 254, "gpu-0")),
+        pod("x", Claim("p", "d" * 254)),
+    ],
+    ids=["pod", "pod of 1 MiB", "namespace", "container", "resource", "device", "pool", "claimed device"],
+)
+def test_overlong_name_drops_only_its_device(path: Path, strange: bytes) -> None:
+    pods, error = asked(path, given("first", "GPU-0"), strange, given("last", "GPU-2"))
+    assert pods == ["first", "last"]
+    assert error
+    assert error.reason == "too_long"
+    assert len(str(error)) < 400
+
+
+def test_longest_names_of_kubernetes_are_kept(path: Path) -> None:
+    assert asked(path, given("p" * 253, "D" * 253, namespace="n" * 63, container="c" * 63)) == (["p" * 253], None)
+
+
+def test_number_of_devices_is_limited(path: Path) -> None:
+    many = pod("many", Given("nvidia.com/gpu", [f"GPU-{number}" for number in range(50_000)]))
+    pods, error = asked(path, given("first", "GPU-0"), many)
+    assert len(pods) == limits.MOST_DEVICES
+    assert "first" in pods
+    assert error
+    assert error.reason == "too_many"
+
+
+def test_dropped_entries_are_counted_and_logged_once(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The rest of the answer counts: the lookup is up, and kubelet is not asked less often."""
+    kubelet, client = FakeKubelet(path), Kubelet(path, (), 10.0)
+    kubelet.pods = [given("a", "GPU-1"), given("x" * 300, "GPU-2")]
+    kubelet.start()
+    lookup = Lookup("kubelet", Listing())
+    poller = Poller(lookup, client.ask, 0.01, client.close)
+    with caplog.at_level("WARNING"):
+        poller.start()
+        try:
+            until(lambda: lookup.errors["too_long"] >= 5)
+        finally:
+            poller.stop()
+            poller.join(20)
+            kubelet.stop()
+    assert lookup.up
+    assert [device.pod for device in lookup.value.allocated] == ["a"]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"attribution: kubelet: {path}: the pod {'x' * 39}… has 300 characters, more than 253: it is left out"
+    ]
+
+
+# --- sockets that hang ---------------------------------------------------------------------------------------------
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for a condition."""
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("data", "pause"),
+    [(b"", 0.1), (b"\0", 0.1), (b"HTTP/1.1 200 OK\r\n\r\n", 0.05), (b"\xff" * 65536, 0.001)],
+    ids=["nothing", "drips", "HTTP/1", "garbage"],
+)
+def test_socket_that_never_completes_an_answer(path: Path, data: bytes, pause: float) -> None:
+    """A request ends by its deadline."""
+    listener, client = StuckSocket(path, data, pause), Kubelet(path, (), 1.0)
+    try:
+        began = time.monotonic()
+        with pytest.raises(LookupFailed) as raised:
+            client.ask()
+        assert time.monotonic() - began < 10
+        assert raised.value.reason in ("deadline_exceeded", "unavailable")
+        assert str(path) in str(raised.value)
+    finally:
+        client.close()
+        listener.close()
+
+
+def test_folder_of_the_socket_that_hangs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lookup in a mount that does not answer ends by the deadline, and the next one at once."""
+    released = threading.Event()
+    real = os.stat
+
+    def hang(target: object, *args: object, **kwargs: object) -> os.stat_result:
+        if target == path:
+            released.wait(60)
+        return real(target, *args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "stat", hang)
+    client = Kubelet(path, (), 0.3)
+    try:
+        for patience in (10.0, 0.2):
+            began = time.monotonic()
+            with pytest.raises(LookupFailed, match="check its mount") as raised:
+                client.ask()
+            assert raised.value.reason == "timeout"
+            assert time.monotonic() - began < patience
+    finally:
+        released.set()
+        client.close()

@@ -1,19 +1,25 @@
-"""An API server that is not what it ought to be, and a service account that is broken: one line, and no traceback."""
+"""An API server with strange answers, and broken service accounts: one line says what is wrong, without a traceback."""
 
 from __future__ import annotations
 
 import gzip
+import json
 import logging
+import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
 import pytest
 
+from gpu_exporter import file_access
 from gpu_exporter.attribution import pods
 from gpu_exporter.attribution.poller import Poller
-from gpu_exporter.kubernetes.client import Api, Object, in_cluster
+from gpu_exporter.kubernetes import limits
+from gpu_exporter.kubernetes.client import Api, in_cluster
+from gpu_exporter.kubernetes.objects import Event, Object, ObjectList
 from gpu_exporter.kubernetes.watch import Watch
 from gpu_exporter.model.lookup import Lookup, LookupFailed
 from tests.support.fakes.apiserver import PODS, FakeApiServer, pod_object
@@ -21,19 +27,19 @@ from tests.support.fakes.apiserver import PODS, FakeApiServer, pod_object
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[FakeApiServer]:
-    """One that runs."""
+    """A running API server."""
     running = FakeApiServer(tmp_path)
     yield running
     running.stop()
 
 
 def api(server: FakeApiServer) -> Api:
-    """A client without much patience."""
+    """A client that waits a second for an answer."""
     return in_cluster(server.account, server.environment, patience=1.0)
 
 
 def answer(body: bytes, head: str = "200 OK", length: int | None = None) -> bytes:
-    """What a server sends."""
+    """An HTTP response."""
     length = len(body) if length is None else length
     return f"HTTP/1.1 {head}\r\nContent-Length: {length}\r\n\r\n".encode() + body
 
@@ -49,69 +55,197 @@ def answer(body: bytes, head: str = "200 OK", length: int | None = None) -> byte
         (answer(b'{"items": [', length=100), "timeout"),
         (answer(b"", "302 Found\r\nLocation: https://example.com/"), "http_302"),
         (b"SSH-2.0-OpenSSH_9.6\r\n", "unavailable"),
+        (answer(b'{"items":5}'), "malformed"),
+        (answer(b'{"metadata": {}}'), "malformed"),
+        (answer(b'{"metadata": {}, "items": [5]}'), "malformed"),
+        (answer(b'{"metadata": {}, "items": [{"metadata": {"name": "a", "labels": {"x": []}}}]}'), "malformed"),
     ],
-    ids=["HTML", "gzip", "deep", "no object", "no UTF-8", "stops in the middle", "redirect", "no HTTP"],
-)
-def test_a_strange_answer(server: FakeApiServer, raw: bytes, reason: str) -> None:
-    """It is not followed, not waited for, and says what it was."""
+    ids=["HTML", "gzip", "deep", "no object", "no UTF-8", "stops in the middle", "redirect", "no HTTP",
+         "no list", "no items", "other items", "other labels"],
+)  # fmt: skip
+def test_strange_answer(server: FakeApiServer, raw: bytes, reason: str) -> None:
+    """A redirect is not followed, an answer that stops is not waited for, and the error says what it was."""
     server.raw = raw
     with pytest.raises(LookupFailed) as raised:
-        api(server).get(PODS)
+        api(server).get(PODS, ObjectList)
     assert raised.value.reason == reason
     assert "\n" not in str(raised.value)
+    assert len(str(raised.value)) < 400
     assert len(server.asked) == 1
 
 
+@pytest.mark.parametrize("body", [b'{"items":5}', b"{}", b'{"items":[{"metadata":"?"}]}'], ids=bytes.decode)
+def test_malformed_list_keeps_the_last_owners(server: FakeApiServer, body: bytes) -> None:
+    """The lookup fails, and is counted; what the last good list said still holds."""
+    server.put(PODS, pod_object("p", "u", {"job-name": "bert"}))
+    lookup: Lookup[Mapping[str, pods.Pod]] = Lookup("pods", {})
+    watch = Watch(lookup, api(server), pods.path, pods.Reader(), {}, seconds=1.0)
+    watch.start()
+    try:
+        until(lambda: "team/p" in lookup.value)
+        server.raw = answer(body)
+        server.forget()
+        until(lambda: lookup.errors["malformed"] >= 2)
+        assert lookup.value["team/p"].workload == "bert"
+        assert not lookup.up
+    finally:
+        watch.stop()
+        server.stop()
+        watch.join(10)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for a condition."""
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def in_seconds(seconds: float, ask: Callable[[], object]) -> LookupFailed:
+    """How a request fails that has to end within this time."""
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            ask()
+        except LookupFailed as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert not thread.is_alive(), f"no end after {seconds} s"
+    (failure,) = failures
+    assert isinstance(failure, LookupFailed)
+    return failure
+
+
+def test_list_without_an_end(server: FakeApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that always has another page is asked for a bounded number of them."""
+    page = {"metadata": {"continue": "1", "resourceVersion": "1"}, "items": [pod_object("p", "u")]}
+    monkeypatch.setattr(server, "page", lambda path, start: page)
+    failure = in_seconds(60, lambda: in_cluster(server.account, server.environment, 30.0).pages(PODS))
+    assert failure.reason == "too_large"
+    assert len(server.asked) == limits.MOST_PAGES
+
+
+def test_list_with_too_many_objects(server: FakeApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = {"metadata": {}, "items": [{"metadata": {"name": "p"}}] * (limits.MOST_OBJECTS + 1)}
+    monkeypatch.setattr(server, "page", lambda path, start: page)
+    assert in_seconds(60, lambda: api(server).pages(PODS)).reason == "too_large"
+
+
+def test_pages_that_are_too_large_together(server: FakeApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MOST_LIST_BYTES", 1 << 20)
+    for number in range(4):
+        server.put(PODS, pod_object(f"p{number}", "u", {"filler": "x" * 300_000}))
+    assert in_seconds(60, lambda: api(server).pages(PODS)).reason == "too_large"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [answer(b" " * 1000, length=1000), b"HTTP/1.1 200 OK\r\nX-Filler: " + b"x" * 1000],
+    ids=["body", "headers"],
+)
+def test_answer_that_drips(server: FakeApiServer, raw: bytes) -> None:
+    """Each byte comes in time, but the answer has a deadline as a whole."""
+    server.raw, server.drip = raw, 0.1
+    client = in_cluster(server.account, server.environment, patience=0.5)
+    assert in_seconds(15, lambda: client.get(PODS, ObjectList)).reason == "timeout"
+
+
+def test_event_without_an_end(server: FakeApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MOST_EVENT_BYTES", 1 << 20)
+    server.raw = answer(b'{"type": "' + b"A" * (3 << 20), length=1 << 30)
+    assert in_seconds(30, lambda: list(api(server).watch(PODS, 10.0, resourceVersion="1"))).reason == "too_large"
+
+
+@pytest.mark.parametrize("name", ["token", "ca.crt"])
+def test_service_account_that_hangs(server: FakeApiServer, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """A volume that does not answer fails the request by a deadline, and no request is made."""
+    released = threading.Event()
+    real = file_access.read
+
+    def hang(path: Path, most: int) -> bytes:
+        if path.name == name:
+            released.wait(60)
+        return real(path, most)
+
+    monkeypatch.setattr("gpu_exporter.kubernetes.client.read", hang)
+    monkeypatch.setattr("gpu_exporter.file_access.FileWorker.call.__defaults__", (0.3,))
+    client = api(server)
+    try:
+        for seconds in (10.0, 5.0):
+            failure = in_seconds(seconds, lambda: client.get(PODS, ObjectList))
+            assert failure.reason == "timeout"
+            assert str(server.account) in str(failure)
+        assert server.asked == []
+    finally:
+        released.set()
+
+
 def no_file(account: Path) -> None:
-    """Neither token nor CA."""
+    """Remove the token."""
     (account / "token").unlink()
 
 
 def no_ca(account: Path) -> None:
-    """A token alone."""
+    """Remove the CA."""
     (account / "ca.crt").unlink()
 
 
 def empty_ca(account: Path) -> None:
-    """Not written yet."""
+    """A CA that is not written yet."""
     (account / "ca.crt").write_text("")
 
 
 def directory(account: Path) -> None:
-    """What Docker makes of a mount that is not there."""
+    """What Docker makes of a mount whose source does not exist."""
     (account / "token").unlink()
     (account / "token").mkdir()
+
+
+def pipe(account: Path) -> None:
+    """A FIFO, which would hang who opens it."""
+    (account / "token").unlink()
+    os.mkfifo(account / "token")
 
 
 @pytest.mark.parametrize(
     ("spoil", "reason", "says"),
     [
-        (no_file, "no_token", "/token: the pod needs a service account"),
-        (no_ca, "no_token", "/ca.crt: the pod needs a service account"),
+        (no_file, "no_token", "/token does not exist: the pod needs a service account"),
+        (no_ca, "no_token", "/ca.crt does not exist: the pod needs a service account"),
         (empty_ca, "tls", "/ca.crt has no certificate"),
-        (directory, "no_token", "/token: Is a directory"),
+        (directory, "no_token", "/token: not a regular file"),
+        (pipe, "no_token", "/token: not a regular file"),
+        (lambda account: (account / "token").write_text("x" * (2 << 20)), "no_token", "/token: larger than 1 MiB"),
+        (lambda account: (account / "ca.crt").write_text("x" * (2 << 20)), "no_token", "/ca.crt: larger than 1 MiB"),
+        (lambda account: (account / "ca.crt").write_text("no PEM"), "tls", "/ca.crt has no certificate"),
         (lambda account: (account / "token").write_text(""), "no_token", "/token has no token"),
         (lambda account: (account / "token").write_text("top\nsecret"), "no_token", "/token has no token"),
         (lambda account: (account / "token").write_text("top secret"), "no_token", "/token has no token"),
         (lambda account: (account / "token").write_bytes(b"top\xffsecret"), "no_token", "/token has no token"),
     ],
-    ids=["no token", "no CA", "empty CA", "a directory", "empty token", "two lines", "two words", "no text"],
-)
+    ids=["no token", "no CA", "empty CA", "a directory", "a FIFO", "huge token", "huge CA", "CA without a certificate",
+         "empty token", "two lines", "two words", "not ASCII"],
+)  # fmt: skip
 def test_a_broken_service_account(
     server: FakeApiServer, spoil: Callable[[Path], object], reason: str, says: str
 ) -> None:
-    """The file is named, and nobody is asked. What is in a token is in no message."""
+    """The error names the file, no request is made, and no message contains a part of the token."""
     spoil(server.account)
     with pytest.raises(LookupFailed) as raised:
-        api(server).get(PODS)
+        api(server).get(PODS, ObjectList)
     assert raised.value.reason == reason
     assert says in str(raised.value)
     assert "secret" not in str(raised.value)
     assert server.asked == []
 
 
-def test_a_list_is_what_the_server_has_at_hand(server: FakeApiServer) -> None:
-    """Version 0 spares etcd; a page after the first must not say it again."""
+def test_list_is_read_from_the_servers_cache(server: FakeApiServer) -> None:
+    """Version 0 means the cache instead of etcd. Pages after the first must not have it."""
     for number in range(5):
         server.put(PODS, pod_object(f"p{number}", "u"))
     items, _ = api(server).pages(PODS, fieldSelector="spec.nodeName=node")
@@ -121,41 +255,40 @@ def test_a_list_is_what_the_server_has_at_hand(server: FakeApiServer) -> None:
 
 
 class Stumbling:
-    """After version 1 comes an event that nobody can read, each time that it is asked for."""
+    """A scripted API server, whose watch fails after version 1 each time that it is requested."""
 
-    def __init__(self, event: Object) -> None:
-        self.event = event
+    def __init__(self, failure: Exception) -> None:
+        self.failure = failure
         self.versions: list[str] = []
         self.listed = 0
         self.done = threading.Event()
 
     def pages(self, path: str, **query: str) -> tuple[Sequence[Object], str]:
-        """The event is behind the second list."""
+        """Return an empty list, at a version beyond the failure from the second time on."""
         self.listed += 1
         return [], str(self.listed)
 
-    def watch(self, path: str, seconds: float, **query: str) -> Iterator[Object]:
-        """From a version on."""
+    def watch(self, path: str, seconds: float, **query: str) -> Iterator[Event | None]:
+        """Fail after version 1."""
         self.versions.append(query["resourceVersion"])
-        yield {}
+        yield None
         if query["resourceVersion"] == "1" and len(self.versions) < 3:
-            yield self.event
+            raise self.failure
         self.done.set()
 
 
 @pytest.mark.parametrize(
-    ("event", "reason"),
-    [
-        ({"type": "ADDED"}, "malformed"),
-        ({"type": "ERROR", "object": {"code": 500, "message": "etcd\nis slow"}}, "refused"),
-        ({"type": "MODIFIED", "object": {"metadata": "?"}}, "internal_error"),
-    ],
-    ids=["no object", "an error", "no metadata"],
-)
-def test_nobody_stumbles_twice(event: Object, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who can't read an event lists anew, instead of asking for it again."""
+    ("failure", "reason"),
+    [(LookupFailed("malformed", "?"), "malformed"), (LookupFailed("refused", "?"), "refused"),
+     (KeyError("metadata"), "internal_error")],
+    ids=["malformed", "refused", "a bug"],
+)  # fmt: skip
+def test_watch_lists_again_after_an_event_that_it_cannot_read(
+    failure: Exception, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not ask for the same event again."""
     monkeypatch.setattr("gpu_exporter.kubernetes.watch.LONGEST_WAIT", 0.1)
-    script = Stumbling(event)
+    script = Stumbling(failure)
     lookup: Lookup[Mapping[str, pods.Pod]] = Lookup("pods", {})
     watch = Watch(lookup, cast(Api, script), pods.path, pods.Reader(), {})
     watch.start()
@@ -166,8 +299,27 @@ def test_nobody_stumbles_twice(event: Object, reason: str, monkeypatch: pytest.M
     assert lookup.errors == {reason: 1}
 
 
-def test_an_error_of_ours_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    """With where it was, however often it happens."""
+@pytest.mark.parametrize(
+    ("event", "reason"),
+    [
+        ({"type": "ADDED"}, "malformed"),
+        ({"type": "ADDED", "object": []}, "malformed"),
+        ({"type": "MODIFIED", "object": {"metadata": "?"}}, "malformed"),
+        ({"object": {}}, "malformed"),
+        ({"type": "ERROR", "object": {"kind": "Status", "status": "Failure", "code": 410}}, "gone"),
+        ({"type": "ERROR", "object": {"code": 500, "message": "etcd\nis \033[31mslow"}}, "refused"),
+    ],
+    ids=["no object", "a list", "no metadata", "no type", "gone", "refused"],
+)
+def test_event_that_is_an_error(server: FakeApiServer, event: Mapping[str, object], reason: str) -> None:
+    server.raw = answer(json.dumps(event).encode() + b"\n")
+    failure = in_seconds(20, lambda: list(api(server).watch(PODS, 1.0, resourceVersion="1")))
+    assert failure.reason == reason
+    assert str(failure).isprintable()
+
+
+def test_bug_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """With its traceback, however often it happens."""
     asked = threading.Event()
     count = 0
 

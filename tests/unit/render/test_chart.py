@@ -1,4 +1,4 @@
-"""The chart: valid on every Kubernetes, no privilege without its feature, wrong values named, rules as in alerts/."""
+"""The chart is valid on every supported Kubernetes, has few privileges, and rejects wrong values by name."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ MEBIBYTE, ANNOTATION = 1 << 20, 256 << 10
 
 
 def settings(found: list[Object]) -> Mapping[str, str]:
-    """The exporter's configuration file."""
+    """Return the exporter's configuration file."""
     (data,) = (each["data"] for each in kind(found, "ConfigMap") if "config.yaml" in each.get("data", {}))
     content: Mapping[str, str] = yaml.safe_load(data["config.yaml"])
     return content
@@ -63,7 +63,7 @@ def test_helm_has_nothing_to_say(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("version", KUBERNETES)
 def test_every_object_is_valid(version: str) -> None:
-    """Strictly, so that no key is there that Kubernetes would drop."""
+    """Strictly: Kubernetes would drop unknown keys."""
     distinct = {json.dumps(each, sort_keys=True): each for name in SETS for each in made(name)}
     native = [each for each in distinct.values() if not each["apiVersion"].startswith("monitoring.")]
     assert len(native) > 40
@@ -72,7 +72,7 @@ def test_every_object_is_valid(version: str) -> None:
 
 
 def test_a_wrong_object_is_found_out() -> None:
-    """The check above sees a key that does not exist, and one of the wrong kind."""
+    """The check above finds an unknown key, and a wrong type."""
     changes: tuple[Mapping[str, Any], ...] = ({"toleratons": []}, {"hostPID": "yes"})
     for change in changes:
         wrong = json.loads(json.dumps(only(made("defaults"), "DaemonSet")))
@@ -95,7 +95,7 @@ def test_objects_of_prometheus_operator_are_valid() -> None:
 
 @pytest.mark.parametrize("name", SETS)
 def test_names_are_its_own(name: str) -> None:
-    """No two objects of a kind and namespace have the same name, and each is where it says."""
+    """No two objects of a kind and namespace have the same name."""
     found = made(name)
     keys = [(each["kind"], each["metadata"].get("namespace"), each["metadata"]["name"]) for each in found]
     assert len(set(keys)) == len(keys)
@@ -103,7 +103,7 @@ def test_names_are_its_own(name: str) -> None:
 
 
 def test_what_is_common_is_everywhere() -> None:
-    """Labels and annotations of all objects but the user's own, and of the pods."""
+    """Common labels and annotations are on all objects but the user's own, and on the pods."""
     ours = [each for each in made("everything") if "labels" in each["metadata"]]
     assert len(ours) > 15
     for each in (*ours, only(made("everything"), "DaemonSet")["spec"]["template"]):
@@ -123,7 +123,7 @@ def test_what_is_common_is_everywhere() -> None:
     ],
 )
 def test_names_are_names(release: str, values: Mapping[str, Any]) -> None:
-    """Of whatever release: as short as a service's has to be, also with what is put behind; labels are labels."""
+    """Whatever the release is called, names with their suffixes and labels are valid."""
     with Chart.load(CHART) as loaded:
         made = loaded.render({**SETS["everything"], **values}, name=release, namespace="n" * 63)
     found = [each for name, text in made.items() if name.endswith(".yaml") for each in yaml.safe_load_all(text) if each]
@@ -137,7 +137,7 @@ def test_names_are_names(release: str, values: Mapping[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", SETS)
 def test_it_never_takes_a_gpu(name: str) -> None:
-    """A request for nvidia.com/gpu would keep it from a program."""
+    """A request for nvidia.com/gpu would take a GPU from a workload."""
     for container in pod(made(name))["containers"]:
         for amounts in container.get("resources", {}).values():
             assert set(amounts) <= {"cpu", "memory"}
@@ -154,7 +154,7 @@ def test_it_never_takes_a_gpu(name: str) -> None:
     ],
 )
 def test_how_it_gets_the_gpus(mode: str, visible: str, elsewhere: str) -> None:
-    """One way at a time: the image asks for all GPUs, so other ways have to say that the variable does not count."""
+    """Only one way is used: the image sets the variable to all GPUs, so other ways must override it."""
     text = texts({"gpuAccess": {"mode": mode}})["daemonset.yaml"]
     (container,) = yaml.safe_load(text)["spec"]["template"]["spec"]["containers"]
     assert {"name": "NVIDIA_VISIBLE_DEVICES", "value": visible} in container["env"]
@@ -179,7 +179,7 @@ def test_how_it_gets_the_gpus(mode: str, visible: str, elsewhere: str) -> None:
     ],
 )
 def test_nodes_need_one_of_some_labels(nodes: str, labels: set[str]) -> None:
-    """Each is a term of its own: one is enough."""
+    """Each label is a term of its own: a node needs only one."""
     affinity = pod(objects({"nodes": nodes}))["affinity"]["nodeAffinity"]
     terms = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
     found = {each["key"] for term in terms for each in term["matchExpressions"]}
@@ -215,7 +215,7 @@ def test_affinity_is_the_users_if_told() -> None:
     ],
 )
 def test_probes_ask_for_the_process_only(web: Mapping[str, Any], probe: Mapping[str, Any]) -> None:
-    """/readyz would say no for what a GPU does: it would end a rollout, and with liveness the process."""
+    """/readyz fails because of GPUs: as readiness it would stop a rollout, as liveness end the process."""
     container = exporter(objects({"web": web}))
     for name in ("livenessProbe", "readinessProbe"):
         assert probe.items() <= container[name].items()
@@ -225,14 +225,14 @@ def test_probes_ask_for_the_process_only(web: Mapping[str, Any], probe: Mapping[
             "timeoutSeconds",
             "failureThreshold",
         }
-    # /healthz tells of a loop that stood still for a minute: twice that is waited for.
+    # As docs/probes.md says: a restart after two minutes.
     assert container["livenessProbe"]["periodSeconds"] * container["livenessProbe"]["failureThreshold"] >= 120
     assert only(objects({"web": web}), "Service")["spec"]["publishNotReadyAddresses"] is True
 
 
 @pytest.mark.parametrize("name", SETS)
 def test_every_key_is_a_setting(name: str, tmp_path: Path) -> None:
-    """An unknown key stops the exporter; what is known it takes, and every variable is a setting, too."""
+    """The exporter accepts all keys, and every environment variable is a setting."""
     known = {setting.name for setting in fields(Config)}
     content = settings(made(name))
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(content))
@@ -242,7 +242,7 @@ def test_every_key_is_a_setting(name: str, tmp_path: Path) -> None:
 
 
 def test_every_setting_can_be_set() -> None:
-    """By a value of its own, or by `config`; and by one of them only."""
+    """Each setting has a value of its own, or is a key of `config`, never both."""
     schema = json.loads((CHART / "values.schema.json").read_text())
     free = set(schema["properties"]["config"]["properties"])
     assert free | set(chart_values.MANAGED) == {setting.name for setting in fields(Config)}
@@ -252,7 +252,7 @@ def test_every_setting_can_be_set() -> None:
 
 
 def test_numbers_stay_what_they_are() -> None:
-    """Helm has every number as a float."""
+    """Helm parses every number as a float."""
     found = settings(objects({"config": {"seed": 12345678901, "speed": 0.25, "loop": False, "expected_gpus": 8}}))
     assert {key: found[key] for key in ("seed", "speed", "loop", "expected_gpus")} == {
         "seed": "12345678901",
@@ -300,7 +300,7 @@ def test_numbers_stay_what_they_are() -> None:
         ({"dcgm": {"profiling": True}}, "dcgm.profiling needs dcgm.enabled"),
         (
             {"dcgm": {"enabled": True, "hostEngine": "dcgm", "profiling": True}},
-            "dcgm.profiling is for DCGM within the container",
+            "dcgm.profiling is for DCGM in the container",
         ),
         ({"dcgm": {"enabled": True}, "config": {"source": "nvml"}}, "dcgm.enabled and config.source: choose one"),
         ({"gpuAccess": {"mode": "runtimeClass", "runtimeClassName": ""}}, "needs gpuAccess.runtimeClassName"),
@@ -320,7 +320,7 @@ def test_numbers_stay_what_they_are() -> None:
     ids=lambda value: str(value)[:60],
 )
 def test_wrong_values_are_named(values: Mapping[str, Any], said: str) -> None:
-    """With the place and what would do."""
+    """The error has the path of the value, and what is allowed."""
     with pytest.raises(HelmError, match=re.escape(said)):
         texts(values)
 
@@ -334,13 +334,13 @@ def test_wrong_values_are_named(values: Mapping[str, Any], said: str) -> None:
     ],
 )
 def test_a_file_of_fields_arrives_as_it_is(text: str) -> None:
-    """It is text, whatever YAML would make of it."""
+    """It is text, even if YAML would parse it as something else."""
     (data,) = (each["data"] for each in kind(objects({"collectors": text}), "ConfigMap"))
     assert data["collectors.csv"] == text
 
 
 def test_a_probe_can_be_left_out() -> None:
-    """As Helm has it: by null."""
+    """With null, as usual in Helm."""
     container = exporter(objects({"livenessProbe": None}))
     assert "livenessProbe" not in container
     assert "readinessProbe" in container
@@ -351,7 +351,7 @@ def test_a_probe_can_be_left_out() -> None:
     [
         ("defaults", "enforce=privileged", "-u USER"),
         ("restricted", 'The pods meet Pod Security "restricted"', "Nothing scrapes it"),
-        ("no-rbac", "give ServiceAccount given the rights that attribution.podLabels and attribution.dra", "bindings"),
+        ("no-rbac", "grant ServiceAccount given the rights that attribution.podLabels and attribution.dra", "bindings"),
         ("tls", "curl -s -k https://localhost:9400", "-u USER"),
         ("everything", "curl -s -u USER:PASSWORD http://localhost:9400", "Nothing scrapes it"),
         ("dcgm-remote", "DCGM's bindings are not installed", "enforce=privileged"),
@@ -360,7 +360,7 @@ def test_a_probe_can_be_left_out() -> None:
     ],
 )
 def test_notes_fit_the_values(name: str, said: str, unsaid: str) -> None:
-    """Each command is for this release, and what does not concern it is not there."""
+    """Each command fits this release, and notes on features that are off are absent."""
     notes = texts(SETS[name])["NOTES.txt"]
     assert said in notes
     assert unsaid not in notes
@@ -388,7 +388,7 @@ def test_the_way_to_a_host_engine_is_open(engine: str, ports: set[int]) -> None:
     ("name", "egress"), [("restricted", set()), ("dcgm-remote", {5555, 53}), ("everything", {53, 443, 6443})]
 )
 def test_network_policy(name: str, egress: set[int]) -> None:
-    """It reaches what its features need, and nothing else."""
+    """The exporter may reach what its features need, and nothing else."""
     spec = only(made(name), "NetworkPolicy")["spec"]
     assert spec["policyTypes"] == ["Ingress", "Egress"]
     assert {port["port"] for each in spec["egress"] or () for port in each["ports"]} == egress
@@ -417,7 +417,7 @@ def test_dashboards_are_those_that_are_committed() -> None:
 
 @pytest.mark.parametrize("name", ["monitored", "everything"])
 def test_nothing_is_too_large(name: str, tmp_path: Path) -> None:
-    """Each object, and Helm's own Secret with the chart and all it has made (JSON, gzip, base64)."""
+    """Each object, and Helm's own Secret with the chart and its manifests (JSON, gzip, base64)."""
     for each in made(name):
         assert len(json.dumps(each)) < ANNOTATION * 0.95, each["metadata"]["name"]
     files = {path: path.read_text() for path in CHART.rglob("*") if path.is_file()}
@@ -427,7 +427,7 @@ def test_nothing_is_too_large(name: str, tmp_path: Path) -> None:
 
 
 def test_it_lives_beside_gpu_operator() -> None:
-    """Its selectors do not choose dcgm-exporter's pods, nor theirs ours; with a network of its own the port is free."""
+    """Selectors do not match each other's pods, and pods have their own network, so the port is free."""
     found = made("defaults")
     theirs = {"app": "nvidia-dcgm-exporter", "app.kubernetes.io/name": "dcgm-exporter"}
     ours = only(found, "DaemonSet")["spec"]["template"]["metadata"]["labels"]
@@ -438,7 +438,7 @@ def test_it_lives_beside_gpu_operator() -> None:
 
 
 def test_notes_say_what_the_namespace_needs() -> None:
-    """Named by the feature; and how to see the first metric."""
+    """They name the features, and show the command to see the first metrics."""
     notes = {name: texts(SETS[name])["NOTES.txt"] for name in SETS}
     assert (
         "attribution.enabled:\n\n  kubectl label namespace gpu-monitoring pod-security.kubernetes.io/enforce=privileged"
@@ -446,7 +446,7 @@ def test_notes_say_what_the_namespace_needs() -> None:
     )
     assert 'The pods meet Pod Security "restricted"' in notes["restricted"]
     assert (
-        "rbac.create is off: give ServiceAccount given the rights that attribution.podLabels and attribution.dra need"
+        "rbac.create is off: grant ServiceAccount given the rights that attribution.podLabels and attribution.dra need"
         in notes["no-rbac"]
     )
     assert "https://localhost:9400/metrics" in notes["tls"]
@@ -456,7 +456,7 @@ def test_notes_say_what_the_namespace_needs() -> None:
 
 
 def test_it_can_be_a_part_of_another_chart(tmp_path: Path) -> None:
-    """As a dependency: values below its name, `global` beside."""
+    """As a dependency, it gets the values below its name, and `global`."""
     parent = tmp_path / "parent"
     (parent / "charts").mkdir(parents=True)
     needs = {"name": "gpu-exporter", "version": ">=0", "condition": "gpu-exporter.enabled"}

@@ -1,4 +1,4 @@
-"""What the chart's pods may do: nothing without the feature that needs it."""
+"""Privileges of the chart's pods: none without the feature that needs it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_privileges_are_those_of_the_features(name: str) -> None:
 
 
 def test_everything_at_once_has_what_each_asks_for() -> None:
-    """The exporter's container; those of the user are the user's."""
+    """Return the exporter's container, without those of the user."""
     found = pod(made("everything"))
     alone = {**found, "initContainers": [], "containers": [exporter(made("everything"))]}
     paths = {f"hostPath {path}" for path in ("/run/gpu-jobs", "/var/log", "/var/lib/gpu-exporter")}
@@ -52,7 +52,7 @@ def test_everything_at_once_has_what_each_asks_for() -> None:
 
 @pytest.mark.parametrize("name", SETS)
 def test_the_container_can_do_nothing_more(name: str) -> None:
-    """What no feature changes."""
+    """No feature changes these."""
     found = made(name)
     context = exporter(found)["securityContext"]
     assert context["readOnlyRootFilesystem"] is True
@@ -66,7 +66,7 @@ def test_the_container_can_do_nothing_more(name: str) -> None:
 
 
 def test_the_test_pod_is_restricted() -> None:
-    """It meets the profile whatever the exporter needs, and neither Service nor DaemonSet takes it for the exporter."""
+    """It meets the profile whatever the exporter needs, and no selector matches it."""
     found = made("host-network")
     test = only(found, "Pod")
     assert beyond_restricted(test["spec"]) == set()
@@ -102,7 +102,7 @@ GOOD_POD = {
     ],
 )
 def test_the_checker_sees(change: Mapping[str, Any], found: set[str]) -> None:
-    """Who watches the check of privileges."""
+    """The check of privileges finds them."""
     assert beyond_restricted({**GOOD_POD, **change}) == found
 
 
@@ -126,7 +126,7 @@ def test_security_is_the_users_in_the_end() -> None:
 
 
 def test_rights_only_for_who_asks_the_api_server() -> None:
-    """No role, no token; else just what the feature reads."""
+    """Without such a feature there is no role and no token; otherwise only what the feature reads."""
     for name in SETS:
         found = made(name)
         asks = name in ("everything", "dra", "mig", "no-rbac")

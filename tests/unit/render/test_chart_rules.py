@@ -1,4 +1,4 @@
-"""The PrometheusRule of the chart: word for word alerts/, and everything in it by its name."""
+"""The PrometheusRule of the chart equals alerts/, and each limit and mode in it can be changed by name."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROOT = CHART.parent.parent
 
 
 def committed() -> list[Mapping[str, Any]]:
-    """The groups of alerts/*.yaml."""
+    """Return the groups of alerts/*.yaml."""
     names = ("recording", *(domain.value for domain in Domain))
     return [group for name in names for group in yaml.safe_load((ROOT / f"alerts/{name}.yaml").read_text())["groups"]]
 
@@ -37,7 +37,7 @@ def test_rules_are_those_of_alerts() -> None:
 
 
 def test_every_limit_is_in_the_rules() -> None:
-    """Changed all at once, the rules are those that Python renders with these numbers."""
+    """With all limits changed, the rules are those that Python renders with these numbers."""
     chance = random.Random(7)
     limits = {each.name: round(each.value * chance.uniform(1.1, 3) + 0.001, 4) for each in values.limits()}
     limits["heldMemory"] = 123456789012
@@ -54,12 +54,12 @@ def test_every_limit_is_in_the_rules() -> None:
 
 
 def alerts(groups: list[Mapping[str, Any]]) -> Mapping[str, Mapping[str, Any]]:
-    """The alerts by name."""
+    """Return the alerts by name."""
     return {rule["alert"]: rule for group in groups for rule in group["rules"] if "alert" in rule}
 
 
 def test_every_mode_can_be_changed() -> None:
-    """Severity, hold and keep of each by its name, and nothing else of it."""
+    """Severity, hold and keep of a mode change by its name, and nothing else."""
     other = {Severity.CRITICAL: "info", Severity.WARNING: "critical", Severity.INFO: "warning"}
     modes = {each.name: {"severity": other[each.severity], "hold": "77s", "keep": "78s"} for each in MODES}
     before, after = alerts(committed()), alerts(chart.rules({"prometheusRule": {"modes": modes}})["groups"])
@@ -81,7 +81,7 @@ def test_every_mode_has_a_switch(bit: int) -> None:
 
 
 def test_a_domain_without_modes_has_no_group() -> None:
-    """An empty group is none."""
+    """A group without rules is left out."""
     off = {each.name: {"enabled": False} for each in MODES if each.domain is Domain.COST}
     names = [group["name"] for group in chart.rules({"prometheusRule": {"modes": off}})["groups"]]
     assert "gpu-cost" not in names
@@ -89,7 +89,7 @@ def test_a_domain_without_modes_has_no_group() -> None:
 
 
 def test_what_is_said_of_all_alerts() -> None:
-    """More labels, which never replace ours; links to another place."""
+    """More labels never replace those of the rules. Links can point elsewhere."""
     found = alerts(only(objects(SETS["overridden"]), "PrometheusRule")["spec"]["groups"])
     assert found["GpuLost"]["labels"] == {
         "severity": "warning",
@@ -107,7 +107,7 @@ def test_what_is_said_of_all_alerts() -> None:
 
 @pytest.mark.parametrize("lost", ["limits", "modes"])
 def test_values_of_an_older_release_will_do(lost: str) -> None:
-    """`helm upgrade --reuse-values` has no value for what is new."""
+    """`helm upgrade --reuse-values` has no values for new limits and modes."""
     assert chart.rules({"prometheusRule": {lost: None}})["groups"] == committed()
     one = {"limits": {"busySm": None}, "modes": {"GpuLost": None}}[lost]
     assert chart.rules({"prometheusRule": {lost: one}})["groups"] == committed()

@@ -1,4 +1,4 @@
-"""Templates read what the table of values has, and the table has what templates read."""
+"""Templates read every value of the table, and no others."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def test_without_helm_one_line_names_the_fix(copy: Path, monkeypatch: pytest.Mon
     checked = generate(copy, "--check")
     assert checked.exit_code == 0
     assert checked.output.splitlines() == [
-        "deploy/kubernetes: left out, it needs the module helm_python: install gpu-exporter[dev]"
+        "deploy/kubernetes: left out, the Python module helm_python is missing; install gpu-exporter[dev]"
     ]
 
 
