@@ -116,11 +116,12 @@ def _over(of: Over, window: Window, device: Device) -> float | None:
 
 def _predict(points: Points, now: float, ahead: float) -> float | None:
     """The least-squares line, as Prometheus' predict_linear draws it."""
-    if len(points) < 2:
+    times = [t - now for t, _ in points]
+    if len(set(times)) < 2:
         return None
     if len({number for _, number in points}) == 1:
         return points[0][1]
-    slope, intercept = statistics.linear_regression([t - now for t, _ in points], [number for _, number in points])
+    slope, intercept = statistics.linear_regression(times, [number for _, number in points])
     return intercept + slope * ahead
 
 

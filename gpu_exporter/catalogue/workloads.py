@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.model.source_kind import REPLAY
@@ -34,6 +35,7 @@ RECORDED = REPLAY.name
 EXPORTER_PODS = ".*(gpu|dcgm)-exporter.*"
 
 
+@lru_cache(maxsize=4096)  # every series of a GPU has the same pod
 def workload_of(pod: str) -> str:
     """The pod's name without its role, ordinal and random suffix."""
     found = re.fullmatch(WORKLOAD_OF_POD, pod)

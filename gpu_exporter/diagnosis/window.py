@@ -19,6 +19,11 @@ from gpu_exporter.catalogue.signals import SIGNALS
 from gpu_exporter.catalogue.workloads import owner
 from gpu_exporter.model.snapshot import Snapshot
 
+# Unix times that samples can have.
+PLAUSIBLE_TIMES = (0.0, 1e11)
+# A larger value is not a measurement, and sums and squares of it would overflow.
+LARGEST = 1e30
+
 
 class ScrapedSample(NamedTuple):
     """One sample of a scrape."""
@@ -168,7 +173,9 @@ def _identify(identity: DeviceIdentity, labels: Mapping[str, str]) -> None:
 
 
 def _natural(text: str) -> tuple[tuple[int, str], ...]:
-    return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in re.findall(r"\d+|\D+", text))
+    """A key by which numbers in texts sort by their value: a number is its length and its digits."""
+    parts = (part.lstrip("0") if part.isdecimal() else part for part in re.findall(r"[0-9]+|[^0-9]+", text))
+    return tuple((len(part), part) if part.isdecimal() or not part else (-1, part) for part in parts)
 
 
 NamedScrapes = Sequence[tuple[float, Mapping[str, list[ScrapedSample]]]]
@@ -186,10 +193,10 @@ def _read(way: Read, scrapes: NamedScrapes, *, per_instance: bool) -> Mapping[De
             uuid = sample.labels.get("UUID")
             if not uuid or uuid in counted or not _matches(way, sample.labels):
                 continue
-            if not math.isfinite(sample.value):  # some exporters write NaN for a missing value
+            if not plausible(sample.value):  # some exporters write NaN for a missing value
                 continue
             value = _value(way, sample, at, before)
-            if value is not None:
+            if value is not None and plausible(value):
                 key = _key(sample.labels, per_instance=per_instance)
                 highest[key] = max(highest.get(key, value), value)
         for key, value in highest.items():
@@ -269,7 +276,7 @@ def _shaped(way: Read, scrapes: NamedScrapes, *, per_instance: bool) -> Mapping[
         devices: dict[Hashable, DeviceKey] = {}
         for sample in by_name.get(way.series, ()):
             edge = _edge(sample.labels.get("le", ""))
-            if sample.labels.get("UUID") and edge is not None and math.isfinite(sample.value):
+            if sample.labels.get("UUID") and edge is not None and 0 <= sample.value <= LARGEST:
                 series: Hashable = frozenset(pair for pair in sample.labels.items() if pair[0] != "le")
                 now[series][edge] = sample.value
                 devices[series] = _key(sample.labels, per_instance=per_instance)
@@ -283,11 +290,17 @@ def _shaped(way: Read, scrapes: NamedScrapes, *, per_instance: bool) -> Mapping[
     return points
 
 
+def plausible(value: float) -> bool:
+    """Whether a value can be a measurement: not NaN, not infinite, and small enough to calculate with."""
+    return -LARGEST <= value <= LARGEST
+
+
 def _edge(text: str) -> float | None:
     try:
-        return float(text)
+        edge = float(text)
     except ValueError:
         return None
+    return None if math.isnan(edge) else edge
 
 
 def _derived(
@@ -299,7 +312,7 @@ def _derived(
         inputs = [signals.get((key, signal), ()) for signal in way.signals()]
         times = sorted({t for points in inputs for t, _ in points}) if all(inputs) else ()
         values = ((t, way.value(partial(_latest, signals, key, t))) for t in times)
-        by_device[key] = [(t, value) for t, value in values if value is not None]
+        by_device[key] = [(t, value) for t, value in values if value is not None and plausible(value)]
     return by_device
 
 
