@@ -113,7 +113,8 @@ def of_recording(path: Path, phase: str) -> list[Scrape]:
         raise GpuExporterError(f"recording {path}: has a header but no ticks; record again")
     phases = list(dict.fromkeys(tick.phase for tick in recorded if tick.phase))
     if phase and phase not in phases:
-        raise GpuExporterError(f"recording {path} has no phase {phase}: {', '.join(phases) or 'it knows none'}")
+        known = f"it has {printable(', '.join(phases), 1000)}" if phases else "it has none: omit --phase"
+        raise GpuExporterError(f"recording {path}: no phase {phase}; {known}")
     chosen = [tick for tick in recorded if not phase or tick.phase == phase]
     settled = [tick for tick in chosen if not phase or tick.at >= chosen[0].at + SETTLE_SECONDS]
     counted: defaultdict[int, dict[Metric, Histogram]] = defaultdict(dict)
@@ -136,7 +137,7 @@ def _identity(tick: Tick) -> Mapping[str, str]:
 
 
 def _counted(tick: Tick, histograms: dict[Metric, Histogram]) -> Iterator[ScrapedSample]:
-    """The histograms that signals need, of the ticks of a GPU up to this one, which is observed here."""
+    """Yield the histograms that signals need, after adding this tick to them."""
     for metric, source in ((m.SM_SHARES, m.SM_ACTIVE), (m.POWER_SAMPLES, m.POWER_INSTANT)):
         value = tick.samples.get(source.key)
         if value is not None:

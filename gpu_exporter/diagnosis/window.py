@@ -1,4 +1,4 @@
-"""Scrapes, snapshots and recordings -> the points of every signal, as the recording rules compute them."""
+"""Scrapes, snapshots and recordings -> the values of every signal, as the recording rules compute them."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def _key(labels: Mapping[str, str], *, per_instance: bool) -> DeviceKey:
 
 
 def _devices(scrapes: Sequence[Scrape]) -> dict[DeviceKey, DeviceIdentity]:
-    """All devices with a UUID. Their owners are those of the last scrape that names any."""
+    """Return all devices with a UUID. Their owners are those of the last scrape that names any."""
     devices: dict[DeviceKey, DeviceIdentity] = {}
     owners: dict[DeviceKey, Claims] = {}
     for scrape in reversed(scrapes):
@@ -165,7 +165,7 @@ def _devices(scrapes: Sequence[Scrape]) -> dict[DeviceKey, DeviceIdentity]:
 
 
 def _identify(identity: DeviceIdentity, labels: Mapping[str, str]) -> None:
-    """Fill in what the labels of a sample add to an identity."""
+    """Fill in the fields of an identity that the labels of a sample have."""
     identity.gpu = identity.gpu or labels.get("gpu", "")
     identity.model = identity.model or labels.get("modelName", "") or labels.get("model", "")
     node = labels.get("Hostname", "") or labels.get("hostname", "") or labels.get("node", "")
@@ -182,12 +182,12 @@ NamedScrapes = Sequence[tuple[float, Mapping[str, list[ScrapedSample]]]]
 
 
 def _read(way: Read, scrapes: NamedScrapes, *, per_instance: bool) -> Mapping[DeviceKey, Points]:
-    """The points of a signal that is read from samples, by device; of several samples of a device the highest."""
+    """Return a signal that is read from samples, by device; of several samples of a device the highest."""
     points: dict[DeviceKey, list[tuple[float, float]]] = defaultdict(list)
     before: dict[Hashable, Count] = {}
     for at, by_name in scrapes:
         highest: dict[DeviceKey, float] = {}
-        # gpu-exporter counts XIDs: the last code, which is all that dcgm-exporter has, would add nothing there
+        # gpu-exporter counts XIDs, so the gauge of the last code, which dcgm-exporter has, is not needed
         counted = {sample.labels.get("UUID") for sample in by_name.get(m.XID_EVENTS.name, ())} if way.codes else set()
         for sample in by_name.get(way.name, ()):
             uuid = sample.labels.get("UUID")
@@ -268,7 +268,7 @@ class Grown:
 
 
 def _shaped(way: Read, scrapes: NamedScrapes, *, per_instance: bool) -> Mapping[DeviceKey, Points]:
-    """The points of a signal that is computed from histograms, by device; of several histograms the highest."""
+    """Return a signal that is computed from histograms, by device; of several histograms the highest."""
     points: dict[DeviceKey, list[tuple[float, float]]] = defaultdict(list)
     growth: dict[Hashable, Grown] = defaultdict(Grown)
     for at, by_name in scrapes:
@@ -306,7 +306,7 @@ def _edge(text: str) -> float | None:
 def _derived(
     way: Derived, devices: Iterable[DeviceKey], signals: Mapping[tuple[Device, Signal], Points]
 ) -> Mapping[DeviceKey, Points]:
-    """The points of a signal that is computed from other signals, at all times when one of these has a point."""
+    """Return a signal that is computed from others, by device, at all times when one of these has a point."""
     by_device = {}
     for key in devices:
         inputs = [signals.get((key, signal), ()) for signal in way.signals()]
