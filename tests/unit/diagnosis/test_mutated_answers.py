@@ -36,7 +36,7 @@ def labels(of: random.Random) -> dict[str, str]:
 
 
 def value(of: random.Random) -> str:
-    if of.random() < 0.001:
+    if of.random() < 0.0005:
         return of.choice(INVALID)
     return of.choice(ODD) if of.random() < 0.3 else repr(of.uniform(-1, 100))
 
@@ -57,9 +57,9 @@ def matrix(of: random.Random) -> str:
     """An answer of Prometheus."""
     series = [
         {
-            "metric": {"__name__": name, **labels(of)},
+            "metric": labels(of) | {"__name__": name},
             "values": [
-                [of.choice(TIMES) if of.random() < 0.01 else 1000.0 + 15 * place, value(of)] for place in range(4)
+                [of.choice(TIMES) if of.random() < 0.0005 else 1000.0 + 15 * place, value(of)] for place in range(4)
             ],
         }
         for name in of.choices(NAMES, k=60)
