@@ -1,7 +1,7 @@
 """What limits a GPU: one bottleneck at a time, the first that matches. Ground truth: measurements of real H200s.
 
-`DRAM_ACTIVE` tops out near 0.9, and a kernel that waits for memory keeps its SMs *active*: which pipes work
-distinguishes memory-bound from compute-bound. The best GEMM runs at an occupancy of 0.14, so occupancy decides nothing.
+`DRAM_ACTIVE` does not exceed 0.9, and a kernel that waits for memory keeps its SMs *active*: the activity of the pipes
+distinguishes memory-bound from compute-bound. The best GEMM has an occupancy of 0.14, so occupancy is not used.
 A rank that waits in a collective spins on a few SMs with its engine busy.
 """
 
@@ -31,31 +31,31 @@ WINDOW = 300.0
 CLASS = "gpu:bottleneck:class"
 
 # fmt: off
-IDLE_ENGINE    = Limit("idleEngine", 0.02, "ratio", "engine activity below which a GPU does nothing")
-QUIET_PCIE     = Limit("quietPcie", 0.02, "ratio", "share of the PCIe link that is more than launches need")
-FULL_PCIE      = Limit("fullPcie", 0.70, "ratio", "share of the PCIe link at which it is full; gaps take the rest")
-BUSY_ENGINE    = Limit("busyEngine", 0.85, "ratio", "engine activity at which the GPU does not wait for its host")
-HALF_ENGINE    = Limit("halfEngine", 0.60, "ratio", "engine activity below which the GPU waits for its host")
-STALLED        = Limit("stalled", 0.15, "ratio", "share of time with SMs at rest at which a GPU waits for its host")
-EMPTY_SM       = Limit("emptySm", 0.05, "ratio", "SM activity of a kernel that uses a handful of SMs")
-SPINNING_SM    = Limit("spinningSm", 0.35, "ratio", "most SM activity of a collective that only waits")
-STEADY_SM      = Limit("steadySm", 0.05, "ratio", "standard deviation of SM activity that is constant")
-BUSY_SM        = Limit("busySm", 0.60, "ratio", "SM activity at which the chip is filled")
-QUIET_DRAM     = Limit("quietDram", 0.02, "ratio", "memory activity of a GPU that touches no data")
-BUSY_DRAM      = Limit("busyDram", 0.60, "ratio", "memory activity that limits; 0.9 is the most that is ever reached")
-SOME_DRAM      = Limit("someDram", 0.05, "ratio", "memory activity of a kernel that waits for scattered data")
-BUSY_TENSOR    = Limit("busyTensor", 0.20, "ratio", "tensor pipe activity of real matrix work")
-MOSTLY_TENSOR  = Limit("mostlyTensor", 0.40, "ratio", "tensor pipe activity at which memory can't be what limits")
-IDLE_TENSOR    = Limit("idleTensor", 0.02, "ratio", "tensor pipe activity of work that does not use it")
-BUSY_FLOAT     = Limit("busyFloat", 0.25, "ratio", "FP64, FP32 and FP16 pipe activity together of real arithmetic")
-IDLE_PIPES     = Limit("idlePipes", 0.10, "ratio", "activity of each kind of pipe when all of them wait")
-IDLE_POWER     = Limit("idlePower", 0.30, "ratio", "share of the power limit of a GPU that only spins or waits")
-MOVING         = Limit("movingBytes", 1e9, "bytes per second", "traffic of a working collective, or of copies")
+IDLE_ENGINE    = Limit("idleEngine", 0.02, "ratio", "engine activity below which a GPU is idle")
+QUIET_PCIE     = Limit("quietPcie", 0.02, "ratio", "PCIe use that is more than kernel launches need")
+FULL_PCIE      = Limit("fullPcie", 0.70, "ratio", "PCIe use from which the link is saturated; gaps take the rest")
+BUSY_ENGINE    = Limit("busyEngine", 0.85, "ratio", "engine activity from which the GPU does not wait for the CPU")
+HALF_ENGINE    = Limit("halfEngine", 0.60, "ratio", "engine activity below which the GPU waits for the CPU")
+STALLED        = Limit("stalled", 0.15, "ratio", "share of time with idle SMs from which a GPU waits for the CPU")
+EMPTY_SM       = Limit("emptySm", 0.05, "ratio", "SM activity below which a kernel uses only a few SMs")
+SPINNING_SM    = Limit("spinningSm", 0.35, "ratio", "highest SM activity of a collective that only waits")
+STEADY_SM      = Limit("steadySm", 0.05, "ratio", "standard deviation below which SM activity counts as constant")
+BUSY_SM        = Limit("busySm", 0.60, "ratio", "SM activity from which the kernels fill the GPU")
+QUIET_DRAM     = Limit("quietDram", 0.02, "ratio", "memory activity below which a GPU does not work on data")
+BUSY_DRAM      = Limit("busyDram", 0.60, "ratio", "memory activity from which bandwidth is the limit; at most 0.9")
+SOME_DRAM      = Limit("someDram", 0.05, "ratio", "memory activity from which a kernel may wait for scattered data")
+BUSY_TENSOR    = Limit("busyTensor", 0.20, "ratio", "tensor core activity from which matrix arithmetic is the limit")
+MOSTLY_TENSOR  = Limit("mostlyTensor", 0.40, "ratio", "tensor core activity from which memory is not the limit")
+IDLE_TENSOR    = Limit("idleTensor", 0.02, "ratio", "tensor core activity below which they are not used")
+BUSY_FLOAT     = Limit("busyFloat", 0.25, "ratio", "sum of FP64, FP32 and FP16 activity of real arithmetic")
+IDLE_PIPES     = Limit("idlePipes", 0.10, "ratio", "activity of each kind of pipe below which all of them wait")
+IDLE_POWER     = Limit("idlePower", 0.30, "ratio", "share of the power limit below which a GPU only spins or waits")
+MOVING         = Limit("movingBytes", 1e9, "bytes per second", "traffic from which a collective or a copy is active")
 # fmt: on
 
 
 def mean(signal: Signal) -> Over:
-    """A signal over the window of the classes."""
+    """Return a signal's mean over the window of the classes."""
     return Over(signal, Fn.MEAN, WINDOW)
 
 
@@ -82,7 +82,7 @@ MOVES = Or(
 BUSY = Compare(GR, ">=", BUSY_ENGINE)
 FILLED = Compare(SM, ">=", BUSY_SM)
 PARTLY_FILLED = Compare(SM, "<", BUSY_SM)
-# A mean near that of small gaps between launches may hide stalls in which nothing runs at all.
+# Small gaps between launches and long stalls can have the same mean.
 WAITS_FOR_HOST = OrIfKnown(
     Compare(GR, "<", HALF_ENGINE),
     And(Compare(GR, "<", BUSY_ENGINE), Compare(Over(s.SM_IDLE), ">=", STALLED)),
@@ -117,13 +117,13 @@ BOTTLENECKS: tuple[Bottleneck, ...] = (
     Bottleneck(
         "idle",
         IDLES,
-        "nothing runs and nothing is copied",
+        "no kernel runs and no data is copied",
         "#8e8e8e",
     ),
     Bottleneck(
         "pcie-bound",
         Or(Compare(RX, ">=", FULL_PCIE), Compare(TX, ">=", FULL_PCIE)),
-        "the PCIe link is full in one direction",
+        "the PCIe link is saturated in one direction",
         "#b877d9",
     ),
     Bottleneck(
@@ -132,13 +132,13 @@ BOTTLENECKS: tuple[Bottleneck, ...] = (
             And(BUSY, Compare(SM, "<", EMPTY_SM), Compare(DRAM, "<", QUIET_DRAM)),
             MOVES,
         ),
-        'the engine is busy, hence "100 % utilisation", but the SMs are empty and no data moves',
+        "the GPU is 100 % utilised according to nvidia-smi, but the SMs are nearly idle and no data moves",
         "#e02f44",
     ),
     Bottleneck(
         "communicating",
         And(BUSY, PARTLY_FILLED, Or(TRAFFIC, SPINNING)),
-        "the engine is busy, the SMs are partly filled: a collective that moves data, or waits to",
+        "the GPU exchanges data with other GPUs in a collective, or waits for them",
         "#fade2a",
     ),
     Bottleneck(
@@ -149,25 +149,25 @@ BOTTLENECKS: tuple[Bottleneck, ...] = (
             Compare(DRAM, "<", BUSY_DRAM),
             Or(Compare(DRAM, ">=", QUIET_DRAM), Compare(POWER, ">=", IDLE_POWER)),
         ),
-        "kernels follow one another without a gap, each too small to fill the chip",
+        "kernels run without gaps, but each is too small to fill the SMs",
         "#ff9830",
     ),
     Bottleneck(
         "data-loading-bound",
         And(WAITS_FOR_HOST, Compare(RX, ">=", QUIET_PCIE)),
-        "the engine often waits while data comes over PCIe",
+        "the GPU is often idle, waiting for data that comes over PCIe",
         "#5794f2",
     ),
     Bottleneck(
         "host-bound",
         And(Compare(GR, ">=", IDLE_ENGINE), WAITS_FOR_HOST),
-        "the engine often waits while nothing comes: launches, Python, preprocessing, small batches, checkpoints",
+        "the GPU is often idle, waiting for the CPU (launches, Python, preprocessing, small batches, checkpoints)",
         "#3274d9",
     ),
     Bottleneck(
         "tensor-cores-idle",
         And(FILLED, Compare(FLOAT, ">=", BUSY_FLOAT), Compare(TENSOR, "<", IDLE_TENSOR), Compare(DRAM, "<", BUSY_DRAM)),
-        "the SMs compute, but not on their tensor cores",
+        "the SMs compute, but not on the tensor cores",
         "#ffb357",
     ),
     Bottleneck(
@@ -184,27 +184,27 @@ BOTTLENECKS: tuple[Bottleneck, ...] = (
                 Compare(INT, ">=", BUSY_FLOAT),
             ),
         ),
-        "memory bandwidth is used up, or every pipe waits for scattered data",
+        "memory bandwidth is the limit, or the SMs wait for scattered data",
         "#37872d",
     ),
     Bottleneck(
         "compute-bound",
         And(FILLED, Or(Compare(TENSOR, ">=", BUSY_TENSOR), Compare(FLOAT, ">=", BUSY_FLOAT))),
-        "the SMs are full of arithmetic: this is what a GPU is bought for",
+        "the SMs are busy with arithmetic",
         "#73bf69",
     ),
-    Bottleneck("mixed", Compare(SM, ">=", 0.0), "none of the others", "#a352cc"),
+    Bottleneck("mixed", Compare(SM, ">=", 0.0), "no single limit: no other class matches", "#a352cc"),
 )
 BY_NAME = {bottleneck.name: bottleneck for bottleneck in BOTTLENECKS}
 CLASSIFICATION = Classification(CLASS, {bottleneck.name: bottleneck.condition for bottleneck in BOTTLENECKS})
 
 
 def bottleneck_is(name: str) -> Is:
-    """The condition that a GPU has this bottleneck."""
+    """Return the condition that a GPU has this bottleneck."""
     return Is(CLASSIFICATION, BY_NAME[name].name)
 
 
 def classify(window: Window, device: Device) -> Bottleneck | None:
-    """The first bottleneck that is known to match; None if none is."""
+    """Return the first bottleneck that is known to match; None if none is."""
     name = class_of(CLASSIFICATION, window, device)
     return BY_NAME[name] if name else None

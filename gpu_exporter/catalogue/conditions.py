@@ -20,7 +20,7 @@ Limits = Mapping[str, float]
 
 
 def no_case(node: NoReturn) -> TypeError:
-    """The error at the end of a dispatch over all kinds of nodes: mypy reports a kind that has no case."""
+    """Return the error that ends a dispatch over all kinds of nodes: mypy reports a kind without a case."""
     return TypeError(f"no case for {node!r}")
 
 
@@ -52,7 +52,7 @@ RECORDED = frozenset((Fn.MEAN, Fn.MIN, Fn.MAX, Fn.STDDEV))
 
 
 def duration(seconds: float) -> str:
-    """As PromQL and rule names write it: 5m."""
+    """Return a time as PromQL and rule names write it: 5m."""
     for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
         if seconds % size == 0:
             return f"{seconds / size:.0f}{unit}"
@@ -67,8 +67,8 @@ class Over:
     """A signal over the last `window` seconds. `whole`: only if it existed at the beginning of the window already.
 
     `INCREASE` is by how much a counter has grown since its lowest value in the window, so a reset does not hide it;
-    `PREDICT` is where a straight line through the window leads in `ahead` seconds; `AGE` is now less a timestamp.
-    `bare` leaves namespace, pod and workload out, for conditions on the health of a device.
+    `PREDICT` is the value that a straight line through the window has in `ahead` seconds; `AGE` is now minus a
+    timestamp. `bare` leaves namespace, pod and workload out, for conditions on the health of a device.
     """
 
     signal: Signal
@@ -109,7 +109,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class PeerShare:
-    """Of the other ranks of the job, the share for which the mark is true. Unknown for a job of one."""
+    """The share of the other ranks of the job for which the mark is true. Unknown if there are no others."""
 
     mark: Mark
 
@@ -210,7 +210,7 @@ Named = And | Or | Unless
 
 
 def record_of(condition: Named) -> str:
-    """The name under which it is recorded where it is true, with its value; empty for most."""
+    """Return the name under which it is recorded where it is true; empty for most."""
     return f"gpu:{condition.name}:holds" if condition.name else ""
 
 
@@ -218,7 +218,7 @@ def record_of(condition: Named) -> str:
 
 
 def children(condition: Condition) -> tuple[Condition, ...]:
-    """The conditions that it is made of, in order."""
+    """Return the conditions that a condition is made of, in order."""
     match condition:
         case Compare():
             return ()
@@ -233,7 +233,7 @@ def children(condition: Condition) -> tuple[Condition, ...]:
 
 
 def leaves(term: Term) -> Iterator[Leaf]:
-    """The terms it is made of that are recorded or read, in order."""
+    """Yield the recorded or read terms that a term is made of, in order."""
     match term:
         case Over() | PeerShare():
             yield term
@@ -248,7 +248,7 @@ def leaves(term: Term) -> Iterator[Leaf]:
 
 
 def comparisons(condition: Condition) -> Iterator[Compare]:
-    """Every comparison below a condition, in order."""
+    """Yield every comparison in a condition, in order."""
     if isinstance(condition, Compare):
         yield condition
     for child in children(condition):
@@ -256,7 +256,7 @@ def comparisons(condition: Condition) -> Iterator[Compare]:
 
 
 def terms(condition: Condition) -> Iterator[Leaf]:
-    """The terms that it reads, in order."""
+    """Yield the terms that a condition reads, in order."""
     for compare in comparisons(condition):
         yield from leaves(compare.left)
         if not isinstance(compare.right, Limit | float | int):
@@ -264,12 +264,12 @@ def terms(condition: Condition) -> Iterator[Leaf]:
 
 
 def marks_of(condition: Condition) -> tuple[Mark, ...]:
-    """What it asks of the other ranks of the job, in order."""
+    """Return the marks of other ranks that a condition reads, in order."""
     return tuple(dict.fromkeys(term.mark for term in terms(condition) if not isinstance(term, Over)))
 
 
 def signals_of(condition: Condition) -> tuple[Signal, ...]:
-    """The signals that it reads, in order, those of its marks included."""
+    """Return the signals that a condition reads, in order, including those of its marks."""
     return tuple(dict.fromkeys(_signals(condition)))
 
 
@@ -284,7 +284,7 @@ def _signals(condition: Condition) -> Iterator[Signal]:
 
 
 def limits_of(condition: Condition) -> tuple[Limit, ...]:
-    """The limits that it depends on, in order, those of its marks included."""
+    """Return the limits of a condition, in order, including those of its marks."""
     return tuple(dict.fromkeys(_limits(condition)))
 
 
@@ -297,7 +297,7 @@ def _limits(condition: Condition) -> Iterator[Limit]:
 
 
 def shared(condition: Condition) -> Iterator[Named]:
-    """The conditions in it that are recorded by name, inner ones first."""
+    """Yield the parts of a condition that are recorded by name, inner ones first."""
     for child in children(condition):
         yield from shared(child)
     if isinstance(condition, Named) and condition.name:

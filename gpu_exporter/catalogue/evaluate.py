@@ -34,7 +34,7 @@ from gpu_exporter.catalogue.signals import GR_ACTIVE
 
 Device = Hashable
 Points = Sequence[tuple[float, float]]
-# A value older than this is none, as in Prometheus.
+# A value older than this does not count, as in Prometheus.
 LOOKBACK_SECONDS = 300.0
 
 
@@ -68,7 +68,7 @@ _COMPARE: Mapping[str, Callable[[float, float], bool]] = {">": gt, ">=": ge, "<"
 
 
 def value(of: Term, window: Window, device: Device) -> float | None:
-    """The value of a term; None if it is not known."""
+    """Return the value of a term; None if it is unknown."""
     match of:
         case Over():
             key = (of, device)
@@ -87,7 +87,7 @@ def value(of: Term, window: Window, device: Device) -> float | None:
 
 
 def latest(points: Points, t: float) -> float | None:
-    """The value at time t: the last one until then, unless it is too old."""
+    """Return the last value until time t; None if that is too old."""
     place = bisect_right(points, t, key=itemgetter(0))
     return points[place - 1][1] if place and t - points[place - 1][0] < LOOKBACK_SECONDS else None
 
@@ -115,12 +115,13 @@ def _over(of: Over, window: Window, device: Device) -> float | None:
 
 
 def _predict(points: Points, now: float, ahead: float) -> float | None:
-    """The least-squares line, as Prometheus' predict_linear draws it."""
-    if len(points) < 2:
+    """Return the value on the least-squares line, as Prometheus' predict_linear does."""
+    times = [t - now for t, _ in points]
+    if len(set(times)) < 2:
         return None
     if len({number for _, number in points}) == 1:
         return points[0][1]
-    slope, intercept = statistics.linear_regression([t - now for t, _ in points], [number for _, number in points])
+    slope, intercept = statistics.linear_regression(times, [number for _, number in points])
     return intercept + slope * ahead
 
 
@@ -149,7 +150,7 @@ def _median(of: PeerMedian, window: Window, device: Device) -> float | None:
 
 
 def marked(mark: Mark, window: Window, device: Device) -> bool:
-    """Whether a mark is known to be true of a device whose engine activity is known."""
+    """Return whether a mark is known to be true of a device whose engine activity is known."""
     key = (mark, device)
     if key not in window.memo:
         window.memo[key] = _active(window, device) and holds(mark.condition, window, device) is True
@@ -164,7 +165,7 @@ def _active(window: Window, device: Device) -> bool:
 
 
 def holds(of: Condition, window: Window, device: Device) -> bool | None:
-    """Whether a condition is true of a device; None: unknown."""
+    """Return whether a condition is true of a device; None if that is unknown."""
     match of:
         case Compare():
             left, right = value(of.left, window, device), bound(of, window, device)
@@ -187,7 +188,7 @@ def holds(of: Condition, window: Window, device: Device) -> bool | None:
 
 
 def bound(of: Compare, window: Window, device: Device) -> float | None:
-    """The value that the left side is compared with."""
+    """Return the value that the left side is compared with."""
     match of.right:
         case Limit(name, default):
             return window.limits.get(name, default)
@@ -207,7 +208,7 @@ def _all(of: And, window: Window, device: Device) -> bool | None:
 
 
 def class_of(of: Classification, window: Window, device: Device) -> str | None:
-    """The name of the first class whose condition is known to be true; None if none is."""
+    """Return the name of the first class whose condition is known to be true; None if none is."""
     key = (of, device)
     if key not in window.memo:
         matching = (name for name, condition in of.conditions.items() if holds(condition, window, device) is True)

@@ -44,7 +44,7 @@ _AGGREGATES: Mapping[Fn, str] = {
 
 
 def term(of: Term) -> str:
-    """A term, on recorded signals and their recorded windows."""
+    """Return the expression of a term, on recorded signals and their recorded windows."""
     match of:
         case Over():
             text = of.record or _over(of)
@@ -58,7 +58,7 @@ def term(of: Term) -> str:
 
 
 def term_definition(of: Leaf) -> str:
-    """What the recording rule of a term evaluates."""
+    """Return the expression of the recording rule of a term."""
     match of:
         case Over():
             return _over(of)
@@ -71,7 +71,7 @@ def term_definition(of: Leaf) -> str:
 
 
 def _over(of: Over) -> str:
-    """A device that is gone has no past: only devices that have the signal now are selected."""
+    """Return the expression of a signal over a window, for devices that have the signal now."""
     name = of.signal.record
     over = f"{name}[{duration(of.window)}]"
     match of.fn:
@@ -91,7 +91,7 @@ def _over(of: Over) -> str:
 
 
 def _share(of: PeerShare) -> str:
-    """Ranks are the devices whose engine activity is known."""
+    """Return the share of the other ranks, which are the devices whose engine activity is known."""
     marked, job = f'{of.mark.record}{{workload!=""}}', ", ".join(JOB)
     others = f"(sum by ({job}) ({marked}) - on ({job}) group_right () {marked})"
     return f"{others}\n/ on ({job}) group_left ()\n(count by ({job}) ({marked}) - 1 > 0)"
@@ -104,13 +104,13 @@ def _median(of: PeerMedian) -> str:
 
 
 def mark_definition(mark: Mark, limits: Limits) -> str:
-    """What the recording rule of a mark evaluates; what is not known to be true is 0."""
+    """Return the expression of the recording rule of a mark: 0 where it is not known to be true."""
     on = f"(\n{_indented(condition(mark.condition, limits))}\n) * 0 + 1"
     return f"({on})\nand\n{GR_ACTIVE.record}\nor\n{GR_ACTIVE.record} * 0"
 
 
 def condition(of: Condition, limits: Limits) -> str:
-    """A filter that returns the devices for which the condition is true."""
+    """Return a filter that selects the devices for which the condition is true."""
     match of:
         case Compare():
             return _compare(of, limits)
@@ -125,7 +125,7 @@ def condition(of: Condition, limits: Limits) -> str:
 
 
 def definition(of: Named, limits: Limits) -> str:
-    """What the recording rule of a condition with a name evaluates."""
+    """Return the expression of the recording rule of a condition with a name."""
     match of:
         case And():
             return "\nand\n".join(_operand(child, limits) for child in of.conditions)
@@ -138,7 +138,7 @@ def definition(of: Named, limits: Limits) -> str:
 
 
 def classification(of: Classification, limits: Limits) -> str:
-    """What the recording rule of a classification evaluates: the number of the class, with its name as a label."""
+    """Return the expression of the rule of a classification: the number of the class, with its name as a label."""
     return "\nor ignoring (class)\n".join(
         f'label_replace((\n{condition(child, limits)}\n) * 0 + {number}, "class", "{name}", "", "")'
         for number, (name, child) in enumerate(of.conditions.items())

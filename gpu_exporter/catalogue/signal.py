@@ -25,8 +25,8 @@ RATE_WINDOW = "2m"
 class Read:
     """One way to get a signal: the series `name{where}` times `scale`; its rate if `rate`, one bit of it if `bit`.
 
-    `codes`: the signal is when one of these codes was last seen, and the series a gauge of the last code, which never
-    clears: it counts as seen now. `shape`: the name is a histogram's, and the signal what that says.
+    `codes`: the signal is the time of the last of these codes, and the series is a gauge of the last code. That gauge
+    never clears, so the time is now. `shape`: the series is a histogram, from which the signal is computed.
     """
 
     name: str
@@ -40,11 +40,11 @@ class Read:
 
     @property
     def series(self) -> str:
-        """The name of the series that are read."""
+        """Return the name of the series that are read."""
         return f"{self.name}_bucket" if self.shape else self.name
 
     def promql(self) -> str:
-        """The expression of this read, in the signal's unit, before its labels are made uniform."""
+        """Return the expression of this read, in the signal's unit, before its labels are made uniform."""
         if self.shape:
             return self.shape.promql(self.series)
         matchers = [f'{label}="{value}"' for label, value in self.where]
@@ -52,7 +52,7 @@ class Read:
             matchers.append(f'{self.any_of[0]}=~"{"|".join(self.any_of[1])}"')
         series = f"{self.name}{{{', '.join(matchers)}}}" if matchers else self.name
         if self.rate:
-            # A series that began within the window counts as having stood still before: then the next way is better.
+            # A series that began within the window would count as constant before: then the next way is better.
             scale = "" if self.scale == 1.0 else f" * {self.scale:.15g}"
             return f"rate({series}[{RATE_WINDOW}]){scale} and {series} offset {RATE_WINDOW}"
         if self.bit is not None:
@@ -72,12 +72,12 @@ class Derived:
     right: Signal | Derived | float
 
     def promql(self) -> str:
-        """The expression, on recorded signals."""
+        """Return the expression, on recorded signals."""
         right = f"({_operand(self.right)} != 0)" if self.operator == "/" else _operand(self.right)
         return f"{_operand(self.left)} {self.operator} {right}"
 
     def signals(self) -> Iterator[Signal]:
-        """What it is made of."""
+        """Yield the signals that it is derived from."""
         for side in (self.left, self.right):
             if isinstance(side, Derived):
                 yield from side.signals()
@@ -85,9 +85,9 @@ class Derived:
                 yield side
 
     def value(self, value_of: Callable[[Signal], float | None]) -> float | None:
-        """The same in Python, from the values that are known.
+        """Return its value, given a function that returns the values of signals.
 
-        None without one of them, for a division by 0, and for what is too large to be a number.
+        None if one of them is unknown, for a division by 0, and on overflow.
         """
         left, right = (_value(side, value_of) for side in (self.left, self.right))
         if left is None or right is None or (self.operator == "/" and right == 0):
@@ -129,8 +129,8 @@ def _value(side: Signal | Derived | float, value_of: Callable[[Signal], float | 
 class Signal:
     """`made` are the ways to get it, the best first. `owned`: it carries namespace, pod and workload as well.
 
-    `per_instance`: in MIG mode each instance has its own. `extra` labels are kept apart (an Xid's code); read by device
-    it is the highest of them.
+    `per_instance`: in MIG mode each instance has its own. `extra` labels are kept apart (an XID's code); the value of a
+    device is the highest of them. `plain` is how `diagnose` prints it, with `{}` for the value and its unit.
     """
 
     name: str
@@ -140,14 +140,15 @@ class Signal:
     owned: bool = True
     per_instance: bool = False
     extra: tuple[str, ...] = ()
+    plain: str = ""
 
     @property
     def record(self) -> str:
-        """The name of its recording rule."""
+        """Return the name of its recording rule."""
         return f"gpu:{self.name}:{self.unit}"
 
     def promql(self) -> str:
-        """What the recording rule evaluates."""
+        """Return the expression of its recording rule."""
         labels = (*(DEVICE if self.per_instance else DEVICE[:2]), *self.extra)
         reads = [f"max by ({', '.join(labels)}) ({read.promql()})" for read in self.made if isinstance(read, Read)]
         derived = [each.promql() for each in self.made if isinstance(each, Derived)]
@@ -159,7 +160,7 @@ class Signal:
         return "\nor\n".join([*derived, f"(\n{joined}\n)"])
 
     def _joined(self, values: str) -> str:
-        """With the labels of the device. They are on the many side: to keep labels costs less than to copy them."""
+        """Return `values` with the labels of the device, on the many side: keeping labels costs less than copying."""
         on = ", ".join(DEVICE if self.owned else DEVICE[:2])
         info = DEVICE_INFO if self.owned else IDENTITY_INFO
         if self.extra:

@@ -1,8 +1,8 @@
 """Canonical signals: quantities with one name, one unit and one set of labels, whichever exporter was scraped.
 
-Each is the recording rule `gpu:<name>:<unit>`, made from the first of: our time integrals, classic names (ours or those
-of dcgm-exporter <= 4.8), names of dcgm-exporter >= 4.9. Who scrapes two exporters gets each GPU once, by UUID.
-The same definitions read a page or a snapshot in Python (`diagnosis/window.py`), so that both see the same numbers.
+Each is the recording rule `gpu:<name>:<unit>`, read from the first of these that exists: gpu-exporter's time integrals,
+classic names (of gpu-exporter or dcgm-exporter <= 4.8), names of dcgm-exporter >= 4.9. If two exporters are scraped,
+each GPU has one series, by UUID. `diagnosis/window.py` evaluates the same definitions in Python, with the same results.
 """
 
 from __future__ import annotations
@@ -19,49 +19,56 @@ from gpu_exporter.model.metric import Metric
 
 
 def _reads(metric: Metric, scale: float = 1.0, total: Metric | None = None, bit: int | None = None) -> tuple[Read, ...]:
-    """The generations of a metric: our integral, the classic name, the new name. `scale` turns the classic unit."""
-    found = [Read(total.name, rate=True)] if total else []
-    found.append(Read(metric.name, scale, bit=bit, where=metric.labels))
+    """Return the ways to read a metric: its integral, its classic name, its new name.
+
+    `scale` is the signal's unit per unit of the classic name.
+    """
+    reads = [Read(total.name, rate=True)] if total else []
+    reads.append(Read(metric.name, scale, bit=bit, where=metric.labels))
     renamed = modern(metric)
     if renamed:
-        found.append(Read(renamed[0], scale / renamed[1], bit=bit))
-    return tuple(found)
+        reads.append(Read(renamed[0], scale / renamed[1], bit=bit))
+    return tuple(reads)
 
 
-def _activity(name: str, metric: Metric, total: Metric) -> Signal:
-    return Signal(name, "ratio", metric.help.split(", mean")[0], _reads(metric, total=total), per_instance=True)
+def _activity(name: str, metric: Metric, total: Metric, plain: str) -> Signal:
+    help = metric.help.split(", mean")[0]
+    return Signal(name, "ratio", help, _reads(metric, total=total), per_instance=True, plain=plain)
 
 
-def _traffic(name: str, metric: Metric, total: Metric) -> Signal:
-    return Signal(name, "bytes_per_second", metric.help.split(", bytes")[0], _reads(metric, total=total))
+def _traffic(name: str, metric: Metric, total: Metric, plain: str) -> Signal:
+    return Signal(name, "bytes_per_second", metric.help.split(", bytes")[0], _reads(metric, total=total), plain=plain)
 
 
-def _state(name: str, unit: str, metric: Metric, help: str = "") -> Signal:
-    return Signal(name, unit, help or metric.help.rstrip("."), _reads(metric), owned=False)
+def _state(name: str, unit: str, metric: Metric, plain: str) -> Signal:
+    return Signal(name, unit, metric.help.rstrip("."), _reads(metric), owned=False, plain=plain)
 
 
-GR_ACTIVE = _activity("gr_active", m.GR_ENGINE_ACTIVE, m.GR_ENGINE_SECONDS)
-SM_ACTIVE = _activity("sm_active", m.SM_ACTIVE, m.SM_SECONDS)
+GR_ACTIVE = _activity("gr_active", m.GR_ENGINE_ACTIVE, m.GR_ENGINE_SECONDS, "GPU busy {} of the time")
+SM_ACTIVE = _activity("sm_active", m.SM_ACTIVE, m.SM_SECONDS, "SMs busy {} of the time")
 SM_IDLE = Signal(
     "sm_idle",
     "ratio",
-    "Share of time with at most 1 % of the SMs active, by tick (`--metrics full`)",
+    "Share of time with at most 1 % of the SMs active (`--metrics full`)",
     (Read(m.SM_SHARES.name, shape=Within(m.SHARES[0])),),
     per_instance=True,
+    plain="SMs idle {} of the time",
 )
-SM_OCCUPANCY = _activity("sm_occupancy", m.SM_OCCUPANCY, m.SM_OCC_SECONDS)
-TENSOR_ACTIVE = _activity("tensor_active", m.TENSOR_ACTIVE, m.TENSOR_SECONDS)
-DRAM_ACTIVE = _activity("dram_active", m.DRAM_ACTIVE, m.DRAM_SECONDS)
-FP64_ACTIVE = _activity("fp64_active", m.FP64_ACTIVE, m.FP64_SECONDS)
-FP32_ACTIVE = _activity("fp32_active", m.FP32_ACTIVE, m.FP32_SECONDS)
-FP16_ACTIVE = _activity("fp16_active", m.FP16_ACTIVE, m.FP16_SECONDS)
-INT_ACTIVE = _activity("int_active", m.INT_ACTIVE, m.INT_SECONDS)
-UTIL = Signal("util", "ratio", "GPU utilisation as nvidia-smi shows it", _reads(m.GPU_UTIL, 1e-2))
+SM_OCCUPANCY = _activity("sm_occupancy", m.SM_OCCUPANCY, m.SM_OCC_SECONDS, "SM occupancy {}")
+TENSOR_ACTIVE = _activity("tensor_active", m.TENSOR_ACTIVE, m.TENSOR_SECONDS, "tensor cores busy {} of the time")
+DRAM_ACTIVE = _activity("dram_active", m.DRAM_ACTIVE, m.DRAM_SECONDS, "memory bandwidth {} used")
+FP64_ACTIVE = _activity("fp64_active", m.FP64_ACTIVE, m.FP64_SECONDS, "FP64 units busy {} of the time")
+FP32_ACTIVE = _activity("fp32_active", m.FP32_ACTIVE, m.FP32_SECONDS, "FP32 units busy {} of the time")
+FP16_ACTIVE = _activity("fp16_active", m.FP16_ACTIVE, m.FP16_SECONDS, "FP16 units busy {} of the time")
+INT_ACTIVE = _activity("int_active", m.INT_ACTIVE, m.INT_SECONDS, "integer units busy {} of the time")
+UTIL = Signal(
+    "util", "ratio", "GPU utilisation as nvidia-smi shows it", _reads(m.GPU_UTIL, 1e-2), plain="utilisation {}"
+)
 
-PCIE_RX = _traffic("pcie_rx", m.PCIE_RX, m.PCIE_RX_TOTAL)
-PCIE_TX = _traffic("pcie_tx", m.PCIE_TX, m.PCIE_TX_TOTAL)
-NVLINK_RX = _traffic("nvlink_rx", m.NVLINK_RX, m.NVLINK_RX_TOTAL)
-NVLINK_TX = _traffic("nvlink_tx", m.NVLINK_TX, m.NVLINK_TX_TOTAL)
+PCIE_RX = _traffic("pcie_rx", m.PCIE_RX, m.PCIE_RX_TOTAL, "PCIe traffic to the GPU {}")
+PCIE_TX = _traffic("pcie_tx", m.PCIE_TX, m.PCIE_TX_TOTAL, "PCIe traffic from the GPU {}")
+NVLINK_RX = _traffic("nvlink_rx", m.NVLINK_RX, m.NVLINK_RX_TOTAL, "NVLink traffic received {}")
+NVLINK_TX = _traffic("nvlink_tx", m.NVLINK_TX, m.NVLINK_TX_TOTAL, "NVLink traffic sent {}")
 NVLINK = Signal(
     "nvlink",
     "bytes_per_second",
@@ -71,48 +78,74 @@ NVLINK = Signal(
         Read("DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL", 1e6),
         Read("DCGM_FI_DEV_NVLINK_THROUGHPUT_BYTES_PER_SECOND"),
     ),
+    plain="NVLink traffic {}",
 )
-PCIE_GEN = Signal("pcie_gen", "generation", "PCIe generation of the link", _reads(m.PCIE_GEN))
-PCIE_WIDTH = Signal("pcie_width", "lanes", "PCIe lanes of the link", _reads(m.PCIE_WIDTH))
+PCIE_GEN = Signal(
+    "pcie_gen", "generation", "PCIe generation of the link", _reads(m.PCIE_GEN), plain="PCIe generation {}"
+)
+PCIE_WIDTH = Signal("pcie_width", "lanes", "PCIe lanes of the link", _reads(m.PCIE_WIDTH), plain="{} PCIe lanes")
 # 128b/130b encoding; generations 1 and 2 are 1.5 % less, generation 6 is 4 % more.
 PCIE_LINK = Signal(
     "pcie_link",
     "bytes_per_second",
     "What the PCIe link can carry in each direction",
     (Derived(Derived(PCIE_WIDTH, "*", 0.985e9), "*", Derived(2.0, "^", Derived(PCIE_GEN, "-", 3.0))),),
+    plain="PCIe link capacity {}",
 )
 PCIE_REPLAY_LIMIT = Signal(
     "pcie_replay_limit",
     "per_15m",
-    "PCIe replays within 15 minutes that a good link may have",
+    "Most PCIe replays that a good link has in 15 minutes",
     (Derived(Derived(PCIE_WIDTH, "*", BIT_ERROR_LIMIT * 900), "*", Derived(2.0, "^", Derived(PCIE_GEN, "-", 3.0))),),
+    plain="a good link has {} PCIe replays",
 )
 PCIE_RX_USE = Signal(
-    "pcie_rx_use", "ratio", "PCIe traffic to the GPU over what the link can carry", (Derived(PCIE_RX, "/", PCIE_LINK),)
+    "pcie_rx_use",
+    "ratio",
+    "PCIe traffic to the GPU, as a share of what the link can carry",
+    (Derived(PCIE_RX, "/", PCIE_LINK),),
+    plain="PCIe link to the GPU {} used",
 )
 PCIE_TX_USE = Signal(
     "pcie_tx_use",
     "ratio",
-    "PCIe traffic from the GPU over what the link can carry",
+    "PCIe traffic from the GPU, as a share of what the link can carry",
     (Derived(PCIE_TX, "/", PCIE_LINK),),
+    plain="PCIe link from the GPU {} used",
 )
 
-POWER = Signal("power", "watts", "Board power", _reads(m.POWER))
-POWER_INSTANT = Signal("power_instant", "watts", "Board power of the moment", _reads(m.POWER_INSTANT))
-POWER_LIMIT = Signal("power_limit", "watts", "Power limit in force", (*_reads(m.POWER_LIMIT), *_reads(m.POWER_SET)))
-POWER_USE = Signal("power_use", "ratio", "Board power over its limit", (Derived(POWER, "/", POWER_LIMIT),))
+POWER = Signal("power", "watts", "Board power", _reads(m.POWER), plain="power {}")
+POWER_INSTANT = Signal(
+    "power_instant", "watts", "Instantaneous board power", _reads(m.POWER_INSTANT), plain="instantaneous power {}"
+)
+POWER_LIMIT = Signal(
+    "power_limit",
+    "watts",
+    "Power limit in force",
+    (*_reads(m.POWER_LIMIT), *_reads(m.POWER_SET)),
+    plain="power limit {}",
+)
+POWER_USE = Signal(
+    "power_use",
+    "ratio",
+    "Board power, as a share of its limit",
+    (Derived(POWER, "/", POWER_LIMIT),),
+    plain="power at {} of its limit",
+)
 POWER_INSTANT_USE = Signal(
     "power_instant_use",
     "ratio",
-    "Board power of the moment over its limit",
+    "Instantaneous board power, as a share of its limit",
     (Derived(POWER_INSTANT, "/", POWER_LIMIT),),
+    plain="instantaneous power at {} of its limit",
 )
 POWER_SWING = Signal(
     "power_swing",
     "watts",
-    "How far board power swings up and down: half of what lies between the lowest and the highest tenth of the time "
+    "How far board power swings up and down: half the distance between its 10th and its 90th percentile "
     "(`--metrics full`)",
     (Read(m.POWER_SAMPLES.name, shape=Spread()),),
+    plain="power swings by ±{}",
 )
 ENERGY = Signal(
     "energy",
@@ -123,111 +156,147 @@ ENERGY = Signal(
         Read(m.ENERGY.name, 1e-3, rate=True),
         Read("DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL", rate=True),
     ),
+    plain="energy use {}",
 )
-SM_CLOCK = Signal("sm_clock", "hertz", "SM clock", _reads(m.SM_CLOCK, 1e6))
+SM_CLOCK = Signal("sm_clock", "hertz", "SM clock", _reads(m.SM_CLOCK, 1e6), plain="SM clock {}")
 
-FB_USED = Signal("fb_used", "bytes", "Device memory in use by programs", _reads(m.FB_USED, 2.0**20), per_instance=True)
-FB_FREE = Signal("fb_free", "bytes", "Device memory that is free", _reads(m.FB_FREE, 2.0**20), per_instance=True)
+FB_USED = Signal(
+    "fb_used",
+    "bytes",
+    "Device memory in use by programs",
+    _reads(m.FB_USED, 2.0**20),
+    per_instance=True,
+    plain="GPU memory in use {}",
+)
+FB_FREE = Signal(
+    "fb_free",
+    "bytes",
+    "Device memory that is free",
+    _reads(m.FB_FREE, 2.0**20),
+    per_instance=True,
+    plain="GPU memory free {}",
+)
 FB_USE = Signal(
     "fb_use",
     "ratio",
-    "Device memory in use over what programs can have",
+    "Device memory in use, as a share of what programs can have",
     (Derived(FB_USED, "/", Derived(FB_USED, "+", FB_FREE)),),
     per_instance=True,
+    plain="GPU memory {} in use",
 )
 
-GPU_TEMP = _state("temp", "celsius", m.GPU_TEMP)
-MEMORY_TEMP = _state("memory_temp", "celsius", m.MEMORY_TEMP)
-SLOWDOWN_TEMP = _state("slowdown_temp", "celsius", m.SLOWDOWN_TEMP)
+GPU_TEMP = _state("temp", "celsius", m.GPU_TEMP, "GPU temperature {}")
+MEMORY_TEMP = _state("memory_temp", "celsius", m.MEMORY_TEMP, "memory temperature {}")
+SLOWDOWN_TEMP = _state("slowdown_temp", "celsius", m.SLOWDOWN_TEMP, "slowdown temperature {}")
 THERMAL_MARGIN = Signal(
-    "thermal_margin", "celsius", "Degrees left until the GPU slows down", (*_reads(m.TEMP_MARGIN),), owned=False
+    "thermal_margin",
+    "celsius",
+    "Degrees left until the GPU slows down",
+    (*_reads(m.TEMP_MARGIN),),
+    owned=False,
+    plain="{} below the slowdown temperature",
 )
-# On boards whose driver gives no margin.
+# For boards whose driver does not report a margin.
 THERMAL_DISTANCE = Signal(
     "thermal_distance",
     "celsius",
-    "Slowdown threshold less temperature",
+    "Slowdown threshold minus temperature",
     (Derived(SLOWDOWN_TEMP, "-", GPU_TEMP),),
     owned=False,
+    plain="{} below the slowdown temperature",
 )
 
 
-def _clock_event(name: str, reason: str, help: str, *more: Read) -> Signal:
-    """A share of time; from a mask, 0 or 1."""
+def _clock_event(reason: str, help: str, plain: str, *more: Read) -> Signal:
+    """Return a share of time; if it is read from a mask, 0 or 1."""
     (seconds,) = (row for row in m.CLOCK_EVENT_SECONDS if dict(row.labels)["reason"] == reason)
     (flag,) = (row for row in m.CLOCK_EVENT_ACTIVE if dict(row.labels)["reason"] == reason)
     masks = (m.CLOCK_EVENTS.name, "DCGM_FI_DEV_CLOCK_THROTTLE_REASONS")
     made = (Read(seconds.name, rate=True, where=seconds.labels), *more, *(Read(mask, bit=flag.bit) for mask in masks))
-    return Signal(name, "ratio", help, made, owned=False)
+    return Signal(reason, "ratio", help, made, owned=False, plain=plain)
 
 
 HW_THERMAL = _clock_event(
     "hw_thermal_slowdown",
-    "hw_thermal_slowdown",
-    "Share of time in which heat made the hardware slow the GPU down",
+    "Share of time in which the hardware throttled the GPU because of heat",
+    "throttled by the hardware because of heat {} of the time",
     Read("DCGM_FI_DEV_THERMAL_VIOLATION", 1e-9, rate=True),
     Read("DCGM_FI_DEV_GPU_THERMAL_THROTTLE_SECONDS_TOTAL", rate=True),
 )
 SW_THERMAL = _clock_event(
-    "sw_thermal_slowdown", "sw_thermal_slowdown", "Share of time in which heat made the driver slow the GPU down"
+    "sw_thermal_slowdown",
+    "Share of time in which the driver throttled the GPU because of heat",
+    "throttled by the driver because of heat {} of the time",
 )
 POWER_BRAKE = _clock_event(
-    "hw_power_brake", "hw_power_brake", "Share of time in which the power supply made the hardware slow the GPU down"
+    "hw_power_brake",
+    "Share of time in which the hardware throttled the GPU because of the power supply",
+    "throttled because of the power supply {} of the time",
 )
-POWER_CAP = _clock_event("sw_power_cap", "sw_power_cap", "Share of time at the power limit (normal at full load)")
+POWER_CAP = _clock_event(
+    "sw_power_cap",
+    "Share of time at the power limit (normal at full load)",
+    "at the power limit {} of the time",
+)
 
-UP = _state("up", "bool", m.UP)
+UP = _state("up", "bool", m.UP, "GPU reachable: {}")
 RELEASED = Signal(
     "released",
     "bool",
-    "1 while the exporter was asked to let the GPU go",
+    "1 while the exporter has released the driver",
     (Read(m.DOWN.name, where=(("reason", "released"),)),),
     owned=False,
+    plain="released by the exporter: {}",
 )
-LAST_READ = _state("last_read", "timestamp", m.READ_AT)
-ECC_DBE = _state("ecc_uncorrectable", "errors", m.ECC_DBE_VOL)
-ECC_SBE = _state("ecc_correctable", "errors", m.ECC_SBE_VOL)
-SRAM_EXCEEDED = _state("sram_exceeded", "bool", m.SRAM_EXCEEDED)
-REMAP_PENDING = _state("row_remap_pending", "bool", m.REMAP_PENDING)
-REMAP_FAILED = _state("row_remap_failed", "bool", m.REMAP_FAILURE)
-BANKS_LOW = _state("banks_spare_low", "banks", m.REMAP_HISTOGRAM[3])
-BANKS_NONE = _state("banks_spare_none", "banks", m.REMAP_HISTOGRAM[4])
-REMAPPED = _state("remapped_uncorrectable", "rows", m.REMAP_UNCORRECTABLE)
-RETIRED_PENDING = _state("retired_pages_pending", "bool", m.RETIRED_PENDING)
-RECOVERY = _state("recovery_action", "action", m.RECOVERY)
-INFOROM = _state("inforom_valid", "bool", m.INFOROM)
-FABRIC = _state("fabric_status", "status", m.FABRIC)
-PCIE_MAX_GEN = _state("pcie_max_gen", "generation", m.PCIE_MAX_GEN)
-PCIE_MAX_WIDTH = _state("pcie_max_width", "lanes", m.PCIE_MAX_WIDTH)
-PCIE_REPLAYS = _state("pcie_replays", "total", m.PCIE_REPLAY)
-NVLINK_LINKS = _state("nvlink_links", "links", m.NVLINK_COUNT)
-NVLINK_UP = _state("nvlink_links_up", "links", m.NVLINK_UP)
-NVLINK_REPLAYS = _state("nvlink_replays", "total", m.NVLINK_REPLAY)
-NVLINK_RECOVERIES = _state("nvlink_recoveries", "total", m.NVLINK_RECOVERY)
-NVLINK_CRC = _state("nvlink_crc_errors", "total", m.NVLINK_CRC)
+LAST_READ = _state("last_read", "timestamp", m.READ_AT, "last successful read {}")
+ECC_DBE = _state("ecc_uncorrectable", "errors", m.ECC_DBE_VOL, "{} uncorrectable ECC errors")
+ECC_SBE = _state("ecc_correctable", "errors", m.ECC_SBE_VOL, "{} corrected ECC errors")
+SRAM_EXCEEDED = _state("sram_exceeded", "bool", m.SRAM_EXCEEDED, "SRAM error threshold exceeded: {}")
+REMAP_PENDING = _state("row_remap_pending", "bool", m.REMAP_PENDING, "row remapping pending: {}")
+REMAP_FAILED = _state("row_remap_failed", "bool", m.REMAP_FAILURE, "row remapping failed: {}")
+BANKS_LOW = _state("banks_spare_low", "banks", m.REMAP_HISTOGRAM[3], "{} memory banks with few spare rows")
+BANKS_NONE = _state("banks_spare_none", "banks", m.REMAP_HISTOGRAM[4], "{} memory banks without spare rows")
+REMAPPED = _state(
+    "remapped_uncorrectable", "rows", m.REMAP_UNCORRECTABLE, "{} rows remapped after uncorrectable errors"
+)
+RETIRED_PENDING = _state("retired_pages_pending", "bool", m.RETIRED_PENDING, "page retirement pending: {}")
+RECOVERY = _state("recovery_action", "action", m.RECOVERY, "recovery action: {}")
+INFOROM = _state("inforom_valid", "bool", m.INFOROM, "InfoROM valid: {}")
+FABRIC = _state("fabric_status", "status", m.FABRIC, "NVSwitch fabric: {}")
+PCIE_MAX_GEN = _state("pcie_max_gen", "generation", m.PCIE_MAX_GEN, "highest PCIe generation {}")
+PCIE_MAX_WIDTH = _state("pcie_max_width", "lanes", m.PCIE_MAX_WIDTH, "at most {} PCIe lanes")
+PCIE_REPLAYS = _state("pcie_replays", "total", m.PCIE_REPLAY, "{} PCIe replays")
+NVLINK_LINKS = _state("nvlink_links", "links", m.NVLINK_COUNT, "{} NVLinks")
+NVLINK_UP = _state("nvlink_links_up", "links", m.NVLINK_UP, "{} NVLinks active")
+NVLINK_REPLAYS = _state("nvlink_replays", "total", m.NVLINK_REPLAY, "{} NVLink replays")
+NVLINK_RECOVERIES = _state("nvlink_recoveries", "total", m.NVLINK_RECOVERY, "{} NVLink recoveries")
+NVLINK_CRC = _state("nvlink_crc_errors", "total", m.NVLINK_CRC, "{} NVLink CRC errors")
 
 DRAIN_CODES = load().drain_codes
 
 
-def _xid(name: str, help: str, *made: Read) -> Signal:
-    return Signal(name, "timestamp", help, made, owned=False, extra=("xid",))
+def _xid(name: str, help: str, plain: str, *made: Read) -> Signal:
+    return Signal(name, "timestamp", help, made, owned=False, extra=("xid",), plain=plain)
 
 
 XID_FATAL = _xid(
     "xid_fatal",
-    "When an Xid that warrants a drain was last seen",
+    "Unix time of the last XID that warrants a drain",
+    "last XID that warrants a drain {}",
     Read(m.XID_LAST.name, any_of=("xid", tuple(map(str, DRAIN_CODES)))),
     Read(m.XID_ERRORS.name, codes=DRAIN_CODES),
     Read("DCGM_FI_DEV_XID_ERROR", codes=DRAIN_CODES),
 )
 XID_APPLICATION = _xid(
     "xid_application",
-    "When an Xid that is usually the application's was last seen",
+    "Unix time of the last XID that an application usually causes",
+    "last XID of an application {}",
     Read(m.XID_LAST.name, where=(("kind", XidKind.APPLICATION.value),)),
 )
 XID_UNKNOWN = _xid(
     "xid_unknown",
-    "When an Xid that nobody documented was last seen",
+    "Unix time of the last XID that is not documented",
+    "last undocumented XID {}",
     Read(m.XID_LAST.name, where=(("kind", XidKind.UNKNOWN.value),)),
 )
 

@@ -1,12 +1,13 @@
-"""Labels of a series -> whose GPU it is: namespace, pod, and the workload that the pod is a part of.
+"""Labels of a series -> the owner of the GPU: namespace, pod, and the workload that the pod belongs to.
 
-The rules do the same with the patterns of this file; see `render/rules/rules.py`.
+The recording rules use the same patterns; see `render/rules/rules.py`.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.model.source_kind import REPLAY
@@ -28,20 +29,21 @@ POD_JOB_LABELS = (
 # Labels of a series that name the job, the best last: Slurm's, then those of pods as Prometheus or dcgm-exporter writes
 # them, then gpu-exporter's.
 JOB_LABELS = ("hpc_job", *(re.sub("[./-]", "_", label) for label in POD_JOB_LABELS if "/" in label), "workload")
-# A recording counts as one job, also for who does not say which it is.
+# A recording without the name of a job counts as one job.
 RECORDED = REPLAY.name
-# With honorLabels off, `pod` on a free GPU is the exporter that was scraped.
+# Without honorLabels, `pod` of a free GPU is the exporter that was scraped.
 EXPORTER_PODS = ".*(gpu|dcgm)-exporter.*"
 
 
+@lru_cache(maxsize=4096)  # every series of a GPU has the same pod
 def workload_of(pod: str) -> str:
-    """The pod's name without its role, ordinal and random suffix."""
+    """Return the pod's name without its role, ordinal and random suffix."""
     found = re.fullmatch(WORKLOAD_OF_POD, pod)
     return found[1] if found else ""
 
 
 def owner(name: str, labels: Mapping[str, str]) -> tuple[str, str, str] | None:
-    """Namespace, pod and workload of the series; None if it says nothing of an owner."""
+    """Return namespace, pod and workload of a series; None if it does not name an owner."""
     if name.startswith("gpu_") and name != m.POD_INFO.name:
         return None
     if labels.get("exported_pod"):

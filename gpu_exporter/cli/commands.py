@@ -222,8 +222,9 @@ def events_command(as_json: bool, **values: Any) -> None:
 @click.option("--password-file", type=click.Path(path_type=Path), help="The user's password.")
 @click.option("--ca-file", type=click.Path(path_type=Path), help="Certificates of the authority of an https URL.")
 @click.option("--all", "every", is_flag=True, help="Also say which failure modes could not be judged, and why.")
+@click.option("--verbose", is_flag=True, help="Add the names of the series.")
 @click.option("--json", "as_json", is_flag=True, help="JSON instead of text.")
-def diagnose_command(every: bool, as_json: bool, url: str, **values: Any) -> None:
+def diagnose_command(every: bool, verbose: bool, as_json: bool, url: str, **values: Any) -> None:
     """Say of each GPU what limits it, what is wrong with it, by which numbers, and what to do.
 
     Watches the GPUs of this machine, or an exporter (--url), for a while; asks a Prometheus (--url), with or without
@@ -237,7 +238,7 @@ def diagnose_command(every: bool, as_json: bool, url: str, **values: Any) -> Non
     login = {name: values.pop(name) for name in ("user", "password_file", "ca_file")}
     what = {name: values.pop(name) for name in ("seconds", "phase", "one_job")}
     request = Request(Config(**values), remote.Remote(url, **login) if url else None, **what)
-    _exit(*diagnosis(request, every=every, as_json=as_json))
+    _exit(*diagnosis(request, every=every, as_json=as_json, verbose=verbose))
 
 
 def _side(text: str) -> str:

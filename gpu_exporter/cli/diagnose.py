@@ -14,6 +14,7 @@ import click
 from gpu_exporter.catalogue.xids import load
 from gpu_exporter.cli.stop import stop_event
 from gpu_exporter.config import Config
+from gpu_exporter.decoding import printable
 from gpu_exporter.diagnosis import gather, judge, report
 from gpu_exporter.diagnosis.remote import Remote
 from gpu_exporter.diagnosis.window import Scrape, seen
@@ -39,7 +40,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class _Gathered:
-    """The scrapes, where they are from, the phases that they mix, and the job whose ranks all GPUs are, if any."""
+    """The scrapes and their source. `phases` are those that they mix; `job` is the job of which all GPUs are ranks."""
 
     scrapes: Sequence[Scrape]
     source: str
@@ -48,8 +49,11 @@ class _Gathered:
     clean: bool = True
 
 
-def diagnosis(request: Request, *, every: bool, as_json: bool) -> tuple[int, bool]:
-    """Print a diagnosis. Returns the exit code, and False if a driver call is stuck."""
+def diagnosis(request: Request, *, every: bool, as_json: bool, verbose: bool = False) -> tuple[int, bool]:
+    """Print a diagnosis. Returns the exit code, and False if a driver call is stuck.
+
+    With `every`, it includes the failure modes that could not be judged; `verbose` adds the names of series.
+    """
     logging.disable(logging.WARNING)  # the report contains what would be logged
     clean = True
     try:
@@ -58,7 +62,7 @@ def diagnosis(request: Request, *, every: bool, as_json: bool) -> tuple[int, boo
         diagnoses = judge.diagnose(seen(gathered.scrapes, {}, job=gathered.job))
         if not diagnoses:
             raise GpuExporterError(
-                f"{gathered.source}: shows no GPU; look with `gpu-exporter doctor`, or give another --url"
+                f"{gathered.source}: no GPU found; `gpu-exporter doctor` says why, or give another --url"
             )
     except GpuExporterError as error:
         click.echo(f"gpu-exporter: {error}", err=True)
@@ -66,7 +70,7 @@ def diagnosis(request: Request, *, every: bool, as_json: bool) -> tuple[int, boo
     if as_json:
         _print_json(diagnoses, gathered)
     else:
-        _print_text(diagnoses, gathered, every=every)
+        _print_text(diagnoses, gathered, every=every, verbose=verbose)
     return report.exit_code(diagnoses), clean
 
 
@@ -74,9 +78,9 @@ def _gathered(request: Request, stop: threading.Event) -> _Gathered:
     """Gather the scrapes. Raises GpuExporterError."""
     config, remote = request.config, request.remote
     if remote and config.recording:
-        raise GpuExporterError("--url and --recording are two different things to look at: give one")
+        raise GpuExporterError("--url and --recording exclude each other: give one")
     if request.phase and not config.recording:
-        raise GpuExporterError("--phase is of a recording: name it with --recording")
+        raise GpuExporterError("--phase selects a phase of a recording: name it with --recording")
     if config.recording:
         path = recording(config.recording)
         scrapes = gather.of_recording(path, request.phase)
@@ -106,13 +110,20 @@ def _print_json(diagnoses: Sequence[judge.Diagnosis], gathered: _Gathered) -> No
     click.echo(json.dumps({**about, **report.as_dict(diagnoses)}, indent=2))
 
 
-def _print_text(diagnoses: Sequence[judge.Diagnosis], gathered: _Gathered, *, every: bool) -> None:
-    source, phases = gathered.source, gathered.phases
-    kind = SOURCE_KINDS.get(source)
-    note = f", {kind.description}" if kind and not kind.live else ""
-    click.echo(f"watched {_watched_seconds(gathered):.0f} s of {source}{note}; alerts wait longer before they fire")
+def _print_text(diagnoses: Sequence[judge.Diagnosis], gathered: _Gathered, *, every: bool, verbose: bool) -> None:
+    phases = [printable(phase, 60) for phase in gathered.phases]
+    click.echo(f"{_origin(gathered)} Alerts need longer to fire.")
     if len(phases) > 1:
-        click.echo(f"the recording has {len(phases)} phases, here all in one; --phase is one of {', '.join(phases)}")
-    click.echo("\n".join(report.lines(diagnoses, every=every)))
+        click.echo(f"Its {len(phases)} phases are analysed together; select one with --phase: {', '.join(phases)}")
+    click.echo("\n".join(report.lines(diagnoses, every=every, verbose=verbose)))
     if not any(diagnosis.matches for diagnosis in diagnoses):
-        click.echo("nothing wrong was found" if report.exit_code(diagnoses) == 0 else "could not tell")
+        click.echo("nothing wrong was found" if report.exit_code(diagnoses) == 0 else "could not tell: see --all")
+
+
+def _origin(gathered: _Gathered) -> str:
+    """What was watched, and for how long."""
+    kind, seconds = SOURCE_KINDS.get(gathered.source), f"{_watched_seconds(gathered):.0f} s"
+    if gathered.source == REPLAY.name:
+        return f"Replayed {seconds} of a recording of real GPUs."
+    note = f" ({kind.description})" if kind and not kind.live else ""
+    return f"Watched {seconds} of {gathered.source}{note}."

@@ -9,6 +9,7 @@ from typing import Any
 
 from gpu_exporter.collection.collector import Collector
 from gpu_exporter.collection.settings import CollectionSettings
+from gpu_exporter.decoding import printable
 from gpu_exporter.diagnosis.comparison import Agreement, ComparedMetric, Comparison, Side, compared
 from gpu_exporter.exposition.renderer import number
 from gpu_exporter.model.errors import GpuExporterError, SourceLost
@@ -25,7 +26,7 @@ EXIT_DIFFERS = 3
 def watch(
     a: tuple[str, Source], b: tuple[str, Source], metrics: Sequence[Metric], seconds: float
 ) -> tuple[Comparison, bool]:
-    """Read both for `seconds`. Returns the comparison, and False if a driver call is stuck.
+    """Read both sources for `seconds`. Returns the comparison, and False if a driver call is stuck.
 
     Raises GpuExporterError if one has no GPU.
     """
@@ -107,7 +108,8 @@ def lines(result: Comparison) -> Iterable[str]:
     for cells in table:
         yield "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
     for item in result.identities:
-        yield f"differs: {item.what} of {item.uuid} is {item.a} in a and {item.b} in b"
+        shown = (printable(text, 100) for text in (item.what, item.uuid, item.a, item.b))
+        yield "differs: {} of {} is {} in a and {} in b".format(*shown)
     yield ", ".join(
         f"{result.count(agreement)} {words}"
         for agreement, words in (

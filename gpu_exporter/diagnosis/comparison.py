@@ -29,23 +29,23 @@ class Tolerance:
 EXACT = Tolerance(1e-9, 0.0, "both read the same number")
 # By unit. Counters of units in FLOWS are compared by their rise per second.
 TOLERANCES: Mapping[str, Tolerance] = {
-    "ratio": Tolerance(0.05, 0.02, "the two windows begin and end up to a tick apart"),
-    "bytes per second": Tolerance(0.10, 1e7, "the same, and traffic comes in bursts"),
-    "bytes": Tolerance(0.10, 1e7, "the same"),
-    "percent": Tolerance(0.0, 5.0, "the driver's own window of up to a second, looked at at other moments"),
-    "MHz": Tolerance(0.03, 30.0, "clocks move in steps of 15 MHz within a tick"),
-    "watts": Tolerance(0.05, 10.0, "power of the moment swings within a tick"),
-    "millijoules": Tolerance(0.05, 1e4, "as watts: the counter is read at other moments"),
-    "joules": Tolerance(0.05, 10.0, "the same"),
-    "celsius": Tolerance(0.0, 2.0, "whole degrees, read at other moments"),
-    "MiB": Tolerance(0.01, 64.0, "programs allocate meanwhile"),
-    "seconds": Tolerance(0.05, 0.05, "counted by the driver in steps, read at other moments"),
+    "ratio": Tolerance(0.05, 0.02, "the two windows begin and end up to one collection apart"),
+    "bytes per second": Tolerance(0.10, 1e7, "as ratios, and traffic comes in bursts"),
+    "bytes": Tolerance(0.10, 1e7, "as bytes per second"),
+    "percent": Tolerance(0.0, 5.0, "the driver averages over up to a second; sampled at different times"),
+    "MHz": Tolerance(0.03, 30.0, "clocks change in steps of 15 MHz between collections"),
+    "watts": Tolerance(0.05, 10.0, "instantaneous power changes between collections"),
+    "millijoules": Tolerance(0.05, 1e4, "as watts; the counter is read at different times"),
+    "joules": Tolerance(0.05, 10.0, "as millijoules"),
+    "celsius": Tolerance(0.0, 2.0, "whole degrees, read at different times"),
+    "MiB": Tolerance(0.01, 64.0, "programs allocate memory meanwhile"),
+    "seconds": Tolerance(0.05, 0.05, "the driver counts in steps; read at different times"),
 }
 # Counters of these units are compared by their rise per second, all others by their last value.
 FLOWS = frozenset({"bytes", "millijoules", "joules", "seconds"})
 # A mean of these is meaningless: they agree if both sources saw one state in common.
 STATES = frozenset({"bitmask", "bool", "state", "action", "status", "code", "generation", "lanes", "xid", "sxid"})
-# Settings and properties of the board: they are read repeatedly, and must be equal.
+# Settings and properties of the GPU: they are read repeatedly, and must be equal.
 SETTINGS = frozenset({m.POWER_LIMIT, m.POWER_SET, m.FB_TOTAL, m.BAR1_TOTAL})
 
 
@@ -80,25 +80,25 @@ class Track:
     since: float
     changed_at: float
     total: float = 0.0
-    ticks: int = 0
+    count: int = 0
     states: set[float] = field(default_factory=set)
 
     def add(self, at: float, value: float) -> None:
-        """Add the value of one tick."""
+        """Add the value of one collection."""
         if value != self.last:
             self.last, self.changed_at = value, at
         self.total += value
-        self.ticks += 1
+        self.count += 1
         self.states.add(value)
 
     def begin(self) -> None:
         """Begin the comparison: forget all but the first value, from which counters rise."""
-        self.total, self.ticks = 0.0, 0
+        self.total, self.count = 0.0, 0
         self.states.clear()
 
     @property
     def mean(self) -> float:
-        return self.total / self.ticks
+        return self.total / self.count
 
     @property
     def rise(self) -> float:
@@ -128,7 +128,7 @@ class Side:
     def seen(self, key: Key) -> Track | None:
         """Return a series that had a value since `begin`."""
         track = self.tracks.get(key)
-        return track if track and track.ticks else None
+        return track if track and track.count else None
 
     def add(self, snapshot: Snapshot, now: float) -> None:
         """Add a snapshot: its samples, and the identities of GPUs that answer."""
@@ -192,7 +192,7 @@ class Comparison:
 
     @property
     def differs(self) -> bool:
-        """Whether anything differs. A metric that only one source has does not."""
+        """Whether anything differs. A metric that only one source has is not a difference."""
         return bool(self.identities) or any(row.agreement is Agreement.DIFFERS for row in self.metrics)
 
     def count(self, agreement: Agreement) -> int:
@@ -203,7 +203,7 @@ class Comparison:
 def compared(a: Side, b: Side, seconds: float) -> Comparison:
     """Compare what two sources have read in the same time, by GPU and in the order of the catalogue."""
     place = {metric: place for place, metric in enumerate(m.METRICS)}
-    keys = {key for side in (a, b) for key, track in side.tracks.items() if track.ticks}
+    keys = {key for side in (a, b) for key, track in side.tracks.items() if track.count}
     gpus = {**b.gpus, **a.gpus}
     order = {uuid: gpu.index for uuid, gpu in gpus.items()}
     ordered = sorted(keys, key=lambda key: (order.get(key[0], -1), place.get(key[1], len(place)), key[1].key, key[2]))
@@ -237,7 +237,7 @@ def _compared(gpu: Gpu | None, key: Key, a: Track | None, b: Track | None) -> Co
 
 
 def _how(metric: Metric) -> tuple[str, Callable[[Track], float]]:
-    """What is compared of a metric. A profiling gauge is itself a mean over the whole time, from its integral."""
+    """Return what is compared of a metric. A profiling gauge is itself a mean over the whole time."""
     if metric.kind is Kind.COUNTER:
         return (RISE, lambda track: track.rise) if metric.unit in FLOWS else ("level", _last)
     if metric.pace is Pace.STATIC or metric in SETTINGS:
@@ -264,7 +264,7 @@ def _identities(a: Side, b: Side) -> Iterable[IdentityDifference]:
 
 
 def _identity(gpu: Gpu) -> Labels:
-    """The attributes that are not empty; an attribute that one side lacks does not differ."""
+    """Return the attributes that are not empty, because one that a side lacks does not differ."""
     attributes = (
         ("gpu", str(gpu.index)),
         ("pci_bus_id", gpu.pci_bus_id),

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlencode
-
-from prometheus_client.parser import text_string_to_metric_families
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.metrics import BY_KEY, GR_ENGINE_ACTIVE, histograms, selected
@@ -21,8 +16,11 @@ from gpu_exporter.catalogue.signals import SIGNALS
 from gpu_exporter.collection.collector import Collector
 from gpu_exporter.collection.histograms import Histogram
 from gpu_exporter.collection.settings import CollectionSettings
+from gpu_exporter.decoding import printable
+from gpu_exporter.diagnosis import prometheus
 from gpu_exporter.diagnosis.remote import Remote
-from gpu_exporter.diagnosis.window import Scrape, ScrapedSample, as_scrape
+from gpu_exporter.diagnosis.text_format import parsed
+from gpu_exporter.diagnosis.window import PLAUSIBLE_TIMES, Scrape, ScrapedSample, as_scrape
 from gpu_exporter.health.events import EventLog
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.metric import Metric, MetricSet
@@ -76,69 +74,36 @@ def of_source(
 
 def of_url(remote: Remote, seconds: float | None, stop: threading.Event) -> list[Scrape]:
     """Scrape an exporter for `seconds`, or query a Prometheus for its last `seconds`. Raises GpuExporterError."""
-    if _is_prometheus(remote):
-        return _of_prometheus(remote, seconds or LAST_SECONDS)
+    if prometheus.answers(remote):
+        return prometheus.scrapes(remote, FAMILIES, seconds or LAST_SECONDS)
     scrapes = [_scraped(remote)]
     end = time.monotonic() + (seconds or WATCH_SECONDS)
     while time.monotonic() < end and not stop.wait(TICK_SECONDS):
-        scrapes.append(_scraped(remote))
+        scrape = _scraped(remote)
+        if scrape.at > scrapes[-1].at:  # else it is the same collection, or the exporter's clock was set back
+            scrapes.append(scrape)
     return scrapes
-
-
-def _is_prometheus(remote: Remote) -> bool:
-    try:
-        return '"success"' in remote.get("/api/v1/status/buildinfo")
-    except GpuExporterError:
-        return False
 
 
 def _scraped(remote: Remote) -> Scrape:
     base = Remote(re.sub(r"/metrics/?$", "", remote.url), *remote.credentials)
-    page = base.get("/metrics")
     try:
-        return stamped(parsed(page))
+        return stamped(parsed(base.metrics()))
     except ValueError as error:
-        why = " ".join(str(error).split())[:80]
         raise GpuExporterError(
-            f"{base.url}/metrics: not Prometheus text ({why}); give the URL of an exporter, or of a Prometheus"
+            f"{base.url}/metrics: not Prometheus text ({printable(str(error), 120)}); give the URL of an exporter, or "
+            "of a Prometheus"
         ) from error
 
 
 def stamped(samples: list[ScrapedSample]) -> Scrape:
-    """Return the samples with the time when the page was rendered, which gpu-exporter exposes; else with the present.
+    """Return the samples with the time when the response was rendered, which gpu-exporter exposes; else with now.
 
-    Counters grow from tick to tick, so the time between two scrapes would give a wrong rate.
+    Counters grow from collection to collection, so the time between two scrapes would give a wrong rate.
     """
     rendered_at = (sample.value for sample in samples if sample.name == m.RENDERED_AT.name)
-    return Scrape(next(rendered_at, time.time()), samples)
-
-
-def parsed(page: str) -> list[ScrapedSample]:
-    """Parse a page in Prometheus' text format. Raises ValueError."""
-    # The parser appends `_total` to the name of every counter, as in OpenMetrics; classic counters lack it.
-    counters = set(re.findall(r"^# TYPE (\S+) counter$", page, re.MULTILINE))
-    samples = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
-    plain = {f"{name}_total": name for name in counters}
-    named = ((plain.get(s.name, s.name) if s.name not in counters else s.name, s) for s in samples)
-    return [ScrapedSample(name, s.labels, s.value) for name, s in named]
-
-
-def _of_prometheus(remote: Remote, seconds: float) -> list[Scrape]:
-    """Query raw samples at the times of their scrapes; each time is the scrape of one target."""
-    query = f'{{__name__=~"{"|".join(FAMILIES)}"}}[{max(seconds, 1.0):.0f}s]'
-    text = remote.get(f"/api/v1/query?{urlencode({'query': query})}")
-    try:
-        answer: Mapping[str, Any] = json.loads(text)
-        result = answer["data"]["result"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise GpuExporterError(f"{remote.url}: not the answer of a Prometheus: {text[:80]!r}") from error
-    by_time: dict[float, list[ScrapedSample]] = defaultdict(list)
-    for series in result:
-        labels = dict(series["metric"])
-        name = labels.pop("__name__")
-        for at, value in series["values"]:
-            by_time[at].append(ScrapedSample(name, labels, float(value)))
-    return [Scrape(at, by_time[at]) for at in sorted(by_time)]
+    at = next(rendered_at, 0.0)
+    return Scrape(at if PLAUSIBLE_TIMES[0] < at < PLAUSIBLE_TIMES[1] else time.time(), samples)
 
 
 def of_recording(path: Path, phase: str) -> list[Scrape]:
@@ -148,7 +113,8 @@ def of_recording(path: Path, phase: str) -> list[Scrape]:
         raise GpuExporterError(f"recording {path}: has a header but no ticks; record again")
     phases = list(dict.fromkeys(tick.phase for tick in recorded if tick.phase))
     if phase and phase not in phases:
-        raise GpuExporterError(f"recording {path} has no phase {phase}: {', '.join(phases) or 'it knows none'}")
+        known = f"it has {printable(', '.join(phases), 1000)}" if phases else "it has none: omit --phase"
+        raise GpuExporterError(f"recording {path}: no phase {phase}; {known}")
     chosen = [tick for tick in recorded if not phase or tick.phase == phase]
     settled = [tick for tick in chosen if not phase or tick.at >= chosen[0].at + SETTLE_SECONDS]
     counted: defaultdict[int, dict[Metric, Histogram]] = defaultdict(dict)
@@ -171,7 +137,7 @@ def _identity(tick: Tick) -> Mapping[str, str]:
 
 
 def _counted(tick: Tick, histograms: dict[Metric, Histogram]) -> Iterator[ScrapedSample]:
-    """The histograms that signals need, of the ticks of a GPU up to this one, which is observed here."""
+    """Yield the histograms that signals need, after adding this tick to them."""
     for metric, source in ((m.SM_SHARES, m.SM_ACTIVE), (m.POWER_SAMPLES, m.POWER_INSTANT)):
         value = tick.samples.get(source.key)
         if value is not None:

@@ -1,4 +1,4 @@
-"""Window of signals -> the bottleneck of each GPU, and the failure modes that match, with their numbers. Pure."""
+"""Window of signals -> the bottleneck of each GPU and the failure modes that match, with the evidence. Pure."""
 
 from __future__ import annotations
 
@@ -24,31 +24,41 @@ from gpu_exporter.catalogue.conditions import (
 from gpu_exporter.catalogue.evaluate import holds, value
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Scope
+from gpu_exporter.catalogue.signal import Signal
 from gpu_exporter.diagnosis.window import DeviceIdentity, DeviceKey, Window
+
+# The values of the terms that decided a condition, in order.
+Evidence = Mapping[Leaf, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A failure mode that holds for a GPU, and the value of each term that decided it."""
+    """A failure mode that matches a GPU, and the evidence for it."""
 
     mode: FailureMode
-    because: Mapping[str, float]
+    because: Evidence
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What is wrong with one GPU. `unknown` are the modes that could not be judged, with the missing signals."""
+    """What is wrong with one GPU. `unknown` are the modes that could not be judged, with the missing signals.
+
+    `numbers` is the evidence for the bottleneck.
+    """
 
     device: DeviceKey
     identity: DeviceIdentity
     bottleneck: Bottleneck | None
     matches: tuple[Match, ...]
-    unknown: Mapping[str, tuple[str, ...]]
-    numbers: Mapping[str, float]  # those that decided the bottleneck
+    unknown: Mapping[str, tuple[Signal, ...]]
+    numbers: Evidence
 
 
 def diagnose(window: Window, modes: Sequence[FailureMode] = MODES) -> tuple[Diagnosis, ...]:
-    """Return a diagnosis for each GPU and MIG instance, modes in triage order. Ignores holds and modes of a fleet."""
+    """Return a diagnosis for each GPU and MIG instance, modes in triage order.
+
+    Modes need not hold for the time that their alerts wait. Modes that concern a whole fleet are left out.
+    """
     return tuple(_of(window, device, identity, modes) for device, identity in window.devices.items())
 
 
@@ -61,22 +71,22 @@ def _of(window: Window, device: DeviceKey, identity: DeviceIdentity, modes: Sequ
         if answer:
             matches.append(Match(mode, because(mode.condition, window, device)))
         elif answer is None:
-            missing = tuple(signal.name for signal in mode.needs if not window.points(device, signal))
-            if any(not signal.extra for signal in mode.needs):  # an XID's signal is missing as long as none occurred
+            missing = tuple(signal for signal in mode.needs if not window.points(device, signal))
+            if any(not signal.extra for signal in mode.needs):  # the signal of an XID is missing until one occurs
                 unknown[mode.name] = missing
     bottleneck = classify(window, device)
     numbers = because(bottleneck.condition, window, device) if bottleneck else {}
     return Diagnosis(device, identity, bottleneck, tuple(matches), unknown, numbers)
 
 
-def because(condition: Condition, window: Window, device: DeviceKey) -> Mapping[str, float]:
-    """Return the values of the terms that decided a condition that holds, by name, in order."""
-    values = ((name_of(term), value(term, window, device)) for term in _deciding(condition, window, device))
-    return {name: number for name, number in values if number is not None}
+def because(condition: Condition, window: Window, device: DeviceKey) -> Evidence:
+    """Return the values of the terms that decided a condition that holds."""
+    values = ((term, value(term, window, device)) for term in _deciding(condition, window, device))
+    return {term: number for term, number in values if number is not None}
 
 
 def _deciding(condition: Condition, window: Window, device: DeviceKey) -> Iterator[Leaf]:
-    """The terms of a condition, without alternatives that do not hold and without exceptions."""
+    """Yield the terms of a condition, without alternatives that do not hold and without exceptions."""
     match condition:
         case And():
             for child in condition.conditions:
@@ -91,14 +101,16 @@ def _deciding(condition: Condition, window: Window, device: DeviceKey) -> Iterat
                     yield from _deciding(child, window, device)
         case Unless():
             yield from _deciding(condition.condition, window, device)
-        case Compare() | Is():
+        case Is():
+            yield from _deciding(condition.classification.conditions[condition.name], window, device)
+        case Compare():
             yield from terms(condition)
         case _:
             raise no_case(condition)
 
 
 def name_of(term: Leaf) -> str:
-    """Return the name of a term in reports: the signal's name for its last value and for its mean."""
+    """Return the name of a term in JSON: the signal's name for its last value and for its mean."""
     match term:
         case Over():
             plain = term.fn.value in ("last", "mean")

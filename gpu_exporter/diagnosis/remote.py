@@ -1,19 +1,57 @@
-"""A client of a running exporter or Prometheus. Every failure is an error of one line."""
+"""A client of a running exporter or Prometheus. Every failure is an error of one line.
+
+Responses are limited in size and time, and must be complete: a part of a response could hide a fault.
+"""
 
 from __future__ import annotations
 
 import base64
 import ssl
-from dataclasses import dataclass
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from dataclasses import dataclass, field
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, IncompleteRead, InvalidURL
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
+from gpu_exporter.decoding import gunzip, json_as, printable
+from gpu_exporter.file_access import FileWorker
 from gpu_exporter.model.errors import GpuExporterError
 
-# Longer than an exporter takes to answer that a driver call is stuck.
+# For a whole exchange, from name resolution to the last byte. An exporter takes less to answer that a driver call is
+# stuck.
 TIMEOUT_SECONDS = 15.0
-LONGEST_PAGE = 1 << 28
+MOST_BYTES = 1 << 28
+MOST_METRICS_BYTES = 1 << 25
+MOST_ANSWER_BYTES = 1 << 16
+MOST_SECRET_BYTES = 1 << 16
+OPENMETRICS = "application/openmetrics-text"
+EOF = "# EOF\n"
+
+
+class Unreachable(GpuExporterError):
+    """No HTTP response came."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Response:
+    """A whole response. `sized`: it says where it ends; otherwise it ends where the connection does."""
+
+    status: int
+    reason: str
+    kind: str  # the content type, without its parameters
+    location: str
+    body: bytes
+    sized: bool
+
+    @property
+    def is_web_page(self) -> bool:
+        return "html" in self.kind
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """An error of Prometheus' API."""
+
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,48 +70,78 @@ class Remote:
         return self.token_file, self.user, self.password_file, self.ca_file
 
     def post(self, path: str) -> str:
-        """Return the answer as one line. Raises GpuExporterError, with the answer if it is a refusal."""
-        return " ".join(self._ask("POST", path, 1 << 16).split())
+        """Return the response as one line. Raises GpuExporterError, with the response if it is a refusal."""
+        return printable(" ".join(self._text(self._ask("POST", path, MOST_ANSWER_BYTES)).split()), 1000)
 
-    def get(self, path: str) -> str:
-        """Return the page. Raises GpuExporterError if there is none."""
-        return self._ask("GET", path, LONGEST_PAGE)
+    def get(self, path: str, seconds: float | None = None) -> str:
+        """Return the body of the response, which must be complete in `seconds`. Raises GpuExporterError."""
+        return self._text(self._ask("GET", path, MOST_BYTES, seconds=seconds))
 
-    def _ask(self, method: str, path: str, longest: int) -> str:
-        headers = self._authorization()
-        connection = self._connection()
-        try:
-            connection.request(method, f"{urlsplit(self.url).path.rstrip('/')}{path}", headers=headers)
-            answer = connection.getresponse()
-            text = answer.read(longest).decode("utf-8", "replace")
-            whole = not answer.read(1)
-        except ConnectionRefusedError as error:
-            raise GpuExporterError(f"{self.url}: nothing listens there: is it running? else give its --url") from error
-        except ssl.SSLError as error:
-            why = getattr(error, "verify_message", "") or error.reason
-            raise GpuExporterError(f"{self.url}: TLS: {why}; give its authority with --ca-file") from error
-        except ValueError as error:  # a malformed host
-            raise GpuExporterError(f"{self.url!r} is not a URL; use for example http://localhost:9400") from error
-        except (ConnectionError, HTTPException) as error:
-            raise GpuExporterError(f"{self.url}: no HTTP answer; does it speak TLS? then --url https://…") from error
-        except OSError as error:
-            raise GpuExporterError(f"{self.url}: {error.strerror or error}; give another --url") from error
-        finally:
-            connection.close()
-        if answer.status == 401:
-            raise GpuExporterError(f"{self.url}: not let in: give --token-file, or --user and --password-file")
-        if answer.status == 404:
+    def metrics(self) -> str:
+        """Return the /metrics response, complete and in a text format. Raises GpuExporterError."""
+        response = self._ask("GET", "/metrics", MOST_METRICS_BYTES, accept="text/plain;version=0.0.4")
+        where = f"{self.url}/metrics"
+        if response.is_web_page:
             raise GpuExporterError(
-                f"{self.url}: has no {path.partition('?')[0]}; give the URL below which it is, such as "
-                f"http://localhost:9400 or http://host/prometheus"
+                f"{where}: not Prometheus text but a web page, perhaps a login; give the URL of an exporter, or of a "
+                "Prometheus"
             )
-        if answer.status != 200:
-            page = "html" in (answer.getheader("Content-Type") or "")
-            said = "" if page else " ".join(text.split())[:200]
-            raise GpuExporterError(f"{self.url}: {said or f'{answer.status} {answer.reason}'}")
-        if not whole:
-            raise GpuExporterError(f"{self.url}: answers with more than {longest >> 20} MiB; ask for less")
+        if response.kind and response.kind != OPENMETRICS and not response.kind.startswith("text/"):
+            raise GpuExporterError(
+                f"{where}: not Prometheus text but {printable(response.kind, 60)}; give the URL of an exporter, or of "
+                "a Prometheus"
+            )
+        text = self._text(response)
+        if text and not text.endswith(EOF if response.kind == OPENMETRICS else "\n"):
+            raise GpuExporterError(f"{where}: the response is incomplete: its last line is cut off; try again")
+        if not (response.sized or text.endswith(EOF)):
+            raise GpuExporterError(
+                f"{where}: the response has neither a Content-Length nor chunks, so it may be incomplete; "
+                "give the URL of a Prometheus that scrapes it"
+            )
         return text
+
+    def _text(self, response: _Response) -> str:
+        try:
+            return response.body.decode()
+        except UnicodeDecodeError as error:
+            raise GpuExporterError(f"{self.url}: the response is not text in UTF-8; give another --url") from error
+
+    def _ask(self, method: str, path: str, most: int, *, accept: str = "", seconds: float | None = None) -> _Response:
+        """Return a response with status 200. Raises GpuExporterError."""
+        seconds = seconds or TIMEOUT_SECONDS
+        connection = self._connection(seconds)
+        headers = self._authorization() | ({"Accept": accept} if accept else {})
+        target = f"{urlsplit(self.url).path.rstrip('/')}{path}"
+        exchange = _Exchange(connection, method, target, headers, most)
+        try:
+            response = FileWorker("http").call(exchange.run, seconds)
+        except TimeoutError as error:
+            raise Unreachable(f"{self.url}: no complete response within {seconds:g} s; try again later") from error
+        except (OSError, HTTPException, ValueError) as error:
+            raise self._failure(error, began=exchange.began) from error
+        if response.status != 200:
+            raise GpuExporterError(f"{self.url}: {_refusal(response, path.partition('?')[0])}")
+        return response
+
+    def _failure(self, error: OSError | HTTPException | ValueError, *, began: bool) -> GpuExporterError:
+        """Return what is wrong with an exchange. `began`: the head of the response came."""
+        match error:
+            case ConnectionRefusedError():
+                what = "nothing listens there: is it running? If it runs elsewhere, give its --url"
+                return Unreachable(f"{self.url}: {what}")
+            case ssl.SSLError():
+                why = getattr(error, "verify_message", "") or error.reason
+                return Unreachable(f"{self.url}: TLS: {why}; give the certificate authority with --ca-file")
+            case InvalidURL() | UnicodeError():  # a malformed host or path
+                return _not_a_url(self.url)
+            case ConnectionError() | HTTPException() if began:
+                return GpuExporterError(f"{self.url}: the response is incomplete; try again")
+            case ValueError():
+                return GpuExporterError(f"{self.url}: the response is unusable: {error}; give another --url")
+            case ConnectionError() | HTTPException():
+                return Unreachable(f"{self.url}: no HTTP response: does it speak TLS? Then give --url https://…")
+        return Unreachable(f"{self.url}: {error.strerror or error}; give another --url")
 
     def _authorization(self) -> dict[str, str]:
         if self.user and self.password_file:
@@ -83,26 +151,100 @@ class Remote:
             return {"Authorization": f"Bearer {quote(_content(self.token_file))}"}
         return {}
 
-    def _connection(self) -> HTTPConnection:
+    def _connection(self, seconds: float) -> HTTPConnection:
         try:
             parts = urlsplit(self.url)
             port = parts.port
         except ValueError as error:
-            raise GpuExporterError(f"{self.url!r} is not a URL; use for example http://localhost:9400") from error
+            raise _not_a_url(self.url) from error
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise GpuExporterError(f"{self.url!r} is not a URL; use for example http://localhost:9400")
+            raise _not_a_url(self.url)
         if parts.scheme == "http":
-            return HTTPConnection(parts.hostname, port, timeout=TIMEOUT_SECONDS)
+            return HTTPConnection(parts.hostname, port, timeout=seconds)
         try:
             context = ssl.create_default_context(cafile=str(self.ca_file) if self.ca_file else None)
         except (OSError, ssl.SSLError) as error:
-            raise GpuExporterError(f"{self.ca_file}: {error.strerror or 'not a certificate'}") from error
-        return HTTPSConnection(parts.hostname, port, timeout=TIMEOUT_SECONDS, context=context)
+            raise GpuExporterError(
+                f"{self.ca_file}: {error.strerror or 'not a certificate'}; name a file in PEM format with --ca-file"
+            ) from error
+        return HTTPSConnection(parts.hostname, port, timeout=seconds, context=context)
+
+
+@dataclass(slots=True)
+class _Exchange:
+    """One request and its response. `began`: the head of the response came."""
+
+    connection: HTTPConnection
+    method: str
+    target: str
+    headers: dict[str, str]
+    most: int
+    began: bool = field(default=False, init=False)
+
+    def run(self) -> _Response:
+        """Return the response. Raises OSError, HTTPException, and ValueError for a body that is unusable."""
+        try:
+            self.connection.request(self.method, self.target, headers=self.headers)
+            answer = self.connection.getresponse()
+            self.began = True
+            sized = answer.chunked or answer.length is not None
+            body = self._body(answer)
+        finally:
+            self.connection.close()
+        kind = (answer.getheader("Content-Type") or "").partition(";")[0].strip().lower()
+        return _Response(answer.status, answer.reason, kind, answer.getheader("Location") or "", body, sized)
+
+    def _body(self, answer: HTTPResponse) -> bytes:
+        body = answer.read(self.most + 1)
+        if len(body) > self.most:
+            raise ValueError(f"it is larger than {self.most / (1 << 20):g} MiB")
+        if answer.length:  # what Content-Length promised beyond this
+            raise IncompleteRead(body, answer.length)
+        encoding = (answer.getheader("Content-Encoding") or "identity").strip().lower()
+        if encoding in ("gzip", "x-gzip"):
+            return gunzip(body, self.most)
+        if encoding != "identity":
+            raise ValueError(f"it has the unsupported encoding {printable(encoding, 40)}")
+        return body
+
+
+def _refusal(response: _Response, path: str) -> str:
+    """What a response other than 200 says, and what to do."""
+    status = f"{response.status} {printable(response.reason, 60)}".strip()
+    said = "" if response.is_web_page else _said(response.body)
+    if response.status == 401:
+        return "not let in: give --token-file, or --user and --password-file"
+    if response.status == 403:
+        said = said or "not allowed; give the --token-file, or the --user, of someone who may read it"
+    if response.status == 404:
+        return f"has no {path}; give the URL before it, such as http://localhost:9400 or http://host/prometheus"
+    if 300 <= response.status < 400:
+        where = f" to {printable(response.location, 200)}" if response.location else ""
+        return f"{status}: redirects{where}; give the URL that it leads to"
+    return f"{status}: {said}" if said else f"{status}; give another --url, or try again later"
+
+
+def _said(body: bytes) -> str:
+    try:
+        said = json_as(_Refusal, body).error
+    except ValueError:
+        said = body.decode("utf-8", "replace")
+    return printable(" ".join(said.split()), 300)
+
+
+def _not_a_url(text: str) -> GpuExporterError:
+    return GpuExporterError(f"{text!r} is not a URL; use for example http://localhost:9400")
 
 
 def _content(path: Path) -> str:
+    """The text of a small file, which may be a pipe. Raises GpuExporterError."""
+
+    def read() -> bytes:
+        with path.open("rb") as file:
+            return file.read(MOST_SECRET_BYTES)
+
     try:
-        return path.read_text(encoding="utf-8").strip()
+        return FileWorker("secret-file").call(read).decode().strip()
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "not text"
-        raise GpuExporterError(f"{path}: {why}; is the exporter running, and this its user or root?") from error
+        raise GpuExporterError(f"{path}: {why}: is the exporter running? Run this as its user or as root") from error

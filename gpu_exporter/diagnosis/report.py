@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 from gpu_exporter.catalogue.failure_modes.mode import Severity
-from gpu_exporter.catalogue.signals import SIGNALS
-from gpu_exporter.diagnosis.judge import Diagnosis
+from gpu_exporter.decoding import printable
+from gpu_exporter.diagnosis.judge import Diagnosis, Evidence, name_of
 from gpu_exporter.diagnosis.window import DeviceIdentity
+from gpu_exporter.diagnosis.words import series, statement, subject
+
+# Names of pods have at most 253 characters.
+LONGEST_NAME = 256
 
 
 def exit_code(diagnoses: Sequence[Diagnosis]) -> int:
@@ -50,18 +54,18 @@ def _as_dict(diagnosis: Diagnosis) -> dict[str, Any]:
             }
             for match in diagnosis.matches
         ],
-        "unknown": {name: list(missing) for name, missing in diagnosis.unknown.items()},
+        "unknown": {name: [signal.name for signal in missing] for name, missing in diagnosis.unknown.items()},
     }
 
 
-def _rounded(values: Mapping[str, float]) -> dict[str, float]:
-    return {name: float(f"{value:.4g}") for name, value in values.items()}
+def _rounded(evidence: Evidence) -> dict[str, float]:
+    return {name_of(term): float(f"{value:.4g}") for term, value in evidence.items()}
 
 
-def lines(diagnoses: Sequence[Diagnosis], *, every: bool = False) -> Iterator[str]:
-    """Yield a block for each group of GPUs with identical findings, the worst first: class, modes, numbers, advice.
+def lines(diagnoses: Sequence[Diagnosis], *, every: bool = False, verbose: bool = False) -> Iterator[str]:
+    """Yield a block for each group of GPUs with identical findings, the worst first: class, modes, evidence, advice.
 
-    Units are those of the signals: ratios as percent, traffic per second. With `every`, also what could not be judged.
+    With `every`, also the modes that could not be judged; `verbose` adds the names of the series.
     """
     groups: dict[Hashable, list[Diagnosis]] = defaultdict(list)
     for diagnosis in filter(_is_reported, diagnoses):
@@ -71,7 +75,7 @@ def lines(diagnoses: Sequence[Diagnosis], *, every: bool = False) -> Iterator[st
         where = _where(diagnosis.identity)
         groups[where, bool(diagnosis.device.instance), bottleneck, modes, unknown].append(diagnosis)
     for group in sorted(groups.values(), key=_urgency):
-        yield from _block(group, every=every)
+        yield from _block(group, every=every, verbose=verbose)
 
 
 def _urgency(group: Sequence[Diagnosis]) -> int:
@@ -80,32 +84,34 @@ def _urgency(group: Sequence[Diagnosis]) -> int:
 
 
 def _where(identity: DeviceIdentity) -> str:
-    return ", ".join(text for text in (identity.node, identity.model, identity.pod or identity.workload) if text)
+    names = (identity.node, identity.model, identity.pod or identity.workload)
+    return ", ".join(printable(name, LONGEST_NAME) for name in names if name)
 
 
-def _block(group: Sequence[Diagnosis], *, every: bool) -> Iterator[str]:
+def _block(group: Sequence[Diagnosis], *, every: bool, verbose: bool) -> Iterator[str]:
     first, where = group[0], _where(group[0].identity)
     bottleneck = first.bottleneck
-    what = f"{bottleneck.name}: {bottleneck.means}" if bottleneck else "class unknown: not enough is collected of it"
+    what = f"{bottleneck.name}: {bottleneck.means}" if bottleneck else "class unknown: the metrics for it are missing"
     yield f"GPU{'s' * (len(group) > 1)} {_names(group)}{f' ({where})' if where else ''}  {what}"
     printed: set[str] = set()
-    yield from _numbers([diagnosis.numbers for diagnosis in group], printed)
+    yield from _evidence([diagnosis.numbers for diagnosis in group], printed, verbose=verbose)
     for place, match in enumerate(first.matches):
         yield f"  {match.mode.name} ({match.mode.severity.value})"
-        yield from _numbers([diagnosis.matches[place].because for diagnosis in group], printed)
+        yield from _evidence([diagnosis.matches[place].because for diagnosis in group], printed, verbose=verbose)
         yield f"    -> {match.mode.advice}"
     if every:
         for name, missing in first.unknown.items():
-            yield f"  {name}: not judged, " + (f"no {', '.join(missing)}" if missing else "not watched long enough")
+            wanted = ", ".join(signal.record if verbose else subject(signal) for signal in missing)
+            yield f"  {name}: not judged, " + (f"missing: {wanted}" if missing else "not watched for long enough")
 
 
 def _names(group: Sequence[Diagnosis]) -> str:
     """Return the GPUs as `0-3, 6`; instances and GPUs without an index one by one."""
     runs: list[list[str]] = []
     for diagnosis in group:
-        name = diagnosis.identity.gpu or diagnosis.device.uuid
+        name = printable(diagnosis.identity.gpu or diagnosis.device.uuid, LONGEST_NAME)
         if diagnosis.device.instance:
-            runs.append([f"{name} instance {diagnosis.device.instance}"])
+            runs.append([f"{name} instance {printable(diagnosis.device.instance, LONGEST_NAME)}"])
         elif runs and name.isdecimal() and runs[-1][-1] == str(int(name) - 1):
             runs[-1].append(name)
         else:
@@ -113,26 +119,13 @@ def _names(group: Sequence[Diagnosis]) -> str:
     return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(run) for run in runs)
 
 
-def _numbers(by_gpu: Sequence[Mapping[str, float]], printed: set[str]) -> Iterator[str]:
-    """Yield a line with the numbers that are not `printed` yet; of several GPUs the lowest and the highest."""
+def _evidence(by_gpu: Sequence[Evidence], printed: set[str], *, verbose: bool) -> Iterator[str]:
+    """Yield a line with the values that are not `printed` yet."""
     texts = []
-    for name in dict.fromkeys(name for numbers in by_gpu for name in numbers):
-        if name not in printed:
-            values = [numbers[name] for numbers in by_gpu if name in numbers]
-            ends = dict.fromkeys((_shown(name, min(values)), _shown(name, max(values))))
-            texts.append(f"{name} {' to '.join(ends)}")
-    printed.update(*by_gpu)
+    for term in dict.fromkeys(term for evidence in by_gpu for term in evidence):
+        if name_of(term) not in printed:
+            printed.add(name_of(term))
+            text = statement(term, [evidence[term] for evidence in by_gpu if term in evidence])
+            texts.append(f"{text} [{series(term)}]" if verbose else text)
     if texts:
         yield f"    {', '.join(texts)}"
-
-
-def _shown(name: str, value: float) -> str:
-    unit = UNITS.get(name.split("_of_ranks")[0].removesuffix("_max").removesuffix("_min").removesuffix("_stddev"), "")
-    if unit == "ratio" or name.startswith("other_ranks"):
-        return f"{value:.1%}" if 0.0005 <= abs(value) < 0.1 else f"{value:.0%}"
-    if unit.startswith("bytes"):
-        return f"{value / 1e9:.2f} GB" + ("/s" if unit.endswith("second") else "")
-    return f"{value:.4g}"
-
-
-UNITS = {signal.name: signal.unit for signal in SIGNALS}

@@ -1,4 +1,4 @@
-"""Scrapes, snapshots and recordings -> the points of every signal, as the recording rules compute them."""
+"""Scrapes, snapshots and recordings -> the values of every signal, as the recording rules compute them."""
 
 from __future__ import annotations
 
@@ -18,6 +18,11 @@ from gpu_exporter.catalogue.signal import Derived, Read, Signal
 from gpu_exporter.catalogue.signals import SIGNALS
 from gpu_exporter.catalogue.workloads import owner
 from gpu_exporter.model.snapshot import Snapshot
+
+# Unix times that samples can have.
+PLAUSIBLE_TIMES = (0.0, 1e11)
+# A larger value is not a measurement, and sums and squares of it would overflow.
+LARGEST = 1e30
 
 
 class ScrapedSample(NamedTuple):
@@ -134,7 +139,7 @@ def _key(labels: Mapping[str, str], *, per_instance: bool) -> DeviceKey:
 
 
 def _devices(scrapes: Sequence[Scrape]) -> dict[DeviceKey, DeviceIdentity]:
-    """All devices with a UUID. Their owners are those of the last scrape that names any."""
+    """Return all devices with a UUID. Their owners are those of the last scrape that names any."""
     devices: dict[DeviceKey, DeviceIdentity] = {}
     owners: dict[DeviceKey, Claims] = {}
     for scrape in reversed(scrapes):
@@ -160,7 +165,7 @@ def _devices(scrapes: Sequence[Scrape]) -> dict[DeviceKey, DeviceIdentity]:
 
 
 def _identify(identity: DeviceIdentity, labels: Mapping[str, str]) -> None:
-    """Fill in what the labels of a sample add to an identity."""
+    """Fill in the fields of an identity that the labels of a sample have."""
     identity.gpu = identity.gpu or labels.get("gpu", "")
     identity.model = identity.model or labels.get("modelName", "") or labels.get("model", "")
     node = labels.get("Hostname", "") or labels.get("hostname", "") or labels.get("node", "")
@@ -168,28 +173,30 @@ def _identify(identity: DeviceIdentity, labels: Mapping[str, str]) -> None:
 
 
 def _natural(text: str) -> tuple[tuple[int, str], ...]:
-    return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in re.findall(r"\d+|\D+", text))
+    """A key by which numbers in texts sort by their value: a number is its length and its digits."""
+    parts = (part.lstrip("0") if part.isdecimal() else part for part in re.findall(r"[0-9]+|[^0-9]+", text))
+    return tuple((len(part), part) if part.isdecimal() or not part else (-1, part) for part in parts)
 
 
 NamedScrapes = Sequence[tuple[float, Mapping[str, list[ScrapedSample]]]]
 
 
 def _read(way: Read, scrapes: NamedScrapes, *, per_instance: bool) -> Mapping[DeviceKey, Points]:
-    """The points of a signal that is read from samples, by device; of several samples of a device the highest."""
+    """Return a signal that is read from samples, by device; of several samples of a device the highest."""
     points: dict[DeviceKey, list[tuple[float, float]]] = defaultdict(list)
     before: dict[Hashable, Count] = {}
     for at, by_name in scrapes:
         highest: dict[DeviceKey, float] = {}
-        # gpu-exporter counts XIDs: the last code, which is all that dcgm-exporter has, would add nothing there
+        # gpu-exporter counts XIDs, so the gauge of the last code, which dcgm-exporter has, is not needed
         counted = {sample.labels.get("UUID") for sample in by_name.get(m.XID_EVENTS.name, ())} if way.codes else set()
         for sample in by_name.get(way.name, ()):
             uuid = sample.labels.get("UUID")
             if not uuid or uuid in counted or not _matches(way, sample.labels):
                 continue
-            if not math.isfinite(sample.value):  # some exporters write NaN for a missing value
+            if not plausible(sample.value):  # some exporters write NaN for a missing value
                 continue
             value = _value(way, sample, at, before)
-            if value is not None:
+            if value is not None and plausible(value):
                 key = _key(sample.labels, per_instance=per_instance)
                 highest[key] = max(highest.get(key, value), value)
         for key, value in highest.items():
@@ -261,7 +268,7 @@ class Grown:
 
 
 def _shaped(way: Read, scrapes: NamedScrapes, *, per_instance: bool) -> Mapping[DeviceKey, Points]:
-    """The points of a signal that is computed from histograms, by device; of several histograms the highest."""
+    """Return a signal that is computed from histograms, by device; of several histograms the highest."""
     points: dict[DeviceKey, list[tuple[float, float]]] = defaultdict(list)
     growth: dict[Hashable, Grown] = defaultdict(Grown)
     for at, by_name in scrapes:
@@ -269,7 +276,7 @@ def _shaped(way: Read, scrapes: NamedScrapes, *, per_instance: bool) -> Mapping[
         devices: dict[Hashable, DeviceKey] = {}
         for sample in by_name.get(way.series, ()):
             edge = _edge(sample.labels.get("le", ""))
-            if sample.labels.get("UUID") and edge is not None and math.isfinite(sample.value):
+            if sample.labels.get("UUID") and edge is not None and 0 <= sample.value <= LARGEST:
                 series: Hashable = frozenset(pair for pair in sample.labels.items() if pair[0] != "le")
                 now[series][edge] = sample.value
                 devices[series] = _key(sample.labels, per_instance=per_instance)
@@ -283,23 +290,29 @@ def _shaped(way: Read, scrapes: NamedScrapes, *, per_instance: bool) -> Mapping[
     return points
 
 
+def plausible(value: float) -> bool:
+    """Whether a value can be a measurement: not NaN, not infinite, and small enough to calculate with."""
+    return -LARGEST <= value <= LARGEST
+
+
 def _edge(text: str) -> float | None:
     try:
-        return float(text)
+        edge = float(text)
     except ValueError:
         return None
+    return None if math.isnan(edge) else edge
 
 
 def _derived(
     way: Derived, devices: Iterable[DeviceKey], signals: Mapping[tuple[Device, Signal], Points]
 ) -> Mapping[DeviceKey, Points]:
-    """The points of a signal that is computed from other signals, at all times when one of these has a point."""
+    """Return a signal that is computed from others, by device, at all times when one of these has a point."""
     by_device = {}
     for key in devices:
         inputs = [signals.get((key, signal), ()) for signal in way.signals()]
         times = sorted({t for points in inputs for t, _ in points}) if all(inputs) else ()
         values = ((t, way.value(partial(_latest, signals, key, t))) for t in times)
-        by_device[key] = [(t, value) for t, value in values if value is not None]
+        by_device[key] = [(t, value) for t, value in values if value is not None and plausible(value)]
     return by_device
 
 

@@ -1,4 +1,4 @@
-"""Checks, for doctor, of the remote parties that the settings ask for the owners of GPUs."""
+"""Checks, for doctor, of the services and files that know which pod or job uses a GPU."""
 
 from __future__ import annotations
 

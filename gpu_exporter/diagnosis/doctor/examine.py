@@ -11,6 +11,7 @@ from typing import Protocol, runtime_checkable
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.metrics import BY_KEY, selected
 from gpu_exporter.collection.monitor import observe
+from gpu_exporter.decoding import printable
 from gpu_exporter.diagnosis.doctor import machine
 from gpu_exporter.model.errors import SourceLost
 from gpu_exporter.model.finding import Finding, Level
@@ -22,20 +23,20 @@ from gpu_exporter.model.verdict import Action, Verdict
 from gpu_exporter.sources.nvml.bindings import bindings
 
 WITH_GPM = ("Hopper", "Blackwell", "Rubin")
-# The time for all checks of the machine, which run in parallel with the check of the GPUs.
+# The time for all checks of the machine, which run while the GPUs are read.
 CHECK_SECONDS = 1.0
 
 
 @runtime_checkable
 class HasFindings(Protocol):
-    """A source that has findings about itself once it was read."""
+    """A source that has findings of its own once it was read."""
 
     def findings(self) -> list[Finding]:
-        """Return findings about what the source reads through."""
+        """Return findings on the library or service that the source uses."""
 
 
 class Check(threading.Thread):
-    """A check of the machine on a thread of its own: a file system or a resolver may hang, doctor must not."""
+    """A check of the machine, on a thread of its own because a file system or a resolver may hang."""
 
     def __init__(self, check: Callable[[], list[Finding]]) -> None:
         super().__init__(daemon=True)
@@ -44,19 +45,24 @@ class Check(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        self._findings = self._check()
+        try:
+            self._findings = self._check()
+        except Exception as error:  # noqa: BLE001 - one check must not end doctor
+            what = f"a check of this machine failed: {printable(f'{type(error).__name__}: {error}', 200)}"
+            self._findings = [Finding("machine", Level.WARN, what, "report it as a bug of gpu-exporter")]
 
     def until(self, end: float) -> list[Finding]:
         """Return the findings, waiting for them until `end` (monotonic seconds)."""
         self.join(max(0.0, end - time.monotonic()))
-        late = Finding("machine", Level.WARN, "a look at this machine does not end: is a file system or DNS stuck?")
+        cure = "look for a file system or a DNS server that hangs"
+        late = Finding("machine", Level.WARN, "a check of this machine does not finish", cure)
         return [late] if self._findings is None else self._findings
 
 
 def examine(
     source_of: Callable[[], Source], checks: Sequence[Callable[[], list[Finding]]]
 ) -> tuple[list[Finding], bool]:
-    """Examine the source and the machine for a few seconds. The second value is False if a driver call is stuck."""
+    """Return the findings on the source and the machine, and False if a driver call is stuck. Takes a few seconds."""
     end = time.monotonic() + CHECK_SECONDS
     running = [Check(check) for check in checks]
     findings, clean, mig = machine.software(), True, False
@@ -75,14 +81,14 @@ def examine(
 
 
 def _lost(error: str) -> Finding:
-    """Turn the error of a lost source into a finding: its last part, after a colon, is the cure."""
+    """Return the error of a lost source as a finding; what follows a colon is the cure."""
     if error.startswith("DCGM: "):  # the address of the host engine contains colons, too
         rest = error.removeprefix("DCGM: ")
         message, _, cure = rest.rpartition(": ")
-        message, cure = (message, cure) if message else (rest, "")
+        message, cure = (message, cure) if message else (rest, "see the log of nv-hostengine")
     else:
         message, _, cure = error.removeprefix("NVML: ").partition(": ")
-    return Finding("driver", Level.FAIL, f"no GPU can be read: {message}", cure)
+    return Finding("driver", Level.FAIL, f"no GPU can be read: {message}", cure or "run `nvidia-smi` to see why")
 
 
 def judge(snapshot: Snapshot) -> list[Finding]:
@@ -93,7 +99,7 @@ def judge(snapshot: Snapshot) -> list[Finding]:
             Finding(
                 "driver",
                 Level.WARN,
-                f"source {snapshot.source}: {snapshot.description}, not those of this machine",
+                f"source {snapshot.source}: {snapshot.description}; these are not the GPUs of this machine",
             )
         )
     if not snapshot.gpus:
@@ -101,13 +107,13 @@ def judge(snapshot: Snapshot) -> list[Finding]:
     expected = next((int(value) for series, value in snapshot.samples if series.metric is m.EXPECTED), 0)
     up = [status for status in snapshot.gpus if status.up]
     level = Level.FAIL if not up else Level.WARN if len(up) < expected else Level.OK
-    cure = "" if level is Level.OK else "see `dmesg | grep -i nvrm` for what happened to the others"
+    cure = "" if level is Level.OK else "`dmesg | grep -i nvrm` says what happened to the others"
     findings.append(Finding("driver", level, f"{len(up)} of {expected} GPUs answer", cure))
     drivers = {status.gpu.driver for status in up if status.gpu.driver}
     if drivers:
-        cuda = {dict(status.gpu.info).get("cuda_version", "?") for status in up}
-        what = f"driver {', '.join(sorted(drivers))}, CUDA up to {', '.join(sorted(cuda))}"
-        findings.append(Finding("driver", Level.OK, what))
+        versions = {dict(status.gpu.info).get("cuda_version", "") for status in up} - {""}
+        cuda = f", CUDA up to {', '.join(sorted(versions))}" if versions else ""
+        findings.append(Finding("driver", Level.OK, f"driver {', '.join(sorted(drivers))}{cuda}"))
     by_finding: dict[Finding, list[int]] = {}
     for status, verdict in zip(snapshot.gpus, snapshot.verdicts, strict=True):
         for finding in (*_gpu(status, snapshot), *_health(status, verdict)):
@@ -119,7 +125,7 @@ def judge(snapshot: Snapshot) -> list[Finding]:
 
 
 def _gpu(status: GpuStatus, snapshot: Snapshot) -> Iterable[Finding]:
-    """The findings on one GPU, without its name."""
+    """Yield the findings on one GPU, without its name."""
     gpu = status.gpu
     if not status.up:
         yield Finding(
@@ -130,7 +136,9 @@ def _gpu(status: GpuStatus, snapshot: Snapshot) -> Iterable[Finding]:
     choice = next((dict(s.labels) for s, _ in snapshot.samples if s.metric is m.SOURCE_INFO and s.gpu == gpu), {})
     source = choice.get("source", snapshot.source)
     profiling = f"profiling metrics {THROUGH.get(source, f'of source {source}')}"
-    yield Finding("gpu", Level.OK, f"{gpu.model}, {profiling if m.SM_ACTIVE in values else 'no profiling metrics'}")
+    yield Finding(
+        "gpu", Level.OK, f"{printable(gpu.model, 80)}, {profiling if m.SM_ACTIVE in values else 'no profiling metrics'}"
+    )
     yield from _choice(choice.get("reason", ""))
     by_reason: dict[tuple[Level, str], list[str]] = defaultdict(list)
     for series, _ in snapshot.samples:
@@ -150,37 +158,39 @@ THROUGH = {"nvml": "through GPM", "nvml+dcgm": "through DCGM", "dcgm": "through 
 
 
 def _choice(reason: str) -> Iterable[Finding]:
-    """The finding on the choice of `--source auto` for a GPU."""
+    """Yield the finding on the choice of `--source auto` for a GPU."""
     if reason == "gpm":
         yield Finding("source", Level.OK, "read through NVML, which has its profiling counters (GPM)")
     elif reason == "no_gpm":
         yield Finding("source", Level.OK, "read through NVML, and its profiling counters through DCGM: it has no GPM")
     elif reason == "no_gpm_and_no_dcgm":
-        cure = "install datacenter-gpu-manager-4-core here, or name a host engine: --dcgm-hostengine"
-        yield Finding("source", Level.WARN, "read through NVML alone: it has no GPM, and there is no DCGM", cure)
+        cure = "install datacenter-gpu-manager-4-core here, or name a host engine with --dcgm-hostengine"
+        yield Finding("source", Level.WARN, "read through NVML only: it has no GPM, and DCGM is not installed", cure)
     elif reason:
         why = reason.removeprefix("no_gpm_and_dcgm_").replace("_", " ")
         cure = "`gpu-exporter doctor --source dcgm` says why"
-        yield Finding("source", Level.WARN, f"read through NVML alone: it has no GPM, and DCGM is not up ({why})", cure)
+        yield Finding(
+            "source", Level.WARN, f"read through NVML only: it has no GPM, and DCGM is not available ({why})", cure
+        )
 
 
 def _health(status: GpuStatus, verdict: Verdict) -> Iterable[Finding]:
-    """The finding on the verdict, unless it is healthy or the GPU does not answer, which is another finding."""
+    """Yield the finding on the verdict, unless it is healthy or the GPU does not answer, which is another finding."""
     if status.up and verdict.problems:
         words = "; ".join(problem.words for problem in verdict.problems)
         yield Finding("health", Level.WARN, f"{verdict.health.value}: {words}", REPAIRS[verdict.action])
 
 
 def _mig(values: Mapping[Metric, float], instances: int) -> Iterable[Finding]:
-    """The findings on MIG, if it is on or will be."""
+    """Yield the findings on MIG, if it is on or will be."""
     mode, pending = values.get(m.MIG_MODE), values.get(m.MIG_PENDING)
     if mode == 1:
-        cure = "" if instances else "`nvidia-smi mig -lgi` lists them; without one no program can run"
+        cure = "" if instances else "create one, as no program can run without; `nvidia-smi mig -lgi` lists them"
         what = f"MIG mode is on, {instances or 'no'} instances seen"
         yield Finding("gpu", Level.OK if instances else Level.NOTE, what, cure)
     if None not in (mode, pending) and mode != pending:
         what = f"MIG mode is {_on(mode)}, and {_on(pending)} after the next reset of the GPU"
-        yield Finding("gpu", Level.WARN, what, "stop what uses it, then `nvidia-smi --gpu-reset`")
+        yield Finding("gpu", Level.WARN, what, "stop the programs that use it, then `nvidia-smi --gpu-reset`")
 
 
 def _on(value: float | None) -> str:
@@ -189,51 +199,51 @@ def _on(value: float | None) -> str:
 
 REPAIRS = {
     Action.NONE: "",
-    Action.RESTART_APP: "start the program that used it again",
+    Action.RESTART_APP: "restart the program that used it",
     Action.GPU_RESET: "drain the node, then `nvidia-smi --gpu-reset`",
     Action.NODE_REBOOT: "drain the node, then reboot it",
-    Action.DRAIN: "give it no new work, and look at `dmesg | grep -i nvrm` when it is idle",
-    Action.REPLACE: "give it no new work, and have the board looked at: it is to be replaced",
+    Action.DRAIN: "drain it, then read `dmesg | grep -i nvrm`",
+    Action.REPLACE: "drain it, and have the board replaced (RMA)",
 }
 CURES = {
     "lost": "it fell off the bus: `dmesg | grep -i xid`, then reset or reboot",
     "reset_required": "it asks for a reset: drain the node, then `nvidia-smi --gpu-reset`",
     "stalled": "a call into the driver does not return: `dmesg | grep -i nvrm`; usually only a reboot helps",
-    "no_permission": "check the modes of /dev/nvidia*, or run as a user who may open them",
-    "unknown": "the driver says no more: `dmesg | grep -i nvrm`",
+    "no_permission": "check the permissions of /dev/nvidia*, or run as a user who may open them",
+    "unknown": "the driver gives no reason: see `dmesg | grep -i nvrm`",
 }
 
-# Reasons of DCGM for a missing value, beside NVML's.
+# Why a value is missing, for reasons that only DCGM has.
 OF_DCGM = {
     "no_field": (Level.NOTE, "DCGM has no field for it"),
     "no_module": (Level.NOTE, "this host engine lacks the module for it: see `dcgmi modules -l`"),
-    "no_value": (Level.NOTE, "DCGM has no value of it: not supported by this GPU or driver"),
-    "unknown_field": (Level.NOTE, "this host engine does not know the field: a newer DCGM may"),
-    "no_room": (Level.WARN, "the host engine has no room for more groups: see who made them, `dcgmi fieldgroup -l`"),
+    "no_value": (Level.NOTE, "DCGM has no value for it: not supported by this GPU or driver"),
+    "unknown_field": (Level.NOTE, "this host engine does not know the field; a newer DCGM may"),
+    "no_room": (Level.WARN, "the host engine cannot hold more groups: `dcgmi fieldgroup -l` lists them"),
     "paused": (
         Level.WARN,
-        "somebody else has the GPU's counters (Nsight, CUPTI, another DCGM): it comes back by itself",
+        "another tool uses the GPU's counters (Nsight, CUPTI, another DCGM); the values return when it ends",
     ),
     "no_profiling_module": (
         Level.WARN,
-        "the host engine has no profiling module, which GPUs older than Hopper need: install"
+        "the host engine lacks the profiling module, which GPUs older than Hopper need: install"
         " datacenter-gpu-manager-4-proprietary",
     ),
-    "profiling_not_supported": (Level.NOTE, "DCGM can't profile this GPU"),
+    "profiling_not_supported": (Level.NOTE, "DCGM cannot profile this GPU"),
     "profiling_library_error": (Level.WARN, "DCGM's profiling library fails: see the log of nv-hostengine"),
-    "too_many_profiling_fields": (Level.WARN, "the GPU can't count all of these at once: `dcgmi profile -l`"),
+    "too_many_profiling_fields": (Level.WARN, "the GPU cannot count all of these at once: see `dcgmi profile -l`"),
     "driver_too_old": (Level.WARN, "the driver is too old for DCGM's profiling"),
     "requires_root": (Level.WARN, "nv-hostengine must run as root, or with CAP_SYS_ADMIN, to profile"),
 }
 
 
 def _why(metric: Metric, outcome: str, gpu: Gpu, values: Mapping[Metric, float]) -> tuple[Level, str]:
-    """Why a metric is missing, in words; a NOTE if that is as expected."""
+    """Return why a metric is missing; the level is NOTE if that is expected."""
     architecture = dict(gpu.info).get("architecture", "")
     if outcome in OF_DCGM:
         return OF_DCGM[outcome]
     if outcome == "no_permission":
-        return Level.WARN, "no permission: this user may not read it (try as root, or with CAP_SYS_ADMIN)"
+        return Level.WARN, "no permission: run as root, or with CAP_SYS_ADMIN"
     if outcome == "not_recorded":
         return Level.NOTE, "not in the recording"
     if outcome == "not_simulated":
@@ -241,19 +251,19 @@ def _why(metric: Metric, outcome: str, gpu: Gpu, values: Mapping[Metric, float])
     if m.NVLINK_COUNT not in values and (
         metric.entity is EntityKind.NVLINK or isinstance(metric.nvml, LinkSum) or metric is m.NVLINK_COUNT
     ):
-        return Level.NOTE, "no NVLink here: none on the board, or not passed through to this machine"
+        return Level.NOTE, "no NVLink: the GPU has none, or it is not passed through to this machine"
     if isinstance(metric.nvml, Gpm):
         if values.get(m.MIG_MODE) == 1:
             return Level.NOTE, "in MIG mode the counters belong to the instances, not to the GPU"
         if architecture in WITH_GPM:
-            return Level.WARN, "this driver does not answer these GPM counters: a newer one may"
+            return Level.WARN, "this driver does not support these GPM counters; a newer one may"
         if m.SM_ACTIVE in values:
             return Level.NOTE, f"{architecture} GPUs have no GPM, and DCGM has no field for it"
         return Level.WARN, f"{architecture} GPUs have no GPM; this needs Hopper or newer, or DCGM on older GPUs"
     if metric is m.FAN:
-        return Level.NOTE, "the board has no fan of its own"
+        return Level.NOTE, "the GPU has no fan of its own"
     if metric in (m.RETIRED_SBE, m.RETIRED_DBE, m.RETIRED_PENDING):
         return Level.NOTE, "Ampere and newer GPUs remap rows instead of retiring pages"
     if metric in m.ECC_LOCATIONS:
-        return Level.NOTE, "this GPU does not count errors at this place"
+        return Level.NOTE, "this GPU does not count errors at this location"
     return Level.NOTE, "not supported by this GPU or driver"

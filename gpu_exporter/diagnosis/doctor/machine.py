@@ -26,27 +26,27 @@ def software(root: Path = ROOT, system: str = "", processor: str = "") -> list[F
     system, processor = system or platform.system(), processor or platform.machine()
     user = f", uid {os.geteuid()}" if hasattr(os, "geteuid") else ""
     what = f"gpu-exporter {__version__}, Python {platform.python_version()}, {system} {processor}{user}"
-    untried = _untried(root, system, processor)
-    return [Finding("platform", Level.OK, what), *([Finding("platform", Level.NOTE, untried)] if untried else [])]
+    untested = _untested(root, system, processor)
+    return [Finding("platform", Level.OK, what), *([Finding("platform", Level.NOTE, untested)] if untested else [])]
 
 
-def _untried(root: Path, system: str, processor: str) -> str:
-    """What is untested on this platform; docs/platforms.md has the reasons."""
+def _untested(root: Path, system: str, processor: str) -> str:
+    """Return what is untested on this platform; docs/platforms.md has the reasons."""
     if system == "Windows":
-        return "Windows: not tried; NVML is the same, kernel log, PCI bus and pods can't be looked at"
+        return "Windows: not tested; NVML works the same, but kernel log, PCI bus and pods cannot be read"
     if system != "Linux":
-        return f"{system}: NVIDIA has no driver for it; `--source replay` works"
+        return f"{system}: NVIDIA has no driver for it; only `--source replay` and `--source simulated` work"
     if "microsoft" in read(root / "proc/sys/kernel/osrelease").lower():
-        return "WSL: not tried; its NVML answers a part of what Linux has, and its kernel logs no GPU faults"
+        return "WSL: not tested; its NVML supports a part of what Linux has, and its kernel logs no GPU faults"
     if (root / "etc/nv_tegra_release").exists() or "nvidia,tegra" in read(root / "proc/device-tree/compatible"):
-        return "Jetson: not tried; its GPU is no PCIe board, and NVML answers little or nothing: use tegrastats"
+        return "Jetson: not tested; its GPU is not a PCIe device, and NVML supports little of it: use tegrastats"
     if processor not in ("x86_64", "AMD64"):
-        return f"Linux {processor}: not tried; nothing is known to differ from x86_64"
+        return f"Linux {processor}: not tested; no difference from x86_64 is known"
     return ""
 
 
 def container(environ: Mapping[str, str] = os.environ, *, mig: bool = False) -> list[Finding]:
-    """Check the variables of NVIDIA's container runtime, which limit what is visible. `mig`: a GPU is in MIG mode."""
+    """Check the variables of NVIDIA's container runtime, which limit what a container sees. `mig`: MIG mode is on."""
     findings = []
     visible = environ.get("NVIDIA_VISIBLE_DEVICES")
     # the runtime sets `void` when something else allocates the GPUs
@@ -54,11 +54,11 @@ def container(environ: Mapping[str, str] = os.environ, *, mig: bool = False) -> 
         what, cure = "NVIDIA_VISIBLE_DEVICES=none: this container gets no GPU", "set it to all"
         findings.append(Finding("container", Level.WARN, what, cure))
     elif visible not in (None, "", "all", "void"):
-        what = f"NVIDIA_VISIBLE_DEVICES={visible}: the node's other GPUs are not seen, and not missed"
+        what = f"NVIDIA_VISIBLE_DEVICES={visible}: this container sees only these GPUs of the node"
         findings.append(Finding("container", Level.NOTE, what))
     granted = environ.get("NVIDIA_DRIVER_CAPABILITIES", "")
     if granted and not {"utility", "all"} & {name.strip() for name in granted.split(",")}:
-        what, cure = f"NVIDIA_DRIVER_CAPABILITIES={granted} lacks utility, which brings NVML", "add utility"
+        what, cure = f"NVIDIA_DRIVER_CAPABILITIES={granted} lacks utility, which provides NVML", "add utility"
         findings.append(Finding("container", Level.WARN, what, cure))
     if mig and visible is not None and environ.get("NVIDIA_MIG_MONITOR_DEVICES") != "all":
         what = "a GPU is in MIG mode, and this container may not see all instances"

@@ -1,4 +1,4 @@
-"""Checks what surrounds gpu-exporter: port, DCGM, kubelet, kernel log, clock. No check needs root."""
+"""Checks the port, DCGM, kubelet, kernel log and clock. No check needs root."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gpu_exporter.model.finding import Finding, Level
 
 PATIENCE = 0.5
 LARGEST_PAGE = 4 << 20
-# What identifies an exporter by its page; gpu-exporter first, because its page has DCGM's names, too.
+# What identifies an exporter by its response; gpu-exporter comes first, because it has DCGM's names, too.
 EXPORTERS = (
     ("Server: gpu-exporter", "gpu-exporter"),
     ("gpu_exporter_build_info", "gpu-exporter"),
@@ -27,7 +27,7 @@ EXPORTERS = (
     ("nvidia_smi_", "nvidia_gpu_exporter"),
     ("nvitop", "nvitop-exporter"),
     ("HTTP/1", "another program"),
-    ("", "another program, without HTTP,"),
+    ("", "another program, which does not speak HTTP"),
 )
 CLOCK_DAEMONS = frozenset({"chronyd", "ntpd", "openntpd", "phc2sys"})
 STA_UNSYNC = 0x40
@@ -49,13 +49,13 @@ def bind(address: Address) -> None:
                 probe.bind(where)
         except OSError as error:
             refused.append(error)
-    for refusal in refused:  # without IPv6 only that address fails, and the server works all the same
+    for refusal in refused:  # without IPv6 only that address fails, and the server still works
         if refusal.errno == errno.EADDRINUSE or len(refused) == len(candidates):
             raise refusal
 
 
 def fetch(address: Address) -> str:
-    """Return what /metrics answers there, with its headers, as far as it arrives in time."""
+    """Return the /metrics response with its headers, as far as it arrives in time."""
     page, end = b"", time.monotonic() + PATIENCE
     with (
         suppress(OSError),
@@ -80,14 +80,14 @@ def port(
     except (OSError, UnicodeError) as error:
         if getattr(error, "errno", None) != errno.EADDRINUSE:
             why = getattr(error, "strerror", None) or error
-            return [Finding("port", Level.WARN, f"{address} can't be listened on: {why}", "choose another --address")]
+            return [Finding("port", Level.WARN, f"cannot listen on {address}: {why}", "choose another --address")]
     else:
         return [Finding("port", Level.OK, f"{address} is free to listen on")]
     text = page(address)
     who = next(name for mark, name in EXPORTERS if mark in text)
     if who == "gpu-exporter":
         return [Finding("port", Level.OK, f"{address} is served by gpu-exporter already")]
-    cure = "stop it, or choose another --address; both can read the same GPUs"
+    cure = "stop it, or choose another --address; both programs can read the same GPUs"
     return [Finding("port", Level.WARN, f"{address} is taken by {who}", cure)]
 
 
@@ -115,7 +115,7 @@ def dcgm(root: Path = ROOT, listens: Callable[[str, int], bool] = answers) -> li
         where = "port 5555"
     else:
         return []
-    what = f"DCGM runs here, too ({where}): no conflict, GPM has no single owner; --source dcgm reads through it"
+    what = f"DCGM runs here ({where}): no conflict, both can read GPM; --source dcgm reads through DCGM"
     return [Finding("dcgm", Level.NOTE, what)]
 
 
@@ -124,7 +124,7 @@ def kubelet(
     environ: Mapping[str, str] = os.environ,
     readable: Callable[[Path], bool] = lambda path: os.access(path, os.R_OK | os.W_OK),
 ) -> list[Finding]:
-    """Check whether kubelet could be asked which pod has which GPU."""
+    """Check whether kubelet can say which pod has which GPU."""
     folder = Path("var/lib/kubelet/pod-resources")
     path = root / folder / "kubelet.sock"
     inside = "KUBERNETES_SERVICE_HOST" in environ
@@ -135,10 +135,10 @@ def kubelet(
     if there and readable(path):
         return [Finding("kubelet", Level.OK, "kubelet's pod-resources socket can be opened")]
     if there:
-        what = "kubelet's pod-resources socket is closed to this user: no pod names"
+        what = "this user may not open kubelet's pod-resources socket: no pod names"
         return [Finding("kubelet", Level.WARN if inside else Level.NOTE, what, "run as root (no capability is needed)")]
     if inside:
-        what = "in Kubernetes, but without kubelet's pod-resources socket: no pod names"
+        what = "kubelet's pod-resources socket is not in this container: no pod names"
         return [Finding("kubelet", Level.WARN, what, f"mount the folder /{folder} of the host, read-only")]
     return [Finding("kubelet", Level.NOTE, "not in Kubernetes: no pod names")]
 
@@ -154,12 +154,12 @@ def kernel_log(root: Path = ROOT, open: Callable[[Path], None] = opens) -> list[
         open(root / "dev/kmsg")
     except FileNotFoundError:
         what, cure = (
-            "no kernel log here: Xids are known from NVML alone, without their process",
+            "no kernel log: XIDs come from NVML only, without the process that caused them",
             "give the container the host's /dev/kmsg",
         )
     except OSError:
         what, cure = (
-            "the kernel log is closed to this user: Xids are known from NVML alone, without their process",
+            "this user may not read the kernel log: XIDs come from NVML only, without the process that caused them",
             "add CAP_SYSLOG",
         )
         if read(root / "proc/sys/kernel/dmesg_restrict").strip() == "1":
@@ -170,7 +170,7 @@ def kernel_log(root: Path = ROOT, open: Callable[[Path], None] = opens) -> list[
 
 
 def unsynchronised() -> bool | None:
-    """Whether the kernel calls its clock unsynchronised; None if it cannot be asked.
+    """Return whether the kernel reports an unsynchronised clock; None if it cannot be asked.
 
     Python has no adjtimex, and files of time daemons are not visible inside a container.
     """
@@ -192,14 +192,14 @@ def clock(root: Path = ROOT, unsynchronised: Callable[[], bool | None] = unsynch
         return [Finding("clock", Level.OK, "the clock is synchronised")]
     daemons = CLOCK_DAEMONS & processes(root)
     if daemons:
-        what = f"the kernel calls its clock unsynchronised, though {', '.join(sorted(daemons))} runs"
+        what = f"the kernel reports an unsynchronised clock, although {', '.join(sorted(daemons))} runs"
         return [Finding("clock", Level.NOTE, what, "see `chronyc tracking` or `ntpq -p`")]
-    what = "the clock is not synchronised: timestamp metrics and logs will not agree with other machines"
+    what = "the clock is not synchronised: timestamps will differ from those of other machines"
     return [Finding("clock", Level.WARN, what, "run chrony or systemd-timesyncd")]
 
 
 def checks(address: Address, *, asked: bool = False) -> tuple[Callable[[], list[Finding]], ...]:
-    """Return the checks for this system. With `asked`, kubelet is in use already and needs no check of its socket."""
+    """Return the checks for this system. With `asked`, another check asks kubelet, so its socket needs none."""
     if platform.system() != "Linux":
         return (lambda: port(address),)
     return (lambda: port(address), dcgm, *(() if asked else (kubelet,)), kernel_log, clock)

@@ -41,7 +41,7 @@ def test_doctor_says_where_it_is(elsewhere: dict[str, str]) -> None:
     (Path(elsewhere["LD_LIBRARY_PATH"]) / "libnvidia-ml.so.1").write_bytes(b"")
     ended = run("doctor", env=elsewhere)
     assert (ended.returncode, ended.stderr) == (1, "")
-    assert "Windows: not tried" in ended.stdout
+    assert "Windows: not tested" in ended.stdout
     assert "FAIL" in ended.stdout
 
 

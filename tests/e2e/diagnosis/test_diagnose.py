@@ -119,7 +119,7 @@ def test_a_web_site_is_no_exporter(path: str, says: str) -> None:
         (("--url", "http://127.0.0.1:{port}"), "nothing listens there"),
         (("--url", "nonsense"), "is not a URL"),
         (("--recording", "missing.jsonl"), "no such file"),
-        (("--recording", "h200_workloads", "--phase", "nap"), "has no phase nap: idle, "),
+        (("--recording", "h200_workloads", "--phase", "nap"), "no phase nap; it has idle, "),
         (("--phase", "idle"), "name it with --recording"),
         (("--url", "http://localhost:1", "--recording", "h200_workloads"), "give one"),
     ],

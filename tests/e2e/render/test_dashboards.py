@@ -15,7 +15,7 @@ import yaml
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.failure_modes import MODES, profiles
 from gpu_exporter.diagnosis import window
-from gpu_exporter.diagnosis.gather import parsed
+from gpu_exporter.diagnosis.text_format import parsed
 from gpu_exporter.diagnosis.window import Scrape as Reading
 from gpu_exporter.diagnosis.window import ScrapedSample, Window, seen
 from tests import ROOT, conftest

@@ -82,10 +82,10 @@ def test_doctor_says_what_reads_which_gpu(driver: FakeDriver, engine: FakeHosten
     assert "GPU 1: read through NVML, and its profiling counters through DCGM: it has no GPM" in both
     assert "GPU 1: NVIDIA A100-SXM4-80GB, profiling metrics through DCGM" in both
     alone = run("doctor", env=driver.environment).stdout
-    assert "GPU 1: read through NVML alone: it has no GPM, and there is no DCGM" in alone
+    assert "GPU 1: read through NVML only: it has no GPM, and DCGM is not installed" in alone
     engine.kill()
     dead = run("doctor", *flags(engine), env=environment).stdout
-    assert "GPU 1: read through NVML alone: it has no GPM, and DCGM is not up (no " in dead
+    assert "GPU 1: read through NVML only: it has no GPM, and DCGM is not available (no " in dead
 
 
 def test_without_a_driver_here_a_named_host_engine_is_read(serve: Serve, engine: FakeHostengine) -> None:

@@ -12,7 +12,8 @@ import pytest
 
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import Scope
-from gpu_exporter.diagnosis.gather import parsed, stamped
+from gpu_exporter.diagnosis.gather import stamped
+from gpu_exporter.diagnosis.text_format import parsed
 from gpu_exporter.diagnosis.window import seen
 from gpu_exporter.render.boards import board_of
 from tests.conftest import Exporter, Page, Serve, run

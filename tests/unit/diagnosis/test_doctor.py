@@ -49,11 +49,11 @@ def raises(code: int) -> Callable[..., None]:
     ("system", "processor", "contents", "untried"),
     [
         ("Linux", "x86_64", {}, ""),
-        ("Linux", "aarch64", {}, "Linux aarch64: not tried"),
-        ("Linux", "x86_64", {"proc/sys/kernel/osrelease": "5.15.90-microsoft-standard-WSL2"}, "WSL: not tried"),
-        ("Linux", "aarch64", {"etc/nv_tegra_release": "# R35"}, "Jetson: not tried"),
-        ("Linux", "aarch64", {"proc/device-tree/compatible": "nvidia,p3737\0nvidia,tegra234\0"}, "Jetson: not tried"),
-        ("Windows", "AMD64", {}, "Windows: not tried"),
+        ("Linux", "aarch64", {}, "Linux aarch64: not tested"),
+        ("Linux", "x86_64", {"proc/sys/kernel/osrelease": "5.15.90-microsoft-standard-WSL2"}, "WSL: not tested"),
+        ("Linux", "aarch64", {"etc/nv_tegra_release": "# R35"}, "Jetson: not tested"),
+        ("Linux", "aarch64", {"proc/device-tree/compatible": "nvidia,p3737\0nvidia,tegra234\0"}, "Jetson: not tested"),
+        ("Windows", "AMD64", {}, "Windows: not tested"),
         ("Darwin", "arm64", {}, "Darwin: NVIDIA has no driver for it"),
     ],
 )
@@ -166,7 +166,7 @@ def test_container(environ: Mapping[str, str], mig: bool, levels: list[Level], s
         (raises(errno.EADDRINUSE), "nvidia_smi_command_exit_code 0", WARN, "nvidia_gpu_exporter"),
         (raises(errno.EADDRINUSE), "nvitop_info 1", WARN, "nvitop-exporter"),
         (raises(errno.EADDRINUSE), "HTTP/1.0 404 Not Found\r\n", WARN, "another program"),
-        (raises(errno.EADDRINUSE), "", WARN, "another program, without HTTP,"),
+        (raises(errno.EADDRINUSE), "", WARN, "does not speak HTTP"),
         (raises(errno.EACCES), "", WARN, "Permission denied"),
         (raises(errno.EADDRNOTAVAIL), "", WARN, "Cannot assign requested address"),
     ],
@@ -191,7 +191,7 @@ def test_port_that_says_nothing(listener: socket.socket) -> None:
     """A real port that is taken by something mute is waited for half a second."""
     began = time.monotonic()
     [found] = surroundings.port(Address("127.0.0.1", listener.getsockname()[1]))
-    assert "without HTTP" in found.what
+    assert "does not speak HTTP" in found.what
     assert time.monotonic() - began < 1
 
 
@@ -247,11 +247,11 @@ def test_dcgm_by_its_socket(tmp_path: Path) -> None:
     ("there", "readable", "inside", "level", "said"),
     [
         (False, True, False, NOTE, "not in Kubernetes"),
-        (False, True, True, WARN, "without kubelet's pod-resources socket"),
+        (False, True, True, WARN, "socket is not in this container"),
         (True, True, True, OK, "can be opened"),
         (True, True, False, OK, "can be opened"),
-        (True, False, True, WARN, "closed to this user"),
-        (True, False, False, NOTE, "closed to this user"),
+        (True, False, True, WARN, "this user may not open"),
+        (True, False, False, NOTE, "this user may not open"),
     ],
 )
 def test_kubelet(
@@ -274,9 +274,9 @@ def test_kubelet(
     ("opens", "restricted", "level", "said", "cure"),
     [
         (lambda path: None, "1", OK, "can be read", ""),
-        (raises(errno.EPERM), "1", NOTE, "closed to this user", "sysctl kernel.dmesg_restrict=0"),
-        (raises(errno.EACCES), "0", NOTE, "closed to this user", "CAP_SYSLOG"),
-        (raises(errno.ENOENT), "1", NOTE, "no kernel log here", "/dev/kmsg"),
+        (raises(errno.EPERM), "1", NOTE, "this user may not read", "sysctl kernel.dmesg_restrict=0"),
+        (raises(errno.EACCES), "0", NOTE, "this user may not read", "CAP_SYSLOG"),
+        (raises(errno.ENOENT), "1", NOTE, "no kernel log:", "/dev/kmsg"),
     ],
 )
 def test_kernel_log(

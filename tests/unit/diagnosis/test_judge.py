@@ -17,6 +17,7 @@ from gpu_exporter.catalogue.workloads import owner, workload_of
 from gpu_exporter.diagnosis import gather
 from gpu_exporter.diagnosis.judge import diagnose
 from gpu_exporter.diagnosis.report import as_dict, exit_code, lines
+from gpu_exporter.diagnosis.text_format import parsed
 from gpu_exporter.diagnosis.window import Scrape, ScrapedSample, seen
 from tests.support.truth import PHASES, TRUTH
 
@@ -246,11 +247,15 @@ def test_gpus_of_which_the_same_is_to_say_are_one_block_and_the_worst_come_first
         "GPU 5 (n1, NVIDIA H200)  memory-bound",
         "GPUs 0-4, 6 (n1, NVIDIA H200)  compute-bound",
     ]
-    assert text[-1] == "    sm_active 90% to 96%, tensor_active 30%"  # no pipe that did not decide
+    assert (
+        text[-1] == "    SMs busy 90 % to 96 % of the time, tensor cores busy 30 % of the time"
+    )  # no pipe that did not decide
     # Numbers of the class are not repeated below the mode.
     place = text.index("  GpuMemoryBound (info)")
-    assert text[place - 1] == "    gr_active 95%, dram_active 90%, tensor_active 30%"
-    assert text[place + 1 : place + 3] == ["    sm_active 95%", f"    -> {MODES_BY_NAME['GpuMemoryBound'].advice}"]
+    assert text[place - 1] == (
+        "    GPU busy 95 % of the time, memory bandwidth 90 % used, tensor cores busy 30 % of the time"
+    )
+    assert text[place + 1] == f"    -> {MODES_BY_NAME['GpuMemoryBound'].advice}"
 
 
 def test_a_page_keeps_its_names() -> None:
@@ -263,7 +268,7 @@ def test_a_page_keeps_its_names() -> None:
             ("DCGM_FI_DEV_GPU_UTIL", "gauge"),
         )
     )
-    assert [row.name for row in gather.parsed(text)] == [
+    assert [row.name for row in parsed(text)] == [
         "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL",
         "gpu_energy_joules_total",
         "DCGM_FI_DEV_GPU_UTIL",
@@ -286,7 +291,7 @@ def test_a_counter_that_is_read_now_and_then_has_the_rate_of_its_reads() -> None
 
 def test_what_is_no_number_is_no_sample() -> None:
     text = 'DCGM_FI_DEV_CLOCKS_EVENT_REASONS{UUID="a"} NaN\nDCGM_FI_DEV_FB_USED{UUID="a"} +Inf\nup{UUID="a"} 1\n'
-    shown = seen([Scrape(1000.0, gather.parsed(text))], {})
+    shown = seen([Scrape(1000.0, parsed(text))], {})
     (part,) = shown.devices
     assert [signal.name for signal in SIGNALS if shown.points(part, signal)] == []
 

@@ -1,0 +1,105 @@
+"""Queries a Prometheus for the scrapes of its last minutes. Its answers are checked before anything uses them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from urllib.parse import urlencode
+
+from gpu_exporter.decoding import json_as, printable
+from gpu_exporter.diagnosis.remote import Remote, Unreachable
+from gpu_exporter.diagnosis.text_format import cut
+from gpu_exporter.diagnosis.window import PLAUSIBLE_TIMES, Scrape, ScrapedSample
+from gpu_exporter.model.errors import GpuExporterError
+
+# A Prometheus may take longer than an exporter: it reads its disk.
+QUERY_SECONDS = 60.0
+MOST_SERIES = 500_000
+
+
+@dataclass(frozen=True, slots=True)
+class _BuildInfo:
+    """The part of /api/v1/status/buildinfo that is needed."""
+
+    status: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Series:
+    """One series of a matrix. A native histogram has no `values`."""
+
+    metric: dict[str, str]
+    values: list[tuple[float, str]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Matrix:
+    """The result of a query for a range of samples."""
+
+    resultType: str  # the name in the API
+    result: list[_Series]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer to a query. Prometheus, Thanos and Mimir warn of samples that are missing."""
+
+    status: str
+    data: _Matrix | None = None
+    error: str = ""
+    warnings: list[str] = field(default_factory=list)
+
+
+def answers(remote: Remote) -> bool:
+    """Whether a Prometheus answers there. Raises GpuExporterError if nothing does."""
+    try:
+        return json_as(_BuildInfo, remote.get("/api/v1/status/buildinfo")).status == "success"
+    except Unreachable:
+        raise
+    except (GpuExporterError, ValueError):  # an exporter does not have this path
+        return False
+
+
+def scrapes(remote: Remote, families: Sequence[str], seconds: float) -> list[Scrape]:
+    """Query raw samples at the times of their scrapes; each time is the scrape of one target.
+
+    Raises GpuExporterError, also if the answer is incomplete.
+    """
+    query = f'{{__name__=~"{"|".join(families)}"}}[{max(seconds, 1.0):.0f}s]'
+    text = remote.get(f"/api/v1/query?{urlencode({'query': query})}", QUERY_SECONDS)
+    try:
+        return scrapes_of(json_as(Answer, text))
+    except ValueError as error:
+        raise GpuExporterError(
+            f"{remote.url}: not a usable answer of a Prometheus: {printable(str(error), 200)}; give another --url"
+        ) from error
+
+
+def scrapes_of(answer: Answer) -> list[Scrape]:
+    """Return the samples by time. Raises ValueError."""
+    if answer.status != "success" or answer.data is None:
+        raise ValueError(answer.error or "no data")
+    if answer.data.resultType != "matrix":
+        raise ValueError(f"a {answer.data.resultType} and not a matrix")
+    if answer.warnings:
+        raise ValueError(f"samples are missing: {answer.warnings[0]}")
+    if len(answer.data.result) > MOST_SERIES:
+        raise ValueError(f"it has more than {MOST_SERIES} series")
+    by_time: dict[float, list[ScrapedSample]] = defaultdict(list)
+    for series in answer.data.result:
+        labels = dict(cut(series.metric))
+        name = labels.pop("__name__", "")
+        for at, value in series.values:
+            if not PLAUSIBLE_TIMES[0] < at < PLAUSIBLE_TIMES[1]:
+                raise ValueError(f"{at:g} is not the time of a sample")
+            by_time[at].append(ScrapedSample(name, labels, _number(value)))
+    return [Scrape(at, by_time[at]) for at in sorted(by_time)]
+
+
+def _number(text: str) -> float:
+    """Return the value of a sample, which may be NaN or infinite. Raises ValueError."""
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{printable(text, 40)!r} is not a number") from None

@@ -1,0 +1,113 @@
+"""Values of signals in plain words, as `diagnose` prints them: "GPU idle 68 % of the time". Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from gpu_exporter.catalogue.bottlenecks import BUSY_ENGINE
+from gpu_exporter.catalogue.conditions import Fn, Leaf, Mark, Over, PeerMedian, PeerShare, no_case
+from gpu_exporter.catalogue.signal import Signal
+from gpu_exporter.catalogue.signals import FABRIC, GR_ACTIVE, RECOVERY
+
+IDLE = "GPU idle {} of the time"
+# Codes that the help of a metric explains.
+CODES: Mapping[Signal, Mapping[int, str]] = {
+    RECOVERY: {0: "none", 1: "reset", 2: "reboot", 3: "drain P2P", 4: "drain and reset"},
+    FABRIC: {1: "not started", 2: "in progress", 3: "the GPU is part of it", 4: "failed"},
+}
+
+
+def statement(term: Leaf, values: Sequence[float]) -> str:
+    """Return the value of a term in words; of several GPUs the lowest and the highest."""
+    match term:
+        case Over():
+            return _over(term, values)
+        case PeerShare():
+            return f"{_range('ratio', values)} of the other ranks {verb(term.mark)}"
+        case PeerMedian():
+            return f"{_over(term.of, values)} (median of the ranks that {verb(term.mark)})"
+        case _:
+            raise no_case(term)
+
+
+def verb(mark: Mark) -> str:
+    """Return what several ranks do for which a mark is true, which is named after what one does: waits."""
+    return f"are {mark.name}" if mark.name.endswith("ed") else mark.name.removesuffix("s")
+
+
+def series(term: Leaf) -> str:
+    """Return the name of the recorded series of a term."""
+    return term.record or term.signal.record if isinstance(term, Over) else term.record
+
+
+def subject(signal: Signal) -> str:
+    """Return what a signal is about, without a value: SMs busy."""
+    return " ".join(signal.plain.replace(" of the time", "").replace("{}", "").strip(" :").split())
+
+
+def span(seconds: float) -> str:
+    """Return a time in the largest unit in which it has one digit before the point: 15 min."""
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if abs(seconds) >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds:.3g} s"
+
+
+def _over(term: Over, values: Sequence[float]) -> str:
+    signal, window = term.signal, f" (last {span(term.window)})"
+    amount = _range(signal.unit, values, CODES.get(signal))
+    match term.fn:
+        case Fn.LAST | Fn.MEAN:
+            if signal is GR_ACTIVE and min(values) < BUSY_ENGINE.value:
+                return IDLE.format(_range("ratio", [1.0 - value for value in values]))
+            return signal.plain.format(amount)
+        case Fn.AGE:
+            return signal.plain.format(f"{_range('seconds', values)} ago")
+        case Fn.MIN:
+            return signal.plain.format(f"at least {amount}") + window
+        case Fn.MAX:
+            return signal.plain.format(f"at most {amount}") + window
+        case Fn.STDDEV:
+            return signal.plain.format(f"±{amount}") + " (standard deviation)"
+        case Fn.INCREASE:
+            return signal.plain.format(f"{amount} new") + window
+        case Fn.PREDICT:
+            return signal.plain.format(amount) + f" (predicted for {span(term.ahead)} from now)"
+        case _:
+            raise no_case(term.fn)
+
+
+def _range(unit: str, values: Sequence[float], codes: Mapping[int, str] | None = None) -> str:
+    """Return one amount, or the lowest and the highest."""
+    return " to ".join(dict.fromkeys(_amount(unit, value, codes) for value in (min(values), max(values))))
+
+
+def _amount(unit: str, value: float, codes: Mapping[int, str] | None) -> str:
+    """Return a value with its unit, in the size that people use."""
+    if codes and value in codes:
+        return codes[int(value)]
+    match unit:
+        case "ratio":
+            return (
+                f"{value:.1%}".replace("%", " %") if 0.0005 <= abs(value) < 0.1 else f"{value:.0%}".replace("%", " %")
+            )
+        case "bool":
+            return "yes" if value else "no"
+        case "seconds":
+            return span(value)
+        case "bytes" | "bytes_per_second":
+            return f"{_scaled(value, ('', 'k', 'M', 'G', 'T'))}B" + ("/s" if unit == "bytes_per_second" else "")
+        case "hertz":
+            return f"{value / 1e6:.0f} MHz"
+        case "watts" | "joules_per_second":
+            return f"{value:.0f} W" if abs(value) >= 10 else f"{value:.2g} W"
+        case "celsius":
+            return f"{value:.4g} °C"
+    return f"{value:.4g}"
+
+
+def _scaled(value: float, prefixes: Sequence[str]) -> str:
+    size = math.floor(math.log10(abs(value)) / 3) if value else 0
+    place = min(max(size, 0), len(prefixes) - 1)
+    return f"{value / 1000**place:.3g} {prefixes[place]}"

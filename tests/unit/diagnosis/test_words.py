@@ -1,0 +1,66 @@
+"""Values of signals in plain words."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpu_exporter.catalogue import signals as s
+from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS
+from gpu_exporter.catalogue.conditions import Fn, Leaf, Mark, Over, PeerMedian, PeerShare, terms
+from gpu_exporter.catalogue.failure_modes import MODES
+from gpu_exporter.catalogue.signals import SIGNALS
+from gpu_exporter.diagnosis.words import series, statement, subject
+
+WAITS = Mark("waits", BOTTLENECKS[0].condition)
+STALLED = Mark("stalled", BOTTLENECKS[0].condition)
+
+
+@pytest.mark.parametrize(
+    ("term", "values", "text"),
+    [
+        (Over(s.GR_ACTIVE), [0.32], "GPU idle 68 % of the time"),
+        (Over(s.GR_ACTIVE), [0.99], "GPU busy 99 % of the time"),
+        (Over(s.GR_ACTIVE), [0.99, 0.4], "GPU idle 1.0 % to 60 % of the time"),
+        (Over(s.SM_ACTIVE, Fn.MEAN, 300), [0.9, 0.86], "SMs busy 86 % to 90 % of the time"),
+        (Over(s.SM_ACTIVE, Fn.STDDEV, 300), [0.012], "SMs busy ±1.2 % of the time (standard deviation)"),
+        (Over(s.GR_ACTIVE, Fn.MAX, 7200), [0.0], "GPU busy at most 0 % of the time (last 2 h)"),
+        (Over(s.FB_USE, Fn.MIN, 3600), [0.95], "GPU memory at least 95 % in use (last 1 h)"),
+        (Over(s.FB_FREE, Fn.PREDICT, 3600, ahead=3600), [-3e9], "GPU memory free -3 GB (predicted for 1 h from now)"),
+        (Over(s.PCIE_REPLAYS, Fn.INCREASE, 900), [12.0], "12 new PCIe replays (last 15 min)"),
+        (Over(s.XID_FATAL, Fn.AGE), [35.0], "last XID that warrants a drain 35 s ago"),
+        (Over(s.LAST_READ, Fn.AGE), [90.0], "last successful read 1.5 min ago"),
+        (Over(s.UP), [0.0], "GPU reachable: no"),
+        (Over(s.RECOVERY), [4.0], "recovery action: drain and reset"),
+        (Over(s.RECOVERY), [9.0], "recovery action: 9"),
+        (Over(s.FABRIC), [2.0], "NVSwitch fabric: in progress"),
+        (Over(s.NVLINK), [25.3e9, 0.0], "NVLink traffic 0 B/s to 25.3 GB/s"),
+        (Over(s.FB_USED), [1.5e12], "GPU memory in use 1.5 TB"),
+        (Over(s.POWER_SWING), [188.6], "power swings by ±189 W"),
+        (Over(s.SM_CLOCK), [1.98e9], "SM clock 1980 MHz"),
+        (Over(s.MEMORY_TEMP), [95.0], "memory temperature 95 °C"),
+        (Over(s.ECC_DBE), [2.0], "2 uncorrectable ECC errors"),
+        (PeerShare(WAITS), [1.0], "100 % of the other ranks wait"),
+        (PeerShare(STALLED), [0.5], "50 % of the other ranks are stalled"),
+        (PeerMedian(Over(s.SM_ACTIVE), WAITS), [0.49], "SMs busy 49 % of the time (median of the ranks that wait)"),
+    ],
+)
+def test_statements(term: Leaf, values: list[float], text: str) -> None:
+    """Each has its unit, and a range of several GPUs its ends."""
+    assert statement(term, values) == text
+
+
+def test_every_signal_has_words() -> None:
+    """With one place for its value, and without its name."""
+    for signal in SIGNALS:
+        assert signal.plain.count("{}") == 1, f"{signal.name}: fix: add `plain` in gpu_exporter/catalogue/signals.py"
+        assert "_" not in signal.plain
+        assert subject(signal)
+
+
+def test_every_term_of_a_condition_can_be_said() -> None:
+    """Whatever decides can be printed, for any value."""
+    conditions = [mode.condition for mode in MODES if mode.condition] + [each.condition for each in BOTTLENECKS]
+    for term in {term for condition in conditions for term in terms(condition)}:
+        for value in (0.0, 1.0, -1e30, 1e30, 1e-300):
+            assert statement(term, [value]).isprintable()
+        assert series(term).startswith("gpu:")
