@@ -1,0 +1,185 @@
+"""Everything that can block, at once: `make soak`; CI runs a small part of it.
+
+    python -m tests.soak.trouble [--seconds 60]
+
+Eight fake GPUs hang in a driver call one after another. Meanwhile nobody reads the log, the state directory hangs, one
+address keeps 512 idle connections open, and 20 scrapers at another address scrape once a second each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from fcntl import F_SETPIPE_SZ, fcntl
+from pathlib import Path
+
+from tests import ROOT
+from tests.conftest import Exporter, Page, command, free_port
+from tests.support.fakes.driver import FakeDriver
+from tests.support.tools import until
+
+GPUS, SCRAPERS, IDLE = 8, 20, 512
+INTERVAL = 1.0
+PROMETHEUS = ("127.0.0.2", 0)
+REQUEST = b"GET %s HTTP/1.1\r\nHost: x\r\nConnection: %s\r\n\r\n"
+
+
+@dataclass
+class Outcome:
+    """Of a run, in seconds. `detection` is the time until `gpu_up` is 0, for each GPU that hangs."""
+
+    scrapes: list[float] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    detection: list[float] = field(default_factory=list)
+    exit_code: int = -1
+    exit: float = 0.0
+
+    @property
+    def p99(self) -> float:
+        """Of the scrapes that succeeded."""
+        return sorted(self.scrapes)[int(0.99 * len(self.scrapes))]
+
+
+def scrape(port: int) -> Page:
+    """One scrape on a new connection. Raises OSError unless it succeeds."""
+    with socket.create_connection(("127.0.0.1", port), 10, source_address=PROMETHEUS) as connection:
+        connection.sendall(REQUEST % (b"/metrics", b"close"))
+        received = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+    head, _, body = received.partition(b"\r\n\r\n")
+    if not head.startswith(b"HTTP/1.1 200 "):
+        raise OSError(f"answered {head[:40]!r}")
+    return Page(body.decode())
+
+
+def keep_scraping(port: int, outcome: Outcome, begin: float, stop: threading.Event) -> None:
+    """One scraper: from `begin` on, once in each interval."""
+    due = begin
+    while not stop.wait(max(0.0, due - time.monotonic())):
+        started = time.monotonic()
+        try:
+            scrape(port)
+            outcome.scrapes.append(time.monotonic() - started)
+        except OSError as error:
+            outcome.failures.append(f"after {started - begin:.1f} s: {error}")
+        due += INTERVAL
+
+
+def keep_idle(port: int, stop: threading.Event) -> None:
+    """Hold idle connections, and open others for those that the server closes."""
+    held: list[socket.socket] = []
+    while not stop.wait(0.5):
+        for connection in held[:]:
+            with suppress(BlockingIOError, ConnectionError):
+                if connection.recv(1 << 16, socket.MSG_DONTWAIT):
+                    continue
+                connection.close()
+                held.remove(connection)
+        while len(held) < IDLE:
+            connection = socket.create_connection(("127.0.0.1", port), 10)
+            with suppress(ConnectionError):
+                connection.sendall(REQUEST % (b"/healthz", b"keep-alive"))
+            held.append(connection)
+    for connection in held:
+        connection.close()
+
+
+@contextmanager
+def serving(folder: Path, driver: FakeDriver) -> Iterator[Exporter]:
+    """The exporter, with a log that is full and a state directory that hangs."""
+    state, hang = folder / "state", folder / "hang"
+    state.mkdir()
+    fakes = os.pathsep.join(
+        filter(None, (str(ROOT / "tests/support/fakes/hanging_files"), os.environ.get("PYTHONPATH")))
+    )
+    environment = {"PYTHONPATH": fakes, "HANGING_FILES": str(state), "HANGING_WHILE": str(hang)}
+    reader, writer = os.pipe()
+    fcntl(writer, F_SETPIPE_SZ, 4096)
+    port = free_port()
+    options = ("--address", f"127.0.0.1:{port}", "--state-dir", str(state), "--metrics", "full", "--log-level", "debug")
+    with ExitStack() as stack:
+        stack.callback(os.close, reader)
+        process = subprocess.Popen(
+            command("serve", *options),
+            env={**os.environ, **driver.environment, **environment},
+            text=True,
+            stderr=writer,
+        )
+        stack.callback(process.wait)
+        stack.callback(process.kill)
+        exporter = Exporter(process, port, folder / "log")
+        until(lambda: up(port) == GPUS, 30, "the first samples of every GPU")
+        hang.touch()
+        os.set_blocking(writer, False)
+        with suppress(BlockingIOError):
+            while True:
+                os.write(writer, b"x")
+        os.close(writer)
+        yield exporter
+
+
+def up(port: int) -> int:
+    """How many GPUs are up; 0 while nothing answers."""
+    with suppress(OSError):
+        return sum(value == 1.0 for value in scrape(port).values("gpu_up"))
+    return 0
+
+
+def trouble(folder: Path, seconds: float, gpus: int = GPUS) -> Outcome:
+    """Run for about so many seconds; so many of the GPUs hang, one after another."""
+    driver, outcome, stop = FakeDriver(folder / "driver", gpus=GPUS), Outcome(), threading.Event()
+    with serving(folder, driver) as exporter, ThreadPoolExecutor(SCRAPERS + 1) as pool:
+        begin = time.monotonic()
+        pool.submit(keep_idle, exporter.port, stop)
+        for number in range(SCRAPERS):
+            pool.submit(keep_scraping, exporter.port, outcome, begin + number * INTERVAL / SCRAPERS, stop)
+        try:
+            for gpu in range(gpus):
+                time.sleep(max(0.0, begin + (gpu + 0.5) * seconds / gpus - time.monotonic()))
+                driver.xid(gpu, 79)
+                driver.block(gpu)
+                blocked = time.monotonic()
+                until(lambda: up(exporter.port) == GPUS - 1, 15, f"gpu_up 0 of GPU {gpu}")
+                outcome.detection.append(time.monotonic() - blocked)
+                if gpu < gpus - 1:
+                    driver.unblock(gpu)
+                    until(lambda: up(exporter.port) == GPUS, 30, f"gpu_up 1 of GPU {gpu}")
+            time.sleep(max(0.0, begin + seconds - time.monotonic()))
+        finally:
+            stop.set()
+        pool.shutdown()
+        outcome.exit_code, outcome.exit = exporter.stop()
+    return outcome
+
+
+def main() -> int:
+    """Run, print and judge."""
+    options = argparse.ArgumentParser()
+    options.add_argument("--seconds", type=float, default=60)
+    with tempfile.TemporaryDirectory() as folder:
+        outcome = trouble(Path(folder), options.parse_args().seconds)
+    shown = {
+        "scrapes": len(outcome.scrapes),
+        "failed": outcome.failures[:5],
+        "p99_ms": round(1000 * outcome.p99, 1),
+        "worst_ms": round(1000 * max(outcome.scrapes), 1),
+        "detection_s": [round(each, 1) for each in outcome.detection],
+        "exit": [outcome.exit_code, round(outcome.exit, 2)],
+    }
+    print(json.dumps(shown))
+    fine = outcome.p99 < 0.05 and max(outcome.detection) < 3 * INTERVAL and outcome.exit < 2
+    return 0 if fine and not outcome.failures and outcome.exit_code == 0 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
