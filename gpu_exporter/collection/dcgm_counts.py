@@ -106,7 +106,7 @@ class DcgmExporterCounts:
         if not self.clock:
             return samples
         mask = next((value for series, value in reading.values.items() if series.metric is m.CLOCK_EVENTS), None)
-        if mask is not None and m.CLOCK_EVENTS.low <= mask <= m.CLOCK_EVENTS.high:
+        if mask is not None and m.CLOCK_EVENTS.holds(mask):
             events.take(reading.at, int(mask))
         counts = events.counts(reading.at, self._window)
         if self._mask_hidden:

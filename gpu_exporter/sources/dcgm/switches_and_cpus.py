@@ -132,7 +132,6 @@ def samples(queries: Iterable[FieldQuery], answers: Mapping[tuple[Entity, int], 
         if answer is None or not isinstance(answer.value, int | float):
             continue
         value = query.value(answer.value)
-        metric = query.series.metric
-        if value is not None and metric.low <= value <= metric.high:
+        if value is not None and query.series.metric.holds(value):
             samples.append(Sample(query.series, value))
     return tuple(samples)
