@@ -246,6 +246,7 @@ class AutoSource:
         self._interval = 1.0
         self._dcgm: _DcgmThread | None = None
         self._starting = threading.Lock()
+        self._refused = False
         self._devices: dict[str, MixedDevice] = {}
 
     @property
@@ -283,8 +284,15 @@ class AutoSource:
             return None
         with self._starting:  # GPUs are read by several threads
             if self._dcgm is None:
-                self._dcgm = _DcgmThread(self._make, self._interval)
-                self._dcgm.start()
+                thread = _DcgmThread(self._make, self._interval)
+                try:
+                    thread.start()
+                except RuntimeError as error:  # no more threads: NVML's values are served without DCGM's
+                    if not self._refused:
+                        log.warning("source dcgm is not used: %s; raise the limit on processes or memory", error)
+                    self._refused = True
+                    return None
+                self._dcgm = thread
             return self._dcgm
 
     def owners(self, gpu: Gpu) -> Sequence[Owner]:

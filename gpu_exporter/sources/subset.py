@@ -72,9 +72,15 @@ class Subset:
         return self._source.reload_needed()
 
     def attach(self, index: int, metrics: Sequence[Metric]) -> Device:
-        its_index = self._indices[index]
+        chosen, its_index = self._chosen[index], self._indices[index]
+        if its_index is not None:
+            device = self._source.attach(its_index, metrics)
+            if chosen in (its_index, device.gpu.uuid):
+                return device
+            device.close()
+        its_index = self._indices[index] = self._index_of(chosen)  # it may have another index by now
         if its_index is None:
-            raise GpuLost(f"GPU {self._chosen[index]} is there no more", "gone")
+            raise GpuLost(f"GPU {chosen}: the driver no longer lists it", "gone")
         return self._source.attach(its_index, metrics)
 
     def owners(self, gpu: Gpu) -> Sequence[Owner]:

@@ -64,10 +64,9 @@ class Caller:
         call = _Call(job, timeout)
         with self._changed:
             self._refuse_if_stuck()
-            self._waiting.append(call)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="dcgm", daemon=True)
-                self._thread.start()
+                self._thread = self._started()
+            self._waiting.append(call)
             self._changed.notify_all()
             while not call.done:
                 self._changed.wait(self._remaining())
@@ -76,6 +75,15 @@ class Caller:
         if call.error is not None:
             raise call.error
         return call.result  # type: ignore[return-value]
+
+    def _started(self) -> threading.Thread:
+        thread = threading.Thread(target=self._run, name="dcgm", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            message = f"DCGM: {error}: raise the limit on processes (ulimit -u, pids.max) or on memory"
+            raise SourceLost(message, "no_thread") from error
+        return thread
 
     def _remaining(self) -> float | None:
         current = self._current
