@@ -354,7 +354,7 @@ def test_a_gpu_that_is_removed_and_comes_back(engine: Make, connect: Connect) ->
     assert of(devices[0].read(FAST), m.GPU_TEMP) == [42]
     assert source.count() == 2
     devices[1].close()
-    with pytest.raises(GpuLost, match="can't read it now") as lost:
+    with pytest.raises(GpuLost, match="cannot read it now") as lost:
         source.attach(1, DEFAULT)
     assert lost.value.reason == "gone"
     assert list(source.identities()) == [0]
