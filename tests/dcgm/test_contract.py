@@ -1,4 +1,4 @@
-"""What holds of every DCGM: the stand-in, a real host engine with injected GPUs, and one with real GPUs."""
+"""What holds of every DCGM: the fake host engine, a real host engine with injected GPUs, and one with real GPUs."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ Drive = Callable[..., FakeDriver]
 
 @pytest.fixture
 def gpus(tmp_path: Path) -> Callable[[int], FakeDriver]:
-    """A stand-in driver with this many H200."""
+    """A fake driver with this many H200."""
     return lambda count: FakeDriver(tmp_path / "driver", gpus=count)
 
 

@@ -32,7 +32,7 @@ def token(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def device_file(tmp_path: Path) -> Path:
-    """What the stand-in library has open while it is initialised."""
+    """What the fake library has open while it is initialised."""
     path = tmp_path / "nvidiactl"
     path.touch()
     return path
@@ -70,7 +70,7 @@ def everywhere(reason: str, count: int) -> dict[int, str]:
     return dict.fromkeys(range(count), reason)
 
 
-# --- on the stand-in driver -----------------------------------------------------------------------------------------
+# --- on the fake driver ---------------------------------------------------------------------------------------------
 
 
 def resume(exporter: Exporter, token: Path) -> float:

@@ -26,7 +26,7 @@ SLOWEST_SECONDS = 0.25
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[FakeHostengine]:
-    """A stand-in host engine with two GPUs."""
+    """A fake host engine with two GPUs."""
     fake = FakeHostengine(tmp_path / "engine", gpus=2)
     fake.start()
     yield fake
