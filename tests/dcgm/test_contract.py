@@ -203,7 +203,7 @@ def test_no_such_gpu(opened: DcgmSource) -> None:
     """An index that is none costs nothing else."""
     from gpu_exporter.model.errors import GpuLost
 
-    with pytest.raises(GpuLost, match="no GPU of this index"):
+    with pytest.raises(GpuLost, match="no longer lists a GPU at this index"):
         opened.attach(99, FULL)
     assert opened.count() > 0
 
