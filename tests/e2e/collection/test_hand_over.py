@@ -202,7 +202,7 @@ def test_resume_without_a_driver(start: Start, gpus: Drive, token: Path) -> None
     driver.unload()
     status, said = exporter.ask("POST", "/-/resume", bearer(token))
     assert status == 503
-    assert said.startswith("NVML: the NVIDIA kernel driver is not loaded: `modprobe nvidia`")
+    assert said.startswith("NVML: the NVIDIA kernel driver is not loaded: run `modprobe nvidia`")
     driver.load()
     exporter.until(lambda page: states(page) == up(1))
 
