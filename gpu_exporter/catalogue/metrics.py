@@ -138,13 +138,13 @@ CLOCK_EVENT_SECONDS = tuple(
 
 # --- memory ---------------------------------------------------------------------------------------------------------------------------
 FB_TOTAL      = Metric("DCGM_FI_DEV_FB_TOTAL",        GAUGE, "MiB",   "Device memory.",                                                    dcgm=250, nvml=Call("MemoryInfo", pick="total"), scale=1 / MIB, per_instance=True)
-FB_FREE       = Metric("DCGM_FI_DEV_FB_FREE",         GAUGE, "MiB",   "Device memory that is free.",                                       dcgm=251, nvml=Call("MemoryInfo", pick="free"), scale=1 / MIB, per_instance=True)
-FB_USED       = Metric("DCGM_FI_DEV_FB_USED",         GAUGE, "MiB",   "Device memory in use by programs.",                                 dcgm=252, nvml=Call("MemoryInfo", pick="used"), scale=1 / MIB, per_instance=True)
-FB_RESERVED   = Metric("DCGM_FI_DEV_FB_RESERVED",     GAUGE, "MiB",   "Device memory reserved by driver and firmware.",                    dcgm=253, nvml=Call("MemoryInfo", pick="reserved"), scale=1 / MIB, per_instance=True)
+FB_FREE       = Metric("DCGM_FI_DEV_FB_FREE",         GAUGE, "MiB",   "Device memory that is free.",                                       dcgm=251, nvml=Call("MemoryInfo", pick="free"), scale=1 / MIB, per_instance=True, at_most=FB_TOTAL)
+FB_USED       = Metric("DCGM_FI_DEV_FB_USED",         GAUGE, "MiB",   "Device memory in use by programs.",                                 dcgm=252, nvml=Call("MemoryInfo", pick="used"), scale=1 / MIB, per_instance=True, at_most=FB_TOTAL)
+FB_RESERVED   = Metric("DCGM_FI_DEV_FB_RESERVED",     GAUGE, "MiB",   "Device memory reserved by driver and firmware.",                    dcgm=253, nvml=Call("MemoryInfo", pick="reserved"), scale=1 / MIB, per_instance=True, at_most=FB_TOTAL)
 FB_USED_RATIO = Metric("DCGM_FI_DEV_FB_USED_PERCENT", GAUGE, "ratio", "used / (total - reserved), 0-1.",                             0, 1, dcgm=254, nvml=Call("MemoryInfo", pick="used_ratio"), per_instance=True)
 BAR1_TOTAL    = Metric("DCGM_FI_DEV_BAR1_TOTAL",      GAUGE, "MiB",   "BAR1 window.",                                                      dcgm=90,  nvml=Call("BAR1MemoryInfo", pick="bar1Total"), scale=1 / MIB, pace=RARE, set=FULL)
-BAR1_USED     = Metric("DCGM_FI_DEV_BAR1_USED",       GAUGE, "MiB",   "BAR1 window in use.",                                               dcgm=92,  nvml=Call("BAR1MemoryInfo", pick="bar1Used"), scale=1 / MIB, pace=RARE, set=FULL)
-BAR1_FREE     = Metric("DCGM_FI_DEV_BAR1_FREE",       GAUGE, "MiB",   "BAR1 window that is free.",                                         dcgm=93,  nvml=Call("BAR1MemoryInfo", pick="bar1Free"), scale=1 / MIB, pace=RARE, set=FULL)
+BAR1_USED     = Metric("DCGM_FI_DEV_BAR1_USED",       GAUGE, "MiB",   "BAR1 window in use.",                                               dcgm=92,  nvml=Call("BAR1MemoryInfo", pick="bar1Used"), scale=1 / MIB, pace=RARE, set=FULL, at_most=BAR1_TOTAL)
+BAR1_FREE     = Metric("DCGM_FI_DEV_BAR1_FREE",       GAUGE, "MiB",   "BAR1 window that is free.",                                         dcgm=93,  nvml=Call("BAR1MemoryInfo", pick="bar1Free"), scale=1 / MIB, pace=RARE, set=FULL, at_most=BAR1_TOTAL)
 
 # --- ECC, row remapping (Ampere and newer), retired pages (older) ---------------------------------------------------------------------
 ECC_MODE      = Metric("DCGM_FI_DEV_ECC_CURRENT",       GAUGE,   "bool",   "1 if ECC is on.",                                  0, 1, dcgm=300, nvml=Call("EccMode", pick=0), pace=RARE)
@@ -279,7 +279,7 @@ STALLED       = Metric("gpu_read_stalled_seconds",                    GAUGE,   "
 READ_AT       = Metric("gpu_last_read_timestamp_seconds",             GAUGE,   "seconds", "Unix time of the last good read of this GPU.")
 READ_AGE      = Metric("gpu_snapshot_age_seconds",                    GAUGE,   "seconds", "Age of this GPU's values when this page was made.")
 SUPPORTED     = Metric("gpu_metric_supported",                        GAUGE,   "bool",    "0 for each metric that this GPU can't answer, with the reason.", 0, 1)
-REJECTED      = Metric("gpu_samples_rejected_total",                  COUNTER, "samples", "Values outside their metric's range, dropped.")
+REJECTED      = Metric("gpu_samples_rejected_total",                  COUNTER, "samples", "Values that were dropped as misread: outside their metric's range, or a jump that no counter can make.")
 EXPECTED      = Metric("gpu_devices_expected",                        GAUGE,   "gpus",    "GPUs that ought to answer: bound to the driver, or the most seen, or as configured.", entity=NODE)
 VISIBLE       = Metric("gpu_devices_visible",                         GAUGE,   "gpus",    "GPUs that answer.", entity=NODE)
 SOURCE_UP     = Metric("gpu_exporter_source_up",                      GAUGE,   "bool",    "1 if the source (the library) answers.", 0, 1, NODE)

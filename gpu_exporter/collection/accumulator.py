@@ -1,7 +1,9 @@
-"""Readings of one GPU -> the samples it exposes: ranges, integrals, windows, histograms, counters that never fall."""
+"""Readings of one GPU -> the samples it exposes: plausible values, integrals, windows, histograms, lasting counters."""
 
 from __future__ import annotations
 
+import logging
+import math
 from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -9,10 +11,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
 
-from gpu_exporter.catalogue.metrics import METRICS
+from gpu_exporter.catalogue.metrics import METRICS, REJECTED, XID_ERRORS
 from gpu_exporter.collection.histograms import Histogram, HistogramRows, Histograms
-from gpu_exporter.model.gpu import Gpu, Reading, Sample, Series
+from gpu_exporter.collection.plausibility import RELATED, Ceilings, DriverCounter
+from gpu_exporter.model.gpu import Gpu, Reading, Sample, Series, XidEvent
 from gpu_exporter.model.metric import Kind, Labels, Metric
+
+log = logging.getLogger(__name__)
 
 NO_HISTOGRAMS: HistogramRows = MappingProxyType({})
 INTEGRALS = {row.integral_of: row for row in METRICS if row.integral_of is not None}
@@ -20,14 +25,14 @@ INTEGRALS = {row.integral_of: row for row in METRICS if row.integral_of is not N
 DIGITS = {"ratio": 6, "seconds": 6, "bytes": 0, "bytes per second": 0}
 
 
-# The number of points that are kept of a trailing window, however many ticks it has: it is up to 1/30 too long.
+# How many points of a trailing window are kept, at any interval: the window is up to 1/30 too long.
 WINDOW_POINTS = 30
 
 
 @dataclass(slots=True)
 class _Integral:
     """The integral of a mean, and the seconds that it covers. `window` contains (at, total, seconds) in one flat array;
-    `mean` is the mean over it."""
+    `mean` is the mean over the window."""
 
     total: float = 0.0
     seconds: float = 0.0
@@ -35,7 +40,7 @@ class _Integral:
     window: array[float] = field(default_factory=lambda: array("d"))
 
     def add(self, at: float, mean: float, span: float, gauge_window: float) -> None:
-        """Take a mean over `span` seconds."""
+        """Add a mean over `span` seconds."""
         window = self.window
         if not window:
             window.extend((at - span, self.total, self.seconds))
@@ -48,33 +53,22 @@ class _Integral:
             window.extend((at, self.total, self.seconds))
 
 
-@dataclass(slots=True)
-class _Rising:
-    """A counter that never falls, made of a library's that may wrap, or start again when the driver is reloaded."""
-
-    last: float = 0.0
-    total: float = 0.0
-
-    def add(self, raw: float) -> float:
-        if raw < self.last / 2:  # a new start; a smaller fall is jitter: wait until the counter has caught up
-            self.last = 0.0
-        if raw > self.last:
-            self.total += raw - self.last
-            self.last = raw
-        return self.total
-
-
 # Does what `Sample(*item)` does, without a Python call for each of hundreds of samples.
 _sample: Callable[[tuple[Series, float]], Sample] = partial(tuple.__new__, Sample)
 
 
 class Accumulator:
-    """The totals of one GPU (one UUID). They outlive every handle: integrals and counters continue after a loss."""
+    """The totals of one GPU (one UUID). They outlive every handle: integrals and counters continue after a loss.
 
-    def __init__(self, gauge_window: float) -> None:
+    `check_rates` is False for sources that are not live: counters of a replay rise at the replay's speed.
+    """
+
+    def __init__(self, gauge_window: float, *, check_rates: bool = True) -> None:
         self._gauge_window = gauge_window
+        self._check_rates = check_rates
         self._integrals: dict[tuple[Metric, Labels], _Integral] = {}
-        self._rising: dict[tuple[Metric, Labels], _Rising] = {}
+        self._counters: dict[tuple[Metric, Labels], DriverCounter] = {}
+        self._ceilings = Ceilings()
         self._values: dict[Series, float] = {}
         self._total_of: dict[Series, Series] = {}
         self._histograms = Histograms()
@@ -84,7 +78,7 @@ class Accumulator:
         self.field_failures: Counter[tuple[str, str]] = Counter()
 
     def apply(self, reading: Reading, histograms: HistogramRows = NO_HISTOGRAMS) -> tuple[Sample, ...]:
-        """Take a reading; return every sample that is valid now. A series that failed has none."""
+        """Add a reading; return every sample that is valid now. A series that failed has none."""
         self.take(reading, histograms)
         return self.samples()
 
@@ -100,7 +94,7 @@ class Accumulator:
         return tuple(map(_sample, self._values.items()))
 
     def take(self, reading: Reading, histograms: HistogramRows = NO_HISTOGRAMS) -> None:
-        """Take a reading. `histograms` are made of its means; those of buffered samples are always made."""
+        """Add a reading. `histograms` are made from its means; those of buffered samples are always made."""
         for series in reading.ended:
             for histogram in self._histograms.end(series):
                 self._changed.pop(id(histogram), None)
@@ -108,31 +102,67 @@ class Accumulator:
                     self._values.pop(part, None)
             self._moved.pop(series, None)
             self._values.pop(series, None)
+            if counter := self._counters.get((series.metric, series.labels)):
+                counter.restarted = True
             self._values.pop(self._total_of.pop(series, series), None)
         for series, reason in reading.failed.items():
             self._forget(series)
             self.field_failures[series.metric.name, reason] += 1
+        related: dict[Series, float] = {}
         for series, value in reading.values.items():
             metric = series.metric
-            if not metric.low <= value <= metric.high:  # NaN compares false, too
-                self._forget(series)
-                self.rejected[metric.name] += 1
+            if not metric.holds(value):
+                self._reject(series, value, f"outside {metric.low:g} to {metric.high:g}")
             elif metric in INTEGRALS:
                 self._integrate(series, value, reading, histograms.get(metric, ()))
-            elif metric.kind is Kind.COUNTER and not metric.classic:
-                rising = self._rising.setdefault((metric, series.labels), _Rising())
-                self._values[series] = rising.add(value)
+            elif metric.kind is Kind.COUNTER and (metric.rate < math.inf or not metric.classic):
+                self._count(series, value, reading.at)
             else:
                 self._values[series] = value
+                if metric in RELATED:
+                    related[series] = value
+        for series, value, limit in self._ceilings.exceeded(related):
+            self._reject(series, value, f"more than {series.metric.at_most}, which is {limit:g}")
         for series, taken in reading.buffered.items():
             histogram, rejected = self._histograms.take_samples(series, taken)
             if rejected:
-                self.rejected[series.metric.name] += rejected
+                self._drop(series.metric, series.gpu, "buffered samples outside the range", rejected)
             self._changed[id(histogram)] = histogram, series.gpu
+
+    def plausible_xids(self, events: Sequence[XidEvent]) -> Sequence[XidEvent]:
+        """Return the XIDs whose code can be one."""
+        plausible = [event for event in events if XID_ERRORS.holds(event.code)]
+        if dropped := len(events) - len(plausible):
+            self._drop(XID_ERRORS, None, "XIDs with codes that no XID has", dropped)
+        return plausible
+
+    def _count(self, series: Series, value: float, at: float) -> None:
+        """Take a counter. A classic one shows the driver's value, any other what it has counted over all restarts."""
+        metric = series.metric
+        counter = self._counters.get((metric, series.labels))
+        if counter is None:
+            counter = self._counters[metric, series.labels] = DriverCounter()
+        last = counter.last
+        if not counter.take(value, at, metric.rate if self._check_rates else math.inf):
+            self._reject(series, value, f"not plausible after {last:.16g}, unless the next read confirms it")
+        elif counter.last is not None:
+            self._values[series] = counter.last if metric.classic else counter.total
+
+    def _reject(self, series: Series, value: float, why: str) -> None:
+        """Drop a misread value. A gauge has no sample then, a counter keeps the one before."""
+        self._forget(series)
+        self._drop(series.metric, series.gpu, f"{value:.16g}: {why}")
+
+    def _drop(self, metric: Metric, gpu: Gpu | None, what: str, times: int = 1) -> None:
+        """Count what is dropped of a metric. The first time is logged."""
+        if not self.rejected[metric.name]:
+            where = "" if gpu is None else f"GPU {gpu.index}: "
+            log.warning("%s%s: dropped %s. This is logged once; %s counts all", where, metric, what, REJECTED)
+        self.rejected[metric.name] += times
 
     def _integrate(self, series: Series, value: float, reading: Reading, histograms: Sequence[Metric]) -> None:
         span = reading.spans.get(series, reading.span)
-        if span is None:
+        if span is None or span <= 0:
             return
         integral = self._moved.get(series)
         if integral is None:
@@ -149,14 +179,14 @@ class Accumulator:
         self._values[total] = round(integral.total, DIGITS[total.metric.unit])
 
     def _forget(self, series: Series) -> None:
-        """Drop a gauge. A counter keeps its value: nobody can tell one that vanishes and returns from a new one."""
+        """Drop a gauge. A counter keeps its value, because one that vanishes and returns looks like a new one."""
         if moved := self._moved.pop(series, None):
             self._show_total(series, moved)
         if series.metric.kind is Kind.GAUGE:
             self._values.pop(series, None)
 
     def renew(self, *, gone: bool = False) -> None:
-        """Make all series anew: another handle of the same GPU takes over. Totals and windows continue."""
+        """Create all series anew, because another handle of the same GPU takes over. Totals and windows continue."""
         self._values.clear()
         self._changed.clear()
         self._moved.clear()
@@ -164,7 +194,10 @@ class Accumulator:
         self._histograms.renew(gone=gone)
 
     def detach(self) -> None:
-        """End all series: the handle is gone. Totals stay for the next one."""
+        """End all series, because the handle is released. Totals continue with the next handle."""
         self.renew(gone=True)
+        self._ceilings.clear()
+        for counter in self._counters.values():
+            counter.restarted, counter.odd = True, None
         for integral in self._integrals.values():
             del integral.window[:]

@@ -1,8 +1,8 @@
 """The loop: one thread per GPU reads it, and a clock thread that never calls a driver publishes snapshots.
 
-Three blast radii: a field that fails affects only that field (`accumulator`), a lost or wedged GPU only that GPU
-(`worker`), a dead library only its source, which the connect thread opens again with back-off (`connector`). No failure
-ends the process.
+There are three blast radii. A field that fails affects only that field (`accumulator`). A lost or wedged GPU affects
+only that GPU (`worker`). A dead library affects only its source, which the connect thread reopens with back-off
+(`connector`). No failure ends the process.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ PATIENCE = 0.8
 
 
 class Collector:
-    """Runs the loop until `stop`. `publish` gets a snapshot for each page, on the clock thread.
+    """Runs the loop until `stop`. Calls `publish` with each snapshot, on the clock thread.
 
     `extra_metrics` returns further metrics of the exporter itself. With intervals below a second there is a page each
-    second, and one at every tick as long as `every_tick_wanted` says that somebody reads them that often. At the other
-    ticks only profiling values are read, which is all that a later page shows of them.
+    second, and one at each collection while `every_tick_wanted` says that somebody scrapes that often. The other
+    collections read only profiling values, since later pages show nothing else of them.
 
-    `failure` says why the clock thread makes no page, or is empty. `stopping` is set by `stop`, or before it where
-    several collectors are stopped at the same time.
+    `failure` is the reason why the clock thread makes no page, or empty. `stopping` is set by `stop`; to stop several
+    collectors at the same time, set it on all of them first.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Collector:
         self.choose(metrics)
         self.connection = Connection(source, self.stopping)
         self.handover = self.connection.hand_over
-        self._records = Records(settings.gauge_window)
+        self._records = Records(settings.gauge_window, live=source.live)
         self._workers = Workers(self.connection, self._records, lambda: self._plan, events)
         self._connector = Connector(self.connection, self._workers, settings.deadline)
         self._clock = threading.Thread(target=self._run_clock, name="clock", daemon=True)
@@ -84,8 +84,8 @@ class Collector:
         )
 
     def choose(self, metrics: Sequence[Metric]) -> None:
-        """Expose these metrics from now on. While the loop runs, GPUs are attached again for them, without a gap in
-        what is exposed both before and after."""
+        """Expose these metrics from now on. While the loop runs, GPUs are attached again, without a gap in metrics that
+        are exposed both before and after."""
         self._plan = make_plan(metrics, self.settings, xids_reported=self.events is not None)
 
     # --- start and stop -------------------------------------------------------------------------------------------
@@ -93,15 +93,18 @@ class Collector:
     def start(self, timeout: float = 10.0, stop: threading.Event | None = None) -> None:
         """Start, and wait for the first answer of the library. Raises SourceLost if it is an error or lists no GPU.
 
-        After `timeout` seconds, or at `stop`, the wait ends, and the loop goes on trying in the background.
+        After `timeout` seconds, or at `stop`, the wait ends, and the loop keeps trying in the background.
         """
-        if self.connect(timeout, stop) and not self.connection.up:
-            raise SourceLost(self.connection.problem())
+        if self.connect(timeout, stop):
+            if not self.connection.up:
+                raise SourceLost(self.connection.problem())
+        elif not (stop and stop.is_set()):
+            self.connection.late(timeout)
         self._clock.start()
 
     def connect(self, timeout: float = 10.0, stop: threading.Event | None = None) -> bool:
-        """Start all but the clock, whose part is then up to the caller of `tick`. False if the library does not answer
-        within `timeout` seconds, or until `stop`."""
+        """Start everything but the clock thread; the caller may call `tick` instead. Return False if the library does
+        not answer within `timeout` seconds, or until `stop`."""
         end = time.monotonic() + timeout
         self._connector.start()
         while not self.connection.await_attempt(0.1) and time.monotonic() < end and not (stop and stop.is_set()):
@@ -109,7 +112,7 @@ class Collector:
         return self.connection.await_attempt(0)
 
     def stop(self, timeout: float = 1.0) -> bool:
-        """Stop within about `timeout` seconds. False if a thread is stuck in a driver: then end with `os._exit`."""
+        """Stop within about `timeout` seconds. Return False if a thread is stuck in a driver: then use `os._exit`."""
         self.stopping.set()
         self.connection.wake()
         self._workers.notify()
@@ -122,7 +125,10 @@ class Collector:
         if any(thread.is_alive() for thread in threads):
             return False
         closing = threading.Thread(target=self.source.close, name="close", daemon=True)
-        closing.start()
+        try:
+            closing.start()
+        except RuntimeError:  # no more threads: as if it were stuck
+            return False
         closing.join(max(0.1, end - time.monotonic()))
         return not closing.is_alive()
 
@@ -143,7 +149,7 @@ class Collector:
                         self._workers.wake_idle(between_pages=True)
             except Exception as error:  # /healthz reports it if this lasts
                 self.failure = f"the collection loop fails with {type(error).__name__}; the log has the traceback"
-                log.exception("no page was made: unexpected error, please report it")
+                log.exception("the collection loop failed, and retries: unexpected error, please report it")
             missed = max(0, int((time.monotonic() - tick) // step))  # skip what was missed, keep the phase
             self._workers.skip(missed)
             tick += (missed + 1) * step
@@ -151,7 +157,7 @@ class Collector:
             self.stopping.wait(tick - time.monotonic())
 
     def tick(self) -> None:
-        """Have all GPUs read, and publish a snapshot."""
+        """Read all GPUs, and publish a snapshot."""
         with self._gil_lock:
             awaited = self._workers.wake_idle()
         self._workers.wait(awaited, min(self.settings.interval * PATIENCE, DEADLINE_SECONDS))
@@ -167,20 +173,23 @@ class Collector:
         return self.connection.problem()
 
     def release_problem(self) -> str:
-        """Return what is still held of a driver that is to be released, and why, in one line; empty if nothing is."""
+        """Return what of a driver is not released yet, and why, in one line; empty if everything is released."""
         release = self.handover.release
         return release.problem(self._workers.stuck()) if release else ""
 
     def evidence(self, pci: str) -> GpuState | None:
-        """Return the GPU at a PCI address with its present values, for an event on it; None if there is no such GPU."""
+        """Return the GPU at a PCI address with its current values, for an event on it; None if there is no such GPU."""
         record = self._records.at_address(pci)
         return record.evidence() if record else None
 
     def snapshot(self) -> Snapshot:
         """Return a snapshot of now. Calls no driver."""
-        identified = self._records.identified()  # first: a GPU that is identified meanwhile must not be listed twice
+        identified = self._records.identified()  # first, so that a GPU that is identified meanwhile is not listed twice
         records = sorted((*identified, *self._workers.unidentified()), key=lambda record: record.gpu.index)
         gpus = [(record, self._status(record)) for record in records]
+        for record, status in gpus:
+            if status.reason == "gone" and record.is_expired():
+                self._records.forget(record)
         connection = self.connection
         down = "" if connection.up else "released" if connection.released else connection.reason
         return self._composer.compose(gpus, down, self._exporter_metrics(), self._plan.counts.xids)

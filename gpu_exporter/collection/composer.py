@@ -1,4 +1,4 @@
-"""What the loop knows of the GPUs -> a snapshot: their samples, and the exporter's own about them and about itself."""
+"""The records of GPUs -> a snapshot: their samples, and metrics about the GPUs and about the exporter itself."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gpu_exporter.version import __version__
 
 
 class Composer:
-    """Makes the snapshots of one source. A series is the same object in all of them."""
+    """Makes the snapshots of one source. A series is the same object in each of them."""
 
     def __init__(
         self,
@@ -40,6 +40,7 @@ class Composer:
         self._attributed: dict[Row, Series] = {}
         self._series: dict[tuple[Metric, Gpu | None, Labels], Series] = {}
         self._unsupported: dict[Gpu, tuple[Mapping[Metric, str], Sequence[Sample]]] = {}
+        self._gpus: Sequence[Gpu] = ()
 
     def compose(
         self,
@@ -50,10 +51,11 @@ class Composer:
     ) -> Snapshot:
         """Return a snapshot of now, without the series of GPUs that were not read for some intervals.
 
-        `source_down`: why the source is down, if it is. `exporter_metrics`: those of the exporter itself. `xid_counts`:
-        which of dcgm-exporter's counts of Xids are exposed.
+        `source_down` is the reason why the source is down, or empty. `exporter_metrics` are those of the exporter
+        itself. `xid_counts` are the counts of XIDs, as dcgm-exporter has them, that are exposed.
         """
         now = time.time()
+        self._forget_others([record.gpu for record, _ in gpus])
         problems = self._events.problems() if self._events else {}
         samples: list[Sample] = []
         verdicts: list[Verdict] = []
@@ -76,6 +78,13 @@ class Composer:
         return Snapshot(
             now, self._source, tuple(samples), statuses, self._live, tuple(verdicts), owner_labels, self._description
         )
+
+    def _forget_others(self, gpus: Sequence[Gpu]) -> None:
+        """Forget the series of GPUs that are no longer shown."""
+        if gpus != self._gpus:
+            self._gpus, present = gpus, {None, *gpus}
+            self._series = {key: series for key, series in self._series.items() if key[1] in present}
+            self._unsupported = {gpu: missing for gpu, missing in self._unsupported.items() if gpu in present}
 
     def _of_source(self, visible: int, source_down: str, now: float) -> Iterable[Sample]:
         yield self._sample(m.VISIBLE, None, visible)
@@ -144,7 +153,7 @@ class Composer:
         return [*samples, *self._missing(gpu, record.unsupported)] if fresh else samples
 
     def _missing(self, gpu: Gpu, unsupported: Mapping[Metric, str]) -> Sequence[Sample]:
-        """Return samples of what the GPU does not support. That hardly ever changes: they are made when it does."""
+        """Return samples of what the GPU does not support. They are made anew only when that changes."""
         latest = self._unsupported.get(gpu)
         if latest is None or latest[0] != unsupported:
             samples = [

@@ -1,4 +1,4 @@
-"""Whether the driver's library can be used: written by the connect thread, read by the workers and the clock."""
+"""Whether the driver's library can be used. The connect thread writes it; the workers and the clock read it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ NOT_ANSWERED = "the library has not answered yet"
 class Connection:
     """The state of the connection to a source's library.
 
-    `up`: the library can be used. `paused`: no read may begin, because the library is about to be opened again.
-    `generation`: counts the times that all handles became invalid; a worker gives its handle back when it changes.
-    `reason`: why the library is down, as the label of a metric has it. `stopping` is set when the collector stops.
+    `up`: the library can be used. `paused`: no read may begin, because the library is about to be reopened.
+    `generation` counts how often all handles became invalid; when it changes, a worker releases its handle.
+    `reason` is why the library is down, as a label value. `stopping` is set when the collector stops.
     """
 
     def __init__(self, source: Source, stopping: threading.Event) -> None:
@@ -31,6 +31,7 @@ class Connection:
         self.reason = "no_answer"
         self.hand_over = HandOver(self.wake)
         self._error = ""
+        self._logs_failures = False
         self._lock = threading.Lock()
         self._attempted = threading.Event()
         self._woken = threading.Event()
@@ -41,14 +42,14 @@ class Connection:
 
     @property
     def released(self) -> bool:
-        """Whether somebody asked for the driver to be released, and the release is not over."""
+        """Whether somebody asked to release the driver, and the release has not ended."""
         return self.hand_over.release is not None
 
     # --- any thread -----------------------------------------------------------------------------------------------
 
     def lost(self, generation: int, error: SourceLost) -> None:
-        """Report that the library is gone, which a read of this generation noticed. Only the first report of a
-        generation counts."""
+        """Report that a read of this generation found the library dead. Only the first report of a generation
+        counts."""
         with self._lock:
             if not self.up or generation != self.generation:
                 return
@@ -56,44 +57,56 @@ class Connection:
         self.wake()
 
     def wake(self) -> None:
-        """Have the connect thread run now: something has changed."""
+        """Run the connect thread now, because something has changed."""
         self._woken.set()
 
     def await_attempt(self, timeout: float) -> bool:
-        """Wait until the library was opened for the first time, or that failed. False if it takes longer."""
+        """Wait for the first attempt to open the library. Return False if that takes longer than `timeout` seconds."""
         return self._attempted.wait(timeout)
+
+    def late(self, seconds: float) -> None:
+        """Log that the library has not answered for this long since the start. From now on, every failure is logged."""
+        with self._lock:
+            self._logs_failures, error = True, self._error
+            self._error = error or NOT_ANSWERED
+        log.warning(
+            "source %s: %s; GPU metrics follow as soon as it answers",
+            self.source.name,
+            error or f"the driver's library has not answered for {seconds:g} s",
+        )
 
     # --- the connect thread ---------------------------------------------------------------------------------------
 
     def opened(self) -> None:
-        """The library answers."""
+        """Note that the library answers."""
         if self._error:
-            log.info("source %s is back", self.source.name)
+            log.info("source %s answers", self.source.name)
         self.up, self._error = True, ""
 
     def failed(self, error: SourceLost) -> None:
-        """The library does not answer."""
-        with self._lock:  # a worker may notice at the same time: that is one change of state
+        """Note that the library does not answer."""
+        with self._lock:  # a worker may notice at the same time, which is the same change of state
             self._down(error)
 
     def invalidate(self) -> None:
-        """No handle is valid any more, and none can be had until the library is opened."""
+        """Mark all handles as invalid. There are no new ones until the library is opened."""
         self.generation += 1
         self.up = False
 
     def begin_release(self) -> None:
-        """The library is about to be closed for a release."""
+        """Note that the library is about to be closed for a release."""
         if self.up:
             self._error = NOT_ANSWERED
 
     def sleep(self, timeout: float) -> None:
-        """End an attempt, and wait until something changes, for `timeout` seconds at most."""
+        """End an attempt, and wait until something changes, at most `timeout` seconds."""
         self._attempted.set()
         self._woken.wait(timeout)
         self._woken.clear()
 
     def _down(self, error: SourceLost) -> None:
         message = str(error)
-        if message != self._error and self._attempted.is_set():  # the caller of `start` reports the first failure
+        # The caller of `start` reports the first failure, if it waits that long.
+        if message != self._error and (self._logs_failures or self._attempted.is_set()):
             log.warning("source %s is down: %s", self.source.name, message)
         self.up, self._error, self.reason = False, message, error.reason

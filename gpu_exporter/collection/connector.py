@@ -1,6 +1,6 @@
-"""The connect thread: opens the library with back-off, restarts it when all GPUs are lost, and releases it on request.
+"""The connect thread: opens the library with back-off, reopens it when all GPUs are lost, and releases it on request.
 
-It also looks for GPUs that were added, and has a worker read each of them.
+It also looks for GPUs that were added, and starts a worker for each of them.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from gpu_exporter.sources.backoff import Backoff
 log = logging.getLogger(__name__)
 
 RESCAN_SECONDS = 5.0
-# How often a release is tried again that a driver call delays.
+# How often a release is retried while a driver call delays it.
 RELEASE_RETRY_SECONDS = 0.5
 
 
 class Connector(threading.Thread):
     """Keeps the library open. `most_gpus` is the highest number of GPUs that was seen or can be expected.
 
-    `deadline`: how long to wait for reads to end before the library is opened again.
+    `deadline` is how long to wait for reads to end before the library is reopened, in seconds.
     """
 
     def __init__(self, connection: Connection, workers: Workers, deadline: float) -> None:
@@ -65,7 +65,7 @@ class Connector(threading.Thread):
             self._connection.sleep(wait)
 
     def _release(self, release: Release) -> float:
-        """Close the library, once no call is inside. Return after how many seconds to check again."""
+        """Close the library once no call is inside it. Return after how many seconds to check again."""
         if release.closed:
             return release.left
         self._connection.begin_release()
@@ -87,10 +87,10 @@ class Connector(threading.Thread):
         self._rescan()
 
     def _reopen(self) -> None:
-        """Open the library again.
+        """Reopen the library.
 
-        It is closed first, but only if no call is inside. A call that is stuck there affects no other GPU: a library
-        that still answers is left as it is, and one that does not is opened a second time.
+        It is closed first, but only if no call is inside it. If a call is stuck there, a library that still answers
+        stays as it is, and one that does not is opened a second time. So the stuck call affects no other GPU.
         """
         self._connection.paused = True
         try:
@@ -110,20 +110,20 @@ class Connector(threading.Thread):
         self._connection.opened()
 
     def _detach(self) -> bool:
-        """Have each worker give its handle back, on its own thread: the library that is loaded next can't use it.
+        """Make each worker release its handle, on its own thread, because a reopened library cannot use it.
 
-        False if a worker is stuck: closing a library while a call is inside it can crash the process.
+        Return False if a worker is stuck: closing a library while a call is inside it can crash the process.
         """
         self._connection.invalidate()
         self._workers.wake_all()
         return self._workers.wait_idle(DEADLINE_SECONDS)
 
     def _rescan(self) -> None:
-        """Have a worker for each GPU that the library lists."""
+        """Start workers for GPUs that the library lists and that have none."""
         count = self._source.count()
         self._workers.cover(count)
         self.most_gpus = max(self.most_gpus, count, self._expected or 0)
 
     def _needs_restart(self) -> bool:
-        """Whether all GPUs are lost, or the PCI bus has changed: only a library that is opened again finds them."""
+        """Return whether all GPUs are lost, or the PCI bus has changed: only a reopened library finds these GPUs."""
         return self._source.expected() != self._expected or self._workers.all_lost()

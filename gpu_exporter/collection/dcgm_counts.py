@@ -1,9 +1,10 @@
-"""dcgm-exporter's own metrics (`DCGM_EXP_*`), computed from samples and events as it computes them from DCGM's.
+"""dcgm-exporter's own metrics (`DCGM_EXP_*`), computed from samples and events as dcgm-exporter computes them.
 
-Source: NVIDIA/dcgm-exporter 4.5.3-4.8.2, `internal/pkg/collector/expcollector.go` and `clock_events_collector.go`; of
+Source: NVIDIA/dcgm-exporter 4.5.3-4.8.2, `internal/pkg/collector/expcollector.go` and `clock_events_collector.go`; for
 the totals 4.8.3's `clock_events_total_collector.go` and `xid_total_collector.go`. Each sample of the clock's mask in a
-window counts once for each of its bits, so a count depends on `--interval`, as it depends on the collect interval of
-dcgm-exporter. The window ends at the tick, not at a scrape: all scrapers see the same. `events.EventLog` counts Xids.
+window counts once for each of its bits. So a count depends on `--interval`, as dcgm-exporter's depends on its collect
+interval. The window ends at the collection, not at a scrape, so that all scrapers see the same. `events.EventLog`
+counts XIDs.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ CLOCK_EVENTS = (
 OF_CLOCK = frozenset({m.EXP_CLOCK_COUNT, m.EXP_CLOCK_TOTAL})
 OF_XIDS = frozenset({m.EXP_XID_COUNT, m.EXP_XID_TOTAL})
 NEEDS_DCGM = "needs_dcgm"
-NO_WITNESS = "no_events"
+NO_EVENTS = "no_events"
 
 
 def milliseconds(seconds: float) -> str:
@@ -39,7 +40,7 @@ def milliseconds(seconds: float) -> str:
 
 
 class ClockEvents:
-    """What held down the clock of one GPU: how many samples within a window show it, and how often it began."""
+    """Clock events of one GPU: how many samples within a window show each event, and how often each began."""
 
     def __init__(self) -> None:
         self._window: deque[tuple[float, int]] = deque()
@@ -48,7 +49,7 @@ class ClockEvents:
         self._before: int | None = None
 
     def take(self, at: float, mask: int) -> None:
-        """Take a sample of the mask. What the first one shows did not begin then."""
+        """Add a sample of the mask. Events in the first sample do not count as begun."""
         self._window.append((at, mask))
         for bit in _bits(mask):
             self._counts[bit] += 1
@@ -57,7 +58,7 @@ class ClockEvents:
         self._before = mask
 
     def counts(self, now: float, window: float) -> Mapping[str, int] | None:
-        """Return by event how many samples of the last `window` seconds show it; None if there was no sample at all."""
+        """Return how many samples of the last `window` seconds show each event; None if there was no sample."""
         while self._window and self._window[0][0] <= now - window:
             for bit in _bits(self._window.popleft()[1]):
                 self._counts[bit] -= 1
@@ -66,7 +67,7 @@ class ClockEvents:
         return {CLOCK_EVENTS[bit]: count for bit, count in enumerate(self._counts) if count}
 
     def totals(self) -> Mapping[str, int]:
-        """Return how often each event began, without those that never did."""
+        """Return how often each event began, without those that never began."""
         return {CLOCK_EVENTS[bit]: count for bit, count in sorted(self._begun.items())}
 
 
@@ -75,9 +76,9 @@ def _bits(mask: int) -> list[int]:
 
 
 class DcgmExporterCounts:
-    """Which of these metrics are exposed, and what a source must be asked for to compute them (`source_metrics`).
+    """Which of these metrics are exposed, and which metrics a source must read to compute them (`source_metrics`).
 
-    `clock_window`: the window of clock events, in seconds. `xids_reported`: whether this exporter learns of Xids.
+    `clock_window` is the window of clock events in seconds. `xids_reported`: whether the exporter can learn of XIDs.
     """
 
     def __init__(self, metrics: Sequence[Metric], clock_window: float, *, xids_reported: bool) -> None:
@@ -89,11 +90,11 @@ class DcgmExporterCounts:
         self.source_metrics = (*read, m.CLOCK_EVENTS) if self._mask_hidden else read
         self._window = clock_window
         self._health = m.EXP_HEALTH in chosen
-        self._without_xids: Mapping[Metric, str] = {} if xids_reported else dict.fromkeys(self.xids, NO_WITNESS)
+        self._without_xids: Mapping[Metric, str] = {} if xids_reported else dict.fromkeys(self.xids, NO_EVENTS)
         self._series: dict[tuple[Gpu, Metric, str | None], Series] = {}
 
     def unsupported(self, samples: Iterable[Sample], by_source: Mapping[Metric, str]) -> Mapping[Metric, str]:
-        """Return why a GPU lacks metrics: those that its source does not support, and those that need DCGM or Xids."""
+        """Return why a GPU has no value of a metric: not supported by the source, or it needs DCGM or XIDs."""
         health_missing = self._health and all(sample.series.metric is not m.EXP_HEALTH for sample in samples)
         if health_missing and m.EXP_HEALTH not in by_source:
             by_source = {**by_source, m.EXP_HEALTH: NEEDS_DCGM}
@@ -102,11 +103,11 @@ class DcgmExporterCounts:
     def samples(
         self, gpu: Gpu, events: ClockEvents, reading: Reading, samples: tuple[Sample, ...]
     ) -> tuple[Sample, ...]:
-        """Return what a GPU exposes: its `samples` after this reading, and the counts."""
+        """Return all samples of a GPU: its `samples` after this reading, and the counts."""
         if not self.clock:
             return samples
         mask = next((value for series, value in reading.values.items() if series.metric is m.CLOCK_EVENTS), None)
-        if mask is not None and m.CLOCK_EVENTS.low <= mask <= m.CLOCK_EVENTS.high:
+        if mask is not None and m.CLOCK_EVENTS.holds(mask):
             events.take(reading.at, int(mask))
         counts = events.counts(reading.at, self._window)
         if self._mask_hidden:

@@ -1,4 +1,4 @@
-"""What the loop remembers of each GPU: its samples and totals, when it was last read, and why not since."""
+"""The record of each GPU: its samples and totals, when it was last read, and why it cannot be read."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Mapping
+from weakref import WeakKeyDictionary
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.collection.accumulator import Accumulator
@@ -18,10 +19,12 @@ from gpu_exporter.model.pci import same_device
 
 log = logging.getLogger(__name__)
 
-# The series of a GPU are withdrawn when it was not read for this many intervals: Prometheus would store them as fresh.
-# That is when the third read in a row is missing, whose tick comes when the values are not quite three intervals old.
+# The series of a GPU are withdrawn when it was not read for this many intervals, because Prometheus would store them as
+# fresh. The third missing read is due when the values are not quite three intervals old.
 STALE_INTERVALS = 2.5
-# The values of a GPU that are kept with an event on it.
+# How long a GPU that the driver no longer lists is shown as gone.
+GONE_SECONDS = 86400.0
+# The values of a GPU that are stored with an event on it.
 EVIDENCE = frozenset(
     {
         m.SM_CLOCK,
@@ -38,16 +41,17 @@ EVIDENCE = frozenset(
 
 
 class GpuRecord:
-    """One GPU, identified by its UUID. The record stays when the GPU is gone.
+    """One GPU, identified by its UUID. The record stays for GONE_SECONDS when the GPU is gone.
 
-    Its worker writes it. The clock reads it, counts the ticks that were skipped, and reports a worker that is stuck.
+    Its worker writes it. The clock reads it, counts skipped collections, and reports a worker that is stuck.
     """
 
-    def __init__(self, gpu: Gpu, gauge_window: float) -> None:
+    def __init__(self, gpu: Gpu, gauge_window: float, *, live: bool = True) -> None:
         self.gpu = gpu
-        self.accumulator = Accumulator(gauge_window)
+        self.accumulator = Accumulator(gauge_window, check_rates=live)
         self.samples: tuple[Sample, ...] = ()
         self.unsupported: Mapping[Metric, str] = {}
+        self.claimed_at = time.monotonic()
         self.read_at: float | None = None
         self.reason = "unread"
         self.duration = 0.0
@@ -66,13 +70,17 @@ class GpuRecord:
         return next((outcome for name, outcome in failures if name == metric.name), "not_read")
 
     def is_fresh(self, interval: float) -> bool:
-        """Whether the samples still hold, of a GPU that is to be read every `interval` seconds."""
+        """Return whether the samples are still valid, for a GPU that is read every `interval` seconds."""
         if self.read_at is None:
             return False
         return time.monotonic() - self.read_at <= STALE_INTERVALS * max(interval, self._period)
 
+    def is_expired(self) -> bool:
+        """Return whether the GPU was last read so long ago that it is not shown any more if it is gone."""
+        return time.monotonic() - max(self.claimed_at, self.read_at or self.claimed_at) > GONE_SECONDS
+
     def evidence(self) -> GpuState:
-        """Return the GPU and those of its latest values that are kept with an event."""
+        """Return the GPU and those of its latest values that are stored with an event."""
         unlabelled = ((series, value) for series, value in self.samples if not series.labels)
         return GpuState(
             self.gpu, {str(series.metric): value for series, value in unlabelled if series.metric in EVIDENCE}
@@ -81,8 +89,8 @@ class GpuRecord:
     # --- reads ----------------------------------------------------------------------------------------------------
 
     def take(self, reading: Reading, plan: Plan, started: float, *, between_pages: bool) -> None:
-        """Take the reading of a tick that began at `started`. One between two pages only adds to totals and histograms:
-        no page shows its samples."""
+        """Add the reading of a collection that began at `started`. One between two pages only adds to totals and
+        histograms, because no page shows its samples."""
         self.accumulator.take(reading, plan.histograms)
         if not between_pages:
             samples = self.accumulator.samples()
@@ -90,42 +98,42 @@ class GpuRecord:
             self.unsupported = plan.counts.unsupported(samples, reading.unsupported)
             self.duration = time.monotonic() - started
         now = time.monotonic()
-        # With short intervals, not every tick has a read.
+        # With short intervals, not every collection reads the GPU.
         self._period = PAGE_SECONDS if self.read_at is None else min(now - self.read_at, PAGE_SECONDS)
         self.read_at = now
         self._up()
 
     def attached(self, *, reports_xids: bool) -> None:
-        """The GPU has a new handle."""
+        """Note that the GPU has a new handle."""
         self.reports_xids = reports_xids
 
     def taken_over(self, *, reports_xids: bool) -> None:
-        """A new handle has replaced the previous one without a gap: totals and windows continue."""
+        """Note that a new handle has replaced the previous one without a gap: totals and windows continue."""
         self.reports_xids = reports_xids
         self.accumulator.renew()
 
     def detached(self) -> None:
-        """The GPU has no handle any more: its series end."""
+        """End the series, because the GPU has no handle any more."""
         self.reports_xids = False
         self.accumulator.detach()
 
     # --- states: one line in the log per change -------------------------------------------------------------------
 
     def down(self, reason: str, message: str) -> None:
-        """A read failed."""
+        """Note that a read failed."""
         self.failures += 1
         if self.reason != reason:
             log.warning("GPU %d (%s) is down: %s", self.gpu.index, self.gpu.uuid or "not identified", message)
         self.reason = reason
 
     def stuck(self) -> None:
-        """A read does not return."""
+        """Note that a read does not return."""
         if self.reason != "stalled":
             log.warning("GPU %d (%s) is stuck in a driver call", self.gpu.index, self.gpu.uuid or "not identified")
         self.reason = "stalled"
 
     def released(self) -> None:
-        """The driver is released: the GPU is not up until it has been read again."""
+        """Note that the driver is released: the GPU is not up until it is read again."""
         self.reason = "released"
 
     def _up(self) -> None:
@@ -137,41 +145,65 @@ class GpuRecord:
 class Records:
     """The records of all GPUs, and the index of the worker that attached each of them last.
 
-    Any thread may call any method.
+    Any thread may call any method. `live`: whether the GPUs are real ones.
     """
 
-    def __init__(self, gauge_window: float) -> None:
+    def __init__(self, gauge_window: float, *, live: bool = True) -> None:
         self._gauge_window = gauge_window
+        self._live = live
         self._lock = threading.Lock()
         self._records: dict[str, GpuRecord] = {}
-        self._workers: dict[GpuRecord, int] = {}
+        self._workers: WeakKeyDictionary[GpuRecord, int] = WeakKeyDictionary()
 
     def unidentified(self, worker: int) -> GpuRecord:
-        """Return a record for the worker of this index to use as long as its GPU is not identified."""
-        record = GpuRecord(Gpu(worker), self._gauge_window)
+        """Return a record for the worker of this index to use until its GPU is identified."""
+        record = self._new(Gpu(worker))
         with self._lock:
             self._workers[record] = worker
         return record
 
     def claim(self, gpu: Gpu, worker: int) -> GpuRecord:
-        """Return the record of this UUID (of this index, if it has none) with its present identity, for its worker."""
-        key = gpu.uuid or f"GPU {gpu.index}"
+        """Return the record of this UUID (of this index, if it has none) with its present identity, for its worker.
+
+        The GPU that this worker read before in the same slot was replaced: its record is forgotten.
+        """
+        key = _key(gpu)
         with self._lock:
-            record = self._records.get(key) or GpuRecord(gpu, self._gauge_window)
-            record.gpu = gpu
+            for other, replaced in list(self._records.items()):
+                if other != key and self._workers.get(replaced) == worker and _same_slot(replaced.gpu, gpu):
+                    log.warning("GPU %d: %s was replaced by %s", gpu.index, replaced.gpu.uuid, gpu.uuid)
+                    del self._records[other]
+            record = self._records.get(key) or self._new(gpu)
+            record.gpu, record.claimed_at = gpu, time.monotonic()
             self._workers[record] = worker  # before it is listed: every listed record has a worker
             self._records[key] = record
         return record
+
+    def _new(self, gpu: Gpu) -> GpuRecord:
+        return GpuRecord(gpu, self._gauge_window, live=self._live)
+
+    def forget(self, record: GpuRecord) -> None:
+        """Stop listing this GPU."""
+        with self._lock:
+            self._records.pop(_key(record.gpu), None)
 
     def worker_index(self, record: GpuRecord) -> int:
         """Return the index of the worker that attached this GPU last."""
         return self._workers[record]
 
     def identified(self) -> list[GpuRecord]:
-        """Return the records of all GPUs that were ever identified."""
+        """Return the records of all GPUs that were identified and have not been replaced or expired since."""
         with self._lock:
             return list(self._records.values())
 
     def at_address(self, pci: str) -> GpuRecord | None:
         """Return the record of the GPU at a PCI address, if there is one."""
         return next((record for record in self.identified() if same_device(record.gpu.pci_bus_id, pci)), None)
+
+
+def _key(gpu: Gpu) -> str:
+    return gpu.uuid or f"GPU {gpu.index}"
+
+
+def _same_slot(one: Gpu, other: Gpu) -> bool:
+    return same_device(one.pci_bus_id, other.pci_bus_id) or not (one.pci_bus_id or other.pci_bus_id)

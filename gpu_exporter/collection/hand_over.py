@@ -1,4 +1,4 @@
-"""The hand-over: the exporter releases the driver for a time, so that someone can replace it or reset a GPU."""
+"""A release: the exporter closes the driver for a time, so that someone can replace the driver or reset a GPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class Release:
-    """A request to hold nothing of the driver until a certain time. `open_files` have stayed open nevertheless."""
+    """A request to release the driver until a certain time. `open_files` are device files that stayed open."""
 
     def __init__(self, seconds: float) -> None:
         self.closed = False
@@ -24,18 +24,18 @@ class Release:
         self.extend(seconds)
 
     def extend(self, seconds: float) -> None:
-        """Have it end this many seconds from now; `until` is that moment in unix time."""
+        """End the release this many seconds from now; `until` is that moment in unix time."""
         self.until = time.time() + seconds
         self._end = time.monotonic() + seconds
 
     @property
     def left(self) -> float:
-        """Seconds until it ends without being asked to."""
+        """Seconds until it ends by itself."""
         return max(0.0, self._end - time.monotonic())
 
     @property
     def done(self) -> bool:
-        """Whether nothing of the driver is held."""
+        """Whether the driver is released completely."""
         return self.closed and not self.open_files
 
     def close(self, source: Source) -> None:
@@ -44,23 +44,23 @@ class Release:
         self.open_files = device_files() if source.live else ()
         self.closed = True
         if self.open_files:
-            log.warning("source %s is %s, but holds %s", source.name, self, ", ".join(self.open_files))
+            log.warning("source %s is %s, but still has %s open", source.name, self, ", ".join(self.open_files))
         else:
             log.info("source %s is %s", source.name, self)
 
     def problem(self, busy: Sequence[int]) -> str:
-        """Return why it is not done, in one line, while these GPUs are in a driver call; empty if it is done."""
+        """Return why the release is not complete, in one line; empty if it is. `busy` are GPUs in a driver call."""
         if self.closed:
             return f"still open: {', '.join(self.open_files)}" if self.open_files else ""
         where = f"GPU {', '.join(map(str, busy))}" if busy else "the library"
-        return f"{where}: a driver call does not return; when it does, the driver is let go of"
+        return f"{where}: a driver call does not return; when it does, the driver is released"
 
     def __str__(self) -> str:
         return f"released until {datetime.fromtimestamp(self.until, timezone.utc):%Y-%m-%dT%H:%M:%SZ}"
 
 
 class HandOver:
-    """The present release, if there is one. `notify` is called when that changes."""
+    """The current release, if there is one. `notify` is called when that changes."""
 
     def __init__(self, notify: Callable[[], None]) -> None:
         self.release: Release | None = None
@@ -68,7 +68,7 @@ class HandOver:
         self._lock = threading.Lock()
 
     def begin(self, seconds: float) -> None:
-        """Release the driver for this long; if it is released already, for this long from now on."""
+        """Release the driver for this many seconds from now; extend a release that is in force."""
         with self._lock:
             if self.release:
                 self.release.extend(seconds)
@@ -77,17 +77,17 @@ class HandOver:
         self._notify()
 
     def end(self) -> bool:
-        """Use the driver again. False if it is not released."""
+        """Use the driver again. Return False if it is not released."""
         with self._lock:
             release, self.release = self.release, None
         self._notify()
         return release is not None
 
     def present(self) -> Release | None:
-        """Return the release that is in force now, and end one whose time is over."""
+        """Return the release that is in force now; end one whose time is over."""
         with self._lock:
             if self.release and not self.release.left:
-                log.info("nobody resumed in time: the release is over")
+                log.info("the release is over: its time has passed and nobody resumed")
                 self.release = None
             return self.release
 

@@ -1,9 +1,9 @@
-"""What happens between two scrapes: means and buffered samples of one GPU -> cumulative histograms that never fall.
+"""Means and buffered samples of one GPU -> cumulative histograms, which show what happens between two scrapes.
 
 A histogram is a distribution (of shares of time, of power); that of `gpu_idle_gap_seconds` shows how long the SMs were
-idle each time. Distributions of means are weighted by time: each observation stands for a millisecond, so that rates
-mean the same at any interval and a late tick loses nothing. With coarser observations, a tick that is a little longer
-than the others would get more than its share, and the load decides which ticks those are.
+idle each time. Distributions of means are weighted by time: each observation stands for a millisecond. So rates mean
+the same at any interval, and a late collection loses nothing. With coarser observations, an interval that is a little
+longer than the others would get more than its share, and the load decides which intervals those are.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from gpu_exporter.model.metric import Labels, Metric
 OBSERVATION_SECONDS = 0.001
 # An idle SM reads 0. The smallest measured kernels, launched back to back, read twice this value.
 IDLE_RATIO = 1e-4
-# More digits than a sum can resolve are noise that every scrape would transfer.
+# More digits would only be noise that every scrape transfers.
 DIGITS = 6
 
-# The histograms that are made of a row's means, by that row.
+# The histograms that are made from a row's means, by that row.
 HistogramRows = Mapping[Metric, Sequence[Metric]]
 
 
 def histograms_of(metrics: Iterable[Metric]) -> HistogramRows:
-    """Return the histograms among these rows, by the row whose means they are made of."""
+    """Return the histograms among these rows, by the row whose means they are made from."""
     histograms: dict[Metric, list[Metric]] = {}
     for row in metrics:
         if row.histogram_of is not None:
@@ -38,7 +38,7 @@ def histograms_of(metrics: Iterable[Metric]) -> HistogramRows:
 
 @dataclass(slots=True)
 class Histogram:
-    """Counts by bucket and the sum, which last as long as the exporter; `series` last as long as a handle."""
+    """Counts by bucket and their sum, which last as long as the exporter; `series` last as long as a handle."""
 
     metric: Metric
     labels: Labels
@@ -53,12 +53,12 @@ class Histogram:
         self.counts = [0] * (len(self.metric.edges) + 1)
 
     def observe(self, value: float) -> None:
-        """Count a value in the bucket of the first edge that is not below it."""
+        """Count a value in the first bucket whose upper edge it does not exceed."""
         self.counts[bisect_left(self.metric.edges, value)] += 1
         self.total += value
 
     def mean(self, value: float, span: float) -> None:
-        """Take the mean over `span` seconds. The rest of a millisecond is added to the next mean."""
+        """Count the mean over `span` seconds. The rest of a millisecond is added to the next mean."""
         self.rest += span / OBSERVATION_SECONDS
         times, value = int(self.rest + 1e-6), min(value, self.metric.edges[-1])
         self.rest -= times
@@ -66,7 +66,7 @@ class Histogram:
         self.total += value * span / OBSERVATION_SECONDS
 
     def idle(self, value: float, span: float) -> None:
-        """Take the share of active SMs over `span` seconds. A gap is counted when it ends."""
+        """Add the share of active SMs over `span` seconds. A gap is counted when it ends."""
         if value < IDLE_RATIO:
             self.gap += span
         elif self.gap:
@@ -74,10 +74,10 @@ class Histogram:
             self.gap = 0.0
 
     def unused(self, samples: Sequence[tuple[float, float]]) -> list[float]:
-        """Return the values that were not taken before, by their timestamps.
+        """Return the values whose timestamps are newer than those of the previous buffer.
 
-        A buffer always contains its newest sample. If that is older than one that was taken, the clock that stamps the
-        samples was set back: nothing of this buffer is taken, and later samples are taken by the new time.
+        A buffer always contains its newest sample. If that is older than the newest of the previous buffer, the clock
+        that stamps the samples was set back: this buffer is dropped, and later ones are compared with the new time.
         """
         newest = max((stamp for stamp, _ in samples), default=self.stamp)
         values = [value for stamp, value in samples if stamp > self.stamp]
@@ -95,7 +95,7 @@ class Histogram:
         return zip(self.series, (*below, round(self.total, DIGITS), below[-1]), strict=True)
 
     def close(self) -> Sequence[Series]:
-        """Stop taking values for now; return the series that end."""
+        """End the series, and return them."""
         ended, self.series, self.gap = self.series, (), 0.0
         return ended
 
@@ -108,7 +108,7 @@ class Histograms:
         self._made_of: dict[Series, list[Histogram]] = {}
 
     def take_mean(self, rows: Sequence[Metric], series: Series, value: float, span: float) -> Iterable[Histogram]:
-        """Take a mean of `series`, of which these rows are made; return the histograms that changed."""
+        """Add a mean of `series` to the histograms of these rows; return those that changed."""
         histograms = self._made_of.get(series)
         if histograms is None or [histogram.metric for histogram in histograms] != list(rows):
             histograms = self._made_of[series] = [self._of(row, series.labels) for row in rows]
@@ -120,11 +120,11 @@ class Histograms:
         return histograms
 
     def take_samples(self, series: Series, samples: Sequence[tuple[float, float]]) -> tuple[Histogram, int]:
-        """Take samples of the driver's buffer; return the histogram, and how many were out of range."""
+        """Add samples of the driver's buffer; return the histogram, and how many samples were out of range."""
         histogram = self._of(series.metric, series.labels)
         self._made_of.setdefault(series, [histogram])
         values = histogram.unused(samples)
-        good = [value for value in values if series.metric.low <= value <= series.metric.high]
+        good = [value for value in values if series.metric.holds(value)]
         for value in good:
             histogram.observe(value)
         return histogram, len(values) - len(good)
@@ -133,12 +133,12 @@ class Histograms:
         return self._all.setdefault((metric, labels), Histogram(metric, labels))
 
     def end(self, series: Series) -> Sequence[Histogram]:
-        """Forget a series that has ended; return the histograms that were made of it."""
+        """Forget a series that has ended; return the histograms that were made from it."""
         return self._made_of.pop(series, ())
 
     def renew(self, *, gone: bool) -> None:
-        """Make all series anew: another handle takes over. With `gone` it does so after a time of which nothing is
-        known, and a gap that was open is not counted, since its end was not seen."""
+        """Create all series anew, because another handle takes over. With `gone`, the GPU was not read for a time: an
+        open gap is not counted, since nobody saw its end."""
         self._made_of.clear()
         for histogram in self._all.values():
             histogram.series = ()

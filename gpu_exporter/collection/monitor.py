@@ -1,4 +1,4 @@
-"""The loop without a server: collects in the background, and has the latest snapshot at any time."""
+"""The loop without a server: it collects in the background and offers the latest snapshot at any time."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from gpu_exporter.model.metric import Gpm, Metric
 from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.model.source import Sampled, Source
 
-# A GPU that has not answered within this time is reported as it is.
+# A GPU that has not answered within this time is reported without values.
 PATIENCE_SECONDS = 5.0
 
 
 class Monitor:
-    """Collects every `interval` seconds, on threads of its own; profiling values are means over `window` seconds."""
+    """Collects every `interval` seconds on its own threads; profiling values are means over `window` seconds."""
 
     def __init__(
         self, source: Source, metrics: Sequence[Metric], interval: float, window: float, expected: int | None = None
@@ -32,7 +32,7 @@ class Monitor:
         self._enough = threading.Event()
 
     def start(self) -> None:
-        """Start, and wait until every GPU was read; twice, if profiling values are wanted. Raises SourceLost."""
+        """Start, and wait until every GPU was read, or read twice if profiling values are wanted. Raises SourceLost."""
         end = time.monotonic() + PATIENCE_SECONDS
         self._collector.start(PATIENCE_SECONDS)
         self._enough.wait(max(0.0, end - time.monotonic()))
@@ -58,11 +58,11 @@ class Monitor:
         return self._source.reads_until_profiled if isinstance(self._source, Sampled) else 2
 
     def snapshot(self) -> Snapshot:
-        """Return the latest snapshot. Calls no driver, takes no time."""
+        """Return the latest snapshot at once. Calls no driver."""
         return self._latest or self._collector.snapshot()
 
     def stop(self) -> bool:
-        """Stop. False if a driver call is stuck: then end with `os._exit`."""
+        """Stop. Return False if a driver call is stuck: then use `os._exit`."""
         return self._collector.stop()
 
 

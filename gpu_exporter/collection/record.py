@@ -1,4 +1,4 @@
-"""Source -> recording file: every raw value of every GPU, tick by tick."""
+"""Source -> recording file: every raw value of every GPU, collection by collection."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 PROFILED = frozenset(metric.key for metric in INTEGRALS)
-# How long a read may take once the end was requested; after that it is stuck in the driver.
+# How long a read may take after the end was requested; then it counts as stuck in the driver.
 GRACE_SECONDS = 2.0
 # How long attaching all GPUs may take.
 START_SECONDS = 30.0
@@ -35,7 +35,7 @@ def record(
     mask: bool = False,
     stop: threading.Event,
 ) -> tuple[int, bool]:
-    """Record for `duration` seconds or until `stop`; return the number of ticks, and False if a driver call is stuck.
+    """Record for `duration` seconds or until `stop`; return the number of reads, and False if a driver call is stuck.
 
     The file is complete in either case. Raises GpuExporterError.
     """
@@ -54,13 +54,13 @@ def record(
 
 
 def _raw(metrics: Sequence[Metric]) -> list[Metric]:
-    """Return one row for each field, and none of a link: the other rows are derived from these."""
+    """Return one row for each field of a GPU, from which the other rows are derived; none of links."""
     fields = {metric.nvml: metric for metric in reversed(metrics) if metric.bit is None}
     return [metric for metric in metrics if fields.get(metric.nvml) is metric and metric.entity.value == "gpu"]
 
 
 class _Recorder:
-    """Reads on its own thread, since a driver call may never return. Whoever waits for it completes the file."""
+    """Reads on its own thread, because a driver call may never return. The caller completes the file."""
 
     def __init__(self, source: Source, metrics: Sequence[Metric], path: Path, interval: float, *, mask: bool) -> None:
         self.ticks = 0
@@ -70,7 +70,7 @@ class _Recorder:
         self._writer: Writer | None = None
 
     def run(self, duration: float, stop: threading.Event) -> None:
-        """Record until the time is over or `stop`. An error is stored in `error`."""
+        """Record for `duration` seconds or until `stop`. An error is stored in `error`."""
         devices: list[Device] = []
         if isinstance(self._source, Sampled):
             self._source.sample_every(self._interval)
@@ -113,7 +113,7 @@ class _Recorder:
             tick = max(tick + self._interval, time.monotonic())
 
     def _write(self, gpu: int, values: dict[str, float], reading: Reading, stop: threading.Event) -> None:
-        """Write one line: what was read now, and earlier values that still hold. A mean holds for one tick only."""
+        """Write one line: what was read now, and earlier values that are still valid. A mean is valid only once."""
         for name in PROFILED & values.keys():
             del values[name]
         for series in reading.failed:
@@ -121,7 +121,7 @@ class _Recorder:
         values.update(
             (series.metric.key, value)
             for series, value in reading.values.items()
-            if series.metric.low <= value <= series.metric.high and not series.labels  # whole GPUs, no MIG instances
+            if series.metric.holds(value) and not series.labels  # whole GPUs, no MIG instances
         )
         if self._writer and not stop.is_set():
             self._writer.tick(time.time(), gpu, values)

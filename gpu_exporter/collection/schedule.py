@@ -1,4 +1,4 @@
-"""When the fields of one GPU are due: each pace has its period, and slow reads are spread over theirs."""
+"""When the fields of one GPU are due: each pace has its period, and the GPUs share out the time for slow reads."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from gpu_exporter.model.metric import Pace
 
-# Over so many GPUs are slow reads spread evenly; a node has eight, and the ninth reads together with the first.
+# Slow reads are spread evenly over this many GPUs: a node has eight. A ninth would read together with the first.
 SPREAD = 8
 
 
@@ -18,14 +18,14 @@ class Schedule:
         self._read_at: dict[Pace, float] = {}
 
     def reset(self) -> None:
-        """Have everything due: the GPU has a new handle."""
+        """Make everything due, because the GPU has a new handle."""
         self._read_at.clear()
 
     def take_due(self, now: float, interval: float) -> frozenset[Pace]:
         """Return the paces whose period is over, and start their next one. All are due at the first read.
 
-        A read is on time if it is early by less than half an interval. The first period of a slow pace is shortened by
-        another share on each GPU: the driver serves one call at a time, and those that wait for it burn CPU.
+        A read may be early by less than half an interval. The first period of a slow pace is shortened by a different
+        share on each GPU, because the driver serves one call at a time, and calls that wait for it burn CPU.
         """
         slack = interval / 2
         due = frozenset(pace for pace in Pace if now - self._read_at.get(pace, -float("inf")) >= pace.value - slack)
@@ -34,6 +34,6 @@ class Schedule:
         return due
 
     def retry_soon(self, paces: Iterable[Pace], now: float) -> None:
-        """Have these due after the period of a slow pace at the latest, even if their own is longer: a read failed."""
+        """Make these paces due after the period of a slow pace at the latest, because a read failed."""
         for pace in paces:
             self._read_at[pace] = min(self._read_at.get(pace, now), now + Pace.SLOW.value - pace.value)

@@ -9,9 +9,9 @@ from gpu_exporter.collection.dcgm_counts import DcgmExporterCounts
 from gpu_exporter.collection.histograms import HistogramRows, histograms_of
 from gpu_exporter.model.metric import Metric
 
-# A page is made at least this often, however short the interval, and with it is read what only pages show.
+# With shorter intervals, a page is still made only this often, and what only pages show is only read then.
 PAGE_SECONDS = 1.0
-# A GPU whose read takes longer than this, or than an interval if that is longer, is stuck in its driver.
+# A GPU whose read takes longer than this, or than an interval if that is longer, counts as stuck in its driver.
 DEADLINE_SECONDS = 1.0
 # The length of a step with high resolution: the shortest window for which GPM answers correctly.
 STEP_SECONDS = 0.1
@@ -42,7 +42,7 @@ class CollectionSettings:
 
     @property
     def step(self) -> float:
-        """Seconds between two ticks of the clock: an interval, or an equal part of it with high resolution."""
+        """Seconds between two wake-ups of the clock: an interval, or an equal part of it with high resolution."""
         steps = max(1, int(self.interval / STEP_SECONDS + 1e-6)) if self.high_resolution else 1
         return self.interval / steps
 
@@ -57,8 +57,8 @@ DEFAULT_SETTINGS = CollectionSettings()
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a worker reads and makes of it: the metrics to ask its source for, the histograms made of their means,
-    dcgm-exporter's counts, and the times in seconds."""
+    """What a worker reads and computes: the metrics to ask its source for, the histograms made from their means,
+    dcgm-exporter's counts, and times in seconds."""
 
     metrics: Sequence[Metric]
     histograms: HistogramRows
@@ -69,7 +69,7 @@ class Plan:
 
 
 def make_plan(metrics: Sequence[Metric], settings: CollectionSettings, *, xids_reported: bool) -> Plan:
-    """Return the plan that exposes `metrics`. `xids_reported`: whether this exporter learns of Xids at all."""
+    """Return the plan that exposes `metrics`. `xids_reported`: whether the exporter can learn of XIDs."""
     read = [row for row in metrics if row.histogram_of is None]
     counts = DcgmExporterCounts(read, settings.clock_events_count_window, xids_reported=xids_reported)
     return Plan(

@@ -1,4 +1,4 @@
-"""Another handle of the same GPU, which replaces the present one when other metrics are to be read."""
+"""A second handle of the same GPU, which replaces the current one when other metrics are to be read."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from gpu_exporter.model.gpu import Reading
 from gpu_exporter.model.metric import Metric, Pace
 from gpu_exporter.model.source import Device
 
-# Until it takes over, the GPU is read twice in each tick, but in no more ticks than this.
+# Until it takes over, each collection reads the GPU twice, but no more than this many.
 MOST_REHEARSALS = 5
 
 
 class Successor:
     """A handle that was attached for other metrics while the previous one is still in use.
 
-    Means need two reads. So that no series has a gap, the successor takes over only when it answers all metrics that
-    both handles read.
+    Means need two reads. So that no series has a gap, the successor takes over only when it has values of all metrics
+    that both handles read.
     """
 
     def __init__(self, device: Device, metrics: Sequence[Metric]) -> None:
@@ -33,7 +33,7 @@ class Successor:
             series
             for series, _ in record.samples
             if series.metric in self.metrics
-            and not series.part  # a histogram goes on with its totals
+            and not series.part  # a histogram continues with its totals
             and series.metric not in reading.unsupported
             and (series.metric, series.labels) not in answered
         ]

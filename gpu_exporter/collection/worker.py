@@ -1,4 +1,4 @@
-"""The thread that reads one GPU: it loses and finds its GPU, and if it gets stuck, it gets stuck alone."""
+"""The thread that reads one GPU. It attaches the GPU again after a loss, and if it gets stuck, no other thread does."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ log = logging.getLogger(__name__)
 
 
 class Worker(threading.Thread):
-    """Reads the GPU of one index at each tick. Only this thread uses its device, so a call that hangs affects no other.
+    """Reads the GPU of one index at each collection. Only this thread uses its device, so a call that hangs affects no
+    other GPU.
 
-    The thread of an `instant` worker is never started: its tick runs on the thread that wakes it.
-    `plan` returns what is to be read now; `finished` is called after each tick.
+    The thread of an `instant` worker is never started: it reads on the thread that wakes it.
+    `plan` returns what to read now; `finished` is called after each read.
     """
 
     def __init__(
@@ -71,20 +72,20 @@ class Worker(threading.Thread):
 
     @property
     def unidentified(self) -> bool:
-        """Whether it has never learned which GPU this is."""
+        """Whether its GPU has not been identified."""
         return self.record is self._unidentified
 
     @property
     def stalled(self) -> float:
-        """Seconds that the current read has taken, if that is more than the deadline and it counts as stuck; else 0."""
+        """Seconds that the current read has taken, if that is more than the deadline, so that it is stuck; else 0."""
         since = self._busy_since
         busy = 0.0 if since is None else time.monotonic() - since
         return busy if busy > self._plan().deadline else 0.0
 
     def wake(self, *, between_pages: bool = False) -> None:
-        """Have it begin a tick, or end if the collector is stopping. An instant worker does so here and now.
+        """Start a read, or end the thread if the collector is stopping. An instant worker does so on this thread.
 
-        With `between_pages` it reads only what is needed between two pages.
+        With `between_pages`, read only what is needed between two pages.
         """
         self._between_pages = between_pages
         if not self.instant:
@@ -101,10 +102,10 @@ class Worker(threading.Thread):
     # --- its own thread -------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Run a tick each time it is woken, until the collector stops."""
+        """Read each time it is woken, until the collector stops."""
         while True:
             self._woken.wait()
-            self._busy_since = time.monotonic()  # before `clear`: at no instant does a woken worker look idle
+            self._busy_since = time.monotonic()  # before `clear`, so that a woken worker never looks idle
             self._woken.clear()
             if self._connection.stopping.is_set():
                 break
@@ -138,6 +139,8 @@ class Worker(threading.Thread):
             if self._connection.released:
                 self.record.released()
         between_pages = self._between_pages
+        if self._device and not self._claims_record():
+            self._failed("gone", f"the driver lists the GPU that was at index {self.index} at another index")
         if not self._connection.up or self._connection.paused:
             return
         if self._device is None and (between_pages or started < self._backoff.due):
@@ -163,15 +166,15 @@ class Worker(threading.Thread):
         return self._read_successor(plan, now) or device.read(self._schedule.take_due(now, plan.interval))
 
     def _read_between_pages(self, device: Device, plan: Plan, now: float) -> Reading | None:
-        """Read only the means that histograms are made of, if the device can do that; means of other metrics are exact
-        over any time. Other devices are read as for a page, if intervals are short, else not at all."""
+        """Read only the means that histograms are made from, if the device can do that: means of other metrics are
+        exact over any time. Read other devices as for a page if intervals are short, else not at all."""
         if self._glancing:
             return self._glancing.glance() if plan.histograms else None
         return device.read(self._schedule.take_due(now, plan.interval)) if plan.short_intervals else None
 
     def _log_events(self, device: Device) -> None:
         if self._events:
-            self._events.add_driver_xids(device.events())
+            self._events.add_driver_xids(self.record.accumulator.plausible_xids(device.events()))
 
     # --- its device -----------------------------------------------------------------------------------------------
 
@@ -193,7 +196,7 @@ class Worker(threading.Thread):
     def _detach(self) -> None:
         self._drop_successor()
         if self._device:
-            self._log_events(self._device)  # the read that found the GPU dead may have brought what killed it
+            self._log_events(self._device)  # an XID may say why the GPU died
             if self._claims_record():
                 self.record.detached()
             self._device.close()
@@ -207,13 +210,13 @@ class Worker(threading.Thread):
         self.record.down(reason, message)
 
     def _claims_record(self) -> bool:
-        """Whether no other worker has attached this GPU since: after a restart it may have another index."""
+        """Return whether no other worker has attached this GPU since: it may have moved to another index."""
         return self._records.worker_index(self.record) == self.index
 
     # --- a change of metrics --------------------------------------------------------------------------------------
 
     def _read_successor(self, plan: Plan, now: float) -> Reading | None:
-        """If other metrics are to be read now: the reading of the device that takes over, once there is one."""
+        """Return the reading of the device that takes over when other metrics are to be read; None until it does."""
         if self._successor and self._successor.metrics != plan.metrics:
             self._drop_successor()
         if self._metrics == plan.metrics or now < self._successor_backoff.due:
@@ -224,7 +227,7 @@ class Worker(threading.Thread):
                 self._successor = Successor(device, plan.metrics)
             reading = self._successor.read(self.record)
         except GpuLost as error:  # if the GPU is lost, the device in use reports that, too
-            log.warning("GPU %d: not asked for other metrics yet: %s", self.index, error)
+            log.warning("GPU %d: the changed metrics are not read yet: %s", self.index, error)
             self._drop_successor()
             self._successor_backoff.failed()
             return None

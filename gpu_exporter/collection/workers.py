@@ -1,7 +1,8 @@
-"""The workers of one source: waking them, waiting for them, and which of them are stuck."""
+"""The workers of one source: wakes them, waits for them, and knows which of them are stuck."""
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 
@@ -12,11 +13,13 @@ from gpu_exporter.collection.worker import Worker
 from gpu_exporter.health.events import EventLog
 from gpu_exporter.model.source import Instant
 
+log = logging.getLogger(__name__)
+
 LOST = ("lost", "reset_required", "gone")
 
 
 class Workers:
-    """One worker for each index that the library ever had a GPU at. The connect thread adds to them."""
+    """One worker for each index at which the library ever had a GPU. The connect thread adds workers."""
 
     def __init__(
         self, connection: Connection, records: Records, plan: Callable[[], Plan], events: EventLog | None
@@ -28,11 +31,15 @@ class Workers:
         self._workers: list[Worker] = []
         self._count = 0
         self._finished = threading.Condition()
+        self._refused = False
 
     # --- the connect thread ---------------------------------------------------------------------------------------
 
     def cover(self, count: int) -> None:
-        """Start workers until there is one for each of `count` GPUs; of further ones, the GPU is gone."""
+        """Start workers until there is one for each of `count` GPUs; the GPUs of any further workers are gone.
+
+        If the system refuses a thread, GPUs that have one are still read, and the next call tries again.
+        """
         self._count = count
         source = self._connection.source
         for index in range(len(self._workers), count):
@@ -46,17 +53,29 @@ class Workers:
                 instant=instant,
                 finished=self.notify,
             )
+            try:
+                if not instant:
+                    worker.start()
+            except RuntimeError as error:
+                if not self._refused:
+                    log.error(
+                        "GPU %d is not read: %s; raise the limit on processes (ulimit -u, pids.max) or on memory",
+                        index,
+                        error,
+                    )
+                self._refused = True
+                return
             self._workers.append(worker)
-            if not instant:
-                worker.start()
+        self._refused = False
 
     def wake_all(self) -> None:
-        """Wake every worker, also those that are busy."""
+        """Wake every worker, even if it is busy."""
         for worker in self._workers:
             worker.wake()
 
     def wait_idle(self, timeout: float) -> bool:
-        """Wait until no worker is in a driver call. False if that takes longer, or if the collector stops before."""
+        """Wait until no worker is in a driver call. Return False if that takes longer than `timeout` seconds, or if the
+        collector stops before."""
         with self._finished:
             self._finished.wait_for(
                 lambda: self._connection.stopping.is_set() or not any(worker.busy for worker in self._workers), timeout
@@ -64,13 +83,13 @@ class Workers:
             return not any(worker.busy for worker in self._workers)  # the wait also ends when the collector stops
 
     def all_lost(self) -> bool:
-        """Whether no GPU can be found any more."""
+        """Return whether all GPUs are lost."""
         return all(worker.record.reason in LOST for worker in self._workers)
 
     # --- the clock ------------------------------------------------------------------------------------------------
 
     def wake_idle(self, *, between_pages: bool = False) -> list[Worker]:
-        """Have all workers read that are not busy, and return those to wait for.
+        """Wake all workers that are not busy, and return those to wait for.
 
         With `between_pages` they read only what is needed between two pages.
         """
@@ -87,24 +106,24 @@ class Workers:
         return awaited
 
     def wait(self, awaited: Sequence[Worker], timeout: float) -> None:
-        """Wait until these have finished their tick."""
+        """Wait until these have finished their read."""
         with self._finished:
             self._finished.wait_for(lambda: not any(worker.busy for worker in awaited), timeout)
 
     def skip(self, ticks: int) -> None:
-        """Count ticks that the clock missed."""
+        """Count collections that the clock missed."""
         for worker in self._workers:
             worker.record.skipped += ticks
 
     # --- any thread -----------------------------------------------------------------------------------------------
 
     def notify(self) -> None:
-        """Wake the threads that wait for workers: one has finished its tick, or the collector stops."""
+        """Wake the threads that wait for workers, because one has finished its read or the collector stops."""
         with self._finished:
             self._finished.notify_all()
 
     def worker_of(self, record: GpuRecord) -> Worker:
-        """Return the worker that attached this GPU last."""
+        """Return the worker that last attached this GPU."""
         return self._workers[self._records.worker_index(record)]
 
     def unidentified(self) -> list[GpuRecord]:
@@ -112,7 +131,7 @@ class Workers:
         return [worker.record for worker in self._workers[: self._count] if worker.unidentified]
 
     def stuck(self) -> list[int]:
-        """Return the indices of workers that are stuck in a driver call; if none is, of those that are in one."""
+        """Return the indices of workers that are stuck in a driver call; if none is, those of workers in a call."""
         stalled = [worker.index for worker in self._workers if worker.stalled]
         return stalled or [worker.index for worker in self._workers if worker.busy]
 

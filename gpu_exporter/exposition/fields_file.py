@@ -245,6 +245,7 @@ class FieldsFile:
                 entity,
                 dcgm.id,
                 per_instance=dcgm.level == "instance",
+                rate=float("inf"),  # the file may call anything a counter
             )
         return self._made[dcgm.id, kind]
 

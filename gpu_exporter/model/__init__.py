@@ -1,1 +1,1 @@
-"""The words of the project as types. Imports nothing else of the package."""
+"""The types that every other subpackage uses. Imports no other part of the package."""

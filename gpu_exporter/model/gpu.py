@@ -11,7 +11,7 @@ from gpu_exporter.model.metric import Labels, Metric
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """The identity of a GPU. `info` holds what never changes while the driver is loaded."""
+    """The identity of a GPU. `info` has further labels that do not change while the driver is loaded."""
 
     index: int
     uuid: str = ""
@@ -34,9 +34,9 @@ class Owner(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Series:
-    """A metric of an entity: the identity under which values are kept from tick to tick (compared by identity).
+    """A metric of an entity. Values are stored under it from one collection to the next; it is compared by identity.
 
-    Of a histogram, `part` is which series this is: `_bucket` (with the label `le`), `_sum` or `_count`.
+    For a histogram, `part` is `_bucket` (with the label `le`), `_sum` or `_count`.
     """
 
     metric: Metric
@@ -46,12 +46,12 @@ class Series:
 
     @property
     def name(self) -> str:
-        """The name that its samples have in the catalogue's words."""
+        """The name of its samples, by the catalogue."""
         return self.metric.name + self.part
 
 
 class Sample(NamedTuple):
-    """A value that was read. What could not be read has no sample: no NaN, no -1, no blank."""
+    """A value that was read. What could not be read has no sample: never NaN, -1 or a blank."""
 
     series: Series
     value: float
@@ -59,13 +59,13 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What one read of one GPU gave.
+    """The result of one read of one GPU.
 
-    `values` has the series of the paces that were due. Profiling values are means over the `span` seconds
-    before `at` (monotonic seconds), or over those that `spans` has for the series. `failed` names series that
-    should have answered and did not, with one of the five outcomes; `unsupported` those that this device can't
-    answer; `ended` those of MIG instances and processes that are no more. `buffered` has samples that were taken
-    since about the read before, each with a stamp that rises from sample to sample; some may be repeated.
+    `values` has the series whose pace was due. Profiling values are means over the `span` seconds before `at`
+    (monotonic seconds), or over the seconds that `spans` has for the series. `failed` has series that should have
+    answered and did not, with one of the five outcomes. `unsupported` has metrics that this device does not support,
+    with the reason. `ended` has series of MIG instances and processes that have ended. `buffered` has samples that
+    the driver took since about the previous read, each with a timestamp that rises; some may be repeated.
     """
 
     at: float
@@ -80,7 +80,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class XidEvent:
-    """An XID that the driver reported, received at unix time `at`; `instance` is the MIG instance it was on."""
+    """An XID that the driver reported, received at unix time `at`. `instance` is the MIG instance where it occurred."""
 
     at: float
     pci_bus_id: str

@@ -14,17 +14,17 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-# An older answer no longer holds for the pods of today.
+# An older answer may be of pods that have ended.
 KEPT_SECONDS = 600.0
-# The longest wait after a failure: kubelet is back soon after a restart.
+# The longest wait after a failure: a restarted kubelet answers again soon.
 LONGEST_WAIT = 5.0
 INTERNAL = "internal_error"
 
 
 class LookupFailed(Exception):
-    """A remote party gave no answer. `reason` is a label value, the message one line that names the fix.
+    """A remote party did not answer. `reason` is a label value; the message is one line that names the fix.
 
-    If only a part of the answer is missing, `rest` is the other part.
+    If only a part of the answer is missing, `rest` is the part that arrived.
     """
 
     def __init__(self, reason: str, message: str, rest: Any = None) -> None:
@@ -42,9 +42,10 @@ def brief(text: object) -> str:
 
 
 class Lookup(Generic[T]):
-    """The last answer, its age and the failures. One thread writes it, any may read it.
+    """The last answer, its age and the failures. One thread writes it, any thread may read it.
 
-    An answer equal to the last one leaves `value` the same object. `settled` is set after the first answer or failure.
+    After an answer that equals the last one, `value` is still the same object. `settled` is set after the first
+    answer or failure.
     """
 
     def __init__(self, source: str, nothing: T) -> None:
@@ -58,7 +59,7 @@ class Lookup(Generic[T]):
         self._logged_drops: dict[str, float] = {}
 
     def answer(self, value: T) -> None:
-        """Store an answer; log it if it is the first, or the first after a failure."""
+        """Store an answer. Log the first one, and the first one after a failure."""
         if value != self._value:
             self._value = value
         self.answered_at = time.monotonic()
@@ -68,7 +69,7 @@ class Lookup(Generic[T]):
         self.settled.set()
 
     def confirm(self) -> None:
-        """Reset the age: the last answer still holds."""
+        """Reset the age: the last answer is still valid."""
         self.answered_at = time.monotonic()
 
     def drop(self, error: Incomplete) -> None:

@@ -1,4 +1,4 @@
-"""What a row of the metric catalogue is."""
+"""The type of a row of the metric catalogue."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Kind(Enum):
 
 
 class Pace(Enum):
-    """How often a field is read: the value is the period in seconds. What is static is looked at again each hour."""
+    """How often a field is read; the value is the period in seconds. FAST: at each collection."""
 
     STATIC = 3600.0
     FAST = 0.0
@@ -27,8 +27,8 @@ class Pace(Enum):
 
 
 class MetricSet(Enum):
-    """Which `--metrics` choice exposes a metric; `full` includes `default`. NAMED is in neither: only a file of fields
-    that names such a metric has it exposed."""
+    """Which `--metrics` choice exposes a metric; `full` includes `default`. NAMED is in neither: such a metric is only
+    exposed if the fields file names it."""
 
     DEFAULT = "default"
     FULL = "full"
@@ -36,16 +36,16 @@ class MetricSet(Enum):
 
 
 class Schema(Enum):
-    """How DCGM's metrics are exposed: as dcgm-exporter up to 4.8.2 does, or in base units, as it does from 4.9 on."""
+    """How DCGM's metrics are exposed: as dcgm-exporter up to 4.8.2 does, or in base units, as it does since 4.9."""
 
     CLASSIC = "classic"
     SI = "si"
 
 
 class EntityKind(Enum):
-    """What a field belongs to, after DCGM's entity groups. NODE is this exporter itself, INSTANCE a MIG instance.
+    """What a field belongs to, after DCGM's entity groups. NODE is the exporter itself, INSTANCE a MIG instance.
 
-    NVSWITCH, CPU and CPU_CORE (Grace) are known to DCGM alone, and belong to no GPU.
+    NVSWITCH, CPU and CPU_CORE (Grace) belong to no GPU, and only DCGM reads them.
     """
 
     NODE = "node"
@@ -60,7 +60,7 @@ class EntityKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """An NVML getter: `PowerUsage` is `nvmlDeviceGetPowerUsage(handle, *args)`; `pick` takes one member of it."""
+    """An NVML getter: `PowerUsage` is `nvmlDeviceGetPowerUsage(handle, *args)`; `pick` is a member of its result."""
 
     name: str
     args: tuple[int, ...] = ()
@@ -85,8 +85,9 @@ class LinkSum:
 class Gpm:
     """An NVML GPM metric id: the exact mean between two samples. On link `n` the id is `id + n * stride`.
 
-    `pace` is how often NVML is asked: the mean is exact over any time, and a call with id 1 costs 1.4 ms of CPU (H200,
-    driver 580). Calls with other ids cost nearly nothing, but every value that is derived from them does.
+    `pace` is how often NVML is asked. The mean is exact over any time, so a slow pace loses nothing. A call with id 1
+    costs 1.4 ms of CPU (H200, driver 580). Calls with other ids cost nearly nothing, but each value derived from them
+    does.
     """
 
     id: int
@@ -96,14 +97,14 @@ class Gpm:
 
 @dataclass(frozen=True, slots=True)
 class Buffered:
-    """A kind of samples (`NVML_*_SAMPLES`) that the driver takes in its own time and keeps for a while."""
+    """A kind of samples (`NVML_*_SAMPLES`) that the driver takes at its own rate and keeps for a while."""
 
     id: int
 
 
 @dataclass(frozen=True, slots=True)
 class PerPeer:
-    """What NVML reports of a GPU and each other one: `P2PStatus` is `nvmlDeviceGetP2PStatus(handle, other, *args)`."""
+    """An NVML getter for a pair of GPUs: `P2PStatus` is `nvmlDeviceGetP2PStatus(handle, other, *args)`."""
 
     name: str
     args: tuple[int, ...] = ()
@@ -116,15 +117,37 @@ class PerProcess:
     what: str
 
 
+# The greatest value of a row that has no bound of its own.
+UNBOUNDED = float(2**63 - 1)
+# By unit: the most that a counter of a driver can rise in a second, with room for GPUs to come. A GPU draws no 10 kW,
+# a second of throttling takes a second, and counts of errors stay far below a 32-bit number between two reads.
+FASTEST = {
+    "joules": 1e4,
+    "millijoules": 1e7,
+    "seconds": 2.0,
+    "bytes": 1e13,
+    "errors": 1e7,
+    "replays": 1e7,
+    "rows": 1e3,
+    "pages": 1e3,
+}
+# By unit: the greatest value of a gauge.
+GREATEST = {"MiB": 2.0**24, "bytes": 2.0**44, "banks": 1e6, "processes": 1e6}
+# No counter has risen at its greatest rate for longer than ten years.
+LIFE_SECONDS = 10 * 365.25 * 86400
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Metric:
     """A row of the metric catalogue: one exposed family, or one labelled part of it.
 
-    `low` and `high` bound the exposed value: what lies outside was misread and is rejected.
+    `low` and `high` bound the value, `rate` is the most that a counter can rise in a second, and `at_most` is the row
+    whose value this one cannot exceed. A value that contradicts these was misread and is dropped. A row without a bound
+    has that of its unit.
     `scale` turns NVML's unit into the exposed one, `dcgm_scale` DCGM's. `bit` exposes that bit of a mask as 0 or 1.
-    `integral_of` makes this row the time integral of another one, computed by the collection loop, `histogram_of` a
-    distribution of it. `edges` are the upper bounds of a histogram's buckets, without the last, which has none.
-    `per_instance`: a GPU in MIG mode is not asked itself but each of its instances, so that no sum counts it twice.
+    `integral_of` makes this row the time integral of another row, `histogram_of` its distribution; the collection loop
+    computes both. `edges` are the upper bounds of a histogram's buckets, without +Inf.
+    `per_instance`: in MIG mode, the instances are read instead of the GPU, so that no sum counts the value twice.
     """
 
     name: str
@@ -132,7 +155,7 @@ class Metric:
     unit: str
     help: str
     low: float = 0.0
-    high: float = float(2**63 - 1)
+    high: float = UNBOUNDED
     entity: EntityKind = EntityKind.GPU
     dcgm: int | None = None
     nvml: Call | FieldValue | LinkSum | Gpm | Buffered | PerPeer | PerProcess | None = None
@@ -146,28 +169,41 @@ class Metric:
     edges: tuple[float, ...] = ()
     per_instance: bool = False
     dcgm_scale: float = 1.0
+    rate: float = 0.0
+    at_most: Metric | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind is Kind.COUNTER and not self.rate:
+            object.__setattr__(self, "rate", FASTEST.get(self.unit, float("inf")))
+        if self.high == UNBOUNDED:
+            highest = self.rate * LIFE_SECONDS if self.kind is Kind.COUNTER else GREATEST.get(self.unit, UNBOUNDED)
+            object.__setattr__(self, "high", UNBOUNDED if highest == float("inf") else highest)
 
     def __str__(self) -> str:
         return self.name
 
     @property
     def classic(self) -> bool:
-        """Named, typed and labelled as dcgm-exporter <= 4.8.2 does, because DCGM has a field for it."""
+        """Whether its name, type and labels are those of dcgm-exporter <= 4.8.2, because DCGM has a field for it."""
         return self.name.startswith("DCGM_")
 
     @property
     def read(self) -> Pace:
-        """How often NVML is asked for it, or for what it is the integral of."""
+        """How often NVML is asked for it, or for the row that it is the integral of."""
         asked = self.integral_of or self
         return asked.nvml.pace if isinstance(asked.nvml, Gpm) else asked.pace
 
+    def holds(self, value: float) -> bool:
+        """Return whether a value is within the bounds. NaN is not."""
+        return self.low <= value <= self.high
+
     @property
     def key(self) -> str:
-        """Name and own labels: unique in the catalogue, and the key of a value in a recording."""
+        """Name and labels of the row: unique in the catalogue, and the key of a value in a recording."""
         own = ",".join(f'{name}="{value}"' for name, value in self.labels)
         return f"{self.name}{{{own}}}" if own else self.name
 
 
 def scaled(value: float, scale: float) -> float:
-    """The product, with the digits of a decimal fraction: 689199 at 0.001 is 689.199, not 689.1990000000001."""
+    """Return the product with the digits of a decimal fraction: 689199 * 0.001 is 689.199, not 689.1990000000001."""
     return value * scale if scale >= 1 else value / round(1 / scale)

@@ -6,7 +6,7 @@ import re
 
 
 def pci_bus_id(text: str) -> str:
-    """An address as NVML writes it (`00000000:0A:00.0`), from any usual notation; "" if it is malformed."""
+    """Return an address in NVML's notation (`00000000:0A:00.0`), from any usual one; "" if it is malformed."""
     match = re.fullmatch(r"(?:PCI:)?(?:([0-9a-f]{1,8}):)?([0-9a-f]{2}):([0-9a-f]{2})(?:\.([0-7]))?", text, re.I)
     if not match:
         return ""
@@ -15,5 +15,5 @@ def pci_bus_id(text: str) -> str:
 
 
 def same_device(one: str, other: str) -> bool:
-    """Whether two PCI addresses, however written, are one device; a malformed address equals none."""
+    """Return whether two PCI addresses, in any notation, are one device; a malformed address equals no other."""
     return pci_bus_id(one) == pci_bus_id(other) != ""

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class GpuStatus:
-    """Whether a GPU answers. `read_at` is the time of the last good read (monotonic seconds), `stalled` how long a
-    driver call has been stuck (seconds)."""
+    """Whether a GPU answers. `read_at` is the time of the last successful read (monotonic seconds), `stalled` for how
+    many seconds a driver call has been stuck."""
 
     gpu: Gpu
     up: bool
@@ -26,7 +26,7 @@ class GpuStatus:
 
 
 class GpuSamples(NamedTuple):
-    """A GPU with its latest samples, the time of the read (monotonic seconds; None if they no longer hold), and the
+    """A GPU with its latest samples, the time of the read (monotonic seconds; None if they are too old), and the
     metrics that it does not support, with the reason."""
 
     gpu: Gpu
@@ -48,14 +48,14 @@ class Row(NamedTuple):
 class OwnerLabels:
     """The owner labels of classic families, by UUID and GPU instance ("": the whole GPU); `default` for all others.
 
-    They are written even if they are empty, so that Prometheus with `honor_labels` does not add its own.
+    Empty ones are written, too, so that Prometheus with `honor_labels` does not add its own.
     """
 
     default: Labels = ()
     by_device: Mapping[tuple[str, str], Labels] = field(default_factory=dict)
 
     def labels(self, series: Series) -> Labels:
-        """Return those of a series; none unless it is of a classic family of a GPU."""
+        """Return the owner labels of a series; none unless it belongs to a classic family and a GPU."""
         if series.gpu is None or not series.metric.classic:
             return ()
         return self.by_device.get((series.gpu.uuid, dict(series.labels).get("GPU_I_ID", "")), self.default)
@@ -63,9 +63,9 @@ class OwnerLabels:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All samples of one collection, made at unix time `at`, plus what was lost and why, and a verdict on each GPU.
+    """All samples of one collection, made at unix time `at`, with the status and the verdict of each GPU.
 
-    `source`, `live` and `description` are those of the source that it was read from.
+    `source`, `live` and `description` are those of the source that was read.
     """
 
     at: float
@@ -79,5 +79,5 @@ class Snapshot:
 
     @property
     def read_at(self) -> float | None:
-        """The time of the last good read of any GPU (monotonic seconds); None if there was none."""
+        """The time of the last successful read of any GPU (monotonic seconds); None if there was none."""
         return max((status.read_at for status in self.gpus if status.read_at is not None), default=None)

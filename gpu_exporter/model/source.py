@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class Attribution(Protocol):
-    """The owners of GPUs, from another part of the system than the source."""
+    """Looks up the owners of GPUs elsewhere than in the source."""
 
     def attribute(self, gpus: Sequence[GpuSamples]) -> tuple[OwnerLabels, Sequence[Row]]:
-        """The owners of these GPUs, as far as known now. Never blocks, never raises."""
+        """Return the owners of these GPUs, as far as known now. Never blocks, never raises."""
 
 
 class Device(Protocol):
@@ -27,35 +27,35 @@ class Device(Protocol):
 
     @property
     def xids_since(self) -> float | None:
-        """When the driver was asked to report XIDs (unix time); None if it does not."""
+        """Since when the driver reports XIDs (unix time); None if it does not."""
 
     def events(self) -> Sequence[XidEvent]:
-        """XIDs that the driver reported since the last call. Never raises."""
+        """Return the XIDs that the driver reported since the last call. Never raises."""
 
     def read(self, paces: frozenset[Pace]) -> Reading:
         """Read the fields of these paces. Raises GpuLost or SourceLost."""
 
     def close(self) -> None:
-        """Release everything that the device holds. Never raises."""
+        """Release everything that the device holds of the driver. Never raises."""
 
 
 @runtime_checkable
 class Glancing(Protocol):
-    """A device that can also be read between two ticks, for histograms."""
+    """A device that can also be read between two collections, for histograms."""
 
     def glance(self) -> Reading | None:
-        """Read only the means that histograms are made of; None if there are none. Raises GpuLost or SourceLost."""
+        """Read only the means that histograms are made of. None if there are none. Raises GpuLost or SourceLost."""
 
 
 @runtime_checkable
 class Staged(Protocol):
-    """A source that simulates failures, some of which are not in its readings."""
+    """A source that simulates failures, also ones that its readings cannot show."""
 
     def reports_xids(self) -> bool:
-        """Whether it reports Xids although it is not live."""
+        """Return whether it reports XIDs although it is not live."""
 
     def dead(self) -> bool:
-        """Whether the exporter does not respond any more."""
+        """Return whether it simulates an exporter that does not respond."""
 
 
 @runtime_checkable
@@ -64,7 +64,7 @@ class Sampled(Protocol):
 
     @property
     def reads_until_profiled(self) -> int:
-        """How often a GPU is read until its profiling values are there."""
+        """How often a GPU must be read until it has profiling values."""
 
     def sample_every(self, seconds: float) -> None:
         """Set how often the fastest fields are sampled. Call it before `open`."""
@@ -72,15 +72,15 @@ class Sampled(Protocol):
 
 @runtime_checkable
 class Instant(Protocol):
-    """A source whose reads are only computation, for which a thread for each GPU has no use.
+    """A source whose reads only compute, so that its GPUs need no threads.
 
-    `gil_lock` is held while reading and rendering: of thousands of threads that compute, one at a time makes progress.
+    `gil_lock` is held while reading and rendering: of thousands of threads that compute, only one makes progress.
     """
 
     gil_lock: Lock
 
     def instant(self, index: int) -> bool:
-        """Whether no read of this GPU ever waits."""
+        """Return whether no read of this GPU ever waits."""
 
 
 class Source(Protocol):
@@ -94,25 +94,25 @@ class Source(Protocol):
     live: bool
 
     def open(self) -> None:
-        """Connect, also again after SourceLost. Raises SourceLost."""
+        """Connect, or reconnect after SourceLost. Raises SourceLost."""
 
     def count(self) -> int:
-        """The number of GPUs that have an index now. Raises SourceLost."""
+        """Return the number of GPUs that have an index now. Raises SourceLost."""
 
     def expected(self) -> int | None:
-        """The number of GPUs that should be there, if that is known without the driver."""
+        """Return the number of GPUs that should answer; None if that is not known without the driver."""
 
     def reload_needed(self) -> bool | None:
-        """Whether library and kernel driver differ in version, if that is known without the driver."""
+        """Return whether library and kernel driver differ in version; None if that is not known without the driver."""
 
     def attach(self, index: int, metrics: Sequence[Metric]) -> Device:
         """Identify one GPU and detect which of `metrics` it supports. Raises GpuLost or SourceLost."""
 
     def owners(self, gpu: Gpu) -> Sequence[Owner]:
-        """The owners of this GPU that the source itself knows. Calls no driver, never raises."""
+        """Return the owners of this GPU that the source itself knows. Calls no driver, never raises."""
 
     def non_gpu_samples(self) -> Sequence[Sample]:
-        """The latest samples of entities without a GPU (NVSwitches, CPUs). Calls no driver, never raises."""
+        """Return the latest samples of entities without a GPU (NVSwitches, CPUs). Calls no driver, never raises."""
 
     def close(self) -> None:
         """Release the library. Never raises."""

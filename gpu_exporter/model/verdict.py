@@ -1,4 +1,4 @@
-"""A verdict on one GPU: is it fit, and if not, why and what repairs it."""
+"""The verdict on one GPU: whether it is healthy, and if not, why and what repairs it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpu_exporter.model.metric import Metric
 
 
 class Action(Enum):
-    """What repairs a GPU, in NVML's words, the heavier the later."""
+    """What repairs a GPU, in NVML's words. A later one is more drastic."""
 
     NONE = "none"
     RESTART_APP = "restart_app"
@@ -21,8 +21,11 @@ class Action(Enum):
 
 
 class Health(Enum):
-    """The worse the later. UNKNOWN: nothing bad was seen, but something that this GPU can report could not be read.
-    DEGRADED: what runs may go on, nothing new should start. UNHEALTHY: act now."""
+    """The states of a GPU; a later one is worse.
+
+    UNKNOWN: no problem was seen, but something that this GPU can report could not be read. DEGRADED: running jobs may
+    continue, no new one should start. UNHEALTHY: act now.
+    """
 
     HEALTHY = "healthy"
     UNKNOWN = "unknown"
@@ -57,7 +60,7 @@ class Unknown:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is to say of one GPU."""
+    """The problems of one GPU, and what could not be read."""
 
     gpu: Gpu
     problems: tuple[Problem, ...] = ()
@@ -67,10 +70,10 @@ class Verdict:
     def health(self) -> Health:
         if self.problems:
             return max(problem.health for problem in self.problems)
-        return Health.HEALTHY if all(each.harmless for each in self.unknown) else Health.UNKNOWN
+        return Health.HEALTHY if all(unknown.harmless for unknown in self.unknown) else Health.UNKNOWN
 
     @property
     def action(self) -> Action:
-        """The heaviest of what its problems ask for."""
+        """The most drastic action that its problems ask for."""
         order = list(Action)
         return max((problem.action for problem in self.problems), key=order.index, default=Action.NONE)

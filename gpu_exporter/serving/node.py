@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+# How long a start waits for the driver's library: one that fails ends the start, one that hangs must not delay scrapes.
+LIBRARY_SECONDS = 1.0
+
 
 class ProcessMetrics:
     """The metrics of this process, collected once per interval and exposed for each of its nodes."""
@@ -111,7 +114,7 @@ class Node:
             self._kernel_log.start()
         if self._attributor:
             self._attributor.start()
-        self._collector.start(stop=stop)
+        self._collector.start(LIBRARY_SECONDS, stop)
 
     def begin_to_stop(self) -> None:
         """Stop everything except the collection loop, which is only told to: see `stop`."""

@@ -1,7 +1,7 @@
-"""NVML for every GPU, and DCGM in addition for a GPU whose NVML has no profiling counters (before Hopper).
+"""NVML for every GPU, and DCGM in addition for GPUs without profiling counters in NVML (before Hopper).
 
-A node with both kinds of GPUs has all metrics, and a node of Hopper or newer never loads DCGM: the first GPU that needs
-it opens it.
+A node with both kinds of GPUs has all metrics. A node of Hopper or newer never loads DCGM, because only a GPU that
+needs DCGM opens it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gpu_exporter.sources.backoff import Backoff
 log = logging.getLogger(__name__)
 
 
-# How often a GPU is read until it certainly has profiling values, with a second source that samples at its own rate.
+# How often a GPU must be read until it has profiling values, if a second source samples them at its own rate.
 READS_UNTIL_PROFILED = 6
 
 
@@ -31,11 +31,11 @@ class SecondSource(Source, Sampled, Protocol):
     """A source whose GPUs can be matched with those of another source."""
 
     def identities(self) -> Mapping[int, tuple[str, str]]:
-        """UUID and PCI address of each GPU that can be read now, by its own index. Raises SourceLost."""
+        """Return the UUID and the PCI address of each GPU that can be read now, by index. Raises SourceLost."""
 
 
 class _DcgmThread(threading.Thread):
-    """Keeps DCGM open from its first use on, in a thread, since opening it may take seconds."""
+    """Keeps DCGM open from its first use on, on its own thread, because opening it may take seconds."""
 
     def __init__(self, make: Callable[[], SecondSource], interval: float) -> None:
         super().__init__(name="dcgm", daemon=True)
@@ -80,7 +80,7 @@ class _DcgmThread(threading.Thread):
         self.down = error.reason
 
     def attach(self, gpu: Gpu, metrics: Sequence[Metric]) -> Device:
-        """The same GPU in DCGM. Raises GpuLost, SourceLost."""
+        """Attach the same GPU through DCGM. Raises GpuLost, SourceLost."""
         if self.down or self._source is None:
             raise SourceLost("DCGM is not open", self.down)
         try:
@@ -93,21 +93,21 @@ class _DcgmThread(threading.Thread):
             raise
 
     def lost(self, error: SourceLost) -> None:
-        """Open it again."""
+        """Reopen DCGM."""
         if not self.down:
             self._report(error)
             self._wake.set()
 
     def close(self) -> None:
-        """Close it on its own thread, so that no caller waits for a call that is stuck."""
+        """Close DCGM on its own thread, so that no caller waits for a stuck call."""
         self._closed = True
         self._wake.set()
 
 
 class MixedDevice:
-    """One GPU by NVML. Metrics that NVML lacks without GPM are read from DCGM.
+    """One GPU through NVML. Metrics that NVML does not have without GPM are read from DCGM.
 
-    `source_info` is the series that says what the GPU is read from, and why; None before the first read.
+    `source_info` is the series that says from what the GPU is read, and why; None before the first read.
     """
 
     def __init__(self, first: Device, metrics: Sequence[Metric], dcgm: Callable[[], _DcgmThread | None]) -> None:
@@ -124,15 +124,15 @@ class MixedDevice:
 
     @property
     def xids_since(self) -> float | None:
-        """When Xids were registered for (unix time); None if the driver does not report them."""
+        """Since when the driver reports XIDs (unix time); None if it does not."""
         return self._first.xids_since
 
     def events(self) -> Sequence[XidEvent]:
-        """Xids that the driver reported since the last call."""
+        """Return the XIDs that the driver reported since the last call."""
         return self._first.events()
 
     def read(self, paces: frozenset[Pace]) -> Reading:
-        """NVML's reading, merged with DCGM's. A failure of DCGM costs only its part."""
+        """Return NVML's reading, merged with DCGM's. If DCGM fails, only its metrics are missing."""
         reading = self._first.read(paces)
         if not self._gpm or not all(metric in reading.unsupported for metric in self._gpm):
             self._set_source_info("nvml", "gpm")
@@ -150,11 +150,11 @@ class MixedDevice:
         return merged
 
     def glance(self) -> Reading | None:
-        """NVML's, if the profiling values come from NVML: DCGM samples at its own rate."""
+        """Return NVML's means if the profiling values come from NVML, because DCGM samples at its own rate."""
         return self._glance() if self._second is None and self._glance else None
 
     def _set_source_info(self, source: str, reason: str) -> None:
-        """The series stays the same for as long as both labels do."""
+        """Create a new series only if a label has changed."""
         labels = (("source", source), ("reason", reason))
         if self.source_info is None or self.source_info.labels != labels:
             self.source_info = Series(SOURCE_INFO, self.gpu, labels)
@@ -184,7 +184,7 @@ class MixedDevice:
         )
 
     def _renamed(self, series: Series) -> Series:
-        """The same series with NVML's identity of this GPU: DCGM may have another index for it."""
+        """Return the same series with NVML's identity of this GPU, because DCGM may have another index for it."""
         renamed = self._names.get(series)
         if renamed is None:
             renamed = self._names[series] = Series(series.metric, self.gpu, series.labels)
@@ -214,7 +214,7 @@ class MixedDevice:
 
 
 def _merged(first: Reading, second: Reading) -> Reading:
-    """Both readings of one GPU as one; the second has the metrics that it was attached for."""
+    """Return both readings of one GPU as one; the second has the metrics that it was attached for."""
     answered = {series.metric for series in (*second.values, *second.failed)}
     spans = dict(second.spans)
     if second.span is not None:
@@ -233,7 +233,7 @@ def _merged(first: Reading, second: Reading) -> Reading:
 
 
 class AutoSource:
-    """The GPUs of this machine, each read by the source that has most of its metrics, which `gpu_source_info` shows.
+    """The GPUs of this machine, each read by the source with most of its metrics; `gpu_source_info` shows which.
 
     `dcgm` makes the second source; None where there is no DCGM. `hostengine` is that of --dcgm-hostengine, if set.
     """
@@ -246,15 +246,16 @@ class AutoSource:
         self._interval = 1.0
         self._dcgm: _DcgmThread | None = None
         self._starting = threading.Lock()
+        self._refused = False
         self._devices: dict[str, MixedDevice] = {}
 
     @property
     def reads_until_profiled(self) -> int:
-        """Two where NVML has all metrics, which is known once every GPU was read."""
+        """Two if NVML has all metrics, which is known once every GPU was read."""
         return READS_UNTIL_PROFILED if self._dcgm else 2
 
     def sample_every(self, seconds: float) -> None:
-        """Set how often DCGM samples; NVML is read at each tick."""
+        """Set how often DCGM samples; NVML is read at each collection."""
         self._interval = seconds
 
     def open(self) -> None:
@@ -283,15 +284,22 @@ class AutoSource:
             return None
         with self._starting:  # GPUs are read by several threads
             if self._dcgm is None:
-                self._dcgm = _DcgmThread(self._make, self._interval)
-                self._dcgm.start()
+                thread = _DcgmThread(self._make, self._interval)
+                try:
+                    thread.start()
+                except RuntimeError as error:  # no more threads: NVML's values are served without DCGM's
+                    if not self._refused:
+                        log.warning("source dcgm is not used: %s; raise the limit on processes or memory", error)
+                    self._refused = True
+                    return None
+                self._dcgm = thread
             return self._dcgm
 
     def owners(self, gpu: Gpu) -> Sequence[Owner]:
         return self._nvml.owners(gpu)
 
     def non_gpu_samples(self) -> Sequence[Sample]:
-        """What each GPU is read from, and why."""
+        """Return from what each GPU is read, and why."""
         devices = self._devices.copy().values()
         return [Sample(device.source_info, 1.0) for device in devices if device.source_info]
 

@@ -1,4 +1,4 @@
-"""How long to wait before something that failed is tried again."""
+"""How long to wait before retrying something that failed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Backoff:
         self._next, self.due = 1.0, 0.0
 
     def failed(self) -> float:
-        """Take note of a failure; return how long to wait."""
+        """Record a failure; return how many seconds to wait."""
         wait, self._next = self._next, min(self._next * 2, LONGEST_BACKOFF)
         self.due = time.monotonic() + wait
         return wait

@@ -37,7 +37,7 @@ Factory = Callable[[Config], Source | Mapping[str, Source]]
 
 
 class Reserved(NamedTuple):
-    """Settings that only these sources read: to set one for any other source is an error, which ends with `needs`."""
+    """Settings that only these sources read. To set one for another source is an error that ends with `needs`."""
 
     settings: tuple[str, ...]
     sources: tuple[str, ...]
@@ -56,7 +56,7 @@ RESERVED = (
 
 
 def chosen(config: Config) -> Mapping[str, Source]:
-    """The source that `--source` names, for each node by the node's name; only `--devices` of it, if that is set.
+    """Return the source that `--source` names, by the node's name; narrowed to `--devices` if that is set.
 
     Raises GpuExporterError for a source that does not exist, and for settings that it does not read.
     """
@@ -93,9 +93,9 @@ def _is_set(config: Config, setting: str) -> bool:
 
 
 def node_name(config: Config, source: str, environ: Mapping[str, str]) -> str:
-    """The node of these GPUs, for the `Hostname` label: as dcgm-exporter has it, except for a host engine on this host.
+    """Return the node of these GPUs, for the `Hostname` label: as dcgm-exporter has it, but for a local host engine.
 
-    `NODE_NAME` is what manifests for Kubernetes set, since the host name of a pod is the pod's own.
+    Kubernetes manifests set `NODE_NAME`, because the host name of a pod is the pod's own.
     """
     engine = config.dcgm_hostengine
     remote = source == DCGM.name and not engine.local and not config.kubernetes
@@ -104,7 +104,7 @@ def node_name(config: Config, source: str, environ: Mapping[str, str]) -> str:
 
 
 def only(config: Config) -> Source:
-    """The source of the only node. Raises GpuExporterError as `chosen` does."""
+    """Return the source of the only node. Raises GpuExporterError as `chosen` does."""
     (source,) = chosen(config).values()
     return source
 
@@ -126,7 +126,7 @@ def named(config: Config, name: str) -> Source:
 
 
 def _auto(config: Config) -> Source:
-    """NVML, and DCGM where it is installed. Without the driver's library here, a host engine that was named."""
+    """NVML, and DCGM where it is installed. Without the driver's library here, the host engine that is named."""
     from gpu_exporter.sources.auto import AutoSource
 
     if config.dcgm_hostengine != Hostengine() and not driver.there():
@@ -166,14 +166,16 @@ def _simulated(config: Config) -> Mapping[str, Source]:
     from gpu_exporter.sources.simulated.workload import workloads
 
     if config.nodes > 1 and config.node_name:
-        raise GpuExporterError("--node-name is of one node: simulated ones are called node-000 and so on, leave it out")
+        raise GpuExporterError(
+            "--node-name names one node, but several are simulated (node-000 and so on): leave it out"
+        )
     settings = FleetSettings(config.nodes, config.gpus, config.seed, config.faults, config.inject)
     sources = fleet(settings, workloads(sorted(PACKAGED.glob("*.jsonl.gz"))))
     return sources if not config.node_name else {config.node_name: sources["node-000"]}
 
 
 def checked(factories: Mapping[str, Factory], kinds: Collection[str] = tuple(SOURCE_KINDS)) -> Mapping[str, Factory]:
-    """The factories, if there is one for each kind of source. Raises TypeError naming the fix."""
+    """Return the factories, if there is one for each kind of source. Raises TypeError naming the fix."""
     for name in kinds:
         if name not in factories:
             raise TypeError(f"source {name} has no factory: add one to FACTORIES in gpu_exporter/sources/choice.py")
@@ -197,7 +199,7 @@ FACTORIES = checked(
 
 
 def recording(named: Path | None) -> Path:
-    """The path of a recording: of a file, or of a packaged one by its name. Raises GpuExporterError naming those."""
+    """Return the path of a recording: a file, or a packaged one by its name. Raises GpuExporterError naming those."""
     packaged = {path.name.removesuffix(".jsonl.gz"): path for path in sorted(PACKAGED.glob("*.jsonl.gz"))}
     if named is None:
         names = ", ".join(packaged)
@@ -207,7 +209,7 @@ def recording(named: Path | None) -> Path:
 
 
 def local_gpus(*, procfs: Path = Path("/proc"), gpus: Sequence[int] | None = None) -> Source:
-    """The GPUs of this machine through NVML, all or those of these indices.
+    """Return the GPUs of this machine through NVML: all, or those at these indices.
 
     Raises SourceLost if the module pynvml is missing, too old or not NVIDIA's.
     """

@@ -11,9 +11,9 @@ from gpu_exporter.model.source import Device, Sampled, Source, Staged
 
 
 class Subset:
-    """Another source, of which only these GPUs are seen. All must be there at first; later, one may be gone.
+    """Another source, narrowed to these GPUs. All must exist at first; later, one may be gone.
 
-    `setting` is what the message about a missing GPU begins with.
+    `setting` is the beginning of the message about a missing GPU.
     """
 
     def __init__(self, source: Source, chosen: Sequence[int | str], *, setting: str = "--devices") -> None:
@@ -25,7 +25,7 @@ class Subset:
 
     @property
     def reads_until_profiled(self) -> int:
-        """How often a GPU is read until its profiling values are there."""
+        """How often a GPU must be read until it has profiling values."""
         return self._source.reads_until_profiled if isinstance(self._source, Sampled) else 2
 
     def sample_every(self, seconds: float) -> None:
@@ -72,9 +72,15 @@ class Subset:
         return self._source.reload_needed()
 
     def attach(self, index: int, metrics: Sequence[Metric]) -> Device:
-        its_index = self._indices[index]
+        chosen, its_index = self._chosen[index], self._indices[index]
+        if its_index is not None:
+            device = self._source.attach(its_index, metrics)
+            if chosen in (its_index, device.gpu.uuid):
+                return device
+            device.close()
+        its_index = self._indices[index] = self._index_of(chosen)  # it may have another index by now
         if its_index is None:
-            raise GpuLost(f"GPU {self._chosen[index]} is there no more", "gone")
+            raise GpuLost(f"GPU {chosen}: the driver no longer lists it", "gone")
         return self._source.attach(its_index, metrics)
 
     def owners(self, gpu: Gpu) -> Sequence[Owner]:
@@ -84,11 +90,11 @@ class Subset:
         return self._source.non_gpu_samples()
 
     def reports_xids(self) -> bool:
-        """Whether it reports Xids although it is not live."""
+        """Return whether it reports XIDs although it is not live."""
         return isinstance(self._source, Staged) and self._source.reports_xids()
 
     def dead(self) -> bool:
-        """Whether the exporter does not respond any more."""
+        """Return whether it simulates an exporter that does not respond."""
         return isinstance(self._source, Staged) and self._source.dead()
 
     def close(self) -> None:

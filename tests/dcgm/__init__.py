@@ -1,1 +1,1 @@
-"""What the dcgm source promises, on stand-ins or on a real DCGM: see `tests/dcgm/conftest.py`."""
+"""What the dcgm source promises, on fakes or on a real DCGM: see `tests/dcgm/conftest.py`."""

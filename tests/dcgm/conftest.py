@@ -1,4 +1,4 @@
-"""The contract suite runs against the stand-in, or unchanged against a real DCGM.
+"""The contract suite runs against the fake host engine, or unchanged against a real DCGM.
 
     DCGM_BINDINGS=/usr/share/datacenter-gpu-manager-4/bindings/python3 DCGM_HOSTENGINE=localhost:5555 \\
         python -m pytest tests/dcgm

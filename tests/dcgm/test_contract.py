@@ -1,4 +1,4 @@
-"""What holds of every DCGM: the stand-in, a real host engine with injected GPUs, and one with real GPUs."""
+"""What holds of every DCGM: the fake host engine, a real host engine with injected GPUs, and one with real GPUs."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def test_no_such_gpu(opened: DcgmSource) -> None:
     """An index that is none costs nothing else."""
     from gpu_exporter.model.errors import GpuLost
 
-    with pytest.raises(GpuLost, match="no GPU of this index"):
+    with pytest.raises(GpuLost, match="no longer lists a GPU at this index"):
         opened.attach(99, FULL)
     assert opened.count() > 0
 

@@ -1,4 +1,4 @@
-"""What goes wrong in a DCGM, one thing after the other, on the stand-in: what it costs, and what is said of it."""
+"""Failures of a DCGM, one after the other, on the fake host engine: what each affects, and what the exporter says."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Make = Callable[..., FakeHostengine]
 
 @pytest.fixture
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
-    """Start a stand-in host engine, with a state of one's own if need be."""
+    """Start a fake host engine, with a state of one's own if need be."""
     started: list[FakeHostengine] = []
     monkeypatch.setattr("gpu_exporter.sources.dcgm.inventory.LIST_SECONDS", 0.2)
     monkeypatch.setattr("gpu_exporter.sources.dcgm.device.LIST_SECONDS", 0.2)
@@ -184,7 +184,7 @@ def test_counters_that_are_taken_while_we_read(engine: Make, connect: Connect, m
 
 
 def test_never_a_live_read(engine: Make, connect: Connect) -> None:
-    """One ends the host engine; the stand-in dies of it, too, and this one lives."""
+    """One ends the host engine; the fake host engine dies, too, and this exporter lives."""
     fake = engine()
     device = connect(fake).attach(0, FULL)
     until(device, profiled)
@@ -354,7 +354,7 @@ def test_a_gpu_that_is_removed_and_comes_back(engine: Make, connect: Connect) ->
     assert of(devices[0].read(FAST), m.GPU_TEMP) == [42]
     assert source.count() == 2
     devices[1].close()
-    with pytest.raises(GpuLost, match="can't read it now") as lost:
+    with pytest.raises(GpuLost, match="cannot read it now") as lost:
         source.attach(1, DEFAULT)
     assert lost.value.reason == "gone"
     assert list(source.identities()) == [0]

@@ -19,16 +19,16 @@ from gpu_exporter.sources.dcgm.errors import FUNCTION_NOT_FOUND, DcgmError
 from gpu_exporter.sources.dcgm.health_and_peers import Incident
 from gpu_exporter.sources.dcgm.values import Answer, Entity, EntityGroup, answer
 
-# What the host engine holds of a field group, and of entities in one question (DCGM 3.3 has the lower limits).
+# The most fields of a field group, and the most entities of one call, in a host engine (DCGM 3.3 has the lower limits).
 MOST_FIELDS, MOST_ENTITIES = 127, 64
-# Values in DCGM's order, not live ones: a live read of a profiling field ends the host engine.
+# Sampled values, not live ones: a live read of a profiling field crashes the host engine.
 NO_FLAGS = 0
 AUTOMATIC, EMPTY_GROUP = 1, 1
 ALL_SYSTEMS = 0xFFFFFFFF
 
 
 class Attributes(NamedTuple):
-    """What DCGM knows of a GPU's identity; empty where it does not."""
+    """A GPU's identity; empty where DCGM does not know it."""
 
     uuid: str
     name: str
@@ -40,7 +40,7 @@ class Attributes(NamedTuple):
 
 
 class MigPart(NamedTuple):
-    """A GPU instance or compute instance: its entity and that of its parent, NVML's number, and its compute slices."""
+    """A GPU instance or compute instance: its entity, its parent's entity, NVML's number, and its compute slices."""
 
     entity: Entity
     parent: Entity
@@ -60,26 +60,26 @@ class Bindings:
             for name, code in vars(errors).items()
             if name.startswith("DCGM_FR_") and not name.startswith("DCGM_FR_EC_") and isinstance(code, int)
         }
-        # Kept as long as this: the library would call into freed memory otherwise.
+        # Kept as long as this object, because the library would otherwise call into freed memory.
         self._enumerate = agent.dcgmFieldValueEntityEnumeration_f(_collect)
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        """Turn the bindings' exceptions into DcgmError. Their text would take one more call to the library."""
+        """Turn the bindings' exceptions into DcgmError. Their own text would need another call to the library."""
         try:
             yield
         except self._structs.DCGMError as error:
             raise DcgmError(int(error.value)) from error
 
     def version(self) -> str:
-        """The version of the library, such as 4.6.0; empty if it has none."""
+        """Return the version of the library, such as 4.6.0; empty if it has none."""
         with suppress(DcgmError), self._errors():
             info = _text(self._agent.dcgmVersionInfo().rawBuildInfoString)
             return next((part.partition(":")[2] for part in info.split(";") if part.startswith("version:")), "")
         return ""
 
     def connect(self, to: Hostengine, timeout: float) -> Any:
-        """A handle of the host engine, or of one in this process. Raises DcgmError."""
+        """Return a handle of the host engine, or of one in this process. Raises DcgmError."""
         with self._errors():
             self._structs._dcgmInit()
             self._agent.dcgmInit()
@@ -99,30 +99,30 @@ class Bindings:
             return connect(where, parameters)
 
     def disconnect(self, handle: Any, to: Hostengine) -> None:
-        """Give a handle back. Raises DcgmError."""
+        """Release a handle. Raises DcgmError."""
         with self._errors():
             (self._agent.dcgmStopEmbedded if to.embedded else self._agent.dcgmDisconnect)(handle)
 
     def gpus(self, handle: Any, *, supported: bool) -> list[int]:
-        """DCGM's numbers of all GPUs since its start, or of those that it can read now."""
+        """Return DCGM's numbers of all GPUs since its start, or of those that it can read now."""
         with self._errors():
             function = self._agent.dcgmGetAllSupportedDevices if supported else self._agent.dcgmGetAllDevices
             return sorted(int(number) for number in function(handle))
 
     def attributes(self, handle: Any, gpu: int) -> Attributes:
-        """The identity of a GPU. Raises DcgmError."""
+        """Return the identity of a GPU. Raises DcgmError."""
         with self._errors():
             identifiers = self._agent.dcgmGetDeviceAttributes(handle, gpu).identifiers
         names = ("uuid", "deviceName", "pciBusId", "serial", "vbios", "inforomImageVersion", "driverVersion")
         return Attributes(*(_text_or_empty(getattr(identifiers, name)) for name in names))
 
     def entities(self, handle: Any, group: EntityGroup) -> list[int]:
-        """The entities of a kind that the host engine can read. Raises DcgmError."""
+        """Return the entities of a kind that the host engine can read. Raises DcgmError."""
         with self._errors():
             return sorted(int(number) for number in self._agent.dcgmGetEntityGroupEntities(handle, int(group), 1))
 
     def cores(self, handle: Any) -> dict[int, int]:
-        """The CPU of each core. Raises DcgmError."""
+        """Return the CPU of each core. Raises DcgmError."""
         with self._errors():
             hierarchy = self._agent.dcgmGetCpuHierarchy(handle)
         cpu_of = {}
@@ -132,7 +132,7 @@ class Bindings:
         return cpu_of
 
     def parts(self, handle: Any) -> list[MigPart]:
-        """The MIG instances of all GPUs. Raises DcgmError."""
+        """Return the MIG instances of all GPUs. Raises DcgmError."""
         with self._errors():
             hierarchy = self._agent.dcgmGetGpuInstanceHierarchy(handle)
         return [
@@ -150,7 +150,7 @@ class Bindings:
         ]
 
     def links(self, handle: Any) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
-        """The states of the NVLinks of each GPU, and of each NVSwitch: 0 none, 1 disabled, 2 down, 3 up."""
+        """Return the states of the NVLinks of each GPU and each NVSwitch: 0 none, 1 disabled, 2 down, 3 up."""
         with self._errors():
             status = self._agent.dcgmGetNvLinkLinkStatus(handle)
         gpus = {int(gpu.entityId): list(gpu.linkState) for gpu in status.gpus[: status.numGpus]}
@@ -160,12 +160,12 @@ class Bindings:
         return gpus, switches
 
     def watch_health(self, handle: Any, group: Any) -> None:
-        """Have the host engine sample what it needs for the health checks of a group. Raises DcgmError."""
+        """Make the host engine sample what it needs for the health checks of a group. Raises DcgmError."""
         with self._errors():
             self._agent.dcgmHealthSet(handle, group, ALL_SYSTEMS)
 
     def health(self, handle: Any, group: Any) -> tuple[Incident, ...]:
-        """What the health checks of a group find. Raises DcgmError."""
+        """Return the findings of the health checks of a group. Raises DcgmError."""
         with self._errors():
             response = self._agent.dcgmHealthCheck(handle, group)
         return tuple(
@@ -177,7 +177,7 @@ class Bindings:
         return self._faults.get(code, f"DCGM_FR_UNKNOWN({code})")
 
     def peers(self, handle: Any) -> dict[int, dict[int, int]]:
-        """By DCGM's number of a GPU and of another one, the state of the NVLink between them. Raises DcgmError."""
+        """Return the state of the NVLink between two GPUs, by DCGM's numbers of both. Raises DcgmError."""
         if not hasattr(self._agent, "dcgmGetNvLinkP2PStatus"):  # before DCGM 4.4
             raise DcgmError(FUNCTION_NOT_FOUND)
         status = self._structs.c_dcgmNvLinkP2PStatus_v1()
@@ -187,7 +187,7 @@ class Bindings:
         return {number: {other: int(states[place]) for place, (other, _) in enumerate(gpus)} for number, states in gpus}
 
     def group(self, handle: Any, name: str, entities: Iterable[Entity]) -> Any:
-        """A group of entities. Raises DcgmError."""
+        """Create a group of entities; return its handle. Raises DcgmError."""
         with self._errors():
             group = self._agent.dcgmGroupCreate(handle, EMPTY_GROUP, name)
         try:
@@ -201,22 +201,22 @@ class Bindings:
         return group
 
     def drop_group(self, handle: Any, group: Any) -> None:
-        """Give a group back. Raises DcgmError."""
+        """Destroy a group. Raises DcgmError."""
         with self._errors():
             self._agent.dcgmGroupDestroy(handle, group)
 
     def field_group(self, handle: Any, name: str, fields: Sequence[int]) -> Any:
-        """A field group. Raises DcgmError: BADPARAM if one of the fields is unknown to the host engine."""
+        """Create a field group; return its handle. Raises DcgmError: BADPARAM if a field is unknown."""
         with self._errors():
             return self._agent.dcgmFieldGroupCreate(handle, list(fields), name)
 
     def drop_field_group(self, handle: Any, fields: Any) -> None:
-        """Give a field group back. Raises DcgmError."""
+        """Destroy a field group. Raises DcgmError."""
         with self._errors():
             self._agent.dcgmFieldGroupDestroy(handle, fields)
 
     def watch(self, handle: Any, group: Any, fields: Any, seconds: float, keep: float, samples: int) -> None:
-        """Have the host engine sample fields of a group, and wait for the first samples. Raises DcgmError."""
+        """Make the host engine sample fields of a group, and wait for the first samples. Raises DcgmError."""
         with self._errors():
             self._agent.dcgmWatchFields(handle, group, fields, int(seconds * 1e6), keep, samples)
 
@@ -228,7 +228,7 @@ class Bindings:
     def latest(
         self, handle: Any, entities: Sequence[Entity], fields: Sequence[int]
     ) -> dict[tuple[Entity, int], Answer]:
-        """The last sample of each field of each entity. Raises DcgmError."""
+        """Return the last sample of each field of each entity. Raises DcgmError."""
         answers: dict[tuple[Entity, int], Answer] = {}
         pair = self._structs.c_dcgmGroupEntityPair_t
         for first in range(0, len(entities), MOST_ENTITIES):
@@ -245,7 +245,7 @@ class Bindings:
         return answers
 
     def since(self, handle: Any, group: Any, fields: Any, stamp: int) -> tuple[list[tuple[Entity, Answer]], int]:
-        """Every sample after a time stamp, and the stamp to ask from the next time. Raises DcgmError."""
+        """Return every sample after a timestamp, and the timestamp for the next call. Raises DcgmError."""
         samples: list[tuple[Entity, Answer]] = []
         with self._errors():
             stamp = self._agent.dcgmGetValuesSince_v2(handle, group, fields, stamp, self._enumerate, samples)
@@ -270,7 +270,7 @@ def _entity(pair: Any) -> Entity:
 
 
 def _text(value: object) -> str:
-    """Some structures of the bindings decode their text themselves, some don't."""
+    """Decode a text, which some structures of the bindings have decoded already."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 

@@ -1,4 +1,4 @@
-"""Health checks and NVLink states between GPUs, which DCGM has calls for instead of fields: one call for all GPUs."""
+"""Health checks and NVLink states between GPUs. DCGM has calls for these instead of fields: one call for all GPUs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NO_MODULE = "no_module"
 
 
 class Calls:
-    """The calls of one connection, made as long as some device subscribes to them."""
+    """The calls of one connection, made while any device subscribes to them."""
 
     def __init__(self, connection: Connection, groups: Groups, inventory: Inventory) -> None:
         self.answers: CallAnswers = NO_ANSWERS
@@ -39,7 +39,7 @@ class Calls:
             self._subscriptions[subscriber] = board, rows
 
     def unsubscribe(self, subscriber: object) -> None:
-        """Read nothing for a subscriber any more."""
+        """Stop reading for a subscriber."""
         self._subscriptions.pop(subscriber, None)
 
     def read(self, pace: Pace) -> None:
@@ -76,7 +76,7 @@ class Calls:
         return self._connection.call(self._bindings.health, self._groups.handle(boards))
 
     def _peers(self) -> dict[int, dict[int, int]]:
-        """Link states by index, as everywhere outside of DCGM."""
+        """Return the link states by index instead of DCGM's number."""
         index_of = {number: index for index, number in enumerate(self._inventory.gpus())}
         states = self._connection.call(self._bindings.peers)
         return {

@@ -1,4 +1,4 @@
-"""One connection to a host engine, and the calls made through it. Used on the source's thread alone."""
+"""One connection to a host engine, and the calls made through it. Used only on the source's thread."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Connection:
     """A handle of a host engine. `bindings` has the calls, each of which takes the handle first."""
 
     def __init__(self, bindings: Bindings, to: Hostengine, timeout: float, beat: Callable[[], None]) -> None:
-        """Connect. `beat` is called before each call: the deadline is for one call, not for all of them together.
+        """Connect. `beat` is called before each call, so that the deadline applies to one call, not to all together.
 
         Raises DcgmError, SourceLost.
         """
@@ -45,7 +45,7 @@ class Connection:
             raise
 
     def release(self, function: Callable[Concatenate[Any, P], None], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Call what gives something back. Does nothing on a dead connection, where each call may hang again.
+        """Call a function that releases something. Does nothing on a dead connection, where each call may hang again.
 
         Never raises.
         """
@@ -54,13 +54,13 @@ class Connection:
                 self.call(function, *args, **kwargs)
 
     def latest(self, entities: Sequence[Entity], fields: Sequence[int]) -> Mapping[tuple[Entity, int], Answer]:
-        """The last samples of some fields. Raises SourceLost."""
+        """Return the last samples of some fields. Raises SourceLost."""
         try:
             return self.call(self.bindings.latest, entities, fields)
         except DcgmError as error:
-            raise SourceLost(f"DCGM: {self.where}: values can't be read: {error}") from error
+            raise SourceLost(f"DCGM: {self.where}: values cannot be read: {error}") from error
 
     def close(self) -> None:
-        """Disconnect; the host engine then drops this connection's groups and watches by itself."""
+        """Disconnect. The host engine then drops this connection's groups and watches."""
         with suppress(DcgmError):  # it was gone already
             self.bindings.disconnect(self._handle, self._to)

@@ -22,20 +22,20 @@ from gpu_exporter.sources.dcgm.profiling import Profiling
 from gpu_exporter.sources.dcgm.session import Session, Table
 from gpu_exporter.sources.dcgm.values import Answer, Entity, gpu, link
 
-# Samples of a GPU that get no younger for so long: the host engine is alive, and stuck in the driver.
+# If a GPU has no new sample for this long, the host engine is alive but stuck in the driver.
 STUCK_INTERVALS, STUCK_SECONDS = 3.0, 3.0
-# Xids that nobody has fetched yet; a device that complements NVML's is never asked for them.
+# The most XIDs that are kept until they are fetched; nobody fetches those of a device that complements NVML's.
 MOST_XIDS = 1000
 
 
 class DeviceContext(Protocol):
-    """What a source offers to its devices."""
+    """The methods of a source that its devices use."""
 
     interval: float
     instances: Sequence[int | str]
 
     def read(self, session: Session, paces: frozenset[Pace], since: float) -> Table:
-        """The answers for these paces, none of a pace older than `since` (monotonic seconds)."""
+        """Return the answers for these paces, read after `since` (monotonic seconds)."""
 
     def inspect(self, session: Session, job: Callable[[], bool]) -> bool:
         """Run a job on the source's thread that takes no longer than a read. Raises SourceLost."""
@@ -47,17 +47,17 @@ class DeviceContext(Protocol):
         """Run a job on the source's thread if that is possible soon. Never raises."""
 
     def add_listener(self, number: int, xids: deque[XidEvent]) -> None:
-        """Append Xids of a GPU to this queue from now on."""
+        """Append XIDs of a GPU to this queue from now on."""
 
     def remove_listener(self, number: int, xids: deque[XidEvent]) -> None:
-        """Append no more Xids to this queue."""
+        """Stop appending XIDs to this queue."""
 
     def is_readable(self, number: int) -> bool:
-        """Whether the host engine could read this GPU when its GPUs were last listed."""
+        """Return whether the host engine could read this GPU when its GPUs were last listed."""
 
 
 class DcgmDevice:
-    """One GPU. Calls the host engine on the source's thread, and judges the answers on the device's own."""
+    """One GPU. It calls the host engine on the source's thread, and interprets the answers on its own thread."""
 
     def __init__(
         self, context: DeviceContext, session: Session, index: int, number: int, metrics: Sequence[Metric]
@@ -104,7 +104,7 @@ class DcgmDevice:
         session, board = self._session, self._board
         attributes = session.inventory.attributes(self._number)
         if not attributes.uuid:
-            raise GpuLost(f"GPU {index}: DCGM does not know its UUID any more", "gone")
+            raise GpuLost(f"GPU {index}: DCGM no longer knows its UUID", "gone")
         request = WatchRequest("identity", (board,), GPU_FIELDS, SAMPLED_SECONDS[Pace.SLOW])
         self._identity_watch, refused = session.groups.watch(request)
         fields = [field for field in GPU_FIELDS if field not in refused]
@@ -128,7 +128,7 @@ class DcgmDevice:
         return self._series[key]
 
     def _watch(self) -> None:
-        """Have every field sampled. Only on the source's thread. Raises DcgmError, SourceLost."""
+        """Make the host engine sample every field. Only on the source's thread. Raises DcgmError, SourceLost."""
         links = {n: link(self._board, n) for n, state in enumerate(self._layout.links) if state != LINK_NONE}
         labels, constants = instances(self._session, self._layout, self._context.instances)
         self._constants = {
@@ -150,7 +150,7 @@ class DcgmDevice:
         self._subscribe()
 
     def _watch_profiling(self) -> None:
-        """Have the profiling fields sampled. A host engine that can't profile refuses them all, and nothing else."""
+        """Make the host engine sample the profiling fields. One that cannot profile refuses only these."""
         profiling = self._profiling = Profiling(
             self._plan.profiling, self._interval, time.monotonic(), self._session.counted
         )
@@ -165,7 +165,7 @@ class DcgmDevice:
             profiling.pause = profiling.pause or pause
 
     def _drop_refused(self, entities: Sequence[Entity], reasons: Mapping[int, str]) -> None:
-        """Take fields that the host engine does not sample out of the plan."""
+        """Remove fields from the plan that the host engine does not sample."""
         if reasons:
             for query in self._plan.plain:
                 if query.entity in entities and query.number in reasons:
@@ -182,7 +182,7 @@ class DcgmDevice:
         self._subscribed_at = time.monotonic()
 
     def _unwatch(self) -> None:
-        """Have nothing sampled any more. Only on the source's thread."""
+        """End all watches. Only on the source's thread."""
         self._session.unsubscribe(self)
         for watch in (*self._watches, *self._profiling_watches):
             self._session.groups.unwatch(watch)
@@ -192,12 +192,12 @@ class DcgmDevice:
     # --- readings -------------------------------------------------------------------------------------------------
 
     def events(self) -> Sequence[XidEvent]:
-        """Xids that DCGM reported since the last call."""
+        """Return the XIDs that DCGM reported since the last call."""
         return [self._xids.popleft() for _ in range(len(self._xids))]
 
     def read(self, paces: frozenset[Pace]) -> Reading:
         if not self._context.is_readable(self._number):
-            raise GpuLost(f"GPU {self.gpu.index}: it is gone: DCGM lists it no more among those that it reads", "gone")
+            raise GpuLost(f"GPU {self.gpu.index}: DCGM no longer lists it among the GPUs that it can read", "gone")
         ended = self._follow_layout(time.monotonic())
         if not self._read_once:
             paces = frozenset(Pace)
@@ -247,7 +247,7 @@ class DcgmDevice:
             raise GpuLost(f"GPU {self.gpu.index}: the host engine has sampled nothing for {since:.0f} s", "stalled")
 
     def _link_counts(self) -> dict[Series, float]:
-        """How many NVLinks there are, and how many are up."""
+        """Return how many NVLinks the GPU has, and how many are up."""
         states = self._layout.links
         count = sum(state != LINK_NONE for state in states)
         counts = {m.NVLINK_COUNT: count, m.NVLINK_UP: sum(state == LINK_UP for state in states)}
@@ -296,7 +296,7 @@ class DcgmDevice:
         self._profiling.resume(profiling)
 
     def _read_pause(self, values: dict[Series, float]) -> set[Series]:
-        """Fill in that another process holds the counters, for as long as it does; return the series that ended."""
+        """Fill in the series that says that another process holds the counters; return the series that ended."""
         pause = self._profiling.pause
         before = self._paused
         if before is not None and dict(before.labels)["reason"] != pause:
@@ -307,7 +307,7 @@ class DcgmDevice:
         return set() if before is None or before is self._paused else {before}
 
     def _unsupported(self, answers: Mapping[tuple[Entity, int], Answer], now: float) -> dict[Metric, str]:
-        """The metrics that neither the GPU nor any part of it has answered yet, and why."""
+        """Return the metrics that neither the GPU nor any part of it has answered yet, with the reason."""
         reasons = {**self._plan.unsupported, **self._refused, **self._profiling.unsupported(answers, now)}
         reasons.update(self._health_and_peers.unsupported)
         for query in self._plan.plain:

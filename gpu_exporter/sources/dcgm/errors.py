@@ -62,7 +62,7 @@ LOST = {
     RESET_REQUIRED: "reset_required",
     GPUS_DETACHED: "gone",
 }
-# Errors of a host engine that can't profile until something is installed or changed.
+# Errors of a host engine that cannot profile until something is installed or changed.
 NO_PROFILING = {
     MODULE_NOT_LOADED: "no_profiling_module",
     PROFILING_NOT_SUPPORTED: "profiling_not_supported",
@@ -96,14 +96,14 @@ class DcgmError(Exception):
 
 
 def outcome(code: int) -> str:
-    """Of a field: not_supported and the like, lost, reset_required, no_data, or unknown."""
+    """Return the outcome of a field's code: not_supported and the like, lost, reset_required, no_data or unknown."""
     if code in (NO_DATA, NOT_WATCHED, STALE_DATA):
         return "no_data"
     return UNSUPPORTED.get(code) or LOST.get(code) or "unknown"
 
 
 def source_lost(code: int, where: str) -> SourceLost:
-    """The error that a code means for the whole source. `where` names the host engine."""
+    """Return the error that a code means for the whole source. `where` names the host engine."""
     cure = {
         CONNECTION_NOT_VALID: "is nv-hostengine running there, and does it listen on that address?",
         VER_MISMATCH: "bindings and host engine must be of one major version",
@@ -114,7 +114,7 @@ def source_lost(code: int, where: str) -> SourceLost:
 
 
 def raise_if_lost(error: DcgmError, what: str, where: str) -> None:
-    """Raise SourceLost or GpuLost for the codes that mean it; return for all others."""
+    """Raise SourceLost or GpuLost if the code means that; return for all other codes."""
     if error.code in SOURCE_LOST:
         raise source_lost(error.code, where) from error
     if error.code in LOST:

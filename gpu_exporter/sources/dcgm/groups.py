@@ -28,7 +28,7 @@ from gpu_exporter.sources.dcgm.errors import (
 )
 from gpu_exporter.sources.dcgm.values import Entity
 
-# Errors by which a host engine refuses a whole field group because of one of its fields: the others are tried again.
+# Errors by which a host engine refuses a whole field group because of one field: the other fields are retried.
 OF_ONE_FIELD = frozenset({BADPARAM, UNKNOWN_FIELD, NOT_SUPPORTED, GENERIC, PROFILING_MULTI_PASS})
 
 Entities = tuple[Entity, ...]
@@ -83,7 +83,7 @@ class Groups:
     # --- watches --------------------------------------------------------------------------------------------------
 
     def watch(self, request: WatchRequest) -> tuple[Watch, dict[int, DcgmError]]:
-        """Have fields sampled. The second value is the error of each field that the host engine refused."""
+        """Make the host engine sample fields. The second value is the error of each field that it refused."""
         refused: dict[int, DcgmError] = {}
         if not request.entities:
             return Watch((), ()), {}
@@ -118,7 +118,7 @@ class Groups:
         self._watchers.update((entity, field) for entity in request.entities for field in fields)
 
     def unwatch(self, watch: Watch) -> None:
-        """Give a watch back. Fields that another watch has, too, are still sampled. Never raises."""
+        """End a watch. Fields that another watch has, too, are still sampled. Never raises."""
         if not watch.entities:
             return
         group = self._groups[watch.entities].handle
@@ -129,7 +129,7 @@ class Groups:
         self.drop(watch.entities)
 
     def _end_unused(self, group: Any, entities: Sequence[Entity], fields: FieldIds) -> None:
-        """Stop watching those of the fields that no watch has any more.
+        """Stop watching those fields that no watch has any more.
 
         The host engine ends a field when it is first asked to, however often it was asked to begin.
         """
@@ -144,7 +144,7 @@ class Groups:
     # --- groups ---------------------------------------------------------------------------------------------------
 
     def acquire(self, entities: Entities) -> Any:
-        """The handle of the group of these entities, until `drop`. Raises DcgmError."""
+        """Return the handle of the group of these entities, which is valid until `drop`. Raises DcgmError."""
         group = self._groups.get(entities)
         if group is None:
             handle = self._connection.call(self._bindings.group, next(self._names), entities)
@@ -153,7 +153,7 @@ class Groups:
         return group.handle
 
     def drop(self, entities: Entities) -> None:
-        """Give a group back that `acquire` returned. Never raises."""
+        """Release a group that `acquire` returned. Never raises."""
         group = self._groups[entities]
         group.users -= 1
         if not group.users:
@@ -161,12 +161,12 @@ class Groups:
             self._connection.release(self._bindings.drop_group, group.handle)
 
     def handle(self, entities: Entities) -> Any | None:
-        """The handle of a group that is in use; None if it is not."""
+        """Return the handle of a group that is in use; None if it is not."""
         group = self._groups.get(entities)
         return None if group is None else group.handle
 
     def fields_handle(self, fields: FieldIds) -> Any | None:
-        """The handle of a field group that is in use; None if it is not."""
+        """Return the handle of a field group that is in use; None if it is not."""
         field_group = self._field_groups.get(fields)
         return None if field_group is None else field_group.handle
 

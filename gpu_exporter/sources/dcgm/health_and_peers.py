@@ -1,4 +1,4 @@
-"""Health checks and the NVLinks between GPUs, with the labels that dcgm-exporter gives them.
+"""Health checks and the NVLinks between GPUs, with dcgm-exporter's labels.
 
 DCGM has calls for them instead of fields (`calls`).
 
@@ -16,7 +16,7 @@ from gpu_exporter.model.gpu import Series
 from gpu_exporter.model.metric import Labels, Metric, Pace
 from gpu_exporter.sources.dcgm.values import Entity
 
-# `dcgmHealthSystems_t`, as far as a GPU has them; all bits are what concerns the GPU as a whole, such as Xid 79.
+# `dcgmHealthSystems_t`, as far as a GPU has them; all bits mean the GPU as a whole, as for XID 79.
 SYSTEMS = {
     0x1: "PCIE",
     0x2: "NVLINK",
@@ -34,7 +34,7 @@ PASS, NO_ERROR = 0, "DCGM_FR_OK"
 
 
 class Incident(NamedTuple):
-    """What a health check found: 10 is a warning, 20 a failure; `error` is DCGM's name of it."""
+    """A finding of a health check: 10 is a warning, 20 a failure; `error` is DCGM's name of it."""
 
     system: int
     status: int
@@ -43,7 +43,7 @@ class Incident(NamedTuple):
 
 
 class CallAnswers(NamedTuple):
-    """The last answers of DCGM about all GPUs with subscribers; or the reason why it has none."""
+    """DCGM's last answers about all GPUs with subscribers, or the reason why there are none."""
 
     health: tuple[Incident, ...] | str = ()
     peers: Mapping[int, Mapping[int, int]] | str = {}
@@ -53,7 +53,7 @@ NO_ANSWERS = CallAnswers()
 
 
 class HealthAndPeers:
-    """Health and link states of one GPU as series. A new state is a new series: its labels contain the state."""
+    """Health and link states of one GPU as series. The labels contain the state, so a new state is a new series."""
 
     def __init__(self, series_of: Callable[[Metric, Labels], Series], metrics: Iterable[Metric]) -> None:
         self.rows = frozenset(metrics) & {m.EXP_HEALTH, m.EXP_P2P}
@@ -69,7 +69,7 @@ class HealthAndPeers:
         values: dict[Series, float],
         failed: dict[Series, str],
     ) -> set[Series]:
-        """Fill in what is due for a GPU, given by entity and index; return the series of findings that are over."""
+        """Fill in what is due for a GPU, given by entity and index; return the series of findings that have ended."""
         board, index = gpu
         ended: set[Series] = set()
         for row in self.rows:

@@ -1,4 +1,4 @@
-"""DCGM's attributes and fields of a GPU -> its identity, in the words of NVML."""
+"""DCGM's attributes and fields of a GPU -> its identity, with NVML's names."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ARCHITECTURES = {
 
 
 def identify(index: int, attributes: Attributes, answers: Mapping[int, Answer]) -> Gpu:
-    """The identity, without what DCGM does not know."""
+    """Return the identity, without details that DCGM does not know."""
 
     def number(field: int) -> int | None:
         answer = answers.get(field)
@@ -57,5 +57,5 @@ def identify(index: int, attributes: Attributes, answers: Mapping[int, Answer]) 
 
 
 def _architecture(capability: tuple[int, int]) -> str:
-    """The newest that is no newer than this capability; one that is not listed here may be anything."""
+    """Return the newest architecture up to this compute capability; a capability that is not listed may be any."""
     return next((ARCHITECTURES[first] for first in sorted(ARCHITECTURES, reverse=True) if first <= capability), "")

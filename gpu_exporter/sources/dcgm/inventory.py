@@ -1,4 +1,4 @@
-"""What a host engine has: GPUs, MIG instances, NVLinks, NVSwitches, CPUs."""
+"""The hardware of a host engine: GPUs, MIG instances, NVLinks, NVSwitches, CPUs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpu_exporter.sources.dcgm.groups import Groups, Watch, WatchRequest
 from gpu_exporter.sources.dcgm.values import Answer, Entity, EntityGroup, gpu, link
 
 T = TypeVar("T")
-# How long a list of MIG instances or NVLinks is used before it is read again.
+# How many seconds a list of MIG instances or NVLinks is used before it is read again.
 LIST_SECONDS = 5.0
 # The same for a list that the host engine has no module for: it tries to load the module each time.
 RETRY_SECONDS = 600.0
@@ -25,7 +25,7 @@ SYSTEM_SECONDS = 3600.0
 
 
 class Inventory:
-    """The hardware of one connection. Every method raises SourceLost if that is broken."""
+    """The hardware of one connection. Every method raises SourceLost if the connection is broken."""
 
     def __init__(self, connection: Connection, groups: Groups) -> None:
         self._connection, self._groups = connection, groups
@@ -35,18 +35,18 @@ class Inventory:
         self._system: Mapping[tuple[Entity, int], Answer] | None = None
 
     def gpus(self, *, supported: bool = False) -> list[int]:
-        """DCGM's numbers of all GPUs since its start, or of those that it can read now."""
+        """Return DCGM's numbers of all GPUs since its start, or of those that it can read now."""
         try:
             return self._connection.call(self._bindings.gpus, supported=supported)
         except DcgmError as error:
-            raise SourceLost(f"DCGM: {self._connection.where}: its GPUs can't be listed: {error}") from error
+            raise SourceLost(f"DCGM: {self._connection.where}: its GPUs cannot be listed: {error}") from error
 
     def attributes(self, number: int) -> Attributes:
-        """The identity of a GPU. Raises DcgmError."""
+        """Return the identity of a GPU. Raises DcgmError."""
         return self._connection.call(self._bindings.attributes, number)
 
     def of_system(self, through: Entity, fields: tuple[int, ...]) -> Mapping[tuple[Entity, int], Answer]:
-        """Fields that belong to no entity, read through a GPU.
+        """Return fields that belong to no entity, read through a GPU.
 
         They are watched once and until the end of the connection: the host engine can't end such a watch.
         """
@@ -57,35 +57,35 @@ class Inventory:
         return self._system
 
     def entities(self, group: EntityGroup) -> list[Entity]:
-        """The entities of a kind; none where the host engine has no module for them."""
+        """Return the entities of a kind; none where the host engine has no module for them."""
         try:
             return [Entity(group, number) for number in self._connection.call(self._bindings.entities, group)]
         except DcgmError:
             return []
 
     def cores(self) -> Mapping[int, int]:
-        """The CPU of each core."""
+        """Return the CPU of each core."""
         try:
             return self._connection.call(self._bindings.cores)
         except DcgmError:
             return {}
 
     def parts(self) -> Sequence[MigPart]:
-        """The MIG instances of all GPUs, from a list of the last seconds."""
+        """Return the MIG instances of all GPUs, from a list that is a few seconds old at most."""
         return self._listed("parts", self._bindings.parts) or ()
 
     def links(self, number: int) -> Sequence[int]:
-        """The states of a GPU's NVLinks, from a list of the last seconds or else from their state fields."""
+        """Return the states of a GPU's NVLinks, from a list a few seconds old at most, or from their state fields."""
         states = self._listed("links", self._bindings.links)
         return states[0].get(number, ()) if states is not None else self._link_states(number)
 
     def switch_links(self, number: int) -> Sequence[int]:
-        """The states of an NVSwitch's NVLinks."""
+        """Return the states of an NVSwitch's NVLinks."""
         states = self._listed("links", self._bindings.links)
         return states[1].get(number, ()) if states is not None else ()
 
     def _listed(self, name: str, function: Callable[[Any], T]) -> T | None:
-        """A list of the last seconds; None if the host engine did not return one."""
+        """Return a list that is a few seconds old at most; None if the host engine did not return one."""
         due, content = self._lists.get(name, (0.0, None))
         if time.monotonic() >= due:
             seconds = LIST_SECONDS

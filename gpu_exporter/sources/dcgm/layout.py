@@ -1,4 +1,4 @@
-"""What one GPU is made of: its NVLinks, and its MIG instances with their labels."""
+"""The parts of one GPU: its NVLinks, and its MIG instances with their labels."""
 
 from __future__ import annotations
 
@@ -28,37 +28,37 @@ class Layout:
 
     @property
     def shape(self) -> object:
-        """What decides which fields are read. The state of a link does not: only whether there is one."""
+        """What decides which fields are read: of a link, only its existence, not its state."""
         return self.mig, self.parts, tuple(state != LINK_NONE for state in self.links)
 
     def of(self, group: EntityGroup) -> list[MigPart]:
-        """The parts of one kind."""
+        """Return the MIG parts of one kind."""
         return [part for part in self.parts if part.entity.group is group]
 
 
 def layout(inventory: Inventory, board: Entity, *, links: bool, mig: bool) -> Layout:
-    """The layout of a GPU now; without its links unless they are wanted. Raises SourceLost.
+    """Return the current layout of a GPU, with its links if they are wanted. Raises SourceLost.
 
     `mig` is whether the GPU says that it is in MIG mode; one that has instances is, too.
     """
     parts = inventory.parts()
     own = {part.entity for part in parts if part.parent == board}
     devices = [part for part in parts if part.parent in own]
-    # Without a compute instance nothing can run in a GPU instance.
+    # In a GPU instance without a compute instance nothing can run.
     instances = [part for part in parts if part.entity in {device.parent for device in devices}]
     states = tuple(inventory.links(board.id)) if links else ()
     return Layout(states, mig or bool(own), (*instances, *devices))
 
 
 class Instances(NamedTuple):
-    """The labels of the GPU instances that are read, and the values that never change of them and their devices."""
+    """Return the labels of the GPU instances that are read, and the constant values of these and their devices."""
 
     labels: Mapping[Entity, Labels]
     constants: Sequence[tuple[Metric, Labels, float]]
 
 
 def instances(session: Session, layout: Layout, chosen: Sequence[int | str]) -> Instances:
-    """The chosen GPU instances, by DCGM's numbers or their devices' UUIDs; all if none is chosen. Raises SourceLost."""
+    """Return the chosen GPU instances, by DCGM's numbers or their devices' UUIDs; all by default. Raises SourceLost."""
     devices, parts = layout.of(EntityGroup.GPU_CI), layout.of(EntityGroup.GPU_I)
     uuids = _texts(session, UUID, [device.entity for device in devices])
     if chosen:

@@ -1,4 +1,4 @@
-"""Finds and imports DCGM's Python bindings, and has them load DCGM's library.
+"""Finds and imports DCGM's Python bindings, and makes them load DCGM's library.
 
 The only module that imports them. They come as plain files with a DCGM installation and are no Python package: their
 directory is on the path only while they are imported.
@@ -25,7 +25,7 @@ IMPORTING = threading.Lock()
 
 
 def load(folder: Path | None = None, places: Sequence[Path] = (DCGM_4, DCGM_3)) -> Bindings:
-    """Find and import the bindings. Raises SourceLost, in one line that says how to get them."""
+    """Find and import the bindings. Raises SourceLost with one line that says how to install them."""
     chosen = _chosen(folder, places)
     with IMPORTING:
         agent, structs, errors = _imported(chosen)
@@ -62,7 +62,7 @@ def _load_library(structs: Any, where: Path) -> None:
 
 
 def _chosen(folder: Path | None, places: Sequence[Path]) -> Path | None:
-    """The directory of the bindings; None if they can only be on the path."""
+    """Return the directory of the bindings; None if they can only be on the path."""
     if folder is None:
         return next(filter(has_bindings, places), None)
     if not has_bindings(folder):
@@ -84,7 +84,7 @@ def _imported(folder: Path | None) -> tuple[ModuleType, ModuleType, ModuleType]:
             raise SourceLost(f"DCGM: its Python bindings can't be imported: {error}", "no_bindings") from error
         message = f"DCGM: its Python bindings are not installed: {WHERE}, or name their directory with --dcgm-bindings"
         raise SourceLost(message, "no_bindings") from error
-    except (Exception, SystemExit) as error:  # a file of them that is broken may raise anything
+    except (Exception, SystemExit) as error:  # a broken file may raise anything
         what = " ".join(str(error).split()) or type(error).__name__
         raise SourceLost(f"DCGM: its Python bindings can't be imported: {what}", "no_bindings") from error
     finally:

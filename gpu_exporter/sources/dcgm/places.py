@@ -1,4 +1,4 @@
-"""Where DCGM's packages put its Python bindings. Imports nothing else of this package."""
+"""Where DCGM's packages install its Python bindings. Imports no other part of this subpackage."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ MODULE = "dcgm_agent"
 
 
 def has_bindings(folder: Path) -> bool:
-    """Whether this directory has the bindings."""
+    """Return whether this directory has the bindings."""
     return (folder / f"{MODULE}.py").is_file()
 
 
 def installed() -> bool:
-    """Whether they are where they are looked for by default: in the packages' places, or on the path."""
+    """Return whether the bindings are where they are searched by default: in the packages' places, or on the path."""
     return any(map(has_bindings, (DCGM_4, DCGM_3))) or find_spec(MODULE) is not None

@@ -1,4 +1,4 @@
-"""Metrics -> the fields that are read of each entity, and how often. Pure."""
+"""Metrics -> the fields to read of each entity, and how often. Pure functions."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from gpu_exporter.model.metric import EntityKind, Labels, Metric, Pace, scaled
 from gpu_exporter.sources.dcgm.groups import WatchRequest
 from gpu_exporter.sources.dcgm.values import Entity
 
-# How often the host engine samples what is read at a pace, so that no answer is much older than its pace says.
+# How often the host engine samples what is read at a pace, so that no answer is much older than its pace.
 SAMPLED_SECONDS = {Pace.SLOW: 7.5, Pace.RARE: 30.0, Pace.STATIC: 600.0}
-# Profiling fields, of which a host engine without the means takes none: `DCGM_FIELD_ID_IS_PROF_FIELD`, and room ahead.
+# Profiling fields (`DCGM_FIELD_ID_IS_PROF_FIELD`, and reserved ids). A host engine that cannot profile refuses all.
 PROFILING = (range(1001, 1100), range(1532, 1534))
-# What is read by calls of their own instead of fields.
+# Metrics that separate calls read, not fields.
 BY_CALL = (m.NVLINK_COUNT, m.NVLINK_UP, m.MIG_DEVICE, m.INSTANCE_SLICES, m.EXP_HEALTH, m.EXP_P2P)
 FABRIC_KNOWN = range(1, 5)
-# Where DCGM leaves a 0 if the driver has no value: it looks at the return code of the call, not at the field's own
+# Fields that DCGM leaves at 0 if the driver has no value: it checks the return code of the call, not the field's own
 # (DcgmCacheManager.cpp of 4.6.0, seen on injected GPUs). Neither memory at 0 degrees nor a board at 0 W answers.
 ZERO_IS_NONE = frozenset({140, 157})
 
 
 def is_profiling(number: int) -> bool:
-    """Whether this field is a profiling one."""
+    """Return whether this field is a profiling field."""
     return any(number in numbers for numbers in PROFILING)
 
 
@@ -44,7 +44,7 @@ class FieldQuery:
         return self.entity, self.number
 
     def value(self, raw: float) -> float | None:
-        """The value in the metric's unit; None where DCGM's number stands for no value."""
+        """Return the value in the metric's unit; None where DCGM's number means that there is no value."""
         metric = self.series.metric
         if (metric is m.FABRIC and raw not in FABRIC_KNOWN) or (raw == 0 and self.number in ZERO_IS_NONE):
             return None
@@ -67,7 +67,7 @@ class FieldPlan:
         return {query.series for query in (*self.plain, *self.profiling)}
 
     def plain_requests(self, interval: float) -> list[WatchRequest]:
-        """What to have sampled, but for profiling."""
+        """Return what the host engine should sample, without profiling."""
         seconds = {**SAMPLED_SECONDS, Pace.FAST: interval}
         return [
             WatchRequest(pace.name.lower(), entities, fields, seconds[pace])
@@ -75,14 +75,14 @@ class FieldPlan:
         ]
 
     def profiling_requests(self, interval: float) -> list[WatchRequest]:
-        """What to have sampled for profiling, apart since a host engine may refuse that as a whole."""
+        """Return what the host engine should sample for profiling; it may refuse all of it, and so it is separate."""
         return [
             WatchRequest("profiling", entities, fields, interval)
             for (_, fields), entities in _batched(self.profiling).items()
         ]
 
     def without(self, entities: Sequence[Entity], refused: Iterable[int]) -> FieldPlan:
-        """The plan without fields that the host engine refused."""
+        """Return the plan without fields that the host engine refused."""
         gone = {(entity, number) for entity in entities for number in refused}
         return FieldPlan(
             tuple(query for query in self.plain if query.key not in gone),
@@ -92,7 +92,7 @@ class FieldPlan:
 
 
 def _batched(queries: Sequence[FieldQuery]) -> dict[tuple[Pace, tuple[int, ...]], tuple[Entity, ...]]:
-    """Entities of which the same fields are read at the same pace."""
+    """Return entities that have the same fields at the same pace."""
     fields: dict[tuple[Pace, Entity], set[int]] = defaultdict(set)
     for query in queries:
         fields[query.pace, query.entity].add(query.number)
@@ -111,10 +111,10 @@ def plan(
     *,
     mig: bool,
 ) -> FieldPlan:
-    """The fields to read: of the board, its NVLinks by number, and its MIG instances with their labels.
+    """Return the fields to read: of the GPU, its NVLinks by number, and its MIG instances with their labels.
 
     `series_of` returns the same series for the same metric and labels each time.
-    In MIG mode, what belongs to the instances is not read of the board.
+    In MIG mode, metrics of instances are not read from the GPU.
     """
     wanted = list(metrics)
     paces: dict[int, Pace] = {}

@@ -1,4 +1,4 @@
-"""The profiling values of one GPU: each sample counts once, as the mean since the one before it; and pauses."""
+"""The profiling values of one GPU, and pauses. Each sample counts once, as the mean since the previous one."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from gpu_exporter.model.metric import Metric
 from gpu_exporter.sources.dcgm.plan import FieldQuery
 from gpu_exporter.sources.dcgm.values import Answer, Entity
 
-# A sample that comes later than this many intervals after the one before is the mean of only the last interval.
+# A sample that comes more than this many intervals after the previous one is the mean of only the last interval.
 LONGEST_SPAN = 2.5
 # How long to wait for a new sample, in intervals and seconds, before it counts as missing.
 PATIENCE_INTERVALS, PATIENCE_SECONDS = 3.0, 2.0
-# How often to retry a GPU whose counters another process holds.
+# After how many seconds to retry a GPU whose counters another process holds.
 RETRY_SECONDS = 30.0
-# The same where the host engine cannot profile: what it lacks may be installed.
+# The same for a host engine that cannot profile: what it lacks may be installed meanwhile.
 LATER_SECONDS = 600.0
 
 
@@ -79,27 +79,27 @@ class Profiling:
         self.pause = self._paused(now)
 
     def _span(self, before: int | None, stamp: int) -> float:
-        """Seconds that a sample is the mean over: since the one before, by the host engine's clock."""
+        """Return the seconds that a sample is the mean over: since the previous one, by the host engine's clock."""
         if before is None or stamp < before:
             return self.interval
         span = (stamp - before) / 1e6
         return span if span <= LONGEST_SPAN * self.interval else self.interval
 
     def _paused(self, now: float) -> str:
-        """Why there are no values: counters that had values and have none any more are held by another process."""
+        """Return why there are no values: if counters had values and have none now, another process holds them."""
         if not self.queries:
             return self.pause
         return "no_values" if self.seen_at and now - max(self.seen_at.values()) > self.patience else ""
 
     def due(self, now: float) -> bool:
-        """Whether it is time to watch the fields anew."""
+        """Return whether it is time to watch the fields again."""
         if self.pause:
             return now - self.since >= RETRY_SECONDS
         without = bool(self.refused) or (bool(self.queries) and not self.seen_at)
         return without and now - self.since >= LATER_SECONDS
 
     def unsupported(self, answers: Mapping[tuple[Entity, int], Answer], now: float) -> dict[Metric, str]:
-        """The metrics that never had a value, with the reason, once one is overdue."""
+        """Return the metrics that never had a value, with the reason, once a value is overdue."""
         reasons = dict(self.refused)
         seen = {series.metric for series in self.seen_at}
         for query in self.queries:
@@ -113,7 +113,7 @@ class Profiling:
         return reasons
 
     def resume(self, before: Profiling) -> None:
-        """Continue where an earlier one ended, so that no sample counts twice."""
+        """Continue where an earlier state ended, so that no sample counts twice."""
         for query in self.queries:
             series = query.series
             if series in before.stamps:

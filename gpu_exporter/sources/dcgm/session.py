@@ -1,4 +1,4 @@
-"""All that belongs to one connection to a host engine. Used on the source's thread alone.
+"""Everything that belongs to one connection to a host engine. Used only on the source's thread.
 
 Nothing of it outlives the connection: a host engine that was restarted has none of its groups and watches any more.
 """
@@ -59,7 +59,7 @@ class Session:
         self._batches.clear()
 
     def unsubscribe(self, subscriber: object) -> None:
-        """Read nothing for a subscriber any more."""
+        """Stop reading for a subscriber."""
         self.calls.unsubscribe(subscriber)
         if self._wanted.pop(subscriber, None) is None:
             return
@@ -69,7 +69,7 @@ class Session:
             del self.table.answers[key]
 
     def read(self, paces: Iterable[Pace]) -> None:
-        """Bring the answers of these paces into the table, by one call for all entities of which the same is read."""
+        """Update the answers of these paces in the table, with one call for all entities that have the same fields."""
         for pace in paces:
             now = time.monotonic()
             if pace not in self._batches:
@@ -81,7 +81,7 @@ class Session:
             self.table.read_at[pace] = now
 
     def _batched(self, pace: Pace) -> dict[frozenset[int], list[Entity]]:
-        """The entities of a pace by the fields that are read of them."""
+        """Return the entities of a pace, by the fields that are read of them."""
         fields_of: dict[Entity, set[int]] = defaultdict(set)
         for wanted in self._wanted.values():
             for (wanted_pace, entity), fields in wanted.items():

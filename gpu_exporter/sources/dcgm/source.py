@@ -37,14 +37,14 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 ALL = ChosenDevices()
-# How long a connection or the start of an embedded host engine may take, and each call while a GPU is attached, for
-# the host engine then samples all that is new.
+# Seconds that connecting or the start of an embedded host engine may take, and each call while a GPU is attached,
+# because the host engine then samples all new fields.
 CONNECT_SECONDS, ATTACH_SECONDS = 5.0, 5.0
-# How long any other call may take, or an interval if that is longer.
+# Seconds that any other call may take, or an interval if that is longer.
 READ_SECONDS = 1.0
-# How long `close` waits for a remote host engine; one in this process takes 1.5 s to stop.
+# Seconds that `close` waits for a remote host engine; one in this process takes 1.5 s to stop.
 CLOSE_SECONDS, STOP_SECONDS = 1.0, 5.0
-# How old an answer of a slow pace may be for another device.
+# Seconds for which devices share an answer of a slow pace.
 SHARED_SECONDS = 5.0
 
 
@@ -93,7 +93,7 @@ class DcgmSource:
         return max(READ_SECONDS, self.interval)
 
     def open(self) -> None:
-        """Connect anew, without anything of an earlier connection. Raises SourceLost."""
+        """Reconnect, without anything of an earlier connection. Raises SourceLost."""
         old, self._session = self._session, None
 
         def connect() -> Session:
@@ -139,7 +139,7 @@ class DcgmSource:
         return self._call(session, count, self.timeout)
 
     def expected(self) -> int | None:
-        """GPUs that are bound to the driver, if the host engine is on this machine."""
+        """Return how many GPUs are bound to the driver, if the host engine is on this machine."""
         return bound(self._sysfs) if self._hostengine.local else None
 
     def reload_needed(self) -> bool | None:
@@ -161,14 +161,14 @@ class DcgmSource:
     def _number(self, session: Session, index: int) -> int:
         numbers = session.inventory.gpus()
         if index >= len(numbers):
-            raise GpuLost(f"GPU {index}: the host engine has no GPU of this index any more", "gone")
+            raise GpuLost(f"GPU {index}: the host engine no longer lists a GPU at this index", "gone")
         self._supported = frozenset(session.inventory.gpus(supported=True))
         if numbers[index] not in self._supported:
-            raise GpuLost(f"GPU {index}: DCGM knows it, and can't read it now", "gone")
+            raise GpuLost(f"GPU {index}: DCGM lists it, but cannot read it now", "gone")
         return numbers[index]
 
     def identities(self) -> dict[int, tuple[str, str]]:
-        """UUID and PCI address of each GPU that can be read now, by index. Raises SourceLost."""
+        """Return the UUID and the PCI address of each GPU that can be read now, by index. Raises SourceLost."""
         session = self._open_session()
 
         def identities() -> dict[int, tuple[str, str]]:
@@ -184,11 +184,11 @@ class DcgmSource:
         return self._call(session, identities, ATTACH_SECONDS)
 
     def owners(self, gpu: Gpu) -> Sequence[Owner]:
-        """None: the driver knows processes, not pods."""
+        """Return none: the driver knows processes, not pods."""
         return ()
 
     def non_gpu_samples(self) -> Sequence[Sample]:
-        """NVSwitches and CPUs, as they were last read with the GPUs."""
+        """Return the samples of NVSwitches and CPUs, as they were last read with the GPUs."""
         watched = self._switches_and_cpus
         if watched is None or watched.session is not self._session:
             return ()
@@ -198,7 +198,7 @@ class DcgmSource:
         return switches_and_cpus.samples(watched.queries, table.answers)
 
     def _watch_switches_and_cpus(self, session: Session, metrics: Sequence[Metric]) -> None:
-        """Watch them for the first device that is attached; all others have the same metrics."""
+        """Watch NVSwitches and CPUs for the first device that is attached; all others have the same metrics."""
         before, wanted = self._switches_and_cpus, switches_and_cpus.wanted(metrics)
         if before is not None and before.session is session and before.wanted == wanted:
             return
@@ -232,7 +232,7 @@ class DcgmSource:
     # --- what devices use (`DeviceContext`) -----------------------------------------------------------------------
 
     def read(self, session: Session, paces: frozenset[Pace], since: float) -> Table:
-        """The answers for these paces, none of a pace older than `since`, read once for all devices of a tick."""
+        """Return the answers for these paces, read after `since`, once for all devices of a collection."""
         with self._reading:  # held for as long as a call may take, and no longer
             now = time.monotonic()
             oldest = {pace: now - (self.interval / 2 if pace is Pace.FAST else SHARED_SECONDS) for pace in paces}
@@ -247,18 +247,18 @@ class DcgmSource:
             return
         first = self._stamp is None
         samples, self._stamp = session.xids.since(self._stamp or 0)
-        for entity, answer in () if first else samples:  # the first read has those from before this source
+        for entity, answer in () if first else samples:  # the first read has XIDs from before this source
             if isinstance(answer.value, int | float):
                 event = XidEvent(time.time(), self._pci.get(entity.id, ""), int(answer.value))
                 for xids in self._listeners.get(entity.id, ()):
                     xids.append(event)
 
     def inspect(self, session: Session, job: Callable[[], bool]) -> bool:
-        """Run a job on the thread that takes no longer than a read. Raises SourceLost."""
+        """Run a job on the thread, which takes no longer than a read. Raises SourceLost."""
         return self._call(session, job, self.timeout)
 
     def run(self, session: Session, job: Callable[[], None]) -> None:
-        """Run a job on the thread that may take as long as to attach a GPU. Raises SourceLost."""
+        """Run a job on the thread, which may take as long as attaching a GPU. Raises SourceLost."""
         self._call(session, job, ATTACH_SECONDS)
 
     def clean_up(self, session: Session, job: Callable[[], None]) -> None:
@@ -268,21 +268,21 @@ class DcgmSource:
                 self._call(session, job, self.timeout)
 
     def add_listener(self, number: int, xids: deque[XidEvent]) -> None:
-        """Append Xids of a GPU to this queue from now on. Both devices of a GPU that is attached twice get them."""
+        """Append XIDs of a GPU to this queue from now on. If the GPU is attached twice, both devices get them."""
         self._listeners[number] = [*self._listeners.get(number, ()), xids]
 
     def remove_listener(self, number: int, xids: deque[XidEvent]) -> None:
-        """Append no more Xids to this queue."""
+        """Stop appending XIDs to this queue."""
         self._listeners[number] = [queue for queue in self._listeners.get(number, ()) if queue is not xids]
 
     def is_readable(self, number: int) -> bool:
-        """Whether the host engine could read this GPU when its GPUs were last listed."""
+        """Return whether the host engine could read this GPU when its GPUs were last listed."""
         return number in self._supported
 
     # --- doctor ---------------------------------------------------------------------------------------------------
 
     def findings(self) -> list[Finding]:
-        """The bindings, the host engine, and its entities without a GPU. Never raises."""
+        """Return findings about the bindings, the host engine, and its entities without a GPU. Never raises."""
         if self._bindings is None:
             return []
         version = self._bindings.version() or "of unknown version"

@@ -26,7 +26,7 @@ ALL_DEVICES = Devices()
 
 @dataclass(frozen=True, slots=True)
 class ChosenDevices:
-    """Which of them are read; `kind` of Devices is g for NVSwitches and CPUs, i for NVLinks and cores, f for all."""
+    """Which devices are read; `kind` of Devices is g for NVSwitches and CPUs, i for NVLinks and cores, f for all."""
 
     switches: Devices = ALL_DEVICES
     cpus: Devices = ALL_DEVICES
@@ -34,7 +34,7 @@ class ChosenDevices:
 
 @dataclass(frozen=True, slots=True)
 class SwitchesAndCpus:
-    """The metrics of entities without a GPU that one session was to watch, and the fields that it does watch."""
+    """The metrics of entities without a GPU that one session should watch, and the fields that it does watch."""
 
     session: Session
     wanted: frozenset[Metric]
@@ -43,12 +43,12 @@ class SwitchesAndCpus:
 
 
 def wanted(metrics: Iterable[Metric]) -> frozenset[Metric]:
-    """Those of entities without a GPU."""
+    """Return the metrics of entities without a GPU."""
     return frozenset(metric for metric in metrics if metric.entity in m.NON_GPU_ENTITIES and metric.dcgm is not None)
 
 
 def watch(session: Session, wanted: frozenset[Metric], chosen: ChosenDevices) -> SwitchesAndCpus:
-    """Have the chosen entities that there are sampled, and read with the GPUs. Raises DcgmError, SourceLost."""
+    """Watch those chosen entities that exist; they are read with the GPUs. Raises DcgmError, SourceLost."""
     queries: list[FieldQuery] = []
     watches: list[Watch] = []
     fields_of: dict[tuple[Pace, Entity], frozenset[int]] = {}
@@ -71,7 +71,7 @@ def watch(session: Session, wanted: frozenset[Metric], chosen: ChosenDevices) ->
 def _entities(
     inventory: Inventory, wanted: Sequence[Metric], chosen: ChosenDevices
 ) -> Iterator[tuple[Mapping[Entity, Labels], list[Metric]]]:
-    """Entities with the labels that dcgm-exporter gives them, and the metrics that are read of these."""
+    """Yield entities with dcgm-exporter's labels, and the metrics that are read of them."""
     for kind, group in GROUPS.items():
         rows = [row for row in wanted if row.entity is kind]
         entities = inventory.entities(group) if rows else []
@@ -92,7 +92,7 @@ def _chosen(devices: Devices, number: int, *, part: bool) -> bool:
 
 
 def missing(inventory: Inventory, chosen: ChosenDevices) -> Iterator[str]:
-    """A warning for each setting that names a device that does not exist."""
+    """Yield a warning for each setting that names a device that does not exist."""
     for name, devices, groups in (
         ("switch", chosen.switches, (EntityGroup.SWITCH,)),
         ("cpu", chosen.cpus, (EntityGroup.CPU, EntityGroup.CPU_CORE)),
@@ -125,14 +125,13 @@ def _switch_links(inventory: Inventory, switches: Iterable[Entity], chosen: Devi
 
 
 def samples(queries: Iterable[FieldQuery], answers: Mapping[tuple[Entity, int], Answer]) -> tuple[Sample, ...]:
-    """The samples of those that have a value within their metric's range."""
+    """Return the samples of those queries whose value is within its metric's range."""
     samples = []
     for query in queries:
         answer = answers.get(query.key)
         if answer is None or not isinstance(answer.value, int | float):
             continue
         value = query.value(answer.value)
-        metric = query.series.metric
-        if value is not None and metric.low <= value <= metric.high:
+        if value is not None and query.series.metric.holds(value):
             samples.append(Sample(query.series, value))
     return tuple(samples)

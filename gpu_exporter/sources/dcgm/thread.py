@@ -1,4 +1,4 @@
-"""One thread for every call into DCGM's library, with a deadline for each: such a call can't be interrupted."""
+"""One thread for every call into DCGM's library, with a deadline for each, because no such call can be interrupted."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Call(Generic[T]):
 
 
 class Caller:
-    """Makes one call after the other. While one is stuck, no other begins: each fails at once.
+    """Makes one call after the other. While one is stuck, every other call fails at once.
 
     `name` is that of the host engine, for messages.
     """
@@ -39,15 +39,15 @@ class Caller:
 
     @property
     def stuck(self) -> float:
-        """For how many seconds an abandoned call has been stuck; 0 if none is."""
+        """Seconds for which an abandoned call has been stuck; 0 if none is."""
         current = self._current
         begun = current.begun if current and current.abandoned else None
         return 0.0 if begun is None else time.monotonic() - begun
 
     def beat(self) -> None:
-        """Restart the timeout of the current job, from within it: it is making progress.
+        """Restart the timeout of the current job, which calls this because it makes progress.
 
-        Raises SourceLost, to end a job that was abandoned.
+        Raises SourceLost to end a job that was abandoned.
         """
         current = self._current
         if current is None:
@@ -57,17 +57,16 @@ class Caller:
         current.begun = time.monotonic()
 
     def call(self, job: Callable[[], T], timeout: float) -> T:
-        """Run a job on the thread, after those before it, with `timeout` seconds between two beats of it.
+        """Run a job on the thread, after the earlier ones, with at most `timeout` seconds between two beats.
 
         Raises what the job raises, or SourceLost if it, or the one before it, takes too long.
         """
         call = _Call(job, timeout)
         with self._changed:
             self._refuse_if_stuck()
-            self._waiting.append(call)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="dcgm", daemon=True)
-                self._thread.start()
+                self._thread = self._started()
+            self._waiting.append(call)
             self._changed.notify_all()
             while not call.done:
                 self._changed.wait(self._remaining())
@@ -76,6 +75,15 @@ class Caller:
         if call.error is not None:
             raise call.error
         return call.result  # type: ignore[return-value]
+
+    def _started(self) -> threading.Thread:
+        thread = threading.Thread(target=self._run, name="dcgm", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            message = f"DCGM: {error}: raise the limit on processes (ulimit -u, pids.max) or on memory"
+            raise SourceLost(message, "no_thread") from error
+        return thread
 
     def _remaining(self) -> float | None:
         current = self._current

@@ -1,4 +1,4 @@
-"""A sample of DCGM -> a value, or the reason why there is none. Pure.
+"""A sample of DCGM -> a value, or the reason why there is none. Pure functions.
 
 DCGM has special values for "no value", most of them with the status OK, so both are checked. The numbers of these
 blanks are from `dcgmvalue.h`.
@@ -47,17 +47,17 @@ class Entity(NamedTuple):
 
 
 def gpu(number: int) -> Entity:
-    """A GPU."""
+    """Return the entity of a GPU."""
     return Entity(EntityGroup.GPU, number)
 
 
 def link(owner: Entity, index: int) -> Entity:
-    """An NVLink of a GPU or NVSwitch: kind, link and owner packed into one number (`dcgm_link_t`)."""
+    """Return an NVLink of a GPU or NVSwitch: kind, link and owner packed into one number (`dcgm_link_t`)."""
     return Entity(EntityGroup.LINK, owner.id << 24 | index << 8 | owner.group)
 
 
 class Answer(NamedTuple):
-    """A sample: its value, or the reason why there is none; `status` is DCGM's, `stamp` in its clock's microseconds."""
+    """A sample: its value, or the reason why there is none; DCGM's `status`, and `stamp`, its time in microseconds."""
 
     value: float | str | None
     reason: str
@@ -66,7 +66,7 @@ class Answer(NamedTuple):
 
 
 def answer(status: int, kind: str, raw: float | str, stamp: int) -> Answer:
-    """Judge a sample. `kind` is DCGM's letter of the field's type."""
+    """Interpret a sample. `kind` is DCGM's letter for the field's type."""
     if status != OK:
         return Answer(None, outcome(status), status, stamp)
     reason = _blank(kind, raw)

@@ -1,4 +1,4 @@
-"""Xids as a host engine keeps them: watched for each GPU, read for all GPUs in one call."""
+"""XIDs from a host engine: watched for each GPU, read for all GPUs in one call."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KEEP_SECONDS, KEEP_SAMPLES = 3600.0, 1000
 
 
 class XidWatches:
-    """The Xids of one connection. Every method but `unwatch` raises SourceLost if that is broken."""
+    """The XIDs of one connection. Every method but `unwatch` raises SourceLost if the connection is broken."""
 
     def __init__(self, connection: Connection, groups: Groups) -> None:
         self._connection, self._groups = connection, groups
@@ -24,7 +24,7 @@ class XidWatches:
         self._boards: tuple[Entity, ...] = ()
 
     def watch(self, number: int) -> Watch | None:
-        """Have the Xids of a GPU kept; None if the host engine does not."""
+        """Make the host engine keep the XIDs of a GPU; return None if it refuses."""
         watch, refused = self._groups.watch(
             WatchRequest("xid", (gpu(number),), (XID,), 1.0, KEEP_SECONDS, KEEP_SAMPLES)
         )
@@ -36,13 +36,13 @@ class XidWatches:
         return watch
 
     def unwatch(self, number: int, watch: Watch) -> None:
-        """Give the watch of a GPU back."""
+        """End the watch of a GPU."""
         self._watchers[number] -= 1
         self._regroup()
         self._groups.unwatch(watch)
 
     def _regroup(self) -> None:
-        """One group of all GPUs that are watched, so that one call reads the Xids of all."""
+        """Create one group of all watched GPUs, so that one call reads the XIDs of all."""
         boards = tuple(gpu(number) for number in sorted(+self._watchers))
         if boards == self._boards:
             return
@@ -50,12 +50,12 @@ class XidWatches:
             self._groups.drop(self._boards)
         self._boards = ()
         if boards:
-            with suppress(DcgmError):  # then no Xid comes from DCGM; the kernel log has them, too
+            with suppress(DcgmError):  # then DCGM reports no XIDs; the kernel log has them, too
                 self._groups.acquire(boards)
                 self._boards = boards
 
     def since(self, stamp: int) -> tuple[list[tuple[Entity, Answer]], int]:
-        """Every Xid after a time stamp, and the stamp for the next call."""
+        """Return every XID after a timestamp, and the timestamp for the next call."""
         group, fields = self._groups.handle(self._boards), self._groups.fields_handle((XID,))
         if group is None or fields is None:
             return [], stamp

@@ -22,7 +22,7 @@ def bindings(
     installed: Callable[[str], Distribution] = distribution,
     providers: Callable[[], Mapping[str, Sequence[str]]] = packages_distributions,
 ) -> Finding:
-    """Whether `import pynvml` would import nvidia-ml-py; FAIL if not. Imports nothing."""
+    """Return whether `import pynvml` would import nvidia-ml-py; FAIL if not. Imports nothing."""
     spec = spec_of("pynvml")
     if spec is None or spec.origin is None:
         return _wrong("the Python module pynvml is not installed", "`pip install nvidia-ml-py`")
@@ -48,7 +48,7 @@ def _shadowed(
 ) -> Finding:
     others = [name for name in providers().get("pynvml", ()) if name.lower().replace("_", "-") != "nvidia-ml-py"]
     again = "`pip install --force-reinstall nvidia-ml-py`"
-    for name in others:  # a project of the same name came with the module until its version 12
+    for name in others:  # the project pynvml shipped this module until its version 12
         if origin.startswith(str(installed(name).locate_file("pynvml"))):
             what = f"the Python module pynvml comes from the project {name} {installed(name).version}, not nvidia-ml-py"
             return _wrong(what, f"`pip uninstall {name}`, then {again}")

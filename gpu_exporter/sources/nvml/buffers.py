@@ -1,4 +1,4 @@
-"""Samples that the driver takes at its own rate and keeps for a while: board power, about 50 a second, for 2.4 s."""
+"""Samples that the driver takes at its own rate and keeps for a while: of board power, about 50 a second, for 2.4 s."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from gpu_exporter.model.gpu import Gpu, Series
 from gpu_exporter.model.metric import Buffered, Metric, Pace, scaled
 from gpu_exporter.sources.nvml.errors import UNSUPPORTED, outcome, raise_if_lost
 
-# How often the buffers are read: well before one is full, and without that cost ten times a second.
+# How often the buffers are read: well before one is full, but not ten times a second, which would cost more.
 PERIOD_SECONDS = 0.9
-# A sample by the type of its value (NVML_VALUE_TYPE_DOUBLE and on): its stamp, and a union of 8 bytes.
+# A sample by the type of its value (from NVML_VALUE_TYPE_DOUBLE on): a timestamp, and a union of 8 bytes.
 SAMPLES = tuple(struct.Struct(f"=Q{value}") for value in ("d", "I4x", "Q", "Q", "q", "i4x", "H6x"))
 # Room for several times what an H200 keeps, which is 120; and for a driver that keeps far more.
 ROOM, MOST = 512, 1 << 16
@@ -26,10 +26,10 @@ Stamped = Sequence[tuple[float, float]]
 
 
 def _newer(handle: Any, kind: int, stamp: int, most: int = ROOM) -> list[tuple[int, float]]:
-    """Stamp and value of each sample that is newer. Raises NVMLError.
+    """Return the timestamp and the value of each sample that is newer than `stamp`. Raises NVMLError.
 
-    This replaces the bindings' function, which calls the driver twice, first for the size, and reads each member by
-    Python code: that takes twice the CPU.
+    This replaces the bindings' function, which takes twice the CPU: it first calls the driver for the size, and reads
+    each member with Python code.
     """
     if pynvml.nvmlLib is None:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_UNINITIALIZED)
@@ -49,8 +49,8 @@ def _newer(handle: Any, kind: int, stamp: int, most: int = ROOM) -> list[tuple[i
 class Buffers:
     """The buffers of one GPU. Each read asks the driver for samples newer than the last one.
 
-    A read without samples is followed by one of the whole buffer, so that a clock that was set back, by which the
-    driver stamps, costs one period. The stamps show consumers which samples are new.
+    The driver stamps samples by the system clock. After a read without samples, the next one reads the whole buffer, so
+    that a clock that was set back costs one period. Consumers see by the timestamps which samples are new.
     """
 
     def __init__(self, handle: Any, gpu: Gpu, metrics: Iterable[Metric], lock: AbstractContextManager[None]) -> None:
@@ -61,7 +61,7 @@ class Buffers:
         self._read_at = -float("inf")
 
     def read(self, paces: frozenset[Pace], failed: dict[Series, str]) -> Mapping[Series, Stamped]:
-        """The new samples by series; none for a series that is not due. Raises GpuLost, SourceLost."""
+        """Return the new samples by series; none for a series that is not due. Raises GpuLost, SourceLost."""
         now = time.monotonic()
         if Pace.FAST not in paces:
             return {}
@@ -80,7 +80,7 @@ class Buffers:
             with self._lock:
                 samples = _newer(self._handle, kind.id, self._newest.get(series, 0))
         except pynvml.NVMLError as error:
-            if error.value == pynvml.NVML_ERROR_NOT_FOUND:  # none that is newer, or none yet
+            if error.value == pynvml.NVML_ERROR_NOT_FOUND:  # no newer sample, or none yet
                 self._newest[series] = 0
                 return ()
             raise_if_lost(error.value, f"GPU {self._gpu.index}, samples")

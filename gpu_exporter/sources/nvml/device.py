@@ -1,4 +1,4 @@
-"""One GPU through NVML -> readings: the GPU itself, its MIG instances, its processes."""
+"""One GPU through NVML -> readings of the GPU, its MIG instances and its processes."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from gpu_exporter.sources.nvml.peers import Peers
 from gpu_exporter.sources.nvml.processes import Processes
 from gpu_exporter.sources.nvml.xids import XidWatch
 
-# How often the instances of a GPU in MIG mode are listed; also at once when a read of one fails.
+# How often the instances of a GPU in MIG mode are listed; a failed read of one lists them at once.
 PARTITION_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class _MigInstance:
-    """A MIG instance: NVML's handles of its MIG devices, of which the first is read, and a series for each."""
+    """A MIG instance: NVML's handles of its MIG devices, the first of which is read, and a series for each device."""
 
     nvml_handles: tuple[Any, ...]
     handle: Handle
@@ -38,7 +38,7 @@ class _MigInstance:
 
 
 class NvmlDevice:
-    """One GPU. In MIG mode, what belongs to its instances is read of them, and of the GPU only the rest."""
+    """One GPU. In MIG mode, metrics of instances are read from these, and only the rest from the GPU."""
 
     _board: Handle
 
@@ -71,11 +71,11 @@ class NvmlDevice:
 
     @property
     def xids_since(self) -> float | None:
-        """When Xids were registered for (unix time); None if the driver does not report them."""
+        """Since when the driver reports XIDs (unix time); None if it does not."""
         return self._watch.since
 
     def events(self) -> Sequence[XidEvent]:
-        """Xids that the driver reported since the last call."""
+        """Return the XIDs that the driver reported since the last call."""
         return self._watch.events()
 
     def _link_count(self) -> int:
@@ -89,7 +89,7 @@ class NvmlDevice:
         return int(count.value.uiVal) if count.nvmlReturn == pynvml.NVML_SUCCESS else 0
 
     def _gpm_support(self) -> str | None:
-        """Why this GPU has no GPM; None if it has."""
+        """Return why this GPU has no GPM; None if it has."""
         try:
             with self._lock:
                 supported = pynvml.nvmlGpmQueryDeviceSupport(self._handle).isSupportedDevice
@@ -100,7 +100,7 @@ class NvmlDevice:
         return None if supported else "not_supported"
 
     def _list_instances(self) -> set[Series]:
-        """Read MIG mode and instances again; return the series of those that are gone. Raises NVMLError."""
+        """Read the MIG mode and the instances again; return the series of those that are gone. Raises NVMLError."""
         mig = mig_mode(self._handle)
         present = instances(self._handle) if mig else {}
         ended: set[Series] = set()
@@ -164,6 +164,8 @@ class NvmlDevice:
     def _read(self, paces: frozenset[Pace]) -> Reading:
         values: dict[Series, float] = {}
         failed: dict[Series, str] = {}
+        if Pace.SLOW in paces and not self._is_same() and not self._is_same():  # twice: a misread UUID costs no GPU
+            raise GpuLost(f"GPU {self.gpu.index}: the driver lists another GPU at this index now", "gone")
         ended = self._list_instances_if_due(paces)
         spans = dict(self._board.read(_due(self._board, paces), values, failed))
         for instance in self._instances.values():
@@ -176,8 +178,21 @@ class NvmlDevice:
             raise GpuLost(f"GPU {self.gpu.index}: no field answers", "unknown")
         return Reading(time.monotonic(), values, None, failed, self._unsupported(), spans, ended, buffered)
 
+    def _is_same(self) -> bool:
+        """Return whether the driver still lists this GPU at its index, and the handle still belongs to this GPU. Both
+        may change without an error."""
+        index = self.gpu.index
+        try:
+            handles = (self._handle, pynvml.nvmlDeviceGetHandleByIndex(index))
+            return all(str(pynvml.nvmlDeviceGetUUID(handle)) == self.gpu.uuid for handle in handles)
+        except pynvml.NVMLError as error:
+            raise_if_lost(error.value, f"GPU {index}")
+            return bool(error.value != pynvml.NVML_ERROR_INVALID_ARGUMENT)  # any other is a hiccup
+        except UnicodeDecodeError:
+            return False
+
     def glance(self) -> Reading | None:
-        """Only what histograms are made of, between two ticks."""
+        """Read only the means that histograms are made from."""
         values: dict[Series, float] = {}
         failed: dict[Series, str] = {}
         spans: dict[Series, float] = {}
@@ -194,7 +209,7 @@ class NvmlDevice:
             return self._list_instances()
         except pynvml.NVMLError as error:
             raise_if_lost(error.value, f"GPU {self.gpu.index}, MIG")
-            return set()  # an instance was destroyed meanwhile: listed again at the next tick
+            return set()  # an instance was destroyed meanwhile: listed again at the next read
 
     def _read_instance(
         self,
@@ -204,7 +219,7 @@ class NvmlDevice:
         failed: dict[Series, str],
         spans: dict[Series, float],
     ) -> None:
-        """Fill in the values of an instance. After a failure, the instances are listed again at the next tick."""
+        """Fill in the values of an instance. After a failure, the instances are listed again at the next read."""
         present: dict[Series, float] = dict.fromkeys(instance.info, 1.0)
         missing: dict[Series, str] = {}
         spans.update(instance.handle.read(_due(instance.handle, paces), present, missing))
@@ -214,7 +229,7 @@ class NvmlDevice:
         failed.update(missing)
 
     def _unsupported(self) -> dict[Metric, str]:
-        """The metrics that neither the GPU nor any of its instances supports."""
+        """Return the metrics that neither the GPU nor any of its instances supports, with the reason."""
         reasons = {
             **self._foreign,
             **self._board.unsupported,
@@ -238,5 +253,5 @@ class NvmlDevice:
 
 
 def _due(handle: Handle, paces: frozenset[Pace]) -> frozenset[Pace]:
-    """These paces, or all for a handle without values: the slow paces may have been read before it was opened."""
+    """Return these paces, or all for a handle without values: it may have been opened after the slow ones were read."""
     return paces if handle.answered else frozenset(Pace)

@@ -1,4 +1,4 @@
-"""What the system shows of the driver without a call to it: its GPUs, and whether library and module match."""
+"""What the system shows of the driver without calling it: its GPUs, and whether library and kernel module match."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LIBRARY = "libnvidia-ml.so."
 
 
 def there() -> bool:
-    """Whether the driver's library can be loaded; it is unloaded again."""
+    """Return whether the driver's library can be loaded; unload it again."""
     try:
         library = ctypes.CDLL(f"{LIBRARY}1")
     except OSError:
@@ -23,16 +23,16 @@ def there() -> bool:
 
 
 def _library_mapping(procfs: Path) -> str:
-    """The first line of this process's memory map for the driver's library; empty if it is not loaded."""
+    """Return the first line of this process's memory map for the driver's library; empty if it is not loaded."""
     maps = (procfs / "self/maps").read_text(encoding="utf-8", errors="replace")
     return next((line for line in maps.splitlines() if LIBRARY in line and "/" in line), "")
 
 
 def reload_needed(sysfs: Path, procfs: Path) -> bool | None:
-    """Whether the driver was upgraded without a reload: running programs continue, those that start now fail.
+    """Return whether the driver was upgraded without a reload: running programs continue, programs that start now fail.
 
-    This process keeps the old library, so its own calls succeed. None if that is unknown, as where a container was
-    given the library under another name.
+    This process keeps the old library, so its own calls succeed. None if that is unknown, for example in a container
+    where the library has another name.
     """
     try:
         loaded = (sysfs / "module/nvidia/version").read_text(encoding="ascii").strip()
@@ -50,9 +50,9 @@ def reload_needed(sysfs: Path, procfs: Path) -> bool | None:
 
 
 def bound(sysfs: Path) -> int | None:
-    """The number of PCI functions of display class that are bound to the `nvidia` kernel driver.
+    """Return the number of PCI functions of display class that are bound to the `nvidia` kernel driver.
 
-    None if that is unknown, as in a container that was given some of the GPUs.
+    None if that is unknown, for example in a container that has only some of the GPUs.
     """
     if os.environ.get("NVIDIA_VISIBLE_DEVICES", "all") != "all":
         return None

@@ -1,4 +1,4 @@
-"""NVML return codes -> outcomes: five distinct ones, and which of them cost a GPU or the source."""
+"""NVML return codes -> five outcomes, and which codes mean that a GPU or the source is lost."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ REASONS = {
 CURES = {
     pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: "libnvidia-ml.so.1 not found: install the NVIDIA driver, or give the"
     " container the NVIDIA runtime (NVIDIA_DRIVER_CAPABILITIES=utility)",
-    pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "the NVIDIA kernel driver is not loaded: `modprobe nvidia`, and look at"
+    pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "the NVIDIA kernel driver is not loaded: run `modprobe nvidia`, and check"
     " `dmesg | grep NVRM`",
     pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "the NVIDIA library and kernel driver differ in version (an upgrade"
     " without a reboot): reload the driver or reboot",
@@ -45,12 +45,12 @@ CURES = {
 
 
 def outcome(code: int) -> str:
-    """The outcome of a code: not_supported, no_permission, lost, reset_required, unknown."""
+    """Return the outcome of a code: not_supported, no_permission, lost, reset_required or unknown."""
     return UNSUPPORTED.get(code) or LOST.get(code) or "unknown"
 
 
 def raise_if_lost(code: int, what: str) -> None:
-    """Raise SourceLost or GpuLost for the codes that mean it; return for all others."""
+    """Raise SourceLost or GpuLost if the code means that; return for all other codes."""
     if code in LIBRARY_LOST:
         raise source_lost(code)
     if code in LOST:
@@ -58,10 +58,10 @@ def raise_if_lost(code: int, what: str) -> None:
 
 
 def source_lost(code: int) -> SourceLost:
-    """The error to raise for a code that costs the source."""
+    """Return the error to raise for a code that means that the source is lost."""
     return SourceLost(explain(code), REASONS.get(code, "unknown"))
 
 
 def explain(code: int) -> str:
-    """What a code means and what to do about it, in one line."""
+    """Return what a code means and what to do about it, in one line."""
     return f"NVML: {CURES.get(code) or pynvml.NVMLError(code)}"

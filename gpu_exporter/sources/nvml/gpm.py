@@ -1,4 +1,4 @@
-"""GPM: the exact means between two samples of one GPU."""
+"""GPM: exact means between two samples of one GPU."""
 
 from __future__ import annotations
 
@@ -13,21 +13,18 @@ from gpu_exporter.model.gpu import Series
 from gpu_exporter.model.metric import scaled
 from gpu_exporter.sources.nvml.errors import outcome, raise_if_lost
 
-# Looked up at import, so that a wrong module named pynvml is detected before it is used.
+# Accessed at import, so that a wrong module named pynvml is detected before it is used.
 REQUEST_VERSION = pynvml.NVML_GPM_METRICS_GET_VERSION
 # A GPM window under 100 ms gives a wrong value without an error (nvml.h, and measured on an H200).
 GPM_MIN_SPAN = 0.1
 # The longest wait for a window that is too short; without it, an interval of 100 ms would lose every second one.
 GPM_PATIENCE = 0.02
-# Members of a metric's slot without the Python code that these bindings put before each: read ten times a second.
+# Reads members of a metric's slot without the bindings' Python code for each access: this runs ten times a second.
 _code, _value = pynvml.c_nvmlGpmMetric_t.nvmlReturn.__get__, pynvml.c_nvmlGpmMetric_t.value.__get__
 
 
 class GpmWindow:
-    """Two GPM samples and the exact means between them.
-
-    `take` fills a sample buffer: of a GPU, or of a MIG instance of it.
-    """
+    """Two GPM samples and the exact means between them. `take` fills a sample, of a GPU or a MIG instance."""
 
     def __init__(
         self, take: Callable[[Any], Any], wanted: Sequence[tuple[int, Series]], lock: AbstractContextManager[None]
@@ -56,10 +53,10 @@ class GpmWindow:
         return self._old_at is not None and not self._measured
 
     def read(self, values: dict[Series, float], failed: dict[Series, str]) -> float | None:
-        """Fill in the means since the previous sample; return the seconds they cover, None if there are none yet.
+        """Fill in the means since the previous sample; return the seconds that they cover, None if there are none yet.
 
-        After a late tick the next window may be too short: then the old sample is kept and nothing is lost. The time of
-        a sample is that of the return of its call, which may take long: a window is never shorter than its span says.
+        After a late read the next window may be too short: then the old sample is kept and nothing is lost. The time of
+        a sample is the return of its call, which may take long, so that a window is never shorter than its span.
         """
         missing = 0.0 if self._old_at is None else GPM_MIN_SPAN - (time.monotonic() - self._old_at)
         if not self._wanted or missing > GPM_PATIENCE:

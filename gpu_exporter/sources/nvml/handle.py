@@ -1,4 +1,4 @@
-"""One NVML handle, of a GPU or MIG instance -> values: getters, batched field values, GPM."""
+"""One NVML handle, of a GPU or a MIG instance -> values: getters, batched field values, GPM."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _clock_events(handle: Any) -> int:
 
 
 def _memory(handle: Any) -> dict[str, float]:
-    """Bytes; only version 2 separates reserved from used. The ratio is used / (total - reserved)."""
+    """Return sizes in bytes; only version 2 separates reserved from used. The ratio is used / (total - reserved)."""
     try:
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
         sizes = {"total": memory.total, "free": memory.free, "used": memory.used, "reserved": memory.reserved}
@@ -43,7 +43,7 @@ def _memory(handle: Any) -> dict[str, float]:
     return {**sizes, "used_ratio": sizes["used"] / usable} if usable > 0 else sizes
 
 
-# These bindings take a structure as a pointer: given one by value, the driver writes to a stray address.
+# These bindings take a pointer to a structure. Given the structure itself, the driver would write to a stray address.
 
 
 def _sram(handle: Any) -> Any:
@@ -53,12 +53,12 @@ def _sram(handle: Any) -> Any:
 
 
 FABRIC_COMPLETED, FABRIC_FAILED = 3, 4
-# The lowest of a fault's two bits in the health mask: 0 not known, 1 yes, 2 no.
+# The position of a fault's two bits in the health mask: 0 unknown, 1 yes, 2 no.
 FABRIC_FAULTS = {"degraded_bandwidth": 0, "route_recovery": 2, "route_unhealthy": 4, "access_timeout_recovery": 6}
 
 
 def _fabric(handle: Any) -> dict[str, float]:
-    """DCGM's status: NVML's state, or 4 if joining the fabric ended with an error. Empty without a fabric."""
+    """Return DCGM's status: NVML's state, or 4 if joining the fabric ended with an error. Empty without a fabric."""
     info = pynvml.c_nvmlGpuFabricInfoV_t()
     pynvml.nvmlDeviceGetGpuFabricInfoV(handle, byref(info))
     if not info.state:
@@ -80,7 +80,7 @@ def _inforom(handle: Any) -> bool:
     return True
 
 
-# The calls that need more than one function of the bindings; every other Call is `nvmlDeviceGet<name>`.
+# Calls that need more than one function of the bindings; every other Call is `nvmlDeviceGet<name>`.
 ADAPTERS: Mapping[str, Callable[..., Any]] = {
     "Temperature": _temperature,
     "CurrentClocksEventReasons": _clock_events,
@@ -100,23 +100,24 @@ def _pick(result: Any, member: str | int | None) -> float | None:
     return float(result[member] if isinstance(member, int) else getattr(result, member))
 
 
-# The last field of each batch, whose value is not used. Where the last field is an error counter of NVLinks, the driver
-# (580, H200) looks past the end of the batch for more of them, and writes to what it takes for one: a corrupt heap.
+# The last field of each batch; its value is not used. If the last field is an error counter of NVLinks, the driver
+# (580, H200) reads past the end of the batch for more of them, and writes to what it takes for one, which corrupts the
+# heap.
 LAST_FIELD = pynvml.NVML_FI_DEV_ECC_CURRENT
 # Seconds that a mean covers, by series.
 Spans = Mapping[Series, float]
 FIELD_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
-# Members of a result without the Python code that these bindings put before each: NVLinks have a hundred of them.
+# Reads members of a result without the bindings' Python code for each access: NVLinks have a hundred results.
 _code, _type, _value = (
     getattr(pynvml.c_nvmlFieldValue_t, member).__get__ for member in ("nvmlReturn", "valueType", "value")
 )
 
 
 class Handle:
-    """What is read through one handle of NVML: a GPU, or a MIG instance of it, whose series have `labels`.
+    """One handle of NVML: a GPU, or a MIG instance, whose series have `labels`.
 
-    A metric that it does not support is detected by the first read, and not read again. `take_sample` fills a GPM
-    sample; where there is no GPM, it is the reason why.
+    The first read detects which metrics are not supported; these are not read again. `take_sample` fills a GPM
+    sample; without GPM, it is the reason why there is none.
     """
 
     def __init__(
@@ -192,7 +193,7 @@ class Handle:
     def glance(self, values: dict[Series, float], failed: dict[Series, str]) -> Spans:
         """Fill in the profiling means that histograms are made of; return the seconds that they cover.
 
-        From the first call on, these have samples of their own: since a mean is exact over any time, the others need
+        From the first call on, these have GPM samples of their own. A mean is exact over any time, so the others need
         not be read more often than they are shown.
         """
         if self._fine is None and Pace.FAST in self._gpm and self.answered:
@@ -233,7 +234,7 @@ class Handle:
         values: dict[Series, float],
         failed: dict[Series, str],
     ) -> None:
-        """Read one batch, each (field, scope) once. The values of a link sum are added up."""
+        """Read one batch, each (field, scope) once. Add up the values of a link sum."""
         if not fields:
             return
         try:
@@ -245,7 +246,7 @@ class Handle:
             raise_if_lost(error.value, f"GPU {self._gpu.index}, field values")
             if len(fields) == 1:
                 failed.update((series, outcome(error.value)) for series in fields[0][1])
-            else:  # one bad id can fail a whole batch: find it by halves
+            else:  # one bad id can fail a whole batch: find it by bisection
                 half = len(fields) // 2
                 self._read_fields(fields[:half], values, failed)
                 self._read_fields(fields[half:], values, failed)
@@ -265,12 +266,12 @@ class Handle:
             whole = failed[series] != "unknown" and parts[series] >= self._parts.get(series, 0)
             if whole or series.metric.kind is Kind.GAUGE:
                 del failed[series]
-            else:  # a sum without one of its links would fall, and jump back
+            else:  # a sum without one of its links would fall and later jump back
                 del values[series]
         self._parts.update((series, links) for series, links in parts.items() if series in values)
 
     def _prune(self, failed: dict[Series, str]) -> None:
-        """Stop reading series that never had a value and are not supported or not permitted."""
+        """Stop reading series that never had a value, and are not supported or not permitted."""
         gone = {
             series: reason
             for series, reason in failed.items()
@@ -291,7 +292,7 @@ class Handle:
         )
 
     def close(self) -> None:
-        """Give the GPM buffers back."""
+        """Free the GPM samples."""
         for _, window in self._windows():
             window.close()
 

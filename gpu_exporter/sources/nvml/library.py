@@ -1,4 +1,4 @@
-"""Loads NVIDIA's library, gives it back and unloads it.
+"""Loads and unloads NVIDIA's library.
 
 The bindings would keep it for the life of the process, but a new driver comes with a new library.
 """
@@ -11,15 +11,15 @@ import pynvml
 
 
 def load() -> None:
-    """Load the library, or count one more use of it. Raises NVMLError."""
+    """Load the library, or count another use of it. Raises NVMLError."""
     pynvml.nvmlInit()
 
 
 def give_back(times: int) -> None:
     """Undo that many `load`s, then unload the library if nobody uses it any more. Never raises.
 
-    No call may be inside the library. On an H200 (driver 580) nvmlShutdown closes every device file, of several
-    nvmlInit only the last one.
+    No call may be inside the library. On an H200 (driver 580), nvmlShutdown closes every device file; after several
+    nvmlInit, only the last nvmlShutdown does.
     """
     undone = failed = 0
     for _ in range(times):
@@ -27,7 +27,7 @@ def give_back(times: int) -> None:
             pynvml.nvmlShutdown()
             undone += 1
         except pynvml.NVMLError as error:
-            # It keeps no state then; after any other failure it may have some, and must stay loaded.
+            # After this error the library has no state. After any other error it may have some, and must stay loaded.
             undone += error.value == pynvml.NVML_ERROR_UNINITIALIZED
             failed += 1
     if undone == times:
@@ -35,10 +35,10 @@ def give_back(times: int) -> None:
 
 
 def _unload(uncounted: int) -> None:
-    """Close the library and have the bindings forget it, so that the next `load` reads the one that is then on disk.
+    """Close the library and clear it in the bindings, so that the next `load` reads the one that is then on disk.
 
     Does nothing if another user of the bindings in this process has the library loaded, or if the bindings lack what
-    this relies on. They don't count down when nvmlShutdown fails: `uncounted` times.
+    this relies on. The bindings do not count down when nvmlShutdown fails, which it did `uncounted` times.
     """
     lock = getattr(pynvml, "libLoadLock", None)
     cache = getattr(pynvml, "_nvmlGetFunctionPointer_cache", None)

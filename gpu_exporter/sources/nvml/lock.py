@@ -12,17 +12,17 @@ BRIEF = 0.05
 
 
 class DriverLock:
-    """A lock around nvmlDeviceGetFieldValues and GPM, unless its holder does not come back.
+    """A lock around nvmlDeviceGetFieldValues and GPM that nobody holds for longer than `patience` seconds.
 
-    While such calls of four H200s (driver 580) overlapped, processes died of a segmentation fault in nvmlGpmMetricsGet.
-    At that time, batches were also read past their end (`handle.LAST_FIELD`), which crashes without any overlap; since
+    When such calls of four H200s (driver 580) overlapped, processes died of a segmentation fault in nvmlGpmMetricsGet.
+    At that time, batches were also read past their end (`handle.LAST_FIELD`), which crashes without any overlap. Since
     that was fixed, no process has died on two H200s, with or without this lock. Other NVML clients serialise these
-    calls, too. A holder that stays longer than `patience` is stuck in the kernel, where it races with no other thread:
-    the next one proceeds, so that a wedged GPU costs the others one wait.
+    calls, too. A holder that takes longer is stuck in the kernel, where it races with no other thread, so the next
+    thread proceeds: a wedged GPU delays the others once.
 
-    A second lock, with BRIEF, is around whole reads: threads that call the driver at the same time spend CPU waiting
-    for each other. For two H200s that are read at the same time, this saves about a tenth of a read, little more than
-    the noise; it was not measured with more GPUs.
+    A second lock, with BRIEF, is around whole reads, because threads that call the driver at the same time spend CPU
+    waiting for each other. For two H200s that are read at the same time, it saves about a tenth of a read, little more
+    than the noise; it was not measured with more GPUs.
     """
 
     def __init__(self, patience: float = PATIENCE) -> None:

@@ -1,4 +1,4 @@
-"""The MIG instances of a GPU, listed without privileges by the MIG devices that this process may see."""
+"""Lists the MIG instances of a GPU without privileges, through the MIG devices that are visible to this process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpu_exporter.sources.nvml.errors import LIBRARY_LOST, LOST, UNSUPPORTED
 class Instance:
     """A GPU instance and its MIG devices (compute instances), as pairs of compute instance id and UUID.
 
-    One that was destroyed and created again the same way may be equal: its counters continue.
+    An instance that was destroyed and created again in the same way may be equal; then its counters continue.
     """
 
     id: int
@@ -26,12 +26,12 @@ class Instance:
 
     @property
     def labels(self) -> Labels:
-        """The labels that dcgm-exporter gives it."""
+        """Its labels, as dcgm-exporter has them."""
         return (("GPU_I_ID", str(self.id)), ("GPU_I_PROFILE", self.profile))
 
 
 def mig_mode(handle: Any) -> bool:
-    """Whether the GPU is in MIG mode now. Raises NVMLError if it is lost."""
+    """Return whether the GPU is in MIG mode now. Raises NVMLError if it is lost."""
     try:
         return bool(pynvml.nvmlDeviceGetMigMode(handle)[0])
     except pynvml.NVMLError as error:
@@ -41,9 +41,9 @@ def mig_mode(handle: Any) -> bool:
 
 
 def instances(handle: Any) -> dict[Instance, tuple[Any, ...]]:
-    """The GPU instances that have a MIG device, each with the handles of these. Raises NVMLError if lost.
+    """Return the GPU instances that have MIG devices, each with their handles. Raises NVMLError if the GPU is lost.
 
-    Without a compute instance nothing can run in a GPU instance, and NVML has no counters of it.
+    In a GPU instance without a compute instance nothing can run, and NVML has no counters of it.
     """
     by_instance: dict[tuple[int, str], list[tuple[int, str, Any]]] = {}
     for device in _devices(handle):
@@ -70,6 +70,6 @@ def _devices(handle: Any) -> Iterator[Any]:
 
 
 def _profile(name: str) -> str:
-    """`NVIDIA H200 MIG 1c.2g.35gb` -> `2g.35gb`: the profile of the GPU instance that the device is in."""
+    """Return the profile of the GPU instance that the device is in: `NVIDIA H200 MIG 1c.2g.35gb` -> `2g.35gb`."""
     profile = name.rpartition(" ")[2]
     return re.sub(r"^\d+c\.", "", profile)

@@ -14,7 +14,7 @@ from gpu_exporter.sources.nvml.errors import LIBRARY_LOST, UNSUPPORTED, outcome,
 
 
 class Peers:
-    """The peers of one GPU. A state is part of its series' labels, so that a new state is a new series."""
+    """The peers of one GPU. The labels of a series contain the state, so a new state is a new series."""
 
     def __init__(self, handle: Any, gpu: Gpu, metrics: Iterable[Metric]) -> None:
         self.unsupported: dict[Metric, str] = {}
@@ -24,7 +24,7 @@ class Peers:
         self._peers: dict[int, Any] = {}
 
     def read(self, paces: frozenset[Pace], values: dict[Series, float], failed: dict[Series, str]) -> set[Series]:
-        """Fill in what is due; return the series of states that are over. Raises SourceLost."""
+        """Fill in what is due; return the series of states that have ended. Raises SourceLost."""
         ended: set[Series] = set()
         for row in self._rows if Pace.RARE in paces else ():
             assert isinstance(row.nvml, PerPeer)
@@ -60,7 +60,7 @@ class Peers:
         return int(getattr(pynvml, f"nvmlDeviceGet{call.name}")(self._handle, peer, *call.args))
 
     def _missing(self, row: Metric, code: int, series: Series | None, failed: dict[Series, str]) -> None:
-        """Record that there is no status. If a GPU is lost, it may be the peer, whose own read reports that."""
+        """Record that there is no status. A lost GPU may be the peer, and its own read reports that."""
         if code in LIBRARY_LOST:
             raise source_lost(code)
         if series is not None:

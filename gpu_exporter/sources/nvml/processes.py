@@ -1,4 +1,4 @@
-"""The processes on a GPU, with memory and SM share of each."""
+"""The processes on a GPU, with the memory and SM share of each."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ByPid = dict[int, float | None]
 
 
 class Processes:
-    """The processes on one GPU. A PID that can't be resolved has no series, and is counted as unresolved."""
+    """The processes on one GPU. A PID that cannot be resolved has no series, and is counted as unresolved."""
 
     def __init__(self, gpu: Gpu, metrics: Sequence[Metric], proc: Path) -> None:
         self.unsupported: dict[Metric, str] = {}
@@ -49,7 +49,7 @@ class Processes:
         for group, labels in handles:
             try:
                 memory_of[labels] = _listed(group)
-            except pynvml.NVMLError as error:  # a MIG instance may be gone since the last listing
+            except pynvml.NVMLError as error:  # a MIG instance may be gone since the instances were listed
                 raise_if_lost(error.value, f"GPU {self._gpu.index}, processes")
                 reason = outcome(error.value)
         if reason and not memory_of:
@@ -92,7 +92,7 @@ class Processes:
             failed.update((series, reason) for series in self._counts.values())
 
     def _busy(self, group: Sequence[Any], labels: Labels) -> ByPid:
-        """Percent of SM time by PID since the last call, without processes that were not sampled."""
+        """Return percent of SM time by PID since the last call, without processes that were not sampled."""
         busy: ByPid = {}
         since = until = self._seen_until.get(labels, 0)
         for handle in group:
@@ -100,7 +100,7 @@ class Processes:
                 samples = pynvml.nvmlDeviceGetProcessUtilization(handle, since)
             except pynvml.NVMLError as error:
                 raise_if_lost(error.value, f"GPU {self._gpu.index}, process utilisation")
-                # idle GPUs have no samples, which is "not found"; after any other error, activity is unknown
+                # an idle GPU has no samples, which is "not found"; after any other error, activity is unknown
                 if error.value != pynvml.NVML_ERROR_NOT_FOUND and "sm" in self._rows:
                     self.unsupported[self._rows["sm"]] = outcome(error.value)
                 continue
@@ -112,10 +112,10 @@ class Processes:
         return busy
 
     def _resolvable(self) -> bool:
-        """Whether the driver's PIDs are those of this procfs.
+        """Return whether the driver's PIDs are those of this procfs.
 
-        NVIDIA's open kernel module translates them to the caller's PID namespace. The proprietary one always reports
-        those of the host, which may belong to other processes here; only the host's procfs has kernel threads.
+        NVIDIA's open kernel module translates PIDs to the caller's PID namespace. The proprietary one always reports
+        the host's PIDs, which may belong to other processes here. Only the host's procfs has kernel threads.
         """
         if self._open_module is None:
             self._open_module = "Open Kernel Module" in self._text("driver/nvidia/version")
@@ -136,7 +136,7 @@ class Processes:
 
 
 def _listed(group: Sequence[Any]) -> ByPid:
-    """Bytes of device memory by PID, on all of these devices; None where the driver does not report them."""
+    """Return bytes of device memory by PID, on all of these devices; None where the driver does not report them."""
     memory: ByPid = {}
     for handle in group:
         for kind in KINDS:

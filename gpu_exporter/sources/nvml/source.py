@@ -1,6 +1,6 @@
-"""NVML and its GPM counters -> readings: GPUs straight from the driver, without DCGM and without privileges.
+"""NVML and its GPM counters -> readings: GPUs directly from the driver, without DCGM and without privileges.
 
-The only package that imports `pynvml` (from nvidia-ml-py). Every call here may block in the driver.
+Only this subpackage imports `pynvml` (from nvidia-ml-py). Every call here may block in the driver.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class NvmlSource:
                 self._count = int(pynvml.nvmlDeviceGetCount())
             except pynvml.NVMLError as error:
                 if error.value in LIBRARY_LOST or not self._count:
-                    raise  # any other is a hiccup: the last count still holds
+                    raise  # any other error is transient: the last count is still valid
         return self._count
 
     def expected(self) -> int | None:
@@ -82,16 +82,16 @@ class NvmlSource:
             return NvmlDevice(handle, gpu, metrics, self._lock, self._read_lock, self._procfs)
         except pynvml.NVMLError as error:
             if error.value == pynvml.NVML_ERROR_INVALID_ARGUMENT:
-                raise GpuLost(f"GPU {index}: the driver has no GPU of this index any more", "gone") from error
+                raise GpuLost(f"GPU {index}: the driver no longer lists a GPU at this index", "gone") from error
             raise_if_lost(error.value, f"GPU {index}")
             raise GpuLost(f"GPU {index}: {error}", outcome(error.value)) from error
 
     def owners(self, gpu: Gpu) -> Sequence[Owner]:
-        """None: the driver knows processes, not pods."""
+        """Return none: the driver knows processes, not pods."""
         return ()
 
     def non_gpu_samples(self) -> Sequence[Sample]:
-        """None: NVML has only GPUs."""
+        """Return none: NVML has only GPUs."""
         return ()
 
     def close(self) -> None:
@@ -100,7 +100,7 @@ class NvmlSource:
 
 
 def _optional(ask: Callable[[], Any]) -> str:
-    """A detail that may be missing. Raises NVMLError only if the library is lost."""
+    """Return a detail that may be missing. Raises NVMLError only if the library is lost."""
     try:
         return str(ask())
     except pynvml.NVMLError as error:
@@ -114,7 +114,7 @@ def _cuda(version: int) -> str:
 
 
 def _identify(handle: Any, index: int, system: Labels) -> Gpu:
-    """The identity of a GPU. Raises NVMLError without a UUID; the rest is left out where the driver has none."""
+    """Return the identity of a GPU. Raises NVMLError if it has no UUID; all other details may be missing."""
 
     def ask(name: str, convert: Callable[[Any], str] = str, *args: int) -> str:
         try:
@@ -122,7 +122,7 @@ def _identify(handle: Any, index: int, system: Labels) -> Gpu:
         except pynvml.NVMLError as error:
             raise_if_lost(error.value, f"GPU {index}")
             return ""
-        except (AttributeError, UnicodeDecodeError):  # bindings older than the call; bytes that are no text
+        except (AttributeError, UnicodeDecodeError):  # bindings older than the call; bytes that are not text
             return ""
 
     info = {
@@ -148,7 +148,7 @@ def _identify(handle: Any, index: int, system: Labels) -> Gpu:
     )
 
 
-# As DCGM writes them, by NVML's number.
+# The names that DCGM uses, by NVML's number.
 BRANDS = {
     1: "Quadro",
     2: "Tesla",

@@ -32,7 +32,7 @@ def token(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def device_file(tmp_path: Path) -> Path:
-    """What the stand-in library has open while it is initialised."""
+    """What the fake library has open while it is initialised."""
     path = tmp_path / "nvidiactl"
     path.touch()
     return path
@@ -70,7 +70,7 @@ def everywhere(reason: str, count: int) -> dict[int, str]:
     return dict.fromkeys(range(count), reason)
 
 
-# --- on the stand-in driver -----------------------------------------------------------------------------------------
+# --- on the fake driver ---------------------------------------------------------------------------------------------
 
 
 def resume(exporter: Exporter, token: Path) -> float:
@@ -123,7 +123,7 @@ def test_it_resumes_by_itself(start: Start, gpus: Drive, token: Path) -> None:
     assert exporter.ask("PUT", "/-/release?for=1s", bearer(token))[0] == 200
     exporter.until(lambda page: states(page) == everywhere("released", 2), timeout=1)
     exporter.until(lambda page: states(page) == up(2) and profiled(page) == {"up"}, timeout=5)
-    assert "nobody resumed in time" in exporter.log.read_text()
+    assert "its time has passed and nobody resumed" in exporter.log.read_text()
 
 
 def test_the_driver_is_upgraded_meanwhile(start: Start, gpus: Drive, token: Path) -> None:
@@ -156,7 +156,7 @@ def test_an_upgrade_without_release_is_followed(start: Start, gpus: Drive) -> No
 
 
 def test_release_while_a_gpu_is_wedged(start: Start, gpus: Drive, token: Path, device_file: Path) -> None:
-    """The library is not closed under a call: the answer names the GPU, and it is let go of once that returns."""
+    """The library is not closed under a call: the answer names the GPU, and it is released once that returns."""
     driver = gpus(4)
     driver.lock("gpu")
     driver.set("DeviceFile", str(device_file))
@@ -165,7 +165,7 @@ def test_release_while_a_gpu_is_wedged(start: Start, gpus: Drive, token: Path, d
     exporter.until(lambda page: states(page)[3] == "stalled")
     status, said = exporter.ask("POST", "/-/release", bearer(token))
     assert status == 409
-    assert said == "GPU 3: a driver call does not return; when it does, the driver is let go of\n"
+    assert said == "GPU 3: a driver call does not return; when it does, the driver is released\n"
     assert holds(exporter, device_file)
     page = exporter.until(lambda page: states(page) == {**everywhere("released", 4), 3: "stalled"})
     assert page.value(RELEASED) == 0
@@ -202,13 +202,13 @@ def test_resume_without_a_driver(start: Start, gpus: Drive, token: Path) -> None
     driver.unload()
     status, said = exporter.ask("POST", "/-/resume", bearer(token))
     assert status == 503
-    assert said.startswith("NVML: the NVIDIA kernel driver is not loaded: `modprobe nvidia`")
+    assert said.startswith("NVML: the NVIDIA kernel driver is not loaded: run `modprobe nvidia`")
     driver.load()
     exporter.until(lambda page: states(page) == up(1))
 
 
 def test_release_while_the_library_hangs(start: Start, gpus: Drive, token: Path, device_file: Path) -> None:
-    """A start that hangs is not waited for, and let go of as soon as it is through."""
+    """Nobody waits for a start that hangs; it is released as soon as it returns."""
     driver = gpus(1)
     driver.set("DeviceFile", str(device_file))
     exporter = start(driver, "--token-file", str(token))

@@ -17,7 +17,7 @@ SM, TEMPERATURE, SM_SECONDS = "DCGM_FI_PROF_SM_ACTIVE", "DCGM_FI_DEV_GPU_TEMP", 
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[FakeHostengine]:
-    """A stand-in host engine with the driver's two GPUs."""
+    """A fake host engine with the driver's two GPUs."""
     fake = FakeHostengine(tmp_path / "engine", gpus=2)
     fake.start()
     yield fake
@@ -100,7 +100,7 @@ def test_sources_are_compared(driver: FakeDriver, engine: FakeHostengine) -> Non
     environment = {**engine.environment, **driver.environment}
     ended = run("compare", "--a", "nvml", "--b", "dcgm", "--seconds", "3", *flags(engine), env=environment)
     assert ended.stderr == ""
-    assert ended.returncode in (0, 3)  # two stand-ins of one machine need not agree
+    assert ended.returncode in (0, 3)  # two fakes of one machine need not agree
     assert TEMPERATURE in ended.stdout
 
 

@@ -1,4 +1,4 @@
-"""MIG instances, in a running server on the stand-in driver."""
+"""MIG instances, in a running server on the fake driver."""
 
 from __future__ import annotations
 

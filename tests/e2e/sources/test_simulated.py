@@ -199,7 +199,7 @@ def test_a_recording_of_it_can_be_played(tmp_path: Path) -> None:
         ((*SIMULATED, "--nodes", "0"), "'0' is not a number from 1 to 9999"),
         ((*SIMULATED, "--gpus", "many"), "'many' is not a number from 1 to 9999"),
         ((*SIMULATED, "--seed", "1.5"), "'1.5' is not a whole number"),
-        ((*SIMULATED, "--nodes", "2", "--node-name", "mine"), "--node-name is of one node"),
+        ((*SIMULATED, "--nodes", "2", "--node-name", "mine"), "--node-name names one node"),
         ((*SIMULATED, "--faults", "los node-000/1 at 3s for 2s"), "did you mean lost?"),
         ((*SIMULATED, "--faults", "lost node-001/1 at 3s for 2s"), "there is no node-001: use node-000"),
     ],

@@ -1,4 +1,4 @@
-"""A stand-in for NVIDIA's driver library, loaded by the real binding in a child process."""
+"""A fake of NVIDIA's driver library, loaded by the real binding in a child process."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def _library(*defined: str) -> bytes:
 
 
 class FakeDriver:
-    """Controls the stand-in NVIDIA driver library through its control file; nvml.c describes the keys."""
+    """Controls the fake NVIDIA driver library through its control file; nvml.c describes the keys."""
 
     def __init__(self, directory: Path, gpus: int = 1, profile: Mapping[str, Value] = H200) -> None:
         self.directory = directory = directory.absolute()

@@ -1,4 +1,4 @@
-"""Control of a stand-in nv-hostengine: a process of its own, which can be stopped, killed and started again."""
+"""Controls a fake nv-hostengine, a process that can be stopped, killed and started again."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ class FakeHostengine:
 
     @property
     def environment(self) -> dict[str, str]:
-        """For who uses the stand-in bindings: calls that hang do so for 3 s, not 60."""
+        """The environment for the fake bindings: a call that hangs does so for 3 s, not 60."""
         major = self.state["version"].split(".")[0]
         return {"STANDIN_DCGM_TIMEOUT": "3", "STANDIN_DCGM_STATE": str(self.path), "STANDIN_DCGM": major}
 
@@ -196,7 +196,7 @@ class FakeHostengine:
         end = time.monotonic() + 20
         while not self._listens():
             assert self.process.poll() is None
-            assert time.monotonic() < end, "the stand-in host engine does not listen"
+            assert time.monotonic() < end, "the fake host engine does not listen"
             time.sleep(0.02)
 
     def _listens(self) -> bool:

@@ -1,6 +1,6 @@
-"""A stand-in for nv-hostengine: `python -m tests.support.fakes.hostengine_server STATE ADDRESS`.
+"""A fake nv-hostengine: `python -m tests.support.fakes.hostengine_server STATE ADDRESS`.
 
-It answers the stand-in bindings (`dcgm_bindings`) over TCP or a Unix socket, one JSON line a call. Its GPUs are the
+It answers the fake bindings (`dcgm_bindings`) over TCP or a Unix socket, one JSON line a call. Its GPUs are the
 JSON file STATE, read again whenever that changes. What it does is what DCGM 4.6.0 was seen to do: see `tests/dcgm`,
 which runs against both.
 """

@@ -1,4 +1,4 @@
-"""A stand-in for /dev/kmsg: a named pipe that keeps records apart, as the kernel does."""
+"""A fake /dev/kmsg: a named pipe that keeps records apart, as the kernel does."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class FakeKmsg:
         return now if at is None else at
 
     def xid(self, code: int, rest: str = "", *, gpu: int = 0, at: float | None = None) -> float:
-        """An Xid of a GPU of the stand-in driver."""
+        """An XID of a GPU of the fake driver."""
         return self.write(f"NVRM: Xid (PCI:0000:{6 + gpu:02x}:00): {code}, {rest or 'text'}", at=at)
 
     def again(self) -> None:

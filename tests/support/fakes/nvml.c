@@ -1,5 +1,5 @@
 /*
- * A stand-in for libnvidia-ml.so.1, so that tests drive the real binding without a GPU.
+ * A fake libnvidia-ml.so.1, so that tests use the real bindings without a GPU.
  *
  * What each call answers comes from a text file named by the environment variable FAKE_NVML. It is
  * looked at again on every call, so that a test changes the "hardware" under a running process; the

@@ -64,7 +64,7 @@ def test_one_line_per_change(connection: Connection, caplog: pytest.LogCaptureFi
     assert caplog.messages == [
         "source fake is down: driver: gone",
         "source fake is down: driver: no GPU",
-        "source fake is back",
+        "source fake answers",
     ]
     assert connection.problem() == ""
 
@@ -106,3 +106,19 @@ def test_a_change_wakes_the_connect_thread(connection: Connection, change: objec
     thread.join(30)
 
     assert not thread.is_alive()
+
+
+def test_a_late_library_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """The caller of `start` has stopped waiting: from then on, nothing is left to it, and the answer is logged, too."""
+    caplog.set_level(logging.INFO)
+    connection = Connection(FakeSource(), threading.Event())
+    connection.late(1.0)
+    connection.failed(GONE)
+    connection.sleep(0)
+    connection.opened()
+
+    assert caplog.messages == [
+        "source fake: the driver's library has not answered for 1 s; GPU metrics follow as soon as it answers",
+        "source fake is down: driver: gone",
+        "source fake answers",
+    ]

@@ -10,7 +10,7 @@ import pytest
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.metrics import selected
 from gpu_exporter.catalogue.xids import load
-from gpu_exporter.collection.dcgm_counts import NEEDS_DCGM, NO_WITNESS, ClockEvents, DcgmExporterCounts
+from gpu_exporter.collection.dcgm_counts import NEEDS_DCGM, NO_EVENTS, ClockEvents, DcgmExporterCounts
 from gpu_exporter.health.events import EventLog
 from gpu_exporter.health.kernel_log_parser import XidLine
 from gpu_exporter.health.kernel_log_reader import Logged, Position
@@ -148,7 +148,7 @@ def test_what_nobody_can_make_is_said() -> None:
     without = DcgmExporterCounts((m.EXP_HEALTH, m.EXP_XID_COUNT, m.EXP_CLOCK_COUNT), 60.0, xids_reported=False)
     dcgm = (Sample(Series(m.EXP_HEALTH, GPU, (("health_watch", "PCIE"),)), 0.0),)
 
-    assert without.unsupported((), {}) == {m.EXP_HEALTH: NEEDS_DCGM, m.EXP_XID_COUNT: NO_WITNESS}
+    assert without.unsupported((), {}) == {m.EXP_HEALTH: NEEDS_DCGM, m.EXP_XID_COUNT: NO_EVENTS}
     assert without.unsupported((), {m.EXP_HEALTH: "not_recorded"})[m.EXP_HEALTH] == "not_recorded"
     counts = DcgmExporterCounts((m.EXP_HEALTH, m.EXP_XID_COUNT), 60.0, xids_reported=True)
     assert counts.unsupported(dcgm, {}) == {}

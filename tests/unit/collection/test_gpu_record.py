@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.collection.gpu_record import STALE_INTERVALS, GpuRecord, Records
+from gpu_exporter.collection.gpu_record import GONE_SECONDS, STALE_INTERVALS, GpuRecord, Records
 from gpu_exporter.collection.settings import PAGE_SECONDS, CollectionSettings, make_plan
 from gpu_exporter.model.gpu import Gpu, Reading, Series
 from gpu_exporter.model.metric import Labels, Metric
@@ -48,6 +48,41 @@ def test_gpus_without_a_uuid_are_distinguished_by_index() -> None:
 
     assert records.claim(Gpu(0), 0) is not records.claim(Gpu(1), 1)
     assert records.claim(Gpu(0), 0) is records.claim(Gpu(0), 0)
+
+
+def test_a_gpu_that_was_replaced_in_its_slot_is_not_listed() -> None:
+    """Fifteen swaps leave one row. A GPU of another slot stays, even if it had the same index."""
+    records = Records(15.0)
+    other = records.claim(Gpu(1, "GPU-1", "00000000:07:00.0"), 1)
+    for number in range(2, 17):
+        new = records.claim(Gpu(0, f"GPU-{number}", GPU.pci_bus_id), 0)
+    moved = records.claim(Gpu(0, "GPU-17", "00000000:08:00.0"), 0)
+
+    assert records.identified() == [other, new, moved]
+
+
+def test_gpus_that_swap_their_slots_stay_listed() -> None:
+    """The GPU that another worker has is not the one that was replaced."""
+    records = Records(15.0)
+    one, other = (records.claim(Gpu(index, f"GPU-{index}", f"00000000:0{index}:00.0"), index) for index in range(2))
+    records.claim(Gpu(0, "GPU-1", "00000000:00:00.0"), 0)
+    assert records.identified() == [other]
+    again = records.claim(Gpu(1, "GPU-0", "00000000:01:00.0"), 1)
+
+    assert records.identified() == [other, again]
+    assert again is not one
+
+
+def test_a_gone_gpu_expires(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A day after its last read."""
+    record = GpuRecord(GPU, 15.0)
+    take(record)
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + GONE_SECONDS - 10)
+    assert not record.is_expired()
+    monkeypatch.setattr(time, "monotonic", lambda: now + GONE_SECONDS + 10)
+
+    assert record.is_expired()
 
 
 def test_an_unidentified_gpu_is_not_listed() -> None:

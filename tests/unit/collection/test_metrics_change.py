@@ -172,8 +172,8 @@ def test_a_gpu_that_is_not_attached_anew_goes_on_as_it_was(run: Run, caplog: pyt
     run.until(lambda: m.FP64_ACTIVE in run.seen[-1])
 
     holds(run.seen)
-    assert [record.message for record in caplog.records if "not asked" in record.message] == [
-        "GPU 0: not asked for other metrics yet: GPU 0: busy"
+    assert [record.message for record in caplog.records if "not read yet" in record.message] == [
+        "GPU 0: the changed metrics are not read yet: GPU 0: busy"
     ]
 
 

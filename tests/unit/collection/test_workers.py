@@ -41,8 +41,13 @@ class GatedSource(FakeSource):
         super().__init__()
         self.gates = [threading.Event() for _ in range(2)]
 
+        self.gpus: Sequence[int] = range(3)
+
     def attach(self, index: int, metrics: Sequence[Metric]) -> GatedDevice:
-        return GatedDevice(index, self.gates[index])
+        device = GatedDevice(index, self.gates[index])
+        number = self.gpus[index]
+        device.gpu = Gpu(index, f"GPU-{number}", f"00000000:0{number}:00.0")
+        return device
 
 
 class Node:
@@ -94,6 +99,43 @@ def test_a_gpu_is_unidentified_until_it_was_read(node: Node) -> None:
     records = node.records.identified()
     assert [record.gpu.uuid for record in sorted(records, key=lambda record: record.gpu.index)] == ["GPU-0", "GPU-1"]
     assert all(node.workers.worker_of(record).record is record for record in records)
+
+
+def test_a_thread_that_the_system_refuses_costs_one_gpu(
+    node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The others are read on. The next scan of the bus tries again."""
+    node.tick()
+    with monkeypatch.context() as refusing:
+        refusing.setattr(threading.Thread, "start", _refuse)
+        node.workers.cover(3)
+        node.workers.cover(3)
+    assert node.tick() == [0, 1]
+    assert caplog.messages == [
+        "GPU 2 is not read: can't start new thread; raise the limit on processes (ulimit -u, pids.max) or on memory"
+    ]
+    node.source.gates.append(threading.Event())
+    node.source.gates[2].set()
+    node.workers.cover(3)
+
+    assert node.tick() == [0, 1, 2]
+
+
+def _refuse(thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_two_workers_never_read_the_same_gpu(node: Node) -> None:
+    """GPUs change places without an error: the first worker that notices has the other one attach anew, too."""
+    node.tick()
+    node.source.gpus = (1, 0)
+    node.workers._workers[0]._detach()
+    node.tick()
+    records = {record.gpu.uuid: record for record in node.records.identified()}
+    assert node.records.worker_index(records["GPU-1"]) == 0
+    until(lambda: node.tick() and node.records.worker_index(records["GPU-0"]) == 1, 10, "GPU 0 at its new index")
+
+    assert {record.gpu.uuid: record.gpu.index for record in node.records.identified()} == {"GPU-0": 1, "GPU-1": 0}
 
 
 @pytest.mark.parametrize("state", ["down", "paused"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -219,4 +220,23 @@ def test_missing_bindings_are_a_reason_not_an_end(both: tuple[FakeSource, FakeSo
     device = source.attach(1, ASKED)
     wanted = [("GPU-a", "nvml/no_gpm_and_dcgm_bindings_missing")]
     until(lambda: device.read(frozenset(Pace)) and choices(source) == wanted)
+    source.close()
+
+
+def test_a_thread_that_the_system_refuses_costs_only_dcgm(
+    both: tuple[FakeSource, FakeSource], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NVML's values are served, and DCGM is opened as soon as there is a thread for it."""
+    first, second = both
+    source = AutoSource(first, lambda: second)
+    source.open()
+    ampere = source.attach(1, ASKED)
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as refusing:
+        refusing.setattr(threading.Thread, "start", refuse)
+        assert by_metric(ampere.read(frozenset(Pace))) == {m.GPU_TEMP: 40.0}
+    until(lambda: m.SM_ACTIVE in by_metric(ampere.read(frozenset(Pace))))
     source.close()

@@ -1,6 +1,6 @@
 """What every source must do. A new source that reads no hardware is tested as soon as it has a name.
 
-A source of real GPUs needs an entry in STAND_INS. `tests/dcgm/test_contract.py` tests DCGM on a stand-in of its own.
+A source of real GPUs needs an entry in FAKES. `tests/dcgm/test_contract.py` tests DCGM with its own fake.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from tests.support.fakes.driver import FakeDriver
 FULL = selected(MetricSet.FULL)
 # What a source needs beside its name.
 SETTINGS: Mapping[str, dict[str, Any]] = {"replay": {"recording": Path("h200_x2_ddp")}}
-# The environment in which a source of real GPUs finds stand-ins, made in a directory.
-STAND_INS: Mapping[str, Callable[[Path], Mapping[str, str]]] = {
+# The environment in which a source of real GPUs finds fakes, made in a directory.
+FAKES: Mapping[str, Callable[[Path], Mapping[str, str]]] = {
     "nvml": lambda directory: FakeDriver(directory, 2).environment
 }
 TESTED_ELSEWHERE = {AUTO.name, DCGM.name}
@@ -51,7 +51,7 @@ def samples_of(source: Source) -> list[Sample]:
     """Open the source, and read every GPU and what belongs to none."""
     source.open()
     count, expected = source.count(), source.expected()
-    assert count > 0, f"{source.name} has no GPUs; fix: give it some in SETTINGS or STAND_INS of {__name__}"
+    assert count > 0, f"{source.name} has no GPUs; fix: give it some in SETTINGS or FAKES of {__name__}"
     assert expected is None or expected >= 0, f"expected() is {expected}; fix: return a number of GPUs, or None"
     assert source.reload_needed() in (True, False, None), "fix: return True, False or None from reload_needed()"
     samples: list[Sample] = []
@@ -102,11 +102,11 @@ def test_source_without_hardware(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", STAND_INS)
+@pytest.mark.parametrize("name", FAKES)
 def test_source_on_a_stand_in(name: str, tmp_path: Path) -> None:
     """In a process of its own, for the driver's library is loaded once."""
     code = f"from {__name__} import check_source; check_source({name!r})"
-    env = {**os.environ, **STAND_INS[name](tmp_path)}
+    env = {**os.environ, **FAKES[name](tmp_path)}
     result = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
 
     assert result.returncode == 0, result.stderr
@@ -114,6 +114,6 @@ def test_source_on_a_stand_in(name: str, tmp_path: Path) -> None:
 
 def test_every_source_is_tested() -> None:
     """None is left out because it needs hardware."""
-    untested = sorted(SOURCE_KINDS.keys() - {*WITHOUT_HARDWARE, *STAND_INS, *TESTED_ELSEWHERE})
+    untested = sorted(SOURCE_KINDS.keys() - {*WITHOUT_HARDWARE, *FAKES, *TESTED_ELSEWHERE})
 
-    assert untested == [], f"untested: {untested}; fix: add them to STAND_INS of tests/unit/sources/test_contract.py"
+    assert untested == [], f"untested: {untested}; fix: add them to FAKES of tests/unit/sources/test_contract.py"

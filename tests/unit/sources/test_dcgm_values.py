@@ -231,3 +231,19 @@ def test_a_job_that_nobody_waits_for_ends_at_its_next_call() -> None:
         assert time.monotonic() < end
         time.sleep(0.01)
     assert caller.call(lambda: list(beats), 5) == []
+
+
+def test_a_thread_that_the_system_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The source is down, with the reason, until a thread can be started."""
+    caller = Caller("host engine")
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as refusing:
+        refusing.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(SourceLost, match="can't start new thread: raise the limit") as lost:
+            caller.call(lambda: 1, 1)
+    assert lost.value.reason == "no_thread"
+
+    assert caller.call(lambda: 7, 5) == 7

@@ -56,5 +56,18 @@ def test_one_that_goes_later_costs_itself(monkeypatch: pytest.MonkeyPatch) -> No
 
     assert (source.count(), source.expected()) == (2, 2)
     assert source.attach(0, ()).gpu.index == 0
-    with pytest.raises(GpuLost, match="GPU 3 is there no more"):
+    with pytest.raises(GpuLost, match="GPU 3: the driver no longer lists it"):
         source.attach(1, ())
+
+
+def test_a_uuid_that_moves_to_another_index_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver may change the order of its GPUs without an error."""
+    every = some(0, 1, 2, 3)
+    every.open()
+    uuid = every.attach(1, ()).gpu.uuid
+    source = some(uuid)
+    source.open()
+    attach = type(source._source).attach
+    monkeypatch.setattr(type(source._source), "attach", lambda self, index, metrics: attach(self, 3 - index, metrics))
+
+    assert source.attach(0, ()).gpu.uuid == uuid

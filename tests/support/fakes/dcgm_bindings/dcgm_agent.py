@@ -1,4 +1,4 @@
-"""A stand-in for DCGM's binding of this name: calls of `fakes.hostengine_server`, with DCGM's return codes.
+"""A fake of DCGM's bindings of this name: calls of `fakes.hostengine_server`, with DCGM's return codes.
 
 Environment: `STANDIN_DCGM_TIMEOUT` is how long a call to a host engine that hangs takes, 60 s as in DCGM;
 `STANDIN_DCGM_STATE` the file with the GPUs of an embedded host engine.
@@ -17,7 +17,7 @@ import dcgm_fields
 import dcgm_structs
 import dcgmvalue
 
-# The stand-in host engine, for an embedded one.
+# The fake host engine, used as an embedded one.
 sys.path.append(str(Path(__file__).parents[4]))
 
 TIMEOUT = float(os.environ.get("STANDIN_DCGM_TIMEOUT", "60"))

@@ -1,4 +1,4 @@
-"""A stand-in for DCGM's binding of this name: what the dcgm source uses of it.
+"""A fake of DCGM's bindings of this name: what the dcgm source uses of it.
 
 Environment: `STANDIN_DCGM_LIBRARY=missing` is an installation without libdcgm.so, `STANDIN_DCGM=3` bindings of 3.3.
 """

@@ -1,3 +1,3 @@
-"""A stand-in for DCGM's binding of this name."""
+"""A fake of DCGM's bindings of this name."""
 
 DCGM_INT64_BLANK = 0x7FFFFFFFFFFFFFF0

@@ -1,0 +1,55 @@
+"""GPUs that change places or are replaced while the exporter runs, and a driver that does not answer at its start."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Page, Serve
+from tests.support.fakes.driver import FakeDriver, identity
+
+
+def by_index(page: Page) -> list[tuple[str, str, float]]:
+    """Index, UUID and `gpu_up` of each row."""
+    rows = [(labels["gpu"], labels.get("UUID", "")[-2:], up) for name, labels, up in page.samples if name == "gpu_up"]
+    return sorted(rows)
+
+
+@pytest.mark.slow
+def test_gpus_that_swap_their_indices_without_an_error(serve: Serve, tmp_path: Path) -> None:
+    """Within a slow read, each is shown at its new index, once."""
+    driver = FakeDriver(tmp_path / "driver", gpus=2)
+    exporter = serve("--interval", "200ms", env=driver.environment)
+    exporter.until(lambda page: by_index(page) == [("0", "00", 1), ("1", "01", 1)])
+    with driver.batch():
+        for index in range(2):
+            for key, value in identity(1 - index).items():
+                driver.set(key, value, index)
+    exporter.until(lambda page: by_index(page) == [("0", "01", 1), ("1", "00", 1)], timeout=40)
+
+
+@pytest.mark.slow
+def test_a_replaced_gpu_leaves_no_row(serve: Serve, tmp_path: Path) -> None:
+    """Several times at the same slot, without an error: the row of the slot is that of the GPU that is in it."""
+    driver = FakeDriver(tmp_path / "driver", gpus=2)
+    exporter = serve("--interval", "200ms", env=driver.environment)
+    exporter.until(lambda page: by_index(page) == [("0", "00", 1), ("1", "01", 1)])
+    for number in (21, 22, 23):
+        driver.set("UUID", identity(number)["UUID"], 1)
+        wanted = [("0", "00", 1.0), ("1", str(number), 1.0)]
+        exporter.until(lambda page, wanted=wanted: by_index(page) == wanted, timeout=40)  # type: ignore[misc]
+
+
+def test_the_first_scrape_does_not_wait_for_the_driver(serve: Serve, driver: FakeDriver) -> None:
+    """The library takes long to initialise: the exporter's own metrics are there at once, and a line says why."""
+    driver.delay("Init", 60)
+    exporter = serve("--interval", "200ms", env=driver.environment)
+    page = exporter.page()
+    assert page.value("gpu_exporter_source_up") == 0
+    assert page.value("gpu_exporter_source_down_reason", reason="no_answer") == 1
+    late, serves = [line for line in exporter.log.read_text().splitlines() if " source nvml" in line]
+    assert "the driver's library has not answered for 1 s" in late
+    waited = datetime.fromisoformat(serves[:19]) - datetime.fromisoformat(late[:19])
+    assert waited.total_seconds() <= 3

@@ -1,0 +1,176 @@
+"""Values that cannot be true: they have no sample, add nothing to totals, are counted, and logged once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue.metrics import METRICS
+from gpu_exporter.collection.accumulator import Accumulator
+from gpu_exporter.model.gpu import Gpu, Reading, Sample, Series, XidEvent
+from gpu_exporter.model.metric import Kind, Labels, Metric
+
+GPU = Gpu(0, "GPU-0")
+JOULES, CLASSIC = Series(m.ENERGY_JOULES, GPU), Series(m.ENERGY, GPU)
+START = 1_000_000.0
+PERIOD = 15.0
+# A GPU at 700 W, read every 15 s.
+STEP = 700 * PERIOD
+
+
+def value(samples: Sequence[Sample], metric: Metric, labels: Labels = ()) -> float | None:
+    """The value of a series, if it has a sample."""
+    return next((v for series, v in samples if series.metric is metric and series.labels == labels), None)
+
+
+def rises(raws: Sequence[float], accumulator: Accumulator | None = None) -> list[float]:
+    """How much the energy counter has risen after each of these reads since the first."""
+    accumulator = accumulator or Accumulator(15.0)
+    totals = []
+    for number, raw in enumerate(raws):
+        samples = accumulator.apply(Reading(number * PERIOD, {JOULES: raw, CLASSIC: raw * 1000}))
+        total = value(samples, m.ENERGY_JOULES)
+        assert total is not None
+        totals.append(total)
+    return [total - totals[0] for total in totals]
+
+
+@pytest.mark.parametrize("odd", [0.0, START / 2, START + 1e6, 9e12, math.nan, -1.0])
+def test_one_odd_read_of_a_counter_adds_nothing(odd: float) -> None:
+    """The total stands still for one read, and then continues as if that had not been."""
+    accumulator = Accumulator(15.0)
+
+    assert rises([START, START + STEP, odd, START + 3 * STEP, START + 4 * STEP], accumulator) == [
+        0,
+        STEP,
+        STEP,
+        3 * STEP,
+        4 * STEP,
+    ]
+    assert accumulator.rejected == {str(m.ENERGY): 1, str(m.ENERGY_JOULES): 1}
+
+
+@pytest.mark.parametrize("odd", [0.0, 1e6, 9e15])
+def test_a_classic_counter_keeps_its_value_over_an_odd_read(odd: float) -> None:
+    """Prometheus would take the fall for a reset, and add the whole counter when it is back."""
+    accumulator = Accumulator(15.0)
+    shown = [
+        value(accumulator.apply(Reading(number * PERIOD, {CLASSIC: raw})), m.ENERGY)
+        for number, raw in enumerate((START * 1000, odd, START * 1000 + 7))
+    ]
+
+    assert shown == [START * 1000, START * 1000, START * 1000 + 7]
+
+
+@pytest.mark.parametrize(
+    ("restart", "counted"),
+    [
+        (0.0, STEP),
+        (50_000.0, 50_000 + STEP),  # the counter has counted that since its restart
+        (0.6 * START, STEP),  # in 15 s no GPU uses 600 kJ: only what it has used since is certain
+    ],
+)
+def test_a_counter_that_stays_low_has_started_anew(restart: float, counted: float) -> None:
+    """The second read confirms it, and from there on everything counts."""
+    accumulator = Accumulator(15.0)
+
+    assert rises([START, restart, restart + STEP, restart + 2 * STEP], accumulator) == [
+        0,
+        0,
+        counted,
+        counted + STEP,
+    ]
+
+
+def test_a_jump_that_stays_is_a_new_base() -> None:
+    """What was skipped is not counted, what follows is."""
+    assert rises([START, START * 1000, START * 1000 + STEP, START * 1000 + 2 * STEP]) == [0, 0, STEP, 2 * STEP]
+
+
+def test_after_a_new_handle_a_restart_counts_at_once() -> None:
+    """A driver that was loaded anew begins at 0. It may not begin at a value that no GPU reaches in that time."""
+    accumulator = Accumulator(15.0)
+    accumulator.apply(Reading(0.0, {JOULES: START}))
+    accumulator.detach()
+    assert value(accumulator.apply(Reading(60.0, {JOULES: 2000.0})), m.ENERGY_JOULES) == START + 2000
+    accumulator.detach()
+    accumulator.apply(Reading(120.0, {JOULES: 1e9}))
+    assert value(accumulator.apply(Reading(135.0, {JOULES: 2000.0 + STEP})), m.ENERGY_JOULES) == START + 2000 + STEP
+
+
+def test_counters_of_a_replay_rise_with_its_speed() -> None:
+    """They are no driver's."""
+    assert rises([0.0, 1e9, 2e9], Accumulator(15.0, check_rates=False)) == [0, 1e9, 2e9]
+
+
+@given(st.lists(st.floats(0, 1e12), min_size=2, max_size=30))
+def test_a_total_never_falls_or_rises_faster_than_possible(raws: list[float]) -> None:
+    """Whatever the driver returns."""
+    seen = rises(raws)
+    steps = [after - before for before, after in pairwise(seen)]
+
+    assert all(0 <= step <= m.ENERGY_JOULES.rate * (PERIOD * len(raws) + 5) for step in steps)
+
+
+def test_memory_in_use_is_at_most_all_of_it() -> None:
+    """Of each MIG instance by itself, in whatever order they are read."""
+    instance = (("GPU_I_ID", "1"),)
+    accumulator = Accumulator(15.0)
+    values = {
+        Series(m.FB_USED, GPU): 100_001.0 * 2,
+        Series(m.FB_FREE, GPU): 20.0,
+        Series(m.FB_TOTAL, GPU): 100_000.0,
+        Series(m.FB_USED, GPU, instance): 30.0,
+        Series(m.FB_TOTAL, GPU, instance): 30.0,
+    }
+    samples = accumulator.apply(Reading(1.0, values))
+
+    assert value(samples, m.FB_USED) is None
+    assert value(samples, m.FB_USED, instance) == 30.0
+    assert (value(samples, m.FB_FREE), value(samples, m.FB_TOTAL)) == (20.0, 100_000.0)
+    assert accumulator.rejected == {str(m.FB_USED): 1}
+
+
+def test_what_is_dropped_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    accumulator, temperature = Accumulator(15.0), Series(m.GPU_TEMP, GPU)
+    for number in range(3):
+        accumulator.apply(Reading(number, {temperature: 808.0}))
+
+    assert caplog.messages == [
+        "GPU 0: DCGM_FI_DEV_GPU_TEMP: dropped 808: outside 0 to 150. This is logged once; gpu_samples_rejected_total"
+        " counts all"
+    ]
+    assert accumulator.rejected == {str(m.GPU_TEMP): 3}
+
+
+def test_an_xid_has_a_code_that_one_can_have() -> None:
+    """The driver's event has 64 bits for it."""
+    accumulator = Accumulator(15.0)
+    events = [XidEvent(1.0, "00000000:06:00.0", code) for code in (79, 2**63, 31)]
+
+    assert [event.code for event in accumulator.plausible_xids(events)] == [79, 31]
+    assert accumulator.rejected == {str(m.XID_ERRORS): 1}
+
+
+def test_a_mean_over_no_time_is_none() -> None:
+    """A span that a clock has made 0 or negative."""
+    accumulator, sm = Accumulator(15.0), Series(m.SM_ACTIVE, GPU)
+    accumulator.apply(Reading(1.0, {sm: 0.5}, 1.0))
+
+    for span in (0.0, -3.0):
+        assert value(accumulator.apply(Reading(2.0, {sm: 0.5}, span)), m.SM_SECONDS) == 0.5
+
+
+@pytest.mark.parametrize(
+    "metric", [row for row in METRICS if row.kind is Kind.COUNTER and row.nvml is not None], ids=lambda row: row.key
+)
+def test_each_counter_of_the_driver_has_a_greatest_rate(metric: Metric) -> None:
+    """By its unit, and lower than what an overflow of 32 bits would be between two reads."""
+    assert metric.rate < math.inf, "fix: give its unit a rate in FASTEST of gpu_exporter/model/metric.py"
+    assert metric.high < 2.0**63
