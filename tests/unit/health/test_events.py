@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.faults import RECOVERY, recovery_action
 from gpu_exporter.catalogue.xids import load
+from gpu_exporter.health.event_state import KEPT
 from gpu_exporter.health.event_store import EventStore
-from gpu_exporter.health.events import KEPT, EventLog, GpuState
+from gpu_exporter.health.events import EventLog, GpuState
 from gpu_exporter.health.kernel_log_parser import SxidLine, XidLine
 from gpu_exporter.health.kernel_log_reader import Logged, Position
 from gpu_exporter.model.gpu import Gpu, XidEvent
