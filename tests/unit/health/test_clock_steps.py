@@ -128,9 +128,7 @@ def test_the_clock_is_a_year_ahead_during_an_xid(
 
 
 @pytest.mark.parametrize("with_state", [True, False])
-def test_a_line_of_2099(
-    tmp_path: Path, clocks: FakeClocks, caplog: pytest.LogCaptureFixture, with_state: bool
-) -> None:
+def test_a_line_of_2099(tmp_path: Path, clocks: FakeClocks, caplog: pytest.LogCaptureFixture, with_state: bool) -> None:
     log = tmp_path / "kern.log"
     for code in (79, 31):
         append(log, IN_2099.format(code))
