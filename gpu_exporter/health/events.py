@@ -1,7 +1,8 @@
-"""XIDs and SXids: each is counted once although two witnesses report it; the last ones are kept with the GPU's state.
+"""XIDs and SXids: each counts once although two witnesses report it. The last ones are kept with the GPU's state.
 
-NVML reports an XID within a tick, while gpu-exporter is registered for events; the kernel log contains it with process
-and time. Neither is complete alone: NVML reports nothing for a GPU that fell off the bus, and the log wraps around.
+The witnesses are NVML, which reports an XID within one collection while gpu-exporter is registered for events, and the
+kernel log, which adds process and time. Neither is complete: NVML reports nothing of a GPU that fell off the bus, and
+the log wraps around.
 """
 
 from __future__ import annotations
@@ -157,7 +158,7 @@ class EventLog:
             return [event.shown() for event in events]
 
     def problems(self) -> dict[str, list[Problem]]:
-        """By PCI address, the recent XIDs that warrant a drain. Lasting problems show in the GPU's own values."""
+        """Return recent XIDs that warrant a drain, by PCI address. Lasting problems show in the GPU's own values."""
         with self._lock:
             now = self._now()
             lasts = [(pci, self._xids[code], tally.last) for (pci, code), tally in self._counts.tallies.items()]
