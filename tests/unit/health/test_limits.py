@@ -116,6 +116,7 @@ def test_long_messages(tmp_path: Path) -> None:
     assert series(watched.events) == {(PCI, "79"): 300}
     assert len(json.dumps(watched.events.recent())) < 1_000_000
     assert "\\u001b" not in json.dumps(watched.events.recent())
+    EventStore(tmp_path).save(watched.events, 0)
     assert (tmp_path / "events.jsonl").stat().st_size < 1_100_000
 
 
