@@ -99,7 +99,7 @@ def test_a_library_that_hangs(driver: FakeDriver) -> None:
         (("--gpus", "0,1"), 0, "GPUs: 2 healthy\n"),
         (("--gpus", "2"), 3, "GPU 2: unhealthy: it fell off the bus"),
         (("--gpus", "0,9"), 3, "GPU 9: unhealthy: this node has no such GPU"),
-        (("--expected-gpus", "8"), 3, "missing: 5 of the GPUs"),
+        (("--expected-gpus", "8"), 3, "missing: 5 of the expected GPUs"),
         (("--gpus", "0", "--expected-gpus", "8"), 0, "GPUs: 1 healthy\n"),
     ],
 )
