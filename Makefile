@@ -57,7 +57,7 @@ soak: $(VENV)/dev tools ## Long proofs: half an hour of faults on the stand-in d
 	$(BIN)/python -m benchmarks.scale --seconds 600 --json benchmarks/results/scale.json
 	$(BIN)/python -m benchmarks.scale --seconds 600 --metrics full --json benchmarks/results/scale_full.json
 
-tools: .tools/done .tools/newer/done .tools/alerting .tools/victoria ## Fetch what the tests need beside Python: a C compiler, Prometheus (two), Alertmanager, VictoriaMetrics
+tools: .tools/done .tools/newer/done .tools/alerting .tools/victoria .tools/faketime ## Fetch what the tests need beside Python: a C compiler, Prometheus (two), Alertmanager, VictoriaMetrics, libfaketime
 
 $(VENV)/run $(VENV)/dev $(VENV)/bench: setup.cfg pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "needs Python 3.10 or newer: make PYTHON=python3.12 …"; exit 1; }
@@ -87,6 +87,11 @@ TEMPLATES := share/prometheus/alertmanager
 .tools/victoria: | .tools/done
 	@cd .tools && { apt-get download victoria-metrics || { $(SUDO) apt-get update && apt-get download victoria-metrics; }; }
 	@cd .tools && dpkg -x victoria-metrics_*.deb . && rm victoria-metrics_*.deb && touch victoria
+
+# Sets the clock of one process.
+.tools/faketime: | .tools/done
+	@cd .tools && { apt-get download libfaketime || { $(SUDO) apt-get update && apt-get download libfaketime; }; }
+	@cd .tools && dpkg -x libfaketime_*.deb . && rm libfaketime_*.deb && touch faketime
 
 # Rules have to work on both: this distribution's Prometheus, and the newest.
 .tools/newer/done: tests/newer_prometheus.sh | .tools/done

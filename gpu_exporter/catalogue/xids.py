@@ -1,10 +1,10 @@
-"""NVIDIA's Xid codes: what each means, whose fault it usually is, and what repairs it. The data is `xids.csv`.
+"""NVIDIA's XID codes: what each means, whose fault it usually is, and what repairs it. The data is `xids.csv`.
 
-Codes and mnemonics are those of NVIDIA's Xid catalog (its state of the `date` column); codes it calls unused have the
-meaning of the Xid document for driver R545. `action` is the catalog's immediate action in NVML's words, except for 109,
-whose reset NVIDIA's own device plugin thinks unnecessary: it counts it as an application's error. The driver's recovery
-action (NVML field 230, Xid 154) outranks this table. `drain` marks what the catalog and the clouds that drain on their
-own agree on.
+Codes and mnemonics are those of NVIDIA's Xid catalog (as of the `date` column). Codes that it calls unused have the
+meaning of the Xid document for driver R545. `action` is the catalog's immediate action in NVML's words. The exception
+is 109: the catalog asks for a reset, but NVIDIA's own device plugin treats it as an application's error. The driver's
+recovery action (NVML field 230, XID 154) outranks this table. `drain` marks the codes on which the catalog and clouds
+that drain automatically agree.
 
 An SXid (NVSwitch) needs no table: its line in the kernel log says whether it is fatal.
 """
@@ -12,6 +12,7 @@ An SXid (NVSwitch) needs no table: its line in the kernel log says whether it is
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import date
@@ -21,16 +22,18 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from gpu_exporter.file_access import read
 from gpu_exporter.inputs import boolean, choice, nearest
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.verdict import Action
 
 PACKAGED = Path(__file__).with_name("xids.csv")
 HIGHEST = 65535
+LARGEST = 1 << 20
 
 
 class XidKind(Enum):
-    """Whose fault an Xid usually is. UNKNOWN: NVIDIA did not document the code; it alerts and never drains."""
+    """Whose fault an XID usually is. UNKNOWN: NVIDIA did not document the code; it alerts and never drains."""
 
     APPLICATION = "application"
     HARDWARE = "hardware"
@@ -41,7 +44,7 @@ class XidKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Xid:
-    """One code. `source` and `date` (ISO 8601) say where and when its facts were read; an override's are its own."""
+    """One code. `source` and `date` (ISO 8601) say where its facts come from, and as of when."""
 
     code: int
     mnemonic: str
@@ -60,7 +63,7 @@ class Catalogue:
     rows: Mapping[int, Xid]
 
     def __getitem__(self, code: int) -> Xid:
-        """What is known of a code; never fails."""
+        """Return the row of a code, or that of an undocumented code."""
         return self.rows.get(code) or unknown(code)
 
     def __iter__(self) -> Iterator[Xid]:
@@ -68,20 +71,20 @@ class Catalogue:
 
     @property
     def drain_codes(self) -> tuple[int, ...]:
-        """The codes that warrant a drain."""
+        """Return the codes that warrant a drain."""
         return tuple(xid.code for xid in self if xid.drain)
 
 
 def unknown(code: int) -> Xid:
-    """A code that nobody documented: it alerts, and never drains."""
+    """Return the row of a code that NVIDIA did not document: it alerts, and never drains."""
     return Xid(code, "", "Not documented by NVIDIA", XidKind.UNKNOWN, Action.NONE, False, "", "")
 
 
 def load(overrides: Path | None = None) -> Catalogue:
-    """The packaged table with the user's changes.
+    """Return the packaged table with the user's changes.
 
     The overrides are YAML (`63: {action: gpu_reset, drain: true}`) or CSV (columns `code` and those to change; an empty
-    cell changes nothing). Raises GpuExporterError naming file, line, value and what would do.
+    cell changes nothing). Raises GpuExporterError that names file, line, value and what is accepted.
     """
     rows: dict[int, Xid] = {}
     _apply(rows, _csv(PACKAGED), str(PACKAGED))
@@ -100,13 +103,13 @@ class _Change(NamedTuple):
 
 def _code(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) < 6 and 0 < int(text) <= HIGHEST):
-        raise ValueError(f"{text!r} is not an Xid code; use 1 to {HIGHEST}")
+        raise ValueError(f"{text!r} is not an XID code; use 1 to {HIGHEST}")
     return int(text)
 
 
 def _text(text: str) -> str:
     if not text.strip():
-        raise ValueError(f"{text!r} says nothing; leave the column out to keep what it is")
+        raise ValueError(f"{text!r} is empty; leave the column out to keep its value")
     return " ".join(text.split())
 
 
@@ -129,7 +132,7 @@ COLUMNS: Mapping[str, Callable[[str], Any]] = {
 
 
 def _apply(rows: dict[int, Xid], changes: Iterator[_Change], origin: str) -> None:
-    """Whose row is changed is no longer NVIDIA's word: it names the origin, unless a change names another source."""
+    """Apply changes. A changed row names `origin` as its source, unless the change names another one."""
     touched: set[int] = set()
     for change in changes:
         if change.column not in COLUMNS:
@@ -140,7 +143,7 @@ def _apply(rows: dict[int, Xid], changes: Iterator[_Change], origin: str) -> Non
             code = _code(change.code)
             value = COLUMNS[change.column](change.value)
         except ValueError as error:
-            subject = "code" if "Xid code" in str(error) else f"{change.column} of {change.code}"
+            subject = "code" if "XID code" in str(error) else f"{change.column} of {change.code}"
             raise GpuExporterError(f"{change.where}: {subject}: {error}") from error
         if code not in touched:
             touched.add(code)
@@ -148,28 +151,30 @@ def _apply(rows: dict[int, Xid], changes: Iterator[_Change], origin: str) -> Non
         rows[code] = replace(rows[code], **{change.column: value})
 
 
+def _text_of(path: Path) -> str:
+    return read(path, LARGEST).decode("utf-8-sig")
+
+
 def _csv(path: Path) -> Iterator[_Change]:
-    """Every cell that is not empty."""
+    """Yield every cell that is not empty."""
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file, strict=True)
-            if "code" not in (reader.fieldnames or ()):
-                raise GpuExporterError(f"{path}:1: no column 'code'")
-            for row in reader:
-                where = f"{path}:{reader.line_num}"
-                if None in row:
-                    raise GpuExporterError(f"{where}: more cells than columns; quote a text that has a comma")
-                code = row.pop("code") or ""
-                yield from (_Change(where, code.strip(), name.strip(), text) for name, text in row.items() if text)
+        reader = csv.DictReader(io.StringIO(_text_of(path), newline=""), strict=True)
+        if "code" not in (reader.fieldnames or ()):
+            raise GpuExporterError(f"{path}:1: no column 'code'")
+        for row in reader:
+            where = f"{path}:{reader.line_num}"
+            if None in row:
+                raise GpuExporterError(f"{where}: more cells than columns; quote a text that contains a comma")
+            code = row.pop("code") or ""
+            yield from (_Change(where, code.strip(), name.strip(), text) for name, text in row.items() if text)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise GpuExporterError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
 
 
 def _yaml(path: Path) -> Iterator[_Change]:
-    """Every value of `code: {column: value}`. Nodes, not objects: they know their lines, and `yes` stays a text."""
+    """Yield every value of `code: {column: value}`. Reads nodes, which have line numbers and keep `yes` as text."""
     try:
-        with path.open(encoding="utf-8") as file:
-            root = yaml.compose(file, Loader=yaml.SafeLoader)
+        root = yaml.compose(_text_of(path), Loader=yaml.SafeLoader)
     except (OSError, UnicodeDecodeError) as error:
         raise GpuExporterError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -180,7 +185,7 @@ def _yaml(path: Path) -> Iterator[_Change]:
     for code, changes in _pairs(path, root, "codes to their changes, such as 63: {action: gpu_reset}"):
         where = f"{path}:{code.start_mark.line + 1}"
         if code.value in seen:
-            raise GpuExporterError(f"{where}: code {code.value} is there twice; give its changes in one place")
+            raise GpuExporterError(f"{where}: code {code.value} is a duplicate; keep one")
         seen.add(code.value)
         for column, value in _pairs(path, changes, f"columns to values, for code {code.value}"):
             where = f"{path}:{column.start_mark.line + 1}"

@@ -1,4 +1,4 @@
-"""The report of `gpu-exporter check` on the verdicts, for use before a job: lines, JSON and an exit code."""
+"""The report of `gpu-exporter check`, for use before a job: lines, JSON and an exit code."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from gpu_exporter.model.gpu import Gpu
 from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.model.verdict import Action, Health, Problem, Verdict
 
-# A degraded GPU is unfit, too: a job that starts now would run on it for days.
-# 1 is the exit code of every command that could not do its work: a bug or a missing driver is not a verdict on a GPU.
+# A degraded GPU is unfit for a new job, which may run for days.
+# 1 is the exit code of every command that failed: a bug or a missing driver is not a verdict on a GPU.
 EXIT_CODES = {Health.HEALTHY: 0, Health.UNKNOWN: 1, Health.DEGRADED: 3, Health.UNHEALTHY: 3}
 
 
@@ -41,12 +41,12 @@ class Report:
 
 
 def report(snapshot: Snapshot, only: frozenset[int] | None = None) -> Report:
-    """Report on every GPU, or `only` on these: then an absent one is unhealthy, and others are not missing."""
+    """Return the report on all GPUs, or `only` on these: an absent one of them is unhealthy, others are not missing."""
     verdicts = snapshot.verdicts
-    if only is None or not snapshot.gpus:  # without GPUs the library is stuck, which is no verdict
+    if only is None or not snapshot.gpus:  # without GPUs the driver library hangs, which is not a verdict
         return Report(verdicts, judge.missing(snapshot) if snapshot.gpus else 0)
     absent = only - {verdict.gpu.index for verdict in verdicts}
-    nowhere = Problem(m.UP, 0, "there is no such GPU", Action.NODE_REBOOT, "gone")
+    nowhere = Problem(m.UP, 0, "this node has no such GPU", Action.NODE_REBOOT, "gone")
     return Report(
         (
             *(verdict for verdict in verdicts if verdict.gpu.index in only),
@@ -58,7 +58,7 @@ def report(snapshot: Snapshot, only: frozenset[int] | None = None) -> Report:
 def lines(result: Report) -> Iterable[str]:
     """Yield a line for each GPU with a problem, for each unknown, and a summary."""
     if not result.verdicts:
-        yield "unknown: the NVIDIA library does not answer"
+        yield "unknown: the NVIDIA driver library does not answer"
         return
     for verdict in result.verdicts:
         if verdict.problems:
@@ -66,7 +66,7 @@ def lines(result: Report) -> Iterable[str]:
             cure = "" if verdict.action is Action.NONE else f" -> {verdict.action.value}"
             yield f"GPU {verdict.gpu.index}: {verdict.health.value}: {words}{cure}"
     if result.missing:
-        yield f"missing: {result.missing} of the GPUs that ought to be there -> {Action.NODE_REBOOT.value}"
+        yield f"missing: {result.missing} of the expected GPUs -> {Action.NODE_REBOOT.value}"
     unknown: dict[str, list[int]] = {}
     for verdict in result.verdicts:
         for gap in verdict.unknown:

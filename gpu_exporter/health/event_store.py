@@ -1,4 +1,8 @@
-"""Where events outlive the process: `events.json` to go on counting from, `events.jsonl` as their history."""
+"""Where events outlive the process: `events.json` to continue the counts, `events.jsonl` as their history.
+
+Symbolic links in place of these files are not followed: whoever may create files in the directory could otherwise have
+gpu-exporter, which usually runs as root, overwrite any file.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +14,18 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpu_exporter.file_access import FileWorker, open_regular, read
-from gpu_exporter.health.events import Event, EventLog
+from gpu_exporter.file_access import FileWorker, open_regular
+from gpu_exporter.health.event_state import LARGEST_STATE, Event, decode
+from gpu_exporter.health.events import EventLog
 
 log = logging.getLogger(__name__)
 
-# The history is turned over at this size, and one older file is kept.
+# The history is rotated at this size, and one older file is kept.
 LARGEST = 1 << 20
-LARGEST_STATE = 64 << 20
 
 
 class EventStore:
-    """A directory. What can't be read or written there in time is said in the log once, and costs nothing else."""
+    """A directory for events. What cannot be read or written there in time is logged once, and has no other effect."""
 
     def __init__(self, directory: Path) -> None:
         self._state = directory / "events.json"
@@ -31,57 +35,69 @@ class EventStore:
         self._complained = ""
 
     def load(self, events: EventLog) -> None:
-        """Restore the saved state. A malformed file is put aside, and counts start anew."""
+        """Restore the saved state. A file that cannot be used is moved aside, and counts start anew."""
         try:
-            content = self._worker.call(lambda: read(self._state, LARGEST_STATE))
-            events.restore(json.loads(content)["events"])
+            events.restore(decode(self._worker.call(self._read)))
         except FileNotFoundError:
             return
         except OSError as error:
-            self._unread = isinstance(error, TimeoutError)
-            self._complain(f"{self._state}: {error.strerror}; Xids are counted from what the kernel log still has")
-        except (ValueError, TypeError, KeyError, AttributeError, IndexError, ArithmeticError):
-            aside = self._aside().name
-            self._complain(f"{self._state} is not a state of this exporter: put aside as {aside}, counting anew")
-            with contextlib.suppress(OSError):
-                self._worker.call(self._put_aside)
+            self._unread = True
+            self._complain(f"{self._state}: {_reason(error)}; XIDs are counted from what the kernel log still has")
+            if not isinstance(error, TimeoutError):
+                self._move_aside_now()
+        except ValueError as error:
+            self._unread = True
+            self._complain(f"{self._state}: {error}; it is moved aside to {self._aside().name}, and counts start anew")
+            self._move_aside_now()
+
+    def _read(self) -> bytes:
+        with os.fdopen(_open(self._state, os.O_RDONLY), "rb") as file:
+            content = file.read(LARGEST_STATE + 1)
+        if len(content) > LARGEST_STATE:
+            raise ValueError(f"larger than {LARGEST_STATE >> 20} MiB")
+        return content
 
     def _aside(self) -> Path:
         return self._state.with_suffix(".bad")
 
-    def _put_aside(self) -> None:
+    def _move_aside_now(self) -> None:
+        with contextlib.suppress(OSError):  # it is tried again before the first state is written
+            self._worker.call(self._move_aside)
+
+    def _move_aside(self) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.replace(self._state, self._aside())
+        self._unread = False
 
-    def waits(self, events: EventLog, settled_before: float) -> bool:
-        """Whether there are settled events to write."""
-        return bool(events.unwritten(settled_before))
+    def waits(self, events: EventLog, settled: float) -> bool:
+        """Whether there are events of at least `settled` seconds ago to write."""
+        return bool(events.unwritten(settled))
 
-    def save(self, events: EventLog, settled_before: float) -> None:
-        """Write the state atomically, and append events older than `settled_before` (unix time) to the history.
+    def save(self, events: EventLog, settled: float) -> None:
+        """Write the state atomically, and append events of at least `settled` seconds ago to the history.
 
         A failed write is retried at the next call.
         """
         events.changed = False
         try:
-            self._worker.call(lambda: self._save(events, settled_before))
+            self._worker.call(lambda: self._save(events, settled))
         except OSError as error:
             events.changed = True
-            self._complain(f"{self._state.parent}: {error.strerror}; Xids are not kept over a restart (--state-dir)")
+            where = error.filename or self._state.parent
+            self._complain(f"{where}: {_reason(error)}; XIDs are not kept over a restart (--state-dir)")
         else:
             self._complained = ""
 
-    def _save(self, events: EventLog, settled_before: float) -> None:
+    def _save(self, events: EventLog, settled: float) -> None:
         self._state.parent.mkdir(parents=True, exist_ok=True)
-        settled = events.unwritten(settled_before)
-        self._append(settled)
-        for event in settled:
+        unwritten = events.unwritten(settled)
+        self._append(unwritten)
+        for event in unwritten:
             event.written = True
-        if self._unread:  # it could not be read in time: what it counted must not be lost
-            self._put_aside()
-            self._unread = False
+        if self._unread:  # its counts must not be lost
+            self._move_aside()
         draft = self._state.with_suffix(".draft")
-        with os.fdopen(open_regular(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
+        with os.fdopen(_open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
             file.write(json.dumps({"events": events.state()}).encode())
         os.replace(draft, self._state)
 
@@ -89,21 +105,44 @@ class EventStore:
         lines = "".join(json.dumps(event.shown()) + "\n" for event in events).encode()
         if not lines:
             return
-        size = self._history.stat().st_size if self._history.exists() else 0
-        if size and size + len(lines) > LARGEST:
-            os.replace(self._history, self._history.with_suffix(".jsonl.1"))
-            size = 0
-        try:
-            descriptor = open_regular(self._history, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-            with os.fdopen(descriptor, "ab", buffering=0) as file:
+        descriptor = self._open_history(len(lines))
+        with os.fdopen(descriptor, "ab", buffering=0) as file:
+            size = os.fstat(descriptor).st_size
+            try:
                 if file.write(lines) < len(lines):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except OSError:
-            with contextlib.suppress(OSError):  # half a line would corrupt the next one
-                os.truncate(self._history, size)
-            raise
+            except OSError:
+                with contextlib.suppress(OSError):  # half a line would corrupt the next one
+                    os.ftruncate(descriptor, size)
+                raise
+
+    def _open_history(self, length: int) -> int:
+        """Open the history to append so many bytes. If it would become too large, rotate it first."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        descriptor = _open(self._history, flags)
+        size = os.fstat(descriptor).st_size
+        if not size or size + length <= LARGEST:
+            return descriptor
+        os.close(descriptor)
+        os.replace(self._history, self._history.with_suffix(".jsonl.1"))
+        return _open(self._history, flags)
 
     def _complain(self, message: str) -> None:
         if message != self._complained:
             log.warning("%s", message)
         self._complained = message
+
+
+def _open(path: Path, flags: int) -> int:
+    """Open a file of the state directory. Raises OSError that names it."""
+    try:
+        return open_regular(path, flags | os.O_NOFOLLOW)
+    except OSError as error:
+        error.filename = str(path)
+        raise
+
+
+def _reason(error: OSError) -> str:
+    if error.errno == errno.ELOOP:
+        return "a symbolic link, which is not followed"
+    return str(error.strerror)

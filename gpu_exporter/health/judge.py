@@ -1,7 +1,7 @@
-"""Values of one GPU -> a verdict: is it fit, and if not, why, and what repairs it. The rules are `catalogue/faults.py`.
+"""Verdicts: from the values of one GPU, whether it is fit for work, if not, why, and what repairs it.
 
-Pure, and cheap enough for each tick. Only the present values count, never history, and no rule is one that a healthy
-GPU could break by chance.
+The rules are `catalogue/faults.py`. Pure, and cheap enough for each collection. Only present values count, never
+history, and a healthy GPU cannot break a rule by chance.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.snapshot import GpuStatus, Snapshot
 from gpu_exporter.model.verdict import Problem, Unknown, Verdict
 
-# A driver call may take a second or two when a big job starts. `check` waits for longer than this.
+# A driver call may take a second or two when a large job starts. `check` waits longer than this.
 STUCK_SECONDS = 4.0
 GPU_IDLE = 1
 
-# What a GPU must answer before it is called healthy, if it has it at all. Of each topic one answer is enough: newer
-# GPUs remap rows where older ones retire pages.
+# What must be known of a GPU before it is called healthy, if it supports it. One value per topic is enough: newer GPUs
+# remap rows, older ones retire pages.
 TOPICS: Mapping[str, tuple[Metric, ...]] = {
     "uncorrectable ECC errors": (m.ECC_DBE_VOL,),
     "row remapping": (m.REMAP_PENDING, m.REMAP_FAILURE, m.RETIRED_PENDING),
     "recovery action": (m.RECOVERY,),
 }
 _MEMORY = tuple(threshold.metric for threshold in faults.MEMORY)
-# The values that a verdict reads: cheap calls, and no profiling. Temperature is among them because a GPU without ECC
-# may answer nothing else, and a GPU that answers nothing counts as lost.
+# The metrics that a verdict reads: cheap calls, no profiling. Temperature is included because a GPU without ECC may
+# support no other one, and a GPU without any value counts as lost.
 ROWS: tuple[Metric, ...] = (
     *(m.GPU_TEMP, m.TEMP_MARGIN, m.SLOWDOWN_TEMP, m.ECC_MODE, *_MEMORY, m.RECOVERY, m.INFOROM, m.CLOCK_EVENTS),
     *(m.GPU_UTIL, m.PSTATE, m.PCIE_GEN, m.PCIE_WIDTH, m.PCIE_MAX_GEN, m.PCIE_MAX_WIDTH),
@@ -43,9 +43,9 @@ Values = Mapping[Metric, float]
 def judge(
     status: GpuStatus, samples: Iterable[Sample], why: Callable[[Metric], str], reported: Iterable[Problem] = ()
 ) -> Verdict:
-    """The verdict on one GPU by its samples.
+    """Return the verdict on one GPU by its samples.
 
-    `why` says why a metric has no value; `reported` are problems that others report, such as Xids.
+    `why` says why a metric has no value; `reported` are problems from elsewhere, such as XIDs.
     """
     gpu = status.gpu
     if status.up:
@@ -58,13 +58,13 @@ def judge(
 
 
 def missing(snapshot: Snapshot) -> int:
-    """GPUs that ought to be there and have no verdict."""
+    """Return the number of expected GPUs without a verdict."""
     expected = next((int(value) for series, value in snapshot.samples if series.metric is m.EXPECTED), 0)
     return max(0, expected - len(snapshot.gpus))
 
 
 def as_dict(verdict: Verdict) -> dict[str, Any]:
-    """For JSON."""
+    """Return a verdict for JSON."""
     return {
         "gpu": verdict.gpu.index,
         "UUID": verdict.gpu.uuid,
@@ -105,7 +105,7 @@ def _problems(values: Values) -> Iterator[Problem]:
 
 
 def _crossed(threshold: Threshold, fault: Fault, values: Values) -> Iterator[Problem]:
-    """The fault, if its value is known and beyond the threshold."""
+    """Yield the fault if its value is known and beyond the threshold."""
     value = values.get(threshold.metric)
     if value is not None and threshold.holds(value):
         yield _problem(fault, threshold.metric, value)
@@ -122,7 +122,7 @@ def _heat(values: Values) -> Iterator[Problem]:
 def _links(values: Values) -> Iterator[Problem]:
     idle = int(values.get(m.CLOCK_EVENTS, 0)) & GPU_IDLE
     if values.get(m.GPU_UTIL, 0) >= faults.BUSY and values.get(m.PSTATE, 0) <= faults.FASTEST and not idle:
-        # A generation doubles the speed, by and large; where one of the four is not known, its link counts as full.
+        # Each generation about doubles the speed. If one of the four values is unknown, it counts as the maximum.
         lost = max(0.0, values.get(m.PCIE_MAX_GEN, 0) - values.get(m.PCIE_GEN, 99))
         narrow = values.get(m.PCIE_WIDTH, 99) / values.get(m.PCIE_MAX_WIDTH, 1)
         speed = min(1.0, narrow) / 2**lost
@@ -130,7 +130,7 @@ def _links(values: Values) -> Iterator[Problem]:
             yield _problem(faults.PCIE, m.PCIE_WIDTH if narrow < 1 else m.PCIE_GEN, speed)
     if m.FABRIC in values and faults.FABRIC_NOT_READY.holds(values[m.FABRIC]):
         yield _problem(faults.FABRIC, m.FABRIC, values[m.FABRIC])
-    elif m.FABRIC in values:  # links of bridged boards may lead nowhere; those into a fabric may not
+    elif m.FABRIC in values:  # links of bridges may be unconnected, links to a fabric never are
         links_up = values.get(m.NVLINK_UP, 0)
         down = values.get(m.NVLINK_COUNT, 0) - links_up
         if down > 0 and links_up > 0 and not values.get(m.MIG_MODE):  # all of them are off on purpose
@@ -140,7 +140,7 @@ def _links(values: Values) -> Iterator[Problem]:
 def _unknown(
     what: str, metrics: tuple[Metric, ...], values: Values, why: Callable[[Metric], str]
 ) -> tuple[Unknown, ...]:
-    """What is not known of a topic: each row that ought to have answered, or the topic if no row can."""
+    """Return what is unknown about a topic: metrics that could not be read, or the topic if none is supported."""
     silent = [metric for metric in metrics if metric not in values]
     if not silent:
         return ()

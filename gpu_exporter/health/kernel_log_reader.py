@@ -15,9 +15,10 @@ from gpu_exporter.health.kernel_log_parser import SxidLine, XidLine, parse, pars
 
 RECORD = 16384  # the kernel rejects a buffer that is smaller than a record; the longest are 8 KiB
 CHUNK = 65536
-LONGEST_LINE = 65536
+LONGEST_LINE = 16384  # a record of 8 KiB as JSON of the journal; longer lines are skipped
 MOST_RECORDS = 20_000
 MOST_CHUNKS = 128
+MOST_ENTRIES = 5_000  # a forged log may consist of nothing else
 
 
 class Start(Enum):
@@ -38,11 +39,15 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Logged:
-    """An (S)Xid in the log. `at` is unix time in seconds; None if a syslog line has no year or zone."""
+    """An (S)XID in the log. `at` is unix time in seconds; None if a syslog line has no year or zone.
+
+    `since_boot` is the time by the monotonic clock, which only /dev/kmsg has.
+    """
 
     position: Position
     at: float | None
     line: XidLine | SxidLine
+    since_boot: float | None = None
 
 
 def unix_time(since_boot: float, now: float, monotonic: float) -> float:
@@ -66,6 +71,7 @@ class KernelLog:
 
     A path that is a character device or is called `kmsg` is read as /dev/kmsg, any other as lines of text; a file may
     be rotated and truncated. `missed` counts the records of /dev/kmsg that were overwritten before they were read.
+    `at_end`: the last call of `read` has read the log to its end.
     """
 
     def __init__(
@@ -80,6 +86,7 @@ class KernelLog:
         self.path = path
         self.reason = ""
         self.missed = 0
+        self.at_end = False
         self.position = start if isinstance(start, Position) else None
         self._end = start is Start.END
         self._procfs, self._read, self._clocks = procfs, read, clocks
@@ -90,15 +97,16 @@ class KernelLog:
         self._torn = False
 
     def read(self) -> list[Logged]:
-        """Return the (S)XIDs since the last call, which reads at most 20 000 records or 8 MiB."""
+        """Return the (S)XIDs since the last call. Reads at most 20 000 records or 8 MiB, and about 5000 (S)XIDs."""
         entries: list[Logged] = []
+        self.at_end = False
         try:
             if self._fd is None:
                 self._fd = self._open()
             if self._kmsg:
-                self._records(self._fd, entries)
+                self.at_end = self._records(self._fd, entries)
             else:
-                self._file(self._fd, entries)
+                self.at_end = self._file(self._fd, entries)
             self.reason = ""
         except (OSError, ValueError) as error:  # ValueError: a path with a NUL
             self.reason = self._why(error)
@@ -141,16 +149,19 @@ class KernelLog:
         os.lseek(fd, offset, os.SEEK_SET)
         self.position, self._end = Position(origin, offset), False
 
-    def _records(self, fd: int, entries: list[Logged]) -> None:
+    def _records(self, fd: int, entries: list[Logged]) -> bool:
+        """Read records; return whether the end was reached."""
         for _ in range(MOST_RECORDS):
+            if len(entries) >= MOST_ENTRIES:
+                return False
             try:
                 data = self._read(fd, RECORD)
             except BlockingIOError:
-                return
+                return True
             except BrokenPipeError:  # overwritten meanwhile; the next read returns the oldest record left
                 continue
             if not data:
-                return
+                return True
             record = parse_kmsg(data)
             if record is None:
                 continue
@@ -162,19 +173,24 @@ class KernelLog:
             line = record.found
             if line:
                 now, monotonic = self._clocks()
-                entries.append(Logged(self.position, unix_time(record.microseconds / 1e6, now, monotonic), line))
+                since_boot = record.microseconds / 1e6
+                entries.append(Logged(self.position, unix_time(since_boot, now, monotonic), line, since_boot))
+        return False
 
-    def _file(self, fd: int, entries: list[Logged]) -> None:
+    def _file(self, fd: int, entries: list[Logged]) -> bool:
         ended, replaced = self._lines(fd, entries), self._replaced(fd)
         # Read again: lines may have been written before the file was renamed.
         if ended and replaced and self._lines(fd, entries):
             self.close()
             self._fd = self._open()
-            self._lines(self._fd, entries)
+            return self._lines(self._fd, entries)
+        return ended and not replaced
 
     def _lines(self, fd: int, entries: list[Logged]) -> bool:
         """Read complete lines; return whether the end was reached."""
         for _ in range(MOST_CHUNKS):
+            if len(entries) >= MOST_ENTRIES:
+                return False
             if self.position and os.fstat(fd).st_size < self.position.number + len(self._partial):
                 self._restart(fd)
             chunk = self._read(fd, CHUNK)
@@ -190,8 +206,8 @@ class KernelLog:
 
     def _line(self, line: bytes, entries: list[Logged]) -> None:
         position = self._advance(len(line) + 1)
-        torn, self._torn = self._torn, False
-        xid = None if torn else parse(line.decode(errors="replace"))  # the tail of a line is not parsed
+        skipped, self._torn = self._torn or len(line) > LONGEST_LINE, False
+        xid = None if skipped else parse(line.decode(errors="replace"))  # the tail of a line is not parsed
         if xid:
             entries.append(Logged(position, xid.stamp.at, xid))
 

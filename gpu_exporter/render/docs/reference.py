@@ -54,31 +54,32 @@ the rest from `gpu_info`. What is not live carries `source`, for example `source
 
 HEALTH_INTRO = """# Health
 
-At every collection, each GPU gets a verdict from the latest values that were read; some of these are read only once a
-minute or once an hour. The verdict is on `/metrics`, in `/api/v1/gpus` (JSON), in `gpu-exporter doctor`, and in
-`gpu-exporter check`, which reads everything anew.
+At every collection, each GPU gets a verdict from its latest values, some of which are read only once a minute or once
+an hour. The verdict is on `/metrics`, in `/api/v1/gpus` (JSON), in `gpu-exporter doctor`, and in `gpu-exporter check`,
+which reads all values anew.
 
 - `gpu_health_state{state="healthy|degraded|unhealthy"}`: exactly one of the three is 1. All are 0 while the health is
   unknown: ECC errors, row remapping or the recovery action could not be read although the GPU has them, or the GPU does
   not answer because of the driver's library or a release.
 - **unhealthy**: act now. **degraded**: running jobs can finish; do not schedule new ones. `gpu-exporter check` exits
   with 3 for both, with 0 if every GPU is healthy, and with 1 if the health of one is unknown.
-- `gpu_health_reason{reason,action} 1` while a reason holds. `action` is what repairs it, the most drastic last: none,
-  restart_app, gpu_reset, node_reboot, drain, replace; with several reasons, follow the most drastic one. `none`: the
-  cause is outside the GPU (cooling, power, fabric manager).
-- After an Xid that requires a drain, the GPU is unhealthy for ten minutes, with the reason `xid_<code>` and the code's
-  [action](xids.md).
-- **Xid**: the codes with which the driver usually reports that the fault began. **alert**: the runbook of its alert.
+- `gpu_health_reason{reason,action} 1` while a reason holds. `action` is the repair. From the least to the most drastic:
+  none, restart_app, gpu_reset, node_reboot, drain, replace. With several reasons, follow the most drastic action. With
+  `none`, the cause is outside the GPU (cooling, power, fabric manager).
+- After an XID that requires a drain, the GPU is unhealthy for ten minutes, with the reason `xid_<code>` and the code's
+  [action](xids.md). The ten minutes do not depend on the clock of the node being right
+  ([time of an XID](events.md#time)).
+- **XID**: the codes with which the driver usually reports that the fault began. **alert**: the runbook of its alert.
 - A value that a GPU does not support never makes it unhealthy. Rates and history, such as corrected errors in an hour,
-  are for Prometheus.
+  are evaluated by Prometheus.
 """
 
 STATES_INTRO = """
 ## States
 
-Each is one expression on this exporter's metrics. Values are *obtained* through NVML as said here; see
-[metrics](metrics.md) for how often, and on which hardware each was seen. Most are on the page always; what needs
-`--metrics full` says so.
+Each state is one expression on gpu-exporter's metrics. The column *obtained* says how the values are read through NVML;
+[metrics](metrics.md) says how often, and on which hardware each was seen. Metrics that are only exposed with
+`--metrics full` are marked.
 """
 
 CONFIG_INTRO = """# Configuration
@@ -87,21 +88,24 @@ Every setting is a flag, an environment variable and a key of the YAML file that
 flag beats the environment, which beats the file.
 """
 
-XIDS_INTRO = """# Xid codes
+XIDS_INTRO = """# XID codes
 
-What NVIDIA's driver writes to the kernel log when a GPU fails: `NVRM: Xid (PCI:0000:03:00): 79, …`.
+NVIDIA's driver reports each error of a GPU with an XID code, and writes it to the kernel log:
+`NVRM: Xid (PCI:0000:03:00): 79, …`.
 
-- **kind**: whose fault it usually is. `application`: tell the owner of the job, the GPU is fine.
-- **action**: what repairs it, in NVML's words. The driver's own recovery action (Xid 154, `nvidia-smi -q`) outranks it.
-- **drain**: the node should take no new work. Only what NVIDIA's catalog and clouds that drain on their own agree on;
-  NVIDIA recommends a reset after others too (46, 62, 74, 109, 110, …), which alert until you say `drain: true`.
+- **kind**: whose fault it usually is. `application`: inform the owner of the job; the GPU is healthy.
+- **action**: the repair, in NVML's words. The driver's own recovery action (XID 154, `nvidia-smi -q`) outranks it.
+- **drain**: the node should get no new work. Marked are only the codes on which NVIDIA's catalog and the clouds that
+  drain automatically agree. NVIDIA recommends a reset after some others too (46, 62, 74, 109, 110, …); these do not
+  drain unless you override them with `drain: true`.
 - A code that is not in the table is `unknown`: it alerts and never drains.
-- Where sources disagree: 63 (remapping recorded) drains at some clouds and is ignored by NVIDIA; 74 may be the peer's
-  fault; 94 hit one application only; 109 is a reset in NVIDIA's catalog, the application's fault in its device plugin.
-- An SXid (NVSwitch) is `fatal` or `non-fatal` as its line says.
+- The sources disagree on some codes. Some clouds drain after 63 (remapping recorded), which NVIDIA ignores. 74 may be
+  the fault of the peer. 94 affects one application only. 109 needs a reset by NVIDIA's catalog, and is the
+  application's fault by its device plugin.
+- An SXid (NVSwitch) is `fatal` or `non-fatal`, as its line says.
 
-`--xid-overrides` names a YAML file, `63: {action: gpu_reset, drain: true}`, or a CSV file with `code` and the columns
-to change.
+`--xid-overrides` names a file with changes: YAML such as `63: {action: gpu_reset, drain: true}`, or CSV with the column
+`code` and the columns to change.
 """
 
 
@@ -141,7 +145,7 @@ def health() -> str:
         banner.markdown(faults)
         + HEALTH_INTRO
         + "\n"
-        + _table(("reason", "state", "action", "meaning", "Xid", "alert"), reasons)
+        + _table(("reason", "state", "action", "meaning", "XID", "alert"), reasons)
         + STATES_INTRO
         + "\n"
         + _table(("state", "meaning", "PromQL", "obtained", "where"), states)

@@ -41,14 +41,14 @@ def without_ecc(driver: FakeDriver) -> None:
     ("fault", "code", "said"),
     [
         (lambda driver: driver.set("TotalEccErrors.1.0", 3), 3, "GPU 0: unhealthy: 3 uncorrectable ECC errors"),
-        (lambda driver: driver.set("RemappedRows.2", 1), 3, "to be remapped -> gpu_reset"),
-        (lambda driver: driver.set("RemappedRows.3", 1), 3, "could not be remapped -> replace"),
+        (lambda driver: driver.set("RemappedRows.2", 1), 3, "at the next reset -> gpu_reset"),
+        (lambda driver: driver.set("RemappedRows.3", 1), 3, "could not be replaced -> replace"),
         (lambda driver: driver.set("SramEccErrorStatus.bThresholdExceeded", 1), 3, "NVIDIA accepts -> replace"),
         (lambda driver: driver.fail("ValidateInforom", 14), 3, "GPU 0: degraded: its InfoROM is corrupt"),
-        (lambda driver: driver.set("CurrentClocksEventReasons", 0x80), 3, "power supply: see to that\n"),
-        (lambda driver: driver.set("FieldValues.230", "u:2"), 3, "asks for a reboot -> node_reboot"),
+        (lambda driver: driver.set("CurrentClocksEventReasons", 0x80), 3, "check the power supply\n"),
+        (lambda driver: driver.set("FieldValues.230", "u:2"), 3, "requests a reboot -> node_reboot"),
         (lambda driver: driver.lose(0), 3, "fell off the bus -> node_reboot"),
-        (lambda driver: driver.require_reset(0), 3, "needs a reset -> gpu_reset"),
+        (lambda driver: driver.require_reset(0), 3, "until it is reset -> gpu_reset"),
         (old_errors, 0, "GPUs: 1 healthy"),
         (without_ecc, 0, "GPU 0: unknown: uncorrectable ECC errors: not supported"),
         (lambda driver: driver.fail("TotalEccErrors.1.0", 4), 1, "ECC_DBE_VOL_TOTAL): no permission"),
@@ -82,7 +82,7 @@ def test_a_wedged_gpu_is_named_and_holds_nobody(tmp_path: Path) -> None:
     ended = run("check", env=driver.environment, timeout=20)
     assert ended.returncode == 3
     assert ended.stdout == (
-        "GPU 1: unhealthy: a call into the driver does not return -> node_reboot\nGPUs: 2 healthy, 1 unhealthy\n"
+        "GPU 1: unhealthy: a driver call does not return -> node_reboot\nGPUs: 2 healthy, 1 unhealthy\n"
     )
 
 
@@ -90,7 +90,7 @@ def test_a_library_that_hangs(driver: FakeDriver) -> None:
     """It ends without a verdict."""
     driver.delay("Init", 60)
     ended = run("check", env=driver.environment, timeout=20)
-    assert (ended.returncode, ended.stdout) == (1, "unknown: the NVIDIA library does not answer\n")
+    assert (ended.returncode, ended.stdout) == (1, "unknown: the NVIDIA driver library does not answer\n")
 
 
 @pytest.mark.parametrize(
@@ -98,8 +98,8 @@ def test_a_library_that_hangs(driver: FakeDriver) -> None:
     [
         (("--gpus", "0,1"), 0, "GPUs: 2 healthy\n"),
         (("--gpus", "2"), 3, "GPU 2: unhealthy: it fell off the bus"),
-        (("--gpus", "0,9"), 3, "GPU 9: unhealthy: there is no such GPU"),
-        (("--expected-gpus", "8"), 3, "missing: 5 of the GPUs"),
+        (("--gpus", "0,9"), 3, "GPU 9: unhealthy: this node has no such GPU"),
+        (("--expected-gpus", "8"), 3, "missing: 5 of the expected GPUs"),
         (("--gpus", "0", "--expected-gpus", "8"), 0, "GPUs: 1 healthy\n"),
     ],
 )

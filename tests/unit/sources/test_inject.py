@@ -25,6 +25,7 @@ from gpu_exporter.collection.settings import CollectionSettings
 from gpu_exporter.diagnosis.judge import diagnose
 from gpu_exporter.diagnosis.window import as_scrape, seen
 from gpu_exporter.health.events import EventLog
+from gpu_exporter.health.moment import Now
 from gpu_exporter.model.errors import GpuExporterError, SourceLost
 from gpu_exporter.model.metric import Metric, MetricSet, Pace
 from gpu_exporter.model.snapshot import Snapshot
@@ -69,7 +70,7 @@ def watched(
             patch.object(module, "time", clock).start()
         try:
             source = fleet(FleetSettings(1, GPUS, inject=inject), KNOWN, clock.monotonic, stuck)[NODE]
-            events = EventLog(load(), lambda pci: None)
+            events = EventLog(load(), lambda pci: None, lambda: Now(clock.time(), clock.monotonic()))
             full = (*selected(MetricSet.FULL), *histograms(MetricSet.FULL))
             collector = Collector(source, full, publish, CollectionSettings(interval), events=events)
             assert collector.connect(60)

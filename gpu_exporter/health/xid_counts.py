@@ -1,0 +1,137 @@
+"""Counts of XIDs by GPU and code, and of SXids by switch and code, with a limit on the number of series.
+
+A text log can be forged, so it may name any number of codes and PCI addresses. Beyond the limits below, further ones
+share a series: with the code `OTHER` of the same GPU, or with the address `ELSEWHERE`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gpu_exporter.catalogue.xids import Catalogue
+from gpu_exporter.health.moment import NEVER, Moment
+
+log = logging.getLogger(__name__)
+
+# Registrations that are distinguished per GPU; the counts of older ones are merged.
+EPOCHS = 32
+# Codes per GPU that the catalogue does not have. Of an address without a GPU, any codes that do not warrant a drain.
+MOST_CODES = 16
+# PCI addresses at which no GPU is known: those of GPUs that were lost before the exporter started.
+MOST_ADDRESSES = 32
+MOST_SXIDS = 256
+
+OTHER = 0  # no XID has this code
+ELSEWHERE = "other"
+
+Key = tuple[str, int]
+SxidKey = tuple[str, int, str]
+
+
+def label(code: int) -> str:
+    """Return the value of the label `xid` or `sxid`."""
+    return "other" if code == OTHER else str(code)
+
+
+@dataclass(slots=True)
+class Tally:
+    """The number of XIDs of one code on a GPU, by NVML and by the kernel log, for each epoch; and the last of them.
+
+    An epoch begins when gpu-exporter registers for NVML's events (monotonic seconds; 0: before any registration). Each
+    witness reports an event at most once, so the higher of the two counts is used, whatever the order and the delay of
+    the reports.
+    """
+
+    earlier: int = 0
+    epochs: dict[float, list[int]] = field(default_factory=dict)
+    last: Moment = NEVER
+
+    @property
+    def total(self) -> int:
+        return self.earlier + sum(max(seen) for seen in self.epochs.values())
+
+    def add(self, since: float, witness: int, moment: Moment) -> bool:
+        """Count one report; return whether it is of an event that the other witness has not reported yet."""
+        seen = self.epochs.setdefault(since, [0, 0])
+        seen[witness] += 1
+        self.seen_at(moment)
+        self._merge_oldest()
+        return seen[witness] > seen[1 - witness]
+
+    def add_all(self, earlier: int, epochs: Mapping[float, tuple[int, int]], last: Moment) -> None:
+        """Add the counts of another tally."""
+        self.earlier += earlier
+        for since, counts in epochs.items():
+            seen = self.epochs.setdefault(since, [0, 0])
+            for witness, count in enumerate(counts):
+                seen[witness] += count
+        self.seen_at(last)
+        self._merge_oldest()
+
+    def seen_at(self, moment: Moment) -> None:
+        """Keep the later moment."""
+        if moment.monotonic >= self.last.monotonic:
+            self.last = moment
+
+    def _merge_oldest(self) -> None:
+        while len(self.epochs) > EPOCHS:
+            self.earlier += max(self.epochs.pop(min(self.epochs)))
+
+
+@dataclass(slots=True)
+class SxidTally:
+    """The number of SXids of one code on a switch, and the last of them."""
+
+    count: int = 0
+    last: Moment = NEVER
+
+
+class XidCounts:
+    """All tallies. `tallies` and `sxids` are for reading: only the methods add keys. Not thread-safe."""
+
+    def __init__(self, xids: Catalogue) -> None:
+        self.tallies: dict[Key, Tally] = {}
+        self.sxids: dict[SxidKey, SxidTally] = {}
+        self._documented, self._drain = frozenset(xids.rows), frozenset(xids.drain_codes)
+        self._addresses: set[str] = set()
+        self._codes: Counter[str] = Counter()
+        self._reported: set[str] = set()
+
+    def tally(self, pci: str, code: int, *, known: bool) -> tuple[Key, Tally]:
+        """Return where XIDs of this code on this GPU are counted. `known`: this node has a GPU at this address."""
+        key = self.key(pci, code, known=known)
+        return key, self.tallies.setdefault(key, Tally())
+
+    def key(self, pci: str, code: int, *, known: bool) -> Key:
+        """Return the key of the tally that counts this code on this GPU."""
+        if (pci, code) in self.tallies:
+            return pci, code
+        if not known and pci not in self._addresses:
+            if len(self._addresses) >= MOST_ADDRESSES:
+                self._report(ELSEWHERE, f'more than {MOST_ADDRESSES} PCI addresses without a GPU, pci_bus_id="other"')
+                pci = ELSEWHERE
+            else:
+                self._addresses.add(pci)
+        if code in (self._documented if known else self._drain) or (pci, code) in self.tallies:
+            return pci, code
+        if self._codes[pci] >= MOST_CODES:
+            self._report(pci, f'more than {MOST_CODES} undocumented codes at PCI address {pci}, xid="other"')
+            return pci, OTHER
+        self._codes[pci] += 1
+        return pci, code
+
+    def sxid(self, key: SxidKey) -> SxidTally:
+        """Return where SXids of this switch, code and severity are counted."""
+        if key not in self.sxids and len(self.sxids) >= MOST_SXIDS:
+            self._report("sxids", f'more than {MOST_SXIDS} kinds of SXids, pci_bus_id="other" and sxid="other"')
+            key = (ELSEWHERE, OTHER, key[2])
+        return self.sxids.setdefault(key, SxidTally())
+
+    def _report(self, subject: str, what: str) -> None:
+        """Say once that a limit is reached. A kernel log with so many is probably forged."""
+        if subject not in self._reported:
+            self._reported.add(subject)
+            log.warning("kernel log: %s for all further ones; was it written by something else than the driver?", what)
