@@ -52,13 +52,17 @@ class Parser:
 
 @dataclass(frozen=True)
 class Target:
-    """A parser of content from outside: valid inputs, and the errors that it may raise."""
+    """A parser of content from outside: valid inputs, and the errors that it may raise.
+
+    Longer inputs than `longest` bytes are cut: tests of their own have the few inputs that are slow only when huge.
+    """
 
     name: str
     seeds: Callable[[], Sequence[bytes]]
     open: Callable[[Path], AbstractContextManager[Parser]]
     errors: tuple[type[Exception], ...] = ()
     tokens: Sequence[bytes] = ()
+    longest: int = 64 << 10
     packed: Callable[[Random, bytes], bytes] = lambda _, content: content
 
 
@@ -110,9 +114,9 @@ def run(target: Target, folder: Path, inputs: int, seed: int) -> Result:
     def made() -> Iterator[bytes]:
         for number in range(inputs):
             rng = Random(f"{seed}/{target.name}/{number}")
-            yield target.packed(rng, mutated(rng, seeds, target.tokens))
+            yield target.packed(rng, mutated(rng, seeds, target.tokens, target.longest))
 
-    return run_inputs(target, folder, (*(target.packed(Random(0), content) for content in seeds),), made())
+    return run_inputs(target, folder, seeds, made())
 
 
 def run_inputs(target: Target, folder: Path, valid: Sequence[bytes], contents: Iterable[bytes]) -> Result:
@@ -120,8 +124,8 @@ def run_inputs(target: Target, folder: Path, valid: Sequence[bytes], contents: I
     result, begin = Result(), time.monotonic()
     with target.open(folder) as parser, _logged() as messages:
         for content in valid:
-            if _take(target, parser, content, messages, result):
-                result.add("valid", "a valid input was rejected", content)
+            if why := _take(target, parser, content, messages, result):
+                result.add("valid", f"a valid input was rejected: {why}", content)
         memory: _Memory | None = None
         commands = 0
         for content in contents:
@@ -142,24 +146,25 @@ def run_inputs(target: Target, folder: Path, valid: Sequence[bytes], contents: I
     return result
 
 
-def _take(target: Target, parser: Parser, content: bytes, messages: _Messages, result: Result) -> bool:
-    """Parse one input and judge what happened. Returns whether it was rejected."""
+def _take(target: Target, parser: Parser, content: bytes, messages: _Messages, result: Result) -> str:
+    """Parse one input and judge what happened. Return why it was rejected, or nothing."""
     messages.records.clear()
-    rejected, texts = False, list[str]()
+    rejected, texts = "", list[str]()
     begin, busy = time.monotonic(), time.process_time()
     try:
         with _alarm():
             texts += parser.take(content)
     except target.errors as error:
-        rejected = True
-        texts.append(str(error))
+        rejected = str(error) or "an error without a message"
+        texts.append(rejected)
     except _Hang as error:
-        result.add(f"hang {_place(error)}", f"no end within {HANG_SECONDS:g} s, {_place(error)}", content)
-        return True
+        what = f"no end within {HANG_SECONDS:g} s, {_place(error)}"
+        result.add(what, what, content)
+        return what
     except Exception as error:  # noqa: BLE001 - this is what is looked for
         what = f"{type(error).__name__} {_place(error)}"
         result.add(what, f"{what}: {str(error)[:200]!r}", content)
-        return True
+        return what
     seconds, cpu = time.monotonic() - begin, time.process_time() - busy
     if min(seconds, cpu) > MOST_SECONDS:
         result.add("slow", f"took {seconds:.1f} s, {cpu:.1f} s of CPU", content)

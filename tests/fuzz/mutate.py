@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from random import Random
 from typing import Any
 
-# Longer inputs are cut: what is slow or large only for huge inputs is the subject of tests with one input each.
-LONGEST = 64 << 10
 NUMBERS = (
     b"0",
     b"-1",
@@ -67,12 +65,12 @@ VALUES: tuple[Any, ...] = (
 Mutation = Callable[[Random, bytes, Sequence[bytes]], bytes]
 
 
-def mutated(rng: Random, seeds: Sequence[bytes], tokens: Sequence[bytes] = ()) -> bytes:
-    """Return a seed after one to four mutations."""
+def mutated(rng: Random, seeds: Sequence[bytes], tokens: Sequence[bytes], longest: int) -> bytes:
+    """Return a seed after one to four mutations, cut to at most `longest` bytes."""
     content = rng.choice(seeds)
     mutations = (*MUTATIONS, *((_json,) * 6 if content[:1] in b"{[" else ()))
     for _ in range(rng.choice((1, 1, 1, 2, 2, 3, 4))):
-        content = rng.choice(mutations)(rng, content, (*seeds, *tokens, *TOKENS))[:LONGEST]
+        content = rng.choice(mutations)(rng, content, (*seeds, *tokens, *TOKENS))[:longest]
     return content
 
 

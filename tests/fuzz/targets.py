@@ -105,7 +105,7 @@ def _configs() -> Sequence[bytes]:
         b"interval: 300ms\nmetrics: full\naddress: 127.0.0.1:9400\nprocesses: yes\nlog-format: json\n",
         b"source: replay\nrecording: h200_workloads\nspeed: 2.5\nloop: on\ngauge-window: 30\n",
         b'{"nodes": 100, "gpus": 8, "seed": 1, "faults": "lost node-003/1 at 60s for 30s", "devices": "g:0,2-3"}\n',
-        b"xid_overrides: a.yaml\npod-labels: app,team.*\ndcgm_hostengine: '[::1]:5555'\nexpected_gpus: 8\n",
+        b"xid_overrides: a.yaml\nkubernetes-pod-labels: app,team.*\ndcgm_hostengine: '[::1]:5555'\nexpected_gpus: 8\n",
     ]
 
 
@@ -268,6 +268,20 @@ def _kubelet_answers() -> Sequence[bytes]:
     return [b"".join(field(1, message) for message in messages) for messages in (several, shared)] + [b""]
 
 
+def _perhaps_message(rng: Random, content: bytes) -> bytes:
+    """Replace two contents in three by a well-formed message with random fields, whose texts are from the content."""
+
+    def message(depth: int) -> bytes:
+        if not depth or rng.random() < 0.2:
+            begin = rng.randrange(len(content) + 1)
+            texts = (b"nvidia.com/gpu", b"nvidia.com/gpu.shared", b"gpu.nvidia.com", b"GPU-0::1", b"")
+            return rng.choice((*texts, content[begin : begin + rng.choice((1, 20, 5000))]))
+        numbers = (rng.choice((1, 1, 2, 2, 3, 3, 4, 5)) for _ in range(rng.choice((1, 2, 5, 30))))
+        return b"".join(field(number, message(depth - 1)) for number in numbers)
+
+    return content if not content or rng.random() < 0.3 else field(1, message(rng.randrange(5)))[: 64 << 10]
+
+
 @contextmanager
 def _api_list(folder: Path) -> Iterator[Parser]:
     server = FakeApiServer(folder)
@@ -414,13 +428,13 @@ def _requests() -> Sequence[bytes]:
 
 
 TARGETS = (
-    Target("web-config", _web_configs, _web_config, (ValueError,), YAML_TOKENS),
-    Target("config", _configs, _config, (GpuExporterError,), YAML_TOKENS),
+    Target("web-config", _web_configs, _web_config, (ValueError,), YAML_TOKENS, longest=16 << 10),
+    Target("config", _configs, _config, (GpuExporterError,), YAML_TOKENS, longest=16 << 10),
     Target("csv", _fields_files, _fields, (GpuExporterError,), (b'"', b'""', b"label", b"histogram", b"\r")),
     Target("state", _states, _state),
     Target("recording", _recordings, _recording, (GpuExporterError,), packed=_perhaps_zipped),
     Target("kernel-log", _kernel_logs, _kernel_log, tokens=(b"NVRM: Xid (", b"SXid", b"PCI:", b"GPU-I:", b", pid=")),
-    Target("kubelet", _kubelet_answers, _kubelet, (LookupFailed,)),
+    Target("kubelet", _kubelet_answers, _kubelet, (LookupFailed,), packed=_perhaps_message),
     Target("api-list", _api_lists, _api_list, (LookupFailed,), (b'"continue":"x"', b'"items":5', b'"items":null')),
     Target("prometheus", _prometheus_answers, _prometheus, (GpuExporterError,)),
     Target("metrics", _scraped, _metrics, (GpuExporterError,), (b"# TYPE x counter\n", b'{le="', b"+Inf", b"# EOF\n")),
