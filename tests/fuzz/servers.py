@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 
 Answer = Callable[[str], bytes | None]
 
 
 class BodyServer:
-    """Answers each GET with the body that `answer` returns for its path, or with 404. Closes every connection.
+    """Answers each GET with the body that `answer` returns for its path, or with 404, and closes the connection.
 
-    For one body in ten, Content-Length is wrong.
+    For one body in ten that is not in `whole`, Content-Length is wrong.
     """
 
-    def __init__(self, answer: Answer) -> None:
-        self._answer = answer
+    def __init__(self, answer: Answer, whole: Collection[bytes], tls: ssl.SSLContext | None = None) -> None:
+        self._answer, self._whole, self._tls = answer, frozenset(whole), tls
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._socket.getsockname()[1]
         threading.Thread(target=self._serve, daemon=True).start()
@@ -35,7 +36,11 @@ class BodyServer:
                 client = self._socket.accept()[0]
                 with client, suppress(OSError):
                     client.settimeout(5)
-                    self._respond(client)
+                    if self._tls:
+                        with self._tls.wrap_socket(client, server_side=True) as encrypted:
+                            self._respond(encrypted)
+                    else:
+                        self._respond(client)
 
     def _respond(self, client: socket.socket) -> None:
         request = b""
@@ -46,7 +51,9 @@ class BodyServer:
             request += data
         body = self._answer(request.split(b" ", 2)[1].decode())
         status, content = ("404 Not Found", b"") if body is None else ("200 OK", body)
-        length = len(content) + (100 if zlib.crc32(content) % 10 == 0 else 0)
+        length = len(content)
+        if zlib.crc32(content) % 10 == 0 and content not in self._whole:
+            length += 100
         client.sendall(f"HTTP/1.1 {status}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n".encode() + content)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import ssl
 import subprocess
 import sys
 import threading
@@ -13,6 +14,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
+
+import trustme
 
 from gpu_exporter.attribution import pods, resource_slices
 from gpu_exporter.attribution.kubelet import Kubelet
@@ -39,7 +42,7 @@ from tests import PACKAGED_RECORDINGS, ROOT
 from tests.fuzz.harness import Command, Parser, Target
 from tests.fuzz.servers import BodyServer, exchanged
 from tests.soak.kernel_log import PREFIXES, true_line
-from tests.support.fakes.apiserver import PODS, FakeApiServer, pod_object, slice_object
+from tests.support.fakes.apiserver import PODS, pod_object, slice_object
 from tests.support.fakes.kubelet import Claim, FakeKubelet, Given, field, given, pod
 from tests.support.tools import free_port, until
 
@@ -284,14 +287,16 @@ def _perhaps_message(rng: Random, content: bytes) -> bytes:
 
 @contextmanager
 def _api_list(folder: Path) -> Iterator[Parser]:
-    server = FakeApiServer(folder)
-    api = in_cluster(server.account, server.environment, patience=5.0)
-    read = pods.Reader([re.compile(".*")])
+    served, authority, tls = [b""], trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.cert_pem.write_to_path(str(folder / "ca.crt"))
+    authority.issue_cert("127.0.0.1").configure_cert(tls)
+    (folder / "token").write_text("token\n")
+    server = BodyServer(lambda path: served[0], _api_lists(), tls)
+    place = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(server.port)}
+    api, read = in_cluster(folder, place, patience=5.0), pods.Reader([re.compile(".*")])
 
     def take(content: bytes) -> Iterable[str]:
-        head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(content)}\r\n\r\n"
-        server.raw = head.encode() + content
-        server.asked.clear()
+        served[0] = content
         items, _ = api.pages(PODS)
         for item in items:
             read(item)
@@ -313,7 +318,7 @@ def _api_lists() -> Sequence[bytes]:
 
 
 @contextmanager
-def _diagnosed(prometheus: bool) -> Iterator[Parser]:
+def _diagnosed(seeds: Sequence[bytes], *, prometheus: bool) -> Iterator[Parser]:
     """Serve a content as the answer of a Prometheus or an exporter, and diagnose it."""
     served = [b""]
 
@@ -322,7 +327,7 @@ def _diagnosed(prometheus: bool) -> Iterator[Parser]:
             return b'{"status":"success"}' if prometheus else None
         return served[0]
 
-    server, stop = BodyServer(answer), threading.Event()
+    server, stop = BodyServer(answer, seeds), threading.Event()
     stop.set()  # one scrape is enough
     url = f"http://127.0.0.1:{server.port}"
 
@@ -343,13 +348,13 @@ def _diagnosed(prometheus: bool) -> Iterator[Parser]:
 
 @contextmanager
 def _prometheus(folder: Path) -> Iterator[Parser]:
-    with _diagnosed(True) as parser:
+    with _diagnosed(_prometheus_answers(), prometheus=True) as parser:
         yield parser
 
 
 @contextmanager
 def _metrics(folder: Path) -> Iterator[Parser]:
-    with _diagnosed(False) as parser:
+    with _diagnosed(_scraped(), prometheus=False) as parser:
         yield parser
 
 
