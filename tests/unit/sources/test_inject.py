@@ -268,7 +268,7 @@ def test_where_is_understood(text: str, hit: set[tuple[str, int]]) -> None:
         ("GpuMemoryBound:node-001/x", 3, "node-001 has no GPU x; use 0 to 2"),
         ("GpuMemoryBound:node-009", 3, "there is no node-009; use node-000 to node-003"),
         ("GpuMemoryBound:node-009/1", 3, "there is no node-009; use node-000 to node-003"),
-        ("GpuMemoryBound:*", 3, "there is no *: use node-000 to node-003"),
+        ("GpuMemoryBound:*", 3, "there is no *; use node-000 to node-003"),
         ("GpuMemoryBound:1", 1, "node-000 has only GPU 0"),
         ("GpuAllocationFragmented", 3, "it needs metrics of kube-state-metrics, which are not simulated"),
         ("GpuStragglerSlow", 1, "it needs a job of several ranks; use --gpus 2 or more"),
