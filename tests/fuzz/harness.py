@@ -122,6 +122,15 @@ def run(target: Target, folder: Path, inputs: int, seed: int) -> Result:
 def run_inputs(target: Target, folder: Path, valid: Sequence[bytes], contents: Iterable[bytes]) -> Result:
     """Run these inputs, after valid ones, which must be accepted."""
     result, begin = Result(), time.monotonic()
+    try:
+        _run(target, folder, valid, contents, result)
+    except AssertionError as error:  # the target was left in a bad state, whatever input did it
+        result.add("end", f"after all inputs: {error}", b"")
+    result.seconds = time.monotonic() - begin
+    return result
+
+
+def _run(target: Target, folder: Path, valid: Sequence[bytes], contents: Iterable[bytes], result: Result) -> None:
     with target.open(folder) as parser, _logged() as messages:
         for content in valid:
             if why := _take(target, parser, content, messages, result):
@@ -142,8 +151,6 @@ def run_inputs(target: Target, folder: Path, valid: Sequence[bytes], contents: I
         for what, size in (("memory in use", result.growth), ("memory at its peak", result.peak)):
             if size > MOST_GROWTH:
                 result.add(what, f"{what} grew by {size >> 20} MiB", b"")
-    result.seconds = time.monotonic() - begin
-    return result
 
 
 def _take(target: Target, parser: Parser, content: bytes, messages: _Messages, result: Result) -> str:

@@ -412,7 +412,7 @@ def _http(folder: Path) -> Iterator[Parser]:
     try:
         until(serves, what="the exporter serves /metrics")
         yield Parser(take, process=process.pid)
-        assert serves(), "the exporter serves no longer"
+        until(serves, what="the exporter still serves /metrics")
     finally:
         process.kill()
         process.wait()
