@@ -2,7 +2,7 @@
 
     python -m benchmarks.report [--check]
 
-Every number there is of one of these files. `--check` writes nothing: exit code 1 if a file is not what is rendered.
+Every number on the page comes from one of these files. `--check` writes nothing: exit code 1 if a file is out of date.
 """
 
 from __future__ import annotations
@@ -24,22 +24,23 @@ PAGE, PLOTS = "docs/performance.md", "docs/performance"
 INTRODUCTION = """\
 # Performance
 
-Every number and plot here is rendered from a file that a benchmark wrote, in `benchmarks/results/`: `make bench`
-measures what this machine can and renders the page; `python -m benchmarks --list` has the names. Machines differ:
-compare within a section, where all was measured in one run. What [one Prometheus holds](scale.md) has its own page.
+Every number and plot on this page is rendered from a file that a benchmark wrote to `benchmarks/results/`. `make bench`
+runs the benchmarks that this machine supports and renders the page; `python -m benchmarks --list` lists them. Machines
+differ, so compare only numbers of the same section: these were measured in one run. [Scaling](scale.md) says how many
+GPUs one Prometheus can hold.
 """
 SOAK = """\
-## Faults for a long time
+## Does it survive faults for a long time?
 
-`make soak` reads eight stand-in GPUs ten times a second for half an hour, while GPUs are lost, wedged and brought back
-and the driver unloads and reloads at random: every scrape must be answered, and memory, threads and descriptors must
-not grow.
+`make soak` reads eight GPUs of a fake driver ten times a second for half an hour. Meanwhile GPUs are lost, get stuck
+and come back, and the driver is unloaded and reloaded, all at random. Every scrape must be answered, and memory,
+threads and file descriptors must not grow.
 """
 
 
 @dataclass(frozen=True)
 class Section:
-    """A heading, what is said of the measurement whatever it gives, and how its numbers are shown."""
+    """The heading and introduction of a benchmark, and the function that renders its numbers."""
 
     name: str
     title: str
@@ -51,79 +52,87 @@ SECTIONS = (
     Section(
         "cost",
         "What it costs",
-        """One exporter after the other on the same GPUs, scraped once a second while its CPU is measured, then as fast
-        as it can by one scraper and by ten. `everything` is `--metrics full --processes true`, and `high-resolution`
-        also `--high-resolution true`. Beside the CPU of a scrape stands what `prometheus_client` takes to render the
-        same samples. What a tick takes is memory that it gives back, measured in another process. What is extrapolated
-        rests on the difference of two runs, and multiplies its error with the number of GPUs that were not there.""",
+        """One exporter after the other runs on the same GPUs. It is scraped once a second while its CPU is measured,
+        then as fast as possible by one scraper and by ten. `everything` means `--metrics full --processes true`;
+        `high-resolution` adds `--high-resolution true`. The column `prometheus_client` is the CPU that this library
+        needs to render the same samples. The memory of a collection is allocated and freed by it; another process
+        measures it. Extrapolated values come from the difference of two runs, so their error grows with the number of
+        GPUs that were not there.""",
         sections.cost,
     ),
     Section(
         "perturbation",
-        "What it costs the GPU's work",
-        """The same work again and again: a piece beside an exporter with everything on, compared with the mean of the
-        pieces just before and after, which nothing watches. The same without an exporter is the noise of the
-        measurement. A piece has one look of an exporter, and its cost is divided by the time from one look to the
-        next, between which it is taken to cost nothing; at the shorter interval there is nothing to divide. Short runs
-        have few of the reads that come rarely. The bound is one-sided, Student's over the pairs.""",
+        "Does it slow down the work on the GPU?",
+        """The same work is run again and again. A run beside an exporter with everything on is compared with
+        the mean of the runs just before and after it, during which no exporter runs. The same comparison
+        without an exporter shows the noise of the measurement. At the longer interval, each run contains one
+        collection, and the slowdown is divided by the time between two collections, because the exporter
+        costs nothing in between. At the shorter interval nothing is divided. Short measurements contain few
+        of the fields that are read rarely. The bound is one-sided, by Student's t-distribution over the
+        pairs.""",
         sections.perturbation,
     ),
     Section(
         "stalls",
         "What it sees between two scrapes",
-        """A GPU works for half a second and rests for half a second. Prometheus alone is asked the
-        [expressions](histograms.md#each-question-is-one-expression); the truth is the loop's own clock, the driver's
-        power buffer and the energy counter, read by other processes.""",
+        """A GPU works for half a second and is idle for half a second, in turn. The answers are those of a Prometheus
+        to these [expressions](histograms.md#each-question-is-one-expression). The truth comes from the clock of the
+        workload, the driver's power buffer and the energy counter, which other processes read.""",
         sections.stalls,
     ),
     Section(
         "ground_truth",
-        "What it shows is true",
-        "Known workloads: a bf16 matrix product of 8192³, a copy in device memory, one thread spinning, nothing.",
+        "Are the values correct?",
+        "Workloads with known values: a bf16 matrix product of 8192³, a copy in device memory, one busy thread, none.",
         sections.ground_truth,
     ),
     Section(
         "training",
-        "In a training loop",
-        "A transformer in bf16, in turns with and without `gpu_exporter.read()` once a second in the loop.",
+        "What does `gpu_exporter.read()` cost in a training loop?",
+        "A transformer is trained in bf16, in turns with and without a call of `gpu_exporter.read()` once a second.",
         sections.training,
     ),
     Section(
         "nvml_stress",
-        "It survives the driver's library",
-        "Processes with a thread for each GPU, all reading at once.",
+        "Is the driver's library stable under load?",
+        "Several processes, each with a thread for every GPU, read at the same time.",
         sections.nvml_stress,
     ),
     Section(
         "cost_stand_in",
-        "By number of GPUs",
-        """On the tests' stand-in driver: what is measured is our own code (and the stand-in), not NVIDIA's library. In
-        MIG mode each GPU is seven instances.""",
+        "How does the cost grow with the number of GPUs?",
+        """Measured on the fake driver of the tests: this is the cost of gpu-exporter's own code and of the fake driver,
+        without NVIDIA's library. In MIG mode each GPU has seven instances.""",
         sections.cost_stand_in,
     ),
     Section(
         "exposition",
-        "A scrape, without GPUs",
-        "A scrape is a send of bytes that are there already.",
+        "What does a scrape cost without GPUs?",
+        "The response to a scrape is rendered before the scrape comes, so a scrape only sends bytes.",
         sections.exposition,
     ),
-    Section("web", "TLS and passwords", "One replayed GPU, bcrypt, kept connections.", sections.web),
+    Section(
+        "web",
+        "What do TLS and passwords cost?",
+        "One replayed GPU; passwords are checked with bcrypt; connections are kept open.",
+        sections.web,
+    ),
     Section(
         "fleet",
-        "A fleet in one process",
-        "Simulated nodes, found by a real Prometheus through `/sd`; both on the same cores.",
+        "How many nodes can one process simulate?",
+        "A real Prometheus discovers simulated nodes through `/sd` and scrapes them; both run on the same cores.",
         sections.fleet,
     ),
 )
 
 
 def results(folder: Path = RESULTS) -> dict[str, Any]:
-    """What was measured, by name."""
+    """Return the results by name."""
     return {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
 
 
 def machine(found: Mapping[str, Any]) -> str:
-    """One line for people."""
+    """Return a description of a machine in one line."""
     gpus = ", ".join(f"{number} {name}" for name, number in found["gpus"].items())
     boards = f"{gpus}, driver {found['driver']}; " if gpus else ""
     load = " ".join(f"{value:g}" for value in found["load_average"])
@@ -134,7 +143,7 @@ def machine(found: Mapping[str, Any]) -> str:
 
 
 def section(known: Section, result: Mapping[str, Any] | None) -> tuple[str, Mapping[str, str]]:
-    """Its Markdown, and its plots by path."""
+    """Return the Markdown of a section, and its plots by path."""
     head = f"## {known.title}\n\n{wrapped(known.prose)}\n"
     if result is None:
         (benchmark,) = (each for each in BENCHMARKS if each.name == known.name)
@@ -146,24 +155,24 @@ def section(known: Section, result: Mapping[str, Any] | None) -> tuple[str, Mapp
         f"\n![{name}]({path.removeprefix('docs/')})\n" for name, path in zip(shown.plots, made, strict=True)
     )
     commit = f", commit {result['commit']}" if result["commit"] else ""
-    told = f"`{result['command']}`, {result['date']}{commit}: {machine(result['machine'])}."
-    return f"{head}\n{wrapped(told)}\n\n{shown.text}{images}", made
+    how = f"`{result['command']}`, {result['date']}{commit}: {machine(result['machine'])}."
+    return f"{head}\n{wrapped(how)}\n\n{shown.text}{images}", made
 
 
 def wrapped(text: str) -> str:
-    """Lines of 120 characters at most, as the other pages have them."""
+    """Wrap a text at 120 characters."""
     return textwrap.fill(" ".join(text.split()), 120, break_long_words=False, break_on_hyphens=False)
 
 
 def rendered(found: Mapping[str, Any]) -> dict[str, str]:
-    """The page and its plots, by path."""
+    """Return the page and its plots, by path."""
     made = [section(known, found.get(known.name)) for known in SECTIONS]
     page = "\n".join([INTRODUCTION, *(text for text, _ in made), SOAK])
     return {PAGE: page} | {path: svg for _, drawn in made for path, svg in drawn.items()}
 
 
 def differing(found: Mapping[str, Any], root: Path = ROOT) -> list[str]:
-    """Which files are not what is rendered; also plots that are no more."""
+    """Return the files that are out of date, and the plots that no section has."""
     wanted = rendered(found)
     old = {str(path.relative_to(root)) for path in (root / PLOTS).glob("*.svg")}
     return sorted(
@@ -174,14 +183,14 @@ def differing(found: Mapping[str, Any], root: Path = ROOT) -> list[str]:
 
 
 def main() -> int:
-    """Write or check."""
+    """Write or check the files."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__)
     parser.add_argument("--check", action="store_true")
     check, found = parser.parse_args().check, results()
     names = differing(found)
     if check:
         for name in names:
-            print(f"{name} is not what benchmarks/results say; fix: python -m benchmarks.report")
+            print(f"{name} is out of date; fix: python -m benchmarks.report")
         return 1 if names else 0
     made = rendered(found)
     for name in names:

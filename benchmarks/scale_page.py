@@ -1,4 +1,4 @@
-"""benchmarks/results/scale*.json -> the section of docs/scale.md that says what one Prometheus holds."""
+"""The measured section of docs/scale.md, rendered from benchmarks/results/scale*.json."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ BEGIN, END = "<!-- from benchmarks/results/scale.json -->\n", "<!-- end -->\n"
 Report = Mapping[str, Any]
 _ROWS: tuple[tuple[str, Callable[[Report, Report], str]], ...] = (
     ("GPUs", lambda asked, load: f"{asked['nodes'] * asked['gpus']}, on {asked['nodes']} nodes"),
-    ("scraped each, for", lambda asked, load: f"{asked['interval']} s, {asked['seconds']} s"),
+    ("scrape interval, duration", lambda asked, load: f"{asked['interval']} s, {asked['seconds']} s"),
     ("scrapes", lambda asked, load: f"{load['scrapes']}: {load['failed']} failed, {load['late']} late"),
-    ("evaluations of a group of rules missed", lambda asked, load: f"{load['rules_missed']}"),
+    ("missed evaluations of rule groups", lambda asked, load: f"{load['rules_missed']}"),
     (
-        "series of a GPU",
+        "series for each GPU",
         lambda asked, load: (
             f"{load['scraped_series_per_gpu']:.0f} scraped, {load['recorded_series_per_gpu']:.0f} recorded"
         ),
@@ -43,29 +43,29 @@ _ROWS: tuple[tuple[str, Callable[[Report, Report], str]], ...] = (
 
 
 def section(reports: Sequence[Report]) -> str:
-    """What the files say, for people: a column for each, in order."""
+    """Return the section: a table with a column for each report, in order."""
     machine = reports[0]["machine"]
     rows = [[title, *(shown(each["asked"], each["load"]) for each in reports)] for title, shown in _ROWS]
     groups = reports[0]["load"]["rule_intervals"]
     took = [
-        [f"`{name}`, each {every:.0f} s", *(f"{each['load']['rule_seconds'][name]:.2f} s" for each in reports)]
+        [f"`{name}`, every {every:.0f} s", *(f"{each['load']['rule_seconds'][name]:.2f} s" for each in reports)]
         for name, every in groups.items()
     ]
     head = [f"`--metrics {each['asked']['metrics']}`" for each in reports]
     return (
         f"{reports[0]['date']}, Prometheus {machine['prometheus']} and the simulated nodes together on "
         f"{machine['cores']} cores ({machine['cpu']}):\n\n{markdown.table(['', *head], rows)}\n"
-        f"The longest evaluation of each group of rules:\n\n{markdown.table(['', *head], took)}"
+        f"The longest evaluation of each rule group:\n\n{markdown.table(['', *head], took)}"
     )
 
 
 def known() -> list[Report]:
-    """The files that were measured last: the default metric set, and all metrics if they were measured, too."""
+    """Return the committed reports: of the default metric set, and of all metrics if that was measured, too."""
     paths = (RESULTS / "scale.json", RESULTS / "scale_full.json")
     return [json.loads(path.read_text()) for path in paths if path.exists()]
 
 
 def page(text: str, reports: Sequence[Report]) -> str:
-    """The page with its section written anew."""
+    """Return the page with a new section."""
     before, rest = text.split(BEGIN)
     return f"{before}{BEGIN}\n{section(reports)}\n{END}{rest.split(END)[1]}"

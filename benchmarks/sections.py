@@ -1,4 +1,4 @@
-"""What a result becomes: Markdown tables, and plots by name. A function for each benchmark."""
+"""Results as Markdown tables and plots by name: one function for each benchmark."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ Numbers = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Shown:
-    """Markdown, and SVG files by name (less the extension), which stand below it."""
+    """Markdown, and SVG files by name (without the extension), which are shown below it."""
 
     text: str
     plots: Mapping[str, str] = field(default_factory=dict)
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table; the first column is text."""
+    """Return a Markdown table; the first column is text."""
     lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n"
 
 
 def percent(share: float, digits: int = 1) -> str:
-    """0.0123 -> 1.2 %."""
+    """Return a share as text: 0.0123 is `1.2 %`."""
     return f"{share * 100:.{digits}f} %"
 
 
@@ -36,7 +36,7 @@ def _by(count: int, thing: str) -> str:
 
 
 def _cells(each: Numbers) -> tuple[str, ...]:
-    """What an exporter takes beside the CPU of its loop."""
+    """Return the cells of an exporter after the CPU of its collections."""
     return (
         f"{each['rss_mib']:.0f} MiB",
         f"{each['samples']}",
@@ -45,16 +45,16 @@ def _cells(each: Numbers) -> tuple[str, ...]:
         _latency(each["ten"]),
         f"{each['scrape_cpu_ms']:.2f} ms",
         f"{each['rendering_ms']:.1f} ms",
-        _tick(each["allocations"]),
+        _collection(each["allocations"]),
     )
 
 
 def cost(numbers: Numbers) -> Shown:
-    """One row an exporter; where it was measured with fewer GPUs, too, what it would take with more."""
-    found, boards = numbers["rows"], max(each["gpus"] for each in numbers["rows"])
+    """Return one row for each exporter; if it was measured with fewer GPUs, too, also an extrapolation to eight."""
+    found, most_gpus = numbers["rows"], max(each["gpus"] for each in numbers["rows"])
     rows = [
         (
-            named(each["name"]) + ("" if each["gpus"] == boards else f", {each['gpus']} of these GPUs"),
+            named(each["name"]) + ("" if each["gpus"] == most_gpus else f", {each['gpus']} of these GPUs"),
             percent(each["cpu"], 2),
             *_cells(each),
             "" if each["ticks_skipped"] is None else f"{each['ticks_skipped']}",
@@ -62,11 +62,11 @@ def cost(numbers: Numbers) -> Shown:
         for each in found
     ]
     head = ("exporter", "CPU of a core", "memory", "samples", "body / gzip", "one scraper: p50 / p99 / worst")
-    more = ("ten at once", "CPU of a scrape", "`prometheus_client`", "a tick takes", "ticks skipped")
-    whole = [each for each in found if each["gpus"] == boards]
-    names, what = [each["name"] for each in whole], _by(boards, "GPU")
+    more = ("ten at once", "CPU of a scrape", "`prometheus_client`", "memory of a collection", "collections skipped")
+    whole = [each for each in found if each["gpus"] == most_gpus]
+    names, what = [each["name"] for each in whole], _by(most_gpus, "GPU")
     return Shown(
-        table((*head, *more), rows) + _extrapolated(found, boards),
+        table((*head, *more), rows) + _extrapolated(found, most_gpus),
         {
             "cpu": plots.bars(f"CPU, {what}", "% of a core", names, {"CPU": _all(whole, "cpu", 100)}, "{:.2f}"),
             "memory": plots.bars(f"Memory, {what}", "MiB", names, {"RSS": _all(whole, "rss_mib")}, "{:.0f}"),
@@ -74,14 +74,14 @@ def cost(numbers: Numbers) -> Shown:
     )
 
 
-def _extrapolated(found: Sequence[Numbers], boards: int) -> str:
-    """What eight GPUs would take if each further one takes as much as the last measured; empty if none was left out."""
-    most = {each["name"]: each for each in found if each["gpus"] == boards}
+def _extrapolated(found: Sequence[Numbers], most_gpus: int) -> str:
+    """Return the cost of eight GPUs if each further GPU costs as much as the last measured one; empty if unknown."""
+    most = {each["name"]: each for each in found if each["gpus"] == most_gpus}
     rows = []
-    for few in (each for each in found if each["gpus"] < boards and each["name"] in most):
+    for few in (each for each in found if each["gpus"] < most_gpus and each["name"] in most):
         many = most[few["name"]]
-        cpu, mib = ((many[key] - few[key]) / (boards - few["gpus"]) for key in ("cpu", "rss_mib"))
-        eight = (many["cpu"] + (8 - boards) * cpu, many["rss_mib"] + (8 - boards) * mib)
+        cpu, mib = ((many[key] - few[key]) / (most_gpus - few["gpus"]) for key in ("cpu", "rss_mib"))
+        eight = (many["cpu"] + (8 - most_gpus) * cpu, many["rss_mib"] + (8 - most_gpus) * mib)
         rows.append(
             (named(few["name"]), percent(cpu, 2), f"{mib:.1f} MiB", percent(eight[0]), f"{eight[1]:.0f} MiB"),
         )
@@ -90,7 +90,7 @@ def _extrapolated(found: Sequence[Numbers], boards: int) -> str:
 
 
 def named(row: str) -> str:
-    """The row of `benchmarks.cost` for people."""
+    """Return the title of a row of `benchmarks.cost`."""
     name, _, interval = row.partition("@")
     if name not in SETS:
         return name
@@ -101,7 +101,7 @@ def _latency(found: Mapping[str, float]) -> str:
     return " / ".join(f"{found[name]:.1f}" for name in ("p50", "p99", "worst")) + " ms"
 
 
-def _tick(allocations: Mapping[str, float] | None) -> str:
+def _collection(allocations: Mapping[str, float] | None) -> str:
     return f"{allocations['peak_kib']:.0f} KiB" if allocations else ""
 
 
@@ -110,7 +110,7 @@ def _all(rows: Sequence[Numbers], key: str, scale: float = 1.0) -> list[float]:
 
 
 def cost_stand_in(numbers: Numbers) -> Shown:
-    """One row for each number of GPUs, whole or divided, and set of metrics."""
+    """Return one row for each number of GPUs, with and without MIG, and set of metrics."""
     found = numbers["rows"]
     rows = [
         (
@@ -130,7 +130,7 @@ def cost_stand_in(numbers: Numbers) -> Shown:
 
     labels = [str(count) for count in counts]
     return Shown(
-        table((*head, "ten at once", "CPU of a scrape", "`prometheus_client`", "a tick takes"), rows),
+        table((*head, "ten at once", "CPU of a scrape", "`prometheus_client`", "memory of a collection"), rows),
         {
             "cpu": plots.lines("CPU by number of GPUs", "% of a core", labels, over("cpu", 100), "{:.1f}"),
             "scrape": plots.lines(
@@ -141,12 +141,12 @@ def cost_stand_in(numbers: Numbers) -> Shown:
 
 
 def perturbation(numbers: Numbers) -> Shown:
-    """One row for each workload and condition."""
+    """Return one row for each workload and condition."""
     found = numbers["workloads"]
     rows = [
         (
             name if condition == "noise" else "",
-            "nothing, and nothing again" if condition == "noise" else condition,
+            "no exporter (noise)" if condition == "noise" else f"an exporter, interval {condition}",
             percent(each["mean"], 2),
             percent(each["upper"], 2),
             f"{each['pairs']}",
@@ -160,13 +160,13 @@ def perturbation(numbers: Numbers) -> Shown:
         for condition in conditions
     }
     return Shown(
-        table(("workload", "beside it", "slower by", "95 %: by less than", "pairs"), rows),
+        table(("workload", "runs beside it", "slowdown", "upper bound (95 %)", "pairs"), rows),
         {"bounds": plots.bars("Slowdown: upper bound of 95 %", "%", list(found), uppers, "{:.2f}")},
     )
 
 
 def stalls(numbers: Numbers) -> Shown:
-    """Answers beside the truth; what gauges showed; the distribution of power."""
+    """Return answers beside the truth, the values of gauges, and the distribution of power."""
     checks = [
         (each["what"], f"{each['answer']:.3f}", f"{each['truth']:.3f}", f"{each['tolerance']:.3f}", _yes(each["good"]))
         for each in numbers["checks"]
@@ -184,15 +184,15 @@ def stalls(numbers: Numbers) -> Shown:
     ]
     buckets = numbers["power_buckets"]
     labels, shares = [f"{edge:g}" for edge, _ in buckets], [share * 100 for _, share in buckets]
-    title = f"Board power by Prometheus alone; the limit is {numbers['limit']:g} W"
+    title = f"GPU power as Prometheus has recorded it; the limit is {numbers['limit']:g} W"
     return Shown(
-        table(("from Prometheus, scraped every 15 s", "answer", "truth", "may differ by", "kept"), checks)
-        + "\nSM activity is a share of the SMs' cycles, which are faster at rest than at work at the power limit:\n"
-        "a window of both counts rest for more than its time.\n\n"
-        + table(("the counters, read", "SM active", "graphics engine active"), means)
-        + "\nWhat the gauges of the same scrapes showed, ours and the peer's:\n\n"
+        table(("from Prometheus, scraped every 15 s", "answer", "truth", "tolerance", "within"), checks)
+        + "\nSM activity is a share of the SMs' clock cycles. The clock is faster when the GPU is idle than when it\n"
+        "works at the power limit, so idle time weighs more than its duration in a mean over both.\n\n"
+        + table(("the counters are read", "SM active", "graphics engine active"), means)
+        + "\nThe gauges of gpu-exporter and nvitop-exporter in the same scrapes:\n\n"
         + table(("gauge", "lowest", "mean", "highest", "scrapes"), gauges),
-        {"power": plots.bars(title, "% of the time", labels, {"in the bucket up to so many watts": shares}, "{:.1f}")},
+        {"power": plots.bars(title, "% of the time", labels, {"in the bucket up to this power (W)": shares}, "{:.1f}")},
     )
 
 
@@ -201,7 +201,7 @@ def _yes(value: bool) -> str:
 
 
 def ground_truth(numbers: Numbers) -> Shown:
-    """One row for each workload and GPU."""
+    """Return one row for each workload and GPU."""
     shown = ("sm_active", "tensor", "dram", "sm_active_by_counter")
     rows = [
         (
@@ -216,7 +216,7 @@ def ground_truth(numbers: Numbers) -> Shown:
 
 
 def training(numbers: Numbers) -> Shown:
-    """One row."""
+    """Return one row."""
     row = (
         f"{numbers['steps']}",
         f"{numbers['without_ms']:.3f} ms",
@@ -224,18 +224,18 @@ def training(numbers: Numbers) -> Shown:
         percent(numbers["slowdown"], 2),
         f"{numbers['read_ms']:.2f} ms",
     )
-    return Shown(table(("steps of each kind", "without", "with", "slower by", "a read takes"), [row]))
+    return Shown(table(("steps of each kind", "time of a step without", "with", "slowdown", "time of a read"), [row]))
 
 
 def nvml_stress(numbers: Numbers) -> Shown:
-    """One row."""
+    """Return one row."""
     died = sum(code != 0 for code in numbers["exit_codes"])
     row = (f"{numbers['processes']}", f"{numbers['gpus']}", f"{numbers['seconds']:g} s", f"{died}")
-    return Shown(table(("processes", "threads each", "time", "died"), [row]))
+    return Shown(table(("processes", "threads of each", "duration", "processes that crashed"), [row]))
 
 
 def exposition(numbers: Numbers) -> Shown:
-    """Ours, theirs, ratio."""
+    """Return the CPU of a scrape, that of rendering with `prometheus_client`, and their ratio."""
     what = f"{_by(numbers['gpus'], 'GPU')}, {numbers['samples']} samples, {numbers['body_bytes'] / 1000:.0f} kB"
     rows = [
         ("a scrape of gpu-exporter over HTTP", f"{numbers['scrape_cpu_ms']:.2f} ms"),
@@ -246,35 +246,38 @@ def exposition(numbers: Numbers) -> Shown:
 
 
 def web(numbers: Numbers) -> Shown:
-    """Scrapes, and a flood of wrong passwords."""
+    """Return scrapes, and a flood of wrong passwords."""
     scrapes = [(what, f"{e['p50_ms']:.2f} ms", f"{e['cpu_ms']:.2f} ms") for what, e in numbers["scrapes"].items()]
     flood = numbers["flood"]
     answers = ", ".join(f"{number} times {status}" for status, number in flood["answers"].items())
     rows = [
-        ("wrong passwords, each another, over ten connections", f"{flood['wrong']}"),
-        ("answers", answers),
+        ("wrong passwords, all different, over ten connections", f"{flood['wrong']}"),
+        ("responses", answers),
         ("time and CPU for all of them", f"{flood['seconds']:.1f} s, {flood['cpu_seconds']:.1f} s"),
-        ("verified scrapes meanwhile, all served", f"{flood['verified']}"),
-        ("of these p50 and slowest", f"{flood['verified_p50_ms']:.1f} ms, {flood['verified_worst_ms']:.1f} ms"),
-        ("a right password that comes for the first time is in", f"after {flood['late_seconds']:.1f} s"),
+        ("scrapes with the right password in this time, all served", f"{flood['verified']}"),
+        ("their p50 and slowest", f"{flood['verified_p50_ms']:.1f} ms, {flood['verified_worst_ms']:.1f} ms"),
+        ("a right password that comes for the first time is accepted", f"after {flood['late_seconds']:.1f} s"),
     ]
-    return Shown(table(("a scrape", "p50", "CPU"), scrapes) + "\n" + table(("a flood", ""), rows))
+    return Shown(table(("a scrape", "p50", "CPU"), scrapes) + "\n" + table(("a flood of wrong passwords", ""), rows))
 
 
 def fleet(numbers: Numbers) -> Shown:
-    """One row."""
+    """Return one row for each number."""
     (ours, ours_mib), (theirs, theirs_mib) = numbers["exporter"], numbers["prometheus"]
     rows = [
-        ("nodes, GPUs of each", f"{numbers['nodes']}, {numbers['gpus']}"),
-        ("scraped every, for", f"{numbers['scrape_interval']} s, {numbers['seconds']} s"),
+        ("nodes, GPUs of each node", f"{numbers['nodes']}, {numbers['gpus']}"),
+        ("scrape interval, duration", f"{numbers['scrape_interval']} s, {numbers['seconds']} s"),
         ("scrapes, failed, missed", f"{numbers['scrapes']}, {numbers['failed']}, {numbers['missed']}"),
-        ("samples of one round", f"{numbers['samples']}"),
+        ("samples of all nodes", f"{numbers['samples']}"),
         (
             "a scrape: p50, p99, slowest",
             ", ".join(f"{numbers[key]:.1f} ms" for key in ("p50_ms", "p99_ms", "worst_ms")),
         ),
-        ("oldest value, ticks skipped", f"{numbers['oldest_seconds']:.2f} s, {numbers['ticks_skipped']}"),
+        (
+            "age of the oldest value, collections skipped",
+            f"{numbers['oldest_seconds']:.2f} s, {numbers['ticks_skipped']}",
+        ),
         ("exporter: CPU of a core, memory", f"{percent(ours, 0)}, {ours_mib:.0f} MiB"),
         ("Prometheus: CPU of a core, memory", f"{percent(theirs, 0)}, {theirs_mib:.0f} MiB"),
     ]
-    return Shown(table(("one process that serves all nodes, one Prometheus", ""), rows))
+    return Shown(table(("one process serves all nodes to one Prometheus", ""), rows))

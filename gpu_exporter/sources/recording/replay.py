@@ -1,4 +1,4 @@
-"""A recording of real GPUs -> readings, as if they were here now. Every series is labelled as replayed."""
+"""Replays a recording, as if its GPUs were in this machine now. Every series is labelled as replayed."""
 
 from __future__ import annotations
 
@@ -10,18 +10,16 @@ from gpu_exporter.model.errors import GpuLost
 from gpu_exporter.model.gpu import Gpu, Owner, Reading, Sample, Series, XidEvent
 from gpu_exporter.model.metric import EntityKind, Kind, Metric, Pace
 from gpu_exporter.model.source_kind import REPLAY
-from gpu_exporter.sources.recording.format import Column, Recording
+from gpu_exporter.sources.recording.columns import Column, Recording
 
-# The mean of two values of these units has no meaning: the latest one is used.
+# A mean of values of these units is meaningless: the latest value is used.
 STATES = frozenset({"bitmask", "bool", "state", "action", "generation", "lanes", "links", "banks", "status", "code"})
-
-
-# A GPU without metrics of these entities does not count as lacking them.
+# A GPU without metrics of these entities does not lack them.
 OTHER_ENTITIES = NON_GPU_ENTITIES | {EntityKind.INSTANCE}
 
 
 class ReplaySource:
-    """Plays a recording at `speed` times its own pace, over and over if `loop`."""
+    """Plays a recording at `speed` times its own pace, repeatedly if `loop`."""
 
     name, description, live = REPLAY
 
@@ -40,7 +38,7 @@ class ReplaySource:
         self._begin = clock()
 
     def open(self) -> None:
-        """Nothing to connect to: the recording is in memory."""
+        """Do nothing: the recording is in memory."""
 
     def count(self) -> int:
         return len(self._recording.gpus)
@@ -56,19 +54,19 @@ class ReplaySource:
         return ReplayDevice(self, gpu, self._recording.columns[gpu.index], metrics)
 
     def owners(self, gpu: Gpu) -> Sequence[Owner]:
-        """A recording counts as one job."""
+        """Return the recording as one job."""
         return (Owner(workload=self._recording.path.name.removesuffix(".gz").removesuffix(".jsonl")),)
 
     def non_gpu_samples(self) -> Sequence[Sample]:
-        """None: a recording has only GPUs."""
+        """Return nothing: a recording has only GPUs."""
         return ()
 
     def position(self) -> float:
-        """Seconds of recording played so far, all loops counted; it starts at the first tick."""
+        """Return the seconds of recording played so far, over all loops. It starts at the first tick."""
         return self._recording.interval + (self._clock() - self._begin) * self._speed
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Do nothing: there is nothing to release."""
 
     @property
     def ended(self) -> bool:
@@ -117,14 +115,14 @@ class ReplayDevice:
                 self._columns.append((Series(metric, gpu), columns[recorded.key], metric.scale / recorded.scale))
 
     def events(self) -> Sequence[XidEvent]:
-        """None were recorded."""
+        """Return nothing: no events are recorded."""
         return ()
 
     def read(self, paces: frozenset[Pace]) -> Reading:
-        """All recorded values, whatever the paces: they cost nothing."""
+        """Return all recorded values, whatever the paces: they cost nothing."""
         source = self._source
         if source.ended:
-            raise GpuLost(f"GPU {self.gpu.index}: the recording has ended (play it over with --loop)", "ended")
+            raise GpuLost(f"GPU {self.gpu.index}: the recording has ended; use --loop to repeat it", "ended")
         now = source.position()
         before = now - source.interval if self._last is None else self._last
         self._last = now
@@ -141,11 +139,11 @@ class ReplayDevice:
         return Reading(time.monotonic(), values, span, missing, self._unsupported, buffered=taken)
 
     def glance(self) -> Reading:
-        """All values, as at a tick."""
+        """Return all values, as `read` does."""
         return self.read(frozenset())
 
     def _samples(self, column: Column, before: float, now: float) -> list[tuple[float, float]]:
-        """The values after `before` until `now`, one for each tick: fewer samples than the driver's buffer has."""
+        """Return the values after `before` until `now`, one for each tick: the driver's buffer has more samples."""
         duration, samples = self._source.duration, list[tuple[float, float]]()
         while before < now:
             loops, t = divmod(before, duration)
@@ -177,4 +175,4 @@ class ReplayDevice:
         return integral + loops * column.integral[-1], covered + loops * column.covered[-1]
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Do nothing: there is nothing to release."""

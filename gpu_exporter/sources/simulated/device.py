@@ -1,4 +1,4 @@
-"""One simulated GPU -> readings: the values of now by its schedule, its variation and its scripted faults."""
+"""One simulated GPU: its present values by its schedule, its variation and its scripted faults."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from gpu_exporter.sources.simulated.node import SimulatedNode
 from gpu_exporter.sources.simulated.schedule import GpuVariation, SegmentPart
 from gpu_exporter.sources.simulated.workload import Activity
 
-# More than some systems can sleep at a time.
+# Some systems cannot sleep much longer at a time.
 LONGEST_SLEEP = 3600.0
 NOT_SIMULATED = "not_simulated"
-# The time constant of a temperature, and after how many of them the past has no effect.
+# The time constant of a temperature, and the number of time constants after which the past has no effect.
 THERMAL_SECONDS, THERMAL_MEMORY = 10.0, 8.0
-# A slow read takes longer than two ticks of the default interval, so that it shows as stuck.
+# A slow read takes longer than two default intervals, so that it shows as stuck.
 SLOW_SECONDS, SLOW_SHARE = 2.5, 0.3
 
-# The resolution of NVML: more digits would be noise.
+# The resolution of NVML.
 DIGITS = {"watts": 3}
 
 
 class How(Enum):
-    """The time that a value is taken over."""
+    """The period that a value covers."""
 
     SPAN = "the mean since the last read"
     SECOND = "the mean of the last second"
@@ -43,7 +43,7 @@ class How(Enum):
 
 
 class Contribution(NamedTuple):
-    """One part of a weighted mean: its weight, the activity, and where in its swing the GPU was."""
+    """One part of a weighted mean: its weight, the activity, and the position of the GPU in its swing."""
 
     weight: float
     activity: Activity
@@ -51,7 +51,7 @@ class Contribution(NamedTuple):
 
 
 class Recipe(NamedTuple):
-    """A series, and how its value is made of a row of the workloads."""
+    """A series, and how its value is computed from a row of the workloads."""
 
     series: Series
     row: int
@@ -95,11 +95,11 @@ class SimulatedDevice:
             self._recipes[metric.pace][how].append(recipe)
 
     def events(self) -> Sequence[XidEvent]:
-        """None: only injected GPUs have Xids."""
+        """None: only injected GPUs have XIDs."""
         return ()
 
     def read(self, paces: frozenset[Pace]) -> Reading:
-        """Values of these paces; profiling ones from the second read on."""
+        """Return the values of these paces. Profiling values begin with the second read."""
         now = meet_faults(self._node, self.gpu, self._identity, self._faults)
         before, self._last = self._last, now
         values: dict[Series, float] = {}
@@ -137,7 +137,7 @@ class SimulatedDevice:
         return Contribution(weight, part.segment.activity, self._variation.swing(part))
 
     def _heat(self, now: float) -> list[Contribution]:
-        """A first-order lag: the weight of a part is how much of its heat is left."""
+        """Return the parts of a first-order lag: the weight of each is the share of its heat that is left."""
         left = THERMAL_SECONDS * THERMAL_MEMORY
         all_heat, heat, contributions = 1 - exp(-THERMAL_MEMORY), exp(-THERMAL_MEMORY), list[Contribution]()
         for part in self._node.schedule.parts(now - left, now):
@@ -148,17 +148,17 @@ class SimulatedDevice:
         return contributions
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Do nothing: there is nothing to release."""
 
 
 def as_buffered(values: dict[Series, float], now: float) -> dict[Series, list[tuple[float, float]]]:
-    """Take the metrics that the driver would buffer out of `values`: here one sample a read, of this instant."""
+    """Move the metrics that a driver buffers out of `values`: here each read has one sample, of this instant."""
     buffered = [series for series in values if isinstance(series.metric.nvml, Buffered)]
     return {series: [(now, values.pop(series))] for series in buffered}
 
 
 def meet_faults(node: SimulatedNode, gpu: Gpu, identity: str, faults: Sequence[ScriptedFault]) -> float:
-    """Wait or fail as the faults of now say; return the time after that. Raises GpuLost or SourceLost."""
+    """Wait or fail as the present faults require; return the time after that. Raises GpuLost or SourceLost."""
     now = node.now()
     while (end := script.last_end(faults, script.WEDGED, now)) > now:
         node.sleep(min(end - now, LONGEST_SLEEP))
@@ -173,7 +173,7 @@ def meet_faults(node: SimulatedNode, gpu: Gpu, identity: str, faults: Sequence[S
 
 
 def _how(metric: Metric) -> How | None:
-    """How the value of a recorded metric is made; None for counters, for which a recording has no level."""
+    """Return the period that the value of a recorded metric covers; None for counters, which have no level."""
     if metric is m.ENERGY:
         return How.JOULES
     if metric.kind is Kind.COUNTER:

@@ -11,14 +11,14 @@ from gpu_exporter.model.errors import GpuExporterError
 
 LOST, WEDGED, SLOW, RELOAD = KINDS = ("lost", "wedged", "slow", "reload")
 ANY = "*"
-# An injected fault without values of its own begins after so long, when the GPU has been scraped while it was well.
+# An injected fault without values begins after this time, so that the GPU has been scraped while it was healthy.
 SEEN_SECONDS = 20.0
 EXAMPLE = "lost node-003/1 at 60s for 30s"
 
 
 @dataclass(frozen=True, slots=True)
 class ScriptedFault:
-    """A fault from `begin` to `end`, in seconds since the start. `*` is every node, or every GPU."""
+    """A fault from `begin` to `end`, in seconds since the start. `*` means every node or every GPU."""
 
     kind: str
     node: str
@@ -32,7 +32,7 @@ class ScriptedFault:
 
 
 def parse(script: str, nodes: Sequence[str], gpus: int) -> tuple[ScriptedFault, ...]:
-    """The faults of a script for these nodes. Raises GpuExporterError naming the bad part and the fix."""
+    """Parse a script for these nodes. Raises GpuExporterError, with the faulty part and the fix."""
     faults = []
     for part in re.split(r"[;\n]", script):
         text = " ".join(part.split())
@@ -54,26 +54,26 @@ def _fault(text: str, nodes: Sequence[str], gpus: int) -> ScriptedFault:
         raise ValueError(f"write KIND NODE/GPU at TIME for TIME, such as {EXAMPLE!r}")
     node, gpu, at, lasting = match[1], match[2], match[3], match[4]
     if kind == RELOAD and gpu is not None:
-        raise ValueError(f"a driver is reloaded for the whole node: write {node} without /{gpu}")
+        raise ValueError(f"the driver of the whole node is reloaded; write {node} without /{gpu}")
     check(nodes[0] if node == ANY else node, "0" if gpu in (None, ANY) else gpu, nodes, gpus, ", or * for all")
     begin = 0.0 if re.fullmatch(r"0+(ms|s|m|h)?", at) else duration(at)
     if kind == RELOAD and not begin:
-        raise ValueError("without a driver nothing starts: begin later, such as at 10s")
+        raise ValueError("the exporter cannot start without a driver; begin later, for example at 10s")
     return ScriptedFault(kind, node, ANY if gpu in (None, ANY) else str(int(gpu)), begin, begin + duration(lasting))
 
 
 def check(node: str, gpu: str, nodes: Sequence[str], gpus: int, alternative: str = "") -> None:
-    """Raise ValueError if there is no such GPU, naming those that there are; the message ends with `alternative`."""
+    """Raise ValueError for an unknown node or GPU, with the known ones. The message ends with `alternative`."""
     if node not in nodes:
         raise ValueError(
-            f"there is no {node}: use {nodes[0]}" + (f" to {nodes[-1]}{alternative}" if len(nodes) > 1 else "")
+            f"there is no {node}; use {nodes[0]}" + (f" to {nodes[-1]}{alternative}" if len(nodes) > 1 else "")
         )
     if not (gpu.isdecimal() and int(gpu) < gpus):
         raise ValueError(
-            f"{node} has no GPU {gpu}: use 0 to {gpus - 1}{alternative}" if gpus > 1 else f"{node} has only GPU 0"
+            f"{node} has no GPU {gpu}; use 0 to {gpus - 1}{alternative}" if gpus > 1 else f"{node} has only GPU 0"
         )
 
 
 def last_end(faults: Sequence[ScriptedFault], kind: str, now: float) -> float:
-    """When the last current fault of this kind ends; `now` if there is none."""
+    """Return when the last present fault of this kind ends; `now` if there is none."""
     return max((fault.end for fault in faults if fault.kind == kind and fault.begin <= now < fault.end), default=now)

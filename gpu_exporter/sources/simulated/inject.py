@@ -1,6 +1,6 @@
-"""`--inject GpuMemoryBound:node-001/3` -> the values that the GPUs of a node have instead of a schedule.
+"""`--inject GpuMemoryBound:node-001/3`: values that the GPUs of a node have instead of those of a schedule.
 
-They are those of the failure mode's entry in the catalogue, on top of a healthy GPU.
+They are the values of the failure mode's entry in the catalogue; all other values are those of a healthy GPU.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gpu_exporter.sources.simulated import faults as script
 from gpu_exporter.sources.simulated.faults import ScriptedFault
 
 DOWN = "down"
-# By the golden ratio, no sampling period falls into step with a wave.
+# Because of the golden ratio, no sampling period is in step with a wave.
 GOLDEN = (1 + math.sqrt(5)) / 2
 
 Value = float | Ramp | Wave
@@ -31,7 +31,7 @@ Value = float | Ramp | Wave
 
 @dataclass(frozen=True, slots=True)
 class Injected:
-    """The values of one GPU by metric, the metrics that it does not support, and the Xids that repeat."""
+    """The values of one GPU by metric, the metrics that it does not support, and its repeated XIDs."""
 
     values: Values
     absent: tuple[Metric, ...] = ()
@@ -40,12 +40,12 @@ class Injected:
 
     @property
     def restart(self) -> float:
-        """Seconds after which a growing gauge begins again, since it would leave its range."""
+        """Seconds after which a growing gauge starts again, because it would leave its range."""
         return min((_until_bound(metric, value) for metric, value in self.values.items()), default=math.inf)
 
 
 class NodeInjection(NamedTuple):
-    """The GPUs of one node by index, faults that no value shows, and whether the node's exporter dies."""
+    """The GPUs of one node by index, faults that are not a value, and whether the node's exporter stops answering."""
 
     gpus: Mapping[int, Injected]
     faults: tuple[ScriptedFault, ...]
@@ -55,7 +55,7 @@ class NodeInjection(NamedTuple):
 def injections(
     text: str, nodes: Sequence[str], gpus: int, modes: Sequence[FailureMode] = MODES
 ) -> Mapping[str, NodeInjection]:
-    """What `--inject` changes, by node. Raises GpuExporterError naming the bad part and the fix."""
+    """Return what `--inject` changes, by node. Raises GpuExporterError, with the faulty part and the fix."""
     by_name = {mode.name: mode for mode in modes}
     wanted: dict[str, list[tuple[int, FailureMode]]] = defaultdict(list)
     for part in re.split(r"[\s,;]+", text):
@@ -83,22 +83,22 @@ def _place(
     name, _, where = part.partition(":")
     if name not in by_name:
         raise ValueError(
-            f"there is no failure mode {name!r}{nearest(name, by_name) or '; docs/failure-modes.md has all'}"
+            f"there is no failure mode {name!r}{nearest(name, by_name) or '; docs/failure-modes.md lists them'}"
         )
     if by_name[name].requires:
-        raise ValueError(f"it shows in what {by_name[name].requires} says of a cluster, which is not simulated")
+        raise ValueError(f"it needs metrics of {by_name[name].requires}, which are not simulated")
     node, slash, gpu = where.rpartition("/")
     if not slash and not where.isdecimal():
         node, gpu = where, ""
     node, gpu = node or nodes[0], gpu or "0"
     script.check(node, gpu, nodes, gpus)
     if by_name[name].scope is Scope.JOB and gpus == 1:
-        raise ValueError("it takes ranks that work together; use --gpus 2 or more")
+        raise ValueError("it needs a job of several ranks; use --gpus 2 or more")
     return by_name[name], node, int(gpu)
 
 
 def _gpus(wanted: Collection[tuple[int, FailureMode]], gpus: int) -> Mapping[int, Injected]:
-    """All GPUs of a node: the injected ones, and the others as the peers of the first mode that has some."""
+    """Return all GPUs of a node. Those without a mode are the peers of the first mode that has peers."""
     peers = next((mode.inject.peers for _, mode in wanted if mode.inject.peers), {})
     by_index = dict.fromkeys(range(gpus), healthy(peers))
     for gpu in dict(wanted):
@@ -116,12 +116,12 @@ def _gpus(wanted: Collection[tuple[int, FailureMode]], gpus: int) -> Mapping[int
 
 
 def healthy(changes: Values) -> Injected:
-    """A GPU without a failure mode, with these changes to its values."""
+    """Return a GPU without a failure mode, with these changes to its values."""
     return Injected(_with_consistent_memory({**HEALTHY, **changes}))
 
 
 def _with_consistent_memory(values: Mapping[Metric, Value]) -> Values:
-    """The values with free memory and its ratio derived from used memory."""
+    """Return the values with free memory and the memory ratio derived from used memory."""
     usable = at(values[m.FB_TOTAL], 0) - at(values[m.FB_RESERVED], 0)
     used = values[m.FB_USED]
     return {**values, m.FB_FREE: _line(used, -1, usable), m.FB_USED_RATIO: _line(used, 1 / usable, 0)}
@@ -144,7 +144,7 @@ def _until_bound(metric: Metric, value: Value) -> float:
 
 
 def at(value: Value, t: float) -> float:
-    """The value `t` seconds after the start."""
+    """Return the value `t` seconds after the start."""
     match value:
         case Ramp(start, per_second):
             return start + per_second * t
@@ -154,7 +154,7 @@ def at(value: Value, t: float) -> float:
 
 
 def mean(value: Value, begin: float, end: float) -> float:
-    """The mean value from `begin` to `end`, which is later."""
+    """Return the mean value from `begin` to `end`, which is later."""
     match value:
         case Ramp():
             return at(value, (begin + end) / 2)
@@ -170,7 +170,7 @@ def _area(wave: Wave, t: float) -> float:
 
 
 def rows(injected: Injected, metrics: Sequence[Metric]) -> Iterator[tuple[Metric, Metric]]:
-    """Each metric that the GPU has, and the one whose value it is made of: in another unit, or a bit of it."""
+    """Yield each metric that the GPU has, and the metric that it is computed from: another unit of it, or a bit."""
     by_field = {metric.nvml: metric for metric in (*injected.values, m.ENERGY) if metric.bit is None}
     for metric in metrics:
         origin = metric if metric in injected.values else by_field.get(metric.nvml)

@@ -1,4 +1,4 @@
-"""A GPU of a node with an injected failure mode -> readings: the injected values, with counters and energy to match."""
+"""A GPU of a node with an injected failure mode: the injected values, with counters and energy to match."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from gpu_exporter.sources.simulated.workload import Workloads
 
 log = logging.getLogger(__name__)
 
-# The reason for all other metrics, as from hardware that lacks them.
+# The reason for all other metrics, as if the hardware lacked them.
 NOT_SUPPORTED = "not_supported"
 XID_SECONDS = 60.0
 DIGITS = 6
 
 
 class InjectedDevice:
-    """One GPU. Values that its failure mode does not set are those of a healthy GPU, or else of a recorded idle one."""
+    """One GPU. A value that its failure mode does not set is that of a healthy GPU, or of the recorded idle GPU."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class InjectedDevice:
         _warn(injected, metrics)
 
     def events(self) -> Sequence[XidEvent]:
-        """The injected Xids, once a minute."""
+        """Return the injected XIDs, once a minute."""
         now = self._node.clock()
         if not self._injected.xids or now - self._xids_at < XID_SECONDS:
             return ()
@@ -67,7 +67,7 @@ class InjectedDevice:
         return [XidEvent(time.time(), self.gpu.pci_bus_id, code) for code in self._injected.xids]
 
     def read(self, paces: frozenset[Pace]) -> Reading:
-        """Values of these paces; profiling ones from the second read on."""
+        """Return the values of these paces. Profiling values begin with the second read."""
         now = meet_faults(self._node, self.gpu, self._identity, self._faults)
         before, self._last = self._last, now
         values: dict[Series, float] = {}
@@ -94,7 +94,7 @@ class InjectedDevice:
         return at(value, now % self._restart)
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Do nothing: there is nothing to release."""
 
 
 def _as(metric: Metric, origin: Metric, value: float) -> float:
@@ -104,7 +104,7 @@ def _as(metric: Metric, origin: Metric, value: float) -> float:
 
 
 def _idle(workloads: Workloads, metrics: Sequence[Metric]) -> dict[Metric, float]:
-    """The recorded values of an idle GPU: above all limits, modes and totals. A counter has no such value."""
+    """Return the recorded values of an idle GPU: above all limits, modes and totals. A counter has no such value."""
     rows, values = workloads.rows, workloads.idle.mid
     return {
         metric: round(values[rows[metric.key]], 0 if metric.key in workloads.whole else DIGITS)
@@ -114,8 +114,8 @@ def _idle(workloads: Workloads, metrics: Sequence[Metric]) -> dict[Metric, float
 
 
 def _warn(injected: Injected, metrics: Sequence[Metric]) -> None:
-    """Warn of modes that none of these metrics shows: some need metrics that are not in the default set."""
+    """Warn of modes that none of these metrics shows: some need metrics outside the default set."""
     before = healthy({}).values
     changed = {metric for metric, value in injected.values.items() if before.get(metric) != value}
     if injected.names and changed and not changed & set(metrics):
-        log.warning("--inject %s: only --metrics full shows it", ", ".join(injected.names))
+        log.warning("--inject %s: these values are only in --metrics full", ", ".join(injected.names))

@@ -1,4 +1,4 @@
-"""What the GPUs of one simulated node share: its workloads, its schedule and its time."""
+"""What the GPUs of a simulated node share: workloads, schedule and time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpu_exporter.sources.simulated.workload import Workloads
 class SimulatedNode:
     """One node. `clock` returns the seconds since the start of the fleet. Nodes with the same jobs share `schedule`.
 
-    `reloads` are the faults of the script in which the driver of this node is reloaded.
+    `reloads` are the scripted faults that reload the driver of this node.
     """
 
     name: str
@@ -29,12 +29,12 @@ class SimulatedNode:
     sleep: Callable[[float], None]
 
     def now(self) -> float:
-        """Seconds since the start. Raises SourceLost while the driver is reloaded."""
+        """Return the seconds since the start. Raises SourceLost while the driver is reloaded."""
         now = self.clock()
         if script.last_end(self.reloads, script.RELOAD, now) > now:
             raise SourceLost(f"{self.name}: the driver is being reloaded, as --faults says", "reloaded")
         return now
 
     def loaded_at(self, now: float) -> float:
-        """When the driver was last loaded."""
+        """Return when the driver was last loaded."""
         return max((fault.end for fault in self.reloads if fault.end <= now), default=0.0)

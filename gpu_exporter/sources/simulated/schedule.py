@@ -1,6 +1,6 @@
-"""Seed -> when each job starts, trains, saves and ends, and the idle time between jobs.
+"""When each job starts, trains, saves and ends, by seed, and the idle time between jobs.
 
-Durations are chosen, not recorded: they compress hours of a cluster into minutes, so that everything happens soon.
+Durations are chosen, not recorded: hours of a cluster are compressed into minutes, so that everything happens soon.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import NamedTuple
 
 from gpu_exporter.sources.simulated.workload import Activity, Workloads
 
-# A schedule repeats, so that any time can be looked up without keeping a history.
+# A schedule repeats, so that any time can be looked up without a history.
 PERIOD_SECONDS = 7200.0
 NODES_A_JOB = (1, 1, 1, 2, 2, 4, 8)
 GAP, WARM_UP, TRAIN, HOLD, STEP = (20.0, 60.0), (5.0, 15.0), (30.0, 90.0), (2.0, 6.0), (0.8, 2.5)
 ROUNDS = (3, 10)
-# The share of the jobs of one node whose GPUs work together; those of several nodes always do.
+# The share of single-node jobs whose GPUs work together. Jobs of several nodes always do.
 TOGETHER_SHARE = 0.6
-# The parts of a swing: the step of the job, which all ranks share, the wander of a GPU, and how GPUs differ.
+# The parts of a swing: the steps of the job, which all ranks share, the slow drift of a GPU, and its constant bias.
 SHARED, WANDER, BIAS = 0.75, 0.15, 0.10
 WANDER_SECONDS = (5.0, 20.0)
 
@@ -28,7 +28,7 @@ WANDER_SECONDS = (5.0, 20.0)
 class Segment(NamedTuple):
     """One activity of all GPUs of a job. `steps` whole sines fit into its `seconds`, so their integral over it is 0.
 
-    `joules` is what a GPU used since the beginning of the schedule: by the middle of its power, and by its swing.
+    `joules` is the energy since the beginning of the schedule: of the middle of the power, and of its swing.
     """
 
     start: float
@@ -40,7 +40,7 @@ class Segment(NamedTuple):
 
 
 class SegmentPart(NamedTuple):
-    """The part of a segment that a window covers, from `begin` to `end`, in seconds of the segment."""
+    """The part of a segment from `begin` to `end`, in seconds since the start of the segment."""
 
     segment: Segment
     begin: float
@@ -48,7 +48,7 @@ class SegmentPart(NamedTuple):
 
 
 class GpuVariation:
-    """How one GPU differs from the other ranks of its job. Deterministic by `seed`."""
+    """How one GPU differs from the other ranks of its job. The same `seed` gives the same variation."""
 
     def __init__(self, seed: str) -> None:
         rng = Random(seed)
@@ -57,7 +57,7 @@ class GpuVariation:
         self._phase = rng.uniform(0, 2 * pi)
 
     def swing(self, part: SegmentPart) -> float:
-        """Where between -1 and 1 the GPU is: the mean over a part of a segment, which may be an instant."""
+        """Return the mean swing, from -1 to 1, over a part of a segment, which may be an instant."""
         (_, seconds, _, steps, phase, _), begin, end = part
         sines = max(1, round(seconds / self._wander))
         return (
@@ -68,7 +68,7 @@ class GpuVariation:
 
 
 def _sine(sines: int, seconds: float, phase: float, begin: float, end: float) -> float:
-    """The mean from begin to end of a sine that has that many periods in these seconds."""
+    """Return the mean from `begin` to `end` of a sine with this number of periods in `seconds`."""
     speed = 2 * pi * sines / seconds
     if speed * (end - begin) < 1e-3:
         return sin(speed * end + phase)
@@ -76,7 +76,7 @@ def _sine(sines: int, seconds: float, phase: float, begin: float, end: float) ->
 
 
 class Schedule:
-    """What the GPUs of a block of nodes do, at any time from 0 on."""
+    """The activities of the GPUs of a block of nodes, at any time from 0 on."""
 
     def __init__(self, seed: str, workloads: Workloads, *, nodes: int, gpus: int) -> None:
         rng = Random(seed)
@@ -94,13 +94,13 @@ class Schedule:
         self._workloads = workloads
 
     def at(self, t: float) -> SegmentPart:
-        """The instant t."""
+        """Return the part of a segment at the instant t."""
         local = (t + self._offset) % self._period
         segment = self._segments[bisect_right(self._starts, local) - 1]
         return SegmentPart(segment, local - segment.start, local - segment.start)
 
     def parts(self, begin: float, end: float) -> Iterator[SegmentPart]:
-        """The parts of segments from begin to end, in order."""
+        """Yield the parts of segments from `begin` to `end`, in order."""
         local = (begin + self._offset) % self._period
         index, left = bisect_right(self._starts, local) - 1, end - begin
         while left > 0:
@@ -115,7 +115,7 @@ class Schedule:
             local = self._segments[index].start
 
     def joules(self, t: float, variation: GpuVariation) -> float:
-        """What a GPU of this variation has used until t: the integral of its power. Only differences have a meaning."""
+        """Return the energy of a GPU of this variation until t: the integral of its power. Use only differences."""
         loops = (t + self._offset) // self._period
         segment, _, now = self.at(t)
         middle, swing = self._workloads.power(segment.activity)
@@ -128,9 +128,9 @@ class Schedule:
 
 
 def _jobs(rng: Random, workloads: Workloads, together: float) -> Iterator[tuple[Activity, float, float]]:
-    """Activities with their seconds and the seconds of a step, for about a period.
+    """Yield activities, their seconds and the seconds of a step, for about one period.
 
-    `together` is the share of jobs whose GPUs work on one model, and communicate over NVLink.
+    `together` is the share of jobs whose GPUs train one model and communicate over NVLink.
     """
     planned = 0.0
     while planned < PERIOD_SECONDS:
@@ -153,7 +153,7 @@ def _jobs(rng: Random, workloads: Workloads, together: float) -> Iterator[tuple[
 
 
 def blocks(nodes: int, seed: int) -> list[int]:
-    """The number of the block that each node belongs to. The nodes of a block run the same jobs."""
+    """Return the block number of each node. The nodes of a block run the same jobs."""
     rng, numbers = Random(f"{seed}/blocks"), list[int]()
     block = 0
     while len(numbers) < nodes:

@@ -1,7 +1,7 @@
-"""Simulated GPUs -> readings: a fleet that trains, with faults by script. Every series is labelled as simulated.
+"""Simulated nodes whose GPUs train, with scripted faults. Every series is labelled as simulated.
 
-Values are a function of seed, node, GPU and the time since the start, so the same seed is the same fleet. They have the
-levels of the packaged recordings; a metric that no recording has is not simulated.
+Values are a function of seed, node, GPU and the time since the start, so the same seed gives the same fleet. Their
+levels are those of the packaged recordings; a metric that no recording contains is not simulated.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FleetSettings:
-    """The settings of a fleet, as `Config` has them."""
+    """The settings of a fleet, with the names of `Config`."""
 
     nodes: int = 1
     gpus: int = 8
@@ -46,9 +46,9 @@ def fleet(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Mapping[str, SimulatedSource]:
-    """The nodes by name, `node-000` first. Their time and that of the fault script begin now.
+    """Return the nodes by name, `node-000` first. Their time and that of the fault script begin now.
 
-    Raises GpuExporterError for a bad script.
+    Raises GpuExporterError for a faulty script.
     """
     count, gpus, seed = settings.nodes, settings.gpus, settings.seed
     width = max(3, len(str(count - 1)))
@@ -74,7 +74,7 @@ def fleet(
 
 
 def _injections(inject: str, names: Sequence[str], gpus: int) -> Mapping[str, NodeInjection]:
-    """The injected failure modes by node. The module is loaded only if there are some."""
+    """Return the injected failure modes by node. The module is imported only if it is needed."""
     if not inject:
         return {}
     from gpu_exporter.sources.simulated.inject import injections
@@ -83,12 +83,12 @@ def _injections(inject: str, names: Sequence[str], gpus: int) -> Mapping[str, No
 
 
 def _owner(workload: str, rank: int) -> Owner:
-    """A pod on each node of a job, which has all of its GPUs."""
+    """Return the pod of a node, which has all of its GPUs."""
     return Owner("simulated", f"{workload}-{rank}", "train", workload)
 
 
 class SimulatedSource:
-    """The GPUs of one node. With an injection, they are a job of their own. All nodes of a fleet share `gil_lock`."""
+    """The GPUs of one node. With an injection, they are a separate job. All nodes of a fleet share `gil_lock`."""
 
     name, description, live = SIMULATED
 
@@ -108,12 +108,14 @@ class SimulatedSource:
         self._asked_at: float | None = None
 
     def reports_xids(self) -> bool:
-        """Whether Xids are injected."""
+        """Return whether XIDs may be injected."""
         return bool(self._injection)
 
     def dead(self) -> bool:
-        """Return whether the exporter of this node has stopped answering: a while after it was first asked, so that
-        Prometheus knows the node, however late it came."""
+        """Return whether the exporter of this node has stopped answering.
+
+        It stops some time after the first call, so that Prometheus knows the node, whenever it first scrapes.
+        """
         if not (self._injection and self._injection.dead):
             return False
         if self._asked_at is None:
@@ -121,7 +123,7 @@ class SimulatedSource:
         return self.node.clock() - self._asked_at > SEEN_SECONDS
 
     def instant(self, index: int) -> bool:
-        """Whether no fault ever makes a read of this GPU wait."""
+        """Return whether no fault ever delays a read of this GPU."""
         waits = (script.WEDGED, script.SLOW)
         return not any(fault.kind in waits and fault.hits(self.node.name, index) for fault in self._faults)
 
@@ -142,7 +144,7 @@ class SimulatedSource:
         return (self._owner,)
 
     def non_gpu_samples(self) -> Sequence[Sample]:
-        """None: only GPUs are simulated."""
+        """Return nothing: only GPUs are simulated."""
         return ()
 
     def attach(self, index: int, metrics: Sequence[Metric]) -> Device:
@@ -168,4 +170,4 @@ class SimulatedSource:
         )
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Do nothing: there is nothing to release."""

@@ -1,4 +1,4 @@
-"""Recordings of real GPUs -> what simulated ones do: each activity with the values that its phase had."""
+"""The activities of simulated GPUs, each with the values of a recorded phase of real GPUs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from gpu_exporter.sources.recording.format import ValueStatistics, statistics
 from gpu_exporter.sources.recording.replay import STATES
 
 IDLE, COPY, WARM_UP = "idle", "pcie_h2d_pinned", "data_loading_bound_train"
-# Phases that a healthy training job shows; only the first was recorded on GPUs that work together.
+# Phases of a healthy training job. Only the first was recorded on GPUs that work together.
 TOGETHER, ALONE = "ddp_balanced", ("train_big_batch", "compute_bound_bf16_gemm")
-# What is held or set, not used: it keeps its value for as long as the activity lasts.
+# Units of values that are constant during an activity.
 HELD = STATES | {"MiB"}
 MEMORY = (m.FB_USED.key, m.FB_FREE.key)
 MIB = 2**20
@@ -25,9 +25,9 @@ MIB = 2**20
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Activity:
-    """What a GPU does for a while: by row the middle and the swing of its value, in the exposed unit.
+    """What a GPU does for some time: for each row the middle and the swing of its value, in the exposed unit.
 
-    No swing leaves the range that was recorded, so no value does.
+    No swing leaves the recorded range, so no value does.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Activity:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JobKind:
-    """A kind of training job: its activities in their order, and how long a copy of its memory takes."""
+    """A kind of training job: its activities in order, and the seconds that copying its memory takes."""
 
     load: Activity
     warm_up: Activity
@@ -49,7 +49,7 @@ class JobKind:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Workloads:
-    """The content of the recordings: a GPU of their model, the row of each metric key, and the activities."""
+    """What the recordings contain: a GPU of their model, the row of each metric key, and the activities."""
 
     gpu: Gpu
     rows: Mapping[str, int]
@@ -59,7 +59,7 @@ class Workloads:
     alone: Sequence[JobKind]
 
     def power(self, activity: Activity) -> tuple[float, float]:
-        """Watts of an activity: middle and swing."""
+        """Return the power of an activity in watts: middle and swing."""
         row = self.rows[m.POWER.key]
         return activity.mid[row], activity.swing[row]
 
@@ -72,7 +72,9 @@ def workloads(paths: Iterable[Path]) -> Workloads:
         phases.update(of_path)
     missing = [name for name in (IDLE, COPY, WARM_UP, TOGETHER, *ALONE) if name not in phases]
     if missing:
-        raise GpuExporterError(f"source simulated: no packaged recording has the phase {missing[0]}: install again")
+        raise GpuExporterError(
+            f"source simulated: no packaged recording has the phase {missing[0]}; reinstall gpu-exporter"
+        )
     used = [phases[name] for name in (IDLE, COPY, WARM_UP, TOGETHER, *ALONE)]
     keys = [key for key in used[0] if key in BY_KEY and all(key in levels for levels in used)]
     return Workloads(
@@ -86,7 +88,7 @@ def workloads(paths: Iterable[Path]) -> Workloads:
 
 
 def _kind(name: str, keys: Sequence[str], phases: Mapping[str, Mapping[str, ValueStatistics]]) -> JobKind:
-    """A job keeps its memory whatever it does; it saves by the recorded copy in the other direction."""
+    """Return a kind of job. Its memory is the same in all activities; saving is the reverse of the recorded copy."""
     held = {key: phases[name][key] for key in MEMORY}
     copy, rx, tx = phases[COPY], m.PCIE_RX.key, m.PCIE_TX.key
     return JobKind(
@@ -113,5 +115,5 @@ def _whole(value: ValueStatistics) -> bool:
 
 
 def _swing(value: ValueStatistics) -> float:
-    """The amplitude of a sine that spreads as the recording did, without leaving its range."""
+    """Return the amplitude of a sine with the spread of the recording, limited to its range."""
     return min(sqrt(2) * value.deviation, value.high - value.mean, value.mean - value.low)

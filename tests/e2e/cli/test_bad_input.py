@@ -265,7 +265,7 @@ def test_bad_recording(tmp_path: Path, case: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "why"), [("none.jsonl.gz", "no such file"), (".", "Is a directory"), ("a" * 300, "ame too long")]
+    ("name", "why"), [("none.jsonl.gz", "no such file"), (".", "not a regular file"), ("a" * 300, "ame too long")]
 )
 def test_recording_that_is_none(tmp_path: Path, name: str, why: str) -> None:
     """A recording that is not there is named."""

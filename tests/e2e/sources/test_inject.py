@@ -172,7 +172,7 @@ def test_other_commands_take_it_too(tmp_path: Path) -> None:
     [
         (("--inject", "GpuMemoryBound"), "--inject needs --source simulated"),
         ((*SIMULATED, "--inject", "GpuMemoryBond"), "did you mean GpuMemoryBound?"),
-        ((*SIMULATED, "--inject", "GpuMemoryBound:8"), "node-000 has no GPU 8: use 0 to 7"),
+        ((*SIMULATED, "--inject", "GpuMemoryBound:8"), "node-000 has no GPU 8; use 0 to 7"),
         ((*SIMULATED, "--gpus", "1", "--inject", "GpuStragglerSlow"), "use --gpus 2 or more"),
     ],
 )

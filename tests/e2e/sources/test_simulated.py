@@ -201,7 +201,7 @@ def test_a_recording_of_it_can_be_played(tmp_path: Path) -> None:
         ((*SIMULATED, "--seed", "1.5"), "'1.5' is not a whole number"),
         ((*SIMULATED, "--nodes", "2", "--node-name", "mine"), "--node-name names one node"),
         ((*SIMULATED, "--faults", "los node-000/1 at 3s for 2s"), "did you mean lost?"),
-        ((*SIMULATED, "--faults", "lost node-001/1 at 3s for 2s"), "there is no node-001: use node-000"),
+        ((*SIMULATED, "--faults", "lost node-001/1 at 3s for 2s"), "there is no node-001; use node-000"),
     ],
 )
 def test_bad_settings_are_one_line(arguments: tuple[str, ...], line: str) -> None:

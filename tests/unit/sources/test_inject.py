@@ -264,15 +264,15 @@ def test_where_is_understood(text: str, hit: set[tuple[str, int]]) -> None:
     ("text", "gpus", "why"),
     [
         ("GpuMemoryBond", 3, "there is no failure mode 'GpuMemoryBond'; did you mean GpuMemoryBound?"),
-        ("nonsense", 3, "there is no failure mode 'nonsense'; docs/failure-modes.md has all"),
-        ("GpuMemoryBound:3", 3, "node-000 has no GPU 3: use 0 to 2"),
-        ("GpuMemoryBound:node-001/x", 3, "node-001 has no GPU x: use 0 to 2"),
-        ("GpuMemoryBound:node-009", 3, "there is no node-009: use node-000 to node-003"),
-        ("GpuMemoryBound:node-009/1", 3, "there is no node-009: use node-000 to node-003"),
-        ("GpuMemoryBound:*", 3, "there is no *: use node-000 to node-003"),
+        ("nonsense", 3, "there is no failure mode 'nonsense'; docs/failure-modes.md lists them"),
+        ("GpuMemoryBound:3", 3, "node-000 has no GPU 3; use 0 to 2"),
+        ("GpuMemoryBound:node-001/x", 3, "node-001 has no GPU x; use 0 to 2"),
+        ("GpuMemoryBound:node-009", 3, "there is no node-009; use node-000 to node-003"),
+        ("GpuMemoryBound:node-009/1", 3, "there is no node-009; use node-000 to node-003"),
+        ("GpuMemoryBound:*", 3, "there is no *; use node-000 to node-003"),
         ("GpuMemoryBound:1", 1, "node-000 has only GPU 0"),
-        ("GpuAllocationFragmented", 3, "it shows in what kube-state-metrics says of a cluster, which is not simulated"),
-        ("GpuStragglerSlow", 1, "it takes ranks that work together; use --gpus 2 or more"),
+        ("GpuAllocationFragmented", 3, "it needs metrics of kube-state-metrics, which are not simulated"),
+        ("GpuStragglerSlow", 1, "it needs a job of several ranks; use --gpus 2 or more"),
     ],
 )
 def test_what_can_t_be_meant_is_one_line(text: str, gpus: int, why: str) -> None:
@@ -315,4 +315,4 @@ def test_it_says_when_the_set_is_too_small(caplog: pytest.LogCaptureFixture) -> 
     source.attach(0, selected(MetricSet.FULL))
     assert caplog.messages == []
     source.attach(0, selected(MetricSet.DEFAULT))
-    assert caplog.messages == ["--inject GpuSpareRowsLow: only --metrics full shows it"]
+    assert caplog.messages == ["--inject GpuSpareRowsLow: these values are only in --metrics full"]

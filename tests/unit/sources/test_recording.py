@@ -15,8 +15,10 @@ from gpu_exporter.catalogue.metrics import BY_KEY, METRICS, selected
 from gpu_exporter.model.errors import GpuLost
 from gpu_exporter.model.gpu import Gpu, Reading
 from gpu_exporter.model.metric import Kind, Metric, MetricSet, Pace
-from gpu_exporter.sources.recording.format import HOLE_INTERVALS, Column, Recording, Writer, load
+from gpu_exporter.sources.recording.columns import HOLE_INTERVALS, Column, Recording
+from gpu_exporter.sources.recording.format import load
 from gpu_exporter.sources.recording.replay import OTHER_ENTITIES, ReplayDevice, ReplaySource
+from gpu_exporter.sources.recording.writer import Writer
 from tests.conftest import RECORDINGS
 
 ALL = frozenset(Pace)

@@ -284,12 +284,12 @@ def test_script_is_understood(text: str, faults: list[ScriptedFault]) -> None:
         ("lost node-003/1 at 1s for ever", "'ever' is not a duration"),
         ("lost node-003/1 at 1s for 0s", "'0s' is not a duration"),
         ("lost node-003/1 at -1s for 1s", "'-1s' is not a duration"),
-        ("lost node-3/1 at 1s for 1s", "there is no node-3: use node-000 to node-009, or * for all"),
-        ("lost node-003/8 at 1s for 1s", "node-003 has no GPU 8: use 0 to 7, or * for all"),
+        ("lost node-3/1 at 1s for 1s", "there is no node-3; use node-000 to node-009, or * for all"),
+        ("lost node-003/8 at 1s for 1s", "node-003 has no GPU 8; use 0 to 7, or * for all"),
         ("lost node-003/x at 1s for 1s", "node-003 has no GPU x"),
         ("lost node-003/-1 at 1s for 1s", "node-003 has no GPU -1"),
-        ("reload node-003 at 0s for 1s", "begin later, such as at 10s"),
-        ("reload node-003/1 at 1s for 1s", "for the whole node: write node-003 without /1"),
+        ("reload node-003 at 0s for 1s", "begin later, for example at 10s"),
+        ("reload node-003/1 at 1s for 1s", "of the whole node is reloaded; write node-003 without /1"),
     ],
 )
 def test_bad_script_is_one_line(text: str, why: str) -> None:

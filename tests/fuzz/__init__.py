@@ -1,0 +1,1 @@
+"""Fuzzing: mutated inputs for everything that parses content from outside. `python -m tests.fuzz --help`."""
