@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpu_exporter.catalogue.conditions import (
@@ -15,6 +15,7 @@ from gpu_exporter.catalogue.conditions import (
     Limit,
     Limits,
     Mark,
+    Named,
     Or,
     OrIfKnown,
     Over,
@@ -24,10 +25,12 @@ from gpu_exporter.catalogue.conditions import (
     Unless,
     children,
     leaves,
+    marks_of,
     no_case,
+    shared,
 )
-from gpu_exporter.catalogue.signal import Derived, Signal
-from gpu_exporter.render.words import OPERATORS, PLURAL, SPELLED, STATES, TITLES
+from gpu_exporter.catalogue.signal import Signal
+from gpu_exporter.render.words import CLAUSES, OPERATORS, PLURAL, SPELLED, STATES, TITLES
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,37 +44,6 @@ class Line:
 def title(signal: Signal) -> str:
     """Return a signal's name in words: SM activity."""
     return TITLES.get(signal.name) or " ".join(SPELLED.get(part, part) for part in signal.name.split("_"))
-
-
-def derivation(of: Signal | Derived | float) -> str:
-    """Return how a signal is derived from others."""
-    match of:
-        case Signal():
-            return title(of)
-        case Derived(left, operator, right):
-            sides = (
-                f"({derivation(side)})" if isinstance(side, Derived) else derivation(side) for side in (left, right)
-            )
-            return f" {operator} ".join(sides)
-    return f"{of:.15g}"
-
-
-def with_roots(signals: Iterable[Signal]) -> tuple[Signal, ...]:
-    """Return the signals, each followed by those that it is derived from."""
-    return tuple(dict.fromkeys(one for signal in signals for one in (signal, *_roots(signal))))
-
-
-def _roots(side: Signal | Derived | float) -> Iterator[Signal]:
-    match side:
-        case Signal():
-            for way in side.made:
-                if isinstance(way, Derived):
-                    yield from _roots(way)
-        case Derived(left, _, right):
-            for part in (left, right):
-                if isinstance(part, Signal):
-                    yield part
-                yield from _roots(part)
 
 
 def span(seconds: float) -> str:
@@ -266,11 +238,34 @@ def _averaged(of: Term) -> str:
     return "".join(f" on average over the last {spoken(window)}" for window in windows)
 
 
-_KNOWN = {And: "all of these are", Or: "any of these is"}
+def _clause(condition: Condition) -> str:
+    """Return the clause of a shared condition; empty for any other."""
+    return CLAUSES.get(condition.name, "") if isinstance(condition, Named) else ""
+
+
+def definitions(conditions: Sequence[Condition], limits: Limits) -> Iterator[tuple[str, Sequence[Line]]]:
+    """Yield the marks and shared conditions that conditions refer to: what is true, and if what."""
+    marks = dict.fromkeys(mark for condition in conditions for mark in marks_of(condition))
+    for mark in marks:
+        if not _clause(mark.condition):
+            what = f"A rank *{'is ' * mark.name.endswith('ed')}{mark.name}*"
+            yield what, list(lines(mark.condition, limits))
+    within = [inner for condition in (*conditions, *(mark.condition for mark in marks)) for inner in shared(condition)]
+    for inner in reversed(dict.fromkeys(within)):
+        clause = _clause(inner)
+        if clause and inner not in conditions:
+            start = clause.lstrip("*")[0]
+            yield clause.replace(start, start.upper(), 1), list(lines(inner, limits))
+
+
+_KNOWN: Mapping[type, str] = {And: "all of these are", Or: "any of these is"}
 
 
 def lines(condition: Condition, limits: Limits, depth: int = 0) -> Iterator[Line]:
-    """Yield a condition, one comparison a line."""
+    """Yield a condition, one comparison a line; a shared condition within it as its clause (see `definitions`)."""
+    if depth and _clause(condition):
+        yield Line(depth, _clause(condition))
+        return
     match condition:
         case Compare():
             yield Line(depth, compare(condition, limits))
@@ -282,8 +277,9 @@ def lines(condition: Condition, limits: Limits, depth: int = 0) -> Iterator[Line
             yield Line(depth, "all of these are true:")
             for child in _flat(inner) if isinstance(inner, And) else (inner,):
                 yield from lines(child, limits, depth + 1)
-            yield Line(depth + 1, f"unless {_KNOWN.get(type(other), 'this is')} known to be true:")
-            for child in _flat(other) if isinstance(other, And | Or) else (other,):
+            several = isinstance(other, And | Or) and not _clause(other)
+            yield Line(depth + 1, f"unless {_KNOWN[type(other)] if several else 'this is'} known to be true:")
+            for child in _flat(other) if isinstance(other, And | Or) and several else (other,):
                 yield from lines(child, limits, depth + 2)
         case OrIfKnown(inner, other):
             yield Line(depth, "any of these is true:")
@@ -301,7 +297,7 @@ def lines(condition: Condition, limits: Limits, depth: int = 0) -> Iterator[Line
 
 def _flat(condition: And | Or) -> Iterator[Condition]:
     for child in condition.conditions:
-        if isinstance(child, And | Or) and type(child) is type(condition):
+        if isinstance(child, And | Or) and type(child) is type(condition) and not _clause(child):
             yield from _flat(child)
         else:
             yield child

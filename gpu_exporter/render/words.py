@@ -73,6 +73,14 @@ STATES: Mapping[str, tuple[str, str]] = {
     "retired_pages_pending": ("retired pages are pending", "no retired pages are pending"),
     "inforom_valid": ("the InfoROM is valid", "the InfoROM is not valid"),
 }
+# Shared conditions by their name: the clause that stands for them in other conditions.
+CLAUSES: Mapping[str, str] = {
+    "idles": "the GPU *idles*",
+    "spinning": "the GPU *spins* in a collective",
+    "traffic": "the GPU *exchanges data*",
+    "moves": "*data moves* to or from the GPU",
+    "other_traffic": "its *traffic differs* from that of the ranks that wait",
+}
 # Units of signals that count things: their titles are plural.
 PLURAL = ("errors", "banks", "rows", "total")
 

@@ -249,8 +249,8 @@ MODES = (
         "systems, CUDA may refuse to start.",
         diagnosis=(
             "Run `nvidia-smi nvlink --status -i N` to see which links are inactive. Compare "
-            f'`{s.NVLINK_UP.record}{{node="…"}}`: the same links down on several GPUs point to one switch or '
-            "cable, links of one GPU only to that GPU.",
+            f'`{s.NVLINK_UP.record}{{node="…"}}`: if the same links are down on several GPUs, suspect one switch '
+            "or cable; if only one GPU is affected, suspect that GPU.",
             "Run `journalctl -u nvidia-fabricmanager -b` and `gpu-exporter events`. Look for XID 74, 136, 144 to "
             "150, or an SXid of a switch.",
             "Run `nvidia-smi topo -m` to check that the system is cabled as you expect. GPUs with NVLink bridges "

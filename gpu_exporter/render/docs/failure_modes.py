@@ -77,6 +77,10 @@ Stragglers are not detected (but nothing wrong is reported either) if
 - the exporter does not expose the data: the default fields of dcgm-exporter lack SM activity and the NVLink counters.
 """
 
+TERMS_INTRO = """
+### Terms in these conditions
+"""
+
 TREE_INTRO = """
 ### Decision tree
 
@@ -173,6 +177,8 @@ def failure_modes(modes: Sequence[FailureMode] = MODES, limits: Limits | None = 
         + INTRO
         + CLASSES_INTRO.format(window=window)
         + "".join(_class(number, each, changed) for number, each in enumerate(BOTTLENECKS))
+        + TERMS_INTRO
+        + "".join(runbooks.definitions([each.condition for each in BOTTLENECKS], changed))
         + TREE_INTRO.format(window=window)
         + code("mermaid", "\n".join(flowchart(changed)))
         + MODES_INTRO

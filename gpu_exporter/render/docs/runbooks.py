@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from gpu_exporter.catalogue import failure_modes
-from gpu_exporter.catalogue.conditions import Condition, Limit, Limits, limits_of, marks_of
+from gpu_exporter.catalogue.conditions import Condition, Limit, Limits, limits_of
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Scope
 from gpu_exporter.catalogue.signal import Derived, Read, Signal
@@ -17,6 +17,7 @@ from gpu_exporter.model.verdict import Action
 from gpu_exporter.render import banner, coverage, prose
 from gpu_exporter.render.coverage import Works
 from gpu_exporter.render.docs import markdown
+from gpu_exporter.render.docs.derivations import derivation, with_roots
 from gpu_exporter.render.docs.markdown import bullets, code, numbered, table
 from gpu_exporter.render.rules import rules
 
@@ -173,8 +174,7 @@ def _detection(mode: FailureMode, limits: Limits) -> str:
 def _condition(mode: FailureMode, limits: Limits) -> Iterator[str]:
     if mode.condition:
         yield f"The alert fires for a GPU if:\n\n{condition(mode.condition, limits)}"
-        for mark in marks_of(mode.condition):
-            yield f"\nA rank *{'is ' * mark.name.endswith('ed')}{mark.name}* if:\n\n{condition(mark.condition, limits)}"
+        yield from definitions((mode.condition,), limits)
     if mode.fleet and mode.condition:
         yield "\nIt also fires for what only Prometheus can detect: the second part of the [expression](#promql).\n"
     elif mode.fleet:
@@ -183,7 +183,17 @@ def _condition(mode: FailureMode, limits: Limits) -> Iterator[str]:
 
 def condition(of: Condition, limits: Limits) -> str:
     """Return a condition as nested bullets."""
-    return "".join(f"{'  ' * line.depth}- {line.text}\n" for line in prose.lines(of, limits))
+    return _bullets(prose.lines(of, limits))
+
+
+def _bullets(lines: Iterable[prose.Line]) -> str:
+    return "".join(f"{'  ' * line.depth}- {line.text}\n" for line in lines)
+
+
+def definitions(of: Sequence[Condition], limits: Limits) -> Iterator[str]:
+    """Yield what the marks and shared conditions in some conditions mean, as nested bullets."""
+    for what, lines in prose.definitions(of, limits):
+        yield f"\n{what} if:\n\n{_bullets(lines)}"
 
 
 def limits_table(limits: Sequence[Limit]) -> str:
@@ -196,7 +206,7 @@ def _data(mode: FailureMode) -> str:
     exporters = (each.title.replace("../alerts", "../../alerts") for each in EXPORTERS)
     text = table(("Exporter", "Does this alert work?"), zip(exporters, works(mode), strict=True))
     if mode.needs:
-        rows = [signal_row(signal) for signal in prose.with_roots(mode.needs)]
+        rows = [signal_row(signal) for signal in with_roots(mode.needs)]
         return f"{text}\nIt reads these signals, each from the first series that exists:\n\n{table(SIGNAL_HEAD, rows)}"
     return f"{text}\n{REQUIRED.get(mode.requires, 'It reads no metrics of GPUs.')}\n"
 
@@ -211,7 +221,7 @@ SIGNAL_HEAD = ("Signal", "Meaning", "gpu-exporter", "dcgm-exporter ≤ 4.8", "dc
 
 def signal_row(signal: Signal, show: Callable[[Read], str] = _series) -> tuple[str, ...]:
     """Return the row of a signal, with its sources for each exporter, best first; `show` formats one source."""
-    made = [f"= {prose.derivation(way)}" for way in signal.made if isinstance(way, Derived)]
+    made = [f"= {derivation(way)}" for way in signal.made if isinstance(way, Derived)]
     ours, classic, modern = (coverage.reads(signal, which) for which in ("ours", "classic", "modern"))
     columns = ((*ours, *(way for way in classic if way.name in FULL)), classic, modern)
     cells = ("; ".join([*made, *(f"`{show(way)}`" for way in ways)]) or "-" for ways in columns)

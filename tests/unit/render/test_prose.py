@@ -23,13 +23,14 @@ from gpu_exporter.catalogue.conditions import (
     PeerShare,
     Unless,
     limits_of,
-    marks_of,
     terms,
 )
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.signals import SIGNALS
 from gpu_exporter.render import prose
-from gpu_exporter.render.words import STATES
+from gpu_exporter.render.docs.derivations import derivation, with_roots
+from gpu_exporter.render.rules import rules
+from gpu_exporter.render.words import CLAUSES, STATES
 
 BUSY = Limit("busy", 0.85, "ratio", "")
 FLOW = Limit("flow", 2.5e9, "bytes per second", "")
@@ -124,7 +125,11 @@ def test_no_comparison_falls_back_to_symbols(condition: Condition) -> None:
 
     assert [text for text in texts if re.search(r" [-+*/<>=≤≥] ", text)] == []
     assert [
-        text for text in texts if not re.search(r"\b(is|are|was|will|have|has|stayed|does|wait|spin|talk)\b", text)
+        text
+        for text in texts
+        if not re.search(
+            r"\b(is|are|was|will|have|has|stayed|does|answers?|wait|spins?|talk|idles|exchanges|moves|differs)\b", text
+        )
     ] == []
 
 
@@ -171,7 +176,7 @@ def test_every_condition_has_words_for_every_comparison(mode: object) -> None:
     """Each of its limits is named, and each of its signals."""
     condition: Condition = mode.condition  # type: ignore[attr-defined]
     text = "\n".join(line.text for line in prose.lines(condition, {}))
-    text += "\n".join(line.text for mark in marks_of(condition) for line in prose.lines(mark.condition, {}))
+    text += "\n".join(line.text for _, defined in prose.definitions((condition,), {}) for line in defined)
 
     assert [limit.name for limit in limits_of(condition) if f"(`{limit.name}`)" not in text] == []
     signals = [term.signal for term in terms(condition) if isinstance(term, Over)]
@@ -196,10 +201,10 @@ def test_limits_are_found_wherever_they_are() -> None:
 
 def test_roots_of_a_signal() -> None:
     """What is divided by what, down to what is read."""
-    found = prose.with_roots((s.PCIE_RX_USE,))
+    found = with_roots((s.PCIE_RX_USE,))
 
     assert found == (s.PCIE_RX_USE, s.PCIE_RX, s.PCIE_LINK, s.PCIE_WIDTH, s.PCIE_GEN)
-    assert prose.derivation(s.PCIE_RX_USE.made[0]) == "PCIe traffic to the GPU / PCIe link capacity"  # type: ignore[arg-type]
+    assert derivation(s.PCIE_RX_USE.made[0]) == "PCIe traffic to the GPU / PCIe link capacity"  # type: ignore[arg-type]
 
 
 def test_every_class_has_a_sentence() -> None:
@@ -208,3 +213,20 @@ def test_every_class_has_a_sentence() -> None:
 
     assert all(sentences)
     assert len(set(sentences)) == len(BOTTLENECKS)
+
+
+def test_shared_conditions_are_referred_to_and_defined_once() -> None:
+    """A condition that several rules read is a clause in the others, and has one definition."""
+    inner = c.TRAFFIC
+    outer = And(Compare(MEAN, ">", BUSY), inner, Or(inner, Compare(MEAN, "<", BUSY)))
+
+    assert [line.text for line in prose.lines(outer, {})].count("the GPU *exchanges data*") == 2
+    ((what, defined),) = prose.definitions((outer,), {})
+    assert what == "The GPU *exchanges data*"
+    assert defined[0].text == "any of these is true:"
+
+
+def test_every_shared_condition_has_a_clause() -> None:
+    assert {condition.name for condition in rules.shared_conditions().values()} == set(CLAUSES), (
+        "fix: add or delete the clause in gpu_exporter/render/words.py"
+    )
