@@ -192,6 +192,8 @@ def _over(of: Compare, left: Over, limits: Limits) -> str:
             when = f"stayed {value} for {last}" if stayed else f"was {value} at some time within {last}"
             return f"{name} {when}{whole}"
     plural = left.signal.unit in PLURAL
+    if plural and _is_any(of):
+        return f"there are {name}"
     text = f"are {_amount(of, limits)}" if plural else f"is {value}"
     return f"{'the ' * name.startswith('number of')}{name} {text}{_averaged(left)}"
 

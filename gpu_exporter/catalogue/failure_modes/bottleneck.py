@@ -109,8 +109,8 @@ MODES = (
         Inject(profiles.SLOW_LOADER),
         bottleneck_is("data-loading-bound"),
         shows=bottlenecks.GR,
-        meaning="The GPU often waits while data arrives over PCIe: its input is too slow. Where stalls can be measured, "
-        "this also covers a GPU that works most of the time but stops at each step.",
+        meaning="The GPU often waits while data arrives over PCIe: its input is too slow. With `--metrics full`, this "
+        "also covers a GPU that works most of the time but stops at each step.",
         impact="The time in which the GPU waits is lost. That usually costs more than tuning any kernel can gain.",
         diagnosis=(
             f'Look at `{s.GR_ACTIVE.record}{{UUID="…"}}`, the share of time in which the GPU works, and at '
@@ -253,8 +253,8 @@ MODES = (
         impact="None if the work is memory-bound by nature. Otherwise the tensor cores wait for memory.",
         diagnosis=(
             f'Look at `{s.DRAM_ACTIVE.record}{{UUID="…"}}`. From 0.6 to 0.9 the bandwidth is the limit (0.9 is '
-            "about the maximum). Far below that, with every pipe idle, the access is scattered (gathers, "
-            "embeddings, hash tables).",
+            "about the maximum). Far below that, with all arithmetic pipes idle, the access is scattered "
+            "(gathers, embeddings, hash tables).",
             f'Look at `{s.TENSOR_ACTIVE.record}{{UUID="…"}}`. Some tensor core activity points to attention or '
             "decoding, none to elementwise kernels or copies.",
             "Which kernels take the time in a profiler trace: chains of elementwise kernels, normalisation, gathers?",

@@ -175,7 +175,7 @@ MODES = (
         shows=c.SM,
         scope=Scope.JOB,
         meaning="The other ranks of the job wait for this one, which computes longer than they do: its SMs are more "
-        "active than theirs, which are partly empty while they wait.",
+        "active, while theirs are partly empty because they wait.",
         impact="Every step takes as long as the step of this rank; the other GPUs idle in the collective for the rest.",
         diagnosis=(
             f'Look at `{s.HW_THERMAL.record}{{UUID="…"}}`, `{s.SW_THERMAL.record}{{UUID="…"}}` and '

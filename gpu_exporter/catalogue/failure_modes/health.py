@@ -128,7 +128,7 @@ MODES = (
         ),
         wrong="The alert ends ten minutes after the last event, whether or not the GPU was repaired: its end does not "
         "mean that the GPU is healthy. With dcgm-exporter alone, the last code never clears: the alert stays "
-        "until dcgm-exporter restarts, and the same code a second time does not show.",
+        "until dcgm-exporter restarts, and the same code does not show a second time.",
     ),
     FailureMode(
         "GpuEccUncorrectable",
@@ -208,7 +208,7 @@ MODES = (
         "then reset the GPU{{ else }}recovery action {{ $value }}{{ end }}",
         "Do what the driver asks for. To reset the GPU, cordon the node and let the jobs on this GPU end first. "
         "To reboot the node, drain it first. To drain peer-to-peer traffic, end the programs that use it with "
-        "this GPU. The runbook explains other recovery actions.",
+        "this GPU. docs/health.md explains other recovery actions.",
         Inject({m.RECOVERY: 1.0}),
         _on(s.RECOVERY),
         meaning="The driver itself asks for a repair of this GPU. Its request takes precedence over every table of XIDs, "
@@ -783,8 +783,8 @@ up{job=~"gpu|.*(gpu.?exporter|dcgm).*"} == 0""",
             "the node says what is missing.",
         ),
         wrong="A node that was removed for good keeps the alert firing until service discovery removes its target. A "
-        "scrape job whose name contains neither gpu nor dcgm is monitored only if a scrape of it succeeded "
-        "within the last day.",
+        "scrape job whose name contains neither gpu nor dcgm is covered by this alert only if one of its scrapes "
+        "succeeded within the last day.",
     ),
     FailureMode(
         "GpuAttributionDown",

@@ -37,6 +37,8 @@ CLASSES_INTRO = """
 Each GPU has one bottleneck class at a time: the first that matches, judged from means over {window}. It is recorded as
 `gpu:bottleneck:class`; the value is the number of the class, the label `class` its name.
 
+- *Engine activity* is the share of time in which any kernel runs on the GPU. *SM activity* is the share of the SMs that
+  have work, averaged over time.
 - Memory-bound does not mean that the SMs are idle. Warps that wait for memory are resident, so a copy kernel has an SM
   activity of 99 % and a DRAM activity of 89 %, which is about the maximum. The activity of the pipes distinguishes
   memory from arithmetic.

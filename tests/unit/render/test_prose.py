@@ -50,7 +50,7 @@ STALLED = Mark("stalled", Compare(MEAN, ">", BUSY))
         (Compare(Over(s.UP), "<", 1.0), "the GPU does not answer"),
         (Compare(Over(s.RELEASED), "==", 1.0), "the exporter has released the driver"),
         (Compare(Over(s.REMAP_PENDING), ">", 0.0), "a row remap is pending"),
-        (Compare(Over(s.ECC_DBE), ">", 0.0), "uncorrectable ECC errors are more than 0"),
+        (Compare(Over(s.ECC_DBE), ">", 0.0), "there are uncorrectable ECC errors"),
         (Compare(Over(s.FABRIC), "!=", 3), "fabric status is not 3"),
         (
             Compare(Over(s.NVLINK_CRC, Fn.INCREASE, 900), ">", 0.0),
