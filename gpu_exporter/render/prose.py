@@ -1,8 +1,8 @@
-"""Conditions as people read them: "engine active, mean over 5 min, at least 0.85 (busyEngine)". Pure."""
+"""Conditions in words: "engine activity is at least 85 % (`busyEngine`) on average over the last 5 minutes"."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpu_exporter.catalogue.conditions import (
@@ -15,6 +15,7 @@ from gpu_exporter.catalogue.conditions import (
     Limit,
     Limits,
     Mark,
+    Named,
     Or,
     OrIfKnown,
     Over,
@@ -24,44 +25,12 @@ from gpu_exporter.catalogue.conditions import (
     Unless,
     children,
     leaves,
+    marks_of,
     no_case,
+    shared,
 )
-from gpu_exporter.catalogue.signal import Derived, Signal
-
-# A part of a signal's name where it is not a word already.
-_SPELLED: Mapping[str, str] = {
-    "gr": "engine",
-    "sm": "SM",
-    "dram": "DRAM",
-    "fb": "device memory",
-    "fp64": "FP64",
-    "fp32": "FP32",
-    "fp16": "FP16",
-    "int": "integer",
-    "util": "utilisation",
-    "pcie": "PCIe",
-    "rx": "RX",
-    "tx": "TX",
-    "nvlink": "NVLink",
-    "gen": "generation",
-    "hw": "hardware",
-    "sw": "driver",
-    "temp": "temperature",
-    "ecc": "ECC",
-    "inforom": "InfoROM",
-    "sram": "SRAM threshold",
-    "crc": "CRC",
-    "xid": "Xid",
-    "max": "highest",
-}
-_OPERATORS: Mapping[str, tuple[str, str]] = {
-    ">": ("more than", ">"),
-    ">=": ("at least", "≥"),
-    "<": ("less than", "<"),
-    "<=": ("at most", "≤"),
-    "==": ("exactly", "="),
-    "!=": ("other than", "≠"),
-}
+from gpu_exporter.catalogue.signal import Signal
+from gpu_exporter.render.words import CLAUSES, OPERATORS, PLURAL, SPELLED, STATES, TITLES
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,51 +42,32 @@ class Line:
 
 
 def title(signal: Signal) -> str:
-    """A signal's name in words: SM active."""
-    return " ".join(_SPELLED.get(part, part) for part in signal.name.split("_"))
-
-
-def derivation(of: Signal | Derived | float) -> str:
-    """How a signal is made of others."""
-    match of:
-        case Signal():
-            return title(of)
-        case Derived(left, operator, right):
-            sides = (
-                f"({derivation(side)})" if isinstance(side, Derived) else derivation(side) for side in (left, right)
-            )
-            return f" {operator} ".join(sides)
-    return f"{of:.15g}"
-
-
-def with_roots(signals: Iterable[Signal]) -> tuple[Signal, ...]:
-    """Signals, each followed by those that it is made of."""
-    return tuple(dict.fromkeys(one for signal in signals for one in (signal, *_roots(signal))))
-
-
-def _roots(side: Signal | Derived | float) -> Iterator[Signal]:
-    match side:
-        case Signal():
-            for way in side.made:
-                if isinstance(way, Derived):
-                    yield from _roots(way)
-        case Derived(left, _, right):
-            for part in (left, right):
-                if isinstance(part, Signal):
-                    yield part
-                yield from _roots(part)
+    """Return a signal's name in words: SM activity."""
+    return TITLES.get(signal.name) or " ".join(SPELLED.get(part, part) for part in signal.name.split("_"))
 
 
 def span(seconds: float) -> str:
-    """A time as people say it: 5 min."""
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+    """Return a time in the largest unit of which it is a whole number: 5 min."""
+    return "{} {}".format(*_in_units(seconds, ("d", "h", "min", "s")))
+
+
+def spoken(seconds: float) -> str:
+    """Return a time as it follows "the last": 5 minutes, hour."""
+    number, unit = _in_units(seconds, ("day", "hour", "minute", "second"))
+    return unit if number == "1" else f"{number} {unit}s"
+
+
+def _in_units(seconds: float, units: Sequence[str]) -> tuple[str, str]:
+    for unit, size in zip(units, (86400, 3600, 60), strict=False):
         if seconds >= size and seconds % size == 0:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:g} s"
+            return f"{seconds / size:.0f}", unit
+    return f"{seconds:g}", units[-1]
 
 
 def quantity(value: float, unit: str) -> str:
-    """A number with its unit, in the size that people use; a ratio is bare."""
+    """Return a number with its unit, scaled for people; a ratio in percent."""
+    if unit == "ratio":
+        return f"{100 * value:g} %"
     if unit == "seconds":
         return span(value)
     if unit == "celsius":
@@ -128,102 +78,219 @@ def quantity(value: float, unit: str) -> str:
     return f"{value:g}" + (f" {unit}" if unit in ("watts", "errors", "USD") else "")
 
 
-def term(of: Term, *, short: bool = False) -> str:
-    """A term in words. `short` leaves out that it is a mean, and over which window."""
+def term(of: Term) -> str:
+    """Return a term as a noun phrase, without the window of a mean."""
     match of:
         case Over():
-            return _over(of, short=short)
+            return _noun(of)
         case Calc(left, operator, right):
-            return f"{_side(left)} {operator} {_side(right)}" + ("" if short else _means(of))
+            return f"{_side(left)} {operator} {_side(right)}"
         case PeerShare(mark):
             return f"share of the job's other ranks that {verb(mark)}"
         case PeerMedian(inner, where):
-            return f"median of {term(inner, short=True)} over the job's ranks that {verb(where)}" + (
-                "" if short else _means(of)
-            )
+            return f"median {term(inner)} of the job's ranks that {verb(where)}"
         case _:
             raise no_case(of)
 
 
 def _side(of: Term) -> str:
-    """One side of a calculation; what begins with an operator that binds less has parentheses."""
-    text = term(of, short=True)
+    """Return one side of a calculation; anything but a sum has parentheses."""
+    text = term(of)
     return f"({text})" if isinstance(of, Calc) and of.operator != "+" else text
 
 
-def _means(of: Term) -> str:
-    overs = [
-        part.of if isinstance(part, PeerMedian) else part for part in leaves(of) if not isinstance(part, PeerShare)
-    ]
-    windows = dict.fromkeys(span(over.window) for over in overs if over.fn is Fn.MEAN)
-    return "".join(f", means over {window}" for window in windows)
-
-
 def verb(mark: Mark) -> str:
-    """A mark is named after what one rank does: waits."""
+    """Return what several ranks with this mark do: wait."""
     return f"are {mark.name}" if mark.name.endswith("ed") else mark.name.removesuffix("s")
 
 
-def _over(of: Over, *, short: bool) -> str:
-    name, window = title(of.signal), span(of.window)
+def _noun(of: Over) -> str:
+    name = title(of.signal)
     match of.fn:
-        case Fn.LAST:
-            return name
         case Fn.AGE:
-            return f"age of {name}"
+            return f"time since the last {name}"
         case Fn.INCREASE:
-            return f"growth of {name} within {window}"
+            return f"increase of {name} within {span(of.window)}"
         case Fn.PREDICT:
-            return f"{name} in {span(of.ahead)}, by a straight line through the last {window}"
+            return f"{name} predicted for {span(of.ahead)} ahead"
         case Fn.STDDEV:
-            return f"standard deviation of {name}" + ("" if short else f" over {window}")
-        case Fn.MEAN:
-            return name if short else f"{name}, mean over {window}"
-    most = "highest" if of.fn is Fn.MAX else "lowest"
-    return f"{name}, {most} of {window}" + (" that are known from their beginning" if of.whole else "")
+            return f"standard deviation of {name}"
+        case Fn.MAX | Fn.MIN:
+            return f"{'highest' if of.fn is Fn.MAX else 'lowest'} {name} of the last {spoken(of.window)}"
+        case _:
+            return name
 
 
 def compare(of: Compare, limits: Limits, *, short: bool = False) -> str:
-    """One comparison in words; `short` with the sign instead of words, and without the limit's name."""
-    word, sign = _OPERATORS[of.operator]
-    left = term(of.left, short=short)
-    if isinstance(of.left, Over) and of.left.fn is Fn.LAST and of.left.signal.unit == "bool":
-        on = (of.operator, of.right) in ((">", 0.0), ("==", 1.0))
-        return f"{left} is {on:d}"
+    """Return one comparison in words; `short` with signs, without windows of means and names of limits."""
+    state = _state(of)
+    if state:
+        return state
+    if short:
+        return f"{term(of.left)} {OPERATORS[of.operator].sign} {_right(of, limits, short=True)}"
+    match of.left:
+        case PeerShare(mark):
+            ranks = f"of the job's other ranks {verb(mark)}"
+            return f"some {ranks}" if _is_any(of) else f"{_amount(of, limits)} {ranks}"
+        case Calc():
+            return f"{_calculation(of, of.left, limits)},{_averaged(of.left)}".removesuffix(",")
+        case Over():
+            return _over(of, of.left, limits)
+    return f"{term(of.left)} is {OPERATORS[of.operator].value} {_right(of, limits)}{_averaged(of.left)}"
+
+
+def _state(of: Compare) -> str:
+    """Return the comparison of a signal of 0 or 1 as a statement; empty for any other."""
+    if not (isinstance(of.left, Over) and of.left.fn is Fn.LAST and of.left.signal.unit == "bool"):
+        return ""
+    on = (of.operator, of.right) in ((">", 0.0), ("==", 1.0))
+    name = of.left.signal.name
+    return STATES[name][0 if on else 1] if name in STATES else f"{title(of.left.signal)} is {on:d}"
+
+
+def _is_any(of: Compare) -> bool:
+    return of.operator == ">" and of.right == 0.0
+
+
+def _amount(of: Compare, limits: Limits, *, ago: bool = False) -> str:
+    """Return operator and right side as an amount: less than 10 min."""
+    return f"{OPERATORS[of.operator].amount} {_right(of, limits)}" + (" ago" if ago else "")
+
+
+def _right(of: Compare, limits: Limits, *, short: bool = False, suffix: str = "") -> str:
+    """Return the right side; a limit with its unit, or `suffix` in place of "%", and its name."""
     match of.right:
         case Limit(name, default, unit):
             number = quantity(limits.get(name, default), unit)
-            return f"{left} {sign} {number}" if short else f"{left}, {word} {number} (`{name}`)"
+            number = number.removesuffix(" %") + suffix if suffix else number
+            return number if short else f"{number} (`{name}`)"
         case float() | int():
-            right = f"{of.right:.3g}"
+            return f"{of.right:.3g}"
         case _:
-            right = term(of.right, short=short)
-    return f"{left} {sign} {right}" if short else f"{left}, {word} {right}"
+            return term(of.right) if short else f"the {term(of.right)}"
+
+
+def _over(of: Compare, left: Over, limits: Limits) -> str:
+    """Return the comparison of a signal over its window."""
+    name, last = title(left.signal), f"the last {spoken(left.window)}"
+    value, whole = (
+        f"{OPERATORS[of.operator].value} {_right(of, limits)}",
+        " (needs data for that whole time)" * left.whole,
+    )
+    match left.fn:
+        case Fn.AGE:
+            return f"the last {name} was {_amount(of, limits, ago=True)}"
+        case Fn.INCREASE:
+            by = "" if _is_any(of) else f" by {_amount(of, limits)}"
+            return f"within {last}, {name} have increased{by}"
+        case Fn.PREDICT:
+            return f"{name} will be {value} in {span(left.ahead)} if the trend of {last} continues{whole}"
+        case Fn.STDDEV:
+            return f"the standard deviation of {name} is {value} over {last}"
+        case Fn.MAX | Fn.MIN:
+            stayed = of.operator in (("<", "<=") if left.fn is Fn.MAX else (">", ">="))
+            when = f"stayed {value} for {last}" if stayed else f"was {value} at some time within {last}"
+            return f"{name} {when}{whole}"
+    plural = left.signal.unit in PLURAL
+    if plural and _is_any(of):
+        return f"there are {name}"
+    text = f"are {_amount(of, limits)}" if plural else f"is {value}"
+    return f"{'the ' * name.startswith('number of')}{name} {text}{_averaged(left)}"
+
+
+def _calculation(of: Compare, left: Calc, limits: Limits) -> str:
+    """Return the comparison of two terms with each other, or of a sum."""
+    first, second = _ranked(left.left, left.right), _ranked(left.right, left.left)
+    amount = OPERATORS[of.operator].amount
+    if left.operator == "-" and isinstance(of.right, Limit):
+        return f"{first} is {amount} {_right(of, limits, suffix=' percentage points')} above {second}"
+    if left.operator == "-" and _is_any(of):
+        return f"the {first} is above the {second}"
+    if left.operator == "/" and isinstance(of.right, Limit):
+        factor = limits.get(of.right.name, of.right.value)
+        share = f"{_right(of, limits)} of" if factor < 1 else f"{factor:g} times (`{of.right.name}`)"
+        return f"{first} is {amount} {share} {second}"
+    if left.operator == "+":
+        *terms, last = (term(each) for each in _sum(left))
+        return f"the sum of {', '.join(terms)} and {last} is {OPERATORS[of.operator].value} {_right(of, limits)}"
+    return f"{term(left)} is {OPERATORS[of.operator].value} {_right(of, limits)}"
+
+
+def _ranked(of: Term, other: Term) -> str:
+    """Return a side of a comparison with the job's other ranks: which is whose."""
+    if isinstance(of, PeerMedian):
+        return f"the {term(of)}"
+    return f"{_side(of)} of this rank" if isinstance(other, PeerMedian) else _side(of)
+
+
+def _sum(of: Term) -> Iterator[Term]:
+    if isinstance(of, Calc) and of.operator == "+":
+        yield from _sum(of.left)
+        yield from _sum(of.right)
+    else:
+        yield of
+
+
+def _averaged(of: Term) -> str:
+    """Return over which time the means of a term are taken."""
+    overs = [
+        part.of if isinstance(part, PeerMedian) else part for part in leaves(of) if not isinstance(part, PeerShare)
+    ]
+    windows = dict.fromkeys(over.window for over in overs if over.fn is Fn.MEAN)
+    return "".join(f" on average over the last {spoken(window)}" for window in windows)
+
+
+def _clause(condition: Condition) -> str:
+    """Return the clause of a shared condition; empty for any other."""
+    return CLAUSES.get(condition.name, "") if isinstance(condition, Named) else ""
+
+
+def definitions(conditions: Sequence[Condition], limits: Limits) -> Iterator[tuple[str, Sequence[Line]]]:
+    """Yield the marks and shared conditions that conditions refer to: what is true, and if what."""
+    marks = dict.fromkeys(mark for condition in conditions for mark in marks_of(condition))
+    for mark in marks:
+        if not _clause(mark.condition):
+            what = f"A rank *{'is ' * mark.name.endswith('ed')}{mark.name}*"
+            yield what, list(lines(mark.condition, limits))
+    within = [inner for condition in (*conditions, *(mark.condition for mark in marks)) for inner in shared(condition)]
+    for inner in reversed(dict.fromkeys(within)):
+        clause = _clause(inner)
+        if clause and inner not in conditions:
+            start = clause.lstrip("*")[0]
+            yield clause.replace(start, start.upper(), 1), list(lines(inner, limits))
+
+
+_KNOWN: Mapping[type, str] = {And: "all of these are", Or: "any of these is"}
 
 
 def lines(condition: Condition, limits: Limits, depth: int = 0) -> Iterator[Line]:
-    """A condition, one comparison a line."""
+    """Yield a condition, one comparison a line; a shared condition within it as its clause (see `definitions`)."""
+    if depth and _clause(condition):
+        yield Line(depth, _clause(condition))
+        return
     match condition:
         case Compare():
             yield Line(depth, compare(condition, limits))
         case And() | Or():
-            yield Line(depth, "all of:" if isinstance(condition, And) else "any of:")
+            yield Line(depth, "all of these are true:" if isinstance(condition, And) else "any of these is true:")
             for child in _flat(condition):
                 yield from lines(child, limits, depth + 1)
         case Unless(inner, other):
-            yield Line(depth, "all of:")
+            yield Line(depth, "all of these are true:")
             for child in _flat(inner) if isinstance(inner, And) else (inner,):
                 yield from lines(child, limits, depth + 1)
-            yield Line(depth + 1, "and not (what is not known does not count):")
-            yield from lines(other, limits, depth + 2)
+            several = isinstance(other, And | Or) and not _clause(other)
+            yield Line(depth + 1, f"unless {_KNOWN[type(other)] if several else 'this is'} known to be true:")
+            for child in _flat(other) if isinstance(other, And | Or) and several else (other,):
+                yield from lines(child, limits, depth + 2)
         case OrIfKnown(inner, other):
-            yield Line(depth, "any of:")
+            yield Line(depth, "any of these is true:")
             yield from lines(inner, limits, depth + 1)
-            yield Line(depth + 1, "where it is known, all of:")
+            yield Line(depth + 1, "if these values are known, all of these are true:")
             for child in _flat(other) if isinstance(other, And) else (other,):
                 yield from lines(child, limits, depth + 2)
         case Is():
-            yield Line(depth, f"the class is `{condition.name}`: no class before it matches, and")
+            yield Line(depth, f"the bottleneck class is `{condition.name}`: no earlier class matches, and")
             for child in children(condition):
                 yield from lines(child, limits, depth + 1)
         case _:
@@ -232,14 +299,14 @@ def lines(condition: Condition, limits: Limits, depth: int = 0) -> Iterator[Line
 
 def _flat(condition: And | Or) -> Iterator[Condition]:
     for child in condition.conditions:
-        if isinstance(child, And | Or) and type(child) is type(condition):
+        if isinstance(child, And | Or) and type(child) is type(condition) and not _clause(child):
             yield from _flat(child)
         else:
             yield child
 
 
 def sentence(condition: Condition, limits: Limits) -> str:
-    """A condition on one line, short, with signs: what a flowchart or a table has room for."""
+    """Return a condition on one line, with signs, for a flowchart or a table."""
     match condition:
         case Compare():
             return compare(condition, limits, short=True)

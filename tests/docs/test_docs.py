@@ -35,15 +35,14 @@ BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 DOCS = {name: (ROOT / name).read_text() for name in ARTIFACTS if name.endswith(".md")}
 FAILURE_MODES = DOCS["docs/failure-modes.md"]
 SECTIONS = [
-    "Meaning",
+    "What happened",
     "Impact",
-    "Diagnosis",
-    "Mitigation",
-    "When it is wrong",
-    "Condition",
-    "Needs",
-    "Related",
-    "PromQL",
+    "What to do first",
+    "Find the cause",
+    "Fix",
+    "When this alert is wrong",
+    "Related alerts",
+    "How it is detected",
 ]
 
 

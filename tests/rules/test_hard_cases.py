@@ -357,7 +357,7 @@ def test_annotations_of_what_is_known_of_no_gpu(tmp_path: Path) -> None:
     mode = BY_NAME["GpuLost"]
     labels = {"severity": "critical", "domain": "health", "action": mode.action.value}
     annotations = {
-        "summary": "A GPU of some does not answer",
+        "summary": "A GPU on node some does not answer",
         "description": mode.advice,
         "runbook_url": "https://github.com/gpu-exporter/gpu-exporter/blob/main/docs/runbooks/gpulost.md",
         "dashboard_url": "/d/gpu-gpu?var-node=some&var-gpu=$__all",
@@ -402,7 +402,7 @@ def test_labels_and_annotations_are_whole(tmp_path: Path) -> None:
                     "action": "gpu_reset",
                 },
                 "exp_annotations": {
-                    "summary": "Uncorrectable memory errors on GPU 3 of sick since its driver was loaded",
+                    "summary": "Uncorrectable memory errors on GPU 3 on node sick",
                     "description": mode.advice,
                     "runbook_url": "https://github.com/gpu-exporter/gpu-exporter/blob/main/docs/runbooks/gpueccuncorrectable.md",
                     "dashboard_url": "/d/gpu-gpu?var-node=sick&var-gpu=3",
@@ -411,3 +411,63 @@ def test_labels_and_annotations_are_whole(tmp_path: Path) -> None:
         ],
     }
     check(tmp_path, [Case("sick", [device], [], [alert])])
+
+
+def test_summaries_name_instance_workload_and_repair(tmp_path: Path) -> None:
+    """A MIG instance, the workload if it is known, and what the driver asks for in words."""
+    spins = [minutes(60, on_board(p.ONE_THREAD))]
+    fake = {
+        "GPU 2 on node spin (workload train)": Device("spin", 2, spins, owner=rank("train")),
+        "GPU 3 on node free": Device("free", 3, spins),
+        "GPU 0 (MIG instance 7) on node mig (workload alpha)": Device(
+            "mig", 0, spins, owner=rank("alpha"), instance="7"
+        ),
+    }
+    asked = {
+        "reset the GPU": Device("ask-1", 1, [minutes(60, {**p.HEALTHY, m.RECOVERY: 1.0})]),
+        "reboot the node": Device("ask-2", 2, [minutes(60, {**p.HEALTHY, m.RECOVERY: 2.0})]),
+        "recovery action 9": Device("ask-9", 9, [minutes(60, {**p.HEALTHY, m.RECOVERY: 9.0})]),
+    }
+    alerts = [
+        {
+            "alertname": "GpuFakeLoad",
+            "exp_alerts": [
+                shown("GpuFakeLoad", device, BY_NAME["GpuFakeLoad"].summary.replace("{gpu}", gpu), FAKE_VALUE)
+                for gpu, device in fake.items()
+            ],
+        },
+        {
+            "alertname": "GpuRecoveryActionRequired",
+            "exp_alerts": [
+                shown(
+                    "GpuRecoveryActionRequired",
+                    device,
+                    f"The driver asks for a repair of GPU {device.gpu} on node {device.node}: {words}",
+                )
+                for words, device in asked.items()
+            ],
+        },
+    ]
+    check(tmp_path, [Case("summaries", [*fake.values(), *asked.values()], [], alerts)])
+
+
+FAKE_VALUE = " Average SM activity over 5 minutes: 0.8%."
+
+
+def shown(name: str, device: Device, summary: str, value: str = "") -> Mapping[str, Mapping[str, str]]:
+    """An alert on this device as promtool expects it; only alerts on activity have the owner and the instance."""
+    mode, owner = BY_NAME[name], {}
+    if device.owner:
+        owner = {label: device.owner[label] for label in ("namespace", "pod")}
+        owner["workload"] = device.owner["pod"].partition("-")[0]
+    labels = {"node": device.node, "gpu": str(device.gpu), "UUID": device.uuid, "modelName": "NVIDIA H200"}
+    part = {"GPU_I_ID": device.instance, "GPU_I_PROFILE": "1g.18gb"} if device.instance else {}
+    fixed = {"severity": mode.severity.value, "domain": mode.domain.value, "action": mode.action.value}
+    links = {
+        "runbook_url": f"https://github.com/gpu-exporter/gpu-exporter/blob/main/docs/runbooks/{name.lower()}.md",
+        "dashboard_url": f"/d/gpu-gpu?var-node={device.node}&var-gpu={device.gpu}",
+    }
+    return {
+        "exp_labels": {**labels, **part, **owner, **fixed},
+        "exp_annotations": {"summary": summary, "description": mode.advice + value, **links},
+    }

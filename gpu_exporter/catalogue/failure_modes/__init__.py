@@ -1,4 +1,4 @@
-"""The failure-mode catalogue: one file a domain, one entry a mode, in triage order."""
+"""The catalogue of failure modes: one file per domain, one entry per mode, in triage order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpu_exporter.catalogue.failure_modes.check import check
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
 
 MODES: tuple[FailureMode, ...] = (*health.MODES, *distributed.MODES, *bottleneck.MODES, *cost.MODES)
-# The file with the entries of a domain.
+# The file with the entries of each domain.
 FILES: Mapping[Domain, ModuleType] = {
     Domain.HEALTH: health,
     Domain.DISTRIBUTED: distributed,

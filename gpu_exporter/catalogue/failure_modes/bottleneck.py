@@ -1,4 +1,4 @@
-"""Why is it slow? What limits a GPU that works, and what to change."""
+"""Bottlenecks: what limits a GPU that works, and what to change."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Injec
 from gpu_exporter.model.verdict import Action
 
 MINUTE = 60.0
-SWING = Limit("powerSwing", 0.2, "ratio", "how far power swings up and down, over the power limit")
-# A constant load at the edge of two buckets seems to swing by 40 W, whatever the limit of its board is.
-COARSE = Limit("coarsePower", 50.0, "watts", "swing that may be the width of two buckets, and none")
+SWING = Limit("powerSwing", 0.2, "ratio", "how far power swings up and down, as a share of the power limit")
+# A constant load at the edge of two buckets seems to swing by 40 W, whatever the power limit of the GPU is.
+COARSE = Limit("coarsePower", 50.0, "watts", "swing in watts that may only be the width of two histogram buckets")
 SWINGS = And(
     Compare(Calc(Over(s.POWER_SWING), "/", Over(s.POWER_LIMIT)), ">", SWING),
     Compare(Over(s.POWER_SWING), ">", COARSE),
@@ -26,9 +26,9 @@ def _quantile(share: float) -> str:
 
 
 GAPS = (
-    f'With `--metrics full`: `{s.SM_IDLE.record}{{UUID="…"}}` is the share of time in which its SMs rest, and '
-    f'`histogram_quantile(0.5, rate({m.IDLE_GAPS}_bucket{{UUID="…"}}[5m]))` how long the usual gap is: one length, again '
-    "and again, is a stall at each step. Gaps of less than a second take `--high-resolution`."
+    f'With `--metrics full`: `{s.SM_IDLE.record}{{UUID="…"}}` is the share of time in which the SMs are idle, and '
+    f'`histogram_quantile(0.5, rate({m.IDLE_GAPS}_bucket{{UUID="…"}}[5m]))` is the length of a typical gap. Gaps of always '
+    "the same length are a stall at each step. Gaps shorter than a second need `--high-resolution`."
 )
 
 MODES = (
@@ -38,29 +38,31 @@ MODES = (
         Severity.WARNING,
         30 * MINUTE,
         Action.NONE,
-        "{gpu} looks busy and does next to nothing",
-        "Find the process (`nvidia-smi`): a spinning kernel, a debugger, or a script that keeps utilisation up.",
+        "{gpu} looks fully used but does almost no work",
+        "Find the process (nvidia-smi, then ps) and ask its owner: it may be a kernel in a busy loop, a "
+        "debugger, or a script that only keeps utilisation up. End it if nobody claims it.",
         Inject(profiles.ONE_THREAD),
         bottleneck_is("fake-load"),
         shows=bottlenecks.SM,
-        meaning="`nvidia-smi` shows 100 %, and next to nothing is done: a kernel runs all the time, on a handful of "
-        "SMs, and touches no data. One spinning thread is enough.",
-        impact="The GPU is paid for, looks taken, and does nothing. Autoscalers and quotas that look at "
-        "utilisation are fooled.",
+        meaning="`nvidia-smi` shows 100 % utilisation, but almost no work is done: a kernel runs all the time on a few "
+        "SMs and touches no data. A single thread in a busy loop is enough.",
+        impact="The GPU costs its full price and looks occupied, but does nothing. Autoscalers and quotas that rely on "
+        "utilisation are misled.",
         diagnosis=(
-            "`nvidia-smi --query-compute-apps=pid,name,used_memory --format=csv`, then `ps -o "
-            "pid,user,etime,args -p PID`: whose is it?",
-            f'`{s.UTIL.record}{{UUID="…"}}` against `{s.SM_ACTIVE.record}{{UUID="…"}}`: 1 and 0.01.',
-            "`py-spy dump --pid PID`: a busy loop, a debugger at a breakpoint, a script that keeps utilisation up?",
-            "Is it a rank of a job? One that waits in a collective has some SMs active; but look for a "
-            "stall of its job all the same.",
+            "Run `nvidia-smi --query-compute-apps=pid,name,used_memory --format=csv`, then `ps -o "
+            "pid,user,etime,args -p PID`, to see whose process it is.",
+            f'Compare `{s.UTIL.record}{{UUID="…"}}` (about 1) with `{s.SM_ACTIVE.record}{{UUID="…"}}` (about 0.01).',
+            "Run `py-spy dump --pid PID`. Look for a busy loop, a debugger at a breakpoint or a script that "
+            "keeps utilisation up.",
+            "Is the GPU a rank of a job? A rank that waits in a collective usually has some SMs active, but "
+            "check for GpuCollectiveStall all the same.",
         ),
         mitigation=(
-            "Ask the owner; end it if nobody claims it.",
-            "Judge by SM activity instead of utilisation: in autoscalers, quotas and idle policies.",
+            "Ask the owner; end the process if nobody claims it.",
+            "Use SM activity instead of utilisation in autoscalers, quotas and idle policies.",
         ),
-        wrong="A server whose kernel waits for requests in a loop on the GPU (a persistent kernel) looks so "
-        "between requests, and must. Tiny batches of a latency-bound service can come near.",
+        wrong="A server whose kernel stays on the GPU and polls for requests (a persistent kernel) looks like this "
+        "between requests, which is intended. Latency-bound services with tiny batches can come close to it.",
     ),
     FailureMode(
         "GpuPcieBound",
@@ -69,27 +71,30 @@ MODES = (
         15 * MINUTE,
         Action.NONE,
         "The PCIe link of {gpu} is full",
-        "Move less: keep data on the GPU, prefetch, compress, decode on the GPU; check that offloading is wanted.",
+        "If the SMs are busy at the same time (gpu:sm_active:ratio), copies overlap with work and nothing may be "
+        "wrong. Otherwise move less data over PCIe: keep data on the GPU, decode there, and check whether "
+        "offloading is needed.",
         Inject(profiles.HOST_COPY),
         bottleneck_is("pcie-bound"),
-        meaning="The PCIe link is full in one direction, on average over minutes.",
-        impact="The GPU computes as fast as data comes over the bus, whatever else it could do.",
+        meaning="The PCIe link was full in one direction on average over minutes.",
+        impact="The GPU computes only as fast as data comes over the bus.",
         diagnosis=(
-            f'`{s.PCIE_RX_USE.record}{{UUID="…"}}` is host to GPU: input, offloaded weights or optimizer '
-            f'state. `{s.PCIE_TX_USE.record}{{UUID="…"}}` is GPU to host: checkpoints, offloading, results.',
-            "GpuPcieLinkDegraded on the same GPU? Then mend the link first. "
-            f'`{s.PCIE_LINK.record}{{UUID="…"}}` is what it can carry now.',
-            f'`{s.SM_ACTIVE.record}{{UUID="…"}}`: high: copies overlap with work, and it may be fine; low: '
-            "the SMs wait.",
-            "A profiler's trace: which copies, of what size, from pinned memory or not?",
+            f'Look at `{s.PCIE_RX_USE.record}{{UUID="…"}}` for host to GPU (input, offloaded weights or '
+            f'optimizer state) and at `{s.PCIE_TX_USE.record}{{UUID="…"}}` for GPU to host (checkpoints, '
+            "offloading, results).",
+            "If GpuPcieLinkDegraded fires for the same GPU, repair the link first. "
+            f'`{s.PCIE_LINK.record}{{UUID="…"}}` is what the link can carry now.',
+            f'Look at `{s.SM_ACTIVE.record}{{UUID="…"}}`. If it is high, copies overlap with work, and nothing '
+            "may be wrong. If it is low, the SMs wait for the copies.",
+            "Which copies does a profiler trace show, how large are they, and do they come from pinned memory?",
         ),
         mitigation=(
-            "Move less: keep data on the GPU, send bytes instead of floats and convert there, decode images "
-            "and video on the GPU.",
-            "Offloading (ZeRO-Offload, CPU optimizers, KV cache swap): ask whether it is needed at all.",
-            "Overlap: pinned memory, `non_blocking=True`, a stream of its own for copies.",
+            "Move less data: keep it on the GPU, send bytes instead of floats and convert them there, decode "
+            "images and video on the GPU.",
+            "Check whether offloading (ZeRO-Offload, CPU optimizers, KV cache swapping) is needed at all.",
+            "Overlap copies with work: pinned memory, `non_blocking=True`, a separate stream for copies.",
         ),
-        wrong="A benchmark of copies, or a load of a very large model, is bound by PCIe as it should be.",
+        wrong="A benchmark of copies, or a program that loads a very large model, is PCIe-bound by design.",
     ),
     FailureMode(
         "GpuDataLoadingBound",
@@ -97,34 +102,35 @@ MODES = (
         Severity.WARNING,
         20 * MINUTE,
         Action.NONE,
-        "{gpu} waits for its data, which comes over PCIe",
-        "More loader workers, pinned memory and prefetch; move decoding to the GPU; look at the storage.",
+        "{gpu} waits for input data",
+        "Look at the data loader processes on the host (top -H). If they use 100 % CPU, add loader workers or "
+        "decode on the GPU. If they are in state D, the storage is too slow. Use pinned memory and prefetching "
+        "in any case.",
         Inject(profiles.SLOW_LOADER),
         bottleneck_is("data-loading-bound"),
         shows=bottlenecks.GR,
-        meaning="The engine often waits, and meanwhile data comes over PCIe: input is too slow. Also where it works most "
-        "of the time, if it rests at each step.",
-        impact="The share of time in which the engine waits is lost. It usually costs more than any kernel can be "
-        "tuned to win.",
+        meaning="The GPU often waits while data arrives over PCIe: its input is too slow. With `--metrics full`, this "
+        "also covers a GPU that works most of the time but stops at each step.",
+        impact="The time in which the GPU waits is lost. That usually costs more than tuning any kernel can gain.",
         diagnosis=(
-            f'`{s.GR_ACTIVE.record}{{UUID="…"}}` is the share of time in which it works; '
-            f'`{s.PCIE_RX.record}{{UUID="…"}}`, what comes in bytes per second.',
+            f'Look at `{s.GR_ACTIVE.record}{{UUID="…"}}`, the share of time in which the GPU works, and at '
+            f'`{s.PCIE_RX.record}{{UUID="…"}}`, the data that arrives.',
             GAPS,
-            "On the host: `top -H`: loader workers at 100 % (decoding, augmentation), or in `D` (storage: "
-            "`iostat -x`, network file system)?",
-            "`py-spy dump --pid PID`, several times: does the main thread stand in `DataLoader.__next__`?",
-            "Does it go away with synthetic data on the GPU? Then it is the input for sure.",
+            "Run `top -H` on the host. Loader workers at 100 % point to decoding or augmentation; workers in "
+            "state `D` point to storage (`iostat -x`, network file system).",
+            "Run `py-spy dump --pid PID` several times. Is the main thread in `DataLoader.__next__`?",
+            "Does the problem disappear with synthetic data on the GPU? Then the input is certainly the cause.",
         ),
         mitigation=(
-            "More workers, `pin_memory=True`, `prefetch_factor`, `persistent_workers=True`; CPU limits that "
-            "let them run.",
-            "Decode on the GPU (DALI, nvJPEG), store what is decoded, use larger sequential files "
-            "(WebDataset, Parquet) on a local cache.",
-            "Storage: see its latency; shard so that not every rank reads everything.",
+            "Use more workers, `pin_memory=True`, `prefetch_factor` and `persistent_workers=True`, and CPU "
+            "limits that let the workers run.",
+            "Decode on the GPU (DALI, nvJPEG), store decoded data, or use larger sequential files (WebDataset, "
+            "Parquet) on a local cache.",
+            "Check the latency of the storage; shard the data, so that not every rank reads everything.",
         ),
-        wrong="Inference with uneven requests waits for its users, not for a loader. Start-up, and the first "
-        "epoch that fills a cache, look so too. What is read from a local cache by the GPU itself "
-        "(GPUDirect Storage) does not show as such.",
+        wrong="Inference with irregular requests waits for its users, not for a loader. The start of a job, and a "
+        "first epoch that fills a cache, look like this too. Data that the GPU reads from a local cache by "
+        "itself (GPUDirect Storage) is not recognised as loading.",
     ),
     FailureMode(
         "GpuHostBound",
@@ -132,34 +138,38 @@ MODES = (
         Severity.INFO,
         30 * MINUTE,
         Action.NONE,
-        "{gpu} waits for its host, and not for data",
-        "CUDA graphs or torch.compile, larger batches, no .item() in the loop; profile the Python side of a step.",
+        "{gpu} waits for the CPU",
+        "Profile the Python side of a step (py-spy top). Typical cures: CUDA graphs or torch.compile, larger "
+        "batches, no .item() or print in the loop, a higher CPU limit of the pod.",
         Inject(profiles.TINY_KERNELS),
         bottleneck_is("host-bound"),
         shows=bottlenecks.GR,
-        meaning="A job holds the GPU, whose engine works less than about 60 % of the time while PCIe is quiet: "
-        "nothing is asked of it. The host is late: launches, Python, preprocessing, small batches, "
+        meaning="A job uses the GPU, but the GPU works less than about 60 % of the time while little data arrives over "
+        "PCIe. The host is late with its work: kernel launches, Python, preprocessing, small batches or "
         "checkpoints.",
-        impact="The share of time in which the engine waits is lost.",
+        impact="The time in which the GPU waits is lost.",
         diagnosis=(
-            f'`{s.GR_ACTIVE.record}{{UUID="…"}}`: how much it works. Steady means a slow loop; a sawtooth '
-            "means phases (checkpoint, evaluation).",
+            f'Look at `{s.GR_ACTIVE.record}{{UUID="…"}}`, the share of time in which the GPU works. A steady '
+            "line means a slow loop; a sawtooth means phases such as checkpoints or evaluation.",
             GAPS,
-            "`py-spy top --pid PID`: where is the main thread? `.item()`, `.cpu()`, logging, tokenising, a "
+            "Run `py-spy top --pid PID`. Where is the main thread: `.item()`, `.cpu()`, logging, tokenising, a "
             "lock, the garbage collector?",
-            "`top -H`: one thread at 100 % is the launching thread: kernels are too small, or Python too "
-            "slow. CPU throttling of the pod: its limit.",
-            "A profiler's trace: gaps between kernels, and what the CPU does in them.",
+            "Run `top -H`. One thread at 100 % is the thread that launches kernels: the kernels are too small or "
+            "Python is too slow. Check the CPU throttling of the pod, too: its CPU limit may be too low.",
+            "Look at the gaps between kernels in a profiler trace, and at what the CPU does in them.",
         ),
         mitigation=(
-            'Fewer launches: CUDA graphs, `torch.compile(mode="reduce-overhead")`, fused optimizers, larger batches.',
-            "No waiting in the loop: no `.item()` and no `print` of a loss at each step; log every hundredth.",
-            "CPU: raise the limit, pin to the GPU's NUMA node; write checkpoints asynchronously.",
-            "A server that waits for requests: share the GPU (MIG, MPS), or scale in.",
+            'Launch less often: CUDA graphs, `torch.compile(mode="reduce-overhead")`, fused optimizers, larger '
+            "batches.",
+            "Do not synchronise in the loop: no `.item()` and no `print` of a loss at each step; log every "
+            "hundredth step.",
+            "Raise the CPU limit, pin the process to the GPU's NUMA node, and write checkpoints asynchronously.",
+            "If a server waits for requests, share the GPU (MIG, MPS) or scale in.",
         ),
-        wrong="Inference at low traffic is host-bound by nature: that is cost, not a fault. With dcgm-exporter's "
-        "own list of fields PCIe is not known well enough, and data loading is taken for this. A starved "
-        "straggler's victims are not meant; the straggler is.",
+        wrong="Inference with little traffic is host-bound by nature: that is a matter of cost, not a fault. With the "
+        "default fields of dcgm-exporter, PCIe traffic is not known well enough, and data loading is reported as "
+        "host-bound. If a GPU waits for a starved straggler, look at GpuStragglerStarved for the rank that "
+        "causes it.",
     ),
     FailureMode(
         "GpuUnderfilled",
@@ -167,29 +177,31 @@ MODES = (
         Severity.INFO,
         30 * MINUTE,
         Action.NONE,
-        "The kernels on {gpu} are too small for the chip",
-        "Larger batches, fused kernels, several streams; or share the GPU (MIG, MPS), or take a smaller one.",
+        "{gpu} runs kernels that are too small for it",
+        "No fault, but part of the GPU is unused. Use larger batches, fused kernels or several streams; or share "
+        "the GPU (MIG, MPS), or take a smaller one.",
         Inject(profiles.SMALL_DECODE),
         bottleneck_is("underfilled"),
         shows=bottlenecks.SM,
-        meaning="Kernels follow one another without a gap, and each is too small to fill the chip: engine busy, SMs "
-        "partly empty.",
-        impact="A smaller GPU, or a share of this one, would do as much.",
+        meaning="Kernels run without gaps, but each is too small to fill the GPU: the engine is busy, while part of the "
+        "SMs is empty.",
+        impact="A smaller GPU, or a share of this one, would do the same work.",
         diagnosis=(
-            f'`{s.SM_ACTIVE.record}{{UUID="…"}}`: the share of the chip that is used. '
-            f'`{s.DRAM_ACTIVE.record}{{UUID="…"}}`: not the limit, or it would be memory-bound.',
-            "Which batch size? Decoding token by token for a few requests looks exactly so.",
-            "A profiler's trace: grids with fewer blocks than the chip has SMs.",
-            "Is it a rank of a job? See whether it waits: a rank in a collective looks alike, but moves bytes.",
+            f'Look at `{s.SM_ACTIVE.record}{{UUID="…"}}`, the share of the SMs that is used. '
+            f'`{s.DRAM_ACTIVE.record}{{UUID="…"}}` is not the limit here; otherwise the class would be '
+            "memory-bound.",
+            "Which batch size is used? Generating tokens for a few requests looks exactly like this.",
+            "Does a profiler trace show grids with fewer blocks than the GPU has SMs?",
+            "Is the GPU a rank of a job? A rank that waits in a collective looks similar, but moves data.",
         ),
         mitigation=(
-            "Larger batches (continuous batching for serving), longer sequences, fused kernels.",
-            "Several streams or processes (MPS); or give it a MIG instance, or a smaller GPU.",
-            "For serving: more requests on each replica, fewer replicas.",
+            "Use larger batches (continuous batching for serving), longer sequences or fused kernels.",
+            "Use several streams or processes (MPS), a MIG instance, or a smaller GPU.",
+            "For serving, send more requests to each replica and run fewer replicas.",
         ),
-        wrong="A service that must answer at once may want it so. A rank that waits in a collective over a "
-        "network that nobody measures here (no NVLink, little PCIe) is taken for it when its memory is not "
-        "idle.",
+        wrong="A service that must answer quickly may need it this way. A rank that waits in a collective over a "
+        "network that gpu-exporter does not measure (no NVLink, little PCIe traffic) is reported as underfilled "
+        "if its memory is active.",
     ),
     FailureMode(
         "GpuTensorCoresIdle",
@@ -198,26 +210,31 @@ MODES = (
         30 * MINUTE,
         Action.NONE,
         "{gpu} computes without its tensor cores",
-        "Allow TF32, use bf16 or fp8, and shapes that are multiples of 8; what needs FP64 or FP32 pipes is fine as it is.",
+        "If the program multiplies matrices, allow TF32 or use bf16 or fp8, and shapes that are multiples of 8. "
+        "Programs that need FP64 or FP32 are fine as they are.",
         Inject(profiles.FP32_GEMM),
         bottleneck_is("tensor-cores-idle"),
         shows=bottlenecks.TENSOR,
-        meaning="The SMs are full of floating-point arithmetic, and none of it runs on the tensor cores.",
-        impact="An H200 does matrix products in bf16 more than ten times as fast as in FP32 without TF32.",
+        meaning="The SMs are busy with floating-point arithmetic, but none of it runs on the tensor cores.",
+        impact="Matrix products take much longer than necessary: an H200 does them in bf16 more than ten times as fast "
+        "as in FP32 without TF32.",
         diagnosis=(
-            f'`{s.FP32_ACTIVE.record}{{UUID="…"}}` and `{s.FP64_ACTIVE.record}{{UUID="…"}}`: which pipe works?',
-            "In the program: `torch.get_float32_matmul_precision()` is `highest`? No autocast? Weights "
-            "loaded as float32?",
-            "A profiler's trace: names of matrix kernels: `sgemm` is FP32 without tensor cores; `s16816`, "
-            "`hmma`, `wgmma` or `tf32` are with them.",
+            f'Compare `{s.FP32_ACTIVE.record}{{UUID="…"}}` and `{s.FP64_ACTIVE.record}{{UUID="…"}}` to see which '
+            "pipe works.",
+            "In the program: is `torch.get_float32_matmul_precision()` `highest`? Is autocast missing? Were "
+            "weights loaded as float32?",
+            "Read the names of the matrix kernels in a profiler trace: `sgemm` is FP32 without tensor cores; "
+            "`s16816`, `hmma`, `wgmma` or `tf32` use them.",
         ),
         mitigation=(
-            '`torch.set_float32_matmul_precision("high")` (TF32), or bf16 autocast; fp8 where the model allows it.',
-            "Shapes that are multiples of 8 (16 for fp8), and channels last for convolutions.",
-            "Simulations in FP64 or FP32, and elementwise work: nothing to do; silence it for them.",
+            'Set `torch.set_float32_matmul_precision("high")` (TF32) or use bf16 autocast; use fp8 where the '
+            "model allows it.",
+            "Use shapes that are multiples of 8 (16 for fp8), and channels-last layout for convolutions.",
+            "For simulations in FP64 or FP32 and for elementwise work there is nothing to do: silence the alert "
+            "for them.",
         ),
-        wrong="Science codes that need FP64 or FP32, and work without matrix products (rendering, hashing, sparse "
-        "work), are right as they are.",
+        wrong="Scientific programs that need FP64 or FP32, and work without matrix products (rendering, hashing, "
+        "sparse work), are right as they are.",
     ),
     FailureMode(
         "GpuMemoryBound",
@@ -225,29 +242,31 @@ MODES = (
         Severity.INFO,
         30 * MINUTE,
         Action.NONE,
-        "Memory limits {gpu}",
-        "Fuse element-wise kernels, use smaller types, batch decoding; token generation is rightly memory-bound.",
+        "{gpu} is limited by its memory",
+        "Not a fault, and normal for token generation. To make the program faster: fuse elementwise kernels "
+        "(torch.compile), use smaller data types, decode in larger batches.",
         Inject(profiles.COPY),
         bottleneck_is("memory-bound"),
         shows=bottlenecks.DRAM,
-        meaning="Memory bandwidth is used up, or the SMs are full of warps that all wait for scattered data. More "
+        meaning="The memory bandwidth is used up, or the SMs are full of warps that all wait for scattered data. More "
         "arithmetic units would not help.",
-        impact="None, if the work is so by nature. Otherwise the tensor cores wait for memory.",
+        impact="None if the work is memory-bound by nature. Otherwise the tensor cores wait for memory.",
         diagnosis=(
-            f'`{s.DRAM_ACTIVE.record}{{UUID="…"}}`: 0.6 to 0.9 is bandwidth (0.9 is about the most there '
-            "is). Far below with every pipe idle: scattered access (gathers, embeddings, hash tables).",
-            f'`{s.TENSOR_ACTIVE.record}{{UUID="…"}}`: beside it, some: attention or decoding; none: '
-            "elementwise kernels, copies.",
-            "A profiler's trace: which kernels take the time: elementwise chains, normalisation, gathers?",
+            f'Look at `{s.DRAM_ACTIVE.record}{{UUID="…"}}`. From 0.6 to 0.9 the bandwidth is the limit (0.9 is '
+            "about the maximum). Far below that, with all arithmetic pipes idle, the access is scattered "
+            "(gathers, embeddings, hash tables).",
+            f'Look at `{s.TENSOR_ACTIVE.record}{{UUID="…"}}`. Some tensor core activity points to attention or '
+            "decoding, none to elementwise kernels or copies.",
+            "Which kernels take the time in a profiler trace: chains of elementwise kernels, normalisation, gathers?",
         ),
         mitigation=(
-            "Elementwise chains: `torch.compile`, fused optimizers, FlashAttention.",
-            "Decoding: larger batches, quantised weights and KV cache, speculative decoding.",
-            "Scattered access: sort the indices, larger embedding rows, cache what is asked often.",
-            "Smaller types wherever the model allows it.",
+            "For elementwise chains: `torch.compile`, fused optimizers, FlashAttention.",
+            "For decoding: larger batches, quantised weights and KV cache, speculative decoding.",
+            "For scattered access: sort the indices, use larger embedding rows, cache what is read often.",
+            "Use smaller data types wherever the model allows it.",
         ),
-        wrong="Token generation is rightly memory-bound: so is a good share of inference. It says what to change "
-        "*if* you want it faster, not that something is broken.",
+        wrong="Token generation, and so much of inference, is memory-bound by nature. The alert says what to change "
+        "*if* you want more speed, not that something is broken.",
     ),
     FailureMode(
         "GpuPowerOscillation",
@@ -256,29 +275,32 @@ MODES = (
         15 * MINUTE,
         Action.NONE,
         "The power of {gpu} swings by {{ $value | humanizePercentage }} of its limit",
-        "The job starts and stops in step: overlap loading and communication with computing; warn the facility.",
+        "The job alternates between work and waiting. Find out what it waits for (its class on the dashboard), "
+        "and overlap loading and communication with computation. For large jobs, inform the facility.",
         Inject({m.POWER_INSTANT: Wave(118, 690, 0.5)}),
         OrIfKnown(Compare(Over(s.POWER_INSTANT_USE, Fn.STDDEV, WINDOW), ">", SWING), SWINGS),
-        meaning="The power of the moment swings widely, many times a minute: the job starts and stops in step.",
-        impact="For the job: it waits between bursts. For the room: thousands of GPUs in step move megawatts, "
-        "which supplies, breakers and the grid feel.",
+        meaning="The power swings widely, many times a minute, because the job alternates between work and waiting.",
+        impact="For the job: it waits between bursts. For the data centre: thousands of GPUs in step move megawatts, "
+        "which power supplies, breakers and the grid notice.",
         diagnosis=(
-            f"With `--metrics full`: `{_quantile(0.1)}` and `{_quantile(0.9)}` are the powers between which it swings, "
-            "of 50 samples a second; the heatmap of board power shows both as bands.",
-            f'Without, `{s.POWER_INSTANT.record}{{UUID="…"}}` shows it; `{s.POWER.record}{{UUID="…"}}` is a mean over '
-            "a second, and hides anything faster.",
-            f'`{s.GR_ACTIVE.record}{{workload="…"}}`: does the whole job start and stop together? Waiting '
-            "for data, for the network, for checkpoints?",
-            'Its class over time, `gpu:bottleneck:class{UUID="…"}`: what it waits for between two bursts.',
+            f"With `--metrics full`: `{_quantile(0.1)}` and `{_quantile(0.9)}` are the powers between which it "
+            "swings, from 50 samples a second. The heatmap of power shows both as bands.",
+            f'Without it, `{s.POWER_INSTANT.record}{{UUID="…"}}` shows the swings; '
+            f'`{s.POWER.record}{{UUID="…"}}` is a mean over a second and hides anything faster.',
+            f'Look at `{s.GR_ACTIVE.record}{{workload="…"}}`: does the whole job start and stop together? Does '
+            "it wait for data, for the network or for checkpoints?",
+            'Look at the bottleneck class over time, `gpu:bottleneck:class{UUID="…"}`, to see what the GPU waits '
+            "for between two bursts.",
         ),
         mitigation=(
-            "Overlap loading and communication with computing: the gaps are what you lose.",
-            "Check which class it is of, and go to that runbook.",
-            "Large jobs: tell the facility; lower the power limit (`nvidia-smi -pl`), which cuts the peaks "
-            "and costs little; use power smoothing where the driver has it.",
+            "Overlap loading and communication with computation: the gaps are lost time.",
+            "Follow the runbook of its bottleneck class.",
+            "For large jobs, inform the facility. Lower the power limit (`nvidia-smi -pl`), which cuts the peaks "
+            "and costs little speed, and use power smoothing where the driver supports it.",
         ),
-        wrong="Short jobs one after another, and inference in bursts, swing too, and are harmless on a few GPUs. "
-        "Without `--metrics full`, swings that are faster than the scrapes are seen by chance only, and not at all in step "
-        "with them; bursts that take less than a tenth of the time, by chance with it, too.",
+        wrong="Short jobs one after another, and inference in bursts, swing too; on a few GPUs that is harmless. "
+        "Without `--metrics full`, swings that are faster than the scrapes are seen only by chance, and never if "
+        "they are in step with the scrapes. With it, bursts that take less than a tenth of the time are seen "
+        "only by chance.",
     ),
 )

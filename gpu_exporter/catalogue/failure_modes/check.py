@@ -1,4 +1,4 @@
-"""What every failure mode must keep to. A faulty catalogue is an error at import that names its fix."""
+"""Checks of the catalogue of failure modes. A faulty entry is an error at import that names its fix."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpu_exporter.catalogue.failure_modes.mode import FailureMode
 
 
 def check(modes: Sequence[FailureMode]) -> None:
-    """Raise ValueError, with the fix, for two modes of one name, and for two limits of one name."""
+    """Raise ValueError, with the fix, if two modes, or two different limits, have the same name."""
     names: set[str] = set()
     for mode in modes:
         if mode.name in names:
@@ -33,7 +33,7 @@ def check(modes: Sequence[FailureMode]) -> None:
 
 
 def _limits(modes: Iterable[FailureMode]) -> Iterator[tuple[Limit, str]]:
-    """Every limit, with the class, mode or table that has it."""
+    """Yield every limit with the name of the class, mode or table that has it."""
     for bottleneck in BOTTLENECKS:
         yield from ((limit, bottleneck.name) for limit in limits_of(bottleneck.condition))
     for mode in modes:

@@ -1,4 +1,4 @@
-"""Who wastes? GPUs that are paid for and not used."""
+"""Cost: GPUs that are paid for and not used."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from gpu_exporter.model.verdict import Action
 MINUTE, HOUR = 60.0, 3600.0
 
 # fmt: off
-HELD_MEMORY    = Limit("heldMemory", 1e9, "bytes", "device memory that a program holds, more than a context needs")
-HOARDED_MEMORY = Limit("hoardedMemory", 0.8, "ratio", "share of the memory that is taken")
-HOARDER_SM     = Limit("hoarderSm", 0.1, "ratio", "SM activity that such a program never reaches")
-FULL_MEMORY    = Limit("fullMemory", 0.85, "ratio", "share of the memory in use at which growth is dangerous")
+HELD_MEMORY    = Limit("heldMemory", 1e9, "bytes", "device memory from which a program occupies the GPU; a CUDA context alone needs less")
+HOARDED_MEMORY = Limit("hoardedMemory", 0.8, "ratio", "share of the memory in use from which it counts as nearly full")
+HOARDER_SM     = Limit("hoarderSm", 0.1, "ratio", "SM activity that a GPU with hoarded memory never reaches")
+FULL_MEMORY    = Limit("fullMemory", 0.85, "ratio", "share of the memory in use from which growth is dangerous")
 # fmt: on
 
 PRICES = (
@@ -25,7 +25,8 @@ PRICES = (
 )
 
 IDLE_FOR, HOARDED_FOR = 2 * HOUR, HOUR
-# Programs take memory at once or load for minutes: what is still growing after a longer hold than window is no start.
+# At their start, programs allocate memory at once or load for minutes. The hold is longer than the window, so memory that
+# still grows after it is not a start.
 GROWS_FOR, GROWTH_HOLD = 15 * MINUTE, 20 * MINUTE
 
 # Two nodes of four have two free GPUs each, and a pod waits for three.
@@ -53,8 +54,9 @@ MODES = (
         Severity.WARNING,
         GROWTH_HOLD,
         Action.NONE,
-        "The memory of {gpu} will be full within the hour",
-        "Find the leak or the growing cache before it ends the job: compare allocated and reserved memory over steps.",
+        "The memory of {gpu} will be full within an hour",
+        "Have the job save a checkpoint now. Then look for a leak or a cache that grows: compare allocated with "
+        "reserved memory over several steps.",
         Inject(
             {
                 m.FB_USED: Ramp(110 * profiles.GIB, 10.0),
@@ -65,26 +67,28 @@ MODES = (
             Compare(Over(s.FB_FREE, Fn.PREDICT, GROWS_FOR, ahead=HOUR, whole=True), "<", 0.0),
             Compare(Over(s.FB_USE), ">=", FULL_MEMORY),
         ),
-        meaning="Free memory of this GPU shrinks along a straight line that ends within the hour, and most of it is "
-        "used already.",
-        impact="The program will end with an out-of-memory error; so may others that share the GPU.",
+        meaning="The free memory of this GPU shrinks steadily and will be used up within the hour if this continues. "
+        "Most of it is used already.",
+        impact="The program will end with an out-of-memory error; so may other programs that share the GPU.",
         diagnosis=(
-            f'`{s.FB_USED.record}{{UUID="…"}}` over a few hours: steady growth is a leak, or a cache without '
-            "a bound; steps are longer sequences or larger batches.",
-            "In the program: `torch.cuda.memory_allocated()` against `torch.cuda.memory_reserved()` over "
-            "steps: allocated grows: something keeps tensors (a list of losses, graphs that are not "
-            "detached). Only reserved grows: fragmentation.",
-            "`nvidia-smi --query-compute-apps=pid,name,used_memory --format=csv`: or is it somebody else's process?",
-            "`torch.cuda.memory._record_memory_history()` and a snapshot say which line allocated it.",
+            f'Look at `{s.FB_USED.record}{{UUID="…"}}` over a few hours. Steady growth is a leak or a cache '
+            "without a limit; steps are longer sequences or larger batches.",
+            "In the program, compare `torch.cuda.memory_allocated()` with `torch.cuda.memory_reserved()` over "
+            "several steps. If allocated memory grows, something keeps tensors (a list of losses, graphs that "
+            "are not detached). If only reserved memory grows, it is fragmentation.",
+            "Run `nvidia-smi --query-compute-apps=pid,name,used_memory --format=csv`: is it another process?",
+            "`torch.cuda.memory._record_memory_history()` and a snapshot show which line allocated the memory.",
         ),
         mitigation=(
             "Save a checkpoint now.",
-            "Leak: `loss.item()` or `.detach()` instead of keeping the loss; free what is kept over steps.",
-            "Fragmentation: `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`. Cache of a server: give it a limit.",
+            "For a leak: use `loss.item()` or `.detach()` instead of keeping the loss; free what is kept between "
+            "steps.",
+            "For fragmentation: set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`. For the cache of a "
+            "server: give it a limit.",
         ),
-        wrong="A program that fills memory on purpose (vLLM and JAX take theirs at the start) is silent once it "
-        "is full: only growth into the wall counts. A server that warms up its caches grows, and then "
-        "stops.",
+        wrong="A program that fills the memory on purpose (vLLM and JAX allocate theirs at the start) does not trigger "
+        "the alert once the memory is full: only growth does. A server that warms up its caches grows for a "
+        "while and then stops.",
     ),
     FailureMode(
         "GpuAllocatedIdle",
@@ -92,8 +96,9 @@ MODES = (
         Severity.WARNING,
         15 * MINUTE,
         Action.NONE,
-        "{gpu} is held and did nothing for two hours",
-        "Ask its owner to give it back: notebooks, finished jobs and forgotten servers; set an idle timeout.",
+        "{gpu} has been occupied but idle for two hours",
+        "Ask the owner to release the GPU: typical causes are notebooks, finished jobs and forgotten servers. "
+        "Set an idle timeout to prevent it.",
         Inject({**profiles.IDLE, m.FB_USED: 20 * profiles.GIB}),
         Unless(
             And(
@@ -106,24 +111,23 @@ MODES = (
             ),
         ),
         implies=("GpuMemoryHoarded",),
-        meaning="Some program holds memory of this GPU, and its engine did nothing for two hours: not once, and "
-        "nothing was copied.",
-        impact="The GPU costs its whole price, and nobody else can have it. Electricity is the smaller part by far.",
+        meaning="A program holds memory of this GPU, but for two hours nothing ran on it and nothing was copied.",
+        impact="The GPU costs its full price, and nobody else can use it. Electricity is by far the smaller part.",
         diagnosis=(
-            "`nvidia-smi --query-compute-apps=pid,name,used_memory --format=csv`, then `ps -o "
-            "pid,user,lstart,args -p PID`: whose, and since when?",
-            "The alert's labels `namespace`, `pod` and `workload`, where they are known.",
-            "Is it a notebook, a debugger, a finished job whose process stays, a server without traffic?",
-            "`workload:wasted_cost:usd_per_hour` is what it costs.",
+            "Run `nvidia-smi --query-compute-apps=pid,name,used_memory --format=csv`, then `ps -o "
+            "pid,user,lstart,args -p PID`, to see whose process it is and since when.",
+            "The labels `namespace`, `pod` and `workload` of the alert name the owner if gpu-exporter knows it.",
+            "Is it a notebook, a debugger, a finished job whose process remains, or a server without traffic?",
+            "Look at `workload:wasted_cost:usd_per_hour`, which is what it costs.",
         ),
         mitigation=(
-            "Ask the owner to give it back; end it where your rules say so.",
-            "Notebooks: an idle timeout (culling). Servers: scale to zero. Jobs: a time limit.",
-            "Debugging: a MIG instance instead of a whole GPU.",
+            "Ask the owner to release the GPU; end the process where your rules allow it.",
+            "For notebooks: an idle timeout (culling). For servers: scale to zero. For jobs: a time limit.",
+            "For debugging: a MIG instance instead of a whole GPU.",
         ),
-        wrong="A warm standby, or a service for rare requests, is idle on purpose: say so with a silence. A "
-        "context without memory to speak of (under `heldMemory`) does not count as holding. With "
-        "dcgm-exporter's own list of fields, copies are not seen.",
+        wrong="A warm standby, or a service with rare requests, is idle on purpose: silence the alert for it. A "
+        "program that uses almost no memory (less than `heldMemory`) does not count as occupying the GPU. With "
+        "the default fields of dcgm-exporter, copies are not seen.",
     ),
     FailureMode(
         "GpuMemoryHoarded",
@@ -131,30 +135,33 @@ MODES = (
         Severity.INFO,
         15 * MINUTE,
         Action.NONE,
-        "{gpu} is full of memory that is hardly used",
-        "Share it (MIG, MPS) or give the program a memory limit; JAX and vLLM take all they can get by default.",
+        "{gpu} has its memory nearly full but is hardly used",
+        "Check whether the program only reserves memory: JAX and vLLM take most of it by default. Give it a "
+        "memory limit, then share the GPU (MIG, MPS).",
         Inject({**profiles.IDLE, m.GR_ENGINE_ACTIVE: 0.05, m.GPU_UTIL: 5.0, m.FB_USED: 130_000.0, m.FB_FREE: 13_156.0}),
         And(
             Compare(Over(s.FB_USE, Fn.MIN, HOARDED_FOR, whole=True), ">=", HOARDED_MEMORY),
             Compare(Over(s.SM_ACTIVE, Fn.MAX, HOARDED_FOR, whole=True), "<", HOARDER_SM),
         ),
         implies=("GpuHostBound", "GpuAllocatedIdle"),
-        meaning="Memory of this GPU was nearly full for an hour, and its SMs hardly worked: the program takes all "
-        "it can get.",
-        impact="Others can't share the GPU, though its arithmetic is free.",
+        meaning="The memory of this GPU was nearly full for an hour while its SMs hardly worked: the program probably "
+        "reserves more memory than it needs.",
+        impact="Other programs cannot share the GPU, although its SMs are free.",
         diagnosis=(
-            "`nvidia-smi --query-compute-apps=pid,name,used_memory --format=csv`: one program, or several?",
-            f'`{s.FB_USE.record}{{UUID="…"}}` and `{s.SM_ACTIVE.record}{{UUID="…"}}` over a day: does it ever work?',
-            "Does the program take memory in advance? JAX takes 75 %, vLLM 90 % by default, TensorFlow all.",
+            "Run `nvidia-smi --query-compute-apps=pid,name,used_memory --format=csv`: is it one program, or several?",
+            f'Look at `{s.FB_USE.record}{{UUID="…"}}` and `{s.SM_ACTIVE.record}{{UUID="…"}}` over a day: does it '
+            "ever work?",
+            "Does the program reserve memory in advance? JAX takes 75 % by default, vLLM 90 %, TensorFlow all of it.",
         ),
         mitigation=(
-            "Give it a limit: `XLA_PYTHON_CLIENT_MEM_FRACTION`, `--gpu-memory-utilization`, "
+            "Give the program a limit: `XLA_PYTHON_CLIENT_MEM_FRACTION`, `--gpu-memory-utilization`, "
             "`torch.cuda.set_per_process_memory_fraction`.",
-            "Then share the GPU: MIG for hard walls, MPS or time-slicing for trust.",
-            "Low traffic: fewer replicas.",
+            "Then share the GPU: MIG isolates programs from each other, MPS and time-slicing require that they "
+            "trust each other.",
+            "With little traffic, run fewer replicas.",
         ),
-        wrong="A server of a large model needs its memory however rarely it is asked: there it is the price of "
-        "being ready.",
+        wrong="A server of a large model needs its memory no matter how rarely it is used: that is the price of being "
+        "ready.",
     ),
     FailureMode(
         "GpuAllocationFragmented",
@@ -162,8 +169,9 @@ MODES = (
         Severity.WARNING,
         10 * MINUTE,
         Action.NONE,
-        "Pods of {{ $labels.namespace }} wait for {{ $value }} GPUs ({{ $labels.resource }}) that are free, but not on one node",
-        "Move small pods together, so that a node becomes free, or let the job ask for fewer GPUs a pod.",
+        "Pods in namespace {{ $labels.namespace }} wait for {{ $value }} GPUs ({{ $labels.resource }}): enough "
+        "are free, but not on one node",
+        "Move small pods together, so that one node has enough free GPUs, or let the job request fewer GPUs per pod.",
         Inject(series=FRAGMENTED),
         fleet="""sum by (cluster, namespace, resource) (
   pod:starved:count
@@ -179,23 +187,26 @@ MODES = (
         requires="kube-state-metrics",
         meaning="Pods have waited for a node for half an hour. Enough GPUs are free in one pool of nodes, and some node "
         "could hold such a pod, but no node has enough free: small pods are spread over all of them.",
-        impact="The job does not start, and the free GPUs are paid for nothing: nobody who needs many at once gets them.",
+        impact="The job does not start, and the free GPUs cost money without any use: nobody who needs many GPUs at "
+        "once can get them.",
         diagnosis=(
-            "`node:free:count > 0` says where the free ones are; `pod:starved:count` who waits, and for how many.",
-            "`kubectl get pods -A -o wide --field-selector spec.nodeName=NODE` on the node with the most free: which pods would have to move?",
-            "`kubectl describe pod -n NAMESPACE POD`: the events of the scheduler say what each node lacks. CPU, memory, "
-            "taints or a selector? Then it is not this.",
+            "Query `node:free:count > 0` to see where the free GPUs are, and `pod:starved:count` to see which "
+            "pods wait and for how many.",
+            "Run `kubectl get pods -A -o wide --field-selector spec.nodeName=NODE` for the node with the most "
+            "free GPUs: which pods would have to move?",
+            "Run `kubectl describe pod -n NAMESPACE POD`. The events of the scheduler say what each node lacks. "
+            "If it is CPU, memory, a taint or a selector, fragmentation is not the cause.",
         ),
         mitigation=(
-            "Now: move or end small pods of one node (`kubectl drain` for stateless ones, or wait for a short job and "
-            "cordon the node until it is free).",
-            "Then: let the scheduler fill nodes up: `NodeResourcesFit` with `MostAllocated` for GPUs, or a scheduler for "
-            "batch (Kueue with topology, Volcano, KAI).",
-            "Keep pods of one GPU in a pool of their own, or on MIG instances.",
+            "Now: move or end the small pods of one node (`kubectl drain` for stateless ones, or cordon the node "
+            "until a short job has ended).",
+            "Later: let the scheduler fill nodes up, with `NodeResourcesFit` and `MostAllocated` for GPUs, or "
+            "with a batch scheduler (Kueue with topology, Volcano, KAI).",
+            "Keep pods with one GPU in a separate pool, or on MIG instances.",
         ),
-        wrong="GPUs that pods have by resource claims (DRA) or in init containers are not in kube-state-metrics: more seem "
-        "free than are. A pod that a scheduling gate holds back counts as waiting. A pod that may use some nodes only "
-        "(selector, affinity, taints) may wait for those although others are free; without labels of pools all nodes "
-        "count as one.",
+        wrong="GPUs that pods have through resource claims (DRA) or in init containers are not in kube-state-metrics, "
+        "so more seem free than are. A pod that a scheduling gate holds back counts as waiting. A pod that may "
+        "use only some nodes (selector, affinity, taints) may wait for those although others are free. Without "
+        "labels of pools, all nodes count as one pool.",
     ),
 )

@@ -1,8 +1,9 @@
-"""Ranks that wait for each other. A straggler has victims: ranks with a busy engine, partly filled SMs and traffic.
+"""Distributed jobs: ranks that wait for each other.
 
-In a synchronous job all ranks move the same bytes and end each step together; so a rank is compared with the others of
-its job, never with its own past, and one whose traffic is not like theirs is no part of the same collective. The one
-that does not wait is the straggler: with a less busy engine it is starved by its host, with busier SMs it is slow.
+A straggler has victims: ranks with a busy engine, partly filled SMs and traffic. In a synchronous job all ranks move
+the same bytes and end each step together, so a rank is compared with the others of its job, never with its own past. A
+rank with different traffic is not part of the same collective. The rank that does not wait is the straggler: with a less
+busy engine it is starved by its host, with busier SMs it is slow.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ from gpu_exporter.model.verdict import Action
 MINUTE = 60.0
 
 # fmt: off
-VICTIMS       = Limit("victims", 0.6, "ratio", "share of the other ranks that wait when one is a straggler; a stage of two has half")
-ALL_RANKS     = Limit("allRanks", 0.99, "ratio", "share of the other ranks that is all of them")
-STARVED_GAP   = Limit("starvedGap", 0.2, "ratio", "engine activity that a starved rank lacks against its victims")
-SLOW_GAP      = Limit("slowGap", 0.15, "ratio", "SM activity that a slow rank has above its victims")
+VICTIMS       = Limit("victims", 0.6, "ratio", "share of the other ranks that must wait for a straggler; in a stage of two ranks, half of them wait")
+ALL_RANKS     = Limit("allRanks", 0.99, "ratio", "share of the other ranks that counts as all of them")
+STARVED_GAP   = Limit("starvedGap", 0.2, "ratio", "how much lower the engine activity of a starved rank is than that of its victims")
+SLOW_GAP      = Limit("slowGap", 0.15, "ratio", "how much higher the SM activity of a slow rank is than that of its victims")
 ALIKE         = Limit("alike", 2.0, "ratio", "factor by which the traffic of ranks in one collective may differ")
-UNALIKE       = Limit("unalike", 0.4, "ratio", "share of its peers' traffic below which a rank is left out")
-SAME_ENGINE   = Limit("sameEngine", 0.1, "ratio", "difference in engine activity of ranks that do the same")
+UNALIKE       = Limit("unalike", 0.4, "ratio", "share of the other ranks' NVLink traffic below which a rank has too little")
+SAME_ENGINE   = Limit("sameEngine", 0.1, "ratio", "largest difference in engine activity between ranks that do the same work")
 # fmt: on
 
 WAITS = Mark("waits", And(c.BUSY, c.PARTLY_FILLED, c.TRAFFIC))
@@ -47,7 +48,7 @@ TALKS = Mark("talks", Compare(c.NVLINK, ">=", c.MOVING))
 
 
 def _far(left: Over | PeerMedian, right: Over | PeerMedian) -> Condition:
-    """Two values that are not about the same."""
+    """Return the condition that two values differ by more than the factor `alike`."""
     return Or(Compare(Calc(left, "/", right), ">", ALIKE), Compare(Calc(right, "/", left), ">", ALIKE))
 
 
@@ -66,9 +67,11 @@ MODES = (
         Severity.WARNING,
         10 * MINUTE,
         Action.RESTART_APP,
-        "The job {job} stands still: {gpu} waits, or is missed",
-        "The rank whose engine is idle is the one that never came: see its log and stack (py-spy). If all of them spin, "
-        "look for a rank on another node, then at the network; NCCL's flight recorder names the collective.",
+        "Job {job} makes no progress: {gpu} waits in a collective or never entered it",
+        "Make sure that the job is not in an evaluation, a checkpoint or a compilation. Save the stacks of all "
+        "ranks (py-spy dump) before you restart it. The rank whose GPU is idle is the one that never entered the "
+        "collective: read its log. If all GPUs are busy, look for the missing rank on another node, then check "
+        "the network.",
         Inject(profiles.ABSENT, profiles.HANGING, everyone=True),
         And(
             STALLED.condition,
@@ -77,30 +80,32 @@ MODES = (
         ),
         shows=c.GR,
         scope=Scope.JOB,
-        meaning="No rank of the job makes progress: some spin in a collective (engine busy, a few SMs active, no "
-        "memory traffic, power as if idle), the others do nothing, and no bytes move.",
-        impact="The job burns all its GPUs until the watchdog ends it: ten minutes or more with NCCL's default, "
-        "never without.",
+        meaning="No rank of the job makes progress. Some ranks spin in a collective (engine busy, a few SMs active, no "
+        "memory traffic, power as if idle), the others do nothing, and no data moves.",
+        impact="The job occupies all its GPUs until a watchdog ends it: ten minutes or more with NCCL's default, never "
+        "without one.",
         diagnosis=(
-            f'`{s.GR_ACTIVE.record}{{workload="…"}}`: the rank with an idle engine is the one that never '
-            "came. All of them busy: the absent one is on another node, in another pod, or has died.",
-            "On the absent rank: `py-spy dump --pid PID` (its stack), the last lines of its log, `dmesg` "
-            "(out of memory?), the state of its process (`D` is storage).",
-            "`gpu-exporter events` on all nodes of the job: an Xid explains it at once.",
-            "NCCL's flight recorder (`TORCH_NCCL_TRACE_BUFFER_SIZE=2000`, `TORCH_NCCL_DUMP_ON_TIMEOUT=1`) "
-            "names the collective, and the ranks that did not enter it.",
-            "All ranks spin: links and switches between the nodes (`ibstat`, `perfquery`), NVLinks that are down.",
+            f'Look at `{s.GR_ACTIVE.record}{{workload="…"}}`. The rank with an idle engine is the one that never '
+            "entered the collective. If all engines are busy, the missing rank is on another node, in another "
+            "pod, or has died.",
+            "On the missing rank, run `py-spy dump --pid PID` for its stack, and read the last lines of its log, "
+            "`dmesg` (out of memory?) and the state of its process (`D` means storage).",
+            "Run `gpu-exporter events` on all nodes of the job: an XID explains the stall immediately.",
+            "NCCL's flight recorder (`TORCH_NCCL_TRACE_BUFFER_SIZE=2000`, `TORCH_NCCL_DUMP_ON_TIMEOUT=1`) names "
+            "the collective and the ranks that did not enter it.",
+            "If all ranks spin, check the links and switches between the nodes (`ibstat`, `perfquery`), and "
+            "whether NVLinks are down.",
         ),
         mitigation=(
-            "Take stacks of all ranks *before* you kill it: afterwards nothing is left to see.",
-            "Restart the job from its last checkpoint, without a node whose rank died of hardware.",
-            "Set a watchdog (`TORCH_NCCL_ASYNC_ERROR_HANDLING`, a shorter process group timeout), so that "
-            "it ends by itself.",
+            "Take stacks of all ranks *before* you kill the job: afterwards there is nothing left to inspect.",
+            "Restart the job from its last checkpoint, without any node whose rank died of a hardware fault.",
+            "Set a watchdog (`TORCH_NCCL_ASYNC_ERROR_HANDLING`, a shorter process group timeout), so that a "
+            "stalled job ends by itself.",
         ),
-        wrong="A long phase in which one rank works on its CPU alone while the others wait in a barrier looks the "
-        "same: evaluation, a checkpoint of rank 0, compilation. If it ends by itself within its usual time, "
-        "it is no stall. It takes our SM activity or dcgm-exporter with our list; a stall over TCP without "
-        "GPU kernels spinning is not seen.",
+        wrong="A long phase in which one rank works only on its CPU while the others wait in a barrier looks the same: "
+        "evaluation, a checkpoint of rank 0, compilation. If it ends by itself within its usual time, it is not "
+        "a stall. The alert needs SM activity, from gpu-exporter or from dcgm-exporter with the [recommended "
+        "fields](../../alerts/dcgm-exporter.csv). It does not see a stall over TCP in which no GPU kernel spins.",
     ),
     FailureMode(
         "GpuStragglerStarved",
@@ -108,8 +113,9 @@ MODES = (
         Severity.WARNING,
         10 * MINUTE,
         Action.NONE,
-        "The ranks of {job} wait for {gpu}, which waits for its host",
-        "Look at this rank's host: data loader, CPU throttling or neighbours, storage, a rank that also logs or saves.",
+        "Job {job} is slowed down by {gpu}, which waits for its CPU or data",
+        "Check the host of this rank: data loader, CPU throttling, other pods on the node, slow storage, or "
+        "extra work of the rank such as logging or checkpoints.",
         Inject(profiles.STARVED, profiles.OF_STARVED),
         Unless(
             And(
@@ -121,28 +127,30 @@ MODES = (
         shows=c.GR,
         scope=Scope.JOB,
         implies=("GpuHostBound", "GpuDataLoadingBound"),
-        meaning="The other ranks of the job wait for this one, and its GPU waits for its host: its engine is less "
-        "active than theirs, which spin in the collective.",
-        impact="Every step takes as long as this rank's. With a third of the time lost, the job pays for eight "
-        "GPUs and gets five.",
+        meaning="The other ranks of the job wait for this one, and its GPU waits for its host: its engine is less active "
+        "than theirs, which spin in the collective.",
+        impact="Every step takes as long as the step of this rank. If it loses a third of the time, the job pays for "
+        "eight GPUs and gets the work of five.",
         diagnosis=(
-            f'`{s.GR_ACTIVE.record}{{workload="…"}}` side by side: the low one is the straggler, those at '
+            f'Compare `{s.GR_ACTIVE.record}{{workload="…"}}` of all ranks. The lowest is the straggler; those at '
             "about 1 are its victims.",
-            "On its host: `top -H`, CPU throttling (`container_cpu_cfs_throttled_periods_total`), other "
-            "pods on the node, `iostat -x` for storage.",
-            "`py-spy dump --pid PID`, several times: in the data loader, in `save`, in logging, in a lock?",
-            f'`{s.PCIE_RX_USE.record}{{UUID="…"}}`: busy: data comes slowly; quiet: nothing is sent, the CPU is late.',
-            "The same host again with another job? Then the host. The same rank on any host (often rank 0): "
-            "its extra work, such as logging, evaluation, checkpoints.",
+            "On its host, check `top -H`, CPU throttling (`container_cpu_cfs_throttled_periods_total`), other "
+            "pods on the node, and `iostat -x` for storage.",
+            "Run `py-spy dump --pid PID` several times. Is the rank in the data loader, in `save`, in logging, "
+            "in a lock?",
+            f'Look at `{s.PCIE_RX_USE.record}{{UUID="…"}}`. If it is high, data arrives slowly; if it is low, '
+            "nothing is sent and the CPU is late.",
+            "If the same host is slow with another job, the host is the cause. If the same rank is slow on any "
+            "host (often rank 0), its extra work is the cause, such as logging, evaluation or checkpoints.",
         ),
         mitigation=(
-            "CPU: raise its requests and limits, pin it to the GPU's NUMA node, move neighbours away.",
-            "Data: more loader workers, prefetch, a local cache; give each rank shards of the same size.",
+            "CPU: raise its requests and limits, pin it to the GPU's NUMA node, move other pods away.",
+            "Data: use more loader workers, prefetching and a local cache; give each rank shards of the same size.",
             "Rank 0: write checkpoints asynchronously, log less often.",
         ),
-        wrong="A rank that saves a checkpoint for ten minutes is named rightly, but needs no cure. Pipeline "
-        "stages and uneven replicas are left out by their traffic; a pipeline that sends as much in both "
-        "directions may still be named.",
+        wrong="A rank that saves a checkpoint for ten minutes is reported correctly, but needs no action. Pipeline "
+        "stages and uneven replicas are excluded by their traffic; a pipeline that sends the same amount in both "
+        "directions may still be reported.",
     ),
     FailureMode(
         "GpuStragglerSlow",
@@ -150,9 +158,10 @@ MODES = (
         Severity.WARNING,
         10 * MINUTE,
         Action.NONE,
-        "The ranks of {job} wait for {gpu}, which computes longer",
-        "If it is throttled by heat or power brake, or has a health alert, the chip is sick: move the job. At full power "
-        "and at its power cap it simply has more work than its peers: balance it. A lower clock alone proves nothing.",
+        "Job {job} is slowed down by {gpu}, which computes longer than the other GPUs",
+        "If a health alert fires for this GPU, or it is throttled by heat or power brake, move the job to "
+        "another GPU. If it runs at full power and at its power cap, it has more work than the others: balance "
+        "the work. A lower clock alone proves nothing.",
         Inject(profiles.SLOW, profiles.OF_SLOW),
         Unless(
             And(
@@ -166,25 +175,28 @@ MODES = (
         shows=c.SM,
         scope=Scope.JOB,
         meaning="The other ranks of the job wait for this one, which computes longer than they do: its SMs are more "
-        "active than theirs, which are partly empty while they wait.",
-        impact="Every step takes as long as this rank's; the others' GPUs idle in the collective for the rest.",
+        "active, while theirs are partly empty because they wait.",
+        impact="Every step takes as long as the step of this rank; the other GPUs idle in the collective for the rest.",
         diagnosis=(
-            f'`{s.HW_THERMAL.record}{{UUID="…"}}`, `{s.SW_THERMAL.record}{{UUID="…"}}`, '
-            f'`{s.POWER_BRAKE.record}{{UUID="…"}}`: above 0 the chip is slowed down: sick, or badly cooled.',
-            f'`{s.POWER_USE.record}{{UUID="…"}}` and `{s.POWER_CAP.record}{{UUID="…"}}`: full power at its '
-            "cap, where its peers draw less: it has more *work* than they have.",
-            f'`{s.SM_CLOCK.record}{{workload="…"}}`: a lower clock proves nothing by itself: who works more '
-            "draws more power, and clocks lower.",
-            "Health alerts of the same UUID (ECC, NVLink, PCIe link)? And `nvidia-smi "
-            "--query-gpu=clocks.max.sm,power.limit --format=csv`: is its limit set lower than its peers'?",
+            f'Look at `{s.HW_THERMAL.record}{{UUID="…"}}`, `{s.SW_THERMAL.record}{{UUID="…"}}` and '
+            f'`{s.POWER_BRAKE.record}{{UUID="…"}}`. Above 0, the GPU is throttled: it is defective, badly cooled '
+            "or short of power.",
+            f'Look at `{s.POWER_USE.record}{{UUID="…"}}` and `{s.POWER_CAP.record}{{UUID="…"}}`. If it runs at '
+            "full power and at its cap while the others draw less, it has more *work* than they have.",
+            f'Compare `{s.SM_CLOCK.record}{{workload="…"}}`. A lower clock proves nothing by itself: a GPU with '
+            "more work draws more power and lowers its clock.",
+            "Check the health alerts of the same UUID (ECC, NVLink, PCIe link). Run `nvidia-smi "
+            "--query-gpu=clocks.max.sm,power.limit --format=csv`: is its limit lower than that of the others?",
         ),
         mitigation=(
-            "Throttled or sick: move the job off this GPU, and see to the alert that says why.",
-            "More work: balance it: sequence lengths, experts (MoE), pipeline stages, uneven shards.",
-            "Not sure? Swap two ranks' GPUs. The straggler goes with the GPU: the chip; stays with the rank: the work.",
+            "If the GPU is throttled or defective, move the job off this GPU and follow the alert that gives the "
+            "reason.",
+            "If it has more work, balance it: sequence lengths, experts (MoE), pipeline stages, uneven shards.",
+            "If you are not sure, swap the GPUs of two ranks. If the straggler moves with the GPU, the GPU is "
+            "the cause; if it stays with the rank, the work is.",
         ),
-        wrong="Two ranks that take turns at being slow can both be named within a window. A rank with more work "
-        "by design (the last pipeline stage, an expert that everybody asks) is named rightly but may be "
+        wrong="Two ranks that are slow by turns can both be reported within a window. A rank with more work by design "
+        "(the last pipeline stage, an expert that is used more than others) is reported correctly, but may be "
         "what you want.",
     ),
     FailureMode(
@@ -193,31 +205,35 @@ MODES = (
         Severity.INFO,
         30 * MINUTE,
         Action.NONE,
-        "All ranks of {job} mostly communicate",
-        "Overlap communication with computing, larger batches or gradient accumulation, another sharding; check NCCL's "
-        "choice of algorithm and that it uses NVLink and all NICs.",
+        "Job {job} spends most of its time on communication (seen on {gpu})",
+        "No fault of a single GPU. Check that NCCL uses NVLink and all network cards (NCCL_DEBUG=INFO). Then "
+        "communicate less: overlap with computation, larger batches, gradient accumulation, another sharding.",
         Inject(profiles.ALL_REDUCE, profiles.ALL_REDUCE, everyone=True),
         And(WAITS.condition, Compare(PeerShare(WAITS), ">=", ALL_RANKS)),
         scope=Scope.JOB,
-        meaning="All ranks of the job are busy, none of them fills its chip, and bytes move: they mostly "
-        "communicate, and nobody is to blame.",
+        meaning="All ranks of the job are busy, none of them fills its GPU, and data moves: the job mostly communicates, "
+        "and no single rank causes it.",
         impact="The job would be as fast on fewer GPUs, or much faster with better overlap.",
         diagnosis=(
-            f'`{s.NVLINK.record}{{workload="…"}}`, against what the links can carry (`{m.NVLINK_SPEED}`): '
-            "near it, the volume is the problem; far below, latency or another link (NIC, PCIe) is.",
-            f'Only over PCIe (`{s.PCIE_RX_USE.record}{{workload="…"}}`)? NCCL does not use NVLink: '
-            "`NCCL_DEBUG=INFO` says which transports it chose; `nvidia-smi topo -m` which there are.",
-            "Over nodes: the NICs' counters, and whether GPUDirect RDMA is on (`NCCL_DEBUG=INFO` shows `GDRDMA`).",
-            "A profiler's trace of one step: collectives that overlap with nothing.",
+            f'Compare `{s.NVLINK.record}{{workload="…"}}` with what the links can carry (`{m.NVLINK_SPEED}`). If '
+            "it is near, the volume is the problem; if it is far below, latency or another link (network card, "
+            "PCIe) is.",
+            f'If the traffic is only on PCIe (`{s.PCIE_RX_USE.record}{{workload="…"}}`), NCCL does not use '
+            "NVLink. `NCCL_DEBUG=INFO` shows which transports it chose, `nvidia-smi topo -m` which exist.",
+            "For jobs on several nodes, check the counters of the network cards and whether GPUDirect RDMA is on "
+            "(`NCCL_DEBUG=INFO` shows `GDRDMA`).",
+            "Look in a profiler trace of one step for collectives that overlap with nothing.",
         ),
         mitigation=(
-            "Overlap: gradient buckets, prefetch of FSDP shards, asynchronous all-gather.",
-            "Less of it: larger batches, gradient accumulation, another split (less tensor parallelism over "
-            "nodes), lower precision of what is sent.",
-            "Fix the transport: NVLinks that are down, NICs that NCCL did not take, `NCCL_P2P_DISABLE` left set.",
+            "Overlap communication with computation: gradient buckets, prefetching of FSDP shards, asynchronous "
+            "all-gather.",
+            "Communicate less: larger batches, gradient accumulation, another split (less tensor parallelism "
+            "across nodes), lower precision of what is sent.",
+            "Repair the transport: NVLinks that are down, network cards that NCCL does not use, a forgotten "
+            "`NCCL_P2P_DISABLE`.",
         ),
-        wrong="A benchmark of collectives is bound by communication on purpose. So may be decoding over many "
-        "GPUs, where latency counts more than cost. Where a straggler is named too, see to that first.",
+        wrong="A benchmark of collectives is communication-bound on purpose. Decoding over many GPUs may be, too, "
+        "where latency matters more than cost. If a straggler alert fires for the same job, follow that first.",
     ),
     FailureMode(
         "GpuNvlinkImbalance",
@@ -225,8 +241,9 @@ MODES = (
         Severity.INFO,
         15 * MINUTE,
         Action.NONE,
-        "{gpu} moves {{ $value | humanizePercentage }} of its peers' NVLink traffic",
-        "Look at the topology that NCCL chose, at links that are down, and at how the model is split.",
+        "{gpu} moves only {{ $value | humanizePercentage }} of the NVLink traffic of the other ranks of its job",
+        "Check for NVLinks that are down (nvidia-smi nvlink --status), then the topology that NCCL chose, then "
+        "how the model is split.",
         Inject({**profiles.BALANCED, m.NVLINK_TX: 5e9, m.NVLINK_RX: 5e9}, profiles.BALANCED),
         And(
             Compare(Calc(c.NVLINK, "/", PeerMedian(c.NVLINK, TALKS)), "<", UNALIKE),
@@ -236,23 +253,25 @@ MODES = (
             Compare(Calc(PeerMedian(c.GR, TALKS), "-", c.GR), "<", SAME_ENGINE),
         ),
         scope=Scope.JOB,
-        meaning="This rank moves far less over NVLink than the other ranks of its job, though all of them talk and "
-        "all work alike.",
-        impact="Part of its traffic takes a slower way, or the model is split unevenly.",
+        meaning="This rank moves far less data over NVLink than the other ranks of its job, although all of them "
+        "communicate and work alike.",
+        impact="Part of its traffic takes a slower path, or the model is split unevenly.",
         diagnosis=(
-            f'`{s.NVLINK.record}{{workload="…"}}`, side by side; `nvidia-smi nvlink --status -i N` for links '
-            "that are down.",
-            "`nvidia-smi topo -m`: does each pair of ranks have NVLink (`NV#`), or some only PCIe (`PHB`, `SYS`)?",
-            "`NCCL_DEBUG=INFO` with `NCCL_DEBUG_SUBSYS=GRAPH`: the rings and trees that it chose.",
-            f'`{s.PCIE_RX_USE.record}{{workload="…"}}`: is what lacks on NVLink there on PCIe?',
+            f'Compare `{s.NVLINK.record}{{workload="…"}}` of all ranks. Run `nvidia-smi nvlink --status -i N` to '
+            "see links that are down.",
+            "Run `nvidia-smi topo -m`. Does each pair of ranks have NVLink (`NV#`), or do some have only PCIe "
+            "(`PHB`, `SYS`)?",
+            "Run the job with `NCCL_DEBUG=INFO` and `NCCL_DEBUG_SUBSYS=GRAPH` to see the rings and trees that "
+            "NCCL chose.",
+            f'Look at `{s.PCIE_RX_USE.record}{{workload="…"}}`: does the missing NVLink traffic go over PCIe?',
         ),
         mitigation=(
-            "Links down: GpuNvlinkDown.",
-            "Place the ranks so that those who talk most share NVLink; leave `CUDA_VISIBLE_DEVICES` alone "
+            "If links are down, follow GpuNvlinkDown.",
+            "Place ranks that communicate most on GPUs that share NVLink; do not set `CUDA_VISIBLE_DEVICES` "
             "within a node.",
-            "An uneven split of the model: decide whether it is meant.",
+            "If the model is split unevenly, decide whether that is intended.",
         ),
-        wrong="Pipeline parallelism: the first and the last stage have one neighbour instead of two. Groups of "
-        "different sizes, or experts that are asked unevenly, are uneven by nature.",
+        wrong="With pipeline parallelism, the first and the last stage have one neighbour instead of two. Groups of "
+        "different sizes, or experts that are used unevenly, are uneven by nature.",
     ),
 )

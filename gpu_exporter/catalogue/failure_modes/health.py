@@ -1,4 +1,4 @@
-"""Is it on fire? States of the board, its links and the driver, and of the exporter that watches them."""
+"""Health: states of the GPU, its links and the driver, and of the exporter that monitors them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from gpu_exporter.model.verdict import Action
 MINUTE, HOUR = 60.0, 3600.0
 
 # fmt: off
-XID_RECENT     = Limit("xidRecent", 600, "seconds", "how long an Xid is shown after it was last seen")
-ECC_STORM      = Limit("eccStorm", 100, "errors", "corrected ECC errors within an hour that are more than chance")
-HOT_HARDWARE   = Limit("hotHardware", 0.1, "ratio", "share of time in which hardware may slow a hot GPU down")
-HOT_DRIVER     = Limit("hotDriver", 0.5, "ratio", "share of time in which the driver may slow a hot GPU down")
-MARGIN         = Limit("thermalMargin", LOW_MARGIN, "celsius", "degrees before the slowdown that are too few")
-BRAKE          = Limit("powerBrake", 0.01, "ratio", "share of time in which the power supply may brake the GPU")
-LINK_BUSY      = Limit("linkBusy", BUSY / 100, "ratio", "utilisation at which the PCIe link is no longer saving power")
-STALE          = Limit("stale", 150, "seconds", "age of the last good read of a GPU that is too old; more than an interval, a scrape and an evaluation")
+XID_RECENT     = Limit("xidRecent", 600, "seconds", "how long an alert on an XID lasts after the XID was last seen")
+ECC_STORM      = Limit("eccStorm", 100, "errors", "corrected ECC errors within an hour above which the alert fires")
+HOT_HARDWARE   = Limit("hotHardware", 0.1, "ratio", "share of time for which the hardware may throttle a hot GPU")
+HOT_DRIVER     = Limit("hotDriver", 0.5, "ratio", "share of time for which the driver may throttle a hot GPU")
+MARGIN         = Limit("thermalMargin", LOW_MARGIN, "celsius", "degrees below the slowdown temperature that are too few")
+BRAKE          = Limit("powerBrake", 0.01, "ratio", "share of time for which the power supply may throttle the GPU")
+LINK_BUSY      = Limit("linkBusy", BUSY / 100, "ratio", "utilisation from which the PCIe link no longer saves power")
+STALE          = Limit("stale", 150, "seconds", "age from which the last successful collection of a GPU is too old; longer than an interval, a scrape and an evaluation together")
 # fmt: on
 
 
@@ -33,7 +33,7 @@ def _grown(signal: Signal) -> Over:
 
 
 RELEASED = Compare(Over(s.RELEASED), "==", 1.0)
-# An exporter that was asked to let the driver go has no GPUs until it takes them up again.
+# An exporter that released the driver has no GPUs until it resumes.
 _RELEASED_NODE = f"on (cluster, job, instance) ({m.RELEASED} == 1)"
 
 MODES = (
@@ -44,7 +44,9 @@ MODES = (
         2 * MINUTE,
         Action.NODE_REBOOT,
         "{gpu} does not answer",
-        "Drain the node; look for Xid 79 or 119 in the kernel log; reboot it, and replace the board if it happens again.",
+        "Drain the node. Look in the kernel log for XID 79 (the GPU fell off the PCIe bus) or XID 119 or 120 "
+        "(its firmware hung). Run nvidia-bug-report.sh, then reboot the node. If many nodes are affected at "
+        "once, suspect a driver update and do not drain them all.",
         Inject(fault="lost"),
         Unless(Compare(Over(s.UP), "<", 1.0), RELEASED),
         fleet=f"""(
@@ -61,35 +63,35 @@ MODES = (
 )
 * on (cluster, job, instance) group_left (node) topk by (cluster, job, instance) (1, last_over_time(gpu:exporter:info[6h]))""",
         implies=("GpuTelemetryStale",),
-        meaning="The driver no longer answers for this GPU, or fewer GPUs answer than this node had. Usually it "
-        "fell off the PCIe bus (Xid 79) or its firmware hung (Xid 119, 120). Programs on it fail with CUDA "
-        "errors or hang.",
-        impact="What ran on it is dead. The ranks of its job on other GPUs wait until they time out. A reset "
-        "seldom brings back a GPU that is off the bus.",
+        meaning="The driver no longer answers for this GPU, or fewer GPUs answer than this node had. Usually the GPU "
+        "fell off the PCIe bus (XID 79) or its firmware hung (XID 119 or 120). Programs that use it fail with "
+        "CUDA errors or hang.",
+        impact="What ran on this GPU has failed. The ranks of the same job on other GPUs wait until they time out. A "
+        "reset rarely brings back a GPU that fell off the bus.",
         diagnosis=(
-            "`gpu-exporter check` on the node names the GPU and the reason: `lost` is off the bus, "
-            "`stalled` a driver call that does not return, `gone` a GPU that the driver has no more. In "
-            f'Prometheus: `{m.DOWN}{{instance=~"NODE:.*"}}`.',
-            "`gpu-exporter events`, or `journalctl -k -b | grep -i xid`: 79 is the bus, 119 and 120 the "
-            "firmware. Read the lines *before* the first Xid: PCIe errors (AER) there point to slot, riser "
-            "or power.",
-            "`lspci -d 10de:` lists the GPU? Then the bus still sees it, and a reset may do. It is missing, "
-            "or shows `rev ff`: only a reboot or a power cycle helps.",
-            f'`{s.GPU_TEMP.record}{{node="…"}}` and `{s.POWER.record}{{node="…"}}` just before it went: '
-            "heat, or a jump in power, point to cooling or power supply.",
+            "Run `gpu-exporter check` on the node. It names the GPU and the reason: `lost` means that it fell "
+            "off the bus, `stalled` that a driver call does not return, `gone` that the driver no longer lists "
+            f'the GPU. Prometheus shows the same reason in `{m.DOWN}{{instance=~"NODE:.*"}}`.',
+            "Run `gpu-exporter events` or `journalctl -k -b | grep -i xid`. XID 79 is the PCIe bus, 119 and 120 "
+            "are the firmware. Read the lines *before* the first XID: PCIe errors (AER) there point to the slot, "
+            "the riser or the power supply.",
+            "Run `lspci -d 10de:`. If it lists the GPU, the bus still sees it, and a reset may help. If the GPU "
+            "is missing or shows `rev ff`, only a reboot or a power cycle helps.",
+            f'Look at `{s.GPU_TEMP.record}{{node="…"}}` and `{s.POWER.record}{{node="…"}}` just before the '
+            "failure. High temperature points to the cooling, a jump in power to the power supply.",
         ),
         mitigation=(
-            "Cordon and drain the node. Its job is dead already, so the grace period can be short.",
-            "Keep evidence: `nvidia-bug-report.sh`, before the reboot.",
-            "Reboot; if the GPU stays away, power-cycle. Then `gpu-exporter check` and `dcgmi diag -r 3` "
-            "before it takes work again.",
-            "A second time within a month: reseat it, then replace the board. Many nodes at once: suspect a "
-            "driver update, and don't drain them all.",
+            "Cordon and drain the node. The job on this GPU has already failed, so a short grace period is enough.",
+            "Run `nvidia-bug-report.sh` before the reboot, because the reboot destroys the evidence.",
+            "Reboot the node. If the GPU does not come back, power-cycle the node. Run `gpu-exporter check` and "
+            "`dcgmi diag -r 3` before the node takes work again.",
+            "If it happens a second time within a month, reseat the GPU; if it happens again, replace it. If "
+            "many nodes are affected at once, suspect a driver update and do not drain all of them.",
         ),
-        wrong="GPUs that were taken out or given to a virtual machine count as missing until the exporter "
-        "restarts (with dcgm-exporter: for six hours); `--expected-gpus` says how many there ought to be. "
-        "While `gpu-exporter release` holds, it is silent. A node or an exporter that is down is no lost "
-        "GPU: that is GpuExporterDown.",
+        wrong="GPUs that were removed or given to a virtual machine count as missing until the exporter restarts (with "
+        "dcgm-exporter: for six hours); set the number of GPUs with `--expected-gpus`. The alert is silent after "
+        "`gpu-exporter release` until the driver is resumed. If the node or the exporter is down, "
+        "GpuExporterDown fires instead of this alert.",
     ),
     FailureMode(
         "GpuXidFatal",
@@ -97,33 +99,36 @@ MODES = (
         Severity.CRITICAL,
         0,
         Action.DRAIN,
-        "Xid {{ $labels.xid }} on {gpu}",
-        "Drain the node, then do what the driver's recovery action says, else what the Xid table says.",
+        "XID {{ $labels.xid }} on {gpu}: drain the node",
+        "Drain the node. Then repair the GPU: do what the driver asks for (Recovery Action in nvidia-smi -q). If "
+        "it asks for nothing, look the code up in the table of XIDs (docs/xids.md).",
         Inject(xid=79),
         Compare(Over(s.XID_FATAL, Fn.AGE), "<", XID_RECENT),
-        meaning="The driver reported an Xid after which NVIDIA and the clouds that drain on their own take the node "
-        "out of service. The label `xid` has the code; [Xid codes](../xids.md) says what it means.",
-        impact="What runs on the GPU has failed or computes on memory that can't be trusted. New work will fail too.",
+        meaning="The driver reported an XID for which NVIDIA, and the cloud providers that drain nodes automatically, "
+        "take the node out of service. The label `xid` has the code; [XID codes](../xids.md) explains it.",
+        impact="What runs on the GPU has failed or computes on memory that cannot be trusted. New work will fail too.",
         diagnosis=(
-            "`gpu-exporter events` shows code, time, process and what repairs it. The *first* Xid is the "
-            "cause; 45 only says that programs were cleaned up after it.",
-            f'`{s.RECOVERY.record}{{UUID="…"}}` is what the driver itself asks for; it outranks the table: 1 '
-            "reset, 2 reboot, 3 drain peer traffic, 4 drain and reset.",
-            "48, 64, 95, 140 are memory: `nvidia-smi -q -d ECC,ROW_REMAPPER`. A failed remap or an exceeded "
-            "SRAM threshold means that the board goes.",
-            "79 is the bus: see GpuLost. 119, 120 are the firmware (GSP): many nodes at once mean a driver "
-            "bug, one node alone a sick board.",
+            "Run `gpu-exporter events`. It shows the code, the time, the process and the repair. The *first* XID "
+            "is the cause; 45 only says that programs were cleaned up after it.",
+            f'Look at `{s.RECOVERY.record}{{UUID="…"}}`, which is what the driver itself asks for. It takes '
+            "precedence over the table: 1 reset the GPU, 2 reboot the node, 3 drain peer-to-peer traffic, 4 "
+            "drain and reset.",
+            "For 48, 64, 95 and 140 (memory), run `nvidia-smi -q -d ECC,ROW_REMAPPER`. If a remap failed or the "
+            "SRAM threshold is exceeded, the GPU must be replaced.",
+            "For 79 (PCIe bus), see GpuLost. For 119 and 120 (GSP firmware), many affected nodes point to a "
+            "driver bug, a single node to a defective GPU.",
         ),
         mitigation=(
-            "Cordon and drain the node; end what still runs on this GPU.",
-            "Do what the recovery action says, else the table: `gpu-exporter release --for 10m`, then "
-            "`nvidia-smi --gpu-reset -i N`, then `gpu-exporter resume`; reboot if the reset fails.",
-            "`gpu-exporter check`, then `dcgmi diag -r 3`, before it takes work. The same code again within "
-            "a week: go one step further, reset, reboot, replace.",
+            "Cordon and drain the node, and end what still runs on this GPU.",
+            "Do what the recovery action says; if there is none, do what the table says. To reset the GPU, run "
+            "`gpu-exporter release --for 10m`, `nvidia-smi --gpu-reset -i N` and `gpu-exporter resume`. If the "
+            "reset fails, reboot the node.",
+            "Run `gpu-exporter check`, then `dcgmi diag -r 3`, before the node takes work again. If the same "
+            "code comes back within a week, take the next stronger step: reset, reboot, replace.",
         ),
-        wrong="With dcgm-exporter alone the last code never clears: the alert stays until that exporter restarts, "
-        "and can't show the same code twice. With ours it ends by itself ten minutes after the last event, "
-        "repaired or not: the end of the alert does not say that the GPU is well.",
+        wrong="The alert ends ten minutes after the last event, whether or not the GPU was repaired: its end does not "
+        "mean that the GPU is healthy. With dcgm-exporter alone, the last code never clears: the alert stays "
+        "until dcgm-exporter restarts, and the same code does not show a second time.",
     ),
     FailureMode(
         "GpuEccUncorrectable",
@@ -131,32 +136,37 @@ MODES = (
         Severity.CRITICAL,
         0,
         Action.GPU_RESET,
-        "Uncorrectable memory errors on {gpu} since its driver was loaded",
-        "Drain the node and reset the GPU; replace the board if errors come again or too many were in SRAM.",
+        "Uncorrectable memory errors on {gpu}",
+        "Drain the node and reset the GPU. If the errors come back within days, or if nvidia-smi -q -d ECC shows "
+        "that the SRAM threshold is exceeded, replace the GPU. Do not trust results or checkpoints written after "
+        "the first error.",
         Inject({m.ECC_DBE_VOL: 2.0}),
         Or(_on(s.ECC_DBE), _on(s.SRAM_EXCEEDED)),
-        meaning="Memory of this GPU had an error that ECC found and could not correct since the driver was loaded, "
-        "or its SRAM had more of them than NVIDIA accepts. The program that read it was killed or got wrong "
-        "data.",
-        impact="At least one program failed (Xid 48, 94 or 95). Until the reset the bad place is fenced off at best.",
+        meaning="Since the driver was loaded, ECC found an error in the memory of this GPU that it could not correct, or "
+        "SRAM errors exceeded the number that NVIDIA accepts. The program that read this memory was ended or got "
+        "wrong data.",
+        impact="At least one program failed (XID 48, 94 or 95). Until the reset, the bad memory row is at best fenced "
+        "off.",
         diagnosis=(
-            "`nvidia-smi -q -d ECC`: volatile, uncorrectable, DRAM or SRAM. Aggregate counts are the life "
-            "of the board, and no news.",
-            "`nvidia-smi -q -d ROW_REMAPPER`: `Pending: Yes` is repaired by a reset; `Remapping Failure "
-            "Occurred: Yes` means that the board goes.",
-            f'`SRAM Threshold Exceeded: Yes`, or `{s.SRAM_EXCEEDED.record}{{UUID="…"}}`: the board goes.',
-            "`gpu-exporter events`: Xid 94 hit one program only, 95 or 48 may have hit all on this GPU.",
+            "Run `nvidia-smi -q -d ECC`. Look at the volatile, uncorrectable counts for DRAM and SRAM. The "
+            "aggregate counts cover the lifetime of the GPU and say nothing about this event.",
+            "Run `nvidia-smi -q -d ROW_REMAPPER`. `Pending: Yes` is repaired by a reset. With `Remapping Failure "
+            "Occurred: Yes` the GPU must be replaced.",
+            f'With `SRAM Threshold Exceeded: Yes`, or 1 in `{s.SRAM_EXCEEDED.record}{{UUID="…"}}`, the GPU must '
+            "be replaced.",
+            "Run `gpu-exporter events`. XID 94 affected one program only; 95 or 48 may have affected all "
+            "programs on this GPU.",
         ),
         mitigation=(
-            "Cordon and drain the node; don't trust checkpoints written after the first error.",
+            "Cordon and drain the node. Do not trust checkpoints written after the first error.",
             "Reset the GPU (`gpu-exporter release --for 10m`, `nvidia-smi --gpu-reset -i N`, `gpu-exporter "
-            "resume`) or reboot: the count starts at 0 again, and the alert ends.",
-            "`dcgmi diag -r 3`. If errors come again within days, or the SRAM threshold is exceeded: "
-            "replace the board.",
+            "resume`) or reboot the node. The count starts at 0 again, and the alert ends.",
+            "Run `dcgmi diag -r 3`. If errors come back within days, or the SRAM threshold is exceeded, replace "
+            "the GPU.",
         ),
-        wrong="Hardly ever. It stays until the driver is loaded again, also when the row has long been fenced "
-        'off: the level is the state "needs a reset". A contained error (Xid 94) hurt one program only, and '
-        "the GPU may finish what it runs.",
+        wrong="False alarms are very rare. The alert stays until the driver is loaded again, even if the bad row was "
+        "fenced off long ago, because the GPU still needs the reset. After a contained error (XID 94), which "
+        "hurts one program only, the GPU may finish its other work first.",
     ),
     FailureMode(
         "GpuRowRemapFailed",
@@ -164,26 +174,28 @@ MODES = (
         Severity.CRITICAL,
         0,
         Action.REPLACE,
-        "A bad memory row of {gpu} could not be replaced",
-        "Drain the node and have the board replaced: this is NVIDIA's own criterion.",
+        "{gpu} could not replace a bad memory row: replace the GPU",
+        "Drain the node, give this GPU no more work, and have the GPU replaced. No reset repairs it, and this "
+        "flag is NVIDIA's own criterion for replacement.",
         Inject({m.REMAP_FAILURE: 1.0}),
         _on(s.REMAP_FAILED),
-        meaning="A bad memory row should have been replaced by a spare one and could not be. The driver says so "
-        "when a bank has used up its spare rows, the same row fails again, or 512 rows are remapped.",
-        impact="The next error in this row kills the program that touches it. No reset repairs it.",
+        meaning="The GPU should have replaced a bad memory row by a spare one, and could not. The driver reports this "
+        "when a bank has used up its spare rows, when the same row fails again, or when 512 rows are remapped.",
+        impact="The next error in this row ends the program that touches it. No reset repairs it.",
         diagnosis=(
-            "`nvidia-smi -q -d ROW_REMAPPER`: `Remapping Failure Occurred: Yes`, and how many banks have no "
-            "spare rows left.",
-            "`gpu-exporter events`: Xid 64 is the failed remapping itself; 48 or 95 beside it, programs that were hit.",
-            f'`{s.REMAPPED.record}{{UUID="…"}}`: rows remapped so far.',
+            "Run `nvidia-smi -q -d ROW_REMAPPER`. It shows `Remapping Failure Occurred: Yes`, and how many banks "
+            "have no spare rows left.",
+            "Run `gpu-exporter events`. XID 64 is the failed remapping itself; 48 or 95 at the same time shows "
+            "that programs were hit.",
+            f'Look at `{s.REMAPPED.record}{{UUID="…"}}`, the number of rows remapped so far.',
         ),
         mitigation=(
             "Cordon and drain the node; give this GPU no work.",
-            "Run NVIDIA's field diagnostics: they decide whether the board qualifies for return. "
-            "`nvidia-bug-report.sh` goes with it.",
-            "Have the board replaced.",
+            "Run NVIDIA's field diagnostics, which decide whether the GPU qualifies for an RMA. Attach the "
+            "output of `nvidia-bug-report.sh`.",
+            "Have the GPU replaced.",
         ),
-        wrong="Never seen wrong: the flag is the driver's own, and survives resets and reboots.",
+        wrong="No false alarm is known: the flag is the driver's own and survives resets and reboots.",
     ),
     FailureMode(
         "GpuRecoveryActionRequired",
@@ -191,29 +203,35 @@ MODES = (
         Severity.CRITICAL,
         0,
         Action.GPU_RESET,
-        "The driver asks for recovery action {{ $value }} on {gpu}",
-        "Do what it asks for: 1 reset the GPU, 2 reboot the node, 3 drain peer traffic, 4 drain and reset.",
+        "The driver asks for a repair of {gpu}: {{ if eq $value 1.0 }}reset the GPU{{ else if eq $value 2.0 "
+        "}}reboot the node{{ else if eq $value 3.0 }}drain peer-to-peer traffic{{ else if eq $value 4.0 }}drain, "
+        "then reset the GPU{{ else }}recovery action {{ $value }}{{ end }}",
+        "Do what the driver asks for. To reset the GPU, cordon the node and let the jobs on this GPU end first. "
+        "To reboot the node, drain it first. To drain peer-to-peer traffic, end the programs that use it with "
+        "this GPU. docs/health.md explains other recovery actions.",
         Inject({m.RECOVERY: 1.0}),
         _on(s.RECOVERY),
-        meaning="The driver itself asks for a repair of this GPU. That outranks every table of Xids, this catalogue "
-        "included.",
-        impact="Until it is done, programs fail to start or fail soon.",
+        meaning="The driver itself asks for a repair of this GPU. Its request takes precedence over every table of XIDs, "
+        "including the one of gpu-exporter.",
+        impact="Until the repair is done, programs fail to start or fail soon after.",
         diagnosis=(
-            "`nvidia-smi -q | grep -A1 'Recovery Action'`, or the alert's value: 1 reset the GPU, 2 reboot "
-            "the node, 3 drain peer-to-peer traffic, 4 drain and reset. What newer drivers add is in "
-            "[health](../health.md).",
-            "`gpu-exporter events`: Xid 154 is the change of this action; the Xid before it is why.",
-            f"`{s.RECOVERY.record} > 0` over the cluster: GPUs that share an NVLink domain often ask "
-            "together; the one with another Xid before 154 is the cause.",
+            "Run `nvidia-smi -q | grep -A1 'Recovery Action'`, or read the value of the alert: 1 reset the GPU, "
+            "2 reboot the node, 3 drain peer-to-peer traffic, 4 drain and reset. [Health](../health.md) lists "
+            "the numbers that newer drivers add.",
+            "Run `gpu-exporter events`. XID 154 is the change of this action; the XID before it is the reason.",
+            f"Look at `{s.RECOVERY.record} > 0` in the whole cluster. GPUs that share an NVLink domain often ask "
+            "together; the one with another XID before 154 is the cause.",
         ),
         mitigation=(
-            "1 and 4: cordon, let jobs on this GPU end, `gpu-exporter release --for 10m`, `nvidia-smi "
-            "--gpu-reset -i N`, `gpu-exporter resume`.",
-            "2: drain the node and reboot it.",
-            "3: end the programs that use peer-to-peer with this GPU; then look again, for the action often changes.",
-            "Asked again within a week: go one step further, and have the board looked at.",
+            "For 1 and 4: cordon the node, let the jobs on this GPU end, then run `gpu-exporter release --for "
+            "10m`, `nvidia-smi --gpu-reset -i N` and `gpu-exporter resume`.",
+            "For 2: drain the node and reboot it.",
+            "For 3: end the programs that use peer-to-peer traffic with this GPU, then check again, because the "
+            "action often changes.",
+            "If the driver asks again within a week, take the next stronger step and have the GPU inspected.",
         ),
-        wrong="Hardly ever. Drivers before 570 don't have it: then it is silent, not well.",
+        wrong="False alarms are very rare. Drivers before 570 do not report the action: with them the absence of this "
+        "alert does not mean that the GPU is healthy.",
     ),
     FailureMode(
         "GpuNvlinkDown",
@@ -221,32 +239,32 @@ MODES = (
         Severity.WARNING,
         5 * MINUTE,
         Action.GPU_RESET,
-        "{{ $value }} NVLinks of {gpu} are down",
-        "Reset the GPU when its job has ended; if links stay down, look at the fabric manager, then at the baseboard.",
+        "NVLinks down on {gpu}: {{ $value }}",
+        "Reset the GPU when its job has ended. If links stay down, restart the fabric manager, then reboot the "
+        "node. If they are still down, have the baseboard, the bridge or the cable inspected.",
         Inject({m.NVLINK_UP: 16.0}),
         And(Compare(Calc(Over(s.NVLINK_LINKS), "-", Over(s.NVLINK_UP)), ">", 0.0), _on(s.NVLINK_UP)),
-        meaning="Some NVLinks of this GPU are up and others are not.",
-        impact="Collectives take the slowest way: a job over this GPU is slowed down as a whole. On NVSwitch "
+        meaning="Some NVLinks of this GPU are up and others are down.",
+        impact="Collectives run at the speed of the slowest path, so the whole job on this GPU slows down. On NVSwitch "
         "systems, CUDA may refuse to start.",
         diagnosis=(
-            "`nvidia-smi nvlink --status -i N`: which links are inactive. "
-            f'`{s.NVLINK_UP.record}{{node="…"}}`: the same links of several GPUs point to one switch or '
-            "cable, those of one GPU to its board.",
-            "`journalctl -u nvidia-fabricmanager -b` and `gpu-exporter events`: Xid 74, 136, 144 to 150, or "
-            "an SXid of a switch.",
-            "`nvidia-smi topo -m`: whether the system is cabled as you think. Bridged boards may have links "
-            "that lead nowhere.",
+            "Run `nvidia-smi nvlink --status -i N` to see which links are inactive. Compare "
+            f'`{s.NVLINK_UP.record}{{node="…"}}`: if the same links are down on several GPUs, suspect one switch '
+            "or cable; if only one GPU is affected, suspect that GPU.",
+            "Run `journalctl -u nvidia-fabricmanager -b` and `gpu-exporter events`. Look for XID 74, 136, 144 to "
+            "150, or an SXid of a switch.",
+            "Run `nvidia-smi topo -m` to check that the system is cabled as you expect. GPUs with NVLink bridges "
+            "may have links that lead nowhere.",
         ),
         mitigation=(
-            "When the job has ended, reset the GPU: `gpu-exporter release --for 10m`, `nvidia-smi "
-            "--gpu-reset -i N`, `gpu-exporter resume`. On HGX A100, all GPUs of the baseboard are reset "
-            "together.",
-            "Still down: restart the fabric manager, then reboot.",
-            "Still down: baseboard, bridge or cable have to be looked at.",
+            "When the job has ended, reset the GPU: `gpu-exporter release --for 10m`, `nvidia-smi --gpu-reset -i "
+            "N`, `gpu-exporter resume`. On HGX A100, all GPUs of the baseboard must be reset together.",
+            "If links are still down, restart the fabric manager, then reboot the node.",
+            "If links are still down after that, have the baseboard, the bridge or the cable inspected.",
         ),
-        wrong="Boards with bridges to some neighbours only have links that are down by design: silence the alert "
-        "there. A GPU all of whose links are down is not found, for that is what a GPU without a bridge "
-        "looks like; CUDA and NCCL complain then.",
+        wrong="GPUs with NVLink bridges to only some neighbours have links that are down by design: silence the alert "
+        "for them. If *all* links of a GPU are down, this alert does not fire, because a GPU without a bridge "
+        "looks the same; CUDA and NCCL report errors in that case.",
     ),
     FailureMode(
         "GpuFabricNotReady",
@@ -255,7 +273,8 @@ MODES = (
         10 * MINUTE,
         Action.NONE,
         "{gpu} is not part of the NVSwitch fabric (state {{ $value }})",
-        "New CUDA programs fail on this GPU. Check on the node that the fabric manager runs and has the driver's version.",
+        "New CUDA programs fail on this GPU. Cordon the node. Then check that the fabric manager runs and has "
+        "the same version as the driver. State 1 is not started, 2 in progress, 4 failed.",
         Inject({m.FABRIC: 2.0}),
         # DCGM also has 0 (no fabric), 5 and 6 (not known).
         And(
@@ -263,31 +282,34 @@ MODES = (
             Compare(Over(s.FABRIC), ">=", 1.0),
             Compare(Over(s.FABRIC), "<=", 4.0),
         ),
-        meaning="The fabric manager has not made this GPU part of the NVSwitch fabric. The state is 1 (not started), "
-        "2 (in progress) or 4 (completed with an error); a GPU that is ready has 3. GPUs before Hopper do not report it.",
+        meaning="The fabric manager has not made this GPU part of the NVSwitch fabric. The state is 1 (not started), 2 "
+        "(in progress) or 4 (completed with an error); a GPU that is ready has 3. GPUs before Hopper do not "
+        "report it.",
         impact="CUDA programs that start now fail with error 802, `system not yet initialized`. Programs that already "
         "run are not affected.",
         diagnosis=(
-            "`nvidia-smi -q -i N | grep -A3 Fabric`: the alert's 4 is a completed state with a status other than "
-            "success. If all GPUs of the node are affected, suspect the fabric manager; if only one is, its NVLinks or "
-            "its board.",
-            "`systemctl status nvidia-fabricmanager` and `journalctl -u nvidia-fabricmanager -b`: a version that "
-            "differs from the driver's is the most frequent cause, often after an upgrade. With GPU Operator it runs in "
-            "the driver's container: see that pod's log.",
-            "With NVLink 5 (Blackwell) the subnet manager (NVLSM) has to run as well; in racks with NVLink switches "
-            "the fabric manager runs on the switches.",
-            f"In state 4, `{m.FABRIC_ERROR}` (`--metrics full`) is the NVML code with which the GPU's registration "
-            "failed. `gpu-exporter events` shows NVLink Xids and SXids of the switches.",
+            "Run `nvidia-smi -q -i N | grep -A3 Fabric`. State 4 of the alert is a completed state with a status "
+            "other than success. If all GPUs of the node are affected, suspect the fabric manager; if only one "
+            "is, suspect its NVLinks or the GPU.",
+            "Run `systemctl status nvidia-fabricmanager` and `journalctl -u nvidia-fabricmanager -b`. A version "
+            "that differs from the driver's is the most frequent cause, often after an upgrade. With GPU "
+            "Operator the fabric manager runs in the driver's container: see the log of that pod.",
+            "With NVLink 5 (Blackwell) the subnet manager (NVLSM) must run as well. In racks with NVLink "
+            "switches, the fabric manager runs on the switches.",
+            f"In state 4, `{m.FABRIC_ERROR}` (`--metrics full`) is the NVML code with which the registration of "
+            "the GPU failed. `gpu-exporter events` shows NVLink XIDs and the SXids of the switches.",
         ),
         mitigation=(
             "Cordon the node, because jobs that start there fail, and wait until its jobs have ended.",
-            "Install the fabric manager in the driver's version, then `systemctl restart nvidia-fabricmanager`.",
-            "Still not ready: reboot the node. If one GPU is still not ready then, open a hardware case for its board.",
-            "When it is ready (`gpu-exporter check`), uncordon the node.",
+            "Install the version of the fabric manager that matches the driver, then run `systemctl restart "
+            "nvidia-fabricmanager`.",
+            "If the GPU is still not ready, reboot the node. If a single GPU is still not ready after that, open "
+            "a hardware case for it.",
+            "When `gpu-exporter check` says that the GPU is healthy, uncordon the node.",
         ),
-        wrong="GPUs pass through this state at boot and during a driver upgrade, so the alert waits for ten minutes. GPUs "
-        "that run without a fabric on purpose, such as those of a virtual machine to which no partition is assigned, "
-        "stay in it: silence the alert there.",
+        wrong="GPUs pass through this state at boot and during a driver upgrade, so the alert waits for ten minutes. "
+        "GPUs that run without a fabric on purpose, such as those of a virtual machine to which no partition is "
+        "assigned, stay in it: silence the alert for them.",
     ),
     FailureMode(
         "GpuThermalThrottling",
@@ -295,32 +317,37 @@ MODES = (
         Severity.WARNING,
         5 * MINUTE,
         Action.NONE,
-        "Heat slows {gpu} down",
-        "See to the cooling of this node: fans, air flow, coolant, inlet temperature.",
+        "{gpu} is throttled because it is too hot",
+        "Check the cooling of this node: fans, air flow, coolant, inlet temperature. Until it is fixed, lower "
+        "the power limit (nvidia-smi -i N -pl WATTS), which costs less speed than throttling.",
         Inject({m.CLOCK_EVENTS: 64.0 + 8.0, m.CLOCK_EVENT_SECONDS[3]: Ramp(0, 0.6), m.GPU_TEMP: 90.0}),
         Or(
             Compare(Over(s.HW_THERMAL, Fn.MEAN, 5 * MINUTE), ">", HOT_HARDWARE),
             Compare(Over(s.SW_THERMAL, Fn.MEAN, 5 * MINUTE), ">", HOT_DRIVER),
         ),
         keep=10 * MINUTE,
-        meaning="Heat holds the clock down: the hardware did it in more than a tenth of the time, or the driver in "
-        "more than half of it.",
-        impact="The GPU is slower, and so is every job that it is a rank of.",
+        meaning="The GPU lowers its clock because it is too hot. The hardware did so in more than a tenth of the last "
+        "five minutes, or the driver in more than half of them.",
+        impact="The GPU is slower, and so is every job that has a rank on it.",
         diagnosis=(
-            f'`{s.GPU_TEMP.record}{{node="…"}}` and `{s.MEMORY_TEMP.record}{{node="…"}}`: one GPU is hot: '
-            "dust, heat sink, its fan or cold plate. All of them: inlet air, coolant, a fan wall.",
-            "`nvidia-smi -q -d PERFORMANCE,TEMPERATURE -i N`: which reason is active now, and how many "
-            "degrees are left.",
-            f'`{s.SM_CLOCK.record}{{node="…"}}`: how much speed it costs, against its neighbours under the same load.',
-            "The node's BMC (`ipmitool sdr type fan`, `ipmitool sdr type temperature`): fans and inlet.",
+            f'Compare `{s.GPU_TEMP.record}{{node="…"}}` and `{s.MEMORY_TEMP.record}{{node="…"}}`. If one GPU is '
+            "hot, look for dust and check its heat sink, fan or cold plate. If all are hot, check the inlet air, "
+            "the coolant and the node's fans.",
+            "Run `nvidia-smi -q -d PERFORMANCE,TEMPERATURE -i N` to see which throttle reason is active now and "
+            "how many degrees are left.",
+            f'Compare `{s.SM_CLOCK.record}{{node="…"}}` with GPUs under the same load to see how much speed it costs.',
+            "Ask the BMC of the node (`ipmitool sdr type fan`, `ipmitool sdr type temperature`) for fan speeds "
+            "and inlet temperature.",
         ),
         mitigation=(
-            "Find the cause in the room first: inlet temperature, blanking panels, coolant flow, failed fans.",
-            "Until then, lower the power limit: `nvidia-smi -i N -pl WATTS` costs less speed than hardware throttling.",
-            "One GPU alone, and clean: have its thermal interface or cold plate looked at.",
+            "Look for the cause in the room first: inlet temperature, blanking panels, coolant flow, failed fans.",
+            "Until then, lower the power limit with `nvidia-smi -i N -pl WATTS`. It costs less speed than "
+            "hardware throttling.",
+            "If a single, clean GPU is affected, have its thermal interface or cold plate inspected.",
         ),
-        wrong="A power cap is not counted: that is normal at full load. With dcgm-exporter the cause comes from a mask or "
-        "a counter, which may miss short events and may not distinguish hardware from driver.",
+        wrong="Running at the power limit does not count: that is normal at full load. dcgm-exporter reports the "
+        "throttle reason as a mask or a counter, which may miss short events and may not distinguish hardware "
+        "from driver.",
     ),
     FailureMode(
         "GpuPowerBrake",
@@ -328,31 +355,32 @@ MODES = (
         Severity.WARNING,
         5 * MINUTE,
         Action.NONE,
-        "The power supply brakes {gpu}",
-        "Look at the power supplies, the power cap of the chassis and the rack's feed.",
+        "{gpu} is throttled by the power supply of its node or rack",
+        "Check the power supplies of the node, the power cap of the chassis and the power feed of the rack. If "
+        "GPUs of several nodes are affected, call the facility.",
         Inject({m.CLOCK_EVENTS: 128.0 + 8.0, m.CLOCK_EVENT_SECONDS[4]: Ramp(0, 0.5)}),
         Compare(Over(s.POWER_BRAKE, Fn.MEAN, 5 * MINUTE), ">", BRAKE),
         keep=10 * MINUTE,
-        meaning="A signal from outside (power supply, chassis, rack) made the board brake: it halved its clock or "
-        "worse.",
-        impact="Sudden and large: every job on the node slows down. Often the sign that power supplies have failed "
-        "or that a rack is over its budget.",
+        meaning="An external signal (power supply, chassis or rack) forced the GPU to brake: its clock was halved or "
+        "reduced even further.",
+        impact="The slowdown is sudden and large, and affects every job on the node. It often means that power supplies "
+        "have failed or that a rack exceeds its power budget.",
         diagnosis=(
-            f"`{s.POWER_BRAKE.record} > 0` over the cluster: one node: its power supplies. A rack: its feed "
-            "or its power cap.",
-            'BMC event log (`ipmitool sel list`) and supplies (`ipmitool sdr type "Power Supply"`): a '
-            "failed or unplugged supply, lost redundancy.",
-            "`nvidia-smi -q -d PERFORMANCE -i N`: `HW Power Brake Slowdown: Active`.",
-            f'`{s.POWER.record}{{node="…"}}`, summed over the node, against what the chassis may draw.',
+            f"Look at `{s.POWER_BRAKE.record} > 0` in the whole cluster. One affected node points to its power "
+            "supplies, a whole rack to its feed or its power cap.",
+            "Read the BMC event log (`ipmitool sel list`) and the state of the supplies (`ipmitool sdr type "
+            '"Power Supply"`). Look for a failed or unplugged supply and for lost redundancy.',
+            "Run `nvidia-smi -q -d PERFORMANCE -i N`. It shows `HW Power Brake Slowdown: Active`.",
+            f'Sum `{s.POWER.record}{{node="…"}}` over the node and compare it with what the chassis may draw.',
         ),
         mitigation=(
             "Replace or plug in the failed supply; raise a chassis power cap that is too low.",
-            "Until then lower the GPUs' limits (`nvidia-smi -pl WATTS`) so that the sum fits: a steady "
-            "limit is faster than braking.",
-            "A whole rack: call the facility.",
+            "Until then, lower the power limits of the GPUs (`nvidia-smi -pl WATTS`) so that their sum fits. A "
+            "steady limit costs less speed than braking.",
+            "If a whole rack is affected, call the facility.",
         ),
-        wrong="Some chassis brake for a moment at start-up or when a supply is swapped; the hold of five minutes "
-        "leaves most of that out. The driver's own power cap is something else, and normal.",
+        wrong="Some chassis brake for a moment at start-up or when a supply is swapped; because the alert waits for "
+        "five minutes, it rarely fires then. The power cap of the driver is something else, and normal.",
     ),
     FailureMode(
         "GpuThermalMarginLow",
@@ -360,27 +388,28 @@ MODES = (
         Severity.WARNING,
         10 * MINUTE,
         Action.NONE,
-        "{gpu} is {{ $value }} degrees from slowing down",
-        "See to the cooling of this node before it costs speed.",
+        "{gpu} is {{ $value | humanize }} °C below the temperature at which it slows down",
+        "Check the cooling of this node (inlet temperature, filters, fans) before the GPU is throttled. If the "
+        "room cannot be cooled now, lower the power limit of the warmest GPUs.",
         Inject({m.TEMP_MARGIN: 2.0, m.GPU_TEMP: 85.0}),
         Or(Compare(Over(s.THERMAL_MARGIN), "<=", MARGIN), Compare(Over(s.THERMAL_DISTANCE), "<=", MARGIN)),
         keep=10 * MINUTE,
-        meaning="The GPU is a few degrees from slowing down. The margin is the driver's own where it has one, else "
-        "the slowdown threshold less the temperature.",
+        meaning="The GPU is a few degrees below the temperature at which it slows down. The margin is the driver's own "
+        "where the driver reports one; otherwise it is the slowdown threshold minus the temperature.",
         impact="None yet. A warmer room or a heavier job turns it into GpuThermalThrottling.",
         diagnosis=(
-            f'`{s.THERMAL_MARGIN.record}{{node="…"}}`, over a day: creeping means dust or a failing pump; a '
-            "step, something that changed.",
-            f'Neighbours: `{s.GPU_TEMP.record}{{node="…"}}`. In an air-cooled box the GPUs behind others are '
-            "always warmer.",
-            "`nvidia-smi -q -d TEMPERATURE -i N`: the thresholds of this board.",
+            f'Look at `{s.THERMAL_MARGIN.record}{{node="…"}}` over a day. A slow decrease points to dust or a '
+            "failing pump, a step to something that changed.",
+            f'Compare with the other GPUs of the node: `{s.GPU_TEMP.record}{{node="…"}}`. In an air-cooled '
+            "chassis, the GPUs behind others are always warmer.",
+            "Run `nvidia-smi -q -d TEMPERATURE -i N` to see the thresholds of this GPU.",
         ),
         mitigation=(
-            "See to inlet temperature, filters and fans, before it costs speed.",
-            "Lower the power limit of the warmest GPUs if the room can't be cooled now.",
+            "Check inlet temperature, filters and fans before it costs speed.",
+            "If the room cannot be cooled now, lower the power limit of the warmest GPUs.",
         ),
-        wrong="Boards that are cooled to the edge on purpose sit here under full load without ever slowing down: "
-        "set `thermalMargin` lower there.",
+        wrong="GPUs whose cooling is designed with little reserve stay here under full load without ever slowing down: "
+        "set `thermalMargin` lower for them.",
     ),
     FailureMode(
         "GpuRowRemapPending",
@@ -388,27 +417,28 @@ MODES = (
         Severity.WARNING,
         5 * MINUTE,
         Action.GPU_RESET,
-        "A bad memory row of {gpu} waits for a reset to be replaced",
-        "Let what runs end, start nothing new, then reset the GPU.",
+        "{gpu} needs a reset to replace a bad memory row",
+        "Do not end running jobs for this. Cordon the node, wait until the jobs on this GPU have ended, then "
+        "reset the GPU.",
         Inject({m.REMAP_PENDING: 1.0}),
         _on(s.REMAP_PENDING),
-        meaning="A memory row went bad and is fenced off; a spare one takes its place at the next reset.",
-        impact="None for what runs now: NVIDIA says that a pending remapping does not affect future work. Each "
-        "further bad row costs one more program.",
+        meaning="A memory row went bad and is fenced off. A spare row takes its place at the next reset.",
+        impact="None for running programs: NVIDIA says that a pending remapping does not affect future work. Each "
+        "further bad row can end one more program.",
         diagnosis=(
-            "`nvidia-smi -q -d ROW_REMAPPER`: `Pending: Yes`, and whether a remapping failed.",
-            "`gpu-exporter events`: Xid 63 is the recording. 48 or 95 beside it means that a program was "
-            "hit, and the reset is due now.",
-            f'`{s.REMAPPED.record}{{UUID="…"}}`, over months: how often it happens on this board.',
+            "Run `nvidia-smi -q -d ROW_REMAPPER`. It shows `Pending: Yes`, and whether a remapping failed.",
+            "Run `gpu-exporter events`. XID 63 records the remapping. If 48 or 95 comes with it, a program was "
+            "hit, and the GPU must be reset now.",
+            f'Look at `{s.REMAPPED.record}{{UUID="…"}}` over months to see how often this happens on this GPU.',
         ),
         mitigation=(
-            "Cordon the node or taint the GPU; let what runs end. Don't kill jobs for it.",
-            "Then reset: `gpu-exporter release --for 10m`, `nvidia-smi --gpu-reset -i N`, `gpu-exporter "
-            "resume`. A reboot does it too.",
-            "Pending for more than a week: plan a maintenance window.",
+            "Cordon the node or taint the GPU, and let running jobs end. Do not end them for this.",
+            "Then reset the GPU: `gpu-exporter release --for 10m`, `nvidia-smi --gpu-reset -i N`, `gpu-exporter "
+            "resume`. A reboot has the same effect.",
+            "If it has been pending for more than a week, plan a maintenance window.",
         ),
-        wrong="The state is the driver's own. On a GPU in MIG mode it can't be read while instances exist: then "
-        "the alert is silent, not well.",
+        wrong="The state is the driver's own. It cannot be read from a GPU in MIG mode while instances exist: then the "
+        "absence of the alert does not mean that the GPU is healthy.",
     ),
     FailureMode(
         "GpuRetiredPagesPending",
@@ -416,24 +446,24 @@ MODES = (
         Severity.WARNING,
         5 * MINUTE,
         Action.NODE_REBOOT,
-        "Bad memory pages of {gpu} wait for a reboot to be retired",
-        "Let what runs end, then reboot the node.",
+        "{gpu} needs a reboot of its node to retire bad memory pages",
+        "Cordon the node, let running jobs end, then reboot it. If more than 60 pages are retired, or more than "
+        "15 for double-bit errors, replace the GPU.",
         Inject({m.RETIRED_PENDING: 1.0}),
         _on(s.RETIRED_PENDING),
-        meaning="Memory pages went bad and will be left out after the next load of the driver (GPUs before Ampere; "
-        "newer ones remap rows).",
-        impact="Programs can still be given the bad pages until then.",
+        meaning="Memory pages went bad, and the driver will stop using them when it is loaded next. This concerns GPUs "
+        "before Ampere; newer ones remap rows.",
+        impact="Until then, programs can still be given the bad pages.",
         diagnosis=(
-            "`nvidia-smi -q -d PAGE_RETIREMENT`: how many pages, for single or double bit errors, and "
-            "whether some are pending.",
-            "`gpu-exporter events`: Xid 63 (recorded) or 64 (recording failed).",
+            "Run `nvidia-smi -q -d PAGE_RETIREMENT`. It shows how many pages were retired for single-bit or "
+            "double-bit errors, and whether some are pending.",
+            "Run `gpu-exporter events`. Look for XID 63 (recorded) or 64 (recording failed).",
         ),
         mitigation=(
-            "Let what runs end, then reboot the node, or unload and load the driver.",
-            "NVIDIA's limit is about 60 retired pages: beyond it, or after 15 for double bit errors, "
-            "replace the board.",
+            "Let running jobs end, then reboot the node, or unload and load the driver.",
+            "NVIDIA's limit is about 60 retired pages, or 15 for double-bit errors: beyond it, replace the GPU.",
         ),
-        wrong="The state is the driver's own; on Ampere and newer it does not exist.",
+        wrong="No false alarm is known: the state is the driver's own. Ampere and newer GPUs do not have it.",
     ),
     FailureMode(
         "GpuInforomCorrupt",
@@ -442,30 +472,32 @@ MODES = (
         5 * MINUTE,
         Action.REPLACE,
         "The InfoROM of {gpu} is corrupt",
-        "Start no new work on the GPU. Have the server's vendor flash its InfoROM; if that fails, replace the board.",
+        "Cordon the node and let running jobs end. Ask the server's vendor for the InfoROM image and flash it; "
+        "if that fails, replace the GPU.",
         Inject({m.INFOROM: 0.0}),
         Compare(Over(s.INFOROM), "<", 1.0),
-        meaning="The checksums of the InfoROM are wrong. That is the board's own memory for its identity, its settings "
-        "(ECC among them) and its record of memory errors and repairs.",
+        meaning="The checksums of the InfoROM are wrong. The InfoROM is the GPU's own storage for its identity, its "
+        "settings (ECC among them) and its record of memory errors and repairs.",
         impact="Running jobs can continue. After the next reset, settings, error counts and row remappings may be lost, "
         "and memory errors that had been repaired may come back.",
         diagnosis=(
-            "`nvidia-smi -i N`: it ends with `WARNING: infoROM is corrupted at gpu …`. `nvidia-smi -q -i N | grep -i "
-            "-A5 inforom` shows the versions.",
-            "`gpu-exporter events`: Xid 125 is a damaged file system of the InfoROM. Did the node lose power, or was "
-            "firmware being updated, just before?",
-            f'`{s.INFOROM.record}{{node="…"}}`: if several boards show it at once, suspect a firmware update; if one '
-            "does, the board.",
+            "Run `nvidia-smi -i N`: its output ends with `WARNING: infoROM is corrupted at gpu …`. `nvidia-smi "
+            "-q -i N | grep -i -A5 inforom` shows the versions.",
+            "Run `gpu-exporter events`: XID 125 is a damaged file system of the InfoROM. Did the node lose "
+            "power, or was firmware being updated, just before?",
+            f'Look at `{s.INFOROM.record}{{node="…"}}`. If several GPUs show it at once, suspect a firmware '
+            "update; if one does, suspect that GPU.",
         ),
         mitigation=(
             "Cordon the node, and let running jobs end.",
-            "Keep evidence: `nvidia-bug-report.sh`. Ask the server's vendor for the InfoROM image of this board, and flash "
-            "it with the vendor's tool.",
-            "If it can't be flashed, or is corrupt again: have the board replaced.",
-            "`gpu-exporter check` reads the InfoROM at once: when it says that the GPU is healthy, uncordon the node.",
+            "Run `nvidia-bug-report.sh` to keep evidence. Ask the server's vendor for the InfoROM image of this "
+            "GPU, and flash it with the vendor's tool.",
+            "If the InfoROM cannot be flashed, or becomes corrupt again, have the GPU replaced.",
+            "`gpu-exporter check` reads the InfoROM immediately. When it says that the GPU is healthy, uncordon "
+            "the node.",
         ),
-        wrong="The exporter reads the state once an hour, so the alert fires and ends up to an hour late. Boards without "
-        "an InfoROM don't report it.",
+        wrong="The exporter reads the state once an hour, so the alert fires and ends up to an hour late. GPUs without "
+        "an InfoROM do not report it.",
     ),
     FailureMode(
         "GpuSpareRowsLow",
@@ -473,24 +505,26 @@ MODES = (
         Severity.WARNING,
         HOUR,
         Action.REPLACE,
-        "{{ $value }} memory banks of {gpu} have few spare rows left, or none",
-        "Plan the board's replacement: the next bad row in such a bank can't be remapped.",
+        "Memory banks of {gpu} with few or no spare rows left: {{ $value }}",
+        "Nothing has failed yet. Plan the replacement of this GPU, and until then give it only work that can be "
+        "restarted: the next bad row in such a bank cannot be remapped.",
         Inject({m.REMAP_HISTOGRAM[4]: 1.0}),
         Or(_on(s.BANKS_NONE), _on(s.BANKS_LOW)),
-        meaning="Memory banks of this GPU have few spare rows left, or none. The next bad row in such a bank can't "
-        "be replaced.",
-        impact="None yet. The next failure there is GpuRowRemapFailed, and costs a job.",
+        meaning="Memory banks of this GPU have few spare rows left, or none. The next bad row in such a bank cannot be "
+        "replaced.",
+        impact="None yet. The next failure in such a bank is GpuRowRemapFailed and ends a job.",
         diagnosis=(
-            "`nvidia-smi -q -d ROW_REMAPPER`: the histogram of banks by spare rows left.",
-            f'`{s.REMAPPED.record}{{UUID="…"}}` over months: a board that remaps often won\'t stop.',
-            f'`{s.BANKS_NONE.record}{{UUID="…"}}`: above 0, the spare rows of a bank are used up.',
+            "Run `nvidia-smi -q -d ROW_REMAPPER` to see how many banks have how many spare rows left.",
+            f'Look at `{s.REMAPPED.record}{{UUID="…"}}` over months: a GPU that remaps rows often will continue '
+            "to do so.",
+            f'Look at `{s.BANKS_NONE.record}{{UUID="…"}}`: above 0, a bank has used up all its spare rows.',
         ),
         mitigation=(
-            "Plan the board's replacement; until then give it work that can be restarted.",
+            "Plan the replacement of the GPU; until then, give it work that can be restarted.",
             "Run `dcgmi diag -r 3` at the next maintenance, and show the result to the vendor.",
         ),
-        wrong="A bank with few spare rows may never have another bad one: it is a forecast, hence a warning. The "
-        "histogram needs `--metrics full` with our exporter.",
+        wrong="A bank with few spare rows may never have another bad row: the alert is a forecast and therefore only a "
+        "warning. With gpu-exporter, the alert needs `--metrics full`.",
     ),
     FailureMode(
         "GpuPcieLinkDegraded",
@@ -498,8 +532,9 @@ MODES = (
         Severity.WARNING,
         15 * MINUTE,
         Action.NODE_REBOOT,
-        "The PCIe link of {gpu} is slower than GPU and slot can do",
-        "Reboot the node; if the link stays slow, reseat the board, then try another slot and riser.",
+        "The PCIe link of {gpu} runs below its full speed or width",
+        "Reboot the node when its jobs have ended. If the link stays slow, reseat the GPU, then try another slot "
+        "and riser.",
         Inject({m.PCIE_WIDTH: 8.0}),
         And(
             Or(
@@ -508,28 +543,30 @@ MODES = (
             ),
             Compare(Over(s.UTIL, Fn.MEAN, 5 * MINUTE, bare=True), ">=", LINK_BUSY),
         ),
-        meaning="The PCIe link is narrower or slower than GPU and slot can do, while the GPU is busy. An idle link "
-        "that saves power does not count.",
-        impact="Everything between host and GPU is slower by that factor: loading data, offloading, checkpoints, "
-        "and traffic to NICs.",
+        meaning="The PCIe link is narrower or slower than GPU and slot allow, while the GPU is busy. An idle link that "
+        "saves power does not count.",
+        impact="Everything between host and GPU is slower by the same factor: data loading, offloading, checkpoints, "
+        "and traffic to network cards.",
         diagnosis=(
-            "`nvidia-smi "
+            "Under load, run `nvidia-smi "
             "--query-gpu=index,pcie.link.gen.current,pcie.link.gen.max,pcie.link.width.current,pcie.link.width.max "
-            "--format=csv` under load.",
-            "`lspci -vv -s BUS_ID | grep -i lnk`: `LnkSta` against `LnkCap`, `(downgraded)`. Look at the "
-            "bridge above it, too.",
-            "`journalctl -k -b | grep -i 'aer\\|pcie'`: corrected errors before it fell point to the contact.",
-            f'`{s.PCIE_WIDTH.record}{{node="…"}}` and `{s.PCIE_GEN.record}{{node="…"}}`: one GPU, or all '
-            "below one switch?",
+            "--format=csv`.",
+            "Run `lspci -vv -s BUS_ID | grep -i lnk` and compare `LnkSta` with `LnkCap`; look for "
+            "`(downgraded)`. Check the bridge above the GPU, too.",
+            "Run `journalctl -k -b | grep -i 'aer\\|pcie'`. Corrected errors before the link slowed down point "
+            "to a bad contact.",
+            f'Compare `{s.PCIE_WIDTH.record}{{node="…"}}` and `{s.PCIE_GEN.record}{{node="…"}}`: is one GPU '
+            "affected, or all GPUs below one switch?",
         ),
         mitigation=(
-            "When the job has ended, reboot the node: the link is trained anew.",
-            "Still degraded: reseat board and riser, then try another slot; update BIOS and switch firmware.",
-            "If the slot is meant to be so, silence the alert for this node.",
+            "When the jobs have ended, reboot the node, so that the link is trained again.",
+            "If the link is still slow, reseat GPU and riser, then try another slot; update the BIOS and the "
+            "switch firmware.",
+            "If the slot is designed for this width, silence the alert for this node.",
         ),
-        wrong="Slots wired with fewer lanes, and virtual machines that report what the host does not have, are "
-        "degraded for ever by design. A GPU that is busy in bursts may be caught just as its link wakes: "
-        "the hold of 15 minutes is for that.",
+        wrong="Slots wired with fewer lanes, and virtual machines that report a link that the host does not have, look "
+        "degraded by design and permanently. The alert waits 15 minutes, so that a busy GPU whose link has just "
+        "left its power-saving state does not trigger it.",
     ),
     FailureMode(
         "GpuPcieReplayStorm",
@@ -537,26 +574,28 @@ MODES = (
         Severity.WARNING,
         5 * MINUTE,
         Action.DRAIN,
-        "{{ $value }} PCIe replays within 15 minutes on {gpu}",
-        "Drain the node and reseat the board; replays above the link's bit error limit mean a bad contact or riser.",
+        '{{ $value | printf "%.0f" }} PCIe replays within 15 minutes on {gpu}',
+        "The PCIe link has more transmission errors than the specification allows, which usually means a bad "
+        "contact or riser. Drain the node when its job has ended, then reseat the GPU and the riser.",
         Inject({m.PCIE_REPLAY: Ramp(0, 5.0)}),
         Compare(_grown(s.PCIE_REPLAYS), ">", Over(s.PCIE_REPLAY_LIMIT, Fn.MAX, 15 * MINUTE, bare=True)),
-        meaning="More PCIe packets had to be sent again than a good link may have. The limit is the bit error rate "
-        "that the PCI Express specification allows: it grows with lanes and generation.",
-        impact="Bandwidth falls and latency grows. It is often the forerunner of a degraded link or a lost GPU.",
+        meaning="More PCIe packets had to be sent again than a good link may have. The limit is the bit error rate that "
+        "the PCI Express specification allows; it grows with the number of lanes and the generation.",
+        impact="Bandwidth falls and latency grows. A degraded link or a lost GPU often follows.",
         diagnosis=(
-            f'`{s.PCIE_REPLAYS.record}{{node="…"}}`: one GPU, or all below one switch or riser?',
-            "`journalctl -k -b | grep -i aer`: which end reports errors, and of what kind.",
-            f'`{s.PCIE_REPLAY_LIMIT.record}{{UUID="…"}}` is how many a good link of this kind may have '
-            "within 15 minutes.",
-            f'`{s.GPU_TEMP.record}{{UUID="…"}}`: bad contacts often err when warm.',
+            f'Look at `{s.PCIE_REPLAYS.record}{{node="…"}}`: is one GPU affected, or all GPUs below one switch '
+            "or riser?",
+            "Run `journalctl -k -b | grep -i aer` to see which end of the link reports errors, and of what kind.",
+            f'Compare with `{s.PCIE_REPLAY_LIMIT.record}{{UUID="…"}}`, the number of replays that a good link of '
+            "this kind may have within 15 minutes.",
+            f'Look at `{s.GPU_TEMP.record}{{UUID="…"}}`: bad contacts often fail when they are warm.',
         ),
         mitigation=(
             "Drain the node when the job has ended.",
-            "Reseat board and riser, clean the contacts; then try another slot. The errors go with the "
-            "board: replace it. They stay: slot, riser or cable.",
+            "Reseat the GPU and the riser and clean the contacts; then try another slot. If the errors move with "
+            "the GPU, replace the GPU. If they stay, replace the slot, riser or cable.",
         ),
-        wrong="A handful of replays when a link is trained or after a reset is normal, and below the limit.",
+        wrong="A few replays when a link is trained or after a reset are normal, and stay below the limit.",
     ),
     FailureMode(
         "GpuNvlinkErrors",
@@ -565,27 +604,29 @@ MODES = (
         5 * MINUTE,
         Action.GPU_RESET,
         "NVLink errors on {gpu}",
-        "Compare with the GPU at the other end of the link; reset both, and replace what errs again.",
+        "Programs do not fail yet. Look for errors on the GPU at the other end of the link, and reset both GPUs "
+        "when their job has ended. If the errors come back on the same link, have bridge, cable or GPU replaced.",
         Inject({m.NVLINK_REPLAY: Ramp(0, 0.5)}),
         Or(*(Compare(_grown(each), ">", 0.0) for each in (s.NVLINK_REPLAYS, s.NVLINK_RECOVERIES, s.NVLINK_CRC))),
         keep=30 * MINUTE,
-        meaning="NVLinks of this GPU had to send again, to recover, or saw CRC errors within 15 minutes.",
-        impact="Collectives are slower by what is sent again; recoveries stop the link for a moment. Programs "
-        "don't fail yet.",
+        meaning="Within 15 minutes, NVLinks of this GPU had to repeat a transmission, had to recover, or saw CRC errors.",
+        impact="Collectives lose the time of the repeated transmissions, and a recovery stops the link for a moment. "
+        "Programs do not fail yet.",
         diagnosis=(
-            "`nvidia-smi nvlink --errorcounters -i N`: which link, and which kind.",
-            f'`{s.NVLINK_REPLAYS.record}{{node="…"}}` and `{s.NVLINK_RECOVERIES.record}{{node="…"}}`: the '
-            "GPU at the other end of a bad link counts too. Links to one switch only: the switch.",
-            "`gpu-exporter events` and `journalctl -u nvidia-fabricmanager`: Xid 74, or an SXid.",
+            "Run `nvidia-smi nvlink --errorcounters -i N` to see which link has which kind of error.",
+            f'Compare `{s.NVLINK_REPLAYS.record}{{node="…"}}` and `{s.NVLINK_RECOVERIES.record}{{node="…"}}`: '
+            "the GPU at the other end of a bad link counts errors too. If all affected links lead to one switch, "
+            "suspect the switch.",
+            "Run `gpu-exporter events` and `journalctl -u nvidia-fabricmanager`. Look for XID 74 or an SXid.",
         ),
         mitigation=(
-            "When the job has ended, reset the GPU and its peer.",
-            "Errors come back on the same link: reseat or replace bridge, cable or board, beginning with "
-            "what both ends share.",
-            "A job that must run now can be kept off this GPU.",
+            "When the job has ended, reset the GPU and the GPU at the other end of the link.",
+            "If errors come back on the same link, reseat or replace bridge, cable or GPU. Start with the part "
+            "that both ends share.",
+            "Keep a job that must run now off this GPU.",
         ),
-        wrong="One or two replays in a day are harmless, and keep the alert on for half an hour after each. CRC "
-        "errors alone hurt only from about a hundred a second.",
+        wrong="One or two replays a day are harmless, but each keeps the alert firing for half an hour. CRC errors "
+        "alone cost speed only from about a hundred a second.",
     ),
     FailureMode(
         "GpuEccCorrectableStorm",
@@ -593,24 +634,27 @@ MODES = (
         Severity.WARNING,
         0,
         Action.NONE,
-        "{{ $value }} corrected memory errors within an hour on {gpu}",
-        "Watch it: nothing is lost yet. If Xid 92 or a remap follows, reset the GPU when its job has ended.",
+        '{{ $value | printf "%.0f" }} corrected memory errors within an hour on {gpu}',
+        "Nothing to do now: ECC corrected every error and no data was lost. If XID 92 or GpuRowRemapPending "
+        "follows, reset the GPU when its job has ended.",
         Inject({m.ECC_SBE_VOL: Ramp(0, 0.2)}),
         Compare(Over(s.ECC_SBE, Fn.INCREASE, HOUR), ">", ECC_STORM),
-        meaning="Memory of this GPU had many errors that ECC corrected. Nothing was lost.",
-        impact="None for results. Many of them may announce a row that goes bad.",
+        meaning="ECC corrected many errors in the memory of this GPU. No data was lost.",
+        impact="None for results. Many corrected errors may announce a memory row that goes bad.",
         diagnosis=(
-            "`nvidia-smi -q -d ECC -i N`: volatile, corrected: DRAM or SRAM.",
-            f'`{s.ECC_SBE.record}{{UUID="…"}}` over days: a burst (one weak cell that is read in a loop), or growth?',
-            "`gpu-exporter events`: Xid 92 is NVIDIA's own sign of a high rate; Xid 63, a row that will be remapped.",
+            "Run `nvidia-smi -q -d ECC -i N` and look at the volatile, corrected counts for DRAM and SRAM.",
+            f'Look at `{s.ECC_SBE.record}{{UUID="…"}}` over days. A single burst points to one weak cell that a '
+            "program reads in a loop; steady growth is more serious.",
+            "Run `gpu-exporter events`. XID 92 is NVIDIA's own sign of a high rate; XID 63 announces a row that "
+            "will be remapped.",
         ),
         mitigation=(
-            "Nothing now. Watch for GpuRowRemapPending.",
-            "If Xid 92 comes, or a remapping is pending: reset when the job has ended.",
-            "Weeks of it on one board: run `dcgmi diag -r 3`, and ask the vendor.",
+            "Do nothing now. Watch for GpuRowRemapPending.",
+            "If XID 92 comes, or a remapping is pending, reset the GPU when the job has ended.",
+            "If it continues for weeks on one GPU, run `dcgmi diag -r 3` and ask the vendor.",
         ),
-        wrong="Often harmless: one weak cell in a hot loop counts thousands until its row is remapped. NVIDIA "
-        "asks for no action on corrected errors.",
+        wrong="The alert is often harmless: one weak cell that is read in a loop counts thousands of errors until its "
+        "row is remapped. NVIDIA does not ask for any action on corrected errors.",
     ),
     FailureMode(
         "GpuXidUnknown",
@@ -618,22 +662,26 @@ MODES = (
         Severity.WARNING,
         0,
         Action.NONE,
-        "Undocumented Xid {{ $labels.xid }} on {gpu}",
-        "Read the kernel log around it and ask NVIDIA; do not drain for it alone.",
+        "Undocumented XID {{ $labels.xid }} on {gpu}",
+        "Do not drain the node for this alone. Read the kernel log around the event, which often explains it in "
+        "words, and ask NVIDIA about the code.",
         Inject(xid=999),
         Compare(Over(s.XID_UNKNOWN, Fn.AGE), "<", XID_RECENT),
-        meaning="The driver reported an Xid that is in no table of NVIDIA's that we know.",
-        impact="Not known. Hence an alert, and never a drain.",
+        meaning="The driver reported an XID that is in none of NVIDIA's tables known to gpu-exporter.",
+        impact="Unknown. The alert therefore asks for a look, never for a drain.",
         diagnosis=(
-            "`gpu-exporter events`: the code, the process, and what came with it.",
-            "`journalctl -k -b | grep -B5 -A20 'Xid'`: the whole message often says it in words.",
-            f'`{s.RECOVERY.record}{{UUID="…"}}`: above 0, the driver wants something: do that.',
+            "Run `gpu-exporter events`. It shows the code, the process and other events at the same time.",
+            "Run `journalctl -k -b | grep -B5 -A20 'Xid'`. The complete message often explains the error in words.",
+            f'Look at `{s.RECOVERY.record}{{UUID="…"}}`. Above 0, the driver asks for a repair: follow '
+            "GpuRecoveryActionRequired.",
         ),
         mitigation=(
-            "Look the code up in the Xid catalogue of your driver's release; ask NVIDIA with `nvidia-bug-report.sh`.",
-            "Once you know it, add a row with `--xid-overrides`, and it alerts as what it is.",
+            "Look the code up in the XID catalogue of your driver's release, or ask NVIDIA with the output of "
+            "`nvidia-bug-report.sh`.",
+            "When you know what the code means, add it with `--xid-overrides`; the exporter then raises the "
+            "alert for its kind.",
         ),
-        wrong="A newer driver brings new codes, most of them harmless: expect it after an upgrade.",
+        wrong="A newer driver brings new codes, most of them harmless: expect this alert after a driver upgrade.",
     ),
     FailureMode(
         "GpuXidApplication",
@@ -641,25 +689,27 @@ MODES = (
         Severity.INFO,
         0,
         Action.RESTART_APP,
-        "Xid {{ $labels.xid }} on {gpu}: usually the program's own fault",
-        "Tell the owner of the job; look at the GPU only if the code comes from several programs.",
+        "XID {{ $labels.xid }} on {gpu}: probably an error of the program",
+        "Tell the owner of the job: the program failed, usually by its own fault. Check the GPU only if several "
+        "different programs get this code on it within a day.",
         Inject(xid=31),
         Compare(Over(s.XID_APPLICATION, Fn.AGE), "<", XID_RECENT),
-        meaning="The driver reported an Xid that is usually the program's own fault: an illegal access (31), an "
-        "exception in a kernel (13), a channel that was closed (43).",
-        impact="That program failed. The GPU is fine, and others on it go on.",
+        meaning="The driver reported an XID that is usually caused by the program: an illegal memory access (31), an "
+        "exception in a kernel (13) or a closed channel (43).",
+        impact="That program failed. The GPU is fine, and other programs on it continue.",
         diagnosis=(
-            "`gpu-exporter events`: process and PID; `/api/v1/events` of the exporter has what the GPU was doing then.",
-            "The same code from *several different* programs on this GPU within a day? Then suspect the "
-            "GPU. The same program on many GPUs: the program.",
-            "For 31 and 13: run it with `CUDA_LAUNCH_BLOCKING=1`, or under `compute-sanitizer`.",
+            "Run `gpu-exporter events` for the process and its PID. `/api/v1/events` of the exporter also has "
+            "the load of the GPU at that moment.",
+            "Did *several different* programs get the same code on this GPU within a day? Then suspect the GPU. "
+            "Did the same program get it on many GPUs? Then suspect the program.",
+            "For 31 and 13, run the program with `CUDA_LAUNCH_BLOCKING=1` or under `compute-sanitizer`.",
         ),
         mitigation=(
             "Tell the owner of the job. Restarting it is their decision.",
-            "Three different programs on one GPU: drain it, and run `dcgmi diag -r 3`.",
+            "If three different programs got it on one GPU, drain the node and run `dcgmi diag -r 3`.",
         ),
-        wrong="Failing memory can look like a program's bad access: check GpuEccUncorrectable and "
-        "GpuRowRemapPending of the same GPU. With dcgm-exporter there is no such alert: its last code "
+        wrong="Failing memory can look like an illegal access by the program: check GpuEccUncorrectable and "
+        "GpuRowRemapPending for the same GPU. This alert does not exist with dcgm-exporter, whose last code "
         "never clears.",
     ),
     FailureMode(
@@ -668,28 +718,31 @@ MODES = (
         Severity.WARNING,
         2 * MINUTE,
         Action.NONE,
-        "{gpu} was not read for {{ $value | humanizeDuration }}",
-        "Ask `gpu-exporter doctor` on the node; a call that is stuck in the driver needs a reboot.",
+        "{gpu} has not been read for {{ $value | humanizeDuration }}",
+        "Run gpu-exporter doctor on the node. If a call hangs in the driver, drain the node and reboot it. If "
+        "all GPUs of the node are stale and nvidia-smi answers quickly, restart the exporter.",
         Inject(fault="wedged"),
         Unless(Compare(Over(s.LAST_READ, Fn.AGE), ">", STALE), RELEASED),
         implies=("GpuLost",),
-        meaning="The exporter answers, but could not read this GPU for minutes. What the dashboards show "
-        "of it is old, or gone.",
-        impact="No other alert on this GPU can be trusted meanwhile. Often a GPU that is about to be lost.",
+        meaning="The exporter answers, but could not read this GPU for minutes. The values that dashboards show for it "
+        "are old or missing.",
+        impact="Meanwhile no other alert for this GPU can be trusted. The GPU is often about to be lost.",
         diagnosis=(
-            "`gpu-exporter doctor` on the node: which call hangs or fails, and why.",
-            f'`{m.STALLED}{{instance=~"NODE:.*"}}`: above 0, a call is stuck in the driver: `nvidia-smi` '
-            "will hang as well.",
-            "`journalctl -k -b | grep -i 'nvrm\\|hung task'`: firmware timeouts (Xid 119), or a task blocked "
-            "in the driver.",
-            "`uptime`, CPU throttling of the exporter's pod: a starved exporter is late for *all* GPUs of the node.",
+            "Run `gpu-exporter doctor` on the node. It says which call hangs or fails, and why.",
+            f'Look at `{m.STALLED}{{instance=~"NODE:.*"}}`. Above 0, a call hangs in the driver, and '
+            "`nvidia-smi` will hang as well.",
+            "Run `journalctl -k -b | grep -i 'nvrm\\|hung task'`. Look for firmware timeouts (XID 119) or a task "
+            "that is blocked in the driver.",
+            "Check `uptime` and the CPU throttling of the exporter's pod: an exporter without enough CPU is late "
+            "for *all* GPUs of the node.",
         ),
         mitigation=(
-            "Stuck in the driver: drain the node and reboot. Killing processes won't free a thread in the kernel.",
-            "All GPUs are stale, and `nvidia-smi` is quick: restart the exporter, raise its CPU limit.",
+            "If a call hangs in the driver, drain the node and reboot it. Killing processes does not free a "
+            "thread in the kernel.",
+            "If all GPUs are stale and `nvidia-smi` answers quickly, restart the exporter and raise its CPU limit.",
         ),
-        wrong="Clocks that differ between node and Prometheus by a minute look the same, for all GPUs of the node "
-        "at once: look at NTP. A driver upgrade without `gpu-exporter release` does it for a moment.",
+        wrong="If the clocks of node and Prometheus differ by a minute, all GPUs of the node look stale at once: check "
+        "NTP. A driver upgrade without `gpu-exporter release` causes the alert for a moment.",
     ),
     FailureMode(
         "GpuExporterDown",
@@ -697,9 +750,10 @@ MODES = (
         Severity.WARNING,
         5 * MINUTE,
         Action.NONE,
-        "Prometheus can't scrape {{ $labels.instance }}: nothing is known of the GPUs of "
-        "{{ or $labels.node `its node` }}",
-        "Look at the exporter's pod or service and at the network between; if the node is down too, see to that.",
+        "Prometheus cannot scrape {{ $labels.instance }}{{ with $labels.node }} (node {{ . }}){{ end }}: its "
+        "GPUs are not monitored",
+        "Check whether the node is up. If it is, look at the exporter's pod or service and its log, then at the "
+        "network between Prometheus and the exporter.",
         Inject(fault="down"),
         fleet="""(
   up{job=~"gpu|.*(gpu.?exporter|dcgm).*"} == 0
@@ -710,23 +764,27 @@ MODES = (
 or on (cluster, job, instance)
 up{job=~"gpu|.*(gpu.?exporter|dcgm).*"} == 0""",
         scope=Scope.FLEET,
-        meaning="Prometheus can't scrape an exporter that had GPUs. Nothing is known of them, which is not the same "
-        "as well.",
-        impact="No alert on these GPUs can fire.",
+        meaning="Prometheus cannot scrape an exporter that had GPUs. The state of these GPUs is unknown, which does not "
+        "mean that they are healthy.",
+        impact="No alert for these GPUs can fire.",
         diagnosis=(
-            "`up == 0` and the targets page of Prometheus: the error of the scrape: refused (not running), "
-            "timeout (hangs, or network), 401 (password), 503 (it makes no pages any more: the body says why), certificate.",
-            "`kubectl get pods -o wide` for the node, or `systemctl status`: crash loop, evicted, pending?",
-            "`curl -s NODE:9400/healthz` from the node itself, then from elsewhere: the difference is the "
-            "network (policy, firewall).",
-            "Are other exporters of this node down as well? Then it is the node.",
+            "Query `up == 0` and read the error of the scrape on the targets page of Prometheus: refused (the "
+            "exporter does not run), timeout (it hangs, or a network problem), 401 (password), 503 (the exporter "
+            "no longer updates its metrics: the body says why), or a certificate error.",
+            "Run `kubectl get pods -o wide` for the node, or `systemctl status`. Is the exporter in a crash "
+            "loop, evicted or pending?",
+            "Run `curl -s NODE:9400/healthz` on the node itself, then from elsewhere. If only the second fails, "
+            "check the network (policy, firewall).",
+            "Are other exporters of this node down as well? Then the problem is the node.",
         ),
         mitigation=(
-            "The node is down: see to that; this alert is its consequence.",
-            "The exporter is: its log says why in one line; `gpu-exporter doctor` on the node says what is missing.",
+            "If the node is down, repair the node; this alert is only the consequence.",
+            "If only the exporter is down, its log gives the reason in one line, and `gpu-exporter doctor` on "
+            "the node says what is missing.",
         ),
-        wrong="A node that was removed for good keeps the alert until service discovery forgets it. A scrape job "
-        "whose name contains neither gpu nor dcgm is known only once it was scraped, within the last day.",
+        wrong="A node that was removed for good keeps the alert firing until service discovery removes its target. A "
+        "scrape job whose name contains neither gpu nor dcgm is covered by this alert only if one of its scrapes "
+        "succeeded within the last day.",
     ),
     FailureMode(
         "GpuAttributionDown",
@@ -734,8 +792,11 @@ up{job=~"gpu|.*(gpu.?exporter|dcgm).*"} == 0""",
         Severity.WARNING,
         5 * MINUTE,
         Action.NONE,
-        "The exporter {{ $labels.instance }} gets no answer from {{ $labels.source }}: soon nobody knows whose its GPUs are",
-        "The exporter's log says in one line what is missing, and so does `gpu-exporter doctor` with the same flags.",
+        "{{ $labels.source }} does not answer the exporter {{ $labels.instance }}{{ with $labels.node }} (node "
+        "{{ . }}){{ end }}: GPUs will lose their owner labels",
+        "GPUs are still monitored; only the names of the pods or jobs that use them are missing. Read the "
+        "exporter's log, which says in one line what is missing, or run gpu-exporter doctor with the flags of "
+        "the exporter.",
         Inject(series={f'{m.ATTRIBUTION_UP}{{source="kubelet"}}': 0.0}),
         fleet=f"""max by (cluster, job, instance, source) ({m.ATTRIBUTION_UP} == 0)
 * on (cluster, job, instance) group_left (node) topk by (cluster, job, instance) (1, last_over_time(gpu:exporter:info[6h]))
@@ -743,27 +804,32 @@ or on (cluster, job, instance, source)
 max by (cluster, job, instance, source) ({m.ATTRIBUTION_UP} == 0)""",
         scope=Scope.FLEET,
         requires="attribution",
-        meaning="Somebody whom the exporter asks for the owners of GPUs does not answer: `source` is kubelet (pods), pods "
-        "(their labels, at the API server), resource_slices (DRA), hpc_jobs (the prolog's files) or processes (procfs).",
-        impact="The last answer is shown for ten minutes, whoever has the GPUs since. Then `namespace`, `pod` and `hpc_job` "
-        "are empty, and alerts and bills name nobody. The GPUs are watched as before.",
+        meaning="A service or file that the exporter asks for the owners of GPUs does not answer. The label `source` "
+        "says which: kubelet (pods), pods (pod labels, from the API server), resource_slices (DRA), hpc_jobs "
+        "(files written by the job prolog) or processes (procfs).",
+        impact="The exporter shows the last answer for ten minutes, even if the GPUs have other owners by then. After "
+        "that `namespace`, `pod` and `hpc_job` are empty, and alerts and cost reports name no owner. The GPUs "
+        "themselves are still monitored.",
         diagnosis=(
-            f'`{m.ATTRIBUTION_ERRORS}{{instance=~"NODE:.*"}}`: its `reason` says what is wrong; '
-            f"`{m.ATTRIBUTION_AGE}` how old the last answer is (absent: there never was one).",
-            "`no_socket`, `unavailable`, `deadline_exceeded`: is kubelet running, and is its folder mounted, not the "
-            "socket alone? A socket that is mounted itself stays the one of the kubelet before.",
-            "`no_permission`: the socket of kubelet is root's: the container has to run as uid 0.",
-            "`forbidden`, `unauthorized`, `no_token`: the service account. "
-            "`kubectl auth can-i watch pods --as system:serviceaccount:NAMESPACE:NAME`.",
-            "`no_directory`, `unreadable`: the folder of the prolog, and who may read it. `no_procfs`: `--procfs`.",
+            f'Look at `{m.ATTRIBUTION_ERRORS}{{instance=~"NODE:.*"}}`: its label `reason` says what is wrong. '
+            f"`{m.ATTRIBUTION_AGE}` is the age of the last answer; it is absent if there never was one.",
+            "For `no_socket`, `unavailable` or `deadline_exceeded`: is kubelet running, and is the directory of "
+            "its socket mounted, not only the socket? A mounted socket file still belongs to the old kubelet "
+            "after kubelet restarts.",
+            "For `no_permission`: the kubelet socket belongs to root, so the container must run as uid 0.",
+            "For `forbidden`, `unauthorized` or `no_token`: check the service account with `kubectl auth can-i "
+            "watch pods --as system:serviceaccount:NAMESPACE:NAME`.",
+            "For `no_directory` or `unreadable`: check the directory of the job files and its permissions. For "
+            "`no_procfs`: check `--procfs`.",
         ),
         mitigation=(
-            "Mount, uid or rights: the chart sets them with `attribution.enabled`; compare what is installed with it.",
-            "Kubelet is down: see to the node, this is its consequence.",
-            "Nobody needs to know the owners: switch off what asks for them.",
+            "Correct the mount, the uid or the permissions. The chart sets them with `attribution.enabled`; "
+            "compare your installation with it.",
+            "If kubelet is down, repair the node; this alert is only the consequence.",
+            "If nobody needs the owners, switch off the settings that ask for them.",
         ),
-        wrong="A kubelet that is upgraded for longer than five minutes fires it too; the labels outlive it for ten. "
-        "One of the prolog's files that can't be read counts as no answer, although the others are read.",
+        wrong="A kubelet upgrade that takes longer than five minutes also fires the alert; the labels stay for ten. A "
+        "single job file that cannot be read counts as no answer, although the other files are read.",
     ),
     FailureMode(
         "GpuMetricsMissing",
@@ -771,26 +837,28 @@ max by (cluster, job, instance, source) ({m.ATTRIBUTION_UP} == 0)""",
         Severity.INFO,
         30 * MINUTE,
         Action.NONE,
-        "{gpu} reports utilisation but no SM activity: its bottleneck is unknown",
-        "Have dcgm-exporter export the fields of alerts/dcgm-exporter.csv; with our exporter, ask `gpu-exporter doctor`.",
+        "{gpu} has no SM activity metric: its bottleneck is unknown",
+        "With dcgm-exporter, add the fields of alerts/dcgm-exporter.csv. With gpu-exporter, run gpu-exporter "
+        "doctor on the node.",
         Inject(absent=(m.SM_ACTIVE,)),
         Unless(Compare(Over(s.UTIL, bare=True), ">=", 0.0), Compare(Over(s.SM_ACTIVE, bare=True), ">=", 0.0)),
         scope=Scope.FLEET,
-        meaning="Something reports the utilisation of this GPU, but not its SM activity, so nobody can say what "
-        "limits it.",
-        impact="Every alert on bottlenecks and stragglers is blind on this GPU.",
+        meaning="An exporter reports the utilisation of this GPU, but not its SM activity. Without SM activity, nobody "
+        "can say what limits the GPU.",
+        impact="No bottleneck or straggler alert can fire for this GPU.",
         diagnosis=(
-            'Which exporter is it? `gpu:exporter:info{instance=~"NODE:.*"}` has its job and instance.',
-            f"Ours: `gpu-exporter doctor`, and `{m.SUPPORTED} == 0`: NVML has no SM activity before Hopper and "
-            "under some hypervisors.",
-            "dcgm-exporter: SM activity is commented out in the list of fields that it comes with.",
+            'Find out which exporter it is: `gpu:exporter:info{instance=~"NODE:.*"}` has its job and instance.',
+            f"With gpu-exporter: run `gpu-exporter doctor` and look at `{m.SUPPORTED} == 0`. NVML has no SM "
+            "activity before Hopper and under some hypervisors.",
+            "With dcgm-exporter: SM activity is commented out in its default list of fields.",
         ),
         mitigation=(
-            "dcgm-exporter: give it our list, `--collectors dcgm-exporter.csv` (or "
-            "`dcgm-exporter-4.9.csv`), and restart it.",
-            "GPUs before Hopper: run dcgm-exporter beside ours; each GPU still counts once.",
-            "A profiler (Nsight, `dcgmi profile --pause`) that holds the counters: wait until it ends.",
+            "For dcgm-exporter: start it with `--collectors dcgm-exporter.csv` (or `dcgm-exporter-4.9.csv`), the "
+            "files in [alerts/](../../alerts/dcgm-exporter.csv).",
+            "For GPUs before Hopper: run dcgm-exporter beside gpu-exporter; each GPU still counts once.",
+            "If a profiler (Nsight, `dcgmi profile --pause`) holds the performance counters, wait until it ends.",
         ),
-        wrong="GPUs without SM activity (consumer boards, vGPU guests) keep it for ever: silence it for them.",
+        wrong="GPUs without SM activity (consumer GPUs, vGPU guests) keep the alert firing for ever: silence it for "
+        "them.",
     ),
 )

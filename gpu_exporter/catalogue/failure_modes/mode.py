@@ -1,4 +1,4 @@
-"""What a failure mode is: one entry, from which rule, alert, runbook, panel, page, test and diagnosis are made."""
+"""The type of a failure mode: one entry is the source of its rule, alert, runbook, panel, tests and diagnosis."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from gpu_exporter.catalogue.signal import Signal
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.verdict import Action
 
-# Seconds that two failed scrapes a minute apart take. They must not end what has held for long, to begin anew.
+# Two failed scrapes, a minute apart, last this many seconds. They must not restart the hold of an alert.
 MISSED_SCRAPES = 180.0
 
 
 class Severity(Enum):
-    """Critical pages, warning makes a ticket, info is shown and never notifies."""
+    """How urgent an alert is: critical pages someone, warning opens a ticket, info is only shown."""
 
     CRITICAL = "critical"
     WARNING = "warning"
@@ -35,7 +35,7 @@ class Severity(Enum):
 
 
 class Domain(Enum):
-    """The row in which a failure mode is shown."""
+    """The group of a failure mode: one file of rules, one dashboard, one section of the index."""
 
     HEALTH = "health"
     BOTTLENECK = "bottleneck"
@@ -44,7 +44,7 @@ class Domain(Enum):
 
 
 class Scope(Enum):
-    """Who can know it: what one device shows, the ranks of a job together, or only who scrapes a fleet."""
+    """What must be observed to detect a failure mode: one device, the ranks of a job, or a fleet in Prometheus."""
 
     DEVICE = "device"
     JOB = "job"
@@ -53,7 +53,7 @@ class Scope(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Ramp:
-    """A value that begins at `start` and grows by `per_second`."""
+    """A value that starts at `start` and grows by `per_second`."""
 
     start: float
     per_second: float
@@ -61,7 +61,7 @@ class Ramp:
 
 @dataclass(frozen=True, slots=True)
 class Wave:
-    """A value that changes between `low` and `high` each `seconds`."""
+    """A value that alternates between `low` and `high` every `seconds`."""
 
     low: float
     high: float
@@ -73,11 +73,11 @@ Values = Mapping[Metric, "float | Ramp | Wave"]
 
 @dataclass(frozen=True, slots=True)
 class Inject:
-    """What makes a mode fire: `values` on the GPU it happens to, on top of a healthy one (see profiles.py).
+    """The samples that make a mode fire: `values` replace those of a healthy GPU (see profiles.py).
 
-    `peers` are the values of the other ranks of its job. `xid` is an event, which comes again and again; `fault` one
-    that no value shows: lost, wedged, down (the exporter does not answer). `absent` rows have no sample. `everyone`: the
-    peers show it as well. `series` are what another exporter of the cluster shows, by name and labels.
+    `peers` are the values of the other ranks of its job, and with `everyone` the mode fires for them as well. `xid` is an
+    event that repeats. `fault` is a failure that no value shows: lost, wedged or down (the exporter does not answer).
+    `absent` metrics have no sample. `series` are the series of another exporter of the cluster, by name and labels.
     """
 
     values: Values = field(default_factory=dict)
@@ -93,11 +93,16 @@ class Inject:
 class FailureMode:
     """One way in which a GPU or a job goes wrong.
 
-    `condition` is per device. `fleet` is PromQL for what only a Prometheus can know; it fires beside the condition, or
-    alone. `hold` and `keep` are seconds for which it must be true before, and is said to be true after. `implies` names
-    modes that come with it. `wrong` says when it fires and should not. `shows` is the alert's value, where that is not
-    the first term of the condition; it must be known wherever the condition is true. In `summary`, `{gpu}` and `{job}`
-    stand for what it is about, `{{ … }}` is a template of Prometheus. `requires` is who has to be scraped beside.
+    `condition` is evaluated per device. `fleet` is PromQL for what only Prometheus can detect; the alert fires if either
+    is true. `hold` is for how many seconds it must be true before the alert fires, `keep` for how many seconds the alert
+    fires after it has ended. `implies` names modes that come with this one. `shows` is the value of the alert if that is
+    not the first term of the condition; it must be known wherever the condition is true. `requires` names what must be
+    scraped in addition.
+
+    Texts: `summary` says what happened to which GPU or job; `{gpu}` and `{job}` are replaced by their labels, and
+    `{{ … }}` is a template of Prometheus. `advice` says what to do first; it is the alert's description. The runbook has
+    `meaning` (what happened), `impact`, `diagnosis` (steps to the cause), `mitigation` (the fix) and `wrong` (when the
+    alert fires although nothing is wrong, or is silent although something is).
     """
 
     name: str
@@ -123,17 +128,17 @@ class FailureMode:
 
     @property
     def kept(self) -> float:
-        """For how many seconds its alert keeps firing, at least while scrapes fail; the end of a page is never delayed."""
+        """Return for how many seconds the alert keeps firing. It outlasts failed scrapes unless it pages someone."""
         return self.keep or (MISSED_SCRAPES if self.hold and self.severity is not Severity.CRITICAL else 0.0)
 
     @property
     def value(self) -> Over | None:
-        """What the value of its alert is, if that is one signal."""
+        """Return the signal that is the value of the alert, or None if the value is something else."""
         return self.shows or (_first(self.condition) if self.condition and not self.fleet else None)
 
     @property
     def needs(self) -> tuple[Signal, ...]:
-        """The signals that the condition reads, in order: without them it is unknown."""
+        """Return the signals that the condition reads, in order. Without them the condition is unknown."""
         return signals_of(self.condition) if self.condition else ()
 
 

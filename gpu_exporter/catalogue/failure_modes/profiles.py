@@ -1,4 +1,4 @@
-"""What GPUs were measured to do (H200, means): the values from which injections and tests are made."""
+"""Values measured on real GPUs (H200, means), from which injections and tests are made."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GIB = 1024.0  # MiB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What one kind of work does to a GPU: means as the exporter reads them; the defaults are an ordinary kernel's."""
+    """The load of one kind of work: means as the exporter reads them. The defaults are those of an ordinary kernel."""
 
     util: float
     engine: float
@@ -29,7 +29,7 @@ class Load:
     clock: float = 1980
 
     def values(self) -> dict[Metric, float]:
-        """The values of a GPU under this load."""
+        """Return the values of a GPU under this load."""
         return {
             m.GPU_UTIL: self.util,
             m.MEM_UTIL: round(100 * self.dram),
@@ -72,7 +72,7 @@ HANGING      = Load(util=100, engine=1.0,   sm=0.18,  tensor=0.0,   dram=0.0,   
 ABSENT       = Load(util=0,   engine=0.0,   sm=0.0,   tensor=0.0,   dram=0.0,   watts=126, occupancy=0.0, fp32=0.0, rx=1e6, tx=1e6).values()
 # fmt: on
 
-# What a healthy board says of itself, whatever runs on it.
+# The state of a healthy GPU, whatever runs on it.
 BOARD: Values = {
     m.POWER_LIMIT: 700.0,
     m.POWER_MAX: 700.0,

@@ -1,4 +1,4 @@
-"""Catalogues -> docs/failure-modes.md and docs/signals.md."""
+"""Render docs/failure-modes.md and docs/signals.md."""
 
 from __future__ import annotations
 
@@ -23,124 +23,131 @@ from gpu_exporter.render.rules import allocation, rules
 
 INTRO = """# Failure modes
 
-What can go wrong with a GPU or a job, how to recognise it, and what to do: each mode is one entry of
-`gpu_exporter/catalogue/failure_modes/`, from which its alert, its [runbook](runbooks/README.md) and what
-`gpu-exporter diagnose` says are made. Conditions read [signals](signals.md), which are the same whichever exporter is
-scraped.
+What can go wrong with a GPU or a job, how gpu-exporter detects it, and what to do. Each failure mode is one entry of
+`gpu_exporter/catalogue/failure_modes/`, from which its alert, its [runbook](runbooks/README.md) and the output of
+`gpu-exporter diagnose` are generated. Conditions read [signals](signals.md), which are the same for every exporter.
 
-A condition is true, false or unknown. What an exporter does not expose makes it unknown, and then it says nothing.
+A condition is true, false or unknown. It is unknown if the exporter does not expose the data; then the alert does not
+fire.
 """
 
 CLASSES_INTRO = """
 ## What limits a GPU
 
-One class at a time, the first that matches, from means over {window}. It is recorded as `gpu:bottleneck:class`, whose
-value is the number of the class and whose label `class` is its name.
+Each GPU has one bottleneck class at a time: the first that matches, judged from means over {window}. It is recorded as
+`gpu:bottleneck:class`; the value is the number of the class, the label `class` its name.
 
-- Memory-bound does not mean that the SMs are idle: warps that wait for memory are resident, so a copy kernel reads SM
-  active 0.99 and DRAM active 0.89, which is about the most there is. Which pipes work distinguishes
+- *Engine activity* is the share of time in which any kernel runs on the GPU. *SM activity* is the share of the SMs that
+  have work, averaged over time.
+- Memory-bound does not mean that the SMs are idle. Warps that wait for memory are resident, so a copy kernel has an SM
+  activity of 99 % and a DRAM activity of 89 %, which is about the maximum. The activity of the pipes distinguishes
   memory from arithmetic.
-- Low occupancy alone means nothing: the best matrix products run at 0.14.
-- A rank that waits in a collective looks busy: engine 0.98, SM active about 0.2 to 0.5. Look at the
-  [stragglers](#stragglers) before its class.
-- Where a signal is missing, the classes that need it never match, and one further down takes their place.
+- Low occupancy alone means nothing: the best matrix products run at 14 %.
+- A rank that waits in a collective looks busy: engine activity 98 %, SM activity about 20 % to 50 %. Check for
+  [stragglers](#stragglers) before you look at its class.
+- If a signal is missing, the classes that need it never match, and a later class is reported instead.
 """
 
 STRAGGLERS = """
 ## Stragglers
 
-In a synchronous job all ranks end each step together, so a slow rank shows not in its own speed but in the others'
-waiting. A rank is compared with the other ranks of its job at the same time, never with its own past.
+In a synchronous job all ranks end each step together. A slow rank therefore shows not in its own speed, but in the
+waiting of the others. A rank is compared with the other ranks of its job at the same time, never with its own past.
 
 - There must be *victims*: at least the share `victims` of the other ranks have a busy engine, partly filled SMs and
   traffic. That is what waiting in a collective looks like.
-- The straggler is the rank that does not wait and still has traffic like theirs. Its engine is less active than its
-  victims': its host starves it ([GpuStragglerStarved](runbooks/gpustragglerstarved.md)). Its SMs are more active: it
-  computes longer ([GpuStragglerSlow](runbooks/gpustragglerslow.md)), for more work or for a sick chip.
-- Two ranks can be named at once: each is measured against the median of those that wait.
-- Nothing moves anywhere: a [stall](runbooks/gpucollectivestall.md). All wait and bytes move: the job is
-  [bound by communication](runbooks/gpucommunicationbound.md).
+- The straggler is the rank that does not wait but has similar traffic. If its engine is less active than that of its
+  victims, its host starves it ([GpuStragglerStarved](runbooks/gpustragglerstarved.md)). If its SMs are more active, it
+  computes longer ([GpuStragglerSlow](runbooks/gpustragglerslow.md)), because it has more work or the GPU is defective.
+- Two ranks can be reported at once: each is compared with the median of those that wait.
+- If no data moves, it is a [stall](runbooks/gpucollectivestall.md). If all ranks wait and data moves, the job is
+  [communication-bound](runbooks/gpucommunicationbound.md).
 
-Ranks of one job share `cluster`, `namespace`, `workload` and GPU model. The workload comes from labels of the job
-(Kubernetes, Slurm), else from the pod's name without role, ordinal and random suffix.
+The ranks of one job have the same `cluster`, `namespace`, `workload` and GPU model. The workload comes from labels of
+the job (Kubernetes, Slurm), otherwise from the name of the pod without role, ordinal and random suffix.
 
-No straggler is found, and nothing false is said, when
+Stragglers are not detected (but nothing wrong is reported either) if
 
-- no workload is known, as with processes outside of Kubernetes and Slurm, or GPUs that several pods share;
-- the ranks are of different GPU models: each model is compared with itself;
-- a job has a single rank, or more than half of its ranks are slow;
+- the workload is unknown, as for processes outside of Kubernetes and Slurm, or for GPUs that several pods share;
+- the ranks have different GPU models: each model is compared with itself;
+- the job has a single rank, or more than half of its ranks are slow;
 - all ranks wait alike, each for its own data: that is [data loading](runbooks/gpudataloadingbound.md) or
   [the host](runbooks/gpuhostbound.md);
-- traffic differs by more than the factor `alike`, in direction or against the victims: pipeline stages and replicas of
-  a service are no ranks of one collective;
-- the victims wait so little that their SMs stay filled, or the traffic of the job stays under `movingBytes`;
-- the exporter does not expose what it takes: dcgm-exporter's own list lacks SM activity and the NVLink counters.
+- traffic differs by more than the factor `alike`, between directions or from the victims: pipeline stages and replicas
+  of a service are not ranks of one collective;
+- the victims wait so little that their SMs stay filled, or the traffic of the job stays below `movingBytes`;
+- the exporter does not expose the data: the default fields of dcgm-exporter lack SM activity and the NVLink counters.
+"""
+
+TERMS_INTRO = """
+### Terms in these conditions
 """
 
 TREE_INTRO = """
 ### Decision tree
 
-Drawn from the conditions. Every number is a mean over {window}; "unless" holds against what is known only.
+Generated from the conditions. Every number is a mean over {window}. "unless" counts only if the value is known.
 
 """
 
 MODES_INTRO = """
 ## Modes
 
-In the order in which to look. *hold* is how long a condition must last before the alert fires; `gpu-exporter diagnose`
-does not wait. *in part*: a part of the condition can't be judged, so the mode may be missed, or reported in place of a
-class that can't be determined.
+In triage order. *Hold* is how long a condition must be true before the alert fires; `gpu-exporter diagnose` does not
+wait. *Partly* means that a part of the condition cannot be evaluated: the mode may be missed, or reported in place of a
+class that cannot be determined.
 """
 
 LIMITS_INTRO = """
 ## Limits
 
-Each number that a condition compares with has a name. The [chart](../helm/gpu-exporter/README.md#rules) sets them by
-these names (`prometheusRule.limits`); without it, change the default in the catalogue and run `gpu-exporter generate`.
+Each number that a condition compares with has a name. With the [chart](../helm/gpu-exporter/README.md#rules), set it by
+this name in `prometheusRule.limits`. Without the chart, change its default in the catalogue and run
+`gpu-exporter generate`.
 """
 
 COST_INTRO = """
 ## Cost
 
-Two prices, and arithmetic on signals. They are in `alerts/recording.yaml`; set them to yours, in the chart by these
-names in `prometheusRule.limits`.
+Costs are computed from signals and two prices in `alerts/recording.yaml`. Set the prices to your own; in the chart they
+have these names in `prometheusRule.limits`.
 
 """
 
 COST_WORDS = """
-- **Electricity**: watts / 1000 is kilowatts, times the price of a kilowatt-hour is dollars per hour *already*: nothing
-  is divided by 3600. Over a day, `avg_over_time(workload:electricity:usd_per_hour[1d]) * 24`.
-- **GPU-hours**: a GPU costs its price whether it works or not, electricity included: don't add the two.
-- **Waste** is the share of the time in which the engine stands still, and all the time of a fake load. A GPU that is
-  held and idle costs its price and next to no electricity: look at the price.
-- What no workload holds is in the series without one: idle capacity.
-- A job that waits in a collective counts as working; how much of that is lost, its runbook says.
+- **Electricity**: watts / 1000 is kilowatts; multiplied by the price of a kilowatt-hour, this *is* dollars per hour. Do
+  not divide by 3600. For a day, query `avg_over_time(workload:electricity:usd_per_hour[1d]) * 24`.
+- **GPU-hours**: a GPU costs its price whether it works or not. The price includes electricity, so do not add the two.
+- **Waste** is the share of time in which the engine is idle, and all the time of a fake load. A GPU that is occupied
+  but idle uses almost no electricity: look at the price of the GPU.
+- GPUs without a workload are in the series without a workload label: idle capacity.
+- A job that waits in a collective counts as working. The runbook of its alert says how much of that time is lost.
 
 """
 
 SIGNALS_INTRO = f"""# Signals
 
-A signal has one name, one unit and one set of labels, whichever exporter is scraped; conditions, dashboards and
-`gpu-exporter diagnose` read nothing else. Each is a recording rule in `alerts/recording.yaml`, made from the first of
-its sources that a GPU has: our time integrals, classic names (ours, or of dcgm-exporter up to 4.8), names of
-dcgm-exporter from 4.9 on. Who scrapes two exporters gets each GPU once, by its UUID.
+A signal has one name, one unit and one set of labels, whichever exporter is scraped. Conditions, dashboards and
+`gpu-exporter diagnose` read only signals. Each signal is a recording rule in `alerts/recording.yaml`. It uses the first
+source that exists for a GPU: time integrals of gpu-exporter, classic names (of gpu-exporter or of dcgm-exporter up to
+4.8), names of dcgm-exporter from 4.9 on. If two exporters are scraped, each GPU still appears once, by its UUID.
 
-- Counters are read as `rate(…[{RATE_WINDOW}])`, which is an exact mean; gauges as they are.
-- Labels: {ticked(DEVICE)} (the GPU instance, in MIG mode) identify a device. {ticked(IDENTITY)} come with them, and
-  {ticked(OWNER)} where it is known who has the GPU; not with the health of the board, which is nobody's.
+- Counters are read as `rate(…[{RATE_WINDOW}])`, which is an exact mean; gauges are read as they are.
+- {ticked(DEVICE)} (the GPU instance, in MIG mode) identify a device. Further labels are {ticked(IDENTITY)}, and
+  {ticked(OWNER)} if the owner of the GPU is known. Signals of hardware health have no owner labels.
 - `Hostname` and `hostname` become `node`; `exported_pod` and `exported_namespace` become `pod` and `namespace`.
-- A GPU that several pods share has no owner, and so no peers.
+- A GPU that several pods share has no owner, and is therefore not compared with other ranks.
 - Windows of a signal are recorded as, for example, `gpu:sm_active:mean5m`.
-- A signal that is made of others has no value without all of them.
-- Signals and the state of boards are evaluated at Prometheus' evaluation interval; signals from histograms, and rules
-  on means over five minutes, once a minute.
+- A signal that is derived from others has a value only if all of them have one.
+- Signals and hardware states are evaluated at the evaluation interval of Prometheus. Signals from histograms, and rules
+  on means over five minutes, are evaluated once a minute.
 
 """
 
 SHARED_INTRO = """
 ## Shared conditions
 
-What several classes and alerts ask for is recorded of the GPUs for which it is true, and of no others.
+Conditions that several classes and alerts read are recorded for the GPUs for which they are true.
 
 """
 
@@ -148,29 +155,32 @@ What several classes and alerts ask for is recorded of the GPUs for which it is 
 ALLOCATION_INTRO = """
 ## Allocation
 
-What Kubernetes has given away comes from [kube-state-metrics](https://github.com/kubernetes/kube-state-metrics), which
-has to be scraped, with `honorLabels` or without; where it is not, these have no series, and
-[GpuAllocationFragmented](runbooks/gpuallocationfragmented.md) is silent.
+The GPUs that Kubernetes has allocated come from [kube-state-metrics](https://github.com/kubernetes/kube-state-metrics),
+which must be scraped, with or without `honorLabels`. Without it, these series do not exist, and
+[GpuAllocationFragmented](runbooks/gpuallocationfragmented.md) never fires.
 
-- `resource` keeps GPUs (`nvidia_com_gpu`), shares of one (`nvidia_com_gpu_shared`) and kinds of MIG instances apart.
-- *free* is what a pod could have now: nothing on nodes that are cordoned or not ready. *pending* has no node yet, so it
-  has a namespace and a cluster only; *starved* is pending for half an hour or longer.
-- A pool is the value of the first of these labels of nodes that kube-state-metrics exposes
+- `resource` distinguishes GPUs (`nvidia_com_gpu`), shares of a GPU (`nvidia_com_gpu_shared`) and kinds of MIG
+  instances.
+- *free* is what a pod could get now; nodes that are cordoned or not ready have none. *pending* pods have no node yet,
+  so these series have only a namespace and a cluster. *starved* pods have been pending for half an hour or longer.
+- A pool is the value of the first of these node labels that kube-state-metrics exposes
   (`--metric-labels-allowlist=nodes=[…]`): {pools}.
-  Without, all nodes are one pool without a name.
-- GPUs that pods have by resource claims (DRA) are not in it.
+  Without any of them, all nodes are one pool without a name.
+- GPUs that pods have through resource claims (DRA) are not included.
 
 """
 
 
 def failure_modes(modes: Sequence[FailureMode] = MODES, limits: Limits | None = None) -> str:
-    """docs/failure-modes.md."""
+    """Return docs/failure-modes.md."""
     window, changed = prose.span(WINDOW), limits or {}
     return (
         banner.markdown(catalogued_modes, bottlenecks)
         + INTRO
         + CLASSES_INTRO.format(window=window)
         + "".join(_class(number, each, changed) for number, each in enumerate(BOTTLENECKS))
+        + TERMS_INTRO
+        + "".join(runbooks.definitions([each.condition for each in BOTTLENECKS], changed))
         + TREE_INTRO.format(window=window)
         + code("mermaid", "\n".join(flowchart(changed)))
         + MODES_INTRO
@@ -183,7 +193,7 @@ def failure_modes(modes: Sequence[FailureMode] = MODES, limits: Limits | None = 
         + COST_INTRO
         + runbooks.limits_table(PRICES)
         + COST_WORDS
-        + table(("recorded", "as"), _cost())
+        + table(("Recorded series", "Expression"), _cost())
     )
 
 
@@ -193,7 +203,7 @@ def _class(number: int, each: Bottleneck, limits: Limits) -> str:
 
 
 def flowchart(limits: Limits) -> Iterator[str]:
-    """The classes as a decision tree in Mermaid: a question each, yes to its class, no to the next question."""
+    """Yield the classes as a decision tree in Mermaid: one question each, yes to its class, no to the next question."""
     yield "flowchart TD"
     for number, each in enumerate(BOTTLENECKS):
         yield f'  c{number}(["{each.name}"])'
@@ -210,7 +220,7 @@ def _next(number: int) -> str:
 
 
 def _escaped(text: str) -> str:
-    """As Mermaid reads it: no sign that ends a label or begins a tag; a line for each part of a long condition."""
+    """Return the text escaped for a Mermaid label, with a line for each part of a long condition."""
     safe = text.replace('"', "#quot;").replace("<", "#lt;").replace(">", "#gt;")
     for word in (" and ", " or ", ", unless "):
         safe = safe.replace(word, f"<br/>{word.strip(', ')} ")
@@ -218,7 +228,7 @@ def _escaped(text: str) -> str:
 
 
 def _modes(modes: Sequence[FailureMode]) -> str:
-    head = ("mode", "severity", "hold", "domain", "needs", *(each.title for each in runbooks.EXPORTERS))
+    head = ("Mode", "Severity", "Hold", "Domain", "Signals", *(each.title for each in runbooks.EXPORTERS))
     return table(head, (_mode(mode) for mode in modes))
 
 
@@ -234,7 +244,7 @@ def _mode(mode: FailureMode) -> tuple[str, ...]:
 
 
 def all_limits(modes: Sequence[FailureMode] = MODES) -> tuple[Limit, ...]:
-    """Every limit of the classes and of the modes, in their order."""
+    """Return every limit of the classes and of the modes, in their order."""
     conditions = [each.condition for each in BOTTLENECKS] + [mode.condition for mode in modes if mode.condition]
     return tuple(dict.fromkeys(limit for condition in conditions for limit in limits_of(condition)))
 
@@ -247,16 +257,16 @@ def _cost() -> Iterator[tuple[str, str]]:
 
 
 def signals() -> str:
-    """docs/signals.md: one row a signal, in the order of the catalogue."""
+    """Return docs/signals.md: one row per signal, in the order of the catalogue."""
     rows = [(signal, runbooks.signal_row(signal, _made)) for signal in SIGNALS]
-    head = ("signal", "unit", *runbooks.SIGNAL_HEAD[1:])
+    head = ("Signal", "Unit", *runbooks.SIGNAL_HEAD[1:])
     lines = ((name, signal.unit.replace("_", " "), *cells) for signal, (name, *cells) in rows)
     text = banner.markdown(catalogued_signals) + SIGNALS_INTRO + table(head, lines)
     named = ((f"`{name}`", prose.sentence(each, {})) for name, each in rules.shared_conditions().items())
-    text += SHARED_INTRO + table(("recorded", "where"), named)
+    text += SHARED_INTRO + table(("Recorded series", "Condition"), named)
     recorded = ((f"`{each.record}`", each.help, ticked(("cluster", *each.by))) for each in allocation.ALLOCATION)
     pools = ticked(reversed(allocation.POOL_LABELS))
-    return text + ALLOCATION_INTRO.format(pools=pools) + table(("recorded", "what", "labels"), recorded)
+    return text + ALLOCATION_INTRO.format(pools=pools) + table(("Recorded series", "Meaning", "Labels"), recorded)
 
 
 def _made(way: Read) -> str:

@@ -1,4 +1,4 @@
-"""Markdown that GitHub shows as it is meant."""
+"""Build Markdown as GitHub renders it."""
 
 from __future__ import annotations
 
@@ -6,34 +6,37 @@ import re
 from collections.abc import Iterable, Sequence
 
 _TEMPLATE = re.compile(r"\{\{\s*(.*?)\s*\}\}")
+_WITH = re.compile(r"\{\{ with \$labels\.\w+ \}\}.*?\{\{ end \}\}")
+_IF = re.compile(r"\{\{ if .*?\{\{ else \}\}(.*?)\{\{ end \}\}")
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table; a bar within a cell is escaped."""
+    """Return a table; bars within cells are escaped."""
     lines = [head, ["---"] * len(head), *rows]
     return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
 
 
 def bullets(lines: Iterable[str]) -> str:
-    """A list."""
+    """Return a bulleted list."""
     return "".join(f"- {line}\n" for line in lines)
 
 
 def numbered(lines: Iterable[str]) -> str:
-    """Steps."""
+    """Return a numbered list."""
     return "".join(f"{number}. {line}\n" for number, line in enumerate(lines, 1))
 
 
 def code(language: str, text: str) -> str:
-    """A block of code."""
+    """Return a code block."""
     return f"```{language}\n{text}\n```\n"
 
 
 def ticked(names: Iterable[str]) -> str:
-    """Names as code, in a row."""
+    """Return names as code, separated by commas."""
     return ", ".join(f"`{name}`" for name in names)
 
 
 def untemplated(text: str) -> str:
-    """Text of an alert with *n* for its value and *<label>* for its labels."""
+    """Return a text of an alert with *n* for its value, *<label>* for its labels, and only its default branches."""
+    text = _IF.sub(r"\1", _WITH.sub("", text))
     return _TEMPLATE.sub(lambda found: f"*{'n' if '$value' in found[1] else found[1].removeprefix('$labels.')}*", text)

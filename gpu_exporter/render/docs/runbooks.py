@@ -1,49 +1,63 @@
-"""Failure modes -> a runbook each, and their index."""
+"""Render a runbook for each failure mode, and their index."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from gpu_exporter.catalogue import failure_modes
-from gpu_exporter.catalogue.conditions import Condition, Limit, Limits, limits_of, marks_of
+from gpu_exporter.catalogue.conditions import Condition, Limit, Limits, limits_of
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Scope
 from gpu_exporter.catalogue.signal import Derived, Read, Signal
 from gpu_exporter.model.metric import MetricSet
+from gpu_exporter.model.verdict import Action
 from gpu_exporter.render import banner, coverage, prose
 from gpu_exporter.render.coverage import Works
 from gpu_exporter.render.docs import markdown
+from gpu_exporter.render.docs.derivations import derivation, with_roots
 from gpu_exporter.render.docs.markdown import bullets, code, numbered, table
 from gpu_exporter.render.rules import rules
 
 NAME = re.compile(r"\bGpu[A-Z]\w+")
 FOLDER = "docs/runbooks"
-SEVERITY = {"critical": "critical: it pages", "warning": "warning: it makes a ticket", "info": "info: it is only shown"}
+SEVERITY = {
+    "critical": "critical: pages someone",
+    "warning": "warning: opens a ticket",
+    "info": "info: only shown, never notifies",
+}
+ACTION = {
+    Action.NONE: "none",
+    Action.RESTART_APP: "restart the application",
+    Action.GPU_RESET: "reset the GPU",
+    Action.NODE_REBOOT: "reboot the node",
+    Action.DRAIN: "drain the node",
+    Action.REPLACE: "replace the GPU",
+}
 SCOPE = {
-    Scope.DEVICE: "what one GPU shows",
-    Scope.JOB: "the ranks of a job, compared with one another",
-    Scope.FLEET: "only a Prometheus can know it: `gpu-exporter diagnose` leaves it out",
+    Scope.DEVICE: "the metrics of one GPU",
+    Scope.JOB: "comparing the ranks of a job",
+    Scope.FLEET: "Prometheus only; `gpu-exporter diagnose` does not report it",
 }
 DOMAIN = {
-    Domain.HEALTH: "Health: is it on fire?",
-    Domain.BOTTLENECK: "Bottleneck: why is it slow?",
-    Domain.DISTRIBUTED: "Distributed: who waits for whom?",
-    Domain.COST: "Cost: who wastes?",
+    Domain.HEALTH: "Health: is the hardware healthy?",
+    Domain.BOTTLENECK: "Bottlenecks: why is the job slow?",
+    Domain.DISTRIBUTED: "Distributed jobs: which rank do the others wait for?",
+    Domain.COST: "Cost: which GPUs are paid for but not used?",
 }
 INDEX = """# Runbooks
 
-One page an alert, in the order in which to look: what stands higher explains what stands below it. On a node,
-`gpu-exporter diagnose` says which of them hold there now, and why. How the conditions are made, and which exporter can
-show which, is in [failure modes](../failure-modes.md).
+One page per alert, in triage order: an alert higher up can be the cause of those further down. On a node,
+`gpu-exporter diagnose` shows which of these conditions are true at the moment, and why. [Failure
+modes](../failure-modes.md) explains how the conditions are defined and which exporter provides the data for each.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Exporter:
-    """Who may be scraped: `names` are the series it exposes."""
+    """An exporter that may be scraped: `names` are the series that it exposes."""
 
     title: str
     names: frozenset[str]
@@ -51,29 +65,33 @@ class Exporter:
 
 EXPORTERS = (
     Exporter("gpu-exporter", coverage.exposed()),
-    Exporter("dcgm-exporter, its own list of fields", coverage.DCGM_DEFAULT),
-    Exporter("dcgm-exporter, with [our list](../alerts/dcgm-exporter.csv)", coverage.DCGM_OURS),
+    Exporter("dcgm-exporter with its default fields", coverage.DCGM_DEFAULT),
+    Exporter("dcgm-exporter with the [recommended fields](../alerts/dcgm-exporter.csv)", coverage.DCGM_OURS),
 )
 FULL = coverage.exposed(full=True)
+LIMITS = """[How to change a limit](../failure-modes.md#limits).
+"""
 REQUIRED = {
-    "attribution": "[whose GPU is it](../attribution.md)",
-    "kube-state-metrics": "[allocation](../signals.md#allocation)",
+    "attribution": "This alert reads no metrics of GPUs. It needs attribution to be enabled; see "
+    "[which workload uses a GPU](../attribution.md).",
+    "kube-state-metrics": "This alert reads no metrics of GPUs. It needs kube-state-metrics; see "
+    "[allocation](../signals.md#allocation).",
 }
-WORKS = {Works.YES: "yes", Works.PARTLY: "in part", Works.NO: "no"}
+WORKS = {Works.YES: "yes", Works.PARTLY: "partly", Works.NO: "no"}
 
 
 def path(mode: FailureMode) -> str:
-    """Where the runbook of a mode is; the tail of its alert's URL."""
+    """Return the path of the runbook of a mode, with which the URL in its alert ends."""
     return f"{FOLDER}/{mode.name.lower()}.md"
 
 
 def link(name: str) -> str:
-    """A link between two runbooks."""
+    """Return a link from one runbook to another."""
     return f"[{name}]({name.lower()}.md)"
 
 
 def works(mode: FailureMode) -> tuple[str, ...]:
-    """Whether a mode works with each exporter, in words."""
+    """Return for each exporter whether the mode works with it, in words."""
     said = [WORKS[coverage.works(mode, each.names)] for each in EXPORTERS]
     if said[0] != "yes" and coverage.works(mode, FULL) is Works.YES:
         said[0] = f"with `--metrics {MetricSet.FULL.value}`"
@@ -81,41 +99,40 @@ def works(mode: FailureMode) -> tuple[str, ...]:
 
 
 def index(modes: Sequence[FailureMode] = MODES) -> str:
-    """docs/runbooks/README.md: the modes by domain, in triage order."""
+    """Return docs/runbooks/README.md: the modes by domain, in triage order."""
     parts = [banner.markdown(failure_modes), INDEX]
     for domain in dict.fromkeys(mode.domain for mode in modes):
         rows = [
-            (link(mode.name), mode.severity.value, mode.action.value, summary(mode))
+            (link(mode.name), mode.severity.value, ACTION[mode.action], summary(mode))
             for mode in modes
             if mode.domain is domain
         ]
-        parts.append(f"\n## {DOMAIN[domain]}\n\n" + table(("alert", "severity", "action", "it says"), rows))
+        parts.append(f"\n## {DOMAIN[domain]}\n\n" + table(("Alert", "Severity", "Suggested repair", "Summary"), rows))
     return "".join(parts)
 
 
 def summary(mode: FailureMode) -> str:
-    """The alert's summary with words in place of its templates."""
-    text = markdown.untemplated(mode.summary.replace("{gpu}", "a GPU").replace("{job}", "a job"))
+    """Return the summary of the alert with words in place of its templates."""
+    text = markdown.untemplated(mode.summary.replace("{gpu}", "a GPU").replace("Job {job}", "A job"))
     return text[0].upper() + text[1:]
 
 
 def runbook(mode: FailureMode, modes: Sequence[FailureMode] = MODES, limits: Limits | None = None) -> str:
-    """docs/runbooks/<name>.md."""
-    title = f"# {mode.name}\n\n{summary(mode)}.\n\n{mode.advice}\n\n"
+    """Return docs/runbooks/<name>.md."""
     others = {each.name for each in modes} - {mode.name}
-    said = partial(_linked, names=others)
+    linked = partial(_linked, names=others)
     sections = (
-        ("Meaning", said(f"{mode.meaning}\n")),
-        ("Impact", said(f"{mode.impact}\n")),
-        ("Diagnosis", said(numbered(mode.diagnosis))),
-        ("Mitigation", said(numbered(mode.mitigation))),
-        ("When it is wrong", said(f"{mode.wrong}\n")),
-        ("Condition", "".join(_condition(mode, limits or {}))),
-        ("Needs", _needs(mode)),
-        ("Related", _related(mode, modes)),
-        ("PromQL", code("promql", rules.expression(mode, limits or {}))),
+        ("What happened", linked(f"{mode.meaning}\n")),
+        ("Impact", linked(f"{mode.impact}\n")),
+        ("What to do first", linked(f"{mode.advice}\n")),
+        ("Find the cause", linked(numbered(mode.diagnosis))),
+        ("Fix", linked(numbered(mode.mitigation))),
+        ("When this alert is wrong", linked(f"{mode.wrong}\n")),
+        ("Related alerts", _related(mode, modes)),
+        ("How it is detected", _detection(mode, limits or {})),
     )
     body = "".join(f"\n## {name}\n\n{text}" for name, text in sections)
+    title = f"# {mode.name}\n\n{summary(mode)}.\n\n"
     return (
         banner.markdown(failure_modes.FILES[mode.domain])
         + title
@@ -126,62 +143,72 @@ def runbook(mode: FailureMode, modes: Sequence[FailureMode] = MODES, limits: Lim
 
 
 def _linked(text: str, names: Collection[str]) -> str:
-    """With a link wherever another mode is named."""
+    """Return the text with a link wherever another mode is named."""
     return NAME.sub(lambda found: link(found[0]) if found[0] in names else found[0], text)
 
 
 def _facts(mode: FailureMode) -> str:
-    held = f"{prose.span(mode.hold)} before it fires" if mode.hold else "fires at once"
-    kept = f", {prose.span(mode.kept)} after it is over" if mode.kept else ""
+    held = f"{prose.span(mode.hold)} after the condition becomes true" if mode.hold else "immediately"
+    kept = f"{prose.span(mode.kept)} after the condition ends" if mode.kept else "when the condition ends"
     rows = [
-        ("severity", SEVERITY[mode.severity.value]),
-        ("action", f"`{mode.action.value}`"),
-        ("holds for", held + kept),
-        ("domain", mode.domain.value),
-        ("known from", SCOPE[mode.scope]),
+        ("Suggested repair", f'{ACTION[mode.action]} (label `action="{mode.action.value}"`)'),
+        ("Fires", held),
+        ("Resolves", kept),
+        ("Domain", mode.domain.value),
+        ("Detected from", SCOPE[mode.scope]),
     ]
-    return table(("", ""), rows)
+    return table(("Severity", SEVERITY[mode.severity.value]), rows)
+
+
+def _detection(mode: FailureMode, limits: Limits) -> str:
+    """Return the condition in words, its limits, the exporters and signals that it needs, and its PromQL."""
+    parts = ["### Condition\n\n" + "".join(_condition(mode, limits))]
+    found = limits_of(mode.condition) if mode.condition else ()
+    if found:
+        parts.append(f"### Limits that you can change\n\n{LIMITS}\n{limits_table(found)}")
+    parts.append("### Data it needs\n\n" + _data(mode))
+    parts.append("### PromQL\n\n" + code("promql", rules.expression(mode, limits)))
+    return "\n".join(parts)
 
 
 def _condition(mode: FailureMode, limits: Limits) -> Iterator[str]:
     if mode.condition:
-        yield condition(mode.condition, limits)
-        for mark in marks_of(mode.condition):
-            yield f"\nA rank counts as one of those that *{prose.verb(mark)}* with:\n\n" + condition(
-                mark.condition, limits
-            )
-        found = limits_of(mode.condition)
-        if found:
-            yield "\n" + limits_table(found)
-    if mode.fleet:
-        yield "\nOr what only a Prometheus can see" if mode.condition else "What only a Prometheus can see"
-        yield (
-            ": the second part of the [expression](#promql).\n" if mode.condition else ": the [expression](#promql).\n"
-        )
+        yield f"The alert fires for a GPU if:\n\n{condition(mode.condition, limits)}"
+        yield from definitions((mode.condition,), limits)
+    if mode.fleet and mode.condition:
+        yield "\nIt also fires for what only Prometheus can detect: the second part of the [expression](#promql).\n"
+    elif mode.fleet:
+        yield "Only Prometheus can evaluate it: see the [expression](#promql).\n"
 
 
 def condition(of: Condition, limits: Limits) -> str:
-    """A condition as nested bullets."""
-    return "".join(f"{'  ' * line.depth}- {line.text}\n" for line in prose.lines(of, limits))
+    """Return a condition as nested bullets."""
+    return _bullets(prose.lines(of, limits))
+
+
+def _bullets(lines: Iterable[prose.Line]) -> str:
+    return "".join(f"{'  ' * line.depth}- {line.text}\n" for line in lines)
+
+
+def definitions(of: Sequence[Condition], limits: Limits) -> Iterator[str]:
+    """Yield what the marks and shared conditions in some conditions mean, as nested bullets."""
+    for what, lines in prose.definitions(of, limits):
+        yield f"\n{what} if:\n\n{_bullets(lines)}"
 
 
 def limits_table(limits: Sequence[Limit]) -> str:
-    """Limits as rows."""
+    """Return limits as a table."""
     rows = [(f"`{each.name}`", f"{each.value:.15g}", each.unit, each.help) for each in limits]
-    return table(("limit", "default", "unit", "meaning"), rows)
+    return table(("Limit", "Default", "Unit", "Meaning"), rows)
 
 
-def _needs(mode: FailureMode) -> str:
-    said = "; ".join(
-        f"{each.title.replace('../alerts', '../../alerts')}: {how}"
-        for each, how in zip(EXPORTERS, works(mode), strict=True)
-    )
-    if mode.requires:
-        return f"Nothing of a GPU, but {mode.requires}: see {REQUIRED[mode.requires]}. It works with {said}.\n"
-    if not mode.needs:
-        return f"Nothing of a GPU. It works with {said}.\n"
-    rows = [signal_row(signal) for signal in prose.with_roots(mode.needs)]
-    return table(SIGNAL_HEAD, rows) + f"\nIt works with {said}.\n"
+def _data(mode: FailureMode) -> str:
+    exporters = (each.title.replace("../alerts", "../../alerts") for each in EXPORTERS)
+    text = table(("Exporter", "Does this alert work?"), zip(exporters, works(mode), strict=True))
+    if mode.needs:
+        rows = [signal_row(signal) for signal in with_roots(mode.needs)]
+        return f"{text}\nIt reads these signals, each from the first series that exists:\n\n{table(SIGNAL_HEAD, rows)}"
+    return f"{text}\n{REQUIRED.get(mode.requires, 'It reads no metrics of GPUs.')}\n"
 
 
 def _series(way: Read) -> str:
@@ -189,12 +216,12 @@ def _series(way: Read) -> str:
     return f"{way.name}{{{labels}}}" if labels else way.name
 
 
-SIGNAL_HEAD = ("signal", "what", "gpu-exporter", "dcgm-exporter ≤ 4.8", "dcgm-exporter ≥ 4.9")
+SIGNAL_HEAD = ("Signal", "Meaning", "gpu-exporter", "dcgm-exporter ≤ 4.8", "dcgm-exporter ≥ 4.9")
 
 
 def signal_row(signal: Signal, show: Callable[[Read], str] = _series) -> tuple[str, ...]:
-    """A signal, and what it is made of in each generation, the best first; `show` writes one read."""
-    made = [f"= {prose.derivation(way)}" for way in signal.made if isinstance(way, Derived)]
+    """Return the row of a signal, with its sources for each exporter, best first; `show` formats one source."""
+    made = [f"= {derivation(way)}" for way in signal.made if isinstance(way, Derived)]
     ours, classic, modern = (coverage.reads(signal, which) for which in ("ours", "classic", "modern"))
     columns = ((*ours, *(way for way in classic if way.name in FULL)), classic, modern)
     cells = ("; ".join([*made, *(f"`{show(way)}`" for way in ways)]) or "-" for ways in columns)
@@ -202,11 +229,14 @@ def signal_row(signal: Signal, show: Callable[[Read], str] = _series) -> tuple[s
 
 
 def _related(mode: FailureMode, modes: Sequence[FailureMode]) -> str:
-    with_it = [link(name) for name in mode.implies]
-    of_it = [link(each.name) for each in modes if mode.name in each.implies]
+    """Return links to alerts that may be the cause, which are earlier in triage order, and to other related ones."""
+    names = [each.name for each in modes]
+    causes = [each.name for each in modes if mode.name in each.implies]
+    first = [name for name in causes if names.index(name) < names.index(mode.name)]
+    others = [name for name in dict.fromkeys((*mode.implies, *causes)) if name not in first]
     lines = []
-    if with_it:
-        lines.append(f"May come with it: {', '.join(with_it)}.")
-    if of_it:
-        lines.append(f"It may come with: {', '.join(of_it)}.")
-    return bullets(lines) if lines else "It comes alone.\n"
+    if first:
+        lines.append(f"Check first, because it can cause this alert: {', '.join(map(link, first))}.")
+    if others:
+        lines.append(f"May fire together with this alert: {', '.join(map(link, others))}.")
+    return bullets(lines) if lines else "None.\n"

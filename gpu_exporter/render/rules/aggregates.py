@@ -1,4 +1,4 @@
-"""What is recorded of nodes, workloads and clusters: the dashboards of a fleet read these, not each GPU."""
+"""Series recorded per node, workload and cluster: dashboards of a fleet read these instead of every GPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _OWNER, _DEVICE = "cluster, namespace, workload", ", ".join(DEVICE)
 
 @dataclass(frozen=True, slots=True)
 class Aggregate:
-    """A recorded series. `{price}` in the expression is a price by its name; `by` are its labels beside `cluster`."""
+    """A recorded series. `{price}` in the expression is replaced by the price; `by` are labels besides `cluster`."""
 
     record: str
     help: str
@@ -38,10 +38,11 @@ def _mean(level: str, by: tuple[str, ...], signal: Signal) -> Aggregate:
 
 _INSTANCES = f'{DEVICE_INFO}{{GPU_I_ID!=""}}'
 _SLICES = f"max by ({_DEVICE}) ({m.INSTANCE_SLICES})"
-# A MIG instance is that part of its GPU, by compute slices where they are known; so is its power, and its price.
+# A MIG instance counts as a share of its GPU, by compute slices if they are known. The same share applies to its power
+# and its price.
 SHARE = Aggregate(
     "gpu:share:ratio",
-    "The part of a GPU that this is",
+    "Share of a GPU; below 1 for MIG instances",
     f"""{DEVICE_INFO} unless on (cluster, UUID) {_INSTANCES}
 or
 {_INSTANCES} * on ({_DEVICE}) group_left () (
@@ -51,37 +52,37 @@ or
 {_INSTANCES} / on (cluster, UUID) group_left () count by (cluster, UUID) ({_INSTANCES})""",
     ("node", "gpu", "namespace", "workload"),
 )
-GPUS = _of_workload("gpus:count", "GPUs that it has", f"sum by ({_OWNER}) ({SHARE.record})")
+GPUS = _of_workload("gpus:count", "GPUs that it uses", f"sum by ({_OWNER}) ({SHARE.record})")
 POWER = _of_workload(
     "power:watts",
     "Power of its GPUs",
     f"sum by ({_OWNER}) ({SHARE.record} * on (cluster, UUID) group_left () max by (cluster, UUID) ({s.POWER.record}))",
 )
-# By the board's own energy counter; by power where that is not collected.
+# From the energy counter of the GPU; from power if the counter is not collected.
 ENERGY = _of_workload(
     "energy:kwh_per_hour",
     "Energy that its GPUs use in an hour",
     f"sum by ({_OWNER}) ({SHARE.record} * on (cluster, UUID) group_left () "
     f"(max by (cluster, UUID) ({s.ENERGY.record}) or max by (cluster, UUID) ({s.POWER.record}))) / 1000",
 )
-ELECTRICITY = _of_workload("electricity:usd_per_hour", "Price of that energy", f"{ENERGY.record} * {{usdPerKwh}}")
+ELECTRICITY = _of_workload("electricity:usd_per_hour", "Price of the energy", f"{ENERGY.record} * {{usdPerKwh}}")
 GPU_COST = _of_workload("cost:usd_per_hour", "Price of its GPUs", f"{GPUS.record} * {{usdPerGpuHour}}")
-# Time in which the engine stands still, and all of a fake load, is paid for nothing.
+# Waste is the time in which the engine is idle, and all the time of a fake load.
 WASTED = Aggregate(
     "gpu:wasted:ratio",
-    "Share of the time that is paid for nothing",
+    "Share of time that is wasted",
     f'max without (class) ({bottlenecks.CLASS}{{class="fake-load"}} * 0 + 1)\nor\n1 - {bottlenecks.GR.record}',
     ("node", "gpu", "namespace", "workload"),
 )
 WASTED_COST = _of_workload(
     "wasted_cost:usd_per_hour",
-    "What is paid for nothing",
+    "Price of the wasted GPU time",
     f"sum by ({_OWNER}) "
     f"({WASTED.record} * on ({_DEVICE}) group_left () max by ({_DEVICE}) ({SHARE.record})) * {{usdPerGpuHour}}",
 )
 NAMESPACE_WASTED = Aggregate(
     "namespace:wasted_cost:usd_per_hour",
-    "What is paid for nothing",
+    "Price of the wasted GPU time",
     f"sum by (cluster, namespace) ({WASTED_COST.record})",
     ("namespace",),
 )
@@ -117,7 +118,7 @@ _SHOWN = (s.GR_ACTIVE, s.SM_ACTIVE, s.TENSOR_ACTIVE, s.DRAM_ACTIVE, s.UTIL)
 NODE_GR, NODE_SM, NODE_TENSOR, NODE_DRAM, NODE_UTIL = (_mean("node", ("node",), each) for each in _SHOWN)
 CLUSTER_GR, CLUSTER_SM, CLUSTER_TENSOR, CLUSTER_DRAM, CLUSTER_UTIL = (_mean("cluster", (), each) for each in _SHOWN)
 WORKLOAD_GR, WORKLOAD_SM = (_mean("workload", ("namespace", "workload"), each) for each in (s.GR_ACTIVE, s.SM_ACTIVE))
-# What the dashboard of a fleet reads: few series, however many GPUs there are.
+# Read by the fleet dashboard: few series, no matter how many GPUs there are.
 FLEET = (
     CLUSTER_GPUS,
     CLUSTER_POWER,

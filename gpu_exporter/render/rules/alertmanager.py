@@ -1,4 +1,4 @@
-"""The catalogue -> the Alertmanager example: who hears of which alert, what goes into one message, what is not said."""
+"""Render the Alertmanager example: routes, grouping and inhibition of the alerts."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from gpu_exporter.catalogue.signals import HW_THERMAL, POWER_BRAKE, SW_THERMAL
 from gpu_exporter.render import banner
 
 NOTE = """\
-# An example: put your own receivers in, or take routes and inhibit_rules over into the configuration that you have.
+# An example: replace the receivers by your own, or copy routes and inhibit_rules into your configuration.
 #
-# Labels that both alerts lack count as equal. So every inhibition asks for the UUID or node that makes it one's own.
+# Alertmanager treats labels that both alerts lack as equal. Every inhibition therefore requires a UUID or a node.
 """
-# As the Kubernetes and node_exporter mixins call it.
+# The names of these alerts in the Kubernetes and node_exporter mixins.
 NODE_DOWN = ("NodeDown", "KubeNodeNotReady", "KubeNodeUnreachable")
 PAGE, TICKET, DIGEST, NOBODY = "gpu-page", "gpu-ticket", "gpu-digest", "gpu-nobody"
 BRAKES = {HW_THERMAL, SW_THERMAL, POWER_BRAKE}
@@ -29,7 +29,7 @@ Matchers = Sequence[str]
 
 
 def alertmanager(modes: Sequence[FailureMode] = MODES) -> str:
-    """alerts/examples/alertmanager.yaml, which is no rule file."""
+    """Return alerts/examples/alertmanager.yaml, which is not a rule file."""
     content = {
         "route": _route(),
         "inhibit_rules": [*_causes(modes), *_implied(modes)],
@@ -44,7 +44,7 @@ def alertmanager(modes: Sequence[FailureMode] = MODES) -> str:
 
 
 def _route() -> Mapping[str, Any]:
-    """Info is shown and never notifies. One message a node for what ails its GPUs, and one a job for what slows it."""
+    """Return the routes: info never notifies; one message per node for health, one per job for what slows it down."""
     domain = [each.value for each in (Domain.BOTTLENECK, Domain.DISTRIBUTED)]
     return {
         "receiver": TICKET,
@@ -89,7 +89,7 @@ def _domains() -> list[str]:
 
 def _causes(modes: Sequence[FailureMode]) -> Iterator[Mapping[str, Any]]:
     yield _inhibit([_any("alertname", NODE_DOWN)], [_any("domain", _domains())], "node")
-    # That a GPU is silent says nothing of the GPU while its exporter is down.
+    # A GPU without data says nothing about the GPU while its exporter is down.
     down = [mode.name for mode in modes if mode.inject.fault == "down"]
     silent = [mode.name for mode in modes if mode.inject.fault in ("lost", "wedged") or mode.inject.absent]
     yield _inhibit([_any("alertname", down)], [_any("alertname", silent)], "node")
@@ -103,7 +103,7 @@ def _causes(modes: Sequence[FailureMode]) -> Iterator[Mapping[str, Any]]:
 
 
 def _implied(modes: Sequence[FailureMode]) -> Iterator[Mapping[str, Any]]:
-    """What comes with another mode says nothing new. Of two that come with each other, the first in triage stays."""
+    """Yield inhibitions of implied modes. Of two modes that imply each other, the first in triage order stays."""
     order = [mode.name for mode in modes]
     for place, mode in enumerate(modes):
         later = [name for name in mode.implies if name in order[place:]]
@@ -121,7 +121,7 @@ def _inhibit(source: Matchers, target: Matchers, same: str) -> Mapping[str, Any]
 
 
 def _waited_for(modes: Sequence[FailureMode]) -> list[str]:
-    """The modes of a rank for which others wait."""
+    """Return the names of the modes of a rank that others wait for."""
     return [
         mode.name
         for mode in modes

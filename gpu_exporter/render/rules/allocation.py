@@ -1,6 +1,6 @@
-"""What Kubernetes has given away of its GPUs, and who waits: recorded from kube-state-metrics, by its documented names.
+"""GPUs that Kubernetes has allocated and pods that wait for GPUs, recorded from kube-state-metrics.
 
-GPUs that pods have by resource claims are in none of its series.
+GPUs that pods have through resource claims are not in its series.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import re
 from gpu_exporter.render.rules.aggregates import Aggregate
 
 STARVED_SECONDS = 1800
-# GPUs, shares of one (time-slicing, MPS) and MIG instances, each kind for itself; not what else NVIDIA's plugins offer.
+# GPUs, shares of a GPU (time-slicing, MPS) and MIG instances, each kind separately; no other resources of NVIDIA.
 RESOURCES = "nvidia_com_(gpu|gpu_shared|mig_.+)"
-# Labels of nodes that name their pool, the best last.
+# Labels of nodes that name their pool, the preferred last.
 POOL_LABELS = (
     "nvidia.com/gpu.product",
     "agentpool",
@@ -26,24 +26,24 @@ _POD = "cluster, namespace, pod"
 
 
 def _own(selector: str, *labels: str) -> str:
-    """With the labels of the pod or node itself, where Prometheus replaced them with those of kube-state-metrics."""
+    """Return the series with the labels of pod or node that Prometheus replaced by those of kube-state-metrics."""
     for label in labels:
         selector = f'label_replace({selector}, "{label}", "$1", "exported_{label}", "(.+)")'
     return selector
 
 
 def _node(selector: str, *by: str) -> str:
-    """Of each node; two kube-state-metrics that say the same count once."""
+    """Return the series by node; the same series from two kube-state-metrics counts once."""
     return f"max by ({', '.join(('cluster', 'node', *by))}) ({_own(selector, 'node')})"
 
 
 def _pod(selector: str) -> str:
-    """Of each pod."""
+    """Return the series by pod."""
     return f"max by ({_POD}) ({_own(selector, 'namespace', 'pod')})"
 
 
 def _requests(where: str = "") -> str:
-    """What pods ask for, container by container."""
+    """Return the requests of pods, by container."""
     selector = f'kube_pod_container_resource_requests{{resource=~"{RESOURCES}"{where}}}'
     own = _own(selector, "namespace", "pod", "container", "node")
     return f"max by ({_POD}, container, node, resource) ({own})"
@@ -77,17 +77,17 @@ def _of_cluster(what: Aggregate, help: str) -> Aggregate:
     return Aggregate(what.record.replace("node:", "cluster:"), help, expression, ("resource",))
 
 
-POOL = Aggregate("node:pool:info", "Nodes, and the pool that each is in", _pools(), ("node", "pool"))
+POOL = Aggregate("node:pool:info", "Nodes with their pool", _pools(), ("node", "pool"))
 NODE_ALLOCATABLE = Aggregate(
     "node:allocatable:count",
-    "GPUs that pods could have",
+    "GPUs that pods can be given",
     _node(_ALLOCATABLE, "resource"),
     ("node", "resource"),
 )
-# Of nodes that are cordoned or not ready none.
+# 0 for nodes that are cordoned or not ready.
 NODE_USABLE = Aggregate(
     "node:usable:count",
-    "those on nodes that take pods",
+    "Allocatable GPUs on nodes that accept pods",
     f"""(
   {NODE_ALLOCATABLE.record}
   unless on (cluster, node) {_node("kube_node_spec_unschedulable")} == 1
@@ -99,7 +99,7 @@ or
 )
 NODE_ALLOCATED = Aggregate(
     "node:allocated:count",
-    "GPUs that pods have",
+    "GPUs that pods have been given",
     f"""sum by (cluster, node, resource) (
   {_requests(', node!=""')}
   * on ({_POD}) group_left () {_ALIVE}
@@ -111,13 +111,13 @@ or
 )
 NODE_FREE = Aggregate(
     "node:free:count",
-    "GPUs that a pod could have now",
+    "GPUs that a pod could get now",
     f"clamp_min({NODE_USABLE.record} - {NODE_ALLOCATED.record}, 0)",
     ("node", "resource"),
 )
 POD_PENDING = Aggregate(
     "pod:pending:count",
-    "GPUs that a pod waits for which has no node",
+    "GPUs that a pod without a node waits for",
     f"""sum by ({_POD}, resource) (
   {_requests()}
   * on ({_POD}) group_left () {_UNSCHEDULABLE}
@@ -127,7 +127,7 @@ and on ({_POD}) {_ALIVE}""",
 )
 POD_STARVED = Aggregate(
     "pod:starved:count",
-    "those of pods that wait for half an hour or longer",
+    "GPUs that pods have waited for at least half an hour for",
     f"{POD_PENDING.record} and on ({_POD}) time() - {_pod('kube_pod_created')} >= {STARVED_SECONDS}",
     ("namespace", "pod", "resource"),
 )
@@ -142,7 +142,7 @@ CLUSTER_FREE = _of_cluster(NODE_FREE, NODE_FREE.help)
 def _waiting(of: Aggregate, level: str, help: str) -> Aggregate:
     by = ("namespace", "resource") if level == "namespace" else ("resource",)
     expression = f"sum by ({', '.join(('cluster', *by))}) ({of.record})"
-    if level == "cluster":  # nobody waits is 0
+    if level == "cluster":  # 0 if no pod waits
         expression = f"{expression}\nor\n{CLUSTER_ALLOCATABLE.record} * 0"
     return Aggregate(of.record.replace("pod:", f"{level}:"), help, expression, by)
 

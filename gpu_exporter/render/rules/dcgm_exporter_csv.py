@@ -1,4 +1,4 @@
-"""Signals -> the file of fields that a dcgm-exporter must export."""
+"""Render the files of fields that dcgm-exporter must export."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from gpu_exporter.catalogue import signals
 from gpu_exporter.render import banner
 from gpu_exporter.render.coverage import fields
 
-# Of our gauges, not of theirs.
+# Describes the gauges of gpu-exporter, not those of dcgm-exporter.
 WINDOW = ", mean over the gauge window"
 HEAD = """\
-# What dcgm-exporter {versions} must export for all rules, alerts and dashboards of gpu-exporter that can work with it:
+# The fields of dcgm-exporter {versions} that the rules, alerts and dashboards of gpu-exporter need:
 #   dcgm-exporter --collectors {file}
-# It replaces the list that dcgm-exporter comes with; add what else you use. An older version does not start with a
-# field that it does not know ("could not find DCGM field"): delete its line, and what needs it stays silent.
-# Rates (PCIe, NVLink) are gauges, whatever their names say: never rate() them.
+# This file replaces the default fields of dcgm-exporter; add any others that you use. An older version does not start
+# with a field that it does not know ("could not find DCGM field"): delete the line. Alerts that need it never fire.
+# The rates of PCIe and NVLink are gauges, despite their names: never apply rate() to them.
 # DCGM FIELD, Prometheus metric type, help message
 """
 
 
 def classic() -> str:
-    """alerts/dcgm-exporter.csv: names up to 4.8."""
+    """Return alerts/dcgm-exporter.csv: names up to 4.8."""
     return _file("classic", "up to 4.8", "dcgm-exporter.csv")
 
 
 def modern() -> str:
-    """alerts/dcgm-exporter-4.9.csv: names since 4.9."""
+    """Return alerts/dcgm-exporter-4.9.csv: names from 4.9 on."""
     return _file("modern", "from 4.9 on", "dcgm-exporter-4.9.csv")
 
 

@@ -1,4 +1,4 @@
-"""Which GPU a series is of, on which node, and whose: recorded once, and joined to every signal."""
+"""Render the rules that record GPU, node and owner of each series; every signal is joined to them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from gpu_exporter.catalogue import workloads
 from gpu_exporter.catalogue.dcgm_exporter.names import RENAMED
 from gpu_exporter.catalogue.signal import DEVICE, DEVICE_INFO, IDENTITY, IDENTITY_INFO, OWNER
 
-# Whatever is scraped of a GPU, one of these is among it.
+# Every exporter exposes at least one of these for a GPU.
 _IDENTIFYING = (m.GPU_UTIL, m.GPU_TEMP, m.POWER, m.FB_USED, m.SM_CLOCK, m.GR_ENGINE_ACTIVE, m.SM_ACTIVE, m.DRAM_ACTIVE)
 _CLASSIC = "|".join(name for row in _IDENTIFYING for name in (row.name, RENAMED[row.name][0]))
 _OURS = "|".join((m.UP.name, *(str(row) for row in m.METRICS if row.integral_of in _IDENTIFYING)))
 _EXPORTER = ("cluster", "job", "instance")
 _NODES = ("node", "hostname", "Hostname")
 _EXPORTED = ("exported_namespace", "exported_pod")
-# The labels of a GPU's series besides the node. Each series is selected once: selecting them all is expensive.
+# The labels of a GPU's series except the node. Each series is selected only once, because selecting all is expensive.
 _LABELS = (
     *("job", "instance", *DEVICE, "GPU_I_PROFILE", "gpu", "modelName"),
     *("namespace", "pod", *_EXPORTED, *workloads.JOB_LABELS, "source"),
@@ -25,7 +25,7 @@ SCRAPED = "gpu:scraped:info"
 
 
 def recorded() -> Iterator[tuple[str, str]]:
-    """Name and expression of each rule, in the order in which they read each other."""
+    """Yield name and expression of each rule, in the order in which they depend on each other."""
     device, owners = ", ".join(DEVICE), ", ".join((*DEVICE, *OWNER))
     yield (SCRAPED, _scraped())
     exporter, identity = ", ".join((*_EXPORTER, "node")), ", ".join(("cluster", "UUID", *IDENTITY))
@@ -49,7 +49,7 @@ def recorded() -> Iterator[tuple[str, str]]:
         f"* on (cluster, UUID) group_left ({', '.join(IDENTITY)}) {IDENTITY_INFO}\n"
         f"or\n{IDENTITY_INFO}",
     )
-    # A GPU that several pods share has no one owner.
+    # A GPU that several pods share has no single owner.
     yield (
         "gpu:device_owner:info",
         f"gpu:device_owners:info\nand on ({device})\ncount by ({device}) (gpu:device_owners:info) == 1",
@@ -62,9 +62,9 @@ def recorded() -> Iterator[tuple[str, str]]:
 
 
 def _scraped() -> str:
-    """A series for each GPU, exporter and owner in the labels of classic names, with its node."""
+    """Return a series for each GPU, exporter and owner, with the labels of classic names and the node."""
     series = f'group by ({", ".join((*_LABELS, *_NODES))}) ({{__name__=~"{_CLASSIC}", UUID!=""}})'
-    # Not in `node` at once: series that differ in nothing else would become one twice, an error.
+    # Not into `node` directly: series that differ in nothing else would become duplicates, which is an error.
     for label in _NODES:
         series = f'label_replace({series}, "named", "$1", "{label}", "(.+)")'
     series = f'label_replace(group by ({", ".join((*_LABELS, "named"))}) ({series}), "node", "$1", "named", "(.+)")'
@@ -72,11 +72,11 @@ def _scraped() -> str:
 
 
 def _owners(labels: str) -> str:
-    # Without the labels that are overwritten: an exporter's old and new pod would give one series twice, an error.
+    # Without the labels that are overwritten: the old and the new pod of an exporter would give duplicates, an error.
     jobs = ", ".join((*DEVICE, *workloads.JOB_LABELS))
     exported = _exported(f'{SCRAPED}{{exported_pod!=""}}', jobs)
     plain = f'{SCRAPED}{{exported_pod="", pod!="", pod!~"{workloads.EXPORTER_PODS}"}}'
-    # Of a GPU that no pod has, the pod is the exporter that was scraped, if any.
+    # For a GPU without a pod, the pod label is that of the scraped exporter, if any.
     free = f'{SCRAPED}{{exported_pod="", pod=~"|{workloads.EXPORTER_PODS}"'
     recorded = f'{free}, hpc_job="", source="{workloads.RECORDED}"}}'
     recorded = f'label_replace(group by ({jobs}, source) ({recorded}), "hpc_job", "$1", "source", "(.+)")'
@@ -92,7 +92,7 @@ def _owners(labels: str) -> str:
 
 
 def _own_series(operator: str) -> str:
-    """The owner that gpu-exporter's own series names; where that has no workload, the workload by the pod's name."""
+    """Return the owner from gpu-exporter's own series; the workload from its label, or from the name of the pod."""
     info, by = f'{m.POD_INFO}{{workload{operator}""', ", ".join((*DEVICE, "workload"))
     exported = _exported(f'{info}, exported_pod!=""}}', by)
     pods = f'{exported} or group by ({by}, namespace, pod) ({info}, exported_pod=""}})'
@@ -102,7 +102,7 @@ def _own_series(operator: str) -> str:
 
 
 def _exported(series: str, by: str) -> str:
-    """With the pod that has the GPU, where Prometheus has put the pod that it scraped in its place."""
+    """Return the series with the pod that uses the GPU where Prometheus replaced it by the pod that it scraped."""
     series = f"group by ({by}, exported_namespace, exported_pod) ({series})"
     for label in ("namespace", "pod"):
         series = f'label_replace({series}, "{label}", "$1", "exported_{label}", "(.+)")'

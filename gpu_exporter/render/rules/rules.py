@@ -1,4 +1,4 @@
-"""Catalogues -> Prometheus rules: recorded signals, classes and job comparisons, and one alert a failure mode."""
+"""Render Prometheus rules: recorded signals, classes and job comparisons, and one alert per failure mode."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ from gpu_exporter.catalogue.failure_modes.cost import PRICES
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
 from gpu_exporter.catalogue.signal import Read, Signal
 from gpu_exporter.render import banner, boards
-from gpu_exporter.render.prose import title
+from gpu_exporter.render.prose import spoken, title
 from gpu_exporter.render.rules import aggregates, allocation, identity
 
-# Where {gpu} and {job} of a summary come from in an alert.
-GPU, JOB = "GPU {{ $labels.gpu }} of {{ $labels.node }}", "{{ $labels.workload }}"
-# Where only a Prometheus knows it, which GPU it is may not be known.
-SOME_GPU = "{{ if $labels.gpu }}GPU {{ $labels.gpu }}{{ else }}A GPU{{ end }} of {{ $labels.node }}"
-# What the dashboard of an alert is narrowed down to: by what is not known, it is not.
+# What replaces {gpu} and {job} in the summary of an alert.
+NODE, JOB = "on node {{ $labels.node }}", "{{ $labels.workload }}"
+GPU = f"GPU {{{{ $labels.gpu }}}}{{{{ with $labels.GPU_I_ID }}}} (MIG instance {{{{ . }}}}){{{{ end }}}} {NODE}"
+# Alerts that name no job in their own words.
+OWNED_GPU = f"{GPU}{{{{ with $labels.workload }}}} (workload {{{{ . }}}}){{{{ end }}}}"
+# An alert that only Prometheus can evaluate may not know which GPU it is.
+SOME_GPU = f"{{{{ if $labels.gpu }}}}GPU {{{{ $labels.gpu }}}}{{{{ else }}}}A GPU{{{{ end }}}} {NODE}"
+# The variables of the dashboard that an alert links to; all values for a label that the alert does not have.
 SHOWN = {label: f'{{{{ or $labels.{label} "$__all" }}}}' for label in ("node", "gpu", "namespace", "workload")}
 
-# Units whose values are codes: a summary names them itself.
-UNITLESS = ("bool", "action", "status")
-
-# Groups of signals: several, for they are evaluated side by side, but the rules of one in turn.
+# Groups of signals: Prometheus evaluates groups in parallel, but the rules of one group in sequence.
 OF_BOARD, OF_INSTANCE, OF_GPU, OF_HISTOGRAMS = "gpu-board", "gpu-instance", "gpu-signals", "gpu-distributions"
 
 Rule = Mapping[str, Any]
@@ -60,7 +60,7 @@ def _signals(group: str) -> Iterator[Rule]:
 
 
 def _group(signal: Signal) -> str:
-    """Where a signal is recorded: by whether it is the board's state, or belongs to who has the GPU or the instance."""
+    """Return the group that records a signal: hardware state, or activity of the owner of a GPU or instance."""
     if any(isinstance(way, Read) and way.shape for way in signal.made):
         return OF_HISTOGRAMS
     if not signal.owned:
@@ -75,7 +75,7 @@ def _windows_of(owned: bool) -> Iterator[Rule]:
 
 
 def _judged(limits: Limits) -> Iterator[Rule]:
-    """Classes, marks and comparisons with other ranks; conditions that several rules read come before these rules."""
+    """Yield classes, marks and comparisons with other ranks; shared conditions come before the rules that read them."""
     leaves = [term for condition in _conditions() for term in terms(condition)]
     marks, named = _marks(leaves), shared_conditions()
     of_others = {name for name, each in named.items() if not all(isinstance(term, Over) for term in terms(each))}
@@ -90,7 +90,7 @@ def _judged(limits: Limits) -> Iterator[Rule]:
 
 
 def shared_conditions() -> Mapping[str, Named]:
-    """Conditions that several classes and alerts read, by the name under which they are recorded; inner ones first."""
+    """Return the conditions that several classes and alerts read, by their recorded name, inner ones first."""
     conditions = _conditions()
     marks = _marks(term for condition in conditions for term in terms(condition))
     named = (inner for condition in (*conditions, *(mark.condition for mark in marks)) for inner in shared(condition))
@@ -128,20 +128,20 @@ def _cost(prices: Limits) -> Iterator[Rule]:
         yield _record(each.record, text)
 
 
-# For windows of five minutes and more, and alerts that hold for ten: a shorter interval would gain nothing.
+# For windows of five minutes or more and alerts that wait for ten, a shorter interval has no benefit.
 SLOW = "1m"
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Rules that are evaluated one after another, each `interval`, or at Prometheus' own evaluation interval."""
+    """Rules that are evaluated in sequence, every `interval`; without it, at the evaluation interval of Prometheus."""
 
     name: str
     rules: Sequence[Rule]
     interval: str = ""
 
     def content(self) -> Mapping[str, Any]:
-        """As Prometheus reads it."""
+        """Return the group as Prometheus reads it."""
         interval = {"interval": self.interval} if self.interval else {}
         rules = [{**rule, "expr": _Text(rule["expr"])} for rule in self.rules]
         return {"name": self.name, **interval, "rules": rules}
@@ -165,29 +165,29 @@ def _recorded(limits: Limits) -> Groups:
 
 
 def _alerting(domain: Domain, limits: Limits, modes: Sequence[FailureMode]) -> Groups:
-    # Some alerts on the health of a GPU must fire at once.
+    # Some health alerts must fire immediately.
     interval = "" if domain is Domain.HEALTH else SLOW
     return [Group(f"gpu-{domain.value}", [alert(mode, limits) for mode in modes if mode.domain is domain], interval)]
 
 
 def recording(limits: Limits | None = None) -> str:
-    """alerts/recording.yaml: the rules that all others read. They are evaluated in this order."""
+    """Return alerts/recording.yaml: the rules that all others read, in the order of their evaluation."""
     return banner.comment(s, bottlenecks, failure_modes) + _yaml(_recorded(limits or {}))
 
 
 def alerts(domain: Domain, limits: Limits | None = None, modes: Sequence[FailureMode] = MODES) -> str:
-    """alerts/<domain>.yaml: one alert a failure mode."""
+    """Return alerts/<domain>.yaml: one alert per failure mode."""
     return banner.comment(failure_modes.FILES[domain]) + _yaml(_alerting(domain, limits or {}, modes))
 
 
 def bundle(limits: Limits) -> str:
-    """All rules in one file, for the chart."""
+    """Return all rules in one file, for the chart."""
     groups = [*_recorded(limits), *(group for domain in Domain for group in _alerting(domain, limits, MODES))]
     return banner.comment(s, bottlenecks, failure_modes) + _yaml(groups)
 
 
 def alert(mode: FailureMode, limits: Limits) -> Rule:
-    """The alert of a mode."""
+    """Return the alert of a mode."""
     rule: dict[str, Any] = {"alert": mode.name, "expr": expression(mode, limits)}
     if mode.hold:
         rule["for"] = duration(mode.hold)
@@ -195,7 +195,7 @@ def alert(mode: FailureMode, limits: Limits) -> Rule:
         rule["keep_firing_for"] = duration(mode.kept)
     rule["labels"] = {"severity": mode.severity.value, "domain": mode.domain.value, "action": mode.action.value}
     rule["annotations"] = {
-        "summary": mode.summary.replace("{gpu}", SOME_GPU if mode.fleet else GPU).replace("{job}", JOB),
+        "summary": mode.summary.replace("{gpu}", _gpu(mode)).replace("{job}", JOB),
         "description": f"{mode.advice}{_shown(mode)}",
         "runbook_url": boards.runbook(mode),
         "dashboard_url": boards.board_of(mode.domain).link(**SHOWN),
@@ -203,15 +203,24 @@ def alert(mode: FailureMode, limits: Limits) -> Rule:
     return rule
 
 
+def _gpu(mode: FailureMode) -> str:
+    """Return how the summary names the GPU: with its workload where that matters and is not named otherwise."""
+    if mode.fleet:
+        return SOME_GPU
+    return OWNED_GPU if mode.domain in (Domain.BOTTLENECK, Domain.COST) else GPU
+
+
 def _shown(mode: FailureMode) -> str:
-    if mode.value is None or mode.value.fn not in (Fn.LAST, Fn.MEAN) or mode.value.signal.unit in UNITLESS:
+    """Return a sentence with the value of the alert if the value is a mean over a window; a share as a percentage."""
+    value = mode.value
+    if value is None or value.fn is not Fn.MEAN:
         return ""
-    ratio = mode.value.signal.unit == "ratio"
-    return f" ({title(mode.value.signal)}: {{{{ $value | {'humanizePercentage' if ratio else 'humanize'} }}}})"
+    formatter = "humanizePercentage" if value.signal.unit == "ratio" else "humanize"
+    return f" Average {title(value.signal)} over {spoken(value.window)}: {{{{ $value | {formatter} }}}}."
 
 
 def expression(mode: FailureMode, limits: Limits) -> str:
-    """What the alert of a mode evaluates."""
+    """Return the expression of the alert of a mode."""
     parts = [promql.condition(mode.condition, limits)] if mode.condition else []
     if mode.shows:
         parts = [f"{promql.term(mode.shows)}\nand (\n{part}\n)" for part in parts]
@@ -221,7 +230,7 @@ def expression(mode: FailureMode, limits: Limits) -> str:
 
 
 class _Text(str):
-    """Text that YAML shows as it is, line by line."""
+    """Text that is dumped as a YAML literal block if it has several lines."""
 
 
 class _Dumper(yaml.SafeDumper):

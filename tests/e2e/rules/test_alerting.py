@@ -130,7 +130,10 @@ def test_a_fault_pages_and_its_end_resolves(serve: Serve, hook: Hook, tmp_path: 
         until(lambda: hook.heard("GpuRowRemapFailed", "firing"), 30, "the page")
         assert {path for path, _ in hook.heard("GpuRowRemapFailed", "firing")} == {"/page"}
         _, page = hook.heard("GpuRowRemapFailed", "firing")[0]
-        assert page["annotations"]["summary"] == "A bad memory row of GPU 1 of node-000 could not be replaced"
+        assert (
+            page["annotations"]["summary"]
+            == "GPU 1 on node node-000 could not replace a bad memory row: replace the GPU"
+        )
         assert page["annotations"]["runbook_url"] == f"{DOCS}/gpurowremapfailed.md"
         assert page["labels"]["action"] == "replace"
         assert {each["labels"]["gpu"] for _, each in hook.heard("GpuRowRemapFailed", "firing")} == {"1"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from gpu_exporter.catalogue import bottlenecks as c
@@ -21,16 +23,19 @@ from gpu_exporter.catalogue.conditions import (
     PeerShare,
     Unless,
     limits_of,
-    marks_of,
     terms,
 )
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.signals import SIGNALS
 from gpu_exporter.render import prose
+from gpu_exporter.render.docs.derivations import derivation, with_roots
+from gpu_exporter.render.rules import rules
+from gpu_exporter.render.words import CLAUSES, STATES
 
 BUSY = Limit("busy", 0.85, "ratio", "")
 FLOW = Limit("flow", 2.5e9, "bytes per second", "")
 OLD = Limit("old", 600, "seconds", "")
+TWICE = Limit("twice", 2.0, "ratio", "")
 MEAN = Over(s.SM_ACTIVE, Fn.MEAN, 300)
 WAITS = Mark("waits", Compare(MEAN, ">", BUSY))
 STALLED = Mark("stalled", Compare(MEAN, ">", BUSY))
@@ -39,41 +44,93 @@ STALLED = Mark("stalled", Compare(MEAN, ">", BUSY))
 @pytest.mark.parametrize(
     ("compare", "text"),
     [
-        (Compare(MEAN, ">=", BUSY), "SM active, mean over 5 min, at least 0.85 (`busy`)"),
-        (Compare(Over(s.NVLINK), "<", FLOW), "NVLink, less than 2.5 GB/s (`flow`)"),
-        (Compare(Over(s.XID_FATAL, Fn.AGE), "<=", OLD), "age of Xid fatal, at most 10 min (`old`)"),
-        (Compare(Over(s.UP), "<", 1.0), "up is 0"),
-        (Compare(Over(s.RELEASED), "==", 1.0), "released is 1"),
-        (Compare(Over(s.REMAP_PENDING), ">", 0.0), "row remap pending is 1"),
-        (Compare(Over(s.ECC_DBE), ">", 0.0), "ECC uncorrectable, more than 0"),
-        (Compare(Over(s.ECC_SBE, Fn.INCREASE, 3600), ">", 9.0), "growth of ECC correctable within 1 h, more than 9"),
+        (Compare(MEAN, ">=", BUSY), "SM activity is at least 85 % (`busy`) on average over the last 5 minutes"),
+        (Compare(Over(s.NVLINK), "<", FLOW), "NVLink traffic is below 2.5 GB/s (`flow`)"),
+        (Compare(Over(s.XID_FATAL, Fn.AGE), "<=", OLD), "the last fatal XID was at most 10 min (`old`) ago"),
+        (Compare(Over(s.UP), "<", 1.0), "the GPU does not answer"),
+        (Compare(Over(s.RELEASED), "==", 1.0), "the exporter has released the driver"),
+        (Compare(Over(s.REMAP_PENDING), ">", 0.0), "a row remap is pending"),
+        (Compare(Over(s.ECC_DBE), ">", 0.0), "there are uncorrectable ECC errors"),
+        (Compare(Over(s.FABRIC), "!=", 3), "fabric status is not 3"),
+        (
+            Compare(Over(s.NVLINK_CRC, Fn.INCREASE, 900), ">", 0.0),
+            "within the last 15 minutes, NVLink CRC errors have increased",
+        ),
+        (
+            Compare(Over(s.ECC_SBE, Fn.INCREASE, 3600), ">", 9.0),
+            "within the last hour, corrected ECC errors have increased by more than 9",
+        ),
         (
             Compare(Over(s.FB_FREE, Fn.PREDICT, 1800, ahead=3600), "<", 0.0),
-            "device memory free in 1 h, by a straight line through the last 30 min, less than 0",
+            "free device memory will be below 0 in 1 h if the trend of the last 30 minutes continues",
         ),
         (
             Compare(Over(s.GR_ACTIVE, Fn.MAX, 7200, whole=True), "<", BUSY),
-            "engine active, highest of 2 h that are known from their beginning, less than 0.85 (`busy`)",
+            "engine activity stayed below 85 % (`busy`) for the last 2 hours (needs data for that whole time)",
         ),
-        (Compare(Over(s.PCIE_GEN), "<", Over(s.PCIE_MAX_GEN)), "PCIe generation, less than PCIe highest generation"),
+        (
+            Compare(Over(s.FB_USE, Fn.MIN, 3600), ">=", BUSY),
+            "device memory use stayed at least 85 % (`busy`) for the last hour",
+        ),
+        (
+            Compare(Over(s.PCIE_RX_USE, Fn.MAX, 7200), ">=", BUSY),
+            "PCIe link use to the GPU was at least 85 % (`busy`) at some time within the last 2 hours",
+        ),
+        (
+            Compare(Over(s.SM_ACTIVE, Fn.STDDEV, 300), "<", BUSY),
+            "the standard deviation of SM activity is below 85 % (`busy`) over the last 5 minutes",
+        ),
+        (Compare(Over(s.PCIE_GEN), "<", Over(s.PCIE_MAX_GEN)), "PCIe generation is below the maximum PCIe generation"),
+        (
+            Compare(Calc(Over(s.NVLINK_LINKS), "-", Over(s.NVLINK_UP)), ">", 0.0),
+            "the number of NVLinks is above the number of NVLinks that are up",
+        ),
         (
             Compare(Calc(MEAN, "-", PeerMedian(MEAN, WAITS)), ">", BUSY),
-            "SM active - median of SM active over the job's ranks that wait, means over 5 min, more than 0.85 (`busy`)",
+            "SM activity of this rank is more than 85 percentage points (`busy`) above the median SM activity of the "
+            "job's ranks that wait, on average over the last 5 minutes",
         ),
         (
-            Compare(PeerShare(STALLED), ">", BUSY),
-            "share of the job's other ranks that are stalled, more than 0.85 (`busy`)",
+            Compare(Calc(Over(s.NVLINK), "/", PeerMedian(Over(s.NVLINK), WAITS)), "<", BUSY),
+            "NVLink traffic of this rank is less than 85 % (`busy`) of the median NVLink traffic of the job's ranks "
+            "that wait",
         ),
+        (
+            Compare(Calc(Over(s.NVLINK_TX), "/", Over(s.NVLINK_RX)), ">", TWICE),
+            "NVLink traffic sent is more than 2 times (`twice`) NVLink traffic received",
+        ),
+        (
+            Compare(Calc(Calc(Over(s.FP64_ACTIVE), "+", Over(s.FP32_ACTIVE)), "+", MEAN), ">=", BUSY),
+            "the sum of FP64 activity, FP32 activity and SM activity is at least 85 % (`busy`), on average over the "
+            "last 5 minutes",
+        ),
+        (Compare(PeerShare(STALLED), ">", BUSY), "more than 85 % (`busy`) of the job's other ranks are stalled"),
+        (Compare(PeerShare(WAITS), ">", 0.0), "some of the job's other ranks wait"),
     ],
 )
 def test_a_comparison(compare: Compare, text: str) -> None:
-    """Signal, function and window, operator, number with its unit, the name under which it can be changed."""
+    """An English statement with the limit, its unit, its name and the window."""
     assert prose.compare(compare, {}) == text
 
 
 def test_a_changed_limit_is_said() -> None:
-    """What is said is what is compared."""
-    assert prose.compare(Compare(MEAN, ">=", BUSY), {"busy": 0.5}).endswith("at least 0.5 (`busy`)")
+    """The number in words is the number that is compared."""
+    assert "at least 50 % (`busy`)" in prose.compare(Compare(MEAN, ">=", BUSY), {"busy": 0.5})
+
+
+@pytest.mark.parametrize("condition", [mode.condition for mode in MODES if mode.condition])
+def test_no_comparison_falls_back_to_symbols(condition: Condition) -> None:
+    """Every comparison of the catalogue is English: a subject, a verb, and no operator sign."""
+    texts = [line.text for line in prose.lines(condition, {}) if not line.text.endswith((":", "and"))]
+
+    assert [text for text in texts if re.search(r" [-+*/<>=≤≥] ", text)] == []
+    assert [
+        text
+        for text in texts
+        if not re.search(
+            r"\b(is|are|was|will|have|has|stayed|does|answers?|wait|spins?|talk|idles|exchanges|moves|differs)\b", text
+        )
+    ] == []
 
 
 def test_a_tree_keeps_its_shape() -> None:
@@ -81,20 +138,31 @@ def test_a_tree_keeps_its_shape() -> None:
     low, high = Compare(Over(s.UTIL), "<", BUSY), Compare(Over(s.UTIL), ">", BUSY)
     tree = Or(And(low, And(high, low)), Or(high, Unless(low, high)))
 
-    assert [(line.depth, line.text.split(",")[0]) for line in prose.lines(tree, {})] == [
-        (0, "any of:"),
-        (1, "all of:"),
-        *[(2, "utilisation")] * 3,
-        (1, "utilisation"),
-        (1, "all of:"),
-        (2, "utilisation"),
-        (2, "and not (what is not known does not count):"),
-        (3, "utilisation"),
+    assert [(line.depth, re.sub(" is (?:below|above).*", "", line.text)) for line in prose.lines(tree, {})] == [
+        (0, "any of these is true:"),
+        (1, "all of these are true:"),
+        *[(2, "GPU utilisation")] * 3,
+        (1, "GPU utilisation"),
+        (1, "all of these are true:"),
+        (2, "GPU utilisation"),
+        (2, "unless this is known to be true:"),
+        (3, "GPU utilisation"),
     ]
     assert prose.sentence(tree, {}) == (
-        "(utilisation < 0.85 and utilisation > 0.85 and utilisation < 0.85) or utilisation > 0.85"
-        " or (utilisation < 0.85, unless utilisation > 0.85)"
+        "(GPU utilisation < 85 % and GPU utilisation > 85 % and GPU utilisation < 85 %) or GPU utilisation > 85 %"
+        " or (GPU utilisation < 85 %, unless GPU utilisation > 85 %)"
     )
+
+
+@pytest.mark.parametrize(("kind", "words"), [(And, "all of these are"), (Or, "any of these is")])
+def test_what_speaks_against_a_condition_is_one_level_deep(kind: type[And | Or], words: str) -> None:
+    low, high = Compare(Over(s.UTIL), "<", BUSY), Compare(Over(s.UTIL), ">", BUSY)
+
+    assert [(line.depth, line.text) for line in prose.lines(Unless(low, kind(low, high)), {})][2:] == [
+        (1, f"unless {words} known to be true:"),
+        (2, "GPU utilisation is below 85 % (`busy`)"),
+        (2, "GPU utilisation is above 85 % (`busy`)"),
+    ]
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(5, "5 s"), (90, "90 s"), (300, "5 min"), (7200, "2 h"), (86400, "1 d")])
@@ -108,10 +176,12 @@ def test_every_condition_has_words_for_every_comparison(mode: object) -> None:
     """Each of its limits is named, and each of its signals."""
     condition: Condition = mode.condition  # type: ignore[attr-defined]
     text = "\n".join(line.text for line in prose.lines(condition, {}))
-    text += "\n".join(line.text for mark in marks_of(condition) for line in prose.lines(mark.condition, {}))
+    text += "\n".join(line.text for _, defined in prose.definitions((condition,), {}) for line in defined)
 
     assert [limit.name for limit in limits_of(condition) if f"(`{limit.name}`)" not in text] == []
-    assert [term for term in terms(condition) if isinstance(term, Over) and prose.title(term.signal) not in text] == []
+    signals = [term.signal for term in terms(condition) if isinstance(term, Over)]
+    words = {signal.name: (prose.title(signal), *STATES.get(signal.name, ())) for signal in signals}
+    assert [name for name, options in words.items() if not any(option in text for option in options)] == []
 
 
 @pytest.mark.drift
@@ -131,10 +201,10 @@ def test_limits_are_found_wherever_they_are() -> None:
 
 def test_roots_of_a_signal() -> None:
     """What is divided by what, down to what is read."""
-    found = prose.with_roots((s.PCIE_RX_USE,))
+    found = with_roots((s.PCIE_RX_USE,))
 
     assert found == (s.PCIE_RX_USE, s.PCIE_RX, s.PCIE_LINK, s.PCIE_WIDTH, s.PCIE_GEN)
-    assert prose.derivation(s.PCIE_RX_USE.made[0]) == "PCIe RX / PCIe link"  # type: ignore[arg-type]
+    assert derivation(s.PCIE_RX_USE.made[0]) == "PCIe traffic to the GPU / PCIe link capacity"  # type: ignore[arg-type]
 
 
 def test_every_class_has_a_sentence() -> None:
@@ -143,3 +213,20 @@ def test_every_class_has_a_sentence() -> None:
 
     assert all(sentences)
     assert len(set(sentences)) == len(BOTTLENECKS)
+
+
+def test_shared_conditions_are_referred_to_and_defined_once() -> None:
+    """A condition that several rules read is a clause in the others, and has one definition."""
+    inner = c.TRAFFIC
+    outer = And(Compare(MEAN, ">", BUSY), inner, Or(inner, Compare(MEAN, "<", BUSY)))
+
+    assert [line.text for line in prose.lines(outer, {})].count("the GPU *exchanges data*") == 2
+    ((what, defined),) = prose.definitions((outer,), {})
+    assert what == "The GPU *exchanges data*"
+    assert defined[0].text == "any of these is true:"
+
+
+def test_every_shared_condition_has_a_clause() -> None:
+    assert {condition.name for condition in rules.shared_conditions().values()} == set(CLAUSES), (
+        "fix: add or delete the clause in gpu_exporter/render/words.py"
+    )

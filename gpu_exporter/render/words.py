@@ -1,0 +1,104 @@
+"""The words for signals and operators: data for prose.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+# Parts of signal names that are not words.
+SPELLED: Mapping[str, str] = {
+    "gr": "engine",
+    "active": "activity",
+    "sm": "SM",
+    "tensor": "tensor core",
+    "dram": "DRAM",
+    "fp64": "FP64",
+    "fp32": "FP32",
+    "fp16": "FP16",
+    "int": "integer",
+    "pcie": "PCIe",
+    "nvlink": "NVLink",
+    "gen": "generation",
+    "temp": "temperature",
+    "ecc": "ECC",
+    "inforom": "InfoROM",
+    "sram": "SRAM threshold",
+    "crc": "CRC",
+    "max": "maximum",
+}
+# Signals whose name does not give a readable title part by part.
+TITLES: Mapping[str, str] = {
+    "sm_idle": "SM idle time",
+    "util": "GPU utilisation",
+    "pcie_rx": "PCIe traffic to the GPU",
+    "pcie_tx": "PCIe traffic from the GPU",
+    "pcie_rx_use": "PCIe link use to the GPU",
+    "pcie_tx_use": "PCIe link use from the GPU",
+    "pcie_link": "PCIe link capacity",
+    "pcie_max_gen": "maximum PCIe generation",
+    "pcie_max_width": "maximum PCIe width",
+    "nvlink": "NVLink traffic",
+    "nvlink_rx": "NVLink traffic received",
+    "nvlink_tx": "NVLink traffic sent",
+    "nvlink_links": "number of NVLinks",
+    "nvlink_links_up": "number of NVLinks that are up",
+    "power_instant": "instantaneous power",
+    "power_use": "power as a share of its limit",
+    "power_instant_use": "instantaneous power as a share of its limit",
+    "fb_used": "device memory used",
+    "fb_free": "free device memory",
+    "fb_use": "device memory use",
+    "thermal_distance": "distance to the slowdown temperature",
+    "hw_thermal_slowdown": "time in hardware thermal slowdown",
+    "sw_thermal_slowdown": "time in driver thermal slowdown",
+    "hw_power_brake": "time under power brake",
+    "sw_power_cap": "time at the power cap",
+    "ecc_uncorrectable": "uncorrectable ECC errors",
+    "ecc_correctable": "corrected ECC errors",
+    "banks_spare_low": "memory banks with few spare rows",
+    "banks_spare_none": "memory banks without spare rows",
+    "remapped_uncorrectable": "remapped memory rows",
+    "last_read": "successful collection",
+    "xid_fatal": "fatal XID",
+    "xid_application": "application XID",
+    "xid_unknown": "undocumented XID",
+}
+# What a signal of 0 or 1 says: at 1, and at 0.
+STATES: Mapping[str, tuple[str, str]] = {
+    "up": ("the GPU answers", "the GPU does not answer"),
+    "released": ("the exporter has released the driver", "the exporter has not released the driver"),
+    "sram_exceeded": ("the SRAM threshold is exceeded", "the SRAM threshold is not exceeded"),
+    "row_remap_pending": ("a row remap is pending", "no row remap is pending"),
+    "row_remap_failed": ("a row remap has failed", "no row remap has failed"),
+    "retired_pages_pending": ("retired pages are pending", "no retired pages are pending"),
+    "inforom_valid": ("the InfoROM is valid", "the InfoROM is not valid"),
+}
+# Shared conditions by their name: the clause that stands for them in other conditions.
+CLAUSES: Mapping[str, str] = {
+    "idles": "the GPU *idles*",
+    "spinning": "the GPU *spins* in a collective",
+    "traffic": "the GPU *exchanges data*",
+    "moves": "*data moves* to or from the GPU",
+    "other_traffic": "its *traffic differs* from that of the ranks that wait",
+}
+# Units of signals that count things: their titles are plural.
+PLURAL = ("errors", "banks", "rows", "total")
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """An operator in words, before a value and before an amount, and as a sign."""
+
+    value: str
+    amount: str
+    sign: str
+
+
+OPERATORS: Mapping[str, Operator] = {
+    ">": Operator("above", "more than", ">"),
+    ">=": Operator("at least", "at least", "≥"),
+    "<": Operator("below", "less than", "<"),
+    "<=": Operator("at most", "at most", "≤"),
+    "==": Operator("exactly", "exactly", "="),
+    "!=": Operator("not", "not", "≠"),
+}

@@ -1,0 +1,81 @@
+"""Alerts are read without the documentation: what happened to what, then what to do first."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from gpu_exporter.catalogue.failure_modes import MODES
+from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
+from gpu_exporter.render.docs import runbooks
+from gpu_exporter.render.docs.markdown import untemplated
+from gpu_exporter.render.rules import rules
+
+FIX = "fix: reword the entry of the mode in gpu_exporter/catalogue/failure_modes/"
+# Phrases that had to be read twice, and contractions.
+UNCLEAR = re.compile(
+    r"It comes alone|When it is wrong|holds for|known from|\bour list\b|\bours\b|\bboard\b|says nothing of|of which|"
+    r"\bXid\b|ought|what is not known|n't\b|\bit's\b",
+)
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+def test_a_summary_names_what_is_affected(mode: FailureMode) -> None:
+    """A GPU with its node, a job, or the labels of what else is affected; no placeholder is left."""
+    summary = rules.alert(mode, {})["annotations"]["summary"]
+
+    assert re.search(r"\$labels\.(node|workload|instance|namespace)", summary), FIX
+    assert "{gpu}" not in summary, FIX
+    assert "{job}" not in summary, FIX
+    assert summary.count("{{ end }}") == len(re.findall(r"\{\{ (?:if|with) ", summary)), FIX
+    assert not summary.endswith("."), FIX
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+def test_a_description_is_sentences(mode: FailureMode) -> None:
+    """What to do first; a value only in a sentence of its own."""
+    description = rules.alert(mode, {})["annotations"]["description"]
+
+    assert description.startswith(mode.advice), FIX
+    assert description.endswith("."), FIX
+    assert re.fullmatch(
+        r"| Average [\w ]+ over 5 minutes: \{\{ \$value \| humanizePercentage \}\}\.", description[len(mode.advice) :]
+    )
+
+
+def test_texts_use_plain_words() -> None:
+    """Neither alerts nor runbooks have phrases that had to be read twice."""
+    texts = {mode.name: re.split("### (?:Limits|Data)", runbooks.runbook(mode))[0] for mode in MODES}
+    texts |= {f"alert {mode.name}": str(rules.alert(mode, {})["annotations"]) for mode in MODES}
+
+    assert {name: found[0] for name, text in texts.items() if (found := UNCLEAR.search(_prose(text)))} == {}, FIX
+
+
+def _prose(text: str) -> str:
+    """Without code, where other words have their place."""
+    return re.sub(r"`[^`]*`", "", text)
+
+
+def test_only_alerts_on_activity_name_the_workload() -> None:
+    """The health of a GPU belongs to nobody, and distributed alerts name the job in their own words."""
+    named = {mode.domain for mode in MODES if "(workload" in rules.alert(mode, {})["annotations"]["summary"]}
+
+    assert named == {Domain.BOTTLENECK, Domain.COST}
+
+
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [
+        ("XID {{ $labels.xid }} on it", "XID *xid* on it"),
+        ("{{ $value | humanizePercentage }} of it", "*n* of it"),
+        ("at {{ $labels.instance }}{{ with $labels.node }} (node {{ . }}){{ end }}: lost", "at *instance*: lost"),
+        (
+            "asks: {{ if eq $value 1.0 }}reset{{ else if eq $value 2.0 }}reboot{{ else }}action {{ $value }}{{ end }}",
+            "asks: action *n*",
+        ),
+    ],
+)
+def test_templates_become_words(text: str, plain: str) -> None:
+    """In the index of the runbooks, which has no labels."""
+    assert untemplated(text) == plain
