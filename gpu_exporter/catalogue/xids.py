@@ -12,6 +12,7 @@ An SXid (NVSwitch) needs no table: its line in the kernel log says whether it is
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import date
@@ -21,7 +22,9 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from gpu_exporter.inputs import boolean, choice, nearest
+from gpu_exporter.decoding import yaml_root
+from gpu_exporter.file_access import FileWorker, read
+from gpu_exporter.inputs import MAX_FILE_BYTES, boolean, choice, nearest
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.verdict import Action
 
@@ -149,39 +152,38 @@ def _apply(rows: dict[int, Xid], changes: Iterator[_Change], origin: str) -> Non
 
 
 def _csv(path: Path) -> Iterator[_Change]:
-    """Every cell that is not empty."""
+    """Yield a change for every cell that is not empty."""
+    reader = csv.DictReader(io.StringIO(_content(path), newline=""), strict=True)
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file, strict=True)
-            if "code" not in (reader.fieldnames or ()):
-                raise GpuExporterError(f"{path}:1: no column 'code'")
-            for row in reader:
-                where = f"{path}:{reader.line_num}"
-                if None in row:
-                    raise GpuExporterError(f"{where}: more cells than columns; quote a text that has a comma")
-                code = row.pop("code") or ""
-                yield from (_Change(where, code.strip(), name.strip(), text) for name, text in row.items() if text)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        if "code" not in (reader.fieldnames or ()):
+            raise GpuExporterError(f"{path}:1: no column 'code'")
+        for row in reader:
+            where = f"{path}:{reader.line_num}"
+            if None in row:
+                raise GpuExporterError(f"{where}: more cells than columns; quote a text that has a comma")
+            code = row.pop("code") or ""
+            yield from (_Change(where, code.strip(), name.strip(), text) for name, text in row.items() if text)
+    except csv.Error as error:
+        raise GpuExporterError(f"{path}: {error}") from error
+
+
+def _content(path: Path) -> str:
+    """Return the text of a file, of limited size and read within a deadline. Raises GpuExporterError."""
+    try:
+        return FileWorker("xid-overrides").call(lambda: read(path, MAX_FILE_BYTES)).decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
         raise GpuExporterError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
 
 
 def _yaml(path: Path) -> Iterator[_Change]:
-    """Every value of `code: {column: value}`. Nodes, not objects: they know their lines, and `yes` stays a text."""
+    """Yield a change for every value of `code: {column: value}`."""
     try:
-        with path.open(encoding="utf-8") as file:
-            root = yaml.compose(file, Loader=yaml.SafeLoader)
-    except (OSError, UnicodeDecodeError) as error:
-        raise GpuExporterError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise GpuExporterError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
+        root = yaml_root(_content(path))
+    except ValueError as error:
+        raise GpuExporterError(f"{path}: {error}") from error
     if root is None:
         return
-    seen: set[str] = set()
     for code, changes in _pairs(path, root, "codes to their changes, such as 63: {action: gpu_reset}"):
-        where = f"{path}:{code.start_mark.line + 1}"
-        if code.value in seen:
-            raise GpuExporterError(f"{where}: code {code.value} is there twice; give its changes in one place")
-        seen.add(code.value)
         for column, value in _pairs(path, changes, f"columns to values, for code {code.value}"):
             where = f"{path}:{column.start_mark.line + 1}"
             if not isinstance(value, yaml.ScalarNode):

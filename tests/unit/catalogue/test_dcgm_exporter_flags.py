@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpu_exporter.catalogue.dcgm_exporter.flags import SETTINGS, THEIRS, Theirs, is_theirs, translate
-from gpu_exporter.cli.main import cli
+from gpu_exporter.cli.group import cli
 from gpu_exporter.config import Config
 from gpu_exporter.inputs import Devices, device_list, hostengine
 from gpu_exporter.sources.choice import node_name
