@@ -26,8 +26,11 @@ def open_regular(path: Path, flags: int) -> int:
         if error.errno == errno.ENXIO:  # a FIFO without a reader, or a socket
             raise OSError(errno.EINVAL, "not a regular file") from error
         raise
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
         os.close(descriptor)
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, "a directory, not a regular file")
         raise OSError(errno.EINVAL, "not a regular file")
     return descriptor
 

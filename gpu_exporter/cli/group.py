@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from gpu_exporter.catalogue.dcgm_exporter.flags import is_theirs, translate
-from gpu_exporter.cli.logs import configure
+from gpu_exporter.cli.logs import configure, without_tracebacks
 from gpu_exporter.cli.options import EVERY_SETTING, Command, Failure, settings, variable_warnings
 from gpu_exporter.cli.stop import exit_after, stop_event
 from gpu_exporter.config import ENV_PREFIX, Config
@@ -129,8 +129,10 @@ def serve(**chosen_settings: Any) -> None:
         os._exit(0)
 
 
-def execute() -> tuple[int, str]:
+def execute(*, debug: bool) -> tuple[int, str]:
     """Run the command line. Returns the exit code, and the error if there is one to print."""
+    if not debug:
+        without_tracebacks()
     try:
         return cli.main(standalone_mode=False, auto_envvar_prefix=ENV_PREFIX.rstrip("_")) or 0, ""
     except Failure as error:

@@ -28,7 +28,7 @@ def main() -> None:
     try:
         from gpu_exporter.cli.group import execute
 
-        code, message = execute()
+        code, message = execute(debug=debug)
     except KeyboardInterrupt:
         code, message = INTERRUPTED, ""
     except BrokenPipeError:  # `gpu-exporter once | head`

@@ -47,7 +47,8 @@ def reading_table(readings: Sequence[GpuReading], width: int) -> Iterator[str]:
     """Yield the values of each GPU with their units, aligned in a terminal of `width` columns."""
     for reading in readings:
         state = "up" if reading.up else f"down: {reading.reason}"
-        yield f"GPU {reading.index}  {reading.gpu.model}  {reading.gpu.uuid}  {state}"
+        head = f"GPU {reading.index}  {reading.gpu.model}  {reading.gpu.uuid}  {state}"
+        yield from textwrap.wrap(head, width, break_on_hyphens=False, subsequent_indent="  ")
         values = [(key, *_value(key, value)) for key, value in reading.as_dict().items()]
         numbers = max((len(number) for _, number, _ in values), default=0)
         units = max((len(unit) for _, _, unit in values), default=0)
