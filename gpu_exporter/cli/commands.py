@@ -7,7 +7,6 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Callable
 from dataclasses import fields
 from datetime import datetime
 from pathlib import Path
@@ -19,10 +18,11 @@ from gpu_exporter.catalogue.metrics import METRICS, selected
 from gpu_exporter.catalogue.xids import load
 from gpu_exporter.cli import tables
 from gpu_exporter.cli.options import COULD_NOT_TELL, OWNER_SETTINGS, SOURCE_SETTINGS, Command, parsed, settings
+from gpu_exporter.cli.release import release_command, resume_command
 from gpu_exporter.cli.stop import stop_event
 from gpu_exporter.collection import record
 from gpu_exporter.collection.monitor import observe
-from gpu_exporter.config import ENV_PREFIX, Config
+from gpu_exporter.config import Config
 from gpu_exporter.diagnosis import remote
 from gpu_exporter.diagnosis.doctor import examine, surroundings
 from gpu_exporter.exposition.fields_in_force import Fields
@@ -31,7 +31,7 @@ from gpu_exporter.exposition.renderer import Renderer, everywhere, style
 from gpu_exporter.health import check, judge
 from gpu_exporter.health.events import EventLog
 from gpu_exporter.health.kernel_log_thread import KernelWatch
-from gpu_exporter.inputs import duration, hand_over, interval, metric_set
+from gpu_exporter.inputs import duration, interval, metric_set
 from gpu_exporter.library import readings
 from gpu_exporter.model import finding
 from gpu_exporter.model.errors import GpuExporterError
@@ -308,46 +308,5 @@ def compare_command(a: str, b: str, seconds: float, as_json: bool, **values: Any
     _exit(compare.EXIT_DIFFERS if result.differs else 0, clean)
 
 
-def _remote_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Add options for the URL of a running exporter and the credentials."""
-    file = click.Path(path_type=Path)
-    for option in (
-        click.option("--ca-file", type=file, help="File with the CA certificates to verify an https URL."),
-        click.option("--password-file", type=file, help="File with the user's password."),
-        click.option("--user", default="", help="User name to log in with, instead of the token."),
-        settings("token_file"),
-        click.option(
-            "--url",
-            envvar=f"{ENV_PREFIX}URL",
-            default="http://localhost:9400",
-            show_default=True,
-            show_envvar=True,
-            help="URL of the running exporter.",
-        ),
-    ):
-        function = option(function)
-    return function
-
-
-@commands.command("release")
-@_remote_options
-@click.option(
-    "--for", "seconds", type=parsed(hand_over), default="10m", show_default=True, help="Resume after this time."
-)
-def release_command(seconds: float, **options: Any) -> None:
-    """Make a running exporter release the driver, for a driver upgrade, a MIG change or a GPU reset.
-
-    It stays released until `gpu-exporter resume` or until the time is over. Run the command again to extend the time.
-    Exit code 0 once the exporter has released the driver.
-    """
-    click.echo(remote.Remote(**options).post(f"/-/release?for={seconds:.3f}"))
-
-
-@commands.command("resume")
-@_remote_options
-def resume_command(**options: Any) -> None:
-    """Make a running exporter use the driver again, after `gpu-exporter release`.
-
-    Exit code 0 once the driver answers.
-    """
-    click.echo(remote.Remote(**options).post("/-/resume"))
+commands.add_command(release_command)
+commands.add_command(resume_command)

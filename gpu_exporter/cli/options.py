@@ -12,7 +12,7 @@ import click
 
 from gpu_exporter.config import ENV_PREFIX, Config, Group, flag, read_file, unknown_variables
 from gpu_exporter.decoding import printable
-from gpu_exporter.inputs import address, boolean, duration, interval, near, nearest
+from gpu_exporter.inputs import address, boolean, duration, hand_over, interval, near, nearest
 from gpu_exporter.model.errors import GpuExporterError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -44,7 +44,13 @@ OWNER_SETTINGS = (
 # The exit code of commands whose 1 is a result, when they have none.
 COULD_NOT_TELL = 2
 # How help names the value of an option.
-VALUES: Mapping[Any, str] = {address: "host:port", duration: "duration", interval: "duration", Path: "path"}
+VALUES: Mapping[Any, str] = {
+    address: "host:port",
+    duration: "duration",
+    interval: "duration",
+    hand_over: "duration",
+    Path: "path",
+}
 # What may stand alone behind a switch: `--loop false`.
 TRUTHS = ("true", "false", "yes", "no", "on", "off", "1", "0")
 
@@ -142,31 +148,26 @@ class Command(click.Command):
             click.echo(f"gpu-exporter: warning: {warning}", err=True)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options of the command, then its settings in groups."""
-        records: dict[str, list[tuple[str, str]]] = {}
-        params = self.get_params(ctx)
-        own = [param for param in params if not isinstance(param, SettingOption)]
-        for param in own:
-            if (record := param.get_help_record(ctx)) is not None:
-                records.setdefault("Options", []).append(record)
-        for group in Group:
-            for param in params:
-                if isinstance(param, SettingOption) and param.group is group:
-                    record = param.get_help_record(ctx)
-                    assert record is not None
-                    records.setdefault(group.value, []).append(record)
-        if set(records) > {"Options"}:  # what most people look for is first
-            general = records.pop("Options")
-            first = self.name != "serve"
-            records = {"Options": general, **records} if first else {**records, "Other": general}
-        for title, rows in records.items():
+        """Write the options of the command, then its settings in groups; for `serve`, the settings first."""
+        general: list[tuple[str, str]] = []
+        groups: dict[Group, list[tuple[str, str]]] = {group: [] for group in Group}
+        for param in self.get_params(ctx):
+            if isinstance(param, click.Option) and (record := param.get_help_record(ctx)) is not None:
+                (groups[param.group] if isinstance(param, SettingOption) else general).append(record)
+        sections = [(group.value, rows) for group, rows in groups.items() if rows]
+        if self.name == "serve":
+            sections.append(("Other", general))
+        else:
+            sections.insert(0, ("Options", general))
+        for title, rows in sections:
             with formatter.section(title):
                 formatter.write_dl(rows)
-        if set(records) - {"Options", "Other"}:
+        example = next((param for param in self.params if isinstance(param, SettingOption)), None)
+        if example is not None:
             formatter.write_paragraph()
             formatter.write_text(
-                "Each setting, from the first group on, is also an environment variable, such as"
-                f" {ENV_PREFIX}LOG_LEVEL for --log-level, and a key of the --config file, such as log_level."
+                f"Each setting in a named group can also be set in the environment ({example.opts[0]} as"
+                f" {example.envvar}) and in the --config file (as {example.name})."
             )
 
 
