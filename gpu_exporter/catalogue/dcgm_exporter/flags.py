@@ -77,7 +77,7 @@ def _switch(flags: str, env: str, setting: str = "", convert: Callable[[str], st
 
 # fmt: off
 THEIRS: tuple[Theirs, ...] = (
-    _value("collectors f", "DCGM_EXPORTER_COLLECTORS", "collectors", says="Without it, --metrics chooses the metrics. A wrong row causes a warning, not an exit. The image contains the three files of dcgm-exporter 4.8.2 in /etc/dcgm-exporter."),
+    _value("collectors f", "DCGM_EXPORTER_COLLECTORS", "collectors", says="Without it, --metrics chooses the metrics. A wrong row causes a warning, not an exit. The image of gpu-exporter contains the three files of dcgm-exporter 4.8.2 in /etc/dcgm-exporter."),
     _value("address a", "DCGM_EXPORTER_LISTEN", "address"),
     _value("collect-interval c", "DCGM_EXPORTER_INTERVAL", "interval", milliseconds, "Without it, values are collected every second, not every 30 s."),
     _value("remote-hostengine-info r", "DCGM_REMOTE_HOSTENGINE_INFO", "dcgm_hostengine", says="Also sets --source dcgm. Without it, GPUs are read without DCGM."),

@@ -12,7 +12,7 @@ from gpu_exporter.render.dashboards.frame import About, BoardRow
 from gpu_exporter.render.dashboards.panels import heatmap, lines
 from gpu_exporter.render.dashboards.queries import Query
 
-NEEDS = " Needs `--metrics full`; without it, see the panel"
+NEEDS = " Needs `--metrics full`; without it, see"
 QUANTILES = {0.5: "median", 0.9: "90th percentile", 0.99: "99th percentile"}
 
 
@@ -25,7 +25,7 @@ def row(board: Board) -> BoardRow:
 
 def _activity(board: Board) -> object:
     about = About(
-        f"Distribution of SM activity over time.{NEEDS} SM activity, which shows the mean.",
+        f"Distribution of SM activity over time.{NEEDS} the mean SM activity above.",
         "one band at a high level.",
         "two bands, one of them near 0: the GPU works in bursts and waits between them.",
     )
@@ -34,7 +34,7 @@ def _activity(board: Board) -> object:
 
 def _power(board: Board) -> object:
     about = About(
-        f"Distribution of power over time, from 50 samples per second.{NEEDS} Power and its limit.",
+        f"Distribution of power over time, from 50 samples per second.{NEEDS} the power above.",
         "one band near the limit under load.",
         "two bands far apart: power oscillates even if its mean is flat; see GpuPowerOscillation.",
     )
@@ -43,7 +43,7 @@ def _power(board: Board) -> object:
 
 def _gaps(board: Board) -> object:
     about = About(
-        f"Length of completed periods without SM activity, in whole collection intervals.{NEEDS} SM activity.",
+        f"Length of completed periods without SM activity, in whole intervals.{NEEDS} the SM activity above.",
         "no gap longer than one interval while a job runs.",
         "repeated gaps of one length: the job waits in each step; see GpuDataLoadingBound and GpuHostBound.",
     )
