@@ -18,9 +18,7 @@ QUANTILES = {0.5: "median", 0.9: "90th percentile", 0.99: "99th percentile"}
 
 def row(board: Board) -> BoardRow:
     """Return the row. Distributions cover all selected GPUs together: select one GPU to see only its own."""
-    return BoardRow(
-        "Activity between two scrapes", [_activity(board), _power(board), _gaps(board), _swing(board)], True
-    )
+    return BoardRow("Between two scrapes", [_activity(board), _power(board), _gaps(board), _swing(board)], True)
 
 
 def _activity(board: Board) -> object:

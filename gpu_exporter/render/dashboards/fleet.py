@@ -98,7 +98,7 @@ def _doing() -> list[object]:
 def _classes() -> object:
     by_class = f"sum by (class) ({q.of(BOARD, a.CLASSES)})"
     return lines(
-        "GPUs by what limits them",
+        "GPUs by bottleneck",
         About(
             "Number of GPUs in each bottleneck class.",
             "most are compute-bound and communicate at times.",
