@@ -1,7 +1,7 @@
-"""What real hardware has answered: the one place that says which rows of the catalogue are proven on it.
+"""Which rows of the catalogue were seen on real hardware.
 
-A row is proven when the question that it asks of NVML was answered by a real GPU; a new question is not, until someone
-adds it here after `gpu-exporter once --metrics full` on that hardware.
+A row counts as seen if its NVML call returned a value on a real GPU. Add new calls here after running
+`gpu-exporter once --metrics full` on that hardware.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from gpu_exporter.model.metric import Buffered, Call, FieldValue, Gpm, LinkSum, 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What a GPU answered: getters with their arguments, field ids, GPM ids (of links the first's),
-    what of its processes."""
+    """What a GPU returned: getters with their arguments, field ids, GPM ids (for links, that of the first link), and
+    the kinds of process data."""
 
     calls: frozenset[str]
     fields: frozenset[int]
@@ -51,7 +51,7 @@ SEEN_ON: Mapping[str, Answers] = {"H200": H200}
 
 
 def seen_on(metric: Metric) -> tuple[str, ...]:
-    """The hardware on which this row, or the row that it is made of, had a value."""
+    """Return the hardware on which this row, or the row that it is computed from, had a value."""
     row = metric.integral_of or metric.histogram_of or metric
     return tuple(name for name, answers in SEEN_ON.items() if _answered(row, answers))
 

@@ -1,8 +1,10 @@
-"""The metric catalogue: one metric, one row. Everything that is exposed, documented or recorded is a row of this file.
+"""The metric catalogue: one row per metric. Everything that is exposed, documented or recorded is a row of this file.
 
-Classic rows (`DCGM_*`) carry the names, types and units of dcgm-exporter <= 4.8.2, whatever they are called since;
-`dcgm` is the numeric field id, which never moves. Rows of ours follow Prometheus: base units, 0-1 ratios, `_total`.
-Where DCGM and NVML are read from: DCGM's `dcgm_fields.h` (4.6.0), NVIDIA's `nvml.h` (driver 580).
+Classic rows (`DCGM_*`) have the names, types and units of dcgm-exporter <= 4.8.2, even where later versions renamed
+them; `dcgm` is the numeric field id, which never changes. The exporter's own rows (`gpu_*`) follow Prometheus'
+conventions: base units, ratios from 0 to 1, `_total`.
+Sources of the field numbers: DCGM's `dcgm_fields.h` (4.6.0), NVIDIA's `nvml.h` (driver 580).
+HELP of a row that `--schema si` converts names no unit, because the same text is used for both units.
 """
 
 from __future__ import annotations
@@ -28,45 +30,46 @@ GAUGE, COUNTER, HISTOGRAM = Kind
 STATIC, FAST, STEADY, SLOW, RARE = Pace.STATIC, Pace.FAST, Pace.STEADY, Pace.SLOW, Pace.RARE
 NODE, GPU, INSTANCE, NVLINK, PROCESS, NVSWITCH, CPU, CPU_CORE = EntityKind
 FULL, NAMED = MetricSet.FULL, MetricSet.NAMED
-# Known to DCGM alone, and of no GPU.
+# Entities that only DCGM reports and that belong to no GPU.
 NON_GPU_ENTITIES = frozenset({NVSWITCH, CPU, CPU_CORE})
 MIB = 2.0**20
-# How often NVML is asked for means, which are as exact over any time; for the one id that is dear there, more rarely.
+# How often means are read from NVML. They are equally exact over any interval, so those of `full` are read less often.
 PACE_OF_MEANS = {MetricSet.DEFAULT: FAST, FULL: SLOW}
 PERCENT, MILLI, NANO = 1e-2, 1e-3, 1e-9
 SHARES = (0.01, *(n / 10 for n in range(1, 11)))
-# Every power limit that NVIDIA sells boards with from 250 W on is an edge, so that what is above it can be read.
+# Every power limit of at least 250 W that NVIDIA sells is an edge, so that time above the limit can be queried.
 WATTS = (*(float(n) for n in range(50, 1001, 50)), 1200.0, 1400.0)
-# Gaps are whole ticks, of 1 s or 100 ms: between two of these, so that jitter moves none to another bucket.
+# Gaps last whole collection intervals, of 1 s or 100 ms. Edges lie between two multiples, so that jitter never moves a
+# gap to another bucket.
 GAPS = (0.15, 0.35, 0.75, 1.5, 3.5, 7.5, 15.5, 30.5, 60.5, 300.5, 1800.5)
 
 
 # fmt: off
 def _activity(name: str, dcgm: int | None, gpm: int, total: str, what: str, *, engine: str = "", set: MetricSet = MetricSet.DEFAULT, pace: Pace | None = None) -> tuple[Metric, Metric]:
-    """A share of time (GPM percent -> 0-1) and its integral in seconds."""
+    """Return the gauge of a share of time (GPM percent -> 0-1) and the counter of its integral in seconds."""
     labels = (("engine", engine),) if engine else ()
     own = () if name.startswith("DCGM_") else labels
     mean = Metric(name, GAUGE, "ratio", f"{what}, mean over the gauge window.", 0, 1.001, GPU, dcgm, Gpm(gpm, pace=pace or PACE_OF_MEANS[set]), PERCENT, FAST, set, own, per_instance=True)
-    return mean, Metric(total, COUNTER, "seconds", f"Time integral of: {what[0].lower()}{what[1:]}.", labels=labels, set=set, integral_of=mean, per_instance=True)
+    return mean, Metric(total, COUNTER, "seconds", f"{what}, integrated over time, in seconds.", labels=labels, set=set, integral_of=mean, per_instance=True)
 
 
 def _traffic(name: str, dcgm: int | None, gpm: int, total: str, what: str, *, stride: int = 0, set: MetricSet = MetricSet.DEFAULT) -> tuple[Metric, Metric]:
-    """A rate (GPM MiB/s -> bytes/s) and its integral in bytes; with a stride, of every NVLink."""
+    """Return the gauge of a rate (GPM MiB/s -> bytes/s) and the counter of its bytes; with a stride, for every NVLink."""
     entity = NVLINK if stride else GPU
     mean = Metric(name, GAUGE, "bytes per second", f"{what}, bytes per second, mean over the gauge window.", 0, 1e13, entity, dcgm, Gpm(gpm, stride, PACE_OF_MEANS[set]), MIB, FAST, set)
-    return mean, Metric(total, COUNTER, "bytes", f"{what}, bytes.", entity=entity, set=set, integral_of=mean)
+    return mean, Metric(total, COUNTER, "bytes", f"{what}, in bytes.", entity=entity, set=set, integral_of=mean)
 
 
 def _shares(name: str, gauge: Metric, what: str) -> Metric:
-    """How often a share was how large; each observation stands for a millisecond, whatever the interval."""
-    help = f"Share of {what}, mean of a tick; observed once for each millisecond that it is the mean of."
+    """Return the histogram of a share. Each observation counts for one millisecond, whatever the interval."""
+    help = f"Distribution of the share of {what} over time: one observation of an interval's mean per millisecond."
     return Metric(name, HISTOGRAM, "ratio", help, 0, 1.001, set=FULL, histogram_of=gauge, edges=SHARES, per_instance=True)
 
 
-# --- profiling: NVML GPM on Hopper and newer; means between ticks, and their integrals ------------------------------------------------
+# --- profiling: NVML GPM on Hopper and newer; means between collections, and their integrals ------------------------------------------------
 GR_ENGINE_ACTIVE, GR_ENGINE_SECONDS = _activity("DCGM_FI_PROF_GR_ENGINE_ACTIVE",        1001,  1, "gpu_gr_engine_active_seconds_total",   "Share of time the graphics or compute engine was busy", pace=STEADY)
-SM_ACTIVE,        SM_SECONDS        = _activity("DCGM_FI_PROF_SM_ACTIVE",               1002,  2, "gpu_sm_active_seconds_total",          "Share of SMs and time with at least one warp resident")
-SM_OCCUPANCY,     SM_OCC_SECONDS    = _activity("DCGM_FI_PROF_SM_OCCUPANCY",            1003,  3, "gpu_sm_occupancy_seconds_total",       "Resident warps as a share of the most the SMs can hold")
+SM_ACTIVE,        SM_SECONDS        = _activity("DCGM_FI_PROF_SM_ACTIVE",               1002,  2, "gpu_sm_active_seconds_total",          "Share of SMs with at least one resident warp")
+SM_OCCUPANCY,     SM_OCC_SECONDS    = _activity("DCGM_FI_PROF_SM_OCCUPANCY",            1003,  3, "gpu_sm_occupancy_seconds_total",       "Resident warps as a share of the maximum that the SMs can hold")
 TENSOR_ACTIVE,    TENSOR_SECONDS    = _activity("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE",      1004,  5, "gpu_tensor_active_seconds_total",      "Share of cycles any tensor pipe was active")
 DRAM_ACTIVE,      DRAM_SECONDS      = _activity("DCGM_FI_PROF_DRAM_ACTIVE",             1005, 10, "gpu_dram_active_seconds_total",        "Share of the peak memory bandwidth in use")
 FP64_ACTIVE,      FP64_SECONDS      = _activity("DCGM_FI_PROF_PIPE_FP64_ACTIVE",        1006, 11, "gpu_fp64_active_seconds_total",        "Share of cycles the FP64 pipe was active")
@@ -76,17 +79,17 @@ IMMA_ACTIVE,      IMMA_SECONDS      = _activity("DCGM_FI_PROF_PIPE_TENSOR_IMMA_A
 HMMA_ACTIVE,      HMMA_SECONDS      = _activity("DCGM_FI_PROF_PIPE_TENSOR_HMMA_ACTIVE", 1014,  7, "gpu_tensor_hmma_active_seconds_total", "Share of cycles the half-precision (FP16, BF16, FP8) tensor pipe was active")
 DFMA_ACTIVE,      DFMA_SECONDS      = _activity("DCGM_FI_PROF_PIPE_TENSOR_DFMA_ACTIVE", 1015,  6, "gpu_tensor_dfma_active_seconds_total", "Share of cycles the FP64 tensor pipe was active")
 INT_ACTIVE,       INT_SECONDS       = _activity("DCGM_FI_PROF_PIPE_INT_ACTIVE",         1016,  4, "gpu_int_active_seconds_total",         "Share of cycles the integer pipe was active")
-PCIE_TX,          PCIE_TX_TOTAL     = _traffic("DCGM_FI_PROF_PCIE_TX_BYTES",            1009, 20, "gpu_pcie_tx_bytes_total",              "PCIe traffic from the GPU to the host, headers included")
-PCIE_RX,          PCIE_RX_TOTAL     = _traffic("DCGM_FI_PROF_PCIE_RX_BYTES",            1010, 21, "gpu_pcie_rx_bytes_total",              "PCIe traffic from the host to the GPU, headers included")
-NVLINK_TX,        NVLINK_TX_TOTAL   = _traffic("DCGM_FI_PROF_NVLINK_TX_BYTES",          1011, 61, "gpu_nvlink_tx_bytes_total",            "NVLink traffic sent over all links, headers left out")
-NVLINK_RX,        NVLINK_RX_TOTAL   = _traffic("DCGM_FI_PROF_NVLINK_RX_BYTES",          1012, 60, "gpu_nvlink_rx_bytes_total",            "NVLink traffic received over all links, headers left out")
+PCIE_TX,          PCIE_TX_TOTAL     = _traffic("DCGM_FI_PROF_PCIE_TX_BYTES",            1009, 20, "gpu_pcie_tx_bytes_total",              "PCIe traffic from the GPU to the host (including headers)")
+PCIE_RX,          PCIE_RX_TOTAL     = _traffic("DCGM_FI_PROF_PCIE_RX_BYTES",            1010, 21, "gpu_pcie_rx_bytes_total",              "PCIe traffic from the host to the GPU (including headers)")
+NVLINK_TX,        NVLINK_TX_TOTAL   = _traffic("DCGM_FI_PROF_NVLINK_TX_BYTES",          1011, 61, "gpu_nvlink_tx_bytes_total",            "NVLink traffic sent over all links (without headers)")
+NVLINK_RX,        NVLINK_RX_TOTAL   = _traffic("DCGM_FI_PROF_NVLINK_RX_BYTES",          1012, 60, "gpu_nvlink_rx_bytes_total",            "NVLink traffic received over all links (without headers)")
 LINK_RX,          LINK_RX_TOTAL     = _traffic("gpu_nvlink_link_rx_bytes_per_second",   1533, 62, "gpu_nvlink_link_rx_bytes_total",       "NVLink traffic received over one link", stride=2, set=FULL)
 LINK_TX,          LINK_TX_TOTAL     = _traffic("gpu_nvlink_link_tx_bytes_per_second",   1532, 63, "gpu_nvlink_link_tx_bytes_total",       "NVLink traffic sent over one link", stride=2, set=FULL)
 
-SM_SHARES         = _shares("gpu_sm_active_ratio", SM_ACTIVE, "SMs active")
-TENSOR_SHARES     = _shares("gpu_tensor_active_ratio", TENSOR_ACTIVE, "tensor pipes active")
-DRAM_SHARES       = _shares("gpu_dram_active_ratio", DRAM_ACTIVE, "memory bandwidth in use")
-IDLE_GAPS         = Metric("gpu_idle_gap_seconds", HISTOGRAM, "seconds", "How long no SM was active each time, in whole ticks; observed when it ends.", 0, set=FULL, histogram_of=SM_ACTIVE, edges=GAPS, per_instance=True)
+SM_SHARES         = _shares("gpu_sm_active_ratio", SM_ACTIVE, "active SMs")
+TENSOR_SHARES     = _shares("gpu_tensor_active_ratio", TENSOR_ACTIVE, "active tensor pipes")
+DRAM_SHARES       = _shares("gpu_dram_active_ratio", DRAM_ACTIVE, "used memory bandwidth")
+IDLE_GAPS         = Metric("gpu_idle_gap_seconds", HISTOGRAM, "seconds", "Distribution of the length in seconds of periods without SM activity, in whole collection intervals; a period is observed when it ends.", 0, set=FULL, histogram_of=SM_ACTIVE, edges=GAPS, per_instance=True)
 
 NVDEC = tuple(row for n in range(8) for row in _activity(f"DCGM_FI_PROF_NVDEC{n}_ACTIVE", 1017 + n, 30 + n, "gpu_nvdec_active_seconds_total", "Share of time this video decoder was busy", engine=str(n), set=FULL))
 NVJPG = tuple(row for n in range(8) for row in _activity(f"DCGM_FI_PROF_NVJPG{n}_ACTIVE", 1025 + n, 40 + n, "gpu_nvjpg_active_seconds_total", "Share of time this JPEG decoder was busy", engine=str(n), set=FULL))
@@ -94,219 +97,219 @@ NVOFA = tuple(row for n in range(2) for row in _activity(f"DCGM_FI_PROF_NVOFA{n}
 NVENC = tuple(row for n in range(4) for row in _activity("gpu_nvenc_active_ratio", None, 166 + n, "gpu_nvenc_active_seconds_total", "Share of time this video encoder was busy", engine=str(n), set=FULL))
 
 # --- utilisation as nvidia-smi shows it: any kernel or copy running, however small ----------------------------------------------------
-GPU_UTIL     = Metric("DCGM_FI_DEV_GPU_UTIL",      GAUGE, "percent", "Share of time in which any kernel or copy ran (one thread is enough).", 0, 100, dcgm=203, nvml=Call("UtilizationRates", pick="gpu"))
-MEM_UTIL     = Metric("DCGM_FI_DEV_MEM_COPY_UTIL", GAUGE, "percent", "Share of time in which device memory was read or written.",             0, 100, dcgm=204, nvml=Call("UtilizationRates", pick="memory"))
-ENC_UTIL     = Metric("DCGM_FI_DEV_ENC_UTIL",      GAUGE, "percent", "Video encoder utilisation.",                                            0, 100, dcgm=206, nvml=Call("EncoderUtilization", pick=0), pace=SLOW)
-DEC_UTIL     = Metric("DCGM_FI_DEV_DEC_UTIL",      GAUGE, "percent", "Video decoder utilisation.",                                            0, 100, dcgm=207, nvml=Call("DecoderUtilization", pick=0), pace=SLOW)
+GPU_UTIL     = Metric("DCGM_FI_DEV_GPU_UTIL",      GAUGE, "percent", "Share of time during which any kernel or copy ran; a single thread is enough.", 0, 100, dcgm=203, nvml=Call("UtilizationRates", pick="gpu"))
+MEM_UTIL     = Metric("DCGM_FI_DEV_MEM_COPY_UTIL", GAUGE, "percent", "Share of time during which device memory was read or written.",                 0, 100, dcgm=204, nvml=Call("UtilizationRates", pick="memory"))
+ENC_UTIL     = Metric("DCGM_FI_DEV_ENC_UTIL",      GAUGE, "percent", "Video encoder utilisation.",                                                    0, 100, dcgm=206, nvml=Call("EncoderUtilization", pick=0), pace=SLOW)
+DEC_UTIL     = Metric("DCGM_FI_DEV_DEC_UTIL",      GAUGE, "percent", "Video decoder utilisation.",                                                    0, 100, dcgm=207, nvml=Call("DecoderUtilization", pick=0), pace=SLOW)
 
 # --- clocks, power, temperature -------------------------------------------------------------------------------------------------------
-SM_CLOCK      = Metric("DCGM_FI_DEV_SM_CLOCK",        GAUGE, "MHz", "SM clock.",              0, 10_000, dcgm=100, nvml=Call("ClockInfo", (1,)))
-MEM_CLOCK     = Metric("DCGM_FI_DEV_MEM_CLOCK",       GAUGE, "MHz", "Memory clock.",          0, 50_000, dcgm=101, nvml=Call("ClockInfo", (2,)))
-VIDEO_CLOCK   = Metric("DCGM_FI_DEV_VIDEO_CLOCK",     GAUGE, "MHz", "Video engine clock.",    0, 10_000, dcgm=102, nvml=Call("ClockInfo", (3,)), pace=SLOW, set=FULL)
-MAX_SM_CLOCK  = Metric("DCGM_FI_DEV_MAX_SM_CLOCK",    GAUGE, "MHz", "Highest SM clock.",      0, 10_000, dcgm=113, nvml=Call("MaxClockInfo", (1,)), pace=STATIC)
-MAX_MEM_CLOCK = Metric("DCGM_FI_DEV_MAX_MEM_CLOCK",   GAUGE, "MHz", "Highest memory clock.",  0, 50_000, dcgm=114, nvml=Call("MaxClockInfo", (2,)), pace=STATIC)
-MAX_VID_CLOCK = Metric("DCGM_FI_DEV_MAX_VIDEO_CLOCK", GAUGE, "MHz", "Highest video clock.",   0, 10_000, dcgm=115, nvml=Call("MaxClockInfo", (3,)), pace=STATIC, set=FULL)
+SM_CLOCK      = Metric("DCGM_FI_DEV_SM_CLOCK",        GAUGE, "MHz", "SM clock.",                   0, 10_000, dcgm=100, nvml=Call("ClockInfo", (1,)))
+MEM_CLOCK     = Metric("DCGM_FI_DEV_MEM_CLOCK",       GAUGE, "MHz", "Memory clock.",               0, 50_000, dcgm=101, nvml=Call("ClockInfo", (2,)))
+VIDEO_CLOCK   = Metric("DCGM_FI_DEV_VIDEO_CLOCK",     GAUGE, "MHz", "Video engine clock.",         0, 10_000, dcgm=102, nvml=Call("ClockInfo", (3,)), pace=SLOW, set=FULL)
+MAX_SM_CLOCK  = Metric("DCGM_FI_DEV_MAX_SM_CLOCK",    GAUGE, "MHz", "Maximum SM clock.",           0, 10_000, dcgm=113, nvml=Call("MaxClockInfo", (1,)), pace=STATIC)
+MAX_MEM_CLOCK = Metric("DCGM_FI_DEV_MAX_MEM_CLOCK",   GAUGE, "MHz", "Maximum memory clock.",       0, 50_000, dcgm=114, nvml=Call("MaxClockInfo", (2,)), pace=STATIC)
+MAX_VID_CLOCK = Metric("DCGM_FI_DEV_MAX_VIDEO_CLOCK", GAUGE, "MHz", "Maximum video engine clock.", 0, 10_000, dcgm=115, nvml=Call("MaxClockInfo", (3,)), pace=STATIC, set=FULL)
 
-POWER         = Metric("DCGM_FI_DEV_POWER_USAGE",          GAUGE, "watts", "Board power, mean of the last second (hides faster swings).", 0, 5_000, dcgm=155, nvml=Call("PowerUsage"), scale=MILLI)
-POWER_INSTANT = Metric("DCGM_FI_DEV_POWER_USAGE_INSTANT",  GAUGE, "watts", "Board power, latest sample.",                                 0, 5_000, dcgm=157, nvml=FieldValue(186), scale=MILLI)
-POWER_LIMIT   = Metric("DCGM_FI_DEV_ENFORCED_POWER_LIMIT", GAUGE, "watts", "Power limit in force, the lowest of all limiters.",           0, 5_000, dcgm=164, nvml=Call("EnforcedPowerLimit"), scale=MILLI, pace=SLOW)
-POWER_SET     = Metric("DCGM_FI_DEV_POWER_MGMT_LIMIT",     GAUGE, "watts", "Power limit that was set.",                                   0, 5_000, dcgm=160, nvml=Call("PowerManagementLimit"), scale=MILLI, pace=RARE)
-POWER_MIN     = Metric("DCGM_FI_DEV_POWER_MGMT_LIMIT_MIN", GAUGE, "watts", "Lowest power limit that can be set.",                         0, 5_000, dcgm=161, nvml=Call("PowerManagementLimitConstraints", pick=0), scale=MILLI, pace=STATIC, set=FULL)
-POWER_MAX     = Metric("DCGM_FI_DEV_POWER_MGMT_LIMIT_MAX", GAUGE, "watts", "Highest power limit that can be set.",                        0, 5_000, dcgm=162, nvml=Call("PowerManagementLimitConstraints", pick=1), scale=MILLI, pace=STATIC)
-POWER_DEFAULT = Metric("DCGM_FI_DEV_POWER_MGMT_LIMIT_DEF", GAUGE, "watts", "Power limit by default.",                                     0, 5_000, dcgm=163, nvml=Call("PowerManagementDefaultLimit"), scale=MILLI, pace=STATIC, set=FULL)
-POWER_SAMPLES = Metric("gpu_board_power_watts", HISTOGRAM, "watts", "Board power, each sample of the driver's buffer (about 50 a second) once.", 0, 5_000, nvml=Buffered(0), scale=MILLI, set=FULL, edges=WATTS)
-ENERGY        = Metric("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", COUNTER, "millijoules", "Energy used since the driver was loaded.",                  dcgm=156, nvml=FieldValue(83), pace=SLOW)
-ENERGY_JOULES = Metric("gpu_energy_joules_total",              COUNTER, "joules",      "Energy used; goes on across driver reloads.",               dcgm=156, nvml=FieldValue(83), scale=MILLI, pace=SLOW, dcgm_scale=MILLI)
+POWER         = Metric("DCGM_FI_DEV_POWER_USAGE",          GAUGE, "watts", "GPU power draw in watts, averaged by the driver over the last second (hides faster swings).",    0, 5_000, dcgm=155, nvml=Call("PowerUsage"), scale=MILLI)
+POWER_INSTANT = Metric("DCGM_FI_DEV_POWER_USAGE_INSTANT",  GAUGE, "watts", "GPU power draw in watts, latest sample.",                                                        0, 5_000, dcgm=157, nvml=FieldValue(186), scale=MILLI)
+POWER_LIMIT   = Metric("DCGM_FI_DEV_ENFORCED_POWER_LIMIT", GAUGE, "watts", "Power limit in force in watts, the lowest of all limits.",                                       0, 5_000, dcgm=164, nvml=Call("EnforcedPowerLimit"), scale=MILLI, pace=SLOW)
+POWER_SET     = Metric("DCGM_FI_DEV_POWER_MGMT_LIMIT",     GAUGE, "watts", "Power limit in watts that was set.",                                                             0, 5_000, dcgm=160, nvml=Call("PowerManagementLimit"), scale=MILLI, pace=RARE)
+POWER_MIN     = Metric("DCGM_FI_DEV_POWER_MGMT_LIMIT_MIN", GAUGE, "watts", "Lowest power limit in watts that can be set.",                                                   0, 5_000, dcgm=161, nvml=Call("PowerManagementLimitConstraints", pick=0), scale=MILLI, pace=STATIC, set=FULL)
+POWER_MAX     = Metric("DCGM_FI_DEV_POWER_MGMT_LIMIT_MAX", GAUGE, "watts", "Highest power limit in watts that can be set.",                                                  0, 5_000, dcgm=162, nvml=Call("PowerManagementLimitConstraints", pick=1), scale=MILLI, pace=STATIC)
+POWER_DEFAULT = Metric("DCGM_FI_DEV_POWER_MGMT_LIMIT_DEF", GAUGE, "watts", "Default power limit in watts.",                                                                  0, 5_000, dcgm=163, nvml=Call("PowerManagementDefaultLimit"), scale=MILLI, pace=STATIC, set=FULL)
+POWER_SAMPLES = Metric("gpu_board_power_watts", HISTOGRAM, "watts", "Distribution of the GPU power draw in watts, from every sample of the driver's buffer (about 50 per second).", 0, 5_000, nvml=Buffered(0), scale=MILLI, set=FULL, edges=WATTS)
+ENERGY        = Metric("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", COUNTER, "millijoules", "Energy used since the driver was loaded.",                                                     dcgm=156, nvml=FieldValue(83), pace=SLOW)
+ENERGY_JOULES = Metric("gpu_energy_joules_total",              COUNTER, "joules",      "Energy used in joules; continues to count across driver reloads.",                             dcgm=156, nvml=FieldValue(83), scale=MILLI, pace=SLOW, dcgm_scale=MILLI)
 
-GPU_TEMP      = Metric("DCGM_FI_DEV_GPU_TEMP",       GAUGE, "celsius", "GPU temperature.",                                         0, 150, dcgm=150, nvml=Call("Temperature", (0,)))
-MEMORY_TEMP   = Metric("DCGM_FI_DEV_MEMORY_TEMP",    GAUGE, "celsius", "Memory temperature.",                                      0, 150, dcgm=140, nvml=FieldValue(82))
-TEMP_MARGIN   = Metric("DCGM_FI_DEV_GPU_TEMP_LIMIT", GAUGE, "celsius", "Thermal margin: degrees left until the GPU slows down.", -50, 150, dcgm=153, nvml=Call("MarginTemperature"), pace=SLOW)
-SLOWDOWN_TEMP = Metric("DCGM_FI_DEV_SLOWDOWN_TEMP",  GAUGE, "celsius", "Temperature at which the GPU slows down.",                 1, 200, dcgm=158, nvml=Call("TemperatureThreshold", (1,)), pace=STATIC)
-SHUTDOWN_TEMP = Metric("DCGM_FI_DEV_SHUTDOWN_TEMP",  GAUGE, "celsius", "Temperature at which the GPU shuts down.",                 0, 200, dcgm=159, nvml=Call("TemperatureThreshold", (0,)), pace=STATIC)
+GPU_TEMP      = Metric("DCGM_FI_DEV_GPU_TEMP",       GAUGE, "celsius", "GPU temperature in degrees Celsius.",                             0, 150, dcgm=150, nvml=Call("Temperature", (0,)))
+MEMORY_TEMP   = Metric("DCGM_FI_DEV_MEMORY_TEMP",    GAUGE, "celsius", "Memory temperature in degrees Celsius.",                          0, 150, dcgm=140, nvml=FieldValue(82))
+TEMP_MARGIN   = Metric("DCGM_FI_DEV_GPU_TEMP_LIMIT", GAUGE, "celsius", "Thermal margin: degrees Celsius left until the GPU throttles.", -50, 150, dcgm=153, nvml=Call("MarginTemperature"), pace=SLOW)
+SLOWDOWN_TEMP = Metric("DCGM_FI_DEV_SLOWDOWN_TEMP",  GAUGE, "celsius", "Temperature in degrees Celsius at which the GPU throttles.",      1, 200, dcgm=158, nvml=Call("TemperatureThreshold", (1,)), pace=STATIC)
+SHUTDOWN_TEMP = Metric("DCGM_FI_DEV_SHUTDOWN_TEMP",  GAUGE, "celsius", "Temperature in degrees Celsius at which the GPU shuts down.",     0, 200, dcgm=159, nvml=Call("TemperatureThreshold", (0,)), pace=STATIC)
 
 # --- clock events: what holds the clock down (SW power cap is normal at full load) ----------------------------------------------------
-CLOCK_EVENTS       = Metric("DCGM_FI_DEV_CLOCKS_EVENT_REASONS", GAUGE, "bitmask", "Why the clock is not higher, as NVML's mask of reasons.", 0, 2**32 - 1, dcgm=112, nvml=Call("CurrentClocksEventReasons"))
+CLOCK_EVENTS       = Metric("DCGM_FI_DEV_CLOCKS_EVENT_REASONS", GAUGE, "bitmask", "Reasons that hold the clock down, as NVML's bit mask.", 0, 2**32 - 1, dcgm=112, nvml=Call("CurrentClocksEventReasons"))
 CLOCK_EVENT_ACTIVE = tuple(
     Metric("gpu_clock_event_active", GAUGE, "bool", "1 while this reason holds the clock down.", 0, 1, dcgm=112, nvml=Call("CurrentClocksEventReasons"), set=FULL, labels=(("reason", reason),), bit=bit)
     for bit, reason in enumerate(("gpu_idle", "applications_clocks_setting", "sw_power_cap", "hw_slowdown", "sync_boost", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake", "display_clock")))
 CLOCK_EVENT_SECONDS = tuple(
-    Metric("gpu_clock_event_seconds_total", COUNTER, "seconds", "Time in which this reason held the clock down.", dcgm=dcgm, nvml=FieldValue(nvml), scale=NANO, pace=SLOW, set=metric_set, labels=(("reason", reason),), dcgm_scale=NANO)
+    Metric("gpu_clock_event_seconds_total", COUNTER, "seconds", "Seconds during which this reason held the clock down.", dcgm=dcgm, nvml=FieldValue(nvml), scale=NANO, pace=SLOW, set=metric_set, labels=(("reason", reason),), dcgm_scale=NANO)
     for reason, dcgm, nvml, metric_set in (
         ("sw_power_cap",        1420,  74, MetricSet.DEFAULT), ("sync_boost",          1421,  76, MetricSet.DEFAULT), ("sw_thermal_slowdown", 1422, 269, MetricSet.DEFAULT),
         ("hw_thermal_slowdown", 1423, 270, MetricSet.DEFAULT), ("hw_power_brake",      1424, 271, MetricSet.DEFAULT), ("board_limit",          243,  77, FULL),
         ("low_utilization",      244,  78, FULL),              ("reliability",          245,  79, FULL)))
 
 # --- memory ---------------------------------------------------------------------------------------------------------------------------
-FB_TOTAL      = Metric("DCGM_FI_DEV_FB_TOTAL",        GAUGE, "MiB",   "Device memory.",                                                    dcgm=250, nvml=Call("MemoryInfo", pick="total"), scale=1 / MIB, per_instance=True)
-FB_FREE       = Metric("DCGM_FI_DEV_FB_FREE",         GAUGE, "MiB",   "Device memory that is free.",                                       dcgm=251, nvml=Call("MemoryInfo", pick="free"), scale=1 / MIB, per_instance=True, at_most=FB_TOTAL)
-FB_USED       = Metric("DCGM_FI_DEV_FB_USED",         GAUGE, "MiB",   "Device memory in use by programs.",                                 dcgm=252, nvml=Call("MemoryInfo", pick="used"), scale=1 / MIB, per_instance=True, at_most=FB_TOTAL)
-FB_RESERVED   = Metric("DCGM_FI_DEV_FB_RESERVED",     GAUGE, "MiB",   "Device memory reserved by driver and firmware.",                    dcgm=253, nvml=Call("MemoryInfo", pick="reserved"), scale=1 / MIB, per_instance=True, at_most=FB_TOTAL)
-FB_USED_RATIO = Metric("DCGM_FI_DEV_FB_USED_PERCENT", GAUGE, "ratio", "used / (total - reserved), 0-1.",                             0, 1, dcgm=254, nvml=Call("MemoryInfo", pick="used_ratio"), per_instance=True)
-BAR1_TOTAL    = Metric("DCGM_FI_DEV_BAR1_TOTAL",      GAUGE, "MiB",   "BAR1 window.",                                                      dcgm=90,  nvml=Call("BAR1MemoryInfo", pick="bar1Total"), scale=1 / MIB, pace=RARE, set=FULL)
-BAR1_USED     = Metric("DCGM_FI_DEV_BAR1_USED",       GAUGE, "MiB",   "BAR1 window in use.",                                               dcgm=92,  nvml=Call("BAR1MemoryInfo", pick="bar1Used"), scale=1 / MIB, pace=RARE, set=FULL, at_most=BAR1_TOTAL)
-BAR1_FREE     = Metric("DCGM_FI_DEV_BAR1_FREE",       GAUGE, "MiB",   "BAR1 window that is free.",                                         dcgm=93,  nvml=Call("BAR1MemoryInfo", pick="bar1Free"), scale=1 / MIB, pace=RARE, set=FULL, at_most=BAR1_TOTAL)
+FB_TOTAL      = Metric("DCGM_FI_DEV_FB_TOTAL",        GAUGE, "MiB",   "Total device memory.",                                                    dcgm=250, nvml=Call("MemoryInfo", pick="total"), scale=1 / MIB, per_instance=True)
+FB_FREE       = Metric("DCGM_FI_DEV_FB_FREE",         GAUGE, "MiB",   "Free device memory.",                                       dcgm=251, nvml=Call("MemoryInfo", pick="free"), scale=1 / MIB, per_instance=True, at_most=FB_TOTAL)
+FB_USED       = Metric("DCGM_FI_DEV_FB_USED",         GAUGE, "MiB",   "Device memory used by programs.",                                 dcgm=252, nvml=Call("MemoryInfo", pick="used"), scale=1 / MIB, per_instance=True, at_most=FB_TOTAL)
+FB_RESERVED   = Metric("DCGM_FI_DEV_FB_RESERVED",     GAUGE, "MiB",   "Device memory reserved by the driver and the firmware.",                    dcgm=253, nvml=Call("MemoryInfo", pick="reserved"), scale=1 / MIB, per_instance=True, at_most=FB_TOTAL)
+FB_USED_RATIO = Metric("DCGM_FI_DEV_FB_USED_PERCENT", GAUGE, "ratio", "Share of the usable device memory in use, 0 to 1: used / (total - reserved).",                             0, 1, dcgm=254, nvml=Call("MemoryInfo", pick="used_ratio"), per_instance=True)
+BAR1_TOTAL    = Metric("DCGM_FI_DEV_BAR1_TOTAL",      GAUGE, "MiB",   "Size of the BAR1 window.",                                                      dcgm=90,  nvml=Call("BAR1MemoryInfo", pick="bar1Total"), scale=1 / MIB, pace=RARE, set=FULL)
+BAR1_USED     = Metric("DCGM_FI_DEV_BAR1_USED",       GAUGE, "MiB",   "Used part of the BAR1 window.",                                               dcgm=92,  nvml=Call("BAR1MemoryInfo", pick="bar1Used"), scale=1 / MIB, pace=RARE, set=FULL, at_most=BAR1_TOTAL)
+BAR1_FREE     = Metric("DCGM_FI_DEV_BAR1_FREE",       GAUGE, "MiB",   "Free part of the BAR1 window.",                                         dcgm=93,  nvml=Call("BAR1MemoryInfo", pick="bar1Free"), scale=1 / MIB, pace=RARE, set=FULL, at_most=BAR1_TOTAL)
 
 # --- ECC, row remapping (Ampere and newer), retired pages (older) ---------------------------------------------------------------------
-ECC_MODE      = Metric("DCGM_FI_DEV_ECC_CURRENT",       GAUGE,   "bool",   "1 if ECC is on.",                                  0, 1, dcgm=300, nvml=Call("EccMode", pick=0), pace=RARE)
-ECC_PENDING   = Metric("DCGM_FI_DEV_ECC_PENDING",       GAUGE,   "bool",   "1 if ECC will be on after the next reboot.",       0, 1, dcgm=301, nvml=Call("EccMode", pick=1), pace=RARE, set=FULL)
-ECC_SBE_VOL   = Metric("DCGM_FI_DEV_ECC_SBE_VOL_TOTAL", COUNTER, "errors", "Corrected errors since the driver was loaded.",          dcgm=310, nvml=Call("TotalEccErrors", (0, 0)), pace=SLOW)
-ECC_DBE_VOL   = Metric("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", COUNTER, "errors", "Uncorrectable errors since the driver was loaded.",      dcgm=311, nvml=Call("TotalEccErrors", (1, 0)), pace=SLOW)
-ECC_SBE_AGG   = Metric("DCGM_FI_DEV_ECC_SBE_AGG_TOTAL", COUNTER, "errors", "Corrected errors in the life of the board.",             dcgm=312, nvml=Call("TotalEccErrors", (0, 1)), pace=SLOW)
-ECC_DBE_AGG   = Metric("DCGM_FI_DEV_ECC_DBE_AGG_TOTAL", COUNTER, "errors", "Uncorrectable errors in the life of the board.",         dcgm=313, nvml=Call("TotalEccErrors", (1, 1)), pace=SLOW)
+ECC_MODE      = Metric("DCGM_FI_DEV_ECC_CURRENT",       GAUGE,   "bool",   "1 if ECC is enabled.",                             0, 1, dcgm=300, nvml=Call("EccMode", pick=0), pace=RARE)
+ECC_PENDING   = Metric("DCGM_FI_DEV_ECC_PENDING",       GAUGE,   "bool",   "1 if ECC will be enabled after the next reboot.",  0, 1, dcgm=301, nvml=Call("EccMode", pick=1), pace=RARE, set=FULL)
+ECC_SBE_VOL   = Metric("DCGM_FI_DEV_ECC_SBE_VOL_TOTAL", COUNTER, "errors", "Corrected ECC errors since the driver was loaded.",      dcgm=310, nvml=Call("TotalEccErrors", (0, 0)), pace=SLOW)
+ECC_DBE_VOL   = Metric("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", COUNTER, "errors", "Uncorrectable ECC errors since the driver was loaded.",  dcgm=311, nvml=Call("TotalEccErrors", (1, 0)), pace=SLOW)
+ECC_SBE_AGG   = Metric("DCGM_FI_DEV_ECC_SBE_AGG_TOTAL", COUNTER, "errors", "Corrected ECC errors over the lifetime of the GPU.",     dcgm=312, nvml=Call("TotalEccErrors", (0, 1)), pace=SLOW)
+ECC_DBE_AGG   = Metric("DCGM_FI_DEV_ECC_DBE_AGG_TOTAL", COUNTER, "errors", "Uncorrectable ECC errors over the lifetime of the GPU.", dcgm=313, nvml=Call("TotalEccErrors", (1, 1)), pace=SLOW)
 ECC_LOCATIONS = tuple(
-    Metric(f"DCGM_FI_DEV_ECC_{error}_{count}_{place}", COUNTER, "errors", f"{what} errors in {where}, {when}.", dcgm=base + dcgm, nvml=Call("MemoryErrorCounter", (error_type, counter_type, location)), pace=RARE, set=FULL,
-           per_instance=(error_type, counter_type) == (1, 0) and place != "DEV")  # all that nvml.h says it has per instance
-    for counter_type, count, when, bases in ((0, "VOL", "since the driver was loaded", (314, 334, 342)), (1, "AGG", "in the life of the board", (324, 338, 344)))
+    Metric(f"DCGM_FI_DEV_ECC_{error}_{count}_{place}", COUNTER, "errors", f"{what} ECC errors in {where}, {when}.", dcgm=base + dcgm, nvml=Call("MemoryErrorCounter", (error_type, counter_type, location)), pace=RARE, set=FULL,
+           per_instance=(error_type, counter_type) == (1, 0) and place != "DEV")  # nvml.h documents no others per instance
+    for counter_type, count, when, bases in ((0, "VOL", "since the driver was loaded", (314, 334, 342)), (1, "AGG", "over the lifetime of the GPU", (324, 338, 344)))
     for base, dcgm0, place, location, where in (
         (bases[0], 0, "L1", 0, "the L1 cache"), (bases[0], 2, "L2", 1, "the L2 cache"), (bases[0], 4, "DEV", 2, "device memory"), (bases[0], 6, "REG", 3, "the register file"), (bases[0], 8, "TEX", 4, "texture memory"),
         (bases[1], 0, "SHM", 5, "shared memory"), (bases[1], 2, "CBU", 6, "the convergence barrier unit"), (bases[2], 0, "SRM", 7, "SRAM"))
     for error_type, error, what, dcgm in ((0, "SBE", "Corrected", dcgm0), (1, "DBE", "Uncorrectable", dcgm0 + 1)))
-REMAP_UNCORRECTABLE = Metric("DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS", COUNTER, "rows",  "Rows remapped after uncorrectable errors.",                   dcgm=393, nvml=Call("RemappedRows", pick=1), pace=SLOW)
-REMAP_CORRECTABLE   = Metric("DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS",   COUNTER, "rows",  "Rows remapped after corrected errors.",                       dcgm=394, nvml=Call("RemappedRows", pick=0), pace=SLOW)
-REMAP_FAILURE       = Metric("DCGM_FI_DEV_ROW_REMAP_FAILURE",           GAUGE,   "bool",  "1 if a row could not be remapped: the board must go.",  0, 1, dcgm=395, nvml=Call("RemappedRows", pick=3), pace=SLOW)
-REMAP_PENDING       = Metric("DCGM_FI_DEV_ROW_REMAP_PENDING",           GAUGE,   "bool",  "1 if a row will be remapped at the next reset.",        0, 1, dcgm=396, nvml=Call("RemappedRows", pick=2), pace=SLOW)
+REMAP_UNCORRECTABLE = Metric("DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS", COUNTER, "rows",  "Memory rows remapped after uncorrectable errors.",                dcgm=393, nvml=Call("RemappedRows", pick=1), pace=SLOW)
+REMAP_CORRECTABLE   = Metric("DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS",   COUNTER, "rows",  "Memory rows remapped after corrected errors.",                    dcgm=394, nvml=Call("RemappedRows", pick=0), pace=SLOW)
+REMAP_FAILURE       = Metric("DCGM_FI_DEV_ROW_REMAP_FAILURE",           GAUGE,   "bool",  "1 if a memory row could not be remapped: replace the GPU.", 0, 1, dcgm=395, nvml=Call("RemappedRows", pick=3), pace=SLOW)
+REMAP_PENDING       = Metric("DCGM_FI_DEV_ROW_REMAP_PENDING",           GAUGE,   "bool",  "1 if a memory row will be remapped at the next GPU reset.", 0, 1, dcgm=396, nvml=Call("RemappedRows", pick=2), pace=SLOW)
 REMAP_HISTOGRAM     = tuple(
     Metric(f"DCGM_FI_DEV_BANKS_REMAP_ROWS_AVAIL_{level}", GAUGE, "banks", f"Memory banks with {what} spare rows left.", dcgm=385 + n, nvml=Call("RowRemapperHistogram", pick=level.lower()), pace=RARE, set=FULL)
     for n, (level, what) in enumerate((("MAX", "all"), ("HIGH", "many"), ("PARTIAL", "some"), ("LOW", "few"), ("NONE", "no"))))
-RETIRED_SBE     = Metric("DCGM_FI_DEV_RETIRED_SBE",     COUNTER, "pages", "Pages retired after repeated corrected errors.",            dcgm=390, nvml=Call("RetiredPages", (0,)), pace=RARE)
-RETIRED_DBE     = Metric("DCGM_FI_DEV_RETIRED_DBE",     COUNTER, "pages", "Pages retired after uncorrectable errors.",                 dcgm=391, nvml=Call("RetiredPages", (1,)), pace=RARE)
-RETIRED_PENDING = Metric("DCGM_FI_DEV_RETIRED_PENDING", GAUGE,   "bool",  "1 if pages will be retired at the next reboot.",      0, 1, dcgm=392, nvml=Call("RetiredPagesPendingStatus"), pace=RARE)
-SRAM_EXCEEDED   = Metric("DCGM_FI_DEV_THRESHOLD_SRM",   GAUGE,   "bool",  "1 if SRAM had so many uncorrectable errors that the board should go.", 0, 1, dcgm=346, nvml=Call("SramEccErrorStatus", pick="bThresholdExceeded"), pace=SLOW)
-CHANNEL_REPAIR  = Metric("gpu_memory_channel_repair_pending", GAUGE, "bool", "1 if a memory channel will be repaired at the next reset.", 0, 1, nvml=Call("RepairStatus", pick=0), pace=RARE, set=FULL)
-TPC_REPAIR      = Metric("gpu_tpc_repair_pending",       GAUGE,   "bool",  "1 if a processing cluster will be repaired at the next reset.",      0, 1, nvml=Call("RepairStatus", pick=1), pace=RARE, set=FULL)
+RETIRED_SBE     = Metric("DCGM_FI_DEV_RETIRED_SBE",     COUNTER, "pages", "Memory pages retired after repeated corrected errors.",               dcgm=390, nvml=Call("RetiredPages", (0,)), pace=RARE)
+RETIRED_DBE     = Metric("DCGM_FI_DEV_RETIRED_DBE",     COUNTER, "pages", "Memory pages retired after uncorrectable errors.",                    dcgm=391, nvml=Call("RetiredPages", (1,)), pace=RARE)
+RETIRED_PENDING = Metric("DCGM_FI_DEV_RETIRED_PENDING", GAUGE,   "bool",  "1 if memory pages will be retired at the next reboot.",         0, 1, dcgm=392, nvml=Call("RetiredPagesPendingStatus"), pace=RARE)
+SRAM_EXCEEDED   = Metric("DCGM_FI_DEV_THRESHOLD_SRM",   GAUGE,   "bool",  "1 if SRAM has exceeded the threshold of uncorrectable errors: replace the GPU.", 0, 1, dcgm=346, nvml=Call("SramEccErrorStatus", pick="bThresholdExceeded"), pace=SLOW)
+CHANNEL_REPAIR  = Metric("gpu_memory_channel_repair_pending", GAUGE, "bool", "1 if a memory channel will be repaired at the next GPU reset.",       0, 1, nvml=Call("RepairStatus", pick=0), pace=RARE, set=FULL)
+TPC_REPAIR      = Metric("gpu_tpc_repair_pending",       GAUGE,   "bool",  "1 if a processing cluster (TPC) will be repaired at the next GPU reset.",      0, 1, nvml=Call("RepairStatus", pick=1), pace=RARE, set=FULL)
 
 # --- PCIe and NVLink as links ---------------------------------------------------------------------------------------------------------
-PCIE_GEN         = Metric("DCGM_FI_DEV_PCIE_LINK_GEN",       GAUGE,   "generation", "PCIe generation of the link now (falls when idle).", 1, 16, dcgm=237,  nvml=Call("CurrPcieLinkGeneration"))
-PCIE_WIDTH       = Metric("DCGM_FI_DEV_PCIE_LINK_WIDTH",     GAUGE,   "lanes",      "PCIe lanes of the link now.",                        1, 32, dcgm=238,  nvml=Call("CurrPcieLinkWidth"))
-PCIE_MAX_GEN     = Metric("DCGM_FI_DEV_PCIE_MAX_LINK_GEN",   GAUGE,   "generation", "Highest PCIe generation GPU and slot can do.",       1, 16, dcgm=235,  nvml=Call("MaxPcieLinkGeneration"), pace=STATIC)
-PCIE_MAX_WIDTH   = Metric("DCGM_FI_DEV_PCIE_MAX_LINK_WIDTH", GAUGE,   "lanes",      "Most PCIe lanes GPU and slot can do.",               1, 32, dcgm=236,  nvml=Call("MaxPcieLinkWidth"), pace=STATIC)
-PCIE_REPLAY      = Metric("DCGM_FI_DEV_PCIE_REPLAY_COUNTER", COUNTER, "replays",    "PCIe packets that were sent again.",                        dcgm=202,  nvml=Call("PcieReplayCounter"), pace=SLOW)
-PCIE_CORRECTABLE = Metric("DCGM_FI_DEV_PCIE_COUNT_CORRECTABLE_ERRORS", COUNTER, "errors", "PCIe errors that the link corrected.",                dcgm=1501, nvml=FieldValue(173), pace=RARE)
+PCIE_GEN         = Metric("DCGM_FI_DEV_PCIE_LINK_GEN",       GAUGE,   "generation", "Current PCIe generation of the link (drops when idle).",       1, 16, dcgm=237,  nvml=Call("CurrPcieLinkGeneration"))
+PCIE_WIDTH       = Metric("DCGM_FI_DEV_PCIE_LINK_WIDTH",     GAUGE,   "lanes",      "Current number of PCIe lanes of the link.",                    1, 32, dcgm=238,  nvml=Call("CurrPcieLinkWidth"))
+PCIE_MAX_GEN     = Metric("DCGM_FI_DEV_PCIE_MAX_LINK_GEN",   GAUGE,   "generation", "Highest PCIe generation that both GPU and slot support.",      1, 16, dcgm=235,  nvml=Call("MaxPcieLinkGeneration"), pace=STATIC)
+PCIE_MAX_WIDTH   = Metric("DCGM_FI_DEV_PCIE_MAX_LINK_WIDTH", GAUGE,   "lanes",      "Highest number of PCIe lanes that both GPU and slot support.", 1, 32, dcgm=236,  nvml=Call("MaxPcieLinkWidth"), pace=STATIC)
+PCIE_REPLAY      = Metric("DCGM_FI_DEV_PCIE_REPLAY_COUNTER", COUNTER, "replays",    "PCIe packets that were sent again (replays).",                        dcgm=202,  nvml=Call("PcieReplayCounter"), pace=SLOW)
+PCIE_CORRECTABLE = Metric("DCGM_FI_DEV_PCIE_COUNT_CORRECTABLE_ERRORS", COUNTER, "errors", "PCIe errors that the link corrected.",                          dcgm=1501, nvml=FieldValue(173), pace=RARE)
 PCIE_ERRORS      = tuple(
     Metric("gpu_pcie_errors_total", COUNTER, "errors", "PCIe errors by type.", nvml=FieldValue(nvml), pace=RARE, set=FULL, labels=(("type", error),))
     for nvml, error in ((169, "l0_to_recovery"), (174, "nak_received"), (175, "receiver"), (176, "bad_tlp"), (177, "nak_sent"), (178, "bad_dllp"), (179, "non_fatal"), (180, "fatal"), (181, "unsupported_request"), (182, "lcrc"), (183, "lane")))
-NVLINK_COUNT     = Metric("gpu_nvlink_links",                      GAUGE,   "links",            "NVLinks that the GPU has.",                       0, 64,   nvml=FieldValue(91), pace=RARE)
-NVLINK_UP        = Metric("gpu_nvlink_links_up",                   GAUGE,   "links",            "NVLinks that are active.",                        0, 64,   nvml=LinkSum(165), pace=RARE)
-NVLINK_SPEED     = Metric("gpu_nvlink_capacity_bytes_per_second",  GAUGE,   "bytes per second", "Speed of all links together, each direction.",    0, 1e13, nvml=LinkSum(164), scale=1e6, pace=RARE)
-NVLINK_REPLAY    = Metric("DCGM_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL",   COUNTER, "errors", "NVLink replays, all links.",       dcgm=429, nvml=LinkSum(161), pace=RARE)
-NVLINK_RECOVERY  = Metric("DCGM_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL", COUNTER, "errors", "NVLink recoveries, all links.",    dcgm=439, nvml=LinkSum(162), pace=RARE)
-NVLINK_CRC       = Metric("DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL", COUNTER, "errors", "NVLink CRC errors, all links.",    dcgm=409, nvml=LinkSum(163), pace=RARE)
-LINK_UP          = Metric("gpu_nvlink_link_up",                    GAUGE,   "bool",             "1 if this NVLink is active.",             0, 1,    NVLINK, 1508, FieldValue(165), pace=RARE, set=FULL)
-LINK_SPEED       = Metric("gpu_nvlink_link_speed_bytes_per_second", GAUGE,  "bytes per second", "Speed of this NVLink, each direction.",   0, 1e13, NVLINK, None, FieldValue(164), 1e6, RARE, FULL)
+NVLINK_COUNT     = Metric("gpu_nvlink_links",                      GAUGE,   "links",            "Number of NVLinks of the GPU.",                                         0, 64,   nvml=FieldValue(91), pace=RARE)
+NVLINK_UP        = Metric("gpu_nvlink_links_up",                   GAUGE,   "links",            "Number of active NVLinks of the GPU.",                                  0, 64,   nvml=LinkSum(165), pace=RARE)
+NVLINK_SPEED     = Metric("gpu_nvlink_capacity_bytes_per_second",  GAUGE,   "bytes per second", "Speed of all NVLinks together in bytes per second, in each direction.", 0, 1e13, nvml=LinkSum(164), scale=1e6, pace=RARE)
+NVLINK_REPLAY    = Metric("DCGM_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL",   COUNTER, "errors", "NVLink replay errors, sum of all links.",                dcgm=429, nvml=LinkSum(161), pace=RARE)
+NVLINK_RECOVERY  = Metric("DCGM_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL", COUNTER, "errors", "NVLink recovery errors, sum of all links.",              dcgm=439, nvml=LinkSum(162), pace=RARE)
+NVLINK_CRC       = Metric("DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL", COUNTER, "errors", "NVLink CRC errors, sum of all links.",                   dcgm=409, nvml=LinkSum(163), pace=RARE)
+LINK_UP          = Metric("gpu_nvlink_link_up",                    GAUGE,   "bool",             "1 if this NVLink is active.",                                   0, 1,    NVLINK, 1508, FieldValue(165), pace=RARE, set=FULL)
+LINK_SPEED       = Metric("gpu_nvlink_link_speed_bytes_per_second", GAUGE,  "bytes per second", "Speed of this NVLink in bytes per second, in each direction.",  0, 1e13, NVLINK, None, FieldValue(164), 1e6, RARE, FULL)
 LINK_ERRORS      = tuple(
     Metric("gpu_nvlink_link_errors_total", COUNTER, "errors", "Errors of this NVLink by type.", entity=NVLINK, dcgm=dcgm, nvml=FieldValue(nvml), pace=RARE, set=FULL, labels=(("type", error),))
     for nvml, dcgm, error in ((161, 1527, "replay"), (162, 1528, "recovery"), (163, 1525, "crc")))
-FABRIC           = Metric("DCGM_FI_DEV_FABRIC_MANAGER_STATUS",     GAUGE, "status", "NVSwitch fabric: 1 not started, 2 in progress, 3 the GPU is part of it, 4 failed.", 1, 4, dcgm=170, nvml=Call("GpuFabricInfoV", pick="status"), pace=RARE)
-FABRIC_ERROR     = Metric("DCGM_FI_DEV_FABRIC_MANAGER_ERROR_CODE", GAUGE, "code",   "NVML code that the GPU's way into the fabric ended with, 0 if well.",               0, 999, dcgm=171, nvml=Call("GpuFabricInfoV", pick="error"), pace=RARE, set=FULL)
+FABRIC           = Metric("DCGM_FI_DEV_FABRIC_MANAGER_STATUS",     GAUGE, "status", "Registration of the GPU with the NVSwitch fabric: 1 not started, 2 in progress, 3 completed, 4 failed.", 1, 4, dcgm=170, nvml=Call("GpuFabricInfoV", pick="status"), pace=RARE)
+FABRIC_ERROR     = Metric("DCGM_FI_DEV_FABRIC_MANAGER_ERROR_CODE", GAUGE, "code",   "NVML return code of the GPU's registration with the NVSwitch fabric, 0 on success.",                     0, 999, dcgm=171, nvml=Call("GpuFabricInfoV", pick="error"), pace=RARE, set=FULL)
 FABRIC_FAULTS    = tuple(
-    Metric("gpu_fabric_fault", GAUGE, "bool", "1 while the fabric has this fault for the GPU.", 0, 1, nvml=Call("GpuFabricInfoV", pick=fault), pace=RARE, set=FULL, labels=(("fault", fault),))
+    Metric("gpu_fabric_fault", GAUGE, "bool", "1 while the NVSwitch fabric reports this fault for the GPU.", 0, 1, nvml=Call("GpuFabricInfoV", pick=fault), pace=RARE, set=FULL, labels=(("fault", fault),))
     for fault in ("degraded_bandwidth", "route_recovery", "route_unhealthy", "access_timeout_recovery"))
 
 # --- state ----------------------------------------------------------------------------------------------------------------------------
-PSTATE      = Metric("DCGM_FI_DEV_PSTATE",                  GAUGE, "state",   "Performance state, 0 is the fastest.",                                            0, 15,  dcgm=190,  nvml=Call("PerformanceState"))
-FAN         = Metric("DCGM_FI_DEV_FAN_SPEED",               GAUGE, "percent", "Fan speed as a share of the highest (may exceed it).",                            0, 200, dcgm=191,  nvml=Call("FanSpeed"), pace=SLOW)
-PERSISTENCE = Metric("DCGM_FI_DEV_PERSISTENCE_MODE",        GAUGE, "bool",    "1 if the driver stays loaded when nothing uses the GPU.",                         0, 1,   dcgm=66,   nvml=Call("PersistenceMode"), pace=RARE)
-RECOVERY    = Metric("DCGM_FI_DEV_GET_GPU_RECOVERY_ACTION", GAUGE, "action",  "What the driver asks for: 0 none, 1 reset, 2 reboot, 3 drain P2P, 4 drain and reset.", 0, 15, dcgm=1523, nvml=FieldValue(230), pace=SLOW)
-INFOROM     = Metric("DCGM_FI_DEV_INFOROM_CONFIG_VALID",    GAUGE, "bool",    "1 if the checksums of the InfoROM are right, 0 if it is corrupt.",                0, 1,   dcgm=84,   nvml=Call("ValidateInforom"), pace=STATIC)
+PSTATE      = Metric("DCGM_FI_DEV_PSTATE",                  GAUGE, "state",   "Performance state; 0 is the fastest.",                                                            0, 15,  dcgm=190,  nvml=Call("PerformanceState"))
+FAN         = Metric("DCGM_FI_DEV_FAN_SPEED",               GAUGE, "percent", "Fan speed as a share of the maximum speed (may exceed it).",                                      0, 200, dcgm=191,  nvml=Call("FanSpeed"), pace=SLOW)
+PERSISTENCE = Metric("DCGM_FI_DEV_PERSISTENCE_MODE",        GAUGE, "bool",    "1 if the driver stays loaded while no program uses the GPU.",                                     0, 1,   dcgm=66,   nvml=Call("PersistenceMode"), pace=RARE)
+RECOVERY    = Metric("DCGM_FI_DEV_GET_GPU_RECOVERY_ACTION", GAUGE, "action",  "Recovery action that the driver asks for: 0 none, 1 reset, 2 reboot, 3 drain P2P, 4 drain and reset.", 0, 15, dcgm=1523, nvml=FieldValue(230), pace=SLOW)
+INFOROM     = Metric("DCGM_FI_DEV_INFOROM_CONFIG_VALID",    GAUGE, "bool",    "1 if the checksums of the InfoROM are valid, 0 if it is corrupt.",                                0, 1,   dcgm=84,   nvml=Call("ValidateInforom"), pace=STATIC)
 
-# --- beside the GPUs, from DCGM alone: NVSwitches that this node manages, and Grace CPUs ------------------------------------------------
-SWITCH_TEMP      = Metric("DCGM_FI_DEV_NVSWITCH_TEMPERATURE_CURRENT", GAUGE,   "celsius", "NVSwitch temperature.",                                     0, 200,   entity=NVSWITCH, dcgm=858,  pace=SLOW, set=FULL)
-SWITCH_TX        = Metric("DCGM_FI_DEV_NVSWITCH_THROUGHPUT_TX",       COUNTER, "counts",  "NVLink traffic that the NVSwitch sent, in the unit of its driver.",     entity=NVSWITCH, dcgm=861,  pace=SLOW, set=FULL)
-SWITCH_RX        = Metric("DCGM_FI_DEV_NVSWITCH_THROUGHPUT_RX",       COUNTER, "counts",  "NVLink traffic that the NVSwitch received, in the unit of its driver.", entity=NVSWITCH, dcgm=862,  pace=SLOW, set=FULL)
-SWITCH_FATAL     = Metric("DCGM_FI_DEV_NVSWITCH_FATAL_ERRORS",        GAUGE,   "sxid",    "Last fatal SXid of the NVSwitch.",                          0, 99999, entity=NVSWITCH, dcgm=856,  pace=SLOW, set=FULL)
-SWITCH_NON_FATAL = Metric("DCGM_FI_DEV_NVSWITCH_NON_FATAL_ERRORS",    GAUGE,   "sxid",    "Last non-fatal SXid of the NVSwitch.",                      0, 99999, entity=NVSWITCH, dcgm=857,  pace=SLOW, set=FULL)
-SWITCH_RESET     = Metric("DCGM_FI_DEV_NVSWITCH_RESET_REQUIRED",      GAUGE,   "bool",    "1 if the NVSwitch asks for a reset.",                       0, 1,     entity=NVSWITCH, dcgm=864,  pace=SLOW, set=FULL)
+# --- not GPUs, from DCGM only: NVSwitches that this node manages, and Grace CPUs ------------------------------------------------
+SWITCH_TEMP      = Metric("DCGM_FI_DEV_NVSWITCH_TEMPERATURE_CURRENT", GAUGE,   "celsius", "NVSwitch temperature in degrees Celsius.",                  0, 200,   entity=NVSWITCH, dcgm=858,  pace=SLOW, set=FULL)
+SWITCH_TX        = Metric("DCGM_FI_DEV_NVSWITCH_THROUGHPUT_TX",       COUNTER, "counts",  "NVLink traffic sent by the NVSwitch, in the unit of its driver.",       entity=NVSWITCH, dcgm=861,  pace=SLOW, set=FULL)
+SWITCH_RX        = Metric("DCGM_FI_DEV_NVSWITCH_THROUGHPUT_RX",       COUNTER, "counts",  "NVLink traffic received by the NVSwitch, in the unit of its driver.",   entity=NVSWITCH, dcgm=862,  pace=SLOW, set=FULL)
+SWITCH_FATAL     = Metric("DCGM_FI_DEV_NVSWITCH_FATAL_ERRORS",        GAUGE,   "sxid",    "Code of the last fatal SXid of the NVSwitch.",              0, 99999, entity=NVSWITCH, dcgm=856,  pace=SLOW, set=FULL)
+SWITCH_NON_FATAL = Metric("DCGM_FI_DEV_NVSWITCH_NON_FATAL_ERRORS",    GAUGE,   "sxid",    "Code of the last non-fatal SXid of the NVSwitch.",          0, 99999, entity=NVSWITCH, dcgm=857,  pace=SLOW, set=FULL)
+SWITCH_RESET     = Metric("DCGM_FI_DEV_NVSWITCH_RESET_REQUIRED",      GAUGE,   "bool",    "1 if the NVSwitch needs a reset.",                          0, 1,     entity=NVSWITCH, dcgm=864,  pace=SLOW, set=FULL)
 SWITCH_LINK      = Metric("DCGM_FI_DEV_NVSWITCH_LINK_STATUS",         GAUGE,   "state",   "State of this NVLink of the NVSwitch: -1 unknown, 0 off, 1 safe, 2 active, 3 error.", -1, 3, entity=NVSWITCH, dcgm=870, pace=SLOW, set=FULL)
-SWITCH_LINK_TX   = Metric("DCGM_FI_DEV_NVSWITCH_LINK_THROUGHPUT_TX",  COUNTER, "counts",  "Traffic that this NVLink of the NVSwitch sent, in the unit of its driver.",           entity=NVSWITCH, dcgm=780,  pace=SLOW, set=FULL)
-SWITCH_LINK_RX   = Metric("DCGM_FI_DEV_NVSWITCH_LINK_THROUGHPUT_RX",  COUNTER, "counts",  "Traffic that this NVLink of the NVSwitch received, in the unit of its driver.",       entity=NVSWITCH, dcgm=781,  pace=SLOW, set=FULL)
+SWITCH_LINK_TX   = Metric("DCGM_FI_DEV_NVSWITCH_LINK_THROUGHPUT_TX",  COUNTER, "counts",  "Traffic sent over this NVLink of the NVSwitch, in the unit of its driver.",           entity=NVSWITCH, dcgm=780,  pace=SLOW, set=FULL)
+SWITCH_LINK_RX   = Metric("DCGM_FI_DEV_NVSWITCH_LINK_THROUGHPUT_RX",  COUNTER, "counts",  "Traffic received over this NVLink of the NVSwitch, in the unit of its driver.",       entity=NVSWITCH, dcgm=781,  pace=SLOW, set=FULL)
 SWITCH_LINKS     = frozenset({SWITCH_LINK, SWITCH_LINK_TX, SWITCH_LINK_RX})
-CPU_UTIL         = Metric("DCGM_FI_DEV_CPU_UTIL_TOTAL",               GAUGE,   "ratio",   "Utilisation of this core of a Grace CPU.",                  0, 1.001, entity=CPU_CORE, dcgm=1100, pace=SLOW, set=FULL)
-CPU_TEMP         = Metric("DCGM_FI_DEV_CPU_TEMP_CURRENT",             GAUGE,   "celsius", "Grace CPU temperature.",                                    -50, 200, entity=CPU,      dcgm=1110, pace=SLOW, set=FULL)
-CPU_POWER        = Metric("DCGM_FI_DEV_CPU_POWER_UTIL_CURRENT",       GAUGE,   "watts",   "Grace CPU power.",                                          0, 5_000, entity=CPU,      dcgm=1130, pace=SLOW, set=FULL)
+CPU_UTIL         = Metric("DCGM_FI_DEV_CPU_UTIL_TOTAL",               GAUGE,   "ratio",   "Utilisation of this Grace CPU core, 0 to 1.", 0, 1.001, entity=CPU_CORE, dcgm=1100, pace=SLOW, set=FULL)
+CPU_TEMP         = Metric("DCGM_FI_DEV_CPU_TEMP_CURRENT",             GAUGE,   "celsius", "Grace CPU temperature in degrees Celsius.",   -50, 200, entity=CPU,      dcgm=1110, pace=SLOW, set=FULL)
+CPU_POWER        = Metric("DCGM_FI_DEV_CPU_POWER_UTIL_CURRENT",       GAUGE,   "watts",   "Grace CPU power draw in watts.",              0, 5_000, entity=CPU,      dcgm=1130, pace=SLOW, set=FULL)
 
 # --- MIG: an instance is a part of a GPU with its own SMs and memory ---------------------------------------------------------------
-MIG_MODE        = Metric("DCGM_FI_DEV_MIG_MODE",  GAUGE, "bool",   "1 if the GPU is in MIG mode.",                                            0, 1, dcgm=67, nvml=Call("MigMode", pick=0), pace=SLOW)
-MIG_PENDING     = Metric("gpu_mig_mode_pending",  GAUGE, "bool",   "1 if the GPU will be in MIG mode after its next reset.",                  0, 1, nvml=Call("MigMode", pick=1), pace=RARE, set=FULL)
-MIG_DEVICE      = Metric("gpu_mig_device_info",   GAUGE, "info",   "A MIG device (a compute instance of a GPU instance) and its UUID; always 1.",     entity=INSTANCE)
-INSTANCE_SLICES = Metric("gpu_instance_slices",   GAUGE, "slices", "Compute slices of this GPU instance: the weight of its ratios in the GPU's.", 1, 16, INSTANCE, nvml=Call("Attributes_v2", pick="gpuInstanceSliceCount"), pace=STATIC)
+MIG_MODE        = Metric("DCGM_FI_DEV_MIG_MODE",  GAUGE, "bool",   "1 if the GPU is in MIG mode.",                                                         0, 1, dcgm=67, nvml=Call("MigMode", pick=0), pace=SLOW)
+MIG_PENDING     = Metric("gpu_mig_mode_pending",  GAUGE, "bool",   "1 if the GPU will be in MIG mode after its next reset.",                               0, 1, nvml=Call("MigMode", pick=1), pace=RARE, set=FULL)
+MIG_DEVICE      = Metric("gpu_mig_device_info",   GAUGE, "info",   "MIG device (a compute instance of a GPU instance) with its UUID; always 1.",                   entity=INSTANCE)
+INSTANCE_SLICES = Metric("gpu_instance_slices",   GAUGE, "slices", "Compute slices of this GPU instance, the weight of its ratios in those of the whole GPU.", 1, 16, INSTANCE, nvml=Call("Attributes_v2", pick="gpuInstanceSliceCount"), pace=STATIC)
 
 # --- processes, with --processes ---------------------------------------------------------------------------------------------------
-PROCESS_MEMORY       = Metric("gpu_process_memory_used_bytes",    GAUGE, "bytes",     "Device memory that this process uses.",                                                  entity=PROCESS, nvml=PerProcess("memory"))
-PROCESS_SM           = Metric("gpu_process_sm_utilization_ratio", GAUGE, "ratio",     "Share of time in which a kernel of this process ran, as the driver sampled it.", 0, 1,    entity=PROCESS, nvml=PerProcess("sm"), scale=PERCENT, pace=SLOW)
-PROCESSES            = Metric("gpu_processes",                    GAUGE, "processes", "Processes that use this GPU.",                                                           nvml=PerProcess("listed"))
-PROCESSES_UNRESOLVED = Metric("gpu_processes_unresolved",         GAUGE, "processes", "Processes whose PID can't be resolved here (another PID namespace): they have no series.", nvml=PerProcess("unresolved"))
+PROCESS_MEMORY       = Metric("gpu_process_memory_used_bytes",    GAUGE, "bytes",     "Device memory in bytes used by this process.",                                                        entity=PROCESS, nvml=PerProcess("memory"))
+PROCESS_SM           = Metric("gpu_process_sm_utilization_ratio", GAUGE, "ratio",     "Share of time during which a kernel of this process ran, sampled by the driver.",             0, 1,    entity=PROCESS, nvml=PerProcess("sm"), scale=PERCENT, pace=SLOW)
+PROCESSES            = Metric("gpu_processes",                    GAUGE, "processes", "Number of processes that use this GPU.",                                                              nvml=PerProcess("listed"))
+PROCESSES_UNRESOLVED = Metric("gpu_processes_unresolved",         GAUGE, "processes", "Number of processes without series because their PID cannot be resolved here (another PID namespace).", nvml=PerProcess("unresolved"))
 
 # --- events: counted from NVML and the kernel log ---------------------------------------------------------------------------------
-XID_EVENTS  = Metric("gpu_xid_events_total",               COUNTER, "events",  "Xids by code. Codes that warrant a drain start at 0.")
-XID_LAST    = Metric("gpu_xid_last_timestamp_seconds",     GAUGE,   "seconds", "Unix time of the last Xid of this code; alert on time() minus this.")
-XID_ERRORS  = Metric("DCGM_FI_DEV_XID_ERRORS",             GAUGE,   "xid",     "Code of the last Xid, 0 if there was none; never clears. Use gpu_xid_*.", 0, 65535, dcgm=230)
-SXID_EVENTS = Metric("gpu_nvswitch_sxid_events_total",     COUNTER, "events",  "NVSwitch errors (SXids) in the kernel log, by code.", entity=NODE)
-SXID_LAST   = Metric("gpu_nvswitch_sxid_last_timestamp_seconds", GAUGE, "seconds", "Unix time of the last SXid of this code.", entity=NODE)
-WITNESS     = Metric("gpu_exporter_xid_witness_up",        GAUGE,   "bool",    "1 if this witness of Xids can be heard: nvml on every GPU, the kernel log.", 0, 1, NODE)
-MISSED      = Metric("gpu_exporter_kernel_log_missed_total", COUNTER, "records", "Kernel log records that were overwritten before they were read.", entity=NODE)
+XID_EVENTS  = Metric("gpu_xid_events_total",               COUNTER, "events",  "XID errors by code; codes that require a drain start at 0.")
+XID_LAST    = Metric("gpu_xid_last_timestamp_seconds",     GAUGE,   "seconds", "Unix time in seconds of the last XID error with this code; alert on time() minus this value.")
+XID_ERRORS  = Metric("DCGM_FI_DEV_XID_ERRORS",             GAUGE,   "xid",     "Code of the last XID error, 0 if there was none; never resets, so use gpu_xid_* for alerts.", 0, 65535, dcgm=230)
+SXID_EVENTS = Metric("gpu_nvswitch_sxid_events_total",     COUNTER, "events",  "NVSwitch errors (SXids) in the kernel log by code.", entity=NODE)
+SXID_LAST   = Metric("gpu_nvswitch_sxid_last_timestamp_seconds", GAUGE, "seconds", "Unix time in seconds of the last SXid with this code.", entity=NODE)
+WITNESS     = Metric("gpu_exporter_xid_witness_up",        GAUGE,   "bool",    "1 if this source of XID errors works: NVML on every GPU, or the kernel log.", 0, 1, NODE)
+MISSED      = Metric("gpu_exporter_kernel_log_missed_total", COUNTER, "records", "Kernel log records that were overwritten before the exporter read them.", entity=NODE)
 
-# --- dcgm-exporter's own, made of samples and events as it makes them (dcgm_own.py): only where a file of fields names them ------------
-EXP_XID_COUNT   = Metric("DCGM_EXP_XID_ERRORS_COUNT",   GAUGE,   "events",  "Xids of the last --xid-count-window, by code.", set=NAMED)
-EXP_XID_TOTAL   = Metric("DCGM_EXP_XID_ERRORS_TOTAL",   COUNTER, "events",  "Xids since the exporter started, by code.", set=NAMED)
-EXP_CLOCK_COUNT = Metric("DCGM_EXP_CLOCK_EVENTS_COUNT", GAUGE,   "samples", "Collections within the last --clock-events-count-window that found the clock held down, by what held it.", set=NAMED)
-EXP_CLOCK_TOTAL = Metric("DCGM_EXP_CLOCK_EVENTS_TOTAL", COUNTER, "events",  "How often something began to hold the clock down since the exporter started, by what held it.", set=NAMED)
-EXP_HEALTH      = Metric("DCGM_EXP_GPU_HEALTH_STATUS",  GAUGE,   "status",  "DCGM's verdict by system: 0 pass, 10 warning, 20 failure. DCGM alone has it; ours is gpu_health_state.", 0, 20, pace=SLOW, set=NAMED)
-EXP_P2P         = Metric("DCGM_EXP_P2P_STATUS",         GAUGE,   "status",  "NVLink to each other GPU: 0 works, else why not (link_status).", 0, 6, nvml=PerPeer("P2PStatus", (2,)), pace=RARE, set=NAMED)
+# --- dcgm-exporter's own metrics, computed from samples and events as it does (dcgm_own.py): only if a file of fields names them ------------
+EXP_XID_COUNT   = Metric("DCGM_EXP_XID_ERRORS_COUNT",   GAUGE,   "events",  "XID errors within the last --xid-count-window, by code.", set=NAMED)
+EXP_XID_TOTAL   = Metric("DCGM_EXP_XID_ERRORS_TOTAL",   COUNTER, "events",  "XID errors since the exporter started, by code.", set=NAMED)
+EXP_CLOCK_COUNT = Metric("DCGM_EXP_CLOCK_EVENTS_COUNT", GAUGE,   "samples", "Collections within the last --clock-events-count-window in which the clock was held down, by reason.", set=NAMED)
+EXP_CLOCK_TOTAL = Metric("DCGM_EXP_CLOCK_EVENTS_TOTAL", COUNTER, "events",  "Times that the clock began to be held down since the exporter started, by reason.", set=NAMED)
+EXP_HEALTH      = Metric("DCGM_EXP_GPU_HEALTH_STATUS",  GAUGE,   "status",  "DCGM's health verdict by system: 0 pass, 10 warning, 20 failure; needs DCGM (see also gpu_health_state).", 0, 20, pace=SLOW, set=NAMED)
+EXP_P2P         = Metric("DCGM_EXP_P2P_STATUS",         GAUGE,   "status",  "NVLink status to each other GPU: 0 works, otherwise the reason why not (link_status).", 0, 6, nvml=PerPeer("P2PStatus", (2,)), pace=RARE, set=NAMED)
 
-# --- what the exporter knows of the GPUs and of itself: made by the collection loop, not read from a field -----------------------------
-INFO          = Metric("gpu_info",                                    GAUGE,   "info",    "Identity of the GPU and its software; always 1.")
-POD_INFO      = Metric("gpu_pod_info",                                GAUGE,   "info",    "Who has the GPU: namespace, pod, and the workload whose ranks are compared; always 1.")
-SOURCE_INFO   = Metric("gpu_source_info",                             GAUGE,   "info",    "What reads this GPU, and why, where there was a choice (`--source auto`); always 1.")
-POD_UNRESOLVED = Metric("gpu_pod_device_unresolved",                  GAUGE,   "info",    "A device of a container whose GPU cannot be determined, with the reason; always 1.", entity=NODE)
-JOB_INFO      = Metric("gpu_job_info",                                GAUGE,   "info",    "A job of Slurm, or another scheduler, that has the GPU; always 1.")
-CONTAINER_INFO = Metric("gpu_container_info",                         GAUGE,   "info",    "A container outside of Kubernetes with a process on the GPU; always 1.")
-POD_MEMORY    = Metric("gpu_pod_memory_used_bytes",                   GAUGE,   "bytes",   "Device memory that the processes of this pod use.")
-POD_MEMORY_REST = Metric("gpu_pod_memory_unattributed_bytes",         GAUGE,   "bytes",   "Device memory in use that is no pod's: with gpu_pod_memory_used_bytes, all that is in use.")
-POD_SM        = Metric("gpu_pod_sm_utilization_ratio",                GAUGE,   "ratio",   "Share of time in which a kernel of this pod ran, as the driver sampled it.", 0, 1)
-POD_SM_REST   = Metric("gpu_pod_sm_unattributed_ratio",               GAUGE,   "ratio",   "Share of time in which a kernel ran that is no pod's.", 0, 1)
-POD_SM_IDLE   = Metric("gpu_pod_sm_idle_ratio",                       GAUGE,   "ratio",   "Share of time in which none ran: with the two others, 1.", 0, 1)
-ATTRIBUTION_UP = Metric("gpu_exporter_attribution_up",                GAUGE,   "bool",    "1 if who is asked for the owners of GPUs answers: kubelet, pods, resource_slices, hpc_jobs, processes.", 0, 1, NODE)
-ATTRIBUTION_AGE = Metric("gpu_exporter_attribution_age_seconds",      GAUGE,   "seconds", "Age of the last answer, which is shown for ten minutes.", entity=NODE)
-ATTRIBUTION_ERRORS = Metric("gpu_attribution_errors_total",           COUNTER, "answers", "Questions for the owners of GPUs without an answer, by reason.", entity=NODE)
-UP            = Metric("gpu_up",                                      GAUGE,   "bool",    "1 if the GPU answers.", 0, 1)
-DOWN          = Metric("gpu_down_reason",                             GAUGE,   "bool",    "1 with the reason while the GPU does not answer.", 0, 1)
-PROFILING_PAUSED = Metric("gpu_profiling_paused",                     GAUGE,   "bool",    "1 with the reason while somebody else has the GPU's counters and DCGM has no profiling values; they come back by themselves.", 0, 1)
+# --- what the exporter knows about the GPUs and itself: set by the collection loop, not read from a field -----------------------------
+INFO          = Metric("gpu_info",                                    GAUGE,   "info",    "Identity of the GPU and versions of its software; always 1.")
+POD_INFO      = Metric("gpu_pod_info",                                GAUGE,   "info",    "Pod that uses the GPU, with its namespace and its workload (whose ranks are compared); always 1.")
+SOURCE_INFO   = Metric("gpu_source_info",                             GAUGE,   "info",    "Source that reads this GPU, and why `--source auto` chose it; always 1.")
+POD_UNRESOLVED = Metric("gpu_pod_device_unresolved",                  GAUGE,   "info",    "Device of a container whose GPU cannot be determined, with the reason; with reason=\"too_many\", the number of those beyond the limit.", entity=NODE)
+JOB_INFO      = Metric("gpu_job_info",                                GAUGE,   "info",    "Job of Slurm or another scheduler that uses the GPU; always 1.")
+CONTAINER_INFO = Metric("gpu_container_info",                         GAUGE,   "info",    "Container outside Kubernetes with a process on the GPU; always 1.")
+POD_MEMORY    = Metric("gpu_pod_memory_used_bytes",                   GAUGE,   "bytes",   "Device memory in bytes used by the processes of this pod.")
+POD_MEMORY_REST = Metric("gpu_pod_memory_unattributed_bytes",         GAUGE,   "bytes",   "Device memory in bytes used by no pod; adds up to all used memory with gpu_pod_memory_used_bytes.")
+POD_SM        = Metric("gpu_pod_sm_utilization_ratio",                GAUGE,   "ratio",   "Share of time during which a kernel of this pod ran, sampled by the driver.", 0, 1)
+POD_SM_REST   = Metric("gpu_pod_sm_unattributed_ratio",               GAUGE,   "ratio",   "Share of time during which a kernel of no pod ran.", 0, 1)
+POD_SM_IDLE   = Metric("gpu_pod_sm_idle_ratio",                       GAUGE,   "ratio",   "Share of time during which no kernel ran; adds up to 1 with the shares of pods and of no pod.", 0, 1)
+ATTRIBUTION_UP = Metric("gpu_exporter_attribution_up",                GAUGE,   "bool",    "1 if this source of GPU owners answers: kubelet, pods, resource_slices, hpc_jobs or processes.", 0, 1, NODE)
+ATTRIBUTION_AGE = Metric("gpu_exporter_attribution_age_seconds",      GAUGE,   "seconds", "Age in seconds of the last answer of this source of GPU owners; an answer is used for up to ten minutes.", entity=NODE)
+ATTRIBUTION_ERRORS = Metric("gpu_attribution_errors_total",           COUNTER, "answers", "Lookups of GPU owners that failed or were incomplete, by reason.", entity=NODE)
+UP            = Metric("gpu_up",                                      GAUGE,   "bool",    "1 if the exporter can read the GPU.", 0, 1)
+DOWN          = Metric("gpu_down_reason",                             GAUGE,   "bool",    "1 with the reason while gpu_up is 0.", 0, 1)
+PROFILING_PAUSED = Metric("gpu_profiling_paused",                     GAUGE,   "bool",    "1 with the reason while another tool uses the GPU's profiling counters, so that DCGM has no profiling values; they return without a restart.", 0, 1)
 HEALTH_STATE  = tuple(
-    Metric("gpu_health_state", GAUGE, "bool", "The verdict on the GPU, by rules of docs/health.md; all three are 0 while it is not known.", 0, 1, labels=(("state", state),))
+    Metric("gpu_health_state", GAUGE, "bool", "Health verdict on the GPU (rules: docs/health.md): the current state is 1; all are 0 while the health is unknown.", 0, 1, labels=(("state", state),))
     for state in ("healthy", "degraded", "unhealthy"))
-HEALTH_REASON = Metric("gpu_health_reason",                           GAUGE,   "bool",    "1 for each reason why the GPU is not healthy, with what repairs it.", 0, 1)
-STALLED       = Metric("gpu_read_stalled_seconds",                    GAUGE,   "seconds", "How long the read of this GPU has been stuck in the driver; 0 if it is not.")
-READ_AT       = Metric("gpu_last_read_timestamp_seconds",             GAUGE,   "seconds", "Unix time of the last good read of this GPU.")
-READ_AGE      = Metric("gpu_snapshot_age_seconds",                    GAUGE,   "seconds", "Age of this GPU's values when this page was made.")
-SUPPORTED     = Metric("gpu_metric_supported",                        GAUGE,   "bool",    "0 for each metric that this GPU can't answer, with the reason.", 0, 1)
+HEALTH_REASON = Metric("gpu_health_reason",                           GAUGE,   "bool",    "1 for each reason why the GPU is not healthy, with the action that repairs it.", 0, 1)
+STALLED       = Metric("gpu_read_stalled_seconds",                    GAUGE,   "seconds", "Seconds for which the current read of this GPU has been stuck in the driver, 0 if it is not stuck.")
+READ_AT       = Metric("gpu_last_read_timestamp_seconds",             GAUGE,   "seconds", "Unix time in seconds of the last successful read of this GPU.")
+READ_AGE      = Metric("gpu_snapshot_age_seconds",                    GAUGE,   "seconds", "Age in seconds of this GPU's values when this response was made.")
+SUPPORTED     = Metric("gpu_metric_supported",                        GAUGE,   "bool",    "0 for each metric that is not available on this GPU, with the reason.", 0, 1)
 REJECTED      = Metric("gpu_samples_rejected_total",                  COUNTER, "samples", "Values that were dropped as misread: outside their metric's range, or a jump that no counter can make.")
-EXPECTED      = Metric("gpu_devices_expected",                        GAUGE,   "gpus",    "GPUs that ought to answer: bound to the driver, or the most seen, or as configured.", entity=NODE)
-VISIBLE       = Metric("gpu_devices_visible",                         GAUGE,   "gpus",    "GPUs that answer.", entity=NODE)
-SOURCE_UP     = Metric("gpu_exporter_source_up",                      GAUGE,   "bool",    "1 if the source (the library) answers.", 0, 1, NODE)
-SOURCE_DOWN   = Metric("gpu_exporter_source_down_reason",             GAUGE,   "bool",    "1 with the reason while the source does not answer.", 0, 1, NODE)
+EXPECTED      = Metric("gpu_devices_expected",                        GAUGE,   "gpus",    "Number of GPUs expected on this node: those bound to the driver, the most ever seen, or the configured number.", entity=NODE)
+VISIBLE       = Metric("gpu_devices_visible",                         GAUGE,   "gpus",    "Number of GPUs that can be read.", entity=NODE)
+SOURCE_UP     = Metric("gpu_exporter_source_up",                      GAUGE,   "bool",    "1 if the source of GPU values (its library) works.", 0, 1, NODE)
+SOURCE_DOWN   = Metric("gpu_exporter_source_down_reason",             GAUGE,   "bool",    "1 with the reason while the source of GPU values does not work.", 0, 1, NODE)
 RELOAD_NEEDED = Metric("gpu_driver_reload_needed",                    GAUGE,   "bool",    "1 if library and kernel driver differ in version (an upgrade without a reboot); absent where that cannot be determined.", 0, 1, NODE)
-DURATION      = Metric("gpu_exporter_collection_duration_seconds",    GAUGE,   "seconds", "How long the last read of this GPU took.")
-SPENT         = Metric("gpu_exporter_collection_seconds_total",       COUNTER, "seconds", "Time spent in reads of this GPU: its rate is the share of the time that they take.")
-FAILURES      = Metric("gpu_exporter_collection_failures_total",      COUNTER, "reads",   "Reads of this GPU that failed as a whole.")
-FIELD_FAILURES = Metric("gpu_exporter_field_failures_total",          COUNTER, "reads",   "Fields that should have answered and did not, by metric and outcome.")
-SKIPPED       = Metric("gpu_exporter_ticks_skipped_total",            COUNTER, "ticks",   "Ticks at which this GPU was still busy with an earlier read.")
-RENDERED_AT   = Metric("gpu_exporter_snapshot_timestamp_seconds",     GAUGE,   "seconds", "Unix time at which this page was made.", entity=NODE)
+DURATION      = Metric("gpu_exporter_collection_duration_seconds",    GAUGE,   "seconds", "Duration in seconds of the last read of this GPU.")
+SPENT         = Metric("gpu_exporter_collection_seconds_total",       COUNTER, "seconds", "Seconds spent reading this GPU; the rate is the share of time that reads take.")
+FAILURES      = Metric("gpu_exporter_collection_failures_total",      COUNTER, "reads",   "Reads of this GPU that failed completely.")
+FIELD_FAILURES = Metric("gpu_exporter_field_failures_total",          COUNTER, "reads",   "Failed reads of supported fields, by metric and outcome.")
+SKIPPED       = Metric("gpu_exporter_ticks_skipped_total",            COUNTER, "ticks",   "Collections skipped because an earlier read of this GPU was still running.")
+RENDERED_AT   = Metric("gpu_exporter_snapshot_timestamp_seconds",     GAUGE,   "seconds", "Unix time in seconds at which this response was made.", entity=NODE)
 INTERVAL      = Metric("gpu_exporter_interval_seconds",               GAUGE,   "seconds", "Seconds between two collections.", entity=NODE)
-RENDER_TIME   = Metric("gpu_exporter_render_duration_seconds",        GAUGE,   "seconds", "How long it took to make the page before this one.", entity=NODE)
-RELEASED      = Metric("gpu_exporter_released",                       GAUGE,   "bool",    "1 while nothing of the driver is held, as `gpu-exporter release` asked.", 0, 1, NODE)
-RELEASED_UNTIL = Metric("gpu_exporter_released_until_timestamp_seconds", GAUGE, "seconds", "Unix time at which a release ends by itself; only while there is one.", entity=NODE)
-RELOAD_OK     = Metric("gpu_exporter_config_last_reload_successful",  GAUGE,   "bool",    "1 if the file of fields (--collectors) is in force as it is now, 0 if what it said before still is.", 0, 1, NODE)
-RELOAD_AT     = Metric("gpu_exporter_config_last_reload_success_timestamp_seconds", GAUGE, "seconds", "Unix time at which the file of fields was last taken over.", entity=NODE)
-LOG_DROPPED   = Metric("gpu_exporter_log_dropped_total",              COUNTER, "lines",   "Log lines that were dropped because stderr was not read in time.", entity=NODE)
+RENDER_TIME   = Metric("gpu_exporter_render_duration_seconds",        GAUGE,   "seconds", "Duration in seconds of rendering the previous response.", entity=NODE)
+RELEASED      = Metric("gpu_exporter_released",                       GAUGE,   "bool",    "1 while the exporter has released the driver (`gpu-exporter release`).", 0, 1, NODE)
+RELEASED_UNTIL = Metric("gpu_exporter_released_until_timestamp_seconds", GAUGE, "seconds", "Unix time in seconds at which the release ends by itself; present only during a release with an end.", entity=NODE)
+RELOAD_OK     = Metric("gpu_exporter_config_last_reload_successful",  GAUGE,   "bool",    "1 if the last reload of the file of fields (--collectors) succeeded, 0 if the previous content is still in use.", 0, 1, NODE)
+RELOAD_AT     = Metric("gpu_exporter_config_last_reload_success_timestamp_seconds", GAUGE, "seconds", "Unix time in seconds of the last successful reload of the file of fields (--collectors).", entity=NODE)
+LOG_DROPPED   = Metric("gpu_exporter_log_dropped_total",              COUNTER, "lines",   "Log lines dropped because stderr was not read in time.", entity=NODE)
 CONNECTIONS   = tuple(
-    Metric("gpu_exporter_http_connections_dropped_total", COUNTER, "connections", "HTTP connections that were closed or refused at a limit: `address` (those of one client), `total`, or `descriptors` (open files).", entity=NODE, labels=(("limit", limit),))
+    Metric("gpu_exporter_http_connections_dropped_total", COUNTER, "connections", "HTTP connections closed or refused at a limit: `address` (per client), `total` or `descriptors` (open files).", entity=NODE, labels=(("limit", limit),))
     for limit in ("address", "total", "descriptors"))
 BUILD_INFO    = Metric("gpu_exporter_build_info",                     GAUGE,   "info",    "Version of the exporter; always 1.", entity=NODE)
 # fmt: on
 
 
 def by_key(assigned: Iterable[tuple[str, object]]) -> Mapping[str, Metric]:
-    """The rows among these names and values, in order. Raises ValueError, with the fix, for a key that two rows have."""
+    """Return the rows among these names and values, in order. Raise ValueError, with the fix, for a duplicate key."""
     rows: dict[str, Metric] = {}
     names: dict[str, str] = {}
     for name, value in assigned:
@@ -324,12 +327,12 @@ def by_key(assigned: Iterable[tuple[str, object]]) -> Mapping[str, Metric]:
 
 BY_KEY = by_key(globals().items())
 METRICS: tuple[Metric, ...] = tuple(BY_KEY.values())
-# Read more often than others with high resolution, for their histograms.
+# With high resolution these rows are read more often than others, for their histograms.
 OBSERVED = frozenset(row.histogram_of for row in METRICS if row.histogram_of is not None)
 
 
 def selected(choice: MetricSet, *, processes: bool = False) -> tuple[Metric, ...]:
-    """The rows that a source is asked for: `full` includes `default`; integrals and the exporter's own rows are not asked for."""
+    """Return the rows that a source reads: `full` includes `default`; integrals and the exporter's own rows are not read."""
     sets = {MetricSet.DEFAULT, choice}
     return tuple(
         row
@@ -341,5 +344,5 @@ def selected(choice: MetricSet, *, processes: bool = False) -> tuple[Metric, ...
 
 
 def histograms(choice: MetricSet) -> tuple[Metric, ...]:
-    """The rows that are made of others, where those are asked for."""
+    """Return the histogram rows whose underlying rows are read."""
     return tuple(row for row in METRICS if row.histogram_of is not None and row.set in {MetricSet.DEFAULT, choice})

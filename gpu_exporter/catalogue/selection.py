@@ -1,4 +1,4 @@
-"""What a source is asked for, and which of it is shown how."""
+"""Which rows a source reads, and how they are exposed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpu_exporter.model.metric import Labels, Metric, MetricSet, Schema
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How a metric is shown: its name, TYPE and HELP, and by what its value is multiplied."""
+    """How a metric is exposed: its name, TYPE and HELP, and the factor for its value."""
 
     name: str
     kind: str
@@ -23,10 +23,10 @@ class Family:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """`asked` is what a source is asked for. `families` are shown, by the name of the metric; any other is not.
+    """The rows that a source reads (`asked`), and the exposed `families` by name of the metric; others are hidden.
 
-    `labels` stand on each classic family of a GPU: the label, and what of the GPU its value is (see `detail`).
-    `more` are those of `asked` that only a file of fields has. `schema` names what stands on every classic family.
+    `labels` are put on each classic family of a GPU: the name of the label, and the detail of the GPU (see `detail`).
+    `more` are the rows of `asked` that only a file of fields names. `schema` chooses the names of the classic labels.
     """
 
     asked: tuple[Metric, ...]
@@ -36,32 +36,32 @@ class Selection:
     schema: Schema = Schema.CLASSIC
 
     def label_rows(self, gpu: Gpu) -> Labels:
-        """`labels` with their values of this GPU."""
+        """Return `labels` with their values for this GPU."""
         return tuple((label, detail(gpu, what)) for label, what in self.labels)
 
 
 def own_family(metric: Metric, schema: Schema = Schema.CLASSIC) -> Family:
-    """How a metric is shown that no file of fields names."""
+    """Return the family of a metric that no file of fields names."""
     name, factor = RENAMED.get(metric.name, (metric.name, 1.0)) if schema is Schema.SI else (metric.name, 1.0)
     return Family(name, metric.kind.value, metric.help, factor)
 
 
 def catalogue(schema: Schema = Schema.CLASSIC) -> dict[str, Family]:
-    """Every family of the catalogue; the first of rows with one name speaks for it."""
+    """Return every family of the catalogue; of several rows with one name, the first defines the family."""
     return {row.name: own_family(row, schema) for row in reversed(METRICS)}
 
 
 def everything(
     choice: MetricSet = MetricSet.DEFAULT, *, processes: bool = False, schema: Schema = Schema.CLASSIC
 ) -> Selection:
-    """Without a file of fields: what `--metrics` says, as the catalogue has it."""
+    """Return the selection without a file of fields: the rows that `--metrics` chooses."""
     shown = catalogue(schema)
     families = {row.name: shown[row.name] for row in METRICS}
     return Selection((*selected(choice, processes=processes), *histograms(choice)), families, schema=schema)
 
 
 def detail(gpu: Gpu, what: str) -> str:
-    """What never changes of a GPU: `driver`, `model`, `uuid`, …, or a key of its `info`; empty if not known."""
+    """Return a constant property of a GPU: `driver`, `model`, `uuid`, …, or a key of its `info`; empty if unknown."""
     own = {
         "driver": gpu.driver,
         "model": gpu.model,

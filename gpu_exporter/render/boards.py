@@ -1,4 +1,4 @@
-"""The dashboards and their uids, which are promises: bookmarks and alerts link to them."""
+"""The dashboards and their uids. The uids must not change: bookmarks and alerts link to them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ DOCS = "https://github.com/gpu-exporter/gpu-exporter/blob/main/docs/runbooks"
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """`chosen` are the variables that narrow it down, in order: labels of the recorded signals. `shows` are domains."""
+    """One dashboard. `chosen` are its variables in order, which are labels of the recorded signals.
+
+    `shows` are the domains of failure modes that it has a row for.
+    """
 
     name: str
     title: str
@@ -25,31 +28,31 @@ class Board:
         return f"gpu-{self.name}"
 
     def link(self, **values: str) -> str:
-        """Its address with some variables set; a value is what Grafana or a template of Prometheus fills in."""
+        """Return its address with these variables set. A value may be a template of Grafana or Prometheus."""
         found = "&".join(f"var-{label}={value}" for label, value in values.items() if label in self.chosen)
         return f"/d/{self.uid}?{found}" if found else f"/d/{self.uid}"
 
 
-FLEET = Board("fleet", "GPU / Fleet", "Is anything wrong, and who wastes?", ("cluster",))
+FLEET = Board("fleet", "GPU / Fleet", "Is anything wrong, and who wastes GPU time?", ("cluster",))
 NODE = Board("node", "GPU / Node", "The GPUs of a node side by side.", ("cluster", "node"))
 GPU = Board(
     "gpu",
     "GPU / GPU",
-    "Is it on fire? Is it working? Why is it slow?",
+    "Is the GPU healthy? Is it working? What limits it?",
     ("cluster", "node", "gpu"),
     (Domain.HEALTH, Domain.BOTTLENECK),
 )
 JOB = Board(
     "job",
     "GPU / Job",
-    "The ranks of a job side by side: who waits for whom?",
+    "The ranks of a job side by side: which rank do the others wait for?",
     ("cluster", "namespace", "workload"),
     (Domain.DISTRIBUTED,),
 )
 COST = Board(
     "cost",
     "GPU / Cost",
-    "What GPUs cost, and what of it is paid for nothing.",
+    "What the GPUs cost, and how much of it is wasted.",
     ("cluster", "namespace", "workload"),
     (Domain.COST,),
 )
@@ -57,16 +60,16 @@ BOARDS = (FLEET, NODE, GPU, JOB, COST)
 
 
 def board_of(domain: Domain) -> Board:
-    """The board with a row for this domain."""
+    """Return the dashboard with a row for this domain."""
     (found,) = (board for board in BOARDS if domain in board.shows)
     return found
 
 
 def runbook(mode: FailureMode) -> str:
-    """The address of its runbook."""
+    """Return the address of its runbook."""
     return f"{DOCS}/{quote(page(mode))}.md"
 
 
 def page(mode: FailureMode) -> str:
-    """The name of its runbook's file, without suffix."""
+    """Return the name of its runbook's file, without suffix."""
     return mode.name.lower()

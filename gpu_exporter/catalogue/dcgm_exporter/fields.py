@@ -1,8 +1,8 @@
-"""DCGM's fields: the id of each, which never moves, and its names, which do. The data is `fields.csv`.
+"""DCGM's fields: their ids, which never change, and their names, which do. The data is `fields.csv`.
 
-Types, levels and most names are those of NVIDIA's public `dcgm_fields.h` and `dcgm_fields.cpp`; names since 4.6.1 and
-those of dcgm-exporter 1.x (`dcgm_gpu_temp`) are of NVIDIA's go-dcgm. Units are filled in where they are known: DCGM's
-own tables leave most of them out.
+Types, levels and most names come from NVIDIA's public `dcgm_fields.h` and `dcgm_fields.cpp`; names since 4.6.1 and
+those of dcgm-exporter 1.x (`dcgm_gpu_temp`) come from NVIDIA's go-dcgm. DCGM's own tables leave out most units; known
+ones were added.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ PACKAGED = Path(__file__).with_name("fields.csv")
 
 
 class DcgmField(NamedTuple):
-    """One field. `name` is what DCGM up to 4.5 calls it (the only one, where there is no such), `also` all others.
+    """One field. `name` is its name up to DCGM 4.5 (or the only name it has), `also` are all other names.
 
-    `type` is int, double, string or binary. `level` is what it belongs to: gpu, instance (asked of a GPU, or of each
-    of its MIG instances), link, switch, cpu, cpu_core, vgpu, connectx, or none (the system).
+    `type` is int, double, string or binary. `level` is what it belongs to: gpu, instance (a GPU or each of its MIG
+    instances), link, switch, cpu, cpu_core, vgpu, connectx, or none (the system).
     """
 
     id: int
@@ -41,12 +41,12 @@ class DcgmFields:
     by_name: Mapping[str, DcgmField]
 
     def nearest(self, name: str) -> str:
-        """`; did you mean …?` or nothing. Takes some milliseconds."""
+        """Return `; did you mean …?` for a near match, else an empty string. Takes some milliseconds."""
         return nearest(name.upper(), self.by_name)
 
 
 def load() -> DcgmFields:
-    """Read the table."""
+    """Read `fields.csv`."""
     with PACKAGED.open(encoding="utf-8", newline="") as file:
         rows = csv.DictReader(line for line in file if not line.startswith("#"))
         fields = [

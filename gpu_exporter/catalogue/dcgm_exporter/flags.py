@@ -1,8 +1,8 @@
-"""dcgm-exporter's flags and environment -> our settings, or a line that says what to use instead.
+"""Translate dcgm-exporter's flags and environment to gpu-exporter's settings, or say what to use instead.
 
-The flags are those of `pkg/cmd/app.go` of dcgm-exporter 4.5.3-4.8.2, and what was added up to 4.8.4, as far as its
-release notes name it. They are read as Go's `flag` package reads them: one dash or two, `-c 5000` or `-c=5000`, and a
-switch takes a value only behind `=`.
+The flags are those of `pkg/cmd/app.go` of dcgm-exporter 4.5.3-4.8.2, and those that its release notes name up to
+4.8.4. They are parsed as Go's `flag` package does: one dash or two, `-c 5000` or `-c=5000`, and a switch takes a value
+only after `=`.
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ FALSE = ("0", "f", "F", "FALSE", "false", "False")
 
 
 def milliseconds(text: str) -> str:
-    """A number of milliseconds as a duration of ours."""
+    """Return a number of milliseconds as a duration of gpu-exporter."""
     if not text.strip().isdecimal():
         raise ValueError(f"{text!r} is not a number of milliseconds; use for example 5000")
     return f"{text.strip()}ms"
 
 
 def switch(text: str) -> str:
-    """true or false, as Go writes them."""
+    """Return `true` or `false` for a boolean in Go's or gpu-exporter's spelling."""
     if text not in (*TRUE, *FALSE):
         boolean(text)
     return "true" if text in TRUE or (text not in FALSE and boolean(text)) else "false"
 
 
 def debug(text: str) -> str:
-    """Whether to log everything, as a level."""
+    """Return the log level of the switch `--debug`."""
     return "debug" if switch(text) == "true" else "info"
 
 
 def same(text: str) -> str:
-    """Meant the same, written the same."""
+    """Return the text unchanged."""
     return text
 
 
 @dataclass(frozen=True, slots=True)
 class Theirs:
-    """One of dcgm-exporter's flags. `setting` is ours that it sets, by `convert`; without one, `says` is what to use.
+    """One of dcgm-exporter's flags. `setting` is the setting that it sets, with `convert`; empty if it is ignored.
 
-    `says` of an honoured flag is what differs. `bare` takes no value on the command line. `quiet` values ask for
-    nothing, and are not answered. `needs` is the flag without which this one does nothing, there as here.
+    `says` is what to use instead, or, for an honoured flag, what differs. `bare` flags take no value on the command
+    line. `quiet` values request nothing and cause no warning. `needs` is the flag without which this one has no effect.
     """
 
     flags: tuple[str, ...]
@@ -63,7 +63,7 @@ class Theirs:
 
     @property
     def honoured(self) -> bool:
-        """It sets one of our settings."""
+        """Return whether the flag sets a setting."""
         return bool(self.setting)
 
 
@@ -77,11 +77,11 @@ def _switch(flags: str, env: str, setting: str = "", convert: Callable[[str], st
 
 # fmt: off
 THEIRS: tuple[Theirs, ...] = (
-    _value("collectors f", "DCGM_EXPORTER_COLLECTORS", "collectors", says="Without it, --metrics chooses; a wrong row is a warning, not the end. Our image, too, has the three files of dcgm-exporter 4.8.2 in /etc/dcgm-exporter."),
+    _value("collectors f", "DCGM_EXPORTER_COLLECTORS", "collectors", says="Without it, --metrics chooses the metrics. A wrong row causes a warning, not an exit. The image of gpu-exporter contains the three files of dcgm-exporter 4.8.2 in /etc/dcgm-exporter."),
     _value("address a", "DCGM_EXPORTER_LISTEN", "address"),
-    _value("collect-interval c", "DCGM_EXPORTER_INTERVAL", "interval", milliseconds, "Without it, values are collected each second, not each 30 s."),
-    _value("remote-hostengine-info r", "DCGM_REMOTE_HOSTENGINE_INFO", "dcgm_hostengine", says="Sets --source dcgm, too. Without it, GPUs are read without DCGM."),
-    _value("devices d", "DCGM_EXPORTER_DEVICES_STR", "devices", says="UUIDs may stand for GPUs' numbers. A list of GPU instances needs --source dcgm, whose numbers it has. What a GPU in MIG mode tells of its instances alone is not there with g."),
+    _value("collect-interval c", "DCGM_EXPORTER_INTERVAL", "interval", milliseconds, "Without it, values are collected every second, not every 30 s."),
+    _value("remote-hostengine-info r", "DCGM_REMOTE_HOSTENGINE_INFO", "dcgm_hostengine", says="Also sets --source dcgm. Without it, GPUs are read without DCGM."),
+    _value("devices d", "DCGM_EXPORTER_DEVICES_STR", "devices", says="UUIDs are accepted instead of GPU numbers. A list of GPU instances needs --source dcgm, because the numbers are DCGM's. With g, metrics that a GPU in MIG mode has only per instance are missing."),
     _value("switch-devices s", "DCGM_EXPORTER_OTHER_DEVICES_STR", "switch_devices", says="Needs --source dcgm."),
     _value("cpu-devices p", "DCGM_EXPORTER_CPU_DEVICES_STR", "cpu_devices", says="Needs --source dcgm."),
     _switch("no-hostname n", "DCGM_EXPORTER_NO_HOSTNAME", "no_hostname"),
@@ -92,8 +92,8 @@ THEIRS: tuple[Theirs, ...] = (
     _value("log-format", "DCGM_EXPORTER_LOG_FORMAT", "log_format"),
     _value("xid-count-window-size x", "DCGM_EXPORTER_XID_COUNT_WINDOW_SIZE", "xid_count_window", milliseconds),
     _value("clock-events-count-window-size", "DCGM_EXPORTER_CLOCK_EVENTS_COUNT_WINDOW_SIZE", "clock_events_count_window", milliseconds),
-    _value("configmap-data m", "DCGM_EXPORTER_CONFIGMAP_DATA", says="The API server is not asked: mount the ConfigMap as a volume and name its file with -f; a change of it is followed.", quiet=("", "none")),
-    # whose the GPUs are
+    _value("configmap-data m", "DCGM_EXPORTER_CONFIGMAP_DATA", says="gpu-exporter does not read ConfigMaps from the API server: mount the ConfigMap as a volume and name its file with -f; changes are picked up.", quiet=("", "none")),
+    # which pods and jobs use the GPUs
     _switch("kubernetes k", "DCGM_EXPORTER_KUBERNETES", "kubernetes"),
     _value("pod-resources-kubelet-socket", "DCGM_POD_RESOURCES_KUBELET_SOCKET", "pod_resources_socket"),
     _value("nvidia-resource-names", "NVIDIA_RESOURCE_NAMES", "nvidia_resource_names"),
@@ -101,33 +101,33 @@ THEIRS: tuple[Theirs, ...] = (
     _switch("kubernetes-enable-pod-labels", "DCGM_EXPORTER_KUBERNETES_ENABLE_POD_LABELS", "kubernetes_pod_labels", lambda text: ".*" if switch(text) == "true" else "", "Shown on gpu_pod_info as label_*.", "kubernetes"),
     _value("kubernetes-pod-label-allowlist-regex", "DCGM_EXPORTER_KUBERNETES_POD_LABEL_ALLOWLIST_REGEX", "kubernetes_pod_labels", needs="kubernetes-enable-pod-labels"),
     _switch("kubernetes-enable-dra", "KUBERNETES_ENABLE_DRA", "kubernetes_dra", needs="kubernetes"),
-    _switch("kubernetes-virtual-gpus", "KUBERNETES_VIRTUAL_GPUS", says="Not needed: who shares a GPU is on gpu_pod_info, and no value is there twice."),
+    _switch("kubernetes-virtual-gpus", "KUBERNETES_VIRTUAL_GPUS", says="Not needed: gpu_pod_info lists the pods that share a GPU, and no value is duplicated."),
     _value("kubernetes-gpu-id-type", "DCGM_EXPORTER_KUBERNETES_GPU_ID_TYPE", says="Not needed: UUIDs and device names are both understood.", quiet=("", "uid", "device-name")),
     _value("hpc-job-mapping-dir", "DCGM_HPC_JOB_MAPPING_DIR", "hpc_job_mapping_dir"),
-    # what has no counterpart
-    _switch("use-old-namespace o", "DCGM_EXPORTER_USE_OLD_NAMESPACE", says="Families have the names that the file of fields (-f) has, 1.x's too; the label is UUID, not uuid."),
+    # no counterpart
+    _switch("use-old-namespace o", "DCGM_EXPORTER_USE_OLD_NAMESPACE", says="Metrics have the names that the file of fields (-f) gives them, including those of 1.x; the label is UUID, not uuid."),
     _switch("fake-gpus", "DCGM_EXPORTER_USE_FAKE_GPUS", says="Use --source simulated or --source replay."),
-    _switch("enable-dcgm-log", "DCGM_EXPORTER_ENABLE_DCGM_LOG", says="DCGM is no part of us; nv-hostengine has --log-level and --log-filename."),
-    _value("dcgm-log-level", "DCGM_EXPORTER_DCGM_LOG_LEVEL", says="DCGM is no part of us; nv-hostengine has --log-level and --log-filename.", quiet=("", "NONE")),
+    _switch("enable-dcgm-log", "DCGM_EXPORTER_ENABLE_DCGM_LOG", says="DCGM is not part of gpu-exporter; use --log-level and --log-filename of nv-hostengine."),
+    _value("dcgm-log-level", "DCGM_EXPORTER_DCGM_LOG_LEVEL", says="DCGM is not part of gpu-exporter; use --log-level and --log-filename of nv-hostengine.", quiet=("", "NONE")),
     _switch("dump-enabled", "DCGM_EXPORTER_DUMP_ENABLED", says="Use `gpu-exporter doctor`, `gpu-exporter once --json` or `gpu-exporter record`."),
     _value("dump-directory", "DCGM_EXPORTER_DUMP_DIRECTORY", says="Use `gpu-exporter record --out FILE`.", quiet=("", "/tmp/dcgm-exporter-debug")),
-    _value("dump-retention", "DCGM_EXPORTER_DUMP_RETENTION", says="Nothing is dumped.", quiet=("", "24")),
+    _value("dump-retention", "DCGM_EXPORTER_DUMP_RETENTION", says="gpu-exporter writes no dumps.", quiet=("", "24")),
     _switch("dump-compression", "DCGM_EXPORTER_DUMP_COMPRESSION", says="Use `gpu-exporter record --out FILE.gz`."),
-    _switch("disable-startup-validate", "DISABLE_STARTUP_VALIDATE", says="Nothing is validated that would keep it from starting; `gpu-exporter doctor` does."),
-    _switch("enable-gpu-bind-unbind-watch", "DCGM_EXPORTER_ENABLE_GPU_BIND_UNBIND_WATCH", says="Not needed: GPUs that come and go are followed; `gpu-exporter release` lets go of the driver."),
-    _value("gpu-bind-unbind-poll-interval", "DCGM_EXPORTER_GPU_BIND_UNBIND_POLL_INTERVAL", says="Not needed: GPUs that come and go are followed.", quiet=("", "1s")),
-    _switch("enable-pprof", "DCGM_EXPORTER_ENABLE_PPROF", says="Use a profiler for Python, such as py-spy, from outside."),
-    _switch("enable-exporter-metrics", "DCGM_EXPORTER_ENABLE_EXPORTER_METRICS", says="Not needed: gpu_exporter_* and process_* are always there."),
+    _switch("disable-startup-validate", "DISABLE_STARTUP_VALIDATE", says="No startup validation can prevent the start; `gpu-exporter doctor` checks the node."),
+    _switch("enable-gpu-bind-unbind-watch", "DCGM_EXPORTER_ENABLE_GPU_BIND_UNBIND_WATCH", says="Not needed: GPUs that appear or disappear are detected; `gpu-exporter release` releases the driver."),
+    _value("gpu-bind-unbind-poll-interval", "DCGM_EXPORTER_GPU_BIND_UNBIND_POLL_INTERVAL", says="Not needed: GPUs that appear or disappear are detected.", quiet=("", "1s")),
+    _switch("enable-pprof", "DCGM_EXPORTER_ENABLE_PPROF", says="Use a Python profiler such as py-spy."),
+    _switch("enable-exporter-metrics", "DCGM_EXPORTER_ENABLE_EXPORTER_METRICS", says="Not needed: gpu_exporter_* and process_* are always exposed."),
 )
 # fmt: on
 BY_FLAG = {name: theirs for theirs in THEIRS for name in theirs.flags}
 OURS = {flag(setting): name for name, setting in SETTINGS.items()}
-# Behind this, they are no flags any more.
+# Arguments after this are not flags.
 END = "--"
 
 
 class Translation(NamedTuple):
-    """Arguments of ours, and what is to be said of theirs."""
+    """Arguments of gpu-exporter, and warnings about flags of dcgm-exporter."""
 
     arguments: tuple[str, ...]
     warnings: tuple[str, ...]
@@ -140,21 +140,21 @@ class _Given(NamedTuple):
 
 
 def is_theirs(argument: str) -> bool:
-    """Whether it begins a dcgm-exporter's command line, which has no subcommand."""
+    """Return whether this first argument begins a command line of dcgm-exporter, which has no subcommand."""
     return _split(argument)[0] in BY_FLAG
 
 
 def _split(argument: str) -> tuple[str, str | None]:
-    """The name of a flag without its dashes, and the value behind `=`; an empty name if it is none."""
+    """Return the name of a flag without its dashes, and the value after `=`; an empty name if it is not a flag."""
     name, equals, value = argument.partition("=")
     bare = name.removeprefix("-").removeprefix("-")
     return (bare if name.startswith("-") else "", value if equals else None)
 
 
 def translate(arguments: Sequence[str], environ: Mapping[str, str]) -> Translation:
-    """The arguments of `serve` with theirs replaced. Raises ValueError naming the flag or variable that is wrong.
+    """Return the arguments of `serve` with dcgm-exporter's replaced. Raise ValueError naming a wrong flag or variable.
 
-    Ours win over theirs of the same kind: flag, then environment. Any of theirs wins over the config file.
+    A flag of gpu-exporter overrides one of dcgm-exporter; so does a variable. Both override the config file.
     """
     rest, given = _read(arguments)
     ours = {OURS[name] for argument in rest if (name := _split(argument)[0]) in OURS and argument.startswith("--")}
@@ -174,12 +174,12 @@ def translate(arguments: Sequence[str], environ: Mapping[str, str]) -> Translati
     answers = [_answer(each, source) for each in given]
     put = [argument for answer in answers for argument in answer.arguments]
     warnings = [warning for answer in answers for warning in answer.warnings]
-    warnings += [f"{each.spelling} is ignored: it does nothing without --{each.theirs.needs}" for each in idle]
+    warnings += [f"{each.spelling} is ignored: it has no effect without --{each.theirs.needs}" for each in idle]
     return Translation((*put, *rest), tuple(warnings))
 
 
 def _on(rest: Sequence[str], given: Sequence[_Given], environ: Mapping[str, str]) -> frozenset[str]:
-    """The switches that are on, by their long names, and "" for what needs none."""
+    """Return the long names of the switches that are on, and "" for flags that need no switch."""
     said = {"kubernetes": environ.get(f"{ENV_PREFIX}KUBERNETES", "false")}
     said |= {theirs.flags[0]: value for theirs, _, value in given if theirs.bare}
     flags = [_split(argument) for argument in rest if argument.startswith("--")]
@@ -188,7 +188,7 @@ def _on(rest: Sequence[str], given: Sequence[_Given], environ: Mapping[str, str]
 
 
 def _read(arguments: Sequence[str]) -> tuple[list[str], list[_Given]]:
-    """What is ours, and what is theirs. A flag that both have, written as ours, is ours."""
+    """Split gpu-exporter's arguments from dcgm-exporter's. A flag of both, with two dashes, is gpu-exporter's."""
     rest: list[str] = []
     given: list[_Given] = []
     left = iter(arguments)
@@ -211,7 +211,7 @@ def _read(arguments: Sequence[str]) -> tuple[list[str], list[_Given]]:
 
 
 def _source(arguments: Sequence[str]) -> str:
-    """The source that is asked for in our words, if any."""
+    """Return the value of `--source`, or an empty string."""
     found = [
         (index, _split(argument)[1]) for index, argument in enumerate(arguments) if _split(argument)[0] == "source"
     ]

@@ -1,7 +1,7 @@
-"""What dcgm-exporter >= 4.9 calls a classic metric, in base units. A name that is missing here did not change.
+"""Names of classic metrics in dcgm-exporter >= 4.9, in base units. A name that is missing here did not change.
 
 Sources: the release notes of dcgm-exporter 4.9.0, DCGM 4.6.0's `dcgm_fields.py` (names by id, same units), and NVIDIA's
-field identifiers of DCGM 4.7.0 (fields 1600 to 1648, which have base units of their own).
+field identifiers of DCGM 4.7.0 (fields 1600 to 1648, which already have base units).
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from functools import partial
 
 from gpu_exporter.model.metric import Metric
 
-# Where two units differ, the value in the new one is the classic value times this.
+# If the units differ, the new value is the classic value times this factor.
 FACTORS = {"HERTZ": 1e6, "JOULES": 1e-3, "BYTES": 2.0**20, "PERCENT": 1e-2, "BYTES_PER_SECOND": 1e6}
-# Of the factors that are powers of ten, the power.
+# The exponents of the factors that are powers of ten.
 POWERS = {1e6: 6, 1e-2: -2, 1e-3: -3}
 
 _SAME_UNIT = {
@@ -88,8 +88,7 @@ _BASE_UNIT = {
     "DCGM_FI_DEV_BAR1_FREE": ("DCGM_FI_DEV_BAR1_FREE_BYTES", "BYTES"),
     "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL": ("DCGM_FI_DEV_NVLINK_THROUGHPUT_BYTES_PER_SECOND", "BYTES_PER_SECOND"),
 }
-# Classic name -> new name, and by what a classic value is multiplied.
-# What `DCGM_EXP_P2P_STATUS` calls the state of the NVLink between two GPUs, by NVML's code, which is DCGM's, too.
+# Names of the NVLink states of `DCGM_EXP_P2P_STATUS`, indexed by the code that NVML and DCGM share.
 LINK_STATUS = (
     "OK",
     "ChipsetNotSupported",
@@ -99,12 +98,13 @@ LINK_STATUS = (
     "NotSupported",
     "Unknown",
 )
+# Classic name -> new name, and the factor for a classic value.
 RENAMED: Mapping[str, tuple[str, float]] = {
     **{old: (new, 1.0) for old, new in _SAME_UNIT.items()},
     **{old: (new, FACTORS[unit]) for old, (new, unit) in _BASE_UNIT.items()},
 }
 
-# What dcgm-exporter exports unless it is given a file of fields (version 4.5.3-4.8.2, `etc/default-counters.csv`).
+# What dcgm-exporter exports without a file of fields (version 4.5.3-4.8.2, `etc/default-counters.csv`).
 DEFAULT_FIELDS = frozenset(
     {
         "DCGM_FI_DEV_SM_CLOCK",
@@ -137,17 +137,17 @@ DEFAULT_FIELDS = frozenset(
 
 
 def modern(metric: Metric) -> tuple[str, float] | None:
-    """The name of a classic metric since 4.9 and the factor to its unit; None if neither changed."""
+    """Return the name of a classic metric since 4.9 and the factor to its unit; None if neither changed."""
     return RENAMED.get(metric.name)
 
 
 def same(value: float) -> float:
-    """The value as it is."""
+    """Return the value unchanged."""
     return value
 
 
 def converter(factor: float) -> Callable[[float], float]:
-    """What turns a classic value into the new unit, and 57 % into 0.57, not into 0.5700000000000001."""
+    """Return the conversion of a classic value to the new unit; 57 % becomes 0.57, not 0.5700000000000001."""
     if factor == 1.0:
         return same
     power = POWERS.get(factor)
@@ -155,6 +155,6 @@ def converter(factor: float) -> Callable[[float], float]:
 
 
 def _shifted(power: int, value: float) -> float:
-    """`value` times a power of ten, as if it were calculated on paper with the digits that `value` is written with."""
+    """Return `value` times a power of ten, exact in the decimal digits of `value`."""
     text = repr(float(value))
     return value * 10.0**power if "e" in text else float(f"{text}e{power}")

@@ -1,4 +1,4 @@
-"""Catalogues -> dashboards/*.json: authored with grafanalib, finished by `finish.modern`. Only this needs the extra."""
+"""Render dashboards/*.json from the catalogues: built with grafanalib, converted by `modernise.modern`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ XIDS = ((s.XID_FATAL, RED), (s.XID_UNKNOWN, ORANGE), (s.XID_APPLICATION, BLUE))
 
 
 def render(board: Board, modes: Sequence[FailureMode] = MODES) -> str:
-    """The text of dashboards/<name>.json."""
+    """Return the text of dashboards/<name>.json."""
     rows = [*ROWS[board](modes), *evidence_rows(board, modes)]
     dashboard = core.Dashboard(
         title=board.title,
@@ -63,7 +63,7 @@ def _variables(board: Board) -> list[Any]:
     ]
     for place, label in enumerate(board.chosen):
         chosen = ", ".join(f'{before}=~"${before}"' for before in board.chosen[:place])
-        # A series a node, not a GPU, where that is enough.
+        # One series per node is cheaper than one per GPU, where it has the label.
         known = NODE_GPUS.record if label in ("cluster", *NODE_GPUS.by) else DEVICE_INFO
         narrowed = f"{known}{{{chosen}}}" if chosen else known
         found.append(
@@ -73,7 +73,7 @@ def _variables(board: Board) -> list[Any]:
                 query=f"label_values({narrowed}, {label})",
                 includeAll=True,
                 multi=True,
-                allValue=".*",  # not .+: without a cluster label, or a job, it has to match nothing, too
+                allValue=".*",  # not .+: it must also match series without a cluster or a job label
                 refresh=ON_TIME_CHANGE,
                 sort=NATURAL,
             )
@@ -96,11 +96,11 @@ def _annotations(board: Board) -> list[dict[str, Any]]:
     ]
     xids = [
         {
-            "name": f"Xids ({signal.name.removeprefix('xid_')})",
+            "name": f"XIDs ({signal.name.removeprefix('xid_')})",
             "enable": signal is s.XID_FATAL,
             "iconColor": colour,
             "expr": f"{q.of(board, signal)} * 1000",
-            "titleFormat": "Xid {{xid}}",
+            "titleFormat": "XID {{xid}}",
             "textFormat": q.DEVICE_LEGEND,
             "tagKeys": "xid",
             "useValueForTime": True,

@@ -1,4 +1,4 @@
-"""Cost: what GPUs cost, and what of it is paid for nothing."""
+"""The Cost dashboard: what the GPUs cost, and how much of it is wasted."""
 
 from __future__ import annotations
 
@@ -15,29 +15,33 @@ from gpu_exporter.render.dashboards.tables import firing, table
 from gpu_exporter.render.rules import aggregates as a
 
 BOARD = COST
-_PRICES = "Prices are set where the rules are made."
+_PRICES = "Prices are set when the recording rules are rendered."
 
 
 def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
-    """Numbers, who pays, which GPUs."""
+    """Return the rows: totals, owners, GPUs."""
     return [
-        BoardRow("What does it cost?", [watched(BOARD), *_numbers(), firing(BOARD, modes, [Domain.COST], 24)]),
-        BoardRow("Who pays, and for what?", _owners()),
-        BoardRow("Which GPUs?", _devices()),
+        BoardRow("What do the GPUs cost?", [watched(BOARD), *_numbers(), firing(BOARD, modes, [Domain.COST], 24)]),
+        BoardRow("Who uses and who wastes GPUs?", _owners()),
+        BoardRow("Which GPUs are wasted?", _devices()),
     ]
 
 
 def _numbers() -> list[object]:
     shown = (
-        (a.GPU_COST, "GPUs per hour", "What the GPUs cost by the hour, electricity included."),
-        (a.WASTED_COST, "Paid for nothing per hour", "Price of idle time and fake load by the hour."),
-        (a.ELECTRICITY, "Electricity per hour", "Price of the power that the GPUs take by the hour."),
-        (a.POWER, "Power", "Power of the GPUs."),
+        (a.GPU_COST, "GPU cost per hour", "Cost of the GPUs per hour, including electricity."),
+        (a.WASTED_COST, "Wasted spend per hour", "Cost of idle time and fake load per hour."),
+        (a.ELECTRICITY, "Electricity per hour", "Cost of the electricity that the GPUs use per hour."),
+        (a.POWER, "Power", "Power draw of the GPUs."),
     )
     return [
         number(
             title,
-            About(f"{what} {_PRICES}", "as planned; nothing is paid for nothing.", "the tables below say who."),
+            About(
+                f"{what} {_PRICES}",
+                "as budgeted, with little wasted spend.",
+                "the tables below show which workloads and GPUs.",
+            ),
             Query(f"sum({q.of(BOARD, each)})", "", q.unit(each)),
             width=5,
         )
@@ -50,16 +54,16 @@ def _owners() -> list[object]:
         table(
             "Workloads",
             About(
-                "By the hour. GPUs of no one have no name.",
-                "little is paid for nothing.",
-                "click on the workload to see why its GPUs wait; give back those of no one.",
+                "Cost per hour by workload. Unallocated GPUs have no name.",
+                "little is wasted.",
+                "click the workload to see why its GPUs are idle; release GPUs that nobody uses.",
             ),
             [
                 q.query(BOARD, each, name)
                 for each, name in (
                     (a.GPUS, "GPUs"),
                     (a.GPU_COST, "cost"),
-                    (a.WASTED_COST, "paid for nothing"),
+                    (a.WASTED_COST, "wasted"),
                     (a.POWER, "power"),
                     (a.ELECTRICITY, "electricity"),
                 )
@@ -67,8 +71,12 @@ def _owners() -> list[object]:
             ("cluster", "namespace", "workload"),
         ),
         lines(
-            "Paid for nothing",
-            About("By workload and hour.", "low and falling.", "an idle timeout; smaller or shared GPUs."),
+            "Wasted spend",
+            About(
+                "Cost of idle time and fake load per hour, by workload.",
+                "low and falling.",
+                "set an idle timeout, or use smaller or shared GPUs.",
+            ),
             [q.query(BOARD, a.WASTED_COST)],
             width=12,
             link=None,
@@ -80,18 +88,22 @@ def _owners() -> list[object]:
 def _devices() -> list[object]:
     return [
         lines(
-            "Time paid for nothing",
-            About("Share of each GPU's time.", "below 40 %.", "1 for hours is a GPU that nobody uses."),
+            "Wasted time",
+            About("Share of each GPU's time that is wasted.", "below 40 %.", "100 % for hours: nobody uses the GPU."),
             [q.query(BOARD, a.WASTED)],
         ),
         lines(
             "Memory in use",
-            About("Share of what programs can have.", "used by a GPU that works.", "full and idle is hoarded."),
+            About(
+                "Share of the usable device memory in use.",
+                "high on busy GPUs only.",
+                "memory full on an idle GPU: a workload holds the GPU without using it.",
+            ),
             [q.query(BOARD, s.FB_USE)],
         ),
         lines(
             "Energy",
-            About("Energy that each GPU uses, per second.", "follows the work.", "high at no work is fake load."),
+            About("Energy that each GPU uses per second.", "follows the load.", "high without SM activity: fake load."),
             [q.query(BOARD, s.ENERGY)],
         ),
     ]

@@ -1,4 +1,4 @@
-"""One panel for each failure mode: what its condition reads."""
+"""One panel per failure mode: the signals of its condition."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.frame import TO_GPU, About, BoardRow
 from gpu_exporter.render.dashboards.panels import lines
 from gpu_exporter.render.dashboards.queries import Query
+from gpu_exporter.render.prose import title
 
-# The labels that distinguish alerts that are about no GPU.
+# The labels that distinguish alerts that do not concern a GPU.
 LEGENDS = {"attribution": "{{instance}} {{source}}", "kube-state-metrics": "{{namespace}} {{resource}}"}
 
 
 def evidence(board: Board, mode: FailureMode) -> Any:
-    """A failure mode: what its condition reads, or whether its alert fires if only a fleet's Prometheus can know."""
-    queries = [q.query(board, signal, signal.name) for signal in mode.needs]
+    """Return a panel with the signals of a mode's condition, or with its alert if the condition has no signals."""
+    queries = [q.query(board, signal, title(signal)) for signal in mode.needs]
     if not queries:
         name = f'alertname="{mode.name}"'
         expr = q.alerts(board, [mode.domain], [mode.severity]).replace("{", f"{{{name}, ", 1)
         queries = [Query(expr, LEGENDS.get(mode.requires, "{{instance}}"), "short")]
     about = About(
-        f"{mode.name} ({mode.severity.value}): what its condition reads. {mode.meaning}".rstrip(),
+        f"{mode.name} ({mode.severity.value}): the signals of its condition. {mode.meaning}".rstrip(),
         "the alert does not fire." if mode.needs else "empty: the alert does not fire.",
         mode.advice,
     )
@@ -39,10 +40,10 @@ def evidence(board: Board, mode: FailureMode) -> Any:
 
 
 def evidence_rows(board: Board, modes: Sequence[FailureMode]) -> list[BoardRow]:
-    """One collapsed row a domain of the board, with a panel for each of its modes."""
+    """Return one collapsed row per domain of the dashboard, with a panel for each of its modes."""
     return [
         BoardRow(
-            f"Why an alert fires: {domain.value}",
+            f"Signals behind the alerts: {domain.value}",
             [evidence(board, mode) for mode in modes if mode.domain is domain],
             True,
         )

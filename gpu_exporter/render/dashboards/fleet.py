@@ -1,4 +1,4 @@
-"""Fleet: is anything wrong, and who wastes? Reads aggregates and alerts only, however many GPUs there are."""
+"""The Fleet dashboard. It reads only aggregates and alerts, so that it scales with the number of GPUs."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ BOARD = FLEET
 
 
 def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
-    """General to specific: numbers, alerts, what the GPUs do, who has them."""
+    """Return the rows from general to specific: totals, alerts, activity, owners, capacity."""
     return [
         BoardRow("Is anything wrong?", [*_numbers(), firing(BOARD, modes, list(Domain), 24)]),
-        BoardRow("What do the GPUs do?", _doing()),
-        BoardRow("Who wastes?", _owners()),
-        BoardRow("Is there room?", _room()),
+        BoardRow("What are the GPUs doing?", _doing()),
+        BoardRow("Who wastes GPU time?", _owners()),
+        BoardRow("Are GPUs free?", _room()),
     ]
 
 
@@ -33,46 +33,58 @@ def _numbers() -> list[object]:
     gpus = q.of(BOARD, a.CLUSTER_GPUS)
     return [
         number(
-            "GPUs watched",
+            "GPUs monitored",
             About(
-                "GPUs of which anything is collected.",
-                "as many as you have.",
-                "look at GpuExporterDown below, then at what Prometheus scrapes.",
+                "GPUs with at least one collected metric.",
+                "all of your GPUs.",
+                "check GpuExporterDown below, then the scrape targets in Prometheus.",
             ),
             Query(f"sum({gpus})", "", "short"),
         ),
         number(
-            "Nodes watched",
-            About("Nodes with such GPUs.", "as many as you have.", "is the exporter on every node, and scraped?"),
+            "Nodes monitored",
+            About(
+                "Nodes with monitored GPUs.",
+                "all of your GPU nodes.",
+                "check that the exporter runs on every node and that Prometheus scrapes it.",
+            ),
             Query(f"count({q.of(BOARD, a.NODE_GPUS)})", "", "short"),
         ),
         *(
             number(
-                f"Firing: {severity.value}",
+                f"Firing alerts: {severity.value}",
                 About(
-                    f"Alerts of severity {severity.value} that fire.",
-                    "0. Without data nothing can fire: then it says that nothing is collected.",
+                    f"Firing alerts of severity {severity.value}.",
+                    "0. Without data no alert can fire; the panel then shows that nothing is collected.",
                     cure,
                 ),
                 Query(f"count({q.alerts(BOARD, severities=[severity])}) or 0 * sum({gpus})", "", "short"),
                 [Step(None, GREEN), Step(1, colour)],
             )
             for severity, colour, cure in (
-                (Severity.CRITICAL, RED, "the table below has each with its GPU and its runbook: now."),
-                (Severity.WARNING, ORANGE, "the table below has each with its GPU and its runbook: this week."),
+                (Severity.CRITICAL, RED, "act now: the table below shows the GPU and the runbook of each alert."),
+                (
+                    Severity.WARNING,
+                    ORANGE,
+                    "act this week: the table below shows the GPU and the runbook of each alert.",
+                ),
             )
         ),
         number(
             "Power",
-            About("Power of all GPUs.", "near what is planned.", "a fall of all at once is a stall or an outage."),
+            About(
+                "Power draw of all GPUs.",
+                "near the planned power.",
+                "a sudden drop of the total is a stall or an outage.",
+            ),
             Query(f"sum({q.of(BOARD, a.CLUSTER_POWER)})", "", "watt"),
         ),
         number(
-            "Paid for nothing",
+            "Wasted spend per hour",
             About(
-                "Price of the time in which engines stand still, and of fake load, by the hour.",
-                "a small share of the price of all GPUs.",
-                "the table at the end names the workloads.",
+                "Cost per hour of idle GPU time and fake load.",
+                "a small share of the cost of all GPUs.",
+                "the table of workloads below shows who wastes it.",
             ),
             Query(f"sum({q.of(BOARD, a.NAMESPACE_WASTED)})", "", "currencyUSD"),
         ),
@@ -86,11 +98,11 @@ def _doing() -> list[object]:
 def _classes() -> object:
     by_class = f"sum by (class) ({q.of(BOARD, a.CLASSES)})"
     return lines(
-        "GPUs by what limits them",
+        "GPUs by bottleneck",
         About(
-            "How many GPUs are of each class.",
-            "most are compute-bound, communicating at times.",
-            "open a node with many of the same class; its GPUs say why.",
+            "Number of GPUs in each bottleneck class.",
+            "most are compute-bound and communicate at times.",
+            "open a node with many GPUs in another class to see what limits them.",
         ),
         [Query(by_class, "{{class}}", "short")],
         width=12,
@@ -102,11 +114,11 @@ def _classes() -> object:
 
 def _utilisation() -> object:
     return lines(
-        "Busy, or only looks busy",
+        "Utilisation and real activity",
         About(
-            "Means over all GPUs: utilisation as nvidia-smi shows it, and what the chip really does.",
-            "SM activity close to engine activity, tensor pipes well above 0 for training.",
-            "a gap between utilisation and SM activity is waiting or fake load.",
+            "Means over all GPUs: utilisation as nvidia-smi shows it, and the activity of the hardware units.",
+            "SM activity close to engine activity; tensor activity well above 0 in training.",
+            "utilisation far above SM activity: the GPUs wait, or run fake load.",
         ),
         _named(
             (a.CLUSTER_UTIL, "utilisation"),
@@ -124,9 +136,9 @@ def _nodes() -> object:
     return table(
         "Nodes",
         About(
-            "Each node: its GPUs, means over them, power, the hottest. A column that lacks was not collected.",
-            "nodes of one job look alike.",
-            "click on the node that differs.",
+            "GPUs, mean activity, total power and highest temperature by node. Missing columns were not collected.",
+            "nodes of one job have similar values.",
+            "click the node that differs.",
         ),
         _named(
             (a.NODE_GPUS, "GPUs"),
@@ -136,7 +148,7 @@ def _nodes() -> object:
             (a.NODE_TENSOR, "tensor"),
             (a.NODE_DRAM, "memory"),
             (a.NODE_POWER, "power"),
-            (a.NODE_TEMP, "hottest"),
+            (a.NODE_TEMP, "highest temperature"),
         ),
         ("cluster", "node"),
         width=24,
@@ -144,7 +156,7 @@ def _nodes() -> object:
 
 
 def _named(*aggregates: tuple[Aggregate, str]) -> list[Query]:
-    """A query for each aggregate, under a name."""
+    """Return one named query per aggregate."""
     return [q.query(BOARD, aggregate, name) for aggregate, name in aggregates]
 
 
@@ -153,9 +165,9 @@ def _owners() -> list[object]:
         table(
             "Workloads",
             About(
-                "Who has GPUs, what they cost, what of it is paid for nothing. GPUs of no one have no name.",
-                "the last column is small against the one before.",
-                "click on the workload: its ranks say why it waits.",
+                "Workloads with GPUs, their cost and their wasted spend. Unallocated GPUs have no name.",
+                "wasted spend is a small share of the cost.",
+                "click the workload to see why its ranks wait.",
             ),
             [
                 q.query(BOARD, each, name)
@@ -164,17 +176,17 @@ def _owners() -> list[object]:
                     (a.WORKLOAD_GR, "engine"),
                     (a.WORKLOAD_SM, "SM"),
                     (a.GPU_COST, "cost per hour"),
-                    (a.WASTED_COST, "paid for nothing per hour"),
+                    (a.WASTED_COST, "wasted per hour"),
                 )
             ],
             ("cluster", "namespace", "workload"),
         ),
         lines(
-            "Paid for nothing by namespace",
+            "Wasted spend by namespace",
             About(
-                "Price of idle time and fake load by the hour.",
+                "Cost of idle time and fake load per hour.",
                 "low and falling.",
-                "the dashboard of costs says which workloads and GPUs.",
+                "the Cost dashboard shows which workloads and GPUs waste it.",
             ),
             [q.query(BOARD, a.NAMESPACE_WASTED)],
             width=12,
@@ -185,15 +197,15 @@ def _owners() -> list[object]:
 
 
 def _room() -> list[object]:
-    """What Kubernetes has allocated, from kube-state-metrics."""
+    """Return the panels on what Kubernetes has allocated, from kube-state-metrics."""
     return [
         lines(
-            "Allocated, free, waited for",
+            "GPUs allocated, free and requested",
             About(
-                "GPUs that pods have, that are free, and that pods without a node wait for; each kind for itself. "
-                "From kube-state-metrics.",
-                "nothing is waited for while something is free.",
-                "both at once: GpuAllocationFragmented, or pods that may use some nodes only.",
+                "GPUs allocated to pods, free GPUs, and GPUs requested by pending pods, by resource name. "
+                "Starved: requested for half an hour or longer. From kube-state-metrics.",
+                "no pending GPUs while GPUs are free.",
+                "pending and free at once: see GpuAllocationFragmented, or pods that are restricted to certain nodes.",
             ),
             _named(
                 (al.CLUSTER_ALLOCATED, "allocated"),
@@ -207,20 +219,20 @@ def _room() -> list[object]:
         table(
             "Node pools",
             About(
-                "GPUs that pods could have, have, and could have now, by pool of nodes. What is neither allocated nor "
-                "free is on nodes that are cordoned or not ready.",
-                "little is free, and nobody waits.",
-                "the node table above says which nodes; signals.md says how pools are distinguished.",
+                "All, allocated and free GPUs by node pool. GPUs neither allocated nor free are on nodes that "
+                "are cordoned or not ready.",
+                "few free GPUs and no pending pods.",
+                "the node table above shows which nodes; docs/signals.md explains how pools are identified.",
             ),
             _named((al.POOL_ALLOCATABLE, "GPUs"), (al.POOL_ALLOCATED, "allocated"), (al.POOL_FREE, "free")),
             ("cluster", "pool", "resource"),
         ),
         table(
-            "Who waits",
+            "Pending GPU requests",
             About(
-                "GPUs that pods without a node wait for; starved: for half an hour or longer.",
-                "nobody, or not for long.",
-                "kubectl describe the pod: the scheduler says what each node lacks.",
+                "GPUs requested by pending pods; starved: for half an hour or longer.",
+                "none, or only for a short time.",
+                "`kubectl describe pod` shows why the scheduler finds no node.",
             ),
             _named((al.NAMESPACE_PENDING, "pending"), (al.NAMESPACE_STARVED, "starved")),
             ("cluster", "namespace", "resource"),

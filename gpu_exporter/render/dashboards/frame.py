@@ -1,4 +1,4 @@
-"""What all panels of a board have in common: descriptions, colours, links, queries, and a text for missing data."""
+"""Parts shared by all panels: descriptions, colours, links, queries, and the text for missing data."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ RED, ORANGE, GREEN, BLUE = "#e02f44", "#ff9830", "#73bf69", "#5794f2"
 
 
 class About(NamedTuple):
-    """A description: what is shown, what good looks like, what to do if it does not."""
+    """A description: what the panel shows, what is good, and what to do otherwise."""
 
     what: str
     good: str
     cure: str
 
     def __str__(self) -> str:
-        return f"{self.what}\n\n**Good:** {self.good}\n\n**Else:** {self.cure}"
+        return f"{self.what}\n\n**Good:** {self.good}\n\n**Otherwise:** {self.cure}"
 
 
 class Step(NamedTuple):
-    """A colour from a value on."""
+    """A threshold: the colour from this value upwards."""
 
     value: float | None
     colour: str
@@ -36,7 +36,7 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BoardRow:
-    """Panels under a title; those of a collapsed row are asked for when it is opened."""
+    """Panels under a title. Grafana queries the panels of a collapsed row when it is opened."""
 
     title: str
     panels: Sequence[Any]
@@ -44,7 +44,7 @@ class BoardRow:
 
 
 def to(board: Board, *labels: str, table: bool = False) -> dict[str, Any]:
-    """A link to the board with what was clicked on chosen; its labels are columns in a table."""
+    """Return a link to the dashboard that sets its variables from the labels of the clicked series or table row."""
     of = "__data.fields" if table else "__field.labels"
     values = {label: f"${{{of}.{label}}}" for label in labels}
     return {"title": f"{board.title}", "url": f"{board.link(**values)}&${{__url_time_range}}", "targetBlank": False}
@@ -54,7 +54,7 @@ TO_GPU = to(GPU, "node", "gpu")
 
 
 def targets(queries: Sequence[Query], *, instant: bool = False, table: bool = False) -> list[Any]:
-    """Queries as grafanalib's targets."""
+    """Return the queries as grafanalib's targets."""
     return [
         core.Target(
             expr=each.expr,
@@ -68,20 +68,20 @@ def targets(queries: Sequence[Query], *, instant: bool = False, table: bool = Fa
 
 
 def ref(place: int) -> str:
-    """The name of a query within its panel: A, B, … AA."""
+    """Return the name of a query within its panel: A, B, … AA."""
     return (ascii_uppercase[place // 26 - 1] if place >= 26 else "") + ascii_uppercase[place % 26]
 
 
 def common(title: str, about: About, width: int, height: int) -> dict[str, Any]:
-    """The arguments that every panel takes."""
+    """Return the arguments that every panel takes."""
     return {"title": title, "description": str(about), "gridPos": core.GridPos(h=height, w=width, x=0, y=0)}
 
 
 def extra(more: Mapping[str, Any], options: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """What grafanalib has no argument for."""
+    """Return the JSON that grafanalib has no arguments for."""
     return {"fieldConfig": {"defaults": {"noValue": ABSENT, **more}}, "options": dict(options or {})}
 
 
 def steps_of(steps: Sequence[Step]) -> list[dict[str, Any]]:
-    """Thresholds as Grafana writes them."""
+    """Return thresholds as Grafana writes them."""
     return [{"value": step.value, "color": step.colour} for step in steps]

@@ -1,4 +1,4 @@
-"""GPU: is it on fire, is it working, why is it slow?"""
+"""The GPU dashboard: is the GPU healthy, is it working, what limits it?"""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
 from gpu_exporter.catalogue.signal import Signal
+from gpu_exporter.render import prose
 from gpu_exporter.render.boards import GPU
 from gpu_exporter.render.dashboards import between_scrapes
 from gpu_exporter.render.dashboards import queries as q
@@ -18,19 +19,19 @@ BOARD = GPU
 
 
 def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
-    """The three questions, then what means hide, then counters."""
+    """Return the rows: the three questions, then activity between scrapes, then counters."""
     return [
-        BoardRow("Health: is it on fire?", _health(modes)),
+        BoardRow("Health: is anything wrong?", _health(modes)),
         BoardRow("Throughput: is it working?", _throughput()),
-        BoardRow("Bottleneck: why is it slow?", _bottleneck(modes)),
+        BoardRow("Bottleneck: what limits it?", _bottleneck(modes)),
         between_scrapes.row(BOARD),
         BoardRow("Counters", _counters(), True),
     ]
 
 
 def _lines(title: str, about: About, *signals: Signal, width: int = 8, limits: tuple[Signal, ...] = ()) -> object:
-    named = [q.query(BOARD, each, each.name if len(signals) > 1 else "") for each in signals]
-    return lines(title, about, named, width=width, overrides=dashed(named, [each.name for each in limits]))
+    named = [q.query(BOARD, each, prose.title(each) if len(signals) > 1 else "") for each in signals]
+    return lines(title, about, named, width=width, overrides=dashed(named, [prose.title(each) for each in limits]))
 
 
 def _health(modes: Sequence[FailureMode]) -> list[object]:
@@ -38,18 +39,22 @@ def _health(modes: Sequence[FailureMode]) -> list[object]:
         watched(BOARD),
         firing(BOARD, modes, [Domain.HEALTH], 20),
         states(
-            "Answers",
-            About("Whether the GPU answers the driver.", "always.", "GpuLost: drain the node, look for Xid 79 or 119."),
+            "GPU reachable",
+            About(
+                "Whether the exporter can read the GPU.",
+                "always reachable.",
+                "see GpuLost: drain the node and look for XID 79 or 119.",
+            ),
             q.query(BOARD, s.UP),
-            (("lost", RED), ("answers", GREEN)),
+            (("unreachable", RED), ("reachable", GREEN)),
             width=8,
         ),
         _lines(
             "Temperature",
             About(
-                "Chip and memory, and the temperature at which the GPU slows down.",
+                "Temperature of the GPU and its memory; the dashed line is the temperature at which the GPU throttles.",
                 "well below the dashed line.",
-                "see to fans, air flow and inlet temperature.",
+                "check fans, airflow and inlet temperature.",
             ),
             s.GPU_TEMP,
             s.MEMORY_TEMP,
@@ -57,11 +62,11 @@ def _health(modes: Sequence[FailureMode]) -> list[object]:
             limits=(s.SLOWDOWN_TEMP,),
         ),
         _lines(
-            "Slowed down",
+            "Throttled",
             About(
-                "Share of time at a lower clock, by cause. At the power limit is normal at full load.",
-                "0, but for the power cap.",
-                "heat: cooling; power brake: supplies and the rack's feed.",
+                "Share of time with reduced clocks, by cause. The power cap is normal at full load.",
+                "0, except for the power cap.",
+                "thermal slowdown: check the cooling. Power brake: check the power supplies and the rack's feed.",
             ),
             s.HW_THERMAL,
             s.SW_THERMAL,
@@ -76,19 +81,19 @@ def _throughput() -> list[object]:
         _lines(
             "SM activity and occupancy",
             About(
-                "Share of SMs that hold a warp, and how many warps of those they could hold.",
-                "SM activity above 60 %. Low occupancy alone means nothing: the best matrix products run at 14 %.",
-                "low SM activity: see the bottleneck row.",
+                "SM activity: share of SMs with a resident warp. Occupancy: resident warps as a share of the maximum.",
+                "SM activity above 60 %. Low occupancy alone is no problem: the best matrix kernels run at 14 %.",
+                "low SM activity: see the bottleneck row below.",
             ),
             s.SM_ACTIVE,
             s.SM_OCCUPANCY,
         ),
         _lines(
-            "Pipes",
+            "Tensor cores and arithmetic pipes",
             About(
-                "Share of cycles in which tensor cores and arithmetic pipes work.",
-                "training works on tensor cores, above 20 %.",
-                "SMs busy and tensor at 0: allow TF32, use bf16 or fp8.",
+                "Share of cycles in which the tensor cores and the FP64, FP32, FP16 and integer pipes are active.",
+                "tensor cores above 20 % in training.",
+                "SMs busy but tensor cores at 0: allow TF32, or use BF16 or FP8.",
             ),
             s.TENSOR_ACTIVE,
             s.FP64_ACTIVE,
@@ -99,9 +104,9 @@ def _throughput() -> list[object]:
         _lines(
             "Power and its limit",
             About(
-                "Board power, of the moment too, and the limit in force.",
+                "Power draw (mean and instantaneous); the dashed line is the limit in force.",
                 "near the limit at full load.",
-                "an idle level at full utilisation is fake load or a stall; swings are waiting in step.",
+                "idle power at full utilisation: fake load or a stall. Large swings: all ranks wait at the same time.",
             ),
             s.POWER,
             s.POWER_INSTANT,
@@ -115,11 +120,12 @@ def _throughput() -> list[object]:
 def _usage() -> list[object]:
     return [
         _lines(
-            "Busy, or only looks busy",
+            "Utilisation and engine activity",
             About(
-                "Utilisation as nvidia-smi shows it counts copies and a single thread, too; engine activity does not.",
-                "both high, with SM activity.",
-                "utilisation at 100 % and SM activity near 0 is fake load.",
+                "Utilisation as nvidia-smi shows it also counts copies and kernels with a single thread. Engine "
+                "activity is the share of time in which the graphics or compute engine was busy.",
+                "both high, and SM activity is high too.",
+                "utilisation at 100 % with SM activity near 0: fake load.",
             ),
             s.UTIL,
             s.GR_ACTIVE,
@@ -127,14 +133,20 @@ def _usage() -> list[object]:
         _lines(
             "Memory",
             About(
-                "Device memory that programs have.", "stable over steps.", "what grows without end will end the job."
+                "Device memory in use and free.",
+                "stable from step to step.",
+                "steady growth is a leak that ends in an out-of-memory error.",
             ),
             s.FB_USED,
             s.FB_FREE,
         ),
         _lines(
             "SM clock",
-            About("Clock of the SMs.", "near the highest.", "low at full power is the cap; low and hot is throttling."),
+            About(
+                "Clock of the SMs.",
+                "near the maximum.",
+                "low at full power: power cap. Low and hot: thermal throttling.",
+            ),
             s.SM_CLOCK,
         ),
     ]
@@ -145,22 +157,22 @@ def _bottleneck(modes: Sequence[FailureMode]) -> list[object]:
         class_timeline(BOARD, 16),
         firing(BOARD, modes, [Domain.BOTTLENECK], 8),
         _lines(
-            "PCIe traffic to the GPU over memory activity",
+            "PCIe traffic to the GPU and memory activity",
             About(
-                "Data that comes in, and how busy device memory is (left axis).",
-                "traffic in bursts that are short against the work between them.",
-                "traffic while memory rests is data loading: more workers, pinned memory, prefetch.",
+                "Device memory activity (left axis) and PCIe traffic to the GPU (right axis).",
+                "short bursts of traffic between long phases of memory activity.",
+                "traffic while memory is idle is data loading: use more workers, pinned memory and prefetching.",
             ),
             s.DRAM_ACTIVE,
             s.PCIE_RX,
             width=12,
         ),
         _lines(
-            "Links: share of PCIe in use, and NVLink",
+            "PCIe link use and NVLink traffic",
             About(
-                "Traffic over what the PCIe link carries, each direction, and NVLink traffic (right axis).",
+                "PCIe traffic as a share of the link's capacity (left axis), and NVLink traffic (right axis).",
                 "PCIe below 70 %.",
-                "a full link: move less, or look whether the link fell back to fewer lanes.",
+                "a saturated link: move less data, or check whether it runs with fewer lanes or a lower generation.",
             ),
             s.PCIE_RX_USE,
             s.PCIE_TX_USE,
@@ -172,19 +184,25 @@ def _bottleneck(modes: Sequence[FailureMode]) -> list[object]:
 
 def _counters() -> list[object]:
     memory = About(
-        "Errors since the driver was loaded, and rows that were replaced.",
-        "no uncorrectable ones; a few corrected ones are normal.",
-        "uncorrectable: drain and reset; no spare rows: replace the board.",
+        "ECC errors since the driver was loaded, remapped memory rows, and memory banks with few or no spare rows.",
+        "no uncorrectable errors; a few corrected errors are normal.",
+        "uncorrectable errors: drain the node and reset the GPU. No spare rows: replace the GPU.",
     )
-    links = About("Errors of the links since the point before.", "0.", "reseat the board; replace what errs again.")
+    links = About(
+        "PCIe and NVLink errors since the previous point.",
+        "0.",
+        "reseat the GPU; replace it if errors continue.",
+    )
     errors = (s.PCIE_REPLAYS, s.NVLINK_REPLAYS, s.NVLINK_RECOVERIES, s.NVLINK_CRC)
     return [
         _lines("Memory errors", memory, s.ECC_DBE, s.ECC_SBE, s.REMAPPED, s.BANKS_LOW, s.BANKS_NONE, width=12),
-        lines("Link errors", links, [q.query(BOARD, each, each.name, grown=True) for each in errors], width=12),
+        lines("Link errors", links, [q.query(BOARD, each, prose.title(each), grown=True) for each in errors], width=12),
         _lines(
             "PCIe link",
             About(
-                "Generation and lanes now, and the most that GPU and slot can do.", "alike under load.", "reseat it."
+                "PCIe generation and lanes: current, and the maximum that GPU and slot support.",
+                "current equals maximum under load.",
+                "reseat the GPU.",
             ),
             s.PCIE_GEN,
             s.PCIE_MAX_GEN,
@@ -193,16 +211,21 @@ def _counters() -> list[object]:
         ),
         _lines(
             "NVLinks",
-            About("Links that the GPU has, and those that are up.", "all are up.", "reset it; look at fabric manager."),
+            About(
+                "NVLinks of the GPU, and how many of them are active.",
+                "all are active.",
+                "reset the GPU and check the fabric manager.",
+            ),
             s.NVLINK_LINKS,
             s.NVLINK_UP,
         ),
         _lines(
-            "Waiting for repair",
+            "Pending repairs",
             About(
-                "Rows and pages to be replaced, and what the driver asks for (1 reset, 2 reboot, 3 drain, 4 both).",
+                "Memory rows and pages that wait for a repair, failed remaps, the SRAM error threshold, and the "
+                "recovery action that the driver asks for (1 reset, 2 reboot, 3 drain P2P, 4 drain and reset).",
                 "0.",
-                "let what runs end, then do it.",
+                "let running jobs finish, then do what the driver asks for.",
             ),
             s.REMAP_PENDING,
             s.REMAP_FAILED,

@@ -1,4 +1,4 @@
-"""Job: its ranks side by side. A straggler has victims: look for the rank that differs from the others."""
+"""The Job dashboard: the ranks side by side. A straggler makes other ranks wait: it is the rank that differs."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ BOARD = JOB
 
 
 def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
-    """Who waits, for whom, what moves between them, and what means hide."""
+    """Return the rows: progress, waiting ranks, the GPUs, traffic, activity between scrapes."""
     return [
         BoardRow(
-            "Does the job get on?",
+            "Is the job making progress?",
             [watched(BOARD), firing(BOARD, modes, [Domain.DISTRIBUTED], 20), class_timeline(BOARD)],
         ),
-        BoardRow("Who waits for whom?", _waiting()),
-        BoardRow("Is a chip sick, or has it more work?", _chips()),
-        BoardRow("What moves between the ranks?", _traffic()),
+        BoardRow("Which rank do the others wait for?", _waiting()),
+        BoardRow("Is a GPU faulty, or does it have more work?", _chips()),
+        BoardRow("How much data moves between the ranks?", _traffic()),
         between_scrapes.row(BOARD),
     ]
 
@@ -36,21 +36,21 @@ def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
 def _waiting() -> list[object]:
     return [
         states(
-            "Ranks that wait",
+            "Waiting ranks",
             About(
-                "A rank waits if its engine is busy, its SMs are partly filled and traffic moves.",
-                "now and then, and all alike.",
-                "if all but one wait, that one is the straggler.",
+                "A rank waits if its engine is busy, its SMs are partly filled and data is transferred.",
+                "short waits that are similar on all ranks.",
+                "if all ranks but one wait, that one is the straggler.",
             ),
             q.query(BOARD, d.WAITS),
-            (("works", GREEN), ("waits", ORANGE)),
+            (("working", GREEN), ("waiting", ORANGE)),
         ),
         lines(
-            "Share of the other ranks that wait",
+            "Share of other ranks that wait",
             About(
-                "For each rank, how many of the others wait for it or with it.",
+                "For each rank, the share of the other ranks that wait.",
                 "below half.",
-                "the rank with the highest share is the one to look at.",
+                "investigate the rank with the highest share first.",
             ),
             [q.query(BOARD, PeerShare(d.WAITS))],
             width=12,
@@ -58,21 +58,21 @@ def _waiting() -> list[object]:
         lines(
             "Engine activity",
             About(
-                "Each rank, mean of 5 minutes, and the median of those that wait.",
-                "all alike.",
-                "a rank below is starved by its host: data loader, CPU throttling, neighbours.",
+                "Each rank, mean over 5 minutes, and the median of the waiting ranks.",
+                "similar on all ranks.",
+                "a rank below the others waits for its host: data loader, CPU throttling, noisy neighbours.",
             ),
-            [q.query(BOARD, c.GR), q.query(BOARD, PeerMedian(c.GR, d.WAITS), "median of the waiting")],
+            [q.query(BOARD, c.GR), q.query(BOARD, PeerMedian(c.GR, d.WAITS), "median of waiting ranks")],
             width=12,
         ),
         lines(
             "SM activity",
             About(
-                "Each rank, mean of 5 minutes, and the median of those that wait.",
-                "all alike.",
-                "a rank above computes longer: see its clock and power below.",
+                "Each rank, mean over 5 minutes, and the median of the waiting ranks.",
+                "similar on all ranks.",
+                "a rank above the others computes longer: check its clock and power below.",
             ),
-            [q.query(BOARD, c.SM), q.query(BOARD, PeerMedian(c.SM, d.WAITS), "median of the waiting")],
+            [q.query(BOARD, c.SM), q.query(BOARD, PeerMedian(c.SM, d.WAITS), "median of waiting ranks")],
             width=12,
         ),
     ]
@@ -82,17 +82,25 @@ def _chips() -> list[object]:
     return [
         lines(
             "SM clock",
-            About("Clock of each rank.", "alike.", "lower at full power is more work; lower and hot is a sick chip."),
+            About(
+                "SM clock of each rank.",
+                "similar on all ranks.",
+                "lower at full power: more work. Lower and hot: the GPU throttles.",
+            ),
             [q.query(BOARD, s.SM_CLOCK)],
         ),
         lines(
-            "Power over its limit",
-            About("Power of each rank.", "alike.", "low while its peers are high: it waits."),
+            "Power as a share of the limit",
+            About("Power of each rank.", "similar on all ranks.", "a rank far below the others waits."),
             [q.query(BOARD, s.POWER_USE)],
         ),
         lines(
-            "Slowed down by heat",
-            About("Share of time, by hardware.", "0.", "this chip makes the whole job slow: move the job off it."),
+            "Throttled by heat",
+            About(
+                "Share of time with hardware thermal slowdown.",
+                "0.",
+                "this GPU slows down the whole job: move the job to another GPU.",
+            ),
             [q.query(BOARD, s.HW_THERMAL)],
         ),
     ]
@@ -103,20 +111,28 @@ def _traffic() -> list[object]:
         lines(
             "NVLink traffic",
             About(
-                "Both directions, mean of 5 minutes, and the median of the ranks that wait.",
-                "alike: in a synchronous job all ranks move the same.",
-                "none anywhere is a stall; one that differs has another topology, or is no part of the collective.",
+                "Both directions, mean over 5 minutes, and the median of the waiting ranks.",
+                "similar on all ranks of a synchronous job.",
+                "no traffic at all: a stall. One rank differs: other topology, or not part of the collective.",
             ),
-            [q.query(BOARD, c.NVLINK), q.query(BOARD, PeerMedian(c.NVLINK, d.WAITS), "median of the waiting")],
+            [q.query(BOARD, c.NVLINK), q.query(BOARD, PeerMedian(c.NVLINK, d.WAITS), "median of waiting ranks")],
         ),
         lines(
             "Tensor cores",
-            About("Share of cycles.", "alike, above 20 % in training.", "low on all: the job mostly communicates."),
+            About(
+                "Share of cycles with active tensor cores.",
+                "similar on all ranks, above 20 % in training.",
+                "low on all ranks: the job mostly communicates.",
+            ),
             [q.query(BOARD, c.TENSOR)],
         ),
         lines(
             "PCIe traffic to the GPU",
-            About("Share of the link.", "alike.", "a rank that has more than the others, or none, loads data apart."),
+            About(
+                "Share of the link's capacity.",
+                "similar on all ranks.",
+                "a rank with much more or no traffic loads its data differently from the others.",
+            ),
             [q.query(BOARD, s.PCIE_RX_USE)],
         ),
     ]

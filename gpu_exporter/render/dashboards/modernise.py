@@ -1,4 +1,4 @@
-"""grafanalib's JSON of 2016 -> today's: one pass over the document, then once through Grafana's own SDK."""
+"""Convert grafanalib's JSON of 2016 to the current schema: one pass, then a round trip through Grafana's SDK."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 SCHEMA = 42
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
-# What grafanalib writes and Grafana no longer reads, or reads as a default that hides bursts (maxDataPoints).
+# Keys that grafanalib writes but Grafana no longer reads, and maxDataPoints, whose default hides bursts.
 OLD = {
     "dashboard": {"__inputs", "gnetId", "hideControls", "id", "rows", "sharedCrosshair", "style", "timepicker"},
     "panel": {
@@ -25,7 +25,7 @@ GRID = 24
 
 
 def modern(board: dict[str, Any]) -> str:
-    """The text of a dashboard file."""
+    """Return the text of a dashboard file."""
     board = _without(board, OLD["dashboard"])
     board["schemaVersion"] = SCHEMA
     board["panels"] = _laid_out([_panel(panel) for panel in board["panels"]])
@@ -70,7 +70,7 @@ def _variable(variable: dict[str, Any]) -> dict[str, Any]:
 
 
 def _shown(value: Any) -> Any:
-    """Without the placement that the SDK gives to every link and annotation: new Grafanas hide such in a menu."""
+    """Drop the placement that the SDK adds to links and annotations: new Grafana versions hide them in a menu then."""
     match value:
         case dict():
             return {key: _shown(each) for key, each in value.items() if each != "inControlsMenu"}
@@ -80,7 +80,7 @@ def _shown(value: Any) -> Any:
 
 
 def _pruned(value: Any) -> Any:
-    """Without nulls, except a threshold's first step, which is from nothing on."""
+    """Drop nulls, except that of a threshold's first step, which has no lower bound."""
     match value:
         case dict():
             kept = {key: _pruned(each) for key, each in value.items() if each is not None}
@@ -91,7 +91,7 @@ def _pruned(value: Any) -> Any:
 
 
 def _laid_out(panels: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Numbered, and placed from left to right; what does not fit goes to the next line."""
+    """Number the panels and place them from left to right, wrapping at the end of a line."""
     _placed(panels, 0)
     for number, panel in enumerate((each for top in panels for each in (top, *top.get("panels", ()))), 1):
         panel["id"] = number
@@ -99,7 +99,7 @@ def _laid_out(panels: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _placed(panels: list[dict[str, Any]], y: int) -> None:
-    """From line `y` on. The panels of a collapsed row take no space until it is opened."""
+    """Place panels from line `y` on. The panels of a collapsed row take no space until it is opened."""
     x = height = 0
     for panel in panels:
         grid = panel["gridPos"]
@@ -111,9 +111,9 @@ def _placed(panels: list[dict[str, Any]], y: int) -> None:
 
 
 def through_sdk(board: dict[str, Any]) -> dict[str, Any]:
-    """Read and written by Grafana's SDK: what it does not know is dropped, the rest is as Grafana has it."""
+    """Decode and encode the dashboard with Grafana's SDK, which drops unknown keys and normalises the rest."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # it would have us use v2, which provisioning rejects
+        warnings.simplefilter("ignore", DeprecationWarning)  # it recommends v2, which provisioning rejects
         from grafana_foundation_sdk.cog.encoder import JSONEncoder
         from grafana_foundation_sdk.cog.plugins import register_default_plugins
         from grafana_foundation_sdk.models.dashboard import Dashboard

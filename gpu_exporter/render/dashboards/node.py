@@ -1,4 +1,4 @@
-"""Node: its GPUs side by side."""
+"""The Node dashboard: the GPUs of a node side by side."""
 
 from __future__ import annotations
 
@@ -19,45 +19,57 @@ BOARD = NODE
 
 
 def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
-    """What is wrong, what limits each GPU, what each does."""
+    """Return the rows: alerts and totals, bottlenecks, activity of each GPU."""
     numbers = [
         watched(BOARD),
         number(
             "Firing alerts",
-            About("Alerts on this node.", "0, while GPUs are watched.", "the table has each with its runbook."),
+            About(
+                "Firing alerts of this node.",
+                "0, while GPUs are monitored.",
+                "the table below shows each alert with its runbook.",
+            ),
             Query(f"count({q.alerts(BOARD)}) or 0 * sum({q.of(BOARD, a.NODE_GPUS)})", "", "short"),
             [Step(None, GREEN), Step(1, RED)],
         ),
         number(
             "Hottest GPU",
-            About("The highest temperature.", "well below the slowdown, see the GPU.", "see to air flow and fans."),
+            About(
+                "Highest GPU temperature of the node.",
+                "well below the temperature at which the GPU throttles (see the GPU dashboard).",
+                "check airflow and fans.",
+            ),
             Query(f"max({q.of(BOARD, a.NODE_TEMP)})", "", "celsius"),
         ),
         number(
             "Power",
-            About("Power of all its GPUs.", "near the plan.", "compare with the GPUs' limits."),
+            About(
+                "Power draw of all GPUs of the node.", "near the planned power.", "compare it with the GPUs' limits."
+            ),
             Query(f"sum({q.of(BOARD, a.NODE_POWER)})", "", "watt"),
         ),
         number(
             "SM activity",
-            About("Mean over its GPUs.", "above 60 % in training.", "the classes below say what limits it."),
+            About(
+                "Mean over the GPUs.", "above 60 % in training.", "the bottleneck classes below show what limits them."
+            ),
             Query(f"avg({q.of(BOARD, a.NODE_SM)})", "", "percentunit"),
         ),
         number(
             "Utilisation",
             About(
-                "What nvidia-smi calls utilisation, mean over its GPUs.",
+                "Utilisation as nvidia-smi shows it, mean over the GPUs.",
                 "close to SM activity.",
-                "far above SM activity it is waiting or fake load.",
+                "far above SM activity: the GPUs wait, or run fake load.",
             ),
             Query(f"avg({q.of(BOARD, a.NODE_UTIL)})", "", "percentunit"),
         ),
     ]
     return [
         BoardRow("Is anything wrong?", [*numbers, firing(BOARD, modes, list(Domain), 24)]),
-        BoardRow("Why is it slow?", [class_timeline(BOARD)]),
+        BoardRow("What limits each GPU?", [class_timeline(BOARD)]),
         BoardRow(
-            "What does each GPU do?",
+            "What is each GPU doing?",
             [lines(_sentence(title(each)), about, [q.query(BOARD, each)]) for each, about in _DOING],
         ),
     ]
@@ -67,23 +79,50 @@ def _sentence(words: str) -> str:
     return words[:1].upper() + words[1:]
 
 
-_ALIKE = "GPUs of one job look alike."
+_ALIKE = "similar on all GPUs of one job."
 _DOING = (
     (
         s.GR_ACTIVE,
-        About("Share of time in which any engine works.", _ALIKE, "a GPU below its peers waits for its host."),
+        About(
+            "Share of time in which the graphics or compute engine was busy.",
+            _ALIKE,
+            "a GPU below the others waits for its host.",
+        ),
     ),
     (
         s.SM_ACTIVE,
-        About("Share of SMs that hold a warp.", _ALIKE, "a GPU above its peers is the slow one they wait for."),
+        About(
+            "Share of SMs with a resident warp.",
+            _ALIKE,
+            "a GPU above the others is the slow one that they wait for.",
+        ),
     ),
-    (s.POWER, About("Board power.", "near the limit at full load.", "an idle level at full utilisation does no work.")),
-    (s.GPU_TEMP, About("Temperature of the chip.", "even over the node.", "one that is hotter has an air-flow fault.")),
-    (s.FB_USE, About("Memory in use.", "stable over steps.", "what grows without end will end the job.")),
+    (
+        s.POWER,
+        About(
+            "Power draw.",
+            "near the limit at full load.",
+            "idle power at full utilisation: the GPU does no useful work.",
+        ),
+    ),
+    (
+        s.GPU_TEMP,
+        About("GPU temperature.", "similar on all GPUs.", "one GPU hotter than the others: check its airflow."),
+    ),
+    (
+        s.FB_USE,
+        About(
+            "Share of the usable device memory in use.",
+            "stable from step to step.",
+            "steady growth is a leak that ends in an out-of-memory error.",
+        ),
+    ),
     (
         s.PCIE_RX_USE,
         About(
-            "Traffic to the GPU over what its link carries.", "below 70 %.", "data loading, or a link that fell back."
+            "PCIe traffic to the GPU as a share of the link's capacity.",
+            "below 70 %.",
+            "data loading, or a link with fewer lanes or a lower generation.",
         ),
     ),
 )

@@ -1,4 +1,4 @@
-"""Panels of one kind of drawing each, in grafanalib's terms. Every panel has a unit and a description."""
+"""One function per kind of panel, built with grafanalib. Every panel has a unit and a description."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def lines(
     overrides: Sequence[Mapping[str, Any]] = (),
     links: Sequence[Mapping[str, Any]] = (),
 ) -> Any:
-    """Lines over time; queries with another unit than the first get an axis of their own."""
+    """Return a graph over time. Queries whose unit differs from that of the first get the right axis."""
     unit = queries[0].unit
     return core.TimeSeries(
         **common(title, about, width, 8),
@@ -46,7 +46,7 @@ def lines(
 
 
 def _right_axes(units: Sequence[str]) -> list[dict[str, Any]]:
-    """An axis on the right for each query whose unit is not that of the first."""
+    """Return overrides that put queries on the right axis if their unit differs from that of the first."""
     ratio = units[0] == "percentunit"
     return [
         {
@@ -63,7 +63,7 @@ def _right_axes(units: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def dashed(queries: Sequence[Query], names: Sequence[str]) -> list[dict[str, Any]]:
-    """Overrides of `lines` that draw the queries of these names, which are limits, as dashes."""
+    """Return overrides of `lines` that draw the queries with these names (limits) as dashed lines."""
     style = {"id": "custom.lineStyle", "value": {"fill": "dash", "dash": [8, 8]}}
     return [
         {"matcher": {"id": "byFrameRefID", "options": ref(place)}, "properties": [style]}
@@ -73,7 +73,7 @@ def dashed(queries: Sequence[Query], names: Sequence[str]) -> list[dict[str, Any
 
 
 def coloured(colours: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Overrides of `lines` that give series their colours, by name."""
+    """Return overrides of `lines` that set the colours of series by name."""
     return [
         {
             "matcher": {"id": "byName", "options": name},
@@ -84,7 +84,9 @@ def coloured(colours: Mapping[str, str]) -> list[dict[str, Any]]:
 
 
 def heatmap(title: str, about: About, query: Query, *, width: int = 12) -> Any:
-    """The buckets of a histogram over time. The unit is that of what was observed; a cell is observations a second."""
+    """Return a heatmap of a histogram's buckets. The unit is that of the observed value; a cell is observations per
+    second.
+    """
     options = {
         "calculate": False,
         "color": {"mode": "scheme", "scheme": "Oranges", "scale": "exponential", "exponent": 0.5, "steps": 64},
@@ -103,7 +105,7 @@ def heatmap(title: str, about: About, query: Query, *, width: int = 12) -> Any:
 
 
 def number(title: str, about: About, query: Query, steps: Sequence[Step] = (), *, width: int = 4) -> Any:
-    """One number, now. With steps its background says what it means."""
+    """Return a panel with one current number. With steps, the background shows the severity."""
     return core.Stat(
         **common(title, about, width, 4),
         targets=targets([query], instant=True),
@@ -118,18 +120,18 @@ def number(title: str, about: About, query: Query, steps: Sequence[Step] = (), *
 
 
 def class_timeline(board: Board, width: int = 24) -> Any:
-    """What limited each device, over time, in the colours of the classes."""
+    """Return the bottleneck class of each GPU over time, in the colours of the classes."""
     options = {
         str(place): {"text": each.name, "color": each.colour, "index": place} for place, each in enumerate(BOTTLENECKS)
     }
     meanings = "\n".join(f"- {each.name}: {each.means}" for each in BOTTLENECKS)
     about = About(
-        f"What limits each GPU, one class at a time:\n{meanings}",
-        "compute-bound, or memory-bound where tokens are generated.",
-        "open the alert of the same name below; its runbook says what to change.",
+        f"The bottleneck class of each GPU over time:\n{meanings}",
+        "compute-bound; memory-bound when generating tokens.",
+        "open the runbook of the alert with the same name.",
     )
     return core.StateTimeline(
-        **common("What limits it", about, width, 8),
+        **common("Bottleneck", about, width, 8),
         targets=targets([q.class_of(board)]),
         mappings=[{"type": "value", "options": options}],
         colorMode="fixed",
@@ -138,7 +140,7 @@ def class_timeline(board: Board, width: int = 24) -> Any:
 
 
 def states(title: str, about: About, query: Query, words: Sequence[tuple[str, str]], *, width: int = 12) -> Any:
-    """A state over time; `words` are text and colour of 0, 1, …"""
+    """Return a state over time; `words` are the texts and colours of the values 0, 1, …"""
     options = {
         str(place): {"text": text, "color": colour, "index": place} for place, (text, colour) in enumerate(words)
     }
@@ -152,11 +154,11 @@ def states(title: str, about: About, query: Query, words: Sequence[tuple[str, st
 
 
 def watched(board: Board, width: int = 4) -> Any:
-    """How many GPUs are chosen and known: distinguishes "nothing is wrong" from "nothing is collected"."""
+    """Return the number of selected GPUs with data: it tells "nothing is wrong" from "nothing is collected"."""
     about = About(
-        "GPUs that are chosen and of which anything is collected.",
-        "as many as you have.",
-        "is the exporter scraped? `gpu-exporter doctor` on the node says why a GPU is not read.",
+        "Selected GPUs with at least one collected metric.",
+        "all of your GPUs.",
+        "check that Prometheus scrapes the exporter; `gpu-exporter doctor` on the node says why a GPU is not read.",
     )
     expr = f"count(count by (cluster, UUID) ({q.devices(board)}))"
-    return number("GPUs watched", about, Query(expr, "", "short"), width=width)
+    return number("GPUs monitored", about, Query(expr, "", "short"), width=width)

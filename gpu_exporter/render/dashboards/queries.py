@@ -1,4 +1,4 @@
-"""Signals, aggregates and alerts -> what a panel asks Prometheus, narrowed down by a board's variables."""
+"""Build the queries of panels from signals, aggregates and alerts, filtered by a dashboard's variables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpu_exporter.render.rules.aggregates import Aggregate
 
 Recorded = Signal | Over | PeerShare | PeerMedian | Mark | Aggregate
 
-# As Grafana calls the units of signals and aggregates; what counts things is "short".
+# Grafana's names of the units of signals and aggregates; counts are "short".
 UNITS = {
     "ratio": "percentunit",
     "watts": "watt",
@@ -36,7 +36,7 @@ DEVICE_LEGEND = "{{node}} · gpu{{gpu}}"
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One target: `unit` is Grafana's, `name` the column it makes in a table."""
+    """One query of a panel: `unit` is Grafana's name of the unit, `name` the name of its column in a table."""
 
     expr: str
     legend: str
@@ -45,22 +45,22 @@ class Query:
 
 
 def of(board: Board, what: Recorded) -> str:
-    """The recorded series that the board's variables choose."""
+    """Return the recorded series that the dashboard's variables select."""
     labels = _labels(what)
     chosen = [label for label in board.chosen if label in labels]
     text = f"{_record(what)}{{{', '.join(map(_matcher, chosen))}}}"
     if set(IDENTITY) <= set(labels) and set(board.chosen) - set(labels):
-        return f"({text} and on (cluster, UUID) {devices(board)})"  # only the device has the labels of its owner
+        return f"({text} and on (cluster, UUID) {devices(board)})"  # only the device has the owner's labels
     return text
 
 
 def devices(board: Board) -> str:
-    """The devices that are chosen; those of no one are of no job."""
+    """Return the selected devices; unallocated devices belong to no job."""
     return f"{DEVICE_INFO}{{{', '.join(map(_matcher, board.chosen))}}}"
 
 
 def buckets(board: Board, histogram: Metric) -> str:
-    """The buckets of a histogram, of all devices that are chosen together: observations a second."""
+    """Return the buckets of a histogram, summed over all selected devices: observations per second."""
     each = "cluster, UUID, GPU_I_ID" if histogram.per_instance else "cluster, UUID"
     return f"sum by (le) (rate({histogram}_bucket[$__rate_interval]) and on ({each}) {devices(board)})"
 
@@ -83,7 +83,7 @@ def _labels(what: Recorded) -> tuple[str, ...]:
 
 
 def unit(what: Recorded) -> str:
-    """Grafana's name of its unit."""
+    """Return Grafana's name of its unit."""
     match what:
         case Over() | PeerMedian():
             return unit(what.signal if isinstance(what, Over) else what.of)
@@ -95,7 +95,10 @@ def unit(what: Recorded) -> str:
 
 
 def query(board: Board, what: Recorded, name: str = "", *, grown: bool = False) -> Query:
-    """One series a device (or node, or workload), called `name` and what it is of. `grown`: since the point before."""
+    """Return a query with one series per device, node or workload; the legend is `name` and the labels.
+
+    With `grown`, it returns the increase since the previous point.
+    """
     expr = of(board, what)
     if isinstance(what, Signal) and what.unit == "timestamp":
         expr = f"time() - {expr}"
@@ -109,7 +112,7 @@ def _filters(board: Board, what: Recorded) -> list[str]:
 
 
 def legend(what: Recorded) -> str:
-    """The labels that distinguish the series of a record."""
+    """Return the labels that distinguish the series of a record, as a legend."""
     match what:
         case Aggregate(by=by) if not set(IDENTITY[:2]) <= set(by):
             return " · ".join(f"{{{{{label}}}}}" for label in by) or "{{cluster}}"
@@ -121,13 +124,13 @@ def legend(what: Recorded) -> str:
 
 
 def class_of(board: Board) -> Query:
-    """The number of the class of each device."""
+    """Return a query for the number of the bottleneck class of each device."""
     expr = f"max without (class) ({bottlenecks.CLASS}{{{', '.join(map(_matcher, board.chosen))}}})"
     return Query(expr, f"{DEVICE_LEGEND} {{{{GPU_I_ID}}}}", "short")
 
 
 def alerts(board: Board, domains: Iterable[Domain] = Domain, severities: Iterable[Severity] = Severity) -> str:
-    """The firing alerts of ours that are about what is chosen."""
+    """Return the firing alerts of gpu-exporter about the selected devices."""
     matchers = ['alertstate="firing"', *map(_matcher, board.chosen)]
     for label, values in (("domain", domains), ("severity", severities)):
         matchers.append(f'{label}=~"{"|".join(value.value for value in values)}"')
@@ -135,7 +138,7 @@ def alerts(board: Board, domains: Iterable[Domain] = Domain, severities: Iterabl
 
 
 def with_runbooks(expr: str, modes: Sequence[FailureMode]) -> str:
-    """Alerts with the name of their runbook's file as a label, from which a table makes a link."""
+    """Add the name of the runbook's file to alerts as a label, from which a table makes a link."""
     for mode in modes:
         expr = f'label_replace({expr}, "runbook", "{page(mode)}", "alertname", "{mode.name}")'
     return expr

@@ -1,4 +1,4 @@
-"""Tables of nodes, workloads and alerts, whose cells lead to the board or the runbook of what they name."""
+"""Tables of nodes, workloads and alerts. Cells link to the dashboard or the runbook of what they name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpu_exporter.render.dashboards.frame import ABSENT, BLUE, ORANGE, RED, Abou
 from gpu_exporter.render.dashboards.queries import Query
 
 SEVERITY_COLOURS = {Severity.CRITICAL: RED, Severity.WARNING: ORANGE, Severity.INFO: BLUE}
-# Of the labels of an alert, those that a table of alerts shows, in this order.
+# The labels of an alert that a table of alerts shows, in this order.
 ALERT_COLUMNS = ("severity", "alertname", "action", "runbook", "cluster", "node", "gpu", "namespace", "workload")
 GPU_COLUMNS = {"gpu": to(GPU, "node", "gpu", table=True)}
 LINKED_COLUMNS = {
@@ -27,7 +27,7 @@ LINKED_COLUMNS = {
 
 
 def table(title: str, about: About, queries: Sequence[Query], columns: Sequence[str], *, width: int = 12) -> Any:
-    """One row a node or workload: the `columns` that name it, then one for each query. What lacks has no column."""
+    """Return a table with one row per node or workload: the `columns` that name it, then one column per query."""
     values = {f"Value #{ref(place)}" if len(queries) > 1 else "Value": each for place, each in enumerate(queries)}
     overrides = [
         {"matcher": {"id": "byName", "options": each.name}, "properties": [{"id": "unit", "value": each.unit}]}
@@ -55,13 +55,13 @@ def table(title: str, about: About, queries: Sequence[Query], columns: Sequence[
 
 
 def firing(board: Board, all_modes: Sequence[FailureMode], domains: Sequence[Domain], width: int = 12) -> Any:
-    """The alerts that fire, each with a link to what it is about and to its runbook."""
+    """Return a table of the firing alerts, with links to the affected GPU and to the runbook."""
     modes = [mode for mode in all_modes if mode.domain in domains]
     what = ", ".join(domain.value for domain in domains)
     about = About(
-        f"Alerts that fire ({what}).",
-        'empty, and "GPUs watched" shows all of them: without data nothing can fire.',
-        "critical ones come first: follow the links in a row to the GPU, and to the runbook that says what to do.",
+        f"Firing alerts ({what}).",
+        'empty, while "GPUs monitored" shows all GPUs: without data no alert can fire.',
+        "critical alerts come first; each row links to the GPU and to the runbook that says what to do.",
     )
     colours = {
         severity.value: {"color": colour, "index": place}
@@ -90,7 +90,7 @@ def firing(board: Board, all_modes: Sequence[FailureMode], domains: Sequence[Dom
             {"id": "sortBy", "options": {"sort": [{"field": "severity"}]}},
         ],
         "short",
-        "nothing fires",
+        "no firing alerts",
     )
 
 

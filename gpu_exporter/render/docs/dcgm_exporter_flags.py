@@ -1,4 +1,4 @@
-"""dcgm-exporter's flags -> the page that says what becomes of each."""
+"""Render the page that lists how each of dcgm-exporter's flags is translated."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from gpu_exporter.render.docs.markdown import table
 
 HEAD = f"""# dcgm-exporter's flags
 
-`gpu-exporter serve` accepts the flags and environment variables of dcgm-exporter (4.5.3-4.8.2, and those that later
-release notes name), so its command lines and manifests work unchanged. `gpu-exporter -f FILE -a :9400`, without
-`serve`, does the same. All spellings work: `-c 5000`, `-c=5000`, `-collect-interval 5000`, `--collect-interval=5000`.
+`gpu-exporter serve` accepts the flags and environment variables of dcgm-exporter (4.5.3-4.8.2, and those in the
+release notes up to 4.8.4), so that existing command lines and manifests keep working. `gpu-exporter -f FILE -a :9400`,
+without `serve`, works too. The syntax is the same: `-c 5000`, `-c=5000`, `-collect-interval 5000`,
+`--collect-interval=5000`.
 
-Settings of gpu-exporter take precedence: its flags over those of dcgm-exporter, then `{ENV_PREFIX}*` over the variables
-of dcgm-exporter. The config file comes last. For a flag that is ignored, one line in the log says what to use instead.
-After a wrong value, `serve` exits with one line that names the flag or the variable.
+gpu-exporter's own flags override dcgm-exporter's flags, and `{ENV_PREFIX}*` overrides dcgm-exporter's variables; the
+config file has the lowest priority. For a flag that is ignored, one line in the log says what to use instead. A wrong
+value prevents the start, with one line that names the flag or the variable.
 
 """
 
 
 def page() -> str:
-    """docs/dcgm-exporter-flags.md: one row a flag."""
+    """Return docs/dcgm-exporter-flags.md: one row per flag."""
     return banner.markdown(flags) + HEAD + table(("flag", "environment", "becomes", "remarks"), map(_row, THEIRS))
 
 

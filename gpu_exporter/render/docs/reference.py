@@ -34,22 +34,28 @@ from gpu_exporter.render.docs.markdown import table as _table
 
 METRICS_INTRO = """# Metrics
 
-Classic names (`DCGM_*`) have the names, types, units and device labels of dcgm-exporter up to 4.8.2: `gpu`, `UUID`,
-`pci_bus_id`, `device`, `modelName`, `Hostname`, `DCGM_FI_DRIVER_VERSION`. Ours (`gpu_*`) carry `gpu` and `UUID`; join
-the rest from `gpu_info`. What is not live carries `source`, for example `source="replay"`, on every series.
+Classic metrics (`DCGM_*`) have the names, types, units and device labels of dcgm-exporter up to 4.8.2: `gpu`, `UUID`,
+`pci_bus_id`, `device`, `modelName`, `Hostname`, `DCGM_FI_DRIVER_VERSION`. gpu-exporter's own metrics (`gpu_*`) have the
+labels `gpu` and `UUID`; join other labels from `gpu_info`. Series that do not come from live GPUs have the label
+`source`, for example `source="replay"`.
 
-- **set**: `default` is exposed always, `full` with `--metrics full`, `named` only where a file of fields names it.
-- **si**: the name, if it is another, with `--schema si`, which exposes what dcgm-exporter does from 4.9 on: base units,
-  and the labels `hostname` and `DCGM_FI_SYSTEM_DRIVER_VERSION`. Ours keep their names.
-- **read**: how often the driver is asked: `fast` each tick, `steady` every 5 s, `slow` every 15 s, `rare` every minute,
-  `static` hourly.
-- Profiling gauges are means over `--gauge-window`; `rate()` of the integral of one is its exact mean over any window.
-- With `--kubernetes`, classic families also carry `namespace`, `pod`, `container`: [whose GPU is it](attribution.md).
-- What a GPU can't answer has no sample, and one `gpu_metric_supported{metric,reason} 0`.
-- Labels in parentheses: on a GPU in MIG mode, where each GPU instance has such a series and the GPU itself has none.
-- **seen on**: hardware that has answered it; what says *not yet* is written after NVIDIA's documentation and tested on
-  a stand-in driver only. [Platforms](platforms.md) has the rest.
-- A classic counter is `counter` in text 0.0.4 and `unknown` in OpenMetrics, which has no counters without `_total`.
+- **set**: `default` is always exposed, `full` with `--metrics full`, `named` only if a
+  [file of fields](dcgm-exporter.md) names it.
+- **si**: the name with `--schema si`, if it differs. This is the schema of dcgm-exporter since 4.9: base units, and
+  the labels `hostname` and `DCGM_FI_SYSTEM_DRIVER_VERSION`. gpu-exporter's own metrics keep their names.
+- **read**: how often the value is read from the driver: `fast` at every collection, `steady` every 5 s, `slow` every
+  15 s, `rare` every minute, `static` every hour.
+- **from**: the NVML function, field or GPM metric that the value is read from.
+- **seen on**: hardware on which the metric had a value. *not yet*: written from NVIDIA's documentation and tested only
+  with a fake driver. See [platforms](platforms.md).
+- Labels in parentheses exist on a GPU in MIG mode: each GPU instance has such a series, the GPU itself has none.
+- Profiling gauges are means over `--gauge-window`. `rate()` of the matching `_seconds_total` or `_bytes_total` counter
+  is the exact mean over any window.
+- With `--kubernetes`, classic metrics also have the labels `namespace`, `pod` and `container`, see
+  [attribution](attribution.md).
+- A metric that is not available on a GPU has no sample; `gpu_metric_supported{metric,reason} 0` says why.
+- A classic counter has the type `counter` in the text format 0.0.4 and `unknown` in OpenMetrics, where the name of a
+  counter must end in `_total`.
 """
 
 HEALTH_INTRO = """# Health
@@ -159,7 +165,7 @@ OWN_LABELS = {
 
 
 def metrics() -> str:
-    """docs/metrics.md: one row a family, in catalogue order."""
+    """Return docs/metrics.md: one row per family, in catalogue order."""
     rows = [_family(list(rows)) for _, rows in groupby(_by_family(METRICS), key=lambda metric: metric.name)]
     head = ("metric", "type", "unit", "si", "labels", "set", "read", "from", "DCGM field", "seen on", "meaning")
     return banner.markdown(m) + METRICS_INTRO + "\n" + _table(head, rows)
@@ -263,14 +269,14 @@ def _family(rows: Sequence[Metric]) -> tuple[str, ...]:
 
 
 def _seen_on(rows: Sequence[Metric]) -> str:
-    """The hardware that answered every row of a family; nothing for what the exporter says of itself."""
+    """Return the hardware on which every row of a family had a value; empty for the exporter's own metrics."""
     if not any(row.nvml or row.integral_of or row.histogram_of or row.entity in NON_GPU_ENTITIES for row in rows):
         return ""
     return ", ".join(name for name in SEEN_ON if all(name in seen_on(row) for row in rows)) or "*not yet*"
 
 
 def read_from(metric: Metric) -> str:
-    """Where NVML has the value, in words."""
+    """Return where the value is read from, in words."""
     match metric.nvml:
         case Call(name, args, pick):
             return f"{name}({', '.join(map(str, args))})" + ("" if pick is None else f"[{pick}]")
@@ -285,9 +291,9 @@ def read_from(metric: Metric) -> str:
         case PerProcess(what):
             return f"process list: {what}"
         case Gpm(number, stride, _):
-            return f"GPM {number}" + (f" + {stride} a link" if stride else "")
+            return f"GPM {number}" + (f" + {stride} per link" if stride else "")
     if metric.entity in NON_GPU_ENTITIES or metric is m.EXP_HEALTH:
-        return "DCGM alone"
+        return "DCGM only"
     if metric.histogram_of:
         return f"histogram of {metric.histogram_of}"
     return f"integral of {metric.integral_of}" if metric.integral_of else "the exporter"

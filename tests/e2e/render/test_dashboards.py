@@ -173,13 +173,13 @@ def assert_sawtooth(prometheus: Prometheus) -> None:
         answer = prometheus.api("query", query=text)["result"]
         return {each["metric"].get("le", ""): float(each["value"][1]) for each in answer}
 
-    activity, watts, gap = ask("SM activity"), ask("Board power"), ask("Idle gaps")[""]
+    activity, watts, gap = ask("SM activity distribution"), ask("Power distribution"), ask("Idle gaps")[""]
     assert activity["0.1"] / activity["+Inf"] == pytest.approx(0.5, abs=0.15)  # ticks that are half busy
     assert watts["850.0"] / watts["+Inf"] == pytest.approx(0.5, abs=0.1)
     assert watts["150.0"] == watts["850.0"]
     assert gap == pytest.approx(HALF, abs=0.2)
-    assert ask("Swing of power, and time at rest")[""] == pytest.approx((HIGH - LOW) / 2 / 700, abs=0.05)
-    assert ask("Swing of power, and time at rest", 1)[""] == pytest.approx(0.4, abs=0.15)  # whole ticks only
+    assert ask("Power swings and idle time")[""] == pytest.approx((HIGH - LOW) / 2 / 700, abs=0.05)
+    assert ask("Power swings and idle time", 1)[""] == pytest.approx(0.4, abs=0.15)  # whole ticks only
     moment = 'stddev_over_time(DCGM_FI_DEV_POWER_USAGE_INSTANT{cluster="sawtooth"}[1m])'
     assert prometheus.query(moment) == [0.0]
     assert prometheus.query('count(ALERTS{alertname="GpuPowerOscillation", cluster="sawtooth"})') == [1.0]

@@ -108,7 +108,7 @@ def test_what_another_flag_has_to_switch_on(line: str, environ: Mapping[str, str
     arguments, said = translate(line.split(), environ)
 
     assert sorted(arguments) == sorted(ours.split())
-    assert [each.partition(" is ignored: it does nothing without --")[0] for each in said] == (
+    assert [each.partition(" is ignored: it has no effect without --")[0] for each in said] == (
         [ignored] if ignored else []
     )
 

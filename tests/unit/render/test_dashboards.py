@@ -247,7 +247,7 @@ def test_a_mode_more_is_a_panel_more() -> None:
     """One entry, and its domain's row has it, and the table of alerts links to its runbook."""
     new = replace(MODES[0], name="GpuOnFire")
     content = json.loads(dashboards.render(boards.GPU, (*MODES, new)))
-    (row,) = [each for each in content["panels"] if each["title"] == f"Why an alert fires: {new.domain.value}"]
+    (row,) = [each for each in content["panels"] if each["title"] == f"Signals behind the alerts: {new.domain.value}"]
     assert row["panels"][-1]["title"] == "GpuOnFire"
     assert '"runbook", "gpuonfire"' in " ".join(expressions(content))
 
@@ -273,12 +273,12 @@ def test_absence_is_said(name: str) -> None:
     for panel in panels(BOARDS[name]):
         text = panel["fieldConfig"]["defaults"]["noValue"]
         alerts = all("ALERTS" in target["expr"] for target in panel["targets"]) and panel["type"] == "table"
-        assert text == ("nothing fires" if alerts else "not collected"), panel["title"]
+        assert text == ("no firing alerts" if alerts else "not collected"), panel["title"]
 
 
 def test_the_classes_have_their_colours() -> None:
     """The timeline names and paints each number as the catalogue does."""
-    (panel,) = [each for each in panels(BOARDS["gpu"]) if each["title"] == "What limits it"]
+    (panel,) = [each for each in panels(BOARDS["gpu"]) if each["title"] == "Bottleneck"]
     options = panel["fieldConfig"]["defaults"]["mappings"][0]["options"]
     assert {(number, each["text"], each["color"]) for number, each in options.items()} == {
         (str(number), each.name, each.colour) for number, each in enumerate(bottlenecks.BOTTLENECKS)
