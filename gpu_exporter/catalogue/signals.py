@@ -114,7 +114,7 @@ PCIE_TX_USE = Signal(
     plain="PCIe link from the GPU {} used",
 )
 
-POWER = Signal("power", "watts", "Board power", _reads(m.POWER), plain="power {}")
+POWER = Signal("power", "watts", "Power draw", _reads(m.POWER), plain="power {}")
 POWER_INSTANT = Signal(
     "power_instant", "watts", "Instantaneous board power", _reads(m.POWER_INSTANT), plain="instantaneous power {}"
 )
@@ -128,7 +128,7 @@ POWER_LIMIT = Signal(
 POWER_USE = Signal(
     "power_use",
     "ratio",
-    "Board power, as a share of its limit",
+    "Power draw as a share of the power limit",
     (Derived(POWER, "/", POWER_LIMIT),),
     plain="power at {} of its limit",
 )

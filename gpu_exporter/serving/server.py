@@ -108,5 +108,5 @@ def _bind(address: Address) -> list[socket.socket]:
         elif code == errno.EACCES:
             why = "needs privileges; choose a port above 1023 with --address"
         else:
-            why = f"can't be listened on: {getattr(error, 'strerror', None) or error}; check --address"
+            why = f"cannot be used: {getattr(error, 'strerror', None) or error}; check --address"
         raise GpuExporterError(f"address {address} {why}") from error

@@ -173,8 +173,8 @@ def test_kubernetes_service_links_are_ignored(serve: Serve) -> None:
     ("host", "why"),
     [
         ("203.0.113.1", "Cannot assign"),
-        ("a..b", "can't be listened on"),
-        ("a" * 70, "can't be listened on"),
+        ("a..b", "cannot be used"),
+        ("a" * 70, "cannot be used"),
     ],
 )
 def test_address_of_nobody(host: str, why: str) -> None:
