@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import Field, dataclass, field, fields
+from datetime import date
+from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
-import yaml
-
+from gpu_exporter.decoding import printable, yaml_document
+from gpu_exporter.file_access import FileWorker, read
 from gpu_exporter.inputs import (
+    MAX_FILE_BYTES,
     Address,
     Devices,
     Hostengine,
@@ -35,32 +38,70 @@ from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.metric import MetricSet, Schema
 from gpu_exporter.model.source_kind import AUTO, SOURCE_KINDS
 
-# Kubernetes injects GPU_EXPORTER_PORT, GPU_EXPORTER_SERVICE_HOST … for a service named gpu-exporter: no setting may have
-# such a name, and unknown variables are not an error.
 ENV_PREFIX = "GPU_EXPORTER_"
+# Kubernetes injects variables such as GPU_EXPORTER_SERVICE_HOST and GPU_EXPORTER_PORT_9400_TCP for a Service named
+# gpu-exporter, and GPU_EXPORTER_X_PORT for one named gpu-exporter-x. No setting may have such a name.
+SERVICE_LINK = re.compile(
+    rf"{ENV_PREFIX}(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
+)
+# An error names at most so many unknown keys of a file.
+MOST_UNKNOWN = 20
 
 T = TypeVar("T")
 
 
+class Group(Enum):
+    """The sections of `serve --help` and of docs/configuration.md, in this order: what most users need comes first."""
+
+    COMMON = "Common"
+    PODS = "Pods, jobs and node names"
+    HEALTH = "Health and XIDs"
+    ACCESS = "TLS, passwords and control"
+    LOG = "Logging"
+    COMPATIBLE = "Compatibility with dcgm-exporter"
+    DCGM = "DCGM"
+    TRIAL = "Recordings and simulated GPUs"
+    ADVANCED = "Advanced"
+
+
 # For mypy: the annotation of a setting is the type that its parser returns, or None if there is no default.
 @overload
-def _setting(help: str, parse: Callable[[str], T], default: str, flag: str = "", *, many: bool = False) -> T: ...
+def _setting(
+    group: Group, help: str, parse: Callable[[str], T], default: str, flag: str = "", *, many: bool = False
+) -> T: ...
 
 
 @overload
-def _setting(help: str, parse: Callable[[str], T], *, flag: str = "", many: bool = False) -> T | None: ...
+def _setting(group: Group, help: str, parse: Callable[[str], T], *, flag: str = "", many: bool = False) -> T | None: ...
 
 
 def _setting(
-    help: str, parse: Callable[[str], Any], default: str | None = None, flag: str = "", *, many: bool = False
+    group: Group,
+    help: str,
+    parse: Callable[[str], Any],
+    default: str | None = None,
+    flag: str = "",
+    *,
+    many: bool = False,
 ) -> Any:
     value, problem = None, ""
     try:
         value = parse(default) if default is not None else None
     except ValueError as error:
         problem = f"its parser refuses its default: {error}"
-    metadata = {"help": help, "parse": parse, "default": default, "flag": flag, "many": many, "problem": problem}
+    metadata = {
+        "group": group,
+        "help": help,
+        "parse": parse,
+        "default": default,
+        "flag": flag,
+        "many": many,
+        "problem": problem,
+    }
     return field(default=value, metadata=metadata)
+
+
+COMMON, PODS, HEALTH, ACCESS, LOG, COMPATIBLE, DCGM, TRIAL, ADVANCED = Group
 
 
 # fmt: off
@@ -68,58 +109,68 @@ def _setting(
 class Config:
     """Every setting with its default. Seconds, paths and numbers, already checked."""
 
-    address: Address          = _setting("Where to listen.", address, ":9400")
-    interval: float           = _setting("Time between two collections; below 1s, what only pages show is read once a second, or as often as pages are asked for.", interval, "1s")
-    high_resolution: bool     = _setting("Whether to read profiling counters ten times a second, for histograms of what is shorter than a tick; costs about half a per cent of a core for each GPU.", boolean, "false")
-    gauge_window: float       = _setting("What the profiling gauges are the mean over.", duration, "15s")
-    source: str               = _setting(f"Where to read from: {', '.join(f'{kind.name} ({kind.description})' for kind in SOURCE_KINDS.values())}.", choice(*SOURCE_KINDS), AUTO.name)
-    dcgm_hostengine: Hostengine = _setting("DCGM's host engine: host:port, or a Unix socket as path or unix:///path; left out, it runs within the exporter.", hostengine, "")
-    dcgm_bindings: Path | None = _setting("The directory of DCGM's Python bindings (else: where its packages put them).", Path)
-    recording: Path | None    = _setting("The recording to replay.", Path)
-    speed: float              = _setting("How fast to replay.", speed, "1")
-    loop: bool                = _setting("Whether to replay over and over.", boolean, "true")
-    nodes: int                = _setting("Nodes to simulate; several are served below /nodes.", positive, "1")
-    gpus: int                 = _setting("GPUs to simulate in each node.", positive, "8")
-    seed: int                 = _setting("The same seed simulates the same nodes.", whole, "1")
-    faults: str               = _setting("What goes wrong in the simulation, as docs/simulated.md shows.", str, "")
-    inject: str               = _setting("Failure modes to simulate, such as GpuMemoryBound:node-000/1, as docs/simulated.md shows.", str, "", many=True)
-    devices: Devices          = _setting("Which GPUs: f (all; of those in MIG mode the instances), g (GPUs), i (instances), or some, such as g:0,2-3 or g:UUID.", device_list, "f")
-    switch_devices: Devices   = _setting("Which NVSwitches (g) and NVLinks of them (i), as --devices; from DCGM.", device_list, "f")
-    cpu_devices: Devices      = _setting("Which Grace CPUs (g) and cores (i), as --devices; from DCGM.", device_list, "f")
-    metrics: MetricSet        = _setting("Which metrics to expose, default or full.", metric_set, "default")
-    schema: Schema            = _setting("How DCGM's metrics are named: as dcgm-exporter up to 4.8.2 does (classic), or as from 4.9 on, in base units (si).", schema, "classic")
-    collectors: Path | None   = _setting("dcgm-exporter's CSV file of fields: the classic families to expose, with TYPE and HELP (also -f).", Path)
-    processes: bool           = _setting("Whether to expose memory and SM share of each process on a GPU, and whose it is.", boolean, "false")
-    xid_count_window: float   = _setting("What DCGM_EXP_XID_ERRORS_COUNT counts over, where it is exposed.", duration, "5m")
-    clock_events_count_window: float = _setting("What DCGM_EXP_CLOCK_EVENTS_COUNT counts over, where it is exposed.", duration, "5m")
-    procfs: Path              = _setting("Where processes are looked up; must be the host's (hostPID, or mounted), except with NVIDIA's open kernel modules.", Path, "/proc")
-    kernel_log: str           = _setting("The kernel log, for Xids: /dev/kmsg, a kern.log or journal as a file, or none.", str, "/dev/kmsg")
-    state_dir: Path | None    = _setting("A directory in which Xids are kept over a restart.", Path)
-    kubernetes: bool          = _setting("Whether to ask kubelet which pod has which GPU, as docs/attribution.md shows.", boolean, "false")
-    pod_resources_socket: Path = _setting("kubelet's pod-resources socket.", Path, "/var/lib/kubelet/pod-resources/kubelet.sock")
-    nvidia_resource_names: tuple[str, ...] = _setting("Resources that are NVIDIA's under other names, such as example.com/a100; all below nvidia.com/ are.", names, "")
-    kubernetes_pods: bool     = _setting("Whether to ask the API server for this node's pods: workload, rank, UID.", boolean, "false")
-    kubernetes_pod_labels: tuple[re.Pattern[str], ...] = _setting("Labels of pods to show on gpu_pod_info as label_*, as regular expressions of whole names; asks for pods, too.", patterns, "")
-    kubernetes_dra: bool      = _setting("Whether to ask the API server for ResourceSlices, for pods that have GPUs by resource claims.", boolean, "false")
-    kubernetes_service_account: Path = _setting("Where token and CA for the API server are.", Path, "/var/run/secrets/kubernetes.io/serviceaccount")
-    hpc_job_mapping_dir: Path | None = _setting("Directory of job files, named by GPU, as dcgm-exporter has it for Slurm.", Path)
-    expected_gpus: int | None = _setting("GPUs that ought to be there (else: bound to the driver, or most seen).", count)
-    xid_overrides: Path | None = _setting("YAML or CSV file that changes rows of the Xid table.", Path)
-    node_name: str            = _setting("The node's name, for the Hostname label (else: of a remote host engine, NODE_NAME of the environment, or the host's own).", str, "")
-    no_hostname: bool         = _setting("Whether to leave the Hostname label out.", boolean, "false")
-    replace_blanks_in_model_name: bool = _setting("Whether the modelName label has dashes for blanks.", boolean, "false")
-    log_format: str           = _setting("How to log: text, or json with one object a line.", choice("text", "json"), "text")
-    log_level: str            = _setting("How much to log.", choice("debug", "info", "warning", "error"), "info")
-    token_file: Path | None   = _setting("Where to write a token with which this machine's users of `release` and `resume` may do so.", Path)
-    web_config_file: Path | None = _setting("TLS, passwords and headers, as in Prometheus' exporter-toolkit.", Path, flag="web.config.file")
-    web_systemd_socket: bool     = _setting("Whether to serve on the socket that systemd passes, instead of --address.", boolean, "false")
-    web_enable_lifecycle: bool   = _setting("Whether POST /-/quit, /-/reload, /-/release and /-/resume do anything.", boolean, "false", "web.enable-lifecycle")
+    address: Address          = _setting(COMMON, "Address to listen on.", address, ":9400")
+    source: str               = _setting(COMMON, f"Where to read GPUs from: {', '.join(f'{kind.name} ({kind.description})' for kind in SOURCE_KINDS.values())}.", choice(*SOURCE_KINDS), AUTO.name)
+    devices: Devices          = _setting(COMMON, "GPUs to monitor: f (all GPUs; the instances of a GPU in MIG mode), g (GPUs only), i (instances only), or a list such as g:0,2-3 or g:UUID.", device_list, "f")
+    metrics: MetricSet        = _setting(COMMON, "Set of metrics to expose: default or full.", metric_set, "default")
+    collectors: Path | None   = _setting(COMMON, "CSV file of fields, as for dcgm-exporter: the DCGM metrics to expose, with their TYPE and HELP (also -f).", Path)
+    interval: float           = _setting(COMMON, "Time between two collections, 100ms to 1h. Below 1s, values that only /metrics needs are read once a second, or as often as Prometheus scrapes.", interval, "1s")
+    processes: bool           = _setting(COMMON, "Expose GPU memory and SM share of each process, with its pod or job.", boolean, "false")
+    kubernetes: bool          = _setting(PODS, "Ask kubelet which pod uses which GPU; see docs/attribution.md.", boolean, "false")
+    kubernetes_pods: bool     = _setting(PODS, "Ask the API server for the pods of this node: workload, rank, UID.", boolean, "false")
+    kubernetes_pod_labels: tuple[re.Pattern[str], ...] = _setting(PODS, "Pod labels to expose on gpu_pod_info as label_*: regular expressions of whole names, separated by commas. Includes --kubernetes-pods.", patterns, "")
+    kubernetes_dra: bool      = _setting(PODS, "Ask the API server for ResourceSlices, for pods that get GPUs through resource claims (DRA).", boolean, "false")
+    nvidia_resource_names: tuple[str, ...] = _setting(PODS, "Other names of NVIDIA's resources, such as example.com/a100. All names below nvidia.com/ are included already.", names, "")
+    hpc_job_mapping_dir: Path | None = _setting(PODS, "Directory of job files, one per GPU, as dcgm-exporter uses for Slurm.", Path)
+    node_name: str            = _setting(PODS, "Node name for the Hostname label. Default: the host of a remote host engine, NODE_NAME of the environment, or the host name.", str, "")
+    no_hostname: bool         = _setting(PODS, "Omit the Hostname label.", boolean, "false")
+    expected_gpus: int | None = _setting(HEALTH, "Number of GPUs that this node must have. Default: the GPUs bound to the driver, or the most that were seen.", count)
+    kernel_log: str           = _setting(HEALTH, "Kernel log to read XIDs from: /dev/kmsg, a file such as kern.log or a journal export, or none.", str, "/dev/kmsg")
+    state_dir: Path | None    = _setting(HEALTH, "Directory that keeps XIDs across restarts.", Path)
+    xid_overrides: Path | None = _setting(HEALTH, "YAML or CSV file with changes to the table of XIDs.", Path)
+    web_config_file: Path | None = _setting(ACCESS, "File with TLS, passwords and headers, in the format of Prometheus' exporter-toolkit.", Path, flag="web.config.file")
+    web_enable_lifecycle: bool   = _setting(ACCESS, "Enable POST /-/quit, /-/reload, /-/release and /-/resume.", boolean, "false", "web.enable-lifecycle")
+    token_file: Path | None   = _setting(ACCESS, "File for a token that `gpu-exporter release` and `resume` on this machine use to log in. `serve` writes it.", Path)
+    log_level: str            = _setting(LOG, "Lowest level to log: debug, info, warning or error.", choice("debug", "info", "warning", "error"), "info")
+    log_format: str           = _setting(LOG, "Log format: text, or json with one object per line.", choice("text", "json"), "text")
+    schema: Schema            = _setting(COMPATIBLE, "Names of DCGM metrics: classic (as dcgm-exporter up to 4.8.2) or si (as 4.9 and newer, in base units).", schema, "classic")
+    replace_blanks_in_model_name: bool = _setting(COMPATIBLE, "Write the modelName label with dashes instead of blanks.", boolean, "false")
+    xid_count_window: float   = _setting(COMPATIBLE, "Time window of DCGM_EXP_XID_ERRORS_COUNT, where it is exposed.", duration, "5m")
+    clock_events_count_window: float = _setting(COMPATIBLE, "Time window of DCGM_EXP_CLOCK_EVENTS_COUNT, where it is exposed.", duration, "5m")
+    dcgm_hostengine: Hostengine = _setting(DCGM, "DCGM's host engine: host:port, or a Unix socket as a path or unix:///path. Default: embedded in the exporter.", hostengine, "")
+    dcgm_bindings: Path | None = _setting(DCGM, "Directory of DCGM's Python bindings. Default: where DCGM's packages install them.", Path)
+    switch_devices: Devices   = _setting(DCGM, "NVSwitches (g) and their NVLinks (i) to monitor through DCGM, written as for --devices.", device_list, "f")
+    cpu_devices: Devices      = _setting(DCGM, "Grace CPUs (g) and their cores (i) to monitor through DCGM, written as for --devices.", device_list, "f")
+    recording: Path | None    = _setting(TRIAL, "Recording to replay: a file, or the name of a packaged one.", Path)
+    speed: float              = _setting(TRIAL, "Replay speed; 2 is twice as fast.", speed, "1")
+    loop: bool                = _setting(TRIAL, "Start the recording again at its end.", boolean, "true")
+    nodes: int                = _setting(TRIAL, "Number of nodes to simulate. Several nodes are served below /nodes.", positive, "1")
+    gpus: int                 = _setting(TRIAL, "Number of GPUs to simulate in each node.", positive, "8")
+    seed: int                 = _setting(TRIAL, "Seed of the simulation: the same seed gives the same nodes.", whole, "1")
+    faults: str               = _setting(TRIAL, "Faults to simulate; see docs/simulated.md.", str, "")
+    inject: str               = _setting(TRIAL, "Failure modes to simulate, such as GpuMemoryBound:node-000/1; see docs/simulated.md.", str, "", many=True)
+    high_resolution: bool     = _setting(ADVANCED, "Read profiling counters ten times a second, for histograms of changes that are shorter than a collection interval. Costs about 0.5 % of a core per GPU.", boolean, "false")
+    gauge_window: float       = _setting(ADVANCED, "Time over which profiling gauges are averaged.", duration, "15s")
+    procfs: Path              = _setting(ADVANCED, "The host's /proc, to look up processes: share it with hostPID or a mount. With NVIDIA's open kernel modules, the container's own works too.", Path, "/proc")
+    pod_resources_socket: Path = _setting(ADVANCED, "kubelet's pod-resources socket.", Path, "/var/lib/kubelet/pod-resources/kubelet.sock")
+    kubernetes_service_account: Path = _setting(ADVANCED, "Directory with the token and the CA for the API server.", Path, "/var/run/secrets/kubernetes.io/serviceaccount")
+    web_systemd_socket: bool     = _setting(ADVANCED, "Serve on the socket that systemd passes, instead of --address.", boolean, "false")
 # fmt: on
 
 
 def flag(setting: Field[Any]) -> str:
     """Return a setting's flag without the leading dashes. Only flags that other exporters share have dots."""
     return setting.metadata["flag"] or setting.name.replace("_", "-")
+
+
+def unknown_variables(environ: Iterable[str]) -> list[str]:
+    """Return the variables that begin like a setting and are none, apart from those that Kubernetes injects."""
+    known = {f"{ENV_PREFIX}{name.upper()}" for name in ("config", "url", *(setting.name for setting in fields(Config)))}
+    return sorted(
+        name
+        for name in environ
+        if name.startswith(ENV_PREFIX) and name not in known and not SERVICE_LINK.fullmatch(name)
+    )
 
 
 def check(settings: Iterable[Field[Any]]) -> None:
@@ -140,27 +191,47 @@ check(fields(Config))
 def read_file(path: Path) -> dict[str, str]:
     """Return the settings of a YAML file as text, after validation. Raises GpuExporterError."""
     try:
-        with path.open(encoding="utf-8") as file:
-            content = yaml.safe_load(file)
-    except (OSError, UnicodeDecodeError) as error:
-        raise GpuExporterError(f"config {path}: {getattr(error, 'strerror', None) or error}") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise GpuExporterError(f"config {path}: not YAML: {' '.join(str(error).split())}") from error
+        content = yaml_document(FileWorker("config").call(lambda: read(path, MAX_FILE_BYTES)))
+    except OSError as error:
+        raise GpuExporterError(f"config {path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise GpuExporterError(f"config {path}: {error}") from error
     if content is None:
         return {}
     if not isinstance(content, dict):
         raise GpuExporterError(f"config {path}: must be a mapping of settings to values")
     parsers = {setting.name: setting.metadata["parse"] for setting in fields(Config)}
+    keys = _keys(path, content, parsers)
     settings = {}
-    for key, value in content.items():
-        name = re.sub("[-.]", "_", str(key))
-        if name not in parsers:
-            raise GpuExporterError(f"config {path}: unknown key {key!r}{nearest(name, parsers)}")
-        if isinstance(value, dict | list) or value is None:
-            raise GpuExporterError(f"config {path}: {key} needs one value, not {value!r}")
+    for name, key in keys.items():
         try:
-            parsers[name](str(value))
+            settings[name] = _text(content[key], parsers[name])
+            parsers[name](settings[name])
         except ValueError as error:
             raise GpuExporterError(f"config {path}: {key}: {error}") from error
-        settings[name] = str(value)
     return settings
+
+
+def _keys(path: Path, content: Mapping[Any, Any], names: Collection[str]) -> dict[str, Any]:
+    """Return the key of each setting in a file. Raises GpuExporterError that names all unknown keys."""
+    keys: dict[str, Any] = {}
+    unknown = []
+    for key in content:
+        name = re.sub("[-.]", "_", str(key))
+        if name not in names:
+            unknown.append(f"unknown key {printable(repr(key), 60)}{nearest(name, names)}")
+        elif keys.setdefault(name, key) != key:
+            raise GpuExporterError(f"config {path}: {keys[name]} and {key} are the same setting; keep one")
+    if unknown:
+        more = f"; and {len(unknown) - MOST_UNKNOWN} more" if len(unknown) > MOST_UNKNOWN else ""
+        raise GpuExporterError(f"config {path}: {'; '.join(unknown[:MOST_UNKNOWN])}{more}")
+    return keys
+
+
+def _text(value: object, parse: Callable[[str], object]) -> str:
+    """Return the text of a YAML value. Raises ValueError unless it is one value, and is text where text is needed."""
+    if not isinstance(value, bool | int | float | str | date):
+        raise ValueError(f"needs one value, not {printable(repr(value), 60)}")
+    if parse in (str, Path) and isinstance(value, bool | float | date):
+        raise ValueError(f"YAML reads this as {value}, which is not text; put it in quotes")
+    return str(value)

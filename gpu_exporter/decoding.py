@@ -1,4 +1,4 @@
-"""Decoding of content that somebody else wrote: its size, depth and types are checked before anything uses it.
+"""Decoding of untrusted content: its size, depth and types are checked before anything uses it.
 
 Every function raises ValueError with one line that says what is wrong, without quoting the content at length.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import yaml
@@ -15,8 +15,9 @@ from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 T = TypeVar("T")
 
-MOST_YAML_BYTES = 1 << 20
-MOST_YAML_NODES = 20_000
+# PyYAML needs up to a second for as much as this; settings, passwords and changed XIDs are far less.
+MOST_YAML_BYTES = 1 << 18
+MOST_YAML_NODES = 10_000
 MOST_YAML_DEPTH = 50
 
 
@@ -25,7 +26,7 @@ def json_as(kind: type[T], content: bytes | str) -> T:
 
     Unknown fields are ignored. Every number is finite: JSON has no other, and one that does not fit is an error.
     """
-    import msgspec  # not before there is something to decode
+    import msgspec  # imported only when there is something to decode, which saves its memory
 
     try:
         return msgspec.json.decode(content, type=kind)
@@ -42,16 +43,29 @@ def yaml_document(content: bytes | str) -> Any:
 
     A duplicate key, aliases that expand to too much, and a number that YAML 1.1 reads in base 8 or 60 are errors.
     """
+    return _composed(content, _constructed)
+
+
+def yaml_root(content: bytes | str) -> Node | None:
+    """Return the root node of YAML, or None if it is empty: nodes know their lines, and scalars the text as written.
+
+    Whatever `yaml_document` refuses about nodes is an error here, too.
+    """
+    return _composed(content, lambda _, root: root)
+
+
+def _composed(content: bytes | str, use: Callable[[_Loader, Node], T]) -> T | None:
+    """Return what `use` makes of a checked root node, or None if there is no document."""
     if len(content) > MOST_YAML_BYTES:
-        raise ValueError(f"larger than {MOST_YAML_BYTES >> 20} MiB")
+        raise ValueError(f"larger than {MOST_YAML_BYTES >> 10} KiB")
     loader = None
     try:
         loader = _Loader(content)
-        node = loader.get_single_node()
-        if node is None:
+        root = loader.get_single_node()
+        if root is None:
             return None
-        _check(node)
-        return loader.construct_document(node)
+        _check(root)
+        return use(loader, root)
     except yaml.MarkedYAMLError as error:  # its text would quote the file, which may contain secrets
         mark = error.problem_mark or error.context_mark
         raise ValueError(f"not YAML{f' in line {mark.line + 1}' if mark else ''}: {_problem(error)}") from None
@@ -65,7 +79,29 @@ def yaml_document(content: bytes | str) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's parser in Python: the one in C does not say where an error is in the same words."""
+    """PyYAML's parser in Python, with limits on size and depth. The one in C words its errors differently."""
+
+    nodes = depth = 0
+
+    def compose_node(self, parent: Node | None, index: int) -> Node | None:
+        """Compose a node and count it: what is too large is not parsed to its end, which would take seconds."""
+        self.nodes += 1
+        if self.nodes > MOST_YAML_NODES:
+            raise ValueError(f"more than {MOST_YAML_NODES} values")
+        if self.depth > MOST_YAML_DEPTH:
+            raise ValueError("nested too deeply")
+        self.depth += 1
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+
+def _constructed(loader: _Loader, root: Node) -> Any:
+    try:
+        return loader.construct_document(root)
+    except (ValueError, LookupError, AttributeError, TypeError, OverflowError) as error:
+        # PyYAML raises any of these for a wrong value of an explicit type, such as `!!bool x`
+        raise ValueError(f"not YAML: a value does not have its type: {printable(str(error), 120)}") from None
 
 
 def _problem(error: yaml.MarkedYAMLError) -> str:
@@ -128,7 +164,7 @@ def gunzip(content: bytes, most: int) -> bytes:
 
 
 def printable(text: str, most: int) -> str:
-    """One line of at most `most` characters, without what a terminal would obey."""
+    """Return the text as one line of at most `most` characters, without control characters for terminals."""
     line = "".join(
         char if char.isprintable() else " " if char.isspace() else "\N{REPLACEMENT CHARACTER}" for char in text
     )

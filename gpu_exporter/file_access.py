@@ -14,26 +14,29 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-# How long a file may take to be read or written.
+# The longest that reading or writing a file may take.
 FILE_SECONDS = 5.0
 
 
 def open_regular(path: Path, flags: int) -> int:
-    """A descriptor of a regular file. Raises OSError, also if it is something else, which is never waited for."""
+    """Return a descriptor of a regular file. Raises OSError at once for anything else, such as a FIFO."""
     try:
         descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
     except OSError as error:
         if error.errno == errno.ENXIO:  # a FIFO without a reader, or a socket
             raise OSError(errno.EINVAL, "not a regular file") from error
         raise
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
         os.close(descriptor)
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, "a directory, not a regular file")
         raise OSError(errno.EINVAL, "not a regular file")
     return descriptor
 
 
 def read(path: Path, most: int) -> bytes:
-    """The content of a regular file. Raises OSError, also if it has more than `most` bytes."""
+    """Return the content of a regular file. Raises OSError, also if it has more than `most` bytes."""
     with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
         content = file.read(most + 1)
     if len(content) > most:
@@ -50,9 +53,9 @@ class FileWorker:
         self._overdue = False
 
     def call(self, access: Callable[[], T], seconds: float = FILE_SECONDS) -> T:
-        """What `access` returns or raises. Raises TimeoutError if that takes longer.
+        """Return or raise what `access` does. Raises TimeoutError if that takes longer.
 
-        An access that is late is left alone; while it hangs, others fail at once.
+        An access that is late keeps running; while it hangs, other calls fail at once.
         """
         end = time.monotonic() + seconds
         late = TimeoutError(errno.ETIMEDOUT, f"no answer within {seconds:g} s")

@@ -1,4 +1,4 @@
-"""Parsers of what users write in flags, variables and files. Every ValueError names what would be valid."""
+"""Parsers of what users write in flags, variables and files. Every ValueError says what is valid."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Address:
 
 
 def address(text: str) -> Address:
-    """`:9400`, `127.0.0.1:9400`, `[::1]:9400`, or a port alone."""
+    """Parse `:9400`, `127.0.0.1:9400`, `[::1]:9400`, or a port alone."""
     host, _, port = text.rpartition(":")
     if not port.isdecimal() or not 0 <= int(port) <= 65535:
         raise ValueError(f"{text!r} is not an address; use host:port with a port from 0 to 65535, such as :9400")
@@ -38,7 +38,7 @@ def address(text: str) -> Address:
 
 @dataclass(frozen=True, slots=True)
 class Hostengine:
-    """Where DCGM's host engine listens: on a TCP address, a Unix socket, or nowhere if it runs in this process."""
+    """Where DCGM's host engine listens: a TCP address or a Unix socket. Both are empty if it runs in this process."""
 
     address: str = ""
     socket: str = ""
@@ -50,12 +50,12 @@ class Hostengine:
 
     @property
     def embedded(self) -> bool:
-        """Whether it is started in this process."""
+        """Whether the exporter starts it in its own process."""
         return not self.address and not self.socket
 
     @property
     def local(self) -> bool:
-        """Whether its GPUs are this machine's, judging by the address."""
+        """Whether its GPUs are those of this machine, judging by the address."""
         return not self.address or self.address.rpartition(":")[0] in ("localhost", "127.0.0.1", "[::1]")
 
 
@@ -63,13 +63,15 @@ HOSTENGINE_PORT = 5555
 
 
 def hostengine(text: str) -> Hostengine:
-    """`localhost:5555`, `[::1]:5555`, `unix:///run/nv-hostengine.sock`, a socket's path; empty: embedded."""
+    """Parse `localhost:5555`, `[::1]:5555`, `unix:///run/nv-hostengine.sock` or a socket's path; empty: embedded."""
     path = text.removeprefix("unix://")
     if path.startswith("/"):
         return Hostengine(socket=path)
     if not text:
         return Hostengine()
-    wrong = f"{text!r} is no host engine; use host:port such as localhost:{HOSTENGINE_PORT}, or unix:///path/of/socket"
+    wrong = (
+        f"{text!r} is not a host engine; use host:port such as localhost:{HOSTENGINE_PORT}, or unix:///path/of/socket"
+    )
     match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(?::(\d+))?", text)
     if not match or not 0 < int(match[2] or HOSTENGINE_PORT) <= 65535:
         raise ValueError(wrong)
@@ -77,7 +79,7 @@ def hostengine(text: str) -> Hostengine:
 
 
 def duration(text: str) -> float:
-    """`1s`, `100ms`, `2m`, or seconds as a plain number. Positive."""
+    """Parse `1s`, `100ms`, `2m`, or seconds as a plain number. Returns positive seconds."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h|)", text.strip())
     if not match or not 0 < float(match[1]) < 1e9:
         raise ValueError(f"{text!r} is not a duration; use for example 1s or 100ms")
@@ -85,7 +87,7 @@ def duration(text: str) -> float:
 
 
 def interval(text: str) -> float:
-    """A duration from 100 ms, below which GPM windows are unreliable, to an hour."""
+    """Parse a duration from 100 ms to 1 h. Shorter windows of GPM are unreliable."""
     seconds = duration(text)
     if not 0.1 <= seconds <= 3600:
         raise ValueError(f"{text!r} is out of range; use 100ms to 1h")
@@ -93,16 +95,16 @@ def interval(text: str) -> float:
 
 
 def hand_over(text: str) -> float:
-    """A duration of at most a day, after which a node that nobody resumed is monitored again."""
+    """Parse a duration of at most a day, after which the exporter resumes on its own."""
     seconds = duration(text)
     if seconds > 24 * 3600:
-        raise ValueError(f"{text!r} is too long; use at most 24h, and ask again")
+        raise ValueError(f"{text!r} is too long; use at most 24h, and repeat the command to extend it")
     return seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """Which devices: `kind` is f (whole GPUs, and instances if there are any), g (whole GPUs) or i (instances).
+    """A choice of devices. `kind` is f (whole GPUs, and instances if there are any), g (whole GPUs) or i (instances).
 
     `chosen` are numbers or UUIDs; empty means all.
     """
@@ -118,10 +120,10 @@ MOST_DEVICES = 1024
 
 
 def device_list(text: str) -> Devices:
-    """`f`, `g`, `g:0,2-3`, `g:GPU-…`, `i`, `i:0`, as dcgm-exporter has them."""
+    """Parse `f`, `g`, `g:0,2-3`, `g:GPU-…`, `i` or `i:0`, as dcgm-exporter does."""
     kind, colon, listed = (part.strip() for part in text.partition(":"))
     if kind not in ("f", "g", "i") or (kind == "f" and colon):
-        raise ValueError(f"{text!r} names no devices; use f, g, i, or some such as g:0,2-3 or g:GPU-<UUID>")
+        raise ValueError(f"{text!r} is not a list of devices; use f, g, i, or a list such as g:0,2-3 or g:GPU-<UUID>")
     chosen: list[int | str] = []
     for part in listed.split(",") if colon else ():
         span = re.fullmatch(r"(\d{1,6})(?:\s*-\s*(\d{1,6}))?", part.strip())
@@ -130,12 +132,12 @@ def device_list(text: str) -> Devices:
         elif re.fullmatch(r"(GPU|MIG)-[0-9A-Za-z-]+", part.strip()):
             chosen.append(part.strip())
         else:
-            raise ValueError(f"{part.strip()!r} is no device; use a number, a range such as 2-3, or a UUID")
+            raise ValueError(f"{part.strip()!r} is not a device; use a number, a range such as 2-3, or a UUID")
     return Devices(kind, tuple(dict.fromkeys(chosen)))
 
 
 def speed(text: str) -> float:
-    """A positive factor."""
+    """Parse a positive factor."""
     try:
         value = float(text)
     except ValueError:
@@ -146,28 +148,28 @@ def speed(text: str) -> float:
 
 
 def count(text: str) -> int:
-    """A number of GPUs."""
+    """Parse a number of GPUs."""
     if not text.isdecimal():
         raise ValueError(f"{text!r} is not a number of GPUs; use for example 8")
     return int(text)
 
 
 def positive(text: str) -> int:
-    """A number from 1 to 9999."""
+    """Parse a number from 1 to 9999."""
     if not text.isdecimal() or not 1 <= int(text) <= 9999:
         raise ValueError(f"{text!r} is not a number from 1 to 9999; use for example 8")
     return int(text)
 
 
 def whole(text: str) -> int:
-    """A whole number."""
+    """Parse a whole number."""
     if not re.fullmatch(r"-?\d{1,18}", text):
         raise ValueError(f"{text!r} is not a whole number; use for example 1")
     return int(text)
 
 
 def boolean(text: str) -> bool:
-    """true or false, as YAML and environments write them."""
+    """Parse true, yes, on, 1, false, no, off or 0."""
     values = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
     if text.lower() not in values:
         raise ValueError(f"{text!r} is neither true nor false")
@@ -175,7 +177,7 @@ def boolean(text: str) -> bool:
 
 
 def choice(*names: str) -> Callable[[str], str]:
-    """Return a parser of these names; its error on another text suggests the nearest name."""
+    """Return a parser of these names, whose error suggests the nearest name."""
 
     def parse(text: str) -> str:
         if text not in names:
@@ -186,17 +188,17 @@ def choice(*names: str) -> Callable[[str], str]:
 
 
 def names(text: str) -> tuple[str, ...]:
-    """Names between commas."""
+    """Parse names separated by commas."""
     return tuple(dict.fromkeys(name for item in text.split(",") if (name := item.strip())))
 
 
 def patterns(text: str) -> tuple[re.Pattern[str], ...]:
-    """Regular expressions between commas."""
+    """Parse regular expressions separated by commas."""
     compiled = []
     for pattern in names(text):
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("error")  # what will have another meaning in a later Python
+                warnings.simplefilter("error")  # a later Python will read such a pattern differently
                 compiled.append(re.compile(pattern))
         except (re.error, RecursionError, OverflowError, Warning) as error:
             raise ValueError(f"{pattern!r} is not a regular expression: {error}") from error
@@ -204,19 +206,28 @@ def patterns(text: str) -> tuple[re.Pattern[str], ...]:
 
 
 def metric_set(text: str) -> MetricSet:
-    """default or full."""
+    """Parse default or full."""
     return MetricSet(choice(MetricSet.DEFAULT.value, MetricSet.FULL.value)(text))
 
 
 def schema(text: str) -> Schema:
-    """classic or si."""
+    """Parse classic or si."""
     return Schema(choice(*(member.value for member in Schema))(text))
 
 
+# How similar a name must be to be suggested, from 0 to 1: `repaly` is 0.83 of `replay`, but `foo` only 0.57 of `loop`.
+NEAR = 0.7
+
+
+def near(name: str, names: Iterable[str]) -> str:
+    """Return the name that was probably meant, or an empty text if none is similar."""
+    return next(iter(difflib.get_close_matches(name, list(names), 1, NEAR)), "")
+
+
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Return `; did you mean …?`, or nothing."""
-    close = difflib.get_close_matches(name, list(names), 1, 0.5)
-    return f"; did you mean {close[0]}?" if close else ""
+    """Return `; did you mean …?`, or an empty text if no name is similar."""
+    close = near(name, names)
+    return f"; did you mean {close}?" if close else ""
 
 
 MAX_FILE_BYTES = 1 << 20

@@ -1,4 +1,4 @@
-"""GPUs as plain Python values, for a training loop, a notebook or a test: no server, no Prometheus."""
+"""GPUs as plain Python values, for a training loop, a notebook or a test, without a server or Prometheus."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ONE_AT_A_TIME = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """One GPU at unix time `at`: its identity, whether it answers (else `reason`), and its samples."""
+    """One GPU at unix time `at`: its identity, whether it responds (if not, `reason` says why), and its samples."""
 
     at: float
     gpu: Gpu
@@ -34,7 +34,7 @@ class GpuReading:
 
     @property
     def index(self) -> int:
-        """The number of the GPU, as NVML and nvidia-smi count."""
+        """The index of the GPU in NVML and nvidia-smi."""
         return self.gpu.index
 
     def as_dict(self) -> dict[str, float]:
@@ -52,7 +52,7 @@ def _key(sample: Sample) -> str:
 
 
 def readings(snapshot: Snapshot) -> tuple[GpuReading, ...]:
-    """Split a snapshot by GPU: what was read of each, and its integrals, without metrics of the exporter itself."""
+    """Split a snapshot by GPU: what was read and its integrals, without metrics of the exporter itself."""
     samples: dict[Gpu, list[Sample]] = {status.gpu: [] for status in snapshot.gpus}
     for sample in snapshot.samples:
         metric, gpu = sample.series.metric, sample.series.gpu
@@ -65,7 +65,7 @@ def readings(snapshot: Snapshot) -> tuple[GpuReading, ...]:
 
 
 def read(*, metrics: str = "default", gpus: Sequence[int] | None = None) -> tuple[GpuReading, ...]:
-    """Return the present state of this machine's GPUs, which a loop in the background collects once a second.
+    """Return the current state of this machine's GPUs, which a loop in the background collects once a second.
 
     The first call starts the loop and takes up to a second; later calls take 0.3 ms and never wait for a driver.
     Profiling values (SM active, tensor, DRAM …) are means over the last second. For an exact mean between two calls,

@@ -22,14 +22,14 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from gpu_exporter.file_access import read
-from gpu_exporter.inputs import boolean, choice, nearest
+from gpu_exporter.decoding import yaml_root
+from gpu_exporter.file_access import FileWorker, read
+from gpu_exporter.inputs import MAX_FILE_BYTES, boolean, choice, nearest
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.verdict import Action
 
 PACKAGED = Path(__file__).with_name("xids.csv")
 HIGHEST = 65535
-LARGEST = 1 << 20
 
 
 class XidKind(Enum):
@@ -151,14 +151,10 @@ def _apply(rows: dict[int, Xid], changes: Iterator[_Change], origin: str) -> Non
         rows[code] = replace(rows[code], **{change.column: value})
 
 
-def _text_of(path: Path) -> str:
-    return read(path, LARGEST).decode("utf-8-sig")
-
-
 def _csv(path: Path) -> Iterator[_Change]:
-    """Yield every cell that is not empty."""
+    """Yield a change for every cell that is not empty."""
+    reader = csv.DictReader(io.StringIO(_content(path), newline=""), strict=True)
     try:
-        reader = csv.DictReader(io.StringIO(_text_of(path), newline=""), strict=True)
         if "code" not in (reader.fieldnames or ()):
             raise GpuExporterError(f"{path}:1: no column 'code'")
         for row in reader:
@@ -167,26 +163,27 @@ def _csv(path: Path) -> Iterator[_Change]:
                 raise GpuExporterError(f"{where}: more cells than columns; quote a text that contains a comma")
             code = row.pop("code") or ""
             yield from (_Change(where, code.strip(), name.strip(), text) for name, text in row.items() if text)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except csv.Error as error:
+        raise GpuExporterError(f"{path}: {error}") from error
+
+
+def _content(path: Path) -> str:
+    """Return the text of a file, of limited size and read within a deadline. Raises GpuExporterError."""
+    try:
+        return FileWorker("xid-overrides").call(lambda: read(path, MAX_FILE_BYTES)).decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
         raise GpuExporterError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
 
 
 def _yaml(path: Path) -> Iterator[_Change]:
-    """Yield every value of `code: {column: value}`. Reads nodes, which have line numbers and keep `yes` as text."""
+    """Yield a change for every value of `code: {column: value}`."""
     try:
-        root = yaml.compose(_text_of(path), Loader=yaml.SafeLoader)
-    except (OSError, UnicodeDecodeError) as error:
-        raise GpuExporterError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise GpuExporterError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
+        root = yaml_root(_content(path))
+    except ValueError as error:
+        raise GpuExporterError(f"{path}: {error}") from error
     if root is None:
         return
-    seen: set[str] = set()
     for code, changes in _pairs(path, root, "codes to their changes, such as 63: {action: gpu_reset}"):
-        where = f"{path}:{code.start_mark.line + 1}"
-        if code.value in seen:
-            raise GpuExporterError(f"{where}: code {code.value} is a duplicate; keep one")
-        seen.add(code.value)
         for column, value in _pairs(path, changes, f"columns to values, for code {code.value}"):
             where = f"{path}:{column.start_mark.line + 1}"
             if not isinstance(value, yaml.ScalarNode):

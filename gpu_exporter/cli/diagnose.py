@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 
 from gpu_exporter.catalogue.xids import load
+from gpu_exporter.cli.options import COULD_NOT_TELL
 from gpu_exporter.cli.stop import stop_event
 from gpu_exporter.config import Config
 from gpu_exporter.decoding import printable
@@ -23,8 +24,6 @@ from gpu_exporter.health.kernel_log_thread import KernelWatch
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.source_kind import REPLAY, SOURCE_KINDS
 from gpu_exporter.sources.choice import only, recording
-
-COULD_NOT_TELL = 2
 
 
 @dataclass(frozen=True, slots=True)

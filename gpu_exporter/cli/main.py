@@ -1,134 +1,81 @@
-"""The command line: `serve`, and the group of all commands. Every error is one line and an exit code."""
+"""The entry point. Every error, foreseen or not, is one line and an exit code.
+
+It imports only the standard library until it handles errors: with too little memory, an import is what fails.
+"""
 
 from __future__ import annotations
 
-import faulthandler
-import logging
 import os
-import signal
 import sys
 import threading
-from collections.abc import Mapping
+import traceback
 from contextlib import suppress
-from typing import Any
 
-import click
-
-from gpu_exporter.catalogue.dcgm_exporter.flags import is_theirs, translate
-from gpu_exporter.cli.logs import configure
-from gpu_exporter.cli.options import EVERY_SETTING, settings
-from gpu_exporter.cli.stop import exit_after, stop_event
-from gpu_exporter.config import ENV_PREFIX, Config
-from gpu_exporter.exposition.fields_in_force import Fields
-from gpu_exporter.model.errors import GpuExporterError
-from gpu_exporter.serving.run import run
-from gpu_exporter.sources.choice import chosen
-from gpu_exporter.version import __version__
-
-log = logging.getLogger(__name__)
-
-WARNINGS = "gpu_exporter.warnings"
-# How long after SIGTERM `serve` ends at the latest, whatever hangs.
-EXIT_SECONDS = 1.2
-# How long the last lines may take to be read from stderr.
-LAST_LINES_SECONDS = 0.3
-
-
-class _Serve(click.Command):
-    """`serve`, which also accepts the flags and environment variables of dcgm-exporter."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        try:
-            translation = translate(args, os.environ)
-        except ValueError as error:
-            raise click.UsageError(str(error), ctx) from error
-        ctx.meta[WARNINGS] = translation.warnings
-        return super().parse_args(ctx, list(translation.arguments))
-
-
-class _Commands(click.Group):
-    """Imports the commands beside `serve` only when they are called, which saves the server their memory."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Insert `serve` before dcgm-exporter's flags, which come without a subcommand."""
-        return super().parse_args(ctx, ["serve", *args] if args and is_theirs(args[0]) else args)
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*super().list_commands(ctx), *self._others()]
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        return super().get_command(ctx, cmd_name) or self._others().get(cmd_name)
-
-    @staticmethod
-    def _others() -> Mapping[str, click.Command]:
-        from gpu_exporter.cli.commands import commands
-
-        return commands.commands
-
-
-@click.group(cls=_Commands, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="gpu-exporter")
-@click.pass_context
-def cli(ctx: click.Context) -> None:
-    """Why GPUs are slow, broken or wasted: telemetry for Prometheus."""
-    if ctx.invoked_subcommand is None:
-        click.echo(ctx.get_help())
-
-
-@cli.command(cls=_Serve)
-@settings(*EVERY_SETTING)
-def serve(**chosen_settings: Any) -> None:
-    """Serve /metrics until SIGTERM.
-
-    The flags and environment variables of dcgm-exporter are understood, too: docs/dcgm-exporter-flags.md has them.
-    """
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is something to reload
-    config = Config(**chosen_settings)
-    lines = configure(config.log_level, config.log_format)
-    try:
-        for warning in click.get_current_context().meta.get(WARNINGS, ()):
-            log.warning(warning)
-        faulthandler.enable()  # a crash inside the driver's library should say where
-        sources = chosen(config)
-        fields = Fields(config)
-        signal.signal(signal.SIGHUP, lambda *_: fields.ask())
-        stop = stop_event()
-        exit_after(stop, EXIT_SECONDS)
-        clean = run(config, sources, fields, stop, lines)
-    finally:
-        lines.drain(LAST_LINES_SECONDS)
-    if not clean:  # a thread is stuck in a driver: no destructor may wait for its locks
-        os._exit(0)
-
-
-def _fail(message: str, code: int) -> int:
-    """Print why it ends; a reader of stderr that stalls does not hold up the end. Returns the exit code."""
-
-    def echo() -> None:
-        with suppress(OSError):
-            click.echo(f"gpu-exporter: {message}", err=True)
-
-    printing = threading.Thread(target=echo, daemon=True)
-    printing.start()
-    printing.join(EXIT_SECONDS)
-    if printing.is_alive():  # it holds the lock of stderr
-        os._exit(code)
-    return code
+# How long the last line may take to be written to stderr.
+LAST_LINE_SECONDS = 1.2
+# What no command returns as a result, such as "something was found" or "no GPU can be read".
+UNEXPECTED = 2
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+LONGEST_ERROR = 300
 
 
 def main() -> None:
-    """Run the command line. Every error that the user can fix is one line."""
+    """Run the command line."""
+    debug = "--debug" in sys.argv[1:]
+    if not debug:
+        threading.excepthook = _uncaught
     try:
-        code = cli.main(standalone_mode=False, auto_envvar_prefix=ENV_PREFIX.rstrip("_"))
-    except click.ClickException as error:
-        code = _fail(" ".join(error.format_message().split()), 2)
-    except GpuExporterError as error:
-        code = _fail(str(error), 1)
-    except click.Abort:
-        code = 130
+        from gpu_exporter.cli.group import execute
+
+        code, message = execute(debug=debug)
+    except KeyboardInterrupt:
+        code, message = INTERRUPTED, ""
     except BrokenPipeError:  # `gpu-exporter once | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 141
-    except OSError as error:
-        code = _fail(str(error.strerror or error), 1)
+        code, message = BROKEN_PIPE, ""
+    except Exception as error:  # noqa: BLE001 - what nobody foresaw is one line, too
+        if debug:
+            traceback.print_exc()
+        code, message = UNEXPECTED, unexpected(error)
+    if message:
+        _print(message, code)
     sys.exit(code)
+
+
+def unexpected(error: BaseException) -> str:
+    """Return one line about an error that nobody foresaw."""
+    if isinstance(error, MemoryError):
+        return "out of memory: raise the memory limit of this process (ulimit -v) or of its container"
+    if isinstance(error, RuntimeError) and "start new thread" in str(error):
+        return (
+            "cannot start a thread: raise the limit of memory or of threads (ulimit -v, ulimit -u, or the container's)"
+        )
+    text = " ".join(f"{type(error).__name__}: {error}".split())[:LONGEST_ERROR]
+    line = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+    return f"unexpected error: {line}; please report it with the traceback that --debug shows"
+
+
+def _uncaught(args: threading.ExceptHookArgs) -> None:
+    """Print one line for an error that ends a thread. `serve` logs it instead."""
+    if args.exc_value is not None:
+        _print(unexpected(args.exc_value), UNEXPECTED)
+
+
+def _print(message: str, code: int) -> None:
+    """Print a line to stderr. If its reader stalls, end the process with `code` instead of waiting for it."""
+
+    def write() -> None:
+        with suppress(OSError, ValueError, AttributeError):  # closed, or there is none
+            sys.stderr.write(f"gpu-exporter: {message}\n")
+            sys.stderr.flush()
+
+    printing = threading.Thread(target=write, daemon=True)
+    try:
+        printing.start()
+    except RuntimeError:  # no thread can be started
+        write()
+        return
+    printing.join(LAST_LINE_SECONDS)
+    if printing.is_alive():  # it holds the lock of stderr
+        os._exit(code)

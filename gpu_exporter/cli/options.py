@@ -1,16 +1,19 @@
-"""Command line options made of settings."""
+"""Command line options made of settings, and the commands that list them in groups."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from gpu_exporter.config import ENV_PREFIX, Config, flag, read_file
-from gpu_exporter.inputs import boolean
+from gpu_exporter.config import ENV_PREFIX, Config, Group, flag, read_file, unknown_variables
+from gpu_exporter.decoding import printable
+from gpu_exporter.inputs import address, boolean, duration, hand_over, interval, near, nearest
+from gpu_exporter.model.errors import GpuExporterError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -38,6 +41,151 @@ OWNER_SETTINGS = (
     "kubernetes_service_account",
     "hpc_job_mapping_dir",
 )
+# The exit code of commands whose 1 is a result, when they have none.
+COULD_NOT_TELL = 2
+# How help names the value of an option.
+VALUES: Mapping[Any, str] = {
+    address: "host:port",
+    duration: "duration",
+    interval: "duration",
+    hand_over: "duration",
+    Path: "path",
+}
+# What may stand alone behind a switch: `--loop false`.
+TRUTHS = ("true", "false", "yes", "no", "on", "off", "1", "0")
+
+
+class _Switch(click.types.BoolParamType):
+    """`--x` or `--no-x`; true or false in the environment and in files."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> bool:
+        try:
+            return boolean(value) if isinstance(value, str) else bool(value)
+        except ValueError as error:
+            raise click.BadParameter(str(error), ctx, param) from error
+
+
+class SettingOption(click.Option):
+    """An option of a setting, which help lists in its group, without its environment variable."""
+
+    def __init__(self, *arguments: Any, group: Group, **attributes: Any) -> None:
+        super().__init__(*arguments, **attributes)
+        self.group = group
+
+    def get_error_hint(self, ctx: click.Context | None) -> str:
+        return f"{super().get_error_hint(ctx)} (env var: '{self.envvar}')"
+
+
+class Failure(click.ClickException):
+    """An error that ends a command with one line and an exit code."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Command(click.Command):
+    """A command whose help lists settings in groups. It ends with `error_code` after an error that the user can fix."""
+
+    debug_help = "Show a traceback if an unexpected error ends the command."
+
+    def __init__(self, *arguments: Any, error_code: int = 1, **attributes: Any) -> None:
+        super().__init__(*arguments, **attributes)
+        self.error_code = error_code
+        self.params.append(click.Option(["--debug"], is_flag=True, expose_value=False, help=self.debug_help))
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, self._without_truths(args))
+        except click.NoSuchOption as error:
+            names = [name for param in self.get_params(ctx) for name in (*param.opts, *param.secondary_opts)]
+            close = near(error.option_name.lstrip("-"), [name.lstrip("-") for name in names])
+            raise click.NoSuchOption(
+                error.option_name, possibilities=[f"--{close}"] if close else None, ctx=ctx
+            ) from None
+
+    def _without_truths(self, args: list[str]) -> list[str]:
+        """Replace `--x=false` and `--x false` with `--no-x`: dcgm-exporter writes the first, old command lines both."""
+        switches = {
+            name: (param.opts[0], param.secondary_opts[0]) if on else (param.secondary_opts[0], param.opts[0])
+            for param in self.params
+            if isinstance(param.type, _Switch)
+            for on, names in ((True, param.opts), (False, param.secondary_opts))
+            for name in names
+        }
+        plain: list[str] = []
+        left = list(args)
+        while left:
+            argument = left.pop(0)
+            if argument == "--":
+                return [*plain, argument, *left]
+            name, equals, value = argument.partition("=")
+            if name in switches and not equals and left and left[0].lower() in TRUTHS:
+                equals, value = "=", left.pop(0)
+            if name in switches and equals:
+                on, off = switches[name]
+                try:
+                    argument = on if boolean(value) else off
+                except ValueError as error:
+                    raise click.UsageError(f"{name}: {error}; use {on} or {off}") from error
+            plain.append(argument)
+        return plain
+
+    def invoke(self, ctx: click.Context) -> Any:
+        self.warn_of_variables(ctx)
+        try:
+            return super().invoke(ctx)
+        except GpuExporterError as error:
+            raise Failure(str(error), self.error_code) from error
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise Failure(str(error.strerror or error), self.error_code) from error
+
+    def warn_of_variables(self, ctx: click.Context) -> None:
+        """Print a line for each environment variable that looks like a setting and is none."""
+        for warning in variable_warnings(ctx):
+            click.echo(f"gpu-exporter: warning: {warning}", err=True)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options of the command, then its settings in groups; for `serve`, the settings first."""
+        general: list[tuple[str, str]] = []
+        groups: dict[Group, list[tuple[str, str]]] = {group: [] for group in Group}
+        for param in self.get_params(ctx):
+            if isinstance(param, click.Option) and (record := param.get_help_record(ctx)) is not None:
+                (groups[param.group] if isinstance(param, SettingOption) else general).append(record)
+        sections = [(group.value, rows) for group, rows in groups.items() if rows]
+        if self.name == "serve":
+            sections.append(("Other", general))
+        else:
+            sections.insert(0, ("Options", general))
+        for title, rows in sections:
+            with formatter.section(title):
+                formatter.write_dl(rows)
+        example = next((param for param in self.params if isinstance(param, SettingOption)), None)
+        if example is not None:
+            formatter.write_paragraph()
+            formatter.write_text(
+                f"Each setting in a named group can also be set in the environment ({example.opts[0]} as"
+                f" {example.envvar}) and in the --config file (as {example.name})."
+            )
+
+
+def variable_warnings(ctx: click.Context) -> list[str]:
+    """Return a line for each environment variable that looks like a setting and is none."""
+    unknown = unknown_variables(os.environ)
+    if not unknown:
+        return []
+    root = ctx.find_root()
+    assert isinstance(root.command, click.Group)  # click makes a variable of each option: GPU_EXPORTER_ONCE_JSON
+    prefixes = tuple(f"{ENV_PREFIX}{name.upper()}_" for name in root.command.list_commands(root))
+    names = {setting.upper(): f"{ENV_PREFIX}{setting.upper()}" for setting in EVERY_SETTING}
+    warnings = []
+    for name in unknown:
+        if not name.startswith(prefixes):
+            hint = nearest(name.removeprefix(ENV_PREFIX), names).replace("mean ", f"mean {ENV_PREFIX}")
+            warnings.append(f"{printable(name, 80)} is ignored: it is not a setting{hint}")
+    return warnings
 
 
 def parsed(parse: Callable[[str], Any]) -> Callable[[Any], Any]:
@@ -49,7 +197,7 @@ def parsed(parse: Callable[[str], Any]) -> Callable[[Any], Any]:
         except ValueError as error:
             raise click.BadParameter(str(error)) from error
 
-    convert.__name__ = "value"
+    convert.__name__ = VALUES.get(parse, "value")
     return convert
 
 
@@ -58,35 +206,46 @@ def settings(*names: str) -> Callable[[F], F]:
 
     def decorate(function: F) -> F:
         for setting in reversed(fields(Config)):
-            if setting.name not in names:
-                continue
-            parse = setting.metadata["parse"]
-            bare: dict[str, Any] = {"is_flag": False, "flag_value": "true"} if parse is boolean else {}
-            if setting.metadata["many"]:
-                bare = {"multiple": True, "callback": _joined}
-            function = click.option(
-                f"--{flag(setting)}",
-                setting.name,
-                envvar=f"{ENV_PREFIX}{setting.name.upper()}",
-                type=parsed(parse),
-                default=None if setting.metadata["many"] else setting.metadata["default"],
-                show_default=bool(setting.metadata["default"]),
-                show_envvar=True,
-                help=setting.metadata["help"],
-                **bare,
-            )(function)
+            if setting.name in names:
+                about = setting.metadata
+                function = click.option(
+                    *_declarations(flag(setting), about["parse"]),
+                    setting.name,
+                    cls=SettingOption,
+                    group=about["group"],
+                    envvar=f"{ENV_PREFIX}{setting.name.upper()}",
+                    help=about["help"],
+                    **_kind(about),
+                )(function)
         return click.option(
             "--config",
             type=click.Path(path_type=Path),
             envvar=f"{ENV_PREFIX}CONFIG",
-            show_envvar=True,
             is_eager=True,
             expose_value=False,
             callback=_file_of(names),
-            help="YAML file of settings, below environment and flags.",
+            help="YAML file of settings. Flags and environment variables override it.",
         )(function)
 
     return decorate
+
+
+def _declarations(name: str, parse: Callable[[str], Any]) -> tuple[str, ...]:
+    """Return the flags of a setting. The opposite of `--no-x` is `--x`."""
+    if parse is not boolean:
+        return (f"--{name}",)
+    opposite = name.removeprefix("no-") if name.startswith("no-") else f"no-{name}"
+    return (f"--{name}/--{opposite}",)
+
+
+def _kind(about: Any) -> dict[str, Any]:
+    """Return the attributes of an option that depend on the kind of its value."""
+    parse, default = about["parse"], about["default"]
+    if parse is boolean:
+        return {"type": _Switch(), "default": boolean(default), "show_default": boolean(default)}
+    if about["many"]:
+        return {"type": parsed(parse), "multiple": True, "callback": _joined}
+    return {"type": parsed(parse), "default": default, "show_default": bool(default)}
 
 
 def _joined(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> str:
@@ -100,7 +259,10 @@ def _file_of(names: Sequence[str]) -> Callable[[click.Context, click.Parameter, 
     def load_file(ctx: click.Context, param: click.Parameter, path: Path | None) -> None:
         if path is not None:
             many = {setting.name for setting in fields(Config) if setting.metadata["many"]}
-            values = {name: value for name, value in read_file(path).items() if name in names}
+            try:
+                values = {name: value for name, value in read_file(path).items() if name in names}
+            except GpuExporterError as error:
+                raise Failure(str(error), 2) from error
             ctx.default_map = {name: [value] if name in many else value for name, value in values.items()}
 
     return load_file

@@ -1,4 +1,4 @@
-"""Source -> recording file: every raw value of every GPU, collection by collection."""
+"""Records a source to a file: every raw value of every GPU, tick by tick."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from gpu_exporter.model.errors import GpuExporterError, GpuLost
 from gpu_exporter.model.gpu import Reading
 from gpu_exporter.model.metric import Metric, Pace
 from gpu_exporter.model.source import Device, Sampled, Source
-from gpu_exporter.sources.recording.format import Writer
+from gpu_exporter.sources.recording.writer import Writer
 
 log = logging.getLogger(__name__)
 
-
 PROFILED = frozenset(metric.key for metric in INTEGRALS)
-# How long a read may take after the end was requested; then it counts as stuck in the driver.
+# How long the last read may take; after that it is stuck in the driver.
 GRACE_SECONDS = 2.0
 # How long attaching all GPUs may take.
 START_SECONDS = 30.0
@@ -35,7 +34,7 @@ def record(
     mask: bool = False,
     stop: threading.Event,
 ) -> tuple[int, bool]:
-    """Record for `duration` seconds or until `stop`; return the number of reads, and False if a driver call is stuck.
+    """Record for `duration` seconds or until `stop`; return the number of ticks, and False if a driver call is stuck.
 
     The file is complete in either case. Raises GpuExporterError.
     """
@@ -54,13 +53,13 @@ def record(
 
 
 def _raw(metrics: Sequence[Metric]) -> list[Metric]:
-    """Return one row for each field of a GPU, from which the other rows are derived; none of links."""
+    """Return one row for each field, and none of a link. The other rows are derived from these."""
     fields = {metric.nvml: metric for metric in reversed(metrics) if metric.bit is None}
     return [metric for metric in metrics if fields.get(metric.nvml) is metric and metric.entity.value == "gpu"]
 
 
 class _Recorder:
-    """Reads on its own thread, because a driver call may never return. The caller completes the file."""
+    """Reads on its own thread, because a driver call may never return. The waiting thread completes the file."""
 
     def __init__(self, source: Source, metrics: Sequence[Metric], path: Path, interval: float, *, mask: bool) -> None:
         self.ticks = 0
@@ -82,7 +81,7 @@ class _Recorder:
                 except GpuLost as error:
                     log.warning("%s; it is not recorded", error)
             if not devices:
-                raise GpuExporterError(f"source {self._source.name}: there is no GPU to record")
+                raise GpuExporterError(f"source {self._source.name}: no GPU to record; `gpu-exporter doctor` says why")
             self._writer = Writer(self._path, [device.gpu for device in devices], self._interval, mask=self._mask)
             self._record(devices, duration, stop)
         except GpuExporterError as error:
@@ -113,7 +112,7 @@ class _Recorder:
             tick = max(tick + self._interval, time.monotonic())
 
     def _write(self, gpu: int, values: dict[str, float], reading: Reading, stop: threading.Event) -> None:
-        """Write one line: what was read now, and earlier values that are still valid. A mean is valid only once."""
+        """Write one line: the values read now, and earlier values that still hold. A mean holds for one tick only."""
         for name in PROFILED & values.keys():
             del values[name]
         for series in reading.failed:

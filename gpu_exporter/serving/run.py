@@ -20,6 +20,7 @@ from gpu_exporter.model.source import Source
 from gpu_exporter.model.source_kind import DCGM
 from gpu_exporter.serving import heap
 from gpu_exporter.serving.admission import Admission
+from gpu_exporter.serving.greeting import base_url, greeting
 from gpu_exporter.serving.lifecycle import Lifecycle
 from gpu_exporter.serving.log_queue import LogQueue
 from gpu_exporter.serving.node import Node, ProcessMetrics
@@ -75,7 +76,7 @@ def run(config: Config, sources: Mapping[str, Source], fields: Fields, stop: thr
     threading.Thread(target=guard.run, args=(stop,), name="web-config", daemon=True).start()
     server = Server(config.address, [node.endpoint for node in nodes], guard, lifecycle, sockets, admission)
     with token or nullcontext():  # after binding the port, so a second exporter does not replace the token
-        return _serve(nodes, server, config, stop)
+        return _serve(nodes, server, config, stop, tls=guard.context is not None)
 
 
 def _warn_of_unreadable(source: Source, selection: Selection) -> None:
@@ -85,7 +86,7 @@ def _warn_of_unreadable(source: Source, selection: Selection) -> None:
         log.warning("source %s cannot read %s; use --source dcgm", source.name, ", ".join(unreadable))
 
 
-def _serve(nodes: Sequence[Node], server: Server, config: Config, stop: threading.Event) -> bool:
+def _serve(nodes: Sequence[Node], server: Server, config: Config, stop: threading.Event, *, tls: bool) -> bool:
     for node in nodes:
         node.start(stop)
         if len(nodes) > 1:  # so that the nodes do not all collect at once
@@ -98,6 +99,8 @@ def _serve(nodes: Sequence[Node], server: Server, config: Config, stop: threadin
         log.warning(BANNER.format(what=source.description, label=f'source="{source.name}"'))
     what = f"source {source.name}" + (f", {len(nodes)} nodes" if len(nodes) > 1 else "")
     log.info("gpu-exporter %s serves %s on port %d", __version__, what, server.port)
+    for line in greeting(base_url(config.address, server.port, tls=tls)):
+        log.info(line)
     # The objects made by now live as long as the process. If the garbage collector kept traversing them, it would delay
     # scrapes: with 800 GPUs by 0.15 s every other second.
     if not stop.wait(3 * config.interval):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from gpu_exporter.config import Config
-from gpu_exporter.inputs import Hostengine, choice
+from gpu_exporter.inputs import Hostengine, choice, nearest
 from gpu_exporter.model.errors import GpuExporterError, SourceLost
 from gpu_exporter.model.source import Source
 from gpu_exporter.model.source_kind import AUTO, DCGM, NVML, REPLAY, SIMULATED, SOURCE_KINDS
@@ -201,11 +201,21 @@ FACTORIES = checked(
 def recording(named: Path | None) -> Path:
     """Return the path of a recording: a file, or a packaged one by its name. Raises GpuExporterError naming those."""
     packaged = {path.name.removesuffix(".jsonl.gz"): path for path in sorted(PACKAGED.glob("*.jsonl.gz"))}
+    names = ", ".join(packaged)
     if named is None:
-        names = ", ".join(packaged)
         raise GpuExporterError(f"--source replay needs --recording FILE, or one of the packaged ones: {names}")
-    path = packaged.get(str(named), named)
-    return named if path is not named and named.exists() else path
+    try:
+        named.stat()
+    except FileNotFoundError as error:
+        if str(named) in packaged:
+            return packaged[str(named)]
+        hint = nearest(str(named), packaged)
+        raise GpuExporterError(
+            f"recording {named}: no such file; use a file or one of the packaged recordings: {names}{hint}"
+        ) from error
+    except OSError:  # reading the file reports it
+        pass
+    return named
 
 
 def local_gpus(*, procfs: Path = Path("/proc"), gpus: Sequence[int] | None = None) -> Source:

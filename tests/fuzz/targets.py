@@ -24,6 +24,7 @@ from gpu_exporter.catalogue.xids import load as load_xids
 from gpu_exporter.config import read_file
 from gpu_exporter.diagnosis import gather, judge, report
 from gpu_exporter.diagnosis.remote import Remote
+from gpu_exporter.diagnosis.text_format import parsed
 from gpu_exporter.diagnosis.window import Scrape, seen
 from gpu_exporter.exposition.fields_file import FieldsFile
 from gpu_exporter.health.event_store import EventStore
@@ -377,7 +378,7 @@ def _prometheus_answers() -> Sequence[bytes]:
                 "metric": {"__name__": sample.name} | dict(sample.labels),
                 "values": [[1e9 + t, str(sample.value)] for t in (0, 15)],
             }
-            for sample in gather.parsed(content.decode())
+            for sample in parsed(content.decode())
         ]
         seeds.append(json.dumps({"status": "success", "data": {"resultType": "matrix", "result": result}}).encode())
     return seeds

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import math
+import os
 import re
+import string
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -15,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_exporter import inputs
-from gpu_exporter.config import Config, _setting, check, read_file
+from gpu_exporter.config import Config, Group, _setting, check, read_file, unknown_variables
 from gpu_exporter.inputs import Address
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.metric import MetricSet
@@ -155,6 +157,8 @@ def test_no_text_is_too_strange(text: str) -> None:
         ("intervall", ["interval", "address"], "; did you mean interval?"),
         ("gauge_windw", ["gauge_window"], "; did you mean gauge_window?"),
         ("zzz", ["interval", "address"], ""),
+        ("foo", ["loop", "log_format"], ""),
+        ("fotmat", ["format"], "; did you mean format?"),
         ("", ["interval"], ""),
     ],
 )
@@ -188,6 +192,10 @@ def test_no_setting_is_named_like_a_service_link() -> None:
         ("address: :9400", {"address": ":9400"}),
         ("loop: false", {"loop": "False"}),
         ("expected-gpus: 8", {"expected_gpus": "8"}),
+        ("interval: 1s\nnode_name: 42", {"interval": "1s", "node_name": "42"}),
+        ("node_name: '010'", {"node_name": "010"}),
+        ("loop: no\nprocesses: on", {"loop": "False", "processes": "True"}),
+        ("state_dir: &dir /var/lib/x\ntoken_file: *dir", {"state_dir": "/var/lib/x", "token_file": "/var/lib/x"}),
         ("web.config.file: web.yml", {"web_config_file": "web.yml"}),
         ("web_enable_lifecycle: true", {"web_enable_lifecycle": "True"}),
     ],
@@ -214,6 +222,77 @@ def test_read_file_refuses(tmp_path: Path, content: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+BOMB = "a: &a [x, x]\n" + "".join(
+    f"{letter}: &{letter} [{', '.join([f'*{before}'] * 9)}]\n"
+    for before, letter in zip(string.ascii_lowercase, string.ascii_lowercase[1:], strict=False)
+)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (BOMB, "its aliases expand to more than"),
+        ("speed: 1\nloop: no\nspeed: 2", "line 3: speed is a duplicate key; keep one"),
+        ("gauge-window: 1m\ngauge_window: 2m", "gauge-window and gauge_window are the same setting; keep one"),
+        ("interval: 1:30", "line 1: 1:30 is a base 60 number in YAML; put it in quotes"),
+        ("speed: 1\nnode_name: 010", "line 2: 010 is an octal number in YAML; put it in quotes"),
+        ("node_name: 1.10", "node_name: YAML reads this as 1.1, which is not text; put it in quotes"),
+        ("kernel_log: off", "kernel_log: YAML reads this as False, which is not text; put it in quotes"),
+        ("node_name: 2024-01-02", "node_name: YAML reads this as 2024-01-02, which is not text"),
+        ("node_name: !!binary aGk=", "node_name: needs one value, not b'hi'"),
+        ("foo: 1\nintervall: 2\nspeeed: 3", "unknown key 'foo'; unknown key 'intervall'; did you mean interval?; "),
+        ("foo: 1\nintervall: 2\nspeeed: 3", "unknown key 'speeed'; did you mean speed?"),
+        ("\n".join(f"x{n}: 1" for n in range(50)), "'x19'; and 30 more"),
+    ],
+    ids=lambda text: text[:20],
+)
+def test_read_file_refuses_what_is_ambiguous_or_unknown(tmp_path: Path, content: str, why: str) -> None:
+    """With one line that names what to change; all unknown keys at once."""
+    path = tmp_path / "config.yaml"
+    path.write_text(content)
+    with pytest.raises(GpuExporterError) as caught:
+        read_file(path)
+    assert why in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_config_file_that_would_block_or_fill_the_memory(tmp_path: Path) -> None:
+    """A FIFO without a writer is refused at once, and so is a file that is too large."""
+    path = tmp_path / "config.yaml"
+    os.mkfifo(path)
+    with pytest.raises(GpuExporterError, match="not a regular file"):
+        read_file(path)
+    path.unlink()
+    path.write_bytes(b"\n" * (1 << 21))
+    with pytest.raises(GpuExporterError, match="larger than 1 MiB"):
+        read_file(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "unknown"),
+    [
+        ("GPU_EXPORTER_INTERVALL", True),
+        ("GPU_EXPORTER_INTERVAL", False),
+        ("GPU_EXPORTER_CONFIG", False),
+        ("GPU_EXPORTER_URL", False),
+        ("DCGM_EXPORTER_X", False),
+        ("GPU_EXPORTER_SERVICE_HOST", False),
+        ("GPU_EXPORTER_SERVICE_PORT", False),
+        ("GPU_EXPORTER_SERVICE_PORT_METRICS", False),
+        ("GPU_EXPORTER_PORT", False),
+        ("GPU_EXPORTER_PORT_9400_TCP", False),
+        ("GPU_EXPORTER_PORT_9400_TCP_PROTO", False),
+        ("GPU_EXPORTER_PORT_9400_TCP_ADDR", False),
+        ("GPU_EXPORTER_WEST_SERVICE_HOST", False),
+        ("GPU_EXPORTER_WEST_PORT_9400_UDP_PORT", False),
+        ("GPU_EXPORTER_PORTS", True),
+    ],
+)
+def test_unknown_variables(name: str, unknown: bool) -> None:
+    """Neither settings nor what Kubernetes injects for Services named gpu-exporter or gpu-exporter-west."""
+    assert unknown_variables([name, "PATH"]) == ([name] if unknown else [])
+
+
 @pytest.mark.parametrize(
     ("default", "flag", "message"),
     [
@@ -225,7 +304,7 @@ def test_read_file_refuses(tmp_path: Path, content: str) -> None:
 )
 def test_a_faulty_setting_is_an_error(default: str, flag: str, message: str) -> None:
     """The module checks its own settings when it is imported; the error names the setting."""
-    faulty: Any = _setting("Where to listen.", inputs.address, default, flag)
+    faulty: Any = _setting(Group.COMMON, "Where to listen.", inputs.address, default, flag)
     faulty.name = "listen"
 
     with pytest.raises(ValueError, match=rf"^config\.py: listen: {message}$"):

@@ -1,4 +1,4 @@
-"""Decoding of content that somebody else wrote."""
+"""Decoding of untrusted content."""
 
 from __future__ import annotations
 
@@ -37,10 +37,11 @@ def test_json_of_the_right_type_is_decoded() -> None:
     ],
 )
 def test_other_json_is_one_line(content: str | bytes, message: str) -> None:
-    with pytest.raises(ValueError, match=".") as error:
+    with pytest.raises(ValueError, match=r".") as error:
         json_as(Answer, content)
     assert message in str(error.value)
-    assert "\n" not in str(error.value) and len(str(error.value)) < 250
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 250
 
 
 def test_yaml_keeps_its_booleans_and_anchors() -> None:
@@ -67,7 +68,7 @@ BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (BOMB, "its aliases expand to more than 20000 values"),
+        (BOMB, "its aliases expand to more than 10000 values"),
         ("a: &a [*a]\n", "an alias contains itself"),
         ("[" * 5000, "nested too deeply"),
         ("a: 1\nb: 2\na: 3\n", "line 3: a is a duplicate key; keep one"),
@@ -83,16 +84,23 @@ BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("? [a]\n: 1\n", "not YAML in line 1"),
         ("a: !!int x\n", "not YAML"),
         ("a: !!timestamp 2020-99-99\n", "not YAML"),
-        ("x" * (1 << 20) + "x", "larger than 1 MiB"),
+        ("a: !!timestamp x\n", "not YAML"),
+        ("a: !!bool x\n", "not YAML"),
+        ("a: !!int ''\n", "not YAML"),
+        ("a: " + "1" * 5000, "not YAML"),
+        ("x" * (1 << 18) + "x", "larger than 256 KiB"),
+        ("a: 1\n" * 50_000, "more than 10000 values"),
+        ("[" + "[]," * 80_000 + "]", "more than 10000 values"),
+        ("{" * 200_000, "nested too deeply"),
     ],
 )
 def test_other_yaml_is_one_line(content: str | bytes, message: str) -> None:
-    started = time.perf_counter()
-    with pytest.raises(ValueError, match=".") as error:
+    started = time.process_time()
+    with pytest.raises(ValueError, match=r".") as error:
         yaml_document(content)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
-    assert time.perf_counter() - started < 5
+    assert time.process_time() - started < 2
 
 
 def test_gzip_is_unpacked_up_to_a_limit() -> None:

@@ -10,13 +10,13 @@ from gpu_exporter.render.docs.markdown import table
 
 HEAD = f"""# dcgm-exporter's flags
 
-`gpu-exporter serve` takes the flags and environment variables of dcgm-exporter (4.5.3-4.8.2, and what later versions
-named), so that a command line or a manifest of it can stay as it is; `gpu-exporter -f FILE -a :9400`, without `serve`,
-does the same. They are written as there: `-c 5000`, `-c=5000`, `-collect-interval 5000`, `--collect-interval=5000`.
+`gpu-exporter serve` accepts the flags and environment variables of dcgm-exporter (4.5.3-4.8.2, and those that later
+release notes name), so its command lines and manifests work unchanged. `gpu-exporter -f FILE -a :9400`, without
+`serve`, does the same. All spellings work: `-c 5000`, `-c=5000`, `-collect-interval 5000`, `--collect-interval=5000`.
 
-Ours win over theirs: a flag of ours over one of theirs, then `{ENV_PREFIX}*` over their variables; the config file
-comes after both. What is not honoured is answered with one line in the log that says what to use; a wrong value ends
-the start with one line that names the flag or the variable.
+Settings of gpu-exporter take precedence: its flags over those of dcgm-exporter, then `{ENV_PREFIX}*` over the variables
+of dcgm-exporter. The config file comes last. For a flag that is ignored, one line in the log says what to use instead.
+After a wrong value, `serve` exits with one line that names the flag or the variable.
 
 """
 

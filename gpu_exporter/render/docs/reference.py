@@ -15,7 +15,7 @@ from gpu_exporter.catalogue.faults import FAULTS, STATES, Fault, State
 from gpu_exporter.catalogue.hardware import SEEN_ON, seen_on
 from gpu_exporter.catalogue.metrics import METRICS, NON_GPU_ENTITIES, SWITCH_LINKS
 from gpu_exporter.catalogue.xids import PACKAGED, load
-from gpu_exporter.config import ENV_PREFIX, Config, flag
+from gpu_exporter.config import ENV_PREFIX, Config, Group, flag
 from gpu_exporter.model.metric import (
     Buffered,
     Call,
@@ -84,8 +84,36 @@ Each state is one expression on gpu-exporter's metrics. The column *obtained* sa
 
 CONFIG_INTRO = """# Configuration
 
-Every setting is a flag, an environment variable and a key of the YAML file that `--config` (`{}CONFIG`) names. A
-flag beats the environment, which beats the file.
+Every setting is a flag of `gpu-exporter serve`, an environment variable and a key of the YAML file that `--config`
+(`{0}CONFIG`) names. A flag overrides the environment, which overrides the file.
+
+- **Booleans.** A flag such as `--processes` needs no value, and `--no-processes` is its opposite; the opposite of
+  `--no-hostname` is `--hostname`. `--processes=true` works, too. In the environment and in the file, write `true` or
+  `false`.
+- **The file.** Keys may contain dashes or underscores. Quote text that YAML reads as something else, such as `"010"`,
+  `"1:30"` or `"off"`; where it matters, an error names the key or the line. All unknown keys are reported at once.
+- **The environment.** `serve` logs a warning for each variable that begins with `{0}` and is not a setting.
+  It expects the variables that Kubernetes injects for a Service named `gpu-exporter`.
+"""
+
+EXIT_CODES = (
+    ("0", "Success. For a command that checks something: everything is fine."),
+    (
+        "1",
+        "The command could not do its work; one line on stderr says why. For some commands it is a result: `diagnose`"
+        " found something, `doctor` found no GPU that can be read, `generate --check` found a stale file, and for"
+        " `check` the health is unknown.",
+    ),
+    (
+        "2",
+        "Wrong usage, a faulty configuration, or an unexpected error. Also if `diagnose`, `doctor` or"
+        " `generate --check` could not do their work.",
+    ),
+    ("3", "`check`: a GPU is degraded or unhealthy. `compare`: the sources differ."),
+    ("130, 141", "Interrupted by Ctrl-C; the reader of stdout closed it."),
+)
+CONFIG_END = """
+An unexpected error is one line, too. To see its traceback, run `gpu-exporter --debug COMMAND`.
 """
 
 XIDS_INTRO = """# XID codes
@@ -170,14 +198,19 @@ def _read_from(row: Metric) -> str:
 
 
 def configuration() -> str:
-    """docs/configuration.md: one row a setting."""
-    rows = []
-    for setting in fields(Config):
-        default = setting.metadata["default"] or ""
-        row = (f"--{flag(setting)}", f"{ENV_PREFIX}{setting.name.upper()}", setting.name)
-        rows.append((*(f"`{cell}`" for cell in row), default, setting.metadata["help"]))
+    """Return docs/configuration.md: one table per group, one row per setting."""
     head = ("flag", "environment", "key", "default", "meaning")
-    return banner.markdown(config) + CONFIG_INTRO.format(ENV_PREFIX) + "\n" + _table(head, rows)
+    tables = []
+    for group in Group:
+        rows = []
+        for setting in fields(Config):
+            if setting.metadata["group"] is group:
+                default = setting.metadata["default"] or ""
+                row = (f"--{flag(setting)}", f"{ENV_PREFIX}{setting.name.upper()}", setting.name)
+                rows.append((*(f"`{cell}`" for cell in row), default, setting.metadata["help"]))
+        tables.append(f"## {group.value}\n\n{_table(head, rows)}")
+    tables.append(f"## Exit codes\n\n{_table(('code', 'meaning'), EXIT_CODES)}")
+    return banner.markdown(config) + CONFIG_INTRO.format(ENV_PREFIX) + "\n" + "\n".join(tables) + CONFIG_END
 
 
 def xids() -> str:

@@ -189,7 +189,7 @@ def test_the_command_reads_the_log(kmsg: FakeKmsg, tmp_path: Path) -> None:
     kmsg.xid(31, "pid=486, name=bad, MMU Fault")
     shown = run("events", "--kernel-log", str(kmsg.path))
     first, second = shown.stdout.splitlines()
-    assert "Xid 79 ROBUST_CHANNEL_GPU_HAS_FALLEN_OFF_THE_BUS" in first
+    assert "XID 79 ROBUST_CHANNEL_GPU_HAS_FALLEN_OFF_THE_BUS" in first
     assert "(pid 486, bad); application -> restart_app" in second
     kmsg.again()
     (last, _) = json.loads(run("events", "--json", "--kernel-log", str(kmsg.path)).stdout)["events"]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpu_exporter.catalogue.dcgm_exporter.flags import SETTINGS, THEIRS, Theirs, is_theirs, translate
-from gpu_exporter.cli.main import cli
+from gpu_exporter.cli.group import cli
 from gpu_exporter.config import Config
 from gpu_exporter.inputs import Devices, device_list, hostengine
 from gpu_exporter.sources.choice import node_name
@@ -120,7 +120,7 @@ def test_what_another_flag_has_to_switch_on(line: str, environ: Mapping[str, str
         ("-c 1", "-c: '1ms' is out of range; use 100ms to 1h"),
         ("-c", "-c needs a value"),
         ("-a nowhere", "-a: 'nowhere' is not an address"),
-        ("-d 0,1", "-d: '0,1' names no devices; use f, g, i, or some"),
+        ("-d 0,1", "-d: '0,1' is not a list of devices; use f, g, i, or a list"),
         ("-n=maybe", "-n: 'maybe' is neither true nor false"),
         ("-log-format xml", "-log-format: 'xml' is not one of text, json"),
     ],

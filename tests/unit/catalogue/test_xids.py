@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 from dataclasses import fields
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from gpu_exporter.model.verdict import Action
 
 FIX = "fix: correct the row in gpu_exporter/catalogue/xids.csv"
 
+# Aliases that expand to 9^30 values.
+BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 30))
 TABLE = load()
 ROWS = list(csv.DictReader(PACKAGED.read_text(encoding="utf-8").splitlines()))
 
@@ -121,7 +124,9 @@ def test_no_overrides(tmp_path: Path, name: str, content: str) -> None:
         ("a.yaml", "63: gpu_reset", 1, "must be a mapping of columns to values, for code 63"),
         ("a.yaml", "63: [gpu_reset]", 1, "must be a mapping"),
         ("a.yaml", "63: {drain: [true]}", 1, "drain of 63 needs one value"),
-        ("a.yaml", "63: {drain: true}\n63: {drain: false}", 2, "code 63 is a duplicate"),
+        ("a.yaml", "63: {drain: true}\n63: {drain: false}", None, "line 2: 63 is a duplicate key; keep one"),
+        ("a.yaml", "063: {drain: true}", None, "line 1: 063 is an octal number in YAML"),
+        ("a.yaml", BOMB, None, "its aliases expand to more than"),
         ("a.yaml", "- 63", 1, "must be a mapping of codes"),
         ("a.yaml", "{[1]: {drain: true}}", 1, "must be a mapping of codes"),
         ("a.yaml", "a: b: c", None, "not YAML"),
@@ -144,6 +149,17 @@ def test_bad_overrides(tmp_path: Path, name: str, content: str, line: int | None
     assert str(caught.value).startswith(f"{path}:{line}: " if line else f"{path}: ")
     assert why in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["a.yaml", "a.csv"])
+def test_overrides_that_would_block_or_fill_the_memory(tmp_path: Path, name: str) -> None:
+    """A FIFO without a writer, and a file that is too large."""
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(GpuExporterError, match=f"{name}: not a regular file"):
+        load(tmp_path / name)
+    (tmp_path / f"large-{name}").write_bytes(b"\n" * (1 << 21))
+    with pytest.raises(GpuExporterError, match=f"{name}: larger than 1 MiB"):
+        load(tmp_path / f"large-{name}")
 
 
 @pytest.mark.parametrize("name", ["none.yaml", "none.csv", "folder.yaml", "folder.csv", "bytes.yaml", "bytes.csv"])

@@ -1,0 +1,145 @@
+"""The command line: `serve`, and the group of all commands."""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import signal
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from gpu_exporter.catalogue.dcgm_exporter.flags import is_theirs, translate
+from gpu_exporter.cli.logs import configure, without_tracebacks
+from gpu_exporter.cli.options import EVERY_SETTING, Command, Failure, settings, variable_warnings
+from gpu_exporter.cli.stop import exit_after, stop_event
+from gpu_exporter.config import ENV_PREFIX, Config
+from gpu_exporter.exposition.fields_in_force import Fields
+from gpu_exporter.model.errors import GpuExporterError
+from gpu_exporter.serving.run import run
+from gpu_exporter.sources.choice import chosen
+from gpu_exporter.version import __version__
+
+log = logging.getLogger(__name__)
+
+WARNINGS = "gpu_exporter.warnings"
+# `serve` ends at most so long after SIGTERM, whatever hangs.
+EXIT_SECONDS = 1.2
+# How long `serve` waits at its end until the last log lines are written.
+LAST_LINES_SECONDS = 0.3
+
+
+class _Serve(Command):
+    """`serve`, which also accepts the flags and environment variables of dcgm-exporter."""
+
+    debug_help = "Log at level debug, and show a traceback if an unexpected error ends the command."
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            translation = translate(args, os.environ)
+        except ValueError as error:
+            raise click.UsageError(str(error), ctx) from error
+        ctx.meta[WARNINGS] = translation.warnings
+        return super().parse_args(ctx, list(translation.arguments))
+
+    def warn_of_variables(self, ctx: click.Context) -> None:
+        """Leave the warnings to the log."""
+        ctx.meta[WARNINGS] = (*ctx.meta[WARNINGS], *variable_warnings(ctx))
+
+
+class _Commands(click.Group):
+    """Imports the commands beside `serve` only when they are called, which saves the server their memory."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Insert `serve` before dcgm-exporter's flags, which come without a subcommand.
+
+        `--debug` is one of these, unless a command follows it.
+        """
+        ours = args[:1] == ["--debug"] and len(args) > 1 and not args[1].startswith("-")
+        return super().parse_args(ctx, ["serve", *args] if args and is_theirs(args[0]) and not ours else args)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*super().list_commands(ctx), *self._others()]
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands with their whole summaries, which click would cut off."""
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, _summary(command)) for name, command in commands if command])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return super().get_command(ctx, cmd_name) or self._others().get(cmd_name)
+
+    @staticmethod
+    def _others() -> Mapping[str, click.Command]:
+        from gpu_exporter.cli.commands import commands
+
+        return commands.commands
+
+
+def _summary(command: click.Command) -> str:
+    """Return the first paragraph of a command's help."""
+    return " ".join((command.help or "").partition("\n\n")[0].split())
+
+
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+
+@click.group(cls=_Commands, invoke_without_command=True, context_settings=CONTEXT)
+@click.version_option(__version__, prog_name="gpu-exporter")
+@click.option(
+    "--debug", is_flag=True, expose_value=False, help="Show a traceback if an unexpected error ends the command."
+)
+@click.pass_context
+def cli(ctx: click.Context) -> None:
+    """Export GPU telemetry to Prometheus, and explain why GPUs are slow, broken or wasted.
+
+    Exit codes: 0 means success; 1 that the command could not do its work, if its help gives 1 no other meaning; 2 wrong
+    usage or an unexpected error.
+    """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+@cli.command(cls=_Serve)
+@settings(*EVERY_SETTING)
+def serve(**chosen_settings: Any) -> None:
+    """Serve /metrics for Prometheus, until SIGTERM.
+
+    It also accepts the flags and environment variables of dcgm-exporter, which docs/dcgm-exporter-flags.md lists.
+    """
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is something to reload
+    config = Config(**chosen_settings)
+    lines = configure(config.log_level, config.log_format)
+    try:
+        for warning in click.get_current_context().meta.get(WARNINGS, ()):
+            log.warning(warning)
+        faulthandler.enable()  # if the driver's library crashes, stderr shows where
+        sources = chosen(config)
+        fields = Fields(config)
+        signal.signal(signal.SIGHUP, lambda *_: fields.ask())
+        stop = stop_event()
+        exit_after(stop, EXIT_SECONDS)
+        clean = run(config, sources, fields, stop, lines)
+    finally:
+        lines.drain(LAST_LINES_SECONDS)
+    if not clean:  # a thread is stuck in a driver: no destructor may wait for its locks
+        os._exit(0)
+
+
+def execute(*, debug: bool) -> tuple[int, str]:
+    """Run the command line. Returns the exit code, and the error if there is one to print."""
+    if not debug:
+        without_tracebacks()
+    try:
+        return cli.main(standalone_mode=False, auto_envvar_prefix=ENV_PREFIX.rstrip("_")) or 0, ""
+    except Failure as error:
+        return error.code, error.message
+    except click.ClickException as error:
+        return error.exit_code, " ".join(error.format_message().split())
+    except GpuExporterError as error:
+        return 1, str(error)
+    except click.Abort:
+        raise KeyboardInterrupt from None

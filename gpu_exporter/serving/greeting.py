@@ -1,0 +1,21 @@
+"""What the log says once the server listens: the URL to open, and the next step."""
+
+from __future__ import annotations
+
+from gpu_exporter.inputs import Address
+
+EVERYWHERE = ("", "0.0.0.0", "::")
+
+
+def base_url(address: Address, port: int, *, tls: bool) -> str:
+    """Return the URL of the server for this machine's browser. `port` is the one that is bound."""
+    host = "localhost" if address.host in EVERYWHERE else address.host
+    return f"{'https' if tls else 'http'}://{Address(host, port)}"
+
+
+def greeting(url: str) -> tuple[str, str]:
+    """Return two lines: where to look, and what to do next."""
+    return (
+        f"listening: open {url}/ in a browser, or have Prometheus scrape {url}/metrics",
+        f"next: run `gpu-exporter diagnose --url {url}` to see what limits the GPUs",
+    )

@@ -1,0 +1,128 @@
+"""What the command line accepts and says: groups of settings, switches, suggestions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+import click
+import pytest
+
+from gpu_exporter.cli.commands import commands
+from gpu_exporter.cli.group import cli
+from gpu_exporter.cli.options import SettingOption, variable_warnings
+from gpu_exporter.config import Config, Group, flag
+from gpu_exporter.inputs import boolean
+
+SWITCHES = [setting for setting in fields(Config) if setting.metadata["parse"] is boolean]
+
+
+def context(name: str) -> click.Context:
+    """The context of a command, without running it."""
+    top = click.Context(cli, info_name="gpu-exporter")
+    command = cli.get_command(top, name)
+    assert command is not None
+    return click.Context(command, info_name=name, parent=top, max_content_width=100)
+
+
+def parsed(name: str, arguments: Sequence[str]) -> Mapping[str, Any]:
+    """The values of a command's options."""
+    ctx = context(name)
+    with ctx:
+        ctx.command.parse_args(ctx, list(arguments))
+    return ctx.params
+
+
+def test_help_lists_every_setting_in_its_group() -> None:
+    """Common settings first, advanced ones last; the groups are those of the table of settings."""
+    text = context("serve").get_help()
+    titles = [group.value for group in Group]
+    positions = [text.index(f"\n{title}:\n") for title in titles]
+    assert positions == sorted(positions)
+    assert (titles[0], titles[-1]) == ("Common", "Advanced")
+    sections = dict(
+        zip(titles, re.split("|".join(rf"\n{re.escape(title)}:\n" for title in titles), text)[1:], strict=True)
+    )
+    for setting in fields(Config):
+        assert f"--{flag(setting)} " in sections[setting.metadata["group"].value]
+
+
+def test_each_setting_has_a_group_that_is_not_too_large() -> None:
+    sizes = {group: [s for s in fields(Config) if s.metadata["group"] is group] for group in Group}
+    assert all(0 < len(settings) <= 10 for settings in sizes.values())
+
+
+def test_summaries_are_complete() -> None:
+    """No summary of a command is cut off."""
+    text = cli.get_help(click.Context(cli, info_name="gpu-exporter"))
+    assert "..." not in text.partition("Commands:")[2]
+    for name, command in commands.commands.items():
+        summary = " ".join((command.help or "").partition("\n\n")[0].split())
+        assert summary.endswith("."), name
+        assert summary in " ".join(text.split())
+
+
+@pytest.mark.parametrize("setting", SWITCHES, ids=lambda setting: setting.name)
+@pytest.mark.parametrize(
+    ("form", "expected"),
+    [
+        ("--{on}", True),
+        ("--{off}", False),
+        ("--{on}=true", True),
+        ("--{on}=false", False),
+        ("--{on} true", True),
+        ("--{on} FALSE", False),
+        ("--{off}=true", False),
+        ("--{off} --{on}", True),
+        ("--{on} --{off}", False),
+    ],
+)
+def test_switches(setting: Any, form: str, expected: bool) -> None:
+    """The last one wins; the old forms with a value still work."""
+    on = flag(setting)
+    off = on.removeprefix("no-") if on.startswith("no-") else f"no-{on}"
+    assert parsed("serve", form.format(on=on, off=off).split())[setting.name] is expected
+
+
+def test_a_switch_with_a_wrong_value() -> None:
+    with pytest.raises(click.UsageError, match=r"^--loop: 'maybe' is neither true nor false; use --loop or --no-loop$"):
+        parsed("serve", ["--loop=maybe"])
+    with pytest.raises(click.UsageError, match="unexpected extra argument"):
+        parsed("serve", ["--loop", "maybe"])
+
+
+@pytest.mark.parametrize(("text", "expected"), [("true", True), ("off", False), ("1", True)])
+def test_a_switch_in_the_environment(monkeypatch: pytest.MonkeyPatch, text: str, expected: bool) -> None:
+    monkeypatch.setenv("GPU_EXPORTER_PROCESSES", text)
+    assert parsed("serve", [])["processes"] is expected
+    assert parsed("serve", ["--no-processes"])["processes"] is False
+
+
+@pytest.mark.parametrize(
+    ("argument", "suggestion"), [("--foo", None), ("--intervall", "--interval"), ("--proceses", "--processes")]
+)
+def test_only_a_near_option_is_suggested(argument: str, suggestion: str | None) -> None:
+    with pytest.raises(click.NoSuchOption) as caught:
+        parsed("serve", [argument])
+    assert caught.value.possibilities == ([suggestion] if suggestion else None)
+
+
+def test_unknown_variables_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that click makes of commands and options are known; so is what Kubernetes injects."""
+    for name in ("GPU_EXPORTER_ONCE_JSON", "GPU_EXPORTER_PORT", "GPU_EXPORTER_INTERVALL", "GPU_EXPORTER_FOO"):
+        monkeypatch.setenv(name, "1")
+    assert variable_warnings(context("once")) == [
+        "GPU_EXPORTER_FOO is ignored: it is not a setting",
+        "GPU_EXPORTER_INTERVALL is ignored: it is not a setting; did you mean GPU_EXPORTER_INTERVAL?",
+    ]
+
+
+def test_only_settings_are_grouped() -> None:
+    """`--json` and the like are listed before the settings."""
+    ctx = context("once")
+    text = ctx.get_help()
+    own = [param for param in ctx.command.params if not isinstance(param, SettingOption)]
+    assert {"--json", "--config", "--debug"} <= {name for param in own for name in param.opts}
+    assert text.index("--json") < text.index("\nCommon:\n")

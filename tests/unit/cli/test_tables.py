@@ -1,0 +1,51 @@
+"""Tables for a terminal: they fit its width and show units."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue.metrics import METRICS
+from gpu_exporter.cli import tables
+from gpu_exporter.library import GpuReading
+from gpu_exporter.model.gpu import Gpu, Sample, Series
+
+GPU = Gpu(0, "GPU-1", model="NVIDIA H200")
+READING = GpuReading(
+    0.0,
+    GPU,
+    True,
+    "",
+    (
+        Sample(Series(m.GPU_TEMP, GPU), 40.0),
+        Sample(Series(m.POWER, GPU), 79.715),
+        Sample(Series(m.SM_ACTIVE, GPU), 0.96),
+        Sample(Series(m.ENERGY, GPU), 1_234_567.0),
+    ),
+)
+
+
+def test_values_have_units_and_are_aligned() -> None:
+    head, *rows = tables.reading_table([READING], 100)
+    assert head == "GPU 0  NVIDIA H200  GPU-1  up"
+    assert [row.split()[1:] for row in rows] == [["40", "°C"], ["79.72", "W"], ["0.96"], ["1,234,567", "mJ"]]
+    assert len({len(row.split(" °C")[0].split(" W")[0].split(" mJ")[0]) for row in rows}) == 1
+
+
+def test_a_gpu_that_is_down_says_why() -> None:
+    (line,) = tables.reading_table([GpuReading(0.0, GPU, False, "lost", ())], 80)
+    assert line.endswith("down: lost")
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_the_list_of_metrics_fits(width: int) -> None:
+    lines = list(tables.metric_list(METRICS, width))
+    assert max(map(len, lines)) <= width
+    text = " ".join(" ".join(lines).split())
+    assert all(metric.help in text for metric in METRICS if width == 200)
+
+
+def test_metrics_are_filtered_by_name_and_help() -> None:
+    assert m.GPU_TEMP in tables.matching(METRICS, "gpu_temp")
+    assert m.GPU_TEMP in tables.matching(METRICS, m.GPU_TEMP.help.upper())
+    assert tables.matching(METRICS, "no such metric") == []
