@@ -9,9 +9,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpu_exporter.decoding import printable
 from gpu_exporter.file_access import read
 from gpu_exporter.model.metric import MetricSet, Schema
 
+# How many names an error lists.
+MOST_LISTED = 20
 UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
 
 
@@ -30,9 +33,9 @@ def address(text: str) -> Address:
     """Parse `:9400`, `127.0.0.1:9400`, `[::1]:9400`, or a port alone."""
     host, _, port = text.rpartition(":")
     if not port.isdecimal() or not 0 <= int(port) <= 65535:
-        raise ValueError(f"{text!r} is not an address; use host:port with a port from 0 to 65535, such as :9400")
+        raise ValueError(f"{quoted(text)} is not an address; use host:port with a port from 0 to 65535, such as :9400")
     if ":" in host and not (host.startswith("[") and host.endswith("]")):
-        raise ValueError(f"{text!r} is not an address; write an IPv6 host in brackets, such as [::1]:9400")
+        raise ValueError(f"{quoted(text)} is not an address; write an IPv6 host in brackets, such as [::1]:9400")
     return Address(host.strip("[]"), int(port))
 
 
@@ -69,9 +72,7 @@ def hostengine(text: str) -> Hostengine:
         return Hostengine(socket=path)
     if not text:
         return Hostengine()
-    wrong = (
-        f"{text!r} is not a host engine; use host:port such as localhost:{HOSTENGINE_PORT}, or unix:///path/of/socket"
-    )
+    wrong = f"{quoted(text)} is not a host engine; use host:port such as localhost:{HOSTENGINE_PORT}, or unix:///path/of/socket"
     match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(?::(\d+))?", text)
     if not match or not 0 < int(match[2] or HOSTENGINE_PORT) <= 65535:
         raise ValueError(wrong)
@@ -82,7 +83,7 @@ def duration(text: str) -> float:
     """Parse `1s`, `100ms`, `2m`, or seconds as a plain number. Returns positive seconds."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h|)", text.strip())
     if not match or not 0 < float(match[1]) < 1e9:
-        raise ValueError(f"{text!r} is not a duration; use for example 1s or 100ms")
+        raise ValueError(f"{quoted(text)} is not a duration; use for example 1s or 100ms")
     return float(match[1]) * UNITS[match[2]]
 
 
@@ -90,7 +91,7 @@ def interval(text: str) -> float:
     """Parse a duration from 100 ms to 1 h. Shorter windows of GPM are unreliable."""
     seconds = duration(text)
     if not 0.1 <= seconds <= 3600:
-        raise ValueError(f"{text!r} is out of range; use 100ms to 1h")
+        raise ValueError(f"{quoted(text)} is out of range; use 100ms to 1h")
     return seconds
 
 
@@ -98,7 +99,7 @@ def hand_over(text: str) -> float:
     """Parse a duration of at most a day, after which the exporter resumes on its own."""
     seconds = duration(text)
     if seconds > 24 * 3600:
-        raise ValueError(f"{text!r} is too long; use at most 24h, and repeat the command to extend it")
+        raise ValueError(f"{quoted(text)} is too long; use at most 24h, and repeat the command to extend it")
     return seconds
 
 
@@ -123,7 +124,7 @@ def device_list(text: str) -> Devices:
     """Parse `f`, `g`, `g:0,2-3`, `g:GPU-…`, `i` or `i:0`, as dcgm-exporter does."""
     kind, colon, listed = (part.strip() for part in text.partition(":"))
     if kind not in ("f", "g", "i") or (kind == "f" and colon):
-        raise ValueError(f"{text!r} is not a list of devices; use f, g, i, or a list such as g:0,2-3 or g:GPU-<UUID>")
+        raise ValueError(f"{quoted(text)} is not a device list; use f, g, i, or for example g:0,2-3 or g:GPU-<UUID>")
     chosen: list[int | str] = []
     for part in listed.split(",") if colon else ():
         span = re.fullmatch(r"(\d{1,6})(?:\s*-\s*(\d{1,6}))?", part.strip())
@@ -132,7 +133,7 @@ def device_list(text: str) -> Devices:
         elif re.fullmatch(r"(GPU|MIG)-[0-9A-Za-z-]+", part.strip()):
             chosen.append(part.strip())
         else:
-            raise ValueError(f"{part.strip()!r} is not a device; use a number, a range such as 2-3, or a UUID")
+            raise ValueError(f"{quoted(part.strip())} is not a device; use a number, a range such as 2-3, or a UUID")
     return Devices(kind, tuple(dict.fromkeys(chosen)))
 
 
@@ -143,28 +144,28 @@ def speed(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value < 1e6:
-        raise ValueError(f"{text!r} is not a speed; use a positive number such as 2")
+        raise ValueError(f"{quoted(text)} is not a speed; use a positive number such as 2")
     return value
 
 
 def count(text: str) -> int:
     """Parse a number of GPUs."""
     if not text.isdecimal():
-        raise ValueError(f"{text!r} is not a number of GPUs; use for example 8")
+        raise ValueError(f"{quoted(text)} is not a number of GPUs; use for example 8")
     return int(text)
 
 
 def positive(text: str) -> int:
     """Parse a number from 1 to 9999."""
     if not text.isdecimal() or not 1 <= int(text) <= 9999:
-        raise ValueError(f"{text!r} is not a number from 1 to 9999; use for example 8")
+        raise ValueError(f"{quoted(text)} is not a number from 1 to 9999; use for example 8")
     return int(text)
 
 
 def whole(text: str) -> int:
     """Parse a whole number."""
     if not re.fullmatch(r"-?\d{1,18}", text):
-        raise ValueError(f"{text!r} is not a whole number; use for example 1")
+        raise ValueError(f"{quoted(text)} is not a whole number; use for example 1")
     return int(text)
 
 
@@ -172,16 +173,18 @@ def boolean(text: str) -> bool:
     """Parse true, yes, on, 1, false, no, off or 0."""
     values = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
     if text.lower() not in values:
-        raise ValueError(f"{text!r} is neither true nor false")
+        raise ValueError(f"{quoted(text)} is neither true nor false")
     return values[text.lower()]
 
 
 def choice(*names: str) -> Callable[[str], str]:
     """Return a parser of these names, whose error suggests the nearest name."""
 
+    listed = ", ".join(names if len(names) <= MOST_LISTED else (*names[:3], f"… ({len(names)} names)"))
+
     def parse(text: str) -> str:
         if text not in names:
-            raise ValueError(f"{text!r} is not one of {', '.join(names)}{nearest(text, names)}")
+            raise ValueError(f"{quoted(text)} is not one of {listed}{nearest(text, names)}")
         return text
 
     return parse
@@ -201,7 +204,7 @@ def patterns(text: str) -> tuple[re.Pattern[str], ...]:
                 warnings.simplefilter("error")  # a later Python will read such a pattern differently
                 compiled.append(re.compile(pattern))
         except (re.error, RecursionError, OverflowError, Warning) as error:
-            raise ValueError(f"{pattern!r} is not a regular expression: {error}") from error
+            raise ValueError(f"{quoted(pattern)} is not a regular expression: {error}") from error
     return tuple(compiled)
 
 
@@ -222,6 +225,11 @@ NEAR = 0.7
 def near(name: str, names: Iterable[str]) -> str:
     """Return the name that was probably meant, or an empty text if none is similar."""
     return next(iter(difflib.get_close_matches(name, list(names), 1, NEAR)), "")
+
+
+def quoted(text: str) -> str:
+    """Return what a user wrote in quotes, as one line of limited length."""
+    return printable(repr(text), 80)
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

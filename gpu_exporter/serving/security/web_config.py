@@ -79,7 +79,7 @@ def _section(content: Any, keys: Mapping[str, Callable[[Any], Any]]) -> dict[str
     values = {}
     for key, value in _mapping(content).items():
         if key not in keys:
-            raise ValueError(f"unknown key {key}{nearest(key, keys)}")
+            raise ValueError(f"unknown key {printable(key, 60)}{nearest(key, keys)}")
         try:
             values[key] = keys[key](value)
         except ValueError as error:
@@ -125,7 +125,7 @@ def _list(parse: Callable[[Any], Any]) -> Callable[[Any], tuple[Any, ...]]:
 
 def _version(value: Any) -> ssl.TLSVersion:
     if value in ("TLS10", "TLS11"):
-        raise ValueError(f"{value} is insecure and not supported; use TLS12 or TLS13")
+        raise ValueError(f"{printable(str(value), 60)} is insecure and not supported; use TLS12 or TLS13")
     return ssl.TLSVersion(_name(VERSIONS)(value))
 
 
@@ -211,13 +211,14 @@ def _header(values: tuple[str, ...]) -> Callable[[Any], str]:
 def _users(content: Any) -> dict[str, str]:
     users = _mapping(content)
     for user, hashed in users.items():
+        shown = printable(user, 60)
         match = re.fullmatch(r"\$2[aby]\$(\d\d)\$[./A-Za-z0-9]{53}", hashed if isinstance(hashed, str) else "")
         if not match:
-            raise ValueError(f"{user}: not a bcrypt hash; make one with `htpasswd -nBC 10 {user}`")
+            raise ValueError(f"{shown}: not a bcrypt hash; make one with `htpasswd -nBC 10 {shown}`")
         if not 4 <= int(match[1]) <= HIGHEST_COST:
-            raise ValueError(f"{user}: a bcrypt cost of {match[1]} is out of range; use 10")
+            raise ValueError(f"{shown}: a bcrypt cost of {match[1]} is out of range; use 10")
         if ":" in user:
-            raise ValueError(f"{user}: a user name must not contain a colon; choose another one")
+            raise ValueError(f"{shown}: a user name must not contain a colon; choose another one")
     return users
 
 

@@ -120,7 +120,7 @@ def test_what_another_flag_has_to_switch_on(line: str, environ: Mapping[str, str
         ("-c 1", "-c: '1ms' is out of range; use 100ms to 1h"),
         ("-c", "-c needs a value"),
         ("-a nowhere", "-a: 'nowhere' is not an address"),
-        ("-d 0,1", "-d: '0,1' is not a list of devices; use f, g, i, or a list"),
+        ("-d 0,1", "-d: '0,1' is not a device list; use f, g, i, or for example"),
         ("-n=maybe", "-n: 'maybe' is neither true nor false"),
         ("-log-format xml", "-log-format: 'xml' is not one of text, json"),
     ],
