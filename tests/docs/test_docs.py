@@ -1,4 +1,4 @@
-"""The pages hold together: prose is there, links lead somewhere, limits, classes and modes are all named."""
+"""The docs are complete: every failure mode has its text, links work, and all limits, classes and signals are listed."""
 
 from __future__ import annotations
 
