@@ -1,4 +1,4 @@
-"""The docs are complete: every failure mode has its text, links work, and all limits, classes and signals are listed."""
+"""The docs are complete: failure modes have their text, links work, and limits, classes and signals are listed."""
 
 from __future__ import annotations
 
