@@ -47,7 +47,9 @@ def found(values):
         if isinstance(value, float)
     ]
     (of,) = diagnose(seen([Scrape(1000.0 + 15 * tick, rows) for tick in range(41)], {{}}))
-    return {{match.mode.name: {{over.signal.name: value for over, value in match.because.items()}} for match in of.matches}}
+    return {{
+        match.mode.name: {{over.signal.name: value for over, value in match.because.items()}} for match in of.matches
+    }}
 
 (mode,) = (mode for mode in MODES if mode.name == "{NAME}")
 print(found(HEALTHY), found({{**HEALTHY, **mode.inject.values}}))
