@@ -1,4 +1,4 @@
-"""The recipes in CONTRIBUTING work: one row is a metric on the page, one entry a failure mode with all that it has."""
+"""The recipes in CONTRIBUTING work: one row adds a metric, and one entry adds a failure mode with its files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FIX = "fix: make the diff in CONTRIBUTING.md apply again, or name its results in
 
 NAME = "GpuMemoryHot"
 RUNBOOK = f"docs/runbooks/{NAME.lower()}.md"
-# What an entry makes, with a pattern of what it must say. All else that is rendered from an entry belongs here, too.
+# The files that are rendered from an entry, each with a pattern that it must match. Add further files here.
 MADE = {
     "alerts/health.yaml": rf"- alert: {NAME}\n +expr: gpu:memory_temp:celsius >= 95\n",
     RUNBOOK: rf"# {NAME}\n(.|\n)*at least 95 °C \(`hotMemory`\)",
@@ -32,7 +32,7 @@ MADE = {
     "deploy/kubernetes/monitored/monitoring.yaml": rf"- alert: {NAME}\n",
     "docs/failure-modes.md": rf"\[{NAME}\]\(runbooks/{NAME.lower()}\.md\) (.|\n)*`hotMemory` \| 95 \| celsius ",
 }
-# Every value of a healthy GPU, and those that the entry injects, each for ten minutes.
+# Diagnose a healthy GPU, and one with the values that the entry injects, each over ten minutes.
 DIAGNOSE = f"""
 from gpu_exporter.diagnosis.judge import diagnose
 from gpu_exporter.catalogue.failure_modes import MODES
@@ -47,13 +47,15 @@ def found(values):
         if isinstance(value, float)
     ]
     (of,) = diagnose(seen([Scrape(1000.0 + 15 * tick, rows) for tick in range(41)], {{}}))
-    return {{match.mode.name: dict(match.because) for match in of.matches}}
+    return {{
+        match.mode.name: {{over.signal.name: value for over, value in match.because.items()}} for match in of.matches
+    }}
 
 (mode,) = (mode for mode in MODES if mode.name == "{NAME}")
 print(found(HEALTHY), found({{**HEALTHY, **mode.inject.values}}))
 """
 
-# The promtool test that the entry makes, with the rules of the copy.
+# Run the promtool test of the entry, with the rules of the copy.
 PROVE = f"""
 import sys
 from pathlib import Path
@@ -83,7 +85,7 @@ def apply(number: int, to: Path) -> int:
 
 
 def run(copy: Path, *arguments: str, **environment: str) -> str:
-    """What Python says with the changed copy of the package."""
+    """Run Python with the changed copy of the package, and return its output."""
     env = {**os.environ, **environment, "PYTHONPATH": str(copy)}
     return subprocess.run(
         [sys.executable, *arguments], env=env, cwd=copy, capture_output=True, text=True, check=True
@@ -92,7 +94,7 @@ def run(copy: Path, *arguments: str, **environment: str) -> str:
 
 @pytest.mark.drift
 def test_a_metric_is_one_row(tmp_path: Path) -> None:
-    """Apply the documented diff to a copy of the package, and read the new metric from the stand-in driver."""
+    """Apply the documented diff to a copy of the package, and read the new metric from the fake driver."""
     added = apply(0, tmp_path)
     driver = FakeDriver(tmp_path / "driver")
     driver.set("JpgUtilization", 42)
@@ -117,7 +119,7 @@ def changed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, set[str]]:
 
 @pytest.mark.drift
 def test_a_failure_mode_is_one_entry(changed: tuple[Path, set[str]]) -> None:
-    """The alert, the runbook and the rows on it are made from the entry, and nothing else has to be edited."""
+    """The alert, the runbook and all rows are rendered from the entry; nothing else has to be edited."""
     copy, files = changed
 
     assert files >= set(MADE), FIX
@@ -127,10 +129,10 @@ def test_a_failure_mode_is_one_entry(changed: tuple[Path, set[str]]) -> None:
 
 @pytest.mark.drift
 def test_diagnosis_finds_a_new_failure_mode(changed: tuple[Path, set[str]]) -> None:
-    """A healthy GPU has nothing; with what the entry injects, it has this mode and no other, with the number."""
+    """A healthy GPU has no finding. With the injected values, it has only this failure mode, with its value."""
     assert run(changed[0], "-c", DIAGNOSE).strip() == f"{{}} {{'{NAME}': {{'memory_temp': 101.0}}}}", FIX
 
 
 def test_a_new_failure_mode_is_proven(changed: tuple[Path, set[str]], tmp_path: Path) -> None:
-    """The promtool test that is made of the entry passes: injected it fires, and a healthy GPU is quiet."""
+    """The promtool test of the entry passes: the alert fires if injected, and not for a healthy GPU."""
     run(changed[0], "-c", PROVE, str(tmp_path))

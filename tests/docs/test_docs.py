@@ -1,4 +1,4 @@
-"""The pages hold together: prose is there, links lead somewhere, limits, classes and modes are all named."""
+"""The docs are complete: failure modes have their text, links work, and limits, classes and signals are listed."""
 
 from __future__ import annotations
 
