@@ -24,7 +24,7 @@ from gpu_exporter.sources.nvml.bindings import bindings
 
 WITH_GPM = ("Hopper", "Blackwell", "Rubin")
 # The time for all checks of the machine, which run while the GPUs are read.
-CHECK_SECONDS = 1.0
+CHECK_SECONDS = 5.0
 
 
 @runtime_checkable

@@ -255,7 +255,7 @@ def test_doctor(node: FakeDriver, kubelet: FakeKubelet, tmp_path: Path) -> None:
     assert found(*own, driver=node) == [("ok", "kubelet lists 2 devices of 2 pods", "")]
     kubelet.stop()
     ((level, what, cure),) = found(*own, driver=node)
-    assert (level, what) == ("warn", f"there is no {kubelet.socket}")
+    assert (level, what) == ("warn", f"{kubelet.socket} does not exist")
     assert cure.startswith("mount the folder")
     (tmp_path / "0").write_text("7\n")
     ((level, what, _),) = found("--hpc-job-mapping-dir", str(tmp_path), driver=node)
@@ -275,7 +275,7 @@ def test_replayed_gpus_have_no_lookups(serve: Serve, kubelet: FakeKubelet) -> No
     own = ("--kubernetes", "--pod-resources-socket", str(kubelet.socket))
     exporter = serve("--source", "replay", "--recording", "h200_workloads", *own)
     exporter.until(lambda page: bool(page.values(POWER)))
-    assert "nobody is asked who has them" in exporter.log.read_text()
+    assert "attribution is off, because these are not this machine's GPUs" in exporter.log.read_text()
     assert kubelet.asked == 0
 
 

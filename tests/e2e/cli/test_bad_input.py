@@ -190,7 +190,7 @@ def test_port_in_use(serve: Serve) -> None:
     first = serve(*REPLAY)
     line = fails("serve", *REPLAY, "--address", f"127.0.0.1:{first.port}")
     assert f"address 127.0.0.1:{first.port} is in use" in line
-    assert "choose another with --address" in line
+    assert "choose another one with --address" in line
     assert first.get("/healthz")[0].status == 200
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Serve, command, run
+from tests.support.tools import until
 
 REPLAY = ("--source", "replay", "--recording", "h200_workloads")
 # Runs a command in which a function raises an error that no command expects.
@@ -109,11 +110,12 @@ def test_unknown_variables_are_warned_of(serve: Serve) -> None:
 def test_serve_prints_the_url_and_the_next_step(serve: Serve) -> None:
     """As log lines, also in JSON."""
     exporter = serve(*REPLAY)
-    exporter.page()
+    next_step = f"`gpu-exporter diagnose --url http://127.0.0.1:{exporter.port}`"
+    until(lambda: next_step in exporter.log.read_text(), what="the next step")
     assert f"open http://127.0.0.1:{exporter.port}/ in a browser" in exporter.log.read_text()
-    assert f"`gpu-exporter diagnose --url http://127.0.0.1:{exporter.port}`" in exporter.log.read_text()
     exporter = serve(*REPLAY, "--log-format", "json")
-    assert f"diagnose --url http://127.0.0.1:{exporter.port}`" in exporter.log.read_text()
+    next_step = f"diagnose --url http://127.0.0.1:{exporter.port}`"
+    until(lambda: next_step in exporter.log.read_text(), what="the next step")
     assert all(line.startswith("{") for line in exporter.log.read_text().splitlines())
 
 

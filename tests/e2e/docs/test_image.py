@@ -168,7 +168,7 @@ def test_it_is_small(installed: Path, record_property: Callable[[str, object], N
     print(f"installed: {found:.1f} MiB")
     assert 1 < found < LARGEST_MIB
     listed = "import importlib.metadata as i; print(*sorted(d.name.lower() for d in i.distributions()))"
-    needed = {"bcrypt", "click", "gpu-exporter", "nvidia-ml-py", "prometheus_client", "pyyaml", "tornado"}
+    needed = {"bcrypt", "click", "gpu-exporter", "msgspec", "nvidia-ml-py", "prometheus_client", "pyyaml", "tornado"}
     assert set(said(installed / "bin/python", "-c", listed).split()) == needed
 
 

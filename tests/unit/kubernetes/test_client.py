@@ -218,7 +218,7 @@ def pipe(account: Path) -> None:
         (no_file, "no_token", "/token does not exist: the pod needs a service account"),
         (no_ca, "no_token", "/ca.crt does not exist: the pod needs a service account"),
         (empty_ca, "tls", "/ca.crt has no certificate"),
-        (directory, "no_token", "/token: not a regular file"),
+        (directory, "no_token", "/token: a directory, not a regular file"),
         (pipe, "no_token", "/token: not a regular file"),
         (lambda account: (account / "token").write_text("x" * (2 << 20)), "no_token", "/token: larger than 1 MiB"),
         (lambda account: (account / "ca.crt").write_text("x" * (2 << 20)), "no_token", "/ca.crt: larger than 1 MiB"),

@@ -172,7 +172,9 @@ def special(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 def test_it_has_to_be_a_regular_file(special: Path) -> None:
     """Anything else is an error at once: no reader waits for it."""
     begin = time.monotonic()
-    assert refused(special) == f"recording {special}: not a regular file"
+    message = refused(special)
+    assert message.startswith(f"recording {special}: ")
+    assert message.endswith("not a regular file")
     assert time.monotonic() - begin < 5
 
 
