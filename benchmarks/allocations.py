@@ -24,6 +24,8 @@ WARM_TICKS = 5
 
 def watch(ticks: int) -> None:
     """Look once a tick: memory at its highest beyond what is kept, in KiB (median), and blocks more a tick."""
+    while "pynvml" not in sys.modules:  # tracing makes the start slow
+        time.sleep(0.1)
     time.sleep(WARM_TICKS * TICK_SECONDS)
     blocks, peaks = sys.getallocatedblocks(), []
     for _ in range(ticks):

@@ -35,6 +35,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 
 from benchmarks.exporter import EVERYTHING, Exporter, free_port, ours, running
 from benchmarks.harness import begin, gpus, options
@@ -115,6 +116,17 @@ class Work:
             rank.communicate()
 
 
+def _scrape(exporter: Exporter) -> None:
+    """Scrape once. After a stop the response has expired, until the collection that follows at once."""
+    for _ in range(5):
+        try:
+            exporter.page()
+        except HTTPError:
+            time.sleep(0.01)
+        else:
+            return
+
+
 class Turns:
     """Exporters of which none or one runs."""
 
@@ -138,7 +150,7 @@ class Turns:
             return
         exporter.process.send_signal(signal.SIGCONT)
         with ThreadPoolExecutor(1) as pool:
-            scrape = pool.submit(exporter.page) if self._due(name) else None
+            scrape = pool.submit(_scrape, exporter) if self._due(name) else None
             yield
         _stop(exporter)
         if scrape:
