@@ -32,7 +32,7 @@ CLASS = "gpu:bottleneck:class"
 
 # fmt: off
 IDLE_ENGINE    = Limit("idleEngine", 0.02, "ratio", "engine activity below which a GPU is idle")
-QUIET_PCIE     = Limit("quietPcie", 0.02, "ratio", "PCIe use that is more than kernel launches need")
+QUIET_PCIE     = Limit("quietPcie", 0.02, "ratio", "PCIe use above what kernel launches need")
 FULL_PCIE      = Limit("fullPcie", 0.70, "ratio", "PCIe use from which the link is saturated; gaps take the rest")
 BUSY_ENGINE    = Limit("busyEngine", 0.85, "ratio", "engine activity from which the GPU does not wait for the CPU")
 HALF_ENGINE    = Limit("halfEngine", 0.60, "ratio", "engine activity below which the GPU waits for the CPU")
@@ -50,7 +50,7 @@ IDLE_TENSOR    = Limit("idleTensor", 0.02, "ratio", "tensor core activity below 
 BUSY_FLOAT     = Limit("busyFloat", 0.25, "ratio", "sum of FP64, FP32 and FP16 activity of real arithmetic")
 IDLE_PIPES     = Limit("idlePipes", 0.10, "ratio", "activity of each kind of pipe below which all of them wait")
 IDLE_POWER     = Limit("idlePower", 0.30, "ratio", "share of the power limit below which a GPU only spins or waits")
-MOVING         = Limit("movingBytes", 1e9, "bytes per second", "traffic from which a collective or a copy is active")
+MOVING         = Limit("movingBytes", 1e9, "bytes per second", "traffic from which a collective or a copy counts as active")
 # fmt: on
 
 

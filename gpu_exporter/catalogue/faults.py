@@ -104,7 +104,7 @@ STATES = (
     State("PCIe link slow", "slower than GPU and slot support, while the GPU is busy (an idle link saves power)", f"({m.PCIE_GEN} < {m.PCIE_MAX_GEN} or {m.PCIE_WIDTH} < {m.PCIE_MAX_WIDTH}) and {m.GPU_UTIL} >= {BUSY} and {m.PSTATE} <= {FASTEST}", ALL),
     State("PCIe replays", f"more than a bit error rate of 10^-12 explains (`{BIT_ERROR_LIMIT_TEXT} * 2 ^ (generation - 3) * lanes` per second: one in two seconds at generation 5 with 16 lanes)", f"rate({m.PCIE_REPLAY}[15m]) > {BIT_ERROR_LIMIT_TEXT} * 2 ^ (max_over_time({m.PCIE_GEN}[15m]) - 3) * max_over_time({m.PCIE_WIDTH}[15m])", ALL),
     State("NVLink down", "some links are up and others are down; GPUs with NVLink bridges may have unconnected links", f"{m.NVLINK_COUNT} - {m.NVLINK_UP} > 0 and {m.NVLINK_UP} > 0", NVLINK_GPUS),
-    State("NVLink errors", "replays, recoveries or CRC errors within ten minutes", f"increase({m.NVLINK_REPLAY}[10m]) + increase({m.NVLINK_RECOVERY}[10m]) + increase({m.NVLINK_CRC}[10m]) > 0", "Hopper and newer"),
+    State("NVLink errors", "replays, recoveries or CRC errors within ten minutes; the alert looks at the last 15 minutes", f"increase({m.NVLINK_REPLAY}[10m]) + increase({m.NVLINK_RECOVERY}[10m]) + increase({m.NVLINK_CRC}[10m]) > 0", "Hopper and newer"),
     State("NVLink slow", "the total capacity of all links is below its maximum of the last day", f"{m.NVLINK_SPEED} < max_over_time({m.NVLINK_SPEED}[1d])", NVLINK_GPUS),
     State("Fabric not ready", "the fabric manager has not added the GPU to the NVSwitch fabric: CUDA does not start", FABRIC_NOT_READY.promql, "Hopper and newer with NVSwitch"),
     State("Fabric fault", "the fabric reports lost bandwidth or a broken route for the GPU", f"{m.FABRIC_FAULTS[0]} == 1", "Hopper and newer with NVSwitch"),
@@ -275,22 +275,23 @@ FABRIC = _degraded(
 _AS_THE_DRIVER_SAYS = "the alert covers every recovery action; its value is the number of the action"
 
 
-def _recovery(action: Action, words: str) -> Fault:
+def _recovery(action: Action, words: str, number: str = "") -> Fault:
     """Return the fault of a recovery action. The failure mode names the most frequent action, a reset."""
+    words = f"the driver requests {words}" + (f" (recovery action {number})" if number else "")
     why = "" if action is Action.GPU_RESET else _AS_THE_DRIVER_SAYS
     state, mode = "Recovery action", "GpuRecoveryActionRequired"
-    return _unhealthy("recovery_action", action, f"the driver requests {words}", state, mode, (154,), why)
+    return _unhealthy("recovery_action", action, words, state, mode, (154,), why)
 
 
 # The driver's own recovery actions, by their numbers in nvml.h; 0 is none.
 RECOVERY: Mapping[int, Fault] = {
-    1: _recovery(Action.GPU_RESET, "a reset of this GPU"),
-    2: _recovery(Action.NODE_REBOOT, "a reboot"),
-    3: _recovery(Action.DRAIN, "a drain of peer-to-peer traffic"),
-    4: _recovery(Action.DRAIN, "a drain and a reset of this GPU"),
-    5: _recovery(Action.DRAIN, "a recovery of the IMEX domain"),
-    6: _recovery(Action.GPU_RESET, "a bus reset of this GPU"),
-    7: _recovery(Action.NODE_REBOOT, "a power cycle or reboot of the node"),
+    1: _recovery(Action.GPU_RESET, "a reset of this GPU", "1"),
+    2: _recovery(Action.NODE_REBOOT, "a reboot", "2"),
+    3: _recovery(Action.DRAIN, "a drain of peer-to-peer traffic", "3"),
+    4: _recovery(Action.DRAIN, "a drain and a reset of this GPU", "4"),
+    5: _recovery(Action.DRAIN, "a recovery of the IMEX domain", "5"),
+    6: _recovery(Action.GPU_RESET, "a bus reset of this GPU", "6"),
+    7: _recovery(Action.NODE_REBOOT, "a power cycle or reboot of the node", "7"),
 }
 # Any other number is newer than this table. It must not be ignored.
 NEWER = _recovery(Action.DRAIN, "recovery action {value:.0f}, which this version of gpu-exporter does not know")

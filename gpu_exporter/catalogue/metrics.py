@@ -209,7 +209,7 @@ FABRIC_FAULTS    = tuple(
 PSTATE      = Metric("DCGM_FI_DEV_PSTATE",                  GAUGE, "state",   "Performance state; 0 is the fastest.",                                                            0, 15,  dcgm=190,  nvml=Call("PerformanceState"))
 FAN         = Metric("DCGM_FI_DEV_FAN_SPEED",               GAUGE, "percent", "Fan speed as a share of the maximum speed (may exceed it).",                                      0, 200, dcgm=191,  nvml=Call("FanSpeed"), pace=SLOW)
 PERSISTENCE = Metric("DCGM_FI_DEV_PERSISTENCE_MODE",        GAUGE, "bool",    "1 if the driver stays loaded while no program uses the GPU.",                                     0, 1,   dcgm=66,   nvml=Call("PersistenceMode"), pace=RARE)
-RECOVERY    = Metric("DCGM_FI_DEV_GET_GPU_RECOVERY_ACTION", GAUGE, "action",  "Recovery action that the driver asks for: 0 none, 1 reset, 2 reboot, 3 drain P2P, 4 drain and reset.", 0, 15, dcgm=1523, nvml=FieldValue(230), pace=SLOW)
+RECOVERY    = Metric("DCGM_FI_DEV_GET_GPU_RECOVERY_ACTION", GAUGE, "action",  "Recovery action that the driver asks for: 0 none, 1 reset, 2 reboot, 3 drain P2P, 4 drain and reset, 5 recover the IMEX domain, 6 bus reset, 7 power cycle or reboot.", 0, 15, dcgm=1523, nvml=FieldValue(230), pace=SLOW)
 INFOROM     = Metric("DCGM_FI_DEV_INFOROM_CONFIG_VALID",    GAUGE, "bool",    "1 if the checksums of the InfoROM are valid, 0 if it is corrupt.",                                0, 1,   dcgm=84,   nvml=Call("ValidateInforom"), pace=STATIC)
 
 # --- not GPUs, from DCGM only: NVSwitches that this node manages, and Grace CPUs ------------------------------------------------

@@ -108,9 +108,9 @@ def _exit(code: int, clean: bool) -> None:
     help="File to write; compressed with gzip if its name ends in .gz.",
 )
 @click.option(
-    "--interval", type=parsed(interval), default="0.1", show_default=True, help="Time between two collections."
+    "--interval", type=parsed(interval), default="100ms", show_default=True, help="Time between two collections."
 )
-@click.option("--duration", type=parsed(duration), default="60", show_default=True, help="How long to record.")
+@click.option("--duration", type=parsed(duration), default="60s", show_default=True, help="How long to record.")
 @click.option("--mask", is_flag=True, help="Replace UUIDs, so that you can share the file.")
 def record_command(out: Path, interval: float, duration: float, mask: bool, **values: Any) -> None:
     """Record GPUs to a file that `--source replay` replays."""
@@ -127,8 +127,8 @@ def record_command(out: Path, interval: float, duration: float, mask: bool, **va
 def metrics_command(text: str, metrics: MetricSet) -> None:
     """List the metrics that gpu-exporter knows, or those with TEXT in their name or help.
 
-    `full` also lists metrics that are exposed only if a file of fields (--collectors) names them. On a terminal the
-    list fits its width, otherwise each metric is one line of a table.
+    `full` also lists metrics that are exposed only if dcgm-exporter's CSV file of fields (--collectors) names them.
+    On a terminal the list fits its width, otherwise each metric is one line of a table.
     """
     rows = [metric for metric in METRICS if metrics is MetricSet.FULL or metric.set is MetricSet.DEFAULT]
     if not (rows := tables.matching(rows, text)):
@@ -142,7 +142,7 @@ def _width() -> int:
     return max(40, shutil.get_terminal_size().columns)
 
 
-@commands.command("generate", error_code=2)
+@commands.command("generate", error_code=2, hidden=True)
 @click.option("--check", is_flag=True, help="Write nothing; exit code 1 if a file is stale.")
 @click.option("--root", type=click.Path(path_type=Path), default=".", help="Root directory of the repository.")
 def generate_command(check: bool, root: Path) -> None:
@@ -193,10 +193,10 @@ def check_command(gpus: frozenset[int] | None, as_json: bool, **values: Any) -> 
     A GPU is unhealthy if it is lost, stuck or missing, had uncorrectable ECC errors since the driver was loaded, has
     memory that cannot be remapped, or if the driver requests a recovery action. A GPU is degraded, and not fit for a
     new job either, if its memory needs a reset to be remapped, if hardware throttles it, and so on: docs/health.md
-    lists all reasons. What the hardware does not support is reported, and is no fault.
+    lists all reasons. A value that the hardware does not support is never a fault.
 
-    Exit code 0 if all GPUs are healthy; 3 if one is degraded or unhealthy; 1 if that is unknown, for example if no GPU
-    can be read; 2 after wrong usage or an unexpected error.
+    Exit code 0 if all GPUs are healthy; 3 if one is degraded or unhealthy; 1 if the health of one is unknown, for
+    example if no GPU can be read; 2 after wrong usage or an unexpected error.
     """
     logging.disable(logging.WARNING)  # the verdict contains what would be logged
     config = Config(**values)
@@ -242,7 +242,7 @@ def events_command(as_json: bool, **values: Any) -> None:
     "--for",
     "seconds",
     type=parsed(duration),
-    help="How long to watch, such as 20s; with the URL of a Prometheus, how far to look back, such as 5m.",
+    help="How long to watch (default: 20s); with the URL of a Prometheus, how far to look back (default: 5m).",
 )
 @click.option("--phase", default="", help="Phase of the recording to diagnose.")
 @click.option("--one-job", is_flag=True, help="Compare all GPUs with each other, as ranks of one job.")
@@ -256,9 +256,9 @@ def events_command(as_json: bool, **values: Any) -> None:
 @click.option("--verbose", is_flag=True, help="Add the names of the series.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def diagnose_command(every: bool, verbose: bool, as_json: bool, url: str, **values: Any) -> None:
-    """Explain for each GPU what limits it, what is wrong with it, by which numbers, and what to do.
+    """Explain for each GPU what limits it, what is wrong with it, the numbers that show it, and what to do.
 
-    It watches the GPUs of this machine or an exporter (--url) for a while, asks a Prometheus (--url) for its last
+    It watches the GPUs of this machine or an exporter (--url) for a while, queries a Prometheus (--url) for the last
     minutes, with or without gpu-exporter's rules, or reads a recording. It reports a problem at once, while an alert
     waits longer before it fires. docs/diagnose.md explains the report.
 
@@ -284,7 +284,7 @@ def _side(text: str) -> str:
 @click.option("--a", type=parsed(_side), required=True, help="A source, as for --source, or replay:FILE.")
 @click.option("--b", type=parsed(_side), required=True, help="The other source.")
 @click.option(
-    "--seconds", type=parsed(duration), default="30", show_default=True, help="How long to read both sources."
+    "--seconds", type=parsed(duration), default="30s", show_default=True, help="How long to read both sources."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def compare_command(a: str, b: str, seconds: float, as_json: bool, **values: Any) -> None:

@@ -67,7 +67,9 @@ class _Commands(click.Group):
         """List the commands with their whole summaries, which click would cut off."""
         commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
         with formatter.section("Commands"):
-            formatter.write_dl([(name, _summary(command)) for name, command in commands if command])
+            formatter.write_dl(
+                [(name, _summary(command)) for name, command in commands if command and not command.hidden]
+            )
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         return super().get_command(ctx, cmd_name) or self._others().get(cmd_name)
@@ -96,8 +98,8 @@ CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 def cli(ctx: click.Context) -> None:
     """Export GPU telemetry to Prometheus, and explain why GPUs are slow, broken or wasted.
 
-    Exit codes: 0 means success; 1 that the command could not do its work, if its help gives 1 no other meaning; 2 wrong
-    usage or an unexpected error.
+    Exit code 0 means success, 1 that the command failed, 2 wrong usage or an unexpected error. The help of a command
+    lists its exceptions.
     """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())

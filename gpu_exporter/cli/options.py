@@ -156,9 +156,9 @@ class Command(click.Command):
                 (groups[param.group] if isinstance(param, SettingOption) else general).append(record)
         sections = [(group.value, rows) for group, rows in groups.items() if rows]
         if self.name == "serve":
-            sections.append(("Other", general))
+            sections.append((others := "Other", general))
         else:
-            sections.insert(0, ("Options", general))
+            sections.insert(0, (others := "Options", general))
         for title, rows in sections:
             with formatter.section(title):
                 formatter.write_dl(rows)
@@ -166,7 +166,7 @@ class Command(click.Command):
         if example is not None:
             formatter.write_paragraph()
             formatter.write_text(
-                f"Each setting in a named group can also be set in the environment ({example.opts[0]} as"
+                f'Every option except those under "{others}" can also be set in the environment ({example.opts[0]} as'
                 f" {example.envvar}) and in the --config file (as {example.name})."
             )
 

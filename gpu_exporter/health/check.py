@@ -11,7 +11,7 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.health import judge
 from gpu_exporter.model.gpu import Gpu
 from gpu_exporter.model.snapshot import Snapshot
-from gpu_exporter.model.verdict import Action, Health, Problem, Verdict
+from gpu_exporter.model.verdict import Action, Health, Problem, Unknown, Verdict
 
 # A degraded GPU is unfit for a new job, which may run for days.
 # 1 is the exit code of every command that failed: a bug or a missing driver is not a verdict on a GPU.
@@ -69,13 +69,19 @@ def lines(result: Report) -> Iterable[str]:
         yield f"missing: {result.missing} of the expected GPUs -> {Action.NODE_REBOOT.value}"
     unknown: dict[str, list[int]] = {}
     for verdict in result.verdicts:
+        lead = f"health {Health.UNKNOWN.value}: " if verdict.health is Health.UNKNOWN else ""
         for gap in verdict.unknown:
-            unknown.setdefault(f"{gap.what}: {gap.why.replace('_', ' ')}", []).append(verdict.gpu.index)
+            line = f"{'' if gap.harmless else lead}no value for {gap.what}: {_why(gap)}"
+            unknown.setdefault(line, []).append(verdict.gpu.index)
     for what, gpus in unknown.items():
         who = "every GPU" if len(gpus) == len(result.verdicts) > 1 else f"GPU {', '.join(map(str, gpus))}"
-        yield f"{who}: unknown: {what}"
+        yield f"{who}: {what}"
     counts = Counter(verdict.health.value for verdict in result.verdicts) + Counter(missing=result.missing)
     yield "GPUs: " + ", ".join(f"{number} {what}" for what, number in counts.items())
+
+
+def _why(gap: Unknown) -> str:
+    return "not in the recording" if gap.why == "not_recorded" else gap.why.replace("_", " ")
 
 
 def as_dict(result: Report) -> dict[str, Any]:

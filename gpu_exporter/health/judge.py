@@ -25,7 +25,7 @@ GPU_IDLE = 1
 # remap rows, older ones retire pages.
 TOPICS: Mapping[str, tuple[Metric, ...]] = {
     "uncorrectable ECC errors": (m.ECC_DBE_VOL,),
-    "row remapping": (m.REMAP_PENDING, m.REMAP_FAILURE, m.RETIRED_PENDING),
+    "row remapping or page retirement": (m.REMAP_PENDING, m.REMAP_FAILURE, m.RETIRED_PENDING),
     "recovery action": (m.RECOVERY,),
 }
 _MEMORY = tuple(threshold.metric for threshold in faults.MEMORY)
@@ -54,7 +54,7 @@ def judge(
         return Verdict(gpu, (*_problems(values), *reported), unknown)
     if status.reason in faults.DOWN and not 0 < status.stalled < STUCK_SECONDS:
         return Verdict(gpu, (_problem(faults.DOWN[status.reason], m.UP, 0), *reported))
-    return Verdict(gpu, tuple(reported), (Unknown("everything", f"it does not answer ({status.reason})"),))
+    return Verdict(gpu, tuple(reported), (Unknown("any metric", f"it does not answer ({status.reason})"),))
 
 
 def missing(snapshot: Snapshot) -> int:

@@ -17,11 +17,11 @@ class SourceKind(NamedTuple):
     live: bool
 
 
-AUTO = SourceKind("auto", "the NVIDIA driver, and DCGM for GPUs without GPM", live=True)
+AUTO = SourceKind("auto", "the NVIDIA driver, and DCGM for GPUs older than Hopper", live=True)
 NVML = SourceKind("nvml", "the NVIDIA driver", live=True)
 DCGM = SourceKind("dcgm", "DCGM's host engine", live=True)
-REPLAY = SourceKind("replay", "a recording of real GPUs, played over", live=False)
-SIMULATED = SourceKind("simulated", "simulated GPUs that exist nowhere", live=False)
+REPLAY = SourceKind("replay", "a recording of real GPUs", live=False)
+SIMULATED = SourceKind("simulated", "simulated GPUs, without hardware", live=False)
 
 # In the order in which `--source` lists them. `sources/choice.py` has a factory for each.
 SOURCE_KINDS = {kind.name: kind for kind in (AUTO, NVML, DCGM, REPLAY, SIMULATED)}

@@ -260,7 +260,7 @@ def definitions(conditions: Sequence[Condition], limits: Limits) -> Iterator[tup
             yield clause.replace(start, start.upper(), 1), list(lines(inner, limits))
 
 
-_KNOWN: Mapping[type, str] = {And: "all of these are", Or: "any of these is"}
+_TRUE: Mapping[type, str] = {And: "all of these are", Or: "any of these is"}
 
 
 def lines(condition: Condition, limits: Limits, depth: int = 0) -> Iterator[Line]:
@@ -280,7 +280,8 @@ def lines(condition: Condition, limits: Limits, depth: int = 0) -> Iterator[Line
             for child in _flat(inner) if isinstance(inner, And) else (inner,):
                 yield from lines(child, limits, depth + 1)
             several = isinstance(other, And | Or) and not _clause(other)
-            yield Line(depth + 1, f"unless {_KNOWN[type(other)] if several else 'this is'} known to be true:")
+            what = _TRUE[type(other)] if several else "this is"
+            yield Line(depth + 1, f"but not if {what} true (no data counts as false):")
             for child in _flat(other) if isinstance(other, And | Or) and several else (other,):
                 yield from lines(child, limits, depth + 2)
         case OrIfKnown(inner, other):

@@ -13,7 +13,7 @@ from gpu_exporter.model.verdict import Action
 MINUTE, HOUR = 60.0, 3600.0
 
 # fmt: off
-HELD_MEMORY    = Limit("heldMemory", 1e9, "bytes", "device memory from which a program occupies the GPU; a CUDA context alone needs less")
+HELD_MEMORY    = Limit("heldMemory", 1e9, "bytes", "device memory in use from which a GPU counts as occupied; a CUDA context alone needs less")
 HOARDED_MEMORY = Limit("hoardedMemory", 0.8, "ratio", "share of the memory in use from which it counts as nearly full")
 HOARDER_SM     = Limit("hoarderSm", 0.1, "ratio", "SM activity that a GPU with hoarded memory never reaches")
 FULL_MEMORY    = Limit("fullMemory", 0.85, "ratio", "share of the memory in use from which growth is dangerous")
@@ -55,8 +55,8 @@ MODES = (
         GROWTH_HOLD,
         Action.NONE,
         "The memory of {gpu} will be full within an hour",
-        "Have the job save a checkpoint now. Then look for a leak or a cache that grows: compare allocated with "
-        "reserved memory over several steps.",
+        "Tell the owner of the job to save a checkpoint now, then to look for a leak or a growing cache: compare "
+        "allocated with reserved memory over several steps.",
         Inject(
             {
                 m.FB_USED: Ramp(110 * profiles.GIB, 10.0),
@@ -80,7 +80,7 @@ MODES = (
             "`torch.cuda.memory._record_memory_history()` and a snapshot show which line allocated the memory.",
         ),
         mitigation=(
-            "Save a checkpoint now.",
+            "Tell the owner of the job to save a checkpoint now.",
             "For a leak: use `loss.item()` or `.detach()` instead of keeping the loss; free what is kept between "
             "steps.",
             "For fragmentation: set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`. For the cache of a "
@@ -97,8 +97,8 @@ MODES = (
         15 * MINUTE,
         Action.NONE,
         "{gpu} has been occupied but idle for two hours",
-        "Ask the owner to release the GPU: typical causes are notebooks, finished jobs and forgotten servers. "
-        "Set an idle timeout to prevent it.",
+        "Ask the owner (labels namespace, pod, workload) to release the GPU: typical causes are notebooks, finished "
+        "jobs and forgotten servers. Set an idle timeout to prevent it.",
         Inject({**profiles.IDLE, m.FB_USED: 20 * profiles.GIB}),
         Unless(
             And(

@@ -158,10 +158,10 @@ MODES = (
         Severity.WARNING,
         10 * MINUTE,
         Action.NONE,
-        "Job {job} is slowed down by {gpu}, which computes longer than the other GPUs",
-        "If a health alert fires for this GPU, or it is throttled by heat or power brake, move the job to "
-        "another GPU. If it runs at full power and at its power cap, it has more work than the others: balance "
-        "the work. A lower clock alone proves nothing.",
+        "Job {job} is slowed down by {gpu}, which spends more time computing than the other GPUs",
+        "If a health alert fires for this GPU, or it is throttled by heat or by a power brake, move the job to "
+        "another GPU. If it runs at full power and at its power cap, it has more work than the others: balance the "
+        "work. A lower clock alone proves nothing.",
         Inject(profiles.SLOW, profiles.OF_SLOW),
         Unless(
             And(
@@ -174,8 +174,8 @@ MODES = (
         ),
         shows=c.SM,
         scope=Scope.JOB,
-        meaning="The other ranks of the job wait for this one, which computes longer than they do: its SMs are more "
-        "active, while theirs are partly empty because they wait.",
+        meaning="The other ranks of the job wait for this one, which spends more time computing than they do: its "
+        "SMs are more active, while theirs are partly empty because they wait.",
         impact="Every step takes as long as the step of this rank; the other GPUs idle in the collective for the rest.",
         diagnosis=(
             f'Look at `{s.HW_THERMAL.record}{{UUID="…"}}`, `{s.SW_THERMAL.record}{{UUID="…"}}` and '

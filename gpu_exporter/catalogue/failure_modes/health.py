@@ -44,9 +44,9 @@ MODES = (
         2 * MINUTE,
         Action.NODE_REBOOT,
         "{gpu} does not answer",
-        "Drain the node. Look in the kernel log for XID 79 (the GPU fell off the PCIe bus) or XID 119 or 120 "
-        "(its firmware hung). Run nvidia-bug-report.sh, then reboot the node. If many nodes are affected at "
-        "once, suspect a driver update and do not drain them all.",
+        "If many nodes are affected at once, suspect a driver update and do not drain them all. Otherwise drain the "
+        "node. Look in the kernel log for XID 79 (the GPU fell off the PCIe bus) or XID 119 or 120 (its firmware "
+        "hung), run nvidia-bug-report.sh, then reboot the node.",
         Inject(fault="lost"),
         Unless(Compare(Over(s.UP), "<", 1.0), RELEASED),
         fleet=f"""(
@@ -69,24 +69,26 @@ MODES = (
         impact="What ran on this GPU has failed. The ranks of the same job on other GPUs wait until they time out. A "
         "reset rarely brings back a GPU that fell off the bus.",
         diagnosis=(
-            "Run `gpu-exporter check` on the node. It names the GPU and the reason: `lost` means that it fell "
-            "off the bus, `stalled` that a driver call does not return, `gone` that the driver no longer lists "
-            f'the GPU. Prometheus shows the same reason in `{m.DOWN}{{instance=~"NODE:.*"}}`.',
-            "Run `gpu-exporter events` or `journalctl -k -b | grep -i xid`. XID 79 is the PCIe bus, 119 and 120 "
-            "are the firmware. Read the lines *before* the first XID: PCIe errors (AER) there point to the slot, "
-            "the riser or the power supply.",
+            "Run `gpu-exporter check --json` on the node. It names the GPU and the `reason`: `lost` means that it "
+            "fell off the bus, `stalled` that a driver call does not return, `gone` that the driver no longer lists "
+            "the GPU, `reset_required` that a reset of the GPU is enough, `no_answer` (in Prometheus: `unknown`) "
+            f'that the driver does not say why. Prometheus shows the reason in `{m.DOWN}{{instance=~"NODE:.*"}}`.',
+            "Run `gpu-exporter events`, `journalctl -k -b | grep -i xid` or `curl -s NODE:9400/api/v1/events`. XID "
+            "79 is the PCIe bus, 119 and 120 are the firmware. Read the lines *before* the first XID: PCIe errors "
+            "(AER) there point to the slot, the riser or the power supply.",
             "Run `lspci -d 10de:`. If it lists the GPU, the bus still sees it, and a reset may help. If the GPU "
             "is missing or shows `rev ff`, only a reboot or a power cycle helps.",
             f'Look at `{s.GPU_TEMP.record}{{node="…"}}` and `{s.POWER.record}{{node="…"}}` just before the '
             "failure. High temperature points to the cooling, a jump in power to the power supply.",
         ),
         mitigation=(
-            "Cordon and drain the node. The job on this GPU has already failed, so a short grace period is enough.",
+            "If many nodes are affected at once, suspect a driver update and do not drain them all. Otherwise cordon "
+            "and drain the node. The job on this GPU has already failed, so a short grace period is enough.",
             "Run `nvidia-bug-report.sh` before the reboot, because the reboot destroys the evidence.",
-            "Reboot the node. If the GPU does not come back, power-cycle the node. Run `gpu-exporter check` and "
-            "`dcgmi diag -r 3` before the node takes work again.",
-            "If it happens a second time within a month, reseat the GPU; if it happens again, replace it. If "
-            "many nodes are affected at once, suspect a driver update and do not drain all of them.",
+            "Reboot the node. If the reason is `reset_required`, reset the GPU instead of rebooting. If the GPU does "
+            "not come back, power-cycle the node. Run `gpu-exporter check` and `dcgmi diag -r 3` before the node "
+            "takes work again.",
+            "If it happens a second time within a month, reseat the GPU; if it happens again, replace it.",
         ),
         wrong="GPUs that were removed or given to a virtual machine count as missing until the exporter restarts (with "
         "dcgm-exporter: for six hours); set the number of GPUs with `--expected-gpus`. The alert is silent after "
@@ -100,19 +102,21 @@ MODES = (
         0,
         Action.DRAIN,
         "XID {{ $labels.xid }} on {gpu}: drain the node",
-        "Drain the node. Then repair the GPU: do what the driver asks for (Recovery Action in nvidia-smi -q). If "
-        "it asks for nothing, look the code up in the table of XIDs (docs/xids.md).",
+        "If many nodes are affected at once, suspect a driver update and do not drain them all. Otherwise drain the "
+        "node. Then repair the GPU: do what the driver asks for (Recovery Action in nvidia-smi -q). If it asks for "
+        "nothing, look the code up: runbook, XID codes.",
         Inject(xid=79),
         Compare(Over(s.XID_FATAL, Fn.AGE), "<", XID_RECENT),
         meaning="The driver reported an XID for which NVIDIA, and the cloud providers that drain nodes automatically, "
         "take the node out of service. The label `xid` has the code; [XID codes](../xids.md) explains it.",
         impact="What runs on the GPU has failed or computes on memory that cannot be trusted. New work will fail too.",
         diagnosis=(
-            "Run `gpu-exporter events`. It shows the code, the time, the process and the repair. The *first* XID "
-            "is the cause; 45 only says that programs were cleaned up after it.",
+            "Run `gpu-exporter events` or `curl -s NODE:9400/api/v1/events`. It shows the code, the time, the "
+            "process and the repair. The *first* XID is the cause; 45 only says that programs were cleaned up after "
+            "it.",
             f'Look at `{s.RECOVERY.record}{{UUID="…"}}`, which is what the driver itself asks for. It takes '
-            "precedence over the table: 1 reset the GPU, 2 reboot the node, 3 drain peer-to-peer traffic, 4 "
-            "drain and reset.",
+            "precedence over the table: 1 reset the GPU, 2 reboot the node, 3 drain peer-to-peer traffic, 4 drain "
+            "and reset, 5 recover the IMEX domain, 6 bus-reset the GPU, 7 power-cycle or reboot the node.",
             "For 48, 64, 95 and 140 (memory), run `nvidia-smi -q -d ECC,ROW_REMAPPER`. If a remap failed or the "
             "SRAM threshold is exceeded, the GPU must be replaced.",
             "For 79 (PCIe bus), see GpuLost. For 119 and 120 (GSP firmware), many affected nodes point to a "
@@ -137,9 +141,10 @@ MODES = (
         0,
         Action.GPU_RESET,
         "Uncorrectable memory errors on {gpu}",
-        "Drain the node and reset the GPU. If the errors come back within days, or if nvidia-smi -q -d ECC shows "
-        "that the SRAM threshold is exceeded, replace the GPU. Do not trust results or checkpoints written after "
-        "the first error.",
+        "Cordon the node. If gpu-exporter events shows only XID 94, let other jobs on the GPU end; otherwise drain "
+        "the node. Then reset the GPU. If the errors come back within days, or if nvidia-smi -q -d ECC shows that "
+        "the SRAM threshold is exceeded, replace the GPU. Do not trust results or checkpoints written after the "
+        "first error.",
         Inject({m.ECC_DBE_VOL: 2.0}),
         Or(_on(s.ECC_DBE), _on(s.SRAM_EXCEEDED)),
         meaning="Since the driver was loaded, ECC found an error in the memory of this GPU that it could not correct, or "
@@ -158,7 +163,8 @@ MODES = (
             "programs on this GPU.",
         ),
         mitigation=(
-            "Cordon and drain the node. Do not trust checkpoints written after the first error.",
+            "Cordon the node. If `gpu-exporter events` shows only XID 94, let the other jobs on this GPU end; "
+            "otherwise drain the node. Do not trust results or checkpoints written after the first error.",
             "Reset the GPU (`gpu-exporter release --for 10m`, `nvidia-smi --gpu-reset -i N`, `gpu-exporter "
             "resume`) or reboot the node. The count starts at 0 again, and the alert ends.",
             "Run `dcgmi diag -r 3`. If errors come back within days, or the SRAM threshold is exceeded, replace "
@@ -203,31 +209,34 @@ MODES = (
         Severity.CRITICAL,
         0,
         Action.GPU_RESET,
-        "The driver asks for a repair of {gpu}: {{ if eq $value 1.0 }}reset the GPU{{ else if eq $value 2.0 "
-        "}}reboot the node{{ else if eq $value 3.0 }}drain peer-to-peer traffic{{ else if eq $value 4.0 }}drain, "
-        "then reset the GPU{{ else }}recovery action {{ $value }}{{ end }}",
-        "Do what the driver asks for. To reset the GPU, cordon the node and let the jobs on this GPU end first. "
-        "To reboot the node, drain it first. To drain peer-to-peer traffic, end the programs that use it with "
-        "this GPU. docs/health.md explains other recovery actions.",
+        "The driver asks for a repair of {gpu}: {{ if eq $value 1.0 }}reset the GPU{{ else if eq $value 2.0 }}reboot "
+        "the node{{ else if eq $value 3.0 }}drain peer-to-peer traffic{{ else if eq $value 4.0 }}drain, then reset "
+        "the GPU{{ else if eq $value 5.0 }}recover the IMEX domain{{ else if eq $value 6.0 }}bus-reset the GPU{{ "
+        "else if eq $value 7.0 }}power-cycle or reboot the node{{ else }}recovery action {{ $value }}{{ end }}",
+        "Do what the driver asks for. To reset the GPU, with or without a drain, first cordon the node and wait "
+        "until the jobs on this GPU have ended. To reboot the node, first drain it. To drain peer-to-peer traffic, "
+        "end the programs that use it with this GPU. The runbook explains the other recovery actions.",
         Inject({m.RECOVERY: 1.0}),
         _on(s.RECOVERY),
         meaning="The driver itself asks for a repair of this GPU. Its request takes precedence over every table of XIDs, "
         "including the one of gpu-exporter.",
         impact="Until the repair is done, programs fail to start or fail soon after.",
         diagnosis=(
-            "Run `nvidia-smi -q | grep -A1 'Recovery Action'`, or read the value of the alert: 1 reset the GPU, "
-            "2 reboot the node, 3 drain peer-to-peer traffic, 4 drain and reset. [Health](../health.md) lists "
-            "the numbers that newer drivers add.",
+            "Run `nvidia-smi -q | grep -A1 'Recovery Action'`, or read the value of the alert: 1 reset the GPU, 2 "
+            "reboot the node, 3 drain peer-to-peer traffic, 4 drain and reset, 5 recover the IMEX domain, 6 "
+            "bus-reset the GPU, 7 power-cycle or reboot the node.",
             "Run `gpu-exporter events`. XID 154 is the change of this action; the XID before it is the reason.",
             f"Look at `{s.RECOVERY.record} > 0` in the whole cluster. GPUs that share an NVLink domain often ask "
             "together; the one with another XID before 154 is the cause.",
         ),
         mitigation=(
-            "For 1 and 4: cordon the node, let the jobs on this GPU end, then run `gpu-exporter release --for "
-            "10m`, `nvidia-smi --gpu-reset -i N` and `gpu-exporter resume`.",
-            "For 2: drain the node and reboot it.",
+            "For 1, 4 and 6: cordon the node, wait until the jobs on this GPU have ended, then run `gpu-exporter "
+            "release --for 10m`, `nvidia-smi --gpu-reset -i N` and `gpu-exporter resume`. If the reset fails, reboot "
+            "the node.",
+            "For 2 and 7: drain the node and reboot it. For 7, power-cycle it if the reboot does not help.",
             "For 3: end the programs that use peer-to-peer traffic with this GPU, then check again, because the "
             "action often changes.",
+            "For 5: drain the node, then restart the IMEX service (`nvidia-imex`) on the nodes of its domain.",
             "If the driver asks again within a week, take the next stronger step and have the GPU inspected.",
         ),
         wrong="False alarms are very rare. Drivers before 570 do not report the action: with them the absence of this "
@@ -240,8 +249,9 @@ MODES = (
         5 * MINUTE,
         Action.GPU_RESET,
         "NVLinks down on {gpu}: {{ $value }}",
-        "Reset the GPU when its job has ended. If links stay down, restart the fabric manager, then reboot the "
-        "node. If they are still down, have the baseboard, the bridge or the cable inspected.",
+        "Run nvidia-smi nvlink --status: if the links are unconnected by design, silence the alert. Otherwise cordon "
+        "the node. Reset the GPU when its job has ended. If links stay down, restart the fabric manager, then reboot "
+        "the node. If they are still down, have the baseboard, the bridge or the cable inspected.",
         Inject({m.NVLINK_UP: 16.0}),
         And(Compare(Calc(Over(s.NVLINK_LINKS), "-", Over(s.NVLINK_UP)), ">", 0.0), _on(s.NVLINK_UP)),
         meaning="Some NVLinks of this GPU are up and others are down.",
@@ -257,8 +267,8 @@ MODES = (
             "may have links that lead nowhere.",
         ),
         mitigation=(
-            "When the job has ended, reset the GPU: `gpu-exporter release --for 10m`, `nvidia-smi --gpu-reset -i "
-            "N`, `gpu-exporter resume`. On HGX A100, all GPUs of the baseboard must be reset together.",
+            "Cordon the node. When the job has ended, reset the GPU: `gpu-exporter release --for 10m`, `nvidia-smi "
+            "--gpu-reset -i N`, `gpu-exporter resume`. On HGX A100, all GPUs of the baseboard must be reset together.",
             "If links are still down, restart the fabric manager, then reboot the node.",
             "If links are still down after that, have the baseboard, the bridge or the cable inspected.",
         ),
@@ -318,8 +328,9 @@ MODES = (
         5 * MINUTE,
         Action.NONE,
         "{gpu} is throttled because it is too hot",
-        "Check the cooling of this node: fans, air flow, coolant, inlet temperature. Until it is fixed, lower "
-        "the power limit (nvidia-smi -i N -pl WATTS), which costs less speed than throttling.",
+        "Cordon the node. Check its cooling: fans, air flow, coolant, inlet temperature. Until it is fixed, lower "
+        "the power limit (nvidia-smi -i N -pl WATTS), which costs less speed than throttling. If GPUs of several "
+        "nodes are throttled, call the facility.",
         Inject({m.CLOCK_EVENTS: 64.0 + 8.0, m.CLOCK_EVENT_SECONDS[3]: Ramp(0, 0.6), m.GPU_TEMP: 90.0}),
         Or(
             Compare(Over(s.HW_THERMAL, Fn.MEAN, 5 * MINUTE), ">", HOT_HARDWARE),
@@ -340,7 +351,8 @@ MODES = (
             "and inlet temperature.",
         ),
         mitigation=(
-            "Look for the cause in the room first: inlet temperature, blanking panels, coolant flow, failed fans.",
+            "Cordon the node. Look for the cause in the room first: inlet temperature, blanking panels, coolant "
+            "flow, failed fans.",
             "Until then, lower the power limit with `nvidia-smi -i N -pl WATTS`. It costs less speed than "
             "hardware throttling.",
             "If a single, clean GPU is affected, have its thermal interface or cold plate inspected.",
@@ -356,7 +368,7 @@ MODES = (
         5 * MINUTE,
         Action.NONE,
         "{gpu} is throttled by the power supply of its node or rack",
-        "Check the power supplies of the node, the power cap of the chassis and the power feed of the rack. If "
+        "Cordon the node. Check its power supplies, the power cap of the chassis and the power feed of the rack. If "
         "GPUs of several nodes are affected, call the facility.",
         Inject({m.CLOCK_EVENTS: 128.0 + 8.0, m.CLOCK_EVENT_SECONDS[4]: Ramp(0, 0.5)}),
         Compare(Over(s.POWER_BRAKE, Fn.MEAN, 5 * MINUTE), ">", BRAKE),
@@ -374,7 +386,7 @@ MODES = (
             f'Sum `{s.POWER.record}{{node="…"}}` over the node and compare it with what the chassis may draw.',
         ),
         mitigation=(
-            "Replace or plug in the failed supply; raise a chassis power cap that is too low.",
+            "Cordon the node. Replace or plug in the failed supply; raise a chassis power cap that is too low.",
             "Until then, lower the power limits of the GPUs (`nvidia-smi -pl WATTS`) so that their sum fits. A "
             "steady limit costs less speed than braking.",
             "If a whole rack is affected, call the facility.",
@@ -533,8 +545,8 @@ MODES = (
         15 * MINUTE,
         Action.NODE_REBOOT,
         "The PCIe link of {gpu} runs below its full speed or width",
-        "Reboot the node when its jobs have ended. If the link stays slow, reseat the GPU, then try another slot "
-        "and riser.",
+        "Cordon the node. Reboot it when its jobs have ended. If the link stays slow, reseat the GPU, then try "
+        "another slot and riser.",
         Inject({m.PCIE_WIDTH: 8.0}),
         And(
             Or(
@@ -559,7 +571,7 @@ MODES = (
             "affected, or all GPUs below one switch?",
         ),
         mitigation=(
-            "When the jobs have ended, reboot the node, so that the link is trained again.",
+            "Cordon the node. When its jobs have ended, reboot it, so that the link is trained again.",
             "If the link is still slow, reseat GPU and riser, then try another slot; update the BIOS and the "
             "switch firmware.",
             "If the slot is designed for this width, silence the alert for this node.",
@@ -575,8 +587,8 @@ MODES = (
         5 * MINUTE,
         Action.DRAIN,
         '{{ $value | printf "%.0f" }} PCIe replays within 15 minutes on {gpu}',
-        "The PCIe link has more transmission errors than the specification allows, which usually means a bad "
-        "contact or riser. Drain the node when its job has ended, then reseat the GPU and the riser.",
+        "The PCIe link has more transmission errors than the specification allows, which usually means a bad contact "
+        "or riser. Cordon the node. When its jobs have ended, reseat the GPU and the riser.",
         Inject({m.PCIE_REPLAY: Ramp(0, 5.0)}),
         Compare(_grown(s.PCIE_REPLAYS), ">", Over(s.PCIE_REPLAY_LIMIT, Fn.MAX, 15 * MINUTE, bare=True)),
         meaning="More PCIe packets had to be sent again than a good link may have. The limit is the bit error rate that "
@@ -591,7 +603,7 @@ MODES = (
             f'Look at `{s.GPU_TEMP.record}{{UUID="…"}}`: bad contacts often fail when they are warm.',
         ),
         mitigation=(
-            "Drain the node when the job has ended.",
+            "Cordon the node, and wait until its jobs have ended.",
             "Reseat the GPU and the riser and clean the contacts; then try another slot. If the errors move with "
             "the GPU, replace the GPU. If they stay, replace the slot, riser or cable.",
         ),
@@ -729,12 +741,12 @@ MODES = (
         impact="Meanwhile no other alert for this GPU can be trusted. The GPU is often about to be lost.",
         diagnosis=(
             "Run `gpu-exporter doctor` on the node. It says which call hangs or fails, and why.",
-            f'Look at `{m.STALLED}{{instance=~"NODE:.*"}}`. Above 0, a call hangs in the driver, and '
-            "`nvidia-smi` will hang as well.",
+            f'Look at `{m.STALLED}{{instance=~"NODE:.*"}}`. Above 0, a call hangs in the driver, and so will '
+            "`nvidia-smi`: run it as `timeout 10 nvidia-smi`.",
             "Run `journalctl -k -b | grep -i 'nvrm\\|hung task'`. Look for firmware timeouts (XID 119) or a task "
             "that is blocked in the driver.",
-            "Check `uptime` and the CPU throttling of the exporter's pod: an exporter without enough CPU is late "
-            "for *all* GPUs of the node.",
+            "Check `uptime` and the CPU throttling of the exporter's pod: an exporter without enough CPU is late for "
+            "*all* GPUs of the node.",
         ),
         mitigation=(
             "If a call hangs in the driver, drain the node and reboot it. Killing processes does not free a "
@@ -764,8 +776,8 @@ MODES = (
 or on (cluster, job, instance)
 up{job=~"gpu|.*(gpu.?exporter|dcgm).*"} == 0""",
         scope=Scope.FLEET,
-        meaning="Prometheus cannot scrape an exporter that had GPUs. The state of these GPUs is unknown, which does not "
-        "mean that they are healthy.",
+        meaning="Prometheus cannot scrape an exporter. The state of its GPUs is unknown, which does not mean that "
+        "they are healthy.",
         impact="No alert for these GPUs can fire.",
         diagnosis=(
             "Query `up == 0` and read the error of the scrape on the targets page of Prometheus: refused (the "
@@ -783,8 +795,8 @@ up{job=~"gpu|.*(gpu.?exporter|dcgm).*"} == 0""",
             "the node says what is missing.",
         ),
         wrong="A node that was removed for good keeps the alert firing until service discovery removes its target. A "
-        "scrape job whose name contains neither gpu nor dcgm is covered by this alert only if one of its scrapes "
-        "succeeded within the last day.",
+        "scrape job that is not named `gpu`, and whose name contains neither `gpu-exporter` nor `dcgm`, is covered "
+        "by this alert only if one of its scrapes succeeded within the last day.",
     ),
     FailureMode(
         "GpuAttributionDown",
@@ -792,8 +804,8 @@ up{job=~"gpu|.*(gpu.?exporter|dcgm).*"} == 0""",
         Severity.WARNING,
         5 * MINUTE,
         Action.NONE,
-        "{{ $labels.source }} does not answer the exporter {{ $labels.instance }}{{ with $labels.node }} (node "
-        "{{ . }}){{ end }}: GPUs will lose their owner labels",
+        "Attribution lookup {{ $labels.source }} fails on exporter {{ $labels.instance }}{{ with $labels.node }} "
+        "(node {{ . }}){{ end }}: GPUs will lose their owner labels",
         "GPUs are still monitored; only the names of the pods or jobs that use them are missing. Read the "
         "exporter's log, which says in one line what is missing, or run gpu-exporter doctor with the flags of "
         "the exporter.",

@@ -108,7 +108,7 @@ def judge(snapshot: Snapshot) -> list[Finding]:
     up = [status for status in snapshot.gpus if status.up]
     level = Level.FAIL if not up else Level.WARN if len(up) < expected else Level.OK
     cure = "" if level is Level.OK else "`dmesg | grep -i nvrm` says what happened to the others"
-    findings.append(Finding("driver", level, f"{len(up)} of {expected} GPUs answer", cure))
+    findings.append(Finding("driver", level, f"GPUs that answer: {len(up)} of {expected}", cure))
     drivers = {status.gpu.driver for status in up if status.gpu.driver}
     if drivers:
         versions = {dict(status.gpu.info).get("cuda_version", "") for status in up} - {""}
@@ -135,7 +135,7 @@ def _gpu(status: GpuStatus, snapshot: Snapshot) -> Iterable[Finding]:
     values = {series.metric: value for series, value in snapshot.samples if series.gpu == gpu}
     choice = next((dict(s.labels) for s, _ in snapshot.samples if s.metric is m.SOURCE_INFO and s.gpu == gpu), {})
     source = choice.get("source", snapshot.source)
-    profiling = f"profiling metrics {THROUGH.get(source, f'of source {source}')}"
+    profiling = f"profiling metrics {THROUGH.get(source, f'from source {source}')}"
     yield Finding(
         "gpu", Level.OK, f"{printable(gpu.model, 80)}, {profiling if m.SM_ACTIVE in values else 'no profiling metrics'}"
     )

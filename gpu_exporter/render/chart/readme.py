@@ -45,7 +45,7 @@ privileges. A feature that needs more gets it only while it is on:
 ## Health checks
 
 Both probes use `/healthz`, which fails only if the exporter itself hangs. A GPU that does not answer neither restarts
-the container nor stops scrapes: see [health checks](../../docs/probes.md).
+the container nor stops scrapes: see [health endpoints](../../docs/probes.md).
 
 ## Target labels
 

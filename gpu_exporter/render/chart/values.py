@@ -178,7 +178,7 @@ PODS = (
     Value("securityContext", {}, OBJECT, "Merged into the container security context that the features need; takes precedence."),
     Value("resources", {"requests": {"cpu": "50m", "memory": "96Mi"}, "limits": {"memory": "256Mi"}}, OBJECT, "Requests and limits. There is no CPU limit, because throttling would cause gaps in the measurement."),
     _probe("livenessProbe", 10, 15, 8, "/healthz: it fails only if the exporter's own loop hangs, never because of a GPU."),
-    _probe("readinessProbe", 0, 10, 3, "/healthz too: a node whose GPUs do not answer is still scraped, and does not stop a rollout."),
+    _probe("readinessProbe", 0, 10, 3, "/healthz, too: with /readyz, a node whose GPUs do not answer would block the rollout of the DaemonSet."),
     Value("initContainers", [], OBJECTS, "Init containers of the pods."),
     Value("extraContainers", [], OBJECTS, "More containers of the pods."),
     Value("extraVolumes", [], OBJECTS, "More volumes of the pod."),

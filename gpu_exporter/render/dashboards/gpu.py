@@ -223,7 +223,8 @@ def _counters() -> list[object]:
             "Pending repairs",
             About(
                 "Memory rows and pages that wait for a repair, failed remaps, the SRAM error threshold, and the "
-                "recovery action that the driver asks for (1 reset, 2 reboot, 3 drain P2P, 4 drain and reset).",
+                "recovery action that the driver asks for (1 reset, 2 reboot, 3 drain P2P, 4 drain and reset, 5 "
+                "recover the IMEX domain, 6 bus reset, 7 power cycle or reboot).",
                 "0.",
                 "let running jobs finish, then do what the driver asks for.",
             ),

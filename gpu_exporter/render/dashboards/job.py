@@ -70,7 +70,7 @@ def _waiting() -> list[object]:
             About(
                 "Each rank, mean over 5 minutes, and the median of the waiting ranks.",
                 "similar on all ranks.",
-                "a rank above the others computes longer: check its clock and power below.",
+                "a rank above the others spends more time computing: check its clock and power below.",
             ),
             [q.query(BOARD, c.SM), q.query(BOARD, PeerMedian(c.SM, d.WAITS), "median of waiting ranks")],
             width=12,

@@ -40,7 +40,7 @@ labels `gpu` and `UUID`; join other labels from `gpu_info`. Series that do not c
 `source`, for example `source="replay"`.
 
 - **set**: `default` is always exposed, `full` with `--metrics full`, `named` only if a
-  [file of fields](dcgm-exporter.md) names it.
+  dcgm-exporter's CSV [file of fields](dcgm-exporter.md) names it.
 - **si**: the name with `--schema si`, if it differs. This is the schema of dcgm-exporter since 4.9: base units, and
   the labels `hostname` and `DCGM_FI_SYSTEM_DRIVER_VERSION`. gpu-exporter's own metrics keep their names.
 - **read**: how often the value is read from the driver: `fast` at every collection, `steady` every 5 s, `slow` every
@@ -65,16 +65,16 @@ an hour. The verdict is on `/metrics`, in `/api/v1/gpus` (JSON), in `gpu-exporte
 which reads all values anew.
 
 - `gpu_health_state{state="healthy|degraded|unhealthy"}`: exactly one of the three is 1. All are 0 while the health is
-  unknown: ECC errors, row remapping or the recovery action could not be read although the GPU has them, or the GPU does
-  not answer because of the driver's library or a release.
+  unknown: ECC errors, row remapping or page retirement, or the recovery action could not be read although the GPU has
+  them, or the GPU does not answer because of the driver's library or a release.
 - **unhealthy**: act now. **degraded**: running jobs can finish; do not schedule new ones. `gpu-exporter check` exits
   with 3 for both, with 0 if every GPU is healthy, and with 1 if the health of one is unknown.
-- `gpu_health_reason{reason,action} 1` while a reason holds. `action` is the repair. From the least to the most drastic:
+- `gpu_health_reason{reason,action} 1` while a reason holds. `action` is what to do. From the least to the most drastic:
   none, restart_app, gpu_reset, node_reboot, drain, replace. With several reasons, follow the most drastic action. With
-  `none`, the cause is outside the GPU (cooling, power, fabric manager).
+  `none`, the cause is outside the GPU (cooling, power, fabric manager). `drain`: drain the node, then follow the runbook.
 - After an XID that requires a drain, the GPU is unhealthy for ten minutes, with the reason `xid_<code>` and the code's
-  [action](xids.md). The ten minutes do not depend on the clock of the node being right
-  ([time of an XID](events.md#time)).
+  [action](xids.md). The ten minutes are measured by the monotonic clock, so a wrong node clock does not change them
+  ([time of an XID](events.md#time)). `gpu-exporter check` and `doctor` do not see XIDs from before they started.
 - **XID**: the codes with which the driver usually reports that the fault began. **alert**: the runbook of its alert.
 - A value that a GPU does not support never makes it unhealthy. Rates and history, such as corrected errors in an hour,
   are evaluated by Prometheus.
@@ -129,7 +129,7 @@ NVIDIA's driver reports each error of a GPU with an XID code, and writes it to t
 
 - **kind**: whose fault it usually is. `application`: inform the owner of the job; the GPU is healthy.
 - **action**: the repair, in NVML's words. The driver's own recovery action (XID 154, `nvidia-smi -q`) outranks it.
-- **drain**: the node should get no new work. Marked are only the codes on which NVIDIA's catalog and the clouds that
+- **drain**: drain the node: no new work, and the running work ends. Marked are only the codes on which NVIDIA's catalog and the clouds that
   drain automatically agree. NVIDIA recommends a reset after some others too (46, 62, 74, 109, 110, …); these do not
   drain unless you override them with `drain: true`.
 - A code that is not in the table is `unknown`: it alerts and never drains.

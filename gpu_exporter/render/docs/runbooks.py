@@ -11,7 +11,10 @@ from gpu_exporter.catalogue import failure_modes
 from gpu_exporter.catalogue.conditions import Condition, Limit, Limits, limits_of
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Scope
+from gpu_exporter.catalogue.faults import FAULTS
 from gpu_exporter.catalogue.signal import Derived, Read, Signal
+from gpu_exporter.catalogue.signals import XID_FATAL
+from gpu_exporter.catalogue.xids import load
 from gpu_exporter.model.metric import MetricSet
 from gpu_exporter.model.verdict import Action
 from gpu_exporter.render import banner, coverage, prose
@@ -29,7 +32,7 @@ SEVERITY = {
     "info": "info: only shown, never notifies",
 }
 ACTION = {
-    Action.NONE: "none",
+    Action.NONE: "none on the GPU itself",
     Action.RESTART_APP: "restart the application",
     Action.GPU_RESET: "reset the GPU",
     Action.NODE_REBOOT: "reboot the node",
@@ -52,7 +55,19 @@ INDEX = """# Runbooks
 One page per alert, in triage order: an alert higher up can be the cause of those further down. On a node,
 `gpu-exporter diagnose` shows which of these conditions are true at the moment, and why. [Failure
 modes](../failure-modes.md) explains how the conditions are defined and which exporter provides the data for each.
+
+## Where to run the commands
+
+On Kubernetes, run `gpu-exporter` commands in the exporter's pod of that node:
+
+```
+kubectl exec -n gpu-monitoring $(kubectl get pods -n gpu-monitoring -l app.kubernetes.io/name=gpu-exporter --field-selector spec.nodeName=NODE -o name) -- gpu-exporter check
+```
+
+Run `nvidia-smi`, `journalctl` and `lspci` on the node itself. `gpu-exporter events` needs a kernel log, which the chart
+does not mount by default: then ask the exporter, `curl -s NODE:9400/api/v1/events`.
 """
+WHERE = "On Kubernetes, see [where to run the commands](README.md#where-to-run-the-commands).\n\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +122,7 @@ def index(modes: Sequence[FailureMode] = MODES) -> str:
             for mode in modes
             if mode.domain is domain
         ]
-        parts.append(f"\n## {DOMAIN[domain]}\n\n" + table(("Alert", "Severity", "Suggested repair", "Summary"), rows))
+        parts.append(f"\n## {DOMAIN[domain]}\n\n" + table(("Alert", "Severity", "Suggested action", "Summary"), rows))
     return "".join(parts)
 
 
@@ -125,7 +140,7 @@ def runbook(mode: FailureMode, modes: Sequence[FailureMode] = MODES, limits: Lim
         ("What happened", linked(f"{mode.meaning}\n")),
         ("Impact", linked(f"{mode.impact}\n")),
         ("What to do first", linked(f"{mode.advice}\n")),
-        ("Find the cause", linked(numbered(mode.diagnosis))),
+        ("Find the cause", WHERE + linked(numbered(mode.diagnosis))),
         ("Fix", linked(numbered(mode.mitigation))),
         ("When this alert is wrong", linked(f"{mode.wrong}\n")),
         ("Related alerts", _related(mode, modes)),
@@ -151,7 +166,7 @@ def _facts(mode: FailureMode) -> str:
     held = f"{prose.span(mode.hold)} after the condition becomes true" if mode.hold else "immediately"
     kept = f"{prose.span(mode.kept)} after the condition ends" if mode.kept else "when the condition ends"
     rows = [
-        ("Suggested repair", f'{ACTION[mode.action]} (label `action="{mode.action.value}"`)'),
+        ("Suggested action", f'{ACTION[mode.action]} (label `action="{mode.action.value}"`)'),
         ("Fires", held),
         ("Resolves", kept),
         ("Domain", mode.domain.value),
@@ -176,7 +191,7 @@ def _condition(mode: FailureMode, limits: Limits) -> Iterator[str]:
         yield f"The alert fires for a GPU if:\n\n{condition(mode.condition, limits)}"
         yield from definitions((mode.condition,), limits)
     if mode.fleet and mode.condition:
-        yield "\nIt also fires for what only Prometheus can detect: the second part of the [expression](#promql).\n"
+        yield "\nThe second part of the [expression](#promql) also fires the alert; only Prometheus can evaluate it.\n"
     elif mode.fleet:
         yield "Only Prometheus can evaluate it: see the [expression](#promql).\n"
 
@@ -239,4 +254,9 @@ def _related(mode: FailureMode, modes: Sequence[FailureMode]) -> str:
         lines.append(f"Check first, because it can cause this alert: {', '.join(map(link, first))}.")
     if others:
         lines.append(f"May fire together with this alert: {', '.join(map(link, others))}.")
+    if XID_FATAL in mode.needs:
+        drained = {xid.code for xid in load() if xid.drain}
+        reported = {fault.mode for fault in FAULTS if drained.intersection(fault.xids)}
+        alerts = ", ".join(link(name) for name in names if name in reported)
+        lines.append(f"May fire for the same fault, depending on the XID: {alerts}.")
     return bullets(lines) if lines else "None.\n"

@@ -46,7 +46,7 @@ def test_healthy_gpus(tmp_path: Path) -> None:
     ended = run("doctor", env=driver.environment)
     found = findings(ended)
     assert ended.returncode == 0
-    assert found["2 of 2 GPUs answer"] == ("ok", "")
+    assert found["GPUs that answer: 2 of 2"] == ("ok", "")
     assert found["driver 580.159.04, CUDA up to 13.0"] == ("ok", "")
     assert found["every GPU: NVIDIA H200, profiling metrics through GPM"] == ("ok", "")
     assert set(levels(driver)) == {"ok", "note"}
@@ -77,7 +77,7 @@ def test_every_fault_is_named_with_its_cure(tmp_path: Path) -> None:
     found = findings(ended)
     assert ended.returncode == 0
     for what, cure in {
-        "5 of 8 GPUs answer": "dmesg",
+        "GPUs that answer: 5 of 8": "dmesg",
         "GPU 1: does not answer: lost": "fell off the bus",
         "GPU 2: does not answer: stalled": "does not return",
         "GPU 3: no DCGM_FI_DEV_POWER_USAGE": "no permission",
@@ -181,7 +181,7 @@ def test_replay(tmp_path: Path) -> None:
     assert [level for what, (level, _) in found.items() if what.endswith("these are not the GPUs of this machine")] == [
         "warn"
     ]
-    assert found["GPU 0: NVIDIA H200, profiling metrics of source replay"][0] == "ok"
+    assert found["GPU 0: NVIDIA H200, profiling metrics from source replay"][0] == "ok"
 
 
 @pytest.mark.parametrize(("gpus", "code"), [(1, 0), (0, 1)])

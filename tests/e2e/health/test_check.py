@@ -46,11 +46,15 @@ def without_ecc(driver: FakeDriver) -> None:
         (lambda driver: driver.set("SramEccErrorStatus.bThresholdExceeded", 1), 3, "NVIDIA accepts -> replace"),
         (lambda driver: driver.fail("ValidateInforom", 14), 3, "GPU 0: degraded: its InfoROM is corrupt"),
         (lambda driver: driver.set("CurrentClocksEventReasons", 0x80), 3, "check the power supply\n"),
-        (lambda driver: driver.set("FieldValues.230", "u:2"), 3, "requests a reboot -> node_reboot"),
+        (
+            lambda driver: driver.set("FieldValues.230", "u:2"),
+            3,
+            "requests a reboot (recovery action 2) -> node_reboot",
+        ),
         (lambda driver: driver.lose(0), 3, "fell off the bus -> node_reboot"),
         (lambda driver: driver.require_reset(0), 3, "until it is reset -> gpu_reset"),
         (old_errors, 0, "GPUs: 1 healthy"),
-        (without_ecc, 0, "GPU 0: unknown: uncorrectable ECC errors: not supported"),
+        (without_ecc, 0, "GPU 0: no value for uncorrectable ECC errors: not supported"),
         (lambda driver: driver.fail("TotalEccErrors.1.0", 4), 1, "ECC_DBE_VOL_TOTAL): no permission"),
         (lambda driver: driver.fail("RemappedRows", 999), 1, "ROW_REMAP_FAILURE): unknown"),
     ],
@@ -72,7 +76,7 @@ def test_older_gpus(tmp_path: Path) -> None:
     """What Ampere or its driver lacks is said, and no fault."""
     ended = run("check", env=FakeDriver(tmp_path, gpus=2, profile=AMPERE).environment)
     assert ended.returncode == 0
-    assert ended.stdout == "every GPU: unknown: recovery action: not supported\nGPUs: 2 healthy\n"
+    assert ended.stdout == "every GPU: no value for recovery action: not supported\nGPUs: 2 healthy\n"
 
 
 def test_a_wedged_gpu_is_named_and_holds_nobody(tmp_path: Path) -> None:
@@ -145,7 +149,7 @@ def test_a_recording_without_these_rows(tmp_path: Path) -> None:
     """What nobody recorded is not healthy."""
     ended = run("check", "--source", "replay", "--recording", "h200_workloads")
     assert ended.returncode == 1
-    assert "not recorded" in ended.stdout
+    assert "not in the recording" in ended.stdout
 
 
 def test_bad_list(driver: FakeDriver) -> None:

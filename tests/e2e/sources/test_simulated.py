@@ -86,10 +86,10 @@ def test_what_is_where(serve: Serve) -> None:
     status, body = ask("/")
     assert status == 200
     assert all(f"<a href=nodes/node-{number:03}/>" in body for number in range(12))
-    assert "simulated GPUs that exist nowhere" in body
+    assert "simulated GPUs, without hardware" in body
     status, body = ask("/nodes/node-003/")
     assert status == 200
-    assert "simulated GPUs that exist nowhere" in body
+    assert "simulated GPUs, without hardware" in body
     assert "NVIDIA H200" in body
 
 
@@ -175,7 +175,7 @@ def test_once_and_doctor_look_at_one_node() -> None:
     assert all(labels.get("source") == "simulated" for _, labels, _ in samples)
     ended = run("doctor", *SIMULATED)
     assert ended.returncode == 0
-    assert "source simulated: simulated GPUs that exist nowhere, not those of this machine" in ended.stdout
+    assert "source simulated: simulated GPUs, without hardware, not those of this machine" in ended.stdout
     assert "not simulated: no packaged recording has it" in ended.stdout
 
 

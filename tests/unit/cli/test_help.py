@@ -55,13 +55,13 @@ def test_each_setting_has_a_group_that_is_not_too_large() -> None:
 
 
 def test_summaries_are_complete() -> None:
-    """No summary of a command is cut off."""
+    """No summary of a command is cut off; `generate`, which is for contributors, has none."""
     text = cli.get_help(click.Context(cli, info_name="gpu-exporter"))
     assert "..." not in text.partition("Commands:")[2]
     for name, command in commands.commands.items():
         summary = " ".join((command.help or "").partition("\n\n")[0].split())
         assert summary.endswith("."), name
-        assert summary in " ".join(text.split())
+        assert (summary in " ".join(text.split())) is not command.hidden
 
 
 @pytest.mark.parametrize("setting", SWITCHES, ids=lambda setting: setting.name)

@@ -187,7 +187,7 @@ def test_down(reason: str, level: Health, action: Action) -> None:
         (
             {m.REMAP_PENDING: NONE, m.REMAP_FAILURE: NONE, m.RETIRED_PENDING: NONE},
             Health.HEALTHY,
-            ["row remapping: not_supported"],
+            ["row remapping or page retirement: not_supported"],
         ),
         (
             {m.ECC_DBE_VOL: "no_permission"},
@@ -197,7 +197,7 @@ def test_down(reason: str, level: Health, action: Action) -> None:
         (
             {m.REMAP_FAILURE: "unknown"},
             Health.UNKNOWN,
-            ["row remapping (DCGM_FI_DEV_ROW_REMAP_FAILURE): unknown"],
+            ["row remapping or page retirement (DCGM_FI_DEV_ROW_REMAP_FAILURE): unknown"],
         ),
         (
             {m.RECOVERY: "not_recorded"},

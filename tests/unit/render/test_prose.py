@@ -145,7 +145,7 @@ def test_a_tree_keeps_its_shape() -> None:
         (1, "GPU utilisation"),
         (1, "all of these are true:"),
         (2, "GPU utilisation"),
-        (2, "unless this is known to be true:"),
+        (2, "but not if this is true (no data counts as false):"),
         (3, "GPU utilisation"),
     ]
     assert prose.sentence(tree, {}) == (
