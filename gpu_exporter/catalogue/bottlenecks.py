@@ -50,7 +50,8 @@ IDLE_TENSOR    = Limit("idleTensor", 0.02, "ratio", "tensor core activity below 
 BUSY_FLOAT     = Limit("busyFloat", 0.25, "ratio", "sum of FP64, FP32 and FP16 activity of real arithmetic")
 IDLE_PIPES     = Limit("idlePipes", 0.10, "ratio", "activity of each kind of pipe below which all of them wait")
 IDLE_POWER     = Limit("idlePower", 0.30, "ratio", "share of the power limit below which a GPU only spins or waits")
-MOVING         = Limit("movingBytes", 1e9, "bytes per second", "traffic from which a collective or a copy counts as active")
+MOVING         = Limit("movingBytes", 1e9, "bytes per second",
+                       "traffic from which a collective or a copy counts as active")
 # fmt: on
 
 

@@ -43,8 +43,8 @@ def _remote_options(function: Callable[..., None]) -> Callable[..., None]:
 def release_command(seconds: float, **options: Any) -> None:
     """Make a running exporter release the driver, for a driver upgrade, a MIG change or a GPU reset.
 
-    It stays released until `gpu-exporter resume` or until the time is over. Run the command again to set a new end time.
-    Exit code 0 once the exporter has released the driver.
+    It stays released until `gpu-exporter resume` or until the time is over. Run the command again to set a new end
+    time. Exit code 0 once the exporter has released the driver.
     """
     click.echo(remote.Remote(**options).post(f"/-/release?for={seconds:.3f}"))
 

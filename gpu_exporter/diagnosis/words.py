@@ -13,7 +13,10 @@ from gpu_exporter.catalogue.signals import FABRIC, GR_ACTIVE, RECOVERY
 IDLE = "GPU idle {} of the time"
 # Codes that the help of a metric explains.
 CODES: Mapping[Signal, Mapping[int, str]] = {
-    RECOVERY: {0: "none", 1: "reset", 2: "reboot", 3: "drain P2P", 4: "drain and reset"},
+    RECOVERY: {
+        **{0: "none", 1: "reset", 2: "reboot", 3: "drain P2P", 4: "drain and reset"},
+        **{5: "recover the IMEX domain", 6: "bus reset", 7: "power cycle or reboot"},
+    },
     FABRIC: {1: "not started", 2: "in progress", 3: "the GPU is part of it", 4: "failed"},
 }
 

@@ -58,7 +58,8 @@ waiting of the others. A rank is compared with the other ranks of its job at the
   traffic. That is what waiting in a collective looks like.
 - The straggler is the rank that does not wait but has similar traffic. If its engine is less active than that of its
   victims, its host starves it ([GpuStragglerStarved](runbooks/gpustragglerstarved.md)). If its SMs are more active, it
-  computes longer ([GpuStragglerSlow](runbooks/gpustragglerslow.md)), because it has more work or the GPU is defective.
+  spends more time computing ([GpuStragglerSlow](runbooks/gpustragglerslow.md)), because it has more work or the GPU is
+  defective.
 - Two ranks can be reported at once: each is compared with the median of those that wait.
 - If no data moves, it is a [stall](runbooks/gpucollectivestall.md). If all ranks wait and data moves, the job is
   [communication-bound](runbooks/gpucommunicationbound.md).

@@ -71,7 +71,8 @@ which reads all values anew.
   with 3 for both, with 0 if every GPU is healthy, and with 1 if the health of one is unknown.
 - `gpu_health_reason{reason,action} 1` while a reason holds. `action` is what to do. From the least to the most drastic:
   none, restart_app, gpu_reset, node_reboot, drain, replace. With several reasons, follow the most drastic action. With
-  `none`, the cause is outside the GPU (cooling, power, fabric manager). `drain`: drain the node, then follow the runbook.
+  `none`, the cause is outside the GPU (cooling, power, fabric manager). `drain`: drain the node, then follow the
+  runbook.
 - After an XID that requires a drain, the GPU is unhealthy for ten minutes, with the reason `xid_<code>` and the code's
   [action](xids.md). The ten minutes are measured by the monotonic clock, so a wrong node clock does not change them
   ([time of an XID](events.md#time)). `gpu-exporter check` and `doctor` do not see XIDs from before they started.
@@ -129,9 +130,9 @@ NVIDIA's driver reports each error of a GPU with an XID code, and writes it to t
 
 - **kind**: whose fault it usually is. `application`: inform the owner of the job; the GPU is healthy.
 - **action**: the repair, in NVML's words. The driver's own recovery action (XID 154, `nvidia-smi -q`) outranks it.
-- **drain**: drain the node: no new work, and the running work ends. Marked are only the codes on which NVIDIA's catalog and the clouds that
-  drain automatically agree. NVIDIA recommends a reset after some others too (46, 62, 74, 109, 110, …); these do not
-  drain unless you override them with `drain: true`.
+- **drain**: drain the node: no new work, and the running work ends. Marked are only the codes on which NVIDIA's catalog
+  and the clouds that drain automatically agree. NVIDIA recommends a reset after some others too (46, 62, 74, 109, 110,
+  …); these do not drain unless you override them with `drain: true`.
 - A code that is not in the table is `unknown`: it alerts and never drains.
 - The sources disagree on some codes. Some clouds drain after 63 (remapping recorded), which NVIDIA ignores. 74 may be
   the fault of the peer. 94 affects one application only. 109 needs a reset by NVIDIA's catalog, and is the

@@ -61,11 +61,13 @@ modes](../failure-modes.md) explains how the conditions are defined and which ex
 On Kubernetes, run `gpu-exporter` commands in the exporter's pod of that node:
 
 ```
-kubectl exec -n gpu-monitoring $(kubectl get pods -n gpu-monitoring -l app.kubernetes.io/name=gpu-exporter --field-selector spec.nodeName=NODE -o name) -- gpu-exporter check
+kubectl exec -n gpu-monitoring $(kubectl get pods -n gpu-monitoring -l app.kubernetes.io/name=gpu-exporter \\
+  --field-selector spec.nodeName=NODE -o name) -- gpu-exporter check
 ```
 
 Run `nvidia-smi`, `journalctl` and `lspci` on the node itself. `gpu-exporter events` needs a kernel log, which the chart
-does not mount by default: then ask the exporter, `curl -s NODE:9400/api/v1/events`.
+does not mount by default: then ask the exporter, `curl -s NODE:9400/api/v1/events`. NODE is the address of the node, or
+the pod's if the exporter does not use the host's network (`hostNetwork`).
 """
 WHERE = "On Kubernetes, see [where to run the commands](README.md#where-to-run-the-commands).\n\n"
 
