@@ -39,8 +39,8 @@ LOOKBACK_SECONDS = 300.0
 
 
 class Window(Protocol):
-    """The points of each signal of some devices until `now` (unix seconds), and which devices belong to the
-    same job.
+    """The points of each signal of some devices until `now` (unix seconds), and which devices belong to the same
+    job.
 
     `limits` are those that a user changed, by name. `memo` keeps computed values, which several modes need.
     """

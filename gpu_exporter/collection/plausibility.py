@@ -81,8 +81,8 @@ class Ceilings:
         self._values: dict[tuple[Metric, Labels], float] = {}
 
     def exceeded(self, values: Mapping[Series, float]) -> Iterator[tuple[Series, float, float]]:
-        """Take values of RELATED rows that were read together; yield (series, value, limit) for
-        each value above its limit.
+        """Take values of RELATED rows that were read together; yield (series, value, limit) for each
+        value above its limit.
         """
         for series, value in values.items():
             if series.metric.at_most is None:

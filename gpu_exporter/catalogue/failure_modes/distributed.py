@@ -32,6 +32,7 @@ from gpu_exporter.model.verdict import Action
 MINUTE = 60.0
 
 # fmt: off
+# VICTIMS is above one half, because in a stage of two ranks, half of them wait.
 VICTIMS       = Limit("victims", 0.6, "ratio", "share of the job's other ranks that must wait before a rank counts as a straggler")
 ALL_RANKS     = Limit("allRanks", 0.99, "ratio", "share of the other ranks that counts as all of them")
 STARVED_GAP   = Limit("starvedGap", 0.2, "ratio", "how much lower the engine activity of a starved rank is than that of its victims")

@@ -24,8 +24,7 @@ from gpu_exporter.sources.nvml.peers import Peers
 from gpu_exporter.sources.nvml.processes import Processes
 from gpu_exporter.sources.nvml.xids import XidWatch
 
-# How often the instances of a GPU in MIG mode are listed; after a failed read of one, they
-# are listed at the next read.
+# How often the instances of a GPU in MIG mode are listed; after a failed read of one, they are listed at the next read.
 PARTITION_SECONDS = 5.0
 
 
@@ -165,7 +164,8 @@ class NvmlDevice:
     def _read(self, paces: frozenset[Pace]) -> Reading:
         values: dict[Series, float] = {}
         failed: dict[Series, str] = {}
-        if Pace.SLOW in paces and not self._is_same() and not self._is_same():  # checked twice
+        # checked twice, so that one misread UUID does not lose the GPU
+        if Pace.SLOW in paces and not self._is_same() and not self._is_same():
             raise GpuLost(f"GPU {self.gpu.index}: the driver lists another GPU at this index now", "gone")
         ended = self._list_instances_if_due(paces)
         spans = dict(self._board.read(_due(self._board, paces), values, failed))
