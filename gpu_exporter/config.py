@@ -124,7 +124,7 @@ class Config:
     hpc_job_mapping_dir: Path | None = _setting(PODS, "Directory of job files, one per GPU, as dcgm-exporter uses for Slurm.", Path)
     node_name: str            = _setting(PODS, "Node name for the Hostname label. Default: the host of a remote host engine, NODE_NAME of the environment, or the host name.", str, "")
     no_hostname: bool         = _setting(PODS, "Omit the Hostname label.", boolean, "false")
-    expected_gpus: int | None = _setting(HEALTH, "Number of GPUs that this node must have. Default: the GPUs bound to the driver, or the most that were seen.", count)
+    expected_gpus: int | None = _setting(HEALTH, "Number of GPUs that this node must have. Default: the number of GPUs bound to the driver, or the most GPUs seen if that is higher.", count)
     kernel_log: str           = _setting(HEALTH, "Kernel log to read XIDs from: /dev/kmsg, a file such as kern.log or a journal export, or none.", str, "/dev/kmsg")
     state_dir: Path | None    = _setting(HEALTH, "Directory that keeps XIDs across restarts.", Path)
     xid_overrides: Path | None = _setting(HEALTH, "YAML or CSV file with changes to the table of XIDs.", Path)

@@ -32,26 +32,25 @@ CLASS = "gpu:bottleneck:class"
 
 # fmt: off
 IDLE_ENGINE    = Limit("idleEngine", 0.02, "ratio", "engine activity below which a GPU is idle")
-QUIET_PCIE     = Limit("quietPcie", 0.02, "ratio", "PCIe use above what kernel launches need")
-FULL_PCIE      = Limit("fullPcie", 0.70, "ratio", "PCIe use from which the link is saturated; gaps take the rest")
-BUSY_ENGINE    = Limit("busyEngine", 0.85, "ratio", "engine activity from which the GPU does not wait for the CPU")
+QUIET_PCIE     = Limit("quietPcie", 0.02, "ratio", "PCIe use that is more than kernel launches need")
+FULL_PCIE      = Limit("fullPcie", 0.70, "ratio", "PCIe use at or above which the link is saturated; gaps take the rest")
+BUSY_ENGINE    = Limit("busyEngine", 0.85, "ratio", "engine activity at or above which the GPU does not wait for the CPU")
 HALF_ENGINE    = Limit("halfEngine", 0.60, "ratio", "engine activity below which the GPU waits for the CPU")
-STALLED        = Limit("stalled", 0.15, "ratio", "share of time with idle SMs from which a GPU waits for the CPU")
+STALLED        = Limit("stalled", 0.15, "ratio", "share of time with idle SMs at or above which a GPU waits for the CPU")
 EMPTY_SM       = Limit("emptySm", 0.05, "ratio", "SM activity below which a kernel uses only a few SMs")
 SPINNING_SM    = Limit("spinningSm", 0.35, "ratio", "highest SM activity of a collective that only waits")
 STEADY_SM      = Limit("steadySm", 0.05, "ratio", "standard deviation below which SM activity counts as constant")
-BUSY_SM        = Limit("busySm", 0.60, "ratio", "SM activity from which the kernels fill the GPU")
+BUSY_SM        = Limit("busySm", 0.60, "ratio", "SM activity at or above which the kernels fill the GPU")
 QUIET_DRAM     = Limit("quietDram", 0.02, "ratio", "memory activity below which a GPU does not work on data")
-BUSY_DRAM      = Limit("busyDram", 0.60, "ratio", "memory activity from which bandwidth is the limit; at most 0.9")
-SOME_DRAM      = Limit("someDram", 0.05, "ratio", "memory activity from which a kernel may wait for scattered data")
-BUSY_TENSOR    = Limit("busyTensor", 0.20, "ratio", "tensor core activity from which matrix arithmetic is the limit")
-MOSTLY_TENSOR  = Limit("mostlyTensor", 0.40, "ratio", "tensor core activity from which memory is not the limit")
+BUSY_DRAM      = Limit("busyDram", 0.60, "ratio", "memory activity at or above which bandwidth is the limit; at most 0.9")
+SOME_DRAM      = Limit("someDram", 0.05, "ratio", "memory activity at or above which a kernel may wait for scattered data")
+BUSY_TENSOR    = Limit("busyTensor", 0.20, "ratio", "tensor core activity at or above which matrix arithmetic is the limit")
+MOSTLY_TENSOR  = Limit("mostlyTensor", 0.40, "ratio", "tensor core activity at or above which memory is not the limit")
 IDLE_TENSOR    = Limit("idleTensor", 0.02, "ratio", "tensor core activity below which they are not used")
 BUSY_FLOAT     = Limit("busyFloat", 0.25, "ratio", "sum of FP64, FP32 and FP16 activity of real arithmetic")
 IDLE_PIPES     = Limit("idlePipes", 0.10, "ratio", "activity of each kind of pipe below which all of them wait")
 IDLE_POWER     = Limit("idlePower", 0.30, "ratio", "share of the power limit below which a GPU only spins or waits")
-MOVING         = Limit("movingBytes", 1e9, "bytes per second",
-                       "traffic from which a collective or a copy counts as active")
+MOVING         = Limit("movingBytes", 1e9, "bytes per second", "traffic at or above which a collective or a copy is active")
 # fmt: on
 
 

@@ -47,7 +47,7 @@ class Fn(Enum):
     AGE = "age"
 
 
-# Those that are recorded, once for every condition that reads them.
+# Functions whose results are recorded: once, for all conditions that read them.
 RECORDED = frozenset((Fn.MEAN, Fn.MIN, Fn.MAX, Fn.STDDEV))
 
 
@@ -149,7 +149,7 @@ class Compare:
 
 
 class And:
-    """All of them. With a `name` it is recorded, and read by that name: several rules need it."""
+    """True if all conditions are. If several rules need it, it has a `name`, under which it is recorded and read."""
 
     __slots__ = ("conditions", "name")
 
@@ -210,7 +210,7 @@ Named = And | Or | Unless
 
 
 def record_of(condition: Named) -> str:
-    """Return the name under which it is recorded where it is true; empty for most."""
+    """Return the series that a condition is recorded as where it is true; empty if it has no name."""
     return f"gpu:{condition.name}:holds" if condition.name else ""
 
 

@@ -39,7 +39,8 @@ LOOKBACK_SECONDS = 300.0
 
 
 class Window(Protocol):
-    """The points of each signal of some devices until `now` (unix seconds), and which devices work together.
+    """The points of each signal of some devices until `now` (unix seconds), and which devices belong to the same
+    job.
 
     `limits` are those that a user changed, by name. `memo` keeps computed values, which several modes need.
     """
@@ -49,10 +50,10 @@ class Window(Protocol):
     memo: dict[Hashable, Any]
 
     def points(self, device: Device, signal: Signal) -> Points:
-        """(unix time, value) in order of time; empty if the signal of this device is not known."""
+        """Return (unix time, value) in order of time; empty if the signal of this device is not known."""
 
     def ranks(self, device: Device) -> Sequence[Device]:
-        """All devices of the job that this one belongs to, itself included; empty without a job."""
+        """Return all devices of the job that this one belongs to, itself included; empty without a job."""
 
 
 _AGGREGATES: Mapping[Fn, Callable[[Sequence[float]], float]] = {
@@ -135,9 +136,9 @@ def _calc(of: Calc, window: Window, device: Device) -> float | None:
 
 
 def _share(of: PeerShare, window: Window, device: Device) -> float | None:
-    if not _active(window, device):
+    if not _has_engine_activity(window, device):
         return None
-    others = [rank for rank in window.ranks(device) if rank != device and _active(window, rank)]
+    others = [rank for rank in window.ranks(device) if rank != device and _has_engine_activity(window, rank)]
     return sum(marked(of.mark, window, rank) for rank in others) / len(others) if others else None
 
 
@@ -153,11 +154,11 @@ def marked(mark: Mark, window: Window, device: Device) -> bool:
     """Return whether a mark is known to be true of a device whose engine activity is known."""
     key = (mark, device)
     if key not in window.memo:
-        window.memo[key] = _active(window, device) and holds(mark.condition, window, device) is True
+        window.memo[key] = _has_engine_activity(window, device) and holds(mark.condition, window, device) is True
     return bool(window.memo[key])
 
 
-def _active(window: Window, device: Device) -> bool:
+def _has_engine_activity(window: Window, device: Device) -> bool:
     return value(Over(GR_ACTIVE), window, device) is not None
 
 

@@ -25,7 +25,7 @@ INTEGRALS = {row.integral_of: row for row in METRICS if row.integral_of is not N
 DIGITS = {"ratio": 6, "seconds": 6, "bytes": 0, "bytes per second": 0}
 
 
-# How many points of a trailing window are kept, at any interval: the window is up to 1/30 too long.
+# At most how many points of a trailing window are kept. The window is too long by up to 1/30 plus one interval.
 WINDOW_POINTS = 30
 
 
@@ -72,7 +72,7 @@ class Accumulator:
         self._values: dict[Series, float] = {}
         self._total_of: dict[Series, Series] = {}
         self._histograms = Histograms()
-        self._moved: dict[Series, _Integral] = {}
+        self._changed_integrals: dict[Series, _Integral] = {}
         self._changed: dict[int, tuple[Histogram, Gpu | None]] = {}
         self.rejected: Counter[str] = Counter()
         self.field_failures: Counter[tuple[str, str]] = Counter()
@@ -84,29 +84,31 @@ class Accumulator:
 
     def samples(self) -> tuple[Sample, ...]:
         """Return every sample that is valid now."""
-        for series, integral in self._moved.items():
+        for series, integral in self._changed_integrals.items():
             self._values[series] = round(integral.mean, DIGITS[series.metric.unit])
             self._show_total(series, integral)
-        self._moved.clear()
+        self._changed_integrals.clear()
         for histogram, gpu in self._changed.values():
             self._values.update(histogram.samples(gpu))
         self._changed.clear()
         return tuple(map(_sample, self._values.items()))
 
     def take(self, reading: Reading, histograms: HistogramRows = NO_HISTOGRAMS) -> None:
-        """Add a reading. `histograms` are made from its means; those of buffered samples are always made."""
+        """Add a reading. `histograms` says which histograms to update from its means; those of buffered samples are
+        always updated.
+        """
         for series in reading.ended:
             for histogram in self._histograms.end(series):
                 self._changed.pop(id(histogram), None)
                 for part in histogram.close():
                     self._values.pop(part, None)
-            self._moved.pop(series, None)
+            self._changed_integrals.pop(series, None)
             self._values.pop(series, None)
             if counter := self._counters.get((series.metric, series.labels)):
                 counter.restarted = True
             self._values.pop(self._total_of.pop(series, series), None)
         for series, reason in reading.failed.items():
-            self._forget(series)
+            self._drop_gauge(series)
             self.field_failures[series.metric.name, reason] += 1
         related: dict[Series, float] = {}
         for series, value in reading.values.items():
@@ -126,14 +128,14 @@ class Accumulator:
         for series, taken in reading.buffered.items():
             histogram, rejected = self._histograms.take_samples(series, taken)
             if rejected:
-                self._drop(series.metric, series.gpu, "buffered samples outside the range", rejected)
+                self._count_rejected(series.metric, series.gpu, "buffered samples outside the range", rejected)
             self._changed[id(histogram)] = histogram, series.gpu
 
     def plausible_xids(self, events: Sequence[XidEvent]) -> Sequence[XidEvent]:
-        """Return the XIDs whose code can be one."""
+        """Return the XIDs with a valid code; count the others as rejected."""
         plausible = [event for event in events if XID_ERRORS.holds(event.code)]
         if dropped := len(events) - len(plausible):
-            self._drop(XID_ERRORS, None, "XIDs with codes that no XID has", dropped)
+            self._count_rejected(XID_ERRORS, None, "XIDs with codes that no XID has", dropped)
         return plausible
 
     def _count(self, series: Series, value: float, at: float) -> None:
@@ -149,12 +151,12 @@ class Accumulator:
             self._values[series] = counter.last if metric.classic else counter.total
 
     def _reject(self, series: Series, value: float, why: str) -> None:
-        """Drop a misread value. A gauge has no sample then, a counter keeps the one before."""
-        self._forget(series)
-        self._drop(series.metric, series.gpu, f"{value:.16g}: {why}")
+        """Drop a misread value. A gauge then has no sample; a counter keeps its previous one."""
+        self._drop_gauge(series)
+        self._count_rejected(series.metric, series.gpu, f"{value:.16g}: {why}")
 
-    def _drop(self, metric: Metric, gpu: Gpu | None, what: str, times: int = 1) -> None:
-        """Count what is dropped of a metric. The first time is logged."""
+    def _count_rejected(self, metric: Metric, gpu: Gpu | None, what: str, times: int = 1) -> None:
+        """Count rejected values of a metric, and log the first."""
         if not self.rejected[metric.name]:
             where = "" if gpu is None else f"GPU {gpu.index}: "
             log.warning("%s%s: dropped %s. This is logged once; %s counts all", where, metric, what, REJECTED)
@@ -164,10 +166,10 @@ class Accumulator:
         span = reading.spans.get(series, reading.span)
         if span is None or span <= 0:
             return
-        integral = self._moved.get(series)
+        integral = self._changed_integrals.get(series)
         if integral is None:
             integral = self._integrals.setdefault((series.metric, series.labels), _Integral())
-            self._moved[series] = integral
+            self._changed_integrals[series] = integral
         integral.add(reading.at, value, span, self._gauge_window)
         for histogram in self._histograms.take_mean(histograms, series, value, span) if histograms else ():
             self._changed[id(histogram)] = histogram, series.gpu
@@ -178,10 +180,10 @@ class Accumulator:
             total = self._total_of[series] = Series(INTEGRALS[series.metric], series.gpu, series.labels)
         self._values[total] = round(integral.total, DIGITS[total.metric.unit])
 
-    def _forget(self, series: Series) -> None:
+    def _drop_gauge(self, series: Series) -> None:
         """Drop a gauge. A counter keeps its value, because one that vanishes and returns looks like a new one."""
-        if moved := self._moved.pop(series, None):
-            self._show_total(series, moved)
+        if changed := self._changed_integrals.pop(series, None):
+            self._show_total(series, changed)
         if series.metric.kind is Kind.GAUGE:
             self._values.pop(series, None)
 
@@ -189,7 +191,7 @@ class Accumulator:
         """Create all series anew, because another handle of the same GPU takes over. Totals and windows continue."""
         self._values.clear()
         self._changed.clear()
-        self._moved.clear()
+        self._changed_integrals.clear()
         self._total_of.clear()
         self._histograms.renew(gone=gone)
 
@@ -198,6 +200,6 @@ class Accumulator:
         self.renew(gone=True)
         self._ceilings.clear()
         for counter in self._counters.values():
-            counter.restarted, counter.odd = True, None
+            counter.restarted, counter.unconfirmed = True, None
         for integral in self._integrals.values():
             del integral.window[:]

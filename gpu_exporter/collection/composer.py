@@ -1,4 +1,4 @@
-"""The records of GPUs -> a snapshot: their samples, and metrics about the GPUs and about the exporter itself."""
+"""Compose a snapshot from the GPUs' records: samples, and metrics about the GPUs and the exporter."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Composer:
         """Return a snapshot of now, without the series of GPUs that were not read for some intervals.
 
         `source_down` is the reason why the source is down, or empty. `exporter_metrics` are those of the exporter
-        itself. `xid_counts` are the counts of XIDs, as dcgm-exporter has them, that are exposed.
+        itself. `xid_counts` are those of dcgm-exporter's XID metrics that are exposed.
         """
         now = time.time()
         self._forget_others([record.gpu for record, _ in gpus])
@@ -67,12 +67,12 @@ class Composer:
             verdicts.append(verdict)
             seen.append(GpuSamples(record.gpu, record.read_at if fresh else None, record.samples, record.unsupported))
             samples += read
-            samples += self._of_gpu(record, status, now, fresh=fresh)
-            samples += self._of_health(verdict)
+            samples += self._gpu_samples(record, status, now, fresh=fresh)
+            samples += self._health_samples(verdict)
         samples += [self._sample(metric, None, value) for metric, value in exporter_metrics]
         samples += () if source_down else self._non_gpu_samples()
-        samples += self._of_source(sum(status.up for _, status in gpus), source_down, now)
-        samples += self._of_events([record for record, _ in gpus], xid_counts)
+        samples += self._source_samples(sum(status.up for _, status in gpus), source_down, now)
+        samples += self._event_samples([record for record, _ in gpus], xid_counts)
         owner_labels = self._attribute(seen, samples)
         statuses = tuple(status for _, status in gpus)
         return Snapshot(
@@ -86,7 +86,7 @@ class Composer:
             self._series = {key: series for key, series in self._series.items() if key[1] in present}
             self._unsupported = {gpu: missing for gpu, missing in self._unsupported.items() if gpu in present}
 
-    def _of_source(self, visible: int, source_down: str, now: float) -> Iterable[Sample]:
+    def _source_samples(self, visible: int, source_down: str, now: float) -> Iterable[Sample]:
         yield self._sample(m.VISIBLE, None, visible)
         yield self._sample(m.RENDERED_AT, None, round(now, 3))
         yield self._sample(m.SOURCE_UP, None, not source_down, source=self._source)
@@ -94,7 +94,7 @@ class Composer:
         if source_down:
             yield self._sample(m.SOURCE_DOWN, None, 1, source=self._source, reason=source_down)
 
-    def _of_events(self, records: Sequence[GpuRecord], xid_counts: Collection[Metric]) -> Iterable[Sample]:
+    def _event_samples(self, records: Sequence[GpuRecord], xid_counts: Collection[Metric]) -> Iterable[Sample]:
         if not self._events:
             return
         nvml_up = bool(records) and all(record.reports_xids for record in records)
@@ -105,7 +105,7 @@ class Composer:
             yield self._sample(metric, gpu, value, **labels)
 
     def _attribute(self, seen: Sequence[GpuSamples], samples: list[Sample]) -> OwnerLabels:
-        """Add the samples of the GPUs' owners. Pods come and go: no series is kept of those that are gone."""
+        """Add the samples of the GPUs' owners. Series of pods that have ended are not kept."""
         if self._attribution is None:
             return OwnerLabels()
         owner_labels, rows = self._attribution.attribute(seen)
@@ -116,14 +116,14 @@ class Composer:
             samples.append(Sample(series, row.value))
         return owner_labels
 
-    def _of_health(self, verdict: Verdict) -> Iterable[Sample]:
+    def _health_samples(self, verdict: Verdict) -> Iterable[Sample]:
         state = verdict.health.value
         for row in m.HEALTH_STATE:
             yield self._sample(row, verdict.gpu, row.labels[0][1] == state)
         for reason, action in dict.fromkeys((problem.reason, problem.action.value) for problem in verdict.problems):
             yield self._sample(m.HEALTH_REASON, verdict.gpu, 1, reason=reason, action=action)
 
-    def _of_gpu(self, record: GpuRecord, status: GpuStatus, now: float, *, fresh: bool) -> list[Sample]:
+    def _gpu_samples(self, record: GpuRecord, status: GpuStatus, now: float, *, fresh: bool) -> list[Sample]:
         gpu, source = record.gpu, self._source
         samples = [
             self._sample(m.UP, gpu, status.up),
@@ -150,9 +150,9 @@ class Composer:
             self._sample(m.DURATION, gpu, round(record.duration, 6), source=source),
             self._sample(m.SPENT, gpu, round(record.spent, 3), source=source),
         ]
-        return [*samples, *self._missing(gpu, record.unsupported)] if fresh else samples
+        return [*samples, *self._unsupported_samples(gpu, record.unsupported)] if fresh else samples
 
-    def _missing(self, gpu: Gpu, unsupported: Mapping[Metric, str]) -> Sequence[Sample]:
+    def _unsupported_samples(self, gpu: Gpu, unsupported: Mapping[Metric, str]) -> Sequence[Sample]:
         """Return samples of what the GPU does not support. They are made anew only when that changes."""
         latest = self._unsupported.get(gpu)
         if latest is None or latest[0] != unsupported:

@@ -1,7 +1,8 @@
 """Whether a value that a driver returned can be true. Its bounds are columns of the metric catalogue.
 
-A gauge outside its bounds has no sample. A counter that contradicts its last value keeps that: one that reads 0 once
-adds nothing, neither then nor when it is back. If the next read confirms the new value, the counter has started anew.
+A gauge outside its bounds has no sample. A counter that contradicts its last value keeps the last one, so a single
+false 0 adds nothing, neither when it is read nor when the value returns. If the next read confirms the new value, the
+counter was reset.
 """
 
 from __future__ import annotations
@@ -15,55 +16,56 @@ from gpu_exporter.model.metric import Labels, Metric
 
 # The rows that limit others, and those that are limited.
 RELATED = frozenset(row for row in METRICS if row.at_most) | {row.at_most for row in METRICS if row.at_most}
-# Values of one moment may be read one after the other, and be rounded.
+# Values of the same moment are read one after the other, and may be rounded.
 TOLERANCE = 1.001
-# A driver updates its counters at its own rate: what it adds at once may be of a time before the last read.
+# A driver updates its counters at its own rate: an increase may include counts from before the last read.
 SLACK_SECONDS = 5.0
-# A counter that falls by a smaller share has not started anew: its parts were added up at different times.
-NOISE = 0.01
+# A smaller fall (as a share) is not a reset: the driver sums up parts that it read at different times.
+FALL_TOLERANCE = 0.01
 
 
 @dataclass(slots=True)
 class DriverCounter:
     """A counter of the driver. `last` is its value at the time `at`, `total` what it has counted over all restarts.
 
-    `odd` is the value and the time of a read that contradicts `last`. `restarted`: the driver may have been loaded
-    anew since, so that a fall needs no second read.
+    `unconfirmed` is the value and the time of a read that contradicts `last`. `restarted`: the driver may have been
+    loaded anew since, so that a fall needs no second read.
     """
 
     total: float = 0.0
     last: float | None = None
     at: float = 0.0
-    odd: tuple[float, float] | None = None
+    unconfirmed: tuple[float, float] | None = None
     restarted: bool = False
 
     def take(self, value: float, at: float, rate: float) -> bool:
         """Take a value read at `at` (monotonic seconds), of a counter that rises by `rate` in a second at most.
 
-        False if it contradicts the last one.
+        Return False if it contradicts the last one.
         """
-        last, odd = self.last, self.odd
+        last, unconfirmed = self.last, self.unconfirmed
         if last is None:
             rise = value
-        elif last * (1 - NOISE) < value < last:
-            self.odd = None
+        elif last * (1 - FALL_TOLERANCE) < value < last:
+            self.unconfirmed = None
             return True
         elif _can_rise(value - last, at - self.at, rate):
             rise = value - last
-        elif odd and _can_rise(value - odd[0], at - odd[1], rate):
-            rise = self._rise_since_start(value, at, rate, value - odd[0])
+        elif unconfirmed and _can_rise(value - unconfirmed[0], at - unconfirmed[1], rate):
+            rise = self._rise_since_start(value, at, rate, value - unconfirmed[0])
         elif self.restarted and value < last:
             rise = self._rise_since_start(value, at, rate, 0.0)
         else:
-            self.odd = value, at
+            self.unconfirmed = value, at
             return False
         self.total += rise
-        self.last, self.at, self.odd, self.restarted = value, at, None, False
+        self.last, self.at, self.unconfirmed, self.restarted = value, at, None, False
         return True
 
     def _rise_since_start(self, value: float, at: float, rate: float, certain: float) -> float:
-        """Return what a counter has counted that has started anew: all of its value, as for Prometheus, if it can have
-        counted that since the last read; else the part that is `certain`."""
+        """Return the increase of a counter after a reset: its whole value, as in Prometheus, if it can have risen that
+        much since the last read; else `certain`.
+        """
         fell = self.last is not None and value < self.last
         return value if fell and _can_rise(value, at - self.at, rate) else certain
 
@@ -79,7 +81,9 @@ class Ceilings:
         self._values: dict[tuple[Metric, Labels], float] = {}
 
     def exceeded(self, values: Mapping[Series, float]) -> Iterator[tuple[Series, float, float]]:
-        """Take values of RELATED rows that were read together; yield each that exceeds its limit, with both."""
+        """Take values of RELATED rows that were read together; yield (series, value, limit) for each
+        value above its limit.
+        """
         for series, value in values.items():
             if series.metric.at_most is None:
                 self._values[series.metric, series.labels] = value

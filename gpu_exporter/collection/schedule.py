@@ -1,4 +1,4 @@
-"""When the fields of one GPU are due: each pace has its period, and the GPUs share out the time for slow reads."""
+"""When the fields of one GPU are due: each pace has its period; slow reads of different GPUs are spread over time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SPREAD = 8
 
 
 class Schedule:
-    """When each pace of the GPU of one index was read last."""
+    """Tracks when each pace was last read, for the GPU of one index."""
 
     def __init__(self, index: int) -> None:
         self._phase = index % SPREAD / SPREAD
@@ -34,6 +34,6 @@ class Schedule:
         return due
 
     def retry_soon(self, paces: Iterable[Pace], now: float) -> None:
-        """Make these paces due after the period of a slow pace at the latest, because a read failed."""
+        """After a failed read, make these paces due within 15 s (the period of SLOW), even rare ones."""
         for pace in paces:
             self._read_at[pace] = min(self._read_at.get(pace, now), now + Pace.SLOW.value - pace.value)

@@ -1,4 +1,4 @@
-"""The thread that reads one GPU. It attaches the GPU again after a loss, and if it gets stuck, no other thread does."""
+"""The thread that reads one GPU. It reattaches a lost GPU; if it is stuck in a call, other threads are not affected."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpu_exporter.health.events import EventLog
 from gpu_exporter.model.errors import GpuLost, SourceLost
 from gpu_exporter.model.gpu import Reading
 from gpu_exporter.model.metric import Metric
-from gpu_exporter.model.source import Device, Glancing
+from gpu_exporter.model.source import Device, MeansReader
 from gpu_exporter.sources.backoff import Backoff
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class Worker(threading.Thread):
         self._busy_since: float | None = None
         self._instant_tick = threading.Lock()  # the clock and the connect thread may wake it at the same time
         self._device: Device | None = None
-        self._glancing: Glancing | None = None
+        self._means_reader: MeansReader | None = None
         self._metrics: Sequence[Metric] = ()
         self._generation = -1
         self._backoff = Backoff()
@@ -168,8 +168,8 @@ class Worker(threading.Thread):
     def _read_between_pages(self, device: Device, plan: Plan, now: float) -> Reading | None:
         """Read only the means that histograms are made from, if the device can do that: means of other metrics are
         exact over any time. Read other devices as for a page if intervals are short, else not at all."""
-        if self._glancing:
-            return self._glancing.glance() if plan.histograms else None
+        if self._means_reader:
+            return self._means_reader.read_means() if plan.histograms else None
         return device.read(self._schedule.take_due(now, plan.interval)) if plan.short_intervals else None
 
     def _log_events(self, device: Device) -> None:
@@ -191,7 +191,7 @@ class Worker(threading.Thread):
 
     def _use(self, device: Device) -> None:
         self._device = device
-        self._glancing = device if isinstance(device, Glancing) else None  # checked once: it takes long
+        self._means_reader = device if isinstance(device, MeansReader) else None  # checked once: it takes long
 
     def _detach(self) -> None:
         self._drop_successor()
@@ -210,7 +210,9 @@ class Worker(threading.Thread):
         self.record.down(reason, message)
 
     def _claims_record(self) -> bool:
-        """Return whether no other worker has attached this GPU since: it may have moved to another index."""
+        """Return whether this worker was the last to attach the GPU of its record: the GPU may have moved to another
+        index.
+        """
         return self._records.worker_index(self.record) == self.index
 
     # --- a change of metrics --------------------------------------------------------------------------------------

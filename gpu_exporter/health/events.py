@@ -52,12 +52,14 @@ class GpuState(NamedTuple):
 class EventLog:
     """The XIDs and SXids of one node, by PCI address of the GPU, the only name that the kernel log has.
 
-    `look` returns the GPU at an address and its values. Any thread may call any method.
+    `find_gpu` returns the GPU at an address and its values. Any thread may call any method.
     """
 
-    def __init__(self, xids: Catalogue, look: Callable[[str], GpuState | None], clocks: Clocks = read_clocks) -> None:
+    def __init__(
+        self, xids: Catalogue, find_gpu: Callable[[str], GpuState | None], clocks: Clocks = read_clocks
+    ) -> None:
         self._xids = xids
-        self._look = look
+        self._find_gpu = find_gpu
         self._clocks = clocks
         self._lock = threading.Lock()
         self._since: dict[str, list[float]] = {}
@@ -87,17 +89,18 @@ class EventLog:
                 now = self._now()
                 line = XidLine(pci_bus_id(event.pci_bus_id), event.code, instance=event.instance)
                 since = self._since.get(line.pci, [0.0])[-1]
-                # They are of now: a wall clock that was set since the driver's report must not age them.
+                # They have just happened: a wall clock that was changed since the report must not make them look old.
                 self._count(NVML, since, moment(event.at, now)._replace(monotonic=now.monotonic), line)
 
-    def logged(self, entry: Logged, when: float | Moment) -> None:
+    def add_kernel_log_entry(self, entry: Logged, when: float | Moment) -> None:
         """Add an entry of the kernel log, of a unix time or a moment."""
         with self._lock:
             now = self._now()
             happened = when if isinstance(when, Moment) else moment(when, now)
             line = entry.line
             if happened.clamped:
-                self._report(now, f"a line of the kernel log about {line.pci} has")
+                what = f"a line of the kernel log about {line.pci} has a time in the future"
+                self._report(now, f"{what}; the time at which it was read is used")
             if isinstance(line, SxidLine):
                 self.changed = True
                 fatal = "" if line.fatal is None else str(line.fatal).lower()
@@ -111,7 +114,7 @@ class EventLog:
 
     def _count(self, witness: int, since: float, happened: Moment, line: XidLine) -> None:
         self.changed = True
-        state = self._look(line.pci)
+        state = self._find_gpu(line.pci)
         key, tally = self._counts.tally(line.pci, line.code, known=state is not None or line.pci in self._since)
         if tally.add(since, witness, happened):
             event = self._event(since, happened, line, state)
@@ -193,17 +196,18 @@ class EventLog:
                 event.at, event.clamped = _at(event.happened, now), True
                 clamped += 1
         if clamped:
-            self._report(now, f"the clock of this node was set back: {clamped} XIDs had")
+            what = f"the clock of this node was set back: {clamped} XIDs had a time in the future"
+            self._report(now, f"{what}; their times were corrected")
 
-    def _report(self, now: Now, what: str) -> None:
+    def _report(self, now: Now, message: str) -> None:
         if now.monotonic - self._reported_at >= REPORT_SECONDS:
             self._reported_at = now.monotonic
-            log.warning("XIDs: %s a time in the future; the time at which it was read is used", what)
+            log.warning("XIDs: %s", message)
 
     # --- metrics --------------------------------------------------------------------------------------------------
 
     def samples(self, gpus: Sequence[Gpu], nvml_up: bool) -> list[MetricRow]:
-        """Return what is exposed. If a witness is up, counters of the drain codes exist from 0 on."""
+        """Return the rows to expose. While a witness is up, each GPU has a counter of every drain code, from 0 on."""
         by_pci = {pci_bus_id(gpu.pci_bus_id): gpu for gpu in gpus if gpu.pci_bus_id}
         watched = nvml_up or self.kernel_up
         with self._lock:

@@ -1,7 +1,7 @@
-"""Verdicts: from the values of one GPU, whether it is fit for work, if not, why, and what repairs it.
+"""Verdicts: whether a GPU is fit for work, judged by its values; if not, why, and what repairs it.
 
-The rules are `catalogue/faults.py`. Pure, and cheap enough for each collection. Only present values count, never
-history, and a healthy GPU cannot break a rule by chance.
+The rules are `catalogue/faults.py`. Pure, and cheap enough for each collection. Only present values count, and recent
+XIDs (`reported`). A healthy GPU cannot break a rule by chance.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.snapshot import GpuStatus, Snapshot
 from gpu_exporter.model.verdict import Problem, Unknown, Verdict
 
-# A driver call may take a second or two when a large job starts. `check` waits longer than this.
+# A stalled GPU is unhealthy only after this time, because a driver call may take a second or two when a large job
+# starts. `check` waits longer.
 STUCK_SECONDS = 4.0
 GPU_IDLE = 1
 
@@ -122,7 +123,7 @@ def _heat(values: Values) -> Iterator[Problem]:
 def _links(values: Values) -> Iterator[Problem]:
     idle = int(values.get(m.CLOCK_EVENTS, 0)) & GPU_IDLE
     if values.get(m.GPU_UTIL, 0) >= faults.BUSY and values.get(m.PSTATE, 0) <= faults.FASTEST and not idle:
-        # Each generation about doubles the speed. If one of the four values is unknown, it counts as the maximum.
+        # Each generation about doubles the speed. If a value is unknown, the link counts as full speed.
         lost = max(0.0, values.get(m.PCIE_MAX_GEN, 0) - values.get(m.PCIE_GEN, 99))
         narrow = values.get(m.PCIE_WIDTH, 99) / values.get(m.PCIE_MAX_WIDTH, 1)
         speed = min(1.0, narrow) / 2**lost
@@ -133,7 +134,7 @@ def _links(values: Values) -> Iterator[Problem]:
     elif m.FABRIC in values:  # links of bridges may be unconnected, links to a fabric never are
         links_up = values.get(m.NVLINK_UP, 0)
         down = values.get(m.NVLINK_COUNT, 0) - links_up
-        if down > 0 and links_up > 0 and not values.get(m.MIG_MODE):  # all of them are off on purpose
+        if down > 0 and links_up > 0 and not values.get(m.MIG_MODE):  # if all are down, they are off on purpose
             yield _problem(faults.NVLINK, m.NVLINK_UP, down)
 
 

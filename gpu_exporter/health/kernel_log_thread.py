@@ -97,7 +97,7 @@ class KernelWatch(threading.Thread):
         for entry in entries:
             moment = self._moment(entry, now)
             if moment is not None:
-                self._events.logged(entry, moment)
+                self._events.add_kernel_log_entry(entry, moment)
         self._caught_up = self._caught_up or kernel_log.at_end or bool(kernel_log.reason)
         self._polled_at = now.monotonic
         self._events.position, self._events.missed = kernel_log.position, kernel_log.missed

@@ -40,10 +40,10 @@ class Device(Protocol):
 
 
 @runtime_checkable
-class Glancing(Protocol):
+class MeansReader(Protocol):
     """A device that can also be read between two collections, for histograms."""
 
-    def glance(self) -> Reading | None:
+    def read_means(self) -> Reading | None:
         """Read only the means that histograms are made of. None if there are none. Raises GpuLost or SourceLost."""
 
 

@@ -32,7 +32,7 @@ from gpu_exporter.model.metric import Kind, Metric, MetricSet
 
 _CLASSIC: Mapping[str, Metric] = {row.name: row for row in reversed(m.METRICS) if row.name.startswith("DCGM_")}
 _MODERN = frozenset(name for name, _ in RENAMED.values())
-# How dcgm-exporter >= 4.9 ends a name that no classic one became.
+# The endings of names that exist only since dcgm-exporter 4.9.
 _MODERN_ENDING = re.compile(r"_(SECONDS_TOTAL|BYTES_PER_SECOND)$")
 
 
@@ -54,14 +54,16 @@ class Field:
 
 
 def generation(way: Read) -> str:
-    """Who exposes what is read: "ours", "classic" (ours and dcgm-exporter <= 4.8) or "modern" (>= 4.9)."""
+    """Return which exporter exposes this series: "ours" (gpu-exporter), "classic" (gpu-exporter and dcgm-exporter up to
+    4.8) or "modern" (dcgm-exporter since 4.9).
+    """
     if way.name.startswith("gpu_"):
         return "ours"
     return "modern" if way.name in _MODERN or _MODERN_ENDING.search(way.name) else "classic"
 
 
 def reads(signal: Signal, which: str) -> tuple[Read, ...]:
-    """What a signal is read from, the best first, in one generation; a name that 4.9 kept is in both."""
+    """Return what a signal is read from in one generation, best first; a name that 4.9 kept is in both."""
     return tuple(
         way for way in signal.made if isinstance(way, Read) and (generation(way) == which or _kept(way, which))
     )
@@ -72,7 +74,9 @@ def _kept(way: Read, which: str) -> bool:
 
 
 def fields(which: str) -> tuple[Field, ...]:
-    """What a dcgm-exporter of that generation ("classic" or "modern") must export: of each signal the best field."""
+    """Return the fields that dcgm-exporter of that generation ("classic" or "modern") must export: the best one for
+    each signal.
+    """
     found = {}
     for signal in SIGNALS:
         row = next((row for way in reads(signal, "classic") if (row := _CLASSIC.get(way.name)) and row.dcgm), None)
@@ -83,7 +87,7 @@ def fields(which: str) -> tuple[Field, ...]:
 
 
 def exposed(*, full: bool = False) -> frozenset[str]:
-    """The names that we expose."""
+    """Return the names of the series that gpu-exporter exposes."""
     sets = {MetricSet.DEFAULT, MetricSet.FULL} if full else {MetricSet.DEFAULT}
     return frozenset(row.name for row in m.METRICS if row.set in sets)
 
@@ -93,7 +97,7 @@ DCGM_OURS: frozenset[str] = frozenset(each.name for each in fields("classic"))
 
 
 def has(signal: Signal | Derived | float, names: Collection[str]) -> bool:
-    """Whether these series make the signal."""
+    """Return whether the signal can be computed from these series."""
     match signal:
         case Signal():
             return any(has_way(way, names) for way in signal.made)
@@ -103,13 +107,15 @@ def has(signal: Signal | Derived | float, names: Collection[str]) -> bool:
 
 
 def has_way(way: Read | Derived, names: Collection[str]) -> bool:
-    """Whether these series make one way to a signal."""
+    """Return whether one way to compute a signal needs only these series."""
     return way.name in names if isinstance(way, Read) else has(way, names)
 
 
 def works(mode: FailureMode, names: Collection[str]) -> Works:
-    """Whether a mode can be seen with these series. What only a Prometheus knows, it knows of every exporter, unless it
-    is what ours says of itself."""
+    """Return how well a mode can be detected from these series.
+
+    Modes that only Prometheus evaluates work with every exporter, unless they need gpu-exporter's own series.
+    """
     if exposed(full=True) & {name.partition("{")[0] for name in mode.inject.series} - set(names):
         return Works.NO
     if mode.fleet or mode.condition is None or mode.scope is Scope.FLEET:
@@ -131,7 +137,7 @@ def _judged(condition: Condition, names: Collection[str]) -> Works:
         case Unless():
             return _unless(_judged(condition.condition, names), _judged(condition.other, names))
         case Is():
-            # A class before it that can't be determined is taken for this one.
+            # An earlier class that cannot be determined may be mistaken for this one.
             before = min((_judged(earlier, names) for earlier in condition.before), default=Works.YES)
             return _unless(min(_judged(child, names) for child in children(condition)), before)
         case _:

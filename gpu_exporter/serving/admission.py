@@ -14,11 +14,11 @@ FEWEST_CONNECTIONS = 4
 # File descriptors that are left to the rest of the exporter: drivers, sources, files, logs. With fewer than twice as
 # many free ones, half of them.
 RESERVED_DESCRIPTORS = 256
-# How many are taken to be open where that cannot be counted.
+# How many are assumed to be open if they cannot be counted.
 ASSUMED_DESCRIPTORS = 64
-# One address may have a quarter of the connections, but a few even where there are only a few.
-SHARE_OF_ADDRESS = 4
-FEW = 16
+# One address may have a quarter of the connections, or FEW_PER_ADDRESS if that is more, but never more than half.
+ADDRESS_DIVISOR = 4
+FEW_PER_ADDRESS = 16
 # A request that takes longer than this may be cut off in favour of a new connection.
 BUSY_SECONDS = 1.0
 
@@ -44,7 +44,9 @@ def most_connections() -> int:
 
 @dataclass(eq=False, slots=True)
 class Connection:
-    """An open connection. It is busy from a complete request to the end of the answer, else idle, `since` then."""
+    """An open connection. Busy from a complete request to the end of the response, else idle; `since` is when that
+    state began.
+    """
 
     client: str
     close: Callable[[], None]
@@ -68,7 +70,8 @@ class Admission:
 
     A connection beyond a limit replaces another one: first the one that is idle for longest, of the same address if
     that has its share, else of the address with the most connections. If none is idle, a request that takes long is
-    cut off. If there is none of these either, the new connection is refused. `dropped` counts both by the limit.
+    cut off. If there is none of these either, the new connection is refused. `dropped` counts replaced and refused
+    connections, by limit.
     """
 
     def __init__(self, most: int = MOST_CONNECTIONS, clock: Callable[[], float] = time.monotonic) -> None:
@@ -81,7 +84,7 @@ class Admission:
     def resize(self, most: int) -> None:
         """Set the limit on all connections, and so the share of one address."""
         self.most = most
-        self.share = max(1, most // SHARE_OF_ADDRESS, min(FEW, most // 2))
+        self.share = max(1, most // ADDRESS_DIVISOR, min(FEW_PER_ADDRESS, most // 2))
 
     def admit(self, client: str, close: Callable[[], None]) -> Connection | None:
         """Return a new connection, which may replace another one; None if it must be refused."""
@@ -103,11 +106,11 @@ class Admission:
         """Close one connection, because no file descriptor is free. Return whether there was one to close."""
         return self._replace(self._largest_first(), DESCRIPTORS)
 
-    def begin(self, connection: Connection) -> None:
+    def mark_busy(self, connection: Connection) -> None:
         """Note that a request is complete."""
         self._turn(connection, busy=True)
 
-    def wait(self, connection: Connection) -> None:
+    def mark_idle(self, connection: Connection) -> None:
         """Note that the next request is awaited."""
         self._turn(connection, busy=False)
 

@@ -113,8 +113,8 @@ class BoundedServer(HTTPServer):
         admitted = self._admitted.get(_stream(server_conn))
         if admitted is None:
             return request
-        self._admission.wait(admitted)
-        return _Request(request, lambda: self._admission.begin(admitted))
+        self._admission.mark_idle(admitted)
+        return _Request(request, lambda: self._admission.mark_busy(admitted))
 
     def on_close(self, server_conn: object) -> None:
         """Forget a closed connection."""

@@ -48,8 +48,8 @@ class Health:
     def ready(self) -> str:
         """Return why the node is not ready; empty if it is.
 
-        It is ready if the last good read of any GPU is younger than three intervals. While a GPU is up, an interval
-        counts as long as the time between two pages.
+        It is ready if the last good read of any GPU is younger than three intervals. While a GPU is up, intervals
+        shorter than PAGE_SECONDS count as PAGE_SECONDS.
         """
         problem = self.alive()
         if self.snapshot is None or problem:

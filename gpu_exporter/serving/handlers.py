@@ -75,7 +75,7 @@ class Events(Handler):
 
 
 class _Probe(Handler):
-    """A health check of one node, or at the root of all nodes: 200, or 503 with the first problem."""
+    """A health check of one node or, at the root, of all nodes: 200, or 503 with the first problem."""
 
     async def get(self, prefix: str) -> None:
         endpoints = [self.endpoint(prefix)] if prefix else self.endpoints.values()
@@ -89,7 +89,7 @@ class _Probe(Handler):
 
 
 class Healthz(_Probe):
-    """Whether the process works."""
+    """Whether the collection loop makes new pages."""
 
     def problem(self, health: Health) -> str:
         return health.alive()

@@ -65,12 +65,11 @@ class Listener:
             except OSError as error:
                 if error.errno in OF_ONE_CONNECTION:
                     continue
-                if self._once_per_minute(os.strerror(error.errno or 0)):
-                    log.error(
-                        "cannot accept connections: %s; raise the limit on open files (ulimit -n)", error.strerror
-                    )
                 if error.errno in EXHAUSTED and self._make_room():
                     continue
+                if self._once_per_minute(os.strerror(error.errno or 0)):
+                    hint = "; raise the limit on open files (ulimit -n)" if error.errno == errno.EMFILE else ""
+                    log.error("cannot accept connections: %s%s", error.strerror, hint)
                 # The connection stays in the socket's queue, so the event loop would call again and again.
                 self._loop.remove_handler(self._socket)
                 self._loop.call_later(PAUSE_SECONDS, self._resume)

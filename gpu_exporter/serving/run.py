@@ -48,7 +48,9 @@ BANNER = """
 ************************************************************************"""
 
 
-def run(config: Config, sources: Mapping[str, Source], fields: Fields, stop: threading.Event, lines: LogQueue) -> bool:
+def run(
+    config: Config, sources: Mapping[str, Source], fields: Fields, stop: threading.Event, log_queue: LogQueue
+) -> bool:
     """Serve the nodes until `stop`: one at the root, several below `/nodes`. The keys of `sources` are their names.
 
     Return False if a driver call is stuck. Raises GpuExporterError if it cannot start.
@@ -61,7 +63,7 @@ def run(config: Config, sources: Mapping[str, Source], fields: Fields, stop: thr
 
     def extra_metrics() -> Sequence[tuple[Metric, float]]:
         connections = ((row, admission.dropped[dict(row.labels)["limit"]]) for row in m.CONNECTIONS)
-        return (*fields.reload_state(), (m.LOG_DROPPED, lines.dropped), *connections)
+        return (*fields.reload_state(), (m.LOG_DROPPED, log_queue.dropped), *connections)
 
     nodes = [Node(name, source, config, process, fields.selection, extra_metrics) for name, source in sources.items()]
     warn = partial(_warn_of_unreadable, nodes[0].source)

@@ -14,7 +14,7 @@ from tornado.web import Application
 
 from gpu_exporter.inputs import Address
 from gpu_exporter.model.errors import GpuExporterError
-from gpu_exporter.serving.admission import FEW, Admission, most_connections
+from gpu_exporter.serving.admission import FEW_PER_ADDRESS, Admission, most_connections
 from gpu_exporter.serving.connections import BoundedServer
 from gpu_exporter.serving.endpoint import Endpoint
 from gpu_exporter.serving.handler import CLIENT_SECONDS
@@ -87,7 +87,7 @@ class Server:
             max_body_size=MAX_BODY_BYTES,
         )
         self._admission.resize(most_connections())
-        if self._admission.most < 2 * FEW:
+        if self._admission.most < 2 * FEW_PER_ADDRESS:
             log.warning(
                 "only %d connections at a time: the limit on open files is low; raise it (ulimit -n)",
                 self._admission.most,

@@ -17,7 +17,7 @@ from gpu_exporter.catalogue.metrics import SOURCE_INFO
 from gpu_exporter.model.errors import GpuLost, SourceLost
 from gpu_exporter.model.gpu import Gpu, Owner, Reading, Sample, Series, XidEvent
 from gpu_exporter.model.metric import Gpm, Metric, Pace
-from gpu_exporter.model.source import Device, Glancing, Sampled, Source
+from gpu_exporter.model.source import Device, MeansReader, Sampled, Source
 from gpu_exporter.sources.backoff import Backoff
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class _DcgmThread(threading.Thread):
     """Keeps DCGM open from its first use on, on its own thread, because opening it may take seconds."""
 
     def __init__(self, make: Callable[[], SecondSource], interval: float) -> None:
-        super().__init__(name="dcgm", daemon=True)
+        super().__init__(name="dcgm-open", daemon=True)
         self.down = "no_answer_yet"
         self._make = make
         self._interval = interval
@@ -114,7 +114,7 @@ class MixedDevice:
         self.gpu = first.gpu
         self.source_info: Series | None = None
         self._first = first
-        self._glance = first.glance if isinstance(first, Glancing) else None
+        self._read_means = first.read_means if isinstance(first, MeansReader) else None
         self._gpm = [metric for metric in metrics if isinstance(metric.nvml, Gpm)]
         self._dcgm = dcgm
         self._second: Device | None = None
@@ -149,9 +149,9 @@ class MixedDevice:
         self._set_source_info("nvml+dcgm", "no_gpm")
         return merged
 
-    def glance(self) -> Reading | None:
+    def read_means(self) -> Reading | None:
         """Return NVML's means if the profiling values come from NVML, because DCGM samples at its own rate."""
-        return self._glance() if self._second is None and self._glance else None
+        return self._read_means() if self._second is None and self._read_means else None
 
     def _set_source_info(self, source: str, reason: str) -> None:
         """Create a new series only if a label has changed."""

@@ -129,7 +129,7 @@ def _auto(config: Config) -> Source:
     """NVML, and DCGM where it is installed. Without the driver's library here, the host engine that is named."""
     from gpu_exporter.sources.auto import AutoSource
 
-    if config.dcgm_hostengine != Hostengine() and not driver.there():
+    if config.dcgm_hostengine != Hostengine() and not driver.library_exists():
         return _dcgm(config)
     hostengine = str(config.dcgm_hostengine) if config.dcgm_hostengine != Hostengine() else ""
     with_dcgm = hostengine or config.dcgm_bindings is not None or dcgm_places.installed()

@@ -160,7 +160,7 @@ def _states() -> Sequence[bytes]:
     events.registered(GPU, 100.0)
     events.add_driver_xids([XidEvent(150.0 + code, GPU.pci_bus_id, code) for code in (31, 79, 79)])
     for number in range(20):
-        events.logged(Logged(Position("boot", number), 160.0, true_line(rng)[1]), 160.0 + number)
+        events.add_kernel_log_entry(Logged(Position("boot", number), 160.0, true_line(rng)[1]), 160.0 + number)
     events.position = Position("6f7b", 1234)
     empty = _event_log()
     return [json.dumps({"events": log.state()}).encode() for log in (events, empty)]
@@ -228,7 +228,7 @@ def _kernel_log(folder: Path) -> Iterator[Parser]:
             if xid:
                 counted += 1
                 at = xid.stamp.at
-                events.logged(Logged(Position("boot", counted), at, xid), at if at is not None else 0.0)
+                events.add_kernel_log_entry(Logged(Position("boot", counted), at, xid), at if at is not None else 0.0)
         if found and counted % 10 == 0:
             events.samples([GPU], nvml_up=True)
             json.dumps(events.recent(), allow_nan=False)

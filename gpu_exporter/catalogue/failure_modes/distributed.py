@@ -32,7 +32,8 @@ from gpu_exporter.model.verdict import Action
 MINUTE = 60.0
 
 # fmt: off
-VICTIMS       = Limit("victims", 0.6, "ratio", "share of the other ranks that must wait for a straggler; in a stage of two ranks, half of them wait")
+# VICTIMS is above one half, because in a stage of two ranks, half of them wait.
+VICTIMS       = Limit("victims", 0.6, "ratio", "share of the job's other ranks that must wait before a rank counts as a straggler")
 ALL_RANKS     = Limit("allRanks", 0.99, "ratio", "share of the other ranks that counts as all of them")
 STARVED_GAP   = Limit("starvedGap", 0.2, "ratio", "how much lower the engine activity of a starved rank is than that of its victims")
 SLOW_GAP      = Limit("slowGap", 0.15, "ratio", "how much higher the SM activity of a slow rank is than that of its victims")

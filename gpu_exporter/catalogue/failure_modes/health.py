@@ -867,7 +867,8 @@ max by (cluster, job, instance, source) ({m.ATTRIBUTION_UP} == 0)""",
         mitigation=(
             "For dcgm-exporter: start it with `--collectors dcgm-exporter.csv` (or `dcgm-exporter-4.9.csv`), the "
             "files in [alerts/](../../alerts/dcgm-exporter.csv).",
-            "For GPUs before Hopper: run dcgm-exporter beside gpu-exporter; each GPU still counts once.",
+            "For GPUs before Hopper: install DCGM on the node, through which gpu-exporter reads these metrics, or run "
+            "dcgm-exporter beside gpu-exporter; each GPU still counts once.",
             "If a profiler (Nsight, `dcgmi profile --pause`) holds the performance counters, wait until it ends.",
         ),
         wrong="GPUs without SM activity (consumer GPUs, vGPU guests) keep the alert firing for ever: silence it for "

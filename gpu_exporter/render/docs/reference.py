@@ -98,9 +98,10 @@ Every setting is a flag of `gpu-exporter serve`, an environment variable and a k
   `--no-hostname` is `--hostname`. `--processes=true` works, too. In the environment and in the file, write `true` or
   `false`.
 - **The file.** Keys may contain dashes or underscores. Quote text that YAML reads as something else, such as `"010"`,
-  `"1:30"` or `"off"`; where it matters, an error names the key or the line. All unknown keys are reported at once.
+  `"1:30"` or `"off"`; if quotes are needed, an error names the key or the line. All unknown keys are reported at once.
 - **The environment.** `serve` logs a warning for each variable that begins with `{0}` and is not a setting.
-  It expects the variables that Kubernetes injects for a Service named `gpu-exporter`.
+  It ignores, without a
+  warning, those that Kubernetes injects for a Service named `gpu-exporter`.
 """
 
 EXIT_CODES = (
@@ -117,7 +118,8 @@ EXIT_CODES = (
         " `generate --check` could not do their work.",
     ),
     ("3", "`check`: a GPU is degraded or unhealthy. `compare`: the sources differ."),
-    ("130, 141", "Interrupted by Ctrl-C; the reader of stdout closed it."),
+    ("130", "Interrupted by Ctrl-C."),
+    ("141", "The reader of stdout closed the pipe."),
 )
 CONFIG_END = """
 An unexpected error is one line, too. To see its traceback, run `gpu-exporter --debug COMMAND`.

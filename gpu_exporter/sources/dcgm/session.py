@@ -37,8 +37,8 @@ class Table:
 class Session:
     """A connection with its groups, its hardware and the answers that its devices share.
 
-    `counted` has the stamps of profiling samples that any device has taken. Every method raises SourceLost if the
-    connection is broken.
+    `counted` has the timestamp of the last profiling sample that any device has counted, by entity and field. Every
+    method raises SourceLost if the connection is broken.
     """
 
     def __init__(self, bindings: Bindings, to: Hostengine, timeout: float, beat: Callable[[], None]) -> None:

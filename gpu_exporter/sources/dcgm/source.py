@@ -31,7 +31,7 @@ from gpu_exporter.sources.dcgm.session import Session, Table
 from gpu_exporter.sources.dcgm.switches_and_cpus import ChosenDevices, SwitchesAndCpus
 from gpu_exporter.sources.dcgm.thread import Caller
 from gpu_exporter.sources.dcgm.values import EntityGroup
-from gpu_exporter.sources.nvml.driver import bound, reload_needed
+from gpu_exporter.sources.nvml.driver import count_bound_gpus, reload_needed
 
 log = logging.getLogger(__name__)
 
@@ -123,7 +123,7 @@ class DcgmSource:
 
         def checked() -> T:
             if session is not self._session:
-                raise SourceLost(f"DCGM: {self._hostengine}: connected anew", "no_connection")
+                raise SourceLost(f"DCGM: {self._hostengine}: reconnected meanwhile", "no_connection")
             return job()
 
         return self._caller.call(checked, timeout)
@@ -140,7 +140,7 @@ class DcgmSource:
 
     def expected(self) -> int | None:
         """Return how many GPUs are bound to the driver, if the host engine is on this machine."""
-        return bound(self._sysfs) if self._hostengine.local else None
+        return count_bound_gpus(self._sysfs) if self._hostengine.local else None
 
     def reload_needed(self) -> bool | None:
         return reload_needed(self._sysfs, self._procfs) if self._hostengine.embedded else None

@@ -24,7 +24,7 @@ from gpu_exporter.sources.nvml.peers import Peers
 from gpu_exporter.sources.nvml.processes import Processes
 from gpu_exporter.sources.nvml.xids import XidWatch
 
-# How often the instances of a GPU in MIG mode are listed; a failed read of one lists them at once.
+# How often the instances of a GPU in MIG mode are listed; after a failed read of one, they are listed at the next read.
 PARTITION_SECONDS = 5.0
 
 
@@ -56,13 +56,13 @@ class NvmlDevice:
         self._handle = handle
         self._metrics = [row for row in metrics if row.nvml and not isinstance(row.nvml, PerProcess | Buffered)]
         unread = (metric for metric in metrics if metric.nvml is None and metric.entity not in NON_GPU_ENTITIES)
-        self._foreign = dict.fromkeys(unread, "needs_dcgm")
+        self._dcgm_only = dict.fromkeys(unread, "needs_dcgm")
         self._processes = Processes(gpu, metrics, proc)
         self._peers = Peers(handle, gpu, metrics)
         self._buffers = Buffers(handle, gpu, metrics, lock)
         self._links = range(self._link_count())
         wants_gpm = any(isinstance(metric.nvml, Gpm) for metric in metrics)
-        self._without_gpm = self._gpm_support() if wants_gpm else None
+        self._without_gpm = self._why_no_gpm() if wants_gpm else None
         self._mig: bool | None = None
         self._instances: dict[Instance, _MigInstance] = {}
         self._listed_at = -float("inf")
@@ -88,7 +88,7 @@ class NvmlDevice:
             return 0
         return int(count.value.uiVal) if count.nvmlReturn == pynvml.NVML_SUCCESS else 0
 
-    def _gpm_support(self) -> str | None:
+    def _why_no_gpm(self) -> str | None:
         """Return why this GPU has no GPM; None if it has."""
         try:
             with self._lock:
@@ -164,7 +164,8 @@ class NvmlDevice:
     def _read(self, paces: frozenset[Pace]) -> Reading:
         values: dict[Series, float] = {}
         failed: dict[Series, str] = {}
-        if Pace.SLOW in paces and not self._is_same() and not self._is_same():  # twice: a misread UUID costs no GPU
+        # checked twice, so that one misread UUID does not lose the GPU
+        if Pace.SLOW in paces and not self._is_same() and not self._is_same():
             raise GpuLost(f"GPU {self.gpu.index}: the driver lists another GPU at this index now", "gone")
         ended = self._list_instances_if_due(paces)
         spans = dict(self._board.read(_due(self._board, paces), values, failed))
@@ -187,18 +188,18 @@ class NvmlDevice:
             return all(str(pynvml.nvmlDeviceGetUUID(handle)) == self.gpu.uuid for handle in handles)
         except pynvml.NVMLError as error:
             raise_if_lost(error.value, f"GPU {index}")
-            return bool(error.value != pynvml.NVML_ERROR_INVALID_ARGUMENT)  # any other is a hiccup
+            return bool(error.value != pynvml.NVML_ERROR_INVALID_ARGUMENT)  # any other error is transient
         except UnicodeDecodeError:
             return False
 
-    def glance(self) -> Reading | None:
+    def read_means(self) -> Reading | None:
         """Read only the means that histograms are made from."""
         values: dict[Series, float] = {}
         failed: dict[Series, str] = {}
         spans: dict[Series, float] = {}
         with self._read_lock:
             for handle in self._handles():
-                spans.update(handle.glance(values, failed))
+                spans.update(handle.read_means(values, failed))
         return Reading(time.monotonic(), values, None, failed, self._unsupported(), spans) if values or failed else None
 
     def _list_instances_if_due(self, paces: frozenset[Pace]) -> set[Series]:
@@ -231,7 +232,7 @@ class NvmlDevice:
     def _unsupported(self) -> dict[Metric, str]:
         """Return the metrics that neither the GPU nor any of its instances supports, with the reason."""
         reasons = {
-            **self._foreign,
+            **self._dcgm_only,
             **self._board.unsupported,
             **self._processes.unsupported,
             **self._peers.unsupported,

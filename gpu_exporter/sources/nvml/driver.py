@@ -11,7 +11,7 @@ from pathlib import Path
 LIBRARY = "libnvidia-ml.so."
 
 
-def there() -> bool:
+def library_exists() -> bool:
     """Return whether the driver's library can be loaded; unload it again."""
     try:
         library = ctypes.CDLL(f"{LIBRARY}1")
@@ -49,7 +49,7 @@ def reload_needed(sysfs: Path, procfs: Path) -> bool | None:
     return installed != loaded if "." in installed else None
 
 
-def bound(sysfs: Path) -> int | None:
+def count_bound_gpus(sysfs: Path) -> int | None:
     """Return the number of PCI functions of display class that are bound to the `nvidia` kernel driver.
 
     None if that is unknown, for example in a container that has only some of the GPUs.

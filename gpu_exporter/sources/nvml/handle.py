@@ -190,7 +190,7 @@ class Handle:
         failed.update(missing)
         return spans
 
-    def glance(self, values: dict[Series, float], failed: dict[Series, str]) -> Spans:
+    def read_means(self, values: dict[Series, float], failed: dict[Series, str]) -> Spans:
         """Fill in the profiling means that histograms are made of; return the seconds that they cover.
 
         From the first call on, these have GPM samples of their own. A mean is exact over any time, so the others need

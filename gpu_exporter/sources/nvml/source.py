@@ -17,7 +17,7 @@ from gpu_exporter.model.gpu import Gpu, Owner, Sample
 from gpu_exporter.model.metric import Labels, Metric
 from gpu_exporter.model.source_kind import NVML
 from gpu_exporter.sources.nvml.device import NvmlDevice
-from gpu_exporter.sources.nvml.driver import bound, reload_needed
+from gpu_exporter.sources.nvml.driver import count_bound_gpus, reload_needed
 from gpu_exporter.sources.nvml.errors import LIBRARY_LOST, outcome, raise_if_lost, source_lost
 from gpu_exporter.sources.nvml.library import give_back, load
 from gpu_exporter.sources.nvml.lock import BRIEF, DriverLock
@@ -70,7 +70,7 @@ class NvmlSource:
         return self._count
 
     def expected(self) -> int | None:
-        return bound(self._sysfs)
+        return count_bound_gpus(self._sysfs)
 
     def reload_needed(self) -> bool | None:
         return reload_needed(self._sysfs, self._procfs)

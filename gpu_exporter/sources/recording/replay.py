@@ -138,7 +138,7 @@ class ReplayDevice:
         span = (now - before) / source.speed
         return Reading(time.monotonic(), values, span, missing, self._unsupported, buffered=taken)
 
-    def glance(self) -> Reading:
+    def read_means(self) -> Reading:
         """Return all values, as `read` does."""
         return self.read(frozenset())
 

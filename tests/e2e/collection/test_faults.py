@@ -1,4 +1,7 @@
-"""What breaks on real nodes, broken on purpose under a running server: it costs what is broken, and heals by itself."""
+"""Faults of real nodes, injected under a running server.
+
+Each affects only what is broken, and recovery needs no restart.
+"""
 
 from __future__ import annotations
 
@@ -15,25 +18,25 @@ from tests.support.fakes.driver import FakeDriver, identity, steps
 from tests.support.tools import until as wait_until
 
 SM_ACTIVE, SM_SECONDS = "DCGM_FI_PROF_SM_ACTIVE", "gpu_sm_active_seconds_total"
-# What a GPU has while it does not answer; all else is withdrawn.
+# The series of a GPU that does not answer; all others are withdrawn.
 ALWAYS = {"gpu_info", "gpu_up", "gpu_read_stalled_seconds"}
 ALWAYS |= {"gpu_exporter_collection_failures_total", "gpu_exporter_ticks_skipped_total"}
 ALWAYS |= {"gpu_health_state"}
 ALLOWED = ALWAYS | {"gpu_source_info", "gpu_down_reason", "gpu_last_read_timestamp_seconds", "gpu_snapshot_age_seconds"}
 ALLOWED |= {"gpu_exporter_collection_duration_seconds", "gpu_exporter_collection_seconds_total"}
-# they tell why it is down
+# These say why the GPU is down.
 ALLOWED |= {"gpu_xid_events_total", "DCGM_FI_DEV_XID_ERRORS", "gpu_health_reason"}
 
 
 class Watched(Exporter):
-    """An exporter of which every page is checked for what must never be seen, whatever breaks."""
+    """An exporter whose every response is checked for what must never appear, whatever breaks."""
 
     def __init__(self, exporter: Exporter) -> None:
         super().__init__(exporter.process, exporter.port, exporter.log)
         self._totals: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
 
     def page(self) -> Page:
-        """One scrape: no series twice, no NaN, infinity or negative number, and no counter of ours falls."""
+        """Scrape; fail on duplicate series, NaN, infinity, negative numbers and falling counters of gpu-exporter."""
         page = super().page()
         keys = [(name, frozenset(labels.items())) for name, labels, _ in page.samples]
         assert len(keys) == len(set(keys))
@@ -46,7 +49,7 @@ class Watched(Exporter):
         return page
 
     def status(self, path: str) -> int:
-        """The status code of an answer."""
+        """Return the status code of a response."""
         return self.get(path)[0].status
 
 
@@ -56,7 +59,7 @@ Drive = Callable[..., FakeDriver]
 
 @pytest.fixture
 def gpus(tmp_path: Path) -> Callable[[int], FakeDriver]:
-    """A fake driver with this many H200."""
+    """Return a function that makes a fake driver with so many H200s."""
     return lambda count: FakeDriver(tmp_path / "driver", gpus=count)
 
 
@@ -73,7 +76,7 @@ def start(serve: Serve) -> Start:
 
 
 def states(page: Page) -> dict[int, str]:
-    """Of each GPU "up", or the reason why not; fails if `gpu_up` and `gpu_down_reason` contradict each other."""
+    """Return "up" or the reason why not, for each GPU; fail if `gpu_up` and `gpu_down_reason` contradict each other."""
     ups = {int(labels["gpu"]): value for name, labels, value in page.samples if name == "gpu_up"}
     reasons = {int(labels["gpu"]): labels["reason"] for name, labels, _ in page.samples if name == "gpu_down_reason"}
     assert all(bool(up) != (gpu in reasons) for gpu, up in ups.items())
@@ -81,30 +84,30 @@ def states(page: Page) -> dict[int, str]:
 
 
 def profiled(page: Page) -> set[str]:
-    """{"up"} if each GPU that is up has profiling metrics."""
+    """Return {"up"} if all GPUs are up and have profiling metrics."""
     have = {int(labels["gpu"]) for name, labels, _ in page.samples if name == SM_SECONDS}
     return {state if gpu in have else "no profiling" for gpu, state in states(page).items()}
 
 
 def up(count: int, **others: str) -> dict[int, str]:
-    """States of `count` GPUs, all up but the `others`: `up(8, gpu3="lost")`."""
+    """Return the states of `count` GPUs, all up except the `others`: `up(8, gpu3="lost")`."""
     return {gpu: others.get(f"gpu{gpu}", "up") for gpu in range(count)}
 
 
 def families(page: Page, gpu: int) -> set[str]:
-    """Names of all series that a GPU has."""
+    """Return the names of all series of a GPU."""
     return {name for name, labels, _ in page.samples if labels.get("gpu") == str(gpu)}
 
 
 def withdrawn(page: Page, gpu: int) -> bool:
-    """Whether a GPU has no values of the device any more, but still its identity and its state."""
+    """Return whether a GPU has only its identity and state, and no values of the device."""
     return ALWAYS <= families(page, gpu) <= ALLOWED
 
 
 def assert_scrapes_are_quick(exporter: Exporter) -> None:
-    """50 scrapes in a row: 50 ms as the median, and 200 ms for the slowest, since test machines stop now and then.
+    """Scrape 50 times: the median is below 50 ms, the slowest below 200 ms, because test machines sometimes pause.
 
-    What another process delays is asked again; a driver would delay them all.
+    If another process delays the scrapes, try again; a driver would delay them all.
     """
 
     def quick() -> bool:
@@ -122,7 +125,7 @@ def assert_scrapes_are_quick(exporter: Exporter) -> None:
 
 
 def test_a_wedged_gpu_costs_only_itself(start: Start, gpus: Drive) -> None:
-    """One of eight hangs in the driver: it is down with its series withdrawn, seven are fresh, scrapes are quick."""
+    """If one of eight GPUs hangs in the driver, it is down without series, the others are fresh, scrapes are quick."""
     driver = gpus(8)
     driver.lock("gpu")
     exporter = start(driver)
@@ -152,7 +155,7 @@ def test_a_wedged_gpu_costs_only_itself(start: Start, gpus: Drive) -> None:
 
 
 def test_a_wedged_driver_costs_the_gpus_but_not_the_scrape(start: Start, gpus: Drive) -> None:
-    """One hang behind a lock for the whole driver: no GPU is up or ready, the process is well, and heals."""
+    """If a GPU hangs and the driver has a global lock, no GPU is up and the node is not ready, but /healthz is fine."""
     driver = gpus(8)
     driver.lock("driver")
     exporter = start(driver)
@@ -172,7 +175,7 @@ def test_a_wedged_driver_costs_the_gpus_but_not_the_scrape(start: Start, gpus: D
 
 @pytest.mark.parametrize(("lock", "stuck"), [("gpu", {3}), ("driver", set(range(8)))])
 def test_ends_on_sigterm_while_wedged(start: Start, gpus: Drive, lock: str, stuck: set[int]) -> None:
-    """A thread that never comes back from the driver does not hold up the end."""
+    """A thread that is stuck in the driver does not delay the exit."""
     driver = gpus(8)
     driver.lock(lock)
     exporter = start(driver)
@@ -185,7 +188,7 @@ def test_ends_on_sigterm_while_wedged(start: Start, gpus: Drive, lock: str, stuc
 
 @pytest.mark.parametrize(("lock", "stuck"), [("gpu", {2}), ("driver", set(range(8)))])
 def test_starts_with_a_gpu_that_is_wedged(start: Start, gpus: Drive, lock: str, stuck: set[int]) -> None:
-    """What hangs before the start is down without identity, until it answers."""
+    """A GPU that hangs before the start is down and has no identity until it answers."""
     driver = gpus(8)
     driver.lock(lock)
     driver.block(2)
@@ -200,7 +203,7 @@ def test_starts_with_a_gpu_that_is_wedged(start: Start, gpus: Drive, lock: str, 
 
 
 def test_starts_while_the_library_hangs(serve: Serve, driver: FakeDriver) -> None:
-    """A start does not wait for a library that does not answer, and uses it when it does."""
+    """The start does not wait for a library that hangs; the exporter uses it once it answers."""
     driver.delay("Init", 8)
     exporter = Watched(serve("--interval", "200ms", env=driver.environment))
     assert exporter.page().value("gpu_exporter_source_up") == 0
@@ -213,7 +216,7 @@ def test_starts_while_the_library_hangs(serve: Serve, driver: FakeDriver) -> Non
 
 @pytest.mark.parametrize(("fault", "reason"), [("lose", "lost"), ("require_reset", "reset_required")])
 def test_a_lost_gpu_costs_only_itself(start: Start, gpus: Drive, fault: str, reason: str) -> None:
-    """One of eight falls off the bus or asks for a reset: it is down with its reason, and comes back by itself."""
+    """If one of eight GPUs falls off the bus or needs a reset, it is down with the reason, and recovers by itself."""
     driver = gpus(8)
     exporter = start(driver)
     getattr(driver, fault)(5)
@@ -227,7 +230,7 @@ def test_a_lost_gpu_costs_only_itself(start: Start, gpus: Drive, fault: str, rea
 
 
 def test_all_gpus_lost(start: Start, gpus: Drive) -> None:
-    """When every GPU is lost the library is started again, since only that may find them."""
+    """If every GPU is lost, the library is reopened, because only that may find them."""
     driver = gpus(2)
     exporter = start(driver)
     with driver.batch():
@@ -244,7 +247,7 @@ def test_all_gpus_lost(start: Start, gpus: Drive) -> None:
 
 
 def test_gpus_appear_and_vanish(start: Start, gpus: Drive) -> None:
-    """Two more GPUs are found while running; one that vanishes is down and still expected."""
+    """GPUs that are added are read; one that vanishes is down and still expected."""
     driver = gpus(2)
     exporter = start(driver)
     driver.count(4)
@@ -261,7 +264,7 @@ def test_gpus_appear_and_vanish(start: Start, gpus: Drive) -> None:
 
 
 def test_driver_reload(start: Start, gpus: Drive) -> None:
-    """The driver goes and comes back, its own counters at zero: ours go on, without a restart."""
+    """The driver is reloaded and its counters restart at zero: those of gpu-exporter continue, without a restart."""
     driver = gpus(8)
     exporter = start(driver)
     before = exporter.page()
@@ -287,7 +290,7 @@ def test_driver_reload(start: Start, gpus: Drive) -> None:
 
 
 def test_gpu_missing_after_driver_reload(start: Start, gpus: Drive) -> None:
-    """One of four is gone after a reload and the others move up: each is known by its UUID, and stays up."""
+    """After a reload, one of four GPUs is gone and the others have new indices: each keeps its UUID and stays up."""
     driver = gpus(4)
     exporter = start(driver)
     driver.unload()
@@ -335,7 +338,7 @@ OUTCOMES |= {5: (16, "reset_required")}
     ],
 )
 def test_outcomes_stay_apart(start: Start, gpus: Drive, key: str, names: set[str]) -> None:
-    """The five ways not to answer, on one field of five GPUs, cost the field or the GPU and say which they are."""
+    """Each of the five errors of a field removes only the field or its GPU, and is exposed as the reason."""
     driver = gpus(6)
     for gpu, (code, _) in OUTCOMES.items():
         driver.fail(key, code, gpu)
@@ -363,7 +366,7 @@ def test_outcomes_stay_apart(start: Start, gpus: Drive, key: str, names: set[str
     exporter.until(lambda page: names <= families(page, 3))
 
 
-# One GPU each; what the driver answers must be dropped, whatever the call.
+# One GPU for each: values that must be dropped, whatever the call.
 ABSURD: list[tuple[str, float, str]] = [
     ("UtilizationRates.gpu", 808, "DCGM_FI_DEV_GPU_UTIL"),
     ("Temperature.0", 4294967295, "DCGM_FI_DEV_GPU_TEMP"),
@@ -377,7 +380,7 @@ ABSURD: list[tuple[str, float, str]] = [
 
 
 def test_absurd_values_are_dropped_and_counted(start: Start, gpus: Drive) -> None:
-    """Values that can't be are not exposed, do not get into integrals, and cost nothing else."""
+    """Impossible values are not exposed, do not enter integrals, and affect no other metric."""
     driver = gpus(len(ABSURD))
     exporter = start(driver)
     before = exporter.page()
@@ -406,7 +409,7 @@ def test_absurd_values_are_dropped_and_counted(start: Start, gpus: Drive) -> Non
 
 
 def test_gpm_at_the_shortest_interval(start: Start, driver: FakeDriver) -> None:
-    """The driver answers a tenth for windows under 100 ms: at an interval of 100 ms no such value is taken."""
+    """The driver returns a tenth of the value for windows below 100 ms: at an interval of 100 ms, none is used."""
     exporter = start(driver, "--interval", "100ms")
     seen: list[float] = []
 
@@ -419,7 +422,7 @@ def test_gpm_at_the_shortest_interval(start: Start, driver: FakeDriver) -> None:
 
 
 def test_gpm_when_the_driver_is_late(start: Start, driver: FakeDriver) -> None:
-    """The driver's window is shorter than ours after a sample that took long: that value is not taken either."""
+    """After a slow sample, the driver's window is shorter than the exporter's: such a value is not used either."""
     exporter = start(driver, "--interval", "150ms")
     for _ in range(3):
         for delay in (0.1, 0):
@@ -430,7 +433,7 @@ def test_gpm_when_the_driver_is_late(start: Start, driver: FakeDriver) -> None:
 
 
 def test_gauge_is_the_rate_of_the_integral(start: Start, driver: FakeDriver) -> None:
-    """An SM activity that steps from 0 to 100 %: the integral is exact, the gauge its rate over the window."""
+    """SM activity steps from 0 to 100 %: the integral is exact, and the gauge is its rate over the window."""
     window, interval, begin = 1.0, 0.25, time.time() + 3
     driver.set("Gpm.2", steps((0, begin - 60), (100, begin)))
     exporter = start(driver, "--interval", f"{interval}s", "--gauge-window", f"{window}s")
@@ -445,7 +448,7 @@ def test_gauge_is_the_rate_of_the_integral(start: Start, driver: FakeDriver) -> 
     assert seen[0][0] < begin
     for at, total, gauge in seen:
         assert total == pytest.approx(max(0.0, at - begin), abs=0.05)
-        # The window begins at a read: it is up to an interval longer than asked for.
+        # The window begins at a read, so it may be longer than set, by up to an interval.
         assert min(total / (window + interval), 1) - 0.05 <= gauge <= min(total / window, 1) + 0.05
     assert seen[-1][2] == 1
 
@@ -454,7 +457,7 @@ def test_gauge_is_the_rate_of_the_integral(start: Start, driver: FakeDriver) -> 
 
 
 def without_library(driver: FakeDriver) -> None:
-    """An empty file is no library; it also hides the machine's own."""
+    """Replace the library by an empty file, which also hides the real one of this machine."""
     (driver.directory / "libnvidia-ml.so.1").write_bytes(b"")
 
 
@@ -469,7 +472,7 @@ def without_library(driver: FakeDriver) -> None:
     ids=["no library", "not loaded", "version mismatch", "no GPU"],
 )
 def test_start_without_driver(driver: FakeDriver, fault: Callable[[FakeDriver], None], named: str) -> None:
-    """`serve` ends at once with exit code 1 and one line that names the cause."""
+    """`serve` exits immediately with code 1 and one line that names the cause."""
     fault(driver)
     ended = run("serve", "--address", "127.0.0.1:0", env=driver.environment, timeout=20)
     assert ended.returncode == 1

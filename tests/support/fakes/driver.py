@@ -20,7 +20,7 @@ MIB = 1 << 20
 
 
 def identity(gpu: int) -> dict[str, Value]:
-    """What distinguishes a GPU from the others."""
+    """Return the values that identify a GPU."""
     return {
         "UUID": f"GPU-00000000-0000-0000-0000-{gpu:012d}",
         "PciBusId": f"00000000:{6 + gpu:02X}:00.0",
@@ -34,7 +34,7 @@ def _numbered(call: str, values: Mapping[int, Value]) -> dict[str, Value]:
 
 
 def _links(links: int, fields: Mapping[int, Value]) -> dict[str, Value]:
-    """NVLinks: their fields are asked for by link, and a link too many is an invalid argument."""
+    """Return the fields of NVLinks, by link; a link that does not exist is an invalid argument."""
     return {
         "FieldValues.91": f"u:{links}",
         **_numbered("NvLinkState", {**dict.fromkeys(range(links), 1), links: "!2"}),
@@ -43,7 +43,7 @@ def _links(links: int, fields: Mapping[int, Value]) -> dict[str, Value]:
     }
 
 
-# What both generations have. ECC: error type 0 corrected, 1 not; counter 0 volatile, 1 aggregate; place 2
+# Values of both generations. ECC: error type 0 corrected, 1 not; counter 0 volatile, 1 aggregate; place 2
 # device memory, 7 SRAM.
 _COMMON: dict[str, Value] = {
     "Driver": "580.159.04",
@@ -72,7 +72,7 @@ _COMMON: dict[str, Value] = {
     **_numbered("FieldValues", {1: 1, 2: 1, 94: "u:0", 95: "u:0"}),
 }
 
-# Values as one H200 gave them when idle (of two, for NVLink); the GPM ones are of a large bf16 product.
+# Values of a real idle H200 (for NVLink, of two); the GPM values are those of a large bf16 matrix product.
 H200: Mapping[str, Value] = {
     **_COMMON,
     "Name": "NVIDIA H200",
@@ -160,7 +160,7 @@ AMPERE: Mapping[str, Value] = {
 
 
 def mig_device(instance: int, profile: str, **values: Value) -> dict[str, Value]:
-    """The lines of a MIG device that is all of one GPU instance: its id, profile (1g.18gb), and values of its own."""
+    """Return the values of a MIG device that fills a GPU instance: its id, its profile (1g.18gb), and `values`."""
     slices, memory = (int(number) for number in re.findall(r"\d+", profile)[:2])
     total = memory * 1000**3
     return {
@@ -178,12 +178,12 @@ def mig_device(instance: int, profile: str, **values: Value) -> dict[str, Value]
 
 
 def steps(*changes: tuple[Value, float]) -> str:
-    """A value that changes at given times (unix seconds): `steps((0, t), (50, t + 1), ("!15", t + 2))`."""
+    """Return a value that changes at given times (unix seconds): `steps((0, t), (50, t + 1), ("!15", t + 2))`."""
     return ";".join(f"{value}@{at:.6f}" for value, at in changes)
 
 
 def sawtooth(driver: FakeDriver, low: float, high: float, on: float, off: float, turns: int) -> None:
-    """From in a second on, GPU 0 works for `on` seconds at `high` watts and rests for `off` at `low`, so many times."""
+    """Make GPU 0 alternate `turns` times, after a second: `on` seconds of work at `high` watts, `off` idle at `low`."""
     begin = time.time() + 1
     times = [(begin + (on + off) * n, begin + (on + off) * n + on) for n in range(turns)]
     with driver.batch():
@@ -192,7 +192,7 @@ def sawtooth(driver: FakeDriver, low: float, high: float, on: float, off: float,
 
 
 def counter(base: float, rate: float, since: float) -> str:
-    """A value that grows by `rate` a second from `base` at the time `since`."""
+    """Return a value that grows by `rate` a second, from `base` at the time `since`."""
     return f"~{base:.6f}{rate:+.6f}@{since:.6f}"
 
 
@@ -228,19 +228,19 @@ class FakeDriver:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a child process needs in its environment to load this library."""
+        """The environment variables with which a child process loads this library."""
         path = os.pathsep.join(filter(None, (str(self.directory), os.environ.get("LD_LIBRARY_PATH"))))
         return {
             "LD_LIBRARY_PATH": path,
             "FAKE_NVML": str(self._control),
-            # The GPUs that the machine really has are not expected to answer, nor are their Xids of interest.
+            # Real GPUs of this machine do not count as expected, and their XIDs are not read.
             "NVIDIA_VISIBLE_DEVICES": "void",
             "GPU_EXPORTER_KERNEL_LOG": "none",
         }
 
     @contextmanager
     def batch(self) -> Iterator[None]:
-        """Makes the changes inside visible to the library all at once."""
+        """Make all changes inside visible to the library at once."""
         with self._lock:
             self._batches += 1
             try:
@@ -251,60 +251,60 @@ class FakeDriver:
                     self._write()
 
     def set(self, key: str, value: Value, gpu: int | None = None) -> None:
-        """Gives a key its value on one GPU, or on all that have no value of their own."""
+        """Set a key on one GPU, or on all GPUs without a value of their own."""
         with self.batch():
             self._lines[gpu, key] = int(value) if isinstance(value, bool) else value
 
     def unset(self, key: str, gpu: int | None = None) -> None:
-        """Removes a line: one GPU's goes back to the value for all, one for all to "not supported"."""
+        """Remove a value: a GPU then has the value of all GPUs, and without that, the key is "not supported"."""
         with self.batch():
             self._lines.pop((gpu, key), None)
 
     def fail(self, key: str, code: int, gpu: int | None = None) -> None:
-        """Makes a call (its bare name) or one of its values return an NVML code."""
+        """Make a call (its bare name) or one of its values return an NVML code."""
         self.set(key, f"!{code}", gpu)
 
     def delay(self, call: str, seconds: float, gpu: int | None = None) -> None:
-        """Makes a call take this long."""
+        """Make a call take this long."""
         self.set(f"Delay.{call}", seconds, gpu)
 
     def lose(self, gpu: int) -> None:
-        """The GPU falls off the bus."""
+        """Make the GPU fall off the bus."""
         self.set("Lost", 1, gpu)
 
     def require_reset(self, gpu: int) -> None:
-        """The GPU answers only that it needs a reset."""
+        """Make the GPU answer only that it needs a reset."""
         self.set("Reset", 1, gpu)
 
     def restore(self, gpu: int) -> None:
-        """The GPU is back."""
+        """Bring the GPU back."""
         with self.batch():
             self.unset("Lost", gpu)
             self.unset("Reset", gpu)
 
     def block(self, gpu: int) -> None:
-        """Every call on the GPU hangs until `unblock`."""
+        """Make every call on the GPU hang until `unblock`."""
         self.set("Block", 1, gpu)
 
     def unblock(self, gpu: int) -> None:
-        """The hanging calls go on."""
+        """Let the hanging calls continue."""
         self.unset("Block", gpu)
 
     def lock(self, scope: str) -> None:
-        """Serialises calls per `gpu`, or, per `driver`, all of them, so that one that hangs stops all."""
+        """Serialise the calls of each GPU (`gpu`) or all calls (`driver`), so that one that hangs stops the others."""
         self.set("Lock", scope)
 
     def unload(self) -> None:
-        """The driver is unloaded."""
+        """Unload the driver."""
         self.set("Loaded", 0)
 
     def load(self) -> None:
-        """A driver is loaded: each time another one, so that the library sees that it has to start again."""
+        """Load a driver: each time another one, so that the library notices that it must be reopened."""
         self.set("Loaded", self._loads)
         self._loads += 1
 
     def upgrade(self, version: str) -> None:
-        """Another driver is installed and loaded. It comes with its own library, which alone knows this version."""
+        """Install and load another driver. Its version is known only to the library that comes with it."""
         draft = self.directory / "draft"
         draft.write_bytes(_library('DRIVER="NextDriver"'))
         draft.replace(self.directory / LIBRARY)
@@ -313,7 +313,7 @@ class FakeDriver:
             self.load()
 
     def count(self, gpus: int) -> None:
-        """The number of GPUs; each has an identity of its own."""
+        """Set the number of GPUs; each has its own identity."""
         with self.batch():
             self.set("Count", gpus)
             for gpu in range(gpus):
@@ -321,13 +321,13 @@ class FakeDriver:
                     self._lines.setdefault((gpu, key), value)
 
     def xid(self, gpu: int, *codes: int) -> None:
-        """Have the driver report Xids, in this order, after those before."""
+        """Make the driver report XIDs, in this order, after earlier ones."""
         xids = self._xids.setdefault(gpu, [])
         xids += codes
         self.set("Xids", ",".join(f"{number}:{code}" for number, code in enumerate(xids, 1)), gpu)
 
     def partition(self, gpu: int, devices: Mapping[int, Mapping[str, Value]]) -> None:
-        """Puts a GPU in MIG mode with these MIG devices by slot; `mig_device` makes their values."""
+        """Put a GPU in MIG mode with these MIG devices by slot; `mig_device` makes their values."""
         with self.batch():
             for mode in ("MigMode.current", "MigMode.pending"):
                 self.set(mode, 1, gpu)

@@ -24,7 +24,7 @@ READ = (m.SM_ACTIVE, m.GPU_TEMP)
 
 
 @dataclass
-class Glancing(FakeDevice):
+class MeansDevice(FakeDevice):
     """A GPU whose profiling values can be read alone; `slow` is how long that takes, in seconds."""
 
     counts: Counter[str] = field(default_factory=Counter)
@@ -34,8 +34,8 @@ class Glancing(FakeDevice):
         self.counts["read"] += 1
         return super().read(paces)
 
-    def glance(self) -> Reading:
-        self.counts["glance"] += 1
+    def read_means(self) -> Reading:
+        self.counts["read_means"] += 1
         self.clock.sleep(self.slow)
         reading = super().read(frozenset())
         return Reading(reading.at, {s: v for s, v in reading.values.items() if s.metric is m.SM_ACTIVE}, reading.span)
@@ -98,11 +98,11 @@ def gaps(seen: Sequence[Snapshot]) -> list[float]:
 
 def test_nobody_looks_so_often(clock: Clock, run: Run) -> None:
     """Nineteen of twenty ticks read alone what histograms are made of, and make no page; the integral has all."""
-    device = Glancing(READ, clock=clock)
+    device = MeansDevice(READ, clock=clock)
     first, second, third = seen = run(device, *READ, m.SM_SHARES, pages=3)
 
     assert gaps(seen) == pytest.approx([1.0, 1.0])
-    assert device.counts == {"read": 3, "glance": 2 * 19}
+    assert device.counts == {"read": 3, "read_means": 2 * 19}
     assert not any(sample.series.metric is m.SM_SECONDS for sample in first.samples)
     assert value(second, m.SM_SECONDS) == pytest.approx(0.5)
     assert value(third, m.SM_SECONDS) == pytest.approx(1.0)
@@ -111,7 +111,7 @@ def test_nobody_looks_so_often(clock: Clock, run: Run) -> None:
 
 def test_without_histograms_nothing_is_read_between_pages(clock: Clock, run: Run) -> None:
     """Means are exact over any time."""
-    device = Glancing(READ, clock=clock)
+    device = MeansDevice(READ, clock=clock)
     seen = run(device, *READ, pages=3)
 
     assert gaps(seen) == pytest.approx([1.0, 1.0])
@@ -121,7 +121,7 @@ def test_without_histograms_nothing_is_read_between_pages(clock: Clock, run: Run
 
 def test_who_follows_sees_each_tick(clock: Clock, run: Run) -> None:
     """A page a tick, with everything."""
-    device = Glancing(READ, clock=clock)
+    device = MeansDevice(READ, clock=clock)
     seen = run(device, *READ, m.SM_SHARES, pages=10, followed=True)
 
     assert gaps(seen) == pytest.approx([INTERVAL] * 9)
@@ -138,7 +138,7 @@ def test_a_device_that_answers_all_or_nothing_is_read_at_each_tick(clock: Clock,
 
 def test_reads_that_take_longer_than_an_interval_are_told(clock: Clock, run: Run) -> None:
     """Each tick without a read of its own is counted, and how much of the time the reads take."""
-    seen = run(Glancing(READ, slow=2.5 * INTERVAL, clock=clock), *READ, m.SM_SHARES, pages=4)
+    seen = run(MeansDevice(READ, slow=2.5 * INTERVAL, clock=clock), *READ, m.SM_SHARES, pages=4)
 
     first, last = seen[1], seen[-1]
     took = last.at - first.at

@@ -56,9 +56,9 @@ def test_who_asks_again_is_not_idle_for_long() -> None:
     first, *_ = [door.open(f"a{number}") for number in range(1, 5)]
     assert first
     door.now += 1
-    door.admission.begin(first)
+    door.admission.mark_busy(first)
     door.now += 1
-    door.admission.wait(first)
+    door.admission.mark_idle(first)
     assert door.open("a5")
     assert door.closed == ["a2"]
 
@@ -69,7 +69,7 @@ def test_requests_at_work_are_cut_off_only_if_they_take_long() -> None:
     connections = [door.open(f"a{number}") for number in range(1, 5)]
     for connection in connections:
         assert connection
-        door.admission.begin(connection)
+        door.admission.mark_busy(connection)
     assert door.admission.admit("a", lambda: None) is None
     assert door.closed == []
     door.now += BUSY_SECONDS
@@ -93,9 +93,9 @@ def test_closed_connections_are_forgotten() -> None:
     connections = [door.open(f"a{number}") for number in range(9)]
     for connection in [*connections, *connections]:
         assert connection
-        door.admission.begin(connection)
+        door.admission.mark_busy(connection)
         door.admission.remove(connection)
-        door.admission.wait(connection)
+        door.admission.mark_idle(connection)
     assert all(door.open(f"{address}1") for address in "abcdefgh")
     assert len(door.closed) == 5
 
