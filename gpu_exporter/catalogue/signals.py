@@ -116,7 +116,7 @@ PCIE_TX_USE = Signal(
 
 POWER = Signal("power", "watts", "Power draw", _reads(m.POWER), plain="power {}")
 POWER_INSTANT = Signal(
-    "power_instant", "watts", "Instantaneous board power", _reads(m.POWER_INSTANT), plain="instantaneous power {}"
+    "power_instant", "watts", "Instantaneous power", _reads(m.POWER_INSTANT), plain="instantaneous power {}"
 )
 POWER_LIMIT = Signal(
     "power_limit",
@@ -135,15 +135,14 @@ POWER_USE = Signal(
 POWER_INSTANT_USE = Signal(
     "power_instant_use",
     "ratio",
-    "Instantaneous board power, as a share of its limit",
+    "Instantaneous power, as a share of its limit",
     (Derived(POWER_INSTANT, "/", POWER_LIMIT),),
     plain="instantaneous power at {} of its limit",
 )
 POWER_SWING = Signal(
     "power_swing",
     "watts",
-    "How far board power swings up and down: half the distance between its 10th and its 90th percentile "
-    "(`--metrics full`)",
+    "How far power swings up and down: half the distance between its 10th and its 90th percentile (`--metrics full`)",
     (Read(m.POWER_SAMPLES.name, shape=Spread()),),
     plain="power swings by ±{}",
 )

@@ -27,8 +27,8 @@ def _quantile(share: float) -> str:
 
 GAPS = (
     f'With `--metrics full`: `{s.SM_IDLE.record}{{UUID="…"}}` is the share of time in which the SMs are idle, and '
-    f'`histogram_quantile(0.5, rate({m.IDLE_GAPS}_bucket{{UUID="…"}}[5m]))` is the length of a typical gap. Gaps of always '
-    "the same length are a stall at each step. Gaps shorter than a second need `--high-resolution`."
+    f'`histogram_quantile(0.5, rate({m.IDLE_GAPS}_bucket{{UUID="…"}}[5m]))` is the length of a typical gap. Gaps of equal '
+    "length mean a stall at each step. Gaps shorter than two seconds need `--high-resolution`."
 )
 
 MODES = (

@@ -34,9 +34,9 @@ fire.
 CLASSES_INTRO = """
 ## What limits a GPU
 
-Each GPU has one bottleneck class at a time: the first in the list below whose condition matches. Conditions use means over
-{window}. The class is recorded as `gpu:bottleneck:class`; the value is the number of the class, the label `class` its
-name.
+Each GPU has one bottleneck class at a time: the first in the list below whose condition matches. Conditions use
+means over {window}. The class is recorded as `gpu:bottleneck:class`; the value is the number of the class, the label
+`class` its name.
 
 - *Engine activity* is the share of time in which any kernel runs on the GPU. *SM activity* is the share of the SMs that
   have work, averaged over time.
