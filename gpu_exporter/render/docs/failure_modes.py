@@ -96,7 +96,7 @@ Generated from the conditions. Every number is a mean over {window}. "unless" co
 """
 
 MODES_INTRO = """
-## Failure modes
+## All failure modes
 
 The most urgent come first. *Hold* is how long a condition must be true before the alert fires; `gpu-exporter diagnose`
 does not wait. *Partly* means that a required part of the condition cannot be evaluated: the failure mode may be missed,
