@@ -76,7 +76,7 @@ SECTIONS = (
         "stalls",
         "What it sees between two scrapes",
         """A GPU works for half a second and is idle for half a second, in turn. The answers are those of a Prometheus
-        to these [expressions](histograms.md#each-question-is-one-expression). The truth comes from the clock of the
+        to these [expressions](histograms.md#queries). The truth comes from the clock of the
         workload, the driver's power buffer and the energy counter, which other processes read.""",
         sections.stalls,
     ),

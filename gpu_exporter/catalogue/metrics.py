@@ -62,23 +62,23 @@ def _traffic(name: str, dcgm: int | None, gpm: int, total: str, what: str, *, st
 
 def _shares(name: str, gauge: Metric, what: str) -> Metric:
     """Return the histogram of a share. Each observation counts for one millisecond, whatever the interval."""
-    help = f"Distribution of the share of {what} over time: one observation of an interval's mean per millisecond."
+    help = f"Distribution of the share of {what}: the mean of each collection interval, counted once per millisecond."
     return Metric(name, HISTOGRAM, "ratio", help, 0, 1.001, set=FULL, histogram_of=gauge, edges=SHARES, per_instance=True)
 
 
 # --- profiling: NVML GPM on Hopper and newer; means between collections, and their integrals ------------------------------------------------
-GR_ENGINE_ACTIVE, GR_ENGINE_SECONDS = _activity("DCGM_FI_PROF_GR_ENGINE_ACTIVE",        1001,  1, "gpu_gr_engine_active_seconds_total",   "Share of time the graphics or compute engine was busy", pace=STEADY)
+GR_ENGINE_ACTIVE, GR_ENGINE_SECONDS = _activity("DCGM_FI_PROF_GR_ENGINE_ACTIVE",        1001,  1, "gpu_gr_engine_active_seconds_total",   "Share of time in which the graphics or compute engine was busy", pace=STEADY)
 SM_ACTIVE,        SM_SECONDS        = _activity("DCGM_FI_PROF_SM_ACTIVE",               1002,  2, "gpu_sm_active_seconds_total",          "Share of SMs with at least one resident warp")
 SM_OCCUPANCY,     SM_OCC_SECONDS    = _activity("DCGM_FI_PROF_SM_OCCUPANCY",            1003,  3, "gpu_sm_occupancy_seconds_total",       "Resident warps as a share of the maximum that the SMs can hold")
-TENSOR_ACTIVE,    TENSOR_SECONDS    = _activity("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE",      1004,  5, "gpu_tensor_active_seconds_total",      "Share of cycles any tensor pipe was active")
+TENSOR_ACTIVE,    TENSOR_SECONDS    = _activity("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE",      1004,  5, "gpu_tensor_active_seconds_total",      "Share of cycles in which any tensor pipe was active")
 DRAM_ACTIVE,      DRAM_SECONDS      = _activity("DCGM_FI_PROF_DRAM_ACTIVE",             1005, 10, "gpu_dram_active_seconds_total",        "Share of the peak memory bandwidth in use")
-FP64_ACTIVE,      FP64_SECONDS      = _activity("DCGM_FI_PROF_PIPE_FP64_ACTIVE",        1006, 11, "gpu_fp64_active_seconds_total",        "Share of cycles the FP64 pipe was active")
-FP32_ACTIVE,      FP32_SECONDS      = _activity("DCGM_FI_PROF_PIPE_FP32_ACTIVE",        1007, 12, "gpu_fp32_active_seconds_total",        "Share of cycles the FP32 pipe was active")
-FP16_ACTIVE,      FP16_SECONDS      = _activity("DCGM_FI_PROF_PIPE_FP16_ACTIVE",        1008, 13, "gpu_fp16_active_seconds_total",        "Share of cycles the FP16 pipe (without tensor cores) was active")
-IMMA_ACTIVE,      IMMA_SECONDS      = _activity("DCGM_FI_PROF_PIPE_TENSOR_IMMA_ACTIVE", 1013,  9, "gpu_tensor_imma_active_seconds_total", "Share of cycles the integer tensor pipe was active")
-HMMA_ACTIVE,      HMMA_SECONDS      = _activity("DCGM_FI_PROF_PIPE_TENSOR_HMMA_ACTIVE", 1014,  7, "gpu_tensor_hmma_active_seconds_total", "Share of cycles the half-precision (FP16, BF16, FP8) tensor pipe was active")
-DFMA_ACTIVE,      DFMA_SECONDS      = _activity("DCGM_FI_PROF_PIPE_TENSOR_DFMA_ACTIVE", 1015,  6, "gpu_tensor_dfma_active_seconds_total", "Share of cycles the FP64 tensor pipe was active")
-INT_ACTIVE,       INT_SECONDS       = _activity("DCGM_FI_PROF_PIPE_INT_ACTIVE",         1016,  4, "gpu_int_active_seconds_total",         "Share of cycles the integer pipe was active")
+FP64_ACTIVE,      FP64_SECONDS      = _activity("DCGM_FI_PROF_PIPE_FP64_ACTIVE",        1006, 11, "gpu_fp64_active_seconds_total",        "Share of cycles in which the FP64 pipe was active")
+FP32_ACTIVE,      FP32_SECONDS      = _activity("DCGM_FI_PROF_PIPE_FP32_ACTIVE",        1007, 12, "gpu_fp32_active_seconds_total",        "Share of cycles in which the FP32 pipe was active")
+FP16_ACTIVE,      FP16_SECONDS      = _activity("DCGM_FI_PROF_PIPE_FP16_ACTIVE",        1008, 13, "gpu_fp16_active_seconds_total",        "Share of cycles in which the FP16 pipe (without tensor cores) was active")
+IMMA_ACTIVE,      IMMA_SECONDS      = _activity("DCGM_FI_PROF_PIPE_TENSOR_IMMA_ACTIVE", 1013,  9, "gpu_tensor_imma_active_seconds_total", "Share of cycles in which the integer tensor pipe was active")
+HMMA_ACTIVE,      HMMA_SECONDS      = _activity("DCGM_FI_PROF_PIPE_TENSOR_HMMA_ACTIVE", 1014,  7, "gpu_tensor_hmma_active_seconds_total", "Share of cycles in which the half-precision (FP16, BF16, FP8) tensor pipe was active")
+DFMA_ACTIVE,      DFMA_SECONDS      = _activity("DCGM_FI_PROF_PIPE_TENSOR_DFMA_ACTIVE", 1015,  6, "gpu_tensor_dfma_active_seconds_total", "Share of cycles in which the FP64 tensor pipe was active")
+INT_ACTIVE,       INT_SECONDS       = _activity("DCGM_FI_PROF_PIPE_INT_ACTIVE",         1016,  4, "gpu_int_active_seconds_total",         "Share of cycles in which the integer pipe was active")
 PCIE_TX,          PCIE_TX_TOTAL     = _traffic("DCGM_FI_PROF_PCIE_TX_BYTES",            1009, 20, "gpu_pcie_tx_bytes_total",              "PCIe traffic from the GPU to the host (including headers)")
 PCIE_RX,          PCIE_RX_TOTAL     = _traffic("DCGM_FI_PROF_PCIE_RX_BYTES",            1010, 21, "gpu_pcie_rx_bytes_total",              "PCIe traffic from the host to the GPU (including headers)")
 NVLINK_TX,        NVLINK_TX_TOTAL   = _traffic("DCGM_FI_PROF_NVLINK_TX_BYTES",          1011, 61, "gpu_nvlink_tx_bytes_total",            "NVLink traffic sent over all links (without headers)")
@@ -91,10 +91,10 @@ TENSOR_SHARES     = _shares("gpu_tensor_active_ratio", TENSOR_ACTIVE, "active te
 DRAM_SHARES       = _shares("gpu_dram_active_ratio", DRAM_ACTIVE, "used memory bandwidth")
 IDLE_GAPS         = Metric("gpu_idle_gap_seconds", HISTOGRAM, "seconds", "Distribution of the length in seconds of periods without SM activity, in whole collection intervals; a period is observed when it ends.", 0, set=FULL, histogram_of=SM_ACTIVE, edges=GAPS, per_instance=True)
 
-NVDEC = tuple(row for n in range(8) for row in _activity(f"DCGM_FI_PROF_NVDEC{n}_ACTIVE", 1017 + n, 30 + n, "gpu_nvdec_active_seconds_total", "Share of time this video decoder was busy", engine=str(n), set=FULL))
-NVJPG = tuple(row for n in range(8) for row in _activity(f"DCGM_FI_PROF_NVJPG{n}_ACTIVE", 1025 + n, 40 + n, "gpu_nvjpg_active_seconds_total", "Share of time this JPEG decoder was busy", engine=str(n), set=FULL))
-NVOFA = tuple(row for n in range(2) for row in _activity(f"DCGM_FI_PROF_NVOFA{n}_ACTIVE", 1033 + n, 50 + n, "gpu_nvofa_active_seconds_total", "Share of time this optical flow accelerator was busy", engine=str(n), set=FULL))
-NVENC = tuple(row for n in range(4) for row in _activity("gpu_nvenc_active_ratio", None, 166 + n, "gpu_nvenc_active_seconds_total", "Share of time this video encoder was busy", engine=str(n), set=FULL))
+NVDEC = tuple(row for n in range(8) for row in _activity(f"DCGM_FI_PROF_NVDEC{n}_ACTIVE", 1017 + n, 30 + n, "gpu_nvdec_active_seconds_total", "Share of time in which this video decoder was busy", engine=str(n), set=FULL))
+NVJPG = tuple(row for n in range(8) for row in _activity(f"DCGM_FI_PROF_NVJPG{n}_ACTIVE", 1025 + n, 40 + n, "gpu_nvjpg_active_seconds_total", "Share of time in which this JPEG decoder was busy", engine=str(n), set=FULL))
+NVOFA = tuple(row for n in range(2) for row in _activity(f"DCGM_FI_PROF_NVOFA{n}_ACTIVE", 1033 + n, 50 + n, "gpu_nvofa_active_seconds_total", "Share of time in which this optical flow accelerator was busy", engine=str(n), set=FULL))
+NVENC = tuple(row for n in range(4) for row in _activity("gpu_nvenc_active_ratio", None, 166 + n, "gpu_nvenc_active_seconds_total", "Share of time in which this video encoder was busy", engine=str(n), set=FULL))
 
 # --- utilisation as nvidia-smi shows it: any kernel or copy running, however small ----------------------------------------------------
 GPU_UTIL     = Metric("DCGM_FI_DEV_GPU_UTIL",      GAUGE, "percent", "Share of time during which any kernel or copy ran; a single thread is enough.", 0, 100, dcgm=203, nvml=Call("UtilizationRates", pick="gpu"))

@@ -45,14 +45,14 @@ def _state(name: str, unit: str, metric: Metric, plain: str) -> Signal:
 
 
 GR_ACTIVE = _activity("gr_active", m.GR_ENGINE_ACTIVE, m.GR_ENGINE_SECONDS, "GPU busy {} of the time")
-SM_ACTIVE = _activity("sm_active", m.SM_ACTIVE, m.SM_SECONDS, "SMs busy {} of the time")
+SM_ACTIVE = _activity("sm_active", m.SM_ACTIVE, m.SM_SECONDS, "{} of the SMs busy on average")
 SM_IDLE = Signal(
     "sm_idle",
     "ratio",
     "Share of time with at most 1 % of the SMs active (`--metrics full`)",
     (Read(m.SM_SHARES.name, shape=Within(m.SHARES[0])),),
     per_instance=True,
-    plain="SMs idle {} of the time",
+    plain="all SMs idle {} of the time",
 )
 SM_OCCUPANCY = _activity("sm_occupancy", m.SM_OCCUPANCY, m.SM_OCC_SECONDS, "SM occupancy {}")
 TENSOR_ACTIVE = _activity("tensor_active", m.TENSOR_ACTIVE, m.TENSOR_SECONDS, "tensor cores busy {} of the time")
@@ -88,35 +88,35 @@ PCIE_WIDTH = Signal("pcie_width", "lanes", "PCIe lanes of the link", _reads(m.PC
 PCIE_LINK = Signal(
     "pcie_link",
     "bytes_per_second",
-    "What the PCIe link can carry in each direction",
+    "Capacity of the PCIe link in each direction",
     (Derived(Derived(PCIE_WIDTH, "*", 0.985e9), "*", Derived(2.0, "^", Derived(PCIE_GEN, "-", 3.0))),),
     plain="PCIe link capacity {}",
 )
 PCIE_REPLAY_LIMIT = Signal(
     "pcie_replay_limit",
     "per_15m",
-    "Most PCIe replays that a good link has in 15 minutes",
+    "Highest number of PCIe replays in 15 minutes on a good link",
     (Derived(Derived(PCIE_WIDTH, "*", BIT_ERROR_LIMIT * 900), "*", Derived(2.0, "^", Derived(PCIE_GEN, "-", 3.0))),),
     plain="a good link has {} PCIe replays",
 )
 PCIE_RX_USE = Signal(
     "pcie_rx_use",
     "ratio",
-    "PCIe traffic to the GPU, as a share of what the link can carry",
+    "PCIe traffic to the GPU, as a share of the capacity of the link",
     (Derived(PCIE_RX, "/", PCIE_LINK),),
     plain="PCIe link to the GPU {} used",
 )
 PCIE_TX_USE = Signal(
     "pcie_tx_use",
     "ratio",
-    "PCIe traffic from the GPU, as a share of what the link can carry",
+    "PCIe traffic from the GPU, as a share of the capacity of the link",
     (Derived(PCIE_TX, "/", PCIE_LINK),),
     plain="PCIe link from the GPU {} used",
 )
 
 POWER = Signal("power", "watts", "Power draw", _reads(m.POWER), plain="power {}")
 POWER_INSTANT = Signal(
-    "power_instant", "watts", "Instantaneous board power", _reads(m.POWER_INSTANT), plain="instantaneous power {}"
+    "power_instant", "watts", "Instantaneous power", _reads(m.POWER_INSTANT), plain="instantaneous power {}"
 )
 POWER_LIMIT = Signal(
     "power_limit",
@@ -135,15 +135,14 @@ POWER_USE = Signal(
 POWER_INSTANT_USE = Signal(
     "power_instant_use",
     "ratio",
-    "Instantaneous board power, as a share of its limit",
+    "Instantaneous power, as a share of its limit",
     (Derived(POWER_INSTANT, "/", POWER_LIMIT),),
     plain="instantaneous power at {} of its limit",
 )
 POWER_SWING = Signal(
     "power_swing",
     "watts",
-    "How far board power swings up and down: half the distance between its 10th and its 90th percentile "
-    "(`--metrics full`)",
+    "How far power swings up and down: half the distance between its 10th and its 90th percentile (`--metrics full`)",
     (Read(m.POWER_SAMPLES.name, shape=Spread()),),
     plain="power swings by ±{}",
 )
@@ -179,7 +178,7 @@ FB_FREE = Signal(
 FB_USE = Signal(
     "fb_use",
     "ratio",
-    "Device memory in use, as a share of what programs can have",
+    "Device memory in use, as a share of the memory available to programs",
     (Derived(FB_USED, "/", Derived(FB_USED, "+", FB_FREE)),),
     per_instance=True,
     plain="GPU memory {} in use",

@@ -8,9 +8,13 @@ from collections.abc import Mapping, Sequence
 from gpu_exporter.catalogue.bottlenecks import BUSY_ENGINE
 from gpu_exporter.catalogue.conditions import Fn, Leaf, Mark, Over, PeerMedian, PeerShare, no_case
 from gpu_exporter.catalogue.signal import Signal
-from gpu_exporter.catalogue.signals import FABRIC, GR_ACTIVE, RECOVERY
+from gpu_exporter.catalogue.signals import FABRIC, GR_ACTIVE, POWER_INSTANT_USE, RECOVERY, SM_ACTIVE
 
 IDLE = "GPU idle {} of the time"
+VARYING: Mapping[Signal, str] = {
+    SM_ACTIVE: "SM activity varies by {}",
+    POWER_INSTANT_USE: "instantaneous power varies by {} of its limit",
+}
 # Codes that the help of a metric explains.
 CODES: Mapping[Signal, Mapping[int, str]] = {
     RECOVERY: {
@@ -46,7 +50,10 @@ def series(term: Leaf) -> str:
 
 def subject(signal: Signal) -> str:
     """Return what a signal is about, without a value: SMs busy."""
-    return " ".join(signal.plain.replace(" of the time", "").replace("{}", "").strip(" :").split())
+    text = signal.plain
+    for amount in ("{} of the SMs", " on average", " of the time", "{}"):
+        text = text.replace(amount, "SMs" if "SMs" in amount else "")
+    return " ".join(text.strip(" :").split())
 
 
 def span(seconds: float) -> str:
@@ -72,7 +79,7 @@ def _over(term: Over, values: Sequence[float]) -> str:
         case Fn.MAX:
             return signal.plain.format(f"at most {amount}") + window
         case Fn.STDDEV:
-            return signal.plain.format(f"±{amount}") + " (standard deviation)"
+            return VARYING.get(signal, signal.plain).format(f"±{amount}") + " (standard deviation)"
         case Fn.INCREASE:
             return signal.plain.format(f"{amount} new") + window
         case Fn.PREDICT:

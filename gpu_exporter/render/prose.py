@@ -126,8 +126,10 @@ def compare(of: Compare, limits: Limits, *, short: bool = False) -> str:
     state = _state(of)
     if state:
         return state
+    if isinstance(of.left, Over) and (of.operator, of.right) == (">=", 0.0):
+        return f"{term(of.left)} is known"  # true for any value of a ratio
     if short:
-        return f"{term(of.left)} {OPERATORS[of.operator].sign} {_right(of, limits, short=True)}"
+        return f"{term(of.left)} {OPERATORS[of.operator].sign} {_short(of, limits)}"
     match of.left:
         case PeerShare(mark):
             ranks = f"of the job's other ranks {verb(mark)}"
@@ -168,6 +170,15 @@ def _right(of: Compare, limits: Limits, *, short: bool = False, suffix: str = ""
             return f"{of.right:.3g}"
         case _:
             return term(of.right) if short else f"the {term(of.right)}"
+
+
+def _short(of: Compare, limits: Limits) -> str:
+    """Return the right side with its unit; a factor between two terms as a plain number."""
+    if isinstance(of.left, Calc) and of.left.operator == "/" and isinstance(of.right, Limit):
+        factor = limits.get(of.right.name, of.right.value)
+        if factor > 1:
+            return f"{factor:g}"
+    return _right(of, limits, short=True)
 
 
 def _over(of: Compare, left: Over, limits: Limits) -> str:
@@ -287,7 +298,7 @@ def lines(condition: Condition, limits: Limits, depth: int = 0) -> Iterator[Line
         case OrIfKnown(inner, other):
             yield Line(depth, "any of these is true:")
             yield from lines(inner, limits, depth + 1)
-            yield Line(depth + 1, "if these values are known, all of these are true:")
+            yield Line(depth + 1, "all of these are known to be true:")
             for child in _flat(other) if isinstance(other, And) else (other,):
                 yield from lines(child, limits, depth + 2)
         case Is():

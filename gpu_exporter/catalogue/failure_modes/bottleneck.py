@@ -27,8 +27,8 @@ def _quantile(share: float) -> str:
 
 GAPS = (
     f'With `--metrics full`: `{s.SM_IDLE.record}{{UUID="…"}}` is the share of time in which the SMs are idle, and '
-    f'`histogram_quantile(0.5, rate({m.IDLE_GAPS}_bucket{{UUID="…"}}[5m]))` is the length of a typical gap. Gaps of always '
-    "the same length are a stall at each step. Gaps shorter than a second need `--high-resolution`."
+    f'`histogram_quantile(0.5, rate({m.IDLE_GAPS}_bucket{{UUID="…"}}[5m]))` is the length of a typical gap. Gaps of equal '
+    "length mean a stall at each step. Gaps shorter than two seconds need `--high-resolution`."
 )
 
 MODES = (
@@ -139,20 +139,20 @@ MODES = (
         30 * MINUTE,
         Action.NONE,
         "{gpu} waits for the CPU",
-        "Profile the Python side of a step (py-spy top). Typical cures: CUDA graphs or torch.compile, larger "
+        "Profile the Python side of a step (py-spy top). Typical fixes: CUDA graphs or torch.compile, larger "
         "batches, no .item() or print in the loop, a higher CPU limit of the pod.",
         Inject(profiles.TINY_KERNELS),
         bottleneck_is("host-bound"),
         shows=bottlenecks.GR,
-        meaning="A job uses the GPU, but the GPU works less than about 60 % of the time while little data arrives over "
-        "PCIe. The host is late with its work: kernel launches, Python, preprocessing, small batches or "
+        meaning="A job uses the GPU, but the GPU works less than 60 % of the time while little data arrives over PCIe. With "
+        "`--metrics full`, this also covers a GPU that works up to 85 % of the time but stops at each step. The host is late with its work: kernel launches, Python, preprocessing, small batches or "
         "checkpoints.",
         impact="The time in which the GPU waits is lost.",
         diagnosis=(
             f'Look at `{s.GR_ACTIVE.record}{{UUID="…"}}`, the share of time in which the GPU works. A steady '
             "line means a slow loop; a sawtooth means phases such as checkpoints or evaluation.",
             GAPS,
-            "Run `py-spy top --pid PID`. Where is the main thread: `.item()`, `.cpu()`, logging, tokenising, a "
+            "Run `py-spy top --pid PID`. Where is the main thread: `DataLoader.__next__`, `.item()`, `.cpu()`, logging, tokenising, a "
             "lock, the garbage collector?",
             "Run `top -H`. One thread at 100 % is the thread that launches kernels: the kernels are too small or "
             "Python is too slow. Check the CPU throttling of the pod, too: its CPU limit may be too low.",
@@ -166,7 +166,9 @@ MODES = (
             "Raise the CPU limit, pin the process to the GPU's NUMA node, and write checkpoints asynchronously.",
             "If a server waits for requests, share the GPU (MIG, MPS) or scale in.",
         ),
-        wrong="Inference with little traffic is host-bound by nature: that is a matter of cost, not a fault. With the "
+        wrong="Inference with little traffic is host-bound by nature: that is a matter of cost, not a fault. "
+        "A slow data loader is reported as host-bound if its data uses less than 2 % of the PCIe link (1.3 GB/s at Gen5 "
+        "x16), as tokens and small images do: check the loader, too. With the "
         "default fields of dcgm-exporter, PCIe traffic is not known well enough, and data loading is reported as "
         "host-bound. If a GPU waits for a starved straggler, look at GpuStragglerStarved for the rank that "
         "causes it.",
@@ -265,7 +267,7 @@ MODES = (
             "For scattered access: sort the indices, use larger embedding rows, cache what is read often.",
             "Use smaller data types wherever the model allows it.",
         ),
-        wrong="Token generation, and so much of inference, is memory-bound by nature. The alert says what to change "
+        wrong="Token generation, and therefore much of inference, is memory-bound by nature. The alert says what to change "
         "*if* you want more speed, not that something is broken.",
     ),
     FailureMode(
@@ -275,8 +277,8 @@ MODES = (
         15 * MINUTE,
         Action.NONE,
         "The power of {gpu} swings by {{ $value | humanizePercentage }} of its limit",
-        "The job alternates between work and waiting. Find out what it waits for (its class on the dashboard), "
-        "and overlap loading and communication with computation. For large jobs, inform the facility.",
+        "The job alternates between work and waiting. Find out what it waits for (see its bottleneck class), "
+        "and overlap loading and communication with computation. For large jobs, inform the data center operators.",
         Inject({m.POWER_INSTANT: Wave(118, 690, 0.5)}),
         OrIfKnown(Compare(Over(s.POWER_INSTANT_USE, Fn.STDDEV, WINDOW), ">", SWING), SWINGS),
         meaning="The power swings widely, many times a minute, because the job alternates between work and waiting.",
@@ -295,7 +297,7 @@ MODES = (
         mitigation=(
             "Overlap loading and communication with computation: the gaps are lost time.",
             "Follow the runbook of its bottleneck class.",
-            "For large jobs, inform the facility. Lower the power limit (`nvidia-smi -pl`), which cuts the peaks "
+            "For large jobs, inform the data center operators. Lower the power limit (`nvidia-smi -pl`), which cuts the peaks "
             "and costs little speed, and use power smoothing where the driver supports it.",
         ),
         wrong="Short jobs one after another, and inference in bursts, swing too; on a few GPUs that is harmless. "

@@ -69,7 +69,7 @@ MODES = (
         10 * MINUTE,
         Action.RESTART_APP,
         "Job {job} makes no progress: {gpu} waits in a collective or never entered it",
-        "Make sure that the job is not in an evaluation, a checkpoint or a compilation. Save the stacks of all "
+        "Check that the job is not in an evaluation, a checkpoint or a compilation. Save the stacks of all "
         "ranks (py-spy dump) before you restart it. The rank whose GPU is idle is the one that never entered the "
         "collective: read its log. If all GPUs are busy, look for the missing rank on another node, then check "
         "the network.",
@@ -83,30 +83,32 @@ MODES = (
         scope=Scope.JOB,
         meaning="No rank of the job makes progress. Some ranks spin in a collective (engine busy, a few SMs active, no "
         "memory traffic, power as if idle), the others do nothing, and no data moves.",
-        impact="The job occupies all its GPUs until a watchdog ends it: ten minutes or more with NCCL's default, never "
-        "without one.",
+        impact="The job occupies all its GPUs until a watchdog ends it. PyTorch's watchdog does so after 10 minutes by "
+        "default; without a watchdog the job never ends.",
         diagnosis=(
             f'Look at `{s.GR_ACTIVE.record}{{workload="…"}}`. The rank with an idle engine is the one that never '
             "entered the collective. If all engines are busy, the missing rank is on another node, in another "
             "pod, or has died.",
             "On the missing rank, run `py-spy dump --pid PID` for its stack, and read the last lines of its log, "
             "`dmesg` (out of memory?) and the state of its process (`D` means storage).",
-            "Run `gpu-exporter events` on all nodes of the job: an XID explains the stall immediately.",
-            "NCCL's flight recorder (`TORCH_NCCL_TRACE_BUFFER_SIZE=2000`, `TORCH_NCCL_DUMP_ON_TIMEOUT=1`) names "
-            "the collective and the ranks that did not enter it.",
+            "Run `gpu-exporter events` on all nodes of the job: an XID on one of them usually explains the stall.",
+            "PyTorch's flight recorder, if it was enabled when the job started (`TORCH_NCCL_TRACE_BUFFER_SIZE=2000`, "
+            "`TORCH_NCCL_DUMP_ON_TIMEOUT=1`), names the collective and the ranks that did not enter it.",
             "If all ranks spin, check the links and switches between the nodes (`ibstat`, `perfquery`), and "
             "whether NVLinks are down.",
         ),
         mitigation=(
             "Take stacks of all ranks *before* you kill the job: afterwards there is nothing left to inspect.",
             "Restart the job from its last checkpoint, without any node whose rank died of a hardware fault.",
-            "Set a watchdog (`TORCH_NCCL_ASYNC_ERROR_HANDLING`, a shorter process group timeout), so that a "
-            "stalled job ends by itself.",
+            "Keep PyTorch's watchdog on (`TORCH_NCCL_ASYNC_ERROR_HANDLING` must not be 0) and shorten the timeout "
+            "(`init_process_group(timeout=…)`), so that a stalled job ends by itself.",
         ),
         wrong="A long phase in which one rank works only on its CPU while the others wait in a barrier looks the same: "
         "evaluation, a checkpoint of rank 0, compilation. If it ends by itself within its usual time, it is not "
         "a stall. The alert needs SM activity, from gpu-exporter or from dcgm-exporter with the [recommended "
-        "fields](../../alerts/dcgm-exporter.csv). It does not see a stall over TCP in which no GPU kernel spins.",
+        "fields](../../alerts/dcgm-exporter.csv). It does not see a stall over TCP in which no GPU kernel spins. "
+        "With PyTorch's default timeout of 10 minutes, the job ends before this alert fires; `gpu-exporter diagnose` "
+        "needs no hold time.",
     ),
     FailureMode(
         "GpuStragglerStarved",
@@ -114,7 +116,7 @@ MODES = (
         Severity.WARNING,
         10 * MINUTE,
         Action.NONE,
-        "Job {job} is slowed down by {gpu}, which waits for its CPU or data",
+        "{gpu} slows down job {job}: it waits for its CPU or data",
         "Check the host of this rank: data loader, CPU throttling, other pods on the node, slow storage, or "
         "extra work of the rank such as logging or checkpoints.",
         Inject(profiles.STARVED, profiles.OF_STARVED),
@@ -159,10 +161,10 @@ MODES = (
         Severity.WARNING,
         10 * MINUTE,
         Action.NONE,
-        "Job {job} is slowed down by {gpu}, which spends more time computing than the other GPUs",
+        "{gpu} slows down job {job}: it spends more time computing than the others",
         "If a health alert fires for this GPU, or it is throttled by heat or by a power brake, move the job to "
-        "another GPU. If it runs at full power and at its power cap, it has more work than the others: balance the "
-        "work. A lower clock alone proves nothing.",
+        "another GPU. If it runs at full power and at its power cap, it has more work than the others: balance "
+        "the work. A lower clock alone proves nothing.",
         Inject(profiles.SLOW, profiles.OF_SLOW),
         Unless(
             And(
@@ -177,7 +179,8 @@ MODES = (
         scope=Scope.JOB,
         meaning="The other ranks of the job wait for this one, which spends more time computing than they do: its "
         "SMs are more active, while theirs are partly empty because they wait.",
-        impact="Every step takes as long as the step of this rank; the other GPUs idle in the collective for the rest.",
+        impact="Every step takes as long as the step of this rank; the other GPUs wait in the "
+        "collective for the rest of the step.",
         diagnosis=(
             f'Look at `{s.HW_THERMAL.record}{{UUID="…"}}`, `{s.SW_THERMAL.record}{{UUID="…"}}` and '
             f'`{s.POWER_BRAKE.record}{{UUID="…"}}`. Above 0, the GPU is throttled: it is defective, badly cooled '
@@ -196,7 +199,7 @@ MODES = (
             "If you are not sure, swap the GPUs of two ranks. If the straggler moves with the GPU, the GPU is "
             "the cause; if it stays with the rank, the work is.",
         ),
-        wrong="Two ranks that are slow by turns can both be reported within a window. A rank with more work by design "
+        wrong="If two ranks are slow alternately, both can be reported. A rank with more work by design "
         "(the last pipeline stage, an expert that is used more than others) is reported correctly, but may be "
         "what you want.",
     ),

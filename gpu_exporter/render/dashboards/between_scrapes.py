@@ -57,7 +57,7 @@ def _quantile(board: Board, share: float) -> Query:
 def _swing(board: Board) -> object:
     about = About(
         "Amplitude of power swings as a share of the power limit (from the histogram, or from instantaneous power), "
-        "and the share of time with idle SMs.",
+        "and the share of time with idle SMs (needs `--metrics full`).",
         "swings below 20 %, idle SMs below 15 % of the time.",
         "overlap data loading and communication with computation.",
     )

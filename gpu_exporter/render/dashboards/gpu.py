@@ -122,7 +122,7 @@ def _usage() -> list[object]:
         _lines(
             "Utilisation and engine activity",
             About(
-                "Utilisation as nvidia-smi shows it also counts copies and kernels with a single thread. Engine "
+                "Both count a kernel with a single thread as busy. Utilisation (nvidia-smi) also counts copies. Engine "
                 "activity is the share of time in which the graphics or compute engine was busy.",
                 "both high, and SM activity is high too.",
                 "utilisation at 100 % with SM activity near 0: fake load.",
@@ -190,7 +190,7 @@ def _counters() -> list[object]:
     )
     links = About(
         "PCIe and NVLink errors since the previous point.",
-        "0.",
+        "0, or a few PCIe replays: GpuPcieReplayStorm has the limit.",
         "reseat the GPU; replace it if errors continue.",
     )
     errors = (s.PCIE_REPLAYS, s.NVLINK_REPLAYS, s.NVLINK_RECOVERIES, s.NVLINK_CRC)

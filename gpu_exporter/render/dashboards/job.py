@@ -9,6 +9,7 @@ from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.conditions import PeerMedian, PeerShare
 from gpu_exporter.catalogue.failure_modes import distributed as d
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
+from gpu_exporter.render import prose
 from gpu_exporter.render.boards import JOB
 from gpu_exporter.render.dashboards import between_scrapes
 from gpu_exporter.render.dashboards import queries as q
@@ -49,7 +50,7 @@ def _waiting() -> list[object]:
             "Share of other ranks that wait",
             About(
                 "For each rank, the share of the other ranks that wait.",
-                "below half.",
+                f"below {prose.quantity(d.VICTIMS.value, 'ratio')} (limit `{d.VICTIMS.name}`).",
                 "investigate the rank with the highest share first.",
             ),
             [q.query(BOARD, PeerShare(d.WAITS))],
@@ -122,7 +123,7 @@ def _traffic() -> list[object]:
             About(
                 "Share of cycles with active tensor cores.",
                 "similar on all ranks, above 20 % in training.",
-                "low on all ranks: the job mostly communicates.",
+                "low on all ranks: see the bottleneck class above.",
             ),
             [q.query(BOARD, c.TENSOR)],
         ),

@@ -128,7 +128,8 @@ def class_timeline(board: Board, width: int = 24) -> Any:
     about = About(
         f"The bottleneck class of each GPU over time:\n{meanings}",
         "compute-bound; memory-bound when generating tokens.",
-        "open the runbook of the alert with the same name.",
+        "open the runbook of the alert for this class (communicating: first check for stragglers). For mixed, use a "
+        "profiler.",
     )
     return core.StateTimeline(
         **common("Bottleneck", about, width, 8),

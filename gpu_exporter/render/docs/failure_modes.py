@@ -34,19 +34,24 @@ fire.
 CLASSES_INTRO = """
 ## What limits a GPU
 
-Each GPU has one bottleneck class at a time: the first that matches, judged from means over {window}. It is recorded as
-`gpu:bottleneck:class`; the value is the number of the class, the label `class` its name.
+Each GPU has one bottleneck class at a time: the first in the list below whose condition matches. Conditions use
+means over {window}. The class is recorded as `gpu:bottleneck:class`; the value is the number of the class, the label
+`class` its name.
 
 - *Engine activity* is the share of time in which any kernel runs on the GPU. *SM activity* is the share of the SMs that
   have work, averaged over time.
 - Memory-bound does not mean that the SMs are idle. Warps that wait for memory are resident, so a copy kernel has an SM
-  activity of 99 % and a DRAM activity of 89 %, which is about the maximum. The activity of the pipes distinguishes
+  activity of 100 % and a DRAM activity of 89 %, which is about the maximum. The activity of the pipes distinguishes
   memory from arithmetic.
 - Low occupancy alone means nothing: the best matrix products run at 14 %.
 - A rank that waits in a collective looks busy: engine activity 98 %, SM activity about 20 % to 50 %. Check for
-  [stragglers](#stragglers) before you look at its class.
+  [stragglers](#stragglers) before you look at its class. A rank *waits* if it waits for part of each step while data
+  moves (SM activity below 60 %), and *spins* if nothing moves (below 35 %).
 - If a signal is missing, the classes that need it never match, and a later class is reported instead.
 """
+
+# A class without an alert has no runbook to give advice.
+ADVICE = {"mixed": "\nUse a profiler to find out where the time goes: Nsight Systems or the PyTorch profiler.\n"}
 
 STRAGGLERS = """
 ## Stragglers
@@ -67,11 +72,11 @@ waiting of the others. A rank is compared with the other ranks of its job at the
 The ranks of one job have the same `cluster`, `namespace`, `workload` and GPU model. The workload comes from labels of
 the job (Kubernetes, Slurm), otherwise from the name of the pod without role, ordinal and random suffix.
 
-Stragglers are not detected (but nothing wrong is reported either) if
+Stragglers are not detected, and no false alert fires, if
 
 - the workload is unknown, as for processes outside of Kubernetes and Slurm, or for GPUs that several pods share;
 - the ranks have different GPU models: each model is compared with itself;
-- the job has a single rank, or more than half of its ranks are slow;
+- the job has a single rank, or more than about 40 % of its ranks are slow (limit `victims`);
 - all ranks wait alike, each for its own data: that is [data loading](runbooks/gpudataloadingbound.md) or
   [the host](runbooks/gpuhostbound.md);
 - traffic differs by more than the factor `alike`, between directions or from the victims: pipeline stages and replicas
@@ -92,17 +97,17 @@ Generated from the conditions. Every number is a mean over {window}. "unless" co
 """
 
 MODES_INTRO = """
-## Modes
+## All failure modes
 
-In triage order. *Hold* is how long a condition must be true before the alert fires; `gpu-exporter diagnose` does not
-wait. *Partly* means that a part of the condition cannot be evaluated: the mode may be missed, or reported in place of a
-class that cannot be determined.
+The most urgent come first. *Hold* is how long a condition must be true before the alert fires; `gpu-exporter diagnose`
+does not wait. *Partly* means that a required part of the condition cannot be evaluated: the failure mode may be missed,
+or it may be reported although another class is the true one.
 """
 
 LIMITS_INTRO = """
 ## Limits
 
-Each number that a condition compares with has a name. With the [chart](../helm/gpu-exporter/README.md#rules), set it by
+Each threshold in a condition has a name. With the [chart](../helm/gpu-exporter/README.md#rules), set it by
 this name in `prometheusRule.limits`. Without the chart, change its default in the catalogue and run
 `gpu-exporter generate`.
 """
@@ -122,7 +127,8 @@ COST_WORDS = """
 - **Waste** is the share of time in which the engine is idle, and all the time of a fake load. A GPU that is occupied
   but idle uses almost no electricity: look at the price of the GPU.
 - GPUs without a workload are in the series without a workload label: idle capacity.
-- A job that waits in a collective counts as working. The runbook of its alert says how much of that time is lost.
+- A job that waits in a collective counts as working. Its alerts (GpuStragglerStarved, GpuStragglerSlow,
+  GpuCommunicationBound) show that time is lost.
 
 """
 
@@ -138,7 +144,7 @@ source that exists for a GPU: time integrals of gpu-exporter, classic names (of 
   {ticked(OWNER)} if the owner of the GPU is known. Signals of hardware health have no owner labels.
 - `Hostname` and `hostname` become `node`; `exported_pod` and `exported_namespace` become `pod` and `namespace`.
 - A GPU that several pods share has no owner, and is therefore not compared with other ranks.
-- Windows of a signal are recorded as, for example, `gpu:sm_active:mean5m`.
+- The mean of a signal over a window is a series of its own, for example `gpu:sm_active:mean5m`.
 - A signal that is derived from others has a value only if all of them have one.
 - Signals and hardware states are evaluated at the evaluation interval of Prometheus. Signals from histograms, and rules
   on means over five minutes, are evaluated once a minute.
@@ -200,7 +206,7 @@ def failure_modes(modes: Sequence[FailureMode] = MODES, limits: Limits | None = 
 
 def _class(number: int, each: Bottleneck, limits: Limits) -> str:
     head = f"\n### {number}. {each.name}\n\n{each.means[0].upper()}{each.means[1:]}.\n\n"
-    return head + runbooks.condition(each.condition, limits)
+    return head + runbooks.condition(each.condition, limits) + ADVICE.get(each.name, "")
 
 
 def flowchart(limits: Limits) -> Iterator[str]:
@@ -229,7 +235,7 @@ def _escaped(text: str) -> str:
 
 
 def _modes(modes: Sequence[FailureMode]) -> str:
-    head = ("Mode", "Severity", "Hold", "Domain", "Signals", *(each.title for each in runbooks.EXPORTERS))
+    head = ("Failure mode", "Severity", "Hold", "Domain", "Signals", *(each.title for each in runbooks.EXPORTERS))
     return table(head, (_mode(mode) for mode in modes))
 
 

@@ -45,7 +45,8 @@ labels `gpu` and `UUID`; join other labels from `gpu_info`. Series that do not c
   the labels `hostname` and `DCGM_FI_SYSTEM_DRIVER_VERSION`. gpu-exporter's own metrics keep their names.
 - **read**: how often the value is read from the driver: `fast` at every collection, `steady` every 5 s, `slow` every
   15 s, `rare` every minute, `static` every hour.
-- **from**: the NVML function, field or GPM metric that the value is read from.
+- **from**: the NVML function, field or GPM metric (GPU Performance Monitoring of NVML, from Hopper on) that the value
+  is read from.
 - **seen on**: hardware on which the metric had a value. *not yet*: written from NVIDIA's documentation and tested only
   with a fake driver. See [platforms](platforms.md).
 - Labels in parentheses exist on a GPU in MIG mode: each GPU instance has such a series, the GPU itself has none.

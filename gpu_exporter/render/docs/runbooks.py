@@ -130,7 +130,9 @@ def index(modes: Sequence[FailureMode] = MODES) -> str:
 
 def summary(mode: FailureMode) -> str:
     """Return the summary of the alert with words in place of its templates."""
-    text = markdown.untemplated(mode.summary.replace("{gpu}", "a GPU").replace("Job {job}", "A job"))
+    text = markdown.untemplated(
+        mode.summary.replace("{gpu}", "a GPU").replace("Job {job}", "A job").replace("job {job}", "a job")
+    )
     return text[0].upper() + text[1:]
 
 
@@ -142,7 +144,7 @@ def runbook(mode: FailureMode, modes: Sequence[FailureMode] = MODES, limits: Lim
         ("What happened", linked(f"{mode.meaning}\n")),
         ("Impact", linked(f"{mode.impact}\n")),
         ("What to do first", linked(f"{mode.advice}\n")),
-        ("Find the cause", WHERE + linked(numbered(mode.diagnosis))),
+        ("Find the cause", WHERE + linked(numbered(mode.diagnosis)) + _without_prometheus(mode)),
         ("Fix", linked(numbered(mode.mitigation))),
         ("When this alert is wrong", linked(f"{mode.wrong}\n")),
         ("Related alerts", _related(mode, modes)),
@@ -243,6 +245,14 @@ def signal_row(signal: Signal, show: Callable[[Read], str] = _series) -> tuple[s
     columns = ((*ours, *(way for way in classic if way.name in FULL)), classic, modern)
     cells = ("; ".join([*made, *(f"`{show(way)}`" for way in ways)]) or "-" for ways in columns)
     return f"`{signal.record}`", signal.help, *cells
+
+
+def _without_prometheus(mode: FailureMode) -> str:
+    """Return how to see the values of the condition without Prometheus; empty if `diagnose` does not evaluate it."""
+    if mode.condition is None or mode.scope is Scope.FLEET:
+        return ""
+    of_job = " --one-job" if mode.scope is Scope.JOB else ""
+    return f"\nWithout Prometheus, `gpu-exporter diagnose --verbose{of_job}` shows these values.\n"
 
 
 def _related(mode: FailureMode, modes: Sequence[FailureMode]) -> str:

@@ -248,7 +248,7 @@ def test_gpus_of_which_the_same_is_to_say_are_one_block_and_the_worst_come_first
         "GPUs 0-4, 6 (n1, NVIDIA H200)  compute-bound",
     ]
     assert (
-        text[-1] == "    SMs busy 90 % to 96 % of the time, tensor cores busy 30 % of the time"
+        text[-1] == "    90 % to 96 % of the SMs busy on average, tensor cores busy 30 % of the time"
     )  # no pipe that did not decide
     # Numbers of the class are not repeated below the mode.
     place = text.index("  GpuMemoryBound (info)")

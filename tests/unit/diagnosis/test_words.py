@@ -21,8 +21,13 @@ STALLED = Mark("stalled", BOTTLENECKS[0].condition)
         (Over(s.GR_ACTIVE), [0.32], "GPU idle 68 % of the time"),
         (Over(s.GR_ACTIVE), [0.99], "GPU busy 99 % of the time"),
         (Over(s.GR_ACTIVE), [0.99, 0.4], "GPU idle 1.0 % to 60 % of the time"),
-        (Over(s.SM_ACTIVE, Fn.MEAN, 300), [0.9, 0.86], "SMs busy 86 % to 90 % of the time"),
-        (Over(s.SM_ACTIVE, Fn.STDDEV, 300), [0.012], "SMs busy ±1.2 % of the time (standard deviation)"),
+        (Over(s.SM_ACTIVE, Fn.MEAN, 300), [0.9, 0.86], "86 % to 90 % of the SMs busy on average"),
+        (Over(s.SM_ACTIVE, Fn.STDDEV, 300), [0.012], "SM activity varies by ±1.2 % (standard deviation)"),
+        (
+            Over(s.POWER_INSTANT_USE, Fn.STDDEV, 300),
+            [0.39],
+            "instantaneous power varies by ±39 % of its limit (standard deviation)",
+        ),
         (Over(s.GR_ACTIVE, Fn.MAX, 7200), [0.0], "GPU busy at most 0 % of the time (last 2 h)"),
         (Over(s.FB_USE, Fn.MIN, 3600), [0.95], "GPU memory at least 95 % in use (last 1 h)"),
         (Over(s.FB_FREE, Fn.PREDICT, 3600, ahead=3600), [-3e9], "GPU memory free -3 GB (predicted for 1 h from now)"),
@@ -41,7 +46,11 @@ STALLED = Mark("stalled", BOTTLENECKS[0].condition)
         (Over(s.ECC_DBE), [2.0], "2 uncorrectable ECC errors"),
         (PeerShare(WAITS), [1.0], "100 % of the other ranks wait"),
         (PeerShare(STALLED), [0.5], "50 % of the other ranks are stalled"),
-        (PeerMedian(Over(s.SM_ACTIVE), WAITS), [0.49], "SMs busy 49 % of the time (median of the ranks that wait)"),
+        (
+            PeerMedian(Over(s.SM_ACTIVE), WAITS),
+            [0.49],
+            "49 % of the SMs busy on average (median of the ranks that wait)",
+        ),
     ],
 )
 def test_statements(term: Leaf, values: list[float], text: str) -> None:
