@@ -13,8 +13,6 @@ from gpu_exporter.decoding import printable
 from gpu_exporter.file_access import read
 from gpu_exporter.model.metric import MetricSet, Schema
 
-# How many names an error lists.
-MOST_LISTED = 20
 UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
 
 
@@ -180,7 +178,7 @@ def boolean(text: str) -> bool:
 def choice(*names: str) -> Callable[[str], str]:
     """Return a parser of these names, whose error suggests the nearest name."""
 
-    listed = ", ".join(names if len(names) <= MOST_LISTED else (*names[:3], f"… ({len(names)} names)"))
+    listed = printable(", ".join(names), 200)
 
     def parse(text: str) -> str:
         if text not in names:

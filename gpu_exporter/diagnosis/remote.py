@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import ssl
+from contextlib import closing
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, IncompleteRead, InvalidURL
 from pathlib import Path
@@ -185,10 +186,10 @@ class _Exchange:
         """Return the response. Raises OSError, HTTPException, and ValueError for a body that is unusable."""
         try:
             self.connection.request(self.method, self.target, headers=self.headers)
-            answer = self.connection.getresponse()
-            self.began = True
-            sized = answer.chunked or answer.length is not None
-            body = self._body(answer)
+            with closing(self.connection.getresponse()) as answer:
+                self.began = True
+                sized = answer.chunked or answer.length is not None
+                body = self._body(answer)
         finally:
             self.connection.close()
         kind = (answer.getheader("Content-Type") or "").partition(";")[0].strip().lower()

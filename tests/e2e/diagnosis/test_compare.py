@@ -53,7 +53,7 @@ def test_a_driver_beside_a_simulation(driver: FakeDriver) -> None:
 def test_what_cannot_be_compared_is_one_line(driver: FakeDriver) -> None:
     """Each bad input names itself."""
     cases = {
-        ("--a", "nvml", "--b", "nvml"): "--a nvml --b nvml: a driver's library is opened once in a process",
+        ("--a", "nvml", "--b", "nvml"): "--a nvml --b nvml: a process can open a driver's library only once",
         ("--a", "nvml:x", "--b", "replay"): "nvml:x: only replay has a file after its name",
         ("--a", "replay", "--b", "nvml"): "--source replay needs --recording FILE",
         ("--a", "nmvl", "--b", "replay"): "'nmvl' is not one of",

@@ -214,7 +214,7 @@ def test_doctor(tmp_path: Path) -> None:
     ended = run("doctor", env=driver.environment)
     assert ended.returncode == 0
     assert "warn  GPU 1: degraded: a bad memory row will be replaced at the next reset\n      -> drain" in ended.stdout
-    assert "warn  GPU 2: unhealthy: a memory row could not be remapped\n" in ended.stdout
+    assert "warn  GPU 2: unhealthy: a bad memory row could not be replaced\n" in ended.stdout
     assert "GPU 0: healthy" not in ended.stdout
 
 
