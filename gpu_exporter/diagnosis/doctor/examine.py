@@ -203,7 +203,7 @@ REPAIRS = {
     Action.GPU_RESET: "drain the node, then `nvidia-smi --gpu-reset`",
     Action.NODE_REBOOT: "drain the node, then reboot it",
     Action.DRAIN: "drain it, then read `dmesg | grep -i nvrm`",
-    Action.REPLACE: "drain it, and have the board replaced (RMA)",
+    Action.REPLACE: "drain it, and have the GPU replaced (RMA)",
 }
 CURES = {
     "lost": "it fell off the bus: `dmesg | grep -i xid`, then reset or reboot",
