@@ -159,7 +159,7 @@ def test_what_speaks_against_a_condition_is_one_level_deep(kind: type[And | Or],
     low, high = Compare(Over(s.UTIL), "<", BUSY), Compare(Over(s.UTIL), ">", BUSY)
 
     assert [(line.depth, line.text) for line in prose.lines(Unless(low, kind(low, high)), {})][2:] == [
-        (1, f"unless {words} known to be true:"),
+        (1, f"but not if {words} true (no data counts as false):"),
         (2, "GPU utilisation is below 85 % (`busy`)"),
         (2, "GPU utilisation is above 85 % (`busy`)"),
     ]
