@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from tests.soak.faults import soak
+from tests.soak.trouble import INTERVAL, SCRAPERS, trouble
 
 
 def test_faults_at_random_leave_a_working_exporter(tmp_path: Path) -> None:
@@ -23,3 +24,13 @@ def test_a_fiftieth_of_a_life() -> None:
 
     assert soak.returncode == 0, soak.stdout + soak.stderr
     assert {"up", "lost", "source_lost", "released"} <= set(re.findall(r"(\w+) \d+", soak.stdout))
+
+
+def test_everything_that_blocks_at_once(tmp_path: Path) -> None:
+    """Two GPUs hang, nobody reads the log, the state directory hangs, and idle connections pile up: no scrape fails."""
+    outcome = trouble(tmp_path, seconds=12, gpus=2)
+
+    assert outcome.failures == []
+    assert len(outcome.scrapes) >= SCRAPERS
+    assert max(outcome.detection) < 15 * INTERVAL  # three on an idle machine
+    assert outcome.exit_code == 0
