@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from gpu_exporter.catalogue.dcgm_exporter.flags import is_theirs, translate
+from gpu_exporter.catalogue.dcgm_exporter.flags import is_dcgm_exporter_flag, translate
 from gpu_exporter.cli.logs import configure, without_tracebacks
 from gpu_exporter.cli.options import EVERY_SETTING, Command, Failure, settings, variable_warnings
 from gpu_exporter.cli.stop import exit_after, stop_event
@@ -58,7 +58,9 @@ class _Commands(click.Group):
         `--debug` is one of these, unless a command follows it.
         """
         ours = args[:1] == ["--debug"] and len(args) > 1 and not args[1].startswith("-")
-        return super().parse_args(ctx, ["serve", *args] if args and is_theirs(args[0]) and not ours else args)
+        return super().parse_args(
+            ctx, ["serve", *args] if args and is_dcgm_exporter_flag(args[0]) and not ours else args
+        )
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*super().list_commands(ctx), *self._others()]

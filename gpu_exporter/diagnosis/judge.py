@@ -57,7 +57,7 @@ class Diagnosis:
 def diagnose(window: Window, modes: Sequence[FailureMode] = MODES) -> tuple[Diagnosis, ...]:
     """Return a diagnosis for each GPU and MIG instance, modes in triage order.
 
-    Modes need not hold for the time that their alerts wait. Modes that concern a whole fleet are left out.
+    A mode matches as soon as its condition holds; only its alert waits. Modes that concern a whole fleet are left out.
     """
     return tuple(_of(window, device, identity, modes) for device, identity in window.devices.items())
 
@@ -86,7 +86,7 @@ def because(condition: Condition, window: Window, device: DeviceKey) -> Evidence
 
 
 def _deciding(condition: Condition, window: Window, device: DeviceKey) -> Iterator[Leaf]:
-    """Yield the terms of a condition, without alternatives that do not hold and without exceptions."""
+    """Yield the terms of a condition, without alternatives that do not hold, and without the part after `Unless`."""
     match condition:
         case And():
             for child in condition.conditions:

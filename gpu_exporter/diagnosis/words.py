@@ -18,8 +18,14 @@ VARYING: Mapping[Signal, str] = {
 # Codes that the help of a metric explains.
 CODES: Mapping[Signal, Mapping[int, str]] = {
     RECOVERY: {
-        **{0: "none", 1: "reset", 2: "reboot", 3: "drain P2P", 4: "drain and reset"},
-        **{5: "recover the IMEX domain", 6: "bus reset", 7: "power cycle or reboot"},
+        **{
+            0: "none",
+            1: "reset the GPU",
+            2: "reboot the node",
+            3: "drain peer-to-peer traffic",
+            4: "drain, then reset the GPU",
+        },
+        **{5: "recover the IMEX domain", 6: "bus-reset the GPU", 7: "power-cycle or reboot the node"},
     },
     FABRIC: {1: "not started", 2: "in progress", 3: "the GPU is part of it", 4: "failed"},
 }
@@ -57,7 +63,7 @@ def subject(signal: Signal) -> str:
 
 
 def span(seconds: float) -> str:
-    """Return a time in the largest unit in which it has one digit before the point: 15 min."""
+    """Return a duration in the largest unit in which it is at least 1: 15 min."""
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
         if abs(seconds) >= size:
             return f"{seconds / size:.3g} {unit}"

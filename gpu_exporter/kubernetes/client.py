@@ -163,7 +163,7 @@ def _as_lookup_failed(path: str) -> Iterator[None]:
 def _refused(response: HTTPResponse, path: str) -> LookupFailed:
     reasons = {401: "unauthorized", 403: "forbidden", 404: "not_found", 410: "gone", 429: "too_many_requests"}
     cures = {
-        401: "the token of the service account is not accepted",
+        401: "the API server rejects the token: check that the service account still exists",
         403: "the service account needs the verbs list and watch (a ClusterRole and its binding)",
         410: "the resource version is too old; gpu-exporter lists again",
     }
@@ -196,6 +196,6 @@ def in_cluster(account: Path, environ: Mapping[str, str] = os.environ, patience:
     """Return a client of the cluster that this pod runs in. Raises GpuExporterError outside a cluster."""
     host, port = environ.get("KUBERNETES_SERVICE_HOST", ""), environ.get("KUBERNETES_SERVICE_PORT", "443")
     if not host or not port.isdecimal():
-        why = "KUBERNETES_SERVICE_HOST is not set: pod labels and resource claims can only be read inside a cluster"
+        why = "KUBERNETES_SERVICE_HOST is not set, or KUBERNETES_SERVICE_PORT is not a number: pod labels and resource claims can only be read inside a cluster"
         raise GpuExporterError(why)
     return Api(host, int(port), account, patience)

@@ -139,7 +139,7 @@ class _Given(NamedTuple):
     value: str
 
 
-def is_theirs(argument: str) -> bool:
+def is_dcgm_exporter_flag(argument: str) -> bool:
     """Return whether this first argument begins a command line of dcgm-exporter, which has no subcommand."""
     return _split(argument)[0] in BY_FLAG
 

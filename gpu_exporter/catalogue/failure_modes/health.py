@@ -46,7 +46,8 @@ MODES = (
         "{gpu} does not answer",
         "If many nodes are affected at once, suspect a driver update and do not drain them all. Otherwise drain the "
         "node. Look in the kernel log for XID 79 (the GPU fell off the PCIe bus) or XID 119 or 120 (its firmware "
-        "hung), run nvidia-bug-report.sh, then reboot the node.",
+        "hung), run nvidia-bug-report.sh, then reboot the node. If "
+        "gpu_down_reason says reset_required, reset the GPU instead.",
         Inject(fault="lost"),
         Unless(Compare(Over(s.UP), "<", 1.0), RELEASED),
         fleet=f"""(
@@ -101,7 +102,7 @@ MODES = (
         Severity.CRITICAL,
         0,
         Action.DRAIN,
-        "XID {{ $labels.xid }} on {gpu}: drain the node",
+        "XID {{ $labels.xid }} on {gpu}: the GPU needs a repair",
         "If many nodes are affected at once, suspect a driver update and do not drain them all. Otherwise drain the "
         "node. Then repair the GPU: do what the driver asks for (Recovery Action in nvidia-smi -q). If it asks for "
         "nothing, look the code up: runbook, XID codes.",
@@ -123,7 +124,8 @@ MODES = (
             "driver bug, a single node to a defective GPU.",
         ),
         mitigation=(
-            "Cordon and drain the node, and end what still runs on this GPU.",
+            "If many nodes are affected at once, suspect a driver update and do not drain them all. Otherwise cordon "
+            "and drain the node, and end what still runs on this GPU.",
             "Do what the recovery action says; if there is none, do what the table says. To reset the GPU, run "
             "`gpu-exporter release --for 10m`, `nvidia-smi --gpu-reset -i N` and `gpu-exporter resume`. If the "
             "reset fails, reboot the node.",
@@ -214,8 +216,9 @@ MODES = (
         "the GPU{{ else if eq $value 5.0 }}recover the IMEX domain{{ else if eq $value 6.0 }}bus-reset the GPU{{ "
         "else if eq $value 7.0 }}power-cycle or reboot the node{{ else }}recovery action {{ $value }}{{ end }}",
         "Do what the driver asks for. To reset the GPU, with or without a drain, first cordon the node and wait "
-        "until the jobs on this GPU have ended. To reboot the node, first drain it. To drain peer-to-peer traffic, "
-        "end the programs that use it with this GPU. The runbook explains the other recovery actions.",
+        "until the jobs on this GPU have ended. To reboot or power-cycle the node, or to recover the IMEX "
+        "domain, first drain the node. To drain peer-to-peer traffic, end the programs that use it with this GPU. For "
+        "the commands, see the section Fix of the runbook.",
         Inject({m.RECOVERY: 1.0}),
         _on(s.RECOVERY),
         meaning="The driver itself asks for a repair of this GPU. Its request takes precedence over every table of XIDs, "
@@ -283,8 +286,8 @@ MODES = (
         10 * MINUTE,
         Action.NONE,
         "{gpu} is not part of the NVSwitch fabric (state {{ $value }})",
-        "New CUDA programs fail on this GPU. Cordon the node. Then check that the fabric manager runs and has "
-        "the same version as the driver. State 1 is not started, 2 in progress, 4 failed.",
+        "New CUDA programs fail on this GPU; running ones do not. Cordon the node. Check that the fabric manager runs "
+        "and has the same version as the driver. Restart it only when the jobs on the node have ended. State 1 is not started, 2 in progress, 4 failed.",
         Inject({m.FABRIC: 2.0}),
         # DCGM also has 0 (no fabric), 5 and 6 (not known).
         And(
@@ -472,8 +475,8 @@ MODES = (
             "Run `gpu-exporter events`. Look for XID 63 (recorded) or 64 (recording failed).",
         ),
         mitigation=(
-            "Let running jobs end, then reboot the node, or unload and load the driver.",
-            "NVIDIA's limit is about 60 retired pages, or 15 for double-bit errors: beyond it, replace the GPU.",
+            "Cordon the node, let running jobs end, then reboot it, or unload and load the driver.",
+            "Replace the GPU if more than 60 pages are retired, or more than 15 for double-bit errors.",
         ),
         wrong="No false alarm is known: the state is the driver's own. Ampere and newer GPUs do not have it.",
     ),
@@ -519,7 +522,7 @@ MODES = (
         Action.REPLACE,
         "Memory banks of {gpu} with few or no spare rows left: {{ $value }}",
         "Nothing has failed yet. Plan the replacement of this GPU, and until then give it only work that can be "
-        "restarted: the next bad row in such a bank cannot be remapped.",
+        "restarted: a bad row in a bank without spare rows cannot be remapped.",
         Inject({m.REMAP_HISTOGRAM[4]: 1.0}),
         Or(_on(s.BANKS_NONE), _on(s.BANKS_LOW)),
         meaning="Memory banks of this GPU have few spare rows left, or none. The next bad row in such a bank cannot be "
@@ -588,7 +591,7 @@ MODES = (
         Action.DRAIN,
         '{{ $value | printf "%.0f" }} PCIe replays within 15 minutes on {gpu}',
         "The PCIe link has more transmission errors than the specification allows, which usually means a bad contact "
-        "or riser. Cordon the node. When its jobs have ended, reseat the GPU and the riser.",
+        "or riser. Drain the node: let its jobs end, then reseat the GPU and the riser.",
         Inject({m.PCIE_REPLAY: Ramp(0, 5.0)}),
         Compare(_grown(s.PCIE_REPLAYS), ">", Over(s.PCIE_REPLAY_LIMIT, Fn.MAX, 15 * MINUTE, bare=True)),
         meaning="More PCIe packets had to be sent again than a good link may have. The limit is the bit error rate that "
@@ -616,8 +619,8 @@ MODES = (
         5 * MINUTE,
         Action.GPU_RESET,
         "NVLink errors on {gpu}",
-        "Programs do not fail yet. Look for errors on the GPU at the other end of the link, and reset both GPUs "
-        "when their job has ended. If the errors come back on the same link, have bridge, cable or GPU replaced.",
+        "Programs do not fail yet. Cordon the node, and look for errors on the GPU at the other end of the link. When "
+        "the jobs on both GPUs have ended, reset both. If the errors come back on the same link, have bridge, cable or GPU replaced.",
         Inject({m.NVLINK_REPLAY: Ramp(0, 0.5)}),
         Or(*(Compare(_grown(each), ">", 0.0) for each in (s.NVLINK_REPLAYS, s.NVLINK_RECOVERIES, s.NVLINK_CRC))),
         keep=30 * MINUTE,
@@ -850,8 +853,8 @@ max by (cluster, job, instance, source) ({m.ATTRIBUTION_UP} == 0)""",
         30 * MINUTE,
         Action.NONE,
         "{gpu} has no SM activity metric: its bottleneck is unknown",
-        "With dcgm-exporter, add the fields of alerts/dcgm-exporter.csv. With gpu-exporter, run gpu-exporter "
-        "doctor on the node.",
+        "With dcgm-exporter up to 4.8, start it with --collectors alerts/dcgm-exporter.csv; from 4.9 on, with "
+        "alerts/dcgm-exporter-4.9.csv. With gpu-exporter, run gpu-exporter doctor on the node.",
         Inject(absent=(m.SM_ACTIVE,)),
         Unless(Compare(Over(s.UTIL, bare=True), ">=", 0.0), Compare(Over(s.SM_ACTIVE, bare=True), ">=", 0.0)),
         scope=Scope.FLEET,

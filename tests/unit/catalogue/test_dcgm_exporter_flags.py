@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpu_exporter.catalogue.dcgm_exporter.flags import SETTINGS, THEIRS, Theirs, is_theirs, translate
+from gpu_exporter.catalogue.dcgm_exporter.flags import SETTINGS, THEIRS, Theirs, is_dcgm_exporter_flag, translate
 from gpu_exporter.cli.group import cli
 from gpu_exporter.config import Config
 from gpu_exporter.inputs import Devices, device_list, hostengine
@@ -162,10 +162,10 @@ def test_every_flag_is_known_once_and_sets_what_there_is() -> None:
 
 def test_what_is_theirs_is_told_by_the_first_argument() -> None:
     """A command line without a subcommand."""
-    assert is_theirs("-f")
-    assert is_theirs("-f=x.csv")
-    assert is_theirs("--kubernetes")
-    assert not any(map(is_theirs, ("serve", "-h", "--help", "--version", "f", "-")))
+    assert is_dcgm_exporter_flag("-f")
+    assert is_dcgm_exporter_flag("-f=x.csv")
+    assert is_dcgm_exporter_flag("--kubernetes")
+    assert not any(map(is_dcgm_exporter_flag, ("serve", "-h", "--help", "--version", "f", "-")))
 
 
 def test_the_help_shows_ours_alone() -> None:
