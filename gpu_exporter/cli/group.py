@@ -100,8 +100,8 @@ CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 def cli(ctx: click.Context) -> None:
     """Export GPU telemetry to Prometheus, and explain why GPUs are slow, broken or wasted.
 
-    Exit code 0 means success, 1 that the command failed, 2 wrong usage or an unexpected error. The help of a command
-    lists its exceptions.
+    Exit code 0 means success, 1 that the command failed, 2 wrong usage or an unexpected error. Some commands
+    have other exit codes: see their help.
     """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())

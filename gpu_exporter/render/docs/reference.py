@@ -101,8 +101,7 @@ Every setting is a flag of `gpu-exporter serve`, an environment variable and a k
 - **The file.** Keys may contain dashes or underscores. Quote text that YAML reads as something else, such as `"010"`,
   `"1:30"` or `"off"`; if quotes are needed, an error names the key or the line. All unknown keys are reported at once.
 - **The environment.** `serve` logs a warning for each variable that begins with `{0}` and is not a setting.
-  It ignores, without a
-  warning, those that Kubernetes injects for a Service named `gpu-exporter`.
+  Variables that Kubernetes injects for a Service named `gpu-exporter` are ignored without a warning.
 """
 
 EXIT_CODES = (
