@@ -25,7 +25,10 @@ LARGEST = 1 << 20
 
 
 class EventStore:
-    """A directory for events. Failures to read or write it are logged once and never raised; a state that cannot be read is moved aside."""
+    """A directory for events.
+
+    Failures to read or write it are logged once and never raised; a state that cannot be read is moved aside.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._state = directory / "events.json"

@@ -196,6 +196,9 @@ def in_cluster(account: Path, environ: Mapping[str, str] = os.environ, patience:
     """Return a client of the cluster that this pod runs in. Raises GpuExporterError outside a cluster."""
     host, port = environ.get("KUBERNETES_SERVICE_HOST", ""), environ.get("KUBERNETES_SERVICE_PORT", "443")
     if not host or not port.isdecimal():
-        why = "KUBERNETES_SERVICE_HOST is not set, or KUBERNETES_SERVICE_PORT is not a number: pod labels and resource claims can only be read inside a cluster"
+        why = (
+            "KUBERNETES_SERVICE_HOST is not set, or KUBERNETES_SERVICE_PORT is not a number: pod labels and resource "
+            "claims can only be read inside a cluster"
+        )
         raise GpuExporterError(why)
     return Api(host, int(port), account, patience)

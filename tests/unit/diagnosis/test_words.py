@@ -35,7 +35,7 @@ STALLED = Mark("stalled", BOTTLENECKS[0].condition)
         (Over(s.XID_FATAL, Fn.AGE), [35.0], "last XID that warrants a drain 35 s ago"),
         (Over(s.LAST_READ, Fn.AGE), [90.0], "last successful read 1.5 min ago"),
         (Over(s.UP), [0.0], "GPU reachable: no"),
-        (Over(s.RECOVERY), [4.0], "recovery action: drain and reset"),
+        (Over(s.RECOVERY), [4.0], "recovery action: drain, then reset the GPU"),
         (Over(s.RECOVERY), [9.0], "recovery action: 9"),
         (Over(s.FABRIC), [2.0], "NVSwitch fabric: in progress"),
         (Over(s.NVLINK), [25.3e9, 0.0], "NVLink traffic 0 B/s to 25.3 GB/s"),
