@@ -247,8 +247,8 @@ def events_command(as_json: bool, **values: Any) -> None:
     "--for",
     "seconds",
     type=parsed(duration),
-    help="How long to watch (default: 20s; a recording: all of it). With the URL of a Prometheus, how far to look back "
-    "(default: 5m).",
+    help="How long to watch (default: 20s). With the URL of a Prometheus, how far to look back (default: 5m). "
+    "A recording is always read to its end.",
 )
 @click.option("--phase", default="", help="Phase of the recording to diagnose.")
 @click.option("--one-job", is_flag=True, help="Compare all GPUs with each other, as ranks of one job.")

@@ -14,7 +14,9 @@ from gpu_exporter.model.verdict import Action
 MINUTE = 60.0
 SWING = Limit("powerSwing", 0.2, "ratio", "how far power swings up and down, as a share of the power limit")
 # A constant load at the edge of two buckets seems to swing by 40 W, whatever the power limit of the GPU is.
-COARSE = Limit("coarsePower", 50.0, "watts", "swing in watts up to which it may be an artefact of the 50 W histogram buckets")
+COARSE = Limit(
+    "coarsePower", 50.0, "watts", "swing in watts up to which it may be an artefact of the 50 W histogram buckets"
+)
 SWINGS = And(
     Compare(Calc(Over(s.POWER_SWING), "/", Over(s.POWER_LIMIT)), ">", SWING),
     Compare(Over(s.POWER_SWING), ">", COARSE),

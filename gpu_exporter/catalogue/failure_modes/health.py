@@ -374,8 +374,7 @@ MODES = (
         Inject({m.CLOCK_EVENTS: 128.0 + 8.0, m.CLOCK_EVENT_SECONDS[4]: Ramp(0, 0.5)}),
         Compare(Over(s.POWER_BRAKE, Fn.MEAN, 5 * MINUTE), ">", BRAKE),
         keep=10 * MINUTE,
-        meaning="An external signal (power supply, chassis or rack) made the GPU lower its clock to half or "
-        "less.",
+        meaning="An external signal (power supply, chassis or rack) made the GPU lower its clock to half or less.",
         impact="The slowdown is sudden and large, and affects every job on the node. It often means that power supplies "
         "have failed or that a rack exceeds its power budget.",
         diagnosis=(
@@ -828,7 +827,8 @@ max by (cluster, job, instance, source) ({m.ATTRIBUTION_UP} == 0)""",
             f'Look at `{m.ATTRIBUTION_ERRORS}{{instance=~"NODE:.*"}}`: its label `reason` says what is wrong. '
             f"`{m.ATTRIBUTION_AGE}` is the age of the last answer; it is absent if there never was one.",
             "For `no_socket`, `unavailable`, `timeout` or `deadline_exceeded`: does kubelet (or the API server, or "
-            "the directory) answer, and is the directory of kubelet's socket mounted, not only the socket? A mounted socket file still belongs to the old kubelet "
+            "the directory) answer, and is the directory of kubelet's socket mounted, not only the socket? "
+            "A mounted socket file still belongs to the old kubelet "
             "after kubelet restarts.",
             "For `no_permission`: the kubelet socket belongs to root, so the container must run as uid 0.",
             "For `forbidden`, `unauthorized` or `no_token`: check the service account with `kubectl auth can-i "

@@ -65,8 +65,8 @@ At every collection, each GPU gets a verdict from its latest values, some of whi
 an hour. The verdict is on `/metrics`, in `/api/v1/gpus` (JSON), in `gpu-exporter doctor`, and in `gpu-exporter check`,
 which reads all values anew.
 
-- `gpu_health_state{state="healthy|degraded|unhealthy"}`: exactly one of the three is 1. All three are 0 while the health
-  is unknown. That is so if the GPU supports ECC errors, row remapping (or page retirement) or the recovery action, and
+- `gpu_health_state{state="healthy|degraded|unhealthy"}`: exactly one of the three is 1. All three are 0 while the
+  health is unknown. That is so if the GPU supports ECC errors, row remapping (or page retirement) or the recovery action, and
   the exporter could not read one of them; or if no GPU can be read because the driver's library cannot be used or the
   exporter has released the driver.
 - **unhealthy**: act now. **degraded**: running jobs can finish; do not schedule new ones. `gpu-exporter check` exits

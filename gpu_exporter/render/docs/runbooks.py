@@ -256,8 +256,8 @@ def _without_prometheus(mode: FailureMode) -> str:
         return ""
     if LAST_READ in mode.needs:
         return (
-            "\nWithout Prometheus, run `gpu-exporter diagnose --verbose --url http://NODE:9400`, so that the exporter is "
-            "asked.\n"
+            "\nWithout Prometheus, run `gpu-exporter diagnose --verbose --url http://NODE:9400`, so that the exporter "
+            "is asked.\n"
         )
     of_job = " --one-job" if mode.scope is Scope.JOB else ""
     return f"\nWithout Prometheus, `gpu-exporter diagnose --verbose{of_job}` shows the signals of this alert.\n"
