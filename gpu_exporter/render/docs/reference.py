@@ -66,9 +66,9 @@ an hour. The verdict is on `/metrics`, in `/api/v1/gpus` (JSON), in `gpu-exporte
 which reads all values anew.
 
 - `gpu_health_state{state="healthy|degraded|unhealthy"}`: exactly one of the three is 1. All three are 0 while the
-  health is unknown. That is so if the GPU supports ECC errors, row remapping (or page retirement) or the recovery action, and
-  the exporter could not read one of them; or if no GPU can be read because the driver's library cannot be used or the
-  exporter has released the driver.
+  health is unknown. That is so if the GPU supports ECC errors, row remapping (or page retirement) or the recovery
+  action, and the exporter could not read one of them; or if no GPU can be read because the driver's library cannot be
+  used or the exporter has released the driver.
 - **unhealthy**: act now. **degraded**: running jobs can finish; do not schedule new ones. `gpu-exporter check` exits
   with 3 if any GPU is degraded or unhealthy, otherwise with 1 if the health of one is unknown, otherwise with 0.
 - `gpu_health_reason{reason,action} 1` while a reason holds. `action` is what to do. From the least to the most drastic:
