@@ -193,7 +193,12 @@ BOTTLENECKS: tuple[Bottleneck, ...] = (
         "the SMs are busy with arithmetic",
         "#73bf69",
     ),
-    Bottleneck("mixed", Compare(SM, ">=", 0.0), "no single limit: no other class matches", "#a352cc"),
+    Bottleneck(
+        "mixed",
+        Compare(SM, ">=", 0.0),
+        "several things limit the GPU in turn, or none of the known limits is reached",
+        "#a352cc",
+    ),
 )
 BY_NAME = {bottleneck.name: bottleneck for bottleneck in BOTTLENECKS}
 CLASSIFICATION = Classification(CLASS, {bottleneck.name: bottleneck.condition for bottleneck in BOTTLENECKS})

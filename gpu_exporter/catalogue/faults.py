@@ -113,7 +113,7 @@ STATES = (
     State("Power limit", "at its limit, which is normal at full load; compare the GPUs of one job", f"{m.POWER} / {m.POWER_LIMIT} > 0.98", ALL),
     State("Persistence mode off", "the driver unloads when nothing uses the GPU, and each start takes seconds", f"{m.PERSISTENCE} == 0", ALL),
     State("Driver reload needed", "driver library and kernel module have different versions, as after an upgrade without a reboot: new programs fail", f"{m.RELOAD_NEEDED} == 1", ALL),
-    State("Health not known", "a value that the GPU supports could not be read", f"sum without (state) ({m.HEALTH_STATE[0]}) == 0", ALL),
+    State("Health not known", "a value that the verdict needs could not be read", f"sum without (state) ({m.HEALTH_STATE[0]}) == 0", ALL),
 )
 # fmt: on
 _STATE = {state.name: state for state in STATES}

@@ -280,8 +280,8 @@ def _xid(name: str, help: str, plain: str, *made: Read) -> Signal:
 
 XID_FATAL = _xid(
     "xid_fatal",
-    "Unix time of the last XID that warrants a drain",
-    "last XID that warrants a drain {}",
+    "Unix time of the last XID that requires a drain",
+    "last XID that requires a drain {}",
     Read(m.XID_LAST.name, any_of=("xid", tuple(map(str, DRAIN_CODES)))),
     Read(m.XID_ERRORS.name, codes=DRAIN_CODES),
     Read("DCGM_FI_DEV_XID_ERROR", codes=DRAIN_CODES),

@@ -71,7 +71,7 @@ class Catalogue:
 
     @property
     def drain_codes(self) -> tuple[int, ...]:
-        """Return the codes that warrant a drain."""
+        """Return the codes that require a drain."""
         return tuple(xid.code for xid in self if xid.drain)
 
 

@@ -185,7 +185,11 @@ def doctor_command(quiet: bool, as_json: bool, **values: Any) -> None:
 
 @commands.command("check")
 @settings(*{*SOURCE_SETTINGS, "expected_gpus"} - {"gpus"})
-@click.option("--gpus", type=parsed(check.indices), help="Check only these GPUs, by index, such as 0,1.")
+@click.option(
+    "--gpus",
+    type=parsed(check.indices),
+    help="Check only these GPUs, by index, such as 0,1 (not the number of simulated GPUs, as in other commands).",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def check_command(gpus: frozenset[int] | None, as_json: bool, **values: Any) -> None:
     """Check whether a job may start on these GPUs. Takes a fraction of a second if they respond.
@@ -195,8 +199,8 @@ def check_command(gpus: frozenset[int] | None, as_json: bool, **values: Any) -> 
     new job either, if its memory needs a reset to be remapped, if hardware throttles it, and so on: docs/health.md
     lists all reasons. A value that the hardware does not support is never a fault.
 
-    Exit code 0 if all GPUs are healthy; 3 if one is degraded or unhealthy; 1 if the health of one is unknown, for
-    example if no GPU can be read; 2 after wrong usage or an unexpected error.
+    Exit code 0 if all GPUs are healthy; 3 if one is degraded or unhealthy; otherwise 1 if the health of one is unknown
+    or there is no GPU; 2 after wrong usage or an unexpected error.
     """
     logging.disable(logging.WARNING)  # the verdict contains what would be logged
     config = Config(**values)
@@ -212,7 +216,8 @@ def check_command(gpus: frozenset[int] | None, as_json: bool, **values: Any) -> 
 def events_command(as_json: bool, **values: Any) -> None:
     """List the latest XIDs in the kernel log, the newest last: which GPU, whose fault, what repairs it.
 
-    A running exporter serves the same at /api/v1/events, with what the GPU was doing at that time.
+    A running exporter serves the same, and XIDs that only NVML reported, at /api/v1/events, with what the GPU was doing
+    at that time.
     """
     config = Config(**values)
     if config.kernel_log in ("", "none"):
@@ -242,7 +247,8 @@ def events_command(as_json: bool, **values: Any) -> None:
     "--for",
     "seconds",
     type=parsed(duration),
-    help="How long to watch (default: 20s); with the URL of a Prometheus, how far to look back (default: 5m).",
+    help="How long to watch (default: 20s). With the URL of a Prometheus, how far to look back (default: 5m). "
+    "A recording is always read to its end.",
 )
 @click.option("--phase", default="", help="Phase of the recording to diagnose.")
 @click.option("--one-job", is_flag=True, help="Compare all GPUs with each other, as ranks of one job.")

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 # The GPU's present values are recorded with an event only if it is younger than this.
 FRESH_SECONDS = 5.0
-# How long an XID that warrants a drain makes a GPU unhealthy, whatever its other values are.
+# How long an XID that requires a drain makes a GPU unhealthy, whatever its other values are.
 RECENT_SECONDS = 600.0
 # The most XIDs that the counts of a window consider.
 COUNTED = 10_000
@@ -161,7 +161,7 @@ class EventLog:
             return [event.shown() for event in events]
 
     def problems(self) -> dict[str, list[Problem]]:
-        """Return recent XIDs that warrant a drain, by PCI address. Lasting problems show in the GPU's own values."""
+        """Return recent XIDs that require a drain, by PCI address. Lasting problems show in the GPU's own values."""
         with self._lock:
             now = self._now()
             lasts = [(pci, self._xids[code], tally.last) for (pci, code), tally in self._counts.tallies.items()]

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 # Registrations that are distinguished per GPU; the counts of older ones are merged.
 EPOCHS = 32
-# Codes per GPU that the catalogue does not have. Of an address without a GPU, any codes that do not warrant a drain.
+# Codes per GPU that the catalogue does not have. Of an address without a GPU, any codes that do not require a drain.
 MOST_CODES = 16
 # PCI addresses at which no GPU is known: those of GPUs that were lost before the exporter started.
 MOST_ADDRESSES = 32

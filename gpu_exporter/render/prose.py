@@ -298,7 +298,7 @@ def lines(condition: Condition, limits: Limits, depth: int = 0) -> Iterator[Line
         case OrIfKnown(inner, other):
             yield Line(depth, "any of these is true:")
             yield from lines(inner, limits, depth + 1)
-            yield Line(depth + 1, "all of these are known to be true:")
+            yield Line(depth + 1, "all of these are true (no data counts as false):")
             for child in _flat(other) if isinstance(other, And) else (other,):
                 yield from lines(child, limits, depth + 2)
         case Is():

@@ -14,7 +14,9 @@ from gpu_exporter.model.verdict import Action
 MINUTE = 60.0
 SWING = Limit("powerSwing", 0.2, "ratio", "how far power swings up and down, as a share of the power limit")
 # A constant load at the edge of two buckets seems to swing by 40 W, whatever the power limit of the GPU is.
-COARSE = Limit("coarsePower", 50.0, "watts", "swing in watts that may only be the width of two histogram buckets")
+COARSE = Limit(
+    "coarsePower", 50.0, "watts", "swing in watts up to which it may be an artefact of the 50 W histogram buckets"
+)
 SWINGS = And(
     Compare(Calc(Over(s.POWER_SWING), "/", Over(s.POWER_LIMIT)), ">", SWING),
     Compare(Over(s.POWER_SWING), ">", COARSE),
@@ -203,7 +205,7 @@ MODES = (
         ),
         wrong="A service that must answer quickly may need it this way. A rank that waits in a collective over a "
         "network that gpu-exporter does not measure (no NVLink, little PCIe traffic) is reported as underfilled "
-        "if its memory is active.",
+        "if its memory is active or it draws at least 30 % of its power limit.",
     ),
     FailureMode(
         "GpuTensorCoresIdle",
@@ -277,11 +279,12 @@ MODES = (
         15 * MINUTE,
         Action.NONE,
         "The power of {gpu} swings by {{ $value | humanizePercentage }} of its limit",
-        "The job alternates between work and waiting. Find out what it waits for (see its bottleneck class), "
-        "and overlap loading and communication with computation. For large jobs, inform the data center operators.",
+        "The job alternates between work and waiting. Find out what it waits for: its bottleneck class, "
+        "or a profiler if that is mixed. Overlap loading and communication with computation. For large jobs, inform "
+        "the data centre operators.",
         Inject({m.POWER_INSTANT: Wave(118, 690, 0.5)}),
         OrIfKnown(Compare(Over(s.POWER_INSTANT_USE, Fn.STDDEV, WINDOW), ">", SWING), SWINGS),
-        meaning="The power swings widely, many times a minute, because the job alternates between work and waiting.",
+        meaning="The power swings widely within the last five minutes, because the job alternates between work and waiting.",
         impact="For the job: it waits between bursts. For the data centre: thousands of GPUs in step move megawatts, "
         "which power supplies, breakers and the grid notice.",
         diagnosis=(
@@ -297,7 +300,7 @@ MODES = (
         mitigation=(
             "Overlap loading and communication with computation: the gaps are lost time.",
             "Follow the runbook of its bottleneck class.",
-            "For large jobs, inform the data center operators. Lower the power limit (`nvidia-smi -pl`), which cuts the peaks "
+            "For large jobs, inform the data centre operators. Lower the power limit (`nvidia-smi -pl`), which cuts the peaks "
             "and costs little speed, and use power smoothing where the driver supports it.",
         ),
         wrong="Short jobs one after another, and inference in bursts, swing too; on a few GPUs that is harmless. "

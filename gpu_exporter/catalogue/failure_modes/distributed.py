@@ -130,8 +130,8 @@ MODES = (
         shows=c.GR,
         scope=Scope.JOB,
         implies=("GpuHostBound", "GpuDataLoadingBound"),
-        meaning="The other ranks of the job wait for this one, and its GPU waits for its host: its engine is less active "
-        "than theirs, which spin in the collective.",
+        meaning="The other ranks of the job wait for this rank, and its GPU waits for its host. Its engine is less active "
+        "than theirs, because their engines stay busy while they wait in the collective.",
         impact="Every step takes as long as the step of this rank. If it loses a third of the time, the job pays for "
         "eight GPUs and gets the work of five.",
         diagnosis=(
@@ -152,7 +152,7 @@ MODES = (
             "Rank 0: write checkpoints asynchronously, log less often.",
         ),
         wrong="A rank that saves a checkpoint for ten minutes is reported correctly, but needs no action. Pipeline "
-        "stages and uneven replicas are excluded by their traffic; a pipeline that sends the same amount in both "
+        "stages and replicas with different load are excluded by their traffic; a pipeline that sends the same amount in both "
         "directions may still be reported.",
     ),
     FailureMode(

@@ -15,10 +15,10 @@ MINUTE, HOUR = 60.0, 3600.0
 # fmt: off
 XID_RECENT     = Limit("xidRecent", 600, "seconds", "how long an alert on an XID lasts after the XID was last seen")
 ECC_STORM      = Limit("eccStorm", 100, "errors", "corrected ECC errors within an hour above which the alert fires")
-HOT_HARDWARE   = Limit("hotHardware", 0.1, "ratio", "share of time for which the hardware may throttle a hot GPU")
-HOT_DRIVER     = Limit("hotDriver", 0.5, "ratio", "share of time for which the driver may throttle a hot GPU")
+HOT_HARDWARE   = Limit("hotHardware", 0.1, "ratio", "share of time under thermal throttling by the hardware above which the alert fires")
+HOT_DRIVER     = Limit("hotDriver", 0.5, "ratio", "share of time under thermal throttling by the driver above which the alert fires")
 MARGIN         = Limit("thermalMargin", LOW_MARGIN, "celsius", "degrees below the slowdown temperature that are too few")
-BRAKE          = Limit("powerBrake", 0.01, "ratio", "share of time for which the power supply may throttle the GPU")
+BRAKE          = Limit("powerBrake", 0.01, "ratio", "share of time under power brake above which the alert fires")
 LINK_BUSY      = Limit("linkBusy", BUSY / 100, "ratio", "utilisation from which the PCIe link no longer saves power")
 STALE          = Limit("stale", 150, "seconds", "age from which the last successful collection of a GPU is too old; longer than an interval, a scrape and an evaluation together")
 # fmt: on
@@ -168,12 +168,13 @@ MODES = (
             "Cordon the node. If `gpu-exporter events` shows only XID 94, let the other jobs on this GPU end; "
             "otherwise drain the node. Do not trust results or checkpoints written after the first error.",
             "Reset the GPU (`gpu-exporter release --for 10m`, `nvidia-smi --gpu-reset -i N`, `gpu-exporter "
-            "resume`) or reboot the node. The count starts at 0 again, and the alert ends.",
+            "resume`) or reboot the node. The error count starts at 0 again, and the alert ends. If it stays, the SRAM "
+            "threshold is exceeded: replace the GPU.",
             "Run `dcgmi diag -r 3`. If errors come back within days, or the SRAM threshold is exceeded, replace "
             "the GPU.",
         ),
-        wrong="False alarms are very rare. The alert stays until the driver is loaded again, even if the bad row was "
-        "fenced off long ago, because the GPU still needs the reset. After a contained error (XID 94), which "
+        wrong="False alarms are very rare. The alert stays until the GPU is reset or the driver is reloaded, even if "
+        "the bad row is no longer used, because the GPU still needs the reset. After a contained error (XID 94), which "
         "hurts one program only, the GPU may finish its other work first.",
     ),
     FailureMode(
@@ -264,8 +265,8 @@ MODES = (
             "Run `nvidia-smi nvlink --status -i N` to see which links are inactive. Compare "
             f'`{s.NVLINK_UP.record}{{node="…"}}`: if the same links are down on several GPUs, suspect one switch '
             "or cable; if only one GPU is affected, suspect that GPU.",
-            "Run `journalctl -u nvidia-fabricmanager -b` and `gpu-exporter events`. Look for XID 74, 136, 144 to "
-            "150, or an SXid of a switch.",
+            "Run `journalctl -u nvidia-fabricmanager -b` and `gpu-exporter events`. XID 74, 136 or 149 "
+            "reports a link that went down; 144 to 148 and 150 report other NVLink errors. An SXid comes from a switch.",
             "Run `nvidia-smi topo -m` to check that the system is cabled as you expect. GPUs with NVLink bridges "
             "may have links that lead nowhere.",
         ),
@@ -376,8 +377,7 @@ MODES = (
         Inject({m.CLOCK_EVENTS: 128.0 + 8.0, m.CLOCK_EVENT_SECONDS[4]: Ramp(0, 0.5)}),
         Compare(Over(s.POWER_BRAKE, Fn.MEAN, 5 * MINUTE), ">", BRAKE),
         keep=10 * MINUTE,
-        meaning="An external signal (power supply, chassis or rack) forced the GPU to brake: its clock was halved or "
-        "reduced even further.",
+        meaning="An external signal (power supply, chassis or rack) made the GPU lower its clock to half or less.",
         impact="The slowdown is sudden and large, and affects every job on the node. It often means that power supplies "
         "have failed or that a rack exceeds its power budget.",
         diagnosis=(
@@ -395,7 +395,8 @@ MODES = (
             "If a whole rack is affected, call the facility.",
         ),
         wrong="Some chassis brake for a moment at start-up or when a supply is swapped; because the alert waits for "
-        "five minutes, it rarely fires then. The power cap of the driver is something else, and normal.",
+        "five minutes, it rarely fires then. Throttling at the GPU's own power limit (`sw_power_cap`) is not a power "
+        "brake; it is normal at full load and does not fire this alert.",
     ),
     FailureMode(
         "GpuThermalMarginLow",
@@ -739,9 +740,9 @@ MODES = (
         Inject(fault="wedged"),
         Unless(Compare(Over(s.LAST_READ, Fn.AGE), ">", STALE), RELEASED),
         implies=("GpuLost",),
-        meaning="The exporter answers, but could not read this GPU for minutes. The values that dashboards show for it "
-        "are old or missing.",
-        impact="Meanwhile no other alert for this GPU can be trusted. The GPU is often about to be lost.",
+        meaning="The exporter answers, but could not read this GPU for minutes. Its metrics are missing, because the "
+        "exporter withdraws values that are too old.",
+        impact="Most other alerts cannot fire for this GPU meanwhile. If GpuLost fires too, follow its runbook.",
         diagnosis=(
             "Run `gpu-exporter doctor` on the node. It says which call hangs or fails, and why.",
             f'Look at `{m.STALLED}{{instance=~"NODE:.*"}}`. Above 0, a call hangs in the driver, and so will '
@@ -756,8 +757,9 @@ MODES = (
             "thread in the kernel.",
             "If all GPUs are stale and `nvidia-smi` answers quickly, restart the exporter and raise its CPU limit.",
         ),
-        wrong="If the clocks of node and Prometheus differ by a minute, all GPUs of the node look stale at once: check "
-        "NTP. A driver upgrade without `gpu-exporter release` causes the alert for a moment.",
+        wrong="If the clock of the node is more than 150 s behind that of Prometheus, all GPUs of the node look stale at "
+        "once: check NTP. A driver upgrade without `gpu-exporter release` fires the alert if it takes longer than about "
+        "four minutes.",
     ),
     FailureMode(
         "GpuExporterDown",
@@ -809,9 +811,8 @@ up{job=~"gpu|.*(gpu.?exporter|dcgm).*"} == 0""",
         Action.NONE,
         "Attribution lookup {{ $labels.source }} fails on exporter {{ $labels.instance }}{{ with $labels.node }} "
         "(node {{ . }}){{ end }}: GPUs will lose their owner labels",
-        "GPUs are still monitored; only the names of the pods or jobs that use them are missing. Read the "
-        "exporter's log, which says in one line what is missing, or run gpu-exporter doctor with the flags of "
-        "the exporter.",
+        "Read the exporter's log, which says in one line what is missing, or run gpu-exporter doctor with the flags "
+        "of the exporter. GPUs are still monitored; only their owners are missing.",
         Inject(series={f'{m.ATTRIBUTION_UP}{{source="kubelet"}}': 0.0}),
         fleet=f"""max by (cluster, job, instance, source) ({m.ATTRIBUTION_UP} == 0)
 * on (cluster, job, instance) group_left (node) topk by (cluster, job, instance) (1, last_over_time(gpu:exporter:info[6h]))
@@ -828,14 +829,17 @@ max by (cluster, job, instance, source) ({m.ATTRIBUTION_UP} == 0)""",
         diagnosis=(
             f'Look at `{m.ATTRIBUTION_ERRORS}{{instance=~"NODE:.*"}}`: its label `reason` says what is wrong. '
             f"`{m.ATTRIBUTION_AGE}` is the age of the last answer; it is absent if there never was one.",
-            "For `no_socket`, `unavailable` or `deadline_exceeded`: is kubelet running, and is the directory of "
-            "its socket mounted, not only the socket? A mounted socket file still belongs to the old kubelet "
+            "For `no_socket`, `unavailable`, `timeout` or `deadline_exceeded`: does kubelet (or the API server, or "
+            "the directory) answer, and is the directory of kubelet's socket mounted, not only the socket? "
+            "A mounted socket file still belongs to the old kubelet "
             "after kubelet restarts.",
             "For `no_permission`: the kubelet socket belongs to root, so the container must run as uid 0.",
             "For `forbidden`, `unauthorized` or `no_token`: check the service account with `kubectl auth can-i "
             "watch pods --as system:serviceaccount:NAMESPACE:NAME`.",
             "For `no_directory` or `unreadable`: check the directory of the job files and its permissions. For "
             "`no_procfs`: check `--procfs`.",
+            "For `too_large` or `resource_exhausted`: see [how much is "
+            "accepted](../attribution.md#how-much-is-accepted).",
         ),
         mitigation=(
             "Correct the mount, the uid or the permissions. The chart sets them with `attribution.enabled`; "

@@ -45,8 +45,9 @@ means over {window}. The class is recorded as `gpu:bottleneck:class`; the value 
   memory from arithmetic.
 - Low occupancy alone means nothing: the best matrix products run at 14 %.
 - A rank that waits in a collective looks busy: engine activity 98 %, SM activity about 20 % to 50 %. Check for
-  [stragglers](#stragglers) before you look at its class. A rank *waits* if it waits for part of each step while data
-  moves (SM activity below 60 %), and *spins* if nothing moves (below 35 %).
+  [stragglers](#stragglers) before you look at its class. In the conditions, a rank *waits* if its engine is busy, its
+  SM activity is below 60 % and data moves: it spends part of each step in a collective. It *spins* if its engine is
+  busy, its SM activity is constant and below 35 %, and no data moves: the collective makes no progress.
 - If a signal is missing, the classes that need it never match, and a later class is reported instead.
 """
 

@@ -65,11 +65,12 @@ At every collection, each GPU gets a verdict from its latest values, some of whi
 an hour. The verdict is on `/metrics`, in `/api/v1/gpus` (JSON), in `gpu-exporter doctor`, and in `gpu-exporter check`,
 which reads all values anew.
 
-- `gpu_health_state{state="healthy|degraded|unhealthy"}`: exactly one of the three is 1. All are 0 while the health is
-  unknown: ECC errors, row remapping or page retirement, or the recovery action could not be read although the GPU has
-  them, or the GPU does not answer because of the driver's library or a release.
+- `gpu_health_state{state="healthy|degraded|unhealthy"}`: exactly one of the three is 1. All three are 0 while the
+  health is unknown. That is so if the GPU supports ECC errors, row remapping (or page retirement) or the recovery
+  action, and the exporter could not read one of them; or if no GPU can be read because the driver's library cannot be
+  used or the exporter has released the driver.
 - **unhealthy**: act now. **degraded**: running jobs can finish; do not schedule new ones. `gpu-exporter check` exits
-  with 3 for both, with 0 if every GPU is healthy, and with 1 if the health of one is unknown.
+  with 3 if any GPU is degraded or unhealthy, otherwise with 1 if the health of one is unknown, otherwise with 0.
 - `gpu_health_reason{reason,action} 1` while a reason holds. `action` is what to do. From the least to the most drastic:
   none, restart_app, gpu_reset, node_reboot, drain, replace. With several reasons, follow the most drastic action. With
   `none`, the cause is outside the GPU (cooling, power, fabric manager). `drain`: drain the node, then follow the

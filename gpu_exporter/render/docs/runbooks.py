@@ -13,7 +13,7 @@ from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Scope
 from gpu_exporter.catalogue.faults import FAULTS
 from gpu_exporter.catalogue.signal import Derived, Read, Signal
-from gpu_exporter.catalogue.signals import XID_FATAL
+from gpu_exporter.catalogue.signals import LAST_READ, XID_FATAL
 from gpu_exporter.catalogue.xids import load
 from gpu_exporter.model.metric import MetricSet
 from gpu_exporter.model.verdict import Action
@@ -68,6 +68,9 @@ kubectl exec -n gpu-monitoring $(kubectl get pods -n gpu-monitoring -l app.kuber
 Run `nvidia-smi`, `journalctl` and `lspci` on the node itself. `gpu-exporter events` needs a kernel log, which the chart
 does not mount by default: then ask the exporter, `curl -s NODE:9400/api/v1/events`. NODE is the address of the node, or
 the pod's if the exporter does not use the host's network (`hostNetwork`).
+
+Before `nvidia-smi --gpu-reset`, [release the driver](../hand-over.md), and stop DCGM, the device plugin and
+nvidia-persistenced; outside Kubernetes, `release` needs `--token-file`.
 """
 WHERE = "On Kubernetes, see [where to run the commands](README.md#where-to-run-the-commands).\n\n"
 
@@ -251,8 +254,13 @@ def _without_prometheus(mode: FailureMode) -> str:
     """Return how to see the values of the condition without Prometheus; empty if `diagnose` does not evaluate it."""
     if mode.condition is None or mode.scope is Scope.FLEET:
         return ""
+    if LAST_READ in mode.needs:
+        return (
+            "\nWithout Prometheus, run `gpu-exporter diagnose --verbose --url http://NODE:9400`, so that the exporter "
+            "is asked.\n"
+        )
     of_job = " --one-job" if mode.scope is Scope.JOB else ""
-    return f"\nWithout Prometheus, `gpu-exporter diagnose --verbose{of_job}` shows these values.\n"
+    return f"\nWithout Prometheus, `gpu-exporter diagnose --verbose{of_job}` shows the signals of this alert.\n"
 
 
 def _related(mode: FailureMode, modes: Sequence[FailureMode]) -> str:
@@ -271,4 +279,4 @@ def _related(mode: FailureMode, modes: Sequence[FailureMode]) -> str:
         reported = {fault.mode for fault in FAULTS if drained.intersection(fault.xids)}
         alerts = ", ".join(link(name) for name in names if name in reported)
         lines.append(f"May fire for the same fault, depending on the XID: {alerts}.")
-    return bullets(lines) if lines else "None.\n"
+    return bullets(lines) if lines else "None that fires together with it.\n"

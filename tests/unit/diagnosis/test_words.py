@@ -32,7 +32,7 @@ STALLED = Mark("stalled", BOTTLENECKS[0].condition)
         (Over(s.FB_USE, Fn.MIN, 3600), [0.95], "GPU memory at least 95 % in use (last 1 h)"),
         (Over(s.FB_FREE, Fn.PREDICT, 3600, ahead=3600), [-3e9], "GPU memory free -3 GB (predicted for 1 h from now)"),
         (Over(s.PCIE_REPLAYS, Fn.INCREASE, 900), [12.0], "12 new PCIe replays (last 15 min)"),
-        (Over(s.XID_FATAL, Fn.AGE), [35.0], "last XID that warrants a drain 35 s ago"),
+        (Over(s.XID_FATAL, Fn.AGE), [35.0], "last XID that requires a drain 35 s ago"),
         (Over(s.LAST_READ, Fn.AGE), [90.0], "last successful read 1.5 min ago"),
         (Over(s.UP), [0.0], "GPU reachable: no"),
         (Over(s.RECOVERY), [4.0], "recovery action: drain, then reset the GPU"),

@@ -92,7 +92,7 @@ def test_forged_addresses(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> N
 
 
 def test_forged_codes_of_an_unknown_address(tmp_path: Path) -> None:
-    """A GPU that was lost before the start is at such an address: codes that warrant a drain are never merged."""
+    """A GPU that was lost before the start is at such an address: codes that require a drain are never merged."""
     watched = Watched(tmp_path).write(*(XID.format("0000:aa:00", code, "x") for code in range(500, 600)))
     watched.write(XID.format("0000:aa:00", 79, "lost"))
     counts = series(watched.events)

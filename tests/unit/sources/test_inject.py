@@ -179,7 +179,7 @@ def test_what_is_injected_shows_in_histograms() -> None:
 
 
 def test_xids_come_again_and_again() -> None:
-    """One a minute, counted as real ones are; those that warrant a drain start at 0 everywhere."""
+    """One a minute, counted as real ones are; those that require a drain start at 0 everywhere."""
     made = pages(f"GpuXidFatal:{GPU}", 5, 1.0)
     counted = {
         (series.gpu.index, dict(series.labels)["xid"]): value
