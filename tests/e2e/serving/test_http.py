@@ -222,8 +222,8 @@ def test_health_and_landing(exporter: Exporter) -> None:
 
 
 def test_names_from_outside_are_escaped(serve: Serve, tmp_path: Path) -> None:
-    """A GPU name with markup, quotes and newlines breaks neither the metrics nor the landing page."""
-    name, path = '<b>"\\\n</b>', tmp_path / "named.jsonl"
+    """A GPU name with markup, quotes and backslashes breaks neither the metrics nor the landing page."""
+    name, path = '<b>"\\n\\</b>', tmp_path / "named.jsonl"
     gpu = {"gpu": 0, "UUID": "GPU-0", "modelName": name}
     header = {"format": "gpu-exporter-recording", "version": 1, "interval_seconds": 1, "gpus": [gpu]}
     tick = {"t": 1, "gpu": 0, "samples": {"DCGM_FI_DEV_GPU_TEMP": 40}}

@@ -175,7 +175,7 @@ def test_once_and_doctor_look_at_one_node() -> None:
     assert all(labels.get("source") == "simulated" for _, labels, _ in samples)
     ended = run("doctor", *SIMULATED)
     assert ended.returncode == 0
-    assert "source simulated: simulated GPUs, without hardware, not those of this machine" in ended.stdout
+    assert "source simulated: simulated GPUs, without hardware; these are not the GPUs of this machine" in ended.stdout
     assert "not simulated: no packaged recording has it" in ended.stdout
 
 
