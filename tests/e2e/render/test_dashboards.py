@@ -173,7 +173,8 @@ def assert_sawtooth(prometheus: Prometheus) -> None:
         answer = prometheus.api("query", query=text)["result"]
         return {each["metric"].get("le", ""): float(each["value"][1]) for each in answer}
 
-    activity, watts, gap = ask("SM activity distribution"), ask("Power distribution"), ask("Idle gaps")[""]
+    gap = until(lambda: ask("Idle gaps"), 60, "an idle gap")[""]
+    activity, watts = ask("SM activity distribution"), ask("Power distribution")
     assert activity["0.1"] / activity["+Inf"] == pytest.approx(0.5, abs=0.15)  # ticks that are half busy
     assert watts["850.0"] / watts["+Inf"] == pytest.approx(0.5, abs=0.1)
     assert watts["150.0"] == watts["850.0"]
