@@ -109,7 +109,7 @@ def _problem(error: yaml.MarkedYAMLError) -> str:
 
 
 def _check(root: Node) -> None:
-    """Raise ValueError for what is valid YAML, but a trap."""
+    """Raise ValueError for valid YAML that misleads: duplicate keys, expanding aliases, octal and base 60 numbers."""
     sizes: dict[int, int] = {}
 
     def size(node: Node, depth: int) -> int:
@@ -125,7 +125,7 @@ def _check(root: Node) -> None:
 
 
 def _children(node: Node) -> Iterator[Node]:
-    """The children of a node, each checked by itself."""
+    """Yield the children of a node. Raises ValueError for a duplicate key or a misleading number."""
     if isinstance(node, ScalarNode):
         _check_scalar(node)
     elif isinstance(node, SequenceNode):

@@ -34,7 +34,7 @@ def main() -> None:
     except BrokenPipeError:  # `gpu-exporter once | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code, message = BROKEN_PIPE, ""
-    except Exception as error:  # noqa: BLE001 - what nobody foresaw is one line, too
+    except Exception as error:  # noqa: BLE001 - an unforeseen error is one line, too
         if debug:
             traceback.print_exc()
         code, message = UNEXPECTED, unexpected(error)
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def unexpected(error: BaseException) -> str:
-    """Return one line about an error that nobody foresaw."""
+    """Return one line about an unforeseen error."""
     if isinstance(error, MemoryError):
         return "out of memory: raise the memory limit of this process (ulimit -v) or of its container"
     if isinstance(error, RuntimeError) and "start new thread" in str(error):

@@ -1,7 +1,7 @@
-"""Where events outlive the process: `events.json` to continue the counts, `events.jsonl` as their history.
+"""Saves events in `--state-dir`: `events.json` to continue the counts, `events.jsonl` as their history.
 
-Symbolic links in place of these files are not followed: whoever may create files in the directory could otherwise have
-gpu-exporter, which usually runs as root, overwrite any file.
+Symbolic links in place of these files are not followed. Otherwise, a user who may create files in the directory could
+make gpu-exporter, which often runs as root, overwrite any file.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from http.client import HTTPException, HTTPResponse, HTTPSConnection
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlencode
 
 from gpu_exporter.decoding import json_as, printable
@@ -20,6 +20,9 @@ from gpu_exporter.kubernetes.objects import Event, EventHead, FailureEvent, Obje
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.lookup import LookupFailed
 from gpu_exporter.version import __version__
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 T = TypeVar("T")
 
@@ -37,7 +40,7 @@ class _TimedSocket(ssl.SSLSocket):
 
     patience, deadline = PATIENCE, float("inf")
 
-    def recv_into(self, buffer, nbytes=None, flags=0):  # type: ignore[no-untyped-def]
+    def recv_into(self, buffer: WriteableBuffer, nbytes: int | None = None, flags: int = 0) -> int:
         remaining = self.deadline - time.monotonic()
         if remaining <= 0:
             raise TimeoutError

@@ -117,7 +117,7 @@ class Node:
         self._collector.start(LIBRARY_SECONDS, stop)
 
     def begin_to_stop(self) -> None:
-        """Stop everything except the collection loop, which is only told to: see `stop`."""
+        """Stop everything except the collection loop; ask that to end, which `stop` waits for."""
         self._collector.stopping.set()
         if self._kernel_log:
             self._kernel_log.stop()

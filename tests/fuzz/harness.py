@@ -168,7 +168,7 @@ def _take(target: Target, parser: Parser, content: bytes, messages: _Messages, r
         what = f"no end within {HANG_SECONDS:g} s, {_place(error)}"
         result.add(what, what, content)
         return what
-    except Exception as error:  # noqa: BLE001 - this is what is looked for
+    except Exception as error:  # noqa: BLE001 - a parser must raise nothing but what it documents
         what = f"{type(error).__name__} {_place(error)}"
         result.add(what, f"{what}: {str(error)[:200]!r}", content)
         return what

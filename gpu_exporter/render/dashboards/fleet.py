@@ -50,25 +50,9 @@ def _numbers() -> list[object]:
             ),
             Query(f"count({q.of(BOARD, a.NODE_GPUS)})", "", "short"),
         ),
-        *(
-            number(
-                f"Firing alerts: {severity.value}",
-                About(
-                    f"Firing alerts of severity {severity.value}.",
-                    "0. Without data no alert can fire; the panel then shows that nothing is collected.",
-                    cure,
-                ),
-                Query(f"count({q.alerts(BOARD, severities=[severity])}) or 0 * sum({gpus})", "", "short"),
-                [Step(None, GREEN), Step(1, colour)],
-            )
-            for severity, colour, cure in (
-                (Severity.CRITICAL, RED, "act now: the table below shows the GPU and the runbook of each alert."),
-                (
-                    Severity.WARNING,
-                    ORANGE,
-                    "act this week: the table below shows the GPU and the runbook of each alert.",
-                ),
-            )
+        _alerts(Severity.CRITICAL, RED, "act now: the table below shows the GPU and the runbook of each alert."),
+        _alerts(
+            Severity.WARNING, ORANGE, "act this week: the table below shows the GPU and the runbook of each alert."
         ),
         number(
             "Power",
@@ -89,6 +73,22 @@ def _numbers() -> list[object]:
             Query(f"sum({q.of(BOARD, a.NAMESPACE_WASTED)})", "", "currencyUSD"),
         ),
     ]
+
+
+def _alerts(severity: Severity, colour: str, cure: str) -> object:
+    """Return the number of firing alerts of a severity; no value, rather than 0, if nothing is collected."""
+    return number(
+        f"Firing alerts: {severity.value}",
+        About(
+            f"Firing alerts of severity {severity.value}.",
+            "0. Without data no alert can fire; the panel then shows that nothing is collected.",
+            cure,
+        ),
+        Query(
+            f"count({q.alerts(BOARD, severities=[severity])}) or 0 * sum({q.of(BOARD, a.CLUSTER_GPUS)})", "", "short"
+        ),
+        [Step(None, GREEN), Step(1, colour)],
+    )
 
 
 def _doing() -> list[object]:

@@ -197,6 +197,27 @@ def _counters() -> list[object]:
     return [
         _lines("Memory errors", memory, s.ECC_DBE, s.ECC_SBE, s.REMAPPED, s.BANKS_LOW, s.BANKS_NONE, width=12),
         lines("Link errors", links, [q.query(BOARD, each, prose.title(each), grown=True) for each in errors], width=12),
+        *_links(),
+        _lines(
+            "Pending repairs",
+            About(
+                "Memory rows and pages that wait for a repair, failed remaps, the SRAM error threshold, and the "
+                "recovery action that the driver asks for (1 reset, 2 reboot, 3 drain P2P, 4 drain and reset, 5 "
+                "recover the IMEX domain, 6 bus reset, 7 power cycle or reboot).",
+                "0.",
+                "let running jobs finish, then do what the driver asks for.",
+            ),
+            s.REMAP_PENDING,
+            s.REMAP_FAILED,
+            s.RETIRED_PENDING,
+            s.SRAM_EXCEEDED,
+            s.RECOVERY,
+        ),
+    ]
+
+
+def _links() -> list[object]:
+    return [
         _lines(
             "PCIe link",
             About(
@@ -218,20 +239,5 @@ def _counters() -> list[object]:
             ),
             s.NVLINK_LINKS,
             s.NVLINK_UP,
-        ),
-        _lines(
-            "Pending repairs",
-            About(
-                "Memory rows and pages that wait for a repair, failed remaps, the SRAM error threshold, and the "
-                "recovery action that the driver asks for (1 reset, 2 reboot, 3 drain P2P, 4 drain and reset, 5 "
-                "recover the IMEX domain, 6 bus reset, 7 power cycle or reboot).",
-                "0.",
-                "let running jobs finish, then do what the driver asks for.",
-            ),
-            s.REMAP_PENDING,
-            s.REMAP_FAILED,
-            s.RETIRED_PENDING,
-            s.SRAM_EXCEEDED,
-            s.RECOVERY,
         ),
     ]

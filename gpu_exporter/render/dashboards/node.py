@@ -20,7 +20,18 @@ BOARD = NODE
 
 def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
     """Return the rows: alerts and totals, bottlenecks, activity of each GPU."""
-    numbers = [
+    return [
+        BoardRow("Is anything wrong?", [*_numbers(), firing(BOARD, modes, list(Domain), 24)]),
+        BoardRow("What limits each GPU?", [class_timeline(BOARD)]),
+        BoardRow(
+            "What is each GPU doing?",
+            [lines(_sentence(title(each)), about, [q.query(BOARD, each)]) for each, about in _DOING],
+        ),
+    ]
+
+
+def _numbers() -> list[object]:
+    return [
         watched(BOARD),
         number(
             "Firing alerts",
@@ -63,14 +74,6 @@ def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
                 "far above SM activity: the GPUs wait, or run fake load.",
             ),
             Query(f"avg({q.of(BOARD, a.NODE_UTIL)})", "", "percentunit"),
-        ),
-    ]
-    return [
-        BoardRow("Is anything wrong?", [*numbers, firing(BOARD, modes, list(Domain), 24)]),
-        BoardRow("What limits each GPU?", [class_timeline(BOARD)]),
-        BoardRow(
-            "What is each GPU doing?",
-            [lines(_sentence(title(each)), about, [q.query(BOARD, each)]) for each, about in _DOING],
         ),
     ]
 

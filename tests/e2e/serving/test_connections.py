@@ -100,7 +100,7 @@ def test_silent_connections_over_tls(serve: Serve, tmp_path: Path) -> None:
 
 
 def test_half_a_handshake(serve: Serve, tmp_path: Path) -> None:
-    """Clients that stop amid the TLS handshake make room, too."""
+    """Clients that stop in the middle of the TLS handshake are replaced, too."""
     pki = Pki(tmp_path)
     exporter = serve(*REPLAY, "--web.config.file", pki.config(TLS), tls=pki.context())
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
