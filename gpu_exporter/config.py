@@ -201,7 +201,10 @@ def read_file(path: Path) -> dict[str, str]:
     if not isinstance(content, dict):
         raise GpuExporterError(f"config {path}: must be a mapping of settings to values")
     parsers = {setting.name: setting.metadata["parse"] for setting in fields(Config)}
-    keys = _keys(path, content, parsers)
+    try:
+        keys = _keys(path, content, parsers)
+    except ValueError as error:  # an integer with thousands of digits
+        raise GpuExporterError(f"config {path}: {error}") from error
     settings = {}
     for name, key in keys.items():
         try:
@@ -234,4 +237,6 @@ def _text(value: object, parse: Callable[[str], object]) -> str:
         raise ValueError(f"needs one value, not {printable(repr(value), 60)}")
     if parse in (str, Path) and isinstance(value, bool | float | date):
         raise ValueError(f"YAML reads this as {value}, which is not text; put it in quotes")
+    if isinstance(value, str) and not value.isprintable():
+        raise ValueError("has control characters; remove them")
     return str(value)

@@ -147,8 +147,8 @@ def speed(text: str) -> float:
 
 
 def count(text: str) -> int:
-    """Parse a number of GPUs."""
-    if not text.isdecimal():
+    """Parse a number of GPUs, which has at most four digits."""
+    if not text.isdecimal() or len(text) > 4:
         raise ValueError(f"{quoted(text)} is not a number of GPUs; use for example 8")
     return int(text)
 

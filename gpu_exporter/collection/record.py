@@ -49,6 +49,10 @@ def record(
     recorder.finish()
     if recorder.error:
         raise recorder.error
+    if not recorder.ticks and thread.is_alive():
+        raise GpuExporterError(
+            f"source {source.name}: nothing was recorded: a driver call hangs; see `gpu-exporter doctor`"
+        )
     return recorder.ticks, not thread.is_alive()
 
 
@@ -63,7 +67,7 @@ class _Recorder:
 
     def __init__(self, source: Source, metrics: Sequence[Metric], path: Path, interval: float, *, mask: bool) -> None:
         self.ticks = 0
-        self.error: GpuExporterError | None = None
+        self.error: Exception | None = None
         self._source, self._metrics = source, metrics
         self._path, self._interval, self._mask = path, interval, mask
         self._writer: Writer | None = None
@@ -84,7 +88,7 @@ class _Recorder:
                 raise GpuExporterError(f"source {self._source.name}: no GPU to record; `gpu-exporter doctor` says why")
             self._writer = Writer(self._path, [device.gpu for device in devices], self._interval, mask=self._mask)
             self._record(devices, duration, stop)
-        except GpuExporterError as error:
+        except Exception as error:  # noqa: BLE001 - the waiting thread raises it
             self.error = error
         finally:
             for device in devices:

@@ -68,7 +68,7 @@ class Events(Handler):
     async def get(self, prefix: str) -> None:
         endpoint = self.endpoint(prefix)
         log = endpoint.events
-        answer = endpoint.recent.get(endpoint.health.snapshot, lambda: api.events(log.recent() if log else ()))
+        answer = endpoint.recent.get(None, lambda: api.events(log.recent() if log else ()))
         await self.send(answer.body, JSON)
 
     head = get

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Container, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -37,7 +38,7 @@ class GpmWindow:
         self._old, self._new = pynvml.nvmlGpmSampleAlloc(), pynvml.nvmlGpmSampleAlloc()
         self._old_at: float | None = None
         self._measured = False
-        self._closed = False
+        self._closed = threading.Event()
         self._prepare()
 
     def _prepare(self) -> None:
@@ -61,8 +62,8 @@ class GpmWindow:
         missing = 0.0 if self._old_at is None else GPM_MIN_SPAN - (time.monotonic() - self._old_at)
         if not self._wanted or missing > GPM_PATIENCE:
             return None
-        if missing > 0:
-            time.sleep(missing)
+        if missing > 0 and self._closed.wait(missing):
+            return None
         try:
             with self._lock:
                 self._take(self._new)
@@ -104,8 +105,8 @@ class GpmWindow:
         return GpmWindow(self._take, moved, self._lock)
 
     def close(self) -> None:
-        samples = () if self._closed else (self._old, self._new)
-        self._closed = True
+        samples = () if self._closed.is_set() else (self._old, self._new)
+        self._closed.set()
         for sample in samples:
             with suppress(pynvml.NVMLError):
                 pynvml.nvmlGpmSampleFree(sample)
