@@ -168,6 +168,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--update-golden` rewrites the golden files: the diff is the review."""
     parser.addoption("--update-golden", action="store_true")
+    parser.addoption("--long", action="store_true", help="run the long variants of some tests, as `make soak` does")
 
 
 @pytest.fixture

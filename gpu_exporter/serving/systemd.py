@@ -29,8 +29,8 @@ def listening(environ: Mapping[str, str] = os.environ) -> list[socket.socket]:
             ) from error
         if not passed_socket.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             raise GpuExporterError(
-                f"--web-systemd-socket: file descriptor {number} does not listen for connections; the .socket unit needs "
-                "ListenStream= and Accept=no"
+                f"--web-systemd-socket: file descriptor {number} does not listen for connections; the .socket unit "
+                "needs ListenStream= and Accept=no"
             )
         passed_socket.setblocking(False)
         os.set_inheritable(number, False)
