@@ -52,7 +52,7 @@ SM_IDLE = Signal(
     "Share of time with at most 1 % of the SMs active (`--metrics full`)",
     (Read(m.SM_SHARES.name, shape=Within(m.SHARES[0])),),
     per_instance=True,
-    plain="all SMs idle {} of the time",
+    plain="at most 1 % of the SMs active {} of the time",
 )
 SM_OCCUPANCY = _activity("sm_occupancy", m.SM_OCCUPANCY, m.SM_OCC_SECONDS, "SM occupancy {}")
 TENSOR_ACTIVE = _activity("tensor_active", m.TENSOR_ACTIVE, m.TENSOR_SECONDS, "tensor cores busy {} of the time")
@@ -261,9 +261,9 @@ REMAPPED = _state(
 RETIRED_PENDING = _state("retired_pages_pending", "bool", m.RETIRED_PENDING, "page retirement pending: {}")
 RECOVERY = _state("recovery_action", "action", m.RECOVERY, "recovery action: {}")
 INFOROM = _state("inforom_valid", "bool", m.INFOROM, "InfoROM valid: {}")
-FABRIC = _state("fabric_status", "status", m.FABRIC, "NVSwitch fabric: {}")
-PCIE_MAX_GEN = _state("pcie_max_gen", "generation", m.PCIE_MAX_GEN, "highest PCIe generation {}")
-PCIE_MAX_WIDTH = _state("pcie_max_width", "lanes", m.PCIE_MAX_WIDTH, "at most {} PCIe lanes")
+FABRIC = _state("fabric_status", "status", m.FABRIC, "NVSwitch fabric state: {}")
+PCIE_MAX_GEN = _state("pcie_max_gen", "generation", m.PCIE_MAX_GEN, "maximum PCIe generation {}")
+PCIE_MAX_WIDTH = _state("pcie_max_width", "lanes", m.PCIE_MAX_WIDTH, "maximum PCIe width {} lanes")
 PCIE_REPLAYS = _state("pcie_replays", "total", m.PCIE_REPLAY, "{} PCIe replays")
 NVLINK_LINKS = _state("nvlink_links", "links", m.NVLINK_COUNT, "{} NVLinks")
 NVLINK_UP = _state("nvlink_links_up", "links", m.NVLINK_UP, "{} NVLinks active")
