@@ -121,7 +121,7 @@ def test_related_alerts_link_each_other() -> None:
     sections = {mode.name: re.split(r"^## ", DOCS[runbooks.path(mode)], flags=re.MULTILINE)[7] for mode in MODES}
     related = {name: set(re.findall(r"\[(Gpu\w+)\]", text)) for name, text in sections.items()}
 
-    assert "GpuLost" in related["GpuXidFatal"]
+    assert "GpuLost" in related["GpuXidFatal"], GENERATE
     assert [(name, other) for name in related for other in related[name] if name not in related[other]] == [], GENERATE
 
 
