@@ -72,7 +72,7 @@ def kubelet_of(config: Config, patience: float = 5.0) -> Kubelet:
         from gpu_exporter.attribution.kubelet import Kubelet
     except ImportError as error:
         what = f"--kubernetes needs the Python package {(error.name or '').partition('.')[0] or 'grpcio'}"
-        raise GpuExporterError(f"{what}: `pip install 'gpu-exporter[kubernetes]'`") from error
+        raise GpuExporterError(what, fix="run `pip install 'gpu-exporter[kubernetes]'`") from error
     return Kubelet(config.pod_resources_socket, config.nvidia_resource_names, patience)
 
 
@@ -87,5 +87,6 @@ def of_node(config: Config, environ: Mapping[str, str]) -> Mapping[str, str]:
     """
     node = config.node_name or environ.get("NODE_NAME", "")
     if not node:
-        raise GpuExporterError("the API server needs the node's name: set GPU_EXPORTER_NODE_NAME from spec.nodeName")
+        fix = "set GPU_EXPORTER_NODE_NAME from spec.nodeName"
+        raise GpuExporterError("the API server needs the node's name", fix=fix)
     return {"fieldSelector": f"spec.nodeName={node}"}

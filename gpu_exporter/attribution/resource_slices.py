@@ -30,9 +30,8 @@ def path(api: Api) -> str:
     served = {group.get("version") for group in api.get(GROUP, ApiGroup)["versions"]}
     version = next((version for version in VERSIONS if version in served), None)
     if version is None:
-        raise LookupFailed(
-            "not_found", f"API server: {GROUP} has none of {', '.join(VERSIONS)}: switch --kubernetes-dra off"
-        )
+        message = f"API server: {GROUP} has none of {', '.join(VERSIONS)}"
+        raise LookupFailed("not_found", message, fix="switch --kubernetes-dra off")
     return f"{GROUP}/{version}/resourceslices"
 
 

@@ -26,7 +26,6 @@ from gpu_exporter.collection.settings import (
 )
 from gpu_exporter.collection.workers import Workers
 from gpu_exporter.health.events import EventLog, GpuState
-from gpu_exporter.model.errors import SourceLost
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.snapshot import GpuStatus, Snapshot
 from gpu_exporter.model.source import Attribution, Instant, Sampled, Source
@@ -41,8 +40,8 @@ class Collector:
     """Runs the loop until `stop`. Calls `publish` with each snapshot, on the clock thread.
 
     `extra_metrics` returns further metrics of the exporter itself. With intervals below a second there is a page each
-    second, and one at each collection while `every_tick_wanted` says that somebody scrapes that often. The other
-    collections read only profiling values, since later pages show nothing else of them.
+    second, and one at each collection while `every_tick_wanted` returns True, because a client scrapes that often.
+    Collections without a page read only profiling values, because nothing else of them reaches a later page.
 
     `failure` is the reason why the clock thread makes no page, or empty. `stopping` is set by `stop`; to stop several
     collectors at the same time, set it on all of them first.
@@ -97,7 +96,7 @@ class Collector:
         """
         if self.connect(timeout, stop):
             if not self.connection.up:
-                raise SourceLost(self.connection.problem())
+                raise self.connection.error()
         elif not (stop and stop.is_set()):
             self.connection.late(timeout)
         self._clock.start()

@@ -105,7 +105,8 @@ class Connector(threading.Thread):
             self._source.close()
         self._source.open()
         if self._source.count() == 0:
-            raise SourceLost(f"source {self._source.name}: the library answers but shows no GPU", "no_gpu")
+            fix = "check `lspci | grep -i nvidia` and NVIDIA_VISIBLE_DEVICES"
+            raise SourceLost(f"source {self._source.name}: the driver lists no GPU", "no_gpu", fix=fix)
         self._expected = self._source.expected()
         self._connection.opened()
 

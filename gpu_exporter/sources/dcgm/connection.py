@@ -9,7 +9,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from gpu_exporter.inputs import Hostengine
 from gpu_exporter.model.errors import SourceLost
 from gpu_exporter.sources.dcgm.bindings import Bindings
-from gpu_exporter.sources.dcgm.errors import SOURCE_LOST, DcgmError, source_lost
+from gpu_exporter.sources.dcgm.errors import SEE_LOG, SOURCE_LOST, DcgmError, source_lost
 from gpu_exporter.sources.dcgm.values import Answer, Entity
 
 P = ParamSpec("P")
@@ -58,7 +58,7 @@ class Connection:
         try:
             return self.call(self.bindings.latest, entities, fields)
         except DcgmError as error:
-            raise SourceLost(f"DCGM: {self.where}: values cannot be read: {error}") from error
+            raise SourceLost(f"DCGM: {self.where}: values cannot be read: {error}", fix=SEE_LOG) from error
 
     def close(self) -> None:
         """Disconnect. The host engine then drops this connection's groups and watches."""

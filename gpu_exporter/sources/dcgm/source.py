@@ -24,7 +24,7 @@ from gpu_exporter.model.source_kind import DCGM
 from gpu_exporter.sources.dcgm import switches_and_cpus
 from gpu_exporter.sources.dcgm.bindings import Bindings
 from gpu_exporter.sources.dcgm.device import DcgmDevice
-from gpu_exporter.sources.dcgm.errors import DcgmError
+from gpu_exporter.sources.dcgm.errors import SEE_LOG, DcgmError
 from gpu_exporter.sources.dcgm.inventory import LIST_SECONDS
 from gpu_exporter.sources.dcgm.loading import load
 from gpu_exporter.sources.dcgm.session import Session, Table
@@ -110,7 +110,7 @@ class DcgmSource:
         try:
             return Session(self._bindings, self._hostengine, CONNECT_SECONDS * 0.8, self._caller.beat)
         except DcgmError as error:
-            raise SourceLost(f"DCGM: {self._hostengine}: {error}") from error
+            raise SourceLost(f"DCGM: {self._hostengine}: {error}", fix=SEE_LOG) from error
 
     def _open_session(self) -> Session:
         session = self._session

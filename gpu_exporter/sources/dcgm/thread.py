@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from gpu_exporter.model.errors import SourceLost
+from gpu_exporter.sources.dcgm.errors import hung_fix
 
 T = TypeVar("T")
 
@@ -81,8 +82,8 @@ class Caller:
         try:
             thread.start()
         except RuntimeError as error:
-            message = f"DCGM: {error}: raise the limit on processes (ulimit -u, pids.max) or on memory"
-            raise SourceLost(message, "no_thread") from error
+            fix = "raise the limit on processes (ulimit -u, pids.max) or on memory"
+            raise SourceLost(f"DCGM: {error}", "no_thread", fix=fix) from error
         return thread
 
     def _remaining(self) -> float | None:
@@ -102,7 +103,7 @@ class Caller:
 
     def _refuse_if_stuck(self) -> None:
         if self.stuck:
-            raise SourceLost(f"DCGM: {self._name} does not answer: it hangs, or its driver does", "stalled")
+            raise SourceLost(f"DCGM: {self._name} does not answer", "stalled", fix=hung_fix(self._name))
 
     def _run(self) -> None:
         while True:

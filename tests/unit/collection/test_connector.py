@@ -108,7 +108,9 @@ def test_a_library_without_gpus_is_down(node: Node) -> None:
 
     assert not node.connection.up
     assert node.connection.reason == "no_gpu"
-    assert node.connection.problem() == "source fake: the library answers but shows no GPU"
+    assert node.connection.problem() == (
+        "source fake: the driver lists no GPU: check `lspci | grep -i nvidia` and NVIDIA_VISIBLE_DEVICES"
+    )
 
 
 @pytest.mark.parametrize(

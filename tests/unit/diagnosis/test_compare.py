@@ -246,5 +246,5 @@ def test_a_source_without_a_gpu_is_an_error(
     pair: Callable[[Fixed, Fixed], tuple[Fixed, Fixed]],
 ) -> None:
     """On whichever side."""
-    with pytest.raises(SourceLost, match="shows no GPU"):
+    with pytest.raises(SourceLost, match="lists no GPU"):
         watched(*pair(Fixed({}, gpus=0), Fixed({m.POWER: 1.0})))
