@@ -171,7 +171,7 @@ def boolean(text: str) -> bool:
     """Parse true, yes, on, 1, false, no, off or 0."""
     values = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
     if text.lower() not in values:
-        raise ValueError(f"{quoted(text)} is neither true nor false")
+        raise ValueError(f"{quoted(text)} is neither true nor false; use true or false")
     return values[text.lower()]
 
 

@@ -127,7 +127,7 @@ class Command(click.Command):
                 try:
                     argument = on if boolean(value) else off
                 except ValueError as error:
-                    raise click.UsageError(f"{name}: {error}; use {on} or {off}") from error
+                    raise click.UsageError(f"{name}: {error}, or {on} or {off}") from error
             plain.append(argument)
         return plain
 

@@ -87,7 +87,7 @@ class HandOver:
         """Return the release that is in force now; end one whose time is over."""
         with self._lock:
             if self.release and not self.release.left:
-                log.info("the release is over: its time has passed and nobody resumed")
+                log.info("the release has expired; reconnecting")
                 self.release = None
             return self.release
 

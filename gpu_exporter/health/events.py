@@ -323,7 +323,7 @@ class EventLog:
     def _restored(self, at: float, now: Now) -> Moment:
         restored = moment(at, now)
         if restored.clamped:
-            self._report(now, "the saved state has")
+            self._report(now, "the saved state has times in the future; the present time is used")
         return restored
 
 
