@@ -169,7 +169,7 @@ def doctor_command(quiet: bool, as_json: bool, **values: Any) -> None:
     """
     logging.disable(logging.WARNING)  # the findings contain what would be logged
     config = Config(**values)
-    around = surroundings.checks(config.address, asked=config.kubernetes)
+    around = surroundings.checks(config.address, kubelet_checked=config.kubernetes)
     if config.kubernetes or config.hpc_job_mapping_dir:
         from gpu_exporter.diagnosis.doctor.attribution import checks
 

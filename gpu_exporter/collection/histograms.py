@@ -138,7 +138,7 @@ class Histograms:
 
     def renew(self, *, gone: bool) -> None:
         """Create all series anew, because another handle takes over. With `gone`, the GPU was not read for a time: an
-        open gap is not counted, since nobody saw its end."""
+        open gap is not counted, because its end was not observed."""
         self._made_of.clear()
         for histogram in self._all.values():
             histogram.series = ()

@@ -48,7 +48,7 @@ class CollectionSettings:
 
     @property
     def steps_per_page(self) -> int:
-        """The number of steps from one page to the next, if nobody wants a page at each step."""
+        """The number of steps from one page to the next, if no client scrapes more often."""
         return max(1, round(max(self.interval, PAGE_SECONDS) / self.step))
 
 

@@ -66,7 +66,7 @@ class DeviceIdentity:
 
 @dataclass(slots=True)
 class Window:
-    """Evidence (see conditions.py) from scrapes. `devices` are in order of node and index."""
+    """All signals of some scrapes. Implements `catalogue.evaluate.Window`. `devices` are in order of node and index."""
 
     now: float
     devices: Mapping[DeviceKey, DeviceIdentity]

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 INTERVAL_SECONDS = 1.0
 # After this time both witnesses have reported an event, and it is written to the history.
 SETTLED_SECONDS = 10.0
-# A line is of this boot if it is dated no more than this before it: the clock may have been set since.
+# A line counts as one of this boot if its date is at most this much earlier: the clock may have been set since.
 BOOT_SLACK_SECONDS = 60.0
 # How long the end waits for the kernel log to be read once more.
 STOP_SECONDS = 0.7

@@ -16,11 +16,12 @@ from gpu_exporter.health.moment import NEVER, Moment
 
 log = logging.getLogger(__name__)
 
-# Registrations that are distinguished per GPU; the counts of older ones are merged.
+# The most registrations of a GPU that have counts of their own; the counts of older ones are merged.
 EPOCHS = 32
-# Codes per GPU that the catalogue does not have. Of an address without a GPU, any codes that do not require a drain.
+# The most codes of a GPU that the catalogue does not have. At an address without a GPU, this limits all codes that do
+# not require a drain.
 MOST_CODES = 16
-# PCI addresses at which no GPU is known: those of GPUs that were lost before the exporter started.
+# The most PCI addresses without a GPU. A GPU that was lost before the exporter started has such an address.
 MOST_ADDRESSES = 32
 MOST_SXIDS = 256
 

@@ -26,8 +26,8 @@ DEFAULT_PORTS = {"http": 80, "https": 443}
 class Lifecycle:
     """What the lifecycle paths act on.
 
-    If `enabled`, clients with a password or certificate may call them all; without these, clients with the `token`.
-    If not, clients with the `token` may call release and resume.
+    If `enabled`, a password, a certificate or the `token` allows every path, depending on what is configured. Otherwise
+    only release and resume are allowed, with the `token`.
     """
 
     enabled: bool = False

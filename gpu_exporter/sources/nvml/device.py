@@ -38,7 +38,7 @@ class _MigInstance:
 
 
 class NvmlDevice:
-    """One GPU. In MIG mode, metrics of instances are read from these, and only the rest from the GPU."""
+    """One GPU. In MIG mode, what instances have is read from the instances, and everything else from the GPU."""
 
     _board: Handle
 

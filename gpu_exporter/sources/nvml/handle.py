@@ -100,8 +100,8 @@ def _pick(result: Any, member: str | int | None) -> float | None:
     return float(result[member] if isinstance(member, int) else getattr(result, member))
 
 
-# The last field of each batch; its value is not used. If the last field is an error counter of NVLinks, the driver
-# (580, H200) reads past the end of the batch for more of them, and writes to what it takes for one, which corrupts the
+# The last field of each batch; its value is not used. If a batch ends in an NVLink error counter, the driver (580,
+# H200) looks for further counters behind its end, and writes into the memory that it finds there, which corrupts the
 # heap.
 LAST_FIELD = pynvml.NVML_FI_DEV_ECC_CURRENT
 # Seconds that a mean covers, by series.

@@ -16,7 +16,7 @@ def load() -> None:
 
 
 def give_back(times: int) -> None:
-    """Undo that many `load`s, then unload the library if nobody uses it any more. Never raises.
+    """Undo that many `load`s, then unload the library if nothing uses it any more. Never raises.
 
     No call may be inside the library. On an H200 (driver 580), nvmlShutdown closes every device file; after several
     nvmlInit, only the last nvmlShutdown does.
