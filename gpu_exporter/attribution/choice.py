@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from gpu_exporter.attribution import pods
 from gpu_exporter.attribution import resource_slices as slices
-from gpu_exporter.attribution.attributor import Attributor, Lookups, Thread
+from gpu_exporter.attribution.attributor import Attributor, Lookups, LookupThread
 from gpu_exporter.attribution.jobs import JobFiles, Jobs
 from gpu_exporter.attribution.listing import Listing
 from gpu_exporter.attribution.pods import Pod
@@ -36,7 +36,7 @@ def attributor(config: Config, environ: Mapping[str, str] = os.environ) -> Attri
                 f"--{name.replace('_', '-')} needs --kubernetes: kubelet says which pod has which GPU"
             )
     period = min(max(config.interval, OFTEN), RARELY)
-    threads: list[Thread] = []
+    threads: list[LookupThread] = []
     kubelet: Lookup[Listing] | None = None
     pod: Lookup[Mapping[str, Pod]] | None = None
     slice_: Lookup[Mapping[str, Slice]] | None = None

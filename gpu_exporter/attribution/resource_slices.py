@@ -60,7 +60,7 @@ def read(item: Object) -> Slice | None:
 def _attribute(attributes: Mapping[str, Attribute], name: str) -> str:
     """Return a text attribute, whose name may be qualified with the driver's."""
     value: Attribute = attributes.get(name) or attributes.get(f"{DRIVER}/{name}") or {}
-    return value.get("string") or value.get("stringValue") or ""
+    return value.get("string", "")
 
 
 def uuids(slices: Iterable[Slice]) -> Mapping[tuple[str, str], str]:

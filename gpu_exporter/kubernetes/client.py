@@ -61,7 +61,7 @@ class Api:
         deadline = time.monotonic() + TOTAL_TIMEOUT_FACTOR * self._patience
         return _decoded(self._body(path, query, limits.MOST_LIST_BYTES, deadline), kind, path)
 
-    def pages(self, path: str, **query: str) -> tuple[list[Object], str]:
+    def list_objects(self, path: str, **query: str) -> tuple[list[Object], str]:
         """Return all items of a list, and its resource version. Raises LookupFailed.
 
         Version 0 is answered from the server's cache; otherwise each request would read the whole list from etcd.

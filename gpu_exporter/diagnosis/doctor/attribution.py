@@ -60,5 +60,5 @@ def _kubelet(config: Config) -> str:
 
 def _listed(config: Config, environ: Mapping[str, str], path: Callable[[Api], str], what: str) -> str:
     api = in_cluster(config.kubernetes_service_account, environ, PATIENCE)
-    items, _ = api.pages(path(api), **of_node(config, environ))
+    items, _ = api.list_objects(path(api), **of_node(config, environ))
     return f"the API server lists {len(items)} {what} of this node"
