@@ -113,7 +113,7 @@ class Accumulator:
         related: dict[Series, float] = {}
         for series, value in reading.values.items():
             metric = series.metric
-            if not metric.holds(value):
+            if not metric.in_range(value):
                 self._reject(series, value, f"outside {metric.low:g} to {metric.high:g}")
             elif metric in INTEGRALS:
                 self._integrate(series, value, reading, histograms.get(metric, ()))
@@ -133,7 +133,7 @@ class Accumulator:
 
     def plausible_xids(self, events: Sequence[XidEvent]) -> Sequence[XidEvent]:
         """Return the XIDs with a valid code; count the others as rejected."""
-        plausible = [event for event in events if XID_ERRORS.holds(event.code)]
+        plausible = [event for event in events if XID_ERRORS.in_range(event.code)]
         if dropped := len(events) - len(plausible):
             self._count_rejected(XID_ERRORS, None, "XIDs with invalid codes", dropped)
         return plausible

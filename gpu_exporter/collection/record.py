@@ -123,7 +123,7 @@ class _Recorder:
         values.update(
             (series.metric.key, value)
             for series, value in reading.values.items()
-            if series.metric.holds(value) and not series.labels  # whole GPUs, no MIG instances
+            if series.metric.in_range(value) and not series.labels  # whole GPUs, no MIG instances
         )
         if self._writer and not stop.is_set():
             self._writer.tick(time.time(), gpu, values)

@@ -31,7 +31,7 @@ PATIENCE_SECONDS = 15.0
 EXIT_DIFFERS = 3
 
 
-def watch(
+def compare_sources(
     a: tuple[str, Source], b: tuple[str, Source], metrics: Sequence[Metric], seconds: float
 ) -> tuple[Comparison, bool]:
     """Read both sources for `seconds`. Returns the comparison, and False if a driver call is stuck.

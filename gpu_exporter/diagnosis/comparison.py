@@ -231,7 +231,9 @@ def _compared(gpu: Gpu | None, key: Key, a: Track | None, b: Track | None) -> Co
     left, right = value(a), value(b)
     tolerance = allowed.around(left, right)
     if how == RISE:  # values of a source that another program samples may be older by a whole period
-        tolerance += max(abs(left), abs(right)) * metric.read.value / max(a.span, b.span, metric.read.value, 1.0)
+        tolerance += (
+            max(abs(left), abs(right)) * metric.nvml_pace.value / max(a.span, b.span, metric.nvml_pace.value, 1.0)
+        )
     near = bool(a.states & b.states) if how == "state" else abs(right - left) <= tolerance
     return ComparedMetric(
         gpu, metric, labels, how, left, right, tolerance, Agreement.SAME if near else Agreement.DIFFERS

@@ -126,6 +126,7 @@ def test_a_gpu_that_one_has_not() -> None:
         ("GPU-1", "is there", "no", "yes"),
     ]
     assert (result.metrics, result.gpus, result.differs) == ((), 0, True)
+    assert list(lines(result))[2:4] == ["differs: GPU-0 exists only in a", "differs: GPU-1 exists only in b"]
 
 
 @pytest.mark.drift
@@ -224,7 +225,7 @@ class Fixed:
 
 def watched(a: Fixed, b: Fixed) -> Comparison:
     """Both, by the real loop."""
-    result, clean = compare.watch(("a", a), ("b", b), [m.POWER, m.SM_ACTIVE, m.ENERGY], 0.5)
+    result, clean = compare.compare_sources(("a", a), ("b", b), [m.POWER, m.SM_ACTIVE, m.ENERGY], 0.5)
     assert clean
     return result
 
