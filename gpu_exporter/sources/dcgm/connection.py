@@ -19,14 +19,14 @@ T = TypeVar("T")
 class Connection:
     """A handle of a host engine. `bindings` has the calls, each of which takes the handle first."""
 
-    def __init__(self, bindings: Bindings, to: Hostengine, timeout: float, beat: Callable[[], None]) -> None:
-        """Connect. `beat` is called before each call, so that the deadline applies to one call, not to all together.
+    def __init__(self, bindings: Bindings, to: Hostengine, timeout: float, heartbeat: Callable[[], None]) -> None:
+        """Connect. `heartbeat` is called before each call, so that the deadline applies to a single call.
 
         Raises DcgmError, SourceLost.
         """
         self.where = str(to)
         self.bindings = bindings
-        self._to, self._beat = to, beat
+        self._to, self._heartbeat = to, heartbeat
         self.dead = False
         self._handle = self._checked(lambda: bindings.connect(to, timeout))
 
@@ -35,7 +35,7 @@ class Connection:
         return self._checked(lambda: function(self._handle, *args, **kwargs))
 
     def _checked(self, call: Callable[[], T]) -> T:
-        self._beat()
+        self._heartbeat()
         try:
             return call()
         except DcgmError as error:

@@ -25,7 +25,7 @@ class _Call(Generic[T]):
         self.error: BaseException | None = None
 
 
-class Caller:
+class CallThread:
     """Makes one call after the other. While one is stuck, every other call fails at once.
 
     `name` is that of the host engine, for messages.
@@ -45,7 +45,7 @@ class Caller:
         begun = current.begun if current and current.abandoned else None
         return 0.0 if begun is None else time.monotonic() - begun
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         """Restart the timeout of the current job, which calls this because it makes progress.
 
         Raises SourceLost to end a job that was abandoned.
@@ -58,7 +58,7 @@ class Caller:
         current.begun = time.monotonic()
 
     def call(self, job: Callable[[], T], timeout: float) -> T:
-        """Run a job on the thread, after the earlier ones, with at most `timeout` seconds between two beats.
+        """Run a job on the thread, after the earlier ones, with at most `timeout` seconds between two heartbeats.
 
         Raises what the job raises, or SourceLost if it, or the one before it, takes too long.
         """
