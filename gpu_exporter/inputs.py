@@ -93,7 +93,7 @@ def interval(text: str) -> float:
     return seconds
 
 
-def hand_over(text: str) -> float:
+def release_duration(text: str) -> float:
     """Parse a duration of at most a day, after which the exporter resumes on its own."""
     seconds = duration(text)
     if seconds > 24 * 3600:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 
-from gpu_exporter.collection.hand_over import HandOver
+from gpu_exporter.collection.hand_over import ReleaseState
 from gpu_exporter.model.errors import SourceLost
 from gpu_exporter.model.source import Source
 
@@ -29,7 +29,7 @@ class Connection:
         self.paused = False
         self.generation = 0
         self.reason = "no_answer"
-        self.hand_over = HandOver(self.wake)
+        self.release_state = ReleaseState(self.wake)
         self._error: SourceLost | None = None
         self._logs_failures = False
         self._lock = threading.Lock()
@@ -47,7 +47,7 @@ class Connection:
     @property
     def released(self) -> bool:
         """Whether a release was requested and has not ended."""
-        return self.hand_over.release is not None
+        return self.release_state.release is not None
 
     # --- any thread -----------------------------------------------------------------------------------------------
 

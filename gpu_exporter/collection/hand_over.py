@@ -59,7 +59,7 @@ class Release:
         return f"released until {datetime.fromtimestamp(self.until, timezone.utc):%Y-%m-%dT%H:%M:%SZ}"
 
 
-class HandOver:
+class ReleaseState:
     """The current release, if there is one. `notify` is called when that changes."""
 
     def __init__(self, notify: Callable[[], None]) -> None:
