@@ -199,7 +199,7 @@ def read_file(path: Path) -> dict[str, str]:
     if content is None:
         return {}
     if not isinstance(content, dict):
-        raise GpuExporterError(f"config {path}: must be a mapping of settings to values")
+        raise GpuExporterError(f"config {path}: must be a mapping of settings to values, such as `interval: 5s`")
     parsers = {setting.name: setting.metadata["parse"] for setting in fields(Config)}
     try:
         keys = _keys(path, content, parsers)

@@ -41,7 +41,7 @@ def _traffic(name: str, metric: Metric, total: Metric, plain: str) -> Signal:
 
 
 def _state(name: str, unit: str, metric: Metric, plain: str) -> Signal:
-    return Signal(name, unit, metric.help.rstrip("."), _reads(metric), owned=False, plain=plain)
+    return Signal(name, unit, metric.help.rstrip("."), _reads(metric), has_owner=False, plain=plain)
 
 
 GR_ACTIVE = _activity("gr_active", m.GR_ENGINE_ACTIVE, m.GR_ENGINE_SECONDS, "GPU busy {} of the time")
@@ -192,7 +192,7 @@ THERMAL_MARGIN = Signal(
     "celsius",
     "Degrees left until the GPU slows down",
     (*_reads(m.TEMP_MARGIN),),
-    owned=False,
+    has_owner=False,
     plain="{} below the slowdown temperature",
 )
 # For boards whose driver does not report a margin.
@@ -201,7 +201,7 @@ THERMAL_DISTANCE = Signal(
     "celsius",
     "Slowdown threshold minus temperature",
     (Derived(SLOWDOWN_TEMP, "-", GPU_TEMP),),
-    owned=False,
+    has_owner=False,
     plain="{} below the slowdown temperature",
 )
 
@@ -212,7 +212,7 @@ def _clock_event(reason: str, help: str, plain: str, *more: Read) -> Signal:
     (flag,) = (row for row in m.CLOCK_EVENT_ACTIVE if dict(row.labels)["reason"] == reason)
     masks = (m.CLOCK_EVENTS.name, "DCGM_FI_DEV_CLOCK_THROTTLE_REASONS")
     made = (Read(seconds.name, rate=True, where=seconds.labels), *more, *(Read(mask, bit=flag.bit) for mask in masks))
-    return Signal(reason, "ratio", help, made, owned=False, plain=plain)
+    return Signal(reason, "ratio", help, made, has_owner=False, plain=plain)
 
 
 HW_THERMAL = _clock_event(
@@ -244,7 +244,7 @@ RELEASED = Signal(
     "bool",
     "1 while the exporter has released the driver",
     (Read(m.DOWN.name, where=(("reason", "released"),)),),
-    owned=False,
+    has_owner=False,
     plain="released by the exporter: {}",
 )
 LAST_READ = _state("last_read", "timestamp", m.READ_AT, "last successful read {}")
@@ -275,7 +275,7 @@ DRAIN_CODES = load().drain_codes
 
 
 def _xid(name: str, help: str, plain: str, *made: Read) -> Signal:
-    return Signal(name, "timestamp", help, made, owned=False, extra=("xid",), plain=plain)
+    return Signal(name, "timestamp", help, made, has_owner=False, extra_labels=("xid",), plain=plain)
 
 
 XID_FATAL = _xid(

@@ -63,7 +63,7 @@ def once(as_json: bool, **values: Any) -> None:
     config = Config(**values)
     ((name, source),) = chosen(config).items()
     selection = Fields(config).selection
-    snapshot, clean = observe(source, selection.asked)
+    snapshot, clean = observe(source, selection.read_rows)
     if as_json:
         click.echo(json.dumps(_as_dict(snapshot), indent=2))
     elif sys.stdout.isatty():
@@ -169,7 +169,7 @@ def doctor_command(quiet: bool, as_json: bool, **values: Any) -> None:
     """
     logging.disable(logging.WARNING)  # the findings contain what would be logged
     config = Config(**values)
-    around = surroundings.checks(config.address, asked=config.kubernetes)
+    around = surroundings.checks(config.address, kubelet_checked=config.kubernetes)
     if config.kubernetes or config.hpc_job_mapping_dir:
         from gpu_exporter.diagnosis.doctor.attribution import checks
 
@@ -317,7 +317,7 @@ def compare_command(a: str, b: str, seconds: float, as_json: bool, **values: Any
             f"--a {a} --b {b}: a process can open a driver's library only once; name two different sources"
         )
     sides = ((a, named(config, a)), (b, named(config, b)))
-    result, clean = compare.watch(*sides, selected(config.metrics), seconds)
+    result, clean = compare.compare_sources(*sides, selected(config.metrics), seconds)
     click.echo(json.dumps(compare.as_dict(result), indent=2) if as_json else "\n".join(compare.lines(result)))
     _exit(compare.EXIT_DIFFERS if result.differs else 0, clean)
 

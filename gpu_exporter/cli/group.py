@@ -125,7 +125,7 @@ def serve(**chosen_settings: Any) -> None:
             faulthandler.enable()  # if the driver's library crashes, stderr shows where
         sources = chosen(config)
         fields = Fields(config)
-        signal.signal(signal.SIGHUP, lambda *_: fields.ask())
+        signal.signal(signal.SIGHUP, lambda *_: fields.request_reload())
         stop = stop_event()
         exit_after(stop, EXIT_SECONDS)
         clean = run(config, sources, fields, stop, lines)

@@ -12,7 +12,7 @@ import click
 
 from gpu_exporter.config import ENV_PREFIX, Config, Group, flag, read_file, unknown_variables
 from gpu_exporter.decoding import printable
-from gpu_exporter.inputs import address, boolean, duration, hand_over, interval, near, nearest
+from gpu_exporter.inputs import address, boolean, duration, interval, near, nearest, release_duration
 from gpu_exporter.model.errors import GpuExporterError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -48,7 +48,7 @@ VALUES: Mapping[Any, str] = {
     address: "host:port",
     duration: "duration",
     interval: "duration",
-    hand_over: "duration",
+    release_duration: "duration",
     Path: "path",
 }
 # What may stand alone behind a switch: `--loop false`.
@@ -127,7 +127,7 @@ class Command(click.Command):
                 try:
                     argument = on if boolean(value) else off
                 except ValueError as error:
-                    raise click.UsageError(f"{name}: {error}; use {on} or {off}") from error
+                    raise click.UsageError(f"{name}: {error}, or {on} or {off}") from error
             plain.append(argument)
         return plain
 

@@ -57,7 +57,7 @@ def record(
 
 
 def _raw(metrics: Sequence[Metric]) -> list[Metric]:
-    """Return one row for each field, and none of a link. The other rows are derived from these."""
+    """Return one row for each field of a whole GPU. The field's other rows are derived from it. Links have no row."""
     fields = {metric.nvml: metric for metric in reversed(metrics) if metric.bit is None}
     return [metric for metric in metrics if fields.get(metric.nvml) is metric and metric.entity.value == "gpu"]
 
@@ -116,7 +116,10 @@ class _Recorder:
             tick = max(tick + self._interval, time.monotonic())
 
     def _write(self, gpu: int, values: dict[str, float], reading: Reading, stop: threading.Event) -> None:
-        """Write one line: the values read now, and earlier values that still hold. A mean holds for one tick only."""
+        """Write one line: the values read now, and the last values of fields that are read less often.
+
+        A profiling value is the mean of one tick, so it is not repeated.
+        """
         for name in PROFILED & values.keys():
             del values[name]
         for series in reading.failed:
@@ -124,7 +127,7 @@ class _Recorder:
         values.update(
             (series.metric.key, value)
             for series, value in reading.values.items()
-            if series.metric.holds(value) and not series.labels  # whole GPUs, no MIG instances
+            if series.metric.in_range(value) and not series.labels  # whole GPUs, no MIG instances
         )
         if self._writer and not stop.is_set():
             self._writer.tick(time.time(), gpu, values)

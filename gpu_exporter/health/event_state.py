@@ -25,7 +25,7 @@ LATEST = 1e11
 LARGEST_COUNT = 1 << 53
 LARGEST_CODE = 999_999
 
-WITNESSES = ("nvml", "kernel")
+XID_SOURCES = ("nvml", "kernel")
 
 
 @dataclass(slots=True)
@@ -120,7 +120,7 @@ def decode(content: bytes) -> State:
     if state["position"] and len(state["position"][0]) > TEXT_LENGTH:
         raise ValueError("the position in the kernel log is malformed")
     if any(
-        len(event.witnesses) > len(WITNESSES) or not {*event.witnesses} <= {*WITNESSES} for event in state["recent"]
+        len(event.witnesses) > len(XID_SOURCES) or not {*event.witnesses} <= {*XID_SOURCES} for event in state["recent"]
     ):
         raise ValueError("an event has a witness that is neither nvml nor kernel")
     state["since"] = {pci: sorted(times)[-EPOCHS:] for pci, times in list(state["since"].items())[-MOST_GPUS:]}

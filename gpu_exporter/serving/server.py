@@ -20,7 +20,7 @@ from gpu_exporter.serving.endpoint import Endpoint
 from gpu_exporter.serving.handler import CLIENT_SECONDS
 from gpu_exporter.serving.handlers import NotFound
 from gpu_exporter.serving.lifecycle import Lifecycle
-from gpu_exporter.serving.routes import ROUTES, Needs, On, linked
+from gpu_exporter.serving.routes import ROUTES, LandingPage, Needs, linked
 from gpu_exporter.serving.security.guard import Guard
 
 log = logging.getLogger(__name__)
@@ -55,8 +55,8 @@ class Server:
             log_function=lambda handler: None,
             guard=self._guard,
             lifecycle=lifecycle or Lifecycle(),
-            links_of_node=linked(On.NODE),
-            links_of_list=linked(On.LIST),
+            links_of_node=linked(LandingPage.NODE),
+            links_of_list=linked(LandingPage.LIST),
         )
         self._sockets = list(sockets) or _bind(address)
         name = self._sockets[0].getsockname()

@@ -111,13 +111,13 @@ def rank(job: str, number: int = 0) -> Mapping[str, str]:
 
 
 # Only what a signal is made of is written out: the rest takes time and changes nothing.
-READ = {way.name for signal in SIGNALS for way in signal.made if isinstance(way, Read)}
+READ = {way.name for signal in SIGNALS for way in signal.definitions if isinstance(way, Read)}
 BY_NAME = {row.name: row for row in m.METRICS}
 # Of each histogram that a signal is made of, the edges that are read; milliseconds, and 50 samples a second.
 BUCKETS = {
     BY_NAME[way.name]: (*((way.shape.edge,) if isinstance(way.shape, Within) else BY_NAME[way.name].edges), inf)
     for signal in SIGNALS
-    for way in signal.made
+    for way in signal.definitions
     if isinstance(way, Read) and way.shape
 }
 OBSERVED = {m.SM_SHARES: 1000.0, m.POWER_SAMPLES: 50.0}

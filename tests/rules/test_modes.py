@@ -77,7 +77,9 @@ def available(side: Signal | Derived | float, generation: Generation) -> bool:
             return available(side.left, generation) and available(side.right, generation)
         case Signal():
             names = {shown[0] for row in METRICS if (shown := exposed(generation, row))}
-            return any(way.name in names if isinstance(way, Read) else available(way, generation) for way in side.made)
+            return any(
+                way.name in names if isinstance(way, Read) else available(way, generation) for way in side.definitions
+            )
     return True
 
 

@@ -276,7 +276,7 @@ def _family(rows: Sequence[Metric]) -> tuple[str, ...]:
         "`--processes`"
         if isinstance(metric.nvml, PerProcess)
         else " / ".join(dict.fromkeys(row.set.value for row in rows)),
-        metric.read.name.lower() if metric.nvml or metric.entity in NON_GPU_ENTITIES else "",
+        metric.nvml_pace.name.lower() if metric.nvml or metric.entity in NON_GPU_ENTITIES else "",
         sources[0] if len(sources) == 1 else f"{sources[0]} …",
         "" if metric.dcgm is None else str(metric.dcgm) + (" …" if len(rows) > 1 else ""),
         _seen_on(rows),

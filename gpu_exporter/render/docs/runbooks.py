@@ -18,7 +18,7 @@ from gpu_exporter.catalogue.xids import load
 from gpu_exporter.model.metric import MetricSet
 from gpu_exporter.model.verdict import Action
 from gpu_exporter.render import banner, coverage, prose
-from gpu_exporter.render.coverage import Works
+from gpu_exporter.render.coverage import Detectability
 from gpu_exporter.render.docs import markdown
 from gpu_exporter.render.docs.derivations import derivation, with_roots
 from gpu_exporter.render.docs.markdown import bullets, code, numbered, table
@@ -101,7 +101,7 @@ class Exporter:
 EXPORTERS = (
     Exporter("gpu-exporter", coverage.exposed()),
     Exporter("dcgm-exporter with its default fields", coverage.DCGM_DEFAULT),
-    Exporter("dcgm-exporter with the [recommended fields](../alerts/dcgm-exporter.csv)", coverage.DCGM_OURS),
+    Exporter("dcgm-exporter with the [recommended fields](../alerts/dcgm-exporter.csv)", coverage.DCGM_RECOMMENDED),
 )
 FULL = coverage.exposed(full=True)
 LIMITS = """[How to change a limit](../failure-modes.md#limits).
@@ -112,7 +112,7 @@ REQUIRED = {
     "kube-state-metrics": "This alert reads no metrics of GPUs. It needs kube-state-metrics; see "
     "[allocation](../signals.md#allocation).",
 }
-WORKS = {Works.YES: "yes", Works.PARTLY: "partly", Works.NO: "no"}
+WORKS = {Detectability.YES: "yes", Detectability.PARTLY: "partly", Detectability.NO: "no"}
 
 
 def path(mode: FailureMode) -> str:
@@ -127,8 +127,8 @@ def link(name: str) -> str:
 
 def works(mode: FailureMode) -> tuple[str, ...]:
     """Return for each exporter whether the mode works with it, in words."""
-    said = [WORKS[coverage.works(mode, each.names)] for each in EXPORTERS]
-    if said[0] != "yes" and coverage.works(mode, FULL) is Works.YES:
+    said = [WORKS[coverage.detectability(mode, each.names)] for each in EXPORTERS]
+    if said[0] != "yes" and coverage.detectability(mode, FULL) is Detectability.YES:
         said[0] = f"with `--metrics {MetricSet.FULL.value}`"
     return tuple(said)
 
@@ -261,8 +261,8 @@ SIGNAL_HEAD = ("Signal", "Meaning", "gpu-exporter", "dcgm-exporter ≤ 4.8", "dc
 
 def signal_row(signal: Signal, show: Callable[[Read], str] = _series) -> tuple[str, ...]:
     """Return the row of a signal, with its sources for each exporter, best first; `show` formats one source."""
-    made = [f"= {derivation(way)}" for way in signal.made if isinstance(way, Derived)]
-    ours, classic, modern = (coverage.reads(signal, which) for which in ("ours", "classic", "modern"))
+    made = [f"= {derivation(way)}" for way in signal.definitions if isinstance(way, Derived)]
+    ours, classic, modern = (coverage.reads(signal, which) for which in coverage.Generation)
     columns = ((*ours, *(way for way in classic if way.name in FULL)), classic, modern)
     cells = ("; ".join([*made, *(f"`{show(way)}`" for way in ways)]) or "-" for ways in columns)
     return f"`{signal.record}`", signal.help, *cells

@@ -18,7 +18,8 @@ from gpu_exporter.sources.nvml.errors import outcome, raise_if_lost
 REQUEST_VERSION = pynvml.NVML_GPM_METRICS_GET_VERSION
 # A GPM window under 100 ms gives a wrong value without an error (nvml.h, and measured on an H200).
 GPM_MIN_SPAN = 0.1
-# The longest wait for a window that is too short; without it, an interval of 100 ms would lose every second one.
+# How long a read waits at most until its window is long enough. Without this wait, every second read would come too
+# early at an interval of 100 ms.
 GPM_PATIENCE = 0.02
 # Reads members of a metric's slot without the bindings' Python code for each access: this runs ten times a second.
 _code, _value = pynvml.c_nvmlGpmMetric_t.nvmlReturn.__get__, pynvml.c_nvmlGpmMetric_t.value.__get__

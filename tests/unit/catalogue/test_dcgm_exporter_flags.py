@@ -9,7 +9,13 @@ from typing import Any
 
 import pytest
 
-from gpu_exporter.catalogue.dcgm_exporter.flags import SETTINGS, THEIRS, Theirs, is_dcgm_exporter_flag, translate
+from gpu_exporter.catalogue.dcgm_exporter.flags import (
+    FLAGS,
+    SETTINGS,
+    DcgmExporterFlag,
+    is_dcgm_exporter_flag,
+    translate,
+)
 from gpu_exporter.cli.group import cli
 from gpu_exporter.config import Config
 from gpu_exporter.inputs import Devices, device_list, hostengine
@@ -137,14 +143,14 @@ def test_a_wrong_variable_is_named() -> None:
         translate([], {"DCGM_EXPORTER_INTERVAL": "30s"})
 
 
-@pytest.mark.parametrize("theirs", [each for each in THEIRS if not each.honoured], ids=lambda each: each.flags[0])
-def test_what_is_not_honoured_is_one_line(theirs: Theirs) -> None:
+@pytest.mark.parametrize("theirs", [each for each in FLAGS if not each.honoured], ids=lambda each: each.flags[0])
+def test_what_is_not_honoured_is_one_line(theirs: DcgmExporterFlag) -> None:
     """By flag and by variable; a value that asks for nothing is not answered."""
-    flag, value = f"-{theirs.flags[-1]}", "true" if theirs.bare else "anything"
+    flag, value = f"-{theirs.flags[-1]}", "true" if theirs.is_switch else "anything"
 
     arguments, (said,) = translate([f"{flag}={value}"], {})
     assert arguments == ()
-    assert said == f"{flag} is ignored: {theirs.says}"
+    assert said == f"{flag} is ignored: {theirs.hint}"
     assert translate([], {theirs.env: value}) == ((), (said.replace(flag, theirs.env, 1),))
     for quiet in theirs.quiet:
         assert translate([], {theirs.env: quiet}) == ((), ())
@@ -152,12 +158,12 @@ def test_what_is_not_honoured_is_one_line(theirs: Theirs) -> None:
 
 def test_every_flag_is_known_once_and_sets_what_there_is() -> None:
     """No flag and no variable is in the table twice; no setting is misspelt."""
-    flags: Sequence[str] = [name for each in THEIRS for name in each.flags]
+    flags: Sequence[str] = [name for each in FLAGS for name in each.flags]
 
     assert len(set(flags)) == len(flags)
-    assert len({each.env for each in THEIRS}) == len(THEIRS)
-    assert {each.setting for each in THEIRS if each.setting} <= SETTINGS.keys()
-    assert all(each.says or each.setting for each in THEIRS)
+    assert len({each.env for each in FLAGS}) == len(FLAGS)
+    assert {each.setting for each in FLAGS if each.setting} <= SETTINGS.keys()
+    assert all(each.hint or each.setting for each in FLAGS)
 
 
 def test_what_is_theirs_is_told_by_the_first_argument() -> None:

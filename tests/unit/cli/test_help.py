@@ -87,7 +87,10 @@ def test_switches(setting: Any, form: str, expected: bool) -> None:
 
 
 def test_a_switch_with_a_wrong_value() -> None:
-    with pytest.raises(click.UsageError, match=r"^--loop: 'maybe' is neither true nor false; use --loop or --no-loop$"):
+    with pytest.raises(
+        click.UsageError,
+        match=r"^--loop: 'maybe' is neither true nor false; use true or false, or --loop or --no-loop$",
+    ):
         parsed("serve", ["--loop=maybe"])
     with pytest.raises(click.UsageError, match="unexpected extra argument"):
         parsed("serve", ["--loop", "maybe"])

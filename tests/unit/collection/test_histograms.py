@@ -170,7 +170,7 @@ def test_an_instance_that_ends_takes_its_histograms_along() -> None:
 @pytest.mark.parametrize("choice", MetricSet)
 def test_only_the_full_set_has_them(choice: MetricSet) -> None:
     """The default set keeps its budget; no source is asked for what the loop makes itself."""
-    asked = everything(choice).asked
+    asked = everything(choice).read_rows
     plan = make_plan(asked, DEFAULT_SETTINGS, xids_reported=True)
 
     assert {row for row in asked if row.edges} == (set(ROWS) if choice is MetricSet.FULL else set())

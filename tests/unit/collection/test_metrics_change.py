@@ -139,9 +139,9 @@ def holds(seen: Sequence[dict[Metric, float]]) -> None:
 
 def test_nothing_is_missing_while_devices_change(run: Run) -> None:
     """There and back, and the device that is not used any more is given back."""
-    run.collector.choose(AFTER)
+    run.collector.set_metrics(AFTER)
     run.until(lambda: m.FP64_ACTIVE in run.seen[-1])
-    run.collector.choose(BEFORE)
+    run.collector.set_metrics(BEFORE)
     run.until(lambda: m.FP64_ACTIVE not in run.seen[-1])
 
     holds(run.seen)
@@ -150,7 +150,7 @@ def test_nothing_is_missing_while_devices_change(run: Run) -> None:
 
 def test_the_same_metrics_again_change_nothing(run: Run) -> None:
     """Another sequence of the same rows is no reason to attach anew."""
-    run.collector.choose(tuple(list(BEFORE)))
+    run.collector.set_metrics(tuple(list(BEFORE)))
     run.ticks(6)
 
     assert len(run.source.devices) == 1
@@ -159,7 +159,7 @@ def test_the_same_metrics_again_change_nothing(run: Run) -> None:
 def test_a_metric_that_never_comes_does_not_hold_the_others_up(run: Run) -> None:
     """Of a device that lost the answer, no more is waited for than some reads."""
     run.source.never = frozenset({m.SM_ACTIVE})
-    run.collector.choose(AFTER)
+    run.collector.set_metrics(AFTER)
     run.until(lambda: m.FP64_ACTIVE in run.seen[-1])
 
     assert m.SM_ACTIVE not in run.seen[-1]
@@ -168,7 +168,7 @@ def test_a_metric_that_never_comes_does_not_hold_the_others_up(run: Run) -> None
 def test_a_gpu_that_is_not_attached_anew_goes_on_as_it_was(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     """And is tried again later."""
     run.source.refuses = 1
-    run.collector.choose(AFTER)
+    run.collector.set_metrics(AFTER)
     run.until(lambda: m.FP64_ACTIVE in run.seen[-1])
 
     holds(run.seen)
@@ -181,10 +181,10 @@ def test_a_gpu_that_is_not_attached_anew_goes_on_as_it_was(run: Run, caplog: pyt
 def test_choices_that_change_quickly_leave_no_device_behind(run: Run, ticks: int) -> None:
     """Only the last one counts, whether a device has had the time to take over or not."""
     for number in range(50):
-        run.collector.choose(AFTER if number % 2 else BEFORE)
+        run.collector.set_metrics(AFTER if number % 2 else BEFORE)
         if number % 3:
             run.ticks(ticks)
-    run.collector.choose(AFTER)
+    run.collector.set_metrics(AFTER)
     run.until(lambda: m.FP64_ACTIVE in run.seen[-1])
 
     assert sum(not device.closed for device in run.source.devices) == 1

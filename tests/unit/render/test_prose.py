@@ -210,7 +210,7 @@ def test_roots_of_a_signal() -> None:
     found = with_roots((s.PCIE_RX_USE,))
 
     assert found == (s.PCIE_RX_USE, s.PCIE_RX, s.PCIE_LINK, s.PCIE_WIDTH, s.PCIE_GEN)
-    assert derivation(s.PCIE_RX_USE.made[0]) == "PCIe traffic to the GPU / PCIe link capacity"  # type: ignore[arg-type]
+    assert derivation(s.PCIE_RX_USE.definitions[0]) == "PCIe traffic to the GPU / PCIe link capacity"  # type: ignore[arg-type]
 
 
 def test_every_class_has_a_sentence() -> None:

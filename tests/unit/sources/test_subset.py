@@ -43,7 +43,7 @@ def test_a_uuid_finds_its_gpu() -> None:
 
 def test_one_that_is_not_there_is_named_with_those_that_are() -> None:
     """At the start, where it is a mistake."""
-    with pytest.raises(SourceLost, match=r"--devices: there is no GPU 7, GPU-x; those there are: 0 \(GPU-.*, 3 \(GPU-"):
+    with pytest.raises(SourceLost, match=r"--devices: there is no GPU 7, GPU-x: choose from 0 \(GPU-.*, 3 \(GPU-"):
         some(0, 7, "GPU-x").open()
 
 
