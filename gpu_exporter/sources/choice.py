@@ -19,7 +19,7 @@ from gpu_exporter.config import Config
 from gpu_exporter.inputs import Hostengine, choice, nearest
 from gpu_exporter.model.errors import GpuExporterError, SourceLost
 from gpu_exporter.model.source import Source
-from gpu_exporter.model.source_kind import AUTO, DCGM, NVML, REPLAY, SIMULATED, SOURCE_KINDS
+from gpu_exporter.model.source_kind import AUTO, DCGM, NVML, OF_SIMULATED, REPLAY, SIMULATED, SOURCE_KINDS
 from gpu_exporter.sources.dcgm import places as dcgm_places
 from gpu_exporter.sources.nvml import driver
 from gpu_exporter.sources.subset import Subset
@@ -80,16 +80,28 @@ def _made(config: Config) -> Mapping[str, Source]:
         choice(*SOURCE_KINDS)(config.source)
     except ValueError as error:
         raise GpuExporterError(f"--source: {error}") from error
-    for reserved in RESERVED:
-        for setting in reserved.settings if config.source not in reserved.sources else ():
-            if _is_set(config, setting):
-                raise GpuExporterError(f"--{setting.replace('_', '-')} {reserved.needs}")
+    refuse_unread(config)
     made = FACTORIES[config.source](config)
     return made if isinstance(made, Mapping) else {node_name(config, made.name, os.environ): made}
 
 
+def refuse_unread(config: Config) -> None:
+    """Raise GpuExporterError for a setting that the source does not read."""
+    for reserved in RESERVED:
+        for setting in reserved.settings if config.source not in reserved.sources else ():
+            if _is_set(config, setting):
+                raise GpuExporterError(f"--{setting.replace('_', '-')} {reserved.needs}")
+
+
 def _is_set(config: Config, setting: str) -> bool:
     return bool(getattr(config, setting) != getattr(Config(), setting))
+
+
+def origin(source: Source) -> str:
+    """Return the name of the source from which the values come: of a replay, the one that was recorded."""
+    if source.name != REPLAY.name:
+        return source.name
+    return SIMULATED.name if source.description == OF_SIMULATED else REPLAY.name
 
 
 def node_name(config: Config, source: str, environ: Mapping[str, str]) -> str:
