@@ -75,6 +75,7 @@ class DcgmSource:
         self._reading = threading.Lock()
         self._bindings: Bindings | None = None
         self._session: Session | None = None
+        self._unclosed: list[Session] = []
         self._supported: frozenset[int] = frozenset()
         self._listed: int | None = None
         self._stamp: int | None = None
@@ -94,16 +95,32 @@ class DcgmSource:
 
     def open(self) -> None:
         """Reconnect, without anything of an earlier connection. Raises SourceLost."""
-        old, self._session = self._session, None
+        self._retire()
 
         def connect() -> Session:
-            if old is not None:
-                old.close()
+            self._close_retired()
+            session = self._connected()
+            try:
                 self._caller.beat()
-            return self._connected()
+            except SourceLost:  # nobody waits for it any more
+                session.close()
+                raise
+            return session
 
         self._bindings = self._bindings or load(self._folder)
         self._session = self._caller.call(connect, CONNECT_SECONDS)
+
+    def _retire(self) -> None:
+        """Stop using the session. It stays open until a call can be made: a host engine has room for few groups."""
+        session, self._session = self._session, None
+        if session is not None:
+            self._unclosed.append(session)
+
+    def _close_retired(self) -> None:
+        """Only on the thread."""
+        while self._unclosed:
+            self._unclosed.pop().close()
+            self._caller.beat()
 
     def _connected(self) -> Session:
         assert self._bindings is not None
@@ -224,10 +241,10 @@ class DcgmSource:
             log.warning("--devices: there is no GPU instance %s; those there are: %s", ", ".join(absent), existing)
 
     def close(self) -> None:
-        session, self._session = self._session, None
-        if session is not None:
+        self._retire()
+        if self._unclosed:
             with suppress(SourceLost):
-                self._caller.call(session.close, STOP_SECONDS if self._hostengine.embedded else CLOSE_SECONDS)
+                self._caller.call(self._close_retired, STOP_SECONDS if self._hostengine.embedded else CLOSE_SECONDS)
 
     # --- what devices use (`DeviceContext`) -----------------------------------------------------------------------
 
