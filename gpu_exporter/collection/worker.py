@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from gpu_exporter.collection.connection import Connection
 from gpu_exporter.collection.gpu_record import Records
@@ -20,6 +21,8 @@ from gpu_exporter.model.source import Device, MeansReader
 from gpu_exporter.sources.backoff import Backoff
 
 log = logging.getLogger(__name__)
+
+BUG = "GPU %d: unexpected error, please report it"
 
 
 class Worker(threading.Thread):
@@ -93,11 +96,13 @@ class Worker(threading.Thread):
             return
         with self._instant_tick:
             self._busy_since = time.monotonic()
-            if self._connection.stopping.is_set():
-                self._end()
-            else:
-                self._run_tick()
-            self._busy_since = None
+            try:
+                if self._connection.stopping.is_set():
+                    self._end()
+                else:
+                    self._run_tick()
+            finally:
+                self._busy_since = None
 
     # --- its own thread -------------------------------------------------------------------------------------------
 
@@ -109,8 +114,10 @@ class Worker(threading.Thread):
             self._woken.clear()
             if self._connection.stopping.is_set():
                 break
-            self._run_tick()
-            self._busy_since = None
+            try:
+                self._run_tick()
+            finally:
+                self._busy_since = None
             self._finished()
         self._end()
 
@@ -119,15 +126,25 @@ class Worker(threading.Thread):
         try:
             self._tick()
         except Exception:  # a bug in this program must not look like a GPU that hangs
-            log.exception("GPU %d: unexpected error, please report it", self.index)
-            self._failed("internal_error", "unexpected error")
+            log.exception(BUG, self.index)
+            with self._logging_bugs():
+                self._failed("internal_error", "unexpected error")
         self.record.spent += time.monotonic() - started
+
+    @contextmanager
+    def _logging_bugs(self) -> Iterator[None]:
+        """Log an unexpected error instead of raising it, so that the rest is still done."""
+        try:
+            yield
+        except Exception:
+            log.exception(BUG, self.index)
 
     def _end(self) -> None:
         self._drop_successor()
-        if self._device:
-            self._device.close()
-            self._device = None
+        device, self._device = self._device, None
+        if device:
+            with self._logging_bugs():
+                device.close()
 
     def _tick(self) -> None:
         started, plan = time.monotonic(), self._plan()
@@ -195,12 +212,14 @@ class Worker(threading.Thread):
 
     def _detach(self) -> None:
         self._drop_successor()
-        if self._device:
-            self._log_events(self._device)  # an XID may say why the GPU died
+        device, self._device = self._device, None
+        if device:
+            with self._logging_bugs():
+                self._log_events(device)  # an XID may say why the GPU died
             if self._claims_record():
                 self.record.detached()
-            self._device.close()
-            self._device = None
+            with self._logging_bugs():
+                device.close()
 
     def _failed(self, reason: str, message: str) -> None:
         self._detach()
@@ -250,6 +269,7 @@ class Worker(threading.Thread):
         self.record.taken_over(reports_xids=successor.device.xids_since is not None)
 
     def _drop_successor(self) -> None:
-        if self._successor:
-            self._successor.device.close()
-            self._successor = None
+        successor, self._successor = self._successor, None
+        if successor:
+            with self._logging_bugs():
+                successor.device.close()

@@ -167,6 +167,25 @@ def test_a_stuck_worker_costs_only_its_gpu(node: Node) -> None:
     assert stuck.reason == ""
 
 
+def test_a_device_with_bugs_costs_only_its_gpu(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its thread goes on, and reads it again after the back-off."""
+    node.tick()
+
+    def fail(device: GatedDevice, *arguments: object) -> None:
+        raise RuntimeError("a bug")
+
+    with monkeypatch.context() as broken:
+        for method in ("read", "events", "close"):
+            broken.setattr(GatedDevice, method, fail)
+        assert node.tick() == [0, 1]
+    assert {record.reason for record in node.records.identified()} == {"internal_error"}
+    for worker in node.workers._workers:
+        worker._backoff.reset()
+    assert node.tick() == [0, 1]
+
+    assert {record.reason for record in node.records.identified()} == {""}
+
+
 def test_the_end_is_no_proof_of_idleness(node: Node) -> None:
     """Whoever waits is let go when the collector stops, but must not close a library that a call is inside of."""
     node.tick()
