@@ -49,13 +49,9 @@ class Connector(threading.Thread):
     def run(self) -> None:
         """Keep the library open, or released, until the collector stops."""
         while not self._connection.stopping.is_set():
-            wait = RESCAN_SECONDS
             try:
                 release = self._connection.hand_over.present()
-                if release:
-                    wait = self._release(release)
-                else:
-                    self._keep_open()
+                wait = self._release(release) if release else self._keep_open()
             except SourceLost as error:
                 self._connection.failed(error)
                 wait = self._retry.failed()
@@ -72,19 +68,30 @@ class Connector(threading.Thread):
         if not self._detach() or self._connection.stopping.is_set():  # `Collector.stop` closes the library itself
             return min(release.left, RELEASE_RETRY_SECONDS)
         release.close(self._source)
+        self._retry.reset()
         return release.left
 
-    def _keep_open(self) -> None:
+    def _keep_open(self) -> float:
+        """Open the library if it is down. Return after how many seconds to check again."""
         self._reload_needed = self._source.reload_needed()
         if not self._connection.up:
+            wait = self._retry.due - time.monotonic()
+            if wait > 0:
+                return wait
             self._reopen()
+            self._retry.failed()  # reset once the library has stayed up until the next scan
+        else:
             self._retry.reset()
-        elif not self._needs_restart():
+            self._restart_if_needed()
+        self._rescan()
+        return RESCAN_SECONDS
+
+    def _restart_if_needed(self) -> None:
+        if not self._needs_restart():
             self._restart.reset()
         elif time.monotonic() >= self._restart.due:
             self._restart.failed()
             self._reopen()
-        self._rescan()
 
     def _reopen(self) -> None:
         """Reopen the library.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -49,21 +50,24 @@ class _DcgmThread(threading.Thread):
     def run(self) -> None:
         retry = Backoff()
         while not self._closed:
-            wait = None
-            if self.down:
-                try:
-                    self._open()
-                    retry.reset()
-                except SourceLost as error:
-                    self._report(error)
-                    wait = retry.failed()
-                except Exception:
-                    log.exception("source dcgm: unexpected error, please report it")
-                    wait = retry.failed()
-            self._wake.wait(wait)
+            wait = retry.due - time.monotonic()
+            if wait <= 0 and self.down:
+                self._try_to_open()
+                wait = retry.failed()
+            elif wait <= 0:  # the connection has lasted for as long as the back-off
+                retry.reset()
+            self._wake.wait(wait if wait > 0 else None)
             self._wake.clear()
         if self._source:
             self._source.close()
+
+    def _try_to_open(self) -> None:
+        try:
+            self._open()
+        except SourceLost as error:
+            self._report(error)
+        except Exception:
+            log.exception("source dcgm: unexpected error, please report it")
 
     def _open(self) -> None:
         if self._source is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -131,6 +132,17 @@ def test_a_lost_library_is_closed_and_opened(node: Node) -> None:
     until(lambda: node.connection.up, 10, "a library that is open again")
 
     assert node.library.calls == ["close", "open"] * 2
+
+
+def test_a_library_that_is_lost_at_once_is_reopened_with_back_off(node: Node) -> None:
+    """It opens without an error, and every read then finds it dead."""
+    node.run()
+    end = time.monotonic() + 1.5
+    while time.monotonic() < end:
+        node.connection.lost(node.connection.generation, SourceLost("driver: gone"))
+        time.sleep(0.01)
+
+    assert node.library.calls.count("open") <= 2
 
 
 def test_a_change_of_the_bus_restarts_the_library(node: Node) -> None:

@@ -200,6 +200,25 @@ def test_a_dead_host_engine_costs_what_it_gave_and_heals(both: tuple[FakeSource,
     source.close()
 
 
+def test_a_host_engine_that_fails_every_read_is_reopened_with_back_off(both: tuple[FakeSource, FakeSource]) -> None:
+    first, second = both
+
+    def fail(gpu: Gpu, metrics: Sequence[Metric]) -> Reading:
+        raise SourceLost("DCGM: it hangs", "stalled")
+
+    second._answers = fail
+    source = AutoSource(first, lambda: second)
+    source.open()
+    device = source.attach(1, ASKED)
+    end = time.monotonic() + 1.5
+    while time.monotonic() < end:
+        device.read(frozenset(Pace))
+        time.sleep(0.01)
+    source.close()
+
+    assert second.opened <= 2
+
+
 def test_a_gpu_that_dcgm_does_not_know_keeps_nvml(both: tuple[FakeSource, FakeSource]) -> None:
     first, second = both
     second.gpus = [HOPPER]
