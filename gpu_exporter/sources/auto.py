@@ -41,6 +41,7 @@ class _DcgmThread(threading.Thread):
     def __init__(self, make: Callable[[], SecondSource], interval: float) -> None:
         super().__init__(name="dcgm-open", daemon=True)
         self.down = "no_answer_yet"
+        self.opened = 0
         self._make = make
         self._interval = interval
         self._source: SecondSource | None = None
@@ -75,6 +76,7 @@ class _DcgmThread(threading.Thread):
             self._source.sample_every(self._interval)
         self._source.close()
         self._source.open()
+        self.opened += 1
         log.info("source dcgm is used for GPUs without GPM")
         self.down = ""
 
@@ -85,6 +87,7 @@ class _DcgmThread(threading.Thread):
 
     def attach(self, gpu: Gpu, metrics: Sequence[Metric]) -> Device:
         """Attach the same GPU through DCGM. Raises GpuLost, SourceLost."""
+        opened = self.opened
         if self.down or self._source is None:
             raise SourceLost("DCGM is not open", self.down)
         try:
@@ -93,12 +96,12 @@ class _DcgmThread(threading.Thread):
                 raise GpuLost(f"GPU {gpu.index}: DCGM does not read it", "gone")
             return self._source.attach(index, metrics)
         except SourceLost as error:
-            self.lost(error)
+            self.lost(error, opened)
             raise
 
-    def lost(self, error: SourceLost) -> None:
-        """Reopen DCGM."""
-        if not self.down:
+    def lost(self, error: SourceLost, opened: int) -> None:
+        """Reopen DCGM, unless it was reopened since: `opened` is the number of the connection that failed."""
+        if not self.down and opened == self.opened:
             self._report(error)
             self._wake.set()
 
@@ -122,6 +125,7 @@ class MixedDevice:
         self._gpm = [metric for metric in metrics if isinstance(metric.nvml, Gpm)]
         self._dcgm = dcgm
         self._second: Device | None = None
+        self._opened = 0
         self._given: set[Series] = set()
         self._names: dict[Series, Series] = {}
         self._retry = Backoff()
@@ -168,12 +172,13 @@ class MixedDevice:
             if self._retry.due > reading.at:
                 raise SourceLost("DCGM is asked again later", dcgm.down or "gone")
             wanted = [metric for metric in reading.unsupported if metric.dcgm is not None]
+            self._opened = dcgm.opened
             self._second = dcgm.attach(self.gpu, wanted)
             paces = frozenset(Pace)
         try:
             second = self._second.read(paces)
         except SourceLost as error:
-            dcgm.lost(error)
+            dcgm.lost(error, self._opened)
             raise
         self._retry.reset()
         self._given.update(self._renamed(series) for series in second.values)

@@ -200,6 +200,35 @@ def test_a_dead_host_engine_costs_what_it_gave_and_heals(both: tuple[FakeSource,
     source.close()
 
 
+def test_device_of_an_earlier_connection_does_not_close_the_present_one(
+    both: tuple[FakeSource, FakeSource],
+) -> None:
+    """Two GPUs notice the same loss, the second one only when DCGM is open again."""
+    first, second = both
+    first.gpus = [AMPERE, Gpu(2, "GPU-b")]
+    second.gpus = first.gpus
+    source = AutoSource(first, lambda: second)
+    source.open()
+    devices = [source.attach(index, ASKED) for index in range(2)]
+    for device in devices:
+        until(lambda device=device: m.SM_ACTIVE in by_metric(device.read(frozenset(Pace))))  # type: ignore[misc]
+    earlier = second.devices[1]
+    second.down = SourceLost("DCGM: the host engine is gone", "connection_lost")
+    devices[0].read(frozenset(Pace))
+    second.down = None
+    until(lambda: second.opened == 2)
+    until(lambda: m.SM_ACTIVE in by_metric(devices[0].read(frozenset(Pace))))
+
+    def fail(metrics: Sequence[Metric]) -> Reading:
+        raise SourceLost("DCGM: reconnected meanwhile", "no_connection")
+
+    earlier._answers = fail
+    devices[1].read(frozenset(Pace))
+    assert earlier.closed
+    assert all(m.SM_ACTIVE in by_metric(device.read(frozenset(Pace))) for device in devices)
+    source.close()
+
+
 def test_a_host_engine_that_fails_every_read_is_reopened_with_back_off(both: tuple[FakeSource, FakeSource]) -> None:
     first, second = both
 
