@@ -155,9 +155,9 @@ class Records:
         self._records: dict[str, GpuRecord] = {}
         self._workers: WeakKeyDictionary[GpuRecord, int] = WeakKeyDictionary()
 
-    def unidentified(self, worker: int) -> GpuRecord:
-        """Return a record for the worker of this index to use until its GPU is identified."""
-        record = self._new(Gpu(worker))
+    def unidentified(self, worker: int, gpu_index: int) -> GpuRecord:
+        """Return a record for this worker to use until the GPU of its index is identified."""
+        record = self._new(Gpu(gpu_index))
         with self._lock:
             self._workers[record] = worker
         return record

@@ -26,8 +26,9 @@ BUG = "GPU %d: unexpected error, please report it"
 
 
 class Worker(threading.Thread):
-    """Reads the GPU of one index at each collection. Only this thread uses its device, so a call that hangs affects no
-    other GPU.
+    """Reads one GPU at each collection. Only this thread uses its device, so a call that hangs affects no other GPU.
+
+    `index` is the GPU's position in the source, `gpu_index` the index that the driver gives it.
 
     The thread of an `instant` worker is never started: it reads on the thread that wakes it.
     `plan` returns what to read now; `finished` is called after each read.
@@ -36,6 +37,7 @@ class Worker(threading.Thread):
     def __init__(
         self,
         index: int,
+        gpu_index: int,
         connection: Connection,
         records: Records,
         plan: Callable[[], Plan],
@@ -44,10 +46,11 @@ class Worker(threading.Thread):
         instant: bool,
         finished: Callable[[], None],
     ) -> None:
-        super().__init__(name=f"gpu-{index}", daemon=True)
+        super().__init__(name=f"gpu-{gpu_index}", daemon=True)
         self.index = index
+        self.gpu_index = gpu_index
         self.instant = instant
-        self.record = self._unidentified = records.unidentified(index)
+        self.record = self._unidentified = records.unidentified(index, gpu_index)
         self._connection = connection
         self._records = records
         self._plan = plan
@@ -126,7 +129,7 @@ class Worker(threading.Thread):
         try:
             self._tick()
         except Exception:  # a bug in this program must not look like a GPU that hangs
-            log.exception(BUG, self.index)
+            log.exception(BUG, self.gpu_index)
             with self._logging_bugs():
                 self._failed("internal_error", "unexpected error")
         self.record.spent += time.monotonic() - started
@@ -137,7 +140,7 @@ class Worker(threading.Thread):
         try:
             yield
         except Exception:
-            log.exception(BUG, self.index)
+            log.exception(BUG, self.gpu_index)
 
     def _end(self) -> None:
         self._drop_successor()
@@ -157,7 +160,7 @@ class Worker(threading.Thread):
                 self.record.released()
         between_pages = self._between_pages
         if self._device and not self._claims_record():
-            self._failed("gone", f"the driver lists the GPU that was at index {self.index} at another index")
+            self._failed("gone", f"the driver lists the GPU that was at index {self.gpu_index} at another index")
         if not self._connection.up or self._connection.paused:
             return
         if self._device is None and (between_pages or started < self._backoff.due):
@@ -248,7 +251,7 @@ class Worker(threading.Thread):
                 self._successor = Successor(device, plan.metrics)
             reading = self._successor.read(self.record)
         except GpuLost as error:  # if the GPU is lost, the device in use reports that, too
-            log.warning("GPU %d: the changed metrics are not read yet: %s", self.index, error)
+            log.warning("GPU %d: the changed metrics are not read yet: %s", self.gpu_index, error)
             self._drop_successor()
             self._successor_backoff.failed()
             return None

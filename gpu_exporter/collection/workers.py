@@ -11,7 +11,7 @@ from gpu_exporter.collection.gpu_record import GpuRecord, Records
 from gpu_exporter.collection.settings import Plan
 from gpu_exporter.collection.worker import Worker
 from gpu_exporter.health.events import EventLog
-from gpu_exporter.model.source import Instant
+from gpu_exporter.model.source import Instant, Narrowed
 
 log = logging.getLogger(__name__)
 
@@ -44,8 +44,10 @@ class Workers:
         source = self._connection.source
         for index in range(len(self._workers), count):
             instant = isinstance(source, Instant) and source.instant(index)
+            gpu_index = source.gpu_index(index) if isinstance(source, Narrowed) else index
             worker = Worker(
                 index,
+                gpu_index,
                 self._connection,
                 self._records,
                 self._plan,
@@ -60,7 +62,7 @@ class Workers:
                 if not self._refused:
                     log.error(
                         "GPU %d is not read: %s; raise the limit on processes (ulimit -u, pids.max) or on memory",
-                        index,
+                        gpu_index,
                         error,
                     )
                 self._refused = True
@@ -131,9 +133,9 @@ class Workers:
         return [worker.record for worker in self._workers[: self._count] if worker.unidentified]
 
     def stuck(self) -> list[int]:
-        """Return the indices of workers that are stuck in a driver call; if none is, those of workers in a call."""
-        stalled = [worker.index for worker in self._workers if worker.stalled]
-        return stalled or [worker.index for worker in self._workers if worker.busy]
+        """Return the indices of GPUs that are stuck in a driver call; if none is, those of GPUs in a call."""
+        stalled = [worker.gpu_index for worker in self._workers if worker.stalled]
+        return stalled or [worker.gpu_index for worker in self._workers if worker.busy]
 
     def threads(self) -> list[threading.Thread]:
         """Return the threads that were started."""

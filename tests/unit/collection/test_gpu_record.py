@@ -88,9 +88,9 @@ def test_a_gone_gpu_expires(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_unidentified_gpu_is_not_listed() -> None:
     """Its worker has a record to use, which is not one of a GPU."""
     records = Records(15.0)
-    record = records.unidentified(3)
+    record = records.unidentified(3, 5)
 
-    assert (records.worker_index(record), record.gpu, records.identified()) == (3, Gpu(3), [])
+    assert (records.worker_index(record), record.gpu, records.identified()) == (3, Gpu(5), [])
 
 
 @pytest.mark.parametrize(

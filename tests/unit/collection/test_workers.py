@@ -12,6 +12,7 @@ from gpu_exporter.collection.connection import Connection
 from gpu_exporter.collection.gpu_record import Records
 from gpu_exporter.collection.settings import CollectionSettings, Plan, make_plan
 from gpu_exporter.collection.workers import Workers
+from gpu_exporter.model.errors import GpuLost
 from gpu_exporter.model.gpu import Gpu, Reading, Series
 from gpu_exporter.model.metric import Metric, Pace
 from tests.support.tools import until
@@ -99,6 +100,25 @@ def test_a_gpu_is_unidentified_until_it_was_read(node: Node) -> None:
     records = node.records.identified()
     assert [record.gpu.uuid for record in sorted(records, key=lambda record: record.gpu.index)] == ["GPU-0", "GPU-1"]
     assert all(node.workers.worker_of(record).record is record for record in records)
+
+
+def test_an_unidentified_gpu_has_the_index_of_the_driver(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also where a source has only some of the GPUs."""
+
+    def fail(source: GatedSource, index: int, metrics: Sequence[Metric]) -> GatedDevice:
+        raise GpuLost("it fell off the bus", "lost")
+
+    monkeypatch.setattr(GatedSource, "gpu_index", lambda source, position: position + 5, raising=False)
+    monkeypatch.setattr(GatedSource, "attach", fail)
+    node = Node()
+    node.tick()
+    gpus = [record.gpu for record in node.workers.unidentified()]
+    node.stop()
+
+    assert gpus == [Gpu(5), Gpu(6)]
+    assert sorted(caplog.messages) == [f"GPU {n} (not identified) is down: it fell off the bus" for n in (5, 6)]
 
 
 def test_a_thread_that_the_system_refuses_costs_one_gpu(
