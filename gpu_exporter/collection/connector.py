@@ -62,14 +62,17 @@ class Connector(threading.Thread):
 
     def _release(self, release: Release) -> float:
         """Close the library once no call is inside it. Return after how many seconds to check again."""
-        if release.closed:
+        if release.done:
             return release.left
+        if release.closed:
+            release.check_files(self._source)
+            return min(release.left, RELEASE_RETRY_SECONDS)
         self._connection.begin_release()
         if not self._detach() or self._connection.stopping.is_set():  # `Collector.stop` closes the library itself
             return min(release.left, RELEASE_RETRY_SECONDS)
         release.close(self._source)
         self._retry.reset()
-        return release.left
+        return release.left if release.done else min(release.left, RELEASE_RETRY_SECONDS)
 
     def _keep_open(self) -> float:
         """Open the library if it is down. Return after how many seconds to check again."""

@@ -173,6 +173,21 @@ def test_a_release_closes_the_library_until_it_ends(node: Node) -> None:
     assert node.library.calls[-1] == "open"
 
 
+def test_a_release_is_complete_when_the_last_file_is_closed(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host engine in this process stops later than the library closes."""
+    files = ["/dev/nvidiactl"]
+    monkeypatch.setattr("gpu_exporter.collection.hand_over.device_files", lambda: tuple(files))
+    node.run()
+    node.connection.hand_over.begin(600)
+    release = node.connection.hand_over.release
+    assert release is not None
+    until(lambda: release.closed, 10, "a closed library")
+    assert release.problem([]) == "still open: /dev/nvidiactl"
+    files.clear()
+
+    until(lambda: release.done, 10, "a complete release")
+
+
 def test_an_unexpected_error_is_logged_and_tried_again(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     """A bug must not end the thread that opens the library."""
     node.library.error = RuntimeError("a bug")  # type: ignore[assignment]
