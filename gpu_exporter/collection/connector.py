@@ -92,7 +92,7 @@ class Connector(threading.Thread):
     def _restart_if_needed(self) -> None:
         if not self._needs_restart():
             self._restart.reset()
-        elif time.monotonic() >= self._restart.due:
+        elif time.monotonic() >= self._restart.due and not self._workers.any_stalled():
             self._restart.failed()
             self._reopen()
 

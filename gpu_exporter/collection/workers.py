@@ -84,6 +84,10 @@ class Workers:
             )
             return not any(worker.busy for worker in self._workers)  # the wait also ends when the collector stops
 
+    def any_stalled(self) -> bool:
+        """Return whether a worker is stuck in a driver call."""
+        return any(worker.stalled for worker in self._workers)
+
     def all_lost(self) -> bool:
         """Return whether all GPUs are lost."""
         return all(worker.record.reason in LOST for worker in self._workers)

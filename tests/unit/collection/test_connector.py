@@ -13,6 +13,7 @@ from gpu_exporter.collection.connection import Connection
 from gpu_exporter.collection.connector import Connector
 from gpu_exporter.collection.gpu_record import Records
 from gpu_exporter.collection.settings import CollectionSettings, make_plan
+from gpu_exporter.collection.worker import Worker
 from gpu_exporter.collection.workers import Workers
 from gpu_exporter.model.errors import SourceLost
 from gpu_exporter.model.metric import Metric
@@ -29,6 +30,7 @@ class Library(FakeSource):
         super().__init__()
         self.calls: list[str] = []
         self.gpus = 1
+        self.scans = 0
         self.bus: int | None = None
         self.reload: bool | None = None
         self.error: SourceLost | None = None
@@ -42,6 +44,7 @@ class Library(FakeSource):
         self.calls.append("close")
 
     def count(self) -> int:
+        self.scans += 1
         return self.gpus
 
     def expected(self) -> int | None:
@@ -156,6 +159,24 @@ def test_a_change_of_the_bus_restarts_the_library(node: Node) -> None:
 
     assert node.library.calls == ["close", "open"] * 2
     assert node.connector.most_gpus >= 1
+
+
+def test_a_change_of_the_bus_does_not_pause_gpus_beside_a_stuck_one(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library could not be reopened anyway: a call is inside it."""
+    node.library.bus = 1
+    node.run()
+    monkeypatch.setattr(Worker, "stalled", 5.0)
+    monkeypatch.setattr(Worker, "busy", True)
+    waits: list[float] = []
+    monkeypatch.setattr(node.workers, "wait_idle", waits.append)
+    node.library.bus = 2
+    scans = node.library.scans
+    node.connection.wake()
+    until(lambda: node.library.scans > scans, 10, "a scan")
+
+    assert waits == []
 
 
 def test_a_release_closes_the_library_until_it_ends(node: Node) -> None:
