@@ -120,6 +120,7 @@ class MixedDevice:
     def __init__(self, first: Device, metrics: Sequence[Metric], dcgm: Callable[[], _DcgmThread | None]) -> None:
         self.gpu = first.gpu
         self.source_info: Series | None = None
+        self.closed = False
         self._first = first
         self._read_means = first.read_means if isinstance(first, MeansReader) else None
         self._gpm = [metric for metric in metrics if isinstance(metric.nvml, Gpm)]
@@ -217,7 +218,7 @@ class MixedDevice:
             second.close()
 
     def close(self) -> None:
-        self.source_info = None
+        self.closed, self.source_info = True, None
         self._close_second()
         self._first.close()
 
@@ -256,7 +257,7 @@ class AutoSource:
         self._dcgm: _DcgmThread | None = None
         self._starting = threading.Lock()
         self._refused = False
-        self._devices: dict[str, MixedDevice] = {}
+        self._devices: dict[str, list[MixedDevice]] = {}
 
     @property
     def reads_until_profiled(self) -> int:
@@ -285,7 +286,8 @@ class AutoSource:
 
     def attach(self, index: int, metrics: Sequence[Metric]) -> MixedDevice:
         device = MixedDevice(self._nvml.attach(index, metrics), metrics, self._second)
-        self._devices[device.gpu.uuid] = device
+        others = [other for other in self._devices.get(device.gpu.uuid, ()) if not other.closed]
+        self._devices[device.gpu.uuid] = [*others, device]  # while metrics change, a GPU is attached twice
         return device
 
     def _second(self) -> _DcgmThread | None:
@@ -309,8 +311,9 @@ class AutoSource:
 
     def non_gpu_samples(self) -> Sequence[Sample]:
         """Return from what each GPU is read, and why."""
-        devices = self._devices.copy().values()
-        return [Sample(device.source_info, 1.0) for device in devices if device.source_info]
+        attached = self._devices.copy().values()
+        latest = ([device.source_info for device in devices if device.source_info][-1:] for devices in attached)
+        return [Sample(info, 1.0) for infos in latest for info in infos]
 
     def close(self) -> None:
         self._devices.clear()

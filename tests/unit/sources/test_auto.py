@@ -170,6 +170,22 @@ def test_a_node_of_hopper_never_opens_dcgm(both: tuple[FakeSource, FakeSource]) 
     assert second.devices == []
 
 
+def test_gpu_that_is_attached_twice_is_shown_once(both: tuple[FakeSource, FakeSource]) -> None:
+    """Whichever of its devices is closed first."""
+    source = AutoSource(both[0], None)
+    source.open()
+    shown = [("GPU-a", "nvml/no_gpm_and_no_dcgm")]
+    present = source.attach(1, ASKED)
+    present.read(frozenset(Pace))
+    for earlier_is_closed in (False, True):
+        successor = source.attach(1, ASKED)
+        assert choices(source) == shown
+        successor.read(frozenset(Pace))
+        assert choices(source) == shown
+        (present if earlier_is_closed else successor).close()
+        assert choices(source) == shown
+
+
 def test_without_dcgm_the_reason_is_shown(both: tuple[FakeSource, FakeSource]) -> None:
     source = AutoSource(both[0], None)
     source.open()
