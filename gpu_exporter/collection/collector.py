@@ -180,7 +180,7 @@ class Collector:
     def evidence(self, pci: str) -> GpuState | None:
         """Return the GPU at a PCI address with its current values, for an event on it; None if there is no such GPU."""
         record = self._records.at_address(pci)
-        return record.evidence() if record else None
+        return record.evidence(self.settings.interval) if record else None
 
     def snapshot(self) -> Snapshot:
         """Return a snapshot of now. Calls no driver."""

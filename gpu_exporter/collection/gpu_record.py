@@ -24,7 +24,8 @@ log = logging.getLogger(__name__)
 STALE_INTERVALS = 2.5
 # How long a GPU that the driver no longer lists is shown as gone.
 GONE_SECONDS = 86400.0
-# The values of a GPU that are stored with an event on it.
+# The values of a GPU that are stored with an event on it, and how old they may be with short intervals.
+EVIDENCE_SECONDS = 5.0
 EVIDENCE = frozenset(
     {
         m.SM_CLOCK,
@@ -79,9 +80,12 @@ class GpuRecord:
         """Return whether the GPU was last read so long ago that it is not shown any more if it is gone."""
         return time.monotonic() - max(self.claimed_at, self.read_at or self.claimed_at) > GONE_SECONDS
 
-    def evidence(self) -> GpuState:
-        """Return the GPU and those of its latest values that are stored with an event."""
-        unlabelled = ((series, value) for series, value in self.samples if not series.labels)
+    def evidence(self, interval: float = 0.0) -> GpuState:
+        """Return the GPU and those of its values that are stored with an event; none if they are older than a few
+        seconds, or two intervals."""
+        longest = max(EVIDENCE_SECONDS, 2 * interval)
+        fresh = self.read_at is not None and time.monotonic() - self.read_at < longest
+        unlabelled = ((series, value) for series, value in self.samples if fresh and not series.labels)
         return GpuState(
             self.gpu, {str(series.metric): value for series, value in unlabelled if series.metric in EVIDENCE}
         )

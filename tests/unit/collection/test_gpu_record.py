@@ -114,6 +114,20 @@ def test_evidence_is_of_the_whole_gpu() -> None:
     assert record.evidence() == (GPU, {str(m.GPU_TEMP): 60.0})
 
 
+@pytest.mark.parametrize(
+    ("interval", "age", "values"),
+    [(1.0, 4.0, {str(m.GPU_TEMP): 40.0}), (1.0, 6.0, {}), (15.0, 16.0, {str(m.GPU_TEMP): 40.0}), (15.0, 31.0, {})],
+)
+def test_old_values_are_no_evidence(interval: float, age: float, values: dict[str, float]) -> None:
+    """A GPU that has been lost for an hour keeps its last samples."""
+    record = GpuRecord(GPU, 15.0)
+    take(record)
+    assert record.read_at is not None
+    record.read_at -= age
+
+    assert record.evidence(interval).values == values
+
+
 @pytest.mark.parametrize("between_pages", [False, True])
 def test_only_a_page_shows_samples(between_pages: bool) -> None:
     """A read between two pages counts as a read, and adds to totals."""
