@@ -86,6 +86,8 @@ class NvmlDevice:
             if error.value not in UNSUPPORTED:
                 raise  # the caller attaches again later
             return 0
+        if count.nvmlReturn != pynvml.NVML_SUCCESS and count.nvmlReturn not in UNSUPPORTED:
+            raise pynvml.NVMLError(count.nvmlReturn)
         return int(count.value.uiVal) if count.nvmlReturn == pynvml.NVML_SUCCESS else 0
 
     def _why_no_gpm(self) -> str | None:
