@@ -60,6 +60,7 @@ class GpuRecord:
         self.failures = 0
         self.skipped = 0
         self.reports_xids = False
+        self._stuck = False
         self._clock_events = ClockEvents()
         self._period = 0.0
 
@@ -126,24 +127,25 @@ class GpuRecord:
     def down(self, reason: str, message: str) -> None:
         """Note that a read failed."""
         self.failures += 1
+        self._stuck = False
         if self.reason != reason:
             log.warning("GPU %d (%s) is down: %s", self.gpu.index, self.gpu.uuid or "not identified", message)
         self.reason = reason
 
     def stuck(self) -> None:
-        """Note that a read does not return."""
-        if self.reason != "stalled":
+        """Note that a read does not return. The reason is still that of the last read: this one may return now."""
+        if not self._stuck:
             log.warning("GPU %d (%s) is stuck in a driver call", self.gpu.index, self.gpu.uuid or "not identified")
-        self.reason = "stalled"
+        self._stuck = True
 
     def released(self) -> None:
         """Note that the driver is released: the GPU is not up until it is read again."""
-        self.reason = "released"
+        self.reason, self._stuck = "released", False
 
     def _up(self) -> None:
-        if self.reason not in ("", "unread", "released"):
+        if self._stuck or self.reason not in ("", "unread", "released"):
             log.info("GPU %d (%s) is back", self.gpu.index, self.gpu.uuid)
-        self.reason = ""
+        self.reason, self._stuck = "", False
 
 
 class Records:
