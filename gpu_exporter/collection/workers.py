@@ -68,6 +68,8 @@ class Workers:
                 self._refused = True
                 return
             self._workers.append(worker)
+            if self._connection.stopping.is_set():  # the collector may have woken all workers before, to end them
+                worker.wake()
         self._refused = False
 
     def wake_all(self) -> None:

@@ -213,6 +213,15 @@ def test_a_device_with_bugs_costs_only_its_gpu(node: Node, monkeypatch: pytest.M
     assert {record.reason for record in node.records.identified()} == {""}
 
 
+def test_a_worker_that_is_started_during_the_stop_ends(node: Node) -> None:
+    node.stop()
+    node.workers.cover(3)
+    for thread in node.workers.threads():
+        thread.join(10)
+
+    assert not any(thread.is_alive() for thread in node.workers.threads())
+
+
 def test_the_end_is_no_proof_of_idleness(node: Node) -> None:
     """Whoever waits is let go when the collector stops, but must not close a library that a call is inside of."""
     node.tick()
