@@ -40,7 +40,7 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     started: list[FakeHostengine] = []
     monkeypatch.setattr("gpu_exporter.sources.dcgm.inventory.LIST_SECONDS", 0.2)
     monkeypatch.setattr("gpu_exporter.sources.dcgm.device.LIST_SECONDS", 0.2)
-    monkeypatch.setattr("gpu_exporter.sources.dcgm.source.SHARED_SECONDS", 0.05)
+    monkeypatch.setattr("gpu_exporter.sources.dcgm.source.SHARED_SECONDS", dict.fromkeys(Pace, 0.05))
 
     def start(gpus: int = 1, **state: Any) -> FakeHostengine:
         made = FakeHostengine(tmp_path / str(len(started)), gpus, unix=bool(state.pop("unix", False)))

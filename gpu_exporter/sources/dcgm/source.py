@@ -27,6 +27,7 @@ from gpu_exporter.sources.dcgm.device import DcgmDevice
 from gpu_exporter.sources.dcgm.errors import DcgmError
 from gpu_exporter.sources.dcgm.inventory import LIST_SECONDS
 from gpu_exporter.sources.dcgm.loading import load
+from gpu_exporter.sources.dcgm.plan import SAMPLED_SECONDS
 from gpu_exporter.sources.dcgm.session import Session, Table
 from gpu_exporter.sources.dcgm.switches_and_cpus import ChosenDevices, SwitchesAndCpus
 from gpu_exporter.sources.dcgm.thread import Caller
@@ -44,8 +45,8 @@ CONNECT_SECONDS, ATTACH_SECONDS = 5.0, 5.0
 READ_SECONDS = 1.0
 # Seconds that `close` waits for a remote host engine; one in this process takes 1.5 s to stop.
 CLOSE_SECONDS, STOP_SECONDS = 1.0, 5.0
-# Seconds for which devices share an answer of a slow pace.
-SHARED_SECONDS = 5.0
+# Seconds for which devices share an answer of a slow pace: until the host engine samples again.
+SHARED_SECONDS = {Pace.STEADY: Pace.STEADY.value, **SAMPLED_SECONDS}
 
 
 class DcgmSource:
@@ -252,7 +253,8 @@ class DcgmSource:
         """Return the answers for these paces, read after `since`, once for all devices of a collection."""
         with self._reading:  # held for as long as a call may take, and no longer
             now = time.monotonic()
-            oldest = {pace: now - (self.interval / 2 if pace is Pace.FAST else SHARED_SECONDS) for pace in paces}
+            shared = {**SHARED_SECONDS, Pace.FAST: self.interval / 2}
+            oldest = {pace: now - shared[pace] for pace in paces}
             due = [pace for pace in paces if session.table.read_at.get(pace, -float("inf")) < max(since, oldest[pace])]
             if due or session is not self._session:
                 self._call(session, lambda: self._read(session, due), self.timeout)
@@ -316,4 +318,4 @@ class DcgmSource:
 
 
 NAMES = {EntityGroup.SWITCH: "NVSwitches", EntityGroup.CPU: "CPUs", EntityGroup.CPU_CORE: "CPU cores"}
-STALE_SECONDS = 3 * SHARED_SECONDS + LIST_SECONDS + Pace.SLOW.value
+STALE_SECONDS = LIST_SECONDS + 2 * Pace.SLOW.value

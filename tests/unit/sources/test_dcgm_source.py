@@ -1,13 +1,15 @@
-"""Connections to a host engine that hangs: none stays open unused. No DCGM is needed."""
+"""Connections to a host engine that hangs, and answers that devices share. No DCGM is needed."""
 
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
 from gpu_exporter.inputs import Hostengine
 from gpu_exporter.model.errors import SourceLost
+from gpu_exporter.model.metric import Pace
 from gpu_exporter.sources.dcgm import source as source_module
 from gpu_exporter.sources.dcgm.source import DcgmSource
 from tests.support.tools import until
@@ -75,3 +77,23 @@ def test_connection_that_comes_too_late_is_closed(bindings: FakeBindings, monkey
     until(lambda: not source._caller.stuck, 10, "a connect that returns")
 
     assert bindings.connected == []
+
+
+@pytest.mark.parametrize(
+    ("age", "read"),
+    [(1.0, []), (8.0, [Pace.SLOW]), (20.0, [Pace.SLOW]), (31.0, [Pace.SLOW, Pace.RARE])],
+)
+def test_devices_share_answers_until_the_host_engine_samples_again(
+    bindings: FakeBindings, monkeypatch: pytest.MonkeyPatch, age: float, read: list[Pace]
+) -> None:
+    """A read covers all GPUs, and each of eight GPUs is due at another time."""
+    source = DcgmSource(Hostengine("host:5555"))
+    source.open()
+    session = source._open_session()
+    paces: list[Pace] = []
+    monkeypatch.setattr(session, "read", paces.extend)
+    session.table.read_at.update(dict.fromkeys(Pace, time.monotonic() - age))
+    source.read(session, frozenset({Pace.SLOW, Pace.RARE, Pace.STATIC}), 0.0)
+    source.close()
+
+    assert sorted(paces, key=lambda pace: pace.value) == read
