@@ -109,10 +109,14 @@ def node_name(config: Config, source: str, environ: Mapping[str, str]) -> str:
 
     Kubernetes manifests set `NODE_NAME`, because the host name of a pod is the pod's own.
     """
-    engine = config.dcgm_hostengine
-    remote = source == DCGM.name and not engine.local and not config.kubernetes
-    host = engine.address.rpartition(":")[0].strip("[]") if remote else ""
+    remote = is_remote(config, source)
+    host = config.dcgm_hostengine.address.rpartition(":")[0].strip("[]") if remote else ""
     return config.node_name or host or environ.get("NODE_NAME", "") or socket.gethostname()
+
+
+def is_remote(config: Config, source: str) -> bool:
+    """Return whether these are GPUs of another machine: in Kubernetes, a host engine is on the node of its exporter."""
+    return source == DCGM.name and not config.dcgm_hostengine.local and not config.kubernetes
 
 
 def only(config: Config) -> Source:

@@ -150,11 +150,10 @@ class ReplayDevice:
     def _samples(self, column: Column, before: float, now: float) -> list[tuple[float, float]]:
         """Return the values after `before` until `now`, one for each tick: the driver's buffer has more samples."""
         duration, samples = self._source.duration, list[tuple[float, float]]()
-        while before < now:
-            loops, t = divmod(before, duration)
-            end = min(now - loops * duration, duration)
-            samples += [(loops * duration + at, value) for at, value in column.ticks(t, end)]
-            before = loops * duration + end
+        (first, begin), (last, end) = divmod(before, duration), divmod(now, duration)
+        for loop in range(int(first), int(last) + 1):
+            ticks = column.ticks(begin if loop == first else 0.0, end if loop == last else duration)
+            samples += [(loop * duration + at, value) for at, value in ticks]
         return samples
 
     def _value(self, metric: Metric, column: Column, before: float, now: float) -> float | None:

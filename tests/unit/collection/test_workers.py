@@ -12,6 +12,7 @@ from gpu_exporter.collection.connection import Connection
 from gpu_exporter.collection.gpu_record import Records
 from gpu_exporter.collection.settings import CollectionSettings, Plan, make_plan
 from gpu_exporter.collection.workers import Workers
+from gpu_exporter.model.errors import GpuLost
 from gpu_exporter.model.gpu import Gpu, Reading, Series
 from gpu_exporter.model.metric import Metric, Pace
 from tests.support.tools import until
@@ -28,8 +29,10 @@ class GatedDevice(FakeDevice):
         super().__init__((m.GPU_TEMP,))
         self.gpu = Gpu(index, f"GPU-{index}")
         self.gate = gate
+        self.reading = threading.Event()
 
     def read(self, paces: frozenset[Pace]) -> Reading:
+        self.reading.set()
         self.gate.wait()
         return Reading(0.0, {Series(m.GPU_TEMP, self.gpu): 40.0})
 
@@ -42,11 +45,13 @@ class GatedSource(FakeSource):
         self.gates = [threading.Event() for _ in range(2)]
 
         self.gpus: Sequence[int] = range(3)
+        self.latest: dict[int, GatedDevice] = {}
 
     def attach(self, index: int, metrics: Sequence[Metric]) -> GatedDevice:
         device = GatedDevice(index, self.gates[index])
         number = self.gpus[index]
         device.gpu = Gpu(index, f"GPU-{number}", f"00000000:0{number}:00.0")
+        self.latest[index] = device
         return device
 
 
@@ -101,6 +106,25 @@ def test_a_gpu_is_unidentified_until_it_was_read(node: Node) -> None:
     assert all(node.workers.worker_of(record).record is record for record in records)
 
 
+def test_an_unidentified_gpu_has_the_index_of_the_driver(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also where a source has only some of the GPUs."""
+
+    def fail(source: GatedSource, index: int, metrics: Sequence[Metric]) -> GatedDevice:
+        raise GpuLost("it fell off the bus", "lost")
+
+    monkeypatch.setattr(GatedSource, "gpu_index", lambda source, position: position + 5, raising=False)
+    monkeypatch.setattr(GatedSource, "attach", fail)
+    node = Node()
+    node.tick()
+    gpus = [record.gpu for record in node.workers.unidentified()]
+    node.stop()
+
+    assert gpus == [Gpu(5), Gpu(6)]
+    assert sorted(caplog.messages) == [f"GPU {n} (not identified) is down: it fell off the bus" for n in (5, 6)]
+
+
 def test_a_thread_that_the_system_refuses_costs_one_gpu(
     node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -147,12 +171,14 @@ def test_nobody_is_woken_without_a_library(node: Node, state: str) -> None:
     assert node.tick() == []
 
 
-def test_a_stuck_worker_costs_only_its_gpu(node: Node) -> None:
+def test_a_stuck_worker_costs_only_its_gpu(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     """It is not woken again but counted, and said to be stuck once its deadline is over; the other one is read."""
     node.tick()
+    reading = node.source.latest[1].reading
+    reading.clear()
     node.source.gates[1].clear()
     assert node.tick() == [0, 1]
-    until(lambda: node.workers.stuck() == [1], 10, "a worker in a driver call")
+    assert reading.wait(10)
 
     assert not node.workers.wait_idle(0)
     assert node.tick() == [0]
@@ -160,11 +186,40 @@ def test_a_stuck_worker_costs_only_its_gpu(node: Node) -> None:
     assert (stuck.reason, stuck.skipped) == ("", 1)
     node.plan = NO_PATIENCE
     assert node.tick() == [0]
-    assert (stuck.reason, stuck.skipped) == ("stalled", 2)
+    assert (node.workers.worker_of(stuck).stalled > 0, stuck.skipped) == (True, 2)
+    assert caplog.messages == ["GPU 1 (GPU-1) is stuck in a driver call"]
     node.plan = PLAN
     node.source.gates[1].set()
     assert node.workers.wait_idle(30)
     assert stuck.reason == ""
+
+
+def test_a_device_with_bugs_costs_only_its_gpu(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its thread goes on, and reads it again after the back-off."""
+    node.tick()
+
+    def fail(device: GatedDevice, *arguments: object) -> None:
+        raise RuntimeError("a bug")
+
+    with monkeypatch.context() as broken:
+        for method in ("read", "events", "close"):
+            broken.setattr(GatedDevice, method, fail)
+        assert node.tick() == [0, 1]
+    assert {record.reason for record in node.records.identified()} == {"internal_error"}
+    for worker in node.workers._workers:
+        worker._backoff.reset()
+    assert node.tick() == [0, 1]
+
+    assert {record.reason for record in node.records.identified()} == {""}
+
+
+def test_a_worker_that_is_started_during_the_stop_ends(node: Node) -> None:
+    node.stop()
+    node.workers.ensure_workers(3)
+    for thread in node.workers.threads():
+        thread.join(10)
+
+    assert not any(thread.is_alive() for thread in node.workers.threads())
 
 
 def test_the_end_is_no_proof_of_idleness(node: Node) -> None:
