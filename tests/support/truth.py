@@ -1,6 +1,6 @@
-"""What recorded GPUs were really doing: for each phase, of each GPU, the class and the failure modes that are true.
+"""The true class and failure modes of each recorded GPU in each phase.
 
-The phases were made on H200s by programs that do what the phase is called. `(MODE)` is right and need not be found.
+Programs ran these phases on H200s. A mode in parentheses, such as `(MODE)`, is right but need not be found.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The file of fields of a running exporter: what it selects, and how it is replaced without a gap."""
+"""The fields file of a running exporter: what it selects, and how it is replaced without a gap."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def classic(page: Page) -> set[str]:
 
 @pytest.fixture
 def fields(tmp_path: Path) -> Path:
-    """A file of fields."""
+    """Return the content of a fields file."""
     path = tmp_path / "fields.csv"
     path.write_text(FIRST)
     return path
 
 
-def test_the_file_says_which_families_there_are(serve: Serve, driver: FakeDriver, fields: Path) -> None:
-    """TYPE, HELP, names of any age, labels; families that are not classic stay."""
+def test_file_selects_families(serve: Serve, driver: FakeDriver, fields: Path) -> None:
+    """With TYPE, HELP, labels, and names of any version; families that are not classic stay."""
 
     fields.write_text(
         "dcgm_gpu_temp, gauge, Old.\n"
@@ -85,7 +85,7 @@ def test_the_file_says_which_families_there_are(serve: Serve, driver: FakeDriver
     assert "line 9: 'DCGM_FI_DEV_NONE_SUCH' is not a field of DCGM" in said
 
 
-def test_once_shows_what_the_file_says(fields: Path) -> None:
+def test_once_with_a_file(fields: Path) -> None:
     """To check a file before using it."""
     said = run("once", *REPLAY, "--collectors", str(fields))
 
@@ -211,7 +211,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("text", BROKEN.values(), ids=BROKEN)
 def test_a_broken_file_keeps_the_last_good_one(serve: Serve, fields: Path, text: str) -> None:
-    """The log and a metric say so, until it is repaired."""
+    """The log and a metric report it until it is repaired."""
     exporter = serve(*REPLAY, "--collectors", str(fields), "--interval", "100ms")
     before = exporter.until(lambda page: bool(page.values("DCGM_FI_DEV_FB_USED")))
     replace(fields, text)
@@ -230,7 +230,7 @@ def test_a_broken_file_keeps_the_last_good_one(serve: Serve, fields: Path, text:
 
 
 def test_a_file_that_is_gone_keeps_the_last_good_one(serve: Serve, fields: Path) -> None:
-    """Without any signal; so does a file that cannot be read for another reason."""
+    """Without a signal, too; so does a file that cannot be read for another reason."""
     exporter = serve(*REPLAY, "--collectors", str(fields), "--interval", "100ms")
     fields.unlink()
     page = exporter.until(lambda page: page.values(OK) == [0])
@@ -243,7 +243,7 @@ def test_a_file_that_is_gone_keeps_the_last_good_one(serve: Serve, fields: Path)
 
 
 def test_a_config_map_that_is_swapped_is_followed(serve: Serve, tmp_path: Path) -> None:
-    """kubelet replaces the link `..data` to a folder; the file itself stays a link through it."""
+    """kubelet replaces the link `..data` to a folder; the file itself remains a link through it."""
     mount = tmp_path / "mount"
     for version, text in (("1", TEMP), ("2", SM)):
         (mount / f"..{version}").mkdir(parents=True)
@@ -258,8 +258,8 @@ def test_a_config_map_that_is_swapped_is_followed(serve: Serve, tmp_path: Path) 
     exporter.until(lambda page: classic(page) == {"DCGM_FI_PROF_SM_ACTIVE"})
 
 
-def test_reload_over_http_says_what_is_wrong(serve: Serve, fields: Path) -> None:
-    """As in Prometheus: 200 if it is in use, else 500 with the reason."""
+def test_reload_over_http(serve: Serve, fields: Path) -> None:
+    """As in Prometheus: 200 if the file is in use, else 500 with the reason."""
     token = fields.with_name("token")
     lifecycle = ("--web.enable-lifecycle", "--token-file", str(token))
     exporter = serve(*REPLAY, "--collectors", str(fields), "--interval", "100ms", *lifecycle)
@@ -296,8 +296,8 @@ def test_a_signal_without_a_file_changes_nothing(serve: Serve) -> None:
     ],
     ids=["missing", "empty", "huge", "unknown"],
 )
-def test_a_file_that_is_wrong_from_the_start_ends_it(tmp_path: Path, text: str | None, message: str) -> None:
-    """The error is one line that names the file."""
+def test_wrong_file_at_the_start(tmp_path: Path, text: str | None, message: str) -> None:
+    """The error is one line with the file's name."""
     path = tmp_path / "fields.csv"
     if text is not None:
         path.write_text(text)

@@ -1,4 +1,4 @@
-"""`--schema`: the same GPUs with old and new metric names; the rules find the same in both."""
+"""`--schema`: the same GPUs with old and new metric names give the same signals."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ONLY_DCGM = {"source_labels": ["schema", "__name__"], "regex": ".*-only;gpu_.*",
 
 
 def rates_at_once(folder: Path) -> Path:
-    """The recording rules, taking seconds for minutes."""
+    """Return the recording rules with seconds instead of minutes."""
     text = (ROOT / "alerts" / "recording.yaml").read_text()
     path = folder / "recording.yaml"
     path.write_text(re.sub(r"offset \d+[hm]", "offset 3s", re.sub(r"\[2m\]", "[3s]", text)))
@@ -32,7 +32,7 @@ def rates_at_once(folder: Path) -> Path:
 
 
 def recorded(prometheus: Prometheus, schema: str) -> dict[tuple[str, ...], float]:
-    """Every signal of what was scraped as `schema`, by name and device."""
+    """Return every signal of the scrapes with this `schema`, by name and device."""
     names = "|".join(sorted(signal.record for signal in SIGNALS))
     found = prometheus.api("query", query=f'{{__name__=~"{names}", cluster="{schema}"}}')["result"]
     keys = ("__name__", "UUID", "GPU_I_ID", "node", "gpu", "modelName", "xid")
@@ -44,7 +44,7 @@ def recorded(prometheus: Prometheus, schema: str) -> dict[tuple[str, ...], float
 
 
 def same(left: dict[tuple[str, ...], float], right: dict[tuple[str, ...], float], within: float) -> bool:
-    """The same signals of the same devices, with the same values but for a share."""
+    """Return whether both have the same signals of the same devices, with values within a tolerance."""
     return left.keys() == right.keys() and all(
         math.isclose(value, right[key], rel_tol=within, abs_tol=1e-9) for key, value in left.items()
     )
@@ -77,7 +77,7 @@ def test_rules_find_the_same_signals(serve: Serve, tmp_path: Path) -> None:
 
 
 def whole(page: Page) -> bool:
-    """Both GPUs were read twice, so that they have all that they will have."""
+    """Return whether both GPUs were read twice and thus have all series."""
     return len(page.values("gpu_sm_active_seconds_total")) == 2
 
 
@@ -104,7 +104,7 @@ def test_a_page_in_base_units(serve: Serve) -> None:
         assert new.value("DCGM_FI_DEV_MEMORY_CLOCK_HERTZ", gpu=gpu) == pytest.approx(3201e6)
 
 
-def test_once_has_it_too() -> None:
+def test_once_with_a_schema() -> None:
     """The text of `once` has the schema's names, its JSON the catalogue's."""
     page = run("once", *REPLAY[:4], "--schema", "si").stdout
     as_json = json.loads(run("once", *REPLAY[:4], "--schema", "si", "--json").stdout)
@@ -115,7 +115,7 @@ def test_once_has_it_too() -> None:
 
 
 def test_an_unknown_schema_is_one_line() -> None:
-    """It says what there is."""
+    """The error lists the schemas."""
     result = run("once", *REPLAY[:4], "--schema", "sl")
 
     assert result.returncode == 2
