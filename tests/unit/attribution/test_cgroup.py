@@ -1,4 +1,4 @@
-"""Cgroups as they are on real nodes: each PID gets its owner, and a path that only looks similar gets none."""
+"""Cgroups of real nodes: each PID gets its owner, and a path that only looks similar gets none."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def looked_up(procfs: Path, *pids: int, at: float = 60.0) -> dict[int, ProcessOw
 
 
 def test_a_process_is_found(tmp_path: Path) -> None:
-    """Whatever its name is."""
+    """Also with a strange name."""
     for pid, name in enumerate(("python3", "a b", ")", "(x) S 1 2", "é"), 1):
         tree(tmp_path, pid, name=name)
     assert looked_up(tmp_path, 1, 2, 3, 4, 5, 6) == dict.fromkeys(range(1, 6), HERE)

@@ -1,4 +1,4 @@
-"""Two sources side by side: what counts as the same, and what is said of the rest."""
+"""Two sources side by side: which values count as equal, and what is reported of the others."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ GPU = Gpu(0, "GPU-0", "00000000:06:00.0", "NVIDIA H200", "nvidia0", "580.159.04"
 
 
 def side(values: dict[Metric, Sequence[float]], gpu: Gpu = GPU, every: float = 1.0) -> Side:
-    """A source that showed these, one tick after the other. It began with the first of them: of a counter that is where
-    it starts, a gauge shows it once more."""
+    """Return a source that has shown these values, one tick after the other.
+
+    The comparison begins after the first tick, so the first value of a gauge is repeated.
+    """
     found = Side("x")
     series = {metric: Series(metric, gpu) for metric in values}
     ticks = [[*ticks[: metric.kind is Kind.GAUGE], *ticks] for metric, ticks in values.items()]
@@ -41,7 +43,7 @@ def side(values: dict[Metric, Sequence[float]], gpu: Gpu = GPU, every: float = 1
 def only_row(
     metric: Metric, a: Sequence[float], b: Sequence[float]
 ) -> tuple[str, float | None, float | None, Agreement]:
-    """The row that two courses of one metric come to."""
+    """Return the comparison of two series of values of one metric."""
     (row,) = compared(side({metric: a}), side({metric: b}), 3).metrics
     return row.how, row.a, row.b, row.agreement
 
@@ -73,7 +75,7 @@ SAME, DIFFERS = Agreement.SAME, Agreement.DIFFERS
         (m.ENERGY_JOULES, range(0, 60_000, 600), range(0, 100_000, 1000), "rise per second", (600, 1000), DIFFERS),
     ],
 )
-def test_what_is_compared(
+def test_comparison_by_kind(
     metric: Metric,
     a: Sequence[float],
     b: Sequence[float],
@@ -81,14 +83,14 @@ def test_what_is_compared(
     shown: tuple[float, float],
     agreement: Agreement,
 ) -> None:
-    """Means of gauges, rises of what flows, levels of what is counted, states that both saw, constants."""
+    """Means of gauges, rises of flows, levels of counts, states that both had, constants."""
     assert only_row(metric, a, b)[0] == how
     assert only_row(metric, a, b)[1:3] == pytest.approx(shown)
     assert only_row(metric, a, b)[3] is agreement
 
 
-def test_what_only_one_has_is_no_difference() -> None:
-    """It is shown, with its value."""
+def test_metrics_of_one_source_are_no_difference() -> None:
+    """They are shown with their value."""
     result = compared(side({m.POWER: (1, 1), m.GPU_TEMP: (40, 40)}), side({m.POWER: (1, 1), m.FAN: (30, 30)}), 1)
 
     assert {row.metric: row.agreement for row in result.metrics} == {
@@ -109,16 +111,16 @@ def test_what_only_one_has_is_no_difference() -> None:
         (replace(GPU, driver=""), []),
     ],
 )
-def test_who_a_gpu_is(other: Gpu, found: list[tuple[str, str, str]]) -> None:
-    """By UUID; what one of them does not know is no difference."""
+def test_gpu_identity(other: Gpu, found: list[tuple[str, str, str]]) -> None:
+    """GPUs are matched by UUID; details that one source lacks are no difference."""
     result = compared(side({m.POWER: (1, 1)}), side({m.POWER: (1, 1)}, other), 1)
 
     assert sorted((each.what, each.a, each.b) for each in result.identities) == found
     assert result.differs == bool(found)
 
 
-def test_a_gpu_that_one_has_not() -> None:
-    """Is one difference, not one of each metric."""
+def test_a_gpu_of_one_source() -> None:
+    """It is one difference, not one per metric."""
     result = compared(side({m.POWER: (1, 1)}), side({m.POWER: (1, 1)}, Gpu(0, "GPU-1")), 1)
 
     assert [(each.uuid, each.what, each.a, each.b) for each in result.identities] == [
@@ -129,8 +131,8 @@ def test_a_gpu_that_one_has_not() -> None:
 
 
 @pytest.mark.drift
-def test_every_unit_that_moves_has_a_tolerance() -> None:
-    """Units that are counted one by one need none."""
+def test_units_with_noise_have_a_tolerance() -> None:
+    """Units of exact counts need none."""
     units = {row.unit for row in m.METRICS if compares(row) and row.pace is not Pace.STATIC}
     counted = {"errors", "rows", "pages", "replays", "banks", "links", "processes", "counts"}
 
@@ -139,8 +141,8 @@ def test_every_unit_that_moves_has_a_tolerance() -> None:
     )
 
 
-def test_a_table_ends_with_what_differs() -> None:
-    """A line a metric and GPU, and one sentence."""
+def test_a_table_ends_with_the_differences() -> None:
+    """One line per metric and GPU, and one sentence."""
     result = compared(
         side({m.POWER: (600, 600), m.GPU_TEMP: (40, 40), m.FAN: (1, 1)}),
         side({m.POWER: (700, 700), m.GPU_TEMP: (40, 40)}, replace(GPU, model="H200")),
@@ -174,7 +176,7 @@ def test_a_table_ends_with_what_differs() -> None:
 
 @pytest.mark.drift
 def test_the_page_has_every_tolerance() -> None:
-    """Each is a row, with its reason."""
+    """Each has a row with its reason."""
     page = (ROOT / "docs" / "compare.md").read_text()
     rows = [f"| {unit} | {each.share:.0%} | {number(each.least)} | {each.why} |" for unit, each in TOLERANCES.items()]
 
@@ -182,7 +184,7 @@ def test_the_page_has_every_tolerance() -> None:
 
 
 class Fixed:
-    """A source of one GPU with values that do not move, read by the real loop."""
+    """A source of one GPU with constant values, read by the real loop."""
 
     name, description, live = "fixed", "", False
 
@@ -223,14 +225,14 @@ class Fixed:
 
 
 def watched(a: Fixed, b: Fixed) -> Comparison:
-    """Both, by the real loop."""
+    """Read both sources by the real loop."""
     result, clean = compare.watch(("a", a), ("b", b), [m.POWER, m.SM_ACTIVE, m.ENERGY], 0.5)
     assert clean
     return result
 
 
 def test_sources_are_read_over_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Through collection loops, as a server reads them."""
+    """By collection loops, as in `serve`."""
     monkeypatch.setattr(compare, "INTERVAL_SECONDS", 0.1)
     result = watched(Fixed({m.POWER: 600.0, m.SM_ACTIVE: 0.5}), Fixed({m.POWER: 700.0, m.ENERGY: 1.0}))
 
@@ -245,6 +247,6 @@ def test_sources_are_read_over_the_same_time(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_source_without_a_gpu_is_an_error(
     pair: Callable[[Fixed, Fixed], tuple[Fixed, Fixed]],
 ) -> None:
-    """On whichever side."""
+    """On either side."""
     with pytest.raises(SourceLost, match="shows no GPU"):
         watched(*pair(Fixed({}, gpus=0), Fixed({m.POWER: 1.0})))

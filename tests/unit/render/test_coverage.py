@@ -1,4 +1,4 @@
-"""What works with which exporter, and the lists of fields for dcgm-exporter."""
+"""Which failure modes work with which exporter, and the lists of fields for dcgm-exporter."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ CORRECT_KIND = "fix: correct the kind of the row in gpu_exporter/catalogue/metri
 
 FILES = {"classic": "dcgm-exporter.csv", "modern": "dcgm-exporter-4.9.csv"}
 KINDS = {row.name: row.kind for row in METRICS if row.dcgm is not None}
-# dcgm-exporter has no counts of links, keeps no time of an Xid, and says nothing of its own reads.
-OURS_ONLY = {"GpuAttributionDown", "GpuNvlinkDown", "GpuXidUnknown", "GpuXidApplication", "GpuTelemetryStale"}
+# dcgm-exporter has no counts of links, keeps no time of an XID, and says nothing of its own reads.
+GPU_EXPORTER_ONLY = {"GpuAttributionDown", "GpuNvlinkDown", "GpuXidUnknown", "GpuXidApplication", "GpuTelemetryStale"}
 
 
 def listed(which: str) -> list[list[str]]:
-    """The rows of the committed file, read as dcgm-exporter does: three columns, no comment, blanks cut off."""
+    """Return the rows of the committed file, read as by dcgm-exporter: three columns, no comments, stripped."""
     lines = (ROOT / "alerts" / FILES[which]).read_text().splitlines()
     return [[cell.strip(" ") for cell in row] for row in csv.reader(line for line in lines if line[:1] != "#")]
 
 
 @pytest.mark.drift
 @pytest.mark.parametrize("which", FILES)
-def test_the_lists_are_as_dcgm_exporter_reads_them(which: str) -> None:
-    """Three columns, a type that it knows, each field once."""
+def test_the_lists_are_valid_for_dcgm_exporter(which: str) -> None:
+    """Three columns, a known type, each field once."""
     rows = listed(which)
 
     assert {len(row) for row in rows} == {3}, CORRECT_LIST
@@ -57,7 +57,7 @@ def test_the_lists_are_as_dcgm_exporter_reads_them(which: str) -> None:
 
 @pytest.mark.drift
 def test_the_classic_list_has_rows_of_the_catalogue() -> None:
-    """Names of the catalogue that DCGM has a field for, of the kind that they are there."""
+    """Names of the catalogue that have a DCGM field, with the catalogue's kind."""
     assert {name: Kind(kind) for name, kind, _ in listed("classic")} == {
         name: KINDS[name] for name, _, _ in listed("classic")
     }, GENERATE
@@ -65,7 +65,7 @@ def test_the_classic_list_has_rows_of_the_catalogue() -> None:
 
 @pytest.mark.drift
 def test_the_new_list_has_the_new_names() -> None:
-    """The same fields in the same order, by the name that 4.9 gave them, else by their own."""
+    """The same fields in the same order, with the names of 4.9."""
     renamed = [RENAMED.get(name, (name, 1))[0] for name, _, _ in listed("classic")]
 
     assert [name for name, _, _ in listed("modern")] == renamed, GENERATE
@@ -74,8 +74,8 @@ def test_the_new_list_has_the_new_names() -> None:
 
 @pytest.mark.drift
 @pytest.mark.parametrize("which", FILES)
-def test_only_what_is_counted_is_a_counter(which: str) -> None:
-    """The rules take the rate of a field, or its growth, where it is a counter, and never where it is a gauge."""
+def test_rates_are_of_counters(which: str) -> None:
+    """The rules use the rate or increase of counters, never of gauges."""
     kinds = {name: kind for name, kind, _ in listed(which)}
     rated = {way.name for signal in SIGNALS for way in signal.made if isinstance(way, Read) and way.rate}
 
@@ -85,17 +85,17 @@ def test_only_what_is_counted_is_a_counter(which: str) -> None:
 
 @pytest.mark.drift
 @pytest.mark.parametrize("which", FILES)
-def test_with_our_list_all_that_dcgm_can_tell_works(which: str) -> None:
-    """Every mode but those that need what DCGM has no field for."""
+def test_all_modes_with_dcgm_fields_work_with_our_list(which: str) -> None:
+    """All failure modes except those that need values without a DCGM field."""
     names = {name for name, _, _ in listed(which)}
 
-    assert {mode.name for mode in MODES if coverage.works(mode, names) is not Works.YES} == OURS_ONLY, (
+    assert {mode.name for mode in MODES if coverage.works(mode, names) is not Works.YES} == GPU_EXPORTER_ONLY, (
         "fix: add the missing field to gpu_exporter/render/rules/dcgm_exporter_csv.py and run `make generate`,"
-        " or add the mode to OURS_ONLY in tests/unit/render/test_coverage.py"
+        " or add the mode to GPU_EXPORTER_ONLY in tests/unit/render/test_coverage.py"
     )
 
 
-def test_with_our_exporter_everything_works() -> None:
+def test_all_modes_work_with_gpu_exporter() -> None:
     """With the default set all but the histogram of spare rows, with the full set all."""
     default = {mode.name for mode in MODES if coverage.works(mode, coverage.exposed()) is not Works.YES}
 
@@ -108,8 +108,8 @@ def test_with_our_exporter_everything_works() -> None:
     [
         ("GpuLost", Works.YES),  # counted
         ("GpuXidFatal", Works.YES),
-        ("GpuMetricsMissing", Works.YES),  # it is made for that
-        ("GpuHostBound", Works.PARTLY),  # the engine is known; PCIe, which would tell data loading, is not
+        ("GpuMetricsMissing", Works.YES),  # its purpose
+        ("GpuHostBound", Works.PARTLY),  # the engine is known; PCIe, which would show data loading, is not
         ("GpuMemoryBound", Works.PARTLY),  # bandwidth is known, idle pipes are not
         ("GpuFakeLoad", Works.NO),  # no SM activity
         ("GpuDataLoadingBound", Works.NO),  # traffic is known, the speed of the link is not
@@ -117,15 +117,15 @@ def test_with_our_exporter_everything_works() -> None:
         ("GpuEccUncorrectable", Works.NO),
     ],
 )
-def test_what_works_with_the_list_that_dcgm_exporter_comes_with(name: str, works: Works) -> None:
-    """Known, known in part, not known."""
+def test_modes_with_dcgm_exporters_default_list(name: str, works: Works) -> None:
+    """Some work, some work partly, some do not."""
     (mode,) = (mode for mode in MODES if mode.name == name)
 
     assert coverage.works(mode, DEFAULT_FIELDS) is works
 
 
 def test_generations() -> None:
-    """Of each way its generation; a name that 4.9 kept is in both."""
+    """Each name belongs to its generation; a name that 4.9 kept belongs to both."""
     assert [coverage.generation(way) for way in s.SM_ACTIVE.made if isinstance(way, Read)] == [
         "ours",
         "classic",
@@ -144,7 +144,7 @@ def test_generations() -> None:
 
 
 def sample(value: float | Ramp | Wave, tick: int) -> float:
-    """What a value is at a tick, a minute after the one before."""
+    """Return a value at a tick, with one tick per minute."""
     match value:
         case Ramp(start, per_second):
             return start + per_second * 60 * tick
@@ -154,7 +154,7 @@ def sample(value: float | Ramp | Wave, tick: int) -> float:
 
 
 def rows(values: Values, xid: int | None, names: Collection[str], gpu: int, tick: int) -> Iterator[ScrapedSample]:
-    """A page of one GPU of a job, from an exporter that has these names."""
+    """Yield the samples of one GPU of a job, from an exporter with these names."""
     labels = {"UUID": f"GPU-{gpu}", "gpu": str(gpu), "modelName": "NVIDIA H200", "Hostname": "node-1"}
     known = {metric: sample(value, tick) for metric, value in values.items()}
     for metric, value in known.items():
@@ -170,8 +170,8 @@ def rows(values: Values, xid: int | None, names: Collection[str], gpu: int, tick
             yield ScrapedSample(m.XID_EVENTS.name, {**labels, **own}, 1.0)
 
 
-def found(mode: FailureMode, names: Collection[str]) -> set[str]:
-    """What is found of the GPU that the mode was injected into, by who scrapes these names long enough."""
+def matched_modes(mode: FailureMode, names: Collection[str]) -> set[str]:
+    """Return the failure modes that `diagnose` finds on the injected GPU, with these names for long enough."""
     inject = mode.inject
     ranks: list[tuple[Values, int | None]] = [({**HEALTHY, **inject.values}, inject.xid)]
     ranks += [({**HEALTHY, **inject.peers}, None)] * (3 if mode.scope is Scope.JOB else 0)
@@ -197,17 +197,17 @@ def found(mode: FailureMode, names: Collection[str]) -> set[str]:
         DEFAULT_FIELDS,
         frozenset(name for name, _, _ in listed("classic")),
     ],
-    ids=["ours", "ours, full", "default list", "our list"],
+    ids=["gpu-exporter", "gpu-exporter, full", "default list", "own list"],
 )
 @pytest.mark.parametrize(
     "mode",
     [mode for mode in MODES if mode.scope is not Scope.FLEET and not mode.inject.fault],
     ids=lambda mode: mode.name,
 )
-def test_what_is_said_to_work_does(mode: FailureMode, names: frozenset[str]) -> None:
-    """What a mode injects is found with the names of an exporter that it is said to work with, and with no other."""
+def test_coverage_equals_results(mode: FailureMode, names: frozenset[str]) -> None:
+    """An injected failure mode is found if coverage says that it works with these names, and only then."""
     works = coverage.works(mode, names)
 
-    fires = works is Works.PARTLY or mode.name in found(mode, names)
+    fires = works is Works.PARTLY or mode.name in matched_modes(mode, names)
     assert fires or works is Works.NO, f"{mode.name} does not fire on what it injects; {CORRECT}"
     assert works is not Works.NO or not fires, f"{mode.name} fires without what it needs; {CORRECT_COVERAGE}"
