@@ -22,7 +22,7 @@ from tests.support.fakes.driver import FakeDriver
 from tests.support.tools import PATIENCE
 from tests.support.tools import free_port as free_port
 
-# Slow shared cores: how long one example takes is no fact about the code.
+# On slow shared cores, the duration of one example says nothing about the code.
 settings.register_profile("default", deadline=None)
 settings.register_profile("soak", max_examples=5000, deadline=None)
 GOLDEN = ROOT / "tests" / "golden"

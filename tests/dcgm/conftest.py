@@ -27,7 +27,7 @@ from tests.support.fakes.hostengine import BINDINGS, FakeHostengine
 
 WHICH = os.environ.get("DCGM_HOSTENGINE", "")
 COMMAND = os.environ.get("DCGM_HOSTENGINE_COMMAND", "")
-# What can't be had of a real one on demand; and one process can't hold two sets of bindings.
+# These states cannot be caused in a real DCGM; and one process cannot load two sets of bindings.
 collect_ignore = ["test_failures.py"] if WHICH else []
 
 
@@ -95,7 +95,7 @@ def bindings() -> Path:
 @pytest.fixture(scope="session")
 def engine(bindings: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Hostengine, Engine | None]]:
     """The host engine's address, and its process if tests may stop it."""
-    os.environ.setdefault("STANDIN_DCGM_TIMEOUT", "3")  # before the bindings are imported: a call that hangs ends so
+    os.environ.setdefault("STANDIN_DCGM_TIMEOUT", "3")  # before the import: the timeout of hanging calls
     if not WHICH:
         fake = FakeHostengine(tmp_path_factory.mktemp("engine"), gpus=2)
         fake.start()

@@ -25,7 +25,7 @@ from tests.dcgm.conftest import Engine
 
 FULL = selected(MetricSet.FULL)
 ALL = frozenset(Pace)
-# A call may be late by that much on a slow machine, beyond the deadline that the source has.
+# On a slow machine, a call may exceed the source's deadline by this.
 SLACK_SECONDS = 1.5
 
 
@@ -119,7 +119,7 @@ def test_profiling_samples_count_once(device: DcgmDevice) -> None:
     """However often a series is read, its spans add up to the elapsed time, never to more."""
     eventually(lambda: bool({m.PCIE_TX} & (values(device.read(ALL)).keys() | device.read(ALL).unsupported.keys())))
     if m.PCIE_TX in device.read(ALL).unsupported:
-        return  # this host engine has no profiling for this GPU, and says so
+        return  # this host engine reports no profiling for this GPU
     first: float | None = None
     total, begin = 0.0, 0.0
     end = time.monotonic() + 6
@@ -166,7 +166,7 @@ def test_attached_twice(opened: DcgmSource) -> None:
     second = opened.attach(0, few)
     eventually(lambda: m.DRAM_ACTIVE in values(second.read(ALL)) or m.DRAM_ACTIVE in second.read(ALL).unsupported)
     first.close()
-    end = time.monotonic() + 8  # longer than a GPU whose samples grow no younger is up
+    end = time.monotonic() + 8  # longer than a GPU without new samples is up
     seen = []
     while time.monotonic() < end:
         reading = second.read(frozenset({Pace.FAST}))

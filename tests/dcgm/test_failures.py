@@ -116,7 +116,7 @@ def test_failing_profiling_affects_nothing_else(engine: Make, connect: Connect, 
     reading = until(device, lambda each: bool(each.values))
     assert reading.unsupported[m.SM_ACTIVE] == reading.unsupported[m.PCIE_TX] == reason
     assert of(reading, m.POWER) == [512.5]
-    time.sleep(3.5)  # longer than a GPU whose samples grow no younger is up
+    time.sleep(3.5)  # longer than a GPU without new samples is up
     assert of(device.read(FAST), m.POWER) == [512.5]
 
 

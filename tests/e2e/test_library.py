@@ -54,7 +54,7 @@ def test_later_reads_take_no_time_and_are_fresh(driver: FakeDriver) -> None:
         "print(json.dumps([first[0].at, took, gpu_exporter.read()[0].at]))\n",
     )
     assert found[1] < 0.1
-    assert found[2] >= found[0] + 1.6  # two ticks, of which the first takes another sample
+    assert found[2] >= found[0] + 1.6  # two ticks, the first of which takes another sample
 
 
 def test_frozen_and_selected(tmp_path: Path) -> None:

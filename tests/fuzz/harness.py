@@ -25,7 +25,7 @@ from random import Random
 from tests.fuzz.mutate import mutated
 
 MOST_SECONDS = 1.0
-# A loaded machine may stop this process for a while, so a second counts only if the CPU was busy; this always counts.
+# A loaded machine may pause this process, so a second counts only if the CPU was busy; this always counts.
 HANG_SECONDS = 10.0
 MOST_CHARACTERS = 500
 MOST_GROWTH = 20 << 20
@@ -124,7 +124,7 @@ def run_inputs(target: Target, folder: Path, valid: Sequence[bytes], contents: I
     result, begin = Result(), time.monotonic()
     try:
         _run(target, folder, valid, contents, result)
-    except AssertionError as error:  # the target was left in a bad state, whatever input did it
+    except AssertionError as error:  # an unknown input left the target in a bad state
         result.add("end", f"after all inputs: {error}", b"")
     result.seconds = time.monotonic() - begin
     return result

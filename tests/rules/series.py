@@ -25,7 +25,7 @@ from gpu_exporter.model.metric import Metric
 STEP = 30  # seconds between two scrapes
 MODEL = "NVIDIA H200"
 
-# A value at each scrape; a sequence is gone through again and again.
+# A value at each scrape; a sequence is repeated.
 Shape = float | Ramp | Wave | Sequence[float]
 
 
@@ -110,10 +110,10 @@ def rank(job: str, number: int = 0) -> Mapping[str, str]:
     return {"namespace": "research", "pod": f"{job}-worker-{number}", "container": "main"}
 
 
-# Only what a signal is made of is written out: the rest takes time and changes nothing.
+# Only inputs of signals are written: others would take time and change nothing.
 READ = {way.name for signal in SIGNALS for way in signal.made if isinstance(way, Read)}
 BY_NAME = {row.name: row for row in m.METRICS}
-# Of each histogram that a signal is made of, the edges that are read; milliseconds, and 50 samples a second.
+# The edges that signals read of each histogram, and its observations per second: milliseconds, or 50 samples.
 BUCKETS = {
     BY_NAME[way.name]: (*((way.shape.edge,) if isinstance(way.shape, Within) else BY_NAME[way.name].edges), inf)
     for signal in SIGNALS
@@ -211,7 +211,7 @@ def _stretch(device: Device, stretch: Stretch, done: int) -> Iterator[tuple[Key,
         yield from _gpu_exporter_series(device, stretch, gpu, done)
     if is_gpu_exporter and owner:
         yield _key(m.POD_INFO.name, {**gpu, **part, **owner}), 1.0
-    if stretch.fault and is_gpu_exporter:  # a dcgm-exporter goes on to show the last values of a wedged GPU
+    if stretch.fault and is_gpu_exporter:  # dcgm-exporter keeps showing the last values of a wedged GPU
         return
     for buckets, edge, counter in histograms(stretch.values) if is_gpu_exporter and device.full else ():
         yield _key(buckets, {**gpu, **part, "le": edge}), counter

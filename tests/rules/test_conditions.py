@@ -141,7 +141,7 @@ def levels(values: Values) -> Mapping[Signal, tuple[float, float]]:
     }
 
 
-# What nothing measured covers, and levels on both sides of every limit.
+# Values that no recording has, and levels on both sides of every limit.
 ODD: Mapping[str, Sequence[float]] = {
     "ratio": (0.0, 0.004, 0.03, 0.07, 0.15, 0.3, 0.38, 0.55, 0.66, 0.87, 0.99),
     "bytes_per_second": (0.0, 4e8, 1.6e9, 9e9, 4e10),
@@ -181,7 +181,7 @@ def series(
         "total",
         "timestamp",
     )
-    jitter = 0.0 if whole or start == 0.0 else 1e-5  # no value is exactly a limit, but for 0
+    jitter = 0.0 if whole or start == 0.0 else 1e-5  # no value equals a limit, except for 0
     noise = 0.0 if whole else chance.choice((0.0, 1e-3) if calm else (0.0, 1e-3, 0.1, 0.5))
     drawn = [
         (t, (start + slope * (t - found[0])) * (1 + noise * chance.uniform(-1, 1)) + jitter * chance.random())

@@ -18,7 +18,7 @@ from gpu_exporter.model.metric import Metric
 from tests.rules.promtool import Case, Expect, check
 from tests.rules.series import STEP, Device, minutes
 
-# All within the window: whether the scrape at its edge belongs to it, Prometheus answers differently from version 3 on.
+# All within the window: Prometheus 3 excludes a scrape at its edge, older versions do not.
 STEPS, FLEET = 9, 12
 
 

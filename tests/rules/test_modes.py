@@ -31,7 +31,7 @@ from tests.rules.promtool import Case, Expect, check, firing, never_fired, no_ot
 from tests.rules.series import Device, Generation, exposed, injected, minutes, of_peers, rank
 
 RANKS = 8
-SLACK = 12.0  # minutes that a mode may take beyond its window and hold
+SLACK = 12.0  # minutes that a failure mode may need beyond its window and hold
 BEFORE = 15.0
 SOON = 60.0
 # Failure modes of a GPU or its exporter; `test_allocation.py` has the others.
@@ -123,6 +123,6 @@ def case(generation: Generation, modes: Sequence[FailureMode]) -> Case:
 def test_injected_fires_and_healthy_does_not(tmp_path: Path, generation: Generation) -> None:
     soon = [mode for mode in OF_GPUS if lasts(mode) < SOON]
     late = [mode for mode in OF_GPUS if mode not in soon]
-    # Labels do not depend on who evaluates: two generations are enough for the older one.
+    # Labels do not depend on the version of promtool: two generations are enough for the older one.
     programs = promtools() if generation in (Generation.GPU_EXPORTER, Generation.DCGM_4_9) else promtools()[1:]
     check(tmp_path, [case(generation, soon), case(generation, late)], programs)

@@ -18,7 +18,7 @@ from tests.rules.promtool import Case, Expect, check, firing, never_fired, no_ot
 from tests.rules.series import Device, Generation, minutes, rank
 
 HELD = 120.0
-# Ticks that are left out at the beginning of a phase: the work starts then, once, and not every few minutes.
+# Ticks dropped at the beginning of a phase: work starts once, and not every few minutes.
 START = 10
 
 
@@ -52,7 +52,7 @@ TRUTH: Mapping[str, Sequence[Truth]] = {
     ],
     "ddp_straggler_slow_gpu": [Truth("communicating"), Truth("compute-bound", ("GpuStragglerSlow",))],
 }
-# Their instant power swings, or not, with the moments at which it is read: both are true.
+# Their instant power may or may not swing, depending on the times of reads: both are true.
 EITHER = ("GpuPowerOscillation",)
 
 

@@ -11,7 +11,7 @@ from gpu_exporter.catalogue.failure_modes.mode import Values
 from tests.rules.promtool import Case, Expect, check, promtools
 from tests.rules.series import Device, Generation, minutes, rank
 
-HELD, SHORTLY = 40.0, 18.0  # minutes; who communicates only is named after half an hour, a straggler after ten minutes
+HELD, SHORTLY = 40.0, 18.0  # minutes; an alert on mere communication takes half an hour, one on a straggler ten minutes
 PER_NODE = 8
 DISTRIBUTED = 'ALERTS{alertstate="firing", domain="distributed"}'
 

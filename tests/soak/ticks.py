@@ -156,7 +156,7 @@ def main() -> int:
     options.add_argument("--gpus", type=int, default=2)
     options.add_argument("--seed", type=int, default=1)
     chosen = options.parse_args()
-    logging.disable()  # thousands of faults would be said
+    logging.disable()  # thousands of faults would be logged
     begin = time.monotonic()
     life = Life(chosen.ticks, chosen.gpus, chosen.seed)
     life.run()

@@ -35,7 +35,7 @@ from tests.support.tools import until
 
 GPUS, SCRAPERS, IDLE = 8, 20, 512
 INTERVAL = 1.0
-# How much later than it happens a scrape shows it, as the test asks.
+# The delay until a scrape shows a hang, because the test scrapes in intervals.
 ASKING = 0.3
 PROMETHEUS = ("127.0.0.2", 0)
 REQUEST = b"GET %s HTTP/1.1\r\nHost: x\r\nConnection: %s\r\n\r\n"

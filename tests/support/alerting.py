@@ -124,7 +124,7 @@ def alertmanager(folder: Path, hook: Hook) -> Iterator[Alertmanager]:
     }
     program = tool("prometheus-alertmanager")
     arguments = [str(program), *(f"--{name}={value}" for name, value in options.items())]
-    # It finds its templates in usr/share from here, if it is the one of `make tools`.
+    # The one of `make tools` finds its templates in usr/share from here.
     root = program.parent.parent.parent
     with (folder / "alertmanager.log").open("wb") as output:
         process = subprocess.Popen(arguments, cwd=root, stdout=output, stderr=output)

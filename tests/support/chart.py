@@ -14,7 +14,7 @@ from helm_python import Chart
 from tests import ROOT
 
 CHART = ROOT / "helm" / "gpu-exporter"
-# Of PASSWORD, cheap to check.
+# The hash of PASSWORD, with a low cost.
 USER, PASSWORD, HASH = "prometheus", "secret", "$2b$04$yu9GQs4QdIgpgq5uGT8bVehR/BrxjYwNpkpr0oDEEc4l.misvvlny"
 RELEASE, NAMESPACE = "gpus", "gpu-monitoring"
 NAME = "gpus-gpu-exporter"
@@ -35,7 +35,7 @@ MONITORED: Values = {
     "prometheusRule": {"enabled": True, "labels": {"release": "kube-prometheus-stack"}},
     "dashboards": {"enabled": True},
 }
-# What people run it with.
+# Values of typical installations.
 SETS: Mapping[str, Values] = {
     "defaults": {},
     "monitored": MONITORED,

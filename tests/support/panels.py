@@ -35,7 +35,7 @@ IDENTITY = ("node", "gpu", "namespace", "pod", "workload")
 # Labels of parts or events, which not every series has.
 SOMETIMES = ("GPU_I_ID", "namespace", "workload", "cluster")
 Devices = frozenset[DeviceKey]
-# The histograms that panels read as they are scraped, and what is known of a device that has one.
+# The histograms that panels read directly, each with a signal that only devices with it have.
 HISTOGRAMS = {
     f"{row}_bucket": s.POWER_SWING if row is m.POWER_SAMPLES else s.SM_IDLE
     for row in (m.SM_SHARES, m.POWER_SAMPLES, m.IDLE_GAPS)

@@ -12,8 +12,8 @@ from typing import TypeVar
 from tests import ROOT
 
 T = TypeVar("T")
-# A time limit bounds a failure only, and other processes may have the cores: waiting is given so many times as long as
-# it takes on an idle machine.
+# Time limits only bound failures, and other processes may use the cores: limits are this many times those of an idle
+# machine.
 PATIENCE = 4.0
 BUNDLED = ROOT / ".tools" / "usr" / "bin"
 

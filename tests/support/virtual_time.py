@@ -20,9 +20,9 @@ from gpu_exporter.sources import backoff
 
 T = TypeVar("T")
 
-# Whose clock the loop measures by.
+# Modules whose clock is replaced.
 MODULES: tuple[ModuleType, ...] = (backoff, collector_module, composer, connector, gpu_record, hand_over, worker)
-# Real seconds after which a thread that neither ends its work nor waits is taken for a deadlock.
+# Real seconds after which a thread that neither ends its work nor waits counts as deadlocked.
 PATIENCE = 60.0
 
 

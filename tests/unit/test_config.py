@@ -23,7 +23,7 @@ from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.metric import MetricSet
 from tests import ROOT
 
-# What makes a setting have an effect.
+# The fix for a setting without effect.
 READ = "each as an attribute of `config` where it matters, or remove it from gpu_exporter/config.py"
 CHOICE = inputs.choice("nvml", "replay")
 

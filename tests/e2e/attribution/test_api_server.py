@@ -91,7 +91,7 @@ def test_pods_change_finish_and_go(serve: Serve, node: FakeDriver, kubelet: Fake
     exporter.until(lambda page: rows(page)[0].get("workload") == "later")
     api.delete(PODS, "new")
     page = exporter.until(lambda page: "workload" not in rows(page)[0])
-    assert owner(page, UUID[0]) == ("team", "new", "main")  # kubelet still says so
+    assert owner(page, UUID[0]) == ("team", "new", "main")  # kubelet still lists it
 
 
 def test_watch_that_is_too_old_lists_again(

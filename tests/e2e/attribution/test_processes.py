@@ -36,7 +36,7 @@ def test_processes_come_and_go(serve: Serve, driver: FakeDriver, procfs: Path) -
     exporter = serve("--processes", "true", "--procfs", str(procfs), "--interval", "200ms", env=driver.environment)
     page = exporter.until(lambda page: bool(page.values(MEMORY)))
     assert by_process(page, MEMORY) == {"41 python3": 1000, "42 ray::train": 9}
-    assert by_process(page, SM) == {"41 python3": 0.97}  # absent, not zero, for who was not sampled
+    assert by_process(page, SM) == {"41 python3": 0.97}  # absent, not zero, for a process without samples
     assert page.value("gpu_processes") == 2
     assert page.value("gpu_processes_unresolved") == 0
     driver.set("ComputeRunningProcesses", "42:8")

@@ -87,7 +87,7 @@ def test_too_little_memory_is_one_line(mebibytes: int, arguments: tuple[str, ...
     )
     try:
         _, log = process.communicate(timeout=10)
-    except subprocess.TimeoutExpired:  # it is enough: it serves
+    except subprocess.TimeoutExpired:  # there is enough memory: it serves
         process.kill()
         _, log = process.communicate()
     assert "Traceback" not in log

@@ -8,7 +8,7 @@ import pytest
 
 from tests.conftest import RECORDINGS, Serve, run
 
-# As on Windows, as far as a Linux can play it.
+# As on Windows, as far as Linux can simulate it.
 WITHOUT = """
 import os, platform, sys
 for name in ("geteuid", "getuid", "getgid", "uname", "fork", "sysconf"):

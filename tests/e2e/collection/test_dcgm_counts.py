@@ -9,7 +9,7 @@ import sys
 from tests.conftest import Page
 from tests.support.fakes.driver import FakeDriver
 
-# Collects for some ticks, while the test's driver goes on; prints the last page.
+# Collects for some ticks while the test changes the driver; prints the last page.
 READS = """
 import sys, time
 from gpu_exporter.catalogue import metrics as m
@@ -66,7 +66,7 @@ def test_computed_from_the_drivers_values(driver: FakeDriver) -> None:
     assert page.values("DCGM_EXP_CLOCK_EVENTS_COUNT", gpu="1", clock_event="hw_thermal") == []
     assert page.value("DCGM_EXP_CLOCK_EVENTS_TOTAL_total", gpu="0", clock_event="hw_thermal") == 1
     assert page.values("DCGM_EXP_CLOCK_EVENTS_TOTAL_total", clock_event="power_cap") == []
-    assert page.values("DCGM_FI_DEV_CLOCKS_EVENT_REASONS") == []  # asked for, but not chosen
+    assert page.values("DCGM_FI_DEV_CLOCKS_EVENT_REASONS") == []  # read, but not selected
 
     assert page.value("DCGM_EXP_XID_ERRORS_COUNT", gpu="0") == 0
     assert page.value("DCGM_EXP_XID_ERRORS_COUNT", gpu="1", xid="31", window_size_in_ms="60000") == 2

@@ -103,7 +103,7 @@ def test_release_and_resume(start: Start, gpus: Drive, token: Path, device_file:
     ask(exporter, token, "release", "--for", "2h")
     exporter.until(lambda page: page.value(UNTIL) == pytest.approx(time.time() + 7200, abs=10))
 
-    # The page that was up, two ticks, and what a machine may be late; a busy machine gets more than one chance.
+    # The current page, two ticks and some delay; a busy machine gets more than one attempt.
     took = [resume(exporter, token)]
     while min(took) > 3 * 0.2 + 0.1 and len(took) < 5:
         assert ask(exporter, token, "release").startswith("released until 20")
@@ -218,7 +218,7 @@ def test_release_while_the_library_hangs(start: Start, gpus: Drive, token: Path,
         driver.delay("Init", 9)
         driver.load()
     until(lambda: "is down" in exporter.log.read_text())
-    time.sleep(2)  # longer than its first back-off: it is inside by now
+    time.sleep(2)  # longer than its first back-off: the call has begun by then
     status, said = exporter.ask("POST", "/-/release", bearer(token))
     assert (status, said.partition(":")[0]) == (409, "the library")
     exporter.until(lambda page: page.value(RELEASED) == 1)

@@ -62,7 +62,7 @@ def test_expressions_over_a_recording(serve: Serve, watch: Watch) -> None:
         *("--interval", f"{INTERVAL}s"),
     )
     prometheus = watch(exporter)
-    # Prometheus counts from its own second scrape on: a whole loop later, wherever that began.
+    # Prometheus counts from its second scrape on: wait for a whole loop, wherever it began.
     scrapes = "count_over_time(gpu_sm_active_ratio_count[2m])"
     until(lambda: prometheus.query(scrapes) >= [(loop + 1) / SCRAPE], 90, "a whole loop")
 
@@ -99,14 +99,14 @@ def test_expressions_over_a_sawtooth(serve: Serve, watch: Watch, tmp_path: Path)
     until(lambda: prometheus.query("gpu_idle_gap_seconds_count") >= [11.0], 60, "the eleventh gap")
     whole = 20 * HALF
     span = f"{whole * 1000:.0f}ms"
-    # Ticks that the machine had no time for are counted, and make the others longer: a window with few of them.
+    # Ticks that a busy machine skips are counted and make others longer: use a window with few of them.
     calm = (
         f"increase({m.SKIPPED.name}[{span}]) < {0.02 * whole / INTERVAL}"
         f" and count_over_time({m.SKIPPED.name}[{span}]) > {whole / SCRAPE - 3}"
     )
 
     def found() -> float | None:
-        end = time.time() - 2 * SCRAPE  # all until then is stored
+        end = time.time() - 2 * SCRAPE  # everything up to then is stored
         return end if prometheus.query(calm, end) else None
 
     at = until(found, 60, "a window without skipped ticks and scrapes")
@@ -123,7 +123,7 @@ def test_expressions_over_a_sawtooth(serve: Serve, watch: Watch, tmp_path: Path)
     assert ask(prometheus, "usual_gap", whole, at) == pytest.approx(HALF, abs=0.2)
     assert ask(prometheus, "in_gaps", whole, at) == pytest.approx(0.45, abs=0.12)
 
-    # What is taken comes once a second, 50 at a time; how long that was is when the exporter read it.
+    # Samples come once a second, 50 at a time; the read times of the exporter tell the duration.
     first = taken_next(exporter, exporter.page())
     last = taken_next(exporter, first, 250)
     taken = last.value("gpu_board_power_watts_count") - first.value("gpu_board_power_watts_count")

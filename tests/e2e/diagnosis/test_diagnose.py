@@ -38,7 +38,7 @@ def test_a_stall_at_each_step(driver: FakeDriver) -> None:
         driver.set("Gpm.1", 72.0)
         driver.set("Gpm.21", 5000.0)
     sawtooth(driver, 300.0, 600.0, 0.7, 0.3, 60)
-    # Long enough that a page which a busy machine makes 0.1 s late does not matter to a rate.
+    # Long enough that a rate does not change if a busy machine makes a page 0.1 s late.
     found = run("diagnose", "--for", "20s", "--kernel-log", "none", "--json", env=driver.environment)
 
     gpu = json.loads(found.stdout)["gpus"][0]

@@ -30,7 +30,7 @@ def findings(ended: CompletedProcess[str]) -> dict[str, tuple[str, str]]:
     return found
 
 
-# What is found of the rest of the machine differs from one to the next, and has tests of its own.
+# Other findings depend on the machine, and have their own tests.
 OF_GPUS = ("driver", "gpu")
 
 

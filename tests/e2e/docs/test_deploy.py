@@ -132,7 +132,7 @@ HARDENED = {
 }
 
 
-# Each would take /dev/nvidia* or /dev/kmsg away; ProtectClock by an implied DeviceAllow, before systemd 253.
+# Each would hide /dev/nvidia* or /dev/kmsg; ProtectClock through an implied DeviceAllow, before systemd 253.
 UNHARDENED = {"PrivateDevices", "DevicePolicy", "DeviceAllow", "ProtectClock", "ProtectKernelLogs", "User"}
 
 

@@ -85,7 +85,7 @@ def test_dcgm_exporter_command_line(tmp_path: Path) -> None:
     ]
 
 
-# The labels of a series of a GPU, by the template of dcgm-exporter 4.8.2, with its file of fields and with Kubernetes.
+# The labels of a GPU's series in dcgm-exporter 4.8.2, with its fields file and with Kubernetes.
 THEIR_LABELS = {
     *("gpu", "UUID", "pci_bus_id", "device", "modelName", "Hostname", "DCGM_FI_DRIVER_VERSION"),
     *("namespace", "pod", "container"),

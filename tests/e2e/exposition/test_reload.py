@@ -22,7 +22,7 @@ OK, AT = "gpu_exporter_config_last_reload_successful", "gpu_exporter_config_last
 TEMP = "DCGM_FI_DEV_GPU_TEMP, gauge, GPU temperature (in C).\n"
 SM = "DCGM_FI_PROF_SM_ACTIVE, gauge, SMs.\n"
 BOTH = TEMP + SM + "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION, counter, Energy.\n"
-# NVDEC is of the full set: each change of the file changes what the GPUs are asked for.
+# NVDEC is in the full set, so each change of the file changes the fields that are read.
 FIRST = f"{BOTH}DCGM_FI_DEV_FB_USED, gauge, Used.\n"
 SECOND = f"# another\n{BOTH}DCGM_FI_PROF_NVDEC0_ACTIVE, gauge, Decoder.\nDCGM_FI_DRIVER_VERSION, label, Driver.\n"
 REPLAY = ("--source", "replay", "--recording", "h200_workloads")
@@ -167,11 +167,11 @@ def test_a_hundred_signals_under_load_lose_nothing(serve: Serve, driver: FakeDri
         for number in range(100):
             replace(fields, SECOND if number % 2 == 0 else FIRST)
             exporter.process.send_signal(signal.SIGHUP)
-            time.sleep(0.05 if number % 10 else 1.0)  # both in storms, and so that each comes into force
+            time.sleep(0.05 if number % 10 else 1.0)  # both in bursts, and slowly enough that each takes effect
         asked = time.time()
         replace(fields, SECOND)
         exporter.process.send_signal(signal.SIGHUP)
-        exporter.until(lambda page: page.value(AT) > asked)  # else it may be the one before the last
+        exporter.until(lambda page: page.value(AT) > asked)  # otherwise it may be the one before
         exporter.until(lambda page: bool(page.values("DCGM_FI_PROF_NVDEC0_ACTIVE")))
         seen = len(scraper.pages)
         until(lambda: len(scraper.pages) > seen + 1, what="a page that was asked for after that")
@@ -198,7 +198,7 @@ def test_a_hundred_signals_under_load_lose_nothing(serve: Serve, driver: FakeDri
         for at in a
         if at.startswith("gpu_exporter_snapshot_timestamp")
     ]
-    assert rate == [pytest.approx(0.96, abs=0.05)]  # what the GPU did was counted all the time
+    assert rate == [pytest.approx(0.96, abs=0.05)]  # activity was counted all the time
 
 
 BROKEN = {

@@ -17,9 +17,9 @@ from tests.support.prometheus import Prometheus, scraping
 from tests.support.tools import until
 
 SCHEMAS = ("classic", "si")
-# Played so slowly that two servers show the same moment. What grows still grows.
+# Played so slowly that two servers show the same moment; counters still grow.
 REPLAY = ("--source", "replay", "--recording", "h200_x2_ddp", "--speed", "0.000001", "--interval", "500ms")
-# What is read of DCGM's names alone, so that no signal comes from our own counters, which are the same in both.
+# Only DCGM's names, so that no signal comes from `gpu_*` counters, which are the same in both.
 ONLY_DCGM = {"source_labels": ["schema", "__name__"], "regex": ".*-only;gpu_.*", "action": "drop"}
 
 
@@ -69,7 +69,7 @@ def test_rules_find_the_same_signals(serve: Serve, tmp_path: Path) -> None:
                 len(signals) > 30
                 and "gpu:energy:joules_per_second" in signals
                 and same(found["classic-only"], found["si-only"], 1e-6)
-                and same(found["classic"], found["si"], 0.01)  # rates of counters, by when each was scraped
+                and same(found["classic"], found["si"], 0.01)  # rates of counters depend on the time of scrapes
             )
 
         until(settled, timeout=60, what="the same signals in both schemas")
@@ -90,7 +90,7 @@ def test_a_page_in_base_units(serve: Serve) -> None:
     assert {name for name in names["si"] if name.startswith("gpu_")} == {
         name for name in names["classic"] if name.startswith("gpu_")
     }
-    # prometheus_client's parser of text gives counters an ending; the rest are the new names of the old ones.
+    # prometheus_client's text parser adds a suffix to counters; the others are renamed families.
     plain = {schema: {name.removesuffix("_total") for name in found} for schema, found in names.items()}
     assert {RENAMED.get(name, (name, 1))[0] for name in plain["classic"]} == plain["si"]
     for _, labels, _ in (each for each in pages["si"].samples if each[0].startswith("DCGM_")):

@@ -59,7 +59,7 @@ class Host:
         self.api.put(PODS, pod_object("train", "0-1", {"app": "bert", "batch.kubernetes.io/job-name": "job"}))
         path = f"{GROUP}/v1/resourceslices"
         self.api.put(path, slice_object("slice", {"gpu-1": {"type": "gpu", "uuid": UUID[1]}}))
-        # By where they are in the container.
+        # By path in the container.
         self.moved = {
             POD_RESOURCES: kubelet.socket.parent,
             "nvidia-dcgm.gpu-operator:5555": Path(self.engine.address),
@@ -196,7 +196,7 @@ def test_every_feature_starts(serve: Serve, host: Host, name: str) -> None:
     assert ("gpu_processes{" in shown.text) is ("processes" in answers)
     if name == "kernel-log":
         until(lambda: page(running).values("gpu_xid_events_total", xid="63") == [1], 10, "the XID")
-    if name == "everything":  # of the classic families only those of the file; the changed table of XIDs
+    if name == "everything":  # only the classic families of the file; the changed table of XIDs
         assert {n for n, _, _ in shown.samples if n.startswith("DCGM_")} == {
             "DCGM_FI_DEV_GPU_TEMP",
             "DCGM_FI_DEV_POWER_USAGE",

@@ -28,7 +28,7 @@ from tests.support.tools import free_port, until
 PODS = ("bert-worker-0", "bert-worker-1", "bert-worker-2", "bert-worker-3")
 LOW, HIGH, HALF = 118.0, 873.0, 0.5
 SICK = {m.XID_ERRORS: 79.0, m.ECC_DBE_VOL: 2.0, **profiles.ONE_THREAD}
-# The ranks of a job over two nodes, the last of which is starved; a free GPU, and one in MIG mode.
+# The ranks of a job on two nodes, the last one starved; a free GPU, and one in MIG mode.
 JOB = (
     FakeGpu("node-a", 0, profiles.OF_STARVED, PODS[0]),
     FakeGpu("node-a", 1, profiles.OF_STARVED, PODS[1]),
@@ -156,7 +156,7 @@ def test_every_query_has_its_result(serve: conftest.Serve, tmp_path: Path, monke
             until(lambda: min(prometheus.query("count_over_time(up[1m])"), default=0) >= 8, 30, "the eighth scrape")
             until(lambda: prometheus.query('count(ALERTS{alertname="GpuStragglerStarved"})') == [2.0], 30, "alerts")
             answered: set[str] = set()
-            for _ in range(3):  # a scrape that came too late leaves gauges out for a moment
+            for _ in range(3):  # after a late scrape, gauges are missing for a moment
                 wrong = problems(prometheus, targets, answered)
                 if not wrong:
                     break

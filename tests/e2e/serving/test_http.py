@@ -265,7 +265,7 @@ def test_floods_are_refused(exporter: Exporter, flood: bytes) -> None:
     before = resident(exporter)
     for _ in range(5):
         with connected(exporter) as (connection,):
-            with suppress(ConnectionError):  # it was cut off while we were still sending
+            with suppress(ConnectionError):  # it was cut off while the test was still sending
                 connection.sendall(flood)
             answer = rest(connection)
             assert answer[:12] in (b"", b"HTTP/1.1 400", b"HTTP/1.1 413", b"HTTP/1.1 414", b"HTTP/1.1 431")

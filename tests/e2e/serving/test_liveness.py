@@ -26,9 +26,9 @@ from tests.support.tools import until
 REPLAY = ("--source", "replay", "--recording", "h200_workloads", "--interval", "200ms")
 DROPPED, MADE = "gpu_exporter_log_dropped_total", "gpu_exporter_snapshot_timestamp_seconds"
 ROW = "DCGM_FI_DEV_GPU_TEMP, gauge, x\n"
-# Each reload of this file of fields logs more than twenty lines.
+# Each reload of this fields file logs more than twenty lines.
 BAD_ROWS = ROW + "DCGM_FI_DEV_GPU_TEMP, none, x\n" * 30
-# What SIGTERM may take, whatever hangs.
+# The time that SIGTERM may take, whatever hangs.
 EXIT_SECONDS = 2.0
 
 

@@ -238,7 +238,7 @@ def test_silent_and_wrong_handshakes(serve: Serve, pki: Pki) -> None:
                 client.sendall(hello)
                 client.shutdown(socket.SHUT_WR)
                 assert b"HTTP" not in rest(client)
-        for _ in range(50):  # resets, before and amid the handshake
+        for _ in range(50):  # resets, before and during the handshake
             with connected(exporter) as (client,):
                 client.send(b"\x16")
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -19,9 +19,9 @@ from tests.support.fakes.hostengine import FakeHostengine
 
 INTERVAL = 0.2
 TEMPERATURE, SM_SECONDS = "DCGM_FI_DEV_GPU_TEMP", "gpu_sm_active_seconds_total"
-# What is withdrawn is so after three intervals; test machines stop now and then.
+# Series are withdrawn after three intervals; test machines pause now and then.
 WITHDRAWN_SECONDS = 3 * INTERVAL + 2.5
-# 50 ms is what we promise; on shared cores a scrape waits for its turn.
+# The promise is 50 ms; on shared cores, a scrape waits for the CPU.
 SLOWEST_SECONDS = 0.25
 
 

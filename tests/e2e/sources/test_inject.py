@@ -25,7 +25,7 @@ from tests.support.tools import until
 
 SIMULATED = ("--source", "simulated")
 GPU, GPUS = 3, 4
-# Their windows or thresholds take minutes to hours: `tests/unit/sources/test_inject.py` finds them by its own clock.
+# Their windows or thresholds take minutes to hours: `tests/unit/sources/test_inject.py` tests them in virtual time.
 PATIENT = {
     "GpuTelemetryStale",
     "GpuEccCorrectableStorm",
@@ -53,14 +53,14 @@ def test_every_mode_in_a_fleet(serve: Serve, tmp_path: Path) -> None:
     """One failure mode per node: its alert has the injected GPU, or all of its job, and no other GPU has one."""
     inject = [f"--inject={mode.name}:{node}/{GPU}" for mode, node in zip(SHOWN, NODES, strict=True)]
     size = ("--nodes", str(len(NODES) + 2), "--gpus", str(GPUS), "--metrics", "full")
-    # A GPU without a UUID is missing from its node all the same.
+    # A GPU without a UUID counts as missing from its node.
     exporter = serve(*SIMULATED, *size, *inject, "--faults", f"lost {NAMELESS}/0 at 0s for 1h")
     wanted, allowed = {("GpuLost", NAMELESS, "")}, set[Alert]()
     for mode, node in zip(SHOWN, NODES, strict=True):
         wanted.add((mode.name, node, "" if mode.inject.fault == "down" else str(GPU)))
         gpus = range(GPUS) if mode.scope is Scope.JOB else [GPU]
         allowed |= {(name, node, str(gpu)) for name in (mode.name, *mode.implies) for gpu in gpus}
-    # As a Prometheus in Kubernetes would: pod and namespace of the target move those of our labels to `exported_*`.
+    # As in Kubernetes: pod and namespace of the target move the exporter's labels to `exported_*`.
     of_target = {"pod": "gpu-exporter-x2x4z", "namespace": "monitoring"}
     settings = {
         "http_sd_configs": [{"url": f"http://127.0.0.1:{exporter.port}/sd"}],
@@ -82,7 +82,7 @@ def test_every_mode_in_a_fleet(serve: Serve, tmp_path: Path) -> None:
         alive = {node for mode, node in zip(SHOWN, NODES, strict=True) if mode.inject.fault != "down"}
         late = f"min_over_time(up[20s]) == 0 and on (node) up{{node=~'{'|'.join(sorted(alive))}'}}"
         until(lambda: not prometheus.query(late), 60, "a time in which every scrape succeeded", every=1)
-        # Nodes without an injection do what their schedule says, which may be called host-bound and the like.
+        # Nodes without an injection follow their schedule, which may be host-bound and the like.
         assert {each for each in alerts(prometheus) if each[1] in NODES} <= wanted | allowed
         failing = [
             each for each in prometheus.api("rules")["groups"] if any(rule.get("lastError") for rule in each["rules"])
@@ -94,7 +94,7 @@ def test_every_mode_in_a_fleet(serve: Serve, tmp_path: Path) -> None:
         assert of_node.keys() >= {UNTOUCHED, NAMELESS}
         assert {node: of_node[node]["workload"] for node in alive} == {node: f"injected-{node}" for node in alive}
         assert {each["namespace"] for each in of_node.values()} == {"simulated"}
-        for _ in range(5):  # a scrape that came too late leaves gauges out for a moment
+        for _ in range(5):  # after a late scrape, gauges are missing for a moment
             if not (wrong := panels_of(prometheus, exporter, alive)):
                 break
         assert not wrong, "\n".join(wrong)
@@ -112,7 +112,7 @@ def panels_of(prometheus: Prometheus, exporter: Exporter, nodes: set[str]) -> li
             name = board_of(mode.domain).name
             variables = {"cluster": "", "node": node, "workload": f"injected-{node}"}
             complaints = panels.problems(prometheus, {name: panels.BOARDS[name]}, shown, variables)
-            # What the variables offer is of the whole fleet, which is not looked at here.
+            # Variables list the whole fleet, and are not checked here.
             found += [f"{mode.name}: {each}" for each in complaints if ": $" not in each]
     return found
 

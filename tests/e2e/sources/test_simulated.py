@@ -144,7 +144,7 @@ def test_faults_affect_only_their_target(serve: Serve) -> None:
         exporter, "node-002", lambda page: all_up(page) and page.value("gpu_exporter_ticks_skipped_total", gpu="0") > 5
     )
     skipped = [healed.value("gpu_exporter_ticks_skipped_total", gpu=gpu) for gpu in "01"]
-    assert skipped[1] < skipped[0] / 2  # some may be all the clock's, on a busy machine
+    assert skipped[1] < skipped[0] / 2  # on a busy machine, the clock thread may do all of them
     after = seen(exporter, "node-003", lambda page: bool(page.values("gpu_energy_joules_total")))
     assert min(after.values("gpu_energy_joules_total")) > max(before.values("gpu_energy_joules_total"))
     assert page(exporter, "node-004").values("gpu_exporter_collection_failures_total") == [0.0, 0.0]

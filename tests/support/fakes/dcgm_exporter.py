@@ -16,7 +16,7 @@ from gpu_exporter.catalogue.failure_modes.profiles import HEALTHY
 from gpu_exporter.catalogue.signal import Read
 from gpu_exporter.model.metric import Metric
 
-# What its default CSV exports of the rows we know.
+# The rows of its default CSV that the catalogue has.
 DEFAULT = (
     m.SM_CLOCK,
     m.MEM_CLOCK,

@@ -20,7 +20,7 @@ from tests.support.tools import free_port
 BINDINGS = Path(__file__).with_name("dcgm_bindings")
 LINKS = 18
 
-# What one H200 answered through DCGM 4.6.0, in DCGM's units; profiling of a large bf16 product.
+# Values of a real H200 in DCGM 4.6.0, in DCGM's units; profiling of a large bf16 product.
 H200: Mapping[str, Any] = {
     "55": 0,
     "63": 9 << 16,

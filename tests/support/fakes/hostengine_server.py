@@ -27,7 +27,7 @@ INT_BLANK, DOUBLE_BLANK = 0x7FFFFFFFFFFFFFF0, 2.0**47
 TEXT_BLANKS = ("<<<NULL>>>", "<<<NOT_FOUND>>>", "<<<NOT_SUPPORTED>>>", "<<<NOT_PERM>>>")
 DOUBLES = {155, 157, *range(160, 165), 254, *range(1001, 1009), *range(1013, 1035), 1100, 1110, 1130}
 TEXTS = {1, 2, 50, 54}
-# What a host engine of this version knows.
+# The fields of a host engine of this version.
 FIRST_4 = {153, 254, *range(334, 347), 1034, *range(1420, 1425), 1501}
 FIRST_46 = {1508, *range(1523, 1534)}
 
@@ -123,7 +123,7 @@ class Hostengine:
     def _gpu(self, number: int) -> dict[str, Any]:
         return next((gpu for gpu in self._state["gpus"] if gpu["id"] == number), {})
 
-    # --- what there is ---
+    # --- entities ---
 
     def do_gpus(self, connection: int, supported: bool) -> list[int]:
         return [gpu["id"] for gpu in self._state["gpus"] if gpu.get("supported", True) or not supported]
@@ -233,7 +233,7 @@ class Hostengine:
                 if watched is None or not watched.by:
                     watched = self._watched[key] = Watched()
                 watched.by[connection] = seconds
-                watched.once = mixed  # of plain fields in such a group there is one sample, which grows old
+                watched.once = mixed  # plain fields in such a group have one sample, which grows old
             if mixed:
                 raise Failed(code)
 
@@ -261,7 +261,7 @@ class Hostengine:
 
     def do_latest(self, connection: int, entities: list[list[int]], fields: list[int], flags: int) -> list[list[Any]]:
         if flags and any(map(is_profiling, fields)):
-            os._exit(139)  # as a segmentation fault ends it
+            os._exit(139)  # as after a segmentation fault
         return [
             [kind, entity, field, *self._sample(kind, entity, field)] for kind, entity in entities for field in fields
         ]

@@ -16,7 +16,7 @@ class FakeKmsg:
         self._records: list[bytes] = []
         os.mkfifo(path)
         self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK)
-        fcntl.fcntl(self._fd, fcntl.F_SETFL, os.O_DIRECT | os.O_NONBLOCK)  # a read is a write, whole
+        fcntl.fcntl(self._fd, fcntl.F_SETFL, os.O_DIRECT | os.O_NONBLOCK)  # a read returns one whole write
 
     def write(self, message: str, *, facility: int = 0, at: float | None = None) -> float:
         """Write a record, by default of the kernel's facility; return its unix time."""

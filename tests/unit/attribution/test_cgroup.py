@@ -41,7 +41,7 @@ TREES = {
         f"0::/system.slice/containerd.service/kubepods-burstable-pod{SLICE}.slice:cri-containerd:{CID}\n",
         POD,
     ),
-    # An unprivileged container has a cgroup namespace of its own: what both are in is not shown.
+    # An unprivileged container has its own cgroup namespace, which hides the common ancestors.
     "v2, from a pod of its class": (f"0::/../../pod{UID}/{CID}\n", POD),
     "v2, from a pod of another class": (f"0::/../../../burstable/pod{UID}/{CID}\n", POD),
     "v2, from beside kubepods": (f"0::/../../../kubepods/burstable/pod{UID}/{CID}\n", POD),
@@ -228,7 +228,7 @@ def test_strange_files_have_no_owner(tmp_path: Path) -> None:
     (tree(tmp_path, 7) / "stat").write_text("7 (x) S 1\n")
     (tree(tmp_path, 8) / "stat").write_text("x" * (LARGEST_FILE + 1))
     tree(tmp_path, 9, CGROUP.encode() + b"\xff\xfe\n")
-    assert looked_up(tmp_path, *range(1, 10)) == {9: HERE}  # a line that is none says nothing
+    assert looked_up(tmp_path, *range(1, 10)) == {9: HERE}  # malformed lines are ignored
 
 
 def test_a_process_that_is_a_link(tmp_path: Path) -> None:

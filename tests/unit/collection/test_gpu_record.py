@@ -133,7 +133,7 @@ def test_samples_are_exposed_only_by_pages(between_pages: bool) -> None:
         (1.0, 0.9 * STALE_INTERVALS, True),
         (1.0, 1.1 * STALE_INTERVALS, False),
         (15.0, 0.9 * 15 * STALE_INTERVALS, True),
-        (0.1, 0.9 * PAGE_SECONDS * STALE_INTERVALS, True),  # the first read stands for a page
+        (0.1, 0.9 * PAGE_SECONDS * STALE_INTERVALS, True),  # the first read counts as a page
         (0.1, 1.1 * PAGE_SECONDS * STALE_INTERVALS, False),
     ],
 )

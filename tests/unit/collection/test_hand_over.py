@@ -93,8 +93,8 @@ class Bindings:
         (0, (), True),  # nvmlInit failed, but loaded the library
         (1, (0,), True),
         (2, (0, 0), True),
-        (2, (1, 1), True),  # the driver was unloaded under it
-        (2, (0,), False),  # someone else in this process uses the bindings
+        (2, (1, 1), True),  # the driver was unloaded meanwhile
+        (2, (0,), False),  # other code of this process uses the bindings
         (2, (1,), False),
         (1, (999,), False),  # it may still have state
     ],

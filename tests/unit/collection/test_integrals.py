@@ -21,7 +21,7 @@ from tests.conftest import RECORDINGS
 
 ALL = (*m.selected(MetricSet.FULL), *m.histograms(MetricSet.FULL))
 OBSERVED = {row.histogram_of: row for row in ALL if row.histogram_of and row is not m.IDLE_GAPS}
-# Of a read, in seconds: as long as nothing in the recording is, so that reads begin and end within ticks.
+# The interval of reads in seconds; no tick has this length, so that reads begin and end within ticks.
 STEP = 0.73
 INTERVAL = 0.1
 

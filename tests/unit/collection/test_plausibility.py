@@ -73,7 +73,7 @@ def test_a_classic_counter_keeps_its_value_over_an_odd_read(odd: float) -> None:
     [
         (0.0, STEP),
         (50_000.0, 50_000 + STEP),  # the counter has counted that since its restart
-        (0.6 * START, STEP),  # in 15 s no GPU uses 600 kJ: only what it has used since is certain
+        (0.6 * START, STEP),  # no GPU uses 600 kJ in 15 s: only the energy since then is certain
     ],
 )
 def test_a_counter_that_stays_low_was_reset(restart: float, counted: float) -> None:

@@ -32,7 +32,7 @@ def test_everything_is_due_at_first() -> None:
     ("index", "steady", "slow"),
     [
         (0, [0, 5, 10, 15], [0, 15]),
-        (4, [0, 2, 7, 12, 17], [0, 7]),  # half a period early, and from then on each period
+        (4, [0, 2, 7, 12, 17], [0, 7]),  # half a period early, and then every period
         (SPREAD, [0, 5, 10, 15], [0, 15]),
     ],
 )

@@ -80,7 +80,7 @@ def run(clock: Clock) -> Iterator[Run]:
         return seen
 
     yield start
-    clock.pass_by(60)  # for a read that is under way
+    clock.pass_by(60)  # for a read in progress
     for collector in collectors:
         assert collector.stop()
 

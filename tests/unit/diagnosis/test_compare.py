@@ -60,18 +60,18 @@ SAME, DIFFERS = Agreement.SAME, Agreement.DIFFERS
         (m.POWER_LIMIT, (700, 700), (690, 690), "constant", (700, 690), DIFFERS),
         (m.MAX_SM_CLOCK, (1980, 1980), (1980, 1980), "constant", (1980, 1980), SAME),
         (m.MAX_SM_CLOCK, (1980, 1980), (1975, 1975), "constant", (1980, 1975), DIFFERS),
-        (m.SM_ACTIVE, (0.1, 0.5, 0.9), (0.3, 0.8, 0.91), "mean", (0.9, 0.91), SAME),  # the last is the mean of all
+        (m.SM_ACTIVE, (0.1, 0.5, 0.9), (0.3, 0.8, 0.91), "mean", (0.9, 0.91), SAME),  # means of the window
         (m.SM_ACTIVE, (0.9, 0.9), (0.8, 0.8), "mean", (0.9, 0.8), DIFFERS),
         (m.GPU_TEMP, (40, 41), (42, 42), "mean", (40.5, 42), SAME),
         (m.CLOCK_EVENTS, (4, 1), (1, 1), "state", (1, 1), SAME),
-        (m.PSTATE, (0, 0, 2), (2, 0, 0), "state", (2, 0), SAME),  # each was seen by both
+        (m.PSTATE, (0, 0, 2), (2, 0, 0), "state", (2, 0), SAME),  # both have both states
         (m.PSTATE, (0, 0), (2, 2), "state", (0, 2), DIFFERS),
         (m.ECC_DBE_VOL, (2, 2), (2, 2), "level", (2, 2), SAME),
         (m.ECC_DBE_VOL, (2, 2), (2, 3), "level", (2, 3), DIFFERS),
-        # 600 W, of which one was read each tick and one each other tick: the same rise per second
+        # 600 W, read every tick and every other tick: the same rise per second
         (m.ENERGY_JOULES, (600, 1200, 1800, 2400), (0, 0, 1200, 1200), "rise per second", (600, 600), SAME),
-        (m.ENERGY_JOULES, (5, 5, 5), (9, 9, 9), "rise per second", (0, 0), SAME),  # no start is the same
-        (m.ENERGY_JOULES, (600, 1200), (700, 1400), "rise per second", (600, 700), SAME),  # read each 15 s: too short
+        (m.ENERGY_JOULES, (5, 5, 5), (9, 9, 9), "rise per second", (0, 0), SAME),  # starting values may differ
+        (m.ENERGY_JOULES, (600, 1200), (700, 1400), "rise per second", (600, 700), SAME),  # read every 15 s: too short
         (m.ENERGY_JOULES, range(0, 60_000, 600), range(0, 100_000, 1000), "rise per second", (600, 1000), DIFFERS),
     ],
 )

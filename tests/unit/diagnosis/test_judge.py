@@ -67,7 +67,7 @@ def test_a_limit_can_be_changed() -> None:
     (found,) = diagnose(seen(pages, {"busyDram": 0.95}))
 
     assert found.bottleneck
-    assert found.bottleneck.name == "memory-bound"  # every pipe is idle: still memory, by the other sign
+    assert found.bottleneck.name == "memory-bound"  # every pipe is idle: still memory-bound, for the other reason
     (found,) = diagnose(seen(pages, {"busyDram": 0.95, "someDram": 0.95}))
     assert found.bottleneck
     assert found.bottleneck.name == "mixed"
@@ -249,7 +249,7 @@ def test_identical_findings_are_grouped_worst_first() -> None:
     ]
     assert (
         text[-1] == "    90 % to 96 % of the SMs busy on average, tensor cores busy 30 % of the time"
-    )  # no pipe that did not decide
+    )  # without pipes that did not decide
     # Numbers of the class are not repeated below the mode.
     place = text.index("  GpuMemoryBound (info)")
     assert text[place - 1] == (
@@ -284,7 +284,7 @@ def test_rate_of_a_counter_that_is_read_rarely() -> None:
 
     assert seen(pages, {}).points(part, s.HW_THERMAL) == [(1019.0, 0.6), (1034.0, 0.6)]
     both = seen([Scrape(a.at, [*a.samples, *b.samples]) for a, b in zip(pages, bits, strict=False)], {})
-    assert {value for _, value in both.points(part, s.HW_THERMAL)} == {1.0}  # watched too briefly for the counter
+    assert {value for _, value in both.points(part, s.HW_THERMAL)} == {1.0}  # the time is too short for the counter
     still = seen([_page((name, 5.0), at=1000.0 + t, reason="hw_thermal_slowdown") for t in range(20)], {})
     assert {value for _, value in still.points(part, s.HW_THERMAL)} == {0.0}
 

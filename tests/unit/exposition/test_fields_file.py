@@ -132,7 +132,7 @@ def test_the_shipped_default_counters_load() -> None:
         "DCGM_FI_DEV_VGPU_LICENSE_STATUS": (526, Kind.GAUGE, EntityKind.GPU),
     }
     assert selection.labels == (("DCGM_FI_DRIVER_VERSION", "driver"),)
-    assert m.XID_ERRORS.name in families  # counted from events: shown, not asked for
+    assert m.XID_ERRORS.name in families  # counted from events: exposed, not read
     assert m.XID_ERRORS not in selection.asked
 
 

@@ -145,7 +145,7 @@ def test_a_line_of_2099(tmp_path: Path, clocks: FakeClocks, caplog: pytest.LogCa
         (tmp_path / "events.json").unlink()
     restarted = Started(tmp_path, log, clocks)
     restarted.poll()
-    assert restarted.unhealthy is not with_state  # without a state, the line is read once more
+    assert restarted.unhealthy is not with_state  # without a state, the line is read again
     restarted.poll(20 * 60)
     assert not restarted.unhealthy
 

@@ -99,7 +99,7 @@ def test_kmsg_resumes_in_the_same_boot_only(kmsg: Kmsg) -> None:
 
 def test_kmsg_from_the_end(tmp_path: Path) -> None:
     """Only new records are read, also after a failure."""
-    path = tmp_path / "kmsg"  # a file has what a pipe has not: an end to go to
+    path = tmp_path / "kmsg"  # unlike a pipe, a file has an end to seek to
     path.write_bytes(record(7))
     log = KernelLog(path, Start.END, procfs=tmp_path)
     assert log.read() == []
@@ -120,7 +120,7 @@ def test_kmsg_of_an_unknown_boot_is_read_whole(kmsg: Kmsg) -> None:
     assert codes(log) == [79]
     log.close()
     kmsg.write(record(3), record(4))
-    assert codes(log) == [79]  # but its own are
+    assert codes(log) == [79]  # but its own sequence numbers are used
     log.close()
 
 
@@ -129,7 +129,7 @@ def test_kmsg_overwritten_while_reading(kmsg: Kmsg) -> None:
     answers: list[bytes | OSError] = [record(5), BrokenPipeError(), record(9), BlockingIOError()]
 
     def read(fd: int, size: int) -> bytes:
-        assert size >= 8192  # a kernel refuses less
+        assert size >= 8192  # a real kernel refuses fewer reads
         answer = answers.pop(0)
         if isinstance(answer, OSError):
             raise answer

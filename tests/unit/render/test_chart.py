@@ -40,7 +40,7 @@ GENERATE = "fix: run `make generate`"
 ROOT = CHART.parent.parent
 KUBERNETES = [f"1.{minor}" for minor in range(28, 38)]
 CRDS = {path.stem: yaml.safe_load(path.read_text()) for path in (ROOT / "tests/crds").glob("*.yaml")}
-# What Kubernetes or etcd take at most: a ConfigMap, an annotation of `kubectl apply`, a Secret with Helm's release.
+# Limits of Kubernetes and etcd: a ConfigMap, an annotation of `kubectl apply`, a Secret with Helm's release.
 MEBIBYTE, ANNOTATION = 1 << 20, 256 << 10
 
 
@@ -225,7 +225,7 @@ def test_probes_check_only_the_process(web: Mapping[str, Any], probe: Mapping[st
             "timeoutSeconds",
             "failureThreshold",
         }
-    # As docs/probes.md says: a restart after two minutes.
+    # As in docs/probes.md: a restart after two minutes.
     assert container["livenessProbe"]["periodSeconds"] * container["livenessProbe"]["failureThreshold"] >= 120
     assert only(objects({"web": web}), "Service")["spec"]["publishNotReadyAddresses"] is True
 

@@ -13,7 +13,7 @@ from tests.support.chart import CHART
 
 ROWS = {row.path: row for row in values()}
 TEMPLATES = sorted(path for path in (CHART / "templates").rglob("*") if path.is_file())
-# Templates go through all that is below these.
+# Templates iterate over everything below these.
 ITERATED = ("dashboards.boards", "prometheusRule.limits", "prometheusRule.modes")
 PATH = r"((?:\.[A-Za-z]\w*)+)"
 

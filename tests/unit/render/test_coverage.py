@@ -33,7 +33,7 @@ CORRECT_KIND = "fix: correct the kind of the row in gpu_exporter/catalogue/metri
 
 FILES = {"classic": "dcgm-exporter.csv", "modern": "dcgm-exporter-4.9.csv"}
 KINDS = {row.name: row.kind for row in METRICS if row.dcgm is not None}
-# dcgm-exporter has no counts of links, keeps no time of an XID, and says nothing of its own reads.
+# dcgm-exporter has no counts of links, no times of XIDs, and no metrics about its own reads.
 GPU_EXPORTER_ONLY = {"GpuAttributionDown", "GpuNvlinkDown", "GpuXidUnknown", "GpuXidApplication", "GpuTelemetryStale"}
 
 
@@ -176,7 +176,7 @@ def matched_modes(mode: FailureMode, names: Collection[str]) -> set[str]:
     ranks: list[tuple[Values, int | None]] = [({**HEALTHY, **inject.values}, inject.xid)]
     ranks += [({**HEALTHY, **inject.peers}, None)] * (3 if mode.scope is Scope.JOB else 0)
     assert mode.condition
-    # Memory that leaks takes more than an hour to become short.
+    # A memory leak takes more than an hour to fill the memory.
     longest = max(term.window for term in terms(mode.condition) if isinstance(term, Over))
     pages = [
         Scrape(

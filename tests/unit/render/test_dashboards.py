@@ -262,7 +262,7 @@ def test_queries_read_only_recorded_series(name: str) -> None:
     assert found <= recorded | (histograms if name in ("gpu", "job") else set())
     if name == "fleet":
         found |= {re.split(r"[({,]", each["query"])[1] for each in variables(board)}
-        # Annotations: they are there only of a GPU that had an XID.
+        # Annotations: they exist only for GPUs that had an XID.
         xids = {signal.record for signal in (s.XID_APPLICATION, s.XID_FATAL, s.XID_UNKNOWN)}
         assert {text for text in found if text.startswith("gpu:")} == xids
 

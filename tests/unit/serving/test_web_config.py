@@ -453,7 +453,7 @@ def test_an_unverified_right_password_gets_through_a_flood(compared: list[tuple[
             while flooding:
                 number += 1
                 wrong.append(await login.refuse(USERS, basic("me", f"wrong {worker} {number}"), address))
-                await asyncio.sleep(0.001)  # as a client would; without it Python itself starves the thread
+                await asyncio.sleep(0.001)  # as a client would; otherwise Python itself starves the thread
 
         floods = [asyncio.create_task(flood(worker)) for worker in range(20)]
         await asyncio.sleep(0.5)

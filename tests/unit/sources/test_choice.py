@@ -23,7 +23,7 @@ from tests.support.fakes.driver import FakeDriver
 ROOT = Path(__file__).parents[3]
 RECORDING = Path("h200_workloads")
 CONFIGS: Mapping[str, dict[str, Any]] = {"replay": {"recording": RECORDING}}
-# What a source is called on its samples, where that is not the name that chose it.
+# The name of a source on its samples, if it differs from the setting.
 CHOSEN_AS = {"auto": "nvml"}
 
 

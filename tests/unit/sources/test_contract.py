@@ -27,9 +27,9 @@ from gpu_exporter.sources.choice import chosen
 from tests.support.fakes.driver import FakeDriver
 
 FULL = selected(MetricSet.FULL)
-# What a source needs beside its name.
+# Settings that a source needs besides its name.
 SETTINGS: Mapping[str, dict[str, Any]] = {"replay": {"recording": Path("h200_x2_ddp")}}
-# The environment in which a source of real GPUs finds fakes, made in a directory.
+# Functions that make fakes in a directory and return the environment for a source of real GPUs.
 FAKES: Mapping[str, Callable[[Path], Mapping[str, str]]] = {
     "nvml": lambda directory: FakeDriver(directory, 2).environment
 }

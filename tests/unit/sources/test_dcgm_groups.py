@@ -107,7 +107,7 @@ def request(fields: Sequence[int], *entities: Entity) -> WatchRequest:
         ((1, 2, 3), {}, {(1, 2, 3)}),
         ((1, 2, 3, 4), {3: BADPARAM}, {(1, 2), (4,)}),
         ((1, 2), {1: BADPARAM, 2: BADPARAM}, set()),
-        ((1, 2), {2: NO_PERMISSION}, set()),  # not because of one field: the others are not tried
+        ((1, 2), {2: NO_PERMISSION}, set()),  # the reason is not the field: the others are not tried
         (tuple(range(MOST_FIELDS + 1)), {}, {tuple(range(MOST_FIELDS)), (MOST_FIELDS,)}),
     ],
     ids=["all", "one of four", "none", "no permission", "too many for one group"],

@@ -22,7 +22,7 @@ FIX = (
     " and set `dcgm_scale` in gpu_exporter/catalogue/metrics.py"
 )
 
-# DCGM's unit of each field, and where that is from.
+# DCGM's unit of each field, and its source.
 FIELDS: tuple[tuple[Iterable[int], str, str], ...] = (
     ((66,), "bool", "nvmlDeviceGetPersistenceMode"),
     ((67,), "bool", "nvmlDeviceGetMigMode, the current one"),

@@ -34,7 +34,7 @@ I64, F64 = 0x7FFFFFFFFFFFFFF0, 2.0**47
         (0, "i", I64 + 2, None, "not_supported"),
         (0, "i", I64 + 3, None, "no_permission"),
         (0, "i", I64 + 9, None, "no_value"),
-        (0, "i", 2**47 + 5, 2**47 + 5, ""),  # a counter may be that high
+        (0, "i", 2**47 + 5, 2**47 + 5, ""),  # a counter may have this value
         (0, "i", 0x7FFFFFF2, None, "not_supported"),
         (0, "d", F64, None, "no_value"),
         (0, "d", F64 + 2, None, "not_supported"),
@@ -133,7 +133,7 @@ def test_a_sample_counts_once() -> None:
     assert _read(profiling, 1.0, 0.5, 1_000_000) == ({series: 0.5}, {series: 1.0}, {})
     assert _read(profiling, 1.4, 0.5, 1_000_000) == ({}, {}, {})
     assert _read(profiling, 3.0, 0.6, 3_000_000) == ({series: 0.6}, {series: 2.0}, {})
-    assert _read(profiling, 9.0, 0.7, 9_000_000) == ({series: 0.7}, {series: 1.0}, {})  # what was between is not known
+    assert _read(profiling, 9.0, 0.7, 9_000_000) == ({series: 0.7}, {series: 1.0}, {})  # the time between is unknown
     assert _read(profiling, 9.5, 0.7, 100_000)[1] == {series: 1.0}  # a clock that was set back
 
 

@@ -57,7 +57,7 @@ def test_a_stuck_holder_costs_one_wait() -> None:
         with lock:
             waits.append(time.monotonic() - begin)
     assert PATIENCE - 0.1 < waits[0] < 2 * PATIENCE
-    assert max(waits[1:]) < PATIENCE  # which a wait would have lasted
+    assert max(waits[1:]) < PATIENCE  # the duration of a wait
     with lock:
         back.set()
         thread.join()

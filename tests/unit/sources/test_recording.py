@@ -79,10 +79,10 @@ def write(path: Path, ticks: Sequence[tuple[float, int, Mapping[str, float]]], i
         ([(1, 2), (2, 4)], 2, 4, (6, 2)),
         ([(1, 2), (2, 4)], 99, 4, (6, 2)),
         ([(1, 2), (2, 4)], -5, 2, (0, 0)),
-        # a value speaks for all the time since the one before, if that is not too long
+        # a value covers the time since the previous one, if that is not too long
         ([(1, 2), (6, 4)], 3, 4, (10, 3)),
         ([(1, 2), (1 + HOLE_INTERVALS, 4)], 1 + HOLE_INTERVALS, 4, (2 + 4 * HOLE_INTERVALS, 1 + HOLE_INTERVALS)),
-        # after a hole it speaks for one interval, and nothing is known in between
+        # after a gap it covers one interval, and the time before is unknown
         ([(1, 2), (20, 4)], 1, 2, (2, 1)),
         ([(1, 2), (20, 4)], 10, 4, (2, 1)),
         ([(1, 2), (20, 4)], 19, 4, (2, 1)),

@@ -39,7 +39,7 @@ PHASES = [level for path in PATHS for level in statistics(path)[1].values()]
 RECORDED = {
     key: (min(levels[key].low for levels in PHASES), max(levels[key].high for levels in PHASES)) for key in KNOWN.rows
 }
-RECORDED[m.PCIE_TX.key] = RECORDED[m.PCIE_RX.key]  # a save is a load, the other way round
+RECORDED[m.PCIE_TX.key] = RECORDED[m.PCIE_RX.key]  # saving is like loading, in the other direction
 TIMES = st.floats(0, 3 * PERIOD_SECONDS)
 SEEDS = st.integers(0, 99)
 

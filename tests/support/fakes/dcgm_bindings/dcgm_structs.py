@@ -40,7 +40,7 @@ class DCGMError(Exception):
     value: int
 
     def __str__(self) -> str:
-        if MISSING:  # the real one then fails in here
+        if MISSING:  # the real module fails here then
             raise AttributeError("'NoneType' object has no attribute 'dcgmErrorString'")
         return f"DCGM error {self.value}"
 
