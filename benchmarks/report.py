@@ -29,13 +29,6 @@ runs the benchmarks that this machine supports and renders the page; `python -m 
 differ, so compare only numbers of the same section: these were measured in one run. [Scaling](scale.md) says how many
 GPUs one Prometheus can hold.
 """
-SOAK = """\
-## Does it survive faults for a long time?
-
-`make soak` reads eight GPUs of a fake driver ten times a second for half an hour. Meanwhile GPUs are lost, get stuck
-and come back, and the driver is unloaded and reloaded, all at random. Every scrape must be answered, and memory,
-threads and file descriptors must not grow.
-"""
 
 
 @dataclass(frozen=True)
@@ -55,9 +48,9 @@ SECTIONS = (
         """One exporter after the other runs on the same GPUs. It is scraped once a second while its CPU is measured,
         then as fast as possible by one scraper and by ten. `everything` means `--metrics full --processes true`;
         `high-resolution` adds `--high-resolution true`. The column `prometheus_client` is the CPU that this library
-        needs to render the same samples. The memory of a collection is allocated and freed by it; another process
-        measures it. Extrapolated values come from the difference of two runs, so their error grows with the number of
-        GPUs that were not there.""",
+        needs to render the same samples. *Memory of a collection* is what one collection allocates and frees, measured
+        in a separate process. Extrapolated values use the difference between the runs with one GPU and with all GPUs,
+        so their error grows with each further GPU.""",
         sections.cost,
     ),
     Section(
@@ -65,19 +58,20 @@ SECTIONS = (
         "Does it slow down the work on the GPU?",
         """The same work is run again and again. A run beside an exporter with everything on is compared with
         the mean of the runs just before and after it, during which no exporter runs. The same comparison
-        without an exporter shows the noise of the measurement. At the longer interval, each run contains one
-        collection, and the slowdown is divided by the time between two collections, because the exporter
-        costs nothing in between. At the shorter interval nothing is divided. Short measurements contain few
-        of the fields that are read rarely. The bound is one-sided, by Student's t-distribution over the
-        pairs.""",
+        without an exporter shows the noise of the measurement. At the longer interval, each run contains exactly
+        one collection; its extra time is given as a share of the interval, because the exporter costs nothing between
+        two collections. At the shorter interval, runs are compared as they are. Short measurements hardly cover the
+        fields whose [pace](metrics.md) is slow or rare. The bound is one-sided, by Student's
+        t-distribution over the pairs.""",
         sections.perturbation,
     ),
     Section(
         "stalls",
         "What it sees between two scrapes",
-        """A GPU works for half a second and is idle for half a second, in turn. The answers are those of a Prometheus
-        to these [expressions](histograms.md#queries). The truth comes from the clock of the
-        workload, the driver's power buffer and the energy counter, which other processes read.""",
+        """A GPU works for half a second and is idle for half a second, in turn. The column *answer* is the result of
+        these [queries](histograms.md#queries) in a Prometheus, or of the rate of a metric. *Truth* comes from the clock
+        of the workload, and from the driver's power buffer and energy counter, which other processes read. Some answers
+        are compared with that of another counter, or of more frequent scrapes.""",
         sections.stalls,
     ),
     Section(
@@ -107,8 +101,8 @@ SECTIONS = (
     ),
     Section(
         "exposition",
-        "What does a scrape cost without GPUs?",
-        "The response to a scrape is rendered before the scrape comes, so a scrape only sends bytes.",
+        "What does a scrape cost?",
+        "Measured with replayed GPUs. The response is rendered in advance, so a scrape only sends bytes.",
         sections.exposition,
     ),
     Section(
@@ -167,7 +161,7 @@ def wrapped(text: str) -> str:
 def rendered(found: Mapping[str, Any]) -> dict[str, str]:
     """Return the page and its plots, by path."""
     made = [section(known, found.get(known.name)) for known in SECTIONS]
-    page = "\n".join([INTRODUCTION, *(text for text, _ in made), SOAK])
+    page = "\n".join([INTRODUCTION, *(text for text, _ in made)])
     return {PAGE: page} | {path: svg for _, drawn in made for path, svg in drawn.items()}
 
 

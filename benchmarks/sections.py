@@ -10,6 +10,24 @@ from benchmarks import plots
 from benchmarks.cost import SETS
 
 Numbers = Mapping[str, Any]
+CLOCK, BUFFER, COUNTER = "clock of the workload", "power buffer", "energy counter"
+ACTIVITY, MEAN_SM = "gpu_gr_engine_active_seconds_total", "`gpu_sm_active_ratio` (sum by count)"
+# Checks of benchmarks.stalls: the quantity, the query of docs/histograms.md or the metric, and the source of the truth.
+CHECKS: Mapping[str, tuple[str, str, str]] = {
+    "share of time at work": ("share of time at work", f"`{ACTIVITY}`", CLOCK),
+    "the same by the histogram of SMs": ("share of time at work", "`over_half`", f"`{ACTIVITY}`"),
+    "share of time at work, scraped every 5 s": ("share of time at work", "`over_half`", "scraped every 5 s"),
+    "low power, W": ("low power, W", "`low_power`", BUFFER),
+    "high power, W": ("high power, W", "`high_power`", BUFFER),
+    "highest power, W (edge of its bucket)": ("highest power, W", "`gpu_board_power_watts` (highest edge)", BUFFER),
+    "share of time above the power limit": ("share of time above the power limit", "`above_limit`", BUFFER),
+    "mean power, W, by the driver's buffer": ("mean power, W", "`mean_power`", BUFFER),
+    "mean power, W, by the energy counter": ("mean power, W", "`mean_power`", COUNTER),
+    "mean power, W, scraped every 5 s": ("mean power, W", "`mean_power`", "scraped every 5 s"),
+    "usual gap, s": ("median idle gap, s", "`usual_gap`", CLOCK),
+    "mean SM active, by its counter": ("mean SM activity", MEAN_SM, "`gpu_sm_active_seconds_total`"),
+    "mean SM active, scraped every 5 s": ("mean SM activity", MEAN_SM, "scraped every 5 s"),
+}
 
 
 @dataclass(frozen=True)
@@ -146,7 +164,7 @@ def perturbation(numbers: Numbers) -> Shown:
     rows = [
         (
             name if condition == "noise" else "",
-            "no exporter (noise)" if condition == "noise" else f"an exporter, interval {condition}",
+            "none (noise)" if condition == "noise" else _exporter(condition),
             percent(each["mean"], 2),
             percent(each["upper"], 2),
             f"{each['pairs']}",
@@ -160,17 +178,23 @@ def perturbation(numbers: Numbers) -> Shown:
         for condition in conditions
     }
     return Shown(
-        table(("workload", "runs beside it", "slowdown", "upper bound (95 %)", "pairs"), rows),
+        table(("workload", "exporter", "slowdown", "upper bound (95 %)", "pairs"), rows),
         {"bounds": plots.bars("Slowdown: upper bound of 95 %", "%", list(found), uppers, "{:.2f}")},
     )
 
 
+def _exporter(condition: str) -> str:
+    """Return the exporter of a condition of `benchmarks.perturbation`: an interval, or the name of another exporter."""
+    return f"gpu-exporter, {condition}" if condition[0].isdigit() else condition
+
+
 def stalls(numbers: Numbers) -> Shown:
     """Return answers beside the truth, the values of gauges, and the distribution of power."""
-    checks = [
-        (each["what"], f"{each['answer']:.3f}", f"{each['truth']:.3f}", f"{each['tolerance']:.3f}", _yes(each["good"]))
-        for each in numbers["checks"]
-    ]
+    checks = []
+    for each in numbers["checks"]:
+        what, query, source = CHECKS[each["what"]]
+        values = (f"{each[name]:.3f}" for name in ("answer", "truth", "tolerance"))
+        checks.append((what, query, source, *values, _yes(each["good"])))
     gauges = [
         (f"`{name}`", f"{min(values):g}", f"{sum(values) / len(values):.3g}", f"{max(values):g}", f"{len(values)}")
         for shown in numbers["gauges"].values()
@@ -184,9 +208,10 @@ def stalls(numbers: Numbers) -> Shown:
     ]
     buckets = numbers["power_buckets"]
     labels, shares = [f"{edge:g}" for edge, _ in buckets], [share * 100 for _, share in buckets]
+    columns = ("answer, scraped every 15 s", "truth", "tolerance", "within")
     title = f"GPU power as Prometheus has recorded it; the limit is {numbers['limit']:g} W"
     return Shown(
-        table(("from Prometheus, scraped every 15 s", "answer", "truth", "tolerance", "within"), checks)
+        table(("quantity", "query or metric", "source of the truth", *columns), checks)
         + "\nSM activity is a share of the SMs' clock cycles. The clock is faster when the GPU is idle than when it\n"
         "works at the power limit, so idle time weighs more than its duration in a mean over both.\n\n"
         + table(("the counters are read", "SM active", "graphics engine active"), means)

@@ -112,9 +112,9 @@ class Config:
     address: Address          = _setting(COMMON, "Address to listen on.", address, ":9400")
     source: str               = _setting(COMMON, f"Where to read GPUs from: {', '.join(f'{kind.name} ({kind.description})' for kind in SOURCE_KINDS.values())}.", choice(*SOURCE_KINDS), AUTO.name)
     devices: Devices          = _setting(COMMON, "GPUs to monitor: f (each GPU, or its instances if it is in MIG mode), g (GPUs only), i (instances only), or a list such as g:0,2-3 or g:UUID.", device_list, "f")
-    metrics: MetricSet        = _setting(COMMON, "Set of metrics to expose: default or full.", metric_set, "default")
+    metrics: MetricSet        = _setting(COMMON, "Set of metrics: default or full.", metric_set, "default")
     collectors: Path | None   = _setting(COMMON, "CSV file of fields, as for dcgm-exporter: the DCGM metrics to expose, with their TYPE and HELP (also -f).", Path)
-    interval: float           = _setting(COMMON, "Time between two collections, 100ms to 1h. Below 1s, values that only /metrics needs are read once a second, or as often as Prometheus scrapes.", interval, "1s")
+    interval: float           = _setting(COMMON, "Time between two collections, 100ms to 1h. With NVML and less than 1s, only the profiling counters for histograms are read at that rate; all other values are read once a second, or more often if Prometheus scrapes more often.", interval, "1s")
     processes: bool           = _setting(COMMON, "Expose GPU memory and SM share of each process, with its pod or job.", boolean, "false")
     kubernetes: bool          = _setting(PODS, "Ask kubelet which pod uses which GPU; see docs/attribution.md.", boolean, "false")
     kubernetes_pods: bool     = _setting(PODS, "Ask the API server for the pods of this node: workload, rank, UID.", boolean, "false")
@@ -199,9 +199,12 @@ def read_file(path: Path) -> dict[str, str]:
     if content is None:
         return {}
     if not isinstance(content, dict):
-        raise GpuExporterError(f"config {path}: must be a mapping of settings to values")
+        raise GpuExporterError(f"config {path}: must be a mapping of settings to values, such as `interval: 5s`")
     parsers = {setting.name: setting.metadata["parse"] for setting in fields(Config)}
-    keys = _keys(path, content, parsers)
+    try:
+        keys = _keys(path, content, parsers)
+    except ValueError as error:  # an integer with thousands of digits
+        raise GpuExporterError(f"config {path}: {error}") from error
     settings = {}
     for name, key in keys.items():
         try:
@@ -234,4 +237,6 @@ def _text(value: object, parse: Callable[[str], object]) -> str:
         raise ValueError(f"needs one value, not {printable(repr(value), 60)}")
     if parse in (str, Path) and isinstance(value, bool | float | date):
         raise ValueError(f"YAML reads this as {value}, which is not text; put it in quotes")
+    if isinstance(value, str) and not value.isprintable():
+        raise ValueError("has control characters; remove them")
     return str(value)

@@ -93,7 +93,7 @@ def interval(text: str) -> float:
     return seconds
 
 
-def hand_over(text: str) -> float:
+def release_duration(text: str) -> float:
     """Parse a duration of at most a day, after which the exporter resumes on its own."""
     seconds = duration(text)
     if seconds > 24 * 3600:
@@ -147,8 +147,8 @@ def speed(text: str) -> float:
 
 
 def count(text: str) -> int:
-    """Parse a number of GPUs."""
-    if not text.isdecimal():
+    """Parse a number of GPUs, which has at most four digits."""
+    if not text.isdecimal() or len(text) > 4:
         raise ValueError(f"{quoted(text)} is not a number of GPUs; use for example 8")
     return int(text)
 
@@ -171,7 +171,7 @@ def boolean(text: str) -> bool:
     """Parse true, yes, on, 1, false, no, off or 0."""
     values = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
     if text.lower() not in values:
-        raise ValueError(f"{quoted(text)} is neither true nor false")
+        raise ValueError(f"{quoted(text)} is neither true nor false; use true or false")
     return values[text.lower()]
 
 

@@ -168,6 +168,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add `--update-golden`, which rewrites the golden files."""
     parser.addoption("--update-golden", action="store_true")
+    parser.addoption("--long", action="store_true", help="run the long variants of some tests, as `make soak` does")
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ from typing import Protocol
 
 from gpu_exporter.attribution import resource_slices as slices
 from gpu_exporter.attribution.cgroup import ProcessOwner
-from gpu_exporter.attribution.devices import Place, devices
+from gpu_exporter.attribution.devices import DeviceRef, devices
 from gpu_exporter.attribution.jobs import Jobs
 from gpu_exporter.attribution.listing import Listing
-from gpu_exporter.attribution.owners import Facts, owners
+from gpu_exporter.attribution.owners import LookupAnswers, owners
 from gpu_exporter.attribution.pods import Pod
 from gpu_exporter.attribution.processes import Processes, ProcessLookup, since_boot
 from gpu_exporter.attribution.resource_slices import Slice
@@ -30,7 +30,7 @@ FIRST_SECONDS = 2.0
 _READ = frozenset({m.MIG_DEVICE, m.FB_USED, m.PROCESS_MEMORY, m.PROCESS_SM, m.PROCESSES_UNRESOLVED})
 
 
-class Thread(Protocol):
+class LookupThread(Protocol):
     """A thread that keeps a lookup up to date."""
 
     def start(self) -> None:
@@ -61,9 +61,9 @@ class Lookups:
 class Attributor:
     """Finds the owners of GPUs. `attribute` runs on the clock's thread; all requests run on `threads`."""
 
-    def __init__(self, lookups: Lookups, threads: Sequence[Thread]) -> None:
+    def __init__(self, lookups: Lookups, threads: Sequence[LookupThread]) -> None:
         self._lookups, self._threads = lookups, threads
-        self._facts: Facts | None = None
+        self._answers: LookupAnswers | None = None
         self._owner_labels = OwnerLabels()
         self._rows: Sequence[Row] = ()
         self._claims: tuple[object, Mapping[tuple[str, str], str]] = (None, {})
@@ -102,7 +102,7 @@ class Attributor:
         running = lookups.processes.value if lookups.processes else None
         if lookups.process_lookup:
             lookups.process_lookup.wanted = named
-        facts = Facts(
+        answers = LookupAnswers(
             here,
             lookups.kubelet.value if lookups.kubelet else None,
             pods,
@@ -110,9 +110,9 @@ class Attributor:
             lookups.jobs.value if lookups.jobs else None,
             None if running is None else _running(loads, running),
         )
-        if facts != self._facts:
-            self._owner_labels, self._rows = owners(facts)
-            self._facts = facts
+        if answers != self._answers:
+            self._owner_labels, self._rows = owners(answers)
+            self._answers = answers
         rows = [*self._rows, *self._health()]
         if running is not None and lookups.kubelet:
             rows += shares(here, loads, running, pods)
@@ -134,10 +134,10 @@ class Attributor:
                 yield Row(m.ATTRIBUTION_ERRORS, None, count, (*source, ("reason", reason)))
 
 
-def _read(gpus: Sequence[GpuSamples]) -> tuple[Mapping[str, Place], Mapping[Place, Load], Mapping[int, float]]:
+def _read(gpus: Sequence[GpuSamples]) -> tuple[Mapping[str, DeviceRef], Mapping[DeviceRef, Load], Mapping[int, float]]:
     """Return MIG devices by UUID, the load of each device, and each PID with the time when the driver reported it."""
-    migs: dict[str, Place] = {}
-    loads: dict[Place, Load] = {}
+    migs: dict[str, DeviceRef] = {}
+    loads: dict[DeviceRef, Load] = {}
     named: dict[int, float] = {}
     for gpu, read_at, samples, unsupported in gpus:
         sampled = m.PROCESS_SM not in unsupported
@@ -145,30 +145,30 @@ def _read(gpus: Sequence[GpuSamples]) -> tuple[Mapping[str, Place], Mapping[Plac
             if series.metric not in _READ:
                 continue
             labels = dict(series.labels)
-            place = Place(gpu.uuid, labels.get("GPU_I_ID", ""))
+            ref = DeviceRef(gpu.uuid, labels.get("GPU_I_ID", ""))
             if series.metric is m.MIG_DEVICE:
-                migs[labels["mig_uuid"]] = place
+                migs[labels["mig_uuid"]] = ref
             elif read_at is None:
                 continue
             elif series.metric is m.PROCESSES_UNRESOLVED:
                 sampled &= value == 0
             elif series.metric is m.FB_USED:
-                loads.setdefault(place, Load()).used = value * m.MIB
+                loads.setdefault(ref, Load()).used = value * m.MIB
             else:
-                pid, load = int(labels["pid"]), loads.setdefault(place, Load())
+                pid, load = int(labels["pid"]), loads.setdefault(ref, Load())
                 named[pid] = min(
                     named.get(pid, math.inf), since_boot(read_at)
                 )  # of several GPUs, the one that was read first counts
                 (load.sm if series.metric is m.PROCESS_SM else load.memory)[pid] = value
-        for place, load in loads.items():
-            load.sampled |= sampled and place.uuid == gpu.uuid
+        for ref, load in loads.items():
+            load.sampled |= sampled and ref.uuid == gpu.uuid
     return migs, loads, named
 
 
-def _running(loads: Mapping[Place, Load], running: Processes) -> Mapping[Place, frozenset[ProcessOwner]]:
-    owners_by_place = {}
-    for place, load in loads.items():
+def _running(loads: Mapping[DeviceRef, Load], running: Processes) -> Mapping[DeviceRef, frozenset[ProcessOwner]]:
+    owners_by_ref = {}
+    for ref, load in loads.items():
         process_owners = frozenset(running[pid] for pid in (*load.memory, *load.sm) if pid in running)
         if process_owners:
-            owners_by_place[place] = process_owners
-    return owners_by_place
+            owners_by_ref[ref] = process_owners
+    return owners_by_ref

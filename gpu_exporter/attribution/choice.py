@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from gpu_exporter.attribution import pods
 from gpu_exporter.attribution import resource_slices as slices
-from gpu_exporter.attribution.attributor import Attributor, Lookups, Thread
+from gpu_exporter.attribution.attributor import Attributor, Lookups, LookupThread
 from gpu_exporter.attribution.jobs import JobFiles, Jobs
 from gpu_exporter.attribution.listing import Listing
 from gpu_exporter.attribution.pods import Pod
@@ -36,7 +36,7 @@ def attributor(config: Config, environ: Mapping[str, str] = os.environ) -> Attri
                 f"--{name.replace('_', '-')} needs --kubernetes: kubelet says which pod has which GPU"
             )
     period = min(max(config.interval, OFTEN), RARELY)
-    threads: list[Thread] = []
+    threads: list[LookupThread] = []
     kubelet: Lookup[Listing] | None = None
     pod: Lookup[Mapping[str, Pod]] | None = None
     slice_: Lookup[Mapping[str, Slice]] | None = None
@@ -72,7 +72,7 @@ def kubelet_of(config: Config, patience: float = 5.0) -> Kubelet:
         from gpu_exporter.attribution.kubelet import Kubelet
     except ImportError as error:
         what = f"--kubernetes needs the Python package {(error.name or '').partition('.')[0] or 'grpcio'}"
-        raise GpuExporterError(f"{what}: `pip install 'gpu-exporter[kubernetes]'`") from error
+        raise GpuExporterError(what, fix="run `pip install 'gpu-exporter[kubernetes]'`") from error
     return Kubelet(config.pod_resources_socket, config.nvidia_resource_names, patience)
 
 
@@ -87,5 +87,6 @@ def of_node(config: Config, environ: Mapping[str, str]) -> Mapping[str, str]:
     """
     node = config.node_name or environ.get("NODE_NAME", "")
     if not node:
-        raise GpuExporterError("the API server needs the node's name: set GPU_EXPORTER_NODE_NAME from spec.nodeName")
+        fix = "set GPU_EXPORTER_NODE_NAME from spec.nodeName"
+        raise GpuExporterError("the API server needs the node's name", fix=fix)
     return {"fieldSelector": f"spec.nodeName={node}"}

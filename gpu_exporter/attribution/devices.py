@@ -17,7 +17,7 @@ _GKE = re.compile(r"(?P<device>nvidia\d{1,4})(?:/gi(?P<instance>\d{1,3}))?", re.
 _INDEX = re.compile(r"(?P<index>\d{1,4})(?:\.(?P<instance>\d{1,3}))?", re.ASCII)
 
 
-class Place(NamedTuple):
+class DeviceRef(NamedTuple):
     """A device of this node: a GPU by UUID, with one of its GPU instances, or "" for the whole GPU."""
 
     uuid: str
@@ -67,23 +67,23 @@ class Devices:
     """The GPUs of this node by UUID, and in MIG mode their MIG devices by UUID."""
 
     gpus: Mapping[str, Gpu] = field(default_factory=dict)
-    migs: Mapping[str, Place] = field(default_factory=dict)
+    migs: Mapping[str, DeviceRef] = field(default_factory=dict)
 
-    def place(self, device: DeviceId) -> Place | None:
-        """Return the place of a device; None if this node has no such device now."""
+    def find(self, device: DeviceId) -> DeviceRef | None:
+        """Return the device with this id; None if this node has no such device now."""
         if device.mig:
             return self.migs.get(device.mig)
         uuid = device.uuid or next((uuid for uuid, gpu in self.gpus.items() if self._is(gpu, device)), "")
-        place = Place(uuid, device.instance)
-        if uuid not in self.gpus or (device.instance and place not in self.migs.values()):
+        ref = DeviceRef(uuid, device.instance)
+        if uuid not in self.gpus or (device.instance and ref not in self.migs.values()):
             return None
-        return place
+        return ref
 
     @staticmethod
     def _is(gpu: Gpu, device: DeviceId) -> bool:
         return gpu.device == device.device if device.device else str(gpu.index) == device.index
 
 
-def devices(gpus: Iterable[Gpu], migs: Mapping[str, Place]) -> Devices:
+def devices(gpus: Iterable[Gpu], migs: Mapping[str, DeviceRef]) -> Devices:
     """Collect the GPUs that have a UUID."""
     return Devices({gpu.uuid: gpu for gpu in gpus if gpu.uuid}, migs)

@@ -43,5 +43,4 @@ def in_time(ask: Callable[[], T], files: FileWorker, what: str, seconds: float) 
     try:
         return files.call(ask, seconds)
     except TimeoutError as error:
-        why = f"{what}: {error.strerror}: is this file system reachable?"
-        raise LookupFailed("timeout", why) from error
+        raise LookupFailed("timeout", f"{what}: {error.strerror}", fix="is this file system reachable?") from error

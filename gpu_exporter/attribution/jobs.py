@@ -43,8 +43,8 @@ class JobFiles:
         except OSError as error:
             reasons = {FileNotFoundError: "no_directory", PermissionError: "no_permission"}
             reason = reasons.get(type(error), "unreadable")
-            cure = "the prolog creates it; check --hpc-job-mapping-dir"
-            raise LookupFailed(reason, f"{self._directory}: {error.strerror}: {cure}") from error
+            fix = "the prolog creates it; check --hpc-job-mapping-dir"
+            raise LookupFailed(reason, f"{self._directory}: {error.strerror}", fix=fix) from error
         booted = self._booted()
         jobs: dict[str, tuple[str, ...]] = {}
         problem = ""
@@ -57,13 +57,13 @@ class JobFiles:
                 if error.errno == errno.EFBIG:
                     self._drop("too_long", f"{name} is {error.strerror}")
                     continue
-                problem = f"{self._directory / name}: {error.strerror}: make it a file that this user can read"
+                problem = f"{self._directory / name}: {error.strerror}"
         self._seen = {name: seen for name, seen in self._seen.items() if name in jobs}
         jobs = self._bounded(jobs)
         if problem:
-            raise LookupFailed("unreadable", problem, jobs)
+            raise LookupFailed("unreadable", problem, jobs, fix="make it a file that this user can read")
         if self._dropped:
-            raise Incomplete(self._dropped.reason, str(self._dropped), jobs)
+            raise Incomplete(self._dropped.reason, self._dropped.message, jobs)
         return jobs
 
     def _names(self) -> list[str]:

@@ -27,6 +27,7 @@ OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 2000),
 )
+CHECK_SOCKET = "check --pod-resources-socket"
 
 
 class Kubelet:
@@ -50,20 +51,21 @@ class Kubelet:
         try:
             listed = self._messages["ListReply"].FromString(reply)
         except (DecodeError, ValueError) as error:  # ValueError: text that is not UTF-8, in protobuf's Python version
-            raise LookupFailed("malformed", f"{self._socket}: not a pod-resources reply: is it kubelet's?") from error
+            message = f"{self._socket}: not a pod-resources reply"
+            raise LookupFailed("malformed", message, fix="is it kubelet's socket?") from error
         allocated, dropped = _bounded(self._allocated(listed), self._socket)
         claimed, also_dropped = _bounded(_claimed(listed), self._socket)
         listing = Listing(tuple(sorted(allocated)), tuple(sorted(claimed)))
         if why := dropped or also_dropped:
-            raise Incomplete(why.reason, str(why), listing)
+            raise Incomplete(why.reason, why.message, listing)
         return listing
 
     def _connected(self) -> Callable[..., bytes]:
         try:
             inode = self._files.call(lambda: _inode(self._socket), self._patience)
         except TimeoutError as error:
-            why = f"{self._socket}: {error.strerror}: the folder cannot be read; check its mount"
-            raise LookupFailed("timeout", why) from error
+            message = f"{self._socket}: {error.strerror}: the folder cannot be read"
+            raise LookupFailed("timeout", message, fix="check its mount") from error
         if self._call is None or self._inode != inode:
             self.close()
             self._inode = inode
@@ -129,27 +131,34 @@ def _inode(socket: Path) -> tuple[int, int]:
     try:
         status = os.stat(socket)
     except FileNotFoundError as error:
-        cure = f"mount the folder {socket.parent} of the host, read-only; kubelet makes it when it starts"
-        raise LookupFailed("no_socket", f"{socket} does not exist: {cure}") from error
+        fix = f"mount the folder {socket.parent} of the host, read-only; kubelet makes it when it starts"
+        raise LookupFailed("no_socket", f"{socket} does not exist", fix=fix) from error
     except PermissionError as error:
-        raise LookupFailed("no_permission", f"this user may not open {socket}: run as root") from error
+        raise _forbidden(socket) from error
     except OSError as error:
-        raise LookupFailed("no_socket", f"{socket}: {error.strerror}: check --pod-resources-socket") from error
+        raise LookupFailed("no_socket", f"{socket}: {error.strerror}", fix=CHECK_SOCKET) from error
     if not stat.S_ISSOCK(status.st_mode):
-        raise LookupFailed("no_socket", f"{socket} is not a socket: check --pod-resources-socket")
+        raise LookupFailed("no_socket", f"{socket} is not a socket", fix=CHECK_SOCKET)
     if not os.access(socket, os.R_OK | os.W_OK):
-        raise LookupFailed("no_permission", f"this user may not open {socket}: run as root")
+        raise _forbidden(socket)
     return status.st_dev, status.st_ino
+
+
+def _forbidden(socket: Path) -> LookupFailed:
+    return LookupFailed("no_permission", f"this user may not open {socket}", fix="run as root")
 
 
 def _failed(error: Any, socket: Path) -> LookupFailed:
     """Describe an error; the reason is gRPC's code."""
     code = error.code() or grpc.StatusCode.UNKNOWN
-    cures = {
-        grpc.StatusCode.UNAVAILABLE: "nothing answers there: is kubelet running?",
-        grpc.StatusCode.UNIMPLEMENTED: "this kubelet has no pod-resources API v1: it needs Kubernetes 1.20 or newer",
-        grpc.StatusCode.DEADLINE_EXCEEDED: "kubelet did not answer in time; gpu-exporter tries again",
-        grpc.StatusCode.RESOURCE_EXHAUSTED: "too many requests, or too large an answer; gpu-exporter tries again",
+    causes = {
+        grpc.StatusCode.UNAVAILABLE: ("nothing answers there", "is kubelet running?"),
+        grpc.StatusCode.UNIMPLEMENTED: (
+            "this kubelet has no pod-resources API v1",
+            "it needs Kubernetes 1.20 or newer",
+        ),
+        grpc.StatusCode.DEADLINE_EXCEEDED: ("kubelet did not answer in time; gpu-exporter tries again", ""),
+        grpc.StatusCode.RESOURCE_EXHAUSTED: ("too many requests, or too large an answer; gpu-exporter tries again", ""),
     }
-    why = cures.get(code) or printable(str(error.details()), 200)
-    return LookupFailed(code.name.lower(), f"{socket}: {code.name}: {why}")
+    cause, fix = causes.get(code) or (printable(str(error.details()), 200), "")
+    return LookupFailed(code.name.lower(), f"{socket}: {code.name}: {cause}", fix=fix)

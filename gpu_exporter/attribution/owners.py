@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gpu_exporter.attribution.cgroup import ProcessOwner
-from gpu_exporter.attribution.devices import Devices, Place, parse
+from gpu_exporter.attribution.devices import DeviceRef, Devices, parse
 from gpu_exporter.attribution.jobs import Jobs
 from gpu_exporter.attribution.listing import DOMAIN, Listing
 from gpu_exporter.attribution.pods import Pod
@@ -23,7 +23,7 @@ _GPU_RESOURCES = (f"{DOMAIN}gpu", f"{DOMAIN}mig-")
 NO_POD: Labels = (("container", ""), ("namespace", ""), ("pod", ""))
 
 
-class Facts(NamedTuple):
+class LookupAnswers(NamedTuple):
     """The answers of all lookups, from which the owners follow. None where a lookup is not configured."""
 
     devices: Devices
@@ -31,7 +31,7 @@ class Facts(NamedTuple):
     pods: Mapping[str, Pod] = {}
     claims: Mapping[tuple[str, str], str] = {}
     jobs: Jobs | None = None
-    running: Mapping[Place, AbstractSet[ProcessOwner]] | None = None
+    running: Mapping[DeviceRef, AbstractSet[ProcessOwner]] | None = None
 
 
 class Container(NamedTuple):
@@ -55,29 +55,29 @@ class Unresolved(NamedTuple):
 class _Pods:
     """Containers by device, each with its number of shares (0: the device is not shared)."""
 
-    by_place: dict[Place, Counter[Container]] = field(default_factory=lambda: defaultdict(Counter))
+    by_ref: dict[DeviceRef, Counter[Container]] = field(default_factory=lambda: defaultdict(Counter))
     unresolved: list[Unresolved] = field(default_factory=list)
 
-    def add(self, container: Container, place: Place, *, share: bool) -> None:
-        self.by_place[place][container] += share
+    def add(self, container: Container, ref: DeviceRef, *, share: bool) -> None:
+        self.by_ref[ref][container] += share
 
 
-def owners(facts: Facts) -> tuple[OwnerLabels, Sequence[Row]]:
+def owners(answers: LookupAnswers) -> tuple[OwnerLabels, Sequence[Row]]:
     """Return the owner labels of classic families, and the rows about the owners of each device."""
-    pods = _pods(facts)
-    jobs = _jobs(facts)
+    pods = _pods(answers)
+    jobs = _jobs(answers)
     rows = [
-        *_pod_rows(facts, pods),
+        *_pod_rows(answers, pods),
         *_unresolved_rows(pods.unresolved),
-        *_job_rows(facts, jobs),
-        *_container_rows(facts),
+        *_job_rows(answers, jobs),
+        *_container_rows(answers),
     ]
     by_device: dict[tuple[str, str], Labels] = {}
-    for place in {*pods.by_place, *jobs}:
-        labels = () if facts.listing is None else _one_pod(pods.by_place.get(place, ()))
-        ids = {job.job for job in jobs.get(place, ())}
-        by_device[place] = (*labels, *((("hpc_job", job) for job in ids) if len(ids) == 1 else ()))
-    return OwnerLabels(() if facts.listing is None else NO_POD, by_device), rows
+    for ref in {*pods.by_ref, *jobs}:
+        labels = () if answers.listing is None else _one_pod(pods.by_ref.get(ref, ()))
+        ids = {job.job for job in jobs.get(ref, ())}
+        by_device[ref] = (*labels, *((("hpc_job", job) for job in ids) if len(ids) == 1 else ()))
+    return OwnerLabels(() if answers.listing is None else NO_POD, by_device), rows
 
 
 def _one_pod(containers: Iterable[Container]) -> Labels:
@@ -92,72 +92,72 @@ def _one_pod(containers: Iterable[Container]) -> Labels:
     return (("container", name), ("namespace", containers[0].namespace), ("pod", containers[0].pod))
 
 
-def _pods(facts: Facts) -> _Pods:
+def _pods(answers: LookupAnswers) -> _Pods:
     pods = _Pods()
-    if facts.listing is None:
+    if answers.listing is None:
         return pods
-    for allocated in facts.listing.allocated:
+    for allocated in answers.listing.allocated:
         container = Container(allocated.namespace, allocated.pod, allocated.container)
-        if _finished(facts, container):
+        if _finished(answers, container):
             continue
         device = parse(allocated.device)
         if device is None:
             if not allocated.resource.startswith(DOMAIN) or allocated.resource.startswith(_GPU_RESOURCES):
                 pods.unresolved.append(Unresolved(container, allocated.resource, allocated.device, "unknown_form"))
-        elif place := facts.devices.place(device):
-            pods.add(container, place, share=bool(device.replica))
+        elif ref := answers.devices.find(device):
+            pods.add(container, ref, share=bool(device.replica))
         else:
             pods.unresolved.append(Unresolved(container, allocated.resource, allocated.device, "unknown_device"))
-    for claimed in facts.listing.claimed:
+    for claimed in answers.listing.claimed:
         container = Container(claimed.namespace, claimed.pod, claimed.container)
-        if _finished(facts, container):
+        if _finished(answers, container):
             continue
-        place, reason = _claimed(facts, claimed.pool, claimed.device)
-        if place:
-            pods.add(container, place, share=False)
+        ref, reason = _claimed(answers, claimed.pool, claimed.device)
+        if ref:
+            pods.add(container, ref, share=False)
         else:
             pods.unresolved.append(Unresolved(container, claimed.pool, claimed.device, reason))
     return pods
 
 
-def _claimed(facts: Facts, pool: str, name: str) -> tuple[Place | None, str]:
-    uuid = facts.claims.get((pool, name))
+def _claimed(answers: LookupAnswers, pool: str, name: str) -> tuple[DeviceRef | None, str]:
+    uuid = answers.claims.get((pool, name))
     if uuid is None:
         return None, "no_slice"
     if not uuid:  # the device is created when it is claimed, after the slice was written
         return None, "no_uuid"
     device = parse(uuid)
-    return (facts.devices.place(device), "unknown_device") if device else (None, "unknown_form")
+    return (answers.devices.find(device), "unknown_device") if device else (None, "unknown_form")
 
 
-def _finished(facts: Facts, container: Container) -> bool:
+def _finished(answers: LookupAnswers, container: Container) -> bool:
     """Return whether the pod has ended: older kubelets still list it, with devices that other pods may use now."""
-    pod = facts.pods.get(f"{container.namespace}/{container.pod}")
+    pod = answers.pods.get(f"{container.namespace}/{container.pod}")
     return pod is not None and pod.finished
 
 
-def _jobs(facts: Facts) -> Mapping[Place, Sequence[ProcessOwner]]:
+def _jobs(answers: LookupAnswers) -> Mapping[DeviceRef, Sequence[ProcessOwner]]:
     """Return the jobs by device. Those from cgroups come before those from files, because they have step and user."""
-    by_place: dict[Place, list[ProcessOwner]] = defaultdict(list)
-    for place, running in (facts.running or {}).items():
+    by_ref: dict[DeviceRef, list[ProcessOwner]] = defaultdict(list)
+    for ref, running in (answers.running or {}).items():
         for owner in sorted(running, key=lambda owner: (owner.job, owner.step, owner.user)):
             if owner.job:
-                by_place[place].append(owner)
-    for name, ids in (facts.jobs or {}).items():
+                by_ref[ref].append(owner)
+    for name, ids in (answers.jobs or {}).items():
         device = parse(name)
-        place_of = device and facts.devices.place(device)
-        if place_of:
-            from_cgroups = {owner.job for owner in by_place[place_of]}
-            by_place[place_of] += [ProcessOwner(job=job) for job in ids if job not in from_cgroups]
-    return {place: jobs for place, jobs in by_place.items() if jobs}
+        device_ref = device and answers.devices.find(device)
+        if device_ref:
+            from_cgroups = {owner.job for owner in by_ref[device_ref]}
+            by_ref[device_ref] += [ProcessOwner(job=job) for job in ids if job not in from_cgroups]
+    return {ref: jobs for ref, jobs in by_ref.items() if jobs}
 
 
-def _pod_rows(facts: Facts, pods: _Pods) -> Iterator[Row]:
-    for place, containers in sorted(pods.by_place.items()):
+def _pod_rows(answers: LookupAnswers, pods: _Pods) -> Iterator[Row]:
+    for ref, containers in sorted(pods.by_ref.items()):
         for container, shares in sorted(containers.items()):
-            pod = facts.pods.get(f"{container.namespace}/{container.pod}", Pod())
+            pod = answers.pods.get(f"{container.namespace}/{container.pod}", Pod())
             labels = (
-                *_instance(place),
+                *_instance(ref),
                 ("namespace", container.namespace),
                 ("pod", container.pod),
                 ("container", container.name),
@@ -167,7 +167,7 @@ def _pod_rows(facts: Facts, pods: _Pods) -> Iterator[Row]:
                 ("rank", pod.rank),
                 *pod.labels,
             )
-            yield Row(m.POD_INFO, facts.devices.gpus[place.uuid], 1, tuple(pair for pair in labels if pair[1]))
+            yield Row(m.POD_INFO, answers.devices.gpus[ref.uuid], 1, tuple(pair for pair in labels if pair[1]))
 
 
 def _unresolved_rows(devices: Iterable[Unresolved]) -> Iterator[Row]:
@@ -180,21 +180,21 @@ def _unresolved_rows(devices: Iterable[Unresolved]) -> Iterator[Row]:
         yield Row(m.POD_UNRESOLVED, None, others, (("reason", "too_many"),))
 
 
-def _job_rows(facts: Facts, jobs: Mapping[Place, Sequence[ProcessOwner]]) -> Iterator[Row]:
-    for place, running in sorted(jobs.items()):
+def _job_rows(answers: LookupAnswers, jobs: Mapping[DeviceRef, Sequence[ProcessOwner]]) -> Iterator[Row]:
+    for ref, running in sorted(jobs.items()):
         for job in running:
-            labels = (*_instance(place), ("job_id", job.job), ("step", job.step), ("uid", job.user))
-            yield Row(m.JOB_INFO, facts.devices.gpus[place.uuid], 1, tuple(pair for pair in labels if pair[1]))
+            labels = (*_instance(ref), ("job_id", job.job), ("step", job.step), ("uid", job.user))
+            yield Row(m.JOB_INFO, answers.devices.gpus[ref.uuid], 1, tuple(pair for pair in labels if pair[1]))
 
 
-def _container_rows(facts: Facts) -> Iterator[Row]:
-    for place, running in sorted((facts.running or {}).items()):
+def _container_rows(answers: LookupAnswers) -> Iterator[Row]:
+    for ref, running in sorted((answers.running or {}).items()):
         for owner in sorted(running, key=lambda owner: owner.container):
             if owner.runtime:
                 named = (("runtime", owner.runtime), ("container_id", owner.container), ("container", owner.name))
-                labels = (*_instance(place), *(pair for pair in named if pair[1]))
-                yield Row(m.CONTAINER_INFO, facts.devices.gpus[place.uuid], 1, labels)
+                labels = (*_instance(ref), *(pair for pair in named if pair[1]))
+                yield Row(m.CONTAINER_INFO, answers.devices.gpus[ref.uuid], 1, labels)
 
 
-def _instance(place: Place) -> Labels:
-    return (("GPU_I_ID", place.instance),) if place.instance else ()
+def _instance(ref: DeviceRef) -> Labels:
+    return (("GPU_I_ID", ref.instance),) if ref.instance else ()

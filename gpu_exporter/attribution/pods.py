@@ -24,7 +24,7 @@ RANK_LABELS = (
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A pod. `uids` are those that its cgroups may have: those of a static pod have another UID than the API server."""
+    """A pod. `uids` are the UIDs that its cgroups may be named after: for a static pod, the API server has another."""
 
     uids: tuple[str, ...] = ()
     finished: bool = False
@@ -76,7 +76,10 @@ class Reader:
 
 
 def label_name(name: str) -> str:
-    """Return the Prometheus label of a pod's label, as kube-state-metrics has it: `label_`, and `_` for other signs."""
+    """Return the Prometheus label for a pod's label, as kube-state-metrics names it.
+
+    It is `label_` and the name, in which `_` replaces each character that Prometheus does not allow.
+    """
     return "label_" + re.sub(r"[^a-zA-Z0-9_]", "_", name)
 
 

@@ -41,7 +41,7 @@ class ProcessLookup:
     def _ask(self) -> Processes:
         wanted, before = self.wanted, self._owners
         if wanted and not self._procfs.is_dir():
-            raise LookupFailed("no_procfs", f"{self._procfs} does not exist: check --procfs")
+            raise LookupFailed("no_procfs", f"{self._procfs} does not exist", fix="check --procfs")
         self._owners = {}
         for pid, named_at in wanted.items():
             started = self._started(pid)

@@ -30,9 +30,8 @@ def path(api: Api) -> str:
     served = {group.get("version") for group in api.get(GROUP, ApiGroup)["versions"]}
     version = next((version for version in VERSIONS if version in served), None)
     if version is None:
-        raise LookupFailed(
-            "not_found", f"API server: {GROUP} has none of {', '.join(VERSIONS)}: switch --kubernetes-dra off"
-        )
+        message = f"API server: {GROUP} has none of {', '.join(VERSIONS)}"
+        raise LookupFailed("not_found", message, fix="switch --kubernetes-dra off")
     return f"{GROUP}/{version}/resourceslices"
 
 
@@ -61,7 +60,7 @@ def read(item: Object) -> Slice | None:
 def _attribute(attributes: Mapping[str, Attribute], name: str) -> str:
     """Return a text attribute, whose name may be qualified with the driver's."""
     value: Attribute = attributes.get(name) or attributes.get(f"{DRIVER}/{name}") or {}
-    return value.get("string") or value.get("stringValue") or ""
+    return value.get("string", "")
 
 
 def uuids(slices: Iterable[Slice]) -> Mapping[tuple[str, str], str]:

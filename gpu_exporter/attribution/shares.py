@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from gpu_exporter.attribution.cgroup import ProcessOwner, uid
-from gpu_exporter.attribution.devices import Devices, Place
+from gpu_exporter.attribution.devices import DeviceRef, Devices
 from gpu_exporter.attribution.pods import Pod
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.model.gpu import Gpu
@@ -29,16 +29,16 @@ class Load:
 
 
 def shares(
-    devices: Devices, loads: Mapping[Place, Load], running: Mapping[int, ProcessOwner], pods: Mapping[str, Pod]
+    devices: Devices, loads: Mapping[DeviceRef, Load], running: Mapping[int, ProcessOwner], pods: Mapping[str, Pod]
 ) -> Iterator[Row]:
     """Return the rows of every device."""
     by_uid = {uid(text): (name, pod) for name, pod in pods.items() for text in pod.uids}
     named = {pod: _named(pod, by_uid) for pod in {owner.pod for owner in running.values()}}
-    for place, load in loads.items():
-        gpu = devices.gpus.get(place.uuid)
+    for ref, load in loads.items():
+        gpu = devices.gpus.get(ref.uuid)
         if gpu is None:
             continue
-        instance: Labels = (("GPU_I_ID", place.instance),) if place.instance else ()
+        instance: Labels = (("GPU_I_ID", ref.instance),) if ref.instance else ()
         if load.used is not None:
             memory = _by_pod(load.memory, running)
             yield from _rows(m.POD_MEMORY, gpu, instance, memory, named)

@@ -32,23 +32,23 @@ CLASS = "gpu:bottleneck:class"
 
 # fmt: off
 IDLE_ENGINE    = Limit("idleEngine", 0.02, "ratio", "engine activity below which a GPU is idle")
-QUIET_PCIE     = Limit("quietPcie", 0.02, "ratio", "PCIe link use at or above which data is copied; kernel launches use less")
+QUIET_PCIE     = Limit("quietPcie", 0.02, "ratio", "PCIe link use at or above which the GPU counts as copying data (launching kernels alone uses less)")
 FULL_PCIE      = Limit("fullPcie", 0.70, "ratio", "PCIe link use at or above which the link counts as saturated")
 BUSY_ENGINE    = Limit("busyEngine", 0.85, "ratio", "engine activity at or above which the GPU does not wait for the CPU")
-HALF_ENGINE    = Limit("halfEngine", 0.60, "ratio", "engine activity below which the GPU waits for the CPU")
-STALLED        = Limit("stalled", 0.15, "ratio", "share of time with idle SMs at or above which a GPU waits for the CPU")
+HALF_ENGINE    = Limit("halfEngine", 0.60, "ratio", "engine activity below which the GPU waits for the CPU or for data")
+STALLED        = Limit("stalled", 0.15, "ratio", "share of time with at most 1 % of the SMs active, at or above which the GPU waits for the CPU or for data")
 EMPTY_SM       = Limit("emptySm", 0.05, "ratio", "SM activity below which a kernel uses only a few SMs")
-SPINNING_SM    = Limit("spinningSm", 0.35, "ratio", "SM activity below which a rank may only wait in a collective")
+SPINNING_SM    = Limit("spinningSm", 0.35, "ratio", "SM activity below which a rank possibly does nothing but wait in a collective")
 STEADY_SM      = Limit("steadySm", 0.05, "ratio", "standard deviation below which SM activity counts as constant")
 BUSY_SM        = Limit("busySm", 0.60, "ratio", "SM activity at or above which the kernels fill the GPU")
 QUIET_DRAM     = Limit("quietDram", 0.02, "ratio", "DRAM activity below which a GPU does not work on data")
 BUSY_DRAM      = Limit("busyDram", 0.60, "ratio", "DRAM activity at or above which bandwidth is the limit; at most 0.9")
-SOME_DRAM      = Limit("someDram", 0.05, "ratio", "DRAM activity at or above which a kernel may wait for scattered data")
+SOME_DRAM      = Limit("someDram", 0.05, "ratio", "DRAM activity at or above which kernels with idle pipes count as waiting for scattered memory accesses")
 BUSY_TENSOR    = Limit("busyTensor", 0.20, "ratio", "tensor core activity at or above which matrix arithmetic is the limit")
 MOSTLY_TENSOR  = Limit("mostlyTensor", 0.40, "ratio", "tensor core activity at or above which memory is not the limit")
 IDLE_TENSOR    = Limit("idleTensor", 0.02, "ratio", "tensor core activity below which tensor cores count as unused")
-BUSY_FLOAT     = Limit("busyFloat", 0.25, "ratio", "sum of FP64, FP32 and FP16 activity at or above which arithmetic is the limit")
-IDLE_PIPES     = Limit("idlePipes", 0.10, "ratio", "activity of each kind of pipe below which the pipes count as idle")
+BUSY_FLOAT     = Limit("busyFloat", 0.25, "ratio", "sum of FP64, FP32 and FP16 activity, or integer activity, at or above which arithmetic is the limit")
+IDLE_PIPES     = Limit("idlePipes", 0.10, "ratio", "activity below which the arithmetic pipes (tensor; FP64, FP32 and FP16 together) count as idle")
 IDLE_POWER     = Limit("idlePower", 0.30, "ratio", "share of the power limit below which a GPU only spins or waits")
 MOVING         = Limit("movingBytes", 1e9, "bytes per second", "traffic at or above which a collective or a copy counts as active")
 # fmt: on
@@ -161,7 +161,8 @@ BOTTLENECKS: tuple[Bottleneck, ...] = (
     Bottleneck(
         "host-bound",
         And(Compare(GR, ">=", IDLE_ENGINE), WAITS_FOR_HOST),
-        "the GPU is often idle, waiting for the CPU (launches, Python, preprocessing, small batches, checkpoints)",
+        "the GPU is often idle, waiting for the CPU (launch-bound kernels, Python, preprocessing, small batches, "
+        "checkpoints)",
         "#3274d9",
     ),
     Bottleneck(

@@ -89,7 +89,7 @@ NVLINK_GPUS = "GPUs with NVLink, Ampere and newer"
 
 # fmt: off
 STATES = (
-    State("GPU lost", "it does not answer; the reason is in `gpu_down_reason`", f"{m.UP} == 0", ALL),
+    State("GPU lost", "it does not answer; the reason is in `gpu_down_reason` (also while the driver is released, with the reason `released`)", f"{m.UP} == 0", ALL),
     State("GPU missing", "it is bound to the driver, or was seen before, and does not answer", f"{m.EXPECTED} - {m.VISIBLE} > 0", ALL),
     State("Recovery action", "the driver requests a reset, a reboot or a drain", RECOVERY_REQUESTED.promql, "newer drivers"),
     State("Uncorrectable ECC errors", "errors since the driver was loaded; the lifetime counter never decreases, so it is not used", UNCORRECTABLE_ECC.promql, "all with ECC"),
@@ -262,7 +262,7 @@ NVLINK = _degraded(
     "{value:.0f} of its NVLinks are down",
     "NVLink down",
     "GpuNvlinkDown",
-    (74, 136, 149, 150),
+    (74, 136, 149),
 )
 FABRIC = _degraded(
     "fabric_not_ready",

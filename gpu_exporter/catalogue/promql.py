@@ -48,7 +48,7 @@ def term(of: Term) -> str:
     match of:
         case Over():
             text = of.record or _over(of)
-            return f"max without ({', '.join(OWNER)}) ({text})" if of.bare and of.signal.owned else text
+            return f"max without ({', '.join(OWNER)}) ({text})" if of.bare and of.signal.has_owner else text
         case Calc():
             return f"({term(of.left)} {of.operator} {term(of.right)})"
         case PeerShare() | PeerMedian():

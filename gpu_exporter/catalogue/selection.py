@@ -23,16 +23,16 @@ class Family:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The rows that a source reads (`asked`), and the exposed `families` by name of the metric; others are hidden.
+    """The rows that a source reads (`read_rows`), and the exposed `families` by name of the metric; others are hidden.
 
     `labels` are put on each classic family of a GPU: the name of the label, and the detail of the GPU (see `detail`).
-    `more` are the rows of `asked` that only a file of fields names. `schema` chooses the names of the classic labels.
+    `file_only_rows` are the rows that only a file of fields names. `schema` chooses the names of the classic labels.
     """
 
-    asked: tuple[Metric, ...]
+    read_rows: tuple[Metric, ...]
     families: Mapping[str, Family] = field(default_factory=dict)
     labels: Labels = (("DCGM_FI_DRIVER_VERSION", "driver"),)
-    more: tuple[Metric, ...] = ()
+    file_only_rows: tuple[Metric, ...] = ()
     schema: Schema = Schema.CLASSIC
 
     def label_rows(self, gpu: Gpu) -> Labels:

@@ -127,19 +127,22 @@ def _value(side: Signal | Derived | float, value_of: Callable[[Signal], float | 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Signal:
-    """`made` are the ways to get it, the best first. `owned`: it carries namespace, pod and workload as well.
+    """A quantity of a GPU in one unit, such as SM activity as a ratio, whichever exporter the samples come from.
 
-    `per_instance`: in MIG mode each instance has its own. `extra` labels are kept apart (an XID's code); the value of a
-    device is the highest of them. `plain` is how `diagnose` prints it, with `{}` for the value and its unit.
+    It has one recording rule, and conditions compare signals, never metrics. `definitions` are the ways to compute it;
+    the first one that has samples is used. `has_owner`: it also has the labels namespace, pod and workload.
+    `per_instance`: in MIG mode, each GPU instance has its own value. Series with different `extra_labels` (the code of
+    an XID) are kept apart; the value of a GPU is their maximum. `plain` is the phrase that `diagnose` prints, with `{}`
+    for the value and its unit.
     """
 
     name: str
     unit: str
     help: str
-    made: tuple[Read | Derived, ...]
-    owned: bool = True
+    definitions: tuple[Read | Derived, ...]
+    has_owner: bool = True
     per_instance: bool = False
-    extra: tuple[str, ...] = ()
+    extra_labels: tuple[str, ...] = ()
     plain: str = ""
 
     @property
@@ -149,9 +152,11 @@ class Signal:
 
     def promql(self) -> str:
         """Return the expression of its recording rule."""
-        labels = (*(DEVICE if self.per_instance else DEVICE[:2]), *self.extra)
-        reads = [f"max by ({', '.join(labels)}) ({read.promql()})" for read in self.made if isinstance(read, Read)]
-        derived = [each.promql() for each in self.made if isinstance(each, Derived)]
+        labels = (*(DEVICE if self.per_instance else DEVICE[:2]), *self.extra_labels)
+        reads = [
+            f"max by ({', '.join(labels)}) ({read.promql()})" for read in self.definitions if isinstance(read, Read)
+        ]
+        derived = [each.promql() for each in self.definitions if isinstance(each, Derived)]
         if not reads:
             return "\nor\n".join(derived)
         joined = self._joined(f"(\n  {f'{chr(10)}  or '.join(reads)}\n)")
@@ -161,8 +166,8 @@ class Signal:
 
     def _joined(self, values: str) -> str:
         """Return `values` with the labels of the device, on the many side: keeping labels costs less than copying."""
-        on = ", ".join(DEVICE if self.owned else DEVICE[:2])
-        info = DEVICE_INFO if self.owned else IDENTITY_INFO
-        if self.extra:
+        on = ", ".join(DEVICE if self.has_owner else DEVICE[:2])
+        info = DEVICE_INFO if self.has_owner else IDENTITY_INFO
+        if self.extra_labels:
             return f"{values}\n* on ({on}) group_left ({', '.join(IDENTITY)}) {info}"
         return f"{info} * on ({on}) group_left ()\n{values}"

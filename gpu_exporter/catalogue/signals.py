@@ -41,7 +41,7 @@ def _traffic(name: str, metric: Metric, total: Metric, plain: str) -> Signal:
 
 
 def _state(name: str, unit: str, metric: Metric, plain: str) -> Signal:
-    return Signal(name, unit, metric.help.rstrip("."), _reads(metric), owned=False, plain=plain)
+    return Signal(name, unit, metric.help.rstrip("."), _reads(metric), has_owner=False, plain=plain)
 
 
 GR_ACTIVE = _activity("gr_active", m.GR_ENGINE_ACTIVE, m.GR_ENGINE_SECONDS, "GPU busy {} of the time")
@@ -52,7 +52,7 @@ SM_IDLE = Signal(
     "Share of time with at most 1 % of the SMs active (`--metrics full`)",
     (Read(m.SM_SHARES.name, shape=Within(m.SHARES[0])),),
     per_instance=True,
-    plain="all SMs idle {} of the time",
+    plain="at most 1 % of the SMs active {} of the time",
 )
 SM_OCCUPANCY = _activity("sm_occupancy", m.SM_OCCUPANCY, m.SM_OCC_SECONDS, "SM occupancy {}")
 TENSOR_ACTIVE = _activity("tensor_active", m.TENSOR_ACTIVE, m.TENSOR_SECONDS, "tensor cores busy {} of the time")
@@ -192,7 +192,7 @@ THERMAL_MARGIN = Signal(
     "celsius",
     "Degrees left until the GPU slows down",
     (*_reads(m.TEMP_MARGIN),),
-    owned=False,
+    has_owner=False,
     plain="{} below the slowdown temperature",
 )
 # For boards whose driver does not report a margin.
@@ -201,7 +201,7 @@ THERMAL_DISTANCE = Signal(
     "celsius",
     "Slowdown threshold minus temperature",
     (Derived(SLOWDOWN_TEMP, "-", GPU_TEMP),),
-    owned=False,
+    has_owner=False,
     plain="{} below the slowdown temperature",
 )
 
@@ -212,7 +212,7 @@ def _clock_event(reason: str, help: str, plain: str, *more: Read) -> Signal:
     (flag,) = (row for row in m.CLOCK_EVENT_ACTIVE if dict(row.labels)["reason"] == reason)
     masks = (m.CLOCK_EVENTS.name, "DCGM_FI_DEV_CLOCK_THROTTLE_REASONS")
     made = (Read(seconds.name, rate=True, where=seconds.labels), *more, *(Read(mask, bit=flag.bit) for mask in masks))
-    return Signal(reason, "ratio", help, made, owned=False, plain=plain)
+    return Signal(reason, "ratio", help, made, has_owner=False, plain=plain)
 
 
 HW_THERMAL = _clock_event(
@@ -244,7 +244,7 @@ RELEASED = Signal(
     "bool",
     "1 while the exporter has released the driver",
     (Read(m.DOWN.name, where=(("reason", "released"),)),),
-    owned=False,
+    has_owner=False,
     plain="released by the exporter: {}",
 )
 LAST_READ = _state("last_read", "timestamp", m.READ_AT, "last successful read {}")
@@ -261,9 +261,9 @@ REMAPPED = _state(
 RETIRED_PENDING = _state("retired_pages_pending", "bool", m.RETIRED_PENDING, "page retirement pending: {}")
 RECOVERY = _state("recovery_action", "action", m.RECOVERY, "recovery action: {}")
 INFOROM = _state("inforom_valid", "bool", m.INFOROM, "InfoROM valid: {}")
-FABRIC = _state("fabric_status", "status", m.FABRIC, "NVSwitch fabric: {}")
-PCIE_MAX_GEN = _state("pcie_max_gen", "generation", m.PCIE_MAX_GEN, "highest PCIe generation {}")
-PCIE_MAX_WIDTH = _state("pcie_max_width", "lanes", m.PCIE_MAX_WIDTH, "at most {} PCIe lanes")
+FABRIC = _state("fabric_status", "status", m.FABRIC, "NVSwitch fabric state: {}")
+PCIE_MAX_GEN = _state("pcie_max_gen", "generation", m.PCIE_MAX_GEN, "maximum PCIe generation {}")
+PCIE_MAX_WIDTH = _state("pcie_max_width", "lanes", m.PCIE_MAX_WIDTH, "maximum PCIe width {} lanes")
 PCIE_REPLAYS = _state("pcie_replays", "total", m.PCIE_REPLAY, "{} PCIe replays")
 NVLINK_LINKS = _state("nvlink_links", "links", m.NVLINK_COUNT, "{} NVLinks")
 NVLINK_UP = _state("nvlink_links_up", "links", m.NVLINK_UP, "{} NVLinks active")
@@ -275,7 +275,7 @@ DRAIN_CODES = load().drain_codes
 
 
 def _xid(name: str, help: str, plain: str, *made: Read) -> Signal:
-    return Signal(name, "timestamp", help, made, owned=False, extra=("xid",), plain=plain)
+    return Signal(name, "timestamp", help, made, has_owner=False, extra_labels=("xid",), plain=plain)
 
 
 XID_FATAL = _xid(

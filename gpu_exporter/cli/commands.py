@@ -63,7 +63,7 @@ def once(as_json: bool, **values: Any) -> None:
     config = Config(**values)
     ((name, source),) = chosen(config).items()
     selection = Fields(config).selection
-    snapshot, clean = observe(source, selection.asked)
+    snapshot, clean = observe(source, selection.read_rows)
     if as_json:
         click.echo(json.dumps(_as_dict(snapshot), indent=2))
     elif sys.stdout.isatty():
@@ -169,7 +169,7 @@ def doctor_command(quiet: bool, as_json: bool, **values: Any) -> None:
     """
     logging.disable(logging.WARNING)  # the findings contain what would be logged
     config = Config(**values)
-    around = surroundings.checks(config.address, asked=config.kubernetes)
+    around = surroundings.checks(config.address, kubelet_checked=config.kubernetes)
     if config.kubernetes or config.hpc_job_mapping_dir:
         from gpu_exporter.diagnosis.doctor.attribution import checks
 
@@ -188,7 +188,7 @@ def doctor_command(quiet: bool, as_json: bool, **values: Any) -> None:
 @click.option(
     "--gpus",
     type=parsed(check.indices),
-    help="Check only these GPUs, by index, such as 0,1 (not the number of simulated GPUs, as in other commands).",
+    help="Check only these GPUs, by index, such as 0,1. (In other commands, --gpus is the number of simulated GPUs.)",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def check_command(gpus: frozenset[int] | None, as_json: bool, **values: Any) -> None:
@@ -221,7 +221,10 @@ def events_command(as_json: bool, **values: Any) -> None:
     """
     config = Config(**values)
     if config.kernel_log in ("", "none"):
-        raise GpuExporterError("the kernel log is disabled: choose one with --kernel-log, such as /dev/kmsg")
+        raise GpuExporterError(
+            "the kernel log is disabled. A running exporter lists its XIDs at /api/v1/events; to read a kernel log,"
+            " name it with --kernel-log, such as /dev/kmsg"
+        )
     events = EventLog(load(config.xid_overrides), lambda pci: None)
     watch = KernelWatch(events, Path(config.kernel_log), None, procfs=config.procfs)
     watch.poll()
@@ -250,7 +253,11 @@ def events_command(as_json: bool, **values: Any) -> None:
     help="How long to watch (default: 20s). With the URL of a Prometheus, how far to look back (default: 5m). "
     "A recording is always read to its end.",
 )
-@click.option("--phase", default="", help="Phase of the recording to diagnose.")
+@click.option(
+    "--phase",
+    default="",
+    help="Diagnose only this phase: a named part of a packaged recording, such as ddp_straggler_slow_gpu.",
+)
 @click.option("--one-job", is_flag=True, help="Compare all GPUs with each other, as ranks of one job.")
 @click.option("--url", default="", help="URL of an exporter or a Prometheus to ask, instead of this machine's GPUs.")
 @click.option("--user", default="", help="User name at that URL.")
@@ -296,9 +303,9 @@ def _side(text: str) -> str:
 def compare_command(a: str, b: str, seconds: float, as_json: bool, **values: Any) -> None:
     """Read two sources over the same time, and compare each metric of each GPU.
 
-    Gauges are compared by their means, profiling metrics by their integrals, counters by their increase; what never
-    changes must be equal. docs/compare.md lists the tolerances. A metric that only one source supports is shown, but is
-    not a difference.
+    Gauges are compared by their means, profiling metrics by their integrals, counters by their increase; constant
+    values, such as names and limits, must be equal. docs/compare.md lists the tolerances. A metric that only one source
+    supports is shown, but is not a difference.
 
     Exit code 0 if the sources agree; 3 if a value or the identity of a GPU differs.
     """
@@ -310,7 +317,7 @@ def compare_command(a: str, b: str, seconds: float, as_json: bool, **values: Any
             f"--a {a} --b {b}: a process can open a driver's library only once; name two different sources"
         )
     sides = ((a, named(config, a)), (b, named(config, b)))
-    result, clean = compare.watch(*sides, selected(config.metrics), seconds)
+    result, clean = compare.compare_sources(*sides, selected(config.metrics), seconds)
     click.echo(json.dumps(compare.as_dict(result), indent=2) if as_json else "\n".join(compare.lines(result)))
     _exit(compare.EXIT_DIFFERS if result.differs else 0, clean)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ from gpu_exporter.diagnosis.window import Scrape, seen
 from gpu_exporter.health.events import EventLog
 from gpu_exporter.health.kernel_log_thread import KernelWatch
 from gpu_exporter.model.errors import GpuExporterError
-from gpu_exporter.model.source_kind import REPLAY, SOURCE_KINDS
+from gpu_exporter.model.source_kind import DCGM, REPLAY, SIMULATED, SOURCE_KINDS
 from gpu_exporter.sources.choice import only, recording
 
 
@@ -39,11 +40,15 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class _Gathered:
-    """The scrapes and their source. `phases` are those that they mix; `job` is the job of which all GPUs are ranks."""
+    """The scrapes, their source, and for how long they were watched.
+
+    `phases` are those that they mix; `job` is the job of which all GPUs are ranks.
+    """
 
     scrapes: Sequence[Scrape]
     source: str
     job: str
+    seconds: float
     phases: Sequence[str] = ()
     clean: bool = True
 
@@ -84,12 +89,20 @@ def _gathered(request: Request, stop: threading.Event) -> _Gathered:
         path = recording(config.recording)
         scrapes = gather.of_recording(path, request.phase)
         phases = [] if request.phase else gather.phases(path)
-        return _Gathered(scrapes, REPLAY.name, path.name.split(".")[0], phases)
-    job = "all" if request.one_job else ""
+        return _Gathered(scrapes, REPLAY.name, path.name.split(".")[0], _span(scrapes), phases)
+    job, begin = "all" if request.one_job else "", time.monotonic()
+    wanted = request.seconds or gather.WATCH_SECONDS
     if remote:
-        return _Gathered(gather.of_url(remote, request.seconds, stop), remote.url, job)
-    scrapes, clean = _watched(config, request.seconds or gather.WATCH_SECONDS, stop)
-    return _Gathered(scrapes, config.source, job, clean=clean)
+        scrapes = gather.of_url(remote, request.seconds, stop)
+        elapsed, span = time.monotonic() - begin, _span(scrapes)
+        # A Prometheus answers at once, with samples of a longer time.
+        return _Gathered(scrapes, remote.url, job, span if span > elapsed else min(wanted, elapsed))
+    scrapes, clean = _watched(config, wanted, stop)
+    return _Gathered(scrapes, config.source, job, min(wanted, time.monotonic() - begin), clean=clean)
+
+
+def _span(scrapes: Sequence[Scrape]) -> float:
+    return scrapes[-1].at - scrapes[0].at if scrapes else 0.0
 
 
 def _watched(config: Config, seconds: float, stop: threading.Event) -> tuple[list[Scrape], bool]:
@@ -99,13 +112,8 @@ def _watched(config: Config, seconds: float, stop: threading.Event) -> tuple[lis
     return gather.of_source(source, seconds, stop, events)
 
 
-def _watched_seconds(gathered: _Gathered) -> float:
-    scrapes = gathered.scrapes
-    return scrapes[-1].at - scrapes[0].at if scrapes else 0.0
-
-
 def _print_json(diagnoses: Sequence[judge.Diagnosis], gathered: _Gathered) -> None:
-    about = {"source": gathered.source, "watched_seconds": round(_watched_seconds(gathered), 1)}
+    about = {"source": gathered.source, "watched_seconds": round(gathered.seconds, 1)}
     click.echo(json.dumps({**about, **report.as_dict(diagnoses)}, indent=2))
 
 
@@ -115,14 +123,22 @@ def _print_text(diagnoses: Sequence[judge.Diagnosis], gathered: _Gathered, *, ev
     if len(phases) > 1:
         click.echo(f"Its {len(phases)} phases are analysed together; select one with --phase: {', '.join(phases)}")
     click.echo("\n".join(report.lines(diagnoses, every=every, verbose=verbose)))
+    if hint := report.hint(diagnoses):
+        click.echo(hint)
     if not any(diagnosis.matches for diagnosis in diagnoses):
         click.echo("nothing wrong was found" if report.exit_code(diagnoses) == 0 else "could not tell: see --all")
 
 
 def _origin(gathered: _Gathered) -> str:
-    """What was watched, and for how long."""
-    kind, seconds = SOURCE_KINDS.get(gathered.source), f"{_watched_seconds(gathered):.0f} s"
-    if gathered.source == REPLAY.name:
-        return f"Replayed {seconds} of a recording of real GPUs."
-    note = f" ({kind.description})" if kind and not kind.live else ""
-    return f"Watched {seconds} of {gathered.source}{note}."
+    """Return what was watched, and for how long."""
+    seconds = f"{gathered.seconds:.0f} s"
+    match gathered.source:
+        case REPLAY.name:
+            return f"Replayed {seconds} of a recording of real GPUs."
+        case SIMULATED.name:
+            return f"Watched simulated GPUs for {seconds}."
+        case DCGM.name:
+            return f"Watched the GPUs of DCGM's host engine for {seconds}."
+        case source if source in SOURCE_KINDS:
+            return f"Watched the GPUs of this machine for {seconds}."
+    return f"Analysed the last {seconds} of {gathered.source}."

@@ -6,6 +6,7 @@ import faulthandler
 import logging
 import os
 import signal
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +16,7 @@ from gpu_exporter.catalogue.dcgm_exporter.flags import is_dcgm_exporter_flag, tr
 from gpu_exporter.cli.logs import configure, without_tracebacks
 from gpu_exporter.cli.options import EVERY_SETTING, Command, Failure, settings, variable_warnings
 from gpu_exporter.cli.stop import exit_after, stop_event
-from gpu_exporter.config import ENV_PREFIX, Config
+from gpu_exporter.config import Config
 from gpu_exporter.exposition.fields_in_force import Fields
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.serving.run import run
@@ -46,7 +47,7 @@ class _Serve(Command):
 
     def warn_of_variables(self, ctx: click.Context) -> None:
         """Leave the warnings to the log."""
-        ctx.meta[WARNINGS] = (*ctx.meta[WARNINGS], *variable_warnings(ctx))
+        ctx.meta[WARNINGS] = (*ctx.meta[WARNINGS], *variable_warnings())
 
 
 class _Commands(click.Group):
@@ -120,10 +121,11 @@ def serve(**chosen_settings: Any) -> None:
     try:
         for warning in click.get_current_context().meta.get(WARNINGS, ()):
             log.warning(warning)
-        faulthandler.enable()  # if the driver's library crashes, stderr shows where
+        if sys.stderr:  # None if it is closed
+            faulthandler.enable()  # if the driver's library crashes, stderr shows where
         sources = chosen(config)
         fields = Fields(config)
-        signal.signal(signal.SIGHUP, lambda *_: fields.ask())
+        signal.signal(signal.SIGHUP, lambda *_: fields.request_reload())
         stop = stop_event()
         exit_after(stop, EXIT_SECONDS)
         clean = run(config, sources, fields, stop, lines)
@@ -138,7 +140,7 @@ def execute(*, debug: bool) -> tuple[int, str]:
     if not debug:
         without_tracebacks()
     try:
-        return cli.main(standalone_mode=False, auto_envvar_prefix=ENV_PREFIX.rstrip("_")) or 0, ""
+        return cli.main(standalone_mode=False) or 0, ""
     except Failure as error:
         return error.code, error.message
     except click.ClickException as error:

@@ -12,7 +12,7 @@ import click
 
 from gpu_exporter.config import ENV_PREFIX, Config, Group, flag, read_file, unknown_variables
 from gpu_exporter.decoding import printable
-from gpu_exporter.inputs import address, boolean, duration, hand_over, interval, near, nearest
+from gpu_exporter.inputs import address, boolean, duration, interval, near, nearest, release_duration
 from gpu_exporter.model.errors import GpuExporterError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -48,7 +48,7 @@ VALUES: Mapping[Any, str] = {
     address: "host:port",
     duration: "duration",
     interval: "duration",
-    hand_over: "duration",
+    release_duration: "duration",
     Path: "path",
 }
 # What may stand alone behind a switch: `--loop false`.
@@ -127,7 +127,7 @@ class Command(click.Command):
                 try:
                     argument = on if boolean(value) else off
                 except ValueError as error:
-                    raise click.UsageError(f"{name}: {error}; use {on} or {off}") from error
+                    raise click.UsageError(f"{name}: {error}, or {on} or {off}") from error
             plain.append(argument)
         return plain
 
@@ -140,11 +140,12 @@ class Command(click.Command):
         except BrokenPipeError:
             raise
         except OSError as error:
-            raise Failure(str(error.strerror or error), self.error_code) from error
+            what = f"{error.filename}: " if error.filename else ""
+            raise Failure(f"{what}{error.strerror or error}", self.error_code) from error
 
     def warn_of_variables(self, ctx: click.Context) -> None:
         """Print a line for each environment variable that looks like a setting and is none."""
-        for warning in variable_warnings(ctx):
+        for warning in variable_warnings():
             click.echo(f"gpu-exporter: warning: {warning}", err=True)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -171,20 +172,13 @@ class Command(click.Command):
             )
 
 
-def variable_warnings(ctx: click.Context) -> list[str]:
+def variable_warnings() -> list[str]:
     """Return a line for each environment variable that looks like a setting and is none."""
-    unknown = unknown_variables(os.environ)
-    if not unknown:
-        return []
-    root = ctx.find_root()
-    assert isinstance(root.command, click.Group)  # click makes a variable of each option: GPU_EXPORTER_ONCE_JSON
-    prefixes = tuple(f"{ENV_PREFIX}{name.upper()}_" for name in root.command.list_commands(root))
-    names = {setting.upper(): f"{ENV_PREFIX}{setting.upper()}" for setting in EVERY_SETTING}
+    names = [setting.upper() for setting in EVERY_SETTING]
     warnings = []
-    for name in unknown:
-        if not name.startswith(prefixes):
-            hint = nearest(name.removeprefix(ENV_PREFIX), names).replace("mean ", f"mean {ENV_PREFIX}")
-            warnings.append(f"{printable(name, 80)} is ignored: it is not a setting{hint}")
+    for name in unknown_variables(os.environ):
+        hint = nearest(name.removeprefix(ENV_PREFIX), names).replace("mean ", f"mean {ENV_PREFIX}")
+        warnings.append(f"{printable(name, 80)} is ignored: it is not a setting{hint}")
     return warnings
 
 

@@ -11,7 +11,7 @@ import click
 from gpu_exporter.cli.options import Command, parsed, settings
 from gpu_exporter.config import ENV_PREFIX
 from gpu_exporter.diagnosis import remote
-from gpu_exporter.inputs import hand_over
+from gpu_exporter.inputs import release_duration
 
 
 def _remote_options(function: Callable[..., None]) -> Callable[..., None]:
@@ -38,7 +38,7 @@ def _remote_options(function: Callable[..., None]) -> Callable[..., None]:
 @click.command("release", cls=Command)
 @_remote_options
 @click.option(
-    "--for", "seconds", type=parsed(hand_over), default="10m", show_default=True, help="Resume after this time."
+    "--for", "seconds", type=parsed(release_duration), default="10m", show_default=True, help="Resume after this time."
 )
 def release_command(seconds: float, **options: Any) -> None:
     """Make a running exporter release the driver, for a driver upgrade, a MIG change or a GPU reset.

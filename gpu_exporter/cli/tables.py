@@ -24,7 +24,7 @@ def metric_table(metrics: Sequence[Metric]) -> Iterator[str]:
 
 
 def _row(metric: Metric) -> tuple[str, str, str, str, str, str, str, str]:
-    read = metric.read.name.lower() if metric.nvml or metric.entity in NON_GPU_ENTITIES else "-"
+    read = metric.nvml_pace.name.lower() if metric.nvml or metric.entity in NON_GPU_ENTITIES else "-"
     dcgm = "-" if metric.dcgm is None else str(metric.dcgm)
     return (metric.key, metric.kind.value, metric.unit, metric.set.value, read, dcgm, read_from(metric), metric.help)
 

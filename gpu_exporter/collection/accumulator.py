@@ -113,7 +113,7 @@ class Accumulator:
         related: dict[Series, float] = {}
         for series, value in reading.values.items():
             metric = series.metric
-            if not metric.holds(value):
+            if not metric.in_range(value):
                 self._reject(series, value, f"outside {metric.low:g} to {metric.high:g}")
             elif metric in INTEGRALS:
                 self._integrate(series, value, reading, histograms.get(metric, ()))
@@ -133,9 +133,9 @@ class Accumulator:
 
     def plausible_xids(self, events: Sequence[XidEvent]) -> Sequence[XidEvent]:
         """Return the XIDs with a valid code; count the others as rejected."""
-        plausible = [event for event in events if XID_ERRORS.holds(event.code)]
+        plausible = [event for event in events if XID_ERRORS.in_range(event.code)]
         if dropped := len(events) - len(plausible):
-            self._count_rejected(XID_ERRORS, None, "XIDs with codes that no XID has", dropped)
+            self._count_rejected(XID_ERRORS, None, "XIDs with invalid codes", dropped)
         return plausible
 
     def _count(self, series: Series, value: float, at: float) -> None:
@@ -146,7 +146,9 @@ class Accumulator:
             counter = self._counters[metric, series.labels] = DriverCounter()
         last = counter.last
         if not counter.take(value, at, metric.rate if self._check_rates else math.inf):
-            self._reject(series, value, f"not plausible after {last:.16g}, unless the next read confirms it")
+            self._reject(
+                series, value, f"contradicts the last value {last:.16g}; accepted if the next read confirms it"
+            )
         elif counter.last is not None:
             self._values[series] = counter.last if metric.classic else counter.total
 

@@ -26,7 +26,6 @@ from gpu_exporter.collection.settings import (
 )
 from gpu_exporter.collection.workers import Workers
 from gpu_exporter.health.events import EventLog, GpuState
-from gpu_exporter.model.errors import SourceLost
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.snapshot import GpuStatus, Snapshot
 from gpu_exporter.model.source import Attribution, Instant, Sampled, Source
@@ -34,15 +33,15 @@ from gpu_exporter.model.source import Attribution, Instant, Sampled, Source
 log = logging.getLogger(__name__)
 
 # The clock waits for its workers no longer than this share of an interval.
-PATIENCE = 0.8
+WAIT_SHARE = 0.8
 
 
 class Collector:
     """Runs the loop until `stop`. Calls `publish` with each snapshot, on the clock thread.
 
     `extra_metrics` returns further metrics of the exporter itself. With intervals below a second there is a page each
-    second, and one at each collection while `every_tick_wanted` says that somebody scrapes that often. The other
-    collections read only profiling values, since later pages show nothing else of them.
+    second, and one at each collection while `every_tick_wanted` returns True, because a client scrapes that often.
+    Collections without a page read only profiling values, because nothing else of them reaches a later page.
 
     `failure` is the reason why the clock thread makes no page, or empty. `stopping` is set by `stop`; to stop several
     collectors at the same time, set it on all of them first.
@@ -67,9 +66,9 @@ class Collector:
         self.events = events
         self.stopping = threading.Event()
         self.failure = ""
-        self.choose(metrics)
+        self.set_metrics(metrics)
         self.connection = Connection(source, self.stopping)
-        self.handover = self.connection.hand_over
+        self.release_state = self.connection.release_state
         self._records = Records(settings.gauge_window, live=source.live)
         self._workers = Workers(self.connection, self._records, lambda: self._plan, events)
         self._connector = Connector(self.connection, self._workers, settings.deadline)
@@ -78,12 +77,12 @@ class Collector:
         self._publish = publish
         self._extra_metrics = extra_metrics
         self._every_tick_wanted = every_tick_wanted
-        self._published_in = 0.0
+        self._publish_seconds = 0.0
         self._gil_lock: AbstractContextManager[object] = (
             source.gil_lock if isinstance(source, Instant) else nullcontext()
         )
 
-    def choose(self, metrics: Sequence[Metric]) -> None:
+    def set_metrics(self, metrics: Sequence[Metric]) -> None:
         """Expose these metrics from now on. While the loop runs, GPUs are attached again, without a gap in metrics that
         are exposed both before and after."""
         self._plan = make_plan(metrics, self.settings, xids_reported=self.events is not None)
@@ -97,7 +96,7 @@ class Collector:
         """
         if self.connect(timeout, stop):
             if not self.connection.up:
-                raise SourceLost(self.connection.problem())
+                raise self.connection.error()
         elif not (stop and stop.is_set()):
             self.connection.late(timeout)
         self._clock.start()
@@ -160,11 +159,11 @@ class Collector:
         """Read all GPUs, and publish a snapshot."""
         with self._gil_lock:
             awaited = self._workers.wake_idle()
-        self._workers.wait(awaited, min(self.settings.interval * PATIENCE, DEADLINE_SECONDS))
+        self._workers.wait(awaited, min(self.settings.interval * WAIT_SHARE, DEADLINE_SECONDS))
         with self._gil_lock:
             started = time.monotonic()
             self._publish(self.snapshot())
-            self._published_in = time.monotonic() - started
+            self._publish_seconds = time.monotonic() - started
 
     # --- any thread -----------------------------------------------------------------------------------------------
 
@@ -174,7 +173,7 @@ class Collector:
 
     def release_problem(self) -> str:
         """Return what of a driver is not released yet, and why, in one line; empty if everything is released."""
-        release = self.handover.release
+        release = self.release_state.release
         return release.problem(self._workers.stuck()) if release else ""
 
     def evidence(self, pci: str) -> GpuState | None:
@@ -196,11 +195,11 @@ class Collector:
 
     def _exporter_metrics(self) -> Iterable[tuple[Metric, float]]:
         """Yield the metrics of the exporter itself."""
-        release, reload_needed = self.handover.release, self._connector.reload_needed
+        release, reload_needed = self.release_state.release, self._connector.reload_needed
         expected = self.settings.expected_gpus
         yield m.EXPECTED, self._connector.most_gpus if expected is None else expected
         yield m.INTERVAL, self.settings.interval
-        yield m.RENDER_TIME, round(self._published_in, 6)
+        yield m.RENDER_TIME, round(self._publish_seconds, 6)
         yield m.RELEASED, bool(release and release.done)
         yield from self._extra_metrics()
         if release:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 
-from gpu_exporter.collection.hand_over import HandOver
+from gpu_exporter.collection.hand_over import ReleaseState
 from gpu_exporter.model.errors import SourceLost
 from gpu_exporter.model.source import Source
 
@@ -29,8 +29,8 @@ class Connection:
         self.paused = False
         self.generation = 0
         self.reason = "no_answer"
-        self.hand_over = HandOver(self.wake)
-        self._error = ""
+        self.release_state = ReleaseState(self.wake)
+        self._error: SourceLost | None = None
         self._logs_failures = False
         self._lock = threading.Lock()
         self._attempted = threading.Event()
@@ -38,12 +38,16 @@ class Connection:
 
     def problem(self) -> str:
         """Return why the library can't be used, in one line; empty if it can."""
-        return "" if self.up else self._error or NOT_ANSWERED
+        return "" if self.up else str(self.error())
+
+    def error(self) -> SourceLost:
+        """Return the last reason why the library can't be used, as an error to raise."""
+        return _copy(self._error) if self._error else SourceLost(NOT_ANSWERED, "no_answer")
 
     @property
     def released(self) -> bool:
-        """Whether somebody asked to release the driver, and the release has not ended."""
-        return self.hand_over.release is not None
+        """Whether a release was requested and has not ended."""
+        return self.release_state.release is not None
 
     # --- any thread -----------------------------------------------------------------------------------------------
 
@@ -68,7 +72,7 @@ class Connection:
         """Log that the library has not answered for this long since the start. From now on, every failure is logged."""
         with self._lock:
             self._logs_failures, error = True, self._error
-            self._error = error or NOT_ANSWERED
+            self._error = self.error()
         log.warning(
             "source %s: %s; GPU metrics follow as soon as it answers",
             self.source.name,
@@ -81,7 +85,7 @@ class Connection:
         """Note that the library answers."""
         if self._error:
             log.info("source %s answers", self.source.name)
-        self.up, self._error = True, ""
+        self.up, self._error = True, None
 
     def failed(self, error: SourceLost) -> None:
         """Note that the library does not answer."""
@@ -96,7 +100,7 @@ class Connection:
     def begin_release(self) -> None:
         """Note that the library is about to be closed for a release."""
         if self.up:
-            self._error = NOT_ANSWERED
+            self._error = SourceLost(NOT_ANSWERED, "no_answer")
 
     def sleep(self, timeout: float) -> None:
         """End an attempt, and wait until something changes, at most `timeout` seconds."""
@@ -105,8 +109,12 @@ class Connection:
         self._woken.clear()
 
     def _down(self, error: SourceLost) -> None:
-        message = str(error)
         # The caller of `start` reports the first failure, if it waits that long.
-        if message != self._error and (self._logs_failures or self._attempted.is_set()):
-            log.warning("source %s is down: %s", self.source.name, message)
-        self.up, self._error, self.reason = False, message, error.reason
+        if str(error) != str(self._error) and (self._logs_failures or self._attempted.is_set()):
+            log.warning("source %s is down: %s", self.source.name, error)
+        self.up, self._error, self.reason = False, _copy(error), error.reason
+
+
+def _copy(error: SourceLost) -> SourceLost:
+    """Return the error without its traceback, which would keep the frames of the failed call alive."""
+    return SourceLost(error.message, error.reason, fix=error.fix)

@@ -51,7 +51,7 @@ class Connector(threading.Thread):
         while not self._connection.stopping.is_set():
             wait = RESCAN_SECONDS
             try:
-                release = self._connection.hand_over.present()
+                release = self._connection.release_state.present()
                 if release:
                     wait = self._release(release)
                 else:
@@ -79,7 +79,7 @@ class Connector(threading.Thread):
         if not self._connection.up:
             self._reopen()
             self._retry.reset()
-        elif not self._needs_restart():
+        elif not self._needs_reopen():
             self._restart.reset()
         elif time.monotonic() >= self._restart.due:
             self._restart.failed()
@@ -105,7 +105,8 @@ class Connector(threading.Thread):
             self._source.close()
         self._source.open()
         if self._source.count() == 0:
-            raise SourceLost(f"source {self._source.name}: the library answers but shows no GPU", "no_gpu")
+            fix = "check `lspci | grep -i nvidia` and NVIDIA_VISIBLE_DEVICES"
+            raise SourceLost(f"source {self._source.name}: the driver lists no GPU", "no_gpu", fix=fix)
         self._expected = self._source.expected()
         self._connection.opened()
 
@@ -121,9 +122,9 @@ class Connector(threading.Thread):
     def _rescan(self) -> None:
         """Start workers for GPUs that the library lists and that have none."""
         count = self._source.count()
-        self._workers.cover(count)
+        self._workers.ensure_workers(count)
         self.most_gpus = max(self.most_gpus, count, self._expected or 0)
 
-    def _needs_restart(self) -> bool:
+    def _needs_reopen(self) -> bool:
         """Return whether all GPUs are lost, or the PCI bus has changed: only a reopened library finds these GPUs."""
         return self._source.expected() != self._expected or self._workers.all_lost()

@@ -107,7 +107,7 @@ class DcgmExporterCounts:
         if not self.clock:
             return samples
         mask = next((value for series, value in reading.values.items() if series.metric is m.CLOCK_EVENTS), None)
-        if mask is not None and m.CLOCK_EVENTS.holds(mask):
+        if mask is not None and m.CLOCK_EVENTS.in_range(mask):
             events.take(reading.at, int(mask))
         counts = events.counts(reading.at, self._window)
         if self._mask_hidden:

@@ -123,13 +123,19 @@ class GpuRecord:
         """Note that a read failed."""
         self.failures += 1
         if self.reason != reason:
-            log.warning("GPU %d (%s) is down: %s", self.gpu.index, self.gpu.uuid or "not identified", message)
+            name = f"GPU {self.gpu.index}"
+            cause = message.removeprefix(f"{name}: ").removeprefix(f"{name}, ")
+            log.warning("%s (%s) is down: %s", name, self.gpu.uuid or "not identified", cause)
         self.reason = reason
 
     def stuck(self) -> None:
         """Note that a read does not return."""
         if self.reason != "stalled":
-            log.warning("GPU %d (%s) is stuck in a driver call", self.gpu.index, self.gpu.uuid or "not identified")
+            log.warning(
+                "GPU %d (%s) is stuck in a driver call; see `dmesg | grep -i nvrm`, usually only a reboot helps",
+                self.gpu.index,
+                self.gpu.uuid or "not identified",
+            )
         self.reason = "stalled"
 
     def released(self) -> None:

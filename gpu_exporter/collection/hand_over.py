@@ -59,7 +59,7 @@ class Release:
         return f"released until {datetime.fromtimestamp(self.until, timezone.utc):%Y-%m-%dT%H:%M:%SZ}"
 
 
-class HandOver:
+class ReleaseState:
     """The current release, if there is one. `notify` is called when that changes."""
 
     def __init__(self, notify: Callable[[], None]) -> None:
@@ -87,7 +87,7 @@ class HandOver:
         """Return the release that is in force now; end one whose time is over."""
         with self._lock:
             if self.release and not self.release.left:
-                log.info("the release is over: its time has passed and nobody resumed")
+                log.info("the release has expired; reconnecting")
                 self.release = None
             return self.release
 

@@ -57,7 +57,7 @@ class Histogram:
         self.counts[bisect_left(self.metric.edges, value)] += 1
         self.total += value
 
-    def mean(self, value: float, span: float) -> None:
+    def observe_mean(self, value: float, span: float) -> None:
         """Count the mean over `span` seconds. The rest of a millisecond is added to the next mean."""
         self.rest += span / OBSERVATION_SECONDS
         times, value = int(self.rest + 1e-6), min(value, self.metric.edges[-1])
@@ -65,7 +65,7 @@ class Histogram:
         self.counts[bisect_left(self.metric.edges, value)] += times
         self.total += value * span / OBSERVATION_SECONDS
 
-    def idle(self, value: float, span: float) -> None:
+    def observe_idle(self, value: float, span: float) -> None:
         """Add the share of active SMs over `span` seconds. A gap is counted when it ends."""
         if value < IDLE_RATIO:
             self.gap += span
@@ -73,7 +73,7 @@ class Histogram:
             self.observe(self.gap)
             self.gap = 0.0
 
-    def unused(self, samples: Sequence[tuple[float, float]]) -> list[float]:
+    def take_new(self, samples: Sequence[tuple[float, float]]) -> list[float]:
         """Return the values whose timestamps are newer than those of the previous buffer.
 
         A buffer always contains its newest sample. If that is older than the newest of the previous buffer, the clock
@@ -114,17 +114,17 @@ class Histograms:
             histograms = self._made_of[series] = [self._of(row, series.labels) for row in rows]
         for histogram in histograms:
             if histogram.metric is m.IDLE_GAPS:
-                histogram.idle(value, span)
+                histogram.observe_idle(value, span)
             else:
-                histogram.mean(value, span)
+                histogram.observe_mean(value, span)
         return histograms
 
     def take_samples(self, series: Series, samples: Sequence[tuple[float, float]]) -> tuple[Histogram, int]:
         """Add samples of the driver's buffer; return the histogram, and how many samples were out of range."""
         histogram = self._of(series.metric, series.labels)
         self._made_of.setdefault(series, [histogram])
-        values = histogram.unused(samples)
-        good = [value for value in values if series.metric.holds(value)]
+        values = histogram.take_new(samples)
+        good = [value for value in values if series.metric.in_range(value)]
         for value in good:
             histogram.observe(value)
         return histogram, len(values) - len(good)
@@ -138,7 +138,7 @@ class Histograms:
 
     def renew(self, *, gone: bool) -> None:
         """Create all series anew, because another handle takes over. With `gone`, the GPU was not read for a time: an
-        open gap is not counted, since nobody saw its end."""
+        open gap is not counted, because its end was not observed."""
         self._made_of.clear()
         for histogram in self._all.values():
             histogram.series = ()

@@ -32,7 +32,7 @@ class Monitor:
         self._enough = threading.Event()
 
     def start(self) -> None:
-        """Start, and wait until every GPU was read, or read twice if profiling values are wanted. Raises SourceLost."""
+        """Start, and wait until every GPU was read, or often enough for profiling values. Raises SourceLost."""
         end = time.monotonic() + PATIENCE_SECONDS
         self._collector.start(PATIENCE_SECONDS)
         self._enough.wait(max(0.0, end - time.monotonic()))

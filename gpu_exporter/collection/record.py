@@ -49,11 +49,15 @@ def record(
     recorder.finish()
     if recorder.error:
         raise recorder.error
+    if not recorder.ticks and thread.is_alive():
+        raise GpuExporterError(
+            f"source {source.name}: nothing was recorded: a driver call hangs; see `gpu-exporter doctor`"
+        )
     return recorder.ticks, not thread.is_alive()
 
 
 def _raw(metrics: Sequence[Metric]) -> list[Metric]:
-    """Return one row for each field, and none of a link. The other rows are derived from these."""
+    """Return one row for each field of a whole GPU. The field's other rows are derived from it. Links have no row."""
     fields = {metric.nvml: metric for metric in reversed(metrics) if metric.bit is None}
     return [metric for metric in metrics if fields.get(metric.nvml) is metric and metric.entity.value == "gpu"]
 
@@ -63,7 +67,7 @@ class _Recorder:
 
     def __init__(self, source: Source, metrics: Sequence[Metric], path: Path, interval: float, *, mask: bool) -> None:
         self.ticks = 0
-        self.error: GpuExporterError | None = None
+        self.error: Exception | None = None
         self._source, self._metrics = source, metrics
         self._path, self._interval, self._mask = path, interval, mask
         self._writer: Writer | None = None
@@ -84,7 +88,7 @@ class _Recorder:
                 raise GpuExporterError(f"source {self._source.name}: no GPU to record; `gpu-exporter doctor` says why")
             self._writer = Writer(self._path, [device.gpu for device in devices], self._interval, mask=self._mask)
             self._record(devices, duration, stop)
-        except GpuExporterError as error:
+        except Exception as error:  # noqa: BLE001 - the waiting thread raises it
             self.error = error
         finally:
             for device in devices:
@@ -112,7 +116,10 @@ class _Recorder:
             tick = max(tick + self._interval, time.monotonic())
 
     def _write(self, gpu: int, values: dict[str, float], reading: Reading, stop: threading.Event) -> None:
-        """Write one line: the values read now, and earlier values that still hold. A mean holds for one tick only."""
+        """Write one line: the values read now, and the last values of fields that are read less often.
+
+        A profiling value is the mean of one tick, so it is not repeated.
+        """
         for name in PROFILED & values.keys():
             del values[name]
         for series in reading.failed:
@@ -120,7 +127,7 @@ class _Recorder:
         values.update(
             (series.metric.key, value)
             for series, value in reading.values.items()
-            if series.metric.holds(value) and not series.labels  # whole GPUs, no MIG instances
+            if series.metric.in_range(value) and not series.labels  # whole GPUs, no MIG instances
         )
         if self._writer and not stop.is_set():
             self._writer.tick(time.time(), gpu, values)

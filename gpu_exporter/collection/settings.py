@@ -1,4 +1,9 @@
-"""How often GPUs are read and pages are made, over which windows metrics are computed, and what a worker reads."""
+"""How often GPUs are read and pages are made, over which windows metrics are computed, and what a worker reads.
+
+The terms of this package: a *step* is a wake-up of the clock. A *collection*, or *tick*, is a read of all GPUs, and the
+*interval* is the time from one to the next. A *page* is a rendered /metrics response. With high resolution there are
+several steps in an interval; with an interval below a second, several collections for a page.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +53,7 @@ class CollectionSettings:
 
     @property
     def steps_per_page(self) -> int:
-        """The number of steps from one page to the next, if nobody wants a page at each step."""
+        """The number of steps from one page to the next, if no client scrapes more often."""
         return max(1, round(max(self.interval, PAGE_SECONDS) / self.step))
 
 

@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 
 
 class Worker(threading.Thread):
-    """Reads the GPU of one index at each collection. Only this thread uses its device, so a call that hangs affects no
-    other GPU.
+    """Reads the GPU of one index at each collection, on a thread of its own that no other worker waits for: a call that
+    hangs affects no other GPU.
 
     The thread of an `instant` worker is never started: it reads on the thread that wakes it.
     `plan` returns what to read now; `finished` is called after each read.

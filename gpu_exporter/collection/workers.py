@@ -35,7 +35,7 @@ class Workers:
 
     # --- the connect thread ---------------------------------------------------------------------------------------
 
-    def cover(self, count: int) -> None:
+    def ensure_workers(self, count: int) -> None:
         """Start workers until there is one for each of `count` GPUs; the GPUs of any further workers are gone.
 
         If the system refuses a thread, GPUs that have one are still read, and the next call tries again.

@@ -10,7 +10,15 @@ from typing import Any
 from gpu_exporter.collection.collector import Collector
 from gpu_exporter.collection.settings import CollectionSettings
 from gpu_exporter.decoding import printable
-from gpu_exporter.diagnosis.comparison import Agreement, ComparedMetric, Comparison, Side, compared
+from gpu_exporter.diagnosis.comparison import (
+    PRESENCE,
+    Agreement,
+    ComparedMetric,
+    Comparison,
+    IdentityDifference,
+    Side,
+    compared,
+)
 from gpu_exporter.exposition.renderer import number
 from gpu_exporter.model.errors import GpuExporterError, SourceLost
 from gpu_exporter.model.metric import Metric
@@ -23,7 +31,7 @@ PATIENCE_SECONDS = 15.0
 EXIT_DIFFERS = 3
 
 
-def watch(
+def compare_sources(
     a: tuple[str, Source], b: tuple[str, Source], metrics: Sequence[Metric], seconds: float
 ) -> tuple[Comparison, bool]:
     """Read both sources for `seconds`. Returns the comparison, and False if a driver call is stuck.
@@ -65,9 +73,8 @@ def _await(side: Side) -> None:
     end = time.monotonic() + PATIENCE_SECONDS
     while not (side.gpus and (side.settled or time.monotonic() > end)):
         if time.monotonic() > end:
-            raise SourceLost(
-                f"{side.name}: no GPU answered within {PATIENCE_SECONDS:g} s; `gpu-exporter doctor` says why"
-            )
+            message = f"{side.name}: no GPU answered within {PATIENCE_SECONDS:g} s"
+            raise SourceLost(message, fix="`gpu-exporter doctor` says why")
         time.sleep(0.05)
 
 
@@ -108,8 +115,7 @@ def lines(result: Comparison) -> Iterable[str]:
     for cells in table:
         yield "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
     for item in result.identities:
-        shown = (printable(text, 100) for text in (item.what, item.uuid, item.a, item.b))
-        yield "differs: {} of {} is {} in a and {} in b".format(*shown)
+        yield f"differs: {_difference(item)}"
     yield ", ".join(
         f"{result.count(agreement)} {words}"
         for agreement, words in (
@@ -119,6 +125,13 @@ def lines(result: Comparison) -> Iterable[str]:
             (Agreement.DIFFERS, "differ"),
         )
     )
+
+
+def _difference(item: IdentityDifference) -> str:
+    what, uuid, a, b = (printable(text, 100) for text in (item.what, item.uuid, item.a, item.b))
+    if item.what == PRESENCE:
+        return f"{uuid} exists only in {'a' if item.a == 'yes' else 'b'}"
+    return f"{what} of {uuid} is {a} in a and {b} in b"
 
 
 def _cells(row: ComparedMetric) -> tuple[str, ...]:

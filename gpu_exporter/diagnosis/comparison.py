@@ -60,6 +60,8 @@ class Agreement(Enum):
 
 Key = tuple[str, Metric, Labels]
 RISE = "rise per second"
+# The `what` of a GPU that only one source has, in JSON.
+PRESENCE = "is there"
 
 
 def compares(metric: Metric) -> bool:
@@ -171,7 +173,7 @@ class ComparedMetric:
 
 @dataclass(frozen=True, slots=True)
 class IdentityDifference:
-    """An attribute of a GPU on which two sources disagree, or a GPU that one of them lacks."""
+    """An attribute of a GPU on which two sources disagree, or PRESENCE with yes and no if one of them lacks the GPU."""
 
     uuid: str
     what: str
@@ -229,7 +231,9 @@ def _compared(gpu: Gpu | None, key: Key, a: Track | None, b: Track | None) -> Co
     left, right = value(a), value(b)
     tolerance = allowed.around(left, right)
     if how == RISE:  # values of a source that another program samples may be older by a whole period
-        tolerance += max(abs(left), abs(right)) * metric.read.value / max(a.span, b.span, metric.read.value, 1.0)
+        tolerance += (
+            max(abs(left), abs(right)) * metric.nvml_pace.value / max(a.span, b.span, metric.nvml_pace.value, 1.0)
+        )
     near = bool(a.states & b.states) if how == "state" else abs(right - left) <= tolerance
     return ComparedMetric(
         gpu, metric, labels, how, left, right, tolerance, Agreement.SAME if near else Agreement.DIFFERS
@@ -255,7 +259,7 @@ def _identities(a: Side, b: Side) -> Iterable[IdentityDifference]:
     for uuid in sorted(a.gpus.keys() | b.gpus.keys()):
         left, right = a.gpus.get(uuid), b.gpus.get(uuid)
         if left is None or right is None:
-            yield IdentityDifference(uuid, "is there", *("no" if gpu is None else "yes" for gpu in (left, right)))
+            yield IdentityDifference(uuid, PRESENCE, *("no" if gpu is None else "yes" for gpu in (left, right)))
             continue
         of_a, of_b = dict(_identity(left)), dict(_identity(right))
         for what in of_a.keys() & of_b.keys():

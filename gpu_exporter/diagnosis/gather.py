@@ -35,7 +35,7 @@ LAST_SECONDS = 300.0
 # All families that signals are made of, or that identify a GPU and its owner.
 FAMILIES = tuple(
     dict.fromkeys(
-        [read.series for signal in SIGNALS for read in signal.made if isinstance(read, Read)]
+        [read.series for signal in SIGNALS for read in signal.definitions if isinstance(read, Read)]
         + [m.INFO.name, m.POD_INFO.name, m.XID_EVENTS.name]
     )
 )
@@ -74,7 +74,7 @@ def of_source(
 
 def of_url(remote: Remote, seconds: float | None, stop: threading.Event) -> list[Scrape]:
     """Scrape an exporter for `seconds`, or query a Prometheus for its last `seconds`. Raises GpuExporterError."""
-    if prometheus.answers(remote):
+    if prometheus.is_prometheus(remote):
         return prometheus.scrapes(remote, FAMILIES, seconds or LAST_SECONDS)
     scrapes = [_scraped(remote)]
     end = time.monotonic() + (seconds or WATCH_SECONDS)

@@ -51,7 +51,7 @@ class Answer:
     warnings: list[str] = field(default_factory=list)
 
 
-def answers(remote: Remote) -> bool:
+def is_prometheus(remote: Remote) -> bool:
     """Whether a Prometheus answers there. Raises GpuExporterError if nothing does."""
     try:
         return json_as(_BuildInfo, remote.get("/api/v1/status/buildinfo")).status == "success"

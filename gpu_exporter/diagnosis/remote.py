@@ -17,8 +17,8 @@ from gpu_exporter.decoding import gunzip, json_as, printable
 from gpu_exporter.file_access import FileWorker
 from gpu_exporter.model.errors import GpuExporterError
 
-# For a whole exchange, from name resolution to the last byte. An exporter takes less to answer that a driver call is
-# stuck.
+# For a whole exchange, from name resolution to the last byte. Longer than `release` and `resume` take to report that a
+# driver call is stuck.
 TIMEOUT_SECONDS = 15.0
 MOST_BYTES = 1 << 28
 MOST_METRICS_BYTES = 1 << 25
@@ -122,8 +122,25 @@ class Remote:
         except (OSError, HTTPException, ValueError) as error:
             raise self._failure(error, began=exchange.began) from error
         if response.status != 200:
-            raise GpuExporterError(f"{self.url}: {_refusal(response, path.partition('?')[0])}")
+            raise GpuExporterError(f"{self.url}: {self._refusal(response, method, path.partition('?')[0])}")
         return response
+
+    def _refusal(self, response: _Response, method: str, path: str) -> str:
+        """Return what a response other than 200 says, and what to do."""
+        status = f"{response.status} {printable(response.reason, 60)}".strip()
+        said = "" if response.is_web_page else _said(response.body)
+        token = "--token-file, or " if method == "POST" else ""  # only commands that send POST have this option
+        if response.status == 401:
+            verb = "check" if self.user else "give"
+            return f"401: authentication required: {verb} {token}--user and --password-file"
+        if response.status == 403:
+            said = said or f"not allowed; give {token}the --user of an account with access"
+        if response.status == 404:
+            return f"has no {path}; give the URL before it, such as http://localhost:9400 or http://host/prometheus"
+        if 300 <= response.status < 400:
+            where = f" to {printable(response.location, 200)}" if response.location else ""
+            return f"{status}: redirects{where}; give the URL that it leads to"
+        return f"{status}: {said}" if said else f"{status}; give another --url, or try again later"
 
     def _failure(self, error: OSError | HTTPException | ValueError, *, began: bool) -> GpuExporterError:
         """Return what is wrong with an exchange. `began`: the head of the response came."""
@@ -146,10 +163,12 @@ class Remote:
 
     def _authorization(self) -> dict[str, str]:
         if self.user and self.password_file:
-            credentials = f"{self.user}:{_content(self.password_file)}".encode()
+            password = _content(self.password_file, "check --password-file")
+            credentials = f"{self.user}:{password}".encode()
             return {"Authorization": f"Basic {base64.b64encode(credentials).decode()}"}
         if self.token_file:
-            return {"Authorization": f"Bearer {quote(_content(self.token_file))}"}
+            token = _content(self.token_file, "is the exporter running? Run this as its user or as root")
+            return {"Authorization": f"Bearer {quote(token)}"}
         return {}
 
     def _connection(self, seconds: float) -> HTTPConnection:
@@ -209,22 +228,6 @@ class _Exchange:
         return body
 
 
-def _refusal(response: _Response, path: str) -> str:
-    """What a response other than 200 says, and what to do."""
-    status = f"{response.status} {printable(response.reason, 60)}".strip()
-    said = "" if response.is_web_page else _said(response.body)
-    if response.status == 401:
-        return "not let in: give --token-file, or --user and --password-file"
-    if response.status == 403:
-        said = said or "not allowed; give the --token-file, or the --user, of someone who may read it"
-    if response.status == 404:
-        return f"has no {path}; give the URL before it, such as http://localhost:9400 or http://host/prometheus"
-    if 300 <= response.status < 400:
-        where = f" to {printable(response.location, 200)}" if response.location else ""
-        return f"{status}: redirects{where}; give the URL that it leads to"
-    return f"{status}: {said}" if said else f"{status}; give another --url, or try again later"
-
-
 def _said(body: bytes) -> str:
     try:
         said = json_as(_Refusal, body).error
@@ -237,8 +240,8 @@ def _not_a_url(text: str) -> GpuExporterError:
     return GpuExporterError(f"{text!r} is not a URL; use for example http://localhost:9400")
 
 
-def _content(path: Path) -> str:
-    """The text of a small file, which may be a pipe. Raises GpuExporterError."""
+def _content(path: Path, fix: str) -> str:
+    """Return the text of a small file, which may be a pipe. Raises GpuExporterError with this fix."""
 
     def read() -> bytes:
         with path.open("rb") as file:
@@ -248,4 +251,4 @@ def _content(path: Path) -> str:
         return FileWorker("secret-file").call(read).decode().strip()
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "not text"
-        raise GpuExporterError(f"{path}: {why}: is the exporter running? Run this as its user or as root") from error
+        raise GpuExporterError(f"{path}: {why}", fix=fix) from error

@@ -6,7 +6,9 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
-from gpu_exporter.catalogue.failure_modes.mode import Severity
+from gpu_exporter.catalogue.failure_modes import MODES
+from gpu_exporter.catalogue.failure_modes.mode import Scope, Severity
+from gpu_exporter.catalogue.signal import Signal
 from gpu_exporter.decoding import printable
 from gpu_exporter.diagnosis.judge import Diagnosis, Evidence, name_of
 from gpu_exporter.diagnosis.window import DeviceIdentity
@@ -14,6 +16,9 @@ from gpu_exporter.diagnosis.words import series, statement, subject
 
 # Names of pods have at most 253 characters.
 LONGEST_NAME = 256
+UNKNOWN_CLASS = "class unknown: the profiling metrics are missing; `gpu-exporter doctor` on the node says why"
+# Failure modes that compare the ranks of a job.
+OF_JOBS = frozenset(mode.name for mode in MODES if mode.scope is Scope.JOB)
 
 
 def exit_code(diagnoses: Sequence[Diagnosis]) -> int:
@@ -91,7 +96,7 @@ def _where(identity: DeviceIdentity) -> str:
 def _block(group: Sequence[Diagnosis], *, every: bool, verbose: bool) -> Iterator[str]:
     first, where = group[0], _where(group[0].identity)
     bottleneck = first.bottleneck
-    what = f"{bottleneck.name}: {bottleneck.means}" if bottleneck else "class unknown: the metrics for it are missing"
+    what = f"{bottleneck.name}: {bottleneck.means}" if bottleneck else UNKNOWN_CLASS
     yield f"GPU{'s' * (len(group) > 1)} {_names(group)}{f' ({where})' if where else ''}  {what}"
     printed: set[str] = set()
     yield from _evidence([diagnosis.numbers for diagnosis in group], printed, verbose=verbose)
@@ -101,8 +106,33 @@ def _block(group: Sequence[Diagnosis], *, every: bool, verbose: bool) -> Iterato
         yield f"    -> {match.mode.advice}"
     if every:
         for name, missing in first.unknown.items():
-            wanted = ", ".join(signal.record if verbose else subject(signal) for signal in missing)
-            yield f"  {name}: not judged, " + (f"missing: {wanted}" if missing else "not watched for long enough")
+            yield f"  {name}: not judged, {_why_unknown(name, missing, first.identity, verbose=verbose)}"
+
+
+def _why_unknown(mode: str, missing: Sequence[Signal], identity: DeviceIdentity, *, verbose: bool) -> str:
+    """Return why a failure mode could not be judged."""
+    if missing:
+        return "missing: " + ", ".join(signal.record if verbose else subject(signal) for signal in missing)
+    if mode not in OF_JOBS:
+        return "not watched for long enough"
+    if identity.workload:
+        return "no other GPU of the job was seen"
+    return "the job is unknown: use --one-job if all GPUs are ranks of one job"
+
+
+def hint(diagnoses: Sequence[Diagnosis]) -> str:
+    """Return what to try if several GPUs communicate and their job is unknown, so that no ranks were compared."""
+    communicating = [
+        diagnosis
+        for diagnosis in diagnoses
+        if diagnosis.bottleneck and diagnosis.bottleneck.name == "communicating" and not diagnosis.identity.workload
+    ]
+    if not communicating or len({diagnosis.device.uuid for diagnosis in diagnoses}) < 2:
+        return ""
+    return (
+        "The GPUs communicate, but their job is unknown. If they are ranks of one job, run again with --one-job to "
+        "find a straggler."
+    )
 
 
 def _names(group: Sequence[Diagnosis]) -> str:

@@ -66,7 +66,7 @@ class DeviceIdentity:
 
 @dataclass(slots=True)
 class Window:
-    """Evidence (see conditions.py) from scrapes. `devices` are in order of node and index."""
+    """All signals of some scrapes. Implements `catalogue.evaluate.Window`. `devices` are in order of node and index."""
 
     now: float
     devices: Mapping[DeviceKey, DeviceIdentity]
@@ -113,7 +113,7 @@ def seen(scrapes: Sequence[Scrape], limits: Limits, *, job: str = "") -> Window:
         identity.workload = job or identity.workload
     signals: dict[tuple[Device, Signal], Points] = {}
     for signal in SIGNALS:
-        for way in signal.made:
+        for way in signal.definitions:
             by_device = (
                 _derived(way, devices, signals)
                 if isinstance(way, Derived)
@@ -219,7 +219,7 @@ class Count(NamedTuple):
 
 
 # How often metrics are read; scrapes in between repeat the last value.
-PERIODS = {metric.name: metric.read.value for metric in m.METRICS}
+PERIODS = {metric.name: metric.nvml_pace.value for metric in m.METRICS}
 
 
 def _value(way: Read, sample: ScrapedSample, at: float, before: dict[Hashable, Count]) -> float | None:

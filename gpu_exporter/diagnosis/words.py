@@ -5,19 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.bottlenecks import BUSY_ENGINE
 from gpu_exporter.catalogue.conditions import Fn, Leaf, Mark, Over, PeerMedian, PeerShare, no_case
 from gpu_exporter.catalogue.signal import Signal
-from gpu_exporter.catalogue.signals import FABRIC, GR_ACTIVE, POWER_INSTANT_USE, RECOVERY, SM_ACTIVE
 
 IDLE = "GPU idle {} of the time"
 VARYING: Mapping[Signal, str] = {
-    SM_ACTIVE: "SM activity varies by {}",
-    POWER_INSTANT_USE: "instantaneous power varies by {} of its limit",
+    s.SM_ACTIVE: "SM activity varies by {}",
+    s.POWER_INSTANT_USE: "instantaneous power varies by {} of its limit",
 }
 # Codes that the help of a metric explains.
 CODES: Mapping[Signal, Mapping[int, str]] = {
-    RECOVERY: {
+    s.RECOVERY: {
         **{
             0: "none",
             1: "reset the GPU",
@@ -27,7 +27,38 @@ CODES: Mapping[Signal, Mapping[int, str]] = {
         },
         **{5: "recover the IMEX domain", 6: "bus-reset the GPU", 7: "power-cycle or reboot the node"},
     },
-    FABRIC: {1: "not started", 2: "in progress", 3: "the GPU is part of it", 4: "failed"},
+    s.FABRIC: {1: "not started", 2: "in progress", 3: "the GPU is part of it", 4: "failed"},
+}
+# Signals whose words are no name without a value. The table of failure modes uses the same names.
+NOUNS: Mapping[Signal, str] = {
+    s.GR_ACTIVE: "engine activity",
+    s.SM_ACTIVE: "SM activity",
+    s.SM_IDLE: "SM idle time",
+    s.TENSOR_ACTIVE: "tensor core activity",
+    s.DRAM_ACTIVE: "DRAM activity",
+    s.FP64_ACTIVE: "FP64 activity",
+    s.FP32_ACTIVE: "FP32 activity",
+    s.FP16_ACTIVE: "FP16 activity",
+    s.INT_ACTIVE: "integer activity",
+    s.PCIE_WIDTH: "PCIe width",
+    s.PCIE_MAX_WIDTH: "maximum PCIe width",
+    s.PCIE_REPLAY_LIMIT: "PCIe replay limit",
+    s.PCIE_RX_USE: "PCIe link use to the GPU",
+    s.PCIE_TX_USE: "PCIe link use from the GPU",
+    s.POWER_USE: "power as a share of its limit",
+    s.POWER_INSTANT_USE: "instantaneous power as a share of its limit",
+    s.POWER_SWING: "power swing",
+    s.FB_USED: "device memory used",
+    s.FB_FREE: "free device memory",
+    s.FB_USE: "device memory use",
+    s.THERMAL_MARGIN: "thermal margin",
+    s.THERMAL_DISTANCE: "distance to the slowdown temperature",
+    s.HW_THERMAL: "time in hardware thermal slowdown",
+    s.SW_THERMAL: "time in driver thermal slowdown",
+    s.POWER_BRAKE: "time under power brake",
+    s.POWER_CAP: "time at the power cap",
+    s.NVLINK_UP: "number of NVLinks that are up",
+    s.NVLINK_LINKS: "number of NVLinks",
 }
 
 
@@ -39,7 +70,7 @@ def statement(term: Leaf, values: Sequence[float]) -> str:
         case PeerShare():
             return f"{_range('ratio', values)} of the other ranks {verb(term.mark)}"
         case PeerMedian():
-            return f"{_over(term.of, values)} (median of the ranks that {verb(term.mark)})"
+            return f"ranks that {verb(term.mark)}: {_over(term.of, values)} (median)"
         case _:
             raise no_case(term)
 
@@ -55,11 +86,9 @@ def series(term: Leaf) -> str:
 
 
 def subject(signal: Signal) -> str:
-    """Return what a signal is about, without a value: SMs busy."""
-    text = signal.plain
-    for amount in ("{} of the SMs", " on average", " of the time", "{}"):
-        text = text.replace(amount, "SMs" if "SMs" in amount else "")
-    return " ".join(text.strip(" :").split())
+    """Return the name of a signal in words: SM activity."""
+    text = signal.plain.replace(" of the time", "").replace("{}", "")
+    return NOUNS.get(signal) or " ".join(text.strip(" :").split())
 
 
 def span(seconds: float) -> str:
@@ -75,7 +104,7 @@ def _over(term: Over, values: Sequence[float]) -> str:
     amount = _range(signal.unit, values, CODES.get(signal))
     match term.fn:
         case Fn.LAST | Fn.MEAN:
-            if signal is GR_ACTIVE and min(values) < BUSY_ENGINE.value:
+            if signal is s.GR_ACTIVE and min(values) < BUSY_ENGINE.value:
                 return IDLE.format(_range("ratio", [1.0 - value for value in values]))
             return signal.plain.format(amount)
         case Fn.AGE:

@@ -35,7 +35,7 @@ class Fields:
     def __init__(self, config: Config) -> None:
         self._file = _file(config) if config.collectors else None
         self.selection = everything(config.metrics, processes=config.processes, schema=config.schema)
-        self.takers: Sequence[Callable[[Selection], None]] = ()
+        self.subscribers: Sequence[Callable[[Selection], None]] = ()
         self._asked: SimpleQueue[None] = SimpleQueue()
         self._lock = threading.Lock()
         self._worker = FileWorker("fields-file")
@@ -48,7 +48,7 @@ class Fields:
         """Return the metrics of the last reload; none without a file."""
         return ((m.RELOAD_OK, self._ok), (m.RELOAD_AT, round(self._at, 3))) if self._file else ()
 
-    def ask(self) -> None:
+    def request_reload(self) -> None:
         """Request a reload. Safe to call from a signal handler."""
         self._asked.put(None)
 
@@ -107,7 +107,7 @@ class Fields:
             for warning in warnings:
                 log.warning(warning)
             self.selection = selection
-            for take in self.takers:
+            for take in self.subscribers:
                 take(selection)
             self._ok, self._at = True, time.time()
             shown = sum(name.startswith("DCGM_") for name in selection.families)

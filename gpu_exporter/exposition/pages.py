@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import NamedTuple
 
-# A variant that nobody requested for this time is no longer made in advance.
+# A variant that was not requested for this time is no longer made in advance.
 WARM_SECONDS = 60.0
 # A client that requests pages at least this often shows them live, and needs more than one page a second.
 FOLLOWED_SECONDS = 0.5

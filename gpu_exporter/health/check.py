@@ -41,9 +41,13 @@ class Report:
 
 
 def report(snapshot: Snapshot, only: frozenset[int] | None = None) -> Report:
-    """Return the report on all GPUs, or `only` on these: an absent one of them is unhealthy, others are not missing."""
+    """Return the report on all GPUs, or on the indices in `only`.
+
+    An index that does not exist is reported as unhealthy; other GPUs are then not counted as missing.
+    """
     verdicts = snapshot.verdicts
-    if only is None or not snapshot.gpus:  # without GPUs the driver library hangs, which is not a verdict
+    # An empty snapshot means that the driver library hangs, which is not a verdict.
+    if only is None or not snapshot.gpus:
         return Report(verdicts, judge.missing(snapshot) if snapshot.gpus else 0)
     absent = only - {verdict.gpu.index for verdict in verdicts}
     nowhere = Problem(m.UP, 0, "this node has no such GPU", Action.NODE_REBOOT, "gone")
@@ -58,7 +62,7 @@ def report(snapshot: Snapshot, only: frozenset[int] | None = None) -> Report:
 def lines(result: Report) -> Iterable[str]:
     """Yield a line for each GPU with a problem, for each unknown, and a summary."""
     if not result.verdicts:
-        yield "unknown: the NVIDIA driver library does not answer"
+        yield "unknown: the NVIDIA driver library does not answer; run `gpu-exporter doctor`"
         return
     for verdict in result.verdicts:
         if verdict.problems:

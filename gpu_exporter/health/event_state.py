@@ -6,7 +6,7 @@ Whatever the file contains, a state that was decoded is bounded in size and has 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, TypedDict
 
 from gpu_exporter.decoding import json_as, printable
@@ -25,7 +25,7 @@ LATEST = 1e11
 LARGEST_COUNT = 1 << 53
 LARGEST_CODE = 999_999
 
-WITNESSES = ("nvml", "kernel")
+XID_SOURCES = ("nvml", "kernel")
 
 
 @dataclass(slots=True)
@@ -58,12 +58,16 @@ class Event:
 
     def shown(self) -> dict[str, Any]:
         """Return the event for JSON, without internal fields."""
-        return {name: value for name, value in asdict(self).items() if name not in ("epoch", "happened", "written")}
+        values = {name: getattr(self, name) for name in SHOWN}
+        return {**values, "witnesses": [*self.witnesses], "evidence": {**self.evidence}}
 
     def shorten(self) -> None:
         """Bound the length of every text, and leave out what a terminal would obey."""
         self.message = printable(self.message, MESSAGE_LENGTH)
         self.process = printable(self.process, TEXT_LENGTH)
+
+
+SHOWN = tuple(each.name for each in fields(Event) if each.name not in ("epoch", "happened", "written"))
 
 
 class TallyState(NamedTuple):
@@ -116,7 +120,7 @@ def decode(content: bytes) -> State:
     if state["position"] and len(state["position"][0]) > TEXT_LENGTH:
         raise ValueError("the position in the kernel log is malformed")
     if any(
-        len(event.witnesses) > len(WITNESSES) or not {*event.witnesses} <= {*WITNESSES} for event in state["recent"]
+        len(event.witnesses) > len(XID_SOURCES) or not {*event.witnesses} <= {*XID_SOURCES} for event in state["recent"]
     ):
         raise ValueError("an event has a witness that is neither nvml nor kernel")
     state["since"] = {pci: sorted(times)[-EPOCHS:] for pci, times in list(state["since"].items())[-MOST_GPUS:]}

@@ -72,7 +72,7 @@ class EventStore:
             os.replace(self._state, self._aside())
         self._unread = False
 
-    def waits(self, events: EventLog, settled: float) -> bool:
+    def has_unwritten(self, events: EventLog, settled: float) -> bool:
         """Whether there are events of at least `settled` seconds ago to write."""
         return bool(events.unwritten(settled))
 

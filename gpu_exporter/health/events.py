@@ -1,6 +1,6 @@
-"""XIDs and SXids: each counts once although two witnesses report it. The last ones are kept with the GPU's state.
+"""XIDs and SXids: each counts once although two sources report it. The last ones are kept with the GPU's state.
 
-The witnesses are NVML, which reports an XID within one collection while gpu-exporter is registered for events, and the
+The sources are NVML, which reports an XID within one collection while gpu-exporter is registered for events, and the
 kernel log, which adds process and time. Neither is complete: NVML reports nothing of a GPU that fell off the bus, and
 the log wraps around.
 """
@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.xids import Catalogue
-from gpu_exporter.health.event_state import KEPT, WITNESSES, Event, State
+from gpu_exporter.health.event_state import KEPT, XID_SOURCES, Event, State
 from gpu_exporter.health.kernel_log_parser import SxidLine, XidLine
-from gpu_exporter.health.kernel_log_reader import Logged, Position
+from gpu_exporter.health.kernel_log_reader import LogEntry, Position
 from gpu_exporter.health.moment import SLACK_SECONDS, Clocks, Moment, Now, moment, read_clocks
 from gpu_exporter.health.xid_counts import EPOCHS, OTHER, Key, SxidTally, Tally, XidCounts, label
 from gpu_exporter.model.gpu import Gpu, XidEvent
@@ -92,7 +92,7 @@ class EventLog:
                 # They have just happened: a wall clock that was changed since the report must not make them look old.
                 self._count(NVML, since, moment(event.at, now)._replace(monotonic=now.monotonic), line)
 
-    def add_kernel_log_entry(self, entry: Logged, when: float | Moment) -> None:
+    def add_kernel_log_entry(self, entry: LogEntry, when: float | Moment) -> None:
         """Add an entry of the kernel log, of a unix time or a moment."""
         with self._lock:
             now = self._now()
@@ -112,22 +112,22 @@ class EventLog:
             place = bisect_right(epochs, happened.monotonic)
             self._count(KERNEL, epochs[place - 1] if place else 0.0, happened, line)
 
-    def _count(self, witness: int, since: float, happened: Moment, line: XidLine) -> None:
+    def _count(self, source: int, since: float, happened: Moment, line: XidLine) -> None:
         self.changed = True
         state = self._find_gpu(line.pci)
-        key, tally = self._counts.tally(line.pci, line.code, known=state is not None or line.pci in self._since)
-        if tally.add(since, witness, happened):
+        key, tally = self._counts.tally(line.pci, line.code, has_gpu=state is not None or line.pci in self._since)
+        if tally.add(since, source, happened):
             event = self._event(since, happened, line, state)
             self._recent.append(event)
             self._times.append((happened.monotonic, key))
             self._since_start[key] += happened.monotonic >= self._started
         else:
-            unconfirmed = self._unconfirmed(since, line, WITNESSES[witness])
+            unconfirmed = self._unconfirmed(since, line, XID_SOURCES[source])
             if unconfirmed is None:  # so long ago that it is no longer kept
                 return
             event = unconfirmed
-        event.witnesses.append(WITNESSES[witness])
-        if witness == KERNEL:
+        event.witnesses.append(XID_SOURCES[source])
+        if source == KERNEL:
             event.at, event.happened, event.clamped = happened.at, happened.monotonic, happened.clamped
             event.pid, event.process, event.message = line.pid, line.name, line.message
             event.shorten()
@@ -136,11 +136,11 @@ class EventLog:
         if event.instance is None:
             event.instance = line.instance
 
-    def _unconfirmed(self, since: float, line: XidLine, witness: str) -> Event | None:
-        """Return the oldest event of this code, GPU and epoch that this witness has not reported yet."""
+    def _unconfirmed(self, since: float, line: XidLine, source: str) -> Event | None:
+        """Return the oldest event of this code, GPU and epoch that this source has not reported yet."""
         kind = (since, line.pci, line.code)
         same = (event for event in self._recent if (event.epoch, event.pci_bus_id, event.xid) == kind)
-        return next((event for event in same if witness not in event.witnesses), None)
+        return next((event for event in same if source not in event.witnesses), None)
 
     def _event(self, since: float, happened: Moment, line: XidLine, state: GpuState | None) -> Event:
         xid = self._xids[line.code]
@@ -207,7 +207,7 @@ class EventLog:
     # --- metrics --------------------------------------------------------------------------------------------------
 
     def samples(self, gpus: Sequence[Gpu], nvml_up: bool) -> list[MetricRow]:
-        """Return the rows to expose. While a witness is up, each GPU has a counter of every drain code, from 0 on."""
+        """Return the rows to expose. While a source is up, each GPU has a counter of every drain code, from 0 on."""
         by_pci = {pci_bus_id(gpu.pci_bus_id): gpu for gpu in gpus if gpu.pci_bus_id}
         watched = nvml_up or self.kernel_up
         with self._lock:
@@ -229,8 +229,8 @@ class EventLog:
         for (pci, code, fatal), (seen, last) in sxids.items():
             labels = {"pci_bus_id": pci, "sxid": label(code), "fatal": fatal}
             rows += [(m.SXID_EVENTS, None, seen, labels), (m.SXID_LAST, None, round(last, 3), labels)]
-        states = zip(WITNESSES, (nvml_up, self.kernel_up), strict=True)
-        rows += [(m.WITNESS, None, up, {"witness": witness}) for witness, up in states]
+        states = zip(XID_SOURCES, (nvml_up, self.kernel_up), strict=True)
+        rows += [(m.WITNESS, None, up, {"witness": source}) for source, up in states]
         return [*rows, (m.MISSED, None, self.missed, {})]
 
     def as_dcgm_exporter(
@@ -238,7 +238,7 @@ class EventLog:
     ) -> list[MetricRow]:
         """Return the `chosen` ones of `DCGM_EXP_XID_ERRORS_*`: XIDs of the last `window` seconds, and since the start.
 
-        A GPU without an XID in the window has a 0 without a code. Nothing is returned while no witness is up.
+        A GPU without an XID in the window has a 0 without a code. Nothing is returned while no source is up.
         """
         if not chosen or not (nvml_up or self.kernel_up):
             return []
@@ -305,7 +305,7 @@ class EventLog:
             self.position = Position(*state["position"]) if state["position"] else None
             self._since = {pci: [since + shift for since in epochs] for pci, epochs in state["since"].items()}
             for pci, code, earlier, last, epochs in state["tallies"]:
-                _, tally = self._counts.tally(pci, code, known=pci in self._since)
+                _, tally = self._counts.tally(pci, code, has_gpu=pci in self._since)
                 shifted = {since and since + shift: (nvml, kernel) for since, nvml, kernel in epochs}
                 tally.add_all(earlier, shifted, self._restored(last, now))
             for pci, code, fatal, number, last in state["sxids"]:
@@ -317,13 +317,13 @@ class EventLog:
                 event.at, event.happened, clamped = self._restored(event.at, now)
                 event.clamped |= clamped
                 self._recent.append(event)
-                key = self._counts.key(event.pci_bus_id, event.xid, known=event.pci_bus_id in self._since)
+                key = self._counts.key(event.pci_bus_id, event.xid, has_gpu=event.pci_bus_id in self._since)
                 self._times.append((event.happened, key))
 
     def _restored(self, at: float, now: Now) -> Moment:
         restored = moment(at, now)
         if restored.clamped:
-            self._report(now, "the saved state has")
+            self._report(now, "the saved state has times in the future; the present time is used")
         return restored
 
 

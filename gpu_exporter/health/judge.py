@@ -1,7 +1,7 @@
 """Verdicts: whether a GPU is fit for work, judged by its values; if not, why, and what repairs it.
 
-The rules are `catalogue/faults.py`. Pure, and cheap enough for each collection. Only present values count, and recent
-XIDs (`reported`). A healthy GPU cannot break a rule by chance.
+The rules are `catalogue/faults.py`. Pure, and cheap enough for each collection. A verdict depends only on current
+values and recent XIDs (`reported`). No rule can fire on a healthy GPU.
 """
 
 from __future__ import annotations

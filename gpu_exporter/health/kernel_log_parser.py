@@ -202,7 +202,7 @@ class KmsgRecord:
     tags: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def found(self) -> XidLine | SxidLine | None:
+    def xid_line(self) -> XidLine | SxidLine | None:
         """The (S)XID that it reports, if the kernel wrote it."""
         line = parse_message(self.message) if self.facility == 0 and "Xid" in self.message else None
         return replace(line, stamp=Stamp(since_boot=self.microseconds / 1e6)) if line else None

@@ -38,7 +38,7 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True)
-class Logged:
+class LogEntry:
     """An (S)XID in the log. `at` is unix time in seconds; None if a syslog line has no year or zone.
 
     `since_boot` is the time by the monotonic clock, which only /dev/kmsg has.
@@ -94,11 +94,11 @@ class KernelLog:
         self._kmsg = False
         self._boot_id = ""
         self._partial = b""
-        self._torn = False
+        self._skip_partial_line = False
 
-    def read(self) -> list[Logged]:
+    def read(self) -> list[LogEntry]:
         """Return the (S)XIDs since the last call. Reads at most 20 000 records or 8 MiB, and about 5000 (S)XIDs."""
-        entries: list[Logged] = []
+        entries: list[LogEntry] = []
         self.at_end = False
         try:
             if self._fd is None:
@@ -118,7 +118,7 @@ class KernelLog:
         if self._fd is not None:
             with contextlib.suppress(OSError):
                 os.close(self._fd)
-        self._fd, self._partial, self._torn = None, b"", False
+        self._fd, self._partial, self._skip_partial_line = None, b"", False
 
     def _open(self) -> int:
         fd = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -143,13 +143,13 @@ class KernelLog:
         origin, offset = str(status.st_ino), 0
         if self._end:
             offset = status.st_size
-            self._torn = offset > 0 and os.pread(fd, 1, offset - 1) != b"\n"
+            self._skip_partial_line = offset > 0 and os.pread(fd, 1, offset - 1) != b"\n"
         elif self.position and self.position.origin == origin and self.position.number <= status.st_size:
             offset = self.position.number
         os.lseek(fd, offset, os.SEEK_SET)
         self.position, self._end = Position(origin, offset), False
 
-    def _records(self, fd: int, entries: list[Logged]) -> bool:
+    def _records(self, fd: int, entries: list[LogEntry]) -> bool:
         """Read records; return whether the end was reached."""
         for _ in range(MOST_RECORDS):
             if len(entries) >= MOST_ENTRIES:
@@ -170,14 +170,14 @@ class KernelLog:
                     continue
                 self.missed += record.sequence - self.position.number - 1
             self.position, self._end = Position(self._boot_id, record.sequence), False
-            line = record.found
+            line = record.xid_line
             if line:
                 now, monotonic = self._clocks()
                 since_boot = record.microseconds / 1e6
-                entries.append(Logged(self.position, unix_time(since_boot, now, monotonic), line, since_boot))
+                entries.append(LogEntry(self.position, unix_time(since_boot, now, monotonic), line, since_boot))
         return False
 
-    def _file(self, fd: int, entries: list[Logged]) -> bool:
+    def _file(self, fd: int, entries: list[LogEntry]) -> bool:
         ended, replaced = self._lines(fd, entries), self._replaced(fd)
         # Read again: lines may have been written before the file was renamed.
         if ended and replaced and self._lines(fd, entries):
@@ -186,7 +186,7 @@ class KernelLog:
             return self._lines(self._fd, entries)
         return ended and not replaced
 
-    def _lines(self, fd: int, entries: list[Logged]) -> bool:
+    def _lines(self, fd: int, entries: list[LogEntry]) -> bool:
         """Read complete lines; return whether the end was reached."""
         for _ in range(MOST_CHUNKS):
             if len(entries) >= MOST_ENTRIES:
@@ -201,15 +201,15 @@ class KernelLog:
                 self._line(line, entries)
             if len(self._partial) > LONGEST_LINE:
                 self._advance(len(self._partial))
-                self._partial, self._torn = b"", True
+                self._partial, self._skip_partial_line = b"", True
         return False
 
-    def _line(self, line: bytes, entries: list[Logged]) -> None:
+    def _line(self, line: bytes, entries: list[LogEntry]) -> None:
         position = self._advance(len(line) + 1)
-        skipped, self._torn = self._torn or len(line) > LONGEST_LINE, False
+        skipped, self._skip_partial_line = self._skip_partial_line or len(line) > LONGEST_LINE, False
         xid = None if skipped else parse(line.decode(errors="replace"))  # the tail of a line is not parsed
         if xid:
-            entries.append(Logged(position, xid.stamp.at, xid))
+            entries.append(LogEntry(position, xid.stamp.at, xid))
 
     def _advance(self, length: int) -> Position:
         assert self.position is not None
@@ -219,7 +219,7 @@ class KernelLog:
     def _restart(self, fd: int) -> None:
         """Begin again at the start of a file that was truncated."""
         os.lseek(fd, 0, os.SEEK_SET)
-        self._partial, self._torn = b"", False
+        self._partial, self._skip_partial_line = b"", False
         self.position = Position(str(os.fstat(fd).st_ino), 0)
 
     def _replaced(self, fd: int) -> bool:

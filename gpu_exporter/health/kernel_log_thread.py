@@ -10,15 +10,15 @@ from pathlib import Path
 from gpu_exporter.file_access import FILE_SECONDS, FileWorker
 from gpu_exporter.health.event_store import EventStore
 from gpu_exporter.health.events import EventLog
-from gpu_exporter.health.kernel_log_reader import KernelLog, Logged, Start
+from gpu_exporter.health.kernel_log_reader import KernelLog, LogEntry, Start
 from gpu_exporter.health.moment import SLACK_SECONDS, Clocks, Moment, Now, read_clocks
 
 log = logging.getLogger(__name__)
 
 INTERVAL_SECONDS = 1.0
-# After this time both witnesses have reported an event, and it is written to the history.
+# After this time NVML and the kernel log have both reported an event, and it is written to the history.
 SETTLED_SECONDS = 10.0
-# A line is of this boot if it is dated no more than this before it: the clock may have been set since.
+# A line counts as one of this boot if its date is at most this much earlier: the clock may have been set since.
 BOOT_SLACK_SECONDS = 60.0
 # How long the end waits for the kernel log to be read once more.
 STOP_SECONDS = 0.7
@@ -47,7 +47,7 @@ class KernelWatch(threading.Thread):
             store.load(events)
         self._log = KernelLog(path, events.position or Start.FIRST, procfs=procfs, clocks=clocks) if path else None
         self._file, self._file_seconds = FileWorker("kernel-log-file"), file_seconds
-        self._entries: list[Logged] = []
+        self._entries: list[LogEntry] = []
         self._resumed = events.position is not None
         self._caught_up, self._polled_at = False, float("-inf")
         self._stopping = threading.Event()
@@ -78,7 +78,7 @@ class KernelWatch(threading.Thread):
         """Add the next entries of the log to the events, and save these."""
         if self._log:
             self._poll(self._log)
-        if self._store and (self._events.changed or self._store.waits(self._events, SETTLED_SECONDS)):
+        if self._store and (self._events.changed or self._store.has_unwritten(self._events, SETTLED_SECONDS)):
             self._store.save(self._events, SETTLED_SECONDS)
 
     def _poll(self, kernel_log: KernelLog) -> None:
@@ -108,7 +108,7 @@ class KernelWatch(threading.Thread):
             log.info("kernel log: %s", reason or f"reading {kernel_log.path}")
         self.reason = reason
 
-    def _moment(self, entry: Logged, now: Now) -> Moment | None:
+    def _moment(self, entry: LogEntry, now: Now) -> Moment | None:
         """When an entry happened. None if it may be of an earlier boot: a line without year and zone in the first poll.
 
         An entry that the last poll did not contain is newer than that, however far the kernel's clock has drifted.

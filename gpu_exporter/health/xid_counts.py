@@ -16,11 +16,12 @@ from gpu_exporter.health.moment import NEVER, Moment
 
 log = logging.getLogger(__name__)
 
-# Registrations that are distinguished per GPU; the counts of older ones are merged.
+# The most registrations of a GPU that have counts of their own; the counts of older ones are merged.
 EPOCHS = 32
-# Codes per GPU that the catalogue does not have. Of an address without a GPU, any codes that do not require a drain.
+# The most codes of a GPU that the catalogue does not have. At an address without a GPU, this limits all codes that do
+# not require a drain.
 MOST_CODES = 16
-# PCI addresses at which no GPU is known: those of GPUs that were lost before the exporter started.
+# The most PCI addresses without a GPU. A GPU that was lost before the exporter started has such an address.
 MOST_ADDRESSES = 32
 MOST_SXIDS = 256
 
@@ -41,7 +42,7 @@ class Tally:
     """The number of XIDs of one code on a GPU, by NVML and by the kernel log, for each epoch; and the last of them.
 
     An epoch begins when gpu-exporter registers for NVML's events (monotonic seconds; 0: before any registration). Each
-    witness reports an event at most once, so the higher of the two counts is used, whatever the order and the delay of
+    source reports an event at most once, so the higher of the two counts is used, whatever the order and the delay of
     the reports.
     """
 
@@ -53,21 +54,21 @@ class Tally:
     def total(self) -> int:
         return self.earlier + sum(max(seen) for seen in self.epochs.values())
 
-    def add(self, since: float, witness: int, moment: Moment) -> bool:
-        """Count one report; return whether it is of an event that the other witness has not reported yet."""
+    def add(self, since: float, source: int, moment: Moment) -> bool:
+        """Count one report; return whether it is of an event that the other source has not reported yet."""
         seen = self.epochs.setdefault(since, [0, 0])
-        seen[witness] += 1
+        seen[source] += 1
         self.seen_at(moment)
         self._merge_oldest()
-        return seen[witness] > seen[1 - witness]
+        return seen[source] > seen[1 - source]
 
     def add_all(self, earlier: int, epochs: Mapping[float, tuple[int, int]], last: Moment) -> None:
         """Add the counts of another tally."""
         self.earlier += earlier
         for since, counts in epochs.items():
             seen = self.epochs.setdefault(since, [0, 0])
-            for witness, count in enumerate(counts):
-                seen[witness] += count
+            for source, count in enumerate(counts):
+                seen[source] += count
         self.seen_at(last)
         self._merge_oldest()
 
@@ -100,22 +101,22 @@ class XidCounts:
         self._codes: Counter[str] = Counter()
         self._reported: set[str] = set()
 
-    def tally(self, pci: str, code: int, *, known: bool) -> tuple[Key, Tally]:
-        """Return where XIDs of this code on this GPU are counted. `known`: this node has a GPU at this address."""
-        key = self.key(pci, code, known=known)
+    def tally(self, pci: str, code: int, *, has_gpu: bool) -> tuple[Key, Tally]:
+        """Return where XIDs of this code on this GPU are counted. `has_gpu`: this node has a GPU at this address."""
+        key = self.key(pci, code, has_gpu=has_gpu)
         return key, self.tallies.setdefault(key, Tally())
 
-    def key(self, pci: str, code: int, *, known: bool) -> Key:
+    def key(self, pci: str, code: int, *, has_gpu: bool) -> Key:
         """Return the key of the tally that counts this code on this GPU."""
         if (pci, code) in self.tallies:
             return pci, code
-        if not known and pci not in self._addresses:
+        if not has_gpu and pci not in self._addresses:
             if len(self._addresses) >= MOST_ADDRESSES:
                 self._report(ELSEWHERE, f'more than {MOST_ADDRESSES} PCI addresses without a GPU, pci_bus_id="other"')
                 pci = ELSEWHERE
             else:
                 self._addresses.add(pci)
-        if code in (self._documented if known else self._drain) or (pci, code) in self.tallies:
+        if code in (self._documented if has_gpu else self._drain) or (pci, code) in self.tallies:
             return pci, code
         if self._codes[pci] >= MOST_CODES:
             self._report(pci, f'more than {MOST_CODES} undocumented codes at PCI address {pci}, xid="other"')

@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 # How long the server may be silent (seconds). A whole answer or list, however many pages it has, may take
-# SLOWEST times as long.
+# TOTAL_TIMEOUT_FACTOR times as long.
 PATIENCE = 10.0
-SLOWEST = 3
+TOTAL_TIMEOUT_FACTOR = 3
+CHECK_CA = "check the CA of the service account"
 PAGE = 500
 # The characters of a bearer token in RFC 6750.
 TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*", re.ASCII)
@@ -57,17 +58,17 @@ class Api:
 
     def get(self, path: str, kind: type[T], **query: str) -> T:
         """Return one object. Raises LookupFailed."""
-        deadline = time.monotonic() + SLOWEST * self._patience
+        deadline = time.monotonic() + TOTAL_TIMEOUT_FACTOR * self._patience
         return _decoded(self._body(path, query, limits.MOST_LIST_BYTES, deadline), kind, path)
 
-    def pages(self, path: str, **query: str) -> tuple[list[Object], str]:
+    def list_objects(self, path: str, **query: str) -> tuple[list[Object], str]:
         """Return all items of a list, and its resource version. Raises LookupFailed.
 
         Version 0 is answered from the server's cache; otherwise each request would read the whole list from etcd.
         """
         items: list[Object] = []
         token, left = "", limits.MOST_LIST_BYTES
-        deadline = time.monotonic() + SLOWEST * self._patience
+        deadline = time.monotonic() + TOTAL_TIMEOUT_FACTOR * self._patience
         for _ in range(limits.MOST_PAGES):
             start = {"continue": token} if token else {"resourceVersion": "0"}
             body = self._body(path, {"limit": str(PAGE), **query, **start}, left, deadline)
@@ -85,7 +86,10 @@ class Api:
         """Yield events for about `seconds`, after None once the server answers. Raises LookupFailed."""
         query |= {"watch": "1", "allowWatchBookmarks": "true", "timeoutSeconds": str(int(seconds))}
         patience = seconds + self._patience
-        with _as_lookup_failed(path), self._request(path, query, patience, time.monotonic() + patience) as response:
+        with (
+            self._as_lookup_failed(path),
+            self._request(path, query, patience, time.monotonic() + patience) as response,
+        ):
             yield None
             while line := response.readline(limits.MOST_EVENT_BYTES):
                 if len(line) == limits.MOST_EVENT_BYTES:
@@ -94,7 +98,7 @@ class Api:
                     yield _event(line, path)
 
     def _body(self, path: str, query: Mapping[str, str], most: int, deadline: float) -> bytes:
-        with _as_lookup_failed(path), self._request(path, query, self._patience, deadline) as response:
+        with self._as_lookup_failed(path), self._request(path, query, self._patience, deadline) as response:
             body = response.read(most + 1)
         if len(body) > most:
             raise _too_large(path, f"more than {limits.MOST_LIST_BYTES >> 20} MiB")
@@ -127,10 +131,10 @@ class Api:
             # An empty text would mean the system's CAs.
             context = ssl.create_default_context(cadata=certificates.strip() or "empty")
         except (ssl.SSLError, ValueError) as error:
-            why = f"API server: {ca} has no certificate: check the CA of the service account"
-            raise LookupFailed("tls", why) from error
+            raise LookupFailed("tls", f"API server: {ca} has no certificate", fix=CHECK_CA) from error
         if not TOKEN.fullmatch(token):
-            raise LookupFailed("no_token", f"API server: {path} has no token: check the service account of the pod")
+            fix = "check the service account of the pod"
+            raise LookupFailed("no_token", f"API server: {path} has no token", fix=fix)
         context.sslsocket_class = _TimedSocket
         return token, context
 
@@ -138,45 +142,46 @@ class Api:
         try:
             return self._files.call(lambda: read(path, limits.MOST_CREDENTIAL_BYTES))
         except TimeoutError as error:
-            raise LookupFailed("timeout", f"API server: {path}: {error.strerror}: is its volume reachable?") from error
+            message = f"API server: {path}: {error.strerror}"
+            raise LookupFailed("timeout", message, fix="is its volume reachable?") from error
         except FileNotFoundError as error:
-            why = f"{path} does not exist: the pod needs a service account (automountServiceAccountToken)"
-            raise LookupFailed("no_token", f"API server: {why}") from error
+            fix = "the pod needs a service account (automountServiceAccountToken)"
+            raise LookupFailed("no_token", f"API server: {path} does not exist", fix=fix) from error
         except OSError as error:
-            why = f"{path}: {error.strerror}: it must be a file that this user can read"
-            raise LookupFailed("no_token", f"API server: {why}") from error
+            message = f"API server: {path}: {error.strerror}"
+            raise LookupFailed("no_token", message, fix="it must be a file that this user can read") from error
 
-
-@contextmanager
-def _as_lookup_failed(path: str) -> Iterator[None]:
-    """Convert the errors of a request to LookupFailed."""
-    try:
-        yield
-    except ssl.SSLError as error:
-        raise LookupFailed(
-            "tls", f"API server: {error.reason or error}: check the CA of the service account"
-        ) from error
-    except TimeoutError as error:
-        raise LookupFailed("timeout", f"API server: no complete answer to {path} in time") from error
-    except (OSError, HTTPException, UnicodeError) as error:
-        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise LookupFailed("unavailable", f"API server: {printable(why, 200)}") from error
+    @contextmanager
+    def _as_lookup_failed(self, path: str) -> Iterator[None]:
+        """Convert the errors of a request to LookupFailed."""
+        server, started = f"{self._host}:{self._port}", time.monotonic()
+        try:
+            yield
+        except ssl.SSLError as error:
+            raise LookupFailed("tls", f"API server {server}: {error.reason or error}", fix=CHECK_CA) from error
+        except TimeoutError as error:
+            message = f"API server: no complete answer to {path} within {time.monotonic() - started:.2g} s"
+            raise LookupFailed("timeout", message, fix=f"check the network to {server}") from error
+        except (OSError, HTTPException, UnicodeError) as error:
+            why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            fix = "is it reachable from this node (NetworkPolicy, firewall)?"
+            raise LookupFailed("unavailable", f"API server {server}: {printable(why, 200)}", fix=fix) from error
 
 
 def _refused(response: HTTPResponse, path: str) -> LookupFailed:
     reasons = {401: "unauthorized", 403: "forbidden", 404: "not_found", 410: "gone", 429: "too_many_requests"}
-    cures = {
-        401: "the API server rejects the token: check that the service account still exists",
-        403: "the service account needs the verbs list and watch (a ClusterRole and its binding)",
-        410: "the resource version is too old; gpu-exporter lists again",
+    causes = {
+        401: ("the API server rejects the token", "check that the service account still exists"),
+        403: ("forbidden", "the service account needs the verbs list and watch (a ClusterRole and its binding)"),
+        410: ("the resource version is too old; gpu-exporter lists again", ""),
     }
     reason = reasons.get(response.status, f"http_{response.status}")
-    why = cures.get(response.status) or printable(response.reason, 200)
-    return LookupFailed(reason, f"API server: {path}: {response.status}: {why}")
+    cause, fix = causes.get(response.status) or (printable(response.reason, 200), "")
+    return LookupFailed(reason, f"API server: {path}: {response.status}: {cause}", fix=fix)
 
 
 def _too_large(path: str, why: str) -> LookupFailed:
-    return LookupFailed("too_large", f"API server: {path}: {why}: is this the API server?")
+    return LookupFailed("too_large", f"API server: {path}: {why}", fix="check KUBERNETES_SERVICE_HOST")
 
 
 def _decoded(body: bytes, kind: type[T], path: str) -> T:
@@ -199,9 +204,6 @@ def in_cluster(account: Path, environ: Mapping[str, str] = os.environ, patience:
     """Return a client of the cluster that this pod runs in. Raises GpuExporterError outside a cluster."""
     host, port = environ.get("KUBERNETES_SERVICE_HOST", ""), environ.get("KUBERNETES_SERVICE_PORT", "443")
     if not host or not port.isdecimal():
-        why = (
-            "KUBERNETES_SERVICE_HOST is not set, or KUBERNETES_SERVICE_PORT is not a number: pod labels and resource "
-            "claims can only be read inside a cluster"
-        )
-        raise GpuExporterError(why)
+        message = "KUBERNETES_SERVICE_HOST is not set, or KUBERNETES_SERVICE_PORT is not a number"
+        raise GpuExporterError(message, fix="pod labels and resource claims can only be read inside a cluster")
     return Api(host, int(port), account, patience)

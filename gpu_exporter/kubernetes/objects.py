@@ -26,10 +26,9 @@ class PodStatus(TypedDict, total=False):
 
 
 class Attribute(TypedDict, total=False):
-    """A value of a device attribute, if it is text; `stringValue` in v1alpha3."""
+    """A value of a device attribute, if it is text."""
 
     string: str
-    stringValue: str
 
 
 class BasicDevice(TypedDict, total=False):

@@ -67,7 +67,7 @@ class Watch(threading.Thread, Generic[T]):
     def _follow(self) -> None:
         path = self._path(self._api)
         if not self._version:
-            items, version = self._api.pages(path, **self._query)
+            items, version = self._api.list_objects(path, **self._query)
             self._values = {}
             for item in items:
                 self._keep(item)

@@ -63,9 +63,9 @@ class Reading:
 
     `values` has the series whose pace was due. Profiling values are means over the `span` seconds before `at`
     (monotonic seconds), or over the seconds that `spans` has for the series. `failed` has series that should have
-    answered and did not, with one of the five outcomes. `unsupported` has metrics that this device does not support,
-    with the reason. `ended` has series of MIG instances and processes that have ended. `buffered` has samples that
-    the driver took since about the previous read, each with a timestamp that rises; some may be repeated.
+    answered and did not, with the value of the label `outcome`. `unsupported` has metrics that this device does not
+    support, with the reason. `ended` has series of MIG instances and processes that have ended. `buffered` has samples
+    that the driver took since about the previous read, each with a timestamp that rises; some may be repeated.
     """
 
     at: float

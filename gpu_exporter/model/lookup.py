@@ -8,6 +8,8 @@ import time
 from collections import Counter
 from typing import Any, Generic, TypeVar
 
+from gpu_exporter.model.errors import with_fix
+
 log = logging.getLogger(__name__)
 
 
@@ -22,23 +24,18 @@ INTERNAL = "internal_error"
 
 
 class LookupFailed(Exception):
-    """A remote party did not answer. `reason` is a label value; the message is one line that names the fix.
+    """A remote party did not answer. `reason` is a label value, `message` the cause, and `fix` what to do about it.
 
     If only a part of the answer is missing, `rest` is the part that arrived.
     """
 
-    def __init__(self, reason: str, message: str, rest: Any = None) -> None:
-        super().__init__(message)
-        self.reason, self.rest = reason, rest
+    def __init__(self, reason: str, message: str, rest: Any = None, *, fix: str = "") -> None:
+        super().__init__(with_fix(message, fix))
+        self.reason, self.message, self.fix, self.rest = reason, message, fix, rest
 
 
 class Incomplete(LookupFailed):
     """An answer of which entries were dropped, because they exceed a limit. The `rest` holds; the lookup stays up."""
-
-
-def brief(text: object) -> str:
-    """Shorten a remote party's text to a part of one line."""
-    return " ".join(str(text).split())[:200]
 
 
 class Lookup(Generic[T]):

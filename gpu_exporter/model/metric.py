@@ -188,12 +188,12 @@ class Metric:
         return self.name.startswith("DCGM_")
 
     @property
-    def read(self) -> Pace:
+    def nvml_pace(self) -> Pace:
         """How often NVML is asked for it, or for the row that it is the integral of."""
         asked = self.integral_of or self
         return asked.nvml.pace if isinstance(asked.nvml, Gpm) else asked.pace
 
-    def holds(self, value: float) -> bool:
+    def in_range(self, value: float) -> bool:
         """Return whether a value is within the bounds. NaN is not."""
         return self.low <= value <= self.high
 

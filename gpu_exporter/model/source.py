@@ -84,7 +84,7 @@ class Instant(Protocol):
 
 
 class Source(Protocol):
-    """A way to read GPUs. Every method but `close` may block in a driver.
+    """A way to read GPUs. Every method may block in a driver, except `owners` and `non_gpu_samples`.
 
     `name`, `description` and `live` are those of its `SourceKind`.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import Enum, IntEnum
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.conditions import (
@@ -30,14 +30,22 @@ from gpu_exporter.catalogue.signal import Derived, Read, Signal
 from gpu_exporter.catalogue.signals import GR_ACTIVE, SIGNALS
 from gpu_exporter.model.metric import Kind, Metric, MetricSet
 
-_CLASSIC: Mapping[str, Metric] = {row.name: row for row in reversed(m.METRICS) if row.name.startswith("DCGM_")}
-_MODERN = frozenset(name for name, _ in RENAMED.values())
+_NAMES_4_8: Mapping[str, Metric] = {row.name: row for row in reversed(m.METRICS) if row.name.startswith("DCGM_")}
+_NAMES_4_9 = frozenset(name for name, _ in RENAMED.values())
 # The endings of names that exist only since dcgm-exporter 4.9.
-_MODERN_ENDING = re.compile(r"_(SECONDS_TOTAL|BYTES_PER_SECOND)$")
+_ENDING_4_9 = re.compile(r"_(SECONDS_TOTAL|BYTES_PER_SECOND)$")
 
 
-class Works(IntEnum):
-    """How much of a condition can be judged."""
+class Generation(Enum):
+    """Where the name of a series comes from. gpu-exporter also exposes the names of dcgm-exporter up to 4.8."""
+
+    GPU_EXPORTER = "gpu-exporter"
+    DCGM_EXPORTER_4_8 = "dcgm-exporter up to 4.8"
+    DCGM_EXPORTER_4_9 = "dcgm-exporter since 4.9"
+
+
+class Detectability(IntEnum):
+    """How much of a condition can be evaluated."""
 
     NO = 0
     PARTLY = 1
@@ -53,35 +61,33 @@ class Field:
     help: str
 
 
-def generation(way: Read) -> str:
-    """Return which exporter exposes this series: "ours" (gpu-exporter), "classic" (gpu-exporter and dcgm-exporter up to
-    4.8) or "modern" (dcgm-exporter since 4.9).
-    """
+def generation(way: Read) -> Generation:
+    """Return which exporter introduced the name of this series."""
     if way.name.startswith("gpu_"):
-        return "ours"
-    return "modern" if way.name in _MODERN or _MODERN_ENDING.search(way.name) else "classic"
+        return Generation.GPU_EXPORTER
+    is_4_9 = way.name in _NAMES_4_9 or _ENDING_4_9.search(way.name)
+    return Generation.DCGM_EXPORTER_4_9 if is_4_9 else Generation.DCGM_EXPORTER_4_8
 
 
-def reads(signal: Signal, which: str) -> tuple[Read, ...]:
+def reads(signal: Signal, which: Generation) -> tuple[Read, ...]:
     """Return what a signal is read from in one generation, best first; a name that 4.9 kept is in both."""
     return tuple(
-        way for way in signal.made if isinstance(way, Read) and (generation(way) == which or _kept(way, which))
+        way for way in signal.definitions if isinstance(way, Read) and (generation(way) is which or _kept(way, which))
     )
 
 
-def _kept(way: Read, which: str) -> bool:
-    return which == "modern" and way.name in _CLASSIC and way.name not in RENAMED
+def _kept(way: Read, which: Generation) -> bool:
+    return which is Generation.DCGM_EXPORTER_4_9 and way.name in _NAMES_4_8 and way.name not in RENAMED
 
 
-def fields(which: str) -> tuple[Field, ...]:
-    """Return the fields that dcgm-exporter of that generation ("classic" or "modern") must export: the best one for
-    each signal.
-    """
+def fields(which: Generation) -> tuple[Field, ...]:
+    """Return the fields that a dcgm-exporter of this generation must export: the best one for each signal."""
     found = {}
     for signal in SIGNALS:
-        row = next((row for way in reads(signal, "classic") if (row := _CLASSIC.get(way.name)) and row.dcgm), None)
+        candidates = reads(signal, Generation.DCGM_EXPORTER_4_8)
+        row = next((row for way in candidates if (row := _NAMES_4_8.get(way.name)) and row.dcgm), None)
         if row is not None:
-            name = RENAMED[row.name][0] if which == "modern" and row.name in RENAMED else row.name
+            name = RENAMED[row.name][0] if which is Generation.DCGM_EXPORTER_4_9 and row.name in RENAMED else row.name
             found[name] = Field(name, row.kind, row.help)
     return tuple(found.values())
 
@@ -93,68 +99,68 @@ def exposed(*, full: bool = False) -> frozenset[str]:
 
 
 DCGM_DEFAULT: frozenset[str] = DEFAULT_FIELDS
-DCGM_OURS: frozenset[str] = frozenset(each.name for each in fields("classic"))
+DCGM_RECOMMENDED: frozenset[str] = frozenset(each.name for each in fields(Generation.DCGM_EXPORTER_4_8))
 
 
-def has(signal: Signal | Derived | float, names: Collection[str]) -> bool:
+def can_compute(signal: Signal | Derived | float, names: Collection[str]) -> bool:
     """Return whether the signal can be computed from these series."""
     match signal:
         case Signal():
-            return any(has_way(way, names) for way in signal.made)
+            return any(can_use(way, names) for way in signal.definitions)
         case Derived(left, _, right):
-            return has(left, names) and has(right, names)
+            return can_compute(left, names) and can_compute(right, names)
     return True
 
 
-def has_way(way: Read | Derived, names: Collection[str]) -> bool:
+def can_use(way: Read | Derived, names: Collection[str]) -> bool:
     """Return whether one way to compute a signal needs only these series."""
-    return way.name in names if isinstance(way, Read) else has(way, names)
+    return way.name in names if isinstance(way, Read) else can_compute(way, names)
 
 
-def works(mode: FailureMode, names: Collection[str]) -> Works:
+def detectability(mode: FailureMode, names: Collection[str]) -> Detectability:
     """Return how well a mode can be detected from these series.
 
     Modes that only Prometheus evaluates work with every exporter, unless they need gpu-exporter's own series.
     """
     if exposed(full=True) & {name.partition("{")[0] for name in mode.inject.series} - set(names):
-        return Works.NO
+        return Detectability.NO
     if mode.fleet or mode.condition is None or mode.scope is Scope.FLEET:
-        return Works.YES
+        return Detectability.YES
     return _judged(mode.condition, names)
 
 
-def _judged(condition: Condition, names: Collection[str]) -> Works:
+def _judged(condition: Condition, names: Collection[str]) -> Detectability:
     match condition:
         case Compare():
-            return Works.YES if all(_known(term, names) for term in terms(condition)) else Works.NO
+            return Detectability.YES if all(_known(term, names) for term in terms(condition)) else Detectability.NO
         case And():
             return min(_judged(child, names) for child in condition.conditions)
         case Or():
             arms = [_judged(child, names) for child in condition.conditions]
-            return max(arms) if min(arms) else min(max(arms), Works.PARTLY)
+            return max(arms) if min(arms) else min(max(arms), Detectability.PARTLY)
         case OrIfKnown():
             return _judged(condition.condition, names)
         case Unless():
             return _unless(_judged(condition.condition, names), _judged(condition.other, names))
         case Is():
             # An earlier class that cannot be determined may be mistaken for this one.
-            before = min((_judged(earlier, names) for earlier in condition.before), default=Works.YES)
+            before = min((_judged(earlier, names) for earlier in condition.before), default=Detectability.YES)
             return _unless(min(_judged(child, names) for child in children(condition)), before)
         case _:
             raise no_case(condition)
 
 
-def _unless(inner: Works, other: Works) -> Works:
-    return inner if other is Works.YES else min(inner, Works.PARTLY)
+def _unless(inner: Detectability, other: Detectability) -> Detectability:
+    return inner if other is Detectability.YES else min(inner, Detectability.PARTLY)
 
 
 def _known(term: Leaf, names: Collection[str]) -> bool:
     match term:
         case Over():
-            return has(term.signal, names)
+            return can_compute(term.signal, names)
         case PeerShare():
-            return has(GR_ACTIVE, names) and _judged(term.mark.condition, names) is not Works.NO
+            return can_compute(GR_ACTIVE, names) and _judged(term.mark.condition, names) is not Detectability.NO
         case PeerMedian():
-            return has(term.of.signal, names) and _judged(term.mark.condition, names) is not Works.NO
+            return can_compute(term.of.signal, names) and _judged(term.mark.condition, names) is not Detectability.NO
         case _:
             raise no_case(term)

@@ -271,7 +271,10 @@ def definitions(conditions: Sequence[Condition], limits: Limits) -> Iterator[tup
             yield clause.replace(start, start.upper(), 1), list(lines(inner, limits))
 
 
-_TRUE: Mapping[type, str] = {And: "all of these are", Or: "any of these is"}
+_UNLESS: Mapping[type, str] = {
+    And: "unless all of these are true (ignored if data for one of them is missing):",
+    Or: "unless any of these is true (each is ignored without data):",
+}
 
 
 def lines(condition: Condition, limits: Limits, depth: int = 0) -> Iterator[Line]:
@@ -291,14 +294,13 @@ def lines(condition: Condition, limits: Limits, depth: int = 0) -> Iterator[Line
             for child in _flat(inner) if isinstance(inner, And) else (inner,):
                 yield from lines(child, limits, depth + 1)
             several = isinstance(other, And | Or) and not _clause(other)
-            what = _TRUE[type(other)] if several else "this is"
-            yield Line(depth + 1, f"but not if {what} true (no data counts as false):")
+            yield Line(depth + 1, _UNLESS[type(other)] if several else "unless this is true (ignored without data):")
             for child in _flat(other) if isinstance(other, And | Or) and several else (other,):
                 yield from lines(child, limits, depth + 2)
         case OrIfKnown(inner, other):
             yield Line(depth, "any of these is true:")
             yield from lines(inner, limits, depth + 1)
-            yield Line(depth + 1, "all of these are true (no data counts as false):")
+            yield Line(depth + 1, "all of these are true (ignored if data for one of them is missing):")
             for child in _flat(other) if isinstance(other, And) else (other,):
                 yield from lines(child, limits, depth + 2)
         case Is():

@@ -12,7 +12,7 @@ from typing import Any
 from tornado.http1connection import HTTP1ServerConnection
 from tornado.httpserver import HTTPServer
 from tornado.httputil import HTTPConnection, HTTPHeaders, HTTPMessageDelegate, RequestStartLine, ResponseStartLine
-from tornado.iostream import IOStream, SSLIOStream
+from tornado.iostream import IOStream, SSLIOStream, StreamClosedError
 
 from gpu_exporter.serving.admission import Admission, Connection
 from gpu_exporter.serving.listener import Listener
@@ -98,6 +98,8 @@ class BoundedServer(HTTPServer):
         tls = self._guard.config.tls
         try:
             await asyncio.wait_for(stream.wait_for_handshake(), self._seconds)
+            if stream.closed():  # meanwhile: until Python 3.12, `wait_for` resumes later than the handshake ends
+                raise StreamClosedError
             if tls and not admits(tls, stream.socket.getpeercert()):
                 raise ssl.SSLError(ssl.SSL_ERROR_SSL, "the client's certificate has no name of client_allowed_sans")
             self.handle_stream(stream, address)

@@ -31,7 +31,7 @@ class Health:
         self._pages = pages
         self._failure = failure
 
-    def alive(self) -> str:
+    def liveness_problem(self) -> str:
         """Return one line that says since when there are no new metrics, and why; empty if the page is new enough.
 
         Only the age of the page counts, not its GPUs: the thread that makes pages never calls a driver.
@@ -45,13 +45,13 @@ class Health:
         why = self._failure() or "the collection loop hangs"
         return f"no new metrics since {since}, {age:.0f} s ago: {why}"
 
-    def ready(self) -> str:
+    def readiness_problem(self) -> str:
         """Return why the node is not ready; empty if it is.
 
         It is ready if the last good read of any GPU is younger than three intervals. While a GPU is up, intervals
         shorter than PAGE_SECONDS count as PAGE_SECONDS.
         """
-        problem = self.alive()
+        problem = self.liveness_problem()
         if self.snapshot is None or problem:
             return problem or NO_METRICS_YET
         if self.snapshot.read_at is None:
@@ -60,11 +60,11 @@ class Health:
             return "released: `gpu-exporter release` made the exporter release the driver"
         age = time.monotonic() - self.snapshot.read_at
         period = max(self._interval, PAGE_SECONDS if any(status.up for status in self.snapshot.gpus) else 0.0)
-        return f"the last good read is {age:.1f} s old" if age >= 3 * period else ""
+        return f"no GPU has been read for {age:.1f} s: `gpu-exporter doctor` says why" if age >= 3 * period else ""
 
 
 def never() -> bool:
-    """Return False: the `dead` of a source that does not simulate a dead exporter."""
+    """Return False: real sources never simulate a dead exporter."""
     return False
 
 

@@ -29,7 +29,7 @@ class Metrics(Handler):
         endpoint = self.endpoint(prefix)
         if endpoint.dead():
             raise HTTPError(503)
-        problem = endpoint.health.alive()
+        problem = endpoint.health.liveness_problem()
         if problem:
             await self.send(f"{problem}\n", TEXT, 503)
             return
@@ -49,7 +49,7 @@ class Gpus(Handler):
 
     async def get(self, prefix: str) -> None:
         endpoint = self.endpoint(prefix)
-        snapshot, problem = endpoint.health.snapshot, endpoint.health.alive()
+        snapshot, problem = endpoint.health.snapshot, endpoint.health.liveness_problem()
         if snapshot is None or problem:
             await self.send(f"{problem or NO_METRICS_YET}\n", TEXT, 503)
             return
@@ -68,7 +68,7 @@ class Events(Handler):
     async def get(self, prefix: str) -> None:
         endpoint = self.endpoint(prefix)
         log = endpoint.events
-        answer = endpoint.recent.get(endpoint.health.snapshot, lambda: api.events(log.recent() if log else ()))
+        answer = endpoint.recent.get(None, lambda: api.events(log.recent() if log else ()))
         await self.send(answer.body, JSON)
 
     head = get
@@ -92,14 +92,14 @@ class Healthz(_Probe):
     """Whether the collection loop makes new pages."""
 
     def problem(self, health: Health) -> str:
-        return health.alive()
+        return health.liveness_problem()
 
 
 class Readyz(_Probe):
     """Whether GPUs are being read."""
 
     def problem(self, health: Health) -> str:
-        return health.ready()
+        return health.readiness_problem()
 
 
 class Landing(Handler):
@@ -110,7 +110,7 @@ class Landing(Handler):
             await self._list()
             return
         health = self.endpoint(prefix).health
-        snapshot, problem = health.snapshot, health.alive()
+        snapshot, problem = health.snapshot, health.liveness_problem()
         rows = "".join(
             f"<tr><td>{status.gpu.index}<td>{html.escape(status.gpu.model)}<td>{html.escape(status.gpu.uuid)}"
             f"<td>{'up' if status.up else 'down: ' + html.escape(status.reason)}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from gpu_exporter.collection.collector import Collector
-from gpu_exporter.inputs import hand_over
+from gpu_exporter.inputs import release_duration
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.serving.handler import TEXT, Handler
 from gpu_exporter.serving.security.guard import Guard
@@ -26,8 +26,8 @@ DEFAULT_PORTS = {"http": 80, "https": 443}
 class Lifecycle:
     """What the lifecycle paths act on.
 
-    If `enabled`, clients with a password or certificate may call them all; without these, clients with the `token`.
-    If not, clients with the `token` may call release and resume.
+    If `enabled`, a password, a certificate or the `token` allows every path, depending on what is configured. Otherwise
+    only release and resume are allowed, with the `token`.
     """
 
     enabled: bool = False
@@ -62,7 +62,7 @@ def is_cross_site(origin: str | None, fetch_site: str | None, host: str) -> bool
         return True
 
 
-class _Change(Handler):
+class _StateChange(Handler):
     """A request that changes the state of the process. Pages of other sites may not send it."""
 
     off = "Lifecycle API is not enabled.\n"
@@ -99,7 +99,7 @@ class _Change(Handler):
         raise NotImplementedError
 
 
-class Quit(_Change):
+class Quit(_StateChange):
     """End the process."""
 
     async def act(self) -> None:
@@ -107,7 +107,7 @@ class Quit(_Change):
         self.lifecycle.quit()
 
 
-class Reload(_Change):
+class Reload(_StateChange):
     """Reload the web configuration and the file of fields."""
 
     async def act(self) -> None:
@@ -121,7 +121,9 @@ class Reload(_Change):
             await self.send("ok\n", TEXT)
 
 
-class _HandOver(_Change):
+class _ReleaseOrResume(_StateChange):
+    """A request to release or resume the driver, which the token allows even if the lifecycle paths are not enabled."""
+
     off = (
         "Not allowed: needs the token, from this machine (serve --token-file FILE, and the same file for this command),"
         " or serve --web.enable-lifecycle with a password or client certificate.\n"
@@ -143,29 +145,31 @@ class _HandOver(_Change):
         return answer
 
 
-class Release(_HandOver):
+class Release(_ReleaseOrResume):
     """Release the driver for some time. Answer 409 with the reason if it is still in use after a few seconds."""
 
     async def act(self) -> None:
         try:
-            seconds = hand_over(self.get_query_argument("for", DEFAULT_RELEASE))
+            seconds = release_duration(self.get_query_argument("for", DEFAULT_RELEASE))
         except ValueError as error:
             await self.send(f"for: {error}\n", TEXT, 400)
             return
         for node in self.lifecycle.nodes:
-            node.handover.begin(seconds)
+            node.release_state.begin(seconds)
         problem = await self.settled(Collector.release_problem)
         if problem:
             await self.send(f"{problem}\n", TEXT, 409)
         else:
-            await self.send(f"{self.lifecycle.nodes[0].handover.release or 'the release has already ended'}\n", TEXT)
+            await self.send(
+                f"{self.lifecycle.nodes[0].release_state.release or 'the release has already ended'}\n", TEXT
+            )
 
 
-class Resume(_HandOver):
+class Resume(_ReleaseOrResume):
     """End the release. Answer 503 with the reason if the driver does not answer within a few seconds."""
 
     async def act(self) -> None:
-        ended = [node.handover.end() for node in self.lifecycle.nodes]
+        ended = [node.release_state.end() for node in self.lifecycle.nodes]
         problem = await self.settled(Collector.problem)
         if problem:
             await self.send(f"{problem}; the exporter keeps trying\n", TEXT, 503)

@@ -8,7 +8,7 @@ import os
 import select
 import threading
 from logging.handlers import QueueHandler
-from queue import Full, Queue
+from queue import SimpleQueue
 
 # Log lines that may wait for stderr. While the queue is full, further lines are dropped.
 QUEUED_LINES = 1000
@@ -17,14 +17,15 @@ QUEUED_LINES = 1000
 class LogQueue(QueueHandler):
     """Writes log records to a file descriptor from a thread of its own, so that no other thread waits.
 
-    The thread holds no lock while it writes, so that nothing else can wait for a write that never ends.
+    The thread holds no lock while it writes, so that nothing else can wait for a write that never ends. The queue is
+    reentrant: a destructor may log while its thread is adding a line.
     """
 
-    queue: Queue[logging.LogRecord]
+    queue: SimpleQueue[logging.LogRecord | threading.Event]
 
     def __init__(self, descriptor: int, lines: int = QUEUED_LINES) -> None:
-        super().__init__(Queue(lines))
-        self._descriptor = descriptor
+        super().__init__(SimpleQueue())
+        self._descriptor, self._most = descriptor, lines
         self._refused = self._failed = self._reported = 0
         threading.Thread(target=self._run, name="log", daemon=True).start()
 
@@ -35,9 +36,9 @@ class LogQueue(QueueHandler):
 
     def drain(self, seconds: float) -> bool:
         """Wait until all lines are written, at most for this time. Return whether they are."""
-        done = self.queue.all_tasks_done
-        with done:
-            return done.wait_for(lambda: not self.queue.unfinished_tasks, seconds)
+        written = threading.Event()
+        self.queue.put(written)
+        return written.wait(seconds)
 
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
         """Format the message, whose arguments may change. The thread formats tracebacks, which reads source files."""
@@ -47,9 +48,9 @@ class LogQueue(QueueHandler):
 
     def enqueue(self, record: logging.LogRecord) -> None:
         """Queue a record, or drop it."""
-        try:
-            self.queue.put_nowait(record)
-        except Full:
+        if self.queue.qsize() < self._most:
+            self.queue.put(record)
+        else:
             self._refused += 1
 
     def handleError(self, record: logging.LogRecord) -> None:
@@ -59,16 +60,20 @@ class LogQueue(QueueHandler):
     def _run(self) -> None:
         while True:
             record = self.queue.get()
-            self._write(record)
+            if isinstance(record, threading.Event):
+                record.set()
+                continue
+            if not self._write(record):
+                self._failed += 1
             dropped = self.dropped
             if dropped > self._reported:
                 words = "%d log lines were dropped because stderr was not read in time"
                 arguments = (dropped - self._reported,)
                 self._reported = dropped
                 self._write(logging.LogRecord(__name__, logging.WARNING, "", 0, words, arguments, None))
-            self.queue.task_done()
 
-    def _write(self, record: logging.LogRecord) -> None:
+    def _write(self, record: logging.LogRecord) -> bool:
+        """Write a line; return whether that was possible."""
         try:
             rest = f"{self.format(record)}\n".encode(errors="backslashreplace")
             while rest:
@@ -77,4 +82,5 @@ class LogQueue(QueueHandler):
                 except BlockingIOError:  # another process made stderr non-blocking
                     select.select([], [self._descriptor], [])
         except Exception:  # noqa: BLE001 - it cannot be reported, and later lines must be written
-            self._failed += 1
+            return False
+        return True

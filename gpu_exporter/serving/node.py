@@ -75,7 +75,7 @@ class Node:
         pages = Pages()
         self._collector = Collector(
             source,
-            selection.asked,
+            selection.read_rows,
             self._publish,
             CollectionSettings(
                 interval=config.interval,
@@ -131,7 +131,7 @@ class Node:
     def show(self, selection: Selection) -> None:
         """Expose another selection of metrics from the next page on."""
         self._renderer = self._renderer_of(self.source, selection)
-        self._collector.choose(selection.asked)
+        self._collector.set_metrics(selection.read_rows)
 
     def _renderer_of(self, source: Source, selection: Selection) -> Renderer:
         return Renderer(self._name, everywhere(source), selection, self._style)

@@ -14,7 +14,7 @@ from gpu_exporter.serving.handler import Handler
 from gpu_exporter.serving.handlers import Discovery, Events, Gpus, Healthz, Landing, Metrics, Readyz
 from gpu_exporter.serving.lifecycle import Quit, Release, Reload, Resume
 
-# With several nodes, the paths of each are below this prefix. Handlers receive it, or "" at the root.
+# With several nodes, the paths of each node are below this prefix. Handlers receive it, or "" at the root.
 NODE_PREFIX = "((?:/nodes/[^/]+)?)"
 PATH = re.compile(r"/|(?:/[A-Za-z0-9_-]+)+")
 
@@ -29,8 +29,8 @@ class Needs(Enum):
     TOKEN = "the token of --token-file from this machine, or as LIFECYCLE; only at the root"
 
 
-class On(Flag):
-    """The landing pages that link to a path."""
+class LandingPage(Flag):
+    """The landing pages that link to a path: that of a node, and the list of several nodes."""
 
     NOTHING = 0
     NODE = auto()
@@ -39,13 +39,13 @@ class On(Flag):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One path. `linked` are the landing pages that link to it: that of a node, or the list of several nodes."""
+    """One path. `linked` are the landing pages that link to it."""
 
     path: str
     handler: type[Handler]
     needs: Needs
     description: str
-    linked: On = On.NOTHING
+    linked: LandingPage = LandingPage.NOTHING
 
     @property
     def pattern(self) -> str:
@@ -53,15 +53,17 @@ class Route:
         return (NODE_PREFIX if self.needs is Needs.NODE else "") + re.escape(self.path)
 
 
+BOTH = LandingPage.NODE | LandingPage.LIST
+
 # fmt: off
 ROUTES: Sequence[Route] = (
-    Route("/metrics", Metrics, Needs.NODE, "metrics for Prometheus, as text 0.0.4 or OpenMetrics", On.NODE),
-    Route("/sd", Discovery, Needs.NODES, "service discovery for Prometheus: each node as a target", On.LIST),
-    Route("/healthz", Healthz, Needs.NODE, "liveness: 200 while collections are on time", On.NODE | On.LIST),
+    Route("/metrics", Metrics, Needs.NODE, "metrics for Prometheus, as text 0.0.4 or OpenMetrics", LandingPage.NODE),
+    Route("/sd", Discovery, Needs.NODES, "service discovery for Prometheus: each node as a target", LandingPage.LIST),
+    Route("/healthz", Healthz, Needs.NODE, "liveness: 200 while collections are on time", BOTH),
     Route("/health", Healthz, Needs.NODE, "as /healthz: dcgm-exporter's path for probes"),
-    Route("/readyz", Readyz, Needs.NODE, "readiness: 200 while GPUs are being read", On.NODE | On.LIST),
-    Route("/api/v1/gpus", Gpus, Needs.NODE, "identity, verdict and owners of each GPU, as JSON", On.NODE),
-    Route("/api/v1/events", Events, Needs.NODE, "the last XIDs, as JSON", On.NODE),
+    Route("/readyz", Readyz, Needs.NODE, "readiness: 200 while GPUs are being read", BOTH),
+    Route("/api/v1/gpus", Gpus, Needs.NODE, "identity, verdict and owners of each GPU, as JSON", LandingPage.NODE),
+    Route("/api/v1/events", Events, Needs.NODE, "the last XIDs, as JSON", LandingPage.NODE),
     Route("/", Landing, Needs.NODE, "the landing page, or the list of nodes if there are several"),
     Route("/-/quit", Quit, Needs.LIFECYCLE, "POST: end the process"),
     Route("/-/reload", Reload, Needs.LIFECYCLE, "POST: reload the web configuration and the file of fields"),
@@ -101,9 +103,9 @@ def _problem(route: Route) -> str:
         if list(signature(getattr(handler, method)).parameters) != arguments:
             return f"{name}.{method} needs other arguments with {route.needs}: write `{definition}`"
     if route.linked and "get" not in methods:
-        return f"{name} answers no GET, so a link to it fails: write On.NOTHING"
-    if On.NODE in route.linked and route.needs is not Needs.NODE:
-        return "the page of a node links to paths below that node, and this is only at the root: write On.LIST"
+        return f"{name} answers no GET, so a link to it fails: write LandingPage.NOTHING"
+    if LandingPage.NODE in route.linked and route.needs is not Needs.NODE:
+        return "the page of a node links to paths below that node, and this is only at the root: write LandingPage.LIST"
     return "" if route.description else "no description: say in a few words what it answers"
 
 
@@ -111,7 +113,7 @@ def _defines(handler: type[Handler], method: str) -> bool:
     return getattr(handler, method) is not getattr(RequestHandler, method)
 
 
-def linked(page: On) -> Mapping[str, str]:
+def linked(page: LandingPage) -> Mapping[str, str]:
     """Return the paths that a landing page links to, with their descriptions."""
     return {route.path: route.description for route in ROUTES if page in route.linked}
 

@@ -68,7 +68,7 @@ def run(
     nodes = [Node(name, source, config, process, fields.selection, extra_metrics) for name, source in sources.items()]
     warn = partial(_warn_of_unreadable, nodes[0].source)
     warn(fields.selection)
-    fields.takers = [*(node.show for node in nodes), warn]
+    fields.subscribers = [*(node.show for node in nodes), warn]
     threading.Thread(target=fields.run, args=(stop,), name="fields", daemon=True).start()
     token = Token(config.token_file) if config.token_file else None
     collectors = [node.collector for node in nodes]
@@ -83,7 +83,7 @@ def run(
 
 def _warn_of_unreadable(source: Source, selection: Selection) -> None:
     """Log which fields of the fields file only DCGM can read, if the source is another one."""
-    unreadable = [row.name for row in selection.more if row.nvml is None and row not in OF_CLOCK | OF_XIDS]
+    unreadable = [row.name for row in selection.file_only_rows if row.nvml is None and row not in OF_CLOCK | OF_XIDS]
     if unreadable and source.name != DCGM.name:
         log.warning("source %s cannot read %s; use --source dcgm", source.name, ", ".join(unreadable))
 

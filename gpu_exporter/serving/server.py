@@ -20,7 +20,7 @@ from gpu_exporter.serving.endpoint import Endpoint
 from gpu_exporter.serving.handler import CLIENT_SECONDS
 from gpu_exporter.serving.handlers import NotFound
 from gpu_exporter.serving.lifecycle import Lifecycle
-from gpu_exporter.serving.routes import ROUTES, Needs, On, linked
+from gpu_exporter.serving.routes import ROUTES, LandingPage, Needs, linked
 from gpu_exporter.serving.security.guard import Guard
 
 log = logging.getLogger(__name__)
@@ -55,20 +55,24 @@ class Server:
             log_function=lambda handler: None,
             guard=self._guard,
             lifecycle=lifecycle or Lifecycle(),
-            links_of_node=linked(On.NODE),
-            links_of_list=linked(On.LIST),
+            links_of_node=linked(LandingPage.NODE),
+            links_of_list=linked(LandingPage.LIST),
         )
         self._sockets = list(sockets) or _bind(address)
         name = self._sockets[0].getsockname()
         self.port: int = name[1] if isinstance(name, tuple) else 0
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._error: Exception | None = None
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)
 
     def start(self) -> None:
-        """Start to serve, and return when requests are answered."""
+        """Start to serve, and return when requests are answered. Raises GpuExporterError if that is not possible."""
         self._thread.start()
         self._started.wait()
+        if self._error:
+            why = getattr(self._error, "strerror", None) or self._error
+            raise GpuExporterError(f"the HTTP server cannot start: {why}") from self._error
 
     def stop(self) -> None:
         """Stop at once, and cut open connections."""
@@ -77,8 +81,18 @@ class Server:
             self._thread.join(1.0)
 
     def _run(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop = asyncio.new_event_loop()
+            server = self._listen(self._loop)
+        except Exception as error:  # noqa: BLE001 - `start` raises it
+            self._error = error
+            self._started.set()
+            return
+        self._loop.run_forever()
+        server.stop()
+
+    def _listen(self, loop: asyncio.AbstractEventLoop) -> BoundedServer:
+        asyncio.set_event_loop(loop)
         server = BoundedServer(
             self._application,
             idle_connection_timeout=CLIENT_SECONDS,
@@ -93,9 +107,8 @@ class Server:
                 self._admission.most,
             )
         server.serve(self._sockets, self._guard, self._admission, CLIENT_SECONDS)
-        self._loop.call_soon(self._started.set)
-        self._loop.run_forever()
-        server.stop()
+        loop.call_soon(self._started.set)
+        return server
 
 
 def _bind(address: Address) -> list[socket.socket]:

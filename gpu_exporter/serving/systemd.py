@@ -27,6 +27,12 @@ def listening(environ: Mapping[str, str] = os.environ) -> list[socket.socket]:
             raise GpuExporterError(
                 f"--web-systemd-socket: file descriptor {number} is not a socket; check the .socket unit"
             ) from error
+        if not passed_socket.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            passed_socket.close()
+            raise GpuExporterError(
+                f"--web-systemd-socket: file descriptor {number} does not listen for connections; the .socket unit "
+                "needs ListenStream= and Accept=no"
+            )
         passed_socket.setblocking(False)
         os.set_inheritable(number, False)
         sockets.append(passed_socket)

@@ -264,8 +264,8 @@ class AutoSource:
     def count(self) -> int:
         count = self._nvml.count()
         if not count and self._hostengine:
-            message = f"the driver here shows no GPU; --source dcgm reads those of the {self._hostengine}"
-            raise SourceLost(message, "no_gpu")
+            fix = f"use --source dcgm to read those of the {self._hostengine}"
+            raise SourceLost("the driver of this machine lists no GPU", "no_gpu", fix=fix)
         return count
 
     def expected(self) -> int | None:

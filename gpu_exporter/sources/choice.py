@@ -232,6 +232,6 @@ def local_gpus(*, procfs: Path = Path("/proc"), gpus: Sequence[int] | None = Non
         finding = bindings()
         if finding.level is not Level.FAIL:
             raise
-        raise SourceLost(f"{finding.what}: {finding.cure}") from error
+        raise SourceLost(finding.what, fix=finding.cure) from error
     source = NvmlSource(procfs=procfs)
     return source if gpus is None else Subset(source, gpus, setting="gpus")

@@ -40,9 +40,8 @@ class Subset:
         missing = [str(gpu) for gpu, index in zip(self._chosen, self._indices, strict=True) if index is None]
         if first and missing:
             self._indices = []
-            raise SourceLost(
-                f"{self._setting}: there is no GPU {', '.join(missing)}; those there are: {self._all()}", "no_gpu"
-            )
+            message = f"{self._setting}: there is no GPU {', '.join(missing)}"
+            raise SourceLost(message, "no_gpu", fix=f"choose from {self._all()}")
 
     def _index_of(self, gpu: int | str) -> int | None:
         count = self._source.count()

@@ -3,10 +3,13 @@
 import ctypes
 import os
 import signal
+import subprocess
 from pathlib import Path
+from urllib.request import urlopen
 
-from tests.conftest import Serve
+from tests.conftest import Serve, command, run
 from tests.support.fakes.driver import FakeDriver
+from tests.support.tools import free_port, until
 
 
 def test_serves_the_fake_driver(serve: Serve, driver: FakeDriver) -> None:
@@ -34,3 +37,28 @@ def test_the_first_page_is_never_empty(serve: Serve, driver: FakeDriver) -> None
     assert serve(env=driver.environment).page().values("gpu_up") == [1]
     driver.block(0)
     assert serve(env=driver.environment).page().values("gpu_up") == [0]
+
+
+def test_variables_of_other_options_are_no_settings() -> None:
+    """A variable named like `--version` neither ends a command nor changes it."""
+    ran = run("metrics", "power", env={"GPU_EXPORTER_VERSION": "0.1.0", "GPU_EXPORTER_DEBUG": "x"})
+    assert ran.returncode == 0
+    assert "DCGM_FI_DEV_POWER_USAGE" in ran.stdout
+
+
+def test_serves_with_a_closed_stderr() -> None:
+    """Nothing can be logged then, but every scrape is answered."""
+    port = free_port()
+    arguments = command("serve", "--address", f"127.0.0.1:{port}", "--source", "simulated")
+    with subprocess.Popen(["sh", "-c", 'exec "$@" 2>&-', "sh", *arguments]) as process:
+        until(lambda: _answers(port), 20, "an answer")
+        process.terminate()
+    assert process.returncode == 0
+
+
+def _answers(port: int) -> bool:
+    try:
+        with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False

@@ -30,7 +30,7 @@ from gpu_exporter.exposition.fields_file import FieldsFile
 from gpu_exporter.health.event_store import EventStore
 from gpu_exporter.health.events import EventLog, GpuState
 from gpu_exporter.health.kernel_log_parser import parse, parse_kmsg
-from gpu_exporter.health.kernel_log_reader import Logged, Position
+from gpu_exporter.health.kernel_log_reader import LogEntry, Position
 from gpu_exporter.kubernetes.client import in_cluster
 from gpu_exporter.model.errors import GpuExporterError, GpuLost
 from gpu_exporter.model.gpu import Gpu, XidEvent
@@ -160,7 +160,7 @@ def _states() -> Sequence[bytes]:
     events.registered(GPU, 100.0)
     events.add_driver_xids([XidEvent(150.0 + code, GPU.pci_bus_id, code) for code in (31, 79, 79)])
     for number in range(20):
-        events.add_kernel_log_entry(Logged(Position("boot", number), 160.0, true_line(rng)[1]), 160.0 + number)
+        events.add_kernel_log_entry(LogEntry(Position("boot", number), 160.0, true_line(rng)[1]), 160.0 + number)
     events.position = Position("6f7b", 1234)
     empty = _event_log()
     return [json.dumps({"events": log.state()}).encode() for log in (events, empty)]
@@ -221,14 +221,14 @@ def _kernel_log(folder: Path) -> Iterator[Parser]:
     def take(content: bytes) -> Iterable[str]:
         nonlocal counted
         record = parse_kmsg(content)
-        found = [record.found] if record else []
+        found = [record.xid_line] if record else []
         for line in content.decode(errors="replace").split("\n"):
             found.append(parse(line))
         for xid in found:
             if xid:
                 counted += 1
                 at = xid.stamp.at
-                events.add_kernel_log_entry(Logged(Position("boot", counted), at, xid), at if at is not None else 0.0)
+                events.add_kernel_log_entry(LogEntry(Position("boot", counted), at, xid), at if at is not None else 0.0)
         if found and counted % 10 == 0:
             events.samples([GPU], nvml_up=True)
             json.dumps(events.recent(), allow_nan=False)
@@ -298,7 +298,7 @@ def _api_list(folder: Path) -> Iterator[Parser]:
 
     def take(content: bytes) -> Iterable[str]:
         served[0] = content
-        items, _ = api.pages(PODS)
+        items, _ = api.list_objects(PODS)
         for item in items:
             read(item)
         resource_slices.uuids(found for item in items if (found := resource_slices.read(item)))

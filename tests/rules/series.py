@@ -111,13 +111,13 @@ def rank(job: str, number: int = 0) -> Mapping[str, str]:
 
 
 # Only inputs of signals are written: others would take time and change nothing.
-READ = {way.name for signal in SIGNALS for way in signal.made if isinstance(way, Read)}
+READ = {way.name for signal in SIGNALS for way in signal.definitions if isinstance(way, Read)}
 BY_NAME = {row.name: row for row in m.METRICS}
 # The edges that signals read of each histogram, and its observations per second: milliseconds, or 50 samples.
 BUCKETS = {
     BY_NAME[way.name]: (*((way.shape.edge,) if isinstance(way.shape, Within) else BY_NAME[way.name].edges), inf)
     for signal in SIGNALS
-    for way in signal.made
+    for way in signal.definitions
     if isinstance(way, Read) and way.shape
 }
 OBSERVED = {m.SM_SHARES: 1000.0, m.POWER_SAMPLES: 50.0}

@@ -60,8 +60,10 @@ class Gpu(NamedTuple):
 
     def labels(self, signal: Signal) -> Mapping[str, str]:
         """Return the labels of a recorded signal."""
-        known = {name: value for name, value in self._asdict().items() if value and (signal.owned or name not in OWNER)}
-        return {**known, **dict.fromkeys(signal.extra, "79")}
+        known = {
+            name: value for name, value in self._asdict().items() if value and (signal.has_owner or name not in OWNER)
+        }
+        return {**known, **dict.fromkeys(signal.extra_labels, "79")}
 
 
 @dataclass(slots=True)

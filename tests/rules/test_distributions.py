@@ -42,7 +42,7 @@ def texts(metric: Metric) -> Sequence[str]:
 
 
 def cases(signal: Signal, seed: int) -> Iterator[tuple[Device, list[list[int]], Metric]]:
-    (way,) = signal.made
+    (way,) = signal.definitions
     assert isinstance(way, Read)
     (metric,) = (row for row in m.METRICS if row.name == way.name)
     for number in range(FLEET):

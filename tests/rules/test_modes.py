@@ -77,7 +77,9 @@ def available(side: Signal | Derived | float, generation: Generation) -> bool:
             return available(side.left, generation) and available(side.right, generation)
         case Signal():
             names = {shown[0] for row in METRICS if (shown := exposed(generation, row))}
-            return any(way.name in names if isinstance(way, Read) else available(way, generation) for way in side.made)
+            return any(
+                way.name in names if isinstance(way, Read) else available(way, generation) for way in side.definitions
+            )
     return True
 
 
@@ -123,6 +125,6 @@ def case(generation: Generation, modes: Sequence[FailureMode]) -> Case:
 def test_injected_fires_and_healthy_does_not(tmp_path: Path, generation: Generation) -> None:
     soon = [mode for mode in OF_GPUS if lasts(mode) < SOON]
     late = [mode for mode in OF_GPUS if mode not in soon]
-    # Labels do not depend on the version of promtool: two generations are enough for the older one.
-    programs = promtools() if generation in (Generation.GPU_EXPORTER, Generation.DCGM_4_9) else promtools()[1:]
+    # Labels do not depend on the version of promtool: one generation is enough for the older one.
+    programs = promtools() if generation is Generation.GPU_EXPORTER else promtools()[1:]
     check(tmp_path, [case(generation, soon), case(generation, late)], programs)

@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import promql_parser
@@ -92,6 +92,12 @@ def _records() -> Mapping[str, Any]:
 RECORDS = _records()
 
 
+@cache
+def _recording_rules() -> Mapping[str, str]:
+    groups = yaml.safe_load((ROOT / "alerts/recording.yaml").read_text())["groups"]
+    return {rule["record"]: rule["expr"] for group in groups for rule in group["rules"]}
+
+
 @dataclass
 class Truth:
     """The true values from the pages of some exporters, narrowed down by variables; `rules` are by recorded name.
@@ -103,13 +109,7 @@ class Truth:
     variables: Mapping[str, str]
     firing: Sequence[Mapping[str, str]] = ()
     allocated: bool = False
-    rules: Mapping[str, str] = field(
-        default_factory=lambda: {
-            rule["record"]: rule["expr"]
-            for group in yaml.safe_load((ROOT / "alerts/recording.yaml").read_text())["groups"]
-            for rule in group["rules"]
-        }
-    )
+    rules: Mapping[str, str] = field(default_factory=_recording_rules)
 
     @cached_property
     def chosen(self) -> Devices:
@@ -128,7 +128,8 @@ class Truth:
     def has(self, label: str, text: str) -> bool:
         """Return whether the result of a query must have this label."""
         if "ALERTS" in text:
-            alerts = [alert for alert in self.firing if _matching(alert, _innermost(promql_parser.parse(text)))]
+            matchers = _innermost(promql_parser.parse(text))
+            alerts = [alert for alert in self.firing if _matching(alert, matchers)]
             return label == "runbook" or any(alert.get(label) for alert in alerts)
         if label in ("pool", "resource") or any(name in text for name in ALLOCATION):
             return self.allocated and (label != "cluster" or bool(self.variables["cluster"]))

@@ -45,10 +45,10 @@ def same(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Theirs:
+class DcgmExporterFlag:
     """One of dcgm-exporter's flags. `setting` is the setting that it sets, with `convert`; empty if it is ignored.
 
-    `says` is what to use instead, or, for an honoured flag, what differs. `bare` flags take no value on the command
+    `hint` is what to use instead, or, for an honoured flag, what differs. `is_switch` flags take no value on the command
     line. `quiet` values request nothing and cause no warning. `needs` is the flag without which this one has no effect.
     """
 
@@ -56,8 +56,8 @@ class Theirs:
     env: str
     setting: str = ""
     convert: Callable[[str], str] = same
-    says: str = ""
-    bare: bool = False
+    hint: str = ""
+    is_switch: bool = False
     quiet: tuple[str, ...] = ("",)
     needs: str = ""
 
@@ -67,23 +67,25 @@ class Theirs:
         return bool(self.setting)
 
 
-def _value(flags: str, env: str, setting: str = "", convert: Callable[[str], str] = same, says: str = "", quiet: tuple[str, ...] = ("",), needs: str = "") -> Theirs:  # fmt: skip
-    return Theirs(tuple(flags.split()), env, setting, convert, says, quiet=quiet, needs=needs)
+def _value(flags: str, env: str, setting: str = "", convert: Callable[[str], str] = same, hint: str = "", quiet: tuple[str, ...] = ("",), needs: str = "") -> DcgmExporterFlag:  # fmt: skip
+    return DcgmExporterFlag(tuple(flags.split()), env, setting, convert, hint, quiet=quiet, needs=needs)
 
 
-def _switch(flags: str, env: str, setting: str = "", convert: Callable[[str], str] = switch, says: str = "", needs: str = "") -> Theirs:  # fmt: skip
-    return Theirs(tuple(flags.split()), env, setting, convert, says, bare=True, quiet=("", *FALSE), needs=needs)
+def _switch(flags: str, env: str, setting: str = "", convert: Callable[[str], str] = switch, hint: str = "", needs: str = "") -> DcgmExporterFlag:  # fmt: skip
+    return DcgmExporterFlag(
+        tuple(flags.split()), env, setting, convert, hint, is_switch=True, quiet=("", *FALSE), needs=needs
+    )
 
 
 # fmt: off
-THEIRS: tuple[Theirs, ...] = (
-    _value("collectors f", "DCGM_EXPORTER_COLLECTORS", "collectors", says="Without it, --metrics chooses the metrics. A wrong row causes a warning, not an exit. The image of gpu-exporter contains the three files of dcgm-exporter 4.8.2 in /etc/dcgm-exporter."),
+FLAGS: tuple[DcgmExporterFlag, ...] = (
+    _value("collectors f", "DCGM_EXPORTER_COLLECTORS", "collectors", hint="Without it, --metrics chooses the metrics. A wrong row causes a warning, not an exit. The image of gpu-exporter contains the three files of dcgm-exporter 4.8.2 in /etc/dcgm-exporter."),
     _value("address a", "DCGM_EXPORTER_LISTEN", "address"),
     _value("collect-interval c", "DCGM_EXPORTER_INTERVAL", "interval", milliseconds, "Without it, values are collected every second, not every 30 s."),
-    _value("remote-hostengine-info r", "DCGM_REMOTE_HOSTENGINE_INFO", "dcgm_hostengine", says="Also sets --source dcgm. Without it, GPUs are read without DCGM."),
-    _value("devices d", "DCGM_EXPORTER_DEVICES_STR", "devices", says="UUIDs are accepted instead of GPU numbers. A list of GPU instances needs --source dcgm, because the numbers are DCGM's. With g, metrics that a GPU in MIG mode has only per instance are missing."),
-    _value("switch-devices s", "DCGM_EXPORTER_OTHER_DEVICES_STR", "switch_devices", says="Needs --source dcgm."),
-    _value("cpu-devices p", "DCGM_EXPORTER_CPU_DEVICES_STR", "cpu_devices", says="Needs --source dcgm."),
+    _value("remote-hostengine-info r", "DCGM_REMOTE_HOSTENGINE_INFO", "dcgm_hostengine", hint="Also sets --source dcgm. Without it, GPUs are read without DCGM."),
+    _value("devices d", "DCGM_EXPORTER_DEVICES_STR", "devices", hint="UUIDs are accepted instead of GPU numbers. A list of GPU instances needs --source dcgm, because the numbers are DCGM's. With g, metrics that a GPU in MIG mode has only per instance are missing."),
+    _value("switch-devices s", "DCGM_EXPORTER_OTHER_DEVICES_STR", "switch_devices", hint="Needs --source dcgm."),
+    _value("cpu-devices p", "DCGM_EXPORTER_CPU_DEVICES_STR", "cpu_devices", hint="Needs --source dcgm."),
     _switch("no-hostname n", "DCGM_EXPORTER_NO_HOSTNAME", "no_hostname"),
     _switch("replace-blanks-in-model-name rbmn", "DCGM_EXPORTER_REPLACE_BLANKS_IN_MODEL_NAME", "replace_blanks_in_model_name"),
     _value("web-config-file", "DCGM_EXPORTER_WEB_CONFIG_FILE", "web_config_file"),
@@ -92,36 +94,36 @@ THEIRS: tuple[Theirs, ...] = (
     _value("log-format", "DCGM_EXPORTER_LOG_FORMAT", "log_format"),
     _value("xid-count-window-size x", "DCGM_EXPORTER_XID_COUNT_WINDOW_SIZE", "xid_count_window", milliseconds),
     _value("clock-events-count-window-size", "DCGM_EXPORTER_CLOCK_EVENTS_COUNT_WINDOW_SIZE", "clock_events_count_window", milliseconds),
-    _value("configmap-data m", "DCGM_EXPORTER_CONFIGMAP_DATA", says="gpu-exporter does not read ConfigMaps from the API server: mount the ConfigMap as a volume and name its file with -f; changes are picked up.", quiet=("", "none")),
+    _value("configmap-data m", "DCGM_EXPORTER_CONFIGMAP_DATA", hint="gpu-exporter does not read ConfigMaps from the API server: mount the ConfigMap as a volume and name its file with -f; changes are picked up.", quiet=("", "none")),
     # which pods and jobs use the GPUs
     _switch("kubernetes k", "DCGM_EXPORTER_KUBERNETES", "kubernetes"),
     _value("pod-resources-kubelet-socket", "DCGM_POD_RESOURCES_KUBELET_SOCKET", "pod_resources_socket"),
     _value("nvidia-resource-names", "NVIDIA_RESOURCE_NAMES", "nvidia_resource_names"),
-    _switch("kubernetes-enable-pod-uid", "DCGM_EXPORTER_KUBERNETES_ENABLE_POD_UID", "kubernetes_pods", says="Shown on gpu_pod_info.", needs="kubernetes"),
+    _switch("kubernetes-enable-pod-uid", "DCGM_EXPORTER_KUBERNETES_ENABLE_POD_UID", "kubernetes_pods", hint="Shown on gpu_pod_info.", needs="kubernetes"),
     _switch("kubernetes-enable-pod-labels", "DCGM_EXPORTER_KUBERNETES_ENABLE_POD_LABELS", "kubernetes_pod_labels", lambda text: ".*" if switch(text) == "true" else "", "Shown on gpu_pod_info as label_*.", "kubernetes"),
     _value("kubernetes-pod-label-allowlist-regex", "DCGM_EXPORTER_KUBERNETES_POD_LABEL_ALLOWLIST_REGEX", "kubernetes_pod_labels", needs="kubernetes-enable-pod-labels"),
     _switch("kubernetes-enable-dra", "KUBERNETES_ENABLE_DRA", "kubernetes_dra", needs="kubernetes"),
-    _switch("kubernetes-virtual-gpus", "KUBERNETES_VIRTUAL_GPUS", says="Not needed: gpu_pod_info lists the pods that share a GPU, and no value is duplicated."),
-    _value("kubernetes-gpu-id-type", "DCGM_EXPORTER_KUBERNETES_GPU_ID_TYPE", says="Not needed: UUIDs and device names are both understood.", quiet=("", "uid", "device-name")),
+    _switch("kubernetes-virtual-gpus", "KUBERNETES_VIRTUAL_GPUS", hint="Not needed: gpu_pod_info lists the pods that share a GPU, and no value is duplicated."),
+    _value("kubernetes-gpu-id-type", "DCGM_EXPORTER_KUBERNETES_GPU_ID_TYPE", hint="Not needed: UUIDs and device names are both understood.", quiet=("", "uid", "device-name")),
     _value("hpc-job-mapping-dir", "DCGM_HPC_JOB_MAPPING_DIR", "hpc_job_mapping_dir"),
     # no counterpart
-    _switch("use-old-namespace o", "DCGM_EXPORTER_USE_OLD_NAMESPACE", says="Metrics have the names that the file of fields (-f) gives them, including those of 1.x; the label is UUID, not uuid."),
-    _switch("fake-gpus", "DCGM_EXPORTER_USE_FAKE_GPUS", says="Use --source simulated or --source replay."),
-    _switch("enable-dcgm-log", "DCGM_EXPORTER_ENABLE_DCGM_LOG", says="DCGM is not part of gpu-exporter; use --log-level and --log-filename of nv-hostengine."),
-    _value("dcgm-log-level", "DCGM_EXPORTER_DCGM_LOG_LEVEL", says="DCGM is not part of gpu-exporter; use --log-level and --log-filename of nv-hostengine.", quiet=("", "NONE")),
-    _switch("dump-enabled", "DCGM_EXPORTER_DUMP_ENABLED", says="Use `gpu-exporter doctor`, `gpu-exporter once --json` or `gpu-exporter record`."),
-    _value("dump-directory", "DCGM_EXPORTER_DUMP_DIRECTORY", says="Use `gpu-exporter record --out FILE`.", quiet=("", "/tmp/dcgm-exporter-debug")),
-    _value("dump-retention", "DCGM_EXPORTER_DUMP_RETENTION", says="gpu-exporter writes no dumps.", quiet=("", "24")),
-    _switch("dump-compression", "DCGM_EXPORTER_DUMP_COMPRESSION", says="Use `gpu-exporter record --out FILE.gz`."),
-    _switch("disable-startup-validate", "DISABLE_STARTUP_VALIDATE", says="No startup validation can prevent the start; `gpu-exporter doctor` checks the node."),
-    _switch("enable-gpu-bind-unbind-watch", "DCGM_EXPORTER_ENABLE_GPU_BIND_UNBIND_WATCH", says="Not needed: GPUs that appear or disappear are detected; `gpu-exporter release` releases the driver."),
-    _value("gpu-bind-unbind-poll-interval", "DCGM_EXPORTER_GPU_BIND_UNBIND_POLL_INTERVAL", says="Not needed: GPUs that appear or disappear are detected.", quiet=("", "1s")),
-    _switch("enable-pprof", "DCGM_EXPORTER_ENABLE_PPROF", says="Use a Python profiler such as py-spy."),
-    _switch("enable-exporter-metrics", "DCGM_EXPORTER_ENABLE_EXPORTER_METRICS", says="Not needed: gpu_exporter_* and process_* are always exposed."),
+    _switch("use-old-namespace o", "DCGM_EXPORTER_USE_OLD_NAMESPACE", hint="Metrics have the names that the file of fields (-f) gives them, including those of 1.x; the label is UUID, not uuid."),
+    _switch("fake-gpus", "DCGM_EXPORTER_USE_FAKE_GPUS", hint="Use --source simulated or --source replay."),
+    _switch("enable-dcgm-log", "DCGM_EXPORTER_ENABLE_DCGM_LOG", hint="DCGM is not part of gpu-exporter; use --log-level and --log-filename of nv-hostengine."),
+    _value("dcgm-log-level", "DCGM_EXPORTER_DCGM_LOG_LEVEL", hint="DCGM is not part of gpu-exporter; use --log-level and --log-filename of nv-hostengine.", quiet=("", "NONE")),
+    _switch("dump-enabled", "DCGM_EXPORTER_DUMP_ENABLED", hint="Use `gpu-exporter doctor`, `gpu-exporter once --json` or `gpu-exporter record`."),
+    _value("dump-directory", "DCGM_EXPORTER_DUMP_DIRECTORY", hint="Use `gpu-exporter record --out FILE`.", quiet=("", "/tmp/dcgm-exporter-debug")),
+    _value("dump-retention", "DCGM_EXPORTER_DUMP_RETENTION", hint="gpu-exporter writes no dumps.", quiet=("", "24")),
+    _switch("dump-compression", "DCGM_EXPORTER_DUMP_COMPRESSION", hint="Use `gpu-exporter record --out FILE.gz`."),
+    _switch("disable-startup-validate", "DISABLE_STARTUP_VALIDATE", hint="No startup validation can prevent the start; `gpu-exporter doctor` checks the node."),
+    _switch("enable-gpu-bind-unbind-watch", "DCGM_EXPORTER_ENABLE_GPU_BIND_UNBIND_WATCH", hint="Not needed: GPUs that appear or disappear are detected; `gpu-exporter release` releases the driver."),
+    _value("gpu-bind-unbind-poll-interval", "DCGM_EXPORTER_GPU_BIND_UNBIND_POLL_INTERVAL", hint="Not needed: GPUs that appear or disappear are detected.", quiet=("", "1s")),
+    _switch("enable-pprof", "DCGM_EXPORTER_ENABLE_PPROF", hint="Use a Python profiler such as py-spy."),
+    _switch("enable-exporter-metrics", "DCGM_EXPORTER_ENABLE_EXPORTER_METRICS", hint="Not needed: gpu_exporter_* and process_* are always exposed."),
 )
 # fmt: on
-BY_FLAG = {name: theirs for theirs in THEIRS for name in theirs.flags}
-OURS = {flag(setting): name for name, setting in SETTINGS.items()}
+BY_FLAG = {name: theirs for theirs in FLAGS for name in theirs.flags}
+OWN_FLAGS = {flag(setting): name for name, setting in SETTINGS.items()}
 # Arguments after this are not flags.
 END = "--"
 
@@ -134,7 +136,7 @@ class Translation(NamedTuple):
 
 
 class _Given(NamedTuple):
-    theirs: Theirs
+    theirs: DcgmExporterFlag
     spelling: str
     value: str
 
@@ -147,8 +149,8 @@ def is_dcgm_exporter_flag(argument: str) -> bool:
 def _split(argument: str) -> tuple[str, str | None]:
     """Return the name of a flag without its dashes, and the value after `=`; an empty name if it is not a flag."""
     name, equals, value = argument.partition("=")
-    bare = name.removeprefix("-").removeprefix("-")
-    return (bare if name.startswith("-") else "", value if equals else None)
+    stripped = name.removeprefix("-").removeprefix("-")
+    return (stripped if name.startswith("-") else "", value if equals else None)
 
 
 def translate(arguments: Sequence[str], environ: Mapping[str, str]) -> Translation:
@@ -157,9 +159,11 @@ def translate(arguments: Sequence[str], environ: Mapping[str, str]) -> Translati
     A flag of gpu-exporter overrides one of dcgm-exporter; so does a variable. Both override the config file.
     """
     rest, given = _read(arguments)
-    ours = {OURS[name] for argument in rest if (name := _split(argument)[0]) in OURS and argument.startswith("--")}
+    ours = {
+        OWN_FLAGS[name] for argument in rest if (name := _split(argument)[0]) in OWN_FLAGS and argument.startswith("--")
+    }
     by_flag = {theirs.setting for theirs, _, _ in given}
-    for theirs in THEIRS:
+    for theirs in FLAGS:
         value = environ.get(theirs.env, "")
         if value not in theirs.quiet or (value and theirs.honoured):
             over = {theirs.setting} & (ours | by_flag) or f"{ENV_PREFIX}{theirs.setting.upper()}" in environ
@@ -168,8 +172,8 @@ def translate(arguments: Sequence[str], environ: Mapping[str, str]) -> Translati
     on = _on(rest, given, environ)
     idle = [each for each in given if each.theirs.needs not in on and each.value not in each.theirs.quiet]
     given = [each for each in given if each.theirs.needs in on]
-    valued = {theirs.setting for theirs, _, _ in given if theirs.setting and not theirs.bare}
-    given = [each for each in given if not (each.theirs.bare and each.theirs.setting in valued)]
+    valued = {theirs.setting for theirs, _, _ in given if theirs.setting and not theirs.is_switch}
+    given = [each for each in given if not (each.theirs.is_switch and each.theirs.setting in valued)]
     source = _source(rest) or environ.get(f"{ENV_PREFIX}SOURCE", "")
     answers = [_answer(each, source) for each in given]
     put = [argument for answer in answers for argument in answer.arguments]
@@ -181,7 +185,7 @@ def translate(arguments: Sequence[str], environ: Mapping[str, str]) -> Translati
 def _on(rest: Sequence[str], given: Sequence[_Given], environ: Mapping[str, str]) -> frozenset[str]:
     """Return the long names of the switches that are on, and "" for flags that need no switch."""
     said = {"kubernetes": environ.get(f"{ENV_PREFIX}KUBERNETES", "false")}
-    said |= {theirs.flags[0]: value for theirs, _, value in given if theirs.bare}
+    said |= {theirs.flags[0]: value for theirs, _, value in given if theirs.is_switch}
     flags = [_split(argument) for argument in rest if argument.startswith("--")]
     said |= {name: "true" if value is None else value for name, value in flags}
     return frozenset({"", *(name for name, value in said.items() if value.lower() not in ("", "no", "off", *FALSE))})
@@ -198,12 +202,12 @@ def _read(arguments: Sequence[str]) -> tuple[list[str], list[_Given]]:
             break
         name, value = _split(argument)
         theirs = BY_FLAG.get(name)
-        if theirs is None or (name in OURS and argument.startswith("--")):
+        if theirs is None or (name in OWN_FLAGS and argument.startswith("--")):
             rest.append(argument)
             continue
         spelling = argument.partition("=")[0]
         if value is None:
-            value = "true" if theirs.bare else next(left, None)
+            value = "true" if theirs.is_switch else next(left, None)
         if value is None:
             raise ValueError(f"{spelling} needs a value")
         given.append(_Given(theirs, spelling, value))
@@ -226,7 +230,7 @@ def _answer(given: _Given, source: str) -> Translation:
     if not theirs.honoured:
         if value in theirs.quiet:
             return Translation((), ())
-        return Translation((), (f"{spelling} is ignored: {theirs.says}",))
+        return Translation((), (f"{spelling} is ignored: {theirs.hint}",))
     setting = SETTINGS[theirs.setting]
     try:
         converted = theirs.convert(value)

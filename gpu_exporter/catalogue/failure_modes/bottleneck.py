@@ -28,7 +28,7 @@ def _quantile(share: float) -> str:
 
 
 GAPS = (
-    f'With `--metrics full`: `{s.SM_IDLE.record}{{UUID="…"}}` is the share of time in which the SMs are idle, and '
+    f'With `--metrics full`: `{s.SM_IDLE.record}{{UUID="…"}}` is the share of time in which at most 1 % of the SMs are active, and '
     f'`histogram_quantile(0.5, rate({m.IDLE_GAPS}_bucket{{UUID="…"}}[5m]))` is the length of a typical gap. Gaps of equal '
     "length mean a stall at each step. Gaps shorter than two seconds need `--high-resolution`."
 )
@@ -52,7 +52,8 @@ MODES = (
         "utilisation are misled.",
         diagnosis=(
             "Run `nvidia-smi --query-compute-apps=pid,name,used_memory --format=csv`, then `ps -o "
-            "pid,user,etime,args -p PID`, to see whose process it is.",
+            "pid,user,etime,args -p PID`, to see whose process it is. If the GPU belongs to a pod, "
+            f'`{m.POD_INFO}{{UUID="…"}}` names it.',
             f'Compare `{s.UTIL.record}{{UUID="…"}}` (about 1) with `{s.SM_ACTIVE.record}{{UUID="…"}}` (about 0.01).',
             "Run `py-spy dump --pid PID`. Look for a busy loop, a debugger at a breakpoint or a script that "
             "keeps utilisation up.",
@@ -141,8 +142,9 @@ MODES = (
         30 * MINUTE,
         Action.NONE,
         "{gpu} waits for the CPU",
-        "Profile the Python side of a step (py-spy top). Typical fixes: CUDA graphs or torch.compile, larger "
-        "batches, no .item() or print in the loop, a higher CPU limit of the pod.",
+        "Run py-spy top on the process. If the main thread is in DataLoader.__next__, add loader workers and "
+        "prefetching. Otherwise launch less often: CUDA graphs or torch.compile, larger batches, no .item() or print "
+        "in the loop. Check the CPU limit of the pod, too.",
         Inject(profiles.TINY_KERNELS),
         bottleneck_is("host-bound"),
         shows=bottlenecks.GR,
@@ -279,8 +281,8 @@ MODES = (
         15 * MINUTE,
         Action.NONE,
         "The power of {gpu} swings by {{ $value | humanizePercentage }} of its limit",
-        "The job alternates between work and waiting. Find out what it waits for: its bottleneck class, "
-        "or a profiler if that is mixed. Overlap loading and communication with computation. For large jobs, inform "
+        "The job alternates between work and waiting. The bottleneck class says what it waits for; if the class is "
+        "`mixed`, use a profiler. Overlap loading and communication with computation. For large jobs, inform "
         "the data centre operators.",
         Inject({m.POWER_INSTANT: Wave(118, 690, 0.5)}),
         OrIfKnown(Compare(Over(s.POWER_INSTANT_USE, Fn.STDDEV, WINDOW), ">", SWING), SWINGS),

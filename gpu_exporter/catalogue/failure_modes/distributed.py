@@ -38,7 +38,7 @@ ALL_RANKS     = Limit("allRanks", 0.99, "ratio", "share of the other ranks that 
 STARVED_GAP   = Limit("starvedGap", 0.2, "ratio", "how much lower the engine activity of a starved rank is than that of its victims")
 SLOW_GAP      = Limit("slowGap", 0.15, "ratio", "how much higher the SM activity of a slow rank is than that of its victims")
 ALIKE         = Limit("alike", 2.0, "ratio", "factor by which the traffic of ranks in one collective may differ")
-UNALIKE       = Limit("unalike", 0.4, "ratio", "share of the other ranks' NVLink traffic below which a rank has too little")
+UNALIKE       = Limit("unalike", 0.4, "ratio", "NVLink traffic of a rank, as a share of the median of its job, below which GpuNvlinkImbalance fires")
 SAME_ENGINE   = Limit("sameEngine", 0.1, "ratio", "largest difference in engine activity between ranks that do the same work")
 # fmt: on
 
@@ -87,8 +87,8 @@ MODES = (
         "default; without a watchdog the job never ends.",
         diagnosis=(
             f'Look at `{s.GR_ACTIVE.record}{{workload="…"}}`. The rank with an idle engine is the one that never '
-            "entered the collective. If all engines are busy, the missing rank is on another node, in another "
-            "pod, or has died.",
+            "entered the collective. If all engines are busy, the missing rank has died, or its GPU is not in this "
+            "query: its node is not scraped, or its pod has another workload name.",
             "On the missing rank, run `py-spy dump --pid PID` for its stack, and read the last lines of its log, "
             "`dmesg` (out of memory?) and the state of its process (`D` means storage).",
             "Run `gpu-exporter events` on all nodes of the job: an XID on one of them usually explains the stall.",
@@ -141,8 +141,8 @@ MODES = (
             "pods on the node, and `iostat -x` for storage.",
             "Run `py-spy dump --pid PID` several times. Is the rank in the data loader, in `save`, in logging, "
             "in a lock?",
-            f'Look at `{s.PCIE_RX_USE.record}{{UUID="…"}}`. If it is high, data arrives slowly; if it is low, '
-            "nothing is sent and the CPU is late.",
+            f'Look at `{s.PCIE_RX_USE.record}{{UUID="…"}}`. If it is high, the rank waits for a large transfer; '
+            "if it is low, the host sends nothing: its CPU or data loader is late.",
             "If the same host is slow with another job, the host is the cause. If the same rank is slow on any "
             "host (often rank 0), its extra work is the cause, such as logging, evaluation or checkpoints.",
         ),
@@ -162,9 +162,10 @@ MODES = (
         10 * MINUTE,
         Action.NONE,
         "{gpu} slows down job {job}: it spends more time computing than the others",
-        "If a health alert fires for this GPU, or it is throttled by heat or by a power brake, move the job to "
-        "another GPU. If it runs at full power and at its power cap, it has more work than the others: balance "
-        "the work. A lower clock alone proves nothing.",
+        "If this GPU has a health problem, or is throttled by heat or by a power brake (nvidia-smi -q -d "
+        "PERFORMANCE), move the job to another GPU. If it runs at its power cap while the others draw less, it has "
+        "more work: balance the work. Otherwise swap the GPUs of two ranks: if the straggler moves with the GPU, "
+        "the GPU is the cause. A lower clock alone proves nothing.",
         Inject(profiles.SLOW, profiles.OF_SLOW),
         Unless(
             And(
@@ -217,11 +218,12 @@ MODES = (
         scope=Scope.JOB,
         meaning="All ranks of the job are busy, none of them fills its GPU, and data moves: the job mostly communicates, "
         "and no single rank causes it.",
-        impact="The job would be as fast on fewer GPUs, or much faster with better overlap.",
+        impact="The GPUs spend most of each step communicating. The job would be faster with better overlap, and might "
+        "lose little speed on fewer GPUs.",
         diagnosis=(
-            f'Compare `{s.NVLINK.record}{{workload="…"}}` with what the links can carry (`{m.NVLINK_SPEED}`). If '
-            "it is near, the volume is the problem; if it is far below, latency or another link (network card, "
-            "PCIe) is.",
+            f'Compare `{s.NVLINK_TX.record}{{workload="…"}}` with `{m.NVLINK_SPEED}`, the capacity of all links in '
+            "each direction. If it is close, the volume is the problem; if it is far below, latency or another link "
+            "(network card, PCIe) is.",
             f'If the traffic is only on PCIe (`{s.PCIE_RX_USE.record}{{workload="…"}}`), NCCL does not use '
             "NVLink. `NCCL_DEBUG=INFO` shows which transports it chose, `nvidia-smi topo -m` which exist.",
             "For jobs on several nodes, check the counters of the network cards and whether GPUDirect RDMA is on "
@@ -271,8 +273,8 @@ MODES = (
         ),
         mitigation=(
             "If links are down, follow GpuNvlinkDown.",
-            "Place ranks that communicate most on GPUs that share NVLink; do not set `CUDA_VISIBLE_DEVICES` "
-            "within a node.",
+            "Place ranks that communicate most on GPUs that share NVLink. If each rank sees only its own "
+            "GPU (`CUDA_VISIBLE_DEVICES`), check with `NCCL_DEBUG=INFO` that NCCL still uses P2P.",
             "If the model is split unevenly, decide whether that is intended.",
         ),
         wrong="With pipeline parallelism, the first and the last stage have one neighbour instead of two. Groups of "

@@ -24,6 +24,14 @@ STALE          = Limit("stale", 150, "seconds", "age from which the last success
 # fmt: on
 
 
+# In runbooks: how to reset a GPU.
+COMMANDS = (
+    "`gpu-exporter release --for 10m`, `nvidia-smi --gpu-reset -i N`, `gpu-exporter resume`; see [all "
+    "steps](README.md#how-to-reset-a-gpu)"
+)
+RESET = "[reset the GPU](README.md#how-to-reset-a-gpu)"
+
+
 def _on(signal: Signal) -> Compare:
     return Compare(Over(signal), ">", 0.0)
 
@@ -74,7 +82,7 @@ MODES = (
             "fell off the bus, `stalled` that a driver call does not return, `gone` that the driver no longer lists "
             "the GPU, `reset_required` that a reset of the GPU is enough, `no_answer` (in Prometheus: `unknown`) "
             f'that the driver does not say why. Prometheus shows the reason in `{m.DOWN}{{instance=~"NODE:.*"}}`.',
-            "Run `gpu-exporter events`, `journalctl -k -b | grep -i xid` or `curl -s NODE:9400/api/v1/events`. XID "
+            "Run `gpu-exporter events`, `journalctl -k -b | grep -i xid` or `curl -s ADDRESS:9400/api/v1/events`. XID "
             "79 is the PCIe bus, 119 and 120 are the firmware. Read the lines *before* the first XID: PCIe errors "
             "(AER) there point to the slot, the riser or the power supply.",
             "Run `lspci -d 10de:`. If it lists the GPU, the bus still sees it, and a reset may help. If the GPU "
@@ -86,13 +94,16 @@ MODES = (
             "If many nodes are affected at once, suspect a driver update and do not drain them all. Otherwise cordon "
             "and drain the node. The job on this GPU has already failed, so a short grace period is enough.",
             "Run `nvidia-bug-report.sh` before the reboot, because the reboot destroys the evidence.",
-            "Reboot the node. If the reason is `reset_required`, reset the GPU instead of rebooting. If the GPU does "
+            f"Reboot the node. If the reason is `reset_required`, {RESET} instead of rebooting. If the GPU does "
             "not come back, power-cycle the node. Run `gpu-exporter check` and `dcgmi diag -r 3` before the node "
             "takes work again.",
             "If it happens a second time within a month, reseat the GPU; if it happens again, replace it.",
         ),
         wrong="GPUs that were removed or given to a virtual machine count as missing until the exporter restarts (with "
-        "dcgm-exporter: for six hours); set the number of GPUs with `--expected-gpus`. The alert is silent after "
+        "dcgm-exporter: for six hours); set the number of GPUs with `--expected-gpus`. If the driver is not loaded when "
+        "the exporter starts, the exporter does not know how many GPUs the node has, and the alert is silent: set "
+        "`--expected-gpus` (in the chart: `config.expected_gpus`), or alert on "
+        f"`{m.SOURCE_UP} == 0 unless on (cluster, job, instance) {m.RELEASED} == 1`. The alert is silent after "
         "`gpu-exporter release` until the driver is resumed. If the node or the exporter is down, "
         "GpuExporterDown fires instead of this alert.",
     ),
@@ -105,14 +116,15 @@ MODES = (
         "XID {{ $labels.xid }} on {gpu}: the GPU needs a repair",
         "If many nodes are affected at once, suspect a driver update and do not drain them all. Otherwise drain the "
         "node. Then repair the GPU: do what the driver asks for (Recovery Action in nvidia-smi -q). If it asks for "
-        "nothing, look the code up: runbook, XID codes.",
+        "nothing, look the code up in docs/xids.md, which the runbook links. The alert ends after ten minutes, whether "
+        "or not the GPU was repaired.",
         Inject(xid=79),
         Compare(Over(s.XID_FATAL, Fn.AGE), "<", XID_RECENT),
         meaning="The driver reported an XID for which NVIDIA, and the cloud providers that drain nodes automatically, "
         "take the node out of service. The label `xid` has the code; [XID codes](../xids.md) explains it.",
         impact="What runs on the GPU has failed or computes on memory that cannot be trusted. New work will fail too.",
         diagnosis=(
-            "Run `gpu-exporter events` or `curl -s NODE:9400/api/v1/events`. It shows the code, the time, the "
+            "Run `gpu-exporter events` or `curl -s ADDRESS:9400/api/v1/events`. It shows the code, the time, the "
             "process and the repair. The *first* XID is the cause; 45 only says that programs were cleaned up after "
             "it.",
             f'Look at `{s.RECOVERY.record}{{UUID="…"}}`, which is what the driver itself asks for. It takes '
@@ -126,14 +138,13 @@ MODES = (
         mitigation=(
             "If many nodes are affected at once, suspect a driver update and do not drain them all. Otherwise cordon "
             "and drain the node, and end what still runs on this GPU.",
-            "Do what the recovery action says; if there is none, do what the table says. To reset the GPU, run "
-            "`gpu-exporter release --for 10m`, `nvidia-smi --gpu-reset -i N` and `gpu-exporter resume`. If the "
-            "reset fails, reboot the node.",
+            "Do what the recovery action says; if there is none, do what the [table](../xids.md) says. To reset the "
+            f"GPU: {COMMANDS}. If the reset fails, reboot the node.",
             "Run `gpu-exporter check`, then `dcgmi diag -r 3`, before the node takes work again. If the same "
             "code comes back within a week, take the next stronger step: reset, reboot, replace.",
         ),
         wrong="The alert ends ten minutes after the last event, whether or not the GPU was repaired: its end does not "
-        "mean that the GPU is healthy. With dcgm-exporter alone, the last code never clears: the alert stays "
+        "mean that the GPU is healthy. Keep the node cordoned until the GPU is repaired. With dcgm-exporter alone, the last code never clears: the alert stays "
         "until dcgm-exporter restarts, and the same code does not show a second time.",
     ),
     FailureMode(
@@ -143,10 +154,10 @@ MODES = (
         0,
         Action.GPU_RESET,
         "Uncorrectable memory errors on {gpu}",
-        "Cordon the node. If gpu-exporter events shows only XID 94, let other jobs on the GPU end; otherwise drain "
-        "the node. Then reset the GPU. If the errors come back within days, or if nvidia-smi -q -d ECC shows that "
-        "the SRAM threshold is exceeded, replace the GPU. Do not trust results or checkpoints written after the "
-        "first error.",
+        "Cordon the node. If gpu-exporter events (with the chart: curl ADDRESS:9400/api/v1/events) shows only XID 94, "
+        "let other jobs on the GPU end; otherwise drain the node. Then reset the GPU. If the errors come back within "
+        "days, or if nvidia-smi -q -d ECC shows that the SRAM threshold is exceeded, replace the GPU. Do not trust "
+        "results or checkpoints written after the first error.",
         Inject({m.ECC_DBE_VOL: 2.0}),
         Or(_on(s.ECC_DBE), _on(s.SRAM_EXCEEDED)),
         meaning="Since the driver was loaded, ECC found an error in the memory of this GPU that it could not correct, or "
@@ -167,8 +178,7 @@ MODES = (
         mitigation=(
             "Cordon the node. If `gpu-exporter events` shows only XID 94, let the other jobs on this GPU end; "
             "otherwise drain the node. Do not trust results or checkpoints written after the first error.",
-            "Reset the GPU (`gpu-exporter release --for 10m`, `nvidia-smi --gpu-reset -i N`, `gpu-exporter "
-            "resume`) or reboot the node. The error count starts at 0 again, and the alert ends. If it stays, the SRAM "
+            f"Reset the GPU ({COMMANDS}) or reboot the node. The error count starts at 0 again, and the alert ends. If it stays, the SRAM "
             "threshold is exceeded: replace the GPU.",
             "Run `dcgmi diag -r 3`. If errors come back within days, or the SRAM threshold is exceeded, replace "
             "the GPU.",
@@ -184,8 +194,8 @@ MODES = (
         0,
         Action.REPLACE,
         "{gpu} could not replace a bad memory row: replace the GPU",
-        "Drain the node, give this GPU no more work, and have the GPU replaced. No reset repairs it, and this "
-        "flag is NVIDIA's own criterion for replacement.",
+        "Drain the node, give this GPU no more work, and have it replaced; NVIDIA's field diagnostics confirm the "
+        "RMA. No reset repairs it.",
         Inject({m.REMAP_FAILURE: 1.0}),
         _on(s.REMAP_FAILED),
         meaning="The GPU should have replaced a bad memory row by a spare one, and could not. The driver reports this "
@@ -218,8 +228,8 @@ MODES = (
         "else if eq $value 7.0 }}power-cycle or reboot the node{{ else }}recovery action {{ $value }}{{ end }}",
         "Do what the driver asks for. To reset the GPU, with or without a drain, first cordon the node and wait "
         "until the jobs on this GPU have ended. To reboot or power-cycle the node, or to recover the IMEX "
-        "domain, first drain the node. To drain peer-to-peer traffic, end the programs that use it with this GPU. For "
-        "the commands, see the section Fix of the runbook.",
+        "domain, first drain the node. To drain peer-to-peer traffic, cordon the node and end the programs that use it "
+        "with this GPU. For the commands, see the section Fix of the runbook.",
         Inject({m.RECOVERY: 1.0}),
         _on(s.RECOVERY),
         meaning="The driver itself asks for a repair of this GPU. Its request takes precedence over every table of XIDs, "
@@ -234,13 +244,13 @@ MODES = (
             "together; the one with another XID before 154 is the cause.",
         ),
         mitigation=(
-            "For 1, 4 and 6: cordon the node, wait until the jobs on this GPU have ended, then run `gpu-exporter "
-            "release --for 10m`, `nvidia-smi --gpu-reset -i N` and `gpu-exporter resume`. If the reset fails, reboot "
-            "the node.",
+            "For 1, 4 and 6: cordon the node, wait until the jobs on this GPU have ended, then reset the GPU: "
+            f"{COMMANDS}. If the reset fails, reboot the node.",
             "For 2 and 7: drain the node and reboot it. For 7, power-cycle it if the reboot does not help.",
-            "For 3: end the programs that use peer-to-peer traffic with this GPU, then check again, because the "
-            "action often changes.",
+            "For 3: cordon the node and end the programs that use peer-to-peer traffic with this GPU. Then check again, "
+            "because the action often changes.",
             "For 5: drain the node, then restart the IMEX service (`nvidia-imex`) on the nodes of its domain.",
+            "For any other number: drain the node and look the number up in the documentation of your driver.",
             "If the driver asks again within a week, take the next stronger step and have the GPU inspected.",
         ),
         wrong="False alarms are very rare. Drivers before 570 do not report the action: with them the absence of this "
@@ -271,8 +281,7 @@ MODES = (
             "may have links that lead nowhere.",
         ),
         mitigation=(
-            "Cordon the node. When the job has ended, reset the GPU: `gpu-exporter release --for 10m`, `nvidia-smi "
-            "--gpu-reset -i N`, `gpu-exporter resume`. On HGX A100, all GPUs of the baseboard must be reset together.",
+            f"Cordon the node. When the job has ended, reset the GPU: {COMMANDS}. On HGX A100, all GPUs of the baseboard must be reset together.",
             "If links are still down, restart the fabric manager, then reboot the node.",
             "If links are still down after that, have the baseboard, the bridge or the cable inspected.",
         ),
@@ -287,8 +296,10 @@ MODES = (
         10 * MINUTE,
         Action.NONE,
         "{gpu} is not part of the NVSwitch fabric (state {{ $value }})",
-        "New CUDA programs fail on this GPU; running ones do not. Cordon the node. Check that the fabric manager runs "
-        "and has the same version as the driver. Restart it only when the jobs on the node have ended. State 1 is not started, 2 in progress, 4 failed.",
+        "If this GPU runs without a fabric on purpose (for example in a virtual machine), silence the alert. Otherwise "
+        "cordon the node: new CUDA programs fail on this GPU, running ones do not. Check that the fabric manager runs "
+        "and has the same version as the driver. Restart it only when the jobs on the node have ended. State 1 is not "
+        "started, 2 in progress, 4 failed.",
         Inject({m.FABRIC: 2.0}),
         # DCGM also has 0 (no fabric), 5 and 6 (not known).
         And(
@@ -434,8 +445,8 @@ MODES = (
         5 * MINUTE,
         Action.GPU_RESET,
         "{gpu} needs a reset to replace a bad memory row",
-        "Do not end running jobs for this. Cordon the node, wait until the jobs on this GPU have ended, then "
-        "reset the GPU.",
+        "If GpuEccUncorrectable fires too, follow that alert. Otherwise do not end running jobs for this: cordon the "
+        "node, wait until the jobs on this GPU have ended, then reset the GPU.",
         Inject({m.REMAP_PENDING: 1.0}),
         _on(s.REMAP_PENDING),
         meaning="A memory row went bad and is fenced off. A spare row takes its place at the next reset.",
@@ -449,8 +460,7 @@ MODES = (
         ),
         mitigation=(
             "Cordon the node or taint the GPU, and let running jobs end. Do not end them for this.",
-            "Then reset the GPU: `gpu-exporter release --for 10m`, `nvidia-smi --gpu-reset -i N`, `gpu-exporter "
-            "resume`. A reboot has the same effect.",
+            f"Then reset the GPU: {COMMANDS}. A reboot has the same effect.",
             "If it has been pending for more than a week, plan a maintenance window.",
         ),
         wrong="The state is the driver's own. It cannot be read from a GPU in MIG mode while instances exist: then the "
@@ -549,8 +559,9 @@ MODES = (
         15 * MINUTE,
         Action.NODE_REBOOT,
         "The PCIe link of {gpu} runs below its full speed or width",
-        "Cordon the node. Reboot it when its jobs have ended. If the link stays slow, reseat the GPU, then try "
-        "another slot and riser.",
+        "If the slot has fewer lanes by design, or this is a virtual machine, silence the alert. Otherwise cordon the "
+        "node and reboot it when its jobs have ended. If the link stays slow, reseat the GPU, then try another slot "
+        "and riser.",
         Inject({m.PCIE_WIDTH: 8.0}),
         And(
             Or(
@@ -575,10 +586,10 @@ MODES = (
             "affected, or all GPUs below one switch?",
         ),
         mitigation=(
-            "Cordon the node. When its jobs have ended, reboot it, so that the link is trained again.",
+            "If the slot has fewer lanes by design, or this is a virtual machine, silence the alert for this node.",
+            "Otherwise cordon the node. When its jobs have ended, reboot it, so that the link is trained again.",
             "If the link is still slow, reseat GPU and riser, then try another slot; update the BIOS and the "
             "switch firmware.",
-            "If the slot is designed for this width, silence the alert for this node.",
         ),
         wrong="Slots wired with fewer lanes, and virtual machines that report a link that the host does not have, look "
         "degraded by design and permanently. The alert waits 15 minutes, so that a busy GPU whose link has just "
@@ -620,8 +631,10 @@ MODES = (
         5 * MINUTE,
         Action.GPU_RESET,
         "NVLink errors on {gpu}",
-        "Programs do not fail yet. Cordon the node, and look for errors on the GPU at the other end of the link. When "
-        "the jobs on both GPUs have ended, reset both. If the errors come back on the same link, have bridge, cable or GPU replaced.",
+        "Programs do not fail yet. Check which link has errors (nvidia-smi nvlink --errorcounters -i N): one or two "
+        "replays a day are harmless. If the count grows, cordon the node, and reset this GPU and the one at the other "
+        "end of the link when their jobs have ended. If the errors come back on the same link, have bridge, cable or "
+        "GPU replaced.",
         Inject({m.NVLINK_REPLAY: Ramp(0, 0.5)}),
         Or(*(Compare(_grown(each), ">", 0.0) for each in (s.NVLINK_REPLAYS, s.NVLINK_RECOVERIES, s.NVLINK_CRC))),
         keep=30 * MINUTE,
@@ -636,10 +649,10 @@ MODES = (
             "Run `gpu-exporter events` and `journalctl -u nvidia-fabricmanager`. Look for XID 74 or an SXid.",
         ),
         mitigation=(
-            "When the job has ended, reset the GPU and the GPU at the other end of the link.",
+            "One or two replays a day need no repair. If the count grows, cordon the node. When the jobs on both GPUs "
+            f"have ended, {RESET} and the GPU at the other end of the link.",
             "If errors come back on the same link, reseat or replace bridge, cable or GPU. Start with the part "
             "that both ends share.",
-            "Keep a job that must run now off this GPU.",
         ),
         wrong="One or two replays a day are harmless, but each keeps the alert firing for half an hour. CRC errors "
         "alone cost speed only from about a hundred a second.",
@@ -651,8 +664,9 @@ MODES = (
         0,
         Action.NONE,
         '{{ $value | printf "%.0f" }} corrected memory errors within an hour on {gpu}',
-        "Nothing to do now: ECC corrected every error and no data was lost. If XID 92 or GpuRowRemapPending "
-        "follows, reset the GPU when its job has ended.",
+        "ECC corrected every error and no data was lost. Look for XID 92 (gpu-exporter events; with the chart: curl "
+        "ADDRESS:9400/api/v1/events) and for GpuRowRemapPending. If there is either, cordon the node, and reset the GPU "
+        "when its jobs have ended. Otherwise keep using the GPU.",
         Inject({m.ECC_SBE_VOL: Ramp(0, 0.2)}),
         Compare(Over(s.ECC_SBE, Fn.INCREASE, HOUR), ">", ECC_STORM),
         meaning="ECC corrected many errors in the memory of this GPU. No data was lost.",
@@ -665,8 +679,8 @@ MODES = (
             "will be remapped.",
         ),
         mitigation=(
-            "Do nothing now. Watch for GpuRowRemapPending.",
-            "If XID 92 comes, or a remapping is pending, reset the GPU when the job has ended.",
+            "Keep using the GPU, and watch for XID 92 and GpuRowRemapPending.",
+            f"If one of them comes, cordon the node and {RESET} when its jobs have ended.",
             "If it continues for weeks on one GPU, run `dcgmi diag -r 3` and ask the vendor.",
         ),
         wrong="The alert is often harmless: one weak cell that is read in a loop counts thousands of errors until its "
@@ -735,8 +749,9 @@ MODES = (
         2 * MINUTE,
         Action.NONE,
         "{gpu} has not been read for {{ $value | humanizeDuration }}",
-        "Run gpu-exporter doctor on the node. If a call hangs in the driver, drain the node and reboot it. If "
-        "all GPUs of the node are stale and nvidia-smi answers quickly, restart the exporter.",
+        "Run gpu-exporter doctor on the node. If a call hangs in the driver (timeout 10 nvidia-smi does not answer "
+        "either), drain the node and reboot it. If all GPUs of the node are stale and nvidia-smi answers, check the "
+        "node's clock (NTP), then restart the exporter.",
         Inject(fault="wedged"),
         Unless(Compare(Over(s.LAST_READ, Fn.AGE), ">", STALE), RELEASED),
         implies=("GpuLost",),
@@ -755,7 +770,8 @@ MODES = (
         mitigation=(
             "If a call hangs in the driver, drain the node and reboot it. Killing processes does not free a "
             "thread in the kernel.",
-            "If all GPUs are stale and `nvidia-smi` answers quickly, restart the exporter and raise its CPU limit.",
+            "If all GPUs are stale and `nvidia-smi` answers, check the node's clock (NTP), then restart the exporter and "
+            "raise its CPU request (or limit, if it has one).",
         ),
         wrong="If the clock of the node is more than 150 s behind that of Prometheus, all GPUs of the node look stale at "
         "once: check NTP. A driver upgrade without `gpu-exporter release` fires the alert if it takes longer than about "
@@ -788,9 +804,9 @@ up{job=~"gpu|.*(gpu.?exporter|dcgm).*"} == 0""",
             "Query `up == 0` and read the error of the scrape on the targets page of Prometheus: refused (the "
             "exporter does not run), timeout (it hangs, or a network problem), 401 (password), 503 (the exporter "
             "no longer updates its metrics: the body says why), or a certificate error.",
-            "Run `kubectl get pods -o wide` for the node, or `systemctl status`. Is the exporter in a crash "
-            "loop, evicted or pending?",
-            "Run `curl -s NODE:9400/healthz` on the node itself, then from elsewhere. If only the second fails, "
+            "Run `kubectl get pods -o wide` for the node, or `systemctl status`. Does the exporter restart again and "
+            "again (`CrashLoopBackOff`)?",
+            "Run `curl -s ADDRESS:9400/healthz` on the node itself, then from elsewhere. If only the second fails, "
             "check the network (policy, firewall).",
             "Are other exporters of this node down as well? Then the problem is the node.",
         ),
@@ -799,7 +815,9 @@ up{job=~"gpu|.*(gpu.?exporter|dcgm).*"} == 0""",
             "If only the exporter is down, its log gives the reason in one line, and `gpu-exporter doctor` on "
             "the node says what is missing.",
         ),
-        wrong="A node that was removed for good keeps the alert firing until service discovery removes its target. A "
+        wrong="A node that was removed for good keeps the alert firing until service discovery removes its target. The "
+        "alert is silent for a target that service discovery does not list, because it has no `up`: a pod that is "
+        "pending or was evicted has no address. Alert on `kube_daemonset_status_number_unavailable > 0` as well. A "
         "scrape job that is not named `gpu`, and whose name contains neither `gpu-exporter` nor `dcgm`, is covered "
         "by this alert only if one of its scrapes succeeded within the last day.",
     ),

@@ -1,4 +1,4 @@
-"""Checks, for doctor, of the services and files that know which pod or job uses a GPU."""
+"""Doctor's checks of the services and files that say which pod or job uses a GPU."""
 
 from __future__ import annotations
 
@@ -44,8 +44,7 @@ def _finding(ask: Callable[[], str]) -> Finding:
     try:
         return Finding(TOPIC, Level.OK, ask())
     except (LookupFailed, GpuExporterError) as error:
-        what, _, cure = str(error).rpartition(": ")
-        return Finding(TOPIC, Level.WARN, what or cure, cure if what else "")
+        return Finding(TOPIC, Level.WARN, error.message, error.fix)
 
 
 def _kubelet(config: Config) -> str:
@@ -61,5 +60,5 @@ def _kubelet(config: Config) -> str:
 
 def _listed(config: Config, environ: Mapping[str, str], path: Callable[[Api], str], what: str) -> str:
     api = in_cluster(config.kubernetes_service_account, environ, PATIENCE)
-    items, _ = api.pages(path(api), **of_node(config, environ))
+    items, _ = api.list_objects(path(api), **of_node(config, environ))
     return f"the API server lists {len(items)} {what} of this node"

@@ -75,20 +75,12 @@ def examine(
         findings += judge(snapshot)
         mig = any(series.metric is m.MIG_MODE and value == 1 for series, value in snapshot.samples)
     except SourceLost as error:
-        findings.append(_lost(str(error)))
+        what = error.message.removeprefix("NVML: ").removeprefix("DCGM: ")
+        findings.append(
+            Finding("driver", Level.FAIL, f"no GPU can be read: {what}", error.fix or "run `nvidia-smi` to see why")
+        )
     findings += machine.container(mig=mig)
     return [*findings, *(finding for check in running for finding in check.until(end))], clean
-
-
-def _lost(error: str) -> Finding:
-    """Return the error of a lost source as a finding; what follows a colon is the cure."""
-    if error.startswith("DCGM: "):  # the address of the host engine contains colons, too
-        rest = error.removeprefix("DCGM: ")
-        message, _, cure = rest.rpartition(": ")
-        message, cure = (message, cure) if message else (rest, "see the log of nv-hostengine")
-    else:
-        message, _, cure = error.removeprefix("NVML: ").partition(": ")
-    return Finding("driver", Level.FAIL, f"no GPU can be read: {message}", cure or "run `nvidia-smi` to see why")
 
 
 def judge(snapshot: Snapshot) -> list[Finding]:

@@ -198,8 +198,8 @@ def clock(root: Path = ROOT, unsynchronised: Callable[[], bool | None] = unsynch
     return [Finding("clock", Level.WARN, what, "run chrony or systemd-timesyncd")]
 
 
-def checks(address: Address, *, asked: bool = False) -> tuple[Callable[[], list[Finding]], ...]:
-    """Return the checks for this system. With `asked`, another check asks kubelet, so its socket needs none."""
+def checks(address: Address, *, kubelet_checked: bool = False) -> tuple[Callable[[], list[Finding]], ...]:
+    """Return the checks for this system. `kubelet_checked`: without kubelet's, because another check calls it."""
     if platform.system() != "Linux":
         return (lambda: port(address),)
-    return (lambda: port(address), dcgm, *(() if asked else (kubelet,)), kernel_log, clock)
+    return (lambda: port(address), dcgm, *(() if kubelet_checked else (kubelet,)), kernel_log, clock)

@@ -161,7 +161,7 @@ def readme() -> str:
         ),
     )
     return banner.markdown(readme_text) + readme_text.README.format(
-        kubernetes=KUBERNETES, values=by_hand, limits=limits, modes=modes
+        kubernetes=KUBERNETES, version=__version__, values=by_hand, limits=limits, modes=modes
     )
 
 

@@ -10,10 +10,14 @@ Requirements: Kubernetes {kubernetes}, the NVIDIA driver on the nodes, and a way
 
 ## Install
 
+There is no published image yet: build it in the root of the repository, and push it to your registry.
+
 ```
+make image IMAGE=registry.example/gpu-exporter/gpu-exporter:{version}
+docker push registry.example/gpu-exporter/gpu-exporter:{version}
 kubectl create namespace gpu-monitoring
 kubectl label namespace gpu-monitoring pod-security.kubernetes.io/enforce=privileged   # for pod names: see "What each feature costs"
-helm install gpu-exporter helm/gpu-exporter --namespace gpu-monitoring \\
+helm install gpu-exporter helm/gpu-exporter --namespace gpu-monitoring --set image.registry=registry.example \\
   --set serviceMonitor.enabled=true --set prometheusRule.enabled=true --set dashboards.enabled=true \\
   --set serviceMonitor.labels.release=kube-prometheus-stack --set prometheusRule.labels.release=kube-prometheus-stack
 helm test gpu-exporter --namespace gpu-monitoring
@@ -21,6 +25,9 @@ helm test gpu-exporter --namespace gpu-monitoring
 
 The labels are those by which your Prometheus selects its ServiceMonitors and rules: for kube-prometheus-stack, the label
 `release` with the name of its own release.
+
+If `gpu-exporter doctor` in the pod finds no GPU, set `gpuAccess.mode`: `runtimeClass` if the cluster has a runtime class
+`nvidia` (GPU operator creates it), `cdi` if the nodes use CDI.
 
 ## What each feature costs
 
@@ -44,8 +51,8 @@ privileges. A feature that needs more gets it only while it is on:
 
 ## Health checks
 
-Both probes use `/healthz`, which fails only if the exporter itself hangs. A GPU that does not answer neither restarts
-the container nor stops scrapes: see [health endpoints](../../docs/probes.md).
+Both probes use `/healthz`, which fails only until the first collection is complete, and if the exporter itself hangs. A
+GPU that does not answer neither restarts the container nor stops scrapes: see [health endpoints](../../docs/probes.md).
 
 ## Target labels
 
@@ -69,9 +76,9 @@ scrape_configs:
 
 ## With dcgm-exporter or GPU operator
 
-Names, selectors and addresses differ, so dcgm-exporter may run on the same nodes, and the rules count each GPU once. To
-switch off the one that GPU operator installs, set its value `dcgmExporter.enabled=false`. GPU nodes are recognised by
-the labels of NFD or GPU operator (`nodes`).
+dcgm-exporter may run on the same nodes: its objects have other names and selectors, and each pod has its own address. The
+rules count each GPU once. To switch off the dcgm-exporter that GPU operator installs, set GPU operator's value
+`dcgmExporter.enabled=false`. GPU nodes are recognised by the labels of NFD or GPU operator (`nodes`).
 
 ## Through DCGM
 
@@ -91,11 +98,13 @@ extraVolumes: [{{name: dcgm, emptyDir: {{}}}}]
 extraVolumeMounts: [{{name: dcgm, mountPath: /dcgm, readOnly: true}}]
 ```
 
-Without `dcgm.hostEngine` DCGM runs within the exporter, which needs all of it: build an image on this one.
+Without `dcgm.hostEngine`, the exporter runs DCGM itself. That needs a complete DCGM in the image: build one `FROM` this
+image.
 
 ## Driver upgrades and GPU resets
 
-Before them, the exporter must release the driver on that node, and then resume:
+Make the exporter on that node release the driver before the change, and resume afterwards. Also stop the device plugin,
+DCGM and nvidia-persistenced: [release the driver](../../docs/hand-over.md).
 
 ```
 kubectl exec -n gpu-monitoring POD -- gpu-exporter release --for 10m

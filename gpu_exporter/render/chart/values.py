@@ -110,7 +110,7 @@ def _probe(path: str, start: int, period: int, failures: int, help: str) -> Valu
 
 # fmt: off
 IMAGE = (
-    Value("image.registry", "", TEXT, "Registry to which `make image` pushed the image; empty for the container runtime's default. `global.imageRegistry` takes precedence."),
+    Value("image.registry", "", TEXT, "Registry to which you pushed the image; empty for the container runtime's default. `global.imageRegistry` takes precedence."),
     Value("image.repository", "gpu-exporter/gpu-exporter", TEXT, "Repository of the image, which is built from the Dockerfile."),
     Value("image.tag", "", TEXT, "Tag; empty for the chart's appVersion."),
     Value("image.digest", "", {"type": "string", "pattern": "^(sha256:[0-9a-f]{64})?$"}, "Digest, `sha256:…`; it takes precedence over the tag."),
@@ -177,7 +177,7 @@ PODS = (
     Value("podSecurityContext", {}, OBJECT, "Merged into the pod security context that the features need; takes precedence."),
     Value("securityContext", {}, OBJECT, "Merged into the container security context that the features need; takes precedence."),
     Value("resources", {"requests": {"cpu": "50m", "memory": "96Mi"}, "limits": {"memory": "256Mi"}}, OBJECT, "Requests and limits. There is no CPU limit, because throttling would cause gaps in the measurement."),
-    _probe("livenessProbe", 10, 15, 8, "/healthz: it fails only if the exporter's own loop hangs, never because of a GPU."),
+    _probe("livenessProbe", 10, 15, 8, "/healthz: it fails only until the first collection is complete, and if the exporter itself hangs; never because of a GPU."),
     _probe("readinessProbe", 0, 10, 3, "/healthz, too: with /readyz, a node whose GPUs do not answer would block the rollout of the DaemonSet."),
     Value("initContainers", [], OBJECTS, "Init containers of the pods."),
     Value("extraContainers", [], OBJECTS, "More containers of the pods."),

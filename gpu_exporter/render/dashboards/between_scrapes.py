@@ -6,7 +6,7 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.bottlenecks import WINDOW
 from gpu_exporter.catalogue.conditions import Fn, Over
-from gpu_exporter.render.boards import Board
+from gpu_exporter.render.boards import JOB, Board
 from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.frame import About, BoardRow
 from gpu_exporter.render.dashboards.panels import heatmap, lines
@@ -25,7 +25,8 @@ def _activity(board: Board) -> object:
     about = About(
         f"Distribution of SM activity over time.{NEEDS} the mean SM activity above.",
         "one band at a high level.",
-        "two bands, one of them near 0: the GPU works in bursts and waits between them.",
+        _ranks(board, "SM activity")
+        or "two bands, one of them near 0: the GPU works in bursts and waits between them.",
     )
     return heatmap("SM activity distribution", about, Query(q.buckets(board, m.SM_SHARES), "{{le}}", "percentunit"))
 
@@ -34,9 +35,20 @@ def _power(board: Board) -> object:
     about = About(
         f"Distribution of power over time, from 50 samples per second.{NEEDS} the power above.",
         "one band near the limit under load.",
-        "two bands far apart: power oscillates even if its mean is flat; see GpuPowerOscillation.",
+        _ranks(board, "power")
+        or "two bands far apart: power oscillates even if its mean is flat; see GpuPowerOscillation.",
     )
     return heatmap("Power distribution", about, Query(q.buckets(board, m.POWER_SAMPLES), "{{le}}", "watt"))
+
+
+def _ranks(board: Board, what: str) -> str:
+    """Return what two bands mean on a dashboard that shows all ranks of a job; empty for other dashboards."""
+    if board is not JOB:
+        return ""
+    return (
+        "two bands: either each GPU alternates between the two levels, or different ranks stay at different levels; "
+        f"compare the {what} of the ranks above."
+    )
 
 
 def _gaps(board: Board) -> object:
@@ -57,8 +69,8 @@ def _quantile(board: Board, share: float) -> Query:
 def _swing(board: Board) -> object:
     about = About(
         "Amplitude of power swings as a share of the power limit (from the histogram, or from instantaneous power), "
-        "and the share of time with idle SMs (needs `--metrics full`).",
-        "swings below 20 %, idle SMs below 15 % of the time.",
+        "and the share of time with at most 1 % of the SMs active (needs `--metrics full`).",
+        "swings below 20 %, SMs idle less than 15 % of the time.",
         "overlap data loading and communication with computation.",
     )
     gauges = q.of(board, Over(s.POWER_INSTANT_USE, Fn.STDDEV, WINDOW))

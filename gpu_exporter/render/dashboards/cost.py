@@ -29,24 +29,27 @@ def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
 
 def _numbers() -> list[object]:
     shown = (
-        (a.GPU_COST, "GPU cost per hour", "Cost of the GPUs per hour, including electricity."),
-        (a.WASTED_COST, "Wasted spend per hour", "Cost of idle time and fake load per hour."),
-        (a.ELECTRICITY, "Electricity per hour", "Cost of the electricity that the GPUs use per hour."),
-        (a.POWER, "Power", "Power draw of the GPUs."),
+        (a.GPU_COST, "GPU cost per hour", _cost("Cost of the GPUs per hour, including electricity.")),
+        (a.WASTED_COST, "Wasted spend per hour", _cost("Cost of idle time and fake load per hour.")),
+        (a.ELECTRICITY, "Electricity per hour", _cost("Cost of the electricity that the GPUs use per hour.")),
+        (
+            a.POWER,
+            "Power",
+            About("Power draw of the GPUs.", "near the planned power.", "compare it with the activity of the GPUs."),
+        ),
     )
     return [
-        number(
-            title,
-            About(
-                f"{what} {_PRICES}",
-                "as budgeted, with little wasted spend.",
-                "the tables below show which workloads and GPUs.",
-            ),
-            Query(f"sum({q.of(BOARD, each)})", "", q.unit(each)),
-            width=5,
-        )
-        for each, title, what in shown
+        number(title, about, Query(f"sum({q.of(BOARD, each)})", "", q.unit(each)), width=5)
+        for each, title, about in shown
     ]
+
+
+def _cost(what: str) -> About:
+    return About(
+        f"{what} {_PRICES}",
+        "as budgeted, with little wasted spend.",
+        "the tables below show which workloads and GPUs.",
+    )
 
 
 def _owners() -> list[object]:

@@ -92,7 +92,11 @@ def _chips() -> list[object]:
         ),
         lines(
             "Power as a share of the limit",
-            About("Power of each rank.", "similar on all ranks.", "a rank far below the others waits."),
+            About(
+                "Power of each rank.",
+                "similar on all ranks.",
+                "a rank far below the others waits for them, or for its host: compare engine activity.",
+            ),
             [q.query(BOARD, s.POWER_USE)],
         ),
         lines(

@@ -77,7 +77,7 @@ def _labels(what: Recorded) -> tuple[str, ...]:
     match what:
         case Aggregate():
             return ("cluster", *what.by)
-        case Signal(owned=False) | Over(signal=Signal(owned=False)):
+        case Signal(has_owner=False) | Over(signal=Signal(has_owner=False)):
             return ("cluster", *IDENTITY)
     return ("cluster", *IDENTITY, *OWNER)
 
@@ -118,8 +118,8 @@ def legend(what: Recorded) -> str:
             return " · ".join(f"{{{{{label}}}}}" for label in by) or "{{cluster}}"
         case Signal(per_instance=True) | Over(signal=Signal(per_instance=True)):
             return f"{DEVICE_LEGEND} {{{{GPU_I_ID}}}}"
-        case Signal() if what.extra:
-            return " ".join((DEVICE_LEGEND, *(f"{label} {{{{{label}}}}}" for label in what.extra)))
+        case Signal() if what.extra_labels:
+            return " ".join((DEVICE_LEGEND, *(f"{label} {{{{{label}}}}}" for label in what.extra_labels)))
     return DEVICE_LEGEND
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpu_exporter.catalogue.dcgm_exporter import flags
-from gpu_exporter.catalogue.dcgm_exporter.flags import SETTINGS, THEIRS, Theirs
+from gpu_exporter.catalogue.dcgm_exporter.flags import FLAGS, SETTINGS, DcgmExporterFlag
 from gpu_exporter.config import ENV_PREFIX, flag
 from gpu_exporter.render import banner
 from gpu_exporter.render.docs.markdown import table
@@ -24,11 +24,11 @@ value prevents the start, with one line that names the flag or the variable.
 
 def page() -> str:
     """Return docs/dcgm-exporter-flags.md: one row per flag."""
-    return banner.markdown(flags) + HEAD + table(("flag", "environment", "becomes", "remarks"), map(_row, THEIRS))
+    return banner.markdown(flags) + HEAD + table(("flag", "environment", "becomes", "remarks"), map(_row, FLAGS))
 
 
-def _row(theirs: Theirs) -> tuple[str, ...]:
+def _row(theirs: DcgmExporterFlag) -> tuple[str, ...]:
     long, *short = theirs.flags
     names = ", ".join(f"`{name}`" for name in (f"--{long}", *(f"-{each}" for each in short)))
     becomes = f"`--{flag(SETTINGS[theirs.setting])}`" if theirs.honoured else "ignored"
-    return names, f"`{theirs.env}`", becomes, theirs.says
+    return names, f"`{theirs.env}`", becomes, theirs.hint

@@ -29,7 +29,7 @@ def with_roots(signals: Iterable[Signal]) -> tuple[Signal, ...]:
 def _roots(side: Signal | Derived | float) -> Iterator[Signal]:
     match side:
         case Signal():
-            for way in side.made:
+            for way in side.definitions:
                 if isinstance(way, Derived):
                     yield from _roots(way)
         case Derived(left, _, right):

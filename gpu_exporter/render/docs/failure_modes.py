@@ -10,7 +10,7 @@ from gpu_exporter.catalogue import bottlenecks
 from gpu_exporter.catalogue import failure_modes as catalogued_modes
 from gpu_exporter.catalogue import signals as catalogued_signals
 from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS, WINDOW, Bottleneck
-from gpu_exporter.catalogue.conditions import Limit, Limits, limits_of
+from gpu_exporter.catalogue.conditions import Is, Limit, Limits, limits_of
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.cost import PRICES
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode
@@ -53,6 +53,14 @@ means over {window}. The class is recorded as `gpu:bottleneck:class`; the value 
 
 # A class without an alert has no runbook to give advice.
 ADVICE = {"mixed": "\nUse a profiler to find out where the time goes: Nsight Systems or the PyTorch profiler.\n"}
+
+# Classes on which no alert fires, but which alerts on more than the class are about.
+WITHOUT_ALERT = {
+    "idle": "No alert on this class alone. [GpuAllocatedIdle](runbooks/gpuallocatedidle.md) fires if a program "
+    "occupies the GPU meanwhile.",
+    "communicating": "No alert on this class alone. [Stragglers](#stragglers) lists the alerts on ranks that wait for "
+    "others.",
+}
 
 STRAGGLERS = """
 ## Stragglers
@@ -140,7 +148,7 @@ A signal has one name, one unit and one set of labels, whichever exporter is scr
 source that exists for a GPU: time integrals of gpu-exporter, classic names (of gpu-exporter or of dcgm-exporter up to
 4.8), names of dcgm-exporter from 4.9 on. If two exporters are scraped, each GPU still appears once, by its UUID.
 
-- Counters are read as `rate(…[{RATE_WINDOW}])`, which is an exact mean; gauges are read as they are.
+- Counters are read as `rate(…[{RATE_WINDOW}])`, which covers the whole window; gauges are read as they are.
 - {ticked(DEVICE)} (the GPU instance, in MIG mode) identify a device. Further labels are {ticked(IDENTITY)}, and
   {ticked(OWNER)} if the owner of the GPU is known. Signals of hardware health have no owner labels.
 - `Hostname` and `hostname` become `node`; `exported_pod` and `exported_namespace` become `pod` and `namespace`.
@@ -186,7 +194,7 @@ def failure_modes(modes: Sequence[FailureMode] = MODES, limits: Limits | None = 
         banner.markdown(catalogued_modes, bottlenecks)
         + INTRO
         + CLASSES_INTRO.format(window=window)
-        + "".join(_class(number, each, changed) for number, each in enumerate(BOTTLENECKS))
+        + "".join(_class(number, each, modes, changed) for number, each in enumerate(BOTTLENECKS))
         + TERMS_INTRO
         + "".join(runbooks.definitions([each.condition for each in BOTTLENECKS], changed))
         + TREE_INTRO.format(window=window)
@@ -205,9 +213,11 @@ def failure_modes(modes: Sequence[FailureMode] = MODES, limits: Limits | None = 
     )
 
 
-def _class(number: int, each: Bottleneck, limits: Limits) -> str:
+def _class(number: int, each: Bottleneck, modes: Sequence[FailureMode], limits: Limits) -> str:
     head = f"\n### {number}. {each.name}\n\n{each.means[0].upper()}{each.means[1:]}.\n\n"
-    return head + runbooks.condition(each.condition, limits) + ADVICE.get(each.name, "")
+    alerts = [_link(mode) for mode in modes if isinstance(mode.condition, Is) and mode.condition.name == each.name]
+    alert = f"Alert: {', '.join(alerts)}." if alerts else WITHOUT_ALERT.get(each.name, "No alert.")
+    return f"{head}{alert}\n\n" + runbooks.condition(each.condition, limits) + ADVICE.get(each.name, "")
 
 
 def flowchart(limits: Limits) -> Iterator[str]:
@@ -240,9 +250,13 @@ def _modes(modes: Sequence[FailureMode]) -> str:
     return table(head, (_mode(mode) for mode in modes))
 
 
+def _link(mode: FailureMode) -> str:
+    return f"[{mode.name}](runbooks/{mode.name.lower()}.md)"
+
+
 def _mode(mode: FailureMode) -> tuple[str, ...]:
     return (
-        f"[{mode.name}](runbooks/{mode.name.lower()}.md)",
+        _link(mode),
         mode.severity.value,
         prose.span(mode.hold) if mode.hold else "-",
         mode.domain.value,

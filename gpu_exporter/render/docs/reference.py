@@ -51,7 +51,8 @@ labels `gpu` and `UUID`; join other labels from `gpu_info`. Series that do not c
   with a fake driver. See [platforms](platforms.md).
 - Labels in parentheses exist on a GPU in MIG mode: each GPU instance has such a series, the GPU itself has none.
 - Profiling gauges are means over `--gauge-window`. `rate()` of the matching `_seconds_total` or `_bytes_total` counter
-  is the exact mean over any window.
+  is the mean over any window, without gaps. SM and pipe activity are shares of clock cycles, so they can differ from
+  shares of time if the clock changes ([example](performance.md#what-it-sees-between-two-scrapes)).
 - With `--kubernetes`, classic metrics also have the labels `namespace`, `pod` and `container`, see
   [attribution](attribution.md).
 - A metric that is not available on a GPU has no sample; `gpu_metric_supported{metric,reason} 0` says why.
@@ -66,28 +67,39 @@ an hour. The verdict is on `/metrics`, in `/api/v1/gpus` (JSON), in `gpu-exporte
 which reads all values anew.
 
 - `gpu_health_state{state="healthy|degraded|unhealthy"}`: exactly one of the three is 1. All three are 0 while the
-  health is unknown. That is so if the GPU supports ECC errors, row remapping (or page retirement) or the recovery
-  action, and the exporter could not read one of them; or if no GPU can be read because the driver's library cannot be
-  used or the exporter has released the driver.
+  health is unknown.
 - **unhealthy**: act now. **degraded**: running jobs can finish; do not schedule new ones. `gpu-exporter check` exits
   with 3 if any GPU is degraded or unhealthy, otherwise with 1 if the health of one is unknown, otherwise with 0.
+- **unknown**: no fault was found, but one of these values is supported and could not be read: uncorrectable ECC errors,
+  row remapping or page retirement, the recovery action. The health is also unknown while the driver's library cannot be
+  used or the driver is released.
 - `gpu_health_reason{reason,action} 1` while a reason holds. `action` is what to do. From the least to the most drastic:
-  none, restart_app, gpu_reset, node_reboot, drain, replace. With several reasons, follow the most drastic action. With
-  `none`, the cause is outside the GPU (cooling, power, fabric manager). `drain`: drain the node, then follow the
-  runbook.
+  none, restart_app, gpu_reset, node_reboot, drain, replace. With several reasons, follow the most drastic action.
+  - `none`: the cause is outside the GPU (cooling, power, fabric manager).
+  - `gpu_reset`, `node_reboot`: first cordon the node and let its jobs end.
+  - `drain`: cordon the node and follow the runbook, which says what must end: the jobs on this GPU, or everything on
+    the node. It ranks above `node_reboot` because the repair depends on the case, and may include a reboot.
 - After an XID that requires a drain, the GPU is unhealthy for ten minutes, with the reason `xid_<code>` and the code's
-  [action](xids.md). The ten minutes are measured by the monotonic clock, so a wrong node clock does not change them
-  ([time of an XID](events.md#time)). `gpu-exporter check` and `doctor` do not see XIDs from before they started.
-- **XID**: the codes with which the driver usually reports that the fault began. **alert**: the runbook of its alert.
+  [action](xids.md). After that the verdict no longer mentions it, even if nobody repaired the GPU: keep the node
+  cordoned until it is repaired. The ten minutes are measured by the monotonic clock, so a wrong node clock does not
+  change them ([time of an XID](events.md#time)). `gpu-exporter check` and `doctor` do not see XIDs from before they
+  started.
 - A value that a GPU does not support never makes it unhealthy. Rates and history, such as corrected errors in an hour,
   are evaluated by Prometheus.
+- Limits of the alerts and silences do not change the verdict: a GPU that runs without an NVSwitch fabric on purpose,
+  for example, stays degraded. In the prolog of a job, read the reasons from `gpu-exporter check --json` and ignore the
+  expected ones.
+
+Columns of the table: *XID* lists the codes that the driver usually reports when the fault begins; *alert* links the
+runbook.
 """
 
 STATES_INTRO = """
 ## States
 
-Each state is one expression on gpu-exporter's metrics. The column *obtained* says how the values are read through NVML;
-[metrics](metrics.md) says how often, and on which hardware each was seen. Metrics that are only exposed with
+Each state is one expression on gpu-exporter's metrics. The column *obtained* says how the values are read through NVML:
+`X(…)` stands for NVML's `nvmlDeviceGetX` (`ValidateInforom` for `nvmlDeviceValidateInforom`), `field N` for its field
+value N. [Metrics](metrics.md) says how often, and on which hardware each was seen. Metrics that are only exposed with
 `--metrics full` are marked.
 """
 
@@ -264,7 +276,7 @@ def _family(rows: Sequence[Metric]) -> tuple[str, ...]:
         "`--processes`"
         if isinstance(metric.nvml, PerProcess)
         else " / ".join(dict.fromkeys(row.set.value for row in rows)),
-        metric.read.name.lower() if metric.nvml or metric.entity in NON_GPU_ENTITIES else "",
+        metric.nvml_pace.name.lower() if metric.nvml or metric.entity in NON_GPU_ENTITIES else "",
         sources[0] if len(sources) == 1 else f"{sources[0]} …",
         "" if metric.dcgm is None else str(metric.dcgm) + (" …" if len(rows) > 1 else ""),
         _seen_on(rows),

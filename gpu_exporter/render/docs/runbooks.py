@@ -10,7 +10,7 @@ from functools import partial
 from gpu_exporter.catalogue import failure_modes
 from gpu_exporter.catalogue.conditions import Condition, Limit, Limits, limits_of
 from gpu_exporter.catalogue.failure_modes import MODES
-from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Scope
+from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Scope, Severity
 from gpu_exporter.catalogue.faults import FAULTS
 from gpu_exporter.catalogue.signal import Derived, Read, Signal
 from gpu_exporter.catalogue.signals import LAST_READ, XID_FATAL
@@ -18,7 +18,7 @@ from gpu_exporter.catalogue.xids import load
 from gpu_exporter.model.metric import MetricSet
 from gpu_exporter.model.verdict import Action
 from gpu_exporter.render import banner, coverage, prose
-from gpu_exporter.render.coverage import Works
+from gpu_exporter.render.coverage import Detectability
 from gpu_exporter.render.docs import markdown
 from gpu_exporter.render.docs.derivations import derivation, with_roots
 from gpu_exporter.render.docs.markdown import bullets, code, numbered, table
@@ -26,11 +26,9 @@ from gpu_exporter.render.rules import rules
 
 NAME = re.compile(r"\bGpu[A-Z]\w+")
 FOLDER = "docs/runbooks"
-SEVERITY = {
-    "critical": "critical: pages someone",
-    "warning": "warning: opens a ticket",
-    "info": "info: only shown, never notifies",
-}
+# What an alert becomes in the example for Alertmanager; a warning about costs is in a digest.
+SEVERITY = {Severity.CRITICAL: "a page", Severity.WARNING: "a ticket", Severity.INFO: "no notification"}
+DIGEST = "a digest"
 ACTION = {
     Action.NONE: "none on the GPU itself",
     Action.RESTART_APP: "restart the application",
@@ -65,14 +63,31 @@ kubectl exec -n gpu-monitoring $(kubectl get pods -n gpu-monitoring -l app.kuber
   --field-selector spec.nodeName=NODE -o name) -- gpu-exporter check
 ```
 
-Run `nvidia-smi`, `journalctl` and `lspci` on the node itself. `gpu-exporter events` needs a kernel log, which the chart
-does not mount by default: then ask the exporter, `curl -s NODE:9400/api/v1/events`. NODE is the address of the node, or
-the pod's if the exporter does not use the host's network (`hostNetwork`).
+For jobs and stragglers, run `gpu-exporter diagnose --url http://localhost:9400` there, or give the URL of Prometheus,
+which also shows ranks on other nodes. Run `nvidia-smi`, `journalctl` and `lspci` on the node itself.
 
-Before `nvidia-smi --gpu-reset`, [release the driver](../hand-over.md), and stop DCGM, the device plugin and
-nvidia-persistenced; outside Kubernetes, `release` needs `--token-file`.
+`gpu-exporter events` needs a kernel log, which the chart does not mount by default: then ask the exporter,
+`curl -s ADDRESS:9400/api/v1/events`.
+
+In these commands and queries, NODE is the node's name, as in the label `instance`. ADDRESS is the pod's IP, or the
+node's with `hostNetwork` and outside Kubernetes. N is the index of the GPU (label `gpu`).
+
+## How to reset a GPU
+
+1. Cordon the node, and let the jobs on the GPU end.
+2. Stop DCGM, the device plugin and nvidia-persistenced, because a reset fails while a process uses the driver.
+3. Run `gpu-exporter release --for 10m`, so that the exporter [releases the driver](../hand-over.md). With the systemd
+   unit in `deploy/`, add `--token-file /run/gpu-exporter/token` here and to `resume`.
+4. Run `nvidia-smi --gpu-reset -i N`.
+5. Run `gpu-exporter resume`, and start the other services again.
+6. When `gpu-exporter check` says that the GPU is healthy, uncordon the node.
 """
-WHERE = "On Kubernetes, see [where to run the commands](README.md#where-to-run-the-commands).\n\n"
+WHERE = (
+    "Where to run the commands, and what to do before a GPU reset: [runbooks](README.md#where-to-run-the-commands).\n\n"
+)
+UNRELATED = """No particular alert is linked to this one. [All runbooks](README.md) are in triage order: an alert higher
+up can be the cause.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +101,7 @@ class Exporter:
 EXPORTERS = (
     Exporter("gpu-exporter", coverage.exposed()),
     Exporter("dcgm-exporter with its default fields", coverage.DCGM_DEFAULT),
-    Exporter("dcgm-exporter with the [recommended fields](../alerts/dcgm-exporter.csv)", coverage.DCGM_OURS),
+    Exporter("dcgm-exporter with the [recommended fields](../alerts/dcgm-exporter.csv)", coverage.DCGM_RECOMMENDED),
 )
 FULL = coverage.exposed(full=True)
 LIMITS = """[How to change a limit](../failure-modes.md#limits).
@@ -97,7 +112,7 @@ REQUIRED = {
     "kube-state-metrics": "This alert reads no metrics of GPUs. It needs kube-state-metrics; see "
     "[allocation](../signals.md#allocation).",
 }
-WORKS = {Works.YES: "yes", Works.PARTLY: "partly", Works.NO: "no"}
+WORKS = {Detectability.YES: "yes", Detectability.PARTLY: "partly", Detectability.NO: "no"}
 
 
 def path(mode: FailureMode) -> str:
@@ -112,8 +127,8 @@ def link(name: str) -> str:
 
 def works(mode: FailureMode) -> tuple[str, ...]:
     """Return for each exporter whether the mode works with it, in words."""
-    said = [WORKS[coverage.works(mode, each.names)] for each in EXPORTERS]
-    if said[0] != "yes" and coverage.works(mode, FULL) is Works.YES:
+    said = [WORKS[coverage.detectability(mode, each.names)] for each in EXPORTERS]
+    if said[0] != "yes" and coverage.detectability(mode, FULL) is Detectability.YES:
         said[0] = f"with `--metrics {MetricSet.FULL.value}`"
     return tuple(said)
 
@@ -179,7 +194,10 @@ def _facts(mode: FailureMode) -> str:
         ("Domain", mode.domain.value),
         ("Detected from", SCOPE[mode.scope]),
     ]
-    return table(("Severity", SEVERITY[mode.severity.value]), rows)
+    of_cost = mode.domain is Domain.COST and mode.severity is Severity.WARNING
+    notified = DIGEST if of_cost else SEVERITY[mode.severity]
+    example = "[example for Alertmanager](../../alerts/examples/alertmanager.yaml)"
+    return table(("Severity", f"{mode.severity.value} ({notified} in the {example})"), rows)
 
 
 def _detection(mode: FailureMode, limits: Limits) -> str:
@@ -243,8 +261,8 @@ SIGNAL_HEAD = ("Signal", "Meaning", "gpu-exporter", "dcgm-exporter ≤ 4.8", "dc
 
 def signal_row(signal: Signal, show: Callable[[Read], str] = _series) -> tuple[str, ...]:
     """Return the row of a signal, with its sources for each exporter, best first; `show` formats one source."""
-    made = [f"= {derivation(way)}" for way in signal.made if isinstance(way, Derived)]
-    ours, classic, modern = (coverage.reads(signal, which) for which in ("ours", "classic", "modern"))
+    made = [f"= {derivation(way)}" for way in signal.definitions if isinstance(way, Derived)]
+    ours, classic, modern = (coverage.reads(signal, which) for which in coverage.Generation)
     columns = ((*ours, *(way for way in classic if way.name in FULL)), classic, modern)
     cells = ("; ".join([*made, *(f"`{show(way)}`" for way in ways)]) or "-" for ways in columns)
     return f"`{signal.record}`", signal.help, *cells
@@ -256,11 +274,14 @@ def _without_prometheus(mode: FailureMode) -> str:
         return ""
     if LAST_READ in mode.needs:
         return (
-            "\nWithout Prometheus, run `gpu-exporter diagnose --verbose --url http://NODE:9400`, so that the exporter "
-            "is asked.\n"
+            "\nWithout Prometheus, run `gpu-exporter diagnose --verbose --url http://ADDRESS:9400`, so that the "
+            "exporter is asked.\n"
         )
     of_job = " --one-job" if mode.scope is Scope.JOB else ""
-    return f"\nWithout Prometheus, `gpu-exporter diagnose --verbose{of_job}` shows the signals of this alert.\n"
+    return (
+        f"\nWithout Prometheus, `gpu-exporter diagnose --verbose{of_job}` evaluates this condition now. If it is true, "
+        "it shows the values that decided it.\n"
+    )
 
 
 def _related(mode: FailureMode, modes: Sequence[FailureMode]) -> str:
@@ -274,9 +295,29 @@ def _related(mode: FailureMode, modes: Sequence[FailureMode]) -> str:
         lines.append(f"Check first, because it can cause this alert: {', '.join(map(link, first))}.")
     if others:
         lines.append(f"May fire together with this alert: {', '.join(map(link, others))}.")
-    if XID_FATAL in mode.needs:
-        drained = {xid.code for xid in load() if xid.drain}
-        reported = {fault.mode for fault in FAULTS if drained.intersection(fault.xids)}
-        alerts = ", ".join(link(name) for name in names if name in reported)
-        lines.append(f"May fire for the same fault, depending on the XID: {alerts}.")
-    return bullets(lines) if lines else "None that fires together with it.\n"
+    same = [name for name in _same_fault(mode, modes) if name not in (*first, *others)]
+    if same:
+        lines.append(f"May fire for the same fault, depending on the XID: {', '.join(map(link, same))}.")
+    listed = {mode.name, *first, *others, *same}
+    mentioned = [
+        each.name for each in modes if each.name not in listed and (_mentions(mode, each) or _mentions(each, mode))
+    ]
+    if mentioned:
+        lines.append(f"See also: {', '.join(map(link, mentioned))}.")
+    return bullets(lines) if lines else UNRELATED
+
+
+def _same_fault(mode: FailureMode, modes: Sequence[FailureMode]) -> Iterator[str]:
+    """Yield the alerts that an XID which requires a drain fires, too: for its alert those of faults, and vice versa."""
+    drained = {xid.code for xid in load() if xid.drain}
+    reported = {fault.mode for fault in FAULTS if drained.intersection(fault.xids)}
+    for each in modes:
+        of_fault, other = (mode, each) if mode.name in reported else (each, mode)
+        if of_fault.name in reported and XID_FATAL in other.needs:
+            yield each.name
+
+
+def _mentions(mode: FailureMode, other: FailureMode) -> bool:
+    """Return whether the runbook of a mode names another one."""
+    texts = (mode.meaning, mode.impact, mode.advice, *mode.diagnosis, *mode.mitigation, mode.wrong)
+    return any(other.name in NAME.findall(text) for text in texts)

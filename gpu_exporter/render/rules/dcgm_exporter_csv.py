@@ -7,7 +7,7 @@ from io import StringIO
 
 from gpu_exporter.catalogue import signals
 from gpu_exporter.render import banner
-from gpu_exporter.render.coverage import fields
+from gpu_exporter.render.coverage import Generation, fields
 
 # Describes the gauges of gpu-exporter, not those of dcgm-exporter.
 WINDOW = ", mean over the gauge window"
@@ -23,15 +23,15 @@ HEAD = """\
 
 def classic() -> str:
     """Return alerts/dcgm-exporter.csv: names up to 4.8."""
-    return _file("classic", "up to 4.8", "dcgm-exporter.csv")
+    return _file(Generation.DCGM_EXPORTER_4_8, "up to 4.8", "dcgm-exporter.csv")
 
 
 def modern() -> str:
     """Return alerts/dcgm-exporter-4.9.csv: names from 4.9 on."""
-    return _file("modern", "from 4.9 on", "dcgm-exporter-4.9.csv")
+    return _file(Generation.DCGM_EXPORTER_4_9, "from 4.9 on", "dcgm-exporter-4.9.csv")
 
 
-def _file(which: str, versions: str, file: str) -> str:
+def _file(which: Generation, versions: str, file: str) -> str:
     text = StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerows((each.name, each.kind.value, each.help.replace(WINDOW, "")) for each in fields(which))

@@ -61,16 +61,16 @@ def _signals(group: str) -> Iterator[Rule]:
 
 def _group(signal: Signal) -> str:
     """Return the group that records a signal: hardware state, or activity of the owner of a GPU or instance."""
-    if any(isinstance(way, Read) and way.shape for way in signal.made):
+    if any(isinstance(way, Read) and way.shape for way in signal.definitions):
         return OF_HISTOGRAMS
-    if not signal.owned:
+    if not signal.has_owner:
         return OF_BOARD
     return OF_INSTANCE if signal.per_instance else OF_GPU
 
 
 def _windows_of(owned: bool) -> Iterator[Rule]:
     for window in dict.fromkeys(_windows(_terms())):
-        if window.signal.owned is owned:
+        if window.signal.has_owner is owned:
             yield _record(window.record, promql.term_definition(window))
 
 

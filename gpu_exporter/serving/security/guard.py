@@ -81,8 +81,9 @@ class Guard:
 
     async def refuse(self, authorization: str, address: str) -> Refusal | None:
         """Return None if a request may be answered, else the refusal to send instead."""
-        if self._bucket and not self._bucket.take():
-            return too_many(self._bucket.limit.interval)
+        bucket = self._bucket  # a reload may replace it
+        if bucket and not bucket.take():
+            return too_many(bucket.limit.interval)
         if self._login and self.config.users:
             return await self._login.refuse(self.config.users, authorization, address)
         return None

@@ -9,7 +9,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from gpu_exporter.inputs import Hostengine
 from gpu_exporter.model.errors import SourceLost
 from gpu_exporter.sources.dcgm.bindings import Bindings
-from gpu_exporter.sources.dcgm.errors import SOURCE_LOST, DcgmError, source_lost
+from gpu_exporter.sources.dcgm.errors import SEE_LOG, SOURCE_LOST, DcgmError, source_lost
 from gpu_exporter.sources.dcgm.values import Answer, Entity
 
 P = ParamSpec("P")
@@ -19,14 +19,14 @@ T = TypeVar("T")
 class Connection:
     """A handle of a host engine. `bindings` has the calls, each of which takes the handle first."""
 
-    def __init__(self, bindings: Bindings, to: Hostengine, timeout: float, beat: Callable[[], None]) -> None:
-        """Connect. `beat` is called before each call, so that the deadline applies to one call, not to all together.
+    def __init__(self, bindings: Bindings, to: Hostengine, timeout: float, heartbeat: Callable[[], None]) -> None:
+        """Connect. `heartbeat` is called before each call, so that the deadline applies to a single call.
 
         Raises DcgmError, SourceLost.
         """
         self.where = str(to)
         self.bindings = bindings
-        self._to, self._beat = to, beat
+        self._to, self._heartbeat = to, heartbeat
         self.dead = False
         self._handle = self._checked(lambda: bindings.connect(to, timeout))
 
@@ -35,7 +35,7 @@ class Connection:
         return self._checked(lambda: function(self._handle, *args, **kwargs))
 
     def _checked(self, call: Callable[[], T]) -> T:
-        self._beat()
+        self._heartbeat()
         try:
             return call()
         except DcgmError as error:
@@ -58,7 +58,7 @@ class Connection:
         try:
             return self.call(self.bindings.latest, entities, fields)
         except DcgmError as error:
-            raise SourceLost(f"DCGM: {self.where}: values cannot be read: {error}") from error
+            raise SourceLost(f"DCGM: {self.where}: values cannot be read: {error}", fix=SEE_LOG) from error
 
     def close(self) -> None:
         """Disconnect. The host engine then drops this connection's groups and watches."""

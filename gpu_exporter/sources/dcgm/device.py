@@ -24,7 +24,7 @@ from gpu_exporter.sources.dcgm.values import Answer, Entity, gpu, link
 
 # If a GPU has no new sample for this long, the host engine is alive but stuck in the driver.
 STUCK_INTERVALS, STUCK_SECONDS = 3.0, 3.0
-# The most XIDs that are kept until they are fetched; nobody fetches those of a device that complements NVML's.
+# The most XIDs that are kept until they are fetched. Those of a device that only complements NVML's are never fetched.
 MOST_XIDS = 1000
 
 

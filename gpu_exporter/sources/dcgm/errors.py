@@ -1,10 +1,11 @@
-"""DCGM's return codes -> outcomes, and which of them cost a GPU or the source.
+"""DCGM's return codes: the outcome of each, and which of them mean that a GPU or the source is lost.
 
 The codes are from `dcgm_structs.h`, the same in DCGM 3.3 and 4. The texts are not the library's, which may not load.
 """
 
 from __future__ import annotations
 
+from gpu_exporter.inputs import Hostengine
 from gpu_exporter.model.errors import GpuLost, SourceLost
 
 OK = 0
@@ -86,6 +87,9 @@ SOURCE_LOST = {
     NVML_NOT_LOADED: "not_loaded",
 }
 
+# What to do about an error whose cause only the host engine knows.
+SEE_LOG = "see the log of nv-hostengine"
+
 
 class DcgmError(Exception):
     """A return code that is not OK."""
@@ -102,15 +106,21 @@ def outcome(code: int) -> str:
     return UNSUPPORTED.get(code) or LOST.get(code) or "unknown"
 
 
+def hung_fix(where: str) -> str:
+    """Return what to do about a host engine that hangs. `where` names it."""
+    program = "gpu-exporter" if where == str(Hostengine()) else "nv-hostengine"
+    return f"restart {program}; if that hangs, see `dmesg | grep -i nvrm`"
+
+
 def source_lost(code: int, where: str) -> SourceLost:
     """Return the error that a code means for the whole source. `where` names the host engine."""
-    cure = {
+    fix = {
         CONNECTION_NOT_VALID: "is nv-hostengine running there, and does it listen on that address?",
-        VER_MISMATCH: "bindings and host engine must be of one major version",
-        NVML_NOT_LOADED: "the NVIDIA kernel driver is not loaded there: `modprobe nvidia`, then restart nv-hostengine",
-    }.get(code, "")
-    message = f"DCGM: {where}: {DcgmError(code)}"
-    return SourceLost(f"{message}: {cure}" if cure else message, SOURCE_LOST.get(code, "unknown"))
+        TIMEOUT: hung_fix(where),
+        VER_MISMATCH: "install bindings and a host engine of the same major version",
+        NVML_NOT_LOADED: "load the NVIDIA kernel driver there (`modprobe nvidia`), then restart nv-hostengine",
+    }.get(code, SEE_LOG)
+    return SourceLost(f"DCGM: {where}: {DcgmError(code)}", SOURCE_LOST.get(code, "unknown"), fix=fix)
 
 
 def raise_if_lost(error: DcgmError, what: str, where: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 from gpu_exporter.model.errors import SourceLost
 from gpu_exporter.sources.dcgm.bindings import Attributes, MigPart
 from gpu_exporter.sources.dcgm.connection import Connection
-from gpu_exporter.sources.dcgm.errors import MODULE_NOT_LOADED, DcgmError
+from gpu_exporter.sources.dcgm.errors import MODULE_NOT_LOADED, SEE_LOG, DcgmError
 from gpu_exporter.sources.dcgm.groups import Groups, Watch, WatchRequest
 from gpu_exporter.sources.dcgm.values import Answer, Entity, EntityGroup, gpu, link
 
@@ -39,7 +39,8 @@ class Inventory:
         try:
             return self._connection.call(self._bindings.gpus, supported=supported)
         except DcgmError as error:
-            raise SourceLost(f"DCGM: {self._connection.where}: its GPUs cannot be listed: {error}") from error
+            message = f"DCGM: {self._connection.where}: its GPUs cannot be listed: {error}"
+            raise SourceLost(message, fix=SEE_LOG) from error
 
     def attributes(self, number: int) -> Attributes:
         """Return the identity of a GPU. Raises DcgmError."""

@@ -20,6 +20,7 @@ from gpu_exporter.sources.dcgm.errors import LIBRARY_NOT_FOUND, DcgmError
 from gpu_exporter.sources.dcgm.places import DCGM_3, DCGM_4, MODULE, has_bindings
 
 WHERE = f"install the package datacenter-gpu-manager-4-core ({DCGM_4}), or datacenter-gpu-manager for DCGM 3 ({DCGM_3})"
+AGAIN = "reinstall the package that they came with"
 MODULES = ("dcgmvalue", "dcgm_structs", "dcgm_fields", "dcgm_agent", "dcgm_errors")
 IMPORTING = threading.Lock()
 
@@ -31,16 +32,15 @@ def load(folder: Path | None = None, places: Sequence[Path] = (DCGM_4, DCGM_3)) 
         agent, structs, errors = _imported(chosen)
     where = Path(str(structs.__file__)).parent
     if chosen is not None and where.resolve() != chosen.resolve():
-        raise SourceLost(f"DCGM: its bindings of {where} are in use already, not those of {chosen}", "no_bindings")
+        message = f"DCGM: its bindings of {where} are in use already, not those of {chosen}"
+        raise SourceLost(message, "no_bindings", fix="restart gpu-exporter")
     try:
         bindings = Bindings(agent, structs, errors, where)
         _load_library(structs, where)
     except DcgmError as error:
-        raise SourceLost(_no_library(error, where), "no_library") from error
+        raise _no_library(error, where) from error
     except (OSError, AttributeError) as error:
-        raise SourceLost(
-            f"DCGM: the library of the bindings in {where} does not load: {error}", "no_library"
-        ) from error
+        raise _unloadable(error, where) from error
     return bindings
 
 
@@ -67,7 +67,7 @@ def _chosen(folder: Path | None, places: Sequence[Path]) -> Path | None:
         return next(filter(has_bindings, places), None)
     if not has_bindings(folder):
         what = f"has no {MODULE}.py" if folder.is_dir() else "is no directory"
-        raise SourceLost(f"DCGM: --dcgm-bindings {folder} {what}: {WHERE}", "no_bindings")
+        raise SourceLost(f"DCGM: --dcgm-bindings {folder} {what}", "no_bindings", fix=WHERE)
     return folder
 
 
@@ -81,12 +81,14 @@ def _imported(folder: Path | None) -> tuple[ModuleType, ModuleType, ModuleType]:
         import dcgm_structs
     except ModuleNotFoundError as error:
         if error.name not in MODULES:
-            raise SourceLost(f"DCGM: its Python bindings can't be imported: {error}", "no_bindings") from error
-        message = f"DCGM: its Python bindings are not installed: {WHERE}, or name their directory with --dcgm-bindings"
-        raise SourceLost(message, "no_bindings") from error
+            raise SourceLost(
+                f"DCGM: its Python bindings can't be imported: {error}", "no_bindings", fix=AGAIN
+            ) from error
+        fix = f"{WHERE}, or name their directory with --dcgm-bindings"
+        raise SourceLost("DCGM: its Python bindings are not installed", "no_bindings", fix=fix) from error
     except (Exception, SystemExit) as error:  # a broken file may raise anything
         what = " ".join(str(error).split()) or type(error).__name__
-        raise SourceLost(f"DCGM: its Python bindings can't be imported: {what}", "no_bindings") from error
+        raise SourceLost(f"DCGM: its Python bindings can't be imported: {what}", "no_bindings", fix=AGAIN) from error
     finally:
         if not on_path:
             with suppress(ValueError):
@@ -94,10 +96,13 @@ def _imported(folder: Path | None) -> tuple[ModuleType, ModuleType, ModuleType]:
     return dcgm_agent, dcgm_structs, dcgm_errors
 
 
-def _no_library(error: DcgmError, where: Path) -> str:
-    if error.code == LIBRARY_NOT_FOUND:
-        return (
-            f"DCGM: the bindings in {where} find no libdcgm.so of their version: install the package that they came"
-            " with, or name the library's directory in LD_LIBRARY_PATH"
-        )
-    return f"DCGM: the library of the bindings in {where} does not load: {error}"
+def _no_library(error: DcgmError, where: Path) -> SourceLost:
+    if error.code != LIBRARY_NOT_FOUND:
+        return _unloadable(error, where)
+    fix = "install the package that they came with, or name the library's directory in LD_LIBRARY_PATH"
+    return SourceLost(f"DCGM: the bindings in {where} find no libdcgm.so of their version", "no_library", fix=fix)
+
+
+def _unloadable(error: Exception, where: Path) -> SourceLost:
+    message = f"DCGM: the library of the bindings in {where} does not load: {error}"
+    return SourceLost(message, "no_library", fix=AGAIN)

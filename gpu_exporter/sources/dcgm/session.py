@@ -41,9 +41,9 @@ class Session:
     method raises SourceLost if the connection is broken.
     """
 
-    def __init__(self, bindings: Bindings, to: Hostengine, timeout: float, beat: Callable[[], None]) -> None:
+    def __init__(self, bindings: Bindings, to: Hostengine, timeout: float, heartbeat: Callable[[], None]) -> None:
         """Connect, as `Connection` does."""
-        self.connection = Connection(bindings, to, timeout, beat)
+        self.connection = Connection(bindings, to, timeout, heartbeat)
         self.groups = Groups(self.connection)
         self.inventory = Inventory(self.connection, self.groups)
         self.calls = Calls(self.connection, self.groups, self.inventory)

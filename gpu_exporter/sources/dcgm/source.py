@@ -24,12 +24,12 @@ from gpu_exporter.model.source_kind import DCGM
 from gpu_exporter.sources.dcgm import switches_and_cpus
 from gpu_exporter.sources.dcgm.bindings import Bindings
 from gpu_exporter.sources.dcgm.device import DcgmDevice
-from gpu_exporter.sources.dcgm.errors import DcgmError
+from gpu_exporter.sources.dcgm.errors import SEE_LOG, DcgmError
 from gpu_exporter.sources.dcgm.inventory import LIST_SECONDS
 from gpu_exporter.sources.dcgm.loading import load
 from gpu_exporter.sources.dcgm.session import Session, Table
 from gpu_exporter.sources.dcgm.switches_and_cpus import ChosenDevices, SwitchesAndCpus
-from gpu_exporter.sources.dcgm.thread import Caller
+from gpu_exporter.sources.dcgm.thread import CallThread
 from gpu_exporter.sources.dcgm.values import EntityGroup
 from gpu_exporter.sources.nvml.driver import count_bound_gpus, reload_needed
 
@@ -71,7 +71,7 @@ class DcgmSource:
         self._chosen = chosen
         self._hostengine, self._folder = hostengine, folder
         self._sysfs, self._procfs = sysfs, procfs
-        self._caller = Caller(str(hostengine))
+        self._caller = CallThread(str(hostengine))
         self._reading = threading.Lock()
         self._bindings: Bindings | None = None
         self._session: Session | None = None
@@ -99,7 +99,7 @@ class DcgmSource:
         def connect() -> Session:
             if old is not None:
                 old.close()
-                self._caller.beat()
+                self._caller.heartbeat()
             return self._connected()
 
         self._bindings = self._bindings or load(self._folder)
@@ -108,9 +108,9 @@ class DcgmSource:
     def _connected(self) -> Session:
         assert self._bindings is not None
         try:
-            return Session(self._bindings, self._hostengine, CONNECT_SECONDS * 0.8, self._caller.beat)
+            return Session(self._bindings, self._hostengine, CONNECT_SECONDS * 0.8, self._caller.heartbeat)
         except DcgmError as error:
-            raise SourceLost(f"DCGM: {self._hostengine}: {error}") from error
+            raise SourceLost(f"DCGM: {self._hostengine}: {error}", fix=SEE_LOG) from error
 
     def _open_session(self) -> Session:
         session = self._session

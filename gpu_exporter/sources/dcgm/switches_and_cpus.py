@@ -132,6 +132,6 @@ def samples(queries: Iterable[FieldQuery], answers: Mapping[tuple[Entity, int], 
         if answer is None or not isinstance(answer.value, int | float):
             continue
         value = query.value(answer.value)
-        if value is not None and query.series.metric.holds(value):
+        if value is not None and query.series.metric.in_range(value):
             samples.append(Sample(query.series, value))
     return tuple(samples)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from gpu_exporter.model.errors import SourceLost
+from gpu_exporter.sources.dcgm.errors import hung_fix
 
 T = TypeVar("T")
 
@@ -24,7 +25,7 @@ class _Call(Generic[T]):
         self.error: BaseException | None = None
 
 
-class Caller:
+class CallThread:
     """Makes one call after the other. While one is stuck, every other call fails at once.
 
     `name` is that of the host engine, for messages.
@@ -44,7 +45,7 @@ class Caller:
         begun = current.begun if current and current.abandoned else None
         return 0.0 if begun is None else time.monotonic() - begun
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         """Restart the timeout of the current job, which calls this because it makes progress.
 
         Raises SourceLost to end a job that was abandoned.
@@ -57,7 +58,7 @@ class Caller:
         current.begun = time.monotonic()
 
     def call(self, job: Callable[[], T], timeout: float) -> T:
-        """Run a job on the thread, after the earlier ones, with at most `timeout` seconds between two beats.
+        """Run a job on the thread, after the earlier ones, with at most `timeout` seconds between two heartbeats.
 
         Raises what the job raises, or SourceLost if it, or the one before it, takes too long.
         """
@@ -81,8 +82,8 @@ class Caller:
         try:
             thread.start()
         except RuntimeError as error:
-            message = f"DCGM: {error}: raise the limit on processes (ulimit -u, pids.max) or on memory"
-            raise SourceLost(message, "no_thread") from error
+            fix = "raise the limit on processes (ulimit -u, pids.max) or on memory"
+            raise SourceLost(f"DCGM: {error}", "no_thread", fix=fix) from error
         return thread
 
     def _remaining(self) -> float | None:
@@ -102,7 +103,7 @@ class Caller:
 
     def _refuse_if_stuck(self) -> None:
         if self.stuck:
-            raise SourceLost(f"DCGM: {self._name} does not answer: it hangs, or its driver does", "stalled")
+            raise SourceLost(f"DCGM: {self._name} does not answer", "stalled", fix=hung_fix(self._name))
 
     def _run(self) -> None:
         while True:

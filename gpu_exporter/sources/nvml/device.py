@@ -38,9 +38,9 @@ class _MigInstance:
 
 
 class NvmlDevice:
-    """One GPU. In MIG mode, metrics of instances are read from these, and only the rest from the GPU."""
+    """One GPU. In MIG mode, what instances have is read from the instances, and everything else from the GPU."""
 
-    _board: Handle
+    _gpu_handle: Handle
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class NvmlDevice:
             gone.handle.close()
             ended |= {*gone.handle.answered, *gone.info}
         if mig != self._mig:
-            ended |= self._open_board(mig)
+            ended |= self._open_gpu_handle(mig)
         for instance, nvml_handles in present.items():
             opened = self._instances.get(instance) or self._open_instance(instance, nvml_handles)
             opened.handle.nvml_handle = nvml_handles[0]  # it may have moved
@@ -117,13 +117,13 @@ class NvmlDevice:
         self._listed_at = time.monotonic()
         return ended
 
-    def _open_board(self, mig: bool) -> set[Series]:
+    def _open_gpu_handle(self, mig: bool) -> set[Series]:
         ended: set[Series] = set()
         if self._mig is not None:
-            self._board.close()
-            ended = self._board.answered
+            self._gpu_handle.close()
+            ended = self._gpu_handle.answered
         self._mig = mig
-        self._board = self._open(
+        self._gpu_handle = self._open(
             self._handle,
             (m for m in self._metrics if m.entity is not EntityKind.INSTANCE and not (mig and m.per_instance)),
             partial(pynvml.nvmlGpmSampleGet, self._handle),
@@ -168,7 +168,7 @@ class NvmlDevice:
         if Pace.SLOW in paces and not self._is_same() and not self._is_same():
             raise GpuLost(f"GPU {self.gpu.index}: the driver lists another GPU at this index now", "gone")
         ended = self._list_instances_if_due(paces)
-        spans = dict(self._board.read(_due(self._board, paces), values, failed))
+        spans = dict(self._gpu_handle.read(_due(self._gpu_handle, paces), values, failed))
         for instance in self._instances.values():
             self._read_instance(instance, paces, values, failed, spans)
         ended |= self._peers.read(paces, values, failed)
@@ -233,7 +233,7 @@ class NvmlDevice:
         """Return the metrics that neither the GPU nor any of its instances supports, with the reason."""
         reasons = {
             **self._dcgm_only,
-            **self._board.unsupported,
+            **self._gpu_handle.unsupported,
             **self._processes.unsupported,
             **self._peers.unsupported,
             **self._buffers.unsupported,
@@ -245,7 +245,7 @@ class NvmlDevice:
         return reasons
 
     def _handles(self) -> Sequence[Handle]:
-        return [self._board, *(instance.handle for instance in self._instances.values())]
+        return [self._gpu_handle, *(instance.handle for instance in self._instances.values())]
 
     def close(self) -> None:
         self._watch.close()

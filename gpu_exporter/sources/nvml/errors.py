@@ -33,14 +33,24 @@ REASONS = {
     pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "version_mismatch",
     pynvml.NVML_ERROR_NO_PERMISSION: "no_permission",
 }
-CURES = {
-    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: "libnvidia-ml.so.1 not found: install the NVIDIA driver, or give the"
-    " container the NVIDIA runtime (NVIDIA_DRIVER_CAPABILITIES=utility)",
-    pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "the NVIDIA kernel driver is not loaded: run `modprobe nvidia`, and check"
-    " `dmesg | grep NVRM`",
-    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "the NVIDIA library and kernel driver differ in version (an upgrade"
-    " without a reboot): reload the driver or reboot",
-    pynvml.NVML_ERROR_NO_PERMISSION: "no permission to open the NVIDIA devices: check the modes of /dev/nvidia*",
+# What a code means, and the fix.
+CAUSES = {
+    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: (
+        "libnvidia-ml.so.1 not found",
+        "install the NVIDIA driver, or give the container the NVIDIA runtime (NVIDIA_DRIVER_CAPABILITIES=utility)",
+    ),
+    pynvml.NVML_ERROR_DRIVER_NOT_LOADED: (
+        "the NVIDIA kernel driver is not loaded",
+        "run `modprobe nvidia`, and check `dmesg | grep NVRM`",
+    ),
+    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: (
+        "the NVIDIA library and kernel driver differ in version (an upgrade without a reboot)",
+        "reload the driver or reboot",
+    ),
+    pynvml.NVML_ERROR_NO_PERMISSION: (
+        "no permission to open the NVIDIA devices",
+        "check the modes of /dev/nvidia*",
+    ),
 }
 
 
@@ -59,9 +69,5 @@ def raise_if_lost(code: int, what: str) -> None:
 
 def source_lost(code: int) -> SourceLost:
     """Return the error to raise for a code that means that the source is lost."""
-    return SourceLost(explain(code), REASONS.get(code, "unknown"))
-
-
-def explain(code: int) -> str:
-    """Return what a code means and what to do about it, in one line."""
-    return f"NVML: {CURES.get(code) or pynvml.NVMLError(code)}"
+    cause, fix = CAUSES.get(code, (pynvml.NVMLError(code), "run `nvidia-smi` to see why"))
+    return SourceLost(f"NVML: {cause}", REASONS.get(code, "unknown"), fix=fix)

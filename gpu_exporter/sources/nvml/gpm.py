@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Container, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -17,7 +18,8 @@ from gpu_exporter.sources.nvml.errors import outcome, raise_if_lost
 REQUEST_VERSION = pynvml.NVML_GPM_METRICS_GET_VERSION
 # A GPM window under 100 ms gives a wrong value without an error (nvml.h, and measured on an H200).
 GPM_MIN_SPAN = 0.1
-# The longest wait for a window that is too short; without it, an interval of 100 ms would lose every second one.
+# How long a read waits at most until its window is long enough. Without this wait, every second read would come too
+# early at an interval of 100 ms.
 GPM_PATIENCE = 0.02
 # Reads members of a metric's slot without the bindings' Python code for each access: this runs ten times a second.
 _code, _value = pynvml.c_nvmlGpmMetric_t.nvmlReturn.__get__, pynvml.c_nvmlGpmMetric_t.value.__get__
@@ -37,7 +39,7 @@ class GpmWindow:
         self._old, self._new = pynvml.nvmlGpmSampleAlloc(), pynvml.nvmlGpmSampleAlloc()
         self._old_at: float | None = None
         self._measured = False
-        self._closed = False
+        self._closed = threading.Event()
         self._prepare()
 
     def _prepare(self) -> None:
@@ -61,8 +63,8 @@ class GpmWindow:
         missing = 0.0 if self._old_at is None else GPM_MIN_SPAN - (time.monotonic() - self._old_at)
         if not self._wanted or missing > GPM_PATIENCE:
             return None
-        if missing > 0:
-            time.sleep(missing)
+        if missing > 0 and self._closed.wait(missing):
+            return None
         try:
             with self._lock:
                 self._take(self._new)
@@ -104,8 +106,8 @@ class GpmWindow:
         return GpmWindow(self._take, moved, self._lock)
 
     def close(self) -> None:
-        samples = () if self._closed else (self._old, self._new)
-        self._closed = True
+        samples = () if self._closed.is_set() else (self._old, self._new)
+        self._closed.set()
         for sample in samples:
             with suppress(pynvml.NVMLError):
                 pynvml.nvmlGpmSampleFree(sample)

@@ -100,8 +100,8 @@ def _pick(result: Any, member: str | int | None) -> float | None:
     return float(result[member] if isinstance(member, int) else getattr(result, member))
 
 
-# The last field of each batch; its value is not used. If the last field is an error counter of NVLinks, the driver
-# (580, H200) reads past the end of the batch for more of them, and writes to what it takes for one, which corrupts the
+# The last field of each batch; its value is not used. If a batch ends in an NVLink error counter, the driver (580,
+# H200) looks for further counters behind its end, and writes into the memory that it finds there, which corrupts the
 # heap.
 LAST_FIELD = pynvml.NVML_FI_DEV_ECC_CURRENT
 # Seconds that a mean covers, by series.
@@ -141,7 +141,7 @@ class Handle:
         self._calls: dict[Pace, dict[Call, list[Series]]] = defaultdict(lambda: defaultdict(list))
         self._fields: dict[Pace, dict[tuple[int, int], list[Series]]] = defaultdict(lambda: defaultdict(list))
         self._gpm: dict[Pace, GpmWindow] = {}
-        self._fine: GpmWindow | None = None
+        self._histogram_window: GpmWindow | None = None
         gpm: dict[Pace, list[tuple[int, Series]]] = defaultdict(list)
         for metric in metrics:
             for link, series in self._series(metric, links):
@@ -196,12 +196,12 @@ class Handle:
         From the first call on, these have GPM samples of their own. A mean is exact over any time, so the others need
         not be read more often than they are shown.
         """
-        if self._fine is None and Pace.FAST in self._gpm and self.answered:
-            self._fine = self._gpm[Pace.FAST].split(lambda series: series.metric in OBSERVED)
-        return _means(self._fine, values, failed) if self._fine else {}
+        if self._histogram_window is None and Pace.FAST in self._gpm and self.answered:
+            self._histogram_window = self._gpm[Pace.FAST].split(lambda series: series.metric in OBSERVED)
+        return _means(self._histogram_window, values, failed) if self._histogram_window else {}
 
     def _windows(self) -> Sequence[tuple[Pace, GpmWindow]]:
-        fine = [(Pace.FAST, self._fine)] if self._fine else []
+        fine = [(Pace.FAST, self._histogram_window)] if self._histogram_window else []
         return [*fine, *self._gpm.items()]
 
     def _read_calls(

@@ -15,8 +15,8 @@ def load() -> None:
     pynvml.nvmlInit()
 
 
-def give_back(times: int) -> None:
-    """Undo that many `load`s, then unload the library if nobody uses it any more. Never raises.
+def release(times: int) -> None:
+    """Undo that many `load`s, then unload the library if nothing uses it any more. Never raises.
 
     No call may be inside the library. On an H200 (driver 580), nvmlShutdown closes every device file; after several
     nvmlInit, only the last nvmlShutdown does.

@@ -12,7 +12,7 @@ BRIEF = 0.05
 
 
 class DriverLock:
-    """A lock around nvmlDeviceGetFieldValues and GPM that nobody holds for longer than `patience` seconds.
+    """A lock around nvmlDeviceGetFieldValues and GPM that no thread holds for longer than `patience` seconds.
 
     When such calls of four H200s (driver 580) overlapped, processes died of a segmentation fault in nvmlGpmMetricsGet.
     At that time, batches were also read past their end (`handle.LAST_FIELD`), which crashes without any overlap. Since

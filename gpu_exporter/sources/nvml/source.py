@@ -19,7 +19,7 @@ from gpu_exporter.model.source_kind import NVML
 from gpu_exporter.sources.nvml.device import NvmlDevice
 from gpu_exporter.sources.nvml.driver import count_bound_gpus, reload_needed
 from gpu_exporter.sources.nvml.errors import LIBRARY_LOST, outcome, raise_if_lost, source_lost
-from gpu_exporter.sources.nvml.library import give_back, load
+from gpu_exporter.sources.nvml.library import load, release
 from gpu_exporter.sources.nvml.lock import BRIEF, DriverLock
 
 
@@ -96,7 +96,7 @@ class NvmlSource:
 
     def close(self) -> None:
         opened, self._opened = self._opened, 0
-        give_back(opened)
+        release(opened)
 
 
 def _optional(ask: Callable[[], Any]) -> str:

@@ -4,7 +4,7 @@ Header: `format`, `version`, `created`, `driver`, `interval_seconds`, `gpus` (ea
 `modelName`, `pci_bus_id`). Line: `t` in unix seconds, `gpu` index, optional `phase`, `samples` from metric key to value
 in the exposed unit. A profiling value is the exact mean since the previous tick of this GPU that had one.
 
-A recording may come from anybody: types, sizes and numbers are checked.
+Recordings are untrusted: types, sizes and numbers are checked.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ def lines(path: Path) -> Iterator[tuple[int, bytes]]:
             for number, line in _limited(path, cast(IO[bytes], unpacked)):
                 yield number, line
     except FileNotFoundError:
-        raise GpuExporterError(f"recording {path}: no such file") from None
+        raise GpuExporterError(f"recording {path}: no such file; check --recording") from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         damaged(path, number + 1, f"the gzip stream is truncated or corrupt ({error})")
     except OSError as error:

@@ -132,7 +132,7 @@ class ReplayDevice:
             if value is not None:
                 values[series] = value * scale
         if not values and self._columns:
-            raise GpuLost(f"GPU {self.gpu.index}: the recording has a hole here", "lost")
+            raise GpuLost(f"GPU {self.gpu.index}: the recording has no values of this GPU at this time", "lost")
         missing = {series: "not_recorded" for series, *_ in self._columns if series not in values}
         taken = {series: self._samples(column, before, now) for series, column in self._buffered}
         span = (now - before) / source.speed

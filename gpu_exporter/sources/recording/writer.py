@@ -28,7 +28,7 @@ class Writer:
         self._bytes = self._lines = 0
         with self._write_errors():
             if path.is_fifo():  # opening it would wait for a reader
-                raise GpuExporterError(f"recording {path}: not a regular file")
+                raise GpuExporterError(f"recording {path}: not a regular file; choose another --out")
             raw = path.open("wb")
             binary = gzip.GzipFile(fileobj=raw, mode="wb") if path.suffix == ".gz" else raw
             self._files: tuple[IO[Any], ...] = (io.TextIOWrapper(cast(IO[bytes], binary), encoding="utf-8"), raw)

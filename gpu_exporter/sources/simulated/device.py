@@ -32,7 +32,7 @@ SLOW_SECONDS, SLOW_SHARE = 2.5, 0.3
 DIGITS = {"watts": 3}
 
 
-class How(Enum):
+class Averaging(Enum):
     """The period that a value covers."""
 
     SPAN = "the mean since the last read"
@@ -74,8 +74,8 @@ class SimulatedDevice:
         self._variation = GpuVariation(identity)
         self._last: float | None = None
         self._unsupported: dict[Metric, str] = {}
-        self._recipes: dict[Pace, dict[How, list[Recipe]]] = defaultdict(lambda: defaultdict(list))
-        meet_faults(node, gpu, identity, faults)
+        self._recipes: dict[Pace, dict[Averaging, list[Recipe]]] = defaultdict(lambda: defaultdict(list))
+        apply_faults(node, gpu, identity, faults)
         workloads = node.workloads
         by_field = {metric.nvml: metric for metric in metrics if metric.key in workloads.rows and metric.bit is None}
         for metric in metrics:
@@ -100,13 +100,13 @@ class SimulatedDevice:
 
     def read(self, paces: frozenset[Pace]) -> Reading:
         """Return the values of these paces. Profiling values begin with the second read."""
-        now = meet_faults(self._node, self.gpu, self._identity, self._faults)
+        now = apply_faults(self._node, self.gpu, self._identity, self._faults)
         before, self._last = self._last, now
         values: dict[Series, float] = {}
-        contributions: dict[How, list[Contribution]] = {}
+        contributions: dict[Averaging, list[Contribution]] = {}
         for pace in paces:
             for how, recipes in self._recipes.get(pace, {}).items():
-                if how is How.JOULES:
+                if how is Averaging.JOULES:
                     joules = self._joules(now)
                     values.update((recipe.series, round(joules / m.MILLI) * recipe.scale) for recipe in recipes)
                     continue
@@ -121,13 +121,13 @@ class SimulatedDevice:
         schedule, loaded = self._node.schedule, self._node.loaded_at(now)
         return schedule.joules(now, self._variation) - schedule.joules(loaded, self._variation)
 
-    def _contributions(self, how: How, before: float | None, now: float) -> list[Contribution]:
+    def _contributions(self, how: Averaging, before: float | None, now: float) -> list[Contribution]:
         schedule = self._node.schedule
-        if how is How.NOW:
+        if how is Averaging.NOW:
             return [self._contribution(1.0, schedule.at(now))]
-        if how is How.THERMAL:
+        if how is Averaging.THERMAL:
             return self._heat(now)
-        begin = now - 1.0 if how is How.SECOND else before
+        begin = now - 1.0 if how is Averaging.SECOND else before
         if begin is None or begin >= now:
             return []
         span = now - begin
@@ -157,7 +157,7 @@ def as_buffered(values: dict[Series, float], now: float) -> dict[Series, list[tu
     return {series: [(now, values.pop(series))] for series in buffered}
 
 
-def meet_faults(node: SimulatedNode, gpu: Gpu, identity: str, faults: Sequence[ScriptedFault]) -> float:
+def apply_faults(node: SimulatedNode, gpu: Gpu, identity: str, faults: Sequence[ScriptedFault]) -> float:
     """Wait or fail as the present faults require; return the time after that. Raises GpuLost or SourceLost."""
     now = node.now()
     while (end := script.last_end(faults, script.WEDGED, now)) > now:
@@ -172,17 +172,17 @@ def meet_faults(node: SimulatedNode, gpu: Gpu, identity: str, faults: Sequence[S
     return now
 
 
-def _how(metric: Metric) -> How | None:
+def _how(metric: Metric) -> Averaging | None:
     """Return the period that the value of a recorded metric covers; None for counters, which have no level."""
     if metric is m.ENERGY:
-        return How.JOULES
+        return Averaging.JOULES
     if metric.kind is Kind.COUNTER:
         return None
     if isinstance(metric.nvml, Gpm) or metric.unit == "percent":
-        return How.SPAN
+        return Averaging.SPAN
     if metric.unit == "celsius":
-        return How.THERMAL
-    return How.SECOND if metric is m.POWER else How.NOW
+        return Averaging.THERMAL
+    return Averaging.SECOND if metric is m.POWER else Averaging.NOW
 
 
 def _values(recipes: Sequence[Recipe], contributions: Sequence[Contribution]) -> Iterable[tuple[Series, float]]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.model.gpu import Gpu, Reading, Series, XidEvent
 from gpu_exporter.model.metric import Gpm, Kind, Metric, Pace
-from gpu_exporter.sources.simulated.device import as_buffered, meet_faults
+from gpu_exporter.sources.simulated.device import apply_faults, as_buffered
 from gpu_exporter.sources.simulated.faults import ScriptedFault
 from gpu_exporter.sources.simulated.inject import Injected, Value, at, healthy, mean, rows
 from gpu_exporter.sources.simulated.node import SimulatedNode
@@ -45,7 +45,7 @@ class InjectedDevice:
         self._restart = injected.restart
         self._last: float | None = None
         self._xids_at = -XID_SECONDS
-        meet_faults(node, gpu, identity, faults)
+        apply_faults(node, gpu, identity, faults)
         self._idle = _idle(node.workloads, metrics)
         self._rows: dict[Pace, list[tuple[Series, Metric]]] = defaultdict(list)
         answered = dict(rows(injected, metrics))
@@ -68,7 +68,7 @@ class InjectedDevice:
 
     def read(self, paces: frozenset[Pace]) -> Reading:
         """Return the values of these paces. Profiling values begin with the second read."""
-        now = meet_faults(self._node, self.gpu, self._identity, self._faults)
+        now = apply_faults(self._node, self.gpu, self._identity, self._faults)
         before, self._last = self._last, now
         values: dict[Series, float] = {}
         for pace in paces:

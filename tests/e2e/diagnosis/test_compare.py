@@ -47,7 +47,7 @@ def test_driver_and_simulation(driver: FakeDriver) -> None:
     result = run("compare", "--a", "nvml", "--b", "simulated", "--gpus", "1", "--seconds", "1", env=driver.environment)
 
     assert result.returncode == 3, result.stderr
-    assert "differs: is there of GPU-00000000-0000-0000-0000-000000000000 is yes in a and no in b" in result.stdout
+    assert "differs: GPU-00000000-0000-0000-0000-000000000000 exists only in a" in result.stdout
 
 
 def test_bad_sources_are_one_line(driver: FakeDriver) -> None:

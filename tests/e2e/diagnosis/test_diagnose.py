@@ -62,6 +62,29 @@ def test_the_gpus_of_this_machine(driver: FakeDriver) -> None:
     assert "GpuEccUncorrectable (critical)" in sick.stdout
 
 
+def test_the_time_that_was_watched(driver: FakeDriver) -> None:
+    """It is what `--for` asked for, though the first profiling values come a second later."""
+    result = run("diagnose", "--for", "2s", "--kernel-log", "none", env=driver.environment)
+
+    assert result.stdout.startswith("Watched the GPUs of this machine for 2 s. Alerts need longer to fire.\n")
+
+
+def test_communicating_gpus_of_an_unknown_job(driver: FakeDriver) -> None:
+    """Two GPUs with busy engines, partly filled SMs and NVLink traffic: they may be ranks of one job."""
+    with driver.batch():
+        driver.count(2)
+        driver.set("Gpm.1", 95.0)
+        driver.set("Gpm.2", 40.0)
+        for traffic in (60, 61):
+            driver.set(f"Gpm.{traffic}", 20_000.0)
+    alone = run("diagnose", "--for", "2s", "--kernel-log", "none", env=driver.environment)
+    together = run("diagnose", "--for", "2s", "--one-job", "--kernel-log", "none", env=driver.environment)
+
+    assert "run again with --one-job to find a straggler" in alone.stdout
+    assert "--one-job" not in together.stdout
+    assert "GpuCommunicationBound" in together.stdout
+
+
 def test_an_injected_event() -> None:
     result = run(
         "diagnose", "--source", "simulated", "--gpus", "2", "--inject", "GpuXidFatal:1", "--for", "3s", "--json"

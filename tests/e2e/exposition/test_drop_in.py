@@ -140,7 +140,7 @@ def test_dcgm_exporter_daemonset(tmp_path: Path, kubelet: FakeKubelet) -> None:
         (("-c", "5s"), {}, "-c: '5s' is not a number of milliseconds; use for example 5000"),
         ((), {"DCGM_EXPORTER_LISTEN": "x"}, "DCGM_EXPORTER_LISTEN: 'x' is not an address; use host:port"),
         (("-f",), {}, "-f needs a value"),
-        (("-d", "g:7"), {}, "--devices: there is no GPU 7; those there are: 0 (GPU-00000000-"),
+        (("-d", "g:7"), {}, "--devices: there is no GPU 7: choose from 0 (GPU-00000000-"),
         (("-d", "i:0"), {}, "--devices i:…: numbers of GPU instances are DCGM's"),
         (("--web-systemd-socket",), {}, "--web-systemd-socket: systemd passed no socket"),
     ],

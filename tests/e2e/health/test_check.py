@@ -94,7 +94,10 @@ def test_a_library_that_hangs(driver: FakeDriver) -> None:
     """The command ends without a verdict."""
     driver.delay("Init", 60)
     ended = run("check", env=driver.environment, timeout=20)
-    assert (ended.returncode, ended.stdout) == (1, "unknown: the NVIDIA driver library does not answer\n")
+    assert (ended.returncode, ended.stdout) == (
+        1,
+        "unknown: the NVIDIA driver library does not answer; run `gpu-exporter doctor`\n",
+    )
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,18 @@ def test_half_a_handshake(serve: Serve, tmp_path: Path) -> None:
         assert scrape(exporter, "127.0.0.1")[1] < 2
 
 
+def test_clients_that_leave_right_after_the_handshake(serve: Serve, tmp_path: Path) -> None:
+    """Such as port checks. None of them stays counted."""
+    pki = Pki(tmp_path)
+    exporter = serve(*REPLAY, "--web.config.file", pki.config(TLS), tls=pki.context())
+    for _ in range(3 * SHARE):
+        plain = socket.create_connection(("127.0.0.1", exporter.port), 10)
+        pki.context().wrap_socket(plain, server_hostname="127.0.0.1").close()
+    page = scrape(exporter)[0]
+    assert page.value(DROPPED, limit="address") == 0
+    assert "Traceback" not in exporter.log.read_text()
+
+
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Exporter]:
     """An exporter with a limit of 64 open files."""

@@ -110,7 +110,7 @@ def test_no_gpu_here_and_a_host_engine_that_is_named(driver: FakeDriver, engine:
     ended = run("once", *flags(engine), env={**engine.environment, **driver.environment})
     assert ended.returncode == 1
     assert ended.stderr.count("\n") == 1
-    assert "shows no GPU; --source dcgm reads those of the host engine at 127.0.0.1:" in ended.stderr
+    assert "lists no GPU: use --source dcgm to read those of the host engine at 127.0.0.1:" in ended.stderr
 
 
 def test_broken_bindings_disable_only_dcgm(

@@ -198,7 +198,7 @@ def test_no_gpus(tmp_path: Path) -> None:
     finally:
         fake.kill()
     assert ended.returncode == 1
-    assert "shows no GPU" in ended.stderr
+    assert "lists no GPU" in ended.stderr
     assert ended.stderr.count("\n") == 1
 
 

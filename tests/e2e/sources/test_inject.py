@@ -6,12 +6,13 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from gpu_exporter.catalogue.failure_modes import MODES
-from gpu_exporter.catalogue.failure_modes.mode import Scope
+from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Scope
 from gpu_exporter.diagnosis.gather import stamped
 from gpu_exporter.diagnosis.text_format import parsed
 from gpu_exporter.diagnosis.window import seen
@@ -35,8 +36,8 @@ PATIENT = {
     "GpuMemoryExhaustionPredicted",
 }
 SHOWN = [mode for mode in MODES if mode.name not in PATIENT and not mode.requires]
-NODES = [f"node-{number:03}" for number in range(len(SHOWN))]
-UNTOUCHED, NAMELESS = (f"node-{len(NODES) + more:03}" for more in range(2))
+# One mode of each kind. `tests/rules/test_modes.py` has all of them, without an exporter.
+KINDS = {(mode.scope, mode.domain, mode.inject.fault): mode for mode in SHOWN}
 
 Alert = tuple[str, str, str]
 
@@ -49,14 +50,17 @@ def alerts(prometheus: Prometheus) -> set[Alert]:
     }
 
 
-def test_every_mode_in_a_fleet(serve: Serve, tmp_path: Path) -> None:
+def test_modes_in_a_fleet(serve: Serve, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """One failure mode per node: its alert has the injected GPU, or all of its job, and no other GPU has one."""
-    inject = [f"--inject={mode.name}:{node}/{GPU}" for mode, node in zip(SHOWN, NODES, strict=True)]
-    size = ("--nodes", str(len(NODES) + 2), "--gpus", str(GPUS), "--metrics", "full")
+    modes = SHOWN if request.config.getoption("--long") else list(KINDS.values())
+    injected = {f"node-{number:03}": mode for number, mode in enumerate(modes)}
+    untouched, nameless = (f"node-{len(injected) + more:03}" for more in range(2))
+    inject = [f"--inject={mode.name}:{node}/{GPU}" for node, mode in injected.items()]
+    size = ("--nodes", str(len(injected) + 2), "--gpus", str(GPUS), "--metrics", "full")
     # A GPU without a UUID counts as missing from its node.
-    exporter = serve(*SIMULATED, *size, *inject, "--faults", f"lost {NAMELESS}/0 at 0s for 1h")
-    wanted, allowed = {("GpuLost", NAMELESS, "")}, set[Alert]()
-    for mode, node in zip(SHOWN, NODES, strict=True):
+    exporter = serve(*SIMULATED, *size, *inject, "--faults", f"lost {nameless}/0 at 0s for 1h")
+    wanted, allowed = {("GpuLost", nameless, "")}, set[Alert]()
+    for node, mode in injected.items():
         wanted.add((mode.name, node, "" if mode.inject.fault == "down" else str(GPU)))
         gpus = range(GPUS) if mode.scope is Scope.JOB else [GPU]
         allowed |= {(name, node, str(gpu)) for name in (mode.name, *mode.implies) for gpu in gpus}
@@ -79,41 +83,40 @@ def test_every_mode_in_a_fleet(serve: Serve, tmp_path: Path) -> None:
         except AssertionError:
             raise AssertionError(f"never came: {missing}") from None
         # A page that is too late for its scrape counts as a down exporter: wait until there was none for a while.
-        alive = {node for mode, node in zip(SHOWN, NODES, strict=True) if mode.inject.fault != "down"}
+        alive = {node for node, mode in injected.items() if mode.inject.fault != "down"}
         late = f"min_over_time(up[20s]) == 0 and on (node) up{{node=~'{'|'.join(sorted(alive))}'}}"
         until(lambda: not prometheus.query(late), 60, "a time in which every scrape succeeded", every=1)
         # Nodes without an injection follow their schedule, which may be host-bound and the like.
-        assert {each for each in alerts(prometheus) if each[1] in NODES} <= wanted | allowed
+        assert {each for each in alerts(prometheus) if each[1] in injected} <= wanted | allowed
         failing = [
             each for each in prometheus.api("rules")["groups"] if any(rule.get("lastError") for rule in each["rules"])
         ]
         assert failing == []
         jobs = prometheus.api("query", query="count by (node, workload, namespace) (gpu:gr_active:ratio)")["result"]
         of_node = {each["metric"]["node"]: each["metric"] for each in jobs}
-        assert of_node[UNTOUCHED]["workload"].startswith("train-")
-        assert of_node.keys() >= {UNTOUCHED, NAMELESS}
+        assert of_node[untouched]["workload"].startswith("train-")
+        assert of_node.keys() >= {untouched, nameless}
         assert {node: of_node[node]["workload"] for node in alive} == {node: f"injected-{node}" for node in alive}
         assert {each["namespace"] for each in of_node.values()} == {"simulated"}
         for _ in range(5):  # after a late scrape, gauges are missing for a moment
-            if not (wrong := panels_of(prometheus, exporter, alive)):
+            if not (wrong := panels_of(prometheus, exporter, {node: injected[node] for node in alive})):
                 break
         assert not wrong, "\n".join(wrong)
 
 
-def panels_of(prometheus: Prometheus, exporter: Exporter, nodes: set[str]) -> list[str]:
+def panels_of(prometheus: Prometheus, exporter: Exporter, injected: Mapping[str, FailureMode]) -> list[str]:
     """Return the problems of the dashboard of each failure mode, narrowed down to its node."""
     pages = []
     for _ in range(2):
-        pages += [stamped(parsed(exporter.get(f"/nodes/{node}/metrics")[1].decode())) for node in nodes]
+        pages += [stamped(parsed(exporter.get(f"/nodes/{node}/metrics")[1].decode())) for node in injected]
         time.sleep(2)
     shown, found = seen(sorted(pages, key=lambda page: page.at), {}), []
-    for mode, node in zip(SHOWN, NODES, strict=True):
-        if node in nodes:
-            name = board_of(mode.domain).name
-            variables = {"cluster": "", "node": node, "workload": f"injected-{node}"}
-            complaints = panels.problems(prometheus, {name: panels.BOARDS[name]}, shown, variables)
-            # Variables list the whole fleet, and are not checked here.
-            found += [f"{mode.name}: {each}" for each in complaints if ": $" not in each]
+    for node, mode in injected.items():
+        name = board_of(mode.domain).name
+        variables = {"cluster": "", "node": node, "workload": f"injected-{node}"}
+        complaints = panels.problems(prometheus, {name: panels.BOARDS[name]}, shown, variables)
+        # Variables list the whole fleet, and are not checked here.
+        found += [f"{mode.name}: {each}" for each in complaints if ": $" not in each]
     return found
 
 

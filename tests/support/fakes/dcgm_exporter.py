@@ -85,7 +85,7 @@ def page(gpus: Collection[FakeGpu], rows: Collection[Metric], *, new: bool) -> s
 
 def _nvlink(*, new: bool) -> tuple[str, float]:
     """Return the default CSV's rows of NVLink, at 20 GB/s."""
-    _, classic, modern_name = (way for way in s.NVLINK.made)
+    _, classic, modern_name = (way for way in s.NVLINK.definitions)
     way = modern_name if new else classic
     assert isinstance(way, Read)
     return way.name, 2e10 / way.scale

@@ -19,10 +19,10 @@ from gpu_exporter.attribution.attributor import Attributor, Lookups
 from gpu_exporter.attribution.cgroup import ProcessOwner, uid
 from gpu_exporter.attribution.choice import kubelet_of
 from gpu_exporter.attribution.containers import container_name
-from gpu_exporter.attribution.devices import DeviceId, Devices, Place, parse
+from gpu_exporter.attribution.devices import DeviceId, DeviceRef, Devices, parse
 from gpu_exporter.attribution.jobs import JobFiles
 from gpu_exporter.attribution.listing import Allocated, Listing
-from gpu_exporter.attribution.owners import Facts, owners
+from gpu_exporter.attribution.owners import LookupAnswers, owners
 from gpu_exporter.attribution.pods import Pod, label_name
 from gpu_exporter.attribution.processes import ProcessLookup, since_boot
 from gpu_exporter.attribution.resource_slices import read, uuids
@@ -42,7 +42,7 @@ from gpu_exporter.model.snapshot import GpuSamples, OwnerLabels, Snapshot
 
 U = "01234567-89ab-4cde-8f01-23456789abcd"
 GPU = Gpu(0, f"GPU-{U}", device="nvidia4")
-HERE = Devices({GPU.uuid: GPU}, {f"MIG-{U}": Place(GPU.uuid, "7")})
+HERE = Devices({GPU.uuid: GPU}, {f"MIG-{U}": DeviceRef(GPU.uuid, "7")})
 TEXT = Variant(openmetrics=False, gzip=False)
 
 
@@ -87,29 +87,29 @@ def test_other_text_is_not_a_device_id(text: str) -> None:
 def test_any_text_is_an_id_or_none(text: str) -> None:
     """No text causes an error, neither when it is parsed nor when it is looked up."""
     device = parse(text)
-    assert device is None or HERE.place(device) in (None, Place(GPU.uuid), Place(GPU.uuid, "7"))
+    assert device is None or HERE.find(device) in (None, DeviceRef(GPU.uuid), DeviceRef(GPU.uuid, "7"))
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (GPU.uuid, Place(GPU.uuid)),
-        ("0", Place(GPU.uuid)),
-        ("nvidia4", Place(GPU.uuid)),  # by minor number, which is not the index
+        (GPU.uuid, DeviceRef(GPU.uuid)),
+        ("0", DeviceRef(GPU.uuid)),
+        ("nvidia4", DeviceRef(GPU.uuid)),  # by minor number, which is not the index
         ("nvidia0", None),
         ("4", None),
-        (f"MIG-{U}", Place(GPU.uuid, "7")),
-        ("nvidia4/gi7", Place(GPU.uuid, "7")),
+        (f"MIG-{U}", DeviceRef(GPU.uuid, "7")),
+        ("nvidia4/gi7", DeviceRef(GPU.uuid, "7")),
         ("nvidia4/gi8", None),
-        (f"MIG-GPU-{U}/7/0", Place(GPU.uuid, "7")),
+        (f"MIG-GPU-{U}/7/0", DeviceRef(GPU.uuid, "7")),
         (f"GPU-{U[:-1]}0", None),
     ],
 )
-def test_device_id_is_found(text: str, expected: Place | None) -> None:
+def test_device_id_is_found(text: str, expected: DeviceRef | None) -> None:
     """Ids refer to the devices of this node, or to none."""
     device = parse(text)
     assert device
-    assert HERE.place(device) == expected
+    assert HERE.find(device) == expected
 
 
 # --- owners --------------------------------------------------------------------------------------------------------
@@ -121,7 +121,7 @@ def allocated(pod: str, device: str = GPU.uuid, container: str = "main") -> Allo
 
 def classic(*found: Allocated, pods: Mapping[str, Pod] | None = None) -> dict[str, str]:
     """Return the classic labels of the GPU."""
-    owner_labels, _ = owners(Facts(HERE, Listing(tuple(found)), pods or {}))
+    owner_labels, _ = owners(LookupAnswers(HERE, Listing(tuple(found)), pods or {}))
     return dict(owner_labels.labels(Series(m.POWER, GPU)))
 
 
@@ -129,20 +129,20 @@ def test_a_pod_with_two_containers_on_a_gpu_has_it() -> None:
     """An init container often has the same device as the main one: the pod has the GPU, and `container` is empty."""
     both = allocated("a"), allocated("a", container="init")
     assert classic(*both) == {"namespace": "team", "pod": "a", "container": ""}
-    _, rows = owners(Facts(HERE, Listing(both)))
+    _, rows = owners(LookupAnswers(HERE, Listing(both)))
     assert [dict(row.labels)["container"] for row in rows] == ["init", "main"]
 
 
 def test_no_lookup_means_no_labels() -> None:
     """Without --kubernetes, the labels do not exist; with it, they may be empty."""
-    owner_labels, rows = owners(Facts(HERE))
+    owner_labels, rows = owners(LookupAnswers(HERE))
     assert (owner_labels.labels(Series(m.POWER, GPU)), list(rows)) == ((), [])
     assert OwnerLabels().labels(Series(m.POWER, GPU)) == ()
 
 
 def test_gpu_families_carry_no_pod() -> None:
     """A counter continues when another pod gets the GPU."""
-    owner_labels, _ = owners(Facts(HERE, Listing((allocated("a"),))))
+    owner_labels, _ = owners(LookupAnswers(HERE, Listing((allocated("a"),))))
     assert owner_labels.labels(Series(m.SM_SECONDS, GPU)) == ()
     assert owner_labels.labels(Series(m.POWER)) == ()
 
@@ -151,8 +151,8 @@ def test_gpu_families_carry_no_pod() -> None:
 def test_a_gpu_has_one_pod_or_none(found: list[tuple[str, str]]) -> None:
     """Whatever kubelet lists, the pod of the classic labels is the only one on the device."""
     listing = Listing(tuple(sorted(allocated(pod, device) for pod, device in found)))
-    owner_labels, rows = owners(Facts(HERE, listing))
-    for place in (Place(GPU.uuid), Place(GPU.uuid, "7")):
+    owner_labels, rows = owners(LookupAnswers(HERE, listing))
+    for place in (DeviceRef(GPU.uuid), DeviceRef(GPU.uuid, "7")):
         own = (("GPU_I_ID", place.instance),) if place.instance else ()
         pods = {dict(row.labels)["pod"] for row in rows if dict(row.labels).get("GPU_I_ID", "") == place.instance}
         label = dict(owner_labels.labels(Series(m.FB_USED, GPU, own)))["pod"]
@@ -196,7 +196,7 @@ def test_shares_add_up(more: int, memory: dict[int, int], sm: dict[int, int], po
     used = sum(memory.values()) + more
     load = Load(used, dict(memory), {pid: value / 100 for pid, value in sm.items()}, sampled=True)
     running = {pid: ProcessOwner(pod=pod) for pid, pod in pods.items()}
-    rows = list(shares(HERE, {Place(GPU.uuid): load}, running, {}))
+    rows = list(shares(HERE, {DeviceRef(GPU.uuid): load}, running, {}))
     total = {metric: sum(row.value for row in rows if row.metric is metric) for metric in {row.metric for row in rows}}
     assert total.get(m.POD_MEMORY, 0) + total[m.POD_MEMORY_REST] == pytest.approx(used)
     assert total.get(m.POD_SM, 0) + total[m.POD_SM_REST] + total[m.POD_SM_IDLE] == pytest.approx(1, abs=1e-5)
@@ -209,7 +209,7 @@ def test_a_pod_by_any_of_its_uids() -> None:
     known = {"kube-system/dcgm": Pod(uids=(U, "ab" * 16))}
     load = Load(10, {1: 3.0, 2: 4.0})
     running = {1: ProcessOwner(pod=uid(U)), 2: ProcessOwner(pod="ab" * 16)}
-    rows = [row for row in shares(HERE, {Place(GPU.uuid): load}, running, known) if row.metric is m.POD_MEMORY]
+    rows = [row for row in shares(HERE, {DeviceRef(GPU.uuid): load}, running, known) if row.metric is m.POD_MEMORY]
     assert {dict(row.labels)["pod"] for row in rows} == {"dcgm"}
 
 
@@ -385,7 +385,7 @@ class Script:
         self.listed = 0
         self.done = threading.Event()
 
-    def pages(self, path: str, **query: str) -> tuple[list[Object], str]:
+    def list_objects(self, path: str, **query: str) -> tuple[list[Object], str]:
         """Return one pod, at version 1."""
         self.listed += 1
         return [{"metadata": {"namespace": "team", "name": "a"}}], "1"

@@ -17,7 +17,7 @@ from gpu_exporter.attribution.containers import container_name
 from gpu_exporter.attribution.devices import Devices
 from gpu_exporter.attribution.jobs import LARGEST_FILE, JobFiles
 from gpu_exporter.attribution.listing import Allocated, Listing
-from gpu_exporter.attribution.owners import Facts, owners
+from gpu_exporter.attribution.owners import LookupAnswers, owners
 from gpu_exporter.attribution.pods import Pod
 from gpu_exporter.attribution.processes import ProcessLookup
 from gpu_exporter.catalogue import metrics as m
@@ -44,7 +44,7 @@ def test_series_of_unresolved_devices_are_limited() -> None:
     """The last one counts the others, so that the sum is the number of devices."""
     allocated = [Allocated("team", f"p{number}", "main", "nvidia.com/gpu", f"GPU-{number}") for number in range(3000)]
     allocated.append(Allocated("team", "owner", "main", "nvidia.com/gpu", GPU.uuid))
-    _, rows = owners(Facts(Devices({GPU.uuid: GPU}), Listing(tuple(allocated))))
+    _, rows = owners(LookupAnswers(Devices({GPU.uuid: GPU}), Listing(tuple(allocated))))
     unresolved = [row for row in rows if row.metric is m.POD_UNRESOLVED]
     assert len(unresolved) == limits.MOST_UNRESOLVED + 1
     assert sum(row.value for row in unresolved) == 3000
@@ -112,7 +112,7 @@ class Script:
         self._items, self._event = items, event
         self.done = threading.Event()
 
-    def pages(self, path: str, **query: str) -> tuple[list[Object], str]:
+    def list_objects(self, path: str, **query: str) -> tuple[list[Object], str]:
         """Return the pods."""
         return self._items, "1"
 

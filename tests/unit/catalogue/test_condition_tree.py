@@ -43,7 +43,7 @@ from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Injec
 from gpu_exporter.catalogue.signal import Signal
 from gpu_exporter.model.verdict import Action
 from gpu_exporter.render import coverage, prose
-from gpu_exporter.render.coverage import Works
+from gpu_exporter.render.coverage import Detectability
 from tests import ROOT
 
 HIGH = Limit("high", 0.8, "ratio", "")
@@ -106,7 +106,7 @@ def test_each_condition_has_every_meaning(condition: Condition) -> None:
     assert list(terms(condition)) == [term for part in (children(condition) or [condition]) for term in terms(part)]
     assert signals_of(condition)
     mode = FailureMode("GpuOdd", Domain.HEALTH, Severity.INFO, 0, Action.NONE, "", "", Inject(), condition)
-    assert coverage.works(mode, coverage.exposed(full=True)) is Works.YES
+    assert coverage.detectability(mode, coverage.exposed(full=True)) is Detectability.YES
     assert mode.needs == signals_of(condition)
 
 

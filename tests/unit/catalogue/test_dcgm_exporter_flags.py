@@ -9,7 +9,13 @@ from typing import Any
 
 import pytest
 
-from gpu_exporter.catalogue.dcgm_exporter.flags import SETTINGS, THEIRS, Theirs, is_dcgm_exporter_flag, translate
+from gpu_exporter.catalogue.dcgm_exporter.flags import (
+    FLAGS,
+    SETTINGS,
+    DcgmExporterFlag,
+    is_dcgm_exporter_flag,
+    translate,
+)
 from gpu_exporter.cli.group import cli
 from gpu_exporter.config import Config
 from gpu_exporter.inputs import Devices, device_list, hostengine
@@ -137,14 +143,14 @@ def test_a_wrong_variable_is_named() -> None:
         translate([], {"DCGM_EXPORTER_INTERVAL": "30s"})
 
 
-@pytest.mark.parametrize("flag", [each for each in THEIRS if not each.honoured], ids=lambda each: each.flags[0])
-def test_unsupported_flags_are_one_warning(flag: Theirs) -> None:
+@pytest.mark.parametrize("flag", [each for each in FLAGS if not each.honoured], ids=lambda each: each.flags[0])
+def test_unsupported_flags_are_one_warning(flag: DcgmExporterFlag) -> None:
     """By flag and by variable; a value that switches nothing on has none."""
-    name, value = f"-{flag.flags[-1]}", "true" if flag.bare else "anything"
+    name, value = f"-{flag.flags[-1]}", "true" if flag.is_switch else "anything"
 
     arguments, (warning,) = translate([f"{name}={value}"], {})
     assert arguments == ()
-    assert warning == f"{name} is ignored: {flag.says}"
+    assert warning == f"{name} is ignored: {flag.hint}"
     assert translate([], {flag.env: value}) == ((), (warning.replace(name, flag.env, 1),))
     for quiet in flag.quiet:
         assert translate([], {flag.env: quiet}) == ((), ())
@@ -152,12 +158,12 @@ def test_unsupported_flags_are_one_warning(flag: Theirs) -> None:
 
 def test_the_table_is_consistent() -> None:
     """Flags and variables are unique; settings exist."""
-    flags: Sequence[str] = [name for each in THEIRS for name in each.flags]
+    flags: Sequence[str] = [name for each in FLAGS for name in each.flags]
 
     assert len(set(flags)) == len(flags)
-    assert len({each.env for each in THEIRS}) == len(THEIRS)
-    assert {each.setting for each in THEIRS if each.setting} <= SETTINGS.keys()
-    assert all(each.says or each.setting for each in THEIRS)
+    assert len({each.env for each in FLAGS}) == len(FLAGS)
+    assert {each.setting for each in FLAGS if each.setting} <= SETTINGS.keys()
+    assert all(each.hint or each.setting for each in FLAGS)
 
 
 def test_the_first_argument_decides() -> None:

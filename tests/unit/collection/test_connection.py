@@ -78,12 +78,12 @@ def test_a_generation_ends_all_handles(connection: Connection) -> None:
 
 def test_a_release_is_no_error(connection: Connection) -> None:
     """Meanwhile the library counts as never opened; begin and end wake the connect thread."""
-    connection.hand_over.begin(60)
+    connection.release_state.begin(60)
     assert connection.released
     connection.begin_release()
     connection.invalidate()
     assert connection.problem() == NOT_ANSWERED
-    connection.hand_over.end()
+    connection.release_state.end()
     assert not connection.released
 
 
@@ -91,8 +91,8 @@ def test_a_release_is_no_error(connection: Connection) -> None:
     "change",
     [
         lambda connection: connection.lost(1, GONE),
-        lambda connection: connection.hand_over.begin(60),
-        lambda connection: connection.hand_over.end(),
+        lambda connection: connection.release_state.begin(60),
+        lambda connection: connection.release_state.end(),
         lambda connection: connection.wake(),
     ],
     ids=["lost", "release", "resume", "wake"],

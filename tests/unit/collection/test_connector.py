@@ -108,7 +108,9 @@ def test_a_library_without_gpus_is_down(node: Node) -> None:
 
     assert not node.connection.up
     assert node.connection.reason == "no_gpu"
-    assert node.connection.problem() == "source fake: the library answers but shows no GPU"
+    assert node.connection.problem() == (
+        "source fake: the driver lists no GPU: check `lspci | grep -i nvidia` and NVIDIA_VISIBLE_DEVICES"
+    )
 
 
 @pytest.mark.parametrize(
@@ -149,13 +151,13 @@ def test_a_change_of_the_bus_restarts_the_library(node: Node) -> None:
 def test_a_release_closes_the_library_until_it_ends(node: Node) -> None:
     """A resume opens it again at once."""
     node.run()
-    node.connection.hand_over.begin(600)
-    release = node.connection.hand_over.release
+    node.connection.release_state.begin(600)
+    release = node.connection.release_state.release
     assert release is not None
     until(lambda: release.closed, 10, "a closed library")
     assert node.library.calls == ["close", "open", "close"]
     assert not node.connection.up
-    assert node.connection.hand_over.end()
+    assert node.connection.release_state.end()
     until(lambda: node.connection.up, 10, "an open library")
 
     assert node.library.calls[-1] == "open"

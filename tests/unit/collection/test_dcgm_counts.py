@@ -13,7 +13,7 @@ from gpu_exporter.catalogue.xids import load
 from gpu_exporter.collection.dcgm_counts import NEEDS_DCGM, NO_EVENTS, ClockEvents, DcgmExporterCounts
 from gpu_exporter.health.events import EventLog
 from gpu_exporter.health.kernel_log_parser import XidLine
-from gpu_exporter.health.kernel_log_reader import Logged, Position
+from gpu_exporter.health.kernel_log_reader import LogEntry, Position
 from gpu_exporter.model.gpu import Gpu, Reading, Sample, Series, XidEvent
 from gpu_exporter.model.metric import Labels, Metric, MetricSet
 
@@ -174,7 +174,7 @@ def test_xids_are_counted_by_code() -> None:
     log.add_driver_xids(
         [XidEvent(now, GPU.pci_bus_id, 31), XidEvent(now, GPU.pci_bus_id, 31), XidEvent(now, GPU.pci_bus_id, 43)]
     )
-    log.add_kernel_log_entry(Logged(Position("boot", 1), now, XidLine(GPU.pci_bus_id, 31)), now)
+    log.add_kernel_log_entry(LogEntry(Position("boot", 1), now, XidLine(GPU.pci_bus_id, 31)), now)
 
     assert xids(log, BOTH) == {
         ("DCGM_EXP_XID_ERRORS_COUNT", 0, "31"): 2,
@@ -190,7 +190,7 @@ def test_xids_are_counted_by_code() -> None:
 def test_earlier_xids_are_not_in_the_total() -> None:
     """An older line of the kernel log counts while it is in the window."""
     log, now = EventLog(load(None), lambda pci: None), time.time()
-    log.add_kernel_log_entry(Logged(Position("boot", 1), now - 100, XidLine(GPU.pci_bus_id, 79)), now - 100)
+    log.add_kernel_log_entry(LogEntry(Position("boot", 1), now - 100, XidLine(GPU.pci_bus_id, 79)), now - 100)
 
     assert xids(log, BOTH)["DCGM_EXP_XID_ERRORS_COUNT", 0, "79"] == 1
     assert xids(log, BOTH, 60.0) == {("DCGM_EXP_XID_ERRORS_COUNT", gpu, ""): 0 for gpu in (0, 1)}

@@ -164,7 +164,7 @@ def test_one_line_per_change_of_state(caplog: pytest.LogCaptureFixture) -> None:
     assert caplog.messages == [
         "GPU 0 (GPU-0) is down: it fell off the bus",
         "GPU 0 (GPU-0) is back",
-        "GPU 0 (GPU-0) is stuck in a driver call",
+        "GPU 0 (GPU-0) is stuck in a driver call; see `dmesg | grep -i nvrm`, usually only a reboot helps",
         "GPU 0 (GPU-0) is back",
     ]
     assert record.failures == 3

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpu_exporter.collection.hand_over import HandOver, Release, device_files
+from gpu_exporter.collection.hand_over import Release, ReleaseState, device_files
 from gpu_exporter.sources.nvml import library
 from tests.support.virtual_time import Clock
 
@@ -19,19 +19,19 @@ def test_a_release_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[None] = []
     clock = Clock()
     monkeypatch.setattr("gpu_exporter.collection.hand_over.time", clock)
-    hand_over = HandOver(lambda: heard.append(None))
-    assert hand_over.present() is None
-    assert not hand_over.end()
-    hand_over.begin(100)
-    release = hand_over.present()
+    release_state = ReleaseState(lambda: heard.append(None))
+    assert release_state.present() is None
+    assert not release_state.end()
+    release_state.begin(100)
+    release = release_state.present()
     assert release is not None
-    hand_over.begin(0.05)
-    assert hand_over.present() is release
+    release_state.begin(0.05)
+    assert release_state.present() is release
     assert release.until == pytest.approx(clock.time() + 0.05)
     clock.pass_by(0.06)
-    assert hand_over.present() is hand_over.release is None
-    hand_over.begin(100)
-    assert hand_over.end()
+    assert release_state.present() is release_state.release is None
+    release_state.begin(100)
+    assert release_state.end()
     assert len(heard) == 5
 
 
@@ -102,7 +102,7 @@ class Bindings:
 def test_unload(monkeypatch: pytest.MonkeyPatch, users: int, codes: tuple[int, ...], closed: bool) -> None:
     """The library is unloaded after its last user, and loaded again by the next nvmlInit."""
     bindings = Bindings(monkeypatch, users, *codes)
-    library.give_back(len(codes))
+    library.release(len(codes))
     assert bindings.closed == ([7] if closed else [])
     assert (bindings.module.nvmlLib is None) is closed
     assert (not bindings.module._nvmlGetFunctionPointer_cache) is closed
@@ -112,5 +112,5 @@ def test_unload(monkeypatch: pytest.MonkeyPatch, users: int, codes: tuple[int, .
 def test_unknown_bindings_are_not_changed(monkeypatch: pytest.MonkeyPatch, change: dict[str, None]) -> None:
     """The library then stays loaded."""
     bindings = Bindings(monkeypatch, 1, 0, **change)
-    library.give_back(1)
+    library.release(1)
     assert bindings.closed == []

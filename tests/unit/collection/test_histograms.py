@@ -170,7 +170,7 @@ def test_histograms_of_a_removed_instance() -> None:
 @pytest.mark.parametrize("choice", MetricSet)
 def test_only_the_full_set_has_them(choice: MetricSet) -> None:
     """They would exceed the default set's budget. Sources are not asked for what the loop computes."""
-    asked = everything(choice).asked
+    asked = everything(choice).read_rows
     plan = make_plan(asked, DEFAULT_SETTINGS, xids_reported=True)
 
     assert {row for row in asked if row.edges} == (set(ROWS) if choice is MetricSet.FULL else set())

@@ -32,7 +32,7 @@ class Played:
     def __init__(self, path: Path, gpu: int) -> None:
         self.now = 0.0
         source = ReplaySource(load(path), clock=lambda: self.now)
-        self._device = source.attach(gpu, everything().asked)
+        self._device = source.attach(gpu, everything().read_rows)
         self._accumulator, self._made = Accumulator(15.0), histograms_of(ALL)
 
     def until(self, at: float) -> tuple[Sample, ...]:

@@ -139,9 +139,9 @@ def check_no_gap(seen: Sequence[dict[Metric, float]]) -> None:
 
 def test_nothing_is_missing_while_devices_change(run: Run) -> None:
     """After a change and back, the unused handles are closed."""
-    run.collector.choose(AFTER)
+    run.collector.set_metrics(AFTER)
     run.until(lambda: m.FP64_ACTIVE in run.seen[-1])
-    run.collector.choose(BEFORE)
+    run.collector.set_metrics(BEFORE)
     run.until(lambda: m.FP64_ACTIVE not in run.seen[-1])
 
     check_no_gap(run.seen)
@@ -150,7 +150,7 @@ def test_nothing_is_missing_while_devices_change(run: Run) -> None:
 
 def test_the_same_metrics_again_change_nothing(run: Run) -> None:
     """Another sequence of the same rows does not attach the GPU again."""
-    run.collector.choose(tuple(list(BEFORE)))
+    run.collector.set_metrics(tuple(list(BEFORE)))
     run.ticks(6)
 
     assert len(run.source.devices) == 1
@@ -159,7 +159,7 @@ def test_the_same_metrics_again_change_nothing(run: Run) -> None:
 def test_a_metric_without_values_delays_only_briefly(run: Run) -> None:
     """The new handle takes over after some reads, even if it lacks a metric."""
     run.source.never = frozenset({m.SM_ACTIVE})
-    run.collector.choose(AFTER)
+    run.collector.set_metrics(AFTER)
     run.until(lambda: m.FP64_ACTIVE in run.seen[-1])
 
     assert m.SM_ACTIVE not in run.seen[-1]
@@ -168,7 +168,7 @@ def test_a_metric_without_values_delays_only_briefly(run: Run) -> None:
 def test_a_failed_change_keeps_the_old_metrics(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     """It is retried later."""
     run.source.refuses = 1
-    run.collector.choose(AFTER)
+    run.collector.set_metrics(AFTER)
     run.until(lambda: m.FP64_ACTIVE in run.seen[-1])
 
     check_no_gap(run.seen)
@@ -181,10 +181,10 @@ def test_a_failed_change_keeps_the_old_metrics(run: Run, caplog: pytest.LogCaptu
 def test_quick_changes_leak_no_handle(run: Run, ticks: int) -> None:
     """Only the last selection counts, whether or not earlier handles had time to take over."""
     for number in range(50):
-        run.collector.choose(AFTER if number % 2 else BEFORE)
+        run.collector.set_metrics(AFTER if number % 2 else BEFORE)
         if number % 3:
             run.ticks(ticks)
-    run.collector.choose(AFTER)
+    run.collector.set_metrics(AFTER)
     run.until(lambda: m.FP64_ACTIVE in run.seen[-1])
 
     assert sum(not device.closed for device in run.source.devices) == 1

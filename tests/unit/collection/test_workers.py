@@ -60,7 +60,7 @@ class Node:
         self.records = Records(15.0)
         self.workers = Workers(self.connection, self.records, lambda: self.plan, None)
         self.plan = PLAN
-        self.workers.cover(2)
+        self.workers.ensure_workers(2)
         self.connection.opened()
         for gate in self.source.gates:
             gate.set()
@@ -108,15 +108,15 @@ def test_a_thread_that_cannot_start_affects_one_gpu(
     node.tick()
     with monkeypatch.context() as refusing:
         refusing.setattr(threading.Thread, "start", _refuse)
-        node.workers.cover(3)
-        node.workers.cover(3)
+        node.workers.ensure_workers(3)
+        node.workers.ensure_workers(3)
     assert node.tick() == [0, 1]
     assert caplog.messages == [
         "GPU 2 is not read: can't start new thread; raise the limit on processes (ulimit -u, pids.max) or on memory"
     ]
     node.source.gates.append(threading.Event())
     node.source.gates[2].set()
-    node.workers.cover(3)
+    node.workers.ensure_workers(3)
 
     assert node.tick() == [0, 1, 2]
 
@@ -194,6 +194,6 @@ def test_all_lost(node: Node, reasons: tuple[str, str], lost: bool) -> None:
 
 
 def test_a_gpu_that_is_no_longer_listed_is_not_unidentified(node: Node) -> None:
-    node.workers.cover(1)
+    node.workers.ensure_workers(1)
 
     assert [record.gpu.index for record in node.workers.unidentified()] == [0]

@@ -128,6 +128,7 @@ def test_a_gpu_of_one_source() -> None:
         ("GPU-1", "is there", "no", "yes"),
     ]
     assert (result.metrics, result.gpus, result.differs) == ((), 0, True)
+    assert list(lines(result))[2:4] == ["differs: GPU-0 exists only in a", "differs: GPU-1 exists only in b"]
 
 
 @pytest.mark.drift
@@ -226,7 +227,7 @@ class Fixed:
 
 def watched(a: Fixed, b: Fixed) -> Comparison:
     """Read both sources by the real loop."""
-    result, clean = compare.watch(("a", a), ("b", b), [m.POWER, m.SM_ACTIVE, m.ENERGY], 0.5)
+    result, clean = compare.compare_sources(("a", a), ("b", b), [m.POWER, m.SM_ACTIVE, m.ENERGY], 0.5)
     assert clean
     return result
 
@@ -248,5 +249,5 @@ def test_a_source_without_a_gpu_is_an_error(
     pair: Callable[[Fixed, Fixed], tuple[Fixed, Fixed]],
 ) -> None:
     """On either side."""
-    with pytest.raises(SourceLost, match="shows no GPU"):
+    with pytest.raises(SourceLost, match="lists no GPU"):
         watched(*pair(Fixed({}, gpus=0), Fixed({m.POWER: 1.0})))

@@ -17,7 +17,9 @@ import pytest
 
 from gpu_exporter.diagnosis.doctor import examine, machine, surroundings
 from gpu_exporter.inputs import Address
+from gpu_exporter.model.errors import SourceLost
 from gpu_exporter.model.finding import Finding, Level, as_dict
+from gpu_exporter.model.source import Source
 from gpu_exporter.sources.nvml.bindings import bindings
 from tests.conftest import free_port
 
@@ -335,3 +337,14 @@ def test_findings_as_json(levels: list[Level], ok: bool) -> None:
     names = [level.name.lower() for level in levels]
     findings = [{"topic": "port", "level": name, "what": "what", "cure": "cure"} for name in names]
     assert result == {"ok": ok, "findings": findings}
+
+
+def test_a_lost_source_has_a_cause_and_a_fix() -> None:
+    """Colons in addresses and names do not matter."""
+
+    def source() -> Source:
+        raise SourceLost("DCGM: host engine at [::1]:5555: no connection (-21)", fix="is nv-hostengine running?")
+
+    findings, _ = examine.examine(source, ())
+    cause = "no GPU can be read: host engine at [::1]:5555: no connection (-21)"
+    assert Finding("driver", FAIL, cause, "is nv-hostengine running?") in findings

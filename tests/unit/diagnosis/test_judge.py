@@ -101,7 +101,7 @@ def test_a_mig_instance_has_a_class_and_its_gpu_power() -> None:
 @pytest.mark.parametrize("blank", [float("nan"), float("inf"), float("-inf"), 9223372036854775794.0])
 def test_a_blank_is_no_value(blank: float) -> None:
     """In pages of other exporters: NaN, infinity, or DCGM's number for "not supported"."""
-    names = dict.fromkeys(way.series for signal in SIGNALS for way in signal.made if isinstance(way, Read))
+    names = dict.fromkeys(way.series for signal in SIGNALS for way in signal.definitions if isinstance(way, Read))
     pages = [_page(*((name, blank) for name in names), at=at, le=le) for at, le in ((1000.0, "+Inf"), (1010.0, "x"))]
     working = [_page(("DCGM_FI_PROF_GR_ENGINE_ACTIVE", 0.3), ("DCGM_FI_DEV_PCIE_LINK_GEN", blank), at=1000.0)]
 

@@ -113,4 +113,4 @@ def test_mutated_answers(scrapes: Callable[[random.Random], list[Scrape]], seed:
 
 def test_all_signals_are_reached() -> None:
     """The inputs have every family that a signal reads."""
-    assert {read.series for signal in SIGNALS for read in signal.made if hasattr(read, "series")} <= set(NAMES)
+    assert {read.series for signal in SIGNALS for read in signal.definitions if hasattr(read, "series")} <= set(NAMES)

@@ -8,8 +8,10 @@ from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS
 from gpu_exporter.catalogue.conditions import Fn, Leaf, Mark, Over, PeerMedian, PeerShare, terms
 from gpu_exporter.catalogue.failure_modes import MODES
+from gpu_exporter.catalogue.signal import Signal
 from gpu_exporter.catalogue.signals import SIGNALS
-from gpu_exporter.diagnosis.words import series, statement, subject
+from gpu_exporter.diagnosis.words import NOUNS, series, statement, subject
+from gpu_exporter.render.prose import title
 
 WAITS = Mark("waits", BOTTLENECKS[0].condition)
 STALLED = Mark("stalled", BOTTLENECKS[0].condition)
@@ -37,8 +39,9 @@ STALLED = Mark("stalled", BOTTLENECKS[0].condition)
         (Over(s.UP), [0.0], "GPU reachable: no"),
         (Over(s.RECOVERY), [4.0], "recovery action: drain, then reset the GPU"),
         (Over(s.RECOVERY), [9.0], "recovery action: 9"),
-        (Over(s.FABRIC), [2.0], "NVSwitch fabric: in progress"),
+        (Over(s.FABRIC), [2.0], "NVSwitch fabric state: in progress"),
         (Over(s.NVLINK), [25.3e9, 0.0], "NVLink traffic 0 B/s to 25.3 GB/s"),
+        (Over(s.SM_IDLE), [0.25], "at most 1 % of the SMs active 25 % of the time"),
         (Over(s.FB_USED), [1.5e12], "GPU memory in use 1.5 TB"),
         (Over(s.POWER_SWING), [188.6], "power swings by ±189 W"),
         (Over(s.SM_CLOCK), [1.98e9], "SM clock 1980 MHz"),
@@ -49,7 +52,7 @@ STALLED = Mark("stalled", BOTTLENECKS[0].condition)
         (
             PeerMedian(Over(s.SM_ACTIVE), WAITS),
             [0.49],
-            "49 % of the SMs busy on average (median of the ranks that wait)",
+            "ranks that wait: 49 % of the SMs busy on average (median)",
         ),
     ],
 )
@@ -64,6 +67,34 @@ def test_every_signal_has_words() -> None:
         assert signal.plain.count("{}") == 1, f"{signal.name}: fix: add `plain` in gpu_exporter/catalogue/signals.py"
         assert "_" not in signal.plain
         assert subject(signal)
+
+
+def test_every_signal_has_a_name() -> None:
+    """`--all` lists missing signals by name: no two are the same, and the failure modes' table uses the same names."""
+    names = [subject(signal) for signal in SIGNALS]
+
+    assert len(set(names)) == len(names)
+    for signal, noun in NOUNS.items():
+        assert noun == title(signal), (
+            "fix: use one name in gpu_exporter/diagnosis/words.py and gpu_exporter/render/words.py"
+        )
+
+
+@pytest.mark.parametrize(
+    ("signal", "name"),
+    [
+        (s.GR_ACTIVE, "engine activity"),
+        (s.THERMAL_MARGIN, "thermal margin"),
+        (s.PCIE_MAX_WIDTH, "maximum PCIe width"),
+        (s.PCIE_MAX_GEN, "maximum PCIe generation"),
+        (s.FABRIC, "NVSwitch fabric state"),
+        (s.UP, "GPU reachable"),
+        (s.ECC_DBE, "uncorrectable ECC errors"),
+    ],
+)
+def test_names(signal: Signal, name: str) -> None:
+    """A name has no gap where the value was."""
+    assert subject(signal) == name
 
 
 def test_every_term_of_a_condition_has_words() -> None:

@@ -126,14 +126,14 @@ def test_the_shipped_default_counters_load() -> None:
     assert len(families) == 25
     assert families["DCGM_FI_DEV_DEC_UTIL"] == Family("DCGM_FI_DEV_DEC_UTIL", "gauge", "Decoder utilization (in %).")
     assert families["DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL"].kind == "counter"
-    foreign = {row.name: (row.dcgm, row.kind, row.entity) for row in selection.asked if row.nvml is None}
+    foreign = {row.name: (row.dcgm, row.kind, row.entity) for row in selection.read_rows if row.nvml is None}
     assert foreign == {
         "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL": (449, Kind.COUNTER, EntityKind.GPU),
         "DCGM_FI_DEV_VGPU_LICENSE_STATUS": (526, Kind.GAUGE, EntityKind.GPU),
     }
     assert selection.labels == (("DCGM_FI_DRIVER_VERSION", "driver"),)
     assert m.XID_ERRORS.name in families  # counted from events: exposed, not read
-    assert m.XID_ERRORS not in selection.asked
+    assert m.XID_ERRORS not in selection.read_rows
 
 
 def test_a_help_text_in_another_unit_is_not_kept() -> None:
@@ -277,7 +277,7 @@ def test_a_field_of_the_full_set_is_read() -> None:
     nvdec = m.BY_KEY["DCGM_FI_PROF_NVDEC0_ACTIVE"]
 
     assert nvdec not in selected(MetricSet.DEFAULT)
-    assert nvdec in selection.asked
+    assert nvdec in selection.read_rows
     assert "gpu_nvdec_active_seconds_total" not in selection.families
     assert "gpu_nvdec_active_seconds_total" in read(TEMP, choice=MetricSet.FULL)[0].families
 
@@ -286,7 +286,7 @@ def test_hidden_gauges_are_read_for_own_families() -> None:
     """Integrals, health and diagnosis work with any file."""
     selection, _ = read(TEMP)
 
-    assert set(selected(MetricSet.DEFAULT)) <= set(selection.asked)
+    assert set(selected(MetricSet.DEFAULT)) <= set(selection.read_rows)
     assert list(classic(selection)) == ["DCGM_FI_DEV_GPU_TEMP"]
     assert {"gpu_sm_active_seconds_total", "gpu_up", "gpu_health_state"} <= selection.families.keys()
 
@@ -294,8 +294,8 @@ def test_hidden_gauges_are_read_for_own_families() -> None:
 def test_a_reload_keeps_metric_objects() -> None:
     """A series is identified by its metric, and must not end because a file was read again."""
     file, text = FieldsFile(Path("f.csv")), "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL, gauge, x"
-    (first,) = (row for row in file.select(text.encode())[0].asked if row.nvml is None)
-    (second,) = (row for row in file.select(f"{TEMP}\n{text} y".encode())[0].asked if row.nvml is None)
+    (first,) = (row for row in file.select(text.encode())[0].read_rows if row.nvml is None)
+    (second,) = (row for row in file.select(f"{TEMP}\n{text} y".encode())[0].read_rows if row.nvml is None)
 
     assert first is second
     assert (first.dcgm, first.entity, first.unit) == (449, EntityKind.GPU, "MB/s")
@@ -314,7 +314,7 @@ def test_a_reload_keeps_metric_objects() -> None:
 )
 def test_other_fields_become_metrics_of_their_entity(name: str, entity: EntityKind, per_instance: bool) -> None:
     """The entity is that of the level in DCGM's table."""
-    (row,) = (row for row in read(f"{name}, gauge, help")[0].asked if row.nvml is None)
+    (row,) = (row for row in read(f"{name}, gauge, help")[0].read_rows if row.nvml is None)
 
     assert (row.name, row.entity, row.per_instance) == (name, entity, per_instance)
     assert row.low < 0 < row.high

@@ -19,7 +19,7 @@ from gpu_exporter.health.event_state import KEPT
 from gpu_exporter.health.event_store import EventStore
 from gpu_exporter.health.events import EventLog, GpuState
 from gpu_exporter.health.kernel_log_parser import SxidLine, XidLine
-from gpu_exporter.health.kernel_log_reader import Logged, Position
+from gpu_exporter.health.kernel_log_reader import LogEntry, Position
 from gpu_exporter.model.gpu import Gpu, XidEvent
 
 PCI = "00000000:06:00.0"
@@ -38,7 +38,7 @@ def nvml(events: EventLog, code: int, at: float) -> None:
 
 def kernel(events: EventLog, code: int, at: float, **more: object) -> None:
     line = XidLine(PCI, code, **more)  # type: ignore[arg-type]
-    events.add_kernel_log_entry(Logged(Position("boot", next(NUMBERS)), at, line), at)
+    events.add_kernel_log_entry(LogEntry(Position("boot", next(NUMBERS)), at, line), at)
 
 
 def counts(events: EventLog, name: object = m.XID_EVENTS) -> dict[int, float]:
@@ -146,7 +146,7 @@ def test_only_recent_events_have_evidence() -> None:
 def test_a_gpu_that_was_never_attached_has_its_address() -> None:
     events = log()
     line = XidLine("00000000:AA:00.0", 79)
-    events.add_kernel_log_entry(Logged(Position("boot", 1), 7.0, line), 7.0)
+    events.add_kernel_log_entry(LogEntry(Position("boot", 1), 7.0, line), 7.0)
     (found,) = [each for each in events.samples([GPU], True) if each[0] is m.XID_EVENTS and each[2]]
     assert found[1] is None
     assert found[3]["pci_bus_id"] == "00000000:AA:00.0"
@@ -156,7 +156,7 @@ def test_sxids() -> None:
     events = log()
     for at in (1.0, 2.0):
         events.add_kernel_log_entry(
-            Logged(Position("b", int(at)), at, SxidLine("00000000:C1:00.0", 20034, 0, True)), at
+            LogEntry(Position("b", int(at)), at, SxidLine("00000000:C1:00.0", 20034, 0, True)), at
         )
     found = {metric: (value, labels) for metric, _, value, labels in events.samples([], True)}
     labels = {"pci_bus_id": "00000000:C1:00.0", "sxid": "20034", "fatal": "true"}
@@ -231,7 +231,7 @@ def test_a_full_disk_tears_no_line_and_is_tried_again(tmp_path: Path, monkeypatc
     store.save(events, 0)
     lines = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     assert [line["xid"] for line in lines] == [31, 13]
-    assert not store.waits(events, 0)
+    assert not store.has_unwritten(events, 0)
     assert not events.changed
 
 

@@ -254,7 +254,7 @@ def test_only_the_kernels_facility_counts(facility: int) -> None:
     record = parse_kmsg(f"{facility << 3 | 3},7,1500000,-;{LOST}\n DEVICE=+pci:0000:03:00.0\n".encode())
     assert record is not None
     expected = replace(LOST_SAYS, stamp=Stamp(since_boot=1.5)) if facility == 0 else None
-    assert record.found == expected
+    assert record.xid_line == expected
 
 
 @pytest.mark.parametrize("text", [f"[ 12.345678] {LOST}", f"kernel: {LOST}", f"a\\x0a{LOST}", f" {LOST}"])
@@ -262,7 +262,7 @@ def test_a_record_has_no_prefix(text: str) -> None:
     """Its text begins with the driver's; a second line in it is not a record."""
     record = parse_kmsg(f"3,7,1500000,-;{text}\n".encode())
     assert record is not None
-    assert record.found is None
+    assert record.xid_line is None
 
 
 @given(st.text() | st.text('NVRM: SXid(PC0123456789abcdef.),[]{}<>"\\\nkernl '))
@@ -279,7 +279,7 @@ def test_any_text(text: str) -> None:
 def test_any_record(data: bytes) -> None:
     """Any bytes are a record or ignored."""
     record = parse_kmsg(data)
-    assert record is None or record.found is None
+    assert record is None or record.xid_line is None
 
 
 def test_twenty_thousand_lines() -> None:

@@ -125,7 +125,7 @@ def test_list_without_an_end(server: FakeApiServer, monkeypatch: pytest.MonkeyPa
     """A server that always has another page gets a limited number of requests."""
     page = {"metadata": {"continue": "1", "resourceVersion": "1"}, "items": [pod_object("p", "u")]}
     monkeypatch.setattr(server, "page", lambda path, start: page)
-    failure = in_seconds(60, lambda: in_cluster(server.account, server.environment, 30.0).pages(PODS))
+    failure = in_seconds(60, lambda: in_cluster(server.account, server.environment, 30.0).list_objects(PODS))
     assert failure.reason == "too_large"
     assert len(server.asked) == limits.MOST_PAGES
 
@@ -133,14 +133,14 @@ def test_list_without_an_end(server: FakeApiServer, monkeypatch: pytest.MonkeyPa
 def test_list_with_too_many_objects(server: FakeApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
     page = {"metadata": {}, "items": [{"metadata": {"name": "p"}}] * (limits.MOST_OBJECTS + 1)}
     monkeypatch.setattr(server, "page", lambda path, start: page)
-    assert in_seconds(60, lambda: api(server).pages(PODS)).reason == "too_large"
+    assert in_seconds(60, lambda: api(server).list_objects(PODS)).reason == "too_large"
 
 
 def test_pages_that_are_too_large_together(server: FakeApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MOST_LIST_BYTES", 1 << 20)
     for number in range(4):
         server.put(PODS, pod_object(f"p{number}", "u", {"filler": "x" * 300_000}))
-    assert in_seconds(60, lambda: api(server).pages(PODS)).reason == "too_large"
+    assert in_seconds(60, lambda: api(server).list_objects(PODS)).reason == "too_large"
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ def test_list_is_read_from_the_servers_cache(server: FakeApiServer) -> None:
     """Version 0 means the cache instead of etcd. Pages after the first must not have it."""
     for number in range(5):
         server.put(PODS, pod_object(f"p{number}", "u"))
-    items, _ = api(server).pages(PODS, fieldSelector="spec.nodeName=node")
+    items, _ = api(server).list_objects(PODS, fieldSelector="spec.nodeName=node")
     assert len(items) == 5
     assert ["resourceVersion=0" in path for path in server.asked] == [True, False, False]
     assert ["continue=" in path for path in server.asked] == [False, True, True]
@@ -263,8 +263,8 @@ class Stumbling:
         self.listed = 0
         self.done = threading.Event()
 
-    def pages(self, path: str, **query: str) -> tuple[Sequence[Object], str]:
-        """Return an empty list, from the second time on at a version beyond the failure."""
+    def list_objects(self, path: str, **query: str) -> tuple[Sequence[Object], str]:
+        """Return an empty list, at a version beyond the failure from the second time on."""
         self.listed += 1
         return [], str(self.listed)
 

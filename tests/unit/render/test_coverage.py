@@ -22,22 +22,22 @@ from gpu_exporter.diagnosis.judge import diagnose
 from gpu_exporter.diagnosis.window import Scrape, ScrapedSample, seen
 from gpu_exporter.model.metric import Kind
 from gpu_exporter.render import coverage
-from gpu_exporter.render.coverage import Works
+from gpu_exporter.render.coverage import Detectability, Generation
 from tests import ROOT
 
 CORRECT_LIST = "fix: correct gpu_exporter/render/rules/dcgm_exporter_csv.py and run `make generate`"
 CORRECT = "fix: correct its Inject or its limit in gpu_exporter/catalogue/failure_modes/*.py"
-CORRECT_COVERAGE = "fix: correct `works` in gpu_exporter/render/coverage.py"
+CORRECT_COVERAGE = "fix: correct `detectability` in gpu_exporter/render/coverage.py"
 GENERATE = "fix: run `make generate`"
 CORRECT_KIND = "fix: correct the kind of the row in gpu_exporter/catalogue/metrics.py and run `make generate`"
 
-FILES = {"classic": "dcgm-exporter.csv", "modern": "dcgm-exporter-4.9.csv"}
+FILES = {Generation.DCGM_EXPORTER_4_8: "dcgm-exporter.csv", Generation.DCGM_EXPORTER_4_9: "dcgm-exporter-4.9.csv"}
 KINDS = {row.name: row.kind for row in METRICS if row.dcgm is not None}
 # dcgm-exporter has no counts of links, no times of XIDs, and no metrics about its own reads.
 GPU_EXPORTER_ONLY = {"GpuAttributionDown", "GpuNvlinkDown", "GpuXidUnknown", "GpuXidApplication", "GpuTelemetryStale"}
 
 
-def listed(which: str) -> list[list[str]]:
+def listed(which: Generation) -> list[list[str]]:
     """Return the rows of the committed file, read as by dcgm-exporter: three columns, no comments, stripped."""
     lines = (ROOT / "alerts" / FILES[which]).read_text().splitlines()
     return [[cell.strip(" ") for cell in row] for row in csv.reader(line for line in lines if line[:1] != "#")]
@@ -45,7 +45,7 @@ def listed(which: str) -> list[list[str]]:
 
 @pytest.mark.drift
 @pytest.mark.parametrize("which", FILES)
-def test_the_lists_are_valid_for_dcgm_exporter(which: str) -> None:
+def test_the_lists_are_valid_for_dcgm_exporter(which: Generation) -> None:
     """Three columns, a known type, each field once."""
     rows = listed(which)
 
@@ -58,26 +58,28 @@ def test_the_lists_are_valid_for_dcgm_exporter(which: str) -> None:
 @pytest.mark.drift
 def test_the_classic_list_has_rows_of_the_catalogue() -> None:
     """Names of the catalogue that have a DCGM field, with the catalogue's kind."""
-    assert {name: Kind(kind) for name, kind, _ in listed("classic")} == {
-        name: KINDS[name] for name, _, _ in listed("classic")
+    assert {name: Kind(kind) for name, kind, _ in listed(Generation.DCGM_EXPORTER_4_8)} == {
+        name: KINDS[name] for name, _, _ in listed(Generation.DCGM_EXPORTER_4_8)
     }, GENERATE
 
 
 @pytest.mark.drift
 def test_the_new_list_has_the_new_names() -> None:
     """The same fields in the same order, with the names of 4.9."""
-    renamed = [RENAMED.get(name, (name, 1))[0] for name, _, _ in listed("classic")]
+    renamed = [RENAMED.get(name, (name, 1))[0] for name, _, _ in listed(Generation.DCGM_EXPORTER_4_8)]
 
-    assert [name for name, _, _ in listed("modern")] == renamed, GENERATE
-    assert [kind for _, kind, _ in listed("modern")] == [kind for _, kind, _ in listed("classic")], GENERATE
+    assert [name for name, _, _ in listed(Generation.DCGM_EXPORTER_4_9)] == renamed, GENERATE
+    assert [kind for _, kind, _ in listed(Generation.DCGM_EXPORTER_4_9)] == [
+        kind for _, kind, _ in listed(Generation.DCGM_EXPORTER_4_8)
+    ], GENERATE
 
 
 @pytest.mark.drift
 @pytest.mark.parametrize("which", FILES)
-def test_rates_are_of_counters(which: str) -> None:
+def test_rates_are_of_counters(which: Generation) -> None:
     """The rules use the rate or increase of counters, never of gauges."""
     kinds = {name: kind for name, kind, _ in listed(which)}
-    rated = {way.name for signal in SIGNALS for way in signal.made if isinstance(way, Read) and way.rate}
+    rated = {way.name for signal in SIGNALS for way in signal.definitions if isinstance(way, Read) and way.rate}
 
     assert {kinds[name] for name in rated & set(kinds)} == {"counter"}, CORRECT_KIND
     assert {kind for name, kind in kinds.items() if name.startswith("DCGM_FI_PROF_")} == {"gauge"}, CORRECT_KIND
@@ -85,11 +87,13 @@ def test_rates_are_of_counters(which: str) -> None:
 
 @pytest.mark.drift
 @pytest.mark.parametrize("which", FILES)
-def test_all_modes_with_dcgm_fields_work_with_our_list(which: str) -> None:
+def test_all_modes_with_dcgm_fields_work_with_our_list(which: Generation) -> None:
     """All failure modes except those that need values without a DCGM field."""
     names = {name for name, _, _ in listed(which)}
 
-    assert {mode.name for mode in MODES if coverage.works(mode, names) is not Works.YES} == GPU_EXPORTER_ONLY, (
+    assert {
+        mode.name for mode in MODES if coverage.detectability(mode, names) is not Detectability.YES
+    } == GPU_EXPORTER_ONLY, (
         "fix: add the missing field to gpu_exporter/render/rules/dcgm_exporter_csv.py and run `make generate`,"
         " or add the mode to GPU_EXPORTER_ONLY in tests/unit/render/test_coverage.py"
     )
@@ -97,49 +101,53 @@ def test_all_modes_with_dcgm_fields_work_with_our_list(which: str) -> None:
 
 def test_all_modes_work_with_gpu_exporter() -> None:
     """With the default set all but the histogram of spare rows, with the full set all."""
-    default = {mode.name for mode in MODES if coverage.works(mode, coverage.exposed()) is not Works.YES}
+    default = {mode.name for mode in MODES if coverage.detectability(mode, coverage.exposed()) is not Detectability.YES}
 
     assert default == {"GpuSpareRowsLow"}
-    assert {coverage.works(mode, coverage.exposed(full=True)) for mode in MODES} == {Works.YES}
+    assert {coverage.detectability(mode, coverage.exposed(full=True)) for mode in MODES} == {Detectability.YES}
 
 
 @pytest.mark.parametrize(
     ("name", "works"),
     [
-        ("GpuLost", Works.YES),  # counted
-        ("GpuXidFatal", Works.YES),
-        ("GpuMetricsMissing", Works.YES),  # its purpose
-        ("GpuHostBound", Works.PARTLY),  # the engine is known; PCIe, which would show data loading, is not
-        ("GpuMemoryBound", Works.PARTLY),  # bandwidth is known, idle pipes are not
-        ("GpuFakeLoad", Works.NO),  # no SM activity
-        ("GpuDataLoadingBound", Works.NO),  # traffic is known, the speed of the link is not
-        ("GpuStragglerSlow", Works.NO),
-        ("GpuEccUncorrectable", Works.NO),
+        ("GpuLost", Detectability.YES),  # counted
+        ("GpuXidFatal", Detectability.YES),
+        ("GpuMetricsMissing", Detectability.YES),  # it is made for that
+        ("GpuHostBound", Detectability.PARTLY),  # the engine is known; PCIe, which would tell data loading, is not
+        ("GpuMemoryBound", Detectability.PARTLY),  # bandwidth is known, idle pipes are not
+        ("GpuFakeLoad", Detectability.NO),  # no SM activity
+        ("GpuDataLoadingBound", Detectability.NO),  # traffic is known, the speed of the link is not
+        ("GpuStragglerSlow", Detectability.NO),
+        ("GpuEccUncorrectable", Detectability.NO),
     ],
 )
-def test_modes_with_dcgm_exporters_default_list(name: str, works: Works) -> None:
+def test_modes_with_dcgm_exporters_default_list(name: str, works: Detectability) -> None:
     """Some work, some work partly, some do not."""
     (mode,) = (mode for mode in MODES if mode.name == name)
 
-    assert coverage.works(mode, DEFAULT_FIELDS) is works
+    assert coverage.detectability(mode, DEFAULT_FIELDS) is works
 
 
 def test_generations() -> None:
     """Each name belongs to its generation; a name that 4.9 kept belongs to both."""
-    assert [coverage.generation(way) for way in s.SM_ACTIVE.made if isinstance(way, Read)] == [
-        "ours",
-        "classic",
-        "modern",
+    assert [coverage.generation(way) for way in s.SM_ACTIVE.definitions if isinstance(way, Read)] == [
+        Generation.GPU_EXPORTER,
+        Generation.DCGM_EXPORTER_4_8,
+        Generation.DCGM_EXPORTER_4_9,
     ]
-    assert [way.name for way in coverage.reads(s.PCIE_GEN, "modern")] == ["DCGM_FI_DEV_PCIE_LINK_GEN"]
-    assert [way.name for way in coverage.reads(s.NVLINK, "modern")] == [
+    assert [way.name for way in coverage.reads(s.PCIE_GEN, Generation.DCGM_EXPORTER_4_9)] == [
+        "DCGM_FI_DEV_PCIE_LINK_GEN"
+    ]
+    assert [way.name for way in coverage.reads(s.NVLINK, Generation.DCGM_EXPORTER_4_9)] == [
         "DCGM_FI_DEV_NVLINK_THROUGHPUT_BYTES_PER_SECOND"
     ]
-    assert [way.name for way in coverage.reads(s.NVLINK, "classic")] == ["DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL"]
-    assert {coverage.generation(way) for sig in SIGNALS for way in sig.made if isinstance(way, Read)} == {
-        "ours",
-        "classic",
-        "modern",
+    assert [way.name for way in coverage.reads(s.NVLINK, Generation.DCGM_EXPORTER_4_8)] == [
+        "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL"
+    ]
+    assert {coverage.generation(way) for sig in SIGNALS for way in sig.definitions if isinstance(way, Read)} == {
+        Generation.GPU_EXPORTER,
+        Generation.DCGM_EXPORTER_4_8,
+        Generation.DCGM_EXPORTER_4_9,
     }
 
 
@@ -195,7 +203,7 @@ def matched_modes(mode: FailureMode, names: Collection[str]) -> set[str]:
         coverage.exposed(),
         coverage.exposed(full=True),
         DEFAULT_FIELDS,
-        frozenset(name for name, _, _ in listed("classic")),
+        frozenset(name for name, _, _ in listed(Generation.DCGM_EXPORTER_4_8)),
     ],
     ids=["gpu-exporter", "gpu-exporter, full", "default list", "own list"],
 )
@@ -206,8 +214,8 @@ def matched_modes(mode: FailureMode, names: Collection[str]) -> set[str]:
 )
 def test_coverage_equals_results(mode: FailureMode, names: frozenset[str]) -> None:
     """An injected failure mode is found if coverage says that it works with these names, and only then."""
-    works = coverage.works(mode, names)
+    works = coverage.detectability(mode, names)
 
-    fires = works is Works.PARTLY or mode.name in matched_modes(mode, names)
-    assert fires or works is Works.NO, f"{mode.name} does not fire on what it injects; {CORRECT}"
-    assert works is not Works.NO or not fires, f"{mode.name} fires without what it needs; {CORRECT_COVERAGE}"
+    fires = works is Detectability.PARTLY or mode.name in matched_modes(mode, names)
+    assert fires or works is Detectability.NO, f"{mode.name} does not fire on what it injects; {CORRECT}"
+    assert works is not Detectability.NO or not fires, f"{mode.name} fires without what it needs; {CORRECT_COVERAGE}"

@@ -145,7 +145,7 @@ def test_nesting() -> None:
         (1, "GPU utilisation"),
         (1, "all of these are true:"),
         (2, "GPU utilisation"),
-        (2, "but not if this is true (no data counts as false):"),
+        (2, "unless this is true (ignored without data):"),
         (3, "GPU utilisation"),
     ]
     assert prose.sentence(tree, {}) == (
@@ -154,12 +154,18 @@ def test_nesting() -> None:
     )
 
 
-@pytest.mark.parametrize(("kind", "words"), [(And, "all of these are"), (Or, "any of these is")])
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (And, "unless all of these are true (ignored if data for one of them is missing):"),
+        (Or, "unless any of these is true (each is ignored without data):"),
+    ],
+)
 def test_exceptions_are_one_level_deep(kind: type[And | Or], words: str) -> None:
     low, high = Compare(Over(s.UTIL), "<", BUSY), Compare(Over(s.UTIL), ">", BUSY)
 
     assert [(line.depth, line.text) for line in prose.lines(Unless(low, kind(low, high)), {})][2:] == [
-        (1, f"but not if {words} true (no data counts as false):"),
+        (1, words),
         (2, "GPU utilisation is below 85 % (`busy`)"),
         (2, "GPU utilisation is above 85 % (`busy`)"),
     ]
@@ -204,7 +210,7 @@ def test_roots_of_a_signal() -> None:
     found = with_roots((s.PCIE_RX_USE,))
 
     assert found == (s.PCIE_RX_USE, s.PCIE_RX, s.PCIE_LINK, s.PCIE_WIDTH, s.PCIE_GEN)
-    assert derivation(s.PCIE_RX_USE.made[0]) == "PCIe traffic to the GPU / PCIe link capacity"  # type: ignore[arg-type]
+    assert derivation(s.PCIE_RX_USE.definitions[0]) == "PCIe traffic to the GPU / PCIe link capacity"  # type: ignore[arg-type]
 
 
 def test_every_class_has_a_sentence() -> None:

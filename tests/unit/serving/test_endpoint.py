@@ -28,15 +28,15 @@ def test_a_page_expires(clock: list[float], interval: float, expires: float) -> 
     """After three intervals, but not before a few seconds; until there is a new page."""
     pages = Pages()
     health = Health(interval, pages)
-    assert health.alive() == health.ready() == NO_METRICS_YET
+    assert health.liveness_problem() == health.readiness_problem() == NO_METRICS_YET
     pages.publish(Page([]))
     clock[0] = STARTED + expires
-    assert health.alive() == ""
+    assert health.liveness_problem() == ""
     clock[0] += 1
-    assert re.fullmatch(r"no new metrics since \S+Z, \d+ s ago: the collection loop hangs", health.alive())
-    assert health.ready() == health.alive()
+    assert re.fullmatch(r"no new metrics since \S+Z, \d+ s ago: the collection loop hangs", health.liveness_problem())
+    assert health.readiness_problem() == health.liveness_problem()
     pages.publish(Page([]))
-    assert health.alive() == ""
+    assert health.liveness_problem() == ""
 
 
 def test_a_page_that_cannot_be_made_says_why(clock: list[float]) -> None:
@@ -44,4 +44,4 @@ def test_a_page_that_cannot_be_made_says_why(clock: list[float]) -> None:
     pages = Pages()
     pages.publish(Page([]))
     clock[0] += 2 * EXPIRY_SECONDS
-    assert Health(1.0, pages, lambda: "it fails").alive().endswith(": it fails")
+    assert Health(1.0, pages, lambda: "it fails").liveness_problem().endswith(": it fails")

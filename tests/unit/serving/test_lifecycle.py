@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.inputs import hand_over
+from gpu_exporter.inputs import release_duration
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.serving.lifecycle import Lifecycle, is_cross_site
 from gpu_exporter.serving.security.guard import Guard
@@ -140,11 +140,11 @@ def test_lifecycle_needs_a_secret(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("text", "seconds"), [("10m", 600), ("24h", 86400), ("90", 90)])
 def test_hand_over_time(text: str, seconds: float) -> None:
     """Up to a day."""
-    assert hand_over(text) == seconds
+    assert release_duration(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["25h", "86401", "0", "-1", "forever", ""])
 def test_wrong_hand_over_time(text: str) -> None:
     """A node must not stay blind for good."""
     with pytest.raises(ValueError, match=r"too long|not a duration"):
-        hand_over(text)
+        release_duration(text)

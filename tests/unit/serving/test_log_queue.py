@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fcntl import F_SETPIPE_SZ, fcntl
+from queue import SimpleQueue
 
 import pytest
 
@@ -122,3 +123,22 @@ def test_uncaught_errors_are_logged() -> None:
     assert all(line.startswith('{"time": ') for line in lines)
     for part in ("thread worker: unexpected error", "in a destructor", "in a library"):
         assert sum(part in line for line in lines) == 1
+
+
+def test_a_destructor_may_log_at_any_time(pipe: Pipe) -> None:
+    """Also while its own thread adds a line: the queue must be reentrant."""
+    queue, logger = pipe.logger(100)
+    assert type(queue.queue) is SimpleQueue
+    logger.info("a line")
+    assert queue.drain(10)
+
+
+def test_a_broken_stderr_counts_each_line_once(pipe: Pipe) -> None:
+    """The report about lost lines is lost, too, and is not one of them."""
+    queue, logger = pipe.logger(10)
+    os.close(pipe.reader)
+    for _ in range(3):
+        logger.info("a line")
+        assert queue.drain(10)
+    assert queue.dropped == 3
+    pipe.reader = os.open(os.devnull, os.O_RDONLY)

@@ -11,7 +11,7 @@ from tornado.web import RequestHandler
 from gpu_exporter.serving.handler import Handler
 from gpu_exporter.serving.handlers import Discovery, Gpus, Metrics
 from gpu_exporter.serving.lifecycle import Quit
-from gpu_exporter.serving.routes import ROUTES, Needs, On, Route, check, linked
+from gpu_exporter.serving.routes import ROUTES, LandingPage, Needs, Route, check, linked
 
 ROOT = Path(__file__).parents[3]
 
@@ -107,8 +107,8 @@ GOOD = Route("/good", Answer, Needs.NODE, "something good")
         (Route("/more", Answer, Needs.NODES, "more"), "write `async def get(self)`"),
         (Route("/more", Discovery, Needs.NODE, "more"), "write `async def get(self, prefix)`"),
         (Route("/more", Answer, Needs.NOTHING, "more"), "with Needs.NOTHING: write `async def get(self)`"),
-        (Route("/more", Quit, Needs.LIFECYCLE, "more", On.LIST), "write On.NOTHING"),
-        (Route("/more", Discovery, Needs.NODES, "more", On.NODE | On.LIST), "write On.LIST"),
+        (Route("/more", Quit, Needs.LIFECYCLE, "more", LandingPage.LIST), "write LandingPage.NOTHING"),
+        (Route("/more", Discovery, Needs.NODES, "more", LandingPage.NODE | LandingPage.LIST), "write LandingPage.LIST"),
         (Route("/more", Answer, Needs.NODE, ""), "say in a few words"),
     ],
 )
@@ -127,9 +127,9 @@ def test_accepts_a_good_row() -> None:
 
 def test_links_of_landing_pages() -> None:
     """The page of a node links to its paths, the list of nodes to those of all nodes."""
-    assert {"/metrics", "/api/v1/gpus"} <= linked(On.NODE).keys() - linked(On.LIST).keys()
-    assert "/sd" in linked(On.LIST).keys() - linked(On.NODE).keys()
-    for page in (On.NODE, On.LIST):
+    assert {"/metrics", "/api/v1/gpus"} <= linked(LandingPage.NODE).keys() - linked(LandingPage.LIST).keys()
+    assert "/sd" in linked(LandingPage.LIST).keys() - linked(LandingPage.NODE).keys()
+    for page in (LandingPage.NODE, LandingPage.LIST):
         assert linked(page) == {route.path: route.description for route in ROUTES if page in route.linked}
 
 

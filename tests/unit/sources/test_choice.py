@@ -115,7 +115,7 @@ def test_only_chosen_gpus_are_read_for_a_library_call(tmp_path: Path) -> None:
     counts, error = output.splitlines()
 
     assert counts == "2 2 2 1"
-    assert error.startswith("gpus: there is no GPU 7; those there are: 0 (GPU-")
+    assert error.startswith("gpus: there is no GPU 7: choose from 0 (GPU-")
 
 
 def test_devices_narrow_the_source() -> None:

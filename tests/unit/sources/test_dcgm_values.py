@@ -16,7 +16,7 @@ from gpu_exporter.sources.dcgm.bindings import Attributes
 from gpu_exporter.sources.dcgm.identity import identify
 from gpu_exporter.sources.dcgm.plan import plan
 from gpu_exporter.sources.dcgm.profiling import Profiling
-from gpu_exporter.sources.dcgm.thread import Caller
+from gpu_exporter.sources.dcgm.thread import CallThread
 from gpu_exporter.sources.dcgm.values import Answer, Entity, EntityGroup, answer, gpu, link
 
 I64, F64 = 0x7FFFFFFFFFFFFFF0, 2.0**47
@@ -174,7 +174,7 @@ def test_identity(capability: int, name: str) -> None:
 @pytest.mark.slow
 def test_a_call_that_is_stuck() -> None:
     """Other calls are refused at once. When it returns, the same thread executes calls again."""
-    caller, release = Caller("host engine"), threading.Event()
+    caller, release = CallThread("host engine"), threading.Event()
     threads: list[int] = []
 
     def note() -> int:
@@ -202,11 +202,11 @@ def test_a_call_that_is_stuck() -> None:
 @pytest.mark.slow
 def test_a_long_job_that_makes_progress() -> None:
     """A deadline applies to each call, not to the job."""
-    caller = Caller("host engine")
+    caller = CallThread("host engine")
 
     def job() -> str:
         for _ in range(12):
-            caller.beat()
+            caller.heartbeat()
             time.sleep(0.1)
         return "done"
 
@@ -215,12 +215,12 @@ def test_a_long_job_that_makes_progress() -> None:
 
 def test_a_job_past_its_deadline_stops_at_its_next_call() -> None:
     """On a host engine that hangs, each further call would take a minute."""
-    caller, release, beats = Caller("host engine"), threading.Event(), []
+    caller, release, beats = CallThread("host engine"), threading.Event(), []
 
     def job() -> None:
         release.wait(30)
         for _ in range(3):
-            caller.beat()
+            caller.heartbeat()
             beats.append(1)
 
     with pytest.raises(SourceLost):
@@ -235,7 +235,7 @@ def test_a_job_past_its_deadline_stops_at_its_next_call() -> None:
 
 def test_a_thread_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """The source is down with the reason until a thread can be started."""
-    caller = Caller("host engine")
+    caller = CallThread("host engine")
 
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")

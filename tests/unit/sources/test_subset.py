@@ -43,7 +43,7 @@ def test_a_uuid_finds_its_gpu() -> None:
 
 def test_a_missing_gpu_is_an_error() -> None:
     """At the start, the error lists the existing GPUs."""
-    with pytest.raises(SourceLost, match=r"--devices: there is no GPU 7, GPU-x; those there are: 0 \(GPU-.*, 3 \(GPU-"):
+    with pytest.raises(SourceLost, match=r"--devices: there is no GPU 7, GPU-x: choose from 0 \(GPU-.*, 3 \(GPU-"):
         subset(0, 7, "GPU-x").open()
 
 

@@ -1,0 +1,78 @@
+"""The text of a diagnosis: what could not be judged, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from gpu_exporter.diagnosis import gather
+from gpu_exporter.diagnosis.judge import Diagnosis, diagnose
+from gpu_exporter.diagnosis.report import hint, lines
+from gpu_exporter.diagnosis.window import Scrape, ScrapedSample, seen
+from tests.support.truth import PHASES
+
+STRAGGLER = "ddp_straggler_slow_gpu"
+HINT = (
+    "The GPUs communicate, but their job is unknown. If they are ranks of one job, run again with --one-job to find a "
+    "straggler."
+)
+
+
+def _recorded(phase: str, job: str) -> tuple[Diagnosis, ...]:
+    path = next(path for path, name in PHASES if name == phase)
+    return diagnose(seen(gather.of_recording(path, phase), {}, job=job))
+
+
+def _reason(diagnoses: Sequence[Diagnosis], mode: str) -> set[str]:
+    """Return why a mode could not be judged, on any of the GPUs."""
+    text = lines(diagnoses, every=True)
+    return {line.partition("not judged, ")[2] for line in text if line.startswith(f"  {mode}: ")}
+
+
+def test_ranks_of_an_unknown_job_are_not_compared() -> None:
+    """Watching for longer would not help: the job has to be named."""
+    found = _recorded(STRAGGLER, job="")
+
+    assert _reason(found, "GpuStragglerSlow") == {"the job is unknown: use --one-job if all GPUs are ranks of one job"}
+    assert _reason(found, "GpuAllocatedIdle") == {"not watched for long enough"}
+    assert _reason(_recorded(STRAGGLER, job="train"), "GpuStragglerSlow") == set()
+
+
+def test_a_single_rank_is_not_compared() -> None:
+    """Of a job on one GPU."""
+    assert _reason(_recorded("idle", job="train"), "GpuCollectiveStall") == {"no other GPU of the job was seen"}
+
+
+def test_missing_signals_have_names() -> None:
+    """Two ways to read one quantity are told apart."""
+    found = _recorded("idle", job="")
+
+    assert _reason(found, "GpuThermalMarginLow") == {"missing: thermal margin, distance to the slowdown temperature"}
+
+
+@pytest.mark.parametrize(
+    ("phase", "job", "text"),
+    [(STRAGGLER, "", HINT), (STRAGGLER, "train", ""), ("memory_bound_copy", "", "")],
+)
+def test_communicating_gpus_of_an_unknown_job(phase: str, job: str, text: str) -> None:
+    """A straggler is found only with `--one-job`."""
+    assert hint(_recorded(phase, job)) == text
+
+
+def test_one_communicating_gpu_has_no_other_rank() -> None:
+    """Where no other GPU is watched, `--one-job` would not help."""
+    assert hint(_recorded(STRAGGLER, job="")[:1]) == ""
+
+
+def test_an_unknown_class() -> None:
+    """Without profiling metrics, as on a GPU older than Hopper without DCGM."""
+    labels = {"gpu": "0", "UUID": "GPU-0", "modelName": "NVIDIA A100"}
+    page = Scrape(1000.0, [ScrapedSample("DCGM_FI_DEV_GPU_UTIL", labels, 50.0)])
+
+    (line,) = lines(diagnose(seen([page], {})))
+
+    assert line == (
+        "GPU 0 (NVIDIA A100)  class unknown: the profiling metrics are missing; `gpu-exporter doctor` on the node says "
+        "why"
+    )
