@@ -1,1 +1,1 @@
-"""Performance claims, runnable by anyone: each beside a peer or the truth in the same run, written to `results/`."""
+"""Benchmarks. Each compares with another exporter or with known values in the same run."""

@@ -1,10 +1,10 @@
-"""Measure: the named benchmarks, or all that this machine can do.
+"""Runs the named benchmarks, or all that this machine supports.
 
     python -m benchmarks [NAME …] [--list]
 
-Each writes benchmarks/results/NAME.json; `python -m benchmarks.report` makes docs/performance.md of these. Each can
+Each writes benchmarks/results/NAME.json, from which `python -m benchmarks.report` renders docs/performance.md. Each can
 also be run by itself, with its own options (`python -m benchmarks.cost --help`). Exit code 1 if one of them misses a
-bound.
+bound, 2 if this machine does not support a named one.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import time
 from benchmarks.harness import BENCHMARKS, Benchmark
 
 
-def done(benchmark: Benchmark) -> bool:
-    """Run one in a process of its own; whether it kept its bounds."""
+def run(benchmark: Benchmark) -> bool:
+    """Run a benchmark in its own process; return whether it kept its bounds."""
     command = [sys.executable, "-m", f"benchmarks.{benchmark.module}", *benchmark.arguments]
     print(f"--- {benchmark.name}", flush=True)
     begin = time.monotonic()
@@ -28,27 +28,27 @@ def done(benchmark: Benchmark) -> bool:
 
 
 def main() -> int:
-    """Run them one after the other; 2 if one that was asked for can't be run."""
+    """Run the benchmarks one after the other; return 1 for a missed bound, 2 if a named one cannot run."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("names", nargs="*", metavar="NAME")
-    parser.add_argument("--list", action="store_true", help="what there is, and what this machine lacks for it")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="a benchmark (default: all that this machine supports)"
+    )
+    parser.add_argument("--list", action="store_true", help="list the benchmarks and what this machine lacks for each")
     chosen = parser.parse_args()
     known = {benchmark.name: benchmark for benchmark in BENCHMARKS}
     if unknown := [name for name in chosen.names if name not in known]:
-        parser.error(f"there is no {', '.join(unknown)}; there are {', '.join(known)}")
-    asked = [known[name] for name in chosen.names] or BENCHMARKS
-    for benchmark in asked:
+        parser.error(f"unknown benchmark: {', '.join(unknown)}; choose from {', '.join(known)}")
+    named = [known[name] for name in chosen.names] or BENCHMARKS
+    for benchmark in named:
         if benchmark.lacks() or chosen.list:
-            print(
-                f"{benchmark.name:<16}{f'needs {benchmark.lacks()}' if benchmark.lacks() else 'can be measured here'}"
-            )
+            print(f"{benchmark.name:<16}{f'needs {benchmark.lacks()}' if benchmark.lacks() else 'can run here'}")
     if chosen.list:
         return 0
-    if chosen.names and any(benchmark.lacks() for benchmark in asked):
+    if chosen.names and any(benchmark.lacks() for benchmark in named):
         return 2
-    return 0 if all([done(benchmark) for benchmark in asked if not benchmark.lacks()]) else 1
+    return 0 if all([run(benchmark) for benchmark in named if not benchmark.lacks()]) else 1
 
 
 if __name__ == "__main__":

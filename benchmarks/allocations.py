@@ -1,9 +1,9 @@
-"""How much memory a tick takes and gives back, and whether it keeps any: gpu-exporter under tracemalloc.
+"""Measures with tracemalloc how much memory a collection of gpu-exporter allocates, and how much it leaks.
 
     python -m benchmarks.allocations TICKS serve …
 
-Runs the exporter with these arguments until it has ticked so often, and prints one line of JSON. In a process of its
-own, for tracing costs time.
+Runs the exporter with these arguments for TICKS collections and prints one line of JSON. `benchmarks.cost` runs this in
+a process of its own because tracing slows the exporter down.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WARM_TICKS = 5
 
 
 def watch(ticks: int) -> None:
-    """Look once a tick: memory at its highest beyond what is kept, in KiB (median), and blocks more a tick."""
+    """Print the median peak of a collection in KiB, and how many blocks each collection leaks."""
     while "pynvml" not in sys.modules:  # tracing makes the start slow
         time.sleep(0.1)
     time.sleep(WARM_TICKS * TICK_SECONDS)

@@ -1,8 +1,8 @@
-"""Reads a board's power as the driver buffers it, and its energy counter, apart from any exporter: the truth of a run.
+"""Reads a board's buffered power samples and its energy counter, as a reference that is independent of exporters.
 
-    python -m benchmarks.board [GPU]
+    python -m benchmarks.board GPU
 
-Once a second it prints one line of JSON: the time, joules so far, and the samples (unix seconds, watts) that are new.
+Prints one line of JSON a second: the time, joules so far, and the new power samples (unix seconds, watts).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ READ_SECONDS = 1.0
 
 
 def main(gpu: int) -> None:
-    """Read until ended."""
+    """Print until killed."""
     pynvml.nvmlInit()
     handle, newest = pynvml.nvmlDeviceGetHandleByIndex(gpu), 0
     while True:

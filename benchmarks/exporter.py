@@ -1,4 +1,4 @@
-"""A running exporter as a child process, and what it costs. Shared by the benchmarks."""
+"""Runs an exporter as a child process and measures its CPU, memory and scrapes. Shared by the benchmarks."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from http.client import HTTPConnection
 from pathlib import Path
 
 TICKS = os.sysconf("SC_CLK_TCK")
-EVERYTHING = ("--metrics", "full", "--processes", "true")
-HIGH_RESOLUTION = (*EVERYTHING, "--high-resolution", "true")
+EVERYTHING = ("--metrics", "full", "--processes")
+HIGH_RESOLUTION = (*EVERYTHING, "--high-resolution")
 
 
-def ours(port: int, *arguments: str) -> list[str]:
-    """The command line of gpu-exporter."""
+def exporter_command(port: int, *arguments: str) -> list[str]:
+    """Return the command that serves gpu-exporter on a port of 127.0.0.1."""
     options = ("serve", "--address", f"127.0.0.1:{port}", "--log-level", "error")
     return [sys.executable, "-m", "gpu_exporter", *options, *arguments]
 
 
 def free_port() -> int:
-    """A TCP port that nothing listens on now."""
+    """Return a TCP port on which nothing listens now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -43,27 +43,27 @@ class Exporter:
     path: str = "/metrics"
 
     def cpu_seconds(self) -> float:
-        """User and system time so far."""
+        """Return the user and system time so far."""
         return cpu_seconds(self.process.pid)
 
     def rss_mib(self) -> float:
-        """Resident memory now."""
+        """Return the resident memory."""
         return rss_mib(self.process.pid)
 
     def page(self) -> str:
-        """One scrape, as text."""
+        """Scrape once and return the response as text."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{self.path}", timeout=10) as answer:
             return str(answer.read(), "utf-8")
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of a process so far."""
+    """Return the user and system time of a process so far."""
     stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(stat[11]) + int(stat[12])) / TICKS
 
 
 def rss_mib(pid: int) -> float:
-    """Resident memory of a process now."""
+    """Return the resident memory of a process."""
     return int(Path(f"/proc/{pid}/status").read_text().split("VmRSS:")[1].split()[0]) / 1024
 
 
@@ -73,13 +73,13 @@ def running(
     port: int,
     env: Mapping[str, str] | None = None,
     path: str = "/metrics",
-    patience: float = 30,
+    timeout: float = 30,
 ) -> Iterator[Exporter]:
-    """Start a command that listens on `port`; wait until it answers, for `patience` seconds at most; end it."""
+    """Run a command that listens on `port`, once it answers. Raises RuntimeError if it takes `timeout` seconds."""
     process = subprocess.Popen(command, env={**os.environ, "PYTHONFAULTHANDLER": "1", **(env or {})})
     try:
         exporter = Exporter(process, port, path)
-        deadline = time.monotonic() + patience
+        deadline = time.monotonic() + timeout
         while True:
             try:
                 exporter.page()
@@ -91,14 +91,14 @@ def running(
         yield exporter
     finally:
         if process.poll() is not None:
-            print(f"{command[0]} ended by itself with code {process.returncode}")
+            print(f"{command[0]} exited early with code {process.returncode}")
         process.terminate()
-        process.wait(patience)
+        process.wait(timeout)
 
 
 @dataclass(frozen=True)
 class Latency:
-    """Milliseconds of a scrape."""
+    """The duration of scrapes in milliseconds, and the size of a response in bytes."""
 
     p50: float
     p99: float
@@ -106,12 +106,12 @@ class Latency:
     body_bytes: int
 
 
-def scrape(port: int, scrapers: int, each: int, pause: float) -> Latency:
-    """`scrapers` in parallel, each with its own connection as Prometheus keeps it, `each` scrapes with gzip."""
+def scrape(port: int, scrapers: int, scrapes_each: int, pause: float) -> Latency:
+    """Scrape with gzip from parallel scrapers, each with one open connection, as Prometheus does."""
 
     def one(offset: int) -> tuple[list[float], int]:
         connection, took, size = HTTPConnection("127.0.0.1", port, timeout=30), [], 0
-        for turn in range(each):
+        for turn in range(scrapes_each):
             time.sleep(pause * (1 + (offset * 7 + turn * 3) % 10 / 10))
             begin = time.perf_counter()
             connection.request("GET", "/metrics", headers={"Accept-Encoding": "gzip"})

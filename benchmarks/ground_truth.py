@@ -1,14 +1,15 @@
-"""Known workloads on real GPUs -> what the exporter says of them. Needs PyTorch with CUDA.
+"""Compares the exporter's values with those of known workloads on real GPUs. Needs PyTorch with CUDA.
 
     python -m benchmarks.ground_truth [--user 65534] [--gpus 1]
 
-Starts `gpu-exporter serve`, runs each workload on every GPU, and compares scraped values with what these workloads were
-measured to be on an H200 (8192^3 bf16 GEMM, device copy, one thread spinning). `--user` runs the exporter as that uid
-without any capability.
+Starts `gpu-exporter serve`, runs each workload on every GPU (8192^3 bf16 GEMM, device copy, one spinning thread, none)
+and compares scraped values with those that the same workloads had on an H200. Exit code 1 if one differs by more than
+0.05.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
@@ -38,7 +39,7 @@ WARM, MEASURE = 6.0, 8.0
 
 
 def work(name: str, gpu: int) -> None:
-    """Keep one GPU busy for ever with one kind of kernel."""
+    """Keep a GPU busy with one kind of kernel until killed."""
     import torch
 
     torch.cuda.set_device(gpu)
@@ -58,7 +59,7 @@ def work(name: str, gpu: int) -> None:
 
 
 def values(exporter: Exporter) -> dict[str, dict[str, float]]:
-    """Metric -> GPU index -> value, of one scrape."""
+    """Scrape once; return the values by metric and GPU index."""
     found: dict[str, dict[str, float]] = {}
     for family in text_string_to_metric_families(exporter.page()):
         for sample in family.samples:
@@ -68,7 +69,7 @@ def values(exporter: Exporter) -> dict[str, dict[str, float]]:
 
 
 def measure(exporter: Exporter, name: str, gpus: int) -> list[dict[str, Any]]:
-    """Run one workload on every GPU, print what was scraped: of each GPU, and whether it is near the truth."""
+    """Run a workload on every GPU, print the scraped values and return them by GPU with a verdict."""
     with ExitStack() as stack:
         if name != "idle":
             for index in range(gpus):
@@ -81,15 +82,15 @@ def measure(exporter: Exporter, name: str, gpus: int) -> list[dict[str, Any]]:
         after, elapsed = values(exporter), time.monotonic() - begin
     found = []
     for gpu in sorted(after[SM]):
-        seen = tuple(after[metric][gpu] for metric in (SM, TENSOR, DRAM))
+        scraped = tuple(after[metric][gpu] for metric in (SM, TENSOR, DRAM))
         rate = after["gpu_sm_active_seconds_total"][gpu] - before["gpu_sm_active_seconds_total"][gpu]
-        near = all(abs(value - truth) <= TOLERANCE for value, truth in zip(seen, EXPECTED[name], strict=True))
+        near = all(abs(value - truth) <= TOLERANCE for value, truth in zip(scraped, EXPECTED[name], strict=True))
         found.append(
             {
                 "workload": name,
                 "gpu": gpu,
                 "utilisation_percent": after[UTIL][gpu],
-                **dict(zip(("sm_active", "tensor", "dram"), seen, strict=True)),
+                **dict(zip(("sm_active", "tensor", "dram"), scraped, strict=True)),
                 "sm_active_by_counter": rate / elapsed,
                 "watts": after["DCGM_FI_DEV_POWER_USAGE"][gpu],
                 "good": near,
@@ -97,7 +98,7 @@ def measure(exporter: Exporter, name: str, gpus: int) -> list[dict[str, Any]]:
         )
         print(
             f"{name:<6}{gpu:>4}{after[UTIL][gpu]:>7.0f}%"
-            + "".join(f"{value:>10.3f}" for value in seen)
+            + "".join(f"{value:>10.3f}" for value in scraped)
             + f"{rate / elapsed:>14.3f}{after['DCGM_FI_DEV_POWER_USAGE'][gpu]:>9.0f} W"
             + f"{after['DCGM_FI_DEV_SM_CLOCK'][gpu]:>7.0f} MHz   {'ok' if near else f'expected {EXPECTED[name]}'}",
             flush=True,
@@ -106,11 +107,13 @@ def measure(exporter: Exporter, name: str, gpus: int) -> list[dict[str, Any]]:
 
 
 def main() -> int:
-    """Measure every workload; 1 if one differs from the truth by more than the tolerance."""
+    """Measure every workload; return 1 if a value is outside the tolerance."""
     options = harness.options(__name__, __doc__)
-    options.add_argument("--user", type=int)
-    options.add_argument("--gpus", type=int, default=1)
-    options.add_argument("--work", nargs=2)
+    options.add_argument(
+        "--user", type=int, metavar="UID", help="run the exporter as this user, without capabilities (default: as you)"
+    )
+    options.add_argument("--gpus", type=int, default=1, help="number of GPUs to use (default: %(default)s)")
+    options.add_argument("--work", nargs=2, help=argparse.SUPPRESS)
     chosen = options.parse_args()
     if chosen.work:
         work(chosen.work[0], int(chosen.work[1]))

@@ -1,4 +1,4 @@
-"""What all benchmarks share: their options, and the file that says what was measured, where, when and how."""
+"""Common options of the benchmarks, and the result file: the numbers with machine, date, commit and command."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ from tests.support.tools import BUNDLED
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks/results"
 GIB = 2**30
+# Not part of the measurement: not recorded in the result.
 OWN_OPTIONS = ("--json", "--commit", "--prometheus")
 
 
 @dataclass(frozen=True)
 class Need:
-    """What a benchmark can't do without, in words, and whether it is here."""
+    """A requirement of a benchmark: its name for the user, and whether this machine meets it."""
 
     what: str
     met: Callable[[], bool]
@@ -47,7 +48,7 @@ PROMETHEUS = Need(
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A measurement: its name is that of its result, `module` is run with `arguments`."""
+    """A benchmark: `name` is also the name of its result; `module` is run with `arguments`."""
 
     name: str
     module: str
@@ -55,7 +56,7 @@ class Benchmark:
     arguments: Sequence[str] = ()
 
     def lacks(self, given: Sequence[Need] = ()) -> str:
-        """What it needs and neither this machine has nor is given, in words; empty if there is nothing."""
+        """Return the unmet needs, or an empty string. Needs in `given` count as met."""
         return " and ".join(need.what for need in self.needs if need not in given and not need.met())
 
 
@@ -66,7 +67,7 @@ BENCHMARKS = (
     Benchmark("ground_truth", "ground_truth", (GPU, TORCH)),
     Benchmark("training", "training", (GPU, TORCH)),
     Benchmark("nvml_stress", "nvml_stress", (GPU,)),
-    Benchmark("cost_stand_in", "cost", (), ("--stand-in", "1,2,4,8,16", "--seconds", "10")),
+    Benchmark("cost_stand_in", "cost", (), ("--fake-driver", "1,2,4,8,16", "--seconds", "10")),
     Benchmark("exposition", "exposition"),
     Benchmark("web", "web", (TRUSTME,)),
     Benchmark("fleet", "fleet", (PROMETHEUS,)),
@@ -74,7 +75,7 @@ BENCHMARKS = (
 
 
 def machine() -> dict[str, object]:
-    """This machine: processor, cores that may be used, memory in GiB, software, GPUs by name, load average."""
+    """Describe this machine: CPU, usable cores, memory in GiB, software, GPUs by name, load average."""
     cpu = re.search(r"model name\s*: (.*)", read(Path("/proc/cpuinfo")))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
     return {
@@ -89,7 +90,7 @@ def machine() -> dict[str, object]:
 
 
 def boards() -> dict[str, object]:
-    """GPUs by name, and their driver; empty without a driver."""
+    """Return the GPUs by name, and the driver's version; no GPUs without a driver."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
@@ -102,13 +103,13 @@ def boards() -> dict[str, object]:
 
 
 def gpus() -> int:
-    """How many GPUs this machine has."""
+    """Return the number of GPUs of this machine."""
     found = boards()["gpus"]
     return sum(found.values()) if isinstance(found, Counter) else 0
 
 
 def commit() -> str | None:
-    """What is measured; None outside of a git work tree."""
+    """Return the commit of the working tree, or None outside of git."""
 
     def git(*arguments: str) -> str:
         found = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -121,29 +122,31 @@ def commit() -> str | None:
         return None
 
 
-def options(module: str, text: str | None) -> argparse.ArgumentParser:
-    """A parser with the options that each benchmark has; `text` is its documentation."""
+def options(module: str, text: str | None, *, written: bool = True) -> argparse.ArgumentParser:
+    """Return a parser with the common options; `text` is the description.
+
+    Without `written`, the benchmark writes its result only if --json is given.
+    """
     name = module_name(module)
+    default = f"{RESULTS.relative_to(ROOT)}/{name}.json" if written else "none"
     parser = argparse.ArgumentParser(
         prog=f"python -m benchmarks.{name}", description=text, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--json", type=Path, help=f"where the result is written; left out: {RESULTS.relative_to(ROOT)}/{name}.json"
-    )
-    parser.add_argument("--commit", default=commit(), help="what is measured, where git can't tell")
+    parser.add_argument("--json", type=Path, metavar="FILE", help=f"file for the result (default: {default})")
+    parser.add_argument("--commit", default=commit(), help="the commit, if it cannot be read from git")
     return parser
 
 
 def module_name(module: str) -> str:
-    """The name of a benchmark by its module's, which is `__main__` where it runs."""
+    """Return a benchmark's name for its module's `__name__`, which is `__main__` in the module that runs."""
     if module != "__main__":
         return module.rpartition(".")[2]
     spec = sys.modules["__main__"].__spec__
     return spec.name.rpartition(".")[2] if spec else Path(sys.argv[0]).stem
 
 
-def typed(arguments: Sequence[str]) -> list[str]:
-    """What was typed, less what is of this machine and no part of the measurement."""
+def portable_arguments(arguments: Sequence[str]) -> list[str]:
+    """Return the command line without options that only name files of this machine."""
     kept: list[str] = []
     words = iter(arguments)
     for word in words:
@@ -157,7 +160,7 @@ def typed(arguments: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Run:
-    """A benchmark that is under way: `machine` is as it was at the beginning."""
+    """A run of a benchmark; `machine` describes the machine before the run."""
 
     command: str
     date: str
@@ -166,7 +169,10 @@ class Run:
     path: Path | None
 
     def write(self, numbers: Mapping[str, object]) -> None:
-        """Write what was measured, and say where; nothing of a stand-in that proves nothing, unless asked to."""
+        """Write the result and print its path.
+
+        Runs on the fake driver are not written unless --json is given, except `cost_stand_in`, a result of its own.
+        """
         if self.path is None:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -176,12 +182,19 @@ class Run:
 
 
 def begin(module: str, chosen: argparse.Namespace, given: Sequence[Need] = ()) -> Run:
-    """Look at the machine before it is loaded. Exits if something is missing, unless a stand-in takes its place."""
-    name, simulated = module_name(module), bool(getattr(chosen, "stand_in", None))
+    """Describe the machine before it is under load. Exits if a need is not met, except on the fake driver."""
+    name, simulated = module_name(module), bool(getattr(chosen, "fake_driver", None))
     known = {benchmark.name: benchmark for benchmark in BENCHMARKS}
     if not simulated and (lacks := known[name].lacks(given)):
         sys.exit(f"benchmarks.{name} needs {lacks}")
     result = f"{name}_stand_in" if simulated else name
     path = chosen.json or (RESULTS / f"{result}.json" if result in known else None)
-    command = shlex.join(["python", "-m", f"benchmarks.{name}", *typed(sys.argv[1:])])
+    command = shlex.join(["python", "-m", f"benchmarks.{name}", *portable_arguments(sys.argv[1:])])
     return Run(command, time.strftime("%Y-%m-%d", time.gmtime()), machine(), chosen.commit, path)
+
+
+def exit_code(missed: Sequence[str]) -> int:
+    """Print the missed bounds; return 1 if there is one, 0 otherwise."""
+    for text in missed:
+        print(f"MISSED: {text}")
+    return 1 if missed else 0

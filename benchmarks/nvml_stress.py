@@ -1,15 +1,17 @@
-"""Many readers on real GPUs at once: does the driver's library survive it?
+"""Checks that NVML survives many concurrent readers on real GPUs.
 
     python -m benchmarks.nvml_stress [--processes 3] [--seconds 60] [--unserialised]
 
-Each process reads every GPU on a thread of its own, ten times a second, slow and rare fields most of the time. On four
-H200s (driver 580.159.04) three exporters that did so died of a segmentation fault within a second, for one or both of
-two reasons: their threads' calls overlapped (`sources/nvml/lock.py`; `--unserialised` lets them), and batches of field
-values ended in error counters of NVLinks (`sources/nvml/handle.py`).
+Each process has a thread for every GPU and reads ten times a second, in two of three reads also the slow and rare
+fields. On four H200s (driver 580.159.04), three exporters that did so died of a segmentation fault within a second, for
+one or both of two reasons: calls of their threads overlapped (`sources/nvml/lock.py` prevents it, `--unserialised`
+allows it), and batches of field values ended in error counters of NVLinks (`sources/nvml/handle.py`). Exit code 1 if a
+process fails.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import subprocess
@@ -24,7 +26,7 @@ from gpu_exporter.sources.nvml.source import NvmlSource
 
 
 def read(seconds: float, unserialised: bool) -> None:
-    """Read every GPU on its own thread for a while; end without destructors."""
+    """Read every GPU on its own thread for `seconds`, then exit without destructors."""
     source = NvmlSource(lock=contextlib.nullcontext() if unserialised else None)
     source.open()
     end = time.monotonic() + seconds
@@ -45,12 +47,12 @@ def read(seconds: float, unserialised: bool) -> None:
 
 
 def main() -> int:
-    """Start the processes; 1 if one of them was killed by a signal."""
+    """Run the processes; return 1 if one of them fails or is killed."""
     options = harness.options(__name__, __doc__)
-    options.add_argument("--processes", type=int, default=3)
-    options.add_argument("--seconds", type=float, default=60)
-    options.add_argument("--unserialised", action="store_true")
-    options.add_argument("--child", action="store_true")
+    options.add_argument("--processes", type=int, default=3, help="number of processes (default: %(default)s)")
+    options.add_argument("--seconds", type=float, default=60, help="how long they read (default: %(default)s)")
+    options.add_argument("--unserialised", action="store_true", help="let calls into NVML overlap")
+    options.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     chosen = options.parse_args()
     if chosen.child:
         read(chosen.seconds, chosen.unserialised)

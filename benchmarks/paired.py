@@ -1,4 +1,4 @@
-"""How much slower something is, from runs in turns with and without: the mean, and its upper bound."""
+"""Computes a mean slowdown and its upper bound from pairs of measurements without and with a load."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FEWEST = 4
 
 @dataclass(frozen=True)
 class Slowdown:
-    """Of so many pairs: the mean, and what it is below with a confidence of 95 %; 0.01 is one per cent."""
+    """Mean slowdown and the upper 95 % confidence bound of `pairs` pairs; 0.01 is 1 %."""
 
     mean: float
     upper: float
@@ -21,7 +21,10 @@ class Slowdown:
 
 
 def quantile(freedom: int) -> float:
-    """Student's t at 95 %, by its expansion around the normal (Abramowitz and Stegun, 26.7.5): to 0.002 from 3 on."""
+    """Return the 95 % quantile of Student's t-distribution.
+
+    Expansion around the normal distribution (Abramowitz and Stegun, 26.7.5), to 0.002 from three degrees of freedom.
+    """
     z = NormalDist().inv_cdf(CONFIDENCE)
     terms = (
         (z**3 + z) / 4,
@@ -33,9 +36,12 @@ def quantile(freedom: int) -> float:
 
 
 def slowdown(pairs: Sequence[tuple[float, float]], interval: float = 0.0) -> Slowdown:
-    """Of the seconds that the same work took, without and with; what made the difference comes once an interval."""
-    differences = [(late - sooner) / max(sooner, interval) for sooner, late in pairs]
+    """Return the slowdown over pairs: the seconds that the same work took without and with a load.
+
+    A load that comes once in `interval` seconds is spread over that time if the work is shorter.
+    """
+    differences = [(loaded - alone) / max(alone, interval) for alone, loaded in pairs]
     if len(differences) < FEWEST:
-        raise ValueError(f"{len(differences)} pairs are too few for a bound: {FEWEST} at least")
+        raise ValueError(f"{len(differences)} pairs are too few for a bound: at least {FEWEST} are needed")
     mean, spread = fmean(differences), stdev(differences) / sqrt(len(differences))
     return Slowdown(mean, mean + quantile(len(differences) - 1) * spread, len(differences))

@@ -1,4 +1,4 @@
-"""Other exporters of GPUs, as far as this machine has them."""
+"""Other GPU exporters, and how to run those that are installed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from importlib.util import find_spec
 
 @dataclass(frozen=True)
 class Peer:
-    """An exporter: its name, whether it is here, and the command that serves on a port of 127.0.0.1."""
+    """Another exporter: its name, whether it is installed, and the command that serves on a port of 127.0.0.1."""
 
     name: str
     present: Callable[[], bool]

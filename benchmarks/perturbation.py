@@ -1,23 +1,22 @@
-"""How much slower does a GPU's work get by being watched? Needs PyTorch with CUDA.
+"""Measures how much an exporter slows down GPU work. Needs PyTorch with CUDA.
 
-    python -m benchmarks.perturbation [NAME …] [--seconds 200] [--without-peer] [--stand-in]
+    python -m benchmarks.perturbation [NAME …] [--seconds 200] [--without-peer] [--fake-driver]
 
 NAME is a workload: gemm (bf16 products of 8192 x 8192), training (a transformer's step), all_reduce (NCCL over all
-GPUs; left out where there is one), launches (tiny kernels, one after another). The same work is done again and again,
-without a rest. A piece of it beside an exporter is compared with the mean of the pieces just before and after, which
-nothing watches: the drift of clocks and what else the machine does last longer. Exporters have everything on, at 1 s
-and at 100 ms, and are scraped once a second; nvitop-exporter is one, too, where it is installed. Pieces that nothing
-watches are also compared with each other: that is the noise.
+GPUs; skipped with only one), launches (tiny kernels, one after another). Each sample runs the same work three times:
+alone, next to an exporter, alone; the exporter's time is compared with the mean of the other two, because clocks and
+other load change more slowly. gpu-exporter runs with everything on, at 1 s and at 100 ms, and is scraped once a second;
+so is nvitop-exporter if it is installed. Samples without an exporter measure the noise.
 
-All exporters run from the beginning, and are stopped (SIGSTOP) when it is not their turn, so that no start is measured.
-A turn comes once an interval, and what came due meanwhile is done in it: of who looks once a second, a piece of a fifth
-of a second holds the work of a whole one, and a fifth of its difference is the slowdown. That takes an exporter that
-sleeps between two looks to cost nothing. Pieces at 100 ms are as long as the interval, so that nothing is divided
-there, the noise neither. The first piece of a turn is left out, where an exporter that was stopped for long catches up:
-in less than 200 s there are few of the reads that come every 15 s. The bound is Student's, of 95 % on one side.
+Exporters run from the beginning, so that no start is measured; between samples, they are stopped with SIGSTOP. An
+exporter with a 1 s interval does its whole second of work within a run of 0.2 s, so a fifth of the difference counts.
+This assumes that it costs nothing between two collections. At 100 ms a run is as long as the interval, and the whole
+difference counts, including the noise. The first sample of each turn is dropped because the exporter catches up there.
+In less than 200 s, few samples contain fields that are read every 15 s. The bound is the one-sided 95 % confidence
+bound of Student's t-distribution.
 
-`--stand-in` tries it without a GPU: hashing on the CPU beside exporters of the tests' driver. Exit code 1 if the bound
-of the slowdown at 1 s is not below 0.5 % (gemm, training) or 1.5 % (launches).
+`--fake-driver` tests the benchmark without a GPU: it hashes on the CPU next to exporters on the fake driver. Exit code
+1 if the bound of the slowdown at 1 s is not below 0.5 % (gemm, training) or 1.5 % (launches).
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
 
-from benchmarks.exporter import EVERYTHING, Exporter, free_port, ours, running
+from benchmarks.exporter import EVERYTHING, Exporter, exporter_command, free_port, running
 from benchmarks.harness import begin, gpus, options
 from benchmarks.paired import slowdown
 from benchmarks.peers import NVITOP
@@ -45,35 +44,35 @@ from benchmarks.peers import NVITOP
 BOUNDS = {"gemm": 0.005, "training": 0.005, "launches": 0.015}
 GPU_WORKLOADS = ("gemm", "training", "all_reduce", "launches")
 NOISE = "noise"
-# How often all conditions have their turn.
+# Rounds; each measures every condition once.
 ROUNDS = 4
 SCRAPE_SECONDS = 1.0
 WARM_SECONDS = 5.0
-# Of work between two comparisons.
+# The unit of work that fills the time until the next sample.
 REST_SECONDS = 0.02
-# By condition: seconds of the same work without and with it.
+# By condition: the seconds of the same work alone and next to the exporter.
 Times = Mapping[str, list[tuple[float, float]]]
 
 
 @dataclass(frozen=True)
-class Pace:
-    """How often an exporter looks, and how long the pieces are in which it does; seconds."""
+class Timing:
+    """The interval of an exporter and the length of a run, in seconds."""
 
     interval: float = 1.0
-    piece: float = 0.2
+    run: float = 0.2
 
     @property
     def cycle(self) -> float:
-        """From one turn to the next, in which there are three pieces."""
-        return max(self.interval, 3 * self.piece)
+        """The time from one sample, of three runs, to the next."""
+        return max(self.interval, 3 * self.run)
 
 
-SECOND = Pace()
-PACES = {"100 ms": Pace(0.1, 0.1)}
+SECOND = Timing()
+TIMINGS = {"100 ms": Timing(0.1, 0.1)}
 
 
 class Work:
-    """One workload in processes of its own, one a rank."""
+    """A workload with one process for each rank."""
 
     def __init__(self, name: str, ranks: int) -> None:
         port = str(free_port())
@@ -85,19 +84,19 @@ class Work:
         self._ranks = [subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) for command in commands]
 
     def seconds(self, steps: int) -> float:
-        """Do so many steps; how long they took."""
+        """Run this number of steps; return how long they took."""
         for rank in self._ranks:
             assert rank.stdin
             rank.stdin.write(f"{steps}\n")
             rank.stdin.flush()
         answers = [rank.stdout.readline() if rank.stdout else "" for rank in self._ranks]
         if not all(answers):
-            raise RuntimeError(f"the workload {self._name} ended by itself")
+            raise RuntimeError(f"the workload {self._name} exited early")
         return max(map(float, answers))
 
     def warm(self) -> float:
-        """Warm up; how many steps a second there are."""
-        self.seconds(1)  # with all that is made once
+        """Warm up; return the number of steps per second."""
+        self.seconds(1)  # includes one-time initialisation
         steps, took = 1, self.seconds(1)
         while took < WARM_SECONDS:
             steps = max(steps + 1, int(steps * min(10.0, 1.2 * WARM_SECONDS / took)))
@@ -105,12 +104,12 @@ class Work:
         return steps / took
 
     def until(self, end: float, steps: int) -> None:
-        """So many steps again and again, until this time of the monotonic clock."""
+        """Repeat this number of steps until this time of the monotonic clock."""
         while time.monotonic() < end:
             self.seconds(steps)
 
     def end(self) -> None:
-        """End all ranks."""
+        """Kill all ranks."""
         for rank in self._ranks:
             rank.kill()
             rank.communicate()
@@ -128,7 +127,7 @@ def _scrape(exporter: Exporter) -> None:
 
 
 class Turns:
-    """Exporters of which none or one runs."""
+    """Exporters, of which at most one runs at a time; the others are stopped."""
 
     def __init__(self, exporters: Mapping[str, Exporter]) -> None:
         self.exporters = exporters
@@ -137,13 +136,13 @@ class Turns:
             _stop(exporter)
 
     def end(self) -> None:
-        """Let all of them run: a stopped process does not end."""
+        """Continue all exporters, because a stopped process cannot be terminated."""
         for exporter in self.exporters.values():
             exporter.process.send_signal(signal.SIGCONT)
 
     @contextmanager
     def turn(self, name: str) -> Iterator[None]:
-        """This one runs, and is scraped if that is due; none if the name is no exporter's."""
+        """Let this exporter run within the block, and scrape it if due; an unknown name lets none run."""
         exporter = self.exporters.get(name)
         if exporter is None:
             yield
@@ -165,14 +164,14 @@ class Turns:
 
 
 def _stop(exporter: Exporter) -> None:
-    """Stop all of its threads: each first returns from the driver, so that none holds a lock there."""
+    """Stop all threads of an exporter. Each first returns from the driver, so none is stopped with a lock there."""
     exporter.process.send_signal(signal.SIGSTOP)
     os.waitpid(exporter.process.pid, os.WUNTRACED)
 
 
 @contextmanager
 def exporters(with_peer: bool, env: Mapping[str, str]) -> Iterator[Turns]:
-    """All of them, stopped."""
+    """Start all exporters; they are stopped until their turn."""
     commands = {"1 s": (*EVERYTHING, "--interval", "1s"), "100 ms": (*EVERYTHING, "--interval", "100ms")}
     started: dict[str, Exporter] = {}
     with ExitStack() as stack:
@@ -182,7 +181,7 @@ def exporters(with_peer: bool, env: Mapping[str, str]) -> Iterator[Turns]:
 
         for name, arguments in commands.items():
             port = free_port()
-            start(name, ours(port, *arguments), port)
+            start(name, exporter_command(port, *arguments), port)
         if with_peer:
             port = free_port()
             start(NVITOP.name, NVITOP.command(port), port)
@@ -192,74 +191,78 @@ def exporters(with_peer: bool, env: Mapping[str, str]) -> Iterator[Turns]:
 
 
 def pairs(work: Work, turns: Turns, seconds: float) -> Times:
-    """What the same work took, less the first of each turn: there an exporter that was stopped catches up."""
+    """Measure every condition; the first sample of each turn is dropped because the exporter catches up there."""
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in (NOISE, *turns.exporters)}
     order, rate = random.Random(1), work.warm()
     for _ in range(ROUNDS):
         for name in order.sample(sorted(found), len(found)):
-            pace = PACES.get(name, SECOND)
-            steps, rest = (max(1, round(rate * part)) for part in (pace.piece, REST_SECONDS))
-            number = max(1, round(seconds / len(found) / ROUNDS / pace.cycle))
+            timing = TIMINGS.get(name, SECOND)
+            steps, rest = (max(1, round(rate * part)) for part in (timing.run, REST_SECONDS))
+            number = max(1, round(seconds / len(found) / ROUNDS / timing.cycle))
             begin, taken = time.monotonic(), []
-            for turn in range(number + 1):
+            for sample in range(number + 1):
                 taken.append(pair(work, turns, name, steps))
-                work.until(begin + (turn + 1) * pace.cycle, rest)
+                work.until(begin + (sample + 1) * timing.cycle, rest)
             found[name] += taken[1:]
     return found
 
 
 def pair(work: Work, turns: Turns, name: str, steps: int) -> tuple[float, float]:
-    """Seconds without an exporter, the mean of before and after, and beside it."""
+    """Take a sample: return the mean seconds before and after the exporter's turn, and those within it."""
     before = work.seconds(steps)
     with turns.turn(name):
-        watched = work.seconds(steps)
-    return (before + work.seconds(steps)) / 2, watched
+        within = work.seconds(steps)
+    return (before + work.seconds(steps)) / 2, within
 
 
-def compared(times: Times) -> dict[str, Any]:
-    """What each condition costs."""
-    return {name: asdict(slowdown(taken, PACES.get(name, SECOND).interval)) for name, taken in times.items()}
+def slowdowns(times: Times) -> dict[str, Any]:
+    """Return the slowdown by condition."""
+    return {name: asdict(slowdown(taken, TIMINGS.get(name, SECOND).interval)) for name, taken in times.items()}
 
 
 def measure(name: str, ranks: int, turns: Turns, seconds: float) -> dict[str, Any]:
-    """One workload."""
+    """Measure one workload."""
     work = Work(name, ranks)
     try:
         times = pairs(work, turns, seconds)
     finally:
         work.end()
-    return {"gpus": ranks, "slowdown": compared(times), "times": times}
+    return {"gpus": ranks, "slowdown": slowdowns(times), "times": times}
 
 
 def runnable(names: Sequence[str], present: int) -> Iterator[tuple[str, int]]:
-    """Workloads and how many ranks each has; says which are left out."""
+    """Yield the workloads with their number of ranks; print which ones are skipped."""
     for name in names:
         if name == "all_reduce" and present < 2:
-            print("all_reduce is left out: it needs two GPUs")
+            print("skipped all_reduce: it needs two GPUs")
         else:
             yield name, present if name == "all_reduce" else 1
 
 
 def main() -> int:
-    """Measure each workload, print and write; 1 if a bound is not kept."""
+    """Measure each workload, print and write; return 1 if a bound is missed."""
     parser = options(__name__, __doc__)
-    parser.add_argument("workloads", nargs="*", metavar="NAME", help=", ".join(GPU_WORKLOADS))
-    parser.add_argument("--seconds", type=float, default=200, help="for each workload")
-    parser.add_argument("--without-peer", action="store_true")
-    parser.add_argument("--stand-in", action="store_true")
+    parser.add_argument("workloads", nargs="*", metavar="NAME", help=f"default: {' '.join(GPU_WORKLOADS)}")
+    parser.add_argument(
+        "--seconds", type=float, default=200, help="how long each workload is measured (default: %(default)s)"
+    )
+    parser.add_argument("--without-peer", action="store_true", help="measure only gpu-exporter")
+    parser.add_argument(
+        "--fake-driver", action="store_true", help="test the benchmark without a GPU; no result without --json"
+    )
     chosen = parser.parse_args()
     run, kept = begin(__name__, chosen), True
     found: dict[str, Any] = {}
     with ExitStack() as stack:
         env: Mapping[str, str] = {}
-        if chosen.stand_in:
+        if chosen.fake_driver:
             from tests.support.fakes.driver import FakeDriver
 
             env = FakeDriver(Path(stack.enter_context(tempfile.TemporaryDirectory()))).environment
-        with_peer = not (chosen.without_peer or chosen.stand_in) and NVITOP.present()
+        with_peer = not (chosen.without_peer or chosen.fake_driver) and NVITOP.present()
         turns = stack.enter_context(exporters(with_peer, env))
-        names = ("hashing",) if chosen.stand_in else chosen.workloads or GPU_WORKLOADS
-        for name, ranks in runnable(names, 0 if chosen.stand_in else gpus()):
+        names = ("hashing",) if chosen.fake_driver else chosen.workloads or GPU_WORKLOADS
+        for name, ranks in runnable(names, 0 if chosen.fake_driver else gpus()):
             found[name] = measure(name, ranks, turns, chosen.seconds)
             for condition, each in found[name]["slowdown"].items():
                 bound = BOUNDS.get(name, 1.0) if condition == "1 s" else 1.0

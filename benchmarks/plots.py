@@ -1,4 +1,4 @@
-"""Numbers -> SVG, the same bytes for the same numbers."""
+"""Renders plots as SVG. Equal numbers give equal bytes."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ STYLE = Style(
 
 
 def bars(title: str, unit: str, labels: Sequence[str], series: Series, form: str = "{:g}") -> str:
-    """A bar for each label and series, with its value."""
+    """Return a bar chart with a bar for each label and series, and the values if they fit."""
     return _drawn(pygal.Bar, title, unit, labels, series, form.format, print_values=len(series) * len(labels) < 20)
 
 
 def lines(title: str, unit: str, labels: Sequence[str], series: Series, form: str = "{:g}") -> str:
-    """A line for each series over the labels."""
+    """Return a line chart with a line for each series over the labels."""
     return _drawn(pygal.Line, title, unit, labels, series, form.format)
 
 
@@ -41,7 +41,7 @@ def _drawn(
     formatter: Callable[[float], str],
     **settings: object,
 ) -> str:
-    etree.to_etree()  # which of two writers is installed shows in the bytes
+    etree.to_etree()  # always the same XML writer, whether or not lxml is installed
     drawn = chart(
         js=(),
         disable_xml_declaration=True,
@@ -53,9 +53,9 @@ def _drawn(
         formatter=formatter,
         **settings,
     )
-    drawn.uuid = "plot"  # else another each time
+    drawn.uuid = "plot"  # instead of a random one
     drawn.title, drawn.y_title, drawn.x_labels = title, unit, labels
     for name, values in series.items():
         drawn.add(name, values)
-    # Without the date of its making and what only a browser would run.
+    # Remove the creation date and scripts.
     return re.sub(r"<!--.*?-->|<script.*?</script>", "", drawn.render(), flags=re.DOTALL) + "\n"

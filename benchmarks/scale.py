@@ -1,15 +1,14 @@
-"""What a fleet costs the Prometheus that scrapes it and evaluates all of alerts/*.yaml.
+"""Measures what a simulated fleet costs a Prometheus that scrapes it and evaluates all rules of alerts/*.yaml.
 
     python -m benchmarks.scale [--nodes 1000] [--gpus 8] [--seconds 600] [--interval 30] [--metrics default|full]
                                [--prometheus bundled|newer] [--json FILE]
 
 Exit code 1 if a target is down, a scrape failed or came late, or a rule group took more than half its interval. A FILE
-in benchmarks/results/ is what docs/scale.md is made of: the section there is written anew.
+in benchmarks/results/ also updates the measured section of docs/scale.md.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -23,8 +22,9 @@ from urllib.request import urlopen
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from benchmarks import harness
 from benchmarks.exporter import cpu_seconds, free_port, rss_mib, running
-from benchmarks.harness import ROOT, commit, machine, typed
+from benchmarks.harness import ROOT, machine, portable_arguments
 from benchmarks.scale_page import PAGE, RESULTS, known, page
 from tests.support.prometheus import Prometheus, scraping
 from tests.support.tools import BUNDLED, until
@@ -32,18 +32,18 @@ from tests.support.tools import BUNDLED, until
 PROGRAMS = {"bundled": BUNDLED, "newer": ROOT / ".tools/newer/usr/bin"}
 RULES = sorted(ROOT.glob("alerts/*.yaml"))
 POLL_SECONDS = 5.0
-# A thousand nodes take half a minute to start, on a busy machine longer.
+# A thousand nodes start in half a minute, and more slowly on a busy machine.
 START_SECONDS = 120.0
 RULE_SECONDS = "prometheus_rule_group_last_duration_seconds"
 RULE_INTERVALS = "prometheus_rule_group_interval_seconds"
 RULES_MISSED = "prometheus_rule_group_iterations_missed_total"
-# The groups that say how often they are evaluated say this.
+# The interval of rule groups that set one.
 SLOW_SECONDS = 60
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What was seen in the measured time: CPU as a share of one core, memory in MiB, times in seconds."""
+    """The load in the measured time: CPU as a share of one core, memory in MiB, times in seconds."""
 
     targets: int
     scrapes: int
@@ -64,14 +64,25 @@ class Load:
     prometheus_cpu: float
     prometheus_mib: float
 
-    def well(self, nodes: int) -> bool:
-        """Whether nothing was missed, and every group of rules took less than half its interval."""
-        whole = (self.targets, self.failed, self.late, self.rules_missed) == (nodes, 0, 0, 0)
-        return whole and all(took < self.rule_intervals[name] / 2 for name, took in self.rule_seconds.items())
+    def missed_bounds(self, nodes: int) -> list[str]:
+        """Return the missed bounds, each with the measured value."""
+        missed = [f"{self.targets} of {nodes} targets up"] if self.targets != nodes else []
+        counts = {"failed scrapes": self.failed, "late scrapes": self.late, "missed evaluations": self.rules_missed}
+        missed += [f"{count} {what}, bound 0" for what, count in counts.items() if count]
+        bounds = {name: interval / 2 for name, interval in self.rule_intervals.items()}
+        return missed + [
+            f"rule group {name}: {took:.2f} s, bound {bounds[name]:g} s"
+            for name, took in self.rule_seconds.items()
+            if took >= bounds[name]
+        ]
+
+    def passed(self, nodes: int) -> bool:
+        """Return whether no bound is missed."""
+        return not self.missed_bounds(nodes)
 
 
 def own_metrics(prometheus: Prometheus) -> Mapping[tuple[str, str], float]:
-    """What Prometheus says of itself, by name and rule group."""
+    """Return Prometheus' metrics about itself, by name and rule group."""
     with urlopen(f"http://127.0.0.1:{prometheus.port}/metrics", timeout=60) as answer:
         families = list(text_string_to_metric_families(str(answer.read(), "utf-8")))
     found: dict[tuple[str, str], float] = {}
@@ -92,9 +103,9 @@ def measure(
     program: Path | None = None,
     own_intervals: bool = True,
 ) -> Load:
-    """Serve, scrape and evaluate for `seconds` after each target was scraped and each group evaluated twice.
+    """Measure for `seconds`, after each target was scraped and each rule group evaluated twice.
 
-    Without `own_intervals`, groups of rules are evaluated as often as targets are scraped, whatever they say.
+    Without `own_intervals`, every rule group is evaluated at the scrape interval.
     """
     port = free_port()
     arguments = (
@@ -104,7 +115,7 @@ def measure(
     command = [sys.executable, "-m", "gpu_exporter", *arguments.split()]
     discovery = {"http_sd_configs": [{"url": f"http://127.0.0.1:{port}/sd", "refresh_interval": "30s"}]}
     with (
-        running(command, port, path="/nodes/node-000/metrics", patience=START_SECONDS) as exporter,
+        running(command, port, path="/nodes/node-000/metrics", timeout=START_SECONDS) as exporter,
         scraping(
             folder,
             f"{interval}s",
@@ -130,10 +141,10 @@ def measure(
         costs = {"exporter_cpu": used[0], "exporter_mib": rss_mib(pids[0])}
         costs |= {"prometheus_cpu": used[1], "prometheus_mib": rss_mib(pids[1])}
         missed = sum(value - before.get(key, 0.0) for key, value in now.items() if key[0] == RULES_MISSED)
-        return _ask(folder, prometheus, int(elapsed), interval, nodes * gpus, slowest, int(missed), costs)
+        return _load(folder, prometheus, int(elapsed), interval, nodes * gpus, slowest, int(missed), costs)
 
 
-def _ask(
+def _load(
     folder: Path,
     prometheus: Prometheus,
     seconds: int,
@@ -143,7 +154,7 @@ def _ask(
     rules_missed: int,
     costs: Mapping[str, float],
 ) -> Load:
-    """A scrape is late where it is more than an interval and a half after the one before."""
+    """Query the load. A scrape is late if it comes more than 1.5 intervals after the one before."""
     up = prometheus.stored(f"up[{seconds}s]").values()
     gaps = [later - sooner for found in up for (sooner, _), (later, _) in pairwise(found)]
     scraped, own = sum(prometheus.query("sum(scrape_samples_scraped)")), own_metrics(prometheus)
@@ -174,27 +185,29 @@ def _ask(
 
 
 def _bytes_per_sample(folder: Path, prometheus: Prometheus) -> float:
-    """Of the chunks of a block that is made of what is in memory: short runs compress less well than two hours do."""
+    """Return the size on disk of a sample, in a block of the data in memory; blocks of two hours compress better."""
     name = prometheus.snapshot()
     block = next(path.parent for path in (folder / "data/snapshots" / name).glob("*/meta.json"))
     samples = json.loads((block / "meta.json").read_text())["stats"]["numSamples"]
     return sum(path.stat().st_size for path in (block / "chunks").iterdir()) / float(samples)
 
 
-def report(load: Load, version: str, arguments: Sequence[str], asked: Mapping[str, object]) -> Mapping[str, object]:
-    """What is written to a file: the numbers with machine, date, command and what was asked for."""
+def report(
+    load: Load, version: str, commit: str | None, arguments: Sequence[str], settings: Mapping[str, object]
+) -> Mapping[str, object]:
+    """Return the content of the result file: the load with machine, date, commit, command and settings."""
     return {
-        "command": " ".join(["python -m benchmarks.scale", *typed(arguments)]),
+        "command": " ".join(["python -m benchmarks.scale", *portable_arguments(arguments)]),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "commit": commit(),
+        "commit": commit,
         "machine": {**machine(), "prometheus": version},
-        "asked": {name: asked[name] for name in ("nodes", "gpus", "seconds", "interval", "metrics")},
+        "asked": {name: settings[name] for name in ("nodes", "gpus", "seconds", "interval", "metrics")},
         "load": asdict(load),
     }
 
 
 def table(load: Load) -> str:
-    """The same for people."""
+    """Return the load as text for the terminal."""
     rows = [
         f"{load.targets} targets up, {load.scrapes} scrapes, {load.failed} failed, {load.late} late",
         f"{load.samples_per_second:.0f} samples/s scraped, {load.recorded_per_second:.0f} recorded; "
@@ -202,22 +215,30 @@ def table(load: Load) -> str:
         f"{load.recorded_series_per_gpu:.1f} recorded; {load.bytes_per_sample:.2f} bytes a sample",
         f"exporter {load.exporter_cpu:.0%} of a core, {load.exporter_mib:.0f} MiB; "
         f"Prometheus {load.prometheus_cpu:.0%}, {load.prometheus_mib:.0f} MiB",
-        f"longest evaluation of each group of rules ({load.rules_missed} missed):",
+        f"longest evaluation of each rule group ({load.rules_missed} missed):",
         *(f"  {name:<16}{took:8.2f} of {load.rule_intervals[name]:.0f} s" for name, took in load.rule_seconds.items()),
-        "slowest recorded:",
+        "slowest recording rules:",
         *(f"  {name:<36}{took:8.2f} s" for name, took in load.slowest_rules.items()),
     ]
     return "\n".join(rows)
 
 
 def main() -> int:
-    """Run, print, write and judge."""
-    options = argparse.ArgumentParser()
-    for name, default in (("nodes", 1000), ("gpus", 8), ("seconds", 600), ("interval", 30)):
-        options.add_argument(f"--{name}", type=int, default=default)
-    options.add_argument("--metrics", choices=("default", "full"), default="default")
-    options.add_argument("--prometheus", choices=tuple(PROGRAMS), default="bundled")
-    options.add_argument("--json", type=Path)
+    """Measure, print and write; return 1 if a bound is missed."""
+    options = harness.options(__name__, __doc__, written=False)
+    for name, default, text in (
+        ("nodes", 1000, "simulated nodes"),
+        ("gpus", 8, "GPUs of a node"),
+        ("seconds", 600, "how long Prometheus is measured"),
+        ("interval", 30, "collection and scrape interval in seconds"),
+    ):
+        options.add_argument(f"--{name}", type=int, default=default, help=f"{text} (default: %(default)s)")
+    options.add_argument(
+        "--metrics", choices=("default", "full"), default="default", help="metric set (default: %(default)s)"
+    )
+    options.add_argument(
+        "--prometheus", choices=tuple(PROGRAMS), default="bundled", help="version of Prometheus (default: %(default)s)"
+    )
     chosen = options.parse_args()
     program = PROGRAMS[chosen.prometheus] / "prometheus"
     with tempfile.TemporaryDirectory() as folder:
@@ -232,13 +253,14 @@ def main() -> int:
         )
     print(table(load))
     if chosen.json:
-        said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
-        version = (said.stdout or said.stderr).split()[2]
+        done = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
+        version = (done.stdout or done.stderr).split()[2]
         chosen.json.parent.mkdir(parents=True, exist_ok=True)
-        chosen.json.write_text(json.dumps(report(load, version, sys.argv[1:], vars(chosen)), indent=2) + "\n")
+        result = report(load, version, chosen.commit, sys.argv[1:], vars(chosen))
+        chosen.json.write_text(json.dumps(result, indent=2) + "\n")
         if chosen.json.resolve().parent == RESULTS:
             PAGE.write_text(page(PAGE.read_text(), known()))
-    return 0 if load.well(chosen.nodes) else 1
+    return harness.exit_code(load.missed_bounds(chosen.nodes))
 
 
 if __name__ == "__main__":

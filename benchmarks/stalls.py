@@ -1,11 +1,12 @@
-"""Half a second of work, half a second of sleep, scraped every 15 s: what does Prometheus know of it?
+"""Checks that Prometheus shows stalls that are shorter than the scrape interval. Needs PyTorch with CUDA.
 
-    python -m benchmarks.stalls [--seconds 180] [--gpu 0] [--prometheus PATH] [--stand-in]
+    python -m benchmarks.stalls [--seconds 180] [--gpu 0] [--prometheus PATH] [--fake-driver]
 
-A GPU does matrix products (needs PyTorch). Two scrape jobs, every 15 s and every 5 s, read the same exporter, and one
-reads nvitop-exporter where that is installed. The expressions of docs/histograms.md are asked of Prometheus alone, and
-compared with the loop's own clock, the driver's power buffer and its energy counter, which other processes read.
-`--stand-in` tries all of this without a GPU, on the tests' driver. Exit code 1 if an answer is too far from the truth.
+A GPU computes matrix products for half a second and is idle for half a second, in turn. Two scrape jobs, every 15 s and
+every 5 s, read the same exporter; another one reads nvitop-exporter if it is installed. Prometheus evaluates the
+expressions of docs/histograms.md. The results are compared with the workload's own clock, the driver's power buffer and
+its energy counter, which other processes read. `--fake-driver` tests the benchmark without a GPU. Exit code 1 if a
+result is outside its tolerance.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from pathlib import Path
 from statistics import fmean, median, quantiles
 from typing import Any
 
-from benchmarks.exporter import free_port, ours, running
+from benchmarks.exporter import exporter_command, free_port, running
 from benchmarks.harness import PROMETHEUS, ROOT, begin, options
 from benchmarks.peers import NVITOP
 from benchmarks.workloads import STALL_SECONDS
@@ -34,7 +35,7 @@ from tests.support.prometheus import Prometheus, scraping
 from tests.support.tools import tool, until
 
 EXPRESSIONS = dict(re.findall(r"```promql\n# (\w+)\n(.*?)\n```", (ROOT / "docs/histograms.md").read_text(), re.DOTALL))
-# Not in the page, for it needs no words: means by two ways, and the hardware's counter.
+# Not on the page: means from histograms and from counters, to compare them.
 EXPRESSIONS |= {
     "mean_sm_active": "rate(gpu_sm_active_ratio_sum[5m]) / rate(gpu_sm_active_ratio_count[5m])",
     "engine_active": "rate(gpu_gr_engine_active_seconds_total[5m])",
@@ -51,10 +52,10 @@ GAUGES = {
     ),
     "nvitop": ("gpu_utilization_Percentage", "gpu_power_usage_W"),
 }
-ARGUMENTS = ("--metrics", "full", "--high-resolution", "true")
-# By job; the last one is of an exporter that reads the counters once a second, not ten times.
+ARGUMENTS = ("--metrics", "full", "--high-resolution")
+# Seconds by job. The last job scrapes an exporter without --high-resolution, which reads counters once a second.
 SCRAPES = {"every_15s": 15, "every_5s": 5, "each_second": 15}
-# Scrapes before the window: a rate begins at the second one.
+# Room for two scrapes before the window: a rate needs both.
 WARM_SECONDS = 35.0
 BUCKET_WATTS = 50.0
 TICK_SECONDS = 0.1
@@ -64,7 +65,7 @@ Work = Callable[[], Sequence[Phase]]
 
 @dataclass(frozen=True)
 class Check:
-    """One answer beside the truth, how far apart they may be, and whether they are no further."""
+    """An expected and a measured value, the tolerance, and whether it is kept."""
 
     what: str
     answer: float
@@ -74,26 +75,26 @@ class Check:
 
 
 def near(what: str, answer: float, truth: float, tolerance: float) -> Check:
-    """Whether an answer is within so much of the truth, in its unit."""
+    """Check an answer against the truth; the tolerance is in their unit."""
     return Check(what, answer, truth, tolerance, abs(answer - truth) <= tolerance)
 
 
 @contextmanager
 def lines_of(command: Sequence[str], path: Path, env: Mapping[str, str]) -> Iterator[Path]:
-    """The file to which a child process writes its lines, until the end."""
+    """Run a module in a child process that writes lines to a file; return the file."""
     with path.open("w") as out:
         child = subprocess.Popen([sys.executable, "-m", *command], stdout=out, env={**os.environ, **env})
         try:
             yield path
             if child.poll() is not None:
-                raise RuntimeError(f"{' '.join(command)} ended by itself with code {child.returncode}")
+                raise RuntimeError(f"{' '.join(command)} exited early with code {child.returncode}")
         finally:
             child.kill()
             child.wait()
 
 
-def stand_in(folder: Path, seconds: float) -> tuple[Mapping[str, str], list[Phase]]:
-    """The tests' driver, which works and rests in turns: its environment, and the times at which it works."""
+def fake_driver(folder: Path, seconds: float) -> tuple[Mapping[str, str], list[Phase]]:
+    """Make a fake driver whose GPU is busy and idle in turn; return its environment and the busy phases."""
     from tests.support.fakes.driver import FakeDriver, counter, steps
 
     driver, start = FakeDriver(folder / "driver", 1), time.time()
@@ -108,12 +109,12 @@ def stand_in(folder: Path, seconds: float) -> tuple[Mapping[str, str], list[Phas
 
 
 def busy(phases: Sequence[Phase], since: float, until: float) -> float:
-    """The share of the time that is in phases."""
+    """Return the share of a time window that is within phases."""
     return sum(max(0.0, min(end, until) - max(start, since)) for start, end in phases) / (until - since)
 
 
 def board(lines: Sequence[str], since: float, until: float, limit: float) -> Mapping[str, float]:
-    """What the driver's own buffer and energy counter say of a window; watts, and the share of samples above it."""
+    """Return a window's power in watts by the driver's own buffer and counter; `limit` is the power limit."""
     read = [json.loads(line) for line in lines if line.endswith("\n")]
     watts = [value for line in read for stamp, value in line["samples"] if since <= stamp <= until]
     inside = [line for line in read if since <= line["time"] <= until]
@@ -129,29 +130,29 @@ def board(lines: Sequence[str], since: float, until: float, limit: float) -> Map
     }
 
 
-class Asked:
-    """One window of one GPU, as a Prometheus has it."""
+class Queries:
+    """Queries to Prometheus about one GPU in one time window."""
 
     def __init__(self, prometheus: Prometheus, gpu: int, at: float, seconds: int) -> None:
         self._prometheus, self._gpu, self._at, self._seconds = prometheus, str(gpu), at, seconds
 
     def _found(self, promql: str) -> list[Any]:
-        asked = promql.replace("[5m]", f"[{self._seconds}s]")
-        found = self._prometheus.api("query", query=asked, time=f"{self._at:.3f}")["result"]
+        query = promql.replace("[5m]", f"[{self._seconds}s]")
+        found = self._prometheus.api("query", query=query, time=f"{self._at:.3f}")["result"]
         return [each for each in found if self._gpu in (each["metric"].get("gpu"), each["metric"].get("index"))]
 
     def answers(self, name: str) -> dict[str, float]:
-        """By scrape job; what has no answer is no number, which is near nothing."""
+        """Return the value of an expression by scrape job, NaN for a job without a result."""
         found = {each["metric"]["job"]: float(each["value"][1]) for each in self._found(EXPRESSIONS[name])}
         return {job: found.get(job, nan) for job in SCRAPES}
 
     def gauge(self, job: str, name: str) -> list[float]:
-        """What each scrape of a job saw."""
+        """Return the values of a gauge at each scrape of a job."""
         found = self._found(f'{name}{{job="{job}"}}[5m]')
         return [float(value) for each in found for _, value in each["values"]]
 
     def power(self, job: str) -> list[tuple[float, float]]:
-        """The upper edge of each bucket of power up to the highest used, in watts, and the share of time in it."""
+        """Return the share of time in each power bucket, with its upper edge in watts, up to the highest used one."""
         found = [each for each in self._found("rate(gpu_board_power_watts_bucket[5m])") if each["metric"]["job"] == job]
         below = sorted((float(each["metric"]["le"]), float(each["value"][1])) for each in found)
         shares = [(edge, rate - before) for (_, before), (edge, rate) in pairwise([(0.0, 0.0), *below])]
@@ -160,7 +161,7 @@ class Asked:
 
 
 def modes(buckets: Sequence[tuple[float, float]], mean: float) -> dict[str, float]:
-    """The upper edges, in watts, of the fullest bucket up to the mean, of the fullest above it, and of the highest."""
+    """Return the upper edges, in watts, of the fullest bucket up to the mean, the fullest above it, and the highest."""
 
     def fullest(found: Sequence[tuple[float, float]]) -> float:
         return max(found, key=lambda bucket: bucket[1], default=(0.0, 0.0))[0]
@@ -172,47 +173,49 @@ def modes(buckets: Sequence[tuple[float, float]], mean: float) -> dict[str, floa
     }
 
 
-def judged(
+def checks(
     answers: Mapping[str, Mapping[str, float]], true: Mapping[str, float], buckets: Mapping[str, float]
 ) -> list[Check]:
-    """Every answer that has a truth, beside it."""
-    said = {name: found["every_15s"] for name, found in answers.items()}
+    """Compare every answer that has a known true value."""
+    every_15s = {name: found["every_15s"] for name, found in answers.items()}
 
     def within(what: str, name: str, truth: float, share: float) -> Check:
-        return near(what, said[name], truth, share * truth)
+        return near(what, every_15s[name], truth, share * truth)
 
     return [
-        near("share of time at work", said["engine_active"], true["duty"], 0.03),
-        near("the same by the histogram of SMs", said["over_half"], said["engine_active"], 0.03),
-        near("low power, W", said["low_power"], true["low"], BUCKET_WATTS),
-        near("high power, W", said["high_power"], true["high"], BUCKET_WATTS),
+        near("share of time at work", every_15s["engine_active"], true["duty"], 0.03),
+        near("the same by the histogram of SMs", every_15s["over_half"], every_15s["engine_active"], 0.03),
+        near("low power, W", every_15s["low_power"], true["low"], BUCKET_WATTS),
+        near("high power, W", every_15s["high_power"], true["high"], BUCKET_WATTS),
         near("highest power, W (edge of its bucket)", buckets["highest"], true["highest"], BUCKET_WATTS),
-        near("share of time above the power limit", said["above_limit"], true["share_above_limit"], 0.03),
+        near("share of time above the power limit", every_15s["above_limit"], true["share_above_limit"], 0.03),
         within("mean power, W, by the driver's buffer", "mean_power", true["mean"], 0.03),
         within("mean power, W, by the energy counter", "mean_power", true["by_energy_counter"], 0.03),
-        near("usual gap, s", said["usual_gap"], true["gap"], 2 * TICK_SECONDS),
-        within("mean SM active, by its counter", "mean_sm_active", said["sm_active_by_counter"], 0.01),
+        near("usual gap, s", every_15s["usual_gap"], true["gap"], 2 * TICK_SECONDS),
+        within("mean SM active, by its counter", "mean_sm_active", every_15s["sm_active_by_counter"], 0.01),
         within("mean SM active, scraped every 5 s", "mean_sm_active", answers["mean_sm_active"]["every_5s"], 0.01),
         within("mean power, W, scraped every 5 s", "mean_power", answers["mean_power"]["every_5s"], 0.01),
-        near("share of time at work, scraped every 5 s", said["over_half"], answers["over_half"]["every_5s"], 0.03),
+        near(
+            "share of time at work, scraped every 5 s", every_15s["over_half"], answers["over_half"]["every_5s"], 0.03
+        ),
     ]
 
 
 @contextmanager
 def working(folder: Path, seconds: float, gpu: int, simulated: bool) -> Iterator[tuple[Mapping[str, str], Work]]:
-    """A GPU that works and rests for at least so long: the environment that shows it, and when it worked so far."""
+    """Keep a GPU busy and idle in turn; return the environment for exporters, and a function for the busy phases."""
     if simulated:
-        env, phases = stand_in(folder, seconds)
+        env, phases = fake_driver(folder, seconds)
         yield env, lambda: phases
         return
     pinned = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": str(gpu)}
     with lines_of(["benchmarks.workloads", "stall"], folder / "work", pinned) as work:
-        until(work.read_text, 180, "the first computing")
+        until(work.read_text, 180, "the first busy phase")
         yield {}, lambda: [(float(on), float(off)) for on, off in map(str.split, work.read_text().splitlines())]
 
 
 def scrape_configs(ports: Mapping[str, int]) -> list[Mapping[str, object]]:
-    """Prometheus' jobs."""
+    """Return the scrape jobs for Prometheus."""
     return [
         {
             "job_name": job,
@@ -224,13 +227,14 @@ def scrape_configs(ports: Mapping[str, int]) -> list[Mapping[str, object]]:
 
 
 def measure(folder: Path, seconds: int, gpu: int, program: Path, simulated: bool, with_peer: bool) -> dict[str, Any]:
-    """Let a GPU work and rest, scrape it for so many seconds, and ask."""
+    """Scrape a GPU that is busy and idle in turn for `seconds`; return the numbers of the result."""
     with ExitStack() as stack:
         env, work = stack.enter_context(working(folder, seconds + 2 * WARM_SECONDS, gpu, simulated))
         ports = dict.fromkeys(SCRAPES, free_port()) | {"each_second": free_port()}
         ports |= {"nvitop": free_port()} if with_peer else {}
-        exporter = stack.enter_context(running(ours(ports["every_15s"], *ARGUMENTS), ports["every_15s"], env))
-        stack.enter_context(running(ours(ports["each_second"]), ports["each_second"], env))
+        high_resolution = exporter_command(ports["every_15s"], *ARGUMENTS)
+        exporter = stack.enter_context(running(high_resolution, ports["every_15s"], env))
+        stack.enter_context(running(exporter_command(ports["each_second"]), ports["each_second"], env))
         if with_peer:
             stack.enter_context(running(NVITOP.command(ports["nvitop"]), ports["nvitop"], env))
         power = stack.enter_context(lines_of(["benchmarks.board", str(gpu)], folder / "board", env))
@@ -240,18 +244,18 @@ def measure(folder: Path, seconds: int, gpu: int, program: Path, simulated: bool
         used = exporter.cpu_seconds()
         time.sleep(seconds)
         now, cpu = time.time(), (exporter.cpu_seconds() - used) / seconds
-        time.sleep(3)  # until what happened before is read
-        asked, phases = Asked(prometheus, gpu, now, seconds), work()
-        answers = {name: asked.answers(name) for name in EXPRESSIONS}
+        time.sleep(3)  # until the power samples up to `now` are read
+        queries, phases = Queries(prometheus, gpu, now, seconds), work()
+        answers = {name: queries.answers(name) for name in EXPRESSIONS}
         limit = answers["limit"]["every_15s"]
         true = {
             "duty": busy(phases, now - seconds, now),
             "gap": median(later - end for (_, end), (later, _) in pairwise(phases)),
             **board(power.read_text().splitlines(True), now - seconds, now, limit),
         }
-        buckets = asked.power("every_15s")
+        buckets = queries.power("every_15s")
         found = modes(buckets, answers["mean_power"]["every_15s"])
-        gauges = {job: {name: asked.gauge(job, name) for name in GAUGES[job]} for job in GAUGES if job in ports}
+        gauges = {job: {name: queries.gauge(job, name) for name in GAUGES[job]} for job in GAUGES if job in ports}
     return {
         "seconds": seconds,
         "stand_in": simulated,
@@ -262,26 +266,30 @@ def measure(folder: Path, seconds: int, gpu: int, program: Path, simulated: bool
         "power_modes": found,
         "gauges": gauges,
         "exporter_cpu": cpu,
-        "checks": [asdict(check) for check in judged(answers, true, found)],
+        "checks": [asdict(check) for check in checks(answers, true, found)],
     }
 
 
 def main() -> int:
-    """Measure, print and write; 1 if an answer is too far from the truth."""
+    """Measure, print and write; return 1 if an answer is outside its tolerance."""
     parser = options(__name__, __doc__)
-    parser.add_argument("--seconds", type=int, default=180)
-    parser.add_argument("--gpu", type=int, default=0)
-    parser.add_argument("--prometheus", type=Path, help="the program; left out: of PATH or `make tools`")
-    parser.add_argument("--stand-in", action="store_true")
+    parser.add_argument("--seconds", type=int, default=180, help="length of the window (default: %(default)s)")
+    parser.add_argument("--gpu", type=int, default=0, help="index of the GPU (default: %(default)s)")
+    parser.add_argument(
+        "--prometheus", type=Path, metavar="PATH", help="the Prometheus binary (default: from PATH or `make tools`)"
+    )
+    parser.add_argument(
+        "--fake-driver", action="store_true", help="test the benchmark without a GPU; no result without --json"
+    )
     chosen = parser.parse_args()
     run = begin(__name__, chosen, (PROMETHEUS,) if chosen.prometheus else ())
-    with_peer = not chosen.stand_in and NVITOP.present()
+    with_peer = not chosen.fake_driver and NVITOP.present()
     with tempfile.TemporaryDirectory() as folder:
         program = chosen.prometheus or tool("prometheus")
-        numbers = measure(Path(folder), chosen.seconds, chosen.gpu, program, chosen.stand_in, with_peer)
+        numbers = measure(Path(folder), chosen.seconds, chosen.gpu, program, chosen.fake_driver, with_peer)
     run.write(numbers)
-    checks = [Check(**check) for check in numbers["checks"]]
-    for check in checks:
+    results = [Check(**check) for check in numbers["checks"]]
+    for check in results:
         print(
             f"{'ok' if check.good else 'MISSED':<7}{check.what:<44}{check.answer:>10.3f}  truth {check.truth:>9.3f}"
             f"  ± {check.tolerance:.3f}"
@@ -289,7 +297,7 @@ def main() -> int:
     for job, gauges in numbers["gauges"].items():
         for name, values in gauges.items():
             print(f"{job}: {name} was " + " ".join(f"{value:g}" for value in values))
-    return 0 if all(check.good for check in checks) else 1
+    return 0 if all(check.good for check in results) else 1
 
 
 if __name__ == "__main__":

@@ -1,7 +1,10 @@
-"""What the GPU does while it is watched. Needs PyTorch with CUDA.
+"""GPU workloads for the other benchmarks. Needs PyTorch with CUDA.
 
-python -m benchmarks.workloads stall                     0.5 s of matrix products, 0.5 s of sleep; prints when
-python -m benchmarks.workloads gemm [RANK RANKS PORT]    reads how many steps to do, prints the seconds they took
+    python -m benchmarks.workloads stall
+    python -m benchmarks.workloads gemm [RANK RANKS PORT]
+
+`stall` alternates 0.5 s of matrix products and 0.5 s of sleep, and prints the times of each busy phase. The others read
+a number of steps from each line of input, run them and print the seconds they took.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ TINY_KERNELS = 2000
 
 
 def gemm() -> Step:
-    """One bf16 matrix product of 8192 x 8192, which is queued only."""
+    """Return a step that queues one bf16 matrix product of 8192 x 8192."""
     import torch
 
     a, b = (torch.randn(SIDE, SIDE, device="cuda", dtype=torch.bfloat16) for _ in range(2))
@@ -31,7 +34,7 @@ def gemm() -> Step:
 
 
 def launches() -> Step:
-    """Many kernels of one value each: the CPU's launching is all that takes time. On one CPU: to be moved is noise."""
+    """Return a step of many tiny kernels, bound by the launches. Pins to one CPU because migrations are noise."""
     import torch
 
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
@@ -45,7 +48,7 @@ def launches() -> Step:
 
 
 def training() -> Step:
-    """A step of a transformer with its optimiser, made to take about 30 ms, to its end."""
+    """Return a synchronous training step of a transformer. The batch size is chosen so that it takes about 30 ms."""
     import torch
 
     def model(batch: int) -> Step:
@@ -79,7 +82,7 @@ def training() -> Step:
 
 
 def all_reduce() -> Step:
-    """The sum of 256 MiB over all ranks, one GPU each."""
+    """Return a step that sums 256 MiB over all ranks, each with one GPU."""
     import torch
 
     data = torch.zeros(256 * 2**20 // 2, device="cuda", dtype=torch.bfloat16)
@@ -87,7 +90,7 @@ def all_reduce() -> Step:
 
 
 def hashing() -> Step:
-    """No GPU: tries what measures the others."""
+    """Return a step without a GPU, to test the benchmarks."""
     data = bytes(2**20)
     return lambda: hashlib.sha256(data).update(data)
 
@@ -102,7 +105,7 @@ STEPS: Mapping[str, Callable[[], Step]] = {
 
 
 def serve(name: str, rank: int = 0, ranks: int = 1, port: int = 0) -> None:
-    """Do as many steps as each line of input says, to their end; print the seconds."""
+    """For each line of input, run that number of steps to completion; print the seconds."""
     synchronise: Step = _connected(rank, ranks, port) if name != "hashing" else lambda: None
     step = STEPS[name]()
     for line in sys.stdin:
@@ -118,21 +121,21 @@ def _connected(rank: int, ranks: int, port: int) -> Step:
 
     torch.cuda.set_device(rank)
     if ranks > 1:
-        os.environ["NCCL_NVLS_ENABLE"] = "0"  # multicast is not there in every virtual machine
+        os.environ["NCCL_NVLS_ENABLE"] = "0"  # some virtual machines lack NVLink multicast
         url = f"tcp://127.0.0.1:{port}"
         torch.distributed.init_process_group("nccl", init_method=url, rank=rank, world_size=ranks)
     return lambda: torch.cuda.synchronize()
 
 
 def timed(step: Step) -> float:
-    """Seconds that a step takes."""
+    """Run a step; return the seconds it took."""
     begin = time.perf_counter()
     step()
     return time.perf_counter() - begin
 
 
 def stall() -> None:
-    """Compute and sleep in turns; print the unix times at which each computing began and ended."""
+    """Alternate between work and sleep; print the unix times of the start and end of each busy phase."""
     import torch
 
     product = gemm()
@@ -149,7 +152,7 @@ def stall() -> None:
 
 
 def main(name: str, *numbers: str) -> None:
-    """Work until ended."""
+    """Run a workload until killed."""
     if name == "stall":
         stall()
     serve(name, *map(int, numbers))

@@ -1,4 +1,4 @@
-"""Tests: unit (pure parts), golden (whole outputs), e2e (the real command with real parts)."""
+"""Tests: unit (one part of the code), golden (whole outputs), e2e (the real command)."""
 
 from pathlib import Path
 

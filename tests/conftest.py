@@ -1,4 +1,4 @@
-"""Fixtures: the stand-in driver, a running exporter, golden files."""
+"""Fixtures: the fake driver, a running exporter, golden files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.fakes.driver import FakeDriver
 from tests.support.tools import PATIENCE
 from tests.support.tools import free_port as free_port
 
-# Slow shared cores: how long one example takes is no fact about the code.
+# On slow shared cores, the duration of one example says nothing about the code.
 settings.register_profile("default", deadline=None)
 settings.register_profile("soak", max_examples=5000, deadline=None)
 GOLDEN = ROOT / "tests" / "golden"
@@ -41,11 +41,11 @@ class Page:
         ]
 
     def values(self, name: str, **labels: str) -> list[float]:
-        """The values of every series with this name and these labels."""
+        """Return the values of all series with this name and these labels."""
         return [v for n, have, v in self.samples if n == name and labels.items() <= have.items()]
 
     def value(self, name: str, **labels: str) -> float:
-        """The one value of this name and these labels."""
+        """Return the value of the only series with this name and these labels."""
         found = self.values(name, **labels)
         assert len(found) == 1, f"{name}{labels}: {len(found)} series"
         return found[0]
@@ -58,13 +58,13 @@ class Exporter:
         self.process, self.port, self.log, self.tls = process, port, log, tls
 
     def connect(self) -> HTTPConnection:
-        """A connection to it, over TLS if that is what it speaks."""
+        """Return a connection to the exporter, over TLS if it uses TLS."""
         if self.tls is None:
             return HTTPConnection("127.0.0.1", self.port, timeout=10)
         return HTTPSConnection("127.0.0.1", self.port, timeout=10, context=self.tls)
 
     def ask(self, method: str, path: str, headers: Mapping[str, str] | None = None) -> tuple[int, str]:
-        """One request of any method; status and body."""
+        """Send a request of any method; return status and body."""
         connection = self.connect()
         try:
             connection.request(method, path, headers=dict(headers or {}))
@@ -74,7 +74,7 @@ class Exporter:
             connection.close()
 
     def get(self, path: str = "/metrics", headers: Mapping[str, str] | None = None) -> tuple[HTTPResponse, bytes]:
-        """One request."""
+        """Send a GET request; return response and body."""
         connection = self.connect()
         try:
             connection.request("GET", path, headers=dict(headers or {}))
@@ -84,11 +84,11 @@ class Exporter:
             connection.close()
 
     def page(self) -> Page:
-        """One scrape in text format."""
+        """Scrape once in text format."""
         return Page(self.get()[1].decode())
 
     def until(self, holds: Callable[[Page], bool], timeout: float = 15.0) -> Page:
-        """Scrape until it holds; fail with the last page's own families if it never does."""
+        """Scrape until a condition holds; on a timeout, fail with the exporter's own families of the last page."""
         end = time.monotonic() + PATIENCE * timeout
         while True:
             page = self.page()
@@ -102,7 +102,7 @@ class Exporter:
             time.sleep(0.05)
 
     def stop(self, timeout: float = 10.0) -> tuple[int, float]:
-        """SIGTERM; the exit code and how many seconds it took."""
+        """Send SIGTERM; return the exit code and how many seconds the process took to end."""
         begin = time.monotonic()
         self.process.send_signal(signal.SIGTERM)
         code = self.process.wait(timeout)
@@ -110,12 +110,12 @@ class Exporter:
 
 
 def command(*arguments: str) -> list[str]:
-    """The command line of gpu-exporter, as this interpreter runs it."""
+    """Return the command that runs gpu-exporter with this interpreter."""
     return [sys.executable, "-m", "gpu_exporter", *arguments]
 
 
 def run(*arguments: str, env: Mapping[str, str] | None = None, timeout: float = 60) -> subprocess.CompletedProcess[str]:
-    """Run gpu-exporter to its end."""
+    """Run gpu-exporter until it exits."""
     environment = {**os.environ, **(env or {})}
     return subprocess.run(command(*arguments), env=environment, capture_output=True, text=True, timeout=timeout)
 
@@ -125,7 +125,7 @@ Serve = Callable[..., Exporter]
 
 @pytest.fixture
 def driver(tmp_path: Path) -> FakeDriver:
-    """A stand-in driver with one H200."""
+    """A fake driver with one H200."""
     return FakeDriver(tmp_path / "driver")
 
 
@@ -166,14 +166,14 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--update-golden` rewrites the golden files: the diff is the review."""
+    """Add `--update-golden`, which rewrites the golden files."""
     parser.addoption("--update-golden", action="store_true")
     parser.addoption("--long", action="store_true", help="run the long variants of some tests, as `make soak` does")
 
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
-    """Compare a text with tests/golden/<name>, whole."""
+    """Compare a text with the whole of tests/golden/<name>."""
 
     def check(name: str, text: str) -> None:
         path = GOLDEN / name

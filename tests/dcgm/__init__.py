@@ -1,1 +1,1 @@
-"""What the dcgm source promises, on fakes or on a real DCGM: see `tests/dcgm/conftest.py`."""
+"""The contract of the dcgm source, tested on a fake or a real DCGM: see `tests/dcgm/conftest.py`."""

@@ -27,25 +27,25 @@ from tests.support.fakes.hostengine import BINDINGS, FakeHostengine
 
 WHICH = os.environ.get("DCGM_HOSTENGINE", "")
 COMMAND = os.environ.get("DCGM_HOSTENGINE_COMMAND", "")
-# What can't be had of a real one on demand; and one process can't hold two sets of bindings.
+# These states cannot be caused in a real DCGM; and one process cannot load two sets of bindings.
 collect_ignore = ["test_failures.py"] if WHICH else []
 
 
 class Engine(Protocol):
-    """A host engine that a test may end and start."""
+    """A host engine that a test may kill, stop and start."""
 
     def start(self) -> None:
         """Start it, and wait until it listens."""
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill it."""
 
     def signal(self, number: signal.Signals) -> None:
-        """Stop it, and have it go on."""
+        """Send SIGSTOP or SIGCONT."""
 
 
 class RealEngine:
-    """nv-hostengine, by `DCGM_HOSTENGINE_COMMAND`."""
+    """nv-hostengine, started by `DCGM_HOSTENGINE_COMMAND`."""
 
     def __init__(self, to: Hostengine, folder: Path) -> None:
         self._to, self._folder = to, folder
@@ -75,7 +75,7 @@ class RealEngine:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of tests that end the host engine, or compare with a driver, leave out those that can't be meant here."""
+    """Deselect tests that stop the host engine or compare it with a driver where that is impossible."""
     out = set()
     if WHICH and not COMMAND:
         out.add("ends_engine")
@@ -88,14 +88,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def bindings() -> Path:
-    """The directory of the bindings."""
+    """Return the directory of the bindings."""
     return Path(os.environ.get("DCGM_BINDINGS", BINDINGS))
 
 
 @pytest.fixture(scope="session")
 def engine(bindings: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Hostengine, Engine | None]]:
-    """Where the host engine is, and the process if tests may end it."""
-    os.environ.setdefault("STANDIN_DCGM_TIMEOUT", "3")  # before the bindings are imported: a call that hangs ends so
+    """The host engine's address, and its process if tests may stop it."""
+    os.environ.setdefault("STANDIN_DCGM_TIMEOUT", "3")  # before the import: the timeout of hanging calls
     if not WHICH:
         fake = FakeHostengine(tmp_path_factory.mktemp("engine"), gpus=2)
         fake.start()
@@ -114,7 +114,7 @@ def engine(bindings: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.fixture
 def source(engine: tuple[Hostengine, Engine | None], bindings: Path) -> Iterator[DcgmSource]:
-    """A source that is not open yet; it samples each half second."""
+    """A source that is not open yet and samples every half second."""
     made = DcgmSource(engine[0], bindings)
     made.sample_every(0.5)
     yield made

@@ -1,4 +1,4 @@
-"""What holds of every DCGM: the fake host engine, a real host engine with injected GPUs, and one with real GPUs."""
+"""The contract of the dcgm source on every DCGM: fake, real with injected GPUs, and real with real GPUs."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from tests.dcgm.conftest import Engine
 
 FULL = selected(MetricSet.FULL)
 ALL = frozenset(Pace)
-# A call may be late by that much on a slow machine, beyond the deadline that the source has.
+# On a slow machine, a call may exceed the source's deadline by this.
 SLACK_SECONDS = 1.5
 
 
 def eventually(holds: Callable[[], bool], timeout: float = 20.0) -> None:
-    """Wait until it does."""
+    """Wait until a condition is true."""
     end = time.monotonic() + timeout
     while not holds():
         assert time.monotonic() < end, "never came true"
@@ -38,32 +38,32 @@ def eventually(holds: Callable[[], bool], timeout: float = 20.0) -> None:
 
 
 def values(reading: Reading) -> dict[Metric, float]:
-    """Of the GPU itself."""
+    """Return the values of the GPU itself, without those of its parts."""
     return {series.metric: value for series, value in reading.values.items() if not series.labels}
 
 
 @pytest.fixture
 def opened(source: DcgmSource) -> DcgmSource:
-    """A source that is open, with at least one GPU."""
+    """An open source with at least one GPU."""
     source.open()
-    assert source.count() > 0, "no GPUs: only test_no_gpu_is_no_crash can be run here"
+    assert source.count() > 0, "no GPUs: only test_host_engine_without_gpus can be run here"
     return source
 
 
 @pytest.fixture
 def device(opened: DcgmSource) -> DcgmDevice:
-    """Its first GPU, asked for everything."""
+    """Its first GPU, with the full metric set."""
     return opened.attach(0, FULL)
 
 
-def test_no_gpu_is_no_crash(source: DcgmSource) -> None:
-    """An engine answers also where it has no GPU."""
+def test_host_engine_without_gpus(source: DcgmSource) -> None:
+    """It can be opened, and answers."""
     source.open()
     assert source.count() >= 0
 
 
 def test_identity(opened: DcgmSource) -> None:
-    """Of every GPU, in the form that NVML has; and the same from `identities`."""
+    """Identities of all GPUs have NVML's form, and equal those of `identities`."""
     gpus = [opened.attach(index, FULL).gpu for index in range(opened.count())]
     assert len({gpu.uuid for gpu in gpus}) == len(gpus)
     for index, gpu in enumerate(gpus):
@@ -97,7 +97,7 @@ def test_values_are_in_range_and_none_is_blank(device: DcgmDevice) -> None:
 
 
 def test_each_metric_has_a_value_or_a_reason(device: DcgmDevice) -> None:
-    """Nothing is silently missing; what can't be had is said in a word."""
+    """A metric without a value has a reason of one word."""
     known: set[Metric] = set()
 
     def complete() -> bool:
@@ -116,10 +116,10 @@ def test_each_metric_has_a_value_or_a_reason(device: DcgmDevice) -> None:
 
 
 def test_profiling_samples_count_once(device: DcgmDevice) -> None:
-    """However often it is read: the spans of a series add up to the time that went by, never to more."""
+    """However often a series is read, its spans add up to the elapsed time, never to more."""
     eventually(lambda: bool({m.PCIE_TX} & (values(device.read(ALL)).keys() | device.read(ALL).unsupported.keys())))
     if m.PCIE_TX in device.read(ALL).unsupported:
-        return  # this host engine has no profiling for this GPU, and says so
+        return  # this host engine reports no profiling for this GPU
     first: float | None = None
     total, begin = 0.0, 0.0
     end = time.monotonic() + 6
@@ -139,8 +139,8 @@ def test_profiling_samples_count_once(device: DcgmDevice) -> None:
     assert total == pytest.approx(time.monotonic() - begin, abs=1.2)
 
 
-def test_any_subset_can_be_asked_for(opened: DcgmSource) -> None:
-    """One metric, or profiling alone; what was not asked for is not answered."""
+def test_any_subset_can_be_selected(opened: DcgmSource) -> None:
+    """One metric, or profiling alone; metrics that were not selected have no values."""
     few = opened.attach(0, [m.POWER, m.GPU_TEMP])
     reading = few.read(ALL)
     assert {series.metric for series in reading.values} <= {m.POWER, m.GPU_TEMP, m.MIG_DEVICE}
@@ -149,7 +149,7 @@ def test_any_subset_can_be_asked_for(opened: DcgmSource) -> None:
 
 
 def test_devices_share_a_connection(opened: DcgmSource) -> None:
-    """All GPUs, closed and attached again: the host engine has room for 64 field groups, and we don't use them up."""
+    """All GPUs can be closed and attached again: this does not use up the 64 field groups of a host engine."""
     for _ in range(10):
         devices = [opened.attach(index, FULL) for index in range(opened.count())]
         for device in devices:
@@ -159,14 +159,14 @@ def test_devices_share_a_connection(opened: DcgmSource) -> None:
 
 
 def test_attached_twice(opened: DcgmSource) -> None:
-    """As while other metrics are asked for: what the first gives back, the second still has, and it stays fresh."""
+    """As after a change of metrics: closing the first handle affects neither values nor freshness of the second."""
     few = [m.POWER, m.GPU_TEMP, m.GR_ENGINE_ACTIVE, m.DRAM_ACTIVE]
     first = opened.attach(0, FULL)
     first.read(ALL)
     second = opened.attach(0, few)
     eventually(lambda: m.DRAM_ACTIVE in values(second.read(ALL)) or m.DRAM_ACTIVE in second.read(ALL).unsupported)
     first.close()
-    end = time.monotonic() + 8  # longer than a GPU whose samples grow no younger is up
+    end = time.monotonic() + 8  # longer than a GPU without new samples is up
     seen = []
     while time.monotonic() < end:
         reading = second.read(frozenset({Pace.FAST}))
@@ -184,7 +184,7 @@ def test_every_gpu_has_room(opened: DcgmSource) -> None:
 
 
 def test_health_and_peers_are_read_by_calls(opened: DcgmSource) -> None:
-    """A verdict for each of 11 systems of each GPU, and a state of the NVLinks to each other one; or the reason."""
+    """Each GPU has a verdict for 11 systems and a state of its NVLinks to each other GPU, or the reason why not."""
     count = opened.count()
     for index in range(count):
         reading = opened.attach(index, [m.POWER, m.EXP_HEALTH, m.EXP_P2P]).read(ALL)
@@ -200,7 +200,7 @@ def test_health_and_peers_are_read_by_calls(opened: DcgmSource) -> None:
 
 
 def test_no_such_gpu(opened: DcgmSource) -> None:
-    """An index that is none costs nothing else."""
+    """An index that does not exist is an error, and affects no other GPU."""
     from gpu_exporter.model.errors import GpuLost
 
     with pytest.raises(GpuLost, match="no longer lists a GPU at this index"):
@@ -209,7 +209,7 @@ def test_no_such_gpu(opened: DcgmSource) -> None:
 
 
 def test_open_again(opened: DcgmSource) -> None:
-    """As after a loss: everything is made anew."""
+    """After a loss, all groups and watches are created again."""
     for _ in range(3):
         opened.close()
         opened.open()
@@ -217,8 +217,8 @@ def test_open_again(opened: DcgmSource) -> None:
         assert values(device.read(ALL))
 
 
-def test_nobody_listens(bindings: Path) -> None:
-    """One line that names the address, and not much later than asked."""
+def test_address_without_a_host_engine(bindings: Path) -> None:
+    """The error is one line with the address, and comes within the timeout."""
     source = DcgmSource(Hostengine("127.0.0.1:1"), bindings)
     begin = time.monotonic()
     with pytest.raises(SourceLost, match=r"127\.0\.0\.1:1.*nv-hostengine") as lost:
@@ -231,7 +231,7 @@ def test_nobody_listens(bindings: Path) -> None:
 def test_killed_and_started_again(
     engine: tuple[Hostengine, Engine | None], opened: DcgmSource, device: DcgmDevice
 ) -> None:
-    """SIGKILL costs the source at once; the old connection stays dead, a new one has everything."""
+    """After SIGKILL, the source fails at once. The old connection stays dead, and a new one has all values."""
     process = engine[1]
     assert process is not None
     device.read(ALL)
@@ -250,8 +250,8 @@ def test_killed_and_started_again(
 
 
 @pytest.mark.ends_engine
-def test_hangs_and_goes_on(engine: tuple[Hostengine, Engine | None], opened: DcgmSource, device: DcgmDevice) -> None:
-    """SIGSTOP: a call takes no longer than the timeout, later ones fail at once, and it heals by itself."""
+def test_hanging_host_engine(engine: tuple[Hostengine, Engine | None], opened: DcgmSource, device: DcgmDevice) -> None:
+    """With SIGSTOP, a call fails after the timeout and later ones at once; after SIGCONT, the source recovers."""
     process = engine[1]
     assert process is not None
     device.read(ALL)
@@ -285,8 +285,8 @@ def test_hangs_and_goes_on(engine: tuple[Hostengine, Engine | None], opened: Dcg
 
 
 @pytest.mark.beside_a_driver
-def test_units_are_nvmls(device: DcgmDevice) -> None:
-    """What hardly moves is the same from NVML; what is of a moment, such as a clock, is at least of the same unit."""
+def test_units_equal_those_of_nvml(device: DcgmDevice) -> None:
+    """Stable values equal NVML's; changing values, such as clocks, have at least the same magnitude."""
     from gpu_exporter.sources.nvml.source import NvmlSource
 
     nvml = NvmlSource()
@@ -299,24 +299,25 @@ def test_units_are_nvmls(device: DcgmDevice) -> None:
         )
         peer = nvml.attach(index, FULL)
         assert {**vars_of(peer.gpu), "index": 0, "info": ()} == {**vars_of(device.gpu), "index": 0, "info": ()}
-        theirs, ours = values(peer.read(ALL)), values(device.read(ALL))
+        nvml_values, dcgm_values = values(peer.read(ALL)), values(device.read(ALL))
         peer.close()
     finally:
         nvml.close()
-    for metric in theirs.keys() & ours.keys() - set(INTEGRALS):
+    for metric in nvml_values.keys() & dcgm_values.keys() - set(INTEGRALS):
         if metric.pace is not Pace.FAST and metric.unit not in ("seconds", "celsius", "joules", "millijoules"):
-            assert ours[metric] == pytest.approx(theirs[metric], rel=0.001, abs=1.01), metric.key
+            assert dcgm_values[metric] == pytest.approx(nvml_values[metric], rel=0.001, abs=1.01), metric.key
         elif metric.unit not in ("percent", "bitmask", "bool", "state", "generation", "lanes"):
             slack = 0.05 if metric.unit == "ratio" else 30
-            assert theirs[metric] / 50 - slack <= ours[metric] <= theirs[metric] * 50 + slack, metric.key
+            low, high = nvml_values[metric] / 50 - slack, nvml_values[metric] * 50 + slack
+            assert low <= dcgm_values[metric] <= high, metric.key
 
 
 def vars_of(gpu: object) -> dict[str, object]:
-    """The members of a slotted dataclass."""
+    """Return the fields of a dataclass with slots."""
     return {name: getattr(gpu, name) for name in gpu.__slots__}  # type: ignore[attr-defined]
 
 
-def test_every_row_that_dcgm_answers_is_of_the_full_set() -> None:
-    """What has a field can be asked for; the rest of the catalogue is what the exporter says itself."""
+def test_every_row_with_a_dcgm_field_is_in_the_full_set() -> None:
+    """The other rows of the catalogue are computed by the exporter."""
     asked = {row.dcgm for row in FULL}
     assert {row.key for row in METRICS if row.dcgm is not None and row.dcgm not in asked} == {m.XID_ERRORS.key}

@@ -1,4 +1,4 @@
-"""Failures of a DCGM, one after the other, on the fake host engine: what each affects, and what the exporter says."""
+"""Failures of a DCGM on the fake host engine: what each affects, and what the exporter reports."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Make = Callable[..., FakeHostengine]
 
 @pytest.fixture
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
-    """Start a fake host engine, with a state of one's own if need be."""
+    """Start a fake host engine, optionally with another state."""
     started: list[FakeHostengine] = []
     monkeypatch.setattr("gpu_exporter.sources.dcgm.inventory.LIST_SECONDS", 0.2)
     monkeypatch.setattr("gpu_exporter.sources.dcgm.device.LIST_SECONDS", 0.2)
@@ -58,7 +58,7 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
 
 @pytest.fixture
 def connect() -> Iterator[Callable[[FakeHostengine], DcgmSource]]:
-    """Open a source on it that samples each tenth of a second."""
+    """Open a source that samples ten times a second."""
     opened = []
 
     def open_(fake: FakeHostengine) -> DcgmSource:
@@ -78,7 +78,7 @@ Connect = Callable[[FakeHostengine], DcgmSource]
 
 
 def until(device: DcgmDevice, holds: Callable[[Reading], bool], timeout: float = 10.0) -> Reading:
-    """Read until it holds."""
+    """Read until a condition is true."""
     end = time.monotonic() + timeout
     while True:
         reading = device.read(ALL)
@@ -89,12 +89,12 @@ def until(device: DcgmDevice, holds: Callable[[Reading], bool], timeout: float =
 
 
 def of(reading: Reading, metric: Metric) -> list[float]:
-    """The values of a metric."""
+    """Return the values of a metric."""
     return [value for series, value in reading.values.items() if series.metric is metric]
 
 
 def profiled(reading: Reading) -> bool:
-    """Whether a profiling value is in it."""
+    """Return whether a reading has a profiling value."""
     return bool(of(reading, m.SM_ACTIVE))
 
 
@@ -111,18 +111,18 @@ def profiled(reading: Reading) -> bool:
         (-29, "requires_root"),
     ],
 )
-def test_no_profiling_costs_only_that(engine: Make, connect: Connect, code: int, reason: str) -> None:
-    """Plain fields go on being sampled, for they are in groups of their own."""
+def test_failing_profiling_affects_nothing_else(engine: Make, connect: Connect, code: int, reason: str) -> None:
+    """Other fields are still sampled, because they are in groups of their own."""
     device = connect(engine(profiling=code)).attach(0, DEFAULT)
     reading = until(device, lambda each: bool(each.values))
     assert reading.unsupported[m.SM_ACTIVE] == reading.unsupported[m.PCIE_TX] == reason
     assert of(reading, m.POWER) == [512.5]
-    time.sleep(3.5)  # longer than a GPU whose samples grow no younger is up
+    time.sleep(3.5)  # longer than a GPU without new samples is up
     assert of(device.read(FAST), m.POWER) == [512.5]
 
 
 def test_the_first_profiling_sample_is_blank_and_no_failure(engine: Make, connect: Connect) -> None:
-    """It takes an interval; until then nothing is said."""
+    """It takes an interval; until then, nothing is reported."""
     device = connect(engine()).attach(0, DEFAULT)
     reading = device.read(ALL)
     assert not profiled(reading)
@@ -133,10 +133,10 @@ def test_the_first_profiling_sample_is_blank_and_no_failure(engine: Make, connec
 
 
 @pytest.mark.parametrize(("code", "reason"), [(-34, "in_use"), (-54, "paused")])
-def test_counters_that_somebody_else_has(
+def test_counters_in_use_by_another_program(
     engine: Make, connect: Connect, monkeypatch: pytest.MonkeyPatch, code: int, reason: str
 ) -> None:
-    """It is said so, the rest goes on, and profiling comes back by itself."""
+    """The reason is reported, other values continue, and profiling resumes by itself."""
     monkeypatch.setattr(p, "RETRY_SECONDS", 0.3)
     fake = engine(profiling=code)
     device = connect(fake).attach(0, DEFAULT)
@@ -160,8 +160,8 @@ def test_counters_that_somebody_else_has(
     assert m.SM_ACTIVE not in reading.unsupported
 
 
-def test_counters_that_are_taken_while_we_read(engine: Make, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
-    """DCGM then has blanks with status 0: each series fails once, and the pause is said."""
+def test_counters_taken_while_reading(engine: Make, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DCGM then returns blanks with status 0: each series fails once, and the pause is reported."""
     monkeypatch.setattr(p, "PATIENCE_SECONDS", 0.2)
     fake = engine()
     device = connect(fake).attach(0, DEFAULT)
@@ -185,7 +185,7 @@ def test_counters_that_are_taken_while_we_read(engine: Make, connect: Connect, m
 
 
 def test_never_a_live_read(engine: Make, connect: Connect) -> None:
-    """One ends the host engine; the fake host engine dies, too, and this exporter lives."""
+    """Live reads crash some host engines. The fake one would crash, too."""
     fake = engine()
     device = connect(fake).attach(0, FULL)
     until(device, profiled)
@@ -197,8 +197,8 @@ def test_never_a_live_read(engine: Make, connect: Connect) -> None:
 # --- fields ---------------------------------------------------------------------------------------------------------
 
 
-def test_an_unknown_field_costs_only_itself(engine: Make, connect: Connect) -> None:
-    """The host engine refuses the whole group with it: the others are asked for without."""
+def test_an_unknown_field_affects_no_other(engine: Make, connect: Connect) -> None:
+    """The host engine refuses the whole group; the other fields are requested again without it."""
     device = connect(engine(unknown_fields=[156, 1008, 237])).attach(0, FULL)
     reading = until(device, profiled)
     assert {row for row, reason in reading.unsupported.items() if reason == "unknown_field"} == {
@@ -214,7 +214,7 @@ def test_an_unknown_field_costs_only_itself(engine: Make, connect: Connect) -> N
 
 @pytest.mark.parametrize("version", ["3.3.9", "4.0.0", "4.6.0"])
 def test_an_older_host_engine(engine: Make, connect: Connect, version: str) -> None:
-    """It lacks fields, and has the rest."""
+    """Fields that it lacks have no value; others do."""
     device = connect(engine(version=version)).attach(0, FULL)
     reading = until(device, profiled)
     assert of(reading, m.GPU_TEMP) == [42]
@@ -235,7 +235,7 @@ def test_an_older_host_engine(engine: Make, connect: Connect, version: str) -> N
     ],
 )
 def test_blanks(engine: Make, connect: Connect, answer: Any, reason: str) -> None:
-    """With status 0 or not: a field that never answered is not supported, and no value of DCGM's for none gets out."""
+    """With any status, no blank of DCGM is exposed; a field that never had a value is unsupported."""
     fake = engine()
     for field in (155, 202):
         fake.set(field, answer)
@@ -249,7 +249,7 @@ def test_blanks(engine: Make, connect: Connect, answer: Any, reason: str) -> Non
 
 
 def test_a_field_that_stops_answering_fails(engine: Make, connect: Connect) -> None:
-    """It is not unsupported then; and comes back."""
+    """It is not reported as unsupported, and recovers."""
     fake = engine()
     device = connect(fake).attach(0, DEFAULT)
     device.read(ALL)
@@ -275,17 +275,17 @@ def test_a_field_that_stops_answering_fails(engine: Make, connect: Connect) -> N
         (150, 0x7FFFFFF0, m.GPU_TEMP, []),
     ],
 )
-def test_numbers_that_mean_none(
+def test_numbers_that_mean_no_value(
     engine: Make, connect: Connect, field: int, raw: float, metric: Metric, value: list[float]
 ) -> None:
-    """Beside the blanks: a 0 where the driver refused, states of the fabric that are none, blanks of 32 bits."""
+    """Besides blanks: a 0 where the driver refused, fabric states that mean "none", 32-bit blanks."""
     fake = engine()
     fake.set(field, raw)
     assert of(connect(fake).attach(0, DEFAULT).read(ALL), metric) == value
 
 
 def test_names_that_are_taken(engine: Make, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A field group of the same name, by another client or left over: another name is taken."""
+    """If a field group of the same name exists, of another client or left over, another name is used."""
     tokens = iter(("same", "same"))
     monkeypatch.setattr("gpu_exporter.sources.dcgm.groups.secrets.token_hex", lambda _: next(tokens))
     fake = engine()
@@ -294,11 +294,11 @@ def test_names_that_are_taken(engine: Make, connect: Connect, monkeypatch: pytes
         assert of(source.attach(0, DEFAULT).read(ALL), m.GPU_TEMP) == [42]
 
 
-# --- Xids -----------------------------------------------------------------------------------------------------------
+# --- XIDs -----------------------------------------------------------------------------------------------------------
 
 
-def test_xids_each_once(engine: Make, connect: Connect) -> None:
-    """Xids from before the connection are left out; two within a tick are two; a new connection repeats none."""
+def test_each_xid_counts_once(engine: Make, connect: Connect) -> None:
+    """XIDs from before the connection do not count, two in one tick count twice, and a new connection repeats none."""
     fake = engine(2)
     fake.xid(13)
     source = connect(fake)
@@ -306,26 +306,26 @@ def test_xids_each_once(engine: Make, connect: Connect) -> None:
     assert all(device.xids_since is not None for device in devices)
     xids: list[tuple[str, int]] = []
 
-    def look() -> None:
+    def read_xids() -> None:
         for device in devices:
             device.read(FAST)
             xids.extend((event.pci_bus_id, event.code) for event in device.events())
         time.sleep(0.1)
 
     for _ in range(3):
-        look()
+        read_xids()
     assert xids == []
     fake.xid(79, 31)
     fake.xid(48, on=1)
     for _ in range(5):
-        look()
+        read_xids()
     assert sorted(xids) == [("00000000:06:00.0", 31), ("00000000:06:00.0", 79), ("00000000:07:00.0", 48)]
     source.open()
     source.count()
     devices = [source.attach(index, DEFAULT) for index in range(2)]
     fake.xid(94)
     for _ in range(5):
-        look()
+        read_xids()
     assert xids[3:] == [("00000000:06:00.0", 94)]
 
 
@@ -333,7 +333,7 @@ def test_xids_each_once(engine: Make, connect: Connect) -> None:
 
 
 def test_a_gpu_that_is_removed_and_comes_back(engine: Make, connect: Connect) -> None:
-    """It stays in the list of all GPUs, and its values become blank: that costs that GPU."""
+    """It stays in the list of all GPUs, and its values become blank: only that GPU is down."""
     fake = engine(2)
     source = connect(fake)
     devices = [source.attach(index, DEFAULT) for index in range(2)]
@@ -397,8 +397,8 @@ def test_a_gpu_without_any_value_is_lost(engine: Make, connect: Connect) -> None
 
 
 @pytest.mark.parametrize(("code", "reason"), [(-18, "lost"), (-19, "reset_required"), (-67, "gone")])
-def test_a_status_that_says_that_the_gpu_is_lost(engine: Make, connect: Connect, code: int, reason: str) -> None:
-    """It need not be every field."""
+def test_a_gpu_is_lost_by_status(engine: Make, connect: Connect, code: int, reason: str) -> None:
+    """One field with the status "lost" is enough."""
     fake = engine()
     device = connect(fake).attach(0, DEFAULT)
     device.read(ALL)
@@ -409,7 +409,7 @@ def test_a_status_that_says_that_the_gpu_is_lost(engine: Make, connect: Connect,
 
 
 def test_a_host_engine_that_is_stuck_in_the_driver(engine: Make, connect: Connect) -> None:
-    """It answers, and its samples grow old: they are not fresh, whatever they say."""
+    """It answers with samples that grow old: they do not count as fresh."""
     fake = engine()
     device = connect(fake).attach(0, DEFAULT)
     device.read(ALL)
@@ -421,7 +421,7 @@ def test_a_host_engine_that_is_stuck_in_the_driver(engine: Make, connect: Connec
 
 
 def test_mig(engine: Make, connect: Connect) -> None:
-    """Instances have what NVML's have; they come and go; one without a compute instance is none."""
+    """Instances have the values that NVML has. They come and go; one without a compute instance is ignored."""
     fake = engine()
     parts = [*instance(1, 101, 0, 1, "1g.18gb", **{"1002": 0.3}), *instance(2, 102, 0, 2, "2g.35gb", **{"1002": 0.6})]
     with fake.changed() as state:
@@ -454,7 +454,7 @@ def test_mig(engine: Make, connect: Connect) -> None:
 
 @pytest.mark.parametrize("listed", [True, False])
 def test_nvlinks(engine: Make, connect: Connect, listed: bool) -> None:
-    """From DCGM's list of links, or, without the module that has it, from the state of each link."""
+    """Read from DCGM's list of links, or without that module from the state of each link."""
     fake = engine(**({"switches": []} if listed else {}))
     with fake.changed() as state:
         state["gpus"][0]["links"] = [3] * 16 + [2, 0]
@@ -466,8 +466,8 @@ def test_nvlinks(engine: Make, connect: Connect, listed: bool) -> None:
     assert of(reading, m.LINK_ERRORS[0]) == [0] * 17
 
 
-def test_what_is_beside_the_gpus(engine: Make, connect: Connect) -> None:
-    """NVSwitches, their links, Grace CPUs and their cores, labelled as dcgm-exporter does."""
+def test_switches_and_cpus(engine: Make, connect: Connect) -> None:
+    """NVSwitches, their links, Grace CPUs and their cores have the labels of dcgm-exporter."""
     switch = {"id": 3, "links": [3, 0], "fields": {"858": 47, "856": None}, "link_fields": {"870": 2, "780": 5000}}
     fake = engine(
         switches=[switch],
@@ -494,7 +494,7 @@ def test_what_is_beside_the_gpus(engine: Make, connect: Connect) -> None:
 
 
 def test_a_node_of_16_gpus_has_room(engine: Make, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host engine has room for 64 groups and 64 field groups, of all its clients; each GPU needs one or two."""
+    """All clients of a host engine share 64 groups and 64 field groups; each GPU needs one or two."""
     monkeypatch.setattr("gpu_exporter.sources.dcgm.source.READ_SECONDS", 60.0)  # 16 GPUs, perhaps on a busy machine
     source = connect(engine(16))
     for _ in range(3):
@@ -505,7 +505,7 @@ def test_a_node_of_16_gpus_has_room(engine: Make, connect: Connect, monkeypatch:
 
 
 def test_attached_twice(engine: Make, connect: Connect) -> None:
-    """As while the metrics change: neither loses what the other gives back, and both get the Xids."""
+    """As during a change of metrics: closing one handle affects the other in nothing, and both get all XIDs."""
     fake = engine()
     source = connect(fake)
     first = source.attach(0, (m.POWER, m.SM_ACTIVE))
@@ -527,7 +527,7 @@ def test_attached_twice(engine: Make, connect: Connect) -> None:
 
 
 def test_a_sample_counts_once_for_two_devices(engine: Make, connect: Connect) -> None:
-    """Who comes second goes on where the first one is."""
+    """The second handle continues where the first one is."""
     source = connect(engine())
     source.sample_every(0.5)
     first = source.attach(0, (m.SM_ACTIVE,))
@@ -539,8 +539,8 @@ def test_a_sample_counts_once_for_two_devices(engine: Make, connect: Connect) ->
     assert total < time.monotonic() - begin + 0.5
 
 
-def test_other_metrics_again_and_again(engine: Make, connect: Connect) -> None:
-    """Each file of fields has field groups of its own, and they are given back."""
+def test_repeated_changes_of_metrics(engine: Make, connect: Connect) -> None:
+    """Each change creates field groups, and removes the previous ones."""
     source = connect(engine())
     plain = [row for row in DEFAULT if row.dcgm is not None and row.entity is EntityKind.GPU]
     before = source.attach(0, plain)
@@ -552,7 +552,7 @@ def test_other_metrics_again_and_again(engine: Make, connect: Connect) -> None:
 
 
 def by_labels(reading: Reading, metric: Metric) -> dict[tuple[str, ...], float]:
-    """The values of a metric by those of its labels."""
+    """Return the values of a metric by label values."""
     return {
         tuple(value for _, value in series.labels): value
         for series, value in reading.values.items()
@@ -560,8 +560,8 @@ def by_labels(reading: Reading, metric: Metric) -> dict[tuple[str, ...], float]:
     }
 
 
-def test_health_as_dcgm_exporter_has_it(engine: Make, connect: Connect) -> None:
-    """A series for each system, of which the last finding counts; a finding that is no more ends its series."""
+def test_health_equals_that_of_dcgm_exporter(engine: Make, connect: Connect) -> None:
+    """Each system has a series with its latest incident; it ends with the incident."""
     memory, bus = [0x10, 20, 1, 1, 4], [0xFFFFFFFF, 20, 1, 0, 120]
     fake = engine(2, health=[[0x10, 10, 1, 1, 777], memory, bus])
     source = connect(fake)
@@ -584,14 +584,14 @@ def test_health_as_dcgm_exporter_has_it(engine: Make, connect: Connect) -> None:
 
 
 def test_health_without_its_module(engine: Make, connect: Connect) -> None:
-    """The reason is said, and nothing else suffers."""
+    """The reason is reported, and nothing else fails."""
     reading = connect(engine()).attach(0, (m.POWER, m.EXP_HEALTH)).read(ALL)
     assert reading.unsupported == {m.EXP_HEALTH: "no_module"}
     assert of(reading, m.POWER) == [512.5]
 
 
-def test_links_between_gpus_as_dcgm_exporter_has_them(engine: Make, connect: Connect) -> None:
-    """Not of a GPU to itself."""
+def test_links_between_gpus_equal_those_of_dcgm_exporter(engine: Make, connect: Connect) -> None:
+    """A GPU has no link to itself."""
     source = connect(engine(3, peers={"0-2": 5, "2-0": 9}))
     devices = [source.attach(index, (m.POWER, m.EXP_P2P)) for index in range(3)]
     first, _, last = (by_labels(device.read(ALL), m.EXP_P2P) for device in devices)
@@ -601,7 +601,7 @@ def test_links_between_gpus_as_dcgm_exporter_has_them(engine: Make, connect: Con
 
 @pytest.mark.parametrize(("instances", "left"), [((102,), ["2"]), (("MIG-0-1",), ["1"]), ((101, 102), ["1", "2"])])
 def test_chosen_instances(engine: Make, instances: tuple[int | str, ...], left: list[str]) -> None:
-    """By DCGM's number, or the UUID of what is in it."""
+    """Selected by DCGM's number, or by the UUID of the MIG device."""
     fake = engine()
     with fake.changed() as state:
         state["gpus"][0]["parts"] = [*instance(1, 101, 0, 1, "1g.18gb"), *instance(2, 102, 0, 2, "2g.35gb")]
@@ -625,10 +625,10 @@ def test_chosen_instances(engine: Make, instances: tuple[int | str, ...], left: 
         ("i", "g:9", {"link0 nvswitch3", "link1 nvswitch3", "link0 nvswitch4", "link1 nvswitch4"}),
     ],
 )
-def test_chosen_beside_the_gpus(
+def test_chosen_switches_and_cpus(
     engine: Make, caplog: pytest.LogCaptureFixture, switches: str, cpus: str, expected: set[str]
 ) -> None:
-    """NVSwitches or their NVLinks, CPUs or their cores; what is not there is said once."""
+    """NVSwitches or their NVLinks, CPUs or their cores; one that does not exist is reported once."""
     fields = {"fields": {"858": 47}, "link_fields": {"870": 2}, "links": [3, 3]}
     fake = engine(
         switches=[{"id": 3, **fields}, {"id": 4, **fields}],
@@ -653,8 +653,8 @@ def test_chosen_beside_the_gpus(
     )
 
 
-def test_asked_for_what_is_beside_later(engine: Make, connect: Connect) -> None:
-    """By a file of fields that is read anew; a device that is asked for nothing takes nothing away."""
+def test_switches_and_cpus_selected_later(engine: Make, connect: Connect) -> None:
+    """After a reload of the fields file. Detaching a device without such metrics removes nothing."""
     source = connect(engine(switches=[{"id": 0, "links": [], "fields": {"858": 47, "864": 0}}]))
     source.attach(0, ()).close()
     before = source.attach(0, (m.POWER,))
@@ -670,12 +670,12 @@ def test_asked_for_what_is_beside_later(engine: Make, connect: Connect) -> None:
 
 
 def test_over_a_unix_socket(engine: Make, connect: Connect) -> None:
-    """The same as over TCP."""
+    """It works as over TCP."""
     assert of(connect(engine(unix=True)).attach(0, DEFAULT).read(ALL), m.GPU_TEMP) == [42]
 
 
-def test_while_it_hangs_nobody_waits(engine: Make, connect: Connect) -> None:
-    """One call is stuck, and all others are refused at once: no thread waits for another."""
+def test_calls_during_a_hang_fail_at_once(engine: Make, connect: Connect) -> None:
+    """One call is stuck; all others are refused, so that no thread waits for it."""
     fake = engine(2)
     source = connect(fake)
     devices = [source.attach(index, DEFAULT) for index in range(2)]
@@ -704,7 +704,7 @@ def test_while_it_hangs_nobody_waits(engine: Make, connect: Connect) -> None:
     ],
 )
 def test_bindings(tmp_path: Path, environment: dict[str, str], message: str) -> None:
-    """Of DCGM 3.3 and 4, with warnings as errors; without their library, one line."""
+    """DCGM 3.3 and 4 work with warnings as errors; without their library, the error is one line."""
     fake = FakeHostengine(tmp_path / "engine", version="3.3.9" if "STANDIN_DCGM" in environment else "4.6.0")
     fake.start()
     try:
@@ -721,7 +721,7 @@ def test_bindings(tmp_path: Path, environment: dict[str, str], message: str) -> 
 
 
 def test_no_bindings(tmp_path: Path) -> None:
-    """The line names the packages and the flag."""
+    """The error names the packages and the flag."""
     with pytest.raises(SourceLost, match=r"datacenter-gpu-manager-4-core.*datacenter-gpu-manager for DCGM 3") as lost:
         loading.load(tmp_path)
     assert lost.value.reason == "no_bindings"
@@ -739,7 +739,7 @@ def test_no_bindings(tmp_path: Path) -> None:
     ],
 )
 def test_broken_bindings(tmp_path: Path, content: str, message: str) -> None:
-    """Whatever is in their files: one line."""
+    """Whatever their files contain, the error is one line."""
     broken = tmp_path / "bindings"
     shutil.copytree(BINDINGS, broken)
     (broken / "dcgm_structs.py").write_text(content)
@@ -751,7 +751,7 @@ def test_broken_bindings(tmp_path: Path, content: str, message: str) -> None:
 
 
 def test_embedded(tmp_path: Path) -> None:
-    """Without an address it runs in the exporter's own process."""
+    """Without an address, DCGM runs in the exporter's own process."""
     fake = FakeHostengine(tmp_path)
     flags = ("--source", "dcgm", "--dcgm-bindings", str(BINDINGS))
     ended = run("once", *flags, env=fake.environment)
@@ -759,8 +759,8 @@ def test_embedded(tmp_path: Path) -> None:
     assert "DCGM_FI_PROF_SM_ACTIVE{" in ended.stdout
 
 
-def test_where_a_host_engine_is() -> None:
-    """Its own words of an address, and whether that is here."""
+def test_host_engine_addresses() -> None:
+    """An address has a description, and is local or remote."""
     assert str(Hostengine()) == "embedded host engine"
     assert [each.local for each in map(hostengine, ("", "/run/he", "localhost:1", "[::1]:1", "gpu-7:5555"))] == [
         True,

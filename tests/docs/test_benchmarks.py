@@ -1,4 +1,4 @@
-"""What benchmarks make of what they measured: the bound, the page, and what is written to a file."""
+"""Evaluation and reports of benchmarks: the confidence bound, the page, the result files."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from benchmarks import harness, report, sections
 from benchmarks.paired import quantile, slowdown
 from benchmarks.stalls import board, busy, modes
 
-FIX = "fix: delete the result from benchmarks/results/ if nobody reads it, or give it a section in benchmarks/report.py"
+FIX = "fix: delete the result from benchmarks/results/ if it is unused, or give it a section in benchmarks/report.py"
 
 FOUND = report.results()
 
 
 @pytest.mark.parametrize(("freedom", "table"), [(3, 2.3534), (4, 2.1318), (9, 1.8331), (30, 1.6973), (200, 1.6525)])
 def test_student(freedom: int, table: float) -> None:
-    """As printed tables have it."""
+    """Values of printed tables."""
     assert quantile(freedom) == pytest.approx(table, abs=0.003)
 
 
-def test_the_bound_holds_as_often_as_it_says() -> None:
-    """Of many measurements of one truth, 95 % have it below their bound."""
+def test_true_slowdown_is_below_the_bound_in_95_percent() -> None:
+    """Of many measurements of one true value, 95 % have a bound above it."""
     draw, truth, times = random.Random(1), 0.004, 3000
 
     def measured() -> float:
-        clocks = [draw.uniform(0.9, 1.1) for _ in range(8)]  # the drift, which pairs don't see
+        clocks = [draw.uniform(0.9, 1.1) for _ in range(8)]  # drift, which cancels within a pair
         with_it = [clock * (1 + draw.gauss(truth, 0.01)) for clock in clocks]
         return slowdown(list(zip(clocks, with_it, strict=True))).upper
 
@@ -38,20 +38,20 @@ def test_the_bound_holds_as_often_as_it_says() -> None:
 
 
 def test_few_pairs_have_no_bound() -> None:
-    """Three of them prove nothing."""
+    """Three pairs are refused."""
     with pytest.raises(ValueError, match="3 pairs are too few"):
         slowdown([(1, 1)] * 3)
 
 
 @pytest.mark.drift
-def test_the_page_is_what_was_measured() -> None:
-    """The page and its plots are what the report makes of the results."""
+def test_page_is_up_to_date() -> None:
+    """The committed page and plots are rendered from the committed results."""
     assert report.differing(FOUND) == [], "fix: run `python -m benchmarks.report`"
 
 
 @pytest.mark.parametrize("name", [known.name for known in report.SECTIONS if known.name in FOUND])
-def test_another_number_is_another_page(name: str) -> None:
-    """A section and each of its plots show what is in the file: with other numbers they are others."""
+def test_every_section_and_plot_depends_on_its_numbers(name: str) -> None:
+    """Other numbers in a result change the page and every plot of its section."""
     other = copy.deepcopy(FOUND)
     other[name]["numbers"] = grown(other[name]["numbers"])
 
@@ -62,7 +62,7 @@ def test_another_number_is_another_page(name: str) -> None:
 
 
 def grown(found: Any) -> Any:
-    """The same, every number by three tenths larger."""
+    """Return a copy in which every float is 30 % larger."""
     if isinstance(found, dict):
         return {key: grown(value) for key, value in found.items()}
     if isinstance(found, list):
@@ -70,8 +70,8 @@ def grown(found: Any) -> Any:
     return found * 1.3 if isinstance(found, float) else found
 
 
-def test_eight_gpus_are_extrapolated_and_said_to_be() -> None:
-    """From one and two of them: a line through both."""
+def test_cost_of_eight_gpus_is_extrapolated() -> None:
+    """Linearly from one and two GPUs, and the page says so."""
     rows = copy.deepcopy(FOUND["cost"]["numbers"]["rows"][:2])
     for row, boards, cpu, mib in zip(rows, (1, 2), (0.01, 0.014), (50.0, 51.5), strict=True):
         row.update(name="everything", gpus=boards, cpu=cpu, rss_mib=mib)
@@ -85,14 +85,14 @@ def test_eight_gpus_are_extrapolated_and_said_to_be() -> None:
     assert "extrapolated" not in sections.cost({"rows": rows}).text
 
 
-def test_nothing_measured_is_no_number() -> None:
-    """The page's own words have no figure: each comes from a file."""
+def test_page_without_results_has_no_measured_number() -> None:
+    """Every measured number on the page comes from a result file."""
     assert re.findall(r"\d[\d.]* ?(?:m?s\b|%|[KM]iB|W\b)", report.rendered({})[report.PAGE]) == []
 
 
 @pytest.mark.drift
-def test_each_result_is_shown_and_each_section_can_be_measured() -> None:
-    """What `benchmarks.scale` wrote is in docs/scale.md."""
+def test_every_result_has_a_section_and_a_benchmark() -> None:
+    """Except results of `benchmarks.scale`, which are in docs/scale.md."""
     names = {known.name for known in report.SECTIONS}
 
     assert {name for name in FOUND if not name.startswith("scale")} <= names, FIX
@@ -100,8 +100,8 @@ def test_each_result_is_shown_and_each_section_can_be_measured() -> None:
 
 
 @pytest.mark.parametrize("name", FOUND)
-def test_a_result_says_how_and_where(name: str) -> None:
-    """Command, day, commit, machine; and nothing of where its files were."""
+def test_result_names_command_date_and_machine(name: str) -> None:
+    """But no paths of that machine."""
     found = FOUND[name]
 
     assert found["command"].startswith("python -m benchmarks.")
@@ -110,27 +110,27 @@ def test_a_result_says_how_and_where(name: str) -> None:
     assert found["machine"].keys() >= {"cpu", "cores", "load_average", "python"}
 
 
-def test_what_was_typed_less_the_place() -> None:
-    """Where files are on this machine is in no command."""
-    typed = ["--seconds", "3", "--json", "/x/y.json", "--prometheus=/z/prometheus", "--commit", "a b", "gemm"]
+def test_recorded_command_has_no_paths() -> None:
+    """Options that name files of this machine are left out."""
+    arguments = ["--seconds", "3", "--json", "/x/y.json", "--prometheus=/z/prometheus", "--commit", "a b", "gemm"]
 
-    assert harness.typed(typed) == ["--seconds", "3", "gemm"]
+    assert harness.portable_arguments(arguments) == ["--seconds", "3", "gemm"]
 
 
-def test_time_at_work() -> None:
-    """Phases count as far as they are in the window."""
+def test_busy_share() -> None:
+    """Only the part of a phase within the window counts."""
     assert busy([(0, 1), (2, 3), (4, 5)], 0.5, 4.5) == pytest.approx(2 / 4)
 
 
 def test_modes_of_power() -> None:
-    """The fullest bucket on each side of the mean, and the highest that is not empty."""
+    """The fullest bucket on each side of the mean, and the highest bucket."""
     buckets = [(100.0, 0.1), (150.0, 0.4), (600.0, 0.1), (700.0, 0.3), (950.0, 0.1)]
 
     assert modes(buckets, 400) == {"low": 150, "high": 700, "highest": 950}
 
 
-def test_the_boards_own_power() -> None:
-    """Samples within the window, and joules by time."""
+def test_power_reference() -> None:
+    """Only samples within the window count; energy is divided by time."""
     lines = [
         json.dumps({"time": float(t), "joules": 500.0 * t, "samples": [[t - 0.5, 100.0], [t, 900.0]]}) + "\n"
         for t in range(20)

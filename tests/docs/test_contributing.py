@@ -67,7 +67,7 @@ from tests.rules.test_modes import case
 
 promtool.RULES = sorted(Path("alerts").resolve().glob("*.yaml"))
 modes = [mode for mode in MODES if mode.name == "{NAME}"]
-promtool.check(Path(sys.argv[1]), [case(Generation.OURS, modes)], promtool.promtools()[:1])
+promtool.check(Path(sys.argv[1]), [case(Generation.GPU_EXPORTER, modes)], promtool.promtools()[:1])
 """
 
 
@@ -133,6 +133,6 @@ def test_diagnosis_finds_a_new_failure_mode(changed: tuple[Path, set[str]]) -> N
     assert run(changed[0], "-c", DIAGNOSE).strip() == f"{{}} {{'{NAME}': {{'memory_temp': 101.0}}}}", FIX
 
 
-def test_a_new_failure_mode_is_proven(changed: tuple[Path, set[str]], tmp_path: Path) -> None:
-    """The promtool test of the entry passes: the alert fires if injected, and not for a healthy GPU."""
+def test_promtool_tests_a_new_failure_mode(changed: tuple[Path, set[str]], tmp_path: Path) -> None:
+    """The alert fires if the failure mode is injected, and not for a healthy GPU."""
     run(changed[0], "-c", PROVE, str(tmp_path))

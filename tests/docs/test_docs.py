@@ -47,15 +47,15 @@ SECTIONS = [
 
 
 def anchors(page: str) -> set[str]:
-    """The anchors of a page's headings, as GitHub makes them."""
+    """Return the anchors of a page's headings, as GitHub generates them."""
     headings = re.findall(r"^#+ (.+)$", BLOCK.sub("", page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.drift
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
-    """Every link names a file and a heading that exist."""
+def test_link_targets_exist(page: Path) -> None:
+    """Every link names an existing file and heading."""
     dead = []
     for target, anchor in LINK.findall(BLOCK.sub("", page.read_text())):
         if "://" in target:
@@ -70,7 +70,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 @pytest.mark.drift
 @pytest.mark.parametrize("domain", Domain)
 def test_every_alert_has_its_runbook(domain: Domain) -> None:
-    """The URL of an alert in the committed rules ends in the path of a committed page with its name."""
+    """The runbook URL of each committed alert ends in the path of a committed page with its name."""
     groups = yaml.safe_load((ROOT / f"alerts/{domain.value}.yaml").read_text())["groups"]
     urls = {rule["alert"]: rule["annotations"]["runbook_url"] for group in groups for rule in group["rules"]}
 
@@ -81,8 +81,8 @@ def test_every_alert_has_its_runbook(domain: Domain) -> None:
 
 
 @pytest.mark.drift
-def test_there_is_no_runbook_of_nothing() -> None:
-    """Every page in the folder is of a failure mode."""
+def test_every_runbook_has_a_failure_mode() -> None:
+    """No page in the folder is left over."""
     names = {path.name for path in (ROOT / runbooks.FOLDER).iterdir()}
 
     assert names == {"README.md", *(f"{mode.name.lower()}.md" for mode in MODES)}, (
@@ -91,8 +91,8 @@ def test_there_is_no_runbook_of_nothing() -> None:
 
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
-def test_a_failure_mode_says_all_that_someone_who_was_paged_needs(mode: FailureMode) -> None:
-    """Meaning, impact, when it is wrong; a way to find out, with something to type; a way to mend it."""
+def test_failure_modes_are_complete(mode: FailureMode) -> None:
+    """Meaning, impact, false positives, commands for the diagnosis, and a mitigation."""
     prose = (mode.meaning, mode.impact, mode.wrong, mode.advice, *mode.diagnosis, *mode.mitigation)
 
     assert len(mode.diagnosis) >= 2
@@ -127,8 +127,8 @@ def test_related_alerts_link_each_other() -> None:
 
 @pytest.mark.drift
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
-def test_prose_names_what_there_is(mode: FailureMode) -> None:
-    """Signals and modes that it names exist; so do the commands of ours."""
+def test_names_in_prose_exist(mode: FailureMode) -> None:
+    """Signals, failure modes and commands that texts name exist."""
     prose = " ".join((mode.meaning, mode.impact, mode.wrong, mode.advice, *mode.diagnosis, *mode.mitigation))
     recorded = set(re.findall(r"record: (\S+)", (ROOT / "alerts/recording.yaml").read_text()))
 
@@ -139,8 +139,8 @@ def test_prose_names_what_there_is(mode: FailureMode) -> None:
 
 @pytest.mark.slow
 @pytest.mark.drift
-def test_promql_in_prose_is_promql(tmp_path: Path) -> None:
-    """promtool takes every expression that a runbook tells people to ask."""
+def test_promql_in_prose_is_valid(tmp_path: Path) -> None:
+    """promtool accepts every expression in a runbook."""
     steps = " ".join(step for mode in MODES for step in (*mode.diagnosis, *mode.mitigation, mode.wrong))
     asked = dict.fromkeys(re.findall(r"`((?:gpu|workload)(?::|_)[^`]+)`", steps))
     found = [{"record": f"asked:{number}", "expr": text} for number, text in enumerate(asked)]
@@ -155,7 +155,7 @@ def test_promql_in_prose_is_promql(tmp_path: Path) -> None:
 
 @pytest.mark.drift
 def test_every_limit_is_documented() -> None:
-    """Every limit that the catalogue has is reached by some condition, or is a price, and stands in the page."""
+    """Every limit of the catalogue is used by a condition or is a price, and is on the page."""
     modules = (bottlenecks, health, distributed, bottleneck, cost)
     defined = {value for module in modules for value in vars(module).values() if isinstance(value, Limit)}
 
@@ -165,8 +165,8 @@ def test_every_limit_is_documented() -> None:
 
 
 @pytest.mark.drift
-def test_the_tree_has_every_class_once_and_in_order() -> None:
-    """Each question leads to its class or to the next question; the last answer needs no question."""
+def test_decision_tree_has_every_class_in_order() -> None:
+    """Each question leads to its class or to the next question; the last class needs none."""
     (tree,) = re.findall(r"```mermaid\n(.*?)```", FAILURE_MODES, re.DOTALL)
     last = len(BOTTLENECKS) - 1
 
@@ -183,8 +183,8 @@ def test_the_tree_has_every_class_once_and_in_order() -> None:
 
 
 @pytest.mark.drift
-def test_every_class_and_mode_has_its_place() -> None:
-    """Classes in their order, modes in triage order, each with a link to its runbook."""
+def test_classes_and_modes_are_listed_in_order() -> None:
+    """Classes in their order, failure modes in triage order, each with a link to its runbook."""
     headings = re.findall(r"^### \d+\. (.+)$", FAILURE_MODES, re.MULTILINE)
     table = re.findall(r"^\| \[(\w+)\]\(runbooks/", FAILURE_MODES, re.MULTILINE)
     index = re.findall(r"^\| \[(\w+)\]\(\w+\.md\)", DOCS["docs/runbooks/README.md"], re.MULTILINE)
@@ -195,7 +195,7 @@ def test_every_class_and_mode_has_its_place() -> None:
 
 @pytest.mark.drift
 def test_every_signal_has_a_row() -> None:
-    """In the order of the catalogue, each with something that it is made of; then what is recorded of conditions."""
+    """In the order of the catalogue, each with its sources; then the recorded conditions."""
     rows = re.findall(r"^\| `(gpu:\S+)` \| (.+) \|$", DOCS["docs/signals.md"], re.MULTILINE)
     signals, conditions = rows[: len(SIGNALS)], rows[len(SIGNALS) :]
 

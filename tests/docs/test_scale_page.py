@@ -1,4 +1,4 @@
-"""docs/scale.md is what the benchmark measured."""
+"""The measured section of docs/scale.md."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ FIX = "fix: run `python -m benchmarks.scale --json benchmarks/results/scale.json
 
 
 @pytest.mark.drift
-def test_the_page_is_what_was_measured() -> None:
-    """And whatever else is measured, is on it."""
+def test_page_is_up_to_date() -> None:
+    """It is rendered from the committed results; other results change it."""
     text, found = PAGE.read_text(), known()
     assert page(text, found) == text, FIX
     other = json.loads(json.dumps(found))

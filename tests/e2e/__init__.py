@@ -1,1 +1,1 @@
-"""Part of the tests."""
+"""Tests of the real command."""

@@ -15,7 +15,7 @@ from tests.support.owners import MIG
 
 @pytest.fixture
 def kubelet() -> Iterator[FakeKubelet]:
-    """A kubelet that runs, with a socket whose path is short enough for one."""
+    """A running kubelet, with a path that is short enough for a socket."""
     with TemporaryDirectory() as directory:
         kubelet = FakeKubelet(Path(directory) / "pod-resources/kubelet.sock")
         kubelet.start()
@@ -25,7 +25,7 @@ def kubelet() -> Iterator[FakeKubelet]:
 
 @pytest.fixture
 def node(tmp_path: Path) -> FakeDriver:
-    """Three GPUs, of which the last is in MIG mode."""
+    """A node of three GPUs, of which the last is in MIG mode."""
     driver = FakeDriver(tmp_path / "driver", gpus=3)
     driver.partition(2, dict(enumerate(MIG)))
     return driver

@@ -1,4 +1,4 @@
-"""`import gpu_exporter` in a program of the user's, on the stand-in driver."""
+"""`import gpu_exporter` in a user's program, on the fake driver."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_later_reads_take_no_time_and_are_fresh(driver: FakeDriver) -> None:
         "print(json.dumps([first[0].at, took, gpu_exporter.read()[0].at]))\n",
     )
     assert found[1] < 0.1
-    assert found[2] >= found[0] + 1.6  # two ticks, of which the first takes another sample
+    assert found[2] >= found[0] + 1.6  # two ticks, the first of which takes another sample
 
 
 def test_frozen_and_selected(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_frozen_and_selected(tmp_path: Path) -> None:
 
 
 def test_in_a_forked_child(driver: FakeDriver) -> None:
-    """A data loader forks: the child gets a loop of its own, for the parent's threads are not there."""
+    """The child of a fork has no threads of its parent, so it starts its own loop."""
     found = program(
         driver,
         "import gpu_exporter, json, os, sys, time\n"
@@ -106,7 +106,7 @@ def test_a_lost_gpu_is_down_and_no_gpu_is_an_error(driver: FakeDriver, tmp_path:
     assert "\n" not in found
 
 
-def test_a_wedged_gpu_holds_nobody_up(driver: FakeDriver) -> None:
+def test_wedged_gpu(driver: FakeDriver) -> None:
     """Neither a read nor the end of the program waits for a call that does not return."""
     driver.block(0)
     found = program(

@@ -12,16 +12,16 @@ from tests.support.fakes.driver import FakeDriver
 from tests.support.tools import free_port, until
 
 
-def test_serves_the_stand_in(serve: Serve, driver: FakeDriver) -> None:
-    """One GPU of the stand-in driver comes up with profiling metrics."""
+def test_serves_the_fake_driver(serve: Serve, driver: FakeDriver) -> None:
+    """One GPU of the fake driver comes up with profiling metrics."""
     exporter = serve(env=driver.environment)
     page = exporter.until(lambda page: bool(page.values("DCGM_FI_PROF_SM_ACTIVE")))
     assert page.value("DCGM_FI_PROF_SM_ACTIVE") == 0.96
     assert exporter.stop()[0] == 0
 
 
-def test_ends_whichever_thread_is_told(serve: Serve, driver: FakeDriver) -> None:
-    """The kernel gives a signal to any thread; right after SIGCONT often to another than the first."""
+def test_sigterm_to_any_thread_ends_it(serve: Serve, driver: FakeDriver) -> None:
+    """The kernel may deliver a signal to any thread, and after SIGCONT often does not choose the main thread."""
     exporter = serve("--interval", "100ms", env=driver.environment)
     exporter.until(lambda page: page.values("gpu_sm_active_seconds_total") > [1.0])  # long after it has started
     pid = exporter.process.pid
@@ -33,7 +33,7 @@ def test_ends_whichever_thread_is_told(serve: Serve, driver: FakeDriver) -> None
 
 
 def test_the_first_page_is_never_empty(serve: Serve, driver: FakeDriver) -> None:
-    """Who asks before there is one waits, also where a GPU does not answer: a scrape of nothing would be believed."""
+    """A scrape waits for the first page, because an empty response would look valid."""
     assert serve(env=driver.environment).page().values("gpu_up") == [1]
     driver.block(0)
     assert serve(env=driver.environment).page().values("gpu_up") == [0]

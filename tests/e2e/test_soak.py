@@ -1,4 +1,4 @@
-"""A small part of `make soak`."""
+"""Short runs of `make soak`."""
 
 import re
 import subprocess
@@ -10,7 +10,7 @@ from tests.soak.trouble import INTERVAL, SCRAPERS, trouble
 
 
 def test_faults_at_random_leave_a_working_exporter(tmp_path: Path) -> None:
-    """Twenty seconds of random faults: it answers all the time, heals, and threads and descriptors do not grow."""
+    """During twenty seconds of random faults, every scrape succeeds; threads and descriptors do not grow."""
     used = soak(tmp_path, seconds=20, seed=7)
 
     middle = len(used) // 2
@@ -18,8 +18,8 @@ def test_faults_at_random_leave_a_working_exporter(tmp_path: Path) -> None:
     assert max(fds for *_, fds in used[middle:]) <= max(fds for *_, fds in used[:middle]) + 2
 
 
-def test_a_fiftieth_of_a_life() -> None:
-    """4000 ticks with faults and hand-overs: memory, threads and descriptors stay what they were."""
+def test_4000_ticks() -> None:
+    """With faults and hand-overs, memory, threads and descriptors do not grow."""
     soak = subprocess.run([sys.executable, "-m", "tests.soak.ticks", "--ticks", "4000"], capture_output=True, text=True)
 
     assert soak.returncode == 0, soak.stdout + soak.stderr
@@ -27,7 +27,7 @@ def test_a_fiftieth_of_a_life() -> None:
 
 
 def test_everything_that_blocks_at_once(tmp_path: Path) -> None:
-    """Two GPUs hang, nobody reads the log, the state directory hangs, and idle connections pile up: no scrape fails."""
+    """Two GPUs and the state directory hang, the log is not read, and idle connections pile up: no scrape fails."""
     outcome = trouble(tmp_path, seconds=12, gpus=2)
 
     assert outcome.failures == []

@@ -1,4 +1,4 @@
-"""Runs mutated inputs through a target, and reports what must never happen.
+"""Runs mutated inputs through a target, and reports forbidden behaviour.
 
 An input may be accepted, or rejected with an error of a documented type: one line of at most 500 characters without
 control characters, within a second. Memory must not grow, and a command that rejects its input must not exit with a
@@ -25,7 +25,7 @@ from random import Random
 from tests.fuzz.mutate import mutated
 
 MOST_SECONDS = 1.0
-# A loaded machine may stop this process for a while, so a second counts only if the CPU was busy; this always counts.
+# A loaded machine may pause this process, so a second counts only if the CPU was busy; this always counts.
 HANG_SECONDS = 10.0
 MOST_CHARACTERS = 500
 MOST_GROWTH = 20 << 20
@@ -68,7 +68,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Failure:
-    """An input that made something happen that must never happen."""
+    """An input that caused forbidden behaviour."""
 
     what: str
     content: bytes
@@ -76,7 +76,7 @@ class Failure:
 
 @dataclass
 class Result:
-    """What the inputs of one target did. `growth` is that of the memory in use, `peak` of its maximum, in bytes."""
+    """The outcome of a target's inputs. `growth` is that of the memory in use, `peak` of its maximum, in bytes."""
 
     inputs: int = 0
     rejected: int = 0
@@ -124,7 +124,7 @@ def run_inputs(target: Target, folder: Path, valid: Sequence[bytes], contents: I
     result, begin = Result(), time.monotonic()
     try:
         _run(target, folder, valid, contents, result)
-    except AssertionError as error:  # the target was left in a bad state, whatever input did it
+    except AssertionError as error:  # an unknown input left the target in a bad state
         result.add("end", f"after all inputs: {error}", b"")
     result.seconds = time.monotonic() - begin
     return result
@@ -154,7 +154,7 @@ def _run(target: Target, folder: Path, valid: Sequence[bytes], contents: Iterabl
 
 
 def _take(target: Target, parser: Parser, content: bytes, messages: _Messages, result: Result) -> str:
-    """Parse one input and judge what happened. Return why it was rejected, or nothing."""
+    """Parse one input and check the result. Return why it was rejected, or nothing."""
     messages.records.clear()
     rejected, texts = "", list[str]()
     begin, busy = time.monotonic(), time.process_time()
@@ -197,8 +197,8 @@ def problem(text: str) -> str:
 def _place(error: BaseException) -> str:
     """Return the last line of the product in a traceback."""
     frames = traceback.extract_tb(error.__traceback__)
-    ours = [frame for frame in frames if "gpu_exporter/" in frame.filename] or frames
-    return f"in {Path(ours[-1].filename).name}, line {ours[-1].lineno} ({ours[-1].name})"
+    own = [frame for frame in frames if "gpu_exporter/" in frame.filename] or frames
+    return f"in {Path(own[-1].filename).name}, line {own[-1].lineno} ({own[-1].name})"
 
 
 def _try_command(command: Command, content: bytes, result: Result) -> None:

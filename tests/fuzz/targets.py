@@ -1,4 +1,4 @@
-"""What is fuzzed: an adapter for each parser of content from outside, with valid inputs."""
+"""Fuzzing targets: an adapter for each parser of content from outside, with valid inputs."""
 
 from __future__ import annotations
 
@@ -389,7 +389,7 @@ def _prometheus_answers() -> Sequence[bytes]:
 
 @contextmanager
 def _http(folder: Path) -> Iterator[Parser]:
-    """A running exporter, whose memory counts and whose log must not have a traceback."""
+    """A running exporter whose memory counts, and whose log must not have a traceback."""
     port, log = free_port(), folder / "log"
     command = ("serve", "--address", f"127.0.0.1:{port}", "--source", "replay", "--recording", "h200_workloads")
     with log.open("wb") as file:

@@ -1,4 +1,4 @@
-"""Mutated inputs for every parser of content from outside: a small part of `make fuzz`."""
+"""Mutated inputs for every parser of content from outside: a short `make fuzz`."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_failures_are_reported(take: object, inputs: int, kind: str, tmp_path: P
 
 
 def test_memory_that_grows_is_reported(tmp_path: Path) -> None:
-    """So is one that keeps what it was given."""
+    """A parser that keeps its input is reported, too."""
     kept = []
 
     def take(content: bytes) -> Iterable[str]:

@@ -20,7 +20,7 @@ from tests.conftest import RECORDINGS
 
 
 def test_exposition_of_the_packaged_recording(golden: Callable[[str, str], None]) -> None:
-    """Thirty seconds of two H200s in one-second ticks, byte for byte."""
+    """Thirty one-second ticks of two H200s, byte for byte."""
     now = 0.0
     source = ReplaySource(load(RECORDINGS / "h200_x2_ddp.jsonl.gz"), clock=lambda: now)
     devices = [source.attach(index, selected(MetricSet.FULL)) for index in range(source.count())]
@@ -40,5 +40,5 @@ def test_exposition_of_the_packaged_recording(golden: Callable[[str, str], None]
 
 @pytest.mark.drift
 def test_rendered_files_are_current() -> None:
-    """Every rendered file is what the catalogues say."""
+    """Every rendered file is up to date with the catalogues."""
     assert artifacts.stale(ROOT) == [], "fix: run `make generate` and commit what it writes"

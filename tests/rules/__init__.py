@@ -1,1 +1,1 @@
-"""The rendered rules in real promtools and a real Prometheus."""
+"""The rendered rules in promtool and in a real Prometheus."""

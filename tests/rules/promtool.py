@@ -1,4 +1,4 @@
-"""Runs rule tests in real promtools: this distribution's and the newest."""
+"""Runs rule tests in two versions of promtool: the bundled and the newest."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Sample = tuple[Mapping[str, str], float]
 
 
 def promtools() -> Sequence[Path]:
-    """This distribution's and the newest."""
+    """Return the bundled and the newest promtool."""
     newest = NEWER / "promtool"
     assert newest.is_file(), f"{newest} is not there: run `make tools`"
     return tool("promtool"), newest
@@ -33,13 +33,13 @@ def promtools() -> Sequence[Path]:
 
 @dataclass(frozen=True, slots=True)
 class Expect:
-    """What an expression finds at the end of the test."""
+    """The samples that an expression returns at the end of the test."""
 
     expression: str
     samples: Sequence[Sample] = ()
 
     def rendered(self, at: int) -> Mapping[str, Any]:
-        """As promtool wants it."""
+        """Return it in promtool's format."""
         samples = [{"labels": _labels(labels), "value": value} for labels, value in self.samples]
         return {"expr": self.expression, "eval_time": f"{at}s", "exp_samples": samples}
 
@@ -50,7 +50,7 @@ def _labels(labels: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Some devices, and what is to be found when their stories end."""
+    """Devices, and the expected results at the end of their stories."""
 
     name: str
     devices: Sequence[Device]
@@ -59,7 +59,7 @@ class Case:
     more: Sequence[Mapping[str, str]] = field(default=())
 
     def rendered(self) -> Mapping[str, Any]:
-        """As promtool wants it. The stories are equally long."""
+        """Return it in promtool's format. All stories must have the same length."""
         (steps,) = {sum(stretch.steps for stretch in device.story) for device in self.devices}
         end = (steps - 1) * STEP
         return {
@@ -72,7 +72,7 @@ class Case:
 
 
 def check(folder: Path, cases: Iterable[Case], programs: Sequence[Path] | None = None) -> None:
-    """Every case, in both promtools if not told otherwise; a failure says which expression found what instead."""
+    """Run every case, by default in both promtools; a failure shows each expression with its actual result."""
     runs = []
     for number, case in enumerate(cases):
         path = folder / f"{number}.yaml"
@@ -93,7 +93,7 @@ def _run(run: tuple[Path, Path, str]) -> str:
 
 
 def firing(node: str, names: Iterable[str], gpus: Iterable[int | None] = (0,)) -> list[Sample]:
-    """These alerts on these GPUs of a node; None: on the node as a whole."""
+    """Return these alerts on these GPUs of a node; None means the whole node."""
     return [(_alert(BY_NAME[name], node, gpu), 1.0) for name in names for gpu in gpus]
 
 
@@ -109,17 +109,17 @@ def _alert(mode: FailureMode, node: str, gpu: int | None) -> Mapping[str, str]:
 
 
 def now_firing(node: str, where: str, samples: Sequence[Sample]) -> Expect:
-    """The alerts of a node (with more matchers in `where`) that fire at the end are these, and no others."""
+    """Expect exactly these alerts of a node, narrowed down by `where`, to fire at the end."""
     return Expect(f'group by ({WHAT}) (ALERTS{{alertstate="firing", node="{node}"{where}}})', samples)
 
 
 def never_fired(node: str, but: Iterable[str] = ()) -> Expect:
-    """No alert of a node fired at any time, but for these."""
+    """Expect that no alert of a node fired at any time, except for `but`."""
     allowed = f', alertname!~"{"|".join(but)}"' if but else ""
     return Expect(f'group by ({WHAT}) (last_over_time(ALERTS{{alertstate="firing", node="{node}"{allowed}}}[1d]))')
 
 
 def no_other_node(nodes: Iterable[str]) -> Expect:
-    """No alert fired anywhere else, nor without a node."""
+    """Expect that no alert fired on other nodes or without a node."""
     known = "|".join(nodes)
     return Expect(f'group by ({WHAT}) (last_over_time(ALERTS{{alertstate="firing", node!~"{known}"}}[1d]))')

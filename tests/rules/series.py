@@ -1,7 +1,7 @@
-"""What GPUs do over time -> what an exporter of any generation exposes of them, as input series of promtool.
+"""Input series for promtool: what exporters of each generation expose of the same GPUs.
 
-A GPU is a `Device`; what it does is a story of stretches, each of one profile. The same story told by our exporter and
-by every dcgm-exporter must lead to the same signals.
+A GPU is a `Device` with a story of stretches, each with one profile. The same story exposed by gpu-exporter and by
+every dcgm-exporter must result in the same signals.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ from gpu_exporter.model.metric import Metric
 STEP = 30  # seconds between two scrapes
 MODEL = "NVIDIA H200"
 
-# A value at each scrape; a sequence is gone through again and again.
+# A value at each scrape; a sequence is repeated.
 Shape = float | Ramp | Wave | Sequence[float]
 
 
 class Generation(Enum):
-    """Who is scraped, with the version at which names or labels changed."""
+    """An exporter, with the version at which names or labels changed."""
 
-    OURS = "ours"
+    GPU_EXPORTER = "gpu-exporter"
     DCGM_4_8_2 = "dcgm-4.8.2"
     DCGM_4_8_3 = "dcgm-4.8.3"
     DCGM_4_9 = "dcgm-4.9"
 
     @property
     def hostname(self) -> str:
-        """The label that names the node."""
-        return "Hostname" if self in (Generation.OURS, Generation.DCGM_4_8_2) else "hostname"
+        """Return the label that names the node."""
+        return "Hostname" if self in (Generation.GPU_EXPORTER, Generation.DCGM_4_8_2) else "hostname"
 
     @property
     def exporter(self) -> str:
-        """Prometheus' job."""
-        return "gpu-exporter" if self is Generation.OURS else "dcgm-exporter"
+        """Return Prometheus' job."""
+        return "gpu-exporter" if self is Generation.GPU_EXPORTER else "dcgm-exporter"
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """`steps` scrapes. `fault`: the GPU is lost or wedged, or its exporter is down; `xid` happens again and again.
+    """`steps` scrapes. `fault`: the GPU is lost or wedged, or its exporter is down; `xid` repeats all the time.
 
-    `owner`: whose the GPU is now, if that is not the device's owner.
+    `owner` is the owner of the GPU during the stretch, if that is not the device's owner.
     """
 
     steps: int
@@ -63,32 +63,32 @@ class Stretch:
 
 
 def minutes(count: float, values: Mapping[Metric, Shape] = HEALTHY, fault: str = "", xid: int | None = None) -> Stretch:
-    """A stretch of so many minutes."""
+    """Return a stretch of this many minutes."""
     return Stretch(round(count * 60 / STEP), values, fault, xid)
 
 
 def injected(count: float, inject: Inject) -> Stretch:
-    """So many minutes in which it happens."""
+    """Return a stretch in which a failure mode is injected."""
     values = {row: value for row, value in {**HEALTHY, **inject.values}.items() if row not in inject.absent}
     return minutes(count, values, inject.fault, inject.xid)
 
 
 def of_peers(count: float, inject: Inject) -> Stretch:
-    """So many minutes on another rank of the same job. An exporter that is down shows none of its GPUs."""
+    """Return the same stretch on another rank of the job. An exporter that is down shows none of its GPUs."""
     return minutes(count, {**HEALTHY, **inject.peers}, inject.fault if inject.fault == "down" else "")
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A GPU as one exporter shows it. `owner` are the labels that say whose it is, `target` those of the scrape.
+    """A GPU as one exporter shows it. `owner` are the labels of its owner, `target` those of the scrape.
 
-    `full`: our exporter shows its histograms, too.
+    `full`: gpu-exporter exposes its histograms, too.
     """
 
     node: str
     gpu: int
     story: Sequence[Stretch]
-    generation: Generation = Generation.OURS
+    generation: Generation = Generation.GPU_EXPORTER
     owner: Mapping[str, str] = field(default_factory=dict)
     target: Mapping[str, str] = field(default_factory=dict)
     instance: str = ""
@@ -96,24 +96,24 @@ class Device:
 
     @property
     def uuid(self) -> str:
-        """Unique in the fleet."""
+        """Return a UUID that is unique in the fleet."""
         return f"GPU-{self.node}-{self.gpu}"
 
     @property
     def scrape(self) -> Mapping[str, str]:
-        """What Prometheus adds to every series."""
+        """Return the labels that Prometheus adds to every series."""
         return {"job": self.generation.exporter, "instance": f"{self.node}:9400", **self.target}
 
 
 def rank(job: str, number: int = 0) -> Mapping[str, str]:
-    """The owner labels of one rank of a job."""
+    """Return the owner labels of one rank of a job."""
     return {"namespace": "research", "pod": f"{job}-worker-{number}", "container": "main"}
 
 
-# Only what a signal is made of is written out: the rest takes time and changes nothing.
+# Only inputs of signals are written: others would take time and change nothing.
 READ = {way.name for signal in SIGNALS for way in signal.definitions if isinstance(way, Read)}
 BY_NAME = {row.name: row for row in m.METRICS}
-# Of each histogram that a signal is made of, the edges that are read; milliseconds, and 50 samples a second.
+# The edges that signals read of each histogram, and its observations per second: milliseconds, or 50 samples.
 BUCKETS = {
     BY_NAME[way.name]: (*((way.shape.edge,) if isinstance(way.shape, Within) else BY_NAME[way.name].edges), inf)
     for signal in SIGNALS
@@ -128,8 +128,8 @@ class Integral(tuple[Shape, float]):
 
 
 def exposed(generation: Generation, metric: Metric) -> tuple[str, float] | None:
-    """Under which name a generation exposes a row, and by what a classic value is multiplied; None if not at all."""
-    if generation is Generation.OURS:
+    """Return the name of a row in a generation, and the factor of its classic value; None if it is not exposed."""
+    if generation is Generation.GPU_EXPORTER:
         return metric.name, 1.0
     if not metric.classic or metric.dcgm is None:
         return None
@@ -140,7 +140,7 @@ Key = tuple[str, tuple[tuple[str, str], ...]]
 
 
 def input_series(devices: Iterable[Device]) -> list[dict[str, str]]:
-    """The `input_series` of a promtool test: all that is scraped."""
+    """Return the `input_series` of a promtool test."""
     found: dict[str, str] = {}
     nodes: dict[tuple[tuple[str, str], ...], list[Device]] = {}
     for device in devices:
@@ -164,7 +164,7 @@ def _of_exporter(members: Sequence[Device]) -> Iterator[tuple[str, list[Part]]]:
     story = members[0].story
     up: list[Part] = [(each.steps, 0.0 if each.fault == "down" else 1.0) for each in story]
     yield "up", up
-    if members[0].generation is not Generation.OURS:
+    if members[0].generation is not Generation.GPU_EXPORTER:
         return
     gpus = {member.gpu: member for member in members}
     there: list[Part] = [(each.steps, None if each.fault == "down" else 1.0) for each in story]
@@ -193,8 +193,8 @@ def _of_device(device: Device) -> Mapping[Key, list[Part]]:
 
 
 def _stretch(device: Device, stretch: Stretch, done: int) -> Iterator[tuple[Key, Shape | Integral]]:
-    ours, gpu = device.generation is Generation.OURS, {"gpu": str(device.gpu), "UUID": device.uuid}
-    if stretch.fault == "down" or (stretch.fault == "lost" and not ours):
+    is_gpu_exporter, gpu = device.generation is Generation.GPU_EXPORTER, {"gpu": str(device.gpu), "UUID": device.uuid}
+    if stretch.fault == "down" or (stretch.fault == "lost" and not is_gpu_exporter):
         return
     owner = device.owner if stretch.owner is None else stretch.owner
     part = {"GPU_I_ID": device.instance, "GPU_I_PROFILE": "1g.18gb" if device.instance else ""}
@@ -207,13 +207,13 @@ def _stretch(device: Device, stretch: Stretch, done: int) -> Iterator[tuple[Key,
         **part,
         **owner,
     }
-    if ours and not device.instance:
-        yield from _ours(device, stretch, gpu, done)
-    if ours and owner:
+    if is_gpu_exporter and not device.instance:
+        yield from _gpu_exporter_series(device, stretch, gpu, done)
+    if is_gpu_exporter and owner:
         yield _key(m.POD_INFO.name, {**gpu, **part, **owner}), 1.0
-    if stretch.fault and ours:  # a dcgm-exporter goes on to show the last values of a wedged GPU
+    if stretch.fault and is_gpu_exporter:  # dcgm-exporter keeps showing the last values of a wedged GPU
         return
-    for buckets, edge, counter in histograms(stretch.values) if ours and device.full else ():
+    for buckets, edge, counter in histograms(stretch.values) if is_gpu_exporter and device.full else ():
         yield _key(buckets, {**gpu, **part, "le": edge}), counter
     for metric, shape in _rows(device.generation, stretch):
         name = exposed(device.generation, metric)
@@ -223,7 +223,7 @@ def _stretch(device: Device, stretch: Stretch, done: int) -> Iterator[tuple[Key,
 
 
 def histograms(values: Mapping[Metric, Shape]) -> Iterator[tuple[str, str, Integral]]:
-    """The buckets of our histograms, by name and `le`: of what the rows they are made of do, or of their own shape."""
+    """Return the buckets of gpu-exporter's histograms by name and `le`, from the rows or from their own shape."""
     for row, edges in BUCKETS.items():
         shape = values.get(row, values.get(row.histogram_of or m.POWER_INSTANT))
         for edge in edges if shape is not None else ():
@@ -232,7 +232,7 @@ def histograms(values: Mapping[Metric, Shape]) -> Iterator[tuple[str, str, Integ
 
 
 def _not_above(shape: Shape | None, edge: float) -> Shape:
-    """The share of what is observed between two scrapes; a wave is much faster than they are."""
+    """Return the share of observations up to an edge between two scrapes; a wave is much faster than these."""
     match shape:
         case Wave(low, high):
             return ((low <= edge) + (high <= edge)) / 2
@@ -256,10 +256,10 @@ def _rows(generation: Generation, stretch: Stretch) -> Iterator[tuple[Metric, Sh
             yield row, Integral((stretch.values[row.integral_of], 1.0))
 
 
-def _ours(
+def _gpu_exporter_series(
     device: Device, stretch: Stretch, gpu: Mapping[str, str], done: int
 ) -> Iterator[tuple[Key, Shape | Integral]]:
-    """What only our exporter says of a GPU, also while it can't read it."""
+    """Return the series that only gpu-exporter has, also while it cannot read the GPU."""
     yield _key(m.INFO.name, {**gpu, "model": MODEL, "node": device.node}), 1.0
     yield _key(m.UP.name, gpu), 0.0 if stretch.fault else 1.0
     now = Ramp(float(done * STEP), 1.0)
@@ -292,7 +292,7 @@ def _scaled(shape: Shape | Integral, by: float) -> Shape | Integral:
 
 
 def _values(parts: Iterable[Part]) -> str:
-    """promtool's notation; a counter goes on where it was."""
+    """Return values in promtool's notation; a counter continues from its last value."""
     texts, total, there = [], 0.0, False
     for steps, shape in parts:
         match shape:
@@ -316,7 +316,7 @@ def _line(start: float, step: float, steps: int) -> str:
 
 
 def _each(shape: Wave | Sequence[float], steps: int) -> Iterator[float]:
-    """A wave is much faster than scrapes and evaluations (each second scrape), which meet both of its halves."""
+    """A wave is much faster than scrapes and evaluations (every second scrape), which see both of its halves."""
     return islice(cycle((shape.low, shape.low, shape.high, shape.high) if isinstance(shape, Wave) else shape), steps)
 
 

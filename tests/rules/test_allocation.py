@@ -1,4 +1,4 @@
-"""What kube-state-metrics says of a cluster -> what is free, who waits, and whether the free GPUs are in crumbs."""
+"""Rules on the series of kube-state-metrics: free GPUs, waiting pods, and fragmented GPUs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FIRES = f'ALERTS{{alertname="{MODE.name}", alertstate="firing"}}'
 
 @dataclass(frozen=True)
 class Node:
-    """A node as Kubernetes knows it."""
+    """A node of Kubernetes."""
 
     name: str
     gpus: float = 4
@@ -35,7 +35,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Pod:
-    """A pod; without a node it can't be scheduled. `created` in minutes, `gpus` by container."""
+    """A pod; without a node, it cannot be scheduled. `created` in minutes, `gpus` by container."""
 
     name: str
     gpus: Sequence[float]
@@ -48,7 +48,7 @@ class Pod:
 
 @dataclass(frozen=True)
 class Cluster:
-    """What `replicas` of kube-state-metrics say of it."""
+    """A cluster that `replicas` of kube-state-metrics expose."""
 
     nodes: Sequence[Node]
     pods: Sequence[Pod]
@@ -57,14 +57,14 @@ class Cluster:
     honoured: bool = True
 
     def series(self) -> Iterator[Mapping[str, str]]:
-        """For promtool, over the whole test."""
+        """Yield input series for promtool, over the whole test."""
         for replica in range(self.replicas):
             scrape = f'job="kube-state-metrics",instance="{replica}"'
-            for selector, value in self._said():
+            for selector, value in self._samples():
                 selector = selector if self.honoured else _exported(selector)
                 yield {"series": selector.replace("{", f"{{{scrape},", 1), "values": f"{value:.12g}+0x{STEPS}"}
 
-    def _said(self) -> Iterator[tuple[str, float]]:
+    def _samples(self) -> Iterator[tuple[str, float]]:
         yield from self.extra.items()
         for node in self.nodes:
             at = f'node="{node.name}"'
@@ -91,7 +91,7 @@ class Cluster:
 
 
 def _exported(selector: str) -> str:
-    """As Prometheus keeps it without honorLabels: with the labels of kube-state-metrics' own pod."""
+    """Return a series as Prometheus stores it without honorLabels: with the labels of kube-state-metrics' own pod."""
     target = {"namespace": "monitoring", "pod": "ksm-0", "container": "ksm", "node": "infra"}
     for label, own in target.items():
         selector = re.sub(rf'([{{,]){label}=""', r'\1told="nothing"', selector)
@@ -105,27 +105,27 @@ BIG = Pod("big", [3])
 
 
 def cluster(*parts: Node | Pod, replicas: int = 1) -> Cluster:
-    """Nodes and pods in one list."""
+    """Return a cluster of nodes and pods."""
     nodes = [each for each in parts if isinstance(each, Node)]
     return Cluster(nodes, [each for each in parts if isinstance(each, Pod)], replicas)
 
 
-def found(folder: Path, what: Cluster, *expected: Expect, programs: Sequence[Path] | None = None) -> None:
-    """What is found at the end of an hour, beside a GPU that is well."""
-    devices = [Device("well", 0, [minutes(HELD)], Generation.OURS)]
+def check_cluster(folder: Path, what: Cluster, *expected: Expect, programs: Sequence[Path] | None = None) -> None:
+    """Check results at the end of an hour, with a healthy GPU in the cluster."""
+    devices = [Device("well", 0, [minutes(HELD)], Generation.GPU_EXPORTER)]
     check(folder, [Case("allocation", devices, expected, more=list(what.series()))], programs)
 
 
 def counted(name: str, **of: float) -> Expect:
-    """A recorded count by node (or pool, or nothing) of whole GPUs."""
+    """Expect a recorded count of whole GPUs by node, pool or namespace, or in all."""
     label = name.partition(":")[0]
     samples = [({"resource": GPU, **({label: key} if key != "all" else {})}, value) for key, value in of.items()]
     by = "resource" if label == "cluster" else f"{label}, resource"
     return Expect(f'sum by ({by}) ({name}{{resource="{GPU}"}})', samples)
 
 
-def test_what_is_free_and_who_waits(tmp_path: Path) -> None:
-    """Whatever a pod's containers ask for together; finished pods have nothing; closed nodes give nothing."""
+def test_free_gpus_and_waiting_pods(tmp_path: Path) -> None:
+    """Containers of a pod add up; finished pods have no GPUs; cordoned and dead nodes have none that are free."""
     what = cluster(
         *SPREAD,
         Node("closed", 8, cordoned=True),
@@ -139,7 +139,7 @@ def test_what_is_free_and_who_waits(tmp_path: Path) -> None:
         Pod("also", [1], namespace="serving"),
         replicas=2,
     )
-    found(
+    check_cluster(
         tmp_path,
         what,
         counted("node:allocatable:count", a=4, b=4, closed=8, dead=8),
@@ -156,10 +156,10 @@ def test_what_is_free_and_who_waits(tmp_path: Path) -> None:
     )
 
 
-def test_labels_that_prometheus_moved(tmp_path: Path) -> None:
-    """kube-state-metrics scraped without honorLabels says the same."""
+def test_without_honor_labels(tmp_path: Path) -> None:
+    """Results are the same."""
     what = replace(cluster(*SPREAD, BIG, Pod("done", [4], "a", phase="Succeeded")), honoured=False)
-    found(
+    check_cluster(
         tmp_path,
         what,
         counted("node:allocated:count", a=2, b=2),
@@ -169,16 +169,18 @@ def test_labels_that_prometheus_moved(tmp_path: Path) -> None:
     )
 
 
-def test_nobody_waits_is_0(tmp_path: Path) -> None:
-    """And not nothing: a graph that ends would look like a fault."""
-    found(tmp_path, cluster(*SPREAD), counted("cluster:pending:count", all=0), counted("cluster:starved:count", all=0))
+def test_no_waiting_pod_is_0(tmp_path: Path) -> None:
+    """Without a series, the graph would end and look like a fault."""
+    check_cluster(
+        tmp_path, cluster(*SPREAD), counted("cluster:pending:count", all=0), counted("cluster:starved:count", all=0)
+    )
 
 
 def test_pools(tmp_path: Path) -> None:
-    """By the label of the node; nodes without one are together."""
+    """Pools are those of the node label; nodes without one are counted together."""
     what = cluster(Node("a", pool="h200"), Node("b", pool="l4"), Node("c", pool="h200"), Node("d"), Pod("x", [1], "a"))
     free = {("h200", 7.0), ("l4", 4.0), ("", 4.0)}
-    found(
+    check_cluster(
         tmp_path,
         what,
         Expect(
@@ -189,8 +191,8 @@ def test_pools(tmp_path: Path) -> None:
     )
 
 
-def test_kinds_are_kept_apart(tmp_path: Path) -> None:
-    """A MIG instance is no GPU, and what else NVIDIA's plugins offer is none either."""
+def test_resources_are_kept_apart(tmp_path: Path) -> None:
+    """MIG instances and other resources of NVIDIA's plugins are not GPUs."""
     mig = "nvidia_com_mig_1g_18gb"
     what = cluster(
         Node("a"),
@@ -198,7 +200,7 @@ def test_kinds_are_kept_apart(tmp_path: Path) -> None:
         Node("n", 2, resource="nvidia_com_hostdev"),
         Pod("p", [2], "m", resource=mig),
     )
-    found(
+    check_cluster(
         tmp_path,
         what,
         Expect("sum by (resource) (cluster:free:count)", [({"resource": GPU}, 4.0), ({"resource": mig}, 5.0)]),
@@ -206,7 +208,7 @@ def test_kinds_are_kept_apart(tmp_path: Path) -> None:
 
 
 def fragmented(*parts: Node | Pod) -> Cluster:
-    """Two nodes with two free GPUs each, and more."""
+    """Return two nodes with two free GPUs each, and other parts."""
     return cluster(*SPREAD, *parts)
 
 
@@ -216,27 +218,27 @@ def fragmented(*parts: Node | Pod) -> Cluster:
         (fragmented(BIG), 3),
         (fragmented(BIG, Pod("other", [4])), 7),
         (cluster(*SPREAD, BIG, replicas=2), 3),
-        (fragmented(Node("closed", 8, cordoned=True), BIG), 3),  # what is free there can't be had
-        (fragmented(), 0),  # nobody waits
-        (fragmented(Pod("small", [2])), 0),  # it fits: something else is in its way
-        (fragmented(Pod("young", [3], created=HELD - 10)), 0),  # not for long
+        (fragmented(Node("closed", 8, cordoned=True), BIG), 3),  # its free GPUs cannot be used
+        (fragmented(), 0),  # no pod waits
+        (fragmented(Pod("small", [2])), 0),  # it fits, so something else delays it
+        (fragmented(Pod("young", [3], created=HELD - 10)), 0),  # it waits only briefly
         (fragmented(Pod("vast", [8])), 0),  # no node is that large
         (
             cluster(Node("a"), Node("b"), Pod("x", [4], "a"), Pod("y", [3], "b"), BIG),
             0,
-        ),  # not enough is free: just full
-        (cluster(Node("a", pool="p"), Node("b", pool="q"), *SPREAD[2:], BIG), 0),  # nor in any one pool
+        ),  # full: not enough GPUs are free
+        (cluster(Node("a", pool="p"), Node("b", pool="q"), *SPREAD[2:], BIG), 0),  # nor in any pool
         (cluster(Node("a", pool="p"), Node("b", pool="p"), *SPREAD[2:], BIG), 3),
         (fragmented(Node("big", 8, ready=False), Pod("vast", [8])), 0),  # the only large node is dead
-        (fragmented(Pod("slices", [3], resource="nvidia_com_mig_1g_18gb")), 0),  # of what there is none
+        (fragmented(Pod("slices", [3], resource="nvidia_com_mig_1g_18gb")), 0),  # no node has them
     ],
 )
-def test_crumbs(tmp_path: Path, what: Cluster, gpus: float) -> None:
-    """Only where the free ones would do if they were on one node."""
+def test_fragmented(tmp_path: Path, what: Cluster, gpus: float) -> None:
+    """The alert fires only if the free GPUs would suffice on one node."""
     samples = [({"namespace": "research", "resource": GPU}, float(gpus))] if gpus else []
     expression = re.sub(r"\s+", " ", MODE.fleet)
     fires = [({"namespace": "research", "severity": "warning"}, 1.0)] if gpus else []
-    found(
+    check_cluster(
         tmp_path,
         what,
         Expect(expression, samples),
@@ -246,14 +248,16 @@ def test_crumbs(tmp_path: Path, what: Cluster, gpus: float) -> None:
 
 
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode.inject.series], ids=lambda mode: mode.name)
-def test_the_catalogues_own_proof(tmp_path: Path, mode: FailureMode) -> None:
-    """What the entry says makes it fire: it, and no other."""
+def test_injected_series_fire(tmp_path: Path, mode: FailureMode) -> None:
+    """The series of the catalogue entry fire its alert, and no other."""
     fired = 'group by (alertname, namespace) (last_over_time(ALERTS{alertstate="firing"}[1d]))'
     what = Cluster([], [], extra=mode.inject.series)
     namespace = "research" if mode is MODE else ""
-    found(tmp_path, what, Expect(fired, [({"alertname": mode.name, "namespace": namespace}, 1.0)]))
+    check_cluster(tmp_path, what, Expect(fired, [({"alertname": mode.name, "namespace": namespace}, 1.0)]))
 
 
-def test_without_kube_state_metrics_nothing_is_said(tmp_path: Path) -> None:
-    """No series, no alert, no error."""
-    found(tmp_path, cluster(), Expect('{__name__=~".*:(free|allocated|pending|starved|usable):count"}'), Expect(FIRES))
+def test_without_kube_state_metrics(tmp_path: Path) -> None:
+    """There is no series, no alert and no error."""
+    check_cluster(
+        tmp_path, cluster(), Expect('{__name__=~".*:(free|allocated|pending|starved|usable):count"}'), Expect(FIRES)
+    )

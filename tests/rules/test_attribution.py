@@ -1,4 +1,4 @@
-"""Who is asked for the owners of GPUs does not answer: the alert says which exporter, who, and on which node."""
+"""GpuAttributionDown fires if kubelet or the API server does not answer."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ LONG = 20.0
 FIRES = 'group by (node, instance, source, severity) (ALERTS{alertname="GpuAttributionDown", alertstate="firing"})'
 
 
-def told(node: str, source: str, *stretches: tuple[float, int]) -> dict[str, str]:
-    """What an exporter says of a teller: for so many minutes 0 or 1."""
+def lookup_up(node: str, source: str, *stretches: tuple[float, int]) -> dict[str, str]:
+    """Return the series of a lookup: 0 or 1 for each stretch of minutes."""
     labels = f'{{job="gpu-exporter", instance="{node}:9400", source="{source}"}}'
     values = " ".join(f"{value}x{round(length * 60 / STEP) - 1}" for length, value in stretches)
     return {"series": f"{m.ATTRIBUTION_UP.name}{labels}", "values": values}
@@ -32,17 +32,23 @@ def told(node: str, source: str, *stretches: tuple[float, int]) -> dict[str, str
     ],
     ids=["never answered", "answers", "stopped", "a restart", "two restarts"],
 )
-def test_a_teller_that_does_not_answer(tmp_path: Path, stretches: list[tuple[float, int]], fires: bool) -> None:
-    """After five minutes, with the node's name; the teller beside it, and the other node's, are not blamed."""
+def test_lookup_that_does_not_answer(tmp_path: Path, stretches: list[tuple[float, int]], fires: bool) -> None:
+    """It fires after five minutes with the node's name, but not for another lookup or node."""
     devices = [Device(node, gpu, [minutes(LONG)]) for node in ("a", "b") for gpu in range(2)]
-    more = [told("a", "kubelet", *stretches), told("a", "pods", (LONG, 1)), told("b", "kubelet", (LONG, 1))]
+    more = [
+        lookup_up("a", "kubelet", *stretches),
+        lookup_up("a", "pods", (LONG, 1)),
+        lookup_up("b", "kubelet", (LONG, 1)),
+    ]
     blamed = {"node": "a", "instance": "a:9400", "source": "kubelet", "severity": "warning"}
     others = Expect('count(ALERTS{alertname!="GpuAttributionDown", alertstate="firing"})')
-    check(tmp_path, [Case("told", devices, [Expect(FIRES, [(blamed, 1.0)] if fires else []), others], more=more)])
+    check(tmp_path, [Case("lookups", devices, [Expect(FIRES, [(blamed, 1.0)] if fires else []), others], more=more)])
 
 
 def test_an_exporter_without_gpus(tmp_path: Path) -> None:
-    """There is no node to name, and it is said all the same."""
+    """The alert fires, without the name of the node."""
     blamed = {"instance": "c:9400", "source": "kubelet", "severity": "warning"}
     devices = [Device("a", 0, [minutes(LONG)])]
-    check(tmp_path, [Case("none", devices, [Expect(FIRES, [(blamed, 1.0)])], more=[told("c", "kubelet", (LONG, 0))])])
+    check(
+        tmp_path, [Case("none", devices, [Expect(FIRES, [(blamed, 1.0)])], more=[lookup_up("c", "kubelet", (LONG, 0))])]
+    )

@@ -1,4 +1,4 @@
-"""The PrometheusRule of the chart in real promtools: the tests of alerts/, and the effect of changed values."""
+"""The chart's PrometheusRule in promtool: the tests of alerts/, and the effect of changed values."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def test_it_is_linted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("late", [False, True])
 def test_injected_fires_and_healthy_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: bool) -> None:
-    """Every failure mode, as `test_modes.py` proves for alerts/."""
+    """Every failure mode, as in `test_modes.py` for alerts/."""
     use({}, tmp_path, monkeypatch)
     modes = [mode for mode in OF_GPUS if (lasts(mode) >= SOON) is late]
-    check(tmp_path, [case(Generation.OURS, modes)], promtools()[1:])
+    check(tmp_path, [case(Generation.GPU_EXPORTER, modes)], promtools()[1:])
 
 
 CHANGED = {
@@ -49,10 +49,10 @@ CHANGED = {
 
 
 def throttled(length: float) -> Case:
-    """A GPU that is too hot for some minutes, and one that its power supply throttles."""
+    """Return a GPU that is too hot for some minutes, and one that its power supply throttles."""
     modes = {"hot": BY_NAME["GpuThermalThrottling"], "braked": BY_NAME["GpuPowerBrake"]}
     devices = [
-        Device(name, 0, [minutes(10), injected(length, mode.inject)], Generation.OURS, rank(name))
+        Device(name, 0, [minutes(10), injected(length, mode.inject)], Generation.GPU_EXPORTER, rank(name))
         for name, mode in modes.items()
     ]
     return Case("throttled", devices, [])
@@ -67,10 +67,10 @@ def throttled(length: float) -> Case:
         (CHANGED, 30, "critical", False),
     ],
 )
-def test_changes_change_what_fires(
+def test_severity_hold_and_switch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: Mapping[str, Any], length: float, hot: str, braked: bool
 ) -> None:
-    """Severity, hold and switch of a mode."""
+    """Of a failure mode, changed by values."""
     use({"prometheusRule": changes}, tmp_path, monkeypatch)
     asked = throttled(length)
     alert = 'group by (alertname, severity) (ALERTS{{alertstate="firing", node="{}"}})'
@@ -85,10 +85,8 @@ def test_changes_change_what_fires(
 
 
 @pytest.mark.parametrize(("limit", "fires"), [(None, True), (3e11, False)])
-def test_a_changed_limit_changes_what_fires(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: float | None, fires: bool
-) -> None:
-    """An idle GPU with 20 GiB in use is held, unless the limit is higher."""
+def test_changed_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: float | None, fires: bool) -> None:
+    """An idle GPU with 20 GiB in use counts as hoarded, unless the limit is higher."""
     use({"prometheusRule": {"limits": {"heldMemory": limit} if limit else {}}}, tmp_path, monkeypatch)
     mode = BY_NAME["GpuAllocatedIdle"]
     story = [minutes(15), injected(lasts(mode), mode.inject)]
@@ -96,4 +94,4 @@ def test_a_changed_limit_changes_what_fires(
         now_firing("idle", f', alertname="{mode.name}"', firing("idle", [mode.name] if fires else [])),
         never_fired("idle", (mode.name, *mode.implies)),
     ]
-    check(tmp_path, [Case("idle", [Device("idle", 0, story, Generation.OURS, rank("idle"))], found)])
+    check(tmp_path, [Case("idle", [Device("idle", 0, story, Generation.GPU_EXPORTER, rank("idle"))], found)])

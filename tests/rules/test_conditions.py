@@ -1,7 +1,7 @@
-"""Every condition on random series, in Python and in a real Prometheus: equal.
+"""Every condition on random series gives the same result in Python and in a real Prometheus.
 
-What is recorded of signals is written as blocks of the past; Prometheus' own rule manager then evaluates windows,
-classes, marks, comparisons of ranks and alerts on it, as it does in production, and Python does at the same instant.
+Recorded signals are written as blocks of past data. Prometheus' own rule manager then evaluates windows, classes,
+marks, comparisons of ranks and alerts on them, as in production, and Python evaluates them for the same instant.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class Gpu(NamedTuple):
 
     @property
     def job(self) -> Hashable:
-        """Equal for ranks of the same job."""
+        """Return the job, which is equal for all of its ranks."""
         return self.cluster, self.namespace, self.workload, self.modelName
 
     def labels(self, signal: Signal) -> Mapping[str, str]:
-        """Those of a recorded signal."""
+        """Return the labels of a recorded signal."""
         known = {
             name: value for name, value in self._asdict().items() if value and (signal.has_owner or name not in OWNER)
         }
@@ -68,7 +68,7 @@ class Gpu(NamedTuple):
 
 @dataclass(slots=True)
 class Fleet:
-    """A window: the points of each signal of each device."""
+    """A window with the points of each signal of each device."""
 
     now: float
     known: dict[tuple[Device, Signal], list[tuple[float, float]]] = field(default_factory=dict)
@@ -77,11 +77,11 @@ class Fleet:
     memo: dict[Hashable, Any] = field(default_factory=dict)
 
     def points(self, device: Device, signal: Signal) -> Points:
-        """In order of time."""
+        """Return the points in order of time."""
         return self.known.get((device, signal), ())
 
     def ranks(self, device: Device) -> Sequence[Device]:
-        """The ranks of the same job."""
+        """Return the ranks of the same job."""
         assert isinstance(device, Gpu)
         if "jobs" not in self.memo:
             jobs: dict[Hashable, list[Device]] = defaultdict(list)
@@ -117,7 +117,7 @@ READ: Mapping[Signal, float] = {
 
 
 def levels(values: Values) -> Mapping[Signal, tuple[float, float]]:
-    """What a profile is in signals, and by how much it grows a second."""
+    """Return the signals of a profile, each with its growth per second."""
 
     def at(t: float) -> readings.Scrape:
         found = []
@@ -143,7 +143,7 @@ def levels(values: Values) -> Mapping[Signal, tuple[float, float]]:
     }
 
 
-# What nothing measured covers, and levels on both sides of every limit.
+# Values that no recording has, and levels on both sides of every limit.
 ODD: Mapping[str, Sequence[float]] = {
     "ratio": (0.0, 0.004, 0.03, 0.07, 0.15, 0.3, 0.38, 0.55, 0.66, 0.87, 0.99),
     "bytes_per_second": (0.0, 4e8, 1.6e9, 9e9, 4e10),
@@ -157,7 +157,7 @@ OTHER = (0.0, 1.0, 2.0, 150.0)
 
 
 def times(now: float, window: float, chance: random.Random) -> list[float]:
-    """Once a minute in the last 20, then as seldom as Prometheus' lookback lets a series live; off every edge."""
+    """Return times off every edge: each minute for 20 minutes, before that as rarely as the lookback allows."""
     recent = [now - 37 - 60 * n for n in range(20)]
     older = (
         [recent[-1] - 240 * n for n in range(1, 4 + int(max(0.0, window + 600 - 1200) // 240))] if window > 900 else []
@@ -168,7 +168,7 @@ def times(now: float, window: float, chance: random.Random) -> list[float]:
 def series(
     signal: Signal, level: tuple[float, float], now: float, chance: random.Random, *, calm: bool = False
 ) -> list[tuple[float, float]]:
-    """A level with noise, sometimes (if not calm) with a jump, a gap, or an end some minutes ago."""
+    """Return a level with noise and, unless `calm`, sometimes a jump, a gap, or an early end."""
     start, slope = level
     found = times(now, READ[signal], chance)
     whole = signal.unit in (
@@ -183,7 +183,7 @@ def series(
         "total",
         "timestamp",
     )
-    jitter = 0.0 if whole or start == 0.0 else 1e-5  # no value is exactly a limit, but for 0
+    jitter = 0.0 if whole or start == 0.0 else 1e-5  # no value equals a limit, except for 0
     noise = 0.0 if whole else chance.choice((0.0, 1e-3) if calm else (0.0, 1e-3, 0.1, 0.5))
     drawn = [
         (t, (start + slope * (t - found[0])) * (1 + noise * chance.uniform(-1, 1)) + jitter * chance.random())
@@ -205,7 +205,7 @@ def series(
 
 
 def draw(chance: random.Random) -> Fleet:
-    """Jobs of one to nine ranks, each made to have a failure mode, and then disturbed; some GPUs have no job."""
+    """Return jobs of one to nine ranks, each with a failure mode and disturbances; some GPUs have no job."""
     fleet = Fleet(math.floor(time.time()))
     board = levels(profiles.HEALTHY)
     modes = [each for each in MODES if each.condition for _ in range(5 if each.inject.peers else 2)]
@@ -243,7 +243,7 @@ def draw(chance: random.Random) -> Fleet:
 
 
 def blocks(fleet: Fleet, folder: Path, promtool: Path) -> None:
-    """The fleet as a Prometheus stored it."""
+    """Write the fleet as blocks of Prometheus."""
     by_name: dict[str, list[str]] = defaultdict(list)
     for (gpu, signal), points in fleet.known.items():
         assert isinstance(gpu, Gpu)
@@ -256,7 +256,7 @@ def blocks(fleet: Fleet, folder: Path, promtool: Path) -> None:
 
 
 def rule_file() -> str:
-    """All rules that read signals, in one group, as they are rendered."""
+    """Write all rules that read signals in one group."""
     signals = {signal.record for signal in SIGNALS}
     found = [
         rule
@@ -271,7 +271,7 @@ def rule_file() -> str:
 
 @contextmanager
 def evaluating(folder: Path, promtool: Path) -> Iterator[Prometheus]:
-    """A Prometheus that has the blocks and evaluates the rules."""
+    """Run a Prometheus with the blocks that evaluates the rules."""
     port, log = free_port(), folder / "prometheus.log"
     (folder / "rules.yaml").write_text(rule_file())
     (folder / "prometheus.yml").write_text(json.dumps({"rule_files": ["rules.yaml"]}))
@@ -305,15 +305,15 @@ EDGES: Mapping[Signal, frozenset[int]] = {
 
 
 def on_an_edge(fleet: Fleet, at: float) -> bool:
-    """Whether a point lies exactly where a window begins. Prometheus 3 excludes such a point, older versions do not."""
+    """Return whether a point is exactly at the start of a window, which Prometheus 3 excludes and older ones do not."""
     edges = {signal: {round(1000 * at) - edge for edge in own} for signal, own in EDGES.items()}
     return any(round(1000 * t) in edges[signal] for (_, signal), points in fleet.known.items() for t, _ in points)
 
 
 def evaluated(prometheus: Prometheus, fleet: Fleet) -> tuple[float, Mapping[str, Mapping[str, float]]] | None:
-    """Of the last whole evaluation with no point on an edge: its time, and what each rule found, by UUID.
+    """Return time and results by rule and UUID of the last whole evaluation with no point on an edge.
 
-    Alerts are named by themselves. None if there is no such evaluation yet.
+    Alerts are listed by their own names. Return None if there is no such evaluation yet.
     """
     times = sorted(
         {float(at) for each in prometheus.api("query", query="ALERTS[1m]")["result"] for at, _ in each["values"]}
@@ -332,29 +332,29 @@ def evaluated(prometheus: Prometheus, fleet: Fleet) -> tuple[float, Mapping[str,
 
 
 def differences(fleet: Fleet, found: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
-    """Where Python says something else than Prometheus did."""
+    """Yield the differences between Python and Prometheus."""
     for gpu in fleet.gpus:
-        told = {name: by_device[gpu.UUID] for name, by_device in found.items() if gpu.UUID in by_device}
+        rule_values = {name: by_device[gpu.UUID] for name, by_device in found.items() if gpu.UUID in by_device}
         for mode in MODES:
-            if mode.condition and (holds(mode.condition, fleet, gpu) is True) != (mode.name in told):
+            if mode.condition and (holds(mode.condition, fleet, gpu) is True) != (mode.name in rule_values):
                 yield f"{mode.name} of {gpu}: {holds(mode.condition, fleet, gpu)} in Python"
         mine = classify(fleet, gpu)
-        if (None if mine is None else BOTTLENECKS.index(mine)) != told.get(CLASS):
-            yield f"class of {gpu}: {mine and mine.name} in Python, {told.get(CLASS)} in Prometheus"
+        if (None if mine is None else BOTTLENECKS.index(mine)) != rule_values.get(CLASS):
+            yield f"class of {gpu}: {mine and mine.name} in Python, {rule_values.get(CLASS)} in Prometheus"
         for mark in MARKS:
-            if marked(mark, fleet, gpu) != bool(told.get(mark.record)):
+            if marked(mark, fleet, gpu) != bool(rule_values.get(mark.record)):
                 yield f"{mark.record} of {gpu}: {marked(mark, fleet, gpu)} in Python"
         for term in TERMS:
             if term.record:
-                own, theirs = evaluate.value(term, fleet, gpu), told.get(term.record)
-                if (own is None) != (theirs is None) or not math.isclose(
-                    own or 0, theirs or 0, rel_tol=1e-6, abs_tol=1e-9
+                in_python, in_prometheus = evaluate.value(term, fleet, gpu), rule_values.get(term.record)
+                if (in_python is None) != (in_prometheus is None) or not math.isclose(
+                    in_python or 0, in_prometheus or 0, rel_tol=1e-6, abs_tol=1e-9
                 ):
-                    yield f"{term.record} of {gpu}: {own} in Python, {theirs} in Prometheus"
+                    yield f"{term.record} of {gpu}: {in_python} in Python, {in_prometheus} in Prometheus"
 
 
 def disagreement(seed: int, folder: Path, promtool: Path) -> str:
-    """What one Prometheus says differently of a random fleet."""
+    """Return the differences of one Prometheus on a random fleet."""
     fleet = draw(random.Random(seed))
     blocks(fleet, folder, promtool)
     with evaluating(folder, promtool) as prometheus:
@@ -374,8 +374,8 @@ def test_python_and_prometheus_agree(tmp_path_factory: pytest.TempPathFactory, s
     assert not any(run.result() for run in runs), "\n".join(run.result() for run in runs)
 
 
-def test_random_fleets_give_every_answer() -> None:
-    """Agreement on what never happens would prove nothing."""
+def test_random_fleets_have_every_result() -> None:
+    """Otherwise the agreement would prove little."""
     answers: dict[str, set[bool | None]] = defaultdict(set)
     for fleet in map(draw, map(random.Random, range(4))):
         for gpu in fleet.gpus:

@@ -1,4 +1,4 @@
-"""What histograms say, in Python and in Prometheus: equal on random ones, also where they begin anew."""
+"""Histograms in Python and in Prometheus give the same results on random data, also after counter resets."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from gpu_exporter.model.metric import Metric
 from tests.rules.promtool import Case, Expect, check
 from tests.rules.series import STEP, Device, minutes
 
-# All within the window: whether the scrape at its edge belongs to it, Prometheus answers differently from version 3 on.
+# All within the window: Prometheus 3 excludes a scrape at its edge, older versions do not.
 STEPS, FLEET = 9, 12
 
 
 def counters(chance: random.Random, metric: Metric) -> list[list[int]]:
-    """At each scrape the buckets of a histogram, whose exporter may have been restarted."""
+    """Yield the buckets of a histogram at each scrape, with restarts of its exporter."""
     kind = chance.choice(("any", "one bucket", "two", "still", "highest"))
     edges = len(metric.edges) + 1
     places = {"any": range(edges), "one bucket": [chance.randrange(edges - 1)], "two": [1, edges - 2], "still": []}
@@ -86,7 +86,7 @@ def test_python_and_prometheus_agree(tmp_path: Path, signal: Signal, seed: int) 
 
 
 def test_shapes() -> None:
-    """A constant within a bucket, at an edge of two, a square wave; without observations nothing."""
+    """A constant within a bucket, one at an edge, a square wave, and no observations."""
     below = {50.0: 0.0, 100.0: 100.0, 150.0: 100.0, inf: 100.0}
     assert Spread().value(below) == pytest.approx(20)
     assert Spread().value({50.0: 50.0, 100.0: 100.0, inf: 100.0}) == pytest.approx(40)
@@ -98,7 +98,7 @@ def test_shapes() -> None:
 
 
 def test_only_the_window_counts() -> None:
-    """What was observed before it has no say."""
+    """Observations before the window are ignored."""
     labels = {"gpu": "0", "UUID": "GPU-0"}
 
     def page(at: float, idle: float, busy: float) -> Scrape:

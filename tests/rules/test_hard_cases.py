@@ -1,4 +1,4 @@
-"""Cases that rules get wrong: starts, reboots, parts of GPUs, two exporters, jobs that are uneven by design."""
+"""Hard cases for rules: starts, reboots, MIG, two exporters, jobs that are uneven by design."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GENERATIONS = tuple(Generation)
 
 
 def on_board(profile: Values) -> Mapping[Metric, Shape]:
-    """A profile on a board that is well."""
+    """Return a profile on a healthy board."""
     return {**p.BOARD, **profile}
 
 
@@ -30,18 +30,18 @@ IDLE = {**on_board(p.IDLE), m.FB_USED: 0.0, m.FB_FREE: 143771.0 - 615}
 
 
 def node(name: str, stories: Sequence[Sequence[Stretch]], generation: Generation, *, job: str = "") -> list[Device]:
-    """A node with a GPU for each story, all of one job if it has a name."""
+    """Return a node with a GPU for each story, all of one job if it has a name."""
     return [Device(name, gpu, story, generation, rank(job, gpu) if job else {}) for gpu, story in enumerate(stories)]
 
 
 def quiet(folder: Path, cases: Mapping[str, Sequence[Device]], found: Iterable[Expect] = ()) -> None:
-    """No alert fires at any time on any of these devices."""
+    """Check that no alert fires at any time on any of these devices."""
     expected = [*found, no_other_node(["-"])]
     check(folder, [Case("quiet", [each for devices in cases.values() for each in devices], expected)])
 
 
-def test_what_is_well_is_quiet(tmp_path: Path) -> None:
-    """Also while it starts and reboots, whoever is scraped."""
+def test_healthy_gpus_fire_no_alert(tmp_path: Path) -> None:
+    """Also during starts and reboots, with any exporter."""
     loading = {**on_board(p.TINY_KERNELS), m.FB_USED: Ramp(600.0, 400.0), m.FB_FREE: Ramp(143771.0 - 1215, -400.0)}
     full = {**on_board(p.BALANCED), m.FB_USED: 600.0 + 400 * 300, m.FB_FREE: 143771.0 - 1215 - 400 * 300}
     stories = {
@@ -52,25 +52,25 @@ def test_what_is_well_is_quiet(tmp_path: Path) -> None:
     }
     cases = {
         f"{name}-{generation.value}": node(f"{name}-{generation.value}", story, generation, job=name)
-        for generation in (Generation.OURS, Generation.DCGM_4_9)
+        for generation in (Generation.GPU_EXPORTER, Generation.DCGM_4_9)
         for name, story in stories.items()
     }
     quiet(tmp_path, cases)
 
 
-def test_gpus_that_are_gone(tmp_path: Path) -> None:
-    """One or all, also where only the absence of a dcgm-exporter's series tells. A lost GPU takes nobody with it."""
+def test_lost_gpus(tmp_path: Path) -> None:
+    """One or all, also if the only sign is that dcgm-exporter's series are absent. No other GPU has an alert."""
     well, lost = [minutes(HELD)], [minutes(HELD / 2), minutes(HELD / 2, fault="lost")]
     devices: list[Device] = []
     found: list[Expect] = []
-    for generation in (Generation.OURS, Generation.DCGM_4_8_2, Generation.DCGM_4_9):
-        ours = generation is Generation.OURS
-        names = ["GpuLost", "GpuTelemetryStale"] if ours else ["GpuLost"]
+    for generation in (Generation.GPU_EXPORTER, Generation.DCGM_4_8_2, Generation.DCGM_4_9):
+        is_gpu_exporter = generation is Generation.GPU_EXPORTER
+        names = ["GpuLost", "GpuTelemetryStale"] if is_gpu_exporter else ["GpuLost"]
         for how, stories in {"one": [well, well, lost], "all": [lost, lost]}.items():
             name = f"{how}-{generation.value}"
-            gone = [gpu if ours else None for gpu, story in enumerate(stories) if story is lost]
+            gone = [gpu if is_gpu_exporter else None for gpu, story in enumerate(stories) if story is lost]
             devices += node(name, stories, generation, job=name)
-            found.append(now_firing(name, "", firing(name, names, gone if ours else {None})))
+            found.append(now_firing(name, "", firing(name, names, gone if is_gpu_exporter else {None})))
             found.append(never_fired(name, names))
     found.append(no_other_node({device.node for device in devices}))
     check(tmp_path, [Case("gone", devices, found)])
@@ -78,7 +78,7 @@ def test_gpus_that_are_gone(tmp_path: Path) -> None:
 
 def test_a_gpu_that_comes_back_is_no_longer_lost(tmp_path: Path) -> None:
     story = [minutes(20), minutes(15, fault="lost"), minutes(25)]
-    devices = node("back", [[minutes(60)], story], Generation.OURS) + node(
+    devices = node("back", [[minutes(60)], story], Generation.GPU_EXPORTER) + node(
         "also", [[minutes(60)], story], Generation.DCGM_4_9
     )
     found = [now_firing(name, "", []) for name in ("back", "also")]
@@ -88,21 +88,28 @@ def test_a_gpu_that_comes_back_is_no_longer_lost(tmp_path: Path) -> None:
 
 
 def parts(generation: Generation, name: str) -> list[Device]:
-    """A GPU in MIG mode with two instances, as our exporter or a dcgm-exporter shows it, each of another pod."""
+    """Return a GPU with two MIG instances, each of another pod, as gpu-exporter or dcgm-exporter exposes it."""
     whole = on_board({row: value for row, value in p.BALANCED.items() if not row.per_instance})
     whole = {row: value for row, value in whole.items() if not row.per_instance and row is not m.GPU_UTIL}
     own = {row: value for row, value in p.HEALTHY.items() if row.per_instance}
-    ours = generation is Generation.OURS
+    is_gpu_exporter = generation is Generation.GPU_EXPORTER
     found = [
-        Device(name, 0, [minutes(30, own if ours else {**whole, **own})], generation, rank(job), instance=str(number))
+        Device(
+            name,
+            0,
+            [minutes(30, own if is_gpu_exporter else {**whole, **own})],
+            generation,
+            rank(job),
+            instance=str(number),
+        )
         for number, job in enumerate(("alpha", "beta"), 1)
     ]
-    return [*found, Device(name, 0, [minutes(30, whole)], generation)] if ours else found
+    return [*found, Device(name, 0, [minutes(30, whole)], generation)] if is_gpu_exporter else found
 
 
 def test_mig_instances_are_not_counted_twice(tmp_path: Path) -> None:
     devices, found = [], []
-    for generation in (Generation.OURS, Generation.DCGM_4_9):
+    for generation in (Generation.GPU_EXPORTER, Generation.DCGM_4_9):
         name = f"mig-{generation.value}"
         devices += parts(generation, name)
         at = {"node": name, "gpu": "0"}
@@ -123,7 +130,7 @@ def test_mig_instances_are_not_counted_twice(tmp_path: Path) -> None:
 
 
 def test_a_gpu_that_pods_share_has_no_owner(tmp_path: Path) -> None:
-    """Time-slicing: a dcgm-exporter shows each series once a pod."""
+    """With time-slicing, dcgm-exporter exposes each series once per pod."""
     shared = [Device("shared", 0, [minutes(30)], Generation.DCGM_4_9, rank(job)) for job in ("alpha", "beta")]
     for signal in ("sm_active:ratio", "power:watts"):
         check(
@@ -145,7 +152,7 @@ def test_a_gpu_that_pods_share_has_no_owner(tmp_path: Path) -> None:
 
 
 def test_jobs_that_are_uneven_by_design(tmp_path: Path) -> None:
-    """Replicas of a service with unlike load, tensor-parallel pairs with unlike load, stages of a pipeline."""
+    """Replicas of a service and tensor-parallel pairs with different load, stages of a pipeline."""
     waits = {**on_board(p.OF_SLOW)}
     pair = {**waits, m.NVLINK_TX: 6e9, m.NVLINK_RX: 6e9}
     busy_pair = {**on_board(p.SLOW), m.NVLINK_TX: 4e10, m.NVLINK_RX: 4e10}
@@ -158,7 +165,7 @@ def test_jobs_that_are_uneven_by_design(tmp_path: Path) -> None:
         "pipeline-idle-first": [{**on_board(p.STARVED), m.NVLINK_TX: 6e9, m.NVLINK_RX: 1e6}, second],
     }
     devices, found = [], []
-    for generation in (Generation.OURS, Generation.DCGM_4_9):
+    for generation in (Generation.GPU_EXPORTER, Generation.DCGM_4_9):
         for name, ranks in stories.items():
             at = f"{name}-{generation.value}"
             devices += node(at, [[minutes(30, values)] for values in ranks], generation, job=at)
@@ -167,7 +174,7 @@ def test_jobs_that_are_uneven_by_design(tmp_path: Path) -> None:
 
 
 def same(signal: Signal, devices: int) -> list[Expect]:
-    """All devices that can show a signal have it, with the same value."""
+    """Expect the same value of a signal on all devices that can have it."""
     name = signal.record
     spread = f"max by () ({name}) - min by () ({name}) <= bool 1e-6 * max by () (abs({name}))"
     return [Expect(f"count by () ({name})", [({}, float(devices))]), Expect(spread, [({}, 1.0)])]
@@ -195,9 +202,11 @@ def test_a_mixed_fleet_has_identical_signals(tmp_path: Path) -> None:
     check(tmp_path, [Case("mixed", devices, found)])
 
 
-def test_what_gauges_hide_is_seen_where_there_are_histograms(tmp_path: Path) -> None:
-    """In one fleet: a swing and a stall at each step that are faster than scrapes and in step with them, whoever shows
-    them; and constant loads at the edge of two buckets, which are none."""
+def test_histograms_show_what_gauges_hide(tmp_path: Path) -> None:
+    """Swings and stalls that are faster than scrapes and in step with them fire only with histograms.
+
+    Constant loads at the edge of two buckets are no swings.
+    """
     stalls = {**on_board(p.BALANCED), m.GR_ENGINE_ACTIVE: 0.72, m.SM_SHARES: (0.0, 0.95, 0.95), m.NVLINK_RX: 0.0}
     stories: Mapping[str, tuple[Mapping[Metric, Shape], str]] = {
         "swings": ({**p.HEALTHY, m.POWER_SAMPLES: Wave(118, 923, 0.5)}, "GpuPowerOscillation"),
@@ -208,7 +217,7 @@ def test_what_gauges_hide_is_seen_where_there_are_histograms(tmp_path: Path) -> 
     }
     devices, found = [], []
     for generation in GENERATIONS:
-        for full in (True, False) if generation is Generation.OURS else (False,):
+        for full in (True, False) if generation is Generation.GPU_EXPORTER else (False,):
             for name, (values, mode) in stories.items():
                 at = f"{name}-{generation.value}-{full}"
                 devices.append(Device(at, 0, [minutes(60, values)], generation, full=full))
@@ -218,8 +227,8 @@ def test_what_gauges_hide_is_seen_where_there_are_histograms(tmp_path: Path) -> 
 
 
 def test_two_exporters_side_by_side(tmp_path: Path) -> None:
-    """Each GPU once; where they differ, ours is right."""
-    ours = Device("both", 0, [minutes(30)], Generation.OURS, rank("train"))
+    """Each GPU counts once; if values differ, gpu-exporter's are used."""
+    own = Device("both", 0, [minutes(30)], Generation.GPU_EXPORTER, rank("train"))
     other = {**p.HEALTHY, m.SM_ACTIVE: 0.5, m.GR_ENGINE_ACTIVE: 0.5}
     found = [
         Expect(
@@ -237,14 +246,13 @@ def test_two_exporters_side_by_side(tmp_path: Path) -> None:
         never_fired("both"),
         no_other_node(["both"]),
     ]
-    for theirs in (Generation.DCGM_4_8_2, Generation.DCGM_4_9):
-        check(
-            tmp_path, [Case(theirs.value, [ours, replace(ours, generation=theirs, story=[minutes(30, other)])], found)]
-        )
+    for generation in (Generation.DCGM_4_8_2, Generation.DCGM_4_9):
+        differing = replace(own, generation=generation, story=[minutes(30, other)])
+        check(tmp_path, [Case(generation.value, [own, differing], found)])
 
 
 def test_the_exporters_own_pod_is_no_owner(tmp_path: Path) -> None:
-    """Without honorLabels, Prometheus calls the owner exported_pod, and a free GPU carries the exporter's own pod."""
+    """Without honorLabels, the owner is in exported_pod, and a free GPU has the exporter's own pod."""
     target = {"namespace": "gpu-operator", "pod": "nvidia-dcgm-exporter-x7k2p", "container": "exporter"}
     owner = {f"exported_{name}": value for name, value in rank("train", 3).items()}
     held = Device("plain", 0, [minutes(30)], Generation.DCGM_4_9, owner, target)
@@ -258,26 +266,26 @@ def test_the_exporters_own_pod_is_no_owner(tmp_path: Path) -> None:
 
 
 def test_owners_that_are_no_pods(tmp_path: Path) -> None:
-    """A Slurm job, also where the exporter's own pod is on the series; a recording, which is one job; a label."""
+    """A Slurm job, also with the exporter's own pod on the series; a recording, which is one job; a label."""
     target = {"namespace": "gpu-operator", "pod": "nvidia-dcgm-exporter-x7k2p", "container": "exporter"}
     pod = {name: value for name, value in rank("x").items() if name != "container"}
     labels = (
         {"hpc_job": "4711"},
         {"hpc_job": "4712", **target},
         {"source": "replay"},
-        {"workload": "told", **rank("x")},
+        {"workload": "named", **rank("x")},
     )
     devices = [Device("named", gpu, [minutes(30)], Generation.DCGM_4_9, {}, own) for gpu, own in enumerate(labels)]
-    whose = ({"workload": "4711"}, {"workload": "4712"}, {"workload": "replay"}, {"workload": "told", **pod})
+    whose = ({"workload": "4711"}, {"workload": "4712"}, {"workload": "replay"}, {"workload": "named", **pod})
     owned = [({"gpu": str(gpu), **owner}, 1.0) for gpu, owner in enumerate(whose)]
     found = [Expect("count by (gpu, namespace, pod, workload) (gpu:sm_active:ratio)", owned), never_fired("named")]
     check(tmp_path, [Case("named", devices, found)])
 
 
 def test_a_pod_change_changes_the_owner_and_nothing_else(tmp_path: Path) -> None:
-    """Labelled series end and others begin; the activity of a GPU goes on without a gap, and once."""
+    """Labelled series end and others begin; the GPU's activity continues without a gap or a duplicate."""
     devices, found = [], []
-    for generation in (Generation.OURS, Generation.DCGM_4_9):
+    for generation in (Generation.GPU_EXPORTER, Generation.DCGM_4_9):
         name = f"change-{generation.value}"
         stretches = [replace(minutes(20), owner=rank(job)) for job in ("before", "after")]
         devices.append(Device(name, 0, stretches, generation))
@@ -295,8 +303,8 @@ def test_a_pod_change_changes_the_owner_and_nothing_else(tmp_path: Path) -> None
     check(tmp_path, [Case("change", devices, found)])
 
 
-def test_what_is_scraped_twice_is_there_once(tmp_path: Path) -> None:
-    """A duplicate that a rule stumbles over would take the signals of the whole fleet with it."""
+def test_gpus_that_are_scraped_twice_count_once(tmp_path: Path) -> None:
+    """A rule that fails on a duplicate would lose the signals of the whole fleet."""
     old, new = ({"namespace": "monitoring", "pod": f"nvidia-dcgm-exporter-{pod}"} for pod in ("x7k2p", "b4zqd"))
     exported = {f"exported_{name}": value for name, value in rank("train").items()}
     doubles: Mapping[str, Sequence[Mapping[str, str]]] = {
@@ -311,7 +319,7 @@ def test_what_is_scraped_twice_is_there_once(tmp_path: Path) -> None:
         "honoured": (rank("train"), {**old, **exported}),
         "sliced": ({"vgpu": "0"}, {"vgpu": "1"}),
     }
-    for generation in (Generation.OURS, Generation.DCGM_4_8_2, Generation.DCGM_4_9):
+    for generation in (Generation.GPU_EXPORTER, Generation.DCGM_4_8_2, Generation.DCGM_4_9):
         devices = [
             Device(name, 0, [minutes(10)], generation, {}, {"job": f"{name}-gpu", **target})
             for name, targets in doubles.items()
@@ -328,16 +336,16 @@ def test_what_is_scraped_twice_is_there_once(tmp_path: Path) -> None:
         check(tmp_path, [Case(generation.value, [*devices, *parts], found)])
 
 
-def test_copies_over_an_unknown_link_are_no_idleness(tmp_path: Path) -> None:
-    """A dcgm-exporter's own list of fields has traffic, but neither lanes nor generation."""
+def test_copies_over_an_unknown_link_are_not_idle(tmp_path: Path) -> None:
+    """dcgm-exporter's default fields have traffic, but neither lanes nor generation of the link."""
     values = {row: value for row, value in on_board(p.HOST_COPY).items() if row not in (m.PCIE_GEN, m.PCIE_WIDTH)}
     devices = [Device("copies", 0, [minutes(150, values)], Generation.DCGM_4_8_2)]
     found = [Expect("group by (class) (gpu:bottleneck:class)", [({"class": "mixed"}, 1.0)])]
     check(tmp_path, [Case("copies", devices, [*found, never_fired("copies", ["GpuMemoryHoarded"])])])
 
 
-def test_failed_scrapes_do_not_end_what_held_for_long(tmp_path: Path) -> None:
-    """Two of them make every series stale, and every condition unknown."""
+def test_failed_scrapes_do_not_resolve_alerts(tmp_path: Path) -> None:
+    """After two failed scrapes, every series is stale and every condition unknown."""
     hidden = ["GpuFakeLoad", "GpuRowRemapPending"]
     sick = {**on_board(p.ONE_THREAD), m.REMAP_PENDING: 1.0}
     story = [minutes(50, sick), minutes(1.5, fault="down"), minutes(8.5, sick)]
@@ -351,7 +359,7 @@ def test_failed_scrapes_do_not_end_what_held_for_long(tmp_path: Path) -> None:
     check(tmp_path, [Case("fails", [Device("fails", 0, story, Generation.DCGM_4_9)], found)])
 
 
-def test_annotations_of_what_is_known_of_no_gpu(tmp_path: Path) -> None:
+def test_annotations_of_an_alert_without_a_gpu(tmp_path: Path) -> None:
     well, lost = [minutes(20)], [minutes(10), minutes(10, fault="lost")]
     devices = node("some", [well, lost], Generation.DCGM_4_9)
     mode = BY_NAME["GpuLost"]
@@ -368,10 +376,17 @@ def test_annotations_of_what_is_known_of_no_gpu(tmp_path: Path) -> None:
 
 
 def test_clusters_are_kept_apart(tmp_path: Path) -> None:
-    """A Prometheus that federates sees the same node and job names in two clusters: a straggler needs its own."""
+    """A federating Prometheus has equal node and job names in two clusters: stragglers are compared within one."""
     ranks = [p.SLOW, p.OF_SLOW]
     devices = [
-        Device("same", gpu, [minutes(30, on_board(values))], Generation.OURS, rank("train", gpu), {"cluster": cluster})
+        Device(
+            "same",
+            gpu,
+            [minutes(30, on_board(values))],
+            Generation.GPU_EXPORTER,
+            rank("train", gpu),
+            {"cluster": cluster},
+        )
         for cluster, members in (("east", ranks), ("west", [p.OF_SLOW, p.OF_SLOW]))
         for gpu, values in enumerate(members)
     ]
@@ -385,7 +400,7 @@ def test_clusters_are_kept_apart(tmp_path: Path) -> None:
     check(tmp_path, [Case("clusters", devices, found)])
 
 
-def test_labels_and_annotations_are_whole(tmp_path: Path) -> None:
+def test_all_labels_and_annotations(tmp_path: Path) -> None:
     mode = BY_NAME["GpuEccUncorrectable"]
     device = Device("sick", 3, [minutes(10), minutes(10, {**p.HEALTHY, m.ECC_DBE_VOL: 2.0})], owner=rank("train"))
     alert = {
@@ -414,7 +429,7 @@ def test_labels_and_annotations_are_whole(tmp_path: Path) -> None:
 
 
 def test_summaries_name_instance_workload_and_repair(tmp_path: Path) -> None:
-    """A MIG instance, the workload if it is known, and what the driver asks for in words."""
+    """The MIG instance, the workload if it is known, and the recovery action in words."""
     spins = [minutes(60, on_board(p.ONE_THREAD))]
     fake = {
         "GPU 2 on node spin (workload train)": Device("spin", 2, spins, owner=rank("train")),
@@ -423,7 +438,7 @@ def test_summaries_name_instance_workload_and_repair(tmp_path: Path) -> None:
             "mig", 0, spins, owner=rank("alpha"), instance="7"
         ),
     }
-    asked = {
+    repairs = {
         "reset the GPU": Device("ask-1", 1, [minutes(60, {**p.HEALTHY, m.RECOVERY: 1.0})]),
         "reboot the node": Device("ask-2", 2, [minutes(60, {**p.HEALTHY, m.RECOVERY: 2.0})]),
         "recovery action 9": Device("ask-9", 9, [minutes(60, {**p.HEALTHY, m.RECOVERY: 9.0})]),
@@ -432,30 +447,30 @@ def test_summaries_name_instance_workload_and_repair(tmp_path: Path) -> None:
         {
             "alertname": "GpuFakeLoad",
             "exp_alerts": [
-                shown("GpuFakeLoad", device, BY_NAME["GpuFakeLoad"].summary.replace("{gpu}", gpu), FAKE_VALUE)
+                expected_alert("GpuFakeLoad", device, BY_NAME["GpuFakeLoad"].summary.replace("{gpu}", gpu), FAKE_VALUE)
                 for gpu, device in fake.items()
             ],
         },
         {
             "alertname": "GpuRecoveryActionRequired",
             "exp_alerts": [
-                shown(
+                expected_alert(
                     "GpuRecoveryActionRequired",
                     device,
                     f"The driver asks for a repair of GPU {device.gpu} on node {device.node}: {words}",
                 )
-                for words, device in asked.items()
+                for words, device in repairs.items()
             ],
         },
     ]
-    check(tmp_path, [Case("summaries", [*fake.values(), *asked.values()], [], alerts)])
+    check(tmp_path, [Case("summaries", [*fake.values(), *repairs.values()], [], alerts)])
 
 
 FAKE_VALUE = " Average SM activity over 5 minutes: 0.8%."
 
 
-def shown(name: str, device: Device, summary: str, value: str = "") -> Mapping[str, Mapping[str, str]]:
-    """An alert on this device as promtool expects it; only alerts on activity have the owner and the instance."""
+def expected_alert(name: str, device: Device, summary: str, value: str = "") -> Mapping[str, Mapping[str, str]]:
+    """Return an alert on this device in promtool's format; only alerts on activity have owner and instance."""
     mode, owner = BY_NAME[name], {}
     if device.owner:
         owner = {label: device.owner[label] for label in ("namespace", "pod")}

@@ -1,4 +1,4 @@
-"""The rules as promtool's linter sees them."""
+"""The rules in promtool's linter."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import yaml
 from tests.rules.promtool import RULES, promtools
 
 
-def test_promtool_finds_nothing_to_say() -> None:
+def test_promtool_has_no_complaint() -> None:
     for promtool in promtools():
         arguments = ["check", "rules", "--lint=all", "--lint-fatal", *map(str, RULES)]
         found = subprocess.run([promtool, *arguments], capture_output=True, text=True)
         assert found.returncode == 0, found.stdout + found.stderr
 
 
-def test_the_newest_prometheus_is_another_one() -> None:
-    """Else nothing would be shown of the versions to come."""
+def test_two_versions_of_prometheus() -> None:
+    """Otherwise newer versions would not be tested."""
     said = [subprocess.run([each, "--version"], capture_output=True, text=True).stdout for each in promtools()]
     older, newer = (int(text.split()[2].split(".")[0]) for text in said)
     assert older < newer, said
 
 
-def test_groups_have_names_of_their_own() -> None:
-    """All files fit into one PrometheusRule."""
+def test_group_names_are_unique() -> None:
+    """So that one PrometheusRule can have the groups of all files."""
     names = [group["name"] for path in RULES for group in yaml.safe_load(path.read_text())["groups"]]
     assert len(names) == len(set(names))

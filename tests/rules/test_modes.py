@@ -1,4 +1,4 @@
-"""Each failure mode fires on what it is made to fire on, with whatever exporter can see it; a healthy GPU is quiet."""
+"""Each failure mode fires where it is injected, with every exporter that can show it; a healthy GPU has no alert."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ from tests.rules.promtool import Case, Expect, check, firing, never_fired, no_ot
 from tests.rules.series import Device, Generation, exposed, injected, minutes, of_peers, rank
 
 RANKS = 8
-SLACK = 12.0  # minutes that a mode may take beyond its window and hold
+SLACK = 12.0  # minutes that a failure mode may need beyond its window and hold
 BEFORE = 15.0
 SOON = 60.0
-# What shows in a GPU's exporter or its absence; `test_allocation.py` has the others.
+# Failure modes of a GPU or its exporter; `test_allocation.py` has the others.
 OF_GPUS = [mode for mode in MODES if not mode.requires]
 
 
 def lasts(mode: FailureMode) -> float:
-    """For how many minutes it is injected."""
+    """Return for how many minutes a failure mode is injected."""
     windows = [term.window for term in terms(mode.condition) if isinstance(term, Over)] if mode.condition else []
     return (mode.hold + max(windows, default=0.0)) / 60 + SLACK
 
 
 def knowable(condition: Condition, generation: Generation) -> bool:
-    """Whether what a generation exposes is enough to find the condition true."""
+    """Return whether a generation exposes enough to find the condition true."""
     match condition:
         case Compare():
             return all(_term_knowable(term, generation) for term in terms(condition))
@@ -84,7 +84,7 @@ def available(side: Signal | Derived | float, generation: Generation) -> bool:
 
 
 def devices(mode: FailureMode, generation: Generation, node: str, total: float) -> Iterator[Device]:
-    """A job on one node that works, and then has the mode on its first GPU."""
+    """Return a job on one node, whose first GPU has the failure mode after some time."""
     last = lasts(mode)
     for gpu in range(RANKS if mode.inject.peers else 2 if mode.inject.fault else 1):
         then = of_peers(last, mode.inject) if gpu else injected(last, mode.inject)
@@ -92,7 +92,7 @@ def devices(mode: FailureMode, generation: Generation, node: str, total: float) 
 
 
 def expected(mode: FailureMode, generation: Generation, node: str) -> Iterator[Expect]:
-    """The mode on the right GPUs, and nothing that it does not imply, now or before."""
+    """Expect the failure mode on the right GPUs, and no other mode that it does not imply, now or before."""
     by_device = mode.condition is not None and knowable(mode.condition, generation)
     gpus = range(RANKS) if mode.inject.everyone else (0 if by_device else None,)
     names = [mode.name] if by_device or mode.fleet else []
@@ -100,16 +100,16 @@ def expected(mode: FailureMode, generation: Generation, node: str) -> Iterator[E
     yield never_fired(node, (mode.name, *mode.implies))
 
 
-def test_ours_can_see_every_mode() -> None:
-    """Who watches the derivation of what is expected: a wrong one would expect nothing."""
+def test_gpu_exporter_can_show_every_mode() -> None:
+    """Checks the derived expectations: wrong ones would expect no alert."""
     conditions = {mode.name: mode.condition for mode in MODES if mode.condition}
-    assert all(knowable(condition, Generation.OURS) for condition in conditions.values())
+    assert all(knowable(condition, Generation.GPU_EXPORTER) for condition in conditions.values())
     partly = [name for name, condition in conditions.items() if not knowable(condition, Generation.DCGM_4_9)]
     assert partly == ["GpuLost", "GpuNvlinkDown", "GpuXidUnknown", "GpuXidApplication", "GpuTelemetryStale"]
 
 
 def case(generation: Generation, modes: Sequence[FailureMode]) -> Case:
-    """One fleet: a node for each mode, and a healthy one."""
+    """Return one fleet: a node for each failure mode, and a healthy one."""
     total = max(map(lasts, modes)) + BEFORE
     fleet = [Device("healthy", gpu, [minutes(total)], generation, rank("healthy", gpu)) for gpu in range(2)]
     found = [never_fired("healthy")]
@@ -125,6 +125,6 @@ def case(generation: Generation, modes: Sequence[FailureMode]) -> Case:
 def test_injected_fires_and_healthy_does_not(tmp_path: Path, generation: Generation) -> None:
     soon = [mode for mode in OF_GPUS if lasts(mode) < SOON]
     late = [mode for mode in OF_GPUS if mode not in soon]
-    # Labels do not depend on who evaluates: one generation is enough for the older one.
-    programs = promtools() if generation is Generation.OURS else promtools()[1:]
+    # Labels do not depend on the version of promtool: one generation is enough for the older one.
+    programs = promtools() if generation is Generation.GPU_EXPORTER else promtools()[1:]
     check(tmp_path, [case(generation, soon), case(generation, late)], programs)

@@ -1,4 +1,4 @@
-"""Ground truth: what real H200s did in a phase, held for two hours, is called by its name, and nothing else is."""
+"""Recorded phases of real H200s, repeated for two hours, have exactly the classes and alerts of their phase."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tests.rules.promtool import Case, Expect, check, firing, never_fired, no_ot
 from tests.rules.series import Device, Generation, minutes, rank
 
 HELD = 120.0
-# Ticks that are left out at the beginning of a phase: the work starts then, once, and not every few minutes.
+# Ticks dropped at the beginning of a phase: work starts once, and not every few minutes.
 START = 10
 
 
 class Truth(NamedTuple):
-    """The class of a GPU and the modes that are true of it."""
+    """The class of a GPU and its true failure modes."""
 
     bottleneck: str
     modes: tuple[str, ...] = ()
@@ -52,12 +52,12 @@ TRUTH: Mapping[str, Sequence[Truth]] = {
     ],
     "ddp_straggler_slow_gpu": [Truth("communicating"), Truth("compute-bound", ("GpuStragglerSlow",))],
 }
-# Their instant power swings, or not, with the moments at which it is read: both are true.
+# Their instant power may or may not swing, depending on the times of reads: both are true.
 EITHER = ("GpuPowerOscillation",)
 
 
 def phases() -> Mapping[tuple[str, int], Mapping[Metric, Sequence[float]]]:
-    """Of each phase and GPU the values of each metric, tick by tick."""
+    """Return the values of each metric, tick by tick, of each phase and GPU."""
     found: dict[tuple[str, int], dict[Metric, list[float]]] = defaultdict(lambda: defaultdict(list))
     for path in sorted(RECORDINGS.glob("*.jsonl.gz")):
         with gzip.open(path, "rt") as lines:
@@ -70,11 +70,11 @@ def phases() -> Mapping[tuple[str, int], Mapping[Metric, Sequence[float]]]:
 
 
 def _odd(values: Sequence[float]) -> Sequence[float]:
-    """Rules are evaluated at each second scrape: gone through again and again, an odd number is seen whole."""
+    """Make the length odd: rules read every second value, and thus all values of a repeated odd number."""
     return values if len(values) % 2 else values[:-1]
 
 
-@pytest.mark.parametrize("generation", [Generation.OURS, Generation.DCGM_4_9], ids=lambda each: each.value)
+@pytest.mark.parametrize("generation", [Generation.GPU_EXPORTER, Generation.DCGM_4_9], ids=lambda each: each.value)
 def test_each_phase_held_for_two_hours(tmp_path: Path, generation: Generation) -> None:
     known = phases()
     assert {phase for phase, _ in known} == set(TRUTH)
@@ -89,5 +89,5 @@ def test_each_phase_held_for_two_hours(tmp_path: Path, generation: Generation) -
             found.append(Expect(which, [is_class]))
         found.append(never_fired(phase, {*EITHER, *(mode for truth in truths for mode in truth.modes)}))
     found.append(no_other_node(TRUTH))
-    programs = promtools() if generation is Generation.OURS else promtools()[1:]
+    programs = promtools() if generation is Generation.GPU_EXPORTER else promtools()[1:]
     check(tmp_path, [Case(generation.value, fleet, found)], programs)

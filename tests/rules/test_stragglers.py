@@ -1,4 +1,4 @@
-"""Ranks that wait for one another: who is named, and when nobody is. Levels as measured on 8 H200s (profiles.py)."""
+"""Ranks that wait for one another: which are stragglers, and when none is. Levels of 8 H200s (profiles.py)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tests.rules.promtool import Case, Expect, check, promtools
 from tests.rules.series import Device, Generation, minutes, rank
 
 MANY = 24
-HELD, SHORTLY = 40.0, 18.0  # minutes; who communicates only is named after half an hour, a straggler after ten minutes
+HELD, SHORTLY = 40.0, 18.0  # minutes; an alert on mere communication takes half an hour, one on a straggler ten minutes
 PER_NODE = 8
 DISTRIBUTED = 'ALERTS{alertstate="firing", domain="distributed"}'
 
 
-def job(name: str, ranks: Sequence[Values], generation: Generation = Generation.OURS) -> list[Device]:
-    """A job, eight ranks to a node. Ranks of a job are never quite alike: they differ by some per mille."""
+def job(name: str, ranks: Sequence[Values], generation: Generation = Generation.GPU_EXPORTER) -> list[Device]:
+    """Return a job with eight ranks per node. Ranks differ by less than 1 %, as in real jobs."""
     devices = []
     for number, values in enumerate(ranks):
         own = {row: value * (1 - 0.0005 * (number % 7)) for row, value in values.items() if isinstance(value, float)}
@@ -34,7 +34,7 @@ def job(name: str, ranks: Sequence[Values], generation: Generation = Generation.
 
 
 def named(name: str, mode: str, ranks: Iterable[int]) -> Expect:
-    """These ranks of the job, and no others, are named, as this and nothing else."""
+    """Expect this alert on exactly these ranks of the job."""
     found = [
         ({"alertname": mode, "pod": f"{name}-worker-{number}", "node": f"{name}-{number // PER_NODE}"}, 1.0)
         for number in ranks
@@ -75,7 +75,7 @@ NAMED: Mapping[str, tuple[list[Values], str, Sequence[int]]] = {
 }
 
 
-def test_stragglers_are_named_and_nobody_else(tmp_path: Path) -> None:
+def test_only_stragglers_are_named(tmp_path: Path) -> None:
     jobs = {name: job(name, ranks) for name, (ranks, _, _) in NAMED.items()}
     small = [name for name, devices in jobs.items() if len(devices) <= PER_NODE]
     large = [name for name in jobs if name not in small]
@@ -85,7 +85,7 @@ def test_stragglers_are_named_and_nobody_else(tmp_path: Path) -> None:
 
 
 def test_a_job_on_two_nodes_and_two_exporters(tmp_path: Path) -> None:
-    """The straggler is on the node that a dcgm-exporter watches, its victims are on both."""
+    """The straggler's node has dcgm-exporter; the waiting ranks are on both nodes."""
     ranks = with_stragglers(16, p.SLOW, p.OF_SLOW, [12])
     devices = [*job("wide", ranks)[:8], *job("wide", ranks, Generation.DCGM_4_9)[8:]]
     check(tmp_path, [Case("wide", devices, [named("wide", SLOW, [12])])])

@@ -2,8 +2,8 @@
 
     python -m tests.soak.dcgm [--hang 90]
 
-Calls into DCGM's library hang for 60 s then, as the real ones do. All the while the exporter is scraped: each scrape is
-answered, and no counter falls. CI does the same with a hang of seconds (`tests/e2e/sources/test_dcgm.py`).
+Calls into DCGM's library hang for 60 s then, as the real ones do. Meanwhile each scrape must succeed, and no counter
+may fall. CI does the same with a hang of seconds (`tests/e2e/sources/test_dcgm.py`).
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from pathlib import Path
 
 from tests.conftest import Exporter, command, free_port
 from tests.e2e.collection.test_faults import Watched, states
-from tests.e2e.sources.test_dcgm import WITHDRAWN_SECONDS, down, heals, profiled, scraped, totals
+from tests.e2e.sources.test_dcgm import WITHDRAWN_SECONDS, down, profiled, recovers, scraped, totals
 from tests.support.fakes.hostengine import FakeHostengine
 
 
 def soak(exporter: Watched, engine: FakeHostengine, hang: float) -> None:
-    """Break everything once, and wait until it is back."""
+    """Cause every failure once, and wait for the recovery."""
     before = totals(exporter.until(profiled))
     with scraped(exporter):
         begin = time.monotonic()
@@ -36,7 +36,7 @@ def soak(exporter: Watched, engine: FakeHostengine, hang: float) -> None:
             time.sleep(1)
         engine.signal(signal.SIGCONT)
         begin = time.monotonic()
-        heals(exporter, before)
+        recovers(exporter, before)
         print(f"goes on: back after {time.monotonic() - begin:.1f} s")
     for round_ in range(5):
         before = totals(exporter.page())
@@ -44,16 +44,16 @@ def soak(exporter: Watched, engine: FakeHostengine, hang: float) -> None:
             engine.kill()
             exporter.until(down("no_connection"), WITHDRAWN_SECONDS)
             engine.start()
-            heals(exporter, before)
+            recovers(exporter, before)
             engine.remove(1)
             exporter.until(lambda page: states(page)[1] != "up", 15)
             engine.restore(1)
-            heals(exporter, before)
+            recovers(exporter, before)
         print(f"killed, started, a GPU removed and returned: {round_ + 1}")
 
 
 def main() -> int:
-    """Run, print and judge."""
+    """Run and print the result."""
     options = argparse.ArgumentParser()
     options.add_argument("--hang", type=float, default=90)
     chosen = options.parse_args()

@@ -1,9 +1,9 @@
-"""Faults for a long time: the exporter neither grows nor dies. `make soak`; CI runs a small part of it.
+"""Faults for a long time: the exporter keeps serving and does not grow. `make soak`; CI runs it briefly.
 
     python -m tests.soak.faults [--seconds 1800] [--seed 1]
 
-Eight stand-in GPUs are read ten times a second and scraped all the time, while at random GPUs are lost, wedged and
-brought back and the driver unloads and reloads. Then memory, threads and descriptors of the last quarter are compared
+Eight fake GPUs are read ten times a second and scraped all the time. Meanwhile GPUs are lost, wedged and restored, and
+the driver is unloaded and reloaded, at random. Then memory, threads and descriptors of the last quarter are compared
 with those of the second.
 """
 
@@ -27,7 +27,7 @@ GPUS = 8
 
 
 def fault(driver: FakeDriver, rng: random.Random) -> None:
-    """Break one thing, or mend everything."""
+    """Break one thing, or repair everything."""
     gpu = rng.randrange(GPUS)
     kinds: list[Callable[[], None]] = [
         lambda: driver.lose(gpu),
@@ -44,7 +44,7 @@ def fault(driver: FakeDriver, rng: random.Random) -> None:
 
 
 def mend(driver: FakeDriver) -> None:
-    """Everything works again."""
+    """Repair everything."""
     with driver.batch():
         driver.load()
         driver.count(GPUS)
@@ -56,13 +56,13 @@ def mend(driver: FakeDriver) -> None:
 
 
 def usage(pid: int) -> tuple[float, int, int]:
-    """Resident MiB, threads, open descriptors."""
+    """Return resident MiB, threads and open descriptors."""
     status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     return int(status["VmRSS"].split()[0]) / 1024, int(status["Threads"]), len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
 
 def soak(folder: Path, seconds: float, seed: int) -> list[tuple[float, int, int]]:
-    """Run for a while; return what the process used at each scrape, once everything was mended and came back."""
+    """Run for a while, then repair everything and wait; return the process's usage at each scrape."""
     rng, driver, port = random.Random(seed), FakeDriver(folder / "driver", gpus=GPUS), free_port()
     arguments = ("--address", f"127.0.0.1:{port}", "--interval", "100ms", "--metrics", "full", "--log-level", "error")
     process = subprocess.Popen(command("serve", *arguments), env={**os.environ, **driver.environment}, text=True)
@@ -91,7 +91,7 @@ def soak(folder: Path, seconds: float, seed: int) -> list[tuple[float, int, int]
 
 
 def main() -> int:
-    """Run, print and judge."""
+    """Run and print the result."""
     options = argparse.ArgumentParser()
     options.add_argument("--seconds", type=float, default=1800)
     options.add_argument("--seed", type=int, default=1)

@@ -1,9 +1,9 @@
-"""The kernel-log parser under many lines. `make soak` looks at a million; CI at 20 000.
+"""The kernel-log parser on many lines: a million in `make soak`, 20 000 in CI.
 
     python -m tests.soak.kernel_log [--lines 1000000] [--seed 1]
 
-True lines come back as what they were made of, behind every prefix. Quoted, injected and random ones are none. Damaged
-ones never crash it, and what it still finds in one stands in the line.
+Real lines are parsed to what they were made of, behind every prefix. Quoted, injected and random lines are ignored.
+Damaged lines never cause an error, and every parsed value is in the line.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ PREFIXES: tuple[Callable[[str], str], ...] = (
     lambda text: journal(text),
     lambda text: journal([*text.encode()]),
 )
-# What is no Xid although it has one in it: somebody else wrote it, or quotes it.
+# Lines that quote an XID, or that another program wrote.
 QUOTES: tuple[Callable[[str], str], ...] = (
     lambda text: f"app: {text}",
     lambda text: f" {text}",
@@ -65,13 +65,13 @@ QUOTES: tuple[Callable[[str], str], ...] = (
 
 
 def journal(text: object, **fields: str) -> str:
-    """A line of `journalctl -o json`."""
+    """Return a line of `journalctl -o json`."""
     known = {"__REALTIME_TIMESTAMP": "1795172400123456", "_SOURCE_MONOTONIC_TIMESTAMP": "1234567890", "_BOOT_ID": "b0"}
     return json.dumps({"MESSAGE": text, "_TRANSPORT": "kernel", "SYSLOG_FACILITY": "0", **known, **fields})
 
 
 def true_line(rng: random.Random) -> tuple[str, XidLine | SxidLine]:
-    """A line as a driver prints it, and what it says."""
+    """Return a line as a driver prints it, and the values that it is made of."""
     address = f"{rng.randrange(16):04x}:{rng.randrange(256):02x}:{rng.randrange(32):02x}"
     pci = f"0000{address.upper()}.0"
     if rng.random() < 0.2:
@@ -102,7 +102,7 @@ def true_line(rng: random.Random) -> tuple[str, XidLine | SxidLine]:
 
 
 def damage(rng: random.Random, line: str) -> str:
-    """A few characters dropped, doubled, replaced or moved."""
+    """Drop, double, replace or move a few characters."""
     for _ in range(rng.randrange(1, 4)):
         at, other = sorted((rng.randrange(len(line) + 1), rng.randrange(len(line) + 1)))
         pieces = ("", line[at:other] * 2, chr(rng.choice([0, 10, 27, 65, 0xE9, 0x663, 0x1F600])), line[at:other][::-1])
@@ -110,8 +110,8 @@ def damage(rng: random.Random, line: str) -> str:
     return line
 
 
-def look(rng: random.Random) -> None:
-    """One line of each sort but one, at random. Raises AssertionError."""
+def check_lines(rng: random.Random) -> None:
+    """Parse a random line of each kind. Raises AssertionError."""
     line, says = true_line(rng)
     sort = rng.randrange(4)
     if sort == 0:
@@ -136,10 +136,10 @@ def look(rng: random.Random) -> None:
 
 
 def fuzz(lines: int, seed: int) -> None:
-    """So many lines. The seed makes a failure repeatable."""
+    """Parse this many lines. The seed makes a failure reproducible."""
     rng = random.Random(seed)
     for _ in range(lines):
-        look(rng)
+        check_lines(rng)
 
 
 def main() -> int:

@@ -1,7 +1,7 @@
 """The messages of kubelet's API on every protobuf that the extra allows: `python -m tests.soak.protobuf`.
 
-Each is installed beside the others, and reads the answer of a kubelet with it, in C and in Python: a release that does
-not like what is built in `attribution/pod_resources.py`, or that warns, shows here.
+Each version is installed next to the others and reads the response of a kubelet, in C and in Python. A release that
+rejects the messages of `attribution/pod_resources.py`, or warns, fails here.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ RELEASES = ("4.25.0", "4.25.*", "5.*", "6.*", "7.*")
 IMPLEMENTATIONS = ("upb", "python")
 
 
-def look() -> str:
-    """Ask a kubelet, with whichever protobuf is first on the path; say which."""
+def read_pods() -> str:
+    """Query a kubelet with the protobuf that is first on the path; return its version."""
     import google.protobuf
     from google.protobuf.internal import api_implementation
 
@@ -48,14 +48,14 @@ def look() -> str:
 
 
 def main() -> None:
-    """All of them."""
+    """Run all versions."""
     for release in RELEASES:
         with tempfile.TemporaryDirectory() as directory:
             pip = (sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps")
             subprocess.run([*pip, "--target", directory, f"protobuf=={release}"], check=True)
             for implementation in IMPLEMENTATIONS:
                 own = {"PYTHONPATH": directory, "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": implementation}
-                command = [sys.executable, "-m", "tests.soak.protobuf", "look"]
+                command = [sys.executable, "-m", "tests.soak.protobuf", "read"]
                 said = subprocess.check_output(command, env={**os.environ, **own}, text=True).strip()
                 print(f"protobuf {said}: reads kubelet's answer", flush=True)
                 assert said.startswith(release.rstrip("*")), said
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["look"]:
-        print(look())
+    if sys.argv[1:] == ["read"]:
+        print(read_pods())
     else:
         main()

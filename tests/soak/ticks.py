@@ -1,10 +1,10 @@
-"""A node's life in minutes: the loop as fast as the CPU can, over simulated GPUs in simulated time. `make soak`.
+"""The collection loop without pauses, on simulated GPUs in simulated time. `make soak`.
 
     python -m tests.soak.ticks [--ticks 200000] [--gpus 2] [--seed 1]
 
-Every tick is a real one: workers read, accumulators add, a page is rendered and now and then scraped. GPUs are lost and
-slow, drivers reloaded and handed over. Memory of the last quarter is compared with that of the second; threads and
-descriptors must not grow. What needs real time, a wedged driver, is `tests.soak.faults`'s.
+Every tick is complete: workers read, accumulators add, a page is rendered and sometimes scraped. GPUs are lost and
+slow, drivers are reloaded and handed over. Memory of the last quarter is compared with that of the second; threads and
+descriptors must not grow. `tests.soak.faults` tests wedged drivers, which need real time.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from tests.conftest import RECORDINGS
 NODE = "node-000"
 VARIANTS = [Variant(*each) for each in product((False, True), repeat=2)]
 FAULT_TICKS, HAND_OVER_TICKS, SCRAPE_TICKS = 100, 500, 15
-# However long it lasts: what was seen takes memory, too.
-LOOKS = 400
+# Samples of the usage in any run, because they use memory, too.
+SAMPLES = 400
 CLOCKS: Sequence[ModuleType] = (collector_module, connector, hand_over, composer, gpu_record, worker, device)
 MIB = 1 << 20
 
 
 class Used(NamedTuple):
-    """What the process uses."""
+    """The usage of the process."""
 
     mib: float
     threads: int
@@ -69,12 +69,12 @@ class Clock:
         return self._unix + self._now - self._begin
 
     def pass_by(self, seconds: float) -> None:
-        """Let so much time pass."""
+        """Advance the time."""
         self._now += seconds
 
 
 def usage() -> Used:
-    """Of this process, now."""
+    """Return the usage of this process."""
     with open("/proc/self/statm", encoding="ascii") as statm:
         pages = int(statm.read().split()[1])
     count = [len(os.listdir(f"/proc/self/{each}")) for each in ("task", "fd")]
@@ -82,7 +82,7 @@ def usage() -> Used:
 
 
 def script(rng: random.Random, ticks: int, gpus: int) -> str:
-    """Faults for so many seconds, one after another."""
+    """Return faults for this many seconds, one after another."""
     faults = []
     for begin in range(FAULT_TICKS, ticks, FAULT_TICKS):
         kind = rng.choice((LOST, LOST, SLOW, RELOAD))
@@ -92,7 +92,7 @@ def script(rng: random.Random, ticks: int, gpus: int) -> str:
 
 
 class Life:
-    """One node, and what became of it."""
+    """One node, and its results."""
 
     def __init__(self, ticks: int, gpus: int, seed: int) -> None:
         self.used: list[Used] = []
@@ -109,7 +109,7 @@ class Life:
         self.states.update(status.reason or "up" for status in made.gpus)
 
     def run(self) -> None:
-        """Tick after tick, at once."""
+        """Run tick after tick, without pauses."""
         with ExitStack() as stack:
             for module in CLOCKS:
                 stack.enter_context(patch.object(module, "time", self._clock))
@@ -131,12 +131,12 @@ class Life:
         if tick % SCRAPE_TICKS == 0:
             for variant in VARIANTS:
                 self._pages.get(variant)
-        if tick % max(1, self._ticks // LOOKS) == 0:
+        if tick % max(1, self._ticks // SAMPLES) == 0:
             self.used.append(usage())
 
 
 def quarters(used: Sequence[Used]) -> list[Used]:
-    """Of each quarter the median memory, and the most threads and descriptors."""
+    """Return the median memory and the most threads and descriptors of each quarter."""
     quarter = len(used) // 4
     parts = [used[number * quarter : (number + 1) * quarter] for number in range(4)]
     return [
@@ -150,13 +150,13 @@ def quarters(used: Sequence[Used]) -> list[Used]:
 
 
 def main() -> int:
-    """Run, print and judge."""
+    """Run and print the result."""
     options = argparse.ArgumentParser()
     options.add_argument("--ticks", type=int, default=200_000)
     options.add_argument("--gpus", type=int, default=2)
     options.add_argument("--seed", type=int, default=1)
     chosen = options.parse_args()
-    logging.disable()  # thousands of faults would be said
+    logging.disable()  # thousands of faults would be logged
     begin = time.monotonic()
     life = Life(chosen.ticks, chosen.gpus, chosen.seed)
     life.run()

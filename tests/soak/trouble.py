@@ -1,8 +1,8 @@
-"""Everything that can block, at once: `make soak`; CI runs a small part of it.
+"""Everything that can block, at once: `make soak`; CI runs it briefly.
 
     python -m tests.soak.trouble [--seconds 60]
 
-Eight fake GPUs hang in a driver call one after another. Meanwhile nobody reads the log, the state directory hangs, one
+Eight fake GPUs hang in a driver call one after another. Meanwhile the log is not read, the state directory hangs, one
 address keeps 512 idle connections open, and 20 scrapers at another address scrape once a second each.
 """
 
@@ -35,7 +35,7 @@ from tests.support.tools import until
 
 GPUS, SCRAPERS, IDLE = 8, 20, 512
 INTERVAL = 1.0
-# How much later than it happens a scrape shows it, as the test asks.
+# The delay until a scrape shows a hang, because the test scrapes in intervals.
 ASKING = 0.3
 PROMETHEUS = ("127.0.0.2", 0)
 REQUEST = b"GET %s HTTP/1.1\r\nHost: x\r\nConnection: %s\r\n\r\n"
@@ -43,7 +43,7 @@ REQUEST = b"GET %s HTTP/1.1\r\nHost: x\r\nConnection: %s\r\n\r\n"
 
 @dataclass
 class Outcome:
-    """Of a run, in seconds. `detection` is the time until `gpu_up` is 0, for each GPU that hangs."""
+    """The result of a run, in seconds. `detection` is the time until `gpu_up` is 0, for each GPU that hangs."""
 
     scrapes: list[float] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
@@ -53,7 +53,7 @@ class Outcome:
 
     @property
     def p99(self) -> float:
-        """Of the scrapes that succeeded."""
+        """Return the 99th percentile of successful scrapes."""
         return sorted(self.scrapes)[int(0.99 * len(self.scrapes))]
 
 
@@ -68,7 +68,7 @@ def scrape(port: int) -> bytes:
 
 
 def keep_scraping(port: int, outcome: Outcome, begin: float, stop: threading.Event) -> None:
-    """One scraper: from `begin` on, once in each interval."""
+    """Scrape from `begin` on, once per interval."""
     due = begin
     while not stop.wait(max(0.0, due - time.monotonic())):
         started = time.monotonic()
@@ -81,7 +81,7 @@ def keep_scraping(port: int, outcome: Outcome, begin: float, stop: threading.Eve
 
 
 def keep_idle(port: int) -> None:
-    """Hold idle connections for ever, and open others for those that the server closes, at most 50 a second."""
+    """Hold idle connections, and replace those that the server closes, at most 50 a second."""
     held: deque[socket.socket] = deque()
     while True:
         connection = socket.create_connection(("127.0.0.1", port), 10)
@@ -95,7 +95,7 @@ def keep_idle(port: int) -> None:
 
 @contextmanager
 def serving(folder: Path, driver: FakeDriver) -> Iterator[Exporter]:
-    """The exporter, with a log that is full and a state directory that hangs."""
+    """Run the exporter with a full log and a state directory that hangs."""
     state, hang = folder / "state", folder / "hang"
     state.mkdir()
     fakes = os.pathsep.join(
@@ -128,14 +128,14 @@ def serving(folder: Path, driver: FakeDriver) -> Iterator[Exporter]:
 
 
 def up(port: int) -> int:
-    """How many GPUs are up; 0 while nothing answers."""
+    """Return how many GPUs are up; 0 if the exporter does not answer."""
     with suppress(OSError):
         return len(re.findall(rb"^gpu_up\{.*\} 1$", scrape(port), re.MULTILINE))
     return 0
 
 
 def trouble(folder: Path, seconds: float, gpus: int = GPUS) -> Outcome:
-    """Run for about so many seconds; so many of the GPUs hang, one after another."""
+    """Run for about this many seconds; this many GPUs hang, one after another."""
     driver, outcome, stop = FakeDriver(folder / "driver", gpus=GPUS), Outcome(), threading.Event()
     with serving(folder, driver) as exporter, ThreadPoolExecutor(SCRAPERS) as pool:
         idle = multiprocessing.get_context("spawn").Process(target=keep_idle, args=(exporter.port,), daemon=True)
@@ -165,7 +165,7 @@ def trouble(folder: Path, seconds: float, gpus: int = GPUS) -> Outcome:
 
 
 def main() -> int:
-    """Run, print and judge."""
+    """Run and print the result."""
     options = argparse.ArgumentParser()
     options.add_argument("--seconds", type=float, default=60)
     with tempfile.TemporaryDirectory() as folder:

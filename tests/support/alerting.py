@@ -1,4 +1,4 @@
-"""A real Alertmanager as a child process, who it notifies, and the committed alerts with their patience cut short."""
+"""A real Alertmanager as a child process, a webhook receiver, and the committed alerts with short waits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RULES = ("recording", "health", "distributed", "bottleneck", "cost")
 
 
 class Hook:
-    """A webhook receiver: the messages that came, and the path each was posted to."""
+    """A webhook receiver with the received messages and their paths."""
 
     def __init__(self) -> None:
         self.messages: list[tuple[str, dict[str, Any]]] = []
@@ -56,8 +56,8 @@ class Hook:
         self._thread.join()
         self._server.server_close()
 
-    def heard(self, alert: str, status: str) -> list[tuple[str, dict[str, Any]]]:
-        """The alerts of this name and status, with the path they came by."""
+    def received(self, alert: str, status: str) -> list[tuple[str, dict[str, Any]]]:
+        """Return the alerts of this name and status, with the paths of their messages."""
         return [
             (path, each)
             for path, message in list(self.messages)
@@ -73,7 +73,7 @@ class Alertmanager:
         self.address = f"127.0.0.1:{port}"
 
     def ask(self, method: str, path: str, body: object = None) -> Any:
-        """One call of its API."""
+        """Send a request to its API."""
         connection = HTTPConnection(self.address, timeout=10)
         try:
             text = None if body is None else json.dumps(body)
@@ -86,19 +86,19 @@ class Alertmanager:
             connection.close()
 
     def ready(self) -> bool:
-        """Whether it answers."""
+        """Return whether it answers."""
         try:
             return bool(self.ask("GET", "status"))
         except OSError:
             return False
 
     def send(self, alerts: Sequence[Mapping[str, str]]) -> None:
-        """Alerts with these labels fire."""
+        """Make alerts with these labels fire."""
         ends = (datetime.now(timezone.utc) + timedelta(hours=1)).isoformat()
         self.ask("POST", "alerts", [{"labels": dict(labels), "endsAt": ends} for labels in alerts])
 
     def inhibited(self) -> set[tuple[str, str]]:
-        """Alertname and `UUID` or node of each alert that is not told because of another."""
+        """Return alertname and `UUID` or node of each inhibited alert."""
         return {
             (each["labels"]["alertname"], each["labels"].get("UUID") or each["labels"].get("node", ""))
             for each in self.ask("GET", "alerts")
@@ -108,7 +108,7 @@ class Alertmanager:
 
 @contextmanager
 def alertmanager(folder: Path, hook: Hook) -> Iterator[Alertmanager]:
-    """The committed configuration, in a hurry, and with webhooks that lead to `hook`."""
+    """Run the committed configuration with short waits and webhooks that lead to `hook`."""
     config, port = yaml.safe_load(CONFIG.read_text()), free_port()
     for receiver in config["receivers"]:
         for webhook in receiver.get("webhook_configs", ()):
@@ -124,7 +124,7 @@ def alertmanager(folder: Path, hook: Hook) -> Iterator[Alertmanager]:
     }
     program = tool("prometheus-alertmanager")
     arguments = [str(program), *(f"--{name}={value}" for name, value in options.items())]
-    # It finds its templates in usr/share from here, if it is the one of `make tools`.
+    # The one of `make tools` finds its templates in usr/share from here.
     root = program.parent.parent.parent
     with (folder / "alertmanager.log").open("wb") as output:
         process = subprocess.Popen(arguments, cwd=root, stdout=output, stderr=output)
@@ -146,9 +146,9 @@ def _hurry(route: dict[str, Any]) -> None:
 
 
 def rules(folder: Path, hold: str) -> list[Path]:
-    """The committed rules, but each alert that waits holds for `hold` only, and none is kept when it is over.
+    """Write the committed rules, with `hold` instead of each `for` and without `keep_firing_for`.
 
-    Rates are over `RATE`: over more than an exporter has lived, Prometheus reckons a counter's rate too low.
+    Rates are over `RATE`: over a window longer than the exporter's life, Prometheus underestimates a rate.
     """
     written = []
     for name in RULES:

@@ -1,4 +1,4 @@
-"""The chart as Helm renders it, the values it is rendered with in tests, and what Pod Security says of its pods."""
+"""The chart as Helm renders it, the values of the tests, and a check of its pods against Pod Security."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from helm_python import Chart
 from tests import ROOT
 
 CHART = ROOT / "helm" / "gpu-exporter"
-# Of PASSWORD, cheap to check.
+# The hash of PASSWORD, with a low cost.
 USER, PASSWORD, HASH = "prometheus", "secret", "$2b$04$yu9GQs4QdIgpgq5uGT8bVehR/BrxjYwNpkpr0oDEEc4l.misvvlny"
 RELEASE, NAMESPACE = "gpus", "gpu-monitoring"
 NAME = "gpus-gpu-exporter"
@@ -24,7 +24,7 @@ Object = Mapping[str, Any]
 
 
 def of_readme(begin: str) -> Values:
-    """The example of the chart's README that begins with this key."""
+    """Return the example of the chart's README that begins with this key."""
     (text,) = re.findall(rf"```yaml\n({begin}:.*?)```", (CHART / "README.md").read_text(), re.DOTALL)
     values: Values = yaml.safe_load(text)
     return values
@@ -35,7 +35,7 @@ MONITORED: Values = {
     "prometheusRule": {"enabled": True, "labels": {"release": "kube-prometheus-stack"}},
     "dashboards": {"enabled": True},
 }
-# What people run it with.
+# Values of typical installations.
 SETS: Mapping[str, Values] = {
     "defaults": {},
     "monitored": MONITORED,
@@ -160,14 +160,14 @@ SETS: Mapping[str, Values] = {
 
 
 def texts(values: Values, chart: Path = CHART) -> Mapping[str, str]:
-    """What each template makes of these values, by its file's name."""
+    """Return the output of each template with these values, by its file's name."""
     with Chart.load(chart) as loaded:
         made = loaded.render(dict(values), name=RELEASE, namespace=NAMESPACE)
     return {name.partition("/templates/")[2]: text for name, text in made.items()}
 
 
 def objects(values: Values, chart: Path = CHART) -> list[Object]:
-    """All objects, as Kubernetes gets them."""
+    """Return all objects as Kubernetes gets them."""
     return [
         document
         for name, text in texts(values, chart).items()
@@ -178,18 +178,18 @@ def objects(values: Values, chart: Path = CHART) -> list[Object]:
 
 
 def kind(found: Sequence[Object], name: str) -> list[Object]:
-    """Those of one kind."""
+    """Return the objects of one kind."""
     return [each for each in found if each["kind"] == name]
 
 
 def only(found: Sequence[Object], name: str) -> Object:
-    """The one of its kind."""
+    """Return the only object of a kind."""
     (one,) = kind(found, name)
     return one
 
 
 def rules(values: Values) -> Object:
-    """The groups of the PrometheusRule, as a rule file has them."""
+    """Return the groups of the PrometheusRule, in the format of a rule file."""
     spec: Object = only(
         objects({**values, "prometheusRule": {"enabled": True, **values.get("prometheusRule", {})}}), "PrometheusRule"
     )["spec"]
@@ -198,18 +198,18 @@ def rules(values: Values) -> Object:
 
 @cache
 def made(name: str) -> list[Object]:
-    """The objects of one set of values."""
+    """Return the objects of one set of values."""
     return objects(SETS[name])
 
 
 def pod(found: list[Object]) -> Mapping[str, Any]:
-    """The spec of the exporter's pods."""
+    """Return the spec of the exporter's pods."""
     spec: Mapping[str, Any] = only(found, "DaemonSet")["spec"]["template"]["spec"]
     return spec
 
 
 def exporter(found: list[Object]) -> Mapping[str, Any]:
-    """Its container."""
+    """Return the exporter's container."""
     one: Mapping[str, Any]
     (one,) = (each for each in pod(found)["containers"] if each["name"] == "exporter")
     return one
@@ -220,9 +220,10 @@ VOLUMES = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persiste
 
 
 def beyond_restricted(pod: Mapping[str, Any]) -> set[str]:
-    """What a pod's spec has that Pod Security "restricted" does not allow (https://kubernetes.io/docs/concepts/security/pod-security-standards/).
+    """Return what Pod Security "restricted" does not allow in a pod's spec.
 
-    Stricter than the standard where that leaves a choice: seccomp must be said, and no capability may be added.
+    Stricter than the standard: seccomp must be set, and no capability may be added. See
+    https://kubernetes.io/docs/concepts/security/pod-security-standards/.
     """
     return {*_of_pod(pod), *(what for container in _containers(pod) for what in _of_container(pod, container))}
 

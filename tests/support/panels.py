@@ -1,7 +1,7 @@
-"""Every question that a dashboard asks, put to a real Prometheus, and compared with what the scraped pages say.
+"""Runs every query of a dashboard in a real Prometheus, and compares the result with the scraped pages.
 
-`problems` is the one to call. What must be there is decided in Python (`diagnosis/window.py` and the conditions' own
-evaluation), so a query that finds nothing because a label or a name in it is wrong is found out.
+Call `problems`. The expected results are computed in Python (`diagnosis/window.py` and the evaluation of conditions),
+so a query whose result is empty because of a wrong label or name is detected.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ BOARDS = {path.stem: json.loads(path.read_text()) for path in sorted((ROOT / "da
 ALL = ".*"
 SET_OPERATORS = ("and", "or", "unless")
 IDENTITY = ("node", "gpu", "namespace", "pod", "workload")
-# Labels that tell parts or events apart: not every series has them.
+# Labels of parts or events, which not every series has.
 SOMETIMES = ("GPU_I_ID", "namespace", "workload", "cluster")
 Devices = frozenset[DeviceKey]
-# The histograms that panels read as they are scraped, and what is known of a device that has one.
+# The histograms that panels read directly, each with a signal that only devices with it have.
 HISTOGRAMS = {
     f"{row}_bucket": s.POWER_SWING if row is m.POWER_SAMPLES else s.SM_IDLE
     for row in (m.SM_SHARES, m.POWER_SAMPLES, m.IDLE_GAPS)
@@ -45,7 +45,7 @@ ALLOCATION = {each.record for each in allocation.ALLOCATION}
 
 @dataclass(frozen=True)
 class Panel:
-    """A panel with a query, wherever on the board it is."""
+    """A panel with a query, anywhere on the board."""
 
     board: str
     content: Mapping[str, Any]
@@ -56,13 +56,13 @@ class Panel:
 
 
 def panels(board: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """All panels that are no rows, those of collapsed rows too."""
+    """Yield all panels except rows, with those of collapsed rows."""
     for panel in board["panels"]:
         yield from panel.get("panels", ()) if panel["type"] == "row" else (panel,)
 
 
 def filled(text: str, variables: Mapping[str, str]) -> str:
-    """A query as Grafana sends it."""
+    """Return a query as Grafana sends it."""
     for name, value in {"__rate_interval": "15s", **variables}.items():
         text = text.replace(f"${name}", value)
     assert "$" not in text, f"a variable is left in {text}"
@@ -70,7 +70,7 @@ def filled(text: str, variables: Mapping[str, str]) -> str:
 
 
 def _records() -> Mapping[str, Any]:
-    """The terms and marks that are recorded, by name."""
+    """Return the recorded terms and marks by name."""
     conditions = [each.condition for each in bottlenecks.BOTTLENECKS] + [
         mode.condition for mode in MODES if mode.condition
     ]
@@ -100,9 +100,9 @@ def _recording_rules() -> Mapping[str, str]:
 
 @dataclass
 class Truth:
-    """What the pages of some exporters say, narrowed down by variables; `rules` are the recording rules by name.
+    """The true values from the pages of some exporters, narrowed down by variables; `rules` are by recorded name.
 
-    `allocated`: kube-state-metrics is scraped, too, and has something of all that is asked for.
+    `allocated`: kube-state-metrics is scraped, too, and has a series for every query.
     """
 
     seen: Window
@@ -113,7 +113,7 @@ class Truth:
 
     @cached_property
     def chosen(self) -> Devices:
-        """The devices that the variables choose."""
+        """Return the devices that the variables select."""
         return frozenset(part for part, known in self.seen.devices.items() if self._matches(known))
 
     def _matches(self, known: object) -> bool:
@@ -122,11 +122,11 @@ class Truth:
         )
 
     def labels(self, label: str) -> set[str]:
-        """The values of an identity label."""
+        """Return the values of an identity label."""
         return {str(getattr(self.seen.devices[part], label)) for part in self.chosen} - {""}
 
     def has(self, label: str, text: str) -> bool:
-        """Whether what a query finds must have this label."""
+        """Return whether the result of a query must have this label."""
         if "ALERTS" in text:
             matchers = _innermost(promql_parser.parse(text))
             alerts = [alert for alert in self.firing if _matching(alert, matchers)]
@@ -136,7 +136,7 @@ class Truth:
         return bool(self.variables["cluster"]) if label == "cluster" else bool(self.labels(label))
 
     def of(self, text: str) -> Devices | bool:
-        """The devices that a query must find; of an aggregate, whether it finds anything. What is filtered, may."""
+        """Return the devices that a query must return; for an aggregate, whether it returns any."""
         node: Any = promql_parser.parse(text)
         return self._of(node.lhs if _filters(node) else node)
 
@@ -164,7 +164,7 @@ class Truth:
 
     def _binary(self, operator: str, left: Devices | bool, right: Devices | bool) -> Devices | bool:
         if operator not in (*SET_OPERATORS, *"+-*/%^"):
-            raise AssertionError(f"a dashboard compares with {operator}: what it finds can't be told")
+            raise AssertionError(f"a dashboard compares with {operator}: its result is not known")
         if isinstance(left, frozenset) and isinstance(right, frozenset):
             return (
                 left | right if operator == "or" else left & right if operator != "and" else self._same_gpu(left, right)
@@ -214,7 +214,7 @@ class Truth:
 
 
 def _filters(node: Any) -> bool:
-    """Whether a query keeps of what it finds only what is a number that is not negative."""
+    """Return whether a query drops NaN and negative numbers."""
     return type(node).__name__ == "BinaryExpr" and (str(node.op), str(node.rhs)) == (">=", "0")
 
 
@@ -223,7 +223,7 @@ def _matching(labels: Mapping[str, str], matchers: Mapping[str, str]) -> bool:
 
 
 def _innermost(node: Any) -> Mapping[str, str]:
-    """The matchers of the one selector in a chain of calls."""
+    """Return the matchers of the one selector in a chain of calls."""
     while type(node).__name__ == "Call":
         node = node.args[0]
     matchers = node.matchers.matchers
@@ -240,35 +240,35 @@ def problems(
     *,
     allocated: bool = False,
 ) -> list[str]:
-    """What is wrong with the answers to the panels, variables and annotations of some dashboards; none: all is well.
+    """Return the problems of the results of panels, variables and annotations of some dashboards; none if all is well.
 
-    `seen` is what the exporters of the cluster `variables["cluster"]` say; the other variables narrow it down.
-    To `answered` the queries are added that find something. `allocated`: as `Truth` has it.
+    `seen` has the pages of the exporters in `variables["cluster"]`; the other variables narrow it down. Queries with a
+    result are added to `answered`. `allocated` is that of `Truth`.
     """
     at = prometheus.query("vector(time())")[0]
     alerts = prometheus.api("query", query='ALERTS{alertstate="firing"}', time=f"{at}")["result"]
-    asked, found = 0, []
+    checked, found = 0, []
     for name, board in boards.items():
         names = [each["name"] for each in board["templating"]["list"] if each["type"] == "query"]
         mine = {label: variables.get(label, ALL) for label in names}
         truth = Truth(seen, mine, [each["metric"] for each in alerts], allocated)
         for panel in panels(board):
             for target in panel["targets"]:
-                asked += 1
+                checked += 1
                 found += [
                     f"{name}: {panel['title']}: {each}"
                     for each in _target(prometheus, truth, panel, target, at, answered)
                 ]
         for annotation in board["annotations"]["list"]:
-            asked += 1
+            checked += 1
             series = _range(prometheus, filled(annotation["expr"], mine), at)
             _note(answered, annotation["expr"], series)
             found += [f"{name}: {annotation['name']}: {each}" for each in _answer(truth, annotation["expr"], series)]
         for variable in board["templating"]["list"]:
             if variable["type"] == "query":
-                asked += 1
+                checked += 1
                 found += [f"{name}: ${variable['name']}: {each}" for each in _variable(prometheus, truth, variable)]
-    assert asked > len(boards) * 5, "nothing was asked"
+    assert checked > len(boards) * 5, "too few queries were checked"
     return found
 
 
@@ -303,13 +303,13 @@ def _note(answered: set[str] | None, expr: str, series: Sequence[object]) -> Non
 
 
 def expressions(board: Mapping[str, Any]) -> Iterator[str]:
-    """All queries of panels and annotations, as they are written."""
+    """Yield all queries of panels and annotations, as they are written."""
     yield from (target["expr"] for panel in panels(board) for target in panel["targets"])
     yield from (each["expr"] for each in board["annotations"]["list"])
 
 
 def _columns(panel: Mapping[str, Any]) -> set[str]:
-    """The labels that a table shows."""
+    """Return the labels that a table shows."""
     shown: set[str] = set()
     for each in panel.get("transformations", ()):
         shown |= set(each["options"].get("includeByName", ()))
@@ -317,7 +317,7 @@ def _columns(panel: Mapping[str, Any]) -> set[str]:
 
 
 def _range(prometheus: Prometheus, text: str, at: float) -> list[tuple[Mapping[str, str], str]]:
-    """The last value of each series that a graph until `at` has there."""
+    """Return the last value of each series in a graph that ends at `at`."""
     answer = prometheus.api("query_range", query=text, start=f"{at - 10}", end=f"{at}", step="5")["result"]
     return [(each["metric"], each["values"][-1][1]) for each in answer if float(each["values"][-1][0]) >= at - 0.01]
 

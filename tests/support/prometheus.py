@@ -23,7 +23,7 @@ class Prometheus:
         self.pid, self.port, self.log = pid, port, log
 
     def api(self, path: str, **parameters: str) -> Any:
-        """The `data` of one answer."""
+        """Return the `data` of a response."""
         connection = HTTPConnection("127.0.0.1", self.port, timeout=30)
         try:
             connection.request("GET", f"/api/v1/{path}?{urlencode(parameters)}")
@@ -34,17 +34,17 @@ class Prometheus:
         return answer["data"]
 
     def query(self, promql: str, at: float | None = None) -> list[float]:
-        """The values that an instant query finds, now or at a Unix time."""
+        """Return the values of an instant query, now or at a Unix time."""
         time = {} if at is None else {"time": f"{at:.3f}"}
         return [float(found["value"][1]) for found in self.api("query", query=promql, **time)["result"]]
 
     def stored(self, selector: str) -> dict[str, list[tuple[float, float]]]:
-        """Every (time, value) that a range selector such as `up[1m]` finds, by instance."""
+        """Return every (time, value) that a range selector such as `up[1m]` returns, by instance."""
         found = self.api("query", query=selector)["result"]
         return {each["metric"]["instance"]: [(at, float(value)) for at, value in each["values"]] for each in found}
 
     def snapshot(self) -> str:
-        """Write all samples to blocks below `data/snapshots`, in a folder of the name that is returned."""
+        """Write all samples to blocks below `data/snapshots`; return the name of their folder."""
         connection = HTTPConnection("127.0.0.1", self.port, timeout=300)
         try:
             connection.request("POST", "/api/v1/admin/tsdb/snapshot")
@@ -53,20 +53,20 @@ class Prometheus:
             connection.close()
 
     def ready(self) -> bool:
-        """Whether the API answers."""
+        """Return whether the API answers."""
         try:
             return bool(self.api("status/buildinfo"))
         except (OSError, ValueError):  # not yet listening, or still starting and not speaking JSON
             return False
 
     def type_of(self, family: str) -> str:
-        """The type that Prometheus keeps of a family."""
+        """Return the type that Prometheus stores for a family."""
         (found,) = self.api("targets/metadata", metric=family)
         return str(found["type"])
 
 
 def _hurried(path: Path, folder: Path) -> Path:
-    """A copy of rules whose groups have no interval of their own: a test has no minutes."""
+    """Return a copy of rules whose groups have no interval of their own, because tests cannot wait for minutes."""
     content = yaml.safe_load(path.read_text())
     for group in content["groups"]:
         group.pop("interval", None)
@@ -89,11 +89,11 @@ def scraping(
     more: Mapping[str, Any] | None = None,
     own_intervals: bool = False,
 ) -> Iterator[Prometheus]:
-    """A Prometheus that keeps its data in `folder` and scrapes what `settings` (such as `static_configs`) find.
+    """Run a Prometheus with its data in `folder` and the targets of `settings`, such as `static_configs`.
 
-    It evaluates the rules of `rule_files`, and sends alerts to `alertmanagers` (`host:port`). `program` is another
-    Prometheus than that of `make tools`, `more` are other parts of its configuration, such as `remote_write`.
-    Groups of rules are evaluated each `evaluation_interval`, and only with `own_intervals` as they say themselves.
+    It evaluates the rules of `rule_files`, and sends alerts to `alertmanagers` (`host:port`). `program` replaces the
+    Prometheus of `make tools`; `more` is further configuration, such as `remote_write`. Rule groups are evaluated every
+    `evaluation_interval`, unless `own_intervals` lets them use their own.
     """
     port, log, config = free_port(), folder / "prometheus.log", folder / "prometheus.yml"
     job = {"job_name": "gpu", "scrape_interval": interval, "scrape_timeout": interval, **settings}

@@ -1,4 +1,4 @@
-"""What tests of several kinds need: tools from outside Python, and waiting for something to come true."""
+"""Tools for all tests: programs from outside Python, and waiting for a condition."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from typing import TypeVar
 from tests import ROOT
 
 T = TypeVar("T")
-# A time limit bounds a failure only, and other processes may have the cores: waiting is given so many times as long as
-# it takes on an idle machine.
+# Time limits only bound failures, and other processes may use the cores: limits are this many times those of an idle
+# machine.
 PATIENCE = 4.0
 BUNDLED = ROOT / ".tools" / "usr" / "bin"
 
 
 def tool(name: str) -> Path:
-    """The program of this name: from PATH, else as `make tools` unpacked it."""
+    """Return a program from PATH, or the one that `make tools` unpacked."""
     found = shutil.which(name) or shutil.which(name, path=str(BUNDLED))
     assert found, f"{name} is neither in PATH nor in {BUNDLED}: fix: run `make tools`"
     return Path(found)
 
 
 def free_port() -> int:
-    """A TCP port that nothing listens on now."""
+    """Return a TCP port on which nothing listens now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def until(ask: Callable[[], T], timeout: float = 15.0, what: str = "the condition", every: float = 0.1) -> T:
-    """Ask each `every` seconds until the answer is true; return it. Fail after `timeout` seconds of an idle machine."""
+    """Wait until an answer is true and return it; fail after `timeout` seconds of an idle machine."""
     patience = PATIENCE * timeout
     end = time.monotonic() + patience
     while not (answer := ask()):

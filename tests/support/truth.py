@@ -1,6 +1,6 @@
-"""What recorded GPUs were really doing: for each phase, of each GPU, the class and the failure modes that are true.
+"""The true class and failure modes of each recorded GPU in each phase.
 
-The phases were made on H200s by programs that do what the phase is called. `(MODE)` is right and need not be found.
+Programs ran these phases on H200s. A mode in parentheses, such as `(MODE)`, is right but need not be found.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Truth = tuple[str, frozenset[str], frozenset[str]]
 
 def _is(bottleneck: str, *modes: str) -> Truth:
     must = frozenset(mode for mode in modes if not mode.startswith("("))
-    # Instant power swings in whatever starts and stops in step.
+    # Instant power may swing in any work that starts and stops periodically.
     may = frozenset(mode.strip("()") for mode in modes) | {"GpuPowerOscillation"}
     return bottleneck, must, may
 
@@ -87,7 +87,7 @@ TRUTH: dict[Path, dict[str, tuple[Truth, ...]]] = {
         "all_data_bound": (HOST, HOST),
         "all_reduce": (COMMUNICATING, COMMUNICATING),
         "pipeline": (COMPUTE, COMPUTE),
-        # Of two ranks, an unevenly cut pipeline shows what a slow rank shows; the advice names both.
+        # With two ranks, an uneven pipeline has the signals of a slow rank; the advice names both.
         "pipeline_uneven": (SLOW, WAITING),
         "replicas_uneven": (COMPUTE, HOST),
         "replicas_one_idle": (COMPUTE, IDLE),

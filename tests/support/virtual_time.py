@@ -1,6 +1,6 @@
 """A collector's loop in virtual time: the test does the work of the clock thread; time passes while all threads wait.
 
-The speed of the machine changes nothing. A device whose reads take long calls `Clock.sleep`.
+The speed of the machine has no effect. A device whose reads take long calls `Clock.sleep`.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from gpu_exporter.sources import backoff
 
 T = TypeVar("T")
 
-# Whose clock the loop measures by.
+# Modules whose clock is replaced.
 MODULES: tuple[ModuleType, ...] = (backoff, collector_module, composer, connector, gpu_record, hand_over, worker)
-# Real seconds after which a thread that neither ends its work nor waits is taken for a deadlock.
+# Real seconds after which a thread that neither ends its work nor waits counts as deadlocked.
 PATIENCE = 60.0
 
 
 class Clock:
-    """Time that passes when it is told to. Threads can sleep in it."""
+    """A clock that the test advances. Threads can sleep in it."""
 
     def __init__(self) -> None:
         self._begin = self._now = time.monotonic()
@@ -36,39 +36,39 @@ class Clock:
         self._asleep: dict[int, float] = {}
 
     def monotonic(self) -> float:
-        """Seconds, as `time.monotonic` gives them."""
+        """Return seconds, as `time.monotonic`."""
         return self._now
 
     def time(self) -> float:
-        """Seconds since 1970, as `time.time` gives them."""
+        """Return seconds since 1970, as `time.time`."""
         return self._unix + self._now - self._begin
 
     def pass_by(self, seconds: float) -> None:
-        """Let so much time pass."""
+        """Advance the time."""
         self.pass_until(self._now + seconds)
 
     def pass_until(self, end: float) -> None:
-        """Let time pass until `end`."""
+        """Advance the time to `end`."""
         with self._passed:
             self._now = max(self._now, end)
             self._passed.notify_all()
 
     def sleep(self, seconds: float) -> None:
-        """Wait until so much time has passed."""
+        """Wait until this much time has passed."""
         thread = threading.get_ident()
         with self._passed:
             end = self._asleep[thread] = self._now + seconds
-            assert self._passed.wait_for(lambda: self._now >= end, PATIENCE), "nobody lets time pass"
+            assert self._passed.wait_for(lambda: self._now >= end, PATIENCE), "the test does not advance the time"
             del self._asleep[thread]
 
     def wakes(self, thread: int | None) -> float | None:
-        """When a thread that sleeps now goes on."""
+        """Return when a thread that sleeps now wakes up."""
         end = self._asleep.get(thread or 0)
         return end if end is not None and end > self._now else None
 
 
 class Enough(Exception):
-    """The loop has run for as long as the test wants."""
+    """The loop has run for as long as the test needs."""
 
 
 class _Stopping(threading.Event):
@@ -100,7 +100,7 @@ class _Done(threading.Condition):
 
 
 class Loop:
-    """The loop of one collector. `run` does in the test's thread what the clock thread does."""
+    """The loop of a collector. `run` does the work of the clock thread in the test's thread."""
 
     def __init__(self, collector: Collector, clock: Clock) -> None:
         self._collector, self._clock = collector, clock
@@ -114,7 +114,7 @@ class Loop:
         assert self._collector.connect(PATIENCE), "the source was not opened"
 
     def run(self, until: Callable[[], object], ticks: int = 1000) -> None:
-        """Tick until it holds; fail if it does not in so many waits of the loop."""
+        """Tick until a condition is true; fail if it is not after a number of waits of the loop."""
         self._enough, self._ticks = until, ticks
         try:
             self._collector._run_clock()
@@ -122,14 +122,14 @@ class Loop:
             return
 
     def check(self) -> None:
-        """Raise Enough if the test has seen enough."""
+        """Raise Enough if the condition of the test is true."""
         if self._enough():
             raise Enough
         self._ticks -= 1
         assert self._ticks > 0, "it never came true"
 
     def wait(self, holds: Callable[[], T], seconds: float) -> T:
-        """Let time pass until `holds`, at most so many seconds; all threads do first what they can do now."""
+        """Advance the time until `holds`, at most for these seconds, after all threads have done their work."""
         end = self._clock.monotonic() + seconds
         while True:
             wakes = self._settled()
@@ -138,7 +138,7 @@ class Loop:
             self._clock.pass_until(min([*wakes, end]))
 
     def _settled(self) -> list[float]:
-        """Wait until every worker waits, for its next tick or in virtual time; return when those that sleep wake."""
+        """Wait until every worker waits for its tick or in virtual time; return when the sleeping ones wake up."""
         limit = time.monotonic() + PATIENCE
         while True:
             busy = [each for each in self._collector._workers._workers if each.busy]
@@ -151,7 +151,7 @@ class Loop:
 
 @contextmanager
 def virtual(clock: Clock) -> Iterator[None]:
-    """Have the loop measure by this clock."""
+    """Make the loop use this clock."""
     with ExitStack() as stack:
         for module in MODULES:
             stack.enter_context(patch.object(module, "time", clock))

@@ -1,1 +1,1 @@
-"""Part of the tests."""
+"""Tests of single parts of the code."""

@@ -1,4 +1,4 @@
-"""The settings: each parser as a table of what it takes and what it refuses."""
+"""Settings: the values that each parser accepts and refuses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.metric import MetricSet
 from tests import ROOT
 
-# What makes a setting have an effect.
+# The fix for a setting without effect.
 READ = "each as an attribute of `config` where it matters, or remove it from gpu_exporter/config.py"
 CHOICE = inputs.choice("nvml", "replay")
 
@@ -64,8 +64,8 @@ CHOICE = inputs.choice("nvml", "replay")
         (inputs.metric_set, "default", MetricSet.DEFAULT),
     ],
 )
-def test_takes(parse: Callable[[str], Any], text: str, expected: object) -> None:
-    """What users write means what they think."""
+def test_accepted(parse: Callable[[str], Any], text: str, expected: object) -> None:
+    """All common forms."""
     parsed = parse(text)
     assert parsed == expected
     assert type(parsed) is type(expected)
@@ -119,8 +119,8 @@ def test_takes(parse: Callable[[str], Any], text: str, expected: object) -> None
         (inputs.metric_set, "all", "not one of default, full"),
     ],
 )
-def test_refuses(parse: Callable[[str], Any], text: str, why: str) -> None:
-    """What can't be meant is refused with the value and what would do."""
+def test_refused(parse: Callable[[str], Any], text: str, why: str) -> None:
+    """The error has the value and what is allowed."""
     with pytest.raises(ValueError, match=r".") as caught:
         parse(text)
     assert repr(text) in str(caught.value)
@@ -132,7 +132,7 @@ def test_refuses(parse: Callable[[str], Any], text: str, why: str) -> None:
     [(Address("", 9400), ":9400"), (Address("::1", 80), "[::1]:80"), (Address("127.0.0.1", 1), "127.0.0.1:1")],
 )
 def test_address_reads_back(given: Address, text: str) -> None:
-    """An address is printed as it would be written."""
+    """An address is printed in the form in which it is written."""
     assert str(given) == text
     assert inputs.address(text) == given
 
@@ -141,8 +141,8 @@ PARSERS = [setting.metadata["parse"] for setting in fields(Config) if setting.na
 
 
 @given(st.text() | st.from_regex(r"[\[\]:.0-9a-z-]{0,12}:?[0-9.]{0,8}(ms|s|m|h)?"))
-def test_no_text_is_too_strange(text: str) -> None:
-    """Whatever the text, a parser takes it or raises ValueError, and numbers that it takes are finite."""
+def test_any_text(text: str) -> None:
+    """A parser accepts it or raises ValueError, and accepted numbers are finite."""
     for parse in PARSERS:
         try:
             value = parse(text)
@@ -163,12 +163,12 @@ def test_no_text_is_too_strange(text: str) -> None:
     ],
 )
 def test_nearest(name: str, known: list[str], expected: str) -> None:
-    """A suggestion is made when something is near, and only then."""
+    """Only similar words are suggested."""
     assert inputs.nearest(name, known) == expected
 
 
 def test_defaults() -> None:
-    """Without settings it is a live exporter on every interface's port 9400, and no recording."""
+    """By default, live GPUs are exposed on port 9400 of every interface, without a recording."""
     settings = Config()
     assert (settings.address, settings.interval, settings.gauge_window) == (Address("", 9400), 1.0, 15.0)
     assert (settings.source, settings.recording, settings.metrics) == ("auto", None, MetricSet.DEFAULT)
@@ -176,7 +176,7 @@ def test_defaults() -> None:
 
 
 def test_no_setting_is_named_like_a_service_link() -> None:
-    """Kubernetes' variables for a service named gpu-exporter can't be mistaken for settings."""
+    """Kubernetes' variables for a service named gpu-exporter cannot be mistaken for settings."""
     links = ("host", "port", "service", "port_")
     assert [setting.name for setting in fields(Config) if setting.name.startswith(links)] == []
 
@@ -201,7 +201,7 @@ def test_no_setting_is_named_like_a_service_link() -> None:
     ],
 )
 def test_read_file(tmp_path: Path, content: str, expected: dict[str, str]) -> None:
-    """A file's values arrive as the text that the parsers take."""
+    """Values of a file have the text that parsers accept."""
     path = tmp_path / "config.yaml"
     path.write_text(content)
     settings = read_file(path)
@@ -213,7 +213,7 @@ def test_read_file(tmp_path: Path, content: str, expected: dict[str, str]) -> No
 
 @pytest.mark.parametrize("content", ["speeed: 1", "- 1", "interval: [1]", "interval:", "a: b: c", "\x00"])
 def test_read_file_refuses(tmp_path: Path, content: str) -> None:
-    """Whatever is wrong with a file, the error names the file on one line."""
+    """The error is one line with the file's name."""
     path = tmp_path / "config.yaml"
     path.write_text(content)
     with pytest.raises(GpuExporterError) as caught:
@@ -247,7 +247,7 @@ BOMB = "a: &a [x, x]\n" + "".join(
     ids=lambda text: text[:20],
 )
 def test_read_file_refuses_what_is_ambiguous_or_unknown(tmp_path: Path, content: str, why: str) -> None:
-    """With one line that names what to change; all unknown keys at once."""
+    """The error is one line with the fix, for all unknown keys at once."""
     path = tmp_path / "config.yaml"
     path.write_text(content)
     with pytest.raises(GpuExporterError) as caught:
@@ -257,7 +257,7 @@ def test_read_file_refuses_what_is_ambiguous_or_unknown(tmp_path: Path, content:
 
 
 def test_a_config_file_that_would_block_or_fill_the_memory(tmp_path: Path) -> None:
-    """A FIFO without a writer is refused at once, and so is a file that is too large."""
+    """A FIFO without a writer and a file that is too large are refused at once."""
     path = tmp_path / "config.yaml"
     os.mkfifo(path)
     with pytest.raises(GpuExporterError, match="not a regular file"):
@@ -289,7 +289,7 @@ def test_a_config_file_that_would_block_or_fill_the_memory(tmp_path: Path) -> No
     ],
 )
 def test_unknown_variables(name: str, unknown: bool) -> None:
-    """Neither settings nor what Kubernetes injects for Services named gpu-exporter or gpu-exporter-west."""
+    """Neither settings nor variables that Kubernetes injects for Services such as gpu-exporter-west."""
     assert unknown_variables([name, "PATH"]) == ([name] if unknown else [])
 
 
@@ -312,7 +312,7 @@ def test_a_faulty_setting_is_an_error(default: str, flag: str, message: str) -> 
 
 
 def test_every_setting_is_read() -> None:
-    """As `config.NAME`, by some other module."""
+    """As `config.NAME`, in another module."""
     sources = (ROOT / "gpu_exporter").rglob("*.py")
     nodes = [node for path in sources if path.name != "config.py" for node in ast.walk(ast.parse(path.read_text()))]
     read = {

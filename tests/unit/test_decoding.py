@@ -12,7 +12,7 @@ from gpu_exporter.decoding import gunzip, json_as, printable, yaml_document
 
 
 class Answer(TypedDict):
-    """What the tests decode."""
+    """The content that the tests decode."""
 
     value: float
     names: list[str]
@@ -115,6 +115,6 @@ def test_gzip_is_unpacked_up_to_a_limit() -> None:
             gunzip(content, 1 << 20)
 
 
-def test_a_terminal_obeys_nothing_printable() -> None:
+def test_printable_text_has_no_terminal_controls() -> None:
     assert printable("a\x1b[31mb\nc\u202ed", 20) == "a\ufffd[31mb c\ufffdd"
     assert printable("x" * 50, 10) == "x" * 9 + "…"

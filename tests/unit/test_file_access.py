@@ -1,4 +1,4 @@
-"""Files that hang cost no more than a deadline, and what is no regular file is never waited for."""
+"""Files that hang delay a caller only up to a deadline; files that are not regular are never read."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_only_regular_files_are_read(tmp_path: Path) -> None:
 
 
 def test_a_call_has_the_result_or_the_error() -> None:
-    """As if it were made here."""
+    """As if it were made in the caller's thread."""
     worker = FileWorker("test")
     assert [worker.call(partial(int, number)) for number in range(3)] == [0, 1, 2]
     with pytest.raises(FileNotFoundError):
@@ -42,7 +42,7 @@ def test_a_call_has_the_result_or_the_error() -> None:
 
 
 def test_a_call_that_hangs_costs_a_deadline() -> None:
-    """Once: others fail at once while it hangs, and work when it has come back."""
+    """Further calls fail at once while it hangs, and work when it has returned."""
     worker, back, done = FileWorker("test"), threading.Event(), threading.Event()
 
     def hangs() -> None:

@@ -1,4 +1,4 @@
-"""Drift tests name the fix in each assertion, and the files and commands that a fix names exist."""
+"""Drift tests name the fix in each assertion, and the files and commands in a fix exist."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SUFFIXES = (".py", ".md", ".csv", ".yaml", ".json", ".cfg", ".toml", ".sh", ".c"
 
 
 def constants(tree: ast.Module) -> Mapping[str, str]:
-    """The texts that a module has under a name of its own."""
+    """Return the texts of a module's constants."""
     return {
         node.targets[0].id: node.value.value
         for node in tree.body
@@ -33,7 +33,7 @@ def constants(tree: ast.Module) -> Mapping[str, str]:
 
 
 def text_of(node: ast.expr | None, names: Mapping[str, str]) -> str:
-    """The text of an assertion's message; `*` stands for what is known only when it fails."""
+    """Return the text of an assertion's message, with `*` for parts that are known only when it fails."""
     match node:
         case ast.Constant(value=str(text)):
             return text
@@ -47,14 +47,14 @@ def text_of(node: ast.expr | None, names: Mapping[str, str]) -> str:
 
 
 def messages(tree: ast.AST, names: Mapping[str, str]) -> Iterator[tuple[int, str]]:
-    """The line and the message of each assertion, those without one too."""
+    """Yield line and message of each assertion, also without a message."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Assert):
             yield node.lineno, text_of(node.msg, names)
 
 
 def missing(fix: str) -> list[str]:
-    """The files and commands that a fix names and that do not exist."""
+    """Return the files and commands of a fix that do not exist."""
     commanded = re.findall(r"`([^`]+)`", fix)
     words = [word.strip(",;:.()") for word in re.sub(r"`[^`]+`", "", fix).split()]
     paths = [word for word in words if "/" in word or word.endswith(SUFFIXES)]
@@ -66,7 +66,7 @@ def missing(fix: str) -> list[str]:
 
 
 def runs(command: str) -> bool:
-    """Whether a command is one that can be run here; what is no command passes."""
+    """Return whether a command exists; a text that is no command passes."""
     match command.split():
         case ["make", target, *_]:
             return target in TARGETS
@@ -88,7 +88,7 @@ FIXES = {
 
 
 def test_each_assertion_of_a_drift_test_ends_with_the_fix() -> None:
-    """What a test marked `drift` finds, whoever reads the failure can mend."""
+    """So that contributors can repair what a test marked `drift` finds."""
     without, marked = [], 0
     for path, tree in TREES.items():
         for node in ast.walk(tree):
@@ -102,15 +102,15 @@ def test_each_assertion_of_a_drift_test_ends_with_the_fix() -> None:
 
 
 @pytest.mark.parametrize("fix", sorted(set(FIXES.values())))
-def test_what_a_fix_names_exists(fix: str) -> None:
-    """Files below the repository, targets of make, subcommands, modules, options of pytest."""
+def test_files_and_commands_of_fixes_exist(fix: str) -> None:
+    """Files of the repository, targets of make, subcommands, modules, options of pytest."""
     places = [place for place, text in FIXES.items() if text == fix]
 
     assert missing(fix) == [], f"name what exists in {', '.join(places)}"
 
 
-def test_a_fix_that_names_nothing_real_is_found() -> None:
-    """A file that has moved, a target and a subcommand that are gone."""
+def test_missing_files_and_commands_are_found() -> None:
+    """A file that has moved, a target and a subcommand that were removed."""
     assert missing("edit gpu_exporter/gone.py, run `make gone`, `gpu-exporter gone` and `python -m tests.gone`") == [
         "gpu_exporter/gone.py",
         "`make gone`",
@@ -121,7 +121,7 @@ def test_a_fix_that_names_nothing_real_is_found() -> None:
 
 
 def test_targets_and_extras_that_texts_name_exist() -> None:
-    """`make …` and `gpu-exporter[…]` in documentation, in messages and in comments."""
+    """`make …` and `gpu-exporter[…]` in documentation, messages and comments."""
     setup = configparser.ConfigParser(interpolation=None)
     setup.read(ROOT / "setup.cfg")
     extras = set(setup["options.extras_require"])

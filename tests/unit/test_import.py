@@ -14,7 +14,7 @@ LOADED = "sorted(name for name in sys.modules if name.startswith('gpu_exporter')
 
 
 def fresh(program: str, *options: str) -> tuple[Any, str]:
-    """Run a program that prints JSON in a fresh interpreter; return that, and what went to stderr."""
+    """Run a program that prints JSON in a new interpreter; return the JSON and stderr."""
     done = subprocess.run(
         [sys.executable, *options, "-c", f"import json, sys\n{program}"], capture_output=True, text=True, check=True
     )
@@ -28,7 +28,7 @@ def test_the_import_loads_no_other_module() -> None:
 
 
 def test_the_import_is_quick() -> None:
-    """The quickest of some interpreters, by the interpreter's own clock: a busy machine delays now one, now another."""
+    """The fastest of several interpreters counts, because a busy machine delays some of them."""
     times = []
     for _ in range(5):
         _, log = fresh("import gpu_exporter; print('null')", "-X", "importtime")
@@ -55,7 +55,7 @@ def test_each_name_works_when_it_is_used() -> None:
 
 
 def test_a_light_name_does_not_load_the_library() -> None:
-    """The version, and an error to catch, cost no driver's bindings."""
+    """The version and an exception need no bindings of the driver."""
     loaded, _ = fresh(f"import gpu_exporter; gpu_exporter.__version__; print(json.dumps({LOADED}))")
 
     assert loaded == ["gpu_exporter", "gpu_exporter.version"]

@@ -1,4 +1,4 @@
-"""What `make` does to the machine that it runs on."""
+"""What `make` changes on a machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SCRIPTS = [ROOT / "Makefile", *(ROOT / "tests").glob("*.sh")]
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
 def test_only_packages_are_installed(script: Path) -> None:
-    """Root is asked for packages, and nothing else is written outside of the checkout."""
+    """Root rights are used for packages only, and nothing else is written outside of the checkout."""
     recipes = [line for line in script.read_text().splitlines() if not line.lstrip().startswith("#")]
     text = "\n".join(line for line in recipes if not line.startswith("SUDO "))
 

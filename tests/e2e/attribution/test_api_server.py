@@ -25,7 +25,7 @@ def api(tmp_path: Path) -> Iterator[FakeApiServer]:
 
 
 def attributed(serve: Serve, driver: FakeDriver, kubelet: FakeKubelet, api: FakeApiServer, *arguments: str) -> Exporter:
-    """An exporter that uses both."""
+    """An exporter that uses kubelet and the API server."""
     own = ("--kubernetes", "--pod-resources-socket", str(kubelet.socket), "--interval", "200ms")
     return serve(*own, *arguments, env={**driver.environment, **api.environment})
 
@@ -83,7 +83,7 @@ def test_pods_change_finish_and_go(serve: Serve, node: FakeDriver, kubelet: Fake
     kubelet.pods = [given("old", UUID[0]), given("new", UUID[0])]
     exporter = attributed(serve, node, kubelet, api, "--kubernetes-pods")
     page = exporter.until(lambda page: len(rows(page)) == 2)
-    assert owner(page, UUID[0]) == ("", "", "")  # two pods: nobody's
+    assert owner(page, UUID[0]) == ("", "", "")  # two pods: no owner
     api.put(PODS, pod_object("old", UIDS[0], phase="Succeeded"))
     page = exporter.until(lambda page: len(rows(page)) == 1)
     assert owner(page, UUID[0]) == ("team", "new", "main")
@@ -91,7 +91,7 @@ def test_pods_change_finish_and_go(serve: Serve, node: FakeDriver, kubelet: Fake
     exporter.until(lambda page: rows(page)[0].get("workload") == "later")
     api.delete(PODS, "new")
     page = exporter.until(lambda page: "workload" not in rows(page)[0])
-    assert owner(page, UUID[0]) == ("team", "new", "main")  # kubelet still says so
+    assert owner(page, UUID[0]) == ("team", "new", "main")  # kubelet still lists it
 
 
 def test_watch_that_is_too_old_lists_again(

@@ -139,7 +139,7 @@ def test_kubelet_that_restarts(serve: Serve, node: FakeDriver, kubelet: FakeKube
     kubelet.start()
     page = exporter.until(up())
     assert owner(page, UUID[0])[1] == "second"
-    kubelet.pods = [given("third", UUID[0])]  # a new socket in place of the old one, which was not seen to be missing
+    kubelet.pods = [given("third", UUID[0])]  # a new socket replaces the old one between two lookups
     kubelet.start()
     exporter.until(lambda page: owner(page, UUID[0])[1] == "third")
     said = exporter.log.read_text().splitlines()

@@ -1,4 +1,4 @@
-"""Processes on a GPU, in a running server on the stand-in driver."""
+"""Processes on a GPU, in a running server on the fake driver."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_processes_come_and_go(serve: Serve, driver: FakeDriver, procfs: Path) -
     exporter = serve("--processes", "true", "--procfs", str(procfs), "--interval", "200ms", env=driver.environment)
     page = exporter.until(lambda page: bool(page.values(MEMORY)))
     assert by_process(page, MEMORY) == {"41 python3": 1000, "42 ray::train": 9}
-    assert by_process(page, SM) == {"41 python3": 0.97}  # absent, not zero, for who was not sampled
+    assert by_process(page, SM) == {"41 python3": 0.97}  # absent, not zero, for a process without samples
     assert page.value("gpu_processes") == 2
     assert page.value("gpu_processes_unresolved") == 0
     driver.set("ComputeRunningProcesses", "42:8")
@@ -92,13 +92,13 @@ def test_pids_of_another_namespace_are_not_resolved(
     assert len(page.values(MEMORY)) == resolved
 
 
-def test_nothing_about_processes_unless_asked(serve: Serve, driver: FakeDriver) -> None:
+def test_processes_are_off_by_default(serve: Serve, driver: FakeDriver) -> None:
     driver.set("ComputeRunningProcesses", "41:1000")
     page = serve("--metrics", "full", env=driver.environment).until(lambda page: page.values("gpu_up") == [1])
     assert "gpu_process" not in page.text
 
 
-def test_a_driver_without_process_utilisation_says_so(serve: Serve, driver: FakeDriver, procfs: Path) -> None:
+def test_driver_without_process_utilisation(serve: Serve, driver: FakeDriver, procfs: Path) -> None:
     driver.set("ComputeRunningProcesses", "41:1000")
     driver.fail("ProcessUtilization", 3)
     exporter = serve("--processes", "true", "--procfs", str(procfs), "--interval", "200ms", env=driver.environment)
@@ -118,8 +118,8 @@ def test_processes_on_mig_instances(serve: Serve, driver: FakeDriver, procfs: Pa
     assert page.value("gpu_processes") == 2
 
 
-def test_an_instance_that_goes_takes_only_its_own_processes(serve: Serve, driver: FakeDriver, procfs: Path) -> None:
-    """Those of the other instance stay, and only they are counted."""
+def test_removed_instance_with_processes(serve: Serve, driver: FakeDriver, procfs: Path) -> None:
+    """Processes of the other instance stay, and only they are counted."""
     parts = {0: mig_device(9, "3g.71gb"), 1: mig_device(5, "4g.71gb")}
     parts[0]["ComputeRunningProcesses"], parts[1]["ComputeRunningProcesses"] = "41:1000", "42:2000"
     driver.partition(0, parts)

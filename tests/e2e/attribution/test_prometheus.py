@@ -55,6 +55,6 @@ def test_each_device_has_its_owner(
         assert devices[UUID[2], "5"] == ("", "", "")
         exported = series(prometheus, '{__name__=~".+", exported_pod!=""}')
         assert bool(exported) is not honor
-        if honor:  # a free GPU is nobody's, not the exporter's, although that is the target's label
+        if honor:  # a free GPU has no owner, not even the exporter, although that is the target's label
             assert series(prometheus, f'{POWER}{{pod!="", UUID="{UUID[1]}"}}') == []
             assert owner(series(prometheus, f'{POWER}{{UUID="{UUID[0]}"}}')[0])[1] == "bert-worker-0"

@@ -31,7 +31,7 @@ def test_devices_of_no_gpu_stay_few_series(serve: Serve, node: FakeDriver, kubel
     assert up()(page)
     unresolved = page.values("gpu_pod_device_unresolved")
     assert len(unresolved) < 300
-    assert 4000 < sum(unresolved) < 4200  # those within the limit of devices of an answer
+    assert 4000 < sum(unresolved) < 4200  # those within the limit of devices of a response
 
 
 def test_pod_name_of_a_mebibyte_is_dropped(serve: Serve, node: FakeDriver, kubelet: FakeKubelet) -> None:

@@ -1,4 +1,4 @@
-"""What a user can get wrong on the command line, in settings and in files: one line that names it and its cure."""
+"""Mistakes on the command line, in settings and in files: the error is one line with the mistake and the fix."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GPU = {"gpu": 0, "UUID": "GPU-0"}
 def fails(
     *arguments: str, env: Mapping[str, str] | None = None, prefix: Sequence[str] = (), stdout: int = subprocess.PIPE
 ) -> str:
-    """Run gpu-exporter; it must fail with one line on stderr, which is returned, and nothing on stdout."""
+    """Run gpu-exporter, which must fail with one line on stderr and nothing on stdout; return the line."""
     ran = subprocess.run(
         [*prefix, *command(*arguments)],
         env={**os.environ, **(env or {})},
@@ -39,13 +39,13 @@ def fails(
 
 
 def ticks(*of: Mapping[str, object], version: int = 1, **header: object) -> bytes:
-    """A recording of these ticks of GPU 0."""
+    """Return the lines of a recording with these ticks of GPU 0."""
     head = {"format": "gpu-exporter-recording", "version": version, "interval_seconds": 1, "gpus": [GPU], **header}
     return b"".join(json.dumps(line).encode() + b"\n" for line in (head, *of))
 
 
 def tick(t: object, gpu: object = 0, value: object = 40) -> Mapping[str, object]:
-    """One tick."""
+    """Return one tick."""
     return {"t": t, "gpu": gpu, "samples": {"DCGM_FI_DEV_GPU_TEMP": value}}
 
 
@@ -75,7 +75,7 @@ BAD_VALUES = [
 @pytest.mark.parametrize(("setting", "value", "cure"), BAD_VALUES)
 @pytest.mark.parametrize("where", ["file", "environment", "flag"])
 def test_bad_value(tmp_path: Path, where: str, setting: str, value: str, cure: str) -> None:
-    """A value that can't be is refused wherever it stands, with the setting, the value and what would do."""
+    """A bad value is refused wherever it is set; the error names the setting, the value and what is allowed."""
     if where == "file":
         path = tmp_path / "config.yaml"
         path.write_text(f'{setting}: "{value}"\n')
@@ -113,7 +113,7 @@ def test_bad_value(tmp_path: Path, where: str, setting: str, value: str, cure: s
     ids=lambda value: repr(value)[:30],
 )
 def test_bad_config_file(tmp_path: Path, content: bytes, cure: str) -> None:
-    """A file that is no mapping of known settings to single values is refused by its name."""
+    """A file that is not a mapping of known settings to single values is refused with its name."""
     path = tmp_path / "config.yaml"
     path.write_bytes(content)
     line = fails("serve", "--config", str(path))
@@ -122,8 +122,8 @@ def test_bad_config_file(tmp_path: Path, content: bytes, cure: str) -> None:
 
 
 @pytest.mark.parametrize("by", ["flag", "environment"])
-def test_config_file_that_is_none(tmp_path: Path, by: str) -> None:
-    """A file that is not there, or is a directory, is an error, not an empty configuration."""
+def test_missing_config_file(tmp_path: Path, by: str) -> None:
+    """A missing file or a directory is an error, not an empty configuration."""
     for path, why in ((tmp_path / "none.yaml", "No such file"), (tmp_path, "a directory")):
         flags, env = (("--config", str(path)), {}) if by == "flag" else ((), {"GPU_EXPORTER_CONFIG": str(path)})
         line = fails("serve", *flags, env=env)
@@ -144,7 +144,7 @@ def test_config_file_that_is_none(tmp_path: Path, by: str) -> None:
 def test_precedence(
     serve: Serve, tmp_path: Path, file: str, environment: str | None, flag: str | None, expected: float
 ) -> None:
-    """A flag beats the environment, which beats the file, which beats the default."""
+    """A flag overrides the environment, which overrides the file, which overrides the default."""
     config = tmp_path / "config.yaml"
     config.write_text(file)
     env = {"GPU_EXPORTER_CONFIG": str(config)}
@@ -155,7 +155,7 @@ def test_precedence(
 
 
 def test_kubernetes_service_links_are_ignored(serve: Serve) -> None:
-    """Variables that Kubernetes makes for a service named gpu-exporter are not settings."""
+    """Variables that Kubernetes creates for a service named gpu-exporter are not settings."""
     links = {
         "GPU_EXPORTER_PORT": "tcp://1.2.3.4:9400",
         "GPU_EXPORTER_SERVICE_HOST": "1.2.3.4",
@@ -177,8 +177,8 @@ def test_kubernetes_service_links_are_ignored(serve: Serve) -> None:
         ("a" * 70, "cannot be used"),
     ],
 )
-def test_address_of_nobody(host: str, why: str) -> None:
-    """A host that is not this machine's, or no host at all, is refused with the address."""
+def test_address_of_another_host(host: str, why: str) -> None:
+    """A host that is not this machine, or no host at all, is refused with the address."""
     line = fails("serve", *REPLAY, "--address", f"{host}:9400")
     assert f"address {host}:9400 " in line
     assert why in line
@@ -186,7 +186,7 @@ def test_address_of_nobody(host: str, why: str) -> None:
 
 
 def test_port_in_use(serve: Serve) -> None:
-    """A second exporter on the port of the first one says so; the first goes on."""
+    """A second exporter on the same port reports that; the first one continues."""
     first = serve(*REPLAY)
     line = fails("serve", *REPLAY, "--address", f"127.0.0.1:{first.port}")
     assert f"address 127.0.0.1:{first.port} is in use" in line
@@ -199,7 +199,7 @@ UNPRIVILEGED_FROM = int(Path("/proc/sys/net/ipv4/ip_unprivileged_port_start").re
 
 @pytest.mark.skipif(UNPRIVILEGED_FROM <= 80, reason="this kernel is set to let everybody listen on every port")
 def test_privileged_port() -> None:
-    """Without the privilege for a port below 1024 the cure is a higher port."""
+    """Without the privilege for ports below 1024, the error suggests a higher port."""
     as_root = ("setpriv", "--inh-caps=-net_bind_service", "--bounding-set=-net_bind_service")
     line = fails("serve", *REPLAY, "--address", "127.0.0.1:80", prefix=as_root if os.getuid() == 0 else ())
     assert "address 127.0.0.1:80 needs privileges" in line
@@ -254,7 +254,7 @@ BAD_RECORDINGS: dict[str, tuple[bytes, str]] = {
 
 @pytest.mark.parametrize("case", BAD_RECORDINGS)
 def test_bad_recording(tmp_path: Path, case: str) -> None:
-    """A damaged recording is refused before anything is played, with its name and the line at fault."""
+    """A damaged recording is refused before the start, with its name and the faulty line."""
     content, what = BAD_RECORDINGS[case]
     path = tmp_path / "bad.jsonl.gz"
     path.write_bytes(content)
@@ -267,21 +267,21 @@ def test_bad_recording(tmp_path: Path, case: str) -> None:
 @pytest.mark.parametrize(
     ("name", "why"), [("none.jsonl.gz", "no such file"), (".", "not a regular file"), ("a" * 300, "ame too long")]
 )
-def test_recording_that_is_none(tmp_path: Path, name: str, why: str) -> None:
-    """A recording that is not there is named."""
+def test_missing_recording(tmp_path: Path, name: str, why: str) -> None:
+    """The error names the recording."""
     line = fails("once", "--source", "replay", "--recording", str(tmp_path / name))
     assert f"recording {tmp_path / name}: " in line
     assert why in line
 
 
 def test_recording_needs_replay() -> None:
-    """A recording is played only when replay was asked for by name."""
+    """A recording is played only with `--source replay`."""
     assert "--recording needs --source replay" in fails("serve", "--recording", "h200_workloads")
     assert "--recording needs --source replay" in fails("once", env={"GPU_EXPORTER_RECORDING": "h200_workloads"})
 
 
 def test_replay_needs_a_recording() -> None:
-    """Without a recording, the packaged ones are offered."""
+    """Without a recording, the error lists the packaged ones."""
     line = fails("serve", "--source", "replay")
     assert "--recording" in line
     for path in RECORDINGS.glob("*.jsonl.gz"):
@@ -305,12 +305,12 @@ def test_replay_needs_a_recording() -> None:
     ],
 )
 def test_wrong_usage(arguments: Sequence[str], cure: str) -> None:
-    """What the command line does not know is answered with what it may have meant."""
+    """The error on an unknown word suggests a similar one."""
     assert cure in fails(*arguments)
 
 
-def test_without_a_command_there_is_help() -> None:
-    """The bare command prints its help as help, on lines of its own."""
+def test_no_command_prints_help() -> None:
+    """The help has its usual lines."""
     ran = run()
     assert "\nCommands:\n" in ran.stdout + ran.stderr
     assert "gpu-exporter: Usage" not in ran.stderr
@@ -318,28 +318,28 @@ def test_without_a_command_there_is_help() -> None:
 
 @pytest.mark.parametrize("path", ["missing/out.jsonl", ".", "file/out.jsonl"])
 def test_record_to_nowhere(tmp_path: Path, path: str) -> None:
-    """A file that can't be written is named before anything is recorded."""
+    """A file that cannot be written is an error before anything is recorded."""
     (tmp_path / "file").touch()
     line = fails("record", *REPLAY, "--out", str(tmp_path / path))
     assert f"recording {tmp_path / path}: " in line
 
 
 def test_record_to_a_full_disk() -> None:
-    """A disk that fills up is one line, too."""
+    """The error is one line."""
     line = fails("record", *REPLAY, "--duration", "300ms", "--out", "/dev/full")
     assert "recording /dev/full: No space left on device" in line
 
 
 @pytest.mark.parametrize("arguments", [("metrics",), ("once", *REPLAY)])
 def test_output_to_a_full_disk(arguments: Sequence[str]) -> None:
-    """Output that can't be written is an error of one line."""
+    """Output that cannot be written is an error of one line."""
     with open("/dev/full", "w") as full:
         assert "No space left on device" in fails(*arguments, stdout=full.fileno())
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz"])
 def test_record_and_replay(tmp_path: Path, suffix: str) -> None:
-    """What was recorded, even from a replay, plays with the metrics that it was recorded from."""
+    """A recording, even of a replay, plays the metrics that it was made from."""
     out = tmp_path / f"again{suffix}"
     recorded = run("record", *REPLAY, "--duration", "2", "--out", str(out))
     assert recorded.returncode == 0, recorded.stderr

@@ -1,4 +1,4 @@
-"""What nobody foresaw is one line, too, and never the exit code of a result."""
+"""Unforeseen errors are one line, too, and never have the exit code of a result."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def broken(module: str, name: str, arguments: tuple[str, ...]) -> subprocess.Com
 
 @pytest.mark.parametrize(("module", "name", "arguments"), UNFORESEEN, ids=lambda value: str(value)[:30])
 def test_an_unforeseen_error_is_one_line_and_no_result(module: str, name: str, arguments: tuple[str, ...]) -> None:
-    """Exit code 2, since 1 means that `diagnose` found something; the traceback is there on request."""
+    """Exit code 2, since 1 means that `diagnose` found something. `--debug` shows the traceback."""
     ended = broken(module, name, arguments)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr == (
@@ -52,7 +52,7 @@ def test_an_unforeseen_error_is_one_line_and_no_result(module: str, name: str, a
 
 
 def test_debug_shows_the_traceback() -> None:
-    """Before the command and behind it."""
+    """Before and after the command."""
     module, name, arguments = UNFORESEEN[2]
     for line in (("--debug", *arguments), (*arguments, "--debug")):
         ended = broken(module, name, line)
@@ -63,7 +63,7 @@ def test_debug_shows_the_traceback() -> None:
 
 @pytest.mark.parametrize("arguments", [("diagnose",), ("doctor",)])
 def test_a_faulty_configuration_is_no_result(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    """Commands whose 1 is a result end with 2 if they cannot start."""
+    """Commands whose exit code 1 is a result exit with 2 if they cannot start."""
     path = tmp_path / "config.yaml"
     path.write_text("foo: 1")
     ended = run(*arguments, "--config", str(path))
@@ -87,7 +87,7 @@ def test_too_little_memory_is_one_line(mebibytes: int, arguments: tuple[str, ...
     )
     try:
         _, log = process.communicate(timeout=10)
-    except subprocess.TimeoutExpired:  # it is enough: it serves
+    except subprocess.TimeoutExpired:  # there is enough memory: it serves
         process.kill()
         _, log = process.communicate()
     assert "Traceback" not in log
@@ -96,8 +96,8 @@ def test_too_little_memory_is_one_line(mebibytes: int, arguments: tuple[str, ...
         assert any("memory" in line for line in lines), log
 
 
-def test_unknown_variables_are_warned_of(serve: Serve) -> None:
-    """By `serve` in its log, by other commands on stderr; those of a Kubernetes Service are not."""
+def test_warning_of_unknown_variables(serve: Serve) -> None:
+    """In the log of `serve`, on stderr of other commands. Variables of a Kubernetes Service are ignored."""
     env = {"GPU_EXPORTER_INTERVALL": "2s", "GPU_EXPORTER_PORT": "tcp://1.2.3.4:9400"}
     said = "GPU_EXPORTER_INTERVALL is ignored: it is not a setting; did you mean GPU_EXPORTER_INTERVAL?"
     exporter = serve(*REPLAY, env=env)
@@ -128,7 +128,7 @@ def test_an_unknown_recording_lists_the_packaged_ones(name: str) -> None:
 
 
 def test_a_switch_still_takes_a_value(serve: Serve) -> None:
-    """`--loop false` and `--loop=false` were the only forms once."""
+    """Older versions required `--loop false` or `--loop=false`."""
     for form in (("--loop", "false"), ("--loop=false",), ("--no-loop",)):
         exporter = serve(*REPLAY, *form, "--speed", "9999")
         exporter.until(lambda page: page.values("gpu_up") == [0])
@@ -137,7 +137,7 @@ def test_a_switch_still_takes_a_value(serve: Serve) -> None:
 @pytest.mark.parametrize("columns", [60, 120])
 @pytest.mark.parametrize("arguments", [("metrics", "temperature"), ("once", *REPLAY)])
 def test_output_fits_a_terminal(arguments: tuple[str, ...], columns: int) -> None:
-    """On a terminal, in lines that fit; piped, unchanged."""
+    """Lines are wrapped on a terminal, and unchanged in a pipe."""
     leader, follower = os.openpty()
     env = {**os.environ, "COLUMNS": str(columns)}
     process = subprocess.Popen(command(*arguments), stdout=follower, stderr=follower, env=env)

@@ -1,4 +1,4 @@
-"""Systems that lack what Linux has: nothing may crash for want of a module or a call."""
+"""Platforms without Linux's modules and calls: no command crashes for want of one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from tests.conftest import RECORDINGS, Serve, run
 
-# As on Windows, as far as a Linux can play it.
+# As on Windows, as far as Linux can simulate it.
 WITHOUT = """
 import os, platform, sys
 for name in ("geteuid", "getuid", "getgid", "uname", "fork", "sysconf"):
@@ -23,21 +23,21 @@ REPLAY = ("--source", "replay", "--recording", str(RECORDINGS / "h200_workloads.
 
 @pytest.fixture
 def elsewhere(tmp_path: Path) -> dict[str, str]:
-    """The environment of a Python that lacks them."""
+    """The environment of a Python without them."""
     (tmp_path / "sitecustomize.py").write_text(WITHOUT)
     return {"PYTHONPATH": str(tmp_path), "LD_LIBRARY_PATH": str(tmp_path)}
 
 
 @pytest.mark.parametrize("arguments", [("--help",), ("metrics",), ("once", *REPLAY), ("doctor", *REPLAY)])
 def test_commands(elsewhere: dict[str, str], arguments: tuple[str, ...]) -> None:
-    """They do their work."""
+    """They work."""
     ended = run(*arguments, env=elsewhere)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout
 
 
-def test_doctor_says_where_it_is(elsewhere: dict[str, str]) -> None:
-    """Without a driver it says what this platform is, and what does not work on it."""
+def test_doctor_names_the_platform(elsewhere: dict[str, str]) -> None:
+    """Without a driver, it names the platform and what does not work on it."""
     (Path(elsewhere["LD_LIBRARY_PATH"]) / "libnvidia-ml.so.1").write_bytes(b"")
     ended = run("doctor", env=elsewhere)
     assert (ended.returncode, ended.stderr) == (1, "")

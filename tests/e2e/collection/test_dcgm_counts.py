@@ -1,4 +1,4 @@
-"""dcgm-exporter's own metrics, made of what the driver says, with the real bindings and the real loop."""
+"""dcgm-exporter's own metrics, computed from the driver's values, with the real bindings and the real loop."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import sys
 from tests.conftest import Page
 from tests.support.fakes.driver import FakeDriver
 
-# Collects for some ticks, while the test's driver goes on; prints the last page.
-LOOK = """
+# Collects for some ticks while the test changes the driver; prints the last page.
+READS = """
 import sys, time
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.collection.collector import Collector
@@ -41,13 +41,13 @@ loop.stop()
 """
 
 
-def test_they_are_made_of_what_the_driver_says(driver: FakeDriver) -> None:
-    """Clock events and Xids are counted, each pair of GPUs has its NVLink's state, and DCGM's health needs DCGM."""
+def test_computed_from_the_drivers_values(driver: FakeDriver) -> None:
+    """Clock events and XIDs are counted, each pair of GPUs has its NVLink state, and DCGM's health needs DCGM."""
     driver.count(2)
     driver.set("P2PStatus.2.1", 5, gpu=0)
     driver.set("CurrentClocksEventReasons", 4)
     process = subprocess.Popen(
-        [sys.executable, "-c", LOOK],
+        [sys.executable, "-c", READS],
         env={**os.environ, **driver.environment},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -66,7 +66,7 @@ def test_they_are_made_of_what_the_driver_says(driver: FakeDriver) -> None:
     assert page.values("DCGM_EXP_CLOCK_EVENTS_COUNT", gpu="1", clock_event="hw_thermal") == []
     assert page.value("DCGM_EXP_CLOCK_EVENTS_TOTAL_total", gpu="0", clock_event="hw_thermal") == 1
     assert page.values("DCGM_EXP_CLOCK_EVENTS_TOTAL_total", clock_event="power_cap") == []
-    assert page.values("DCGM_FI_DEV_CLOCKS_EVENT_REASONS") == []  # asked for, but not chosen
+    assert page.values("DCGM_FI_DEV_CLOCKS_EVENT_REASONS") == []  # read, but not selected
 
     assert page.value("DCGM_EXP_XID_ERRORS_COUNT", gpu="0") == 0
     assert page.value("DCGM_EXP_XID_ERRORS_COUNT", gpu="1", xid="31", window_size_in_ms="60000") == 2

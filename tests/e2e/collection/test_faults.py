@@ -254,7 +254,7 @@ def test_gpus_appear_and_vanish(start: Start, gpus: Drive) -> None:
     page = exporter.until(lambda page: states(page) == up(4) and profiled(page) == {"up"})
     assert (page.value("gpu_devices_visible"), page.value("gpu_devices_expected")) == (4, 4)
     with driver.batch():
-        driver.lose(3)  # a handle from before
+        driver.lose(3)  # an earlier handle
         driver.count(3)
     page = exporter.until(lambda page: states(page) == up(4, gpu3="gone") and withdrawn(page, 3))
     assert (page.value("gpu_devices_visible"), page.value("gpu_devices_expected")) == (3, 4)

@@ -1,4 +1,4 @@
-"""The hand-over: a running exporter lets go of the driver, goes on answering, and takes it up again."""
+"""The hand-over: a running exporter releases the driver, keeps serving, and reconnects."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ MADE = "gpu_exporter_snapshot_timestamp_seconds"
 
 @pytest.fixture
 def token(tmp_path: Path) -> Path:
-    """Where the token will be."""
+    """The path of the token file."""
     return tmp_path / "token"
 
 
 @pytest.fixture
 def device_file(tmp_path: Path) -> Path:
-    """What the fake library has open while it is initialised."""
+    """A file that the fake library keeps open while it is initialised."""
     path = tmp_path / "nvidiactl"
     path.touch()
     return path
 
 
 def bearer(token: Path) -> dict[str, str]:
-    """The header that a token is sent in."""
+    """Return the header with the token."""
     return {"Authorization": f"Bearer {token.read_text().strip()}"}
 
 
 def holds(exporter: Exporter, path: Path) -> bool:
-    """Whether the process has this file open."""
+    """Return whether the process has this file open."""
     found = set()
     for each in Path(f"/proc/{exporter.process.pid}/fd").iterdir():
         with suppress(FileNotFoundError):  # a connection that ends just now
@@ -53,20 +53,20 @@ def holds(exporter: Exporter, path: Path) -> bool:
 
 
 def maps(exporter: Exporter) -> set[str]:
-    """Which driver libraries the process has in memory; one that is no longer on disk is marked so."""
+    """Return the driver libraries that the process has mapped; a deleted one is marked."""
     lines = Path(f"/proc/{exporter.process.pid}/maps").read_text().splitlines()
     return {line[line.index("/") :] for line in lines if LIBRARY in line}
 
 
 def ask(exporter: Exporter, token: Path, *arguments: str) -> str:
-    """Run `gpu-exporter release` or `resume` against it, which must work."""
+    """Run `gpu-exporter release` or `resume`, which must succeed; return its output."""
     said = run(*arguments, "--url", f"http://localhost:{exporter.port}", "--token-file", str(token))
     assert (said.returncode, said.stderr) == (0, "")
     return said.stdout.strip()
 
 
 def everywhere(reason: str, count: int) -> dict[int, str]:
-    """The states of GPUs that are all the same."""
+    """Return the same state for all GPUs."""
     return dict.fromkeys(range(count), reason)
 
 
@@ -74,14 +74,14 @@ def everywhere(reason: str, count: int) -> dict[int, str]:
 
 
 def resume(exporter: Exporter, token: Path) -> float:
-    """The seconds from `resume` until the page shows all GPUs again, with their means."""
+    """Resume; return the seconds until the page shows all GPUs with their means again."""
     assert exporter.ask("POST", "/-/resume", bearer(token)) == (200, "resumed\n")
     at = exporter.page().value(MADE)
     return exporter.until(lambda page: states(page) == up(4) and profiled(page) == {"up"}).value(MADE) - at
 
 
 def test_release_and_resume(start: Start, gpus: Drive, token: Path, device_file: Path) -> None:
-    """Nothing of the driver is open, every page says so, and two ticks after `resume` all series are back."""
+    """A released driver has no open file, every page says so, and all series are back two ticks after `resume`."""
     driver = gpus(4)
     driver.set("DeviceFile", str(device_file))
     exporter = start(driver, "--token-file", str(token))
@@ -103,7 +103,7 @@ def test_release_and_resume(start: Start, gpus: Drive, token: Path, device_file:
     ask(exporter, token, "release", "--for", "2h")
     exporter.until(lambda page: page.value(UNTIL) == pytest.approx(time.time() + 7200, abs=10))
 
-    # The page that was up, two ticks, and what a machine may be late; a busy machine gets more than one chance.
+    # The current page, two ticks and some delay; a busy machine gets more than one attempt.
     took = [resume(exporter, token)]
     while min(took) > 3 * 0.2 + 0.1 and len(took) < 5:
         assert ask(exporter, token, "release").startswith("released until 20")
@@ -118,7 +118,7 @@ def test_release_and_resume(start: Start, gpus: Drive, token: Path, device_file:
 
 
 def test_it_resumes_by_itself(start: Start, gpus: Drive, token: Path) -> None:
-    """When the time is over, without being asked."""
+    """A release ends after its time."""
     exporter = start(gpus(2), "--token-file", str(token))
     assert exporter.ask("PUT", "/-/release?for=1s", bearer(token))[0] == 200
     exporter.until(lambda page: states(page) == everywhere("released", 2), timeout=1)
@@ -127,7 +127,7 @@ def test_it_resumes_by_itself(start: Start, gpus: Drive, token: Path) -> None:
 
 
 def test_the_driver_is_upgraded_meanwhile(start: Start, gpus: Drive, token: Path) -> None:
-    """The library that is on disk then is used; its counters start at zero, ours go on."""
+    """The new library is used. Its counters start at zero; gpu-exporter's continue."""
     driver = gpus(2)
     exporter = start(driver, "--token-file", str(token))
     before = exporter.page()
@@ -146,7 +146,7 @@ def test_the_driver_is_upgraded_meanwhile(start: Start, gpus: Drive, token: Path
 
 
 def test_an_upgrade_without_release_is_followed(start: Start, gpus: Drive) -> None:
-    """A driver that was replaced under a process that held no file of it is found, with its library."""
+    """If the driver was replaced while the exporter had no file of it open, the new library is loaded."""
     driver = gpus(2)
     exporter = start(driver)
     driver.unload()
@@ -156,7 +156,7 @@ def test_an_upgrade_without_release_is_followed(start: Start, gpus: Drive) -> No
 
 
 def test_release_while_a_gpu_is_wedged(start: Start, gpus: Drive, token: Path, device_file: Path) -> None:
-    """The library is not closed under a call: the answer names the GPU, and it is released once that returns."""
+    """No library is closed during a call: the error names the GPU, and the release completes after the call."""
     driver = gpus(4)
     driver.lock("gpu")
     driver.set("DeviceFile", str(device_file))
@@ -178,7 +178,7 @@ def test_release_while_a_gpu_is_wedged(start: Start, gpus: Drive, token: Path, d
 
 
 def test_resume_while_a_gpu_is_wedged(start: Start, gpus: Drive, token: Path, device_file: Path) -> None:
-    """The others are read again; when it heals and is released again, as many shutdowns as there were starts follow."""
+    """The other GPUs are read again. After the next release, shutdowns and starts of the library are balanced."""
     driver = gpus(2)
     driver.lock("gpu")
     driver.set("DeviceFile", str(device_file))
@@ -195,7 +195,7 @@ def test_resume_while_a_gpu_is_wedged(start: Start, gpus: Drive, token: Path, de
 
 
 def test_resume_without_a_driver(start: Start, gpus: Drive, token: Path) -> None:
-    """Says why it can't, and goes on trying."""
+    """The error names the reason, and the exporter keeps trying."""
     driver = gpus(1)
     exporter = start(driver, "--token-file", str(token))
     ask(exporter, token, "release")
@@ -208,7 +208,7 @@ def test_resume_without_a_driver(start: Start, gpus: Drive, token: Path) -> None
 
 
 def test_release_while_the_library_hangs(start: Start, gpus: Drive, token: Path, device_file: Path) -> None:
-    """Nobody waits for a start that hangs; it is released as soon as it returns."""
+    """The request does not wait for a start that hangs; the release completes when the start returns."""
     driver = gpus(1)
     driver.set("DeviceFile", str(device_file))
     exporter = start(driver, "--token-file", str(token))
@@ -218,7 +218,7 @@ def test_release_while_the_library_hangs(start: Start, gpus: Drive, token: Path,
         driver.delay("Init", 9)
         driver.load()
     until(lambda: "is down" in exporter.log.read_text())
-    time.sleep(2)  # longer than its first back-off: it is inside by now
+    time.sleep(2)  # longer than its first back-off: the call has begun by then
     status, said = exporter.ask("POST", "/-/release", bearer(token))
     assert (status, said.partition(":")[0]) == (409, "the library")
     exporter.until(lambda page: page.value(RELEASED) == 1)
@@ -227,7 +227,7 @@ def test_release_while_the_library_hangs(start: Start, gpus: Drive, token: Path,
 
 
 def test_sigterm_while_released(start: Start, gpus: Drive, token: Path) -> None:
-    """It ends at once, and the token goes with it."""
+    """The exporter ends at once and removes the token file."""
     exporter = start(gpus(2), "--token-file", str(token))
     assert stat.S_IMODE(token.stat().st_mode) == 0o600
     ask(exporter, token, "release")
@@ -237,7 +237,7 @@ def test_sigterm_while_released(start: Start, gpus: Drive, token: Path) -> None:
 
 
 def test_release_at_random(start: Start, gpus: Drive, token: Path, device_file: Path) -> None:
-    """Fifty hand-overs in a row, some cut short: no thread, file or library is left over, no counter falls."""
+    """Fifty hand-overs, some of them cut short, leak no thread, file or library; no counter falls."""
     driver = gpus(2)
     driver.set("DeviceFile", str(device_file))
     exporter = start(driver, "--interval", "100ms", "--token-file", str(token))
@@ -260,7 +260,7 @@ def test_release_at_random(start: Start, gpus: Drive, token: Path, device_file: 
 
 
 def test_other_sources(serve: Serve, token: Path) -> None:
-    """A replay and all simulated nodes withdraw their series as well."""
+    """A replay and all simulated nodes withdraw their series, too."""
     simulated = ("--source", "simulated", "--nodes", "2", "--gpus", "2", "--seed", "1")
     for source, paths in ((REPLAY, ["/metrics"]), (simulated, ["/nodes/node-000/metrics", "/nodes/node-001/metrics"])):
         exporter = serve(*source, "--interval", "200ms", "--token-file", str(token))
@@ -277,11 +277,11 @@ def test_other_sources(serve: Serve, token: Path) -> None:
         exporter.stop()
 
 
-# --- who may --------------------------------------------------------------------------------------------------------
+# --- authorisation --------------------------------------------------------------------------------------------------
 
 
-def test_nobody_may_unless_asked_for(serve: Serve) -> None:
-    """Without lifecycle and token file, whoever asks."""
+def test_release_is_off_by_default(serve: Serve) -> None:
+    """Without lifecycle API and token file, every request is refused."""
     exporter = serve(*REPLAY)
     for path in ("/-/release", "/-/resume"):
         for headers in ({}, {"Authorization": "Bearer "}, {"Authorization": "Bearer None"}, basic("me", "x")):
@@ -292,8 +292,8 @@ def test_nobody_may_unless_asked_for(serve: Serve) -> None:
     assert exporter.page().value(RELEASED) == 0
 
 
-def test_who_may_with_a_token(serve: Serve, pki: Pki, token: Path) -> None:
-    """Who has it; not who has a wrong one or none, not another site's page, and nothing but these two paths."""
+def test_release_with_a_token(serve: Serve, pki: Pki, token: Path) -> None:
+    """A wrong or missing token and pages of other sites are refused; the token allows only these two paths."""
     users = pki.config(users={"me": hashed("right")})
     for arguments, refused in (((), 403), (("--web.config.file", users), 401)):
         exporter = serve(*REPLAY, "--token-file", str(token), *arguments)
@@ -314,8 +314,8 @@ def test_who_may_with_a_token(serve: Serve, pki: Pki, token: Path) -> None:
         exporter.stop()
 
 
-def test_who_may_with_lifecycle(serve: Serve, pki: Pki) -> None:
-    """Everybody whom the password, if there is one, lets in; over TLS, too."""
+def test_release_with_the_lifecycle_api(serve: Serve, pki: Pki) -> None:
+    """Requests with the right password are allowed, also over TLS."""
     users = {"me": hashed("right")}
     exporter = serve(*REPLAY, "--web.enable-lifecycle", "--web.config.file", pki.config(users=users))
     assert exporter.ask("POST", "/-/release")[0] == 401
@@ -329,17 +329,17 @@ def test_who_may_with_lifecycle(serve: Serve, pki: Pki) -> None:
     assert said.stdout.startswith("released until")
 
 
-def test_with_a_password_but_without_lifecycle(serve: Serve, pki: Pki) -> None:
-    """Who may scrape may not blind."""
+def test_release_with_a_password_only(serve: Serve, pki: Pki) -> None:
+    """A password alone does not allow release."""
     exporter = serve(*REPLAY, "--web.config.file", pki.config(users={"me": hashed("right")}))
     assert exporter.ask("POST", "/-/release", basic("me", "right"))[0] == 403
 
 
-# --- what the command says ------------------------------------------------------------------------------------------
+# --- the command ----------------------------------------------------------------------------------------------------
 
 
-def test_errors_are_one_line_with_the_cure(serve: Serve, pki: Pki, token: Path, tmp_path: Path) -> None:
-    """What is wrong with the exporter, the token, the URL or the time."""
+def test_errors_are_one_line_with_the_fix(serve: Serve, pki: Pki, token: Path, tmp_path: Path) -> None:
+    """Problems with the exporter, the token, the URL or the time."""
     exporter = serve(*REPLAY, "--token-file", str(token))
     url = ("--url", f"http://localhost:{exporter.port}")
     assert "serve --token-file FILE" in fails("release", *url)
@@ -355,14 +355,14 @@ def test_errors_are_one_line_with_the_cure(serve: Serve, pki: Pki, token: Path, 
 
 
 def test_a_second_exporter_leaves_the_token_alone(serve: Serve, token: Path) -> None:
-    """One that finds its port taken has not replaced the token of the one that has it."""
+    """One that finds its port in use does not replace the token of the running exporter."""
     exporter = serve(*REPLAY, "--token-file", str(token))
     fails("serve", *REPLAY, "--address", f"127.0.0.1:{exporter.port}", "--token-file", str(token))
     assert exporter.ask("POST", "/-/resume", bearer(token))[0] == 200
 
 
-def test_the_end_while_a_release_is_held_up(start: Start, gpus: Drive, token: Path) -> None:
-    """The library is not closed under the call that is stuck, which would be a crash."""
+def test_sigterm_during_a_blocked_release(start: Start, gpus: Drive, token: Path) -> None:
+    """The library is not closed during the blocked call, which would crash."""
     driver = gpus(2)
     driver.lock("gpu")
     exporter = start(driver, "--token-file", str(token))

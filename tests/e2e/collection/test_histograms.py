@@ -1,4 +1,4 @@
-"""The expressions of docs/histograms.md, asked of a real Prometheus, against what really happened."""
+"""The expressions of docs/histograms.md in a real Prometheus, compared with the true values."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from tests.support.tools import until
 DOCUMENT = ROOT / "docs" / "histograms.md"
 EXPRESSIONS = dict(re.findall(r"```promql\n# (\w+)\n(.*?)\n```", DOCUMENT.read_text(), re.DOTALL))
 SPEED, INTERVAL, SCRAPE = 3.0, 0.1, 0.25
-# No multiple of a tick: else a tick at an edge is half at work each time, and whatever moves it moves all of them. Ten
-# times as long as a tick: on a busy machine ticks at edges come as they like, and 20 edges of 20 s are told apart by
-# 0.6 % of the time (one standard deviation), a fifth of what is allowed.
+# Not a multiple of a tick: otherwise all ticks at edges would be half busy, and shift together. Ten times as long as a
+# tick: the times of ticks at 20 edges in 20 s then change the result by 0.6 % (one standard deviation), a fifth of the
+# tolerance.
 LOW, HIGH, HALF = 118.0, 923.0, 1.03
 
 Watch = Callable[[Exporter], Prometheus]
@@ -45,14 +45,14 @@ def watch(tmp_path: Path) -> Iterator[Watch]:
 
 
 def ask(prometheus: Prometheus, name: str, seconds: float, at: float | None = None) -> float:
-    """What an expression of the document is over so many seconds, of the one GPU; of a limit, as soon as it is told."""
+    """Return the value of an expression of the document for the one GPU over `seconds`; wait for a power limit."""
     expression = EXPRESSIONS[name].replace("[5m]", f"[{seconds * 1000:.0f}ms]")
     (found,) = until(lambda: prometheus.query(expression, at))
     return found
 
 
-def test_a_recording_reads_as_it_was(serve: Serve, watch: Watch) -> None:
-    """One loop of the packaged workloads: duty, power and gaps are those of the recorded ticks."""
+def test_expressions_over_a_recording(serve: Serve, watch: Watch) -> None:
+    """Duty, power and gaps of one loop of the packaged workloads equal those of the recorded ticks."""
     path = RECORDINGS / "h200_workloads.jsonl.gz"
     watts = [tick.samples[m.POWER_INSTANT.key] for tick in ticks(path)]
     recorded = load(path)
@@ -62,11 +62,11 @@ def test_a_recording_reads_as_it_was(serve: Serve, watch: Watch) -> None:
         *("--interval", f"{INTERVAL}s"),
     )
     prometheus = watch(exporter)
-    # Prometheus counts from its own second scrape on: a whole loop later, wherever that began.
+    # Prometheus counts from its second scrape on: wait for a whole loop, wherever it began.
     scrapes = "count_over_time(gpu_sm_active_ratio_count[2m])"
     until(lambda: prometheus.query(scrapes) >= [(loop + 1) / SCRAPE], 90, "a whole loop")
 
-    tick = INTERVAL * SPEED  # ours is the mean of three of the recording, wherever it begins
+    tick = INTERVAL * SPEED  # the exporter's tick is the mean of three of the recording, wherever it begins
     ends = [tick + 0.02 * n for n in range(int((recorded.duration - tick) / 0.02))]
     played = [(column.until(t)[0] - column.until(t - tick)[0]) / tick for t in ends]
     assert ask(prometheus, "under_10_percent", loop) == pytest.approx(fmean(v <= 0.1 for v in played), abs=0.03)
@@ -78,7 +78,7 @@ def test_a_recording_reads_as_it_was(serve: Serve, watch: Watch) -> None:
     assert ask(prometheus, "mean_power", loop) == pytest.approx(fmean(watts), rel=0.03)
 
     def agree() -> bool:
-        """One counts ticks, the other time, so ticks that a busy machine skips can make them differ."""
+        """Compare with a tolerance: one side counts ticks, the other time, and a busy machine skips ticks."""
         energy = prometheus.query(f"rate(gpu_energy_joules_total[{loop * 1000:.0f}ms])")
         return ask(prometheus, "mean_power", loop) == pytest.approx(energy[0] / SPEED, rel=0.03)
 
@@ -90,8 +90,8 @@ def test_a_recording_reads_as_it_was(serve: Serve, watch: Watch) -> None:
     assert ask(prometheus, "long_gaps", loop) == pytest.approx(len(long), abs=0.3)
 
 
-def test_a_sawtooth_is_read_from_prometheus_alone(serve: Serve, watch: Watch, tmp_path: Path) -> None:
-    """A second at work and as long idle, 20 ms a sample: both powers, the limit, the gaps; nothing lost."""
+def test_expressions_over_a_sawtooth(serve: Serve, watch: Watch, tmp_path: Path) -> None:
+    """A GPU that is busy and idle for a second each: both powers, the limit and the gaps are right."""
     driver = FakeDriver(tmp_path / "driver", 1)
     sawtooth(driver, LOW, HIGH, HALF, HALF, 150)
     exporter = serve("--metrics", "full", "--high-resolution", "true", env=driver.environment)
@@ -99,14 +99,14 @@ def test_a_sawtooth_is_read_from_prometheus_alone(serve: Serve, watch: Watch, tm
     until(lambda: prometheus.query("gpu_idle_gap_seconds_count") >= [11.0], 60, "the eleventh gap")
     whole = 20 * HALF
     span = f"{whole * 1000:.0f}ms"
-    # Ticks that the machine had no time for are counted, and make the others longer: a window with few of them.
+    # Ticks that a busy machine skips are counted and make others longer: use a window with few of them.
     calm = (
         f"increase({m.SKIPPED.name}[{span}]) < {0.02 * whole / INTERVAL}"
         f" and count_over_time({m.SKIPPED.name}[{span}]) > {whole / SCRAPE - 3}"
     )
 
     def found() -> float | None:
-        end = time.time() - 2 * SCRAPE  # all until then is stored
+        end = time.time() - 2 * SCRAPE  # everything up to then is stored
         return end if prometheus.query(calm, end) else None
 
     at = until(found, 60, "a window without skipped ticks and scrapes")
@@ -123,7 +123,7 @@ def test_a_sawtooth_is_read_from_prometheus_alone(serve: Serve, watch: Watch, tm
     assert ask(prometheus, "usual_gap", whole, at) == pytest.approx(HALF, abs=0.2)
     assert ask(prometheus, "in_gaps", whole, at) == pytest.approx(0.45, abs=0.12)
 
-    # What is taken comes once a second, 50 at a time; how long that was is when the exporter read it.
+    # Samples come once a second, 50 at a time; the read times of the exporter tell the duration.
     first = taken_next(exporter, exporter.page())
     last = taken_next(exporter, first, 250)
     taken = last.value("gpu_board_power_watts_count") - first.value("gpu_board_power_watts_count")
@@ -131,13 +131,13 @@ def test_a_sawtooth_is_read_from_prometheus_alone(serve: Serve, watch: Watch, tm
 
 
 def taken_next(exporter: Exporter, page: Page, more: int = 1) -> Page:
-    """The first page with so many more samples of power."""
+    """Return the first page with this many further samples of power."""
     count = page.value("gpu_board_power_watts_count") + more
     return exporter.until(lambda page: page.value("gpu_board_power_watts_count") >= count)
 
 
-def test_a_driver_that_keeps_more_samples_is_given_more_room(serve: Serve, tmp_path: Path) -> None:
-    """It refuses what has no room for all that it keeps."""
+def test_driver_with_a_larger_sample_buffer(serve: Serve, tmp_path: Path) -> None:
+    """The driver refuses a buffer that is too small for all of its samples."""
     driver = FakeDriver(tmp_path / "driver", 1)
     driver.set("RoomForSamples", 600)
     page = serve("--metrics", "full", env=driver.environment).until(
@@ -146,8 +146,8 @@ def test_a_driver_that_keeps_more_samples_is_given_more_room(serve: Serve, tmp_p
     assert not page.values("gpu_exporter_field_failures_total", metric="gpu_board_power_watts")
 
 
-def test_a_lost_gpu_costs_no_histogram(serve: Serve, tmp_path: Path) -> None:
-    """A GPU that comes back goes on counting: nothing falls, and its buffer is not counted twice."""
+def test_histograms_continue_after_a_lost_gpu(serve: Serve, tmp_path: Path) -> None:
+    """When the GPU is back, no count has fallen, and its buffer is not counted twice."""
     driver, started = FakeDriver(tmp_path / "driver", 1), time.monotonic()
     exporter = serve("--metrics", "full", "--interval", "200ms", env=driver.environment)
     before = exporter.until(lambda page: any(page.values("gpu_sm_active_ratio_count")))

@@ -1,4 +1,4 @@
-"""GPUs that change places or are replaced while the exporter runs, and a driver that does not answer at its start."""
+"""GPUs that swap indices or are replaced while the exporter runs, and a driver that does not answer at the start."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from tests.support.fakes.driver import FakeDriver, identity
 
 
 def by_index(page: Page) -> list[tuple[str, str, float]]:
-    """Index, UUID and `gpu_up` of each row."""
+    """Return index, UUID and `gpu_up` of each row."""
     rows = [(labels["gpu"], labels.get("UUID", "")[-2:], up) for name, labels, up in page.samples if name == "gpu_up"]
     return sorted(rows)
 
 
 def has_rows(rows: Sequence[tuple[str, str, float]], page: Page) -> bool:
-    """Whether these are all rows."""
+    """Return whether the page has exactly these rows."""
     return by_index(page) == rows
 
 
 @pytest.mark.slow
 def test_gpus_that_swap_their_indices_without_an_error(serve: Serve, tmp_path: Path) -> None:
-    """Within a slow read, each is shown at its new index, once."""
+    """After one slow read, each is exposed with its new index, once."""
     driver = FakeDriver(tmp_path / "driver", gpus=2)
     exporter = serve("--interval", "200ms", env=driver.environment)
     exporter.until(lambda page: by_index(page) == [("0", "00", 1), ("1", "01", 1)])
@@ -39,7 +39,7 @@ def test_gpus_that_swap_their_indices_without_an_error(serve: Serve, tmp_path: P
 
 @pytest.mark.slow
 def test_a_replaced_gpu_leaves_no_row(serve: Serve, tmp_path: Path) -> None:
-    """Several times at the same slot, without an error: the row of the slot is that of the GPU that is in it."""
+    """However often a GPU is replaced in the same slot, only the current one is exposed."""
     driver = FakeDriver(tmp_path / "driver", gpus=2)
     exporter = serve("--interval", "200ms", env=driver.environment)
     exporter.until(lambda page: by_index(page) == [("0", "00", 1), ("1", "01", 1)])
@@ -49,7 +49,7 @@ def test_a_replaced_gpu_leaves_no_row(serve: Serve, tmp_path: Path) -> None:
 
 
 def test_the_first_scrape_does_not_wait_for_the_driver(serve: Serve, driver: FakeDriver) -> None:
-    """The library takes long to initialise: the exporter's own metrics are there at once, and a line says why."""
+    """If the library starts slowly, the exporter's own metrics are served at once, and the log has the reason."""
     driver.delay("Init", 60)
     exporter = serve("--interval", "200ms", env=driver.environment)
     page = exporter.page()

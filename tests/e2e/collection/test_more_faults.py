@@ -1,4 +1,4 @@
-"""Faults that were found by review: each once cost more than it should."""
+"""Faults found in reviews, each of which once affected more than it should."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NVLINK_CRC = "DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL"
 
 
 def test_a_wedge_and_a_hiccup_of_the_library(serve: Serve, tmp_path: Path) -> None:
-    """While one GPU hangs the library is lost for a moment: the other GPUs come back, whatever the first one does."""
+    """If the library is lost for a moment while one GPU hangs, the other GPUs come back."""
     driver = FakeDriver(tmp_path / "driver", gpus=3)
     exporter = serve("--interval", "200ms", env=driver.environment)
     exporter.until(lambda page: page.values("gpu_up") == [1, 1, 1])
@@ -33,7 +33,7 @@ def test_a_wedge_and_a_hiccup_of_the_library(serve: Serve, tmp_path: Path) -> No
 
 
 def test_a_gpu_that_answers_nothing_is_down(serve: Serve, tmp_path: Path) -> None:
-    """Every call fails with an unknown error: that is no GPU that is up."""
+    """If every call fails with an unknown error, the GPU is not up."""
     driver = FakeDriver(tmp_path / "driver", gpus=2)
     exporter = serve("--interval", "200ms", env=driver.environment)
     before = exporter.until(lambda page: bool(page.values("DCGM_FI_PROF_SM_ACTIVE", gpu="1")))
@@ -47,7 +47,7 @@ def test_a_gpu_that_answers_nothing_is_down(serve: Serve, tmp_path: Path) -> Non
 
 
 def test_a_link_sum_does_not_fall(serve: Serve, driver: FakeDriver) -> None:
-    """One of 18 links stops answering: the sum of errors holds instead of falling and jumping back."""
+    """When one of 18 links stops answering, the sum of errors keeps its value."""
     with driver.batch():
         for link in range(18):
             driver.set(f"FieldValues.163.{link}", 100)
@@ -59,12 +59,12 @@ def test_a_link_sum_does_not_fall(serve: Serve, driver: FakeDriver) -> None:
 
 
 def total(page: Page) -> list[float]:
-    """The classic counter, which prometheus_client's text parser calls _total."""
+    """Return the classic counter, to which prometheus_client's text parser adds _total."""
     return page.values(f"{NVLINK_CRC}_total") + page.values(NVLINK_CRC)
 
 
-def test_a_detail_costs_no_source(serve: Serve, driver: FakeDriver) -> None:
-    """A container without libcuda can't tell the CUDA version: that label is missing, nothing else."""
+def test_missing_libcuda(serve: Serve, driver: FakeDriver) -> None:
+    """In a container without libcuda, only the label with the CUDA version is missing."""
     driver.fail("Cuda", 12)
     page = serve(env=driver.environment).until(lambda page: page.values("gpu_up") == [1])
     info = next(labels for name, labels, _ in page.samples if name == "gpu_info")
@@ -81,10 +81,10 @@ def test_a_detail_costs_no_source(serve: Serve, driver: FakeDriver) -> None:
     ],
     ids=["init hangs", "shutdown hangs", "record hangs"],
 )
-def test_sigterm_ends_it(
+def test_sigterm_during_any_hang(
     driver: FakeDriver, tmp_path: Path, fault: Callable[[FakeDriver], None], arguments: tuple[str, ...]
 ) -> None:
-    """Whatever hangs in the driver, SIGTERM ends the process in under three seconds."""
+    """The process ends in less than three seconds."""
     out = tmp_path / "out.jsonl.gz"
     record = arguments[0] == "record"
     if not record:

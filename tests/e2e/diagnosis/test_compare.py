@@ -13,9 +13,9 @@ REPLAY = ("--recording", "h200_x2_ddp")
 
 
 def test_a_recording_is_the_same_as_itself(tmp_path: Path) -> None:
-    """Exit code 0, and every metric of both GPUs is the same.
+    """Exit code 0, and every metric of both GPUs is equal.
 
-    They play one phase, and slowly: on a busy machine one of them starts later, and must not show other work for that.
+    Both play one phase slowly: on a busy machine one of them starts later, and must not be in another phase.
     """
     recording = tmp_path / "balanced.jsonl"
     with gzip.open(RECORDINGS / "h200_x2_ddp.jsonl.gz", "rt") as lines:
@@ -32,7 +32,7 @@ def test_a_recording_is_the_same_as_itself(tmp_path: Path) -> None:
 
 
 def test_two_recordings_differ() -> None:
-    """Exit code 3, and JSON says where."""
+    """Exit code 3, and the JSON output says where."""
     others = ("--a", "replay:h200_x2_ddp", "--b", "replay:h200_workloads")
     result = run("compare", *others, "--speed", "0.001", "--seconds", "2", "--json")
     found = json.loads(result.stdout)
@@ -42,16 +42,16 @@ def test_two_recordings_differ() -> None:
     assert found["identities"] or [each for each in found["metrics"] if each["verdict"] == "differs"]
 
 
-def test_a_driver_beside_a_simulation(driver: FakeDriver) -> None:
-    """Settings of one source are no obstacle to the other; other GPUs are other GPUs."""
+def test_driver_and_simulation(driver: FakeDriver) -> None:
+    """Each ignores settings of the other source; their GPUs are different ones."""
     result = run("compare", "--a", "nvml", "--b", "simulated", "--gpus", "1", "--seconds", "1", env=driver.environment)
 
     assert result.returncode == 3, result.stderr
     assert "differs: GPU-00000000-0000-0000-0000-000000000000 exists only in a" in result.stdout
 
 
-def test_what_cannot_be_compared_is_one_line(driver: FakeDriver) -> None:
-    """Each bad input names itself."""
+def test_bad_sources_are_one_line(driver: FakeDriver) -> None:
+    """The error names the bad input."""
     cases = {
         ("--a", "nvml", "--b", "nvml"): "--a nvml --b nvml: a process can open a driver's library only once",
         ("--a", "nvml:x", "--b", "replay"): "nvml:x: only replay has a file after its name",

@@ -1,4 +1,4 @@
-"""`gpu-exporter diagnose` as people run it: on GPUs, on an exporter, on a Prometheus, on a recording."""
+"""`gpu-exporter diagnose` on GPUs, an exporter, a Prometheus and a recording."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def test_nothing_wrong() -> None:
 
 
 def test_a_stall_at_each_step(driver: FakeDriver) -> None:
-    """It works 0.7 s and waits 0.3 s for data: busy in the mean, and still it waits."""
+    """The GPU works for 0.7 s and waits for data for 0.3 s: it is busy on average, and yet data-bound."""
     with driver.batch():
         driver.set("Gpm.1", 72.0)
         driver.set("Gpm.21", 5000.0)
     sawtooth(driver, 300.0, 600.0, 0.7, 0.3, 60)
-    # Long enough that a page which a busy machine makes 0.1 s late does not matter to a rate.
+    # Long enough that a rate does not change if a busy machine makes a page 0.1 s late.
     found = run("diagnose", "--for", "20s", "--kernel-log", "none", "--json", env=driver.environment)
 
     gpu = json.loads(found.stdout)["gpus"][0]
@@ -51,7 +51,7 @@ def test_a_stall_at_each_step(driver: FakeDriver) -> None:
 
 
 def test_the_gpus_of_this_machine(driver: FakeDriver) -> None:
-    """The stand-in driver reads like a matrix product; then its memory has an uncorrectable error."""
+    """The fake driver has the values of a matrix product; then its memory has an uncorrectable error."""
     healthy = run("diagnose", "--for", "3s", "--kernel-log", "none", "--json", env=driver.environment)
     driver.set("TotalEccErrors.1.0", 2)
     sick = run("diagnose", "--for", "3s", "--kernel-log", "none", env=driver.environment)
@@ -147,7 +147,7 @@ def test_a_web_site_is_no_exporter(path: str, says: str) -> None:
         (("--url", "http://localhost:1", "--recording", "h200_workloads"), "give one"),
     ],
 )
-def test_what_can_not_be_told(arguments: tuple[str, ...], says: str) -> None:
+def test_missing_data(arguments: tuple[str, ...], says: str) -> None:
     result = run("diagnose", *(argument.replace("{port}", str(free_port())) for argument in arguments))
     assert result.returncode == 2
     assert says in result.stderr

@@ -1,4 +1,4 @@
-"""`doctor` and `once` against the stand-in driver and a recording."""
+"""`doctor` and `once` on the fake driver and a recording."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.fakes.driver import AMPERE, FakeDriver, mig_device
 
 
 def findings(ended: CompletedProcess[str]) -> dict[str, tuple[str, str]]:
-    """What doctor printed: of each finding its level and its cure."""
+    """Return the level and the fix of each finding that doctor printed."""
     assert ended.stderr == ""
     found: dict[str, tuple[str, str]] = {}
     for line in ended.stdout.splitlines():
@@ -30,18 +30,18 @@ def findings(ended: CompletedProcess[str]) -> dict[str, tuple[str, str]]:
     return found
 
 
-# What is found of the rest of the machine differs from one to the next, and has tests of its own.
+# Other findings depend on the machine, and have their own tests.
 OF_GPUS = ("driver", "gpu")
 
 
 def levels(driver: FakeDriver) -> list[str]:
-    """The levels of what doctor found of the GPUs."""
+    """Return the levels of the findings about GPUs."""
     ended = run("doctor", "--json", env=driver.environment)
     return [each["level"] for each in json.loads(ended.stdout)["findings"] if each["topic"] in OF_GPUS]
 
 
 def test_healthy_gpus(tmp_path: Path) -> None:
-    """On H200 nothing is worse than a note, and all fits on a screen."""
+    """On H200, no finding is worse than a note, and the output fits on a screen."""
     driver = FakeDriver(tmp_path, gpus=2)
     ended = run("doctor", env=driver.environment)
     found = findings(ended)
@@ -54,7 +54,7 @@ def test_healthy_gpus(tmp_path: Path) -> None:
 
 
 def test_gpus_without_gpm(tmp_path: Path) -> None:
-    """On Ampere doctor says what profiling metrics need."""
+    """On Ampere, doctor says what profiling metrics need."""
     driver = FakeDriver(tmp_path, profile=AMPERE)
     ended = run("doctor", env=driver.environment)
     found = findings(ended)
@@ -65,8 +65,8 @@ def test_gpus_without_gpm(tmp_path: Path) -> None:
     assert levels(driver).count("warn") == 1
 
 
-def test_every_fault_is_named_with_its_cure(tmp_path: Path) -> None:
-    """Lost, wedged, in need of a reset, not permitted, persistence mode off: five GPUs, five findings."""
+def test_every_fault_is_named_with_its_fix(tmp_path: Path) -> None:
+    """Five GPUs: lost, wedged, reset required, not permitted, persistence mode off."""
     driver = FakeDriver(tmp_path, gpus=8)
     driver.lose(1)
     driver.block(2)
@@ -91,7 +91,7 @@ def test_every_fault_is_named_with_its_cure(tmp_path: Path) -> None:
 
 
 def test_mig(tmp_path: Path) -> None:
-    """On, wanted, and with nothing in it."""
+    """MIG mode on, pending, and on without instances."""
     driver = FakeDriver(tmp_path, gpus=4)
     driver.set("MigMode.current", 1, gpu=1)
     driver.set("MigMode.pending", 1, gpu=1)
@@ -106,14 +106,14 @@ def test_mig(tmp_path: Path) -> None:
 
 
 def test_the_port_of_an_exporter_that_runs(driver: FakeDriver, serve: Serve) -> None:
-    """Our own page is known; the address is the one that was asked for."""
+    """doctor recognises the exporter on the configured address."""
     address = f"127.0.0.1:{serve(env=driver.environment).port}"
     found = findings(run("doctor", "--address", address, env=driver.environment))
     assert found[f"{address} is served by gpu-exporter already"] == ("ok", "")
 
 
 def test_another_module_of_the_same_name(driver: FakeDriver, tmp_path: Path) -> None:
-    """A module that shadows nvidia-ml-py's costs one line with a cure in every command that needs it, and no other."""
+    """A module that shadows nvidia-ml-py's is one line with the fix in every command that needs it."""
     (tmp_path / "pynvml").mkdir()
     (tmp_path / "pynvml/__init__.py").write_text("from .nothing import *\n")
     env = {**driver.environment, "PYTHONPATH": str(tmp_path)}
@@ -136,7 +136,7 @@ def test_another_module_of_the_same_name(driver: FakeDriver, tmp_path: Path) -> 
 
 
 def test_json_without_gpus(driver: FakeDriver) -> None:
-    """The same findings for scripts, with the same exit code."""
+    """The same findings and exit code, for scripts."""
     driver.unload()
     ended = run("doctor", "--json", env=driver.environment)
     result = json.loads(ended.stdout)
@@ -147,7 +147,7 @@ def test_json_without_gpus(driver: FakeDriver) -> None:
 
 
 def without_library(driver: FakeDriver) -> None:
-    """An empty file is no library; it also hides the machine's own."""
+    """Replace the library by an empty file, which also hides the real one of this machine."""
     (driver.directory / "libnvidia-ml.so.1").write_bytes(b"")
 
 
@@ -165,7 +165,7 @@ def without_library(driver: FakeDriver) -> None:
     ids=["no library", "not loaded", "no permission", "no GPU", "lost", "wedged", "library hangs"],
 )
 def test_nothing_can_be_read(driver: FakeDriver, fault: Callable[[FakeDriver], None], named: str) -> None:
-    """If no GPU answers, doctor fails with exit code 1, names the cause, and ends in spite of it."""
+    """If no GPU answers, doctor exits with code 1 and names the cause, even if a call hangs."""
     fault(driver)
     ended = run("doctor", env=driver.environment, timeout=20)
     assert ended.returncode == 1
@@ -174,7 +174,7 @@ def test_nothing_can_be_read(driver: FakeDriver, fault: Callable[[FakeDriver], N
 
 
 def test_replay(tmp_path: Path) -> None:
-    """A recording is examined, and called one."""
+    """doctor examines a recording, and says that it is one."""
     ended = run("doctor", "--source", "replay", "--recording", "h200_workloads", env={"LD_LIBRARY_PATH": str(tmp_path)})
     found = findings(ended)
     assert ended.returncode == 0
@@ -186,7 +186,7 @@ def test_replay(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("gpus", "code"), [(1, 0), (0, 1)])
 def test_quiet(tmp_path: Path, gpus: int, code: int) -> None:
-    """With --quiet only the exit code speaks."""
+    """With --quiet, there is only the exit code."""
     ended = run("doctor", "--quiet", env=FakeDriver(tmp_path, gpus=gpus).environment)
     assert (ended.returncode, ended.stdout, ended.stderr) == (code, "", "")
 
@@ -201,7 +201,7 @@ def test_once(tmp_path: Path) -> None:
 
 
 def test_once_as_json(tmp_path: Path) -> None:
-    """GPUs with identity, state and samples; one that is lost says why and has no values."""
+    """GPUs have identity, state and samples; a lost one has the reason and no values."""
     driver = FakeDriver(tmp_path, gpus=2)
     driver.lose(1)
     ended = run("once", "--json", env=driver.environment)

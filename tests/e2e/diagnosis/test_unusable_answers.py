@@ -1,4 +1,4 @@
-"""`diagnose --url` on unusable answers of a real server: one line and exit code 2, no finding and no traceback."""
+"""`diagnose --url` on unusable answers: one line and exit code 2, without a finding or a traceback."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ Answer = Callable[[socket.socket], None]
 
 
 def raw(content: bytes) -> Answer:
-    """Send this and close."""
+    """Return an answer that sends these bytes and closes."""
     return lambda connection: connection.sendall(content)
 
 
 def answer(body: bytes, kind: str = TEXT, status: str = "200 OK", *headers: str, length: int | None = None) -> Answer:
-    """Send a response, with a wrong length if one is given."""
+    """Return an answer with an HTTP response, whose Content-Length may be wrong."""
     head = [f"HTTP/1.1 {status}", f"Content-Type: {kind}", *headers]
     head.append(f"Content-Length: {len(body) if length is None else length}")
     return raw("\r\n".join([*head, "", ""]).encode("latin-1") + body)
@@ -55,7 +55,7 @@ def head(*lines: str) -> bytes:
 
 
 def dripping(content: bytes) -> Answer:
-    """Send a byte now and then, for longer than anybody waits."""
+    """Return an answer that sends a byte now and then, for longer than any timeout."""
 
     def drip(connection: socket.socket) -> None:
         end = time.monotonic() + 4 * DEADLINE
@@ -68,7 +68,7 @@ def dripping(content: bytes) -> Answer:
 
 
 def dripping_after(start: bytes, content: bytes) -> Answer:
-    """Send the start at once and the rest slowly."""
+    """Return an answer that sends its start at once and the rest slowly."""
 
     def drip(connection: socket.socket) -> None:
         connection.sendall(start)
@@ -78,7 +78,7 @@ def dripping_after(start: bytes, content: bytes) -> Answer:
 
 
 def forever(content: bytes) -> Answer:
-    """Send this again and again."""
+    """Return an answer that repeats this without end."""
 
     def flood(connection: socket.socket) -> None:
         end = time.monotonic() + 4 * DEADLINE
@@ -147,7 +147,7 @@ def serving() -> Iterator[Callable[..., Server]]:
 
 @pytest.fixture(autouse=True)
 def _here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """In this process: no signal handlers, and less patience."""
+    """Run in this process: without signal handlers, with short timeouts."""
     monkeypatch.setattr(diagnose, "stop_event", threading.Event)
     monkeypatch.setattr(remote, "TIMEOUT_SECONDS", DEADLINE)
     monkeypatch.setattr(prometheus, "QUERY_SECONDS", DEADLINE)
@@ -157,17 +157,17 @@ def _here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def exporter(of: Answer) -> dict[str, Answer]:
-    """An exporter that answers /metrics so."""
+    """Return an exporter that answers /metrics so."""
     return {"metrics": of}
 
 
-def asked(of: Answer) -> dict[str, Answer]:
-    """A Prometheus that answers a query so."""
+def prometheus_api(of: Answer) -> dict[str, Answer]:
+    """Return a Prometheus that answers a query so."""
     return {"buildinfo": BUILD_INFO, "query": of}
 
 
 def result(content: object) -> Answer:
-    """A matrix with this content."""
+    """Return a matrix with this content."""
     return document({"status": "success", "data": {"resultType": "matrix", "result": content}})
 
 
@@ -270,7 +270,7 @@ EXPORTER: dict[str, Answer] = {
     "gzip bomb": answer(BOMB, TEXT, "200 OK", "Content-Encoding: gzip"),
     "gzip that is cut off": answer(gzip.compress(METRICS)[:-20], TEXT, "200 OK", "Content-Encoding: gzip"),
     "gzip that is none": answer(METRICS, TEXT, "200 OK", "Content-Encoding: gzip"),
-    "an encoding that nobody asked for": answer(METRICS, TEXT, "200 OK", "Content-Encoding: br"),
+    "an encoding that was not accepted": answer(METRICS, TEXT, "200 OK", "Content-Encoding: br"),
     "moved": answer(b"", TEXT, "301 Moved Permanently", f"Location: https://login/{ESCAPE}"),
     "moved nowhere": answer(b"", TEXT, "302 Found"),
     "moved to itself": answer(b"", TEXT, "308 Permanent Redirect", "Location: /metrics"),
@@ -296,22 +296,20 @@ EXPORTER: dict[str, Answer] = {
     "a line of braces": answer(b"{}{}{{}}\n" * 5),
     "no GPU": answer(b"up 1\n"),
 }
-CASES = [(f"Prometheus: {name}", asked(of)) for name, of in PROMETHEUS.items()]
+CASES = [(f"Prometheus: {name}", prometheus_api(of)) for name, of in PROMETHEUS.items()]
 CASES += [(f"exporter: {name}", exporter(of)) for name, of in EXPORTER.items()]
 
 
-def judged(server: Server) -> int:
-    """The exit code of a diagnosis."""
+def exit_code_of(server: Server) -> int:
+    """Return the exit code of a diagnosis."""
     request = Request(Config(), Remote(server.url), 0.01)
     return diagnosis(request, every=False, as_json=False)[0]
 
 
-@pytest.mark.parametrize("of", [asked(answer(GOOD, "application/json")), exporter(answer(METRICS))])
-def test_a_sound_answer(
-    of: dict[str, Answer], serving: Callable[..., Server], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """What the cases below spoil is a GPU that is idle, and nothing else."""
-    assert judged(serving(**of)) == 0
+@pytest.mark.parametrize("of", [prometheus_api(answer(GOOD, "application/json")), exporter(answer(METRICS))])
+def test_good_answer(of: dict[str, Answer], serving: Callable[..., Server], capsys: pytest.CaptureFixture[str]) -> None:
+    """The unmodified answers are those of an idle GPU, and nothing else."""
+    assert exit_code_of(serving(**of)) == 0
     assert "idle" in capsys.readouterr().out
 
 
@@ -321,7 +319,7 @@ def test_an_unusable_answer(
 ) -> None:
     """Exit code 2 and one printable line, in bounded time."""
     began = time.monotonic()
-    code = judged(serving(**of))
+    code = exit_code_of(serving(**of))
     took = time.monotonic() - began
     output = capsys.readouterr()
 
@@ -354,12 +352,12 @@ HUGE = "9" * 5000
     ],
     ids=["escapes", "a huge number", "a long pod", "no time", "a late time", "no numbers", "no link"],
 )
-def test_odd_content_of_a_sound_answer(
+def test_odd_content_of_a_good_answer(
     extra: str, serving: Callable[..., Server], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is judged, and printed without what a terminal would obey."""
+    """It is judged, and printed without terminal control characters."""
     began = time.monotonic()
-    assert judged(serving(metrics=answer(METRICS + extra.encode()))) in (0, 1)
+    assert exit_code_of(serving(metrics=answer(METRICS + extra.encode()))) in (0, 1)
     assert time.monotonic() - began < 3 * DEADLINE
     output = capsys.readouterr()
     assert output.out.replace("\n", "").isprintable()
@@ -367,7 +365,7 @@ def test_odd_content_of_a_sound_answer(
 
 
 def test_the_same_collection_twice(serving: Callable[..., Server], capsys: pytest.CaptureFixture[str]) -> None:
-    """Two scrapes of one collection are one scrape: nothing has a slope between them."""
+    """Two scrapes of one collection count as one: they have no rate."""
     extra = "".join(
         f'{name}{{UUID="GPU-0"}} {n}\n' for n, name in enumerate(("DCGM_FI_DEV_FB_FREE", "DCGM_FI_DEV_FB_USED"))
     )
@@ -377,6 +375,6 @@ def test_the_same_collection_twice(serving: Callable[..., Server], capsys: pytes
 
 @pytest.mark.parametrize("name", ["Prometheus: series are numbers", "exporter: cut off at the end of a line"])
 def test_the_command(name: str, serving: Callable[..., Server]) -> None:
-    """The process ends with that code, too."""
+    """The process exits with the same code."""
     ended = run("diagnose", "--for", "1s", "--url", serving(**dict(CASES)[name]).url)
     assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1)

@@ -1,4 +1,4 @@
-"""Small parts of the benchmarks, on the stand-in driver."""
+"""Short benchmarks on the fake driver."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from urllib.error import HTTPError
 import pytest
 
 from benchmarks import cost, perturbation
-from benchmarks.exporter import Exporter, free_port, ours, running
-from benchmarks.perturbation import Turns, Work, compared, pairs
+from benchmarks.exporter import Exporter, exporter_command, free_port, running
+from benchmarks.perturbation import Turns, Work, pairs, slowdowns
 from tests.support.fakes.driver import FakeDriver
 from tests.support.tools import until
 
 
 def test_cost(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One GPU of the stand-in costs little, and every number is there."""
+    """A row has plausible numbers for one GPU of the fake driver."""
     monkeypatch.setattr(cost, "WARM_SECONDS", 2.0)
     monkeypatch.setattr(cost, "SCRAPES", 50)
     port = free_port()
-    found = cost.measure("full", ours(port, *cost.SETS["full"]), port, 2, boards=1, env=driver.environment)
+    command = exporter_command(port, *cost.SETS["full"])
+    found = cost.measure("full", command, port, 2, boards=1, env=driver.environment)
 
     assert 0 <= found.cpu < 0.5
     assert 10 < found.rss_mib < 100
@@ -32,7 +33,7 @@ def test_cost(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_allocations(driver: FakeDriver) -> None:
-    """A tick gives back what it takes."""
+    """A collection frees what it allocates."""
     found = cost.allocations((), driver.environment, ticks=2)
 
     assert 1 < found["peak_kib"] < 10_000
@@ -40,9 +41,9 @@ def test_allocations(driver: FakeDriver) -> None:
 
 
 def test_turns(driver: FakeDriver) -> None:
-    """An exporter runs when it is its turn, and at no other time."""
+    """An exporter runs only during its turn."""
     port = free_port()
-    with running(ours(port, "--interval", "100ms"), port, driver.environment) as exporter:
+    with running(exporter_command(port, "--interval", "100ms"), port, driver.environment) as exporter:
         turns = Turns({"1 s": exporter})
         try:
             assert state(exporter) == "T"
@@ -57,12 +58,12 @@ def test_turns(driver: FakeDriver) -> None:
 
 
 def state(exporter: Exporter) -> str:
-    """What the kernel says of the process: T is stopped."""
+    """Return the state of the process in /proc; T means stopped."""
     return Path(f"/proc/{exporter.process.pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-def test_work_is_done_as_often_as_asked() -> None:
-    """More steps take longer; equal ones are compared."""
+def test_work_runs_the_given_number_of_steps() -> None:
+    """More steps take longer."""
     work = Work("hashing", 1)
     try:
         one, many = work.seconds(1), work.seconds(200)
@@ -72,9 +73,9 @@ def test_work_is_done_as_often_as_asked() -> None:
     assert many > 5 * one
 
 
-def test_what_comes_due_in_a_second_is_done_in_a_piece_of_it() -> None:
-    """So its cost is the difference of a second; at 100 ms pieces are as long as what they stand for."""
-    found = compared({"1 s": [(0.2, 0.21)] * 5, "100 ms": [(0.1, 0.11)] * 5})
+def test_slowdown_refers_to_the_interval() -> None:
+    """A run of 0.2 s contains the work of a whole second; at 100 ms a run is as long as the interval."""
+    found = slowdowns({"1 s": [(0.2, 0.21)] * 5, "100 ms": [(0.1, 0.11)] * 5})
 
     assert {name: each["mean"] for name, each in found.items()} == {
         "1 s": pytest.approx(0.01),
@@ -83,11 +84,11 @@ def test_what_comes_due_in_a_second_is_done_in_a_piece_of_it() -> None:
 
 
 def test_pairs_are_taken_of_each_condition(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Exporters that are stopped in between look once in each of their turns; the first of each round is left out."""
+    """A stopped exporter collects once in each of its turns; the first sample of each round is dropped."""
     monkeypatch.setattr(perturbation, "WARM_SECONDS", 0.5)
     monkeypatch.setattr(perturbation, "ROUNDS", 2)
     port = free_port()
-    with running(ours(port), port, driver.environment) as exporter:
+    with running(exporter_command(port), port, driver.environment) as exporter:
         begin, before = time.monotonic(), cost.skipped(exporter.page()) or 0
         turns, work = Turns({"1 s": exporter}), Work("hashing", 1)
         try:
@@ -103,7 +104,7 @@ def test_pairs_are_taken_of_each_condition(driver: FakeDriver, monkeypatch: pyte
                 return 0.0
             return time.monotonic() - begin - skipped + before
 
-        # 2 rounds of 3 turns, and those at both ends; what was left out is told by the next one.
+        # 2 rounds of 3 turns, and those at both ends; skipped ticks are counted by the next one.
         until(lambda: 6 <= ticks() <= 10, 2, "a tick in each turn")
 
     assert {name: len(taken) for name, taken in found.items()} == {"noise": 4, "1 s": 4}

@@ -1,4 +1,4 @@
-"""compose.yaml, the systemd unit and the plain manifests: what they name exists, and what they ask for works."""
+"""compose.yaml, the systemd unit and the plain manifests: what they name exists, and works."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ SETTINGS = {setting.name for setting in fields(Config)} | {"config"}
 
 
 def mounts(service: str) -> Mapping[str, Path]:
-    """What is mounted from the repository, by its place in the container."""
+    """Return the files mounted from the repository, by path in the container."""
     found = [each.split(":") for each in SERVICES[service]["volumes"] if each.startswith("./")]
     assert all(mode == "ro" for _, _, mode in found)
     return {inside: ROOT / outside for outside, inside, _ in found}
 
 
 def test_settings_are_settings() -> None:
-    """Of the exporters; one runs at a time, under a name that Prometheus knows."""
+    """Of the exporters in compose.yaml, one runs at a time, under a name that Prometheus scrapes."""
     for name in ("simulated", "gpus"):
         service = SERVICES[name]
         assert service["profiles"] == [name]
         assert service["networks"]["default"]["aliases"] == ["exporter"]
-        ours = {each for each in service["environment"] if each.startswith(ENV_PREFIX)}
-        assert {each.removeprefix(ENV_PREFIX).lower() for each in ours} <= SETTINGS
+        own = {each for each in service["environment"] if each.startswith(ENV_PREFIX)}
+        assert {each.removeprefix(ENV_PREFIX).lower() for each in own} <= SETTINGS
         assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"])
     (devices,) = SERVICES["gpus"]["deploy"]["resources"]["reservations"]["devices"]
     assert devices == {"driver": "nvidia", "count": "all", "capabilities": ["utility"]}
@@ -50,8 +50,8 @@ def test_settings_are_settings() -> None:
 
 
 @pytest.mark.parametrize("service", ["prometheus", "alertmanager", "grafana"])
-def test_what_is_mounted_is_there(service: str) -> None:
-    """And configuration is where the command line says."""
+def test_mounts_exist(service: str) -> None:
+    """Configuration files are where the command lines expect them."""
     found = mounts(service)
     assert all(path.exists() for path in found.values())
     for option in SERVICES[service].get("command", ()):
@@ -60,8 +60,8 @@ def test_what_is_mounted_is_there(service: str) -> None:
     assert re.fullmatch(r"[a-z]+/[a-z]+:v?\d+\.\d+\.\d+", SERVICES[service]["image"])
 
 
-def test_the_simulated_fault_is_seen(serve: Serve, tmp_path: Path) -> None:
-    """The committed configuration of Prometheus, in a real one: targets, rules, and the alert of the default fault."""
+def test_simulated_fault_fires(serve: Serve, tmp_path: Path) -> None:
+    """A real Prometheus with the committed configuration has the targets, the rules and the fault's alert."""
     environment = dict(SERVICES["simulated"]["environment"])
     environment["GPU_EXPORTER_INJECT"] = re.sub(r"\$\{INJECT:-(.+)\}", r"\1", environment["GPU_EXPORTER_INJECT"])
     exporter = serve("--interval", "500ms", env=environment)
@@ -78,7 +78,7 @@ def test_the_simulated_fault_is_seen(serve: Serve, tmp_path: Path) -> None:
         until(lambda: prometheus.query(alert), 90, "the pending alert")
 
 
-def test_prometheus_takes_the_configuration(tmp_path: Path) -> None:
+def test_promtool_accepts_the_configuration(tmp_path: Path) -> None:
     text = (ROOT / "deploy/compose/prometheus.yaml").read_text().replace("/etc/prometheus/alerts", str(ROOT / "alerts"))
     (tmp_path / "prometheus.yaml").write_text(text)
     found = subprocess.run(
@@ -91,7 +91,7 @@ def test_prometheus_takes_the_configuration(tmp_path: Path) -> None:
 
 
 def test_grafana_is_provisioned() -> None:
-    """The one data source is the default, which the dashboards' variable takes; the provider reads what is mounted."""
+    """The one data source is the default, which the dashboards use; the provider reads the mounted folder."""
     found = {path.name: yaml.safe_load(path.read_text()) for path in mounts("grafana").values() if path.is_file()}
     (source,) = found["datasources.yaml"]["datasources"]
     assert (source["type"], source["isDefault"]) == ("prometheus", True)
@@ -104,7 +104,7 @@ def test_grafana_is_provisioned() -> None:
 
 
 def unit() -> configparser.RawConfigParser:
-    """The systemd unit; of a key that is there more than once, all lines."""
+    """Return the systemd unit, with all lines of a key that is repeated."""
     text, seen = (ROOT / "deploy/gpu-exporter.service").read_text(), 0
     lines = []
     for line in text.splitlines():
@@ -132,12 +132,12 @@ HARDENED = {
 }
 
 
-# Each would take /dev/nvidia* or /dev/kmsg away; ProtectClock by an implied DeviceAllow, before systemd 253.
+# Each would hide /dev/nvidia* or /dev/kmsg; ProtectClock through an implied DeviceAllow, before systemd 253.
 UNHARDENED = {"PrivateDevices", "DevicePolicy", "DeviceAllow", "ProtectClock", "ProtectKernelLogs", "User"}
 
 
 def test_the_unit_is_hardened_and_runs(serve: Serve, tmp_path: Path) -> None:
-    """It may read the kernel log and write its two folders; and the exporter takes what it says."""
+    """It may read the kernel log and write its two folders; the exporter accepts its command line."""
     service = unit()["Service"]
     assert HARDENED.items() <= dict(service).items()
     assert UNHARDENED.isdisjoint(service)
@@ -159,15 +159,15 @@ def test_the_unit_is_hardened_and_runs(serve: Serve, tmp_path: Path) -> None:
 
 @pytest.mark.drift
 def test_manifests_are_those_of_the_chart() -> None:
-    """Every file there is rendered from the chart, and no other is there."""
+    """Every manifest is rendered from the chart, and there is no other."""
     written = {
         str(path.relative_to(ROOT)): path.read_text() for path in (ROOT / manifests.FOLDER).rglob("*") if path.is_file()
     }
     assert written == dict(manifests.files(ROOT)), "fix: run `make generate`"
 
 
-def test_manifests_hang_together() -> None:
-    """Valid, without Helm's labels, all in one namespace, and each kustomization names what is there."""
+def test_manifests_are_consistent() -> None:
+    """They are valid, have one namespace and no Helm labels, and each kustomization names existing files."""
     for folder in ("plain", "monitored"):
         (kustomization,) = read(f"{folder}/kustomization.yaml")
         for resource in kustomization["resources"]:
@@ -187,5 +187,5 @@ def test_manifests_hang_together() -> None:
 
 
 def read(name: str) -> list[Any]:
-    """The documents of a file."""
+    """Return the documents of a file."""
     return list(yaml.safe_load_all((ROOT / manifests.FOLDER / name).read_text()))

@@ -1,4 +1,4 @@
-"""What the image is made of, without Docker: the Dockerfile's instructions, and the wheel in an empty environment."""
+"""The image without Docker: the Dockerfile's instructions, and its wheel in an empty environment."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ COMPILERS = re.compile(r"\b(gcc|g\+\+|cc|make|build-essential|cargo|rustc|apt-ge
 
 
 class Instruction(NamedTuple):
-    """One line of the Dockerfile, continued lines joined."""
+    """An instruction of the Dockerfile, with continued lines joined."""
 
     name: str
     text: str
 
     @property
     def words(self) -> list[str]:
-        """What follows, without options."""
+        """Return the arguments, without options."""
         return [word for word in self.text.split() if not word.startswith("--")]
 
 
 def instructions() -> list[Instruction]:
-    """The Dockerfile, without comments."""
+    """Return the instructions of the Dockerfile, without comments."""
     lines = [line for line in (ROOT / "Dockerfile").read_text().splitlines() if not line.lstrip().startswith("#")]
     joined = re.sub(r"\\\n\s*", " ", "\n".join(lines))
     return [Instruction(*line.split(maxsplit=1)) for line in joined.splitlines() if line.strip()]
 
 
 def stages() -> list[list[Instruction]]:
-    """The instructions by stage, each with its FROM."""
+    """Return the instructions by stage, each with its FROM."""
     found: list[list[Instruction]] = []
     for each in instructions():
         if each.name == "FROM":
@@ -62,7 +62,7 @@ def stages() -> list[list[Instruction]]:
 
 
 def test_base_is_slim_and_can_be_pinned() -> None:
-    """By one argument, for every stage; nothing chooses a platform."""
+    """One argument sets it for every stage; no instruction chooses a platform."""
     bases = [stage[0] for stage in stages()]
     assert [each.words[0] for each in bases] == ["python:${PYTHON}${DIGEST:+@}${DIGEST}"] * 2
     assert not any("--platform" in each.text for each in bases)
@@ -71,7 +71,7 @@ def test_base_is_slim_and_can_be_pinned() -> None:
 
 
 def test_the_final_stage_only_copies() -> None:
-    """No compiler, no package manager, no root; it says what it is."""
+    """It has no compiler, package manager or root user, and has labels."""
     *_, final = stages()
     assert "RUN" not in {each.name for each in final}
     assert not COMPILERS.search(" ".join(each.text for each in final if each.name != "LABEL"))
@@ -95,7 +95,7 @@ def test_the_final_stage_only_copies() -> None:
 
 
 def ignored(path: str) -> bool:
-    """Whether .dockerignore leaves it out: the last pattern that matches decides."""
+    """Return whether .dockerignore excludes a path: the last pattern that matches decides."""
     out = False
     for line in (ROOT / ".dockerignore").read_text().splitlines():
         if line and not line.startswith("#"):
@@ -106,8 +106,8 @@ def ignored(path: str) -> bool:
 
 
 @pytest.mark.drift
-def test_what_is_copied_is_there() -> None:
-    """And reaches the builder, which nothing else does."""
+def test_copied_files_exist() -> None:
+    """They reach the builder, and nothing else does."""
     copied = [each.words[:-1] for each in stages()[0] if each.name == "COPY"]
     sources = [source for words in copied for source in words]
     assert len(sources) > 4, FIX
@@ -124,7 +124,7 @@ def test_what_is_copied_is_there() -> None:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The builder's steps in an empty environment; the folder of what the final stage copies."""
+    """Run the builder's steps in an empty environment; return the folder that the final stage copies."""
     folder = tmp_path_factory.mktemp("image")
     for each in (each for stage in stages()[:1] for each in stage if each.name == "COPY"):
         for source in each.words[:-1]:
@@ -145,31 +145,31 @@ def _copy(path: Path, to: Path) -> None:
 
 
 def pip(python: str, *arguments: str) -> None:
-    """Run pip, and show what it says if it fails."""
+    """Run pip; on failure, show its output."""
     found = subprocess.run([python, "-m", "pip", "--quiet", *arguments], capture_output=True, text=True, timeout=300)
     assert found.returncode == 0, found.stderr + found.stdout
 
 
 def size(folder: Path) -> float:
-    """MiB on disk, each file once; the interpreter is the base image's."""
+    """Return the MiB on disk, each file once, without the interpreter, which belongs to the base image."""
     files = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
     return sum(path.stat().st_size for path in files) / 2**20
 
 
-def said(program: Path, *arguments: str) -> str:
-    """What a command prints."""
+def stdout_of(program: Path, *arguments: str) -> str:
+    """Return the output of a command."""
     return subprocess.run([program, *arguments], capture_output=True, text=True, check=True, timeout=60).stdout
 
 
 def test_it_is_small(installed: Path, record_property: Callable[[str, object], None]) -> None:
-    """Without extras; only what it needs at run time, and no pip."""
+    """Without extras, it has only the runtime dependencies, and no pip."""
     found = size(installed)
     record_property("installed_mib", round(found, 1))
     print(f"installed: {found:.1f} MiB")
     assert 1 < found < LARGEST_MIB
     listed = "import importlib.metadata as i; print(*sorted(d.name.lower() for d in i.distributions()))"
     needed = {"bcrypt", "click", "gpu-exporter", "msgspec", "nvidia-ml-py", "prometheus_client", "pyyaml", "tornado"}
-    assert set(said(installed / "bin/python", "-c", listed).split()) == needed
+    assert set(stdout_of(installed / "bin/python", "-c", listed).split()) == needed
 
 
 def test_it_serves(installed: Path, tmp_path: Path) -> None:
@@ -190,11 +190,11 @@ def test_it_serves(installed: Path, tmp_path: Path) -> None:
         process.kill()
         process.wait()
     assert "THESE ARE NOT YOUR GPUS" in (tmp_path / "log").read_text()
-    assert "GPU" in said(installed / "bin/gpu-exporter", "metrics")
+    assert "GPU" in stdout_of(installed / "bin/gpu-exporter", "metrics")
 
 
 def healthcheck(python: Path | str, pid: int, folder: Path) -> str:
-    """What the HEALTHCHECK says, in a container that has this process; empty if it is healthy."""
+    """Return the output of HEALTHCHECK in a container with this process; it is empty if healthy."""
     procfs = folder / "procfs"
     procfs.mkdir(exist_ok=True)
     for name in ("net", str(pid)):
@@ -206,30 +206,32 @@ def healthcheck(python: Path | str, pid: int, folder: Path) -> str:
     return found.stderr.strip()
 
 
-@pytest.mark.parametrize("asks", ["", "certificate", "password"])
-@pytest.mark.parametrize("told", ["flag", "environment", "file"])
-def test_the_health_check_finds_it(serve: Serve, tmp_path: Path, asks: str, told: str) -> None:
-    """On whatever port, with TLS, passwords or neither, wherever that is said; and sees one that stands still."""
+@pytest.mark.parametrize("protection", ["", "certificate", "password"])
+@pytest.mark.parametrize("by", ["flag", "environment", "file"])
+def test_health_check(serve: Serve, tmp_path: Path, protection: str, by: str) -> None:
+    """It finds the exporter on any port, with TLS, passwords or neither, and detects one that hangs."""
     authority = trustme.CA()
     issued = authority.issue_cert("127.0.0.1")
     issued.private_key_pem.write_to_path(str(tmp_path / "key"))
     issued.cert_chain_pems[0].write_to_path(str(tmp_path / "certificate"))
     tls = {"cert_file": "certificate", "key_file": "key"}
-    web = {"certificate": {"tls_server_config": tls}, "password": {"basic_auth_users": {"a": HASH}}}.get(asks, {})
+    web = {"certificate": {"tls_server_config": tls}, "password": {"basic_auth_users": {"a": HASH}}}.get(protection, {})
     (tmp_path / "web.yml").write_text(json.dumps(web))
     file = str(tmp_path / "web.yml")
     (tmp_path / "config.yaml").write_text(json.dumps({"web_config_file": file}))
     arguments = {"flag": ["--web.config.file", file], "file": ["--config", str(tmp_path / "config.yaml")]}
-    context = ssl.create_default_context(cadata=authority.cert_pem.bytes().decode()) if asks == "certificate" else None
+    context = (
+        ssl.create_default_context(cadata=authority.cert_pem.bytes().decode()) if protection == "certificate" else None
+    )
     exporter = serve(
         "--source",
         "simulated",
-        *arguments.get(told, []),
-        env={"GPU_EXPORTER_WEB_CONFIG_FILE": file} if told == "environment" else {},
+        *arguments.get(by, []),
+        env={"GPU_EXPORTER_WEB_CONFIG_FILE": file} if by == "environment" else {},
         tls=context,
     )
     assert healthcheck(sys.executable, exporter.process.pid, tmp_path) == ""
-    if told == "file" and not asks:
+    if by == "file" and not protection:
         exporter.process.send_signal(signal.SIGSTOP)
         assert healthcheck(sys.executable, exporter.process.pid, tmp_path).endswith("timed out")
 

@@ -1,4 +1,4 @@
-"""The remote_write of docs/scale.md, tried: a real VictoriaMetrics answers with what Prometheus recorded."""
+"""The remote_write example of docs/scale.md: a real VictoriaMetrics returns what Prometheus recorded."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STORE = "http://victoria-metrics:8428"
 
 @contextmanager
 def victoria(folder: Path) -> Iterator[str]:
-    """A VictoriaMetrics that keeps its data in `folder`, by its URL."""
+    """Run a VictoriaMetrics with its data in `folder`; return its URL."""
     address = f"127.0.0.1:{free_port()}"
     command = [
         str(tool("victoria-metrics")),
@@ -52,14 +52,14 @@ def victoria(folder: Path) -> Iterator[str]:
 
 
 def values(url: str, query: str, at: float) -> dict[str, float]:
-    """By UUID, what an instant query finds at a time."""
+    """Return the result of an instant query by UUID."""
     with urlopen(f"{url}/api/v1/query?{urlencode({'query': query, 'time': at})}", timeout=10) as answer:
         found = json.loads(answer.read())["data"]["result"]
     return {each["metric"]["UUID"]: float(each["value"][1]) for each in found}
 
 
-def test_a_store_answers_as_prometheus_does(serve: Serve, tmp_path: Path) -> None:
-    """Each sample of a signal is there with its time, its value and the labels that external_labels add."""
+def test_victoriametrics_returns_the_same_samples(serve: Serve, tmp_path: Path) -> None:
+    """Each sample of a signal has its time, its value and the labels of external_labels."""
     assert EXAMPLE
     exporter = serve("--source", "simulated", "--gpus", "2", "--interval", "500ms")
     with victoria(tmp_path) as store:

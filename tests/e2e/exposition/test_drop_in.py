@@ -1,4 +1,4 @@
-"""dcgm-exporter's command lines, files and dashboard, used as they are."""
+"""dcgm-exporter's command lines, files and dashboard work unchanged."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ REPLAY = ("--source", "replay", "--recording", "h200_workloads")
 
 @contextmanager
 def started(path: Path, line: list[str], port: int, **more: str) -> Iterator[Exporter]:
-    """A process that serves on this port, whatever its command line is."""
+    """Run a process that serves on this port, with any command line."""
     log = path / "log"
     with log.open("w") as file:
         process = subprocess.Popen(line, env={**os.environ, **more}, stderr=file, text=True)
@@ -43,7 +43,7 @@ def started(path: Path, line: list[str], port: int, **more: str) -> Iterator[Exp
 
 
 def answers(exporter: Exporter) -> bool:
-    """Whether it answers; if the process has ended, fail at once."""
+    """Return whether it answers; fail at once if the process has ended."""
     assert exporter.process.poll() is None, exporter.log.read_text()
     try:
         return exporter.get("/healthz")[0].status == 200
@@ -51,8 +51,8 @@ def answers(exporter: Exporter) -> bool:
         return False
 
 
-def test_a_command_line_of_theirs_runs_as_it_is(tmp_path: Path) -> None:
-    """Without a subcommand, with their flags and variables; what has no counterpart is a line in the log."""
+def test_dcgm_exporter_command_line(tmp_path: Path) -> None:
+    """It works without a subcommand, with dcgm-exporter's flags and variables; unsupported ones are logged."""
     port = free_port()
     driver = FakeDriver(tmp_path / "driver", 2)
     line = command("-f", str(THEIRS / "default-counters.csv"), "-a", f"127.0.0.1:{port}", "-c", "100", "--fake-gpus")
@@ -85,14 +85,14 @@ def test_a_command_line_of_theirs_runs_as_it_is(tmp_path: Path) -> None:
     ]
 
 
-# The labels of a series of a GPU, by the template of dcgm-exporter 4.8.2, with its file of fields and with Kubernetes.
+# The labels of a GPU's series in dcgm-exporter 4.8.2, with its fields file and with Kubernetes.
 THEIR_LABELS = {
     *("gpu", "UUID", "pci_bus_id", "device", "modelName", "Hostname", "DCGM_FI_DRIVER_VERSION"),
     *("namespace", "pod", "container"),
 }
 
 
-def test_the_pod_of_their_chart_runs_as_it_is(tmp_path: Path, kubelet: FakeKubelet) -> None:
+def test_dcgm_exporter_daemonset(tmp_path: Path, kubelet: FakeKubelet) -> None:
     """Arguments, environment and probe of its DaemonSet: the node's name, not the pod's, and every family of its file
     with its type, its help and its labels."""
     port = free_port()
@@ -145,8 +145,8 @@ def test_the_pod_of_their_chart_runs_as_it_is(tmp_path: Path, kubelet: FakeKubel
         (("--web-systemd-socket",), {}, "--web-systemd-socket: systemd passed no socket"),
     ],
 )
-def test_what_is_wrong_is_one_line(arguments: tuple[str, ...], environ: dict[str, str], message: str) -> None:
-    """That names the flag or the variable as it was written, and ends the start."""
+def test_errors_are_one_line(arguments: tuple[str, ...], environ: dict[str, str], message: str) -> None:
+    """The error names the flag or variable as it was written, and the start fails."""
     said = run("serve", *REPLAY, *arguments, env={"DCGM_EXPORTER_LISTEN": "127.0.0.1:0", **environ}, timeout=20)
 
     assert said.returncode in (1, 2)
@@ -164,8 +164,8 @@ def test_what_is_wrong_is_one_line(arguments: tuple[str, ...], environ: dict[str
         ("i", set()),
     ],
 )
-def test_devices_are_those_that_were_named(serve: Serve, tmp_path: Path, devices: str, expected: set[int]) -> None:
-    """By number, range or UUID, under their own numbers; without MIG there are no instances."""
+def test_selected_devices(serve: Serve, tmp_path: Path, devices: str, expected: set[int]) -> None:
+    """By number, range or UUID, with their own numbers; without MIG there are no instances."""
     driver = FakeDriver(tmp_path / "driver", 4)
     exporter = serve("-d", devices, "--interval", "100ms", env=driver.environment)
     page = exporter.until(lambda page: bool(page.values("gpu_sm_active_seconds_total")))
@@ -188,8 +188,8 @@ os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
 """
 
 
-def test_a_socket_of_systemd_is_served_on(tmp_path: Path) -> None:
-    """Passed as `sd_listen_fds(3)` says, instead of an address of ours."""
+def test_systemd_socket(tmp_path: Path) -> None:
+    """It is passed as in `sd_listen_fds(3)` and replaces the exporter's address."""
     port = free_port()
     line = [sys.executable, "-c", PASS, str(port), *command("serve", *REPLAY, "--web-systemd-socket")[1:]]
     with started(tmp_path, line, port, GPU_EXPORTER_ADDRESS="256.256.256.256:1") as exporter:
@@ -199,7 +199,7 @@ def test_a_socket_of_systemd_is_served_on(tmp_path: Path) -> None:
 
 
 def panels() -> dict[str, list[str]]:
-    """The expressions of Grafana dashboard 12239, by panel."""
+    """Return the expressions of Grafana dashboard 12239, by panel."""
     board = json.loads((ROOT / "tests" / "dcgm_exporter" / "dashboard-12239.json").read_text())
     return {
         panel["title"]: [
@@ -211,7 +211,7 @@ def panels() -> dict[str, list[str]]:
 
 
 def test_every_panel_of_dashboard_12239_has_results(serve: Serve, tmp_path: Path) -> None:
-    """With dcgm-exporter's own file of fields, and a Prometheus between."""
+    """With dcgm-exporter's own fields file, and a Prometheus in between."""
     exporter = serve(*REPLAY, "-f", str(THEIRS / "default-counters.csv"), "--interval", "200ms")
     exporter.until(lambda page: bool(page.values("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE")))
     gpus = len(exporter.page().values("gpu_up"))
@@ -230,7 +230,7 @@ def test_every_panel_of_dashboard_12239_has_results(serve: Serve, tmp_path: Path
 def test_devices_choose_between_gpus_and_their_instances(
     serve: Serve, tmp_path: Path, devices: str, whole: bool, parts: bool
 ) -> None:
-    """Of classic families; ours have both, so that health and integrals go on."""
+    """In classic families. `gpu_*` families have both, so that health and integrals continue."""
     driver = FakeDriver(tmp_path / "driver", 2)
     driver.partition(1, {slot: mig_device(7 + slot, "1g.18gb", **{"Gpm.2": 10.0}) for slot in range(2)})
     exporter = serve("-d", devices, "--interval", "100ms", env=driver.environment)

@@ -21,7 +21,7 @@ from tests.support.tools import tool, until
 SERIES_A_GPU = 120
 START: dict[str, Callable[..., Exporter]] = {
     "replay": lambda serve, path, *more: serve("--source", "replay", "--recording", "h200_workloads", *more),
-    "stand-in": lambda serve, path, *more: serve(*more, env=FakeDriver(path / "driver", 8).environment),
+    "fake driver": lambda serve, path, *more: serve(*more, env=FakeDriver(path / "driver", 8).environment),
 }
 
 
@@ -47,7 +47,7 @@ def test_promtool_complains_only_of_classic_names(serve: Serve, tmp_path: Path, 
     page = exporter.until(lambda page: bool(page.values("gpu_sm_active_seconds_total")))
     lint = subprocess.run([tool("promtool"), "check", "metrics"], input=page.text, text=True, capture_output=True)
     complaints = (lint.stdout + lint.stderr).splitlines()
-    assert any(line.startswith("DCGM_") for line in complaints), "promtool did not look"
+    assert any(line.startswith("DCGM_") for line in complaints), "promtool checked nothing"
     assert {line for line in complaints if not line.startswith(("DCGM_", "process_", "python_"))} == set()
 
 
@@ -72,7 +72,7 @@ def test_prometheus_takes_every_sample(serve: Serve, watch: Watch, tmp_path: Pat
     assert prometheus.type_of("gpu_sm_active_seconds") == "counter"
     assert prometheus.type_of("gpu_up") == "gauge"
     assert prometheus.type_of("process_cpu_seconds") == "counter"
-    if source == "stand-in":
+    if source == "fake driver":
         # By the clock of the reads: on a busy machine a page may show them late.
         read_at = "on (gpu) rate(gpu_last_read_timestamp_seconds[5s])"
         rates = prometheus.query(f"rate(gpu_sm_active_seconds_total[5s]) / {read_at}")
@@ -85,8 +85,8 @@ def test_prometheus_takes_every_sample(serve: Serve, watch: Watch, tmp_path: Pat
 
 
 def test_series_a_gpu_stay_within_the_budget(serve: Serve, tmp_path: Path) -> None:
-    """The default set costs Prometheus at most 120 series for each GPU of a node of eight, all else included."""
-    exporter = START["stand-in"](serve, tmp_path, "--interval", "200ms")
+    """The default set has at most 120 series per GPU on a node of eight, including all others."""
+    exporter = START["fake driver"](serve, tmp_path, "--interval", "200ms")
     page = exporter.until(lambda page: len(page.values("gpu_sm_active_seconds_total")) == 8)
     each = [sum(labels.get("gpu") == str(gpu) for _, labels, _ in page.samples) for gpu in range(8)]
     assert min(each) > 60, "the page has too little on it to judge"

@@ -1,4 +1,4 @@
-"""The file of fields of a running exporter: what it selects, and how it is replaced without a gap."""
+"""The fields file of a running exporter: what it selects, and how it is replaced without a gap."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OK, AT = "gpu_exporter_config_last_reload_successful", "gpu_exporter_config_last
 TEMP = "DCGM_FI_DEV_GPU_TEMP, gauge, GPU temperature (in C).\n"
 SM = "DCGM_FI_PROF_SM_ACTIVE, gauge, SMs.\n"
 BOTH = TEMP + SM + "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION, counter, Energy.\n"
-# NVDEC is of the full set: each change of the file changes what the GPUs are asked for.
+# NVDEC is in the full set, so each change of the file changes the fields that are read.
 FIRST = f"{BOTH}DCGM_FI_DEV_FB_USED, gauge, Used.\n"
 SECOND = f"# another\n{BOTH}DCGM_FI_PROF_NVDEC0_ACTIVE, gauge, Decoder.\nDCGM_FI_DRIVER_VERSION, label, Driver.\n"
 REPLAY = ("--source", "replay", "--recording", "h200_workloads")
@@ -42,14 +42,14 @@ def classic(page: Page) -> set[str]:
 
 @pytest.fixture
 def fields(tmp_path: Path) -> Path:
-    """A file of fields."""
+    """Return the content of a fields file."""
     path = tmp_path / "fields.csv"
     path.write_text(FIRST)
     return path
 
 
-def test_the_file_says_which_families_there_are(serve: Serve, driver: FakeDriver, fields: Path) -> None:
-    """TYPE, HELP, names of any age, labels; families that are not classic stay."""
+def test_file_selects_families(serve: Serve, driver: FakeDriver, fields: Path) -> None:
+    """With TYPE, HELP, labels, and names of any version; families that are not classic stay."""
 
     fields.write_text(
         "dcgm_gpu_temp, gauge, Old.\n"
@@ -85,7 +85,7 @@ def test_the_file_says_which_families_there_are(serve: Serve, driver: FakeDriver
     assert "line 9: 'DCGM_FI_DEV_NONE_SUCH' is not a field of DCGM" in said
 
 
-def test_once_shows_what_the_file_says(fields: Path) -> None:
+def test_once_with_a_file(fields: Path) -> None:
     """To check a file before using it."""
     said = run("once", *REPLAY, "--collectors", str(fields))
 
@@ -167,11 +167,11 @@ def test_a_hundred_signals_under_load_lose_nothing(serve: Serve, driver: FakeDri
         for number in range(100):
             replace(fields, SECOND if number % 2 == 0 else FIRST)
             exporter.process.send_signal(signal.SIGHUP)
-            time.sleep(0.05 if number % 10 else 1.0)  # both in storms, and so that each comes into force
+            time.sleep(0.05 if number % 10 else 1.0)  # both in bursts, and slowly enough that each takes effect
         asked = time.time()
         replace(fields, SECOND)
         exporter.process.send_signal(signal.SIGHUP)
-        exporter.until(lambda page: page.value(AT) > asked)  # else it may be the one before the last
+        exporter.until(lambda page: page.value(AT) > asked)  # otherwise it may be the one before
         exporter.until(lambda page: bool(page.values("DCGM_FI_PROF_NVDEC0_ACTIVE")))
         seen = len(scraper.pages)
         until(lambda: len(scraper.pages) > seen + 1, what="a page that was asked for after that")
@@ -198,7 +198,7 @@ def test_a_hundred_signals_under_load_lose_nothing(serve: Serve, driver: FakeDri
         for at in a
         if at.startswith("gpu_exporter_snapshot_timestamp")
     ]
-    assert rate == [pytest.approx(0.96, abs=0.05)]  # what the GPU did was counted all the time
+    assert rate == [pytest.approx(0.96, abs=0.05)]  # activity was counted all the time
 
 
 BROKEN = {
@@ -211,7 +211,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("text", BROKEN.values(), ids=BROKEN)
 def test_a_broken_file_keeps_the_last_good_one(serve: Serve, fields: Path, text: str) -> None:
-    """The log and a metric say so, until it is repaired."""
+    """The log and a metric report it until it is repaired."""
     exporter = serve(*REPLAY, "--collectors", str(fields), "--interval", "100ms")
     before = exporter.until(lambda page: bool(page.values("DCGM_FI_DEV_FB_USED")))
     replace(fields, text)
@@ -230,7 +230,7 @@ def test_a_broken_file_keeps_the_last_good_one(serve: Serve, fields: Path, text:
 
 
 def test_a_file_that_is_gone_keeps_the_last_good_one(serve: Serve, fields: Path) -> None:
-    """Without any signal; so does a file that cannot be read for another reason."""
+    """Without a signal, too; so does a file that cannot be read for another reason."""
     exporter = serve(*REPLAY, "--collectors", str(fields), "--interval", "100ms")
     fields.unlink()
     page = exporter.until(lambda page: page.values(OK) == [0])
@@ -243,7 +243,7 @@ def test_a_file_that_is_gone_keeps_the_last_good_one(serve: Serve, fields: Path)
 
 
 def test_a_config_map_that_is_swapped_is_followed(serve: Serve, tmp_path: Path) -> None:
-    """kubelet replaces the link `..data` to a folder; the file itself stays a link through it."""
+    """kubelet replaces the link `..data` to a folder; the file itself remains a link through it."""
     mount = tmp_path / "mount"
     for version, text in (("1", TEMP), ("2", SM)):
         (mount / f"..{version}").mkdir(parents=True)
@@ -258,8 +258,8 @@ def test_a_config_map_that_is_swapped_is_followed(serve: Serve, tmp_path: Path) 
     exporter.until(lambda page: classic(page) == {"DCGM_FI_PROF_SM_ACTIVE"})
 
 
-def test_reload_over_http_says_what_is_wrong(serve: Serve, fields: Path) -> None:
-    """As in Prometheus: 200 if it is in use, else 500 with the reason."""
+def test_reload_over_http(serve: Serve, fields: Path) -> None:
+    """As in Prometheus: 200 if the file is in use, else 500 with the reason."""
     token = fields.with_name("token")
     lifecycle = ("--web.enable-lifecycle", "--token-file", str(token))
     exporter = serve(*REPLAY, "--collectors", str(fields), "--interval", "100ms", *lifecycle)
@@ -296,8 +296,8 @@ def test_a_signal_without_a_file_changes_nothing(serve: Serve) -> None:
     ],
     ids=["missing", "empty", "huge", "unknown"],
 )
-def test_a_file_that_is_wrong_from_the_start_ends_it(tmp_path: Path, text: str | None, message: str) -> None:
-    """The error is one line that names the file."""
+def test_wrong_file_at_the_start(tmp_path: Path, text: str | None, message: str) -> None:
+    """The error is one line with the file's name."""
     path = tmp_path / "fields.csv"
     if text is not None:
         path.write_text(text)

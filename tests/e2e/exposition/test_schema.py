@@ -1,4 +1,4 @@
-"""`--schema`: the same GPUs with old and new metric names; the rules find the same in both."""
+"""`--schema`: the same GPUs with old and new metric names give the same signals."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tests.support.prometheus import Prometheus, scraping
 from tests.support.tools import until
 
 SCHEMAS = ("classic", "si")
-# Played so slowly that two servers show the same moment. What grows still grows.
+# Played so slowly that two servers show the same moment; counters still grow.
 REPLAY = ("--source", "replay", "--recording", "h200_x2_ddp", "--speed", "0.000001", "--interval", "500ms")
-# What is read of DCGM's names alone, so that no signal comes from our own counters, which are the same in both.
+# Only DCGM's names, so that no signal comes from `gpu_*` counters, which are the same in both.
 ONLY_DCGM = {"source_labels": ["schema", "__name__"], "regex": ".*-only;gpu_.*", "action": "drop"}
 
 
 def rates_at_once(folder: Path) -> Path:
-    """The recording rules, taking seconds for minutes."""
+    """Return the recording rules with seconds instead of minutes."""
     text = (ROOT / "alerts" / "recording.yaml").read_text()
     path = folder / "recording.yaml"
     path.write_text(re.sub(r"offset \d+[hm]", "offset 3s", re.sub(r"\[2m\]", "[3s]", text)))
@@ -32,7 +32,7 @@ def rates_at_once(folder: Path) -> Path:
 
 
 def recorded(prometheus: Prometheus, schema: str) -> dict[tuple[str, ...], float]:
-    """Every signal of what was scraped as `schema`, by name and device."""
+    """Return every signal of the scrapes with this `schema`, by name and device."""
     names = "|".join(sorted(signal.record for signal in SIGNALS))
     found = prometheus.api("query", query=f'{{__name__=~"{names}", cluster="{schema}"}}')["result"]
     keys = ("__name__", "UUID", "GPU_I_ID", "node", "gpu", "modelName", "xid")
@@ -44,7 +44,7 @@ def recorded(prometheus: Prometheus, schema: str) -> dict[tuple[str, ...], float
 
 
 def same(left: dict[tuple[str, ...], float], right: dict[tuple[str, ...], float], within: float) -> bool:
-    """The same signals of the same devices, with the same values but for a share."""
+    """Return whether both have the same signals of the same devices, with values within a tolerance."""
     return left.keys() == right.keys() and all(
         math.isclose(value, right[key], rel_tol=within, abs_tol=1e-9) for key, value in left.items()
     )
@@ -69,7 +69,7 @@ def test_rules_find_the_same_signals(serve: Serve, tmp_path: Path) -> None:
                 len(signals) > 30
                 and "gpu:energy:joules_per_second" in signals
                 and same(found["classic-only"], found["si-only"], 1e-6)
-                and same(found["classic"], found["si"], 0.01)  # rates of counters, by when each was scraped
+                and same(found["classic"], found["si"], 0.01)  # rates of counters depend on the time of scrapes
             )
 
         until(settled, timeout=60, what="the same signals in both schemas")
@@ -77,7 +77,7 @@ def test_rules_find_the_same_signals(serve: Serve, tmp_path: Path) -> None:
 
 
 def whole(page: Page) -> bool:
-    """Both GPUs were read twice, so that they have all that they will have."""
+    """Return whether both GPUs were read twice and thus have all series."""
     return len(page.values("gpu_sm_active_seconds_total")) == 2
 
 
@@ -90,7 +90,7 @@ def test_a_page_in_base_units(serve: Serve) -> None:
     assert {name for name in names["si"] if name.startswith("gpu_")} == {
         name for name in names["classic"] if name.startswith("gpu_")
     }
-    # prometheus_client's parser of text gives counters an ending; the rest are the new names of the old ones.
+    # prometheus_client's text parser adds a suffix to counters; the others are renamed families.
     plain = {schema: {name.removesuffix("_total") for name in found} for schema, found in names.items()}
     assert {RENAMED.get(name, (name, 1))[0] for name in plain["classic"]} == plain["si"]
     for _, labels, _ in (each for each in pages["si"].samples if each[0].startswith("DCGM_")):
@@ -104,7 +104,7 @@ def test_a_page_in_base_units(serve: Serve) -> None:
         assert new.value("DCGM_FI_DEV_MEMORY_CLOCK_HERTZ", gpu=gpu) == pytest.approx(3201e6)
 
 
-def test_once_has_it_too() -> None:
+def test_once_with_a_schema() -> None:
     """The text of `once` has the schema's names, its JSON the catalogue's."""
     page = run("once", *REPLAY[:4], "--schema", "si").stdout
     as_json = json.loads(run("once", *REPLAY[:4], "--schema", "si", "--json").stdout)
@@ -115,7 +115,7 @@ def test_once_has_it_too() -> None:
 
 
 def test_an_unknown_schema_is_one_line() -> None:
-    """It says what there is."""
+    """The error lists the schemas."""
     result = run("once", *REPLAY[:4], "--schema", "sl")
 
     assert result.returncode == 2

@@ -1,4 +1,4 @@
-"""`check` against the stand-in driver: before a job, which GPUs are fit."""
+"""`check` on the fake driver: which GPUs are fit for a job."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def test_healthy(tmp_path: Path) -> None:
 
 
 def old_errors(driver: FakeDriver) -> None:
-    """What a mended board remembers."""
+    """A board with errors that were repaired."""
     driver.set("TotalEccErrors.1.1", 7)
     driver.set("RemappedRows.1", 2)
 
 
 def without_ecc(driver: FakeDriver) -> None:
-    """A board that has neither ECC, row remapping nor a recovery action."""
+    """A board without ECC, row remapping and recovery action."""
     driver.unset("EccMode.current")
     driver.unset("FieldValues.230")
     for row in range(4):
@@ -65,7 +65,7 @@ def without_ecc(driver: FakeDriver) -> None:
     ],
 )
 def test_one_gpu(driver: FakeDriver, fault: Callable[[FakeDriver], None], code: int, said: str) -> None:
-    """What is a fault, what is none, and what is not known."""
+    """Faults, values that are no faults, and unknown values."""
     fault(driver)
     ended = run("check", env=driver.environment)
     assert (ended.returncode, ended.stderr) == (code, "")
@@ -73,14 +73,14 @@ def test_one_gpu(driver: FakeDriver, fault: Callable[[FakeDriver], None], code: 
 
 
 def test_older_gpus(tmp_path: Path) -> None:
-    """What Ampere or its driver lacks is said, and no fault."""
+    """What Ampere or its driver lacks is reported, and is no fault."""
     ended = run("check", env=FakeDriver(tmp_path, gpus=2, profile=AMPERE).environment)
     assert ended.returncode == 0
     assert ended.stdout == "every GPU: no value for recovery action: not supported\nGPUs: 2 healthy\n"
 
 
-def test_a_wedged_gpu_is_named_and_holds_nobody(tmp_path: Path) -> None:
-    """The others are judged, and it ends."""
+def test_wedged_gpu(tmp_path: Path) -> None:
+    """The other GPUs are judged, and the command ends."""
     driver = FakeDriver(tmp_path, gpus=3)
     driver.block(1)
     ended = run("check", env=driver.environment, timeout=20)
@@ -91,7 +91,7 @@ def test_a_wedged_gpu_is_named_and_holds_nobody(tmp_path: Path) -> None:
 
 
 def test_a_library_that_hangs(driver: FakeDriver) -> None:
-    """It ends without a verdict."""
+    """The command ends without a verdict."""
     driver.delay("Init", 60)
     ended = run("check", env=driver.environment, timeout=20)
     assert (ended.returncode, ended.stdout) == (
@@ -110,8 +110,8 @@ def test_a_library_that_hangs(driver: FakeDriver) -> None:
         (("--gpus", "0", "--expected-gpus", "8"), 0, "GPUs: 1 healthy\n"),
     ],
 )
-def test_which_gpus(tmp_path: Path, arguments: tuple[str, ...], code: int, said: str) -> None:
-    """Only the GPUs of a job, or as many as there ought to be; here the third one is lost."""
+def test_selected_gpus(tmp_path: Path, arguments: tuple[str, ...], code: int, said: str) -> None:
+    """Only the GPUs of a job, or an expected number of them; here the third one is lost."""
     driver = FakeDriver(tmp_path, gpus=3)
     driver.lose(2)
     ended = run("check", *arguments, env=driver.environment)
@@ -120,7 +120,7 @@ def test_which_gpus(tmp_path: Path, arguments: tuple[str, ...], code: int, said:
 
 
 def test_json(tmp_path: Path) -> None:
-    """The shape that scripts rely on."""
+    """The format that scripts rely on."""
     driver = FakeDriver(tmp_path, gpus=2)
     driver.set("RemappedRows.2", 1, gpu=1)
     ended = run("check", "--json", env=driver.environment)
@@ -141,7 +141,7 @@ def test_json(tmp_path: Path) -> None:
 
 
 def test_no_driver(driver: FakeDriver) -> None:
-    """That nothing can be read is an error as everywhere, and no verdict."""
+    """It is an error, as in every command, and no verdict."""
     driver.unload()
     ended = run("check", env=driver.environment)
     assert (ended.returncode, ended.stdout) == (1, "")
@@ -149,14 +149,14 @@ def test_no_driver(driver: FakeDriver) -> None:
 
 
 def test_a_recording_without_these_rows(tmp_path: Path) -> None:
-    """What nobody recorded is not healthy."""
+    """Values that were not recorded do not count as healthy."""
     ended = run("check", "--source", "replay", "--recording", "h200_workloads")
     assert ended.returncode == 1
     assert "not in the recording" in ended.stdout
 
 
 def test_bad_list(driver: FakeDriver) -> None:
-    """A usage error as everywhere."""
+    """A usage error, as in every command."""
     ended = run("check", "--gpus", "first", env=driver.environment)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr.count("\n") == 1

@@ -1,4 +1,4 @@
-"""A running exporter whose clock is set, whose kernel log is forged, or hangs."""
+"""A running exporter whose clock is set, or whose kernel log is forged or hangs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def driver(tmp_path: Path) -> FakeDriver:
 
 
 def fake_clock(folder: Path) -> tuple[Path, dict[str, str]]:
-    """The file with the offset of the wall clock, and what a process needs in its environment to use it."""
+    """Return the file with the offset of the wall clock, and the environment of a process that uses it."""
     (library,) = (ROOT / ".tools/usr/lib").glob("*/faketime/libfaketimeMT.so.1")
     offset = folder / "offset"
     offset.write_text("+0")
@@ -62,7 +62,7 @@ def test_the_clock_is_a_year_ahead_for_a_while(serve: Serve, driver: FakeDriver,
 
 
 def test_a_forged_log(serve: Serve, driver: FakeDriver, tmp_path: Path) -> None:
-    """100 000 codes cost neither memory nor a large response, and a restart neither."""
+    """100 000 codes use neither much memory nor a large response, also after a restart."""
     log = tmp_path / "kern.log"
     log.touch()
     arguments = ("--interval", "200ms", "--kernel-log", str(log), "--state-dir", str(tmp_path / "state"))
@@ -81,7 +81,7 @@ def test_a_forged_log(serve: Serve, driver: FakeDriver, tmp_path: Path) -> None:
 
 
 def test_a_kernel_log_that_hangs(serve: Serve, driver: FakeDriver, tmp_path: Path) -> None:
-    """The exporter says so, counts by NVML, reads the log when it answers, and ends in time."""
+    """The exporter reports it, counts XIDs from NVML, reads the log when it answers, and ends in time."""
     log = tmp_path / "kern.log"
     log.touch()
     hanging = Hanging(tmp_path / "hang", str(log))

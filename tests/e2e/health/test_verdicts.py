@@ -1,4 +1,4 @@
-"""The verdict on each GPU, on the page, in the API and in `doctor`, against the stand-in driver."""
+"""The verdict on each GPU in metrics, API and `doctor`, on the fake driver."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ STATES = ("healthy", "degraded", "unhealthy")
 
 
 def state(page: Page, gpu: int = 0) -> str:
-    """Which of the three states is 1; empty if none is."""
+    """Return the state that is 1, or an empty string."""
     found = [each for each in STATES if page.values("gpu_health_state", gpu=str(gpu), state=each) == [1]]
     assert len(found) <= 1
     return "".join(found)
 
 
 def reasons(page: Page, gpu: int = 0) -> dict[str, str]:
-    """The reasons with their actions."""
+    """Return the reasons with their actions."""
     return {
         labels["reason"]: labels["action"]
         for name, labels, value in page.samples
@@ -34,7 +34,7 @@ def reasons(page: Page, gpu: int = 0) -> dict[str, str]:
 
 
 def api(exporter: Exporter, prefix: str = "") -> dict[str, Any]:
-    """What /api/v1/gpus answers."""
+    """Return the response of /api/v1/gpus."""
     answer, body = exporter.get(f"{prefix}/api/v1/gpus")
     assert (answer.status, answer.headers["Content-Type"]) == (200, "application/json")
     found: dict[str, Any] = json.loads(body)
@@ -42,7 +42,7 @@ def api(exporter: Exporter, prefix: str = "") -> dict[str, Any]:
 
 
 def pcie(driver: FakeDriver) -> None:
-    """A link at half its width under load."""
+    """Make the link of a busy GPU run at half its width."""
     driver.set("CurrPcieLinkWidth", 8, gpu=0)
     driver.set("UtilizationRates.gpu", 95, gpu=0)
     driver.set("CurrentClocksEventReasons", 0, gpu=0)
@@ -64,7 +64,7 @@ def pcie(driver: FakeDriver) -> None:
 def test_a_fault_is_on_the_page(
     serve: Serve, tmp_path: Path, fault: Callable[[FakeDriver], None], expected: str, reason: str, action: str
 ) -> None:
-    """State, reason and action of the GPU that has it; the other one is healthy."""
+    """State, reason and action of the faulty GPU; the other one is healthy."""
     driver = FakeDriver(tmp_path / "driver", gpus=2)
     fault(driver)
     exporter = serve("--interval", "200ms", env=driver.environment)
@@ -78,7 +78,7 @@ def test_a_fault_is_on_the_page(
 
 
 def test_a_pending_remap_appears_and_clears(serve: Serve, driver: FakeDriver) -> None:
-    """Nothing is left of it when the driver no longer says so; it is asked for every 15 seconds."""
+    """It disappears when the driver no longer reports it; it is read every 15 seconds."""
     driver.set("RemappedRows.2", 1)
     exporter = serve("--interval", "200ms", env=driver.environment)
     page = exporter.until(lambda page: state(page) == "degraded")
@@ -88,8 +88,8 @@ def test_a_pending_remap_appears_and_clears(serve: Serve, driver: FakeDriver) ->
     assert reasons(page) == {}
 
 
-def test_a_lost_gpu_heals(serve: Serve, driver: FakeDriver) -> None:
-    """Unhealthy while it is gone, and at once healthy when it is back."""
+def test_a_lost_gpu_recovers(serve: Serve, driver: FakeDriver) -> None:
+    """It is unhealthy until it is back, and then healthy at once."""
     exporter = serve("--interval", "200ms", env=driver.environment)
     exporter.until(lambda page: state(page) == "healthy")
     driver.lose(0)
@@ -100,7 +100,7 @@ def test_a_lost_gpu_heals(serve: Serve, driver: FakeDriver) -> None:
 
 
 def test_a_link_that_is_slow_when_idle_is_healthy(serve: Serve, driver: FakeDriver) -> None:
-    """It saves power; only a busy GPU is judged by it, at the tick at which it is busy."""
+    """Slow links save power, so only those of busy GPUs are judged, at the same tick."""
     driver.set("CurrPcieLinkGeneration", 1)
     exporter = serve("--interval", "200ms", env=driver.environment)
     exporter.until(lambda page: state(page) == "healthy")
@@ -114,8 +114,8 @@ def test_a_link_that_is_slow_when_idle_is_healthy(serve: Serve, driver: FakeDriv
     exporter.until(lambda page: reasons(page) == {"pcie_link_degraded": "node_reboot"})
 
 
-def test_what_cannot_be_read_is_no_state(serve: Serve, driver: FakeDriver) -> None:
-    """All three are 0 while it is not known, also when the driver is gone, which says why."""
+def test_unknown_health_is_no_state(serve: Serve, driver: FakeDriver) -> None:
+    """All three states are 0, also without the driver, and the reason is exposed."""
     driver.fail("TotalEccErrors.1.0", 4)
     exporter = serve("--interval", "200ms", env=driver.environment)
     page = exporter.until(lambda page: bool(page.values("DCGM_FI_DEV_GPU_TEMP")))
@@ -127,7 +127,7 @@ def test_what_cannot_be_read_is_no_state(serve: Serve, driver: FakeDriver) -> No
 
 
 def test_a_reload_that_is_needed(serve: Serve, driver: FakeDriver) -> None:
-    """The library that this process has does not fit the driver that was loaded meanwhile."""
+    """The library of the exporter does not match the driver that was loaded since."""
     exporter = serve("--interval", "200ms", env=driver.environment)
     exporter.until(lambda page: state(page) == "healthy")
     with driver.batch():
@@ -143,7 +143,7 @@ def test_a_reload_that_is_needed(serve: Serve, driver: FakeDriver) -> None:
 
 
 def test_the_fabric(driver: FakeDriver) -> None:
-    """Status, error and faults of a GPU in a fabric; of one without, and on older hardware, nothing."""
+    """GPUs in a fabric have status, error and faults; others and older hardware have none."""
 
     def ask() -> dict[str, float]:
         ended = run("once", "--metrics", "full", "--json", env=driver.environment)
@@ -167,7 +167,7 @@ def test_the_fabric(driver: FakeDriver) -> None:
 
 
 def test_api(serve: Serve, tmp_path: Path) -> None:
-    """Its shape, its headers, and HEAD; what Ampere can't answer is harmless."""
+    """Format, headers and HEAD; what Ampere does not support is harmless."""
     driver = FakeDriver(tmp_path / "driver", gpus=2, profile=AMPERE)
     driver.lose(1)
     exporter = serve("--interval", "200ms", env=driver.environment)
@@ -187,7 +187,7 @@ def test_api(serve: Serve, tmp_path: Path) -> None:
 
 
 def test_api_of_many_nodes(serve: Serve) -> None:
-    """Each node has its own; the root has none."""
+    """Each node has its own path; the root has none."""
     exporter = serve("--source", "simulated", "--nodes", "2", "--gpus", "3")
     nodes = [node["labels"]["__metrics_path__"].removesuffix("/metrics") for node in json.loads(exporter.get("/sd")[1])]
     for prefix in nodes:
@@ -197,7 +197,7 @@ def test_api_of_many_nodes(serve: Serve) -> None:
 
 
 def test_api_needs_the_password(serve: Serve, driver: FakeDriver, tmp_path: Path) -> None:
-    """Like every other path."""
+    """As every path."""
     web = tmp_path / "web.yml"
     web.write_text('basic_auth_users: {me: "$2b$04$CCCCCCCCCCCCCCCCCCCCC.E5YPO9kmyuRGyh0XouQYb4YMJKvyOeW"}\n')
     exporter = serve("--web.config.file", str(web), env=driver.environment)
@@ -207,7 +207,7 @@ def test_api_needs_the_password(serve: Serve, driver: FakeDriver, tmp_path: Path
 
 
 def test_doctor(tmp_path: Path) -> None:
-    """A line for each GPU that is not healthy, with its cure."""
+    """One line with the fix for each GPU that is not healthy."""
     driver = FakeDriver(tmp_path, gpus=3)
     driver.set("RemappedRows.2", 1, gpu=1)
     driver.set("RemappedRows.3", 1, gpu=2)
@@ -218,8 +218,8 @@ def test_doctor(tmp_path: Path) -> None:
     assert "GPU 0: healthy" not in ended.stdout
 
 
-def test_structures_go_by_pointer(driver: FakeDriver) -> None:
-    """A structure by value is a stray address to the driver: the process would die. In a child of its own."""
+def test_structures_are_passed_by_pointer(driver: FakeDriver) -> None:
+    """Passed by value, a structure would crash the driver. In a process of its own."""
     driver.set("GpuFabricInfoV.state", steps((3, 0)))
     script = (
         "import pynvml; from gpu_exporter.sources.nvml.handle import ADAPTERS as ask\n"

@@ -1,4 +1,4 @@
-"""Xids from a driver and a kernel log that are not there, in a running server and a real Prometheus."""
+"""XIDs from a fake driver and a fake kernel log, in a running exporter and a real Prometheus."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def driver(tmp_path: Path) -> FakeDriver:
 
 
 def counted(page: Page, gpu: str = "0") -> dict[int, float]:
-    """Events by code, but for those that never happened."""
+    """Return the counts by code, without zeros."""
     found = [(labels, v) for n, labels, v in page.samples if n == "gpu_xid_events_total" and labels.get("gpu") == gpu]
     return {int(labels["xid"]): value for labels, value in found if value}
 
@@ -48,8 +48,8 @@ def ready(page: Page) -> bool:
     return page.values("gpu_up") == [1, 1] and page.values("gpu_exporter_xid_witness_up") == [1, 1]
 
 
-def test_what_two_witnesses_tell(serve: Serve, driver: FakeDriver, kmsg: FakeKmsg) -> None:
-    """Repeats, a pair within a scrape, an unknown code, both witnesses of one event: all counted once each."""
+def test_xids_of_both_sources_count_once(serve: Serve, driver: FakeDriver, kmsg: FakeKmsg) -> None:
+    """Also repeats, two in one scrape, and an unknown code."""
     exporter = serve("--interval", "200ms", "--kernel-log", str(kmsg.path), env=driver.environment)
     page = exporter.until(ready)
     assert page.values("gpu_xid_events_total", gpu="0", xid="79") == [0]
@@ -68,13 +68,13 @@ def test_what_two_witnesses_tell(serve: Serve, driver: FakeDriver, kmsg: FakeKms
 
     all_of_it = {79: 2, 48: 2, 13: 1, 31: 1, 45: 1}
     page = exporter.until(lambda page: counted(page) == all_of_it and bool(counted(page, "1")))
-    time.sleep(1.5)  # for one of the witnesses to be heard twice, if it could be
+    time.sleep(1.5)  # in case a source counts an XID twice
     page = exporter.page()
     assert counted(page) == all_of_it
     assert counted(page, "1") == {4711: 1}
     assert page.value("gpu_xid_last_timestamp_seconds", xid="48") == pytest.approx(
         last, abs=1
-    )  # NVML reports within a tick
+    )  # NVML reports it within a tick
     assert page.value("DCGM_FI_DEV_XID_ERRORS", gpu="0") == 45
     assert page.values("gpu_xid_events_total", xid="4711", kind="unknown", action="none") == [1]
     assert page.values("gpu_xid_events_total", xid="31", kind="application") == [1]
@@ -90,7 +90,7 @@ def test_what_two_witnesses_tell(serve: Serve, driver: FakeDriver, kmsg: FakeKms
 
 
 def test_a_restart_in_the_middle(serve: Serve, driver: FakeDriver, kmsg: FakeKmsg, tmp_path: Path) -> None:
-    """What happened before, meanwhile and after is counted once each; its history has one line each."""
+    """XIDs before, during and after a restart count once, and the history has one line for each."""
     arguments = ("--interval", "200ms", "--kernel-log", str(kmsg.path), "--state-dir", str(tmp_path / "state"))
     first = serve(*arguments, env=driver.environment)
     first.until(ready)
@@ -115,7 +115,7 @@ def test_a_restart_in_the_middle(serve: Serve, driver: FakeDriver, kmsg: FakeKms
     assert sorted(event["xid"] for event in history) == [13, 48, 48, 48, 95]
 
 
-def test_without_a_state_this_boots_log_is_counted(serve: Serve, driver: FakeDriver, kmsg: FakeKmsg) -> None:
+def test_without_a_state_the_log_of_this_boot_counts(serve: Serve, driver: FakeDriver, kmsg: FakeKmsg) -> None:
     happened = kmsg.xid(79, at=time.time() - 100)
     page = serve("--kernel-log", str(kmsg.path), env=driver.environment).until(lambda page: bool(counted(page)))
     assert counted(page) == {79: 1}
@@ -123,7 +123,7 @@ def test_without_a_state_this_boots_log_is_counted(serve: Serve, driver: FakeDri
 
 
 def test_a_text_log_of_other_boots(serve: Serve, driver: FakeDriver, tmp_path: Path) -> None:
-    """In a pod a file serves. What is older than this boot, or may be, is not counted; what comes is."""
+    """As in a pod: lines that are or may be older than this boot do not count, new lines do."""
     log = tmp_path / "kern.log"
     old = "2020-01-01T00:00:00+00:00 node kernel: [    1.0] NVRM: Xid (PCI:0000:06:00): 79, old\n"
     undated = "Jan  1 00:00:00 node kernel: NVRM: Xid (PCI:0000:06:00): 48, old\n"
@@ -136,8 +136,8 @@ def test_a_text_log_of_other_boots(serve: Serve, driver: FakeDriver, tmp_path: P
     assert counted(page) == {31: 1}
 
 
-def test_a_gpu_that_fell_off_the_bus_tells_why(serve: Serve, driver: FakeDriver) -> None:
-    """No kernel log: NVML's event is read although the GPU can't be."""
+def test_a_lost_gpu_has_its_xid(serve: Serve, driver: FakeDriver) -> None:
+    """Without a kernel log: NVML's event is read although the GPU is lost."""
     exporter = serve("--interval", "200ms", "--kernel-log", "none", env=driver.environment)
     exporter.until(lambda page: page.values("gpu_up") == [1, 1])
     with driver.batch():
@@ -148,8 +148,8 @@ def test_a_gpu_that_fell_off_the_bus_tells_why(serve: Serve, driver: FakeDriver)
     assert page.value("gpu_exporter_xid_witness_up", witness="kernel") == 0
 
 
-def test_no_witness_no_zeros(serve: Serve, driver: FakeDriver, tmp_path: Path) -> None:
-    """Without a witness there are no counts at 0; the log says once why."""
+def test_no_xid_source_no_zeros(serve: Serve, driver: FakeDriver, tmp_path: Path) -> None:
+    """Without any XID source there are no counts, not even 0; the log has the reason once."""
     driver.fail("EventSetCreate", 3)
     exporter = serve("--interval", "200ms", "--kernel-log", str(tmp_path / "gone"), env=driver.environment)
     page = exporter.until(lambda page: page.values("gpu_up") == [1, 1])
@@ -159,7 +159,7 @@ def test_no_witness_no_zeros(serve: Serve, driver: FakeDriver, tmp_path: Path) -
     assert exporter.log.read_text().count("no such file") == 1
 
 
-def test_this_machines_log_is_not_of_replayed_gpus(serve: Serve, kmsg: FakeKmsg) -> None:
+def test_replayed_gpus_ignore_this_machines_log(serve: Serve, kmsg: FakeKmsg) -> None:
     kmsg.xid(79)
     arguments = ("--source", "replay", "--recording", "h200_workloads", "--kernel-log", str(kmsg.path))
     page = serve(*arguments).until(lambda page: page.values("gpu_up") == [1])
@@ -213,15 +213,15 @@ def test_a_drain_code_makes_a_gpu_unhealthy(serve: Serve, driver: FakeDriver, km
     assert (sick["health"], sick["action"]) == ("unhealthy", "gpu_reset")
 
 
-def test_a_drain_code_of_long_ago_does_not(serve: Serve, driver: FakeDriver, kmsg: FakeKmsg) -> None:
+def test_an_old_drain_code_does_not(serve: Serve, driver: FakeDriver, kmsg: FakeKmsg) -> None:
     kmsg.xid(119, at=time.time() - 700)
     exporter = serve("--interval", "200ms", "--kernel-log", str(kmsg.path), env=driver.environment)
     page = exporter.until(lambda page: bool(counted(page)))
     assert page.values("gpu_health_state", state="healthy") == [1, 1]
 
 
-def test_what_kills_a_gpu_during_a_read_is_told(serve: Serve, driver: FakeDriver) -> None:
-    """NVML alone: the Xid comes after this tick's look, and the read finds the GPU dead."""
+def test_xid_during_a_read_counts(serve: Serve, driver: FakeDriver) -> None:
+    """NVML alone: the XID comes after this tick's events were read, and the read then loses the GPU."""
     exporter = serve("--interval", "1s", "--kernel-log", "none", env=driver.environment)
     exporter.until(lambda page: page.values("gpu_up") == [1, 1])
     driver.delay("PowerUsage", 0.5, 1)
@@ -235,8 +235,8 @@ def test_what_kills_a_gpu_during_a_read_is_told(serve: Serve, driver: FakeDriver
     assert page.value("gpu_exporter_xid_witness_up", witness="nvml") == 0
 
 
-def test_a_clock_that_is_set_back_doubles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel line of now is never counted to a registration of before."""
+def test_a_clock_that_is_set_back_doubles_no_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new kernel line is never matched with an earlier registration."""
     gpu, pci = Gpu(0, "GPU-0", "00000000:06:00.0"), "00000000:06:00.0"
     events = EventLog(load(), lambda _: None)
     log = tmp_path / "kern.log"

@@ -38,12 +38,12 @@ OWN = ("namespace", "pod", "container", "service", "endpoint")
 
 
 def sanitized(text: str) -> str:
-    """A label of Kubernetes as service discovery spells it."""
+    """Return a Kubernetes label as service discovery spells it."""
     return re.sub(r"[^a-zA-Z0-9_]", "_", text)
 
 
 def discovered(port: int, service: str, labels: Mapping[str, str], port_name: str = "metrics") -> Object:
-    """A target as Prometheus' Kubernetes service discovery, role endpoints, describes a pod behind a service."""
+    """Return a target of Prometheus' service discovery with role endpoints for a pod behind a service."""
     meta = {
         "namespace": NAMESPACE,
         "service_name": service,
@@ -64,8 +64,8 @@ def discovered(port: int, service: str, labels: Mapping[str, str], port_name: st
     }
 
 
-def found_pod(port: int, labels: Mapping[str, str], port_name: str) -> Object:
-    """The same of role pod."""
+def discovered_pod(port: int, labels: Mapping[str, str], port_name: str) -> Object:
+    """Return a target with role pod."""
     meta = {
         "pod_container_port_name": port_name,
         "pod_node_name": NODE,
@@ -80,7 +80,7 @@ def found_pod(port: int, labels: Mapping[str, str], port_name: str) -> Object:
 
 
 def scrape_config(monitor: Object, file: Path) -> dict[str, Any]:
-    """What Prometheus Operator makes of a ServiceMonitor, as its documentation says; targets are those of a file."""
+    """Return what Prometheus Operator generates for a ServiceMonitor, with targets from a file."""
     (endpoint,) = monitor["spec"]["endpoints"]
     steps: list[dict[str, Any]] = [
         {
@@ -121,7 +121,7 @@ def _relabeling(step: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def config(folder: Path, port: int, values: chart.Values) -> dict[str, Any]:
-    """The configuration that finds the exporter at this port, among others that are none of its business."""
+    """Return a configuration that finds the exporter at this port among unrelated targets."""
     found = objects({"serviceMonitor": {"enabled": True, **values}})
     service = only(found, "Service")["metadata"]
     targets = [
@@ -135,7 +135,7 @@ def config(folder: Path, port: int, values: chart.Values) -> dict[str, Any]:
 
 
 def series(prometheus: Prometheus, selector: str) -> list[dict[str, str]]:
-    """The labels of all that a selector finds."""
+    """Return the labels of all series that a selector finds."""
     return [each["metric"] for each in prometheus.api("query", query=selector)["result"]]
 
 
@@ -145,7 +145,7 @@ def scraped(prometheus: Prometheus) -> None:
 
 
 def test_labels_do_not_collide(tmp_path: Path) -> None:
-    """No `exported_…`; a busy GPU has its pod, a free one none; the target is its node."""
+    """There is no `exported_…` label. A busy GPU has its pod, a free one none; the target is the node."""
     with serving({"metrics": PAGE}) as port, scraping(tmp_path, "1s", config(tmp_path, port, {})) as prometheus:
         scraped(prometheus)
         assert [each for each in prometheus.api("labels") if each.startswith("exported_")] == []
@@ -163,7 +163,7 @@ def test_labels_do_not_collide(tmp_path: Path) -> None:
 
 
 def test_with_the_operators_defaults_they_do(tmp_path: Path) -> None:
-    """What the choices of the chart are for: the check above finds both faults."""
+    """With them, labels collide, and the test above would fail."""
     values = {"honorLabels": False, "dropTargetLabels": False, "instance": "address"}
     with serving({"metrics": PAGE}) as port, scraping(tmp_path, "1s", config(tmp_path, port, values)) as prometheus:
         scraped(prometheus)
@@ -174,7 +174,7 @@ def test_with_the_operators_defaults_they_do(tmp_path: Path) -> None:
 
 
 def test_a_real_exporter_is_scraped_with_the_rules(serve: Serve, tmp_path: Path) -> None:
-    """All in one: rendered settings, scrape configuration and rules; signals have node and owner."""
+    """Rendered settings, scrape configuration and rules together: signals have node and owner."""
     found = objects(chart.SETS["restricted"])
     (data,) = (each["data"] for each in kind(found, "ConfigMap") if "config.yaml" in each["data"])
     (tmp_path / "config.yaml").write_text(data["config.yaml"])
@@ -196,14 +196,14 @@ def test_a_real_exporter_is_scraped_with_the_rules(serve: Serve, tmp_path: Path)
 
 
 def test_without_the_operator(tmp_path: Path) -> None:
-    """The job of the chart's README does the same; Debian's Prometheus has no Kubernetes discovery of its own."""
+    """The job in the chart's README has the same effect; Debian's Prometheus has no Kubernetes discovery."""
     (text,) = re.findall(r"```yaml\n(scrape_configs:.*?)```", (CHART / "README.md").read_text(), re.DOTALL)
     (job,) = yaml.safe_load(text)["scrape_configs"]
     assert job.pop("kubernetes_sd_configs") == [{"role": "pod"}]
     name = job.pop("job_name")
     labels = only(objects({}), "DaemonSet")["spec"]["template"]["metadata"]["labels"]
     with serving({"metrics": PAGE}) as port:
-        pods = [found_pod(port, labels, port_name) for port_name in ("metrics", "other")]
+        pods = [discovered_pod(port, labels, port_name) for port_name in ("metrics", "other")]
         (tmp_path / "targets.json").write_text(json.dumps(pods))
         job["file_sd_configs"] = [{"files": [str(tmp_path / "targets.json")]}]
         job["relabel_configs"].append({"target_label": "job", "replacement": name})
@@ -218,14 +218,14 @@ def test_without_the_operator(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["monitored", "tls"])
 def test_the_interval_is_the_rendered_one(name: str) -> None:
-    """The tests above are in a hurry."""
+    """The tests above use a shorter one."""
     (endpoint,) = only(objects(chart.SETS[name]), "ServiceMonitor")["spec"]["endpoints"]
     assert (endpoint["interval"], endpoint["scrapeTimeout"]) == ("15s", "10s")
     assert endpoint["scheme"] == ("https" if name == "tls" else "http")
 
 
 def helm_test(port: int, **environment: str) -> subprocess.CompletedProcess[str]:
-    """What the pod of `helm test` runs, as it was rendered."""
+    """Return the rendered command of the pod of `helm test`."""
     (container,) = only(objects({}), "Pod")["spec"]["containers"]
     program = [sys.executable, *container["command"][1:], *container["args"]]
     env = {**os.environ, "HOST": "127.0.0.1", "PORT": str(port), "PATIENCE": "1", "PORT_ONLY": "", **environment}
@@ -233,7 +233,7 @@ def helm_test(port: int, **environment: str) -> subprocess.CompletedProcess[str]
 
 
 def test_helm_test(serve: Serve) -> None:
-    """It passes on an exporter only; with a password it sees that the port is open."""
+    """It succeeds only on an exporter; with a password, it checks only that the port is open."""
     exporter = serve("--source", "simulated", "--gpus", "2", "--interval", "200ms")
     exporter.until(lambda page: len(page.values("gpu_up")) == 2)
     good = helm_test(exporter.port)

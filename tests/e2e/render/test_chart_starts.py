@@ -29,7 +29,7 @@ from tests.support.tools import until
 
 PACKAGED = "/usr/share/datacenter-gpu-manager-4/bindings/python3"
 POD_RESOURCES = "/var/lib/kubelet/pod-resources"
-# Sets of values, and who is asked for the owners of GPUs. The others start nothing else.
+# Sets of values, and the lookups that they enable. The other sets start the same.
 ASKED: Mapping[str, set[str]] = {
     "defaults": {"kubelet"},
     "everything": {"kubelet", "pods", "resource_slices", "hpc_jobs", "processes"},
@@ -47,7 +47,7 @@ ASKED: Mapping[str, set[str]] = {
 
 
 class Host:
-    """A node with two GPUs, the cluster that it is in, and what a pod finds of them at its mounts."""
+    """A node with two GPUs in a cluster, with the files that a pod finds at its mounts."""
 
     def __init__(self, folder: Path, kubelet: FakeKubelet) -> None:
         self.folder = folder
@@ -59,7 +59,7 @@ class Host:
         self.api.put(PODS, pod_object("train", "0-1", {"app": "bert", "batch.kubernetes.io/job-name": "job"}))
         path = f"{GROUP}/v1/resourceslices"
         self.api.put(path, slice_object("slice", {"gpu-1": {"type": "gpu", "uuid": UUID[1]}}))
-        # By where they are in the container.
+        # By path in the container.
         self.moved = {
             POD_RESOURCES: kubelet.socket.parent,
             "nvidia-dcgm.gpu-operator:5555": Path(self.engine.address),
@@ -67,7 +67,7 @@ class Host:
         }
 
     def start(self, serve: Serve, found: list[Object]) -> Exporter:
-        """The exporter, as the pod would run it: its init containers for DCGM, its settings, its mounts."""
+        """Run the exporter as the pod would: init containers for DCGM, settings, mounts."""
         self._mount(found)
         for container in pod(found).get("initContainers", ()):
             if container["name"] == "dcgm":
@@ -85,7 +85,7 @@ class Host:
         return serve(*arguments, "--interval=200ms", env=self.environment(found), tls=tls)
 
     def environment(self, found: list[Object]) -> dict[str, str]:
-        """That of the container; of this host the stand-ins' own, and a token only if the pod is given one."""
+        """Return the container's environment and that of the fakes; a token only if the pod is given one."""
         own = {}
         for each in exporter(found)["env"]:
             path = each["valueFrom"]["fieldRef"]["fieldPath"] if "valueFrom" in each else ""
@@ -98,7 +98,7 @@ class Host:
         return {**self.engine.environment, **cluster, **own, **driver}
 
     def here(self, text: str) -> str:
-        """With the paths of this machine."""
+        """Return a path with the paths of this machine."""
         places = "|".join(map(re.escape, sorted(self.moved, key=len, reverse=True)))
         return re.sub(places, lambda found: str(self.moved[found[0]]), text)
 
@@ -137,7 +137,7 @@ class Host:
         return next((each for each in kind(found, of) if each["metadata"]["name"] == name), {})
 
     def _users(self) -> Mapping[str, str]:
-        """What a Secret holds that is not the chart's."""
+        """Return the content of a Secret that the user creates."""
         issued = self.authority.issue_cert("127.0.0.1", "localhost")
         return {
             "tls.crt": issued.cert_chain_pems[0].bytes().decode(),
@@ -147,7 +147,7 @@ class Host:
         }
 
     def _copy_dcgm(self, command: list[str]) -> None:
-        """Run it on a machine that has DCGM where its packages put it."""
+        """Run the init container on a machine with DCGM where its packages install it."""
         (library := self.folder / "usr/lib/x86_64-linux-gnu").mkdir(parents=True)
         (library / "libdcgm.so.4").write_bytes(b"")
         shutil.copytree(BINDINGS, self.folder / PACKAGED[1:], ignore=shutil.ignore_patterns("__pycache__"))
@@ -157,7 +157,7 @@ class Host:
         assert (self.moved["/dcgm"] / "python3/libdcgm.so.4").is_file()
 
     def stop(self) -> None:
-        """All of it."""
+        """Stop everything."""
         self.api.stop()
         self.engine.kill()
 
@@ -171,22 +171,22 @@ def host(tmp_path: Path, kubelet: FakeKubelet) -> Iterator[Host]:
 
 
 def page(of: Exporter) -> Page:
-    """A scrape with the password that some sets have."""
+    """Scrape with the password that some values set."""
     login = b64encode(f"{USER}:{PASSWORD}".encode()).decode()
     return Page(of.get(headers={"Authorization": f"Basic {login}"})[1].decode())
 
 
 @pytest.mark.parametrize("name", ASKED)
-def test_it_starts(serve: Serve, host: Host, name: str) -> None:
-    """Every feature works with what the chart gives it, and takes no more of the API server than its role allows."""
+def test_every_feature_starts(serve: Serve, host: Host, name: str) -> None:
+    """Each works with the chart's mounts and settings, and needs no more of the API server than its role allows."""
     found = made(name)
     running = host.start(serve, found)
     answers = {each: 1.0 for each in ASKED[name]}
 
-    def tellers(shown: Page) -> Mapping[str, float]:
+    def lookups(shown: Page) -> Mapping[str, float]:
         return {labels["source"]: v for n, labels, v in shown.samples if n == "gpu_exporter_attribution_up"}
 
-    until(lambda: tellers(page(running)) == answers and page(running).values("gpu_up") == [1, 1], 20, "all answers")
+    until(lambda: lookups(page(running)) == answers and page(running).values("gpu_up") == [1, 1], 20, "all answers")
     shown = page(running)
     owners = {labels["pod"]: labels for n, labels, _ in shown.samples if n == "gpu_pod_info"}
     assert ("train" in owners) is ("kubelet" in answers)
@@ -195,20 +195,20 @@ def test_it_starts(serve: Serve, host: Host, name: str) -> None:
     assert ("gpu_job_info" in shown.text) is ("hpc_jobs" in answers)
     assert ("gpu_processes{" in shown.text) is ("processes" in answers)
     if name == "kernel-log":
-        until(lambda: page(running).values("gpu_xid_events_total", xid="63") == [1], 10, "the Xid")
-    if name == "everything":  # of the classic families only those of the file; the changed table of Xids
+        until(lambda: page(running).values("gpu_xid_events_total", xid="63") == [1], 10, "the XID")
+    if name == "everything":  # only the classic families of the file; the changed table of XIDs
         assert {n for n, _, _ in shown.samples if n.startswith("DCGM_")} == {
             "DCGM_FI_DEV_GPU_TEMP",
             "DCGM_FI_DEV_POWER_USAGE",
         }
         assert running.get()[0].status == 401
     if name != "no-rbac":
-        assert asked(host) == allowed(found)
+        assert requested(host) == allowed(found)
     assert running.stop()[0] == 0
 
 
-def asked(host: Host) -> set[tuple[str, str, str]]:
-    """Group, resource and verb of what the API server was asked; discovery everybody may."""
+def requested(host: Host) -> set[tuple[str, str, str]]:
+    """Return group, resource and verb of the requests to the API server, without discovery, which everyone may use."""
     found = set()
     for url in host.api.asked:
         parts = urlsplit(url)
@@ -219,7 +219,7 @@ def asked(host: Host) -> set[tuple[str, str, str]]:
 
 
 def allowed(found: list[Object]) -> set[tuple[str, str, str]]:
-    """The same of the chart's roles."""
+    """Return the same for the chart's roles."""
     return {
         (group, resource, verb)
         for role in kind(found, "ClusterRole")
@@ -231,15 +231,15 @@ def allowed(found: list[Object]) -> set[tuple[str, str, str]]:
 
 
 def test_other_sets_start_the_same() -> None:
-    """What only monitors has the same pods as what is tested above; `restricted` starts the same without kubelet."""
+    """Sets with other monitoring have the same pods as above; `restricted` starts without kubelet."""
     assert {*chart.SETS} - {*ASKED} == {"monitored", "restricted", "overridden"}
     for name in ("monitored", "overridden"):
         assert pod(made(name)) == pod(made("defaults"))
     assert pod(made("restricted")) == pod(objects({"attribution": {"enabled": False}}))
 
 
-def test_doctor_knows_the_pod(serve: Serve, host: Host) -> None:
-    """`kubectl exec … gpu-exporter doctor`, as NOTES.txt has it: kubelet is asked, at its socket of the settings."""
+def test_doctor_in_the_pod(serve: Serve, host: Host) -> None:
+    """`kubectl exec … gpu-exporter doctor`, as in NOTES.txt: it calls kubelet at the socket from the settings."""
     found = made("defaults")
     host.start(serve, found)
     said = run("doctor", env={**os.environ, **host.environment(found)})
@@ -250,7 +250,7 @@ def test_doctor_knows_the_pod(serve: Serve, host: Host) -> None:
 
 @pytest.mark.parametrize("values", [{"port": 9401}, chart.SETS["tls"]], ids=["port", "tls"])
 def test_release_finds_the_exporter(values: chart.Values, serve: Serve, host: Host) -> None:
-    """`kubectl exec … gpu-exporter release` needs no address, whatever the port."""
+    """`kubectl exec … gpu-exporter release` needs no address on any port."""
     found = objects(values)
     running = host.start(serve, found)
     environment = host.environment(found)

@@ -1,4 +1,4 @@
-"""Every panel, variable and annotation in a live Prometheus, fed by us and by both generations of dcgm-exporter."""
+"""Every panel, variable and annotation in a real Prometheus with gpu-exporter and both generations of dcgm-exporter."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.support.tools import free_port, until
 PODS = ("bert-worker-0", "bert-worker-1", "bert-worker-2", "bert-worker-3")
 LOW, HIGH, HALF = 118.0, 873.0, 0.5
 SICK = {m.XID_ERRORS: 79.0, m.ECC_DBE_VOL: 2.0, **profiles.ONE_THREAD}
-# The ranks of a job over two nodes, the last of which is starved; a free GPU, and one in MIG mode.
+# The ranks of a job on two nodes, the last one starved; a free GPU, and one in MIG mode.
 JOB = (
     FakeGpu("node-a", 0, profiles.OF_STARVED, PODS[0]),
     FakeGpu("node-a", 1, profiles.OF_STARVED, PODS[1]),
@@ -47,8 +47,8 @@ DCGM = {
     for new in (False, True)
     for rows in ("default", "full")
 }
-# What neither a recording, nor a simulation, nor dcgm-exporter has: as our exporter shows it on other hardware.
-OURS = {
+# Series of gpu-exporter on other hardware, which no recording and no simulation has.
+OTHER_HARDWARE = {
     m.GPU_TEMP: 55.0,
     m.UP: 1.0,
     replace(m.DOWN, labels=(("reason", "released"),)): 0.0,
@@ -59,15 +59,18 @@ OURS = {
     m.NVLINK_UP: 18.0,
     m.RETIRED_PENDING: 0.0,
 }
-# The cluster of which kube-state-metrics tells, too.
+# The cluster that kube-state-metrics exposes, too.
 SCHEDULED = "simulated"
 KUBE = "".join(f"{series} {value}\n" for mode in MODES for series, value in mode.inject.series.items())
-PAGES = {**DCGM, "ours": page([FakeGpu("node-c", 0, OURS, PODS[0])], tuple(OURS), new=False)}
+PAGES = {
+    **DCGM,
+    "other-hardware": page([FakeGpu("node-c", 0, OTHER_HARDWARE, PODS[0])], tuple(OTHER_HARDWARE), new=False),
+}
 
 
 @dataclass(frozen=True)
 class Target:
-    """What is scraped as a cluster of its own; one has no cluster label."""
+    """A target that is scraped as a cluster of its own; one has no cluster label."""
 
     cluster: str
     port: int
@@ -89,7 +92,7 @@ class Target:
 
 
 def at_once(folder: Path) -> list[Path]:
-    """The committed rules, whose alerts fire as soon as they are true, and which take a short past for a whole one."""
+    """Return the committed rules with alerts that fire at once and with windows that accept a short past."""
     for path in sorted((ROOT / "alerts").glob("*.yaml")):
         content = yaml.safe_load(re.sub(r"offset \d+[hm]", "offset 3s", path.read_text()))
         for group in content.get("groups", ()):
@@ -100,8 +103,8 @@ def at_once(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.yaml"))
 
 
-def look(targets: Sequence[Target], seconds: float = 2.0) -> list[Window]:
-    """What each target says, twice: rates need it."""
+def scraped_twice(targets: Sequence[Target], seconds: float = 2.0) -> list[Window]:
+    """Return the pages of each target, scraped twice because rates need it."""
     pages = []
     for pause in (seconds, 0.0):
         pages.append([Reading(time.time(), target.page()) for target in targets])
@@ -110,9 +113,9 @@ def look(targets: Sequence[Target], seconds: float = 2.0) -> list[Window]:
 
 
 def problems(prometheus: Prometheus, targets: Sequence[Target], answered: set[str]) -> list[str]:
-    """What is wrong with the dashboards of each target's cluster; of some also narrowed down to one GPU."""
+    """Return the problems of the dashboards in each target's cluster, for some also narrowed down to one GPU."""
     wrong = []
-    for target, found in zip(targets, look(targets), strict=True):
+    for target, found in zip(targets, scraped_twice(targets), strict=True):
         one = next(known for known in found.devices.values() if known.node)
         narrow = {"node": one.node, "gpu": one.gpu, "namespace": one.namespace, "workload": one.workload}
         for choice in ({}, narrow) if target.cluster in ("simulated", "new-full") else ({},):
@@ -123,12 +126,12 @@ def problems(prometheus: Prometheus, targets: Sequence[Target], answered: set[st
     return wrong
 
 
-def test_every_question_is_answered(serve: conftest.Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a panel needs and is there is found, with its labels and on the right devices; the rest is empty."""
-    # A look of two seconds must do also for what is read each 15: only that it is there matters here.
+def test_every_query_has_its_result(serve: conftest.Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A query finds every device that has its series, with its labels; other queries are empty."""
+    # Two seconds must suffice also for fields that are read every 15 s: only their presence matters here.
     monkeypatch.setattr(window, "PERIODS", {})
     replay = serve("--source", "replay", "--recording", "h200_workloads", "--interval", "500ms")
-    # Played slowly, so that a look of two seconds and one of many see the same.
+    # Played slowly, so that a window of two seconds and a longer one have the same values.
     slowly = ("--recording", "h200_x2_ddp", "--speed", "0.01")
     ranks = serve("--source", "replay", *slowly, "--interval", "500ms")
     driver = FakeDriver(tmp_path / "driver", 1)
@@ -153,7 +156,7 @@ def test_every_question_is_answered(serve: conftest.Serve, tmp_path: Path, monke
             until(lambda: min(prometheus.query("count_over_time(up[1m])"), default=0) >= 8, 30, "the eighth scrape")
             until(lambda: prometheus.query('count(ALERTS{alertname="GpuStragglerStarved"})') == [2.0], 30, "alerts")
             answered: set[str] = set()
-            for _ in range(3):  # a scrape that came too late leaves gauges out for a moment
+            for _ in range(3):  # after a late scrape, gauges are missing for a moment
                 wrong = problems(prometheus, targets, answered)
                 if not wrong:
                     break
@@ -164,7 +167,7 @@ def test_every_question_is_answered(serve: conftest.Serve, tmp_path: Path, monke
 
 
 def assert_sawtooth(prometheus: Prometheus) -> None:
-    """Its panels say what it does; the gauge of the moment, which stands still, does not. The alert knows."""
+    """Check that the panels and the alert show the sawtooth; the gauge, which stands still, cannot."""
     variables = {name: panels.ALL for name in ("node", "gpu")} | {"cluster": "sawtooth"}
     row = {each["title"]: each["targets"] for each in panels.panels(panels.BOARDS["gpu"])}
 
@@ -186,8 +189,8 @@ def assert_sawtooth(prometheus: Prometheus) -> None:
     assert prometheus.query('count(ALERTS{alertname="GpuPowerOscillation", cluster="sawtooth"})') == [1.0]
 
 
-def test_a_wrong_question_is_found_out(tmp_path: Path) -> None:
-    """The check above sees a name that nothing has, a label that is not there, and a number that is none."""
+def test_wrong_queries_are_detected(tmp_path: Path) -> None:
+    """The check above detects an unknown name, a missing label, and a value that is not a number."""
     with serving(PAGES) as port:
         target = Target("classic-full", port, "/classic-full")
         folder = tmp_path / "rules"
@@ -195,7 +198,7 @@ def test_a_wrong_question_is_found_out(tmp_path: Path) -> None:
         config = {"static_configs": [target.config]}
         with scraping(tmp_path, "1s", config, rule_files=at_once(folder)) as prometheus:
             until(lambda: min(prometheus.query("count_over_time(up[1m])"), default=0) >= 4, 30, "the fourth scrape")
-            (found,) = look([target])
+            (found,) = scraped_twice([target])
             for bad, complaint in (
                 ('gpu:sm_active:ratio{hostname=~".+"}', "finds ["),
                 ("gpu:sm_active:ratio / 0 * 0", "nan"),

@@ -1,4 +1,4 @@
-"""From an injected fault to the page that someone gets, through a real Prometheus and a real Alertmanager."""
+"""From an injected fault to the notification, through a real Prometheus and a real Alertmanager."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from tests.support.prometheus import scraping
 from tests.support.tools import tool, until
 
 BY_NAME = {mode.name: mode for mode in MODES}
-# Who hears of a mode that does not page and is not for information only.
+# Receivers of warnings, if not tickets.
 RECEIVERS = {Domain.COST: "gpu-digest"}
 
 
 def amtool(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """What Alertmanager's own tool says."""
+    """Run Alertmanager's own tool."""
     return subprocess.run([tool("amtool"), *arguments], capture_output=True, text=True)
 
 
 def test_amtool_accepts_the_example() -> None:
-    """Every route, receiver and matcher is as Alertmanager wants it."""
+    """Every route, receiver and matcher is valid."""
     checked = amtool("check-config", str(CONFIG))
     assert checked.returncode == 0, checked.stderr
     assert "SUCCESS" in checked.stdout
 
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
-def test_each_alert_reaches_who_it_is_for(mode: FailureMode) -> None:
-    """Critical pages, a warning makes a ticket or is in the cost digest, info never notifies."""
+def test_alerts_reach_their_receivers(mode: FailureMode) -> None:
+    """Critical alerts page, warnings make a ticket or are in the cost digest, info never notifies."""
     labels = {"alertname": mode.name, "severity": mode.severity.value, "domain": mode.domain.value}
     routed = amtool(
         "config", "routes", "test", f"--config.file={CONFIG}", *(f"{name}={value}" for name, value in labels.items())
@@ -49,8 +49,8 @@ def test_each_alert_reaches_who_it_is_for(mode: FailureMode) -> None:
     assert routed.stdout.split() == [expected[mode.severity]]
 
 
-def test_every_inhibition_asks_whose_it_is() -> None:
-    """Labels that both lack count as equal: so both sides must have the UUID or node that is compared."""
+def test_inhibitions_require_uuid_or_node() -> None:
+    """Alertmanager treats two missing labels as equal, so both sides must have the compared label."""
     inhibitions = yaml.safe_load(CONFIG.read_text())["inhibit_rules"]
     assert len(inhibitions) > 4
     for each in inhibitions:
@@ -63,19 +63,19 @@ def test_every_inhibition_asks_whose_it_is() -> None:
 
 @pytest.fixture
 def hook() -> Iterator[Hook]:
-    """Someone who is notified."""
+    """A webhook receiver."""
     with Hook() as found:
         yield found
 
 
 def labels(name: str, **more: str) -> dict[str, str]:
-    """Those of the alert of a mode."""
+    """Return the labels of the alert of a failure mode."""
     mode = BY_NAME[name]
     return {"alertname": name, "severity": mode.severity.value, "domain": mode.domain.value, **more}
 
 
-def test_causes_silence_what_they_cause(tmp_path: Path, hook: Hook) -> None:
-    """On the same GPU or node only; and alerts without UUID or node are never silenced for the lack of them."""
+def test_causes_inhibit_their_effects(tmp_path: Path, hook: Hook) -> None:
+    """Only on the same GPU or node. Alerts without UUID or node are never inhibited for lacking them."""
     with alertmanager(tmp_path, hook) as running:
         running.send(
             [
@@ -92,7 +92,7 @@ def test_causes_silence_what_they_cause(tmp_path: Path, hook: Hook) -> None:
                 labels("GpuRowRemapPending", node="well", UUID="GPU-old"),
                 labels("GpuAllocatedIdle", node="well", UUID="GPU-idle"),
                 labels("GpuMemoryHoarded", node="well", UUID="GPU-idle"),
-                # The traps: neither side names a GPU, or neither a node.
+                # Alerts without a GPU or a node.
                 labels("GpuLost", node="well"),
                 labels("GpuExporterDown", instance="a"),
                 labels("GpuTelemetryStale", instance="b"),
@@ -107,15 +107,15 @@ def test_causes_silence_what_they_cause(tmp_path: Path, hook: Hook) -> None:
             ("GpuMemoryHoarded", "GPU-idle"),
         }
         until(lambda: running.inhibited() == expected, what=f"the inhibition of {expected}")
-        until(lambda: hook.heard("GpuRowRemapPending", "firing"), what="the ticket")
-        until(lambda: hook.heard("GpuEccUncorrectable", "firing"), what="the page")
-        assert {path for path, _ in hook.heard("GpuEccUncorrectable", "firing")} == {"/page"}
-        told = [each["labels"]["UUID"] for _, each in hook.heard("GpuRowRemapPending", "firing")]
-        assert set(told) == {"GPU-old"}
+        until(lambda: hook.received("GpuRowRemapPending", "firing"), what="the ticket")
+        until(lambda: hook.received("GpuEccUncorrectable", "firing"), what="the page")
+        assert {path for path, _ in hook.received("GpuEccUncorrectable", "firing")} == {"/page"}
+        notified = [each["labels"]["UUID"] for _, each in hook.received("GpuRowRemapPending", "firing")]
+        assert set(notified) == {"GPU-old"}
 
 
 def test_a_fault_pages_and_its_end_resolves(serve: Serve, hook: Hook, tmp_path: Path) -> None:
-    """The page names GPU and job and has the runbook's link; when the GPU is well again, the resolve comes."""
+    """The page names GPU and action and links the runbook; when the GPU is healthy again, it is resolved."""
     simulated = ("--source", "simulated", "--gpus", "2", "--interval", "200ms")
     sick = serve(*simulated, "--inject", "GpuRowRemapFailed:1")
     targets = tmp_path / "targets.json"
@@ -127,19 +127,19 @@ def test_a_fault_pages_and_its_end_resolves(serve: Serve, hook: Hook, tmp_path: 
             tmp_path, "1s", found, rule_files=rules(tmp_path, "1s"), alertmanagers=[running.address]
         ) as prometheus,
     ):
-        until(lambda: hook.heard("GpuRowRemapFailed", "firing"), 30, "the page")
-        assert {path for path, _ in hook.heard("GpuRowRemapFailed", "firing")} == {"/page"}
-        _, page = hook.heard("GpuRowRemapFailed", "firing")[0]
+        until(lambda: hook.received("GpuRowRemapFailed", "firing"), 30, "the page")
+        assert {path for path, _ in hook.received("GpuRowRemapFailed", "firing")} == {"/page"}
+        _, page = hook.received("GpuRowRemapFailed", "firing")[0]
         assert (
             page["annotations"]["summary"]
             == "GPU 1 on node node-000 could not replace a bad memory row: replace the GPU"
         )
         assert page["annotations"]["runbook_url"] == f"{DOCS}/gpurowremapfailed.md"
         assert page["labels"]["action"] == "replace"
-        assert {each["labels"]["gpu"] for _, each in hook.heard("GpuRowRemapFailed", "firing")} == {"1"}
+        assert {each["labels"]["gpu"] for _, each in hook.received("GpuRowRemapFailed", "firing")} == {"1"}
 
         sick.stop()
         well = serve(*simulated)
         targets.write_text(f'[{{"targets": ["127.0.0.1:{well.port}"], "labels": {{"instance": "node-000"}}}}]')
-        until(lambda: hook.heard("GpuRowRemapFailed", "resolved"), 45, "the resolve")
+        until(lambda: hook.received("GpuRowRemapFailed", "resolved"), 45, "the resolve")
         assert prometheus.query('count(ALERTS{severity="critical"})') == []

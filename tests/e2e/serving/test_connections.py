@@ -1,4 +1,4 @@
-"""Clients that hold many connections, and an exporter that runs out of file descriptors: others are still served."""
+"""Clients that hold many connections, and an exporter without free file descriptors: others are still served."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PROMETHEUS = "127.0.0.2"
 
 @contextmanager
 def connected(exporter: Exporter, count: int, *addresses: str) -> Iterator[list[socket.socket]]:
-    """Open so many connections from each of these addresses."""
+    """Open this many connections from each of these addresses."""
     with ExitStack() as stack:
         to = ("127.0.0.1", exporter.port)
         yield [
@@ -40,7 +40,7 @@ def connected(exporter: Exporter, count: int, *addresses: str) -> Iterator[list[
 
 
 def ended(connections: Iterable[socket.socket]) -> int:
-    """How many of these connections the server has closed by now."""
+    """Return how many of these connections the server has closed."""
     poll = select.poll()
     for connection in connections:
         poll.register(connection, select.POLLRDHUP)
@@ -48,7 +48,7 @@ def ended(connections: Iterable[socket.socket]) -> int:
 
 
 def scrape(exporter: Exporter, address: str = PROMETHEUS) -> tuple[Page, float]:
-    """One scrape on a new connection from this address, and how many seconds it took."""
+    """Scrape once on a new connection from this address; return how many seconds it took."""
     begin = time.monotonic()
     plain = socket.create_connection(("127.0.0.1", exporter.port), 10, source_address=(address, 0))
     with exporter.tls.wrap_socket(plain, server_hostname="127.0.0.1") if exporter.tls else plain as connection:
@@ -61,7 +61,7 @@ def scrape(exporter: Exporter, address: str = PROMETHEUS) -> tuple[Page, float]:
     return Page(body.decode()), time.monotonic() - begin
 
 
-def test_idle_connections_lock_nobody_out(serve: Serve) -> None:
+def test_idle_connections_do_not_block_scrapes(serve: Serve) -> None:
     """One client keeps 600 connections open, each after a request; every scrape succeeds, from its address, too."""
     exporter = serve(*REPLAY)
     with connected(exporter, 600) as idle:
@@ -76,7 +76,7 @@ def test_idle_connections_lock_nobody_out(serve: Serve) -> None:
 
 
 def test_idle_connections_of_many_addresses(serve: Serve) -> None:
-    """At the limit on all connections, the longest idle ones make room."""
+    """At the limit of all connections, the longest idle ones are closed."""
     exporter = serve(*REPLAY)
     addresses = [f"127.0.1.{number}" for number in range(1, 8)]
     with connected(exporter, 100, *addresses) as idle:
@@ -86,7 +86,7 @@ def test_idle_connections_of_many_addresses(serve: Serve) -> None:
 
 
 def test_silent_connections_over_tls(serve: Serve, tmp_path: Path) -> None:
-    """They count before the handshake, and it replaces the longest idle one."""
+    """They count before the handshake, after which the longest idle one is closed."""
     pki = Pki(tmp_path)
     exporter = serve(*REPLAY, "--web.config.file", pki.config(TLS), tls=pki.context())
     addresses = [f"127.0.1.{number}" for number in range(1, 8)]
@@ -100,7 +100,7 @@ def test_silent_connections_over_tls(serve: Serve, tmp_path: Path) -> None:
 
 
 def test_half_a_handshake(serve: Serve, tmp_path: Path) -> None:
-    """Clients that stop in the middle of the TLS handshake are replaced, too."""
+    """Clients that stop in the middle of the TLS handshake are disconnected, too."""
     pki = Pki(tmp_path)
     exporter = serve(*REPLAY, "--web.config.file", pki.config(TLS), tls=pki.context())
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -130,7 +130,7 @@ def test_clients_that_leave_right_after_the_handshake(serve: Serve, tmp_path: Pa
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Exporter]:
-    """An exporter that may have 64 open files."""
+    """An exporter with a limit of 64 open files."""
     port, log = free_port(), tmp_path / "log"
     arguments = ["prlimit", "--nofile=64:64", *command("serve", "--address", f"127.0.0.1:{port}", *REPLAY)]
     with log.open("w") as file, subprocess.Popen(arguments, stderr=file, text=True) as process:
@@ -143,7 +143,7 @@ def small(tmp_path: Path) -> Iterator[Exporter]:
 
 
 def answers(exporter: Exporter) -> bool:
-    """Whether it serves metrics."""
+    """Return whether it serves metrics."""
     try:
         return exporter.get()[0].status == 200
     except OSError:
@@ -151,7 +151,7 @@ def answers(exporter: Exporter) -> bool:
 
 
 def test_few_file_descriptors(small: Exporter) -> None:
-    """104 connections leave the exporter its own files; it says so in one line, uses no CPU, and serves."""
+    """With 104 connections, the exporter keeps serving, logs one line, and uses no CPU."""
     with connected(small, 104) as idle:
         before, begin = cpu_seconds(small), time.monotonic()
         until(lambda: ended(idle) >= 104 - 32, 5, "the end of those beyond the limit")
@@ -168,7 +168,7 @@ def test_few_file_descriptors(small: Exporter) -> None:
 
 
 def test_no_file_descriptor_is_free(serve: Serve) -> None:
-    """Whatever uses them up: idle connections make room, or accepting pauses, with one line and little CPU."""
+    """Idle connections are closed, or accepting pauses, with one log line and little CPU."""
     exporter = serve(*REPLAY)
     opened = Path(f"/proc/{exporter.process.pid}/fd")
     with connected(exporter, 20) as idle:

@@ -122,8 +122,8 @@ def test_accept(exporter: Exporter, accept: str | None, expected: str) -> None:
     assert {"Accept", "Accept-Encoding"} <= set(answer.headers["Vary"].split(", "))
 
 
-@pytest.mark.parametrize("source", ["replay", "stand-in"])
-def test_both_formats_say_the_same(serve: Serve, driver: FakeDriver, source: str) -> None:
+@pytest.mark.parametrize("source", ["replay", "fake driver"])
+def test_both_formats_have_the_same_samples(serve: Serve, driver: FakeDriver, source: str) -> None:
     """Names, labels and values of every sample are the same in text and in OpenMetrics, which parses strictly."""
     replay = ("--source", "replay", "--recording", "h200_workloads")
     exporter = serve(
@@ -234,7 +234,7 @@ def test_names_from_outside_are_escaped(serve: Serve, tmp_path: Path) -> None:
     assert b"<b>" not in exporter.get("/")[1]
 
 
-def test_not_ready_when_nothing_is_read(serve: Serve, tmp_path: Path) -> None:
+def test_not_ready_after_the_recording(serve: Serve, tmp_path: Path) -> None:
     """After the end of the recording, the exporter is not ready, but alive, so that nothing restarts it."""
     out = tmp_path / "short.jsonl"
     header = {"format": "gpu-exporter-recording", "version": 1, "interval_seconds": 1, "gpus": [{"gpu": 0}]}
@@ -265,7 +265,7 @@ def test_floods_are_refused(exporter: Exporter, flood: bytes) -> None:
     before = resident(exporter)
     for _ in range(5):
         with connected(exporter) as (connection,):
-            with suppress(ConnectionError):  # it was cut off while we were still sending
+            with suppress(ConnectionError):  # it was cut off while the test was still sending
                 connection.sendall(flood)
             answer = rest(connection)
             assert answer[:12] in (b"", b"HTTP/1.1 400", b"HTTP/1.1 413", b"HTTP/1.1 414", b"HTTP/1.1 431")
@@ -313,7 +313,7 @@ def test_idle_connections_are_closed(exporter: Exporter) -> None:
 
 
 def test_one_byte_a_second(exporter: Exporter) -> None:
-    """A client that sends its request byte by byte is disconnected in time, and delays nobody."""
+    """A client that sends its request byte by byte is disconnected in time, and delays no other."""
     begin = time.monotonic()
     with connected(exporter) as (slow,):
         for byte in REQUEST:
@@ -359,7 +359,7 @@ def test_parallel_scrapers(serve: Serve, tmp_path: Path) -> None:
     assert {len(page.values("gpu_up")) for page in pages} == {8}
 
 
-def test_refusals_that_nobody_reads_hold_no_connection(exporter: Exporter) -> None:
+def test_unread_refusals_hold_no_connection(exporter: Exporter) -> None:
     """A client that pipelines refused requests and reads nothing is disconnected like any other."""
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)

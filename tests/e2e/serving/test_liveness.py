@@ -1,4 +1,4 @@
-"""What blocks other than the driver: a log that nobody reads, files that hang, a collection loop that stands still."""
+"""Hangs outside of the driver: a log that is not read, files that hang, a collection loop that stops."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from tests.support.tools import until
 REPLAY = ("--source", "replay", "--recording", "h200_workloads", "--interval", "200ms")
 DROPPED, MADE = "gpu_exporter_log_dropped_total", "gpu_exporter_snapshot_timestamp_seconds"
 ROW = "DCGM_FI_DEV_GPU_TEMP, gauge, x\n"
-# Each reload of this file of fields logs more than twenty lines.
+# Each reload of this fields file logs more than twenty lines.
 BAD_ROWS = ROW + "DCGM_FI_DEV_GPU_TEMP, none, x\n" * 30
-# What SIGTERM may take, whatever hangs.
+# The time that SIGTERM may take, whatever hangs.
 EXIT_SECONDS = 2.0
 
 
@@ -41,27 +41,27 @@ class Hanging:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a process needs in its environment for its files to hang."""
+        """Return the environment of a process whose files hang."""
         folder = ROOT / "tests" / "support" / "fakes" / "hanging_files"
         path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
         return {"PYTHONPATH": path, "HANGING_FILES": self.beginning, "HANGING_WHILE": str(self.switch)}
 
     def begin(self) -> None:
-        """From now on, opening one hangs."""
+        """Make every open of these files hang from now on."""
         self.switch.touch()
 
     def end(self) -> None:
-        """What hangs goes on."""
+        """Let the hanging calls continue."""
         self.switch.unlink()
 
     def hangs(self) -> bool:
-        """Whether the process hangs, or has hung, in opening one."""
+        """Return whether the process hangs, or has hung, when it opens one."""
         return self.switch.with_name(f"{self.switch.name}.opened").exists()
 
 
 @pytest.fixture
 def full_pipe() -> Iterator[tuple[int, int]]:
-    """A pipe of 4 KiB that nobody reads: the end for stderr, and one to fill it with."""
+    """A pipe of 4 KiB that is not read: the end for stderr, and one to fill it with."""
     reader, writer = os.pipe()
     fcntl(writer, F_SETPIPE_SZ, 4096)
     filler = os.open(f"/proc/self/fd/{writer}", os.O_WRONLY | os.O_NONBLOCK)
@@ -71,7 +71,7 @@ def full_pipe() -> Iterator[tuple[int, int]]:
 
 
 def fill(filler: int) -> None:
-    """Leave no room in a pipe, not even for one byte."""
+    """Fill a pipe to the last byte."""
     for size in (4096, 1):
         try:
             while True:
@@ -97,10 +97,10 @@ def ended_in_time(exporter: Exporter) -> bool:
     return code == 0 and seconds <= EXIT_SECONDS
 
 
-# --- a log that nobody reads ----------------------------------------------------------------------------------------
+# --- a log that is not read ------------------------------------------------------------------------------------------
 
 
-def test_a_log_that_nobody_reads(serve: Serve, full_pipe: tuple[int, int], tmp_path: Path) -> None:
+def test_unread_log(serve: Serve, full_pipe: tuple[int, int], tmp_path: Path) -> None:
     """A lost GPU is reported as lost, a malformed request has no effect, and lines are dropped and counted."""
     driver, fields = FakeDriver(tmp_path / "driver", gpus=2), tmp_path / "fields.csv"
     fields.write_text(ROW)
@@ -149,7 +149,7 @@ def test_a_log_that_is_read_again(serve: Serve, full_pipe: tuple[int, int], tmp_
         until(read, what="the line that says how many")
 
 
-def test_a_start_that_fails_while_nobody_reads_the_log(full_pipe: tuple[int, int], tmp_path: Path) -> None:
+def test_failing_start_with_an_unread_log(full_pipe: tuple[int, int], tmp_path: Path) -> None:
     """It exits with the code of an error, although it cannot say why."""
     stderr, filler = full_pipe
     fill(filler)
@@ -167,7 +167,7 @@ def test_a_web_config_that_hangs(serve: Serve, tmp_path: Path) -> None:
     hanging = Hanging(tmp_path / "hang", str(path))
     exporter = serve(*REPLAY, "--web.config.file", str(path), env=hanging.environment)
     hanging.begin()
-    until(hanging.hangs, what="a look at the file")
+    until(hanging.hangs, what="an open of the file")
     first = exporter.page().value(MADE)
     exporter.until(lambda page: page.value(MADE) > first + 1)
     assert (status(exporter, "/healthz"), status(exporter, "/readyz")) == (200, 200)
@@ -187,7 +187,7 @@ def test_ends_while_a_web_config_hangs(serve: Serve, tmp_path: Path) -> None:
     lifecycle = ("--web.enable-lifecycle", "--token-file", str(tmp_path / "token"))
     exporter = serve(*REPLAY, *lifecycle, "--web.config.file", str(path), env=hanging.environment)
     hanging.begin()
-    until(hanging.hangs, what="a look at the file")
+    until(hanging.hangs, what="an open of the file")
     answer = exporter.ask("POST", "/-/reload", bearer(tmp_path / "token"))
     assert answer == (500, f"web config {path}: no answer within 5 s\n")
     assert ended_in_time(exporter)
@@ -205,7 +205,7 @@ def test_a_file_that_hangs_at_the_start(tmp_path: Path, option: str) -> None:
 
 
 def test_a_certificate_that_hangs(serve: Serve, tmp_path: Path) -> None:
-    """While the exporter runs, scrapes go on with the previous one; at the start, it is an error."""
+    """While the exporter runs, scrapes continue with the previous one; at the start, it is an error."""
     pki = Pki(tmp_path)
     hanging = Hanging(tmp_path / "hang", str(tmp_path / "server.pem"))
     config = ("--web.config.file", pki.config(TLS))
@@ -230,7 +230,7 @@ def test_ends_while_the_start_hangs(tmp_path: Path) -> None:
     arguments = command("serve", *REPLAY, "--address", "127.0.0.1:0", "--web.config.file", str(path))
     with subprocess.Popen(arguments, env={**os.environ, **hanging.environment}, text=True) as process:
         try:
-            until(hanging.hangs, what="a look at the file")
+            until(hanging.hangs, what="an open of the file")
             assert ended_in_time(Exporter(process, 0, tmp_path / "log"))
         finally:
             process.kill()

@@ -55,14 +55,14 @@ class Pki:
         return path.with_suffix(".new").rename(path)
 
     def context(self, client: Path | None = None) -> ssl.SSLContext:
-        """How a client verifies us, and with which certificate of its own."""
+        """Return a client's TLS context, optionally with a certificate of its own."""
         made = ssl.create_default_context(cafile=str(self.folder / "ca.pem"))
         if client:
             made.load_cert_chain(client)
         return made
 
     def config(self, tls: Mapping[str, object] | None = None, users: Mapping[str, str] | None = None) -> str:
-        """Write the web configuration; returns its path."""
+        """Write the web configuration; return its path."""
         path = self.folder / "web.yml"
         path.with_suffix(".new").write_text(json.dumps({"tls_server_config": tls, "basic_auth_users": users}))
         return str(path.with_suffix(".new").rename(path))
@@ -70,7 +70,7 @@ class Pki:
 
 @pytest.fixture
 def pki(tmp_path: Path) -> Pki:
-    """Certificates."""
+    """A certificate authority with a certificate for the server."""
     return Pki(tmp_path)
 
 
@@ -238,7 +238,7 @@ def test_silent_and_wrong_handshakes(serve: Serve, pki: Pki) -> None:
                 client.sendall(hello)
                 client.shutdown(socket.SHUT_WR)
                 assert b"HTTP" not in rest(client)
-        for _ in range(50):  # resets, before and amid the handshake
+        for _ in range(50):  # resets, before and during the handshake
             with connected(exporter) as (client,):
                 client.send(b"\x16")
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -308,7 +308,7 @@ def test_flood_of_wrong_passwords(serve: Serve, pki: Pki) -> None:
     begin, before = time.monotonic(), cpu_seconds(exporter)
 
     def flood(worker: int) -> None:
-        """Wrong passwords from one connection."""
+        """Send wrong passwords over one connection."""
         connection = exporter.connect()
         for number in range(50):
             connection.request("GET", "/metrics", headers=basic("me", f"{worker} {number}"))
@@ -318,7 +318,7 @@ def test_flood_of_wrong_passwords(serve: Serve, pki: Pki) -> None:
         connection.close()
 
     def insist() -> tuple[int, float]:
-        """Until the right password that was never verified gets in."""
+        """Repeat the right password until it is verified."""
         for tries in range(1, 50):
             if exporter.get("/metrics", right)[0].status == 200:
                 return tries, time.monotonic() - begin
@@ -326,7 +326,7 @@ def test_flood_of_wrong_passwords(serve: Serve, pki: Pki) -> None:
         raise AssertionError("never got in")
 
     def scrape() -> float:
-        """The slowest scrape of who was verified before."""
+        """Return the slowest scrape of a client that was verified before."""
         slowest = 0.0
         while not flooded.is_set():
             start = time.monotonic()
@@ -375,7 +375,7 @@ def test_lifecycle_needs_a_secret(pki: Pki) -> None:
 
 
 def test_lifecycle_with_a_token(serve: Serve, tmp_path: Path) -> None:
-    """Only clients that have it may do anything."""
+    """Only clients with the token may use it."""
     token = tmp_path / "token"
     exporter = serve(*REPLAY, "--web.enable-lifecycle", "--token-file", str(token))
     me = {"Authorization": f"Bearer {token.read_text().strip()}"}
@@ -408,7 +408,7 @@ def test_a_token_file_that_is_something_else(tmp_path: Path) -> None:
 
 
 def test_an_empty_web_config(serve: Serve, tmp_path: Path) -> None:
-    """Starts, as with the toolkit, but the log says that nothing protects the metrics."""
+    """It is accepted, as by the toolkit, but the log says that nothing protects the metrics."""
     path = tmp_path / "web.yml"
     path.write_text("")
     exporter = serve(*REPLAY, "--web.config.file", str(path))
@@ -417,7 +417,7 @@ def test_an_empty_web_config(serve: Serve, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", ["POST", "PUT"])
 def test_quit(serve: Serve, pki: Pki, method: str) -> None:
-    """The process ends as with SIGTERM if the client is allowed to ask, but not for a page of another site."""
+    """The process ends as with SIGTERM if the client is authorised, but not for a page of another site."""
     config = pki.config(TLS, {"me": hashed("right")})
     exporter = serve(*REPLAY, "--web.enable-lifecycle", "--web.config.file", config, tls=pki.context())
     me = basic("me", "right")
@@ -430,7 +430,7 @@ def test_quit(serve: Serve, pki: Pki, method: str) -> None:
 
 
 def test_reload(serve: Serve, pki: Pki) -> None:
-    """The file takes effect at once, or the answer says what is wrong with it."""
+    """The file takes effect at once, or the response says what is wrong with it."""
     path = pki.config(users={"me": hashed("right")})
     exporter = serve(*REPLAY, "--web.config.file", path, env={"GPU_EXPORTER_WEB_ENABLE_LIFECYCLE": "true"})
     pki.config(users={"you": hashed("right")})

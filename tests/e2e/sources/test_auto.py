@@ -1,4 +1,4 @@
-"""`--source auto` on a node of mixed GPUs: NVML for all, DCGM for what a GPU before Hopper has there alone."""
+"""`--source auto` on a node of mixed GPUs: NVML for all, DCGM for profiling on GPUs before Hopper."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def driver(tmp_path: Path) -> FakeDriver:
 
 
 def flags(engine: FakeHostengine) -> tuple[str, ...]:
-    """Those of the host engine, without naming a source."""
+    """Return the flags of the host engine, without `--source`."""
     return engine.flags[2:]
 
 
 def reads(gpu: int, source: str, reason: str) -> Callable[[Page], bool]:
-    """This GPU is said to be read so, and in no other way."""
+    """Return a condition: the page says that only this source reads the GPU."""
 
     def holds(page: Page) -> bool:
         said = [labels for name, labels, _ in page.samples if name == "gpu_source_info" and labels["gpu"] == str(gpu)]
@@ -49,8 +49,8 @@ def reads(gpu: int, source: str, reason: str) -> Callable[[Page], bool]:
     return holds
 
 
-def test_a_mixed_node_loses_nothing(serve: Serve, driver: FakeDriver, engine: FakeHostengine) -> None:
-    """Both GPUs have profiling, under the same names; a dead host engine costs the older one that, and heals."""
+def test_a_mixed_node_has_all_metrics(serve: Serve, driver: FakeDriver, engine: FakeHostengine) -> None:
+    """Both GPUs have profiling, with the same names. A dead host engine affects only the older one, which recovers."""
     environment = {**engine.environment, **driver.environment}
     exporter = Watched(serve("--interval", "200ms", *flags(engine), env=environment))
     page = exporter.until(lambda page: len(page.values(SM)) == 2)
@@ -74,8 +74,8 @@ def test_a_mixed_node_loses_nothing(serve: Serve, driver: FakeDriver, engine: Fa
     assert reads(1, "nvml+dcgm", "no_gpm")(page)
 
 
-def test_doctor_says_what_reads_which_gpu(driver: FakeDriver, engine: FakeHostengine) -> None:
-    """And what is missing, where there is no DCGM."""
+def test_doctor_names_the_source_of_each_gpu(driver: FakeDriver, engine: FakeHostengine) -> None:
+    """Without DCGM, it says what is missing."""
     environment = {**engine.environment, **driver.environment}
     both = run("doctor", *flags(engine), env=environment).stdout
     assert "GPU 0: read through NVML, which has its profiling counters (GPM)" in both
@@ -89,14 +89,14 @@ def test_doctor_says_what_reads_which_gpu(driver: FakeDriver, engine: FakeHosten
 
 
 def test_without_a_driver_here_a_named_host_engine_is_read(serve: Serve, engine: FakeHostengine) -> None:
-    """As from a container that has no GPU."""
+    """As in a container without GPUs."""
     exporter = serve("--interval", "200ms", *flags(engine), env=engine.environment)
     page = exporter.until(lambda page: len(page.values(SM)) == 2)
     assert page.values("gpu_exporter_source_up", source="dcgm") == [1]
 
 
 def test_sources_are_compared(driver: FakeDriver, engine: FakeHostengine) -> None:
-    """NVML and DCGM side by side, and what only one of them knows."""
+    """NVML and DCGM side by side, with the metrics that only one of them has."""
     environment = {**engine.environment, **driver.environment}
     ended = run("compare", "--a", "nvml", "--b", "dcgm", "--seconds", "3", *flags(engine), env=environment)
     assert ended.stderr == ""
@@ -105,7 +105,7 @@ def test_sources_are_compared(driver: FakeDriver, engine: FakeHostengine) -> Non
 
 
 def test_no_gpu_here_and_a_host_engine_that_is_named(driver: FakeDriver, engine: FakeHostengine) -> None:
-    """Its GPUs may be elsewhere: they are not taken for those of this machine, and the line says how to read them."""
+    """Its GPUs may belong to another machine, so they are not read by default; the error says how to read them."""
     driver.count(0)
     ended = run("once", *flags(engine), env={**engine.environment, **driver.environment})
     assert ended.returncode == 1
@@ -113,10 +113,10 @@ def test_no_gpu_here_and_a_host_engine_that_is_named(driver: FakeDriver, engine:
     assert "lists no GPU: use --source dcgm to read those of the host engine at 127.0.0.1:" in ended.stderr
 
 
-def test_broken_bindings_cost_the_second_source(
+def test_broken_bindings_disable_only_dcgm(
     tmp_path: Path, serve: Serve, driver: FakeDriver, engine: FakeHostengine
 ) -> None:
-    """What NVML has goes on; one line, and the reason at the GPU that wants DCGM."""
+    """NVML's values continue; one log line, and the reason on the GPU that needs DCGM."""
     broken = tmp_path / "bindings"
     broken.mkdir()
     (broken / "dcgm_agent.py").write_text("1 / 0\n")

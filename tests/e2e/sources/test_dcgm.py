@@ -1,4 +1,4 @@
-"""A host engine that breaks under a running exporter: it costs what is broken, and heals by itself."""
+"""A host engine that fails under a running exporter affects only what it reads, and the exporter recovers."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tests.support.fakes.hostengine import FakeHostengine
 
 INTERVAL = 0.2
 TEMPERATURE, SM_SECONDS = "DCGM_FI_DEV_GPU_TEMP", "gpu_sm_active_seconds_total"
-# What is withdrawn is so after three intervals; test machines stop now and then.
+# Series are withdrawn after three intervals; test machines pause now and then.
 WITHDRAWN_SECONDS = 3 * INTERVAL + 2.5
-# 50 ms is what we promise; on shared cores a scrape waits for its turn.
+# The promise is 50 ms; on shared cores, a scrape waits for the CPU.
 SLOWEST_SECONDS = 0.25
 
 
@@ -35,13 +35,13 @@ def engine(tmp_path: Path) -> Iterator[FakeHostengine]:
 
 
 def profiled(page: Page) -> bool:
-    """Whether both GPUs are up with profiling."""
+    """Return whether both GPUs are up with profiling."""
     return set(states(page).values()) == {"up"} and len(page.values(SM_SECONDS)) == 2
 
 
 @pytest.fixture
 def exporter(serve: Serve, engine: FakeHostengine) -> Watched:
-    """An exporter that reads it."""
+    """An exporter that reads the host engine."""
     started = Watched(serve("--interval", "200ms", "--kernel-log", "none", *engine.flags, env=engine.environment))
     started.until(profiled)
     return started
@@ -49,7 +49,7 @@ def exporter(serve: Serve, engine: FakeHostengine) -> Watched:
 
 @contextmanager
 def scraped(exporter: Exporter) -> Iterator[None]:
-    """Scrape all the time, on a thread: each scrape is answered, with 200, and soon."""
+    """Scrape all the time on a thread: each scrape succeeds, and soon."""
     took: list[float] = []
     wrong: list[object] = []
     done = threading.Event()
@@ -86,7 +86,7 @@ def scraped(exporter: Exporter) -> Iterator[None]:
 
 
 def down(reason: str) -> Callable[[Page], bool]:
-    """The source is down for this reason, and no GPU has values of the device any more."""
+    """Return a condition: the source is down for this reason, and no GPU has values of the device."""
 
     def holds(page: Page) -> bool:
         return (
@@ -99,24 +99,24 @@ def down(reason: str) -> Callable[[Page], bool]:
 
 
 def totals(page: Page) -> float:
-    """The integral of both GPUs."""
+    """Return the integral of both GPUs."""
     return sum(page.values(SM_SECONDS))
 
 
-def heals(exporter: Watched, before: float, timeout: float = 45) -> None:
-    """Both GPUs are back with profiling, and counters went on."""
+def recovers(exporter: Watched, before: float, timeout: float = 45) -> None:
+    """Wait until both GPUs are back with profiling and larger counters."""
     exporter.until(lambda page: profiled(page) and totals(page) > before, timeout)
 
 
 def test_killed_and_started_again(exporter: Watched, engine: FakeHostengine) -> None:
-    """kill -9: the source is down with the reason, its series are withdrawn, and a restart is enough."""
+    """After kill -9, the source is down with the reason and without series; restarting the engine is enough."""
     before = totals(exporter.page())
     with scraped(exporter):
         engine.kill()
         exporter.until(down("no_connection"), WITHDRAWN_SECONDS)
         time.sleep(1)
         engine.start()
-        heals(exporter, before)
+        recovers(exporter, before)
     log = exporter.log.read_text()
     assert "source dcgm is down: DCGM: host engine at" in log
     assert "source dcgm answers" in log
@@ -124,20 +124,20 @@ def test_killed_and_started_again(exporter: Watched, engine: FakeHostengine) -> 
     assert exporter.stop()[0] == 0
 
 
-def test_hangs_and_goes_on(exporter: Watched, engine: FakeHostengine) -> None:
-    """SIGSTOP: it is down within the deadline, nobody waits for it, and it heals when it goes on."""
+def test_hanging_host_engine(exporter: Watched, engine: FakeHostengine) -> None:
+    """With SIGSTOP, the source is down within the deadline, no scrape waits, and SIGCONT is enough to recover."""
     before = totals(exporter.page())
     with scraped(exporter):
         engine.signal(signal.SIGSTOP)
         exporter.until(down("stalled"), WITHDRAWN_SECONDS + 1)
         time.sleep(4)
         engine.signal(signal.SIGCONT)
-        heals(exporter, before)
+        recovers(exporter, before)
     assert "Traceback" not in exporter.log.read_text()
 
 
 def test_ends_while_it_hangs(exporter: Watched, engine: FakeHostengine) -> None:
-    """SIGTERM is obeyed at once, also with a call that is stuck."""
+    """SIGTERM takes effect at once, also during a call that hangs."""
     engine.signal(signal.SIGSTOP)
     exporter.until(down("stalled"), WITHDRAWN_SECONDS + 1)
     code, took = exporter.stop()
@@ -147,7 +147,7 @@ def test_ends_while_it_hangs(exporter: Watched, engine: FakeHostengine) -> None:
 
 
 def test_a_gpu_is_removed_and_returns(exporter: Watched, engine: FakeHostengine) -> None:
-    """It costs that GPU alone."""
+    """Other GPUs are not affected."""
     before = totals(exporter.page())
     with scraped(exporter):
         engine.remove(1)
@@ -157,12 +157,12 @@ def test_a_gpu_is_removed_and_returns(exporter: Watched, engine: FakeHostengine)
         )
         assert exporter.page().value(TEMPERATURE, gpu="0") == 42
         engine.restore(1)
-        heals(exporter, before)
+        recovers(exporter, before)
     assert exporter.page().values("gpu_exporter_source_up") == [1]
 
 
-def test_a_gpu_comes_anew(exporter: Watched, engine: FakeHostengine) -> None:
-    """A host engine that was started again with one GPU more shows it."""
+def test_a_gpu_is_added(exporter: Watched, engine: FakeHostengine) -> None:
+    """A host engine that restarts with another GPU shows it."""
     from tests.support.fakes.hostengine import gpu
 
     engine.kill()
@@ -173,7 +173,7 @@ def test_a_gpu_comes_anew(exporter: Watched, engine: FakeHostengine) -> None:
 
 
 def test_xids_are_counted(exporter: Watched, engine: FakeHostengine) -> None:
-    """Each once, by code, on its GPU."""
+    """Each XID counts once, by code, on its GPU."""
     engine.xid(79, 79, 13, on=1)
     page = exporter.until(lambda page: page.values("gpu_xid_events_total", gpu="1", xid="13") == [1])
     assert page.value("gpu_xid_events_total", gpu="1", xid="79") == 2
@@ -181,7 +181,7 @@ def test_xids_are_counted(exporter: Watched, engine: FakeHostengine) -> None:
 
 
 def test_started_before_the_host_engine(serve: Serve, engine: FakeHostengine) -> None:
-    """Without one there is nothing to show: one line, and an exit code, as with any other source."""
+    """Without a host engine, the start fails with one line, as with any other source."""
     engine.kill()
     ended = run("once", *engine.flags, env=engine.environment)
     assert ended.returncode == 1
@@ -190,7 +190,7 @@ def test_started_before_the_host_engine(serve: Serve, engine: FakeHostengine) ->
 
 
 def test_no_gpus(tmp_path: Path) -> None:
-    """A host engine without a driver answers, and shows none."""
+    """A host engine without a driver answers, and has no GPUs."""
     fake = FakeHostengine(tmp_path / "none", gpus=0)
     fake.start()
     try:
@@ -203,14 +203,14 @@ def test_no_gpus(tmp_path: Path) -> None:
 
 
 def test_flags_of_dcgm_need_dcgm() -> None:
-    """A host engine that nobody asks would be believed to be read."""
+    """Otherwise a user would assume that the host engine is read."""
     ended = run("once", "--source", "nvml", "--dcgm-hostengine", "localhost:5555")
     assert ended.returncode == 1
     assert "--dcgm-hostengine needs --source dcgm" in ended.stderr
 
 
 def test_release_and_resume(serve: Serve, engine: FakeHostengine, tmp_path: Path) -> None:
-    """A release ends the connection, and with it every watch; a resume makes them anew, and counters go on."""
+    """A release closes the connection with all watches; a resume creates them again, and counters continue."""
     token = tmp_path / "token"
     flags = ("--interval", "200ms", "--kernel-log", "none", "--token-file", str(token), *engine.flags)
     exporter = Watched(serve(*flags, env=engine.environment))
@@ -218,11 +218,11 @@ def test_release_and_resume(serve: Serve, engine: FakeHostengine, tmp_path: Path
     assert exporter.ask("POST", "/-/release?for=60", bearer(token))[0] == 200
     exporter.until(lambda page: page.values("gpu_exporter_released") == [1] and withdrawn(page, 0))
     assert exporter.ask("POST", "/-/resume", bearer(token))[0] == 200
-    heals(exporter, before)
+    recovers(exporter, before)
 
 
-def test_full_metrics_beside_the_gpus(serve: Serve, engine: FakeHostengine) -> None:
-    """NVSwitches and CPUs are on the page once, labelled as dcgm-exporter does, and say nothing of GPUs."""
+def test_switches_and_cpus(serve: Serve, engine: FakeHostengine) -> None:
+    """NVSwitches and CPUs are exposed once, with the labels of dcgm-exporter and no GPU labels."""
     with engine.changed() as state:
         state["switches"] = [{"id": 0, "links": [], "fields": {"858": 47}}]
         state["cpus"], state["cores"] = [{"id": 1, "fields": {"1130": 180.5}}], []
@@ -258,7 +258,7 @@ def test_other_fields_under_load(serve: Serve, engine: FakeHostengine, tmp_path:
             exporter.process.send_signal(signal.SIGHUP)
             page = exporter.until(shown if turn % 2 else hidden)
             missing += len(page.values(TEMPERATURE)) != 2 or len(page.values("DCGM_FI_PROF_SM_ACTIVE")) != 2
-    heals(exporter, before)
+    recovers(exporter, before)
     engine.set(150, 77)
     page = exporter.until(lambda page: 77 in page.values(TEMPERATURE))
     assert (totals(page) - before) / (time.monotonic() - begin) < 2 * 0.95 * 1.2

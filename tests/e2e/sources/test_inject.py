@@ -1,4 +1,4 @@
-"""`--inject` from outside: every failure mode at once in a fleet, through the committed rules in a real Prometheus."""
+"""`--inject`: every failure mode at once in a fleet, through the committed rules in a real Prometheus."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.tools import until
 
 SIMULATED = ("--source", "simulated")
 GPU, GPUS = 3, 4
-# Their windows or thresholds take minutes to hours: `tests/unit/sources/test_inject.py` finds them by its own clock.
+# Their windows or thresholds take minutes to hours: `tests/unit/sources/test_inject.py` tests them in virtual time.
 PATIENT = {
     "GpuTelemetryStale",
     "GpuEccCorrectableStorm",
@@ -43,7 +43,7 @@ Alert = tuple[str, str, str]
 
 
 def alerts(prometheus: Prometheus) -> set[Alert]:
-    """Name, node and GPU of each alert whose expression is true."""
+    """Return name, node and GPU of each alert whose expression is true."""
     found = prometheus.api("query", query="ALERTS")["result"]
     return {
         (each["metric"]["alertname"], each["metric"].get("node", ""), each["metric"].get("gpu", "")) for each in found
@@ -51,20 +51,20 @@ def alerts(prometheus: Prometheus) -> set[Alert]:
 
 
 def test_modes_in_a_fleet(serve: Serve, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """A mode a node: each alert is of the GPU that has it, or all of its job, and no other GPU has one."""
+    """One failure mode per node: its alert has the injected GPU, or all of its job, and no other GPU has one."""
     modes = SHOWN if request.config.getoption("--long") else list(KINDS.values())
     injected = {f"node-{number:03}": mode for number, mode in enumerate(modes)}
     untouched, nameless = (f"node-{len(injected) + more:03}" for more in range(2))
     inject = [f"--inject={mode.name}:{node}/{GPU}" for node, mode in injected.items()]
     size = ("--nodes", str(len(injected) + 2), "--gpus", str(GPUS), "--metrics", "full")
-    # A GPU without a UUID is missing from its node all the same.
+    # A GPU without a UUID counts as missing from its node.
     exporter = serve(*SIMULATED, *size, *inject, "--faults", f"lost {nameless}/0 at 0s for 1h")
     wanted, allowed = {("GpuLost", nameless, "")}, set[Alert]()
     for node, mode in injected.items():
         wanted.add((mode.name, node, "" if mode.inject.fault == "down" else str(GPU)))
         gpus = range(GPUS) if mode.scope is Scope.JOB else [GPU]
         allowed |= {(name, node, str(gpu)) for name in (mode.name, *mode.implies) for gpu in gpus}
-    # As a Prometheus in Kubernetes would: pod and namespace of the target move those of our labels to `exported_*`.
+    # As in Kubernetes: pod and namespace of the target move the exporter's labels to `exported_*`.
     of_target = {"pod": "gpu-exporter-x2x4z", "namespace": "monitoring"}
     settings = {
         "http_sd_configs": [{"url": f"http://127.0.0.1:{exporter.port}/sd"}],
@@ -82,11 +82,11 @@ def test_modes_in_a_fleet(serve: Serve, tmp_path: Path, request: pytest.FixtureR
             until(all_there, 75, "every alert", every=1)
         except AssertionError:
             raise AssertionError(f"never came: {missing}") from None
-        # A page that comes too late for its scrape is an exporter that is down: look when none was for a while.
+        # A page that is too late for its scrape counts as a down exporter: wait until there was none for a while.
         alive = {node for node, mode in injected.items() if mode.inject.fault != "down"}
         late = f"min_over_time(up[20s]) == 0 and on (node) up{{node=~'{'|'.join(sorted(alive))}'}}"
         until(lambda: not prometheus.query(late), 60, "a time in which every scrape succeeded", every=1)
-        # Nodes without an injection do what their schedule says, which may be called host-bound and the like.
+        # Nodes without an injection follow their schedule, which may be host-bound and the like.
         assert {each for each in alerts(prometheus) if each[1] in injected} <= wanted | allowed
         failing = [
             each for each in prometheus.api("rules")["groups"] if any(rule.get("lastError") for rule in each["rules"])
@@ -98,14 +98,14 @@ def test_modes_in_a_fleet(serve: Serve, tmp_path: Path, request: pytest.FixtureR
         assert of_node.keys() >= {untouched, nameless}
         assert {node: of_node[node]["workload"] for node in alive} == {node: f"injected-{node}" for node in alive}
         assert {each["namespace"] for each in of_node.values()} == {"simulated"}
-        for _ in range(5):  # a scrape that came too late leaves gauges out for a moment
+        for _ in range(5):  # after a late scrape, gauges are missing for a moment
             if not (wrong := panels_of(prometheus, exporter, {node: injected[node] for node in alive})):
                 break
         assert not wrong, "\n".join(wrong)
 
 
 def panels_of(prometheus: Prometheus, exporter: Exporter, injected: Mapping[str, FailureMode]) -> list[str]:
-    """What is wrong with the board that shows each mode, narrowed down to the node that has it."""
+    """Return the problems of the dashboard of each failure mode, narrowed down to its node."""
     pages = []
     for _ in range(2):
         pages += [stamped(parsed(exporter.get(f"/nodes/{node}/metrics")[1].decode())) for node in injected]
@@ -115,13 +115,13 @@ def panels_of(prometheus: Prometheus, exporter: Exporter, injected: Mapping[str,
         name = board_of(mode.domain).name
         variables = {"cluster": "", "node": node, "workload": f"injected-{node}"}
         complaints = panels.problems(prometheus, {name: panels.BOARDS[name]}, shown, variables)
-        # What the variables offer is of the whole fleet, which is not looked at here.
+        # Variables list the whole fleet, and are not checked here.
         found += [f"{mode.name}: {each}" for each in complaints if ": $" not in each]
     return found
 
 
 def test_a_recording_is_one_job(serve: Serve, tmp_path: Path) -> None:
-    """Signals of a replayed exporter name it as their workload, so that its ranks are compared."""
+    """Signals of a replayed exporter have it as their workload, so that its ranks are compared."""
     exporter = serve("--source", "replay", "--recording", "h200_x2_ddp", "--interval", "200ms")
     settings = {"static_configs": [{"targets": [f"127.0.0.1:{exporter.port}"]}]}
     with scraping(tmp_path, "1s", settings, rule_files=rules(tmp_path, "10m")) as prometheus:
@@ -132,7 +132,7 @@ def test_a_recording_is_one_job(serve: Serve, tmp_path: Path) -> None:
 
 
 def test_injected_gpus_stay_within_the_budget(serve: Serve) -> None:
-    """With owner, verdict and Xids there are no more series a GPU than Prometheus is promised."""
+    """With owner, verdict and XIDs, a GPU has no more series than the limit that is documented."""
     exporter = serve(*SIMULATED, "--interval", "200ms", "--inject", "GpuXidFatal")
     page = exporter.until(lambda page: len(page.values("gpu_sm_active_seconds_total")) == 8)
     each = [sum(labels.get("gpu") == str(gpu) for _, labels, _ in page.samples) for gpu in range(8)]
@@ -144,8 +144,8 @@ def test_injected_gpus_stay_within_the_budget(serve: Serve) -> None:
     assert {(event["gpu"], event["xid"]) for event in json.loads(body)["events"]} == {(0, 79)}
 
 
-def test_without_it_nothing_of_it_is_loaded() -> None:
-    """A fleet that is healthy carries no catalogue of failure modes."""
+def test_catalogue_is_loaded_only_for_injection() -> None:
+    """A healthy fleet does not load the catalogue of failure modes."""
     code = (
         "import sys; from gpu_exporter.sources.choice import chosen; from gpu_exporter.config import Config;"
         "chosen(Config(source='simulated'));"
@@ -154,8 +154,8 @@ def test_without_it_nothing_of_it_is_loaded() -> None:
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-def test_other_commands_take_it_too(tmp_path: Path) -> None:
-    """`once` shows the values; flag twice, list, environment and file mean the same."""
+def test_once_with_injection(tmp_path: Path) -> None:
+    """`once` shows the values. Repeated flags, lists, environment and file are equivalent."""
     expected = {"0": 0.887, "1": 0.34}
     config = tmp_path / "config.yaml"
     config.write_text("source: simulated\ngpus: 2\ninject: GpuMemoryBound, GpuXidFatal:1\n")
@@ -180,7 +180,7 @@ def test_other_commands_take_it_too(tmp_path: Path) -> None:
     ],
 )
 def test_bad_injections_are_one_line(arguments: tuple[str, ...], line: str) -> None:
-    """What can't be meant is refused, with the cure, before anything is served."""
+    """They are refused before the start, with the fix."""
     ended = run("serve", "--address", "127.0.0.1:0", *arguments)
     assert ended.returncode == 1
     assert len(ended.stderr.splitlines()) == 1

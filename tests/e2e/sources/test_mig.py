@@ -18,14 +18,14 @@ UUID = "GPU-00000000-0000-0000-0000-000000000001"
 
 @pytest.fixture
 def driver(tmp_path: Path) -> FakeDriver:
-    """Two GPUs, the second of them in seven instances; instance 7 + n is busy at n tenths."""
+    """Two GPUs, the second with seven instances; instance 7 + n is busy n tenths of the time."""
     driver = FakeDriver(tmp_path / "driver", gpus=2)
     driver.partition(1, SEVEN)
     return driver
 
 
 def instances(page: Page, name: str) -> dict[str, float]:
-    """The values of a family on GPU 1 by GPU_I_ID."""
+    """Return the values of a family on GPU 1 by GPU_I_ID."""
     return {labels["GPU_I_ID"]: value for n, labels, value in page.samples if n == name and labels.get("gpu") == "1"}
 
 
@@ -46,7 +46,7 @@ def test_each_instance_has_series_of_its_own(serve: Serve, driver: FakeDriver) -
 
 
 def test_no_sum_counts_a_gpu_twice(serve: Serve, driver: FakeDriver) -> None:
-    """A family is either of the GPU or of its instances; what belongs to the board stays on the board, once."""
+    """A family has series of the GPU or of its instances, never of both; values of the board exist once."""
     page = serve("--metrics", "full", "--interval", "200ms", env=driver.environment).until(seen)
     whole: set[str] = set()
     parts: set[str] = set()
@@ -63,7 +63,7 @@ def test_no_sum_counts_a_gpu_twice(serve: Serve, driver: FakeDriver) -> None:
 
 
 def test_partitions_change_while_running(serve: Serve, driver: FakeDriver) -> None:
-    """Seven become one and a half, then none, then the GPU is whole again; counters of an instance go on."""
+    """Seven instances become one and a half, none, then a whole GPU; counters of an instance continue."""
     exporter = serve("--interval", "200ms", env=driver.environment)
     before = instances(exporter.until(seen), "gpu_sm_active_seconds_total")["13"]
     driver.partition(1, {0: mig_device(1, "4g.71gb"), 2: mig_device(13, "1g.18gb", **{"Gpm.2": 60.0})})
@@ -92,7 +92,7 @@ def test_several_compute_instances_share_a_gpu_instance(serve: Serve, driver: Fa
     assert [(each["GPU_I_ID"], each["compute_instance_id"]) for each in info] == [("2", "0"), ("2", "1")]
 
 
-def test_instances_without_permission_cost_the_gpu_nothing(serve: Serve, driver: FakeDriver) -> None:
+def test_instances_without_permission(serve: Serve, driver: FakeDriver) -> None:
     driver.fail("GpmMigSampleGet", 4, gpu=1)
     page = serve("--interval", "200ms", env=driver.environment).until(
         lambda page: bool(page.values("gpu_metric_supported", gpu="1", metric="DCGM_FI_PROF_SM_ACTIVE"))
@@ -102,7 +102,7 @@ def test_instances_without_permission_cost_the_gpu_nothing(serve: Serve, driver:
     assert page.values("gpu_up") == [1, 1]
 
 
-def test_a_lost_gpu_takes_its_instances_along(serve: Serve, driver: FakeDriver) -> None:
+def test_instances_of_a_lost_gpu(serve: Serve, driver: FakeDriver) -> None:
     exporter = serve("--interval", "200ms", env=driver.environment)
     exporter.until(seen)
     driver.lose(1)
@@ -121,6 +121,6 @@ def test_a_recording_is_of_whole_gpus(driver: FakeDriver, tmp_path: Path) -> Non
 
 
 def test_rows_of_instances_are_rows_that_nvml_has_per_instance() -> None:
-    """By nvml.h: GPM activity, memory, and uncorrectable volatile errors outside DRAM."""
+    """In nvml.h: GPM activity, memory, and uncorrectable volatile errors outside DRAM."""
     rows = {row.nvml.name for row in METRICS if row.per_instance and isinstance(row.nvml, Call)}
     assert rows == {"MemoryInfo", "MemoryErrorCounter"}

@@ -1,4 +1,4 @@
-"""A simulated fleet from outside: several nodes of one process, each labelled; faults cost what they should."""
+"""A simulated fleet: several nodes of one process, each with labels; faults affect only their GPU or node."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ SIMULATED = ("--source", "simulated")
 
 
 def page(exporter: Exporter, node: str) -> Page:
-    """One scrape of a node."""
+    """Scrape a node once."""
     return Page(exporter.get(f"/nodes/{node}/metrics")[1].decode())
 
 
 def seen(exporter: Exporter, node: str, holds: Callable[[Page], bool], timeout: float = 20) -> Page:
-    """Scrape a node until it holds."""
+    """Scrape a node until a condition is true."""
     found: list[Page] = []
 
     def ask() -> bool:
@@ -35,7 +35,7 @@ def seen(exporter: Exporter, node: str, holds: Callable[[Page], bool], timeout: 
 
 
 def down(gpu: int, reason: str) -> Callable[[Page], bool]:
-    """Whether this GPU is down for this reason."""
+    """Return a condition: this GPU is down for this reason."""
     return lambda page: (
         page.values("gpu_up", gpu=str(gpu)) == [0.0]
         and page.values("gpu_down_reason", gpu=str(gpu), reason=reason) == [1.0]
@@ -43,12 +43,12 @@ def down(gpu: int, reason: str) -> Callable[[Page], bool]:
 
 
 def all_up(page: Page) -> bool:
-    """Whether every GPU of a node answers, and is read."""
+    """Return whether every GPU of a node is up and read."""
     return bool(page.values("gpu_up")) and min(page.values("gpu_up")) == 1.0
 
 
-def test_every_series_of_every_node_says_so(serve: Serve) -> None:
-    """Not one sample, of GPUs, exporter or process, can be taken for one of a real GPU; and each node has its own."""
+def test_every_series_is_marked_as_simulated(serve: Serve) -> None:
+    """No sample of GPUs, exporter or process can be mistaken for one of a real GPU; each node has its own."""
     exporter = serve(*SIMULATED, "--nodes", "3", "--gpus", "2", "--interval", "200ms", "--metrics", "full")
     uuids = set()
     for node in ("node-000", "node-001", "node-002"):
@@ -63,8 +63,8 @@ def test_every_series_of_every_node_says_so(serve: Serve) -> None:
     assert "THESE ARE NOT YOUR GPUS: simulated GPUs" in exporter.log.read_text()
 
 
-def test_what_is_where(serve: Serve) -> None:
-    """Of several nodes each has its pages, and the root says where they are."""
+def test_paths(serve: Serve) -> None:
+    """Each of several nodes has its own pages, which the root links to."""
     exporter = serve(*SIMULATED, "--nodes", "12", "--gpus", "1", "--interval", "200ms")
     seen(exporter, "node-011", all_up)
 
@@ -113,15 +113,15 @@ def test_prometheus_discovers_the_nodes(serve: Serve, tmp_path: Path) -> None:
 
 
 def test_no_scrape_of_a_fleet_is_missed(tmp_path: Path) -> None:
-    """A small part of `python -m benchmarks.fleet`."""
+    """A short `python -m benchmarks.fleet`."""
     result = measure(tmp_path, nodes=10, gpus=8, seconds=20, interval=1)
     assert (result.targets, result.failed, result.missed) == (10, 0, 0)
     assert result.scrapes >= 190
     assert result.oldest_seconds < 2
 
 
-def test_faults_cost_what_they_say_and_heal(serve: Serve) -> None:
-    """Each kind of fault is seen from outside on its GPU or node, and nowhere else; then all is well again."""
+def test_faults_affect_only_their_target(serve: Serve) -> None:
+    """Each kind of fault affects its GPU or node and no other, and ends."""
     faults = (
         "lost node-000/0 at 4s for 8s; wedged node-001/1 at 4s for 8s; "
         "slow node-002/0 at 3s for 30s; reload node-003 at 4s for 8s"
@@ -144,14 +144,14 @@ def test_faults_cost_what_they_say_and_heal(serve: Serve) -> None:
         exporter, "node-002", lambda page: all_up(page) and page.value("gpu_exporter_ticks_skipped_total", gpu="0") > 5
     )
     skipped = [healed.value("gpu_exporter_ticks_skipped_total", gpu=gpu) for gpu in "01"]
-    assert skipped[1] < skipped[0] / 2  # some may be all the clock's, on a busy machine
+    assert skipped[1] < skipped[0] / 2  # on a busy machine, the clock thread may do all of them
     after = seen(exporter, "node-003", lambda page: bool(page.values("gpu_energy_joules_total")))
     assert min(after.values("gpu_energy_joules_total")) > max(before.values("gpu_energy_joules_total"))
     assert page(exporter, "node-004").values("gpu_exporter_collection_failures_total") == [0.0, 0.0]
 
 
 def test_one_node_is_served_as_a_real_one_is(serve: Serve) -> None:
-    """At /metrics, under its own name or the one that was given; and it ends at once though a read is stuck."""
+    """At /metrics, under its own or the given name; SIGTERM ends it at once, even during a slow read."""
     exporter = serve(
         *SIMULATED, "--interval", "200ms", "--faults", "wedged node-000/* at 2s for 1h", "--node-name", "mine"
     )
@@ -164,8 +164,8 @@ def test_one_node_is_served_as_a_real_one_is(serve: Serve) -> None:
     assert took < 3
 
 
-def test_once_and_doctor_look_at_one_node() -> None:
-    """The other commands take a node, too, and say what it is."""
+def test_once_and_doctor_read_one_node() -> None:
+    """They say which node it is."""
     ended = run("once", *SIMULATED, "--gpus", "3", "--json")
     found = json.loads(ended.stdout)
     assert (found["source"], found["live"], len(found["gpus"])) == ("simulated", False, 3)
@@ -180,7 +180,7 @@ def test_once_and_doctor_look_at_one_node() -> None:
 
 
 def test_a_recording_of_it_can_be_played(tmp_path: Path) -> None:
-    """What was simulated is recorded and played like anything else."""
+    """A recorded simulation is a recording like any other."""
     path = tmp_path / "fleet.jsonl.gz"
     assert run("record", *SIMULATED, "--gpus", "2", "--duration", "1", "--out", str(path)).returncode == 0
     ended = run("once", "--source", "replay", "--recording", str(path), "--json")
@@ -205,7 +205,7 @@ def test_a_recording_of_it_can_be_played(tmp_path: Path) -> None:
     ],
 )
 def test_bad_settings_are_one_line(arguments: tuple[str, ...], line: str) -> None:
-    """What can't be meant is refused, with the cure, before anything is served."""
+    """They are refused before the start, with the fix."""
     ended = run("serve", "--address", "127.0.0.1:0", *arguments)
     assert ended.returncode in (1, 2)
     assert ended.stderr.startswith("gpu-exporter: ")

@@ -1,1 +1,1 @@
-"""Stand-ins for what the tests cannot have: NVIDIA's driver."""
+"""Fakes of what the tests cannot have, such as NVIDIA's driver."""

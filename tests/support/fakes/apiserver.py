@@ -1,4 +1,4 @@
-"""An API server for reading: TLS, bearer token, lists and watches with resource versions, discovery."""
+"""A read-only API server: TLS, bearer token, lists and watches with resource versions, discovery."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def pod_object(
     phase: str = "Running",
     **metadata: Any,
 ) -> Item:
-    """A pod as the server has it."""
+    """Return a pod in the server's format."""
     return {
         "metadata": {"name": name, "namespace": "team", "uid": uid, "labels": dict(labels or {}), **metadata},
         "status": {"phase": phase},
@@ -42,7 +42,7 @@ def slice_object(
     version: str = "v1",
     driver: str = "gpu.nvidia.com",
 ) -> Item:
-    """A ResourceSlice of the pool `node`, in the form of this version of the API."""
+    """Return a ResourceSlice of the pool `node`, in the format of this API version."""
     listed = []
     for device, attributes in devices.items():
         known = {"attributes": {key: {"string": value} for key, value in attributes.items()}}
@@ -54,7 +54,7 @@ def slice_object(
 class FakeApiServer:
     """Serves until `stop`. `account` is the directory of a service account that it accepts.
 
-    `raw` replaces every answer; it is sent byte by byte, every `drip` seconds, if that is set.
+    `raw` replaces every response; it is sent byte by byte, every `drip` seconds, if that is set.
     """
 
     def __init__(self, directory: Path, versions: tuple[str, ...] = ("v1", "v1beta2")) -> None:
@@ -85,7 +85,7 @@ class FakeApiServer:
 
     @property
     def token(self) -> str:
-        """What a client has to show; written where it reads it."""
+        """The token that clients need; setting it writes their file."""
         return self._token
 
     @token.setter
@@ -95,7 +95,7 @@ class FakeApiServer:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a pod of its cluster has in its environment."""
+        """Return the environment of a pod of its cluster."""
         return {
             "KUBERNETES_SERVICE_HOST": "127.0.0.1",
             "KUBERNETES_SERVICE_PORT": str(self._server.server_address[1]),
@@ -104,7 +104,7 @@ class FakeApiServer:
         }
 
     def put(self, path: str, item: Item) -> None:
-        """Make or change an object."""
+        """Create or change an object."""
         with self._changed:
             items, name = self._items.setdefault(path, {}), item["metadata"]["name"]
             kind = "MODIFIED" if name in items else "ADDED"
@@ -115,7 +115,7 @@ class FakeApiServer:
             self._changed.notify_all()
 
     def delete(self, path: str, name: str) -> None:
-        """Take an object away."""
+        """Delete an object."""
         with self._changed:
             self._version += 1
             item = self._items[path].pop(name)
@@ -124,7 +124,7 @@ class FakeApiServer:
             self._changed.notify_all()
 
     def forget(self) -> None:
-        """Events until now are not known any more, and watches end: who was following has to list anew."""
+        """Expire all events and end watches, so that clients must list again."""
         with self._changed:
             self._version += 1
             self._oldest = self._version
@@ -132,7 +132,7 @@ class FakeApiServer:
             self._changed.notify_all()
 
     def stop(self) -> None:
-        """End."""
+        """Stop serving."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -142,7 +142,7 @@ class FakeApiServer:
     # --- for the handler ------------------------------------------------------------------------------------------
 
     def page(self, path: str, start: int) -> Item:
-        """The list of a path, or a part of it."""
+        """Return the list of a path, or a page of it."""
         with self._changed:
             items = list(self._items.get(path, {}).values())
             more = {"continue": str(start + self.page_size)} if start + self.page_size < len(items) else {}
@@ -150,12 +150,12 @@ class FakeApiServer:
             return {"kind": "List", "metadata": metadata, "items": items[start : start + self.page_size]}
 
     def wait_for_the_end(self) -> None:
-        """For an answer that stops in the middle: the connection stays until `stop`."""
+        """Wait for `stop`, to keep the connection of an incomplete response open."""
         with self._changed:
             self._changed.wait_for(lambda: self._stopping)
 
     def after(self, version: int, path: str, seconds: float) -> Item | None:
-        """The next event after a version; None when there was none in time."""
+        """Return the next event after a version, or None on a timeout."""
 
         def found() -> Item | None:
             if version < self._oldest:

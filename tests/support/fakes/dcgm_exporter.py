@@ -1,4 +1,4 @@
-"""Pages as dcgm-exporter writes them, served over HTTP: classic names (<= 4.8.2) or new ones (>= 4.9)."""
+"""Serves pages in dcgm-exporter's format over HTTP: classic names (<= 4.8.2) or new ones (>= 4.9)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpu_exporter.catalogue.failure_modes.profiles import HEALTHY
 from gpu_exporter.catalogue.signal import Read
 from gpu_exporter.model.metric import Metric
 
-# What its default CSV exports of the rows we know.
+# The rows of its default CSV that the catalogue has.
 DEFAULT = (
     m.SM_CLOCK,
     m.MEM_CLOCK,
@@ -45,7 +45,7 @@ FULL = tuple(row for row in (*HEALTHY, m.XID_ERRORS, m.ENERGY) if row.name.start
 
 @dataclass(frozen=True)
 class FakeGpu:
-    """A GPU with a healthy one's values, but for those given. `instances` are its MIG instances."""
+    """A GPU with the values of a healthy one, except for those given. `instances` are its MIG instances."""
 
     node: str
     index: int
@@ -61,7 +61,7 @@ class FakeGpu:
 
 
 def page(gpus: Collection[FakeGpu], rows: Collection[Metric], *, new: bool) -> str:
-    """The text of /metrics."""
+    """Return the text of /metrics."""
     lines = []
     for gpu in gpus:
         values = {m.XID_ERRORS: 0.0, m.ENERGY: 1e9, **HEALTHY, **gpu.values}
@@ -84,7 +84,7 @@ def page(gpus: Collection[FakeGpu], rows: Collection[Metric], *, new: bool) -> s
 
 
 def _nvlink(*, new: bool) -> tuple[str, float]:
-    """What the default CSV has of NVLink, at 20 GB/s."""
+    """Return the default CSV's rows of NVLink, at 20 GB/s."""
     _, classic, modern_name = (way for way in s.NVLINK.definitions)
     way = modern_name if new else classic
     assert isinstance(way, Read)
@@ -93,7 +93,7 @@ def _nvlink(*, new: bool) -> tuple[str, float]:
 
 @contextmanager
 def serving(pages: Mapping[str, str]) -> Iterator[int]:
-    """Serve each page at /<name>; the port."""
+    """Serve each page at /<name>; return the port."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

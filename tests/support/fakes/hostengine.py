@@ -20,7 +20,7 @@ from tests.support.tools import free_port
 BINDINGS = Path(__file__).with_name("dcgm_bindings")
 LINKS = 18
 
-# What one H200 answered through DCGM 4.6.0, in DCGM's units; profiling of a large bf16 product.
+# Values of a real H200 in DCGM 4.6.0, in DCGM's units; profiling of a large bf16 product.
 H200: Mapping[str, Any] = {
     "55": 0,
     "63": 9 << 16,
@@ -95,7 +95,7 @@ LINK = {"1525": 0, "1527": 0, "1528": 0, "1532": 64 << 20, "1533": 58 << 20}
 
 
 def gpu(number: int) -> dict[str, Any]:
-    """One H200."""
+    """Return one H200."""
     return {
         "id": number,
         "attributes": {
@@ -115,7 +115,7 @@ def gpu(number: int) -> dict[str, Any]:
 
 
 def instance(number: int, entity: int, on: int, slices: int, profile: str, **fields: float) -> list[dict[str, Any]]:
-    """A MIG instance and the one compute instance in it."""
+    """Return a MIG instance with its one compute instance."""
     gpu_instance, compute = [4, entity], [5, entity]
     info = {"nvmlInstanceId": number, "nvmlProfileSlices": slices, "nvmlComputeInstanceId": 0}
     of = {"250": 16384, "251": 16000, "252": 384, "253": 0, "254": 0.0234, "1001": 0.4, "1002": 0.3}
@@ -142,24 +142,24 @@ class FakeHostengine:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment for the fake bindings: a call that hangs does so for 3 s, not 60."""
+        """Return the environment for the fake bindings: a call that hangs takes 3 s, not 60."""
         major = self.state["version"].split(".")[0]
         return {"STANDIN_DCGM_TIMEOUT": "3", "STANDIN_DCGM_STATE": str(self.path), "STANDIN_DCGM": major}
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """For a command that reads it."""
+        """Return the flags of a command that reads it."""
         return ("--source", "dcgm", "--dcgm-hostengine", self.address, "--dcgm-bindings", str(BINDINGS))
 
     def write(self) -> None:
-        """Make what was changed in `state` so."""
+        """Write `state`."""
         part = self.path.with_suffix(".part")
         part.write_text(json.dumps(self.state))
         os.replace(part, self.path)
 
     @contextmanager
     def changed(self) -> Iterator[dict[str, Any]]:
-        """Change the state."""
+        """Change the state within the block."""
         yield self.state
         self.write()
 
@@ -169,7 +169,7 @@ class FakeHostengine:
             state["gpus"][on]["fields"][str(field)] = value
 
     def remove(self, number: int) -> None:
-        """Detach a GPU: it is listed still, and can't be read."""
+        """Detach a GPU, which is still listed, but cannot be read."""
         with self.changed() as state:
             state["gpus"][number]["supported"] = False
 
@@ -180,12 +180,12 @@ class FakeHostengine:
             state["gpus"][number].pop("lost", None)
 
     def lose(self, number: int) -> None:
-        """All its values become blank."""
+        """Make all values of a GPU blank."""
         with self.changed() as state:
             state["gpus"][number]["lost"] = True
 
     def xid(self, *codes: int, on: int = 0) -> None:
-        """Xids, one after the other."""
+        """Report XIDs, one after the other."""
         with self.changed() as state:
             state["gpus"][on]["xids"] += codes
 
@@ -207,12 +207,12 @@ class FakeHostengine:
             return client.connect_ex(self.address if unix else (host, int(port))) == 0
 
     def signal(self, number: signal.Signals) -> None:
-        """Stop it with SIGSTOP, have it go on with SIGCONT."""
+        """Stop it with SIGSTOP, or continue it with SIGCONT."""
         assert self.process is not None
         self.process.send_signal(number)
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill it."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()

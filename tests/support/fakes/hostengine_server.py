@@ -1,8 +1,7 @@
 """A fake nv-hostengine: `python -m tests.support.fakes.hostengine_server STATE ADDRESS`.
 
-It answers the fake bindings (`dcgm_bindings`) over TCP or a Unix socket, one JSON line a call. Its GPUs are the
-JSON file STATE, read again whenever that changes. What it does is what DCGM 4.6.0 was seen to do: see `tests/dcgm`,
-which runs against both.
+It answers the fake bindings (`dcgm_bindings`) over TCP or a Unix socket, one JSON line a call. Its GPUs are those of
+the JSON file STATE, which is read again when it changes. It behaves as DCGM 4.6.0: `tests/dcgm` runs against both.
 """
 
 from __future__ import annotations
@@ -28,28 +27,28 @@ INT_BLANK, DOUBLE_BLANK = 0x7FFFFFFFFFFFFFF0, 2.0**47
 TEXT_BLANKS = ("<<<NULL>>>", "<<<NOT_FOUND>>>", "<<<NOT_SUPPORTED>>>", "<<<NOT_PERM>>>")
 DOUBLES = {155, 157, *range(160, 165), 254, *range(1001, 1009), *range(1013, 1035), 1100, 1110, 1130}
 TEXTS = {1, 2, 50, 54}
-# What a host engine of this version knows.
+# The fields of a host engine of this version.
 FIRST_4 = {153, 254, *range(334, 347), 1034, *range(1420, 1425), 1501}
 FIRST_46 = {1508, *range(1523, 1534)}
 
 
 def is_profiling(field: int) -> bool:
-    """Whether DCGM's profiling, or GPM, has to measure it."""
+    """Return whether a field is measured by DCGM's profiling or GPM."""
     return 1001 <= field <= 1099 or field in (1532, 1533)
 
 
 def kind_of(field: int) -> str:
-    """DCGM's letter of the field's type."""
+    """Return DCGM's letter of the field's type."""
     return "s" if field in TEXTS else "d" if field in DOUBLES else "i"
 
 
 def blank(kind: str, which: int) -> float | str:
-    """DCGM's value for none."""
+    """Return DCGM's value for "none" in a field."""
     return TEXT_BLANKS[which] if kind == "s" else DOUBLE_BLANK + which if kind == "d" else INT_BLANK + which
 
 
 class Failed(Exception):
-    """A return code that is not OK."""
+    """A return code other than OK."""
 
     def __init__(self, code: int) -> None:
         super().__init__(str(code))
@@ -57,7 +56,7 @@ class Failed(Exception):
 
 
 class Watched:
-    """Who watches a field of an entity, how often, and the last sample once nobody does any more."""
+    """The watches of an entity's field, with their intervals, and the last sample after the last watch ended."""
 
     def __init__(self) -> None:
         self.since = time.time()
@@ -66,7 +65,7 @@ class Watched:
         self.once = False
 
     def stamp(self, now: float) -> float:
-        """When the last sample was taken."""
+        """Return when the last sample was taken."""
         if self.once or not self.by:
             return self.since
         every = min(self.by.values())
@@ -74,7 +73,7 @@ class Watched:
 
 
 class Hostengine:
-    """The state of one run: nothing of it survives a restart."""
+    """The state of one run, which a restart loses."""
 
     def __init__(self, state: Path) -> None:
         self._path = state
@@ -90,7 +89,7 @@ class Hostengine:
         self._lock = threading.RLock()
 
     def do(self, connection: int, call: str, arguments: list[Any]) -> dict[str, Any]:
-        """One call of a client: its return code, and what it gives."""
+        """Execute a client's call; return its return code and result."""
         with self._lock:
             self._look()
             try:
@@ -99,7 +98,7 @@ class Hostengine:
                 return {"code": failed.code}
 
     def gone(self, connection: int) -> None:
-        """A client is gone, and with it its groups and watches; values stay."""
+        """Remove a client with its groups and watches; values stay."""
         with self._lock:
             for owned in (self._groups, self._field_groups):
                 for number in [number for number, entry in owned.items() if entry[0] == connection]:
@@ -124,7 +123,7 @@ class Hostengine:
     def _gpu(self, number: int) -> dict[str, Any]:
         return next((gpu for gpu in self._state["gpus"] if gpu["id"] == number), {})
 
-    # --- what there is ---
+    # --- entities ---
 
     def do_gpus(self, connection: int, supported: bool) -> list[int]:
         return [gpu["id"] for gpu in self._state["gpus"] if gpu.get("supported", True) or not supported]
@@ -207,7 +206,7 @@ class Hostengine:
         self._health.add(group)
 
     def do_health(self, connection: int, group: int) -> list[list[int]]:
-        """Of a group that is not watched, nothing is found."""
+        """Return the health of a group; one that is not watched has no incidents."""
         entities = self._groups[group][1] if group in self._health else []
         return [each for each in self._state["health"] if (each[2], each[3]) in entities]
 
@@ -234,7 +233,7 @@ class Hostengine:
                 if watched is None or not watched.by:
                     watched = self._watched[key] = Watched()
                 watched.by[connection] = seconds
-                watched.once = mixed  # of plain fields in such a group there is one sample, which grows old
+                watched.once = mixed  # plain fields in such a group have one sample, which grows old
             if mixed:
                 raise Failed(code)
 
@@ -253,7 +252,7 @@ class Hostengine:
             raise Failed(NOT_WATCHED)
 
     def _end(self, key: tuple[int, int, int], watched: Watched, by: int) -> None:
-        """A client watches a field or not, whatever groups it has. Once nobody does, the last value stays, and ages."""
+        """End a client's watch of a field, whatever groups it has. After the last watch, the last value ages."""
         if len(watched.by) == 1:
             watched.frozen = self._sample(*key)
         del watched.by[by]
@@ -262,13 +261,13 @@ class Hostengine:
 
     def do_latest(self, connection: int, entities: list[list[int]], fields: list[int], flags: int) -> list[list[Any]]:
         if flags and any(map(is_profiling, fields)):
-            os._exit(139)  # as a segmentation fault ends it
+            os._exit(139)  # as after a segmentation fault
         return [
             [kind, entity, field, *self._sample(kind, entity, field)] for kind, entity in entities for field in fields
         ]
 
     def _sample(self, kind: int, entity: int, field: int) -> list[Any]:
-        """Status, type, value and time stamp."""
+        """Return status, type, value and time stamp."""
         letter = kind_of(field)
         watched = self._watched.get((kind, entity, field))
         if watched is None:

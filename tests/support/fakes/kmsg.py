@@ -9,17 +9,17 @@ from pathlib import Path
 
 
 class FakeKmsg:
-    """Remembers what was written, so that a second reader can be given it again, as the ring would."""
+    """Remembers the written records, so that a second reader can get them again, as from the kernel's ring."""
 
     def __init__(self, path: Path, boot_id: str = "") -> None:
         self.path = path
         self._records: list[bytes] = []
         os.mkfifo(path)
         self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK)
-        fcntl.fcntl(self._fd, fcntl.F_SETFL, os.O_DIRECT | os.O_NONBLOCK)  # a read is a write, whole
+        fcntl.fcntl(self._fd, fcntl.F_SETFL, os.O_DIRECT | os.O_NONBLOCK)  # a read returns one whole write
 
     def write(self, message: str, *, facility: int = 0, at: float | None = None) -> float:
-        """One record, by the kernel unless `facility` says otherwise; return its unix time."""
+        """Write a record, by default of the kernel's facility; return its unix time."""
         now = time.time()
         monotonic = time.monotonic() if at is None else time.monotonic() - (now - at)
         header = f"{facility << 3 | 3},{len(self._records) + 1},{int(monotonic * 1e6)},-;"
@@ -28,10 +28,10 @@ class FakeKmsg:
         return now if at is None else at
 
     def xid(self, code: int, rest: str = "", *, gpu: int = 0, at: float | None = None) -> float:
-        """An XID of a GPU of the fake driver."""
+        """Write an XID of a GPU of the fake driver."""
         return self.write(f"NVRM: Xid (PCI:0000:{6 + gpu:02x}:00): {code}, {rest or 'text'}", at=at)
 
     def again(self) -> None:
-        """What a ring would show to who opens it anew: all of it."""
+        """Write all records again, as a ring returns them to a new reader."""
         for record in self._records:
             os.write(self._fd, record)

@@ -1,6 +1,6 @@
 """A kubelet that speaks the pod-resources API: a real gRPC server on a unix socket.
 
-It writes the messages byte by byte from the field numbers, so that what reads them is not its own judge.
+It encodes messages byte by byte from the field numbers, independently of the code under test.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LIST = "/v1.PodResourcesLister/List"
 
 
 def varint(number: int) -> bytes:
-    """A number as protobuf writes it."""
+    """Return a number in protobuf's encoding."""
     out = b""
     while number > 0x7F:
         out, number = out + bytes([number & 0x7F | 0x80]), number >> 7
@@ -28,20 +28,20 @@ def varint(number: int) -> bytes:
 
 
 def field(number: int, content: str | bytes) -> bytes:
-    """A field of bytes, text, or a message."""
+    """Return a field of bytes, text, or a message."""
     content = content.encode() if isinstance(content, str) else content
     return varint(number << 3 | 2) + varint(len(content)) + content
 
 
 @dataclass(frozen=True)
 class Given:
-    """Devices that a plugin gave, by their ids."""
+    """Devices that a plugin allocated, by their ids."""
 
     resource: str
     devices: Sequence[str]
 
     def encode(self) -> bytes:
-        """ContainerDevices, with a NUMA node, which nobody here reads."""
+        """Return a ContainerDevices, with a NUMA node, which the exporter ignores."""
         topology = field(3, field(1, varint(1 << 3) + varint(1)))
         return field(2, field(1, self.resource) + b"".join(field(2, each) for each in self.devices) + topology)
 
@@ -55,25 +55,25 @@ class Claim:
     driver: str = "gpu.nvidia.com"
 
     def encode(self) -> bytes:
-        """DynamicResource with one ClaimResource, and its CDI device."""
+        """Return a DynamicResource with one ClaimResource and its CDI device."""
         cdi = field(1, field(1, f"k8s.{self.driver}/device={self.device}"))
         claim = cdi + field(2, self.driver) + field(3, self.pool) + field(4, self.device) + field(5, "share-1")
         return field(5, field(2, "claim") + field(3, "default") + field(4, claim))
 
 
 def pod(name: str, *has: Given | Claim, namespace: str = "team", container: str = "main") -> bytes:
-    """A pod whose container has these; a second container of it has nothing, as most have."""
+    """Return a pod whose container has these devices; its second container has none."""
     main = field(1, container) + b"".join(each.encode() for each in has) + varint(3 << 3) + varint(7)  # cpu_ids
     return field(1, name) + field(2, namespace) + field(3, main) + field(3, field(1, "sidecar"))
 
 
 def given(name: str, device: str, resource: str = "nvidia.com/gpu", **of: str) -> bytes:
-    """A pod with one device."""
+    """Return a pod with one device."""
     return pod(name, Given(resource, [device]), **of)
 
 
 class FakeKubelet:
-    """Serves from `start` to `stop`; a start after a stop is another server on another socket of the same name."""
+    """Serves from `start` to `stop`. After a stop, a start makes another server on another socket of the same name."""
 
     def __init__(self, socket: Path) -> None:
         self.socket = socket
@@ -97,7 +97,7 @@ class FakeKubelet:
         server.start()
 
     def stop(self) -> None:
-        """End at once, and take the socket away."""
+        """Stop, and remove the socket."""
         if self._server:
             self._server.stop(None).wait()
             self._server = None
@@ -105,7 +105,7 @@ class FakeKubelet:
             self.socket.unlink()
 
     def list(self, request: bytes, context: grpc.ServicerContext) -> bytes:
-        """What it answers."""
+        """Return the response."""
         with self._asked:
             self.asked += 1
         time.sleep(self.delay)
@@ -119,5 +119,5 @@ class _Handler(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._kubelet = kubelet
 
     def service(self, call: Any) -> Any:
-        """Any other method is unimplemented."""
+        """Return the handler of the one implemented method."""
         return grpc.unary_unary_rpc_method_handler(self._kubelet.list) if call.method == LIST else None

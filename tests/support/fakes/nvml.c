@@ -693,7 +693,7 @@ int nvmlDeviceRegisterEvents(struct gpu *device, u64 types, struct event_set *se
 
 int nvmlEventSetWait_v2(struct event_set *set, struct event *out, unsigned milliseconds)
 {
-    (void)milliseconds; /* nobody waits here: the exporter only looks */
+    (void)milliseconds; /* never waits: the exporter only polls */
     int status = enter(&driver, "EventSetWait");
     u64 code = 0;
     unsigned long number = set->device ? xid_after(number_of(set->device), set->reported, &code) : 0;
@@ -725,7 +725,7 @@ struct field {
 
 int nvmlDeviceGetFieldValues(struct gpu *device, int count, struct field *fields)
 {
-    /* NVIDIA's (580, H200) looks past the end then, and writes to what it takes for one more of them. */
+    /* NVIDIA's (580, H200) then reads past the end, and writes to what it takes for another one. */
     if (count > 0 && fields[count - 1].id >= 161 && fields[count - 1].id <= 163)
         abort();
     int status = enter(device, "FieldValues"), gpu = number_of(device);

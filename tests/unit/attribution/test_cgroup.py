@@ -1,4 +1,4 @@
-"""Cgroups as they are on real nodes: each PID gets its owner, and a path that only looks similar gets none."""
+"""Cgroups of real nodes: each PID gets its owner, and a path that only looks similar gets none."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ TREES = {
         f"0::/system.slice/containerd.service/kubepods-burstable-pod{SLICE}.slice:cri-containerd:{CID}\n",
         POD,
     ),
-    # An unprivileged container has a cgroup namespace of its own: what both are in is not shown.
+    # An unprivileged container has its own cgroup namespace, which hides the common ancestors.
     "v2, from a pod of its class": (f"0::/../../pod{UID}/{CID}\n", POD),
     "v2, from a pod of another class": (f"0::/../../../burstable/pod{UID}/{CID}\n", POD),
     "v2, from beside kubepods": (f"0::/../../../kubepods/burstable/pod{UID}/{CID}\n", POD),
@@ -190,7 +190,7 @@ def looked_up(procfs: Path, *pids: int, at: float = 60.0) -> dict[int, ProcessOw
 
 
 def test_a_process_is_found(tmp_path: Path) -> None:
-    """Whatever its name is."""
+    """Also with a strange name."""
     for pid, name in enumerate(("python3", "a b", ")", "(x) S 1 2", "é"), 1):
         tree(tmp_path, pid, name=name)
     assert looked_up(tmp_path, 1, 2, 3, 4, 5, 6) == dict.fromkeys(range(1, 6), HERE)
@@ -228,7 +228,7 @@ def test_strange_files_have_no_owner(tmp_path: Path) -> None:
     (tree(tmp_path, 7) / "stat").write_text("7 (x) S 1\n")
     (tree(tmp_path, 8) / "stat").write_text("x" * (LARGEST_FILE + 1))
     tree(tmp_path, 9, CGROUP.encode() + b"\xff\xfe\n")
-    assert looked_up(tmp_path, *range(1, 10)) == {9: HERE}  # a line that is none says nothing
+    assert looked_up(tmp_path, *range(1, 10)) == {9: HERE}  # malformed lines are ignored
 
 
 def test_a_process_that_is_a_link(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Sockets that are no kubelet's, and kubelets with strange answers: one line names the socket; nothing stays open."""
+"""Sockets that are not kubelet's, and kubelets with strange answers: one line names the socket; nothing leaks."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from tests.support.fakes.stuck_socket import StuckSocket
 
 @pytest.fixture
 def path() -> Iterator[Path]:
-    """A path that is short enough for a socket."""
+    """Return a path that is short enough for a socket."""
     with TemporaryDirectory() as directory:
         yield Path(directory) / "kubelet.sock"
 
 
 def dead(path: Path) -> None:
-    """A socket whose owner was killed."""
+    """Return a socket whose owner was killed."""
     with socket.socket(socket.AF_UNIX) as killed:
         killed.bind(str(path))
 
@@ -83,7 +83,7 @@ def test_malformed_answer_fails_and_the_next_one_counts(path: Path, raw: bytes, 
 
 
 def answer(client: Kubelet) -> Listing:
-    """Ask again if the client had not noticed yet that the connection to the previous kubelet has ended."""
+    """Query again if the client has not noticed yet that the connection to the previous kubelet has ended."""
     try:
         return client.ask()
     except LookupFailed:
@@ -110,8 +110,8 @@ def test_kubelet_that_restarts_often_leaks_no_files(path: Path) -> None:
 # --- limits ----------------------------------------------------------------------------------------------------------
 
 
-def asked(path: Path, *pods: bytes) -> tuple[list[str], LookupFailed | None]:
-    """The pods that remain of an answer, and why others were dropped."""
+def kept_and_dropped(path: Path, *pods: bytes) -> tuple[list[str], LookupFailed | None]:
+    """Return the pods that remain of a response, and the reasons why others were dropped."""
     kubelet, client = FakeKubelet(path), Kubelet(path, (), 30.0)
     kubelet.pods = pods
     kubelet.start()
@@ -125,7 +125,7 @@ def asked(path: Path, *pods: bytes) -> tuple[list[str], LookupFailed | None]:
 
 
 def pods_of(listing: Listing) -> list[str]:
-    """The pods of all devices."""
+    """Return the pods of all devices."""
     return [device.pod for device in listing.allocated] + [device.pod for device in listing.claimed]
 
 
@@ -144,7 +144,7 @@ def pods_of(listing: Listing) -> list[str]:
     ids=["pod", "pod of 1 MiB", "namespace", "container", "resource", "device", "pool", "claimed device"],
 )
 def test_overlong_name_drops_only_its_device(path: Path, strange: bytes) -> None:
-    pods, error = asked(path, given("first", "GPU-0"), strange, given("last", "GPU-2"))
+    pods, error = kept_and_dropped(path, given("first", "GPU-0"), strange, given("last", "GPU-2"))
     assert pods == ["first", "last"]
     assert error
     assert error.reason == "too_long"
@@ -152,12 +152,15 @@ def test_overlong_name_drops_only_its_device(path: Path, strange: bytes) -> None
 
 
 def test_longest_names_of_kubernetes_are_kept(path: Path) -> None:
-    assert asked(path, given("p" * 253, "D" * 253, namespace="n" * 63, container="c" * 63)) == (["p" * 253], None)
+    assert kept_and_dropped(path, given("p" * 253, "D" * 253, namespace="n" * 63, container="c" * 63)) == (
+        ["p" * 253],
+        None,
+    )
 
 
 def test_number_of_devices_is_limited(path: Path) -> None:
     many = pod("many", Given("nvidia.com/gpu", [f"GPU-{number}" for number in range(50_000)]))
-    pods, error = asked(path, given("first", "GPU-0"), many)
+    pods, error = kept_and_dropped(path, given("first", "GPU-0"), many)
     assert len(pods) == limits.MOST_DEVICES
     assert "first" in pods
     assert error
@@ -165,7 +168,7 @@ def test_number_of_devices_is_limited(path: Path) -> None:
 
 
 def test_dropped_entries_are_counted_and_logged_once(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The rest of the answer counts: the lookup is up, and kubelet is not asked less often."""
+    """The rest of the response counts: the lookup is up, and queries stay as frequent."""
     kubelet, client = FakeKubelet(path), Kubelet(path, (), 10.0)
     kubelet.pods = [given("a", "GPU-1"), given("x" * 300, "GPU-2")]
     kubelet.start()

@@ -1,4 +1,4 @@
-"""How much of an answer is accepted: what exceeds a limit is dropped and counted, and the rest holds."""
+"""Limits on responses: what exceeds one is dropped and counted, and the rest counts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ GPU = Gpu(0, "GPU-01234567-89ab-4cde-8f01-23456789abcd")
 
 
 def a_pod(name: str = "p", uid: str = "u", **labels: str) -> Object:
-    """A pod as the API server lists it."""
+    """Return a pod in the API server's format."""
     return {"metadata": {"namespace": "team", "name": name, "uid": uid, "labels": labels}}
 
 

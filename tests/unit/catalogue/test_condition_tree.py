@@ -88,7 +88,7 @@ def test_there_is_an_example_of_each_kind() -> None:
 
 @pytest.mark.parametrize("term", TERMS, ids=lambda term: type(term).__name__)
 def test_each_term_has_every_meaning(term: Term) -> None:
-    """PromQL, value, words, and the signals that it is made of."""
+    """PromQL, value, words, and the signals that it reads."""
     assert promql.term(term)
     assert evaluate.value(term, Points09(), 0) is not None
     assert evaluate.value(term, Points09(without=s.GR_ACTIVE), 0) is None
@@ -125,13 +125,13 @@ def test_each_condition_has_every_meaning(condition: Condition) -> None:
         (OrIfKnown(BUSY, Compare(Over(s.SM_ACTIVE), "<", HIGH)), s.GR_ACTIVE, None),
     ],
 )
-def test_what_is_unknown(condition: Condition, without: Signal | None, answer: bool | None) -> None:
-    """Each node says what it makes of a part that is unknown."""
+def test_unknown_parts(condition: Condition, without: Signal | None, answer: bool | None) -> None:
+    """Each kind of node has a result for a part that is unknown."""
     assert evaluate.holds(condition, Points09(without), 0) is answer
 
 
 def test_limits_and_names_are_those_of_all_parts() -> None:
-    """Also of the marks that peers are asked for, and inner names come first."""
+    """Also those of the marks that peers are compared by, inner names first."""
     low = Limit("low", 0.1, "ratio", "")
     inner = Or(BUSY, FULL, name="inner")
     outer = Unless(And(inner, Compare(PeerShare(Mark("low", Compare(ACTIVE, "<", low))), ">", 0.5)), FULL, name="outer")
@@ -140,7 +140,7 @@ def test_limits_and_names_are_those_of_all_parts() -> None:
 
 
 def test_a_class_stands_for_its_condition() -> None:
-    """What reads a bottleneck reads its signals, and it comes after those before it."""
+    """A condition on a class reads its signals, and those of the classes before it."""
     last = bottleneck_is(BOTTLENECKS[-1].name)
     assert children(last) == (BOTTLENECKS[-1].condition,)
     assert last.before == tuple(bottleneck.condition for bottleneck in BOTTLENECKS[:-1])
@@ -173,7 +173,7 @@ DISPATCHES = {
 
 
 @pytest.mark.slow
-def test_mypy_reports_a_node_that_is_forgotten(tmp_path: Path) -> None:
+def test_mypy_reports_a_missing_case(tmp_path: Path) -> None:
     """Add a kind of condition to a copy of the package: each dispatch without a case for it is an error."""
     shutil.copytree(ROOT / "gpu_exporter", tmp_path / "gpu_exporter", ignore=shutil.ignore_patterns("__pycache__"))
     tree = tmp_path / "gpu_exporter/catalogue/conditions.py"
@@ -194,5 +194,5 @@ def test_mypy_reports_a_node_that_is_forgotten(tmp_path: Path) -> None:
 
 
 def test_a_node_without_a_case_is_an_error() -> None:
-    """Also where mypy did not run."""
+    """Also at run time."""
     assert str(no_case(1)) == "no case for 1"  # type: ignore[arg-type]

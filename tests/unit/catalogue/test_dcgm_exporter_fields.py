@@ -22,8 +22,8 @@ FIELDS = dcgm_fields.load()
 
 
 @pytest.mark.drift
-def test_no_name_and_no_id_is_there_twice() -> None:
-    """A name means one field, or a file could select another than it says."""
+def test_names_and_ids_are_unique() -> None:
+    """Otherwise a file could select another field than it names."""
     names = Counter(name for field in FIELDS.by_id.values() for name in (field.name, *field.also))
 
     assert {name: n for name, n in names.items() if n > 1} == {}, CORRECT_TABLE
@@ -33,7 +33,7 @@ def test_no_name_and_no_id_is_there_twice() -> None:
 
 @pytest.mark.drift
 def test_every_classic_metric_is_a_field_of_its_name_and_id() -> None:
-    """The catalogue's ids and the table's are of one source, and were typed twice."""
+    """Catalogue and table were written independently."""
     for row in METRICS:
         if row.classic and row.name in FIELDS.by_name:
             assert (row.name, FIELDS.by_name[row.name].id) == (row.name, row.dcgm), CORRECT_ID
@@ -42,8 +42,8 @@ def test_every_classic_metric_is_a_field_of_its_name_and_id() -> None:
 
 
 @pytest.mark.drift
-def test_names_of_all_ages_resolve() -> None:
-    """The same field by its names of DCGM 1.x, up to 4.5, and since 4.6."""
+def test_names_of_all_versions_resolve() -> None:
+    """A field's names in DCGM 1.x, up to 4.5, and since 4.6."""
     for names in (
         ("dcgm_gpu_temp", "DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_GPU_TEMP_CELSIUS"),
         ("dcgm_nvlink_bandwidth_total", "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL", "DCGM_FI_DEV_NVLINK_THROUGHPUT_TOTAL"),
@@ -59,8 +59,8 @@ def test_names_of_all_ages_resolve() -> None:
 
 
 @pytest.mark.drift
-def test_types_and_levels_are_words_that_are_known() -> None:
-    """What a source decides by, with examples of each kind."""
+def test_types_and_levels_are_known() -> None:
+    """A source depends on them; with examples of each kind."""
     types = Counter(field.type for field in FIELDS.by_id.values())
     levels = Counter(field.level for field in FIELDS.by_id.values())
 
@@ -77,7 +77,7 @@ def test_types_and_levels_are_words_that_are_known() -> None:
         assert (name, FIELDS.by_name[name].type, FIELDS.by_name[name].level) == (name, type, level), CORRECT_TABLE
 
 
-def test_a_misspelt_name_is_answered_with_the_nearest() -> None:
+def test_suggestion_for_a_misspelt_name() -> None:
     """In any case, too."""
     assert FIELDS.nearest("DCGM_FI_DEV_GPU_TMEP") == "; did you mean DCGM_FI_DEV_GPU_TEMP?"
     assert FIELDS.nearest("dcgm_fi_dev_fb_used") == "; did you mean DCGM_FI_DEV_FB_USED?"
@@ -85,8 +85,8 @@ def test_a_misspelt_name_is_answered_with_the_nearest() -> None:
 
 
 @pytest.mark.drift
-def test_the_table_says_where_it_is_from() -> None:
-    """Versions and dates of the sources."""
+def test_the_table_names_its_sources() -> None:
+    """With versions and dates."""
     head = dcgm_fields.PACKAGED.read_text().splitlines()[0]
 
     assert re.fullmatch(

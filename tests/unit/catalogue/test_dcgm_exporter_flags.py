@@ -1,4 +1,4 @@
-"""dcgm-exporter's command lines: what they become, and what is said of the rest."""
+"""dcgm-exporter's command lines: their translation, and warnings of flags that are ignored."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from gpu_exporter.sources.choice import node_name
 ALLOWED = "DCGM_EXPORTER_KUBERNETES_POD_LABEL_ALLOWLIST_REGEX"
 
 
-def becomes(line: str, environ: Mapping[str, str] | None = None) -> str:
-    """A command line and an environment of theirs, as ours."""
+def translated(line: str, environ: Mapping[str, str] | None = None) -> str:
+    """Return a command line and an environment of dcgm-exporter as options of gpu-exporter."""
     return " ".join(translate(line.split(), environ or {}).arguments)
 
 
 @pytest.mark.parametrize(
-    ("theirs", "ours"),
+    ("line", "expected"),
     [
         ("", ""),
         ("-f my.csv", "--collectors=my.csv"),
@@ -62,13 +62,13 @@ def becomes(line: str, environ: Mapping[str, str] | None = None) -> str:
         ("--none-such -f a.csv", "--collectors=a.csv --none-such"),
     ],
 )
-def test_flags_become_ours(theirs: str, ours: str) -> None:
-    """As Go's flag package reads them; ours stay behind theirs, where they win."""
-    assert becomes(theirs) == ours
+def test_flags_are_translated(line: str, expected: str) -> None:
+    """Parsed as by Go's flag package. gpu-exporter's own flags come last, where they win."""
+    assert translated(line) == expected
 
 
 @pytest.mark.parametrize(
-    ("line", "environ", "ours"),
+    ("line", "environ", "expected"),
     [
         ("", {"DCGM_EXPORTER_LISTEN": ":9401"}, "--address=:9401"),
         ("", {"DCGM_EXPORTER_LISTEN": ""}, ""),
@@ -84,13 +84,13 @@ def test_flags_become_ours(theirs: str, ours: str) -> None:
         ("-r h:1", {"GPU_EXPORTER_SOURCE": "dcgm"}, "--dcgm-hostengine=h:1"),
     ],
 )
-def test_ours_win(line: str, environ: Mapping[str, str], ours: str) -> None:
-    """A flag over a variable, and of each kind ours over theirs."""
-    assert becomes(line, environ) == ours
+def test_own_flags_win(line: str, environ: Mapping[str, str], expected: str) -> None:
+    """A flag overrides a variable; each kind of gpu-exporter's own settings overrides that of dcgm-exporter."""
+    assert translated(line, environ) == expected
 
 
 @pytest.mark.parametrize(
-    ("line", "environ", "ours", "ignored"),
+    ("line", "environ", "expected", "ignored"),
     [
         ("-k --kubernetes-enable-pod-uid", {}, "--kubernetes-pods=true --kubernetes=true", ""),
         ("--kubernetes-enable-pod-uid", {}, "", "--kubernetes-enable-pod-uid"),
@@ -109,12 +109,12 @@ def test_ours_win(line: str, environ: Mapping[str, str], ours: str) -> None:
         ("-k --kubernetes-enable-pod-labels", {}, "--kubernetes-pod-labels=.* --kubernetes=true", ""),
     ],
 )
-def test_what_another_flag_has_to_switch_on(line: str, environ: Mapping[str, str], ours: str, ignored: str) -> None:
-    """Is no error without it, as in dcgm-exporter, but one line: nobody is asked who was not asked there."""
-    arguments, said = translate(line.split(), environ)
+def test_flags_that_need_another_flag(line: str, environ: Mapping[str, str], expected: str, ignored: str) -> None:
+    """A flag without the flag that it needs is ignored with one warning, as in dcgm-exporter."""
+    arguments, warnings = translate(line.split(), environ)
 
-    assert sorted(arguments) == sorted(ours.split())
-    assert [each.partition(" is ignored: it has no effect without --")[0] for each in said] == (
+    assert sorted(arguments) == sorted(expected.split())
+    assert [each.partition(" is ignored: it has no effect without --")[0] for each in warnings] == (
         [ignored] if ignored else []
     )
 
@@ -132,32 +132,32 @@ def test_what_another_flag_has_to_switch_on(line: str, environ: Mapping[str, str
     ],
 )
 def test_a_wrong_value_names_the_flag(line: str, message: str) -> None:
-    """As it was written, not what it would have become."""
+    """As it was written, not as it is translated."""
     with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
         translate(line.split(), {})
 
 
 def test_a_wrong_variable_is_named() -> None:
-    """Whoever sees the message does not see the manifest."""
+    """The reader of the message may not know the manifest."""
     with pytest.raises(ValueError, match="DCGM_EXPORTER_INTERVAL: '30s' is not a number of milliseconds"):
         translate([], {"DCGM_EXPORTER_INTERVAL": "30s"})
 
 
-@pytest.mark.parametrize("theirs", [each for each in FLAGS if not each.honoured], ids=lambda each: each.flags[0])
-def test_what_is_not_honoured_is_one_line(theirs: DcgmExporterFlag) -> None:
-    """By flag and by variable; a value that asks for nothing is not answered."""
-    flag, value = f"-{theirs.flags[-1]}", "true" if theirs.is_switch else "anything"
+@pytest.mark.parametrize("flag", [each for each in FLAGS if not each.honoured], ids=lambda each: each.flags[0])
+def test_unsupported_flags_are_one_warning(flag: DcgmExporterFlag) -> None:
+    """By flag and by variable; a value that switches nothing on has none."""
+    name, value = f"-{flag.flags[-1]}", "true" if flag.is_switch else "anything"
 
-    arguments, (said,) = translate([f"{flag}={value}"], {})
+    arguments, (warning,) = translate([f"{name}={value}"], {})
     assert arguments == ()
-    assert said == f"{flag} is ignored: {theirs.hint}"
-    assert translate([], {theirs.env: value}) == ((), (said.replace(flag, theirs.env, 1),))
-    for quiet in theirs.quiet:
-        assert translate([], {theirs.env: quiet}) == ((), ())
+    assert warning == f"{name} is ignored: {flag.hint}"
+    assert translate([], {flag.env: value}) == ((), (warning.replace(name, flag.env, 1),))
+    for quiet in flag.quiet:
+        assert translate([], {flag.env: quiet}) == ((), ())
 
 
-def test_every_flag_is_known_once_and_sets_what_there_is() -> None:
-    """No flag and no variable is in the table twice; no setting is misspelt."""
+def test_the_table_is_consistent() -> None:
+    """Flags and variables are unique; settings exist."""
     flags: Sequence[str] = [name for each in FLAGS for name in each.flags]
 
     assert len(set(flags)) == len(flags)
@@ -166,16 +166,16 @@ def test_every_flag_is_known_once_and_sets_what_there_is() -> None:
     assert all(each.hint or each.setting for each in FLAGS)
 
 
-def test_what_is_theirs_is_told_by_the_first_argument() -> None:
-    """A command line without a subcommand."""
+def test_the_first_argument_decides() -> None:
+    """A command line of dcgm-exporter has no subcommand."""
     assert is_dcgm_exporter_flag("-f")
     assert is_dcgm_exporter_flag("-f=x.csv")
     assert is_dcgm_exporter_flag("--kubernetes")
     assert not any(map(is_dcgm_exporter_flag, ("serve", "-h", "--help", "--version", "f", "-")))
 
 
-def test_the_help_shows_ours_alone() -> None:
-    """The other flags are on their page."""
+def test_the_help_has_only_own_flags() -> None:
+    """The others are on their docs page."""
     context = cli.make_context("gpu-exporter", ["serve"], resilient_parsing=True)
     command = cli.get_command(context, "serve")
     assert command is not None
@@ -199,21 +199,21 @@ def test_the_help_shows_ours_alone() -> None:
         ("g:GPU-00000000-0000-0000-0000-000000000001,3", Devices("g", ("GPU-00000000-0000-0000-0000-000000000001", 3))),
     ],
 )
-def test_devices_are_read_as_there(text: str, devices: Devices) -> None:
-    """And written as they were read."""
+def test_device_lists(text: str, devices: Devices) -> None:
+    """They are parsed as by dcgm-exporter, and printed as they are parsed."""
     assert device_list(text) == devices
     assert device_list(str(devices)) == devices
 
 
 @pytest.mark.parametrize("text", ["", "x", "f:0", "g:", "g:1:2", "g:a", "g:3-1", "g:0-99999", "g:-1", "0"])
-def test_what_is_no_device_is_said(text: str) -> None:
-    """One line with examples."""
+def test_bad_device_lists(text: str) -> None:
+    """The error is one line with examples."""
     with pytest.raises(ValueError, match="use"):
         device_list(text)
 
 
 def test_defaults_change_nothing() -> None:
-    """Settings that were added for dcgm-exporter's sake are off."""
+    """Settings for compatibility with dcgm-exporter are off by default."""
     config = Config()
 
     assert (config.devices, config.collectors, config.no_hostname) == (Devices(), None, False)
@@ -235,7 +235,7 @@ def test_defaults_change_nothing() -> None:
         ("dcgm", {}, {"NODE_NAME": "worker-7"}, "worker-7"),
     ],
 )
-def test_the_name_of_the_node(source: str, settings: dict[str, Any], environ: dict[str, str], expected: str) -> None:
-    """As `internal/pkg/hostname` of dcgm-exporter finds it; a host engine on this host is this host's."""
+def test_node_name(source: str, settings: dict[str, Any], environ: dict[str, str], expected: str) -> None:
+    """Found as by `internal/pkg/hostname` of dcgm-exporter; a local host engine has this host's name."""
     engine = hostengine(settings.get("dcgm_hostengine", ""))
     assert node_name(Config(**{**settings, "dcgm_hostengine": engine}), source, environ) == expected

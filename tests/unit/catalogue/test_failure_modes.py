@@ -1,4 +1,4 @@
-"""The catalogue of failure modes refuses entries that contradict each other."""
+"""The catalogue of failure modes rejects entries that contradict each other."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SWING = Limit("swing", 0.2, "ratio", "how much it swings")
 
 
 def mode(name: str, limit: Limit) -> FailureMode:
-    """A mode with this limit."""
+    """Return a failure mode with this limit."""
     return replace(MODES[0], name=name, condition=Compare(Over(SM_ACTIVE), ">", limit))
 
 
@@ -39,7 +39,7 @@ def mode(name: str, limit: Limit) -> FailureMode:
     ],
     ids=["modes", "values", "units", "prices"],
 )
-def test_one_name_is_one_thing(modes: Sequence[FailureMode], message: str) -> None:
+def test_conflicting_names_are_rejected(modes: Sequence[FailureMode], message: str) -> None:
     """The package checks its own catalogue when it is imported."""
     with pytest.raises(ValueError, match=f"^{re.escape(f'catalogue/failure_modes: {message}')}$"):
         check(modes)

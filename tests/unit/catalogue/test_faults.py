@@ -1,4 +1,4 @@
-"""Faults: each has a row of documentation, an alert and Xids, and they agree."""
+"""Faults: each has a documented row, an alert and XIDs, and they are consistent."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ every_fault = pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{faul
 
 @every_fault
 def test_each_fault_has_an_alert_that_agrees(fault: Fault) -> None:
-    """Same urgency, and the same repair unless the entry says why not."""
+    """With the same urgency, and the same repair unless the entry says why not."""
     assert fault.mode in BY_NAME, (
         f"{fault.reason} has no alert; fix: add a FailureMode {fault.mode!r} to gpu_exporter/catalogue/failure_modes/"
         "health.py, or name an existing one in gpu_exporter/catalogue/faults.py"
@@ -51,29 +51,29 @@ def test_each_fault_has_an_alert_that_agrees(fault: Fault) -> None:
 
 
 @every_fault
-def test_each_xid_is_in_the_table_and_asks_for_no_heavier_repair(fault: Fault) -> None:
-    """A fault lasts: what repairs it repairs what the Xid that announced it asks for."""
+def test_xids_need_no_heavier_repair_than_their_fault(fault: Fault) -> None:
+    """Each XID is in the table, and the repair of the fault covers that of the XID."""
     heavier = list(Action).index
     for code in fault.xids:
-        assert code in load().rows, f"fix: Xid {code} of {fault.reason} is not in gpu_exporter/catalogue/xids.csv"
+        assert code in load().rows, f"fix: XID {code} of {fault.reason} is not in gpu_exporter/catalogue/xids.csv"
         assert heavier(load()[code].action) <= heavier(fault.action), code
 
 
 def test_reasons_are_stable_words() -> None:
-    """A label value that alerts select on: one action and level for each, but where the driver says which."""
+    """Alerts select on them: a reason has one action and level, unless the driver sets the action."""
     by_reason = {fault.reason: (fault.health, fault.action) for fault in FAULTS}
     several = {fault.reason for fault in FAULTS if (fault.health, fault.action) != by_reason[fault.reason]}
     assert several == {"recovery_action"}
     assert all(reason.replace("_", "").isalpha() and reason == reason.lower() for reason in by_reason)
 
 
-def test_a_reason_of_silence_is_the_reason_of_its_fault() -> None:
-    """`gpu_down_reason` and `gpu_health_reason` have the same words, except where the first one says nothing."""
+def test_down_reasons_equal_health_reasons() -> None:
+    """Except for GPUs that are down for an unknown reason."""
     assert {why: fault.reason for why, fault in DOWN.items() if why != fault.reason} == {"unknown": "no_answer"}
 
 
 def test_the_driver_s_actions_have_no_gap() -> None:
-    """Numbers of nvml.h, from 0 (none) on; a newer one asks for something that this version does not know."""
+    """All numbers of nvml.h from 0 (none); a larger one is an action that this version does not know."""
     assert list(RECOVERY) == list(range(1, 8))
     assert recovery_action(0) is Action.NONE
     assert [recovery_action(number) for number in RECOVERY] == [fault.action for fault in RECOVERY.values()]
@@ -82,7 +82,7 @@ def test_the_driver_s_actions_have_no_gap() -> None:
 
 @pytest.mark.parametrize("fault", [FABRIC, INFOROM], ids=lambda fault: fault.reason)
 def test_each_alert_has_a_runbook_that_the_page_names(fault: Fault) -> None:
-    """docs/health.md leads from the reason to the runbook."""
+    """docs/health.md links the reason to the runbook."""
     runbook = f"runbooks/{fault.mode.lower()}.md"
     assert (ROOT / "docs" / runbook).is_file(), "fix: make generate"
     (row,) = (line for line in (ROOT / "docs/health.md").read_text().splitlines() if f"| `{fault.reason}` |" in line)
@@ -91,7 +91,7 @@ def test_each_alert_has_a_runbook_that_the_page_names(fault: Fault) -> None:
 
 @pytest.mark.slow
 def test_every_expression_parses(tmp_path: Path) -> None:
-    """promtool reads them all as rules."""
+    """As a rule, in promtool."""
     rules = [{"record": f"state:{number}", "expr": state.promql} for number, state in enumerate(STATES)]
     path = tmp_path / "rules.json"
     path.write_text(json.dumps({"groups": [{"name": "states", "rules": rules}]}))
@@ -102,7 +102,7 @@ def test_every_expression_parses(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("state", STATES, ids=lambda state: state.name)
 def test_every_metric_is_in_the_catalogue(state: State) -> None:
-    """A name that was mistyped, or went, selects nothing in Prometheus, without an error."""
+    """Prometheus selects nothing for a misspelt or removed name, without an error."""
     names = set(METRIC_NAME.findall(state.promql))
     assert names
     assert names <= KNOWN
@@ -110,6 +110,6 @@ def test_every_metric_is_in_the_catalogue(state: State) -> None:
 
 
 def test_names_are_unique() -> None:
-    """Each state is one row, and each row of a fault is one of them."""
+    """Each state is one row, and each fault has one of these rows."""
     assert len({state.name for state in STATES}) == len(STATES)
     assert {fault.state for fault in FAULTS} <= set(STATES)

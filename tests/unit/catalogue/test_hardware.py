@@ -1,4 +1,4 @@
-"""What is called proven on hardware, and what is not."""
+"""Which metrics are proven on hardware, and which are not."""
 
 import json
 from pathlib import Path
@@ -20,19 +20,19 @@ FULL = selected(MetricSet.FULL)
 
 @pytest.mark.slow
 @pytest.mark.drift
-def test_the_stand_in_answers_what_an_h200_does(tmp_path: Path) -> None:
-    """Every metric that was seen on an H200 comes from the stand-in, too."""
+def test_the_fake_driver_has_all_metrics_of_an_h200(tmp_path: Path) -> None:
+    """Every metric that was read on an H200 has a value from the fake driver, too."""
     page = json.loads(run("once", "--metrics", "full", "--json", env=FakeDriver(tmp_path).environment).stdout)
     answered = {name.partition("{")[0] for name in page["gpus"][0]["samples"]}
     expected = {f"{row.name}_count" if row.edges else row.name for row in FULL if seen_on(row)}
     assert expected - answered == set(), (
-        "fix: give the stand-in's H200 in tests/support/fakes/driver.py the value that a real one gave"
+        "fix: give the fake H200 in tests/support/fakes/driver.py the value that a real one gave"
     )
 
 
 @pytest.mark.drift
 @pytest.mark.parametrize("recording", ["h200_workloads", "h200_x2_ddp"])
-def test_what_was_recorded_was_seen(recording: str) -> None:
+def test_recorded_metrics_are_proven(recording: str) -> None:
     """The packaged recordings are of real H200s."""
     recorded = {key for columns in load(RECORDINGS / f"{recording}.jsonl.gz").columns.values() for key in columns}
     assert [key for key in recorded if "H200" not in seen_on(BY_KEY[key])] == [], (
@@ -41,7 +41,7 @@ def test_what_was_recorded_was_seen(recording: str) -> None:
 
 
 @pytest.mark.drift
-def test_what_an_h200_has_not() -> None:
+def test_metrics_that_an_h200_lacks() -> None:
     """Fans, retired pages, and places where it counts no errors."""
     not_seen = {row.name for row in FULL if not seen_on(row)}
     assert not_seen >= {
@@ -54,8 +54,8 @@ def test_what_an_h200_has_not() -> None:
 
 
 @pytest.mark.drift
-def test_no_answer_is_left_from_a_row_that_is_gone() -> None:
-    """Each question in the table is asked by a row."""
+def test_every_proof_has_a_row() -> None:
+    """No proof is left of a row that was removed."""
     calls = {f"{row.nvml.name}({','.join(map(str, row.nvml.args))})" for row in FULL if isinstance(row.nvml, Call)}
     calls |= {f"Samples({row.nvml.id})" for row in FULL if isinstance(row.nvml, Buffered)}
     fields = {row.nvml.id for row in FULL if isinstance(row.nvml, FieldValue | LinkSum)}
@@ -65,8 +65,8 @@ def test_no_answer_is_left_from_a_row_that_is_gone() -> None:
     assert gpm >= H200.gpm, DELETE
 
 
-def test_a_new_question_is_not_seen_and_an_integral_is_as_its_mean() -> None:
-    """Nothing is proven by being added."""
+def test_new_rows_are_not_proven() -> None:
+    """A row that is added is unproven; an integral is as proven as its mean."""
     assert seen_on(Metric("gpu_new", Kind.GAUGE, "ratio", "New.", nvml=Call("JpgUtilization", pick=0))) == ()
     made = {row: row.integral_of or row.histogram_of for row in METRICS}
     assert all(seen_on(row) == seen_on(of) for row, of in made.items() if of)

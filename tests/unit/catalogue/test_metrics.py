@@ -1,4 +1,4 @@
-"""The catalogue holds together, and reality still has what it names."""
+"""The catalogue of metrics is consistent with itself and the bindings."""
 
 import re
 from dataclasses import replace
@@ -15,7 +15,7 @@ from gpu_exporter.sources.nvml.handle import ADAPTERS
 FULL = selected(MetricSet.FULL)
 
 
-def test_a_key_of_two_rows_is_an_error() -> None:
+def test_duplicate_keys_are_an_error() -> None:
     """The module checks its own rows when it is imported; rows of one name differ in their labels."""
     row, labelled = (Metric("gpu_x", Kind.GAUGE, "ratio", "X.", labels=labels) for labels in ((), (("part", "1"),)))
 
@@ -30,7 +30,7 @@ def test_a_key_of_two_rows_is_an_error() -> None:
 
 @pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.key)
 def test_a_row_is_well_formed(metric: Metric) -> None:
-    """Ranges are ranges, ours are named as Prometheus asks, and a family is of one kind, unit and label set."""
+    """Ranges are valid, `gpu_*` names follow Prometheus, and a family has one kind, unit and label set."""
     assert metric.low < metric.high
     assert metric.help.endswith(".")
     if not metric.classic:
@@ -43,14 +43,14 @@ def test_a_row_is_well_formed(metric: Metric) -> None:
 
 
 def test_every_profiling_ratio_and_rate_has_an_integral() -> None:
-    """Counters beat windows: what GPM measures can be read over any window."""
+    """Counters can be evaluated over any window, unlike GPM's ratios."""
     integrated = {row.integral_of for row in METRICS}
 
     assert [row.key for row in FULL if isinstance(row.nvml, Gpm) and row not in integrated] == []
 
 
 def test_dcgm_ids_are_not_shared_by_different_fields() -> None:
-    """A DCGM field id stands for one NVML source, whatever is made of it."""
+    """A DCGM field id has one NVML source, whatever is computed from it."""
     sources: dict[int, set[object]] = {}
     for row in FULL:
         if row.dcgm is not None:
@@ -62,14 +62,14 @@ def test_dcgm_ids_are_not_shared_by_different_fields() -> None:
 @pytest.mark.drift
 @pytest.mark.parametrize("name", sorted({row.nvml.name for row in FULL if isinstance(row.nvml, Call)} - set(ADAPTERS)))
 def test_the_bindings_have_every_call(name: str) -> None:
-    """Every call of the catalogue is a function of the oldest bindings, unless an adapter makes it."""
+    """Every call of the catalogue is a function of the oldest supported bindings, unless an adapter makes it."""
     assert hasattr(pynvml, f"nvmlDeviceGet{name}"), (
         "fix: rename the call in gpu_exporter/catalogue/metrics.py, or add an adapter to gpu_exporter/sources/nvml/"
     )
 
 
 def test_one_gpm_call_is_enough() -> None:
-    """The request of the oldest bindings we accept holds 98 ids; 18 links are the most a GPU has today."""
+    """A request of the oldest supported bindings has room for 98 ids; a GPU has at most 18 links today."""
     ids = sum(18 if row.nvml.stride else 1 for row in FULL if isinstance(row.nvml, Gpm))
 
     assert ids <= 98
@@ -77,6 +77,6 @@ def test_one_gpm_call_is_enough() -> None:
 
 @given(st.integers(0, 2**50), st.sampled_from(((PERCENT, 2), (MILLI, 3), (NANO, 9))))
 def test_a_decimal_fraction_of_a_unit_keeps_its_digits(raw: int, unit: tuple[float, int]) -> None:
-    """As read from the text of the number, and so written as that: 689.199 W, not 689.1990000000001."""
+    """Computed from the decimal text of the number: 689.199 W, not 689.1990000000001."""
     scale, places = unit
     assert scaled(raw, scale) == float(f"{raw}e-{places}")

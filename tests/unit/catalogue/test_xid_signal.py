@@ -1,4 +1,4 @@
-"""The alert on an Xid names its code, whoever reports it."""
+"""The alert on an XID names its code with every exporter."""
 
 import pytest
 
@@ -8,6 +8,6 @@ from gpu_exporter.catalogue.signal import Read
 
 @pytest.mark.parametrize("read", [each for each in s.XID_FATAL.definitions if isinstance(each, Read) and each.codes])
 def test_the_code_of_a_gauge_becomes_a_label(read: Read) -> None:
-    """dcgm-exporter has the code as the value; the signal and its alert want it as the label `xid`."""
+    """dcgm-exporter has the code as value; the signal and its alert need the label `xid`."""
     for code in s.DRAIN_CODES:
         assert f'label_replace({read.name} == {code}, "xid", "{code}", "", "")' in read.promql()

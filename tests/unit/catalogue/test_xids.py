@@ -1,4 +1,4 @@
-"""The Xid table: complete, consistent, and what users may change of it."""
+"""The XID table: it is complete and consistent, and users can override it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_the_table_has_every_documented_code_once_and_in_order() -> None:
 @pytest.mark.drift
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row["code"])
 def test_a_row_is_complete(row: dict[str, str]) -> None:
-    """Every column says something, and the reader kept all of it."""
+    """Every column has text, and the reader kept all of it."""
     xid = TABLE[int(row["code"])]
     assert all(row.values()), FIX
     assert (xid.mnemonic, xid.meaning, xid.source, xid.date) == tuple(
@@ -52,14 +52,14 @@ def test_mnemonics_are_unique() -> None:
     )
 
 
-def test_what_drains() -> None:
-    """The drain codes are a promise: their counters start at 0. A drain needs something to be repaired."""
+def test_drain_codes() -> None:
+    """They are stable, because their counters start at 0. A drain is for a repair."""
     assert TABLE.drain_codes == (48, 64, 79, 95, 119, 120, 140, 143)
     assert all(TABLE[code].action in (Action.GPU_RESET, Action.NODE_REBOOT) for code in TABLE.drain_codes)
 
 
 def test_the_application_is_blamed_where_nvidia_does() -> None:
-    """The device plugin ignores these as the application's; 45 only follows another cause."""
+    """The device plugin ignores these XIDs as the application's; 45 only follows another one."""
     assert [TABLE[code].kind.value for code in (13, 31, 43, 68, 109)] == ["application"] * 5
     assert TABLE[45].kind is XidKind.INFORMATIONAL
     assert {xid.action for xid in TABLE if xid.kind is XidKind.APPLICATION} == {Action.NONE, Action.RESTART_APP}
@@ -68,7 +68,7 @@ def test_the_application_is_blamed_where_nvidia_does() -> None:
 
 @pytest.mark.parametrize("code", [0, 173, 999, 65535])
 def test_an_unknown_code_never_drains(code: int) -> None:
-    """It alerts as unknown, and nothing is done on its word."""
+    """It alerts as unknown, without any automatic action."""
     assert TABLE[code] == unknown(code)
     assert (TABLE[code].kind, TABLE[code].action, TABLE[code].drain) == (XidKind.UNKNOWN, Action.NONE, False)
 
@@ -83,7 +83,7 @@ def test_an_unknown_code_never_drains(code: int) -> None:
     ],
 )
 def test_overrides(tmp_path: Path, name: str, content: str) -> None:
-    """What is named changes, the rest stays, and the row no longer claims to be NVIDIA's word."""
+    """Only the named columns change, and the row is no longer marked as NVIDIA's."""
     path = tmp_path / name
     path.write_text(content, encoding="utf-8", newline="")
     table = load(path)
@@ -141,7 +141,7 @@ def test_no_overrides(tmp_path: Path, name: str, content: str) -> None:
     ],
 )
 def test_bad_overrides(tmp_path: Path, name: str, content: str, line: int | None, why: str) -> None:
-    """Whatever is wrong, one line names file, line, value and what would do."""
+    """The error is one line with file, line, value and what is allowed."""
     path = tmp_path / name
     path.write_text(content, encoding="utf-8")
     with pytest.raises(GpuExporterError) as caught:

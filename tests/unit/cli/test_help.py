@@ -1,4 +1,4 @@
-"""What the command line accepts and says: groups of settings, switches, suggestions."""
+"""The command line: groups of settings, switches, suggestions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SWITCHES = [setting for setting in fields(Config) if setting.metadata["parse"] i
 
 
 def context(name: str) -> click.Context:
-    """The context of a command, without running it."""
+    """Return the context of a command without running it."""
     top = click.Context(cli, info_name="gpu-exporter")
     command = cli.get_command(top, name)
     assert command is not None
@@ -28,7 +28,7 @@ def context(name: str) -> click.Context:
 
 
 def parsed(name: str, arguments: Sequence[str]) -> Mapping[str, Any]:
-    """The values of a command's options."""
+    """Return the values of a command's options."""
     ctx = context(name)
     with ctx:
         ctx.command.parse_args(ctx, list(arguments))
@@ -36,7 +36,7 @@ def parsed(name: str, arguments: Sequence[str]) -> Mapping[str, Any]:
 
 
 def test_help_lists_every_setting_in_its_group() -> None:
-    """Common settings first, advanced ones last; the groups are those of the table of settings."""
+    """Common settings first, advanced ones last, in the groups of the table of settings."""
     text = context("serve").get_help()
     titles = [group.value for group in Group]
     positions = [text.index(f"\n{title}:\n") for title in titles]
@@ -55,7 +55,7 @@ def test_each_setting_has_a_group_that_is_not_too_large() -> None:
 
 
 def test_summaries_are_complete() -> None:
-    """No summary of a command is cut off; `generate`, which is for contributors, has none."""
+    """No summary of a command is cut off. `generate`, which is for contributors, has none."""
     text = cli.get_help(click.Context(cli, info_name="gpu-exporter"))
     assert "..." not in text.partition("Commands:")[2]
     for name, command in commands.commands.items():
@@ -80,7 +80,7 @@ def test_summaries_are_complete() -> None:
     ],
 )
 def test_switches(setting: Any, form: str, expected: bool) -> None:
-    """The last one wins; the old forms with a value still work."""
+    """The last one wins; older forms with a value still work."""
     on = flag(setting)
     off = on.removeprefix("no-") if on.startswith("no-") else f"no-{on}"
     assert parsed("serve", form.format(on=on, off=off).split())[setting.name] is expected
@@ -106,7 +106,7 @@ def test_a_switch_in_the_environment(monkeypatch: pytest.MonkeyPatch, text: str,
 @pytest.mark.parametrize(
     ("argument", "suggestion"), [("--foo", None), ("--intervall", "--interval"), ("--proceses", "--processes")]
 )
-def test_only_a_near_option_is_suggested(argument: str, suggestion: str | None) -> None:
+def test_only_similar_options_are_suggested(argument: str, suggestion: str | None) -> None:
     with pytest.raises(click.NoSuchOption) as caught:
         parsed("serve", [argument])
     assert caught.value.possibilities == ([suggestion] if suggestion else None)

@@ -1,4 +1,4 @@
-"""A signal ends what waits for it, whenever it comes."""
+"""A signal ends waiting commands, whenever it arrives."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ while not stop.wait(0):  # nearly always amid a wait
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_amid_a_wait(number: signal.Signals) -> None:
-    """An event that the handler sets itself deadlocks in every other of these."""
+def test_signal_during_a_wait(number: signal.Signals) -> None:
+    """If the handler itself set the event, every other run would deadlock."""
     for _ in range(8):
         with subprocess.Popen([sys.executable, "-c", WAITS], stdout=subprocess.PIPE, text=True) as process:
             try:

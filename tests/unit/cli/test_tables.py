@@ -32,7 +32,7 @@ def test_values_have_units_and_are_aligned() -> None:
     assert len({len(row.split(" °C")[0].split(" W")[0].split(" mJ")[0]) for row in rows}) == 1
 
 
-def test_a_gpu_that_is_down_says_why() -> None:
+def test_a_gpu_that_is_down_has_its_reason() -> None:
     (line,) = tables.reading_table([GpuReading(0.0, GPU, False, "lost", ())], 80)
     assert line.endswith("down: lost")
 

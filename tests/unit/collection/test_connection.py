@@ -16,7 +16,7 @@ GONE = SourceLost("driver: gone", "driver_gone")
 
 @pytest.fixture
 def connection() -> Connection:
-    """A connection that is up, after its first attempt."""
+    """Return a connection that is up, after its first attempt."""
     connection = Connection(FakeSource(), threading.Event())
     connection.invalidate()
     connection.opened()
@@ -45,14 +45,14 @@ def test_the_first_failure_is_left_to_the_caller(caplog: pytest.LogCaptureFixtur
 
 @pytest.mark.parametrize(("generation", "counts"), [(0, False), (1, True), (2, False)])
 def test_only_a_read_of_this_generation_can_lose_it(connection: Connection, generation: int, counts: bool) -> None:
-    """A call that returns late says nothing about the library that was opened since."""
+    """A late error of an earlier library does not affect the current one."""
     connection.lost(generation, GONE)
 
     assert connection.up is not counts
 
 
 def test_one_line_per_change(connection: Connection, caplog: pytest.LogCaptureFixture) -> None:
-    """However many workers notice, and however often it is tried again."""
+    """However many workers report it, and however often it is retried."""
     caplog.set_level(logging.INFO)
     for _ in range(8):
         connection.lost(1, GONE)
@@ -77,7 +77,7 @@ def test_a_generation_ends_all_handles(connection: Connection) -> None:
 
 
 def test_a_release_is_no_error(connection: Connection) -> None:
-    """While it lasts, the library has not answered; the connect thread is woken when it begins and ends."""
+    """Meanwhile the library counts as never opened; begin and end wake the connect thread."""
     connection.release_state.begin(60)
     assert connection.released
     connection.begin_release()
@@ -98,7 +98,7 @@ def test_a_release_is_no_error(connection: Connection) -> None:
     ids=["lost", "release", "resume", "wake"],
 )
 def test_a_change_wakes_the_connect_thread(connection: Connection, change: object) -> None:
-    """A change while nobody sleeps is not missed either."""
+    """A change is not missed if the thread does not wait at that moment."""
     assert callable(change)
     change(connection)
     thread = threading.Thread(target=connection.sleep, args=(600,), daemon=True)
@@ -109,7 +109,7 @@ def test_a_change_wakes_the_connect_thread(connection: Connection, change: objec
 
 
 def test_a_late_library_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """The caller of `start` has stopped waiting: from then on, nothing is left to it, and the answer is logged, too."""
+    """The caller of `start` does not wait any more, so the result is logged, too."""
     caplog.set_level(logging.INFO)
     connection = Connection(FakeSource(), threading.Event())
     connection.late(1.0)

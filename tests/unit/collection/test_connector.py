@@ -91,7 +91,7 @@ def node() -> Iterator[Node]:
 
 
 def test_each_gpu_gets_a_worker(node: Node) -> None:
-    """Also one that is added later; the most there ever were is remembered."""
+    """Also one that is added later; the highest number of GPUs is remembered."""
     node.library.gpus, node.library.bus = 2, 3
     node.run()
     assert (node.connection.up, len(node.workers.threads()), node.connector.most_gpus) == (True, 2, 3)
@@ -122,7 +122,7 @@ def test_a_library_without_gpus_is_down(node: Node) -> None:
     [("", None, None), ("", False, False), ("", True, True), ("version_mismatch", None, True), ("gone", None, None)],
 )
 def test_reload_needed(node: Node, reason: str, reload: bool | None, needed: bool | None) -> None:
-    """As the source says, or because the library does not work with this driver."""
+    """As the source reports, or because the library does not match the driver."""
     node.library.reload = reload
     node.library.error = SourceLost("driver: a test", reason) if reason else None
     node.run()
@@ -131,7 +131,7 @@ def test_reload_needed(node: Node, reason: str, reload: bool | None, needed: boo
 
 
 def test_a_lost_library_is_closed_and_opened(node: Node) -> None:
-    """A worker that notices need not wait for the next scan."""
+    """At once when a worker reports it, not at the next scan."""
     node.run()
     node.connection.lost(node.connection.generation, SourceLost("driver: gone"))
     until(lambda: node.connection.up, 10, "a library that is open again")
@@ -182,7 +182,7 @@ def test_a_change_of_the_bus_does_not_pause_gpus_beside_a_stuck_one(
 
 
 def test_a_release_closes_the_library_until_it_ends(node: Node) -> None:
-    """It is opened again at once when somebody resumes."""
+    """A resume opens it again at once."""
     node.run()
     node.connection.release_state.begin(600)
     release = node.connection.release_state.release

@@ -1,4 +1,4 @@
-"""dcgm-exporter's own metrics: counted as it counts them, and only where they were chosen."""
+"""dcgm-exporter's own metrics: counted as by dcgm-exporter, and only if selected."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ IDLE, CAP, THERMAL = 1, 4, 0x20
 
 @pytest.mark.parametrize("choice", [MetricSet.DEFAULT, MetricSet.FULL])
 def test_no_set_has_them(choice: MetricSet) -> None:
-    """They are exposed only where they are named."""
+    """They are exposed only if they are named."""
     assert {row.name for row in NAMED} == {
         "DCGM_EXP_XID_ERRORS_COUNT",
         "DCGM_EXP_XID_ERRORS_TOTAL",
@@ -48,14 +48,14 @@ def test_no_set_has_them(choice: MetricSet) -> None:
         ([(0, CAP), (100, THERMAL)], 299, {"power_cap": 1, "sw_thermal": 1}),
         ([(0, CAP), (100, THERMAL)], 300, {"sw_thermal": 1}),  # the window is open at its far end
         ([(0, CAP), (100, THERMAL)], 400, None),
-        ([(0, 0)], 1, {}),  # samples, but nothing held the clock down: dcgm-exporter has no row then, either
+        ([(0, 0)], 1, {}),  # samples without an event: dcgm-exporter has no row then, either
         ([(0, 0x200 | 0x100)], 1, {"display_clocks": 1}),  # a bit without a name counts for nothing
     ],
 )
 def test_samples_are_counted_by_event(
     masks: list[tuple[float, int]], now: float, counts: Mapping[str, int] | None
 ) -> None:
-    """One a sample and bit, as long as the sample is in the window."""
+    """Each sample in the window counts once for each bit."""
     events = ClockEvents()
     for at, mask in masks:
         events.take(at, mask)
@@ -64,7 +64,7 @@ def test_samples_are_counted_by_event(
 
 
 def test_a_window_moves_on() -> None:
-    """Each second one sample: five minutes hold 300, and old ones leave as new ones come."""
+    """With one sample per second, five minutes contain 300, and old ones leave as new ones come."""
     events = ClockEvents()
     for second in range(1000):
         events.take(second, CAP if second < 800 else IDLE)
@@ -74,7 +74,7 @@ def test_a_window_moves_on() -> None:
 
 
 def test_totals_count_beginnings() -> None:
-    """What holds at the first sample did not begin then; what goes on does not begin again."""
+    """Events in the first sample do not count as begun; events that last do not begin again."""
     events = ClockEvents()
     for at, mask in enumerate([CAP, CAP, 0, CAP | THERMAL, CAP, THERMAL]):
         events.take(at, mask)
@@ -89,8 +89,8 @@ MASKED: Found = {(m.CLOCK_EVENTS.name, ()): CAP}
 COUNTED: Found = {("DCGM_EXP_CLOCK_EVENTS_COUNT", (("clock_event", "power_cap"), WINDOW)): 1.0}
 
 
-def shown(counts: DcgmExporterCounts, mask: float | None) -> Found:
-    """What a reading with this mask comes to."""
+def exposed(counts: DcgmExporterCounts, mask: float | None) -> Found:
+    """Return what a reading with this mask results in."""
     values = {POWER: 100.0}
     if mask is not None:
         values[MASK] = mask
@@ -100,7 +100,7 @@ def shown(counts: DcgmExporterCounts, mask: float | None) -> Found:
 
 
 @pytest.mark.parametrize(
-    ("metrics", "mask", "asked", "found"),
+    ("metrics", "mask", "read", "found"),
     [
         ((m.POWER,), CAP, {m.POWER}, {**POWERED, **MASKED}),
         ((m.POWER, m.EXP_CLOCK_COUNT), CAP, {m.POWER, m.CLOCK_EVENTS}, {**POWERED, **COUNTED}),
@@ -120,21 +120,21 @@ def shown(counts: DcgmExporterCounts, mask: float | None) -> Found:
         ((m.EXP_XID_COUNT, m.EXP_XID_TOTAL), None, set(), POWERED),
     ],
 )
-def test_only_what_was_chosen_is_shown(
+def test_only_selected_metrics_are_exposed(
     metrics: tuple[Metric, ...],
     mask: float | None,
-    asked: set[Metric],
+    read: set[Metric],
     found: Found,
 ) -> None:
-    """The mask is asked for where it is counted, and shown where it was chosen itself."""
+    """The mask is read if events are counted, and exposed only if it was selected itself."""
     counts = DcgmExporterCounts(metrics, 60.0, xids_reported=True)
 
-    assert set(counts.source_metrics) == asked
-    assert shown(counts, mask) == found
+    assert set(counts.source_metrics) == read
+    assert exposed(counts, mask) == found
 
 
 def test_a_series_stays_the_same() -> None:
-    """Tick after tick it is one object, which the renderer knows it by."""
+    """It is one object in all ticks, because the renderer caches by identity."""
     counts, events = DcgmExporterCounts((m.EXP_CLOCK_COUNT,), 60.0, xids_reported=True), ClockEvents()
     (first,) = counts.samples(GPU, events, Reading(1.0, {MASK: CAP}), ())
     (second,) = counts.samples(GPU, events, Reading(2.0, {MASK: CAP}), ())
@@ -143,8 +143,8 @@ def test_a_series_stays_the_same() -> None:
     assert (first.value, second.value) == (1, 2)
 
 
-def test_what_nobody_can_make_is_said() -> None:
-    """DCGM's health where there is no DCGM; Xids where nobody tells of them."""
+def test_metrics_without_a_source_are_unsupported() -> None:
+    """DCGM's health without DCGM, XIDs without an XID source."""
     without = DcgmExporterCounts((m.EXP_HEALTH, m.EXP_XID_COUNT, m.EXP_CLOCK_COUNT), 60.0, xids_reported=False)
     dcgm = (Sample(Series(m.EXP_HEALTH, GPU, (("health_watch", "PCIE"),)), 0.0),)
 
@@ -155,7 +155,7 @@ def test_what_nobody_can_make_is_said() -> None:
 
 
 def xids(log: EventLog, chosen: set[Metric], window: float = 300.0) -> dict[tuple[str, int, str], float]:
-    """The counts, by metric, GPU and code."""
+    """Return the counts by metric, GPU and code."""
     rows = log.as_dcgm_exporter([GPU, OTHER], chosen, window, nvml_up=True)
     assert {labels.get("window_size_in_ms") for metric, _, _, labels in rows if metric is m.EXP_XID_COUNT} <= {
         str(round(window * 1000))
@@ -169,7 +169,7 @@ BOTH = {m.EXP_XID_COUNT, m.EXP_XID_TOTAL}
 
 
 def test_xids_are_counted_by_code() -> None:
-    """Within the window and since the start; once, though two witnesses tell; a quiet GPU has a 0 without a code."""
+    """In the window and since the start, once if both sources report it; a GPU without XIDs has a 0 without a code."""
     log, now = EventLog(load(None), lambda pci: None), time.time()
     log.add_driver_xids(
         [XidEvent(now, GPU.pci_bus_id, 31), XidEvent(now, GPU.pci_bus_id, 31), XidEvent(now, GPU.pci_bus_id, 43)]
@@ -187,8 +187,8 @@ def test_xids_are_counted_by_code() -> None:
     assert xids(log, set()) == {}
 
 
-def test_what_was_before_is_not_since_the_start() -> None:
-    """An older line of the kernel log counts as long as it is in the window, and not in the total."""
+def test_earlier_xids_are_not_in_the_total() -> None:
+    """An older line of the kernel log counts while it is in the window."""
     log, now = EventLog(load(None), lambda pci: None), time.time()
     log.add_kernel_log_entry(LogEntry(Position("boot", 1), now - 100, XidLine(GPU.pci_bus_id, 79)), now - 100)
 
@@ -196,15 +196,15 @@ def test_what_was_before_is_not_since_the_start() -> None:
     assert xids(log, BOTH, 60.0) == {("DCGM_EXP_XID_ERRORS_COUNT", gpu, ""): 0 for gpu in (0, 1)}
 
 
-def test_without_a_witness_there_is_no_count() -> None:
-    """No 0 that nobody saw."""
+def test_no_xid_source_no_count() -> None:
+    """No XID source, no zeros."""
     log = EventLog(load(None), lambda pci: None)
 
     assert log.as_dcgm_exporter([GPU], BOTH, 300.0, nvml_up=False) == []
 
 
 def test_the_last_xid_has_its_code_and_words() -> None:
-    """As dcgm-exporter's gauge of the last code does."""
+    """As in dcgm-exporter's gauge of the last code."""
     log = EventLog(load(None), lambda pci: None)
     log.add_driver_xids([XidEvent(time.time(), GPU.pci_bus_id, 31)])
     found = {

@@ -1,4 +1,4 @@
-"""Records: one per UUID whatever its index, whose worker is the last that attached it; one line per change of state."""
+"""Records: one per UUID at any index, read by the worker that attached it last; one line per change of state."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ PLAN = make_plan((m.SM_ACTIVE, m.GPU_TEMP), CollectionSettings(), xids_reported=
 
 @cache
 def series(metric: Metric, labels: Labels) -> Series:
-    """A device keeps the objects of its series."""
+    """Return the series of a device, which keeps their objects."""
     return Series(metric, GPU, labels)
 
 
 def take(record: GpuRecord, *, between_pages: bool = False, value: float = 40.0, labels: Labels = ()) -> None:
-    """One good read."""
+    """Take one successful read."""
     now = time.monotonic()
     values = {series(m.GPU_TEMP, labels): value, series(m.SM_ACTIVE, labels): 0.5}
     record.take(Reading(now, values, 1.0), PLAN, now, between_pages=between_pages)
@@ -62,7 +62,7 @@ def test_a_gpu_that_was_replaced_in_its_slot_is_not_listed() -> None:
 
 
 def test_gpus_that_swap_their_slots_stay_listed() -> None:
-    """The GPU that another worker has is not the one that was replaced."""
+    """A GPU that another worker has attached was not replaced."""
     records = Records(15.0)
     one, other = (records.claim(Gpu(index, f"GPU-{index}", f"00000000:0{index}:00.0"), index) for index in range(2))
     records.claim(Gpu(0, "GPU-1", "00000000:00:00.0"), 0)
@@ -86,7 +86,7 @@ def test_a_gone_gpu_expires(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_unidentified_gpu_is_not_listed() -> None:
-    """Its worker has a record to use, which is not one of a GPU."""
+    """Its worker has a record that does not belong to a known GPU."""
     records = Records(15.0)
     record = records.unidentified(3, 5)
 
@@ -98,7 +98,7 @@ def test_an_unidentified_gpu_is_not_listed() -> None:
     [("00000000:06:00.0", True), ("0000:06:00", True), ("0000:07:00", False), ("", False)],
 )
 def test_look_up_by_pci_address(address: str, exists: bool) -> None:
-    """However long the domain is written."""
+    """With any number of digits in the domain."""
     records = Records(15.0)
     record = records.claim(GPU, 0)
 
@@ -106,7 +106,7 @@ def test_look_up_by_pci_address(address: str, exists: bool) -> None:
 
 
 def test_evidence_is_of_the_whole_gpu() -> None:
-    """The latest values that tell how it was; not those of a MIG instance."""
+    """The latest values of the GPU, without those of a MIG instance."""
     record = GpuRecord(GPU, 15.0)
     take(record, value=50.0, labels=(("GPU_I_ID", "1"),))
     take(record, value=60.0)
@@ -129,7 +129,7 @@ def test_old_values_are_no_evidence(interval: float, age: float, values: dict[st
 
 
 @pytest.mark.parametrize("between_pages", [False, True])
-def test_only_a_page_shows_samples(between_pages: bool) -> None:
+def test_samples_are_exposed_only_by_pages(between_pages: bool) -> None:
     """A read between two pages counts as a read, and adds to totals."""
     record = GpuRecord(GPU, 15.0)
     take(record, between_pages=between_pages)
@@ -147,7 +147,7 @@ def test_only_a_page_shows_samples(between_pages: bool) -> None:
         (1.0, 0.9 * STALE_INTERVALS, True),
         (1.0, 1.1 * STALE_INTERVALS, False),
         (15.0, 0.9 * 15 * STALE_INTERVALS, True),
-        (0.1, 0.9 * PAGE_SECONDS * STALE_INTERVALS, True),  # the first read stands for a page
+        (0.1, 0.9 * PAGE_SECONDS * STALE_INTERVALS, True),  # the first read counts as a page
         (0.1, 1.1 * PAGE_SECONDS * STALE_INTERVALS, False),
     ],
 )
@@ -162,7 +162,7 @@ def test_samples_hold_for_some_intervals(interval: float, age: float, fresh: boo
 
 
 def test_one_line_per_change_of_state(caplog: pytest.LogCaptureFixture) -> None:
-    """A first read and one after a release are no news."""
+    """A first read and one after a release are not logged."""
     caplog.set_level(logging.INFO)
     record = GpuRecord(GPU, 15.0)
     take(record)
@@ -185,7 +185,7 @@ def test_one_line_per_change_of_state(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_totals_outlive_a_handle() -> None:
-    """Xids are reported only as long as there is one."""
+    """A record reports XIDs only while it has a handle."""
     record = GpuRecord(GPU, 15.0)
     record.attached(reports_xids=True)
     take(record)

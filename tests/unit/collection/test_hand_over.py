@@ -1,4 +1,4 @@
-"""The hand-over by itself: its time, and what is still held."""
+"""The state of a hand-over: its end, and what still holds the driver."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.virtual_time import Clock
 
 
 def test_a_release_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It begins, is extended and ends; each time the loop hears of it."""
+    """It begins, is extended and ends; each change wakes the loop."""
     heard: list[None] = []
     clock = Clock()
     monkeypatch.setattr("gpu_exporter.collection.hand_over.time", clock)
@@ -35,8 +35,8 @@ def test_a_release_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(heard) == 5
 
 
-def test_what_is_held() -> None:
-    """A call that is inside, or files that the library left open."""
+def test_what_holds_the_driver() -> None:
+    """A running call, or files that the library left open."""
     release = Release(60)
     assert not release.done
     assert release.problem([1, 3]).startswith("GPU 1, 3: a driver call does not return")
@@ -49,7 +49,7 @@ def test_what_is_held() -> None:
 
 
 def test_device_files(tmp_path: Path) -> None:
-    """Each once, and only the driver's."""
+    """Each file of the driver once, and no others."""
     for number, target in enumerate(("/dev/nvidia0", "/dev/nvidiactl", "/dev/nvidia0", "/dev/null", "socket:[1]")):
         (tmp_path / str(number)).symlink_to(target)
     (tmp_path / "closed").touch()
@@ -58,7 +58,7 @@ def test_device_files(tmp_path: Path) -> None:
 
 
 class Bindings:
-    """What pynvml keeps of the library, with that many nvmlInit and answers of nvmlShutdown."""
+    """pynvml's state of the library, after some calls of nvmlInit and with these results of nvmlShutdown."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, users: int, *codes: int, **changes: Any) -> None:
         self.closed: list[int] = []
@@ -93,14 +93,14 @@ class Bindings:
         (0, (), True),  # nvmlInit failed, but loaded the library
         (1, (0,), True),
         (2, (0, 0), True),
-        (2, (1, 1), True),  # the driver was unloaded under it
-        (2, (0,), False),  # someone else in this process uses the bindings
+        (2, (1, 1), True),  # the driver was unloaded meanwhile
+        (2, (0,), False),  # other code of this process uses the bindings
         (2, (1,), False),
         (1, (999,), False),  # it may still have state
     ],
 )
 def test_unload(monkeypatch: pytest.MonkeyPatch, users: int, codes: tuple[int, ...], closed: bool) -> None:
-    """The library goes when nobody uses it, and is loaded anew by the next nvmlInit."""
+    """The library is unloaded after its last user, and loaded again by the next nvmlInit."""
     bindings = Bindings(monkeypatch, users, *codes)
     library.release(len(codes))
     assert bindings.closed == ([7] if closed else [])
@@ -109,8 +109,8 @@ def test_unload(monkeypatch: pytest.MonkeyPatch, users: int, codes: tuple[int, .
 
 
 @pytest.mark.parametrize("change", [{"libLoadLock": None}, {"_nvmlGetFunctionPointer_cache": None}, {"nvmlLib": None}])
-def test_bindings_that_are_different_are_left_alone(monkeypatch: pytest.MonkeyPatch, change: dict[str, None]) -> None:
-    """The library then stays loaded, as it always did."""
+def test_unknown_bindings_are_not_changed(monkeypatch: pytest.MonkeyPatch, change: dict[str, None]) -> None:
+    """The library then stays loaded."""
     bindings = Bindings(monkeypatch, 1, 0, **change)
     library.release(1)
     assert bindings.closed == []

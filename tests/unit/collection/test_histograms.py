@@ -1,4 +1,4 @@
-"""What lies between two scrapes is counted once, by time, and never falls."""
+"""Values between two scrapes are counted once, by time, and counts never fall."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ ROWS = [row for row in m.METRICS if row.edges]
 
 
 def of(samples: tuple[Sample, ...], metric: Metric, part: str) -> list[float]:
-    """The values of the buckets, the sum or the count of a histogram, in the order of the page."""
+    """Return the values of a histogram's buckets, sum or count, in the order of the page."""
     return [value for series, value in samples if series.metric is metric and series.part == part]
 
 
 def apply(accumulator: Accumulator, at: float, *shares: float, span: float = 1.0) -> tuple[Sample, ...]:
-    """Ticks with these means of SM active."""
+    """Apply ticks with these means of SM active."""
     samples: tuple[Sample, ...] = ()
     for n, share in enumerate(shares):
         samples = accumulator.apply(Reading(at + n * span, {SM: share}, span), MADE)
@@ -42,7 +42,7 @@ def apply(accumulator: Accumulator, at: float, *shares: float, span: float = 1.0
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
 def test_a_row_is_well_formed(row: Metric) -> None:
-    """Edges rise, are in range and say in which family they are; all of it is in the full set."""
+    """Edges rise, are in range and are in the help text; all histograms are in the full set."""
     assert list(row.edges) == sorted(set(row.edges))
     assert row.low < row.edges[0]
     assert row.set is MetricSet.FULL
@@ -50,8 +50,8 @@ def test_a_row_is_well_formed(row: Metric) -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 40), st.floats(0, 1)), min_size=1, max_size=60))
-def test_a_distribution_is_weighed_by_time(ticks: list[tuple[float, float]]) -> None:
-    """Whatever the spans, a millisecond is an observation, and the mean is that of the integral."""
+def test_a_distribution_is_weighted_by_time(ticks: list[tuple[float, float]]) -> None:
+    """Each millisecond is an observation, whatever the spans, and the mean is that of the integral."""
     accumulator, at = Accumulator(15.0), 0.0
     for span, share in ticks:
         at += span
@@ -75,7 +75,7 @@ def test_jitter_costs_no_observation() -> None:
 
 
 def test_longer_ticks_get_no_more_than_their_share() -> None:
-    """Load that begins in step with the ticks makes those longer, each time: seen on an H200, 4 % of the mean."""
+    """Load in step with the ticks makes some of them longer: on an H200 this changed the mean by 4 %."""
     accumulator, at = Accumulator(15.0), 0.0
     for share, span in [(1.0, 0.095), (0.0, 0.105)] * 100:
         at += span
@@ -87,14 +87,14 @@ def test_longer_ticks_get_no_more_than_their_share() -> None:
 
 
 def test_a_value_on_an_edge_is_in_its_bucket() -> None:
-    """`le` means at most."""
+    """`le` includes the edge."""
     buckets = of(apply(Accumulator(15.0), 0, 0.1, 0.100001, 1.0005), m.SM_SHARES, "_bucket")
 
     assert buckets == [0, 1000, *[2000] * 8, 3000, 3000]
 
 
 def test_a_gap_is_observed_when_it_ends() -> None:
-    """Three idle ticks, then work; the next gap is not over. Tiny kernels one after another are no gap."""
+    """Three idle ticks, then work; the next gap has not ended. Sequences of tiny kernels have no gap."""
     accumulator = Accumulator(15.0)
     assert of(apply(accumulator, 0, 0.0, 0.0, 0.0), m.IDLE_GAPS, "_count") == [0]
     samples = apply(accumulator, 3, 0.4, 0.00021, 0.0)
@@ -104,7 +104,7 @@ def test_a_gap_is_observed_when_it_ends() -> None:
 
 
 def test_a_loss_cuts_a_gap_off_and_keeps_the_counts() -> None:
-    """What happened while the GPU was away is not known."""
+    """What happened during the loss is unknown."""
     accumulator = Accumulator(15.0)
     before = apply(accumulator, 0, 0.9, 0.0, 0.0)
     accumulator.detach()
@@ -118,7 +118,7 @@ def test_a_loss_cuts_a_gap_off_and_keeps_the_counts() -> None:
 
 @given(st.lists(st.integers(1, 150), min_size=1, max_size=40), st.integers(0, 200))
 def test_every_buffered_sample_counts_once(steps: list[int], deep: int) -> None:
-    """Reads that overlap, handles that come and go: what was ever in a buffer that was read is counted, once."""
+    """With overlapping reads and changing handles, each sample that was ever read from a buffer counts once."""
     accumulator, now, seen = Accumulator(15.0), 1000, set[int]()
     for n, step in enumerate(steps):
         now += step
@@ -134,7 +134,7 @@ def test_every_buffered_sample_counts_once(steps: list[int], deep: int) -> None:
 
 
 def test_a_clock_that_is_set_back_costs_a_buffer_and_counts_nothing_twice() -> None:
-    """The driver stamps with the machine's clock."""
+    """The driver's time stamps are those of the machine's clock."""
     accumulator = Accumulator(15.0)
     counts = []
     for newest in (5000, 1000, 1050):
@@ -145,7 +145,7 @@ def test_a_clock_that_is_set_back_costs_a_buffer_and_counts_nothing_twice() -> N
 
 
 def test_what_is_out_of_range_is_rejected() -> None:
-    """And counted as such, once."""
+    """It is counted as rejected, once."""
     accumulator = Accumulator(15.0)
     taken = [(1.0, 100.0), (2.0, 1e9), (3.0, math.nan)]
     for _ in range(2):
@@ -155,8 +155,8 @@ def test_what_is_out_of_range_is_rejected() -> None:
     assert accumulator.rejected == {m.POWER_SAMPLES.name: 2}
 
 
-def test_an_instance_that_ends_takes_its_histograms_along() -> None:
-    """MIG: each instance has its own."""
+def test_histograms_of_a_removed_instance() -> None:
+    """Each MIG instance has its own histograms, which end with it."""
     accumulator = Accumulator(15.0)
     parts = [Series(m.SM_ACTIVE, GPU, (("GPU_I_ID", n),)) for n in "12"]
     samples = accumulator.apply(Reading(1, dict.fromkeys(parts, 0.5), 1.0), MADE)
@@ -169,7 +169,7 @@ def test_an_instance_that_ends_takes_its_histograms_along() -> None:
 
 @pytest.mark.parametrize("choice", MetricSet)
 def test_only_the_full_set_has_them(choice: MetricSet) -> None:
-    """The default set keeps its budget; no source is asked for what the loop makes itself."""
+    """They would exceed the default set's budget. Sources are not asked for what the loop computes."""
     asked = everything(choice).read_rows
     plan = make_plan(asked, DEFAULT_SETTINGS, xids_reported=True)
 
@@ -182,7 +182,7 @@ def test_only_the_full_set_has_them(choice: MetricSet) -> None:
 
 @pytest.mark.parametrize("openmetrics", [False, True])
 def test_both_parsers_read_them(openmetrics: bool) -> None:
-    """Two GPUs: the families are histograms with their buckets in order, `le` written alike in both formats."""
+    """Two GPUs: families are histograms with sorted buckets, and `le` has the same form in both formats."""
     samples: tuple[Sample, ...] = ()
     for n in range(2):
         gpu = Gpu(n, f"GPU-{n}")

@@ -1,4 +1,4 @@
-"""Integrals and histograms of recorded GPUs have the recordings' own means, phase by phase."""
+"""Integrals and histograms of replayed GPUs have the means of the recordings, phase by phase."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from tests.conftest import RECORDINGS
 
 ALL = (*m.selected(MetricSet.FULL), *m.histograms(MetricSet.FULL))
 OBSERVED = {row.histogram_of: row for row in ALL if row.histogram_of and row is not m.IDLE_GAPS}
-# Of a read, in seconds: as long as nothing in the recording is, so that reads begin and end within ticks.
+# The interval of reads in seconds; no tick has this length, so that reads begin and end within ticks.
 STEP = 0.73
 INTERVAL = 0.1
 
 
 class Played:
-    """One GPU of a recording, read at times of one's own choosing."""
+    """One GPU of a recording, read at chosen times."""
 
     def __init__(self, path: Path, gpu: int) -> None:
         self.now = 0.0
@@ -36,7 +36,7 @@ class Played:
         self._accumulator, self._made = Accumulator(15.0), histograms_of(ALL)
 
     def until(self, at: float) -> tuple[Sample, ...]:
-        """Read on to this time; everything that holds then."""
+        """Read up to this time; return all values at it."""
         while self.now < at - 1e-9:
             self.now = min(self.now + STEP, at)
             samples = self._accumulator.apply(self._device.read(frozenset(Pace)), self._made)
@@ -44,19 +44,19 @@ class Played:
 
 
 def value(samples: tuple[Sample, ...], metric: Metric, part: str = "") -> float:
-    """The value of one series."""
+    """Return the value of one series."""
     (found,) = [number for series, number in samples if series.metric is metric and series.part == part]
     return found
 
 
 def mean(recorded: list[tuple[Tick, float]], metric: Metric) -> float:
-    """Of ticks, each with the seconds that it speaks for."""
+    """Return the mean of ticks, each weighted with its seconds."""
     return fsum(tick.samples[metric.key] * span for tick, span in recorded) / fsum(span for _, span in recorded)
 
 
 @pytest.mark.parametrize(("name", "gpu"), [("h200_workloads", 0), ("h200_x2_ddp", 0), ("h200_x2_ddp", 1)])
 def test_each_phase_has_its_recorded_mean(name: str, gpu: int) -> None:
-    """Within 1 %, of every profiling value that was recorded, by its integral and by its histogram."""
+    """Within 1 %, for the integral and the histogram of every recorded profiling value."""
     path = RECORDINGS / f"{name}.jsonl.gz"
     of_gpu = [tick for tick in ticks(path) if tick.gpu.index == gpu]
     # Pauses between phases were cut out, and are not played.

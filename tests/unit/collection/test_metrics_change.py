@@ -1,4 +1,4 @@
-"""Other metrics are asked for while the loop runs: a device takes over when it answers all that the one before did."""
+"""The selected metrics change while the loop runs: a new handle takes over when it has all that the old one had."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BEFORE, AFTER = (m.SM_ACTIVE, m.GPU_TEMP), (m.SM_ACTIVE, m.GPU_TEMP, m.FP64_ACTI
 
 @dataclass
 class FakeDevice:
-    """A GPU half busy. Means need two reads, as GPM's do; `never` is a metric that it does not answer."""
+    """A GPU that is half busy. Means need two reads, as GPM's do; `never` is a metric without values."""
 
     metrics: Sequence[Metric]
     never: frozenset[Metric] = frozenset()
@@ -54,7 +54,7 @@ class FakeDevice:
 
 
 class FakeSource:
-    """One GPU. `refuses` is how often it can't be attached from now on."""
+    """One GPU. `refuses` is how many of the next attempts to attach fail."""
 
     name, description, live = "fake", "", True
 
@@ -92,7 +92,7 @@ class FakeSource:
 
 
 class Run:
-    """A loop on a source that asks for `BEFORE`, and the samples of each of its snapshots, from the first means on."""
+    """A loop on a source with the metrics `BEFORE`; it keeps the samples of each snapshot from the first means on."""
 
     def __init__(self, clock: Clock) -> None:
         self.source = FakeSource(clock)
@@ -108,12 +108,12 @@ class Run:
             self.seen.append(known)
 
     def ticks(self, number: int) -> None:
-        """Run until there are so many snapshots more."""
+        """Run until there are this many further snapshots."""
         count = len(self.seen) + number
         self.until(lambda: len(self.seen) >= count)
 
     def until(self, holds: Callable[[], object]) -> None:
-        """Run until it holds."""
+        """Run until a condition is true."""
         self._loop.run(holds)
 
 
@@ -127,8 +127,8 @@ def run() -> Iterator[Run]:
         assert running.collector.stop()
 
 
-def holds(seen: Sequence[dict[Metric, float]]) -> None:
-    """What is asked for before and after was in each snapshot, and the integral grew by what the gauge says."""
+def check_no_gap(seen: Sequence[dict[Metric, float]]) -> None:
+    """Check that each snapshot has the common metrics, and that the integral grew by the gauge."""
     for before, after in pairwise(seen):
         assert [metric.name for metric in (m.SM_ACTIVE, m.GPU_TEMP, m.SM_SECONDS) if metric not in after] == []
         assert after[m.SM_SECONDS] - before[m.SM_SECONDS] == pytest.approx(INTERVAL / 2, abs=1e-3)
@@ -138,26 +138,26 @@ def holds(seen: Sequence[dict[Metric, float]]) -> None:
 
 
 def test_nothing_is_missing_while_devices_change(run: Run) -> None:
-    """There and back, and the device that is not used any more is given back."""
+    """After a change and back, the unused handles are closed."""
     run.collector.set_metrics(AFTER)
     run.until(lambda: m.FP64_ACTIVE in run.seen[-1])
     run.collector.set_metrics(BEFORE)
     run.until(lambda: m.FP64_ACTIVE not in run.seen[-1])
 
-    holds(run.seen)
+    check_no_gap(run.seen)
     assert [device.closed for device in run.source.devices] == [True, True, False]
 
 
 def test_the_same_metrics_again_change_nothing(run: Run) -> None:
-    """Another sequence of the same rows is no reason to attach anew."""
+    """Another sequence of the same rows does not attach the GPU again."""
     run.collector.set_metrics(tuple(list(BEFORE)))
     run.ticks(6)
 
     assert len(run.source.devices) == 1
 
 
-def test_a_metric_that_never_comes_does_not_hold_the_others_up(run: Run) -> None:
-    """Of a device that lost the answer, no more is waited for than some reads."""
+def test_a_metric_without_values_delays_only_briefly(run: Run) -> None:
+    """The new handle takes over after some reads, even if it lacks a metric."""
     run.source.never = frozenset({m.SM_ACTIVE})
     run.collector.set_metrics(AFTER)
     run.until(lambda: m.FP64_ACTIVE in run.seen[-1])
@@ -165,21 +165,21 @@ def test_a_metric_that_never_comes_does_not_hold_the_others_up(run: Run) -> None
     assert m.SM_ACTIVE not in run.seen[-1]
 
 
-def test_a_gpu_that_is_not_attached_anew_goes_on_as_it_was(run: Run, caplog: pytest.LogCaptureFixture) -> None:
-    """And is tried again later."""
+def test_a_failed_change_keeps_the_old_metrics(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    """It is retried later."""
     run.source.refuses = 1
     run.collector.set_metrics(AFTER)
     run.until(lambda: m.FP64_ACTIVE in run.seen[-1])
 
-    holds(run.seen)
+    check_no_gap(run.seen)
     assert [record.message for record in caplog.records if "not read yet" in record.message] == [
         "GPU 0: the changed metrics are not read yet: GPU 0: busy"
     ]
 
 
 @pytest.mark.parametrize("ticks", [1, 2, 3, 7])
-def test_choices_that_change_quickly_leave_no_device_behind(run: Run, ticks: int) -> None:
-    """Only the last one counts, whether a device has had the time to take over or not."""
+def test_quick_changes_leak_no_handle(run: Run, ticks: int) -> None:
+    """Only the last selection counts, whether or not earlier handles had time to take over."""
     for number in range(50):
         run.collector.set_metrics(AFTER if number % 2 else BEFORE)
         if number % 3:
@@ -188,4 +188,4 @@ def test_choices_that_change_quickly_leave_no_device_behind(run: Run, ticks: int
     run.until(lambda: m.FP64_ACTIVE in run.seen[-1])
 
     assert sum(not device.closed for device in run.source.devices) == 1
-    holds(run.seen)
+    check_no_gap(run.seen)

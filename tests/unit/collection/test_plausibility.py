@@ -25,12 +25,12 @@ STEP = 700 * PERIOD
 
 
 def value(samples: Sequence[Sample], metric: Metric, labels: Labels = ()) -> float | None:
-    """The value of a series, if it has a sample."""
+    """Return the value of a series, if it has a sample."""
     return next((v for series, v in samples if series.metric is metric and series.labels == labels), None)
 
 
 def rises(raws: Sequence[float], accumulator: Accumulator | None = None) -> list[float]:
-    """How much the energy counter has risen after each of these reads since the first."""
+    """Return by how much the energy counter has risen since the first read, after each later one."""
     accumulator = accumulator or Accumulator(15.0)
     totals = []
     for number, raw in enumerate(raws):
@@ -43,7 +43,7 @@ def rises(raws: Sequence[float], accumulator: Accumulator | None = None) -> list
 
 @pytest.mark.parametrize("odd", [0.0, START / 2, START + 1e6, 9e12, math.nan, -1.0])
 def test_one_odd_read_of_a_counter_adds_nothing(odd: float) -> None:
-    """The total stands still for one read, and then continues as if that had not been."""
+    """The total stays the same for one read, and then continues."""
     accumulator = Accumulator(15.0)
 
     assert rises([START, START + STEP, odd, START + 3 * STEP, START + 4 * STEP], accumulator) == [
@@ -58,7 +58,7 @@ def test_one_odd_read_of_a_counter_adds_nothing(odd: float) -> None:
 
 @pytest.mark.parametrize("odd", [0.0, 1e6, 9e15])
 def test_a_classic_counter_keeps_its_value_over_an_odd_read(odd: float) -> None:
-    """Prometheus would take the fall for a reset, and add the whole counter when it is back."""
+    """Prometheus would take the fall for a reset, and then add the whole counter."""
     accumulator = Accumulator(15.0)
     shown = [
         value(accumulator.apply(Reading(number * PERIOD, {CLASSIC: raw})), m.ENERGY)
@@ -73,11 +73,11 @@ def test_a_classic_counter_keeps_its_value_over_an_odd_read(odd: float) -> None:
     [
         (0.0, STEP),
         (50_000.0, 50_000 + STEP),  # the counter has counted that since its restart
-        (0.6 * START, STEP),  # in 15 s no GPU uses 600 kJ: only what it has used since is certain
+        (0.6 * START, STEP),  # no GPU uses 600 kJ in 15 s: only the energy since then is certain
     ],
 )
-def test_a_counter_that_stays_low_has_started_anew(restart: float, counted: float) -> None:
-    """The second read confirms it, and from there on everything counts."""
+def test_a_counter_that_stays_low_was_reset(restart: float, counted: float) -> None:
+    """The second read confirms the reset; from then on, everything counts."""
     accumulator = Accumulator(15.0)
 
     assert rises([START, restart, restart + STEP, restart + 2 * STEP], accumulator) == [
@@ -89,12 +89,12 @@ def test_a_counter_that_stays_low_has_started_anew(restart: float, counted: floa
 
 
 def test_a_jump_that_stays_is_a_new_base() -> None:
-    """What was skipped is not counted, what follows is."""
+    """The jump is not counted; what follows is."""
     assert rises([START, START * 1000, START * 1000 + STEP, START * 1000 + 2 * STEP]) == [0, 0, STEP, 2 * STEP]
 
 
 def test_after_a_new_handle_a_restart_counts_at_once() -> None:
-    """A driver that was loaded anew begins at 0. It may not begin at a value that no GPU reaches in that time."""
+    """A reloaded driver starts at 0, but not at a value that no GPU reaches in that time."""
     accumulator = Accumulator(15.0)
     accumulator.apply(Reading(0.0, {JOULES: START}))
     accumulator.detach()
@@ -105,7 +105,7 @@ def test_after_a_new_handle_a_restart_counts_at_once() -> None:
 
 
 def test_counters_of_a_replay_rise_with_its_speed() -> None:
-    """They are no driver's."""
+    """The limits on rates are for drivers only."""
     assert rises([0.0, 1e9, 2e9], Accumulator(15.0, check_rates=False)) == [0, 1e9, 2e9]
 
 
@@ -118,8 +118,8 @@ def test_a_total_never_falls_or_rises_faster_than_possible(raws: list[float]) ->
     assert all(0 <= step <= m.ENERGY_JOULES.rate * (PERIOD * len(raws) + 5) for step in steps)
 
 
-def test_memory_in_use_is_at_most_all_of_it() -> None:
-    """Of each MIG instance by itself, in whatever order they are read."""
+def test_memory_in_use_is_at_most_the_total() -> None:
+    """For each MIG instance by itself, in any order of reads."""
     instance = (("GPU_I_ID", "1"),)
     accumulator = Accumulator(15.0)
     values = {
@@ -149,8 +149,8 @@ def test_what_is_dropped_is_logged_once(caplog: pytest.LogCaptureFixture) -> Non
     assert accumulator.rejected == {str(m.GPU_TEMP): 3}
 
 
-def test_an_xid_has_a_code_that_one_can_have() -> None:
-    """The driver's event has 64 bits for it."""
+def test_impossible_xid_codes_are_dropped() -> None:
+    """The driver's event has 64 bits for the code."""
     accumulator = Accumulator(15.0)
     events = [XidEvent(1.0, "00000000:06:00.0", code) for code in (79, 2**63, 31)]
 
@@ -158,8 +158,8 @@ def test_an_xid_has_a_code_that_one_can_have() -> None:
     assert accumulator.rejected == {str(m.XID_ERRORS): 1}
 
 
-def test_a_mean_over_no_time_is_none() -> None:
-    """A span that a clock has made 0 or negative."""
+def test_no_mean_without_a_positive_span() -> None:
+    """A clock may make a span 0 or negative."""
     accumulator, sm = Accumulator(15.0), Series(m.SM_ACTIVE, GPU)
     accumulator.apply(Reading(1.0, {sm: 0.5}, 1.0))
 
@@ -170,7 +170,7 @@ def test_a_mean_over_no_time_is_none() -> None:
 @pytest.mark.parametrize(
     "metric", [row for row in METRICS if row.kind is Kind.COUNTER and row.nvml is not None], ids=lambda row: row.key
 )
-def test_each_counter_of_the_driver_has_a_greatest_rate(metric: Metric) -> None:
-    """By its unit, and lower than what an overflow of 32 bits would be between two reads."""
+def test_each_counter_of_the_driver_has_a_rate_limit(metric: Metric) -> None:
+    """By its unit, and less than a 32-bit overflow between two reads."""
     assert metric.rate < math.inf, "fix: give its unit a rate in FASTEST of gpu_exporter/model/metric.py"
     assert metric.high < 2.0**63

@@ -1,4 +1,4 @@
-"""Paces: everything at the first read, then each at its own period, spread over GPUs."""
+"""Paces: everything is read at first, then each pace at its own period, spread over GPUs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_everything_is_due_at_first() -> None:
     ("index", "steady", "slow"),
     [
         (0, [0, 5, 10, 15], [0, 15]),
-        (4, [0, 2, 7, 12, 17], [0, 7]),  # half a period early, and from then on each period
+        (4, [0, 2, 7, 12, 17], [0, 7]),  # half a period early, and then every period
         (SPREAD, [0, 5, 10, 15], [0, 15]),
     ],
 )
@@ -45,7 +45,7 @@ def test_periods_are_spread_over_gpus(index: int, steady: list[int], slow: list[
 
 @pytest.mark.parametrize(("early", "due"), [(0.0, True), (0.5, True), (0.6, False)])
 def test_half_an_interval_early_is_on_time(early: float, due: bool) -> None:
-    """Else a tick that comes a little early would cost a whole further interval."""
+    """Otherwise a tick that comes a little early would cost another interval."""
     schedule = Schedule(0)
     schedule.take_due(0.0, 1.0)
 
@@ -56,7 +56,7 @@ def test_half_an_interval_early_is_on_time(early: float, due: bool) -> None:
     ("pace", "again"), [(Pace.FAST, 101), (Pace.STEADY, 105), (Pace.SLOW, 115), (Pace.RARE, 115), (Pace.STATIC, 115)]
 )
 def test_a_failed_read_is_repeated_soon(pace: Pace, again: int) -> None:
-    """After the period of a slow pace at the latest, however long its own is."""
+    """After the period of a slow pace at most, however long its own is."""
     schedule = Schedule(0)
     schedule.take_due(100.0, 1.0)
     schedule.retry_soon({pace}, 100.0)

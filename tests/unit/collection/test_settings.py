@@ -1,4 +1,4 @@
-"""Intervals: how often the clock ticks, how often a page is made, and which metrics a source is asked for."""
+"""Intervals: how often the loop ticks, how often it makes a page, and which metrics a source reads."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gpu_exporter.collection.settings import CollectionSettings, make_plan
 def test_steps_and_pages(
     interval: float, high_resolution: bool, step: float, steps_per_page: int, short: bool, deadline: float
 ) -> None:
-    """A page at each interval, but at least one a second; parts of an interval are no shorter than GPM can be read."""
+    """A page per interval, at least one per second; steps are not shorter than GPM allows."""
     settings = CollectionSettings(interval, high_resolution=high_resolution)
 
     assert settings.step == pytest.approx(step)
@@ -33,8 +33,8 @@ def test_steps_and_pages(
     assert settings.deadline == deadline
 
 
-def test_a_plan_asks_for_what_a_source_has() -> None:
-    """Histograms of means and dcgm-exporter's counts are made here; the mask that is counted is read."""
+def test_a_plan_selects_what_a_source_has() -> None:
+    """The loop computes histograms of means and dcgm-exporter's counts; it reads the mask that it counts."""
     plan = make_plan((m.SM_ACTIVE, m.SM_SHARES, m.EXP_CLOCK_COUNT), CollectionSettings(), xids_reported=True)
 
     assert plan.metrics == (m.SM_ACTIVE, m.CLOCK_EVENTS)

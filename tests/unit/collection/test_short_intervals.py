@@ -1,4 +1,4 @@
-"""Intervals below a second: profiling values at each tick, all else and a page as often as they are seen."""
+"""Intervals below a second: profiling values at each tick, other values and a page as often as they are scraped."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ READ = (m.SM_ACTIVE, m.GPU_TEMP)
 
 @dataclass
 class MeansDevice(FakeDevice):
-    """A GPU whose profiling values can be read alone; `slow` is how long that takes, in seconds."""
+    """A GPU whose profiling values can be read alone, which takes `slow` seconds."""
 
     counts: Counter[str] = field(default_factory=Counter)
     slow: float = 0.0
@@ -57,7 +57,7 @@ Run = Callable[..., list[Snapshot]]
 
 @pytest.fixture
 def clock() -> Iterator[Clock]:
-    """The time that the loop measures by."""
+    """The loop's clock."""
     made = Clock()
     with virtual(made):
         yield made
@@ -65,7 +65,7 @@ def clock() -> Iterator[Clock]:
 
 @pytest.fixture
 def run(clock: Clock) -> Iterator[Run]:
-    """The first pages that a loop on a device publishes."""
+    """Return the first pages that a loop on a device publishes."""
     collectors = []
 
     def start(device: FakeDevice, *metrics: Metric, pages: int, followed: bool = False) -> list[Snapshot]:
@@ -80,24 +80,24 @@ def run(clock: Clock) -> Iterator[Run]:
         return seen
 
     yield start
-    clock.pass_by(60)  # for a read that is under way
+    clock.pass_by(60)  # for a read in progress
     for collector in collectors:
         assert collector.stop()
 
 
 def value(snapshot: Snapshot, metric: object) -> float:
-    """The value of the one series of a metric."""
+    """Return the value of the only series of a metric."""
     (found,) = [sample.value for sample in snapshot.samples if sample.series.metric is metric]
     return found
 
 
 def gaps(seen: Sequence[Snapshot]) -> list[float]:
-    """The seconds between the pages, to the ten microseconds that unix time has as a float."""
+    """Return the seconds between the pages, rounded to 10 µs, the precision of unix time as a float."""
     return [round(after.at - before.at, 5) for before, after in pairwise(seen)]
 
 
-def test_nobody_looks_so_often(clock: Clock, run: Run) -> None:
-    """Nineteen of twenty ticks read alone what histograms are made of, and make no page; the integral has all."""
+def test_without_frequent_scrapes_one_page_a_second(clock: Clock, run: Run) -> None:
+    """Nineteen of twenty ticks read only the values of histograms and make no page; the integral is complete."""
     device = MeansDevice(READ, clock=clock)
     first, second, third = seen = run(device, *READ, m.SM_SHARES, pages=3)
 
@@ -119,8 +119,8 @@ def test_without_histograms_nothing_is_read_between_pages(clock: Clock, run: Run
     assert value(seen[-1], m.SM_SECONDS) == pytest.approx(0.5 * 2)
 
 
-def test_who_follows_sees_each_tick(clock: Clock, run: Run) -> None:
-    """A page a tick, with everything."""
+def test_with_frequent_scrapes_a_page_a_tick(clock: Clock, run: Run) -> None:
+    """Each page has all values."""
     device = MeansDevice(READ, clock=clock)
     seen = run(device, *READ, m.SM_SHARES, pages=10, followed=True)
 
@@ -128,16 +128,16 @@ def test_who_follows_sees_each_tick(clock: Clock, run: Run) -> None:
     assert device.counts == {"read": 10}
 
 
-def test_a_device_that_answers_all_or_nothing_is_read_at_each_tick(clock: Clock, run: Run) -> None:
-    """Its means are of an interval, whoever looks."""
+def test_a_device_without_separate_means_is_read_at_each_tick(clock: Clock, run: Run) -> None:
+    """Its means are over one interval, however often it is scraped."""
     seen = run(FakeDevice(READ, clock=clock), *READ, pages=2)
 
     assert gaps(seen) == pytest.approx([1.0])
     assert value(seen[-1], m.SM_SECONDS) == pytest.approx(0.5)
 
 
-def test_reads_that_take_longer_than_an_interval_are_told(clock: Clock, run: Run) -> None:
-    """Each tick without a read of its own is counted, and how much of the time the reads take."""
+def test_slow_reads_count_as_skipped_ticks(clock: Clock, run: Run) -> None:
+    """Ticks without a read are counted, and so is the time that reads take."""
     seen = run(MeansDevice(READ, slow=2.5 * INTERVAL, clock=clock), *READ, m.SM_SHARES, pages=4)
 
     first, last = seen[1], seen[-1]
@@ -146,13 +146,13 @@ def test_reads_that_take_longer_than_an_interval_are_told(clock: Clock, run: Run
     assert value(last, m.SPENT) - value(first, m.SPENT) == pytest.approx(took * 2.5 / 3, rel=0.1)
 
 
-def test_pages_are_followed_by_who_asks_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two requests within half a second of which the last has this page; a scrape a second follows nothing."""
+def test_frequent_scrapes_follow_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two requests within half a second, the last of which gets this page; one scrape per second is too few."""
     now = 100.0
     monkeypatch.setattr("gpu_exporter.exposition.pages.time.monotonic", lambda: now)
     pages, variant = Pages(), Variant(openmetrics=False, gzip=False)
 
-    def asked(*gaps: float) -> bool:
+    def followed_after(*gaps: float) -> bool:
         nonlocal now
         pages.publish(Page([]))
         for gap in gaps:
@@ -160,9 +160,9 @@ def test_pages_are_followed_by_who_asks_often(monkeypatch: pytest.MonkeyPatch) -
             pages.get(variant)
         return pages.followed()
 
-    assert not asked()
-    assert not asked(0.1)
-    assert asked(0.1)
-    assert not asked(), "this page was not seen yet"
-    assert not asked(1.0)
-    assert not asked(1.0, 0.9)
+    assert not followed_after()
+    assert not followed_after(0.1)
+    assert followed_after(0.1)
+    assert not followed_after(), "this page was not seen yet"
+    assert not followed_after(1.0)
+    assert not followed_after(1.0, 0.9)

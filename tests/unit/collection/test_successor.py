@@ -1,4 +1,4 @@
-"""A handle for other metrics takes over when it answers all that both handles read, or after some reads."""
+"""A handle for other metrics takes over when it has all values that both handles read, or after some reads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BOTH = (m.SM_ACTIVE, m.GPU_TEMP)
 
 
 class Answers(FakeDevice):
-    """A device that gives these readings one after another, the last one again and again."""
+    """A device that returns these readings one after another, and then repeats the last one."""
 
     def __init__(self, *readings: Reading) -> None:
         super().__init__(BOTH)
@@ -29,7 +29,7 @@ class Answers(FakeDevice):
 
 
 def reading(values: Sequence[Metric], failed: Sequence[Metric] = (), unsupported: Sequence[Metric] = ()) -> Reading:
-    """One with these metrics."""
+    """Return a reading with these metrics."""
     return Reading(
         0.0,
         {Series(metric, GPU): 0.5 for metric in values},

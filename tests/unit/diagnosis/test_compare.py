@@ -1,4 +1,4 @@
-"""Two sources side by side: what counts as the same, and what is said of the rest."""
+"""Two sources side by side: which values count as equal, and what is reported of the others."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ GPU = Gpu(0, "GPU-0", "00000000:06:00.0", "NVIDIA H200", "nvidia0", "580.159.04"
 
 
 def side(values: dict[Metric, Sequence[float]], gpu: Gpu = GPU, every: float = 1.0) -> Side:
-    """A source that showed these, one tick after the other. It began with the first of them: of a counter that is where
-    it starts, a gauge shows it once more."""
+    """Return a source that has shown these values, one tick after the other.
+
+    The comparison begins after the first tick, so the first value of a gauge is repeated.
+    """
     found = Side("x")
     series = {metric: Series(metric, gpu) for metric in values}
     ticks = [[*ticks[: metric.kind is Kind.GAUGE], *ticks] for metric, ticks in values.items()]
@@ -41,7 +43,7 @@ def side(values: dict[Metric, Sequence[float]], gpu: Gpu = GPU, every: float = 1
 def only_row(
     metric: Metric, a: Sequence[float], b: Sequence[float]
 ) -> tuple[str, float | None, float | None, Agreement]:
-    """The row that two courses of one metric come to."""
+    """Return the comparison of two series of values of one metric."""
     (row,) = compared(side({metric: a}), side({metric: b}), 3).metrics
     return row.how, row.a, row.b, row.agreement
 
@@ -58,22 +60,22 @@ SAME, DIFFERS = Agreement.SAME, Agreement.DIFFERS
         (m.POWER_LIMIT, (700, 700), (690, 690), "constant", (700, 690), DIFFERS),
         (m.MAX_SM_CLOCK, (1980, 1980), (1980, 1980), "constant", (1980, 1980), SAME),
         (m.MAX_SM_CLOCK, (1980, 1980), (1975, 1975), "constant", (1980, 1975), DIFFERS),
-        (m.SM_ACTIVE, (0.1, 0.5, 0.9), (0.3, 0.8, 0.91), "mean", (0.9, 0.91), SAME),  # the last is the mean of all
+        (m.SM_ACTIVE, (0.1, 0.5, 0.9), (0.3, 0.8, 0.91), "mean", (0.9, 0.91), SAME),  # means of the window
         (m.SM_ACTIVE, (0.9, 0.9), (0.8, 0.8), "mean", (0.9, 0.8), DIFFERS),
         (m.GPU_TEMP, (40, 41), (42, 42), "mean", (40.5, 42), SAME),
         (m.CLOCK_EVENTS, (4, 1), (1, 1), "state", (1, 1), SAME),
-        (m.PSTATE, (0, 0, 2), (2, 0, 0), "state", (2, 0), SAME),  # each was seen by both
+        (m.PSTATE, (0, 0, 2), (2, 0, 0), "state", (2, 0), SAME),  # both have both states
         (m.PSTATE, (0, 0), (2, 2), "state", (0, 2), DIFFERS),
         (m.ECC_DBE_VOL, (2, 2), (2, 2), "level", (2, 2), SAME),
         (m.ECC_DBE_VOL, (2, 2), (2, 3), "level", (2, 3), DIFFERS),
-        # 600 W, of which one was read each tick and one each other tick: the same rise per second
+        # 600 W, read every tick and every other tick: the same rise per second
         (m.ENERGY_JOULES, (600, 1200, 1800, 2400), (0, 0, 1200, 1200), "rise per second", (600, 600), SAME),
-        (m.ENERGY_JOULES, (5, 5, 5), (9, 9, 9), "rise per second", (0, 0), SAME),  # no start is the same
-        (m.ENERGY_JOULES, (600, 1200), (700, 1400), "rise per second", (600, 700), SAME),  # read each 15 s: too short
+        (m.ENERGY_JOULES, (5, 5, 5), (9, 9, 9), "rise per second", (0, 0), SAME),  # starting values may differ
+        (m.ENERGY_JOULES, (600, 1200), (700, 1400), "rise per second", (600, 700), SAME),  # read every 15 s: too short
         (m.ENERGY_JOULES, range(0, 60_000, 600), range(0, 100_000, 1000), "rise per second", (600, 1000), DIFFERS),
     ],
 )
-def test_what_is_compared(
+def test_comparison_by_kind(
     metric: Metric,
     a: Sequence[float],
     b: Sequence[float],
@@ -81,14 +83,14 @@ def test_what_is_compared(
     shown: tuple[float, float],
     agreement: Agreement,
 ) -> None:
-    """Means of gauges, rises of what flows, levels of what is counted, states that both saw, constants."""
+    """Means of gauges, rises of flows, levels of counts, states that both had, constants."""
     assert only_row(metric, a, b)[0] == how
     assert only_row(metric, a, b)[1:3] == pytest.approx(shown)
     assert only_row(metric, a, b)[3] is agreement
 
 
-def test_what_only_one_has_is_no_difference() -> None:
-    """It is shown, with its value."""
+def test_metrics_of_one_source_are_no_difference() -> None:
+    """They are shown with their value."""
     result = compared(side({m.POWER: (1, 1), m.GPU_TEMP: (40, 40)}), side({m.POWER: (1, 1), m.FAN: (30, 30)}), 1)
 
     assert {row.metric: row.agreement for row in result.metrics} == {
@@ -109,16 +111,16 @@ def test_what_only_one_has_is_no_difference() -> None:
         (replace(GPU, driver=""), []),
     ],
 )
-def test_who_a_gpu_is(other: Gpu, found: list[tuple[str, str, str]]) -> None:
-    """By UUID; what one of them does not know is no difference."""
+def test_gpu_identity(other: Gpu, found: list[tuple[str, str, str]]) -> None:
+    """GPUs are matched by UUID; details that one source lacks are no difference."""
     result = compared(side({m.POWER: (1, 1)}), side({m.POWER: (1, 1)}, other), 1)
 
     assert sorted((each.what, each.a, each.b) for each in result.identities) == found
     assert result.differs == bool(found)
 
 
-def test_a_gpu_that_one_has_not() -> None:
-    """Is one difference, not one of each metric."""
+def test_a_gpu_of_one_source() -> None:
+    """It is one difference, not one per metric."""
     result = compared(side({m.POWER: (1, 1)}), side({m.POWER: (1, 1)}, Gpu(0, "GPU-1")), 1)
 
     assert [(each.uuid, each.what, each.a, each.b) for each in result.identities] == [
@@ -130,8 +132,8 @@ def test_a_gpu_that_one_has_not() -> None:
 
 
 @pytest.mark.drift
-def test_every_unit_that_moves_has_a_tolerance() -> None:
-    """Units that are counted one by one need none."""
+def test_units_with_noise_have_a_tolerance() -> None:
+    """Units of exact counts need none."""
     units = {row.unit for row in m.METRICS if compares(row) and row.pace is not Pace.STATIC}
     counted = {"errors", "rows", "pages", "replays", "banks", "links", "processes", "counts"}
 
@@ -140,8 +142,8 @@ def test_every_unit_that_moves_has_a_tolerance() -> None:
     )
 
 
-def test_a_table_ends_with_what_differs() -> None:
-    """A line a metric and GPU, and one sentence."""
+def test_a_table_ends_with_the_differences() -> None:
+    """One line per metric and GPU, and one sentence."""
     result = compared(
         side({m.POWER: (600, 600), m.GPU_TEMP: (40, 40), m.FAN: (1, 1)}),
         side({m.POWER: (700, 700), m.GPU_TEMP: (40, 40)}, replace(GPU, model="H200")),
@@ -175,7 +177,7 @@ def test_a_table_ends_with_what_differs() -> None:
 
 @pytest.mark.drift
 def test_the_page_has_every_tolerance() -> None:
-    """Each is a row, with its reason."""
+    """Each has a row with its reason."""
     page = (ROOT / "docs" / "compare.md").read_text()
     rows = [f"| {unit} | {each.share:.0%} | {number(each.least)} | {each.why} |" for unit, each in TOLERANCES.items()]
 
@@ -183,7 +185,7 @@ def test_the_page_has_every_tolerance() -> None:
 
 
 class Fixed:
-    """A source of one GPU with values that do not move, read by the real loop."""
+    """A source of one GPU with constant values, read by the real loop."""
 
     name, description, live = "fixed", "", False
 
@@ -224,14 +226,14 @@ class Fixed:
 
 
 def watched(a: Fixed, b: Fixed) -> Comparison:
-    """Both, by the real loop."""
+    """Read both sources by the real loop."""
     result, clean = compare.compare_sources(("a", a), ("b", b), [m.POWER, m.SM_ACTIVE, m.ENERGY], 0.5)
     assert clean
     return result
 
 
 def test_sources_are_read_over_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Through collection loops, as a server reads them."""
+    """By collection loops, as in `serve`."""
     monkeypatch.setattr(compare, "INTERVAL_SECONDS", 0.1)
     result = watched(Fixed({m.POWER: 600.0, m.SM_ACTIVE: 0.5}), Fixed({m.POWER: 700.0, m.ENERGY: 1.0}))
 
@@ -246,6 +248,6 @@ def test_sources_are_read_over_the_same_time(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_source_without_a_gpu_is_an_error(
     pair: Callable[[Fixed, Fixed], tuple[Fixed, Fixed]],
 ) -> None:
-    """On whichever side."""
+    """On either side."""
     with pytest.raises(SourceLost, match="lists no GPU"):
         watched(*pair(Fixed({}, gpus=0), Fixed({m.POWER: 1.0})))

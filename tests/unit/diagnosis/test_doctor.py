@@ -1,4 +1,4 @@
-"""Checks of the machine: tables of what there is, and the findings."""
+"""doctor's checks of the machine: tables of surroundings and findings."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HERE = Address("127.0.0.1", 9400)
 
 
 def files(root: Path, contents: Mapping[str, str]) -> Path:
-    """A root directory with these files."""
+    """Return a root directory with these files."""
     for name, text in contents.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
@@ -36,7 +36,7 @@ def files(root: Path, contents: Mapping[str, str]) -> Path:
 
 
 def raises(code: int) -> Callable[..., None]:
-    """Something that fails so."""
+    """Return a function that raises this error."""
 
     def fail(*_: object) -> None:
         raise OSError(code, os.strerror(code))
@@ -60,7 +60,7 @@ def raises(code: int) -> Callable[..., None]:
     ],
 )
 def test_platform(tmp_path: Path, system: str, processor: str, contents: Mapping[str, str], untried: str) -> None:
-    """Where nobody has tried, that is said; on Linux x86-64 there is one line."""
+    """An untested platform is reported; on Linux x86-64 there is one line."""
     first, *rest = machine.software(files(tmp_path, contents), system, processor)
     assert first.level is OK
     assert f"{system} {processor}" in first.what
@@ -74,7 +74,7 @@ def test_no_user_ids(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Installed(Distribution):
-    """A project installed at a place."""
+    """A project that is installed at a place."""
 
     def __init__(self, version: str, where: Path) -> None:
         self._version, self._where = version, where
@@ -113,7 +113,7 @@ SITE = Path("/site")
     ],
 )
 def test_bindings(origin: Path | None, projects: Mapping[str, str], level: Level, said: str, cure: str) -> None:
-    """Only nvidia-ml-py's own module will do; another one is named with what to do about it."""
+    """Only nvidia-ml-py's own module is accepted; another one is named with the fix."""
 
     def installed(name: str) -> Distribution:
         if name not in projects:
@@ -129,7 +129,7 @@ def test_bindings(origin: Path | None, projects: Mapping[str, str], level: Level
 
 
 def test_bindings_of_this_environment() -> None:
-    """What the tests run with is right."""
+    """The bindings of the tests are correct."""
     assert bindings().level is OK
 
 
@@ -149,7 +149,7 @@ def test_bindings_of_this_environment() -> None:
     ],
 )
 def test_container(environ: Mapping[str, str], mig: bool, levels: list[Level], said: str) -> None:
-    """The variables of NVIDIA's runtime matter where they take something away."""
+    """Variables of NVIDIA's runtime are reported if they take something away."""
     found = machine.container(environ, mig=mig)
     assert [each.level for each in found] == levels
     assert all(said in each.what for each in found)
@@ -174,7 +174,7 @@ def test_container(environ: Mapping[str, str], mig: bool, levels: list[Level], s
     ],
 )
 def test_port(take: Callable[[Address], None], page: str, level: Level, said: str) -> None:
-    """A port that is taken is no riddle: its page says whose it is."""
+    """If a port is in use, its page shows by which program."""
     [found] = surroundings.port(HERE, take, lambda address: page)
     assert (found.level, found.topic) == (level, "port")
     assert said in found.what
@@ -183,14 +183,14 @@ def test_port(take: Callable[[Address], None], page: str, level: Level, said: st
 
 @pytest.fixture
 def listener() -> Iterator[socket.socket]:
-    """A port that accepts and says nothing."""
+    """A port that accepts connections and sends nothing."""
     with closing(socket.create_server(("127.0.0.1", 0))) as listening:
         yield listening
 
 
 @pytest.mark.slow
-def test_port_that_says_nothing(listener: socket.socket) -> None:
-    """A real port that is taken by something mute is waited for half a second."""
+def test_silent_port(listener: socket.socket) -> None:
+    """A real port in use by a silent program delays doctor by half a second."""
     began = time.monotonic()
     [found] = surroundings.port(Address("127.0.0.1", listener.getsockname()[1]))
     assert "does not speak HTTP" in found.what
@@ -198,13 +198,13 @@ def test_port_that_says_nothing(listener: socket.socket) -> None:
 
 
 def test_port_that_is_free() -> None:
-    """A real port that is free is free afterwards, too."""
+    """A real port that is free is still free after the check."""
     address = Address("127.0.0.1", free_port())
     assert [each.level for each in surroundings.port(address) + surroundings.port(address)] == [OK, OK]
 
 
 def test_page_of_a_server(listener: socket.socket) -> None:
-    """What a server answers is read to its end."""
+    """The whole response of a server is read."""
 
     def serve() -> None:
         with listener.accept()[0] as connection:
@@ -230,14 +230,14 @@ def test_page_of_a_server(listener: socket.socket) -> None:
     ],
 )
 def test_dcgm(tmp_path: Path, contents: Mapping[str, str], listens: bool, said: list[str]) -> None:
-    """A host engine is noted, and its absence is not worth a line."""
+    """A host engine is a note; its absence has no line."""
     found = surroundings.dcgm(files(tmp_path, contents), lambda host, port: listens)
     assert [each.level for each in found] == [NOTE] * len(said)
     assert all(part in each.what for part, each in zip(said, found, strict=True))
 
 
 def test_dcgm_by_its_socket(tmp_path: Path) -> None:
-    """Where the process is not seen, its socket may be."""
+    """Its process may be invisible, but not its socket."""
     (tmp_path / "tmp").mkdir()
     with closing(socket.socket(socket.AF_UNIX)) as engine:
         engine.bind(str(tmp_path / "tmp/nv-hostengine"))
@@ -259,7 +259,7 @@ def test_dcgm_by_its_socket(tmp_path: Path) -> None:
 def test_kubelet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool, readable: bool, inside: bool, level: Level, said: str
 ) -> None:
-    """Pods have names only with kubelet's socket, which is missed in Kubernetes alone."""
+    """Pod names need kubelet's socket; its absence is a warning only in Kubernetes."""
     folder = tmp_path / "var/lib/kubelet/pod-resources"
     folder.mkdir(parents=True)
     with closing(socket.socket(socket.AF_UNIX)) as kubelet:
@@ -284,7 +284,7 @@ def test_kubelet(
 def test_kernel_log(
     tmp_path: Path, opens: Callable[[Path], None], restricted: str, level: Level, said: str, cure: str
 ) -> None:
-    """Whether XIDs leave evidence, and what would let them."""
+    """Whether XIDs can be read from the kernel log, and otherwise the fix."""
     [found] = surroundings.kernel_log(files(tmp_path, {"proc/sys/kernel/dmesg_restrict": f"{restricted}\n"}), opens)
     assert found.level is level
     assert said in found.what
@@ -302,37 +302,37 @@ def test_kernel_log(
     ],
 )
 def test_clock(tmp_path: Path, unsynchronised: bool | None, contents: Mapping[str, str], level: Level | None) -> None:
-    """The kernel knows best; a time daemon beside it may know better."""
+    """The kernel reports whether the clock is synchronised; if not, a time daemon may still do it."""
     found = surroundings.clock(files(tmp_path, contents), lambda: unsynchronised)
     assert [each.level for each in found] == ([] if level is None else [level])
 
 
 @pytest.mark.slow
-def test_looks_of_this_machine() -> None:
-    """Whatever it is like, each check ends with findings on its own topic."""
-    found = [finding for look in surroundings.checks(Address("127.0.0.1", free_port())) for finding in look()]
+def test_checks_of_this_machine() -> None:
+    """On any machine, each check ends with findings on its own topic."""
+    found = [finding for check in surroundings.checks(Address("127.0.0.1", free_port())) for finding in check()]
     assert {each.topic for each in found} >= {"port", "kubelet", "kernel_log"}
     assert FAIL not in {each.level for each in found}
 
 
-# --- how looks are taken, and what is made of findings --------------------------------------------------------------
+# --- running checks and formatting findings -----------------------------------------------------------------------
 
 
-def test_a_look_that_hangs_is_not_waited_for() -> None:
-    """It costs its finding, not doctor."""
+def test_hanging_check_is_not_awaited() -> None:
+    """Only its own finding is missing."""
     hangs = threading.Event()
-    look = examine.Check(lambda: [Finding("clock", OK, "")] if hangs.wait(30) else [])
+    check = examine.Check(lambda: [Finding("clock", OK, "")] if hangs.wait(30) else [])
     began = time.monotonic()
-    [found] = look.until(began + 0.1)
+    [found] = check.until(began + 0.1)
     hangs.set()
     assert (found.level, found.topic) == (WARN, "machine")
     assert time.monotonic() - began < 1
-    assert look.until(time.monotonic() + 10) == [Finding("clock", OK, "")]
+    assert check.until(time.monotonic() + 10) == [Finding("clock", OK, "")]
 
 
 @pytest.mark.parametrize(("levels", "ok"), [([], True), ([OK, NOTE, WARN], True), ([OK, FAIL], False)])
 def test_findings_as_json(levels: list[Level], ok: bool) -> None:
-    """The shape that scripts rely on; only FAIL is not ok."""
+    """The format that scripts rely on; only FAIL is not ok."""
     result = as_dict([Finding("port", level, "what", "cure") for level in levels])
     names = [level.name.lower() for level in levels]
     findings = [{"topic": "port", "level": name, "what": "what", "cure": "cure"} for name in names]

@@ -1,4 +1,4 @@
-"""Scrapes -> class, modes, text: against what recorded GPUs were really doing."""
+"""From scrapes to class, failure modes and text, compared with the true behaviour of recorded GPUs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_recorded_phase(path: Path, phase: str) -> None:
         assert must <= modes <= must | may
 
 
-def test_every_recorded_phase_has_a_truth() -> None:
+def test_every_recorded_phase_has_true_modes() -> None:
     for path, phases in TRUTH.items():
         assert set(gather.phases(path)) == set(phases)
 
@@ -50,8 +50,8 @@ def test_without_a_job_no_rank_is_compared() -> None:
     assert "GpuStragglerSlow" in found[1].unknown
 
 
-def test_a_recording_tells_what_its_means_hide() -> None:
-    """Half a second at work, half at rest: engine activity is what it would be of small gaps everywhere."""
+def test_recorded_idle_gaps_count() -> None:
+    """Half a second busy, half idle: mean engine activity alone would equal that of small gaps everywhere."""
     path, phase = next(each for each in PHASES if each[1] == "half_duty")
     shown = seen(gather.of_recording(path, phase), {})
     (part,) = shown.devices
@@ -67,7 +67,7 @@ def test_a_limit_can_be_changed() -> None:
     (found,) = diagnose(seen(pages, {"busyDram": 0.95}))
 
     assert found.bottleneck
-    assert found.bottleneck.name == "memory-bound"  # every pipe is idle: still memory, by the other sign
+    assert found.bottleneck.name == "memory-bound"  # every pipe is idle: still memory-bound, for the other reason
     (found,) = diagnose(seen(pages, {"busyDram": 0.95, "someDram": 0.95}))
     assert found.bottleneck
     assert found.bottleneck.name == "mixed"
@@ -100,7 +100,7 @@ def test_a_mig_instance_has_a_class_and_its_gpu_power() -> None:
 
 @pytest.mark.parametrize("blank", [float("nan"), float("inf"), float("-inf"), 9223372036854775794.0])
 def test_a_blank_is_no_value(blank: float) -> None:
-    """Of a page that somebody else made: NaN, infinity, or DCGM's number for "not supported"."""
+    """In pages of other exporters: NaN, infinity, or DCGM's number for "not supported"."""
     names = dict.fromkeys(way.series for signal in SIGNALS for way in signal.definitions if isinstance(way, Read))
     pages = [_page(*((name, blank) for name in names), at=at, le=le) for at, le in ((1000.0, "+Inf"), (1010.0, "x"))]
     working = [_page(("DCGM_FI_PROF_GR_ENGINE_ACTIVE", 0.3), ("DCGM_FI_DEV_PCIE_LINK_GEN", blank), at=1000.0)]
@@ -113,7 +113,7 @@ def test_a_blank_is_no_value(blank: float) -> None:
 
 
 def test_generations_agree() -> None:
-    """The same truth by names of ours, of dcgm-exporter <= 4.8 and >= 4.9 gives the same signal."""
+    """Names of gpu-exporter, dcgm-exporter <= 4.8 and >= 4.9 with the same value give the same signal."""
     found = []
     for pages in (
         [_page(("gpu_sm_active_seconds_total", count), at=1000 + count) for count in (0.0, 10.0)],
@@ -126,7 +126,7 @@ def test_generations_agree() -> None:
     assert found == [[(1010.0, 1.0)]] * 3
 
 
-def test_units_are_made_the_same() -> None:
+def test_units_are_converted() -> None:
     classic, modern = (
         seen([_page(*rows)], {})
         for rows in (
@@ -143,12 +143,12 @@ def test_units_are_made_the_same() -> None:
         assert classic.points(part, signal) == modern.points(part, signal) != ()
 
 
-def test_the_last_xid_of_dcgm_exporter_counts_only_where_we_do_not() -> None:
-    theirs = seen([_page(("DCGM_FI_DEV_XID_ERRORS", 79.0))], {})
-    ours = seen([_page(("DCGM_FI_DEV_XID_ERRORS", 79.0), ("gpu_xid_events_total", 1.0))], {})
+def test_dcgm_exporters_last_xid_is_a_fallback() -> None:
+    without = seen([_page(("DCGM_FI_DEV_XID_ERRORS", 79.0))], {})
+    counted = seen([_page(("DCGM_FI_DEV_XID_ERRORS", 79.0), ("gpu_xid_events_total", 1.0))], {})
 
-    assert [m.mode.name for m in diagnose(theirs)[0].matches] == ["GpuXidFatal"]
-    assert not diagnose(ours)[0].matches
+    assert [m.mode.name for m in diagnose(without)[0].matches] == ["GpuXidFatal"]
+    assert not diagnose(counted)[0].matches
 
 
 def test_a_shared_gpu_has_no_owner() -> None:
@@ -209,7 +209,7 @@ def test_unknown_is_neither_true_nor_false() -> None:
     ]
 
 
-def test_a_whole_window_must_have_been_watched() -> None:
+def test_a_whole_window_needs_samples_of_all_of_it() -> None:
     hour = Over(s.SM_ACTIVE, Fn.MAX, 3600, whole=True)
     long = seen([_page(("DCGM_FI_PROF_SM_ACTIVE", 0.5), at=t) for t in range(0, 3700, 60)], {})
     short = seen([_page(("DCGM_FI_PROF_SM_ACTIVE", 0.5), at=t) for t in range(0, 600, 60)], {})
@@ -230,7 +230,7 @@ def test_words_and_numbers() -> None:
     assert exit_code(found) == 1
 
 
-def test_gpus_of_which_the_same_is_to_say_are_one_block_and_the_worst_come_first() -> None:
+def test_identical_findings_are_grouped_worst_first() -> None:
     def row(name: str, value: float, gpu: int) -> ScrapedSample:
         return ScrapedSample(name, {**GPU, "gpu": str(gpu), "UUID": f"GPU-{gpu}"}, value)
 
@@ -249,7 +249,7 @@ def test_gpus_of_which_the_same_is_to_say_are_one_block_and_the_worst_come_first
     ]
     assert (
         text[-1] == "    90 % to 96 % of the SMs busy on average, tensor cores busy 30 % of the time"
-    )  # no pipe that did not decide
+    )  # without pipes that did not decide
     # Numbers of the class are not repeated below the mode.
     place = text.index("  GpuMemoryBound (info)")
     assert text[place - 1] == (
@@ -259,7 +259,7 @@ def test_gpus_of_which_the_same_is_to_say_are_one_block_and_the_worst_come_first
 
 
 def test_a_page_keeps_its_names() -> None:
-    """Classic counters have no `_total`, ours have; the parser's own idea of names is not that of Prometheus."""
+    """Classic counters have no `_total`, `gpu_*` counters have; prometheus_client's parser changes both."""
     text = "".join(
         f'# TYPE {name} {kind}\n{name}{{UUID="a"}} 2\n'
         for name, kind in (
@@ -275,8 +275,8 @@ def test_a_page_keeps_its_names() -> None:
     ]
 
 
-def test_a_counter_that_is_read_now_and_then_has_the_rate_of_its_reads() -> None:
-    """Read at 4 s, 19 s and 34 s, it grows by 9 s in 15 s; the pages in between say nothing."""
+def test_rate_of_a_counter_that_is_read_rarely() -> None:
+    """Read at 4 s, 19 s and 34 s, it grows by 9 s in 15 s; scrapes in between add nothing."""
     name = "gpu_clock_event_seconds_total"
     pages = [_page((name, 9.0 * ((t + 11) // 15)), at=1000.0 + t, reason="hw_thermal_slowdown") for t in range(36)]
     bits = [_page(("DCGM_FI_DEV_CLOCKS_EVENT_REASONS", 64.0), at=page.at) for page in pages[:10]]
@@ -284,12 +284,12 @@ def test_a_counter_that_is_read_now_and_then_has_the_rate_of_its_reads() -> None
 
     assert seen(pages, {}).points(part, s.HW_THERMAL) == [(1019.0, 0.6), (1034.0, 0.6)]
     both = seen([Scrape(a.at, [*a.samples, *b.samples]) for a, b in zip(pages, bits, strict=False)], {})
-    assert {value for _, value in both.points(part, s.HW_THERMAL)} == {1.0}  # watched too briefly for the counter
+    assert {value for _, value in both.points(part, s.HW_THERMAL)} == {1.0}  # the time is too short for the counter
     still = seen([_page((name, 5.0), at=1000.0 + t, reason="hw_thermal_slowdown") for t in range(20)], {})
     assert {value for _, value in still.points(part, s.HW_THERMAL)} == {0.0}
 
 
-def test_what_is_no_number_is_no_sample() -> None:
+def test_non_finite_values_are_no_samples() -> None:
     text = 'DCGM_FI_DEV_CLOCKS_EVENT_REASONS{UUID="a"} NaN\nDCGM_FI_DEV_FB_USED{UUID="a"} +Inf\nup{UUID="a"} 1\n'
     shown = seen([Scrape(1000.0, parsed(text))], {})
     (part,) = shown.devices

@@ -1,4 +1,4 @@
-"""Mutated answers of exporters and Prometheus are judged, or rejected with ValueError; nothing else happens."""
+"""Mutated responses of exporters and Prometheus are judged, or rejected with ValueError, and nothing else."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TEXT = b'\x00\xff\x1b[]{}",:=#\\\n\r\t 0159.eE+-aN'
 
 
 def labels(of: random.Random) -> dict[str, str]:
-    """The labels of a GPU, of which some are odd."""
+    """Draw the labels of a GPU, some of them odd."""
     result = {"UUID": f"GPU-{of.randrange(3)}", "gpu": "0", "le": of.choice(("0.01", "700", "+Inf", "NaN", "-Inf"))}
     for name in ("gpu", "pod", "GPU_I_ID", "xid", "cluster", "Hostname"):
         if of.random() < 0.2:
@@ -42,7 +42,7 @@ def value(of: random.Random) -> str:
 
 
 def text(of: random.Random) -> str:
-    """A /metrics response."""
+    """Draw a /metrics response."""
     rows = []
     for name in of.choices(NAMES, k=60):
         pairs = (
@@ -54,7 +54,7 @@ def text(of: random.Random) -> str:
 
 
 def matrix(of: random.Random) -> str:
-    """An answer of Prometheus."""
+    """Draw a response of Prometheus."""
     series = [
         {
             "metric": labels(of) | {"__name__": name},
@@ -68,7 +68,7 @@ def matrix(of: random.Random) -> str:
 
 
 def mutated(content: str, of: random.Random) -> bytes:
-    """The content with bytes changed, cut out or repeated; a third of all are left as they are."""
+    """Draw a content with bytes changed, cut out or repeated; a third of all are unchanged."""
     raw = bytearray(content.encode())
     for _ in range(of.choice((0, 1, 4))):
         place = of.randrange(len(raw))
@@ -97,7 +97,7 @@ def of_exporter(of: random.Random) -> list[Scrape]:
 @pytest.mark.parametrize("scrapes", [of_prometheus, of_exporter])
 @pytest.mark.parametrize("seed", range(ROUNDS))
 def test_mutated_answers(scrapes: Callable[[random.Random], list[Scrape]], seed: int) -> None:
-    """Whatever is accepted has finite values, and text that a terminal can show, in bounded time."""
+    """If accepted, values are finite and text is printable, in bounded time."""
     began = time.process_time()
     try:
         scraped = scrapes(random.Random(seed))

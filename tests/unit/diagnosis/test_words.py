@@ -57,7 +57,7 @@ STALLED = Mark("stalled", BOTTLENECKS[0].condition)
     ],
 )
 def test_statements(term: Leaf, values: list[float], text: str) -> None:
-    """Each has its unit, and a range of several GPUs its ends."""
+    """Each has its unit, and a range of several GPUs its limits."""
     assert statement(term, values) == text
 
 
@@ -97,8 +97,8 @@ def test_names(signal: Signal, name: str) -> None:
     assert subject(signal) == name
 
 
-def test_every_term_of_a_condition_can_be_said() -> None:
-    """Whatever decides can be printed, for any value."""
+def test_every_term_of_a_condition_has_words() -> None:
+    """Every deciding term can be printed with any value."""
     conditions = [mode.condition for mode in MODES if mode.condition] + [each.condition for each in BOTTLENECKS]
     for term in {term for condition in conditions for term in terms(condition)}:
         for value in (0.0, 1.0, -1e30, 1e30, 1e-300):

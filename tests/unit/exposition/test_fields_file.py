@@ -1,4 +1,4 @@
-"""dcgm-exporter's file of fields: rows that Go's csv reader accepts are accepted, others are skipped with a warning."""
+"""dcgm-exporter's fields file: rows that Go's csv reader accepts are accepted, others are skipped with a warning."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def parsed(text: str) -> tuple[list[FieldRow], list[tuple[int, str]]]:
         ("A,gauge,# not a comment", ("A", "gauge", "# not a comment")),
     ],
 )
-def test_a_row_is_read_as_go_reads_it(text: str, expected: tuple[str, str, str]) -> None:
+def test_rows_are_read_as_by_go(text: str, expected: tuple[str, str, str]) -> None:
     """Comments, spaces, quotes, ends of lines, byte order marks."""
     found, said = parsed(text)
 
@@ -99,7 +99,7 @@ def test_a_row_may_begin_with_an_id(text: str, id: int, name: str) -> None:
         ("x" * 1000, 1, f"'{'x' * 60}…': 1 columns"),
     ],
 )
-def test_what_is_no_row_is_named_with_its_line(text: str, line: int, message: str) -> None:
+def test_faulty_rows_are_named_with_their_line(text: str, line: int, message: str) -> None:
     """One warning each; the other rows count."""
     found, said = parsed(f"{text}\nB,gauge,y")
 
@@ -107,7 +107,7 @@ def test_what_is_no_row_is_named_with_its_line(text: str, line: int, message: st
     assert [(at, text[: len(message)]) for at, text in said] == [(line, message)]
 
 
-def test_a_quote_that_never_ends_costs_its_own_row() -> None:
+def test_an_unterminated_quote_affects_only_its_row() -> None:
     """It hides only its own lines, and takes no time."""
     begin = time.monotonic()
     found, said = parsed(('A,gauge,"x\n' + "B,gauge,y\n" * MOST_LINES) * 100 + 'C,gauge,"')
@@ -132,7 +132,7 @@ def test_the_shipped_default_counters_load() -> None:
         "DCGM_FI_DEV_VGPU_LICENSE_STATUS": (526, Kind.GAUGE, EntityKind.GPU),
     }
     assert selection.labels == (("DCGM_FI_DRIVER_VERSION", "driver"),)
-    assert m.XID_ERRORS.name in families  # counted from events: shown, not asked for
+    assert m.XID_ERRORS.name in families  # counted from events: exposed, not read
     assert m.XID_ERRORS not in selection.read_rows
 
 
@@ -197,7 +197,7 @@ def test_every_commented_row_of_the_shipped_lists_can_be_switched_on() -> None:
 
 
 @pytest.mark.parametrize("name", ["dcgm-exporter.csv", "dcgm-exporter-4.9.csv"])
-def test_the_lists_that_we_give_to_dcgm_exporter_load(name: str) -> None:
+def test_own_lists_for_dcgm_exporter_load(name: str) -> None:
     """With the names and units of the file."""
     content = (ROOT / "alerts" / name).read_bytes()
     selection, said = read(content)
@@ -238,15 +238,15 @@ def test_a_row_that_selects_nothing_is_one_warning(row: str, message: str) -> No
     assert message in said[0]
 
 
-def test_a_wrong_id_costs_nothing_but_a_line() -> None:
-    """A wrong id is ignored if there is a name; an id alone is enough."""
+def test_a_wrong_id_is_only_a_warning() -> None:
+    """It is ignored if there is a name; an id alone is enough."""
     assert "DCGM_FI_DEV_FB_USED" in read("151, DCGM_FI_DEV_FB_USED, gauge, x")[0].families
     assert read("252, DCGM_FI_DEV_FB_USED, gauge, x")[1] == []
     assert classic(read("252, gauge, x")[0]) == {"DCGM_FI_DEV_FB_USED": Family("DCGM_FI_DEV_FB_USED", "gauge", "x")}
 
 
 def test_type_and_help_are_those_of_the_file() -> None:
-    """Also against better knowledge: that is what was there before."""
+    """Even if wrong: dashboards may depend on them."""
     (family,) = classic(read('DCGM_FI_PROF_PCIE_TX_BYTES,counter,"All, of ""it"""')[0]).values()
 
     assert family == Family("DCGM_FI_PROF_PCIE_TX_BYTES", "counter", 'All, of "it"')
@@ -264,15 +264,15 @@ def test_type_and_help_are_those_of_the_file() -> None:
     ],
 )
 def test_a_newer_name_is_shown_in_its_own_unit(name: str, metric: str, factor: float) -> None:
-    """From the same reading: no value is read twice because two names have it."""
+    """From the same reading: no field is read twice because it is exposed under two names."""
     selection, said = read(f"{name}, gauge, x")
 
     assert said == []
     assert classic(selection) == {metric: Family(name, "gauge", "x", factor)}
 
 
-def test_a_field_of_the_full_set_is_asked_for() -> None:
-    """And shown, while its integral stays what `--metrics` makes of it."""
+def test_a_field_of_the_full_set_is_read() -> None:
+    """It is exposed, while its integral depends on `--metrics`."""
     selection, _ = read("DCGM_FI_PROF_NVDEC0_ACTIVE, gauge, x")
     nvdec = m.BY_KEY["DCGM_FI_PROF_NVDEC0_ACTIVE"]
 
@@ -282,7 +282,7 @@ def test_a_field_of_the_full_set_is_asked_for() -> None:
     assert "gpu_nvdec_active_seconds_total" in read(TEMP, choice=MetricSet.FULL)[0].families
 
 
-def test_gauges_that_are_not_shown_are_read_for_our_own_families() -> None:
+def test_hidden_gauges_are_read_for_own_families() -> None:
     """Integrals, health and diagnosis work with any file."""
     selection, _ = read(TEMP)
 
@@ -291,8 +291,8 @@ def test_gauges_that_are_not_shown_are_read_for_our_own_families() -> None:
     assert {"gpu_sm_active_seconds_total", "gpu_up", "gpu_health_state"} <= selection.families.keys()
 
 
-def test_what_two_readings_have_is_the_same_metric() -> None:
-    """A series is known by its metric: it must not end because a file was read again."""
+def test_a_reload_keeps_metric_objects() -> None:
+    """A series is identified by its metric, and must not end because a file was read again."""
     file, text = FieldsFile(Path("f.csv")), "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL, gauge, x"
     (first,) = (row for row in file.select(text.encode())[0].read_rows if row.nvml is None)
     (second,) = (row for row in file.select(f"{TEMP}\n{text} y".encode())[0].read_rows if row.nvml is None)
@@ -313,7 +313,7 @@ def test_what_two_readings_have_is_the_same_metric() -> None:
     ],
 )
 def test_other_fields_become_metrics_of_their_entity(name: str, entity: EntityKind, per_instance: bool) -> None:
-    """By the level in DCGM's table."""
+    """The entity is that of the level in DCGM's table."""
     (row,) = (row for row in read(f"{name}, gauge, help")[0].read_rows if row.nvml is None)
 
     assert (row.name, row.entity, row.per_instance) == (name, entity, per_instance)
@@ -338,7 +338,7 @@ def test_a_file_that_selects_nothing_is_refused(content: bytes, message: str) ->
     assert "\n" not in str(error.value)
 
 
-def test_what_is_not_utf8_is_replaced_and_said_once() -> None:
+def test_invalid_utf8_is_replaced_with_one_warning() -> None:
     """A help text in another encoding loses only its invalid bytes."""
     selection, said = read(b"# \xfcber\n" + TEMP.encode() + b" \xb0C\n")
 
@@ -346,7 +346,7 @@ def test_what_is_not_utf8_is_replaced_and_said_once() -> None:
     assert selection.families["DCGM_FI_DEV_GPU_TEMP"].help == "GPU temperature (in C). \ufffdC"
 
 
-def test_a_file_that_is_not_meant_for_us_is_not_told_row_by_row() -> None:
+def test_file_in_another_format_causes_few_warnings() -> None:
     """Thousands of faulty rows cause a few warnings, the number of the others, and no delay."""
     begin = time.monotonic()
     selection, said = read(f"{TEMP}\n" + "".join(f"DCGM_FI_DEV_GPU_THING_{n}, gauge, x\n" for n in range(20_000)))
@@ -376,7 +376,7 @@ PIECES = st.sampled_from((*NAMES, *MARKS))
 @example(b'150,,"')
 @example(b"0,label,")
 @example(b"000000000,gauge,")
-def test_no_content_is_a_traceback(content: bytes) -> None:
+def test_no_content_causes_a_traceback(content: bytes) -> None:
     """Any content results in a selection or an error of one line."""
     said: list[str] = []
     try:

@@ -74,7 +74,7 @@ def test_labels_are_those_of_dcgm_exporter(schema: Schema) -> None:
 
 @pytest.mark.parametrize("schema", Schema)
 def test_a_page_has_the_same_lines(schema: Schema) -> None:
-    """Through the renderer, with values in the schema's unit; families stand in the catalogue's order there."""
+    """Rendered with values in the schema's unit, in the catalogue's order of families."""
     known = [each for each in SERIES if each[0] in m.METRICS]
     samples = tuple(Sample(Series(metric, gpu, own), value) for metric, gpu, own, value in known)
     page = (
@@ -90,7 +90,7 @@ def test_a_page_has_the_same_lines(schema: Schema) -> None:
 
 
 def test_other_rows_of_type_label_take_their_place() -> None:
-    """By name among the others, before what dcgm-exporter calls attributes; none where none are chosen."""
+    """By name among the others, before dcgm-exporter's attributes; none if none are selected."""
     xid = Series(m.XID_ERRORS, GPU, (("err_code", "0"), ("err_msg", "No Error")))
     chosen = labels_of(xid, "node-1", rows=lambda gpu: (("DCGM_FI_DEV_SERIAL", "1"), ("DCGM_FI_DEV_BRAND", "x")))
 
@@ -104,17 +104,17 @@ def test_other_rows_of_type_label_take_their_place() -> None:
     assert "DCGM_FI_DRIVER_VERSION" not in dict(labels_of(xid, "node-1", rows=lambda gpu: ()))
 
 
-def test_ours_do_not_change() -> None:
+def test_own_families_do_not_change() -> None:
     """A `gpu_*` family has the same labels in both schemas, whatever it belongs to."""
-    ours = [metric for metric in m.METRICS if not metric.classic]
-    for metric in ours:
+    own = [metric for metric in m.METRICS if not metric.classic]
+    for metric in own:
         series = Series(metric, GPU, (("x", "y"),))
         assert labels_of(series, "node-1", Schema.SI) == labels_of(series, "node-1")
         assert {"hostname", "Hostname"}.isdisjoint(dict(labels_of(series, "node-1")))
 
 
 def test_in_base_units_no_old_name_is_left() -> None:
-    """Every family of the catalogue, once: what 4.9 renamed has its new name, in headers and lines; types stay."""
+    """Every family of the catalogue, once: what 4.9 renamed has its new name in headers and lines; types stay."""
     samples = tuple(Sample(Series(metric, GPU), 1.0) for metric in m.METRICS)
     pages = {
         schema: Renderer("node-1", selection=everything(schema=schema))

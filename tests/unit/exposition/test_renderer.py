@@ -44,8 +44,8 @@ def test_any_label_value_survives_both_parsers(model: str, node: str) -> None:
         assert (labels["modelName"], labels["Hostname"]) == (model, node)
 
 
-def test_dashes_are_of_model_names_of_gpus_alone() -> None:
-    """dcgm-exporter leaves `model_name` of NVLinks as it is, whatever its flag says."""
+def test_dashes_only_in_model_names_of_gpus() -> None:
+    """dcgm-exporter leaves `model_name` of NVLinks unchanged, whatever its flag."""
     gpu = Gpu(0, "GPU-0", model="NVIDIA  H200 NVL")
     link = Metric("DCGM_FI_DEV_LINK_ROW", Kind.GAUGE, "", "", 0, 9, EntityKind.NVLINK)
     samples = Sample(Series(m.POWER, gpu), 1.0), Sample(Series(link, gpu, (("nvlink", "3"),)), 1.0)
@@ -76,7 +76,7 @@ def test_both_formats_carry_the_same_samples(rows: list[tuple[Metric, float]]) -
         assert sorted(value for *_, value in parsed(rendered, variant)) == sorted(value for _, value in rows)
 
 
-def test_types_are_what_each_format_can_say() -> None:
+def test_types_by_format() -> None:
     """A counter without _total is a counter in text and unknown in OpenMetrics; others are counters in both."""
     rendered = page(
         Sample(Series(m.ENERGY, Gpu(0, "GPU-0")), 1.0), Sample(Series(m.ENERGY_JOULES, Gpu(0, "GPU-0")), 1.0)
@@ -116,7 +116,7 @@ def test_a_line_follows_its_value() -> None:
     assert [body.split()[-1] for body in bodies] == [b"1.5", b"2", b"2", b"700.25"]
 
 
-def test_labels_everywhere_stand_on_every_series() -> None:
+def test_common_labels_are_on_every_series() -> None:
     """A replayed series cannot be mistaken for a live one."""
     samples = [Sample(Series(row, Gpu(0, "GPU-0")), 1.0) for row in m.METRICS]
     body = Renderer("n", (("source", "replay"),)).render(Snapshot(0, "replay", tuple(samples))).body(TEXT).decode()

@@ -50,7 +50,7 @@ def clocks(monkeypatch: pytest.MonkeyPatch) -> FakeClocks:
 
 
 class Started:
-    """What an exporter has of events after its start. A second one in the same folder is a restart."""
+    """The events of an exporter after its start. A second one in the same folder is a restart."""
 
     def __init__(self, folder: Path, log: Path, clocks: FakeClocks) -> None:
         self.events, self._clocks = EventLog(load(), lambda _: None), clocks
@@ -67,13 +67,13 @@ class Started:
 
     @property
     def times(self) -> set[float]:
-        """Every time that is shown: of events, and of their metrics."""
+        """Return every time that is exposed, of events and in metrics."""
         rows = self.events.samples([GPU], nvml_up=True)
         return {event["at"] for event in self.events.recent()} | {row[2] for row in rows if row[0] is m.XID_LAST}
 
     @property
     def written(self) -> list[int]:
-        """The codes in the history file."""
+        """Return the codes in the history file."""
         if not self._history.exists():
             return []
         return [json.loads(line)["xid"] for line in self._history.read_text().splitlines()]
@@ -145,7 +145,7 @@ def test_a_line_of_2099(tmp_path: Path, clocks: FakeClocks, caplog: pytest.LogCa
         (tmp_path / "events.json").unlink()
     restarted = Started(tmp_path, log, clocks)
     restarted.poll()
-    assert restarted.unhealthy is not with_state  # without a state, the line is read once more
+    assert restarted.unhealthy is not with_state  # without a state, the line is read again
     restarted.poll(20 * 60)
     assert not restarted.unhealthy
 
@@ -168,7 +168,7 @@ def test_setting_the_clock_does_not_change_an_age(tmp_path: Path, clocks: FakeCl
 def test_a_state_that_was_saved_a_year_ahead(
     tmp_path: Path, clocks: FakeClocks, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """After a restart with the right clock, its XIDs count as new, and expire; both witnesses still count once."""
+    """After a restart with the right clock, its XIDs count as recent, and expire; XIDs of both sources count once."""
     log = tmp_path / "kern.log"
     log.touch()
     clocks.set_clock(YEAR)

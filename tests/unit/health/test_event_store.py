@@ -1,4 +1,4 @@
-"""Files of the state directory that somebody else wrote, or that are something else than files."""
+"""Files of the state directory from other programs, or that are not regular files."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def log() -> EventLog:
 
 
 def saved(**changes: Any) -> str:
-    """A state file. Python writes infinity as `Infinity`, which is not JSON."""
+    """Write a state file. Python writes infinity as `Infinity`, which is not JSON."""
     return json.dumps({"events": {**STATE, **changes}})
 
 
 def used(folder: Path) -> EventLog:
-    """Load the state, then do what an exporter does with it."""
+    """Load the state, then use it as an exporter does."""
     events = log()
     EventStore(folder).load(events)
     events.registered(GPU, time.time())
@@ -66,7 +66,7 @@ def used(folder: Path) -> EventLog:
 
 
 def counts(events: EventLog) -> dict[int, float]:
-    """The counts by code, without those that are 0."""
+    """Return the counts by code, without zeros."""
     rows = events.samples([GPU], nvml_up=True)
     return {int(labels["xid"]): value for metric, _, value, labels in rows if metric is m.XID_EVENTS and value}
 
@@ -116,7 +116,7 @@ def test_a_state_of_an_earlier_version_is_restored(tmp_path: Path) -> None:
         saved(recent=[{**EVENT, "xid": "79"}]),
         saved(recent=[{**EVENT, "evidence": {"DCGM_FI_DEV_GPU_TEMP": float("nan")}}]),
         saved(recent=[{**EVENT, "evidence": {"DCGM_FI_DEV_GPU_TEMP": "hot"}}]),
-        saved(recent=[{**EVENT, "witnesses": ["somebody"]}]),
+        saved(recent=[{**EVENT, "witnesses": ["unknown"]}]),
         saved(recent=[{**EVENT, "message": 5}]),
         saved(recent=[{"xid": 79}]),
         " " * (9 << 20),
@@ -124,7 +124,7 @@ def test_a_state_of_an_earlier_version_is_restored(tmp_path: Path) -> None:
     ids=lambda content: content[:40],
 )
 def test_an_unusable_state_is_moved_aside(tmp_path: Path, content: str, caplog: pytest.LogCaptureFixture) -> None:
-    """It is named in one line; counts start anew, and are saved."""
+    """One log line names it; counts start from zero, and are saved."""
     (tmp_path / "events.json").write_text(content, encoding="latin-1")
     events = used(tmp_path)
     assert counts(events) == {48: 1}
@@ -155,7 +155,7 @@ def test_a_damaged_state_never_prevents_the_start(
 
 @pytest.mark.parametrize("name", ["events.json", "events.draft", "events.jsonl"])
 def test_symbolic_links_are_not_followed(tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Not to a file that exists, nor to one that would be made."""
+    """Neither to an existing file nor to one that would be created."""
     state, elsewhere, new = tmp_path / "state", tmp_path / "elsewhere", tmp_path / "new"
     elsewhere.write_text(saved())
     for target in (elsewhere, new):

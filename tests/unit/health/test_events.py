@@ -1,4 +1,4 @@
-"""Two witnesses, one count."""
+"""XIDs from NVML and the kernel log: each event counts once."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def kernel(events: EventLog, code: int, at: float, **more: object) -> None:
 
 
 def counts(events: EventLog, name: object = m.XID_EVENTS) -> dict[int, float]:
-    """What is exposed by code, but for what is 0."""
+    """Return the exposed counts by code, without zeros."""
     found = events.samples([GPU], True)
     return {int(labels["xid"]): value for metric, _, value, labels in found if metric is name and value}
 
 
-def test_each_witness_alone() -> None:
+def test_each_source_alone() -> None:
     events = log()
     events.registered(GPU, 100)
     nvml(events, 79, 101)
@@ -58,13 +58,13 @@ def test_each_witness_alone() -> None:
 
 
 @pytest.mark.parametrize("order", ["nknk", "nnkk", "kknn", "knnk"])
-def test_both_witnesses_of_the_same_two(order: str) -> None:
-    """In whatever order they report, and however late."""
+def test_both_sources_report_the_same_events(order: str) -> None:
+    """In any order, and however late."""
     events = log()
     events.registered(GPU, 100)
     nvml_at, kernel_at = iter((101.9, 502.9)), iter((101.0, 102.0))
-    for who in order:
-        if who == "n":
+    for source in order:
+        if source == "n":
             nvml(events, 48, next(nvml_at))
         else:
             kernel(events, 48, next(kernel_at))
@@ -72,7 +72,7 @@ def test_both_witnesses_of_the_same_two(order: str) -> None:
     assert [sorted(event["witnesses"]) for event in events.recent()] == [["kernel", "nvml"]] * 2
 
 
-def test_what_is_older_than_the_registration_is_the_kernels_alone() -> None:
+def test_events_before_the_registration_are_only_in_the_kernel_log() -> None:
     events = log()
     kernel(events, 31, 50)
     events.registered(GPU, 100)
@@ -83,7 +83,7 @@ def test_what_is_older_than_the_registration_is_the_kernels_alone() -> None:
 
 
 def test_a_gpu_that_was_lost_and_found() -> None:
-    """A log that is read late belongs to the registration of its time."""
+    """Late lines of the log are matched with the registration of their time."""
     events = log()
     events.registered(GPU, 100)
     nvml(events, 79, 150)
@@ -95,21 +95,21 @@ def test_a_gpu_that_was_lost_and_found() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from([13, 48]), st.booleans(), st.booleans()), max_size=30), st.randoms())
-def test_each_event_counts_once_whoever_tells(happened: list[tuple[int, bool, bool]], random: object) -> None:
-    """Where one of the witnesses sees all, the count is exact, whatever the other misses."""
+def test_each_event_counts_once(happened: list[tuple[int, bool, bool]], random: object) -> None:
+    """If one source reports all events, the count is exact, whatever the other one misses."""
     events = log()
     events.registered(GPU, 100)
-    sights = [(nvml, code, 101.0 + n) for n, (code, _, _) in enumerate(happened)]
-    sights += [(kernel, code, 101.0 + n) for n, (code, seen, _) in enumerate(happened) if seen]
-    random.shuffle(sights)  # type: ignore[attr-defined]
-    for report, code, at in sights:
+    reports = [(nvml, code, 101.0 + n) for n, (code, _, _) in enumerate(happened)]
+    reports += [(kernel, code, 101.0 + n) for n, (code, seen, _) in enumerate(happened) if seen]
+    random.shuffle(reports)  # type: ignore[attr-defined]
+    for report, code, at in reports:
         report(events, code, at)
     truth = {code: float(sum(each == code for each, _, _ in happened)) for code, _, _ in happened}
     assert counts(events) == truth
     assert len(events.recent()) == len(happened)
 
 
-def test_drain_codes_start_at_zero_where_there_is_a_witness() -> None:
+def test_drain_codes_start_at_zero_with_an_xid_source() -> None:
     events = log()
     zero = {int(labels["xid"]) for metric, _, value, labels in events.samples([GPU], True) if metric is m.XID_EVENTS}
     assert zero == set(XIDS.drain_codes)
@@ -133,7 +133,7 @@ def test_an_unknown_code_is_of_unknown_kind() -> None:
     assert (labels["kind"], labels["action"]) == ("unknown", "none")
 
 
-def test_evidence_is_of_what_just_happened() -> None:
+def test_only_recent_events_have_evidence() -> None:
     events = log()
     kernel(events, 31, time.time(), pid=486, name="bad", message="MMU Fault")
     kernel(events, 13, 5.0)
@@ -143,7 +143,7 @@ def test_evidence_is_of_what_just_happened() -> None:
     assert old["evidence"] == {}
 
 
-def test_a_gpu_that_nobody_ever_attached_is_known_by_its_address() -> None:
+def test_a_gpu_that_was_never_attached_has_its_address() -> None:
     events = log()
     line = XidLine("00000000:AA:00.0", 79)
     events.add_kernel_log_entry(LogEntry(Position("boot", 1), 7.0, line), 7.0)
@@ -173,7 +173,7 @@ def test_a_storm_is_bounded() -> None:
 
 
 def test_a_restart_in_the_middle_loses_and_doubles_nothing(tmp_path: Path) -> None:
-    """NVML reported it, the log was not read yet; after the restart it is, and then the next one happens."""
+    """NVML reported an XID, but its log line is read only after the restart; then another XID follows."""
     store, first = EventStore(tmp_path), log()
     first.registered(GPU, 100)
     nvml(first, 48, 101)
@@ -210,7 +210,7 @@ def test_the_history_turns_over(tmp_path: Path) -> None:
     assert len((tmp_path / "events.jsonl").read_text().splitlines()) == 1
 
 
-def test_a_directory_that_cannot_be_written_costs_a_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_directory_that_cannot_be_written_is_one_log_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("")
     store, events = EventStore(tmp_path / "file" / "below"), log()
     for _ in range(3):
@@ -239,8 +239,8 @@ def full(*_: object) -> None:
     raise OSError(28, "No space left on device")
 
 
-def test_an_event_of_before_the_last_one_written_is_written_too(tmp_path: Path) -> None:
-    """A clock that was set back, a log that became readable late."""
+def test_an_event_older_than_the_last_one_is_written(tmp_path: Path) -> None:
+    """As after a clock was set back, or if a log becomes readable late."""
     store, events = EventStore(tmp_path), log()
     for at in (100.0, 50.0):
         kernel(events, 31, at)
@@ -251,11 +251,11 @@ def test_an_event_of_before_the_last_one_written_is_written_too(tmp_path: Path) 
 @pytest.mark.parametrize("number", sorted(RECOVERY))
 @pytest.mark.parametrize("order", ["k", "nk", "kn"])
 def test_an_announced_recovery_action_outranks_the_table(number: int, order: str) -> None:
-    """An XID 154 says in the kernel log what the driver asks for; NVML reports only its code."""
+    """Only the kernel log has the recovery action of an XID 154; NVML reports the code."""
     events = log()
     events.registered(GPU, 100)
-    for who in order:
-        if who == "n":
+    for source in order:
+        if source == "n":
             nvml(events, 154, 101)
         else:
             kernel(events, 154, 101, recovery_action=recovery_action(number))

@@ -1,4 +1,4 @@
-"""Verdicts: which values no healthy GPU has, and what is not known."""
+"""Verdicts: values that no healthy GPU has, and values that are unknown."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ H200: Mapping[Metric, float | str] = {
 
 
 def snapshot(*gpus: tuple[Gpu, Mapping[Metric, float | str] | str], expected: int = 0) -> Snapshot:
-    """GPUs with values and outcomes (text), or down for a reason."""
+    """Return a snapshot of GPUs with values and outcomes (text), or down for a reason."""
     found = []
-    for gpu, told in gpus:
-        if isinstance(told, str):
-            found.append(judge.judge(GpuStatus(gpu, up=False, reason=told), (), str))
+    for gpu, values in gpus:
+        if isinstance(values, str):
+            found.append(judge.judge(GpuStatus(gpu, up=False, reason=values), (), str))
             continue
-        samples = [Sample(Series(metric, gpu), value) for metric, value in told.items() if not isinstance(value, str)]
-        outcomes = {metric: value for metric, value in told.items() if isinstance(value, str)}
+        samples = [Sample(Series(metric, gpu), value) for metric, value in values.items() if not isinstance(value, str)]
+        outcomes = {metric: value for metric, value in values.items() if isinstance(value, str)}
         found.append(
             judge.judge(GpuStatus(gpu, up=True), samples, defaultdict(lambda: "not_read", outcomes).__getitem__)
         )
@@ -43,13 +43,13 @@ def snapshot(*gpus: tuple[Gpu, Mapping[Metric, float | str] | str], expected: in
 
 
 def of(values: Mapping[Metric, float | str] | str) -> Verdict:
-    """The verdict on one GPU."""
+    """Return the verdict on one GPU."""
     [found] = snapshot((GPU, values)).verdicts
     return found
 
 
 def test_healthy() -> None:
-    """Errors in the life of the board are no fault of today, nor are rows that were remapped well."""
+    """Earlier errors of the board are no current fault, nor are rows that were remapped successfully."""
     assert of({**H200, m.ECC_DBE_AGG: 7, m.REMAP_UNCORRECTABLE: 2, m.ECC_SBE_VOL: 9}) == Verdict(GPU)
     assert Verdict(GPU).health is Health.HEALTHY
     assert Verdict(GPU).action is Action.NONE
@@ -74,7 +74,7 @@ def test_healthy() -> None:
     ],
 )
 def test_unhealthy(values: Mapping[Metric, float], action: Action, said: list[str]) -> None:
-    """Each fault has its words and its repair; of several the heaviest counts."""
+    """Each fault has its text and its repair; the most severe repair counts."""
     found = of({**H200, **values})
     assert found.health is Health.UNHEALTHY
     assert found.action is action
@@ -115,7 +115,7 @@ IN_FABRIC = {m.FABRIC: 3, m.NVLINK_COUNT: 18, m.NVLINK_UP: 18}
     ],
 )
 def test_degraded(values: Mapping[Metric, float], reason: str, action: Action, said: str) -> None:
-    """What a job that runs survives, and a new one should not be given."""
+    """A running job survives these faults, but no new job should start."""
     found = of({**H200, **values})
     assert found.health is Health.DEGRADED
     [problem] = found.problems
@@ -143,17 +143,17 @@ def test_degraded(values: Mapping[Metric, float], reason: str, action: Action, s
     ],
 )
 def test_no_fault(values: Mapping[Metric, float]) -> None:
-    """Links that save power, a power cap, bridged boards with idle links, and half of what a rule needs."""
+    """Links that save power, a power cap, bridged boards with idle links, and rules with only half of their values."""
     assert of({**H200, **values}).health is Health.HEALTHY
 
 
-def test_what_others_know() -> None:
-    """Problems from elsewhere count beside ours, whether the GPU answers or not, and beside what is not known."""
-    told = Problem(m.UP, 79, "Xid 79", Action.NODE_REBOOT, "xid_79", Health.DEGRADED)
+def test_reported_problems() -> None:
+    """Reported problems are added to those of the values, also if the GPU is down or values are unknown."""
+    reported = Problem(m.UP, 79, "Xid 79", Action.NODE_REBOOT, "xid_79", Health.DEGRADED)
     for status, samples in ((GpuStatus(GPU, True), ()), (GpuStatus(GPU, False, "source_lost"), ())):
-        found = judge.judge(status, samples, lambda metric: "not_read", [told])
-        assert (found.health, found.action, found.problems) == (Health.DEGRADED, Action.NODE_REBOOT, (told,))
-    lost = judge.judge(GpuStatus(GPU, False, "lost"), (), str, [told])
+        found = judge.judge(status, samples, lambda metric: "not_read", [reported])
+        assert (found.health, found.action, found.problems) == (Health.DEGRADED, Action.NODE_REBOOT, (reported,))
+    lost = judge.judge(GpuStatus(GPU, False, "lost"), (), str, [reported])
     assert [each.reason for each in lost.problems] == ["lost", "xid_79"]
 
 
@@ -171,7 +171,7 @@ def test_what_others_know() -> None:
     ],
 )
 def test_down(reason: str, level: Health, action: Action) -> None:
-    """A GPU that does not answer is unhealthy, unless the reason lies with us."""
+    """A GPU that does not answer is unhealthy, unless the exporter is the reason."""
     found = of(reason)
     assert (found.health, found.action) == (level, action)
 
@@ -207,27 +207,27 @@ def test_down(reason: str, level: Health, action: Action) -> None:
     ],
 )
 def test_unknown(values: Mapping[Metric, float | str], level: Health, said: list[str]) -> None:
-    """What can't be read is said; it is harmless only where the hardware does not have it."""
+    """An unreadable value is reported; it is harmless only if the hardware does not have it."""
     found = of({**H200, **values})
     assert found.health is level
     assert [f"{each.what}: {each.why}" for each in found.unknown] == said
     assert found.problems == ()
 
 
-def test_what_was_never_read_is_unknown() -> None:
-    """No value and no outcome: nobody looked."""
+def test_values_that_were_never_read_are_unknown() -> None:
+    """No value and no outcome: it was never read."""
     assert of({}).health is Health.UNKNOWN
     assert {each.why for each in of({}).unknown} == {"not_read"}
 
 
-def test_a_problem_outweighs_what_is_not_known() -> None:
-    """Unhealthy stays unhealthy."""
+def test_a_problem_outweighs_unknown_values() -> None:
+    """An unhealthy GPU stays unhealthy."""
     assert of({**H200, m.REMAP_FAILURE: 1, m.RECOVERY: "unknown"}).health is Health.UNHEALTHY
     assert of({**H200, m.REMAP_PENDING: 1, m.RECOVERY: "unknown"}).health is Health.DEGRADED
 
 
 def test_rows_are_cheap() -> None:
-    """No profiling, so that one read is enough."""
+    """They need no profiling, so one read is enough."""
     assert not any(isinstance(row.nvml, Gpm) or row.nvml is None for row in judge.ROWS)
 
 
@@ -264,7 +264,7 @@ def test_report(
     codes: list[int],
     missing: int,
 ) -> None:
-    """Which GPUs count, and what they come to together."""
+    """Which GPUs count, and the result for all of them."""
     result = check.report(snapshot(*gpus, expected=expected), None if only is None else frozenset(only))
     assert result.health is level
     assert [verdict.gpu.index for verdict in result.verdicts] == codes
@@ -275,7 +275,7 @@ def test_report(
 
 @pytest.mark.parametrize(("text", "found"), [("0", {0}), ("0,1, 5", {0, 1, 5})])
 def test_indices(text: str, found: set[int]) -> None:
-    """Numbers between commas."""
+    """Numbers separated by commas."""
     assert check.indices(text) == found
 
 

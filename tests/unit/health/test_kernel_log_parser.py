@@ -90,8 +90,8 @@ SWITCH_SAYS = SxidLine("00000000:C1:00.0", 20034, 0, True, 46, "Link 46 LTSSM Fa
         ("nvidia-nvswitch1: SXid (PCI:0000:05:00.0): 22013, Fatal", SxidLine("00000000:05:00.0", 22013, 1, True)),
     ],
 )
-def test_what_a_message_says(text: str, expected: XidLine | SxidLine) -> None:
-    """Every form that drivers print, bare and behind every prefix."""
+def test_messages(text: str, expected: XidLine | SxidLine) -> None:
+    """All formats of drivers, bare and behind every prefix."""
     assert parse_message(text) == expected
     for prefix in PREFIXES:
         found = parse(prefix(text))
@@ -115,8 +115,8 @@ def test_what_a_message_says(text: str, expected: XidLine | SxidLine) -> None:
         (8, "Something New", Action.DRAIN),
     ],
 )
-def test_what_a_154_announces(number: int, words: str, action: Action) -> None:
-    """By NVML's number, whose words changed between drivers; a number newer than the table asks for a drain."""
+def test_recovery_action_of_xid_154(number: int, words: str, action: Action) -> None:
+    """By NVML's number, because the words differ between drivers; an unknown number requires a drain."""
     text = f"GPU recovery action changed from 0x0 (None) to 0x{number:x} ({words})"
     found = parse_message(f"NVRM: Xid (PCI:0000:01:00): 154, {text}")
     assert isinstance(found, XidLine)
@@ -142,8 +142,8 @@ def test_what_a_154_announces(number: int, words: str, action: Action) -> None:
         (journal(LOST, __REALTIME_TIMESTAMP="soon", _SOURCE_MONOTONIC_TIMESTAMP="-1"), Stamp(boot_id="b0")),
     ],
 )
-def test_when_it_was(line: str, stamp: Stamp) -> None:
-    """As far as the line says; a date without year and zone is not guessed at."""
+def test_times(line: str, stamp: Stamp) -> None:
+    """As far as the line has one; a date without year and time zone is not guessed."""
     found = parse(line)
     assert found is not None
     assert found.stamp == stamp
@@ -189,8 +189,8 @@ def test_when_it_was(line: str, stamp: Stamp) -> None:
         journal(["N", -1, 256, 1e3]),
     ],
 )
-def test_what_is_none(line: str) -> None:
-    """Other messages, quotations, and what user space wrote."""
+def test_other_messages(line: str) -> None:
+    """Other messages, quotations, and lines of user space are ignored."""
     assert parse(line) is None
 
 
@@ -199,7 +199,7 @@ def test_what_is_none(line: str) -> None:
     ["0000:0a:00", "0000:0A:00.0", "00000000:0A:00.0", "PCI:0000:0a:00", "0a:00.0", "0a:00"],
 )
 def test_addresses_match_those_of_nvml(text: str) -> None:
-    """The kernel log has four digits of the domain and no function, NVML eight and capitals."""
+    """The kernel log has a domain of four digits and no function, NVML has eight and capitals."""
     assert pci_bus_id(text) == "00000000:0A:00.0"
     assert same_device(text, "00000000:0A:00.0")
     assert not same_device(text, "00000001:0A:00.0")
@@ -207,8 +207,8 @@ def test_addresses_match_those_of_nvml(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "0a", "GPU-0a:00", "0000:0a:00.8", "0000:0g:00", "000000000:0a:00", "0a:00\n"])
-def test_what_is_no_address(text: str) -> None:
-    """It is no device, not even the same as itself."""
+def test_bad_addresses(text: str) -> None:
+    """They match no device, not even themselves."""
     assert pci_bus_id(text) == ""
     assert not same_device(text, text)
 
@@ -243,14 +243,14 @@ def test_kmsg_records(data: bytes, expected: KmsgRecord) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"\n", b"6,1;x", b"6,1,2", b"-6,1,2,-;x", b"text", b"<6>[ 1.0] x", b"6,1,x,-;x"])
-def test_no_kmsg_records(data: bytes) -> None:
-    """What does not begin as a record is none."""
+def test_bad_kmsg_records(data: bytes) -> None:
+    """Content with another beginning is ignored."""
     assert parse_kmsg(data) is None
 
 
 @pytest.mark.parametrize("facility", range(24))
-def test_only_the_kernel_is_believed(facility: int) -> None:
-    """What user space writes into /dev/kmsg has another facility: the kernel sees to that."""
+def test_only_the_kernels_facility_counts(facility: int) -> None:
+    """The kernel gives records that user space writes to /dev/kmsg another facility."""
     record = parse_kmsg(f"{facility << 3 | 3},7,1500000,-;{LOST}\n DEVICE=+pci:0000:03:00.0\n".encode())
     assert record is not None
     expected = replace(LOST_SAYS, stamp=Stamp(since_boot=1.5)) if facility == 0 else None
@@ -259,15 +259,15 @@ def test_only_the_kernel_is_believed(facility: int) -> None:
 
 @pytest.mark.parametrize("text", [f"[ 12.345678] {LOST}", f"kernel: {LOST}", f"a\\x0a{LOST}", f" {LOST}"])
 def test_a_record_has_no_prefix(text: str) -> None:
-    """The text of a record begins with what the driver wrote; a second line in it is not a record."""
+    """Its text begins with the driver's; a second line in it is not a record."""
     record = parse_kmsg(f"3,7,1500000,-;{text}\n".encode())
     assert record is not None
     assert record.xid_line is None
 
 
 @given(st.text() | st.text('NVRM: SXid(PC0123456789abcdef.),[]{}<>"\\\nkernl '))
-def test_no_text_is_too_strange(text: str) -> None:
-    """Whatever the text, it is read or not, and never more is read than it says."""
+def test_any_text(text: str) -> None:
+    """It is parsed or ignored, and every parsed value is in it."""
     found = parse(text)
     assert found is None or str(found.code) in text
     parse(journal(text))
@@ -276,12 +276,12 @@ def test_no_text_is_too_strange(text: str) -> None:
 
 
 @given(st.binary() | st.builds(lambda rest: b"3,1,2,-;" + rest, st.binary()))
-def test_no_record_is_too_strange(data: bytes) -> None:
-    """Whatever the bytes, they are a record or not."""
+def test_any_record(data: bytes) -> None:
+    """Any bytes are a record or ignored."""
     record = parse_kmsg(data)
     assert record is None or record.xid_line is None
 
 
 def test_twenty_thousand_lines() -> None:
-    """A small part of `make soak`."""
+    """A short `make soak`."""
     fuzz(20_000, seed=1)

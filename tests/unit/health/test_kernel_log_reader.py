@@ -1,4 +1,4 @@
-"""Following the kernel log: a pipe of packets stands in for /dev/kmsg, whose reads give one record each too."""
+"""Following the kernel log: a pipe of packets replaces /dev/kmsg, because a read gives one record of it, too."""
 
 from __future__ import annotations
 
@@ -18,56 +18,56 @@ OTHER = "Nov 20 12:00:00 host kernel: [ 12.345678] eth0: link up\n"
 
 
 def record(sequence: int, text: str = "NVRM: Xid (PCI:0000:03:00): 79, lost", priority: int = 3) -> bytes:
-    """A record of /dev/kmsg, two seconds after boot."""
+    """Return a record of /dev/kmsg, two seconds after boot."""
     return f"{priority},{sequence},2000000,-;{text}\n SUBSYSTEM=pci\n".encode()
 
 
 class Kmsg:
-    """A named pipe called kmsg, in packet mode, beside a /proc that knows the boot."""
+    """A named pipe called kmsg in packet mode, and a procfs with the boot."""
 
     def __init__(self, folder: Path) -> None:
         self.path, self.procfs = folder / "kmsg", folder / "proc"
         (self.procfs / "sys/kernel/random").mkdir(parents=True)
         self.boot(BOOT)
         os.mkfifo(self.path)
-        self._reader = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe forgets when nobody has it open
+        self._reader = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe that is not open loses its content
         self._writer = os.open(self.path, os.O_WRONLY | os.O_NONBLOCK)
         fcntl.fcntl(self._writer, fcntl.F_SETFL, os.O_NONBLOCK | os.O_DIRECT)  # packets: a read gives one write
 
     def boot(self, number: str) -> None:
-        """Another boot."""
+        """Reboot."""
         (self.procfs / "sys/kernel/random/boot_id").write_text(number + "\n")
 
     def write(self, *records: bytes) -> None:
-        """Each of them is what one read gives."""
+        """Write records, each of which is returned by one read."""
         for each in records:
             os.write(self._writer, each)
 
     def log(self, start: Start | Position = Start.FIRST, read: Callable[[int, int], bytes] = os.read) -> KernelLog:
-        """A reader of it, an hour of wall clock and a minute after boot."""
+        """Return a reader, with clocks an hour of wall time and a minute after boot."""
         return KernelLog(self.path, start, procfs=self.procfs, read=read, clocks=lambda: (3600.0, 60.0))
 
     def close(self) -> None:
-        """Nobody writes any more."""
+        """Close the writing end."""
         os.close(self._reader)
         os.close(self._writer)
 
 
 @pytest.fixture
 def kmsg(tmp_path: Path) -> Iterator[Kmsg]:
-    """A stand-in for /dev/kmsg."""
-    stand_in = Kmsg(tmp_path)
-    yield stand_in
-    stand_in.close()
+    """A fake /dev/kmsg."""
+    fake = Kmsg(tmp_path)
+    yield fake
+    fake.close()
 
 
 def codes(log: KernelLog) -> list[int]:
-    """The codes of what is new."""
+    """Return the codes of new lines."""
     return [logged.line.code for logged in log.read()]
 
 
 def test_kmsg_from_the_first_record_then_following(kmsg: Kmsg) -> None:
-    """What is in the ring comes at once, later records when they come, and nothing twice."""
+    """Records in the ring are read at once, later ones when they come, and none twice."""
     kmsg.write(record(7), record(8, "eth0: link up"), record(9, priority=11), record(10, "x\n KEY=1"))
     log = kmsg.log()
 
@@ -82,7 +82,7 @@ def test_kmsg_from_the_first_record_then_following(kmsg: Kmsg) -> None:
 
 
 def test_kmsg_resumes_in_the_same_boot_only(kmsg: Kmsg) -> None:
-    """What was seen before a restart is not seen again; what was overwritten meanwhile is counted."""
+    """Records from before a restart are not read again; those that were overwritten meanwhile are counted."""
     kmsg.write(record(7), record(8), record(11))
     log = kmsg.log(Position(BOOT, 7))
     assert [logged.position.number for logged in log.read()] == [8, 11]
@@ -98,8 +98,8 @@ def test_kmsg_resumes_in_the_same_boot_only(kmsg: Kmsg) -> None:
 
 
 def test_kmsg_from_the_end(tmp_path: Path) -> None:
-    """Only what comes from now on; after a failure it doesn't go back to what was there before."""
-    path = tmp_path / "kmsg"  # a file has what a pipe has not: an end to go to
+    """Only new records are read, also after a failure."""
+    path = tmp_path / "kmsg"  # unlike a pipe, a file has an end to seek to
     path.write_bytes(record(7))
     log = KernelLog(path, Start.END, procfs=tmp_path)
     assert log.read() == []
@@ -113,23 +113,23 @@ def test_kmsg_from_the_end(tmp_path: Path) -> None:
 
 
 def test_kmsg_of_an_unknown_boot_is_read_whole(kmsg: Kmsg) -> None:
-    """Without a boot id no sequence number of another reader is believed."""
+    """Without a boot id, another reader's sequence number is ignored."""
     (kmsg.procfs / "sys/kernel/random/boot_id").unlink()
     kmsg.write(record(3))
     log = kmsg.log(Position("", 7))
     assert codes(log) == [79]
     log.close()
     kmsg.write(record(3), record(4))
-    assert codes(log) == [79]  # but its own are
+    assert codes(log) == [79]  # but its own sequence numbers are used
     log.close()
 
 
 def test_kmsg_overwritten_while_reading(kmsg: Kmsg) -> None:
-    """EPIPE: the reader was overtaken. It goes on with the oldest record that is left, and counts what it lost."""
+    """After EPIPE, reading continues with the oldest remaining record, and lost ones are counted."""
     answers: list[bytes | OSError] = [record(5), BrokenPipeError(), record(9), BlockingIOError()]
 
     def read(fd: int, size: int) -> bytes:
-        assert size >= 8192  # a kernel refuses less
+        assert size >= 8192  # a real kernel refuses fewer reads
         answer = answers.pop(0)
         if isinstance(answer, OSError):
             raise answer
@@ -141,8 +141,8 @@ def test_kmsg_overwritten_while_reading(kmsg: Kmsg) -> None:
     log.close()
 
 
-def test_kmsg_that_fails_gives_what_it_had(kmsg: Kmsg) -> None:
-    """An error costs the rest of this read; the next one opens it again and says nothing twice."""
+def test_kmsg_that_fails_returns_earlier_records(kmsg: Kmsg) -> None:
+    """An error ends this read; the next one opens the file again and repeats no record."""
     answers: list[bytes | OSError] = [record(5), OSError(5, "Input/output error"), record(5), record(6)]
 
     def read(fd: int, size: int) -> bytes:
@@ -160,7 +160,7 @@ def test_kmsg_that_fails_gives_what_it_had(kmsg: Kmsg) -> None:
 
 
 def test_a_flood_is_read_in_parts(kmsg: Kmsg) -> None:
-    """A log that is written faster than it is read doesn't keep a call for ever."""
+    """A call ends even if the log is written faster than it is read."""
     numbers = iter(range(10**9))
     log = kmsg.log(read=lambda fd, size: record(next(numbers), "noise"))
     assert log.read() == []
@@ -175,7 +175,7 @@ def write(path: Path, *lines: str, mode: str = "a") -> None:
 
 
 def test_a_file_is_followed(tmp_path: Path) -> None:
-    """Complete lines, each once, with the offset behind it; a line is waited for until it is whole."""
+    """Each complete line once, with the offset behind it; incomplete lines are awaited."""
     path = tmp_path / "kern.log"
     write(path, OTHER, LINE.format(79), LINE.format(48)[:50])
     log = KernelLog(path)
@@ -191,8 +191,8 @@ def test_a_file_is_followed(tmp_path: Path) -> None:
     log.close()
 
 
-def test_a_file_starts_where_told(tmp_path: Path) -> None:
-    """From the first line, from the end, or behind what was read; a position of another or a shorter file is none."""
+def test_start_position_of_a_file(tmp_path: Path) -> None:
+    """At the beginning, at the end, or behind earlier lines; a position of another or shorter file is ignored."""
     path = tmp_path / "kern.log"
     write(path, LINE.format(13), LINE.format(31))
     inode = str(path.stat().st_ino)
@@ -208,7 +208,7 @@ def test_a_file_starts_where_told(tmp_path: Path) -> None:
 
 
 def test_from_the_end_means_whole_lines(tmp_path: Path) -> None:
-    """The rest of a line that was being written is not a line of its own, even if it looks like one."""
+    """The rest of a line that was being written is not a line, even if it looks like one."""
     path = tmp_path / "kern.log"
     write(path, "Nov 20 12:00:00 host app: ")
     log = KernelLog(path, Start.END)
@@ -229,7 +229,7 @@ def test_a_long_line_is_dropped_whole(tmp_path: Path) -> None:
 
 
 def test_rotation(tmp_path: Path) -> None:
-    """Renamed and made anew: the old file is read to its end, also while the writer still has it, then the new one."""
+    """By renaming: the old file is read to its end, also while the writer still has it open, then the new one."""
     path, old = tmp_path / "kern.log", tmp_path / "kern.log.1"
     write(path, LINE.format(13))
     log = KernelLog(path)
@@ -251,7 +251,7 @@ def test_rotation(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("partial", ["", "half a li"])
 def test_truncation(tmp_path: Path, partial: str) -> None:
-    """Copied and cut to nothing: reading begins anew."""
+    """By copying and truncating: reading starts again."""
     path = tmp_path / "kern.log"
     write(path, LINE.format(13), OTHER, partial)
     log = KernelLog(path)
@@ -262,7 +262,7 @@ def test_truncation(tmp_path: Path, partial: str) -> None:
 
 
 def test_a_file_that_comes_later(tmp_path: Path) -> None:
-    """Missing at first: the reason says so, until it is there."""
+    """Until it exists, the reason says so."""
     path = tmp_path / "kern.log"
     log = KernelLog(path)
     assert log.read() == []
@@ -274,7 +274,7 @@ def test_a_file_that_comes_later(tmp_path: Path) -> None:
 
 
 def test_a_big_file_is_read_in_parts(tmp_path: Path) -> None:
-    """Eight MiB a call."""
+    """Eight MiB per call."""
     path = tmp_path / "kern.log"
     lines = 9 * 2**20 // len(OTHER)
     write(path, OTHER * lines, LINE.format(79))
@@ -286,19 +286,19 @@ def test_a_big_file_is_read_in_parts(tmp_path: Path) -> None:
 
 
 def folder(path: Path) -> None:
-    """Not a file."""
+    """Make a folder."""
     path.mkdir()
 
 
 def unix_socket(path: Path) -> None:
-    """Nothing that can be opened."""
+    """Make a socket, which cannot be opened."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
 
 
 @pytest.mark.parametrize("make", [folder, os.mkfifo, unix_socket, lambda path: path.symlink_to(path)])
-def test_what_can_not_be_read_has_a_reason(tmp_path: Path, make: Callable[[Path], None]) -> None:
-    """Never an exception, never a wait: one line that names the file, and again at the next call."""
+def test_unreadable_files(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    """Never an exception or a wait: one line with the file's name, and again at the next call."""
     path = tmp_path / "kern.log"
     make(path)
     log = KernelLog(path)
@@ -312,7 +312,7 @@ def test_what_can_not_be_read_has_a_reason(tmp_path: Path, make: Callable[[Path]
 
 @pytest.mark.parametrize(("name", "cure"), [("kmsg", "run as root or with CAP_SYSLOG"), ("kern.log", "group read it")])
 def test_without_permission(tmp_path: Path, name: str, cure: str) -> None:
-    """dmesg_restrict answers a read as a file's mode does an open: the reason has the cure."""
+    """dmesg_restrict makes a read fail, a file's mode an open: the reason has the fix."""
 
     def refuse(fd: int, size: int) -> bytes:
         raise PermissionError(1, "Operation not permitted")
@@ -325,8 +325,8 @@ def test_without_permission(tmp_path: Path, name: str, cure: str) -> None:
     assert log.reason.endswith(cure)
 
 
-def test_a_path_that_is_none() -> None:
-    """A setting can hold anything."""
+def test_bad_paths() -> None:
+    """A setting can have any value."""
     log = KernelLog(Path("a\0b"))
     assert log.read() == []
     assert "null byte" in log.reason
@@ -334,7 +334,7 @@ def test_a_path_that_is_none() -> None:
 
 
 def test_clocks(tmp_path: Path) -> None:
-    """The kernel counts from boot; a boot without an id has none."""
+    """Times of the kernel count from the boot; a boot without an id is unknown."""
     assert unix_time(2.0, now=1000.0, monotonic=10.0) == 992.0
     assert boot_id(tmp_path) == ""
     assert len(boot_id(Path("/proc"))) == 36

@@ -28,7 +28,7 @@ def event_log() -> EventLog:
 
 
 class Watched:
-    """A text log whose first lines are there at the start, and what is written later."""
+    """A text log with lines from before the start, and lines that are written later."""
 
     def __init__(self, folder: Path) -> None:
         self.log, self.events = folder / "kern.log", event_log()
@@ -47,7 +47,7 @@ class Watched:
 
 
 def series(events: EventLog, name: object = m.XID_EVENTS) -> dict[tuple[str, str], float]:
-    """The counts by PCI address and code, without those that are 0."""
+    """Return the counts by PCI address and code, without zeros."""
     rows = events.samples([GPU], nvml_up=True)
     return {
         (labels["pci_bus_id"], labels.get("xid") or labels["sxid"]): value
@@ -78,7 +78,7 @@ def test_forged_codes(tmp_path: Path) -> None:
 
 
 def test_forged_addresses(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """GPUs that this node does not have share a series per code beyond a limit; its own GPU is still counted."""
+    """GPUs that this node does not have share one series per code beyond a limit; its own GPU still counts."""
     forged = [f"{domain:04x}:{bus:02x}:00" for domain in range(1, 21) for bus in range(250)]
     watched = Watched(tmp_path).write(*(XID.format(pci, code, "x") for pci in forged for code in (31, 79, 4711)))
     watched.write(XID.format(HERE, 48, "DBE"))
@@ -108,7 +108,7 @@ def test_forged_sxids(tmp_path: Path) -> None:
 
 
 def test_long_messages(tmp_path: Path) -> None:
-    """Lines that no kernel writes are skipped; those that it could write are cut."""
+    """Lines that are longer than the kernel's are skipped; others are cut."""
     watched = Watched(tmp_path).write(*(XID.format(HERE, 79, "x" * 60_000) for _ in range(300)))
     assert series(watched.events) == {}
     name = "n" * 4000
@@ -120,8 +120,8 @@ def test_long_messages(tmp_path: Path) -> None:
     assert (tmp_path / "events.jsonl").stat().st_size < 1_100_000
 
 
-def test_a_bloated_state_heals(tmp_path: Path) -> None:
-    """One that was written before there were limits: known codes keep their counts."""
+def test_a_state_from_before_the_limits(tmp_path: Path) -> None:
+    """Known codes keep their counts."""
     tallies = [[PCI, code, 0, 1.0, [[0.0, 0, 1]]] for code in range(1, 40_001)]
     state = {"position": None, "since": {PCI: [100.0]}, "tallies": tallies, "sxids": [], "recent": []}
     (tmp_path / "events.json").write_text(json.dumps({"events": state}))
@@ -135,8 +135,8 @@ def test_a_bloated_state_heals(tmp_path: Path) -> None:
     assert (tmp_path / "events.json").stat().st_size < 20_000
 
 
-def test_a_flood_before_the_start_is_of_before(tmp_path: Path) -> None:
-    """A log that takes several reads: what was there at the start is not taken for new."""
+def test_a_flood_before_the_start_is_not_new(tmp_path: Path) -> None:
+    """Even if several reads are needed for it."""
     (tmp_path / "kern.log").write_text("".join(XID.format(HERE, 79, "undated") for _ in range(12_000)))
     watched = Watched(tmp_path)
     assert series(watched.events) == {}

@@ -34,12 +34,12 @@ def server(tmp_path: Path) -> Iterator[FakeApiServer]:
 
 
 def api(server: FakeApiServer) -> Api:
-    """A client that waits a second for an answer."""
+    """Return a client with a timeout of one second."""
     return in_cluster(server.account, server.environment, patience=1.0)
 
 
 def answer(body: bytes, head: str = "200 OK", length: int | None = None) -> bytes:
-    """An HTTP response."""
+    """Return an HTTP response."""
     length = len(body) if length is None else length
     return f"HTTP/1.1 {head}\r\nContent-Length: {length}\r\n\r\n".encode() + body
 
@@ -64,7 +64,7 @@ def answer(body: bytes, head: str = "200 OK", length: int | None = None) -> byte
          "no list", "no items", "other items", "other labels"],
 )  # fmt: skip
 def test_strange_answer(server: FakeApiServer, raw: bytes, reason: str) -> None:
-    """A redirect is not followed, an answer that stops is not waited for, and the error says what it was."""
+    """A redirect is not followed, an incomplete response not awaited, and the error names the problem."""
     server.raw = raw
     with pytest.raises(LookupFailed) as raised:
         api(server).get(PODS, ObjectList)
@@ -76,7 +76,7 @@ def test_strange_answer(server: FakeApiServer, raw: bytes, reason: str) -> None:
 
 @pytest.mark.parametrize("body", [b'{"items":5}', b"{}", b'{"items":[{"metadata":"?"}]}'], ids=bytes.decode)
 def test_malformed_list_keeps_the_last_owners(server: FakeApiServer, body: bytes) -> None:
-    """The lookup fails, and is counted; what the last good list said still holds."""
+    """The lookup fails and is counted; the last good list still counts."""
     server.put(PODS, pod_object("p", "u", {"job-name": "bert"}))
     lookup: Lookup[Mapping[str, pods.Pod]] = Lookup("pods", {})
     watch = Watch(lookup, api(server), pods.path, pods.Reader(), {}, seconds=1.0)
@@ -103,7 +103,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def in_seconds(seconds: float, ask: Callable[[], object]) -> LookupFailed:
-    """How a request fails that has to end within this time."""
+    """Return the error of a request that must end within this time."""
     failures: list[BaseException] = []
 
     def run() -> None:
@@ -122,7 +122,7 @@ def in_seconds(seconds: float, ask: Callable[[], object]) -> LookupFailed:
 
 
 def test_list_without_an_end(server: FakeApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that always has another page is asked for a bounded number of them."""
+    """A server that always has another page gets a limited number of requests."""
     page = {"metadata": {"continue": "1", "resourceVersion": "1"}, "items": [pod_object("p", "u")]}
     monkeypatch.setattr(server, "page", lambda path, start: page)
     failure = in_seconds(60, lambda: in_cluster(server.account, server.environment, 30.0).list_objects(PODS))
@@ -149,7 +149,7 @@ def test_pages_that_are_too_large_together(server: FakeApiServer, monkeypatch: p
     ids=["body", "headers"],
 )
 def test_answer_that_drips(server: FakeApiServer, raw: bytes) -> None:
-    """Each byte comes in time, but the answer has a deadline as a whole."""
+    """Each byte comes in time, but the whole response has a deadline."""
     server.raw, server.drip = raw, 0.1
     client = in_cluster(server.account, server.environment, patience=0.5)
     assert in_seconds(15, lambda: client.get(PODS, ObjectList)).reason == "timeout"
@@ -201,13 +201,13 @@ def empty_ca(account: Path) -> None:
 
 
 def directory(account: Path) -> None:
-    """What Docker makes of a mount whose source does not exist."""
+    """Make a directory, as Docker does for a mount whose source does not exist."""
     (account / "token").unlink()
     (account / "token").mkdir()
 
 
 def pipe(account: Path) -> None:
-    """A FIFO, which would hang who opens it."""
+    """Make a FIFO, on which an open would hang."""
     (account / "token").unlink()
     os.mkfifo(account / "token")
 
@@ -255,7 +255,7 @@ def test_list_is_read_from_the_servers_cache(server: FakeApiServer) -> None:
 
 
 class Stumbling:
-    """A scripted API server, whose watch fails after version 1 each time that it is requested."""
+    """A scripted API server whose watch always fails after version 1."""
 
     def __init__(self, failure: Exception) -> None:
         self.failure = failure
@@ -286,7 +286,7 @@ class Stumbling:
 def test_watch_lists_again_after_an_event_that_it_cannot_read(
     failure: Exception, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It does not ask for the same event again."""
+    """It does not request the same event again."""
     monkeypatch.setattr("gpu_exporter.kubernetes.watch.LONGEST_WAIT", 0.1)
     script = Stumbling(failure)
     lookup: Lookup[Mapping[str, pods.Pod]] = Lookup("pods", {})

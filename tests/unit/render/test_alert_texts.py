@@ -1,4 +1,4 @@
-"""Alerts are read without the documentation: what happened to what, then what to do first."""
+"""Alerts can be read without the documentation: what happened to what, then what to do first."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ UNCLEAR = re.compile(
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 def test_a_summary_names_what_is_affected(mode: FailureMode) -> None:
-    """A GPU with its node, a job, or the labels of what else is affected; no placeholder is left."""
+    """A GPU with its node, a job, or other labels; no placeholder is left."""
     summary = rules.alert(mode, {})["annotations"]["summary"]
 
     assert re.search(r"\$labels\.(node|workload|instance|namespace)", summary), FIX
@@ -34,7 +34,7 @@ def test_a_summary_names_what_is_affected(mode: FailureMode) -> None:
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 def test_a_description_is_sentences(mode: FailureMode) -> None:
-    """What to do first; a value only in a sentence of its own."""
+    """It begins with what to do first; a value is in a sentence of its own."""
     description = rules.alert(mode, {})["annotations"]["description"]
 
     assert description.startswith(mode.advice), FIX
@@ -45,7 +45,7 @@ def test_a_description_is_sentences(mode: FailureMode) -> None:
 
 
 def test_texts_use_plain_words() -> None:
-    """Neither alerts nor runbooks have phrases that had to be read twice."""
+    """Alerts and runbooks have no phrases that need to be read twice."""
     texts = {mode.name: re.split("### (?:Limits|Data)", runbooks.runbook(mode))[0] for mode in MODES}
     texts |= {f"alert {mode.name}": str(rules.alert(mode, {})["annotations"]) for mode in MODES}
 
@@ -53,12 +53,12 @@ def test_texts_use_plain_words() -> None:
 
 
 def _prose(text: str) -> str:
-    """Without code, where other words have their place."""
+    """Return a text without its code, which may have other words."""
     return re.sub(r"`[^`]*`", "", text)
 
 
 def test_only_alerts_on_activity_name_the_workload() -> None:
-    """The health of a GPU belongs to nobody, and distributed alerts name the job in their own words."""
+    """The health of a GPU is not the workload's, and distributed alerts have the job in their summary."""
     named = {mode.domain for mode in MODES if "(workload" in rules.alert(mode, {})["annotations"]["summary"]}
 
     assert named == {Domain.BOTTLENECK, Domain.COST}

@@ -17,7 +17,7 @@ WITH_BANNER = [name for name in ARTIFACTS if not name.endswith(".json")]
 
 
 def test_a_banner_names_modules_packages_and_data() -> None:
-    """Their paths are derived, so that a move can't leave a banner behind."""
+    """Their paths are derived, so that no banner is outdated after a move."""
     assert banner.comment(metrics) == (
         "# Rendered by `gpu-exporter generate`; edit gpu_exporter/catalogue/metrics.py instead.\n"
     )
@@ -29,7 +29,7 @@ def test_a_banner_names_modules_packages_and_data() -> None:
 
 @pytest.mark.parametrize("name", WITH_BANNER)
 def test_every_rendered_file_begins_with_its_banner(name: str) -> None:
-    """What it names exists."""
+    """The named file exists."""
     first = (ROOT / name).read_text().partition("\n")[0]
     named = re.findall(r"gpu_exporter/[\w/.]+", first)
     assert "Rendered by `gpu-exporter generate`" in first

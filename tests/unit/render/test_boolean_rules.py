@@ -1,4 +1,4 @@
-"""Marks are 0 or 1, whatever their condition is made of."""
+"""Marks are 0 or 1 for any condition."""
 
 import pytest
 
@@ -9,8 +9,8 @@ from gpu_exporter.catalogue.signals import GR_ACTIVE
 
 
 @pytest.mark.parametrize("mark", [d.WAITS, d.SPINS, d.STALLED, d.TALKS], ids=lambda mark: mark.name)
-def test_a_mark_is_made_of_its_whole_condition(mark: Mark) -> None:
-    """`a >= 1e9 * 0 + 1` would compare with 1 and record what is compared."""
+def test_a_mark_has_its_whole_condition_in_parentheses(mark: Mark) -> None:
+    """`a >= 1e9 * 0 + 1` would compare with 1 and record the value of a."""
     condition, known = promql.mark_definition(mark, {}).split(" * 0 + 1)\nand\n")
     assert condition.startswith("((\n")
     assert condition.endswith("\n)")

@@ -40,7 +40,7 @@ GENERATE = "fix: run `make generate`"
 ROOT = CHART.parent.parent
 KUBERNETES = [f"1.{minor}" for minor in range(28, 38)]
 CRDS = {path.stem: yaml.safe_load(path.read_text()) for path in (ROOT / "tests/crds").glob("*.yaml")}
-# What Kubernetes or etcd take at most: a ConfigMap, an annotation of `kubectl apply`, a Secret with Helm's release.
+# Limits of Kubernetes and etcd: a ConfigMap, an annotation of `kubectl apply`, a Secret with Helm's release.
 MEBIBYTE, ANNOTATION = 1 << 20, 256 << 10
 
 
@@ -52,7 +52,7 @@ def settings(found: list[Object]) -> Mapping[str, str]:
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_helm_has_nothing_to_say(name: str) -> None:
+def test_helm_has_no_complaint(name: str) -> None:
     """`helm lint --strict`: neither errors nor warnings."""
     report = lint(CHART, dict(SETS[name]), strict=True, namespace=NAMESPACE)
     assert report["total_charts_linted"] == 1
@@ -71,7 +71,7 @@ def test_every_object_is_valid(version: str) -> None:
         kubernetes_validate.validate(each, version, strict=True)
 
 
-def test_a_wrong_object_is_found_out() -> None:
+def test_wrong_objects_are_detected() -> None:
     """The check above finds an unknown key, and a wrong type."""
     changes: tuple[Mapping[str, Any], ...] = ({"toleratons": []}, {"hostPID": "yes"})
     for change in changes:
@@ -102,11 +102,11 @@ def test_names_are_its_own(name: str) -> None:
     assert all(len(key[2]) <= 63 for key in keys)
 
 
-def test_what_is_common_is_everywhere() -> None:
+def test_common_labels_and_annotations() -> None:
     """Common labels and annotations are on all objects but the user's own, and on the pods."""
-    ours = [each for each in made("everything") if "labels" in each["metadata"]]
-    assert len(ours) > 15
-    for each in (*ours, only(made("everything"), "DaemonSet")["spec"]["template"]):
+    labelled = [each for each in made("everything") if "labels" in each["metadata"]]
+    assert len(labelled) > 15
+    for each in (*labelled, only(made("everything"), "DaemonSet")["spec"]["template"]):
         assert each["metadata"]["labels"]["team"] == "gpu", each["kind"]
         assert each["metadata"]["annotations"]["owner"] == "gpu", each["kind"]
 
@@ -122,7 +122,7 @@ def test_what_is_common_is_everywhere() -> None:
         ("x", {"fullnameOverride": "f" * 49 + "-" + "f" * 20}),
     ],
 )
-def test_names_are_names(release: str, values: Mapping[str, Any]) -> None:
+def test_names_are_valid(release: str, values: Mapping[str, Any]) -> None:
     """Whatever the release is called, names with their suffixes and labels are valid."""
     with Chart.load(CHART) as loaded:
         made = loaded.render({**SETS["everything"], **values}, name=release, namespace="n" * 63)
@@ -153,7 +153,7 @@ def test_it_never_takes_a_gpu(name: str) -> None:
         ("none", "void", ""),
     ],
 )
-def test_how_it_gets_the_gpus(mode: str, visible: str, elsewhere: str) -> None:
+def test_access_to_gpus(mode: str, visible: str, elsewhere: str) -> None:
     """Only one way is used: the image sets the variable to all GPUs, so other ways must override it."""
     text = texts({"gpuAccess": {"mode": mode}})["daemonset.yaml"]
     (container,) = yaml.safe_load(text)["spec"]["template"]["spec"]["containers"]
@@ -188,7 +188,7 @@ def test_nodes_need_one_of_some_labels(nodes: str, labels: set[str]) -> None:
     assert all(key in labels or "pci-03" in key for key in found)
 
 
-def test_affinity_is_the_users_if_told() -> None:
+def test_own_affinity() -> None:
     mine: Mapping[str, Any] = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}}
     assert pod(objects({"affinity": mine}))["affinity"] == mine
     assert "affinity" not in pod(objects({"nodes": "any"}))
@@ -214,8 +214,8 @@ def test_affinity_is_the_users_if_told() -> None:
         ({"existingSecret": "web"}, {"tcpSocket": {"port": "metrics"}}),
     ],
 )
-def test_probes_ask_for_the_process_only(web: Mapping[str, Any], probe: Mapping[str, Any]) -> None:
-    """/readyz fails because of GPUs: as readiness it would stop a rollout, as liveness end the process."""
+def test_probes_check_only_the_process(web: Mapping[str, Any], probe: Mapping[str, Any]) -> None:
+    """/readyz fails because of GPUs: as readiness it would stop a rollout, as liveness restart the process."""
     container = exporter(objects({"web": web}))
     for name in ("livenessProbe", "readinessProbe"):
         assert probe.items() <= container[name].items()
@@ -225,7 +225,7 @@ def test_probes_ask_for_the_process_only(web: Mapping[str, Any], probe: Mapping[
             "timeoutSeconds",
             "failureThreshold",
         }
-    # As docs/probes.md says: a restart after two minutes.
+    # As in docs/probes.md: a restart after two minutes.
     assert container["livenessProbe"]["periodSeconds"] * container["livenessProbe"]["failureThreshold"] >= 120
     assert only(objects({"web": web}), "Service")["spec"]["publishNotReadyAddresses"] is True
 
@@ -377,8 +377,8 @@ def test_notes_fit_the_values(name: str, said: str, unsaid: str) -> None:
         ("unix:///run/x", set()),
     ],
 )
-def test_the_way_to_a_host_engine_is_open(engine: str, ports: set[int]) -> None:
-    """A socket needs none."""
+def test_network_policy_allows_a_host_engine(engine: str, ports: set[int]) -> None:
+    """A socket needs no rule."""
     values = {"dcgm": {"enabled": True, "hostEngine": engine}, "networkPolicy": {"enabled": True}}
     egress = only(objects(values), "NetworkPolicy")["spec"]["egress"]
     assert {port["port"] for each in egress for port in each["ports"]} == ports
@@ -401,7 +401,7 @@ def test_network_policy(name: str, egress: set[int]) -> None:
 
 
 @pytest.mark.drift
-def test_dashboards_are_those_that_are_committed() -> None:
+def test_dashboards_equal_the_committed_ones() -> None:
     """One ConfigMap each, found by the sidecar's label, short enough for `kubectl apply`."""
     found = [each for each in made("monitored") if each["metadata"]["name"].startswith(f"{NAME}-dashboard-")]
     texts_of = {name: text for each in found for name, text in each["data"].items()}
@@ -426,13 +426,13 @@ def test_nothing_is_too_large(name: str, tmp_path: Path) -> None:
     assert Path(package(CHART, destination=tmp_path)).stat().st_size < MEBIBYTE
 
 
-def test_it_lives_beside_gpu_operator() -> None:
+def test_next_to_gpu_operator() -> None:
     """Selectors do not match each other's pods, and pods have their own network, so the port is free."""
     found = made("defaults")
-    theirs = {"app": "nvidia-dcgm-exporter", "app.kubernetes.io/name": "dcgm-exporter"}
-    ours = only(found, "DaemonSet")["spec"]["template"]["metadata"]["labels"]
-    assert not only(found, "Service")["spec"]["selector"].items() <= theirs.items()
-    assert not set(theirs.items()) & set(ours.items())
+    of_dcgm_exporter = {"app": "nvidia-dcgm-exporter", "app.kubernetes.io/name": "dcgm-exporter"}
+    own = only(found, "DaemonSet")["spec"]["template"]["metadata"]["labels"]
+    assert not only(found, "Service")["spec"]["selector"].items() <= of_dcgm_exporter.items()
+    assert not set(of_dcgm_exporter.items()) & set(own.items())
     assert "hostNetwork" not in pod(found)
     assert all("hostPort" not in port for port in exporter(found)["ports"])
 
@@ -455,8 +455,8 @@ def test_notes_say_what_the_namespace_needs() -> None:
         assert ("enforce=privileged" in text) is bool(beyond_restricted(pod(made(name)))), name
 
 
-def test_it_can_be_a_part_of_another_chart(tmp_path: Path) -> None:
-    """As a dependency, it gets the values below its name, and `global`."""
+def test_as_a_dependency(tmp_path: Path) -> None:
+    """It gets the values below its name, and `global`."""
     parent = tmp_path / "parent"
     (parent / "charts").mkdir(parents=True)
     needs = {"name": "gpu-exporter", "version": ">=0", "condition": "gpu-exporter.enabled"}
@@ -474,7 +474,7 @@ def test_it_can_be_a_part_of_another_chart(tmp_path: Path) -> None:
 
 
 def test_a_changed_setting_restarts_the_pods() -> None:
-    """A ConfigMap alone would not."""
+    """A changed ConfigMap alone does not."""
 
     def sums(values: Mapping[str, Any]) -> Mapping[str, str]:
         annotations: Mapping[str, str] = only(objects(values), "DaemonSet")["spec"]["template"]["metadata"][
@@ -488,7 +488,7 @@ def test_a_changed_setting_restarts_the_pods() -> None:
 
 
 def test_xids_and_collectors_are_files() -> None:
-    """As the exporter reads them."""
+    """In the format that the exporter reads."""
     (data,) = (each["data"] for each in kind(made("everything"), "ConfigMap") if "xids.yaml" in each.get("data", {}))
     assert yaml.safe_load(data["xids.yaml"]) == {"63": {"action": "gpu_reset", "drain": True}}
     assert data["collectors.csv"].strip().splitlines()[0] == "DCGM_FI_DEV_GPU_TEMP, gauge, GPU temperature (in C)."

@@ -37,11 +37,11 @@ BEYOND: Mapping[str, set[str]] = {
 
 @pytest.mark.parametrize("name", sorted({*SETS} - {"everything"}))
 def test_privileges_are_those_of_the_features(name: str) -> None:
-    """With attribution off the pods meet Pod Security "restricted"; on, all but hostPath and uid 0."""
+    """Without attribution, pods meet Pod Security "restricted"; with it, all but hostPath and uid 0."""
     assert beyond_restricted(pod(made(name))) == BEYOND[name]
 
 
-def test_everything_at_once_has_what_each_asks_for() -> None:
+def test_all_features_have_all_privileges() -> None:
     """Return the exporter's container, without those of the user."""
     found = pod(made("everything"))
     alone = {**found, "initContainers": [], "containers": [exporter(made("everything"))]}
@@ -51,7 +51,7 @@ def test_everything_at_once_has_what_each_asks_for() -> None:
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_the_container_can_do_nothing_more(name: str) -> None:
+def test_no_other_privileges(name: str) -> None:
     """No feature changes these."""
     found = made(name)
     context = exporter(found)["securityContext"]
@@ -101,13 +101,13 @@ GOOD_POD = {
         ),
     ],
 )
-def test_the_checker_sees(change: Mapping[str, Any], found: set[str]) -> None:
-    """The check of privileges finds them."""
+def test_the_checker_finds_privileges(change: Mapping[str, Any], found: set[str]) -> None:
+    """Otherwise the tests above would prove little."""
     assert beyond_restricted({**GOOD_POD, **change}) == found
 
 
-def test_security_is_the_users_in_the_end() -> None:
-    """Key by key, also with what Go takes for empty: 0 and false."""
+def test_own_security_context_wins() -> None:
+    """Key by key, also 0 and false, which Go treats as empty."""
     values = {
         "podSecurityContext": {"runAsUser": 0, "runAsNonRoot": False, "fsGroup": 7},
         "securityContext": {"readOnlyRootFilesystem": False},
@@ -125,8 +125,8 @@ def test_security_is_the_users_in_the_end() -> None:
     assert exporter(found)["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 
 
-def test_rights_only_for_who_asks_the_api_server() -> None:
-    """Without such a feature there is no role and no token; otherwise only what the feature reads."""
+def test_role_only_with_the_api_server() -> None:
+    """Without such a feature, there is no role and no token; otherwise only what the feature reads."""
     for name in SETS:
         found = made(name)
         asks = name in ("everything", "dra", "mig", "no-rbac")

@@ -74,7 +74,7 @@ def test_every_mode_can_be_changed() -> None:
 
 @pytest.mark.parametrize("bit", range(len(MODES).bit_length()))
 def test_every_mode_has_a_switch(bit: int) -> None:
-    """Of its own: no two modes are off in the same ones of these cases."""
+    """Each has its own: no two failure modes are off in the same set of cases."""
     off = {mode.name for number, mode in enumerate(MODES, 1) if number >> bit & 1}
     found = alerts(chart.rules({"prometheusRule": {"modes": {name: {"enabled": False} for name in off}}})["groups"])
     assert {each.name for each in MODES} - set(found) == off
@@ -88,8 +88,8 @@ def test_a_domain_without_modes_has_no_group() -> None:
     assert "gpu-health" in names
 
 
-def test_what_is_said_of_all_alerts() -> None:
-    """More labels never replace those of the rules. Links can point elsewhere."""
+def test_settings_of_all_alerts() -> None:
+    """Additional labels never replace those of the rules. Links can be changed."""
     found = alerts(only(objects(SETS["overridden"]), "PrometheusRule")["spec"]["groups"])
     assert found["GpuLost"]["labels"] == {
         "severity": "warning",
@@ -106,15 +106,15 @@ def test_what_is_said_of_all_alerts() -> None:
 
 
 @pytest.mark.parametrize("lost", ["limits", "modes"])
-def test_values_of_an_older_release_will_do(lost: str) -> None:
+def test_values_of_an_older_release(lost: str) -> None:
     """`helm upgrade --reuse-values` has no values for new limits and modes."""
     assert chart.rules({"prometheusRule": {lost: None}})["groups"] == committed()
     one = {"limits": {"busySm": None}, "modes": {"GpuLost": None}}[lost]
     assert chart.rules({"prometheusRule": {lost: one}})["groups"] == committed()
 
 
-def test_a_limit_may_be_nothing() -> None:
-    """0 is a number."""
+def test_a_limit_may_be_0() -> None:
+    """Helm treats 0 as empty."""
     found = chart.rules({"prometheusRule": {"limits": {"usdPerKwh": 0}}})["groups"]
     (rule,) = (
         each for group in found for each in group["rules"] if each.get("record") == "workload:electricity:usd_per_hour"

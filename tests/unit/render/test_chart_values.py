@@ -13,13 +13,13 @@ from tests.support.chart import CHART
 
 ROWS = {row.path: row for row in values()}
 TEMPLATES = sorted(path for path in (CHART / "templates").rglob("*") if path.is_file())
-# Templates go through all that is below these.
+# Templates iterate over everything below these.
 ITERATED = ("dashboards.boards", "prometheusRule.limits", "prometheusRule.modes")
 PATH = r"((?:\.[A-Za-z]\w*)+)"
 
 
 def references(text: str) -> Iterator[str]:
-    """The paths of the values that a template names, also by a variable that stands for an object of them."""
+    """Return the paths of the values in a template, also through a variable that holds one of their objects."""
     aliases = dict(re.findall(rf"\$(\w+) :=\s+\$?\.Values{PATH} }}}}", text))
     yield from (path.removeprefix(".") for path in re.findall(rf"\.Values{PATH}", text))
     for name, path in aliases.items():
@@ -27,7 +27,7 @@ def references(text: str) -> Iterator[str]:
 
 
 def reads(text: str, path: str) -> bool:
-    """Whether a template reads a value: by its path, or as a field of the object that has it."""
+    """Return whether a template reads a value: by its path, or as a field of its object."""
     named = set(references(text))
     parent, _, leaf = path.rpartition(".")
     field = re.search(rf'"{leaf}"|(?<![\w)])\.{leaf}\b', text)
@@ -35,7 +35,7 @@ def reads(text: str, path: str) -> bool:
 
 
 def unread(rows: Set[str], templates: Mapping[str, str]) -> list[str]:
-    """The values that no template reads."""
+    """Return the values that no template reads."""
     return [
         path
         for path in sorted(rows)
@@ -45,7 +45,7 @@ def unread(rows: Set[str], templates: Mapping[str, str]) -> list[str]:
 
 
 def undefined(rows: Mapping[str, Value], templates: Mapping[str, str]) -> list[str]:
-    """The values that templates name and that are not rows, nor below or above one."""
+    """Return the values in templates that have no row, nor belong to one."""
     return [
         f"{name}: .Values.{path}"
         for name, text in templates.items()
@@ -55,7 +55,7 @@ def undefined(rows: Mapping[str, Value], templates: Mapping[str, str]) -> list[s
 
 
 def defined(rows: Mapping[str, Value], path: str) -> bool:
-    """Whether a path is a row, an object of rows, or in a row that is an object itself."""
+    """Return whether a path is a row, an object of rows, or within a row that is an object itself."""
     if any(f"{row}.".startswith(f"{path}.") for row in rows) or path == "global":
         return True
     schemas = {"global": GLOBAL, **{row.path: row.schema for row in rows.values()}}
@@ -63,7 +63,7 @@ def defined(rows: Mapping[str, Value], path: str) -> bool:
 
 
 def may_have(schema: Schema, path: str) -> bool:
-    """Whether an object may have a key."""
+    """Return whether an object may have a key."""
     key = path.partition(".")[0]
     return schema["type"] == "object" and (
         schema.get("additionalProperties") is not False or key in schema.get("properties", {})
@@ -111,8 +111,8 @@ def test_which_values_a_template_reads(template: str, path: str, *, expected: bo
 
 
 @pytest.mark.parametrize("path", ["prot", "image.digests", "config.sourze", "prometheusRule.nope", "global.other"])
-def test_a_value_that_is_no_row_is_named(path: str) -> None:
-    """Also within an object that has certain keys."""
+def test_unknown_values_are_named(path: str) -> None:
+    """Also within an object with a fixed set of keys."""
     template = f"{{{{ .Values.{path} }}}}"
     expected = [] if path == "global.other" else [f"a.yaml: .Values.{path}"]
 

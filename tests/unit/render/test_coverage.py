@@ -1,4 +1,4 @@
-"""What works with which exporter, and the lists of fields for dcgm-exporter."""
+"""Which failure modes work with which exporter, and the lists of fields for dcgm-exporter."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ CORRECT_KIND = "fix: correct the kind of the row in gpu_exporter/catalogue/metri
 
 FILES = {Generation.DCGM_EXPORTER_4_8: "dcgm-exporter.csv", Generation.DCGM_EXPORTER_4_9: "dcgm-exporter-4.9.csv"}
 KINDS = {row.name: row.kind for row in METRICS if row.dcgm is not None}
-# dcgm-exporter has no counts of links, keeps no time of an Xid, and says nothing of its own reads.
-OURS_ONLY = {"GpuAttributionDown", "GpuNvlinkDown", "GpuXidUnknown", "GpuXidApplication", "GpuTelemetryStale"}
+# dcgm-exporter has no counts of links, no times of XIDs, and no metrics about its own reads.
+GPU_EXPORTER_ONLY = {"GpuAttributionDown", "GpuNvlinkDown", "GpuXidUnknown", "GpuXidApplication", "GpuTelemetryStale"}
 
 
 def listed(which: Generation) -> list[list[str]]:
-    """The rows of the committed file, read as dcgm-exporter does: three columns, no comment, blanks cut off."""
+    """Return the rows of the committed file, read as by dcgm-exporter: three columns, no comments, stripped."""
     lines = (ROOT / "alerts" / FILES[which]).read_text().splitlines()
     return [[cell.strip(" ") for cell in row] for row in csv.reader(line for line in lines if line[:1] != "#")]
 
 
 @pytest.mark.drift
 @pytest.mark.parametrize("which", FILES)
-def test_the_lists_are_as_dcgm_exporter_reads_them(which: Generation) -> None:
-    """Three columns, a type that it knows, each field once."""
+def test_the_lists_are_valid_for_dcgm_exporter(which: Generation) -> None:
+    """Three columns, a known type, each field once."""
     rows = listed(which)
 
     assert {len(row) for row in rows} == {3}, CORRECT_LIST
@@ -57,7 +57,7 @@ def test_the_lists_are_as_dcgm_exporter_reads_them(which: Generation) -> None:
 
 @pytest.mark.drift
 def test_the_classic_list_has_rows_of_the_catalogue() -> None:
-    """Names of the catalogue that DCGM has a field for, of the kind that they are there."""
+    """Names of the catalogue that have a DCGM field, with the catalogue's kind."""
     assert {name: Kind(kind) for name, kind, _ in listed(Generation.DCGM_EXPORTER_4_8)} == {
         name: KINDS[name] for name, _, _ in listed(Generation.DCGM_EXPORTER_4_8)
     }, GENERATE
@@ -65,7 +65,7 @@ def test_the_classic_list_has_rows_of_the_catalogue() -> None:
 
 @pytest.mark.drift
 def test_the_new_list_has_the_new_names() -> None:
-    """The same fields in the same order, by the name that 4.9 gave them, else by their own."""
+    """The same fields in the same order, with the names of 4.9."""
     renamed = [RENAMED.get(name, (name, 1))[0] for name, _, _ in listed(Generation.DCGM_EXPORTER_4_8)]
 
     assert [name for name, _, _ in listed(Generation.DCGM_EXPORTER_4_9)] == renamed, GENERATE
@@ -76,8 +76,8 @@ def test_the_new_list_has_the_new_names() -> None:
 
 @pytest.mark.drift
 @pytest.mark.parametrize("which", FILES)
-def test_only_what_is_counted_is_a_counter(which: Generation) -> None:
-    """The rules take the rate of a field, or its growth, where it is a counter, and never where it is a gauge."""
+def test_rates_are_of_counters(which: Generation) -> None:
+    """The rules use the rate or increase of counters, never of gauges."""
     kinds = {name: kind for name, kind, _ in listed(which)}
     rated = {way.name for signal in SIGNALS for way in signal.definitions if isinstance(way, Read) and way.rate}
 
@@ -87,17 +87,19 @@ def test_only_what_is_counted_is_a_counter(which: Generation) -> None:
 
 @pytest.mark.drift
 @pytest.mark.parametrize("which", FILES)
-def test_with_our_list_all_that_dcgm_can_tell_works(which: Generation) -> None:
-    """Every mode but those that need what DCGM has no field for."""
+def test_all_modes_with_dcgm_fields_work_with_our_list(which: Generation) -> None:
+    """All failure modes except those that need values without a DCGM field."""
     names = {name for name, _, _ in listed(which)}
 
-    assert {mode.name for mode in MODES if coverage.detectability(mode, names) is not Detectability.YES} == OURS_ONLY, (
+    assert {
+        mode.name for mode in MODES if coverage.detectability(mode, names) is not Detectability.YES
+    } == GPU_EXPORTER_ONLY, (
         "fix: add the missing field to gpu_exporter/render/rules/dcgm_exporter_csv.py and run `make generate`,"
-        " or add the mode to OURS_ONLY in tests/unit/render/test_coverage.py"
+        " or add the mode to GPU_EXPORTER_ONLY in tests/unit/render/test_coverage.py"
     )
 
 
-def test_with_our_exporter_everything_works() -> None:
+def test_all_modes_work_with_gpu_exporter() -> None:
     """With the default set all but the histogram of spare rows, with the full set all."""
     default = {mode.name for mode in MODES if coverage.detectability(mode, coverage.exposed()) is not Detectability.YES}
 
@@ -119,15 +121,15 @@ def test_with_our_exporter_everything_works() -> None:
         ("GpuEccUncorrectable", Detectability.NO),
     ],
 )
-def test_what_works_with_the_list_that_dcgm_exporter_comes_with(name: str, works: Detectability) -> None:
-    """Known, known in part, not known."""
+def test_modes_with_dcgm_exporters_default_list(name: str, works: Detectability) -> None:
+    """Some work, some work partly, some do not."""
     (mode,) = (mode for mode in MODES if mode.name == name)
 
     assert coverage.detectability(mode, DEFAULT_FIELDS) is works
 
 
 def test_generations() -> None:
-    """Of each way its generation; a name that 4.9 kept is in both."""
+    """Each name belongs to its generation; a name that 4.9 kept belongs to both."""
     assert [coverage.generation(way) for way in s.SM_ACTIVE.definitions if isinstance(way, Read)] == [
         Generation.GPU_EXPORTER,
         Generation.DCGM_EXPORTER_4_8,
@@ -150,7 +152,7 @@ def test_generations() -> None:
 
 
 def sample(value: float | Ramp | Wave, tick: int) -> float:
-    """What a value is at a tick, a minute after the one before."""
+    """Return a value at a tick, with one tick per minute."""
     match value:
         case Ramp(start, per_second):
             return start + per_second * 60 * tick
@@ -160,7 +162,7 @@ def sample(value: float | Ramp | Wave, tick: int) -> float:
 
 
 def rows(values: Values, xid: int | None, names: Collection[str], gpu: int, tick: int) -> Iterator[ScrapedSample]:
-    """A page of one GPU of a job, from an exporter that has these names."""
+    """Yield the samples of one GPU of a job, from an exporter with these names."""
     labels = {"UUID": f"GPU-{gpu}", "gpu": str(gpu), "modelName": "NVIDIA H200", "Hostname": "node-1"}
     known = {metric: sample(value, tick) for metric, value in values.items()}
     for metric, value in known.items():
@@ -176,13 +178,13 @@ def rows(values: Values, xid: int | None, names: Collection[str], gpu: int, tick
             yield ScrapedSample(m.XID_EVENTS.name, {**labels, **own}, 1.0)
 
 
-def found(mode: FailureMode, names: Collection[str]) -> set[str]:
-    """What is found of the GPU that the mode was injected into, by who scrapes these names long enough."""
+def matched_modes(mode: FailureMode, names: Collection[str]) -> set[str]:
+    """Return the failure modes that `diagnose` finds on the injected GPU, with these names for long enough."""
     inject = mode.inject
     ranks: list[tuple[Values, int | None]] = [({**HEALTHY, **inject.values}, inject.xid)]
     ranks += [({**HEALTHY, **inject.peers}, None)] * (3 if mode.scope is Scope.JOB else 0)
     assert mode.condition
-    # Memory that leaks takes more than an hour to become short.
+    # A memory leak takes more than an hour to fill the memory.
     longest = max(term.window for term in terms(mode.condition) if isinstance(term, Over))
     pages = [
         Scrape(
@@ -203,17 +205,17 @@ def found(mode: FailureMode, names: Collection[str]) -> set[str]:
         DEFAULT_FIELDS,
         frozenset(name for name, _, _ in listed(Generation.DCGM_EXPORTER_4_8)),
     ],
-    ids=["ours", "ours, full", "default list", "our list"],
+    ids=["gpu-exporter", "gpu-exporter, full", "default list", "own list"],
 )
 @pytest.mark.parametrize(
     "mode",
     [mode for mode in MODES if mode.scope is not Scope.FLEET and not mode.inject.fault],
     ids=lambda mode: mode.name,
 )
-def test_what_is_said_to_work_does(mode: FailureMode, names: frozenset[str]) -> None:
-    """What a mode injects is found with the names of an exporter that it is said to work with, and with no other."""
+def test_coverage_equals_results(mode: FailureMode, names: frozenset[str]) -> None:
+    """An injected failure mode is found if coverage says that it works with these names, and only then."""
     works = coverage.detectability(mode, names)
 
-    fires = works is Detectability.PARTLY or mode.name in found(mode, names)
+    fires = works is Detectability.PARTLY or mode.name in matched_modes(mode, names)
     assert fires or works is Detectability.NO, f"{mode.name} does not fire on what it injects; {CORRECT}"
     assert works is not Detectability.NO or not fires, f"{mode.name} fires without what it needs; {CORRECT_COVERAGE}"

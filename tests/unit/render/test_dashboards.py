@@ -37,12 +37,12 @@ VARIABLES = {"cluster": "c", "node": "n", "gpu": "0", "namespace": "ns", "worklo
 
 
 def variables(board: Board, kind: str = "query") -> list[Mapping[str, Any]]:
-    """The variables of a kind."""
+    """Return the variables of a kind."""
     return [each for each in board["templating"]["list"] if each["type"] == kind]
 
 
 def nodes(node: Any) -> Iterator[tuple[Any, Any]]:
-    """Every node of an expression, with the node around it."""
+    """Yield every node of an expression, with its parent."""
     inner = [getattr(node, name, None) for name in ("lhs", "rhs", "expr", "vector_selector")]
     for each in (*inner, *(getattr(node, "args", None) or ())):
         if each is not None and each.__class__.__module__ == node.__class__.__module__:
@@ -51,13 +51,13 @@ def nodes(node: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def parsed(board: Board) -> Iterator[Any]:
-    """The syntax tree of each query. Raises ValueError."""
+    """Return the syntax tree of each query. Raises ValueError."""
     for text in expressions(board):
         yield promql_parser.parse(filled(text, VARIABLES))
 
 
 def selectors(board: Board) -> Iterator[Any]:
-    """Every vector selector."""
+    """Yield every vector selector."""
     for tree in parsed(board):
         for node in (tree, *(each for each, _ in nodes(tree))):
             if type(node).__name__ == "VectorSelector":
@@ -133,7 +133,7 @@ EXCLUDED = yaml.safe_load((ROOT / "dashboards/.lint").read_text())["exclusions"]
 
 
 def test_all_rules_of_the_linter_are_here() -> None:
-    """Seventeen, and what is excluded is one of them, for a reason, and would fail."""
+    """All seventeen; each excluded one has a reason, and would fail."""
     assert len(RULES) == 17
     assert EXCLUDED.keys() < RULES.keys()
     assert all(len(each["reason"]) > 40 for each in EXCLUDED.values())
@@ -142,8 +142,8 @@ def test_all_rules_of_the_linter_are_here() -> None:
 
 @pytest.mark.parametrize("name", BOARDS)
 @pytest.mark.parametrize("rule", sorted(RULES.keys() - EXCLUDED.keys()))
-def test_the_linter_is_content(name: str, rule: str) -> None:
-    """Each rule that is not excluded holds."""
+def test_the_linter_has_no_complaint(name: str, rule: str) -> None:
+    """Each rule that is not excluded passes."""
     assert RULES[rule](BOARDS[name])
 
 
@@ -164,23 +164,23 @@ BAD: Mapping[str, Callable[[dict[str, Any]], object]] = {
 
 
 @pytest.mark.parametrize("rule", BAD)
-def test_the_linter_sees_what_is_wrong(rule: str) -> None:
-    """A rule that nothing can break is none."""
+def test_each_rule_can_fail(rule: str) -> None:
+    """A rule that never fails would be useless."""
     board = json.loads(json.dumps(BOARDS["fleet"]))
     BAD[rule](board)
     assert not RULES[rule](board)
 
 
 def test_the_linter_parses() -> None:
-    """A query that is no PromQL is an error."""
+    """A query that is not PromQL is an error."""
     board = {**BOARDS["fleet"], "panels": [{"type": "stat", "targets": [{"expr": "sum by (a"}]}]}
     with pytest.raises(ValueError, match="unclosed"):
         RULES["target-promql-rule"](board)
 
 
 @pytest.mark.parametrize("board", boards.BOARDS, ids=lambda board: str(board.name))
-def test_a_board_is_laid_out(board: boards.Board) -> None:
-    """Ids are unique, nothing overlaps, no line is wider than the grid, and no more than 20 panels are seen at once."""
+def test_layout(board: boards.Board) -> None:
+    """Ids are unique, nothing overlaps, no row is wider than the grid, at most 20 panels are visible at once."""
     content = BOARDS[board.name]
     everything = [each for top in content["panels"] for each in (top, *top.get("panels", ()))]
     assert len({each["id"] for each in everything}) == len(everything)
@@ -212,8 +212,8 @@ def _links(value: Any) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("name", BOARDS)
-def test_links_lead_somewhere(name: str) -> None:
-    """To a board of ours with variables that it has, or to a runbook."""
+def test_link_targets_exist(name: str) -> None:
+    """A dashboard with the variables of the link, or a runbook."""
     by_uid = {board["uid"]: {each["name"] for each in board["templating"]["list"]} for board in BOARDS.values()}
     found = list(_links(BOARDS[name]["panels"]))
     assert found
@@ -232,7 +232,7 @@ def test_links_lead_somewhere(name: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: str(mode.name))
 def test_alerts_link_to_their_board(mode: Any) -> None:
-    """The board of an alert has a panel of that name, and the variables that the link sets."""
+    """The dashboard of an alert has a panel with its name, and the variables of the link."""
     url = rules.alert(mode, {})["annotations"]["dashboard_url"]
     content = BOARDS[boards.board_of(mode.domain).name]
     assert url.startswith(f"/d/{content['uid']}?var-")
@@ -243,8 +243,8 @@ def test_alerts_link_to_their_board(mode: Any) -> None:
     assert [link["url"] for link in panel["links"]] == [rules.alert(mode, {})["annotations"]["runbook_url"]]
 
 
-def test_a_mode_more_is_a_panel_more() -> None:
-    """One entry, and its domain's row has it, and the table of alerts links to its runbook."""
+def test_a_new_mode_gets_a_panel() -> None:
+    """In the row of its domain; the table of alerts links to its runbook."""
     new = replace(MODES[0], name="GpuOnFire")
     content = json.loads(dashboards.render(boards.GPU, (*MODES, new)))
     (row,) = [each for each in content["panels"] if each["title"] == f"Signals behind the alerts: {new.domain.value}"]
@@ -253,8 +253,8 @@ def test_a_mode_more_is_a_panel_more() -> None:
 
 
 @pytest.mark.parametrize("name", BOARDS)
-def test_only_what_is_recorded_is_read(name: str) -> None:
-    """Signals, aggregates, ALERTS, histograms; a fleet's board reads no signal of each GPU."""
+def test_queries_read_only_recorded_series(name: str) -> None:
+    """Signals, aggregates, ALERTS, histograms; the fleet dashboard reads no signals of single GPUs."""
     recorded = {rule["record"] for group in yaml.safe_load(rules.recording())["groups"] for rule in group["rules"]}
     board = BOARDS[name]
     found = {selector.name for selector in selectors(board)} - {"ALERTS"}
@@ -262,14 +262,14 @@ def test_only_what_is_recorded_is_read(name: str) -> None:
     assert found <= recorded | (histograms if name in ("gpu", "job") else set())
     if name == "fleet":
         found |= {re.split(r"[({,]", each["query"])[1] for each in variables(board)}
-        # Annotations: they are there only of a GPU that had an Xid.
+        # Annotations: they exist only for GPUs that had an XID.
         xids = {signal.record for signal in (s.XID_APPLICATION, s.XID_FATAL, s.XID_UNKNOWN)}
         assert {text for text in found if text.startswith("gpu:")} == xids
 
 
 @pytest.mark.parametrize("name", BOARDS)
-def test_absence_is_said(name: str) -> None:
-    """A panel without data says so; only a list of alerts may be empty and well."""
+def test_empty_panels_have_a_text(name: str) -> None:
+    """It says that there is no data; only an empty list of alerts is good."""
     for panel in panels(BOARDS[name]):
         text = panel["fieldConfig"]["defaults"]["noValue"]
         alerts = all("ALERTS" in target["expr"] for target in panel["targets"]) and panel["type"] == "table"
@@ -277,7 +277,7 @@ def test_absence_is_said(name: str) -> None:
 
 
 def test_the_classes_have_their_colours() -> None:
-    """The timeline names and paints each number as the catalogue does."""
+    """Names and colours in the timeline are those of the catalogue."""
     (panel,) = [each for each in panels(BOARDS["gpu"]) if each["title"] == "Bottleneck"]
     options = panel["fieldConfig"]["defaults"]["mappings"][0]["options"]
     assert {(number, each["text"], each["color"]) for number, each in options.items()} == {
@@ -296,7 +296,7 @@ def test_the_sdk_loses_nothing(board: boards.Board, monkeypatch: pytest.MonkeyPa
 
 
 def _lost(before: Any, after: Any, path: str = "") -> Iterator[str]:
-    """What is in `before` and not the same in `after`; what was added is a default."""
+    """Yield what is in `before` and not the same in `after`, where additions are defaults."""
     match before:
         case dict():
             for key, value in before.items():
@@ -317,7 +317,7 @@ def _lost(before: Any, after: Any, path: str = "") -> Iterator[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("missing", ["grafanalib", "grafana_foundation_sdk"])
 def test_without_the_extra_one_line_names_it(missing: str, tmp_path: Path) -> None:
-    """`generate` says what to install; the rest of the command line works."""
+    """`generate` says what to install; other commands work."""
     block = f"import sys; sys.modules[{missing!r}] = None; from gpu_exporter.cli.main import main; main()"
     found = subprocess.run(
         [sys.executable, "-c", block, "generate", "--check", "--root", str(ROOT)], capture_output=True, text=True
@@ -331,8 +331,8 @@ def test_without_the_extra_one_line_names_it(missing: str, tmp_path: Path) -> No
 
 
 @pytest.mark.drift
-def test_what_is_committed_is_what_is_rendered() -> None:
-    """No dashboard is stale, and none is there that nothing renders."""
+def test_committed_dashboards_are_rendered() -> None:
+    """No dashboard is outdated, and there are no others."""
     files: Sequence[str] = sorted(f"dashboards/{path.name}" for path in (ROOT / "dashboards").glob("*.json"))
     assert files == sorted(name for name in artifacts.ARTIFACTS if name.startswith("dashboards/")), FIX
     assert not [name for name in artifacts.stale(ROOT) if name in files], FIX

@@ -1,4 +1,4 @@
-"""deploy/kubernetes is rendered and checked with all other files, or left out with the reason and the fix."""
+"""deploy/kubernetes is rendered and checked with all other files, or skipped with the reason and the fix."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MONITORING = f"{manifests.FOLDER}/monitored/monitoring.yaml"
 
 @pytest.fixture
 def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the chart and of the manifests, and nothing else to render."""
+    """Make a copy of the chart and the manifests, without other rendered files."""
     monkeypatch.setattr(render, "ARTIFACTS", {})
     for folder in ("helm", manifests.FOLDER):
         shutil.copytree(ROOT / folder, tmp_path / folder)
@@ -32,7 +32,7 @@ def generate(root: Path, *arguments: str) -> Result:
 
 
 def test_a_stale_manifest_is_reported_and_written(copy: Path) -> None:
-    """`--check` names it and fails; `generate` renders it as it was; then nothing is stale."""
+    """`--check` names it and fails; `generate` restores it."""
     before = (copy / MONITORING).read_text()
     (copy / MONITORING).write_text(before.replace("severity: critical", "severity: info"))
 
@@ -45,7 +45,7 @@ def test_a_stale_manifest_is_reported_and_written(copy: Path) -> None:
 
 
 def test_a_changed_template_makes_a_manifest_stale(copy: Path) -> None:
-    """The manifests come from the chart's templates, not only from the catalogues."""
+    """The manifests depend on the chart's templates, not only on the catalogues."""
     template = copy / "helm/gpu-exporter/templates/service.yaml"
     template.write_text(template.read_text().replace("name: metrics", "name: gpu-metrics"))
 
@@ -55,7 +55,7 @@ def test_a_changed_template_makes_a_manifest_stale(copy: Path) -> None:
 
 
 def test_without_helm_one_line_names_the_fix(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All other files are still checked; the line says what to install."""
+    """All other files are still checked."""
     (copy / MONITORING).unlink()
     monkeypatch.setitem(sys.modules, "helm_python", None)
 
@@ -67,7 +67,7 @@ def test_without_helm_one_line_names_the_fix(copy: Path, monkeypatch: pytest.Mon
 
 
 def test_without_a_chart_one_line_names_the_fix(copy: Path) -> None:
-    """A folder that is not the repository has no templates to render."""
+    """As outside of the repository."""
     shutil.rmtree(copy / "helm")
 
     (line,) = generate(copy, "--check").output.splitlines()

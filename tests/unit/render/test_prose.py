@@ -113,14 +113,14 @@ def test_a_comparison(compare: Compare, text: str) -> None:
     assert prose.compare(compare, {}) == text
 
 
-def test_a_changed_limit_is_said() -> None:
-    """The number in words is the number that is compared."""
+def test_a_changed_limit() -> None:
+    """The text has the number that is compared."""
     assert "at least 50 % (`busy`)" in prose.compare(Compare(MEAN, ">=", BUSY), {"busy": 0.5})
 
 
 @pytest.mark.parametrize("condition", [mode.condition for mode in MODES if mode.condition])
 def test_no_comparison_falls_back_to_symbols(condition: Condition) -> None:
-    """Every comparison of the catalogue is English: a subject, a verb, and no operator sign."""
+    """Every comparison of the catalogue is a sentence with a verb and no operator."""
     texts = [line.text for line in prose.lines(condition, {}) if not line.text.endswith((":", "and"))]
 
     assert [text for text in texts if re.search(r" [-+*/<>=≤≥] ", text)] == []
@@ -133,8 +133,8 @@ def test_no_comparison_falls_back_to_symbols(condition: Condition) -> None:
     ] == []
 
 
-def test_a_tree_keeps_its_shape() -> None:
-    """And within and, or within or are flat; what speaks against stands a level below what it speaks against."""
+def test_nesting() -> None:
+    """Nested `and` and `or` are flattened; exceptions are one level below their condition."""
     low, high = Compare(Over(s.UTIL), "<", BUSY), Compare(Over(s.UTIL), ">", BUSY)
     tree = Or(And(low, And(high, low)), Or(high, Unless(low, high)))
 
@@ -161,7 +161,7 @@ def test_a_tree_keeps_its_shape() -> None:
         (Or, "unless any of these is true (each is ignored without data):"),
     ],
 )
-def test_what_speaks_against_a_condition_is_one_level_deep(kind: type[And | Or], words: str) -> None:
+def test_exceptions_are_one_level_deep(kind: type[And | Or], words: str) -> None:
     low, high = Compare(Over(s.UTIL), "<", BUSY), Compare(Over(s.UTIL), ">", BUSY)
 
     assert [(line.depth, line.text) for line in prose.lines(Unless(low, kind(low, high)), {})][2:] == [
@@ -172,13 +172,13 @@ def test_what_speaks_against_a_condition_is_one_level_deep(kind: type[And | Or],
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(5, "5 s"), (90, "90 s"), (300, "5 min"), (7200, "2 h"), (86400, "1 d")])
-def test_a_time(seconds: float, text: str) -> None:
-    """In the largest unit that it is a whole number of."""
+def test_time_spans(seconds: float, text: str) -> None:
+    """In the largest unit with a whole number."""
     assert prose.span(seconds) == text
 
 
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode.condition], ids=lambda mode: mode.name)
-def test_every_condition_has_words_for_every_comparison(mode: object) -> None:
+def test_texts_name_all_limits_and_signals(mode: object) -> None:
     """Each of its limits is named, and each of its signals."""
     condition: Condition = mode.condition  # type: ignore[attr-defined]
     text = "\n".join(line.text for line in prose.lines(condition, {}))
@@ -192,21 +192,21 @@ def test_every_condition_has_words_for_every_comparison(mode: object) -> None:
 
 @pytest.mark.drift
 def test_titles_are_unique() -> None:
-    """No two signals read the same."""
+    """No two signals have the same title."""
     titles = [prose.title(signal) for signal in SIGNALS]
 
     assert len(set(titles)) == len(titles), "fix: give one of the signals another title in gpu_exporter/render/prose.py"
 
 
-def test_limits_are_found_wherever_they_are() -> None:
-    """In the class that is meant, in what is asked of other ranks, and in what speaks against."""
+def test_limits_of_nested_conditions() -> None:
+    """In a class, in a condition on other ranks, and in an exception."""
     assert limits_of(bottleneck_is("pcie-bound")) == (c.FULL_PCIE,)
     assert limits_of(Compare(PeerShare(WAITS), ">", FLOW)) == (FLOW, BUSY)
     assert limits_of(Unless(Compare(MEAN, ">", BUSY), Compare(MEAN, ">", FLOW))) == (BUSY, FLOW)
 
 
 def test_roots_of_a_signal() -> None:
-    """What is divided by what, down to what is read."""
+    """The signals that it is computed from, down to those that are read."""
     found = with_roots((s.PCIE_RX_USE,))
 
     assert found == (s.PCIE_RX_USE, s.PCIE_RX, s.PCIE_LINK, s.PCIE_WIDTH, s.PCIE_GEN)
@@ -214,7 +214,7 @@ def test_roots_of_a_signal() -> None:
 
 
 def test_every_class_has_a_sentence() -> None:
-    """No class is without a question of its own."""
+    """Each class has its own."""
     sentences = [prose.sentence(each.condition, {}) for each in BOTTLENECKS]
 
     assert all(sentences)
@@ -222,7 +222,7 @@ def test_every_class_has_a_sentence() -> None:
 
 
 def test_shared_conditions_are_referred_to_and_defined_once() -> None:
-    """A condition that several rules read is a clause in the others, and has one definition."""
+    """A condition that several rules use is a clause in them, and has one definition."""
     inner = c.TRAFFIC
     outer = And(Compare(MEAN, ">", BUSY), inner, Or(inner, Compare(MEAN, "<", BUSY)))
 

@@ -1,4 +1,4 @@
-"""Conditions that several rules read are recorded once, before all that reads them."""
+"""Conditions that several rules use are recorded once, before the rules that read them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from gpu_exporter.catalogue.signals import SM_ACTIVE, UTIL
 from gpu_exporter.render.rules import rules
 
 
-def test_what_has_a_name_is_read_by_it() -> None:
-    """And evaluates as what it stands for."""
+def test_named_conditions_are_read_by_name() -> None:
+    """Their definition is that of the unnamed condition."""
     low, high = Compare(Over(SM_ACTIVE), "<", 0.1), Compare(Over(UTIL), ">", 0.9)
     inner = And(high, low, name="odd")
     outer = Unless(Or(inner, high), inner, name="odder")
@@ -24,8 +24,8 @@ def test_what_has_a_name_is_read_by_it() -> None:
     assert dict.fromkeys(shared(And(outer, low))) == dict.fromkeys((inner, outer))
 
 
-def test_what_is_read_was_recorded_before() -> None:
-    """Within its group, or the group is another."""
+def test_rules_read_only_earlier_records() -> None:
+    """Within a group."""
     for group in yaml.safe_load(rules.recording())["groups"]:
         names = [rule["record"] for rule in group["rules"]]
         for place, rule in enumerate(group["rules"]):

@@ -19,7 +19,7 @@ from gpu_exporter.serving.admission import (
 
 
 class Door:
-    """An admission of 8 connections, 4 of an address, with a clock that the test moves, and what was closed."""
+    """An admission of 8 connections, 4 per address, with a clock of the test and the closed connections."""
 
     def __init__(self, most: int = 8) -> None:
         self.now = 0.0
@@ -33,7 +33,7 @@ class Door:
 
 
 def test_an_address_replaces_its_own_longest_idle_connection() -> None:
-    """Whatever the others do."""
+    """Whatever other addresses do."""
     door = Door()
     for name in ("b1", "a1", "a2", "a3", "a4", "a5", "a6"):
         assert door.open(name)
@@ -42,7 +42,7 @@ def test_an_address_replaces_its_own_longest_idle_connection() -> None:
 
 
 def test_a_new_address_replaces_a_connection_of_the_largest() -> None:
-    """When all places are taken."""
+    """If the limit of all connections is reached."""
     door = Door()
     for name in ("b1", "a1", "a2", "a3", "b2", "c1", "d1", "e1", "f1"):
         assert door.open(name)
@@ -50,8 +50,8 @@ def test_a_new_address_replaces_a_connection_of_the_largest() -> None:
     assert door.admission.dropped["total"] == 1
 
 
-def test_who_asks_again_is_not_idle_for_long() -> None:
-    """The time counts from the end of the last answer."""
+def test_idle_time_restarts_with_each_request() -> None:
+    """It counts from the end of the last response."""
     door = Door()
     first, *_ = [door.open(f"a{number}") for number in range(1, 5)]
     assert first
@@ -63,8 +63,8 @@ def test_who_asks_again_is_not_idle_for_long() -> None:
     assert door.closed == ["a2"]
 
 
-def test_requests_at_work_are_cut_off_only_if_they_take_long() -> None:
-    """Else the new connection is refused."""
+def test_only_slow_requests_are_cut_off() -> None:
+    """Otherwise the new connection is refused."""
     door = Door()
     connections = [door.open(f"a{number}") for number in range(1, 5)]
     for connection in connections:
@@ -78,8 +78,8 @@ def test_requests_at_work_are_cut_off_only_if_they_take_long() -> None:
     assert door.admission.dropped["address"] == 2
 
 
-def test_room_is_made_for_descriptors() -> None:
-    """One connection at a time, until there is none."""
+def test_connections_are_closed_to_free_descriptors() -> None:
+    """One at a time, until none is left."""
     door = Door()
     assert door.open("a1")
     assert door.admission.make_room()
@@ -88,7 +88,7 @@ def test_room_is_made_for_descriptors() -> None:
 
 
 def test_closed_connections_are_forgotten() -> None:
-    """Also twice, and those that were replaced."""
+    """Also if closed twice, or replaced."""
     door = Door()
     connections = [door.open(f"a{number}") for number in range(9)]
     for connection in [*connections, *connections]:
@@ -130,6 +130,6 @@ def limited(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     ],
 )
 def test_most_connections(limited: Callable[[int], None], descriptors: int, most: int) -> None:
-    """What is free, without the reserve."""
+    """The free descriptors without the reserve."""
     limited(descriptors)
     assert most_connections() == most

@@ -1,4 +1,4 @@
-"""The answers of `/api/v1` are composed at most once per collection, and have a bounded size."""
+"""Responses of `/api/v1` are rendered at most once per collection, and have a bounded size."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_an_answer_is_composed_once_per_snapshot() -> None:
 
 
 def test_events_are_composed_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They come while no snapshot is made, too."""
+    """New events may come while no snapshot is made."""
     now, answers = [0.0], iter([Answer(b"1"), Answer(b"2")])
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     events = Composed(1.0)

@@ -1,4 +1,4 @@
-"""When a page is too old to be served, and what the server answers then."""
+"""When a page is too old to be served, and the response then."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STARTED = 1000.0
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The monotonic time, to be set."""
+    """Return the monotonic time, which the test sets."""
     now = [STARTED]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     return now
@@ -25,7 +25,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     ("interval", "expires"), [(0.1, EXPIRY_SECONDS), (1.0, EXPIRY_SECONDS), (60.0, EXPIRY_INTERVALS * 60.0)]
 )
 def test_a_page_expires(clock: list[float], interval: float, expires: float) -> None:
-    """After three intervals, but not before a few seconds; a new page ends that."""
+    """After three intervals, but not before a few seconds; until there is a new page."""
     pages = Pages()
     health = Health(interval, pages)
     assert health.liveness_problem() == health.readiness_problem() == NO_METRICS_YET
@@ -40,7 +40,7 @@ def test_a_page_expires(clock: list[float], interval: float, expires: float) -> 
 
 
 def test_a_page_that_cannot_be_made_says_why(clock: list[float]) -> None:
-    """The error of the collection loop, if it has one."""
+    """With the error of the collection loop, if there is one."""
     pages = Pages()
     pages.publish(Page([]))
     clock[0] += 2 * EXPIRY_SECONDS

@@ -1,4 +1,4 @@
-"""Memory that the C library keeps, in a process of its own."""
+"""Memory that the C library keeps, measured in a process of its own."""
 
 from __future__ import annotations
 

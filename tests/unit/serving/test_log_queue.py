@@ -31,7 +31,7 @@ class Pipe:
         return queue, logger
 
     def read(self) -> str:
-        """What is there to be read now."""
+        """Return what can be read now."""
         return os.read(self.reader, 1 << 20).decode()
 
 
@@ -95,7 +95,7 @@ def test_what_cannot_be_formatted_or_written_is_counted(pipe: Pipe) -> None:
     logger.info("%d", "text")
     assert queue.dropped == 1
     os.close(pipe.reader)
-    logger.info("nobody has the pipe open")
+    logger.info("the pipe is not open")
     until(lambda: queue.dropped > 1, what="a drop")
     pipe.reader = os.open(os.devnull, os.O_RDONLY)
 
@@ -116,8 +116,8 @@ lines.drain(10)
 """
 
 
-def test_what_nobody_catches_is_logged() -> None:
-    """Python would print it to stderr itself, and wait until somebody reads it."""
+def test_uncaught_errors_are_logged() -> None:
+    """Python itself would print them to stderr, and block until they are read."""
     ran = subprocess.run([sys.executable, "-c", UNCAUGHT], capture_output=True, text=True, timeout=30, check=True)
     lines = ran.stderr.splitlines()
     assert all(line.startswith('{"time": ') for line in lines)

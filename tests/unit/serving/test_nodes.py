@@ -73,5 +73,5 @@ def test_an_unknown_node_is_not_found(served: Server, request: pytest.FixtureReq
     assert status(served, "/nodes/b/of-node") == (200 if several else 404)
 
 
-def test_what_needs_nothing_is_only_at_the_root(served: Server) -> None:
+def test_handlers_without_a_node_are_only_at_the_root(served: Server) -> None:
     assert (status(served, "/always"), status(served, "/nodes/a/always")) == (200, 404)

@@ -58,7 +58,7 @@ def matches(path: str) -> list[tuple[str, str]]:
     ],
 )
 def test_matches(path: str, expected: tuple[str, str]) -> None:
-    """A path matches one row, and has at most the prefix of a node before it."""
+    """A path matches one row, with at most the prefix of a node."""
     assert matches(path) == [expected]
 
 
@@ -84,7 +84,7 @@ def test_matches(path: str, expected: tuple[str, str]) -> None:
     ],
 )
 def test_matches_nothing(path: str) -> None:
-    """Paths are exact: nothing is captured by the end of another path."""
+    """Paths match as a whole, not by their end."""
     assert matches(path) == []
 
 
@@ -125,8 +125,8 @@ def test_accepts_a_good_row() -> None:
     check([*ROUTES, GOOD])
 
 
-def test_what_the_landing_pages_link_to() -> None:
-    """The page of a node links to the node's paths, the list of nodes to those of all nodes."""
+def test_links_of_landing_pages() -> None:
+    """The page of a node links to its paths, the list of nodes to those of all nodes."""
     assert {"/metrics", "/api/v1/gpus"} <= linked(LandingPage.NODE).keys() - linked(LandingPage.LIST).keys()
     assert "/sd" in linked(LandingPage.LIST).keys() - linked(LandingPage.NODE).keys()
     for page in (LandingPage.NODE, LandingPage.LIST):
@@ -141,8 +141,8 @@ def test_every_path_is_documented() -> None:
     assert missing == [], f"no page of docs/ names {missing}: describe these paths where their purpose is described"
 
 
-def test_get_comes_with_head_and_lifecycle_is_post() -> None:
-    """Every path answers either GET and HEAD, or POST."""
+def test_methods_of_paths() -> None:
+    """Every path has either GET and HEAD, or POST."""
     for route in ROUTES:
         gets = route.handler.get is not RequestHandler.get
         assert gets is (route.handler.head is not RequestHandler.head)

@@ -204,7 +204,7 @@ def test_authenticates(folder: Path, content: object, authenticates: bool) -> No
     assert guard(folder, content).authenticates is authenticates
 
 
-def test_no_secret_is_told(folder: Path) -> None:
+def test_no_secret_is_printed(folder: Path) -> None:
     """Neither an error nor a configuration printed by mistake shows a password, a hash or a key."""
     key = (folder / "server.key").read_text()
     for password in (
@@ -230,8 +230,8 @@ def test_no_secret_is_told(folder: Path) -> None:
 
 @settings(deadline=None)
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda x: st.dictionaries(st.text(), x)))
-def test_no_document_is_too_strange(document: object) -> None:
-    """Any document is accepted or refused with ValueError."""
+def test_any_document(document: object) -> None:
+    """It is accepted, or refused with ValueError."""
     wrapped = {"tls_server_config": document, "basic_auth_users": document, "http_server_config": document}
     for content in (document, wrapped):
         with suppress(ValueError):
@@ -292,7 +292,7 @@ def test_follows(tmp_path: Path, folder: Path, caplog: pytest.LogCaptureFixture)
 
 
 def test_follows_swapped_links(tmp_path: Path, folder: Path) -> None:
-    """A mounted Kubernetes secret changes by one swap of a link to a folder, with the files' times as they please."""
+    """A mounted Kubernetes secret changes by one swap of a link to a folder, whatever the files' times."""
     for version, source in (("1", "server"), ("2", "other")):
         (tmp_path / version).mkdir()
         for suffix in ("pem", "key"):
@@ -339,13 +339,13 @@ def test_a_reload_opens_nothing(folder: Path, old: object, new: object, said: st
 
 
 def basic(user: str, password: str) -> str:
-    """The header of these credentials."""
+    """Return the header with these credentials."""
     return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
 
 
 @pytest.fixture
 def compared(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bytes, bytes]]:
-    """The password and hash of each comparison. It takes 2 ms, and `right` is the right password."""
+    """Record the password and hash of each comparison, which takes 2 ms; `right` is the right password."""
     calls: list[tuple[bytes, bytes]] = []
 
     def compare(password: bytes, hashed: bytes) -> tuple[bool, float]:
@@ -393,7 +393,7 @@ def test_login(authorization: str, status: int) -> None:
     assert (refusal.status if refusal else 200) == status
 
 
-def test_right_one_is_verified_once(compared: list[tuple[bytes, bytes]]) -> None:
+def test_the_right_password_is_verified_once(compared: list[tuple[bytes, bytes]]) -> None:
     """It is verified again only if the user's hash changes."""
 
     async def ask() -> list[Refusal | None]:
@@ -409,7 +409,9 @@ def test_right_one_is_verified_once(compared: list[tuple[bytes, bytes]]) -> None
     assert len(compared) == 3
 
 
-def test_same_wrong_one_costs_once(compared: list[tuple[bytes, bytes]], caplog: pytest.LogCaptureFixture) -> None:
+def test_the_same_wrong_password_is_compared_once(
+    compared: list[tuple[bytes, bytes]], caplog: pytest.LogCaptureFixture
+) -> None:
     """The log has one line, without a password and without a name that might be one."""
 
     async def ask() -> list[Refusal | None]:
@@ -439,7 +441,7 @@ def test_unknown_users_cost_as_much() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("address", ["attacker", "victim"])
-def test_unverified_right_one_gets_through_a_flood(compared: list[tuple[bytes, bytes]], address: str) -> None:
+def test_an_unverified_right_password_gets_through_a_flood(compared: list[tuple[bytes, bytes]], address: str) -> None:
     """Even if all come from its own address. The flood is refused, and uses at most a fifth of a thread."""
 
     async def ask() -> tuple[int, list[Refusal | None], float]:
@@ -451,7 +453,7 @@ def test_unverified_right_one_gets_through_a_flood(compared: list[tuple[bytes, b
             while flooding:
                 number += 1
                 wrong.append(await login.refuse(USERS, basic("me", f"wrong {worker} {number}"), address))
-                await asyncio.sleep(0.001)  # as a client would; without it Python itself starves the thread
+                await asyncio.sleep(0.001)  # as a client would; otherwise Python itself starves the thread
 
         floods = [asyncio.create_task(flood(worker)) for worker in range(20)]
         await asyncio.sleep(0.5)
@@ -472,8 +474,8 @@ def test_unverified_right_one_gets_through_a_flood(compared: list[tuple[bytes, b
 
 
 @pytest.mark.slow
-def test_flood_of_repeated_wrong_ones_does_not_starve(compared: list[tuple[bytes, bytes]]) -> None:
-    """Guessers who come again with the same wrong passwords wait in line like everybody at that address.
+def test_flood_of_repeated_wrong_passwords(compared: list[tuple[bytes, bytes]]) -> None:
+    """Clients that repeat the same wrong passwords wait like all others at that address.
 
     Counted in comparisons, which a busy machine does not change: at a fifth of a core, 60 of cost 10 take 15 s.
     """
@@ -502,7 +504,7 @@ def test_flood_of_repeated_wrong_ones_does_not_starve(compared: list[tuple[bytes
 
 
 def test_queue_and_memory_are_bounded(compared: list[tuple[bytes, bytes]]) -> None:
-    """The queue has a fixed number of places, and each address gets its share."""
+    """The queue has a fixed length, of which each address gets a share."""
 
     async def ask() -> list[Refusal | None]:
         login = Login()
@@ -557,7 +559,7 @@ def test_rate_limit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert statuses(asyncio.run(ask())) == [200, 200, 200, 429, 429, 200]
 
 
-def test_logging_is_quiet_about_good_ones(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_good_files_are_hardly_logged(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A start logs nothing, a reload one line."""
     caplog.set_level(logging.INFO)
     good = guard(folder, {"tls_server_config": {**MUTUAL, "client_auth_type": "VerifyClientCertIfGiven"}})

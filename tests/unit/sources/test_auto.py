@@ -137,14 +137,14 @@ def both() -> tuple[FakeSource, FakeSource]:
     return FakeSource("nvml", [HOPPER, AMPERE], nvml), FakeSource("dcgm", others, dcgm)
 
 
-def test_a_mixed_node_loses_nothing(both: tuple[FakeSource, FakeSource]) -> None:
+def test_a_mixed_node_has_all_metrics(both: tuple[FakeSource, FakeSource]) -> None:
     first, second = both
     source = AutoSource(first, lambda: second)
     source.sample_every(0.25)
     source.open()
     hopper, ampere = (source.attach(index, ASKED) for index in (0, 1))
     assert by_metric(hopper.read(frozenset(Pace))) == {m.GPU_TEMP: 40.0, m.SM_ACTIVE: 0.5, m.PCIE_TX: 1e6}
-    assert second.opened == 0, "nobody needs DCGM yet"
+    assert second.opened == 0, "DCGM is not needed yet"
     until(lambda: m.SM_ACTIVE in by_metric(ampere.read(frozenset(Pace))))
     reading = ampere.read(frozenset({Pace.FAST}))
     assert by_metric(reading) == {m.GPU_TEMP: 40.0, m.SM_ACTIVE: 0.25, m.PCIE_TX: 0.25}
@@ -195,7 +195,7 @@ def test_without_dcgm_the_reason_is_shown(both: tuple[FakeSource, FakeSource]) -
     assert choices(source) == [("GPU-a", "nvml/no_gpm_and_no_dcgm")]
 
 
-def test_a_dead_host_engine_costs_what_it_gave_and_heals(both: tuple[FakeSource, FakeSource]) -> None:
+def test_a_dead_host_engine_affects_only_its_values(both: tuple[FakeSource, FakeSource]) -> None:
     first, second = both
     source = AutoSource(first, lambda: second)
     source.open()
@@ -275,7 +275,7 @@ def test_a_gpu_that_dcgm_does_not_know_keeps_nvml(both: tuple[FakeSource, FakeSo
     source.close()
 
 
-def test_missing_bindings_are_a_reason_not_an_end(both: tuple[FakeSource, FakeSource]) -> None:
+def test_missing_bindings_are_a_reason(both: tuple[FakeSource, FakeSource]) -> None:
     def missing() -> FakeSource:
         raise SourceLost("DCGM: no bindings", "bindings_missing")
 
@@ -287,7 +287,7 @@ def test_missing_bindings_are_a_reason_not_an_end(both: tuple[FakeSource, FakeSo
     source.close()
 
 
-def test_a_thread_that_the_system_refuses_costs_only_dcgm(
+def test_a_thread_that_cannot_start_affects_only_dcgm(
     both: tuple[FakeSource, FakeSource], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """NVML's values are served, and DCGM is opened as soon as there is a thread for it."""

@@ -23,7 +23,7 @@ from tests.support.fakes.driver import FakeDriver
 ROOT = Path(__file__).parents[3]
 RECORDING = Path("h200_workloads")
 CONFIGS: Mapping[str, dict[str, Any]] = {"replay": {"recording": RECORDING}}
-# What a source is called on its samples, where that is not the name that chose it.
+# The name of a source on its samples, if it differs from the setting.
 CHOSEN_AS = {"auto": "nvml"}
 
 
@@ -100,7 +100,7 @@ def test_a_named_source_ignores_the_settings_of_others() -> None:
 
 
 def test_only_chosen_gpus_are_read_for_a_library_call(tmp_path: Path) -> None:
-    """In a process of its own, for the driver's library is loaded once; a GPU that does not exist is named."""
+    """In a process of its own, because the driver's library is loaded once; a missing GPU is named in the error."""
     code = (
         "from gpu_exporter.model.errors import SourceLost\n"
         "from gpu_exporter.sources.choice import local_gpus\n"

@@ -1,4 +1,4 @@
-"""What every source must do. A new source that reads no hardware is tested as soon as it has a name.
+"""The contract of every source. A new source without hardware is tested as soon as it has a name.
 
 A source of real GPUs needs an entry in FAKES. `tests/dcgm/test_contract.py` tests DCGM with its own fake.
 """
@@ -27,9 +27,9 @@ from gpu_exporter.sources.choice import chosen
 from tests.support.fakes.driver import FakeDriver
 
 FULL = selected(MetricSet.FULL)
-# What a source needs beside its name.
+# Settings that a source needs besides its name.
 SETTINGS: Mapping[str, dict[str, Any]] = {"replay": {"recording": Path("h200_x2_ddp")}}
-# The environment in which a source of real GPUs finds fakes, made in a directory.
+# Functions that make fakes in a directory and return the environment for a source of real GPUs.
 FAKES: Mapping[str, Callable[[Path], Mapping[str, str]]] = {
     "nvml": lambda directory: FakeDriver(directory, 2).environment
 }
@@ -48,7 +48,7 @@ def check_source(name: str) -> None:
 
 
 def samples_of(source: Source) -> list[Sample]:
-    """Open the source, and read every GPU and what belongs to none."""
+    """Open the source, and return the samples of every GPU and of other devices."""
     source.open()
     count, expected = source.count(), source.expected()
     assert count > 0, f"{source.name} has no GPUs; fix: give it some in SETTINGS or FAKES of {__name__}"
@@ -86,7 +86,7 @@ def samples_of(source: Source) -> list[Sample]:
 
 
 def check_labels(source: Source, samples: list[Sample]) -> None:
-    """What is not live has the label `source` on every series; what is live on none."""
+    """Check that every series of a source that is not live, and no other, has the label `source`."""
     page = Renderer("node-1", everywhere(source)).render(Snapshot(0.0, source.name, tuple(samples)))
     lines = [line for line in page.body(Variant(False, False)).decode().splitlines() if not line.startswith("#")]
     labelled = [line for line in lines if f'source="{source.name}"' in line]
@@ -103,8 +103,8 @@ def test_source_without_hardware(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAKES)
-def test_source_on_a_stand_in(name: str, tmp_path: Path) -> None:
-    """In a process of its own, for the driver's library is loaded once."""
+def test_source_on_a_fake(name: str, tmp_path: Path) -> None:
+    """In a process of its own, because the driver's library is loaded once."""
     code = f"from {__name__} import check_source; check_source({name!r})"
     env = {**os.environ, **FAKES[name](tmp_path)}
     result = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
@@ -113,7 +113,7 @@ def test_source_on_a_stand_in(name: str, tmp_path: Path) -> None:
 
 
 def test_every_source_is_tested() -> None:
-    """None is left out because it needs hardware."""
+    """No source is skipped for want of hardware."""
     untested = sorted(SOURCE_KINDS.keys() - {*WITHOUT_HARDWARE, *FAKES, *TESTED_ELSEWHERE})
 
     assert untested == [], f"untested: {untested}; fix: add them to FAKES of tests/unit/sources/test_contract.py"

@@ -1,4 +1,4 @@
-"""Groups, watches and Xids of one connection, with bindings that record their calls. No DCGM is needed."""
+"""Groups, watches and XIDs of one connection, with bindings that record their calls. No DCGM is needed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from gpu_exporter.sources.dcgm.values import Entity, gpu
 
 
 class FakeBindings:
-    """A host engine that refuses some fields. `live` has what was created or begun, and not given back."""
+    """A host engine that refuses some fields. `live` has what was created or started and not removed."""
 
     def __init__(self, refused: dict[int, int] | None = None) -> None:
         self.refused = refused or {}
@@ -107,15 +107,15 @@ def request(fields: Sequence[int], *entities: Entity) -> WatchRequest:
         ((1, 2, 3), {}, {(1, 2, 3)}),
         ((1, 2, 3, 4), {3: BADPARAM}, {(1, 2), (4,)}),
         ((1, 2), {1: BADPARAM, 2: BADPARAM}, set()),
-        ((1, 2), {2: NO_PERMISSION}, set()),  # not because of one field: the others are not tried
+        ((1, 2), {2: NO_PERMISSION}, set()),  # the reason is not the field: the others are not tried
         (tuple(range(MOST_FIELDS + 1)), {}, {tuple(range(MOST_FIELDS)), (MOST_FIELDS,)}),
     ],
     ids=["all", "one of four", "none", "no permission", "too many for one group"],
 )
-def test_a_refused_field_costs_itself(
+def test_a_refused_field_affects_no_other(
     fields: tuple[int, ...], refused: dict[int, int], accepted: set[tuple[int, ...]]
 ) -> None:
-    """The others are watched, in smaller field groups, and nothing of a failed attempt is left."""
+    """The others are watched in smaller field groups, and nothing of a failed attempt is left."""
     session, fake = connected(refused)
     watch, errors = session.groups.watch(request(fields))
 
@@ -145,8 +145,8 @@ def test_a_taken_name_is_replaced_by_another() -> None:
     assert (watch.fields, errors) == (((1,),), {})
 
 
-def test_nothing_is_given_back_through_a_dead_connection() -> None:
-    """Each call may hang again; the host engine drops everything by itself."""
+def test_a_dead_connection_is_not_cleaned_up() -> None:
+    """Each call might hang again; the host engine removes everything itself."""
     session, fake = connected()
     watch, _ = session.groups.watch(request((1,)))
     fake.errors["gpus"] = [CONNECTION_NOT_VALID]
@@ -170,7 +170,7 @@ def test_xids_of_all_gpus_are_read_through_one_group() -> None:
 
 
 def test_calls_are_made_for_subscribers() -> None:
-    """Health of all their GPUs at once; peers by index instead of DCGM's number, without GPUs that are not listed."""
+    """Health of all GPUs in one call; peers by index instead of DCGM's number, without GPUs that are not listed."""
     session, _ = connected()
     session.calls.subscribe("one", gpu(0), frozenset({m.EXP_HEALTH, m.EXP_P2P}))
     session.calls.subscribe("other", gpu(3), frozenset({m.EXP_HEALTH}))
@@ -182,7 +182,7 @@ def test_calls_are_made_for_subscribers() -> None:
 
 @pytest.mark.parametrize(("code", "reason"), [(MODULE_NOT_LOADED, "no_module"), (NO_PERMISSION, "no_permission")])
 def test_a_failed_call_has_a_reason(code: int, reason: str) -> None:
-    """A missing module is not tried again soon; anything else is."""
+    """After a missing module, the next attempt comes much later; other errors are retried soon."""
     session, fake = connected()
     session.calls.subscribe("one", gpu(0), frozenset({m.EXP_P2P}))
     fake.errors["peers"] = [code]

@@ -1,7 +1,7 @@
-"""The unit of every field that is read from DCGM, row by row, and what becomes of it.
+"""The unit of every field that is read from DCGM, row by row, and its conversion.
 
-Looked up in DCGM 4.6.0's source: `DcgmCacheManager.cpp` for what it works out itself, and `dcgm_fields.cpp` for the
-NVML field whose number it passes on as it is; of the latter the unit is nvml.h's.
+From DCGM 4.6.0's source: `DcgmCacheManager.cpp` for fields that it computes, and `dcgm_fields.cpp` for fields that it
+passes on from NVML, whose unit is that of nvml.h.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FIX = (
     " and set `dcgm_scale` in gpu_exporter/catalogue/metrics.py"
 )
 
-# DCGM's unit of each field, and where that is from.
+# DCGM's unit of each field, and its source.
 FIELDS: tuple[tuple[Iterable[int], str, str], ...] = (
     ((66,), "bool", "nvmlDeviceGetPersistenceMode"),
     ((67,), "bool", "nvmlDeviceGetMigMode, the current one"),
@@ -74,7 +74,7 @@ FIELDS: tuple[tuple[Iterable[int], str, str], ...] = (
     ((1532, 1533), "bytes per second", "GPM's MiB/s of one link * 1024 * 1024"),
 )
 UNITS: Mapping[int, str] = {number: unit for numbers, unit, _ in FIELDS for number in numbers}
-# DCGM's unit, ours, and the factor between; others must be the same.
+# DCGM's unit, gpu-exporter's, and the factor between; other units must be equal.
 FACTORS = {
     ("millijoules", "joules"): 1e-3,
     ("nanoseconds", "seconds"): 1e-9,
@@ -84,7 +84,7 @@ READ = [row for row in METRICS if row.dcgm is not None]
 
 @pytest.mark.drift
 @pytest.mark.parametrize("row", READ, ids=lambda row: row.key)
-def test_a_value_comes_out_in_the_unit_of_its_row(row: Metric) -> None:
+def test_scales(row: Metric) -> None:
     """DCGM's unit, times the scale of the row, is the unit of the row."""
     assert row.dcgm is not None, FIX
     assert row.dcgm in UNITS, FIX
@@ -97,8 +97,8 @@ def test_a_value_comes_out_in_the_unit_of_its_row(row: Metric) -> None:
 
 
 @pytest.mark.drift
-def test_no_field_is_listed_that_nothing_reads() -> None:
-    """All ECC places between are read."""
+def test_every_listed_field_is_read() -> None:
+    """ECC fields are listed as a range."""
     assert set(UNITS) == {row.dcgm for row in READ}, (
         "fix: add the field to FIELDS in tests/unit/sources/test_dcgm_units.py, or delete it there"
     )
@@ -106,13 +106,13 @@ def test_no_field_is_listed_that_nothing_reads() -> None:
 
 @pytest.mark.parametrize("row", [row for row in READ if row.classic], ids=lambda row: row.key)
 def test_classic_rows_are_in_dcgms_own_unit(row: Metric) -> None:
-    """As dcgm-exporter passes them on."""
+    """As in dcgm-exporter."""
     assert row.dcgm_scale == 1
 
 
 @pytest.mark.parametrize("row", READ, ids=lambda row: row.key)
-def test_what_profiling_measures_has_an_integral_and_nothing_else(row: Metric) -> None:
-    """And so a field group of its own."""
+def test_exactly_profiling_rows_have_an_integral(row: Metric) -> None:
+    """They have field groups of their own."""
     assert row.dcgm is not None
     assert is_profiling(row.dcgm) == (row in {each.integral_of for each in METRICS})
 
@@ -135,7 +135,7 @@ def test_what_profiling_measures_has_an_integral_and_nothing_else(row: Metric) -
     ids=lambda value: getattr(value, "key", str(value)),
 )
 def test_values(row: Metric, raw: float, value: float | None) -> None:
-    """From DCGM's number to ours."""
+    """From DCGM's value to the exposed one."""
     assert row.dcgm is not None
     found = FieldQuery(Series(row), gpu(0), row.dcgm, row.pace).value(raw)
     assert found == (value if value is None else pytest.approx(value))

@@ -1,4 +1,4 @@
-"""DCGM's samples -> values and reasons; profiling samples -> spans; metrics -> field queries. No DCGM is needed."""
+"""From DCGM's samples to values and reasons, from profiling samples to spans, from metrics to field requests."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ I64, F64 = 0x7FFFFFFFFFFFFFF0, 2.0**47
         (0, "i", I64 + 2, None, "not_supported"),
         (0, "i", I64 + 3, None, "no_permission"),
         (0, "i", I64 + 9, None, "no_value"),
-        (0, "i", 2**47 + 5, 2**47 + 5, ""),  # a counter may be that high
+        (0, "i", 2**47 + 5, 2**47 + 5, ""),  # a counter may have this value
         (0, "i", 0x7FFFFFF2, None, "not_supported"),
         (0, "d", F64, None, "no_value"),
         (0, "d", F64 + 2, None, "not_supported"),
@@ -51,7 +51,7 @@ I64, F64 = 0x7FFFFFFFFFFFFFF0, 2.0**47
     ],
 )
 def test_answers(status: int, kind: str, raw: float | str, value: float | str | None, reason: str) -> None:
-    """A blank is none, also with status 0; a status is a reason, also with a value."""
+    """A blank is no value with any status; a failing status is a reason with any value."""
     assert answer(status, kind, raw, 5) == Answer(value, reason, status, 5)
 
 
@@ -73,13 +73,13 @@ def test_links() -> None:
     ],
 )
 def test_host_engines(text: str, address: str, socket: str) -> None:
-    """As people write them."""
+    """All common forms of an address."""
     assert hostengine(text) == Hostengine(address, socket)
 
 
 @pytest.mark.parametrize("text", ["fd00::7:5555", "host:0", "host:99999", "tcp://host:1", "host:", "he.sock/x"])
 def test_no_host_engine(text: str) -> None:
-    """One line with what to write instead."""
+    """The error is one line with an example."""
     with pytest.raises(ValueError, match="use host:port"):
         hostengine(text)
 
@@ -89,7 +89,7 @@ def _series(metric: Metric, labels: Labels) -> Series:
 
 
 def test_a_plan_keeps_profiling_apart() -> None:
-    """And asks each field once, at the pace of its fastest row."""
+    """Each field is requested once, at the pace of its fastest row; profiling has its own requests."""
     asked = plan(_series, gpu(3), [m.SM_ACTIVE, m.POWER, m.ENERGY, m.ENERGY_JOULES, m.MIG_PENDING], {}, {}, mig=False)
     requests = {request.kind: request for request in asked.plain_requests(0.5)}
     assert [request.fields for request in asked.profiling_requests(0.5)] == [(1002,)]
@@ -100,7 +100,7 @@ def test_a_plan_keeps_profiling_apart() -> None:
 
 
 def test_a_plan_in_mig_mode() -> None:
-    """What is of the instances is not asked of the board: no sum counts a GPU twice."""
+    """Values of instances are not requested for the GPU, so that no sum counts a GPU twice."""
     part = Entity(EntityGroup.GPU_I, 9)
     asked = plan(_series, gpu(0), [m.SM_ACTIVE, m.FB_USED, m.POWER], {}, {part: (("GPU_I_ID", "1"),)}, mig=True)
     assert [question.entity for question in asked.profiling] == [part]
@@ -127,18 +127,18 @@ def _read(profiling: Profiling, at: float, value: float | None, stamp: int) -> R
 
 
 def test_a_sample_counts_once() -> None:
-    """The first over an interval, others over the time since the one before; the same one not again."""
+    """The first sample covers one interval, later ones the time since the previous one; repeated ones do not count."""
     profiling, series = _profiling()
     assert _read(profiling, 0.5, None, 500_000) == ({}, {}, {})
     assert _read(profiling, 1.0, 0.5, 1_000_000) == ({series: 0.5}, {series: 1.0}, {})
     assert _read(profiling, 1.4, 0.5, 1_000_000) == ({}, {}, {})
     assert _read(profiling, 3.0, 0.6, 3_000_000) == ({series: 0.6}, {series: 2.0}, {})
-    assert _read(profiling, 9.0, 0.7, 9_000_000) == ({series: 0.7}, {series: 1.0}, {})  # what was between is not known
+    assert _read(profiling, 9.0, 0.7, 9_000_000) == ({series: 0.7}, {series: 1.0}, {})  # the time between is unknown
     assert _read(profiling, 9.5, 0.7, 100_000)[1] == {series: 1.0}  # a clock that was set back
 
 
 def test_a_pause() -> None:
-    """After values: said once, and over with the next value."""
+    """It is reported once, if there were values before, and ends with the next value."""
     profiling, series = _profiling()
     _read(profiling, 1.0, 0.5, 1_000_000)
     assert _read(profiling, 3.0, None, 3_000_000)[2] == {}
@@ -150,8 +150,8 @@ def test_a_pause() -> None:
     assert profiling.pause == ""
 
 
-def test_stale_is_not_fresh() -> None:
-    """A value whose time stamp stands still."""
+def test_a_value_with_an_old_time_stamp_is_stale() -> None:
+    """Its time stamp does not change any more."""
     profiling, series = _profiling()
     _read(profiling, 1.0, 0.5, 1_000_000)
     assert _read(profiling, 9.0, 0.5, 1_000_000)[2] == {series: "no_data"}
@@ -162,7 +162,7 @@ def test_stale_is_not_fresh() -> None:
     [(8 << 16, "Ampere"), (8 << 16 | 6, "Ampere"), (8 << 16 | 9, "Ada"), (9 << 16, "Hopper"), (12 << 16, "Blackwell")],
 )
 def test_identity(capability: int, name: str) -> None:
-    """In NVML's words; what is not known is left out."""
+    """In NVML's terms; unknown details are left out."""
     known = Attributes("GPU-1", "NVIDIA A100", "00000000:07:00.0", "", "92.00", "", "580.1")
     found = identify(4, known, {63: Answer(capability, "", 0, 1), 5: Answer(13010, "", 0, 1), 55: Answer(7, "", 0, 1)})
     assert (found.index, found.device, found.driver) == (4, "nvidia7", "580.1")
@@ -173,7 +173,7 @@ def test_identity(capability: int, name: str) -> None:
 
 @pytest.mark.slow
 def test_a_call_that_is_stuck() -> None:
-    """Whoever asks meanwhile is refused at once; once it is back, calls are done again, by the same thread."""
+    """Other calls are refused at once. When it returns, the same thread executes calls again."""
     caller, release = CallThread("host engine"), threading.Event()
     threads: list[int] = []
 
@@ -200,8 +200,8 @@ def test_a_call_that_is_stuck() -> None:
 
 
 @pytest.mark.slow
-def test_a_long_job_that_gets_on() -> None:
-    """It is late only if one of its calls is."""
+def test_a_long_job_that_makes_progress() -> None:
+    """A deadline applies to each call, not to the job."""
     caller = CallThread("host engine")
 
     def job() -> str:
@@ -213,8 +213,8 @@ def test_a_long_job_that_gets_on() -> None:
     assert caller.call(job, 1.0) == "done"
 
 
-def test_a_job_that_nobody_waits_for_ends_at_its_next_call() -> None:
-    """On a host engine that hangs, each call would take a minute."""
+def test_a_job_past_its_deadline_stops_at_its_next_call() -> None:
+    """On a host engine that hangs, each further call would take a minute."""
     caller, release, beats = CallThread("host engine"), threading.Event(), []
 
     def job() -> None:
@@ -233,8 +233,8 @@ def test_a_job_that_nobody_waits_for_ends_at_its_next_call() -> None:
     assert caller.call(lambda: list(beats), 5) == []
 
 
-def test_a_thread_that_the_system_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The source is down, with the reason, until a thread can be started."""
+def test_a_thread_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The source is down with the reason until a thread can be started."""
     caller = CallThread("host engine")
 
     def refuse(thread: threading.Thread) -> None:

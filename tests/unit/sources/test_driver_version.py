@@ -1,4 +1,4 @@
-"""Library against kernel driver, by what the file system says."""
+"""Compares the version of the library with that of the kernel driver, by files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gpu_exporter.sources.nvml.driver import reload_needed
     ids=["same", "upgraded", "no version", "no module", "no library", "library without version"],
 )
 def test_reload_needed(tmp_path: Path, loaded: str | None, installed: str | None, needed: bool | None) -> None:
-    """The library of this process stays that of its start, so the one on disk is compared."""
+    """A process keeps the library of its start, so the one on disk is compared."""
     library, sysfs, procfs = tmp_path / "lib", tmp_path / "sys", tmp_path / "proc"
     for folder in (library, sysfs / "module/nvidia", procfs / "self"):
         folder.mkdir(parents=True)
@@ -40,7 +40,7 @@ def test_reload_needed(tmp_path: Path, loaded: str | None, installed: str | None
 
 
 def test_nothing_is_mapped(tmp_path: Path) -> None:
-    """Without the library there is nothing to compare."""
+    """Without the library, there is nothing to compare."""
     (tmp_path / "module/nvidia").mkdir(parents=True)
     (tmp_path / "module/nvidia/version").write_text("580.159.04\n")
     assert reload_needed(tmp_path, Path("/proc")) is None

@@ -1,4 +1,4 @@
-"""Injected failure modes: each is found on its GPU, by values that hang together, and nothing else is."""
+"""Injected failure modes: each is found on its GPU, by consistent values, and no other is."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ KNOWN = workloads(sorted(RECORDINGS.glob("*.jsonl.gz")))
 NODE, GPU, GPUS = "node-000", 1, 3
 NODES = [f"node-{number:03}" for number in range(4)]
 BY_NAME = {mode.name: mode for mode in MODES}
-# Simulated minutes and seconds between two looks. Windows of hours need hours, and a leak its time.
-LOOKS, LONG = (12, 15.0), (140, 60.0)
+# Simulated minutes, and seconds between two collections. Windows of hours and leaks need hours.
+SHORT, LONG = (12, 15.0), (140, 60.0)
 TAKES_HOURS = {"GpuAllocatedIdle": LONG, "GpuMemoryHoarded": LONG, "GpuMemoryExhaustionPredicted": (85, 60.0)}
-# What only the page of another machine shows.
+# Detected only by other exporters or Prometheus.
 OUTSIDE = {"GpuExporterDown", *(mode.name for mode in MODES if mode.requires)}
 
 CORRECT = "fix: correct its Inject or its limit in gpu_exporter/catalogue/failure_modes/*.py"
 
 
 class Stuck(threading.Event):
-    """A driver call that returns at the end of the test, with an error."""
+    """A driver call that returns with an error at the end of the test."""
 
     def __call__(self, seconds: float) -> None:
         self.wait()
@@ -63,7 +63,7 @@ class Stuck(threading.Event):
 def watched(
     inject: str, interval: float, publish: Callable[[Snapshot], None] = lambda snapshot: None
 ) -> Iterator[tuple[Clock, Collector]]:
-    """A node that is collected as `serve` does, in a time that the test sets."""
+    """Return a node that is collected as by `serve`, in a time that the test sets."""
     clock, stuck = Clock(), Stuck()
     with patch.multiple(injected, time=clock):
         for module in CLOCKS:
@@ -82,7 +82,7 @@ def watched(
 
 
 def pages(inject: str, minutes: int, interval: float) -> list[Snapshot]:
-    """What was published in so many minutes."""
+    """Return the snapshots published in this many minutes."""
     made: list[Snapshot] = []
     with watched(inject, interval, made.append) as (clock, collector):
         for _ in range(int(minutes * 60 / interval)):
@@ -91,8 +91,8 @@ def pages(inject: str, minutes: int, interval: float) -> list[Snapshot]:
     return made
 
 
-def found(snapshots: Sequence[Snapshot]) -> dict[str, set[str]]:
-    """By GPU, the names of the modes that hold at the end, those of a fleet too."""
+def modes_by_gpu(snapshots: Sequence[Snapshot]) -> dict[str, set[str]]:
+    """Return the names of the failure modes that are true at the end by GPU, with those of a fleet."""
     evidence = seen([as_scrape(snapshot) for snapshot in snapshots], {})
     names: dict[str, set[str]] = {
         each.identity.gpu: {match.mode.name for match in each.matches} for each in diagnose(evidence)
@@ -106,8 +106,8 @@ def found(snapshots: Sequence[Snapshot]) -> dict[str, set[str]]:
 
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode.name not in OUTSIDE], ids=lambda mode: mode.name)
 def test_each_mode_is_found_where_it_is_injected(mode: FailureMode) -> None:
-    """On its GPU, with nothing but what it implies; its peers have at most what is of the whole job."""
-    names = found(pages(f"{mode.name}:{GPU}", *TAKES_HOURS.get(mode.name, LOOKS)))
+    """On its GPU, with only the modes that it implies; its peers have at most modes of the whole job."""
+    names = modes_by_gpu(pages(f"{mode.name}:{GPU}", *TAKES_HOURS.get(mode.name, SHORT)))
     assert mode.name in names[str(GPU)], f"{mode.name} does not fire on what it injects; {CORRECT}"
     others = sorted(names[str(GPU)] - {mode.name, *mode.implies})
     assert not others, f"what {mode.name} injects makes {others} fire too; {CORRECT}, or add them to `implies`"
@@ -129,8 +129,8 @@ def values(samples: Snapshot) -> dict[Metric, float]:
 @pytest.mark.parametrize(
     "mode", [mode for mode in MODES if not mode.inject.fault and not mode.requires], ids=lambda mode: mode.name
 )
-def test_values_hang_together(mode: FailureMode) -> None:
-    """Every value can be true, memory adds up, integrals and energy grow by what the gauges say, no counter falls."""
+def test_values_are_consistent(mode: FailureMode) -> None:
+    """Values are possible, memory adds up, integrals and energy grow with the gauges, no counter falls."""
     made = pages(f"{mode.name}:{GPU}", 2, 1.0)
     early, late = values(made[30]), values(made[-1])
     seconds = made[-1].at - made[30].at
@@ -155,7 +155,7 @@ def test_values_hang_together(mode: FailureMode) -> None:
 
 
 def test_injected_gpus_have_a_verdict() -> None:
-    """A sick one is called sick, its healthy peers healthy."""
+    """A faulty GPU is unhealthy, its peers are healthy."""
     made = pages(f"GpuRowRemapFailed:{GPU}", 1, 1.0)[-1]
     assert {verdict.gpu.index: verdict.health for verdict in made.verdicts} == {
         0: Health.HEALTHY,
@@ -166,8 +166,8 @@ def test_injected_gpus_have_a_verdict() -> None:
     assert problem.reason == "row_remap_failure"
 
 
-def test_what_is_injected_shows_in_histograms() -> None:
-    """A swing between its two powers, on its GPU alone; a GPU that copies rests, its peers do not."""
+def test_injected_modes_in_histograms() -> None:
+    """A swing between two powers only on its GPU; a GPU that copies has idle gaps, its peers have none."""
     for name, signal, here, elsewhere in (
         ("GpuPowerOscillation", POWER_SWING, (690 - 118) / 2, 20.0),
         ("GpuPcieBound", SM_IDLE, 1.0, 0.0),
@@ -178,8 +178,8 @@ def test_what_is_injected_shows_in_histograms() -> None:
         assert found["0"] == pytest.approx(elsewhere)
 
 
-def test_xids_come_again_and_again() -> None:
-    """One a minute, counted as real ones are; those that require a drain start at 0 everywhere."""
+def test_xids_repeat() -> None:
+    """One per minute, counted like real ones; those that require a drain start at 0 everywhere."""
     made = pages(f"GpuXidFatal:{GPU}", 5, 1.0)
     counted = {
         (series.gpu.index, dict(series.labels)["xid"]): value
@@ -191,8 +191,8 @@ def test_xids_come_again_and_again() -> None:
     assert (0, "79") in counted
 
 
-def test_a_fault_begins_after_the_gpu_was_seen() -> None:
-    """It is up, under its name, until then; and lost for ever."""
+def test_a_fault_begins_after_the_first_reads() -> None:
+    """Until then, the GPU is up with its identity; afterwards it is lost."""
     made = pages(f"GpuLost:{GPU}", 2, 1.0)
     up = [next(status.up for status in each.gpus if status.gpu.index == GPU) for each in made[2:]]
     assert up == [True] * up.count(True) + [False] * up.count(False)
@@ -200,14 +200,14 @@ def test_a_fault_begins_after_the_gpu_was_seen() -> None:
 
 
 def test_modes_add_up_on_a_gpu() -> None:
-    """A straggler that is throttled by heat is both; its peers are those of a straggler."""
-    names = found(pages(f"GpuStragglerSlow:{GPU}, GpuThermalThrottling:{GPU}", *LOOKS))
+    """A straggler with thermal throttling is both; its peers are those of a straggler."""
+    names = modes_by_gpu(pages(f"GpuStragglerSlow:{GPU}, GpuThermalThrottling:{GPU}", *SHORT))
     assert names[str(GPU)] == {"GpuStragglerSlow", "GpuThermalThrottling"}
     assert names["0"] == names["2"] == set()
 
 
 def test_a_leak_ends_with_its_job_and_begins_again() -> None:
-    """Memory that grows never exceeds what there is, however long it is simulated."""
+    """Memory that grows never exceeds the total, in any simulated time."""
     seconds = 0.0
     source = fleet(FleetSettings(1, 1, inject="GpuMemoryExhaustionPredicted"), KNOWN, lambda: seconds)[NODE]
     device = source.attach(0, selected(MetricSet.DEFAULT))
@@ -221,8 +221,8 @@ def test_a_leak_ends_with_its_job_and_begins_again() -> None:
     assert 10 < sum(later > earlier for earlier, later in pairwise(free)) < 40
 
 
-def test_other_nodes_go_on_as_they_were() -> None:
-    """An injection is a job of its own: not a value of another node changes, nor what is said to be simulated."""
+def test_other_nodes_do_not_change() -> None:
+    """An injection is a job of its own: values and description of other nodes stay the same."""
     now = 0.0
     with_it, without = (
         fleet(FleetSettings(3, 2, inject=text), KNOWN, lambda: now) for text in ("GpuMemoryBound:node-001", "")
@@ -253,8 +253,8 @@ def test_other_nodes_go_on_as_they_were() -> None:
         ("", set()),
     ],
 )
-def test_where_is_understood(text: str, hit: set[tuple[str, int]]) -> None:
-    """A mode without a place is on the first GPU of the first node."""
+def test_places(text: str, hit: set[tuple[str, int]]) -> None:
+    """A failure mode without a place is on the first GPU of the first node."""
     found = {node: injection.gpus for node, injection in injections(text, NODES, GPUS).items()}
     assert {(node, gpu) for node, gpus in found.items() for gpu, each in gpus.items() if each.names} == hit
     assert all(len(gpus) == GPUS for gpus in found.values())
@@ -275,16 +275,16 @@ def test_where_is_understood(text: str, hit: set[tuple[str, int]]) -> None:
         ("GpuStragglerSlow", 1, "it needs a job of several ranks; use --gpus 2 or more"),
     ],
 )
-def test_what_can_t_be_meant_is_one_line(text: str, gpus: int, why: str) -> None:
-    """It names the part and the cure."""
+def test_bad_injections(text: str, gpus: int, why: str) -> None:
+    """The error is one line with the bad part and the fix."""
     with pytest.raises(GpuExporterError) as raised:
         injections(text, NODES, gpus)
     assert str(raised.value) == f"--inject {text}: {why}"
 
 
 @given(st.text(alphabet="GpuLostMemoryBound:/, ;*0123node-", max_size=40))
-def test_no_text_does_worse_than_an_error(text: str) -> None:
-    """Anything is understood or refused."""
+def test_any_text(text: str) -> None:
+    """It is accepted, or refused with one line."""
     with suppress(GpuExporterError):
         injections(text, NODES, GPUS)
 
@@ -295,22 +295,22 @@ def test_no_text_does_worse_than_an_error(text: str) -> None:
     st.floats(0.1, 50),
 )
 def test_a_mean_is_that_of_its_instants(value: float | Ramp | Wave, begin: float, seconds: float) -> None:
-    """Of many instants, as near as they lie together; hundreds in each half of a wave, against aliasing."""
+    """It equals that of many instants, with hundreds in each half of a wave, against aliasing."""
     steps = max(4000, round(300 * seconds / value.seconds)) if isinstance(value, Wave) else 4000
     instants = [at(value, begin + seconds * (step + 0.5) / steps) for step in range(steps)]
     assert mean(value, begin, begin + seconds) == pytest.approx(math.fsum(instants) / steps, rel=0.02, abs=0.05)
 
 
 def test_a_swing_is_seen_at_every_pace() -> None:
-    """No period of reading, however round, sees only one side of it."""
+    """No period of reading, however round, reads only one side of it."""
     wave = Wave(0, 1, 0.5)
     for period in (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60):
         seen_high = sum(at(wave, step * period) for step in range(200)) / 200
         assert 0.35 < seen_high < 0.65, period
 
 
-def test_it_says_when_the_set_is_too_small(caplog: pytest.LogCaptureFixture) -> None:
-    """Spare rows are counted in the full set only."""
+def test_warning_of_a_set_that_is_too_small(caplog: pytest.LogCaptureFixture) -> None:
+    """Spare rows are in the full set only."""
     source = fleet(FleetSettings(1, 1, inject="GpuSpareRowsLow"), KNOWN)[NODE]
     source.attach(0, selected(MetricSet.FULL))
     assert caplog.messages == []

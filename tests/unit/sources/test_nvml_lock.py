@@ -1,4 +1,4 @@
-"""One at a time, and nobody waits for ever."""
+"""The lock around NVML: one call at a time, and no wait without end."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_calls_do_not_overlap() -> None:
-    """Many threads, one inside."""
+    """With many threads, one is inside."""
     lock, inside, most = DriverLock(), 0, 0
     count_lock = threading.Lock()
 
@@ -40,7 +40,7 @@ def test_calls_do_not_overlap() -> None:
 
 
 def test_a_stuck_holder_costs_one_wait() -> None:
-    """The next goes ahead after PATIENCE, others at once, and the late return of the first releases no other's lock."""
+    """The next thread enters after PATIENCE, others at once; the late return of the first releases no other's lock."""
     lock, stuck, back = DriverLock(), threading.Event(), threading.Event()
 
     def hang() -> None:
@@ -57,7 +57,7 @@ def test_a_stuck_holder_costs_one_wait() -> None:
         with lock:
             waits.append(time.monotonic() - begin)
     assert PATIENCE - 0.1 < waits[0] < 2 * PATIENCE
-    assert max(waits[1:]) < PATIENCE  # which a wait would have lasted
+    assert max(waits[1:]) < PATIENCE  # the duration of a wait
     with lock:
         back.set()
         thread.join()
@@ -105,7 +105,7 @@ print(*ends)
 
 @pytest.mark.parametrize(("slow", "patience"), [(BRIEF * 0.8, BRIEF * 0.8), (2.0, BRIEF)])
 def test_gpus_are_read_one_after_another(tmp_path: Path, slow: float, patience: float) -> None:
-    """The second waits for the first, unless that takes too long."""
+    """The second read waits for the first, unless that takes too long."""
     driver = FakeDriver(tmp_path, 2)
     driver.delay("PowerUsage", slow, 0)
     env = {**os.environ, **driver.environment}

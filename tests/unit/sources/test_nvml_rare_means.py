@@ -1,4 +1,4 @@
-"""Means that are dear, or many, are asked for more rarely than others, and are as exact."""
+"""Means that are expensive or many are read more rarely than others, and are as exact."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ for paces in (frozenset(Pace), fast, fast, steady, steady | {Pace.SLOW}):
 """
 
 
-def test_a_rare_mean_is_of_all_the_time_since(tmp_path: Path) -> None:
-    """At once when there are two samples, then at its pace."""
+def test_a_rare_mean_covers_the_time_since_the_last_one(tmp_path: Path) -> None:
+    """It is read as soon as there are two samples, then at its pace."""
     driver = FakeDriver(tmp_path)
     driver.set("Gpm.1", 60)
     driver.set("Gpm.2", 40)

@@ -1,4 +1,4 @@
-"""Recordings: the arithmetic of columns, and what a replay makes of a file as time goes by."""
+"""Recordings: computations on columns, and the values of a replay over time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PACKAGED = sorted(RECORDINGS.glob("*.jsonl.gz"))
 
 
 class Clock:
-    """Stands in for time.monotonic, and moves when the test moves it."""
+    """Replaces time.monotonic; the test sets it."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -37,7 +37,7 @@ class Clock:
 
 
 class Player:
-    """A recording that is played by a clock of ours."""
+    """A recording that is played by a clock of the test."""
 
     def __init__(self, recording: Recording, *, speed: float = 1.0, loop: bool = True) -> None:
         self.clock = Clock()
@@ -52,13 +52,13 @@ class Player:
 
 
 def value(reading: Reading, metric: Metric) -> float:
-    """The one value of a metric."""
+    """Return the only value of a metric."""
     (found,) = (value for series, value in reading.values.items() if series.metric is metric)
     return found
 
 
 def write(path: Path, ticks: Sequence[tuple[float, int, Mapping[str, float]]], interval: float = 1.0) -> Recording:
-    """A recording of these ticks, written by hand and loaded."""
+    """Write a recording of these ticks by hand, and load it."""
     gpus = [{"gpu": gpu, "UUID": f"GPU-{gpu}"} for gpu in sorted({gpu for _, gpu, _ in ticks})]
     header = {"format": "gpu-exporter-recording", "version": 1, "interval_seconds": interval, "gpus": gpus}
     lines = [header, *({"t": t, "gpu": gpu, "samples": samples} for t, gpu, samples in ticks)]
@@ -79,10 +79,10 @@ def write(path: Path, ticks: Sequence[tuple[float, int, Mapping[str, float]]], i
         ([(1, 2), (2, 4)], 2, 4, (6, 2)),
         ([(1, 2), (2, 4)], 99, 4, (6, 2)),
         ([(1, 2), (2, 4)], -5, 2, (0, 0)),
-        # a value speaks for all the time since the one before, if that is not too long
+        # a value covers the time since the previous one, if that is not too long
         ([(1, 2), (6, 4)], 3, 4, (10, 3)),
         ([(1, 2), (1 + HOLE_INTERVALS, 4)], 1 + HOLE_INTERVALS, 4, (2 + 4 * HOLE_INTERVALS, 1 + HOLE_INTERVALS)),
-        # after a hole it speaks for one interval, and nothing is known in between
+        # after a gap it covers one interval, and the time before is unknown
         ([(1, 2), (20, 4)], 1, 2, (2, 1)),
         ([(1, 2), (20, 4)], 10, 4, (2, 1)),
         ([(1, 2), (20, 4)], 19, 4, (2, 1)),
@@ -91,7 +91,7 @@ def write(path: Path, ticks: Sequence[tuple[float, int, Mapping[str, float]]], i
     ],
 )
 def test_column(points: list[tuple[float, float]], t: float, at: float, until: tuple[float, float]) -> None:
-    """Value, integral and known time at any time, with ticks an interval of 1 s apart."""
+    """Value, integral and known time at any time, with ticks at an interval of 1 s."""
     column = Column()
     for when, what in points:
         column.append(when, what, 1.0)
@@ -104,7 +104,7 @@ def test_column(points: list[tuple[float, float]], t: float, at: float, until: t
 
 @pytest.mark.parametrize("path", PACKAGED, ids=lambda path: path.name)
 def test_packaged_recordings(path: Path) -> None:
-    """Each recording that we ship loads, shows nobody's UUID, and has only metrics of the catalogue on every GPU."""
+    """Each one loads, has no real UUID, and has only metrics of the catalogue on every GPU."""
     recording = load(path)
     assert recording.duration > 30
     for gpu in recording.gpus:
@@ -113,7 +113,7 @@ def test_packaged_recordings(path: Path) -> None:
 
 
 def test_pause_is_cut_out(tmp_path: Path) -> None:
-    """When the recorder paused, the replay goes on at once, and what was counted meanwhile did not happen."""
+    """A pause of the recorder is skipped, with all that was counted in it."""
     counted = {1: 100, 2: 110, 3: 120, 103: 500, 104: 510}
     recording = write(tmp_path / "r", [(t, 0, {ENERGY: c, ACTIVE: t / 1000}) for t, c in counted.items()])
     assert recording.duration == 5
@@ -124,7 +124,7 @@ def test_pause_is_cut_out(tmp_path: Path) -> None:
 
 
 def test_hole_of_one_gpu(tmp_path: Path) -> None:
-    """A GPU that was silent while another went on is lost for as long, then back, and nothing is cut."""
+    """A GPU without ticks while another has some is lost for that time, and nothing is skipped."""
     ticks = [(float(t), gpu, {TEMP: t}) for t in range(1, 41) for gpu in (0, 1) if gpu == 0 or not 5 < t <= 25]
     player = Player(write(tmp_path / "r", ticks))
     assert player.source.duration == 40
@@ -139,7 +139,7 @@ def test_hole_of_one_gpu(tmp_path: Path) -> None:
 
 
 def test_gap_of_one_metric(tmp_path: Path) -> None:
-    """A metric that was not known in a window has no value there; the others have."""
+    """A metric that is unknown in a window has no value there; others have."""
     ticks = [(float(t), 0, {TEMP: t, **({} if 5 < t <= 25 else {ACTIVE: 0.5})}) for t in range(1, 41)]
     player = Player(write(tmp_path / "r", ticks))
     known = [any(series.metric is m.SM_ACTIVE for series in player.at(t).values) for t in range(39)]
@@ -147,7 +147,7 @@ def test_gap_of_one_metric(tmp_path: Path) -> None:
 
 
 def test_writer_reads_back(tmp_path: Path) -> None:
-    """What the writer writes, zipped or not, loads again: identities, masked or not, and seven digits of each value."""
+    """Written recordings load again, compressed or not: identities, masked or not, and values with seven digits."""
     gpu = Gpu(3, "GPU-secret", "00000000:06:00.0", "NVIDIA H200", "nvidia3", "580.1")
     for name, mask in (("a.jsonl", False), ("b.jsonl.gz", True)):
         path = tmp_path / name
@@ -170,7 +170,7 @@ def test_writer_reads_back(tmp_path: Path) -> None:
 
 
 def segments(path: Path, metric: str) -> list[tuple[float, float, float]]:
-    """From the file alone: from when to when, in the replay's time, which value held on GPU 0."""
+    """Return the values of GPU 0 with their start and end in the replay's time, computed from the file alone."""
     lines = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
     interval, found, now = lines[0]["interval_seconds"], [], 0.0
     ticks = [line for line in lines[1:] if line["gpu"] == 0]
@@ -185,7 +185,7 @@ def segments(path: Path, metric: str) -> list[tuple[float, float, float]]:
 @pytest.mark.parametrize("metric", [m.SM_ACTIVE, m.POWER, m.PCIE_TX], ids=str)
 @pytest.mark.parametrize("path", PACKAGED, ids=lambda path: path.name)
 def test_downsampling_is_the_weighted_mean(path: Path, metric: Metric) -> None:
-    """Recorded at 10 Hz and read each second, a value is the mean of what held in that second, weighted by time."""
+    """Recorded at 10 Hz and read every second, a value is the time-weighted mean of that second."""
     recording, parts = load(path), segments(path, metric.key)
     player = Player(recording)
     player.at(1.0 - recording.interval)  # the second from 0 to 1
@@ -201,7 +201,7 @@ def test_downsampling_is_the_weighted_mean(path: Path, metric: Metric) -> None:
 
 
 def test_no_part_is_played_twice_or_left_out() -> None:
-    """However often it is read, the integral over one loop and a bit is the recording's own."""
+    """However often it is read, the integral over one loop and a bit is that of the recording."""
     recording = load(PACKAGED[0])
     parts = segments(PACKAGED[0], ACTIVE)
     whole = sum((to - since) * held for since, to, held in parts)
@@ -218,7 +218,7 @@ def test_no_part_is_played_twice_or_left_out() -> None:
 
 @pytest.mark.parametrize("path", PACKAGED, ids=lambda path: path.name)
 def test_counters_never_fall(path: Path) -> None:
-    """Counters go on rising from loop to loop, by the same amount each time."""
+    """They rise from loop to loop, by the same amount each time."""
     recording = load(path)
     player = Player(recording)
     counters = [metric for metric in METRICS if metric.kind is Kind.COUNTER and metric.key in recording.columns[0]]
@@ -238,7 +238,7 @@ def test_counters_never_fall(path: Path) -> None:
 
 @pytest.mark.parametrize("speed", [0.5, 1, 4, 100])
 def test_speed(tmp_path: Path, speed: float) -> None:
-    """At twice the speed the same seconds of recording take half the time, and the span says how long that was."""
+    """At twice the speed, the same seconds of the recording take half the time; the span is in the replay's time."""
     recording = write(tmp_path / "r", [(float(t), 0, {TEMP: t, ACTIVE: t / 1000}) for t in range(1, 101)])
     player = Player(recording, speed=speed)
     first, second = player.at(0), player.at(10 / speed)
@@ -263,7 +263,7 @@ def test_buffered_samples_of_many_loops(tmp_path: Path, duration: float) -> None
 
 @pytest.mark.parametrize("loop", [True, False])
 def test_end(tmp_path: Path, loop: bool) -> None:
-    """A recording ends after its last tick for the reason `ended`, or starts again."""
+    """After its last tick, a recording is down with the reason `ended`, or starts again."""
     player = Player(write(tmp_path / "r", [(float(t), 0, {TEMP: 40 + t}) for t in range(1, 6)]), loop=loop)
     assert [value(player.at(t), m.GPU_TEMP) for t in range(5)] == pytest.approx([41, 42, 43, 44, 45])
     assert not player.source.ended
@@ -277,7 +277,7 @@ def test_end(tmp_path: Path, loop: bool) -> None:
 
 
 def test_states_are_the_latest_and_bits_come_from_their_mask(tmp_path: Path) -> None:
-    """The mean of two masks or two link widths is neither: the latest is taken, and a mask gives its bits."""
+    """A mean of masks or link widths would be wrong: the latest value is used, and bits are those of its mask."""
     masks, widths = [1, 4, 4, 12, 0, 8], [16, 8, 8, 16, 4, 8]
     samples = [{m.CLOCK_EVENTS.key: mask, m.PCIE_WIDTH.key: width} for mask, width in zip(masks, widths, strict=True)]
     player = Player(write(tmp_path / "r", [(float(t), 0, each) for t, each in enumerate(samples, 1)]))
@@ -291,7 +291,7 @@ def test_states_are_the_latest_and_bits_come_from_their_mask(tmp_path: Path) -> 
 
 
 def test_one_recorded_row_serves_all_of_its_field(tmp_path: Path) -> None:
-    """A field that was recorded in one unit is played in each; what was not recorded is said to be so."""
+    """A field that was recorded in one unit is played in all; others are reported as not recorded."""
     player = Player(write(tmp_path / "r", [(1.0, 0, {ENERGY: 5000}), (2.0, 0, {ENERGY: 6000})]))
     reading = player.at(1)
     assert [value(reading, m.ENERGY), value(reading, m.ENERGY_JOULES)] == pytest.approx([6000, 6])

@@ -1,4 +1,4 @@
-"""Recordings from anybody: bombs, traps and files that are no files end in one line at once."""
+"""Untrusted recordings: decompression bombs and files that are not regular are refused at once with one line."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ TICK: dict[str, Any] = {"t": 1, "gpu": 0, "samples": {"DCGM_FI_DEV_GPU_TEMP": 40
 
 
 def content(*of: object, **header: object) -> bytes:
-    """A recording of these lines."""
+    """Return a recording of these lines."""
     return b"".join(json.dumps(line).encode() + b"\n" for line in ({**HEADER, **header}, *of))
 
 
 def bomb(begin: bytes, repeated: bytes, mebibytes: int) -> bytes:
-    """gzip of a beginning and of so many MiB of the same bytes, made without having them in memory."""
+    """Return gzip of a beginning and of many MiB of the same bytes, made without having them in memory."""
     packer = zlib.compressobj(1, zlib.DEFLATED, zlib.MAX_WBITS | 16)
     piece = repeated * ((1 << 20) // len(repeated))
     return packer.compress(begin) + b"".join(packer.compress(piece) for _ in range(mebibytes)) + packer.flush()
 
 
 def peak_growth(act: Callable[[], object]) -> int:
-    """By how many bytes the memory of this process grows at most."""
+    """Return by how many bytes the memory of this process grows at most."""
 
     def field(name: str) -> int:
         (line,) = (row for row in Path("/proc/self/status").read_text().splitlines() if row.startswith(name))
@@ -57,7 +57,7 @@ def peak_growth(act: Callable[[], object]) -> int:
 
 
 def refused(path: Path) -> str:
-    """The one line that a recording is refused with, by both readers."""
+    """Return the line with which both readers refuse a recording."""
     messages = []
     for read in (load, lambda path: list(ticks(path))):
         with pytest.raises(GpuExporterError) as raised:
@@ -72,7 +72,7 @@ def refused(path: Path) -> str:
 
 
 def test_a_gzip_bomb_without_lines(tmp_path: Path) -> None:
-    """One endless line is refused after 1 MiB of it, whatever it unpacks to."""
+    """An endless line is refused after 1 MiB, whatever its whole size."""
     path = tmp_path / "bomb.jsonl.gz"
     path.write_bytes(bomb(content(TICK), b"\0" * 64, 300))
     begin = time.process_time()
@@ -82,7 +82,7 @@ def test_a_gzip_bomb_without_lines(tmp_path: Path) -> None:
 
 
 def test_a_gzip_bomb_of_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So is one that never ends, of lines that are valid or empty."""
+    """So is an endless file of valid or empty lines."""
     path = tmp_path / "bomb.jsonl.gz"
     monkeypatch.setattr(lines, "MOST_BYTES", 4 << 20)
     for line in (b" " * 999 + b"\n", b"\n"):
@@ -111,7 +111,7 @@ def test_a_gzip_bomb_of_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     ids=lambda value: value[:40] if isinstance(value, str) else "",
 )
 def test_sizes_and_texts(tmp_path: Path, recording: bytes, what: str) -> None:
-    """What would fill memory, every series or a terminal is refused by line and limit."""
+    """The error names the line and the limit that would fill memory, series or a terminal."""
     (tmp_path / "r").write_bytes(recording)
     assert what in refused(tmp_path / "r")
 
@@ -133,14 +133,14 @@ def test_sizes_and_texts(tmp_path: Path, recording: bytes, what: str) -> None:
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "",
 )
-def test_numbers_beyond_all_measure(tmp_path: Path, recording: bytes, what: str) -> None:
-    """Such numbers are refused: sums of them would not be finite, and times would not differ."""
+def test_huge_numbers(tmp_path: Path, recording: bytes, what: str) -> None:
+    """Refused, because sums of them would not be finite, and times would not differ."""
     (tmp_path / "r").write_bytes(recording)
     assert what in refused(tmp_path / "r")
 
 
 def test_the_largest_numbers_can_be_replayed(tmp_path: Path) -> None:
-    """What is accepted is also played: every mean of the largest values is finite, with the longest interval, too."""
+    """Every mean of the largest accepted values is finite, with the longest interval, too."""
     for interval in (0.001, 1.0, 86400.0):
         gpu = {"DCGM_FI_PROF_SM_ACTIVE": 9e29, "DCGM_FI_DEV_CLOCKS_EVENT_REASONS": -9e29}
         some = [{"t": 9.9e10 + n * interval * 9, "gpu": 0, "samples": gpu} for n in range(4)]
@@ -159,7 +159,7 @@ def test_the_largest_numbers_can_be_replayed(tmp_path: Path) -> None:
 
 @pytest.fixture(params=["fifo", "directory", "/dev/zero"])
 def special(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A path that is not a regular file."""
+    """Make a path that is not a regular file."""
     if request.param == "fifo":
         os.mkfifo(tmp_path / "r")
     elif request.param == "directory":
@@ -170,7 +170,7 @@ def special(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def test_it_has_to_be_a_regular_file(special: Path) -> None:
-    """Anything else is an error at once: no reader waits for it."""
+    """Anything else is an error at once; no reader waits for it."""
     begin = time.monotonic()
     message = refused(special)
     assert message.startswith(f"recording {special}: ")
@@ -179,7 +179,7 @@ def test_it_has_to_be_a_regular_file(special: Path) -> None:
 
 
 def test_a_fifo_is_not_written(tmp_path: Path) -> None:
-    """A FIFO that nobody reads would hold up the recorder for ever."""
+    """A FIFO without a reader would block the recorder for ever."""
     os.mkfifo(tmp_path / "r")
     with pytest.raises(GpuExporterError, match="r: not a regular file"):
         Writer(tmp_path / "r", [Gpu(0)], 1.0)
@@ -189,8 +189,8 @@ def test_a_fifo_is_not_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["r.jsonl", "r.jsonl.gz"])
-def test_what_is_written_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """A recording that becomes too large ends with an error, and is complete up to there."""
+def test_a_recording_that_becomes_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """It ends with an error, and can be read up to there."""
     monkeypatch.setattr(writer, "MOST_LINES", 10)
     recorder = Writer(tmp_path / name, [Gpu(0)], 1.0)
     for t in range(9):

@@ -1,4 +1,4 @@
-"""The simulation: the same seed is the same fleet, values hang together, and scripts mean what they say."""
+"""The simulation: reproducible by its seed, with consistent values and scripted faults."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ PHASES = [level for path in PATHS for level in statistics(path)[1].values()]
 RECORDED = {
     key: (min(levels[key].low for levels in PHASES), max(levels[key].high for levels in PHASES)) for key in KNOWN.rows
 }
-RECORDED[m.PCIE_TX.key] = RECORDED[m.PCIE_RX.key]  # a save is a load, the other way round
+RECORDED[m.PCIE_TX.key] = RECORDED[m.PCIE_RX.key]  # saving is like loading, in the other direction
 TIMES = st.floats(0, 3 * PERIOD_SECONDS)
 SEEDS = st.integers(0, 99)
 
 
 class Fleet:
-    """A fleet whose time the test sets. A read that waits moves it on."""
+    """A fleet whose time the test sets. A read that waits advances it."""
 
     def __init__(self, nodes: int = 1, gpus: int = 2, seed: int = 1, faults: str = "") -> None:
         self.now = 100.0
@@ -69,12 +69,12 @@ class Fleet:
 
 
 def values(reading: Reading) -> Mapping[Metric, float]:
-    """By metric."""
+    """Return the values by metric."""
     return {series.metric: value for series, value in reading.values.items()}
 
 
-def look(fleet: Fleet, device: Device, t: float) -> Mapping[Metric, float]:
-    """Every value at a time, profiling ones as the mean of the second before."""
+def values_at(fleet: Fleet, device: Device, t: float) -> Mapping[Metric, float]:
+    """Return every value at a time, profiling ones as the mean of the second before."""
     fleet.at(max(0, t - 1))
     device.read(frozenset({Pace.FAST}))
     fleet.at(max(0, t - 1) + 1)
@@ -83,12 +83,12 @@ def look(fleet: Fleet, device: Device, t: float) -> Mapping[Metric, float]:
 
 @given(SEEDS, TIMES)
 def test_the_same_seed_is_the_same_fleet(seed: int, t: float) -> None:
-    """Whatever was read before, a time has the same values; another seed has others."""
+    """The values at a time do not depend on earlier reads, but on the seed."""
     first, again = Fleet(3, seed=seed), Fleet(3, seed=seed)
     device, fresh = first.attach(2, 1), again.attach(2, 1)
-    look(first, device, t / 2)
-    look(first, device, t + 77)
-    assert look(first, device, t) == look(again, fresh, t)
+    values_at(first, device, t / 2)
+    values_at(first, device, t + 77)
+    assert values_at(first, device, t) == values_at(again, fresh, t)
     assert device.gpu == fresh.gpu
     other = Fleet(3, seed=seed + 1)
     assert other.attach(2, 1).gpu.uuid != device.gpu.uuid
@@ -97,18 +97,18 @@ def test_the_same_seed_is_the_same_fleet(seed: int, t: float) -> None:
 def test_seeds_differ() -> None:
     """Another seed has other jobs."""
     seen = {
-        tuple(look(fleet, fleet.attach(), t)[m.POWER] for t in range(0, 600, 60))
+        tuple(values_at(fleet, fleet.attach(), t)[m.POWER] for t in range(0, 600, 60))
         for fleet in (Fleet(seed=seed) for seed in range(9))
     }
     assert len(seen) == 9
 
 
 @given(SEEDS, TIMES, st.integers(0, 2), st.integers(0, 1))
-def test_every_value_can_be_true(seed: int, t: float, node: int, gpu: int) -> None:
-    """All that is said to be there is, within its metric's range and what was recorded; the rest is named."""
+def test_values_are_plausible(seed: int, t: float, node: int, gpu: int) -> None:
+    """Every supported metric has a value in its range and in that of the recordings; others have a reason."""
     fleet = Fleet(3, seed=seed)
     device = fleet.attach(node, gpu)
-    found = look(fleet, device, t)
+    found = values_at(fleet, device, t)
     for metric, value in found.items():
         assert metric.low <= value <= metric.high, f"{metric} is {value}"
         if metric.kind is Kind.GAUGE and metric.key in KNOWN.rows:
@@ -128,17 +128,17 @@ def test_every_value_can_be_true(seed: int, t: float, node: int, gpu: int) -> No
 
 @given(SEEDS, TIMES)
 def test_energy_is_the_integral_of_power(seed: int, t: float) -> None:
-    """What the counter grows by in a second is the mean power of that second, at any time, for long."""
+    """In a second, the counter grows by the mean power of that second, at any time."""
     fleet = Fleet(seed=seed)
     device = fleet.attach()
-    found = [look(fleet, device, t + second) for second in range(1, 200)]
+    found = [values_at(fleet, device, t + second) for second in range(1, 200)]
     joules = (found[-1][m.ENERGY] - found[0][m.ENERGY]) / 1000
     assert joules == pytest.approx(sum(each[m.POWER] for each in found[1:]), rel=1e-5)
 
 
 @given(SEEDS, TIMES, st.lists(st.floats(0.1, 300), min_size=2, max_size=6))
 def test_means_add_up(seed: int, t: float, steps: list[float]) -> None:
-    """The mean over a time is that of its parts, however it is cut; and counters never fall."""
+    """The mean over a time equals that of its parts, and counters never fall."""
     fleet = Fleet(seed=seed)
     parts, whole = fleet.attach(), fleet.attach()
     fleet.at(t)
@@ -158,7 +158,7 @@ def test_means_add_up(seed: int, t: float, steps: list[float]) -> None:
 
 
 def test_profiling_values_need_two_reads() -> None:
-    """As with GPM: the first read has no mean."""
+    """As with GPM, the first read has no mean."""
     fleet = Fleet()
     device = fleet.attach()
     reading = device.read(frozenset(Pace))
@@ -168,8 +168,8 @@ def test_profiling_values_need_two_reads() -> None:
     assert m.SM_ACTIVE in values(device.read(frozenset({Pace.FAST})))
 
 
-def test_only_what_is_due_is_read() -> None:
-    """A pace has its own metrics."""
+def test_only_due_metrics_are_read() -> None:
+    """Each pace has its own metrics."""
     fleet = Fleet()
     device = fleet.attach()
     device.read(frozenset(Pace))
@@ -179,10 +179,10 @@ def test_only_what_is_due_is_read() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_temperature_follows_slowly(seed: int) -> None:
-    """No jump, though power jumps; warm while training, cool while idle."""
+    """It does not jump with the power; it is warm in training and cool when idle."""
     fleet = Fleet(seed=seed)
     device = fleet.attach()
-    found = [look(fleet, device, t) for t in range(1000)]
+    found = [values_at(fleet, device, t) for t in range(1000)]
     steps = [later[m.GPU_TEMP] - sooner[m.GPU_TEMP] for sooner, later in pairwise(found)]
     assert max(map(abs, steps)) <= 4
     assert max(abs(later[m.POWER] - sooner[m.POWER]) for sooner, later in pairwise(found)) > 100
@@ -190,7 +190,7 @@ def test_temperature_follows_slowly(seed: int) -> None:
 
 
 def test_ranks_of_a_job_are_alike() -> None:
-    """GPUs of nodes that run the same job differ by little, and not by nothing."""
+    """GPUs of nodes that run the same job differ a little."""
     fleet = Fleet(40, 2, seed=3)
     sources = list(fleet.nodes.values())
     first, second = next((a, b) for a, b in pairwise(sources) if a.node.schedule is b.node.schedule)
@@ -201,14 +201,14 @@ def test_ranks_of_a_job_are_alike() -> None:
         if train.segment.activity is not KNOWN.together.train or train.begin < 1:
             continue
         trained += 1
-        ranks = [look(fleet, device, t)[m.SM_ACTIVE] for device in devices]
+        ranks = [values_at(fleet, device, t)[m.SM_ACTIVE] for device in devices]
         swing = KNOWN.together.train.swing[KNOWN.rows[m.SM_ACTIVE.key]]
         assert 0 < max(ranks) - min(ranks) <= 2 * (WANDER + BIAS) * swing + 1e-6
     assert trained > 100
 
 
-def test_jobs_do_what_jobs_do() -> None:
-    """They copy in, warm up, train, save and end; the memory is theirs meanwhile, and the link is busy in training."""
+def test_phases_of_a_job() -> None:
+    """Copy, warm-up, training, checkpoint, end. Memory is in use meanwhile; NVLink is busy in training."""
     schedule = Schedule("seed", KNOWN, nodes=2, gpus=8)
     parts = list(schedule.parts(0, PERIOD_SECONDS))
     names = [part.segment.activity.name for part in parts]
@@ -226,13 +226,13 @@ def test_jobs_do_what_jobs_do() -> None:
 
 
 def test_a_gpu_alone_has_no_link() -> None:
-    """Nodes of one GPU never run jobs that talk over NVLink."""
+    """Nodes of one GPU never run jobs that use NVLink."""
     schedule = Schedule("seed", KNOWN, nodes=4, gpus=1)
     assert "ddp_balanced" not in {part.segment.activity.name for part in schedule.parts(0, PERIOD_SECONDS)}
 
 
 def test_names_are_unique_and_stable() -> None:
-    """Nodes are numbered in a width that sorts; every UUID is another one, and the same next time."""
+    """Node names sort by number; UUIDs are unique and the same in each run."""
     fleet = Fleet(1001, 2)
     assert next(iter(fleet.nodes)) == "node-0000"
     assert [*fleet.nodes][-1] == "node-1000"
@@ -267,8 +267,8 @@ NODES = [f"node-{number:03}" for number in range(10)]
         ),
     ],
 )
-def test_script_is_understood(text: str, faults: list[ScriptedFault]) -> None:
-    """What people write means what they think."""
+def test_scripts(text: str, faults: list[ScriptedFault]) -> None:
+    """All forms that users write."""
     assert list(parse(text, NODES, 8)) == faults
 
 
@@ -293,7 +293,7 @@ def test_script_is_understood(text: str, faults: list[ScriptedFault]) -> None:
     ],
 )
 def test_bad_script_is_one_line(text: str, why: str) -> None:
-    """The bad part is named, with the cure, wherever it stands."""
+    """The error names the bad part and the fix."""
     for whole in (text, f"slow * at 1 for 2; {text}"):
         with pytest.raises(GpuExporterError) as raised:
             parse(whole, NODES, 8)
@@ -303,14 +303,14 @@ def test_bad_script_is_one_line(text: str, why: str) -> None:
 
 
 @given(st.text())
-def test_no_script_does_worse_than_an_error(text: str) -> None:
-    """Either it is understood or it is an error that is the user's to mend."""
+def test_any_script(text: str) -> None:
+    """It is accepted, or refused with an error for the user."""
     with suppress(GpuExporterError):
         parse(text, NODES, 8)
 
 
 def test_a_lost_gpu_comes_back() -> None:
-    """It is lost from its time on, to read and to attach, alone."""
+    """During the fault, only this GPU can be neither read nor attached."""
     fleet = Fleet(faults="lost node-000/1 at 10 for 5")
     lost, other = fleet.attach(gpu=1), fleet.attach(gpu=0)
     fleet.at(9.9)
@@ -327,7 +327,7 @@ def test_a_lost_gpu_comes_back() -> None:
 
 
 def test_a_wedged_read_returns_when_the_fault_ends() -> None:
-    """Faults that touch each other are one; what it reads then is the mean over all of it."""
+    """Adjacent faults are one; the read then returns the mean over all of it."""
     fleet = Fleet(faults="wedged node-000/0 at 10 for 5; wedged node-000/* at 12 for 8")
     fleet.at(9)
     device = fleet.attach()
@@ -339,7 +339,7 @@ def test_a_wedged_read_returns_when_the_fault_ends() -> None:
 
 
 def test_some_reads_are_slow() -> None:
-    """Some, by the seed, and none after the end."""
+    """The seed decides which, and none is after the end."""
     waits = []
     for _ in range(2):
         fleet = Fleet(faults="slow node-000 at 0 for 100")
@@ -352,11 +352,11 @@ def test_some_reads_are_slow() -> None:
     assert 10 < waits[0] < 60
 
 
-def test_a_reload_costs_the_node_and_restarts_energy() -> None:
-    """While the driver is away nothing answers; then the energy counter starts again, and others' goes on."""
+def test_a_reload_restarts_energy() -> None:
+    """Meanwhile no GPU of the node can be read; energy counters of other nodes continue."""
     fleet = Fleet(2, faults="reload node-000 at 100 for 10")
     device, other = fleet.attach(), fleet.attach(1)
-    assert look(fleet, device, 99)[m.ENERGY] > 10_000_000
+    assert values_at(fleet, device, 99)[m.ENERGY] > 10_000_000
     fleet.at(105)
     for ask in (fleet.source.open, fleet.source.count, fleet.attach, lambda: device.read(frozenset(Pace))):
         with pytest.raises(SourceLost, match="--faults"):
@@ -367,14 +367,14 @@ def test_a_reload_costs_the_node_and_restarts_energy() -> None:
     device = fleet.attach()
     again = values(device.read(frozenset(Pace)))
     assert again[m.ENERGY] / 1000 == pytest.approx(again[m.POWER], abs=1)
-    assert look(fleet, other, 111)[m.ENERGY] > 10_000_000
+    assert values_at(fleet, other, 111)[m.ENERGY] > 10_000_000
 
 
 # --- statistics --------------------------------------------------------------------------------------------------
 
 
 def recording(path: Path, ticks: list[tuple[float, str, float]]) -> Path:
-    """A recording of one GPU: (time, phase, power)."""
+    """Return a recording of one GPU: (time, phase, power)."""
     header = {"format": "gpu-exporter-recording", "version": 1, "interval_seconds": 1, "gpus": [{"gpu": 0}]}
     lines = [{"t": t, "gpu": 0, "phase": phase, "samples": {m.POWER.key: power}} for t, phase, power in ticks]
     path.write_text("".join(json.dumps(line) + "\n" for line in (header, *lines)))
@@ -382,7 +382,7 @@ def recording(path: Path, ticks: list[tuple[float, str, float]]) -> Path:
 
 
 def test_statistics_leave_ramps_out(tmp_path: Path) -> None:
-    """The first two seconds of a phase are still half of what was before."""
+    """The first two seconds of a phase are mixed with the previous one."""
     ticks = [
         (0.0, "a", 1.0),
         (1.0, "a", 50.0),
@@ -398,7 +398,7 @@ def test_statistics_leave_ramps_out(tmp_path: Path) -> None:
 
 
 def test_recordings_without_the_phases_are_refused(tmp_path: Path) -> None:
-    """Nothing is made up for what was not recorded."""
+    """No values are invented."""
     path = recording(tmp_path / "r.jsonl", [(t, "idle", 100.0) for t in range(5)])
     with pytest.raises(GpuExporterError, match="no packaged recording has the phase pcie_h2d_pinned"):
         workloads([path])
@@ -414,8 +414,8 @@ def test_recordings_without_the_phases_are_refused(tmp_path: Path) -> None:
         ("wedged */1 at 1s for 1s", {("node-000", 1), ("node-001", 1)}),
     ],
 )
-def test_only_what_can_wait_has_a_thread(faults: str, waits: set[tuple[str, int]]) -> None:
-    """A read that computes is done by the clock; one that may block is not."""
+def test_threads_only_for_blocking_reads(faults: str, waits: set[tuple[str, int]]) -> None:
+    """The clock thread itself does reads that compute; others have a thread."""
     nodes = fleet(FleetSettings(2, 2, faults=faults), KNOWN)
     found = {(name, gpu) for name, node in nodes.items() for gpu in range(2) if not node.instant(gpu)}
     assert found == waits
@@ -423,7 +423,7 @@ def test_only_what_can_wait_has_a_thread(faults: str, waits: set[tuple[str, int]
 
 @pytest.mark.slow
 def test_a_node_that_computes_has_two_threads() -> None:
-    """The clock reads; it waits its turn, is seen to, and after a lost GPU and a reload everything goes on."""
+    """The clock thread reads its GPUs, also after a lost GPU and a reload."""
     faults = "lost node-000/0 at 0.4s for 1.5s; reload node-000 at 2.5s for 1.5s"
     source = fleet(FleetSettings(1, 2, faults=faults), KNOWN)["node-000"]
     seen: list[tuple[str, ...]] = []

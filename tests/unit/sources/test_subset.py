@@ -1,4 +1,4 @@
-"""Some of the GPUs of a source."""
+"""A subset of a source's GPUs."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from gpu_exporter.sources.subset import Subset
 from tests.conftest import RECORDINGS
 
 
-def some(*chosen: int | str) -> Subset:
-    """Of four simulated GPUs."""
+def subset(*chosen: int | str) -> Subset:
+    """Return some of four simulated GPUs."""
     known = workloads(sorted(RECORDINGS.glob("*.jsonl.gz")))
     (source,) = fleet(FleetSettings(1, 4), known).values()
     return Subset(source, chosen)
 
 
 def test_they_keep_their_numbers() -> None:
-    """A GPU is the same one, whether others are looked at or not."""
-    source = some(1, 3)
+    """An index is that of all GPUs, whichever are selected."""
+    source = subset(1, 3)
     source.open()
 
     assert (source.count(), source.expected(), source.live) == (2, 2, False)
@@ -32,25 +32,25 @@ def test_they_keep_their_numbers() -> None:
 
 
 def test_a_uuid_finds_its_gpu() -> None:
-    """Wherever it is."""
-    every = some(0, 1, 2, 3)
+    """At any index."""
+    every = subset(0, 1, 2, 3)
     every.open()
     uuid = every.attach(2, ()).gpu.uuid
-    source = some(uuid)
+    source = subset(uuid)
     source.open()
 
     assert source.attach(0, ()).gpu.index == 2
 
 
-def test_one_that_is_not_there_is_named_with_those_that_are() -> None:
-    """At the start, where it is a mistake."""
+def test_a_missing_gpu_is_an_error() -> None:
+    """At the start, the error lists the existing GPUs."""
     with pytest.raises(SourceLost, match=r"--devices: there is no GPU 7, GPU-x: choose from 0 \(GPU-.*, 3 \(GPU-"):
-        some(0, 7, "GPU-x").open()
+        subset(0, 7, "GPU-x").open()
 
 
-def test_one_that_goes_later_costs_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others go on when the library is opened anew; it is expected still."""
-    source = some(0, 3)
+def test_a_gpu_that_disappears_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others are still read after a restart of the library; it is still expected."""
+    source = subset(0, 3)
     source.open()
     monkeypatch.setattr(type(source._source), "count", lambda self: 3)
     source.open()
@@ -63,10 +63,10 @@ def test_one_that_goes_later_costs_itself(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_uuid_that_moves_to_another_index_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The driver may change the order of its GPUs without an error."""
-    every = some(0, 1, 2, 3)
+    every = subset(0, 1, 2, 3)
     every.open()
     uuid = every.attach(1, ()).gpu.uuid
-    source = some(uuid)
+    source = subset(uuid)
     source.open()
     attach = type(source._source).attach
     monkeypatch.setattr(type(source._source), "attach", lambda self, index, metrics: attach(self, 3 - index, metrics))

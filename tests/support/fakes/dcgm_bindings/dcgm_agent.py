@@ -29,7 +29,7 @@ assert dcgmvalue.DCGM_INT64_BLANK
 
 
 class _Remote:
-    """A connection. Once it is broken it stays so, also when the host engine is there again."""
+    """A connection. Once broken, it stays broken, even if the host engine is back."""
 
     def __init__(self, address, unix, seconds):
         end = time.monotonic() + seconds

@@ -1,4 +1,4 @@
-"""A fake of DCGM's bindings of this name: some of the numbers of what its checks find, and a category of such."""
+"""A fake of DCGM's bindings of this name: some numbers and a category of incidents."""
 
 DCGM_FR_OK = 0
 DCGM_FR_PCI_REPLAY_RATE = 3

@@ -1,4 +1,4 @@
-"""A fake of DCGM's bindings of this name: constants that 4.6 renamed resolve with a warning, as there."""
+"""A fake of DCGM's bindings of this name: constants that 4.6 renamed resolve with a warning, as in the real ones."""
 
 import warnings
 

@@ -26,7 +26,7 @@ OF_3 = os.environ.get("STANDIN_DCGM") == "3"
 
 
 class DCGMError(Exception):
-    """As the real one: a class a code, and a text that the library is asked for."""
+    """As in the real module: a class per code, with a text from the library."""
 
     _classes: "dict[int, type[DCGMError]]" = {}  # noqa: RUF012
 
@@ -40,7 +40,7 @@ class DCGMError(Exception):
     value: int
 
     def __str__(self) -> str:
-        if MISSING:  # the real one then fails in here
+        if MISSING:  # the real module fails here then
             raise AttributeError("'NoneType' object has no attribute 'dcgmErrorString'")
         return f"DCGM error {self.value}"
 
@@ -82,7 +82,7 @@ if not OF_3:
 
 
 class c_dcgmFieldValue_v1_value(Union):
-    """A value; its text comes decoded."""
+    """A value; texts are decoded."""
 
     _fields_ = [
         ("i64", c_int64),

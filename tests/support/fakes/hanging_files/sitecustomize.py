@@ -1,8 +1,7 @@
-"""Makes opening some files hang, as on a disk or an NFS server that does not answer, while a file says so.
+"""Makes opening some files hang while another file exists, as on a disk or an NFS server that does not answer.
 
 Python imports this at the start of each process that has its folder in PYTHONPATH. HANGING_FILES is the beginning of
-the paths, HANGING_WHILE the file that has to exist; where it does, `<file>.opened` appears with the first open that
-hangs.
+the paths, HANGING_WHILE the file that must exist. `<file>.opened` appears with the first open that hangs.
 """
 
 import builtins
@@ -17,7 +16,7 @@ OPEN = os.open
 
 
 def hanging(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function, which hangs first."""
+    """Return the same function, which hangs first."""
 
     def hangs(path: Any, *arguments: Any, **named: Any) -> Any:
         if not isinstance(path, int) and os.fsdecode(path).startswith(BEGINNING):
