@@ -66,7 +66,7 @@ def diagnosis(request: Request, *, every: bool, as_json: bool, verbose: bool = F
     try:
         gathered = _gathered(request, stop_event())
         clean = gathered.clean
-        # Each tick of a recording has one GPU, so that nothing can be told from the others' absence.
+        # Each tick of a recording is of one GPU: the absence of the others means nothing.
         scrapes, absent = (gathered.scrapes, []) if request.config.recording else present(gathered.scrapes)
         diagnoses = judge.diagnose(seen(scrapes, {}, job=gathered.job))
         if not diagnoses and not absent:
