@@ -199,7 +199,7 @@ def test_a_release_closes_the_library_until_it_ends(node: Node) -> None:
 def test_a_release_is_complete_when_the_last_file_is_closed(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """A host engine in this process stops later than the library closes."""
     files = ["/dev/nvidiactl"]
-    monkeypatch.setattr("gpu_exporter.collection.release_state.device_files", lambda: tuple(files))
+    monkeypatch.setattr("gpu_exporter.collection.hand_over.device_files", lambda: tuple(files))
     node.run()
     node.connection.release_state.begin(600)
     release = node.connection.release_state.release

@@ -34,7 +34,12 @@ def test_a_driver_that_hangs_at_the_start(tmp_path: Path, monkeypatch: pytest.Mo
     """There is no file, so this is an error."""
     released = threading.Event()
     source = only(Config(source="simulated"))
-    monkeypatch.setattr(source, "open", released.wait)
+
+    def hang() -> None:
+        released.wait()
+        raise GpuExporterError("the driver answers too late")
+
+    monkeypatch.setattr(source, "open", hang)
     monkeypatch.setattr(record, "START_SECONDS", 0.1)
     monkeypatch.setattr(record, "GRACE_SECONDS", 0.1)
     with pytest.raises(GpuExporterError, match="a driver call hangs"):

@@ -187,7 +187,9 @@ def test_a_stuck_worker_affects_only_its_gpu(node: Node, caplog: pytest.LogCaptu
     node.plan = NO_PATIENCE
     assert node.tick() == [0]
     assert (node.workers.worker_of(stuck).stalled > 0, stuck.skipped) == (True, 2)
-    assert caplog.messages == ["GPU 1 (GPU-1) is stuck in a driver call"]
+    assert caplog.messages == [
+        "GPU 1 (GPU-1) is stuck in a driver call; see `dmesg | grep -i nvrm`, usually only a reboot helps"
+    ]
     node.plan = PLAN
     node.source.gates[1].set()
     assert node.workers.wait_idle(30)
