@@ -22,7 +22,7 @@ INTERVAL_SECONDS = 1.0
 ONE_AT_A_TIME = threading.Lock()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class GpuReading:
     """One GPU at unix time `at`: its identity, whether it responds (if not, `reason` says why), and its samples."""
 
@@ -36,6 +36,10 @@ class GpuReading:
     def index(self) -> int:
         """The index of the GPU in NVML and nvidia-smi."""
         return self.gpu.index
+
+    def __repr__(self) -> str:
+        state = f"{len(self.samples)} samples" if self.up else f"down: {self.reason}"
+        return f"<GPU {self.index}, {self.gpu.model or 'not identified'}, {state}>"
 
     def as_dict(self) -> dict[str, float]:
         """Return values by metric name and the labels beyond the GPU's: `gpu_clock_event_seconds_total{reason="…"}`.
@@ -69,19 +73,54 @@ def read(*, metrics: str = "default", gpus: Sequence[int] | None = None) -> tupl
 
     The first call starts the loop and takes up to a second; later calls take 0.3 ms and never wait for a driver.
     Profiling values (SM active, tensor, DRAM …) are means over the last second. For an exact mean between two calls,
-    subtract their time integrals (`gpu_sm_active_seconds_total`). `metrics` is `default` or `full`. `gpus` are the
-    indices to read, as nvidia-smi counts: in a job with one process per GPU, pass the index of its GPU.
+    subtract their time integrals (`gpu_sm_active_seconds_total`). `metrics` is `default` or `full`.
+
+    `gpus` are the indices to read, as CUDA counts: in a job with one process per GPU, pass the local rank. If
+    `CUDA_VISIBLE_DEVICES` is set, only the GPUs that it names are read, in its order. `index` of a reading is always
+    the index of nvidia-smi. `CUDA_DEVICE_ORDER` is taken to be the order of nvidia-smi, and MIG instances are ignored.
 
     Raises GpuExporterError, in one line, if there is no driver, no GPU, or not every one of `gpus`. A GPU that is lost
     or stuck is `up=False`.
     """
+    if metrics not in (names := [each.value for each in MetricSet if each is not MetricSet.NAMED]):
+        raise GpuExporterError(f"metrics: {metrics!r} is not a set of metrics: use {' or '.join(names)}")
+    chosen = _chosen(gpus, visible(os.environ.get("CUDA_VISIBLE_DEVICES")))
     with ONE_AT_A_TIME:
-        monitor = _monitor(MetricSet(metrics), None if gpus is None else tuple(gpus), os.getpid())
+        monitor = _monitor(MetricSet(metrics), chosen, os.getpid())
     return readings(monitor.snapshot())
 
 
+def visible(text: str | None) -> tuple[int | str, ...] | None:
+    """Return the GPUs that a value of `CUDA_VISIBLE_DEVICES` names, by index or UUID; None for all.
+
+    As in CUDA, the first invalid entry hides itself and all that follow.
+    """
+    if text is None or "MIG-" in text:
+        return None
+    named: list[int | str] = []
+    for entry in (part.strip() for part in text.split(",")):
+        if not entry.isdecimal() and not entry.startswith("GPU-"):
+            break
+        named.append(int(entry) if entry.isdecimal() else entry)
+    return tuple(named)
+
+
+def _chosen(gpus: Sequence[int] | None, named: Sequence[int | str] | None) -> tuple[int | str, ...] | None:
+    """Return the GPUs to read, as nvidia-smi counts. Raises GpuExporterError for an index that does not exist."""
+    if named is not None and not named:
+        raise GpuExporterError("CUDA_VISIBLE_DEVICES hides all GPUs: change or unset it")
+    if gpus is None:
+        return None if named is None else tuple(named)
+    for index in gpus:
+        if type(index) is not int or index < 0:
+            raise GpuExporterError(f"gpus: {index!r} is not the index of a GPU: use whole numbers such as [0, 1]")
+        if named is not None and index >= len(named):
+            raise GpuExporterError(f"gpus: there is no GPU {index}: CUDA_VISIBLE_DEVICES names {len(named)}")
+    return tuple(gpus) if named is None else tuple(named[index] for index in gpus)
+
+
 @cache
-def _monitor(metrics: MetricSet, gpus: tuple[int, ...] | None, process: int) -> Monitor:
+def _monitor(metrics: MetricSet, gpus: tuple[int | str, ...] | None, process: int) -> Monitor:
     """Return the monitor of this process: a forked child needs its own, since threads do not survive a fork."""
     monitor = Monitor(local_gpus(gpus=gpus), selected(metrics), INTERVAL_SECONDS, INTERVAL_SECONDS)
     try:

@@ -68,6 +68,8 @@ class Attributor:
         self._rows: Sequence[Row] = ()
         self._claims: tuple[object, Mapping[tuple[str, str], str]] = (None, {})
         self._broken = False
+        # The monotonic times at which kubelet began to list each pod.
+        self._listed_since: dict[str, float] = {}
 
     def start(self) -> None:
         """Start all threads, and wait up to FIRST_SECONDS for the first answers."""
@@ -98,7 +100,7 @@ class Attributor:
         lookups = self._lookups
         migs, loads, named = _read(gpus)
         here = devices((seen.gpu for seen in gpus), migs)
-        pods = lookups.pods.value if lookups.pods else {}
+        pods = self._pods()
         running = lookups.processes.value if lookups.processes else None
         if lookups.process_lookup:
             lookups.process_lookup.wanted = named
@@ -117,6 +119,24 @@ class Attributor:
         if running is not None and lookups.kubelet:
             rows += shares(here, loads, running, pods)
         return self._owner_labels, rows
+
+    def _pods(self) -> Mapping[str, Pod]:
+        """Return the pods of the API server, without those that may have been replaced by others of the same name.
+
+        While the API server is down, these are the pods that kubelet has listed only since then.
+        """
+        lookup = self._lookups.pods
+        if lookup is None:
+            return {}
+        now, kubelet = time.monotonic(), self._lookups.kubelet
+        if kubelet is not None:
+            listed = {f"{device.namespace}/{device.pod}" for device in kubelet.value.allocated}
+            listed |= {f"{claim.namespace}/{claim.pod}" for claim in kubelet.value.claimed}
+            self._listed_since = {name: self._listed_since.get(name, now) for name in listed}
+        if lookup.up or lookup.answered_at is None:
+            return lookup.value
+        new = {name for name, since in self._listed_since.items() if since > lookup.answered_at}
+        return {name: pod for name, pod in lookup.value.items() if name not in new} if new else lookup.value
 
     def _uuids(self) -> Mapping[tuple[str, str], str]:
         listed = self._lookups.slices.value if self._lookups.slices else None

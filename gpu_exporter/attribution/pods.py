@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from gpu_exporter.catalogue.workloads import POD_JOB_LABELS
 from gpu_exporter.kubernetes import limits
 from gpu_exporter.kubernetes.client import Api
-from gpu_exporter.kubernetes.objects import Object
+from gpu_exporter.kubernetes.objects import Metadata, Object
 from gpu_exporter.model.lookup import Incomplete
 from gpu_exporter.model.metric import Labels
 
@@ -55,7 +55,7 @@ class Reader:
         pod = Pod(
             uids=tuple(uid for uid in uids if uid),
             finished=item.get("status", {}).get("phase") in ("Succeeded", "Failed"),
-            workload=_last(labels, POD_JOB_LABELS),
+            workload=_last(labels, POD_JOB_LABELS) or _controller(metadata) or metadata.get("name", ""),
             rank=_last(labels, RANK_LABELS),
         )
         shown = self._shown(labels)
@@ -81,6 +81,16 @@ def label_name(name: str) -> str:
     It is `label_` and the name, in which `_` replaces each character that Prometheus does not allow.
     """
     return "label_" + re.sub(r"[^a-zA-Z0-9_]", "_", name)
+
+
+def _controller(metadata: Metadata) -> str:
+    """Return the name of the controller of a pod: of a ReplicaSet the Deployment's, which is its own without a hash."""
+    for reference in metadata.get("ownerReferences") or ():
+        if reference.get("controller") and (name := reference.get("name", "")):
+            limits.check_length("the controller", name, limits.LONGEST_POD)
+            pod_hash = (metadata.get("labels") or {}).get("pod-template-hash", "")
+            return name.removesuffix(f"-{pod_hash}") if reference.get("kind") == "ReplicaSet" and pod_hash else name
+    return ""
 
 
 def _last(labels: Mapping[str, str], names: Sequence[str]) -> str:

@@ -27,7 +27,12 @@ class Slice:
 
 def path(api: Api) -> str:
     """Return the path of the list of slices. Raises LookupFailed if the server has none."""
-    served = {group.get("version") for group in api.get(GROUP, ApiGroup)["versions"]}
+    try:
+        served = {group.get("version") for group in api.get(GROUP, ApiGroup)["versions"]}
+    except LookupFailed as error:
+        if error.reason != "not_found":
+            raise
+        served = set()  # the server does not have the group
     version = next((version for version in VERSIONS if version in served), None)
     if version is None:
         message = f"API server: {GROUP} has none of {', '.join(VERSIONS)}"

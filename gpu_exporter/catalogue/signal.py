@@ -37,6 +37,8 @@ class Read:
     any_of: tuple[str, tuple[str, ...]] | None = None
     codes: tuple[int, ...] = ()
     shape: Within | Spread | None = None
+    # A rate may exceed what is possible, because its samples do not come at exact intervals.
+    most: float | None = None
 
     @property
     def series(self) -> str:
@@ -54,7 +56,9 @@ class Read:
         if self.rate:
             # A series that began within the window would count as constant before: then the next way is better.
             scale = "" if self.scale == 1.0 else f" * {self.scale:.15g}"
-            return f"rate({series}[{RATE_WINDOW}]){scale} and {series} offset {RATE_WINDOW}"
+            rate = f"rate({series}[{RATE_WINDOW}]){scale}"
+            bounded = rate if self.most is None else f"clamp_max({rate}, {self.most:g})"
+            return f"{bounded} and {series} offset {RATE_WINDOW}"
         if self.bit is not None:
             return f"floor({series} / {2**self.bit}) % 2"
         if self.codes:

@@ -8,6 +8,7 @@ each GPU has one series, by UUID. `diagnosis/window.py` evaluates the same defin
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.dcgm_exporter.names import modern
@@ -33,7 +34,8 @@ def _reads(metric: Metric, scale: float = 1.0, total: Metric | None = None, bit:
 
 def _activity(name: str, metric: Metric, total: Metric, plain: str) -> Signal:
     help = metric.help.split(", mean")[0]
-    return Signal(name, "ratio", help, _reads(metric, total=total), per_instance=True, plain=plain)
+    reads = tuple(replace(read, most=1.0) for read in _reads(metric, total=total))
+    return Signal(name, "ratio", help, reads, per_instance=True, plain=plain)
 
 
 def _traffic(name: str, metric: Metric, total: Metric, plain: str) -> Signal:

@@ -15,8 +15,9 @@ from gpu_exporter.model.source_kind import REPLAY
 # Kubernetes makes suffixes of these letters only (no vowels, no 0, 1 and 3), so "bert-large" has none.
 _RANDOM = "[bcdfghjklmnpqrstvwxz2456789]"
 _ROLES = "masters?|workers?|launchers?|ps|chief|heads?|leaders?|servers?|evaluators?|nodes?|replicas?"
-# name, role, ordinals, hash of a ReplicaSet, random suffix
-WORKLOAD_OF_POD = f"(.+?)(?:-(?:{_ROLES}))?(?:-[0-9]+)*(?:-{_RANDOM}{{8,10}})?(?:-{_RANDOM}{{5}})?"
+# Name, then what controllers append: a role with ordinals, the hash of a ReplicaSet, a random suffix after an index or
+# alone. A number alone may be part of the name: gpt-2 and gpt-3 are two pods.
+WORKLOAD_OF_POD = f"(.+?)(?:-(?:{_ROLES})(?:-[0-9]+)*)?(?:(?:-[0-9]+)?(?:-{_RANDOM}{{8,10}})?-{_RANDOM}{{5}})?"
 # Labels of a pod that name its job, the best last. The first is what Kubernetes used before the second.
 POD_JOB_LABELS = (
     "job-name",
@@ -37,7 +38,7 @@ EXPORTER_PODS = ".*(gpu|dcgm)-exporter.*"
 
 @lru_cache(maxsize=4096)  # every series of a GPU has the same pod
 def workload_of(pod: str) -> str:
-    """Return the pod's name without its role, ordinal and random suffix."""
+    """Return the pod's name without what controllers append to it: roles with ordinals, and random suffixes."""
     found = re.fullmatch(WORKLOAD_OF_POD, pod)
     return found[1] if found else ""
 

@@ -183,6 +183,8 @@ class Remote:
             return HTTPConnection(parts.hostname, port, timeout=seconds)
         try:
             context = ssl.create_default_context(cafile=str(self.ca_file) if self.ca_file else None)
+            if self.ca_file:  # many private CAs lack the key identifiers that Python 3.13 demands by default
+                context.verify_flags &= ~ssl.VERIFY_X509_STRICT
         except (OSError, ssl.SSLError) as error:
             raise GpuExporterError(
                 f"{self.ca_file}: {error.strerror or 'not a certificate'}; name a file in PEM format with --ca-file"

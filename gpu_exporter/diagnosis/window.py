@@ -245,7 +245,8 @@ def _value(way: Read, sample: ScrapedSample, at: float, before: dict[Hashable, C
     if not 0 < elapsed <= LOOKBACK_SECONDS or (elapsed < period and not last.fresh):
         return None
     increase = sample.value - last.value if sample.value >= last.value else sample.value
-    return increase / elapsed * way.scale
+    value = increase / elapsed * way.scale
+    return value if way.most is None else min(value, way.most)
 
 
 @dataclass(slots=True)

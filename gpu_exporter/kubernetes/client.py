@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import ssl
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
-from http.client import HTTPException, HTTPResponse, HTTPSConnection
+from contextlib import contextmanager
+from http.client import HTTPException, HTTPResponse, HTTPSConnection, RemoteDisconnected
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlencode
@@ -32,6 +33,13 @@ PATIENCE = 10.0
 TOTAL_TIMEOUT_FACTOR = 3
 CHECK_CA = "check the CA of the service account"
 PAGE = 500
+# A server that is gone without a word ends a watch after half a minute.
+KEEPALIVE = {
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE): 1,
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE): 15,
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL): 5,
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT): 3,
+}
 # The characters of a bearer token in RFC 6750.
 TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*", re.ASCII)
 
@@ -50,11 +58,13 @@ class _TimedSocket(ssl.SSLSocket):
 
 
 class Api:
-    """Makes one request at a time, each on its own connection. Token and CA are read each time, because both rotate."""
+    """Makes one request at a time, on a connection that is kept. Token and CA are read each time, as both rotate."""
 
     def __init__(self, host: str, port: int, account: Path, patience: float = PATIENCE) -> None:
         self._host, self._port, self._account, self._patience = host, port, account, patience
         self._files = FileWorker("service-account")
+        self._connection: HTTPSConnection | None = None
+        self._ca = ""
 
     def get(self, path: str, kind: type[T], **query: str) -> T:
         """Return one object. Raises LookupFailed."""
@@ -106,37 +116,76 @@ class Api:
 
     @contextmanager
     def _request(self, path: str, query: Mapping[str, str], patience: float, deadline: float) -> Iterator[HTTPResponse]:
-        token, context = self._credentials()
-        headers = {
-            "Authorization": f"Bearer {token}",
-            "Accept": "application/json",
-            "User-Agent": f"gpu-exporter/{__version__}",
-            "Connection": "close",
-        }
-        with closing(HTTPSConnection(self._host, self._port, timeout=self._patience, context=context)) as connection:
-            connection.request("GET", f"{path}?{urlencode(query)}" if query else path, headers=headers)
-            assert isinstance(connection.sock, _TimedSocket)
-            connection.sock.patience, connection.sock.deadline = patience, deadline
-            with connection.getresponse() as response:
+        headers = {"Accept": "application/json", "User-Agent": f"gpu-exporter/{__version__}"}
+        url = f"{path}?{urlencode(query)}" if query else path
+        complete = False
+        try:
+            with self._respond(url, headers, patience, deadline) as response:
                 if response.status != 200:
                     raise _refused(response, path)
                 yield response
+                complete = response.isclosed()  # the whole body was read
+        finally:
+            if not complete:
+                self.close()
 
-    def _credentials(self) -> tuple[str, ssl.SSLContext]:
-        """Return the token, and a TLS context with the CA. Raises LookupFailed, whose text never contains the token."""
+    def _respond(self, url: str, headers: dict[str, str], patience: float, deadline: float) -> HTTPResponse:
+        """Send a request on the kept connection, or on a new one if the server has closed that meanwhile."""
+        headers["Authorization"] = f"Bearer {self._token_for_connection()}"
+        kept = self._connection is not None
+        try:
+            return self._sent(url, headers, patience, deadline)
+        except (RemoteDisconnected, ConnectionError):
+            if not kept:
+                raise
+        self.close()
+        headers["Authorization"] = f"Bearer {self._token_for_connection()}"
+        return self._sent(url, headers, patience, deadline)
+
+    def _sent(self, url: str, headers: Mapping[str, str], patience: float, deadline: float) -> HTTPResponse:
+        assert self._connection is not None
+        self._connection.request("GET", url, headers=dict(headers))
+        connected = self._connection.sock
+        assert isinstance(connected, _TimedSocket)
+        for option, value in KEEPALIVE.items():
+            connected.setsockopt(*option, value)
+        connected.patience, connected.deadline = patience, deadline
+        return self._connection.getresponse()
+
+    def close(self) -> None:
+        """Close the kept connection."""
+        if self._connection:
+            self._connection.close()
+        self._connection = None
+
+    def _token_for_connection(self) -> str:
+        """Return the token, after connecting anew if the CA has changed. Raises LookupFailed."""
+        token, ca, context = self._credentials()
+        if self._connection is None or ca != self._ca:
+            self.close()
+            self._connection, self._ca = (
+                HTTPSConnection(self._host, self._port, timeout=self._patience, context=context),
+                ca,
+            )
+        return token
+
+    def _credentials(self) -> tuple[str, str, ssl.SSLContext]:
+        """Return the token, the CA, and a TLS context with it. Raises LookupFailed, without the token in its text."""
         path, ca = self._account / "token", self._account / "ca.crt"
         token = self._file(path).decode("ascii", "replace").strip()
-        certificates = self._file(ca).decode("ascii", "replace")
+        certificates = self._file(ca).decode("ascii", "ignore")
         try:
             # An empty text would mean the system's CAs.
             context = ssl.create_default_context(cadata=certificates.strip() or "empty")
+            # Set by default since Python 3.13; the CAs of many clusters lack the key identifiers that it demands.
+            context.verify_flags &= ~ssl.VERIFY_X509_STRICT
         except (ssl.SSLError, ValueError) as error:
             raise LookupFailed("tls", f"API server: {ca} has no certificate", fix=CHECK_CA) from error
         if not TOKEN.fullmatch(token):
             fix = "check the service account of the pod"
             raise LookupFailed("no_token", f"API server: {path} has no token", fix=fix)
         context.sslsocket_class = _TimedSocket
-        return token, context
+        return token, certificates, context
 
     def _file(self, path: Path) -> bytes:
         try:
@@ -158,7 +207,8 @@ class Api:
         try:
             yield
         except ssl.SSLError as error:
-            raise LookupFailed("tls", f"API server {server}: {error.reason or error}", fix=CHECK_CA) from error
+            why = getattr(error, "verify_message", "") or error.reason or error
+            raise LookupFailed("tls", f"API server {server}: {why}", fix=CHECK_CA) from error
         except TimeoutError as error:
             message = f"API server: no complete answer to {path} within {time.monotonic() - started:.2g} s"
             raise LookupFailed("timeout", message, fix=f"check the network to {server}") from error
@@ -177,7 +227,9 @@ def _refused(response: HTTPResponse, path: str) -> LookupFailed:
     }
     reason = reasons.get(response.status, f"http_{response.status}")
     cause, fix = causes.get(response.status) or (printable(response.reason, 200), "")
-    return LookupFailed(reason, f"API server: {path}: {response.status}: {cause}", fix=fix)
+    after = response.headers.get("Retry-After", "")
+    retry_after = float(after) if after.isdecimal() and len(after) < 6 else 0.0
+    return LookupFailed(reason, f"API server: {path}: {response.status}: {cause}", fix=fix, retry_after=retry_after)
 
 
 def _too_large(path: str, why: str) -> LookupFailed:

@@ -8,6 +8,14 @@ from typing import TypedDict
 Annotations = TypedDict("Annotations", {"kubernetes.io/config.hash": str}, total=False)
 
 
+class OwnerReference(TypedDict, total=False):
+    """The object that made another one; `controller` is set for the one that manages it."""
+
+    kind: str
+    name: str
+    controller: bool
+
+
 class Metadata(TypedDict, total=False):
     """Metadata of an object, and of an event without an object."""
 
@@ -17,6 +25,7 @@ class Metadata(TypedDict, total=False):
     resourceVersion: str
     labels: dict[str, str] | None
     annotations: Annotations | None
+    ownerReferences: list[OwnerReference] | None
 
 
 class PodStatus(TypedDict, total=False):

@@ -1,7 +1,8 @@
-"""Keeps a copy of a list of the API server: lists it once, then watches it for changes."""
+"""Keeps a copy of a list of the API server: lists it every few minutes, and watches it for changes in between."""
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
@@ -13,11 +14,13 @@ from gpu_exporter.model.lookup import LONGEST_WAIT, Incomplete, Lookup, LookupFa
 
 T = TypeVar("T")
 
-# A watch is renewed after this time (seconds), which also detects a server that no longer exists.
-WATCH_SECONDS = 60.0
+# A watch lasts about this long (seconds). Then the list is read again: a server that was restored from a backup has
+# lower versions than before, and would report none of its changes to a watch that continues at a higher one.
+WATCH_SECONDS = 300.0
+# Nodes that started together do not stay together.
+JITTER = 0.2
 FIRST_WAIT = 0.5
-# After these failures the watch resumes at its version; after others it relists, so that no event can block it.
-AWAY = frozenset({"unavailable", "timeout", "tls", "no_token", "unauthorized", "too_many_requests"})
+LONGEST_RETRY_AFTER = 60.0
 
 Followed = Mapping[str, T]
 
@@ -26,8 +29,7 @@ class Watch(threading.Thread, Generic[T]):
     """Keeps the result of `read` for each object, by namespace and name, without those for which it returns None.
 
     Where `read` raises Incomplete, its `rest` is kept, and the drop is counted. `path` may ask the server where the
-    list is. After the server was unreachable, the watch resumes at its version; if that is too old (410 Gone), or an
-    event is malformed, it relists.
+    list is. After every failure it relists; at once if the version of its watch is too old (410 Gone).
     """
 
     def __init__(
@@ -43,41 +45,43 @@ class Watch(threading.Thread, Generic[T]):
         self.lookup = lookup
         self._api, self._path, self._read, self._query, self._seconds = api, path, read, query, seconds
         self._values: dict[str, T] = {}
-        self._version = ""
+        # Whether `_values` is a whole list of the server, however old.
+        self._listed = False
         self._dropped: Incomplete | None = None
         self._stopping = threading.Event()
 
     def run(self) -> None:
-        wait = FIRST_WAIT
+        wait, relisted = FIRST_WAIT, False
         while not self._stopping.is_set():
             try:
                 self._follow()
-                wait = FIRST_WAIT
+                wait, relisted = FIRST_WAIT, False
             except LookupFailed as error:
+                if error.reason == "gone" and self.lookup.up and not relisted:
+                    self.lookup.errors[error.reason] += 1
+                    relisted = True
+                    continue
                 wait = min(2 * wait, LONGEST_WAIT)
-                if error.reason not in AWAY:
-                    self._version = ""
-                self.lookup.fail(error)
+                self.lookup.fail(error, self._values.copy() if self._listed else None)
+                self._stopping.wait(min(error.retry_after, LONGEST_RETRY_AFTER))
             except Exception:  # noqa: BLE001 - fail_unexpectedly logs it with its traceback
                 self.lookup.fail_unexpectedly()
-                self._version = ""
                 wait = LONGEST_WAIT
-            self._stopping.wait(wait)
+            self._stopping.wait(wait * random.uniform(0.5, 1.0))
 
     def _follow(self) -> None:
+        self._listed = False
         path = self._path(self._api)
-        if not self._version:
-            items, version = self._api.list_objects(path, **self._query)
-            self._values = {}
-            for item in items:
-                self._keep(item)
-            self._version = version
-            self._publish()
-        for event in self._api.watch(path, self._seconds, resourceVersion=self._version, **self._query):
+        items, version = self._api.list_objects(path, **self._query)
+        self._values = {}
+        for item in items:
+            self._keep(item)
+        self._listed = True
+        seconds = self._seconds * random.uniform(1 - JITTER, 1 + JITTER)
+        for event in self._api.watch(path, seconds, resourceVersion=version, **self._query):
             if event is not None:
                 self._take(event)
             self._publish()
-        self.lookup.confirm()
 
     def _take(self, event: Event) -> None:
         item = event["object"]
@@ -85,7 +89,6 @@ class Watch(threading.Thread, Generic[T]):
             self._values.pop(_key(item), None)
         elif event["type"] != "BOOKMARK":
             self._keep(item)
-        self._version = item.get("metadata", {}).get("resourceVersion") or self._version
 
     def _keep(self, item: Object) -> None:
         key = _key(item)

@@ -26,12 +26,14 @@ INTERNAL = "internal_error"
 class LookupFailed(Exception):
     """A remote party did not answer. `reason` is a label value, `message` the cause, and `fix` what to do about it.
 
-    If only a part of the answer is missing, `rest` is the part that arrived.
+    If only a part of the answer is missing, `rest` is the part that arrived. `retry_after` are the seconds for which
+    the remote party asks not to be asked again.
     """
 
-    def __init__(self, reason: str, message: str, rest: Any = None, *, fix: str = "") -> None:
+    def __init__(self, reason: str, message: str, rest: Any = None, *, fix: str = "", retry_after: float = 0.0) -> None:
         super().__init__(with_fix(message, fix))
         self.reason, self.message, self.fix, self.rest = reason, message, fix, rest
+        self.retry_after = retry_after
 
 
 class Incomplete(LookupFailed):

@@ -45,7 +45,10 @@ class Composed:
 
 
 def gpus(snapshot: Snapshot) -> Answer:
-    """Return the identity, state, verdict and owners of each GPU; owners only if attribution is configured."""
+    """Return the identity, state, verdict and owners of each GPU, and how many expected GPUs are missing.
+
+    There are owners only if attribution is configured.
+    """
     owners: dict[str, list[dict[str, str]]] = defaultdict(list)
     for series, _ in snapshot.samples:
         if series.metric in OWNERS and series.gpu is not None:
@@ -60,7 +63,8 @@ def gpus(snapshot: Snapshot) -> Answer:
         }
         for status, verdict in zip(snapshot.gpus, snapshot.verdicts, strict=True)
     ]
-    content = {"at": snapshot.at, "source": snapshot.source, "live": snapshot.live, "gpus": entries}
+    about = {"at": snapshot.at, "source": snapshot.source, "live": snapshot.live, "missing": judge.missing(snapshot)}
+    content = {**about, "gpus": entries}
     body = json.dumps(content).encode()
     if len(body) > MOST_GPUS_BYTES:
         size, most = len(body) >> 20, MOST_GPUS_BYTES >> 20

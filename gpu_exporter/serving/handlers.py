@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 
 from tornado.web import HTTPError
 
 from gpu_exporter.exposition.pages import Variant
+from gpu_exporter.health import judge
 from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.serving import api
 from gpu_exporter.serving.endpoint import NO_METRICS_YET, Health
@@ -111,11 +112,7 @@ class Landing(Handler):
             return
         health = self.endpoint(prefix).health
         snapshot, problem = health.snapshot, health.liveness_problem()
-        rows = "".join(
-            f"<tr><td>{status.gpu.index}<td>{html.escape(status.gpu.model)}<td>{html.escape(status.gpu.uuid)}"
-            f"<td>{'up' if status.up else 'down: ' + html.escape(status.reason)}"
-            for status in (snapshot.gpus if snapshot else ())
-        )
+        rows = "".join(_rows(snapshot)) if snapshot else ""
         links = _links(self.settings["links_of_node"])
         warning = f"<p><strong>{html.escape(problem)}</strong>" if problem else ""
         await self.send(LANDING.format(__version__, _banner(snapshot) + warning, links, rows), HTML)
@@ -161,7 +158,7 @@ class NotFound(Handler):
 LANDING = """<!doctype html><html lang=en><meta charset=utf-8><title>gpu-exporter</title>
 <h1>gpu-exporter {}</h1>{}
 <p>{}
-<table><tr><th>GPU<th>model<th>UUID<th>state{}</table>
+<table><tr><th>GPU<th>model<th>UUID<th>health{}</table>
 """
 NODES = """<!doctype html><html lang=en><meta charset=utf-8><title>gpu-exporter</title>
 <h1>gpu-exporter {}</h1>{}
@@ -174,6 +171,18 @@ def _links(paths: Mapping[str, str]) -> str:
     return " · ".join(
         f'<a href={path[1:]} title="{html.escape(description)}">{path}</a>' for path, description in paths.items()
     )
+
+
+def _rows(snapshot: Snapshot) -> Iterator[str]:
+    """Yield a row for each GPU with its verdict, and one for those that are missing."""
+    for status, verdict in zip(snapshot.gpus, snapshot.verdicts, strict=True):
+        problems = [problem.words for problem in verdict.problems]
+        down = [f"down ({status.reason})"] if not status.up else []
+        state = ": ".join(filter(None, (verdict.health.value, "; ".join([*down, *problems]))))
+        cells = (str(status.gpu.index), status.gpu.model, status.gpu.uuid, state)
+        yield f"<tr>{''.join(f'<td>{html.escape(cell)}' for cell in cells)}"
+    if number := judge.missing(snapshot):
+        yield f"<tr><td><td><td><td>missing: {number} of the expected GPUs"
 
 
 def _banner(snapshot: Snapshot | None) -> str:

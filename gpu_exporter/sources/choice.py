@@ -234,8 +234,8 @@ def recording(named: Path | None) -> Path:
     return named
 
 
-def local_gpus(*, procfs: Path = Path("/proc"), gpus: Sequence[int] | None = None) -> Source:
-    """Return the GPUs of this machine through NVML: all, or those at these indices.
+def local_gpus(*, procfs: Path = Path("/proc"), gpus: Sequence[int | str] | None = None) -> Source:
+    """Return the GPUs of this machine through NVML: all, or those of these indices or UUIDs.
 
     Raises SourceLost if the module pynvml is missing, too old or not NVIDIA's.
     """

@@ -11,7 +11,8 @@ from gpu_exporter.model.source import Device, Sampled, Source, Staged
 
 
 class Subset:
-    """Another source, narrowed to these GPUs. All must exist at first; later, one may be gone.
+    """Another source, narrowed to these GPUs by index, UUID or its beginning. All must exist at first; later, one may
+    be gone.
 
     `setting` is the beginning of the message about a missing GPU.
     """
@@ -47,7 +48,7 @@ class Subset:
         count = self._source.count()
         if isinstance(gpu, int):
             return gpu if gpu < count else None
-        return next((index for index in range(count) if self._uuid(index) == gpu), None)
+        return next((index for index in range(count) if self._uuid(index).startswith(gpu)), None)
 
     def _uuid(self, index: int) -> str:
         try:
@@ -81,7 +82,7 @@ class Subset:
         chosen, its_index = self._chosen[index], self._indices[index]
         if its_index is not None:
             device = self._source.attach(its_index, metrics)
-            if chosen in (its_index, device.gpu.uuid):
+            if chosen == its_index or (isinstance(chosen, str) and device.gpu.uuid.startswith(chosen)):
                 return device
             device.close()
         its_index = self._indices[index] = self._index_of(chosen)  # it may have another index by now

@@ -18,11 +18,11 @@ from tests.support.fakes.driver import FakeDriver
 README = ROOT / "README.md"
 
 
-def program(driver: FakeDriver, text: str) -> Any:
+def program(driver: FakeDriver, text: str, **environment: str) -> Any:
     """Run a program that prints JSON as its last line."""
     done = subprocess.run(
         [sys.executable, "-c", text],
-        env={**os.environ, **driver.environment},
+        env={**os.environ, **driver.environment, **environment},
         capture_output=True,
         text=True,
         timeout=60,
@@ -117,3 +117,44 @@ def test_wedged_gpu(driver: FakeDriver) -> None:
     )
     assert found[0] is False
     assert found[1] < 12
+
+
+def test_gpus_as_cuda_counts_them(tmp_path: Path) -> None:
+    """With CUDA_VISIBLE_DEVICES, a local rank is an index into it; without `gpus`, all that it names are read."""
+    driver = FakeDriver(tmp_path / "driver", gpus=4)
+    code = "import gpu_exporter, json\nprint(json.dumps([gpu.index for gpu in gpu_exporter.read({})]))\n"
+    for visible, arguments, indices in (
+        ("3,1", "gpus=[0]", [3]),
+        ("3,1", "gpus=[1]", [1]),
+        ("3,1", "", [3, 1]),
+        ("GPU-00000000-0000-0000-0000-000000000002", "gpus=[0]", [2]),
+        ("2,-1,0", "", [2]),
+    ):
+        assert program(driver, code.format(arguments), CUDA_VISIBLE_DEVICES=visible) == indices
+
+
+@pytest.mark.parametrize(
+    ("arguments", "visible", "message"),
+    [
+        ("gpus=['0']", None, "gpus: '0' is not the index of a GPU: use whole numbers such as [0, 1]"),
+        ("gpus=[-1]", None, "gpus: -1 is not the index of a GPU: use whole numbers such as [0, 1]"),
+        ("gpus=[99]", None, "there is no GPU 99"),
+        ("gpus=[1]", "0", "gpus: there is no GPU 1: CUDA_VISIBLE_DEVICES names 1"),
+        ("", "", "CUDA_VISIBLE_DEVICES hides all GPUs: change or unset it"),
+        ("metrics='foo'", None, "metrics: 'foo' is not a set of metrics: use default or full"),
+    ],
+)
+def test_wrong_arguments_are_one_line(driver: FakeDriver, arguments: str, visible: str | None, message: str) -> None:
+    environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    code = (
+        f"import gpu_exporter, json\ntry: gpu_exporter.read({arguments})\n"
+        "except gpu_exporter.GpuExporterError as error: print(json.dumps(str(error)))\n"
+    )
+    found = program(driver, code, **environment)
+    assert message in found
+    assert "\n" not in found
+
+
+def test_readings_are_short_in_a_prompt(driver: FakeDriver) -> None:
+    shown = program(driver, "import gpu_exporter, json\nprint(json.dumps(repr(gpu_exporter.read())))\n")
+    assert re.fullmatch(r"\(<GPU 0, NVIDIA H200, [0-9]+ samples>,\)", shown)

@@ -89,3 +89,11 @@ def test_a_job_on_two_nodes_and_two_exporters(tmp_path: Path) -> None:
     ranks = with_stragglers(16, p.SLOW, p.OF_SLOW, [12])
     devices = [*job("wide", ranks)[:8], *job("wide", ranks, Generation.DCGM_4_9)[8:]]
     check(tmp_path, [Case("wide", devices, [named("wide", SLOW, [12])])])
+
+
+def test_a_hanging_job_is_wasted(tmp_path: Path) -> None:
+    """Although its ranks keep their engines busy."""
+    devices = job("hanging", NAMED["hanging"][0])
+    wasted = [({"pod": f"hanging-worker-{number}"}, 1.0) for number in range(8)]
+    expression = 'max by (pod) (gpu:wasted:ratio{workload="hanging"})'
+    check(tmp_path, [Case("hanging", devices, [Expect(expression, wasted)])])

@@ -59,6 +59,12 @@ OTHER_TRAFFIC = Or(
     _far(c.NVLINK, PeerMedian(c.NVLINK, WAITS)),
     name="other_traffic",
 )
+HANGS = And(
+    STALLED.condition,
+    Compare(PeerShare(STALLED), ">=", ALL_RANKS),
+    Or(SPINS.condition, Compare(PeerShare(SPINS), ">", 0.0)),
+    name="hangs",
+)
 STRAGGLES = And(Compare(PeerShare(WAITS), ">=", VICTIMS), c.TRAFFIC)
 
 MODES = (
@@ -74,11 +80,7 @@ MODES = (
         "collective: read its log. If all GPUs are busy, look for the missing rank on another node, then check "
         "the network.",
         Inject(profiles.ABSENT, profiles.HANGING, everyone=True),
-        And(
-            STALLED.condition,
-            Compare(PeerShare(STALLED), ">=", ALL_RANKS),
-            Or(SPINS.condition, Compare(PeerShare(SPINS), ">", 0.0)),
-        ),
+        HANGS,
         shows=c.GR,
         scope=Scope.JOB,
         meaning="No rank of the job makes progress. Some ranks spin in a collective (engine busy, a few SMs active, no "

@@ -79,7 +79,7 @@ waiting of the others. A rank is compared with the other ranks of its job at the
   [communication-bound](runbooks/gpucommunicationbound.md).
 
 The ranks of one job have the same `cluster`, `namespace`, `workload` and GPU model. The workload comes from labels of
-the job (Kubernetes, Slurm), otherwise from the name of the pod without role, ordinal and random suffix.
+the job (Kubernetes, Slurm), otherwise from the name of the pod without role and random suffix.
 
 Stragglers are not detected, and no false alert fires, if
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from gpu_exporter.catalogue import bottlenecks
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import signals as s
+from gpu_exporter.catalogue.conditions import record_of
+from gpu_exporter.catalogue.failure_modes.distributed import HANGS
 from gpu_exporter.catalogue.signal import DEVICE, DEVICE_INFO, IDENTITY_INFO, Signal
 
 _OWNER, _DEVICE = "cluster, namespace, workload", ", ".join(DEVICE)
@@ -67,11 +69,13 @@ ENERGY = _of_workload(
 )
 ELECTRICITY = _of_workload("electricity:usd_per_hour", "Price of the energy", f"{ENERGY.record} * {{usdPerKwh}}")
 GPU_COST = _of_workload("cost:usd_per_hour", "Price of its GPUs", f"{GPUS.record} * {{usdPerGpuHour}}")
-# Waste is the time in which the engine is idle, and all the time of a fake load.
+# Waste is the time in which the engine is idle, and all the time of a fake load and of a hanging job, whose engines are
+# busy.
 WASTED = Aggregate(
     "gpu:wasted:ratio",
     "Share of time that is wasted",
-    f'max without (class) ({bottlenecks.CLASS}{{class="fake-load"}} * 0 + 1)\nor\n1 - {bottlenecks.GR.record}',
+    f'max without (class) ({bottlenecks.CLASS}{{class="fake-load"}} * 0 + 1)\n'
+    f"or\n{record_of(HANGS)} * 0 + 1\nor\n1 - {bottlenecks.GR.record}",
     ("node", "gpu", "namespace", "workload"),
 )
 WASTED_COST = _of_workload(

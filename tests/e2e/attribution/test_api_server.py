@@ -39,7 +39,7 @@ def attributed(serve: Serve, driver: FakeDriver, kubelet: FakeKubelet, api: Fake
         ({"training.kubeflow.org/job-name": "pt", "training.kubeflow.org/replica-index": "1"}, "pt", "1"),
         ({"leaderworkerset.sigs.k8s.io/name": "vllm", "leaderworkerset.sigs.k8s.io/worker-index": "2"}, "vllm", "2"),
         ({"ray.io/cluster": "ray-1"}, "ray-1", ""),
-        ({"app": "web"}, "", ""),
+        ({"app": "web"}, "p", ""),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -59,6 +59,48 @@ def test_workloads(
     expected = {"workload": workload, "rank": rank, "pod_uid": UIDS[0]}
     expected = {key: value for key, value in expected.items() if value}
     assert rows(page) == [{"namespace": "team", "pod": "p", "container": "main", **expected}]
+
+
+@pytest.mark.parametrize(
+    ("reference", "workload"),
+    [
+        ({"kind": "ReplicaSet", "name": "vllm-7d9f8c6b5d"}, "vllm"),
+        ({"kind": "StatefulSet", "name": "gpt-2"}, "gpt-2"),
+        ({"kind": "Job", "name": "exp-2025-01"}, "exp-2025-01"),
+        ({"kind": "Node", "name": "node", "controller": False}, "gpt-2-0"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_workloads_of_controllers(
+    serve: Serve,
+    node: FakeDriver,
+    kubelet: FakeKubelet,
+    api: FakeApiServer,
+    reference: dict[str, str | bool],
+    workload: str,
+) -> None:
+    """Without a label of a job, the workload is the controller; the name of a pod without one is never shortened."""
+    labels = {"pod-template-hash": "7d9f8c6b5d"} if reference["kind"] == "ReplicaSet" else {}
+    api.put(PODS, pod_object("gpt-2-0", UIDS[0], labels, ownerReferences=[{"controller": True, **reference}]))
+    kubelet.pods = [given("gpt-2-0", UUID[0])]
+    page = attributed(serve, node, kubelet, api, "--kubernetes-pods").until(lambda page: bool(rows(page)))
+    assert [row["workload"] for row in rows(page)] == [workload]
+
+
+def test_pod_that_is_recreated_while_the_api_server_is_down(
+    serve: Serve, node: FakeDriver, kubelet: FakeKubelet, api: FakeApiServer
+) -> None:
+    """It has neither the UID nor the labels of the one before, and is not taken for finished."""
+    api.put(PODS, pod_object("train-0", UIDS[0], {"job-name": "old"}, phase="Failed"))
+    api.put(PODS, pod_object("other", UIDS[1], {"job-name": "other"}))
+    kubelet.pods = [given("other", UUID[1])]
+    exporter = attributed(serve, node, kubelet, api, "--kubernetes-pods")
+    exporter.until(lambda page: [row["workload"] for row in rows(page)] == ["other"])
+    api.stop()
+    exporter.until(up("pods", 0))
+    kubelet.pods = [given("other", UUID[1]), given("train-0", UUID[0])]
+    page = exporter.until(lambda page: len(rows(page)) == 2)
+    assert {row["pod"]: row.get("pod_uid", "") for row in rows(page)} == {"other": UIDS[1], "train-0": ""}
 
 
 def test_pod_labels_that_are_selected(serve: Serve, node: FakeDriver, kubelet: FakeKubelet, api: FakeApiServer) -> None:
@@ -90,7 +132,7 @@ def test_pods_change_finish_and_go(serve: Serve, node: FakeDriver, kubelet: Fake
     api.put(PODS, pod_object("new", UIDS[1], {"ray.io/cluster": "later"}))
     exporter.until(lambda page: rows(page)[0].get("workload") == "later")
     api.delete(PODS, "new")
-    page = exporter.until(lambda page: "workload" not in rows(page)[0])
+    page = exporter.until(lambda page: "workload" not in rows(page)[0])  # the API server no longer lists it
     assert owner(page, UUID[0]) == ("team", "new", "main")  # kubelet still lists it
 
 
@@ -196,6 +238,7 @@ def test_resource_claims(
 
 def test_a_long_list(serve: Serve, node: FakeDriver, kubelet: FakeKubelet, api: FakeApiServer) -> None:
     """A list in several pages is read completely, and doctor counts all pods."""
+    api.page_size = 2
     for number in range(5):
         api.put(PODS, pod_object(f"p{number}", UIDS[0], {"job-name": f"job-{number}"}))
     kubelet.pods = [given(f"p{number}", f"{UUID[0]}::{number}") for number in range(5)]

@@ -6,7 +6,7 @@ import json
 import ssl
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
@@ -54,7 +54,9 @@ def slice_object(
 class FakeApiServer:
     """Serves until `stop`. `account` is the directory of a service account that it accepts.
 
-    `raw` replaces every response; it is sent byte by byte, every `drip` seconds, if that is set.
+    `raw` replaces every response; it is sent byte by byte, every `drip` seconds, if that is set. A list at version 0
+    comes whole, as from the cache of a real server, unless `page_size` is set. `may_watch` is the verb `watch` of RBAC.
+    Without `versions`, the API group does not exist. `connections` counts the TLS connections.
     """
 
     def __init__(self, directory: Path, versions: tuple[str, ...] = ("v1", "v1beta2")) -> None:
@@ -67,7 +69,10 @@ class FakeApiServer:
         self.status: int | None = None
         self.raw: bytes | None = None
         self.drip: float | None = None
-        self.page_size = 2
+        self.retry_after: int | None = None
+        self.page_size: int | None = None
+        self.may_watch = True
+        self.connections = 0
         self.asked: list[str] = []
         self._changed = threading.Condition()
         self._version = 100
@@ -75,6 +80,7 @@ class FakeApiServer:
         self._items: dict[str, dict[str, Item]] = {}
         self._events: list[tuple[int, str, Item]] = []
         self._stopping = False
+        self._epoch = 0
         handler = type("Handler", (_Handler,), {"server_of": self})
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self._server.daemon_threads = True
@@ -131,6 +137,15 @@ class FakeApiServer:
             self._events.clear()
             self._changed.notify_all()
 
+    def restore(self, path: str, items: Iterable[Item], version: int) -> None:
+        """Continue with these objects at a lower version, as after a restore of etcd. Watches end."""
+        with self._changed:
+            assert version < self._version
+            self._items[path] = {item["metadata"]["name"]: item for item in items}
+            self._version, self._oldest, self._epoch = version, 0, self._epoch + 1
+            self._events.clear()
+            self._changed.notify_all()
+
     def stop(self) -> None:
         """Stop serving."""
         with self._changed:
@@ -145,9 +160,10 @@ class FakeApiServer:
         """Return the list of a path, or a page of it."""
         with self._changed:
             items = list(self._items.get(path, {}).values())
-            more = {"continue": str(start + self.page_size)} if start + self.page_size < len(items) else {}
+            end = start + (self.page_size or len(items))
+            more = {"continue": str(end)} if end < len(items) else {}
             metadata = {"resourceVersion": str(self._version), **more}
-            return {"kind": "List", "metadata": metadata, "items": items[start : start + self.page_size]}
+            return {"kind": "List", "metadata": metadata, "items": items[start:end]}
 
     def wait_for_the_end(self) -> None:
         """Wait for `stop`, to keep the connection of an incomplete response open."""
@@ -155,7 +171,8 @@ class FakeApiServer:
             self._changed.wait_for(lambda: self._stopping)
 
     def after(self, version: int, path: str, seconds: float) -> Item | None:
-        """Return the next event after a version, or None on a timeout."""
+        """Return the next event after a version, or None on a timeout or a restore."""
+        epoch = self._epoch
 
         def found() -> Item | None:
             if version < self._oldest:
@@ -164,13 +181,17 @@ class FakeApiServer:
             return next((event for at, of, event in self._events if of == path and at > version), None)
 
         with self._changed:
-            self._changed.wait_for(lambda: found() or self._stopping, seconds)
-            return None if self._stopping else found()
+            self._changed.wait_for(lambda: found() or self._stopping or epoch != self._epoch, seconds)
+            return None if self._stopping or epoch != self._epoch else found()
 
 
 class _Handler(BaseHTTPRequestHandler):
     server_of: ClassVar[FakeApiServer]
     protocol_version = "HTTP/1.1"
+
+    def setup(self) -> None:
+        super().setup()
+        self.server_of.connections += 1
 
     def do_GET(self) -> None:
         url = urlsplit(self.path)
@@ -188,6 +209,10 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(server.status, {"kind": "Status", "code": server.status})
         elif self.headers.get("Authorization") != f"Bearer {server.token}":
             self._send(401, {"kind": "Status", "code": 401})
+        elif url.path.startswith(GROUP) and not server.versions:
+            self._send(404, {"kind": "Status", "code": 404})
+        elif query.get("watch") and not server.may_watch:
+            self._send(403, {"kind": "Status", "code": 403})
         elif url.path == GROUP:
             versions = [{"groupVersion": f"resource.k8s.io/{each}", "version": each} for each in server.versions]
             self._send(200, {"kind": "APIGroup", "versions": versions})
@@ -201,6 +226,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
+        if self.server_of.retry_after is not None:
+            self.send_header("Retry-After", str(self.server_of.retry_after))
         self.end_headers()
         self.wfile.write(body)
 

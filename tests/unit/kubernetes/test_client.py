@@ -6,16 +6,18 @@ import gzip
 import json
 import logging
 import os
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
 
 import pytest
 
 from gpu_exporter import file_access
-from gpu_exporter.attribution import pods
+from gpu_exporter.attribution import pods, resource_slices
 from gpu_exporter.attribution.poller import Poller
 from gpu_exporter.kubernetes import limits
 from gpu_exporter.kubernetes.client import Api, in_cluster
@@ -138,6 +140,7 @@ def test_list_with_too_many_objects(server: FakeApiServer, monkeypatch: pytest.M
 
 def test_pages_that_are_too_large_together(server: FakeApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MOST_LIST_BYTES", 1 << 20)
+    server.page_size = 2
     for number in range(4):
         server.put(PODS, pod_object(f"p{number}", "u", {"filler": "x" * 300_000}))
     assert in_seconds(60, lambda: api(server).list_objects(PODS)).reason == "too_large"
@@ -245,13 +248,97 @@ def test_a_broken_service_account(
 
 
 def test_list_is_read_from_the_servers_cache(server: FakeApiServer) -> None:
-    """Version 0 means the cache instead of etcd. Pages after the first must not have it."""
+    """Version 0 means the cache instead of etcd. Where a server sends pages, those after the first must not have it."""
+    server.page_size = 2
     for number in range(5):
         server.put(PODS, pod_object(f"p{number}", "u"))
     items, _ = api(server).list_objects(PODS, fieldSelector="spec.nodeName=node")
     assert len(items) == 5
     assert ["resourceVersion=0" in path for path in server.asked] == [True, False, False]
     assert ["continue=" in path for path in server.asked] == [False, True, True]
+
+
+@contextmanager
+def following(server: FakeApiServer, seconds: float) -> Iterator[Lookup[Mapping[str, pods.Pod]]]:
+    """The lookup of a watch that is renewed after about this time."""
+    lookup: Lookup[Mapping[str, pods.Pod]] = Lookup("pods", {})
+    watch = Watch(lookup, api(server), pods.path, pods.Reader(), {}, seconds)
+    watch.start()
+    yield lookup
+    watch.stop()
+    server.stop()
+    watch.join(10)
+
+
+def test_restored_server(server: FakeApiServer) -> None:
+    """Its versions are lower than before, and its labels are shown nevertheless."""
+    server.put(PODS, pod_object("p", "u", {"job-name": "before"}))
+    with following(server, 60) as lookup:
+        until(lambda: lookup.up and lookup.value["team/p"].workload == "before")
+        server.restore(PODS, [pod_object("p", "u", {"job-name": "restored"})], version=7)
+        until(lambda: lookup.value["team/p"].workload == "restored")
+        server.put(PODS, pod_object("p", "u", {"job-name": "changed"}))
+        until(lambda: lookup.value["team/p"].workload == "changed")
+
+
+def test_list_is_read_again_and_again_on_one_connection(server: FakeApiServer) -> None:
+    server.put(PODS, pod_object("p", "u"))
+    with following(server, 1) as lookup:
+        until(lambda: sum("watch" not in path for path in server.asked) >= 3)
+        assert server.connections == 1
+        assert lookup.up
+        server.account.joinpath("ca.crt").write_text((server.account / "ca.crt").read_text() + "# rotated é\n")
+        until(lambda: server.connections == 2)
+
+
+def test_version_that_is_too_old_at_first(server: FakeApiServer) -> None:
+    """The server's cache is older than its oldest event: that costs one more list, not an outage."""
+    server.put(PODS, pod_object("p", "u"))
+    with following(server, 60) as lookup:
+        until(lambda: lookup.up)
+        asked = len(server.asked)
+        server.forget()
+        until(lambda: len(server.asked) >= asked + 2)
+        assert lookup.errors == {"gone": 1}
+        assert lookup.up
+
+
+def test_watch_that_is_forbidden(server: FakeApiServer, caplog: pytest.LogCaptureFixture) -> None:
+    """With `list` alone the lookup has values, but is never up; it is logged once."""
+    server.may_watch = False
+    server.put(PODS, pod_object("p", "u", {"job-name": "bert"}))
+    with following(server, 60) as lookup:
+        until(lambda: lookup.errors["forbidden"] >= 3)
+        assert lookup.value["team/p"].workload == "bert"
+        assert not lookup.up
+        assert len([message for message in caplog.messages if "pods" in message]) == 1
+
+
+def test_retry_after(server: FakeApiServer) -> None:
+    server.status, server.retry_after = 429, 7
+    with pytest.raises(LookupFailed) as raised:
+        api(server).get(PODS, ObjectList)
+    assert raised.value.retry_after == 7
+
+
+def test_ca_without_key_identifiers(server: FakeApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From Python 3.13 on, a default context refuses it, although it is common in clusters."""
+    real = ssl.create_default_context
+
+    def strict(cadata: str) -> ssl.SSLContext:
+        context = real(cadata=cadata)
+        context.verify_flags |= ssl.VERIFY_X509_STRICT
+        return context
+
+    monkeypatch.setattr(ssl, "create_default_context", strict)
+    _, _, context = api(server)._credentials()
+    assert not context.verify_flags & ssl.VERIFY_X509_STRICT
+
+
+def test_server_without_resource_claims(server: FakeApiServer) -> None:
+    server.versions = ()
+    with pytest.raises(LookupFailed, match="switch --kubernetes-dra off"):
+        resource_slices.path(api(server))
 
 
 class Stumbling:
