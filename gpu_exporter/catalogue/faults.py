@@ -173,6 +173,13 @@ DOWN: Mapping[str, Fault] = {
         why="the runbook of the alert drains the node first; the reboot follows when the reason is clear",
     ),
 }
+
+
+def missing(expected: int, listed: int) -> int:
+    """Return how many of the expected GPUs the driver does not list."""
+    return max(0, expected - listed)
+
+
 # Faults of the memory, each shown by one value. Lifetime error counts are not used: a repair does not reset them.
 MEMORY: Mapping[Threshold, Fault] = {
     UNCORRECTABLE_ECC: _unhealthy(

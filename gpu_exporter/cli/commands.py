@@ -39,7 +39,7 @@ from gpu_exporter.model.metric import MetricSet
 from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.model.source_kind import SOURCE_KINDS
 from gpu_exporter.render import artifacts
-from gpu_exporter.sources.choice import chosen, named, only
+from gpu_exporter.sources.choice import chosen, named, only, origin
 
 
 class _Others(click.Group):
@@ -116,7 +116,9 @@ def record_command(out: Path, interval: float, duration: float, mask: bool, **va
     """Record GPUs to a file that `--source replay` replays."""
     config = Config(**values)
     stop, source = stop_event(), only(config)
-    ticks, clean = record.record(source, selected(config.metrics), out, interval, duration, mask=mask, stop=stop)
+    ticks, clean = record.record(
+        source, selected(config.metrics), out, interval, duration, origin=origin(source), mask=mask, stop=stop
+    )
     click.echo(f"{out}: {ticks} ticks")
     _exit(0, clean)
 

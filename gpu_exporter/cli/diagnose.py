@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
@@ -18,13 +18,15 @@ from gpu_exporter.cli.stop import stop_event
 from gpu_exporter.config import Config
 from gpu_exporter.decoding import printable
 from gpu_exporter.diagnosis import gather, judge, report
+from gpu_exporter.diagnosis.presence import Absent, present
 from gpu_exporter.diagnosis.remote import Remote
 from gpu_exporter.diagnosis.window import Scrape, seen
 from gpu_exporter.health.events import EventLog
 from gpu_exporter.health.kernel_log_thread import KernelWatch
 from gpu_exporter.model.errors import GpuExporterError
-from gpu_exporter.model.source_kind import DCGM, REPLAY, SIMULATED, SOURCE_KINDS
-from gpu_exporter.sources.choice import only, recording
+from gpu_exporter.model.source_kind import AUTO, DCGM, OF_SIMULATED, REPLAY, SIMULATED, SOURCE_KINDS
+from gpu_exporter.sources.choice import is_remote, only, recording, refuse_unread
+from gpu_exporter.sources.recording.format import is_simulated, job_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,7 @@ class _Gathered:
     seconds: float
     phases: Sequence[str] = ()
     clean: bool = True
+    description: str = ""
 
 
 def diagnosis(request: Request, *, every: bool, as_json: bool, verbose: bool = False) -> tuple[int, bool]:
@@ -63,8 +66,10 @@ def diagnosis(request: Request, *, every: bool, as_json: bool, verbose: bool = F
     try:
         gathered = _gathered(request, stop_event())
         clean = gathered.clean
-        diagnoses = judge.diagnose(seen(gathered.scrapes, {}, job=gathered.job))
-        if not diagnoses:
+        # Each tick of a recording is of one GPU: the absence of the others means nothing.
+        scrapes, absent = (gathered.scrapes, []) if request.config.recording else present(gathered.scrapes)
+        diagnoses = judge.diagnose(seen(scrapes, {}, job=gathered.job))
+        if not diagnoses and not absent:
             raise GpuExporterError(
                 f"{gathered.source}: no GPU found; `gpu-exporter doctor` says why, or give another --url"
             )
@@ -72,10 +77,10 @@ def diagnosis(request: Request, *, every: bool, as_json: bool, verbose: bool = F
         click.echo(f"gpu-exporter: {error}", err=True)
         return COULD_NOT_TELL, clean
     if as_json:
-        _print_json(diagnoses, gathered)
+        _print_json(diagnoses, absent, gathered)
     else:
-        _print_text(diagnoses, gathered, every=every, verbose=verbose)
-    return report.exit_code(diagnoses), clean
+        _print_text(diagnoses, absent, gathered, every=every, verbose=verbose)
+    return report.exit_code(diagnoses, absent), clean
 
 
 def _gathered(request: Request, stop: threading.Event) -> _Gathered:
@@ -83,13 +88,16 @@ def _gathered(request: Request, stop: threading.Event) -> _Gathered:
     config, remote = request.config, request.remote
     if remote and config.recording:
         raise GpuExporterError("--url and --recording exclude each other: give one")
+    if remote or config.recording:
+        _refuse_ignored(config, request)
     if request.phase and not config.recording:
         raise GpuExporterError("--phase selects a phase of a recording: name it with --recording")
     if config.recording:
         path = recording(config.recording)
         scrapes = gather.of_recording(path, request.phase)
         phases = [] if request.phase else gather.phases(path)
-        return _Gathered(scrapes, REPLAY.name, path.name.split(".")[0], _span(scrapes), phases)
+        description = OF_SIMULATED if is_simulated(path) else REPLAY.description
+        return _Gathered(scrapes, REPLAY.name, job_of(path), _span(scrapes), phases, description=description)
     job, begin = "all" if request.one_job else "", time.monotonic()
     wanted = request.seconds or gather.WATCH_SECONDS
     if remote:
@@ -101,23 +109,37 @@ def _gathered(request: Request, stop: threading.Event) -> _Gathered:
     return _Gathered(scrapes, config.source, job, min(wanted, time.monotonic() - begin), clean=clean)
 
 
+def _refuse_ignored(config: Config, request: Request) -> None:
+    """Raise GpuExporterError for settings that a recording or a URL would ignore."""
+    instead = "--recording" if config.recording else "--url"
+    if config.source != AUTO.name and not (config.recording and config.source == REPLAY.name):
+        raise GpuExporterError(f"--source {config.source} and {instead} exclude each other: give one")
+    if config.recording and request.seconds:
+        raise GpuExporterError("--for is the time to watch; a recording is analysed as a whole, or one --phase of it")
+    refuse_unread(replace(config, source=REPLAY.name if config.recording else AUTO.name))
+
+
 def _span(scrapes: Sequence[Scrape]) -> float:
     return scrapes[-1].at - scrapes[0].at if scrapes else 0.0
 
 
 def _watched(config: Config, seconds: float, stop: threading.Event) -> tuple[list[Scrape], bool]:
     source, events = only(config), EventLog(load(config.xid_overrides), lambda pci: None)
-    if source.live and config.kernel_log not in ("", "none"):  # the kernel log is about this machine
+    if source.live and config.kernel_log not in ("", "none") and not is_remote(config, source.name):
         KernelWatch(events, Path(config.kernel_log), None, procfs=config.procfs).poll()
     return gather.of_source(source, seconds, stop, events)
 
 
-def _print_json(diagnoses: Sequence[judge.Diagnosis], gathered: _Gathered) -> None:
+def _print_json(diagnoses: Sequence[judge.Diagnosis], absent: Sequence[Absent], gathered: _Gathered) -> None:
     about = {"source": gathered.source, "watched_seconds": round(gathered.seconds, 1)}
-    click.echo(json.dumps({**about, **report.as_dict(diagnoses)}, indent=2))
+    click.echo(json.dumps({**about, **report.as_dict(diagnoses, absent)}, indent=2))
 
 
-def _print_text(diagnoses: Sequence[judge.Diagnosis], gathered: _Gathered, *, every: bool, verbose: bool) -> None:
+def _print_text(
+    diagnoses: Sequence[judge.Diagnosis], absent: Sequence[Absent], gathered: _Gathered, *, every: bool, verbose: bool
+) -> None:
+    for line in report.absences(absent):
+        click.echo(line)
     phases = [printable(phase, 60) for phase in gathered.phases]
     click.echo(f"{_origin(gathered)} Alerts need longer to fire.")
     if len(phases) > 1:
@@ -125,8 +147,9 @@ def _print_text(diagnoses: Sequence[judge.Diagnosis], gathered: _Gathered, *, ev
     click.echo("\n".join(report.lines(diagnoses, every=every, verbose=verbose)))
     if hint := report.hint(diagnoses):
         click.echo(hint)
-    if not any(diagnosis.matches for diagnosis in diagnoses):
-        click.echo("nothing wrong was found" if report.exit_code(diagnoses) == 0 else "could not tell: see --all")
+    code = report.exit_code(diagnoses, absent)
+    if code != 1:
+        click.echo("nothing wrong was found" if code == 0 else "could not tell: see --all")
 
 
 def _origin(gathered: _Gathered) -> str:
@@ -134,7 +157,7 @@ def _origin(gathered: _Gathered) -> str:
     seconds = f"{gathered.seconds:.0f} s"
     match gathered.source:
         case REPLAY.name:
-            return f"Replayed {seconds} of a recording of real GPUs."
+            return f"Replayed {seconds} of {gathered.description or REPLAY.description}."
         case SIMULATED.name:
             return f"Watched simulated GPUs for {seconds}."
         case DCGM.name:

@@ -179,7 +179,7 @@ class Collector:
     def evidence(self, pci: str) -> GpuState | None:
         """Return the GPU at a PCI address with its current values, for an event on it; None if there is no such GPU."""
         record = self._records.at_address(pci)
-        return record.evidence() if record else None
+        return record.evidence(self.settings.interval) if record else None
 
     def snapshot(self) -> Snapshot:
         """Return a snapshot of now. Calls no driver."""
@@ -211,10 +211,13 @@ class Collector:
         worker = self._workers.worker_of(record)
         present = worker.record is record
         stalled = worker.stalled if present else 0.0
+        released, up = self.connection.released, self.connection.up
         if not present:
             reason = "gone"
-        elif self.connection.released:
-            reason = "stalled" if stalled else "released"
+        elif stalled and (released or up):
+            reason = "stalled"
+        elif released:
+            reason = "released"
         else:
-            reason = record.reason if self.connection.up else "source_lost"
+            reason = record.reason if up else "source_lost"
         return GpuStatus(record.gpu, not reason, reason, record.read_at, stalled)

@@ -98,9 +98,10 @@ class Composer:
         if not self._events:
             return
         nvml_up = bool(records) and all(record.reports_xids for record in records)
+        reporting = {pci_bus_id(record.gpu.pci_bus_id) for record in records if record.reports_xids}
         gpus = [record.gpu for record in records]
-        rows = self._events.samples(gpus, nvml_up)
-        counts = self._events.as_dcgm_exporter(gpus, xid_counts, self._settings.xid_count_window, nvml_up)
+        rows = self._events.samples(gpus, nvml_up, reporting)
+        counts = self._events.as_dcgm_exporter(gpus, xid_counts, self._settings.xid_count_window, nvml_up, reporting)
         for metric, gpu, value, labels in chain(rows, counts):
             yield self._sample(metric, gpu, value, **labels)
 

@@ -49,13 +49,9 @@ class Connector(threading.Thread):
     def run(self) -> None:
         """Keep the library open, or released, until the collector stops."""
         while not self._connection.stopping.is_set():
-            wait = RESCAN_SECONDS
             try:
                 release = self._connection.release_state.present()
-                if release:
-                    wait = self._release(release)
-                else:
-                    self._keep_open()
+                wait = self._release(release) if release else self._keep_open()
             except SourceLost as error:
                 self._connection.failed(error)
                 wait = self._retry.failed()
@@ -66,25 +62,39 @@ class Connector(threading.Thread):
 
     def _release(self, release: Release) -> float:
         """Close the library once no call is inside it. Return after how many seconds to check again."""
-        if release.closed:
+        if release.done:
             return release.left
+        if release.closed:
+            release.check_files(self._source)
+            return min(release.left, RELEASE_RETRY_SECONDS)
         self._connection.begin_release()
         if not self._detach() or self._connection.stopping.is_set():  # `Collector.stop` closes the library itself
             return min(release.left, RELEASE_RETRY_SECONDS)
         release.close(self._source)
-        return release.left
+        self._retry.reset()
+        return release.left if release.done else min(release.left, RELEASE_RETRY_SECONDS)
 
-    def _keep_open(self) -> None:
+    def _keep_open(self) -> float:
+        """Open the library if it is down. Return after how many seconds to check again."""
         self._reload_needed = self._source.reload_needed()
         if not self._connection.up:
+            wait = self._retry.due - time.monotonic()
+            if wait > 0:
+                return wait
             self._reopen()
+            self._retry.failed()  # reset once the library has stayed up until the next scan
+        else:
             self._retry.reset()
-        elif not self._needs_reopen():
+            self._reopen_if_needed()
+        self._rescan()
+        return RESCAN_SECONDS
+
+    def _reopen_if_needed(self) -> None:
+        if not self._needs_reopen():
             self._restart.reset()
-        elif time.monotonic() >= self._restart.due:
+        elif time.monotonic() >= self._restart.due and not self._workers.any_stalled():
             self._restart.failed()
             self._reopen()
-        self._rescan()
 
     def _reopen(self) -> None:
         """Reopen the library.

@@ -24,7 +24,8 @@ log = logging.getLogger(__name__)
 STALE_INTERVALS = 2.5
 # How long a GPU that the driver no longer lists is shown as gone.
 GONE_SECONDS = 86400.0
-# The values of a GPU that are stored with an event on it.
+# The values of a GPU that are stored with an event on it, and how old they may be with short intervals.
+EVIDENCE_SECONDS = 5.0
 EVIDENCE = frozenset(
     {
         m.SM_CLOCK,
@@ -59,6 +60,7 @@ class GpuRecord:
         self.failures = 0
         self.skipped = 0
         self.reports_xids = False
+        self._stuck = False
         self._clock_events = ClockEvents()
         self._period = 0.0
 
@@ -79,9 +81,12 @@ class GpuRecord:
         """Return whether the GPU was last read so long ago that it is not shown any more if it is gone."""
         return time.monotonic() - max(self.claimed_at, self.read_at or self.claimed_at) > GONE_SECONDS
 
-    def evidence(self) -> GpuState:
-        """Return the GPU and those of its latest values that are stored with an event."""
-        unlabelled = ((series, value) for series, value in self.samples if not series.labels)
+    def evidence(self, interval: float = 0.0) -> GpuState:
+        """Return the GPU and those of its values that are stored with an event; none if they are older than a few
+        seconds, or two intervals."""
+        longest = max(EVIDENCE_SECONDS, 2 * interval)
+        fresh = self.read_at is not None and time.monotonic() - self.read_at < longest
+        unlabelled = ((series, value) for series, value in self.samples if fresh and not series.labels)
         return GpuState(
             self.gpu, {str(series.metric): value for series, value in unlabelled if series.metric in EVIDENCE}
         )
@@ -122,6 +127,7 @@ class GpuRecord:
     def down(self, reason: str, message: str) -> None:
         """Note that a read failed."""
         self.failures += 1
+        self._stuck = False
         if self.reason != reason:
             name = f"GPU {self.gpu.index}"
             cause = message.removeprefix(f"{name}: ").removeprefix(f"{name}, ")
@@ -129,23 +135,23 @@ class GpuRecord:
         self.reason = reason
 
     def stuck(self) -> None:
-        """Note that a read does not return."""
-        if self.reason != "stalled":
+        """Note that a read does not return. The reason is still that of the last read: this one may return now."""
+        if not self._stuck:
             log.warning(
                 "GPU %d (%s) is stuck in a driver call; see `dmesg | grep -i nvrm`, usually only a reboot helps",
                 self.gpu.index,
                 self.gpu.uuid or "not identified",
             )
-        self.reason = "stalled"
+        self._stuck = True
 
     def released(self) -> None:
         """Note that the driver is released: the GPU is not up until it is read again."""
-        self.reason = "released"
+        self.reason, self._stuck = "released", False
 
     def _up(self) -> None:
-        if self.reason not in ("", "unread", "released"):
+        if self._stuck or self.reason not in ("", "unread", "released"):
             log.info("GPU %d (%s) is back", self.gpu.index, self.gpu.uuid)
-        self.reason = ""
+        self.reason, self._stuck = "", False
 
 
 class Records:
@@ -161,9 +167,9 @@ class Records:
         self._records: dict[str, GpuRecord] = {}
         self._workers: WeakKeyDictionary[GpuRecord, int] = WeakKeyDictionary()
 
-    def unidentified(self, worker: int) -> GpuRecord:
-        """Return a record for the worker of this index to use until its GPU is identified."""
-        record = self._new(Gpu(worker))
+    def unidentified(self, worker: int, gpu_index: int) -> GpuRecord:
+        """Return a record for this worker to use until the GPU of its index is identified."""
+        record = self._new(Gpu(gpu_index))
         with self._lock:
             self._workers[record] = worker
         return record

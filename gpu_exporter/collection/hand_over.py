@@ -41,11 +41,15 @@ class Release:
     def close(self, source: Source) -> None:
         """Close the library, and check which files are still open. No call may be inside the library."""
         source.close()
-        self.open_files = device_files() if source.live else ()
+        self.check_files(source)
         self.closed = True
         if self.open_files:
             log.warning("source %s is %s, but still has %s open", source.name, self, ", ".join(self.open_files))
-        else:
+
+    def check_files(self, source: Source) -> None:
+        """Check again which files are open: a part of the source may need some seconds to end."""
+        self.open_files = device_files() if source.live else ()
+        if not self.open_files:
             log.info("source %s is %s", source.name, self)
 
     def problem(self, busy: Sequence[int]) -> str:

@@ -36,6 +36,7 @@ class Monitor:
         end = time.monotonic() + PATIENCE_SECONDS
         self._collector.start(PATIENCE_SECONDS)
         self._enough.wait(max(0.0, end - time.monotonic()))
+        self._enough.set()  # nobody waits any more: reads need no longer be counted
 
     def _publish(self, snapshot: Snapshot) -> None:
         self._latest = snapshot

@@ -31,14 +31,16 @@ def record(
     interval: float,
     duration: float,
     *,
+    origin: str = "",
     mask: bool = False,
     stop: threading.Event,
 ) -> tuple[int, bool]:
     """Record for `duration` seconds or until `stop`; return the number of ticks, and False if a driver call is stuck.
 
-    The file is complete in either case. Raises GpuExporterError.
+    The file is complete in either case, and says that the values come from the source `origin`. Raises
+    GpuExporterError.
     """
-    recorder = _Recorder(source, _raw(metrics), path, interval, mask=mask)
+    recorder = _Recorder(source, _raw(metrics), path, interval, origin=origin, mask=mask)
     thread = threading.Thread(target=recorder.run, args=(duration, stop), name="record", daemon=True)
     thread.start()
     end = time.monotonic() + duration + START_SECONDS
@@ -65,11 +67,13 @@ def _raw(metrics: Sequence[Metric]) -> list[Metric]:
 class _Recorder:
     """Reads on its own thread, because a driver call may never return. The waiting thread completes the file."""
 
-    def __init__(self, source: Source, metrics: Sequence[Metric], path: Path, interval: float, *, mask: bool) -> None:
+    def __init__(
+        self, source: Source, metrics: Sequence[Metric], path: Path, interval: float, *, origin: str, mask: bool
+    ) -> None:
         self.ticks = 0
         self.error: Exception | None = None
         self._source, self._metrics = source, metrics
-        self._path, self._interval, self._mask = path, interval, mask
+        self._path, self._interval, self._origin, self._mask = path, interval, origin, mask
         self._writer: Writer | None = None
 
     def run(self, duration: float, stop: threading.Event) -> None:
@@ -86,7 +90,8 @@ class _Recorder:
                     log.warning("%s; it is not recorded", error)
             if not devices:
                 raise GpuExporterError(f"source {self._source.name}: no GPU to record; `gpu-exporter doctor` says why")
-            self._writer = Writer(self._path, [device.gpu for device in devices], self._interval, mask=self._mask)
+            gpus = [device.gpu for device in devices]
+            self._writer = Writer(self._path, gpus, self._interval, source=self._origin, mask=self._mask)
             self._record(devices, duration, stop)
         except Exception as error:  # noqa: BLE001 - the waiting thread raises it
             self.error = error

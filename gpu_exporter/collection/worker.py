@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from gpu_exporter.collection.connection import Connection
 from gpu_exporter.collection.gpu_record import Records
@@ -21,10 +22,12 @@ from gpu_exporter.sources.backoff import Backoff
 
 log = logging.getLogger(__name__)
 
+BUG = "GPU %d: unexpected error, please report it"
+
 
 class Worker(threading.Thread):
-    """Reads the GPU of one index at each collection, on a thread of its own that no other worker waits for: a call that
-    hangs affects no other GPU.
+    """Reads one GPU at each collection, on a thread of its own that no other waits for: a call that hangs affects no
+    other GPU. `index` is the GPU's position in the source, `gpu_index` the index that the driver gives it.
 
     The thread of an `instant` worker is never started: it reads on the thread that wakes it.
     `plan` returns what to read now; `finished` is called after each read.
@@ -33,6 +36,7 @@ class Worker(threading.Thread):
     def __init__(
         self,
         index: int,
+        gpu_index: int,
         connection: Connection,
         records: Records,
         plan: Callable[[], Plan],
@@ -41,10 +45,11 @@ class Worker(threading.Thread):
         instant: bool,
         finished: Callable[[], None],
     ) -> None:
-        super().__init__(name=f"gpu-{index}", daemon=True)
+        super().__init__(name=f"gpu-{gpu_index}", daemon=True)
         self.index = index
+        self.gpu_index = gpu_index
         self.instant = instant
-        self.record = self._unidentified = records.unidentified(index)
+        self.record = self._unidentified = records.unidentified(index, gpu_index)
         self._connection = connection
         self._records = records
         self._plan = plan
@@ -93,11 +98,13 @@ class Worker(threading.Thread):
             return
         with self._instant_tick:
             self._busy_since = time.monotonic()
-            if self._connection.stopping.is_set():
-                self._end()
-            else:
-                self._run_tick()
-            self._busy_since = None
+            try:
+                if self._connection.stopping.is_set():
+                    self._end()
+                else:
+                    self._run_tick()
+            finally:
+                self._busy_since = None
 
     # --- its own thread -------------------------------------------------------------------------------------------
 
@@ -109,8 +116,10 @@ class Worker(threading.Thread):
             self._woken.clear()
             if self._connection.stopping.is_set():
                 break
-            self._run_tick()
-            self._busy_since = None
+            try:
+                self._run_tick()
+            finally:
+                self._busy_since = None
             self._finished()
         self._end()
 
@@ -119,15 +128,25 @@ class Worker(threading.Thread):
         try:
             self._tick()
         except Exception:  # a bug in this program must not look like a GPU that hangs
-            log.exception("GPU %d: unexpected error, please report it", self.index)
-            self._failed("internal_error", "unexpected error")
+            log.exception(BUG, self.gpu_index)
+            with self._logging_bugs():
+                self._failed("internal_error", "unexpected error")
         self.record.spent += time.monotonic() - started
+
+    @contextmanager
+    def _logging_bugs(self) -> Iterator[None]:
+        """Log an unexpected error instead of raising it, so that the rest is still done."""
+        try:
+            yield
+        except Exception:
+            log.exception(BUG, self.gpu_index)
 
     def _end(self) -> None:
         self._drop_successor()
-        if self._device:
-            self._device.close()
-            self._device = None
+        device, self._device = self._device, None
+        if device:
+            with self._logging_bugs():
+                device.close()
 
     def _tick(self) -> None:
         started, plan = time.monotonic(), self._plan()
@@ -140,7 +159,7 @@ class Worker(threading.Thread):
                 self.record.released()
         between_pages = self._between_pages
         if self._device and not self._claims_record():
-            self._failed("gone", f"the driver lists the GPU that was at index {self.index} at another index")
+            self._failed("gone", f"the driver lists the GPU that was at index {self.gpu_index} at another index")
         if not self._connection.up or self._connection.paused:
             return
         if self._device is None and (between_pages or started < self._backoff.due):
@@ -195,12 +214,14 @@ class Worker(threading.Thread):
 
     def _detach(self) -> None:
         self._drop_successor()
-        if self._device:
-            self._log_events(self._device)  # an XID may say why the GPU died
+        device, self._device = self._device, None
+        if device:
+            with self._logging_bugs():
+                self._log_events(device)  # an XID may say why the GPU died
             if self._claims_record():
                 self.record.detached()
-            self._device.close()
-            self._device = None
+            with self._logging_bugs():
+                device.close()
 
     def _failed(self, reason: str, message: str) -> None:
         self._detach()
@@ -229,7 +250,7 @@ class Worker(threading.Thread):
                 self._successor = Successor(device, plan.metrics)
             reading = self._successor.read(self.record)
         except GpuLost as error:  # if the GPU is lost, the device in use reports that, too
-            log.warning("GPU %d: the changed metrics are not read yet: %s", self.index, error)
+            log.warning("GPU %d: the changed metrics are not read yet: %s", self.gpu_index, error)
             self._drop_successor()
             self._successor_backoff.failed()
             return None
@@ -250,6 +271,7 @@ class Worker(threading.Thread):
         self.record.taken_over(reports_xids=successor.device.xids_since is not None)
 
     def _drop_successor(self) -> None:
-        if self._successor:
-            self._successor.device.close()
-            self._successor = None
+        successor, self._successor = self._successor, None
+        if successor:
+            with self._logging_bugs():
+                successor.device.close()

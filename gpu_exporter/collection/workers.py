@@ -11,7 +11,7 @@ from gpu_exporter.collection.gpu_record import GpuRecord, Records
 from gpu_exporter.collection.settings import Plan
 from gpu_exporter.collection.worker import Worker
 from gpu_exporter.health.events import EventLog
-from gpu_exporter.model.source import Instant
+from gpu_exporter.model.source import Instant, Narrowed
 
 log = logging.getLogger(__name__)
 
@@ -44,8 +44,10 @@ class Workers:
         source = self._connection.source
         for index in range(len(self._workers), count):
             instant = isinstance(source, Instant) and source.instant(index)
+            gpu_index = source.gpu_index(index) if isinstance(source, Narrowed) else index
             worker = Worker(
                 index,
+                gpu_index,
                 self._connection,
                 self._records,
                 self._plan,
@@ -60,12 +62,14 @@ class Workers:
                 if not self._refused:
                     log.error(
                         "GPU %d is not read: %s; raise the limit on processes (ulimit -u, pids.max) or on memory",
-                        index,
+                        gpu_index,
                         error,
                     )
                 self._refused = True
                 return
             self._workers.append(worker)
+            if self._connection.stopping.is_set():  # the collector may have woken all workers before, to end them
+                worker.wake()
         self._refused = False
 
     def wake_all(self) -> None:
@@ -81,6 +85,10 @@ class Workers:
                 lambda: self._connection.stopping.is_set() or not any(worker.busy for worker in self._workers), timeout
             )
             return not any(worker.busy for worker in self._workers)  # the wait also ends when the collector stops
+
+    def any_stalled(self) -> bool:
+        """Return whether a worker is stuck in a driver call."""
+        return any(worker.stalled for worker in self._workers)
 
     def all_lost(self) -> bool:
         """Return whether all GPUs are lost."""
@@ -131,9 +139,9 @@ class Workers:
         return [worker.record for worker in self._workers[: self._count] if worker.unidentified]
 
     def stuck(self) -> list[int]:
-        """Return the indices of workers that are stuck in a driver call; if none is, those of workers in a call."""
-        stalled = [worker.index for worker in self._workers if worker.stalled]
-        return stalled or [worker.index for worker in self._workers if worker.busy]
+        """Return the indices of GPUs that are stuck in a driver call; if none is, those of GPUs in a call."""
+        stalled = [worker.gpu_index for worker in self._workers if worker.stalled]
+        return stalled or [worker.gpu_index for worker in self._workers if worker.busy]
 
     def threads(self) -> list[threading.Thread]:
         """Return the threads that were started."""

@@ -36,7 +36,7 @@ LAST_SECONDS = 300.0
 FAMILIES = tuple(
     dict.fromkeys(
         [read.series for signal in SIGNALS for read in signal.definitions if isinstance(read, Read)]
-        + [m.INFO.name, m.POD_INFO.name, m.XID_EVENTS.name]
+        + [m.INFO.name, m.POD_INFO.name, m.XID_EVENTS.name, m.DOWN.name, m.EXPECTED.name]
     )
 )
 

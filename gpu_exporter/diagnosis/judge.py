@@ -23,8 +23,9 @@ from gpu_exporter.catalogue.conditions import (
 )
 from gpu_exporter.catalogue.evaluate import holds, value
 from gpu_exporter.catalogue.failure_modes import MODES
-from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Scope
+from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Scope
 from gpu_exporter.catalogue.signal import Signal
+from gpu_exporter.catalogue.signals import UP
 from gpu_exporter.diagnosis.window import DeviceIdentity, DeviceKey, Window
 
 # The values of the terms that decided a condition, in order.
@@ -52,6 +53,7 @@ class Diagnosis:
     matches: tuple[Match, ...]
     unknown: Mapping[str, tuple[Signal, ...]]
     numbers: Evidence
+    is_down: bool = False
 
 
 def diagnose(window: Window, modes: Sequence[FailureMode] = MODES) -> tuple[Diagnosis, ...]:
@@ -64,8 +66,9 @@ def diagnose(window: Window, modes: Sequence[FailureMode] = MODES) -> tuple[Diag
 
 def _of(window: Window, device: DeviceKey, identity: DeviceIdentity, modes: Sequence[FailureMode]) -> Diagnosis:
     matches, unknown = [], {}
+    is_down = value(Over(UP), window, device) == 0
     for mode in modes:
-        if mode.condition is None or mode.scope is Scope.FLEET:
+        if mode.condition is None or mode.scope is Scope.FLEET or (is_down and mode.domain is not Domain.HEALTH):
             continue
         answer = holds(mode.condition, window, device)
         if answer:
@@ -76,9 +79,9 @@ def _of(window: Window, device: DeviceKey, identity: DeviceIdentity, modes: Sequ
                 not signal.extra_labels for signal in mode.needs
             ):  # the signal of an XID is missing until one occurs
                 unknown[mode.name] = missing
-    bottleneck = classify(window, device)
+    bottleneck = None if is_down else classify(window, device)
     numbers = because(bottleneck.condition, window, device) if bottleneck else {}
-    return Diagnosis(device, identity, bottleneck, tuple(matches), unknown, numbers)
+    return Diagnosis(device, identity, bottleneck, tuple(matches), unknown, numbers, is_down)
 
 
 def because(condition: Condition, window: Window, device: DeviceKey) -> Evidence:

@@ -11,7 +11,8 @@ from gpu_exporter.catalogue.failure_modes.mode import Scope, Severity
 from gpu_exporter.catalogue.signal import Signal
 from gpu_exporter.decoding import printable
 from gpu_exporter.diagnosis.judge import Diagnosis, Evidence, name_of
-from gpu_exporter.diagnosis.window import DeviceIdentity
+from gpu_exporter.diagnosis.presence import Absent, explain
+from gpu_exporter.diagnosis.window import UNIDENTIFIED, DeviceIdentity
 from gpu_exporter.diagnosis.words import series, statement, subject
 
 # Names of pods have at most 253 characters.
@@ -21,16 +22,26 @@ UNKNOWN_CLASS = "class unknown: the profiling metrics are missing; `gpu-exporter
 OF_JOBS = frozenset(mode.name for mode in MODES if mode.scope is Scope.JOB)
 
 
-def exit_code(diagnoses: Sequence[Diagnosis]) -> int:
-    """Return 0 if nothing is wrong, 1 if a failure mode matches, 2 if nothing could be judged."""
-    if any(diagnosis.matches for diagnosis in diagnoses):
+def exit_code(diagnoses: Sequence[Diagnosis], absent: Sequence[Absent] = ()) -> int:
+    """Return 0 if nothing is wrong, 1 if a failure mode matches or a GPU is absent, 2 if a GPU could not be judged."""
+    if any(diagnosis.matches for diagnosis in diagnoses) or not all(gpus.expected for gpus in absent):
         return 1
-    return 0 if any(diagnosis.bottleneck for diagnosis in diagnoses) else 2
+    return 0 if all(diagnosis.bottleneck for diagnosis in diagnoses if _is_reported(diagnosis)) else 2
 
 
-def as_dict(diagnoses: Sequence[Diagnosis]) -> dict[str, Any]:
+def as_dict(diagnoses: Sequence[Diagnosis], absent: Sequence[Absent] = ()) -> dict[str, Any]:
     """Return the GPUs for JSON, in order of node and index; `class` is null if none could be determined."""
-    return {"gpus": [_as_dict(diagnosis) for diagnosis in diagnoses if _is_reported(diagnosis)]}
+    return {
+        "absent": [{"node": gpus.node, "gpus": gpus.gpus, "why": gpus.why} for gpus in absent],
+        "gpus": [_as_dict(diagnosis) for diagnosis in diagnoses if _is_reported(diagnosis)],
+    }
+
+
+def absences(absent: Sequence[Absent]) -> Iterator[str]:
+    """Yield a line for each absent GPU."""
+    for gpus in absent:
+        of_node = f" ({printable(gpus.node, LONGEST_NAME)})" if gpus.node else ""
+        yield f"{printable(gpus.gpus, LONGEST_NAME)}{of_node}: {printable(gpus.why, LONGEST_NAME)}"
 
 
 def _is_reported(diagnosis: Diagnosis) -> bool:
@@ -42,10 +53,11 @@ def _as_dict(diagnosis: Diagnosis) -> dict[str, Any]:
     device, identity = diagnosis.device, diagnosis.identity
     return {
         "gpu": identity.gpu,
-        "UUID": device.uuid,
+        "UUID": "" if device.uuid.startswith(UNIDENTIFIED) else device.uuid,
         **({"GPU_I_ID": device.instance} if device.instance else {}),
         **{name: value for name in ("node", "namespace", "pod", "workload") if (value := getattr(identity, name))},
         "modelName": identity.model,
+        **({"down": identity.down} if diagnosis.is_down else {}),
         "class": diagnosis.bottleneck.name if diagnosis.bottleneck else None,
         "evidence": _rounded(diagnosis.numbers),
         "modes": [
@@ -78,7 +90,8 @@ def lines(diagnoses: Sequence[Diagnosis], *, every: bool = False, verbose: bool 
         modes = tuple(match.mode.name for match in diagnosis.matches)
         unknown = tuple(diagnosis.unknown.items()) if every else ()
         where = _where(diagnosis.identity)
-        groups[where, bool(diagnosis.device.instance), bottleneck, modes, unknown].append(diagnosis)
+        down = diagnosis.is_down and diagnosis.identity.down
+        groups[where, bool(diagnosis.device.instance), bottleneck, down, modes, unknown].append(diagnosis)
     for group in sorted(groups.values(), key=_urgency):
         yield from _block(group, every=every, verbose=verbose)
 
@@ -97,6 +110,8 @@ def _block(group: Sequence[Diagnosis], *, every: bool, verbose: bool) -> Iterato
     first, where = group[0], _where(group[0].identity)
     bottleneck = first.bottleneck
     what = f"{bottleneck.name}: {bottleneck.means}" if bottleneck else UNKNOWN_CLASS
+    if first.is_down:
+        what = explain(first.identity.down) or "does not answer"
     yield f"GPU{'s' * (len(group) > 1)} {_names(group)}{f' ({where})' if where else ''}  {what}"
     printed: set[str] = set()
     yield from _evidence([diagnosis.numbers for diagnosis in group], printed, verbose=verbose)

@@ -21,6 +21,8 @@ from gpu_exporter.model.snapshot import Snapshot
 
 # Unix times that samples can have.
 PLAUSIBLE_TIMES = (0.0, 1e11)
+# How the key of a GPU begins that was never identified; a UUID begins with `GPU-`.
+UNIDENTIFIED = "GPU "
 # A larger value is not a measurement, and sums and squares of it would overflow.
 LARGEST = 1e30
 
@@ -62,6 +64,8 @@ class DeviceIdentity:
     pod: str = ""
     workload: str = ""
     has_instances: bool = False
+    # Why the GPU does not answer, as in `gpu_down_reason`; of the last scrape that says so.
+    down: str = ""
 
 
 @dataclass(slots=True)
@@ -153,6 +157,8 @@ def _devices(scrapes: Sequence[Scrape]) -> dict[DeviceKey, DeviceIdentity]:
                 _identify(devices.setdefault(device, DeviceIdentity()), sample.labels)
             if key.instance:
                 devices[whole].has_instances = True
+            if sample.name == m.DOWN.name and sample.value == 1:
+                devices[whole].down = devices[whole].down or sample.labels.get("reason", "")
             if sample.name.startswith("DCGM_") or sample.name == m.POD_INFO.name:
                 claim = owner(sample.name, sample.labels)
                 claims = from_pod_info if sample.name == m.POD_INFO.name else from_classic

@@ -115,6 +115,8 @@ def decode(content: bytes) -> State:
         raise ValueError("an XID code is out of range")
     if not all(pci in ("", ELSEWHERE, pci_bus_id(pci)) for pci in _addresses(state)):
         raise ValueError("a PCI address is malformed")
+    if any(len(tally.epochs) > EPOCHS for tally in state["tallies"]):
+        raise ValueError(f"an XID has counts of more than {EPOCHS} registrations")
     if any(sxid.fatal not in ("", "true", "false") for sxid in state["sxids"]):
         raise ValueError("the severity of an SXid is neither fatal nor non-fatal")
     if state["position"] and len(state["position"][0]) > TEXT_LENGTH:

@@ -206,12 +206,15 @@ class EventLog:
 
     # --- metrics --------------------------------------------------------------------------------------------------
 
-    def samples(self, gpus: Sequence[Gpu], nvml_up: bool) -> list[MetricRow]:
-        """Return the rows to expose. While a source is up, each GPU has a counter of every drain code, from 0 on."""
+    def samples(self, gpus: Sequence[Gpu], nvml_up: bool, reporting: Collection[str] = ()) -> list[MetricRow]:
+        """Return the rows to expose. A GPU that a source watches has a counter of every drain code, from 0 on.
+
+        `nvml_up`: whether NVML reports the XIDs of all GPUs; if not, it does of those at the addresses `reporting`.
+        """
         by_pci = {pci_bus_id(gpu.pci_bus_id): gpu for gpu in gpus if gpu.pci_bus_id}
-        watched = nvml_up or self.kernel_up
+        watched = [pci for pci in by_pci if nvml_up or self.kernel_up or pci in reporting]
         with self._lock:
-            counts = {(pci, code): 0 for pci in by_pci for code in self._xids.drain_codes} if watched else {}
+            counts = {(pci, code): 0 for pci in watched for code in self._xids.drain_codes}
             self._now()
             counts |= {key: tally.total for key, tally in self._counts.tallies.items()}
             lasts = {key: tally.last for key, tally in self._counts.tallies.items()}
@@ -222,10 +225,10 @@ class EventLog:
             rows.append((m.XID_EVENTS, gpu, count, labels))
             if (pci, code) in lasts:
                 rows.append((m.XID_LAST, gpu, round(lasts[pci, code].at, 3), labels))
-        for address, gpu in by_pci.items() if watched else ():
+        for address in watched:
             by_code = {code: last.monotonic for (pci, code), last in lasts.items() if pci == address and code != OTHER}
             latest = max(by_code, key=by_code.__getitem__, default=0)
-            rows.append((m.XID_ERRORS, gpu, latest, self._error(latest)))
+            rows.append((m.XID_ERRORS, by_pci[address], latest, self._error(latest)))
         for (pci, code, fatal), (seen, last) in sxids.items():
             labels = {"pci_bus_id": pci, "sxid": label(code), "fatal": fatal}
             rows += [(m.SXID_EVENTS, None, seen, labels), (m.SXID_LAST, None, round(last, 3), labels)]
@@ -234,13 +237,20 @@ class EventLog:
         return [*rows, (m.MISSED, None, self.missed, {})]
 
     def as_dcgm_exporter(
-        self, gpus: Sequence[Gpu], chosen: Collection[Metric], window: float, nvml_up: bool
+        self,
+        gpus: Sequence[Gpu],
+        chosen: Collection[Metric],
+        window: float,
+        nvml_up: bool,
+        reporting: Collection[str] = (),
     ) -> list[MetricRow]:
         """Return the `chosen` ones of `DCGM_EXP_XID_ERRORS_*`: XIDs of the last `window` seconds, and since the start.
 
-        A GPU without an XID in the window has a 0 without a code. Nothing is returned while no source is up.
+        A GPU that a source watches, without an XID in the window, has a 0 without a code. Nothing is returned while no
+        source is up. `nvml_up` and `reporting` are those of `samples`.
         """
-        if not chosen or not (nvml_up or self.kernel_up):
+        everywhere = nvml_up or self.kernel_up
+        if not chosen or not (everywhere or reporting):
             return []
         by_pci = {pci_bus_id(gpu.pci_bus_id): gpu for gpu in gpus if gpu.pci_bus_id}
         with self._lock:
@@ -251,6 +261,7 @@ class EventLog:
         if m.EXP_XID_COUNT in chosen:
             size = {"window_size_in_ms": str(round(window * 1000))}
             quiet = by_pci.keys() - {pci for pci, _ in within}
+            quiet = quiet if everywhere else quiet & {*reporting}
             rows += [(m.EXP_XID_COUNT, gpu, 0, size) for pci, gpu in by_pci.items() if pci in quiet]
             for (pci, code), count in within.items():
                 if pci in by_pci:

@@ -61,7 +61,7 @@ def judge(
 def missing(snapshot: Snapshot) -> int:
     """Return the number of expected GPUs without a verdict."""
     expected = next((int(value) for series, value in snapshot.samples if series.metric is m.EXPECTED), 0)
-    return max(0, expected - len(snapshot.gpus))
+    return faults.missing(expected, len(snapshot.gpus))
 
 
 def as_dict(verdict: Verdict) -> dict[str, Any]:

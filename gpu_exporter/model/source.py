@@ -83,6 +83,14 @@ class Instant(Protocol):
         """Return whether no read of this GPU ever waits."""
 
 
+@runtime_checkable
+class Narrowed(Protocol):
+    """A source with only some of the GPUs of a driver: their positions in it are not the driver's indices."""
+
+    def gpu_index(self, position: int) -> int:
+        """Return the driver's index of the GPU at this position. Calls no driver."""
+
+
 class Source(Protocol):
     """A way to read GPUs. Every method may block in a driver, except `owners` and `non_gpu_samples`.
 

@@ -21,6 +21,8 @@ AUTO = SourceKind("auto", "the NVIDIA driver, and DCGM for GPUs older than Hoppe
 NVML = SourceKind("nvml", "the NVIDIA driver", live=True)
 DCGM = SourceKind("dcgm", "DCGM's host engine", live=True)
 REPLAY = SourceKind("replay", "a recording of real GPUs", live=False)
+# The description of a replay whose recording is of these.
+OF_SIMULATED = "a recording of simulated GPUs"
 SIMULATED = SourceKind("simulated", "simulated GPUs, without hardware", live=False)
 
 # In the order in which `--source` lists them. `sources/choice.py` has a factory for each.

@@ -26,6 +26,7 @@ from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.model.source import Source, Staged
 from gpu_exporter.serving.endpoint import Endpoint, Health, never
+from gpu_exporter.sources.choice import is_remote
 
 if TYPE_CHECKING:
     from gpu_exporter.attribution.attributor import Attributor
@@ -71,7 +72,7 @@ class Node:
         self._process = process
         self._attributor = _attributor(source, config)
         events = _events(source, config, lambda pci: self._collector.evidence(pci))
-        self._kernel_log = _kernel_log(events, config) if events and source.live else None
+        self._kernel_log = _kernel_log(events, source, config) if events and source.live else None
         pages = Pages()
         self._collector = Collector(
             source,
@@ -148,9 +149,10 @@ def _events(source: Source, config: Config, state_of: Callable[[str], GpuState |
     return None
 
 
-def _kernel_log(events: EventLog, config: Config) -> KernelWatch:
-    """Return the thread that adds the XIDs of this machine's kernel log to the events."""
-    path = None if config.kernel_log in ("", "none") else Path(config.kernel_log)
+def _kernel_log(events: EventLog, source: Source, config: Config) -> KernelWatch:
+    """Return the thread that saves the events, and adds the XIDs of the kernel log if it is about these GPUs."""
+    off = config.kernel_log in ("", "none") or is_remote(config, source.name)
+    path = None if off else Path(config.kernel_log)
     store = EventStore(config.state_dir) if config.state_dir else None
     return KernelWatch(events, path, store, procfs=config.procfs)
 

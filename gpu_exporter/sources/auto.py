@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -40,6 +41,7 @@ class _DcgmThread(threading.Thread):
     def __init__(self, make: Callable[[], SecondSource], interval: float) -> None:
         super().__init__(name="dcgm-open", daemon=True)
         self.down = "no_answer_yet"
+        self.opened = 0
         self._make = make
         self._interval = interval
         self._source: SecondSource | None = None
@@ -49,21 +51,24 @@ class _DcgmThread(threading.Thread):
     def run(self) -> None:
         retry = Backoff()
         while not self._closed:
-            wait = None
-            if self.down:
-                try:
-                    self._open()
-                    retry.reset()
-                except SourceLost as error:
-                    self._report(error)
-                    wait = retry.failed()
-                except Exception:
-                    log.exception("source dcgm: unexpected error, please report it")
-                    wait = retry.failed()
-            self._wake.wait(wait)
+            wait = retry.due - time.monotonic()
+            if wait <= 0 and self.down:
+                self._try_to_open()
+                wait = retry.failed()
+            elif wait <= 0:  # the connection has lasted for as long as the back-off
+                retry.reset()
+            self._wake.wait(wait if wait > 0 else None)
             self._wake.clear()
         if self._source:
             self._source.close()
+
+    def _try_to_open(self) -> None:
+        try:
+            self._open()
+        except SourceLost as error:
+            self._report(error)
+        except Exception:
+            log.exception("source dcgm: unexpected error, please report it")
 
     def _open(self) -> None:
         if self._source is None:
@@ -71,6 +76,7 @@ class _DcgmThread(threading.Thread):
             self._source.sample_every(self._interval)
         self._source.close()
         self._source.open()
+        self.opened += 1
         log.info("source dcgm is used for GPUs without GPM")
         self.down = ""
 
@@ -81,6 +87,7 @@ class _DcgmThread(threading.Thread):
 
     def attach(self, gpu: Gpu, metrics: Sequence[Metric]) -> Device:
         """Attach the same GPU through DCGM. Raises GpuLost, SourceLost."""
+        opened = self.opened
         if self.down or self._source is None:
             raise SourceLost("DCGM is not open", self.down)
         try:
@@ -89,12 +96,12 @@ class _DcgmThread(threading.Thread):
                 raise GpuLost(f"GPU {gpu.index}: DCGM does not read it", "gone")
             return self._source.attach(index, metrics)
         except SourceLost as error:
-            self.lost(error)
+            self.lost(error, opened)
             raise
 
-    def lost(self, error: SourceLost) -> None:
-        """Reopen DCGM."""
-        if not self.down:
+    def lost(self, error: SourceLost, opened: int) -> None:
+        """Reopen DCGM, unless it was reopened since: `opened` is the number of the connection that failed."""
+        if not self.down and opened == self.opened:
             self._report(error)
             self._wake.set()
 
@@ -113,11 +120,13 @@ class MixedDevice:
     def __init__(self, first: Device, metrics: Sequence[Metric], dcgm: Callable[[], _DcgmThread | None]) -> None:
         self.gpu = first.gpu
         self.source_info: Series | None = None
+        self.closed = False
         self._first = first
         self._read_means = first.read_means if isinstance(first, MeansReader) else None
         self._gpm = [metric for metric in metrics if isinstance(metric.nvml, Gpm)]
         self._dcgm = dcgm
         self._second: Device | None = None
+        self._opened = 0
         self._given: set[Series] = set()
         self._names: dict[Series, Series] = {}
         self._retry = Backoff()
@@ -164,12 +173,13 @@ class MixedDevice:
             if self._retry.due > reading.at:
                 raise SourceLost("DCGM is asked again later", dcgm.down or "gone")
             wanted = [metric for metric in reading.unsupported if metric.dcgm is not None]
+            self._opened = dcgm.opened
             self._second = dcgm.attach(self.gpu, wanted)
             paces = frozenset(Pace)
         try:
             second = self._second.read(paces)
         except SourceLost as error:
-            dcgm.lost(error)
+            dcgm.lost(error, self._opened)
             raise
         self._retry.reset()
         self._given.update(self._renamed(series) for series in second.values)
@@ -208,7 +218,7 @@ class MixedDevice:
             second.close()
 
     def close(self) -> None:
-        self.source_info = None
+        self.closed, self.source_info = True, None
         self._close_second()
         self._first.close()
 
@@ -247,7 +257,7 @@ class AutoSource:
         self._dcgm: _DcgmThread | None = None
         self._starting = threading.Lock()
         self._refused = False
-        self._devices: dict[str, MixedDevice] = {}
+        self._devices: dict[str, list[MixedDevice]] = {}
 
     @property
     def reads_until_profiled(self) -> int:
@@ -276,7 +286,8 @@ class AutoSource:
 
     def attach(self, index: int, metrics: Sequence[Metric]) -> MixedDevice:
         device = MixedDevice(self._nvml.attach(index, metrics), metrics, self._second)
-        self._devices[device.gpu.uuid] = device
+        others = [other for other in self._devices.get(device.gpu.uuid, ()) if not other.closed]
+        self._devices[device.gpu.uuid] = [*others, device]  # while metrics change, a GPU is attached twice
         return device
 
     def _second(self) -> _DcgmThread | None:
@@ -300,8 +311,9 @@ class AutoSource:
 
     def non_gpu_samples(self) -> Sequence[Sample]:
         """Return from what each GPU is read, and why."""
-        devices = self._devices.copy().values()
-        return [Sample(device.source_info, 1.0) for device in devices if device.source_info]
+        attached = self._devices.copy().values()
+        latest = ([device.source_info for device in devices if device.source_info][-1:] for devices in attached)
+        return [Sample(info, 1.0) for infos in latest for info in infos]
 
     def close(self) -> None:
         self._devices.clear()

@@ -19,7 +19,7 @@ from gpu_exporter.config import Config
 from gpu_exporter.inputs import Hostengine, choice, nearest
 from gpu_exporter.model.errors import GpuExporterError, SourceLost
 from gpu_exporter.model.source import Source
-from gpu_exporter.model.source_kind import AUTO, DCGM, NVML, REPLAY, SIMULATED, SOURCE_KINDS
+from gpu_exporter.model.source_kind import AUTO, DCGM, NVML, OF_SIMULATED, REPLAY, SIMULATED, SOURCE_KINDS
 from gpu_exporter.sources.dcgm import places as dcgm_places
 from gpu_exporter.sources.nvml import driver
 from gpu_exporter.sources.subset import Subset
@@ -80,16 +80,28 @@ def _made(config: Config) -> Mapping[str, Source]:
         choice(*SOURCE_KINDS)(config.source)
     except ValueError as error:
         raise GpuExporterError(f"--source: {error}") from error
-    for reserved in RESERVED:
-        for setting in reserved.settings if config.source not in reserved.sources else ():
-            if _is_set(config, setting):
-                raise GpuExporterError(f"--{setting.replace('_', '-')} {reserved.needs}")
+    refuse_unread(config)
     made = FACTORIES[config.source](config)
     return made if isinstance(made, Mapping) else {node_name(config, made.name, os.environ): made}
 
 
+def refuse_unread(config: Config) -> None:
+    """Raise GpuExporterError for a setting that the source does not read."""
+    for reserved in RESERVED:
+        for setting in reserved.settings if config.source not in reserved.sources else ():
+            if _is_set(config, setting):
+                raise GpuExporterError(f"--{setting.replace('_', '-')} {reserved.needs}")
+
+
 def _is_set(config: Config, setting: str) -> bool:
     return bool(getattr(config, setting) != getattr(Config(), setting))
+
+
+def origin(source: Source) -> str:
+    """Return the name of the source from which the values come: of a replay, the one that was recorded."""
+    if source.name != REPLAY.name:
+        return source.name
+    return SIMULATED.name if source.description == OF_SIMULATED else REPLAY.name
 
 
 def node_name(config: Config, source: str, environ: Mapping[str, str]) -> str:
@@ -97,10 +109,14 @@ def node_name(config: Config, source: str, environ: Mapping[str, str]) -> str:
 
     Kubernetes manifests set `NODE_NAME`, because the host name of a pod is the pod's own.
     """
-    engine = config.dcgm_hostengine
-    remote = source == DCGM.name and not engine.local and not config.kubernetes
-    host = engine.address.rpartition(":")[0].strip("[]") if remote else ""
+    remote = is_remote(config, source)
+    host = config.dcgm_hostengine.address.rpartition(":")[0].strip("[]") if remote else ""
     return config.node_name or host or environ.get("NODE_NAME", "") or socket.gethostname()
+
+
+def is_remote(config: Config, source: str) -> bool:
+    """Return whether these are GPUs of another machine: in Kubernetes, a host engine is on the node of its exporter."""
+    return source == DCGM.name and not config.dcgm_hostengine.local and not config.kubernetes
 
 
 def only(config: Config) -> Source:

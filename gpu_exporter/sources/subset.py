@@ -70,6 +70,13 @@ class Subset:
     def reload_needed(self) -> bool | None:
         return self._source.reload_needed()
 
+    def gpu_index(self, position: int) -> int:
+        """Return the index of a chosen GPU, even if it is lost; its position if its UUID was not found."""
+        chosen, index = self._chosen[position], self._indices[position]
+        if isinstance(chosen, int):
+            return chosen
+        return position if index is None else index
+
     def attach(self, index: int, metrics: Sequence[Metric]) -> Device:
         chosen, its_index = self._chosen[index], self._indices[index]
         if its_index is not None:

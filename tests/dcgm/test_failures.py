@@ -22,6 +22,7 @@ from gpu_exporter.model.metric import EntityKind, Metric, MetricSet, Pace
 from gpu_exporter.sources.dcgm import bindings, loading
 from gpu_exporter.sources.dcgm import profiling as p
 from gpu_exporter.sources.dcgm.device import DcgmDevice
+from gpu_exporter.sources.dcgm.plan import SAMPLED_SECONDS
 from gpu_exporter.sources.dcgm.source import DcgmSource
 from gpu_exporter.sources.dcgm.switches_and_cpus import ChosenDevices
 from tests.conftest import run
@@ -40,7 +41,7 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     started: list[FakeHostengine] = []
     monkeypatch.setattr("gpu_exporter.sources.dcgm.inventory.LIST_SECONDS", 0.2)
     monkeypatch.setattr("gpu_exporter.sources.dcgm.device.LIST_SECONDS", 0.2)
-    monkeypatch.setattr("gpu_exporter.sources.dcgm.source.SHARED_SECONDS", 0.05)
+    monkeypatch.setattr("gpu_exporter.sources.dcgm.source.SHARED_SECONDS", dict.fromkeys(Pace, 0.05))
 
     def start(gpus: int = 1, **state: Any) -> FakeHostengine:
         made = FakeHostengine(tmp_path / str(len(started)), gpus, unix=bool(state.pop("unix", False)))
@@ -360,6 +361,27 @@ def test_a_gpu_that_is_removed_and_comes_back(engine: Make, connect: Connect) ->
     assert list(source.identities()) == [0]
     fake.restore(1)
     assert of(source.attach(1, DEFAULT).read(ALL), m.GPU_TEMP) == [42]
+
+
+def test_another_gpu_at_the_same_number(engine: Make, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its values must not count for the GPU that was there before. One misread UUID loses no GPU."""
+    monkeypatch.setitem(SAMPLED_SECONDS, Pace.SLOW, 0.5)
+    fake = engine()
+    source = connect(fake)
+    device = source.attach(0, DEFAULT)
+    device.read(ALL)
+    fake.set(54, "GPU-other")
+    until(device, lambda reading: device._other_since is not None)
+    fake.set(54, device.gpu.uuid)
+    until(device, lambda reading: device._other_since is None)
+    with fake.changed() as state:
+        state["gpus"][0]["attributes"]["uuid"] = state["gpus"][0]["fields"]["54"] = "GPU-other"
+    with pytest.raises(GpuLost, match="another GPU at this number") as lost:
+        until(device, lambda reading: False)
+    assert lost.value.reason == "gone"
+    device.close()
+
+    assert source.attach(0, DEFAULT).gpu.uuid == "GPU-other"
 
 
 def test_a_gpu_without_any_value_is_lost(engine: Make, connect: Connect) -> None:

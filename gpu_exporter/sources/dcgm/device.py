@@ -16,7 +16,7 @@ from gpu_exporter.sources.dcgm.groups import Watch, WatchRequest
 from gpu_exporter.sources.dcgm.health_and_peers import HealthAndPeers
 from gpu_exporter.sources.dcgm.identity import GPU_FIELDS, MIG_MODE, SYSTEM_FIELDS, identify
 from gpu_exporter.sources.dcgm.inventory import LINK_NONE, LINK_UP, LIST_SECONDS
-from gpu_exporter.sources.dcgm.layout import Layout, instances, layout
+from gpu_exporter.sources.dcgm.layout import UUID, Layout, instances, layout
 from gpu_exporter.sources.dcgm.plan import SAMPLED_SECONDS, FieldQuery, plan
 from gpu_exporter.sources.dcgm.profiling import Profiling
 from gpu_exporter.sources.dcgm.session import Session, Table
@@ -82,6 +82,7 @@ class DcgmDevice:
         self._health_and_peers = HealthAndPeers(self._series_of, metrics)
         self._xid_watch: Watch | None = None
         self._identity_watch: Watch | None = None
+        self._other_since: int | None = None
         try:
             self.gpu = self._identify(index)
             self._layout = self._new_layout = self._current_layout()
@@ -174,7 +175,7 @@ class DcgmDevice:
 
     def _subscribe(self) -> None:
         """Add the fields of this GPU to the reads that all devices share."""
-        fields: dict[tuple[Pace, Entity], set[int]] = {(Pace.SLOW, self._board): {MIG_MODE}}
+        fields: dict[tuple[Pace, Entity], set[int]] = {(Pace.SLOW, self._board): {MIG_MODE, UUID}}
         for query in (*self._plan.plain, *self._profiling.queries):
             fields.setdefault((query.pace, query.entity), set()).add(query.number)
         self._session.calls.subscribe(self, self._board, self._health_and_peers.rows)
@@ -267,6 +268,7 @@ class DcgmDevice:
 
     def _is_watch_due(self, now: float) -> bool:
         """Whether the layout has changed, or profiling is to be retried. Only on the source's thread."""
+        self._check_identity()
         mig = self._session.table.answers.get((self._board, MIG_MODE))
         if mig is not None and mig.value is not None:
             self._mig = mig.value == 1
@@ -275,6 +277,16 @@ class DcgmDevice:
             return True
         self._layout = self._new_layout
         return self._profiling.due(now)
+
+    def _check_identity(self) -> None:
+        """Raise GpuLost if two samples in a row have another UUID: DCGM's number may belong to another GPU by now."""
+        answer = self._session.table.answers.get((self._board, UUID))
+        if answer is None or not isinstance(answer.value, str) or answer.value == self.gpu.uuid:
+            self._other_since = None
+        elif self._other_since is None:
+            self._other_since = answer.stamp
+        elif self._other_since != answer.stamp:
+            raise GpuLost(f"GPU {self.gpu.index}: DCGM has another GPU at this number now", "gone")
 
     def _watch_again(self) -> None:
         """Watch what there is now. Only on the source's thread."""

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 
 from gpu_exporter.model.gpu import Gpu
 from gpu_exporter.sources.dcgm.bindings import Attributes
+from gpu_exporter.sources.dcgm.layout import UUID
 from gpu_exporter.sources.dcgm.values import Answer
 
 # Fields of the system and of a GPU that complement its attributes.
 NVML_VERSION, CUDA_DRIVER, MINOR_NUMBER, COMPUTE_CAPABILITY, MIG_MODE = 2, 5, 55, 63, 67
 SYSTEM_FIELDS = (NVML_VERSION, CUDA_DRIVER)
-GPU_FIELDS = (MINOR_NUMBER, COMPUTE_CAPABILITY, MIG_MODE)
+GPU_FIELDS = (MINOR_NUMBER, COMPUTE_CAPABILITY, MIG_MODE, UUID)
 # NVML's names of architectures, by compute capability.
 ARCHITECTURES = {
     (5, 0): "Maxwell",

@@ -27,6 +27,7 @@ from gpu_exporter.sources.dcgm.device import DcgmDevice
 from gpu_exporter.sources.dcgm.errors import SEE_LOG, DcgmError
 from gpu_exporter.sources.dcgm.inventory import LIST_SECONDS
 from gpu_exporter.sources.dcgm.loading import load
+from gpu_exporter.sources.dcgm.plan import SAMPLED_SECONDS
 from gpu_exporter.sources.dcgm.session import Session, Table
 from gpu_exporter.sources.dcgm.switches_and_cpus import ChosenDevices, SwitchesAndCpus
 from gpu_exporter.sources.dcgm.thread import CallThread
@@ -44,8 +45,8 @@ CONNECT_SECONDS, ATTACH_SECONDS = 5.0, 5.0
 READ_SECONDS = 1.0
 # Seconds that `close` waits for a remote host engine; one in this process takes 1.5 s to stop.
 CLOSE_SECONDS, STOP_SECONDS = 1.0, 5.0
-# Seconds for which devices share an answer of a slow pace.
-SHARED_SECONDS = 5.0
+# Seconds for which devices share an answer of a slow pace: until the host engine samples again.
+SHARED_SECONDS = {Pace.STEADY: Pace.STEADY.value, **SAMPLED_SECONDS}
 
 
 class DcgmSource:
@@ -75,6 +76,7 @@ class DcgmSource:
         self._reading = threading.Lock()
         self._bindings: Bindings | None = None
         self._session: Session | None = None
+        self._unclosed: list[Session] = []
         self._supported: frozenset[int] = frozenset()
         self._listed: int | None = None
         self._stamp: int | None = None
@@ -94,16 +96,32 @@ class DcgmSource:
 
     def open(self) -> None:
         """Reconnect, without anything of an earlier connection. Raises SourceLost."""
-        old, self._session = self._session, None
+        self._retire()
 
         def connect() -> Session:
-            if old is not None:
-                old.close()
+            self._close_retired()
+            session = self._connected()
+            try:
                 self._caller.heartbeat()
-            return self._connected()
+            except SourceLost:  # nothing waits for it any more
+                session.close()
+                raise
+            return session
 
         self._bindings = self._bindings or load(self._folder)
         self._session = self._caller.call(connect, CONNECT_SECONDS)
+
+    def _retire(self) -> None:
+        """Stop using the session. It stays open until a call can be made: a host engine has room for few groups."""
+        session, self._session = self._session, None
+        if session is not None:
+            self._unclosed.append(session)
+
+    def _close_retired(self) -> None:
+        """Only on the thread."""
+        while self._unclosed:
+            self._unclosed.pop().close()
+            self._caller.heartbeat()
 
     def _connected(self) -> Session:
         assert self._bindings is not None
@@ -224,10 +242,10 @@ class DcgmSource:
             log.warning("--devices: there is no GPU instance %s; those there are: %s", ", ".join(absent), existing)
 
     def close(self) -> None:
-        session, self._session = self._session, None
-        if session is not None:
+        self._retire()
+        if self._unclosed:
             with suppress(SourceLost):
-                self._caller.call(session.close, STOP_SECONDS if self._hostengine.embedded else CLOSE_SECONDS)
+                self._caller.call(self._close_retired, STOP_SECONDS if self._hostengine.embedded else CLOSE_SECONDS)
 
     # --- what devices use (`DeviceContext`) -----------------------------------------------------------------------
 
@@ -235,7 +253,8 @@ class DcgmSource:
         """Return the answers for these paces, read after `since`, once for all devices of a collection."""
         with self._reading:  # held for as long as a call may take, and no longer
             now = time.monotonic()
-            oldest = {pace: now - (self.interval / 2 if pace is Pace.FAST else SHARED_SECONDS) for pace in paces}
+            shared = {**SHARED_SECONDS, Pace.FAST: self.interval / 2}
+            oldest = {pace: now - shared[pace] for pace in paces}
             due = [pace for pace in paces if session.table.read_at.get(pace, -float("inf")) < max(since, oldest[pace])]
             if due or session is not self._session:
                 self._call(session, lambda: self._read(session, due), self.timeout)
@@ -299,4 +318,4 @@ class DcgmSource:
 
 
 NAMES = {EntityGroup.SWITCH: "NVSwitches", EntityGroup.CPU: "CPUs", EntityGroup.CPU_CORE: "CPU cores"}
-STALE_SECONDS = 3 * SHARED_SECONDS + LIST_SECONDS + Pace.SLOW.value
+STALE_SECONDS = LIST_SECONDS + 2 * Pace.SLOW.value

@@ -86,6 +86,8 @@ class NvmlDevice:
             if error.value not in UNSUPPORTED:
                 raise  # the caller attaches again later
             return 0
+        if count.nvmlReturn != pynvml.NVML_SUCCESS and count.nvmlReturn not in UNSUPPORTED:
+            raise pynvml.NVMLError(count.nvmlReturn)
         return int(count.value.uiVal) if count.nvmlReturn == pynvml.NVML_SUCCESS else 0
 
     def _why_no_gpm(self) -> str | None:
@@ -200,7 +202,7 @@ class NvmlDevice:
         with self._read_lock:
             for handle in self._handles():
                 spans.update(handle.read_means(values, failed))
-        return Reading(time.monotonic(), values, None, failed, self._unsupported(), spans) if values or failed else None
+        return Reading(time.monotonic(), values, None, failed, spans=spans) if values or failed else None
 
     def _list_instances_if_due(self, paces: frozenset[Pace]) -> set[Series]:
         due = Pace.SLOW in paces or (self._mig and time.monotonic() - self._listed_at >= PARTITION_SECONDS)

@@ -73,6 +73,7 @@ class Recording:
     duration: float
     gpus: tuple[Gpu, ...]
     columns: Mapping[int, Mapping[str, Column]]
+    simulated: bool = False
 
 
 @dataclass(slots=True)

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, NoReturn, TypeGuard
 from gpu_exporter.decoding import json_as, printable
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.gpu import Gpu
+from gpu_exporter.model.source_kind import SIMULATED
 from gpu_exporter.sources.recording.columns import Recording, Timeline
 from gpu_exporter.sources.recording.lines import damaged, lines
 
@@ -64,12 +65,23 @@ def load(path: Path) -> Recording:
     if timeline.begin is None:
         raise GpuExporterError(f"recording {path}: has a header but no ticks; record again")
     duration = timeline.now - timeline.begin
-    return Recording(path, reader.interval, duration, tuple(reader.gpus.values()), timeline.finished())
+    columns = timeline.finished()
+    return Recording(path, reader.interval, duration, tuple(reader.gpus.values()), columns, simulated=reader.simulated)
 
 
 def ticks(path: Path) -> Iterator[Tick]:
     """Yield the ticks of a recording as they were written. Raises GpuExporterError as `load` does."""
     yield from _Reader(path).ticks()
+
+
+def job_of(path: Path) -> str:
+    """Return the name of the job of which all GPUs of a recording are ranks."""
+    return path.name.removesuffix(".gz").removesuffix(".jsonl")
+
+
+def is_simulated(path: Path) -> bool:
+    """Return whether a recording is of simulated GPUs. Raises GpuExporterError as `load` does."""
+    return _Reader(path).simulated
 
 
 def statistics(path: Path) -> tuple[Gpu, Mapping[str, Mapping[str, ValueStatistics]]]:
@@ -113,6 +125,7 @@ class _Header:
 
     gpus: list[_GpuEntry]
     driver: str = ""
+    source: str = ""
 
 
 @dataclass(slots=True)
@@ -226,6 +239,7 @@ class _Reader:
             many = f"more than {MOST_GPUS}" if header.gpus else "no"
             self.damaged(f"the header lists {many} gpus (each needs an integer `gpu`)")
         self._check_text("driver", header.driver)
+        self.simulated = header.source == SIMULATED.name
         gpus = {}
         for entry in header.gpus:
             if not 0 <= entry.gpu < 1 << 16:

@@ -9,8 +9,9 @@ from gpu_exporter.catalogue.metrics import NON_GPU_ENTITIES, POWER_INSTANT, POWE
 from gpu_exporter.model.errors import GpuLost
 from gpu_exporter.model.gpu import Gpu, Owner, Reading, Sample, Series, XidEvent
 from gpu_exporter.model.metric import EntityKind, Kind, Metric, Pace
-from gpu_exporter.model.source_kind import REPLAY
+from gpu_exporter.model.source_kind import OF_SIMULATED, REPLAY
 from gpu_exporter.sources.recording.columns import Column, Recording
+from gpu_exporter.sources.recording.format import job_of
 
 # A mean of values of these units is meaningless: the latest value is used.
 STATES = frozenset({"bitmask", "bool", "state", "action", "generation", "lanes", "links", "banks", "status", "code"})
@@ -21,7 +22,9 @@ OTHER_ENTITIES = NON_GPU_ENTITIES | {EntityKind.INSTANCE}
 class ReplaySource:
     """Plays a recording at `speed` times its own pace, repeatedly if `loop`."""
 
-    name, description, live = REPLAY
+    name: str = REPLAY.name
+    description: str = REPLAY.description
+    live: bool = REPLAY.live
 
     def __init__(
         self,
@@ -32,6 +35,8 @@ class ReplaySource:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._recording = recording
+        if recording.simulated:
+            self.description = OF_SIMULATED
         self._speed = speed
         self._loop = loop
         self._clock = clock
@@ -55,7 +60,7 @@ class ReplaySource:
 
     def owners(self, gpu: Gpu) -> Sequence[Owner]:
         """Return the recording as one job."""
-        return (Owner(workload=self._recording.path.name.removesuffix(".gz").removesuffix(".jsonl")),)
+        return (Owner(workload=job_of(self._recording.path)),)
 
     def non_gpu_samples(self) -> Sequence[Sample]:
         """Return nothing: a recording has only GPUs."""
@@ -145,11 +150,10 @@ class ReplayDevice:
     def _samples(self, column: Column, before: float, now: float) -> list[tuple[float, float]]:
         """Return the values after `before` until `now`, one for each tick: the driver's buffer has more samples."""
         duration, samples = self._source.duration, list[tuple[float, float]]()
-        while before < now:
-            loops, t = divmod(before, duration)
-            end = min(now - loops * duration, duration)
-            samples += [(loops * duration + at, value) for at, value in column.ticks(t, end)]
-            before = loops * duration + end
+        (first, begin), (last, end) = divmod(before, duration), divmod(now, duration)
+        for loop in range(int(first), int(last) + 1):
+            ticks = column.ticks(begin if loop == first else 0.0, end if loop == last else duration)
+            samples += [(loop * duration + at, value) for at, value in ticks]
         return samples
 
     def _value(self, metric: Metric, column: Column, before: float, now: float) -> float | None:

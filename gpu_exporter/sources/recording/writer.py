@@ -20,10 +20,14 @@ from gpu_exporter.sources.recording.lines import MOST_BYTES, MOST_LINES, beyond_
 class Writer:
     """Writes a recording, with gzip if the name ends in .gz. With `mask`, UUIDs do not identify the machine.
 
+    `source` is the name of the source of the values; of a replay, the one from which the replayed file was recorded.
+
     Every method raises GpuExporterError if the file cannot be written.
     """
 
-    def __init__(self, path: Path, gpus: Sequence[Gpu], interval: float, *, mask: bool = False) -> None:
+    def __init__(
+        self, path: Path, gpus: Sequence[Gpu], interval: float, *, source: str = "", mask: bool = False
+    ) -> None:
         self._path = path
         self._bytes = self._lines = 0
         with self._write_errors():
@@ -37,6 +41,7 @@ class Writer:
                 "format": FORMAT,
                 "version": VERSION,
                 "created": date.today().isoformat(),
+                "source": source,
                 "driver": gpus[0].driver if gpus else "",
                 "interval_seconds": interval,
                 "gpus": [

@@ -152,3 +152,46 @@ def test_missing_data(arguments: tuple[str, ...], says: str) -> None:
     assert result.returncode == 2
     assert says in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+LOST = ("--source", "simulated", "--gpus", "4", "--faults", "lost node-000/2 at 0s for 1h")
+
+
+def test_a_gpu_that_is_lost_from_the_start(serve: Serve) -> None:
+    """The first line names it, locally and at a URL; nothing is right then."""
+    exporter = serve(*LOST)
+    for arguments in (LOST, ("--url", f"http://127.0.0.1:{exporter.port}")):
+        result = run("diagnose", *arguments, "--for", "3s")
+        assert result.returncode == 1
+        assert result.stdout.startswith("GPU 2: lost: it fell off the bus\n")
+        assert "GpuLost (critical)" in result.stdout
+        assert "nothing wrong" not in result.stdout
+        found = json.loads(run("diagnose", *arguments, "--for", "3s", "--json").stdout)
+        assert found["absent"] == [{"node": "", "gpus": "GPU 2", "why": "lost: it fell off the bus"}]
+        assert {gpu["gpu"]: gpu["class"] for gpu in found["gpus"]}["2"] is None
+
+
+def test_a_recording_of_simulated_gpus(tmp_path: Path) -> None:
+    """It says so wherever it is read, also after it was recorded once more."""
+    first, second = tmp_path / "a.jsonl", tmp_path / "b.jsonl.gz"
+    short = ("--interval", "200ms", "--duration", "3s", "--out")
+    assert run("record", "--source", "simulated", "--gpus", "1", *short, str(first)).returncode == 0
+    assert run("record", "--source", "replay", "--recording", str(first), *short, str(second)).returncode == 0
+    for path in (first, second):
+        assert "of a recording of simulated GPUs." in run("diagnose", "--recording", str(path)).stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("--recording", "h200_workloads", "--source", "simulated"), "--source simulated and --recording exclude"),
+        (("--recording", "h200_workloads", "--phase", "idle", "--for", "1s"), "--for is the time to watch"),
+        (("--recording", "h200_workloads", "--faults", "x"), "--faults needs --source simulated"),
+        (("--url", "http://127.0.0.1:1", "--source", "nvml"), "--source nvml and --url exclude"),
+        (("--url", "http://127.0.0.1:1", "--gpus", "4"), "--gpus needs --source simulated"),
+    ],
+)
+def test_settings_that_would_be_ignored(arguments: tuple[str, ...], line: str) -> None:
+    result = run("diagnose", *arguments)
+    assert (result.returncode, len(result.stderr.splitlines())) == (2, 1)
+    assert line in result.stderr

@@ -107,7 +107,7 @@ def gpu(number: int) -> dict[str, Any]:
             "inforomImageVersion": "G520.0280.00.07",
             "driverVersion": "580.159.04",
         },
-        "fields": {**H200, "55": number},
+        "fields": {**H200, "54": f"GPU-00000000-0000-0000-0000-{number:012d}", "55": number},
         "links": [3] * LINKS,
         "link_fields": dict(LINK),
         "xids": [],

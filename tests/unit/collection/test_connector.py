@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -12,6 +13,7 @@ from gpu_exporter.collection.connection import Connection
 from gpu_exporter.collection.connector import Connector
 from gpu_exporter.collection.gpu_record import Records
 from gpu_exporter.collection.settings import CollectionSettings, make_plan
+from gpu_exporter.collection.worker import Worker
 from gpu_exporter.collection.workers import Workers
 from gpu_exporter.model.errors import SourceLost
 from gpu_exporter.model.metric import Metric
@@ -28,6 +30,7 @@ class Library(FakeSource):
         super().__init__()
         self.calls: list[str] = []
         self.gpus = 1
+        self.scans = 0
         self.bus: int | None = None
         self.reload: bool | None = None
         self.error: SourceLost | None = None
@@ -41,6 +44,7 @@ class Library(FakeSource):
         self.calls.append("close")
 
     def count(self) -> int:
+        self.scans += 1
         return self.gpus
 
     def expected(self) -> int | None:
@@ -135,6 +139,17 @@ def test_a_lost_library_is_closed_and_opened(node: Node) -> None:
     assert node.library.calls == ["close", "open"] * 2
 
 
+def test_a_library_that_is_lost_at_once_is_reopened_with_back_off(node: Node) -> None:
+    """It opens without an error, and every read then finds it dead."""
+    node.run()
+    end = time.monotonic() + 1.5
+    while time.monotonic() < end:
+        node.connection.lost(node.connection.generation, SourceLost("driver: gone"))
+        time.sleep(0.01)
+
+    assert node.library.calls.count("open") <= 2
+
+
 def test_a_change_of_the_bus_restarts_the_library(node: Node) -> None:
     """Only a library that is opened again finds a GPU that was added."""
     node.library.bus = 1
@@ -146,6 +161,24 @@ def test_a_change_of_the_bus_restarts_the_library(node: Node) -> None:
 
     assert node.library.calls == ["close", "open"] * 2
     assert node.connector.most_gpus >= 1
+
+
+def test_a_change_of_the_bus_does_not_pause_gpus_beside_a_stuck_one(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library could not be reopened anyway: a call is inside it."""
+    node.library.bus = 1
+    node.run()
+    monkeypatch.setattr(Worker, "stalled", 5.0)
+    monkeypatch.setattr(Worker, "busy", True)
+    waits: list[float] = []
+    monkeypatch.setattr(node.workers, "wait_idle", waits.append)
+    node.library.bus = 2
+    scans = node.library.scans
+    node.connection.wake()
+    until(lambda: node.library.scans > scans, 10, "a scan")
+
+    assert waits == []
 
 
 def test_a_release_closes_the_library_until_it_ends(node: Node) -> None:
@@ -161,6 +194,21 @@ def test_a_release_closes_the_library_until_it_ends(node: Node) -> None:
     until(lambda: node.connection.up, 10, "an open library")
 
     assert node.library.calls[-1] == "open"
+
+
+def test_a_release_is_complete_when_the_last_file_is_closed(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host engine in this process stops later than the library closes."""
+    files = ["/dev/nvidiactl"]
+    monkeypatch.setattr("gpu_exporter.collection.release_state.device_files", lambda: tuple(files))
+    node.run()
+    node.connection.release_state.begin(600)
+    release = node.connection.release_state.release
+    assert release is not None
+    until(lambda: release.closed, 10, "a closed library")
+    assert release.problem([]) == "still open: /dev/nvidiactl"
+    files.clear()
+
+    until(lambda: release.done, 10, "a complete release")
 
 
 def test_an_unexpected_error_is_logged_and_tried_again(node: Node, caplog: pytest.LogCaptureFixture) -> None:

@@ -88,9 +88,9 @@ def test_a_gone_gpu_expires(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_unidentified_gpu_is_not_listed() -> None:
     """Its worker has a record that does not belong to a known GPU."""
     records = Records(15.0)
-    record = records.unidentified(3)
+    record = records.unidentified(3, 5)
 
-    assert (records.worker_index(record), record.gpu, records.identified()) == (3, Gpu(3), [])
+    assert (records.worker_index(record), record.gpu, records.identified()) == (3, Gpu(5), [])
 
 
 @pytest.mark.parametrize(
@@ -112,6 +112,20 @@ def test_evidence_is_of_the_whole_gpu() -> None:
     take(record, value=60.0)
 
     assert record.evidence() == (GPU, {str(m.GPU_TEMP): 60.0})
+
+
+@pytest.mark.parametrize(
+    ("interval", "age", "values"),
+    [(1.0, 4.0, {str(m.GPU_TEMP): 40.0}), (1.0, 6.0, {}), (15.0, 16.0, {str(m.GPU_TEMP): 40.0}), (15.0, 31.0, {})],
+)
+def test_old_values_are_no_evidence(interval: float, age: float, values: dict[str, float]) -> None:
+    """A GPU that has been lost for an hour keeps its last samples."""
+    record = GpuRecord(GPU, 15.0)
+    take(record)
+    assert record.read_at is not None
+    record.read_at -= age
+
+    assert record.evidence(interval).values == values
 
 
 @pytest.mark.parametrize("between_pages", [False, True])

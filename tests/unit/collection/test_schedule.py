@@ -63,3 +63,18 @@ def test_a_failed_read_is_repeated_soon(pace: Pace, again: int) -> None:
     second = next(second for second in range(101, 4000) if pace in schedule.take_due(second, 1.0))
 
     assert second == again
+
+
+def test_a_field_that_fails_for_good_is_read_once_a_period() -> None:
+    """A read that succeeds in between allows further retries."""
+    schedule = Schedule(0)
+    reads: list[int] = []
+    for second in range(600):
+        due = schedule.take_due(second, 1.0)
+        works = second == 285
+        if Pace.RARE in due:
+            reads.append(second)
+        schedule.retry_soon(due & {Pace.RARE} if not works else (), second)
+        schedule.retry_soon((), second)  # a read between two pages
+
+    assert reads == [0, 15, 30, 45, 105, 165, 225, 285, 345, 360, 375, 390, 450, 510, 570]

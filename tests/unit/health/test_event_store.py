@@ -107,6 +107,7 @@ def test_a_state_of_an_earlier_version_is_restored(tmp_path: Path) -> None:
         saved(tallies=[[PCI, "79", 0, 1.0, []]]),
         saved(tallies=[[PCI, 79, 0, 1.0, [[float("inf"), 0, 1]]]]),
         saved(tallies=[["x" * 1000, 79, 0, 1.0, []]]),
+        saved(tallies=[[PCI, 79, 0, 1.0, [[float(n), 0, 1] for n in range(33)]]]),
         saved(sxids=[[PCI, 20034, "perhaps", 1, 1.0]]),
         saved(sxids=[[PCI, 20034, "true", 1, "yesterday"]]),
         saved(recent=[{**EVENT, "at": float("inf")}]),

@@ -170,6 +170,22 @@ def test_a_node_of_hopper_never_opens_dcgm(both: tuple[FakeSource, FakeSource]) 
     assert second.devices == []
 
 
+def test_gpu_that_is_attached_twice_is_shown_once(both: tuple[FakeSource, FakeSource]) -> None:
+    """Whichever of its devices is closed first."""
+    source = AutoSource(both[0], None)
+    source.open()
+    shown = [("GPU-a", "nvml/no_gpm_and_no_dcgm")]
+    present = source.attach(1, ASKED)
+    present.read(frozenset(Pace))
+    for earlier_is_closed in (False, True):
+        successor = source.attach(1, ASKED)
+        assert choices(source) == shown
+        successor.read(frozenset(Pace))
+        assert choices(source) == shown
+        (present if earlier_is_closed else successor).close()
+        assert choices(source) == shown
+
+
 def test_without_dcgm_the_reason_is_shown(both: tuple[FakeSource, FakeSource]) -> None:
     source = AutoSource(both[0], None)
     source.open()
@@ -198,6 +214,54 @@ def test_a_dead_host_engine_affects_only_its_values(both: tuple[FakeSource, Fake
     until(lambda: m.SM_ACTIVE in by_metric(device.read(frozenset(Pace))))
     assert choices(source) == [("GPU-a", "nvml+dcgm/no_gpm")]
     source.close()
+
+
+def test_device_of_an_earlier_connection_does_not_close_the_present_one(
+    both: tuple[FakeSource, FakeSource],
+) -> None:
+    """Two GPUs notice the same loss, the second one only when DCGM is open again."""
+    first, second = both
+    first.gpus = [AMPERE, Gpu(2, "GPU-b")]
+    second.gpus = first.gpus
+    source = AutoSource(first, lambda: second)
+    source.open()
+    devices = [source.attach(index, ASKED) for index in range(2)]
+    for device in devices:
+        until(lambda device=device: m.SM_ACTIVE in by_metric(device.read(frozenset(Pace))))  # type: ignore[misc]
+    earlier = second.devices[1]
+    second.down = SourceLost("DCGM: the host engine is gone", "connection_lost")
+    devices[0].read(frozenset(Pace))
+    second.down = None
+    until(lambda: second.opened == 2)
+    until(lambda: m.SM_ACTIVE in by_metric(devices[0].read(frozenset(Pace))))
+
+    def fail(metrics: Sequence[Metric]) -> Reading:
+        raise SourceLost("DCGM: reconnected meanwhile", "no_connection")
+
+    earlier._answers = fail
+    devices[1].read(frozenset(Pace))
+    assert earlier.closed
+    assert all(m.SM_ACTIVE in by_metric(device.read(frozenset(Pace))) for device in devices)
+    source.close()
+
+
+def test_a_host_engine_that_fails_every_read_is_reopened_with_back_off(both: tuple[FakeSource, FakeSource]) -> None:
+    first, second = both
+
+    def fail(gpu: Gpu, metrics: Sequence[Metric]) -> Reading:
+        raise SourceLost("DCGM: it hangs", "stalled")
+
+    second._answers = fail
+    source = AutoSource(first, lambda: second)
+    source.open()
+    device = source.attach(1, ASKED)
+    end = time.monotonic() + 1.5
+    while time.monotonic() < end:
+        device.read(frozenset(Pace))
+        time.sleep(0.01)
+    source.close()
+
+    assert second.opened <= 2
 
 
 def test_a_gpu_that_dcgm_does_not_know_keeps_nvml(both: tuple[FakeSource, FakeSource]) -> None:

@@ -248,6 +248,19 @@ def test_speed(tmp_path: Path, speed: float) -> None:
     assert second.span == pytest.approx(10 / speed)
 
 
+@pytest.mark.parametrize("duration", [5.01, 7.3, 11.1])
+def test_buffered_samples_of_many_loops(tmp_path: Path, duration: float) -> None:
+    """Each tick once, however the ends of the loops are rounded."""
+    key, interval = m.POWER_INSTANT.key, duration / 5
+    player = Player(write(tmp_path / "r", [(n * interval, 0, {key: n}) for n in range(1, 6)], interval))
+    seconds = [number * duration / 3 for number in range(300)]
+    samples = [sample for second in seconds for taken in player.at(second).buffered.values() for sample in taken]
+
+    assert [value for _, value in samples[:10]] == [1, 2, 3, 4, 5] * 2
+    assert len(samples) == pytest.approx(500, abs=5)
+    assert all(before[0] < after[0] for before, after in pairwise(samples))
+
+
 @pytest.mark.parametrize("loop", [True, False])
 def test_end(tmp_path: Path, loop: bool) -> None:
     """After its last tick, a recording is down with the reason `ended`, or starts again."""

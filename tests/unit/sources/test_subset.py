@@ -28,6 +28,7 @@ def test_they_keep_their_numbers() -> None:
     assert (source.count(), source.expected(), source.live) == (2, 2, False)
     metrics = selected(MetricSet.DEFAULT)
     assert [source.attach(index, metrics).gpu.index for index in range(2)] == [1, 3]
+    assert [source.gpu_index(position) for position in range(2)] == [1, 3]
 
 
 def test_a_uuid_finds_its_gpu() -> None:
