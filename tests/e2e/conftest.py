@@ -25,7 +25,7 @@ def kubelet() -> Iterator[FakeKubelet]:
 
 @pytest.fixture
 def node(tmp_path: Path) -> FakeDriver:
-    """A node of three GPUs, of which the last is in MIG mode."""
+    """A node of three GPUs, the last of which is in MIG mode."""
     driver = FakeDriver(tmp_path / "driver", gpus=3)
     driver.partition(2, dict(enumerate(MIG)))
     return driver

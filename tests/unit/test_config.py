@@ -246,7 +246,7 @@ BOMB = "a: &a [x, x]\n" + "".join(
     ],
     ids=lambda text: text[:20],
 )
-def test_read_file_refuses_what_is_ambiguous_or_unknown(tmp_path: Path, content: str, why: str) -> None:
+def test_read_file_refuses_ambiguous_and_unknown_content(tmp_path: Path, content: str, why: str) -> None:
     """The error is one line with the fix, for all unknown keys at once."""
     path = tmp_path / "config.yaml"
     path.write_text(content)

@@ -41,7 +41,7 @@ def test_a_call_has_the_result_or_the_error() -> None:
     assert worker.call(lambda: "again") == "again"
 
 
-def test_a_call_that_hangs_costs_a_deadline() -> None:
+def test_a_call_that_hangs_fails_by_a_deadline() -> None:
     """Further calls fail at once while it hangs, and work when it has returned."""
     worker, back, done = FileWorker("test"), threading.Event(), threading.Event()
 

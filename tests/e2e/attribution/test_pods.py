@@ -263,7 +263,7 @@ def test_doctor(node: FakeDriver, kubelet: FakeKubelet, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("flag", ["--kubernetes-pods", "--kubernetes-dra", "--kubernetes-pod-labels=app"])
-def test_what_needs_kubelet(node: FakeDriver, flag: str) -> None:
+def test_options_that_need_kubelet(node: FakeDriver, flag: str) -> None:
     """The API server does not know which pod has which GPU."""
     ended = run("serve", flag, env=node.environment)
     assert ended.returncode == 1

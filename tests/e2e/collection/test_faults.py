@@ -59,7 +59,7 @@ Drive = Callable[..., FakeDriver]
 
 @pytest.fixture
 def gpus(tmp_path: Path) -> Callable[[int], FakeDriver]:
-    """Return a function that makes a fake driver with so many H200s."""
+    """Return a function that makes a fake driver with this many H200s."""
     return lambda count: FakeDriver(tmp_path / "driver", gpus=count)
 
 
@@ -124,7 +124,7 @@ def assert_scrapes_are_quick(exporter: Exporter) -> None:
 # --- a driver call that never returns -------------------------------------------------------------------------------
 
 
-def test_a_wedged_gpu_costs_only_itself(start: Start, gpus: Drive) -> None:
+def test_a_wedged_gpu_affects_no_other(start: Start, gpus: Drive) -> None:
     """If one of eight GPUs hangs in the driver, it is down without series, the others are fresh, scrapes are quick."""
     driver = gpus(8)
     driver.lock("gpu")
@@ -154,7 +154,7 @@ def test_a_wedged_gpu_costs_only_itself(start: Start, gpus: Drive) -> None:
     assert back.value(SM_SECONDS, gpu="3") == pytest.approx(back.value(SM_SECONDS, gpu="4"), abs=1)
 
 
-def test_a_wedged_driver_costs_the_gpus_but_not_the_scrape(start: Start, gpus: Drive) -> None:
+def test_a_wedged_driver_affects_no_scrape(start: Start, gpus: Drive) -> None:
     """If a GPU hangs and the driver has a global lock, no GPU is up and the node is not ready, but /healthz is fine."""
     driver = gpus(8)
     driver.lock("driver")
@@ -215,7 +215,7 @@ def test_starts_while_the_library_hangs(serve: Serve, driver: FakeDriver) -> Non
 
 
 @pytest.mark.parametrize(("fault", "reason"), [("lose", "lost"), ("require_reset", "reset_required")])
-def test_a_lost_gpu_costs_only_itself(start: Start, gpus: Drive, fault: str, reason: str) -> None:
+def test_a_lost_gpu_affects_no_other(start: Start, gpus: Drive, fault: str, reason: str) -> None:
     """If one of eight GPUs falls off the bus or needs a reset, it is down with the reason, and recovers by itself."""
     driver = gpus(8)
     exporter = start(driver)

@@ -62,8 +62,8 @@ def test_the_gpus_of_this_machine(driver: FakeDriver) -> None:
     assert "GpuEccUncorrectable (critical)" in sick.stdout
 
 
-def test_the_time_that_was_watched(driver: FakeDriver) -> None:
-    """It is what `--for` asked for, though the first profiling values come a second later."""
+def test_duration(driver: FakeDriver) -> None:
+    """It is that of `--for`, although the first profiling values come a second later."""
     result = run("diagnose", "--for", "2s", "--kernel-log", "none", env=driver.environment)
 
     assert result.stdout.startswith("Watched the GPUs of this machine for 2 s. Alerts need longer to fire.\n")

@@ -93,8 +93,10 @@ THEIR_LABELS = {
 
 
 def test_dcgm_exporter_daemonset(tmp_path: Path, kubelet: FakeKubelet) -> None:
-    """Arguments, environment and probe of its DaemonSet: the node's name, not the pod's, and every family of its file
-    with its type, its help and its labels."""
+    """Arguments, environment and probe of its chart work: node names are right, not those of the pod.
+
+    Every family of its fields file has its type, help and labels.
+    """
     port = free_port()
     driver = FakeDriver(tmp_path / "driver", 2)
     kubelet.pods = [given("train-0", str(identity(1)["UUID"]))]

@@ -50,9 +50,11 @@ def same(left: dict[tuple[str, ...], float], right: dict[tuple[str, ...], float]
     )
 
 
-def test_rules_find_the_same_signals(serve: Serve, tmp_path: Path) -> None:
-    """A real Prometheus with the committed rules scrapes a replay in both schemas: each GPU has the same signals, also
-    without our own families."""
+def test_rules_give_the_same_signals(serve: Serve, tmp_path: Path) -> None:
+    """A real Prometheus with the committed rules scrapes a replay in both schemas: each GPU has the same signals.
+
+    So it has without `gpu_*` families.
+    """
     servers = {schema: serve(*REPLAY, "--metrics", "full", "--schema", schema) for schema in SCHEMAS}
     targets = [
         {"targets": [f"127.0.0.1:{server.port}"], "labels": {"cluster": cluster, "schema": cluster}}

@@ -235,8 +235,10 @@ def test_switches_and_cpus(serve: Serve, engine: FakeHostengine) -> None:
 
 
 def test_other_fields_under_load(serve: Serve, engine: FakeHostengine, tmp_path: Path) -> None:
-    """A file of fields that is read anew 20 times, with another choice each time: no failed scrape, no lost series, no
-    sample that counts twice, and no group left over in the host engine."""
+    """The fields file is replaced 20 times: no failed scrape, no lost series, no sample that counts twice.
+
+    No group is left over in the host engine.
+    """
     chosen, few = tmp_path / "fields.csv", "DCGM_FI_DEV_GPU_TEMP, gauge, t\nDCGM_FI_PROF_SM_ACTIVE, gauge, sm\n"
     chosen.write_text(few)
     engine.set(240, 0, on=0)

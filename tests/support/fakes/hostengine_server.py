@@ -91,7 +91,7 @@ class Hostengine:
     def do(self, connection: int, call: str, arguments: list[Any]) -> dict[str, Any]:
         """Execute a client's call; return its return code and result."""
         with self._lock:
-            self._look()
+            self._refresh()
             try:
                 return {"code": OK, "value": getattr(self, f"do_{call}")(connection, *arguments)}
             except Failed as failed:
@@ -107,7 +107,7 @@ class Hostengine:
                 if connection in watched.by:
                     self._end(key, watched, connection)
 
-    def _look(self) -> None:
+    def _refresh(self) -> None:
         changed = self._path.stat().st_mtime_ns
         if changed != self._read_at:
             self._read_at, self._state = changed, json.loads(self._path.read_text())

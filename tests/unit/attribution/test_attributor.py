@@ -232,7 +232,7 @@ def test_last_answer_is_kept_for_ten_minutes(monkeypatch: pytest.MonkeyPatch) ->
     assert lookup.value == "something"
 
 
-def test_bug_costs_only_the_owners(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_bug_affects_only_the_owners(caplog: pytest.LogCaptureFixture) -> None:
     """Responses have no owners then, and the error is logged once."""
     kubelet: Lookup[Listing] = Lookup("kubelet", Listing())
     kubelet.answer(Listing((("not", "a", "held"),)))  # type: ignore[arg-type]

@@ -48,7 +48,7 @@ def dead(path: Path) -> None:
     ids=["nothing", "a file", "a directory", "a pipe", "a circle", "a dangling link", "a dead socket"],
 )
 def test_path_is_not_a_kubelet_socket(path: Path, make: Callable[[Path], object], reason: str, says: str) -> None:
-    """The error names the path, and what to do about what is there."""
+    """The error names the path and the fix."""
     make(path)
     client = Kubelet(path, (), 5.0)
     with pytest.raises(LookupFailed, match=says.replace("?", "[?]")) as raised:

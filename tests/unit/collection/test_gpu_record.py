@@ -151,7 +151,7 @@ def test_samples_are_exposed_only_by_pages(between_pages: bool) -> None:
         (0.1, 1.1 * PAGE_SECONDS * STALE_INTERVALS, False),
     ],
 )
-def test_samples_hold_for_some_intervals(interval: float, age: float, fresh: bool) -> None:
+def test_samples_are_fresh_for_some_intervals(interval: float, age: float, fresh: bool) -> None:
     record = GpuRecord(GPU, 15.0)
     assert not record.is_fresh(interval)
     take(record)

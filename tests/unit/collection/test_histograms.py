@@ -66,7 +66,7 @@ def test_a_distribution_is_weighted_by_time(ticks: list[tuple[float, float]]) ->
     assert buckets[-1] == count
 
 
-def test_jitter_costs_no_observation() -> None:
+def test_jitter_loses_no_observation() -> None:
     """A thousand ticks of almost a second are a thousand seconds."""
     samples = apply(Accumulator(15.0), 0, *[0.5] * 1000, span=0.9999)
 
@@ -133,7 +133,7 @@ def test_every_buffered_sample_counts_once(steps: list[int], deep: int) -> None:
     assert of(samples, m.POWER_SAMPLES, "_sum") == [sum(100.0 + stamp % 700 for stamp in seen)]
 
 
-def test_a_clock_that_is_set_back_costs_a_buffer_and_counts_nothing_twice() -> None:
+def test_a_clock_that_is_set_back_loses_one_buffer() -> None:
     """The driver's time stamps are those of the machine's clock."""
     accumulator = Accumulator(15.0)
     counts = []
@@ -144,7 +144,7 @@ def test_a_clock_that_is_set_back_costs_a_buffer_and_counts_nothing_twice() -> N
     assert counts == [100, 100, 150]
 
 
-def test_what_is_out_of_range_is_rejected() -> None:
+def test_values_out_of_range_are_rejected() -> None:
     """It is counted as rejected, once."""
     accumulator = Accumulator(15.0)
     taken = [(1.0, 100.0), (2.0, 1e9), (3.0, math.nan)]

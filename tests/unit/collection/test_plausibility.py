@@ -137,7 +137,7 @@ def test_memory_in_use_is_at_most_the_total() -> None:
     assert accumulator.rejected == {str(m.FB_USED): 1}
 
 
-def test_what_is_dropped_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_dropped_values_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     accumulator, temperature = Accumulator(15.0), Series(m.GPU_TEMP, GPU)
     for number in range(3):
         accumulator.apply(Reading(number, {temperature: 808.0}))

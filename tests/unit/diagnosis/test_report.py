@@ -40,12 +40,12 @@ def test_ranks_of_an_unknown_job_are_not_compared() -> None:
 
 
 def test_a_single_rank_is_not_compared() -> None:
-    """Of a job on one GPU."""
+    """A job on one GPU has no other ranks."""
     assert _reason(_recorded("idle", job="train"), "GpuCollectiveStall") == {"no other GPU of the job was seen"}
 
 
 def test_missing_signals_have_names() -> None:
-    """Two ways to read one quantity are told apart."""
+    """Two ways to read one quantity have different names."""
     found = _recorded("idle", job="")
 
     assert _reason(found, "GpuThermalMarginLow") == {"missing: thermal margin, distance to the slowdown temperature"}

@@ -56,7 +56,7 @@ def test_dashes_only_in_model_names_of_gpus() -> None:
     assert b'model_name="NVIDIA  H200 NVL"' in text
 
 
-def test_what_is_not_utf8_is_replaced() -> None:
+def test_invalid_utf8_is_replaced() -> None:
     """A process name in another encoding loses only its invalid bytes; the scrape succeeds."""
     broken = b"caf\xe9".decode("utf-8", "surrogateescape")
 

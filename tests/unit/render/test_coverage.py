@@ -213,7 +213,7 @@ def matched_modes(mode: FailureMode, names: Collection[str]) -> set[str]:
     ids=lambda mode: mode.name,
 )
 def test_coverage_equals_results(mode: FailureMode, names: frozenset[str]) -> None:
-    """An injected failure mode is found if coverage says that it works with these names, and only then."""
+    """An injected failure mode is found exactly if coverage says that it works with these names."""
     works = coverage.detectability(mode, names)
 
     fires = works is Detectability.PARTLY or mode.name in matched_modes(mode, names)

@@ -89,8 +89,8 @@ def test_lines_that_find_no_room_are_counted(pipe: Pipe) -> None:
     assert [line for line in said.splitlines() if line.startswith("line")] == [f"line {n}" for n in range(10)]
 
 
-def test_what_cannot_be_formatted_or_written_is_counted(pipe: Pipe) -> None:
-    """The line is lost, without a traceback."""
+def test_failed_lines_are_counted(pipe: Pipe) -> None:
+    """A line that cannot be formatted or written is lost, without a traceback."""
     queue, logger = pipe.logger(10)
     logger.info("%d", "text")
     assert queue.dropped == 1

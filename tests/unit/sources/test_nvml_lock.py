@@ -39,7 +39,7 @@ def test_calls_do_not_overlap() -> None:
     assert (most, inside) == (1, 0)
 
 
-def test_a_stuck_holder_costs_one_wait() -> None:
+def test_a_stuck_holder_delays_one_wait() -> None:
     """The next thread enters after PATIENCE, others at once; the late return of the first releases no other's lock."""
     lock, stuck, back = DriverLock(), threading.Event(), threading.Event()
 
