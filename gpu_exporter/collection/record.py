@@ -90,6 +90,8 @@ class _Recorder:
                     log.warning("%s; it is not recorded", error)
             if not devices:
                 raise GpuExporterError(f"source {self._source.name}: no GPU to record; `gpu-exporter doctor` says why")
+            if stop.is_set():  # nobody waits for this thread any more: it must not write
+                return
             gpus = [device.gpu for device in devices]
             self._writer = Writer(self._path, gpus, self._interval, source=self._origin, mask=self._mask)
             self._record(devices, duration, stop)
