@@ -49,7 +49,7 @@ bench: $(VENV)/bench tools ## Run the benchmarks that this machine supports and 
 fuzz: $(VENV)/dev ## Run 10 000 mutated inputs through each parser of content from outside: ARGS='recording --inputs 500 --seed 2'
 	$(BIN)/python -m tests.fuzz $(ARGS)
 
-soak: $(VENV)/dev tools ## Run the long tests: half an hour of driver faults, a DCGM that hangs for 90 s, 200 000 simulated ticks, a million kernel-log lines, each version of protobuf, many generated examples, every failure mode in a fleet, fleets of 800 and of 8000 GPUs
+soak: $(VENV)/dev tools ## Run the long tests: half an hour of driver faults, a DCGM that hangs for 90 s, 200 000 simulated ticks, a million kernel-log lines, each version of protobuf, many generated examples, every failure mode in a fleet and in an older Prometheus, fleets of 800 and of 8000 GPUs
 	$(BIN)/python -m tests.soak.faults $(ARGS)
 	$(BIN)/python -m tests.soak.ticks
 	$(BIN)/python -m tests.soak.trouble
@@ -57,7 +57,7 @@ soak: $(VENV)/dev tools ## Run the long tests: half an hour of driver faults, a 
 	$(BIN)/python -m tests.soak.kernel_log
 	$(BIN)/python -m tests.soak.protobuf
 	$(BIN)/python -m pytest tests/unit --hypothesis-profile soak
-	$(BIN)/python -m pytest tests/e2e/sources/test_inject.py tests/e2e/render/test_dashboards.py --long
+	$(BIN)/python -m pytest tests/e2e/sources/test_inject.py tests/rules --long
 	$(BIN)/python -m benchmarks.fleet --json /dev/null
 	$(BIN)/python -m benchmarks.scale --seconds 600 --json benchmarks/results/scale.json
 	$(BIN)/python -m benchmarks.scale --seconds 600 --metrics full --json benchmarks/results/scale_full.json

@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests import PACKAGED_RECORDINGS, ROOT
 from tests.support.fakes.driver import FakeDriver
-from tests.support.tools import PATIENCE
+from tests.support.tools import LONG, PATIENCE
 from tests.support.tools import free_port as free_port
 
 # On slow shared cores, the duration of one example says nothing about the code.
@@ -169,6 +169,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add `--update-golden`, which rewrites the golden files."""
     parser.addoption("--update-golden", action="store_true")
     parser.addoption("--long", action="store_true", help="run the long variants of some tests, as `make soak` does")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Pass `--long` on to functions that have no fixtures."""
+    if config.getoption("--long"):
+        os.environ[LONG] = "1"
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import time
@@ -15,6 +16,8 @@ T = TypeVar("T")
 # Time limits only bound failures, and other processes may use the cores: limits are this many times those of an idle
 # machine.
 PATIENCE = 4.0
+# Set in the environment by `pytest --long`.
+LONG = "LONG_TESTS"
 BUNDLED = ROOT / ".tools" / "usr" / "bin"
 
 
@@ -30,6 +33,11 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def is_long() -> bool:
+    """Return whether the long variants of tests run."""
+    return LONG in os.environ
 
 
 def until(ask: Callable[[], T], timeout: float = 15.0, what: str = "the condition", every: float = 0.1) -> T:

@@ -22,7 +22,7 @@ from tests.e2e.exposition.test_prometheus import SERIES_A_GPU
 from tests.support import panels
 from tests.support.alerting import rules
 from tests.support.prometheus import Prometheus, scraping
-from tests.support.tools import until
+from tests.support.tools import is_long, until
 
 SIMULATED = ("--source", "simulated")
 GPU, GPUS = 3, 4
@@ -50,9 +50,9 @@ def alerts(prometheus: Prometheus) -> set[Alert]:
     }
 
 
-def test_modes_in_a_fleet(serve: Serve, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_modes_in_a_fleet(serve: Serve, tmp_path: Path) -> None:
     """One failure mode per node: its alert has the injected GPU, or all of its job, and no other GPU has one."""
-    modes = SHOWN if request.config.getoption("--long") else list(KINDS.values())
+    modes = SHOWN if is_long() else list(KINDS.values())
     injected = {f"node-{number:03}": mode for number, mode in enumerate(modes)}
     untouched, nameless = (f"node-{len(injected) + more:03}" for more in range(2))
     inject = [f"--inject={mode.name}:{node}/{GPU}" for node, mode in injected.items()]
