@@ -87,7 +87,18 @@ def read(*, metrics: str = "default", gpus: Sequence[int] | None = None) -> tupl
     chosen = _chosen(gpus, visible(os.environ.get("CUDA_VISIBLE_DEVICES")))
     with ONE_AT_A_TIME:
         monitor = _monitor(MetricSet(metrics), chosen, os.getpid())
-    return readings(monitor.snapshot())
+    found = readings(monitor.snapshot())
+    return found if chosen is None else tuple(sorted(found, key=lambda reading: _place(reading.gpu, chosen)))
+
+
+def _place(gpu: Gpu, chosen: Sequence[int | str]) -> int:
+    """Return the position of a GPU among those that were chosen by index, UUID or the beginning of a UUID."""
+    matches = (
+        place
+        for place, name in enumerate(chosen)
+        if (name == gpu.index if isinstance(name, int) else gpu.uuid.startswith(name))
+    )
+    return next(matches, len(chosen))
 
 
 def visible(text: str | None) -> tuple[int | str, ...] | None:

@@ -68,6 +68,7 @@ class Watch(threading.Thread, Generic[T]):
                 self.lookup.fail_unexpectedly()
                 wait = LONGEST_WAIT
             self._stopping.wait(wait * random.uniform(0.5, 1.0))
+        self._api.close()
 
     def _follow(self) -> None:
         self._listed = False

@@ -307,6 +307,7 @@ def _api_list(folder: Path) -> Iterator[Parser]:
     try:
         yield Parser(take)
     finally:
+        api.close()
         server.stop()
 
 

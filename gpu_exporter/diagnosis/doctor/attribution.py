@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import closing
 
 from gpu_exporter.attribution import pods
 from gpu_exporter.attribution import resource_slices as slices
@@ -59,6 +60,9 @@ def _kubelet(config: Config) -> str:
 
 
 def _listed(config: Config, environ: Mapping[str, str], path: Callable[[Api], str], what: str) -> str:
-    api = in_cluster(config.kubernetes_service_account, environ, PATIENCE)
-    items, _ = api.list_objects(path(api), **of_node(config, environ))
+    with closing(in_cluster(config.kubernetes_service_account, environ, PATIENCE)) as api:
+        items, _ = api.list_objects(path(api), **of_node(config, environ))
+    if path is pods.path and not items:  # at least this pod runs on the node
+        message = f"the API server lists no pod of the node {config.node_name or environ.get('NODE_NAME', '')}"
+        raise LookupFailed("not_found", message, fix="set GPU_EXPORTER_NODE_NAME from spec.nodeName")
     return f"the API server lists {len(items)} {what} of this node"

@@ -250,6 +250,14 @@ def test_a_long_list(serve: Serve, node: FakeDriver, kubelet: FakeKubelet, api: 
     assert "the API server lists 5 pods of this node" in ended.stdout
 
 
+def test_node_name_that_is_wrong(node: FakeDriver, kubelet: FakeKubelet, api: FakeApiServer) -> None:
+    """A node on which doctor itself runs has a pod."""
+    own = ("--kubernetes", "--pod-resources-socket", str(kubelet.socket), "--kubernetes-pods")
+    ended = run("doctor", *own, env={**node.environment, **api.environment})
+    assert "lists no pod of the node node" in ended.stdout
+    assert "set GPU_EXPORTER_NODE_NAME from spec.nodeName" in ended.stdout
+
+
 def test_a_node_without_a_name(serve: Serve, node: FakeDriver, kubelet: FakeKubelet, api: FakeApiServer) -> None:
     """The host name of a pod is not the node's: with it, the list would be empty."""
     environment = {**node.environment, **api.environment, "GPU_EXPORTER_NODE_NAME": "", "NODE_NAME": ""}

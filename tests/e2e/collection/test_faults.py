@@ -434,9 +434,11 @@ def test_gpm_when_the_driver_is_late(start: Start, driver: FakeDriver) -> None:
 
 def test_gauge_is_the_rate_of_the_integral(start: Start, driver: FakeDriver) -> None:
     """SM activity steps from 0 to 100 %: the integral is exact, and the gauge is its rate over the window."""
-    window, interval, begin = 1.0, 0.25, time.time() + 3
-    driver.set("Gpm.2", steps((0, begin - 60), (100, begin)))
+    window, interval = 1.0, 0.25
+    driver.set("Gpm.2", steps((0, time.time() - 60)))
     exporter = start(driver, "--interval", f"{interval}s", "--gauge-window", f"{window}s")
+    begin = time.time() + 1
+    driver.set("Gpm.2", steps((0, begin - 60), (100, begin)))
     seen: list[tuple[float, float, float]] = []
 
     def long_enough(page: Page) -> bool:

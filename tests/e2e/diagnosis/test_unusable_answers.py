@@ -357,7 +357,8 @@ def test_odd_content_of_a_good_answer(
 ) -> None:
     """It is judged, and printed without terminal control characters."""
     began = time.monotonic()
-    assert exit_code_of(serving(metrics=answer(METRICS + extra.encode()))) in (0, 1)
+    # 2 if it names another GPU, of which nothing else is known.
+    assert exit_code_of(serving(metrics=answer(METRICS + extra.encode()))) in (0, 1, 2)
     assert time.monotonic() - began < 3 * DEADLINE
     output = capsys.readouterr()
     assert output.out.replace("\n", "").isprintable()

@@ -79,7 +79,7 @@ class FakeApiServer:
         self._oldest = 0
         self._items: dict[str, dict[str, Item]] = {}
         self._events: list[tuple[int, str, Item]] = []
-        self._stopping = False
+        self.stopping = False
         self._epoch = 0
         handler = type("Handler", (_Handler,), {"server_of": self})
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
@@ -149,7 +149,7 @@ class FakeApiServer:
     def stop(self) -> None:
         """Stop serving."""
         with self._changed:
-            self._stopping = True
+            self.stopping = True
             self._changed.notify_all()
         self._server.shutdown()
         self._server.server_close()
@@ -168,7 +168,7 @@ class FakeApiServer:
     def wait_for_the_end(self) -> None:
         """Wait for `stop`, to keep the connection of an incomplete response open."""
         with self._changed:
-            self._changed.wait_for(lambda: self._stopping)
+            self._changed.wait_for(lambda: self.stopping)
 
     def after(self, version: int, path: str, seconds: float) -> Item | None:
         """Return the next event after a version, or None on a timeout or a restore."""
@@ -181,8 +181,8 @@ class FakeApiServer:
             return next((event for at, of, event in self._events if of == path and at > version), None)
 
         with self._changed:
-            self._changed.wait_for(lambda: found() or self._stopping or epoch != self._epoch, seconds)
-            return None if self._stopping or epoch != self._epoch else found()
+            self._changed.wait_for(lambda: found() or self.stopping or epoch != self._epoch, seconds)
+            return None if self.stopping or epoch != self._epoch else found()
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -197,6 +197,9 @@ class _Handler(BaseHTTPRequestHandler):
         url = urlsplit(self.path)
         query = {key: values[0] for key, values in parse_qs(url.query).items()}
         server = self.server_of
+        if server.stopping:  # a connection that was kept
+            self.close_connection = True
+            return
         server.asked.append(self.path)
         if server.raw is not None:
             for byte in server.raw if server.drip else ():

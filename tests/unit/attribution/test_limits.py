@@ -112,6 +112,9 @@ class Script:
         self._items, self._event = items, event
         self.done = threading.Event()
 
+    def close(self) -> None:
+        """There is no connection."""
+
     def list_objects(self, path: str, **query: str) -> tuple[list[Object], str]:
         """Return the pods."""
         return self._items, "1"

@@ -33,11 +33,18 @@ def server(tmp_path: Path) -> Iterator[FakeApiServer]:
     running = FakeApiServer(tmp_path)
     yield running
     running.stop()
+    while CLIENTS:
+        CLIENTS.pop().close()
 
 
-def api(server: FakeApiServer) -> Api:
-    """Return a client with a timeout of one second."""
-    return in_cluster(server.account, server.environment, patience=1.0)
+# Those of the present test.
+CLIENTS: list[Api] = []
+
+
+def api(server: FakeApiServer, patience: float = 1.0) -> Api:
+    """Return a client with this timeout."""
+    CLIENTS.append(in_cluster(server.account, server.environment, patience=patience))
+    return CLIENTS[-1]
 
 
 def answer(body: bytes, head: str = "200 OK", length: int | None = None) -> bytes:
@@ -127,7 +134,7 @@ def test_list_without_an_end(server: FakeApiServer, monkeypatch: pytest.MonkeyPa
     """A server that always has another page gets a limited number of requests."""
     page = {"metadata": {"continue": "1", "resourceVersion": "1"}, "items": [pod_object("p", "u")]}
     monkeypatch.setattr(server, "page", lambda path, start: page)
-    failure = in_seconds(60, lambda: in_cluster(server.account, server.environment, 30.0).list_objects(PODS))
+    failure = in_seconds(60, lambda: api(server, 30.0).list_objects(PODS))
     assert failure.reason == "too_large"
     assert len(server.asked) == limits.MOST_PAGES
 
@@ -154,7 +161,7 @@ def test_pages_that_are_too_large_together(server: FakeApiServer, monkeypatch: p
 def test_answer_that_drips(server: FakeApiServer, raw: bytes) -> None:
     """Each byte comes in time, but the whole response has a deadline."""
     server.raw, server.drip = raw, 0.1
-    client = in_cluster(server.account, server.environment, patience=0.5)
+    client = api(server, 0.5)
     assert in_seconds(15, lambda: client.get(PODS, ObjectList)).reason == "timeout"
 
 
@@ -349,6 +356,9 @@ class Stumbling:
         self.versions: list[str] = []
         self.listed = 0
         self.done = threading.Event()
+
+    def close(self) -> None:
+        """There is no connection."""
 
     def list_objects(self, path: str, **query: str) -> tuple[Sequence[Object], str]:
         """Return an empty list, at a version beyond the failure from the second time on."""
