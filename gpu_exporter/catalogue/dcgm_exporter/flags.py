@@ -16,6 +16,8 @@ from gpu_exporter.inputs import boolean
 from gpu_exporter.model.source_kind import AUTO, DCGM
 
 SETTINGS = {setting.name: setting for setting in fields(Config)}
+# Shorter intervals are refused, but dcgm-exporter accepts them.
+SHORTEST_MILLISECONDS = 100
 TRUE = ("1", "t", "T", "TRUE", "true", "True")
 FALSE = ("0", "f", "F", "FALSE", "false", "False")
 
@@ -153,6 +155,11 @@ def _split(argument: str) -> tuple[str, str | None]:
     return (stripped if name.startswith("-") else "", value if equals else None)
 
 
+def is_set_for_dcgm_exporter(environ: Mapping[str, str]) -> bool:
+    """Return whether a variable of dcgm-exporter is set, as in a pod of which only the image was changed."""
+    return any(each.env.startswith("DCGM_EXPORTER_") and each.env in environ for each in FLAGS)
+
+
 def translate(arguments: Sequence[str], environ: Mapping[str, str]) -> Translation:
     """Return the arguments of `serve` with dcgm-exporter's replaced. Raise ValueError naming a wrong flag or variable.
 
@@ -231,9 +238,12 @@ def _answer(given: _Given, source: str) -> Translation:
         if value in theirs.quiet:
             return Translation((), ())
         return Translation((), (f"{spelling} is ignored: {theirs.hint}",))
-    setting = SETTINGS[theirs.setting]
+    setting, warnings = SETTINGS[theirs.setting], tuple[str, ...]()
     try:
         converted = theirs.convert(value)
+        if theirs.setting == "interval" and int(converted.removesuffix("ms")) < SHORTEST_MILLISECONDS:
+            converted = f"{SHORTEST_MILLISECONDS}ms"
+            warnings = (f"{spelling}: {value} ms is too short; values are collected every {converted}",)
         setting.metadata["parse"](converted)
     except ValueError as error:
         raise ValueError(f"{spelling}: {error}") from error
@@ -242,4 +252,4 @@ def _answer(given: _Given, source: str) -> Translation:
         if source not in ("", AUTO.name, DCGM.name):
             return Translation((), (f"{spelling} is ignored: the source is {source}",))
         arguments = (f"--source={DCGM.name}", *arguments) if not source else arguments
-    return Translation(arguments, ())
+    return Translation(arguments, warnings)

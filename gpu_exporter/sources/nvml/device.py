@@ -86,8 +86,7 @@ class NvmlDevice:
             if error.value not in UNSUPPORTED:
                 raise  # the caller attaches again later
             return 0
-        if count.nvmlReturn != pynvml.NVML_SUCCESS and count.nvmlReturn not in UNSUPPORTED:
-            raise pynvml.NVMLError(count.nvmlReturn)
+        raise_if_lost(count.nvmlReturn, "number of NVLinks")
         return int(count.value.uiVal) if count.nvmlReturn == pynvml.NVML_SUCCESS else 0
 
     def _why_no_gpm(self) -> str | None:

@@ -200,6 +200,15 @@ def test_systemd_socket(tmp_path: Path) -> None:
             pass
 
 
+def test_variables_alone_start_the_server(driver: FakeDriver, tmp_path: Path) -> None:
+    """As in a pod of dcgm-exporter without arguments, of which only the image was changed."""
+    port = free_port()
+    environment = {**driver.environment, "DCGM_EXPORTER_LISTEN": f"127.0.0.1:{port}", "DCGM_EXPORTER_INTERVAL": "33"}
+    with started(tmp_path, command(), port, **environment) as exporter:
+        exporter.until(lambda page: bool(page.values("gpu_up")))
+        assert "33 ms is too short" in exporter.log.read_text()
+
+
 def panels() -> dict[str, list[str]]:
     """Return the expressions of Grafana dashboard 12239, by panel."""
     board = json.loads((ROOT / "tests" / "dcgm_exporter" / "dashboard-12239.json").read_text())

@@ -75,6 +75,7 @@ def test_flags_are_translated(line: str, expected: str) -> None:
         ("", {"DCGM_EXPORTER_INTERVAL": "5000", "GPU_EXPORTER_INTERVAL": "2s"}, ""),
         ("--interval 2s", {"DCGM_EXPORTER_INTERVAL": "5000"}, "--interval 2s"),
         ("-c 1000", {"DCGM_EXPORTER_INTERVAL": "5000"}, "--interval=1000ms"),
+        ("", {"DCGM_EXPORTER_INTERVAL": "33"}, "--interval=100ms"),
         ("", {"DCGM_EXPORTER_NO_HOSTNAME": "true"}, "--no-hostname=true"),
         ("", {"DCGM_EXPORTER_DEBUG": "false"}, "--log-level=info"),
         ("", {"DCGM_REMOTE_HOSTENGINE_INFO": "h:1"}, "--source=dcgm --dcgm-hostengine=h:1"),
@@ -239,3 +240,10 @@ def test_node_name(source: str, settings: dict[str, Any], environ: dict[str, str
     """Found as by `internal/pkg/hostname` of dcgm-exporter; a local host engine has this host's name."""
     engine = hostengine(settings.get("dcgm_hostengine", ""))
     assert node_name(Config(**{**settings, "dcgm_hostengine": engine}), source, environ) == expected
+
+
+def test_short_interval_is_a_warning() -> None:
+    """dcgm-exporter accepts it; such a pod must start."""
+    assert translate((), {"DCGM_EXPORTER_INTERVAL": "33"}).warnings == (
+        "DCGM_EXPORTER_INTERVAL: 33 ms is too short; values are collected every 100ms",
+    )
