@@ -124,7 +124,7 @@ def test_flags_that_need_another_flag(line: str, environ: Mapping[str, str], exp
     ("line", "message"),
     [
         ("-c 5s", "-c: '5s' is not a number of milliseconds; use for example 5000"),
-        ("-c 1", "-c: '1ms' is out of range; use 100ms to 1h"),
+        ("-c 9999999", "-c: '9999999ms' is out of range; use 100ms to 1h"),
         ("-c", "-c needs a value"),
         ("-a nowhere", "-a: 'nowhere' is not an address"),
         ("-d 0,1", "-d: '0,1' is not a device list; use f, g, i, or for example"),

@@ -8,8 +8,6 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
-from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.model.gpu import Gpu, Series
 from gpu_exporter.model.errors import GpuLost
 from gpu_exporter.sources.nvml.device import NvmlDevice
 
