@@ -11,7 +11,7 @@ so is nvitop-exporter if it is installed. Samples without an exporter measure th
 Exporters run from the beginning, so that no start is measured; between samples, they are stopped with SIGSTOP. An
 exporter with a 1 s interval does its whole second of work within a run of 0.2 s, so a fifth of the difference counts.
 This assumes that it costs nothing between two collections. At 100 ms a run is as long as the interval, and the whole
-difference counts, including the noise. The first sample of each turn is dropped because the exporter catches up there.
+difference counts, including the noise. The first sample of a condition in a round is dropped: the exporter catches up.
 In less than 200 s, few samples contain fields that are read every 15 s. The bound is the one-sided 95 % confidence
 bound of Student's t-distribution.
 
@@ -191,7 +191,7 @@ def exporters(with_peer: bool, env: Mapping[str, str]) -> Iterator[Turns]:
 
 
 def pairs(work: Work, turns: Turns, seconds: float) -> Times:
-    """Measure every condition; the first sample of each turn is dropped because the exporter catches up there."""
+    """Measure every condition; the first sample of each is dropped because the exporter catches up there."""
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in (NOISE, *turns.exporters)}
     order, rate = random.Random(1), work.warm()
     for _ in range(ROUNDS):

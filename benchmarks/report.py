@@ -68,10 +68,11 @@ SECTIONS = (
     Section(
         "stalls",
         "What it sees between two scrapes",
-        """A GPU works for half a second and is idle for half a second, in turn. The column *answer* is the result of
-        these [queries](histograms.md#queries) in a Prometheus, or of the rate of a metric. *Truth* comes from the clock
-        of the workload, and from the driver's power buffer and energy counter, which other processes read. Some answers
-        are compared with that of another counter, or of more frequent scrapes.""",
+        """A GPU works for half a second and is idle for half a second, in turn. The exporter runs with
+        `--metrics full --high-resolution`. The column *answer* is the result of these [queries](histograms.md#queries)
+        in a Prometheus, or of the rate of a metric. *Truth* comes from the clock of the workload, and from the driver's
+        power buffer and energy counter, which other processes read. Some answers are compared with that of another
+        counter, or of more frequent scrapes.""",
         sections.stalls,
     ),
     Section(

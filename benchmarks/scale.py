@@ -185,7 +185,7 @@ def _load(
 
 
 def _bytes_per_sample(folder: Path, prometheus: Prometheus) -> float:
-    """Return the size on disk of a sample, in a block of the data in memory; blocks of two hours compress better."""
+    """Return the bytes on disk per sample, if the head is written as a block; blocks of two hours compress better."""
     name = prometheus.snapshot()
     block = next(path.parent for path in (folder / "data/snapshots" / name).glob("*/meta.json"))
     samples = json.loads((block / "meta.json").read_text())["stats"]["numSamples"]

@@ -69,7 +69,7 @@ class Attributor:
         self._claims: tuple[object, Mapping[tuple[str, str], str]] = (None, {})
         self._broken = False
         # The monotonic times at which kubelet began to list each pod.
-        self._listed_since: dict[str, float] = {}
+        self._listed_since: dict[str, float] | None = None
 
     def start(self) -> None:
         """Start all threads, and wait up to FIRST_SECONDS for the first answers."""
@@ -123,7 +123,7 @@ class Attributor:
     def _pods(self) -> Mapping[str, Pod]:
         """Return the pods of the API server, without those that may have been replaced by others of the same name.
 
-        While the API server is down, these are the pods that kubelet has listed only since then.
+        While the API server is down, pods that kubelet began to list after the server's last answer are left out.
         """
         lookup = self._lookups.pods
         if lookup is None:
@@ -132,10 +132,12 @@ class Attributor:
         if kubelet is not None:
             listed = {f"{device.namespace}/{device.pod}" for device in kubelet.value.allocated}
             listed |= {f"{claim.namespace}/{claim.pod}" for claim in kubelet.value.claimed}
-            self._listed_since = {name: self._listed_since.get(name, now) for name in listed}
+            # At the start, both lists are of the same time.
+            begun = now if self._listed_since is not None else 0.0
+            self._listed_since = {name: (self._listed_since or {}).get(name, begun) for name in listed}
         if lookup.up or lookup.answered_at is None:
             return lookup.value
-        new = {name for name, since in self._listed_since.items() if since > lookup.answered_at}
+        new = {name for name, since in (self._listed_since or {}).items() if since > lookup.answered_at}
         return {name: pod for name, pod in lookup.value.items() if name not in new} if new else lookup.value
 
     def _uuids(self) -> Mapping[tuple[str, str], str]:

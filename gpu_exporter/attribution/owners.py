@@ -24,7 +24,8 @@ NO_POD: Labels = (("container", ""), ("namespace", ""), ("pod", ""))
 
 
 class LookupAnswers(NamedTuple):
-    """The answers of all lookups, from which the owners follow. None where a lookup is not configured."""
+    """The answers of all lookups, from which the owners follow. None, or an empty
+    mapping for `pods` and `claims`, where a lookup is not configured."""
 
     devices: Devices
     listing: Listing | None = None

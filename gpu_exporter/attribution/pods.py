@@ -84,7 +84,7 @@ def label_name(name: str) -> str:
 
 
 def _controller(metadata: Metadata) -> str:
-    """Return the name of the controller of a pod: of a ReplicaSet the Deployment's, which is its own without a hash."""
+    """Return the name of a pod's controller. For a ReplicaSet, return its Deployment: the name without the hash."""
     for reference in metadata.get("ownerReferences") or ():
         if reference.get("controller") and (name := reference.get("name", "")):
             limits.check_length("the controller", name, limits.LONGEST_POD)

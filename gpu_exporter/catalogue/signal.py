@@ -54,7 +54,7 @@ class Read:
             matchers.append(f'{self.any_of[0]}=~"{"|".join(self.any_of[1])}"')
         series = f"{self.name}{{{', '.join(matchers)}}}" if matchers else self.name
         if self.rate:
-            # A series that began within the window would count as constant before: then the next way is better.
+            # If a series began within the window, its rate would be too low: the next definition is used instead.
             scale = "" if self.scale == 1.0 else f" * {self.scale:.15g}"
             rate = f"rate({series}[{RATE_WINDOW}]){scale}"
             bounded = rate if self.most is None else f"clamp_max({rate}, {self.most:g})"
@@ -169,7 +169,10 @@ class Signal:
         return "\nor\n".join([*derived, f"(\n{joined}\n)"])
 
     def _joined(self, values: str) -> str:
-        """Return `values` with the labels of the device, on the many side: keeping labels costs less than copying."""
+        """Return `values` with the labels of the device, on the many side: keeping labels costs less than copying.
+
+        With `extra_labels`, a device has several values, so its labels are copied.
+        """
         on = ", ".join(DEVICE if self.has_owner else DEVICE[:2])
         info = DEVICE_INFO if self.has_owner else IDENTITY_INFO
         if self.extra_labels:

@@ -41,7 +41,7 @@ class Collector:
 
     `extra_metrics` returns further metrics of the exporter itself. With intervals below a second there is a page each
     second, and one at each collection while `every_tick_wanted` returns True, because a client scrapes that often.
-    Collections without a page read only profiling values, because nothing else of them reaches a later page.
+    A collection without a page adds only to totals and histograms, so a `MeansReader` reads only the means for these.
 
     `failure` is the reason why the clock thread makes no page, or empty. `stopping` is set by `stop`; to stop several
     collectors at the same time, set it on all of them first.

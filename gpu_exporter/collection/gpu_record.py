@@ -20,7 +20,7 @@ from gpu_exporter.model.pci import same_device
 log = logging.getLogger(__name__)
 
 # The series of a GPU are withdrawn when it was not read for this many intervals, because Prometheus would store them as
-# fresh. The third missing read is due when the values are not quite three intervals old.
+# fresh. Not 3: when the third read in a row fails, the values are not quite three intervals old.
 STALE_INTERVALS = 2.5
 # How long a GPU that the driver no longer lists is shown as gone.
 GONE_SECONDS = 86400.0

@@ -26,8 +26,8 @@ BUG = "GPU %d: unexpected error, please report it"
 
 
 class Worker(threading.Thread):
-    """Reads one GPU at each collection, on a thread of its own that no other waits for: a call that hangs affects no
-    other GPU. `index` is the GPU's position in the source, `gpu_index` the index that the driver gives it.
+    """Reads one GPU at each collection, on a thread of its own. Others wait for it only until a deadline, so a call
+    that hangs affects no other GPU. `index` is the GPU's position in the source, `gpu_index` its index in the driver.
 
     The thread of an `instant` worker is never started: it reads on the thread that wakes it.
     `plan` returns what to read now; `finished` is called after each read.
@@ -82,7 +82,7 @@ class Worker(threading.Thread):
 
     @property
     def stalled(self) -> float:
-        """Seconds that the current read has taken, if that is more than the deadline, so that it is stuck; else 0."""
+        """Seconds that the current read has taken if it is stuck, that is, longer than the deadline; else 0."""
         since = self._busy_since
         busy = 0.0 if since is None else time.monotonic() - since
         return busy if busy > self._plan().deadline else 0.0

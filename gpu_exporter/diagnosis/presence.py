@@ -1,4 +1,4 @@
-"""Which GPUs are there at the end of some scrapes: those that do not answer, are gone, or were never identified. Pure.
+"""Which GPUs are there at the end of some scrapes, and which do not answer, are gone, or were never identified. Pure.
 
 A series that its target no longer exposes is over, as in Prometheus; otherwise a GPU would be judged by the values that
 it had before it was lost.
@@ -32,7 +32,7 @@ class Absent(NamedTuple):
 
 
 class Present(NamedTuple):
-    """The scrapes without series that are over, and the GPUs that are absent."""
+    """The scrapes, from which the series that are over were removed, and the GPUs that are absent."""
 
     scrapes: list[Scrape]
     absent: list[Absent]

@@ -143,7 +143,8 @@ def _key(labels: Mapping[str, str], *, per_instance: bool) -> DeviceKey:
 
 
 def _devices(scrapes: Sequence[Scrape]) -> dict[DeviceKey, DeviceIdentity]:
-    """Return all devices with a UUID. Their owners are those of the last scrape that names any."""
+    """Return all devices with a UUID. A device has the owner that the last scrape with its `DCGM_*` or
+    `gpu_pod_info` series names; none if that names none."""
     devices: dict[DeviceKey, DeviceIdentity] = {}
     owners: dict[DeviceKey, Claims] = {}
     for scrape in reversed(scrapes):
@@ -217,7 +218,8 @@ def _matches(way: Read, labels: Mapping[str, str]) -> bool:
 
 
 class Count(NamedTuple):
-    """A counter, and since when it has this value. `fresh`: it changed then, so that is when it was read."""
+    """A counter, and since when it has this value. `fresh`: the value changed at `since`, so it was
+    really read at that time."""
 
     since: float
     value: float

@@ -43,7 +43,7 @@ class Report:
 def report(snapshot: Snapshot, only: frozenset[int] | None = None) -> Report:
     """Return the report on all GPUs, or on the indices in `only`.
 
-    An index that does not exist is reported as unhealthy; other GPUs are then not counted as missing.
+    With `only`, an index that does not exist is reported as unhealthy, other GPUs are then not counted as missing.
     """
     verdicts = snapshot.verdicts
     # An empty snapshot means that the driver library hangs, which is not a verdict.

@@ -209,7 +209,7 @@ class EventLog:
     def samples(self, gpus: Sequence[Gpu], nvml_up: bool, reporting: Collection[str] = ()) -> list[MetricRow]:
         """Return the rows to expose. A GPU that a source watches has a counter of every drain code, from 0 on.
 
-        `nvml_up`: whether NVML reports the XIDs of all GPUs; if not, it does of those at the addresses `reporting`.
+        `nvml_up`: whether NVML reports the XIDs of all GPUs; if not, only of those at the addresses `reporting`.
         """
         by_pci = {pci_bus_id(gpu.pci_bus_id): gpu for gpu in gpus if gpu.pci_bus_id}
         watched = [pci for pci in by_pci if nvml_up or self.kernel_up or pci in reporting]

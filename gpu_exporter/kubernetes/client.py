@@ -33,7 +33,7 @@ PATIENCE = 10.0
 TOTAL_TIMEOUT_FACTOR = 3
 CHECK_CA = "check the CA of the service account"
 PAGE = 500
-# A server that is gone without a word ends a watch after half a minute.
+# If the server vanishes without closing the connection, a watch ends after half a minute.
 KEEPALIVE = {
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE): 1,
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE): 15,
@@ -93,7 +93,7 @@ class Api:
         raise _too_large(path, f"more than {limits.MOST_PAGES} pages")
 
     def watch(self, path: str, seconds: float, **query: str) -> Iterator[Event | None]:
-        """Yield events for about `seconds`, after None once the server answers. Raises LookupFailed."""
+        """Yield None once the server answers, then events for about `seconds`. Raises LookupFailed."""
         query |= {"watch": "1", "allowWatchBookmarks": "true", "timeoutSeconds": str(int(seconds))}
         patience = seconds + self._patience
         with (

@@ -75,6 +75,7 @@ STATES: Mapping[str, tuple[str, str]] = {
 }
 # Shared conditions by their name: the clause that stands for them in other conditions.
 CLAUSES: Mapping[str, str] = {
+    "hangs": "the job *hangs*",
     "idles": "the GPU *idles*",
     "spinning": "the GPU *spins* in a collective",
     "traffic": "the GPU *exchanges data*",

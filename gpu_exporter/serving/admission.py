@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 MOST_CONNECTIONS = 512
 # However few file descriptors there are, this many connections are allowed.
 FEWEST_CONNECTIONS = 4
-# File descriptors that are left to the rest of the exporter: drivers, sources, files, logs. With fewer than twice as
-# many free ones, half of them.
+# File descriptors that are left to the rest of the exporter: drivers, sources, files, logs. If fewer than twice
+# that many are free, half of the free ones are left.
 RESERVED_DESCRIPTORS = 256
 # How many are assumed to be open if they cannot be counted.
 ASSUMED_DESCRIPTORS = 64
@@ -69,9 +69,9 @@ class Admission:
     """Decides which connections stay open.
 
     A connection beyond a limit replaces another one: first the one that is idle for longest, of the same address if
-    that has its share, else of the address with the most connections. If none is idle, a request that takes long is
-    cut off. If there is none of these either, the new connection is refused. `dropped` counts replaced and refused
-    connections, by limit.
+    that has used up its share, else of the address with the most connections. If that address has no idle one, its
+    request that takes long is cut off, or the next address is tried. If there is none of these either, the new
+    connection is refused. `dropped` counts replaced and refused connections, by limit.
     """
 
     def __init__(self, most: int = MOST_CONNECTIONS, clock: Callable[[], float] = time.monotonic) -> None:

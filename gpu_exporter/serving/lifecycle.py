@@ -33,7 +33,7 @@ class Lifecycle:
     enabled: bool = False
     quit: Callable[[], None] = lambda: None
     token: Token | None = None
-    nodes: Sequence[Collector] = ()
+    collectors: Sequence[Collector] = ()
     reload: Callable[[], None] = lambda: None
 
     def check(self, guard: Guard) -> None:
@@ -140,7 +140,7 @@ class _ReleaseOrResume(_StateChange):
     async def settled(self, ask: Callable[[Collector], str]) -> str:
         """Wait until `ask` returns nothing for any node, at most PATIENCE_SECONDS. Return its last answer."""
         end = time.monotonic() + PATIENCE_SECONDS
-        while (answer := next(filter(None, map(ask, self.lifecycle.nodes)), "")) and time.monotonic() < end:
+        while (answer := next(filter(None, map(ask, self.lifecycle.collectors)), "")) and time.monotonic() < end:
             await asyncio.sleep(POLL_SECONDS)
         return answer
 
@@ -154,14 +154,14 @@ class Release(_ReleaseOrResume):
         except ValueError as error:
             await self.send(f"for: {error}\n", TEXT, 400)
             return
-        for node in self.lifecycle.nodes:
-            node.release_state.begin(seconds)
+        for collector in self.lifecycle.collectors:
+            collector.release_state.begin(seconds)
         problem = await self.settled(Collector.release_problem)
         if problem:
             await self.send(f"{problem}\n", TEXT, 409)
         else:
             await self.send(
-                f"{self.lifecycle.nodes[0].release_state.release or 'the release has already ended'}\n", TEXT
+                f"{self.lifecycle.collectors[0].release_state.release or 'the release has already ended'}\n", TEXT
             )
 
 
@@ -169,7 +169,7 @@ class Resume(_ReleaseOrResume):
     """End the release. Answer 503 with the reason if the driver does not answer within a few seconds."""
 
     async def act(self) -> None:
-        ended = [node.release_state.end() for node in self.lifecycle.nodes]
+        ended = [collector.release_state.end() for collector in self.lifecycle.collectors]
         problem = await self.settled(Collector.problem)
         if problem:
             await self.send(f"{problem}; the exporter keeps trying\n", TEXT, 503)

@@ -57,7 +57,7 @@ def run(
     """
     if len(sources) > 1:
         sys.setswitchinterval(SWITCH_SECONDS)
-    else:  # one arena would be contended by the thousands of threads of many nodes
+    else:  # not for many nodes: their thousands of threads would contend for the one arena
         heap.share()
     process, admission = ProcessMetrics(config.interval), Admission()
 

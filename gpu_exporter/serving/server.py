@@ -1,4 +1,4 @@
-"""The HTTP server: sends the bytes that the collection loop rendered, on one thread, which never calls a driver."""
+"""The HTTP server: sends what the collection loop made, on one thread, which never calls a driver."""
 
 from __future__ import annotations
 

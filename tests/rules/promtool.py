@@ -75,7 +75,7 @@ def check(folder: Path, cases: Iterable[Case], programs: Sequence[Path] | None =
     """Run every case; a failure shows each expression with its actual result.
 
     By default in the newest promtool, with `--long` in both. The bundled one takes most of the time; it always runs
-    the recordings and the comparison with Python, and the bundled Prometheus the e2e tests.
+    the comparison with Python, and the bundled Prometheus the e2e tests.
     """
     programs = programs or promtools()[0 if is_long() else 1 :]
     runs = []

@@ -14,7 +14,7 @@ import pytest
 from gpu_exporter.catalogue.metrics import BY_KEY, ENERGY
 from gpu_exporter.model.metric import Metric
 from tests.conftest import RECORDINGS
-from tests.rules.promtool import Case, Expect, check, firing, never_fired, no_other_node, now_firing, promtools
+from tests.rules.promtool import Case, Expect, check, firing, never_fired, no_other_node, now_firing
 from tests.rules.series import Device, Generation, minutes, rank
 
 HELD = 120.0
@@ -89,5 +89,4 @@ def test_each_phase_held_for_two_hours(tmp_path: Path, generation: Generation) -
             found.append(Expect(which, [is_class]))
         found.append(never_fired(phase, {*EITHER, *(mode for truth in truths for mode in truth.modes)}))
     found.append(no_other_node(TRUTH))
-    programs = promtools() if generation is Generation.GPU_EXPORTER else promtools()[1:]
-    check(tmp_path, [Case(generation.value, fleet, found)], programs)
+    check(tmp_path, [Case(generation.value, fleet, found)])

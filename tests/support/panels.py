@@ -24,7 +24,7 @@ from gpu_exporter.catalogue.conditions import Mark, Over, PeerMedian, PeerShare,
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.signal import Signal
 from gpu_exporter.diagnosis.window import DeviceKey, Window
-from gpu_exporter.render.rules import aggregates, allocation
+from gpu_exporter.render.rules import aggregates, allocation, rules
 from tests import ROOT
 from tests.support.prometheus import Prometheus
 
@@ -90,6 +90,7 @@ def _records() -> Mapping[str, Any]:
 
 
 RECORDS = _records()
+SHARED = rules.shared_conditions()
 
 
 @cache
@@ -194,6 +195,8 @@ class Truth:
             )
         if name in RECORDS:
             return self._where(lambda part: self._known(RECORDS[name], part))
+        if name in SHARED:
+            return self._where(lambda part: evaluate.holds(SHARED[name], self.seen, part))
         if name in ("gpu:device:info", "gpu:device_identity:info"):
             return self.chosen
         if name == aggregates.SHARE.record:

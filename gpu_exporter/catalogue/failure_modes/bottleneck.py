@@ -174,8 +174,8 @@ MODES = (
         "A slow data loader is reported as host-bound if its data uses less than 2 % of the PCIe link (1.3 GB/s at Gen5 "
         "x16), as tokens and small images do: check the loader, too. With the "
         "default fields of dcgm-exporter, PCIe traffic is not known well enough, and data loading is reported as "
-        "host-bound. If a GPU waits for a starved straggler, look at GpuStragglerStarved for the rank that "
-        "causes it.",
+        "host-bound. If GpuStragglerStarved fires for the same GPU, the other ranks of the job wait for this one: "
+        "follow that runbook first.",
     ),
     FailureMode(
         "GpuUnderfilled",

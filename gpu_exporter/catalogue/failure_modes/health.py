@@ -154,7 +154,7 @@ MODES = (
         0,
         Action.GPU_RESET,
         "Uncorrectable memory errors on {gpu}",
-        "Cordon the node. If gpu-exporter events (with the chart: curl ADDRESS:9400/api/v1/events) shows only XID 94, "
+        "Cordon the node. If gpu-exporter events (with the chart: curl POD_IP:9400/api/v1/events) shows only XID 94, "
         "let other jobs on the GPU end; otherwise drain the node. Then reset the GPU. If the errors come back within "
         "days, or if nvidia-smi -q -d ECC shows that the SRAM threshold is exceeded, replace the GPU. Do not trust "
         "results or checkpoints written after the first error.",
@@ -262,9 +262,10 @@ MODES = (
         Severity.WARNING,
         5 * MINUTE,
         Action.GPU_RESET,
-        "NVLinks down on {gpu}: {{ $value }}",
+        "Number of NVLinks down on {gpu}: {{ $value }}",
         "Run nvidia-smi nvlink --status: if the links are unconnected by design, silence the alert. Otherwise cordon "
-        "the node. Reset the GPU when its job has ended. If links stay down, restart the fabric manager, then reboot "
+        "the node. Reset the GPU when its job has ended. If links stay down, wait until all jobs on the node have "
+        "ended and restart the fabric manager; if that does not help, reboot "
         "the node. If they are still down, have the baseboard, the bridge or the cable inspected.",
         Inject({m.NVLINK_UP: 16.0}),
         And(Compare(Calc(Over(s.NVLINK_LINKS), "-", Over(s.NVLINK_UP)), ">", 0.0), _on(s.NVLINK_UP)),
@@ -282,7 +283,8 @@ MODES = (
         ),
         mitigation=(
             f"Cordon the node. When the job has ended, reset the GPU: {COMMANDS}. On HGX A100, all GPUs of the baseboard must be reset together.",
-            "If links are still down, restart the fabric manager, then reboot the node.",
+            "If links are still down, wait until all jobs on the node have ended and restart the fabric manager; if that "
+            "does not help, reboot the node.",
             "If links are still down after that, have the baseboard, the bridge or the cable inspected.",
         ),
         wrong="GPUs with NVLink bridges to only some neighbours have links that are down by design: silence the alert "
@@ -416,7 +418,7 @@ MODES = (
         10 * MINUTE,
         Action.NONE,
         "{gpu} is {{ $value | humanize }} °C below the temperature at which it slows down",
-        "Check the cooling of this node (inlet temperature, filters, fans) before the GPU is throttled. If the "
+        "Running jobs can go on, but give the node no new ones. Check the cooling of this node (inlet temperature, filters, fans) before the GPU is throttled. If the "
         "room cannot be cooled now, lower the power limit of the warmest GPUs.",
         Inject({m.TEMP_MARGIN: 2.0, m.GPU_TEMP: 85.0}),
         Or(Compare(Over(s.THERMAL_MARGIN), "<=", MARGIN), Compare(Over(s.THERMAL_DISTANCE), "<=", MARGIN)),
@@ -531,7 +533,7 @@ MODES = (
         Severity.WARNING,
         HOUR,
         Action.REPLACE,
-        "Memory banks of {gpu} with few or no spare rows left: {{ $value }}",
+        "Number of memory banks of {gpu} with few or no spare rows left: {{ $value }}",
         "Nothing has failed yet. Plan the replacement of this GPU, and until then give it only work that can be "
         "restarted: a bad row in a bank without spare rows cannot be remapped.",
         Inject({m.REMAP_HISTOGRAM[4]: 1.0}),
@@ -603,7 +605,7 @@ MODES = (
         Action.DRAIN,
         '{{ $value | printf "%.0f" }} PCIe replays within 15 minutes on {gpu}',
         "The PCIe link has more transmission errors than the specification allows, which usually means a bad contact "
-        "or riser. Drain the node: let its jobs end, then reseat the GPU and the riser.",
+        "or riser. Cordon the node. When its jobs have ended, reseat the GPU and the riser.",
         Inject({m.PCIE_REPLAY: Ramp(0, 5.0)}),
         Compare(_grown(s.PCIE_REPLAYS), ">", Over(s.PCIE_REPLAY_LIMIT, Fn.MAX, 15 * MINUTE, bare=True)),
         meaning="More PCIe packets had to be sent again than a good link may have. The limit is the bit error rate that "
@@ -654,7 +656,7 @@ MODES = (
             "If errors come back on the same link, reseat or replace bridge, cable or GPU. Start with the part "
             "that both ends share.",
         ),
-        wrong="One or two replays a day are harmless, but each keeps the alert firing for half an hour. CRC errors "
+        wrong="One or two replays a day are harmless, but each keeps the alert firing for 40 minutes. CRC errors "
         "alone cost speed only from about a hundred a second.",
     ),
     FailureMode(
@@ -665,7 +667,7 @@ MODES = (
         Action.NONE,
         '{{ $value | printf "%.0f" }} corrected memory errors within an hour on {gpu}',
         "ECC corrected every error and no data was lost. Look for XID 92 (gpu-exporter events; with the chart: curl "
-        "ADDRESS:9400/api/v1/events) and for GpuRowRemapPending. If there is either, cordon the node, and reset the GPU "
+        "POD_IP:9400/api/v1/events) and for GpuRowRemapPending. If there is either, cordon the node, and reset the GPU "
         "when its jobs have ended. Otherwise keep using the GPU.",
         Inject({m.ECC_SBE_VOL: Ramp(0, 0.2)}),
         Compare(Over(s.ECC_SBE, Fn.INCREASE, HOUR), ">", ECC_STORM),
@@ -749,7 +751,7 @@ MODES = (
         2 * MINUTE,
         Action.NONE,
         "{gpu} has not been read for {{ $value | humanizeDuration }}",
-        "Run gpu-exporter doctor on the node. If a call hangs in the driver (timeout 10 nvidia-smi does not answer "
+        "Run gpu-exporter doctor on the node (with the chart: in the exporter's pod). If a call hangs in the driver (timeout 10 nvidia-smi does not answer "
         "either), drain the node and reboot it. If all GPUs of the node are stale and nvidia-smi answers, check the "
         "node's clock (NTP), then restart the exporter.",
         Inject(fault="wedged"),
@@ -876,7 +878,7 @@ max by (cluster, job, instance, source) ({m.ATTRIBUTION_UP} == 0)""",
         Action.NONE,
         "{gpu} has no SM activity metric: its bottleneck is unknown",
         "With dcgm-exporter up to 4.8, start it with --collectors alerts/dcgm-exporter.csv; from 4.9 on, with "
-        "alerts/dcgm-exporter-4.9.csv. With gpu-exporter, run gpu-exporter doctor on the node.",
+        "alerts/dcgm-exporter-4.9.csv. With gpu-exporter, run gpu-exporter doctor on the node (in the chart's pod).",
         Inject(absent=(m.SM_ACTIVE,)),
         Unless(Compare(Over(s.UTIL, bare=True), ">=", 0.0), Compare(Over(s.SM_ACTIVE, bare=True), ">=", 0.0)),
         scope=Scope.FLEET,

@@ -51,7 +51,7 @@ privileges. A feature that needs more gets it only while it is on:
 
 ## Health checks
 
-Both probes use `/healthz`, which fails only until the first collection is complete, and if the exporter itself hangs. A
+Both probes use `/healthz` (with a password, client certificates or `web.existingSecret`: only whether the port is open), which fails only until the first collection is complete, and if the exporter itself hangs. A
 GPU that does not answer neither restarts the container nor stops scrapes: see [health endpoints](../../docs/probes.md).
 
 ## Target labels

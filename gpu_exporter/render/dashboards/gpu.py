@@ -106,7 +106,8 @@ def _throughput() -> list[object]:
             About(
                 "Power draw (mean and instantaneous); the dashed line is the limit in force.",
                 "near the limit at full load.",
-                "idle power at full utilisation: fake load or a stall. Large swings: all ranks wait at the same time.",
+                "idle power at full utilisation: fake load or a stall. Large swings: the GPU alternates "
+                "between work and waiting.",
             ),
             s.POWER,
             s.POWER_INSTANT,

@@ -100,9 +100,9 @@ def _chips() -> list[object]:
             [q.query(BOARD, s.POWER_USE)],
         ),
         lines(
-            "Throttled by heat",
+            "Throttled by heat (hardware)",
             About(
-                "Share of time with hardware thermal slowdown.",
+                "Share of time with hardware thermal slowdown. Throttling by the driver: see the GPU dashboard.",
                 "0.",
                 "this GPU slows down the whole job: move the job to another GPU.",
             ),
@@ -118,7 +118,8 @@ def _traffic() -> list[object]:
             About(
                 "Both directions, mean over 5 minutes, and the median of the waiting ranks.",
                 "similar on all ranks of a synchronous job.",
-                "no traffic at all: a stall. One rank differs: other topology, or not part of the collective.",
+                "traffic that stops: a stall. No traffic from the start: the job does not use NVLink. One rank "
+                "differs: other topology, or not part of the collective.",
             ),
             [q.query(BOARD, c.NVLINK), q.query(BOARD, PeerMedian(c.NVLINK, d.WAITS), "median of waiting ranks")],
         ),

@@ -69,14 +69,16 @@ which reads all values anew.
 - `gpu_health_state{state="healthy|degraded|unhealthy"}`: exactly one of the three is 1. All three are 0 while the
   health is unknown.
 - **unhealthy**: act now. **degraded**: running jobs can finish; do not schedule new ones. `gpu-exporter check` exits
-  with 3 if any GPU is degraded or unhealthy, otherwise with 1 if the health of one is unknown, otherwise with 0.
+  with 3 if any GPU is degraded or unhealthy, otherwise with 1 if the health of one is unknown or there
+  is no GPU, with 0 if all are healthy, and with 2 after wrong usage or an unexpected error.
 - **unknown**: no fault was found, but one of these values is supported and could not be read: uncorrectable ECC errors,
   row remapping or page retirement, the recovery action. The health is also unknown while the driver's library cannot be
   used or the driver is released.
 - `gpu_health_reason{reason,action} 1` while a reason holds. `action` is what to do. From the least to the most drastic:
   none, restart_app, gpu_reset, node_reboot, drain, replace. With several reasons, follow the most drastic action.
   - `none`: the cause is outside the GPU (cooling, power, fabric manager).
-  - `gpu_reset`, `node_reboot`: first cordon the node and let its jobs end.
+  - `gpu_reset`, `node_reboot`: first cordon the node. If the GPU is degraded, let the jobs end: those on the GPU for a
+    reset, all for a reboot. If it is unhealthy, the runbook says what to end.
   - `drain`: cordon the node and follow the runbook, which says what must end: the jobs on this GPU, or everything on
     the node. It ranks above `node_reboot` because the repair depends on the case, and may include a reboot.
 - After an XID that requires a drain, the GPU is unhealthy for ten minutes, with the reason `xid_<code>` and the code's

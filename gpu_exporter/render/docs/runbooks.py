@@ -292,7 +292,10 @@ def _related(mode: FailureMode, modes: Sequence[FailureMode]) -> str:
     others = [name for name in dict.fromkeys((*mode.implies, *causes)) if name not in first]
     lines = []
     if first:
-        lines.append(f"Check first, because it can cause this alert: {', '.join(map(link, first))}.")
+        lines.append(
+        which = ", ".join(map(link, first))
+        lines.append(f"{which}: check first whether it fires for the same GPU, job or node, and causes this alert.")
+        )
     if others:
         lines.append(f"May fire together with this alert: {', '.join(map(link, others))}.")
     same = [name for name in _same_fault(mode, modes) if name not in (*first, *others)]

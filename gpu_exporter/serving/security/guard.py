@@ -65,7 +65,7 @@ class Guard:
         self.config = WebConfig()
         self.context: ssl.SSLContext | None = None
         self._files = _Files()
-        self._worker = FileWorker("web-config")
+        self._worker = FileWorker("web-config-file")
         self._lock = threading.Lock()
         self._late = False
         self._bucket: _Bucket | None = None

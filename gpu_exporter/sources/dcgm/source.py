@@ -1,4 +1,4 @@
-"""DCGM -> readings: GPUs through NVIDIA's host engine, another process or one within this.
+"""DCGM -> readings: GPUs through NVIDIA's host engine, in another process or embedded in this one.
 
 One thread makes every call into its library (`thread`), each with a timeout: a host engine that hangs holds a call for
 60 s. All devices share what is read, by one call for all GPUs.
@@ -38,8 +38,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 ALL = ChosenDevices()
-# Seconds that connecting or the start of an embedded host engine may take, and each call while a GPU is attached,
-# because the host engine then samples all new fields.
+# Seconds that connecting, or starting an embedded host engine, may take, and that attaching a GPU may take: then the
+# host engine samples all new fields.
 CONNECT_SECONDS, ATTACH_SECONDS = 5.0, 5.0
 # Seconds that any other call may take, or an interval if that is longer.
 READ_SECONDS = 1.0
@@ -273,11 +273,11 @@ class DcgmSource:
                     xids.append(event)
 
     def inspect(self, session: Session, job: Callable[[], bool]) -> bool:
-        """Run a job on the thread, which takes no longer than a read. Raises SourceLost."""
+        """On the thread, run a job that takes no longer than a read. Raises SourceLost."""
         return self._call(session, job, self.timeout)
 
     def run(self, session: Session, job: Callable[[], None]) -> None:
-        """Run a job on the thread, which may take as long as attaching a GPU. Raises SourceLost."""
+        """On the thread, run a job that may take as long as attaching a GPU. Raises SourceLost."""
         self._call(session, job, ATTACH_SECONDS)
 
     def clean_up(self, session: Session, job: Callable[[], None]) -> None:

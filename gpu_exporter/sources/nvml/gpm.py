@@ -57,8 +57,8 @@ class GpmWindow:
     def read(self, values: dict[Series, float], failed: dict[Series, str]) -> float | None:
         """Fill in the means since the previous sample; return the seconds that they cover, None if there are none yet.
 
-        After a late read the next window may be too short: then the old sample is kept and nothing is lost. The time of
-        a sample is the return of its call, which may take long, so that a window is never shorter than its span.
+        After a late read the next window may be too short: then the old sample is kept and nothing is lost. A sample
+        is dated when its call returns, which may take long: so no window is shorter than GPM_MIN_SPAN.
         """
         missing = 0.0 if self._old_at is None else GPM_MIN_SPAN - (time.monotonic() - self._old_at)
         if not self._wanted or missing > GPM_PATIENCE:

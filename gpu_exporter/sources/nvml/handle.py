@@ -58,7 +58,10 @@ FABRIC_FAULTS = {"degraded_bandwidth": 0, "route_recovery": 2, "route_unhealthy"
 
 
 def _fabric(handle: Any) -> dict[str, float]:
-    """Return DCGM's status: NVML's state, or 4 if joining the fabric ended with an error. Empty without a fabric."""
+    """Return the fabric's status as DCGM has it, the error and each fault; empty without a fabric.
+
+    The status is NVML's state, or 4 if joining the fabric ended with an error.
+    """
     info = pynvml.c_nvmlGpuFabricInfoV_t()
     pynvml.nvmlDeviceGetGpuFabricInfoV(handle, byref(info))
     if not info.state:

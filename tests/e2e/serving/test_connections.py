@@ -86,7 +86,7 @@ def test_idle_connections_of_many_addresses(serve: Serve) -> None:
 
 
 def test_silent_connections_over_tls(serve: Serve, tmp_path: Path) -> None:
-    """They count before the handshake, after which the longest idle one is closed."""
+    """They count as soon as they are accepted; at a limit, the one that is idle for longest is closed."""
     pki = Pki(tmp_path)
     exporter = serve(*REPLAY, "--web.config.file", pki.config(TLS), tls=pki.context())
     addresses = [f"127.0.1.{number}" for number in range(1, 8)]

@@ -38,7 +38,7 @@ class GatedDevice(FakeDevice):
 
 
 class GatedSource(FakeSource):
-    """Two GPUs; reads of one wait while its gate is closed."""
+    """GPUs whose reads wait while their gate is closed. `gpus`: which GPU is at each index."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -167,7 +167,7 @@ def rows(values: Values, xid: int | None, names: Collection[str], gpu: int, tick
     known = {metric: sample(value, tick) for metric, value in values.items()}
     for metric, value in known.items():
         yield ScrapedSample(
-            metric.name, {**labels, "namespace": "ml", "pod": f"llm-{gpu}", **dict(metric.labels)}, value
+            metric.name, {**labels, "namespace": "ml", "pod": f"llm-worker-{gpu}", **dict(metric.labels)}, value
         )
     yield ScrapedSample("DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL", labels, (known[m.NVLINK_TX] + known[m.NVLINK_RX]) / 1e6)
     yield ScrapedSample(m.XID_ERRORS.name, labels, float(xid or 0))
