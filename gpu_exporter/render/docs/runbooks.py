@@ -292,10 +292,8 @@ def _related(mode: FailureMode, modes: Sequence[FailureMode]) -> str:
     others = [name for name in dict.fromkeys((*mode.implies, *causes)) if name not in first]
     lines = []
     if first:
-        lines.append(
         which = ", ".join(map(link, first))
-        lines.append(f"{which}: check first whether it fires for the same GPU, job or node, and causes this alert.")
-        )
+        lines.append(f"Check first, because it may be the cause if it fires for the same GPU, job or node: {which}.")
     if others:
         lines.append(f"May fire together with this alert: {', '.join(map(link, others))}.")
     same = [name for name in _same_fault(mode, modes) if name not in (*first, *others)]
