@@ -57,7 +57,8 @@ GPU that does not answer neither restarts the container nor stops scrapes: see [
 ## Target labels
 
 The ServiceMonitor drops the labels pod, namespace and container of the exporter itself. On a free GPU, they would look
-like those of its user. `node` is the node, `instance` the node and port, and no label becomes `exported_…`. A Prometheus
+like those of its user. `node` is the node, `instance` the node and port, and `exported_pod` and the like are copies
+of the labels of the user (`serviceMonitor.exportedLabels`), because public dashboards read those. A Prometheus
 with `enforcedNamespaceLabel` still overwrites `namespace`; the rules then read `exported_namespace`.
 
 For a Prometheus without the operator:

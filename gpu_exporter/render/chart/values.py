@@ -210,6 +210,7 @@ MONITORING = (
     Value("serviceMonitor.instance", "node", one_of("node", "address"), "The label `instance`: the node, which outlives pods, or the pod's address."),
     Value("serviceMonitor.honorLabels", True, BOOL, "Whether the exporter's labels win over those of the target. Otherwise they become `exported_…`."),
     Value("serviceMonitor.dropTargetLabels", True, BOOL, "Whether to drop pod, namespace, container, service and endpoint of the *exporter*. On a free GPU, they would look like those of its user."),
+    Value("serviceMonitor.exportedLabels", True, BOOL, "Whether to copy namespace, pod and container of the GPU's user to `exported_…`, which public dashboards for dcgm-exporter read. Only with `honorLabels` and `dropTargetLabels`."),
     Value("serviceMonitor.tlsConfig", {}, OBJECT, "With `web`: how Prometheus verifies the certificate."),
     Value("serviceMonitor.basicAuth", {}, OBJECT, "With `web`: user and password."),
     Value("serviceMonitor.authorization", {}, OBJECT, "With an authenticating proxy: credentials."),

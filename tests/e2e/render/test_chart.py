@@ -145,8 +145,9 @@ def scraped(prometheus: Prometheus) -> None:
 
 
 def test_labels_do_not_collide(tmp_path: Path) -> None:
-    """There is no `exported_…` label. A busy GPU has its pod, a free one none; the target is the node."""
-    with serving({"metrics": PAGE}) as port, scraping(tmp_path, "1s", config(tmp_path, port, {})) as prometheus:
+    """A busy GPU has its pod, a free one none; the target is the node. There are no copies of labels unless wanted."""
+    values = {"exportedLabels": False}
+    with serving({"metrics": PAGE}) as port, scraping(tmp_path, "1s", config(tmp_path, port, values)) as prometheus:
         scraped(prometheus)
         assert [each for each in prometheus.api("labels") if each.startswith("exported_")] == []
         target = {"job": "gpu-exporter", "instance": f"{NODE}:9400", "node": NODE}
@@ -160,6 +161,17 @@ def test_labels_do_not_collide(tmp_path: Path) -> None:
         assert owners == {("research", "train-worker-0"), ("research", "a-0"), ("serving", "b-0")}
         assert [each["node"] for each in series(prometheus, "gpu_info")] == [NODE]
         assert {each["node"] for each in series(prometheus, '{__name__=~"gpu_.*|DCGM_.*"}')} == {NODE}
+
+
+def test_labels_have_copies_for_public_dashboards(tmp_path: Path) -> None:
+    """As with NVIDIA's chart, which does not honour labels. A free GPU has no copies."""
+    with serving({"metrics": PAGE}) as port, scraping(tmp_path, "1s", config(tmp_path, port, {})) as prometheus:
+        scraped(prometheus)
+        query = 'DCGM_FI_DEV_GPU_TEMP{exported_namespace="research", exported_pod="train-worker-0"}'
+        (busy,) = series(prometheus, query)
+        assert (busy["exported_container"], busy["pod"], busy["namespace"]) == ("main", "train-worker-0", "research")
+        assert [each["gpu"] for each in series(prometheus, '{__name__=~"DCGM_.*", exported_pod!=""}')] == ["0"]
+        assert series(prometheus, '{__name__=~"gpu_up|gpu_info|up", exported_pod!=""}') == []
 
 
 def test_with_the_operators_defaults_they_do(tmp_path: Path) -> None:
@@ -188,7 +200,6 @@ def test_a_real_exporter_is_scraped_with_the_rules(serve: Serve, tmp_path: Path)
         devices = series(prometheus, "gpu:device:info")
         assert {each["node"] for each in devices} == {NODE}
         assert all(each["workload"] and each["namespace"] == "simulated" for each in devices)
-        assert [each for each in prometheus.api("labels") if each.startswith("exported_")] == []
         failing = [
             rule for group in prometheus.api("rules")["groups"] for rule in group["rules"] if rule.get("lastError")
         ]
