@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,17 +71,24 @@ def lines(result: Report) -> Iterable[str]:
             yield f"GPU {verdict.gpu.index}: {verdict.health.value}: {words}{cure}"
     if result.missing:
         yield f"missing: {result.missing} of the expected GPUs -> {Action.NODE_REBOOT.value}"
-    unknown: dict[str, list[int]] = {}
-    for verdict in result.verdicts:
-        lead = f"health {Health.UNKNOWN.value}: " if verdict.health is Health.UNKNOWN else ""
-        for gap in verdict.unknown:
-            line = f"{'' if gap.harmless else lead}no value for {gap.what}: {_why(gap)}"
-            unknown.setdefault(line, []).append(verdict.gpu.index)
-    for what, gpus in unknown.items():
-        who = "every GPU" if len(gpus) == len(result.verdicts) > 1 else f"GPU {', '.join(map(str, gpus))}"
-        yield f"{who}: {what}"
+    yield from _unknown(result.verdicts)
     counts = Counter(verdict.health.value for verdict in result.verdicts) + Counter(missing=result.missing)
     yield "GPUs: " + ", ".join(f"{number} {what}" for what, number in counts.items())
+
+
+def _unknown(verdicts: Sequence[Verdict]) -> Iterable[str]:
+    """Yield a line for the unknown values that the same GPUs lack for the same reason."""
+    gpus: dict[tuple[str, str, str], list[int]] = {}
+    for verdict in verdicts:
+        lead = f"health {Health.UNKNOWN.value}: " if verdict.health is Health.UNKNOWN else ""
+        for gap in verdict.unknown:
+            gpus.setdefault(("" if gap.harmless else lead, _why(gap), gap.what), []).append(verdict.gpu.index)
+    lines: dict[tuple[str, str, tuple[int, ...]], list[str]] = {}
+    for (lead, why, what), indices_of_gap in gpus.items():
+        lines.setdefault((lead, why, tuple(indices_of_gap)), []).append(what)
+    for (lead, why, same), whats in lines.items():
+        who = "every GPU" if len(same) == len(verdicts) > 1 else f"GPU {', '.join(map(str, same))}"
+        yield f"{who}: {lead}no value for {', '.join(whats)}: {why}"
 
 
 def _why(gap: Unknown) -> str:
