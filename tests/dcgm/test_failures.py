@@ -458,7 +458,7 @@ def test_nvlinks(engine: Make, connect: Connect, listed: bool) -> None:
     fake = engine(**({"switches": []} if listed else {}))
     with fake.changed() as state:
         state["gpus"][0]["links"] = [3] * 16 + [2, 0]
-    reading = until(connect(fake).attach(0, FULL), profiled)
+    reading = until(connect(fake).attach(0, FULL), lambda reading: profiled(reading) and bool(of(reading, m.LINK_TX)))
     assert of(reading, m.NVLINK_COUNT) == [17]
     assert of(reading, m.NVLINK_UP) == [16]
     assert sorted(of(reading, m.LINK_UP)) == [0] + [1] * 16

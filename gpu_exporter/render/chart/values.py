@@ -165,8 +165,8 @@ GPUS = (
 PODS = (
     Value("nodes", "auto", one_of("auto", "nfd", "gpuOperator", "any"), "Nodes to run on. `auto`: those with NFD's label of NVIDIA's PCI vendor, GPU operator's `nvidia.com/gpu.present` or GKE's accelerator label. `any`: only `nodeSelector` and `affinity` decide."),
     Value("nodeSelector", {}, STRINGS, "Labels that nodes must have in addition."),
-    Value("affinity", {}, OBJECT, "Replaces the affinity that `nodes` creates."),
-    Value("tolerations", [{"operator": "Exists", "effect": "NoSchedule"}], OBJECTS, "Tolerations. With the default, the exporter also runs on nodes that are tainted because they are broken."),
+    Value("affinity", {}, OBJECT, "Affinity, merged with the node affinity that `nodes` creates; required node affinity of your own replaces that."),
+    Value("tolerations", [{"operator": "Exists"}], OBJECTS, "Tolerations. With the default, the exporter also runs, and stays, on nodes that are tainted because they are broken."),
     Value("priorityClassName", "system-node-critical", TEXT, "Priority class; empty for none. Some clouds allow the default only in kube-system, or with a quota."),
     Value("updateStrategy", {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1}}, OBJECT, "How pods are replaced; on large fleets, use `maxUnavailable: 10%`."),
     Value("revisionHistoryLimit", 10, COUNT, "Number of old revisions to keep."),

@@ -243,12 +243,10 @@ xids.yaml: |
 {{- if eq .Values.nodes "auto" }}
 {{- $terms = append $terms (dict "matchExpressions" (list (dict "key" "cloud.google.com/gke-accelerator" "operator" "Exists"))) }}
 {{- end }}
-{{- if .Values.affinity }}
-{{- toYaml .Values.affinity }}
-{{- else if $terms }}
-nodeAffinity:
-  requiredDuringSchedulingIgnoredDuringExecution:
-    nodeSelectorTerms:
-      {{- toYaml $terms | nindent 6 }}
+{{- $affinity := deepCopy .Values.affinity }}
+{{- if $terms }}
+{{- $required := dict "nodeSelectorTerms" $terms }}
+{{- $affinity = merge $affinity (dict "nodeAffinity" (dict "requiredDuringSchedulingIgnoredDuringExecution" $required)) }}
 {{- end }}
+{{- with $affinity }}{{ toYaml . }}{{ end }}
 {{- end }}

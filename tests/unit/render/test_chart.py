@@ -189,9 +189,27 @@ def test_nodes_need_one_of_some_labels(nodes: str, labels: set[str]) -> None:
 
 
 def test_own_affinity() -> None:
-    mine: Mapping[str, Any] = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}}
-    assert pod(objects({"affinity": mine}))["affinity"] == mine
+    """It is merged with that of GPU nodes; required node affinity replaces that."""
+    preferred: Mapping[str, Any] = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}}
+    of_gpus = pod(objects({}))["affinity"]["nodeAffinity"]
+    found = pod(objects({"affinity": preferred}))["affinity"]
+    assert found == {"nodeAffinity": {**preferred["nodeAffinity"], **of_gpus}}
+    assert pod(objects({"affinity": preferred, "nodes": "any"}))["affinity"] == preferred
+    terms = [{"matchExpressions": [{"key": "pool", "operator": "In", "values": ["gpu"]}]}]
+    required = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
+    assert pod(objects({"affinity": required}))["affinity"] == required
     assert "affinity" not in pod(objects({"nodes": "any"}))
+
+
+def test_taints_do_not_evict_the_exporter() -> None:
+    """A node that is drained with NoExecute needs it most."""
+    assert pod(objects({}))["tolerations"] == [{"operator": "Exists"}]
+
+
+def test_version_of_the_chart_alone_restarts_nothing() -> None:
+    (daemon_set,) = kind(objects({}), "DaemonSet")
+    assert "helm.sh/chart" in daemon_set["metadata"]["labels"]
+    assert "helm.sh/chart" not in daemon_set["spec"]["template"]["metadata"]["labels"]
 
 
 @pytest.mark.parametrize(
