@@ -24,7 +24,9 @@ def test_devices_of_no_gpu_stay_few_series(serve: Serve, node: FakeDriver, kubel
     devices = [f"GPU-deadbeef-0000-0000-0000-{number:012d}" for number in range(50_000)]
     kubelet.pods = [given("owner", UUID[0]), pod("strange", Given("nvidia.com/gpu", devices))]
     exporter = attributed(serve, node, kubelet)
-    page = exporter.until(lambda page: bool(rows(page, "gpu_pod_device_unresolved")))
+    page = exporter.until(
+        lambda page: bool(rows(page, "gpu_pod_device_unresolved") and page.values("DCGM_FI_DEV_POWER_USAGE"))
+    )
     assert len(page.text) < 500_000
     assert owner(page, UUID[0]) == ("team", "owner", "main")
     assert page.values("gpu_attribution_errors_total", source="kubelet", reason="too_many") >= [1]
