@@ -33,7 +33,7 @@ def tool(name: str) -> Path:
 def free_port() -> int:
     """Return a TCP port that nobody uses now, below those that the system gives to outgoing connections."""
     while True:
-        port = random.randrange(20_000, 32_000)
+        port = random.SystemRandom().randrange(20_000, 32_000)
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
