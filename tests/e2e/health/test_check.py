@@ -54,7 +54,12 @@ def without_ecc(driver: FakeDriver) -> None:
         (lambda driver: driver.lose(0), 3, "fell off the bus -> node_reboot"),
         (lambda driver: driver.require_reset(0), 3, "until it is reset -> gpu_reset"),
         (old_errors, 0, "GPUs: 1 healthy"),
-        (without_ecc, 0, "GPU 0: no value for uncorrectable ECC errors: not supported"),
+        (
+            without_ecc,
+            0,
+            "GPU 0: no value for uncorrectable ECC errors, row remapping or page retirement, recovery action: not "
+            "supported",
+        ),
         (lambda driver: driver.fail("TotalEccErrors.1.0", 4), 1, "ECC_DBE_VOL_TOTAL): no permission"),
         (lambda driver: driver.fail("RemappedRows", 999), 1, "ROW_REMAP_FAILURE): unknown"),
     ],
