@@ -191,7 +191,7 @@ def exporters(with_peer: bool, env: Mapping[str, str]) -> Iterator[Turns]:
 
 
 def pairs(work: Work, turns: Turns, seconds: float) -> Times:
-    """Measure every condition; the first sample of each is dropped because the exporter catches up there."""
+    """Measure every condition in each round, without its first sample there, because the exporter catches up."""
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in (NOISE, *turns.exporters)}
     order, rate = random.Random(1), work.warm()
     for _ in range(ROUNDS):

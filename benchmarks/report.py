@@ -71,8 +71,8 @@ SECTIONS = (
         """A GPU works for half a second and is idle for half a second, in turn. The exporter runs with
         `--metrics full --high-resolution`. The column *answer* is the result of these [queries](histograms.md#queries)
         in a Prometheus, or of the rate of a metric. *Truth* comes from the clock of the workload, and from the driver's
-        power buffer and energy counter, which other processes read. Some answers are compared with that of another
-        counter, or of more frequent scrapes.""",
+        power buffer and energy counter, which other processes read. Some answers are compared with the answer from
+        another counter, or from more frequent scrapes, instead.""",
         sections.stalls,
     ),
     Section(

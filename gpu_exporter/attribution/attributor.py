@@ -68,7 +68,7 @@ class Attributor:
         self._rows: Sequence[Row] = ()
         self._claims: tuple[object, Mapping[tuple[str, str], str]] = (None, {})
         self._broken = False
-        # The monotonic times at which kubelet began to list each pod.
+        # The monotonic time at which kubelet began to list each pod; 0 for those of the first look. None before it.
         self._listed_since: dict[str, float] | None = None
 
     def start(self) -> None:
@@ -132,7 +132,7 @@ class Attributor:
         if kubelet is not None:
             listed = {f"{device.namespace}/{device.pod}" for device in kubelet.value.allocated}
             listed |= {f"{claim.namespace}/{claim.pod}" for claim in kubelet.value.claimed}
-            # At the start, both lists are of the same time.
+            # Pods that kubelet lists at the first look are not newer than the API server's answer.
             begun = now if self._listed_since is not None else 0.0
             self._listed_since = {name: (self._listed_since or {}).get(name, begun) for name in listed}
         if lookup.up or lookup.answered_at is None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from gpu_exporter.catalogue.dcgm_exporter.flags import is_dcgm_exporter_flag, is_set_for_dcgm_exporter, translate
+from gpu_exporter.catalogue.dcgm_exporter.flags import has_dcgm_exporter_variable, is_dcgm_exporter_flag, translate
 from gpu_exporter.cli.logs import configure, without_tracebacks
 from gpu_exporter.cli.options import EVERY_SETTING, Command, Failure, settings, variable_warnings
 from gpu_exporter.cli.stop import exit_after, stop_event
@@ -54,12 +54,14 @@ class _Commands(click.Group):
     """Imports the commands beside `serve` only when they are called, which saves the server their memory."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Insert `serve` before dcgm-exporter's flags, which come without a subcommand, or for its variables alone.
+        """Insert `serve` before dcgm-exporter's flags, which come without a subcommand.
+
+        Without any arguments, insert it if one of dcgm-exporter's variables is set.
 
         `--debug` is one of these, unless a command follows it.
         """
         ours = args[:1] == ["--debug"] and len(args) > 1 and not args[1].startswith("-")
-        theirs = is_dcgm_exporter_flag(args[0]) if args else is_set_for_dcgm_exporter(os.environ)
+        theirs = is_dcgm_exporter_flag(args[0]) if args else has_dcgm_exporter_variable(os.environ)
         return super().parse_args(ctx, ["serve", *args] if theirs and not ours else args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:

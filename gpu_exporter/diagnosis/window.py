@@ -143,8 +143,8 @@ def _key(labels: Mapping[str, str], *, per_instance: bool) -> DeviceKey:
 
 
 def _devices(scrapes: Sequence[Scrape]) -> dict[DeviceKey, DeviceIdentity]:
-    """Return all devices with a UUID. A device has the owner that the last scrape with its `DCGM_*` or
-    `gpu_pod_info` series names; none if that names none."""
+    """Return all devices with a UUID. The owner of a device comes from the last scrape that has
+    `DCGM_*` or `gpu_pod_info` series of it; if that scrape has none or several, the device has no owner."""
     devices: dict[DeviceKey, DeviceIdentity] = {}
     owners: dict[DeviceKey, Claims] = {}
     for scrape in reversed(scrapes):

@@ -70,7 +70,7 @@ def statement(term: Leaf, values: Sequence[float]) -> str:
         case PeerShare():
             return f"{_range('ratio', values)} of the other ranks {verb(term.mark)}"
         case PeerMedian():
-            return f"(median of the ranks that {verb(term.mark)}: {_over(term.of, values)})"
+            return f"median of the ranks that {verb(term.mark)}: {_over(term.of, values)}"
         case _:
             raise no_case(term)
 

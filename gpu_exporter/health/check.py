@@ -14,7 +14,7 @@ from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.model.verdict import Action, Health, Problem, Unknown, Verdict
 
 # A degraded GPU is unfit for a new job, which may run for days.
-# 1 is the exit code of every command that failed: a bug or a missing driver is not a verdict on a GPU.
+# 1 is the exit code of every command that failed: a missing driver is not a verdict on a GPU.
 EXIT_CODES = {Health.HEALTHY: 0, Health.UNKNOWN: 1, Health.DEGRADED: 3, Health.UNHEALTHY: 3}
 
 
@@ -43,7 +43,7 @@ class Report:
 def report(snapshot: Snapshot, only: frozenset[int] | None = None) -> Report:
     """Return the report on all GPUs, or on the indices in `only`.
 
-    With `only`, an index that does not exist is reported as unhealthy, other GPUs are then not counted as missing.
+    With `only`, an index that does not exist is reported as unhealthy, and no other GPU is counted as missing.
     """
     verdicts = snapshot.verdicts
     # An empty snapshot means that the driver library hangs, which is not a verdict.

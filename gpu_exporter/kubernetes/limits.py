@@ -47,9 +47,11 @@ MOST_JOBS = 4096
 
 
 def check_length(what: str, text: str, longest: int) -> None:
-    """Raise Incomplete if `text` is longer than `longest` characters."""
+    """Raise Incomplete if `text` is longer than `longest` characters, or has some that cannot be printed."""
     if len(text) > longest:
         raise Incomplete(
             "too_long",
             f"{what} {printable(text, 40)} has {len(text)} characters, more than {longest}: it is left out",
         )
+    if not text.isprintable():
+        raise Incomplete("malformed", f"{what} {printable(text, 40)} has control characters: it is left out")

@@ -68,9 +68,9 @@ class _Client:
 class Admission:
     """Decides which connections stay open.
 
-    A connection beyond a limit replaces another one: first the one that is idle for longest, of the same address if
-    that has used up its share, else of the address with the most connections. If that address has no idle one, its
-    request that takes long is cut off, or the next address is tried. If there is none of these either, the new
+    A connection beyond a limit replaces another one: of the same address if that has used up its share, else of the
+    address with the most connections, then of the next. Of an address, the connection that is idle for longest is
+    closed; if none is idle, the oldest request is cut off if it already takes long. If nothing can be closed, the new
     connection is refused. `dropped` counts replaced and refused connections, by limit.
     """
 

@@ -122,7 +122,7 @@ def case(generation: Generation, modes: Sequence[FailureMode]) -> Case:
     return Case(generation.value, fleet, found)
 
 
-# Both DCGM 4.8 have the labels or the names of one of the others.
+# The two versions 4.8 only combine the label and metric names of these two, so they run only with --long.
 GENERATIONS = list(Generation) if is_long() else [Generation.GPU_EXPORTER, Generation.DCGM_4_9]
 
 

@@ -16,7 +16,7 @@ from gpu_exporter.inputs import boolean
 from gpu_exporter.model.source_kind import AUTO, DCGM
 
 SETTINGS = {setting.name: setting for setting in fields(Config)}
-# Shorter intervals are refused, but dcgm-exporter accepts them.
+# `Config` refuses shorter intervals. dcgm-exporter accepts them, so they are raised to this, with a warning.
 SHORTEST_MILLISECONDS = 100
 TRUE = ("1", "t", "T", "TRUE", "true", "True")
 FALSE = ("0", "f", "F", "FALSE", "false", "False")
@@ -155,8 +155,8 @@ def _split(argument: str) -> tuple[str, str | None]:
     return (stripped if name.startswith("-") else "", value if equals else None)
 
 
-def is_set_for_dcgm_exporter(environ: Mapping[str, str]) -> bool:
-    """Return whether a variable of dcgm-exporter is set, as in a pod of which only the image was changed."""
+def has_dcgm_exporter_variable(environ: Mapping[str, str]) -> bool:
+    """Return whether a variable is set that begins with DCGM_EXPORTER_, as in a pod of which only the image was changed."""
     return any(each.env.startswith("DCGM_EXPORTER_") and each.env in environ for each in FLAGS)
 
 

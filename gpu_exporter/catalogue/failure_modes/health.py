@@ -533,7 +533,7 @@ MODES = (
         Severity.WARNING,
         HOUR,
         Action.REPLACE,
-        "Number of memory banks of {gpu} with few or no spare rows left: {{ $value }}",
+        "Few or no spare rows are left in memory banks of {gpu}",
         "Nothing has failed yet. Plan the replacement of this GPU, and until then give it only work that can be "
         "restarted: a bad row in a bank without spare rows cannot be remapped.",
         Inject({m.REMAP_HISTOGRAM[4]: 1.0}),
@@ -666,9 +666,8 @@ MODES = (
         0,
         Action.NONE,
         '{{ $value | printf "%.0f" }} corrected memory errors within an hour on {gpu}',
-        "ECC corrected every error and no data was lost. Look for XID 92 (gpu-exporter events; with the chart: curl "
-        "POD_IP:9400/api/v1/events) and for GpuRowRemapPending. If there is either, cordon the node, and reset the GPU "
-        "when its jobs have ended. Otherwise keep using the GPU.",
+        "ECC corrected every error and no data was lost. Look for GpuRowRemapPending. If it fires, cordon the node, and "
+        "reset the GPU when its jobs have ended. Otherwise keep using the GPU, also if XID 92 occurred, and watch it.",
         Inject({m.ECC_SBE_VOL: Ramp(0, 0.2)}),
         Compare(Over(s.ECC_SBE, Fn.INCREASE, HOUR), ">", ECC_STORM),
         meaning="ECC corrected many errors in the memory of this GPU. No data was lost.",
@@ -681,8 +680,8 @@ MODES = (
             "will be remapped.",
         ),
         mitigation=(
-            "Keep using the GPU, and watch for XID 92 and GpuRowRemapPending.",
-            f"If one of them comes, cordon the node and {RESET} when its jobs have ended.",
+            "Keep using the GPU, and watch for GpuRowRemapPending.",
+            f"If it fires, cordon the node and {RESET} when its jobs have ended.",
             "If it continues for weeks on one GPU, run `dcgmi diag -r 3` and ask the vendor.",
         ),
         wrong="The alert is often harmless: one weak cell that is read in a loop counts thousands of errors until its "

@@ -51,8 +51,8 @@ privileges. A feature that needs more gets it only while it is on:
 
 ## Health checks
 
-Both probes use `/healthz` (with a password, client certificates or `web.existingSecret`: only whether the port is open), which fails only until the first collection is complete, and if the exporter itself hangs. A
-GPU that does not answer neither restarts the container nor stops scrapes: see [health endpoints](../../docs/probes.md).
+Both probes use `/healthz`, which fails only until the first collection is complete, and if the exporter itself hangs.
+With a password, client certificates or `web.existingSecret`, they only check that the port is open. A GPU that does not answer neither restarts the container nor stops scrapes: see [health endpoints](../../docs/probes.md).
 
 ## Target labels
 

@@ -174,8 +174,8 @@ def test_labels_have_copies_for_public_dashboards(tmp_path: Path) -> None:
         assert series(prometheus, '{__name__=~"gpu_up|gpu_info|up", exported_pod!=""}') == []
 
 
-def test_with_the_operators_defaults_they_do(tmp_path: Path) -> None:
-    """With them, labels collide, and the test above would fail."""
+def test_labels_collide_with_the_operators_defaults(tmp_path: Path) -> None:
+    """With them, `test_labels_do_not_collide` would fail."""
     values = {"honorLabels": False, "dropTargetLabels": False, "instance": "address"}
     with serving({"metrics": PAGE}) as port, scraping(tmp_path, "1s", config(tmp_path, port, values)) as prometheus:
         scraped(prometheus)

@@ -52,7 +52,7 @@ STALLED = Mark("stalled", BOTTLENECKS[0].condition)
         (
             PeerMedian(Over(s.SM_ACTIVE), WAITS),
             [0.49],
-            "(median of the ranks that wait: 49 % of the SMs busy on average)",
+            "median of the ranks that wait: 49 % of the SMs busy on average",
         ),
     ],
 )

@@ -349,7 +349,7 @@ def test_server_without_resource_claims(server: FakeApiServer) -> None:
 
 
 class Stumbling:
-    """A scripted API server whose watch fails if it continues at version 1."""
+    """A scripted API server whose first two watches fail if they continue at version 1."""
 
     def __init__(self, failure: Exception) -> None:
         self.failure = failure
