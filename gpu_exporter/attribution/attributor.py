@@ -70,6 +70,7 @@ class Attributor:
         self._broken = False
         # The monotonic time at which kubelet began to list each pod; 0 for those of the first look. None before it.
         self._listed_since: dict[str, float] | None = None
+        self._listing: Listing | None = None
 
     def start(self) -> None:
         """Start all threads, and wait up to FIRST_SECONDS for the first answers."""
@@ -128,17 +129,21 @@ class Attributor:
         lookup = self._lookups.pods
         if lookup is None:
             return {}
-        now, kubelet = time.monotonic(), self._lookups.kubelet
-        if kubelet is not None:
-            listed = {f"{device.namespace}/{device.pod}" for device in kubelet.value.allocated}
-            listed |= {f"{claim.namespace}/{claim.pod}" for claim in kubelet.value.claimed}
-            # Pods that kubelet lists at the first look are not newer than the API server's answer.
-            begun = now if self._listed_since is not None else 0.0
-            self._listed_since = {name: (self._listed_since or {}).get(name, begun) for name in listed}
+        if self._lookups.kubelet and (listing := self._lookups.kubelet.value) is not self._listing:
+            self._note_listed(listing)
         if lookup.up or lookup.answered_at is None:
             return lookup.value
         new = {name for name, since in (self._listed_since or {}).items() if since > lookup.answered_at}
         return {name: pod for name, pod in lookup.value.items() if name not in new} if new else lookup.value
+
+    def _note_listed(self, listing: Listing) -> None:
+        """Note which pods are new in a listing of kubelet."""
+        listed = {f"{device.namespace}/{device.pod}" for device in listing.allocated}
+        listed |= {f"{claim.namespace}/{claim.pod}" for claim in listing.claimed}
+        # Pods that kubelet lists at the first look are not newer than the API server's answer.
+        begun = 0.0 if self._listed_since is None else time.monotonic()
+        self._listed_since = {name: (self._listed_since or {}).get(name, begun) for name in listed}
+        self._listing = listing
 
     def _uuids(self) -> Mapping[tuple[str, str], str]:
         listed = self._lookups.slices.value if self._lookups.slices else None

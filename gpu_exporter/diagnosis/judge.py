@@ -75,9 +75,8 @@ def _of(window: Window, device: DeviceKey, identity: DeviceIdentity, modes: Sequ
             matches.append(Match(mode, because(mode.condition, window, device)))
         elif answer is None:
             missing = tuple(signal for signal in mode.needs if not window.points(device, signal))
-            if any(
-                not signal.extra_labels for signal in mode.needs
-            ):  # the signal of an XID is missing until one occurs
+            # The signal of an XID, which has extra labels, is missing until one occurs.
+            if not all(signal.extra_labels for signal in mode.needs):
                 unknown[mode.name] = missing
     bottleneck = None if is_down else classify(window, device)
     numbers = because(bottleneck.condition, window, device) if bottleneck else {}

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from gpu_exporter.catalogue import faults
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.diagnosis.window import UNIDENTIFIED, Scrape, ScrapedSample
+from gpu_exporter.diagnosis.window import UNIDENTIFIED, Scrape, ScrapedSample, node_of
 
 # A series is over when so many scrapes of its target in a row lack it: one of them may have come too early for a mean.
 SCRAPES = 3
@@ -103,9 +103,8 @@ def _kept(scrape: Scrape, over: set[_Key], newest: Mapping[_Target, float]) -> I
             yield ScrapedSample(sample.name, {**sample.labels, "UUID": name, "node": node}, sample.value)
 
 
-def node_of(labels: Mapping[str, str]) -> str:
-    """Return the name of the node by the labels of a sample."""
-    return labels.get("Hostname") or labels.get("hostname") or labels.get("node") or labels.get("instance", "")
+def _node(labels: Mapping[str, str]) -> str:
+    return node_of(labels) or labels.get("instance", "")
 
 
 def explain(reason: str) -> str:
@@ -118,7 +117,7 @@ def _down(newest: Iterable[ScrapedSample]) -> Iterator[Absent]:
         if sample.name == m.DOWN.name and sample.value == 1:
             reason = sample.labels.get("reason", "")
             yield Absent(
-                node_of(sample.labels), f"GPU {sample.labels.get('gpu', '')}", explain(reason), reason == RELEASED
+                _node(sample.labels), f"GPU {sample.labels.get('gpu', '')}", explain(reason), reason == RELEASED
             )
 
 
@@ -135,7 +134,7 @@ def _gone(
         labels = last[key].labels
         name = labels.get("gpu") or key.uuid
         why = f"no data for {now - ends[key]:.0f} s: it is gone, or its exporter or node is down"
-        yield Absent(node_of(labels), f"GPU {name}", why)
+        yield Absent(_node(labels), f"GPU {name}", why)
 
 
 def _missing(newest: Iterable[ScrapedSample]) -> Iterator[Absent]:
@@ -151,4 +150,4 @@ def _missing(newest: Iterable[ScrapedSample]) -> Iterator[Absent]:
         number = faults.missing(int(sample.value), listed[target])
         if number > 0:
             what = f"{number} of {sample.value:.0f} GPUs"
-            yield Absent(node_of(sample.labels), what, "expected, but the driver does not list them")
+            yield Absent(_node(sample.labels), what, "expected, but the driver does not list them")

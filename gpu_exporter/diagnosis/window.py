@@ -175,8 +175,12 @@ def _identify(identity: DeviceIdentity, labels: Mapping[str, str]) -> None:
     """Fill in the fields of an identity that the labels of a sample have."""
     identity.gpu = identity.gpu or labels.get("gpu", "")
     identity.model = identity.model or labels.get("modelName", "") or labels.get("model", "")
-    node = labels.get("Hostname", "") or labels.get("hostname", "") or labels.get("node", "")
-    identity.node = identity.node or node
+    identity.node = identity.node or node_of(labels)
+
+
+def node_of(labels: Mapping[str, str]) -> str:
+    """Return the name of the node by the labels of a sample; empty if they have none."""
+    return labels.get("Hostname") or labels.get("hostname") or labels.get("node", "")
 
 
 def _natural(text: str) -> tuple[tuple[int, str], ...]:

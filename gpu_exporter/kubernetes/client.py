@@ -9,7 +9,7 @@ import ssl
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from http.client import HTTPException, HTTPResponse, HTTPSConnection, RemoteDisconnected
+from http.client import HTTPException, HTTPResponse, HTTPSConnection
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlencode
@@ -129,28 +129,26 @@ class Api:
             if not complete:
                 self.close()
 
-    def _respond(self, url: str, headers: dict[str, str], patience: float, deadline: float) -> HTTPResponse:
+    def _respond(self, url: str, headers: Mapping[str, str], patience: float, deadline: float) -> HTTPResponse:
         """Send a request on the kept connection, or on a new one if the server has closed that meanwhile."""
-        headers["Authorization"] = f"Bearer {self._token_for_connection()}"
         kept = self._connection is not None
         try:
-            return self._sent(url, headers, patience, deadline)
-        except (RemoteDisconnected, ConnectionError):
+            return self._send(url, headers, patience, deadline)
+        except ConnectionError:
             if not kept:
                 raise
         self.close()
-        headers["Authorization"] = f"Bearer {self._token_for_connection()}"
-        return self._sent(url, headers, patience, deadline)
+        return self._send(url, headers, patience, deadline)
 
-    def _sent(self, url: str, headers: Mapping[str, str], patience: float, deadline: float) -> HTTPResponse:
-        assert self._connection is not None
-        self._connection.request("GET", url, headers=dict(headers))
-        connected = self._connection.sock
+    def _send(self, url: str, headers: Mapping[str, str], patience: float, deadline: float) -> HTTPResponse:
+        connection, token = self._connected()
+        connection.request("GET", url, headers={**headers, "Authorization": f"Bearer {token}"})
+        connected = connection.sock
         assert isinstance(connected, _TimedSocket)
         for option, value in KEEPALIVE.items():
             connected.setsockopt(*option, value)
         connected.patience, connected.deadline = patience, deadline
-        return self._connection.getresponse()
+        return connection.getresponse()
 
     def close(self) -> None:
         """Close the kept connection."""
@@ -158,16 +156,14 @@ class Api:
             self._connection.close()
         self._connection = None
 
-    def _token_for_connection(self) -> str:
-        """Return the token, after connecting anew if the CA has changed. Raises LookupFailed."""
+    def _connected(self) -> tuple[HTTPSConnection, str]:
+        """Return the kept connection, or a new one if the CA has changed, and the token. Raises LookupFailed."""
         token, ca, context = self._credentials()
         if self._connection is None or ca != self._ca:
             self.close()
-            self._connection, self._ca = (
-                HTTPSConnection(self._host, self._port, timeout=self._patience, context=context),
-                ca,
-            )
-        return token
+            self._ca = ca
+            self._connection = HTTPSConnection(self._host, self._port, timeout=self._patience, context=context)
+        return self._connection, token
 
     def _credentials(self) -> tuple[str, str, ssl.SSLContext]:
         """Return the token, the CA, and a TLS context with it. Raises LookupFailed, without the token in its text."""

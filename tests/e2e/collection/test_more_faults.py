@@ -1,4 +1,4 @@
-"""Faults found in reviews, each of which once affected more than it should."""
+"""A fault of one GPU, library or device does not spread to others."""
 
 from __future__ import annotations
 
