@@ -83,6 +83,7 @@ def test_strange_answer(server: FakeApiServer, raw: bytes, reason: str) -> None:
     assert len(server.asked) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("body", [b'{"items":5}', b"{}", b'{"items":[{"metadata":"?"}]}'], ids=bytes.decode)
 def test_malformed_list_keeps_the_last_owners(server: FakeApiServer, body: bytes) -> None:
     """The lookup fails and is counted; the last good list still counts."""
@@ -130,6 +131,7 @@ def in_seconds(seconds: float, ask: Callable[[], object]) -> LookupFailed:
     return failure
 
 
+@pytest.mark.slow
 def test_list_without_an_end(server: FakeApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that always has another page gets a limited number of requests."""
     page = {"metadata": {"continue": "1", "resourceVersion": "1"}, "items": [pod_object("p", "u")]}
@@ -153,6 +155,7 @@ def test_pages_that_are_too_large_together(server: FakeApiServer, monkeypatch: p
     assert in_seconds(60, lambda: api(server).list_objects(PODS)).reason == "too_large"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "raw",
     [answer(b" " * 1000, length=1000), b"HTTP/1.1 200 OK\r\nX-Filler: " + b"x" * 1000],
@@ -288,6 +291,7 @@ def test_restored_server(server: FakeApiServer) -> None:
         until(lambda: lookup.value["team/p"].workload == "changed")
 
 
+@pytest.mark.slow
 def test_list_is_read_again_and_again_on_one_connection(server: FakeApiServer) -> None:
     server.put(PODS, pod_object("p", "u"))
     with following(server, 1) as lookup:
@@ -310,6 +314,7 @@ def test_version_that_is_too_old_at_first(server: FakeApiServer) -> None:
         assert lookup.up
 
 
+@pytest.mark.slow
 def test_watch_that_is_forbidden(server: FakeApiServer, caplog: pytest.LogCaptureFixture) -> None:
     """With `list` alone the lookup has values, but is never up; it is logged once."""
     server.may_watch = False

@@ -35,6 +35,7 @@ FILES = {Generation.DCGM_EXPORTER_4_8: "dcgm-exporter.csv", Generation.DCGM_EXPO
 KINDS = {row.name: row.kind for row in METRICS if row.dcgm is not None}
 # dcgm-exporter has no counts of links, no times of XIDs, and no metrics about its own reads.
 GPU_EXPORTER_ONLY = {"GpuAttributionDown", "GpuNvlinkDown", "GpuXidUnknown", "GpuXidApplication", "GpuTelemetryStale"}
+XIDS = load()
 
 
 def listed(which: Generation) -> list[list[str]]:
@@ -172,7 +173,7 @@ def rows(values: Values, xid: int | None, names: Collection[str], gpu: int, tick
     yield ScrapedSample("DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL", labels, (known[m.NVLINK_TX] + known[m.NVLINK_RX]) / 1e6)
     yield ScrapedSample(m.XID_ERRORS.name, labels, float(xid or 0))
     if xid is not None:
-        own = {"xid": str(xid), "kind": load()[xid].kind.value}
+        own = {"xid": str(xid), "kind": XIDS[xid].kind.value}
         yield ScrapedSample(m.XID_LAST.name, {**labels, **own}, 60.0 * tick)
         if m.XID_EVENTS.name in names:
             yield ScrapedSample(m.XID_EVENTS.name, {**labels, **own}, 1.0)

@@ -104,6 +104,7 @@ def modes_by_gpu(snapshots: Sequence[Snapshot]) -> dict[str, set[str]]:
     return names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode.name not in OUTSIDE], ids=lambda mode: mode.name)
 def test_each_mode_is_found_where_it_is_injected(mode: FailureMode) -> None:
     """On its GPU, with only the modes that it implies; its peers have at most modes of the whole job."""
