@@ -17,6 +17,7 @@ import click
 from gpu_exporter.catalogue.metrics import METRICS, selected
 from gpu_exporter.catalogue.xids import load
 from gpu_exporter.cli import tables
+from gpu_exporter.cli.bundle import bundle_command
 from gpu_exporter.cli.options import COULD_NOT_TELL, OWNER_SETTINGS, SOURCE_SETTINGS, Command, parsed, settings
 from gpu_exporter.cli.release import release_command, resume_command
 from gpu_exporter.cli.stop import stop_event
@@ -324,5 +325,6 @@ def compare_command(a: str, b: str, seconds: float, as_json: bool, **values: Any
     _exit(compare.EXIT_DIFFERS if result.differs else 0, clean)
 
 
+commands.add_command(bundle_command)
 commands.add_command(release_command)
 commands.add_command(resume_command)

@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from gpu_exporter.catalogue import project
 from gpu_exporter.catalogue.conditions import Limits
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.render import banner
@@ -60,10 +61,8 @@ def chart() -> str:
         "version": __version__,
         "appVersion": __version__,
         "kubeVersion": KUBERNETES,
-        "home": "https://github.com/gpu-exporter/gpu-exporter",
-        "sources": ["https://github.com/gpu-exporter/gpu-exporter"],
+        **({"home": project.REPOSITORY, "sources": [project.REPOSITORY]} if project.REPOSITORY else {}),
         "keywords": ["gpu", "nvidia", "dcgm", "prometheus", "monitoring"],
-        "maintainers": [{"name": "gpu-exporter", "url": "https://github.com/gpu-exporter"}],
         "annotations": {"artifacthub.io/license": "Apache-2.0", "artifacthub.io/category": "monitoring-logging"},
     }
     return banner.comment(sys.modules[__name__]) + yaml.safe_dump(content, sort_keys=False, width=WIDTH)

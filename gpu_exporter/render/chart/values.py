@@ -12,7 +12,7 @@ from gpu_exporter.catalogue.failure_modes.cost import PRICES
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Severity
 from gpu_exporter.config import Config
 from gpu_exporter.inputs import boolean
-from gpu_exporter.render.boards import BOARDS, DOCS
+from gpu_exporter.render.boards import BOARDS
 from gpu_exporter.render.docs.failure_modes import all_limits
 
 Schema = Mapping[str, Any]
@@ -228,7 +228,7 @@ MONITORING = (
     Value("prometheusRule.annotations", {}, STRINGS, "Annotations."),
     Value("prometheusRule.interval", "", {"type": "string", "pattern": f"^$|{SPAN['pattern']}"}, "Time between two evaluations of a rule; empty for each group's own: Prometheus' default, or one minute."),
     Value("prometheusRule.alertLabels", {}, STRINGS, "More labels of all alerts."),
-    Value("prometheusRule.runbookUrl", DOCS, TEXT, "URL of the runbooks."),
+    Value("prometheusRule.runbookUrl", "", TEXT, "URL of the folder with the runbooks, if you publish them. Without it, alerts link to the dashboard with all runbooks."),
     Value("prometheusRule.grafanaUrl", "", TEXT, "URL of Grafana, for links in alerts."),
 )
 TEST = (Value("test.enabled", True, BOOL, "Whether `helm test` scrapes the exporter."),)
