@@ -29,11 +29,9 @@ OPENMETRICS = "application/openmetrics-text"
 EOF = "# EOF\n"
 
 
-# The alerts of a server that requires a client certificate: with TLS 1.3, and before.
-NO_CLIENT_CERTIFICATE = ("CERTIFICATE_REQUIRED", "HANDSHAKE_FAILURE")
-CLIENT_CERTIFICATE = (
-    "it may require a client certificate, which this command cannot send: use `curl --cert FILE --key FILE`"
-    " (docs/hand-over.md), or for diagnose the URL of a Prometheus"
+NO_TLS = (
+    "if it does not speak TLS, give --url http://…; if it requires a client certificate, which this command cannot send,"
+    " use `curl --cert FILE --key FILE` (docs/hand-over.md), or for diagnose the URL of a Prometheus"
 )
 
 
@@ -183,11 +181,11 @@ class Remote:
             case _OtherCertificate():
                 what = "its certificate is not that of --web.config.file; if that was just replaced, try again"
                 return Unreachable(f"{self.url}: TLS: {what}, otherwise give the exporter's --url")
-            case ssl.SSLError() if any(alert in (error.reason or "") for alert in NO_CLIENT_CERTIFICATE):
-                return Unreachable(f"{self.url}: TLS: refused: {CLIENT_CERTIFICATE}")
-            case ssl.SSLError():
-                why = getattr(error, "verify_message", "") or error.reason
-                return Unreachable(f"{self.url}: TLS: {why}; give the certificate authority with --ca-file")
+            case ssl.SSLCertVerificationError():
+                why = f"{error.verify_message}; give the certificate authority with --ca-file"
+                return Unreachable(f"{self.url}: TLS: {why}")
+            case ssl.SSLError():  # a server that misses a client certificate, or TLS, may just close the connection
+                return Unreachable(f"{self.url}: TLS: refused: {NO_TLS}")
             case InvalidURL() | UnicodeError():  # a malformed host or path
                 return _not_a_url(self.url)
             case ConnectionError() | HTTPException() if began:
@@ -195,7 +193,7 @@ class Remote:
             case ValueError():
                 return GpuExporterError(f"{self.url}: the response is unusable: {error}; give another --url")
             case ConnectionError() | HTTPException() if urlsplit(self.url).scheme == "https":
-                return Unreachable(f"{self.url}: TLS: no HTTP response: {CLIENT_CERTIFICATE}")
+                return Unreachable(f"{self.url}: TLS: no HTTP response: {NO_TLS}")
             case ConnectionError() | HTTPException():
                 return Unreachable(f"{self.url}: no HTTP response: does it speak TLS? Then give --url https://…")
         return Unreachable(f"{self.url}: {error.strerror or error}; give another --url")
@@ -208,7 +206,7 @@ class Remote:
         if self.token_file:
             token = _content(
                 self.token_file,
-                "check --token-file; if it is an exporter's: is it running? Run this as its user or as root",
+                "check --token-file; for that of an exporter: is the exporter running? Run this as its user or as root",
             )
             if not re.fullmatch(r"[!-~]+", token):
                 raise GpuExporterError(f"{self.token_file}: not a token: must be one word of ASCII; check --token-file")

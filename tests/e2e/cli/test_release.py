@@ -111,6 +111,13 @@ def test_a_url_is_verified(serve: Serve, pki: Pki, token: Path) -> None:
     assert "ostname mismatch" in fails("release", "--url", url, "--ca-file", str(pki.folder / "ca.pem"), env=env)
 
 
+def test_an_exporter_without_tls(serve: Serve, token: Path) -> None:
+    """The error says so."""
+    exporter = serve(*REPLAY, "--token-file", str(token))
+    url = f"https://localhost:{exporter.port}"
+    assert "if it does not speak TLS, give --url http://" in fails("release", "--url", url, "--token-file", str(token))
+
+
 @pytest.mark.parametrize("version", ["TLS12", "TLS13"])
 def test_client_certificates(serve: Serve, pki: Pki, token: Path, version: str) -> None:
     """A server that requires one is recognised; the error says what to do."""
@@ -118,7 +125,7 @@ def test_client_certificates(serve: Serve, pki: Pki, token: Path, version: str) 
     client = pki.issue("client", "client")
     exporter = serve(*REPLAY, "--token-file", str(token), "--web.config.file", web, tls=unverified(client))
     said = fails("release", env=of_environment(exporter, web, token))
-    assert "it may require a client certificate, which this command cannot send: use `curl --cert FILE" in said
+    assert "if it requires a client certificate, which this command cannot send, use `curl --cert FILE" in said
     assert "--url https" not in said
 
 
