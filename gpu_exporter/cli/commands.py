@@ -149,10 +149,11 @@ def _width() -> int:
 @click.option("--check", is_flag=True, help="Write nothing; exit code 1 if a file is stale.")
 @click.option("--root", type=click.Path(path_type=Path), default=".", help="Root directory of the repository.")
 def generate_command(check: bool, root: Path) -> None:
-    """Write the committed files that are rendered from the catalogues.
+    """Write the committed files that are rendered from the catalogues. For developers, in a checkout.
 
     Exit code 1 if --check finds a stale file.
     """
+    artifacts.check(root)
     changed = artifacts.stale(root) if check else artifacts.write(root)
     for name in changed:
         click.echo(f"{name}: {'stale; run `gpu-exporter generate`' if check else 'written'}")

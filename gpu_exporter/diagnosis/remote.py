@@ -30,8 +30,8 @@ EOF = "# EOF\n"
 
 
 NO_TLS = (
-    "if it does not speak TLS, give --url http://…; if it requires a client certificate, which this command cannot send,"
-    " use `curl --cert FILE --key FILE` (docs/hand-over.md), or for diagnose the URL of a Prometheus"
+    "if it does not speak TLS, give --url http://…; if it requires a client certificate, which this command cannot"
+    " send, use `curl --cert FILE --key FILE` (docs/hand-over.md), or for diagnose the URL of a Prometheus"
 )
 
 

@@ -1,4 +1,4 @@
-"""`release`, `resume` and `doctor` in the environment of an exporter find it by its settings, as in its container."""
+"""`release`, `resume` and `doctor` find the exporter by its settings, as in its container."""
 
 from __future__ import annotations
 
