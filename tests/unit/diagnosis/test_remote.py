@@ -12,12 +12,13 @@ import pytest
 
 from gpu_exporter.diagnosis.remote import Remote
 from gpu_exporter.model.errors import GpuExporterError
+from tests.conftest import run
 
 
 @pytest.fixture
-def received() -> Iterator[tuple[str, list[str]]]:
+def received() -> Iterator[tuple[str, list[str | None]]]:
     """The URL of a server, and the Authorization headers that it has received."""
-    headers: list[str] = []
+    headers: list[str | None] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -39,7 +40,7 @@ def received() -> Iterator[tuple[str, list[str]]]:
 
 
 @pytest.mark.parametrize("token", ["gpu-exporter-a_b", "abc+/d==", "a.b~c%2F"])
-def test_a_token_is_sent_unchanged(received: tuple[str, list[str]], tmp_path: Path, token: str) -> None:
+def test_a_token_is_sent_unchanged(received: tuple[str, list[str | None]], tmp_path: Path, token: str) -> None:
     """Base64 has characters that an URL would escape."""
     url, headers = received
     (tmp_path / "token").write_text(f"{token}\n")
@@ -47,12 +48,12 @@ def test_a_token_is_sent_unchanged(received: tuple[str, list[str]], tmp_path: Pa
     assert headers == [f"Bearer {token}"]
 
 
-def test_a_password_is_utf_8(received: tuple[str, list[str]], tmp_path: Path) -> None:
+def test_a_password_is_utf_8(received: tuple[str, list[str | None]], tmp_path: Path) -> None:
     """As the exporter's and Prometheus' servers decode it."""
     url, headers = received
     (tmp_path / "password").write_text("pä:s%s €\n", encoding="utf-8")
     Remote(url, user="jürgen", password_file=tmp_path / "password").get("/")
-    assert base64.b64decode(headers[0].removeprefix("Basic ")).decode() == "jürgen:pä:s%s €"
+    assert base64.b64decode(str(headers[0]).removeprefix("Basic ")).decode() == "jürgen:pä:s%s €"
 
 
 @pytest.mark.parametrize("content", ["two words", "tökén", "a\nb", "", "a\x00b"])
@@ -70,3 +71,15 @@ def test_a_url_with_credentials_is_refused(url: str) -> None:
     with pytest.raises(GpuExporterError) as caught:
         Remote(url).get("/")
     assert str(caught.value) == "--url contains a user name; give --user and --password-file instead"
+
+
+@pytest.mark.slow
+def test_diagnose_sends_a_token(received: tuple[str, list[str | None]], tmp_path: Path) -> None:
+    """Of --token-file, never of the exporter's own setting: the URL may be anywhere."""
+    url, headers = received
+    (tmp_path / "token").write_text("secret")
+    run("diagnose", "--url", url, "--for", "1s", "--token-file", str(tmp_path / "token"))
+    assert set(headers) == {"Bearer secret"}
+    headers.clear()
+    run("diagnose", "--url", url, "--for", "1s", env={"GPU_EXPORTER_TOKEN_FILE": str(tmp_path / "token")})
+    assert set(headers) == {None}
