@@ -1,4 +1,5 @@
 # docker build --tag gpu-exporter .
+#   --target dcgm-exporter         replaces dcgm-exporter's image: runs as root, and has the command dcgm-exporter
 #   --build-arg DIGEST=sha256:…    pins the base image; required in CI
 #   --build-arg EXTRAS=            leaves out gRPC, which --kubernetes needs
 #   --platform linux/amd64,linux/arm64    builds for both; nothing is compiled
@@ -15,10 +16,11 @@ RUN python -m venv --without-pip /opt/gpu-exporter \
  && wheel="$(ls /wheels/*.whl)" \
  && python -m pip --python /opt/gpu-exporter/bin/python install --no-cache-dir --only-binary :all: \
     "${wheel}${EXTRAS:+[${EXTRAS}]}"
-COPY deploy/healthcheck.py ./
-RUN install -m 644 healthcheck.py /opt/gpu-exporter/
+COPY deploy/healthcheck.py deploy/dcgm-exporter/dcgm-exporter ./
+RUN install -m 644 healthcheck.py /opt/gpu-exporter/ \
+ && install -m 755 -D dcgm-exporter /opt/dcgm-exporter/dcgm-exporter
 
-FROM python:${PYTHON}${DIGEST:+@}${DIGEST}
+FROM python:${PYTHON}${DIGEST:+@}${DIGEST} AS base
 ARG VERSION=unknown
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="gpu-exporter" \
@@ -36,10 +38,18 @@ ENV PATH=/opt/gpu-exporter/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=utility
-USER 65534:65534
 EXPOSE 9400
 # Checks the process, not the GPUs: a restart does not repair a GPU. Works with any --address, TLS and passwords.
 HEALTHCHECK --interval=15s --timeout=5s --start-period=10s --retries=8 \
   CMD ["python", "/opt/gpu-exporter/healthcheck.py"]
+
+# Pod specs for dcgm-exporter expect its image to run as root: kubelet's socket is closed to other users.
+FROM base AS dcgm-exporter
+COPY --from=build /opt/dcgm-exporter/dcgm-exporter /usr/bin/
+USER 0:0
+ENTRYPOINT ["dcgm-exporter"]
+
+FROM base AS gpu-exporter
+USER 65534:65534
 ENTRYPOINT ["gpu-exporter"]
 CMD ["serve"]

@@ -38,7 +38,7 @@ lint: $(VENV)/dev ## Check style, types, import contracts and generated files
 generate: $(VENV)/dev ## Write the files that are generated from the catalogues
 	$(BIN)/gpu-exporter generate
 
-image: ## Build the container image with Docker: IMAGE=name, ARGS='--build-arg DIGEST=sha256:… --platform …'
+image: ## Build the container image with Docker: IMAGE=name, ARGS='--build-arg DIGEST=sha256:… --platform …'; ARGS='--target dcgm-exporter' for one that replaces dcgm-exporter's
 	docker build --tag $(IMAGE) --build-arg VERSION=$$(sed -n 's/^__version__ = "\(.*\)"/\1/p' gpu_exporter/version.py) \
 	  --build-arg REVISION=$$(git rev-parse --short HEAD) $(ARGS) .
 
