@@ -10,6 +10,11 @@ FROM python:${PYTHON}${DIGEST:+@}${DIGEST} AS build
 WORKDIR /src
 COPY pyproject.toml setup.cfg README.md LICENSE ./
 COPY gpu_exporter gpu_exporter
+# What gpu_exporter/bundled links to.
+COPY compose.yaml ./
+COPY dashboards dashboards
+COPY helm helm
+COPY deploy deploy
 RUN python -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 ARG EXTRAS=kubernetes
 RUN python -m venv --without-pip /opt/gpu-exporter \
@@ -23,10 +28,10 @@ RUN install -m 644 healthcheck.py /opt/gpu-exporter/ \
 FROM python:${PYTHON}${DIGEST:+@}${DIGEST} AS base
 ARG VERSION=unknown
 ARG REVISION=unknown
+ARG SOURCE=
 LABEL org.opencontainers.image.title="gpu-exporter" \
       org.opencontainers.image.description="Prometheus exporter that shows why NVIDIA GPUs are slow, broken or wasted" \
-      org.opencontainers.image.source="https://github.com/gpu-exporter/gpu-exporter" \
-      org.opencontainers.image.documentation="https://github.com/gpu-exporter/gpu-exporter/blob/main/README.md" \
+      org.opencontainers.image.source="${SOURCE}" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"

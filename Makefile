@@ -40,7 +40,8 @@ generate: $(VENV)/dev ## Write the files that are generated from the catalogues
 
 image: ## Build the container image with Docker: IMAGE=name, ARGS='--build-arg DIGEST=sha256:… --platform …'; ARGS='--target dcgm-exporter' for one that replaces dcgm-exporter's
 	docker build --tag $(IMAGE) --build-arg VERSION=$$(sed -n 's/^__version__ = "\(.*\)"/\1/p' gpu_exporter/version.py) \
-	  --build-arg REVISION=$$(git rev-parse --short HEAD) $(ARGS) .
+	  --build-arg REVISION=$$(git rev-parse --short HEAD) \
+	  --build-arg SOURCE="$$(git config --get remote.origin.url)" $(ARGS) .
 
 bench: $(VENV)/bench tools ## Run the benchmarks that this machine supports and write docs/performance.md: ARGS='cost web' runs only these
 	$(BIN)/python -m benchmarks $(ARGS)

@@ -351,7 +351,7 @@ def test_without_the_extra_one_line_names_it(missing: str, tmp_path: Path) -> No
     )
     assert found.returncode != 0
     assert len(found.stderr.strip().splitlines()) == 1
-    assert "gpu-exporter[dashboards]" in found.stderr
+    assert ".[dashboards]" in found.stderr
     assert missing in found.stderr
     other = subprocess.run([sys.executable, "-c", block, "metrics"], capture_output=True, text=True, check=True)
     assert m.UP.name in other.stdout
