@@ -7,7 +7,7 @@ import re
 import socket
 import ssl
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from http.client import HTTPException, HTTPResponse, HTTPSConnection
 from pathlib import Path
@@ -92,7 +92,7 @@ class Api:
                 return items, page["metadata"].get("resourceVersion", "")
         raise _too_large(path, f"more than {limits.MOST_PAGES} pages")
 
-    def watch(self, path: str, seconds: float, **query: str) -> Iterator[Event | None]:
+    def watch(self, path: str, seconds: float, **query: str) -> Generator[Event | None, None, None]:
         """Yield None once the server answers, then events for about `seconds`. Raises LookupFailed."""
         query |= {"watch": "1", "allowWatchBookmarks": "true", "timeoutSeconds": str(int(seconds))}
         patience = seconds + self._patience
@@ -202,6 +202,9 @@ class Api:
         server, started = f"{self._host}:{self._port}", time.monotonic()
         try:
             yield
+        except ssl.SSLEOFError as error:  # by a load balancer without a server, for example
+            message = f"API server {server}: it closed the connection during the TLS handshake"
+            raise LookupFailed("unavailable", message, fix="is it running?") from error
         except ssl.SSLError as error:
             why = getattr(error, "verify_message", "") or error.reason or error
             raise LookupFailed("tls", f"API server {server}: {why}", fix=CHECK_CA) from error

@@ -25,6 +25,7 @@ from gpu_exporter.kubernetes.objects import Event, Object, ObjectList
 from gpu_exporter.kubernetes.watch import Watch
 from gpu_exporter.model.lookup import Lookup, LookupFailed
 from tests.support.fakes.apiserver import PODS, FakeApiServer, pod_object
+from tests.support.gate import Gate
 
 
 @pytest.fixture
@@ -135,7 +136,7 @@ def in_seconds(seconds: float, ask: Callable[[], object]) -> LookupFailed:
 def test_list_without_an_end(server: FakeApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that always has another page gets a limited number of requests."""
     page = {"metadata": {"continue": "1", "resourceVersion": "1"}, "items": [pod_object("p", "u")]}
-    monkeypatch.setattr(server, "page", lambda path, start: page)
+    monkeypatch.setattr(server, "page", lambda *_: page)
     failure = in_seconds(60, lambda: api(server, 30.0).list_objects(PODS))
     assert failure.reason == "too_large"
     assert len(server.asked) == limits.MOST_PAGES
@@ -143,7 +144,7 @@ def test_list_without_an_end(server: FakeApiServer, monkeypatch: pytest.MonkeyPa
 
 def test_list_with_too_many_objects(server: FakeApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
     page = {"metadata": {}, "items": [{"metadata": {"name": "p"}}] * (limits.MOST_OBJECTS + 1)}
-    monkeypatch.setattr(server, "page", lambda path, start: page)
+    monkeypatch.setattr(server, "page", lambda *_: page)
     assert in_seconds(60, lambda: api(server).list_objects(PODS)).reason == "too_large"
 
 
@@ -255,6 +256,18 @@ def test_a_broken_service_account(
     assert says in str(raised.value)
     assert "secret" not in str(raised.value)
     assert server.asked == []
+
+
+def test_server_that_closes_connections_at_once(server: FakeApiServer) -> None:
+    """A load balancer without a server does; the CA is not to blame."""
+    gate = Gate(int(server.environment["KUBERNETES_SERVICE_PORT"]))
+    gate.shut()
+    client = in_cluster(server.account, {**server.environment, "KUBERNETES_SERVICE_PORT": str(gate.port)})
+    with pytest.raises(LookupFailed) as raised:
+        client.get(PODS, ObjectList)
+    gate.close()
+    assert raised.value.reason == "unavailable"
+    assert "CA" not in str(raised.value)
 
 
 def test_list_is_read_from_the_servers_cache(server: FakeApiServer) -> None:
