@@ -304,6 +304,27 @@ def test_restored_server(server: FakeApiServer) -> None:
         until(lambda: lookup.value["team/p"].workload == "changed")
 
 
+def test_restored_server_between_list_and_watch(server: FakeApiServer) -> None:
+    """A watch never continues at the version of a list that another server sent."""
+    server.put(PODS, pod_object("p", "u", {"job-name": "before"}))
+    gate = Gate(int(server.environment["KUBERNETES_SERVICE_PORT"]))
+    gate.hold(2)  # the end of the handshake, and the list
+    environment = {**server.environment, "KUBERNETES_SERVICE_PORT": str(gate.port)}
+    lookup: Lookup[Mapping[str, pods.Pod]] = Lookup("pods", {})
+    watch = Watch(lookup, in_cluster(server.account, environment), pods.path, pods.Reader(), {}, 60)
+    watch.start()
+    try:
+        assert gate.holding.wait(30)
+        server.restore(PODS, [pod_object("p", "u", {"job-name": "restored"})], version=7)
+        gate.cut()
+        gate.release()
+        until(lambda: lookup.up and lookup.value["team/p"].workload == "restored")
+    finally:
+        watch.stop()
+        gate.close()
+        watch.join(10)
+
+
 @pytest.mark.slow
 def test_list_is_read_again_and_again_on_one_connection(server: FakeApiServer) -> None:
     server.put(PODS, pod_object("p", "u"))
