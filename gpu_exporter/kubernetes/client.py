@@ -142,7 +142,7 @@ class Api:
         kept = self._connection is not None
         try:
             return self._send(url, headers, patience, deadline)
-        except ConnectionError:
+        except (ConnectionError, ssl.SSLEOFError):
             if not (kept and reconnect):
                 raise
         self.close()
@@ -211,7 +211,7 @@ class Api:
         try:
             yield
         except ssl.SSLEOFError as error:  # by a load balancer without a server, for example
-            message = f"API server {server}: it closed the connection during the TLS handshake"
+            message = f"API server {server}: it closed the connection"
             raise LookupFailed("unavailable", message, fix="is it running?") from error
         except ssl.SSLError as error:
             why = getattr(error, "verify_message", "") or error.reason or error

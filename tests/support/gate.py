@@ -41,9 +41,8 @@ class Gate:
 
     def cut(self) -> None:
         """Close all connections."""
-        for each in self._sockets:
-            with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
+        for connection in self._sockets:
+            _end(connection)
         self._sockets = []
 
     def hold(self, records: int) -> None:
@@ -76,17 +75,24 @@ class Gate:
                     client.close()
                     continue
                 self._sockets += [client, server]
-                threading.Thread(target=self._forward_client, args=(client, server), daemon=True).start()
-                threading.Thread(target=self._forward_server, args=(server, client), daemon=True).start()
+                threading.Thread(target=self._forward, args=(client, server), daemon=True).start()
 
-    def _forward_server(self, server: socket.socket, client: socket.socket) -> None:
-        with client, suppress(OSError):
+    def _forward(self, client: socket.socket, server: socket.socket) -> None:
+        with client, server:
+            answers = threading.Thread(target=self._forward_answers, args=(server, client), daemon=True)
+            answers.start()
+            self._forward_requests(client, server)
+            answers.join()
+
+    def _forward_answers(self, server: socket.socket, client: socket.socket) -> None:
+        with suppress(OSError):
             while data := server.recv(1 << 16):
                 client.sendall(data)
+        _end(client)
 
-    def _forward_client(self, client: socket.socket, server: socket.socket) -> None:
+    def _forward_requests(self, client: socket.socket, server: socket.socket) -> None:
         most, records = self._most, 0
-        with server, client.makefile("rb") as stream, suppress(OSError):
+        with client.makefile("rb") as stream, suppress(OSError):
             while len(head := stream.read(5)) == 5:
                 content = stream.read(int.from_bytes(head[3:], "big"))
                 records += head[0] == APPLICATION_DATA
@@ -94,3 +100,10 @@ class Gate:
                     self.holding.set()
                     self._released.wait()
                 server.sendall(head + content)
+        _end(server)
+
+
+def _end(connection: socket.socket) -> None:
+    """Tell the other side that nothing follows, also while another thread reads."""
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
