@@ -14,7 +14,8 @@ class Gate:
 
     While `is_open` is False, connections are closed as soon as they are accepted, as by a load balancer without a
     server. Of each connection made after `hold(n)`, it forwards only the first n records of the client that carry
-    data, until `release`. With TLS 1.3, the first of them ends the handshake, and each other one is a request.
+    data, until `release`; if the server ends such a connection, the client learns it then. With TLS 1.3, the first
+    record ends the handshake, and each other one is a request.
     """
 
     def __init__(self, port: int) -> None:
@@ -88,6 +89,8 @@ class Gate:
         with suppress(OSError):
             while data := server.recv(1 << 16):
                 client.sendall(data)
+        if self.holding.is_set():
+            self._released.wait()
         _end(client)
 
     def _forward_requests(self, client: socket.socket, server: socket.socket) -> None:
