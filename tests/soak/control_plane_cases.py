@@ -140,7 +140,7 @@ def restored_between(cluster: Cluster) -> str:
     after = restore(cluster)
     cluster.gate.cut()
     cluster.gate.release()
-    back = cluster.seconds_until(shows("gpt-2", label_team="backup"), 400)
+    back = cluster.seconds_until(shows("gpt-2", label_team="backup"))
     took = settled(cluster)
     return (
         f"version {before} -> {after}: the backup's labels {back:.1f} s after the server is ready; "

@@ -21,13 +21,11 @@ TERMINATION_SECONDS = 0.6
 class HollowNode(threading.Thread):
     """Gives each new pod of the node one GPU, and has `kubelet` list it, until `stop`.
 
-    While the API server is down, the pods go on. `lists_ended`: like kubelets before 1.34, this one lists pods that
-    have ended.
+    While the API server is down, the pods go on. Like kubelets before 1.34, this one lists pods that have ended.
     """
 
     def __init__(self, control: ControlPlane, kubelet: FakeKubelet, name: str, gpus: Sequence[str]) -> None:
         super().__init__(name="hollow-node", daemon=True)
-        self.lists_ended = True
         self._control, self._kubelet, self._node, self._gpus = control, kubelet, name, gpus
         # GPU and name by the UID of the pod.
         self._given: dict[str, tuple[str, str]] = {}
@@ -69,7 +67,8 @@ class HollowNode(threading.Thread):
             del self._given[uid]
         for pod in pods:
             self._care_for(pod)
-        self._list(pods)
+        names = [(gpu, *name.split("/")) for gpu, name in self._given.values()]
+        self._kubelet.pods = [given(name, gpu, namespace=namespace) for gpu, namespace, name in names]
 
     def _care_for(self, pod: Mapping[str, Any]) -> None:
         metadata, uid = pod["metadata"], pod["metadata"]["uid"]
@@ -83,11 +82,3 @@ class HollowNode(threading.Thread):
             self._given[uid] = free[0], f"{metadata['namespace']}/{metadata['name']}"
             ready = {"type": "Ready", "status": "True", "lastTransitionTime": stamp()}
             self._control.ask("PATCH", f"{path}/status", {"status": {"phase": "Running", "conditions": [ready]}})
-
-    def _list(self, pods: Sequence[Mapping[str, Any]]) -> None:
-        ended = {pod["metadata"]["uid"] for pod in pods if pod["status"]["phase"] in ("Succeeded", "Failed")}
-        listed = [] if self.lists_ended else [*ended]
-        shown = [(name, gpu) for uid, (gpu, name) in self._given.items() if uid not in listed]
-        self._kubelet.pods = [
-            given(name.partition("/")[2], gpu, namespace=name.partition("/")[0]) for name, gpu in shown
-        ]
