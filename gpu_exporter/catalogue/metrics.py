@@ -345,9 +345,7 @@ OBSERVED = frozenset(row.histogram_of for row in METRICS if row.histogram_of is 
 
 def selected(choice: MetricSet, *, processes: bool = False) -> tuple[Metric, ...]:
     """Return the rows that a source reads: `full` includes `default`; integrals and the exporter's own rows are not read.
-
-    Sums are among them, because DCGM has fields for them; for other sources the collection loop computes them.
-    """
+    Sums are included, because DCGM has fields for them."""
     sets = {MetricSet.DEFAULT, choice}
     return tuple(
         row
