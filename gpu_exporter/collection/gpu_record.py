@@ -98,9 +98,9 @@ class GpuRecord:
         histograms, because no page shows its samples."""
         self.accumulator.take(reading, plan.histograms)
         if not between_pages:
-            samples = self.accumulator.samples()
+            samples = plan.sums.samples(self.accumulator.samples())
             self.samples = plan.counts.samples(self.gpu, self._clock_events, reading, samples)
-            self.unsupported = plan.counts.unsupported(samples, reading.unsupported)
+            self.unsupported = plan.counts.unsupported(samples, plan.sums.unsupported(reading.unsupported))
             self.duration = time.monotonic() - started
         now = time.monotonic()
         # With short intervals, not every collection reads the GPU.

@@ -60,8 +60,9 @@ def record(
 
 def _raw(metrics: Sequence[Metric]) -> list[Metric]:
     """Return one row for each field of a whole GPU. The field's other rows are derived from it. Links have no row."""
-    fields = {metric.nvml: metric for metric in reversed(metrics) if metric.bit is None}
-    return [metric for metric in metrics if fields.get(metric.nvml) is metric and metric.entity.value == "gpu"]
+    rows = [metric for metric in metrics if metric.nvml and metric.entity.value == "gpu"]
+    fields = {metric.nvml: metric for metric in reversed(rows) if metric.bit is None}
+    return [metric for metric in rows if fields.get(metric.nvml) is metric]
 
 
 class _Recorder:

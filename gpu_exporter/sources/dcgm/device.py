@@ -226,9 +226,13 @@ class DcgmDevice:
         values: dict[Series, float],
         failed: dict[Series, str],
     ) -> None:
-        """Fill in the values of all fields but profiling. Raises GpuLost if none has a value, or a new sample."""
+        """Fill in the values of all fields but profiling. Raises GpuLost if none has a value, or a new sample.
+
+        Fields that NVML does not have do not count: they may be blank on a GPU that works.
+        """
         due = [query for query in self._plan.plain if query.pace in paces]
-        board = [query for query in due if query.pace is Pace.FAST and query.entity == self._board]
+        fast = [query for query in due if query.pace is Pace.FAST and query.entity == self._board]
+        board = [query for query in fast if query.series.metric.nvml is not None]
         stamps = [answers[query.key].stamp for query in board if query.key in answers]
         for query in due:
             answer = answers.get(query.key)

@@ -77,7 +77,8 @@ class SimulatedDevice:
         self._recipes: dict[Pace, dict[Averaging, list[Recipe]]] = defaultdict(lambda: defaultdict(list))
         apply_faults(node, gpu, identity, faults)
         workloads = node.workloads
-        by_field = {metric.nvml: metric for metric in metrics if metric.key in workloads.rows and metric.bit is None}
+        fields = (metric for metric in metrics if metric.nvml and metric.bit is None)
+        by_field: dict[object, Metric] = {metric.nvml: metric for metric in fields if metric.key in workloads.rows}
         for metric in metrics:
             origin = metric if metric.key in workloads.rows else by_field.get(metric.nvml)
             if metric is m.POWER_SAMPLES and m.POWER_INSTANT.key in workloads.rows:

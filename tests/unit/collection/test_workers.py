@@ -19,7 +19,7 @@ from tests.support.tools import until
 from tests.unit.collection.test_metrics_change import FakeDevice, FakeSource
 
 PLAN = make_plan((m.GPU_TEMP,), CollectionSettings(), xids_reported=True)
-NO_PATIENCE = Plan(PLAN.metrics, PLAN.histograms, PLAN.counts, 1.0, 0.0, False)
+NO_PATIENCE = Plan(PLAN.metrics, PLAN.histograms, PLAN.sums, PLAN.counts, 1.0, 0.0, False)
 
 
 class GatedDevice(FakeDevice):
