@@ -21,7 +21,7 @@ HINT = (
 
 def _recorded(phase: str, job: str) -> tuple[Diagnosis, ...]:
     path = next(path for path, name in PHASES if name == phase)
-    return diagnose(seen(gather.of_recording(path, phase), {}, job=job))
+    return diagnose(seen(gather.RecordedScrapes(path, phase), {}, job=job))
 
 
 def _reason(diagnoses: Sequence[Diagnosis], mode: str) -> set[str]:
