@@ -25,6 +25,7 @@ from gpu_exporter.diagnosis.gather import RecordedScrapes, in_order
 from gpu_exporter.diagnosis.signal_reader import KEPT_SECONDS
 from gpu_exporter.diagnosis.window import Scrape, ScrapedSample, seen
 from gpu_exporter.sources.recording import format as recording_format
+from gpu_exporter.sources.recording.lines import lines
 
 BUSY = {m.GR_ENGINE_ACTIVE.key: 0.98, m.SM_ACTIVE.key: 0.9, m.TENSOR_ACTIVE.key: 0.8, m.POWER_INSTANT.key: 600.0}
 
@@ -33,8 +34,8 @@ def written(path: Path, ticks: Sequence[tuple[float, int]], phase: str = "") -> 
     """Write a recording of two GPUs with ticks at these times."""
     gpus = [{"gpu": index, "UUID": f"GPU-{index}", "modelName": "NVIDIA H200"} for index in range(2)]
     header = {"format": "gpu-exporter-recording", "version": 1, "interval_seconds": 1, "gpus": gpus}
-    lines = [{"t": at, "gpu": gpu, "phase": phase, "samples": {**BUSY, m.ENERGY.key: at * 6e5}} for at, gpu in ticks]
-    path.write_text("".join(json.dumps(line) + "\n" for line in (header, *lines)))
+    ticked = [{"t": at, "gpu": gpu, "phase": phase, "samples": {**BUSY, m.ENERGY.key: at * 6e5}} for at, gpu in ticks]
+    path.write_text("".join(json.dumps(line) + "\n" for line in (header, *ticked)))
     return path
 
 
@@ -50,7 +51,6 @@ def diagnosed(path: Path) -> int:
 def test_a_recording_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be large, and reading it takes longer than judging it."""
     reads: list[Path] = []
-    lines = recording_format.lines
 
     def counted(path: Path) -> Iterator[tuple[int, bytes]]:
         reads.append(path)
@@ -115,7 +115,8 @@ def test_the_ramp_of_a_phase(tmp_path: Path, seconds: int, number: int) -> None:
 
 def test_old_points_are_dropped() -> None:
     """Those that no window of a failure mode reaches. The result of a window is the same."""
-    conditions = [each.condition for each in (*BOTTLENECKS, *MODES) if each.condition]
+    conditions = [bottleneck.condition for bottleneck in BOTTLENECKS]
+    conditions += [mode.condition for mode in MODES if mode.condition]
     overs = []
     for term in (term for condition in conditions for term in terms(condition)):
         match term:
