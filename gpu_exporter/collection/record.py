@@ -76,6 +76,8 @@ class _Recorder:
         self._source, self._metrics = source, metrics
         self._path, self._interval, self._origin, self._mask = path, interval, origin, mask
         self._writer: Writer | None = None
+        # Of the start: the wall clock may be set meanwhile, and no reader accepts a time that goes backwards.
+        self._unix_offset = time.time() - time.monotonic()
 
     def run(self, duration: float, stop: threading.Event) -> None:
         """Record for `duration` seconds or until `stop`. An error is stored in `error`."""
@@ -138,5 +140,5 @@ class _Recorder:
             if series.metric.in_range(value) and not series.labels  # whole GPUs, no MIG instances
         )
         if self._writer and not stop.is_set():
-            self._writer.tick(time.time(), gpu, values)
+            self._writer.tick(time.monotonic() + self._unix_offset, gpu, values)
             self.ticks += 1

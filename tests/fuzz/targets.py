@@ -227,7 +227,7 @@ def _kernel_log(folder: Path) -> Iterator[Parser]:
         for xid in found:
             if xid:
                 counted += 1
-                at = xid.stamp.at
+                at = xid.at
                 events.add_kernel_log_entry(LogEntry(Position("boot", counted), at, xid), at if at is not None else 0.0)
         if found and counted % 10 == 0:
             events.samples([GPU], nvml_up=True)
