@@ -8,15 +8,13 @@ from collections import defaultdict, deque
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.distributions import WINDOW_SECONDS
 from gpu_exporter.catalogue.evaluate import LOOKBACK_SECONDS, Points
 from gpu_exporter.catalogue.signal import Read
-
-if TYPE_CHECKING:
-    from gpu_exporter.diagnosis.window import ScrapedSample
+from gpu_exporter.diagnosis.scrape import ScrapedSample
 
 # A larger value is not a measurement, and sums and squares of it would overflow.
 LARGEST = 1e30
@@ -25,7 +23,7 @@ KEPT_SECONDS = 9000.0
 # How often metrics are read; scrapes in between repeat the last value.
 PERIODS = {metric.name: metric.nvml_pace.value for metric in m.METRICS}
 
-ByName = Mapping[str, Sequence["ScrapedSample"]]
+ByName = Mapping[str, Sequence[ScrapedSample]]
 
 
 class DeviceKey(NamedTuple):
