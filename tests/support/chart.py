@@ -34,18 +34,21 @@ def of_readme(begin: str) -> Values:
 # The Secret from which Prometheus reads a password.
 BASIC_AUTH: Values = {"username": {"name": "login", "key": "user"}, "password": {"name": "login", "key": "password"}}
 MONITORED: Values = {
-    "serviceMonitor": {"enabled": True, "labels": {"release": "kube-prometheus-stack"}},
-    "prometheusRule": {"enabled": True, "labels": {"release": "kube-prometheus-stack"}},
+    "serviceMonitor": {"enabled": True, "additionalLabels": {"release": "kube-prometheus-stack"}},
+    "prometheusRule": {"enabled": True, "additionalLabels": {"release": "kube-prometheus-stack"}},
     "dashboards": {"enabled": True},
 }
 # Values of typical installations.
 SETS: Mapping[str, Values] = {
     "defaults": {},
+    "attribution": {"attribution": {"enabled": True}},
     "monitored": MONITORED,
+    "pod-monitor": {"podMonitor": {"enabled": True, "attachMetadata": {"node": True}, "podTargetLabels": ["team"]}},
+    "openshift": {**MONITORED, "openShift": {"scc": True}, "attribution": {"enabled": True}},
     "everything": {
         **MONITORED,
         "metrics": "full",
-        "attribution": {"podLabels": ["app", "team"], "dra": True, "resourceNames": ["example.com/gpu"]},
+        "attribution": {"enabled": True, "podLabels": ["app", "team"], "dra": True, "resourceNames": ["example.com/gpu"]},
         "slurm": {"jobMappingPath": "/run/gpu-jobs"},
         "processes": {"enabled": True},
         "kernelLog": {"mode": "file", "path": "/var/log/kern.log"},
@@ -53,7 +56,15 @@ SETS: Mapping[str, Values] = {
         "collectors": "DCGM_FI_DEV_GPU_TEMP, gauge, GPU temperature (in C).\nDCGM_FI_DEV_POWER_USAGE, gauge, Power.\n",
         "networkPolicy": {"enabled": True, "from": [{"namespaceSelector": {}}], "egress": [{"ports": [{"port": 53}]}]},
         "web": {"config": {"basic_auth_users": {USER: HASH}}, "tlsSecret": "tls", "lifecycle": True},
-        "serviceMonitor": {**MONITORED["serviceMonitor"], "basicAuth": BASIC_AUTH},
+        "serviceMonitor": {
+            **MONITORED["serviceMonitor"],
+            "basicAuth": BASIC_AUTH,
+            "attachMetadata": {"node": True},
+            "jobLabel": "app.kubernetes.io/part-of",
+            "targetLabels": ["team"],
+            "podTargetLabels": ["zone"],
+            "proxyUrl": "http://proxy.example:3128",
+        },
         "commonLabels": {"team": "gpu"},
         "commonAnnotations": {"owner": "gpu"},
         "podLabels": {"app.kubernetes.io/component": "stolen", "zone": "a"},
@@ -62,6 +73,11 @@ SETS: Mapping[str, Values] = {
         "initContainers": [{"name": "wait", "image": "busybox", "command": ["true"]}],
         "extraContainers": [{"name": "beside", "image": "busybox"}],
         "extraEnv": [{"name": "TZ", "value": "UTC"}],
+        "extraEnvFrom": [{"prefix": "X_", "secretRef": {"name": "more", "optional": True}}],
+        "dnsConfig": {"nameservers": ["10.0.0.10"], "options": [{"name": "ndots", "value": "1"}]},
+        "hostAliases": [{"ip": "10.0.0.7", "hostnames": ["dcgm.example"]}],
+        "minReadySeconds": 5,
+        "startupProbe": {"periodSeconds": 5, "failureThreshold": 60},
         "extraArgs": ["--gauge-window=30s"],
         "extraVolumes": [{"name": "more", "emptyDir": {}}],
         "extraVolumeMounts": [{"name": "more", "mountPath": "/more"}],
@@ -78,19 +94,18 @@ SETS: Mapping[str, Values] = {
         "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "10%"}},
     },
     "mig": {
-        "attribution": {"resourceNames": ["example.com/mig-1g.10gb"], "pods": True},
+        "attribution": {"enabled": True, "resourceNames": ["example.com/mig-1g.10gb"], "pods": True},
         "config": {"expected_gpus": 8},
     },
-    "dra": {"attribution": {"dra": True}},
+    "dra": {"attribution": {"enabled": True, "dra": True}},
     "no-rbac": {
-        "attribution": {"podLabels": ["app"], "dra": True},
+        "attribution": {"enabled": True, "podLabels": ["app"], "dra": True},
         "rbac": {"create": False},
         "serviceAccount": {"create": False, "name": "given"},
     },
-    "restricted": {"attribution": {"enabled": False}, **MONITORED, "networkPolicy": {"enabled": True}},
+    "restricted": {**MONITORED, "networkPolicy": {"enabled": True}},
     "dcgm-remote": {
         **of_readme("dcgm"),
-        "attribution": {"enabled": False},
         "networkPolicy": {"enabled": True},
     },
     "dcgm-within": {
@@ -115,7 +130,7 @@ SETS: Mapping[str, Values] = {
             "metricRelabelings": [{"action": "drop", "sourceLabels": ["__name__"], "regex": "python_.*"}],
         },
     },
-    "kernel-log": {"kernelLog": {"mode": "kmsg"}, "attribution": {"enabled": False}, "handOver": {"enabled": False}},
+    "kernel-log": {"kernelLog": {"mode": "kmsg"}, "handOver": {"enabled": False}},
     "host-network": {
         "hostNetwork": True,
         "port": 9401,
@@ -135,10 +150,11 @@ SETS: Mapping[str, Values] = {
         "fullnameOverride": "watch",
         "namespaceOverride": "elsewhere",
     },
-    "jobs": {"slurm": {"jobMappingPath": "/run/gpu-jobs"}, "attribution": {"enabled": False}, "xids": {"keep": "none"}},
+    "jobs": {"slurm": {"jobMappingPath": "/run/gpu-jobs"}, "xids": {"keep": "none"}},
     "overridden": {
         "prometheusRule": {
             "enabled": True,
+            "additionalRules": [{"name": "own", "interval": "30s", "rules": [{"record": "own:up", "expr": "up"}]}],
             "interval": "30s",
             "alertLabels": {"team": "gpu", "severity": "kept"},
             "runbookUrl": "https://runbooks.example/gpu/",

@@ -20,6 +20,11 @@ def override(**columns: Any) -> Values:
     return {"xids": {"overrides": {"63": columns}}}
 
 
+def attributed(**keys: Any) -> Values:
+    """Return values with attribution."""
+    return {"attribution": {"enabled": True, **keys}}
+
+
 def endpoint(**keys: Any) -> Values:
     """Return values of an enabled ServiceMonitor."""
     return {"serviceMonitor": {"enabled": True, **keys}}
@@ -92,11 +97,14 @@ EXPORTER: Sequence[tuple[Values, str]] = [
         "dcgm.profiling is for DCGM in the container",
     ),
     ({"dcgm": {"enabled": True}, "config": {"source": "nvml"}}, "dcgm.enabled and config.source: choose one"),
-    ({"attribution": {"enabled": False, "podLabels": ["app"]}}, "attribution.podLabels needs attribution.enabled"),
+    (
+        {"attribution": {"podLabels": ["app"]}},
+        "attribution.podLabels needs attribution.enabled=true: set it, which needs uid 0 and a hostPath, or remove",
+    ),
     ({"attribution": {"podLabels": ["a{1,2}"]}}, f"at '/attribution/podLabels/0': 'a{{1,2}}' {PATTERN}"),
-    ({"attribution": {"podLabels": ["app", "a("]}}, 'attribution.podLabels: "a(" is not a regular expression'),
-    ({"attribution": {"podLabels": ["*"]}}, 'attribution.podLabels: "*" is not a regular expression'),
-    ({"attribution": {"podLabels": ["[z-a]"]}}, 'attribution.podLabels: "[z-a]" is not a regular expression'),
+    (attributed(podLabels=["app", "a("]), 'attribution.podLabels: "a(" is not a regular expression'),
+    (attributed(podLabels=["*"]), 'attribution.podLabels: "*" is not a regular expression'),
+    (attributed(podLabels=["[z-a]"]), 'attribution.podLabels: "[z-a]" is not a regular expression'),
     ({"attribution": {"podResourcesPath": ""}}, f"at '/attribution/podResourcesPath': '' {PATTERN}"),
     ({"attribution": {"resourceNames": ["gpu"]}}, f"at '/attribution/resourceNames/0': 'gpu' {PATTERN}"),
     ({"xids": {"path": "lib"}}, f"at '/xids/path': 'lib' {PATTERN}"),
@@ -147,15 +155,27 @@ PODS: Sequence[tuple[Values, str]] = [
     ),
     ({"livenessProbe": {"periodSeconds": 0}}, "at '/livenessProbe/periodSeconds': minimum: got 0, want 1"),
     ({"podSecurityContext": {"runAsUsr": 1}}, f"at '/podSecurityContext': {UNKNOWN} 'runAsUsr' not allowed"),
-    ({"podSecurityContext": {"runAsUser": 65534}}, "podSecurityContext: attribution.enabled needs uid 0"),
-    ({"securityContext": {"runAsNonRoot": True}}, "securityContext: attribution.enabled needs uid 0"),
+    (
+        {**attributed(), "podSecurityContext": {"runAsUser": 65534}},
+        "podSecurityContext: attribution.enabled needs uid 0",
+    ),
+    ({**attributed(), "securityContext": {"runAsNonRoot": True}}, "securityContext: attribution.enabled needs uid 0"),
     ({"securityContext": {"capabilities": ["ALL"]}}, "at '/securityContext/capabilities': got array, want object"),
     (
-        {"attribution": {"enabled": False}, "xids": {"keep": "node"}, "securityContext": {"runAsUser": 7}},
+        {"xids": {"keep": "node"}, "securityContext": {"runAsUser": 7}},
         "securityContext: xids.keep needs uid 0",
     ),
     ({"extraEnv": [{"name": "A", "vaule": "b"}]}, f"at '/extraEnv/0': {UNKNOWN} 'vaule' not allowed"),
     ({"extraEnv": [{"name": "A", "value": 1}]}, "at '/extraEnv/0/value': got number, want string"),
+    ({"extraEnvFrom": [{"secret": "a"}]}, f"at '/extraEnvFrom/0': {UNKNOWN} 'secret' not allowed"),
+    ({"extraEnvFrom": [{"secretRef": {}}]}, "at '/extraEnvFrom/0/secretRef': missing property 'name'"),
+    ({"dnsConfig": {"nameserver": []}}, f"at '/dnsConfig': {UNKNOWN} 'nameserver' not allowed"),
+    ({"dnsConfig": {"options": [{"name": "ndots", "value": 1}]}}, "at '/dnsConfig/options/0/value': got number, want"),
+    ({"hostAliases": [{"ip": "dcgm", "hostnames": ["a"]}]}, f"at '/hostAliases/0/ip': 'dcgm' {PATTERN}"),
+    ({"hostAliases": [{"ip": "10.0.0.7"}]}, "at '/hostAliases/0': missing property 'hostnames'"),
+    ({"minReadySeconds": -1}, "at '/minReadySeconds': minimum: got -1, want 0"),
+    ({"startupProbe": {"timeout": 1}}, f"at '/startupProbe': {UNKNOWN} 'timeout' not allowed"),
+    ({"openShift": {"scc": "yes"}}, "at '/openShift/scc': got string, want boolean"),
     ({"extraVolumeMounts": [{"name": "a"}]}, "at '/extraVolumeMounts/0': missing property 'mountPath'"),
     ({"extraContainers": [{"name": "a"}]}, "at '/extraContainers/0': missing property 'image'"),
     ({"extraManifests": [{"kind": "Secret"}]}, "at '/extraManifests/0': missing property 'apiVersion'"),
@@ -210,6 +230,30 @@ WEB: Sequence[tuple[Values, str]] = [
     ({"web": {"lifecycle": True}, "handOver": {"enabled": False}}, "web.lifecycle lets everyone end the exporter: set"),
 ]
 MONITORING: Sequence[tuple[Values, str]] = [
+    (
+        {**endpoint(), "podMonitor": {"enabled": True}},
+        "serviceMonitor.enabled and podMonitor.enabled: choose one; with both, Prometheus scrapes every exporter twice",
+    ),
+    (
+        {"podMonitor": {"enabled": True}, "web": {"config": {"basic_auth_users": {USER: HASH}}}},
+        "podMonitor.basicAuth is empty, but web.config.basic_auth_users demands a password",
+    ),
+    (
+        {"podMonitor": {"enabled": True, "interval": "5s"}},
+        "podMonitor.scrapeTimeout: 10s is longer than podMonitor.interval 5s",
+    ),
+    ({"podMonitor": {"tlsConfig": {"caFile": "/ca"}}}, f"at '/podMonitor/tlsConfig': {UNKNOWN} 'caFile' not allowed"),
+    ({"podMonitor": {"targetLabels": ["a"]}}, f"at '/podMonitor': {UNKNOWN} 'targetLabels' not allowed"),
+    (
+        {**endpoint(jobLabel="team"), "commonLabels": {"team": "ml"}},
+        'serviceMonitor.jobLabel: the label team has the value "ml", which the rules do not recognise as a GPU exporter',
+    ),
+    ({"podMonitor": {"enabled": True, "jobLabel": "none"}}, 'podMonitor.jobLabel: the label none has the value ""'),
+    (endpoint(jobLabel="a label"), f"at '/serviceMonitor/jobLabel': 'a label' {PATTERN}"),
+    (endpoint(targetLabels=["a b"]), f"at '/serviceMonitor/targetLabels/0': 'a b' {PATTERN}"),
+    (endpoint(attachMetadata=True), "at '/serviceMonitor/attachMetadata': got boolean, want object"),
+    (endpoint(proxyUrl="proxy:3128"), f"at '/serviceMonitor/proxyUrl': 'proxy:3128' {PATTERN}"),
+    (rule(additionalRules=[{"rules": []}]), "at '/prometheusRule/additionalRules/0': missing property 'name'"),
     (endpoint(interval="0s"), f"at '/serviceMonitor/interval': '0s' {PATTERN} '[1-9]'"),
     (endpoint(interval="15"), f"at '/serviceMonitor/interval': '15' {PATTERN}"),
     (endpoint(interval="5s1m"), f"at '/serviceMonitor/interval': '5s1m' {PATTERN}"),
@@ -257,6 +301,9 @@ MONITORING: Sequence[tuple[Values, str]] = [
 INVALID = [*NAMES, *EXPORTER, *PODS, *WEB, *MONITORING]
 
 VALID: Mapping[str, Values] = {
+    "resource names for the rules alone": {"attribution": {"resourceNames": ["example.com/gpu"]}},
+    "job of a label": {"podMonitor": {"enabled": True, "jobLabel": "app"}, "podLabels": {"app": "gpu-dcgm-exporter"}},
+    "aliases": {"hostAliases": [{"ip": "fd00::1", "hostnames": ["dcgm.example", "dcgm"]}]},
     "image of this machine": {"image": {"repository": "gpu-exporter", "tag": "local", "pullPolicy": "Never"}},
     "registry with a port": {"image": {"repository": "registry.example:5000/a/b_c/d--e.f", "tag": "v1.0_rc.1"}},
     "registry by address": {"image": {"registry": "[fd00::1]:5000", "repository": "gpu-exporter"}},
@@ -270,7 +317,7 @@ VALID: Mapping[str, Values] = {
     "settings as numbers": {"config": {"gauge_window": 0.5, "expected_gpus": 0, "seed": -1, "speed": 0.25}},
     "settings as text": {"config": {"gauge_window": "15", "expected_gpus": "8", "loop": "off", "speed": ".5"}},
     "devices": {"config": {"devices": "g:0, 2-3,GPU-0a1b", "switch_devices": "i", "cpu_devices": "f"}},
-    "look-around": {"attribution": {"podLabels": ["(?!pod-).*", "a(?<=b)", "(?P<x>a)", "app[.]kubernetes[.]io/.+"]}},
+    "look-around": attributed(podLabels=["(?!pod-).*", "a(?<=b)", "(?P<x>a)", "app[.]kubernetes[.]io/.+"]),
     "resource names": {"attribution": {"resourceNames": ["example.com/MIG-1g.10gb", "a.b.c/d"]}},
     "codes of XIDs": {
         "xids": {"overrides": {"1": {"action": "none"}, "65535": {"drain": False, "date": "2025-10-29"}}}

@@ -147,14 +147,20 @@ def _object(tree: Tree) -> dict[str, Any]:
         if isinstance(node, dict):
             properties[name] = _object(node)
         else:
-            properties[name] = {**node.schema, **({"description": node.help} if node.help else {})}
+            about = {"description": node.help} if node.help else {}
+            properties[name] = {**node.schema, **about, **({"deprecated": True} if node.successor else {})}
     return {"type": "object", "additionalProperties": False, "properties": properties}
 
 
 def readme() -> str:
     """Return the chart's README.md: how to install it, and every value."""
     by_hand = table(
-        ("value", "default", "meaning"), ((f"`{value.path}`", _shown(value), value.help) for value in v.BY_HAND)
+        ("value", "default", "meaning"),
+        ((f"`{value.path}`", _shown(value), value.help) for value in v.BY_HAND if not value.successor),
+    )
+    deprecated = table(
+        ("value", "use instead"),
+        ((f"`{value.path}`", f"`{value.successor}`") for value in v.BY_HAND if value.successor),
     )
     limits = table(
         ("limit", "default", "unit", "meaning"),
@@ -168,7 +174,7 @@ def readme() -> str:
         ),
     )
     return banner.markdown(readme_text) + readme_text.README.format(
-        kubernetes=KUBERNETES, version=__version__, values=by_hand, limits=limits, modes=modes
+        kubernetes=KUBERNETES, version=__version__, values=by_hand, deprecated=deprecated, limits=limits, modes=modes
     )
 
 

@@ -40,7 +40,8 @@ END
 kubectl apply -k overlay
 ```
 
-For all other settings, use the chart.
+The pods meet Pod Security *restricted*, which the namespace enforces. For all other settings, use the chart: also to see
+which pod uses a GPU (`attribution.enabled`).
 """
 # Manifests that need Prometheus Operator are in `monitored`. Dashboards are left out: the repository has them twice.
 FEATURES: Mapping[str, Any] = {
@@ -60,8 +61,7 @@ Object = Mapping[str, Any]
 SPACE: Object = {
     "apiVersion": "v1",
     "kind": "Namespace",
-    # kubelet's socket needs hostPath and uid 0.
-    "metadata": {"name": NAMESPACE, "labels": {"pod-security.kubernetes.io/enforce": "privileged"}},
+    "metadata": {"name": NAMESPACE, "labels": {"pod-security.kubernetes.io/enforce": "restricted"}},
 }
 
 

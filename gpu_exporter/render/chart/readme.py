@@ -17,28 +17,44 @@ No image is published. Build it in the root of the repository, push it to your r
 make image IMAGE=registry.example/gpu-exporter:{version}
 docker push registry.example/gpu-exporter:{version}
 kubectl create namespace gpu-monitoring
-kubectl label namespace gpu-monitoring pod-security.kubernetes.io/enforce=privileged   # for pod names: see "What each feature costs"
+kubectl label namespace gpu-monitoring pod-security.kubernetes.io/enforce=restricted
 helm install gpu-exporter helm/gpu-exporter --namespace gpu-monitoring --set image.repository=registry.example/gpu-exporter \\
   --set serviceMonitor.enabled=true --set prometheusRule.enabled=true --set dashboards.enabled=true \\
-  --set serviceMonitor.labels.release=kube-prometheus-stack --set prometheusRule.labels.release=kube-prometheus-stack
+  --set serviceMonitor.additionalLabels.release=kube-prometheus-stack \\
+  --set prometheusRule.additionalLabels.release=kube-prometheus-stack
 helm test gpu-exporter --namespace gpu-monitoring
 ```
 
 The labels are those by which your Prometheus selects its ServiceMonitors and rules: for kube-prometheus-stack, the label
-`release` with the name of its own release.
+`release` with the name of its own release. A Prometheus that selects only PodMonitors needs `podMonitor.enabled` instead
+of `serviceMonitor.enabled`; its values mean the same.
 
 If `gpu-exporter doctor` in the pod finds no GPU, set `gpuAccess.mode`: `runtimeClass` if the cluster has a runtime class
 `nvidia` (GPU operator creates it), `cdi` if the nodes use CDI.
 
+## Which pod uses a GPU?
+
+By default, the metrics do not say so, because that needs uid 0: kubelet creates its socket so that only root can connect,
+whatever group the container has. Without it, the labels `namespace`, `pod` and `container` are empty, the Job dashboard
+and the alerts that compare the ranks of a job stay empty, and waste and costs are not split by namespace. To turn it on:
+
+```
+kubectl label namespace gpu-monitoring pod-security.kubernetes.io/enforce=privileged --overwrite
+helm upgrade gpu-exporter helm/gpu-exporter --namespace gpu-monitoring --reuse-values --set attribution.enabled=true
+```
+
+The container still has no capabilities, and sees of the node only the folder with the socket, read-only:
+[what can be read with that](../../docs/security.md#attribution).
+
 ## What each feature costs
 
-The container has no capabilities, a read-only root file system and the runtime's seccomp profile, and cannot gain
+By default, the pods run as uid 65534 and meet Pod Security *restricted*. The container has no capabilities, a read-only root file system and the runtime's seccomp profile, and cannot gain
 privileges. A feature that needs more gets it only while it is on:
 
 | feature | needs |
 | --- | --- |
-| none of the below, with `attribution.enabled: false` | uid 65534, no hostPath: Pod Security *restricted* |
-| `attribution.enabled` (the default) | uid 0 without capabilities, read-only hostPath of kubelet's socket: the namespace must be `enforce: privileged` |
+| none of the below (the default) | uid 65534, no hostPath: Pod Security *restricted* |
+| `attribution.enabled` | uid 0 without capabilities, read-only hostPath of kubelet's socket: the namespace must be `enforce: privileged` |
 | `attribution.pods`, `attribution.podLabels` | a token that may list and watch pods |
 | `attribution.dra` | a token that may list and watch resource slices |
 | `slurm.jobMappingPath` | read-only hostPath |
@@ -50,10 +66,36 @@ privileges. A feature that needs more gets it only while it is on:
 | `dcgm.profiling` | SYS_ADMIN, uid 0; not with a remote host engine |
 | `hostNetwork` | the node's network |
 
+## Priority class
+
+The default, `system-node-critical`, lets the exporter run on full nodes. GKE and some other clouds allow it outside
+kube-system only if the namespace has a ResourceQuota for it; otherwise the DaemonSet has the event `insufficient quota to
+match these scopes`. Create one with the release, or set `priorityClassName: ""`:
+
+```yaml
+extraManifests:
+  - apiVersion: v1
+    kind: ResourceQuota
+    metadata: {{name: gpu-exporter-critical, namespace: gpu-monitoring}}
+    spec:
+      hard: {{pods: 1G}}
+      scopeSelector:
+        matchExpressions: [{{operator: In, scopeName: PriorityClass, values: [system-node-critical]}}]
+```
+
+## OpenShift
+
+`openShift.scc: true` creates a SecurityContextConstraints that allows what the features need, and nothing else, and that
+only the exporter's service account may use. The pods demand it (`openshift.io/required-scc`), so no other one applies.
+Containers and volumes of your own must fit in: the SCC allows the types of `extraVolumes`, and the user, capabilities and
+SELinux options of `podSecurityContext` and `securityContext`. If SELinux denies a hostPath, set
+`podSecurityContext.seLinuxOptions.type` to a type that may read it.
+
 ## Health checks
 
 Both probes use `/healthz`, which fails only until the first collection is complete, and if the exporter itself hangs.
 With a password, client certificates or `web.existingSecret`, they only check that the port is open. A GPU that does not answer neither restarts the container nor stops scrapes: see [health endpoints](../../docs/probes.md).
+There is no startup probe, because a slow driver does not delay `/healthz`: `startupProbe` is for images that start slowly.
 
 ## TLS and passwords
 
@@ -75,7 +117,7 @@ set `scheme`, `tls_config` and `basic_auth` in its job.
 
 ## Target labels
 
-The ServiceMonitor drops the labels pod, namespace and container of the exporter itself. On a free GPU, they would look
+ServiceMonitor and PodMonitor drop the labels pod, namespace and container of the exporter itself. On a free GPU, they would look
 like those of its user. `node` is the node, `instance` the node and port, and `exported_pod` and the like are copies
 of the labels of the user (`serviceMonitor.exportedLabels`), because public dashboards read those. A Prometheus
 with `enforcedNamespaceLabel` still overwrites `namespace`; the rules then read `exported_namespace`.
@@ -170,6 +212,11 @@ node pools, let it expose their label: `--metric-labels-allowlist=nodes=[cloud.g
 ## Values
 
 {values}
+### Deprecated values
+
+They still work, and the notes after `helm install` name those that you set.
+
+{deprecated}
 ### prometheusRule.limits
 
 {limits}

@@ -65,6 +65,8 @@ LABELS = keyed(QUALIFIED, text(f"({_WORD})?"))
 ANNOTATIONS = keyed(QUALIFIED, TEXT)
 RESOURCE_NAMES = listed(text(f"{_DOMAIN}/{_WORD}"))
 TAINTS = listed(text(QUALIFIED))
+LABEL_KEY = text(f"({QUALIFIED})?")
+LABEL_KEYS = listed(text(QUALIFIED))
 
 # Names of images, as container runtimes parse them.
 _PART = "[a-z0-9]+(([.]|_|__|-+)[a-z0-9]+)*"
@@ -166,7 +168,19 @@ SECURITY = closed(
         "procMount": one_of("Default", "Unmasked"),
     }
 )
+PROBE = closed(
+    {
+        "initialDelaySeconds": COUNT,
+        **dict.fromkeys(("periodSeconds", "timeoutSeconds", "failureThreshold"), POSITIVE),
+    }
+)
+DNS_CONFIG = closed(
+    {"nameservers": TEXTS, "searches": TEXTS, "options": listed(closed({"name": TEXT, "value": TEXT}, "name"))}
+)
+HOST_ALIASES = listed(closed({"ip": text("[0-9a-fA-F.:]+"), "hostnames": listed(text(_DOMAIN))}, "ip", "hostnames"))
 VARIABLES = listed(closed({"name": text("[^=]+"), "value": TEXT, "valueFrom": OBJECT}, "name"))
+_REFERENCE = closed({"name": text(_DOMAIN), "optional": BOOL}, "name")
+VARIABLE_SOURCES = listed(closed({"prefix": text("[^=]*"), "configMapRef": _REFERENCE, "secretRef": _REFERENCE}))
 PULL_SECRETS = listed(closed({"name": text(_DOMAIN)}, "name"))
 CONTAINERS = listed({"type": "object", "required": ["name", "image"]})
 VOLUMES = listed({"type": "object", "required": ["name"]})
@@ -200,17 +214,20 @@ ALERT_LABELS = keyed(_METRIC_LABEL, TEXT)
 _KEY = closed({"name": TEXT, "key": TEXT, "optional": BOOL}, "name", "key")
 _EITHER = closed({"secret": _KEY, "configMap": _KEY})
 _VERSION = one_of("TLS10", "TLS11", "TLS12", "TLS13")
-TLS_CONFIG = closed(
-    {
-        "ca": _EITHER,
-        "cert": _EITHER,
-        "keySecret": _KEY,
-        **dict.fromkeys(("serverName", "caFile", "certFile", "keyFile"), TEXT),
-        "insecureSkipVerify": BOOL,
-        "minVersion": _VERSION,
-        "maxVersion": _VERSION,
-    }
-)
+_TLS = {
+    "ca": _EITHER,
+    "cert": _EITHER,
+    "keySecret": _KEY,
+    "serverName": TEXT,
+    "insecureSkipVerify": BOOL,
+    "minVersion": _VERSION,
+    "maxVersion": _VERSION,
+}
+TLS_CONFIG = closed({**_TLS, **dict.fromkeys(("caFile", "certFile", "keyFile"), TEXT)})
+# A PodMonitor cannot name files of Prometheus.
+POD_TLS_CONFIG = closed(_TLS)
+ATTACH_METADATA = closed({"node": BOOL})
+RULE_GROUPS = listed({"type": "object", "required": ["name", "rules"], "properties": {"name": TEXT, "rules": OBJECTS}})
 BASIC_AUTH = closed({"username": _KEY, "password": _KEY})
 AUTHORIZATION = closed({"type": TEXT, "credentials": _KEY})
 _ACTIONS = (

@@ -45,13 +45,17 @@ MANAGED: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A value: its `path` with dots, default, schema and help. With `flow`, values.yaml has it on one line."""
+    """A value: its `path` with dots, default, schema and help. With `flow`, values.yaml has it on one line.
+
+    `successor` is the path of the value that replaces a deprecated one.
+    """
 
     path: str
     default: Any
     schema: Schema
     help: str
     flow: bool = False
+    successor: str = ""
 
 
 def _probe(path: str, start: int, period: int, failures: int, help: str) -> Value:
@@ -61,8 +65,20 @@ def _probe(path: str, start: int, period: int, failures: int, help: str) -> Valu
         "timeoutSeconds": 5,
         "failureThreshold": failures,
     }
-    schema = schemas.closed({**dict.fromkeys(default, schemas.POSITIVE), "initialDelaySeconds": COUNT})
-    return Value(path, default, schema, help, flow=True)
+    return Value(path, default, schemas.PROBE, help, flow=True)
+
+
+def _deprecated(path: str, successor: str, default: Any, schema: Schema) -> Value:
+    help = f"Deprecated: use `{successor}`, into which this is merged."
+    return Value(path, default, schema, help, successor=successor)
+
+
+def _of_pod_monitor(value: Value) -> Iterator[Value]:
+    """Yield the value of the PodMonitor that means the same; nothing for what only a ServiceMonitor has."""
+    name = value.path.removeprefix("serviceMonitor.")
+    if name not in ("enabled", "targetLabels", "jobLabel") and not value.successor:
+        schema = schemas.POD_TLS_CONFIG if name == "tlsConfig" else value.schema
+        yield Value(f"podMonitor.{name}", value.default, schema, f"As `{value.path}`.")
 
 
 # fmt: off
@@ -94,9 +110,10 @@ EXPORTER = (
     Value("handOver.enabled", True, BOOL, "Whether `kubectl exec … gpu-exporter release` may make the exporter release the driver."),
     Value("extraArgs", [], TEXTS, "More arguments of `gpu-exporter serve`; they take precedence over all other settings."),
     Value("extraEnv", [], schemas.VARIABLES, "More environment variables of the exporter."),
+    Value("extraEnvFrom", [], schemas.VARIABLE_SOURCES, "ConfigMaps and Secrets whose keys become environment variables, such as `[{secretRef: {name: gpu-exporter}}]`."),
 )
 ATTRIBUTION = (
-    Value("attribution.enabled", True, BOOL, "Whether the exporter asks kubelet, through its socket, which pod uses which GPU (*hostPath, uid 0 without capabilities*)."),
+    Value("attribution.enabled", False, BOOL, "Whether the exporter asks kubelet, through its socket, which pod uses which GPU. Off, no metric has a pod. On, the exporter runs as uid 0 without capabilities and with a read-only hostPath of that socket, so its namespace must allow privileged pods (*hostPath, uid 0*)."),
     Value("attribution.podResourcesPath", "/var/lib/kubelet/pod-resources", schemas.FOLDER, "Folder of the node that contains kubelet's `kubelet.sock`."),
     Value("attribution.resourceNames", [], schemas.RESOURCE_NAMES, "Resources other than `nvidia.com/*` that are GPUs. The rules count them, too."),
     Value("attribution.pods", False, BOOL, "Whether to add workload, rank and UID of pods, from the API server (*may read pods*)."),
@@ -124,11 +141,14 @@ PODS = (
     Value("nodeSelector", {}, schemas.LABELS, "Labels that nodes must have in addition."),
     Value("affinity", {}, schemas.AFFINITY, "Affinity, merged with the node affinity that `nodes` creates; required node affinity of your own replaces that."),
     Value("tolerations", [{"operator": "Exists"}], schemas.TOLERATIONS, "Tolerations. With the default, the exporter also runs, and stays, on nodes that are tainted because they are broken."),
-    Value("priorityClassName", "system-node-critical", schemas.DOMAIN, "Priority class; empty for none. Some clouds allow the default only in kube-system, or with a quota."),
+    Value("priorityClassName", "system-node-critical", schemas.DOMAIN, "Priority class; empty for none. GKE and some other clouds allow the default only in kube-system, or with a ResourceQuota: see *Priority class*."),
     Value("updateStrategy", {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1}}, schemas.UPDATE_STRATEGY, "How pods are replaced; on large fleets, use `maxUnavailable: 10%`."),
+    Value("minReadySeconds", 0, COUNT, "How long a new pod must be ready before the next one is replaced."),
     Value("revisionHistoryLimit", 10, COUNT, "Number of old revisions to keep."),
     Value("terminationGracePeriodSeconds", 30, COUNT, "Time until Kubernetes kills the container; the exporter ends within 2 s."),
     Value("hostNetwork", False, BOOL, "Whether to listen on the node's address (*host namespace*); choose a `port` that is free on every node."),
+    Value("dnsConfig", {}, schemas.DNS_CONFIG, "Name servers, search domains and options of the resolver, such as `{options: [{name: ndots, value: \"1\"}]}`."),
+    Value("hostAliases", [], schemas.HOST_ALIASES, "Entries of /etc/hosts, such as `[{ip: 10.0.0.7, hostnames: [dcgm.example]}]`."),
     Value("podLabels", {}, schemas.LABELS, "Labels of the pods, for example `app: gpu-dcgm-exporter` for OpenCost and Kubecost."),
     Value("podAnnotations", {}, schemas.ANNOTATIONS, "Annotations of the pods."),
     Value("podSecurityContext", {}, schemas.POD_SECURITY, "Merged into the pod security context that the features need; takes precedence."),
@@ -136,6 +156,7 @@ PODS = (
     Value("resources", {"requests": {"cpu": "50m", "memory": "96Mi"}, "limits": {"memory": "256Mi"}}, schemas.RESOURCES, "Requests and limits. There is no CPU limit, because throttling would cause gaps in the measurement."),
     _probe("livenessProbe", 10, 15, 8, "/healthz: it fails only until the first collection is complete, and if the exporter itself hangs; never because of a GPU."),
     _probe("readinessProbe", 0, 10, 3, "/healthz, too: with /readyz, a node whose GPUs do not answer would block the rollout of the DaemonSet."),
+    Value("startupProbe", {}, schemas.PROBE, "/healthz, until it first succeeds; empty for none. A slow driver does not delay /healthz, but an image of your own that starts slowly may: `{periodSeconds: 5, failureThreshold: 60}` gives it 5 min."),
     Value("initContainers", [], schemas.CONTAINERS, "Init containers of the pods."),
     Value("extraContainers", [], schemas.CONTAINERS, "More containers of the pods."),
     Value("extraVolumes", [], schemas.VOLUMES, "More volumes of the pod."),
@@ -147,6 +168,7 @@ ACCESS = (
     Value("serviceAccount.name", "", schemas.DOMAIN, "Name of the service account; empty for the full name of the release, or `default` if none is created."),
     Value("serviceAccount.annotations", {}, schemas.ANNOTATIONS, "Annotations of the service account."),
     Value("rbac.create", True, BOOL, "Whether to grant the service account what `attribution.pods`, `attribution.podLabels` and `attribution.dra` need; without these it has no rights, and the pods no token."),
+    Value("openShift.scc", False, BOOL, "Whether to create a SecurityContextConstraints with what the features need, and no more, that only the service account may use. The pods then demand it."),
     Value("service.annotations", {}, schemas.ANNOTATIONS, "Annotations of the headless service."),
     Value("web.config", {}, exporter_schemas.WEB_CONFIG, "TLS, passwords and headers, in the form of docs/security.md; stored as a Secret."),
     Value("web.tlsSecret", "", schemas.DOMAIN, "Secret with `tls.crt`, `tls.key` and, if needed, `ca.crt`, mounted at /etc/gpu-exporter/tls. It turns TLS on; certificate and key in `web.config` take precedence."),
@@ -157,14 +179,19 @@ ACCESS = (
     Value("networkPolicy.from", [], schemas.PEERS, "Who may scrape it; anyone if empty."),
     Value("networkPolicy.egress", [], schemas.EGRESS, "What else it may reach."),
 )
-MONITORING = (
+SERVICE_MONITOR = (
     Value("serviceMonitor.enabled", False, BOOL, "Whether to create a ServiceMonitor, so that Prometheus Operator scrapes the exporter."),
     Value("serviceMonitor.namespace", "", schemas.NAME, "Namespace; empty for the release's."),
-    Value("serviceMonitor.labels", {}, schemas.LABELS, "Labels by which your Prometheus selects it, such as `release: kube-prometheus-stack`."),
+    Value("serviceMonitor.additionalLabels", {}, schemas.LABELS, "Labels by which your Prometheus selects it, such as `release: kube-prometheus-stack`."),
+    _deprecated("serviceMonitor.labels", "serviceMonitor.additionalLabels", {}, schemas.LABELS),
     Value("serviceMonitor.annotations", {}, schemas.ANNOTATIONS, "Annotations."),
     Value("serviceMonitor.interval", "15s", schemas.POSITIVE_SPAN, "Time between two scrapes."),
     Value("serviceMonitor.scrapeTimeout", "10s", schemas.POSITIVE_SPAN, "Timeout of a scrape."),
     Value("serviceMonitor.job", "gpu-exporter", schemas.JOB, "The label `job`, by which the rules recognise a GPU exporter."),
+    Value("serviceMonitor.jobLabel", "", schemas.LABEL_KEY, "Label of the Service to take the label `job` from, instead of `serviceMonitor.job`."),
+    Value("serviceMonitor.targetLabels", [], schemas.LABEL_KEYS, "Labels of the Service, such as those of `commonLabels`, to copy to all series."),
+    Value("serviceMonitor.podTargetLabels", [], schemas.LABEL_KEYS, "Labels of the exporter's pods, such as those of `podLabels`, to copy to all series."),
+    Value("serviceMonitor.attachMetadata", {}, schemas.ATTACH_METADATA, "`{node: true}` offers the labels of nodes to `relabelings`, as `__meta_kubernetes_node_label_…`. Prometheus then needs to list and watch nodes."),
     Value("serviceMonitor.instance", "node", one_of("node", "address"), "The label `instance`: the node, which outlives pods, or the pod's address."),
     Value("serviceMonitor.honorLabels", True, BOOL, "Whether the exporter's labels win over those of the target. Otherwise they become `exported_…`."),
     Value("serviceMonitor.dropTargetLabels", True, BOOL, "Whether to drop pod, namespace, container, service and endpoint of the *exporter*. On a free GPU, they would look like those of its user."),
@@ -172,26 +199,39 @@ MONITORING = (
     Value("serviceMonitor.tlsConfig", {}, schemas.TLS_CONFIG, "With TLS: how Prometheus verifies the certificate, such as `{ca: {secret: {name: tls, key: ca.crt}}, serverName: gpu-exporter}`."),
     Value("serviceMonitor.basicAuth", {}, schemas.BASIC_AUTH, "With a password: the Secret that has it, such as `{username: {name: login, key: user}, password: {name: login, key: password}}`."),
     Value("serviceMonitor.authorization", {}, schemas.AUTHORIZATION, "With an authenticating proxy: credentials."),
+    Value("serviceMonitor.proxyUrl", "", schemas.URL, "Proxy through which Prometheus scrapes."),
     Value("serviceMonitor.sampleLimit", 0, COUNT, "A scrape with more samples fails; 0 for no limit."),
     Value("serviceMonitor.relabelings", [], schemas.RELABELINGS, "Relabelings, after those of the chart."),
     Value("serviceMonitor.metricRelabelings", [], schemas.RELABELINGS, "Metric relabelings, which drop or rename series."),
+)
+POD_MONITOR = (
+    Value("podMonitor.enabled", False, BOOL, "Whether to create a PodMonitor instead of a ServiceMonitor, for a Prometheus that selects only PodMonitors. Only one of the two may be on."),
+    *(each for value in SERVICE_MONITOR for each in _of_pod_monitor(value)),
+    Value("podMonitor.jobLabel", "", schemas.LABEL_KEY, "Label of the pods to take the label `job` from, instead of `podMonitor.job`."),
+)
+DASHBOARDS = (
     Value("dashboards.enabled", False, BOOL, "Whether to create a ConfigMap for each dashboard, which Grafana's sidecar finds."),
     Value("dashboards.namespace", "", schemas.NAME, "Namespace; empty for the release's."),
     Value("dashboards.labels", {"grafana_dashboard": "1"}, schemas.LABELS, "Labels by which the sidecar finds them."),
     Value("dashboards.annotations", {"grafana_folder": "GPU"}, schemas.ANNOTATIONS, "Annotations; this one is the folder, if the sidecar has `folderAnnotation: grafana_folder`."),
     *(Value(f"dashboards.boards.{board.name}", True, BOOL, board.description) for board in BOARDS),
+)
+RULES = (
     Value("prometheusRule.enabled", False, BOOL, "Whether to create a PrometheusRule with the recording rules and alerts."),
     Value("prometheusRule.namespace", "", schemas.NAME, "Namespace; empty for the release's."),
-    Value("prometheusRule.labels", {}, schemas.LABELS, "Labels by which your Prometheus selects it."),
+    Value("prometheusRule.additionalLabels", {}, schemas.LABELS, "Labels by which your Prometheus selects it."),
+    _deprecated("prometheusRule.labels", "prometheusRule.additionalLabels", {}, schemas.LABELS),
     Value("prometheusRule.annotations", {}, schemas.ANNOTATIONS, "Annotations."),
     Value("prometheusRule.interval", "", schemas.NO_SPAN, "Time between two evaluations of a rule; empty for each group's own: Prometheus' default, or one minute."),
     Value("prometheusRule.toleratedTaints", list(TOLERATED_TAINTS), schemas.TAINTS, "Keys of taints that pods with GPUs tolerate. GPUs of a node with another taint (`NoSchedule`, `NoExecute`) do not count as free."),
     Value("prometheusRule.alertLabels", {}, schemas.ALERT_LABELS, "More labels of all alerts."),
+    Value("prometheusRule.additionalRules", [], schemas.RULE_GROUPS, "Groups of rules of your own, added as they are: `[{name: own, rules: [{alert: …, expr: …}]}]`."),
     Value("prometheusRule.runbookUrl", "", schemas.URL, "URL of the folder with the runbooks, if you publish them. Without it, alerts link to the dashboard with all runbooks."),
     Value("prometheusRule.grafanaUrl", "", schemas.URL, "URL of Grafana, for links in alerts."),
 )
 TEST = (Value("test.enabled", True, BOOL, "Whether `helm test` scrapes the exporter."),)
 # fmt: on
+MONITORING = (*SERVICE_MONITOR, *POD_MONITOR, *DASHBOARDS, *RULES)
 BY_HAND = (*IMAGE, *NAMES, *EXPORTER, *ATTRIBUTION, *GPUS, *PODS, *ACCESS, *MONITORING, *TEST)
 
 

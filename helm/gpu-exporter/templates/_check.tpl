@@ -5,7 +5,8 @@
 {{- include "gpu-exporter.checkPrivileges" . }}
 {{- include "gpu-exporter.checkFeatures" . }}
 {{- include "gpu-exporter.checkPods" . }}
-{{- include "gpu-exporter.checkDurations" . }}
+{{- include "gpu-exporter.checkInterval" . }}
+{{- include "gpu-exporter.checkMonitors" . }}
 {{- end }}
 
 {{- define "gpu-exporter.checkImage" -}}
@@ -50,8 +51,11 @@
 {{- fail (printf "web.config.basic_auth_users: the name %s has a colon: choose another one" $user) }}
 {{- end }}
 {{- end }}
-{{- if and $users .Values.serviceMonitor.enabled (not .Values.serviceMonitor.basicAuth) }}
-{{- fail "serviceMonitor.basicAuth is empty, but web.config.basic_auth_users demands a password: set it to a Secret of yours, such as {username: {name: SECRET, key: username}, password: {name: SECRET, key: password}}" }}
+{{- range $name := list "serviceMonitor" "podMonitor" }}
+{{- $monitor := get $.Values $name }}
+{{- if and $users $monitor.enabled (not $monitor.basicAuth) }}
+{{- fail (printf "%s.basicAuth is empty, but web.config.basic_auth_users demands a password: set it to a Secret of yours, such as {username: {name: SECRET, key: username}, password: {name: SECRET, key: password}}" $name) }}
+{{- end }}
 {{- end }}
 {{- $secret := or $users .Values.handOver.enabled $web.existingSecret (eq (toString (get $tls "client_auth_type")) "RequireAndVerifyClientCert") }}
 {{- if and $web.lifecycle (not $secret) }}
@@ -84,9 +88,9 @@
 {{- if and (eq .Values.gpuAccess.mode "runtimeClass") (not .Values.gpuAccess.runtimeClassName) }}
 {{- fail "gpuAccess.mode runtimeClass needs gpuAccess.runtimeClassName" }}
 {{- end }}
-{{- range $name := list "pods" "podLabels" "dra" "resourceNames" }}
+{{- range $name := list "pods" "podLabels" "dra" }}
 {{- if and (get $.Values.attribution $name) (not $.Values.attribution.enabled) }}
-{{- fail (printf "attribution.%s needs attribution.enabled" $name) }}
+{{- fail (printf "attribution.%s needs attribution.enabled=true: set it, which needs uid 0 and a hostPath, or remove attribution.%s" $name $name) }}
 {{- end }}
 {{- end }}
 {{- range .Values.attribution.podLabels }}
@@ -115,14 +119,30 @@
 {{- end }}
 {{- end }}
 
-{{- define "gpu-exporter.checkDurations" -}}
+{{- define "gpu-exporter.checkInterval" -}}
 {{- $interval := float64 (include "gpu-exporter.milliseconds" .Values.interval) }}
 {{- if or (lt $interval 100.0) (gt $interval 3600000.0) }}
 {{- fail (printf "interval: %s is out of range: use 100ms to 1h" .Values.interval) }}
 {{- end }}
-{{- $monitor := .Values.serviceMonitor }}
+{{- end }}
+
+{{- define "gpu-exporter.checkMonitors" -}}
+{{- if and .Values.serviceMonitor.enabled .Values.podMonitor.enabled }}
+{{- fail "serviceMonitor.enabled and podMonitor.enabled: choose one; with both, Prometheus scrapes every exporter twice" }}
+{{- end }}
+{{- range $name := list "serviceMonitor" "podMonitor" }}
+{{- $monitor := get $.Values $name }}
 {{- if gt (float64 (include "gpu-exporter.milliseconds" $monitor.scrapeTimeout)) (float64 (include "gpu-exporter.milliseconds" $monitor.interval)) }}
-{{- fail (printf "serviceMonitor.scrapeTimeout: %s is longer than serviceMonitor.interval %s, which Prometheus refuses: use at most %s" $monitor.scrapeTimeout $monitor.interval $monitor.interval) }}
+{{- fail (printf "%s.scrapeTimeout: %s is longer than %s.interval %s, which Prometheus refuses: use at most %s" $name $monitor.scrapeTimeout $name $monitor.interval $monitor.interval) }}
+{{- end }}
+{{- with $monitor.jobLabel }}
+{{- $labels := fromYaml (include "gpu-exporter.labels" $) }}
+{{- if eq $name "podMonitor" }}{{ $labels = merge $labels $.Values.podLabels }}{{ end }}
+{{- $job := toString (default "" (get $labels .)) }}
+{{- if not (regexMatch "^(gpu|.*(gpu.?exporter|dcgm).*)$" $job) }}
+{{- fail (printf "%s.jobLabel: the label %s has the value %s, which the rules do not recognise as a GPU exporter: use a label whose value is gpu or contains gpu-exporter or dcgm, such as app.kubernetes.io/part-of" $name . (quote $job)) }}
+{{- end }}
+{{- end }}
 {{- end }}
 {{- end }}
 

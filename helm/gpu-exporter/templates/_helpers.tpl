@@ -90,6 +90,16 @@ imagePullSecrets:
 {{- if .Values.dcgm.profiling }}dcgm.profiling {{ end }}
 {{- end }}
 
+{{/* Whether a feature mounts a part of the node. */}}
+{{- define "gpu-exporter.hostPath" -}}
+{{- if or .Values.attribution.enabled .Values.slurm.jobMappingPath (ne .Values.kernelLog.mode "none") (eq .Values.xids.keep "node") (eq .Values.gpuAccess.mode "volumeMounts") }}hostPath{{ end }}
+{{- end }}
+
+{{/* A name for objects that belong to no namespace. */}}
+{{- define "gpu-exporter.clusterName" -}}
+{{- printf "%s-%s" (include "gpu-exporter.namespace" .) (include "gpu-exporter.fullname" .) }}
+{{- end }}
+
 {{/* Features that Pod Security "restricted" does not allow; empty if the pods meet it. */}}
 {{- define "gpu-exporter.beyondRestricted" -}}
 {{- include "gpu-exporter.root" . }}

@@ -34,17 +34,18 @@ PACKAGED = "/usr/share/datacenter-gpu-manager-4/bindings/python3"
 POD_RESOURCES = "/var/lib/kubelet/pod-resources"
 # Sets of values, and the lookups that they enable. The other sets start the same.
 ASKED: Mapping[str, set[str]] = {
-    "defaults": {"kubelet"},
+    "defaults": set(),
+    "attribution": {"kubelet"},
     "everything": {"kubelet", "pods", "resource_slices", "hpc_jobs", "processes"},
     "mig": {"kubelet", "pods"},
     "dra": {"kubelet", "resource_slices"},
     "no-rbac": {"kubelet", "pods", "resource_slices"},
     "dcgm-remote": set(),
-    "dcgm-within": {"kubelet"},
-    "tls": {"kubelet"},
+    "dcgm-within": set(),
+    "tls": set(),
     "kernel-log": set(),
-    "host-network": {"kubelet", "processes"},
-    "mirror": {"kubelet"},
+    "host-network": {"processes"},
+    "mirror": set(),
     "jobs": {"hpc_jobs"},
 }
 
@@ -238,16 +239,16 @@ def allowed(found: list[Object]) -> set[tuple[str, str, str]]:
 
 
 def test_other_sets_start_the_same() -> None:
-    """Sets with other monitoring have the same pods as above; `restricted` starts without kubelet."""
-    assert {*chart.SETS} - {*ASKED} == {"monitored", "restricted", "overridden"}
-    for name in ("monitored", "overridden"):
+    """Sets with other monitoring have the same pods as above; on OpenShift, the pods only demand their SCC."""
+    assert {*chart.SETS} - {*ASKED} == {"monitored", "pod-monitor", "openshift", "restricted", "overridden"}
+    for name in ("monitored", "pod-monitor", "restricted", "overridden"):
         assert pod(made(name)) == pod(made("defaults"))
-    assert pod(made("restricted")) == pod(objects({"attribution": {"enabled": False}}))
+    assert pod(made("openshift")) == pod(made("attribution"))
 
 
 def test_doctor_in_the_pod(serve: Serve, host: Host) -> None:
     """`kubectl exec … gpu-exporter doctor`, as in NOTES.txt: it calls kubelet at the socket from the settings."""
-    found = made("defaults")
+    found = made("attribution")
     host.start(serve, found)
     said = run("doctor", env={**os.environ, **host.environment(found)})
     assert said.returncode == 0, said.stdout

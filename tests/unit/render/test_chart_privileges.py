@@ -11,17 +11,20 @@ from tests.support.chart import NAME, NAMESPACE, SETS, beyond_restricted, export
 
 KUBELET = {"hostPath /var/lib/kubelet/pod-resources", "not runAsNonRoot", "uid 0"}
 BEYOND: Mapping[str, set[str]] = {
-    "defaults": KUBELET,
-    "monitored": KUBELET,
+    "defaults": set(),
+    "attribution": KUBELET,
+    "monitored": set(),
+    "pod-monitor": set(),
+    "openshift": KUBELET,
     "mig": KUBELET,
     "dra": KUBELET,
     "no-rbac": KUBELET,
-    "tls": KUBELET,
-    "mirror": KUBELET,
-    "overridden": KUBELET,
+    "tls": set(),
+    "mirror": set(),
+    "overridden": set(),
     "restricted": set(),
     "dcgm-remote": set(),
-    "dcgm-within": KUBELET | {"capability SYS_ADMIN"},
+    "dcgm-within": {"uid 0", "not runAsNonRoot", "capability SYS_ADMIN"},
     "jobs": {"hostPath /run/gpu-jobs"},
     "kernel-log": {
         "privileged",
@@ -31,13 +34,13 @@ BEYOND: Mapping[str, set[str]] = {
         "allowPrivilegeEscalation",
         "capabilities kept",
     },
-    "host-network": KUBELET | {"hostNetwork", "hostPID", "hostPath /dev/null"},
+    "host-network": {"hostNetwork", "hostPID", "hostPath /dev/null"},
 }
 
 
 @pytest.mark.parametrize("name", sorted({*SETS} - {"everything"}))
 def test_privileges_are_those_of_the_features(name: str) -> None:
-    """Without attribution, pods meet Pod Security "restricted"; with it, all but hostPath and uid 0."""
+    """By default, pods meet Pod Security "restricted"; with attribution, all but hostPath and uid 0."""
     assert beyond_restricted(pod(made(name))) == BEYOND[name]
 
 
@@ -111,7 +114,6 @@ def test_own_security_context_wins() -> None:
     values = {
         "podSecurityContext": {"runAsUser": 0, "runAsNonRoot": False, "fsGroup": 7},
         "securityContext": {"readOnlyRootFilesystem": False},
-        "attribution": {"enabled": False},
     }
     found = objects(values)
     assert pod(found)["securityContext"] == {

@@ -21,9 +21,9 @@ PATH = r"((?:\.[A-Za-z]\w*)+)"
 
 def references(text: str) -> Iterator[str]:
     """Return the paths of the values in a template, also through a variable that holds one of their objects."""
-    aliases = dict(re.findall(rf"\$(\w+) :=\s+\$?\.Values{PATH} }}}}", text))
+    aliases = re.findall(rf"\$(\w+) :?=\s+(?:\$\w*)?\.Values{PATH} }}}}", text)
     yield from (path.removeprefix(".") for path in re.findall(rf"\.Values{PATH}", text))
-    for name, path in aliases.items():
+    for name, path in aliases:
         yield from ((path + rest).removeprefix(".") for rest in re.findall(rf"\${name}{PATH}", text))
 
 
@@ -102,6 +102,7 @@ def test_every_value_that_is_read_is_a_row() -> None:
         ("{{ .Values.web.configs }}", "web.config", False),
         ("{{- $monitor := .Values.monitor }}\n{{ $monitor.job }}", "monitor.job", True),
         ("{{- $monitor := .Values.monitor }}\n{{ .Values.other.job }}", "monitor.job", False),
+        ("{{- $a := $root.Values.one }}{{ if true }}{{ $a = $root.Values.other }}{{ end }}{{ $a.job }}", "other.job", True),
         ("{{- with .Values.access }}{{ .device }}{{ end }}", "access.device", True),
         ('{{- range list "pods" }}{{ get $.Values.attribution . }}{{ end }}', "attribution.pods", True),
         ("{{ .Values.attribution.dra }}", "attribution.pods", False),
