@@ -48,7 +48,12 @@ SETS: Mapping[str, Values] = {
     "everything": {
         **MONITORED,
         "metrics": "full",
-        "attribution": {"enabled": True, "podLabels": ["app", "team"], "dra": True, "resourceNames": ["example.com/gpu"]},
+        "attribution": {
+            "enabled": True,
+            "podLabels": ["app", "team"],
+            "dra": True,
+            "resourceNames": ["example.com/gpu"],
+        },
         "slurm": {"jobMappingPath": "/run/gpu-jobs"},
         "processes": {"enabled": True},
         "kernelLog": {"mode": "file", "path": "/var/log/kern.log"},
@@ -154,7 +159,7 @@ SETS: Mapping[str, Values] = {
     "overridden": {
         "prometheusRule": {
             "enabled": True,
-            "additionalRules": [{"name": "own", "interval": "30s", "rules": [{"record": "own:up", "expr": "up"}]}],
+            "additionalRules": [{"name": "own", "interval": "2m", "rules": [{"record": "own:up", "expr": "up"}]}],
             "interval": "30s",
             "alertLabels": {"team": "gpu", "severity": "kept"},
             "runbookUrl": "https://runbooks.example/gpu/",

@@ -40,8 +40,8 @@ END
 kubectl apply -k overlay
 ```
 
-The pods meet Pod Security *restricted*, which the namespace enforces. For all other settings, use the chart: also to see
-which pod uses a GPU (`attribution.enabled`).
+The pods meet Pod Security *restricted*, which the namespace enforces. For all other settings, use the chart, also to
+see which pod uses a GPU: `attribution.enabled`.
 """
 # Manifests that need Prometheus Operator are in `monitored`. Dashboards are left out: the repository has them twice.
 FEATURES: Mapping[str, Any] = {

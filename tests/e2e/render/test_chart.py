@@ -68,10 +68,12 @@ def discovered_pod(port: int, labels: Mapping[str, str], port_name: str) -> Obje
     """Return a target with role pod."""
     meta = {
         "pod_container_port_name": port_name,
+        "pod_container_name": "exporter",
         "pod_node_name": NODE,
         "pod_name": POD,
         "namespace": NAMESPACE,
         **{f"pod_label_{sanitized(key)}": value for key, value in labels.items()},
+        **{f"pod_labelpresent_{sanitized(key)}": "true" for key in labels},
     }
     return {
         "targets": [f"127.0.0.1:{port}"],
@@ -80,28 +82,32 @@ def discovered_pod(port: int, labels: Mapping[str, str], port_name: str) -> Obje
 
 
 def scrape_config(monitor: Object, file: Path) -> dict[str, Any]:
-    """Return what Prometheus Operator generates for a ServiceMonitor, with targets from a file."""
-    (endpoint,) = monitor["spec"]["endpoints"]
+    """Return what Prometheus Operator generates for a ServiceMonitor or PodMonitor, with targets from a file."""
+    spec = monitor["spec"]
+    role, port, own = ("pod", "pod_container_port_name", "podMetricsEndpoints")
+    if monitor["kind"] == "ServiceMonitor":
+        role, port, own = ("service", "endpoint_port_name", "endpoints")
+    (endpoint,) = spec[own]
     steps: list[dict[str, Any]] = [
         {
             "action": "keep",
             "source_labels": [
-                f"__meta_kubernetes_service_label_{name}",
-                f"__meta_kubernetes_service_labelpresent_{name}",
+                f"__meta_kubernetes_{role}_{what}_{sanitized(key)}" for what in ("label", "labelpresent")
             ],
             "regex": f"({value});true",
         }
-        for name, value in (
-            (sanitized(key), value) for key, value in monitor["spec"]["selector"]["matchLabels"].items()
-        )
+        for key, value in spec["selector"]["matchLabels"].items()
     ]
     steps += [
-        {"action": "keep", "source_labels": ["__meta_kubernetes_endpoint_port_name"], "regex": endpoint["port"]},
+        {"action": "keep", "source_labels": [f"__meta_kubernetes_{port}"], "regex": endpoint["port"]},
         {"source_labels": ["__meta_kubernetes_namespace"], "target_label": "namespace"},
         {"source_labels": ["__meta_kubernetes_service_name"], "target_label": "service"},
         {"source_labels": ["__meta_kubernetes_pod_name"], "target_label": "pod"},
         {"source_labels": ["__meta_kubernetes_pod_container_name"], "target_label": "container"},
+        *(_copied(role, key) for key in spec.get("targetLabels", ())),
+        *(_copied("pod", key) for key in spec.get("podTargetLabels", ())),
         {"source_labels": ["__meta_kubernetes_service_name"], "target_label": "job"},
+        *({**_copied(role, key), "target_label": "job"} for key in filter(None, [spec.get("jobLabel")])),
         {"target_label": "endpoint", "replacement": endpoint["port"]},
         *map(_relabeling, endpoint["relabelings"]),
     ]
@@ -113,6 +119,11 @@ def scrape_config(monitor: Object, file: Path) -> dict[str, Any]:
         "relabel_configs": steps,
         "metric_relabel_configs": list(map(_relabeling, endpoint.get("metricRelabelings", ()))),
     }
+
+
+def _copied(role: str, label: str) -> dict[str, Any]:
+    name = sanitized(label)
+    return {"source_labels": [f"__meta_kubernetes_{role}_label_{name}"], "regex": "(.+)", "target_label": name}
 
 
 def _relabeling(step: Mapping[str, Any]) -> dict[str, Any]:
@@ -161,6 +172,26 @@ def test_labels_do_not_collide(tmp_path: Path) -> None:
         assert owners == {("research", "train-worker-0"), ("research", "a-0"), ("serving", "b-0")}
         assert [each["node"] for each in series(prometheus, "gpu_info")] == [NODE]
         assert {each["node"] for each in series(prometheus, '{__name__=~"gpu_.*|DCGM_.*"}')} == {NODE}
+
+
+def test_a_pod_monitor_scrapes_the_same(tmp_path: Path) -> None:
+    """Labels of the pods are copied, and one of them is the job."""
+    wanted = {"enabled": True, "podTargetLabels": ["zone"], "jobLabel": "app.kubernetes.io/part-of"}
+    found = objects({"podMonitor": wanted, "podLabels": {"zone": "a"}})
+    labels = only(found, "DaemonSet")["spec"]["template"]["metadata"]["labels"]
+    file = tmp_path / "targets.json"
+    with serving({"metrics": PAGE}) as port:
+        other = {**labels, "app.kubernetes.io/component": "test"}
+        pods = [(labels, "metrics"), (labels, "other"), (other, "metrics")]
+        file.write_text(json.dumps([discovered_pod(port, of, name) for of, name in pods]))
+        with scraping(tmp_path, "1s", scrape_config(only(found, "PodMonitor"), file)) as prometheus:
+            scraped(prometheus)
+            target = {"job": "gpu-exporter", "instance": f"{NODE}:9400", "node": NODE, "zone": "a"}
+            assert series(prometheus, "up") == [{"__name__": "up", **target}]
+            (free,) = series(prometheus, 'DCGM_FI_DEV_GPU_TEMP{gpu="1"}')
+            assert not set(OWN) & set(free)
+            query = 'DCGM_FI_DEV_GPU_TEMP{exported_namespace="research", exported_pod="train-worker-0"}'
+            assert [each["pod"] for each in series(prometheus, query)] == ["train-worker-0"]
 
 
 def test_labels_have_copies_for_public_dashboards(tmp_path: Path) -> None:

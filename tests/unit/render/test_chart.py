@@ -32,6 +32,7 @@ from tests.support.chart import (
     kind,
     made,
     objects,
+    of_readme,
     only,
     pod,
     texts,
@@ -74,6 +75,15 @@ def test_every_object_is_valid(version: str) -> None:
     assert len(native) > 40
     for each in native:
         kubernetes_validate.validate(each, version, strict=True)
+
+
+def test_the_quota_of_the_readme_is_valid() -> None:
+    """It allows the priority class of the pods in their namespace."""
+    quota = next(each for each in objects(of_readme("extraManifests")) if each["kind"] == "ResourceQuota")
+    kubernetes_validate.validate(quota, KUBERNETES[-1], strict=True)
+    (allowed,) = quota["spec"]["scopeSelector"]["matchExpressions"]
+    assert allowed["values"] == [pod(made("defaults"))["priorityClassName"]]
+    assert quota["metadata"]["namespace"] == NAMESPACE
 
 
 def test_wrong_objects_are_detected() -> None:
@@ -245,6 +255,8 @@ def test_version_of_the_chart_alone_restarts_nothing() -> None:
 def test_probes_check_only_the_process(web: Mapping[str, Any], probe: Mapping[str, Any]) -> None:
     """/readyz fails because of GPUs: as readiness it would stop a rollout, as liveness restart the process."""
     container = exporter(objects({"web": web}))
+    startup = exporter(objects({"web": web, "startupProbe": {"periodSeconds": 5}}))["startupProbe"]
+    assert startup == {**probe, "periodSeconds": 5}
     for name in ("livenessProbe", "readinessProbe"):
         assert probe.items() <= container[name].items()
         assert set(container[name]) - set(probe) == {

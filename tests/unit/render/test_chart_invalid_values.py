@@ -12,7 +12,8 @@ from helm_python import Chart, HelmError
 from gpu_exporter.render.chart.exporter_schemas import WEB_CONFIG
 from gpu_exporter.serving.security import web_config
 from tests.support.chart import CHART, HASH, NAMESPACE, RELEASE, SETS, Values, objects, of_readme, only, texts
-from tests.support.chart_values import INVALID, VALID
+from tests.support.chart_valid_values import VALID
+from tests.support.chart_values import INVALID
 
 
 @pytest.mark.parametrize(("values", "expected"), INVALID, ids=lambda value: str(value)[:60])
@@ -37,7 +38,7 @@ def test_a_valid_edge_case_is_accepted(name: str) -> None:
     assert "daemonset.yaml" in texts(VALID[name])
 
 
-@pytest.mark.parametrize("begin", ["web", "podLabels", "dcgm", "prometheusRule"])
+@pytest.mark.parametrize("begin", ["web", "podLabels", "dcgm", "prometheusRule", "extraManifests"])
 def test_examples_of_the_readme_are_accepted(begin: str) -> None:
     values = json.loads(json.dumps(of_readme(begin)).replace("$2y$10$\\u2026", HASH))
     assert "daemonset.yaml" in texts(values)

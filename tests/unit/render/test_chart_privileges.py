@@ -6,8 +6,21 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+import yaml
 
-from tests.support.chart import NAME, NAMESPACE, SETS, beyond_restricted, exporter, kind, made, objects, only, pod
+from tests.support.chart import (
+    CHART,
+    NAME,
+    NAMESPACE,
+    SETS,
+    beyond_restricted,
+    exporter,
+    kind,
+    made,
+    objects,
+    only,
+    pod,
+)
 
 KUBELET = {"hostPath /var/lib/kubelet/pod-resources", "not runAsNonRoot", "uid 0"}
 BEYOND: Mapping[str, set[str]] = {
@@ -51,6 +64,14 @@ def test_all_features_have_all_privileges() -> None:
     paths = {f"hostPath {path}" for path in ("/run/gpu-jobs", "/var/log", "/var/lib/gpu-exporter")}
     assert beyond_restricted(alone) == KUBELET | paths | {"hostPID"}
     assert found["securityContext"]["supplementalGroups"] == [4]
+
+
+def test_the_namespace_of_the_manifests_is_restricted() -> None:
+    """deploy/kubernetes enforces what the pods meet."""
+    (namespace,) = yaml.safe_load_all((CHART.parent.parent / "deploy/kubernetes/plain/namespace.yaml").read_text())
+    assert namespace["metadata"]["labels"] == {"pod-security.kubernetes.io/enforce": "restricted"}
+    plain = list(yaml.safe_load_all((CHART.parent.parent / "deploy/kubernetes/plain/gpu-exporter.yaml").read_text()))
+    assert beyond_restricted(pod(plain)) == set()
 
 
 @pytest.mark.parametrize("name", SETS)

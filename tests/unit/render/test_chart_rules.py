@@ -108,7 +108,7 @@ def test_settings_of_all_alerts() -> None:
     assert "GpuFakeLoad" not in found
     assert found["GpuLost"]["annotations"]["runbook_url"] == "https://runbooks.example/gpu/gpulost.md"
     assert found["GpuLost"]["annotations"]["dashboard_url"].startswith("https://grafana.example/d/gpu-gpu?")
-    groups = only(objects(SETS["overridden"]), "PrometheusRule")["spec"]["groups"]
+    groups = only(objects(SETS["overridden"]), "PrometheusRule")["spec"]["groups"][:-1]
     assert {group["interval"] for group in groups} == {"30s"}
 
 
@@ -123,6 +123,12 @@ def test_values_of_an_older_release(lost: str) -> None:
 def expressions(rendered: chart.Values) -> str:
     """Return the expressions of all rules with these values."""
     return "\n".join(rule["expr"] for group in chart.rules(rendered)["groups"] for rule in group["rules"])
+
+
+def test_own_rules_are_added_as_they_are() -> None:
+    """After those of the chart, with their own interval and labels."""
+    (own,) = only(objects(SETS["overridden"]), "PrometheusRule")["spec"]["groups"][-1:]
+    assert own == SETS["overridden"]["prometheusRule"]["additionalRules"][0]
 
 
 def test_resource_names_reach_the_rules() -> None:

@@ -102,7 +102,11 @@ def test_every_value_that_is_read_is_a_row() -> None:
         ("{{ .Values.web.configs }}", "web.config", False),
         ("{{- $monitor := .Values.monitor }}\n{{ $monitor.job }}", "monitor.job", True),
         ("{{- $monitor := .Values.monitor }}\n{{ .Values.other.job }}", "monitor.job", False),
-        ("{{- $a := $root.Values.one }}{{ if true }}{{ $a = $root.Values.other }}{{ end }}{{ $a.job }}", "other.job", True),
+        (
+            "{{- $a := $root.Values.one }}{{ if true }}{{ $a = $root.Values.other }}{{ end }}{{ $a.job }}",
+            "other.job",
+            True,
+        ),
         ("{{- with .Values.access }}{{ .device }}{{ end }}", "access.device", True),
         ('{{- range list "pods" }}{{ get $.Values.attribution . }}{{ end }}', "attribution.pods", True),
         ("{{ .Values.attribution.dra }}", "attribution.pods", False),

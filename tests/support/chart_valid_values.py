@@ -1,0 +1,75 @@
+"""Valid edge cases of the chart's values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tests.support.chart import HASH, USER, Values
+from tests.support.chart_values import CERTIFICATE, attributed, endpoint, rule, tls
+
+VALID: Mapping[str, Values] = {
+    "resource names for the rules alone": {"attribution": {"resourceNames": ["example.com/gpu"]}},
+    "job of a label": {"podMonitor": {"enabled": True, "jobLabel": "app"}, "podLabels": {"app": "gpu-dcgm-exporter"}},
+    "aliases": {"hostAliases": [{"ip": "fd00::1", "hostnames": ["dcgm.example", "dcgm"]}]},
+    "image of this machine": {"image": {"repository": "gpu-exporter", "tag": "local", "pullPolicy": "Never"}},
+    "registry with a port": {"image": {"repository": "registry.example:5000/a/b_c/d--e.f", "tag": "v1.0_rc.1"}},
+    "registry by address": {"image": {"registry": "[fd00::1]:5000", "repository": "gpu-exporter"}},
+    "registry with a path": {"global": {"imageRegistry": "mirror.example/docker"}},
+    "qualified labels": {"podLabels": {"example.com/Team_1.x": "A.b_c-9", "empty": ""}},
+    "long label": {"commonLabels": {"a" * 63: "x" * 63}},
+    "annotation with any text": {"podAnnotations": {"example.com/note": "a b: {c}\n"}},
+    "interval in milliseconds": {"interval": "100ms"},
+    "interval with a fraction": {"interval": "0.5s"},
+    "longest interval": {"interval": "1h"},
+    "settings as numbers": {"config": {"gauge_window": 0.5, "expected_gpus": 0, "seed": -1, "speed": 0.25}},
+    "settings as text": {"config": {"gauge_window": "15", "expected_gpus": "8", "loop": "off", "speed": ".5"}},
+    "devices": {"config": {"devices": "g:0, 2-3,GPU-0a1b", "switch_devices": "i", "cpu_devices": "f"}},
+    "look-around": attributed(podLabels=["(?!pod-).*", "a(?<=b)", "(?P<x>a)", "app[.]kubernetes[.]io/.+"]),
+    "resource names": {"attribution": {"resourceNames": ["example.com/MIG-1g.10gb", "a.b.c/d"]}},
+    "codes of XIDs": {
+        "xids": {"overrides": {"1": {"action": "none"}, "65535": {"drain": False, "date": "2025-10-29"}}}
+    },
+    "CPU as a number": {"resources": {"requests": {"cpu": 0.1, "memory": 134217728}, "limits": {"cpu": 1}}},
+    "CPU as text": {"resources": {"requests": {"cpu": ".5", "memory": "134217728"}, "limits": {"memory": "0.5Gi"}}},
+    "decimal units": {"resources": {"limits": {"memory": "256M", "ephemeral-storage": "1G"}}},
+    "no resources": {"resources": {}},
+    "resources removed": {"resources": None},
+    "tolerations": {
+        "tolerations": [
+            {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"},
+            {"key": "dedicated", "value": "gpu"},
+            {"key": "a", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": -1},
+        ]
+    },
+    "update strategy": {"updateStrategy": {"type": "OnDelete"}},
+    "all at once": {"updateStrategy": {"rollingUpdate": {"maxUnavailable": "100%", "maxSurge": 0}}},
+    "probe from the start": {"livenessProbe": {"initialDelaySeconds": 0}},
+    "environment": {"extraEnv": [{"name": "A.b-c", "value": ""}, {"name": "B", "valueFrom": {"fieldRef": {}}}]},
+    "empty web configuration": {"web": {"config": {}}},
+    "sections without keys": {"web": {"config": {"tls_server_config": {}, "basic_auth_users": {}}}},
+    "certificates in text": {"web": {"config": {"tls_server_config": {"cert": "a", "key": "b"}}}},
+    "certificates in files": {"web": {"config": {"tls_server_config": CERTIFICATE}}},
+    "client certificates": tls(
+        client_auth_type="RequireAndVerifyClientCert", client_ca_file="ca.crt", client_allowed_sans=["a.example"]
+    ),
+    "ciphers": tls(cipher_suites=["TLS_AES_128_GCM_SHA256"], curve_preferences=["X25519"], max_version="TLS13"),
+    "headers": {
+        "web": {"config": {"http_server_config": {"http2": False, "headers": {"X-Frame-Options": "sameorigin"}}}}
+    },
+    "rate limits": {"web": {"config": {"rate_limit": {"interval": "0.5s", "burst": 20}}}},
+    "no rate limit": {"web": {"config": {"rate_limit": {"interval": 0}}}},
+    "other bcrypt": {"web": {"config": {"basic_auth_users": {"a b": HASH.replace("$2b$04", "$2y$16")}}}},
+    "lifecycle with a password": {
+        "web": {"lifecycle": True, "config": {"basic_auth_users": {USER: HASH}}},
+        "handOver": {"enabled": False},
+    },
+    "spans": endpoint(interval="1m30s", scrapeTimeout="90s"),
+    "span of milliseconds": endpoint(interval="1500ms", scrapeTimeout="1s500ms"),
+    "relabelings": endpoint(
+        metricRelabelings=[{"sourceLabels": ["__name__"], "regex": "python_(?:gc|info).*", "action": "Drop"}]
+    ),
+    "no hold": rule(modes={"GpuLost": {"hold": "0s", "keep": "1d12h"}}),
+    "limits at their ends": rule(limits={"busySm": 1, "idleEngine": 0, "alike": 7.5, "heldMemory": 1e12}),
+    "taints": rule(toleratedTaints=["dedicated", "kubernetes.azure.com/scalesetpriority"]),
+    "labels of alerts": rule(alertLabels={"_team": "any text, also {braces}", "A1": ""}),
+}
