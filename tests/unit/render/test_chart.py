@@ -21,13 +21,10 @@ from gpu_exporter.config import ENV_PREFIX, Config
 from gpu_exporter.render.chart import values as chart_values
 from tests.support.chart import (
     CHART,
-    HASH,
     NAME,
     NAMESPACE,
     SETS,
-    USER,
     Object,
-    beyond_restricted,
     exporter,
     kind,
     made,
@@ -151,126 +148,6 @@ def test_names_are_valid(release: str, values: Mapping[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_it_never_takes_a_gpu(name: str) -> None:
-    """A request for nvidia.com/gpu would take a GPU from a workload."""
-    for container in pod(made(name))["containers"]:
-        for amounts in container.get("resources", {}).values():
-            assert set(amounts) <= {"cpu", "memory"}
-
-
-@pytest.mark.parametrize(
-    ("mode", "visible", "elsewhere"),
-    [
-        ("env", "all", ""),
-        ("runtimeClass", "all", "runtimeClassName: nvidia"),
-        ("cdi", "void", "cdi.k8s.io/gpu-exporter: nvidia.com/gpu=all"),
-        ("volumeMounts", "/var/run/nvidia-container-devices", "mountPath: /var/run/nvidia-container-devices/all"),
-        ("none", "void", ""),
-    ],
-)
-def test_access_to_gpus(mode: str, visible: str, elsewhere: str) -> None:
-    """Only one way is used: the image sets the variable to all GPUs, so other ways must override it."""
-    text = texts({"gpuAccess": {"mode": mode}})["daemonset.yaml"]
-    (container,) = yaml.safe_load(text)["spec"]["template"]["spec"]["containers"]
-    assert {"name": "NVIDIA_VISIBLE_DEVICES", "value": visible} in container["env"]
-    for other in ("runtimeClassName", "cdi.k8s.io", "/var/run/nvidia-container-devices/all"):
-        assert (other in text) is (other in elsewhere)
-    assert elsewhere in text
-
-
-@pytest.mark.parametrize(
-    ("nodes", "labels"),
-    [
-        ("nfd", {"feature.node.kubernetes.io/pci-10de.present"}),
-        ("gpuOperator", {"nvidia.com/gpu.present"}),
-        (
-            "auto",
-            {
-                "feature.node.kubernetes.io/pci-10de.present",
-                "nvidia.com/gpu.present",
-                "cloud.google.com/gke-accelerator",
-            },
-        ),
-    ],
-)
-def test_nodes_need_one_of_some_labels(nodes: str, labels: set[str]) -> None:
-    """Each label is a term of its own: a node needs only one."""
-    affinity = pod(objects({"nodes": nodes}))["affinity"]["nodeAffinity"]
-    terms = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
-    found = {each["key"] for term in terms for each in term["matchExpressions"]}
-    assert all(len(term["matchExpressions"]) == 1 for term in terms)
-    assert found >= labels
-    assert all(key in labels or "pci-03" in key for key in found)
-
-
-def test_own_affinity() -> None:
-    """It is merged with that of GPU nodes; required node affinity replaces that."""
-    preferred: Mapping[str, Any] = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}}
-    of_gpus = pod(objects({}))["affinity"]["nodeAffinity"]
-    found = pod(objects({"affinity": preferred}))["affinity"]
-    assert found == {"nodeAffinity": {**preferred["nodeAffinity"], **of_gpus}}
-    assert pod(objects({"affinity": preferred, "nodes": "any"}))["affinity"] == preferred
-    terms = [{"matchExpressions": [{"key": "pool", "operator": "In", "values": ["gpu"]}]}]
-    required = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
-    assert pod(objects({"affinity": required}))["affinity"] == required
-    assert "affinity" not in pod(objects({"nodes": "any"}))
-
-
-def test_taints_do_not_evict_the_exporter() -> None:
-    """A node that is drained with NoExecute needs it most."""
-    assert pod(objects({}))["tolerations"] == [{"operator": "Exists"}]
-
-
-def test_version_of_the_chart_alone_restarts_nothing() -> None:
-    (daemon_set,) = kind(objects({}), "DaemonSet")
-    assert "helm.sh/chart" in daemon_set["metadata"]["labels"]
-    assert "helm.sh/chart" not in daemon_set["spec"]["template"]["metadata"]["labels"]
-
-
-@pytest.mark.parametrize(
-    ("web", "probe"),
-    [
-        ({}, {"httpGet": {"path": "/healthz", "port": "metrics", "scheme": "HTTP"}}),
-        (
-            {"config": {"http_server_config": {}}},
-            {"httpGet": {"path": "/healthz", "port": "metrics", "scheme": "HTTP"}},
-        ),
-        ({"tlsSecret": "tls"}, {"httpGet": {"path": "/healthz", "port": "metrics", "scheme": "HTTPS"}}),
-        (
-            {
-                "config": {
-                    "tls_server_config": {
-                        "client_auth_type": "RequireAndVerifyClientCert",
-                        "client_ca_file": "/etc/gpu-exporter/tls/ca.crt",
-                    }
-                },
-                "tlsSecret": "tls",
-            },
-            {"tcpSocket": {"port": "metrics"}},
-        ),
-        ({"config": {"basic_auth_users": {USER: HASH}}}, {"tcpSocket": {"port": "metrics"}}),
-        ({"existingSecret": "web", "scheme": "https"}, {"tcpSocket": {"port": "metrics"}}),
-    ],
-)
-def test_probes_check_only_the_process(web: Mapping[str, Any], probe: Mapping[str, Any]) -> None:
-    """/readyz fails because of GPUs: as readiness it would stop a rollout, as liveness restart the process."""
-    container = exporter(objects({"web": web}))
-    startup = exporter(objects({"web": web, "startupProbe": {"periodSeconds": 5}}))["startupProbe"]
-    assert startup == {**probe, "periodSeconds": 5}
-    for name in ("livenessProbe", "readinessProbe"):
-        assert probe.items() <= container[name].items()
-        assert set(container[name]) - set(probe) == {
-            "initialDelaySeconds",
-            "periodSeconds",
-            "timeoutSeconds",
-            "failureThreshold",
-        }
-    # As in docs/probes.md: a restart after two minutes.
-    assert container["livenessProbe"]["periodSeconds"] * container["livenessProbe"]["failureThreshold"] >= 120
-    assert only(objects({"web": web}), "Service")["spec"]["publishNotReadyAddresses"] is True
-
-
-@pytest.mark.parametrize("name", SETS)
 def test_every_key_is_a_setting(name: str, tmp_path: Path) -> None:
     """The exporter accepts all keys, and every environment variable is a setting."""
     known = {setting.name for setting in fields(Config)}
@@ -314,37 +191,6 @@ def test_a_file_of_fields_arrives_as_it_is(text: str) -> None:
     """It is text, even if YAML would parse it as something else."""
     (data,) = (each["data"] for each in kind(objects({"collectors": text}), "ConfigMap"))
     assert data["collectors.csv"] == text
-
-
-def test_a_probe_can_be_left_out() -> None:
-    """With null, as usual in Helm."""
-    container = exporter(objects({"livenessProbe": None}))
-    assert "livenessProbe" not in container
-    assert "readinessProbe" in container
-
-
-@pytest.mark.parametrize(
-    ("name", "said", "unsaid"),
-    [
-        ("defaults", "THE METRICS DO NOT SAY WHICH POD USES A GPU", "must allow privileged pods, which"),
-        ("defaults", "gpus helm/gpu-exporter --namespace gpu-monitoring --reuse-values --set attr", "-u USER"),
-        ("attribution", "must allow privileged pods, which these values need: attribution.enabled:", "DO NOT SAY"),
-        ("pod-monitor", "kubectl", "Nothing scrapes it"),
-        ("restricted", 'The pods meet Pod Security "restricted"', "Nothing scrapes it"),
-        ("no-rbac", "grant ServiceAccount given the rights that attribution.podLabels and attribution.dra", "bindings"),
-        ("tls", "curl -s -k https://localhost:9400", "-u USER"),
-        ("everything", "curl -s -u USER:PASSWORD -k https://localhost:9400", "Nothing scrapes it"),
-        ("dcgm-remote", "DCGM's bindings are not installed", "these values need"),
-        ("mirror", "exec ds/watch -- gpu-exporter doctor", "gpus-"),
-        ("host-network", "localhost:9401/metrics", "9400"),
-    ],
-)
-def test_notes_fit_the_values(name: str, said: str, unsaid: str) -> None:
-    """Each command fits this release, and notes on features that are off are absent."""
-    notes = texts(SETS[name])["NOTES.txt"]
-    assert said in notes
-    assert unsaid not in notes
-    assert "\n\n\n\n" not in notes
 
 
 @pytest.mark.parametrize(
@@ -406,35 +252,6 @@ def test_nothing_is_too_large(name: str, tmp_path: Path) -> None:
     assert Path(package(CHART, destination=tmp_path)).stat().st_size < MEBIBYTE
 
 
-def test_next_to_gpu_operator() -> None:
-    """Selectors do not match each other's pods, and pods have their own network, so the port is free."""
-    found = made("defaults")
-    of_dcgm_exporter = {"app": "nvidia-dcgm-exporter", "app.kubernetes.io/name": "dcgm-exporter"}
-    own = only(found, "DaemonSet")["spec"]["template"]["metadata"]["labels"]
-    assert not only(found, "Service")["spec"]["selector"].items() <= of_dcgm_exporter.items()
-    assert not set(of_dcgm_exporter.items()) & set(own.items())
-    assert "hostNetwork" not in pod(found)
-    assert all("hostPort" not in port for port in exporter(found)["ports"])
-
-
-def test_notes_say_what_the_namespace_needs() -> None:
-    """They name the features, and show the command to see the first metrics."""
-    notes = {name: texts(SETS[name])["NOTES.txt"] for name in SETS}
-    assert (
-        "attribution.enabled:\n\n  kubectl label namespace gpu-monitoring pod-security.kubernetes.io/enforce=privileged"
-        in notes["attribution"]
-    )
-    assert 'The pods meet Pod Security "restricted"' in notes["restricted"]
-    assert (
-        "rbac.create is off: grant ServiceAccount given the rights that attribution.podLabels and attribution.dra need"
-        in notes["no-rbac"]
-    )
-    assert "https://localhost:9400/metrics" in notes["tls"]
-    for name, text in notes.items():
-        assert "/metrics | grep" in text
-        assert ("which these values need" in text) is bool(beyond_restricted(pod(made(name)))), name
-
-
 def test_as_a_dependency(tmp_path: Path) -> None:
     """It gets the values below its name, and `global`."""
     parent = tmp_path / "parent"
@@ -452,20 +269,6 @@ def test_as_a_dependency(tmp_path: Path) -> None:
     assert exporter(found)["image"].startswith("mirror.example/gpus/exporter:")
     assert settings(found)["metrics"] == "full"
     assert only(found, "DaemonSet")["metadata"]["name"] == "all-gpu-exporter"
-
-
-def test_a_changed_setting_restarts_the_pods() -> None:
-    """A changed ConfigMap alone does not."""
-
-    def sums(values: Mapping[str, Any]) -> Mapping[str, str]:
-        annotations: Mapping[str, str] = only(objects(values), "DaemonSet")["spec"]["template"]["metadata"][
-            "annotations"
-        ]
-        return annotations
-
-    assert sums({})["checksum/config"] != sums({"metrics": "full"})["checksum/config"]
-    webs = [sums({"web": {"config": {"basic_auth_users": {text: HASH}}}})["checksum/web"] for text in "bc"]
-    assert webs[0] != webs[1]
 
 
 def test_xids_and_collectors_are_files() -> None:
