@@ -48,8 +48,8 @@ The container still has no capabilities, and sees of the node only the folder wi
 
 ## What each feature costs
 
-By default, the pods run as uid 65534 and meet Pod Security *restricted*. The container has no capabilities, a read-only root file system and the runtime's seccomp profile, and cannot gain
-privileges. A feature that needs more gets it only while it is on:
+By default, the pods run as uid 65534 and meet Pod Security *restricted*. The container has no capabilities, a read-only
+root file system and the runtime's seccomp profile, and cannot gain privileges. A feature that needs more gets it only while it is on:
 
 | feature | needs |
 | --- | --- |
