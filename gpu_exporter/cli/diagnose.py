@@ -20,7 +20,8 @@ from gpu_exporter.decoding import printable
 from gpu_exporter.diagnosis import gather, judge, report
 from gpu_exporter.diagnosis.presence import Absent, present
 from gpu_exporter.diagnosis.remote import Remote
-from gpu_exporter.diagnosis.window import Scrape, seen
+from gpu_exporter.diagnosis.scrape import Scrape
+from gpu_exporter.diagnosis.window import seen
 from gpu_exporter.health.events import EventLog
 from gpu_exporter.health.kernel_log_thread import KernelWatch
 from gpu_exporter.model.errors import GpuExporterError

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.conditions import Limits
@@ -15,28 +15,12 @@ from gpu_exporter.catalogue.evaluate import Device, Points, latest
 from gpu_exporter.catalogue.signal import Derived, Read, Signal
 from gpu_exporter.catalogue.signals import SIGNALS
 from gpu_exporter.catalogue.workloads import owner
-from gpu_exporter.diagnosis.signal_reader import DeviceKey, key_of, plausible, reader
+from gpu_exporter.diagnosis.scrape import DeviceKey, Scrape, ScrapedSample, key_of, plausible
+from gpu_exporter.diagnosis.signal_reader import reader
 from gpu_exporter.model.snapshot import Snapshot
 
-# Unix times that samples can have.
-PLAUSIBLE_TIMES = (0.0, 1e11)
 # How the key of a GPU begins that was never identified; a UUID begins with `GPU-`.
 UNIDENTIFIED = "GPU "
-
-
-class ScrapedSample(NamedTuple):
-    """One sample of a scrape."""
-
-    name: str
-    labels: Mapping[str, str]
-    value: float
-
-
-class Scrape(NamedTuple):
-    """All samples at unix time `at`."""
-
-    at: float
-    samples: Sequence[ScrapedSample]
 
 
 Claims = set[tuple[str, str, str]]

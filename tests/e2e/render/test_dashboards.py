@@ -15,9 +15,10 @@ import yaml
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.failure_modes import MODES, profiles
 from gpu_exporter.diagnosis import signal_reader
+from gpu_exporter.diagnosis.scrape import Scrape as Reading
+from gpu_exporter.diagnosis.scrape import ScrapedSample
 from gpu_exporter.diagnosis.text_format import parsed
-from gpu_exporter.diagnosis.window import Scrape as Reading
-from gpu_exporter.diagnosis.window import ScrapedSample, Window, seen
+from gpu_exporter.diagnosis.window import Window, seen
 from tests import ROOT, conftest
 from tests.support import panels
 from tests.support.fakes.dcgm_exporter import DEFAULT, FULL, FakeGpu, page, serving

@@ -22,8 +22,9 @@ from gpu_exporter.cli import diagnose as diagnose_command
 from gpu_exporter.cli.diagnose import Request, diagnosis
 from gpu_exporter.config import Config
 from gpu_exporter.diagnosis.gather import RecordedScrapes, in_order
+from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample
 from gpu_exporter.diagnosis.signal_reader import KEPT_SECONDS
-from gpu_exporter.diagnosis.window import Scrape, ScrapedSample, seen
+from gpu_exporter.diagnosis.window import seen
 from gpu_exporter.sources.recording import format as recording_format
 from gpu_exporter.sources.recording.lines import lines
 

@@ -17,8 +17,9 @@ from gpu_exporter.catalogue.workloads import owner, workload_of
 from gpu_exporter.diagnosis import gather
 from gpu_exporter.diagnosis.judge import diagnose
 from gpu_exporter.diagnosis.report import as_dict, exit_code, lines
+from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample
 from gpu_exporter.diagnosis.text_format import parsed
-from gpu_exporter.diagnosis.window import Scrape, ScrapedSample, seen
+from gpu_exporter.diagnosis.window import seen
 from tests.support.truth import PHASES, TRUTH
 
 MODES_BY_NAME = {mode.name: mode for mode in MODES}

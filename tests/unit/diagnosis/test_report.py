@@ -9,7 +9,8 @@ import pytest
 from gpu_exporter.diagnosis import gather
 from gpu_exporter.diagnosis.judge import Diagnosis, diagnose
 from gpu_exporter.diagnosis.report import as_dict, hint, lines
-from gpu_exporter.diagnosis.window import Scrape, ScrapedSample, seen
+from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample
+from gpu_exporter.diagnosis.window import seen
 from tests.support.truth import PHASES
 
 STRAGGLER = "ddp_straggler_slow_gpu"
