@@ -1,0 +1,34 @@
+"""The last commit of this repository, as files and as a time."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+from release.archive import unpack
+
+ROOT = Path(__file__).parents[1]
+DIST = ROOT / "dist"
+
+
+def git(*arguments: str, root: Path = ROOT) -> str:
+    """Return the output of git; raises CalledProcessError."""
+    command = ["git", "-C", str(root), *arguments]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+
+
+def commit_time(root: Path = ROOT) -> int:
+    """Return the unix time of the last commit."""
+    return int(git("log", "-1", "--format=%ct", root=root))
+
+
+def checkout(folder: Path, root: Path = ROOT) -> None:
+    """Write the files of the last commit into a folder, without local changes, which are named on stderr."""
+    if changed := git("status", "--short", "--untracked-files=no", root=root):
+        print(f"left out, because it is not committed:\n{changed}", file=sys.stderr)
+    archive = subprocess.run(["git", "-C", str(root), "archive", "HEAD"], check=True, stdout=subprocess.PIPE).stdout
+    with tarfile.open(fileobj=io.BytesIO(archive)) as files:
+        unpack(files, folder)
