@@ -100,9 +100,11 @@ def release(root: Path = ROOT) -> None:
 
 
 def notes() -> None:
-    """Print the entries of this version."""
-    entry = section(CHANGELOG.read_text(encoding="utf-8"), __version__)
-    print(entry.text if entry else "")
+    """Print the entries of this version, with links that work outside of the repository."""
+    if not (entry := section(CHANGELOG.read_text(encoding="utf-8"), __version__)):
+        sys.exit(f"CHANGELOG.md has no section for {__version__}")
+    server, repository = os.environ.get("GITHUB_SERVER_URL", ""), os.environ.get("GITHUB_REPOSITORY", "")
+    print(re.sub(r"\]\((?!https?:)", f"]({server}/{repository}/blob/v{__version__}/", entry.text))
 
 
 def git(root: Path, *arguments: str) -> str:

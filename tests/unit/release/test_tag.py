@@ -87,6 +87,18 @@ def test_verify_sets_the_outputs(
         tag.verify("v9.9.9")
 
 
+def test_links_of_notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """They lead to the files of the tag."""
+    link = "[page](docs/page.md), [site](https://example.invalid)"
+    (tmp_path / "CHANGELOG.md").write_text(f"## {__version__} / 2026-01-02\n\n* [FEATURE] {link}\n")
+    monkeypatch.setattr(tag, "CHANGELOG", tmp_path / "CHANGELOG.md")
+    monkeypatch.setenv("GITHUB_SERVER_URL", "https://git.invalid")
+    monkeypatch.setenv("GITHUB_REPOSITORY", "owner/name")
+    tag.notes()
+    page = f"[page](https://git.invalid/owner/name/blob/v{__version__}/docs/page.md)"
+    assert capsys.readouterr().out == f"* [FEATURE] {page}, [site](https://example.invalid)\n"
+
+
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     """A repository with a changelog; returns a function that runs git in it."""
