@@ -1,4 +1,5 @@
 # docker build --tag gpu-exporter .
+#   --target dcgm-exporter         replaces dcgm-exporter's image: runs as root, and has the command dcgm-exporter
 #   --build-arg EXTRAS=            leaves out gRPC, which --kubernetes needs
 #   --platform linux/amd64,linux/arm64    builds for both; nothing is compiled
 # The base image is pinned; Dependabot updates both lines.
@@ -12,10 +13,11 @@ RUN python -m venv --without-pip /opt/gpu-exporter \
  && wheel="$(ls /wheels/*.whl)" \
  && python -m pip --python /opt/gpu-exporter/bin/python install --no-cache-dir --only-binary :all: \
     "${wheel}${EXTRAS:+[${EXTRAS}]}"
-COPY deploy/healthcheck.py ./
-RUN install -m 644 healthcheck.py /opt/gpu-exporter/
+COPY deploy/healthcheck.py deploy/dcgm-exporter/dcgm-exporter ./
+RUN install -m 644 healthcheck.py /opt/gpu-exporter/ \
+ && install -m 755 -D dcgm-exporter /opt/dcgm-exporter/dcgm-exporter
 
-FROM python:3.12-slim@sha256:229a2c5bfa27522db7815ea81f9bed70af17ccb9de9fc7ad142b1877b5830d36
+FROM python:3.12-slim@sha256:229a2c5bfa27522db7815ea81f9bed70af17ccb9de9fc7ad142b1877b5830d36 AS base
 ARG VERSION=unknown
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="gpu-exporter" \
@@ -33,10 +35,18 @@ ENV PATH=/opt/gpu-exporter/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=utility
-USER 65534:65534
 EXPOSE 9400
 # Checks the process, not the GPUs: a restart does not repair a GPU. Works with any --address, TLS and passwords.
 HEALTHCHECK --interval=15s --timeout=5s --start-period=10s --retries=8 \
   CMD ["python", "/opt/gpu-exporter/healthcheck.py"]
+
+# Pod specs for dcgm-exporter expect its image to run as root: kubelet's socket is closed to other users.
+FROM base AS dcgm-exporter
+COPY --from=build /opt/dcgm-exporter/dcgm-exporter /usr/bin/
+USER 0:0
+ENTRYPOINT ["dcgm-exporter"]
+
+FROM base AS gpu-exporter
+USER 65534:65534
 ENTRYPOINT ["gpu-exporter"]
 CMD ["serve"]

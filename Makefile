@@ -46,7 +46,7 @@ generate: $(VENV)/dev ## Write the files that are generated from the catalogues
 licenses: $(VENV)/dev ## Write docs/licenses.md from the metadata of the installed packages
 	$(BIN)/python -m release.licenses
 
-image: ## Build the container image with Docker: IMAGE=name, ARGS='--platform …'
+image: ## Build the container image with Docker: IMAGE=name, ARGS='--platform …', or '--target dcgm-exporter' for one that replaces dcgm-exporter's
 	docker build --tag $(IMAGE) --build-arg VERSION=$(VERSION) --build-arg REVISION=$$(git rev-parse --short HEAD) $(ARGS) .
 
 wheel: $(VENV)/dev ## Build the wheel and the sdist of the last commit into dist/; the same bytes on every machine

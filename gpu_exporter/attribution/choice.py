@@ -72,7 +72,7 @@ def kubelet_of(config: Config, patience: float = 5.0) -> Kubelet:
         from gpu_exporter.attribution.kubelet import Kubelet
     except ImportError as error:
         what = f"--kubernetes needs the Python package {(error.name or '').partition('.')[0] or 'grpcio'}"
-        raise GpuExporterError(what, fix="run `pip install 'gpu-exporter[kubernetes]'`") from error
+        raise GpuExporterError(what, fix="run `pip install grpcio protobuf`") from error
     return Kubelet(config.pod_resources_socket, config.nvidia_resource_names, patience)
 
 

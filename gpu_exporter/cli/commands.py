@@ -9,6 +9,7 @@ import shutil
 import sys
 from dataclasses import fields
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ import click
 
 from gpu_exporter.catalogue.metrics import METRICS, selected
 from gpu_exporter.catalogue.xids import load
-from gpu_exporter.cli import tables
+from gpu_exporter.cli import local_exporter, tables
+from gpu_exporter.cli.bundle import bundle_command
 from gpu_exporter.cli.options import COULD_NOT_TELL, OWNER_SETTINGS, SOURCE_SETTINGS, Command, parsed, settings
 from gpu_exporter.cli.release import release_command, resume_command
 from gpu_exporter.cli.stop import stop_event
@@ -148,10 +150,11 @@ def _width() -> int:
 @click.option("--check", is_flag=True, help="Write nothing; exit code 1 if a file is stale.")
 @click.option("--root", type=click.Path(path_type=Path), default=".", help="Root directory of the repository.")
 def generate_command(check: bool, root: Path) -> None:
-    """Write the committed files that are rendered from the catalogues.
+    """Write the committed files that are rendered from the catalogues. For developers, in a checkout.
 
     Exit code 1 if --check finds a stale file.
     """
+    artifacts.check(root)
     changed = artifacts.stale(root) if check else artifacts.write(root)
     for name in changed:
         click.echo(f"{name}: {'stale; run `gpu-exporter generate`' if check else 'written'}")
@@ -160,8 +163,8 @@ def generate_command(check: bool, root: Path) -> None:
     sys.exit(1 if check and changed else 0)
 
 
-@commands.command("doctor", error_code=2)
-@settings(*SOURCE_SETTINGS, *OWNER_SETTINGS, "address", "node_name")
+@commands.command("doctor", cls=local_exporter.LocalCommand, error_code=2)
+@settings(*SOURCE_SETTINGS, *OWNER_SETTINGS, *local_exporter.SETTINGS, "node_name")
 @click.option("--quiet", is_flag=True, help="Print nothing; only set the exit code.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def doctor_command(quiet: bool, as_json: bool, **values: Any) -> None:
@@ -171,7 +174,8 @@ def doctor_command(quiet: bool, as_json: bool, **values: Any) -> None:
     """
     logging.disable(logging.WARNING)  # the findings contain what would be logged
     config = Config(**values)
-    around = surroundings.checks(config.address, kubelet_checked=config.kubernetes)
+    certificate = partial(local_exporter.certificate, config.web_config_file)
+    around = surroundings.checks(config.address, certificate, kubelet_checked=config.kubernetes)
     if config.kubernetes or config.hpc_job_mapping_dir:
         from gpu_exporter.diagnosis.doctor.attribution import checks
 
@@ -265,6 +269,9 @@ def events_command(as_json: bool, **values: Any) -> None:
 @click.option("--user", default="", help="User name at that URL.")
 @click.option("--password-file", type=click.Path(path_type=Path), help="File with the user's password.")
 @click.option(
+    "--token-file", type=click.Path(path_type=Path), help="File with a bearer token for that URL, instead of a user."
+)
+@click.option(
     "--ca-file", type=click.Path(path_type=Path), help="File with the CA certificates to verify an https URL."
 )
 @click.option("--all", "every", is_flag=True, help="Also list the failure modes that could not be evaluated, and why.")
@@ -281,7 +288,7 @@ def diagnose_command(every: bool, verbose: bool, as_json: bool, url: str, **valu
     """
     from gpu_exporter.cli.diagnose import Request, diagnosis
 
-    login = {name: values.pop(name) for name in ("user", "password_file", "ca_file")}
+    login = {name: values.pop(name) for name in ("user", "password_file", "token_file", "ca_file")}
     what = {name: values.pop(name) for name in ("seconds", "phase", "one_job")}
     request = Request(Config(**values), remote.Remote(url, **login) if url else None, **what)
     _exit(*diagnosis(request, every=every, as_json=as_json, verbose=verbose))
@@ -324,5 +331,6 @@ def compare_command(a: str, b: str, seconds: float, as_json: bool, **values: Any
     _exit(compare.EXIT_DIFFERS if result.differs else 0, clean)
 
 
+commands.add_command(bundle_command)
 commands.add_command(release_command)
 commands.add_command(resume_command)

@@ -14,7 +14,7 @@ import click
 
 from gpu_exporter.catalogue.xids import load
 from gpu_exporter.cli.options import COULD_NOT_TELL
-from gpu_exporter.cli.stop import stop_event
+from gpu_exporter.cli.stop import exit_after, stop_event
 from gpu_exporter.config import Config
 from gpu_exporter.decoding import printable
 from gpu_exporter.diagnosis import gather, judge, report
@@ -27,6 +27,9 @@ from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.source_kind import AUTO, DCGM, OF_SIMULATED, REPLAY, SIMULATED, SOURCE_KINDS
 from gpu_exporter.sources.choice import is_remote, only, recording, refuse_unread
 from gpu_exporter.sources.recording.format import is_simulated, job_of
+
+# After a signal, what was watched by then is diagnosed. A response or a driver call that is awaited is given up.
+STOP_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +65,10 @@ def diagnosis(request: Request, *, every: bool, as_json: bool, verbose: bool = F
     With `every`, it includes the failure modes that could not be judged; `verbose` adds the names of series.
     """
     logging.disable(logging.WARNING)  # the report contains what would be logged
-    clean = True
+    clean, stop = True, stop_event()
+    exit_after(stop, STOP_SECONDS, COULD_NOT_TELL, "interrupted before the diagnosis was complete")
     try:
-        gathered = _gathered(request, stop_event())
+        gathered = _gathered(request, stop)
         clean = gathered.clean
         # Each tick of a recording is of one GPU: the absence of the others means nothing.
         scrapes, absent = (gathered.scrapes, []) if request.config.recording else present(gathered.scrapes)

@@ -12,7 +12,12 @@ from typing import Any
 
 import click
 
-from gpu_exporter.catalogue.dcgm_exporter.flags import has_dcgm_exporter_variable, is_dcgm_exporter_flag, translate
+from gpu_exporter.catalogue.dcgm_exporter.flags import (
+    has_dcgm_exporter_variable,
+    implies_dcgm,
+    is_dcgm_exporter_flag,
+    translate,
+)
 from gpu_exporter.cli.logs import configure, without_tracebacks
 from gpu_exporter.cli.options import EVERY_SETTING, Command, Failure, settings, variable_warnings
 from gpu_exporter.cli.stop import exit_after, stop_event
@@ -20,12 +25,12 @@ from gpu_exporter.config import Config
 from gpu_exporter.exposition.fields_in_force import Fields
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.serving.run import run
-from gpu_exporter.sources.choice import chosen
+from gpu_exporter.sources.choice import chosen, without_missing_dcgm
 from gpu_exporter.version import __version__
 
 log = logging.getLogger(__name__)
 
-WARNINGS = "gpu_exporter.warnings"
+WARNINGS, DCGM_IMPLIED = "gpu_exporter.warnings", "gpu_exporter.dcgm_implied"
 # `serve` ends at most so long after SIGTERM, whatever hangs.
 EXIT_SECONDS = 1.2
 # How long `serve` waits at its end until the last log lines are written.
@@ -43,6 +48,7 @@ class _Serve(Command):
         except ValueError as error:
             raise click.UsageError(str(error), ctx) from error
         ctx.meta[WARNINGS] = translation.warnings
+        ctx.meta[DCGM_IMPLIED] = implies_dcgm(args, translation.arguments)
         return super().parse_args(ctx, list(translation.arguments))
 
     def warn_of_variables(self, ctx: click.Context) -> None:
@@ -120,8 +126,11 @@ def serve(**chosen_settings: Any) -> None:
     config = Config(**chosen_settings)
     lines = configure(config.log_level, config.log_format)
     try:
-        for warning in click.get_current_context().meta.get(WARNINGS, ()):
+        meta = click.get_current_context().meta
+        for warning in meta.get(WARNINGS, ()):
             log.warning(warning)
+        if meta.get(DCGM_IMPLIED):
+            config = without_missing_dcgm(config)
         if sys.stderr:  # None if it is closed
             faulthandler.enable()  # if the driver's library crashes, stderr shows where
         sources = chosen(config)

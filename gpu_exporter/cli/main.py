@@ -30,7 +30,8 @@ def main() -> None:
 
         code, message = execute(debug=debug)
     except KeyboardInterrupt:
-        code, message = INTERRUPTED, ""
+        _print("interrupted", INTERRUPTED)
+        os._exit(INTERRUPTED)  # a thread may be stuck in a driver, whose destructors would wait for it
     except BrokenPipeError:  # `gpu-exporter once | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code, message = BROKEN_PIPE, ""

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from contextlib import suppress
 
 
 def stop_event() -> threading.Event:
@@ -31,12 +32,19 @@ def stop_event() -> threading.Event:
     return stop
 
 
-def exit_after(stop: threading.Event, seconds: float) -> None:
-    """End the process so many seconds after `stop`, whatever hangs then: a driver call, a file, a reader of the log."""
+def exit_after(stop: threading.Event, seconds: float, code: int = 0, line: str = "") -> None:
+    """End the process so many seconds after `stop`, whatever hangs then: a driver call, a file, a reader of the log.
+
+    It ends with this exit code, after printing `line` to stderr.
+    """
 
     def watch() -> None:
         stop.wait()
         time.sleep(seconds)
-        os._exit(0)
+        if line:
+            with suppress(OSError):  # not through sys.stderr, whose lock a stuck thread may hold
+                os.set_blocking(2, False)
+                os.write(2, f"gpu-exporter: {line}\n".encode())
+        os._exit(code)
 
     threading.Thread(target=watch, name="deadline", daemon=True).start()

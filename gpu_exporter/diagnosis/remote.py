@@ -6,12 +6,13 @@ Responses are limited in size and time, and must be complete: a part of a respon
 from __future__ import annotations
 
 import base64
+import re
 import ssl
 from contextlib import closing
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, IncompleteRead, InvalidURL
 from pathlib import Path
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
 from gpu_exporter.decoding import gunzip, json_as, printable
 from gpu_exporter.file_access import FileWorker
@@ -28,8 +29,34 @@ OPENMETRICS = "application/openmetrics-text"
 EOF = "# EOF\n"
 
 
+NO_TLS = (
+    "if it does not speak TLS, give --url http://…; if it requires a client certificate, which this command cannot"
+    " send, use `curl --cert FILE --key FILE` (docs/hand-over.md), or for diagnose the URL of a Prometheus"
+)
+
+
 class Unreachable(GpuExporterError):
     """No HTTP response came."""
+
+
+class _OtherCertificate(OSError):
+    """The server has another certificate than the one that is accepted."""
+
+
+class _Pinned(HTTPSConnection):
+    """A connection to a server that has exactly this certificate (DER)."""
+
+    def __init__(self, host: str, port: int | None, certificate: bytes, timeout: float) -> None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        super().__init__(host, port, timeout=timeout, context=context)
+        self._certificate = certificate
+
+    def connect(self) -> None:
+        """Connect, and compare the certificate before anything is sent."""
+        super().connect()
+        if self.sock.getpeercert(binary_form=True) != self._certificate:
+            raise _OtherCertificate
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +84,21 @@ class _Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """A running exporter or Prometheus, and the credentials: a token, or a user with a password."""
+    """A running exporter or Prometheus, and the credentials: a token, or a user with a password.
+
+    `certificate` (DER) is the only one that is accepted, if it is set, whoever issued it and whatever it names.
+    """
 
     url: str
     token_file: Path | None = None
     user: str = ""
     password_file: Path | None = None
     ca_file: Path | None = None
+    certificate: bytes = b""
 
     @property
     def credentials(self) -> tuple[Path | None, str, Path | None, Path | None]:
-        """All fields but the URL."""
+        """All fields but the URL and the certificate."""
         return self.token_file, self.user, self.password_file, self.ca_file
 
     def post(self, path: str) -> str:
@@ -129,12 +160,11 @@ class Remote:
         """Return what a response other than 200 says, and what to do."""
         status = f"{response.status} {printable(response.reason, 60)}".strip()
         said = "" if response.is_web_page else _said(response.body)
-        token = "--token-file, or " if method == "POST" else ""  # only commands that send POST have this option
         if response.status == 401:
             verb = "check" if self.user else "give"
-            return f"401: authentication required: {verb} {token}--user and --password-file"
+            return f"401: authentication required: {verb} --token-file, or --user and --password-file"
         if response.status == 403:
-            said = said or f"not allowed; give {token}the --user of an account with access"
+            said = said or "not allowed; give --token-file, or the --user of an account with access"
         if response.status == 404:
             return f"has no {path}; give the URL before it, such as http://localhost:9400 or http://host/prometheus"
         if 300 <= response.status < 400:
@@ -148,15 +178,22 @@ class Remote:
             case ConnectionRefusedError():
                 what = "nothing listens there: is it running? If it runs elsewhere, give its --url"
                 return Unreachable(f"{self.url}: {what}")
-            case ssl.SSLError():
-                why = getattr(error, "verify_message", "") or error.reason
-                return Unreachable(f"{self.url}: TLS: {why}; give the certificate authority with --ca-file")
+            case _OtherCertificate():
+                what = "its certificate is not that of --web.config.file; if that was just replaced, try again"
+                return Unreachable(f"{self.url}: TLS: {what}, otherwise give the exporter's --url")
+            case ssl.SSLCertVerificationError():
+                why = f"{error.verify_message}; give the certificate authority with --ca-file"
+                return Unreachable(f"{self.url}: TLS: {why}")
+            case ssl.SSLError():  # a server that misses a client certificate, or TLS, may just close the connection
+                return Unreachable(f"{self.url}: TLS: refused: {NO_TLS}")
             case InvalidURL() | UnicodeError():  # a malformed host or path
                 return _not_a_url(self.url)
             case ConnectionError() | HTTPException() if began:
                 return GpuExporterError(f"{self.url}: the response is incomplete; try again")
             case ValueError():
                 return GpuExporterError(f"{self.url}: the response is unusable: {error}; give another --url")
+            case ConnectionError() | HTTPException() if urlsplit(self.url).scheme == "https":
+                return Unreachable(f"{self.url}: TLS: no HTTP response: {NO_TLS}")
             case ConnectionError() | HTTPException():
                 return Unreachable(f"{self.url}: no HTTP response: does it speak TLS? Then give --url https://…")
         return Unreachable(f"{self.url}: {error.strerror or error}; give another --url")
@@ -167,8 +204,13 @@ class Remote:
             credentials = f"{self.user}:{password}".encode()
             return {"Authorization": f"Basic {base64.b64encode(credentials).decode()}"}
         if self.token_file:
-            token = _content(self.token_file, "is the exporter running? Run this as its user or as root")
-            return {"Authorization": f"Bearer {quote(token)}"}
+            token = _content(
+                self.token_file,
+                "check --token-file; for that of an exporter: is the exporter running? Run this as its user or as root",
+            )
+            if not re.fullmatch(r"[!-~]+", token):
+                raise GpuExporterError(f"{self.token_file}: not a token: must be one word of ASCII; check --token-file")
+            return {"Authorization": f"Bearer {token}"}
         return {}
 
     def _connection(self, seconds: float) -> HTTPConnection:
@@ -177,10 +219,14 @@ class Remote:
             port = parts.port
         except ValueError as error:
             raise _not_a_url(self.url) from error
+        if "@" in parts.netloc:  # it is not repeated, because it may contain a password
+            raise GpuExporterError("--url contains a user name; give --user and --password-file instead")
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise _not_a_url(self.url)
         if parts.scheme == "http":
             return HTTPConnection(parts.hostname, port, timeout=seconds)
+        if self.certificate:
+            return _Pinned(parts.hostname, port, self.certificate, seconds)
         try:
             context = ssl.create_default_context(cafile=str(self.ca_file) if self.ca_file else None)
             if self.ca_file:  # many private CAs lack the key identifiers that Python 3.13 demands by default

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 from gpu_exporter.catalogue.failure_modes import MODES
@@ -23,6 +24,9 @@ from gpu_exporter.render.docs import (
 from gpu_exporter.render.rules import alertmanager, rules
 from gpu_exporter.render.rules import dcgm_exporter_csv as dcgm_csv
 
+# By this file below the root, a checkout is recognised.
+CHECKOUT = "gpu_exporter/render/artifacts.py"
+
 
 def _dashboard(board: Board) -> str:
     try:
@@ -33,9 +37,7 @@ def _dashboard(board: Board) -> str:
         module = str(error.name).partition(".")[0]
         if module not in ("grafanalib", "grafana_foundation_sdk"):
             raise
-        raise GpuExporterError(
-            f"rendering dashboards needs the module {module}: install gpu-exporter[dashboards] (Python 3.11 or newer)"
-        ) from None
+        raise _needs(module) from None
 
 
 def _in_chart(board: Board) -> str:
@@ -65,6 +67,24 @@ ARTIFACTS: Mapping[str, Callable[[], str]] = {
     f"{chart.FOLDER}/files/rules.yaml": chart.bundle,
     f"{chart.FOLDER}/README.md": chart.readme,
 }
+
+
+def check(root: Path) -> None:
+    """Raise GpuExporterError if the files cannot all be rendered for `root`: so none is written."""
+    if not (root / CHECKOUT).is_file():
+        raise GpuExporterError(
+            f"{root} is not a checkout of gpu-exporter: `generate` is for its developers; run it in a checkout, or name"
+            " one with --root"
+        )
+    missing = [name for name in ("grafanalib", "grafana_foundation_sdk") if not find_spec(name)]
+    if missing:
+        raise _needs(missing[0])
+
+
+def _needs(module: str) -> GpuExporterError:
+    return GpuExporterError(
+        f"rendering dashboards needs the module {module}: install gpu-exporter[dashboards] (Python 3.11 or newer)"
+    )
 
 
 def write(root: Path) -> list[str]:

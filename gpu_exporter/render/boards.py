@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from urllib.parse import quote
+from zlib import crc32
 
+from gpu_exporter.catalogue import project
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
-
-DOCS = "https://github.com/gpu-exporter/gpu-exporter/blob/main/docs/runbooks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,9 @@ COST = Board(
     ("cluster", "namespace", "workload"),
     (Domain.COST,),
 )
-BOARDS = (FLEET, NODE, GPU, JOB, COST)
+# All runbooks, so that an alert links to the one of its own version, also without access to the project's docs.
+RUNBOOKS = Board("runbooks", "GPU / Runbooks", "What to do about each alert.", ())
+BOARDS = (FLEET, NODE, GPU, JOB, COST, RUNBOOKS)
 
 
 def board_of(domain: Domain) -> Board:
@@ -66,10 +67,20 @@ def board_of(domain: Domain) -> Board:
 
 
 def runbook(mode: FailureMode) -> str:
-    """Return the address of its runbook."""
-    return f"{DOCS}/{quote(page(mode))}.md"
+    """Return the address of its runbook: in the project's docs if they are published, otherwise in Grafana."""
+    return f"{project.DOCS}/runbooks/{page(mode.name)}.md" if project.DOCS else panel_link(page(mode.name))
 
 
-def page(mode: FailureMode) -> str:
-    """Return the name of its runbook's file, without suffix."""
-    return mode.name.lower()
+def page(name: str) -> str:
+    """Return the name of the file of a failure mode's runbook, without suffix."""
+    return name.lower()
+
+
+def panel_link(page: str) -> str:
+    """Return the address of a runbook on its dashboard."""
+    return f"{RUNBOOKS.link()}?viewPanel={panel_id(page)}"
+
+
+def panel_id(page: str) -> int:
+    """Return the id of the panel with a runbook. It depends on its name alone, so that links survive new versions."""
+    return crc32(page.encode()) % 1_000_000

@@ -114,6 +114,23 @@ def node_name(config: Config, source: str, environ: Mapping[str, str]) -> str:
     return config.node_name or host or environ.get("NODE_NAME", "") or socket.gethostname()
 
 
+def without_missing_dcgm(config: Config) -> Config:
+    """Return the settings with NVML instead of a host engine that cannot be asked without DCGM's bindings, and warn.
+
+    Only for a host engine that dcgm-exporter's flags name: their reader expects metrics, not an error. Without the
+    driver's library, nothing else can be read, and the error about the bindings is the right one.
+    """
+    if config.dcgm_bindings is not None or dcgm_places.installed() or not driver.library_exists():
+        return config
+    log.warning(
+        "the %s (-r, DCGM_REMOTE_HOSTENGINE_INFO) is not used, because DCGM's Python bindings are not installed: the"
+        " GPUs of this machine are read through NVML; to use DCGM, install datacenter-gpu-manager-4-core, or name the"
+        " bindings with --dcgm-bindings",
+        config.dcgm_hostengine,
+    )
+    return replace(config, source=AUTO.name, dcgm_hostengine=Hostengine())
+
+
 def is_remote(config: Config, source: str) -> bool:
     """Return whether these are GPUs of another machine: in Kubernetes, a host engine is on the node of its exporter."""
     return source == DCGM.name and not config.dcgm_hostengine.local and not config.kubernetes

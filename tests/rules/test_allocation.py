@@ -31,6 +31,7 @@ class Node:
     cordoned: bool = False
     ready: bool = True
     resource: str = GPU
+    taints: Sequence[tuple[str, str]] = ()
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,8 @@ class Cluster:
             yield f'kube_node_status_allocatable{{{at},resource="{node.resource}",unit="integer"}}', node.gpus
             yield f'kube_node_status_allocatable{{{at},resource="cpu",unit="core"}}', 64
             yield f"kube_node_spec_unschedulable{{{at}}}", float(node.cordoned)
+            for key, effect in node.taints:
+                yield f'kube_node_spec_taint{{{at},key="{key}",value="",effect="{effect}"}}', 1
             for status in ("true", "false", "unknown"):
                 ready = float((status == "true") is node.ready) if status != "unknown" else 0.0
                 yield f'kube_node_status_condition{{{at},condition="Ready",status="{status}"}}', ready
@@ -153,6 +156,38 @@ def test_free_gpus_and_waiting_pods(tmp_path: Path) -> None:
         counted("cluster:pending:count", all=12),
         counted("cluster:starved:count", all=4),
         counted("namespace:starved:count", research=3, serving=1),
+    )
+
+
+NOBODY, NO_NEW = "NoExecute", "NoSchedule"
+
+
+@pytest.mark.parametrize(
+    ("taints", "usable"),
+    [
+        ((), 8),
+        ((("nvidia.com/gpu", NO_NEW),), 8),  # pods with GPUs tolerate it
+        ((("sku", NO_NEW),), 8),
+        ((("dedicated", "PreferNoSchedule"),), 8),
+        ((("dedicated", NO_NEW),), 0),
+        ((("node.kubernetes.io/disk-pressure", NO_NEW),), 0),
+        ((("nvidia.com/gpu", NO_NEW), ("example.com/broken", NOBODY)), 0),
+        ((("nvidia-com/gpu", NO_NEW),), 0),
+        ((("nvidia.com/gpu.product", NO_NEW),), 0),
+    ],
+)
+@pytest.mark.parametrize("honoured", [True, False])
+def test_tainted_nodes(tmp_path: Path, taints: Sequence[tuple[str, str]], usable: float, honoured: bool) -> None:
+    """GPUs of a node that refuses ordinary pods are not free; those that run there stay allocated."""
+    parts = cluster(Node("a", 8, taints=taints), Node("b"), Pod("x", [3], "a"), replicas=2)
+    check_cluster(
+        tmp_path,
+        replace(parts, honoured=honoured),
+        counted("node:allocatable:count", a=8, b=4),
+        counted("node:usable:count", a=usable, b=4),
+        counted("node:allocated:count", a=3, b=0),
+        counted("node:free:count", a=max(usable - 3, 0), b=4),
+        counted("cluster:free:count", all=max(usable - 3, 0) + 4),
     )
 
 

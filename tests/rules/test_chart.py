@@ -13,6 +13,7 @@ import pytest
 from tests.rules import promtool
 from tests.rules.promtool import BY_NAME, Case, Expect, check, firing, never_fired, now_firing, promtools
 from tests.rules.series import Device, Generation, injected, minutes, rank
+from tests.rules.test_allocation import GPU, Node, Pod, check_cluster, cluster
 from tests.rules.test_modes import OF_GPUS, SOON, case, lasts
 from tests.support import chart
 
@@ -82,6 +83,24 @@ def test_severity_hold_and_switch(
         ),
     ]
     check(tmp_path, [Case(asked.name, asked.devices, expected)])
+
+
+def test_gpus_with_another_resource_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They count, and taints that their pods tolerate leave them free."""
+    values: chart.Values = {
+        "attribution": {"resourceNames": ["example.com/gpu.small"]},
+        "prometheusRule": {"toleratedTaints": ["example.com/team"]},
+    }
+    use(values, tmp_path, monkeypatch)
+    small = "example_com_gpu_small"
+    parts = cluster(
+        Node("a", 8, resource=small, taints=[("example.com/team", "NoSchedule")]),
+        Node("b", 4, resource="example_com_gpuxsmall"),
+        Node("c", 4, taints=[("nvidia.com/gpu", "NoSchedule")]),
+        Pod("p", [3], "a", resource=small),
+    )
+    free = [({"node": "a", "resource": small}, 5.0), ({"node": "c", "resource": GPU}, 0.0)]
+    check_cluster(tmp_path, parts, Expect("sum by (node, resource) (node:free:count)", free))
 
 
 @pytest.mark.parametrize(("limit", "fires"), [(None, True), (3e11, False)])

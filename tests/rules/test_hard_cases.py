@@ -12,6 +12,7 @@ from gpu_exporter.catalogue.failure_modes.mode import Ramp, Values, Wave
 from gpu_exporter.catalogue.signal import DEVICE_INFO, Signal
 from gpu_exporter.catalogue.signals import SIGNALS
 from gpu_exporter.model.metric import Metric
+from gpu_exporter.render import boards
 from tests.rules.promtool import BY_NAME, Case, Expect, check, firing, never_fired, no_other_node, now_firing
 from tests.rules.series import Device, Generation, Shape, Stretch, minutes, rank
 from tests.rules.test_modes import available
@@ -367,7 +368,7 @@ def test_annotations_of_an_alert_without_a_gpu(tmp_path: Path) -> None:
     annotations = {
         "summary": "A GPU on node some does not answer",
         "description": mode.advice,
-        "runbook_url": "https://github.com/gpu-exporter/gpu-exporter/blob/main/docs/runbooks/gpulost.md",
+        "runbook_url": boards.panel_link("gpulost"),
         "dashboard_url": "/d/gpu-gpu?var-node=some&var-gpu=$__all",
     }
     where = {"node": "some", "job": "dcgm-exporter", "instance": "some:9400"}
@@ -419,7 +420,7 @@ def test_all_labels_and_annotations(tmp_path: Path) -> None:
                 "exp_annotations": {
                     "summary": "Uncorrectable memory errors on GPU 3 on node sick",
                     "description": mode.advice,
-                    "runbook_url": "https://github.com/gpu-exporter/gpu-exporter/blob/main/docs/runbooks/gpueccuncorrectable.md",
+                    "runbook_url": boards.panel_link("gpueccuncorrectable"),
                     "dashboard_url": "/d/gpu-gpu?var-node=sick&var-gpu=3",
                 },
             }
@@ -479,7 +480,7 @@ def expected_alert(name: str, device: Device, summary: str, value: str = "") -> 
     part = {"GPU_I_ID": device.instance, "GPU_I_PROFILE": "1g.18gb"} if device.instance else {}
     fixed = {"severity": mode.severity.value, "domain": mode.domain.value, "action": mode.action.value}
     links = {
-        "runbook_url": f"https://github.com/gpu-exporter/gpu-exporter/blob/main/docs/runbooks/{name.lower()}.md",
+        "runbook_url": boards.panel_link(name.lower()),
         "dashboard_url": f"/d/gpu-gpu?var-node={device.node}&var-gpu={device.gpu}",
     }
     return {

@@ -16,6 +16,7 @@ from tests import ROOT
 CHART = ROOT / "helm" / "gpu-exporter"
 # The hash of PASSWORD, with a low cost.
 USER, PASSWORD, HASH = "prometheus", "secret", "$2b$04$yu9GQs4QdIgpgq5uGT8bVehR/BrxjYwNpkpr0oDEEc4l.misvvlny"
+REPOSITORY = "registry.example/gpu-exporter"
 RELEASE, NAMESPACE = "gpus", "gpu-monitoring"
 NAME = "gpus-gpu-exporter"
 
@@ -30,6 +31,8 @@ def of_readme(begin: str) -> Values:
     return values
 
 
+# The Secret from which Prometheus reads a password.
+BASIC_AUTH: Values = {"username": {"name": "login", "key": "user"}, "password": {"name": "login", "key": "password"}}
 MONITORED: Values = {
     "serviceMonitor": {"enabled": True, "labels": {"release": "kube-prometheus-stack"}},
     "prometheusRule": {"enabled": True, "labels": {"release": "kube-prometheus-stack"}},
@@ -49,11 +52,8 @@ SETS: Mapping[str, Values] = {
         "xids": {"overrides": {"63": {"action": "gpu_reset", "drain": True}}, "keep": "node"},
         "collectors": "DCGM_FI_DEV_GPU_TEMP, gauge, GPU temperature (in C).\nDCGM_FI_DEV_POWER_USAGE, gauge, Power.\n",
         "networkPolicy": {"enabled": True, "from": [{"namespaceSelector": {}}], "egress": [{"ports": [{"port": 53}]}]},
-        "web": {
-            "config": {"basic_auth_users": {USER: HASH}},
-            "tlsSecret": "tls",
-            "lifecycle": True,
-        },
+        "web": {"config": {"basic_auth_users": {USER: HASH}}, "tlsSecret": "tls", "lifecycle": True},
+        "serviceMonitor": {**MONITORED["serviceMonitor"], "basicAuth": BASIC_AUTH},
         "commonLabels": {"team": "gpu"},
         "commonAnnotations": {"owner": "gpu"},
         "podLabels": {"app.kubernetes.io/component": "stolen", "zone": "a"},
@@ -103,12 +103,7 @@ SETS: Mapping[str, Values] = {
     },
     "tls": {
         "web": {
-            "config": {
-                "tls_server_config": {
-                    "cert_file": "/etc/gpu-exporter/tls/tls.crt",
-                    "key_file": "/etc/gpu-exporter/tls/tls.key",
-                }
-            },
+            "config": {"tls_server_config": {"min_version": "TLS13"}},
             "tlsSecret": "gpu-exporter-tls",
         },
         "serviceMonitor": {
@@ -116,7 +111,7 @@ SETS: Mapping[str, Values] = {
             "instance": "address",
             "sampleLimit": 50000,
             "tlsConfig": {"ca": {"secret": {"name": "gpu-exporter-tls", "key": "ca.crt"}}, "serverName": "gpus"},
-            "basicAuth": {"username": {"name": "u", "key": "u"}, "password": {"name": "u", "key": "p"}},
+            "basicAuth": BASIC_AUTH,
             "metricRelabelings": [{"action": "drop", "sourceLabels": ["__name__"], "regex": "python_.*"}],
         },
     },
@@ -129,13 +124,13 @@ SETS: Mapping[str, Values] = {
     },
     "mirror": {
         "global": {"imageRegistry": "mirror.example", "imagePullSecrets": [{"name": "mirror"}]},
-        "image": {"digest": "sha256:" + "0" * 64},
+        "image": {"repository": "gpus/exporter", "digest": "sha256:" + "0" * 64},
         "gpuAccess": {"mode": "cdi"},
         "nodes": "any",
         "priorityClassName": "",
         "tolerations": [],
         "xids": {"keep": "none"},
-        "web": {"existingSecret": "web"},
+        "web": {"existingSecret": "web", "scheme": "http"},
         "test": {"enabled": False},
         "fullnameOverride": "watch",
         "namespaceOverride": "elsewhere",
@@ -159,10 +154,15 @@ SETS: Mapping[str, Values] = {
 }
 
 
+def with_image(values: Values) -> dict[str, Any]:
+    """Return values that name an image, as the chart requires."""
+    return {**values, "image": {"repository": REPOSITORY, **values.get("image", {})}}
+
+
 def texts(values: Values, chart: Path = CHART) -> Mapping[str, str]:
-    """Return the output of each template with these values, by its file's name."""
+    """Return the output of each template with these values and an image, by its file's name."""
     with Chart.load(chart) as loaded:
-        made = loaded.render(dict(values), name=RELEASE, namespace=NAMESPACE)
+        made = loaded.render(with_image(values), name=RELEASE, namespace=NAMESPACE)
     return {name.partition("/templates/")[2]: text for name, text in made.items()}
 
 

@@ -24,11 +24,17 @@ from gpu_exporter.catalogue.conditions import Mark, Over, PeerMedian, PeerShare,
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.signal import Signal
 from gpu_exporter.diagnosis.window import DeviceKey, Window
+from gpu_exporter.render.boards import RUNBOOKS
 from gpu_exporter.render.rules import aggregates, allocation, rules
 from tests import ROOT
 from tests.support.prometheus import Prometheus
 
-BOARDS = {path.stem: json.loads(path.read_text()) for path in sorted((ROOT / "dashboards").glob("*.json"))}
+# Those that show data.
+BOARDS = {
+    path.stem: json.loads(path.read_text())
+    for path in sorted((ROOT / "dashboards").glob("*.json"))
+    if path.stem != RUNBOOKS.name
+}
 ALL = ".*"
 SET_OPERATORS = ("and", "or", "unless")
 IDENTITY = ("node", "gpu", "namespace", "pod", "workload")

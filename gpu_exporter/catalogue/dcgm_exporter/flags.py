@@ -1,8 +1,7 @@
 """Translate dcgm-exporter's flags and environment to gpu-exporter's settings, or say what to use instead.
 
-The flags are those of `pkg/cmd/app.go` of dcgm-exporter 4.5.3-4.8.2, and those that its release notes name up to
-4.8.4. They are parsed as Go's `flag` package does: one dash or two, `-c 5000` or `-c=5000`, and a switch takes a value
-only after `=`.
+The flags are those of `pkg/cmd/app.go` of dcgm-exporter 4.5.3-4.8.2 and of the later source in its repository. They
+are parsed as Go's `flag` package does: one dash or two, `-c 5000` or `-c=5000`, and a switch takes a value only after `=`.
 """
 
 from __future__ import annotations
@@ -11,10 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
-from gpu_exporter.config import ENV_PREFIX, Config, flag
+from gpu_exporter.config import ENV_PREFIX, SERVICE_LINK, Config, flag
+from gpu_exporter.decoding import printable
 from gpu_exporter.inputs import boolean
 from gpu_exporter.model.source_kind import AUTO, DCGM
 
+PREFIX = "DCGM_EXPORTER_"
 SETTINGS = {setting.name: setting for setting in fields(Config)}
 # `Config` refuses shorter intervals. dcgm-exporter accepts them, so they are raised to this, with a warning.
 SHORTEST_MILLISECONDS = 100
@@ -39,6 +40,13 @@ def switch(text: str) -> str:
 def debug(text: str) -> str:
     """Return the log level of the switch `--debug`."""
     return "debug" if switch(text) == "true" else "info"
+
+
+def hostengine(text: str) -> str:
+    """Return the address of a host engine without the scheme tcp, which gpu-exporter's form lacks."""
+    if text.startswith("vsock://"):
+        raise ValueError("gpu-exporter does not connect over vsock; use host:port, or unix:///path/of/socket")
+    return text.removeprefix("tcp://")
 
 
 def same(text: str) -> str:
@@ -82,9 +90,10 @@ def _switch(flags: str, env: str, setting: str = "", convert: Callable[[str], st
 # fmt: off
 FLAGS: tuple[DcgmExporterFlag, ...] = (
     _value("collectors f", "DCGM_EXPORTER_COLLECTORS", "collectors", hint="Without it, --metrics chooses the metrics. A wrong row causes a warning, not an exit. The image of gpu-exporter contains the three files of dcgm-exporter 4.8.2 in /etc/dcgm-exporter."),
+    _value("config-file", "DCGM_EXPORTER_CONFIG_FILE", hint="gpu-exporter does not read this YAML file: name the CSV file of its metrics.file with -f, and its collection interval with -c."),
     _value("address a", "DCGM_EXPORTER_LISTEN", "address"),
     _value("collect-interval c", "DCGM_EXPORTER_INTERVAL", "interval", milliseconds, "Without it, values are collected every second, not every 30 s."),
-    _value("remote-hostengine-info r", "DCGM_REMOTE_HOSTENGINE_INFO", "dcgm_hostengine", hint="Also sets --source dcgm. Without it, GPUs are read without DCGM."),
+    _value("remote-hostengine-info r", "DCGM_REMOTE_HOSTENGINE_INFO", "dcgm_hostengine", hostengine, "Also sets --source dcgm. If DCGM's Python bindings are not installed, a warning says so, and GPUs are read through NVML. Without this flag, GPUs are read without DCGM. vsock:// is not supported."),
     _value("devices d", "DCGM_EXPORTER_DEVICES_STR", "devices", hint="UUIDs are accepted instead of GPU numbers. A list of GPU instances needs --source dcgm, because the numbers are DCGM's. With g, metrics that a GPU in MIG mode has only per instance are missing."),
     _value("switch-devices s", "DCGM_EXPORTER_OTHER_DEVICES_STR", "switch_devices", hint="Needs --source dcgm."),
     _value("cpu-devices p", "DCGM_EXPORTER_CPU_DEVICES_STR", "cpu_devices", hint="Needs --source dcgm."),
@@ -92,6 +101,9 @@ FLAGS: tuple[DcgmExporterFlag, ...] = (
     _switch("replace-blanks-in-model-name rbmn", "DCGM_EXPORTER_REPLACE_BLANKS_IN_MODEL_NAME", "replace_blanks_in_model_name"),
     _value("web-config-file", "DCGM_EXPORTER_WEB_CONFIG_FILE", "web_config_file"),
     _switch("web-systemd-socket", "DCGM_EXPORTER_SYSTEMD_SOCKET", "web_systemd_socket"),
+    _value("web-read-timeout", "DCGM_EXPORTER_WEB_READ_TIMEOUT", hint="A client has 10 s to send a request.", quiet=("", "10s")),
+    _value("web-write-timeout", "DCGM_EXPORTER_WEB_WRITE_TIMEOUT", hint="Not needed: responses are rendered before the scrape; a client has 10 s to read one.", quiet=("", "30s")),
+    _value("max-concurrent-scrapes", "DCGM_EXPORTER_MAX_CONCURRENT_SCRAPES", hint="Not needed: responses are rendered before the scrape; connections are limited."),
     _switch("debug", "DCGM_EXPORTER_DEBUG", "log_level", debug),
     _value("log-format", "DCGM_EXPORTER_LOG_FORMAT", "log_format"),
     _value("xid-count-window-size x", "DCGM_EXPORTER_XID_COUNT_WINDOW_SIZE", "xid_count_window", milliseconds),
@@ -105,13 +117,18 @@ FLAGS: tuple[DcgmExporterFlag, ...] = (
     _switch("kubernetes-enable-pod-labels", "DCGM_EXPORTER_KUBERNETES_ENABLE_POD_LABELS", "kubernetes_pod_labels", lambda text: ".*" if switch(text) == "true" else "", "Shown on gpu_pod_info as label_*.", "kubernetes"),
     _value("kubernetes-pod-label-allowlist-regex", "DCGM_EXPORTER_KUBERNETES_POD_LABEL_ALLOWLIST_REGEX", "kubernetes_pod_labels", needs="kubernetes-enable-pod-labels"),
     _switch("kubernetes-enable-dra", "KUBERNETES_ENABLE_DRA", "kubernetes_dra", needs="kubernetes"),
-    _switch("kubernetes-virtual-gpus", "KUBERNETES_VIRTUAL_GPUS", hint="Not needed: gpu_pod_info lists the pods that share a GPU, and no value is duplicated."),
+    _switch("kubernetes-virtual-gpus", "KUBERNETES_VIRTUAL_GPUS", hint="A value is never repeated for each pod that shares a GPU: gpu_pod_info lists these pods, without a label vgpu, and --processes shows the memory and SM share of each."),
     _value("kubernetes-gpu-id-type", "DCGM_EXPORTER_KUBERNETES_GPU_ID_TYPE", hint="Not needed: UUIDs and device names are both understood.", quiet=("", "uid", "device-name")),
     _value("hpc-job-mapping-dir", "DCGM_HPC_JOB_MAPPING_DIR", "hpc_job_mapping_dir"),
+    _switch("container-labels", "DCGM_EXPORTER_CONTAINER_LABELS", hint="Use --processes: gpu_container_info has the containers of Docker and podman."),
+    _value("container-runtime-socket", "DCGM_CONTAINER_RUNTIME_SOCKET", hint="Not needed: --processes finds containers without the socket of their runtime."),
     # no counterpart
-    _switch("use-old-namespace o", "DCGM_EXPORTER_USE_OLD_NAMESPACE", hint="Metrics have the names that the file of fields (-f) gives them, including those of 1.x; the label is UUID, not uuid."),
+    _switch("use-old-namespace o", "DCGM_EXPORTER_USE_OLD_NAMESPACE", hint="Metrics have the names that the file of fields (-f) gives them, including those of 1.x; the labels are UUID, pod, namespace and container, not uuid, pod_name, pod_namespace and container_name."),
     _switch("fake-gpus", "DCGM_EXPORTER_USE_FAKE_GPUS", hint="Use --source simulated or --source replay."),
     _switch("enable-dcgm-log", "DCGM_EXPORTER_ENABLE_DCGM_LOG", hint="DCGM is not part of gpu-exporter; use --log-level and --log-filename of nv-hostengine."),
+    _value("watch-max-keep-age", "DCGM_EXPORTER_WATCH_MAX_KEEP_AGE", hint="gpu-exporter decides how many samples DCGM keeps.", quiet=("", "10m", "10m0s")),
+    _value("watch-max-keep-samples", "DCGM_EXPORTER_WATCH_MAX_KEEP_SAMPLES", hint="gpu-exporter decides how many samples DCGM keeps.", quiet=("", "0")),
+    _switch("health-require-gpus", "DCGM_EXPORTER_HEALTH_REQUIRE_GPUS", hint="/health never depends on GPUs; /readyz answers 503 if none responds."),
     _value("dcgm-log-level", "DCGM_EXPORTER_DCGM_LOG_LEVEL", hint="DCGM is not part of gpu-exporter; use --log-level and --log-filename of nv-hostengine.", quiet=("", "NONE")),
     _switch("dump-enabled", "DCGM_EXPORTER_DUMP_ENABLED", hint="Use `gpu-exporter doctor`, `gpu-exporter once --json` or `gpu-exporter record`."),
     _value("dump-directory", "DCGM_EXPORTER_DUMP_DIRECTORY", hint="Use `gpu-exporter record --out FILE`.", quiet=("", "/tmp/dcgm-exporter-debug")),
@@ -157,7 +174,13 @@ def _split(argument: str) -> tuple[str, str | None]:
 
 def has_dcgm_exporter_variable(environ: Mapping[str, str]) -> bool:
     """Return whether a variable is set that begins with DCGM_EXPORTER_, as in a pod of which only the image was changed."""
-    return any(each.env.startswith("DCGM_EXPORTER_") and each.env in environ for each in FLAGS)
+    return any(each.env.startswith(PREFIX) and each.env in environ for each in FLAGS)
+
+
+def implies_dcgm(arguments: Sequence[str], translated: Sequence[str]) -> bool:
+    """Return whether only dcgm-exporter's flag or variable for a host engine, and no own setting, chose DCGM."""
+    implied = f"--source={DCGM.name}"
+    return implied in translated and implied not in arguments
 
 
 def translate(arguments: Sequence[str], environ: Mapping[str, str]) -> Translation:
@@ -186,7 +209,20 @@ def translate(arguments: Sequence[str], environ: Mapping[str, str]) -> Translati
     put = [argument for answer in answers for argument in answer.arguments]
     warnings = [warning for answer in answers for warning in answer.warnings]
     warnings += [f"{each.spelling} is ignored: it has no effect without --{each.theirs.needs}" for each in idle]
+    warnings += [f"{printable(name, 80)} is ignored: gpu-exporter does not know it" for name in _unknown(environ)]
     return Translation((*put, *rest), tuple(warnings))
+
+
+def _unknown(environ: Mapping[str, str]) -> list[str]:
+    """Return the variables that begin like dcgm-exporter's and are none, apart from those of a Service of this name."""
+    known = {theirs.env for theirs in FLAGS}
+    return sorted(
+        name
+        for name in environ
+        if name.startswith(PREFIX)
+        and name not in known
+        and not SERVICE_LINK.fullmatch(name.replace(PREFIX, ENV_PREFIX, 1))
+    )
 
 
 def _on(rest: Sequence[str], given: Sequence[_Given], environ: Mapping[str, str]) -> frozenset[str]:

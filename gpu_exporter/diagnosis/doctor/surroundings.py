@@ -7,14 +7,17 @@ import errno
 import os
 import platform
 import socket
+import ssl
 import struct
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from functools import partial
 from pathlib import Path
 
 from gpu_exporter.diagnosis.doctor.machine import ROOT, read
 from gpu_exporter.inputs import Address
+from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.finding import Finding, Level
 
 PATIENCE = 0.5
@@ -54,13 +57,34 @@ def bind(address: Address) -> None:
             raise refusal
 
 
-def fetch(address: Address) -> str:
-    """Return the /metrics response with its headers, as far as it arrives in time."""
-    page, end = b"", time.monotonic() + PATIENCE
+def fetch(address: Address, certificate: bytes = b"") -> str:
+    """Return the /metrics response with its headers, as far as it arrives in time; without TLS, else with it.
+
+    A server that has this `certificate` (DER) is the exporter of these settings, even if it requires one of clients.
+    """
+    end = time.monotonic() + PATIENCE
+    page = _exchange(address, end)
+    if any(mark in page for mark, _ in EXPORTERS[:-2]) or time.monotonic() > end:
+        return page
+    return _exchange(address, end, _any_certificate(), certificate) or page
+
+
+def _any_certificate() -> ssl.SSLContext:
+    """Return a TLS context that verifies nothing: no secret is sent."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+def _exchange(address: Address, end: float, tls: ssl.SSLContext | None = None, certificate: bytes = b"") -> str:
+    page = b""
     with (
         suppress(OSError),
-        socket.create_connection((address.host or "127.0.0.1", address.port), PATIENCE) as connection,
+        socket.create_connection((address.host or "127.0.0.1", address.port), PATIENCE) as plain,
+        tls.wrap_socket(plain) if tls else nullcontext(plain) as connection,
     ):
+        if certificate and isinstance(connection, ssl.SSLSocket) and connection.getpeercert(True) == certificate:
+            return EXPORTERS[0][0]
         connection.sendall(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n")
         while (left := end - time.monotonic()) > 0 and len(page) < LARGEST_PAGE:
             connection.settimeout(left)
@@ -198,8 +222,21 @@ def clock(root: Path = ROOT, unsynchronised: Callable[[], bool | None] = unsynch
     return [Finding("clock", Level.WARN, what, "run chrony or systemd-timesyncd")]
 
 
-def checks(address: Address, *, kubelet_checked: bool = False) -> tuple[Callable[[], list[Finding]], ...]:
-    """Return the checks for this system. `kubelet_checked`: without kubelet's, because another check calls it."""
+def checks(
+    address: Address, certificate: Callable[[], bytes] = bytes, *, kubelet_checked: bool = False
+) -> tuple[Callable[[], list[Finding]], ...]:
+    """Return the checks for this system. `certificate` returns that of the exporter's settings (DER), or raises.
+
+    `kubelet_checked`: without kubelet's, because another check calls it.
+    """
+
+    def own_port() -> list[Finding]:
+        try:
+            own = certificate()
+        except GpuExporterError as error:
+            return [Finding("port", Level.WARN, error.message, error.fix), *port(address)]
+        return port(address, page=partial(fetch, certificate=own))
+
     if platform.system() != "Linux":
-        return (lambda: port(address),)
-    return (lambda: port(address), dcgm, *(() if kubelet_checked else (kubelet,)), kernel_log, clock)
+        return (own_port,)
+    return (own_port, dcgm, *(() if kubelet_checked else (kubelet,)), kernel_log, clock)

@@ -10,14 +10,16 @@ from typing import Any
 
 import yaml
 
+from gpu_exporter.catalogue import project
 from gpu_exporter.catalogue.conditions import Limits
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.render import banner
 from gpu_exporter.render.chart import readme as readme_text
 from gpu_exporter.render.chart import values as v
-from gpu_exporter.render.chart.values import Schema, Value
+from gpu_exporter.render.chart.schemas import OBJECTS, REGISTRY, Schema
+from gpu_exporter.render.chart.values import Value
 from gpu_exporter.render.docs.markdown import table
-from gpu_exporter.render.rules import rules
+from gpu_exporter.render.rules import allocation, rules
 from gpu_exporter.version import __version__
 
 FOLDER = "helm/gpu-exporter"
@@ -28,7 +30,7 @@ DRAFT = "http://json-schema.org/draft-07/schema#"
 GLOBAL: Schema = {
     "type": "object",
     "description": "Values of all charts of a release: imageRegistry, imagePullSecrets.",
-    "properties": {"imageRegistry": v.TEXT, "imagePullSecrets": v.OBJECTS},
+    "properties": {"imageRegistry": REGISTRY, "imagePullSecrets": OBJECTS},
 }
 ENABLED: Schema = {"type": "boolean", "description": "For the `condition` of a parent chart."}
 WIDTH = 110
@@ -60,10 +62,8 @@ def chart() -> str:
         "version": __version__,
         "appVersion": __version__,
         "kubeVersion": KUBERNETES,
-        "home": "https://github.com/gpu-exporter/gpu-exporter",
-        "sources": ["https://github.com/gpu-exporter/gpu-exporter"],
+        **({"home": project.REPOSITORY, "sources": [project.REPOSITORY]} if project.REPOSITORY else {}),
         "keywords": ["gpu", "nvidia", "dcgm", "prometheus", "monitoring"],
-        "maintainers": [{"name": "gpu-exporter", "url": "https://github.com/gpu-exporter"}],
         "annotations": {"artifacthub.io/license": "Apache-2.0", "artifacthub.io/category": "monitoring-logging"},
     }
     return banner.comment(sys.modules[__name__]) + yaml.safe_dump(content, sort_keys=False, width=WIDTH)
@@ -75,9 +75,16 @@ def named_limits() -> Limits:
 
 
 def bundle() -> str:
-    """Return files/rules.yaml: all rules, with `$(name)` for each limit, and the defaults of the limits."""
-    defaults = {limit.name: v.limit(limit).default for limit in v.limits()}
-    return rules.bundle(named_limits()) + yaml.safe_dump({"limits": defaults}, sort_keys=False)
+    """Return files/rules.yaml: all rules, with `$(name)` for what values change, and the defaults of these."""
+    text = rules.bundle(named_limits())
+    for name, pattern in (("resources", allocation.RESOURCES), ("toleratedTaints", allocation.TOLERATED)):
+        text = text.replace(f'"{pattern}"', f'"$({name})"')
+    defaults = {
+        "limits": {limit.name: v.limit(limit).default for limit in v.limits()},
+        "resources": allocation.RESOURCES,
+        "toleratedTaints": list(allocation.TOLERATED_TAINTS),
+    }
+    return text + yaml.safe_dump(defaults, sort_keys=False)
 
 
 def dashboard(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -9,15 +10,43 @@ from typing import Any
 
 import yaml
 
+from gpu_exporter.render import banner
 from gpu_exporter.render.chart import files as chart
+from gpu_exporter.version import __version__
 
 FOLDER = "deploy/kubernetes"
 NAMESPACE = "gpu-monitoring"
+# Of a domain that never exists, so that nobody's image runs by accident.
+REPOSITORY = "registry.invalid/gpu-exporter"
 NOTE = "# Rendered from helm/gpu-exporter by `make generate`.\n"
+README = f"""# Kubernetes manifests
+
+The [chart](../../helm/gpu-exporter/README.md) rendered with its defaults: `plain`, and `monitored`, which adds a
+ServiceMonitor and a PrometheusRule for Prometheus Operator.
+
+No image is published, so these manifests name one that cannot be pulled (`{REPOSITORY}`). Build the
+image in the root of the repository, push it, and name it in an overlay:
+
+```
+make image IMAGE=registry.example/gpu-exporter:{__version__}
+docker push registry.example/gpu-exporter:{__version__}
+mkdir overlay
+cat > overlay/kustomization.yaml <<END
+apiVersion: kustomize.config.k8s.io/v1beta1
+kind: Kustomization
+resources: [../deploy/kubernetes/plain]
+images: [{{name: {REPOSITORY}, newName: registry.example/gpu-exporter}}]
+END
+kubectl apply -k overlay
+```
+
+For all other settings, use the chart.
+"""
 # Manifests that need Prometheus Operator are in `monitored`. Dashboards are left out: the repository has them twice.
 FEATURES: Mapping[str, Any] = {
     "fullnameOverride": "gpu-exporter",
     "namespaceOverride": NAMESPACE,
+    "image": {"repository": REPOSITORY},
     "serviceMonitor": {"enabled": True},
     "prometheusRule": {"enabled": True},
     "test": {"enabled": False},
@@ -62,6 +91,7 @@ def files(root: Path) -> Mapping[str, str]:
     monitoring = [document for document in objects if document["kind"] in OPERATED]
     exporter = [document for document in objects if document["kind"] not in OPERATED]
     return {
+        f"{FOLDER}/README.md": banner.markdown(sys.modules[__name__]) + README,
         f"{FOLDER}/plain/kustomization.yaml": _kustomization("namespace.yaml", "gpu-exporter.yaml"),
         f"{FOLDER}/plain/namespace.yaml": _dumped([SPACE]),
         f"{FOLDER}/plain/gpu-exporter.yaml": _dumped(exporter),

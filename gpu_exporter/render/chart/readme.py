@@ -10,14 +10,15 @@ Requirements: Kubernetes {kubernetes}, the NVIDIA driver on the nodes, and a way
 
 ## Install
 
-There is no published image yet: build it in the root of the repository, and push it to your registry.
+No image is published. Build it in the root of the repository, push it to your registry, and name it in
+`image.repository`, without which nothing is rendered.
 
 ```
-make image IMAGE=registry.example/gpu-exporter/gpu-exporter:{version}
-docker push registry.example/gpu-exporter/gpu-exporter:{version}
+make image IMAGE=registry.example/gpu-exporter:{version}
+docker push registry.example/gpu-exporter:{version}
 kubectl create namespace gpu-monitoring
 kubectl label namespace gpu-monitoring pod-security.kubernetes.io/enforce=privileged   # for pod names: see "What each feature costs"
-helm install gpu-exporter helm/gpu-exporter --namespace gpu-monitoring --set image.registry=registry.example \\
+helm install gpu-exporter helm/gpu-exporter --namespace gpu-monitoring --set image.repository=registry.example/gpu-exporter \\
   --set serviceMonitor.enabled=true --set prometheusRule.enabled=true --set dashboards.enabled=true \\
   --set serviceMonitor.labels.release=kube-prometheus-stack --set prometheusRule.labels.release=kube-prometheus-stack
 helm test gpu-exporter --namespace gpu-monitoring
@@ -54,6 +55,24 @@ privileges. A feature that needs more gets it only while it is on:
 Both probes use `/healthz`, which fails only until the first collection is complete, and if the exporter itself hangs.
 With a password, client certificates or `web.existingSecret`, they only check that the port is open. A GPU that does not answer neither restarts the container nor stops scrapes: see [health endpoints](../../docs/probes.md).
 
+## TLS and passwords
+
+`web.tlsSecret` alone turns TLS on. `web.config` adds what [security](../../docs/security.md#tls-and-passwords) describes,
+such as passwords. Prometheus then needs the authority of the certificate and the password:
+
+```yaml
+web:
+  tlsSecret: gpu-exporter-tls   # tls.crt and tls.key, for example from cert-manager
+  config: {{basic_auth_users: {{prometheus: "$2y$10$…"}}}}   # htpasswd -nBC 10 prometheus
+serviceMonitor:
+  enabled: true
+  tlsConfig: {{ca: {{secret: {{name: gpu-exporter-tls, key: ca.crt}}}}, serverName: gpu-exporter.example}}
+  basicAuth: {{username: {{name: gpu-exporter-login, key: username}}, password: {{name: gpu-exporter-login, key: password}}}}
+```
+
+With `web.existingSecret`, `web.scheme` says whether its `web.yml` turns TLS on. For a Prometheus without the operator,
+set `scheme`, `tls_config` and `basic_auth` in its job.
+
 ## Target labels
 
 The ServiceMonitor drops the labels pod, namespace and container of the exporter itself. On a free GPU, they would look
@@ -80,6 +99,19 @@ scrape_configs:
 dcgm-exporter may run on the same nodes: its objects have other names and selectors, and each pod has its own address. The
 rules count each GPU once. To switch off the dcgm-exporter that GPU operator installs, set GPU operator's value
 `dcgmExporter.enabled=false`. GPU nodes are recognised by the labels of NFD or GPU operator (`nodes`).
+
+## OpenCost and Kubecost
+
+Both find GPU metrics by a label of the pods: `app`, `app.kubernetes.io/name` or `app.kubernetes.io/component` must contain
+`dcgm-exporter`. Give the pods such a label:
+
+```yaml
+podLabels: {{app: gpu-dcgm-exporter}}
+```
+
+Do not use `nvidia-dcgm-exporter` itself: GPU operator's Service selects it. The collector in OpenCost and in
+Kubecost's FinOps agent connects to port 9400 without TLS or password, so keep both off. Kubecost 2's own Prometheus
+finds the pods with the job `kubecost-dcgm-exporter`. An OpenCost that reads your Prometheus needs no label.
 
 ## Through DCGM
 
@@ -126,6 +158,10 @@ prometheusRule:
     GpuAllocatedIdle: {{severity: info, hold: 1h}}
     GpuPowerOscillation: {{enabled: false}}
 ```
+
+`attribution.resourceNames` are GPUs in the rules, too. GPUs of a node with a taint that is not in
+`prometheusRule.toleratedTaints` do not count as free: if you keep GPU nodes for some teams with a taint of your own, add
+its key.
 
 Rules on allocated, free and pending GPUs read kube-state-metrics, which is a part of kube-prometheus-stack. To distinguish
 node pools, let it expose their label: `--metric-labels-allowlist=nodes=[cloud.google.com/gke-nodepool]`, or another one of

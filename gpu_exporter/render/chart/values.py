@@ -3,43 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from gpu_exporter.catalogue.conditions import Limit, duration
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.cost import PRICES
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Severity
-from gpu_exporter.config import Config
-from gpu_exporter.inputs import boolean
-from gpu_exporter.render.boards import BOARDS, DOCS
+from gpu_exporter.render.boards import BOARDS
+from gpu_exporter.render.chart import exporter_schemas, schemas
+from gpu_exporter.render.chart.schemas import BOOL, COUNT, SPAN, TEXT, TEXTS, Schema, one_of
 from gpu_exporter.render.docs.failure_modes import all_limits
-
-Schema = Mapping[str, Any]
-
-TEXT: Schema = {"type": "string"}
-BOOL: Schema = {"type": "boolean"}
-NUMBER: Schema = {"type": "number"}
-COUNT: Schema = {"type": "integer", "minimum": 0}
-PORT: Schema = {"type": "integer", "minimum": 1, "maximum": 65535}
-TEXTS: Schema = {"type": "array", "items": TEXT}
-STRINGS: Schema = {"type": "object", "additionalProperties": TEXT}
-SCALARS: Schema = {"type": "object", "additionalProperties": {"type": ["string", "number", "boolean"]}}
-# Kubernetes or Prometheus Operator check the content.
-OBJECT: Schema = {"type": "object"}
-OBJECTS: Schema = {"type": "array", "items": OBJECT}
-NAME: Schema = {"type": "string", "pattern": "^([a-z0-9]([-a-z0-9]*[a-z0-9])?)?$"}
-FOLDER: Schema = {"type": "string", "pattern": "^/.+$"}
-NO_FOLDER: Schema = {"type": "string", "pattern": "^(/.+)?$"}
-# They become one setting, separated by commas.
-LISTED: Schema = {"type": "array", "items": {"type": "string", "pattern": "^[^,]+$"}}
-# A duration of Prometheus.
-SPAN: Schema = {"type": "string", "pattern": "^([0-9]+(ms|s|m|h|d|w|y))+$"}
-# A duration of the exporter's settings.
-SECONDS: Schema = {"type": "string", "pattern": "^[0-9]+([.][0-9]+)?(ms|s|m|h)$"}
-# Jobs that the rules recognise as GPU exporters.
-JOB: Schema = {"type": "string", "pattern": "^(gpu|.*(gpu.?exporter|dcgm).*)$"}
-HOST_ENGINE: Schema = {"type": "string", "pattern": "^(|(unix://)?/.+|([^][:/ ]+|\\[[0-9A-Fa-f:.]+\\])(:[0-9]+)?)$"}
+from gpu_exporter.render.rules.allocation import TOLERATED_TAINTS
 
 # Settings of the exporter that belong to a feature of the chart, and the value to use instead of `config`.
 MANAGED: Mapping[str, str] = {
@@ -68,11 +43,6 @@ MANAGED: Mapping[str, str] = {
 }
 
 
-def one_of(*names: str) -> Schema:
-    """Return the schema of a choice."""
-    return {"type": "string", "enum": list(names)}
-
-
 @dataclass(frozen=True, slots=True)
 class Value:
     """A value: its `path` with dots, default, schema and help. With `flow`, values.yaml has it on one line."""
@@ -84,19 +54,6 @@ class Value:
     flow: bool = False
 
 
-def _settings() -> Schema:
-    """Return the schema of `config`: all settings for which the chart has no value."""
-    known = {
-        setting.name: {
-            "type": ["boolean", "string"] if setting.metadata["parse"] is boolean else ["string", "number", "boolean"],
-            "description": setting.metadata["help"],
-        }
-        for setting in fields(Config)
-        if setting.name not in MANAGED
-    }
-    return {"type": "object", "additionalProperties": False, "properties": known}
-
-
 def _probe(path: str, start: int, period: int, failures: int, help: str) -> Value:
     default = {
         "initialDelaySeconds": start,
@@ -104,132 +61,134 @@ def _probe(path: str, start: int, period: int, failures: int, help: str) -> Valu
         "timeoutSeconds": 5,
         "failureThreshold": failures,
     }
-    schema = {"type": "object", "additionalProperties": False, "properties": dict.fromkeys(default, COUNT)}
+    schema = schemas.closed({**dict.fromkeys(default, schemas.POSITIVE), "initialDelaySeconds": COUNT})
     return Value(path, default, schema, help, flow=True)
 
 
 # fmt: off
 IMAGE = (
-    Value("image.registry", "", TEXT, "Registry to which you pushed the image; empty for the container runtime's default. `global.imageRegistry` takes precedence."),
-    Value("image.repository", "gpu-exporter/gpu-exporter", TEXT, "Repository of the image, which is built from the Dockerfile."),
-    Value("image.tag", "", TEXT, "Tag; empty for the chart's appVersion."),
-    Value("image.digest", "", {"type": "string", "pattern": "^(sha256:[0-9a-f]{64})?$"}, "Digest, `sha256:…`; it takes precedence over the tag."),
+    Value("image.registry", "", schemas.REGISTRY, "Registry, put before `image.repository`; `global.imageRegistry` takes precedence."),
+    Value("image.repository", "", schemas.REPOSITORY, "Where you pushed the image, such as `registry.example/gpu-exporter`. Required: no image is published."),
+    Value("image.tag", "", schemas.TAG, "Tag; empty for the chart's appVersion."),
+    Value("image.digest", "", schemas.DIGEST, "Digest, `sha256:…`; it takes precedence over the tag."),
     Value("image.pullPolicy", "IfNotPresent", one_of("Always", "IfNotPresent", "Never"), "When to pull the image."),
-    Value("imagePullSecrets", [], OBJECTS, "Secrets for the registry, such as `[{name: registry}]`."),
+    Value("imagePullSecrets", [], schemas.PULL_SECRETS, "Secrets for the registry, such as `[{name: registry}]`."),
 )
 NAMES = (
-    Value("nameOverride", "", NAME, "Replaces the chart's name."),
-    Value("fullnameOverride", "", NAME, "Replaces the names of release and chart."),
-    Value("namespaceOverride", "", NAME, "Replaces the release's namespace."),
-    Value("commonLabels", {}, STRINGS, "Labels of all objects."),
-    Value("commonAnnotations", {}, STRINGS, "Annotations of all objects."),
+    Value("nameOverride", "", schemas.NAME, "Replaces the chart's name."),
+    Value("fullnameOverride", "", schemas.NAME, "Replaces the names of release and chart."),
+    Value("namespaceOverride", "", schemas.NAME, "Replaces the release's namespace."),
+    Value("commonLabels", {}, schemas.LABELS, "Labels of all objects."),
+    Value("commonAnnotations", {}, schemas.ANNOTATIONS, "Annotations of all objects."),
 )
 EXPORTER = (
-    Value("port", 9400, PORT, "Port on which the exporter listens. Each pod has its own address, so dcgm-exporter may use the same port, unless `hostNetwork` is on."),
+    Value("port", 9400, schemas.PORT, "Port on which the exporter listens. Each pod has its own address, so dcgm-exporter may use the same port, unless `hostNetwork` is on."),
     Value("metrics", "default", one_of("default", "full"), "Which metrics to expose."),
-    Value("interval", "1s", SECONDS, "Time between two collections."),
+    Value("interval", "1s", schemas.SECONDS, "Time between two collections."),
     Value("logLevel", "info", one_of("debug", "info", "warning", "error"), "Log level."),
-    Value("config", {}, _settings(), "All other settings of docs/configuration.md, by key."),
+    Value("config", {}, exporter_schemas.settings(MANAGED), "All other settings of docs/configuration.md, by key."),
     Value("collectors", "", TEXT, "Content of a dcgm-exporter CSV file; only its families are exposed."),
-    Value("xids.overrides", {}, {"type": "object", "additionalProperties": False, "patternProperties": {"^[0-9]{1,5}$": SCALARS}}, "Changes to the table of XIDs, such as `\"63\": {action: gpu_reset, drain: true}`."),
+    Value("xids.overrides", {}, exporter_schemas.XID_OVERRIDES, "Changes to the table of XIDs, such as `\"63\": {action: gpu_reset, drain: true}`."),
     Value("xids.keep", "pod", one_of("none", "pod", "node"), "Where XIDs are stored across restarts: `none`, the pod's own volume (`pod`), or `xids.path` of the node (`node`; *hostPath, uid 0*)."),
-    Value("xids.path", "/var/lib/gpu-exporter", FOLDER, "Folder of the node for `xids.keep: node`."),
+    Value("xids.path", "/var/lib/gpu-exporter", schemas.FOLDER, "Folder of the node for `xids.keep: node`."),
     Value("handOver.enabled", True, BOOL, "Whether `kubectl exec … gpu-exporter release` may make the exporter release the driver."),
     Value("extraArgs", [], TEXTS, "More arguments of `gpu-exporter serve`; they take precedence over all other settings."),
-    Value("extraEnv", [], OBJECTS, "More environment variables of the exporter."),
+    Value("extraEnv", [], schemas.VARIABLES, "More environment variables of the exporter."),
 )
 ATTRIBUTION = (
     Value("attribution.enabled", True, BOOL, "Whether the exporter asks kubelet, through its socket, which pod uses which GPU (*hostPath, uid 0 without capabilities*)."),
-    Value("attribution.podResourcesPath", "/var/lib/kubelet/pod-resources", FOLDER, "Folder of the node that contains kubelet's `kubelet.sock`."),
-    Value("attribution.resourceNames", [], LISTED, "Resources other than `nvidia.com/*` that are GPUs."),
+    Value("attribution.podResourcesPath", "/var/lib/kubelet/pod-resources", schemas.FOLDER, "Folder of the node that contains kubelet's `kubelet.sock`."),
+    Value("attribution.resourceNames", [], schemas.RESOURCE_NAMES, "Resources other than `nvidia.com/*` that are GPUs. The rules count them, too."),
     Value("attribution.pods", False, BOOL, "Whether to add workload, rank and UID of pods, from the API server (*may read pods*)."),
-    Value("attribution.podLabels", [], LISTED, "Pod labels to expose, as regular expressions (*may read pods*)."),
+    Value("attribution.podLabels", [], schemas.LISTED, "Pod labels to expose, as regular expressions (*may read pods*)."),
     Value("attribution.dra", False, BOOL, "Whether to find the GPUs of resource claims (*may read resource slices*)."),
-    Value("slurm.jobMappingPath", "", NO_FOLDER, "Folder of the node in which a Slurm prolog records which job uses which GPU (*hostPath*)."),
+    Value("slurm.jobMappingPath", "", schemas.NO_FOLDER, "Folder of the node in which a Slurm prolog records which job uses which GPU (*hostPath*)."),
     Value("processes.enabled", False, BOOL, "Whether to expose memory and SM share of each process (*hostPID*)."),
     Value("kernelLog.mode", "none", one_of("none", "file", "kmsg"), "Where XIDs are read in addition to the driver: `none`, `kernelLog.path` (`file`; *hostPath*), or /dev/kmsg (`kmsg`; *privileged*)."),
-    Value("kernelLog.path", "/var/log/kern.log", FOLDER, "Kernel log of the node, for `kernelLog.mode: file`."),
+    Value("kernelLog.path", "/var/log/kern.log", schemas.FOLDER, "Kernel log of the node, for `kernelLog.mode: file`."),
     Value("kernelLog.group", 4, COUNT, "Group that may read that file; 4 is adm."),
 )
 GPUS = (
     Value("gpuAccess.mode", "env", one_of("env", "runtimeClass", "cdi", "volumeMounts", "none"), "How the container gets access to the GPUs. It never requests `nvidia.com/gpu`, which would take a GPU from a workload. `env`: the node's default runtime is NVIDIA's; `runtimeClass`: the runtime class `gpuAccess.runtimeClassName`; `cdi`: an annotation; `volumeMounts`: for nodes that ignore the environment variable of unprivileged pods (*hostPath*); `none`: with a remote DCGM."),
-    Value("gpuAccess.runtimeClassName", "nvidia", TEXT, "For `gpuAccess.mode: runtimeClass`."),
-    Value("gpuAccess.visibleDevices", "all", TEXT, "`NVIDIA_VISIBLE_DEVICES`."),
-    Value("gpuAccess.driverCapabilities", "utility", TEXT, "`NVIDIA_DRIVER_CAPABILITIES`; NVML needs only `utility`."),
-    Value("gpuAccess.cdiDevice", "nvidia.com/gpu=all", TEXT, "Device for `gpuAccess.mode: cdi`."),
+    Value("gpuAccess.runtimeClassName", "nvidia", schemas.DOMAIN, "For `gpuAccess.mode: runtimeClass`."),
+    Value("gpuAccess.visibleDevices", "all", schemas.VISIBLE_DEVICES, "`NVIDIA_VISIBLE_DEVICES`."),
+    Value("gpuAccess.driverCapabilities", "utility", schemas.CAPABILITIES, "`NVIDIA_DRIVER_CAPABILITIES`; NVML needs only `utility`."),
+    Value("gpuAccess.cdiDevice", "nvidia.com/gpu=all", schemas.CDI_DEVICE, "Device for `gpuAccess.mode: cdi`."),
     Value("dcgm.enabled", False, BOOL, "Whether to read through DCGM, which the image does not contain: see *Through DCGM*."),
-    Value("dcgm.hostEngine", "", HOST_ENGINE, "`host:port` of a running host engine, or a Unix socket that `extraVolumes` mounts; empty to run DCGM in the container."),
+    Value("dcgm.hostEngine", "", exporter_schemas.HOST_ENGINE, "`host:port` of a running host engine, or a Unix socket that `extraVolumes` mounts; empty to run DCGM in the container."),
     Value("dcgm.bindings", "", TEXT, "Folder of DCGM's Python bindings in the container."),
     Value("dcgm.profiling", False, BOOL, "Whether DCGM in the container may read profiling metrics (*SYS_ADMIN, uid 0*)."),
 )
 PODS = (
     Value("nodes", "auto", one_of("auto", "nfd", "gpuOperator", "any"), "Nodes to run on. `auto`: those with NFD's label of NVIDIA's PCI vendor, GPU operator's `nvidia.com/gpu.present` or GKE's accelerator label. `any`: only `nodeSelector` and `affinity` decide."),
-    Value("nodeSelector", {}, STRINGS, "Labels that nodes must have in addition."),
-    Value("affinity", {}, OBJECT, "Affinity, merged with the node affinity that `nodes` creates; required node affinity of your own replaces that."),
-    Value("tolerations", [{"operator": "Exists"}], OBJECTS, "Tolerations. With the default, the exporter also runs, and stays, on nodes that are tainted because they are broken."),
-    Value("priorityClassName", "system-node-critical", TEXT, "Priority class; empty for none. Some clouds allow the default only in kube-system, or with a quota."),
-    Value("updateStrategy", {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1}}, OBJECT, "How pods are replaced; on large fleets, use `maxUnavailable: 10%`."),
+    Value("nodeSelector", {}, schemas.LABELS, "Labels that nodes must have in addition."),
+    Value("affinity", {}, schemas.AFFINITY, "Affinity, merged with the node affinity that `nodes` creates; required node affinity of your own replaces that."),
+    Value("tolerations", [{"operator": "Exists"}], schemas.TOLERATIONS, "Tolerations. With the default, the exporter also runs, and stays, on nodes that are tainted because they are broken."),
+    Value("priorityClassName", "system-node-critical", schemas.DOMAIN, "Priority class; empty for none. Some clouds allow the default only in kube-system, or with a quota."),
+    Value("updateStrategy", {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1}}, schemas.UPDATE_STRATEGY, "How pods are replaced; on large fleets, use `maxUnavailable: 10%`."),
     Value("revisionHistoryLimit", 10, COUNT, "Number of old revisions to keep."),
     Value("terminationGracePeriodSeconds", 30, COUNT, "Time until Kubernetes kills the container; the exporter ends within 2 s."),
     Value("hostNetwork", False, BOOL, "Whether to listen on the node's address (*host namespace*); choose a `port` that is free on every node."),
-    Value("podLabels", {}, STRINGS, "Labels of the pods."),
-    Value("podAnnotations", {}, STRINGS, "Annotations of the pods."),
-    Value("podSecurityContext", {}, OBJECT, "Merged into the pod security context that the features need; takes precedence."),
-    Value("securityContext", {}, OBJECT, "Merged into the container security context that the features need; takes precedence."),
-    Value("resources", {"requests": {"cpu": "50m", "memory": "96Mi"}, "limits": {"memory": "256Mi"}}, OBJECT, "Requests and limits. There is no CPU limit, because throttling would cause gaps in the measurement."),
+    Value("podLabels", {}, schemas.LABELS, "Labels of the pods, for example `app: gpu-dcgm-exporter` for OpenCost and Kubecost."),
+    Value("podAnnotations", {}, schemas.ANNOTATIONS, "Annotations of the pods."),
+    Value("podSecurityContext", {}, schemas.POD_SECURITY, "Merged into the pod security context that the features need; takes precedence."),
+    Value("securityContext", {}, schemas.SECURITY, "Merged into the container security context that the features need; takes precedence."),
+    Value("resources", {"requests": {"cpu": "50m", "memory": "96Mi"}, "limits": {"memory": "256Mi"}}, schemas.RESOURCES, "Requests and limits. There is no CPU limit, because throttling would cause gaps in the measurement."),
     _probe("livenessProbe", 10, 15, 8, "/healthz: it fails only until the first collection is complete, and if the exporter itself hangs; never because of a GPU."),
     _probe("readinessProbe", 0, 10, 3, "/healthz, too: with /readyz, a node whose GPUs do not answer would block the rollout of the DaemonSet."),
-    Value("initContainers", [], OBJECTS, "Init containers of the pods."),
-    Value("extraContainers", [], OBJECTS, "More containers of the pods."),
-    Value("extraVolumes", [], OBJECTS, "More volumes of the pod."),
-    Value("extraVolumeMounts", [], OBJECTS, "More mounts of the exporter."),
-    Value("extraManifests", [], {"type": "array", "items": {"type": ["object", "string"]}}, "More objects to install; text is rendered as a template."),
+    Value("initContainers", [], schemas.CONTAINERS, "Init containers of the pods."),
+    Value("extraContainers", [], schemas.CONTAINERS, "More containers of the pods."),
+    Value("extraVolumes", [], schemas.VOLUMES, "More volumes of the pod."),
+    Value("extraVolumeMounts", [], schemas.MOUNTS, "More mounts of the exporter."),
+    Value("extraManifests", [], schemas.MANIFESTS, "More objects to install; text is rendered as a template."),
 )
 ACCESS = (
     Value("serviceAccount.create", True, BOOL, "Whether to create a service account."),
-    Value("serviceAccount.name", "", TEXT, "Name of the service account; empty for the full name of the release, or `default` if none is created."),
-    Value("serviceAccount.annotations", {}, STRINGS, "Annotations of the service account."),
+    Value("serviceAccount.name", "", schemas.DOMAIN, "Name of the service account; empty for the full name of the release, or `default` if none is created."),
+    Value("serviceAccount.annotations", {}, schemas.ANNOTATIONS, "Annotations of the service account."),
     Value("rbac.create", True, BOOL, "Whether to grant the service account what `attribution.pods`, `attribution.podLabels` and `attribution.dra` need; without these it has no rights, and the pods no token."),
-    Value("service.annotations", {}, STRINGS, "Annotations of the headless service."),
-    Value("web.config", {}, OBJECT, "TLS, passwords and headers, in the form of docs/security.md; stored as a Secret."),
-    Value("web.existingSecret", "", TEXT, "Secret with a `web.yml` to use instead of `web.config`."),
-    Value("web.tlsSecret", "", TEXT, "Secret with certificates, mounted at /etc/gpu-exporter/tls."),
+    Value("service.annotations", {}, schemas.ANNOTATIONS, "Annotations of the headless service."),
+    Value("web.config", {}, exporter_schemas.WEB_CONFIG, "TLS, passwords and headers, in the form of docs/security.md; stored as a Secret."),
+    Value("web.tlsSecret", "", schemas.DOMAIN, "Secret with `tls.crt`, `tls.key` and, if needed, `ca.crt`, mounted at /etc/gpu-exporter/tls. It turns TLS on; certificate and key in `web.config` take precedence."),
+    Value("web.existingSecret", "", schemas.DOMAIN, "Secret with a `web.yml` to use instead of `web.config`. With `web.tlsSecret`, it has to name the files itself."),
+    Value("web.scheme", "", one_of("", "http", "https"), "Required with `web.existingSecret`, whose content the chart cannot see: `https` if its `web.yml` has a `tls_server_config`, otherwise `http`."),
     Value("web.lifecycle", False, BOOL, "Whether to enable POST /-/quit, /-/reload, /-/release and /-/resume. Protect them with a password (`web.config`)."),
     Value("networkPolicy.enabled", False, BOOL, "Whether to restrict who may reach the exporter, and what it may reach to what its features need. Has no effect with `hostNetwork`."),
-    Value("networkPolicy.from", [], OBJECTS, "Who may scrape it; anyone if empty."),
-    Value("networkPolicy.egress", [], OBJECTS, "What else it may reach."),
+    Value("networkPolicy.from", [], schemas.PEERS, "Who may scrape it; anyone if empty."),
+    Value("networkPolicy.egress", [], schemas.EGRESS, "What else it may reach."),
 )
 MONITORING = (
     Value("serviceMonitor.enabled", False, BOOL, "Whether to create a ServiceMonitor, so that Prometheus Operator scrapes the exporter."),
-    Value("serviceMonitor.namespace", "", TEXT, "Namespace; empty for the release's."),
-    Value("serviceMonitor.labels", {}, STRINGS, "Labels by which your Prometheus selects it, such as `release: kube-prometheus-stack`."),
-    Value("serviceMonitor.annotations", {}, STRINGS, "Annotations."),
-    Value("serviceMonitor.interval", "15s", SPAN, "Time between two scrapes."),
-    Value("serviceMonitor.scrapeTimeout", "10s", SPAN, "Timeout of a scrape."),
-    Value("serviceMonitor.job", "gpu-exporter", JOB, "The label `job`, by which the rules recognise a GPU exporter."),
+    Value("serviceMonitor.namespace", "", schemas.NAME, "Namespace; empty for the release's."),
+    Value("serviceMonitor.labels", {}, schemas.LABELS, "Labels by which your Prometheus selects it, such as `release: kube-prometheus-stack`."),
+    Value("serviceMonitor.annotations", {}, schemas.ANNOTATIONS, "Annotations."),
+    Value("serviceMonitor.interval", "15s", schemas.POSITIVE_SPAN, "Time between two scrapes."),
+    Value("serviceMonitor.scrapeTimeout", "10s", schemas.POSITIVE_SPAN, "Timeout of a scrape."),
+    Value("serviceMonitor.job", "gpu-exporter", schemas.JOB, "The label `job`, by which the rules recognise a GPU exporter."),
     Value("serviceMonitor.instance", "node", one_of("node", "address"), "The label `instance`: the node, which outlives pods, or the pod's address."),
     Value("serviceMonitor.honorLabels", True, BOOL, "Whether the exporter's labels win over those of the target. Otherwise they become `exported_…`."),
     Value("serviceMonitor.dropTargetLabels", True, BOOL, "Whether to drop pod, namespace, container, service and endpoint of the *exporter*. On a free GPU, they would look like those of its user."),
     Value("serviceMonitor.exportedLabels", True, BOOL, "Whether to copy namespace, pod and container of the GPU's user to `exported_…`, which public dashboards for dcgm-exporter read. Only with `honorLabels` and `dropTargetLabels`."),
-    Value("serviceMonitor.tlsConfig", {}, OBJECT, "With `web`: how Prometheus verifies the certificate."),
-    Value("serviceMonitor.basicAuth", {}, OBJECT, "With `web`: user and password."),
-    Value("serviceMonitor.authorization", {}, OBJECT, "With an authenticating proxy: credentials."),
+    Value("serviceMonitor.tlsConfig", {}, schemas.TLS_CONFIG, "With TLS: how Prometheus verifies the certificate, such as `{ca: {secret: {name: tls, key: ca.crt}}, serverName: gpu-exporter}`."),
+    Value("serviceMonitor.basicAuth", {}, schemas.BASIC_AUTH, "With a password: the Secret that has it, such as `{username: {name: login, key: user}, password: {name: login, key: password}}`."),
+    Value("serviceMonitor.authorization", {}, schemas.AUTHORIZATION, "With an authenticating proxy: credentials."),
     Value("serviceMonitor.sampleLimit", 0, COUNT, "A scrape with more samples fails; 0 for no limit."),
-    Value("serviceMonitor.relabelings", [], OBJECTS, "Relabelings, after those of the chart."),
-    Value("serviceMonitor.metricRelabelings", [], OBJECTS, "Metric relabelings, which drop or rename series."),
+    Value("serviceMonitor.relabelings", [], schemas.RELABELINGS, "Relabelings, after those of the chart."),
+    Value("serviceMonitor.metricRelabelings", [], schemas.RELABELINGS, "Metric relabelings, which drop or rename series."),
     Value("dashboards.enabled", False, BOOL, "Whether to create a ConfigMap for each dashboard, which Grafana's sidecar finds."),
-    Value("dashboards.namespace", "", TEXT, "Namespace; empty for the release's."),
-    Value("dashboards.labels", {"grafana_dashboard": "1"}, STRINGS, "Labels by which the sidecar finds them."),
-    Value("dashboards.annotations", {"grafana_folder": "GPU"}, STRINGS, "Annotations; this one is the folder, if the sidecar has `folderAnnotation: grafana_folder`."),
+    Value("dashboards.namespace", "", schemas.NAME, "Namespace; empty for the release's."),
+    Value("dashboards.labels", {"grafana_dashboard": "1"}, schemas.LABELS, "Labels by which the sidecar finds them."),
+    Value("dashboards.annotations", {"grafana_folder": "GPU"}, schemas.ANNOTATIONS, "Annotations; this one is the folder, if the sidecar has `folderAnnotation: grafana_folder`."),
     *(Value(f"dashboards.boards.{board.name}", True, BOOL, board.description) for board in BOARDS),
     Value("prometheusRule.enabled", False, BOOL, "Whether to create a PrometheusRule with the recording rules and alerts."),
-    Value("prometheusRule.namespace", "", TEXT, "Namespace; empty for the release's."),
-    Value("prometheusRule.labels", {}, STRINGS, "Labels by which your Prometheus selects it."),
-    Value("prometheusRule.annotations", {}, STRINGS, "Annotations."),
-    Value("prometheusRule.interval", "", {"type": "string", "pattern": f"^$|{SPAN['pattern']}"}, "Time between two evaluations of a rule; empty for each group's own: Prometheus' default, or one minute."),
-    Value("prometheusRule.alertLabels", {}, STRINGS, "More labels of all alerts."),
-    Value("prometheusRule.runbookUrl", DOCS, TEXT, "URL of the runbooks."),
-    Value("prometheusRule.grafanaUrl", "", TEXT, "URL of Grafana, for links in alerts."),
+    Value("prometheusRule.namespace", "", schemas.NAME, "Namespace; empty for the release's."),
+    Value("prometheusRule.labels", {}, schemas.LABELS, "Labels by which your Prometheus selects it."),
+    Value("prometheusRule.annotations", {}, schemas.ANNOTATIONS, "Annotations."),
+    Value("prometheusRule.interval", "", schemas.NO_SPAN, "Time between two evaluations of a rule; empty for each group's own: Prometheus' default, or one minute."),
+    Value("prometheusRule.toleratedTaints", list(TOLERATED_TAINTS), schemas.TAINTS, "Keys of taints that pods with GPUs tolerate. GPUs of a node with another taint (`NoSchedule`, `NoExecute`) do not count as free."),
+    Value("prometheusRule.alertLabels", {}, schemas.ALERT_LABELS, "More labels of all alerts."),
+    Value("prometheusRule.runbookUrl", "", schemas.URL, "URL of the folder with the runbooks, if you publish them. Without it, alerts link to the dashboard with all runbooks."),
+    Value("prometheusRule.grafanaUrl", "", schemas.URL, "URL of Grafana, for links in alerts."),
 )
 TEST = (Value("test.enabled", True, BOOL, "Whether `helm test` scrapes the exporter."),)
 # fmt: on
@@ -244,14 +203,16 @@ def limits() -> tuple[Limit, ...]:
 def limit(of: Limit) -> Value:
     """Return the value that sets a limit."""
     default = int(of.value) if of.value == int(of.value) else of.value
-    return Value(f"prometheusRule.limits.{of.name}", default, NUMBER, f"{of.unit}: {of.help}")
+    highest = {"maximum": 1} if of.unit == "ratio" and of.value < 1 else {}
+    schema = {"type": "number", "minimum": 0, **highest}
+    return Value(f"prometheusRule.limits.{of.name}", default, schema, f"{of.unit}: {of.help}")
 
 
 def mode(of: FailureMode) -> Value:
     """Return the value that enables and changes the alert of a failure mode."""
     default = {"enabled": True, "severity": of.severity.value, "hold": span(of.hold), "keep": span(of.kept)}
-    properties = {"enabled": BOOL, "severity": one_of(*(each.value for each in Severity)), "hold": SPAN, "keep": SPAN}
-    schema = {"type": "object", "additionalProperties": False, "properties": properties}
+    severity = one_of(*(each.value for each in Severity))
+    schema = schemas.closed({"enabled": BOOL, "severity": severity, "hold": SPAN, "keep": SPAN})
     return Value(f"prometheusRule.modes.{of.name}", default, schema, "", flow=True)
 
 

@@ -13,15 +13,14 @@ from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Severity
 from gpu_exporter.catalogue.signal import DEVICE_INFO
-from gpu_exporter.render.boards import COST, FLEET, GPU, JOB, NODE, Board
-from gpu_exporter.render.dashboards import cost, fleet, gpu, job, node
+from gpu_exporter.render.boards import COST, FLEET, GPU, JOB, NODE, RUNBOOKS, Board
+from gpu_exporter.render.dashboards import cost, fleet, gpu, job, node, runbooks
 from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.evidence import evidence_rows
-from gpu_exporter.render.dashboards.frame import BLUE, ORANGE, RED, BoardRow
+from gpu_exporter.render.dashboards.frame import BLUE, ORANGE, RED, TAG, BoardRow
 from gpu_exporter.render.dashboards.modernise import modern
 from gpu_exporter.render.rules.aggregates import NODE_GPUS
 
-TAG = "gpu-observability"
 ROWS = {FLEET: fleet.rows, NODE: node.rows, GPU: gpu.rows, JOB: job.rows, COST: cost.rows}
 ON_TIME_CHANGE, NATURAL = 2, 7
 LABELS = {"cluster": "Cluster", "node": "Node", "gpu": "GPU", "namespace": "Namespace", "workload": "Workload"}
@@ -30,6 +29,8 @@ XIDS = ((s.XID_FATAL, RED), (s.XID_UNKNOWN, ORANGE), (s.XID_APPLICATION, BLUE))
 
 def render(board: Board, modes: Sequence[FailureMode] = MODES) -> str:
     """Return the text of dashboards/<name>.json."""
+    if board is RUNBOOKS:
+        return runbooks.render(modes)
     rows = [*ROWS[board](modes), *evidence_rows(board, modes)]
     dashboard = core.Dashboard(
         title=board.title,

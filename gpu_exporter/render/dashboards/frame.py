@@ -13,6 +13,8 @@ from gpu_exporter.render.boards import GPU, Board
 from gpu_exporter.render.dashboards.queries import Query
 
 ABSENT = "not collected"
+# By which the dashboards find each other.
+TAG = "gpu-observability"
 RED, ORANGE, GREEN, BLUE = "#e02f44", "#ff9830", "#73bf69", "#5794f2"
 
 

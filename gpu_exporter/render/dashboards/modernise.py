@@ -28,11 +28,17 @@ def modern(board: dict[str, Any]) -> str:
     """Return the text of a dashboard file."""
     board = _without(board, OLD["dashboard"])
     board["schemaVersion"] = SCHEMA
-    board["panels"] = _laid_out([_panel(panel) for panel in board["panels"]])
+    board["panels"] = _numbered([_panel(panel) for panel in board["panels"]])
+    placed(board["panels"], 0)
     variables = [_variable(_without(each, OLD["variable"])) for each in board["templating"]["list"]]
     board["templating"] = {"list": variables}
     board["annotations"] = {"list": [{**each, "datasource": SOURCE} for each in board["annotations"]["list"]]}
-    encoded = through_sdk(_pruned(board))
+    return text_of(_pruned(board))
+
+
+def text_of(board: dict[str, Any]) -> str:
+    """Return the text of a dashboard in the current schema, as Grafana's SDK writes it."""
+    encoded = through_sdk(board)
     return json.dumps(_shown(encoded), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
 
@@ -90,23 +96,21 @@ def _pruned(value: Any) -> Any:
     return value
 
 
-def _laid_out(panels: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Number the panels and place them from left to right, wrapping at the end of a line."""
-    _placed(panels, 0)
+def _numbered(panels: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for number, panel in enumerate((each for top in panels for each in (top, *top.get("panels", ()))), 1):
         panel["id"] = number
     return panels
 
 
-def _placed(panels: list[dict[str, Any]], y: int) -> None:
-    """Place panels from line `y` on. The panels of a collapsed row take no space until it is opened."""
+def placed(panels: list[dict[str, Any]], y: int) -> None:
+    """Place panels from left to right, from line `y` on. The panels of a collapsed row take no space until it opens."""
     x = height = 0
     for panel in panels:
         grid = panel["gridPos"]
         if x + grid["w"] > GRID:
             x, y, height = 0, y + height, 0
         panel["gridPos"] = {"h": grid["h"], "w": grid["w"], "x": x, "y": y}
-        _placed(panel.get("panels", []), y + grid["h"])
+        placed(panel.get("panels", []), y + grid["h"])
         x, height = x + grid["w"], max(height, grid["h"])
 
 

@@ -10,7 +10,7 @@ from gpu_exporter.catalogue.conditions import Mark, Over, PeerMedian, PeerShare
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Severity
 from gpu_exporter.catalogue.signal import DEVICE_INFO, IDENTITY, OWNER, Signal
 from gpu_exporter.model.metric import Metric
-from gpu_exporter.render.boards import Board, page
+from gpu_exporter.render.boards import Board, page, panel_id
 from gpu_exporter.render.rules.aggregates import Aggregate
 
 Recorded = Signal | Over | PeerShare | PeerMedian | Mark | Aggregate
@@ -138,7 +138,8 @@ def alerts(board: Board, domains: Iterable[Domain] = Domain, severities: Iterabl
 
 
 def with_runbooks(expr: str, modes: Sequence[FailureMode]) -> str:
-    """Add the name of the runbook's file to alerts as a label, from which a table makes a link."""
+    """Add the number of the runbook's panel to alerts as a label, from which a table makes a link."""
     for mode in modes:
-        expr = f'label_replace({expr}, "runbook", "{page(mode)}", "alertname", "{mode.name}")'
+        number = panel_id(page(mode.name))
+        expr = f'label_replace({expr}, "runbook", "{number}", "alertname", "{mode.name}")'
     return expr

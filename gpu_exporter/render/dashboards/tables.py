@@ -8,7 +8,7 @@ from typing import Any
 from grafanalib import core
 
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Severity
-from gpu_exporter.render.boards import COST, DOCS, GPU, JOB, NODE, Board
+from gpu_exporter.render.boards import COST, GPU, JOB, NODE, RUNBOOKS, Board
 from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.frame import ABSENT, BLUE, ORANGE, RED, About, common, extra, ref, targets, to
 from gpu_exporter.render.dashboards.queries import Query
@@ -22,7 +22,7 @@ LINKED_COLUMNS = {
     "node": to(NODE, "node", table=True),
     "workload": to(JOB, "namespace", "workload", table=True),
     "namespace": to(COST, "namespace", table=True),
-    "runbook": {"title": "Runbook", "url": f"{DOCS}/${{__data.fields.runbook}}.md", "targetBlank": True},
+    "runbook": {"title": "Runbook", "url": f"{RUNBOOKS.link()}?viewPanel=${{__value.raw}}", "targetBlank": True},
 }
 
 
@@ -71,7 +71,14 @@ def firing(board: Board, all_modes: Sequence[FailureMode], domains: Sequence[Dom
         {"id": "mappings", "value": [{"type": "value", "options": colours}]},
         {"id": "custom.cellOptions", "value": {"type": "color-text"}},
     ]
-    overrides = [{"matcher": {"id": "byName", "options": "severity"}, "properties": properties}]
+    # The value of this column is the number of a panel.
+    opened = [
+        {"id": "mappings", "value": [{"type": "regex", "options": {"pattern": ".+", "result": {"text": "open"}}}]}
+    ]
+    overrides = [
+        {"matcher": {"id": "byName", "options": "severity"}, "properties": properties},
+        {"matcher": {"id": "byName", "options": "runbook"}, "properties": opened},
+    ]
     expr = q.with_runbooks(q.alerts(board, domains), modes)
     return _table(
         f"Firing alerts: {what}",

@@ -10,14 +10,15 @@ from gpu_exporter.render.docs.markdown import table
 
 HEAD = f"""# dcgm-exporter's flags
 
-`gpu-exporter serve` accepts the flags and environment variables of dcgm-exporter (4.5.3-4.8.2, and those in the
-release notes up to 4.8.4), so that existing command lines and manifests keep working. `gpu-exporter -f FILE -a :9400`,
-without `serve`, works too. The syntax is the same: `-c 5000`, `-c=5000`, `-collect-interval 5000`,
+`gpu-exporter serve` accepts the flags and environment variables of dcgm-exporter (4.5.3-4.8.2, and those of the
+later source in its repository), so that existing command lines and manifests keep working. `gpu-exporter -f FILE -a
+:9400`, without `serve`, works too. The syntax is the same: `-c 5000`, `-c=5000`, `-collect-interval 5000`,
 `--collect-interval=5000`.
 
 gpu-exporter's own flags override dcgm-exporter's flags, and `{ENV_PREFIX}*` overrides dcgm-exporter's variables; the
-config file has the lowest priority. For a flag that is ignored, one line in the log says what to use instead. A wrong
-value prevents the start, with one line that names the flag or the variable.
+config file has the lowest priority. For a flag that is ignored, one line in the log says what to use instead, and
+another names each variable `DCGM_EXPORTER_*` that gpu-exporter does not know. A wrong value prevents the start, with
+one line that names the flag or the variable.
 
 """
 

@@ -177,8 +177,9 @@ which must be scraped, with or without `honorLabels`. Without it, these series d
 
 - `resource` distinguishes GPUs (`nvidia_com_gpu`), shares of a GPU (`nvidia_com_gpu_shared`) and kinds of MIG
   instances.
-- *free* is what a pod could get now; nodes that are cordoned or not ready have none. *pending* pods have no node yet,
-  so these series have only a namespace and a cluster. *starved* pods have been pending for half an hour or longer.
+- *free* is what a pod could get now; nodes that are cordoned, not ready, or tainted with `NoSchedule` or `NoExecute`
+  have none, except for taints that pods with GPUs usually tolerate ({taints}). *pending* pods have no node
+  yet, so these series have only a namespace and a cluster. *starved* pods have been pending for half an hour or longer.
 - A pool is the value of the first of these node labels that kube-state-metrics exposes
   (`--metric-labels-allowlist=nodes=[…]`): {pools}.
   Without any of them, all nodes are one pool without a name.
@@ -288,7 +289,11 @@ def signals() -> str:
     text += SHARED_INTRO + table(("Recorded series", "Condition"), named)
     recorded = ((f"`{each.record}`", each.help, ticked(("cluster", *each.by))) for each in allocation.ALLOCATION)
     pools = ticked(reversed(allocation.POOL_LABELS))
-    return text + ALLOCATION_INTRO.format(pools=pools) + table(("Recorded series", "Meaning", "Labels"), recorded)
+    return (
+        text
+        + ALLOCATION_INTRO.format(pools=pools, taints=ticked(allocation.TOLERATED_TAINTS))
+        + table(("Recorded series", "Meaning", "Labels"), recorded)
+    )
 
 
 def _made(way: Read) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
+_LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
 _TEMPLATE = re.compile(r"\{\{\s*(.*?)\s*\}\}")
 _WITH = re.compile(r"\{\{ with \$labels\.\w+ \}\}.*?\{\{ end \}\}")
 _IF = re.compile(r"\{\{ if .*?\{\{ else \}\}(.*?)\{\{ end \}\}")
@@ -40,3 +41,13 @@ def untemplated(text: str) -> str:
     """Return a text of an alert with *n* for its value, *<label>* for its labels, and only its default branches."""
     text = _IF.sub(r"\1", _WITH.sub("", text))
     return _TEMPLATE.sub(lambda found: f"*{'n' if '$value' in found[1] else found[1].removeprefix('$labels.')}*", text)
+
+
+def relinked(text: str, resolve: Callable[[str], str]) -> str:
+    """Return the text with the target of each link replaced; a link whose target becomes empty is text only."""
+
+    def link(found: re.Match[str]) -> str:
+        target = resolve(found[2])
+        return f"[{found[1]}]({target})" if target else found[1]
+
+    return _LINK.sub(link, text)

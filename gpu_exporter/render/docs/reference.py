@@ -133,7 +133,7 @@ EXIT_CODES = (
         " `generate --check` could not do their work.",
     ),
     ("3", "`check`: a GPU is degraded or unhealthy. `compare`: the sources differ."),
-    ("130", "Interrupted by Ctrl-C."),
+    ("130", "Interrupted by Ctrl-C; `diagnose` then reports what it has seen by then, or exits with 2."),
     ("141", "The reader of stdout closed the pipe."),
 )
 CONFIG_END = """

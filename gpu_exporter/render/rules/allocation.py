@@ -12,6 +12,9 @@ from gpu_exporter.render.rules.aggregates import Aggregate
 STARVED_SECONDS = 1800
 # GPUs, shares of a GPU (time-slicing, MPS) and MIG instances, each kind separately; no other resources of NVIDIA.
 RESOURCES = "nvidia_com_(gpu|gpu_shared|mig_.+)"
+# Taints that only keep pods without GPUs away: of the device plugin's and GKE's documentation, and of AKS's.
+TOLERATED_TAINTS = ("nvidia.com/gpu", "sku")
+TOLERATED = "|".join(TOLERATED_TAINTS).replace(".", "[.]")
 # Labels of nodes that name their pool, the preferred last.
 POOL_LABELS = (
     "nvidia.com/gpu.product",
@@ -50,6 +53,7 @@ def _requests(where: str = "") -> str:
 
 
 _ALLOCATABLE = f'kube_node_status_allocatable{{resource=~"{RESOURCES}"}}'
+_REPELS = f'kube_node_spec_taint{{effect=~"NoSchedule|NoExecute", key!~"{TOLERATED}"}}'
 _ALIVE = _pod('kube_pod_status_phase{phase=~"Pending|Running"} == 1')
 _UNSCHEDULABLE = _pod("kube_pod_status_unschedulable == 1")
 
@@ -84,13 +88,14 @@ NODE_ALLOCATABLE = Aggregate(
     _node(_ALLOCATABLE, "resource"),
     ("node", "resource"),
 )
-# 0 for nodes that are cordoned or not ready.
+# 0 for nodes that are cordoned, tainted or not ready.
 NODE_USABLE = Aggregate(
     "node:usable:count",
     "Allocatable GPUs on nodes that accept pods",
     f"""(
   {NODE_ALLOCATABLE.record}
   unless on (cluster, node) {_node("kube_node_spec_unschedulable")} == 1
+  unless on (cluster, node) {_node(_REPELS)} == 1
   unless on (cluster, node) {_node('kube_node_status_condition{condition="Ready", status="true"}')} == 0
 )
 or

@@ -190,7 +190,7 @@ def _tls(content: Mapping[str, Any], folder: Path, read: Read) -> Tls:
 
 def _http(content: Any) -> dict[str, str]:
     # `http2` is accepted and ignored: the server never offers HTTP/2.
-    headers: dict[str, str] = _section(content, {"http2": _truth, "headers": _headers}).get("headers", {})
+    headers: dict[str, str] = _section(content, HTTP_KEYS).get("headers", {})
     return headers
 
 
@@ -223,7 +223,7 @@ def _users(content: Any) -> dict[str, str]:
 
 
 def _rate(content: Any) -> RateLimit | None:
-    given = _section(content, {"interval": _interval, "burst": _burst})
+    given = _section(content, RATE_KEYS)
     if not given.get("interval"):
         return None
     if "burst" not in given:
@@ -243,6 +243,8 @@ def _burst(value: Any) -> int:
     return value
 
 
+HTTP_KEYS: Mapping[str, Callable[[Any], Any]] = {"http2": _truth, "headers": _headers}
+RATE_KEYS: Mapping[str, Callable[[Any], Any]] = {"interval": _interval, "burst": _burst}
 SECTIONS: Mapping[str, Callable[[Any], Any]] = {
     "tls_server_config": _mapping,
     "http_server_config": _http,

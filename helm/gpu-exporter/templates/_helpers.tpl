@@ -53,12 +53,20 @@ annotations:
 {{- end }}
 {{- end }}
 
-{{- define "gpu-exporter.image" -}}
+{{/* The image without its tag. */}}
+{{- define "gpu-exporter.repository" -}}
 {{- $global := default (dict) .Values.global }}
-{{- $registry := default .Values.image.registry $global.imageRegistry }}
-{{- with $registry }}{{ . }}/{{ end }}{{ .Values.image.repository }}
+{{- with default .Values.image.registry $global.imageRegistry }}{{ . }}/{{ end }}{{ .Values.image.repository }}
+{{- end }}
+
+{{- define "gpu-exporter.tag" -}}
+{{- default .Chart.AppVersion .Values.image.tag }}
+{{- end }}
+
+{{- define "gpu-exporter.image" -}}
+{{- include "gpu-exporter.repository" . }}
 {{- if .Values.image.digest }}@{{ .Values.image.digest }}
-{{- else }}:{{ default .Chart.AppVersion .Values.image.tag }}{{ end }}
+{{- else }}:{{ include "gpu-exporter.tag" . }}{{ end }}
 {{- end }}
 
 {{- define "gpu-exporter.pullSecrets" -}}
@@ -90,39 +98,6 @@ imagePullSecrets:
 {{- if eq .Values.kernelLog.mode "file" }}kernelLog.mode {{ end }}
 {{- if eq .Values.gpuAccess.mode "volumeMounts" }}gpuAccess.mode {{ end }}
 {{- if .Values.hostNetwork }}hostNetwork {{ end }}
-{{- end }}
-
-{{/* Checks that a schema cannot express. */}}
-{{- define "gpu-exporter.check" -}}
-{{- if and .Values.web.config .Values.web.existingSecret }}
-{{- fail "web.config and web.existingSecret: choose one" }}
-{{- end }}
-{{- $root := splitList " " (trim (include "gpu-exporter.root" .)) | first }}
-{{- range $name := list "podSecurityContext" "securityContext" }}
-{{- $context := default (dict) (get $.Values $name) }}
-{{- if and $root (or (ne (int (get $context "runAsUser")) 0) (get $context "runAsNonRoot")) }}
-{{- fail (printf "%s: %s needs uid 0: remove runAsUser and runAsNonRoot, or switch it off" $name $root) }}
-{{- end }}
-{{- end }}
-{{- range $name := list "hostEngine" "bindings" "profiling" }}
-{{- if and (get $.Values.dcgm $name) (not $.Values.dcgm.enabled) }}
-{{- fail (printf "dcgm.%s needs dcgm.enabled" $name) }}
-{{- end }}
-{{- end }}
-{{- if and .Values.dcgm.profiling (or .Values.dcgm.hostEngine (not .Values.dcgm.enabled)) }}
-{{- fail "dcgm.profiling is for DCGM in the container: set dcgm.enabled, and leave dcgm.hostEngine empty" }}
-{{- end }}
-{{- if and .Values.dcgm.enabled .Values.config.source }}
-{{- fail "dcgm.enabled and config.source: choose one" }}
-{{- end }}
-{{- if and (eq .Values.gpuAccess.mode "runtimeClass") (not .Values.gpuAccess.runtimeClassName) }}
-{{- fail "gpuAccess.mode runtimeClass needs gpuAccess.runtimeClassName" }}
-{{- end }}
-{{- range $name := list "pods" "podLabels" "dra" "resourceNames" }}
-{{- if and (get $.Values.attribution $name) (not $.Values.attribution.enabled) }}
-{{- fail (printf "attribution.%s needs attribution.enabled" $name) }}
-{{- end }}
-{{- end }}
 {{- end }}
 
 {{/* Features that read from the API server. */}}
@@ -166,13 +141,31 @@ imagePullSecrets:
 {{- toYaml $own }}
 {{- end }}
 
+{{/* The web configuration: the user's, with the certificate of web.tlsSecret unless it names another one. */}}
+{{- define "gpu-exporter.webConfig" -}}
+{{- $config := deepCopy .Values.web.config }}
+{{- if and .Values.web.tlsSecret (not .Values.web.existingSecret) }}
+{{- $tls := default (dict) (get $config "tls_server_config") }}
+{{- range $key, $file := dict "cert" "tls.crt" "key" "tls.key" }}
+{{- if not (or (get $tls $key) (get $tls (printf "%s_file" $key))) }}
+{{- $_ := set $tls (printf "%s_file" $key) (printf "/etc/gpu-exporter/tls/%s" $file) }}
+{{- end }}
+{{- end }}
+{{- $_ := set $config "tls_server_config" $tls }}
+{{- end }}
+{{- with $config }}{{ toYaml . }}{{ end }}
+{{- end }}
+
 {{/* Whether there is a web configuration. */}}
 {{- define "gpu-exporter.web" -}}
-{{- if or .Values.web.config .Values.web.existingSecret }}web{{ end }}
+{{- if or (include "gpu-exporter.webConfig" .) .Values.web.existingSecret }}web{{ end }}
 {{- end }}
 
 {{- define "gpu-exporter.scheme" -}}
-{{- if hasKey .Values.web.config "tls_server_config" }}https{{ else }}http{{ end }}
+{{- $config := fromYaml (include "gpu-exporter.webConfig" .) }}
+{{- if .Values.web.existingSecret }}{{ .Values.web.scheme }}
+{{- else if get $config "tls_server_config" }}https
+{{- else }}http{{ end }}
 {{- end }}
 
 {{/* A probe cannot send a password or a certificate. Where one is needed, it only checks that the port is open. */}}

@@ -149,6 +149,7 @@ def serving() -> Iterator[Callable[..., Server]]:
 def _here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Run in this process: without signal handlers, with short timeouts."""
     monkeypatch.setattr(diagnose, "stop_event", threading.Event)
+    monkeypatch.setattr(diagnose, "exit_after", lambda *_: None)
     monkeypatch.setattr(remote, "TIMEOUT_SECONDS", DEADLINE)
     monkeypatch.setattr(prometheus, "QUERY_SECONDS", DEADLINE)
     disabled = logging.root.manager.disable

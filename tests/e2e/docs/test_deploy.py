@@ -186,6 +186,17 @@ def test_manifests_are_consistent() -> None:
     assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
 
 
+def test_the_image_of_the_manifests_cannot_be_pulled() -> None:
+    """Its host is of a domain that never exists; the README's overlay replaces it."""
+    (daemons,) = (each for each in read("plain/gpu-exporter.yaml") if each["kind"] == "DaemonSet")
+    (container,) = daemons["spec"]["template"]["spec"]["containers"]
+    repository, _, _ = container["image"].rpartition(":")
+    assert repository.partition("/")[0].endswith(".invalid")
+    readme = (ROOT / manifests.FOLDER / "README.md").read_text()
+    assert f"images: [{{name: {repository}, newName: registry.example/gpu-exporter}}]" in readme
+    assert "make image IMAGE=registry.example/gpu-exporter:" in readme
+
+
 def read(name: str) -> list[Any]:
     """Return the documents of a file."""
     return list(yaml.safe_load_all((ROOT / manifests.FOLDER / name).read_text()))

@@ -61,18 +61,26 @@ def stages() -> list[list[Instruction]]:
     return found
 
 
+def stage(name: str) -> list[Instruction]:
+    """Return the instructions of the stage with this name."""
+    (found,) = (each for each in stages() if each[0].words[-1] == name)
+    return found
+
+
 def test_base_is_slim_and_pinned() -> None:
-    """It is the same in both stages; no instruction chooses a platform."""
-    first, second = (stage[0] for stage in stages())
-    assert re.fullmatch(r"python:3\.12-slim@sha256:[0-9a-f]{64}", first.words[0])
-    assert first.words[0] == second.words[0]
-    assert not any("--platform" in each.text for each in (first, second))
+    """It is the same in every stage; no instruction chooses a platform."""
+    bases = [stage[0] for stage in stages()]
+    python = bases[0].words[0]
+    assert re.fullmatch(r"python:3\.12-slim@sha256:[0-9a-f]{64}", python)
+    assert [each.words[0] for each in bases] == [python, python, "base", "base"]
+    assert bases[-1].words[-1] == "gpu-exporter"  # without --target
+    assert not any("--platform" in each.text for each in bases)
     assert "EXTRAS=kubernetes" in [each.text for each in instructions() if each.name == "ARG"]
 
 
 def test_the_final_stage_only_copies() -> None:
     """It has no compiler, package manager or root user, and has labels."""
-    *_, final = stages()
+    final = [*stage("base"), *stage("gpu-exporter")]
     assert "RUN" not in {each.name for each in final}
     assert not COMPILERS.search(" ".join(each.text for each in final if each.name != "LABEL"))
     assert [each.text for each in final if each.name == "COPY"] == [
@@ -89,9 +97,22 @@ def test_the_final_stage_only_copies() -> None:
     assert "NVIDIA_DRIVER_CAPABILITIES=utility" in environment
     (check,) = (each.text for each in final if each.name == "HEALTHCHECK")
     assert check.endswith('CMD ["python", "/opt/gpu-exporter/healthcheck.py"]')
-    ran = [each.text for each in stages()[0] if each.name == "RUN"]
-    assert "install -m 644 healthcheck.py /opt/gpu-exporter/" in ran
+    ran = [each.text for each in stage("build") if each.name == "RUN"]
+    assert any(text.startswith("install -m 644 healthcheck.py /opt/gpu-exporter/ ") for text in ran)
     assert [each.text for each in final if each.name in ("ENTRYPOINT", "CMD")] == ['["gpu-exporter"]', '["serve"]']
+
+
+def test_the_image_that_replaces_dcgm_exporter() -> None:
+    """It runs as root, as pod specs without `runAsUser` expect, and its command is dcgm-exporter's."""
+    _, *own = stage("dcgm-exporter")
+    assert {each.name: each.text for each in own} == {
+        "COPY": "--from=build /opt/dcgm-exporter/dcgm-exporter /usr/bin/",
+        "USER": "0:0",
+        "ENTRYPOINT": '["dcgm-exporter"]',
+    }
+    ran = " ".join(each.text for each in stage("build") if each.name == "RUN")
+    assert "install -m 755 -D dcgm-exporter /opt/dcgm-exporter/dcgm-exporter" in ran
+    assert "dcgm-exporter =" not in (ROOT / "setup.cfg").read_text()  # a wheel would shadow NVIDIA's command
 
 
 def ignored(path: str) -> bool:
@@ -201,6 +222,26 @@ def test_it_serves(installed: Path, tmp_path: Path) -> None:
         process.wait()
     assert "THESE ARE NOT YOUR GPUS" in (tmp_path / "log").read_text()
     assert "GPU" in stdout_of(installed / "bin/gpu-exporter", "metrics")
+
+
+@pytest.mark.parametrize("arguments", [(), ("-c", "500", "--kubernetes=false")])
+def test_dcgm_exporter_serves(installed: Path, tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    """The command of that image: with dcgm-exporter's flags and variables, or none. It is healthy as the other is."""
+    port = free_port()
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "COV"))}
+    clean |= {"PATH": f"{installed / 'bin'}:{clean['PATH']}", "GPU_EXPORTER_SOURCE": "simulated"}
+    clean |= {"GPU_EXPORTER_GPUS": "2", "GPU_EXPORTER_ADDRESS": f"127.0.0.1:{port}"}
+    with (tmp_path / "log").open("w") as log:
+        program = [str(ROOT / "deploy/dcgm-exporter/dcgm-exporter"), *arguments]
+        process = subprocess.Popen(program, stderr=log, cwd=tmp_path, env=clean)
+    try:
+        until(lambda: _page(port), 30, "a page with both GPUs")
+        assert healthcheck(installed / "bin/python", process.pid, tmp_path) == ""
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+    finally:
+        process.kill()
+        process.wait()
 
 
 def healthcheck(python: Path | str, pid: int, folder: Path) -> str:

@@ -209,6 +209,33 @@ def test_variables_alone_start_the_server(driver: FakeDriver, tmp_path: Path) ->
         assert "33 ms is too short" in exporter.log.read_text()
 
 
+@pytest.mark.parametrize("by", ["flag", "variable"])
+def test_a_host_engine_without_bindings(driver: FakeDriver, tmp_path: Path, by: str) -> None:
+    """The GPUs are read through NVML, and one line says so: a pod of dcgm-exporter has no bindings for Python."""
+    port = free_port()
+    line = command("-a", f"127.0.0.1:{port}", *(["-r", "localhost:5555"] if by == "flag" else []))
+    more = {"DCGM_REMOTE_HOSTENGINE_INFO": "localhost:5555"} if by == "variable" else {}
+    with started(tmp_path, line, port, **driver.environment, **more) as exporter:
+        page = exporter.until(lambda page: bool(page.values("DCGM_FI_DEV_GPU_TEMP")))
+        said = [line for line in exporter.log.read_text().splitlines() if "WARNING" in line and "bindings" in line]
+    assert page.values("gpu_up") == [1]
+    assert len(said) == 1
+    assert "the host engine at localhost:5555 (-r, DCGM_REMOTE_HOSTENGINE_INFO) is not used" in said[0]
+    assert "--dcgm-bindings" in said[0]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("--source", "dcgm", "-r", "localhost:5555"), ("-r", "localhost:5555", "--dcgm-bindings", "/nowhere")],
+    ids=["own source", "own bindings"],
+)
+def test_own_settings_for_dcgm_are_not_replaced(driver: FakeDriver, arguments: tuple[str, ...]) -> None:
+    """Without the bindings, the start fails."""
+    said = run("serve", *arguments, "--address", "127.0.0.1:0", env=driver.environment, timeout=20)
+    assert said.returncode == 1
+    assert said.stderr.splitlines()[-1].startswith("gpu-exporter: DCGM: "), said.stderr
+
+
 def panels() -> dict[str, list[str]]:
     """Return the expressions of Grafana dashboard 12239, by panel."""
     board = json.loads((ROOT / "tests" / "dcgm_exporter" / "dashboard-12239.json").read_text())

@@ -27,6 +27,9 @@ from tests.support.fakes.kubelet import pod as listed
 from tests.support.owners import UUID
 from tests.support.tools import until
 
+WITH_TLS = """\
+tls_server_config: {cert_file: /etc/gpu-exporter/tls/tls.crt, key_file: /etc/gpu-exporter/tls/tls.key}
+"""
 PACKAGED = "/usr/share/datacenter-gpu-manager-4/bindings/python3"
 POD_RESOURCES = "/var/lib/kubelet/pod-resources"
 # Sets of values, and the lookups that they enable. The other sets start the same.
@@ -55,6 +58,8 @@ class Host:
         self.engine = FakeHostengine(folder / "engine", gpus=2)
         self.api = FakeApiServer(folder / "api")
         self.authority = trustme.CA()
+        self.names: tuple[str, ...] = ("127.0.0.1", "localhost")
+        self.web = "http_server_config: {headers: {X-XSS-Protection: '0'}}\n"
         kubelet.pods = [listed("train", Given("nvidia.com/gpu", [UUID[0]])), listed("claims", Claim("node", "gpu-1"))]
         self.api.put(PODS, pod_object("train", "0-1", {"app": "bert", "batch.kubernetes.io/job-name": "job"}))
         path = f"{GROUP}/v1/resourceslices"
@@ -82,6 +87,8 @@ class Host:
         web = config / "web/web.yml"
         secure = web.exists() and "tls_server_config" in web.read_text()
         tls = ssl.create_default_context(cadata=self.authority.cert_pem.bytes().decode()) if secure else None
+        if tls:
+            tls.check_hostname = "127.0.0.1" in self.names
         return serve(*arguments, "--interval=200ms", env=self.environment(found), tls=tls)
 
     def environment(self, found: list[Object]) -> dict[str, str]:
@@ -138,12 +145,12 @@ class Host:
 
     def _users(self) -> Mapping[str, str]:
         """Return the content of a Secret that the user creates."""
-        issued = self.authority.issue_cert("127.0.0.1", "localhost")
+        issued = self.authority.issue_cert(*self.names)
         return {
             "tls.crt": issued.cert_chain_pems[0].bytes().decode(),
             "tls.key": issued.private_key_pem.bytes().decode(),
             "ca.crt": self.authority.cert_pem.bytes().decode(),
-            "web.yml": "http_server_config: {headers: {X-XSS-Protection: '0'}}\n",
+            "web.yml": self.web,
         }
 
     def _copy_dcgm(self, command: list[str]) -> None:
@@ -248,17 +255,26 @@ def test_doctor_in_the_pod(serve: Serve, host: Host) -> None:
     assert "pod-resources socket" not in said.stdout
 
 
-@pytest.mark.parametrize("values", [{"port": 9401}, chart.SETS["tls"]], ids=["port", "tls"])
-def test_release_finds_the_exporter(values: chart.Values, serve: Serve, host: Host) -> None:
-    """`kubectl exec … gpu-exporter release` needs no address on any port."""
+@pytest.mark.parametrize(
+    ("values", "web"),
+    [
+        ({"port": 9401}, ""),
+        (chart.SETS["tls"], ""),
+        ({"web": {"existingSecret": "own", "scheme": "https", "tlsSecret": "tls"}}, WITH_TLS),
+    ],
+    ids=["port", "tls", "existing-secret"],
+)
+def test_release_finds_the_exporter(values: chart.Values, web: str, serve: Serve, host: Host) -> None:
+    """`kubectl exec … gpu-exporter release` needs no URL, and no authority, whatever the certificate's names are."""
+    host.names, host.web = ("gpus.example",), web or host.web
     found = objects(values)
     running = host.start(serve, found)
     environment = host.environment(found)
-    url = environment["GPU_EXPORTER_URL"]
-    assert url == ("http://localhost:9401" if "port" in values else "https://localhost:9400")
-    environment["GPU_EXPORTER_URL"] = url.rpartition(":")[0] + f":{running.port}"
-    environment["SSL_CERT_FILE"] = str(host.folder / "ca.pem")
-    host.authority.cert_pem.write_to_path(environment["SSL_CERT_FILE"])
+    assert "GPU_EXPORTER_URL" not in environment
+    settings = Path(environment["GPU_EXPORTER_CONFIG"])
+    port = values.get("port", 9400)
+    assert f"address: :{port}\n" in settings.read_text()
+    settings.write_text(settings.read_text().replace(f"address: :{port}\n", f"address: :{running.port}\n"))
     released = run("release", env={**os.environ, **environment})
     assert released.returncode == 0, released.stderr
     assert "released until" in released.stdout

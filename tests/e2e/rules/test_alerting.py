@@ -11,7 +11,7 @@ import yaml
 
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Severity
-from gpu_exporter.render.boards import DOCS
+from gpu_exporter.render.boards import panel_link
 from tests.conftest import Serve
 from tests.support.alerting import CONFIG, Hook, alertmanager, rules
 from tests.support.prometheus import scraping
@@ -134,7 +134,7 @@ def test_a_fault_pages_and_its_end_resolves(serve: Serve, hook: Hook, tmp_path: 
             page["annotations"]["summary"]
             == "GPU 1 on node node-000 could not replace a bad memory row: replace the GPU"
         )
-        assert page["annotations"]["runbook_url"] == f"{DOCS}/gpurowremapfailed.md"
+        assert page["annotations"]["runbook_url"] == panel_link("gpurowremapfailed")
         assert page["labels"]["action"] == "replace"
         assert {each["labels"]["gpu"] for _, each in hook.received("GpuRowRemapFailed", "firing")} == {"1"}
 

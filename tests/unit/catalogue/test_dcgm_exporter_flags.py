@@ -13,6 +13,7 @@ from gpu_exporter.catalogue.dcgm_exporter.flags import (
     FLAGS,
     SETTINGS,
     DcgmExporterFlag,
+    implies_dcgm,
     is_dcgm_exporter_flag,
     translate,
 )
@@ -42,6 +43,8 @@ def translated(line: str, environ: Mapping[str, str] | None = None) -> str:
         ("-c 5000", "--interval=5000ms"),
         ("--collect-interval=30000", "--interval=30000ms"),
         ("-r localhost:5555", "--source=dcgm --dcgm-hostengine=localhost:5555"),
+        ("-r tcp://h:5555", "--source=dcgm --dcgm-hostengine=h:5555"),
+        ("-r unix:///run/engine.sock", "--source=dcgm --dcgm-hostengine=unix:///run/engine.sock"),
         ("-d g:0,1", "--devices=g:0,1"),
         ("-s f -p g:0", "--switch-devices=f --cpu-devices=g:0"),
         ("-n", "--no-hostname=true"),
@@ -127,6 +130,7 @@ def test_flags_that_need_another_flag(line: str, environ: Mapping[str, str], exp
         ("-c 9999999", "-c: '9999999ms' is out of range; use 100ms to 1h"),
         ("-c", "-c needs a value"),
         ("-a nowhere", "-a: 'nowhere' is not an address"),
+        ("-r vsock://2:5555", "-r: gpu-exporter does not connect over vsock; use host:port"),
         ("-d 0,1", "-d: '0,1' is not a device list; use f, g, i, or for example"),
         ("-n=maybe", "-n: 'maybe' is neither true nor false"),
         ("-log-format xml", "-log-format: 'xml' is not one of text, json"),
@@ -247,3 +251,41 @@ def test_short_interval_is_a_warning() -> None:
     assert translate((), {"DCGM_EXPORTER_INTERVAL": "33"}).warnings == (
         "DCGM_EXPORTER_INTERVAL: 33 ms is too short; values are collected every 100ms",
     )
+
+
+@pytest.mark.parametrize(
+    ("line", "environ", "implied"),
+    [
+        ("-r h:1", {}, True),
+        ("", {"DCGM_REMOTE_HOSTENGINE_INFO": "h:1"}, True),
+        ("--source dcgm -r h:1", {}, False),
+        ("--source=dcgm -r h:1", {}, False),
+        ("-r h:1", {"GPU_EXPORTER_SOURCE": "dcgm"}, False),
+        ("--dcgm-hostengine h:1", {}, False),
+    ],
+)
+def test_only_a_flag_of_dcgm_exporter_implies_dcgm(line: str, environ: Mapping[str, str], implied: bool) -> None:
+    """An own setting is never replaced."""
+    arguments = line.split()
+    assert implies_dcgm(arguments, translate(arguments, environ).arguments) is implied
+
+
+def test_unknown_variables_are_warnings() -> None:
+    """Those of a newer dcgm-exporter, but not those that Kubernetes injects for a Service named dcgm-exporter."""
+    service = {"DCGM_EXPORTER_SERVICE_HOST": "10.0.0.1", "DCGM_EXPORTER_PORT_9400_TCP_PORT": "9400"}
+    environ = {**service, "DCGM_EXPORTER_NEW": "1", "DCGM_EXPORTER_WEB_READ_TIMEOUT": "10s"}
+    assert translate((), environ) == ((), ("DCGM_EXPORTER_NEW is ignored: gpu-exporter does not know it",))
+
+
+def test_newer_flags_start_the_server() -> None:
+    """Those of the source after 4.8.2, by flag and by variable."""
+    line = "--config-file c.yaml --web-read-timeout 5s --web-write-timeout=1m --health-require-gpus -a :9401"
+    arguments, warnings = translate(line.split(), {"DCGM_EXPORTER_CONFIG_FILE": "d.yaml"})
+    assert arguments == ("--address=:9401",)
+    assert [each.partition(" ")[0] for each in warnings] == [
+        "--config-file",
+        "--web-read-timeout",
+        "--web-write-timeout",
+        "--health-require-gpus",
+        "DCGM_EXPORTER_CONFIG_FILE",
+    ]

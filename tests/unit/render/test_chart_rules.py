@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
+from gpu_exporter.catalogue.conditions import Limit
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import Domain, Severity
 from gpu_exporter.render.chart import values
-from gpu_exporter.render.rules import rules
+from gpu_exporter.render.rules import allocation, rules
 from tests.support import chart
 from tests.support.chart import CHART, SETS, objects, only
 
@@ -36,10 +37,16 @@ def test_rules_are_those_of_alerts() -> None:
     assert "$(" not in json.dumps(chart.rules({})), GENERATE
 
 
+def _changed(limit: Limit, factor: float) -> float:
+    """Return another value, which stays a share."""
+    share = limit.unit == "ratio" and limit.value < 1
+    return round(limit.value / factor if share else limit.value * factor, 4) + 0.0001
+
+
 def test_every_limit_is_in_the_rules() -> None:
     """With all limits changed, the rules are those that Python renders with these numbers."""
     chance = random.Random(7)
-    limits = {each.name: round(each.value * chance.uniform(1.1, 3) + 0.001, 4) for each in values.limits()}
+    limits = {each.name: _changed(each, chance.uniform(1.1, 3)) for each in values.limits()}
     limits["heldMemory"] = 123456789012
     expected = [
         yaml.safe_load(rules.recording(limits)),
@@ -111,6 +118,32 @@ def test_values_of_an_older_release(lost: str) -> None:
     assert chart.rules({"prometheusRule": {lost: None}})["groups"] == committed()
     one = {"limits": {"busySm": None}, "modes": {"GpuLost": None}}[lost]
     assert chart.rules({"prometheusRule": {lost: one}})["groups"] == committed()
+
+
+def expressions(rendered: chart.Values) -> str:
+    """Return the expressions of all rules with these values."""
+    return "\n".join(rule["expr"] for group in chart.rules(rendered)["groups"] for rule in group["rules"])
+
+
+def test_resource_names_reach_the_rules() -> None:
+    """As kube-state-metrics spells them."""
+    default = allocation.RESOURCES
+    before, after = (
+        expressions({"attribution": {"resourceNames": names}}) for names in ([], ["example.com/MIG-1g.10gb", "a.b/c"])
+    )
+    assert before.count(default) > 1
+    assert after == before.replace(default, f"{default}|example_com_MIG_1g_10gb|a_b_c")
+
+
+def test_tolerated_taints_reach_the_rules() -> None:
+    """With their dots as dots; an older release has the default."""
+    default = f'key!~"{allocation.TOLERATED}"'
+    before = expressions({})
+    assert before.count(default) == 1
+    taints = {"prometheusRule": {"toleratedTaints": ["a.b/c", "d"]}}
+    assert expressions(taints) == before.replace(default, 'key!~"a[.]b/c|d"')
+    assert expressions({"prometheusRule": {"toleratedTaints": []}}) == before.replace(default, 'key!~""')
+    assert expressions({"prometheusRule": {"toleratedTaints": None}}) == before
 
 
 def test_a_limit_may_be_0() -> None:

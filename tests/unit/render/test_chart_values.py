@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping, Set
 import pytest
 
 from gpu_exporter.render.chart.files import GLOBAL
-from gpu_exporter.render.chart.values import Schema, Value, values
+from gpu_exporter.render.chart.schemas import Schema
+from gpu_exporter.render.chart.values import Value, values
 from tests.support.chart import CHART
 
 ROWS = {row.path: row for row in values()}

@@ -1,0 +1,41 @@
+"""`gpu-exporter bundle`: write the rules, dashboards, runbooks, chart and examples that belong to this version."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from gpu_exporter.cli.options import Command
+from gpu_exporter.render import bundle
+
+
+@click.command("bundle", cls=Command)
+@click.argument("parts", nargs=-1, metavar="[PART]...", type=click.Choice(list(bundle.PARTS)))
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Folder to write to.")
+@click.option("--list", "listed", is_flag=True, help="Write nothing; list the files.")
+@click.option(
+    "--limits",
+    type=click.Path(path_type=Path),
+    help="YAML file with your limits of alerts, such as `thermalMargin: 5`, for the rules and runbooks.",
+)
+def bundle_command(parts: tuple[str, ...], out: Path | None, listed: bool, limits: Path | None) -> None:
+    """Write the rules, dashboards, runbooks, Helm chart and deployment examples of this version.
+
+    PART is alerts, dashboards, runbooks, chart or deploy; all by default. To upgrade, run it again with the same
+    folder: files that no longer exist are removed. To uninstall, delete the folder.
+    """
+    chosen = bundle.limits(limits) if limits else {}
+    names = tuple(dict.fromkeys(parts)) or tuple(bundle.PARTS)
+    if listed:
+        for name in names:
+            for path, _ in bundle.PARTS[name].files(chosen):
+                click.echo(f"{name}/{path}")
+        return
+    if not out:
+        raise click.UsageError("name a folder with --out, such as --out gpu-exporter, or use --list")
+    try:
+        count = len(bundle.write(out, names, chosen))
+    except OSError as error:
+        raise click.ClickException(f"{error.filename or out}: {error.strerror or error}") from None
+    click.echo(f"{count} files written to {out}")

@@ -1,0 +1,68 @@
+"""The exporter of this machine or container: where it listens, derived from the settings that it reads itself."""
+
+from __future__ import annotations
+
+import os
+import re
+import ssl
+from functools import partial
+from pathlib import Path
+
+import click
+
+from gpu_exporter.catalogue.dcgm_exporter.flags import translate
+from gpu_exporter.cli.options import Command
+from gpu_exporter.file_access import FileWorker, read
+from gpu_exporter.inputs import MAX_FILE_BYTES, Address
+from gpu_exporter.model.errors import GpuExporterError
+from gpu_exporter.serving.greeting import base_url
+from gpu_exporter.serving.security.web_config import parse
+
+SETTINGS = ("address", "web_config_file")
+FLAGS = ("--address", "--web.config.file")
+LEAF = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
+
+
+class LocalCommand(Command):
+    """A command that also takes the exporter's address and web configuration from dcgm-exporter's variables."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            translated = translate((), os.environ).arguments
+        except ValueError as error:
+            raise click.UsageError(str(error), ctx) from error
+        known = [argument for argument in translated if argument.partition("=")[0] in FLAGS]
+        return super().parse_args(ctx, [*known, *args])
+
+
+def url_and_certificate(address: Address, web_config_file: Path | None) -> tuple[str, bytes]:
+    """Return the exporter's URL and its certificate, as `certificate` does. Raises GpuExporterError."""
+    if not address.port:
+        raise GpuExporterError(f"--address {address} does not say on which port the exporter listens; give its --url")
+    leaf = certificate(web_config_file)
+    return base_url(address, address.port, tls=bool(leaf)), leaf
+
+
+def certificate(web_config_file: Path | None) -> bytes:
+    """Return the certificate (DER) that the exporter serves with; empty without TLS. Raises GpuExporterError."""
+    if web_config_file is None:
+        return b""
+    contents = partial(read, most=MAX_FILE_BYTES)
+    fix = "check --web.config.file, and run this as the exporter's user or as root"
+    try:
+        tls = FileWorker("web-config-file").call(
+            lambda: parse(contents(web_config_file), web_config_file.parent, contents).tls
+        )
+        return _leaf(tls.cert) if tls else b""
+    except OSError as error:
+        raise GpuExporterError(f"web config {web_config_file}: {error.strerror or error}", fix=fix) from error
+    except ValueError as error:
+        raise GpuExporterError(f"web config {web_config_file}: {' '.join(str(error).split())}", fix=fix) from error
+
+
+def _leaf(pem: bytes) -> bytes:
+    """Return the first certificate, which is the server's own, in DER. Raises ValueError."""
+    found = LEAF.search(pem)
+    if not found:
+        raise ValueError("tls_server_config: cert: contains no PEM block that begins with -----BEGIN CERTIFICATE-----")
+    return ssl.PEM_cert_to_DER_cert(found[0].decode("ascii", "replace"))

@@ -1,0 +1,233 @@
+"""Schemas of the chart's values: text, numbers, durations, and objects of Kubernetes and Prometheus Operator.
+
+Helm evaluates patterns and the format `regex` with Go's regular expressions. What a schema cannot express, or can only
+refuse without a reason, is in the chart's templates/_check.tpl.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+Schema = Mapping[str, Any]
+
+
+def one_of(*names: str) -> Schema:
+    """Return the schema of a choice."""
+    return {"type": "string", "enum": list(names)}
+
+
+def text(pattern: str) -> Schema:
+    """Return the schema of text that a pattern matches as a whole."""
+    return {"type": "string", "pattern": f"^({pattern})$"}
+
+
+def listed(items: Schema) -> Schema:
+    """Return the schema of a list."""
+    return {"type": "array", "items": items}
+
+
+def closed(properties: Mapping[str, Schema], *required: str) -> Schema:
+    """Return the schema of an object with these keys and no others."""
+    needs = {"required": list(required)} if required else {}
+    return {"type": "object", "additionalProperties": False, "properties": dict(properties), **needs}
+
+
+def keyed(keys: str, values: Schema) -> Schema:
+    """Return the schema of an object with any keys that a pattern matches."""
+    return {"type": "object", "additionalProperties": False, "patternProperties": {f"^({keys})$": values}}
+
+
+TEXT: Schema = {"type": "string"}
+BOOL: Schema = {"type": "boolean"}
+NUMBER: Schema = {"type": "number"}
+COUNT: Schema = {"type": "integer", "minimum": 0}
+POSITIVE: Schema = {"type": "integer", "minimum": 1}
+PORT: Schema = {"type": "integer", "minimum": 1, "maximum": 65535}
+TEXTS = listed(TEXT)
+# Objects of Kubernetes with so many keys that Kubernetes itself has to check them.
+OBJECT: Schema = {"type": "object"}
+OBJECTS = listed(OBJECT)
+FOLDER = text("/.+")
+NO_FOLDER = text("(/.+)?")
+URL = text("(https?://[^ ]+)?")
+# They become one setting, separated by commas.
+LISTED = listed(text("[^,]+"))
+
+# Names, labels and annotations of Kubernetes.
+_LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_DOMAIN = f"{_LABEL}([.]{_LABEL})*"
+_WORD = "[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+QUALIFIED = f"({_DOMAIN}/)?{_WORD}"
+NAME = text(f"({_LABEL})?")
+DOMAIN = text(f"({_DOMAIN})?")
+LABELS = keyed(QUALIFIED, text(f"({_WORD})?"))
+ANNOTATIONS = keyed(QUALIFIED, TEXT)
+RESOURCE_NAMES = listed(text(f"{_DOMAIN}/{_WORD}"))
+TAINTS = listed(text(QUALIFIED))
+
+# Names of images, as container runtimes parse them.
+_PART = "[a-z0-9]+(([.]|_|__|-+)[a-z0-9]+)*"
+_HOST = "([A-Za-z0-9.-]+|\\[[0-9a-fA-F:]+\\])(:[0-9]+)?"
+REGISTRY = text(f"({_HOST}(/{_PART})*)?")
+REPOSITORY = text(f"(({_HOST}/)?{_PART}(/{_PART})*)?")
+TAG = text("([A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?")
+DIGEST = text("(sha256:[0-9a-f]{64})?")
+
+# Of the NVIDIA container runtime, and of CDI.
+VISIBLE_DEVICES = text("[^ ]+")
+_CAPABILITY = "(compute|compat32|graphics|utility|video|display|ngx)"
+CAPABILITIES = text(f"all|{_CAPABILITY}(,{_CAPABILITY})*")
+CDI_DEVICE = text(f"{_DOMAIN}/{_WORD}=[A-Za-z0-9][-A-Za-z0-9_.:]*")
+
+# Durations. Prometheus' have their units in descending order; the exporter's have one unit.
+_NOT_ZERO = {"allOf": [{"pattern": "[1-9]"}]}
+_SPAN = "([0-9]+y)?([0-9]+w)?([0-9]+d)?([0-9]+h)?([0-9]+m)?([0-9]+s)?([0-9]+ms)?"
+SPAN: Schema = {**text(_SPAN), "minLength": 1}
+POSITIVE_SPAN: Schema = {**text(_SPAN), **_NOT_ZERO}
+NO_SPAN: Schema = {**text(_SPAN), "allOf": [{"pattern": "^$|[1-9]"}]}
+SECONDS: Schema = {**text("[0-9]+([.][0-9]+)?(ms|s|m|h)"), **_NOT_ZERO}
+DURATION: Schema = {
+    "type": ["string", "number"],
+    "pattern": "^[0-9]+([.][0-9]+)?(ms|s|m|h|)$",
+    "exclusiveMinimum": 0,
+    **_NOT_ZERO,
+}
+
+# Amounts of resources. A suffix m would make thousandths of a byte.
+_AMOUNT = "([0-9]+([.][0-9]*)?|[.][0-9]+)"
+_CPU: Schema = {"type": ["string", "number"], "pattern": f"^{_AMOUNT}m?$", "minimum": 0}
+_BYTES: Schema = {
+    "type": ["string", "integer"],
+    "pattern": f"^({_AMOUNT}([KMGT]i|[kMGT])|[0-9]{{7,}})$",
+    "minimum": 1 << 20,
+}
+_AMOUNTS: Schema = {
+    **closed({"cpu": _CPU, "memory": _BYTES, "ephemeral-storage": _BYTES}),
+    # The templates refuse these, with the reason.
+    "patternProperties": {"^nvidia[.]com/": {}},
+}
+RESOURCES = closed({"requests": _AMOUNTS, "limits": _AMOUNTS})
+
+_EFFECTS = one_of("", "NoSchedule", "PreferNoSchedule", "NoExecute")
+TOLERATIONS = listed(
+    closed(
+        {
+            "key": text(f"({QUALIFIED})?"),
+            "operator": one_of("Exists", "Equal", "Lt", "Gt"),
+            "value": text(f"({_WORD})?"),
+            "effect": _EFFECTS,
+            "tolerationSeconds": {"type": "integer"},
+        }
+    )
+)
+_SCHEDULING = "DuringSchedulingIgnoredDuringExecution"
+_PODS = closed({f"required{_SCHEDULING}": OBJECTS, f"preferred{_SCHEDULING}": OBJECTS})
+AFFINITY = closed(
+    {
+        "nodeAffinity": closed(
+            {
+                f"required{_SCHEDULING}": closed({"nodeSelectorTerms": OBJECTS}, "nodeSelectorTerms"),
+                f"preferred{_SCHEDULING}": OBJECTS,
+            }
+        ),
+        "podAffinity": _PODS,
+        "podAntiAffinity": _PODS,
+    }
+)
+_SHARE: Schema = {"type": ["integer", "string"], "minimum": 0, "pattern": "^(100|[0-9]{1,2})%$"}
+UPDATE_STRATEGY = closed(
+    {
+        "type": one_of("RollingUpdate", "OnDelete"),
+        "rollingUpdate": closed({"maxUnavailable": _SHARE, "maxSurge": _SHARE}),
+    }
+)
+_OF_BOTH = {
+    **dict.fromkeys(("runAsUser", "runAsGroup"), COUNT),
+    "runAsNonRoot": BOOL,
+    **dict.fromkeys(("seccompProfile", "appArmorProfile", "seLinuxOptions", "windowsOptions"), OBJECT),
+}
+POD_SECURITY = closed(
+    {
+        **_OF_BOTH,
+        "fsGroup": COUNT,
+        "fsGroupChangePolicy": one_of("Always", "OnRootMismatch"),
+        "supplementalGroups": listed(COUNT),
+        "supplementalGroupsPolicy": one_of("Merge", "Strict"),
+        "seLinuxChangePolicy": one_of("MountOption", "Recursive"),
+        "sysctls": OBJECTS,
+    }
+)
+SECURITY = closed(
+    {
+        **_OF_BOTH,
+        **dict.fromkeys(("privileged", "allowPrivilegeEscalation", "readOnlyRootFilesystem"), BOOL),
+        "capabilities": closed({"add": TEXTS, "drop": TEXTS}),
+        "procMount": one_of("Default", "Unmasked"),
+    }
+)
+VARIABLES = listed(closed({"name": text("[^=]+"), "value": TEXT, "valueFrom": OBJECT}, "name"))
+PULL_SECRETS = listed(closed({"name": text(_DOMAIN)}, "name"))
+CONTAINERS = listed({"type": "object", "required": ["name", "image"]})
+VOLUMES = listed({"type": "object", "required": ["name"]})
+MOUNTS = listed(
+    closed(
+        {
+            "name": text(_LABEL),
+            "mountPath": TEXT,
+            **dict.fromkeys(("subPath", "subPathExpr", "mountPropagation", "recursiveReadOnly"), TEXT),
+            "readOnly": BOOL,
+        },
+        "name",
+        "mountPath",
+    )
+)
+MANIFESTS = listed(
+    {
+        "type": ["object", "string"],
+        "if": {"type": "object"},
+        "then": {"required": ["apiVersion", "kind"]},
+    }
+)
+PEERS = listed(closed({"podSelector": OBJECT, "namespaceSelector": OBJECT, "ipBlock": OBJECT}))
+EGRESS = listed(closed({"to": PEERS, "ports": OBJECTS}))
+
+# Of Prometheus and its operator.
+# Jobs that the rules recognise as GPU exporters.
+JOB = text("gpu|.*(gpu.?exporter|dcgm).*")
+_METRIC_LABEL = "[a-zA-Z]\\w*|_([a-zA-Z0-9]\\w*)?"
+ALERT_LABELS = keyed(_METRIC_LABEL, TEXT)
+_KEY = closed({"name": TEXT, "key": TEXT, "optional": BOOL}, "name", "key")
+_EITHER = closed({"secret": _KEY, "configMap": _KEY})
+_VERSION = one_of("TLS10", "TLS11", "TLS12", "TLS13")
+TLS_CONFIG = closed(
+    {
+        "ca": _EITHER,
+        "cert": _EITHER,
+        "keySecret": _KEY,
+        **dict.fromkeys(("serverName", "caFile", "certFile", "keyFile"), TEXT),
+        "insecureSkipVerify": BOOL,
+        "minVersion": _VERSION,
+        "maxVersion": _VERSION,
+    }
+)
+BASIC_AUTH = closed({"username": _KEY, "password": _KEY})
+AUTHORIZATION = closed({"type": TEXT, "credentials": _KEY})
+_ACTIONS = (
+    *("replace", "keep", "drop", "hashmod", "labelmap", "labeldrop", "labelkeep", "lowercase", "uppercase"),
+    *("keepequal", "dropequal", "Replace", "Keep", "Drop", "HashMod", "LabelMap", "LabelDrop", "LabelKeep"),
+    *("Lowercase", "Uppercase", "KeepEqual", "DropEqual"),
+)
+RELABELINGS = listed(
+    closed(
+        {
+            "sourceLabels": listed(text("[a-zA-Z_]\\w*")),
+            "separator": TEXT,
+            "targetLabel": TEXT,
+            "regex": {"type": "string", "format": "regex"},
+            "modulus": COUNT,
+            "replacement": TEXT,
+            "action": one_of(*_ACTIONS),
+        }
+    )
+)

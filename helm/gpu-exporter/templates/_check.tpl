@@ -1,0 +1,136 @@
+{{/* Checks that a schema cannot express. Each error names the value and the fix. */}}
+{{- define "gpu-exporter.check" -}}
+{{- include "gpu-exporter.checkImage" . }}
+{{- include "gpu-exporter.checkWeb" . }}
+{{- include "gpu-exporter.checkPrivileges" . }}
+{{- include "gpu-exporter.checkFeatures" . }}
+{{- include "gpu-exporter.checkPods" . }}
+{{- include "gpu-exporter.checkDurations" . }}
+{{- end }}
+
+{{- define "gpu-exporter.checkImage" -}}
+{{- if not .Values.image.repository }}
+{{- fail (printf "image.repository is empty: no image is published; run `make image IMAGE=registry.example/gpu-exporter:%s`, push it, and set image.repository=registry.example/gpu-exporter" (include "gpu-exporter.tag" .)) }}
+{{- end }}
+{{- end }}
+
+{{- define "gpu-exporter.checkWeb" -}}
+{{- $web := .Values.web }}
+{{- if and $web.config $web.existingSecret }}
+{{- fail "web.config and web.existingSecret: choose one" }}
+{{- end }}
+{{- if and $web.existingSecret (not $web.scheme) }}
+{{- fail "web.scheme is empty: set it to https if the web.yml in web.existingSecret has a tls_server_config, otherwise to http" }}
+{{- end }}
+{{- if and $web.scheme (not $web.existingSecret) }}
+{{- fail "web.scheme is only for web.existingSecret: remove it; web.config and web.tlsSecret decide" }}
+{{- end }}
+{{- $config := fromYaml (include "gpu-exporter.webConfig" .) }}
+{{- $tls := default (dict) (get $config "tls_server_config") }}
+{{- range $key := ternary (list "cert" "key") (list) (not (empty $tls)) }}
+{{- if not (or (get $tls $key) (get $tls (printf "%s_file" $key))) }}
+{{- fail (printf "web.config.tls_server_config: %s_file is missing: set it, or set web.tlsSecret" $key) }}
+{{- end }}
+{{- end }}
+{{- range $key := list "cert" "key" "client_ca" }}
+{{- if and (get $tls $key) (get $tls (printf "%s_file" $key)) }}
+{{- fail (printf "web.config.tls_server_config: %s and %s_file are both set: keep one" $key $key) }}
+{{- end }}
+{{- end }}
+{{- $verifies := has (get $tls "client_auth_type") (list "VerifyClientCertIfGiven" "RequireAndVerifyClientCert") }}
+{{- if and $verifies (not (or (get $tls "client_ca") (get $tls "client_ca_file"))) }}
+{{- fail "web.config.tls_server_config: client_auth_type needs client_ca_file, such as /etc/gpu-exporter/tls/ca.crt of web.tlsSecret" }}
+{{- end }}
+{{- $users := default (dict) (get $config "basic_auth_users") }}
+{{- range $user, $hash := $users }}
+{{- if not (regexMatch "^\\$2[aby]\\$(0[4-9]|1[0-6])\\$[./A-Za-z0-9]{53}$" $hash) }}
+{{- fail (printf "web.config.basic_auth_users: the password of %s is not a bcrypt hash of cost 4 to 16: make one with `htpasswd -nBC 10 %s`" $user $user) }}
+{{- end }}
+{{- if contains ":" $user }}
+{{- fail (printf "web.config.basic_auth_users: the name %s has a colon: choose another one" $user) }}
+{{- end }}
+{{- end }}
+{{- if and $users .Values.serviceMonitor.enabled (not .Values.serviceMonitor.basicAuth) }}
+{{- fail "serviceMonitor.basicAuth is empty, but web.config.basic_auth_users demands a password: set it to a Secret of yours, such as {username: {name: SECRET, key: username}, password: {name: SECRET, key: password}}" }}
+{{- end }}
+{{- $secret := or $users .Values.handOver.enabled $web.existingSecret (eq (toString (get $tls "client_auth_type")) "RequireAndVerifyClientCert") }}
+{{- if and $web.lifecycle (not $secret) }}
+{{- fail "web.lifecycle lets everyone end the exporter: set web.config.basic_auth_users or handOver.enabled, too" }}
+{{- end }}
+{{- end }}
+
+{{- define "gpu-exporter.checkPrivileges" -}}
+{{- $root := splitList " " (trim (include "gpu-exporter.root" .)) | first }}
+{{- range $name := list "podSecurityContext" "securityContext" }}
+{{- $context := default (dict) (get $.Values $name) }}
+{{- if and $root (or (ne (int (get $context "runAsUser")) 0) (get $context "runAsNonRoot")) }}
+{{- fail (printf "%s: %s needs uid 0: remove runAsUser and runAsNonRoot, or switch it off" $name $root) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "gpu-exporter.checkFeatures" -}}
+{{- range $name := list "hostEngine" "bindings" "profiling" }}
+{{- if and (get $.Values.dcgm $name) (not $.Values.dcgm.enabled) }}
+{{- fail (printf "dcgm.%s needs dcgm.enabled" $name) }}
+{{- end }}
+{{- end }}
+{{- if and .Values.dcgm.profiling (or .Values.dcgm.hostEngine (not .Values.dcgm.enabled)) }}
+{{- fail "dcgm.profiling is for DCGM in the container: set dcgm.enabled, and leave dcgm.hostEngine empty" }}
+{{- end }}
+{{- if and .Values.dcgm.enabled .Values.config.source }}
+{{- fail "dcgm.enabled and config.source: choose one" }}
+{{- end }}
+{{- if and (eq .Values.gpuAccess.mode "runtimeClass") (not .Values.gpuAccess.runtimeClassName) }}
+{{- fail "gpuAccess.mode runtimeClass needs gpuAccess.runtimeClassName" }}
+{{- end }}
+{{- range $name := list "pods" "podLabels" "dra" "resourceNames" }}
+{{- if and (get $.Values.attribution $name) (not $.Values.attribution.enabled) }}
+{{- fail (printf "attribution.%s needs attribution.enabled" $name) }}
+{{- end }}
+{{- end }}
+{{- range .Values.attribution.podLabels }}
+{{- /* Go has no look-around, but Python has. A pattern that matches nothing else matches the empty text. */}}
+{{- if not (regexMatch (printf "^(?:(?:%s)|)$" (regexReplaceAll "\\(\\?<?[=!]" . "(?:")) "") }}
+{{- fail (printf "attribution.podLabels: %s is not a regular expression: correct it, for example app[.]kubernetes[.]io/name" (quote .)) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "gpu-exporter.checkPods" -}}
+{{- range $of := list "requests" "limits" }}
+{{- range $name := keys (default (dict) (get (default (dict) $.Values.resources) $of)) }}
+{{- if hasPrefix "nvidia.com/" $name }}
+{{- fail (printf "resources.%s: %s would take GPUs from workloads: remove it; the exporter reads all GPUs through gpuAccess.mode" $of $name) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- range .Values.tolerations }}
+{{- if and (eq (toString .operator) "Exists") .value }}
+{{- fail (printf "tolerations: operator Exists takes no value: remove %s, or use operator Equal" (quote .value)) }}
+{{- end }}
+{{- if and (ne (toString .operator) "Exists") (not .key) }}
+{{- fail "tolerations: one has no key: set the key of a taint, or operator Exists for all taints" }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "gpu-exporter.checkDurations" -}}
+{{- $interval := float64 (include "gpu-exporter.milliseconds" .Values.interval) }}
+{{- if or (lt $interval 100.0) (gt $interval 3600000.0) }}
+{{- fail (printf "interval: %s is out of range: use 100ms to 1h" .Values.interval) }}
+{{- end }}
+{{- $monitor := .Values.serviceMonitor }}
+{{- if gt (float64 (include "gpu-exporter.milliseconds" $monitor.scrapeTimeout)) (float64 (include "gpu-exporter.milliseconds" $monitor.interval)) }}
+{{- fail (printf "serviceMonitor.scrapeTimeout: %s is longer than serviceMonitor.interval %s, which Prometheus refuses: use at most %s" $monitor.scrapeTimeout $monitor.interval $monitor.interval) }}
+{{- end }}
+{{- end }}
+
+{{- define "gpu-exporter.milliseconds" -}}
+{{- $units := dict "ms" 1 "s" 1000 "m" 60000 "h" 3600000 "d" 86400000 "w" 604800000 "y" 31536000000 }}
+{{- $sum := 0.0 }}
+{{- range regexFindAll "[0-9.]+[a-z]+" . -1 }}
+{{- $sum = addf $sum (mulf (float64 (regexFind "[0-9.]+" .)) (get $units (regexFind "[a-z]+" .))) }}
+{{- end }}
+{{- $sum }}
+{{- end }}

@@ -1,0 +1,144 @@
+"""The bundle: its files, the user's limits, upgrades, and that it names nothing the project does not own."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from gpu_exporter.catalogue import project
+from gpu_exporter.cli.bundle import bundle_command
+from gpu_exporter.render import bundle
+from tests import ROOT
+
+
+def run(*arguments: object) -> Result:
+    """Return the result of the command."""
+    return CliRunner().invoke(bundle_command, [str(each) for each in arguments])
+
+
+def written(folder: Path) -> set[str]:
+    """Return the paths of all files below a folder, except the list of them."""
+    paths = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    return paths - {bundle.MANIFEST}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with all parts."""
+    folder = tmp_path_factory.mktemp("out") / "bundle"
+    assert run("--out", folder).exit_code == 0
+    return folder
+
+
+def test_files(whole: Path) -> None:
+    """Everything to install, with the content that is committed; `--list` has the same paths."""
+    files = written(whole)
+    assert set(run("--list").output.split()) == files
+    assert {"alerts/health.yaml", "dashboards/runbooks.json", "runbooks/gpulost.md", "chart/.helmignore"} < files
+    assert {"deploy/gpu-exporter.service", "deploy/compose.yaml", "deploy/kubernetes/plain/gpu-exporter.yaml"} < files
+    assert not [path for path in files if "__pycache__" in path or path.endswith(".lint")]
+    for part, committed in (("dashboards", "dashboards"), ("chart", "helm/gpu-exporter"), ("alerts", "alerts")):
+        for path in (path for path in files if path.startswith(f"{part}/")):
+            text, expected = (whole / path).read_text(), (ROOT / committed / path.partition("/")[2]).read_text()
+            assert text.split("\n", part == "alerts")[-1] == expected.split("\n", part == "alerts")[-1], path
+
+
+def test_links_in_runbooks(whole: Path) -> None:
+    """They lead to files of the bundle."""
+    targets = set()
+    for page in (whole / "runbooks").iterdir():
+        for target in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
+            assert "://" in target or (page.parent / target).is_file(), (page.name, target)
+            targets.add(target)
+    assert {"../alerts/examples/alertmanager.yaml", "gpulost.md"} < targets
+
+
+def test_compose_file(whole: Path) -> None:
+    """It builds nothing, asks for the image, and mounts files of the bundle."""
+    services = yaml.safe_load((whole / "deploy/compose.yaml").read_text())["services"]
+    assert not any("build" in service for service in services.values())
+    assert services["gpus"]["image"].startswith("${IMAGE:?")
+    mounts = [each.split(":")[0] for service in services.values() for each in service.get("volumes", ())]
+    paths = [mount for mount in mounts if mount.startswith(".")]
+    assert len(paths) == 6
+    assert [path for path in paths if not (whole / "deploy" / path).exists()] == []
+
+
+def test_no_name_that_somebody_else_could_register(whole: Path) -> None:
+    """Until the project has its names, nothing refers to one."""
+    assert not any((project.REPOSITORY, project.DOCS, project.IMAGE, project.CHART)), "adapt this test to the names"
+    owned = re.compile(r"(github\.com|ghcr\.io|docker\.io|quay\.io|pypi\.org)[/\w.-]*/gpu-exporter")
+    assert [path for path in written(whole) if owned.search((whole / path).read_text())] == []
+
+
+def test_limits(tmp_path: Path) -> None:
+    """Rules and runbooks have the user's limit; other limits keep their default."""
+    limits, out = tmp_path / "limits.yaml", tmp_path / "out"
+    limits.write_text("thermalMargin: 7.25\n")
+    assert run("--out", out, "--limits", limits, "alerts", "runbooks").exit_code == 0
+    assert {path.partition("/")[0] for path in written(out)} == {"alerts", "runbooks"}
+    assert "7.25" in (out / "alerts/health.yaml").read_text()
+    assert "7.25" in (out / "runbooks/gputhermalmarginlow.md").read_text()
+    assert "7.25" not in (out / "alerts/cost.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("thermalMargn: 5", "there is no limit 'thermalMargn'; did you mean thermalMargin?"),
+        ("nonsense_of_mine: 1", "docs/failure-modes.md lists all limits"),
+        ("thermalMargin: ten", "thermalMargin is 'ten', not a number of"),
+        ("thermalMargin: true", "thermalMargin is True, not a number"),
+        ("[1, 2]", "not a mapping"),
+        ("a: [", "not YAML"),
+        (None, "No such file"),
+    ],
+)
+def test_wrong_limits(content: str | None, message: str, tmp_path: Path) -> None:
+    """One line names the file, the limit and the fix; nothing is written."""
+    limits, out = tmp_path / "limits.yaml", tmp_path / "out"
+    if content is not None:
+        limits.write_text(content)
+    error = run("--out", out, "--limits", limits)
+    assert error.exit_code != 0
+    assert message in error.output
+    assert str(limits) in error.output
+    assert not out.exists()
+
+
+def test_upgrade(tmp_path: Path) -> None:
+    """Files that no longer exist are removed, except the user's; other parts stay."""
+    assert run("--out", tmp_path / "b", "alerts", "deploy").exit_code == 0
+    gone, own, stays = (tmp_path / "b" / name for name in ("alerts/gone.yaml", "alerts/own.yaml", "deploy/gone.yaml"))
+    for path in (gone, own, stays):
+        path.write_text("groups: []\n")
+    manifest = tmp_path / "b" / bundle.MANIFEST
+    manifest.write_text(manifest.read_text().replace('"files": [', '"files": ["alerts/gone.yaml", "deploy/gone.yaml",'))
+    assert run("--out", tmp_path / "b", "alerts").exit_code == 0
+    assert [path.exists() for path in (gone, own, stays)] == [False, True, True]
+    assert run("--out", tmp_path / "b", "deploy").exit_code == 0
+    assert [path.exists() for path in (gone, own, stays)] == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    "content", ["{", '{"version": "1", "files": ["../x"]}', '{"version": "1", "files": ["/etc/x"]}']
+)
+def test_damaged_list_of_files(content: str, tmp_path: Path) -> None:
+    """Nothing outside the folder is ever deleted."""
+    (tmp_path / "b").mkdir()
+    (tmp_path / "x").touch()
+    (tmp_path / "b" / bundle.MANIFEST).write_text(content)
+    assert "is damaged; delete" in run("--out", tmp_path / "b").output
+    assert (tmp_path / "x").exists()
+
+
+def test_folder_with_other_files(tmp_path: Path) -> None:
+    """It is left alone."""
+    (tmp_path / "mine").touch()
+    assert "holds other files; name a new or an empty folder" in run("--out", tmp_path).output
+    assert written(tmp_path) == {"mine"}
+    assert "name a folder with --out" in run().output

@@ -1,0 +1,75 @@
+"""The chart rejects invalid values with an error that names the value, and accepts valid edge cases."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import jsonschema
+import pytest
+from helm_python import Chart, HelmError
+
+from gpu_exporter.render.chart.exporter_schemas import WEB_CONFIG
+from gpu_exporter.serving.security import web_config
+from tests.support.chart import CHART, HASH, NAMESPACE, RELEASE, SETS, Values, objects, of_readme, only, texts
+from tests.support.chart_values import INVALID, VALID
+
+
+@pytest.mark.parametrize(("values", "expected"), INVALID, ids=lambda value: str(value)[:60])
+def test_an_invalid_value_is_named(values: Values, expected: str) -> None:
+    """The error has the value's path, and what is allowed or what to do."""
+    with pytest.raises(HelmError, match=re.escape(expected)) as caught:
+        texts(values)
+    if "at '" not in expected:
+        assert len(str(caught.value).strip().splitlines()) == 1
+
+
+def test_the_image_is_required() -> None:
+    """The defaults alone would run somebody's image, on some registry, as root on every GPU node."""
+    with Chart.load(CHART) as loaded, pytest.raises(HelmError) as caught:
+        loaded.render({}, name=RELEASE, namespace=NAMESPACE)
+    (line,) = str(caught.value).strip().splitlines()
+    assert line.endswith("push it, and set image.repository=registry.example/gpu-exporter")
+
+
+@pytest.mark.parametrize("name", VALID)
+def test_a_valid_edge_case_is_accepted(name: str) -> None:
+    assert "daemonset.yaml" in texts(VALID[name])
+
+
+@pytest.mark.parametrize("begin", ["web", "podLabels", "dcgm", "prometheusRule"])
+def test_examples_of_the_readme_are_accepted(begin: str) -> None:
+    values = json.loads(json.dumps(of_readme(begin)).replace("$2y$10$\\u2026", HASH))
+    assert "daemonset.yaml" in texts(values)
+
+
+def test_opencost_and_kubecost_find_the_pods() -> None:
+    """By one of these labels; GPU operator's Service must not."""
+    labels = only(objects(of_readme("podLabels")), "DaemonSet")["spec"]["template"]["metadata"]["labels"]
+    names = [labels.get(key, "") for key in ("app", "app.kubernetes.io/name", "app.kubernetes.io/component")]
+    assert any("dcgm-exporter" in name for name in names)
+    assert labels["app"] != "nvidia-dcgm-exporter"
+
+
+def test_enough_invalid_values() -> None:
+    """Each kind of value has some."""
+    assert len(INVALID) >= 70
+    assert len(VALID) >= 40
+
+
+def test_the_keys_of_the_web_configuration_are_those_of_the_exporter() -> None:
+    """The chart would otherwise refuse, or pass on, a key that the exporter treats differently."""
+    sections = WEB_CONFIG["properties"]
+    assert sections.keys() == web_config.SECTIONS.keys()
+    assert sections["tls_server_config"]["properties"].keys() == web_config.TLS_KEYS.keys()
+    assert sections["http_server_config"]["properties"].keys() == web_config.HTTP_KEYS.keys()
+    assert sections["rate_limit"]["properties"].keys() == web_config.RATE_KEYS.keys()
+
+
+def test_other_tools_can_read_the_schema() -> None:
+    """Editors check values with it, too."""
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    jsonschema.Draft7Validator.check_schema(schema)
+    validator = jsonschema.Draft7Validator(schema)
+    for values in (*SETS.values(), *VALID.values()):
+        validator.validate({key: value for key, value in values.items() if value is not None})
