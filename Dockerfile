@@ -7,6 +7,11 @@ FROM python:3.12-slim@sha256:229a2c5bfa27522db7815ea81f9bed70af17ccb9de9fc7ad142
 WORKDIR /src
 COPY pyproject.toml setup.cfg README.md LICENSE ./
 COPY gpu_exporter gpu_exporter
+# What gpu_exporter/bundled links to.
+COPY compose.yaml ./
+COPY dashboards dashboards
+COPY helm helm
+COPY deploy deploy
 RUN python -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 ARG EXTRAS=kubernetes
 RUN python -m venv --without-pip /opt/gpu-exporter \

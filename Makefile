@@ -9,7 +9,7 @@ VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' gpu_exporter/version.p
 
 .DEFAULT_GOAL := help
 .PHONY: help run demo quick test coverage lint generate licenses image bench fuzz soak tools \
-  wheel sbom chart dist release verify push publish
+  wheel sbom bundle chart dist release verify push publish
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -58,7 +58,10 @@ sbom: wheel ## Install the wheel in an empty environment, check it, and list its
 chart: $(VENV)/dev ## Package the Helm chart of the last commit into dist/; the same bytes on every machine
 	$(BIN)/python -m release.chart
 
-dist: sbom chart ## Build every file of a release into dist/, with checksums
+bundle: wheel ## Pack what `gpu-exporter bundle` of the wheel writes: rules, dashboards, runbooks, chart, examples
+	$(BIN)/python -m release.bundle
+
+dist: sbom bundle chart ## Build every file of a release into dist/, with checksums
 	cd dist && sha256sum *-$(VERSION)[-.]* >SHA256SUMS
 
 release: ## Date the changelog, commit and tag the version; prints the command that publishes it

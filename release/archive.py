@@ -23,6 +23,8 @@ def normalise(path: Path, time: int) -> None:
         for member in members:
             entry = tarfile.TarInfo(member.name)
             entry.type, entry.linkname, entry.mtime = member.type, member.linkname, time
+            if member.islnk():  # setuptools links files that are in the package twice
+                entry.type, entry.linkname = tarfile.REGTYPE, ""
             entry.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
             content = contents.get(member.name, b"")
             entry.size = len(content)

@@ -46,7 +46,7 @@ class Copied(NamedTuple):
 
 APACHE = "Apache-2.0, Copyright NVIDIA Corporation"
 COPIED = (
-    Copied("deploy/dcgm-exporter/*.csv", "image", "unchanged files of NVIDIA's dcgm-exporter", APACHE),
+    Copied("deploy/dcgm-exporter/*.csv", "wheel, image", "unchanged files of NVIDIA's dcgm-exporter", APACHE),
     Copied("tests/dcgm_exporter/*.json", "no", "an unchanged file of NVIDIA's dcgm-exporter", APACHE),
     Copied(
         "gpu_exporter/catalogue/dcgm_exporter/fields.csv",
@@ -84,7 +84,7 @@ gpu-exporter is licensed under the [Apache License 2.0](../LICENSE).
 
 ## What do the wheel and the image need?
 
-`pip install 'gpu-exporter[kubernetes]'` installs these packages, and the image contains them. The wheel contains none.
+`pip install '.[kubernetes]'` installs these packages, and the image contains them. The wheel contains none.
 
 {table(runtime)}
 

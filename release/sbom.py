@@ -16,29 +16,26 @@ from tempfile import TemporaryDirectory
 from zipfile import ZipFile
 
 from gpu_exporter.version import __version__
-from release.source import DIST, commit_time
+from release.source import DIST, commit_time, wheel
 
-WHEEL = DIST / f"gpu_exporter-{__version__}-py3-none-any.whl"
 SBOM = DIST / f"gpu-exporter-{__version__}.cdx.json"
 
 
 def main() -> None:
     """Write the list, and print its name."""
-    if not WHEEL.is_file():
-        sys.exit(f"{WHEEL.relative_to(DIST.parent)} does not exist: run `make wheel`")
     with TemporaryDirectory() as name:
-        python = install(WHEEL, Path(name) / "environment")
+        python = install(wheel(), Path(name) / "environment")
         subject = Path(name) / "pyproject.toml"
-        subject.write_text(project(WHEEL))
+        subject.write_text(project(wheel()))
         command = [sys.executable, "-m", "cyclonedx_py", "environment", "--output-reproducible"]
         arguments = ["--pyproject", str(subject), "--output-file", str(SBOM), str(python)]
         subprocess.run(command + arguments, check=True, env={**os.environ, "SOURCE_DATE_EPOCH": str(commit_time())})
     print(SBOM.relative_to(DIST.parent))
 
 
-def project(wheel: Path) -> str:
+def project(path: Path) -> str:
     """Return a pyproject.toml that says what a wheel is: cyclonedx-bom reads the document's subject only from there."""
-    with ZipFile(wheel) as files:
+    with ZipFile(path) as files:
         (name,) = (name for name in files.namelist() if name.endswith(".dist-info/METADATA"))
         metadata = BytesParser().parsebytes(files.read(name))
     required = [line for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line]
@@ -46,12 +43,12 @@ def project(wheel: Path) -> str:
     return "[project]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in lines.items())
 
 
-def install(wheel: Path, folder: Path) -> Path:
+def install(path: Path, folder: Path) -> Path:
     """Install a wheel and what it requires in a new environment without pip; return the interpreter."""
     venv.create(folder, with_pip=False)
     python = folder / "bin" / "python"
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "--python", str(python)]
-    subprocess.run([*pip, "install", "--only-binary", ":all:", str(wheel)], check=True)
+    subprocess.run([*pip, "install", "--only-binary", ":all:", str(path)], check=True)
     subprocess.run([*pip, "check"], check=True)
     return python
 

@@ -8,6 +8,7 @@ import sys
 import tarfile
 from pathlib import Path
 
+from gpu_exporter.version import __version__
 from release.archive import unpack
 
 ROOT = Path(__file__).parents[1]
@@ -23,6 +24,14 @@ def git(*arguments: str, root: Path = ROOT) -> str:
 def commit_time(root: Path = ROOT) -> int:
     """Return the unix time of the last commit."""
     return int(git("log", "-1", "--format=%ct", root=root))
+
+
+def wheel() -> Path:
+    """Return the wheel of this version in dist/."""
+    found = [*DIST.glob(f"*-{__version__}-py3-none-any.whl")]
+    if len(found) != 1:
+        sys.exit(f"dist/ has {len(found)} wheels of {__version__}: remove dist/, and run `make wheel`")
+    return found[0]
 
 
 def checkout(folder: Path, root: Path = ROOT) -> None:

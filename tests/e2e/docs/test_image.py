@@ -21,7 +21,7 @@ import pytest
 import trustme
 
 from tests import ROOT
-from tests.conftest import Serve
+from tests.conftest import Serve, run
 from tests.support.tools import free_port, until
 
 FIX = "fix: correct the COPY lines in Dockerfile, or the patterns in .dockerignore"
@@ -169,7 +169,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _copy(path: Path, to: Path) -> None:
     if path.is_dir():
-        shutil.copytree(path, to, ignore=shutil.ignore_patterns("__pycache__"))
+        # Docker copies links as links, and only what .dockerignore lets through.
+        shutil.copytree(path, to, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     else:
         to.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, to)
@@ -201,6 +202,12 @@ def test_it_is_small(installed: Path, record_property: Callable[[str, object], N
     listed = "import importlib.metadata as i; print(*sorted(d.name.lower() for d in i.distributions()))"
     needed = {"bcrypt", "click", "gpu-exporter", "msgspec", "nvidia-ml-py", "prometheus_client", "pyyaml", "tornado"}
     assert set(stdout_of(installed / "bin/python", "-c", listed).split()) == needed
+
+
+def test_it_writes_the_bundle_of_this_version(installed: Path) -> None:
+    """With every file, although the package only links to some of them."""
+    command = ("bundle", "--list")
+    assert stdout_of(installed / "bin/gpu-exporter", *command) == run(*command).stdout
 
 
 def test_it_serves(installed: Path, tmp_path: Path) -> None:

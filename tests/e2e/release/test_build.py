@@ -20,21 +20,16 @@ from gpu_exporter.version import __version__
 from tests import ROOT
 
 COMMITTED = (
-    "Makefile",
-    "setup.cfg",
-    "pyproject.toml",
-    "README.md",
-    "LICENSE",
-    ".gitignore",
-    "gpu_exporter",
-    "release",
-    "helm",
+    *("Makefile", "setup.cfg", "pyproject.toml", "README.md", "LICENSE", ".gitignore", "compose.yaml"),
+    *("gpu_exporter", "release", "helm", "dashboards", "deploy"),
 )
 TIME = 1_700_000_000
+BUNDLE = f"gpu-exporter-{__version__}-bundle.tar.gz"
 FILES = {
     f"gpu_exporter-{__version__}-py3-none-any.whl",
     f"gpu_exporter-{__version__}.tar.gz",
     f"gpu-exporter-{__version__}.tgz",
+    BUNDLE,
 }
 
 pytestmark = pytest.mark.slow
@@ -61,7 +56,7 @@ def origin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("origin")
     for name in COMMITTED:
         if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy(ROOT / name, folder / name)
     date = {f"GIT_{role}_DATE": f"{TIME} +0000" for role in ("AUTHOR", "COMMITTER")}
@@ -77,7 +72,7 @@ def built(origin: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A clone in which the packages were built."""
     clone = tmp_path_factory.mktemp("clone") / "one"
     run(["git", "clone", "--quiet", str(origin), str(clone)], clone.parent)
-    make("wheel", clone)
+    make("bundle", clone)
     make("chart", clone)
     return clone
 
@@ -106,12 +101,20 @@ def test_two_builds_are_identical(built: Path, origin: Path, tmp_path: Path) -> 
     clone.parent.mkdir()
     run(["git", "clone", "--quiet", str(origin), str(clone)], tmp_path, umask=0o077)
     leave_traces(clone)
-    environment = {**fake_clock(), "TZ": "Asia/Tokyo", "LC_ALL": "C"}
-    make("wheel", clone, umask=0o077, **environment)
-    make("chart", clone, umask=0o077, **environment)
-    contents = [{path.name: path.read_bytes() for path in (folder / "dist").iterdir()} for folder in (built, clone)]
-    assert [set(files) for files in contents] == [FILES, FILES]
-    assert [name for name in sorted(FILES) if contents[0][name] != contents[1][name]] == []
+    elsewhere = {"TZ": "Asia/Tokyo", "LC_ALL": "C"}
+    for target in ("wheel", "chart"):
+        make(target, clone, umask=0o077, **elsewhere, **fake_clock())
+    later = contents(clone)
+    assert set(later) == FILES - {BUNDLE}
+    make("bundle", clone, umask=0o077, **elsewhere)  # downloads packages, for which the clock must be right
+    first, second = contents(built), contents(clone) | later
+    assert set(first) == set(second) == FILES
+    assert [name for name in sorted(FILES) if first[name] != second[name]] == []
+
+
+def contents(clone: Path) -> dict[str, bytes]:
+    """Return the content of each file in dist/."""
+    return {path.name: path.read_bytes() for path in (clone / "dist").iterdir()}
 
 
 def test_archives_have_neutral_metadata(built: Path) -> None:
@@ -120,9 +123,10 @@ def test_archives_have_neutral_metadata(built: Path) -> None:
     with ZipFile(wheel) as archive:
         assert {entry.external_attr >> 16 & 0o444 for entry in archive.infolist()} == {0o444}
         assert "gpu_exporter/catalogue/xids.csv" in archive.namelist()
-    (sdist,) = (built / "dist").glob("*.tar.gz")
-    with tarfile.open(sdist) as files:
-        members = files.getmembers()
+    members: list[tarfile.TarInfo] = []
+    for packed in (built / "dist").glob("*.tar.gz"):
+        with tarfile.open(packed) as files:
+            members += files.getmembers()
     assert {(member.mtime, member.uid, member.gid, member.uname, member.gname) for member in members} == {
         (TIME, 0, 0, "", "")
     }
