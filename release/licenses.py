@@ -122,8 +122,8 @@ def license_of(name: str) -> str:
     if name in READ:
         return READ[name]
     metadata = distribution(name).metadata
-    classifiers = [text for text in metadata.get_all("Classifier") or [] if text.startswith("License ::")]
-    stated = [metadata["License-Expression"], metadata["License"], *classifiers]
+    stated = [text for key in ("License-Expression", "License") for text in metadata.get_all(key) or []]
+    stated += [text for text in metadata.get_all("Classifier") or [] if text.startswith("License ::")]
     first = next((text for text in stated if text and "\n" not in text), "")
     if not first:
         raise SystemExit(f"{name}: its metadata has no license; add it to READ in release/licenses.py")
