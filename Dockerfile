@@ -25,10 +25,10 @@ RUN install -m 644 healthcheck.py /opt/gpu-exporter/ \
 FROM python:3.12-slim@sha256:229a2c5bfa27522db7815ea81f9bed70af17ccb9de9fc7ad142b1877b5830d36 AS base
 ARG VERSION=unknown
 ARG REVISION=unknown
+ARG SOURCE=
 LABEL org.opencontainers.image.title="gpu-exporter" \
       org.opencontainers.image.description="Prometheus exporter that shows why NVIDIA GPUs are slow, broken or wasted" \
-      org.opencontainers.image.source="https://github.com/gpu-exporter/gpu-exporter" \
-      org.opencontainers.image.documentation="https://github.com/gpu-exporter/gpu-exporter/blob/main/README.md" \
+      org.opencontainers.image.source="${SOURCE}" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"

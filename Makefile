@@ -47,7 +47,8 @@ licenses: $(VENV)/dev ## Write docs/licenses.md from the metadata of the install
 	$(BIN)/python -m release.licenses
 
 image: ## Build the container image with Docker: IMAGE=name, ARGS='--platform …', or '--target dcgm-exporter' for one that replaces dcgm-exporter's
-	docker build --tag $(IMAGE) --build-arg VERSION=$(VERSION) --build-arg REVISION=$$(git rev-parse --short HEAD) $(ARGS) .
+	docker build --tag $(IMAGE) --build-arg VERSION=$(VERSION) --build-arg REVISION=$$(git rev-parse --short HEAD) \
+	  --build-arg SOURCE="$$(git config --get remote.origin.url | sed 's,://[^/@]*@,://,')" $(ARGS) .
 
 wheel: $(VENV)/dev ## Build the wheel and the sdist of the last commit into dist/; the same bytes on every machine
 	$(BIN)/python -m release.build

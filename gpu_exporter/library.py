@@ -60,7 +60,7 @@ def readings(snapshot: Snapshot) -> tuple[GpuReading, ...]:
     samples: dict[Gpu, list[Sample]] = {status.gpu: [] for status in snapshot.gpus}
     for sample in snapshot.samples:
         metric, gpu = sample.series.metric, sample.series.gpu
-        if gpu is not None and (metric.nvml or metric.integral_of):
+        if gpu is not None and (metric.nvml or metric.integral_of or metric.sum_of):
             samples[gpu].append(sample)
     return tuple(
         GpuReading(snapshot.at, status.gpu, status.up, status.reason, tuple(samples[status.gpu]))
@@ -139,5 +139,21 @@ def _monitor(metrics: MetricSet, gpus: tuple[int | str, ...] | None, process: in
     except GpuExporterError:
         monitor.stop()
         raise
-    atexit.register(monitor.stop)  # no thread may be inside the driver's library when its destructors run
+    atexit.register(_stop, monitor, process)
     return monitor
+
+
+def _stop(monitor: Monitor, process: int) -> None:
+    """Stop a monitor of this process: no thread may be inside the driver's library when its destructors run."""
+    if process == os.getpid():
+        monitor.stop()
+
+
+def _renew_lock() -> None:
+    """Replace the lock in the child of a fork: a thread of the parent that holds it does not exist there."""
+    global ONE_AT_A_TIME
+    ONE_AT_A_TIME = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)

@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 
 # Responses without owners right after the start would begin series that end at once.
 FIRST_SECONDS = 2.0
+WRONG_NODE = "kubelet lists pods, the API server none of this node: set GPU_EXPORTER_NODE_NAME from spec.nodeName"
 _READ = frozenset({m.MIG_DEVICE, m.FB_USED, m.PROCESS_MEMORY, m.PROCESS_SM, m.PROCESSES_UNRESOLVED})
 
 
@@ -71,6 +72,7 @@ class Attributor:
         # The monotonic time at which kubelet began to list each pod; 0 for those of the first look. None before it.
         self._listed_since: dict[str, float] | None = None
         self._listing: Listing | None = None
+        self._wrong_node = False
 
     def start(self) -> None:
         """Start all threads, and wait up to FIRST_SECONDS for the first answers."""
@@ -131,10 +133,19 @@ class Attributor:
             return {}
         if self._lookups.kubelet and (listing := self._lookups.kubelet.value) is not self._listing:
             self._note_listed(listing)
+        self._check_node(lookup)
         if lookup.up or lookup.answered_at is None:
             return lookup.value
         new = {name for name, since in (self._listed_since or {}).items() if since > lookup.answered_at}
         return {name: pod for name, pod in lookup.value.items() if name not in new} if new else lookup.value
+
+    def _check_node(self, lookup: Lookup[Mapping[str, Pod]]) -> None:
+        """Note whether the API server lists no pod, although kubelet does."""
+        wrong = lookup.up and not lookup.value and bool(self._listed_since)
+        if wrong and not self._wrong_node:
+            lookup.errors["wrong_node"] += 1
+            log.warning("attribution: pods: %s", WRONG_NODE)
+        self._wrong_node = wrong
 
     def _note_listed(self, listing: Listing) -> None:
         """Note which pods are new in a listing of kubelet."""
@@ -154,7 +165,8 @@ class Attributor:
     def _health(self) -> Iterator[Row]:
         for lookup in self._lookups.all():
             source = (("source", lookup.source),)
-            yield Row(m.ATTRIBUTION_UP, None, lookup.up, source)
+            up = lookup.up and not (self._wrong_node and lookup is self._lookups.pods)
+            yield Row(m.ATTRIBUTION_UP, None, up, source)
             if lookup.age is not None:
                 yield Row(m.ATTRIBUTION_AGE, None, round(lookup.age, 3), source)
             for reason, count in lookup.errors.copy().items():

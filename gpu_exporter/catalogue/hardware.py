@@ -29,18 +29,16 @@ UtilizationRates() EncoderUtilization() DecoderUtilization() PerformanceState() 
 PowerUsage() EnforcedPowerLimit() PowerManagementLimit() PowerManagementDefaultLimit()
 PowerManagementLimitConstraints() ClockInfo(1) ClockInfo(2) ClockInfo(3) MaxClockInfo(1) MaxClockInfo(2)
 MaxClockInfo(3) CurrentClocksEventReasons() Temperature(0) TemperatureThreshold(0) TemperatureThreshold(1)
-MarginTemperature() MemoryInfo() BAR1MemoryInfo() EccMode() RemappedRows() RowRemapperHistogram()
-TotalEccErrors(0,0) TotalEccErrors(0,1) TotalEccErrors(1,0) TotalEccErrors(1,1)
+TemperatureThreshold(3) MarginTemperature() MemoryInfo() BAR1MemoryInfo() EccMode() RemappedRows()
+RowRemapperHistogram() TotalEccErrors(0,0) TotalEccErrors(0,1) TotalEccErrors(1,0) TotalEccErrors(1,1)
 MemoryErrorCounter(0,0,2) MemoryErrorCounter(0,1,2) MemoryErrorCounter(1,0,2) MemoryErrorCounter(1,1,2)
 MemoryErrorCounter(0,0,7) MemoryErrorCounter(0,1,7) MemoryErrorCounter(1,0,7) MemoryErrorCounter(1,1,7)
 CurrPcieLinkGeneration() CurrPcieLinkWidth() MaxPcieLinkGeneration() MaxPcieLinkWidth() PcieReplayCounter()
-SramEccErrorStatus() RepairStatus() ValidateInforom() Samples(0)
+SramEccErrorStatus() RepairStatus() ValidateInforom() Samples(0) Count() MinorNumber()
 """
 H200 = Answers(
     calls=frozenset(H200_CALLS.split()),
-    fields=frozenset(
-        {74, *range(76, 80), 82, 83, 91, *range(161, 166), 169, *range(173, 184), 186, 230, *range(269, 272)}
-    ),
+    fields=frozenset({*range(74, 80), 82, 83, 91, *range(161, 166), 169, *range(173, 184), 186, 230, *range(269, 272)}),
     gpm=frozenset(
         {*range(1, 8), *range(9, 14), 20, 21, *range(30, 38), *range(40, 48), 50, 51, *range(60, 64), *range(166, 170)}
     ),
@@ -51,9 +49,9 @@ SEEN_ON: Mapping[str, Answers] = {"H200": H200}
 
 
 def seen_on(metric: Metric) -> tuple[str, ...]:
-    """Return the hardware on which this row, or the row that it is computed from, had a value."""
-    row = metric.integral_of or metric.histogram_of or metric
-    return tuple(name for name, answers in SEEN_ON.items() if _answered(row, answers))
+    """Return the hardware on which this row, or the rows that it is computed from, had a value."""
+    rows = metric.sum_of or (metric.integral_of or metric.histogram_of or metric,)
+    return tuple(name for name, answers in SEEN_ON.items() if all(_answered(row, answers) for row in rows))
 
 
 def _answered(row: Metric, answers: Answers) -> bool:

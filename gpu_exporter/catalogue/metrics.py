@@ -83,6 +83,10 @@ PCIE_TX,          PCIE_TX_TOTAL     = _traffic("DCGM_FI_PROF_PCIE_TX_BYTES",    
 PCIE_RX,          PCIE_RX_TOTAL     = _traffic("DCGM_FI_PROF_PCIE_RX_BYTES",            1010, 21, "gpu_pcie_rx_bytes_total",              "PCIe traffic from the host to the GPU (including headers)")
 NVLINK_TX,        NVLINK_TX_TOTAL   = _traffic("DCGM_FI_PROF_NVLINK_TX_BYTES",          1011, 61, "gpu_nvlink_tx_bytes_total",            "NVLink traffic sent over all links (without headers)")
 NVLINK_RX,        NVLINK_RX_TOTAL   = _traffic("DCGM_FI_PROF_NVLINK_RX_BYTES",          1012, 60, "gpu_nvlink_rx_bytes_total",            "NVLink traffic received over all links (without headers)")
+# The same traffic under the names of other fields. NVML's own call for PCIe throughput busy-waits for 20 ms, so it is never used.
+NVLINK_BOTH       = Metric("DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL", GAUGE, "MB/s", "NVLink traffic in both directions over all links, mean over the gauge window.",                                  0, 2e7, dcgm=449, scale=1e-6, sum_of=(NVLINK_TX, NVLINK_RX))
+PCIE_TX_KB        = Metric("DCGM_FI_DEV_PCIE_TX_THROUGHPUT",     GAUGE, "KB/s", "PCIe traffic from the GPU to the host in KB/s (including headers), mean over the gauge window.", 0, 1e10, dcgm=200, scale=1e-3, sum_of=(PCIE_TX,), set=FULL)
+PCIE_RX_KB        = Metric("DCGM_FI_DEV_PCIE_RX_THROUGHPUT",     GAUGE, "KB/s", "PCIe traffic from the host to the GPU in KB/s (including headers), mean over the gauge window.", 0, 1e10, dcgm=201, scale=1e-3, sum_of=(PCIE_RX,), set=FULL)
 LINK_RX,          LINK_RX_TOTAL     = _traffic("gpu_nvlink_link_rx_bytes_per_second",   1533, 62, "gpu_nvlink_link_rx_bytes_total",       "NVLink traffic received over one link", stride=2, set=FULL)
 LINK_TX,          LINK_TX_TOTAL     = _traffic("gpu_nvlink_link_tx_bytes_per_second",   1532, 63, "gpu_nvlink_link_tx_bytes_total",       "NVLink traffic sent over one link", stride=2, set=FULL)
 
@@ -126,6 +130,7 @@ MEMORY_TEMP   = Metric("DCGM_FI_DEV_MEMORY_TEMP",    GAUGE, "celsius", "Memory t
 TEMP_MARGIN   = Metric("DCGM_FI_DEV_GPU_TEMP_LIMIT", GAUGE, "celsius", "Thermal margin: degrees Celsius left until the GPU throttles.", -50, 150, dcgm=153, nvml=Call("MarginTemperature"), pace=SLOW)
 SLOWDOWN_TEMP = Metric("DCGM_FI_DEV_SLOWDOWN_TEMP",  GAUGE, "celsius", "Temperature in degrees Celsius at which the GPU throttles.",      1, 200, dcgm=158, nvml=Call("TemperatureThreshold", (1,)), pace=STATIC)
 SHUTDOWN_TEMP = Metric("DCGM_FI_DEV_SHUTDOWN_TEMP",  GAUGE, "celsius", "Temperature in degrees Celsius at which the GPU shuts down.",     0, 200, dcgm=159, nvml=Call("TemperatureThreshold", (0,)), pace=STATIC)
+MAX_OP_TEMP   = Metric("DCGM_FI_DEV_GPU_MAX_OP_TEMP", GAUGE, "celsius", "Maximum operating temperature of the GPU in degrees Celsius.",  1, 200, dcgm=152, nvml=Call("TemperatureThreshold", (3,)), pace=STATIC, set=FULL)
 
 # --- clock events: what holds the clock down (SW power cap is normal at full load) ----------------------------------------------------
 CLOCK_EVENTS       = Metric("DCGM_FI_DEV_CLOCKS_EVENT_REASONS", GAUGE, "bitmask", "Reasons that hold the clock down, as NVML's bit mask.", 0, 2**32 - 1, dcgm=112, nvml=Call("CurrentClocksEventReasons"))
@@ -135,9 +140,12 @@ CLOCK_EVENT_ACTIVE = tuple(
 CLOCK_EVENT_SECONDS = tuple(
     Metric("gpu_clock_event_seconds_total", COUNTER, "seconds", "Seconds during which this reason held the clock down.", dcgm=dcgm, nvml=FieldValue(nvml), scale=NANO, pace=SLOW, set=metric_set, labels=(("reason", reason),), dcgm_scale=NANO)
     for reason, dcgm, nvml, metric_set in (
-        ("sw_power_cap",        1420,  74, MetricSet.DEFAULT), ("sync_boost",          1421,  76, MetricSet.DEFAULT), ("sw_thermal_slowdown", 1422, 269, MetricSet.DEFAULT),
+        ("sw_power_cap",        1420,  74, MetricSet.DEFAULT), ("sync_boost",          1421,  76, FULL), ("sw_thermal_slowdown", 1422, 269, MetricSet.DEFAULT),
         ("hw_thermal_slowdown", 1423, 270, MetricSet.DEFAULT), ("hw_power_brake",      1424, 271, MetricSet.DEFAULT), ("board_limit",          243,  77, FULL),
         ("low_utilization",      244,  78, FULL),              ("reliability",          245,  79, FULL)))
+VIOLATIONS          = tuple(
+    Metric(f"DCGM_FI_DEV_{name}_VIOLATION", COUNTER, "nanoseconds", f"Nanoseconds during which {what} held the clock down.", dcgm=240 + n, nvml=FieldValue(74 + n), pace=SLOW, set=FULL)
+    for n, (name, what) in enumerate((("POWER", "the power limit"), ("THERMAL", "the thermal limit"), ("SYNC_BOOST", "sync boost"), ("BOARD_LIMIT", "the board limit"), ("LOW_UTIL", "low utilisation"), ("RELIABILITY", "the reliability voltage limit"))))
 
 # --- memory ---------------------------------------------------------------------------------------------------------------------------
 FB_TOTAL      = Metric("DCGM_FI_DEV_FB_TOTAL",        GAUGE, "MiB",   "Total device memory.",                                                    dcgm=250, nvml=Call("MemoryInfo", pick="total"), scale=1 / MIB, per_instance=True)
@@ -194,6 +202,8 @@ NVLINK_SPEED     = Metric("gpu_nvlink_capacity_bytes_per_second",  GAUGE,   "byt
 NVLINK_REPLAY    = Metric("DCGM_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL",   COUNTER, "errors", "NVLink replay errors, sum of all links.",                dcgm=429, nvml=LinkSum(161), pace=RARE)
 NVLINK_RECOVERY  = Metric("DCGM_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL", COUNTER, "errors", "NVLink recovery errors, sum of all links.",              dcgm=439, nvml=LinkSum(162), pace=RARE)
 NVLINK_CRC       = Metric("DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL", COUNTER, "errors", "NVLink CRC errors, sum of all links.",                   dcgm=409, nvml=LinkSum(163), pace=RARE)
+# GPUs before Hopper count errors by lane; the driver adds them up.
+NVLINK_CRC_DATA  = Metric("DCGM_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL", COUNTER, "errors", "NVLink data CRC errors, sum of all links (GPUs before Hopper).", dcgm=419, nvml=FieldValue(45), pace=RARE, set=FULL)
 LINK_UP          = Metric("gpu_nvlink_link_up",                    GAUGE,   "bool",             "1 if this NVLink is active.",                                   0, 1,    NVLINK, 1508, FieldValue(165), pace=RARE, set=FULL)
 LINK_SPEED       = Metric("gpu_nvlink_link_speed_bytes_per_second", GAUGE,  "bytes per second", "Speed of this NVLink in bytes per second, in each direction.",  0, 1e13, NVLINK, None, FieldValue(164), 1e6, RARE, FULL)
 LINK_ERRORS      = tuple(
@@ -208,6 +218,8 @@ FABRIC_FAULTS    = tuple(
 # --- state ----------------------------------------------------------------------------------------------------------------------------
 PSTATE      = Metric("DCGM_FI_DEV_PSTATE",                  GAUGE, "state",   "Performance state; 0 is the fastest.",                                                            0, 15,  dcgm=190,  nvml=Call("PerformanceState"))
 FAN         = Metric("DCGM_FI_DEV_FAN_SPEED",               GAUGE, "percent", "Fan speed as a share of the maximum speed (may exceed it).",                                      0, 200, dcgm=191,  nvml=Call("FanSpeed"), pace=SLOW)
+GPU_COUNT   = Metric("DCGM_FI_DEV_COUNT",                   GAUGE, "gpus",    "Number of GPUs that the driver lists on this node; the same on each of them.",                     0, 1024, dcgm=4,   nvml=Call("Count"), pace=RARE, set=FULL)
+MINOR       = Metric("DCGM_FI_DEV_MINOR_NUMBER",            GAUGE, "number",  "Minor number of the GPU's device file: n of /dev/nvidia<n>.",                                      0, 65535, dcgm=55, nvml=Call("MinorNumber"), pace=STATIC, set=FULL)
 PERSISTENCE = Metric("DCGM_FI_DEV_PERSISTENCE_MODE",        GAUGE, "bool",    "1 if the driver stays loaded while no program uses the GPU.",                                     0, 1,   dcgm=66,   nvml=Call("PersistenceMode"), pace=RARE)
 RECOVERY    = Metric("DCGM_FI_DEV_GET_GPU_RECOVERY_ACTION", GAUGE, "action",  "Recovery action that the driver asks for: 0 none, 1 reset, 2 reboot, 3 drain P2P, 4 drain and reset, 5 recover the IMEX domain, 6 bus reset, 7 power cycle or reboot.", 0, 15, dcgm=1523, nvml=FieldValue(230), pace=SLOW)
 INFOROM     = Metric("DCGM_FI_DEV_INFOROM_CONFIG_VALID",    GAUGE, "bool",    "1 if the checksums of the InfoROM are valid, 0 if it is corrupt.",                                0, 1,   dcgm=84,   nvml=Call("ValidateInforom"), pace=STATIC)
@@ -332,12 +344,13 @@ OBSERVED = frozenset(row.histogram_of for row in METRICS if row.histogram_of is 
 
 
 def selected(choice: MetricSet, *, processes: bool = False) -> tuple[Metric, ...]:
-    """Return the rows that a source reads: `full` includes `default`; integrals and the exporter's own rows are not read."""
+    """Return the rows that a source reads: `full` includes `default`; integrals and the exporter's own rows are not read.
+    Sums are included, because DCGM has fields for them."""
     sets = {MetricSet.DEFAULT, choice}
     return tuple(
         row
         for row in METRICS
-        if (row.nvml is not None or row.entity in NON_GPU_ENTITIES)
+        if (row.nvml is not None or row.sum_of or row.entity in NON_GPU_ENTITIES)
         and row.set in sets
         and (processes or not isinstance(row.nvml, PerProcess))
     )

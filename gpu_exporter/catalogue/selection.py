@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from gpu_exporter.catalogue.dcgm_exporter.names import RENAMED
+from gpu_exporter.catalogue.dcgm_exporter.names import RENAMED, converter
 from gpu_exporter.catalogue.metrics import METRICS, histograms, selected
 from gpu_exporter.model.gpu import Gpu
 from gpu_exporter.model.metric import Labels, Metric, MetricSet, Schema
@@ -21,12 +23,27 @@ class Family:
     factor: float = 1.0
 
 
+class ValueLabel(NamedTuple):
+    """A label whose text is the latest value of a metric of the GPU, times `factor`; `whole` if DCGM's field is one."""
+
+    name: str
+    metric: Metric
+    factor: float = 1.0
+    whole: bool = True
+
+    def text(self, value: float) -> str:
+        """Return the text for a value, as dcgm-exporter writes it."""
+        converted = converter(self.factor)(value)
+        return str(round(converted)) if self.whole else f"{converted:f}"
+
+
 @dataclass(frozen=True, slots=True)
 class Selection:
     """The rows that a source reads (`read_rows`), and the exposed `families` by name of the metric; others are hidden.
 
     `labels` are put on each classic family of a GPU: the name of the label, and the detail of the GPU (see `detail`).
-    `file_only_rows` are the rows that only a file of fields names. `schema` chooses the names of the classic labels.
+    So are `value_labels`, whose text may change. `file_only_rows` are the rows that only a file of fields names.
+    `schema` chooses the names of the classic labels.
     """
 
     read_rows: tuple[Metric, ...]
@@ -34,6 +51,7 @@ class Selection:
     labels: Labels = (("DCGM_FI_DRIVER_VERSION", "driver"),)
     file_only_rows: tuple[Metric, ...] = ()
     schema: Schema = Schema.CLASSIC
+    value_labels: tuple[ValueLabel, ...] = ()
 
     def label_rows(self, gpu: Gpu) -> Labels:
         """Return `labels` with their values for this GPU."""
@@ -62,7 +80,11 @@ def everything(
 
 def detail(gpu: Gpu, what: str) -> str:
     """Return a constant property of a GPU: `driver`, `model`, `uuid`, …, or a key of its `info`; empty if unknown."""
+    info = dict(gpu.info)
     own = {
+        "process": sys.argv[0],
+        "cuda_driver_number": _packed(info.get("cuda_version", ""), 1000, 10),
+        "compute_capability_number": _packed(info.get("compute_capability", ""), 1 << 16, 1),
         "driver": gpu.driver,
         "model": gpu.model,
         "uuid": gpu.uuid,
@@ -70,4 +92,12 @@ def detail(gpu: Gpu, what: str) -> str:
         "pci_bus_id": gpu.pci_bus_id,
         "minor_number": gpu.device.removeprefix("nvidia"),
     }
-    return own[what] if what in own else dict(gpu.info).get(what, "")
+    return own[what] if what in own else info.get(what, "")
+
+
+def _packed(version: str, major: int, minor: int) -> str:
+    """Return `major.minor` as one number, as DCGM does; empty if it is not such a version."""
+    parts = version.split(".")
+    return (
+        str(int(parts[0]) * major + int(parts[1]) * minor) if [part.isdecimal() for part in parts] == [True] * 2 else ""
+    )

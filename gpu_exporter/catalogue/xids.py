@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import date
 from enum import Enum
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -86,11 +87,19 @@ def load(overrides: Path | None = None) -> Catalogue:
     The overrides are YAML (`63: {action: gpu_reset, drain: true}`) or CSV (columns `code` and those to change; an empty
     cell changes nothing). Raises GpuExporterError that names file, line, value and what is accepted.
     """
+    if overrides is None:
+        return _packaged()
+    rows = dict(_packaged().rows)
+    changes = _csv if overrides.suffix.lower() == ".csv" else _yaml
+    _apply(rows, changes(overrides), overrides.name)
+    return Catalogue(dict(sorted(rows.items())))
+
+
+@cache
+def _packaged() -> Catalogue:
+    """Return the packaged table. All simulated nodes of a process share it."""
     rows: dict[int, Xid] = {}
     _apply(rows, _csv(PACKAGED), str(PACKAGED))
-    if overrides is not None:
-        changes = _csv if overrides.suffix.lower() == ".csv" else _yaml
-        _apply(rows, changes(overrides), overrides.name)
     return Catalogue(dict(sorted(rows.items())))
 
 

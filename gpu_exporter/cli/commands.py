@@ -132,7 +132,8 @@ def metrics_command(text: str, metrics: MetricSet) -> None:
     """List the metrics that gpu-exporter knows, or those with TEXT in their name or help.
 
     `full` also lists metrics that are exposed only if dcgm-exporter's CSV file of fields (--collectors) names them.
-    On a terminal the list fits its width, otherwise each metric is one line of a table.
+    On a terminal the table fits its width, with the help text below each metric. Otherwise each metric is one line with
+    its full name, whatever the width.
     """
     rows = [metric for metric in METRICS if metrics is MetricSet.FULL or metric.set is MetricSet.DEFAULT]
     if not (rows := tables.matching(rows, text)):

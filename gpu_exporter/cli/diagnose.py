@@ -20,13 +20,14 @@ from gpu_exporter.decoding import printable
 from gpu_exporter.diagnosis import gather, judge, report
 from gpu_exporter.diagnosis.presence import Absent, present
 from gpu_exporter.diagnosis.remote import Remote
-from gpu_exporter.diagnosis.window import Scrape, seen
+from gpu_exporter.diagnosis.scrape import Scrape
+from gpu_exporter.diagnosis.window import seen
 from gpu_exporter.health.events import EventLog
 from gpu_exporter.health.kernel_log_thread import KernelWatch
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.source_kind import AUTO, DCGM, OF_SIMULATED, REPLAY, SIMULATED, SOURCE_KINDS
 from gpu_exporter.sources.choice import is_remote, only, recording, refuse_unread
-from gpu_exporter.sources.recording.format import is_simulated, job_of
+from gpu_exporter.sources.recording.format import job_of
 
 # After a signal, what was watched by then is diagnosed. A response or a driver call that is awaited is given up.
 STOP_SECONDS = 2.0
@@ -45,18 +46,22 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class _Gathered:
-    """The scrapes, their source, and for how long they were watched.
+    """The scrapes, or the recording that contains them; their source; and for how long they were watched.
 
-    `phases` are those that they mix; `job` is the job of which all GPUs are ranks.
+    `job` is the job of which all GPUs are ranks.
     """
 
     scrapes: Sequence[Scrape]
     source: str
     job: str
-    seconds: float
-    phases: Sequence[str] = ()
+    watched: float = 0.0
     clean: bool = True
-    description: str = ""
+    recorded: gather.RecordedScrapes | None = None
+
+    @property
+    def seconds(self) -> float:
+        """For how long they were watched. Of a recording, call it after reading it."""
+        return self.recorded.seconds if self.recorded else self.watched
 
 
 def diagnosis(request: Request, *, every: bool, as_json: bool, verbose: bool = False) -> tuple[int, bool]:
@@ -71,7 +76,7 @@ def diagnosis(request: Request, *, every: bool, as_json: bool, verbose: bool = F
         gathered = _gathered(request, stop)
         clean = gathered.clean
         # Each tick of a recording is of one GPU: the absence of the others means nothing.
-        scrapes, absent = (gathered.scrapes, []) if request.config.recording else present(gathered.scrapes)
+        scrapes, absent = (gathered.recorded, []) if gathered.recorded else present(gathered.scrapes)
         diagnoses = judge.diagnose(seen(scrapes, {}, job=gathered.job))
         if not diagnoses and not absent:
             raise GpuExporterError(
@@ -98,10 +103,7 @@ def _gathered(request: Request, stop: threading.Event) -> _Gathered:
         raise GpuExporterError("--phase selects a phase of a recording: name it with --recording")
     if config.recording:
         path = recording(config.recording)
-        scrapes = gather.of_recording(path, request.phase)
-        phases = [] if request.phase else gather.phases(path)
-        description = OF_SIMULATED if is_simulated(path) else REPLAY.description
-        return _Gathered(scrapes, REPLAY.name, job_of(path), _span(scrapes), phases, description=description)
+        return _Gathered((), REPLAY.name, job_of(path), recorded=gather.RecordedScrapes(path, request.phase))
     job, begin = "all" if request.one_job else "", time.monotonic()
     wanted = request.seconds or gather.WATCH_SECONDS
     if remote:
@@ -144,7 +146,8 @@ def _print_text(
 ) -> None:
     for line in report.absences(absent):
         click.echo(line)
-    phases = [printable(phase, 60) for phase in gathered.phases]
+    recorded = gathered.recorded
+    phases = [printable(phase, 60) for phase in recorded.phases] if recorded and not recorded.phase else ()
     click.echo(f"{_origin(gathered)} Alerts need longer to fire.")
     if len(phases) > 1:
         click.echo(f"Its {len(phases)} phases are analysed together; select one with --phase: {', '.join(phases)}")
@@ -158,10 +161,10 @@ def _print_text(
 
 def _origin(gathered: _Gathered) -> str:
     """Return what was watched, and for how long."""
-    seconds = f"{gathered.seconds:.0f} s"
+    seconds, recorded = f"{gathered.seconds:.0f} s", gathered.recorded
+    if recorded:
+        return f"Replayed {seconds} of {OF_SIMULATED if recorded.simulated else REPLAY.description}."
     match gathered.source:
-        case REPLAY.name:
-            return f"Replayed {seconds} of {gathered.description or REPLAY.description}."
         case SIMULATED.name:
             return f"Watched simulated GPUs for {seconds}."
         case DCGM.name:

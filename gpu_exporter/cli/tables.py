@@ -7,10 +7,12 @@ from collections.abc import Iterator, Sequence
 
 from gpu_exporter.catalogue.metrics import BY_KEY, NON_GPU_ENTITIES
 from gpu_exporter.library import GpuReading
-from gpu_exporter.model.metric import Metric
+from gpu_exporter.model.metric import Metric, MetricSet
 from gpu_exporter.render.docs.reference import read_from
 
 SYMBOLS = {"celsius": "°C", "percent": "%", "watts": "W", "joules": "J", "millijoules": "mJ", "seconds": "s"}
+# What exposes the metrics of a set.
+SETS = {MetricSet.DEFAULT: "default", MetricSet.FULL: "--metrics full", MetricSet.NAMED: "--collectors"}
 # Units that say what a number stands for, not how large it is.
 NO_UNITS = ("bitmask", "bool", "code", "info", "ratio", "state", "status", "generation")
 
@@ -30,12 +32,20 @@ def _row(metric: Metric) -> tuple[str, str, str, str, str, str, str, str]:
 
 
 def metric_list(metrics: Sequence[Metric], width: int) -> Iterator[str]:
-    """Yield each metric as a few lines that fit a terminal of `width` columns."""
-    for metric in metrics:
-        yield from textwrap.wrap(metric.key, width, break_on_hyphens=False)
-        set_of = f"--metrics {metric.set.value}" if metric.set.value != "named" else "only by --collectors"
-        about = f"{metric.kind.value} in {metric.unit}, {set_of}. {metric.help}"
-        yield from textwrap.wrap(about, width, initial_indent="    ", subsequent_indent="    ")
+    """Yield a table for a terminal of `width` columns, with the help text below each metric.
+
+    A name that is too long for its column has a line of its own.
+    """
+    cells = [(metric.key, metric.kind.value, metric.unit, SETS[metric.set]) for metric in metrics]
+    rows = [("METRIC", "TYPE", "UNIT", "EXPOSED BY"), *cells]
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    widths[0] = max(10, min(widths[0], width - sum(widths[1:]) - 6))
+    for row, help in zip(rows, ("", *(metric.help for metric in metrics)), strict=True):
+        name = row[0] if len(row[0]) <= widths[0] else ""
+        line = "  ".join(cell.ljust(space) for cell, space in zip((name, *row[1:]), widths, strict=True)).rstrip()
+        for text in (line,) if name else (row[0], line):
+            yield from (text,) if len(text) <= width else textwrap.wrap(text, width, break_on_hyphens=False)
+        yield from textwrap.wrap(help, width, initial_indent="    ", subsequent_indent="    ")
 
 
 def matching(metrics: Sequence[Metric], text: str) -> list[Metric]:

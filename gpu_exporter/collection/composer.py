@@ -108,7 +108,7 @@ class Composer:
     def _attribute(self, seen: Sequence[GpuSamples], samples: list[Sample]) -> OwnerLabels:
         """Add the samples of the GPUs' owners. Series of pods that have ended are not kept."""
         if self._attribution is None:
-            return OwnerLabels()
+            return self._labels_of_source(seen)
         owner_labels, rows = self._attribution.attribute(seen)
         previous, self._attributed = self._attributed, {}
         for row in rows:
@@ -116,6 +116,12 @@ class Composer:
             series = self._attributed[key] = previous.get(key) or Series(row.metric, row.gpu, row.labels)
             samples.append(Sample(series, row.value))
         return owner_labels
+
+    def _labels_of_source(self, seen: Sequence[GpuSamples]) -> OwnerLabels:
+        """Return the owner labels of classic families if the source knows pods, as attribution returns them."""
+        owners = ((gpu.uuid, owner) for gpu, *_ in seen for owner in self._owners(gpu) if owner.pod)
+        by_device = {(uuid, owner.instance): _pod_labels(owner) for uuid, owner in owners}
+        return OwnerLabels(_pod_labels(Owner()), by_device) if by_device else OwnerLabels()
 
     def _health_samples(self, verdict: Verdict) -> Iterable[Sample]:
         state = verdict.health.value
@@ -170,6 +176,10 @@ class Composer:
         if series is None:
             series = self._series[key] = Series(*key)
         return Sample(series, value)
+
+
+def _pod_labels(owner: Owner) -> Labels:
+    return (("container", owner.container), ("namespace", owner.namespace), ("pod", owner.pod))
 
 
 def _owner_labels(owner: Owner) -> dict[str, str]:

@@ -44,11 +44,13 @@ EVIDENCE = frozenset(
 class GpuRecord:
     """One GPU, identified by its UUID. The record stays for GONE_SECONDS when the GPU is gone.
 
-    Its worker writes it. The clock reads it, counts skipped collections, and reports a worker that is stuck.
+    Its worker writes it, holding `lock`, because another worker may attach the GPU at another index meanwhile. The
+    clock reads it, counts skipped collections, and reports a worker that is stuck.
     """
 
     def __init__(self, gpu: Gpu, gauge_window: float, *, live: bool = True) -> None:
         self.gpu = gpu
+        self.lock = threading.Lock()
         self.accumulator = Accumulator(gauge_window, check_rates=live)
         self.samples: tuple[Sample, ...] = ()
         self.unsupported: Mapping[Metric, str] = {}
@@ -98,9 +100,9 @@ class GpuRecord:
         histograms, because no page shows its samples."""
         self.accumulator.take(reading, plan.histograms)
         if not between_pages:
-            samples = self.accumulator.samples()
+            samples = plan.sums.samples(self.accumulator.samples())
             self.samples = plan.counts.samples(self.gpu, self._clock_events, reading, samples)
-            self.unsupported = plan.counts.unsupported(samples, reading.unsupported)
+            self.unsupported = plan.counts.unsupported(samples, plan.sums.unsupported(reading.unsupported))
             self.duration = time.monotonic() - started
         now = time.monotonic()
         # With short intervals, not every collection reads the GPU.
@@ -177,7 +179,8 @@ class Records:
     def claim(self, gpu: Gpu, worker: int) -> GpuRecord:
         """Return the record of this UUID (of this index, if it has none) with its present identity, for its worker.
 
-        The GPU that this worker read before in the same slot was replaced: its record is forgotten.
+        The GPU that this worker read before in the same slot was replaced: its record is forgotten. If another worker
+        had the record, its series end.
         """
         key = _key(gpu)
         with self._lock:
@@ -186,8 +189,11 @@ class Records:
                     log.warning("GPU %d: %s was replaced by %s", gpu.index, replaced.gpu.uuid, gpu.uuid)
                     del self._records[other]
             record = self._records.get(key) or self._new(gpu)
-            record.gpu, record.claimed_at = gpu, time.monotonic()
-            self._workers[record] = worker  # before it is listed: every listed record has a worker
+            with record.lock:
+                record.gpu, record.claimed_at = gpu, time.monotonic()
+                if self._workers.get(record, worker) != worker:
+                    record.detached()
+                self._workers[record] = worker  # before it is listed: every listed record has a worker
             self._records[key] = record
         return record
 

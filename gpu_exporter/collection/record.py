@@ -60,8 +60,9 @@ def record(
 
 def _raw(metrics: Sequence[Metric]) -> list[Metric]:
     """Return one row for each field of a whole GPU. The field's other rows are derived from it. Links have no row."""
-    fields = {metric.nvml: metric for metric in reversed(metrics) if metric.bit is None}
-    return [metric for metric in metrics if fields.get(metric.nvml) is metric and metric.entity.value == "gpu"]
+    rows = [metric for metric in metrics if metric.nvml and metric.entity.value == "gpu"]
+    fields = {metric.nvml: metric for metric in reversed(rows) if metric.bit is None}
+    return [metric for metric in rows if fields.get(metric.nvml) is metric]
 
 
 class _Recorder:
@@ -75,6 +76,8 @@ class _Recorder:
         self._source, self._metrics = source, metrics
         self._path, self._interval, self._origin, self._mask = path, interval, origin, mask
         self._writer: Writer | None = None
+        # Of the start: the wall clock may be set meanwhile, and no reader accepts a time that goes backwards.
+        self._unix_offset = time.time() - time.monotonic()
 
     def run(self, duration: float, stop: threading.Event) -> None:
         """Record for `duration` seconds or until `stop`. An error is stored in `error`."""
@@ -137,5 +140,5 @@ class _Recorder:
             if series.metric.in_range(value) and not series.labels  # whole GPUs, no MIG instances
         )
         if self._writer and not stop.is_set():
-            self._writer.tick(time.time(), gpu, values)
+            self._writer.tick(time.monotonic() + self._unix_offset, gpu, values)
             self.ticks += 1

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from gpu_exporter.collection.dcgm_counts import DcgmExporterCounts
 from gpu_exporter.collection.histograms import HistogramRows, histograms_of
+from gpu_exporter.collection.sums import Sums
 from gpu_exporter.model.metric import Metric
 
 # With shorter intervals, a page is still made only this often, and what only pages show is only read then.
@@ -62,11 +63,12 @@ DEFAULT_SETTINGS = CollectionSettings()
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a worker reads and computes: the metrics to ask its source for, the histograms made from their means,
+    """What a worker reads and computes: the metrics to ask its source for, the histograms made from their means, sums,
     dcgm-exporter's counts, and times in seconds."""
 
     metrics: Sequence[Metric]
     histograms: HistogramRows
+    sums: Sums
     counts: DcgmExporterCounts
     interval: float
     deadline: float
@@ -80,6 +82,7 @@ def make_plan(metrics: Sequence[Metric], settings: CollectionSettings, *, xids_r
     return Plan(
         counts.source_metrics,
         histograms_of(metrics),
+        Sums(read),
         counts,
         settings.interval,
         settings.deadline,

@@ -173,9 +173,16 @@ class Worker(threading.Thread):
             self._connection.lost(generation, error)
         else:
             if reading is not None and generation == self._connection.generation:
-                self._backoff.reset()
-                self.record.take(reading, plan, started, between_pages=between_pages)
-                self._schedule.retry_soon({series.metric.pace for series in reading.failed}, started)
+                self._take(reading, plan, started, between_pages=between_pages)
+
+    def _take(self, reading: Reading, plan: Plan, started: float, *, between_pages: bool) -> None:
+        """Add a reading, unless another worker has attached the GPU meanwhile: the next tick notices that."""
+        with self.record.lock:
+            if not self._claims_record():
+                return
+            self.record.take(reading, plan, started, between_pages=between_pages)
+        self._backoff.reset()
+        self._schedule.retry_soon({series.metric.pace for series in reading.failed}, started)
 
     def _read(self, plan: Plan, now: float, *, between_pages: bool) -> Reading | None:
         device = self._device or self._attach(plan)
@@ -218,8 +225,9 @@ class Worker(threading.Thread):
         if device:
             with self._logging_bugs():
                 self._log_events(device)  # an XID may say why the GPU died
-            if self._claims_record():
-                self.record.detached()
+            with self.record.lock:
+                if self._claims_record():
+                    self.record.detached()
             with self._logging_bugs():
                 device.close()
 

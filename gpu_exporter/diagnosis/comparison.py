@@ -32,6 +32,8 @@ TOLERANCES: Mapping[str, Tolerance] = {
     "ratio": Tolerance(0.05, 0.02, "the two windows begin and end up to one collection apart"),
     "bytes per second": Tolerance(0.10, 1e7, "as ratios, and traffic comes in bursts"),
     "bytes": Tolerance(0.10, 1e7, "as bytes per second"),
+    "MB/s": Tolerance(0.10, 10.0, "as bytes per second"),
+    "KB/s": Tolerance(0.10, 1e4, "as bytes per second"),
     "percent": Tolerance(0.0, 5.0, "the driver averages over up to a second; sampled at different times"),
     "MHz": Tolerance(0.03, 30.0, "clocks change in steps of 15 MHz between collections"),
     "watts": Tolerance(0.05, 10.0, "instantaneous power changes between collections"),
@@ -40,9 +42,10 @@ TOLERANCES: Mapping[str, Tolerance] = {
     "celsius": Tolerance(0.0, 2.0, "whole degrees, read at different times"),
     "MiB": Tolerance(0.01, 64.0, "programs allocate memory meanwhile"),
     "seconds": Tolerance(0.05, 0.05, "the driver counts in steps; read at different times"),
+    "nanoseconds": Tolerance(0.05, 5e7, "as seconds"),
 }
 # Counters of these units are compared by their rise per second, all others by their last value.
-FLOWS = frozenset({"bytes", "millijoules", "joules", "seconds"})
+FLOWS = frozenset({"bytes", "millijoules", "joules", "seconds", "nanoseconds"})
 # A mean of these is meaningless: they agree if both sources saw one state in common.
 STATES = frozenset({"bitmask", "bool", "state", "action", "status", "code", "generation", "lanes", "xid", "sxid"})
 # Settings and properties of the GPU: they are read repeatedly, and must be equal.

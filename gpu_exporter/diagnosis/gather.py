@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 
 from gpu_exporter.catalogue import metrics as m
@@ -19,14 +21,16 @@ from gpu_exporter.collection.settings import CollectionSettings
 from gpu_exporter.decoding import printable
 from gpu_exporter.diagnosis import prometheus
 from gpu_exporter.diagnosis.remote import Remote
+from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample
 from gpu_exporter.diagnosis.text_format import parsed
-from gpu_exporter.diagnosis.window import PLAUSIBLE_TIMES, Scrape, ScrapedSample, as_scrape
+from gpu_exporter.diagnosis.window import PLAUSIBLE_TIMES, as_scrape
 from gpu_exporter.health.events import EventLog
 from gpu_exporter.model.errors import GpuExporterError
+from gpu_exporter.model.gpu import Series
 from gpu_exporter.model.metric import Metric, MetricSet
 from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.model.source import Source
-from gpu_exporter.sources.recording.format import SETTLE_SECONDS, Tick, ticks
+from gpu_exporter.sources.recording.format import SETTLE_SECONDS, Reader, Tick
 
 TICK_SECONDS = 1.0
 WATCH_SECONDS = 20.0
@@ -62,7 +66,7 @@ def of_source(
         complete = snapshots.copy()  # without the one that `stop` cuts off
     finally:
         clean = collector.stop()
-    scrapes = [as_scrape(snapshot) for snapshot in complete]
+    scrapes = in_order([as_scrape(snapshot) for snapshot in complete])
     # Until GPM has two samples there are no profiling values, and integrals stand still as if the GPU were idle.
     with_profiling = (
         place
@@ -70,6 +74,12 @@ def of_source(
         if any(sample.name == GR_ENGINE_ACTIVE.name for sample in scrape.samples)
     )
     return scrapes[next(with_profiling, 0) :], clean
+
+
+def in_order(scrapes: Sequence[Scrape]) -> list[Scrape]:
+    """Return the scrapes without those of times that were watched before, after the clock was set back."""
+    latest = accumulate((scrape.at for scrape in scrapes), max, initial=-math.inf)
+    return [scrape for scrape, before in zip(scrapes, latest, strict=False) if scrape.at > before]
 
 
 def of_url(remote: Remote, seconds: float | None, stop: threading.Event) -> list[Scrape]:
@@ -106,26 +116,87 @@ def stamped(samples: list[ScrapedSample]) -> Scrape:
     return Scrape(at if PLAUSIBLE_TIMES[0] < at < PLAUSIBLE_TIMES[1] else time.time(), samples)
 
 
-def of_recording(path: Path, phase: str) -> list[Scrape]:
-    """Return the ticks of a recording, or of one phase after its ramp-up. Raises GpuExporterError."""
-    recorded = list(ticks(path))
-    if not recorded:
-        raise GpuExporterError(f"recording {path}: has a header but no ticks; record again")
-    phases = list(dict.fromkeys(tick.phase for tick in recorded if tick.phase))
-    if phase and phase not in phases:
-        known = f"it has {printable(', '.join(phases), 1000)}" if phases else "it has none: omit --phase"
-        raise GpuExporterError(f"recording {path}: no phase {phase}; {known}")
-    chosen = [tick for tick in recorded if not phase or tick.phase == phase]
-    settled = [tick for tick in chosen if not phase or tick.at >= chosen[0].at + SETTLE_SECONDS]
-    counted: defaultdict[int, dict[Metric, Histogram]] = defaultdict(dict)
-    return [Scrape(tick.at, [*_recorded(tick), *_counted(tick, counted[tick.gpu.index])]) for tick in settled or chosen]
+class RecordedScrapes:
+    """The ticks of a recording, or of one phase after its ramp-up, as scrapes: read from the file one by one.
+
+    The attributes are those of what has been read: `simulated` if it is of simulated GPUs, the phases of the recording,
+    and the seconds from the first to the last scrape. Iterating raises GpuExporterError, also if there is no scrape.
+    """
+
+    def __init__(self, path: Path, phase: str = "") -> None:
+        self._path, self.phase = path, phase
+        self.simulated = False
+        self.phases: dict[str, None] = {}
+        self.seconds = 0.0
+        self._empty = True
+
+    def __iter__(self) -> Iterator[Scrape]:
+        reader = Reader(self._path)
+        self.simulated = reader.simulated
+        recorded: defaultdict[int, _RecordedGpu] = defaultdict(_RecordedGpu)
+        first, last = math.inf, -math.inf
+        for tick in self._settled(reader.ticks()):
+            first, last = min(first, tick.at), max(last, tick.at)
+            self.seconds = last - first
+            yield Scrape(tick.at, recorded[tick.gpu.index].samples(tick))
+        self._check()
+
+    def _settled(self, ticks: Iterable[Tick]) -> Iterator[Tick]:
+        """Yield the ticks of the phase after its ramp-up; all of them if the phase is shorter."""
+        ramp: list[Tick] = []
+        begin: float | None = None
+        settled = False
+        for tick in ticks:
+            self._empty = False
+            if tick.phase:
+                self.phases[tick.phase] = None
+            if tick.phase != self.phase and self.phase:
+                continue
+            begin = tick.at if begin is None else begin
+            if not self.phase or tick.at >= begin + SETTLE_SECONDS:
+                settled = True
+                yield tick
+            elif not settled:
+                ramp.append(tick)
+        yield from () if settled else ramp
+
+    def _check(self) -> None:
+        if self._empty:
+            raise GpuExporterError(f"recording {self._path}: has a header but no ticks; record again")
+        if self.phase and self.phase not in self.phases:
+            known = f"it has {printable(', '.join(self.phases), 1000)}" if self.phases else "it has none: omit --phase"
+            raise GpuExporterError(f"recording {self._path}: no phase {self.phase}; {known}")
 
 
-def _recorded(tick: Tick) -> Iterator[ScrapedSample]:
-    identity = _identity(tick)
-    for key, value in tick.samples.items():
-        metric = BY_KEY.get(key)
-        yield ScrapedSample(key.partition("{")[0], {**identity, **(dict(metric.labels) if metric else {})}, value)
+class _RecordedGpu:
+    """Makes the samples of one GPU. Their labels are the same objects at each tick."""
+
+    def __init__(self) -> None:
+        self._named: dict[str, tuple[str, Mapping[str, str]]] = {}
+        self._labels: dict[Series, Mapping[str, str]] = {}
+        self._histograms: dict[Metric, Histogram] = {}
+
+    def samples(self, tick: Tick) -> list[ScrapedSample]:
+        """Return the samples of a tick, with the histograms that signals need after adding this tick to them."""
+        samples = [ScrapedSample(*self._name(tick, key), value) for key, value in tick.samples.items()]
+        return [*samples, *self._counted(tick)]
+
+    def _name(self, tick: Tick, key: str) -> tuple[str, Mapping[str, str]]:
+        if key not in self._named:
+            metric = BY_KEY.get(key)
+            self._named[key] = (key.partition("{")[0], {**_identity(tick), **(dict(metric.labels) if metric else {})})
+        return self._named[key]
+
+    def _counted(self, tick: Tick) -> Iterator[ScrapedSample]:
+        for metric, source in ((m.SM_SHARES, m.SM_ACTIVE), (m.POWER_SAMPLES, m.POWER_INSTANT)):
+            value = tick.samples.get(source.key)
+            if value is not None:
+                histogram = self._histograms.setdefault(metric, Histogram(metric, ()))
+                histogram.observe(min(value, metric.edges[-1]))
+                for series, count in histogram.samples(None):
+                    if series not in self._labels:
+                        self._labels[series] = {**_identity(tick), **dict(series.labels)}
+                    yield ScrapedSample(series.name, self._labels[series], count)
 
 
 def _identity(tick: Tick) -> Mapping[str, str]:
@@ -134,20 +205,3 @@ def _identity(tick: Tick) -> Mapping[str, str]:
         "UUID": tick.gpu.uuid or f"GPU {tick.gpu.index}",
         "modelName": tick.gpu.model,
     }
-
-
-def _counted(tick: Tick, histograms: dict[Metric, Histogram]) -> Iterator[ScrapedSample]:
-    """Yield the histograms that signals need, after adding this tick to them."""
-    for metric, source in ((m.SM_SHARES, m.SM_ACTIVE), (m.POWER_SAMPLES, m.POWER_INSTANT)):
-        value = tick.samples.get(source.key)
-        if value is not None:
-            histogram = histograms.setdefault(metric, Histogram(metric, ()))
-            histogram.observe(min(value, metric.edges[-1]))
-            identity = _identity(tick)
-            for series, count in histogram.samples(None):
-                yield ScrapedSample(series.name, {**identity, **dict(series.labels)}, count)
-
-
-def phases(path: Path) -> list[str]:
-    """Return the phases of a recording, in order."""
-    return list(dict.fromkeys(tick.phase for tick in ticks(path) if tick.phase))

@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from gpu_exporter.catalogue import faults
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.diagnosis.window import UNIDENTIFIED, Scrape, ScrapedSample, node_of
+from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample
+from gpu_exporter.diagnosis.window import UNIDENTIFIED, node_of
 
 # A series is over when so many scrapes of its target in a row lack it: one of them may have come too early for a mean.
 SCRAPES = 3

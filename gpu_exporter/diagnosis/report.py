@@ -56,6 +56,7 @@ def _as_dict(diagnosis: Diagnosis) -> dict[str, Any]:
         "gpu": identity.gpu,
         "UUID": "" if device.uuid.startswith(UNIDENTIFIED) else device.uuid,
         **({"GPU_I_ID": device.instance} if device.instance else {}),
+        **({"cluster": device.cluster} if device.cluster else {}),
         **{name: value for name in ("node", "namespace", "pod", "workload") if (value := getattr(identity, name))},
         "modelName": identity.model,
         **({"down": identity.down} if diagnosis.is_down else {}),
@@ -90,7 +91,7 @@ def lines(diagnoses: Sequence[Diagnosis], *, every: bool = False, verbose: bool 
         bottleneck = diagnosis.bottleneck.name if diagnosis.bottleneck else ""
         modes = tuple(match.mode.name for match in diagnosis.matches)
         unknown = tuple(diagnosis.unknown.items()) if every else ()
-        where = _where(diagnosis.identity)
+        where = _where(diagnosis)
         down = diagnosis.is_down and diagnosis.identity.down
         groups[where, bool(diagnosis.device.instance), bottleneck, down, modes, unknown].append(diagnosis)
     for group in sorted(groups.values(), key=_urgency):
@@ -102,13 +103,14 @@ def _urgency(group: Sequence[Diagnosis]) -> int:
     return min((severities.index(match.mode.severity) for match in group[0].matches), default=len(severities))
 
 
-def _where(identity: DeviceIdentity) -> str:
-    names = (identity.node, identity.model, identity.pod or identity.workload)
+def _where(diagnosis: Diagnosis) -> str:
+    identity = diagnosis.identity
+    names = (diagnosis.device.cluster, identity.node, identity.model, identity.pod or identity.workload)
     return ", ".join(printable(name, LONGEST_NAME) for name in names if name)
 
 
 def _block(group: Sequence[Diagnosis], *, every: bool, verbose: bool) -> Iterator[str]:
-    first, where = group[0], _where(group[0].identity)
+    first, where = group[0], _where(group[0])
     bottleneck = first.bottleneck
     what = f"{bottleneck.name}: {bottleneck.means}" if bottleneck else UNKNOWN_CLASS
     if first.is_down:

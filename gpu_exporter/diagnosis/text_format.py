@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from gpu_exporter.diagnosis.window import ScrapedSample
+from gpu_exporter.diagnosis.scrape import ScrapedSample
 
 MOST_LINES = 500_000
 LONGEST_LINE = 1 << 16

@@ -2,52 +2,27 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.conditions import Limits
-from gpu_exporter.catalogue.distributions import WINDOW_SECONDS
-from gpu_exporter.catalogue.evaluate import LOOKBACK_SECONDS, Device, Points, latest
+from gpu_exporter.catalogue.evaluate import Device, Points, latest
 from gpu_exporter.catalogue.signal import Derived, Read, Signal
 from gpu_exporter.catalogue.signals import SIGNALS
 from gpu_exporter.catalogue.workloads import owner
+from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample
+from gpu_exporter.diagnosis.signal_reader import DeviceKey, key_of, plausible, reader
 from gpu_exporter.model.snapshot import Snapshot
 
 # Unix times that samples can have.
 PLAUSIBLE_TIMES = (0.0, 1e11)
 # How the key of a GPU begins that was never identified; a UUID begins with `GPU-`.
 UNIDENTIFIED = "GPU "
-# A larger value is not a measurement, and sums and squares of it would overflow.
-LARGEST = 1e30
-
-
-class ScrapedSample(NamedTuple):
-    """One sample of a scrape."""
-
-    name: str
-    labels: Mapping[str, str]
-    value: float
-
-
-class Scrape(NamedTuple):
-    """All samples at unix time `at`."""
-
-    at: float
-    samples: Sequence[ScrapedSample]
-
-
-class DeviceKey(NamedTuple):
-    """A GPU, or a GPU instance of it in MIG mode."""
-
-    cluster: str
-    uuid: str
-    instance: str
 
 
 Claims = set[tuple[str, str, str]]
@@ -66,6 +41,16 @@ class DeviceIdentity:
     has_instances: bool = False
     # Why the GPU does not answer, as in `gpu_down_reason`; of the last scrape that says so.
     down: str = ""
+
+    def over(self, earlier: DeviceIdentity) -> DeviceIdentity:
+        """Return this identity, with what is missing taken from an earlier one. Neither has an owner yet."""
+        return DeviceIdentity(
+            gpu=self.gpu or earlier.gpu,
+            model=self.model or earlier.model,
+            node=self.node or earlier.node,
+            has_instances=self.has_instances or earlier.has_instances,
+            down=self.down or earlier.down,
+        )
 
 
 @dataclass(slots=True)
@@ -109,26 +94,34 @@ def as_scrape(snapshot: Snapshot) -> Scrape:
     return Scrape(snapshot.at, samples)
 
 
-def seen(scrapes: Sequence[Scrape], limits: Limits, *, job: str = "") -> Window:
-    """Compute all signals of scrapes (in order of time). With `job`, all devices are ranks of a job of that name."""
-    by_name = [(scrape.at, _by_name(scrape.samples)) for scrape in scrapes]
-    devices = _devices(scrapes)
+def seen(scrapes: Iterable[Scrape], limits: Limits, *, job: str = "") -> Window:
+    """Compute all signals of scrapes (in order of time). With `job`, all devices are ranks of a job of that name.
+
+    Scrapes are taken one by one and not kept: a recording need not fit into memory.
+    """
+    readers = {
+        (signal, way): reader(way, per_instance=signal.per_instance)
+        for signal in SIGNALS
+        for way in signal.definitions
+        if isinstance(way, Read)
+    }
+    identities, now = _Identities(), 0.0
+    for scrape in scrapes:
+        by_name, now = _by_name(scrape.samples), max(now, scrape.at)
+        identities.take(scrape)
+        for of_way in readers.values():
+            of_way.take(scrape.at, by_name)
+    devices = identities.devices()
     for identity in devices.values():
         identity.workload = job or identity.workload
     signals: dict[tuple[Device, Signal], Points] = {}
     for signal in SIGNALS:
         for way in signal.definitions:
-            by_device = (
-                _derived(way, devices, signals)
-                if isinstance(way, Derived)
-                else _shaped(way, by_name, per_instance=signal.per_instance)
-                if way.shape
-                else _read(way, by_name, per_instance=signal.per_instance)
-            )
+            by_device = _derived(way, devices, signals) if isinstance(way, Derived) else readers[signal, way].points
             for device, points in by_device.items():
                 if points:
                     signals.setdefault((device, signal), points)
-    return Window(scrapes[-1].at if scrapes else 0.0, devices, signals, limits)
+    return Window(now, devices, signals, limits)
 
 
 def _by_name(samples: Iterable[ScrapedSample]) -> Mapping[str, list[ScrapedSample]]:
@@ -138,22 +131,26 @@ def _by_name(samples: Iterable[ScrapedSample]) -> Mapping[str, list[ScrapedSampl
     return by_name
 
 
-def _key(labels: Mapping[str, str], *, per_instance: bool) -> DeviceKey:
-    return DeviceKey(labels.get("cluster", ""), labels["UUID"], labels.get("GPU_I_ID", "") if per_instance else "")
+class _Identities:
+    """All devices with a UUID. What the last scrape says of a device counts.
 
+    Its owner comes from the last scrape that has `DCGM_*` or `gpu_pod_info` series of it; if that scrape has none or
+    several, the device has no owner.
+    """
 
-def _devices(scrapes: Sequence[Scrape]) -> dict[DeviceKey, DeviceIdentity]:
-    """Return all devices with a UUID. The owner of a device comes from the last scrape that has
-    `DCGM_*` or `gpu_pod_info` series of it; if that scrape has none or several, the device has no owner."""
-    devices: dict[DeviceKey, DeviceIdentity] = {}
-    owners: dict[DeviceKey, Claims] = {}
-    for scrape in reversed(scrapes):
+    def __init__(self) -> None:
+        self._devices: dict[DeviceKey, DeviceIdentity] = {}
+        self._owners: dict[DeviceKey, Claims] = {}
+
+    def take(self, scrape: Scrape) -> None:
+        """Add the samples of a scrape."""
+        devices: dict[DeviceKey, DeviceIdentity] = {}
         from_classic: dict[DeviceKey, Claims] = defaultdict(set)
         from_pod_info: dict[DeviceKey, Claims] = defaultdict(set)
         for sample in scrape.samples:
             if not sample.labels.get("UUID"):
                 continue
-            key, whole = (_key(sample.labels, per_instance=per_instance) for per_instance in (True, False))
+            key, whole = (key_of(sample.labels, per_instance=per_instance) for per_instance in (True, False))
             for device in (key, whole):
                 _identify(devices.setdefault(device, DeviceIdentity()), sample.labels)
             if key.instance:
@@ -164,11 +161,17 @@ def _devices(scrapes: Sequence[Scrape]) -> dict[DeviceKey, DeviceIdentity]:
                 claim = owner(sample.name, sample.labels)
                 claims = from_pod_info if sample.name == m.POD_INFO.name else from_classic
                 claims[key] |= {claim} if claim else set()
-        owners = {**from_classic, **from_pod_info, **owners}
-    for key, device_claims in owners.items():
-        if len(device_claims) == 1:  # a GPU that several pods share has no single owner
-            ((devices[key].namespace, devices[key].pod, devices[key].workload),) = device_claims
-    return dict(sorted(devices.items(), key=lambda item: (item[1].node, _natural(item[1].gpu), item[0])))
+        for device, identity in devices.items():
+            self._devices[device] = identity.over(self._devices.get(device, DeviceIdentity()))
+        self._owners.update({**from_classic, **from_pod_info})
+
+    def devices(self) -> Mapping[DeviceKey, DeviceIdentity]:
+        """Return the devices in order of node and index."""
+        devices = self._devices
+        for key, claims in self._owners.items():
+            if len(claims) == 1:  # a GPU that several pods share has no single owner
+                ((devices[key].namespace, devices[key].pod, devices[key].workload),) = claims
+        return dict(sorted(devices.items(), key=lambda item: (item[1].node, _natural(item[1].gpu), item[0])))
 
 
 def _identify(identity: DeviceIdentity, labels: Mapping[str, str]) -> None:
@@ -187,133 +190,6 @@ def _natural(text: str) -> tuple[tuple[int, str], ...]:
     """A key by which numbers in texts sort by their value: a number is its length and its digits."""
     parts = (part.lstrip("0") if part.isdecimal() else part for part in re.findall(r"[0-9]+|[^0-9]+", text))
     return tuple((len(part), part) if part.isdecimal() or not part else (-1, part) for part in parts)
-
-
-NamedScrapes = Sequence[tuple[float, Mapping[str, list[ScrapedSample]]]]
-
-
-def _read(way: Read, scrapes: NamedScrapes, *, per_instance: bool) -> Mapping[DeviceKey, Points]:
-    """Return a signal that is read from samples, by device; of several samples of a device the highest."""
-    points: dict[DeviceKey, list[tuple[float, float]]] = defaultdict(list)
-    before: dict[Hashable, Count] = {}
-    for at, by_name in scrapes:
-        highest: dict[DeviceKey, float] = {}
-        # gpu-exporter counts XIDs, so the gauge of the last code, which dcgm-exporter has, is not needed
-        counted = {sample.labels.get("UUID") for sample in by_name.get(m.XID_EVENTS.name, ())} if way.codes else set()
-        for sample in by_name.get(way.name, ()):
-            uuid = sample.labels.get("UUID")
-            if not uuid or uuid in counted or not _matches(way, sample.labels):
-                continue
-            if not plausible(sample.value):  # some exporters write NaN for a missing value
-                continue
-            value = _value(way, sample, at, before)
-            if value is not None and plausible(value):
-                key = _key(sample.labels, per_instance=per_instance)
-                highest[key] = max(highest.get(key, value), value)
-        for key, value in highest.items():
-            points[key].append((at, value))
-    return points
-
-
-def _matches(way: Read, labels: Mapping[str, str]) -> bool:
-    if any(labels.get(name, "") != value for name, value in way.where):
-        return False
-    return way.any_of is None or labels.get(way.any_of[0]) in way.any_of[1]
-
-
-class Count(NamedTuple):
-    """A counter, and since when it has this value. `fresh`: the value changed at `since`, so it was
-    really read at that time."""
-
-    since: float
-    value: float
-    fresh: bool
-
-
-# How often metrics are read; scrapes in between repeat the last value.
-PERIODS = {metric.name: metric.nvml_pace.value for metric in m.METRICS}
-
-
-def _value(way: Read, sample: ScrapedSample, at: float, before: dict[Hashable, Count]) -> float | None:
-    if way.codes:
-        return at if sample.value in way.codes else None
-    if way.bit is not None:
-        return float((int(sample.value) >> way.bit) & 1)
-    if not way.rate:
-        return sample.value * way.scale
-    key = frozenset(sample.labels.items())
-    last = before.setdefault(key, Count(at, sample.value, False))
-    elapsed, period = at - last.since, PERIODS.get(way.name, 0.0)
-    same = sample.value == last.value
-    if same and elapsed < period:
-        return None
-    before[key] = Count(at - period, sample.value, last.fresh) if same else Count(at, sample.value, True)
-    if not 0 < elapsed <= LOOKBACK_SECONDS or (elapsed < period and not last.fresh):
-        return None
-    increase = sample.value - last.value if sample.value >= last.value else sample.value
-    value = increase / elapsed * way.scale
-    return value if way.most is None else min(value, way.most)
-
-
-@dataclass(slots=True)
-class Grown:
-    """The buckets of a histogram: their last values, and their growth up to each scrape of the window.
-
-    A reset counts as growth from 0, as in Prometheus.
-    """
-
-    last: Mapping[float, float] = field(default_factory=dict)
-    until: deque[tuple[float, Mapping[float, float]]] = field(default_factory=deque)
-
-    def take(self, at: float, now: Mapping[float, float]) -> Mapping[float, float]:
-        """Add the buckets of a scrape; return their growth within the window, in order of their edges."""
-        grown = self.until[-1][1] if self.until else {}
-        sums = {
-            edge: grown.get(edge, 0.0) + now[edge] - (last if (last := self.last.get(edge, 0.0)) <= now[edge] else 0.0)
-            for edge in sorted(now)
-        }
-        self.last = now
-        self.until.append((at, sums))
-        while self.until[0][0] < at - WINDOW_SECONDS:
-            self.until.popleft()
-        first = self.until[0][1]
-        return {edge: total - first.get(edge, total) for edge, total in sums.items()}
-
-
-def _shaped(way: Read, scrapes: NamedScrapes, *, per_instance: bool) -> Mapping[DeviceKey, Points]:
-    """Return a signal that is computed from histograms, by device; of several histograms the highest."""
-    points: dict[DeviceKey, list[tuple[float, float]]] = defaultdict(list)
-    growth: dict[Hashable, Grown] = defaultdict(Grown)
-    for at, by_name in scrapes:
-        now: dict[Hashable, dict[float, float]] = defaultdict(dict)
-        devices: dict[Hashable, DeviceKey] = {}
-        for sample in by_name.get(way.series, ()):
-            edge = _edge(sample.labels.get("le", ""))
-            if sample.labels.get("UUID") and edge is not None and 0 <= sample.value <= LARGEST:
-                series: Hashable = frozenset(pair for pair in sample.labels.items() if pair[0] != "le")
-                now[series][edge] = sample.value
-                devices[series] = _key(sample.labels, per_instance=per_instance)
-        highest: dict[DeviceKey, float] = {}
-        for series, buckets in now.items():
-            value = way.shape.value(growth[series].take(at, buckets)) if way.shape else None
-            if value is not None:
-                highest[devices[series]] = max(highest.get(devices[series], value), value)
-        for key, value in highest.items():
-            points[key].append((at, value))
-    return points
-
-
-def plausible(value: float) -> bool:
-    """Whether a value can be a measurement: not NaN, not infinite, and small enough to calculate with."""
-    return -LARGEST <= value <= LARGEST
-
-
-def _edge(text: str) -> float | None:
-    try:
-        edge = float(text)
-    except ValueError:
-        return None
-    return None if math.isnan(edge) else edge
 
 
 def _derived(

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from gpu_exporter.catalogue.dcgm_exporter.fields import DcgmField, DcgmFields, load
 from gpu_exporter.catalogue.dcgm_exporter.names import RENAMED
 from gpu_exporter.catalogue.metrics import METRICS, histograms, selected
-from gpu_exporter.catalogue.selection import Family, Selection, catalogue
+from gpu_exporter.catalogue.selection import Family, Selection, ValueLabel, catalogue
 from gpu_exporter.inputs import nearest
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.metric import EntityKind, Kind, Metric, MetricSet, Schema
@@ -40,6 +40,8 @@ LEVELS = {
 LABELS = {
     1: "driver",
     2: "nvml_version",
+    3: "process",
+    5: "cuda_driver_number",
     50: "model",
     51: "brand",
     52: "index",
@@ -48,6 +50,7 @@ LABELS = {
     55: "minor_number",
     56: "oem_inforom_version",
     57: "pci_bus_id",
+    63: "compute_capability_number",
     80: "ecc_inforom_version",
     81: "power_inforom_version",
     82: "inforom_version",
@@ -144,6 +147,7 @@ class _Chosen:
     metrics: list[Metric] = field(default_factory=list)
     families: dict[str, Family] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
+    value_labels: list[ValueLabel] = field(default_factory=list)
     lines: dict[str, int] = field(default_factory=dict)
 
     def duplicate(self, key: str, row: FieldRow) -> str:
@@ -196,7 +200,8 @@ class FieldsFile:
     def _selection(self, chosen: _Chosen) -> Selection:
         added = tuple(metric for metric in chosen.metrics if metric not in self._base and _is_asked(metric))
         asked, families = (*self._base, *added), {**self._default_families, **chosen.families}
-        return Selection(asked, families, tuple(chosen.labels.items()), added, self._schema)
+        labels, value_labels = tuple(chosen.labels.items()), tuple(chosen.value_labels)
+        return Selection(asked, families, labels, added, self._schema, value_labels)
 
     def _take(self, row: FieldRow, chosen: _Chosen, *, quick: bool) -> str:
         """Add the selection of a row. Return what is wrong with the row; empty if nothing is."""
@@ -209,7 +214,7 @@ class FieldsFile:
             guess = "" if quick else fields.nearest(row.name)
             return f"{_short(row.name or str(row.id))} is not a field of DCGM{guess}; the row is skipped"
         if row.type == "label":
-            problem = self._label(row, dcgm, chosen)
+            problem = self._label(row, dcgm, metric, factor, chosen)
         elif metric is not None and not metric.classic:
             problem = f"{row.name}: only names that begin with DCGM_ belong here; use --metrics; the row is skipped"
         elif (metric := metric or self._dynamic(dcgm, row)) is None:
@@ -220,13 +225,23 @@ class FieldsFile:
             problem = _family(row, metric, factor, chosen)
         return problem or _id_problem(row, dcgm)
 
-    def _label(self, row: FieldRow, dcgm: DcgmField | None, chosen: _Chosen) -> str:
-        if dcgm is None or dcgm.id not in LABELS:
+    def _label(
+        self, row: FieldRow, dcgm: DcgmField | None, metric: Metric | None, factor: float, chosen: _Chosen
+    ) -> str:
+        constant = LABELS.get(dcgm.id) if dcgm else None
+        metric = metric or self._dynamic(dcgm, row)
+        of_gpu = metric is not None and metric.entity is EntityKind.GPU and _is_read(metric)
+        if dcgm is None or not (constant or of_gpu):
             return f"{row.name} cannot be a label; the row is skipped"
-        problem = chosen.duplicate(dcgm.name, row)
-        if not problem:
-            chosen.labels[row.name] = LABELS[dcgm.id]
-        return problem
+        if problem := chosen.duplicate(dcgm.name, row):
+            return problem
+        if constant:
+            chosen.labels[row.name] = constant
+        elif metric is not None:
+            chosen.metrics.append(metric)
+            whole = dcgm.type == "int" and factor >= 1.0
+            chosen.value_labels.append(ValueLabel(row.name, metric, factor, whole))
+        return ""
 
     def _dynamic(self, dcgm: DcgmField | None, row: FieldRow) -> Metric | None:
         """Return a metric for a field without a catalogue row; None unless its value is a number of a known entity."""
@@ -258,8 +273,13 @@ def _modern(row: FieldRow, metric: Metric) -> tuple[FieldRow, float]:
 
 
 def _is_asked(metric: Metric) -> bool:
-    """Return whether a source reads this metric. The collection loop itself makes others, such as counts of events."""
-    return metric not in ROWS or metric.nvml is not None or metric.set is not MetricSet.DEFAULT
+    """Return whether a source is asked for this metric. The collection loop makes others, such as the last XID."""
+    return _is_read(metric) or metric.set is not MetricSet.DEFAULT
+
+
+def _is_read(metric: Metric) -> bool:
+    """Return whether a source has values of this metric, or of its parts; those of others are counts of events."""
+    return metric not in ROWS or metric.nvml is not None or bool(metric.sum_of)
 
 
 def _family(row: FieldRow, metric: Metric, factor: float, chosen: _Chosen) -> str:

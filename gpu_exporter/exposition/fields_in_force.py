@@ -111,7 +111,8 @@ class Fields:
                 take(selection)
             self._ok, self._at = True, time.time()
             shown = sum(name.startswith("DCGM_") for name in selection.families)
-            log.info("file of fields %s: %d classic families, %d labels", self._file.path, shown, len(selection.labels))
+            labels = len(selection.labels) + len(selection.value_labels)
+            log.info("file of fields %s: %d classic families, %d labels", self._file.path, shown, labels)
 
 
 def _file(config: Config) -> FieldsFile:

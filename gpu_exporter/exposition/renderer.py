@@ -12,7 +12,7 @@ from gpu_exporter.catalogue.selection import Selection, everything
 from gpu_exporter.config import Config
 from gpu_exporter.exposition.labels import NODE_LABEL, labels_of
 from gpu_exporter.exposition.pages import Page
-from gpu_exporter.model.gpu import Series
+from gpu_exporter.model.gpu import Gpu, Sample, Series
 from gpu_exporter.model.metric import EntityKind, Labels
 from gpu_exporter.model.snapshot import OwnerLabels, Snapshot
 from gpu_exporter.model.source import Source
@@ -77,6 +77,7 @@ class Renderer:
         self._selection = selection or everything()
         self._lines: dict[Series, tuple[float, bytes]] = {}
         self._owner_labels = OwnerLabels()
+        self._value_labels: Mapping[Gpu | None, Labels] = {}
         families = self._selection.families
         self._headers = {
             metric: tuple(_header(shown.name, shown.kind, shown.help, openmetrics=om) for om in (False, True))
@@ -89,6 +90,8 @@ class Renderer:
     def render(self, snapshot: Snapshot, process: Iterable[ClientMetric] = ()) -> Page:
         """Render a snapshot and the metrics of the process, as prometheus_client collects them."""
         by_name: dict[str, list[bytes]] = {name: [] for name in self._headers}
+        if self._selection.value_labels:
+            self._relabel(snapshot.samples)
         lines, converters, style = self._lines, self._converters, self._style
         filtered = style.parts != "f"
         self._forget_moved(snapshot.owner_labels)
@@ -118,9 +121,29 @@ class Renderer:
             for series in moved:
                 del self._lines[series]
 
+    def _relabel(self, samples: Iterable[Sample]) -> None:
+        """Take the values that are labels, and forget the lines of the GPUs for which they have changed."""
+        rows = self._selection.value_labels
+        metrics = {row.metric for row in rows}
+        values = {
+            (s.series.metric, s.series.gpu): s.value
+            for s in samples
+            if s.series.metric in metrics and not s.series.labels
+        }
+        before, now = self._value_labels, {}
+        for gpu in {gpu for _, gpu in values}:
+            known = [(row, values[row.metric, gpu]) for row in rows if (row.metric, gpu) in values]
+            now[gpu] = tuple((row.name, row.text(value)) for row, value in known)
+        self._value_labels = now
+        for series in [series for series in self._lines if before.get(series.gpu) != now.get(series.gpu)]:
+            del self._lines[series]
+
+    def _label_rows(self, gpu: Gpu) -> Labels:
+        return (*self._selection.label_rows(gpu), *self._value_labels.get(gpu, ()))
+
     def _prefix(self, series: Series) -> bytes:
         selection = self._selection
-        labels = dict(labels_of(series, self._node, selection.schema, selection.label_rows))
+        labels = dict(labels_of(series, self._node, selection.schema, self._label_rows))
         if not self._style.hostname:
             labels.pop(NODE_LABEL[selection.schema], None)
         if self._style.dashes and "modelName" in labels:

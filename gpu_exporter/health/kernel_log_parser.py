@@ -11,9 +11,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
 
 from gpu_exporter.catalogue.faults import recovery_action
 from gpu_exporter.model.pci import pci_bus_id
@@ -21,28 +20,25 @@ from gpu_exporter.model.verdict import Action
 
 _PCI = r"(?P<pci>(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?)"
 _XID = re.compile(
-    rf"NVRM: Xid \((?:PCI:)?{_PCI}(?: GPU-I:(?P<gi>[0-9]{{1,3}}))?(?: GPU-CI:(?P<ci>[0-9]{{1,3}}))?\): "
+    rf"NVRM: Xid \((?:PCI:)?{_PCI}(?: GPU-I:(?P<gi>[0-9]{{1,3}}))?(?: GPU-CI:[0-9]{{1,3}})?\): "
     r"(?P<code>[1-9][0-9]{0,4})(?:, ?(?P<rest>.*))?",
     re.DOTALL,
 )
 _SXID = re.compile(
-    rf"nvidia-nvswitch(?P<switch>[0-9]{{1,4}}): SXid \(PCI:{_PCI}\): (?P<code>[0-9]{{1,6}}), "
+    rf"nvidia-nvswitch[0-9]{{1,4}}: SXid \(PCI:{_PCI}\): (?P<code>[0-9]{{1,6}}), "
     r"(?:(?P<severity>(?i:fatal|non-fatal))(?:, |$))?(?P<rest>.*)",
     re.DOTALL,
 )
 # An SXid is followed by lines of the same form with registers, which are not further errors.
 _SXID_DETAIL = re.compile(r"Severity [0-9]|Data \{")
 _PROCESS = re.compile(r"pid='?(?P<pid>[0-9]{1,10}|<unknown>)'?(?:, name=(?P<name>[^,]*))?(?:, |$)")
-_CHANNEL = re.compile(r"(?:Ch|channel) (?:0x)?([0-9a-fA-F]{1,8})\b", re.IGNORECASE)
-_LINK = re.compile(r"Link ([0-9]{1,3})\b")
-_CAUSE = re.compile(r" caused by previous Xid ([0-9]{1,5})$")
 _RECOVERY = re.compile(r"GPU recovery action changed from 0x[0-9a-fA-F]+ \([^)]*\) to 0x([0-9a-fA-F]{1,4}) \(")
 
-_SINCE_BOOT = r"\[ *(?P<since_boot>[0-9]{1,10}\.[0-9]{3,9})\](?:\[ *[TC][0-9]+\])? "
+_SINCE_BOOT = r"\[ *[0-9]{1,10}\.[0-9]{3,9}\](?:\[ *[TC][0-9]+\])? "
 _DATE = r"[A-Z][a-z]{2} +[0-9]{1,2} [0-9]{2}:[0-9]{2}:[0-9]{2}"
 _ISO = r"(?P<iso>[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:]{8}(?:[.,][0-9]{1,9})?(?:Z|[+-][0-9]{2}:?[0-9]{2}))"
 _UNIX = r"(?P<unix>[0-9]{9,11}\.[0-9]{1,9})"
-_MONOTONIC = r"\[ *(?P<monotonic>[0-9]{1,10}\.[0-9]{1,9})\]"
+_MONOTONIC = r"\[ *[0-9]{1,10}\.[0-9]{1,9}\]"
 # Of a syslog line only the tag `kernel:` shows that the kernel wrote it.
 _SYSLOG = re.compile(
     rf"(?:<[0-7]>)?(?:(?:{_DATE}|{_ISO}|{_UNIX}|{_MONOTONIC}) \S+ )?kernel: (?:{_SINCE_BOOT})?(?P<text>.*)", re.DOTALL
@@ -55,23 +51,11 @@ _DMESG = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Stamp:
-    """When a line was written, if the line contains it; a syslog date without year and zone does not count.
-
-    `at` is unix time in seconds, `since_boot` the kernel's clock in seconds, `boot_id` the boot that it counts from.
-    """
-
-    at: float | None = None
-    since_boot: float | None = None
-    boot_id: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class XidLine:
     """One XID. `pci` is as NVML writes it; `pid` and `name` are those that the driver knew, the name up to a comma.
 
-    `instance` and `compute_instance` are MIG ids. `caused_by` is the XID that caused a 45, `recovery_action` the action
-    that a 154 announces.
+    `instance` is the GPU instance in MIG mode, `recovery_action` the action that a 154 announces. `at` is the unix time
+    in the line, if it has one; a syslog date without year and zone does not count.
     """
 
     pci: str
@@ -79,25 +63,19 @@ class XidLine:
     message: str = ""
     pid: int | None = None
     name: str = ""
-    channel: int | None = None
     instance: int | None = None
-    compute_instance: int | None = None
-    caused_by: int | None = None
     recovery_action: Action | None = None
-    stamp: Stamp = field(default_factory=Stamp)
+    at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SxidLine:
-    """One SXid. `fatal` is None if the line does not say."""
+    """One SXid. `fatal` is None if the line does not say. `at` is as in an XidLine."""
 
     pci: str
     code: int
-    switch: int
     fatal: bool | None
-    link: int | None = None
-    message: str = ""
-    stamp: Stamp = field(default_factory=Stamp)
+    at: float | None = None
 
 
 def parse(line: str) -> XidLine | SxidLine | None:
@@ -109,7 +87,7 @@ def parse(line: str) -> XidLine | SxidLine | None:
     line = line.rstrip("\r\n")
     prefix = _SYSLOG.fullmatch(line) or _DMESG.fullmatch(line)
     found = parse_message(prefix["text"]) if prefix else None
-    return replace(found, stamp=_stamp(prefix.groupdict())) if found and prefix else None
+    return replace(found, at=_written_at(prefix.groupdict())) if found and prefix else None
 
 
 def parse_message(text: str) -> XidLine | SxidLine | None:
@@ -121,17 +99,13 @@ def parse_message(text: str) -> XidLine | SxidLine | None:
     if not sxid or _SXID_DETAIL.match(sxid["rest"]):
         return None
     fatal = sxid["severity"].lower() == "fatal" if sxid["severity"] else None
-    link = _LINK.match(sxid["rest"])
-    where = pci_bus_id(sxid["pci"])
-    return SxidLine(where, int(sxid["code"]), int(sxid["switch"]), fatal, int(link[1]) if link else None, sxid["rest"])
+    return SxidLine(pci_bus_id(sxid["pci"]), int(sxid["code"]), fatal)
 
 
 def _xid(found: re.Match[str]) -> XidLine:
     code, rest = int(found["code"]), found["rest"] or ""
     process = _PROCESS.match(rest)
     text = rest[process.end() :] if process else rest
-    channel = _CHANNEL.match(text)
-    cause = _CAUSE.search(text) if code == 45 else None
     recovery = _RECOVERY.match(text) if code == 154 else None
     return XidLine(
         pci=pci_bus_id(found["pci"]),
@@ -139,18 +113,14 @@ def _xid(found: re.Match[str]) -> XidLine:
         message=text,
         pid=int(process["pid"]) if process and process["pid"].isdecimal() else None,
         name=(process["name"] or "").replace("<unknown>", "") if process else "",
-        channel=int(channel[1], 16) if channel else None,
         instance=int(found["gi"]) if found["gi"] else None,
-        compute_instance=int(found["ci"]) if found["ci"] else None,
-        caused_by=int(cause[1]) if cause else None,
         recovery_action=recovery_action(int(recovery[1], 16)) if recovery else None,
     )
 
 
-def _stamp(found: Mapping[str, str | None]) -> Stamp:
-    since_boot = found["since_boot"] or found.get("monotonic")
-    unix = found.get("unix")
-    return Stamp(float(unix) if unix else _unix(found["iso"] or ""), float(since_boot) if since_boot else None)
+def _written_at(prefix: Mapping[str, str | None]) -> float | None:
+    unix = prefix.get("unix")
+    return float(unix) if unix else _unix(prefix["iso"] or "")
 
 
 def _unix(iso: str) -> float | None:
@@ -177,16 +147,9 @@ def _journal(line: str) -> XidLine | SxidLine | None:
     if isinstance(text, list):  # how the journal writes bytes that are not text
         text = bytes(byte for byte in text if isinstance(byte, int) and 0 <= byte < 256).decode(errors="replace")
     found = parse_message(text) if isinstance(text, str) else None
-    if found is None:
-        return None
-    at, since_boot = _microseconds(entry, "__REALTIME_TIMESTAMP"), _microseconds(entry, "_SOURCE_MONOTONIC_TIMESTAMP")
-    boot_id = entry.get("_BOOT_ID")
-    return replace(found, stamp=Stamp(at, since_boot, boot_id if isinstance(boot_id, str) else ""))
-
-
-def _microseconds(entry: Mapping[str, Any], name: str) -> float | None:
-    text = str(entry.get(name, ""))
-    return int(text) / 1e6 if re.fullmatch(r"[0-9]{1,18}", text) else None
+    microseconds = str(entry.get("__REALTIME_TIMESTAMP", ""))
+    known = found and re.fullmatch(r"[0-9]{1,18}", microseconds)
+    return replace(found, at=int(microseconds) / 1e6) if found and known else found
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,17 +158,14 @@ class KmsgRecord:
     clock, which stops in suspend. `facility` 0 is the kernel; records of user space have another."""
 
     facility: int
-    level: int
     sequence: int
     microseconds: int
     message: str
-    tags: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def xid_line(self) -> XidLine | SxidLine | None:
         """The (S)XID that it reports, if the kernel wrote it."""
-        line = parse_message(self.message) if self.facility == 0 and "Xid" in self.message else None
-        return replace(line, stamp=Stamp(since_boot=self.microseconds / 1e6)) if line else None
+        return parse_message(self.message) if self.facility == 0 and "Xid" in self.message else None
 
 
 _HEADER = re.compile(rb"([0-9]{1,6}),([0-9]{1,20}),([0-9]{1,20})(?:,[^;\n]*)?;([^\n]*)(?:\n|\Z)")
@@ -217,12 +177,7 @@ def parse_kmsg(data: bytes) -> KmsgRecord | None:
     if not header:
         return None
     priority, sequence, microseconds = (int(number) for number in header.groups()[:3])
-    tags = {}
-    for line in data[header.end() :].split(b"\n"):
-        name, equals, value = line[1:].partition(b"=")
-        if line.startswith(b" ") and equals:
-            tags[_unescape(name)] = _unescape(value)
-    return KmsgRecord(priority >> 3, priority & 7, sequence, microseconds, _unescape(header[4]), tags)
+    return KmsgRecord(priority >> 3, sequence, microseconds, _unescape(header[4]))
 
 
 def _unescape(data: bytes) -> str:

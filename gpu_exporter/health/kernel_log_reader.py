@@ -8,7 +8,6 @@ import stat
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 
 from gpu_exporter.health.kernel_log_parser import SxidLine, XidLine, parse, parse_kmsg
@@ -19,13 +18,6 @@ LONGEST_LINE = 16384  # a record of 8 KiB as JSON of the journal; longer lines a
 MOST_RECORDS = 20_000
 MOST_CHUNKS = 128
 MOST_ENTRIES = 5_000  # a forged log may consist of nothing else
-
-
-class Start(Enum):
-    """Where to begin: with the first entry that is still there, or with entries from now on."""
-
-    FIRST = "first"
-    END = "end"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +69,7 @@ class KernelLog:
     def __init__(
         self,
         path: Path,
-        start: Start | Position = Start.FIRST,
+        start: Position | None = None,
         *,
         procfs: Path = Path("/proc"),
         read: Callable[[int, int], bytes] = os.read,
@@ -87,8 +79,7 @@ class KernelLog:
         self.reason = ""
         self.missed = 0
         self.at_end = False
-        self.position = start if isinstance(start, Position) else None
-        self._end = start is Start.END
+        self.position = start
         self._procfs, self._read, self._clocks = procfs, read, clocks
         self._fd: int | None = None
         self._kmsg = False
@@ -128,9 +119,6 @@ class KernelLog:
             if self._kmsg:
                 # If unreadable, a unique id: sequence numbers of different boots must not be compared.
                 self._boot_id = boot_id(self._procfs) or self._boot_id or f"unknown-{time.time_ns()}"
-                if self._end:
-                    with contextlib.suppress(OSError):  # a pipe cannot seek
-                        os.lseek(fd, 0, os.SEEK_END)
             else:
                 self._place(fd, status)
         except BaseException:
@@ -141,13 +129,10 @@ class KernelLog:
     def _place(self, fd: int, status: os.stat_result) -> None:
         """Seek to where reading starts. Another inode, or a file shorter than what was read, is a new file."""
         origin, offset = str(status.st_ino), 0
-        if self._end:
-            offset = status.st_size
-            self._skip_partial_line = offset > 0 and os.pread(fd, 1, offset - 1) != b"\n"
-        elif self.position and self.position.origin == origin and self.position.number <= status.st_size:
+        if self.position and self.position.origin == origin and self.position.number <= status.st_size:
             offset = self.position.number
         os.lseek(fd, offset, os.SEEK_SET)
-        self.position, self._end = Position(origin, offset), False
+        self.position = Position(origin, offset)
 
     def _records(self, fd: int, entries: list[LogEntry]) -> bool:
         """Read records; return whether the end was reached."""
@@ -169,7 +154,7 @@ class KernelLog:
                 if record.sequence <= self.position.number:
                     continue
                 self.missed += record.sequence - self.position.number - 1
-            self.position, self._end = Position(self._boot_id, record.sequence), False
+            self.position = Position(self._boot_id, record.sequence)
             line = record.xid_line
             if line:
                 now, monotonic = self._clocks()
@@ -209,7 +194,7 @@ class KernelLog:
         skipped, self._skip_partial_line = self._skip_partial_line or len(line) > LONGEST_LINE, False
         xid = None if skipped else parse(line.decode(errors="replace"))  # the tail of a line is not parsed
         if xid:
-            entries.append(LogEntry(position, xid.stamp.at, xid))
+            entries.append(LogEntry(position, xid.at, xid))
 
     def _advance(self, length: int) -> Position:
         assert self.position is not None

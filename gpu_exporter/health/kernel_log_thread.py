@@ -10,7 +10,7 @@ from pathlib import Path
 from gpu_exporter.file_access import FILE_SECONDS, FileWorker
 from gpu_exporter.health.event_store import EventStore
 from gpu_exporter.health.events import EventLog
-from gpu_exporter.health.kernel_log_reader import KernelLog, LogEntry, Start
+from gpu_exporter.health.kernel_log_reader import KernelLog, LogEntry
 from gpu_exporter.health.moment import SLACK_SECONDS, Clocks, Moment, Now, read_clocks
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class KernelWatch(threading.Thread):
         self._clocks = clocks
         if store:
             store.load(events)
-        self._log = KernelLog(path, events.position or Start.FIRST, procfs=procfs, clocks=clocks) if path else None
+        self._log = KernelLog(path, events.position, procfs=procfs, clocks=clocks) if path else None
         self._file, self._file_seconds = FileWorker("kernel-log-file"), file_seconds
         self._entries: list[LogEntry] = []
         self._resumed = events.position is not None

@@ -7,7 +7,7 @@ import re
 import socket
 import ssl
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from http.client import HTTPException, HTTPResponse, HTTPSConnection
 from pathlib import Path
@@ -92,13 +92,17 @@ class Api:
                 return items, page["metadata"].get("resourceVersion", "")
         raise _too_large(path, f"more than {limits.MOST_PAGES} pages")
 
-    def watch(self, path: str, seconds: float, **query: str) -> Iterator[Event | None]:
-        """Yield None once the server answers, then events for about `seconds`. Raises LookupFailed."""
+    def watch(self, path: str, seconds: float, **query: str) -> Generator[Event | None, None, None]:
+        """Yield None once the server answers, then events for about `seconds`. Raises LookupFailed.
+
+        It does not reconnect: after a restore of etcd, a new connection may reach a server with lower versions than
+        the list that the watch continues, which would send no events.
+        """
         query |= {"watch": "1", "allowWatchBookmarks": "true", "timeoutSeconds": str(int(seconds))}
         patience = seconds + self._patience
         with (
             self._as_lookup_failed(path),
-            self._request(path, query, patience, time.monotonic() + patience) as response,
+            self._request(path, query, patience, time.monotonic() + patience, reconnect=False) as response,
         ):
             yield None
             while line := response.readline(limits.MOST_EVENT_BYTES):
@@ -115,12 +119,14 @@ class Api:
         return body
 
     @contextmanager
-    def _request(self, path: str, query: Mapping[str, str], patience: float, deadline: float) -> Iterator[HTTPResponse]:
+    def _request(
+        self, path: str, query: Mapping[str, str], patience: float, deadline: float, *, reconnect: bool = True
+    ) -> Iterator[HTTPResponse]:
         headers = {"Accept": "application/json", "User-Agent": f"gpu-exporter/{__version__}"}
         url = f"{path}?{urlencode(query)}" if query else path
         complete = False
         try:
-            with self._respond(url, headers, patience, deadline) as response:
+            with self._respond(url, headers, patience, deadline, reconnect=reconnect) as response:
                 if response.status != 200:
                     raise _refused(response, path)
                 yield response
@@ -129,13 +135,15 @@ class Api:
             if not complete:
                 self.close()
 
-    def _respond(self, url: str, headers: Mapping[str, str], patience: float, deadline: float) -> HTTPResponse:
-        """Send a request on the kept connection, or on a new one if the server has closed that meanwhile."""
+    def _respond(
+        self, url: str, headers: Mapping[str, str], patience: float, deadline: float, *, reconnect: bool
+    ) -> HTTPResponse:
+        """Send a request on the kept connection; if the server has closed that, `reconnect` tries a new one."""
         kept = self._connection is not None
         try:
             return self._send(url, headers, patience, deadline)
-        except ConnectionError:
-            if not kept:
+        except (ConnectionError, ssl.SSLEOFError):
+            if not (kept and reconnect):
                 raise
         self.close()
         return self._send(url, headers, patience, deadline)
@@ -202,6 +210,9 @@ class Api:
         server, started = f"{self._host}:{self._port}", time.monotonic()
         try:
             yield
+        except ssl.SSLEOFError as error:  # by a load balancer without a server, for example
+            message = f"API server {server}: it closed the connection"
+            raise LookupFailed("unavailable", message, fix="is it running?") from error
         except ssl.SSLError as error:
             why = getattr(error, "verify_message", "") or error.reason or error
             raise LookupFailed("tls", f"API server {server}: {why}", fix=CHECK_CA) from error

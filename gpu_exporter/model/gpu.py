@@ -28,7 +28,9 @@ class Owner(NamedTuple):
     namespace: str = ""
     pod: str = ""
     container: str = ""
+    pod_uid: str = ""
     workload: str = ""
+    rank: str = ""
     instance: str = ""
 
 

@@ -125,6 +125,7 @@ FASTEST = {
     "joules": 1e4,
     "millijoules": 1e7,
     "seconds": 2.0,
+    "nanoseconds": 2e9,
     "bytes": 1e13,
     "errors": 1e7,
     "replays": 1e7,
@@ -145,8 +146,9 @@ class Metric:
     whose value this one cannot exceed. A value that contradicts these was misread and is dropped. A row without a bound
     has that of its unit.
     `scale` turns NVML's unit into the exposed one, `dcgm_scale` DCGM's. `bit` exposes that bit of a mask as 0 or 1.
-    `integral_of` makes this row the time integral of another row, `histogram_of` its distribution; the collection loop
-    computes both. `edges` are the upper bounds of a histogram's buckets, without +Inf.
+    `integral_of` makes this row the time integral of another row, `histogram_of` its distribution, `sum_of` the sum of
+    other rows times `scale`; the collection loop computes all three. `edges` are the upper bounds of a histogram's
+    buckets, without +Inf.
     `per_instance`: in MIG mode, the instances are read instead of the GPU, so that no sum counts the value twice.
     """
 
@@ -166,6 +168,7 @@ class Metric:
     bit: int | None = None
     integral_of: Metric | None = None
     histogram_of: Metric | None = None
+    sum_of: tuple[Metric, ...] = ()
     edges: tuple[float, ...] = ()
     per_instance: bool = False
     dcgm_scale: float = 1.0

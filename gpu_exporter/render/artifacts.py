@@ -83,7 +83,7 @@ def check(root: Path) -> None:
 
 def _needs(module: str) -> GpuExporterError:
     return GpuExporterError(
-        f"rendering dashboards needs the module {module}: install gpu-exporter[dashboards] (Python 3.11 or newer)"
+        f"rendering dashboards needs the module {module}: run `pip install -e '.[dashboards]'` (Python 3.11 or newer)"
     )
 
 

@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from functools import partial
 
 from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue.dcgm_exporter.names import DEFAULT_FIELDS
 from gpu_exporter.catalogue.selection import Selection
 from gpu_exporter.collection.dcgm_counts import OF_CLOCK, OF_XIDS
 from gpu_exporter.config import Config
@@ -82,8 +83,12 @@ def run(
 
 
 def _warn_of_unreadable(source: Source, selection: Selection) -> None:
-    """Log which fields of the fields file only DCGM can read, if the source is another one."""
-    unreadable = [row.name for row in selection.file_only_rows if row.nvml is None and row not in OF_CLOCK | OF_XIDS]
+    """Log which fields of the fields file only DCGM can read, if the source is another one.
+
+    Fields of NVIDIA's default list are left out: they are in nearly every file, whatever the GPUs.
+    """
+    only_dcgm = (row for row in selection.file_only_rows if row.nvml is None and not row.sum_of)
+    unreadable = [row.name for row in only_dcgm if row not in OF_CLOCK | OF_XIDS and row.name not in DEFAULT_FIELDS]
     if unreadable and source.name != DCGM.name:
         log.warning("source %s cannot read %s; use --source dcgm", source.name, ", ".join(unreadable))
 

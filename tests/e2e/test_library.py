@@ -86,6 +86,38 @@ def test_in_a_forked_child(driver: FakeDriver) -> None:
     assert found == 0
 
 
+def test_a_fork_during_the_first_read(driver: FakeDriver) -> None:
+    """The lock that another thread of the parent holds does not block the child, for example a data loader's."""
+    found = program(
+        driver,
+        "import gpu_exporter, json, os, signal, threading, time\n"
+        "from gpu_exporter import library\n"
+        "threading.Thread(target=library.ONE_AT_A_TIME.acquire).start()\n"
+        "while not library.ONE_AT_A_TIME.locked(): time.sleep(0.01)\n"
+        "child = os.fork()\n"
+        "if not child:\n"
+        "    signal.alarm(20); os._exit(0 if gpu_exporter.read()[0].up else 1)\n"
+        "print(json.dumps(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])))\n",
+    )
+    assert found == 0
+
+
+def test_the_end_of_a_forked_child(driver: FakeDriver) -> None:
+    """A child that exits as programs do leaves the loop of its parent alone."""
+    found = program(
+        driver,
+        "import gpu_exporter, json, os, sys\n"
+        "from gpu_exporter.collection.collector import Collector\n"
+        "gpu_exporter.read()\n"
+        "child = os.fork()\n"
+        "if not child:\n"
+        "    Collector.stop = lambda collector: os._exit(7)\n"
+        "    sys.exit(0)\n"
+        "print(json.dumps(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])))\n",
+    )
+    assert found == 0
+
+
 def test_a_lost_gpu_is_down_and_no_gpu_is_an_error(driver: FakeDriver, tmp_path: Path) -> None:
     driver.lose(0)
     found = program(

@@ -24,8 +24,9 @@ from gpu_exporter.catalogue.xids import load as load_xids
 from gpu_exporter.config import read_file
 from gpu_exporter.diagnosis import gather, judge, report
 from gpu_exporter.diagnosis.remote import Remote
+from gpu_exporter.diagnosis.scrape import Scrape
 from gpu_exporter.diagnosis.text_format import parsed
-from gpu_exporter.diagnosis.window import Scrape, seen
+from gpu_exporter.diagnosis.window import seen
 from gpu_exporter.exposition.fields_file import FieldsFile
 from gpu_exporter.health.event_store import EventStore
 from gpu_exporter.health.events import EventLog, GpuState
@@ -227,7 +228,7 @@ def _kernel_log(folder: Path) -> Iterator[Parser]:
         for xid in found:
             if xid:
                 counted += 1
-                at = xid.stamp.at
+                at = xid.at
                 events.add_kernel_log_entry(LogEntry(Position("boot", counted), at, xid), at if at is not None else 0.0)
         if found and counted % 10 == 0:
             events.samples([GPU], nvml_up=True)

@@ -33,6 +33,7 @@ from gpu_exporter.catalogue.failure_modes.mode import Ramp, Values, Wave
 from gpu_exporter.catalogue.signal import OWNER, Signal
 from gpu_exporter.catalogue.signals import SIGNALS
 from gpu_exporter.diagnosis import window as readings
+from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample
 from tests import ROOT
 from tests.rules.promtool import promtools
 from tests.rules.series import histograms
@@ -119,7 +120,7 @@ READ: Mapping[Signal, float] = {
 def levels(values: Values) -> Mapping[Signal, tuple[float, float]]:
     """Return the signals of a profile, each with its growth per second."""
 
-    def at(t: float) -> readings.Scrape:
+    def at(t: float) -> Scrape:
         found = []
         for row, value in values.items():
             now = (
@@ -129,11 +130,11 @@ def levels(values: Values) -> Mapping[Signal, tuple[float, float]]:
                 if isinstance(value, Wave)
                 else value
             )
-            found.append(readings.ScrapedSample(row.name, {"UUID": "x", **dict(row.labels)}, now))
+            found.append(ScrapedSample(row.name, {"UUID": "x", **dict(row.labels)}, now))
         for name, edge, (share, each) in histograms(values):
             assert isinstance(share, float)
-            found.append(readings.ScrapedSample(name, {"UUID": "x", "le": edge}, share * each * t))
-        return readings.Scrape(t, found)
+            found.append(ScrapedSample(name, {"UUID": "x", "le": edge}, share * each * t))
+        return Scrape(t, found)
 
     seen = readings.seen([at(0.0), at(60.0)], {})
     return {

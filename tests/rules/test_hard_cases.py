@@ -369,7 +369,7 @@ def test_annotations_of_an_alert_without_a_gpu(tmp_path: Path) -> None:
         "summary": "A GPU on node some does not answer",
         "description": mode.advice,
         "runbook_url": boards.panel_link("gpulost"),
-        "dashboard_url": "/d/gpu-gpu?var-node=some&var-gpu=$__all",
+        "dashboard_url": "/d/gpu-gpu?var-cluster=$__all&var-node=some&var-gpu=$__all",
     }
     where = {"node": "some", "job": "dcgm-exporter", "instance": "some:9400"}
     alert = {"exp_labels": {**where, **labels}, "exp_annotations": annotations}
@@ -421,7 +421,7 @@ def test_all_labels_and_annotations(tmp_path: Path) -> None:
                     "summary": "Uncorrectable memory errors on GPU 3 on node sick",
                     "description": mode.advice,
                     "runbook_url": boards.panel_link("gpueccuncorrectable"),
-                    "dashboard_url": "/d/gpu-gpu?var-node=sick&var-gpu=3",
+                    "dashboard_url": "/d/gpu-gpu?var-cluster=$__all&var-node=sick&var-gpu=3",
                 },
             }
         ],
@@ -481,7 +481,7 @@ def expected_alert(name: str, device: Device, summary: str, value: str = "") -> 
     fixed = {"severity": mode.severity.value, "domain": mode.domain.value, "action": mode.action.value}
     links = {
         "runbook_url": boards.panel_link(name.lower()),
-        "dashboard_url": f"/d/gpu-gpu?var-node={device.node}&var-gpu={device.gpu}",
+        "dashboard_url": f"/d/gpu-gpu?var-cluster=$__all&var-node={device.node}&var-gpu={device.gpu}",
     }
     return {
         "exp_labels": {**labels, **part, **owner, **fixed},

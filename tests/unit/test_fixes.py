@@ -121,7 +121,7 @@ def test_missing_files_and_commands_are_found() -> None:
 
 
 def test_targets_and_extras_that_texts_name_exist() -> None:
-    """`make …` and `gpu-exporter[…]` in documentation, messages and comments."""
+    """`make …` and `.[…]` in documentation, messages and comments."""
     setup = configparser.ConfigParser(interpolation=None)
     setup.read(ROOT / "setup.cfg")
     extras = set(setup["options.extras_require"])
@@ -131,6 +131,6 @@ def test_targets_and_extras_that_texts_name_exist() -> None:
     for path in {*paths, *ROOT.glob("*.md")} - {Path(__file__)}:
         text = path.read_text()
         wrong += [(path.name, f"make {name}") for name in set(re.findall(r"`make ([a-z]+)", text)) - TARGETS]
-        wrong += [(path.name, name) for name in set(re.findall(r"gpu-exporter\[([a-z]+)\]", text)) - extras]
+        wrong += [(path.name, name) for name in set(re.findall(r"'\.\[([a-z]+)\]'", text)) - extras]
 
     assert wrong == [], "name a target of Makefile and an extra of setup.cfg"

@@ -61,7 +61,10 @@ def _kubelet(config: Config) -> str:
 
 def _listed(config: Config, environ: Mapping[str, str], path: Callable[[Api], str], what: str) -> str:
     with closing(in_cluster(config.kubernetes_service_account, environ, PATIENCE)) as api:
-        items, _ = api.list_objects(path(api), **of_node(config, environ))
+        listed, query = path(api), of_node(config, environ)
+        items, version = api.list_objects(listed, **query)
+        with closing(api.watch(listed, 1.0, resourceVersion=version, **query)) as watch:
+            next(watch)  # the server answers: the exporter may watch, too
     if path is pods.path and not items:  # at least this pod runs on the node
         message = f"the API server lists no pod of the node {config.node_name or environ.get('NODE_NAME', '')}"
         raise LookupFailed("not_found", message, fix="set GPU_EXPORTER_NODE_NAME from spec.nodeName")

@@ -231,6 +231,8 @@ OF_DCGM = {
 
 def _why(metric: Metric, outcome: str, gpu: Gpu, values: Mapping[Metric, float]) -> tuple[Level, str]:
     """Return why a metric is missing; the level is NOTE if that is expected."""
+    if metric.sum_of:
+        return _why(metric.sum_of[0], outcome, gpu, values)
     architecture = dict(gpu.info).get("architecture", "")
     if outcome in OF_DCGM:
         return OF_DCGM[outcome]

@@ -79,7 +79,7 @@ _Dumper.add_representer(str, _represent)
 def left_out(root: Path) -> str:
     """Return why the manifests cannot be rendered for `root`, with the fix, in one line; "" if they can."""
     if not find_spec("helm_python"):
-        return f"{FOLDER}: left out, the Python module helm_python is missing; install gpu-exporter[dev]"
+        return f"{FOLDER}: left out, the Python module helm_python is missing; run `pip install -e '.[dev]'`"
     if not (root / chart.FOLDER / "templates").is_dir():
         return f"{FOLDER}: left out, {root} has no {chart.FOLDER}/templates; run this in the repository, or use --root"
     return ""

@@ -46,10 +46,14 @@ class BoardRow:
 
 
 def to(board: Board, *labels: str, table: bool = False) -> dict[str, Any]:
-    """Return a link to the dashboard that sets its variables from the labels of the clicked series or table row."""
+    """Return a link to the dashboard that sets its variables from the labels of the clicked series or table row.
+
+    The cluster is the chosen one: series of a single cluster may lack the label.
+    """
     of = "__data.fields" if table else "__field.labels"
     values = {label: f"${{{of}.{label}}}" for label in labels}
-    return {"title": f"{board.title}", "url": f"{board.link(**values)}&${{__url_time_range}}", "targetBlank": False}
+    url = f"{board.link(**values)}&${{cluster:queryparam}}&${{__url_time_range}}"
+    return {"title": f"{board.title}", "url": url, "targetBlank": False}
 
 
 TO_GPU = to(GPU, "node", "gpu")

@@ -288,7 +288,8 @@ def _family(rows: Sequence[Metric]) -> tuple[str, ...]:
 
 def _seen_on(rows: Sequence[Metric]) -> str:
     """Return the hardware on which every row of a family had a value; empty for the exporter's own metrics."""
-    if not any(row.nvml or row.integral_of or row.histogram_of or row.entity in NON_GPU_ENTITIES for row in rows):
+    computed = (row.integral_of or row.histogram_of or row.sum_of for row in rows)
+    if not any(computed) and not any(row.nvml or row.entity in NON_GPU_ENTITIES for row in rows):
         return ""
     return ", ".join(name for name in SEEN_ON if all(name in seen_on(row) for row in rows)) or "*not yet*"
 
@@ -312,6 +313,8 @@ def read_from(metric: Metric) -> str:
             return f"GPM {number}" + (f" + {stride} per link" if stride else "")
     if metric.entity in NON_GPU_ENTITIES or metric is m.EXP_HEALTH:
         return "DCGM only"
+    if metric.sum_of:
+        return " + ".join(part.name for part in metric.sum_of)
     if metric.histogram_of:
         return f"histogram of {metric.histogram_of}"
     return f"integral of {metric.integral_of}" if metric.integral_of else "the exporter"

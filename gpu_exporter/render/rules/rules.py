@@ -41,7 +41,9 @@ OWNED_GPU = f"{GPU}{{{{ with $labels.workload }}}} (workload {{{{ . }}}}){{{{ en
 # An alert that only Prometheus can evaluate may not know which GPU it is.
 SOME_GPU = f"{{{{ if $labels.gpu }}}}GPU {{{{ $labels.gpu }}}}{{{{ else }}}}A GPU{{{{ end }}}} {NODE}"
 # The variables of the dashboard that an alert links to; all values for a label that the alert does not have.
-SHOWN = {label: f'{{{{ or $labels.{label} "$__all" }}}}' for label in ("node", "gpu", "namespace", "workload")}
+SHOWN = {
+    label: f'{{{{ or $labels.{label} "$__all" }}}}' for label in ("cluster", "node", "gpu", "namespace", "workload")
+}
 
 # Groups of signals: Prometheus evaluates groups in parallel, but the rules of one group in sequence.
 OF_BOARD, OF_INSTANCE, OF_GPU, OF_HISTOGRAMS = "gpu-board", "gpu-instance", "gpu-signals", "gpu-distributions"

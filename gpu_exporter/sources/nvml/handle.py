@@ -91,6 +91,7 @@ ADAPTERS: Mapping[str, Callable[..., Any]] = {
     "SramEccErrorStatus": _sram,
     "GpuFabricInfoV": _fabric,
     "ValidateInforom": _inforom,
+    "Count": lambda _: pynvml.nvmlDeviceGetCount(),
     "RetiredPages": lambda handle, cause: len(pynvml.nvmlDeviceGetRetiredPages(handle, cause)),
 }
 

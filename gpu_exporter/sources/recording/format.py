@@ -9,6 +9,7 @@ Recordings are untrusted: types, sizes and numbers are checked.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -57,7 +58,7 @@ class ValueStatistics(NamedTuple):
 
 def load(path: Path) -> Recording:
     """Read a recording. Raises GpuExporterError naming file and line when it is unreadable or damaged."""
-    reader = _Reader(path)
+    reader = Reader(path)
     timeline = Timeline(reader.interval, {index: {} for index in reader.gpus})
     for at, gpu, _, samples in reader.ticks():
         if not timeline.add(at, gpu.index, samples):
@@ -71,17 +72,12 @@ def load(path: Path) -> Recording:
 
 def ticks(path: Path) -> Iterator[Tick]:
     """Yield the ticks of a recording as they were written. Raises GpuExporterError as `load` does."""
-    yield from _Reader(path).ticks()
+    yield from Reader(path).ticks()
 
 
 def job_of(path: Path) -> str:
     """Return the name of the job of which all GPUs of a recording are ranks."""
     return path.name.removesuffix(".gz").removesuffix(".jsonl")
-
-
-def is_simulated(path: Path) -> bool:
-    """Return whether a recording is of simulated GPUs. Raises GpuExporterError as `load` does."""
-    return _Reader(path).simulated
 
 
 def statistics(path: Path) -> tuple[Gpu, Mapping[str, Mapping[str, ValueStatistics]]]:
@@ -138,13 +134,14 @@ class _Line:
     phase: str = ""
 
 
-class _Reader:
-    """Reads the header of a recording, then its ticks."""
+class Reader:
+    """Reads the header of a recording, then its ticks. Raises GpuExporterError as `load` does."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lines = lines(path)
         self._names: set[str] = set()
+        self._last: dict[int, float] = {}
         self._number, line = next(self._lines, (1, b""))
         content = self._object(line) if line.strip() else {}
         if content.get("format") != FORMAT:
@@ -167,11 +164,15 @@ class _Reader:
         damaged(self._path, self._number, what)
 
     def ticks(self) -> Iterator[Tick]:
-        """Yield all ticks."""
+        """Yield all ticks. Those of a GPU come in order of time."""
         for number, line in self._lines:
             self._number = number
             if line.strip():
-                yield self._tick(line)
+                tick = self._tick(line)
+                if tick.at <= self._last.get(tick.gpu.index, -math.inf):
+                    self.damaged(f"time goes backwards for GPU {tick.gpu.index}")
+                self._last[tick.gpu.index] = tick.at
+                yield tick
 
     def _tick(self, content: bytes) -> Tick:
         try:

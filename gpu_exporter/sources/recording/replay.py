@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from gpu_exporter.catalogue.metrics import NON_GPU_ENTITIES, POWER_INSTANT, POWER_SAMPLES
+from gpu_exporter.catalogue.metrics import METRICS, NON_GPU_ENTITIES, POWER_INSTANT, POWER_SAMPLES
 from gpu_exporter.model.errors import GpuLost
 from gpu_exporter.model.gpu import Gpu, Owner, Reading, Sample, Series, XidEvent
 from gpu_exporter.model.metric import EntityKind, Kind, Metric, Pace
@@ -106,7 +106,8 @@ class ReplayDevice:
         self._columns: list[tuple[Series, Column, float]] = []
         self._unsupported: dict[Metric, str] = {}
         self._buffered: list[tuple[Series, Column]] = []
-        by_field = {metric.nvml: metric for metric in metrics if metric.key in columns and metric.bit is None}
+        fields = (row for row in METRICS if row.nvml and row.bit is None)
+        by_field: dict[object, Metric] = {row.nvml: row for row in fields if row.key in columns}
         for metric in metrics:
             if metric is POWER_SAMPLES and POWER_INSTANT.key in columns:
                 self._buffered.append((Series(metric, gpu), columns[POWER_INSTANT.key]))
@@ -117,7 +118,10 @@ class ReplayDevice:
             if recorded is None:
                 self._unsupported[metric] = "not_recorded"
             else:
-                self._columns.append((Series(metric, gpu), columns[recorded.key], metric.scale / recorded.scale))
+                scale = metric.scale / recorded.scale
+                # 1 / 1e-9 is 999999999.9999999
+                exact = float(round(scale)) if scale > 1 else scale
+                self._columns.append((Series(metric, gpu), columns[recorded.key], exact))
 
     def events(self) -> Sequence[XidEvent]:
         """Return nothing: no events are recorded."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 from math import exp
 from random import Random
@@ -17,8 +17,9 @@ from gpu_exporter.model.metric import Buffered, Gpm, Kind, Metric, Pace
 from gpu_exporter.sources.simulated import faults as script
 from gpu_exporter.sources.simulated.faults import ScriptedFault
 from gpu_exporter.sources.simulated.node import SimulatedNode
-from gpu_exporter.sources.simulated.schedule import GpuVariation, SegmentPart
+from gpu_exporter.sources.simulated.schedule import GpuVariation, Schedule, SegmentPart
 from gpu_exporter.sources.simulated.workload import Activity
+from gpu_exporter.sources.simulated.xids import Xid
 
 # Some systems cannot sleep much longer at a time.
 LONGEST_SLEEP = 3600.0
@@ -61,23 +62,33 @@ class Recipe(NamedTuple):
 
 
 class SimulatedDevice:
-    """One GPU of a node."""
+    """One GPU of a node, with its jobs and its XIDs, in order."""
 
     def __init__(
-        self, node: SimulatedNode, gpu: Gpu, identity: str, faults: Sequence[ScriptedFault], metrics: Sequence[Metric]
+        self,
+        node: SimulatedNode,
+        gpu: Gpu,
+        identity: str,
+        faults: Sequence[ScriptedFault],
+        metrics: Sequence[Metric],
+        schedule: Schedule,
+        xids: Iterator[Xid],
     ) -> None:
         self.gpu = gpu
-        self.xids_since: float | None = None
+        self.xids_since: float | None = time.time()
         self._node = node
         self._identity = identity
         self._faults = faults
+        self._schedule = schedule
+        self._xids, self._next_xid = xids, next(xids)
         self._variation = GpuVariation(identity)
         self._last: float | None = None
         self._unsupported: dict[Metric, str] = {}
         self._recipes: dict[Pace, dict[Averaging, list[Recipe]]] = defaultdict(lambda: defaultdict(list))
         apply_faults(node, gpu, identity, faults)
         workloads = node.workloads
-        by_field = {metric.nvml: metric for metric in metrics if metric.key in workloads.rows and metric.bit is None}
+        fields = (metric for metric in metrics if metric.nvml and metric.bit is None)
+        by_field: dict[object, Metric] = {metric.nvml: metric for metric in fields if metric.key in workloads.rows}
         for metric in metrics:
             origin = metric if metric.key in workloads.rows else by_field.get(metric.nvml)
             if metric is m.POWER_SAMPLES and m.POWER_INSTANT.key in workloads.rows:
@@ -95,8 +106,12 @@ class SimulatedDevice:
             self._recipes[metric.pace][how].append(recipe)
 
     def events(self) -> Sequence[XidEvent]:
-        """None: only injected GPUs have XIDs."""
-        return ()
+        """Return the XIDs since the last call."""
+        now, events = self._node.clock(), list[XidEvent]()
+        while self._next_xid.at <= now:
+            events.append(XidEvent(time.time(), self.gpu.pci_bus_id, self._next_xid.code))
+            self._next_xid = next(self._xids)
+        return events
 
     def read(self, paces: frozenset[Pace]) -> Reading:
         """Return the values of these paces. Profiling values begin with the second read."""
@@ -118,11 +133,11 @@ class SimulatedDevice:
         return Reading(time.monotonic(), values, span, unsupported=self._unsupported, buffered=buffered)
 
     def _joules(self, now: float) -> float:
-        schedule, loaded = self._node.schedule, self._node.loaded_at(now)
+        schedule, loaded = self._schedule, self._node.loaded_at(now)
         return schedule.joules(now, self._variation) - schedule.joules(loaded, self._variation)
 
     def _contributions(self, how: Averaging, before: float | None, now: float) -> list[Contribution]:
-        schedule = self._node.schedule
+        schedule = self._schedule
         if how is Averaging.NOW:
             return [self._contribution(1.0, schedule.at(now))]
         if how is Averaging.THERMAL:
@@ -140,7 +155,7 @@ class SimulatedDevice:
         """Return the parts of a first-order lag: the weight of each is the share of its heat that is left."""
         left = THERMAL_SECONDS * THERMAL_MEMORY
         all_heat, heat, contributions = 1 - exp(-THERMAL_MEMORY), exp(-THERMAL_MEMORY), list[Contribution]()
-        for part in self._node.schedule.parts(now - left, now):
+        for part in self._schedule.parts(now - left, now):
             left = max(0.0, left - (part.end - part.begin))
             before, heat = heat, exp(-left / THERMAL_SECONDS)
             weight = (heat - before) / all_heat

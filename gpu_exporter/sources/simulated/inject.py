@@ -171,7 +171,8 @@ def _area(wave: Wave, t: float) -> float:
 
 def rows(injected: Injected, metrics: Sequence[Metric]) -> Iterator[tuple[Metric, Metric]]:
     """Yield each metric that the GPU has, and the metric that it is computed from: another unit of it, or a bit."""
-    by_field = {metric.nvml: metric for metric in (*injected.values, m.ENERGY) if metric.bit is None}
+    fields = (metric for metric in (*injected.values, m.ENERGY) if metric.nvml and metric.bit is None)
+    by_field: dict[object, Metric] = {metric.nvml: metric for metric in fields}
     for metric in metrics:
         origin = metric if metric in injected.values else by_field.get(metric.nvml)
         if origin is not None and metric not in injected.absent:

@@ -16,7 +16,8 @@ from gpu_exporter.sources.simulated.workload import Workloads
 class SimulatedNode:
     """One node. `clock` returns the seconds since the start of the fleet. Nodes with the same jobs share `schedule`.
 
-    `reloads` are the scripted faults that reload the driver of this node.
+    `idle` is the schedule of GPUs that a pod does not use, `free` that of GPUs without a pod. `reloads` are the
+    scripted faults that reload the driver of this node.
     """
 
     name: str
@@ -24,6 +25,8 @@ class SimulatedNode:
     seed: int
     workloads: Workloads
     schedule: Schedule
+    idle: Schedule
+    free: Schedule
     reloads: tuple[ScriptedFault, ...]
     clock: Callable[[], float]
     sleep: Callable[[float], None]

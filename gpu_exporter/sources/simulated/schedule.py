@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
-from math import cos, pi, sin
+from math import cos, inf, pi, sin
 from random import Random
 from typing import NamedTuple
 
@@ -76,14 +76,18 @@ def _sine(sines: int, seconds: float, phase: float, begin: float, end: float) ->
 
 
 class Schedule:
-    """The activities of the GPUs of a block of nodes, at any time from 0 on."""
+    """The activities of the GPUs of a block of nodes, at any time from 0 on.
 
-    def __init__(self, seed: str, workloads: Workloads, *, nodes: int, gpus: int) -> None:
+    With `only`, this is their activity at all times, and there are no jobs.
+    """
+
+    def __init__(self, seed: str, workloads: Workloads, *, nodes: int, gpus: int, only: Activity | None = None) -> None:
         rng = Random(seed)
         together = 0.0 if gpus == 1 else 1.0 if nodes > 1 else TOGETHER_SHARE
         self._segments: list[Segment] = []
         at, joules = 0.0, (0.0, 0.0)
-        for activity, seconds, step in _jobs(rng, workloads, together):
+        jobs = ((only, PERIOD_SECONDS, max(STEP)),) if only else _jobs(rng, workloads, together)
+        for activity, seconds, step in jobs:
             sines, phase = max(1, round(seconds / step)), rng.uniform(0, 2 * pi)
             self._segments.append(Segment(at, seconds, activity, sines, phase, joules))
             middle, swing = workloads.power(activity)
@@ -91,13 +95,21 @@ class Schedule:
         self._starts = [segment.start for segment in self._segments]
         self._period, self._joules = at, joules
         self._offset = rng.uniform(0, at)
-        self._workloads = workloads
+        self._workloads, self._only = workloads, only
 
     def at(self, t: float) -> SegmentPart:
         """Return the part of a segment at the instant t."""
         local = (t + self._offset) % self._period
         segment = self._segments[bisect_right(self._starts, local) - 1]
         return SegmentPart(segment, local - segment.start, local - segment.start)
+
+    def running_from(self, t: float) -> float:
+        """Return the first time from t on at which a job runs; infinity if there is no job."""
+        for part in self.parts(t, t + self._period) if self._only is None else ():
+            if part.segment.activity is not self._workloads.idle:
+                return t
+            t += part.end - part.begin
+        return inf
 
     def parts(self, begin: float, end: float) -> Iterator[SegmentPart]:
         """Yield the parts of segments from `begin` to `end`, in order."""

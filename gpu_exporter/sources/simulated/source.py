@@ -7,6 +7,7 @@ levels are those of the packaged recordings; a metric that no recording contains
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -19,11 +20,14 @@ from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.source import Device
 from gpu_exporter.model.source_kind import SIMULATED
 from gpu_exporter.sources.simulated import faults as script
+from gpu_exporter.sources.simulated import placement
 from gpu_exporter.sources.simulated.device import SimulatedDevice
 from gpu_exporter.sources.simulated.faults import SEEN_SECONDS, ScriptedFault
 from gpu_exporter.sources.simulated.node import SimulatedNode
+from gpu_exporter.sources.simulated.placement import Place
 from gpu_exporter.sources.simulated.schedule import Schedule, blocks
 from gpu_exporter.sources.simulated.workload import Workloads
+from gpu_exporter.sources.simulated.xids import upcoming
 
 if TYPE_CHECKING:
     from gpu_exporter.sources.simulated.inject import NodeInjection
@@ -59,17 +63,25 @@ def fleet(
     def since_begin() -> float:
         return clock() - begin
 
-    schedules = {
-        block: Schedule(f"{seed}/{block}", workloads, nodes=block_of.count(block), gpus=gpus) for block in set(block_of)
-    }
+    size = Counter(block_of)
+    schedules = {block: Schedule(f"{seed}/{block}", workloads, nodes=nodes, gpus=gpus) for block, nodes in size.items()}
+    idle, free = (
+        Schedule(f"{seed}/{only.name}", workloads, nodes=1, gpus=gpus, only=only)
+        for only in (workloads.idle, workloads.free)
+    )
     injections = _injections(settings.inject, names, gpus)
     gil_lock = Lock()
     sources = {}
     for number, (name, block) in enumerate(zip(names, block_of, strict=True)):
         reloads = tuple(fault for fault in faults if fault.kind == script.RELOAD and fault.node in (script.ANY, name))
-        node = SimulatedNode(name, gpus, seed, workloads, schedules[block], reloads, since_begin, sleep)
-        owner = _owner(f"train-{block:03}", block_of[:number].count(block))
-        sources[name] = SimulatedSource(node, owner, faults, gil_lock, injections.get(name))
+        node = SimulatedNode(name, gpus, seed, workloads, schedules[block], idle, free, reloads, since_begin, sleep)
+        if name in injections:
+            places = placement.whole(f"injected-{name}", 0, gpus, seed)
+        elif size[block] > 1:
+            places = placement.whole(f"train-{block:03}", block_of[:number].count(block), gpus, seed)
+        else:
+            places = placement.shared(f"train-{block:03}", f"notebook-{block:03}", gpus, seed)
+        sources[name] = SimulatedSource(node, places, faults, gil_lock, injections.get(name), early_xid=not number)
     return sources
 
 
@@ -82,34 +94,35 @@ def _injections(inject: str, names: Sequence[str], gpus: int) -> Mapping[str, No
     return injections(inject, names, gpus)
 
 
-def _owner(workload: str, rank: int) -> Owner:
-    """Return the pod of a node, which has all of its GPUs."""
-    return Owner("simulated", f"{workload}-{rank}", "train", workload)
-
-
 class SimulatedSource:
-    """The GPUs of one node. With an injection, they are a separate job. All nodes of a fleet share `gil_lock`."""
+    """The GPUs of one node, each at its place. All nodes of a fleet share `gil_lock`.
+
+    With `early_xid`, the first GPU has an XID soon after the start.
+    """
 
     name, description, live = SIMULATED
 
     def __init__(
         self,
         node: SimulatedNode,
-        owner: Owner,
+        places: Sequence[Place],
         faults: Sequence[ScriptedFault],
         gil_lock: Lock,
         injection: NodeInjection | None = None,
+        *,
+        early_xid: bool = False,
     ) -> None:
         self.gil_lock = gil_lock
         self.node = node
-        self._owner = _owner(f"injected-{node.name}", 0) if injection else owner
+        self._places = places
+        self._early_xid = early_xid
         self._faults = (*faults, *injection.faults) if injection else tuple(faults)
         self._injection = injection
         self._asked_at: float | None = None
 
     def reports_xids(self) -> bool:
-        """Return whether XIDs may be injected."""
-        return bool(self._injection)
+        """Return True: programs fail now and then."""
+        return True
 
     def dead(self) -> bool:
         """Return whether the exporter of this node has stopped answering.
@@ -141,7 +154,7 @@ class SimulatedSource:
         return None
 
     def owners(self, gpu: Gpu) -> Sequence[Owner]:
-        return (self._owner,)
+        return self._places[gpu.index].owners
 
     def non_gpu_samples(self) -> Sequence[Sample]:
         """Return nothing: only GPUs are simulated."""
@@ -155,7 +168,10 @@ class SimulatedSource:
             from gpu_exporter.sources.simulated.injected import InjectedDevice
 
             return InjectedDevice(self.node, gpu, identity, self._injection.gpus[index], faults, metrics)
-        return SimulatedDevice(self.node, gpu, identity, faults, metrics)
+        node, place, early = self.node, self._places[index], self._early_xid and not index
+        schedule = node.schedule if place.trains else node.idle if place.owners else node.free
+        xids = upcoming(identity, schedule, node.clock(), early=early)
+        return SimulatedDevice(node, gpu, identity, faults, metrics, schedule, xids)
 
     def _identify(self, index: int, identity: str) -> Gpu:
         model = self.node.workloads.gpu

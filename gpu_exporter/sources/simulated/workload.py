@@ -49,12 +49,16 @@ class JobKind:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Workloads:
-    """What the recordings contain: a GPU of their model, the row of each metric key, and the activities."""
+    """What the recordings contain: a GPU of their model, the row of each metric key, and the activities.
+
+    `free` is idle without memory in use, which was not recorded.
+    """
 
     gpu: Gpu
     rows: Mapping[str, int]
     whole: frozenset[str]
     idle: Activity
+    free: Activity
     together: JobKind
     alone: Sequence[JobKind]
 
@@ -82,9 +86,16 @@ def workloads(paths: Iterable[Path]) -> Workloads:
         {key: row for row, key in enumerate(keys)},
         frozenset(key for key in keys if all(_whole(levels[key]) for levels in used)),
         _activity(IDLE, keys, phases[IDLE]),
+        _activity("free", keys, _without_memory(phases[IDLE])),
         _kind(TOGETHER, keys, phases),
         [_kind(name, keys, phases) for name in ALONE],
     )
+
+
+def _without_memory(levels: Mapping[str, ValueStatistics]) -> Mapping[str, ValueStatistics]:
+    used, free = (levels[key].mode for key in MEMORY)
+    emptied = zip(MEMORY, (0.0, used + free), strict=True)
+    return {**levels, **{key: ValueStatistics(value, 0.0, value, value, value) for key, value in emptied}}
 
 
 def _kind(name: str, keys: Sequence[str], phases: Mapping[str, Mapping[str, ValueStatistics]]) -> JobKind:

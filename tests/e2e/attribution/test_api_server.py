@@ -250,12 +250,39 @@ def test_a_long_list(serve: Serve, node: FakeDriver, kubelet: FakeKubelet, api: 
     assert "the API server lists 5 pods of this node" in ended.stdout
 
 
+def test_doctor_also_tries_to_watch(node: FakeDriver, kubelet: FakeKubelet, api: FakeApiServer) -> None:
+    """A role with `list` alone is not enough: labels would never change."""
+    api.put(PODS, pod_object("p", UIDS[0]))
+    own = ("--kubernetes", "--pod-resources-socket", str(kubelet.socket), "--kubernetes-pods")
+    assert "the API server lists 1 pods" in run("doctor", *own, env={**node.environment, **api.environment}).stdout
+    api.may_watch = False
+    ended = run("doctor", *own, env={**node.environment, **api.environment})
+    assert "the service account needs the verbs list and watch" in ended.stdout
+
+
 def test_node_name_that_is_wrong(node: FakeDriver, kubelet: FakeKubelet, api: FakeApiServer) -> None:
     """A node on which doctor itself runs has a pod."""
     own = ("--kubernetes", "--pod-resources-socket", str(kubelet.socket), "--kubernetes-pods")
     ended = run("doctor", *own, env={**node.environment, **api.environment})
     assert "lists no pod of the node node" in ended.stdout
     assert "set GPU_EXPORTER_NODE_NAME from spec.nodeName" in ended.stdout
+
+
+def test_exporter_with_a_wrong_node_name(
+    serve: Serve, node: FakeDriver, kubelet: FakeKubelet, api: FakeApiServer
+) -> None:
+    """The API server lists no pod of this node, but kubelet does: the lookup is not up, and the log says why."""
+    api.put(PODS, pod_object("p", UIDS[0]))
+    kubelet.pods = [given("p", UUID[0])]
+    environment = {**node.environment, **api.environment, "GPU_EXPORTER_NODE_NAME": "other"}
+    own = ("--kubernetes", "--pod-resources-socket", str(kubelet.socket), "--kubernetes-pods", "--interval", "200ms")
+    exporter = serve(*own, env=environment)
+    page = exporter.until(up("pods", 0))
+    assert page.values("gpu_attribution_errors_total", source="pods", reason="wrong_node") == [1]
+    assert "set GPU_EXPORTER_NODE_NAME from spec.nodeName" in exporter.log.read_text()
+    assert [row["pod"] for row in rows(page)] == ["p"]
+    kubelet.pods = []
+    exporter.until(up("pods"))
 
 
 def test_a_node_without_a_name(serve: Serve, node: FakeDriver, kubelet: FakeKubelet, api: FakeApiServer) -> None:

@@ -25,7 +25,7 @@ def test_devices_of_no_gpu_stay_few_series(serve: Serve, node: FakeDriver, kubel
     kubelet.pods = [given("owner", UUID[0]), pod("strange", Given("nvidia.com/gpu", devices))]
     exporter = attributed(serve, node, kubelet)
     page = exporter.until(
-        lambda page: bool(rows(page, "gpu_pod_device_unresolved") and page.values("DCGM_FI_DEV_POWER_USAGE"))
+        lambda page: bool(rows(page, "gpu_pod_device_unresolved") and len(page.values("DCGM_FI_DEV_POWER_USAGE")) == 3)
     )
     assert len(page.text) < 500_000
     assert owner(page, UUID[0]) == ("team", "owner", "main")
@@ -69,7 +69,7 @@ def test_kubelet_that_never_completes_an_answer(
         for _ in range(5):
             began = time.monotonic()
             page = exporter.page()
-            assert time.monotonic() - began < 1
+            assert time.monotonic() - began < 4  # less than the timeout of a request to kubelet
             assert page.value("gpu_snapshot_age_seconds", UUID=UUID[0]) < 3
             time.sleep(0.5)
         code, seconds = exporter.stop()

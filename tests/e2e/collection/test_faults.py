@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
@@ -448,6 +449,7 @@ def test_gauge_is_the_rate_of_the_integral(start: Start, driver: FakeDriver) -> 
 
     exporter.until(long_enough)
     assert seen[0][0] < begin
+    interval = max(interval, *(after[0] - before[0] for before, after in pairwise(seen)))
     for at, total, gauge in seen:
         assert total == pytest.approx(max(0.0, at - begin), abs=0.05)
         # The window begins at a read, so it may be longer than set, by up to an interval.

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import ROOT
 from tests.conftest import Exporter, Page, Serve, run
 from tests.e2e.collection.test_hand_over import bearer
 from tests.support.fakes.driver import FakeDriver
@@ -55,8 +56,10 @@ def test_file_selects_families(serve: Serve, driver: FakeDriver, fields: Path) -
         "dcgm_gpu_temp, gauge, Old.\n"
         "DCGM_FI_DEV_SM_CLOCK_HERTZ, gauge, New.\n"
         "DCGM_FI_PROF_PCIE_TX_BYTES, counter, Wrong.\n"
-        "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL, counter, Needs DCGM.\n"
+        "DCGM_FI_DEV_NVLINK_BANDWIDTH_L0, counter, Needs DCGM.\n"
         "DCGM_FI_DEV_BRAND, label, x\n"
+        "DCGM_FI_DEV_MIG_MODE, label, x\n"
+        "DCGM_FI_PROCESS_NAME, label, x\n"
         "DCGM_FI_DEV_SERIAL, label, x\n"
         "DCGM_FI_DEV_VBIOS_VERSION, label, x\n"
         "DCGM_FI_DEV_INFOROM_IMAGE_VER, label, x\n"
@@ -73,16 +76,18 @@ def test_file_selects_families(serve: Serve, driver: FakeDriver, fields: Path) -
     (labels,) = (labels for name, labels, _ in page.samples if name == "dcgm_gpu_temp")
     assert {name: value for name, value in labels.items() if name.startswith("DCGM_")} == {
         "DCGM_FI_DEV_BRAND": "NVIDIA",
+        "DCGM_FI_DEV_MIG_MODE": "0",
+        "DCGM_FI_PROCESS_NAME": str(ROOT / "gpu_exporter" / "__main__.py"),
         "DCGM_FI_DEV_SERIAL": "0000000000000",
         "DCGM_FI_DEV_VBIOS_VERSION": "96.00.A5.00.1A",
         "DCGM_FI_DEV_INFOROM_IMAGE_VER": "G520.0282.02.02",
     }
-    assert page.values("gpu_metric_supported", metric="DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL", reason="needs_dcgm") == [0]
+    assert page.values("gpu_metric_supported", metric="DCGM_FI_DEV_NVLINK_BANDWIDTH_L0", reason="needs_dcgm") == [0]
     assert page.value(OK) == 1
     assert time.time() - page.value(AT) < 60
     said = exporter.log.read_text()
-    assert "source nvml cannot read DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL; use --source dcgm" in said
-    assert "line 9: 'DCGM_FI_DEV_NONE_SUCH' is not a field of DCGM" in said
+    assert "source nvml cannot read DCGM_FI_DEV_NVLINK_BANDWIDTH_L0; use --source dcgm" in said
+    assert "line 11: 'DCGM_FI_DEV_NONE_SUCH' is not a field of DCGM" in said
 
 
 def test_once_with_a_file(fields: Path) -> None:

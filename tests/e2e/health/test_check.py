@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,11 +13,11 @@ from tests.support.fakes.driver import AMPERE, FakeDriver
 
 
 def test_healthy(tmp_path: Path) -> None:
-    """One line, exit code 0, and no wait for profiling."""
-    began = time.monotonic()
-    ended = run("check", env=FakeDriver(tmp_path, gpus=8).environment)
+    """One line and exit code 0, also if profiling would take long."""
+    driver = FakeDriver(tmp_path, gpus=8)
+    driver.delay("GpmSampleGet", 600)
+    ended = run("check", env=driver.environment)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "GPUs: 8 healthy\n", "")
-    assert time.monotonic() - began < 5
 
 
 def old_errors(driver: FakeDriver) -> None:
@@ -97,8 +96,8 @@ def test_wedged_gpu(tmp_path: Path) -> None:
 
 def test_a_library_that_hangs(driver: FakeDriver) -> None:
     """The command ends without a verdict."""
-    driver.delay("Init", 60)
-    ended = run("check", env=driver.environment, timeout=20)
+    driver.delay("Init", 600)
+    ended = run("check", env=driver.environment, timeout=100)
     assert (ended.returncode, ended.stdout) == (
         1,
         "unknown: the NVIDIA driver library does not answer; run `gpu-exporter doctor`\n",

@@ -14,10 +14,11 @@ import yaml
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.failure_modes import MODES, profiles
-from gpu_exporter.diagnosis import window
+from gpu_exporter.diagnosis import signal_reader
+from gpu_exporter.diagnosis.scrape import Scrape as Reading
+from gpu_exporter.diagnosis.scrape import ScrapedSample
 from gpu_exporter.diagnosis.text_format import parsed
-from gpu_exporter.diagnosis.window import Scrape as Reading
-from gpu_exporter.diagnosis.window import ScrapedSample, Window, seen
+from gpu_exporter.diagnosis.window import Window, seen
 from tests import ROOT, conftest
 from tests.support import panels
 from tests.support.fakes.dcgm_exporter import DEFAULT, FULL, FakeGpu, page, serving
@@ -129,7 +130,7 @@ def problems(prometheus: Prometheus, targets: Sequence[Target], answered: set[st
 def test_every_query_has_its_result(serve: conftest.Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A query finds every device that has its series, with its labels; other queries are empty."""
     # Two seconds must suffice also for fields that are read every 15 s: only their presence matters here.
-    monkeypatch.setattr(window, "PERIODS", {})
+    monkeypatch.setattr(signal_reader, "PERIODS", {})
     replay = serve("--source", "replay", "--recording", "h200_workloads", "--interval", "500ms")
     # Played slowly, so that a window of two seconds and a longer one have the same values.
     slowly = ("--recording", "h200_x2_ddp", "--speed", "0.01")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import ROOT
 from tests.conftest import Page, Serve, run
 from tests.e2e.collection.test_faults import Watched, states
 from tests.support.fakes.driver import AMPERE, FakeDriver
@@ -71,6 +72,18 @@ def test_a_mixed_node_has_all_metrics(serve: Serve, driver: FakeDriver, engine: 
 
     engine.start()
     page = exporter.until(lambda page: page.values(SM_SECONDS, gpu="1") > before, 45)
+    assert reads(1, "nvml+dcgm", "no_gpm")(page)
+
+
+def test_nvidias_list_of_fields_does_not_hide_profiling(
+    serve: Serve, driver: FakeDriver, engine: FakeHostengine
+) -> None:
+    """DCGM leaves some of its fields blank on this GPU, such as a vGPU's license. The GPU is not lost."""
+    fields = ROOT / "deploy" / "dcgm-exporter" / "default-counters.csv"
+    environment = {**engine.environment, **driver.environment}
+    exporter = serve("--interval", "200ms", "--collectors", str(fields), *flags(engine), env=environment)
+    page = exporter.until(lambda page: len(page.values("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE")) == 2)
+
     assert reads(1, "nvml+dcgm", "no_gpm")(page)
 
 

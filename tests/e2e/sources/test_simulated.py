@@ -10,11 +10,15 @@ from typing import Any
 import pytest
 
 from benchmarks.fleet import measure
+from gpu_exporter.sources.simulated.xids import CODES
 from tests.conftest import Exporter, Page, Serve, run
+from tests.e2e.exposition.test_prometheus import SERIES_A_GPU
 from tests.support.prometheus import scraping
 from tests.support.tools import until
 
 SIMULATED = ("--source", "simulated")
+# A counter and a time for each code of a program that a simulated GPU can have.
+SERIES_OF_XIDS = 2 * len(set(CODES))
 
 
 def page(exporter: Exporter, node: str) -> Page:
@@ -162,6 +166,23 @@ def test_one_node_is_served_as_a_real_one_is(serve: Serve) -> None:
     code, took = exporter.stop()
     assert code == 0
     assert took < 3
+
+
+def test_pods_are_labels_of_classic_families(serve: Serve) -> None:
+    """As with attribution: a free GPU has empty labels. All stays within the documented limit on series."""
+    exporter = serve(*SIMULATED, "--interval", "200ms")
+    found = exporter.until(lambda page: len(page.values("gpu_sm_active_seconds_total")) == 8)
+    shown = {
+        labels["gpu"]: (labels["namespace"], labels["pod"], labels["container"])
+        for name, labels, _ in found.samples
+        if name == "DCGM_FI_PROF_SM_ACTIVE"
+    }
+    assert shown["0"] == shown["1"] == ("simulated", "train-000-0", "train")
+    assert (shown["6"], shown["7"]) == (("simulated", "notebook-000-0", "notebook"), ("", "", ""))
+    infos = {labels["gpu"] for name, labels, _ in found.samples if name == "gpu_pod_info"}
+    assert infos == set("0123456")
+    most = max(sum(labels.get("gpu") == str(gpu) for _, labels, _ in found.samples) for gpu in range(8))
+    assert most + SERIES_OF_XIDS <= SERIES_A_GPU
 
 
 def test_once_and_doctor_read_one_node() -> None:

@@ -27,9 +27,10 @@ def pod_object(
     phase: str = "Running",
     **metadata: Any,
 ) -> Item:
-    """Return a pod in the server's format."""
+    """Return a pod of the node `node` in the server's format."""
     return {
         "metadata": {"name": name, "namespace": "team", "uid": uid, "labels": dict(labels or {}), **metadata},
+        "spec": {"nodeName": "node"},
         "status": {"phase": phase},
     }
 
@@ -74,13 +75,13 @@ class FakeApiServer:
         self.may_watch = True
         self.connections = 0
         self.asked: list[str] = []
+        self.epoch = 0
         self._changed = threading.Condition()
         self._version = 100
         self._oldest = 0
         self._items: dict[str, dict[str, Item]] = {}
         self._events: list[tuple[int, str, Item]] = []
         self.stopping = False
-        self._epoch = 0
         handler = type("Handler", (_Handler,), {"server_of": self})
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self._server.daemon_threads = True
@@ -138,11 +139,11 @@ class FakeApiServer:
             self._changed.notify_all()
 
     def restore(self, path: str, items: Iterable[Item], version: int) -> None:
-        """Continue with these objects at a lower version, as after a restore of etcd. Watches end."""
+        """Continue with these objects at a lower version, as after a restore of etcd. Watches are cut off."""
         with self._changed:
             assert version < self._version
             self._items[path] = {item["metadata"]["name"]: item for item in items}
-            self._version, self._oldest, self._epoch = version, 0, self._epoch + 1
+            self._version, self._oldest, self.epoch = version, 0, self.epoch + 1
             self._events.clear()
             self._changed.notify_all()
 
@@ -156,10 +157,10 @@ class FakeApiServer:
 
     # --- for the handler ------------------------------------------------------------------------------------------
 
-    def page(self, path: str, start: int) -> Item:
+    def page(self, path: str, start: int, selector: str = "") -> Item:
         """Return the list of a path, or a page of it."""
         with self._changed:
-            items = list(self._items.get(path, {}).values())
+            items = [item for item in self._items.get(path, {}).values() if _selected(item, selector)]
             end = start + (self.page_size or len(items))
             more = {"continue": str(end)} if end < len(items) else {}
             metadata = {"resourceVersion": str(self._version), **more}
@@ -170,19 +171,26 @@ class FakeApiServer:
         with self._changed:
             self._changed.wait_for(lambda: self.stopping)
 
-    def after(self, version: int, path: str, seconds: float) -> Item | None:
-        """Return the next event after a version, or None on a timeout or a restore."""
-        epoch = self._epoch
+    def after(self, version: int, path: str, selector: str, seconds: float, epoch: int) -> Item | None:
+        """Return the next event after a version, or None on a timeout or if a restore ended the `epoch`."""
 
         def found() -> Item | None:
             if version < self._oldest:
                 status = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"}
                 return {"type": "ERROR", "object": status}
-            return next((event for at, of, event in self._events if of == path and at > version), None)
+            events = (event for at, of, event in self._events if of == path and at > version)
+            return next((event for event in events if _selected(event["object"], selector)), None)
 
         with self._changed:
-            self._changed.wait_for(lambda: found() or self.stopping or epoch != self._epoch, seconds)
-            return None if self.stopping or epoch != self._epoch else found()
+            self._changed.wait_for(lambda: found() or self.stopping or epoch != self.epoch, seconds)
+            return None if self.stopping or epoch != self.epoch else found()
+
+
+def _selected(item: Item, selector: str) -> bool:
+    """Return whether a field selector selects an object; only the node's name can be selected."""
+    key, _, value = selector.partition("=")
+    assert key in ("", "spec.nodeName"), selector
+    return not key or item.get("spec", {}).get("nodeName", "") == value
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -222,7 +230,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif query.get("watch"):
             self._watch(url.path, query)
         else:
-            self._send(200, server.page(url.path, int(query.get("continue", 0))))
+            self._send(200, server.page(url.path, int(query.get("continue", 0)), query.get("fieldSelector", "")))
 
     def _send(self, status: int, content: Item) -> None:
         body = json.dumps(content).encode()
@@ -238,14 +246,17 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        version = int(query["resourceVersion"])
-        self._line({"type": "BOOKMARK", "object": {"kind": "Pod", "metadata": {"resourceVersion": str(version)}}})
-        while event := self.server_of.after(version, path, float(query["timeoutSeconds"])):
+        version, epoch = int(query["resourceVersion"]), self.server_of.epoch
+        selector, seconds = query.get("fieldSelector", ""), float(query["timeoutSeconds"])
+        while event := self.server_of.after(version, path, selector, seconds, epoch):
             self._line(event)
             if event["type"] == "ERROR":
                 break
             version = int(event["object"]["metadata"]["resourceVersion"])
-        self.wfile.write(b"0\r\n\r\n")
+        if epoch == self.server_of.epoch:
+            self.wfile.write(b"0\r\n\r\n")
+        else:  # the server that was restored is another process
+            self.close_connection = True
 
     def _line(self, event: Item) -> None:
         line = json.dumps(event).encode() + b"\n"

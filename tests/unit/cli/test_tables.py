@@ -9,6 +9,7 @@ from gpu_exporter.catalogue.metrics import METRICS
 from gpu_exporter.cli import tables
 from gpu_exporter.library import GpuReading
 from gpu_exporter.model.gpu import Gpu, Sample, Series
+from tests.conftest import run
 
 GPU = Gpu(0, "GPU-1", model="NVIDIA H200")
 READING = GpuReading(
@@ -43,6 +44,28 @@ def test_the_list_of_metrics_fits(width: int) -> None:
     assert max(map(len, lines)) <= width
     text = " ".join(" ".join(lines).split())
     assert all(metric.help in text for metric in METRICS if width == 200)
+
+
+def test_the_list_of_metrics_is_aligned() -> None:
+    """A name that is longer than its column stands above its other cells, unbroken."""
+    head, *rows = tables.metric_list((m.GPU_TEMP, m.NVLINK_RECOVERY, m.EXP_P2P), 62)
+    assert [line for line in (head, *rows) if not line.startswith("    ") or " errors " in line] == [
+        "METRIC                          TYPE     UNIT     EXPOSED BY",
+        "DCGM_FI_DEV_GPU_TEMP            gauge    celsius  default",
+        "DCGM_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL",
+        "                                counter  errors   default",
+        "DCGM_EXP_P2P_STATUS             gauge    status   --collectors",
+    ]
+
+
+def test_a_pipe_gets_full_names() -> None:
+    """One line per metric, whatever the width that the environment claims."""
+    ran = run("metrics", env={"COLUMNS": "40"})
+    head, *rows = ran.stdout.splitlines()
+
+    assert head.split() == ["METRIC", "TYPE", "UNIT", "SET", "READ", "DCGM", "NVML", "HELP"]
+    assert [row.split("  ")[0] for row in rows] == [metric.key for metric in METRICS]
+    assert all(row.endswith(metric.help) for row, metric in zip(rows, METRICS, strict=True))
 
 
 def test_metrics_are_filtered_by_name_and_help() -> None:

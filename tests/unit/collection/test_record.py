@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -45,3 +48,15 @@ def test_a_driver_that_hangs_at_the_start(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(GpuExporterError, match="a driver call hangs"):
         recorded(source, tmp_path / "out.jsonl")
     released.set()
+
+
+def test_a_wall_clock_that_is_set_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times keep rising: a reader rejects a recording in which they do not."""
+    hours = iter(range(10_000, 0, -1))
+    clock = SimpleNamespace(time=lambda: 3600.0 * next(hours), monotonic=time.monotonic)
+    monkeypatch.setattr(record, "time", clock)
+    path = tmp_path / "out.jsonl"
+    recorded(only(Config(source="simulated", gpus=1)), path)
+    times = [json.loads(line)["t"] for line in path.read_text().splitlines()[1:]]
+    assert len(times) > 1
+    assert times == sorted(set(times))

@@ -19,7 +19,7 @@ from tests.support.tools import until
 from tests.unit.collection.test_metrics_change import FakeDevice, FakeSource
 
 PLAN = make_plan((m.GPU_TEMP,), CollectionSettings(), xids_reported=True)
-NO_PATIENCE = Plan(PLAN.metrics, PLAN.histograms, PLAN.counts, 1.0, 0.0, False)
+NO_PATIENCE = Plan(PLAN.metrics, PLAN.histograms, PLAN.sums, PLAN.counts, 1.0, 0.0, False)
 
 
 class GatedDevice(FakeDevice):
@@ -30,11 +30,12 @@ class GatedDevice(FakeDevice):
         self.gpu = Gpu(index, f"GPU-{index}")
         self.gate = gate
         self.reading = threading.Event()
+        self.series = Series(m.GPU_TEMP, self.gpu)
 
     def read(self, paces: frozenset[Pace]) -> Reading:
         self.reading.set()
         self.gate.wait()
-        return Reading(0.0, {Series(m.GPU_TEMP, self.gpu): 40.0})
+        return Reading(0.0, {self.series: 40.0})
 
 
 class GatedSource(FakeSource):
@@ -194,3 +195,39 @@ def test_a_stuck_worker_affects_only_its_gpu(node: Node, caplog: pytest.LogCaptu
     node.source.gates[1].set()
     assert node.workers.wait_idle(30)
     assert stuck.reason == ""
+
+
+def test_a_late_reading_of_a_gpu_that_moved_is_dropped(node: Node) -> None:
+    """A worker is still reading a GPU when another one attaches it at its new index: nothing is exposed twice."""
+    node.tick()
+    (record,) = [record for record in node.records.identified() if record.gpu.uuid == "GPU-1"]
+    late = node.source.latest[1]
+    late.reading.clear()
+    node.source.gates[1].clear()
+    assert node.tick() == [0, 1]
+    assert late.reading.wait(10)
+    node.source.gpus = (1, 0)
+    node.workers._workers[0]._detach()
+    assert node.tick() == [0]
+    assert node.records.worker_index(record) == 0
+    before = record.samples
+    assert [sample.series.metric for sample in before] == [m.GPU_TEMP]
+    node.source.gates[1].set()
+    assert node.workers.wait_idle(30)
+
+    assert record.samples == before
+    assert [record.reason, record.gpu.index] == ["", 0]
+
+
+def test_a_gpu_that_moved_ends_its_series(node: Node) -> None:
+    """The worker at its new index attaches it before the one at its old index has noticed."""
+    node.tick()
+    (record,) = [record for record in node.records.identified() if record.gpu.uuid == "GPU-1"]
+    (old,) = record.samples
+    node.source.gpus = (1, 0)
+    node.workers._workers[0]._detach()
+    node.workers._workers[0].wake()
+    assert node.workers.wait_idle(30)
+    (new,) = record.samples
+
+    assert new.series is not old.series

@@ -135,7 +135,7 @@ def test_a_gpu_of_one_source() -> None:
 def test_units_with_noise_have_a_tolerance() -> None:
     """Units of exact counts need none."""
     units = {row.unit for row in m.METRICS if compares(row) and row.pace is not Pace.STATIC}
-    counted = {"errors", "rows", "pages", "replays", "banks", "links", "processes", "counts"}
+    counted = {"errors", "rows", "pages", "replays", "banks", "links", "processes", "counts", "gpus"}
 
     assert units - set(TOLERANCES) - STATES == counted, (
         "fix: add the unit to gpu_exporter/diagnosis/comparison.py; a unit of whole numbers needs none"

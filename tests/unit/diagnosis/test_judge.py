@@ -17,8 +17,9 @@ from gpu_exporter.catalogue.workloads import owner, workload_of
 from gpu_exporter.diagnosis import gather
 from gpu_exporter.diagnosis.judge import diagnose
 from gpu_exporter.diagnosis.report import as_dict, exit_code, lines
+from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample
 from gpu_exporter.diagnosis.text_format import parsed
-from gpu_exporter.diagnosis.window import Scrape, ScrapedSample, seen
+from gpu_exporter.diagnosis.window import seen
 from tests.support.truth import PHASES, TRUTH
 
 MODES_BY_NAME = {mode.name: mode for mode in MODES}
@@ -27,7 +28,7 @@ GPU = {"gpu": "0", "UUID": "GPU-0", "modelName": "NVIDIA H200", "Hostname": "n1"
 
 @pytest.mark.parametrize(("path", "phase"), PHASES, ids=lambda value: getattr(value, "name", value))
 def test_a_recorded_phase(path: Path, phase: str) -> None:
-    found = diagnose(seen(gather.of_recording(path, phase), {}, job="job"))
+    found = diagnose(seen(gather.RecordedScrapes(path, phase), {}, job="job"))
 
     truth = TRUTH[path][phase]
     assert [each.bottleneck and each.bottleneck.name for each in found] == [bottleneck for bottleneck, _, _ in truth]
@@ -38,13 +39,15 @@ def test_a_recorded_phase(path: Path, phase: str) -> None:
 
 def test_every_recorded_phase_has_true_modes() -> None:
     for path, phases in TRUTH.items():
-        assert set(gather.phases(path)) == set(phases)
+        recorded = gather.RecordedScrapes(path)
+        assert list(recorded)
+        assert set(recorded.phases) == set(phases)
 
 
 def test_without_a_job_no_rank_is_compared() -> None:
     path, phase = next(each for each in PHASES if each[1] == "ddp_straggler_slow_gpu")
 
-    found = diagnose(seen(gather.of_recording(path, phase), {}))
+    found = diagnose(seen(gather.RecordedScrapes(path, phase), {}))
 
     assert not [m.mode.name for each in found for m in each.matches if m.mode.name.startswith("GpuStraggler")]
     assert "GpuStragglerSlow" in found[1].unknown
@@ -53,7 +56,7 @@ def test_without_a_job_no_rank_is_compared() -> None:
 def test_recorded_idle_gaps_count() -> None:
     """Half a second busy, half idle: mean engine activity alone would equal that of small gaps everywhere."""
     path, phase = next(each for each in PHASES if each[1] == "half_duty")
-    shown = seen(gather.of_recording(path, phase), {})
+    shown = seen(gather.RecordedScrapes(path, phase), {})
     (part,) = shown.devices
 
     assert value(Over(s.SM_IDLE), shown, part) == pytest.approx(0.43, abs=0.05)
@@ -62,7 +65,7 @@ def test_recorded_idle_gaps_count() -> None:
 
 def test_a_limit_can_be_changed() -> None:
     path, phase = next(each for each in PHASES if each[1] == "memory_bound_copy")
-    pages = gather.of_recording(path, phase)
+    pages = gather.RecordedScrapes(path, phase)
 
     (found,) = diagnose(seen(pages, {"busyDram": 0.95}))
 
@@ -223,7 +226,7 @@ def test_a_whole_window_needs_samples_of_all_of_it() -> None:
 
 def test_words_and_numbers() -> None:
     path, phase = next(each for each in PHASES if each[1] == "ddp_straggler_cpu_delay")
-    found = diagnose(seen(gather.of_recording(path, phase), {}, job="job"))
+    found = diagnose(seen(gather.RecordedScrapes(path, phase), {}, job="job"))
 
     text = "\n".join(lines(found))
     straggler = as_dict(found)["gpus"][1]["modes"][0]

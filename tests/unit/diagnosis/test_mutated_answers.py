@@ -15,8 +15,10 @@ from gpu_exporter.decoding import json_as
 from gpu_exporter.diagnosis import gather, prometheus
 from gpu_exporter.diagnosis.judge import diagnose
 from gpu_exporter.diagnosis.report import as_dict, lines
+from gpu_exporter.diagnosis.scrape import Scrape
+from gpu_exporter.diagnosis.signal_reader import LARGEST
 from gpu_exporter.diagnosis.text_format import parsed
-from gpu_exporter.diagnosis.window import LARGEST, Scrape, seen
+from gpu_exporter.diagnosis.window import seen
 
 ROUNDS = int(os.environ.get("FUZZ_ROUNDS", "40"))
 NAMES = gather.FAMILIES

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from gpu_exporter.diagnosis import report
 from gpu_exporter.diagnosis.judge import diagnose
 from gpu_exporter.diagnosis.presence import Absent, present
-from gpu_exporter.diagnosis.window import Scrape, ScrapedSample, seen
+from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample
+from gpu_exporter.diagnosis.window import seen
 
 BUSY = {"DCGM_FI_PROF_GR_ENGINE_ACTIVE": 0.98, "DCGM_FI_PROF_SM_ACTIVE": 0.9, "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE": 0.8}
 

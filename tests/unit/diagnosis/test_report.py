@@ -8,8 +8,9 @@ import pytest
 
 from gpu_exporter.diagnosis import gather
 from gpu_exporter.diagnosis.judge import Diagnosis, diagnose
-from gpu_exporter.diagnosis.report import hint, lines
-from gpu_exporter.diagnosis.window import Scrape, ScrapedSample, seen
+from gpu_exporter.diagnosis.report import as_dict, hint, lines
+from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample
+from gpu_exporter.diagnosis.window import seen
 from tests.support.truth import PHASES
 
 STRAGGLER = "ddp_straggler_slow_gpu"
@@ -21,7 +22,7 @@ HINT = (
 
 def _recorded(phase: str, job: str) -> tuple[Diagnosis, ...]:
     path = next(path for path, name in PHASES if name == phase)
-    return diagnose(seen(gather.of_recording(path, phase), {}, job=job))
+    return diagnose(seen(gather.RecordedScrapes(path, phase), {}, job=job))
 
 
 def _reason(diagnoses: Sequence[Diagnosis], mode: str) -> set[str]:
@@ -76,3 +77,18 @@ def test_an_unknown_class() -> None:
         "GPU 0 (NVIDIA A100)  class unknown: the profiling metrics are missing; `gpu-exporter doctor` on the node says "
         "why"
     )
+
+
+def test_gpus_of_two_clusters() -> None:
+    """The same node and GPU in two clusters are two lines that name the cluster, also in JSON."""
+    labels = {"gpu": "0", "modelName": "NVIDIA A100", "Hostname": "node-a"}
+    samples = [
+        ScrapedSample("DCGM_FI_DEV_GPU_UTIL", {**labels, "UUID": f"GPU-{cluster}", "cluster": cluster}, 50.0)
+        for cluster in ("east", "west")
+    ]
+    found = diagnose(seen([Scrape(1000.0, samples)], {}))
+
+    assert [line.partition(")")[0] for line in lines(found)] == [
+        f"GPU 0 ({cluster}, node-a, NVIDIA A100" for cluster in ("east", "west")
+    ]
+    assert [gpu["cluster"] for gpu in as_dict(found)["gpus"]] == ["east", "west"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 
@@ -14,7 +15,8 @@ from gpu_exporter.catalogue.metrics import selected
 from gpu_exporter.catalogue.selection import Family, Selection
 from gpu_exporter.exposition.fields_file import MOST_LINES, MOST_WARNINGS, FieldRow, FieldsFile, rows
 from gpu_exporter.model.errors import GpuExporterError
-from gpu_exporter.model.metric import EntityKind, Kind, MetricSet, Schema
+from gpu_exporter.model.gpu import Gpu
+from gpu_exporter.model.metric import EntityKind, Kind, Metric, MetricSet, Schema
 from tests import ROOT
 
 SHIPPED = ROOT / "deploy" / "dcgm-exporter"
@@ -29,6 +31,11 @@ def read(text: str | bytes, choice: MetricSet = MetricSet.DEFAULT) -> tuple[Sele
 def classic(selection: Selection) -> dict[str, Family]:
     """Return the classic families that are exposed."""
     return {name: family for name, family in selection.families.items() if name.startswith("DCGM_")}
+
+
+def only_in_dcgm(selection: Selection) -> list[Metric]:
+    """Return what no source but DCGM can read or compute."""
+    return [row for row in selection.read_rows if row.nvml is None and not row.sum_of]
 
 
 def parsed(text: str) -> tuple[list[FieldRow], list[tuple[int, str]]]:
@@ -118,7 +125,7 @@ def test_an_unterminated_quote_affects_only_its_row() -> None:
 
 
 def test_the_shipped_default_counters_load() -> None:
-    """dcgm-exporter's own list: all fields are known; three families are not in NVML."""
+    """dcgm-exporter's own list: all fields are known; one is not in NVML."""
     selection, said = read((SHIPPED / "default-counters.csv").read_bytes())
 
     assert said == []
@@ -126,11 +133,8 @@ def test_the_shipped_default_counters_load() -> None:
     assert len(families) == 25
     assert families["DCGM_FI_DEV_DEC_UTIL"] == Family("DCGM_FI_DEV_DEC_UTIL", "gauge", "Decoder utilization (in %).")
     assert families["DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL"].kind == "counter"
-    foreign = {row.name: (row.dcgm, row.kind, row.entity) for row in selection.read_rows if row.nvml is None}
-    assert foreign == {
-        "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL": (449, Kind.COUNTER, EntityKind.GPU),
-        "DCGM_FI_DEV_VGPU_LICENSE_STATUS": (526, Kind.GAUGE, EntityKind.GPU),
-    }
+    foreign = {row.name: (row.dcgm, row.kind, row.entity) for row in only_in_dcgm(selection)}
+    assert foreign == {"DCGM_FI_DEV_VGPU_LICENSE_STATUS": (526, Kind.GAUGE, EntityKind.GPU)}
     assert selection.labels == (("DCGM_FI_DRIVER_VERSION", "driver"),)
     assert m.XID_ERRORS.name in families  # counted from events: exposed, not read
     assert m.XID_ERRORS not in selection.read_rows
@@ -196,6 +200,55 @@ def test_every_commented_row_of_the_shipped_lists_can_be_switched_on() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("name", "metric", "value", "text"),
+    [
+        ("DCGM_FI_DEV_MIG_MODE", m.MIG_MODE, 1.0, "1"),
+        ("DCGM_FI_DEV_COUNT", m.GPU_COUNT, 8.0, "8"),
+        ("DCGM_FI_DEV_FB_TOTAL", m.FB_TOTAL, 143156.4, "143156"),
+        ("DCGM_FI_DEV_SM_MAX_CLOCK_HERTZ", m.MAX_SM_CLOCK, 1980.0, "1980000000"),
+        ("DCGM_FI_DEV_ENFORCED_POWER_LIMIT", m.POWER_LIMIT, 700.0, "700.000000"),
+        ("DCGM_FI_DEV_GPU_UTIL_RATIO", m.GPU_UTIL, 57.0, "0.570000"),
+    ],
+)
+def test_a_number_may_be_a_label(name: str, metric: Metric, value: float, text: str) -> None:
+    """It is read and not exposed. Its text is what Go prints for an integer or a double."""
+    selection, said = read(f"{TEMP}\n{name}, label, x")
+    (label,) = selection.value_labels
+
+    assert said == []
+    assert (label.name, label.metric, label.text(value)) == (name, metric, text)
+    assert metric in selection.read_rows
+    assert list(classic(selection)) == ["DCGM_FI_DEV_GPU_TEMP"]
+
+
+def test_a_number_that_only_dcgm_has_may_be_a_label() -> None:
+    """As it may be a gauge."""
+    selection, said = read("DCGM_FI_DEV_CPU_AFFINITY_0, label, x")
+
+    assert said == []
+    assert [row.name for row in only_in_dcgm(selection)] == ["DCGM_FI_DEV_CPU_AFFINITY_0"]
+    assert [label.name for label in selection.value_labels] == ["DCGM_FI_DEV_CPU_AFFINITY_0"]
+
+
+@pytest.mark.parametrize(
+    ("row", "text"),
+    [
+        ("DCGM_FI_PROCESS_NAME", sys.argv[0]),
+        ("DCGM_FI_SYSTEM_PROCESS_NAME", sys.argv[0]),
+        ("DCGM_FI_CUDA_DRIVER_VERSION", "13010"),
+        ("DCGM_FI_DEV_CUDA_COMPUTE_CAPABILITY", str(9 << 16)),
+        ("DCGM_FI_DEV_MINOR_NUMBER", "3"),
+    ],
+)
+def test_constants_as_labels(row: str, text: str) -> None:
+    """The path of this process, as that of dcgm-exporter or nv-hostengine; versions as DCGM's numbers."""
+    gpu = Gpu(0, device="nvidia3", info=(("cuda_version", "13.1"), ("compute_capability", "9.0")))
+
+    assert read(f"{row}, label, x")[0].label_rows(gpu) == ((row, text),)
+    assert read("DCGM_FI_CUDA_DRIVER_VERSION, label, x")[0].label_rows(Gpu(0))[0][1] == ""
+
+
 @pytest.mark.parametrize("name", ["dcgm-exporter.csv", "dcgm-exporter-4.9.csv"])
 def test_own_lists_for_dcgm_exporter_load(name: str) -> None:
     """With the names and units of the file."""
@@ -219,7 +272,10 @@ def test_own_lists_for_dcgm_exporter_load(name: str) -> None:
         ("99999, gauge, x", "'99999' is not a field of DCGM"),
         ("151, DCGM_FI_DEV_FB_USED, gauge, x", "DCGM_FI_DEV_FB_USED is field 252, not 151; its name is used"),
         ("DCGM_FI_DEV_SERIAL, gauge, x", "DCGM_FI_DEV_SERIAL is text; only a row of type label can expose it"),
-        ("DCGM_FI_DEV_CPU_AFFINITY_0, label, x", "DCGM_FI_DEV_CPU_AFFINITY_0 cannot be a label; the row is skipped"),
+        ("DCGM_FI_SYNC_BOOST, label, x", "DCGM_FI_SYNC_BOOST cannot be a label; the row is skipped"),
+        ("DCGM_FI_DEV_XID_ERRORS, label, x", "DCGM_FI_DEV_XID_ERRORS cannot be a label"),
+        ("DCGM_EXP_P2P_STATUS, label, x", "DCGM_EXP_P2P_STATUS cannot be a label"),
+        ("DCGM_FI_DEV_CPU_UTIL_TOTAL, label, x", "DCGM_FI_DEV_CPU_UTIL_TOTAL cannot be a label"),
         ("DCGM_FI_DEV_SUPPORTED_TYPE_INFO, gauge, x", "DCGM_FI_DEV_SUPPORTED_TYPE_INFO is not a number"),
         ("DCGM_FI_DEV_FB_USED, histogram, x", "exposed as a gauge, not as a histogram"),
         ("DCGM_FI_DEV_GPU_TEMP, counter, x", "line 1 already has this field"),
@@ -293,12 +349,12 @@ def test_hidden_gauges_are_read_for_own_families() -> None:
 
 def test_a_reload_keeps_metric_objects() -> None:
     """A series is identified by its metric, and must not end because a file was read again."""
-    file, text = FieldsFile(Path("f.csv")), "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL, gauge, x"
-    (first,) = (row for row in file.select(text.encode())[0].read_rows if row.nvml is None)
-    (second,) = (row for row in file.select(f"{TEMP}\n{text} y".encode())[0].read_rows if row.nvml is None)
+    file, text = FieldsFile(Path("f.csv")), "DCGM_FI_DEV_NVLINK_BANDWIDTH_L0, gauge, x"
+    (first,) = only_in_dcgm(file.select(text.encode())[0])
+    (second,) = only_in_dcgm(file.select(f"{TEMP}\n{text} y".encode())[0])
 
     assert first is second
-    assert (first.dcgm, first.entity, first.unit) == (449, EntityKind.GPU, "MB/s")
+    assert (first.dcgm, first.entity, first.unit) == (440, EntityKind.GPU, "MB/s")
 
 
 @pytest.mark.parametrize(
@@ -309,12 +365,12 @@ def test_a_reload_keeps_metric_objects() -> None:
         ("DCGM_FI_DEV_CPU_UTIL_USER", EntityKind.CPU_CORE, False),
         ("DCGM_FI_DEV_NVLINK_PPRM_OPER_RECOVERY", EntityKind.NVLINK, False),
         ("DCGM_FI_DEV_VGPU_LICENSE_STATUS", EntityKind.GPU, False),
-        ("DCGM_FI_DEV_COUNT", EntityKind.GPU, False),
+        ("DCGM_FI_BIND_UNBIND_EVENT", EntityKind.GPU, False),
     ],
 )
 def test_other_fields_become_metrics_of_their_entity(name: str, entity: EntityKind, per_instance: bool) -> None:
     """The entity is that of the level in DCGM's table."""
-    (row,) = (row for row in read(f"{name}, gauge, help")[0].read_rows if row.nvml is None)
+    (row,) = only_in_dcgm(read(f"{name}, gauge, help")[0])
 
     assert (row.name, row.entity, row.per_instance) == (name, entity, per_instance)
     assert row.low < 0 < row.high

@@ -2,6 +2,7 @@
 
 import gzip
 import string
+from dataclasses import replace
 from itertools import groupby
 
 import pytest
@@ -11,7 +12,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from gpu_exporter.catalogue import metrics as m
-from gpu_exporter.catalogue.selection import Selection, own_family
+from gpu_exporter.catalogue.selection import Selection, ValueLabel, own_family
 from gpu_exporter.exposition.pages import Page, Pages, Variant
 from gpu_exporter.exposition.renderer import Renderer, Style, number
 from gpu_exporter.model.gpu import Gpu, Sample, Series
@@ -114,6 +115,26 @@ def test_a_line_follows_its_value() -> None:
     bodies = [renderer.render(Snapshot(0, "", (Sample(power, value),))).body(TEXT) for value in (1.5, 2.0, 2.0, 700.25)]
 
     assert [body.split()[-1] for body in bodies] == [b"1.5", b"2", b"2", b"700.25"]
+
+
+def test_values_as_labels_follow_the_values() -> None:
+    """They are on every classic series of their own GPU, and lines whose value is the same get the new label, too."""
+    shown = Selection((), {m.POWER.name: own_family(m.POWER), m.UP.name: own_family(m.UP)})
+    renderer = Renderer("n", (), replace(shown, labels=(), value_labels=(ValueLabel("state", m.PSTATE),)))
+    gpus = Gpu(0, "GPU-0"), Gpu(1, "GPU-1")
+    series = [(Series(m.POWER, gpu), Series(m.PSTATE, gpu), Series(m.UP, gpu)) for gpu in gpus]
+
+    def states(*values: float | None) -> list[str | None]:
+        known = [(power, 1.0) for power, _, _ in series] + [(up, 1.0) for _, _, up in series]
+        known += [(state, value) for (_, state, _), value in zip(series, values, strict=True) if value is not None]
+        found = parsed(renderer.render(Snapshot(0, "", tuple(Sample(*pair) for pair in known))), TEXT)
+        assert [dict(labels).get("state") for name, labels, _ in found if name == "gpu_up"] == [None, None]
+        return [dict(labels).get("state") for name, labels, _ in found if name == m.POWER.name]
+
+    assert states(0, 8) == ["0", "8"]
+    assert states(2, 8) == ["2", "8"]
+    assert states(2, None) == ["2", None]
+    assert states(2, 0) == ["2", "0"]
 
 
 def test_common_labels_are_on_every_series() -> None:

@@ -155,9 +155,7 @@ def test_a_gpu_that_was_never_attached_has_its_address() -> None:
 def test_sxids() -> None:
     events = log()
     for at in (1.0, 2.0):
-        events.add_kernel_log_entry(
-            LogEntry(Position("b", int(at)), at, SxidLine("00000000:C1:00.0", 20034, 0, True)), at
-        )
+        events.add_kernel_log_entry(LogEntry(Position("b", int(at)), at, SxidLine("00000000:C1:00.0", 20034, True)), at)
     found = {metric: (value, labels) for metric, _, value, labels in events.samples([], True)}
     labels = {"pci_bus_id": "00000000:C1:00.0", "sxid": "20034", "fatal": "true"}
     assert found[m.SXID_EVENTS] == (2, labels)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.health.kernel_log_reader import KernelLog, Position, Start, boot_id, unix_time
+from gpu_exporter.health.kernel_log_reader import KernelLog, Position, boot_id, unix_time
 
 BOOT = "e88b8429-bd31-4e61-9c27-244eb56f8912"
 LINE = "Nov 20 12:00:00 host kernel: [ 12.345678] NVRM: Xid (PCI:0000:03:00): {}, GPU has fallen off the bus.\n"
@@ -43,7 +43,7 @@ class Kmsg:
         for each in records:
             os.write(self._writer, each)
 
-    def log(self, start: Start | Position = Start.FIRST, read: Callable[[int, int], bytes] = os.read) -> KernelLog:
+    def log(self, start: Position | None = None, read: Callable[[int, int], bytes] = os.read) -> KernelLog:
         """Return a reader, with clocks an hour of wall time and a minute after boot."""
         return KernelLog(self.path, start, procfs=self.procfs, read=read, clocks=lambda: (3600.0, 60.0))
 
@@ -93,21 +93,6 @@ def test_kmsg_resumes_in_the_same_boot_only(kmsg: Kmsg) -> None:
     kmsg.write(record(3))
     log = kmsg.log(Position(BOOT, 7))
     assert [logged.position for logged in log.read()] == [Position("another", 3)]
-    assert log.missed == 0
-    log.close()
-
-
-def test_kmsg_from_the_end(tmp_path: Path) -> None:
-    """Only new records are read, also after a failure."""
-    path = tmp_path / "kmsg"  # unlike a pipe, a file has an end to seek to
-    path.write_bytes(record(7))
-    log = KernelLog(path, Start.END, procfs=tmp_path)
-    assert log.read() == []
-    log.close()
-    assert log.read() == []
-    with path.open("ab") as file:
-        file.write(record(8))
-    assert codes(log) == [79]
     assert log.missed == 0
     log.close()
 
@@ -192,30 +177,19 @@ def test_a_file_is_followed(tmp_path: Path) -> None:
 
 
 def test_start_position_of_a_file(tmp_path: Path) -> None:
-    """At the beginning, at the end, or behind earlier lines; a position of another or shorter file is ignored."""
+    """At the beginning, or behind earlier lines; a position of another or shorter file is ignored."""
     path = tmp_path / "kern.log"
     write(path, LINE.format(13), LINE.format(31))
     inode = str(path.stat().st_ino)
-    starts: list[Start | Position] = [Start.FIRST, Start.END, Position(inode, len(LINE.format(13)))]
+    starts = [None, Position(inode, len(LINE.format(13)))]
     starts += [Position("1", 7), Position(inode, 10**6)]
     logs = [KernelLog(path, start) for start in starts]
 
-    assert [codes(log) for log in logs] == [[13, 31], [], [31], [13, 31], [13, 31]]
+    assert [codes(log) for log in logs] == [[13, 31], [31], [13, 31], [13, 31]]
     write(path, LINE.format(79))
-    assert [codes(log) for log in logs] == [[79]] * 5
+    assert [codes(log) for log in logs] == [[79]] * 4
     for log in logs:
         log.close()
-
-
-def test_from_the_end_means_whole_lines(tmp_path: Path) -> None:
-    """The rest of a line that was being written is not a line, even if it looks like one."""
-    path = tmp_path / "kern.log"
-    write(path, "Nov 20 12:00:00 host app: ")
-    log = KernelLog(path, Start.END)
-    assert codes(log) == []
-    write(path, "NVRM: Xid (PCI:0000:03:00): 79, forged\n", LINE.format(48))
-    assert codes(log) == [48]
-    log.close()
 
 
 def test_a_long_line_is_dropped_whole(tmp_path: Path) -> None:

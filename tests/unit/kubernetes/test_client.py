@@ -25,6 +25,7 @@ from gpu_exporter.kubernetes.objects import Event, Object, ObjectList
 from gpu_exporter.kubernetes.watch import Watch
 from gpu_exporter.model.lookup import Lookup, LookupFailed
 from tests.support.fakes.apiserver import PODS, FakeApiServer, pod_object
+from tests.support.gate import Gate
 
 
 @pytest.fixture
@@ -135,7 +136,7 @@ def in_seconds(seconds: float, ask: Callable[[], object]) -> LookupFailed:
 def test_list_without_an_end(server: FakeApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that always has another page gets a limited number of requests."""
     page = {"metadata": {"continue": "1", "resourceVersion": "1"}, "items": [pod_object("p", "u")]}
-    monkeypatch.setattr(server, "page", lambda path, start: page)
+    monkeypatch.setattr(server, "page", lambda *_: page)
     failure = in_seconds(60, lambda: api(server, 30.0).list_objects(PODS))
     assert failure.reason == "too_large"
     assert len(server.asked) == limits.MOST_PAGES
@@ -143,7 +144,7 @@ def test_list_without_an_end(server: FakeApiServer, monkeypatch: pytest.MonkeyPa
 
 def test_list_with_too_many_objects(server: FakeApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
     page = {"metadata": {}, "items": [{"metadata": {"name": "p"}}] * (limits.MOST_OBJECTS + 1)}
-    monkeypatch.setattr(server, "page", lambda path, start: page)
+    monkeypatch.setattr(server, "page", lambda *_: page)
     assert in_seconds(60, lambda: api(server).list_objects(PODS)).reason == "too_large"
 
 
@@ -257,6 +258,18 @@ def test_a_broken_service_account(
     assert server.asked == []
 
 
+def test_server_that_closes_connections_at_once(server: FakeApiServer) -> None:
+    """A load balancer without a server does; the CA is not to blame."""
+    gate = Gate(int(server.environment["KUBERNETES_SERVICE_PORT"]))
+    gate.shut()
+    client = in_cluster(server.account, {**server.environment, "KUBERNETES_SERVICE_PORT": str(gate.port)})
+    with pytest.raises(LookupFailed) as raised:
+        client.get(PODS, ObjectList)
+    gate.close()
+    assert raised.value.reason == "unavailable"
+    assert "CA" not in str(raised.value)
+
+
 def test_list_is_read_from_the_servers_cache(server: FakeApiServer) -> None:
     """Version 0 means the cache instead of etcd. Where a server sends pages, those after the first must not have it."""
     server.page_size = 2
@@ -289,6 +302,28 @@ def test_restored_server(server: FakeApiServer) -> None:
         until(lambda: lookup.value["team/p"].workload == "restored")
         server.put(PODS, pod_object("p", "u", {"job-name": "changed"}))
         until(lambda: lookup.value["team/p"].workload == "changed")
+        assert lookup.errors == {}  # the server is back at once, so that a watch that is cut off is no failure
+
+
+def test_restored_server_between_list_and_watch(server: FakeApiServer) -> None:
+    """A watch never continues at the version of a list that another server sent."""
+    server.put(PODS, pod_object("p", "u", {"job-name": "before"}))
+    gate = Gate(int(server.environment["KUBERNETES_SERVICE_PORT"]))
+    gate.hold(2)  # the end of the handshake, and the list
+    environment = {**server.environment, "KUBERNETES_SERVICE_PORT": str(gate.port)}
+    lookup: Lookup[Mapping[str, pods.Pod]] = Lookup("pods", {})
+    watch = Watch(lookup, in_cluster(server.account, environment), pods.path, pods.Reader(), {}, 60)
+    watch.start()
+    try:
+        assert gate.holding.wait(30)
+        server.restore(PODS, [pod_object("p", "u", {"job-name": "restored"})], version=7)
+        gate.cut()
+        gate.release()
+        until(lambda: lookup.up and lookup.value["team/p"].workload == "restored")
+    finally:
+        watch.stop()
+        gate.close()
+        watch.join(10)
 
 
 @pytest.mark.slow

@@ -19,7 +19,8 @@ from gpu_exporter.catalogue.signal import Read
 from gpu_exporter.catalogue.signals import SIGNALS
 from gpu_exporter.catalogue.xids import load
 from gpu_exporter.diagnosis.judge import diagnose
-from gpu_exporter.diagnosis.window import Scrape, ScrapedSample, seen
+from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample
+from gpu_exporter.diagnosis.window import seen
 from gpu_exporter.model.metric import Kind
 from gpu_exporter.render import coverage
 from gpu_exporter.render.coverage import Detectability, Generation

@@ -226,6 +226,7 @@ def test_link_targets_exist(name: str) -> None:
         assert uid, link
         assert set(re.findall(r"var-(\w+)=", link)) <= by_uid[uid[1]]
         assert "${__url_time_range}" in link
+        assert "${cluster:queryparam}" in link
     (dropdown,) = BOARDS[name]["links"]
     assert (dropdown["asDropdown"], dropdown["includeVars"], dropdown["keepTime"]) == (True, True, True)
     assert all(set(dropdown["tags"]) <= set(board["tags"]) for board in BOARDS.values())
@@ -237,7 +238,7 @@ def test_alerts_link_to_their_board(mode: Any) -> None:
     """The dashboard of an alert has a panel with its name, and the variables of the link."""
     url = rules.alert(mode, {})["annotations"]["dashboard_url"]
     content = BOARDS[boards.board_of(mode.domain).name]
-    assert url.startswith(f"/d/{content['uid']}?var-")
+    assert url.startswith(f"/d/{content['uid']}?var-cluster={{{{ or $labels.cluster")
     assert set(re.findall(r"var-(\w+)=", url)) <= {each["name"] for each in content["templating"]["list"]}
     (panel,) = [each for each in panels(content) if each["title"] == mode.name]
     asked = " ".join(target["expr"] for target in panel["targets"])
@@ -351,7 +352,7 @@ def test_without_the_extra_one_line_names_it(missing: str, tmp_path: Path) -> No
     )
     assert found.returncode != 0
     assert len(found.stderr.strip().splitlines()) == 1
-    assert "gpu-exporter[dashboards]" in found.stderr
+    assert ".[dashboards]" in found.stderr
     assert missing in found.stderr
     other = subprocess.run([sys.executable, "-c", block, "metrics"], capture_output=True, text=True, check=True)
     assert m.UP.name in other.stdout

@@ -23,6 +23,8 @@ def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(render, "ARTIFACTS", {})
     for folder in ("helm", manifests.FOLDER):
         shutil.copytree(ROOT / folder, tmp_path / folder)
+    (tmp_path / render.CHECKOUT).parent.mkdir(parents=True)
+    (tmp_path / render.CHECKOUT).touch()
     return tmp_path
 
 
@@ -62,7 +64,7 @@ def test_without_helm_one_line_names_the_fix(copy: Path, monkeypatch: pytest.Mon
     checked = generate(copy, "--check")
     assert checked.exit_code == 0
     assert checked.output.splitlines() == [
-        "deploy/kubernetes: left out, the Python module helm_python is missing; install gpu-exporter[dev]"
+        "deploy/kubernetes: left out, the Python module helm_python is missing; run `pip install -e '.[dev]'`"
     ]
 
 

@@ -1,0 +1,196 @@
+"""The points of a signal by device, read from one scrape after another. No scrape is kept."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import defaultdict, deque
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import NamedTuple, Protocol
+
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue.distributions import WINDOW_SECONDS
+from gpu_exporter.catalogue.evaluate import LOOKBACK_SECONDS, Points
+from gpu_exporter.catalogue.signal import Read
+from gpu_exporter.diagnosis.scrape import ScrapedSample
+
+# A larger value is not a measurement, and sums and squares of it would overflow.
+LARGEST = 1e30
+# Points that are much older are dropped. The longest window of a failure mode is shorter.
+KEPT_SECONDS = 9000.0
+# How often metrics are read; scrapes in between repeat the last value.
+PERIODS = {metric.name: metric.nvml_pace.value for metric in m.METRICS}
+
+ByName = Mapping[str, Sequence[ScrapedSample]]
+
+
+class DeviceKey(NamedTuple):
+    """A GPU, or a GPU instance of it in MIG mode."""
+
+    cluster: str
+    uuid: str
+    instance: str
+
+
+def key_of(labels: Mapping[str, str], *, per_instance: bool) -> DeviceKey:
+    """Return the device of a sample, by its labels."""
+    return DeviceKey(labels.get("cluster", ""), labels["UUID"], labels.get("GPU_I_ID", "") if per_instance else "")
+
+
+def plausible(value: float) -> bool:
+    """Whether a value can be a measurement: not NaN, not infinite, and small enough to calculate with."""
+    return -LARGEST <= value <= LARGEST
+
+
+class SignalReader(Protocol):
+    """Reads one definition of a signal. `points` has the devices that had a value."""
+
+    @property
+    def points(self) -> Mapping[DeviceKey, Points]:
+        """The points so far, by device."""
+
+    def take(self, at: float, by_name: ByName) -> None:
+        """Add the samples of a scrape at unix time `at`; scrapes come in order of time."""
+
+
+def reader(way: Read, *, per_instance: bool) -> SignalReader:
+    """Return the reader of a definition."""
+    return ShapeReader(way, per_instance) if way.shape else ValueReader(way, per_instance)
+
+
+class Count(NamedTuple):
+    """A counter, and since when it has this value. `fresh`: the value changed at `since`, so it was
+    really read at that time."""
+
+    since: float
+    value: float
+    fresh: bool
+
+
+@dataclass(slots=True)
+class ValueReader:
+    """Reads a signal from samples; of several samples of a device the highest."""
+
+    way: Read
+    per_instance: bool
+    points: dict[DeviceKey, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
+    _before: dict[Hashable, Count] = field(default_factory=dict)
+
+    def take(self, at: float, by_name: ByName) -> None:
+        """Add the samples of a scrape."""
+        samples = by_name.get(self.way.name)
+        if not samples:
+            return
+        highest: dict[DeviceKey, float] = {}
+        # gpu-exporter counts XIDs, so the gauge of the last code, which dcgm-exporter has, is not needed
+        counts = by_name.get(m.XID_EVENTS.name, ()) if self.way.codes else ()
+        counted = {sample.labels.get("UUID") for sample in counts}
+        for sample in samples:
+            uuid = sample.labels.get("UUID")
+            if not uuid or uuid in counted or not self._matches(sample.labels):
+                continue
+            if not plausible(sample.value):  # some exporters write NaN for a missing value
+                continue
+            value = self._value(sample, at)
+            if value is not None and plausible(value):
+                key = key_of(sample.labels, per_instance=self.per_instance)
+                highest[key] = max(highest.get(key, value), value)
+        for key, value in highest.items():
+            _append(self.points[key], at, value)
+
+    def _matches(self, labels: Mapping[str, str]) -> bool:
+        way = self.way
+        if any(labels.get(name, "") != value for name, value in way.where):
+            return False
+        return way.any_of is None or labels.get(way.any_of[0]) in way.any_of[1]
+
+    def _value(self, sample: ScrapedSample, at: float) -> float | None:
+        way = self.way
+        if way.codes:
+            return at if sample.value in way.codes else None
+        if way.bit is not None:
+            return float((int(sample.value) >> way.bit) & 1)
+        if not way.rate:
+            return sample.value * way.scale
+        key = frozenset(sample.labels.items())
+        last = self._before.setdefault(key, Count(at, sample.value, False))
+        elapsed, period = at - last.since, PERIODS.get(way.name, 0.0)
+        same = sample.value == last.value
+        if same and elapsed < period:
+            return None
+        self._before[key] = Count(at - period, sample.value, last.fresh) if same else Count(at, sample.value, True)
+        if not 0 < elapsed <= LOOKBACK_SECONDS or (elapsed < period and not last.fresh):
+            return None
+        increase = sample.value - last.value if sample.value >= last.value else sample.value
+        value = increase / elapsed * way.scale
+        return value if way.most is None else min(value, way.most)
+
+
+@dataclass(slots=True)
+class Grown:
+    """The buckets of a histogram: their last values, and their growth up to each scrape of the window.
+
+    A reset counts as growth from 0, as in Prometheus.
+    """
+
+    last: Mapping[float, float] = field(default_factory=dict)
+    until: deque[tuple[float, Mapping[float, float]]] = field(default_factory=deque)
+
+    def take(self, at: float, now: Mapping[float, float]) -> Mapping[float, float]:
+        """Add the buckets of a scrape; return their growth within the window, in order of their edges."""
+        grown = self.until[-1][1] if self.until else {}
+        sums = {
+            edge: grown.get(edge, 0.0) + now[edge] - (last if (last := self.last.get(edge, 0.0)) <= now[edge] else 0.0)
+            for edge in sorted(now)
+        }
+        self.last = now
+        self.until.append((at, sums))
+        while self.until[0][0] < at - WINDOW_SECONDS:
+            self.until.popleft()
+        first = self.until[0][1]
+        return {edge: total - first.get(edge, total) for edge, total in sums.items()}
+
+
+@dataclass(slots=True)
+class ShapeReader:
+    """Computes a signal from histograms; of several histograms of a device the highest."""
+
+    way: Read
+    per_instance: bool
+    points: dict[DeviceKey, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
+    _growth: dict[Hashable, Grown] = field(default_factory=lambda: defaultdict(Grown))
+
+    def take(self, at: float, by_name: ByName) -> None:
+        """Add the samples of a scrape."""
+        now: dict[Hashable, dict[float, float]] = defaultdict(dict)
+        devices: dict[Hashable, DeviceKey] = {}
+        for sample in by_name.get(self.way.series, ()):
+            edge = _edge(sample.labels.get("le", ""))
+            if sample.labels.get("UUID") and edge is not None and 0 <= sample.value <= LARGEST:
+                series: Hashable = frozenset(pair for pair in sample.labels.items() if pair[0] != "le")
+                now[series][edge] = sample.value
+                devices[series] = key_of(sample.labels, per_instance=self.per_instance)
+        highest: dict[DeviceKey, float] = {}
+        for series, buckets in now.items():
+            grown = self._growth[series].take(at, buckets)
+            value = self.way.shape.value(grown) if self.way.shape else None
+            if value is not None:
+                highest[devices[series]] = max(highest.get(devices[series], value), value)
+        for key, value in highest.items():
+            _append(self.points[key], at, value)
+
+
+def _append(points: list[tuple[float, float]], at: float, value: float) -> None:
+    points.append((at, value))
+    if at - points[0][0] > 2 * KEPT_SECONDS:  # not at each point, because each deletion moves all others
+        del points[: bisect_left(points, at - KEPT_SECONDS, key=itemgetter(0))]
+
+
+def _edge(text: str) -> float | None:
+    try:
+        edge = float(text)
+    except ValueError:
+        return None
+    return None if math.isnan(edge) else edge
