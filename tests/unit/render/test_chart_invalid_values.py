@@ -14,6 +14,8 @@ from gpu_exporter.serving.security import web_config
 from tests.support.chart import CHART, HASH, NAMESPACE, RELEASE, SETS, Values, objects, of_readme, only, texts
 from tests.support.chart_values import INVALID, VALID
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(("values", "expected"), INVALID, ids=lambda value: str(value)[:60])
 def test_an_invalid_value_is_named(values: Values, expected: str) -> None:

@@ -9,6 +9,8 @@ import pytest
 
 from tests.support.chart import NAME, NAMESPACE, SETS, beyond_restricted, exporter, kind, made, objects, only, pod
 
+pytestmark = pytest.mark.slow
+
 KUBELET = {"hostPath /var/lib/kubelet/pod-resources", "not runAsNonRoot", "uid 0"}
 BEYOND: Mapping[str, set[str]] = {
     "defaults": KUBELET,
