@@ -1,12 +1,9 @@
 # docker build --tag gpu-exporter .
 #   --target dcgm-exporter         replaces dcgm-exporter's image: runs as root, and has the command dcgm-exporter
-#   --build-arg DIGEST=sha256:…    pins the base image; required in CI
 #   --build-arg EXTRAS=            leaves out gRPC, which --kubernetes needs
 #   --platform linux/amd64,linux/arm64    builds for both; nothing is compiled
-ARG PYTHON=3.12-slim
-ARG DIGEST=
-
-FROM python:${PYTHON}${DIGEST:+@}${DIGEST} AS build
+# The base image is pinned; Dependabot updates both lines.
+FROM python:3.12-slim@sha256:229a2c5bfa27522db7815ea81f9bed70af17ccb9de9fc7ad142b1877b5830d36 AS build
 WORKDIR /src
 COPY pyproject.toml setup.cfg README.md LICENSE ./
 COPY gpu_exporter gpu_exporter
@@ -25,7 +22,7 @@ COPY deploy/healthcheck.py deploy/dcgm-exporter/dcgm-exporter ./
 RUN install -m 644 healthcheck.py /opt/gpu-exporter/ \
  && install -m 755 -D dcgm-exporter /opt/dcgm-exporter/dcgm-exporter
 
-FROM python:${PYTHON}${DIGEST:+@}${DIGEST} AS base
+FROM python:3.12-slim@sha256:229a2c5bfa27522db7815ea81f9bed70af17ccb9de9fc7ad142b1877b5830d36 AS base
 ARG VERSION=unknown
 ARG REVISION=unknown
 ARG SOURCE=
@@ -37,7 +34,7 @@ LABEL org.opencontainers.image.title="gpu-exporter" \
       org.opencontainers.image.revision="${REVISION}"
 COPY --from=build /opt/gpu-exporter /opt/gpu-exporter
 # The place where manifests of dcgm-exporter expect them.
-COPY deploy/dcgm-exporter/*.csv /etc/dcgm-exporter/
+COPY --chmod=644 deploy/dcgm-exporter/*.csv /etc/dcgm-exporter/
 # The NVIDIA runtime mounts NVML, the only part of the driver that is needed.
 ENV PATH=/opt/gpu-exporter/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \

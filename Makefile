@@ -5,9 +5,11 @@ BIN    := $(VENV)/bin
 SUDO   := $(if $(filter 0,$(shell id -u)),,sudo)
 ARGS   ?=
 IMAGE  ?= gpu-exporter:local
+VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' gpu_exporter/version.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo quick test coverage lint generate image bench fuzz soak tools
+.PHONY: help run demo quick test coverage lint generate licenses image bench fuzz soak tools \
+  wheel sbom bundle chart dist release verify push publish
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,14 +36,49 @@ lint: $(VENV)/dev ## Check style, types, import contracts and generated files
 	$(BIN)/mypy
 	$(BIN)/lint-imports --verbose --no-cache
 	$(BIN)/gpu-exporter generate --check
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yaml
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.dependabot .github/dependabot.yml
+	$(BIN)/zizmor --quiet --offline --strict-collection .github
 
 generate: $(VENV)/dev ## Write the files that are generated from the catalogues
 	$(BIN)/gpu-exporter generate
 
-image: ## Build the container image with Docker: IMAGE=name, ARGS='--build-arg DIGEST=sha256:… --platform …'; ARGS='--target dcgm-exporter' for one that replaces dcgm-exporter's
-	docker build --tag $(IMAGE) --build-arg VERSION=$$(sed -n 's/^__version__ = "\(.*\)"/\1/p' gpu_exporter/version.py) \
-	  --build-arg REVISION=$$(git rev-parse --short HEAD) \
-	  --build-arg SOURCE="$$(git config --get remote.origin.url)" $(ARGS) .
+licenses: $(VENV)/dev ## Write docs/licenses.md from the metadata of the installed packages
+	$(BIN)/python -m release.licenses
+
+image: ## Build the container image with Docker: IMAGE=name, ARGS='--platform …', or '--target dcgm-exporter' for one that replaces dcgm-exporter's
+	docker build --tag $(IMAGE) --build-arg VERSION=$(VERSION) --build-arg REVISION=$$(git rev-parse --short HEAD) \
+	  --build-arg SOURCE="$$(git config --get remote.origin.url | sed 's,://[^/@]*@,://,')" $(ARGS) .
+
+wheel: $(VENV)/dev ## Build the wheel and the sdist of the last commit into dist/; the same bytes on every machine
+	$(BIN)/python -m release.build
+
+sbom: wheel ## Install the wheel in an empty environment, check it, and list its packages in dist/ (CycloneDX)
+	$(BIN)/python -m release.sbom
+
+chart: $(VENV)/dev ## Package the Helm chart of the last commit into dist/; the same bytes on every machine
+	$(BIN)/python -m release.chart
+
+bundle: wheel ## Pack what `gpu-exporter bundle` of the wheel writes: rules, dashboards, runbooks, chart, examples
+	$(BIN)/python -m release.bundle
+
+dist: sbom bundle chart ## Build every file of a release into dist/, with checksums
+	cd dist && sha256sum *-$(VERSION)[-.]* >SHA256SUMS
+
+release: ## Date the changelog, commit and tag the version; prints the command that publishes it
+	$(PYTHON) -m release.tag release
+
+verify: ## Check that TAG can be released: version, changelog
+	$(PYTHON) -m release.tag verify $(TAG)
+
+push: ## Push the packaged chart to CHARTS, such as oci://registry.example/owner/charts; needs helm
+	helm push dist/gpu-exporter-$(VERSION).tgz $(CHARTS)
+
+publish: ## Create the GitHub release of this version with the files of dist/; needs gh
+	@mkdir -p build
+	$(PYTHON) -m release.tag notes >build/notes.md
+	gh release create v$(VERSION) --verify-tag --title "gpu-exporter $(VERSION)" --notes-file build/notes.md \
+	  dist/*-$(VERSION)[-.]* dist/SHA256SUMS
 
 bench: $(VENV)/bench tools ## Run the benchmarks that this machine supports and write docs/performance.md: ARGS='cost web' runs only these
 	$(BIN)/python -m benchmarks $(ARGS)

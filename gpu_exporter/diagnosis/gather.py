@@ -21,9 +21,9 @@ from gpu_exporter.collection.settings import CollectionSettings
 from gpu_exporter.decoding import printable
 from gpu_exporter.diagnosis import prometheus
 from gpu_exporter.diagnosis.remote import Remote
-from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample
+from gpu_exporter.diagnosis.scrape import PLAUSIBLE_TIMES, Scrape, ScrapedSample
 from gpu_exporter.diagnosis.text_format import parsed
-from gpu_exporter.diagnosis.window import PLAUSIBLE_TIMES, as_scrape
+from gpu_exporter.diagnosis.window import as_scrape
 from gpu_exporter.health.events import EventLog
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.gpu import Series

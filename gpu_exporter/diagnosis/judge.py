@@ -26,7 +26,7 @@ from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Scope
 from gpu_exporter.catalogue.signal import Signal
 from gpu_exporter.catalogue.signals import UP
-from gpu_exporter.diagnosis.signal_reader import DeviceKey
+from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.diagnosis.window import DeviceIdentity, Window
 
 # The values of the terms that decided a condition, in order.

@@ -14,34 +14,14 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.distributions import WINDOW_SECONDS
 from gpu_exporter.catalogue.evaluate import LOOKBACK_SECONDS, Points
 from gpu_exporter.catalogue.signal import Read
-from gpu_exporter.diagnosis.scrape import ScrapedSample
+from gpu_exporter.diagnosis.scrape import LARGEST, DeviceKey, ScrapedSample, key_of, plausible
 
-# A larger value is not a measurement, and sums and squares of it would overflow.
-LARGEST = 1e30
 # Points that are much older are dropped. The longest window of a failure mode is shorter.
 KEPT_SECONDS = 9000.0
 # How often metrics are read; scrapes in between repeat the last value.
 PERIODS = {metric.name: metric.nvml_pace.value for metric in m.METRICS}
 
 ByName = Mapping[str, Sequence[ScrapedSample]]
-
-
-class DeviceKey(NamedTuple):
-    """A GPU, or a GPU instance of it in MIG mode."""
-
-    cluster: str
-    uuid: str
-    instance: str
-
-
-def key_of(labels: Mapping[str, str], *, per_instance: bool) -> DeviceKey:
-    """Return the device of a sample, by its labels."""
-    return DeviceKey(labels.get("cluster", ""), labels["UUID"], labels.get("GPU_I_ID", "") if per_instance else "")
-
-
-def plausible(value: float) -> bool:
-    """Whether a value can be a measurement: not NaN, not infinite, and small enough to calculate with."""
-    return -LARGEST <= value <= LARGEST
 
 
 class SignalReader(Protocol):

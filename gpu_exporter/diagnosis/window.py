@@ -15,12 +15,10 @@ from gpu_exporter.catalogue.evaluate import Device, Points, latest
 from gpu_exporter.catalogue.signal import Derived, Read, Signal
 from gpu_exporter.catalogue.signals import SIGNALS
 from gpu_exporter.catalogue.workloads import owner
-from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample
-from gpu_exporter.diagnosis.signal_reader import DeviceKey, key_of, plausible, reader
+from gpu_exporter.diagnosis.scrape import DeviceKey, Scrape, ScrapedSample, key_of, plausible
+from gpu_exporter.diagnosis.signal_reader import reader
 from gpu_exporter.model.snapshot import Snapshot
 
-# Unix times that samples can have.
-PLAUSIBLE_TIMES = (0.0, 1e11)
 # How the key of a GPU begins that was never identified; a UUID begins with `GPU-`.
 UNIDENTIFIED = "GPU "
 

@@ -6,13 +6,21 @@ import ctypes
 from contextlib import suppress
 
 # malloc.h
-M_ARENA_MAX = -8
+M_MMAP_THRESHOLD, M_ARENA_MAX = -3, -8
+# Larger blocks are pages and their buffers, which are freed at the next collection.
+LARGE_BYTES = 64 << 10
 
 
 def share() -> None:
-    """Let threads that start later share one arena: Python runs one at a time, and more arenas only retain memory."""
+    """Let threads that start later share one arena: Python runs one at a time, and more arenas only retain memory.
+
+    Large blocks are returned to the system when they are freed. By default, glibc keeps them in the heap as soon as one
+    was freed, where they leave gaps.
+    """
     with suppress(OSError, TypeError, AttributeError):  # another C library
-        ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
+        libc = ctypes.CDLL(None)
+        libc.mallopt(M_ARENA_MAX, 1)
+        libc.mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
 
 
 def trim() -> None:

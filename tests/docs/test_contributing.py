@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gpu_exporter.render.boards import panel_link
 from tests import ROOT
 from tests.support.fakes.driver import FakeDriver
 
@@ -23,6 +24,7 @@ RUNBOOK = f"docs/runbooks/{NAME.lower()}.md"
 # The files that are rendered from an entry, each with a pattern that it must match. Add further files here.
 MADE = {
     "alerts/health.yaml": rf"- alert: {NAME}\n +expr: gpu:memory_temp:celsius >= 95\n",
+    "dashboards/runbooks.json": rf'"title": "{NAME}"',
     RUNBOOK: rf"# {NAME}\n(.|\n)*at least 95 °C \(`hotMemory`\)",
     "docs/runbooks/README.md": rf"\[{NAME}\]\({NAME.lower()}\.md\) \| warning ",
     "dashboards/gpu.json": rf'"title": "{NAME}"',
@@ -125,7 +127,7 @@ def test_a_failure_mode_is_one_entry(changed: tuple[Path, set[str]]) -> None:
 
     assert files >= set(MADE), FIX
     assert [name for name, says in MADE.items() if not re.search(says, (copy / name).read_text())] == [], FIX
-    assert f"/{RUNBOOK}\n" in (copy / "alerts/health.yaml").read_text(), FIX
+    assert f"{panel_link(NAME.lower())}\n" in (copy / "alerts/health.yaml").read_text(), FIX
 
 
 @pytest.mark.drift

@@ -32,7 +32,7 @@ from gpu_exporter.catalogue.failure_modes import MODES, profiles
 from gpu_exporter.catalogue.failure_modes.mode import Ramp, Values, Wave
 from gpu_exporter.catalogue.signal import OWNER, Signal
 from gpu_exporter.catalogue.signals import SIGNALS
-from gpu_exporter.diagnosis import window as readings
+from gpu_exporter.diagnosis import window
 from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample
 from tests import ROOT
 from tests.rules.promtool import promtools
@@ -136,7 +136,7 @@ def levels(values: Values) -> Mapping[Signal, tuple[float, float]]:
             found.append(ScrapedSample(name, {"UUID": "x", "le": edge}, share * each * t))
         return Scrape(t, found)
 
-    seen = readings.seen([at(0.0), at(60.0)], {})
+    seen = window.seen([at(0.0), at(60.0)], {})
     return {
         signal: (points[0][1], (points[-1][1] - points[0][1]) / 60.0)
         for (_, signal), points in seen.signals.items()

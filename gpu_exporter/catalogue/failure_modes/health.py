@@ -855,6 +855,8 @@ max by (cluster, job, instance, source) ({m.ATTRIBUTION_UP} == 0)""",
             "For `no_permission`: the kubelet socket belongs to root, so the container must run as uid 0.",
             "For `forbidden`, `unauthorized` or `no_token`: check the service account with `kubectl auth can-i "
             "watch pods --as system:serviceaccount:NAMESPACE:NAME`.",
+            "For `wrong_node`: the API server has no pods on a node of this name, although kubelet has. Set "
+            "`--node-name` to the node's name in `kubectl get nodes`.",
             "For `no_directory` or `unreadable`: check the directory of the job files and its permissions. For "
             "`no_procfs`: check `--procfs`.",
             "For `too_large` or `resource_exhausted`: see [how much is "

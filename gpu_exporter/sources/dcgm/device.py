@@ -64,9 +64,8 @@ class DcgmDevice:
     ) -> None:
         """Attach a GPU by its index and DCGM's number. Only on the source's thread. Raises GpuLost, SourceLost."""
         self.xids_since: float | None = None
-        self._context, self._session = context, session
+        self._context, self._session, self._metrics = context, session, metrics
         self._number, self._board = number, gpu(number)
-        self._metrics = metrics
         self._interval = context.interval
         self._series: dict[tuple[Metric, Labels], Series] = {}
         self._answered: set[Series] = set()
@@ -226,12 +225,10 @@ class DcgmDevice:
         values: dict[Series, float],
         failed: dict[Series, str],
     ) -> None:
-        """Fill in the values of all fields but profiling. Raises GpuLost if none has a value, or a new sample.
-
-        Fields that NVML does not have do not count: they may be blank on a GPU that works.
-        """
+        """Fill in the values of all fields but profiling. Raises GpuLost if none has a value, or a new sample."""
         due = [query for query in self._plan.plain if query.pace in paces]
         fast = [query for query in due if query.pace is Pace.FAST and query.entity == self._board]
+        # Others may be blank on a GPU that works.
         board = [query for query in fast if query.series.metric.nvml is not None]
         stamps = [answers[query.key].stamp for query in board if query.key in answers]
         for query in due:

@@ -191,5 +191,5 @@ def test_generate_without_the_modules_of_developers(tmp_path: Path) -> None:
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert ended.returncode == 2
-    assert ended.stderr.startswith("gpu-exporter: rendering dashboards needs the module grafanalib: install")
+    assert ended.stderr.startswith("gpu-exporter: rendering dashboards needs the module grafanalib: run `pip")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["gpu_exporter"]

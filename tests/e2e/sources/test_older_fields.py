@@ -42,10 +42,11 @@ def test_values_on_hopper(tmp_path: Path) -> None:
         assert found == [10**number + 7 for number in range(6)]
     types = dict(line.split()[2:] for line in page.text.splitlines() if line.startswith("# TYPE"))
     assert {name: types[name] for name in KINDS} == KINDS
-    # An H200 answers neither of these: no sample, but a reason.
-    for name in ("DCGM_FI_DEV_GPU_MAX_OP_TEMP", "DCGM_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL"):
-        assert name not in {name.removesuffix("_total") for name, _, _ in page.samples}
-        assert page.values("gpu_metric_supported", metric=name, reason="not_supported") == [0, 0]
+    assert page.values("DCGM_FI_DEV_GPU_MAX_OP_TEMP") == [87, 87]
+    # An H200 does not answer this: no sample, but a reason.
+    errors = "DCGM_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL"
+    assert errors not in {name.removesuffix("_total") for name, _, _ in page.samples}
+    assert page.values("gpu_metric_supported", metric=errors, reason="not_supported") == [0, 0]
     assert not [labels for _, labels, _ in page.samples if labels.get("metric") in KINDS]
 
 

@@ -89,7 +89,7 @@ H200: Mapping[str, Value] = {
     "TotalEnergyConsumption": 2265782,
     "Temperature.0": 36,
     "MarginTemperature": 51,
-    **_numbered("TemperatureThreshold", {0: 95, 1: 89}),
+    **_numbered("TemperatureThreshold", {0: 95, 1: 89, 3: 87}),
     **_numbered("ClockInfo", {0: 885, 1: 885, 2: 3201, 3: 765}),
     **_numbered("MaxClockInfo", {0: 1980, 1: 1980, 2: 3201, 3: 1545}),
     "MemoryInfo.total": 150754820096,

@@ -63,6 +63,7 @@ def test_a_recording_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert reads == [path]
 
 
+@pytest.mark.slow
 def test_memory_does_not_hold_all_samples(tmp_path: Path) -> None:
     """Only the points of signals are kept; samples with their labels would take 40 kB for each tick."""
     ticks = 300

@@ -37,6 +37,7 @@ def test_a_recorded_phase(path: Path, phase: str) -> None:
         assert must <= modes <= must | may
 
 
+@pytest.mark.slow
 def test_every_recorded_phase_has_true_modes() -> None:
     for path, phases in TRUTH.items():
         recorded = gather.RecordedScrapes(path)

@@ -15,8 +15,7 @@ from gpu_exporter.decoding import json_as
 from gpu_exporter.diagnosis import gather, prometheus
 from gpu_exporter.diagnosis.judge import diagnose
 from gpu_exporter.diagnosis.report import as_dict, lines
-from gpu_exporter.diagnosis.scrape import Scrape
-from gpu_exporter.diagnosis.signal_reader import LARGEST
+from gpu_exporter.diagnosis.scrape import LARGEST, Scrape
 from gpu_exporter.diagnosis.text_format import parsed
 from gpu_exporter.diagnosis.window import seen
 

@@ -15,6 +15,8 @@ from tests.support.chart import CHART, HASH, NAMESPACE, RELEASE, SETS, Values, o
 from tests.support.chart_valid_values import VALID
 from tests.support.chart_values import INVALID
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(("values", "expected"), INVALID, ids=lambda value: str(value)[:60])
 def test_an_invalid_value_is_named(values: Values, expected: str) -> None:

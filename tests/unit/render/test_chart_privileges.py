@@ -22,6 +22,8 @@ from tests.support.chart import (
     pod,
 )
 
+pytestmark = pytest.mark.slow
+
 KUBELET = {"hostPath /var/lib/kubelet/pod-resources", "not runAsNonRoot", "uid 0"}
 BEYOND: Mapping[str, set[str]] = {
     "defaults": set(),

@@ -12,6 +12,8 @@ import yaml
 from gpu_exporter.serving.security import web_config
 from tests.support.chart import BASIC_AUTH, HASH, USER, Values, exporter, kind, objects, only, pod, texts
 
+pytestmark = pytest.mark.slow
+
 TLS_CONFIG = {"insecureSkipVerify": True}
 FILES = {"cert_file": "/etc/gpu-exporter/tls/tls.crt", "key_file": "/etc/gpu-exporter/tls/tls.key"}
 OWN = {"cert_file": "/own/tls.crt", "key_file": "/own/tls.key"}

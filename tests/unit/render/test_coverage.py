@@ -199,6 +199,7 @@ def matched_modes(mode: FailureMode, names: Collection[str]) -> set[str]:
     return {match.mode.name for each in of if each.device.uuid == "GPU-0" for match in each.matches}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "names",
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import subprocess
 import sys
 
@@ -37,3 +38,30 @@ def test_threads_share_one_arena(share: bool, few: bool) -> None:
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
     assert (said.count("<heap nr=") == 1) is few
+
+
+LARGE = """
+import ctypes
+from gpu_exporter.serving import heap
+libc = ctypes.CDLL(None)
+def show():
+    libc.malloc_info(0, ctypes.c_void_p.in_dll(libc, "stdout"))
+    libc.fflush(None)
+if {share}: heap.share()
+first = bytearray(8 << 20)
+del first
+show()
+later = bytearray(4 << 20)
+show()
+"""
+
+
+@pytest.mark.skipif(not GLIBC, reason="another C library than glibc")
+@pytest.mark.parametrize(("share", "mapped"), [(True, 1), (False, 0)])
+def test_large_blocks_are_not_kept_in_the_heap(share: bool, mapped: int) -> None:
+    """Without `share`, a large block that is freed makes glibc take smaller ones from the heap."""
+    command = [sys.executable, "-c", LARGE.format(share=share)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    before, after = map(int, re.findall(r'<total type="mmap" count="(\d+)"', said))
+
+    assert after - before == mapped

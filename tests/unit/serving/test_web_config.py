@@ -228,6 +228,7 @@ def test_no_secret_is_printed(folder: Path) -> None:
     assert key.splitlines()[1] not in repr(whole.config)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda x: st.dictionaries(st.text(), x)))
 def test_any_document(document: object) -> None:

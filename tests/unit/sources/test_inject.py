@@ -167,6 +167,7 @@ def test_injected_gpus_have_a_verdict() -> None:
     assert problem.reason == "row_remap_failure"
 
 
+@pytest.mark.slow
 def test_injected_modes_in_histograms() -> None:
     """A swing between two powers only on its GPU; a GPU that copies has idle gaps, its peers have none."""
     for name, signal, here, elsewhere in (

@@ -81,6 +81,7 @@ def test_a_gzip_bomb_without_lines(tmp_path: Path) -> None:
     assert refused(path).endswith("bomb.jsonl.gz, line 3: longer than 1 MiB; this is not a line of a recording")
 
 
+@pytest.mark.slow
 def test_a_gzip_bomb_of_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So is an endless file of valid or empty lines."""
     path = tmp_path / "bomb.jsonl.gz"

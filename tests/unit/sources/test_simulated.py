@@ -81,6 +81,7 @@ def values_at(fleet: Fleet, device: Device, t: float) -> Mapping[Metric, float]:
     return values(device.read(frozenset(Pace)))
 
 
+@pytest.mark.slow
 @given(SEEDS, TIMES)
 def test_the_same_seed_is_the_same_fleet(seed: int, t: float) -> None:
     """The values at a time do not depend on earlier reads, but on the seed."""
@@ -126,6 +127,7 @@ def test_values_are_plausible(seed: int, t: float, node: int, gpu: int) -> None:
     assert found[m.ENERGY_JOULES] == pytest.approx(found[m.ENERGY] / 1000)
 
 
+@pytest.mark.slow
 @given(SEEDS, TIMES)
 def test_energy_is_the_integral_of_power(seed: int, t: float) -> None:
     """In a second, the counter grows by the mean power of that second, at any time."""

@@ -162,6 +162,7 @@ def test_an_xid_soon_after_the_start() -> None:
     assert {series.gpu.index for series in counted[0] if series.gpu} == set(range(8))
 
 
+@pytest.mark.slow
 def test_the_default_node_has_no_finding_that_pages() -> None:
     """While `diagnose` watches, nothing of pods or XIDs is found; afterwards, the XID is an information."""
     made = watched(120)

@@ -1,0 +1,61 @@
+"""A release that is built from the files of this working tree."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import ROOT
+
+COMMITTED = (
+    *("Makefile", "setup.cfg", "pyproject.toml", "README.md", "LICENSE", ".gitignore", "compose.yaml"),
+    *("gpu_exporter", "release", "helm", "dashboards", "deploy"),
+)
+TIME = 1_700_000_000
+
+
+def run(command: list[str], folder: Path, umask: int = 0o022, **environment: str) -> str:
+    """Run a command without the settings of these tests; on failure, show its output."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "COV", "MAKE", "GIT"))}
+    found = subprocess.run(
+        command, cwd=folder, env={**kept, **environment}, umask=umask, capture_output=True, text=True, timeout=600
+    )
+    assert found.returncode == 0, found.stdout + found.stderr
+    return found.stdout
+
+
+def make(target: str, folder: Path, umask: int = 0o022, **environment: str) -> None:
+    """Make a target with the packages of these tests, also if setup.cfg is newer than their installation."""
+    run(["make", "--old-file", f"{sys.prefix}/dev", f"VENV={sys.prefix}", target], folder, umask, **environment)
+
+
+@pytest.fixture(scope="session")
+def origin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository with one commit: the files of this working tree."""
+    folder = tmp_path_factory.mktemp("origin")
+    for name in COMMITTED:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(ROOT / name, folder / name)
+    date = {f"GIT_{role}_DATE": f"{TIME} +0000" for role in ("AUTHOR", "COMMITTER")}
+    person = ["-c", "user.name=Tester", "-c", "user.email=tester@example.invalid"]
+    run(["git", "init", "--quiet"], folder)
+    run(["git", "add", "."], folder)
+    run(["git", *person, "commit", "--quiet", "--message", "All"], folder, 0o022, **date)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def built(origin: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clone in which the packages were built."""
+    clone = tmp_path_factory.mktemp("clone") / "one"
+    run(["git", "clone", "--quiet", str(origin), str(clone)], clone.parent)
+    make("bundle", clone)
+    make("chart", clone)
+    return clone
