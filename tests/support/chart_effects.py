@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from gpu_exporter.render.boards import BOARDS
+from gpu_exporter.version import __version__
 from tests.support.chart import BASIC_AUTH, HASH, NAME, REPOSITORY, USER, Object, Values
 
 # What is not rendered.
@@ -66,8 +67,8 @@ MONITOR = "ServiceMonitor spec endpoints 0"
 WEB = "Secret stringData web.yml"
 
 IMAGE: Mapping[str, Effect] = {
-    "image.registry": Effect("mirror.example", f"{EXPORTER} image", f"mirror.example/{REPOSITORY}:0.1.0"),
-    "image.repository": Effect("gpus/exporter", f"{EXPORTER} image", "gpus/exporter:0.1.0"),
+    "image.registry": Effect("mirror.example", f"{EXPORTER} image", f"mirror.example/{REPOSITORY}:{__version__}"),
+    "image.repository": Effect("gpus/exporter", f"{EXPORTER} image", f"gpus/exporter:{__version__}"),
     "image.tag": Effect("v2", f"{EXPORTER} image", f"{REPOSITORY}:v2"),
     "image.digest": Effect(f"sha256:{'0' * 64}", f"{EXPORTER} image", f"{REPOSITORY}@sha256:{'0' * 64}"),
     "image.pullPolicy": Effect("Always", f"{EXPORTER} imagePullPolicy", "Always"),

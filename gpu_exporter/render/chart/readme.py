@@ -49,7 +49,8 @@ The container still has no capabilities, and sees of the node only the folder wi
 ## What each feature costs
 
 By default, the pods run as uid 65534 and meet Pod Security *restricted*. The container has no capabilities, a read-only
-root file system and the runtime's seccomp profile, and cannot gain privileges. A feature that needs more gets it only while it is on:
+root file system and the runtime's seccomp profile, and cannot gain privileges. A feature that needs more gets it only
+while it is on:
 
 | feature | needs |
 | --- | --- |
@@ -117,8 +118,8 @@ set `scheme`, `tls_config` and `basic_auth` in its job.
 
 ## Target labels
 
-ServiceMonitor and PodMonitor drop the labels pod, namespace and container of the exporter itself. On a free GPU, they would look
-like those of its user. `node` is the node, `instance` the node and port, and `exported_pod` and the like are copies
+ServiceMonitor and PodMonitor drop the labels pod, namespace and container of the exporter itself. On a free GPU, they
+would look like those of its user. `node` is the node, `instance` the node and port, and `exported_pod` and the like are copies
 of the labels of the user (`serviceMonitor.exportedLabels`), because public dashboards read those. A Prometheus
 with `enforcedNamespaceLabel` still overwrites `namespace`; the rules then read `exported_namespace`.
 

@@ -52,7 +52,7 @@
 {{- end }}
 {{- end }}
 {{- range $name := list "serviceMonitor" "podMonitor" }}
-{{- $monitor := get $.Values $name }}
+{{- $monitor := default (dict) (get $.Values $name) }}
 {{- if and $users $monitor.enabled (not $monitor.basicAuth) }}
 {{- fail (printf "%s.basicAuth is empty, but web.config.basic_auth_users demands a password: set it to a Secret of yours, such as {username: {name: SECRET, key: username}, password: {name: SECRET, key: password}}" $name) }}
 {{- end }}
@@ -127,12 +127,12 @@
 {{- end }}
 
 {{- define "gpu-exporter.checkMonitors" -}}
-{{- if and .Values.serviceMonitor.enabled .Values.podMonitor.enabled }}
+{{- if and .Values.serviceMonitor.enabled (.Values.podMonitor).enabled }}
 {{- fail "serviceMonitor.enabled and podMonitor.enabled: choose one; with both, Prometheus scrapes every exporter twice" }}
 {{- end }}
 {{- range $name := list "serviceMonitor" "podMonitor" }}
-{{- $monitor := get $.Values $name }}
-{{- if gt (float64 (include "gpu-exporter.milliseconds" $monitor.scrapeTimeout)) (float64 (include "gpu-exporter.milliseconds" $monitor.interval)) }}
+{{- $monitor := default (dict) (get $.Values $name) }}
+{{- if and $monitor.enabled (gt (float64 (include "gpu-exporter.milliseconds" $monitor.scrapeTimeout)) (float64 (include "gpu-exporter.milliseconds" $monitor.interval))) }}
 {{- fail (printf "%s.scrapeTimeout: %s is longer than %s.interval %s, which Prometheus refuses: use at most %s" $name $monitor.scrapeTimeout $name $monitor.interval $monitor.interval) }}
 {{- end }}
 {{- with $monitor.jobLabel }}

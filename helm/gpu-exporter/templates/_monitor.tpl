@@ -4,7 +4,7 @@
 {{- $kind := index . 1 }}
 {{- $monitor := $root.Values.serviceMonitor }}
 {{- if eq $kind "PodMonitor" }}{{ $monitor = $root.Values.podMonitor }}{{ end }}
-{{- $labels := merge (dict) $monitor.additionalLabels (default (dict) (get $monitor "labels")) }}
+{{- $labels := merge (dict) (default (dict) $monitor.additionalLabels) (default (dict) (get $monitor "labels")) }}
 apiVersion: monitoring.coreos.com/v1
 kind: {{ $kind }}
 metadata:

@@ -11,7 +11,7 @@ from tests.support.chart import SETS, beyond_restricted, made, objects, only, po
     ("name", "said", "unsaid"),
     [
         ("defaults", "THE METRICS DO NOT SAY WHICH POD USES A GPU", "must allow privileged pods, which"),
-        ("defaults", "gpus helm/gpu-exporter --namespace gpu-monitoring --reuse-values --set attr", "-u USER"),
+        ("defaults", "helm upgrade gpus CHART --namespace gpu-monitoring --reuse-values --set attr", "-u USER"),
         ("attribution", "must allow privileged pods, which these values need: attribution.enabled:", "DO NOT SAY"),
         ("pod-monitor", "kubectl", "Nothing scrapes it"),
         ("restricted", 'The pods meet Pod Security "restricted"', "Nothing scrapes it"),

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from tests.support.chart import HASH, SETS, USER, exporter, kind, made, objects, only, pod, texts
+from tests.support.chart_effects import nested
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -161,3 +162,22 @@ def test_a_changed_setting_restarts_the_pods() -> None:
     assert sums({})["checksum/config"] != sums({"metrics": "full"})["checksum/config"]
     webs = [sums({"web": {"config": {"basic_auth_users": {text: HASH}}}})["checksum/web"] for text in "bc"]
     assert webs[0] != webs[1]
+
+
+# Values that 0.1.0 did not have: `helm upgrade --reuse-values` passes none, not even their defaults.
+NEW = (
+    *("extraEnvFrom", "minReadySeconds", "dnsConfig", "hostAliases", "startupProbe", "openShift", "podMonitor"),
+    *(f"serviceMonitor.{name}" for name in ("additionalLabels", "jobLabel", "targetLabels", "podTargetLabels")),
+    *(f"serviceMonitor.{name}" for name in ("attachMetadata", "proxyUrl")),
+    *("prometheusRule.additionalLabels", "prometheusRule.additionalRules"),
+)
+
+
+def test_values_of_an_older_release() -> None:
+    """They render the same, without the values that are new."""
+    older: Mapping[str, Any] = {"serviceMonitor": {"enabled": True}, "prometheusRule": {"enabled": True}}
+    values = older
+    for path in NEW:
+        values = nested(path, None, values)
+    assert objects(values) == objects(older)
+    assert texts(values)["NOTES.txt"] == texts(older)["NOTES.txt"]

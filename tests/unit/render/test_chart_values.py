@@ -21,6 +21,7 @@ PATH = r"((?:\.[A-Za-z]\w*)+)"
 
 def references(text: str) -> Iterator[str]:
     """Return the paths of the values in a template, also through a variable that holds one of their objects."""
+    text = re.sub(r"\((\$?\.Values\.\w+)\)", r"\1", text)  # the values of an older release may lack the object
     aliases = re.findall(rf"\$(\w+) :?=\s+(?:\$\w*)?\.Values{PATH} }}}}", text)
     yield from (path.removeprefix(".") for path in re.findall(rf"\.Values{PATH}", text))
     for name, path in aliases:
@@ -107,6 +108,7 @@ def test_every_value_that_is_read_is_a_row() -> None:
             "other.job",
             True,
         ),
+        ("{{ (.Values.monitor).job }}", "monitor.job", True),
         ("{{- with .Values.access }}{{ .device }}{{ end }}", "access.device", True),
         ('{{- range list "pods" }}{{ get $.Values.attribution . }}{{ end }}', "attribution.pods", True),
         ("{{ .Values.attribution.dra }}", "attribution.pods", False),
