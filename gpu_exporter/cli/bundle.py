@@ -12,18 +12,24 @@ from gpu_exporter.render import bundle
 
 @click.command("bundle", cls=Command)
 @click.argument("parts", nargs=-1, metavar="[PART]...", type=click.Choice(list(bundle.PARTS)))
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Folder to write to.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder to write to; required, except with --list.",
+)
 @click.option("--list", "listed", is_flag=True, help="Write nothing; list the files.")
 @click.option(
     "--limits",
     type=click.Path(path_type=Path),
-    help="YAML file with your limits of alerts, such as `thermalMargin: 5`, for the rules and runbooks.",
+    help="YAML file with your thresholds for the rules and runbooks, such as `thermalMargin: 5`. The keys are those of"
+    " the chart's `prometheusRule.limits`. Give it again at each upgrade.",
 )
 def bundle_command(parts: tuple[str, ...], out: Path | None, listed: bool, limits: Path | None) -> None:
     """Write the rules, dashboards, runbooks, Helm chart and deployment examples of this version.
 
     PART is alerts, dashboards, runbooks, chart or deploy; all by default. To upgrade, run it again with the same
-    folder: files that no longer exist are removed. To uninstall, delete the folder.
+    folder: it removes files that an earlier version wrote and this one does not have, and touches no other files. To
+    uninstall, delete the folder.
     """
     chosen = bundle.limits(limits) if limits else {}
     names = tuple(dict.fromkeys(parts)) or tuple(bundle.PARTS)

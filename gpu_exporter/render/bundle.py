@@ -118,10 +118,10 @@ def _alerts(chosen: Limits) -> Files:
 
 
 def _runbooks(chosen: Limits) -> Files:
-    yield "README.md", relinked(_titled(runbooks.index(), "<!--", " -->"), _target)
+    yield "README.md", relinked(_titled(runbooks.index(), "<!--", " -->"), _target, runbooks.FOLDER)
     for mode in MODES:
         text = _titled(runbooks.runbook(mode, limits=chosen), "<!--", " -->")
-        yield Path(runbooks.path(mode)).name, relinked(text, _target)
+        yield Path(runbooks.path(mode)).name, relinked(text, _target, runbooks.FOLDER)
 
 
 def _titled(text: str, start: str, end: str = "") -> str:

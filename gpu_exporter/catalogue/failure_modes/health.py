@@ -80,14 +80,14 @@ MODES = (
         diagnosis=(
             "Run `gpu-exporter check --json` on the node. It names the GPU and the `reason`: `lost` means that it "
             "fell off the bus, `stalled` that a driver call does not return, `gone` that the driver no longer lists "
-            "the GPU, `reset_required` that a reset of the GPU is enough, `no_answer` (in Prometheus: `unknown`) "
-            f'that the driver does not say why. Prometheus shows the reason in `{m.DOWN}{{instance=~"NODE:.*"}}`.',
+            "the GPU, `reset_required` that a reset of the GPU is enough, `no_answer` that the driver does not say "
+            f'why. Prometheus has the same reason in `{m.HEALTH_REASON}{{instance=~"NODE:.*"}}`.',
             "Run `gpu-exporter events`, `journalctl -k -b | grep -i xid` or `curl -s ADDRESS:9400/api/v1/events`. XID "
             "79 is the PCIe bus, 119 and 120 are the firmware. Read the lines *before* the first XID: PCIe errors "
             "(AER) there point to the slot, the riser or the power supply.",
             "Run `lspci -d 10de:`. If it lists the GPU, the bus still sees it, and a reset may help. If the GPU "
             "is missing or shows `rev ff`, only a reboot or a power cycle helps.",
-            f'Look at `{s.GPU_TEMP.record}{{node="…"}}` and `{s.POWER.record}{{node="…"}}` just before the '
+            f'Look at `{s.GPU_TEMP.record}{{node="NODE"}}` and `{s.POWER.record}{{node="NODE"}}` just before the '
             "failure. High temperature points to the cooling, a jump in power to the power supply.",
         ),
         mitigation=(
@@ -274,7 +274,7 @@ MODES = (
         "systems, CUDA may refuse to start.",
         diagnosis=(
             "Run `nvidia-smi nvlink --status -i N` to see which links are inactive. Compare "
-            f'`{s.NVLINK_UP.record}{{node="…"}}`: if the same links are down on several GPUs, suspect one switch '
+            f'`{s.NVLINK_UP.record}{{node="NODE"}}`: if the same links are down on several GPUs, suspect one switch '
             "or cable; if only one GPU is affected, suspect that GPU.",
             "Run `journalctl -u nvidia-fabricmanager -b` and `gpu-exporter events`. XID 74, 136 or 149 "
             "reports a link that went down; 144 to 148 and 150 report other NVLink errors. An SXid comes from a switch.",
@@ -358,12 +358,12 @@ MODES = (
         "five minutes, or the driver in more than half of them.",
         impact="The GPU is slower, and so is every job that has a rank on it.",
         diagnosis=(
-            f'Compare `{s.GPU_TEMP.record}{{node="…"}}` and `{s.MEMORY_TEMP.record}{{node="…"}}`. If one GPU is '
+            f'Compare `{s.GPU_TEMP.record}{{node="NODE"}}` and `{s.MEMORY_TEMP.record}{{node="NODE"}}`. If one GPU is '
             "hot, look for dust and check its heat sink, fan or cold plate. If all are hot, check the inlet air, "
             "the coolant and the node's fans.",
             "Run `nvidia-smi -q -d PERFORMANCE,TEMPERATURE -i N` to see which throttle reason is active now and "
             "how many degrees are left.",
-            f'Compare `{s.SM_CLOCK.record}{{node="…"}}` with GPUs under the same load to see how much speed it costs.',
+            f'Compare `{s.SM_CLOCK.record}{{node="NODE"}}` with GPUs under the same load to see how much speed it costs.',
             "Ask the BMC of the node (`ipmitool sdr type fan`, `ipmitool sdr type temperature`) for fan speeds "
             "and inlet temperature.",
         ),
@@ -399,7 +399,7 @@ MODES = (
             "Read the BMC event log (`ipmitool sel list`) and the state of the supplies (`ipmitool sdr type "
             '"Power Supply"`). Look for a failed or unplugged supply and for lost redundancy.',
             "Run `nvidia-smi -q -d PERFORMANCE -i N`. It shows `HW Power Brake Slowdown: Active`.",
-            f'Sum `{s.POWER.record}{{node="…"}}` over the node and compare it with what the chassis may draw.',
+            f'Sum `{s.POWER.record}{{node="NODE"}}` over the node and compare it with what the chassis may draw.',
         ),
         mitigation=(
             "Cordon the node. Replace or plug in the failed supply; raise a chassis power cap that is too low.",
@@ -427,9 +427,9 @@ MODES = (
         "where the driver reports one; otherwise it is the slowdown threshold minus the temperature.",
         impact="None yet. A warmer room or a heavier job turns it into GpuThermalThrottling.",
         diagnosis=(
-            f'Look at `{s.THERMAL_MARGIN.record}{{node="…"}}` over a day. A slow decrease points to dust or a '
+            f'Look at `{s.THERMAL_MARGIN.record}{{node="NODE"}}` over a day. A slow decrease points to dust or a '
             "failing pump, a step to something that changed.",
-            f'Compare with the other GPUs of the node: `{s.GPU_TEMP.record}{{node="…"}}`. In an air-cooled '
+            f'Compare with the other GPUs of the node: `{s.GPU_TEMP.record}{{node="NODE"}}`. In an air-cooled '
             "chassis, the GPUs behind others are always warmer.",
             "Run `nvidia-smi -q -d TEMPERATURE -i N` to see the thresholds of this GPU.",
         ),
@@ -513,7 +513,7 @@ MODES = (
             "-q -i N | grep -i -A5 inforom` shows the versions.",
             "Run `gpu-exporter events`: XID 125 is a damaged file system of the InfoROM. Did the node lose "
             "power, or was firmware being updated, just before?",
-            f'Look at `{s.INFOROM.record}{{node="…"}}`. If several GPUs show it at once, suspect a firmware '
+            f'Look at `{s.INFOROM.record}{{node="NODE"}}`. If several GPUs show it at once, suspect a firmware '
             "update; if one does, suspect that GPU.",
         ),
         mitigation=(
@@ -584,7 +584,7 @@ MODES = (
             "`(downgraded)`. Check the bridge above the GPU, too.",
             "Run `journalctl -k -b | grep -i 'aer\\|pcie'`. Corrected errors before the link slowed down point "
             "to a bad contact.",
-            f'Compare `{s.PCIE_WIDTH.record}{{node="…"}}` and `{s.PCIE_GEN.record}{{node="…"}}`: is one GPU '
+            f'Compare `{s.PCIE_WIDTH.record}{{node="NODE"}}` and `{s.PCIE_GEN.record}{{node="NODE"}}`: is one GPU '
             "affected, or all GPUs below one switch?",
         ),
         mitigation=(
@@ -612,7 +612,7 @@ MODES = (
         "the PCI Express specification allows; it grows with the number of lanes and the generation.",
         impact="Bandwidth falls and latency grows. A degraded link or a lost GPU often follows.",
         diagnosis=(
-            f'Look at `{s.PCIE_REPLAYS.record}{{node="…"}}`: is one GPU affected, or all GPUs below one switch '
+            f'Look at `{s.PCIE_REPLAYS.record}{{node="NODE"}}`: is one GPU affected, or all GPUs below one switch '
             "or riser?",
             "Run `journalctl -k -b | grep -i aer` to see which end of the link reports errors, and of what kind.",
             f'Compare with `{s.PCIE_REPLAY_LIMIT.record}{{UUID="…"}}`, the number of replays that a good link of '
@@ -645,7 +645,7 @@ MODES = (
         "Programs do not fail yet.",
         diagnosis=(
             "Run `nvidia-smi nvlink --errorcounters -i N` to see which link has which kind of error.",
-            f'Compare `{s.NVLINK_REPLAYS.record}{{node="…"}}` and `{s.NVLINK_RECOVERIES.record}{{node="…"}}`: '
+            f'Compare `{s.NVLINK_REPLAYS.record}{{node="NODE"}}` and `{s.NVLINK_RECOVERIES.record}{{node="NODE"}}`: '
             "the GPU at the other end of a bad link counts errors too. If all affected links lead to one switch, "
             "suspect the switch.",
             "Run `gpu-exporter events` and `journalctl -u nvidia-fabricmanager`. Look for XID 74 or an SXid.",

@@ -51,7 +51,7 @@ def _panel(title: str, page: str, text: str) -> dict[str, Any]:
         "type": "text",
         "id": panel_id(page),
         "title": title,
-        "options": {"mode": "markdown", "content": relinked(text, _target)},
+        "options": {"mode": "markdown", "content": relinked(text, _target, runbooks.FOLDER)},
         "gridPos": {"h": HEIGHT, "w": GRID, "x": 0, "y": 0},
     }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from posixpath import normpath
 
 _LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
 _TEMPLATE = re.compile(r"\{\{\s*(.*?)\s*\}\}")
@@ -43,11 +44,17 @@ def untemplated(text: str) -> str:
     return _TEMPLATE.sub(lambda found: f"*{'n' if '$value' in found[1] else found[1].removeprefix('$labels.')}*", text)
 
 
-def relinked(text: str, resolve: Callable[[str], str]) -> str:
-    """Return the text with the target of each link replaced; a link whose target becomes empty is text only."""
+def relinked(text: str, resolve: Callable[[str], str], folder: str) -> str:
+    """Return a page with the target of each link replaced.
+
+    If a target becomes empty, the path of the file in the repository follows the text; `folder` is that of the page.
+    """
 
     def link(found: re.Match[str]) -> str:
         target = resolve(found[2])
-        return f"[{found[1]}]({target})" if target else found[1]
+        if target:
+            return f"[{found[1]}]({target})"
+        file = found[2].partition("#")[0]
+        return f"{found[1]} (`{normpath(f'{folder}/{file}')}`)" if file else found[1]
 
     return _LINK.sub(link, text)

@@ -30,7 +30,7 @@ FOLDER = "docs/runbooks"
 SEVERITY = {Severity.CRITICAL: "a page", Severity.WARNING: "a ticket", Severity.INFO: "no notification"}
 DIGEST = "a digest"
 ACTION = {
-    Action.NONE: "none on the GPU itself",
+    Action.NONE: "nothing to do on the GPU",
     Action.RESTART_APP: "restart the application",
     Action.GPU_RESET: "reset the GPU",
     Action.NODE_REBOOT: "reboot the node",
@@ -51,8 +51,8 @@ DOMAIN = {
 INDEX = """# Runbooks
 
 One page per alert, in triage order: an alert higher up can be the cause of those further down. On a node,
-`gpu-exporter diagnose` shows which of these conditions are true at the moment, and why. [Failure
-modes](../failure-modes.md) explains how the conditions are defined and which exporter provides the data for each.
+`gpu-exporter diagnose` shows which of these conditions are true at the moment, and why. How the conditions are defined,
+and which exporter provides the data for each: [failure modes](../failure-modes.md).
 
 ## Where to run the commands
 
@@ -69,8 +69,9 @@ which also shows ranks on other nodes. Run `nvidia-smi`, `journalctl` and `lspci
 `gpu-exporter events` needs a kernel log, which the chart does not mount by default: then ask the exporter,
 `curl -s ADDRESS:9400/api/v1/events`.
 
-In these commands and queries, NODE is the node's name, as in the label `instance`. ADDRESS is the pod's IP, or the
-node's with `hostNetwork` and outside Kubernetes. N is the index of the GPU (label `gpu`).
+In these commands and queries, NODE is the node's name: the label `node` of recorded series (`gpu:…`), and usually the
+part of `instance` before the port. ADDRESS is the pod's IP, or the node's with `hostNetwork` and outside Kubernetes. N
+is the index of the GPU (label `gpu`).
 
 ## How to reset a GPU
 
@@ -138,12 +139,17 @@ def index(modes: Sequence[FailureMode] = MODES) -> str:
     parts = [banner.markdown(failure_modes), INDEX]
     for domain in dict.fromkeys(mode.domain for mode in modes):
         rows = [
-            (link(mode.name), mode.severity.value, ACTION[mode.action], summary(mode))
+            (link(mode.name), mode.severity.value, _suggested(mode), summary(mode))
             for mode in modes
             if mode.domain is domain
         ]
         parts.append(f"\n## {DOMAIN[domain]}\n\n" + table(("Alert", "Severity", "Suggested action", "Summary"), rows))
     return "".join(parts)
+
+
+def _suggested(mode: FailureMode) -> str:
+    """Return the action for the index."""
+    return ACTION[mode.action] + (": see the runbook" if mode.action is Action.NONE else "")
 
 
 def summary(mode: FailureMode) -> str:
@@ -197,7 +203,7 @@ def _facts(mode: FailureMode) -> str:
     of_cost = mode.domain is Domain.COST and mode.severity is Severity.WARNING
     notified = DIGEST if of_cost else SEVERITY[mode.severity]
     example = "[example for Alertmanager](../../alerts/examples/alertmanager.yaml)"
-    return table(("Severity", f"{mode.severity.value} ({notified} in the {example})"), rows)
+    return table(("Severity", f"{mode.severity.value}: {notified} in the {example}"), rows)
 
 
 def _detection(mode: FailureMode, limits: Limits) -> str:
@@ -216,9 +222,12 @@ def _condition(mode: FailureMode, limits: Limits) -> Iterator[str]:
         yield f"The alert fires for a GPU if:\n\n{condition(mode.condition, limits)}"
         yield from definitions((mode.condition,), limits)
     if mode.fleet and mode.condition:
-        yield "\nThe second part of the [expression](#promql) also fires the alert; only Prometheus can evaluate it.\n"
+        yield (
+            "\nThe expression of the alert ([PromQL](#promql)) has a second part, which only Prometheus can evaluate. "
+            "It also fires the alert.\n"
+        )
     elif mode.fleet:
-        yield "Only Prometheus can evaluate it: see the [expression](#promql).\n"
+        yield "Only Prometheus can evaluate it: it is the expression of the alert ([PromQL](#promql)).\n"
 
 
 def condition(of: Condition, limits: Limits) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 import yaml
 
+from gpu_exporter.catalogue.dcgm_exporter.names import RENAMED
 from tests import ROOT
 from tests.conftest import Serve
 from tests.support.fakes.driver import FakeDriver
@@ -108,3 +110,15 @@ def test_the_table_by_source_is_current(pages: Pages, request: pytest.FixtureReq
         "fix: read the diff of docs/migration.md after"
         " `pytest --update-golden tests/e2e/exposition/test_public_expressions.py`"
     )
+
+
+@pytest.mark.drift
+def test_the_numbers_in_the_text_are_those_of_the_table() -> None:
+    """Answered expressions, and those whose metrics `--schema si` renames."""
+    text = " ".join(PAGE.read_text().split())
+    row = text.partition("| **all** |")[2].partition("| |")[0]
+    total, *_, missing = map(int, re.findall(r"\d+", row))
+    renamed = sum(not RENAMED.keys().isdisjoint(map(str.upper, each.metrics)) for each in expressions())
+
+    assert f"{total - missing} of {total} expressions" in text
+    assert f"{renamed} of the {total} public expressions" in text

@@ -271,6 +271,9 @@ def test_runbooks() -> None:
             linked |= {(text, titles[int(found[1])])} if found else set()
     assert ("GpuTelemetryStale", "GpuTelemetryStale") in linked
     assert all(text == title for text, title in linked if text.startswith("Gpu"))
+    contents = {panel["title"]: panel["options"]["content"] for panel in board["panels"]}
+    assert "failure modes (`docs/failure-modes.md`)" in contents["Runbooks"]
+    assert "in the example for Alertmanager (`alerts/examples/alertmanager.yaml`) |" in contents["GpuLost"]
 
 
 def test_published_docs(monkeypatch: pytest.MonkeyPatch) -> None:
