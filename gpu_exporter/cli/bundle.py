@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from gpu_exporter.cli.options import Command
+from gpu_exporter.inputs import quoted
 from gpu_exporter.render import bundle
 
 
@@ -24,18 +25,23 @@ from gpu_exporter.render import bundle
     help="YAML file with your thresholds for the rules and runbooks, such as `thermalMargin: 5`. The keys are those of"
     " the chart's `prometheusRule.limits`. Give it again at each upgrade.",
 )
-def bundle_command(parts: tuple[str, ...], out: Path | None, listed: bool, limits: Path | None) -> None:
+@click.option("--grafana-url", default="", help="URL of your Grafana, for the links of alerts to it.")
+def bundle_command(
+    parts: tuple[str, ...], out: Path | None, listed: bool, limits: Path | None, grafana_url: str
+) -> None:
     """Write the rules, dashboards, runbooks, Helm chart and deployment examples of this version.
 
     PART is alerts, dashboards, runbooks, chart or deploy; all by default. To upgrade, run it again with the same
     folder: it removes files that an earlier version wrote and this one does not have, and touches no other files. To
     uninstall, delete the folder.
     """
-    chosen = bundle.limits(limits) if limits else {}
+    if grafana_url and not grafana_url.startswith(("http://", "https://")):
+        raise click.UsageError(f"--grafana-url: {quoted(grafana_url)} does not begin with http:// or https://")
+    chosen = bundle.Choice(bundle.limits(limits) if limits else {}, grafana_url)
     names = tuple(dict.fromkeys(parts)) or tuple(bundle.PARTS)
     if listed:
         for name in names:
-            for path, _ in bundle.PARTS[name].files(chosen):
+            for path, _ in bundle.PARTS[name](chosen):
                 click.echo(f"{name}/{path}")
         return
     if not out:

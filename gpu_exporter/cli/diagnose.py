@@ -70,10 +70,12 @@ def diagnosis(request: Request, *, every: bool, as_json: bool, verbose: bool = F
     With `every`, it includes the failure modes that could not be judged; `verbose` adds the names of series.
     """
     logging.disable(logging.WARNING)  # the report contains what would be logged
-    clean, stop = True, stop_event()
-    exit_after(stop, STOP_SECONDS, COULD_NOT_TELL, "interrupted before the diagnosis was complete")
+    clean, stop, watched = True, stop_event(), threading.Event()
+    exit_after(stop, STOP_SECONDS, COULD_NOT_TELL, "interrupted before the diagnosis was complete", watched)
     try:
         gathered = _gathered(request, stop)
+        if not gathered.recorded:
+            watched.set()  # what was watched so far is judged, however long that takes
         clean = gathered.clean
         # Each tick of a recording is of one GPU: the absence of the others means nothing.
         scrapes, absent = (gathered.recorded, []) if gathered.recorded else present(gathered.scrapes)

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import click
 
+from gpu_exporter.catalogue.dcgm_exporter.flags import FLAGS as DCGM_EXPORTER_FLAGS
 from gpu_exporter.catalogue.dcgm_exporter.flags import translate
 from gpu_exporter.cli.options import Command
+from gpu_exporter.config import ENV_PREFIX
 from gpu_exporter.file_access import FileWorker, read
 from gpu_exporter.inputs import MAX_FILE_BYTES, Address
 from gpu_exporter.model.errors import GpuExporterError
@@ -27,8 +29,10 @@ class LocalCommand(Command):
     """A command that also takes the exporter's address and web configuration from dcgm-exporter's variables."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        variables = {theirs.env for theirs in DCGM_EXPORTER_FLAGS if theirs.setting in SETTINGS}
+        theirs = {name: value for name, value in os.environ.items() if name in variables or name.startswith(ENV_PREFIX)}
         try:
-            translated = translate((), os.environ).arguments
+            translated = translate((), theirs).arguments
         except ValueError as error:
             raise click.UsageError(str(error), ctx) from error
         known = [argument for argument in translated if argument.partition("=")[0] in FLAGS]
@@ -40,7 +44,9 @@ def url_and_certificate(address: Address, web_config_file: Path | None) -> tuple
     if not address.port:
         raise GpuExporterError(f"--address {address} does not say on which port the exporter listens; give its --url")
     leaf = certificate(web_config_file)
-    return base_url(address, address.port, tls=bool(leaf)), leaf
+    # Not localhost, which may be the other family, where another program may listen and get the token.
+    host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(address.host, address.host)
+    return base_url(Address(host, address.port), address.port, tls=bool(leaf)), leaf
 
 
 def certificate(web_config_file: Path | None) -> bytes:

@@ -8,6 +8,9 @@ import threading
 import time
 from contextlib import suppress
 
+# How long a reader of stderr may take for the last line.
+LAST_LINE_SECONDS = 1.0
+
 
 def stop_event() -> threading.Event:
     """Return an event that SIGTERM and SIGINT set. Must be called by the main thread.
@@ -32,19 +35,28 @@ def stop_event() -> threading.Event:
     return stop
 
 
-def exit_after(stop: threading.Event, seconds: float, code: int = 0, line: str = "") -> None:
+def exit_after(
+    stop: threading.Event, seconds: float, code: int = 0, line: str = "", done: threading.Event | None = None
+) -> None:
     """End the process so many seconds after `stop`, whatever hangs then: a driver call, a file, a reader of the log.
 
-    It ends with this exit code, after printing `line` to stderr.
+    It ends with this exit code, after printing `line` to stderr; not if `done` is set by then.
     """
+
+    def write() -> None:
+        with suppress(OSError):  # not through sys.stderr, whose lock a stuck thread may hold
+            os.write(2, f"gpu-exporter: {line}\n".encode())
 
     def watch() -> None:
         stop.wait()
         time.sleep(seconds)
+        if done and done.is_set():
+            return
         if line:
-            with suppress(OSError):  # not through sys.stderr, whose lock a stuck thread may hold
-                os.set_blocking(2, False)
-                os.write(2, f"gpu-exporter: {line}\n".encode())
+            with suppress(RuntimeError):  # no thread can be started
+                printing = threading.Thread(target=write, daemon=True)
+                printing.start()
+                printing.join(LAST_LINE_SECONDS)
         os._exit(code)
 
     threading.Thread(target=watch, name="deadline", daemon=True).start()

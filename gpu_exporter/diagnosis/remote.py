@@ -214,13 +214,13 @@ class Remote:
         return {}
 
     def _connection(self, seconds: float) -> HTTPConnection:
+        if "@" in self.url.partition("?")[0]:  # it is not repeated, because it may contain a password
+            raise GpuExporterError("--url contains a user name; give --user and --password-file instead")
         try:
             parts = urlsplit(self.url)
             port = parts.port
         except ValueError as error:
             raise _not_a_url(self.url) from error
-        if "@" in parts.netloc:  # it is not repeated, because it may contain a password
-            raise GpuExporterError("--url contains a user name; give --user and --password-file instead")
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise _not_a_url(self.url)
         if parts.scheme == "http":

@@ -7,8 +7,8 @@ checkout, `bundled/` links to where they are kept.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -19,8 +19,9 @@ from gpu_exporter.catalogue.failure_modes.cost import PRICES
 from gpu_exporter.catalogue.failure_modes.mode import Domain
 from gpu_exporter.decoding import MOST_YAML_BYTES, json_as, yaml_document
 from gpu_exporter.file_access import read
-from gpu_exporter.inputs import near
+from gpu_exporter.inputs import near, quoted
 from gpu_exporter.model.errors import GpuExporterError
+from gpu_exporter.render.chart.values import limit
 from gpu_exporter.render.docs import runbooks
 from gpu_exporter.render.docs.failure_modes import all_limits
 from gpu_exporter.render.docs.markdown import relinked
@@ -32,18 +33,22 @@ BUNDLED = Path(__file__).parents[1] / "bundled"
 MANIFEST = "bundle.json"
 # Names in folders that are not part of the bundle.
 IGNORED = ("__pycache__", ".lint")
+# What only the image needs.
+OF_IMAGE = ("healthcheck.py", "dcgm-exporter/dcgm-exporter")
 
 MOST_MANIFEST_BYTES = 1 << 20
+# A larger limit is not meant.
+LARGEST = 1e15
 
 Files = Iterator[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """A folder of the bundle: what it is, and its files with their content, by path below the folder."""
+class Choice:
+    """What users choose: their limits, and the URL of Grafana for the links of alerts."""
 
-    help: str
-    files: Callable[[Limits], Files]
+    limits: Limits = field(default_factory=dict)
+    grafana_url: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,36 +65,43 @@ def limits(path: Path) -> Limits:
     except (OSError, ValueError) as error:
         raise GpuExporterError(f"{path}: {error}") from error
     if not isinstance(document, dict):
-        raise GpuExporterError(f"{path}: not a mapping of limits to numbers; write for example `gpuHour: 3`")
+        raise GpuExporterError(f"{path}: not a mapping of limits to numbers; write for example `usdPerGpuHour: 3`")
     for name, value in document.items():
         if name not in known:
             close = near(str(name), known)
             fix = f"did you mean {close}?" if close else "docs/failure-modes.md lists all limits"
             raise GpuExporterError(f"{path}: there is no limit {name!r}; {fix}")
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise GpuExporterError(f"{path}: {name} is {value!r}, not a number of {known[name].unit}")
+        bounds = limit(known[name]).schema
+        least, most = bounds["minimum"], bounds.get("maximum", LARGEST)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+            what = f"{known[name].unit} from {least:g}" + (f" to {most:g}" if most < LARGEST else "")
+            raise GpuExporterError(f"{path}: {name} is {quoted(str(value))}, not a number of {what}")
     return {str(name): float(value) for name, value in document.items()}
 
 
-def write(folder: Path, parts: Sequence[str], chosen: Limits) -> list[str]:
+def write(folder: Path, parts: Sequence[str], chosen: Choice) -> list[str]:
     """Write these parts to a folder and return the paths of their files.
 
     The folder must be empty, new, or hold a bundle: then the files of these parts that no longer exist are removed.
     Raises GpuExporterError otherwise.
     """
-    files = {f"{name}/{path}": text for name in parts for path, text in PARTS[name].files(chosen)}
-    others = []
-    for path in _written(folder):
-        if path.partition("/")[0] not in parts:
-            others.append(path)
-        elif path not in files:
-            (folder / path).unlink(missing_ok=True)
+    files = {f"{name}/{path}": text for name in parts for path, text in PARTS[name](chosen)}
+    before = _written(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    _list(folder, {*before, *files})  # first, so that the command can be repeated if it is interrupted
+    gone = {path for path in before if path.partition("/")[0] in parts and path not in files}
+    for path in gone:
+        (folder / path).unlink(missing_ok=True)
     for path, text in files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text, encoding="utf-8")
-    manifest = _Manifest(__version__, sorted((*others, *files)))
-    (folder / MANIFEST).write_text(json.dumps(asdict(manifest), indent=1) + "\n", encoding="utf-8")
+    _list(folder, {*before, *files} - gone)
     return list(files)
+
+
+def _list(folder: Path, paths: Collection[str]) -> None:
+    manifest = _Manifest(__version__, sorted(paths))
+    (folder / MANIFEST).write_text(json.dumps(asdict(manifest), indent=1) + "\n", encoding="utf-8")
 
 
 def _written(folder: Path) -> list[str]:
@@ -103,24 +115,25 @@ def _written(folder: Path) -> list[str]:
         paths = json_as(_Manifest, read(manifest, MOST_MANIFEST_BYTES)).files
     except (OSError, ValueError):
         paths = [".."]
-    if any(path.startswith("/") or ".." in path.split("/") for path in paths):
+    if any(path[:1] in ("/", "") or "\0" in path or ".." in path.split("/") for path in paths):
         raise GpuExporterError(f"{manifest} is damaged; delete {folder}, or name another folder with --out")
     return paths
 
 
-def _alerts(chosen: Limits) -> Files:
-    yield "recording.yaml", _titled(rules.recording(chosen), "#")
+def _alerts(chosen: Choice) -> Files:
+    yield "recording.yaml", _titled(rules.recording(chosen.limits), "#")
     for domain in Domain:
-        yield f"{domain.value}.yaml", _titled(rules.alerts(domain, chosen), "#")
+        text = rules.alerts(domain, chosen.limits).replace("_url: /d/", f"_url: {chosen.grafana_url.rstrip('/')}/d/")
+        yield f"{domain.value}.yaml", _titled(text, "#")
     yield "examples/alertmanager.yaml", _titled(alertmanager.alertmanager(), "#")
     yield "dcgm-exporter.csv", _titled(dcgm_exporter_csv.classic(), "#")
     yield "dcgm-exporter-4.9.csv", _titled(dcgm_exporter_csv.modern(), "#")
 
 
-def _runbooks(chosen: Limits) -> Files:
+def _runbooks(chosen: Choice) -> Files:
     yield "README.md", relinked(_titled(runbooks.index(), "<!--", " -->"), _target, runbooks.FOLDER)
     for mode in MODES:
-        text = _titled(runbooks.runbook(mode, limits=chosen), "<!--", " -->")
+        text = _titled(runbooks.runbook(mode, limits=chosen.limits), "<!--", " -->")
         yield Path(runbooks.path(mode)).name, relinked(text, _target, runbooks.FOLDER)
 
 
@@ -138,16 +151,24 @@ def _target(link: str) -> str:
     return link
 
 
-def _stored(folder: str, chosen: Limits) -> Files:
-    """Yield the files of a folder of the package data."""
+def _stored(folder: str, home: str, chosen: Choice) -> Files:
+    """Yield the files of a folder of the package data, which is `home` in the repository."""
     root = BUNDLED / folder
     for path in sorted(root.rglob("*")):
-        if path.is_file() and not set(path.relative_to(root).parts).intersection(IGNORED):
-            yield path.relative_to(root).as_posix(), path.read_text(encoding="utf-8")
+        name = path.relative_to(root)
+        if path.is_file() and not set(name.parts).intersection(IGNORED):
+            text = path.read_text(encoding="utf-8")
+            here = (Path(home) / name).parent.as_posix()
+            yield name.as_posix(), relinked(text, _outside, here) if path.suffix == ".md" else text
 
 
-def _deploy(chosen: Limits) -> Files:
-    yield from _stored("deploy", chosen)
+def _outside(link: str) -> str:
+    """Return the target of a link that leads out of the repository or to the same page, and no other."""
+    return link if "://" in link or link.startswith("#") else ""
+
+
+def _deploy(chosen: Choice) -> Files:
+    yield from ((name, text) for name, text in _stored("deploy", "deploy", chosen) if name not in OF_IMAGE)
     yield "compose.yaml", _compose((BUNDLED / "compose.yaml").read_text(encoding="utf-8"))
 
 
@@ -167,10 +188,11 @@ def _compose(text: str) -> str:
     return text
 
 
-PARTS: Mapping[str, Part] = {
-    "alerts": Part("Recording rules, alerts, an example for Alertmanager, field lists for dcgm-exporter", _alerts),
-    "dashboards": Part("Dashboards for Grafana", partial(_stored, "dashboards")),
-    "runbooks": Part("A page for each alert", _runbooks),
-    "chart": Part("The Helm chart", partial(_stored, "chart")),
-    "deploy": Part("A systemd unit, a Compose file and manifests for kubectl", _deploy),
+# Each yields the files of a folder of the bundle, with their content, by path below the folder.
+PARTS: Mapping[str, Callable[[Choice], Files]] = {
+    "alerts": _alerts,
+    "dashboards": partial(_stored, "dashboards", "dashboards"),
+    "runbooks": _runbooks,
+    "chart": partial(_stored, "chart", "helm/gpu-exporter"),
+    "deploy": _deploy,
 }

@@ -117,10 +117,11 @@ def node_name(config: Config, source: str, environ: Mapping[str, str]) -> str:
 def without_missing_dcgm(config: Config) -> Config:
     """Return the settings with NVML instead of a host engine that cannot be asked without DCGM's bindings, and warn.
 
-    Only for a host engine that dcgm-exporter's flags name: their reader expects metrics, not an error. Without the
-    driver's library, nothing else can be read, and the error about the bindings is the right one.
+    Only for a host engine of this machine that dcgm-exporter's flags name: their reader expects metrics, not an error.
+    Without the driver's library, nothing else can be read, and the error about the bindings is the right one.
     """
-    if config.dcgm_bindings is not None or dcgm_places.installed() or not driver.library_exists():
+    here = config.dcgm_hostengine.local or config.kubernetes
+    if not here or config.dcgm_bindings is not None or dcgm_places.installed() or not driver.library_exists():
         return config
     log.warning(
         "the %s (-r, DCGM_REMOTE_HOSTENGINE_INFO) is not used, because DCGM's Python bindings are not installed: the"

@@ -94,7 +94,7 @@ def test_another_certificate_gets_no_token(serve: Serve, pki: Pki, token: Path) 
     web = token.with_name("other.yml")
     web.write_text(json.dumps({"tls_server_config": other}))
     said = fails("release", env=of_environment(exporter, str(web), token))
-    assert f"https://localhost:{exporter.port}: TLS: its certificate is not that of --web.config.file" in said
+    assert f"https://127.0.0.1:{exporter.port}: TLS: its certificate is not that of --web.config.file" in said
     assert exporter.page().value("gpu_exporter_released") == 0
 
 

@@ -227,8 +227,12 @@ def test_a_host_engine_without_bindings(driver: FakeDriver, tmp_path: Path, by: 
 
 @pytest.mark.parametrize(
     "arguments",
-    [("--source", "dcgm", "-r", "localhost:5555"), ("-r", "localhost:5555", "--dcgm-bindings", "/nowhere")],
-    ids=["own source", "own bindings"],
+    [
+        ("--source", "dcgm", "-r", "localhost:5555"),
+        ("-r", "localhost:5555", "--dcgm-bindings", "/nowhere"),
+        ("-r", "gpu7.example:5555"),
+    ],
+    ids=["own source", "own bindings", "another machine"],
 )
 def test_own_settings_for_dcgm_are_not_replaced(driver: FakeDriver, arguments: tuple[str, ...]) -> None:
     """Without the bindings, the start fails."""

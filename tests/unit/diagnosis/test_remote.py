@@ -65,7 +65,16 @@ def test_what_is_no_token_is_refused(tmp_path: Path, content: str) -> None:
     assert str(caught.value) == f"{tmp_path / 'token'}: not a token: must be one word of ASCII; check --token-file"
 
 
-@pytest.mark.parametrize("url", ["http://me:secret@127.0.0.1:1", "https://me@127.0.0.1:1", "http://a:b@c:secret@d"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://me:secret@127.0.0.1:1",
+        "https://me@127.0.0.1:1",
+        "http://a:b@c:secret@d",
+        "http://u:s3cret@host:94x0",
+        "u:s3cret@host:9400",
+    ],
+)
 def test_a_url_with_credentials_is_refused(url: str) -> None:
     """They would be ignored, and shown in errors."""
     with pytest.raises(GpuExporterError) as caught:

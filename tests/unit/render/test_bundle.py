@@ -43,14 +43,16 @@ def test_files(whole: Path) -> None:
     assert not [path for path in files if "__pycache__" in path or path.endswith(".lint")]
     for part, committed in (("dashboards", "dashboards"), ("chart", "helm/gpu-exporter"), ("alerts", "alerts")):
         for path in (path for path in files if path.startswith(f"{part}/")):
+            if path.endswith(".md"):  # without links to other pages of the repository
+                continue
             text, expected = (whole / path).read_text(), (ROOT / committed / path.partition("/")[2]).read_text()
             assert text.split("\n", part == "alerts")[-1] == expected.split("\n", part == "alerts")[-1], path
 
 
-def test_links_in_runbooks(whole: Path) -> None:
+def test_links(whole: Path) -> None:
     """They lead to files of the bundle."""
     targets = set()
-    for page in (whole / "runbooks").iterdir():
+    for page in whole.rglob("*.md"):
         for target in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
             assert "://" in target or (page.parent / target).is_file(), (page.name, target)
             targets.add(target)
@@ -103,7 +105,11 @@ def test_limits(tmp_path: Path) -> None:
         ("thermalMargn: 5", "there is no limit 'thermalMargn'; did you mean thermalMargin?"),
         ("nonsense_of_mine: 1", "docs/failure-modes.md lists all limits"),
         ("thermalMargin: ten", "thermalMargin is 'ten', not a number of"),
-        ("thermalMargin: true", "thermalMargin is True, not a number"),
+        ("usdPerKwh: -3", "usdPerKwh is '-3', not a number of USD from 0"),
+        ("thermalMargin: .nan", "thermalMargin is 'nan', not a number"),
+        ("thermalMargin: .inf", "thermalMargin is 'inf', not a number"),
+        (f"thermalMargin: {'9' * 400}", "not a number of celsius from 0"),
+        ("thermalMargin: true", "thermalMargin is 'True', not a number"),
         ("[1, 2]", "not a mapping"),
         ("a: [", "not YAML"),
         (None, "No such file"),
@@ -119,6 +125,33 @@ def test_wrong_limits(content: str | None, message: str, tmp_path: Path) -> None
     assert message in error.output
     assert str(limits) in error.output
     assert not out.exists()
+
+
+def test_links_of_alerts(tmp_path: Path) -> None:
+    """They lead to the Grafana that is named."""
+    assert run("--out", tmp_path / "b", "alerts", "--grafana-url", "https://grafana.example/").exit_code == 0
+    groups = yaml.safe_load((tmp_path / "b/alerts/health.yaml").read_text())["groups"]
+    found = [rule["annotations"] for group in groups for rule in group["rules"]]
+    assert {each[name][:30] for each in found for name in ("runbook_url", "dashboard_url")} == {
+        "https://grafana.example/d/gpu-"
+    }
+    assert "begin with http" in run("--out", tmp_path / "c", "--grafana-url", "grafana.example").output
+
+
+def test_interrupted_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command can be repeated."""
+    write = Path.write_text
+
+    def full(path: Path, *arguments: str, **more: str) -> int:
+        if path.name == "cost.yaml":
+            raise OSError(28, "No space left on device", str(path))
+        return write(path, *arguments, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", full)
+        assert "No space left" in run("--out", tmp_path / "b", "alerts").output
+    assert run("--out", tmp_path / "b", "alerts").exit_code == 0
+    assert (tmp_path / "b/alerts/cost.yaml").exists()
 
 
 def test_upgrade(tmp_path: Path) -> None:
