@@ -64,6 +64,7 @@ ARTIFACTS: Mapping[str, Callable[[], str]] = {
     f"{chart.FOLDER}/Chart.yaml": chart.chart,
     f"{chart.FOLDER}/values.yaml": chart.values_yaml,
     f"{chart.FOLDER}/values.schema.json": chart.schema,
+    f"{chart.FOLDER}/files/defaults.yaml": chart.defaults,
     f"{chart.FOLDER}/files/rules.yaml": chart.bundle,
     f"{chart.FOLDER}/README.md": chart.readme,
 }

@@ -25,6 +25,7 @@ VALID: Mapping[str, Values] = {
     "settings as text": {"config": {"gauge_window": "15", "expected_gpus": "8", "loop": "off", "speed": ".5"}},
     "devices": {"config": {"devices": "g:0, 2-3,GPU-0a1b", "switch_devices": "i", "cpu_devices": "f"}},
     "look-around": attributed(podLabels=["(?!pod-).*", "a(?<=b)", "(?P<x>a)", "app[.]kubernetes[.]io/.+"]),
+    "patterns of Python alone": attributed(podLabels=[r"app\Z", "a++", r"(a)\1", "(?#:()a", r"[]([]\(", "(?>a)"]),
     "resource names": {"attribution": {"resourceNames": ["example.com/MIG-1g.10gb", "a.b.c/d"]}},
     "codes of XIDs": {
         "xids": {"overrides": {"1": {"action": "none"}, "65535": {"drain": False, "date": "2025-10-29"}}}
@@ -32,12 +33,16 @@ VALID: Mapping[str, Values] = {
     "CPU as a number": {"resources": {"requests": {"cpu": 0.1, "memory": 134217728}, "limits": {"cpu": 1}}},
     "CPU as text": {"resources": {"requests": {"cpu": ".5", "memory": "134217728"}, "limits": {"memory": "0.5Gi"}}},
     "decimal units": {"resources": {"limits": {"memory": "256M", "ephemeral-storage": "1G"}}},
+    "exponents": {"resources": {"requests": {"memory": 1e9}, "limits": {"memory": "1e9", "ephemeral-storage": "2E"}}},
+    "huge pages": {"resources": {"limits": {"hugepages-2Mi": "4Mi", "memory": "1Gi"}}},
+    "claims": {"resources": {"claims": [{"name": "gpu", "request": "one"}]}},
     "no resources": {"resources": {}},
     "resources removed": {"resources": None},
     "tolerations": {
         "tolerations": [
             {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"},
             {"key": "dedicated", "value": "gpu"},
+            {"key": "dedicated", "operator": "", "value": "gpu"},
             {"key": "a", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": -1},
         ]
     },

@@ -110,6 +110,24 @@ def values_yaml() -> str:
     return banner.comment(v) + "\n".join(_lines(_tree(v.values()), 0)) + "\n"
 
 
+def defaults() -> str:
+    """Return files/defaults.yaml: what templates need even if a key is empty.
+
+    Without `priorityClassName`, and without objects and lists with content: an empty key removes these.
+    """
+    return banner.comment(v) + yaml.safe_dump(_needed(_tree(v.BY_HAND)), sort_keys=False, width=WIDTH)
+
+
+def _needed(tree: Tree) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, node in tree.items():
+        if isinstance(node, dict):
+            found[name] = _needed(node)
+        elif node.path != "priorityClassName" and not (isinstance(node.default, dict | list) and node.default):
+            found[name] = node.default
+    return found
+
+
 def _lines(tree: Tree, depth: int) -> Iterator[str]:
     margin = "  " * depth
     for name, node in tree.items():

@@ -40,7 +40,6 @@ def keyed(keys: str, values: Schema) -> Schema:
 
 TEXT: Schema = {"type": "string"}
 BOOL: Schema = {"type": "boolean"}
-NUMBER: Schema = {"type": "number"}
 COUNT: Schema = {"type": "integer", "minimum": 0}
 POSITIVE: Schema = {"type": "integer", "minimum": 1}
 PORT: Schema = {"type": "integer", "minimum": 1, "maximum": 65535}
@@ -101,22 +100,23 @@ _AMOUNT = "([0-9]+([.][0-9]*)?|[.][0-9]+)"
 _CPU: Schema = {"type": ["string", "number"], "pattern": f"^{_AMOUNT}m?$", "minimum": 0}
 _BYTES: Schema = {
     "type": ["string", "integer"],
-    "pattern": f"^({_AMOUNT}([KMGT]i|[kMGT])|[0-9]{{7,}})$",
+    "pattern": f"^({_AMOUNT}([KMGTPE]i|[kMGTPE]|[eE][+]?[0-9]+)|[0-9]{{7,}})$",
     "minimum": 1 << 20,
 }
 _AMOUNTS: Schema = {
     **closed({"cpu": _CPU, "memory": _BYTES, "ephemeral-storage": _BYTES}),
     # The templates refuse these, with the reason.
-    "patternProperties": {"^nvidia[.]com/": {}},
+    "patternProperties": {"^nvidia[.]com/": {}, "^hugepages-": _BYTES},
 }
-RESOURCES = closed({"requests": _AMOUNTS, "limits": _AMOUNTS})
+_CLAIMS = listed(closed({"name": text(_LABEL), "request": TEXT}, "name"))
+RESOURCES = closed({"requests": _AMOUNTS, "limits": _AMOUNTS, "claims": _CLAIMS})
 
 _EFFECTS = one_of("", "NoSchedule", "PreferNoSchedule", "NoExecute")
 TOLERATIONS = listed(
     closed(
         {
             "key": text(f"({QUALIFIED})?"),
-            "operator": one_of("Exists", "Equal", "Lt", "Gt"),
+            "operator": one_of("Exists", "Equal", "Lt", "Gt", ""),
             "value": text(f"({_WORD})?"),
             "effect": _EFFECTS,
             "tolerationSeconds": {"type": "integer"},

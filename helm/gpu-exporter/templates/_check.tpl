@@ -94,8 +94,9 @@
 {{- end }}
 {{- end }}
 {{- range .Values.attribution.podLabels }}
-{{- /* Go has no look-around, but Python has. A pattern that matches nothing else matches the empty text. */}}
-{{- if not (regexMatch (printf "^(?:(?:%s)|)$" (regexReplaceAll "\\(\\?<?[=!]" . "(?:")) "") }}
+{{- /* Python knows more patterns than Go, so only brackets are checked: escapes, comments and sets have none to pair. */}}
+{{- $bare := regexReplaceAll "\\[\\^?\\]?[^\\]]*\\]|\\(\\?#[^)]*\\)" (regexReplaceAll "\\\\." . "x") "x" }}
+{{- if or (contains "[" $bare) (ne (regexReplaceAll "[^(]" $bare "" | len) (regexReplaceAll "[^)]" $bare "" | len)) (regexMatch "^[*+?]" $bare) }}
 {{- fail (printf "attribution.podLabels: %s is not a regular expression: correct it, for example app[.]kubernetes[.]io/name" (quote .)) }}
 {{- end }}
 {{- end }}

@@ -1,3 +1,19 @@
+{{/* Restores values that an empty key such as `web:` removes, or that the values of an older release lack. */}}
+{{- define "gpu-exporter.complete" -}}
+{{- include "gpu-exporter.fill" (list .Values (fromYaml (.Files.Get "files/defaults.yaml"))) }}
+{{- end }}
+
+{{- define "gpu-exporter.fill" -}}
+{{- $values := index . 0 }}
+{{- range $key, $default := index . 1 }}
+{{- if kindIs "invalid" (index $values $key) }}
+{{- $_ := set $values $key $default }}
+{{- else if kindIs "map" $default }}
+{{- include "gpu-exporter.fill" (list (get $values $key) $default) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{/* Names are cut to the length of a label. A release name may contain dots, a service name may not. */}}
 {{- define "gpu-exporter.name" -}}
 {{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}

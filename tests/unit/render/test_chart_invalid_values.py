@@ -10,6 +10,8 @@ import pytest
 from helm_python import Chart, HelmError
 
 from gpu_exporter.render.chart.exporter_schemas import WEB_CONFIG
+from gpu_exporter.render.chart.values import BY_HAND
+from gpu_exporter.render.chart.values import values as rows
 from gpu_exporter.serving.security import web_config
 from tests.support.chart import CHART, HASH, NAMESPACE, RELEASE, SETS, Values, objects, of_readme, only, texts
 from tests.support.chart_valid_values import VALID
@@ -38,6 +40,24 @@ def test_the_image_is_required() -> None:
 @pytest.mark.parametrize("name", VALID)
 def test_a_valid_edge_case_is_accepted(name: str) -> None:
     assert "daemonset.yaml" in texts(VALID[name])
+
+
+SECTIONS = sorted({row.path.partition(".")[0] for row in rows() if "." in row.path} - {"image"})
+
+
+@pytest.mark.parametrize("path", SECTIONS)
+def test_an_empty_section_has_its_defaults(path: str) -> None:
+    """Not a trace of Helm's, nor all features off."""
+    assert texts({path: None}) == texts({})
+
+
+@pytest.mark.parametrize(
+    "path", [row.path for row in BY_HAND if isinstance(row.default, dict | list) or row.path in ("nodes", "interval")]
+)
+def test_an_empty_key_is_accepted(path: str) -> None:
+    first, _, last = path.partition(".")
+    value = {"enabled": True, last: None} if first in ("networkPolicy", "prometheusRule") else {last: None}
+    assert "daemonset.yaml" in texts({first: value if last else None})
 
 
 @pytest.mark.parametrize("begin", ["web", "podLabels", "dcgm", "prometheusRule", "extraManifests"])

@@ -20,6 +20,8 @@ from tests.support.chart import SETS, beyond_restricted, made, objects, only, po
         ("everything", "curl -s -u USER:PASSWORD -k https://localhost:9400", "Nothing scrapes it"),
         ("dcgm-remote", "DCGM's bindings are not installed", "these values need"),
         ("mirror", "exec ds/watch -- gpu-exporter doctor", "gpus-"),
+        ("monitored", "relative to Grafana: set prometheusRule.grafanaUrl", "Runbooks:"),
+        ("overridden", "Runbooks: https://runbooks.example/gpu/", "relative to Grafana"),
         ("host-network", "localhost:9401/metrics", "9400"),
     ],
 )
