@@ -8,7 +8,7 @@ IMAGE  ?= gpu-exporter:local
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' gpu_exporter/version.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo quick test coverage lint generate licenses image bench fuzz soak tools \
+.PHONY: help run demo quick test coverage lint generate licenses image smoke bench fuzz soak tools \
   wheel sbom bundle chart dist release verify push publish
 
 help: ## List the targets
@@ -50,6 +50,12 @@ image: ## Build the container image with Docker: IMAGE=name, ARGS='--platform â€
 	docker build --tag $(IMAGE) --build-arg VERSION=$(VERSION) --build-arg REVISION=$$(git rev-parse --short HEAD) \
 	  --build-arg SOURCE="$$(git config --get remote.origin.url | sed 's,://[^/@]*@,://,')" $(ARGS) .
 
+smoke: ## Build both container images, and start each with simulated GPUs until its health check passes
+	$(MAKE) image
+	$(MAKE) image IMAGE=$(IMAGE)-dcgm-exporter ARGS='$(ARGS) --target dcgm-exporter'
+	sh release/smoke.sh $(IMAGE) serve --source simulated
+	sh release/smoke.sh $(IMAGE)-dcgm-exporter --source simulated
+
 wheel: $(VENV)/dev ## Build the wheel and the sdist of the last commit into dist/; the same bytes on every machine
 	$(BIN)/python -m release.build
 
@@ -68,11 +74,12 @@ dist: sbom bundle chart ## Build every file of a release into dist/, with checks
 release: ## Date the changelog, commit and tag the version; prints the command that publishes it
 	$(PYTHON) -m release.tag release
 
-verify: ## Check that TAG can be released: version, changelog
-	$(PYTHON) -m release.tag verify $(TAG)
+# The shell reads TAG and CHARTS from the environment: make would run `$(shell â€¦)` in a tag's name.
+verify: ## Check that TAG can be released: version, changelog; in the release workflow also branch and names
+	$(PYTHON) -m release.tag verify "$$TAG"
 
 push: ## Push the packaged chart to CHARTS, such as oci://registry.example/owner/charts; needs helm
-	helm push dist/gpu-exporter-$(VERSION).tgz $(CHARTS)
+	helm push dist/gpu-exporter-$(VERSION).tgz "$$CHARTS"
 
 publish: ## Create the GitHub release of this version with the files of dist/; needs gh
 	@mkdir -p build

@@ -16,9 +16,11 @@ DIST = ROOT / "dist"
 
 
 def git(*arguments: str, root: Path = ROOT) -> str:
-    """Return the output of git; raises CalledProcessError."""
-    command = ["git", "-C", str(root), *arguments]
-    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+    """Return the output of git; exit if it fails, after its own message."""
+    ran = subprocess.run(["git", "-C", str(root), *arguments], stdout=subprocess.PIPE, text=True)
+    if ran.returncode:
+        sys.exit(f"git {arguments[0]} failed")
+    return ran.stdout.strip()
 
 
 def commit_time(root: Path = ROOT) -> int:

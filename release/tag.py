@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from datetime import datetime, timezone
 from pathlib import Path
@@ -15,8 +14,8 @@ from typing import NamedTuple
 
 from gpu_exporter.catalogue import project
 from gpu_exporter.version import __version__
+from release.source import ROOT, git
 
-ROOT = Path(__file__).parents[1]
 CHANGELOG = ROOT / "CHANGELOG.md"
 OPEN = "not released yet"
 REGISTRY = "ghcr.io"
@@ -56,36 +55,40 @@ def places(repository: str) -> dict[str, str]:
     return {"image": f"{REGISTRY}/{repository}".lower(), "charts": f"oci://{REGISTRY}/{owner}/charts".lower()}
 
 
-def warnings(published: dict[str, str]) -> list[str]:
-    """Return which names of this project differ from the places where the workflow publishes."""
-    names = {"IMAGE": published["image"], "CHART": f"{published['charts']}/gpu-exporter"}
-    return [
-        f'{name} is "{have}", but this release publishes "{name_here}": '
-        f"set it in gpu_exporter/catalogue/project.py, and run `make generate`"
+def wrong_names(page: str, published: dict[str, str]) -> list[str]:
+    """Return which names of this project are empty or differ from what the workflow publishes, one line each."""
+    fix = "set it in gpu_exporter/catalogue/project.py, and run `make generate`"
+    names = {"REPOSITORY": page, "IMAGE": published["image"], "CHART": f"{published['charts']}/gpu-exporter"}
+    lines = [
+        f'{name} is "{have}", but this release publishes "{name_here}": {fix}'
         for name, name_here in names.items()
         if (have := getattr(project, name)) != name_here
     ]
+    return lines if project.DOCS else [*lines, f"DOCS is empty, so alerts would have no links to runbooks: {fix}"]
 
 
-def verify(tag: str) -> None:
-    """Exit with a line if the tag cannot be released; in a workflow, set its outputs."""
+def verify(tag: str, root: Path = ROOT) -> None:
+    """Exit with one line per problem if the tag cannot be released; in a workflow, set its outputs."""
     if why := problem(tag, __version__, CHANGELOG.read_text(encoding="utf-8")):
         sys.exit(why)
-    print(f"{tag} can be released")
     if output := os.environ.get("GITHUB_OUTPUT"):
-        published = places(os.environ["GITHUB_REPOSITORY"])
-        for line in warnings(published):
-            print(f"::warning::{line}")
+        branch, repository = os.environ["DEFAULT_BRANCH"], os.environ["GITHUB_REPOSITORY"]
+        if git("rev-list", "--max-count=1", f"refs/remotes/origin/{branch}..HEAD", root=root):
+            sys.exit(f"the commit of {tag} is not on the branch {branch}: merge it, and tag the next patch version")
+        published = places(repository)
+        if lines := wrong_names(f"{os.environ['GITHUB_SERVER_URL']}/{repository}", published):
+            sys.exit("\n".join(lines))
         with Path(output).open("a", encoding="utf-8") as file:
             file.writelines(f"{key}={value}\n" for key, value in {"version": __version__, **published}.items())
+    print(f"{tag} can be released")
 
 
 def release(root: Path = ROOT) -> None:
     """Date the section of the changelog, commit that and tag the commit; print the command that publishes."""
     tag, path = f"v{__version__}", root / "CHANGELOG.md"
-    if git(root, "status", "--short"):
+    if git("status", "--short", root=root):
         sys.exit("there are changes that are not committed: commit or remove them (`git status`)")
-    if git(root, "tag", "--list", tag):
+    if git("tag", "--list", tag, root=root):
         sys.exit(f"the tag {tag} exists: raise the version in gpu_exporter/version.py, and run `make generate`")
     today = datetime.now(timezone.utc).date().isoformat()
     changelog = path.read_text(encoding="utf-8")
@@ -94,8 +97,8 @@ def release(root: Path = ROOT) -> None:
         sys.exit(why)
     if dated != changelog:
         path.write_text(dated, encoding="utf-8")
-        git(root, "commit", "--quiet", "--message", f"Release {__version__}", "CHANGELOG.md")
-    git(root, "tag", "--annotate", "--message", f"gpu-exporter {__version__}", tag)
+        git("commit", "--quiet", "--message", f"Release {__version__}", "CHANGELOG.md", root=root)
+    git("tag", "--annotate", "--message", f"gpu-exporter {__version__}", tag, root=root)
     print(f"Tagged {tag}. This publishes it: git push --atomic origin HEAD {tag}")
 
 
@@ -105,14 +108,6 @@ def notes() -> None:
         sys.exit(f"CHANGELOG.md has no section for {__version__}")
     server, repository = os.environ.get("GITHUB_SERVER_URL", ""), os.environ.get("GITHUB_REPOSITORY", "")
     print(re.sub(r"\]\((?!https?:)", f"]({server}/{repository}/blob/v{__version__}/", entry.text))
-
-
-def git(root: Path, *arguments: str) -> str:
-    """Return the output of git."""
-    found = subprocess.run(["git", "-C", str(root), *arguments], stdout=subprocess.PIPE, text=True)
-    if found.returncode:
-        sys.exit(f"git {arguments[0]} failed")
-    return found.stdout.strip()
 
 
 if __name__ == "__main__":

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +17,12 @@ from release import tag
 from tests import ROOT
 
 FIX = "fix: write the section of this version in CHANGELOG.md, with the heading that release/tag.py expects"
+NAMES = {
+    "REPOSITORY": "https://git.invalid/Some-Owner/Exporter",
+    "DOCS": "https://docs.invalid",
+    "IMAGE": "ghcr.io/some-owner/exporter",
+    "CHART": "oci://ghcr.io/some-owner/charts/gpu-exporter",
+}
 CHANGELOG = """\
 # Changelog
 
@@ -63,28 +71,6 @@ def test_changelog_has_entries_for_this_version() -> None:
     assert entry, FIX
     assert entry.text, FIX
     assert entry.date == tag.OPEN or re.fullmatch(r"\d{4}-\d\d-\d\d", entry.date), FIX
-
-
-def test_verify_sets_the_outputs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Names follow the repository, in lower case; a chart that points elsewhere is reported."""
-    (tmp_path / "CHANGELOG.md").write_text(f"## {__version__} / 2026-01-02\n\n* [FEATURE] All.\n")
-    monkeypatch.setattr(tag, "CHANGELOG", tmp_path / "CHANGELOG.md")
-    monkeypatch.setattr(project, "IMAGE", "ghcr.io/some-owner/exporter")
-    monkeypatch.setattr(project, "CHART", "")
-    monkeypatch.setenv("GITHUB_REPOSITORY", "Some-Owner/Exporter")
-    monkeypatch.setenv("GITHUB_OUTPUT", str(tmp_path / "output"))
-    tag.verify(f"v{__version__}")
-    assert (tmp_path / "output").read_text().splitlines() == [
-        f"version={__version__}",
-        "image=ghcr.io/some-owner/exporter",
-        "charts=oci://ghcr.io/some-owner/charts",
-    ]
-    (warning,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("::warning::")]
-    assert 'CHART is "", but this release publishes "oci://ghcr.io/some-owner/charts/gpu-exporter"' in warning
-    with pytest.raises(SystemExit, match="does not match"):
-        tag.verify("v9.9.9")
 
 
 def test_links_of_notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -140,3 +126,70 @@ def test_release_refuses(repository: Callable[..., str], tmp_path: Path) -> None
     with pytest.raises(SystemExit, match="has no entries"):
         tag.release(tmp_path)
     assert repository("tag", "--list") == ""
+
+
+@pytest.fixture
+def workflow(repository: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The release workflow of a repository whose names are set; returns the file of its outputs."""
+    (tmp_path / "CHANGELOG.md").write_text(f"## {__version__} / 2026-01-02\n\n* [FEATURE] All.\n")
+    monkeypatch.setattr(tag, "CHANGELOG", tmp_path / "CHANGELOG.md")
+    for name, value in NAMES.items():
+        monkeypatch.setattr(project, name, value)
+    monkeypatch.setenv("GITHUB_SERVER_URL", "https://git.invalid")
+    monkeypatch.setenv("GITHUB_REPOSITORY", "Some-Owner/Exporter")
+    monkeypatch.setenv("DEFAULT_BRANCH", "main")
+    monkeypatch.setenv("GITHUB_OUTPUT", str(tmp_path / "output"))
+    repository("update-ref", "refs/remotes/origin/main", "HEAD")
+    return tmp_path / "output"
+
+
+def test_verify_sets_the_outputs(workflow: Path, tmp_path: Path) -> None:
+    """Names follow the repository, in lower case."""
+    tag.verify(f"v{__version__}", tmp_path)
+    assert workflow.read_text().splitlines() == [
+        f"version={__version__}",
+        "image=ghcr.io/some-owner/exporter",
+        "charts=oci://ghcr.io/some-owner/charts",
+    ]
+    with pytest.raises(SystemExit, match="does not match"):
+        tag.verify("v9.9.9", tmp_path)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("value", ["", "registry.invalid/other"])
+def test_verify_refuses_wrong_names(
+    workflow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    """Empty ones, and those that differ from what is published; only DOCS may be any page."""
+    if (name, value) == ("DOCS", "registry.invalid/other"):
+        return
+    monkeypatch.setattr(project, name, value)
+    with pytest.raises(SystemExit, match=rf"^{name} is .*: set it in gpu_exporter/catalogue/project.py, and run"):
+        tag.verify(f"v{__version__}", tmp_path)
+    assert not workflow.exists()
+
+
+def test_verify_refuses_a_commit_outside_of_the_default_branch(
+    workflow: Path, repository: Callable[..., str], tmp_path: Path
+) -> None:
+    """An older commit of the branch can be released."""
+    repository("commit", "--quiet", "--allow-empty", "--message", "Not merged")
+    with pytest.raises(SystemExit, match=f"the commit of v{__version__} is not on the branch main: merge it"):
+        tag.verify(f"v{__version__}", tmp_path)
+    repository("update-ref", "refs/remotes/origin/main", "HEAD")
+    repository("checkout", "--quiet", "HEAD~1")
+    tag.verify(f"v{__version__}", tmp_path)
+    repository("update-ref", "-d", "refs/remotes/origin/main")
+    with pytest.raises(SystemExit, match="git rev-list failed"):
+        tag.verify(f"v{__version__}", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["v1;touch${IFS}x", "v$(shell touch y)", "v`touch${IFS}x`", 'v1"&&touch${IFS}x'])
+def test_name_of_a_tag_is_never_run(tmp_path: Path, name: str) -> None:
+    """Neither make nor the shell expands it, so `make verify` refuses it as it is."""
+    command = ["make", "--silent", "--file", str(ROOT / "Makefile"), f"PYTHON={sys.executable}", "verify"]
+    environment = {**os.environ, "TAG": name, "PYTHONPATH": str(ROOT)}
+    ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert [*tmp_path.iterdir()] == []
+    assert ran.returncode, ran.stdout
+    assert f"the tag {name} does not match the version {__version__}" in ran.stderr

@@ -47,11 +47,13 @@ def test_each_command_is_a_target_of_the_makefile() -> None:
 @pytest.mark.drift
 def test_workflows_run_what_must_pass() -> None:
     """Tests before each merge and each release, the packages, the long tests."""
-    ran = {name: COMMAND.fullmatch(command) for name, command in commands()}
-    targets = {name: match["target"] for name, match in ran.items() if match}
-    assert {"test", "quick", "dist", "image"} <= {t for n, t in targets.items() if n.startswith("ci.yaml")}, FIX
-    assert {"test", "dist", "publish"} <= {t for n, t in targets.items() if n.startswith("release.yaml")}, FIX
-    assert {"soak", "fuzz"} == {t for n, t in targets.items() if n.startswith("soak.yaml")}, FIX
+    ran = [(name, COMMAND.fullmatch(command)) for name, command in commands()]
+    targets = [(name, match["target"]) for name, match in ran if match]
+    assert {"test", "quick", "dist", "smoke"} <= {t for n, t in targets if n.startswith("ci.yaml")}, FIX
+    assert {"verify", "test", "smoke", "dist", "publish"} <= {t for n, t in targets if n.startswith("release.yaml")}, (
+        FIX
+    )
+    assert {"soak", "fuzz"} == {t for n, t in targets if n.startswith("soak.yaml")}, FIX
 
 
 @pytest.mark.drift
@@ -81,6 +83,27 @@ def test_jobs_are_limited() -> None:
         for step in job["steps"]:
             if step.get("uses", "").startswith("actions/checkout@"):
                 assert step["with"]["persist-credentials"] is False, f"{name}: {FIX}"
+
+
+@pytest.mark.drift
+def test_jobs_that_sign_run_no_code() -> None:
+    """No command of the repository runs in a job that can sign or publish as this workflow."""
+    for name, job in jobs():
+        if "id-token" in job["permissions"] or "attestations" in job["permissions"]:
+            assert not [step for step in job["steps"] if "run" in step], f"{name}: {FIX}"
+    assert WORKFLOWS["release.yaml"]["jobs"]["pypi"]["environment"] == "pypi", FIX
+
+
+@pytest.mark.drift
+def test_both_images_are_built_before_either_is_pushed() -> None:
+    """The default target is built by the step that pushes it first."""
+    steps = WORKFLOWS["release.yaml"]["jobs"]["image"]["steps"]
+    builds = [step["with"] for step in steps if step["uses"].startswith("docker/build-push-action@")]
+    assert [(build.get("target"), build.get("push", False)) for build in builds] == [
+        ("dcgm-exporter", False),
+        (None, True),
+        ("dcgm-exporter", True),
+    ], FIX
 
 
 @pytest.mark.drift
