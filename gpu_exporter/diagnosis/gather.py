@@ -23,17 +23,18 @@ from gpu_exporter.diagnosis import prometheus
 from gpu_exporter.diagnosis.remote import Remote
 from gpu_exporter.diagnosis.scrape import PLAUSIBLE_TIMES, Scrape, ScrapedSample
 from gpu_exporter.diagnosis.text_format import parsed
-from gpu_exporter.diagnosis.window import as_scrape
+from gpu_exporter.diagnosis.window import Scrapes
 from gpu_exporter.health.events import EventLog
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.gpu import Series
 from gpu_exporter.model.metric import Metric, MetricSet
-from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.model.source import Source
 from gpu_exporter.sources.recording.format import SETTLE_SECONDS, Reader, Tick
 
 TICK_SECONDS = 1.0
 WATCH_SECONDS = 20.0
+# Scrapes are kept in memory until the diagnosis.
+LONGEST_SECONDS = 3600.0
 # A Prometheus may scrape only once a minute, and a rate needs two scrapes.
 LAST_SECONDS = 300.0
 # All families that signals are made of, or that identify a GPU and its owner.
@@ -50,23 +51,24 @@ def of_source(
 ) -> tuple[list[Scrape], bool]:
     """Watch a source for `seconds`, with the XIDs of `events`; one scrape per second. False if a driver call is stuck.
 
-    Raises SourceLost if there is no GPU.
+    Raises SourceLost if there is no GPU, GpuExporterError if that is too long.
     """
-    snapshots: list[Snapshot] = []
+    watchable(seconds)
+    watched = Scrapes()
     collector = Collector(
         source,
         (*selected(MetricSet.FULL), *histograms(MetricSet.FULL)),
-        snapshots.append,
+        watched.take,
         CollectionSettings(TICK_SECONDS, gauge_window=TICK_SECONDS, high_resolution=True),
         events=events,
     )
     try:
         collector.start(stop=stop)
         stop.wait(seconds + TICK_SECONDS)  # the first profiling values come with the second tick
-        complete = snapshots.copy()  # without the one that `stop` cuts off
+        complete = watched.taken.copy()  # without the one that `stop` cuts off
     finally:
         clean = collector.stop()
-    scrapes = in_order([as_scrape(snapshot) for snapshot in complete])
+    scrapes = in_order(complete)
     # Until GPM has two samples there are no profiling values, and integrals stand still as if the GPU were idle.
     with_profiling = (
         place
@@ -74,6 +76,14 @@ def of_source(
         if any(sample.name == GR_ENGINE_ACTIVE.name for sample in scrape.samples)
     )
     return scrapes[next(with_profiling, 0) :], clean
+
+
+def watchable(seconds: float) -> None:
+    """Raise GpuExporterError if this is too long to watch GPUs or an exporter; a Prometheus looks back further."""
+    if seconds > LONGEST_SECONDS:
+        raise GpuExporterError(
+            "--for is too long; use at most 1h, or --url of a Prometheus, which can look back further"
+        )
 
 
 def in_order(scrapes: Sequence[Scrape]) -> list[Scrape]:
@@ -86,6 +96,7 @@ def of_url(remote: Remote, seconds: float | None, stop: threading.Event) -> list
     """Scrape an exporter for `seconds`, or query a Prometheus for its last `seconds`. Raises GpuExporterError."""
     if prometheus.is_prometheus(remote):
         return prometheus.scrapes(remote, FAMILIES, seconds or LAST_SECONDS)
+    watchable(seconds or WATCH_SECONDS)
     scrapes = [_scraped(remote)]
     end = time.monotonic() + (seconds or WATCH_SECONDS)
     while time.monotonic() < end and not stop.wait(TICK_SECONDS):

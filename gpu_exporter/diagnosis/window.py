@@ -17,6 +17,7 @@ from gpu_exporter.catalogue.signals import SIGNALS
 from gpu_exporter.catalogue.workloads import owner
 from gpu_exporter.diagnosis.scrape import DeviceKey, Scrape, ScrapedSample, key_of, plausible
 from gpu_exporter.diagnosis.signal_reader import reader
+from gpu_exporter.model.gpu import Series
 from gpu_exporter.model.snapshot import Snapshot
 
 # How the key of a GPU begins that was never identified; a UUID begins with `GPU-`.
@@ -81,15 +82,33 @@ class Window:
         return ranks
 
 
+class Scrapes:
+    """Makes scrapes of snapshots as they come. Labels and unchanged samples are the same objects in all of them."""
+
+    def __init__(self) -> None:
+        self.taken: list[Scrape] = []
+        self._latest: dict[Series, ScrapedSample] = {}
+
+    def take(self, snapshot: Snapshot) -> None:
+        """Add a snapshot as a scrape of it would look."""
+        latest = {series: self._sample(series, value) for series, value in snapshot.samples}
+        self._latest = latest
+        self.taken.append(Scrape(snapshot.at, tuple(latest.values())))
+
+    def _sample(self, series: Series, value: float) -> ScrapedSample:
+        before = self._latest.get(series)
+        if before is None:
+            gpu = series.gpu
+            identity = {} if gpu is None else {"gpu": str(gpu.index), "UUID": gpu.uuid, "modelName": gpu.model}
+            return ScrapedSample(series.name, {**identity, **dict(series.metric.labels), **dict(series.labels)}, value)
+        return before if before.value == value else before._replace(value=value)
+
+
 def as_scrape(snapshot: Snapshot) -> Scrape:
     """Return a snapshot as a scrape of it would look."""
-    samples = []
-    identity: Mapping[str, str]
-    for series, value in snapshot.samples:
-        metric, gpu, labels = series.metric, series.gpu, series.labels
-        identity = {} if gpu is None else {"gpu": str(gpu.index), "UUID": gpu.uuid, "modelName": gpu.model}
-        samples.append(ScrapedSample(series.name, {**identity, **dict(metric.labels), **dict(labels)}, value))
-    return Scrape(snapshot.at, samples)
+    scrapes = Scrapes()
+    scrapes.take(snapshot)
+    return scrapes.taken[0]
 
 
 def seen(scrapes: Iterable[Scrape], limits: Limits, *, job: str = "") -> Window:

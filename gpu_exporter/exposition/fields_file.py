@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 from gpu_exporter.catalogue.dcgm_exporter.fields import DcgmField, DcgmFields, load
 from gpu_exporter.catalogue.dcgm_exporter.names import RENAMED
-from gpu_exporter.catalogue.metrics import METRICS, histograms, selected
+from gpu_exporter.catalogue.metrics import FB_RESERVED, FB_TOTAL, GPU_COUNT, METRICS, histograms, selected
 from gpu_exporter.catalogue.selection import Family, Selection, ValueLabel, catalogue
 from gpu_exporter.inputs import nearest
 from gpu_exporter.model.errors import GpuExporterError
-from gpu_exporter.model.metric import EntityKind, Kind, Metric, MetricSet, Schema
+from gpu_exporter.model.metric import EntityKind, Kind, Metric, MetricSet, Pace, Schema
 
 TYPES = ("gauge", "counter", "histogram", "summary", "label")
 # The most warnings about one file. A file in another format would cause one for each row.
@@ -59,6 +59,8 @@ LABELS = {
 LOWEST, HIGHEST = -float(2**63), float(2**63 - 1)
 BY_NAME = {row.name: row for row in reversed(METRICS)}
 ROWS = frozenset(METRICS)
+# Rows that are read at each collection, together with others, but do not change.
+CONSTANT = frozenset({FB_TOTAL, FB_RESERVED, GPU_COUNT})
 BY_FIELD = {row.dcgm: row for row in METRICS if row.classic and row.dcgm is not None}
 MODERN = {new: (BY_NAME[old], factor) for old, (new, factor) in RENAMED.items() if old in BY_NAME}
 
@@ -241,6 +243,7 @@ class FieldsFile:
             chosen.metrics.append(metric)
             whole = dcgm.type == "int" and factor >= 1.0
             chosen.value_labels.append(ValueLabel(row.name, metric, factor, whole))
+            return _label_problem(row, metric)
         return ""
 
     def _dynamic(self, dcgm: DcgmField | None, row: FieldRow) -> Metric | None:
@@ -263,6 +266,23 @@ class FieldsFile:
                 rate=float("inf"),  # the file may call anything a counter
             )
         return self._made[dcgm.id, kind]
+
+
+def _label_problem(row: FieldRow, metric: Metric) -> str:
+    """Return why a value is a poor label; such a row is honoured all the same, as dcgm-exporter does."""
+    problems = []
+    if _is_changing(metric):
+        problems.append("as a label, a value that changes makes every classic series of the GPU new at each change")
+    if metric.per_instance:
+        problems.append("a GPU in MIG mode has this value only per instance, so its series lack this label")
+    return f"{row.name}: {'; '.join(problems)}; use type gauge or counter" if problems else ""
+
+
+def _is_changing(metric: Metric) -> bool:
+    """Return whether a row of the catalogue may have another value at each collection."""
+    if metric not in ROWS or metric in CONSTANT:
+        return False
+    return metric.kind is Kind.COUNTER or metric.pace is Pace.FAST
 
 
 def _modern(row: FieldRow, metric: Metric) -> tuple[FieldRow, float]:

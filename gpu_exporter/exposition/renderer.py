@@ -12,8 +12,8 @@ from gpu_exporter.catalogue.selection import Selection, everything
 from gpu_exporter.config import Config
 from gpu_exporter.exposition.labels import NODE_LABEL, labels_of
 from gpu_exporter.exposition.pages import Page
-from gpu_exporter.model.gpu import Gpu, Sample, Series
-from gpu_exporter.model.metric import EntityKind, Labels
+from gpu_exporter.model.gpu import Gpu, Series
+from gpu_exporter.model.metric import EntityKind, Labels, Metric
 from gpu_exporter.model.snapshot import OwnerLabels, Snapshot
 from gpu_exporter.model.source import Source
 
@@ -91,7 +91,7 @@ class Renderer:
         """Render a snapshot and the metrics of the process, as prometheus_client collects them."""
         by_name: dict[str, list[bytes]] = {name: [] for name in self._headers}
         if self._selection.value_labels:
-            self._relabel(snapshot.samples)
+            self._relabel(snapshot)
         lines, converters, style = self._lines, self._converters, self._style
         filtered = style.parts != "f"
         self._forget_moved(snapshot.owner_labels)
@@ -121,22 +121,30 @@ class Renderer:
             for series in moved:
                 del self._lines[series]
 
-    def _relabel(self, samples: Iterable[Sample]) -> None:
-        """Take the values that are labels, and forget the lines of the GPUs for which they have changed."""
-        rows = self._selection.value_labels
+    def _relabel(self, snapshot: Snapshot) -> None:
+        """Take the values that are labels, and forget the lines of the GPUs for which they have changed.
+
+        A value that is missing keeps its last text while the GPU is listed: one failed read would otherwise change the
+        identity of all classic series of the GPU.
+        """
+        rows, before = self._selection.value_labels, self._value_labels
         metrics = {row.metric for row in rows}
-        values = {
-            (s.series.metric, s.series.gpu): s.value
-            for s in samples
-            if s.series.metric in metrics and not s.series.labels
-        }
-        before, now = self._value_labels, {}
-        for gpu in {gpu for _, gpu in values}:
-            known = [(row, values[row.metric, gpu]) for row in rows if (row.metric, gpu) in values]
-            now[gpu] = tuple((row.name, row.text(value)) for row, value in known)
+        listed: set[Gpu | None] = {status.gpu for status in snapshot.gpus}
+        values: dict[tuple[Metric, Gpu | None], float] = {}
+        for series, value in snapshot.samples:
+            listed.add(series.gpu)
+            if series.metric in metrics and not series.labels:
+                values[series.metric, series.gpu] = value
+        now: dict[Gpu | None, Labels] = {}
+        for gpu in listed:
+            texts = dict(before.get(gpu, ()))
+            texts |= {row.name: row.text(values[row.metric, gpu]) for row in rows if (row.metric, gpu) in values}
+            now[gpu] = tuple((row.name, texts[row.name]) for row in rows if row.name in texts)
         self._value_labels = now
-        for series in [series for series in self._lines if before.get(series.gpu) != now.get(series.gpu)]:
-            del self._lines[series]
+        changed = {gpu for gpu in (before.keys() | now.keys()) if before.get(gpu, ()) != now.get(gpu, ())}
+        if changed:
+            for series in [series for series in self._lines if series.gpu in changed and series.metric.classic]:
+                del self._lines[series]
 
     def _label_rows(self, gpu: Gpu) -> Labels:
         return (*self._selection.label_rows(gpu), *self._value_labels.get(gpu, ()))

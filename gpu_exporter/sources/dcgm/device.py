@@ -206,7 +206,11 @@ class DcgmDevice:
         values: dict[Series, float] = {}
         failed: dict[Series, str] = {}
         spans: dict[Series, float] = {}
-        self._read_plain(table.answers, paces, now, values, failed)
+        computed = self._profiling.computed_sums(self._plan.plain, table.answers, now)
+        ended |= computed & self._answered
+        self._answered -= computed
+        due = [query for query in self._plan.plain if query.pace in paces and query.series not in computed]
+        self._read_plain(table.answers, due, now, values, failed)
         if Pace.FAST in paces:
             self._profiling.read(table.answers, now, values, spans, failed)
         values.update(self._constants)
@@ -220,13 +224,12 @@ class DcgmDevice:
     def _read_plain(
         self,
         answers: Mapping[tuple[Entity, int], Answer],
-        paces: frozenset[Pace],
+        due: Sequence[FieldQuery],
         now: float,
         values: dict[Series, float],
         failed: dict[Series, str],
     ) -> None:
-        """Fill in the values of all fields but profiling. Raises GpuLost if none has a value, or a new sample."""
-        due = [query for query in self._plan.plain if query.pace in paces]
+        """Fill in the values of fields other than profiling. Raises GpuLost if none has a value, or a new sample."""
         fast = [query for query in due if query.pace is Pace.FAST and query.entity == self._board]
         # Others may be blank on a GPU that works.
         board = [query for query in fast if query.series.metric.nvml is not None]

@@ -18,6 +18,8 @@ SAMPLED_SECONDS = {Pace.SLOW: 7.5, Pace.RARE: 30.0, Pace.STATIC: 600.0}
 PROFILING = (range(1001, 1100), range(1532, 1534))
 # Metrics that separate calls read, not fields.
 BY_CALL = (m.NVLINK_COUNT, m.NVLINK_UP, m.MIG_DEVICE, m.INSTANCE_SLICES, m.EXP_HEALTH, m.EXP_P2P)
+# Fields that DCGM 3.3 to 4.6 never answers (PCIe throughput); NVML's call for them busy-waits for 20 ms.
+NEVER_ANSWERED = frozenset({200, 201})
 FABRIC_KNOWN = range(1, 5)
 # Fields that DCGM leaves at 0 if the driver has no value: it checks the return code of the call, not the field's own
 # (DcgmCacheManager.cpp of 4.6.0, seen on injected GPUs). Neither memory at 0 degrees nor a board at 0 W answers.
@@ -127,7 +129,7 @@ def plan(
     for metric in wanted:
         if metric in BY_CALL or metric.entity in m.NON_GPU_ENTITIES:
             continue
-        if metric.dcgm is None:
+        if metric.dcgm is None or metric.dcgm in NEVER_ANSWERED:
             unsupported[metric] = "no_field"
             continue
         places: list[tuple[Entity, Labels]]

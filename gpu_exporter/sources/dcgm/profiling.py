@@ -112,6 +112,19 @@ class Profiling:
                 reasons[metric] = reason or "no_value"
         return reasons
 
+    def computed_sums(
+        self, queries: Sequence[FieldQuery], answers: Mapping[tuple[Entity, int], Answer], now: float
+    ) -> set[Series]:
+        """Return the sums that are computed from their parts, because these have values or are only paused.
+
+        DCGM's own value of a sum has another window than the parts, and so than HELP says.
+        """
+        unsupported = self.unsupported(answers, now)
+        known = {query.series.metric for query in self.queries} | self.refused.keys()
+        parts = {metric for metric in known if unsupported.get(metric, "paused") == "paused"}
+        sums = (query.series for query in queries if query.series.metric.sum_of)
+        return {series for series in sums if parts.issuperset(series.metric.sum_of)}
+
     def resume(self, before: Profiling) -> None:
         """Continue where an earlier state ended, so that no sample counts twice."""
         for query in self.queries:

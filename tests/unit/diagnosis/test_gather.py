@@ -21,10 +21,15 @@ from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.cli import diagnose as diagnose_command
 from gpu_exporter.cli.diagnose import Request, diagnosis
 from gpu_exporter.config import Config
-from gpu_exporter.diagnosis.gather import RecordedScrapes, in_order
+from gpu_exporter.diagnosis import prometheus
+from gpu_exporter.diagnosis.gather import LONGEST_SECONDS, RecordedScrapes, in_order, of_url
+from gpu_exporter.diagnosis.remote import Remote
 from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample
 from gpu_exporter.diagnosis.signal_reader import KEPT_SECONDS
-from gpu_exporter.diagnosis.window import seen
+from gpu_exporter.diagnosis.window import Scrapes, seen
+from gpu_exporter.model.errors import GpuExporterError
+from gpu_exporter.model.gpu import Gpu, Sample, Series
+from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.sources.recording import format as recording_format
 from gpu_exporter.sources.recording.lines import lines
 
@@ -74,6 +79,28 @@ def test_memory_does_not_hold_all_samples(tmp_path: Path) -> None:
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak / ticks < 15_000
+
+
+def test_scrapes_share_what_does_not_change() -> None:
+    """An hour of snapshots of 8 GPUs would otherwise take gigabytes."""
+    gpu, scrapes = Gpu(0, "GPU-0"), Scrapes()
+    power, limit, ended = Series(m.POWER, gpu), Series(m.POWER_LIMIT, gpu), Series(m.UP, gpu)
+    scrapes.take(Snapshot(1.0, "", (Sample(power, 1.0), Sample(limit, 700.0), Sample(ended, 1.0))))
+    scrapes.take(Snapshot(2.0, "", (Sample(power, 2.0), Sample(limit, 700.0))))
+
+    before, after = scrapes.taken
+    assert [sample.value for sample in after.samples] == [2.0, 700.0]
+    assert before.samples[0].value == 1.0
+    assert after.samples[0].labels is before.samples[0].labels
+    assert after.samples[1] is before.samples[1]
+
+
+def test_watching_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line that names the flag; a Prometheus may be asked for more."""
+    monkeypatch.setattr(prometheus, "is_prometheus", lambda remote: False)
+    stop = threading.Event()
+    with pytest.raises(GpuExporterError, match="--for is too long; use at most 1h"):
+        of_url(Remote("http://127.0.0.1:1"), LONGEST_SECONDS + 1, stop)
 
 
 @pytest.mark.parametrize("ticks", [[(1001.0, 0), (1003.0, 0), (1002.0, 0)], [(1001.0, 0), (1001.0, 0)]])

@@ -213,13 +213,36 @@ def test_every_commented_row_of_the_shipped_lists_can_be_switched_on() -> None:
 )
 def test_a_number_may_be_a_label(name: str, metric: Metric, value: float, text: str) -> None:
     """It is read and not exposed. Its text is what Go prints for an integer or a double."""
-    selection, said = read(f"{TEMP}\n{name}, label, x")
+    selection, _ = read(f"{TEMP}\n{name}, label, x")
     (label,) = selection.value_labels
 
-    assert said == []
     assert (label.name, label.metric, label.text(value)) == (name, metric, text)
     assert metric in selection.read_rows
     assert list(classic(selection)) == ["DCGM_FI_DEV_GPU_TEMP"]
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "per_instance"),
+    [
+        ("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", True, False),
+        ("DCGM_FI_DEV_GPU_UTIL_RATIO", True, False),
+        ("DCGM_FI_PROF_SM_ACTIVE", True, True),
+        ("DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL", True, False),
+        ("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", True, False),
+        ("DCGM_FI_DEV_FB_TOTAL", False, True),
+        ("DCGM_FI_DEV_MIG_MODE", False, False),
+        ("DCGM_FI_DEV_COUNT", False, False),
+        ("DCGM_FI_DEV_ENFORCED_POWER_LIMIT", False, False),
+    ],
+)
+def test_a_poor_label_is_honoured_with_a_warning(name: str, changes: bool, per_instance: bool) -> None:
+    """A value that changes makes new series all the time; in MIG mode, values of instances are no labels."""
+    selection, said = read(f"{TEMP}\n{name}, label, x")
+
+    assert [label.name for label in selection.value_labels] == [name]
+    assert len(said) == (changes or per_instance)
+    assert all(text.startswith(f"f.csv, line 2: {name}: ") for text in said)
+    assert ("every classic series" in "".join(said), "MIG mode" in "".join(said)) == (changes, per_instance)
 
 
 def test_a_number_that_only_dcgm_has_may_be_a_label() -> None:

@@ -4,6 +4,7 @@ import gzip
 import string
 from dataclasses import replace
 from itertools import groupby
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
@@ -17,7 +18,7 @@ from gpu_exporter.exposition.pages import Page, Pages, Variant
 from gpu_exporter.exposition.renderer import Renderer, Style, number
 from gpu_exporter.model.gpu import Gpu, Sample, Series
 from gpu_exporter.model.metric import EntityKind, Kind, Metric
-from gpu_exporter.model.snapshot import Snapshot
+from gpu_exporter.model.snapshot import GpuStatus, Snapshot
 
 FORMATS = TEXT, OPENMETRICS = Variant(False, False), Variant(True, False)
 READABLE = [row for row in m.METRICS if (row.nvml or row.integral_of) and not row.edges]
@@ -133,8 +134,40 @@ def test_values_as_labels_follow_the_values() -> None:
 
     assert states(0, 8) == ["0", "8"]
     assert states(2, 8) == ["2", "8"]
-    assert states(2, None) == ["2", None]
     assert states(2, 0) == ["2", "0"]
+
+
+def test_a_missed_read_keeps_the_label() -> None:
+    """Without it, all classic series of the GPU would be new ones. It ends with the GPU."""
+    shown = Selection((), {m.POWER.name: own_family(m.POWER)}, labels=(), value_labels=(ValueLabel("s", m.PSTATE),))
+    renderer, gpu = Renderer("n", (), shown), Gpu(0, "GPU-0")
+    power, state = Sample(Series(m.POWER, gpu), 1.0), Sample(Series(m.PSTATE, gpu), 2.0)
+
+    def label(*samples: Sample, listed: bool = True) -> list[str | None]:
+        status = (GpuStatus(gpu, up=True),) if listed else ()
+        found = parsed(renderer.render(Snapshot(0, "", samples, status)), TEXT)
+        return [dict(labels).get("s") for _, labels, _ in found]
+
+    assert [label(power, state), label(power), label(), label(power)] == [["2"], ["2"], [], ["2"]]
+    label(listed=False)
+    assert label(power) == [None]
+
+
+def test_series_without_labels_of_values_stay_cached() -> None:
+    """A new text changes the lines of classic families only."""
+    shown = Selection((), {m.UP.name: own_family(m.UP), m.POWER.name: own_family(m.POWER)}, labels=())
+    renderer, gpu = Renderer("n", (), replace(shown, value_labels=(ValueLabel("s", m.PSTATE),))), Gpu(0, "GPU-0")
+    up, power, state = Series(m.UP, gpu), Series(m.POWER, gpu), Series(m.PSTATE, gpu)
+    prefixes: list[Series] = []
+
+    def prefix(series: Series) -> bytes:
+        prefixes.append(series)
+        return b"x"
+
+    with patch.object(renderer, "_prefix", prefix):
+        for value in (0.0, 1.0):
+            renderer.render(Snapshot(0, "", (Sample(up, 1.0), Sample(power, 1.0), Sample(state, value))))
+    assert prefixes == [up, power, power]
 
 
 def test_common_labels_are_on_every_series() -> None:

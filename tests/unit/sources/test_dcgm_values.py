@@ -109,6 +109,30 @@ def test_a_plan_in_mig_mode() -> None:
     assert alone.series == set()
 
 
+def test_a_sum_is_dcgms_own_only_without_its_parts() -> None:
+    """Its window differs from that of the parts; a pause of these ends, so it is no reason to use it."""
+    rows = [m.NVLINK_TX, m.NVLINK_RX, m.NVLINK_BOTH]
+    asked = plan(_series, gpu(0), rows, {}, {}, mig=False)
+    (own,) = asked.plain
+
+    def computed(reason: str) -> bool:
+        profiling = Profiling(asked.profiling, 1.0, 0.0, {})
+        if reason:
+            profiling.refuse([gpu(0)], 1011, reason)
+        return own.series in profiling.computed_sums(asked.plain, {}, 0.0)
+
+    assert [computed(reason) for reason in ("", "paused", "not_supported")] == [True, True, False]
+    alone = plan(_series, gpu(0), [m.NVLINK_BOTH], {}, {}, mig=False)
+    assert Profiling((), 1.0, 0.0, {}).computed_sums(alone.plain, {}, 0.0) == set()
+
+
+def test_pcie_throughput_is_never_asked_of_dcgm() -> None:
+    """DCGM never answers, and the driver's call busy-waits."""
+    asked = plan(_series, gpu(0), [m.PCIE_TX, m.PCIE_TX_KB, m.PCIE_RX_KB], {}, {}, mig=False)
+    assert asked.plain == ()
+    assert asked.unsupported == {m.PCIE_TX_KB: "no_field", m.PCIE_RX_KB: "no_field"}
+
+
 Read = tuple[dict[Series, float], dict[Series, float], dict[Series, str]]
 
 
