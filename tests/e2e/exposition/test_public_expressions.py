@@ -17,6 +17,7 @@ from tests.support.owners import POWER, UUID
 from tests.support.public_expressions import Answer, Pages, Reason, expressions, labels_by_name, table
 
 PAGE = ROOT / "docs" / "migration.md"
+CORRECT_TEXT = "fix: correct the number in the text of docs/migration.md"
 BEGIN, END = "<!-- begin of the table by source -->\n", "<!-- end of the table by source -->\n"
 # The labels that dcgm-exporter 4.8.2 puts on its series. All others come from Prometheus or another exporter.
 DCGM_EXPORTER_LABELS = {
@@ -120,6 +121,5 @@ def test_the_numbers_in_the_text_are_those_of_the_table() -> None:
     total, *_, missing = map(int, re.findall(r"\d+", row))
     renamed = sum(not RENAMED.keys().isdisjoint(map(str.upper, each.metrics)) for each in expressions())
 
-    fix = "fix: correct the number in the text of docs/migration.md"
-    assert f"{total - missing} of {total} expressions" in text, fix
-    assert f"{renamed} of the {total} public expressions" in text, fix
+    assert f"{total - missing} of {total} expressions" in text, CORRECT_TEXT
+    assert f"{renamed} of the {total} public expressions" in text, CORRECT_TEXT

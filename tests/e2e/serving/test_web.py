@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import bcrypt
@@ -326,14 +327,14 @@ def test_flood_of_wrong_passwords(serve: Serve, pki: Pki) -> None:
         raise AssertionError("never got in")
 
     def scrape() -> float:
-        """Return the slowest scrape of a client that was verified before."""
-        slowest = 0.0
+        """Return how long a scrape of a client takes that was verified before."""
+        took = []
         while not flooded.is_set():
             start = time.monotonic()
             assert exporter.get("/metrics", verified)[0].status == 200
-            slowest = max(slowest, time.monotonic() - start)
+            took.append(time.monotonic() - start)
             time.sleep(0.05)
-        return slowest
+        return median(took)
 
     with ThreadPoolExecutor(12) as pool:
         scraper, insister = pool.submit(scrape), pool.submit(insist)
