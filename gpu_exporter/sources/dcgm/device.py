@@ -65,8 +65,7 @@ class DcgmDevice:
         """Attach a GPU by its index and DCGM's number. Only on the source's thread. Raises GpuLost, SourceLost."""
         self.xids_since: float | None = None
         self._context, self._session, self._metrics = context, session, metrics
-        self._number, self._board = number, gpu(number)
-        self._interval = context.interval
+        self._number, self._board, self._interval = number, gpu(number), context.interval
         self._series: dict[tuple[Metric, Labels], Series] = {}
         self._answered: set[Series] = set()
         self._watches: list[Watch] = []
@@ -74,8 +73,7 @@ class DcgmDevice:
         self._refused: dict[Metric, str] = {}
         self._constants: dict[Series, float] = {}
         self._paused: Series | None = None
-        self._stamp, self._stamped_at = 0, time.monotonic()
-        self._layout_at = time.monotonic()
+        self._stamp, self._stamped_at, self._layout_at = 0, time.monotonic(), time.monotonic()
         self._read_once = False
         self._xids: deque[XidEvent] = deque(maxlen=MOST_XIDS)
         self._health_and_peers = HealthAndPeers(self._series_of, metrics)
@@ -231,8 +229,7 @@ class DcgmDevice:
     ) -> None:
         """Fill in the values of fields other than profiling. Raises GpuLost if none has a value, or a new sample."""
         fast = [query for query in due if query.pace is Pace.FAST and query.entity == self._board]
-        # Others may be blank on a GPU that works.
-        board = [query for query in fast if query.series.metric.nvml is not None]
+        board = [query for query in fast if query.series.metric.nvml is not None]  # others may be blank on a good GPU
         stamps = [answers[query.key].stamp for query in board if query.key in answers]
         for query in due:
             answer = answers.get(query.key)
