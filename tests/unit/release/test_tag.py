@@ -16,6 +16,8 @@ from gpu_exporter.version import __version__
 from release import tag
 from tests import ROOT
 
+pytestmark = pytest.mark.slow
+
 FIX = "fix: write the section of this version in CHANGELOG.md, with the heading that release/tag.py expects"
 NAMES = {
     "REPOSITORY": "https://git.invalid/Some-Owner/Exporter",

@@ -14,6 +14,8 @@ from gpu_exporter.cli.bundle import bundle_command
 from gpu_exporter.render import bundle
 from tests import ROOT
 
+pytestmark = pytest.mark.slow
+
 
 def run(*arguments: object) -> Result:
     """Return the result of the command."""

@@ -12,6 +12,8 @@ from tests.support.chart import Object, objects
 from tests.support.chart_effects import ABSENT, EFFECTS, at, nested
 from tests.unit.render import test_chart_rules as rules
 
+pytestmark = pytest.mark.slow
+
 # Values, or the beginning of their paths, whose effect another test shows.
 SHOWN_BY: Mapping[str, Callable[..., None]] = {
     "prometheusRule.limits.": rules.test_every_limit_is_in_the_rules,

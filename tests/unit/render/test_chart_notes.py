@@ -6,6 +6,8 @@ import pytest
 
 from tests.support.chart import SETS, beyond_restricted, made, objects, only, pod, texts
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("name", "said", "unsaid"),

@@ -11,6 +11,8 @@ import yaml
 from tests.support.chart import HASH, SETS, USER, exporter, kind, made, objects, only, pod, texts
 from tests.support.chart_effects import nested
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("name", SETS)
 def test_it_never_takes_a_gpu(name: str) -> None:

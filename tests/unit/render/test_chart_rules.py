@@ -18,6 +18,8 @@ from gpu_exporter.render.rules import allocation, rules
 from tests.support import chart
 from tests.support.chart import CHART, SETS, objects, only
 
+pytestmark = pytest.mark.slow
+
 GENERATE = "fix: run `make generate`"
 
 ROOT = CHART.parent.parent

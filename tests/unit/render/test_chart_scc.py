@@ -9,6 +9,8 @@ import pytest
 
 from tests.support.chart import NAME, NAMESPACE, SETS, Object, Values, exporter, kind, made, objects, only, pod
 
+pytestmark = pytest.mark.slow
+
 OWN: Mapping[str, Values] = {
     "own-user": {
         "podSecurityContext": {"runAsUser": 7, "supplementalGroups": [8, 9]},
