@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import ssl
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import click
 from gpu_exporter.catalogue.dcgm_exporter.flags import FLAGS as DCGM_EXPORTER_FLAGS
 from gpu_exporter.catalogue.dcgm_exporter.flags import translate
 from gpu_exporter.cli.options import Command
-from gpu_exporter.config import ENV_PREFIX
+from gpu_exporter.config import ENV_PREFIX, Config, flag
 from gpu_exporter.file_access import FileWorker, read
 from gpu_exporter.inputs import MAX_FILE_BYTES, Address
 from gpu_exporter.model.errors import GpuExporterError
@@ -21,7 +22,7 @@ from gpu_exporter.serving.greeting import base_url
 from gpu_exporter.serving.security.web_config import parse
 
 SETTINGS = ("address", "web_config_file")
-FLAGS = ("--address", "--web.config.file")
+FLAGS = tuple(f"--{flag(setting)}" for setting in fields(Config) if setting.name in SETTINGS)
 LEAF = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 
 

@@ -1,7 +1,7 @@
 """Metrics that are sums of others, such as the NVLink traffic in both directions.
 
 They are computed from the samples of a page, so they have the same window as their parts and cost no driver call. DCGM
-has fields for some of them: a value that the source has read is kept.
+has fields for some of them. Where it lacks the parts, the value that it read for the sum is kept.
 """
 
 from __future__ import annotations

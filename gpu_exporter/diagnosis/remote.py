@@ -43,13 +43,18 @@ class _OtherCertificate(OSError):
     """The server has another certificate than the one that is accepted."""
 
 
+def unverified_tls() -> ssl.SSLContext:
+    """Return a TLS context that verifies nothing: compare the certificate, or send no secret."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
 class _Pinned(HTTPSConnection):
     """A connection to a server that has exactly this certificate (DER)."""
 
     def __init__(self, host: str, port: int | None, certificate: bytes, timeout: float) -> None:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        super().__init__(host, port, timeout=timeout, context=context)
+        super().__init__(host, port, timeout=timeout, context=unverified_tls())
         self._certificate = certificate
 
     def connect(self) -> None:
@@ -86,7 +91,8 @@ class _Refusal:
 class Remote:
     """A running exporter or Prometheus, and the credentials: a token, or a user with a password.
 
-    `certificate` (DER) is the only one that is accepted, if it is set, whoever issued it and whatever it names.
+    If `certificate` (DER) is set, only a server with exactly this certificate is accepted; issuer and names do not
+    matter.
     """
 
     url: str

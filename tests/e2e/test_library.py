@@ -71,51 +71,45 @@ def test_frozen_and_selected(tmp_path: Path) -> None:
     assert found[3] > 200
 
 
-def test_in_a_forked_child(driver: FakeDriver) -> None:
-    """The child of a fork has no threads of its parent, so it starts its own loop."""
-    found = program(
+def after_fork(driver: FakeDriver, parent: str, child: str) -> int:
+    """Return the exit code of a process that is forked after some lines of its parent, and runs its own lines."""
+    lines = "".join(f"    {line}\n" for line in child.splitlines())
+    code = program(
         driver,
-        "import gpu_exporter, json, os, sys, time\n"
-        "gpu_exporter.read()\n"
-        "child = os.fork()\n"
-        "if not child:\n"
-        "    before = gpu_exporter.read()[0].at; time.sleep(1.5)\n"
-        "    os._exit(0 if gpu_exporter.read()[0].at > before else 1)\n"
+        f"import gpu_exporter, json, os, signal, sys, threading, time\n{parent}\n"
+        f"child = os.fork()\nif not child:\n{lines}"
         "print(json.dumps(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])))\n",
     )
-    assert found == 0
+    assert isinstance(code, int)
+    return code
+
+
+def test_in_a_forked_child(driver: FakeDriver) -> None:
+    """The child of a fork has no threads of its parent, so it starts its own loop."""
+    child = """
+before = gpu_exporter.read()[0].at
+signal.alarm(60)
+while gpu_exporter.read()[0].at <= before: time.sleep(0.05)
+os._exit(0)
+"""
+    assert after_fork(driver, "gpu_exporter.read()", child) == 0
 
 
 def test_a_fork_during_the_first_read(driver: FakeDriver) -> None:
     """The lock that another thread of the parent holds does not block the child, for example a data loader's."""
-    found = program(
-        driver,
-        "import gpu_exporter, json, os, signal, threading, time\n"
-        "from gpu_exporter import library\n"
-        "threading.Thread(target=library.ONE_AT_A_TIME.acquire).start()\n"
-        "while not library.ONE_AT_A_TIME.locked(): time.sleep(0.01)\n"
-        "child = os.fork()\n"
-        "if not child:\n"
-        "    signal.alarm(20); os._exit(0 if gpu_exporter.read()[0].up else 1)\n"
-        "print(json.dumps(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])))\n",
-    )
-    assert found == 0
+    parent = """
+from gpu_exporter import library
+holder = threading.Thread(target=library.ONE_AT_A_TIME.acquire)
+holder.start()
+holder.join()
+"""
+    assert after_fork(driver, parent, "signal.alarm(60)\nos._exit(0 if gpu_exporter.read()[0].up else 1)") == 0
 
 
 def test_the_end_of_a_forked_child(driver: FakeDriver) -> None:
     """A child that exits as programs do leaves the loop of its parent alone."""
-    found = program(
-        driver,
-        "import gpu_exporter, json, os, sys\n"
-        "from gpu_exporter.collection.collector import Collector\n"
-        "gpu_exporter.read()\n"
-        "child = os.fork()\n"
-        "if not child:\n"
-        "    Collector.stop = lambda collector: os._exit(7)\n"
-        "    sys.exit(0)\n"
-        "print(json.dumps(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])))\n",
-    )
-    assert found == 0
+    parent = "from gpu_exporter.collection.collector import Collector\ngpu_exporter.read()"
+    assert after_fork(driver, parent, "Collector.stop = lambda collector: os._exit(7)\nsys.exit(0)") == 0
 
 
 def test_a_lost_gpu_is_down_and_no_gpu_is_an_error(driver: FakeDriver, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from gpu_exporter.diagnosis.doctor.machine import ROOT, read
+from gpu_exporter.diagnosis.remote import unverified_tls
 from gpu_exporter.inputs import Address
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.finding import Finding, Level
@@ -66,14 +67,7 @@ def fetch(address: Address, certificate: bytes = b"") -> str:
     page = _exchange(address, end)
     if any(mark in page for mark, _ in EXPORTERS[:-2]) or time.monotonic() > end:
         return page
-    return _exchange(address, end, _any_certificate(), certificate) or page
-
-
-def _any_certificate() -> ssl.SSLContext:
-    """Return a TLS context that verifies nothing: no secret is sent."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    return context
+    return _exchange(address, end, unverified_tls(), certificate) or page
 
 
 def _exchange(address: Address, end: float, tls: ssl.SSLContext | None = None, certificate: bytes = b"") -> str:
