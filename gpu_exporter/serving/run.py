@@ -79,7 +79,9 @@ def run(
     threading.Thread(target=guard.run, args=(stop,), name="web-config", daemon=True).start()
     server = Server(config.address, [node.endpoint for node in nodes], guard, lifecycle, sockets, admission)
     with token or nullcontext():  # after binding the port, so a second exporter does not replace the token
-        return _serve(nodes, server, config, stop, tls=guard.context is not None)
+        _serve(nodes, server, config, stop, tls=guard.context is not None)
+    # Without the token's file: a driver call that hangs here ends with the process.
+    return all(node.stop() for node in nodes)
 
 
 def _warn_of_unreadable(source: Source, selection: Selection) -> None:
@@ -93,7 +95,7 @@ def _warn_of_unreadable(source: Source, selection: Selection) -> None:
         log.warning("source %s cannot read %s; use --source dcgm", source.name, ", ".join(unreadable))
 
 
-def _serve(nodes: Sequence[Node], server: Server, config: Config, stop: threading.Event, *, tls: bool) -> bool:
+def _serve(nodes: Sequence[Node], server: Server, config: Config, stop: threading.Event, *, tls: bool) -> None:
     for node in nodes:
         node.start(stop)
         if len(nodes) > 1:  # so that the nodes do not all collect at once
@@ -121,4 +123,3 @@ def _serve(nodes: Sequence[Node], server: Server, config: Config, stop: threadin
     server.stop()
     for node in nodes:
         node.begin_to_stop()
-    return all(node.stop() for node in nodes)

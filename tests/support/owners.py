@@ -22,6 +22,11 @@ def owner(page: Page, uuid: str, name: str = POWER, **labels: str) -> tuple[str,
     return tuple(found[0][label] for label in OWNER)
 
 
+def owned(uuid: str, pod: str) -> Callable[[Page], bool]:
+    """Return a condition: the GPU's series exists, which a busy machine may delay, and has the label of this pod."""
+    return lambda page: any(n == POWER and have["UUID"] == uuid and have["pod"] == pod for n, have, _ in page.samples)
+
+
 def rows(page: Page, name: str = "gpu_pod_info", uuid: str | None = None) -> list[dict[str, str]]:
     """Return the labels of the series of this name, without those that every GPU has."""
     found = [labels for n, labels, _ in page.samples if n == name and uuid in (None, labels.get("UUID"))]

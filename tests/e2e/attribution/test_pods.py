@@ -14,7 +14,7 @@ from tests.conftest import Exporter, Page, Serve, run
 from tests.support.fakes.driver import FakeDriver, identity
 from tests.support.fakes.hostengine import FakeHostengine
 from tests.support.fakes.kubelet import FakeKubelet, Given, given, pod
-from tests.support.owners import MIG, POWER, USED, UUID, owner, rows, up
+from tests.support.owners import MIG, POWER, USED, UUID, owned, owner, rows, up
 
 
 def attributed(serve: Serve, driver: FakeDriver, kubelet: FakeKubelet, *arguments: str) -> Exporter:
@@ -68,7 +68,7 @@ def test_owners_come_and_go(serve: Serve, node: FakeDriver, kubelet: FakeKubelet
     """Classic labels follow at once, on every series of the device. `gpu_*` families have none."""
     kubelet.pods = [given("first", UUID[0])]
     exporter = attributed(serve, node, kubelet)
-    page = exporter.until(lambda page: owner(page, UUID[0])[1] == "first")
+    page = exporter.until(owned(UUID[0], "first"))
     classic = [labels for name, labels, _ in page.samples if name.startswith("DCGM_") and labels["UUID"] == UUID[0]]
     assert {labels["pod"] for labels in classic} == {"first"}
     assert not [
@@ -76,7 +76,7 @@ def test_owners_come_and_go(serve: Serve, node: FakeDriver, kubelet: FakeKubelet
     ]
     assert 'pod=""' in page.text
     kubelet.pods = [given("second", UUID[0], namespace="other")]
-    page = exporter.until(lambda page: owner(page, UUID[0])[1] != "first")
+    page = exporter.until(owned(UUID[0], "second"))
     assert owner(page, UUID[0]) == ("other", "second", "main")
     assert len(page.values(POWER, UUID=UUID[0])) == 1
     kubelet.pods = []
@@ -129,7 +129,7 @@ def test_kubelet_that_restarts(serve: Serve, node: FakeDriver, kubelet: FakeKube
     """The last answer is used until the new socket exists, and the failure is a metric."""
     kubelet.pods = [given("first", UUID[0])]
     exporter = attributed(serve, node, kubelet)
-    exporter.until(lambda page: owner(page, UUID[0])[1] == "first")
+    exporter.until(owned(UUID[0], "first"))
     kubelet.stop()
     page = exporter.until(up(value=0))
     assert owner(page, UUID[0]) == ("team", "first", "main")
@@ -141,7 +141,7 @@ def test_kubelet_that_restarts(serve: Serve, node: FakeDriver, kubelet: FakeKube
     assert owner(page, UUID[0])[1] == "second"
     kubelet.pods = [given("third", UUID[0])]  # a new socket replaces the old one between two lookups
     kubelet.start()
-    exporter.until(lambda page: owner(page, UUID[0])[1] == "third")
+    exporter.until(owned(UUID[0], "third"))
     said = exporter.log.read_text().splitlines()
     assert [line for line in said if " INFO " not in line and " WARNING " not in line] == []
 
@@ -163,16 +163,15 @@ def test_a_kubelet_that_fails(
     """One log line, a metric, and the last owners. Collections continue at their interval."""
     kubelet.pods = [given("first", UUID[0])]
     exporter = attributed(serve, node, kubelet)
-    exporter.until(lambda page: owner(page, UUID[0])[1] == "first")
+    exporter.until(owned(UUID[0], "first"))
     for name, value in fault.items():
         setattr(kubelet, name, value)
-    page = exporter.until(up(value=0), 30)
+    page = exporter.until(lambda page: up(value=0)(page) and owned(UUID[0], "first")(page), 30)
     assert page.values("gpu_attribution_errors_total", source="kubelet", reason=reason) >= [1]
-    assert owner(page, UUID[0])[1] == "first"
     assert page.value("gpu_snapshot_age_seconds", UUID=UUID[0]) < 3
     kubelet.code, kubelet.raw, kubelet.delay = None, None, 0.0
     kubelet.pods = [given("second", UUID[0])]
-    exporter.until(lambda page: owner(page, UUID[0])[1] == "second", 30)
+    exporter.until(owned(UUID[0], "second"), 30)
     lines = [line for line in exporter.log.read_text().splitlines() if "attribution: kubelet" in line]
     assert len(lines) == 3, lines  # answers, does not, answers
 
@@ -186,7 +185,7 @@ def test_no_kubelet_yet(serve: Serve, node: FakeDriver, kubelet: FakeKubelet) ->
     assert not page.values("gpu_exporter_attribution_age_seconds", source="kubelet")
     kubelet.pods = [given("first", UUID[0])]
     kubelet.start()
-    exporter.until(lambda page: owner(page, UUID[0])[1] == "first")
+    exporter.until(owned(UUID[0], "first"))
 
 
 def test_without_attribution_no_labels(serve: Serve, node: FakeDriver) -> None:

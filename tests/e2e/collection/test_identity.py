@@ -11,6 +11,7 @@ import pytest
 
 from tests.conftest import Page, Serve
 from tests.support.fakes.driver import FakeDriver, identity
+from tests.support.tools import until
 
 
 def by_index(page: Page) -> list[tuple[str, str, float]]:
@@ -55,7 +56,12 @@ def test_the_first_scrape_does_not_wait_for_the_driver(serve: Serve, driver: Fak
     page = exporter.page()
     assert page.value("gpu_exporter_source_up") == 0
     assert page.value("gpu_exporter_source_down_reason", reason="no_answer") == 1
-    late, serves = [line for line in exporter.log.read_text().splitlines() if " source nvml" in line]
+
+    def lines() -> list[str]:
+        return [line for line in exporter.log.read_text().splitlines() if " source nvml" in line]
+
+    until(lambda: len(lines()) > 1, what="both lines of the log")
+    late, serves = lines()
     assert "the driver's library has not answered for 1 s" in late
     waited = datetime.fromisoformat(serves[:19]) - datetime.fromisoformat(late[:19])
     assert waited.total_seconds() <= 3
