@@ -33,7 +33,6 @@ from benchmarks.exporter import free_port
 from gpu_exporter.diagnosis.gather import FAMILIES
 
 START_SECONDS, SPARE_SECONDS = 120.0, 30.0
-INTERVAL = "100ms"
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ SINGLE = [
 JOBS = [
     *_phases(
         "ddp_balanced ddp_late_5ms ddp_late_20ms ddp_late_100ms ddp_all_late ddp_jitter ddp_launch_bound "
-        "ddp_launch_bound_late ddp_slow_15 ddp_slow_40 ddp_slow_150 tensor_parallel tensor_parallel_decode "
+        "ddp_launch_bound_late ddp_slow_15 ddp_slow_40 ddp_slow_150 bulk_even bulk_slow_50 bulk_slow_200 bulk_late_10ms tensor_parallel tensor_parallel_decode "
         "tensor_parallel_graph tensor_parallel_serving pipeline_even pipeline_uneven expert_parallel fsdp reduce_4k "
         "reduce_1m reduce_1g evaluation_on_last two_jobs peer_copies hang_4k hang_1m hang_64m hang_1g hang_gather "
         "hang_receive"
@@ -167,8 +166,7 @@ class Crew:
 @contextmanager
 def recording(path: Path) -> Iterator[None]:
     """Record all GPUs to a file meanwhile."""
-    command = [sys.executable, "-m", "gpu_exporter", "record", "--out", str(path), "--interval", INTERVAL, "--mask"]
-    process = subprocess.Popen([*command, "--duration", "1h", "--metrics", "full"])
+    process = subprocess.Popen([sys.executable, "-m", "benchmarks.phases.recorder", str(path)])
     try:
         time.sleep(3)
         yield

@@ -143,12 +143,10 @@ def _with_more(rank: Rank, share: float) -> Step:
     seconds = share * float(took)
 
     def slow() -> Injected:
-        injected: Injected = {"peers": seconds}
         if rank.is_last:
             work(seconds)
-            injected = NOTHING
         step()
-        return injected
+        return NOTHING
 
     return slow
 
@@ -166,6 +164,47 @@ def ddp_slow_40(rank: Rank) -> Step:
 def ddp_slow_150(rank: Rank) -> Step:
     """The last rank computes 150 % more in each step."""
     return _with_more(rank, 1.5)
+
+
+def _bulk(rank: Rank, *, more: float = 1.0, late: float = 0.0) -> Step:
+    """Each rank works for 20 ms and then waits for the others in an all-reduce of 1 MiB, and measures how long. The last
+    has `more` times the work, or sleeps first."""
+    import torch
+
+    work, data = products(), _buffer(MIB)
+
+    def step() -> Injected:
+        begin = time.perf_counter()
+        if rank.is_last and late:
+            time.sleep(late)
+        slept = time.perf_counter() - begin
+        work(0.020 * (more if rank.is_last else 1.0))
+        with injecting("peers") as waited:
+            _reduce(data)
+            torch.cuda.synchronize()
+        return {**waited, "host": slept}
+
+    return step
+
+
+def bulk_even(rank: Rank) -> Step:
+    """Bulk-synchronous steps: 20 ms of products, then an all-reduce of 1 MiB."""
+    return _bulk(rank)
+
+
+def bulk_slow_50(rank: Rank) -> Step:
+    """The same; the last rank has 1.5 times the work."""
+    return _bulk(rank, more=1.5)
+
+
+def bulk_slow_200(rank: Rank) -> Step:
+    """The same; the last rank has 3 times the work."""
+    return _bulk(rank, more=3.0)
+
+
+def bulk_late_10ms(rank: Rank) -> Step:
+    """The same; the last rank sleeps 10 ms first."""
+    return _bulk(rank, late=0.010)
 
 
 def _tensor_parallel(batch: int, layers: int = 8, width: int = 8192) -> Callable[[], object]:
@@ -211,13 +250,13 @@ def tensor_parallel_graph(rank: Rank) -> Step:
 
 
 def tensor_parallel_serving(rank: Rank) -> Step:
-    """The same in a CUDA graph, with 3 ms of sleep after each: requests arrive slowly."""
+    """The same in a CUDA graph, with 30 ms of sleep after twenty: requests arrive slowly."""
     replay = graphed(_tensor_parallel(1), 4)
 
     def step() -> Injected:
         replay()
         with injecting("host") as injected:
-            time.sleep(0.003)
+            time.sleep(0.030)
         return injected
 
     return step

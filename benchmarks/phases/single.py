@@ -195,7 +195,7 @@ def d2h_pinned() -> Step:
 
 
 def gemm_small() -> Step:
-    """Products of 1024 x 1024 in a CUDA graph: 64 thread blocks for 132 SMs."""
+    """Products of 1024 x 1024 in a CUDA graph."""
     import torch
 
     a, b = matrices(1024)
@@ -256,8 +256,8 @@ def duty_75() -> Step:
 
 
 def duty_seconds() -> Step:
-    """Products for 1.4 s, then 0.6 s of sleep."""
-    return duty(1.4, 0.6)
+    """Products for 0.7 s, then 0.3 s of sleep."""
+    return duty(0.7, 0.3)
 
 
 def short_gaps() -> Step:
@@ -305,22 +305,22 @@ def copy_sleep_compute() -> Step:
 
 
 def copy_back() -> Step:
-    """Products for 300 ms, then a copy of 8 GiB to pinned memory (about 150 ms), as a checkpoint does."""
-    work, copy = products(), _copied(8 * GIB, pinned=True, to_gpu=False)
+    """Products for 150 ms, then a copy of 4 GiB to pinned memory (about 75 ms), as a checkpoint does."""
+    work, copy = products(), _copied(4 * GIB, pinned=True, to_gpu=False)
 
     def step() -> Injected:
-        work(0.3)
+        work(0.15)
         return copy()
 
     return step
 
 
 def copy_pageable() -> Step:
-    """A copy of 1 GiB from pageable memory, then products for 100 ms."""
-    work, copy = products(), _copied(GIB, pinned=False, to_gpu=True)
+    """A copy of 256 MiB from pageable memory (about 40 ms), then products for 40 ms."""
+    work, copy = products(), _copied(GIB // 4, pinned=False, to_gpu=True)
 
     def step() -> Injected:
-        work(0.1)
+        work(0.04)
         return copy()
 
     return step
@@ -371,8 +371,8 @@ def train_loader_30() -> Step:
 
 
 def checkpoint_pauses() -> Step:
-    """Training for 2 s, then 1 s in which the CPU serialises a checkpoint."""
-    return duty(2.0, 1.0)
+    """Work for 0.6 s, then 0.3 s in which the CPU serialises a checkpoint."""
+    return duty(0.6, 0.3)
 
 
 def evaluation_items() -> Step:
@@ -550,14 +550,14 @@ def convolutions() -> Step:
 
 
 def alternating() -> Step:
-    """0.5 s of batch-1 decoding, then 0.5 s of products, as reinforcement learning does."""
+    """0.25 s of batch-1 decoding, then 0.25 s of products, as reinforcement learning does."""
     work, request = products(), graphed(_decoder(), 1)
 
     def step() -> Injected:
         begin = time.perf_counter()
-        while time.perf_counter() - begin < 0.5:
+        while time.perf_counter() - begin < 0.25:
             request()
-        work(0.5)
+        work(0.25)
         return NOTHING
 
     return step

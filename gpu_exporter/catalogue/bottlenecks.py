@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpu_exporter.catalogue import signals as s
+from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.conditions import (
     And,
     Calc,
@@ -43,14 +44,19 @@ STEADY_SM      = Limit("steadySm", 0.05, "ratio", "standard deviation below whic
 BUSY_SM        = Limit("busySm", 0.60, "ratio", "SM activity at or above which the kernels fill the GPU")
 QUIET_DRAM     = Limit("quietDram", 0.02, "ratio", "DRAM activity below which a GPU does not work on data")
 BUSY_DRAM      = Limit("busyDram", 0.60, "ratio", "DRAM activity at or above which bandwidth is the limit; at most 0.9")
-SOME_DRAM      = Limit("someDram", 0.05, "ratio", "DRAM activity at or above which kernels with idle pipes count as waiting for scattered memory accesses")
+SOME_DRAM      = Limit("someDram", 0.015, "ratio", "DRAM activity at or above which kernels with idle pipes count as waiting for scattered memory accesses")
+LOW_DRAM       = Limit("lowDram", 0.3, "ratio", "DRAM activity below which arithmetic without tensor cores counts as the limit")
 BUSY_TENSOR    = Limit("busyTensor", 0.20, "ratio", "tensor core activity at or above which matrix arithmetic is the limit")
 MOSTLY_TENSOR  = Limit("mostlyTensor", 0.40, "ratio", "tensor core activity at or above which memory is not the limit")
 IDLE_TENSOR    = Limit("idleTensor", 0.02, "ratio", "tensor core activity below which tensor cores count as unused")
-BUSY_FLOAT     = Limit("busyFloat", 0.25, "ratio", "sum of FP64, FP32 and FP16 activity, or integer activity, at or above which arithmetic is the limit")
+BUSY_FLOAT     = Limit("busyFloat", 0.25, "ratio", "sum of FP64, FP32 and FP16 activity at or above which arithmetic is the limit; integer activity at or above which SMs do not wait for memory")
+BUSY_INT       = Limit("busyInt", 0.60, "ratio", "integer activity at or above which integer arithmetic is the limit; other kernels need up to 0.45 for their addresses")
 IDLE_PIPES     = Limit("idlePipes", 0.10, "ratio", "activity below which the arithmetic pipes (tensor; FP64, FP32 and FP16 together) count as idle")
-IDLE_POWER     = Limit("idlePower", 0.30, "ratio", "share of the power limit below which a GPU only spins or waits")
-MOVING         = Limit("movingBytes", 1e9, "bytes per second", "traffic at or above which a collective or a copy counts as active")
+IDLE_FLOAT     = Limit("idleFloat", 0.02, "ratio", "sum of FP64, FP32 and FP16 activity at or above which a kernel computes instead of spinning")
+IDLE_INT       = Limit("idleInt", 0.1, "ratio", "integer activity at or above which a kernel computes instead of spinning")
+MOVING         = Limit("movingBytes", 1e9, "bytes per second", "traffic at or above which a copy counts as active")
+TALKING        = Limit("talkingBytes", 5e6, "bytes per second", "NVLink traffic at or above which a collective or a copy counts as active; without one it is 0")
+LAUNCHING      = Limit("launchingBytes", 4e7, "bytes per second", "PCIe traffic to the GPU at or above which the CPU launches kernels all the time")
 # fmt: on
 
 
@@ -60,21 +66,21 @@ def mean(signal: Signal) -> Over:
 
 
 GR, SM, DRAM, TENSOR = mean(s.GR_ACTIVE), mean(s.SM_ACTIVE), mean(s.DRAM_ACTIVE), mean(s.TENSOR_ACTIVE)
-RX, TX, NVLINK, POWER = mean(s.PCIE_RX_USE), mean(s.PCIE_TX_USE), mean(s.NVLINK), mean(s.POWER_USE)
+RX, TX, NVLINK = mean(s.PCIE_RX_USE), mean(s.PCIE_TX_USE), mean(s.NVLINK)
 FLOAT = Calc(Calc(mean(s.FP64_ACTIVE), "+", mean(s.FP32_ACTIVE)), "+", mean(s.FP16_ACTIVE))
 INT = mean(s.INT_ACTIVE)
 
 COPYING = Or(Compare(RX, ">=", QUIET_PCIE), Compare(TX, ">=", QUIET_PCIE))
 # Without NVLink, a collective goes over PCIe, in both directions at once.
 TRAFFIC = Or(
-    Compare(NVLINK, ">=", MOVING),
+    Compare(NVLINK, ">=", TALKING),
     And(Compare(RX, ">=", QUIET_PCIE), Compare(TX, ">=", QUIET_PCIE)),
     name="traffic",
 )
 # Anything that moves data to or from this GPU. dcgm-exporter's own list lacks the generation and lanes of the link.
 MOVES = Or(
     COPYING,
-    Compare(NVLINK, ">=", MOVING),
+    Compare(NVLINK, ">=", TALKING),
     Compare(mean(s.PCIE_RX), ">=", MOVING),
     Compare(mean(s.PCIE_TX), ">=", MOVING),
     name="moves",
@@ -87,30 +93,42 @@ WAITS_FOR_HOST = OrIfKnown(
     Compare(GR, "<", HALF_ENGINE),
     And(Compare(GR, "<", BUSY_ENGINE), Compare(Over(s.SM_IDLE), ">=", STALLED)),
 )
+# Power does not distinguish it: a waiting rank draws from 0.18 to 0.31 of its limit, by model and protocol. Depending on
+# the size of the message, it uses from 1 to 24 SMs.
 SPINNING = Unless(
     And(
         BUSY,
-        Compare(SM, ">=", EMPTY_SM),
         Compare(SM, "<", SPINNING_SM),
         Compare(Over(s.SM_ACTIVE, Fn.STDDEV, WINDOW), "<", STEADY_SM),
         Compare(DRAM, "<", QUIET_DRAM),
         Compare(TENSOR, "<", IDLE_TENSOR),
-        Compare(POWER, "<", IDLE_POWER),
     ),
-    TRAFFIC,
+    Or(TRAFFIC, Compare(FLOAT, ">=", IDLE_FLOAT), Compare(INT, ">=", IDLE_INT)),
     name="spinning",
+)
+# Launches alone move data over PCIe: more than 1 kB each.
+LAUNCHES = Unless(
+    And(
+        Compare(GR, ">=", IDLE_ENGINE),
+        Compare(SM, "<", SPINNING_SM),
+        Compare(DRAM, "<", IDLE_PIPES),
+        Compare(mean(s.PCIE_RX), ">=", LAUNCHING),
+    ),
+    COPYING,
+    name="launches",
 )
 IDLES = Unless(Compare(GR, "<", IDLE_ENGINE), MOVES, name="idles")
 
 
 @dataclass(frozen=True, slots=True)
 class Bottleneck:
-    """One answer to "what limits this GPU?". `number` is the value that is recorded, `colour` how it is drawn."""
+    """One answer to "what limits this GPU?". `colour` is how it is drawn, `cause` what it blames."""
 
     name: str
     condition: Condition
     means: str
     colour: str
+    cause: Cause
 
 
 BOTTLENECKS: tuple[Bottleneck, ...] = (
@@ -119,12 +137,14 @@ BOTTLENECKS: tuple[Bottleneck, ...] = (
         IDLES,
         "no kernel runs and no data is copied",
         "#8e8e8e",
+        Cause.HOST,
     ),
     Bottleneck(
         "pcie-bound",
         Or(Compare(RX, ">=", FULL_PCIE), Compare(TX, ">=", FULL_PCIE)),
         "the PCIe link is saturated in one direction",
         "#b877d9",
+        Cause.COPIES,
     ),
     Bottleneck(
         "fake-load",
@@ -134,29 +154,28 @@ BOTTLENECKS: tuple[Bottleneck, ...] = (
         ),
         "the GPU is 100 % utilised according to nvidia-smi, but the SMs are nearly idle and no data moves",
         "#e02f44",
+        Cause.UNDERFILLED,
     ),
     Bottleneck(
         "communicating",
         And(BUSY, PARTLY_FILLED, Or(TRAFFIC, SPINNING)),
         "the GPU exchanges data with other GPUs in a collective, or waits for them",
         "#fade2a",
+        Cause.PEERS,
     ),
     Bottleneck(
         "underfilled",
-        And(
-            BUSY,
-            PARTLY_FILLED,
-            Compare(DRAM, "<", BUSY_DRAM),
-            Or(Compare(DRAM, ">=", QUIET_DRAM), Compare(POWER, ">=", IDLE_POWER)),
-        ),
+        And(BUSY, PARTLY_FILLED, Compare(DRAM, "<", BUSY_DRAM)),
         "kernels run without gaps, but each is too small to fill the SMs",
         "#ff9830",
+        Cause.UNDERFILLED,
     ),
     Bottleneck(
         "data-loading-bound",
         And(WAITS_FOR_HOST, Compare(RX, ">=", QUIET_PCIE)),
         "the GPU is often idle, waiting for data that comes over PCIe",
         "#5794f2",
+        Cause.HOST,
     ),
     Bottleneck(
         "host-bound",
@@ -164,12 +183,14 @@ BOTTLENECKS: tuple[Bottleneck, ...] = (
         "the GPU is often idle, waiting for the CPU (launch-bound kernels, Python, preprocessing, small batches, "
         "checkpoints)",
         "#3274d9",
+        Cause.HOST,
     ),
     Bottleneck(
         "tensor-cores-idle",
-        And(FILLED, Compare(FLOAT, ">=", BUSY_FLOAT), Compare(TENSOR, "<", IDLE_TENSOR), Compare(DRAM, "<", BUSY_DRAM)),
+        And(FILLED, Compare(FLOAT, ">=", BUSY_FLOAT), Compare(TENSOR, "<", IDLE_TENSOR), Compare(DRAM, "<", LOW_DRAM)),
         "the SMs compute, but not on the tensor cores",
         "#ffb357",
+        Cause.USEFUL,
     ),
     Bottleneck(
         "memory-bound",
@@ -187,18 +208,24 @@ BOTTLENECKS: tuple[Bottleneck, ...] = (
         ),
         "memory bandwidth is the limit, or the SMs wait for scattered data",
         "#37872d",
+        Cause.USEFUL,
     ),
     Bottleneck(
         "compute-bound",
-        And(FILLED, Or(Compare(TENSOR, ">=", BUSY_TENSOR), Compare(FLOAT, ">=", BUSY_FLOAT))),
+        And(
+            FILLED,
+            Or(Compare(TENSOR, ">=", BUSY_TENSOR), Compare(FLOAT, ">=", BUSY_FLOAT), Compare(INT, ">=", BUSY_INT)),
+        ),
         "the SMs are busy with arithmetic",
         "#73bf69",
+        Cause.USEFUL,
     ),
     Bottleneck(
         "mixed",
         Compare(SM, ">=", 0.0),
         "several things limit the GPU in turn, or none of the known limits is reached",
         "#a352cc",
+        Cause.USEFUL,
     ),
 )
 BY_NAME = {bottleneck.name: bottleneck for bottleneck in BOTTLENECKS}

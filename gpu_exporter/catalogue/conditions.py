@@ -132,8 +132,21 @@ class PeerMedian:
         return f"gpu:{self.mark.name}_{self.of.signal.name}:median{duration(self.of.window)}"
 
 
-Leaf = Over | PeerShare | PeerMedian
-Term = Over | Calc | PeerShare | PeerMedian
+@dataclass(frozen=True, slots=True)
+class PeerMean:
+    """The mean of a term over the other ranks of the job for which the mark is true. Unknown if there are no others."""
+
+    of: Over
+    mark: Mark
+
+    @property
+    def record(self) -> str:
+        """The name under which it is recorded."""
+        return f"gpu:{self.mark.name}_{self.of.signal.name}:others_mean{duration(self.of.window)}"
+
+
+Leaf = Over | PeerShare | PeerMedian | PeerMean
+Term = Leaf | Calc
 
 
 # --- conditions: true, false or unknown for each device --------------------------------------------------------------
@@ -237,7 +250,7 @@ def leaves(term: Term) -> Iterator[Leaf]:
     match term:
         case Over() | PeerShare():
             yield term
-        case PeerMedian():
+        case PeerMedian() | PeerMean():
             yield term
             yield term.of
         case Calc():
@@ -278,7 +291,7 @@ def _signals(condition: Condition) -> Iterator[Signal]:
         if isinstance(term, Over):
             yield term.signal
             continue
-        if isinstance(term, PeerMedian):
+        if not isinstance(term, PeerShare):
             yield term.of.signal
         yield from _signals(term.mark.condition)
 

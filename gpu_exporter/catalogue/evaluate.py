@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from bisect import bisect_right
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from operator import eq, ge, gt, itemgetter, le, lt, ne
 from typing import Any, Protocol
 
@@ -23,6 +23,7 @@ from gpu_exporter.catalogue.conditions import (
     Or,
     OrIfKnown,
     Over,
+    PeerMean,
     PeerMedian,
     PeerShare,
     Term,
@@ -83,6 +84,8 @@ def value(of: Term, window: Window, device: Device) -> float | None:
             return _share(of, window, device)
         case PeerMedian():
             return _median(of, window, device)
+        case PeerMean():
+            return _mean(of, window, device)
         case _:
             raise no_case(of)
 
@@ -145,9 +148,22 @@ def _share(of: PeerShare, window: Window, device: Device) -> float | None:
 def _median(of: PeerMedian, window: Window, device: Device) -> float | None:
     if value(of.of, window, device) is None:
         return None
-    ranks = [rank for rank in window.ranks(device) if marked(of.mark, window, rank)]
-    numbers = [number for rank in ranks if (number := value(of.of, window, rank)) is not None]
+    numbers = list(_of_marked(of, window, window.ranks(device)))
     return statistics.median(numbers) if numbers else None
+
+
+def _mean(of: PeerMean, window: Window, device: Device) -> float | None:
+    if value(of.of, window, device) is None or not _has_engine_activity(window, device):
+        return None
+    numbers = list(_of_marked(of, window, [rank for rank in window.ranks(device) if rank != device]))
+    return statistics.fmean(numbers) if numbers else None
+
+
+def _of_marked(of: PeerMedian | PeerMean, window: Window, ranks: Iterable[Device]) -> Iterator[float]:
+    """Yield the values of those ranks for which the mark is true."""
+    for rank in ranks:
+        if marked(of.mark, window, rank) and (number := value(of.of, window, rank)) is not None:
+            yield number
 
 
 def marked(mark: Mark, window: Window, device: Device) -> bool:

@@ -24,6 +24,7 @@ from gpu_exporter.catalogue.conditions import (
     Or,
     OrIfKnown,
     Over,
+    PeerMean,
     PeerMedian,
     PeerShare,
     Term,
@@ -51,7 +52,7 @@ def term(of: Term) -> str:
             return f"max without ({', '.join(OWNER)}) ({text})" if of.bare and of.signal.has_owner else text
         case Calc():
             return f"({term(of.left)} {of.operator} {term(of.right)})"
-        case PeerShare() | PeerMedian():
+        case PeerShare() | PeerMedian() | PeerMean():
             return of.record
         case _:
             raise no_case(of)
@@ -66,6 +67,8 @@ def term_definition(of: Leaf) -> str:
             return _share(of)
         case PeerMedian():
             return _median(of)
+        case PeerMean():
+            return _mean(of)
         case _:
             raise no_case(of)
 
@@ -101,6 +104,15 @@ def _median(of: PeerMedian) -> str:
     job, mine = ", ".join(JOB), f'{term(of.of)}{{workload!=""}}'
     marked = f"quantile by ({job}) (0.5, {mine} and {of.mark.record} == 1)"
     return f"{mine} * 0 + on ({job}) group_left () {marked}"
+
+
+def _mean(of: PeerMean) -> str:
+    """Return the mean over the other ranks: the sum without this one, by the number without this one."""
+    job = ", ".join(JOB)
+    mark = f'({of.mark.record}{{workload!=""}} and {term(of.of)})'
+    marked = f'({term(of.of)}{{workload!=""}} * {mark})'
+    others = f"(sum by ({job}) ({marked}) - on ({job}) group_right () {marked})"
+    return f"{others}\n/\n(sum by ({job}) ({mark}) - on ({job}) group_right () {mark} > 0)"
 
 
 def mark_definition(mark: Mark, limits: Limits) -> str:

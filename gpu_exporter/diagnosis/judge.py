@@ -15,6 +15,7 @@ from gpu_exporter.catalogue.conditions import (
     Or,
     OrIfKnown,
     Over,
+    PeerMean,
     PeerMedian,
     PeerShare,
     Unless,
@@ -124,5 +125,7 @@ def name_of(term: Leaf) -> str:
             return f"other_ranks_that_{term.mark.name.removesuffix('s')}"
         case PeerMedian():
             return f"{term.of.signal.name}_of_ranks_that_{term.mark.name.removesuffix('s')}"
+        case PeerMean():
+            return f"{term.of.signal.name}_of_other_ranks"
         case _:
             raise no_case(term)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.bottlenecks import BUSY_ENGINE
-from gpu_exporter.catalogue.conditions import Fn, Leaf, Mark, Over, PeerMedian, PeerShare, no_case
+from gpu_exporter.catalogue.conditions import Fn, Leaf, Mark, Over, PeerMean, PeerMedian, PeerShare, no_case
 from gpu_exporter.catalogue.signal import Signal
 
 IDLE = "GPU idle {} of the time"
@@ -71,6 +71,8 @@ def statement(term: Leaf, values: Sequence[float]) -> str:
             return f"{_range('ratio', values)} of the other ranks {verb(term.mark)}"
         case PeerMedian():
             return f"median of the ranks that {verb(term.mark)}: {_over(term.of, values)}"
+        case PeerMean():
+            return f"mean of the other ranks: {_over(term.of, values)}"
         case _:
             raise no_case(term)
 

@@ -17,6 +17,7 @@ from gpu_exporter.catalogue.conditions import (
     Or,
     OrIfKnown,
     Over,
+    PeerMean,
     PeerMedian,
     PeerShare,
     Unless,
@@ -160,7 +161,7 @@ def _known(term: Leaf, names: Collection[str]) -> bool:
             return can_compute(term.signal, names)
         case PeerShare():
             return can_compute(GR_ACTIVE, names) and _judged(term.mark.condition, names) is not Detectability.NO
-        case PeerMedian():
+        case PeerMedian() | PeerMean():
             return can_compute(term.of.signal, names) and _judged(term.mark.condition, names) is not Detectability.NO
         case _:
             raise no_case(term)

@@ -19,6 +19,7 @@ from gpu_exporter.catalogue.conditions import (
     Or,
     OrIfKnown,
     Over,
+    PeerMean,
     PeerMedian,
     PeerShare,
     Term,
@@ -89,6 +90,8 @@ def term(of: Term) -> str:
             return f"share of the job's other ranks that {verb(mark)}"
         case PeerMedian(inner, where):
             return f"median {term(inner)} of the job's ranks that {verb(where)}"
+        case PeerMean(inner, where):
+            return f"mean {term(inner)} of the job's other ranks that {verb(where)}"
         case _:
             raise no_case(of)
 
@@ -229,9 +232,9 @@ def _calculation(of: Compare, left: Calc, limits: Limits) -> str:
 
 def _ranked(of: Term, other: Term) -> str:
     """Return a side of a comparison with the job's other ranks: which is whose."""
-    if isinstance(of, PeerMedian):
+    if isinstance(of, PeerMedian | PeerMean):
         return f"the {term(of)}"
-    return f"{_side(of)} of this rank" if isinstance(other, PeerMedian) else _side(of)
+    return f"{_side(of)} of this rank" if isinstance(other, PeerMedian | PeerMean) else _side(of)
 
 
 def _sum(of: Term) -> Iterator[Term]:
@@ -245,7 +248,9 @@ def _sum(of: Term) -> Iterator[Term]:
 def _averaged(of: Term) -> str:
     """Return over which time the means of a term are taken."""
     overs = [
-        part.of if isinstance(part, PeerMedian) else part for part in leaves(of) if not isinstance(part, PeerShare)
+        part.of if isinstance(part, PeerMedian | PeerMean) else part
+        for part in leaves(of)
+        if not isinstance(part, PeerShare)
     ]
     windows = dict.fromkeys(over.window for over in overs if over.fn is Fn.MEAN)
     return "".join(f" on average over the last {spoken(window)}" for window in windows)

@@ -6,8 +6,10 @@ from gpu_exporter.catalogue import bottlenecks
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.bottlenecks import WINDOW, bottleneck_is
-from gpu_exporter.catalogue.conditions import And, Calc, Compare, Fn, Limit, OrIfKnown, Over
+from gpu_exporter.catalogue.causes import Cause
+from gpu_exporter.catalogue.conditions import And, Calc, Compare, Fn, Limit, OrIfKnown, Over, Unless
 from gpu_exporter.catalogue.failure_modes import profiles
+from gpu_exporter.catalogue.failure_modes.distributed import HANGS
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Inject, Severity, Wave
 from gpu_exporter.model.verdict import Action
 
@@ -44,7 +46,8 @@ MODES = (
         "Find the process (nvidia-smi, then ps) and ask its owner: it may be a kernel in a busy loop, a "
         "debugger, or a script that only keeps utilisation up. End it if nobody claims it.",
         Inject(profiles.ONE_THREAD),
-        bottleneck_is("fake-load"),
+        Unless(bottleneck_is("fake-load"), HANGS),
+        cause=Cause.UNDERFILLED,
         shows=bottlenecks.SM,
         meaning="`nvidia-smi` shows 100 % utilisation, but almost no work is done: a kernel runs all the time on a few "
         "SMs and touches no data. A single thread in a busy loop is enough.",
@@ -79,6 +82,7 @@ MODES = (
         "offloading is needed.",
         Inject(profiles.HOST_COPY),
         bottleneck_is("pcie-bound"),
+        cause=Cause.COPIES,
         meaning="The PCIe link was full in one direction on average over minutes.",
         impact="The GPU computes only as fast as data comes over the bus.",
         diagnosis=(
@@ -111,6 +115,7 @@ MODES = (
         "in any case.",
         Inject(profiles.SLOW_LOADER),
         bottleneck_is("data-loading-bound"),
+        cause=Cause.HOST,
         shows=bottlenecks.GR,
         meaning="The GPU often waits while data arrives over PCIe: its input is too slow. With `--metrics full`, this "
         "also covers a GPU that works most of the time but stops at each step.",
@@ -142,40 +147,67 @@ MODES = (
         30 * MINUTE,
         Action.NONE,
         "{gpu} waits for the CPU",
-        "Run py-spy top on the process. If the main thread is in DataLoader.__next__, add loader workers and "
-        "prefetching. Otherwise launch less often: CUDA graphs or torch.compile, larger batches, no .item() or print "
-        "in the loop. Check the CPU limit of the pod, too.",
-        Inject(profiles.TINY_KERNELS),
+        "If GpuLaunchBound fires, too, follow that. Otherwise run py-spy top on the process: what does the main thread "
+        "do between two launches? In DataLoader.__next__, add loader workers and prefetching. Check the CPU limit of "
+        "the pod, too.",
+        Inject(profiles.SLEEPY),
         bottleneck_is("host-bound"),
         shows=bottlenecks.GR,
+        cause=Cause.HOST,
         meaning="A job uses the GPU, but the GPU works less than 60 % of the time while little data arrives over PCIe. With "
-        "`--metrics full`, this also covers a GPU that works up to 85 % of the time but stops at each step. The host is late with its work: kernel launches, Python, preprocessing, small batches or "
-        "checkpoints.",
+        "`--metrics full`, this also covers a GPU that works up to 85 % of the time but stops at each step. The host is "
+        "late with its work: Python, preprocessing, loading, checkpoints or kernel launches.",
         impact="The time in which the GPU waits is lost.",
         diagnosis=(
             f'Look at `{s.GR_ACTIVE.record}{{UUID="…"}}`, the share of time in which the GPU works. A steady '
             "line means a slow loop; a sawtooth means phases such as checkpoints or evaluation.",
             GAPS,
-            "Run `py-spy top --pid PID`. Where is the main thread: `DataLoader.__next__`, `.item()`, `.cpu()`, logging, tokenising, a "
-            "lock, the garbage collector?",
-            "Run `top -H`. One thread at 100 % is the thread that launches kernels: the kernels are too small or "
-            "Python is too slow. Check the CPU throttling of the pod, too: its CPU limit may be too low.",
+            f'Look at `{s.PCIE_RX.record}{{UUID="…"}}`. Above 40 MB/s while little else happens, the CPU launches '
+            "kernels all the time (GpuLaunchBound); far below that, it does something else.",
+            "Run `py-spy top --pid PID`. Where is the main thread: `DataLoader.__next__`, `.item()`, `.cpu()`, logging, "
+            "tokenising, a lock, the garbage collector?",
             "Look at the gaps between kernels in a profiler trace, and at what the CPU does in them.",
         ),
         mitigation=(
-            'Launch less often: CUDA graphs, `torch.compile(mode="reduce-overhead")`, fused optimizers, larger '
-            "batches.",
+            "In `DataLoader.__next__`: more loader workers, `prefetch_factor`, `persistent_workers=True`, a CPU limit "
+            "that lets them run.",
             "Do not synchronise in the loop: no `.item()` and no `print` of a loss at each step; log every "
-            "hundredth step.",
-            "Raise the CPU limit, pin the process to the GPU's NUMA node, and write checkpoints asynchronously.",
-            "If a server waits for requests, share the GPU (MIG, MPS) or scale in.",
+            "hundred steps.",
+            "Raise the CPU limit of the pod, or move other work off the cores of the main thread.",
+            "Write checkpoints asynchronously; evaluate on other GPUs.",
         ),
-        wrong="Inference with little traffic is host-bound by nature: that is a matter of cost, not a fault. "
-        "A slow data loader is reported as host-bound if its data uses less than 2 % of the PCIe link (1.3 GB/s at Gen5 "
-        "x16), as tokens and small images do: check the loader, too. With the "
-        "default fields of dcgm-exporter, PCIe traffic is not known well enough, and data loading is reported as "
-        "host-bound. If GpuStragglerStarved fires for the same GPU, the other ranks of the job wait for this one: "
-        "follow that runbook first.",
+        wrong="An interactive session, and a service without requests, wait for people. Checkpoints and evaluations at "
+        "long intervals are normal.",
+    ),
+    FailureMode(
+        "GpuLaunchBound",
+        Domain.BOTTLENECK,
+        Severity.INFO,
+        30 * MINUTE,
+        Action.NONE,
+        "{gpu} waits for kernel launches",
+        "The CPU launches kernels all the time, and each is too short. Launch less often: CUDA graphs or torch.compile, "
+        "larger batches, fused optimizers, no .item() in the loop.",
+        Inject(profiles.TINY_KERNELS),
+        And(bottleneck_is("host-bound"), bottlenecks.LAUNCHES),
+        shows=bottlenecks.GR,
+        cause=Cause.HOST,
+        implies=("GpuHostBound",),
+        meaning="The GPU is often idle, and the CPU sends it one small kernel after another: launches alone cause the "
+        "traffic on the PCIe bus. The thread that launches them is the limit.",
+        impact="The GPU waits for most of the time. A faster GPU would not help, a faster CPU core would.",
+        diagnosis=(
+            f'Look at `{s.PCIE_RX.record}{{UUID="…"}}`: a launch moves about 1 to 2 kB, so 100 MB/s are more than 50 000 '
+            "launches per second.",
+            "Run `top -H`. One thread at 100 % is the one that launches kernels.",
+            "In a profiler trace, compare the duration of the kernels with the gaps between them.",
+        ),
+        mitigation=(
+            'CUDA graphs, or `torch.compile(mode="reduce-overhead")`, which uses them.',
+            "Fewer, larger kernels: larger batches, fused optimizers (`fused=True`), fused layers.",
+            "Remove synchronisation and Python work from the loop.",
+        ),
+        wrong="A service that must answer single requests quickly may need it this way.",
     ),
     FailureMode(
         "GpuUnderfilled",
@@ -188,6 +220,7 @@ MODES = (
         "the GPU (MIG, MPS), or take a smaller one.",
         Inject(profiles.SMALL_DECODE),
         bottleneck_is("underfilled"),
+        cause=Cause.UNDERFILLED,
         shows=bottlenecks.SM,
         meaning="Kernels run without gaps, but each is too small to fill the GPU: the engine is busy, while part of the "
         "SMs is empty.",
@@ -220,6 +253,7 @@ MODES = (
         "Programs that need FP64 or FP32 are fine as they are.",
         Inject(profiles.FP32_GEMM),
         bottleneck_is("tensor-cores-idle"),
+        cause=Cause.USEFUL,
         shows=bottlenecks.TENSOR,
         meaning="The SMs are busy with floating-point arithmetic, but none of it runs on the tensor cores.",
         impact="Matrix products take much longer than necessary: an H200 does them in bf16 more than ten times as fast "
@@ -253,6 +287,7 @@ MODES = (
         "(torch.compile), use smaller data types, decode in larger batches.",
         Inject(profiles.COPY),
         bottleneck_is("memory-bound"),
+        cause=Cause.USEFUL,
         shows=bottlenecks.DRAM,
         meaning="The memory bandwidth is used up, or the SMs are full of warps that all wait for scattered data. More "
         "arithmetic units would not help.",
@@ -286,6 +321,7 @@ MODES = (
         "the data centre operators.",
         Inject({m.POWER_INSTANT: Wave(118, 690, 0.5)}),
         OrIfKnown(Compare(Over(s.POWER_INSTANT_USE, Fn.STDDEV, WINDOW), ">", SWING), SWINGS),
+        cause=Cause.HOST,
         meaning="The power swings widely within the last five minutes, because the job alternates between work and waiting.",
         impact="For the job: it waits between bursts. For the data centre: thousands of GPUs in step move megawatts, "
         "which power supplies, breakers and the grid notice.",

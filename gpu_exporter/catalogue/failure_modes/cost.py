@@ -5,6 +5,7 @@ from __future__ import annotations
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.bottlenecks import IDLE_ENGINE, MOVING, QUIET_PCIE
+from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.conditions import And, Compare, Fn, Limit, Or, Over, Unless
 from gpu_exporter.catalogue.failure_modes import profiles
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Inject, Ramp, Scope, Severity
@@ -67,6 +68,7 @@ MODES = (
             Compare(Over(s.FB_FREE, Fn.PREDICT, GROWS_FOR, ahead=HOUR, whole=True), "<", 0.0),
             Compare(Over(s.FB_USE), ">=", FULL_MEMORY),
         ),
+        cause=Cause.CAPACITY,
         meaning="The free memory of this GPU shrinks steadily and will be used up within the hour if this continues. "
         "Most of it is used already.",
         impact="The program will end with an out-of-memory error; so may other programs that share the GPU.",
@@ -111,6 +113,7 @@ MODES = (
             ),
         ),
         implies=("GpuMemoryHoarded",),
+        cause=Cause.HOST,
         meaning="A program holds memory of this GPU, but for two hours nothing ran on it and nothing was copied.",
         impact="The GPU costs its full price, and nobody else can use it. Electricity is by far the smaller part.",
         diagnosis=(
@@ -144,6 +147,7 @@ MODES = (
             Compare(Over(s.SM_ACTIVE, Fn.MAX, HOARDED_FOR, whole=True), "<", HOARDER_SM),
         ),
         implies=("GpuHostBound", "GpuAllocatedIdle"),
+        cause=Cause.CAPACITY,
         meaning="The memory of this GPU was nearly full for an hour while its SMs hardly worked: the program probably "
         "reserves more memory than it needs.",
         impact="Other programs cannot share the GPU, although its SMs are free.",
@@ -185,6 +189,7 @@ MODES = (
 )""",
         scope=Scope.FLEET,
         requires="kube-state-metrics",
+        cause=Cause.CAPACITY,
         meaning="Pods have waited for a node for half an hour. Enough GPUs are free in one pool of nodes, and some node "
         "could hold such a pod, but no node has enough free: small pods are spread over all of them.",
         impact="The job does not start, and the free GPUs cost money without any use: nobody who needs many GPUs at "

@@ -12,15 +12,18 @@ from gpu_exporter.catalogue import bottlenecks as c
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.bottlenecks import mean
+from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.conditions import (
     And,
     Calc,
     Compare,
     Condition,
+    Fn,
     Limit,
     Mark,
     Or,
     Over,
+    PeerMean,
     PeerMedian,
     PeerShare,
     Unless,
@@ -29,19 +32,23 @@ from gpu_exporter.catalogue.failure_modes import profiles
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Inject, Scope, Severity
 from gpu_exporter.model.verdict import Action
 
-MINUTE = 60.0
+MINUTE, HOUR = 60.0, 3600.0
 
 # fmt: off
 # VICTIMS is above one half, because in a stage of two ranks, half of them wait.
 VICTIMS       = Limit("victims", 0.6, "ratio", "share of the job's other ranks that must wait before a rank counts as a straggler")
 ALL_RANKS     = Limit("allRanks", 0.99, "ratio", "share of the other ranks that counts as all of them")
-STARVED_GAP   = Limit("starvedGap", 0.2, "ratio", "how much lower the engine activity of a starved rank is than that of its victims")
+STARVED_GAP   = Limit("starvedGap", 0.12, "ratio", "how much lower the engine activity of a starved rank is than that of its victims")
 SLOW_GAP      = Limit("slowGap", 0.15, "ratio", "how much higher the SM activity of a slow rank is than that of its victims")
+LATE_GAP      = Limit("lateGap", 0.25, "ratio", "how much lower the engine activity of the last rank of a launch-bound job is than that of the others")
+SLOWER_GAP    = Limit("slowerGap", 0.07, "ratio", "how much higher the SM activity of a slow rank is for an hour than that of the other ranks")
 ALIKE         = Limit("alike", 2.0, "ratio", "factor by which the traffic of ranks in one collective may differ")
 UNALIKE       = Limit("unalike", 0.4, "ratio", "NVLink traffic of a rank, as a share of the median of its job, below which GpuNvlinkImbalance fires")
 SAME_ENGINE   = Limit("sameEngine", 0.1, "ratio", "largest difference in engine activity between ranks that do the same work")
 # fmt: on
 
+COMMUNICATES = Mark("communicates", And(c.BUSY, c.TRAFFIC))
+LAUNCHES = Mark("launches", c.LAUNCHES)
 WAITS = Mark("waits", And(c.BUSY, c.PARTLY_FILLED, c.TRAFFIC))
 SPINS = Mark("spins", c.SPINNING)
 STALLED = Mark("stalled", Or(c.SPINNING, c.IDLES))
@@ -56,7 +63,7 @@ def _far(left: Over | PeerMedian, right: Over | PeerMedian) -> Condition:
 # Inference that is pipelined over GPUs sends one way; replicas of one service move different amounts.
 OTHER_TRAFFIC = Or(
     _far(mean(s.NVLINK_TX), mean(s.NVLINK_RX)),
-    _far(c.NVLINK, PeerMedian(c.NVLINK, WAITS)),
+    _far(c.NVLINK, PeerMedian(c.NVLINK, COMMUNICATES)),
     name="other_traffic",
 )
 HANGS = And(
@@ -66,6 +73,22 @@ HANGS = And(
     name="hangs",
 )
 STRAGGLES = And(Compare(PeerShare(WAITS), ">=", VICTIMS), c.TRAFFIC)
+STARVED = And(
+    Compare(Calc(PeerMedian(c.GR, COMMUNICATES), "-", c.GR), ">=", STARVED_GAP),
+    Compare(PeerShare(COMMUNICATES), ">=", VICTIMS),
+    c.TRAFFIC,
+)
+# The SMs of the others are too full for them to count as waiting, if it is only a little slower. Over five minutes, that
+# may be chance.
+_LONG_SM, _LONG_GR = Over(s.SM_ACTIVE, Fn.MEAN, HOUR), Over(s.GR_ACTIVE, Fn.MEAN, HOUR)
+SLOWER = And(
+    Compare(Calc(_LONG_SM, "-", PeerMean(_LONG_SM, COMMUNICATES)), ">=", SLOWER_GAP),
+    Compare(Calc(c.SM, "-", PeerMean(c.SM, COMMUNICATES)), ">=", SLOWER_GAP),
+    Compare(_LONG_GR, ">=", c.BUSY_ENGINE),
+    COMMUNICATES.condition,
+    Compare(PeerShare(COMMUNICATES), ">=", ALL_RANKS),
+)
+ALL_LAUNCH = And(c.LAUNCHES, Compare(PeerShare(LAUNCHES), ">=", ALL_RANKS), name="all_launch")
 
 MODES = (
     FailureMode(
@@ -83,6 +106,7 @@ MODES = (
         HANGS,
         shows=c.GR,
         scope=Scope.JOB,
+        cause=Cause.PEERS,
         meaning="No rank of the job makes progress. Some ranks spin in a collective (engine busy, a few SMs active, no "
         "memory traffic, power as if idle), the others do nothing, and no data moves.",
         impact="The job occupies all its GPUs until a watchdog ends it. PyTorch's watchdog does so after 10 minutes by "
@@ -123,14 +147,12 @@ MODES = (
         "extra work of the rank such as logging or checkpoints.",
         Inject(profiles.STARVED, profiles.OF_STARVED),
         Unless(
-            And(
-                Compare(Calc(PeerMedian(c.GR, WAITS), "-", c.GR), ">=", STARVED_GAP),
-                STRAGGLES,
-            ),
-            OTHER_TRAFFIC,
+            STARVED,
+            Or(OTHER_TRAFFIC, ALL_LAUNCH),
         ),
         shows=c.GR,
         scope=Scope.JOB,
+        cause=Cause.PEERS,
         implies=("GpuHostBound", "GpuDataLoadingBound"),
         meaning="The other ranks of the job wait for this rank, and its GPU waits for its host. Its engine is less active "
         "than theirs, because their engines stay busy while they wait in the collective.",
@@ -170,16 +192,20 @@ MODES = (
         "the GPU is the cause. A lower clock alone proves nothing.",
         Inject(profiles.SLOW, profiles.OF_SLOW),
         Unless(
-            And(
-                Compare(Calc(c.SM, "-", PeerMedian(c.SM, WAITS)), ">=", SLOW_GAP),
-                c.BUSY,
-                c.FILLED,
-                STRAGGLES,
+            Or(
+                And(
+                    Compare(Calc(c.SM, "-", PeerMedian(c.SM, WAITS)), ">=", SLOW_GAP),
+                    c.BUSY,
+                    c.FILLED,
+                    STRAGGLES,
+                ),
+                SLOWER,
             ),
             OTHER_TRAFFIC,
         ),
         shows=c.SM,
         scope=Scope.JOB,
+        cause=Cause.PEERS,
         meaning="The other ranks of the job wait for this one, which spends more time computing than they do: its "
         "SMs are more active, while theirs are partly empty because they wait.",
         impact="Every step takes as long as the step of this rank; the other GPUs wait in the "
@@ -207,6 +233,37 @@ MODES = (
         "what you want.",
     ),
     FailureMode(
+        "GpuStragglerLaunchBound",
+        Domain.DISTRIBUTED,
+        Severity.INFO,
+        30 * MINUTE,
+        Action.NONE,
+        "All ranks of job {job} wait for kernel launches, and {gpu} is always last",
+        "Launch less often on all ranks: CUDA graphs or torch.compile, larger batches. The last rank has the slowest CPU "
+        "core or most Python work: check its CPU limit, its NUMA node, and logging.",
+        Inject(profiles.LAUNCHING_LATE, profiles.LAUNCHING),
+        And(Compare(Calc(PeerMean(c.GR, LAUNCHES), "-", c.GR), ">=", LATE_GAP), ALL_LAUNCH),
+        scope=Scope.JOB,
+        cause=Cause.HOST,
+        implies=("GpuHostBound", "GpuLaunchBound"),
+        shows=c.GR,
+        meaning="Every rank of the job launches kernels that are too short. In each step the others wait for this rank in "
+        "a collective: its engine is less active than theirs, because theirs are busy while they wait.",
+        impact="The job runs at the speed of one CPU core: that of this rank.",
+        diagnosis=(
+            f'Compare `{s.GR_ACTIVE.record}{{workload="…"}}` of all ranks: the lowest is the last. '
+            f'`{s.PCIE_RX.record}{{workload="…"}}` is the traffic of the launches.',
+            "On its host, run `top -H`: does its launching thread have a core to itself?",
+            "Run `py-spy top --pid PID` on this rank and on another one, and compare.",
+        ),
+        mitigation=(
+            "Remove the launches: CUDA graphs, `torch.compile`, larger batches. Then the CPU matters less on all ranks.",
+            "Give this rank the same CPU as the others: its own cores on the NUMA node of its GPU.",
+            "Move logging and other work of rank 0 out of the loop.",
+        ),
+        wrong="With two ranks, the difference may come from the order in which they launch; it is small then.",
+    ),
+    FailureMode(
         "GpuCommunicationBound",
         Domain.DISTRIBUTED,
         Severity.INFO,
@@ -218,6 +275,7 @@ MODES = (
         Inject(profiles.ALL_REDUCE, profiles.ALL_REDUCE, everyone=True),
         And(WAITS.condition, Compare(PeerShare(WAITS), ">=", ALL_RANKS)),
         scope=Scope.JOB,
+        cause=Cause.PEERS,
         meaning="All ranks of the job are busy, none of them fills its GPU, and data moves: the job mostly communicates, "
         "and no single rank causes it.",
         impact="The GPUs spend most of each step communicating. The job would be faster with better overlap, and might "
@@ -261,6 +319,7 @@ MODES = (
             Compare(Calc(PeerMedian(c.GR, TALKS), "-", c.GR), "<", SAME_ENGINE),
         ),
         scope=Scope.JOB,
+        cause=Cause.PEERS,
         meaning="This rank moves far less data over NVLink than the other ranks of its job, although all of them "
         "communicate and work alike.",
         impact="Part of its traffic takes a slower path, or the model is split unevenly.",

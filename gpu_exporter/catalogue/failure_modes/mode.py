@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.conditions import (
     And,
     Compare,
@@ -95,7 +96,7 @@ class FailureMode:
 
     `condition` is evaluated per device. `fleet` is PromQL for what only Prometheus can detect; the alert fires if either
     is true. `hold` is for how many seconds it must be true before the alert fires, `keep` for how many seconds the alert
-    fires after it has ended. `implies` names modes that come with this one. `shows` is the value of the alert if that is
+    fires after it has ended. `cause` is what it blames. `implies` names modes that come with this one. `shows` is the value of the alert if that is
     not the first term of the condition; it must be known wherever the condition is true. `requires` names what must be
     scraped in addition.
 
@@ -117,6 +118,7 @@ class FailureMode:
     fleet: str = ""
     scope: Scope = Scope.DEVICE
     keep: float = 0.0
+    cause: Cause = Cause.FAULT
     implies: tuple[str, ...] = ()
     shows: Over | None = None
     meaning: str = ""

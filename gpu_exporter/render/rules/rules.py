@@ -14,10 +14,12 @@ from gpu_exporter.catalogue.conditions import (
     Condition,
     Fn,
     Leaf,
+    Limit,
     Limits,
     Mark,
     Named,
     Over,
+    PeerMean,
     PeerMedian,
     PeerShare,
     duration,
@@ -28,7 +30,10 @@ from gpu_exporter.catalogue.conditions import (
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.cost import PRICES
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
+from gpu_exporter.catalogue.formulas import expression as expression_of
+from gpu_exporter.catalogue.formulas import parts
 from gpu_exporter.catalogue.signal import Read, Signal
+from gpu_exporter.catalogue.time_shares import TIME_SHARES
 from gpu_exporter.render import banner, boards
 from gpu_exporter.render.prose import spoken, title
 from gpu_exporter.render.rules import aggregates, allocation, identity
@@ -86,9 +91,11 @@ def _judged(limits: Limits) -> Iterator[Rule]:
     yield _record(bottlenecks.CLASS, promql.classification(bottlenecks.CLASSIFICATION, limits))
     for mark in marks:
         yield _record(mark.record, promql.mark_definition(mark, limits))
-    for term in dict.fromkeys(term for term in leaves if isinstance(term, PeerShare | PeerMedian)):
+    for term in dict.fromkeys(term for term in leaves if isinstance(term, PeerShare | PeerMedian | PeerMean)):
         yield _record(term.record, promql.term_definition(term))
     yield from (rule for name, rule in definitions.items() if name in of_others)
+    for share in TIME_SHARES.values():
+        yield {**_record(share.record, expression_of(share.of, limits)), "labels": {share.label: share.name}}
 
 
 def shared_conditions() -> Mapping[str, Named]:
@@ -100,11 +107,19 @@ def shared_conditions() -> Mapping[str, Named]:
 
 
 def _conditions() -> list[Condition]:
-    return [each.condition for each in bottlenecks.BOTTLENECKS] + [mode.condition for mode in MODES if mode.condition]
+    judged = [each.condition for each in bottlenecks.BOTTLENECKS]
+    judged += [mode.condition for mode in MODES if mode.condition]
+    return judged + [part for part in _parts() if isinstance(part, Condition)]
+
+
+def _parts() -> list[Leaf | Condition | Limit]:
+    """Return what the time shares are made of."""
+    return [part for share in TIME_SHARES.values() for part in parts(share)]
 
 
 def _terms() -> Iterator[Leaf]:
     leaves = [term for condition in _conditions() for term in terms(condition)]
+    leaves += [part for part in _parts() if isinstance(part, Leaf)]
     yield from leaves
     for mark in _marks(leaves):
         yield from terms(mark.condition)
@@ -116,7 +131,7 @@ def _marks(leaves: Iterable[Leaf]) -> list[Mark]:
 
 def _windows(leaves: Iterable[Leaf]) -> Iterator[Over]:
     for term in leaves:
-        over = term.of if isinstance(term, PeerMedian) else term
+        over = term.of if isinstance(term, PeerMedian | PeerMean) else term
         if isinstance(over, Over) and over.record:
             yield Over(over.signal, over.fn, over.window)
 

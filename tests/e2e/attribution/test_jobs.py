@@ -81,7 +81,7 @@ def test_job_directory_that_is_removed(serve: Serve, node: FakeDriver, tmp_path:
     (jobs / "0").write_text("101\n")
     exporter.until(lambda page: bool(page.values(POWER, UUID=UUID[0])) and job_of(page, UUID[0]) == "101")
     jobs.rename(tmp_path / "elsewhere")
-    page = exporter.until(up("hpc_jobs", 0))
+    page = exporter.until(lambda page: up("hpc_jobs", 0)(page) and bool(page.values(POWER, UUID=UUID[0])))
     assert job_of(page, UUID[0]) == "101"
 
 

@@ -33,11 +33,12 @@ def test_nothing_wrong() -> None:
 
 
 def test_a_stall_at_each_step(driver: FakeDriver) -> None:
-    """The GPU works for 0.7 s and waits for data for 0.3 s: it is busy on average, and yet data-bound."""
+    """The GPU works for 1.2 s and waits for data for 0.8 s: it is busy on average, and yet data-bound."""
     with driver.batch():
         driver.set("Gpm.1", 72.0)
         driver.set("Gpm.21", 5000.0)
-    sawtooth(driver, 300.0, 600.0, 0.7, 0.3, 60)
+    # Much longer than the ticks that a busy machine loses.
+    sawtooth(driver, 300.0, 600.0, 1.2, 0.8, 60)
     # Long enough that a rate does not change if a busy machine makes a page 0.1 s late.
     found = run("diagnose", "--for", "20s", "--kernel-log", "none", "--json", env=driver.environment)
 
@@ -54,7 +55,7 @@ def test_a_stall_at_each_step(driver: FakeDriver) -> None:
 
 def test_the_gpus_of_this_machine(driver: FakeDriver) -> None:
     """The fake driver has the values of a matrix product; then its memory has an uncorrectable error."""
-    healthy = run("diagnose", "--for", "3s", "--kernel-log", "none", "--json", env=driver.environment)
+    healthy = run("diagnose", "--for", "8s", "--kernel-log", "none", "--json", env=driver.environment)
     driver.set("TotalEccErrors.1.0", 2)
     sick = run("diagnose", "--for", "3s", "--kernel-log", "none", env=driver.environment)
 

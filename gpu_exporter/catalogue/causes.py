@@ -1,0 +1,42 @@
+"""The vocabulary of causes: where GPU time goes, and what classes and failure modes blame.
+
+The first seven are the shares of a GPU's time, in order of precedence (see `time_shares.py`).
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Cause(Enum):
+    """Why a GPU does not do useful work, or that it does. `value` is the label `cause`."""
+
+    NO_PROCESS = "no_process"
+    THROTTLED = "throttled"
+    PEERS = "peers"
+    COPIES = "copies"
+    HOST = "host"
+    UNDERFILLED = "underfilled"
+    USEFUL = "useful"
+    # Without a share of the time.
+    FAULT = "fault"
+    CAPACITY = "capacity"
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether GPU time of this cause is lost."""
+        return self not in (Cause.USEFUL, Cause.FAULT, Cause.CAPACITY)
+
+
+WORDS = {
+    Cause.NO_PROCESS: "no process",
+    Cause.THROTTLED: "throttled",
+    Cause.PEERS: "waiting for other ranks",
+    Cause.COPIES: "copying data while no kernel runs",
+    Cause.HOST: "waiting for the host",
+    Cause.UNDERFILLED: "SMs empty while a kernel runs",
+    Cause.USEFUL: "SMs working",
+    Cause.FAULT: "a fault of the hardware, or of its monitoring",
+    Cause.CAPACITY: "memory or GPUs are short, or held without use",
+}
+SHARES = tuple(Cause)[:7]

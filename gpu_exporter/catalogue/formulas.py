@@ -1,0 +1,200 @@
+"""Formulas on terms: numbers that are recorded for each device, in PromQL and in Python.
+
+Conditions compare terms (see `conditions.py`); a formula computes with them and with conditions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gpu_exporter.catalogue import promql
+from gpu_exporter.catalogue.conditions import (
+    Calc,
+    Condition,
+    Leaf,
+    Limit,
+    Limits,
+    Over,
+    PeerMean,
+    PeerMedian,
+    PeerShare,
+    leaves,
+    no_case,
+)
+from gpu_exporter.catalogue.evaluate import Device, Window, holds, value
+from gpu_exporter.catalogue.signal import DEVICE, OPERATORS
+from gpu_exporter.catalogue.signals import GR_ACTIVE
+
+_TERMS = Over | PeerShare | PeerMedian | PeerMean | Calc
+
+
+@dataclass(frozen=True, slots=True)
+class Arithmetic:
+    """`left operator right`; unknown if a side is, or after a division by 0."""
+
+    left: Formula
+    operator: str
+    right: Formula
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """`then` where the condition is known to be true, `otherwise` elsewhere."""
+
+    condition: Condition
+    then: Formula
+    otherwise: Formula
+
+
+@dataclass(frozen=True, slots=True)
+class Least:
+    """The lesser of two formulas; the second where the first is unknown."""
+
+    left: Formula
+    right: Formula
+
+
+@dataclass(frozen=True, slots=True)
+class Greatest:
+    """The greater of two formulas; the second where the first is unknown."""
+
+    left: Formula
+    right: Formula
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A formula, or 0 where it is unknown."""
+
+    of: Formula
+
+
+@dataclass(frozen=True, slots=True)
+class OfBoard:
+    """The last value of a signal that has no owner, with the labels of the device, which its other signals have."""
+
+    of: Over
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recorded:
+    """A formula that is recorded under a name with a label, for other formulas to read."""
+
+    record: str
+    label: str
+    name: str
+    of: Formula
+
+
+Formula = _TERMS | Arithmetic | Choice | Least | Greatest | Known | OfBoard | Recorded | Limit | float
+
+
+def parts(of: Formula) -> Iterator[Leaf | Condition | Limit]:
+    """Yield the terms, conditions and limits that a formula is made of, in order."""
+    match of:
+        case float() | int():
+            return
+        case Limit() | Over() | PeerShare() | PeerMedian() | PeerMean():
+            yield of
+        case Calc():
+            yield from leaves(of)
+        case OfBoard():
+            yield of.of
+        case Arithmetic() | Least() | Greatest():
+            yield from parts(of.left)
+            yield from parts(of.right)
+        case Choice():
+            yield of.condition
+            yield from parts(of.then)
+            yield from parts(of.otherwise)
+        case Known() | Recorded():
+            yield from parts(of.of)
+        case _:
+            raise no_case(of)
+
+
+def result(of: Formula, window: Window, device: Device) -> float | None:
+    """Return the value of a formula for a device; None if it is unknown."""
+    match of:
+        case float() | int():
+            return float(of)
+        case Limit(name, default):
+            return window.limits.get(name, default)
+        case Over() | PeerShare() | PeerMedian() | PeerMean() | Calc():
+            return value(of, window, device)
+        case OfBoard():
+            return value(of.of, window, device)
+        case Arithmetic():
+            return _computed(of, window, device)
+        case Choice():
+            chosen = holds(of.condition, window, device) is True
+            return result(of.then if chosen else of.otherwise, window, device)
+        case Least() | Greatest():
+            left, right = result(of.left, window, device), result(of.right, window, device)
+            if left is None or right is None:
+                return right
+            return min(left, right) if isinstance(of, Least) else max(left, right)
+        case Known():
+            number = result(of.of, window, device)
+            return 0.0 if number is None else number
+        case Recorded():
+            return _memoised(of, window, device)
+        case _:
+            raise no_case(of)
+
+
+def _computed(of: Arithmetic, window: Window, device: Device) -> float | None:
+    left, right = result(of.left, window, device), result(of.right, window, device)
+    if left is None or right is None or (of.operator == "/" and right == 0):
+        return None
+    return OPERATORS[of.operator](left, right)
+
+
+def _memoised(of: Recorded, window: Window, device: Device) -> float | None:
+    key = (of, device)
+    if key not in window.memo:
+        window.memo[key] = result(of.of, window, device)
+    number: float | None = window.memo[key]
+    return number
+
+
+def expression(of: Formula, limits: Limits) -> str:
+    """Return the PromQL of a formula, for devices whose engine activity is known."""
+    match of:
+        case float() | int():
+            return f"({GR_ACTIVE.record} * 0 + {of:.15g})"
+        case Limit(name, default):
+            return expression(limits.get(name, default), limits)
+        case Over() | PeerShare() | PeerMedian() | PeerMean() | Calc():
+            return promql.term(of)
+        case OfBoard():
+            return (
+                f"({GR_ACTIVE.record} * 0 + on ({', '.join(DEVICE)}) group_left () "
+                f"max by ({', '.join(DEVICE)}) ({promql.term(of.of)}))"
+            )
+        case Arithmetic():
+            return f"({_side(of.left, limits)} {of.operator} {_side(of.right, limits)})"
+        case Choice():
+            chosen = f"({expression(of.then, limits)} and ({promql.condition(of.condition, limits)}))"
+            rest = f"({expression(of.otherwise, limits)} unless ({promql.condition(of.condition, limits)}))"
+            return f"({chosen} or {rest})"
+        case Least() | Greatest():
+            left, right = expression(of.left, limits), expression(of.right, limits)
+            return f"({left} {'<' if isinstance(of, Least) else '>'} {right} or {right})"
+        case Known():
+            return f"({expression(of.of, limits)} or {GR_ACTIVE.record} * 0)"
+        case Recorded():
+            return f'sum without ({of.label}) ({of.record}{{{of.label}="{of.name}"}})'
+        case _:
+            raise no_case(of)
+
+
+def _side(of: Formula, limits: Limits) -> str:
+    """Return one side of an operation, where a number needs no device."""
+    match of:
+        case float() | int():
+            return f"{of:.15g}"
+        case Limit(name, default):
+            return f"{limits.get(name, default):.15g}"
+    return expression(of, limits)

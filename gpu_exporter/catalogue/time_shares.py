@@ -1,0 +1,118 @@
+"""Where the time of a GPU goes: disjoint shares by cause, which add up to 1.
+
+Means over the window of the classes. A moment counts once, for the first of these causes that applies:
+
+    no process    no kernel runs, nothing is copied, and no memory is in use
+    throttled     the engine is busy, and its clock is lowered by heat or the power supply
+    peers         a kernel waits for other ranks: it keeps few SMs busy while those of a working GPU are full
+    copies        a copy engine works, and no kernel runs
+    host          neither works
+    underfilled   a kernel runs: the share of the SMs that are empty
+    useful        a kernel runs: the share of the SMs that are active
+
+A rank that waits in a collective keeps `waitingSm` of its SMs busy, one that works `workingSm`, so the SM activity of a
+rank is the mean of both, weighted by time: s = w * waitingSm + (e - w) * workingSm for an engine activity e.
+Measured on H200s against the time that workloads themselves injected: tests/recordings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gpu_exporter.catalogue import bottlenecks as c
+from gpu_exporter.catalogue import signals as s
+from gpu_exporter.catalogue.bottlenecks import WINDOW, mean
+from gpu_exporter.catalogue.causes import SHARES, Cause
+from gpu_exporter.catalogue.conditions import And, Compare, Fn, Limit, Or, Over, PeerShare
+from gpu_exporter.catalogue.evaluate import Device, Window
+from gpu_exporter.catalogue.failure_modes.distributed import HANGS, SPINS
+from gpu_exporter.catalogue.formulas import (
+    Arithmetic,
+    Choice,
+    Formula,
+    Greatest,
+    Known,
+    Least,
+    OfBoard,
+    Recorded,
+    result,
+)
+
+RECORD, LABEL = "gpu:time:ratio", "cause"
+# fmt: off
+WORKING_SM   = Limit("workingSm", 0.94, "ratio", "SM activity of a rank that does not wait for others")
+WAITING_SM   = Limit("waitingSm", 0.17, "ratio", "SM activity of a rank that waits in a collective")
+LINK_LIMIT   = Limit("linkLimit", 0.92, "ratio", "share of the PCIe link that the fastest copy uses")
+EMPTY_MEMORY = Limit("emptyMemory", 2e8, "bytes", "device memory in use below which no process uses the GPU")
+# fmt: on
+LIMITS = (WORKING_SM, WAITING_SM, LINK_LIMIT, EMPTY_MEMORY)
+
+
+def _minus(first: Formula, *rest: Formula) -> Formula:
+    """Return the difference, or 0 where it is negative."""
+    for each in rest:
+        first = Arithmetic(first, "-", each)
+    return Greatest(first, 0.0)
+
+
+def _of_running(of: Formula) -> Formula:
+    """Return a share of a GPU whose job makes progress. All time of a job that hangs is lost to its ranks."""
+    return Choice(HANGS, 0.0, of)
+
+
+def _recorded(cause: Cause, of: Formula) -> Recorded:
+    return Recorded(RECORD, LABEL, cause.value, of)
+
+
+ENGINE, SM = c.GR, c.SM
+# Of a link, the busier direction counts. NVLink has no share: its capacity is not a signal.
+_LINK = Arithmetic(Greatest(c.RX, c.TX), "/", LINK_LIMIT)
+_BETWEEN_GPUS = Compare(c.NVLINK, ">=", c.MOVING)
+# GPU utilisation counts copy engines, too, but too many of the gaps between short kernels.
+_COPY_ENGINE = _minus(mean(s.UTIL), ENGINE)
+_COPIES = Choice(_BETWEEN_GPUS, _COPY_ENGINE, Least(_LINK, _COPY_ENGINE))
+_THROTTLING = Greatest(
+    OfBoard(mean(s.HW_THERMAL)), Greatest(OfBoard(mean(s.SW_THERMAL)), Known(OfBoard(mean(s.POWER_BRAKE))))
+)
+# Without traffic, a rank waits for its first message, if it has peers at all.
+_WAITS = Or(c.TRAFFIC, And(c.SPINNING, Compare(PeerShare(SPINS), ">=", 0.0)))
+
+THROTTLED = _recorded(Cause.THROTTLED, _of_running(Least(_THROTTLING, ENGINE)))
+_UNTHROTTLED = _minus(ENGINE, THROTTLED)
+_SM_LACKING = _minus(Arithmetic(_UNTHROTTLED, "*", WORKING_SM), SM)
+PEERS = _recorded(
+    Cause.PEERS,
+    Choice(
+        HANGS,
+        1.0,
+        Choice(_WAITS, Least(Arithmetic(_SM_LACKING, "/", Arithmetic(WORKING_SM, "-", WAITING_SM)), _UNTHROTTLED), 0.0),
+    ),
+)
+COPIES = _recorded(Cause.COPIES, _of_running(Least(Known(_COPIES), _minus(1.0, ENGINE))))
+_EMPTY = Compare(Over(s.FB_USED, Fn.MAX, WINDOW), "<", EMPTY_MEMORY)
+NO_PROCESS = _recorded(Cause.NO_PROCESS, _of_running(Choice(_EMPTY, _minus(1.0, ENGINE, COPIES), 0.0)))
+HOST = _recorded(Cause.HOST, _of_running(_minus(1.0, ENGINE, COPIES, NO_PROCESS)))
+_WORKING = _minus(ENGINE, THROTTLED, PEERS)
+USEFUL = _recorded(
+    Cause.USEFUL,
+    Least(_minus(SM, Arithmetic(PEERS, "*", WAITING_SM), Arithmetic(THROTTLED, "*", WORKING_SM)), _WORKING),
+)
+UNDERFILLED = _recorded(Cause.UNDERFILLED, _minus(_WORKING, USEFUL))
+
+# In the order in which they are recorded: each reads only those before it.
+TIME_SHARES: Mapping[Cause, Recorded] = {
+    Cause.THROTTLED: THROTTLED,
+    Cause.PEERS: PEERS,
+    Cause.COPIES: COPIES,
+    Cause.NO_PROCESS: NO_PROCESS,
+    Cause.HOST: HOST,
+    Cause.USEFUL: USEFUL,
+    Cause.UNDERFILLED: UNDERFILLED,
+}
+
+
+def time_shares(window: Window, device: Device) -> Mapping[Cause, float]:
+    """Return the shares of a device's time by cause, which add up to 1; empty if they are unknown."""
+    shares = {cause: result(TIME_SHARES[cause], window, device) for cause in SHARES}
+    known = {cause: share for cause, share in shares.items() if share is not None}
+    return known if len(known) == len(SHARES) else {}
