@@ -1,5 +1,7 @@
 """Formulas on terms: numbers that are recorded for each device, in PromQL and in Python.
 
+Each is unknown for a device whose engine activity is unknown.
+
 Conditions compare terms (see `conditions.py`); a formula computes with them and with conditions.
 """
 
@@ -26,6 +28,7 @@ from gpu_exporter.catalogue.evaluate import Device, Window, holds, value
 from gpu_exporter.catalogue.signal import DEVICE, OPERATORS
 from gpu_exporter.catalogue.signals import GR_ACTIVE
 
+_ENGINE = Over(GR_ACTIVE)
 _TERMS = Over | PeerShare | PeerMedian | PeerMean | Calc
 
 
@@ -64,6 +67,13 @@ class Greatest:
 
 
 @dataclass(frozen=True, slots=True)
+class Positive:
+    """A formula, or 0 where it is negative."""
+
+    of: Formula
+
+
+@dataclass(frozen=True, slots=True)
 class Known:
     """A formula, or 0 where it is unknown."""
 
@@ -72,9 +82,9 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class OfBoard:
-    """The last value of a signal that has no owner, with the labels of the device, which its other signals have."""
+    """The maximum of terms of signals that have no owner, with all labels of the device."""
 
-    of: Over
+    of: tuple[Over, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,7 +97,7 @@ class Recorded:
     of: Formula
 
 
-Formula = _TERMS | Arithmetic | Choice | Least | Greatest | Known | OfBoard | Recorded | Limit | float
+Formula = _TERMS | Arithmetic | Choice | Least | Greatest | Positive | Known | OfBoard | Recorded | Limit | float
 
 
 def parts(of: Formula) -> Iterator[Leaf | Condition | Limit]:
@@ -100,7 +110,7 @@ def parts(of: Formula) -> Iterator[Leaf | Condition | Limit]:
         case Calc():
             yield from leaves(of)
         case OfBoard():
-            yield of.of
+            yield from of.of
         case Arithmetic() | Least() | Greatest():
             yield from parts(of.left)
             yield from parts(of.right)
@@ -108,7 +118,7 @@ def parts(of: Formula) -> Iterator[Leaf | Condition | Limit]:
             yield of.condition
             yield from parts(of.then)
             yield from parts(of.otherwise)
-        case Known() | Recorded():
+        case Positive() | Known() | Recorded():
             yield from parts(of.of)
         case _:
             raise no_case(of)
@@ -118,13 +128,14 @@ def result(of: Formula, window: Window, device: Device) -> float | None:
     """Return the value of a formula for a device; None if it is unknown."""
     match of:
         case float() | int():
-            return float(of)
+            return None if value(_ENGINE, window, device) is None else float(of)
         case Limit(name, default):
             return window.limits.get(name, default)
         case Over() | PeerShare() | PeerMedian() | PeerMean() | Calc():
             return value(of, window, device)
         case OfBoard():
-            return value(of.of, window, device)
+            numbers = (value(term, window, device) for term in of.of)
+            return max((number for number in numbers if number is not None), default=None)
         case Arithmetic():
             return _computed(of, window, device)
         case Choice():
@@ -135,9 +146,12 @@ def result(of: Formula, window: Window, device: Device) -> float | None:
             if left is None or right is None:
                 return right
             return min(left, right) if isinstance(of, Least) else max(left, right)
+        case Positive():
+            number = result(of.of, window, device)
+            return None if number is None else max(number, 0.0)
         case Known():
             number = result(of.of, window, device)
-            return 0.0 if number is None else number
+            return result(0.0, window, device) if number is None else number
         case Recorded():
             return _memoised(of, window, device)
         case _:
@@ -169,10 +183,7 @@ def expression(of: Formula, limits: Limits) -> str:
         case Over() | PeerShare() | PeerMedian() | PeerMean() | Calc():
             return promql.term(of)
         case OfBoard():
-            return (
-                f"({GR_ACTIVE.record} * 0 + on ({', '.join(DEVICE)}) group_left () "
-                f"max by ({', '.join(DEVICE)}) ({promql.term(of.of)}))"
-            )
+            return _of_board(of)
         case Arithmetic():
             return f"({_side(of.left, limits)} {of.operator} {_side(of.right, limits)})"
         case Choice():
@@ -182,12 +193,20 @@ def expression(of: Formula, limits: Limits) -> str:
         case Least() | Greatest():
             left, right = expression(of.left, limits), expression(of.right, limits)
             return f"({left} {'<' if isinstance(of, Least) else '>'} {right} or {right})"
+        case Positive():
+            return f"clamp_min({expression(of.of, limits)}, 0)"
         case Known():
             return f"({expression(of.of, limits)} or {GR_ACTIVE.record} * 0)"
         case Recorded():
             return f'sum without ({of.label}) ({of.record}{{{of.label}="{of.name}"}})'
         case _:
             raise no_case(of)
+
+
+def _of_board(of: OfBoard) -> str:
+    device = ", ".join(DEVICE)
+    terms = (f'label_replace({promql.term(term)}, "part", "{part}", "", "")' for part, term in enumerate(of.of))
+    return f"({GR_ACTIVE.record} * 0 + on ({device}) group_left () max by ({device}) ({' or '.join(terms)}))"
 
 
 def _side(of: Formula, limits: Limits) -> str:

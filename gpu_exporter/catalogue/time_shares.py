@@ -34,6 +34,7 @@ from gpu_exporter.catalogue.formulas import (
     Known,
     Least,
     OfBoard,
+    Positive,
     Recorded,
     result,
 )
@@ -52,7 +53,7 @@ def _minus(first: Formula, *rest: Formula) -> Formula:
     """Return the difference, or 0 where it is negative."""
     for each in rest:
         first = Arithmetic(first, "-", each)
-    return Greatest(first, 0.0)
+    return Positive(first)
 
 
 def _of_running(of: Formula) -> Formula:
@@ -64,16 +65,14 @@ def _recorded(cause: Cause, of: Formula) -> Recorded:
     return Recorded(RECORD, LABEL, cause.value, of)
 
 
-ENGINE, SM = c.GR, c.SM
+ENGINE, SM = Least(c.GR, 1.0), c.SM
 # Of a link, the busier direction counts. NVLink has no share: its capacity is not a signal.
 _LINK = Arithmetic(Greatest(c.RX, c.TX), "/", LINK_LIMIT)
 _BETWEEN_GPUS = Compare(c.NVLINK, ">=", c.MOVING)
 # GPU utilisation counts copy engines, too, but too many of the gaps between short kernels.
 _COPY_ENGINE = _minus(mean(s.UTIL), ENGINE)
 _COPIES = Choice(_BETWEEN_GPUS, _COPY_ENGINE, Least(_LINK, _COPY_ENGINE))
-_THROTTLING = Greatest(
-    OfBoard(mean(s.HW_THERMAL)), Greatest(OfBoard(mean(s.SW_THERMAL)), Known(OfBoard(mean(s.POWER_BRAKE))))
-)
+_THROTTLING = Known(OfBoard((mean(s.HW_THERMAL), mean(s.SW_THERMAL), mean(s.POWER_BRAKE))))
 # Without traffic, a rank waits for its first message, if it has peers at all.
 _WAITS = Or(c.TRAFFIC, And(c.SPINNING, Compare(PeerShare(SPINS), ">=", 0.0)))
 

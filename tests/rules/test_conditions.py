@@ -24,14 +24,16 @@ import yaml
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from gpu_exporter.catalogue import evaluate
+from gpu_exporter.catalogue import evaluate, time_shares
 from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS, CLASS, classify
-from gpu_exporter.catalogue.conditions import Leaf, Limits, Over, PeerMedian, terms
+from gpu_exporter.catalogue.conditions import Condition, Leaf, Limits, Over, PeerMean, PeerMedian, terms
 from gpu_exporter.catalogue.evaluate import Device, Points, holds, marked
 from gpu_exporter.catalogue.failure_modes import MODES, profiles
 from gpu_exporter.catalogue.failure_modes.mode import Ramp, Values, Wave
+from gpu_exporter.catalogue.formulas import parts, result
 from gpu_exporter.catalogue.signal import OWNER, Signal
 from gpu_exporter.catalogue.signals import SIGNALS
+from gpu_exporter.catalogue.time_shares import TIME_SHARES
 from gpu_exporter.diagnosis import window
 from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample
 from tests import ROOT
@@ -92,11 +94,18 @@ class Fleet:
         return self.memo["jobs"][device.job] if device.workload else ()
 
 
+PARTS = [part for share in TIME_SHARES.values() for part in parts(share)]
+CONDITIONS = [
+    *(each.condition for each in BOTTLENECKS),
+    *(mode.condition for mode in MODES if mode.condition),
+    *(part for part in PARTS if isinstance(part, Condition)),
+]
 TERMS = tuple(
     dict.fromkeys(
-        term
-        for condition in [each.condition for each in BOTTLENECKS] + [mode.condition for mode in MODES if mode.condition]
-        for term in terms(condition)
+        [
+            *(term for condition in CONDITIONS for term in terms(condition)),
+            *(part for part in PARTS if isinstance(part, Leaf)),
+        ]
     )
 )
 MARKS = tuple(dict.fromkeys(term.mark for term in TERMS if not isinstance(term, Over)))
@@ -106,7 +115,7 @@ def _over(leaves: Sequence[Leaf]) -> Iterator[Over]:
     for term in leaves:
         if isinstance(term, Over):
             yield term
-        elif isinstance(term, PeerMedian):
+        elif isinstance(term, PeerMedian | PeerMean):
             yield term.of
 
 
@@ -328,6 +337,7 @@ def evaluated(prometheus: Prometheus, fleet: Fleet) -> tuple[float, Mapping[str,
         for at, value in each["values"]:
             if abs(float(at) - last) < 5e-4:
                 name = labels["alertname"] if labels["__name__"] == "ALERTS" else labels["__name__"]
+                name = f"{name} {labels['cause']}" if name == time_shares.RECORD else name
                 found[name][labels["UUID"]] = float(value)
     return last, found
 
@@ -352,6 +362,15 @@ def differences(fleet: Fleet, found: Mapping[str, Mapping[str, float]]) -> Itera
                     in_python or 0, in_prometheus or 0, rel_tol=1e-6, abs_tol=1e-9
                 ):
                     yield f"{term.record} of {gpu}: {in_python} in Python, {in_prometheus} in Prometheus"
+        for share in TIME_SHARES.values():
+            in_python, in_prometheus = result(share, fleet, gpu), rule_values.get(f"{share.record} {share.name}")
+            if (in_python is None) != (in_prometheus is None) or not math.isclose(
+                in_python or 0, in_prometheus or 0, rel_tol=1e-6, abs_tol=1e-9
+            ):
+                yield f"share {share.name} of {gpu}: {in_python} in Python, {in_prometheus} in Prometheus"
+        shares = time_shares.time_shares(fleet, gpu)
+        if shares and not math.isclose(sum(shares.values()), 1.0, abs_tol=1e-9):
+            yield f"the shares of {gpu} add up to {sum(shares.values())}"
 
 
 def disagreement(seed: int, folder: Path, promtool: Path) -> str:

@@ -16,6 +16,7 @@ from gpu_exporter.catalogue.conditions import (
     Or,
     OrIfKnown,
     Over,
+    PeerMean,
     PeerMedian,
     PeerShare,
     Unless,
@@ -66,7 +67,7 @@ def _term_knowable(term: Leaf, generation: Generation) -> bool:
             return available(term.signal, generation)
         case PeerShare():
             return knowable(term.mark.condition, generation)
-        case PeerMedian():
+        case PeerMedian() | PeerMean():
             return available(term.of.signal, generation) and knowable(term.mark.condition, generation)
         case _:
             raise no_case(term)
