@@ -56,7 +56,8 @@ IDLE_FLOAT     = Limit("idleFloat", 0.02, "ratio", "sum of FP64, FP32 and FP16 a
 IDLE_INT       = Limit("idleInt", 0.1, "ratio", "integer activity at or above which a kernel computes instead of spinning")
 MOVING         = Limit("movingBytes", 1e9, "bytes per second", "traffic at or above which a copy counts as active")
 TALKING        = Limit("talkingBytes", 5e6, "bytes per second", "NVLink traffic at or above which a collective or a copy counts as active; without one it is 0")
-LAUNCHING      = Limit("launchingBytes", 4e7, "bytes per second", "PCIe traffic to the GPU at or above which the CPU launches kernels all the time")
+LAUNCH_DRAM    = Limit("launchDram", 0.05, "ratio", "DRAM activity below which kernels are too short for their launches")
+LAUNCHING      = Limit("launchingBytes", 3.5e7, "bytes per second", "PCIe traffic to the GPU at or above which the CPU launches kernels all the time")
 # fmt: on
 
 
@@ -111,7 +112,7 @@ LAUNCHES = Unless(
     And(
         Compare(GR, ">=", IDLE_ENGINE),
         Compare(SM, "<", SPINNING_SM),
-        Compare(DRAM, "<", IDLE_PIPES),
+        Compare(DRAM, "<", LAUNCH_DRAM),
         Compare(mean(s.PCIE_RX), ">=", LAUNCHING),
     ),
     COPYING,

@@ -63,7 +63,7 @@ _AGGREGATES: Mapping[Fn, Callable[[Sequence[float]], float]] = {
     Fn.MAX: max,
     Fn.STDDEV: statistics.pstdev,
 }
-_COMPARE: Mapping[str, Callable[[float, float], bool]] = {">": gt, ">=": ge, "<": lt, "<=": le, "==": eq, "!=": ne}
+COMPARE: Mapping[str, Callable[[float, float], bool]] = {">": gt, ">=": ge, "<": lt, "<=": le, "==": eq, "!=": ne}
 
 
 # --- terms -----------------------------------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ def holds(of: Condition, window: Window, device: Device) -> bool | None:
     match of:
         case Compare():
             left, right = value(of.left, window, device), bound(of, window, device)
-            return None if left is None or right is None else _COMPARE[of.operator](left, right)
+            return None if left is None or right is None else COMPARE[of.operator](left, right)
         case And():
             return _all(of, window, device)
         case Or():

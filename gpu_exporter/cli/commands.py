@@ -275,6 +275,12 @@ def events_command(as_json: bool, **values: Any) -> None:
 @click.option(
     "--ca-file", type=click.Path(path_type=Path), help="File with the CA certificates to verify an https URL."
 )
+@click.option(
+    "--gpu-price",
+    "price",
+    type=click.FloatRange(min=0),
+    help="Price of a GPU for an hour in USD, to say what was lost.",
+)
 @click.option("--all", "every", is_flag=True, help="Also list the failure modes that could not be evaluated, and why.")
 @click.option("--verbose", is_flag=True, help="Add the names of the series.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -290,7 +296,7 @@ def diagnose_command(every: bool, verbose: bool, as_json: bool, url: str, **valu
     from gpu_exporter.cli.diagnose import Request, diagnosis
 
     login = {name: values.pop(name) for name in ("user", "password_file", "token_file", "ca_file")}
-    what = {name: values.pop(name) for name in ("seconds", "phase", "one_job")}
+    what = {name: values.pop(name) for name in ("seconds", "phase", "one_job", "price")}
     request = Request(Config(**values), remote.Remote(url, **login) if url else None, **what)
     _exit(*diagnosis(request, every=every, as_json=as_json, verbose=verbose))
 

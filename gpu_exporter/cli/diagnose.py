@@ -42,6 +42,7 @@ class Request:
     seconds: float | None = None
     phase: str = ""
     one_job: bool = False
+    price: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,7 @@ def diagnosis(request: Request, *, every: bool, as_json: bool, verbose: bool = F
     if as_json:
         _print_json(diagnoses, absent, gathered)
     else:
-        _print_text(diagnoses, absent, gathered, every=every, verbose=verbose)
+        _print_text(diagnoses, absent, gathered, every=every, verbose=verbose, price=request.price)
     return report.exit_code(diagnoses, absent), clean
 
 
@@ -144,7 +145,13 @@ def _print_json(diagnoses: Sequence[judge.Diagnosis], absent: Sequence[Absent], 
 
 
 def _print_text(
-    diagnoses: Sequence[judge.Diagnosis], absent: Sequence[Absent], gathered: _Gathered, *, every: bool, verbose: bool
+    diagnoses: Sequence[judge.Diagnosis],
+    absent: Sequence[Absent],
+    gathered: _Gathered,
+    *,
+    every: bool,
+    verbose: bool,
+    price: float | None,
 ) -> None:
     for line in report.absences(absent):
         click.echo(line)
@@ -154,10 +161,16 @@ def _print_text(
     if len(phases) > 1:
         click.echo(f"Its {len(phases)} phases are analysed together; select one with --phase: {', '.join(phases)}")
     click.echo("\n".join(report.lines(diagnoses, every=every, verbose=verbose)))
+    for line in report.time_lines(diagnoses, price):
+        click.echo(line)
     if hint := report.hint(diagnoses):
         click.echo(hint)
     code = report.exit_code(diagnoses, absent)
-    if code != 1:
+    if code == 0 and report.has_headroom(diagnoses):
+        click.echo(
+            "no fault was found, but the GPUs could do more: see where their time went and which limit they reach"
+        )
+    elif code != 1:
         click.echo("nothing wrong was found" if code == 0 else "could not tell: see --all")
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gpu_exporter.catalogue.bottlenecks import Bottleneck, classify
+from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.conditions import (
     And,
     Compare,
@@ -25,8 +26,10 @@ from gpu_exporter.catalogue.conditions import (
 from gpu_exporter.catalogue.evaluate import holds, value
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Scope
+from gpu_exporter.catalogue.headroom import Headroom, headroom
 from gpu_exporter.catalogue.signal import Signal
 from gpu_exporter.catalogue.signals import UP
+from gpu_exporter.catalogue.time_shares import time_shares
 from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.diagnosis.window import DeviceIdentity, Window
 
@@ -46,7 +49,8 @@ class Match:
 class Diagnosis:
     """What is wrong with one GPU. `unknown` are the modes that could not be judged, with the missing signals.
 
-    `numbers` is the evidence for the bottleneck.
+    `numbers` is the evidence for the bottleneck. `shares` is where its time went; empty if that is unknown. `headroom`
+    is how close it is to the limits of its chip, if its kernels fill it.
     """
 
     device: DeviceKey
@@ -56,6 +60,8 @@ class Diagnosis:
     unknown: Mapping[str, tuple[Signal, ...]]
     numbers: Evidence
     is_down: bool = False
+    shares: Mapping[Cause, float] = field(default_factory=dict)
+    headroom: Headroom | None = None
 
 
 def diagnose(window: Window, modes: Sequence[FailureMode] = MODES) -> tuple[Diagnosis, ...]:
@@ -82,7 +88,8 @@ def _of(window: Window, device: DeviceKey, identity: DeviceIdentity, modes: Sequ
                 unknown[mode.name] = missing
     bottleneck = None if is_down else classify(window, device)
     numbers = because(bottleneck.condition, window, device) if bottleneck else {}
-    return Diagnosis(device, identity, bottleneck, tuple(matches), unknown, numbers, is_down)
+    shares, room = ({}, None) if is_down else (time_shares(window, device), headroom(window, device))
+    return Diagnosis(device, identity, bottleneck, tuple(matches), unknown, numbers, is_down, shares, room)
 
 
 def because(condition: Condition, window: Window, device: DeviceKey) -> Evidence:

@@ -9,9 +9,11 @@ from typing import Any
 from gpu_exporter.catalogue.conditions import PeerMean, PeerMedian
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import Scope, Severity
+from gpu_exporter.catalogue.headroom import Headroom
 from gpu_exporter.catalogue.signal import Signal
 from gpu_exporter.decoding import printable
 from gpu_exporter.diagnosis.judge import Diagnosis, Evidence, name_of
+from gpu_exporter.diagnosis.loss import LEAST_LOSS, breakdown, limits, lost, next_step, summary
 from gpu_exporter.diagnosis.presence import Absent, explain
 from gpu_exporter.diagnosis.window import UNIDENTIFIED, DeviceIdentity
 from gpu_exporter.diagnosis.words import series, statement, subject
@@ -61,12 +63,16 @@ def _as_dict(diagnosis: Diagnosis) -> dict[str, Any]:
         "modelName": identity.model,
         **({"down": identity.down} if diagnosis.is_down else {}),
         "class": diagnosis.bottleneck.name if diagnosis.bottleneck else None,
+        "cause": diagnosis.bottleneck.cause.value if diagnosis.bottleneck else None,
         "evidence": _rounded(diagnosis.numbers),
+        "time": {cause.value: round(share, 4) for cause, share in diagnosis.shares.items()},
+        **({"headroom": _headroom(diagnosis.headroom)} if diagnosis.headroom else {}),
         "modes": [
             {
                 "name": match.mode.name,
                 "severity": match.mode.severity.value,
                 "domain": match.mode.domain.value,
+                "cause": match.mode.cause.value,
                 "action": match.mode.action.value,
                 "because": _rounded(match.because),
                 "advice": match.mode.advice,
@@ -75,6 +81,23 @@ def _as_dict(diagnosis: Diagnosis) -> dict[str, Any]:
         ],
         "unknown": {name: [signal.name for signal in missing] for name, missing in diagnosis.unknown.items()},
     }
+
+
+def _headroom(headroom: Headroom) -> dict[str, Any]:
+    shares = {name: round(getattr(headroom, name), 4) for name in ("tensor", "memory", "pipes")}
+    return {**shares, "limited_by": headroom.limited_by or None}
+
+
+def has_headroom(diagnoses: Sequence[Diagnosis]) -> bool:
+    """Return whether a GPU that works loses time, or reaches none of its limits."""
+    working = [each for each in diagnoses if each.bottleneck and each.bottleneck.name != "idle"]
+    return any(lost(each.shares) >= LEAST_LOSS or (each.headroom and not each.headroom.limited_by) for each in working)
+
+
+def time_lines(diagnoses: Sequence[Diagnosis], price: float | None = None) -> Iterator[str]:
+    """Yield lines on where the time of all GPUs went, if there are several or a price is known."""
+    if len(diagnoses) > 1 or price is not None:
+        yield from summary([diagnosis.shares for diagnosis in diagnoses], price)
 
 
 def _rounded(evidence: Evidence) -> dict[str, float]:
@@ -91,9 +114,10 @@ def lines(diagnoses: Sequence[Diagnosis], *, every: bool = False, verbose: bool 
         bottleneck = diagnosis.bottleneck.name if diagnosis.bottleneck else ""
         modes = tuple(match.mode.name for match in diagnosis.matches)
         unknown = tuple(diagnosis.unknown.items()) if every else ()
+        reached = diagnosis.headroom.limited_by if diagnosis.headroom else None
         where = _where(diagnosis)
         down = diagnosis.is_down and diagnosis.identity.down
-        groups[where, bool(diagnosis.device.instance), bottleneck, down, modes, unknown].append(diagnosis)
+        groups[where, bool(diagnosis.device.instance), bottleneck, down, modes, unknown, reached].append(diagnosis)
     for group in sorted(groups.values(), key=_urgency):
         yield from _block(group, every=every, verbose=verbose)
 
@@ -118,6 +142,10 @@ def _block(group: Sequence[Diagnosis], *, every: bool, verbose: bool) -> Iterato
     yield f"GPU{'s' * (len(group) > 1)} {_names(group)}{f' ({where})' if where else ''}  {what}"
     printed: set[str] = set()
     yield from _evidence([diagnosis.numbers for diagnosis in group], printed, verbose=verbose)
+    if shares := breakdown([diagnosis.shares for diagnosis in group]):
+        yield f"    time: {shares}"
+    if first.headroom and not first.headroom.limited_by:
+        yield f"    limited by neither: {limits(first.headroom)}; look at {next_step(first.headroom)}"
     for place, match in enumerate(first.matches):
         yield f"  {match.mode.name} ({match.mode.severity.value})"
         yield from _evidence([diagnosis.matches[place].because for diagnosis in group], printed, verbose=verbose)

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
+from gpu_exporter.catalogue.time_shares import LABEL
 from gpu_exporter.render.boards import COST
 from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.frame import About, BoardRow
-from gpu_exporter.render.dashboards.panels import lines, number, watched
+from gpu_exporter.render.dashboards.panels import lines, number, time_shares, watched
 from gpu_exporter.render.dashboards.queries import Query
 from gpu_exporter.render.dashboards.tables import firing, table
 from gpu_exporter.render.rules import aggregates as a
@@ -22,6 +23,7 @@ def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
     """Return the rows: totals, owners, GPUs."""
     return [
         BoardRow("What do the GPUs cost?", [watched(BOARD), *_numbers(), firing(BOARD, modes, [Domain.COST], 24)]),
+        BoardRow("Where do the GPU hours go?", _time()),
         BoardRow("Who uses and who wastes GPUs?", _owners()),
         BoardRow("Which GPUs are wasted?", _devices()),
     ]
@@ -50,6 +52,28 @@ def _cost(what: str) -> About:
         "as budgeted, with little wasted spend.",
         "the tables below show which workloads and GPUs.",
     )
+
+
+def _time() -> list[object]:
+    by_cause = f"sum by ({LABEL}) ({q.of(BOARD, a.TIME)})"
+    cost = f"sum by ({LABEL}) ({q.of(BOARD, a.TIME_COST)})"
+    return [
+        time_shares("GPUs by cause", Query(by_cause, f"{{{{{LABEL}}}}}", "short")),
+        time_shares("Cost per hour by cause", Query(cost, f"{{{{{LABEL}}}}}", "currencyUSD")),
+        table(
+            "GPU-hours of the time range",
+            About(
+                "GPU-hours by cause, in the time range of the dashboard, and their price.",
+                "mostly useful.",
+                "the largest cause of loss is worth the most: the Job dashboard shows which ranks.",
+            ),
+            [
+                Query(f"avg_over_time(({by_cause})[$__range:5m]) * $__range_s / 3600", "", "short", "GPU-hours"),
+                Query(f"avg_over_time(({cost})[$__range:5m]) * $__range_s / 3600", "", "currencyUSD", "cost"),
+            ],
+            (LABEL,),
+        ),
+    ]
 
 
 def _owners() -> list[object]:

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Severity
+from gpu_exporter.catalogue.time_shares import LABEL
 from gpu_exporter.render.boards import FLEET
 from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.frame import GREEN, ORANGE, RED, About, BoardRow, Step
-from gpu_exporter.render.dashboards.panels import coloured, lines, number
+from gpu_exporter.render.dashboards.panels import coloured, lines, number, time_shares
 from gpu_exporter.render.dashboards.queries import Query
 from gpu_exporter.render.dashboards.tables import firing, table
 from gpu_exporter.render.rules import aggregates as a
@@ -92,7 +93,8 @@ def _alerts(severity: Severity, colour: str, cure: str) -> object:
 
 
 def _doing() -> list[object]:
-    return [_classes(), _utilisation(), _nodes()]
+    by_cause = Query(f"sum by ({LABEL}) ({q.of(BOARD, a.CLUSTER_TIME)})", f"{{{{{LABEL}}}}}", "short")
+    return [_classes(), time_shares("Where do the GPU hours go?", by_cause), _utilisation(), _nodes()]
 
 
 def _classes() -> object:

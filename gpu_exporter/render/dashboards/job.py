@@ -14,7 +14,7 @@ from gpu_exporter.render.boards import JOB
 from gpu_exporter.render.dashboards import between_scrapes
 from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.frame import GREEN, ORANGE, About, BoardRow
-from gpu_exporter.render.dashboards.panels import class_timeline, lines, states, watched
+from gpu_exporter.render.dashboards.panels import class_timeline, lines, states, time_shares, watched
 from gpu_exporter.render.dashboards.tables import firing
 
 BOARD = JOB
@@ -25,7 +25,12 @@ def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
     return [
         BoardRow(
             "Is the job making progress?",
-            [watched(BOARD), firing(BOARD, modes, [Domain.DISTRIBUTED], 20), class_timeline(BOARD)],
+            [
+                watched(BOARD),
+                firing(BOARD, modes, [Domain.DISTRIBUTED], 20),
+                class_timeline(BOARD, 12),
+                time_shares("Where does the time of its GPUs go?", q.shares_of(BOARD)),
+            ],
         ),
         BoardRow("Which rank do the others wait for?", _waiting()),
         BoardRow("Is a GPU faulty, or does it have more work?", _chips()),
@@ -63,7 +68,7 @@ def _waiting() -> list[object]:
                 "similar on all ranks.",
                 "a rank below the others waits for its host: data loader, CPU throttling, noisy neighbours.",
             ),
-            [q.query(BOARD, c.GR), q.query(BOARD, PeerMedian(c.GR, d.WAITS), "median of waiting ranks")],
+            [q.query(BOARD, c.GR), q.query(BOARD, PeerMedian(c.GR, d.COMMUNICATES), "median of communicating ranks")],
             width=12,
         ),
         lines(

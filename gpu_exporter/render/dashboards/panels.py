@@ -8,6 +8,7 @@ from typing import Any
 from grafanalib import core
 
 from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS
+from gpu_exporter.catalogue.causes import COLOURS, SHARES, WORDS
 from gpu_exporter.render.boards import Board
 from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.frame import ABSENT, TO_GPU, About, Step, common, extra, ref, steps_of, targets
@@ -137,6 +138,25 @@ def class_timeline(board: Board, width: int = 24) -> Any:
         mappings=[{"type": "value", "options": options}],
         colorMode="fixed",
         extraJson=extra({"unit": "short", "links": [TO_GPU]}),
+    )
+
+
+def time_shares(title: str, query: Query, *, width: int = 12) -> Any:
+    """Return where GPU time goes, stacked by cause; `query` has one series for each cause."""
+    meanings = "\n".join(f"- {cause.value}: {WORDS[cause]}" for cause in SHARES)
+    return lines(
+        title,
+        About(
+            f"Where the time of the GPUs goes, by cause; the shares add up:\n{meanings}",
+            "mostly useful.",
+            "follow the largest other share: host and copies: the input and the CPU; peers: stragglers and "
+            "communication; underfilled: larger batches; throttled: cooling and power.",
+        ),
+        [query],
+        width=width,
+        link=None,
+        stacked=True,
+        overrides=coloured({cause.value: COLOURS[cause] for cause in SHARES}),
     )
 
 

@@ -9,6 +9,7 @@ from gpu_exporter.catalogue import bottlenecks
 from gpu_exporter.catalogue.conditions import Mark, Over, PeerMedian, PeerShare
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Severity
 from gpu_exporter.catalogue.signal import DEVICE_INFO, IDENTITY, OWNER, Signal
+from gpu_exporter.catalogue.time_shares import LABEL, RECORD
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.render.boards import Board, page, panel_id
 from gpu_exporter.render.rules.aggregates import Aggregate
@@ -28,7 +29,7 @@ UNITS = {
     "seconds": "s",
     "timestamp": "s",
     "per_15m": "short",
-    **dict.fromkeys(("count", "errors", "total", "rows", "banks", "links", "lanes"), "short"),
+    **dict.fromkeys(("count", "gpus", "errors", "total", "rows", "banks", "links", "lanes"), "short"),
     **dict.fromkeys(("generation", "action", "status", "bool"), "short"),
 }
 DEVICE_LEGEND = "{{node}} · gpu{{gpu}}"
@@ -92,6 +93,12 @@ def unit(what: Recorded) -> str:
         case Mark():
             return UNITS["bool"]
     return UNITS[what.unit]
+
+
+def shares_of(board: Board) -> Query:
+    """Return where the time of the selected GPUs goes, by cause: their mean."""
+    of_selected = f"{RECORD}{{{', '.join(map(_matcher, board.chosen))}}}"
+    return Query(f"avg by ({LABEL}) ({of_selected})", f"{{{{{LABEL}}}}}", UNITS["ratio"])
 
 
 def query(board: Board, what: Recorded, name: str = "", *, grown: bool = False) -> Query:

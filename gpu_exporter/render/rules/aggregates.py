@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from gpu_exporter.catalogue import bottlenecks
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import signals as s
-from gpu_exporter.catalogue.conditions import record_of
-from gpu_exporter.catalogue.failure_modes.distributed import HANGS
+from gpu_exporter.catalogue.causes import SHARES, Cause
 from gpu_exporter.catalogue.signal import DEVICE, DEVICE_INFO, IDENTITY_INFO, Signal
+from gpu_exporter.catalogue.time_shares import LABEL, RECORD
 
 _OWNER, _DEVICE = "cluster, namespace, workload", ", ".join(DEVICE)
 
@@ -69,13 +69,29 @@ ENERGY = _of_workload(
 )
 ELECTRICITY = _of_workload("electricity:usd_per_hour", "Price of the energy", f"{ENERGY.record} * {{usdPerKwh}}")
 GPU_COST = _of_workload("cost:usd_per_hour", "Price of its GPUs", f"{GPUS.record} * {{usdPerGpuHour}}")
-# Waste is the time in which the engine is idle, and all the time of a fake load and of a hanging job, whose engines are
-# busy.
+TIME = Aggregate(
+    "workload:time:gpus",
+    "GPUs by where their time goes: added up over an hour, GPU-hours by cause",
+    f"sum by ({_OWNER}, {LABEL}) ({RECORD} * on ({_DEVICE}) group_left () max by ({_DEVICE}) ({SHARE.record}))",
+    ("namespace", "workload", LABEL),
+)
+TIME_COST = Aggregate(
+    "workload:time_cost:usd_per_hour",
+    "Price of the GPU time by where it goes",
+    f"{TIME.record} * {{usdPerGpuHour}}",
+    ("namespace", "workload", LABEL),
+)
+CLUSTER_TIME = Aggregate(
+    "cluster:time:gpus", "GPUs by where their time goes", f"sum by (cluster, {LABEL}) ({TIME.record})", (LABEL,)
+)
+# Waste is lost time, except for SMs that are empty while a kernel runs, and all the time of a fake load. Where SM activity
+# is unknown, idle time counts.
+_LOST = "|".join(cause.value for cause in SHARES if cause.is_loss and cause is not Cause.UNDERFILLED)
 WASTED = Aggregate(
     "gpu:wasted:ratio",
     "Share of time that is wasted",
     f'max without (class) ({bottlenecks.CLASS}{{class="fake-load"}} * 0 + 1)\n'
-    f"or\n{record_of(HANGS)} * 0 + 1\nor\n1 - {bottlenecks.GR.record}",
+    f'or\nsum without ({LABEL}) ({RECORD}{{{LABEL}=~"{_LOST}"}})\nor\n1 - {bottlenecks.GR.record}',
     ("node", "gpu", "namespace", "workload"),
 )
 WASTED_COST = _of_workload(
@@ -102,6 +118,9 @@ COSTS = (
     ENERGY,
     ELECTRICITY,
     GPU_COST,
+    TIME,
+    TIME_COST,
+    CLUSTER_TIME,
     WASTED,
     WASTED_COST,
     NAMESPACE_WASTED,

@@ -1,0 +1,61 @@
+"""Where the time of GPUs went, in words. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from gpu_exporter.catalogue.causes import SHARES, WORDS, Cause
+from gpu_exporter.catalogue.headroom import Headroom
+
+# Shares below this are not printed, and GPUs that lose less are not reported as losing time.
+LEAST_SHARE, LEAST_LOSS = 0.01, 0.1
+HOURS_PER_DAY = 24
+TimeShares = Mapping[Cause, float]
+
+
+def lost(shares: TimeShares) -> float:
+    """Return the share of the time that was lost."""
+    return sum(share for cause, share in shares.items() if cause.is_loss)
+
+
+def breakdown(of_gpus: Sequence[TimeShares]) -> str:
+    """Return the mean shares of GPUs, the largest first: 51 % waiting for other ranks, 45 % SMs working."""
+    known = [shares for shares in of_gpus if shares]
+    means = {cause: sum(shares[cause] for shares in known) / len(known) for cause in SHARES} if known else {}
+    largest = sorted(((share, cause) for cause, share in means.items()), key=lambda of: -of[0])
+    return ", ".join(
+        f"{share:.0%} {WORDS[cause]}".replace("%", " %") for share, cause in largest if share >= LEAST_SHARE
+    )
+
+
+def limits(headroom: Headroom) -> str:
+    """Return how close a GPU is to the limits of its chip: 33 % of tensor peak, 61 % of memory peak."""
+    texts = [f"{headroom.tensor:.0%} of tensor peak", f"{headroom.memory:.0%} of memory peak"]
+    if headroom.pipes > max(headroom.tensor, headroom.memory):
+        texts.append(f"{headroom.pipes:.0%} of the peak of another arithmetic pipe")
+    return ", ".join(texts).replace("%", " %")
+
+
+def next_step(headroom: Headroom) -> str:
+    """Return what to look at when no limit is reached, as far as the values suggest it."""
+    if headroom.tensor >= max(headroom.memory, headroom.pipes):
+        return "the kernels between the matrix products, and the shapes of these, in a profiler trace"
+    if headroom.memory >= headroom.pipes:
+        return (
+            "kernels that wait for memory in turn with others: fuse them (torch.compile); a profiler trace names them"
+        )
+    return "instructions that do no matrix products, such as index arithmetic; a profiler trace names the kernels"
+
+
+def summary(of_gpus: Sequence[TimeShares], price: float | None = None) -> Iterator[str]:
+    """Yield lines on where the time of all GPUs went and what was lost, in GPU-hours and, with a price, in money."""
+    known = [shares for shares in of_gpus if shares]
+    if not known:
+        return
+    yield f"Where the GPU time went: {breakdown(known)}."
+    gpus = sum(lost(shares) for shares in known)
+    if gpus / len(known) < LEAST_LOSS:
+        return
+    hours = gpus * HOURS_PER_DAY
+    money = f" ({hours * price:,.2f} USD)" if price is not None else ""
+    yield f"Lost: {gpus:.1f} of {len(known)} GPUs on average. In a day, that would be {hours:.0f} GPU-hours{money}."

@@ -1,0 +1,1 @@
+"""How far each judgement is from flipping, on every recorded phase."""
