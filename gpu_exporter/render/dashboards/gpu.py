@@ -12,7 +12,7 @@ from gpu_exporter.render.boards import GPU
 from gpu_exporter.render.dashboards import between_scrapes
 from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.frame import GREEN, RED, About, BoardRow
-from gpu_exporter.render.dashboards.panels import class_timeline, dashed, lines, states, watched
+from gpu_exporter.render.dashboards.panels import class_timeline, dashed, lines, states, time_shares, watched
 from gpu_exporter.render.dashboards.tables import firing
 
 BOARD = GPU
@@ -157,6 +157,7 @@ def _bottleneck(modes: Sequence[FailureMode]) -> list[object]:
     return [
         class_timeline(BOARD, 16),
         firing(BOARD, modes, [Domain.BOTTLENECK], 8),
+        time_shares("Where does its time go?", q.shares_of(BOARD), width=24),
         _lines(
             "PCIe traffic to the GPU and memory activity",
             About(

@@ -29,7 +29,7 @@ def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
                 watched(BOARD),
                 firing(BOARD, modes, [Domain.DISTRIBUTED], 20),
                 class_timeline(BOARD, 12),
-                time_shares("Where does the time of its GPUs go?", q.shares_of(BOARD)),
+                _time(),
             ],
         ),
         BoardRow("Which rank do the others wait for?", _waiting()),
@@ -37,6 +37,10 @@ def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
         BoardRow("How much data moves between the ranks?", _traffic()),
         between_scrapes.row(BOARD),
     ]
+
+
+def _time() -> object:
+    return time_shares("Where does the time of its GPUs go?", q.shares_of(BOARD))
 
 
 def _waiting() -> list[object]:

@@ -84,8 +84,8 @@ TIME_COST = Aggregate(
 CLUSTER_TIME = Aggregate(
     "cluster:time:gpus", "GPUs by where their time goes", f"sum by (cluster, {LABEL}) ({TIME.record})", (LABEL,)
 )
-# Waste is lost time, except for SMs that are empty while a kernel runs, and all the time of a fake load. Where SM activity
-# is unknown, idle time counts.
+# Waste is lost time, except for SMs that are empty while a kernel runs, and all the time of a fake load. Where SM
+# activity is unknown, idle time counts.
 _LOST = "|".join(cause.value for cause in SHARES if cause.is_loss and cause is not Cause.UNDERFILLED)
 WASTED = Aggregate(
     "gpu:wasted:ratio",
