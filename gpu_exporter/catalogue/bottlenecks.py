@@ -56,6 +56,7 @@ IDLE_FLOAT     = Limit("idleFloat", 0.02, "ratio", "sum of FP64, FP32 and FP16 a
 IDLE_INT       = Limit("idleInt", 0.1, "ratio", "integer activity at or above which a kernel computes instead of spinning")
 MOVING         = Limit("movingBytes", 1e9, "bytes per second", "traffic at or above which a copy counts as active")
 TALKING        = Limit("talkingBytes", 5e6, "bytes per second", "NVLink traffic at or above which a collective or a copy counts as active; without one it is 0")
+SMALL_TRAFFIC  = Limit("smallTrafficBytes", 5e7, "bytes per second", "PCIe traffic in both directions at or above which a rank without NVLink exchanges small messages")
 LAUNCH_DRAM    = Limit("launchDram", 0.05, "ratio", "DRAM activity below which kernels are too short for their launches")
 LAUNCHING      = Limit("launchingBytes", 3.5e7, "bytes per second", "PCIe traffic to the GPU at or above which the CPU launches kernels all the time")
 # fmt: on
@@ -104,7 +105,12 @@ SPINNING = Unless(
         Compare(DRAM, "<", QUIET_DRAM),
         Compare(TENSOR, "<", IDLE_TENSOR),
     ),
-    Or(TRAFFIC, Compare(FLOAT, ">=", IDLE_FLOAT), Compare(INT, ">=", IDLE_INT)),
+    Or(
+        TRAFFIC,
+        And(Compare(mean(s.PCIE_RX), ">=", SMALL_TRAFFIC), Compare(mean(s.PCIE_TX), ">=", SMALL_TRAFFIC)),
+        Compare(FLOAT, ">=", IDLE_FLOAT),
+        Compare(INT, ">=", IDLE_INT),
+    ),
     name="spinning",
 )
 # Launches alone move data over PCIe: more than 1 kB each.

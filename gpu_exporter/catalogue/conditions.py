@@ -106,6 +106,13 @@ class Mark:
         """The name under which it is recorded."""
         return f"gpu:{self.name}:bool"
 
+    @property
+    def verb(self) -> str:
+        """What several ranks do for which it is true: wait; it is named after what one does."""
+        if self.name.endswith("ed"):
+            return f"are {self.name}"
+        return self.name.removesuffix("es" if self.name.endswith("ches") else "s")
+
 
 @dataclass(frozen=True, slots=True)
 class PeerShare:
@@ -145,7 +152,22 @@ class PeerMean:
         return f"gpu:{self.mark.name}_{self.of.signal.name}:others_mean{duration(self.of.window)}"
 
 
-Leaf = Over | PeerShare | PeerMedian | PeerMean
+@dataclass(frozen=True, slots=True)
+class PeerMin:
+    """The minimum of a term over those ranks of the job for which the mark is true."""
+
+    of: Over
+    mark: Mark
+
+    @property
+    def record(self) -> str:
+        """The name under which it is recorded."""
+        return f"gpu:{self.mark.name}_{self.of.signal.name}:min_of_ranks{duration(self.of.window)}"
+
+
+# What is computed of a term of several ranks.
+OfRanks = PeerMedian | PeerMean | PeerMin
+Leaf = Over | PeerShare | OfRanks
 Term = Leaf | Calc
 
 
@@ -250,7 +272,7 @@ def leaves(term: Term) -> Iterator[Leaf]:
     match term:
         case Over() | PeerShare():
             yield term
-        case PeerMedian() | PeerMean():
+        case PeerMedian() | PeerMean() | PeerMin():
             yield term
             yield term.of
         case Calc():
@@ -294,6 +316,23 @@ def _signals(condition: Condition) -> Iterator[Signal]:
         if not isinstance(term, PeerShare):
             yield term.of.signal
         yield from _signals(term.mark.condition)
+
+
+def required_by(condition: Condition) -> Condition:
+    """Return a condition without the parts that count as false where they are unknown."""
+    match condition:
+        case Unless():
+            return required_by(condition.condition)
+        case OrIfKnown():
+            return required_by(condition.condition)
+        case And():
+            return And(*map(required_by, condition.conditions))
+        case Or():
+            return Or(*map(required_by, condition.conditions))
+        case Compare() | Is():
+            return condition
+        case _:
+            raise no_case(condition)
 
 
 def limits_of(condition: Condition) -> tuple[Limit, ...]:

@@ -20,11 +20,13 @@ from gpu_exporter.catalogue.conditions import (
     Limit,
     Limits,
     Mark,
+    OfRanks,
     Or,
     OrIfKnown,
     Over,
     PeerMean,
     PeerMedian,
+    PeerMin,
     PeerShare,
     Term,
     Unless,
@@ -82,8 +84,8 @@ def value(of: Term, window: Window, device: Device) -> float | None:
             return _calc(of, window, device)
         case PeerShare():
             return _share(of, window, device)
-        case PeerMedian():
-            return _median(of, window, device)
+        case PeerMedian() | PeerMin():
+            return _of_ranks(of, window, device)
         case PeerMean():
             return _mean(of, window, device)
         case _:
@@ -145,11 +147,13 @@ def _share(of: PeerShare, window: Window, device: Device) -> float | None:
     return sum(marked(of.mark, window, rank) for rank in others) / len(others) if others else None
 
 
-def _median(of: PeerMedian, window: Window, device: Device) -> float | None:
+def _of_ranks(of: PeerMedian | PeerMin, window: Window, device: Device) -> float | None:
     if value(of.of, window, device) is None:
         return None
     numbers = list(_of_marked(of, window, window.ranks(device)))
-    return statistics.median(numbers) if numbers else None
+    if not numbers:
+        return None
+    return min(numbers) if isinstance(of, PeerMin) else statistics.median(numbers)
 
 
 def _mean(of: PeerMean, window: Window, device: Device) -> float | None:
@@ -159,7 +163,7 @@ def _mean(of: PeerMean, window: Window, device: Device) -> float | None:
     return statistics.fmean(numbers) if numbers else None
 
 
-def _of_marked(of: PeerMedian | PeerMean, window: Window, ranks: Iterable[Device]) -> Iterator[float]:
+def _of_marked(of: OfRanks, window: Window, ranks: Iterable[Device]) -> Iterator[float]:
     """Yield the values of those ranks for which the mark is true."""
     for rank in ranks:
         if marked(of.mark, window, rank) and (number := value(of.of, window, rank)) is not None:

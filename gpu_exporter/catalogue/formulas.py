@@ -20,6 +20,7 @@ from gpu_exporter.catalogue.conditions import (
     Over,
     PeerMean,
     PeerMedian,
+    PeerMin,
     PeerShare,
     leaves,
     no_case,
@@ -29,7 +30,7 @@ from gpu_exporter.catalogue.signal import DEVICE, OPERATORS
 from gpu_exporter.catalogue.signals import GR_ACTIVE
 
 _ENGINE = Over(GR_ACTIVE)
-_TERMS = Over | PeerShare | PeerMedian | PeerMean | Calc
+_TERMS = Leaf | Calc
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,7 @@ def parts(of: Formula) -> Iterator[Leaf | Condition | Limit]:
     match of:
         case float() | int():
             return
-        case Limit() | Over() | PeerShare() | PeerMedian() | PeerMean():
+        case Limit() | Over() | PeerShare() | PeerMedian() | PeerMean() | PeerMin():
             yield of
         case Calc():
             yield from leaves(of)
@@ -131,7 +132,7 @@ def result(of: Formula, window: Window, device: Device) -> float | None:
             return None if value(_ENGINE, window, device) is None else float(of)
         case Limit(name, default):
             return window.limits.get(name, default)
-        case Over() | PeerShare() | PeerMedian() | PeerMean() | Calc():
+        case Over() | PeerShare() | PeerMedian() | PeerMean() | PeerMin() | Calc():
             return value(of, window, device)
         case OfBoard():
             numbers = (value(term, window, device) for term in of.of)
@@ -180,7 +181,7 @@ def expression(of: Formula, limits: Limits) -> str:
             return f"({GR_ACTIVE.record} * 0 + {of:.15g})"
         case Limit(name, default):
             return expression(limits.get(name, default), limits)
-        case Over() | PeerShare() | PeerMedian() | PeerMean() | Calc():
+        case Over() | PeerShare() | PeerMedian() | PeerMean() | PeerMin() | Calc():
             return promql.term(of)
         case OfBoard():
             return _of_board(of)

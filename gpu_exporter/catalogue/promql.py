@@ -26,6 +26,7 @@ from gpu_exporter.catalogue.conditions import (
     Over,
     PeerMean,
     PeerMedian,
+    PeerMin,
     PeerShare,
     Term,
     Unless,
@@ -52,7 +53,7 @@ def term(of: Term) -> str:
             return f"max without ({', '.join(OWNER)}) ({text})" if of.bare and of.signal.has_owner else text
         case Calc():
             return f"({term(of.left)} {of.operator} {term(of.right)})"
-        case PeerShare() | PeerMedian() | PeerMean():
+        case PeerShare() | PeerMedian() | PeerMean() | PeerMin():
             return of.record
         case _:
             raise no_case(of)
@@ -66,7 +67,9 @@ def term_definition(of: Leaf) -> str:
         case PeerShare():
             return _share(of)
         case PeerMedian():
-            return _median(of)
+            return _of_marked(of, "quantile", "0.5, ")
+        case PeerMin():
+            return _of_marked(of, "min")
         case PeerMean():
             return _mean(of)
         case _:
@@ -100,9 +103,9 @@ def _share(of: PeerShare) -> str:
     return f"{others}\n/ on ({job}) group_left ()\n(count by ({job}) ({marked}) - 1 > 0)"
 
 
-def _median(of: PeerMedian) -> str:
+def _of_marked(of: PeerMedian | PeerMin, function: str, argument: str = "") -> str:
     job, mine = ", ".join(JOB), f'{term(of.of)}{{workload!=""}}'
-    marked = f"quantile by ({job}) (0.5, {mine} and {of.mark.record} == 1)"
+    marked = f"{function} by ({job}) ({argument}{mine} and {of.mark.record} == 1)"
     return f"{mine} * 0 + on ({job}) group_left () {marked}"
 
 

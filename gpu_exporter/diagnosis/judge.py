@@ -18,9 +18,12 @@ from gpu_exporter.catalogue.conditions import (
     Over,
     PeerMean,
     PeerMedian,
+    PeerMin,
     PeerShare,
     Unless,
     no_case,
+    required_by,
+    signals_of,
     terms,
 )
 from gpu_exporter.catalogue.evaluate import holds, value
@@ -82,7 +85,8 @@ def _of(window: Window, device: DeviceKey, identity: DeviceIdentity, modes: Sequ
         if answer:
             matches.append(Match(mode, because(mode.condition, window, device)))
         elif answer is None:
-            missing = tuple(signal for signal in mode.needs if not window.points(device, signal))
+            needed = signals_of(required_by(mode.condition))
+            missing = tuple(signal for signal in needed if not window.points(device, signal))
             # The signal of an XID, which has extra labels, is missing until one occurs.
             if not all(signal.extra_labels for signal in mode.needs):
                 unknown[mode.name] = missing
@@ -129,9 +133,11 @@ def name_of(term: Leaf) -> str:
             plain = term.fn.value in ("last", "mean")
             return term.signal.name if plain else f"{term.signal.name}_{term.fn.value}"
         case PeerShare():
-            return f"other_ranks_that_{term.mark.name.removesuffix('s')}"
+            return f"other_ranks_that_{term.mark.verb.replace(' ', '_')}"
         case PeerMedian():
-            return f"{term.of.signal.name}_of_ranks_that_{term.mark.name.removesuffix('s')}"
+            return f"{term.of.signal.name}_of_ranks_that_{term.mark.verb.replace(' ', '_')}"
+        case PeerMin():
+            return f"{term.of.signal.name}_of_lowest_rank"
         case PeerMean():
             return f"{term.of.signal.name}_of_other_ranks"
         case _:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
-from gpu_exporter.catalogue.conditions import PeerMean, PeerMedian
+from gpu_exporter.catalogue.conditions import OfRanks
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import Scope, Severity
 from gpu_exporter.catalogue.headroom import Headroom
@@ -199,9 +199,7 @@ def _evidence(by_gpu: Sequence[Evidence], printed: set[str], *, verbose: bool) -
     """Yield a line with the values that are not `printed` yet."""
     texts = []
     terms = dict.fromkeys(term for evidence in by_gpu for term in evidence)
-    for term in sorted(
-        terms, key=lambda term: isinstance(term, PeerMedian | PeerMean)
-    ):  # the others are about this GPU
+    for term in sorted(terms, key=lambda term: isinstance(term, OfRanks)):  # the others are about this GPU
         if name_of(term) not in printed:
             printed.add(name_of(term))
             text = statement(term, [evidence[term] for evidence in by_gpu if term in evidence])

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.bottlenecks import BUSY_ENGINE
-from gpu_exporter.catalogue.conditions import Fn, Leaf, Mark, Over, PeerMean, PeerMedian, PeerShare, no_case
+from gpu_exporter.catalogue.conditions import Fn, Leaf, Over, PeerMean, PeerMedian, PeerMin, PeerShare, no_case
 from gpu_exporter.catalogue.signal import Signal
 
 IDLE = "GPU idle {} of the time"
@@ -68,18 +68,15 @@ def statement(term: Leaf, values: Sequence[float]) -> str:
         case Over():
             return _over(term, values)
         case PeerShare():
-            return f"{_range('ratio', values)} of the other ranks {verb(term.mark)}"
+            return f"{_range('ratio', values)} of the other ranks {term.mark.verb}"
         case PeerMedian():
-            return f"median of the ranks that {verb(term.mark)}: {_over(term.of, values)}"
+            return f"median of the ranks that {term.mark.verb}: {_over(term.of, values)}"
+        case PeerMin():
+            return f"lowest of the ranks that {term.mark.verb}: {_over(term.of, values)}"
         case PeerMean():
             return f"mean of the other ranks: {_over(term.of, values)}"
         case _:
             raise no_case(term)
-
-
-def verb(mark: Mark) -> str:
-    """Return what several ranks do for which a mark is true, which is named after what one does: waits."""
-    return f"are {mark.name}" if mark.name.endswith("ed") else mark.name.removesuffix("s")
 
 
 def series(term: Leaf) -> str:

@@ -19,6 +19,7 @@ from gpu_exporter.catalogue.conditions import (
     Over,
     PeerMean,
     PeerMedian,
+    PeerMin,
     PeerShare,
     Unless,
     children,
@@ -161,7 +162,7 @@ def _known(term: Leaf, names: Collection[str]) -> bool:
             return can_compute(term.signal, names)
         case PeerShare():
             return can_compute(GR_ACTIVE, names) and _judged(term.mark.condition, names) is not Detectability.NO
-        case PeerMedian() | PeerMean():
+        case PeerMedian() | PeerMean() | PeerMin():
             return can_compute(term.of.signal, names) and _judged(term.mark.condition, names) is not Detectability.NO
         case _:
             raise no_case(term)

@@ -14,13 +14,14 @@ from gpu_exporter.catalogue.conditions import (
     Is,
     Limit,
     Limits,
-    Mark,
     Named,
+    OfRanks,
     Or,
     OrIfKnown,
     Over,
     PeerMean,
     PeerMedian,
+    PeerMin,
     PeerShare,
     Term,
     Unless,
@@ -87,11 +88,13 @@ def term(of: Term) -> str:
         case Calc(left, operator, right):
             return f"{_side(left)} {operator} {_side(right)}"
         case PeerShare(mark):
-            return f"share of the job's other ranks that {verb(mark)}"
+            return f"share of the job's other ranks that {mark.verb}"
         case PeerMedian(inner, where):
-            return f"median {term(inner)} of the job's ranks that {verb(where)}"
+            return f"median {term(inner)} of the job's ranks that {where.verb}"
+        case PeerMin(inner, where):
+            return f"lowest {term(inner)} of the job's ranks that {where.verb}"
         case PeerMean(inner, where):
-            return f"mean {term(inner)} of the job's other ranks that {verb(where)}"
+            return f"mean {term(inner)} of the job's other ranks that {where.verb}"
         case _:
             raise no_case(of)
 
@@ -100,11 +103,6 @@ def _side(of: Term) -> str:
     """Return one side of a calculation; anything but a sum has parentheses."""
     text = term(of)
     return f"({text})" if isinstance(of, Calc) and of.operator != "+" else text
-
-
-def verb(mark: Mark) -> str:
-    """Return what several ranks with this mark do: wait."""
-    return f"are {mark.name}" if mark.name.endswith("ed") else mark.name.removesuffix("s")
 
 
 def _noun(of: Over) -> str:
@@ -135,7 +133,7 @@ def compare(of: Compare, limits: Limits, *, short: bool = False) -> str:
         return f"{term(of.left)} {OPERATORS[of.operator].sign} {_short(of, limits)}"
     match of.left:
         case PeerShare(mark):
-            ranks = f"of the job's other ranks {verb(mark)}"
+            ranks = f"of the job's other ranks {mark.verb}"
             return f"some {ranks}" if _is_any(of) else f"{_amount(of, limits)} {ranks}"
         case Calc():
             return f"{_calculation(of, of.left, limits)},{_averaged(of.left)}".removesuffix(",")
@@ -232,9 +230,9 @@ def _calculation(of: Compare, left: Calc, limits: Limits) -> str:
 
 def _ranked(of: Term, other: Term) -> str:
     """Return a side of a comparison with the job's other ranks: which is whose."""
-    if isinstance(of, PeerMedian | PeerMean):
+    if isinstance(of, OfRanks):
         return f"the {term(of)}"
-    return f"{_side(of)} of this rank" if isinstance(other, PeerMedian | PeerMean) else _side(of)
+    return f"{_side(of)} of this rank" if isinstance(other, OfRanks) else _side(of)
 
 
 def _sum(of: Term) -> Iterator[Term]:
@@ -247,11 +245,7 @@ def _sum(of: Term) -> Iterator[Term]:
 
 def _averaged(of: Term) -> str:
     """Return over which time the means of a term are taken."""
-    overs = [
-        part.of if isinstance(part, PeerMedian | PeerMean) else part
-        for part in leaves(of)
-        if not isinstance(part, PeerShare)
-    ]
+    overs = [part.of if isinstance(part, OfRanks) else part for part in leaves(of) if not isinstance(part, PeerShare)]
     windows = dict.fromkeys(over.window for over in overs if over.fn is Fn.MEAN)
     return "".join(f" on average over the last {spoken(window)}" for window in windows)
 

@@ -80,7 +80,9 @@ CLAUSES: Mapping[str, str] = {
     "spinning": "the GPU *spins* in a collective",
     "traffic": "the GPU *exchanges data*",
     "moves": "*data moves* to or from the GPU",
-    "other_traffic": "its *traffic differs* from that of the ranks that wait",
+    "other_traffic": "its *traffic differs* from that of the ranks that communicate",
+    "launches": "the CPU *launches small kernels*",
+    "all_launch": "all ranks of the job *wait for launches*",
 }
 # Units of signals that count things: their titles are plural.
 PLURAL = ("errors", "banks", "rows", "total")

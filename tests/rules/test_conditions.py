@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 
 from gpu_exporter.catalogue import evaluate, time_shares
 from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS, CLASS, classify
-from gpu_exporter.catalogue.conditions import Condition, Leaf, Limits, Over, PeerMean, PeerMedian, terms
+from gpu_exporter.catalogue.conditions import Condition, Leaf, Limits, OfRanks, Over, terms
 from gpu_exporter.catalogue.evaluate import Device, Points, holds, marked
 from gpu_exporter.catalogue.failure_modes import MODES, profiles
 from gpu_exporter.catalogue.failure_modes.mode import Ramp, Values, Wave
@@ -115,7 +115,7 @@ def _over(leaves: Sequence[Leaf]) -> Iterator[Over]:
     for term in leaves:
         if isinstance(term, Over):
             yield term
-        elif isinstance(term, PeerMedian | PeerMean):
+        elif isinstance(term, OfRanks):
             yield term.of
 
 

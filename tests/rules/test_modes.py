@@ -18,6 +18,7 @@ from gpu_exporter.catalogue.conditions import (
     Over,
     PeerMean,
     PeerMedian,
+    PeerMin,
     PeerShare,
     Unless,
     children,
@@ -67,7 +68,7 @@ def _term_knowable(term: Leaf, generation: Generation) -> bool:
             return available(term.signal, generation)
         case PeerShare():
             return knowable(term.mark.condition, generation)
-        case PeerMedian() | PeerMean():
+        case PeerMedian() | PeerMean() | PeerMin():
             return available(term.of.signal, generation) and knowable(term.mark.condition, generation)
         case _:
             raise no_case(term)

@@ -40,7 +40,7 @@ TRUTH: Mapping[str, Sequence[Truth]] = {
     "memory_bound_copy": [MEMORY],
     "memory_bound_elementwise": [MEMORY],
     "fake_load_one_thread": [Truth("fake-load", ("GpuFakeLoad",))],
-    "launch_bound_tiny_kernels": [HOST],
+    "launch_bound_tiny_kernels": [Truth("host-bound", ("GpuHostBound", "GpuLaunchBound"))],
     "pcie_h2d_pinned": [Truth("pcie-bound", ("GpuPcieBound",))],
     "data_loading_bound_train": [Truth("data-loading-bound", ("GpuDataLoadingBound",))],
     "ddp_balanced": [COMPUTES, COMPUTES],

@@ -70,7 +70,7 @@ def panels(board: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 def filled(text: str, variables: Mapping[str, str]) -> str:
     """Return a query as Grafana sends it."""
-    for name, value in {"__rate_interval": "15s", **variables}.items():
+    for name, value in {"__rate_interval": "15s", "__range_s": "3600", "__range": "1h", **variables}.items():
         text = text.replace(f"${name}", value)
     assert "$" not in text, f"a variable is left in {text}"
     return text

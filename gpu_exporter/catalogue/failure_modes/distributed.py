@@ -25,6 +25,7 @@ from gpu_exporter.catalogue.conditions import (
     Over,
     PeerMean,
     PeerMedian,
+    PeerMin,
     PeerShare,
     Unless,
 )
@@ -42,6 +43,7 @@ STARVED_GAP   = Limit("starvedGap", 0.12, "ratio", "how much lower the engine ac
 SLOW_GAP      = Limit("slowGap", 0.15, "ratio", "how much higher the SM activity of a slow rank is than that of its victims")
 LATE_GAP      = Limit("lateGap", 0.25, "ratio", "how much lower the engine activity of the last rank of a launch-bound job is than that of the others")
 SLOWER_GAP    = Limit("slowerGap", 0.07, "ratio", "how much higher the SM activity of a slow rank is for an hour than that of the other ranks")
+STANDS_OUT    = Limit("standsOut", 2.0, "ratio", "how many times as far a slow rank is above the others as the lowest of these is below them")
 ALIKE         = Limit("alike", 2.0, "ratio", "factor by which the traffic of ranks in one collective may differ")
 UNALIKE       = Limit("unalike", 0.4, "ratio", "NVLink traffic of a rank, as a share of the median of its job, below which GpuNvlinkImbalance fires")
 SAME_ENGINE   = Limit("sameEngine", 0.1, "ratio", "largest difference in engine activity between ranks that do the same work")
@@ -81,8 +83,12 @@ STARVED = And(
 # The SMs of the others are too full for them to count as waiting, if it is only a little slower. Over five minutes, that
 # may be chance.
 _LONG_SM, _LONG_GR = Over(s.SM_ACTIVE, Fn.MEAN, HOUR), Over(s.GR_ACTIVE, Fn.MEAN, HOUR)
+# It has to stand out: ranks whose work is spread evenly are not faulty.
+_AHEAD = Calc(_LONG_SM, "-", PeerMean(_LONG_SM, COMMUNICATES))
+_SPREAD = Calc(PeerMean(_LONG_SM, COMMUNICATES), "-", PeerMin(_LONG_SM, COMMUNICATES))
 SLOWER = And(
-    Compare(Calc(_LONG_SM, "-", PeerMean(_LONG_SM, COMMUNICATES)), ">=", SLOWER_GAP),
+    Compare(_AHEAD, ">=", SLOWER_GAP),
+    Compare(Calc(_AHEAD, "/", _SPREAD), ">=", STANDS_OUT),
     Compare(Calc(c.SM, "-", PeerMean(c.SM, COMMUNICATES)), ">=", SLOWER_GAP),
     Compare(_LONG_GR, ">=", c.BUSY_ENGINE),
     COMMUNICATES.condition,

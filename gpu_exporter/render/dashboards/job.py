@@ -130,7 +130,10 @@ def _traffic() -> list[object]:
                 "traffic that stops: a stall. No traffic from the start: the job does not use NVLink. One rank "
                 "differs: other topology, or not part of the collective.",
             ),
-            [q.query(BOARD, c.NVLINK), q.query(BOARD, PeerMedian(c.NVLINK, d.WAITS), "median of waiting ranks")],
+            [
+                q.query(BOARD, c.NVLINK),
+                q.query(BOARD, PeerMedian(c.NVLINK, d.COMMUNICATES), "median of communicating ranks"),
+            ],
         ),
         lines(
             "Tensor cores",

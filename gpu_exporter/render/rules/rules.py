@@ -18,9 +18,8 @@ from gpu_exporter.catalogue.conditions import (
     Limits,
     Mark,
     Named,
+    OfRanks,
     Over,
-    PeerMean,
-    PeerMedian,
     PeerShare,
     duration,
     record_of,
@@ -91,7 +90,7 @@ def _judged(limits: Limits) -> Iterator[Rule]:
     yield _record(bottlenecks.CLASS, promql.classification(bottlenecks.CLASSIFICATION, limits))
     for mark in marks:
         yield _record(mark.record, promql.mark_definition(mark, limits))
-    for term in dict.fromkeys(term for term in leaves if isinstance(term, PeerShare | PeerMedian | PeerMean)):
+    for term in dict.fromkeys(term for term in leaves if isinstance(term, PeerShare | OfRanks)):
         yield _record(term.record, promql.term_definition(term))
     yield from (rule for name, rule in definitions.items() if name in of_others)
     for share in TIME_SHARES.values():
@@ -131,7 +130,7 @@ def _marks(leaves: Iterable[Leaf]) -> list[Mark]:
 
 def _windows(leaves: Iterable[Leaf]) -> Iterator[Over]:
     for term in leaves:
-        over = term.of if isinstance(term, PeerMedian | PeerMean) else term
+        over = term.of if isinstance(term, OfRanks) else term
         if isinstance(over, Over) and over.record:
             yield Over(over.signal, over.fn, over.window)
 

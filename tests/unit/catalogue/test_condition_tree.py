@@ -26,7 +26,9 @@ from gpu_exporter.catalogue.conditions import (
     Or,
     OrIfKnown,
     Over,
+    PeerMean,
     PeerMedian,
+    PeerMin,
     PeerShare,
     Term,
     Unless,
@@ -50,7 +52,8 @@ HIGH = Limit("high", 0.8, "ratio", "")
 ACTIVE, BUSY = Over(s.GR_ACTIVE), Compare(Over(s.GR_ACTIVE), ">", HIGH)
 FULL = Compare(Over(s.SM_ACTIVE, Fn.MEAN, 300), ">", 0.5)
 MARK = Mark("waits", FULL)
-TERMS: Sequence[Term] = (ACTIVE, Calc(ACTIVE, "+", ACTIVE), PeerShare(MARK), PeerMedian(ACTIVE, MARK))
+RANKS = (PeerMedian(ACTIVE, MARK), PeerMean(ACTIVE, MARK), PeerMin(ACTIVE, MARK))
+TERMS: Sequence[Term] = (ACTIVE, Calc(ACTIVE, "+", ACTIVE), PeerShare(MARK), *RANKS)
 CONDITIONS: Sequence[Condition] = (
     BUSY,
     And(BUSY, FULL),

@@ -1,0 +1,69 @@
+"""The time shares of every recorded phase add up, and agree with the time that the workloads injected."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from gpu_exporter.catalogue.causes import Cause
+from gpu_exporter.catalogue.time_shares import time_shares
+from gpu_exporter.diagnosis import gather
+from gpu_exporter.diagnosis.window import seen
+from tests.support.truth import PHASES
+
+TOLERANCE = 0.05
+# What was injected is not all of the time of its cause there: two processes overlap, launches take time, too, and copies
+# from pageable memory are made by the CPU.
+PARTLY = ("two_processes_duty", "ddp_launch_bound_late", "copy_pageable")
+
+
+def injections(path: Path) -> Mapping[str, list[dict[str, float]]]:
+    """Return the injected shares of each GPU, by phase; empty if nothing is known."""
+    file = path.with_name(path.name.replace(".jsonl.gz", ".injected.json"))
+    found: dict[str, list[dict[str, float]]] = json.loads(file.read_text()) if file.exists() else {}
+    return found
+
+
+def shares(path: Path, phase: str) -> list[Mapping[Cause, float]]:
+    window = seen(gather.RecordedScrapes(path, phase), {}, job="job")
+    return [time_shares(window, device) for device in window.devices]
+
+
+@pytest.mark.parametrize(("path", "phase"), PHASES, ids=lambda value: getattr(value, "name", value))
+def test_shares_add_up_to_one(path: Path, phase: str) -> None:
+    for of_gpu in shares(path, phase):
+        assert sum(of_gpu.values()) == pytest.approx(1.0)
+        assert all(-1e-9 <= share <= 1.0 for share in of_gpu.values())
+
+
+INJECTED = [(path, phase) for path, phase in PHASES if any(injections(path).get(phase, [])) and phase not in PARTLY]
+
+
+@pytest.mark.parametrize(("path", "phase"), INJECTED, ids=lambda value: getattr(value, "name", value))
+def test_shares_agree_with_what_was_injected(path: Path, phase: str) -> None:
+    for of_gpu, injected in zip(shares(path, phase), injections(path)[phase], strict=True):
+        for cause, share in injected.items():
+            assert of_gpu[Cause(cause)] == pytest.approx(share, abs=TOLERANCE), cause
+
+
+def test_enough_workloads_injected_time() -> None:
+    causes = {cause for path, phase in INJECTED for injected in injections(path)[phase] for cause in injected}
+    assert causes == {"host", "copies", "peers"}
+    assert len(INJECTED) >= 20
+
+
+def test_a_copy_from_pageable_memory_is_work_of_host_and_copy_engine() -> None:
+    path, phase = next(each for each in PHASES if each[1] == "copy_pageable")
+    (of_gpu,), (injected,) = shares(path, phase), injections(path)[phase]
+
+    assert of_gpu[Cause.COPIES] + of_gpu[Cause.HOST] == pytest.approx(injected["copies"], abs=TOLERANCE)
+
+
+@pytest.mark.parametrize("phase", [phase for _, phase in PHASES if phase.startswith("hang")])
+def test_all_time_of_a_job_that_hangs_is_lost(phase: str) -> None:
+    path = next(path for path, name in PHASES if name == phase)
+    for of_gpu in shares(path, phase):
+        assert of_gpu[Cause.PEERS] == 1.0
