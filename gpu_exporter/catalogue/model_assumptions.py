@@ -10,7 +10,9 @@ from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS
 from gpu_exporter.catalogue.conditions import Compare, Condition, Limit, comparisons, limits_of, marks_of
 from gpu_exporter.catalogue.distributions import Within
 from gpu_exporter.catalogue.failure_modes import MODES
+from gpu_exporter.catalogue.formulas import parts
 from gpu_exporter.catalogue.signal import Read
+from gpu_exporter.catalogue.time_shares import TIME_SHARES
 
 # The edge of the histogram that the signal `sm_idle` is computed from is fixed, too, but is no limit that users change.
 IDLE_EDGE = "edge of sm_idle"
@@ -59,7 +61,8 @@ GROUPS: tuple[Group, ...] = (
         "DRAM activity",
         frozenset(("quietDram", "busyDram", "someDram", "lowDram", "launchDram")),
         "HBM3 and HBM3e reach 0.89 when a kernel copies; a rank that waits reads 0.",
-        "GDDR6 (L4, L40S) and HBM2e are assumed to reach as much. Matrix products load the memory by FLOP/s per byte/s "
+        "GDDR6 (L4, L40S) and HBM2e are assumed to reach as much, also for the headroom that "
+        "`diagnose` shows. Matrix products load the memory by FLOP/s per byte/s "
         "of the model.",
     ),
     Group(
@@ -71,6 +74,14 @@ GROUPS: tuple[Group, ...] = (
         "Other architectures have other numbers of units per SM: on Ada, half of the FP32 units also do integers, so "
         "the same kernel reads another activity of the integer pipe. "
         "DCGM does not report the FP64 pipe of L4 and L40S, so the sum of the floating-point pipes is unknown there.",
+    ),
+    Group(
+        "time shares",
+        frozenset(("waitingSm", "workingSm", "linkLimit")),
+        "The SM activity of ranks that wait (0.17) and work (0.94), and the share of the link that copies use (0.92), "
+        "on H200.",
+        "On other models, waiting ranks fill another share of the SMs, so slightly more or less time counts as waiting "
+        "(see below). Kernels that leave SMs empty while they work count as waiting, too.",
     ),
     Group(
         "use of the PCIe link",
@@ -94,9 +105,9 @@ GROUPS: tuple[Group, ...] = (
     ),
     Group(
         "device memory",
-        frozenset(("heldMemory", "hoardedMemory", "fullMemory")),
-        "Shares of the memory, and 1 GB as more than a CUDA context needs.",
-        "A context is assumed to need less than 1 GB on every model; the smallest slice has 5 GB.",
+        frozenset(("heldMemory", "hoardedMemory", "fullMemory", "emptyMemory")),
+        "Shares of the memory; 1 GB as more than a CUDA context needs, and 0.2 GB as less.",
+        "A context is assumed to need between 0.2 and 1 GB on every model; the smallest slice has 5 GB.",
     ),
     Group(
         "power",
@@ -121,9 +132,11 @@ GROUPS: tuple[Group, ...] = (
 
 
 def conditions() -> Iterator[tuple[str, Condition]]:
-    """Yield all conditions of classes and failure modes, with their names."""
+    """Yield all conditions of classes, failure modes and time shares, with their names."""
     yield from ((each.name, each.condition) for each in BOTTLENECKS)
     yield from ((mode.name, mode.condition) for mode in MODES if mode.condition)
+    for cause, share in TIME_SHARES.items():
+        yield from ((f"time share {cause.value}", part) for part in parts(share) if isinstance(part, Condition))
 
 
 def all_comparisons(condition: Condition) -> Iterator[Compare]:
@@ -135,8 +148,10 @@ def all_comparisons(condition: Condition) -> Iterator[Compare]:
 
 
 def limits() -> Mapping[str, Limit]:
-    """Return every limit that a condition reads, by name."""
-    return {limit.name: limit for _, condition in conditions() for limit in limits_of(condition)}
+    """Return every limit that a condition or a time share reads, by name."""
+    compared = (limit for _, condition in conditions() for limit in limits_of(condition))
+    computed = (part for share in TIME_SHARES.values() for part in parts(share) if isinstance(part, Limit))
+    return {limit.name: limit for limit in (*compared, *computed)}
 
 
 def fixed_numbers() -> Mapping[str, float]:

@@ -26,6 +26,7 @@ from gpu_exporter.catalogue.gpu_models import (
     GpuModel,
 )
 from gpu_exporter.catalogue.model_assumptions import IDLE_EDGE, fixed_numbers
+from gpu_exporter.catalogue.time_shares import WAITING_SM, WORKING_SM
 
 # No reading may come closer to its limit than this factor, unless the expectation says what follows.
 MARGIN = 1.3
@@ -143,13 +144,13 @@ def _half_of_power(model: GpuModel) -> tuple[float, ...]:
 
 _FEW_SMS = Exempt(
     ("MIG 1g.",),
-    "A slice has so few SMs that one thread fills 5 to 7 % of them: a busy loop is reported as underfilled or "
+    "A slice has so few SMs that one thread fills 5 to 7 % of them: a busy loop is reported as "
     "communicating instead of as fake load.",
 )
 _C2C = Exempt(
     (GB200.name,),
-    "Copies and launches go over NVLink-C2C, whose traffic is not a signal: pcie-bound and data-loading-bound are "
-    "never reported, and ranks that only launch are not recognised.",
+    "Copies and launches go over NVLink-C2C, whose traffic is not a signal: a GPU that only copies counts as idle, one "
+    "that waits for data as host-bound, and ranks that only launch are not recognised.",
 )
 _FEW_BLOCKS = Exempt(
     ("MIG 1g.", "MIG 2g."),
@@ -261,3 +262,9 @@ def narrow() -> Iterator[tuple[Expectation, GpuModel, float]]:
             margin = expectation.margin(model, known[expectation.limit])
             if margin is not None and margin < MARGIN:
                 yield expectation, model, margin
+
+
+def recognised_waiting(model: GpuModel) -> float:
+    """Return the share of the time that a rank waits in NCCL which the time shares attribute to its peers."""
+    (active,) = _waiting(model)
+    return min((WORKING_SM.value - active) / (WORKING_SM.value - WAITING_SM.value), 1.0)

@@ -9,7 +9,14 @@ from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
 from gpu_exporter.catalogue.gpu_models import SLICES, WHOLE, GpuModel, Profiling
 from gpu_exporter.catalogue.model_assumptions import GROUPS, IDLE_EDGE, Group, fixed_numbers, limits
-from gpu_exporter.catalogue.model_expectations import EXPECTATIONS, MARGIN, Exempt, Expectation, narrow
+from gpu_exporter.catalogue.model_expectations import (
+    EXPECTATIONS,
+    MARGIN,
+    Exempt,
+    Expectation,
+    narrow,
+    recognised_waiting,
+)
 from gpu_exporter.catalogue.signal import Read, Signal
 from gpu_exporter.catalogue.signals import SIGNALS
 from gpu_exporter.render import banner, coverage
@@ -35,8 +42,10 @@ SLICES_HEAD = """
 ## MIG slices
 
 No MIG slice was measured. A slice has no NVLink, no power limit and no PCIe traffic of its own. Of the
-[signals](signals.md), these exist for each GPU instance: {}. All others exist only for the whole GPU. Shares of SMs
-and of memory bandwidth are assumed to be shares of what the instance has.
+[signals](signals.md), these exist for each GPU instance: {}.
+
+All others exist only for the whole GPU. Shares of SMs and of memory bandwidth are assumed to be shares of what the
+instance has.
 
 """
 ASSUMPTIONS_HEAD = """
@@ -82,6 +91,7 @@ def page() -> str:
         table(("readings", "limits", "measured", "extrapolated"), _groups()),
         MARGINS_HEAD,
         table(("reading", "limit", "H200", "lowest"), _margins()),
+        _waiting(),
         LIMITATIONS_HEAD,
         bullets(_limitations()),
         MISSING_HEAD,
@@ -166,6 +176,15 @@ def _margins() -> Iterator[tuple[str, ...]]:
             "" if on_h200 is None else _times(on_h200),
             f"{_times(lowest)} on {name}",
         )
+
+
+def _waiting() -> str:
+    share, name = min((recognised_waiting(model), model.name) for model in WHOLE)
+    on_h200 = recognised_waiting(gpu_models.H200)
+    return (
+        f"\nOf the time that a rank waits in NCCL, the time shares attribute {100 * on_h200:.0f} % to its peers on an H200, "
+        f"and at least {100 * share:.0f} % on every other whole GPU ({name}).\n"
+    )
 
 
 def _limit(expectation: Expectation, value: float) -> str:

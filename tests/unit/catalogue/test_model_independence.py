@@ -25,7 +25,14 @@ from gpu_exporter.catalogue.failure_modes import MODES, profiles
 from gpu_exporter.catalogue.failure_modes.mode import Domain
 from gpu_exporter.catalogue.gpu_models import BY_NAME, H100, H200, L4, L40S, MODELS, SLICES, WHOLE, GpuModel
 from gpu_exporter.catalogue.model_assumptions import GROUPS, all_comparisons, conditions, fixed_numbers, limits
-from gpu_exporter.catalogue.model_expectations import EXPECTATIONS, MARGIN, Exempt, Expectation, narrow
+from gpu_exporter.catalogue.model_expectations import (
+    EXPECTATIONS,
+    MARGIN,
+    Exempt,
+    Expectation,
+    narrow,
+    recognised_waiting,
+)
 from gpu_exporter.catalogue.signal import Derived, Signal
 from gpu_exporter.catalogue.signals import SIGNALS
 from gpu_exporter.render.coverage import Detectability
@@ -45,6 +52,7 @@ ABSOLUTE: Mapping[str, str] = {
     "talkingBytes": "without a collective, NVLink carries nothing; with the smallest messages, forty times as much",
     "launchingBytes": "what launches move depends on the CPU and the driver",
     "heldMemory": "more than a CUDA context needs, less than the smallest slice has",
+    "emptyMemory": "less than a CUDA context needs; without a process, no memory is in use",
     "thermalMargin": "a distance from the threshold of the board itself",
     "coarsePower": "the width of a bucket of the histogram, whatever the board draws",
 }
@@ -227,6 +235,12 @@ def test_formulas_predict_what_an_h200_read(limit: str, reading: str, measured: 
     """The readings that are extrapolated to other models are those of the measured one, within 20 %."""
     (expectation,) = (each for each in EXPECTATIONS if each.limit == limit and reading in each.reading)
     assert expectation.values(H200) == pytest.approx((measured,), rel=0.2)
+
+
+@pytest.mark.parametrize("model", WHOLE, ids=lambda model: model.name)
+def test_waiting_is_recognised_on_every_model(model: GpuModel) -> None:
+    """The time shares miss at most a tenth of the time that a rank waits for its peers."""
+    assert recognised_waiting(model) >= 0.9
 
 
 @pytest.mark.drift
