@@ -182,8 +182,8 @@ def _waiting() -> str:
     share, name = min((recognised_waiting(model), model.name) for model in WHOLE)
     on_h200 = recognised_waiting(gpu_models.H200)
     return (
-        f"\nOf the time that a rank waits in NCCL, the time shares attribute {100 * on_h200:.0f} % to its peers on an H200, "
-        f"and at least {100 * share:.0f} % on every other whole GPU ({name}).\n"
+        f"\nOf the time that a rank waits in NCCL, the time shares attribute {100 * on_h200:.0f} % to its peers on an "
+        f"H200, and at least {100 * share:.0f} % on every other whole GPU ({name}).\n"
     )
 
 
