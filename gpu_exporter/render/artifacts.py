@@ -15,6 +15,7 @@ from gpu_exporter.render.chart import files as chart
 from gpu_exporter.render.chart import manifests
 from gpu_exporter.render.docs import (
     dcgm_exporter_flags,
+    gpu_models,
     reference,
     runbooks,
 )
@@ -50,6 +51,7 @@ ARTIFACTS: Mapping[str, Callable[[], str]] = {
     "docs/configuration.md": reference.configuration,
     "docs/dcgm-exporter-flags.md": dcgm_exporter_flags.page,
     "docs/xids.md": reference.xids,
+    "docs/gpu-models.md": gpu_models.page,
     "alerts/recording.yaml": rules.recording,
     "alerts/examples/alertmanager.yaml": alertmanager.alertmanager,
     **{f"alerts/{domain.value}.yaml": partial(rules.alerts, domain) for domain in Domain},
