@@ -92,14 +92,14 @@ GROUPS: tuple[Group, ...] = (
     ),
     Group(
         "traffic in bytes per second",
-        frozenset(("movingBytes", "talkingBytes", "launchingBytes")),
+        frozenset(("movingBytes", "talkingBytes", "launchingBytes", "smallTrafficBytes")),
         "Traffic differs by orders of magnitude: NVLink carries 0 in a hang and 200 MB/s or more in collectives; "
         "launches alone move 80 to 200 MB/s over PCIe.",
         "Launch traffic depends on the driver and the CPU, not on the model, unless launches go over NVLink-C2C.",
     ),
     Group(
         "comparison with peers",
-        frozenset(("victims", "allRanks", "alike", "unalike")),
+        frozenset(("victims", "allRanks", "alike", "unalike", "standsOut")),
         "All ranks of a job run on the same model, so its data cancels out.",
         "Jobs on mixed models are not compared: `modelName` is part of a job's identity.",
     ),

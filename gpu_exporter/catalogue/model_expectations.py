@@ -135,7 +135,7 @@ def _nvlink(share: float) -> Callable[[GpuModel], tuple[float, ...]]:
 def _reduces_over_pcie(model: GpuModel) -> tuple[float, ...]:
     if model.nvlink:
         return ()
-    return _of_link(SMALL_REDUCES)(model) if _has_pcie(model) else (0.0,)
+    return (SMALL_REDUCES if _has_pcie(model) else 0.0,)
 
 
 def _half_of_power(model: GpuModel) -> tuple[float, ...]:
@@ -201,16 +201,15 @@ EXPECTATIONS: tuple[Expectation, ...] = (
         _of_link(profiles.TINY_KERNELS[m.PCIE_RX]),
     ),
     Expectation(
-        "quietPcie",
-        "known share of the PCIe link that all-reduces of 4 KiB use without NVLink",
+        "smallTrafficBytes",
+        "known PCIe traffic of all-reduces of 4 KiB without NVLink",
         False,
         _reduces_over_pcie,
         (
             Exempt(
-                (L40S.name, L4.name, "MIG"),
-                "A job that only exchanges small messages moves too little over PCIe to count as communicating, and "
-                "the traffic of MIG slices is unknown: if such a job also keeps the engine busy and touches no memory, "
-                "it is taken for a hang.",
+                ("MIG",),
+                "The traffic of MIG slices is unknown: a job on them that only exchanges small messages, keeps the "
+                "engine busy and touches no memory is taken for a hang.",
             ),
         ),
     ),

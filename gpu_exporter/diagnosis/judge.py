@@ -23,7 +23,6 @@ from gpu_exporter.catalogue.conditions import (
     Unless,
     no_case,
     required_by,
-    signals_of,
     terms,
 )
 from gpu_exporter.catalogue.evaluate import holds, value
@@ -85,8 +84,7 @@ def _of(window: Window, device: DeviceKey, identity: DeviceIdentity, modes: Sequ
         if answer:
             matches.append(Match(mode, because(mode.condition, window, device)))
         elif answer is None:
-            needed = signals_of(required_by(mode.condition))
-            missing = tuple(signal for signal in needed if not window.points(device, signal))
+            missing = tuple(signal for signal in required_by(mode.condition) if not window.points(device, signal))
             # The signal of an XID, which has extra labels, is missing until one occurs.
             if not all(signal.extra_labels for signal in mode.needs):
                 unknown[mode.name] = missing

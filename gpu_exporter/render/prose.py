@@ -101,6 +101,8 @@ def term(of: Term) -> str:
 
 def _side(of: Term) -> str:
     """Return one side of a calculation; anything but a sum has parentheses."""
+    if isinstance(of, Calc) and of.operator == "-":
+        return f"the distance between {term(of.left)} and {term(of.right)}"
     text = term(of)
     return f"({text})" if isinstance(of, Calc) and of.operator != "+" else text
 

@@ -15,8 +15,8 @@ from gpu_exporter.diagnosis.window import seen
 from tests.support.truth import PHASES
 
 TOLERANCE = 0.05
-# What was injected is not all of the time of its cause there: two processes overlap, launches take time, too, and copies
-# from pageable memory are made by the CPU.
+# What was injected is not all of its cause there: two processes overlap, launches take time, too, and the CPU makes
+# copies from pageable memory.
 PARTLY = ("two_processes_duty", "ddp_launch_bound_late", "copy_pageable")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import signals as s
+from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.conditions import And, Calc, Compare, Fn, Limit, Or, Over, Unless
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Inject, Ramp, Scope, Severity
 from gpu_exporter.catalogue.faults import BUSY, FABRIC_DONE, LOW_MARGIN
@@ -354,6 +355,7 @@ MODES = (
             Compare(Over(s.SW_THERMAL, Fn.MEAN, 5 * MINUTE), ">", HOT_DRIVER),
         ),
         keep=10 * MINUTE,
+        cause=Cause.THROTTLED,
         meaning="The GPU lowers its clock because it is too hot. The hardware did so in more than a tenth of the last "
         "five minutes, or the driver in more than half of them.",
         impact="The GPU is slower, and so is every job that has a rank on it.",
@@ -390,6 +392,7 @@ MODES = (
         Inject({m.CLOCK_EVENTS: 128.0 + 8.0, m.CLOCK_EVENT_SECONDS[4]: Ramp(0, 0.5)}),
         Compare(Over(s.POWER_BRAKE, Fn.MEAN, 5 * MINUTE), ">", BRAKE),
         keep=10 * MINUTE,
+        cause=Cause.THROTTLED,
         meaning="An external signal (power supply, chassis or rack) made the GPU lower its clock to half or less.",
         impact="The slowdown is sudden and large, and affects every job on the node. It often means that power supplies "
         "have failed or that a rack exceeds its power budget.",

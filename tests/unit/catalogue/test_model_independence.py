@@ -50,6 +50,7 @@ OF_NO_MODEL = frozenset(
 ABSOLUTE: Mapping[str, str] = {
     "movingBytes": "a copy or a collective moves ten times as much on the slowest link, launches alone a fifth of it",
     "talkingBytes": "without a collective, NVLink carries nothing; with the smallest messages, forty times as much",
+    "smallTrafficBytes": "the smallest messages move four times as much, a rank that waits for one a fifth of it",
     "launchingBytes": "what launches move depends on the CPU and the driver",
     "heldMemory": "more than a CUDA context needs, less than the smallest slice has",
     "emptyMemory": "less than a CUDA context needs; without a process, no memory is in use",
