@@ -101,8 +101,12 @@ def _exit(code: int, clean: bool) -> None:
     os._exit(code)
 
 
+# How often the host evidence of a recording is read.
+HOST_SECONDS = 1.0
+
+
 @commands.command("record")
-@settings(*SOURCE_SETTINGS, "metrics")
+@settings(*SOURCE_SETTINGS, "metrics", "host_evidence")
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
@@ -118,8 +122,14 @@ def record_command(out: Path, interval: float, duration: float, mask: bool, **va
     """Record GPUs to a file that `--source replay` replays."""
     config = Config(**values)
     stop, source = stop_event(), only(config)
+    host = None
+    if config.host_evidence:
+        from gpu_exporter.cli.host import host_of
+
+        host = host_of(source, config, HOST_SECONDS)
+    metrics = selected(config.metrics, processes=host is not None)
     ticks, clean = record.record(
-        source, selected(config.metrics), out, interval, duration, origin=origin(source), mask=mask, stop=stop
+        source, metrics, out, interval, duration, origin=origin(source), mask=mask, host=host, stop=stop
     )
     click.echo(f"{out}: {ticks} ticks")
     _exit(0, clean)

@@ -28,7 +28,8 @@ UNITS = {
     "seconds": "s",
     "timestamp": "s",
     "per_15m": "short",
-    **dict.fromkeys(("count", "errors", "total", "rows", "banks", "links", "lanes"), "short"),
+    "per_second": "short",
+    **dict.fromkeys(("count", "errors", "total", "rows", "banks", "links", "lanes", "cpus", "processes"), "short"),
     **dict.fromkeys(("generation", "action", "status", "bool"), "short"),
 }
 DEVICE_LEGEND = "{{node}} · gpu{{gpu}}"
