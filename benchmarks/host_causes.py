@@ -56,9 +56,11 @@ def _wait_until_ready(child: subprocess.Popen[bytes]) -> None:
     os.set_blocking(child.stdout.fileno(), False)
     end, said = time.monotonic() + READY_SECONDS, b""
     while b"ready" not in said:
-        if child.poll() is not None or time.monotonic() > end:
-            raise RuntimeError(f"the workload did not start (exit code {child.poll()}): {said[-2000:].decode()}")
+        ended = child.poll() is not None or time.monotonic() > end
         said += child.stdout.read() or b""
+        if ended:
+            lines = said.decode(errors="replace").strip().splitlines() or ["it said nothing"]
+            raise RuntimeError(f"the workload did not start (exit code {child.poll()}): {lines[-1]}")
         time.sleep(0.1)
 
 

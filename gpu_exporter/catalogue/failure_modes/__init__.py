@@ -18,4 +18,10 @@ FILES: Mapping[Domain, ModuleType] = {
     Domain.COST: cost,
 }
 
+
+def file_of(mode: FailureMode) -> ModuleType:
+    """Return the file with the entry of a mode: causes on the host have a file of their own."""
+    return host if mode in host.MODES else FILES[mode.domain]
+
+
 check(MODES)

@@ -127,7 +127,7 @@ MODES = (
         "The host is short of memory: use fewer loader workers or less caching, or give the job more memory.",
         Inject({**_profile(blocked=0.2), m.HOST_SWAP: 4e9, m.HOST_FAULTS: Ramp(0, 900.0)}),
         Unless(And(HAS_GAPS, SWAPS), IS_THROTTLED),
-        shows=mean(s.FAULTS),
+        shows=Over(s.SWAP),
         implies=_PARENTS,
         meaning="Memory of the process or its workers is in swap, and they read it back all the time.",
         impact="Every access to such a page waits for storage, which is thousands of times slower than memory.",

@@ -6,7 +6,10 @@ from hypothesis import strategies as st
 
 from gpu_exporter.host import cgroup, procfs
 
-STAT = b"4711 (%s) D 17 4711 4711 0 -1 4194304 100 0 23 0 250 50 7 8 20 0 1 0 12345 1 2 3 0 0 0 0 0 0 0 0 0 0 0 0 17 5 0 0 99\n"
+STAT = (
+    b"4711 (%s) D 17 4711 4711 0 -1 4194304 100 0 23 0 250 50 7 8 20 0 1 0 12345 1 2 3"
+    b" 0 0 0 0 0 0 0 0 0 0 0 0 17 5 0 0 9\n"
+)
 
 
 @given(st.binary(max_size=20))
