@@ -75,9 +75,11 @@ class GpuHost:
         elapsed = 0.0 if self._read_at is None else now - self._read_at
         self._choose_leader(files, main, thorough=thorough)
         everything = {**main, **workers}
+        threads = self._look_at_threads(files)
         if elapsed > 0:
-            self._add(files, main, workers, elapsed)
-        self._add_machine(files, machine, now, elapsed)
+            self._add(main, workers, threads, elapsed)
+        self._thread_samples = threads
+        self._add_machine(files, machine, elapsed)
         if thorough:
             self._scanned_at = now
             self._read_rarely(files, everything, machine)
@@ -135,26 +137,29 @@ class GpuHost:
             self._thread_samples = {}
             self._throttling, self._pressure = {}, {}
 
+    def _look_at_threads(self, files: HostFiles) -> dict[int, ThreadSample]:
+        leader = self.leader
+        looked = {tid: sample.thread(files, leader.pid, tid) for tid in self._threads} if leader else {}
+        return {tid: thread for tid, thread in looked.items() if thread}
+
     def _add(
         self,
-        files: HostFiles,
         main: Mapping[Key, ProcessSample],
         workers: Mapping[Key, ProcessSample],
+        threads: Mapping[int, ThreadSample],
         elapsed: float,
     ) -> None:
         leader = self.leader
-        looked = {tid: sample.thread(files, leader.pid, tid) for tid in self._threads} if leader else {}
-        threads = {tid: thread for tid, thread in looked.items() if thread}
         if leader and (before := self._before.get(leader.key)):
             add_launching(self.totals, leader, before, self._threads, threads, self._thread_samples, elapsed)
             if self.topology.has_remote:
                 remote = leader.stat.cpu not in self.topology.local_cpus
                 self.totals.add(m.HOST_REMOTE, elapsed if remote else 0.0)
-        self._thread_samples = threads
-        add_workers(self.totals, workers, self._before, elapsed)
+        if m.HOST_WORKERS not in self.missing:
+            add_workers(self.totals, workers, self._before, elapsed)
         add_tree(self.totals, {**main, **workers}, self._before)
 
-    def _add_machine(self, files: HostFiles, machine: Machine, now: float, elapsed: float) -> None:
+    def _add_machine(self, files: HostFiles, machine: Machine, elapsed: float) -> None:
         totals, limits = self.totals, self.limits
         throttling = {limit: state for limit in limits.cpu_limits if (state := limit_files.throttling(files, limit))}
         if elapsed > 0:
