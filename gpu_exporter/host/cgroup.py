@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 # A cgroup is at most so deep, and a limit of any level above a process counts.
@@ -72,14 +72,21 @@ def cpu_limits(by_controller: Mapping[str, str], read: Read) -> Iterator[CpuLimi
                 yield CpuLimit(f"{directory}/cpu.stat", f"{account}/cpuacct.usage", cpus)
         return
     for level in levels(by_controller.get(UNIFIED, "/")):
-        for base in ("", "/unified"):
+        for base in mounts(UNIFIED):
             if cpus := _v2_cpus(_read(read, f"{base}{level}/cpu.max")):
                 yield CpuLimit(f"{base}{level}/cpu.stat", "", cpus)
                 break
 
 
+def mounts(controller: str) -> Sequence[str]:
+    """Return where a controller may be mounted, below the mount point of all cgroups."""
+    if controller == UNIFIED:
+        return ("", "/unified")
+    return (f"/{controller}", "/cpu,cpuacct", "/cpuacct,cpu") if controller in ("cpu", "cpuacct") else ()
+
+
 def _v1_directory(level: str, read: Read) -> str:
-    for base in ("/cpu", "/cpu,cpuacct", "/cpuacct,cpu"):
+    for base in mounts("cpu"):
         if _read(read, f"{base}{level}/cpu.cfs_period_us"):
             return f"{base}{level}"
     return ""
@@ -124,4 +131,4 @@ def pressure_directories(by_controller: Mapping[str, str]) -> Iterator[str]:
     """Yield where the pressure files of the process's own cgroup may be: only v2 has any."""
     own = next(levels(by_controller.get(UNIFIED, "/")), "")
     if own:
-        yield from (own, f"/unified{own}")
+        yield from (f"{mount}{own}" for mount in mounts(UNIFIED))

@@ -10,6 +10,8 @@ from pathlib import Path
 # `status` and `cpu.stat` have less; /proc/stat of a large machine is read with a larger bound.
 MOST_BYTES = 16 << 10
 MACHINE_BYTES = 1 << 20
+# Where a cgroup outside the reader's cgroup namespace is looked for.
+MOST_LEVELS, MOST_DIRECTORIES = 4, 1000
 
 
 class HostFiles:
@@ -25,6 +27,27 @@ class HostFiles:
     def cgroup(self, path: str) -> bytes:
         """Return a file below the mount point of the cgroups; `path` begins with a slash. Raises OSError."""
         return _read(f"{self._sys}/fs/cgroup{path}", MOST_BYTES)
+
+    def locate(self, mounts: Iterable[str], tail: str) -> str:
+        """Return the path of the cgroup that ends in `tail`, below one of these mount points; empty if there is none.
+
+        It is at most so deep because the names of pods and jobs, which are unique, are in the tail.
+        """
+        for mount in mounts:
+            level = [""]
+            for _ in range(MOST_LEVELS):
+                for above in level:
+                    if os.path.isdir(f"{self._sys}/fs/cgroup{mount}{above}{tail}"):
+                        return f"{above}{tail}"
+                level = [path for above in level for path in self._below(mount, above)][:MOST_DIRECTORIES]
+        return ""
+
+    def _below(self, mount: str, above: str) -> list[str]:
+        try:
+            with os.scandir(f"{self._sys}/fs/cgroup{mount}{above}") as entries:
+                return [f"{above}/{entry.name}" for entry in entries if entry.is_dir(follow_symlinks=False)]
+        except OSError:
+            return []
 
     def sys(self, path: str) -> bytes:
         """Return a file below /sys. Raises OSError."""

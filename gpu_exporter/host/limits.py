@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from gpu_exporter.host import cgroup, procfs
@@ -33,7 +33,7 @@ class Limits:
 def limits(files: HostFiles, pid: int) -> Limits:
     """Return the limits of a process. What cannot be read is missing. Raises PermissionError for hidden processes."""
     status = procfs.status(_read(files, f"{pid}/status"))
-    cgroups = cgroup.paths(_read(files, f"{pid}/cgroup"))
+    cgroups = _located(files, cgroup.paths(_read(files, f"{pid}/cgroup")))
     pressure = next((path for path in cgroup.pressure_directories(cgroups) if _has_pressure(files, path)), "")
     return Limits(
         status.cpus if status else frozenset(),
@@ -41,6 +41,17 @@ def limits(files: HostFiles, pid: int) -> Limits:
         tuple(cgroup.cpu_limits(cgroups, files.cgroup)),
         pressure,
     )
+
+
+def _located(files: HostFiles, cgroups: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the cgroups with paths from the root. In a cgroup namespace, the kernel shows those of others as `/..`."""
+    located = {}
+    for controller, path in cgroups.items():
+        tail = path
+        while tail.startswith("/.."):
+            tail = tail.removeprefix("/..")
+        located[controller] = path if tail == path else files.locate(cgroup.mounts(controller), tail) if tail else "/"
+    return located
 
 
 def throttling(files: HostFiles, limit: cgroup.CpuLimit) -> cgroup.Throttling | None:

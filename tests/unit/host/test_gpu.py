@@ -228,6 +228,20 @@ def test_throttling_of_any_level(watched: Watched) -> None:
     assert grown[m.HOST_CPUS_BUSY] == pytest.approx(0.5)
 
 
+@pytest.mark.parametrize("seen", ["/../../pod/container", "/../../../slice/pod/container", "/slice/pod/container"])
+def test_a_cgroup_outside_the_namespace(watched: Watched, seen: str) -> None:
+    """A reader in a container sees cgroups of other containers relative to its own."""
+    main = watched.host.add(Task(MAIN, cgroup=f"0::{seen}\n"))
+    watched.host.limit("/other/pod2/container", 1.0)
+    watched.host.limit("/slice/pod/container", 0.5, periods=100)
+
+    def work() -> None:
+        main.run(0.5)
+        watched.host.limit("/slice/pod/container", 0.5, periods=110, throttled=9)
+
+    assert watched.after(work)[m.HOST_THROTTLED] == 9
+
+
 def test_busy_cpus_of_the_affinity(watched: Watched) -> None:
     """Only those that the process may use count, whoever uses them."""
     watched.host.add(Task(MAIN, affinity="2-3"))
