@@ -28,6 +28,8 @@ from gpu_exporter.model.metric import Metric
 
 # Of more processes on one GPU, those with the lowest PIDs are read.
 MOST_PROCESSES = 512
+# A thread never wakes up exactly after a period.
+EARLY_SECONDS = 0.5
 _PRESSURE = {(dict(row.labels)["scope"], dict(row.labels)["resource"]): row for row in m.HOST_PRESSURE}
 
 
@@ -84,6 +86,10 @@ class GpuHost:
             self._scanned_at = now
             self._read_rarely(files, everything, machine)
         self._before, self._read_at = everything, now
+
+    def is_due(self, now: float, period: float) -> bool:
+        """Return whether the last look was about a period ago."""
+        return self._read_at is None or now - self._read_at > period - EARLY_SECONDS
 
     def _processes(self, files: HostFiles, pids: Mapping[int, float]) -> Iterator[tuple[Key, ProcessSample]]:
         for pid in sorted(pids)[:MOST_PROCESSES]:

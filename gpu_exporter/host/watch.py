@@ -107,8 +107,8 @@ class HostWatch(threading.Thread):
         if not any(target.waits for target in self._targets):
             self._wake.wait(max(0.0, begun + self._period - time.monotonic()))
 
-    def look(self) -> None:
-        """Read all targets once."""
+    def look(self, *, everything: bool = False) -> None:
+        """Read the GPUs that wait, and those whose period has ended; or `everything`."""
         targets = self._targets
         if not targets:
             return
@@ -118,7 +118,9 @@ class HostWatch(threading.Thread):
         for target in targets:
             uuid = target.gpu.uuid
             host = self._gpus.get(uuid) or GpuHost(topology(target.gpu.pci_bus_id, self._files.sys))
-            host.read(self._files, target.pids, on_gpus, machine, time.monotonic())
+            now = time.monotonic()
+            if everything or target.waits or host.is_due(now, self._period):
+                host.read(self._files, target.pids, on_gpus, machine, now)
             hosts[uuid] = host
         self._gpus = hosts
         rows = [row for target in targets for row in self._rows_of(target.gpu, hosts[target.gpu.uuid])]
