@@ -18,6 +18,7 @@ import pytest
 
 from gpu_exporter.catalogue.failure_modes import host
 from tests.support.fakes.driver import FakeDriver
+from tests.support.tools import free_port
 
 pytestmark = pytest.mark.slow
 HOST_MODES = frozenset(mode.name for mode in host.MODES)
@@ -141,8 +142,8 @@ def test_serve_exposes_evidence_only_if_asked(waiting_gpu: FakeDriver, stack: Ex
     """By GPU; processes stay hidden without `--processes`."""
     job(stack, waiting_gpu, program(0.5, 1))
     pages = []
-    for number, options in enumerate([(), ("--host-evidence",), ("--host-evidence", "--processes")]):
-        address = f"127.0.0.1:{19460 + number}"
+    for options in ((), ("--host-evidence",), ("--host-evidence", "--processes")):
+        address = f"127.0.0.1:{free_port()}"
         command = [sys.executable, "-m", "gpu_exporter", "serve", "--source", "nvml", "--address", address, *options]
         exporter = subprocess.Popen(command, env={**os.environ, **waiting_gpu.environment}, stderr=subprocess.DEVNULL)
         stack.callback(exporter.wait)

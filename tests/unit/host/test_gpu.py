@@ -354,7 +354,11 @@ def test_many_processes_on_one_gpu(watched: Watched, monkeypatch: pytest.MonkeyP
     for pid in watched.pids:
         watched.host.tasks[pid] = Task(pid)
 
-    grown = watched.after(lambda: [task.run(0.01) for task in watched.host.tasks.values()] and None)
+    def work() -> None:
+        for task in watched.host.tasks.values():
+            task.run(0.01)
+
+    grown = watched.after(work)
 
     assert MOST_PROCESSES >= 500
     assert grown[m.HOST_CPU] == pytest.approx(0.05)
@@ -371,8 +375,11 @@ def test_two_processes_take_turns_as_the_leader_only_if_one_is_much_busier(watch
         first.run(0.4)
         second.run(0.5)
         watched.look()
-        assert watched.gpu.leader is not None
-        assert watched.gpu.leader.pid == MAIN
+        leader = watched.gpu.leader
+        assert leader is not None
+        assert leader.pid == MAIN
     second.run(1.0)
     watched.look()
-    assert watched.gpu.leader.pid == 150
+    leader = watched.gpu.leader
+    assert leader is not None
+    assert leader.pid == 150
