@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from gpu_exporter.catalogue.xids import load
-from gpu_exporter.cli.host import host_of
+from gpu_exporter.cli.host import host_of, name_neighbours
 from gpu_exporter.cli.options import COULD_NOT_TELL
 from gpu_exporter.cli.stop import exit_after, stop_event
 from gpu_exporter.config import Config
@@ -81,6 +81,8 @@ def diagnosis(request: Request, *, every: bool, as_json: bool, verbose: bool = F
         # Each tick of a recording is of one GPU: the absence of the others means nothing.
         scrapes, absent = (gathered.recorded, []) if gathered.recorded else present(gathered.scrapes)
         diagnoses = judge.diagnose(seen(scrapes, {}, job=gathered.job))
+        if not gathered.recorded and not request.remote:
+            name_neighbours(diagnoses, request.config)
         if not diagnoses and not absent:
             raise GpuExporterError(
                 f"{gathered.source}: no GPU found; `gpu-exporter doctor` says why, or give another --url"

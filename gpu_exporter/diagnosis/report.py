@@ -63,6 +63,7 @@ def _as_dict(diagnosis: Diagnosis) -> dict[str, Any]:
         "modelName": identity.model,
         **({"down": identity.down} if diagnosis.is_down else {}),
         **({"process": dict(identity.process)} if identity.process else {}),
+        **({"neighbours": list(identity.neighbours)} if identity.neighbours else {}),
         "class": diagnosis.bottleneck.name if diagnosis.bottleneck else None,
         "evidence": _rounded(diagnosis.numbers),
         "modes": [
@@ -143,6 +144,8 @@ def _processes(group: Sequence[Diagnosis], printed: set[str]) -> Iterator[str]:
         belongs = [f"{words} {labels[name]}" for name, words in BELONGS_TO.items() if name in labels]
         about = ", ".join(filter(None, (labels.get("command") or labels.get("process", ""), *belongs)))
         yield f"    process {labels.get('pid', '')}{of_gpu}: {about}"
+        if diagnosis.identity.neighbours:
+            yield f"    its CPUs are also used by {', '.join(diagnosis.identity.neighbours)}"
 
 
 def _why_unknown(mode: str, missing: Sequence[Signal], identity: DeviceIdentity, *, verbose: bool) -> str:

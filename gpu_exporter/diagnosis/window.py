@@ -45,6 +45,8 @@ class DeviceIdentity:
     down: str = ""
     # The process that launches most work on the GPU: labels of `gpu_host_process_info`.
     process: Mapping[str, str] = field(default_factory=dict)
+    # Other processes that use its CPUs, in words.
+    neighbours: tuple[str, ...] = ()
 
     def over(self, earlier: DeviceIdentity) -> DeviceIdentity:
         """Return this identity, with what is missing taken from an earlier one. Neither has an owner yet."""

@@ -59,6 +59,13 @@ class HostFiles:
             names = (entry.name for entry, _ in zip(entries, range(most), strict=False))
             return [int(name) for name in names if name.isdecimal()]
 
+    def pids(self) -> list[int]:
+        """Return the ids of all processes; none if there is no procfs."""
+        try:
+            return [int(name) for name in os.listdir(self._proc) if name.isdecimal()]
+        except OSError:
+            return []
+
     def shared_memory(self, pid: int) -> tuple[int, int] | None:
         """Return used and total bytes of /dev/shm as a process sees it; None if it has no limit. Raises OSError."""
         usage = os.statvfs(f"{self._proc}/{pid}/root/dev/shm")

@@ -83,7 +83,7 @@ _ABSENT = (
     "The alert needs `--host-evidence`, which is off by default. Without it, or without the permission to read the "
     "process, it is silent."
 )
-_PARENTS = ("GpuHostBound",)
+_PARENTS = ("GpuHostBound", "GpuDataLoadingBound")
 
 MODES = (
     FailureMode(

@@ -111,6 +111,7 @@ def test_other_processes_use_its_cpu(waiting_gpu: FakeDriver, stack: ExitStack) 
     assert causes(gpu) == {"GpuHostCpuStarved"}
     assert gpu["process"]["pid"] == str(pid)
     assert gpu["process"]["command"].startswith(sys.executable)
+    assert any(f"process {other.pid} (" in neighbour for neighbour in gpu["neighbours"])
 
 
 def test_workers_that_wait_for_storage(waiting_gpu: FakeDriver, stack: ExitStack, tmp_path: Path) -> None:
