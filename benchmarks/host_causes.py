@@ -1,6 +1,6 @@
 """Provokes each cause for which a GPU waits for its host, and compares the truth with what `diagnose` says.
 
-    python -m benchmarks.host_causes [--out DIR] [--seconds 14] [CASE …]
+    python -m benchmarks.host_causes [--out DIR] [--seconds 11] [CASE …]
 
 Needs PyTorch with CUDA; some cases need root, a writable cgroup or a second NUMA node, and are skipped without. Each
 case runs one workload on GPU 0, in its own environment: `benchmarks/host_workloads.py`. While it runs, `gpu-exporter
@@ -26,7 +26,7 @@ from benchmarks import host_raw, host_setups
 from benchmarks.host_setups import CASES, Case, Skipped
 from gpu_exporter.catalogue.failure_modes import host
 
-READY_SECONDS, SETTLE_SECONDS, DIAGNOSE_EXTRA = 75.0, 3.0, 40.0
+READY_SECONDS, SETTLE_SECONDS, DIAGNOSE_EXTRA = 75.0, 2.0, 40.0
 HOST_MODES = frozenset(mode.name for mode in host.MODES)
 Result = dict[str, object]
 
@@ -37,9 +37,10 @@ def run(case: Case, out: Path, seconds: float) -> Result:
     begin = time.monotonic()
     with ExitStack() as stack:
         try:
-            command = case.setup(stack)
+            command, after = case.setup(stack)
             child = host_setups.start(stack, [*command, *host_setups.workload(case.work)], case.name)
             _wait_until_ready(child)
+            after(child.pid)
             time.sleep(SETTLE_SECONDS)
             row |= _watched(case, child.pid, out, seconds)
         except Skipped as reason:
@@ -123,7 +124,7 @@ def main() -> int:
     """Run the cases, print and write the table; return 1 if a verdict is wrong."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--out", type=Path, default=Path("host_causes"), help="directory for the results")
-    options.add_argument("--seconds", type=float, default=14.0, help="how long each case is watched")
+    options.add_argument("--seconds", type=float, default=11.0, help="how long each case is watched")
     options.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(case.name for case in CASES)}")
     chosen = options.parse_args()
     chosen.out.mkdir(parents=True, exist_ok=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 import subprocess
 import sys
@@ -25,13 +24,18 @@ class Skipped(Exception):
     """A case that this machine cannot run, with the reason."""
 
 
-Setup = Callable[[ExitStack], Sequence[str]]
+# Does something to the running workload, given its PID.
+After = Callable[[int], None]
+Setup = Callable[[ExitStack], tuple[Sequence[str], After]]
 
 
 @dataclass(frozen=True)
 class Case:
-    """A workload in an environment, with the host modes that are true of it. `setup` returns the words before the
-    command; it raises Skipped."""
+    """A workload in an environment, with the host modes that are true of it.
+
+    `setup` returns the words before the command, and what to do when the workload runs, because PyTorch starts slowly
+    where CPU time is short. It raises Skipped.
+    """
 
     name: str
     work: str
@@ -62,20 +66,27 @@ def workload(name: str) -> list[str]:
     return [sys.executable, "-m", "benchmarks.host_workloads", name]
 
 
-def plain(stack: ExitStack) -> Sequence[str]:
+def nothing(pid: int) -> None:
+    """Do nothing to the running workload."""
+
+
+def plain(stack: ExitStack) -> tuple[Sequence[str], After]:
     """Change nothing."""
-    return ()
+    return (), nothing
 
 
-def shared_core(stack: ExitStack) -> Sequence[str]:
+def shared_core(stack: ExitStack) -> tuple[Sequence[str], After]:
     """Use one CPU together with busy loops of other processes."""
     cpu = str(max(os.sched_getaffinity(0)))
-    for _ in range(COMPETITORS):
-        start(stack, ["taskset", "-c", cpu, sys.executable, "-c", "while True: pass"], "competitor")
-    return ("taskset", "-c", cpu)
+
+    def compete(pid: int) -> None:
+        for _ in range(COMPETITORS):
+            start(stack, ["taskset", "-c", cpu, sys.executable, "-c", "while True: pass"], "competitor")
+
+    return ("taskset", "-c", cpu), compete
 
 
-def cpu_limit(stack: ExitStack) -> Sequence[str]:
+def cpu_limit(stack: ExitStack) -> tuple[Sequence[str], After]:
     """Run in a cgroup with a CPU limit, of cgroup v2 or v1."""
     for directory, files in _cgroup_candidates():
         group = directory / "host_causes"
@@ -88,8 +99,15 @@ def cpu_limit(stack: ExitStack) -> Sequence[str]:
                 group.rmdir()
             continue
         stack.callback(_remove, group)
-        return ("sh", "-c", f'echo $$ > {shlex.quote(str(group / "cgroup.procs"))} && exec "$@"', "sh")
+        return (), _mover(group / "cgroup.procs")
     raise Skipped("no writable cgroup with the cpu controller")
+
+
+def _mover(file: Path) -> After:
+    def move(pid: int) -> None:
+        file.write_text(str(pid))
+
+    return move
 
 
 def _cgroup_candidates() -> list[tuple[Path, list[tuple[str, str]]]]:
@@ -124,7 +142,7 @@ def _remove(group: Path) -> None:
             return
 
 
-def small_shm(stack: ExitStack) -> Sequence[str]:
+def small_shm(stack: ExitStack) -> tuple[Sequence[str], After]:
     """Give the workload a /dev/shm of its own that is nearly full, in a mount namespace of its own."""
     if os.geteuid() != 0 or not shutil.which("unshare"):
         raise Skipped("needs root and unshare")
@@ -138,10 +156,10 @@ def small_shm(stack: ExitStack) -> Sequence[str]:
         raise Skipped(f"no tmpfs can be mounted here: {probe.stderr.strip()}")
     fill = f"dd if=/dev/zero of=/dev/shm/fill bs=1M count={SHM_MIB * 95 // 100} 2>/dev/null"
     script = f'mount -t tmpfs -o size={SHM_MIB}m tmpfs /dev/shm && {fill}; exec "$@"'
-    return ("unshare", "-m", "sh", "-c", script, "sh")
+    return ("unshare", "-m", "sh", "-c", script, "sh"), nothing
 
 
-def far_node(stack: ExitStack) -> Sequence[str]:
+def far_node(stack: ExitStack) -> tuple[Sequence[str], After]:
     """Run on the CPUs of another NUMA node than the first GPU's."""
     devices = sorted(path for path in Path("/sys/bus/pci/drivers/nvidia").glob("*:*") if (path / "numa_node").exists())
     node = (devices[0] / "numa_node").read_text().strip() if devices else "-1"
@@ -149,10 +167,10 @@ def far_node(stack: ExitStack) -> Sequence[str]:
     lists = [text for path in others if (text := (path / "cpulist").read_text().strip())]
     if node == "-1" or not lists:
         raise Skipped("one NUMA node")
-    return ("taskset", "-c", lists[0])
+    return ("taskset", "-c", lists[0]), nothing
 
 
-def storage(stack: ExitStack) -> Sequence[str]:
+def storage(stack: ExitStack) -> tuple[Sequence[str], After]:
     """Give the workload a directory on a disk, for files that are read past the page cache."""
     for parent in (os.environ.get("HOST_CAUSES_DISK", ""), os.getcwd(), "/var/tmp", "/tmp", "/root"):
         if not parent or not os.access(parent, os.W_OK):
@@ -164,7 +182,7 @@ def storage(stack: ExitStack) -> Sequence[str]:
         except OSError:
             continue
         os.close(descriptor)
-        return ("env", f"HOST_DATA={directory}")
+        return ("env", f"HOST_DATA={directory}"), nothing
     raise Skipped("no directory that supports O_DIRECT: set HOST_CAUSES_DISK")
 
 

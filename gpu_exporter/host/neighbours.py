@@ -1,4 +1,4 @@
-"""The processes that use the CPUs of another one. Scans all of /proc, so only for a diagnosis that someone waits for."""
+"""The processes that use the CPUs of another one. Scans all of /proc: only for a diagnosis that someone waits for."""
 
 from __future__ import annotations
 
