@@ -2,9 +2,10 @@
 
     python -m benchmarks.host_causes [--out DIR] [--seconds 11] [CASE …]
 
-Needs PyTorch with CUDA; some cases need root, a writable cgroup or a second NUMA node, and are skipped without. Each
-case runs one workload on GPU 0, in its own environment: `benchmarks/host_workloads.py`. While it runs, `gpu-exporter
-diagnose` and `gpu-exporter record --host-evidence` watch it, as a user would run them. Written to DIR:
+Needs PyTorch with CUDA; some cases need root, a writable cgroup or a second NUMA node, and are skipped without.
+With HOST_CAUSES_MOVE=1 in the environment, processes of this machine may be moved to another cgroup to make one with a
+CPU limit. Each case runs one workload on GPU 0, in its own environment: `benchmarks/host_workloads.py`. While it runs,
+`gpu-exporter diagnose` and `gpu-exporter record --host-evidence` watch it, as a user would run them. Written to DIR:
 `host_causes.json` with the table, by case the text of `diagnose`, a recording, and the raw files of /proc that the
 verdict was made of. Exit code 1 if a verdict differs from the truth.
 """
