@@ -314,8 +314,7 @@ MODES = (
         "share that link.",
         diagnosis=(
             _PID,
-            "Compare `taskset -cp PID` with the column `CPU Affinity` of `nvidia-smi topo -m`.",
-            "Run `numastat -p PID`: on which node is its memory?",
+            "Compare `taskset -cp PID` with `CPU Affinity` of `nvidia-smi topo -m`; `numastat -p PID` shows its memory.",
         ),
         mitigation=(
             "Bind each rank to the node of its GPU: `numactl`, `torchrun --numa-binding`, Slurm's `--gpu-bind`, or kubelet's "

@@ -139,6 +139,20 @@ def test_a_busy_gpu_has_no_cause(waiting_gpu: FakeDriver, stack: ExitStack) -> N
     assert causes(diagnosed(waiting_gpu)) == set()
 
 
+def test_a_recording_has_the_evidence(waiting_gpu: FakeDriver, stack: ExitStack, tmp_path: Path) -> None:
+    """The same cause is found in it, on another machine and at another time."""
+    path = tmp_path / "job.jsonl.gz"
+    job(stack, waiting_gpu, program(1, 0))
+    options = ["--source", "nvml", "--host-evidence", "--interval", "1s", "--duration", "8s", "--out", str(path)]
+    environment = {**os.environ, **waiting_gpu.environment}
+    subprocess.run([sys.executable, "-m", "gpu_exporter", "record", *options], env=environment, check=True)
+    command = [sys.executable, "-m", "gpu_exporter", "diagnose", "--recording", str(path), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    # On a busy machine, the thread waits for a CPU; on an idle one, it uses a whole one.
+    assert causes(json.loads(done.stdout)["gpus"][0]) in ({"GpuLaunchThreadSaturated"}, {"GpuHostCpuStarved"})
+
+
 def test_serve_exposes_evidence_only_if_asked(waiting_gpu: FakeDriver, stack: ExitStack, tmp_path: Path) -> None:
     """By GPU; processes stay hidden without `--processes`."""
     job(stack, waiting_gpu, program(0.5, 1))

@@ -1,13 +1,15 @@
 """The processes that compete for the CPUs of another one."""
 
 from pathlib import Path
-from threading import Timer
 
+import pytest
+
+from gpu_exporter.host import neighbours as neighbours_module
 from gpu_exporter.host.neighbours import neighbours
 from tests.support.fakes.procfs import FakeHost, Task
 
 
-def test_the_busiest_on_the_same_cpus(tmp_path: Path) -> None:
+def test_the_busiest_on_the_same_cpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither itself, nor what runs elsewhere, sleeps, or has just replaced another process."""
     host = FakeHost(tmp_path)
     host.add(Task(100, affinity="2-3", on_cpu=2))
@@ -19,10 +21,8 @@ def test_the_busiest_on_the_same_cpus(tmp_path: Path) -> None:
             task.run(seconds)
         host.write()
 
-    timer = Timer(0.05, work)
-    timer.start()
-    found = neighbours(host.files, 100, 0.3)
-    timer.join()
+    monkeypatch.setattr(neighbours_module.time, "sleep", lambda seconds: work())
+    found = neighbours(host.files, 100)
 
     assert [(each.pid, each.name) for each in found] == [(201, "python"), (200, "old (job)")]
 
