@@ -1,8 +1,7 @@
 """Why a GPU waits for its host: the cause, as the kernel shows it for the processes on the GPU.
 
-The causes that make a GPU wait exclude each other, in this order: what stops a process from running (CPU limit,
-swapping, other processes) comes before what it waits for (storage, workers), and its own work comes last. A full
-/dev/shm and a remote NUMA node are reported on their own.
+The causes that make a GPU wait exclude each other: what stops a process from running (CPU limit, swapping, other
+processes) comes before what it waits for (storage, workers), and its own work comes last. The others stand alone.
 """
 
 from __future__ import annotations

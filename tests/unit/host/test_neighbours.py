@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.host import neighbours as neighbours_module
 from gpu_exporter.host.neighbours import neighbours
 from tests.support.fakes.procfs import FakeHost, Task
 
@@ -21,7 +20,7 @@ def test_the_busiest_on_the_same_cpus(tmp_path: Path, monkeypatch: pytest.Monkey
             task.run(seconds)
         host.write()
 
-    monkeypatch.setattr(neighbours_module.time, "sleep", lambda seconds: work())
+    monkeypatch.setattr("gpu_exporter.host.neighbours.time.sleep", lambda seconds: work())
     found = neighbours(host.files, 100)
 
     assert [(each.pid, each.name) for each in found] == [(201, "python"), (200, "old (job)")]

@@ -104,7 +104,9 @@ def test_old_evidence_is_withdrawn(host: FakeHost, monkeypatch: pytest.MonkeyPat
     thread.look()
     assert thread.rows(gpus)
     now = time.monotonic()
-    monkeypatch.setattr(watch.time, "monotonic", lambda: now + watch.STALE_PERIODS * watch.PERIOD_SECONDS + 1)
+    monkeypatch.setattr(
+        "gpu_exporter.host.watch.time.monotonic", lambda: now + watch.STALE_PERIODS * watch.PERIOD_SECONDS + 1
+    )
 
     assert thread.rows(gpus) == ()
 
