@@ -82,7 +82,7 @@ def read(*, metrics: str = "default", gpus: Sequence[int] | None = None) -> tupl
     Raises GpuExporterError, in one line, if there is no driver, no GPU, or not every one of `gpus`. A GPU that is lost
     or stuck is `up=False`.
     """
-    if metrics not in (names := [each.value for each in MetricSet if each is not MetricSet.NAMED]):
+    if metrics not in (names := [each.value for each in (MetricSet.DEFAULT, MetricSet.FULL)]):
         raise GpuExporterError(f"metrics: {metrics!r} is not a set of metrics: use {' or '.join(names)}")
     chosen = _chosen(gpus, visible(os.environ.get("CUDA_VISIBLE_DEVICES")))
     with ONE_AT_A_TIME:

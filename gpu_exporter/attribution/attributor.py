@@ -16,10 +16,11 @@ from gpu_exporter.attribution.jobs import Jobs
 from gpu_exporter.attribution.listing import Listing
 from gpu_exporter.attribution.owners import LookupAnswers, owners
 from gpu_exporter.attribution.pods import Pod
-from gpu_exporter.attribution.processes import Processes, ProcessLookup, since_boot
+from gpu_exporter.attribution.processes import Processes, ProcessLookup
 from gpu_exporter.attribution.resource_slices import Slice
 from gpu_exporter.attribution.shares import Load, shares
 from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.host.procfs import since_boot
 from gpu_exporter.model.lookup import Lookup
 from gpu_exporter.model.snapshot import GpuSamples, OwnerLabels, Row
 

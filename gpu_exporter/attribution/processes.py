@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,11 +10,10 @@ from gpu_exporter.attribution import files
 from gpu_exporter.attribution.cgroup import ProcessOwner, process_owner
 from gpu_exporter.attribution.containers import container_name
 from gpu_exporter.file_access import FILE_SECONDS, FileWorker
+from gpu_exporter.host.procfs import TICKS
 from gpu_exporter.model.lookup import LookupFailed
 
 LARGEST_FILE = 64 << 10
-# The kernel reports the start time of a process in this many ticks a second.
-TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 SLACK_SECONDS = 0.05
 
 Processes = Mapping[int, ProcessOwner]
@@ -76,10 +73,3 @@ class ProcessLookup:
         except OSError:
             return ""
         return answer[0].decode("utf-8", "replace") if answer else ""
-
-
-def since_boot(read_at: float) -> float:
-    """Convert a monotonic time to seconds since the boot, the clock of process starts."""
-    clock = getattr(time, "CLOCK_BOOTTIME", None)
-    now = time.monotonic()
-    return read_at + (time.clock_gettime(clock) - now if clock is not None else 0.0)

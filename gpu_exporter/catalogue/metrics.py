@@ -12,12 +12,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from gpu_exporter.model.metric import (
+    UNBOUNDED,
     Buffered,
     Call,
     EntityKind,
     FieldValue,
     Gpm,
     Kind,
+    Labels,
     LinkSum,
     Metric,
     MetricSet,
@@ -29,7 +31,7 @@ from gpu_exporter.model.metric import (
 GAUGE, COUNTER, HISTOGRAM = Kind
 STATIC, FAST, STEADY, SLOW, RARE = Pace.STATIC, Pace.FAST, Pace.STEADY, Pace.SLOW, Pace.RARE
 NODE, GPU, INSTANCE, NVLINK, PROCESS, NVSWITCH, CPU, CPU_CORE = EntityKind
-FULL, NAMED = MetricSet.FULL, MetricSet.NAMED
+FULL, NAMED, HOST = MetricSet.FULL, MetricSet.NAMED, MetricSet.HOST
 # Entities that only DCGM reports and that belong to no GPU.
 NON_GPU_ENTITIES = frozenset({NVSWITCH, CPU, CPU_CORE})
 MIB = 2.0**20
@@ -251,6 +253,38 @@ PROCESS_SM           = Metric("gpu_process_sm_utilization_ratio", GAUGE, "ratio"
 PROCESSES            = Metric("gpu_processes",                    GAUGE, "processes", "Number of processes that use this GPU.",                                                              nvml=PerProcess("listed"))
 PROCESSES_UNRESOLVED = Metric("gpu_processes_unresolved",         GAUGE, "processes", "Number of processes without series because their PID cannot be resolved here (another PID namespace).", nvml=PerProcess("unresolved"))
 
+# --- what the host does for the processes of the GPU, with --host-evidence: read from procfs, cgroups and sysfs by host/ -----------------
+# The launching thread is the main thread together with PyTorch's autograd threads, or a busier thread of the same process.
+def _host(name: str, kind: Kind, unit: str, help: str, high: float = UNBOUNDED, labels: Labels = (), pace: Pace = STEADY, rate: float = 0.0) -> Metric:
+    """Return a row that no driver has: the thread of host/ makes its samples."""
+    return Metric(f"gpu_host_{name}", kind, unit, help, 0, high, labels=labels, pace=pace, set=HOST, rate=rate)
+
+
+HOST_LAUNCH_CPU     = _host("launch_cpu_seconds_total",         COUNTER, "seconds", "CPU time in seconds of the thread that launches work on the GPU.")
+HOST_LAUNCH_WAIT    = _host("launch_run_queue_seconds_total",   COUNTER, "seconds", "Seconds in which the thread that launches work on the GPU was runnable but waited for a CPU.")
+HOST_LAUNCH_BLOCKED = _host("launch_blocked_seconds_total",     COUNTER, "seconds", "Seconds in which the main thread was in uninterruptible sleep, usually waiting for storage; sampled.")
+HOST_WORKERS        = _host("workers",                          GAUGE,   "processes", "Number of child processes of the processes on the GPU, such as data loader workers.")
+HOST_WORKERS_ACTIVE = _host("workers_active",                   GAUGE,   "processes", "Number of worker processes that used a CPU, waited for one or were blocked in the last period.")
+HOST_WORKER_CPU     = _host("worker_cpu_seconds_total",         COUNTER, "seconds", "CPU time in seconds of all worker processes.", rate=4096)
+HOST_WORKER_WAIT    = _host("worker_run_queue_seconds_total",   COUNTER, "seconds", "Seconds in which worker processes were runnable but waited for a CPU, sum over the workers.", rate=4096)
+HOST_WORKER_BLOCKED = _host("worker_blocked_seconds_total",     COUNTER, "seconds", "Seconds in which worker processes were in uninterruptible sleep, usually waiting for storage, sum over the workers; sampled.", rate=4096)
+HOST_CPU            = _host("cpu_seconds_total",                COUNTER, "seconds", "CPU time in seconds of the processes on the GPU and all their descendants.", rate=4096)
+HOST_FAULTS         = _host("major_page_faults_total",          COUNTER, "faults",  "Major page faults of the processes on the GPU and all their descendants: pages that had to be read from storage.", rate=1e7)
+HOST_READ           = _host("read_bytes_total",                 COUNTER, "bytes",   "Bytes that the processes on the GPU and all their descendants had read from storage.", pace=SLOW)
+HOST_SWAP           = _host("swap_bytes",                       GAUGE,   "bytes",   "Memory in bytes of the processes on the GPU and all their descendants that is in swap.", pace=SLOW)
+HOST_CPUS           = _host("cpus_allowed",                     GAUGE,   "cpus",    "Number of CPUs that the process may use, by its affinity and the CPU limit of its cgroups.", 65536)
+HOST_CPUS_BUSY      = _host("cpus_busy_seconds_total",          COUNTER, "seconds", "CPU time in seconds that was used of the CPUs that the process may use, by any process.", rate=65536)
+HOST_PERIODS        = _host("cpu_limit_periods_total",          COUNTER, "periods", "Periods of the CPU limit of the process's cgroup in which it ran.", rate=1e6)
+HOST_THROTTLED      = _host("cpu_limit_throttled_periods_total", COUNTER, "periods", "Periods in which the CPU limit of the process's cgroup stopped it.", rate=1e6)
+HOST_PRESSURE       = tuple(
+    _host("pressure_seconds_total", COUNTER, "seconds", "Seconds in which some task waited for this resource (pressure stall information), in the process's cgroup or on the whole machine.", labels=(("resource", resource), ("scope", scope)))
+    for scope in ("cgroup", "machine") for resource in ("cpu", "io", "memory"))
+HOST_REMOTE         = _host("remote_node_seconds_total",        COUNTER, "seconds", "Seconds in which the process ran on another NUMA node than that of the GPU; sampled. Absent on machines with one node.")
+HOST_LOCAL_CPUS     = _host("local_cpus_ratio",                 GAUGE,   "ratio",   "Share of the CPUs of the process's affinity that are on the NUMA node of the GPU.", 1.001, pace=SLOW)
+HOST_SHM_USED       = _host("shm_used_bytes",                   GAUGE,   "bytes",   "Used bytes of /dev/shm as the process sees it.", pace=SLOW)
+HOST_SHM_LIMIT      = _host("shm_limit_bytes",                  GAUGE,   "bytes",   "Size in bytes of /dev/shm as the process sees it.", pace=SLOW)
+HOST_PROCESS        = _host("process_info",                     GAUGE,   "info",    "Process that launches most work on the GPU, with its user and the pod, container or job that it belongs to; always 1. Needs --processes, too.")
+
 # --- events: counted from NVML and the kernel log ---------------------------------------------------------------------------------
 XID_EVENTS  = Metric("gpu_xid_events_total",               COUNTER, "events",  "XID errors by code; codes that require a drain start at 0.")
 XID_LAST    = Metric("gpu_xid_last_timestamp_seconds",     GAUGE,   "seconds", "Unix time in seconds of the last XID error with this code; alert on time() minus this value.")
@@ -343,16 +377,20 @@ METRICS: tuple[Metric, ...] = tuple(BY_KEY.values())
 OBSERVED = frozenset(row.histogram_of for row in METRICS if row.histogram_of is not None)
 
 
-def selected(choice: MetricSet, *, processes: bool = False) -> tuple[Metric, ...]:
+def selected(choice: MetricSet, *, processes: bool = False, host: bool = False) -> tuple[Metric, ...]:
     """Return the rows that a source reads: `full` includes `default`; integrals and the exporter's own rows are not read.
-    Sums are included, because DCGM has fields for them."""
+    Sums are included, because DCGM has fields for them. `host`: also host evidence, which only recordings and simulated
+    GPUs have."""
     sets = {MetricSet.DEFAULT, choice}
     return tuple(
         row
         for row in METRICS
-        if (row.nvml is not None or row.sum_of or row.entity in NON_GPU_ENTITIES)
-        and row.set in sets
-        and (processes or not isinstance(row.nvml, PerProcess))
+        if (host and row.set is HOST and row is not HOST_PROCESS)
+        or (
+            (row.nvml is not None or row.sum_of or row.entity in NON_GPU_ENTITIES)
+            and row.set in sets
+            and (processes or not isinstance(row.nvml, PerProcess))
+        )
     )
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from gpu_exporter.catalogue.dcgm_exporter.names import RENAMED, converter
 from gpu_exporter.catalogue.metrics import METRICS, histograms, selected
 from gpu_exporter.model.gpu import Gpu
-from gpu_exporter.model.metric import Labels, Metric, MetricSet, Schema
+from gpu_exporter.model.metric import Labels, Metric, MetricSet, PerProcess, Schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +70,22 @@ def catalogue(schema: Schema = Schema.CLASSIC) -> dict[str, Family]:
 
 
 def everything(
-    choice: MetricSet = MetricSet.DEFAULT, *, processes: bool = False, schema: Schema = Schema.CLASSIC
+    choice: MetricSet = MetricSet.DEFAULT,
+    *,
+    processes: bool = False,
+    host: bool = False,
+    schema: Schema = Schema.CLASSIC,
 ) -> Selection:
     """Return the selection without a file of fields: the rows that `--metrics` chooses."""
     shown = catalogue(schema)
-    families = {row.name: shown[row.name] for row in METRICS}
-    return Selection((*selected(choice, processes=processes), *histograms(choice)), families, schema=schema)
+    families = {row.name: shown[row.name] for row in METRICS if not hidden(row, processes=processes, host=host)}
+    rows = (*selected(choice, processes=processes or host, host=host), *histograms(choice))
+    return Selection(rows, families, schema=schema)
+
+
+def hidden(row: Metric, *, processes: bool, host: bool) -> bool:
+    """Return whether a row is read only for host evidence, which needs to know the processes on each GPU."""
+    return host and not processes and isinstance(row.nvml, PerProcess)
 
 
 def detail(gpu: Gpu, what: str) -> str:

@@ -101,8 +101,12 @@ def _exit(code: int, clean: bool) -> None:
     os._exit(code)
 
 
+# How often the host evidence of a recording is read.
+HOST_SECONDS = 1.0
+
+
 @commands.command("record")
-@settings(*SOURCE_SETTINGS, "metrics")
+@settings(*SOURCE_SETTINGS, "metrics", "host_evidence")
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
@@ -118,8 +122,14 @@ def record_command(out: Path, interval: float, duration: float, mask: bool, **va
     """Record GPUs to a file that `--source replay` replays."""
     config = Config(**values)
     stop, source = stop_event(), only(config)
+    host = None
+    if config.host_evidence:
+        from gpu_exporter.cli.host import host_of
+
+        host = host_of(source, config, HOST_SECONDS)
+    metrics = selected(config.metrics, processes=host is not None)
     ticks, clean = record.record(
-        source, selected(config.metrics), out, interval, duration, origin=origin(source), mask=mask, stop=stop
+        source, metrics, out, interval, duration, origin=origin(source), mask=mask, host=host, stop=stop
     )
     click.echo(f"{out}: {ticks} ticks")
     _exit(0, clean)
@@ -165,7 +175,7 @@ def generate_command(check: bool, root: Path) -> None:
 
 
 @commands.command("doctor", cls=local_exporter.LocalCommand, error_code=2)
-@settings(*SOURCE_SETTINGS, *OWNER_SETTINGS, *local_exporter.SETTINGS, "node_name")
+@settings(*SOURCE_SETTINGS, *OWNER_SETTINGS, *local_exporter.SETTINGS, "node_name", "host_evidence")
 @click.option("--quiet", is_flag=True, help="Print nothing; only set the exit code.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def doctor_command(quiet: bool, as_json: bool, **values: Any) -> None:
@@ -181,6 +191,10 @@ def doctor_command(quiet: bool, as_json: bool, **values: Any) -> None:
         from gpu_exporter.diagnosis.doctor.attribution import checks
 
         around += checks(config)
+    if config.host_evidence:
+        from gpu_exporter.diagnosis.doctor import host
+
+        around += (partial(host.checks, config),)
     findings, clean = examine.examine(lambda: only(config), around)
     result = finding.as_dict(findings)
     if as_json:

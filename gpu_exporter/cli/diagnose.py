@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 
 from gpu_exporter.catalogue.xids import load
+from gpu_exporter.cli.host import host_of, name_neighbours
 from gpu_exporter.cli.options import COULD_NOT_TELL
 from gpu_exporter.cli.stop import exit_after, stop_event
 from gpu_exporter.config import Config
@@ -81,6 +82,8 @@ def diagnosis(request: Request, *, every: bool, as_json: bool, verbose: bool = F
         # Each tick of a recording is of one GPU: the absence of the others means nothing.
         scrapes, absent = (gathered.recorded, []) if gathered.recorded else present(gathered.scrapes)
         diagnoses = judge.diagnose(seen(scrapes, {}, job=gathered.job))
+        if not gathered.recorded and not request.remote:
+            name_neighbours(diagnoses, request.config)
         if not diagnoses and not absent:
             raise GpuExporterError(
                 f"{gathered.source}: no GPU found; `gpu-exporter doctor` says why, or give another --url"
@@ -136,7 +139,7 @@ def _watched(config: Config, seconds: float, stop: threading.Event) -> tuple[lis
     source, events = only(config), EventLog(load(config.xid_overrides), lambda pci: None)
     if source.live and config.kernel_log not in ("", "none") and not is_remote(config, source.name):
         KernelWatch(events, Path(config.kernel_log), None, procfs=config.procfs).poll()
-    return gather.of_source(source, seconds, stop, events)
+    return gather.of_source(source, seconds, stop, events, host_of(source, config, gather.TICK_SECONDS))
 
 
 def _print_json(diagnoses: Sequence[judge.Diagnosis], absent: Sequence[Absent], gathered: _Gathered) -> None:

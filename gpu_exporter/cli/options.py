@@ -26,6 +26,7 @@ SOURCE_SETTINGS = (
     "speed",
     "loop",
     "procfs",
+    "sysfs",
     "gpus",
     "seed",
     "faults",

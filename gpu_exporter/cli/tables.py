@@ -12,7 +12,12 @@ from gpu_exporter.render.docs.reference import read_from
 
 SYMBOLS = {"celsius": "°C", "percent": "%", "watts": "W", "joules": "J", "millijoules": "mJ", "seconds": "s"}
 # What exposes the metrics of a set.
-SETS = {MetricSet.DEFAULT: "default", MetricSet.FULL: "--metrics full", MetricSet.NAMED: "--collectors"}
+SETS = {
+    MetricSet.DEFAULT: "default",
+    MetricSet.FULL: "--metrics full",
+    MetricSet.NAMED: "--collectors",
+    MetricSet.HOST: "--host-evidence",
+}
 # Units that say what a number stands for, not how large it is.
 NO_UNITS = ("bitmask", "bool", "code", "info", "ratio", "state", "status", "generation")
 

@@ -15,7 +15,7 @@ from gpu_exporter.model.gpu import Gpu, Owner, Sample, Series
 from gpu_exporter.model.metric import Labels, Metric
 from gpu_exporter.model.pci import pci_bus_id
 from gpu_exporter.model.snapshot import GpuSamples, GpuStatus, OwnerLabels, Row, Snapshot
-from gpu_exporter.model.source import Attribution, Source
+from gpu_exporter.model.source import Attribution, HostEvidence, Source
 from gpu_exporter.model.verdict import Verdict
 from gpu_exporter.version import __version__
 
@@ -29,6 +29,7 @@ class Composer:
         settings: CollectionSettings,
         attribution: Attribution | None = None,
         events: EventLog | None = None,
+        host: HostEvidence | None = None,
     ) -> None:
         self._source = source.name
         self._live, self._description = source.live, source.description
@@ -37,6 +38,7 @@ class Composer:
         self._settings = settings
         self._attribution = attribution
         self._events = events
+        self._host = host
         self._attributed: dict[Row, Series] = {}
         self._series: dict[tuple[Metric, Gpu | None, Labels], Series] = {}
         self._unsupported: dict[Gpu, tuple[Mapping[Metric, str], Sequence[Sample]]] = {}
@@ -106,10 +108,13 @@ class Composer:
             yield self._sample(metric, gpu, value, **labels)
 
     def _attribute(self, seen: Sequence[GpuSamples], samples: list[Sample]) -> OwnerLabels:
-        """Add the samples of the GPUs' owners. Series of pods that have ended are not kept."""
-        if self._attribution is None:
-            return self._labels_of_source(seen)
-        owner_labels, rows = self._attribution.attribute(seen)
+        """Add the samples of the GPUs' owners and hosts. Series of pods that have ended are not kept."""
+        owner_labels, rows = self._labels_of_source(seen), list[Row]()
+        if self._attribution:
+            owner_labels, of_owners = self._attribution.attribute(seen)
+            rows += of_owners
+        if self._host:
+            rows += self._host.rows(seen)
         previous, self._attributed = self._attributed, {}
         for row in rows:
             key = row._replace(value=0)

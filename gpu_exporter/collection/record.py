@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gpu_exporter.collection.accumulator import INTEGRALS
 from gpu_exporter.model.errors import GpuExporterError, GpuLost
-from gpu_exporter.model.gpu import Reading
-from gpu_exporter.model.metric import Metric, Pace
-from gpu_exporter.model.source import Device, Sampled, Source
+from gpu_exporter.model.gpu import Gpu, Reading, Sample
+from gpu_exporter.model.metric import EntityKind, Metric, MetricSet, Pace
+from gpu_exporter.model.snapshot import GpuSamples
+from gpu_exporter.model.source import Device, HostEvidence, Sampled, Source
 from gpu_exporter.sources.recording.writer import Writer
 
 log = logging.getLogger(__name__)
@@ -33,14 +34,17 @@ def record(
     *,
     origin: str = "",
     mask: bool = False,
+    host: HostEvidence | None = None,
     stop: threading.Event,
 ) -> tuple[int, bool]:
     """Record for `duration` seconds or until `stop`; return the number of ticks, and False if a driver call is stuck.
 
+    With `host`, the recording also has the evidence of the host; `metrics` must include the processes.
+
     The file is complete in either case, and says that the values come from the source `origin`. Raises
     GpuExporterError.
     """
-    recorder = _Recorder(source, _raw(metrics), path, interval, origin=origin, mask=mask)
+    recorder = _Recorder(source, _raw(metrics), path, interval, origin=origin, mask=mask, host=host)
     thread = threading.Thread(target=recorder.run, args=(duration, stop), name="record", daemon=True)
     thread.start()
     end = time.monotonic() + duration + START_SECONDS
@@ -49,6 +53,8 @@ def record(
     stop.set()
     thread.join(GRACE_SECONDS)
     recorder.finish()
+    if host:
+        host.stop()
     if recorder.error:
         raise recorder.error
     if not recorder.ticks and thread.is_alive():
@@ -59,23 +65,37 @@ def record(
 
 
 def _raw(metrics: Sequence[Metric]) -> list[Metric]:
-    """Return one row for each field of a whole GPU. The field's other rows are derived from it. Links have no row."""
-    rows = [metric for metric in metrics if metric.nvml and metric.entity.value == "gpu"]
+    """Return one row for each field of a whole GPU, and those of processes, which only host evidence uses.
+
+    The field's other rows are derived from it. Links have no row.
+    """
+    rows = [metric for metric in metrics if metric.nvml and metric.entity is EntityKind.GPU]
     fields = {metric.nvml: metric for metric in reversed(rows) if metric.bit is None}
-    return [metric for metric in rows if fields.get(metric.nvml) is metric]
+    processes = (metric for metric in metrics if metric.entity is EntityKind.PROCESS)
+    return [*(metric for metric in rows if fields.get(metric.nvml) is metric), *processes]
 
 
 class _Recorder:
     """Reads on its own thread, because a driver call may never return. The waiting thread completes the file."""
 
     def __init__(
-        self, source: Source, metrics: Sequence[Metric], path: Path, interval: float, *, origin: str, mask: bool
+        self,
+        source: Source,
+        metrics: Sequence[Metric],
+        path: Path,
+        interval: float,
+        *,
+        origin: str,
+        mask: bool,
+        host: HostEvidence | None,
     ) -> None:
         self.ticks = 0
         self.error: Exception | None = None
         self._source, self._metrics = source, metrics
         self._path, self._interval, self._origin, self._mask = path, interval, origin, mask
         self._writer: Writer | None = None
+        self._host = host
+        self._read: dict[int, GpuSamples] = {}
         # Of the start: the wall clock may be set meanwhile, and no reader accepts a time that goes backwards.
         self._unix_offset = time.time() - time.monotonic()
 
@@ -97,6 +117,8 @@ class _Recorder:
                 return
             gpus = [device.gpu for device in devices]
             self._writer = Writer(self._path, gpus, self._interval, source=self._origin, mask=self._mask)
+            if self._host:
+                self._host.start()
             self._record(devices, duration, stop)
         except Exception as error:  # noqa: BLE001 - the waiting thread raises it
             self.error = error
@@ -119,19 +141,29 @@ class _Recorder:
             read_at.update((pace, tick) for pace in due)
             for device in list(devices):
                 try:
-                    self._write(device.gpu.index, latest[device.gpu.index], device.read(due), stop)
+                    self._write(device.gpu, latest[device.gpu.index], device.read(due), stop)
                 except GpuLost as error:
                     log.warning("%s; it is not recorded further", error)
                     devices.remove(device)
+            self._look(latest)
             tick = max(tick + self._interval, time.monotonic())
 
-    def _write(self, gpu: int, values: dict[str, float], reading: Reading, stop: threading.Event) -> None:
+    def _look(self, latest: Mapping[int, dict[str, float]]) -> None:
+        """Replace the values of the host among the latest values by those of its last look."""
+        for row in self._host.rows(tuple(self._read.values())) if self._host else ():
+            if row.gpu and row.metric.set is MetricSet.HOST and not row.labels:
+                latest[row.gpu.index][row.metric.key] = row.value
+
+    def _write(self, gpu: Gpu, values: dict[str, float], reading: Reading, stop: threading.Event) -> None:
         """Write one line: the values read now, and the last values of fields that are read less often.
 
         A profiling value is the mean of one tick, so it is not repeated.
         """
         for name in PROFILED & values.keys():
             del values[name]
+        if self._host:
+            samples = [Sample(series, value) for series, value in reading.values.items()]
+            self._read[gpu.index] = GpuSamples(gpu, reading.at, samples, {})
         for series in reading.failed:
             values.pop(series.metric.key, None)
         values.update(
@@ -140,5 +172,5 @@ class _Recorder:
             if series.metric.in_range(value) and not series.labels  # whole GPUs, no MIG instances
         )
         if self._writer and not stop.is_set():
-            self._writer.tick(time.monotonic() + self._unix_offset, gpu, values)
+            self._writer.tick(time.monotonic() + self._unix_offset, gpu.index, values)
             self.ticks += 1

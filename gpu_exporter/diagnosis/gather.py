@@ -28,7 +28,7 @@ from gpu_exporter.health.events import EventLog
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.gpu import Series
 from gpu_exporter.model.metric import Metric, MetricSet
-from gpu_exporter.model.source import Source
+from gpu_exporter.model.source import HostEvidence, Source
 from gpu_exporter.sources.recording.format import SETTLE_SECONDS, Reader, Tick
 
 TICK_SECONDS = 1.0
@@ -41,13 +41,17 @@ LAST_SECONDS = 300.0
 FAMILIES = tuple(
     dict.fromkeys(
         [read.series for signal in SIGNALS for read in signal.definitions if isinstance(read, Read)]
-        + [m.INFO.name, m.POD_INFO.name, m.XID_EVENTS.name, m.DOWN.name, m.EXPECTED.name]
+        + [m.INFO.name, m.POD_INFO.name, m.XID_EVENTS.name, m.DOWN.name, m.EXPECTED.name, m.HOST_PROCESS.name]
     )
 )
 
 
 def of_source(
-    source: Source, seconds: float, stop: threading.Event, events: EventLog | None = None
+    source: Source,
+    seconds: float,
+    stop: threading.Event,
+    events: EventLog | None = None,
+    host: HostEvidence | None = None,
 ) -> tuple[list[Scrape], bool]:
     """Watch a source for `seconds`, with the XIDs of `events`; one scrape per second. False if a driver call is stuck.
 
@@ -57,17 +61,22 @@ def of_source(
     watched = Scrapes()
     collector = Collector(
         source,
-        (*selected(MetricSet.FULL), *histograms(MetricSet.FULL)),
+        (*selected(MetricSet.FULL, processes=host is not None, host=True), *histograms(MetricSet.FULL)),
         watched.take,
         CollectionSettings(TICK_SECONDS, gauge_window=TICK_SECONDS, high_resolution=True),
         events=events,
+        host=host,
     )
+    if host:
+        host.start()
     try:
         collector.start(stop=stop)
         stop.wait(seconds + TICK_SECONDS)  # the first profiling values come with the second tick
         complete = watched.taken.copy()  # without the one that `stop` cuts off
     finally:
         clean = collector.stop()
+        if host:
+            host.stop()
     scrapes = in_order(complete)
     # Until GPM has two samples there are no profiling values, and integrals stand still as if the GPU were idle.
     with_profiling = (

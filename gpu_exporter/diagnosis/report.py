@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 from gpu_exporter.catalogue.conditions import OfRanks
-from gpu_exporter.catalogue.failure_modes import MODES
+from gpu_exporter.catalogue.failure_modes import MODES, host
 from gpu_exporter.catalogue.failure_modes.mode import Scope, Severity
 from gpu_exporter.catalogue.headroom import Headroom
 from gpu_exporter.catalogue.signal import Signal
@@ -21,6 +21,8 @@ from gpu_exporter.diagnosis.words import series, statement, subject
 # Names of pods have at most 253 characters.
 LONGEST_NAME = 256
 UNKNOWN_CLASS = "class unknown: the profiling metrics are missing; `gpu-exporter doctor` on the node says why"
+# What a process belongs to, by the label that says it.
+BELONGS_TO = {"uid": "user id", "pod_uid": "pod UID", "container_id": "container", "hpc_job": "job"}
 # Failure modes that compare the ranks of a job.
 OF_JOBS = frozenset(mode.name for mode in MODES if mode.scope is Scope.JOB)
 
@@ -62,6 +64,8 @@ def _as_dict(diagnosis: Diagnosis) -> dict[str, Any]:
         **{name: value for name in ("node", "namespace", "pod", "workload") if (value := getattr(identity, name))},
         "modelName": identity.model,
         **({"down": identity.down} if diagnosis.is_down else {}),
+        **({"process": dict(identity.process)} if identity.process else {}),
+        **({"neighbours": list(identity.neighbours)} if identity.neighbours else {}),
         "class": diagnosis.bottleneck.name if diagnosis.bottleneck else None,
         "cause": diagnosis.bottleneck.cause.value if diagnosis.bottleneck else None,
         "evidence": _rounded(diagnosis.numbers),
@@ -149,10 +153,27 @@ def _block(group: Sequence[Diagnosis], *, every: bool, verbose: bool) -> Iterato
     for place, match in enumerate(first.matches):
         yield f"  {match.mode.name} ({match.mode.severity.value})"
         yield from _evidence([diagnosis.matches[place].because for diagnosis in group], printed, verbose=verbose)
+        if match.mode in host.MODES:
+            yield from _processes(group, printed)
         yield f"    -> {match.mode.advice}"
     if every:
         for name, missing in first.unknown.items():
             yield f"  {name}: not judged, {_why_unknown(name, missing, first.identity, verbose=verbose)}"
+
+
+def _processes(group: Sequence[Diagnosis], printed: set[str]) -> Iterator[str]:
+    """Yield a line for the process on each GPU, once."""
+    for diagnosis in group:
+        labels = {name: printable(text, LONGEST_NAME) for name, text in diagnosis.identity.process.items()}
+        if not labels or f"process {diagnosis.device.uuid}" in printed:
+            continue
+        printed.add(f"process {diagnosis.device.uuid}")
+        of_gpu = f" on GPU {diagnosis.identity.gpu}" if len(group) > 1 else ""
+        belongs = [f"{words} {labels[name]}" for name, words in BELONGS_TO.items() if name in labels]
+        about = ", ".join(filter(None, (labels.get("command") or labels.get("process", ""), *belongs)))
+        yield f"    process {labels.get('pid', '')}{of_gpu}: {about}"
+        if diagnosis.identity.neighbours:
+            yield f"    its CPUs are also used by {', '.join(diagnosis.identity.neighbours)}"
 
 
 def _why_unknown(mode: str, missing: Sequence[Signal], identity: DeviceIdentity, *, verbose: bool) -> str:

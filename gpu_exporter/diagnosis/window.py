@@ -24,6 +24,9 @@ from gpu_exporter.model.snapshot import Snapshot
 UNIDENTIFIED = "GPU "
 
 
+# What identifies a process, in the order in which it is printed.
+PROCESS_LABELS = ("pid", "process", "uid", "command", "pod_uid", "container_id", "hpc_job")
+
 Claims = set[tuple[str, str, str]]
 
 
@@ -40,6 +43,10 @@ class DeviceIdentity:
     has_instances: bool = False
     # Why the GPU does not answer, as in `gpu_down_reason`; of the last scrape that says so.
     down: str = ""
+    # The process that launches most work on the GPU: labels of `gpu_host_process_info`.
+    process: Mapping[str, str] = field(default_factory=dict)
+    # Other processes that use its CPUs, in words.
+    neighbours: tuple[str, ...] = ()
 
     def over(self, earlier: DeviceIdentity) -> DeviceIdentity:
         """Return this identity, with what is missing taken from an earlier one. Neither has an owner yet."""
@@ -49,6 +56,7 @@ class DeviceIdentity:
             node=self.node or earlier.node,
             has_instances=self.has_instances or earlier.has_instances,
             down=self.down or earlier.down,
+            process=self.process or earlier.process,
         )
 
 
@@ -174,6 +182,10 @@ class _Identities:
                 devices[whole].has_instances = True
             if sample.name == m.DOWN.name and sample.value == 1:
                 devices[whole].down = devices[whole].down or sample.labels.get("reason", "")
+            if sample.name == m.HOST_PROCESS.name:
+                devices[whole].process = {
+                    name: sample.labels[name] for name in PROCESS_LABELS if sample.labels.get(name)
+                }
             if sample.name.startswith("DCGM_") or sample.name == m.POD_INFO.name:
                 claim = owner(sample.name, sample.labels)
                 claims = from_pod_info if sample.name == m.POD_INFO.name else from_classic

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from gpu_exporter.catalogue import host_signals as h
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.bottlenecks import BUSY_ENGINE
 from gpu_exporter.catalogue.conditions import Fn, Leaf, Over, PeerMean, PeerMedian, PeerMin, PeerShare, no_case
@@ -59,6 +60,20 @@ NOUNS: Mapping[Signal, str] = {
     s.POWER_CAP: "time at the power cap",
     s.NVLINK_UP: "number of NVLinks that are up",
     s.NVLINK_LINKS: "number of NVLinks",
+    h.LAUNCH_CPU: "CPU time of the launching thread",
+    h.LAUNCH_WAIT: "run queue delay of the launching thread",
+    h.LAUNCH_BLOCKED: "blocked time of the main thread",
+    h.WORKERS: "number of worker processes",
+    h.ACTIVE: "number of active worker processes",
+    h.WORKER_CPU: "CPU time of an active worker",
+    h.WORKER_WAIT: "run queue delay of an active worker",
+    h.WORKER_BLOCKED: "blocked time of an active worker",
+    h.THROTTLED: "throttled share of the periods of the CPU limit",
+    h.CPU_USE: "use of the allowed CPUs",
+    h.FAULTS: "rate of major page faults",
+    h.SWAP: "memory in swap",
+    h.REMOTE: "time on another NUMA node",
+    h.SHM_USE: "use of /dev/shm",
 }
 
 

@@ -28,11 +28,12 @@ class Pace(Enum):
 
 class MetricSet(Enum):
     """Which `--metrics` choice exposes a metric; `full` includes `default`. NAMED is in neither: such a metric is only
-    exposed if the fields file names it."""
+    exposed if the fields file names it. Nor is HOST: it needs `--host-evidence`."""
 
     DEFAULT = "default"
     FULL = "full"
     NAMED = "named"
+    HOST = "host"
 
 
 class Schema(Enum):

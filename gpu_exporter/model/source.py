@@ -20,6 +20,19 @@ class Attribution(Protocol):
         """Return the owners of these GPUs, as far as known now. Never blocks, never raises."""
 
 
+class HostEvidence(Protocol):
+    """Observes what the host does for the processes on the GPUs, on its own thread."""
+
+    def start(self) -> None:
+        """Start to observe."""
+
+    def rows(self, gpus: Sequence[GpuSamples]) -> Sequence[Row]:
+        """Return the latest evidence, and note the processes for the next look. Never blocks, never raises."""
+
+    def stop(self) -> None:
+        """Request the end; does not wait for it."""
+
+
 class Device(Protocol):
     """One attached GPU. Used by one thread at a time."""
 

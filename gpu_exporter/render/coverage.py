@@ -94,9 +94,9 @@ def fields(which: Generation) -> tuple[Field, ...]:
     return tuple(found.values())
 
 
-def exposed(*, full: bool = False) -> frozenset[str]:
-    """Return the names of the series that gpu-exporter exposes."""
-    sets = {MetricSet.DEFAULT, MetricSet.FULL} if full else {MetricSet.DEFAULT}
+def exposed(*, full: bool = False, host: bool = False) -> frozenset[str]:
+    """Return the names of the series that gpu-exporter exposes; with `host`, those of `--host-evidence`, too."""
+    sets = {MetricSet.DEFAULT, *([MetricSet.FULL] if full else ()), *([MetricSet.HOST] if host else ())}
     return frozenset(row.name for row in m.METRICS if row.set in sets)
 
 

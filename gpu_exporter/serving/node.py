@@ -24,7 +24,7 @@ from gpu_exporter.health.events import EventLog, GpuState
 from gpu_exporter.health.kernel_log_thread import KernelWatch
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.snapshot import Snapshot
-from gpu_exporter.model.source import Source, Staged
+from gpu_exporter.model.source import HostEvidence, Source, Staged
 from gpu_exporter.serving.endpoint import Endpoint, Health, never
 from gpu_exporter.sources.choice import is_remote
 
@@ -71,6 +71,7 @@ class Node:
         self._renderer = self._renderer_of(source, selection)
         self._process = process
         self._attributor = _attributor(source, config)
+        self._host = _host(source, config)
         events = _events(source, config, lambda pci: self._collector.evidence(pci))
         self._kernel_log = _kernel_log(events, source, config) if events and source.live else None
         pages = Pages()
@@ -88,6 +89,7 @@ class Node:
             ),
             events=events,
             attribution=self._attributor,
+            host=self._host,
             extra_metrics=extra_metrics,
             every_tick_wanted=pages.followed,
         )
@@ -115,6 +117,8 @@ class Node:
             self._kernel_log.start()
         if self._attributor:
             self._attributor.start()
+        if self._host:
+            self._host.start()
         self._collector.start(LIBRARY_SECONDS, stop)
 
     def begin_to_stop(self) -> None:
@@ -124,6 +128,8 @@ class Node:
             self._kernel_log.stop()
         if self._attributor:
             self._attributor.stop()
+        if self._host:
+            self._host.stop()
 
     def stop(self) -> bool:
         """Stop the collection loop. Return False if a driver call is stuck."""
@@ -169,3 +175,12 @@ def _attributor(source: Source, config: Config) -> Attributor | None:
     from gpu_exporter.attribution.choice import attributor
 
     return attributor(config)
+
+
+def _host(source: Source, config: Config) -> HostEvidence | None:
+    """Return what observes the processes on the GPUs; None if that is off or the GPUs are not this machine's."""
+    if not config.host_evidence or not source.live or is_remote(config, source.name):
+        return None
+    from gpu_exporter.attribution.host_owner import host_watch
+
+    return host_watch(config.procfs, config.sysfs, names=config.processes)

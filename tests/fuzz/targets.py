@@ -41,6 +41,7 @@ from gpu_exporter.serving.security import web_config
 from gpu_exporter.sources.recording.format import load, ticks
 from gpu_exporter.sources.recording.replay import ReplaySource
 from tests import PACKAGED_RECORDINGS, ROOT
+from tests.fuzz import host_files
 from tests.fuzz.harness import Command, Parser, Target
 from tests.fuzz.servers import BodyServer, exchanged
 from tests.soak.kernel_log import PREFIXES, true_line
@@ -446,5 +447,6 @@ TARGETS = (
     Target("api-list", _api_lists, _api_list, (LookupFailed,), (b'"continue":"x"', b'"items":5', b'"items":null')),
     Target("prometheus", _prometheus_answers, _prometheus, (GpuExporterError,)),
     Target("metrics", _scraped, _metrics, (GpuExporterError,), (b"# TYPE x counter\n", b'{le="', b"+Inf", b"# EOF\n")),
+    host_files.TARGET,
     Target("http", _requests, _http, tokens=(b"\r\n\r\n", b"Host: ", b"Content-Length: ", b"chunked", b"%00", b"/../")),
 )

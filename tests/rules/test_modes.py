@@ -25,7 +25,7 @@ from gpu_exporter.catalogue.conditions import (
     no_case,
     terms,
 )
-from gpu_exporter.catalogue.failure_modes import MODES
+from gpu_exporter.catalogue.failure_modes import MODES, host
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode
 from gpu_exporter.catalogue.metrics import METRICS
 from gpu_exporter.catalogue.signal import Derived, Read, Signal
@@ -108,7 +108,8 @@ def test_gpu_exporter_can_show_every_mode() -> None:
     conditions = {mode.name: mode.condition for mode in MODES if mode.condition}
     assert all(knowable(condition, Generation.GPU_EXPORTER) for condition in conditions.values())
     partly = [name for name, condition in conditions.items() if not knowable(condition, Generation.DCGM_4_9)]
-    assert partly == ["GpuLost", "GpuNvlinkDown", "GpuXidUnknown", "GpuXidApplication", "GpuTelemetryStale"]
+    of_health = ["GpuLost", "GpuNvlinkDown", "GpuXidUnknown", "GpuXidApplication", "GpuTelemetryStale"]
+    assert partly == [*of_health, *(mode.name for mode in host.MODES)]
 
 
 def case(generation: Generation, modes: Sequence[FailureMode]) -> Case:

@@ -155,6 +155,7 @@ SETS: Mapping[str, Values] = {
         "fullnameOverride": "watch",
         "namespaceOverride": "elsewhere",
     },
+    "host-evidence": {"hostEvidence": {"enabled": True}, "openShift": {"scc": True}},
     "jobs": {"slurm": {"jobMappingPath": "/run/gpu-jobs"}, "xids": {"keep": "none"}},
     "overridden": {
         "prometheusRule": {

@@ -109,6 +109,7 @@ OWNERS: Mapping[str, Effect] = {
     "attribution.dra": Effect(True, "ClusterRole rules 0 resources", ["resourceslices"], KUBELET),
     "slurm.jobMappingPath": Effect("/run/jobs", f"{POD} volumes jobs hostPath path", "/run/jobs"),
     "processes.enabled": Effect(True, f"{POD} hostPID", True),
+    "hostEvidence.enabled": Effect(True, f"{POD} volumes sys hostPath path", "/sys"),
     "kernelLog.mode": Effect("kmsg", f"{EXPORTER} securityContext privileged", True),
     "kernelLog.path": Effect(
         "/logs/kernel", f"{POD} volumes kernel-log hostPath path", "/logs", {"kernelLog": {"mode": "file"}}

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_exporter import inputs
-from gpu_exporter.config import Config, Group, _setting, check, read_file, unknown_variables
+from gpu_exporter.config import ENV_PREFIX, SERVICE_LINK, Config, Group, _setting, check, read_file, unknown_variables
 from gpu_exporter.inputs import Address
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.metric import MetricSet
@@ -177,8 +177,11 @@ def test_defaults() -> None:
 
 def test_no_setting_is_named_like_a_service_link() -> None:
     """Kubernetes' variables for a service named gpu-exporter cannot be mistaken for settings."""
-    links = ("host", "port", "service", "port_")
-    assert [setting.name for setting in fields(Config) if setting.name.startswith(links)] == []
+    names = [f"{ENV_PREFIX}{setting.name.upper()}" for setting in fields(Config)]
+    links = ("GPU_EXPORTER_SERVICE_HOST", "GPU_EXPORTER_PORT", "GPU_EXPORTER_PORT_9400_TCP_ADDR")
+
+    assert all(map(SERVICE_LINK.fullmatch, links))
+    assert [name for name in names if SERVICE_LINK.fullmatch(name)] == []
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import ModuleType
 
-from gpu_exporter.catalogue.failure_modes import bottleneck, cost, distributed, health
+from gpu_exporter.catalogue.failure_modes import bottleneck, cost, distributed, health, host
 from gpu_exporter.catalogue.failure_modes.check import check
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
 
-MODES: tuple[FailureMode, ...] = (*health.MODES, *distributed.MODES, *bottleneck.MODES, *cost.MODES)
+MODES: tuple[FailureMode, ...] = (*health.MODES, *distributed.MODES, *host.MODES, *bottleneck.MODES, *cost.MODES)
 # The file with the entries of each domain.
 FILES: Mapping[Domain, ModuleType] = {
     Domain.HEALTH: health,
@@ -17,5 +17,11 @@ FILES: Mapping[Domain, ModuleType] = {
     Domain.BOTTLENECK: bottleneck,
     Domain.COST: cost,
 }
+
+
+def file_of(mode: FailureMode) -> ModuleType:
+    """Return the file with the entry of a mode: causes on the host have a file of their own."""
+    return host if mode in host.MODES else FILES[mode.domain]
+
 
 check(MODES)

@@ -11,7 +11,7 @@ from gpu_exporter.catalogue.failure_modes import distributed as d
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
 from gpu_exporter.render import prose
 from gpu_exporter.render.boards import JOB
-from gpu_exporter.render.dashboards import between_scrapes
+from gpu_exporter.render.dashboards import between_scrapes, host
 from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.frame import GREEN, ORANGE, About, BoardRow
 from gpu_exporter.render.dashboards.panels import class_timeline, lines, states, time_shares, watched
@@ -21,7 +21,7 @@ BOARD = JOB
 
 
 def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
-    """Return the rows: progress, waiting ranks, the GPUs, traffic, activity between scrapes."""
+    """Return the rows: progress, waiting ranks, their hosts, the GPUs, traffic, activity between scrapes."""
     return [
         BoardRow(
             "Is the job making progress?",
@@ -33,6 +33,7 @@ def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
             ],
         ),
         BoardRow("Which rank do the others wait for?", _waiting()),
+        host.row(BOARD),
         BoardRow("Is a GPU faulty, or does it have more work?", _chips()),
         BoardRow("How much data moves between the ranks?", _traffic()),
         between_scrapes.row(BOARD),

@@ -29,7 +29,9 @@ UNITS = {
     "seconds": "s",
     "timestamp": "s",
     "per_15m": "short",
+    "per_second": "short",
     **dict.fromkeys(("count", "gpus", "errors", "total", "rows", "banks", "links", "lanes"), "short"),
+    **dict.fromkeys(("cpus", "processes"), "short"),
     **dict.fromkeys(("generation", "action", "status", "bool"), "short"),
 }
 DEVICE_LEGEND = "{{node}} · gpu{{gpu}}"

@@ -105,6 +105,7 @@ EXPORTERS = (
     Exporter("dcgm-exporter with the [recommended fields](../alerts/dcgm-exporter.csv)", coverage.DCGM_RECOMMENDED),
 )
 FULL = coverage.exposed(full=True)
+EVERYTHING = coverage.exposed(full=True, host=True)
 LIMITS = """[How to change a limit](../failure-modes.md#limits).
 """
 REQUIRED = {
@@ -131,6 +132,8 @@ def works(mode: FailureMode) -> tuple[str, ...]:
     said = [WORKS[coverage.detectability(mode, each.names)] for each in EXPORTERS]
     if said[0] != "yes" and coverage.detectability(mode, FULL) is Detectability.YES:
         said[0] = f"with `--metrics {MetricSet.FULL.value}`"
+    elif said[0] != "yes" and coverage.detectability(mode, coverage.exposed(host=True)) is Detectability.YES:
+        said[0] = "with `--host-evidence`"
     return tuple(said)
 
 
@@ -176,13 +179,7 @@ def runbook(mode: FailureMode, modes: Sequence[FailureMode] = MODES, limits: Lim
     )
     body = "".join(f"\n## {name}\n\n{text}" for name, text in sections)
     title = f"# {mode.name}\n\n{summary(mode)}.\n\n"
-    return (
-        banner.markdown(failure_modes.FILES[mode.domain])
-        + title
-        + _facts(mode)
-        + body
-        + "\n[All runbooks](README.md)\n"
-    )
+    return banner.markdown(failure_modes.file_of(mode)) + title + _facts(mode) + body + "\n[All runbooks](README.md)\n"
 
 
 def _linked(text: str, names: Collection[str]) -> str:
@@ -272,7 +269,7 @@ def signal_row(signal: Signal, show: Callable[[Read], str] = _series) -> tuple[s
     """Return the row of a signal, with its sources for each exporter, best first; `show` formats one source."""
     made = [f"= {derivation(way)}" for way in signal.definitions if isinstance(way, Derived)]
     ours, classic, modern = (coverage.reads(signal, which) for which in coverage.Generation)
-    columns = ((*ours, *(way for way in classic if way.name in FULL)), classic, modern)
+    columns = ((*ours, *(way for way in classic if way.name in EVERYTHING)), classic, modern)
     cells = ("; ".join([*made, *(f"`{show(way)}`" for way in ways)]) or "-" for ways in columns)
     return f"`{signal.record}`", signal.help, *cells
 

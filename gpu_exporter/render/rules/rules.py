@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import yaml
@@ -193,7 +194,12 @@ def recording(limits: Limits | None = None) -> str:
 
 def alerts(domain: Domain, limits: Limits | None = None, modes: Sequence[FailureMode] = MODES) -> str:
     """Return alerts/<domain>.yaml: one alert per failure mode."""
-    return banner.comment(failure_modes.FILES[domain]) + _yaml(_alerting(domain, limits or {}, modes))
+    return banner.comment(*_files(domain)) + _yaml(_alerting(domain, limits or {}, modes))
+
+
+def _files(domain: Domain) -> Sequence[ModuleType]:
+    """Return the files with the entries of a domain."""
+    return list(dict.fromkeys(failure_modes.file_of(mode) for mode in MODES if mode.domain is domain))
 
 
 def bundle(limits: Limits) -> str:

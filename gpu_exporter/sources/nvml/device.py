@@ -15,7 +15,7 @@ import pynvml
 from gpu_exporter.catalogue.metrics import MIG_DEVICE, NON_GPU_ENTITIES
 from gpu_exporter.model.errors import GpuLost
 from gpu_exporter.model.gpu import Gpu, Reading, Series, XidEvent
-from gpu_exporter.model.metric import Buffered, EntityKind, Gpm, Labels, Metric, Pace, PerProcess
+from gpu_exporter.model.metric import Buffered, EntityKind, Gpm, Labels, Metric, MetricSet, Pace, PerProcess
 from gpu_exporter.sources.nvml.buffers import Buffers
 from gpu_exporter.sources.nvml.errors import UNSUPPORTED, outcome, raise_if_lost
 from gpu_exporter.sources.nvml.handle import Handle
@@ -55,7 +55,11 @@ class NvmlDevice:
         self._lock, self._read_lock = lock, read_lock
         self._handle = handle
         self._metrics = [row for row in metrics if row.nvml and not isinstance(row.nvml, PerProcess | Buffered)]
-        unread = (metric for metric in metrics if metric.nvml is None and metric.entity not in NON_GPU_ENTITIES)
+        unread = (
+            metric
+            for metric in metrics
+            if metric.nvml is None and metric.entity not in NON_GPU_ENTITIES and metric.set is not MetricSet.HOST
+        )
         self._dcgm_only = dict.fromkeys(unread, "needs_dcgm")
         self._processes = Processes(gpu, metrics, proc)
         self._peers = Peers(handle, gpu, metrics)

@@ -108,7 +108,7 @@ imagePullSecrets:
 
 {{/* Whether a feature mounts a part of the node. */}}
 {{- define "gpu-exporter.hostPath" -}}
-{{- if or .Values.attribution.enabled .Values.slurm.jobMappingPath (ne .Values.kernelLog.mode "none") (eq .Values.xids.keep "node") (eq .Values.gpuAccess.mode "volumeMounts") }}hostPath{{ end }}
+{{- if or .Values.attribution.enabled .Values.hostEvidence.enabled .Values.slurm.jobMappingPath (ne .Values.kernelLog.mode "none") (eq .Values.xids.keep "node") (eq .Values.gpuAccess.mode "volumeMounts") }}hostPath{{ end }}
 {{- end }}
 
 {{/* A name for objects that belong to no namespace. */}}
@@ -121,6 +121,7 @@ imagePullSecrets:
 {{- include "gpu-exporter.root" . }}
 {{- if .Values.slurm.jobMappingPath }}slurm.jobMappingPath {{ end }}
 {{- if .Values.processes.enabled }}processes.enabled {{ end }}
+{{- if .Values.hostEvidence.enabled }}hostEvidence.enabled {{ end }}
 {{- if eq .Values.kernelLog.mode "file" }}kernelLog.mode {{ end }}
 {{- if eq .Values.gpuAccess.mode "volumeMounts" }}gpuAccess.mode {{ end }}
 {{- if .Values.hostNetwork }}hostNetwork {{ end }}
@@ -221,6 +222,7 @@ httpGet:
 {{- end }}
 {{- if .Values.slurm.jobMappingPath }}{{ $_ := set $found "hpc_job_mapping_dir" "/host/jobs" }}{{ end }}
 {{- if .Values.processes.enabled }}{{ $_ := set $found "processes" "true" }}{{ end }}
+{{- if .Values.hostEvidence.enabled }}{{ $_ := set $found "host_evidence" "true" }}{{ $_ := set $found "sysfs" "/host/sys" }}{{ end }}
 {{- if eq .Values.kernelLog.mode "kmsg" }}{{ $_ := set $found "kernel_log" "/dev/kmsg" }}
 {{- else if eq .Values.kernelLog.mode "file" }}{{ $_ := set $found "kernel_log" (printf "/host/log/%s" (base .Values.kernelLog.path)) }}
 {{- else }}{{ $_ := set $found "kernel_log" "none" }}{{ end }}

@@ -56,7 +56,7 @@ def test_modes_in_a_fleet(serve: Serve, tmp_path: Path) -> None:
     injected = {f"node-{number:03}": mode for number, mode in enumerate(modes)}
     untouched, nameless = (f"node-{len(injected) + more:03}" for more in range(2))
     inject = [f"--inject={mode.name}:{node}/{GPU}" for node, mode in injected.items()]
-    size = ("--nodes", str(len(injected) + 2), "--gpus", str(GPUS), "--metrics", "full")
+    size = ("--nodes", str(len(injected) + 2), "--gpus", str(GPUS), "--metrics", "full", "--host-evidence")
     # A GPU without a UUID counts as missing from its node.
     exporter = serve(*SIMULATED, *size, *inject, "--faults", f"lost {nameless}/0 at 0s for 1h")
     wanted, allowed = {("GpuLost", nameless, "")}, set[Alert]()

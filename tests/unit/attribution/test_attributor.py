@@ -24,13 +24,14 @@ from gpu_exporter.attribution.jobs import JobFiles
 from gpu_exporter.attribution.listing import Allocated, Listing
 from gpu_exporter.attribution.owners import LookupAnswers, owners
 from gpu_exporter.attribution.pods import Pod, label_name
-from gpu_exporter.attribution.processes import ProcessLookup, since_boot
+from gpu_exporter.attribution.processes import ProcessLookup
 from gpu_exporter.attribution.resource_slices import read, uuids
 from gpu_exporter.attribution.shares import Load, shares
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.config import Config
 from gpu_exporter.exposition.pages import Variant
 from gpu_exporter.exposition.renderer import Renderer
+from gpu_exporter.host.procfs import since_boot
 from gpu_exporter.kubernetes.client import Api
 from gpu_exporter.kubernetes.objects import Device, Event, Object, SliceSpec
 from gpu_exporter.kubernetes.watch import Watch

@@ -261,7 +261,7 @@ def test_identical_findings_are_grouped_worst_first() -> None:
     assert text[-1].startswith("    limited by neither: 30 % of tensor peak, 33 % of memory peak; look at ")
     # Numbers of the class are not repeated below the mode.
     place = text.index("  GpuMemoryBound (info)")
-    assert text[place - 1] == (
+    assert text[place - 2] == (
         "    GPU busy 95 % of the time, memory bandwidth 90 % used, tensor cores busy 30 % of the time"
     )
     assert text[place + 1] == f"    -> {MODES_BY_NAME['GpuMemoryBound'].advice}"

@@ -11,7 +11,7 @@ from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.conditions import Over, terms
 from gpu_exporter.catalogue.dcgm_exporter.names import DEFAULT_FIELDS, RENAMED
-from gpu_exporter.catalogue.failure_modes import MODES
+from gpu_exporter.catalogue.failure_modes import MODES, host
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Ramp, Scope, Values, Wave
 from gpu_exporter.catalogue.failure_modes.profiles import HEALTHY
 from gpu_exporter.catalogue.metrics import METRICS
@@ -35,7 +35,10 @@ CORRECT_KIND = "fix: correct the kind of the row in gpu_exporter/catalogue/metri
 FILES = {Generation.DCGM_EXPORTER_4_8: "dcgm-exporter.csv", Generation.DCGM_EXPORTER_4_9: "dcgm-exporter-4.9.csv"}
 KINDS = {row.name: row.kind for row in METRICS if row.dcgm is not None}
 # dcgm-exporter has no counts of links, no times of XIDs, and no metrics about its own reads.
-GPU_EXPORTER_ONLY = {"GpuAttributionDown", "GpuNvlinkDown", "GpuXidUnknown", "GpuXidApplication", "GpuTelemetryStale"}
+GPU_EXPORTER_ONLY = {
+    *("GpuAttributionDown", "GpuNvlinkDown", "GpuXidUnknown", "GpuXidApplication", "GpuTelemetryStale"),
+    *(mode.name for mode in host.MODES),
+}
 XIDS = load()
 
 
@@ -102,11 +105,14 @@ def test_all_modes_with_dcgm_fields_work_with_our_list(which: Generation) -> Non
 
 
 def test_all_modes_work_with_gpu_exporter() -> None:
-    """With the default set all but the histogram of spare rows, with the full set all."""
-    default = {mode.name for mode in MODES if coverage.detectability(mode, coverage.exposed()) is not Detectability.YES}
+    """The histogram of spare rows needs the full set, and causes on the host need host evidence."""
+    missing = [
+        {mode.name for mode in MODES if coverage.detectability(mode, names) is not Detectability.YES}
+        for names in (coverage.exposed(), coverage.exposed(full=True), coverage.exposed(full=True, host=True))
+    ]
+    of_host = {mode.name for mode in host.MODES}
 
-    assert default == {"GpuSpareRowsLow"}
-    assert {coverage.detectability(mode, coverage.exposed(full=True)) for mode in MODES} == {Detectability.YES}
+    assert missing == [{"GpuSpareRowsLow", *of_host}, of_host, set()]
 
 
 @pytest.mark.parametrize(
@@ -204,7 +210,7 @@ def matched_modes(mode: FailureMode, names: Collection[str]) -> set[str]:
     "names",
     [
         coverage.exposed(),
-        coverage.exposed(full=True),
+        coverage.exposed(full=True, host=True),
         DEFAULT_FIELDS,
         frozenset(name for name, _, _ in listed(Generation.DCGM_EXPORTER_4_8)),
     ],

@@ -71,7 +71,7 @@ def watched(
         try:
             source = fleet(FleetSettings(1, GPUS, inject=inject), KNOWN, clock.monotonic, stuck)[NODE]
             events = EventLog(load(), lambda pci: None, lambda: Now(clock.time(), clock.monotonic()))
-            full = (*selected(MetricSet.FULL), *histograms(MetricSet.FULL))
+            full = (*selected(MetricSet.FULL, host=True), *histograms(MetricSet.FULL))
             collector = Collector(source, full, publish, CollectionSettings(interval), events=events)
             assert collector.connect(60)
             yield clock, collector

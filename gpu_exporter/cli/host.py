@@ -1,0 +1,33 @@
+"""Host evidence for commands that watch the GPUs of this machine for a short time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gpu_exporter.attribution.host_owner import host_watch
+from gpu_exporter.config import Config
+from gpu_exporter.diagnosis.judge import Diagnosis
+from gpu_exporter.host.files import HostFiles
+from gpu_exporter.host.neighbours import neighbours
+from gpu_exporter.model.source import HostEvidence, Source
+from gpu_exporter.sources.choice import is_remote
+
+STARVED = "GpuHostCpuStarved"
+
+
+def host_of(source: Source, config: Config, period: float) -> HostEvidence | None:
+    """Return what observes the processes on the GPUs every `period` seconds; None if these are not this machine's."""
+    if not source.live or is_remote(config, source.name):
+        return None
+    return host_watch(config.procfs, config.sysfs, names=True, commands=True, period=period)
+
+
+def name_neighbours(diagnoses: Iterable[Diagnosis], config: Config) -> None:
+    """Add what else uses the CPUs of a process on a GPU of this machine that gets too little CPU time."""
+    for diagnosis in diagnoses:
+        process = diagnosis.identity.process
+        if STARVED in (match.mode.name for match in diagnosis.matches) and process.get("pid", "").isdecimal():
+            found = neighbours(HostFiles(config.procfs, config.sysfs), int(process["pid"]))
+            diagnosis.identity.neighbours = tuple(
+                f"process {other.pid} ({other.name}, {other.cpus:.2g} CPUs)" for other in found
+            )

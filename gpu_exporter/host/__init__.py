@@ -1,0 +1,1 @@
+"""What the host does for the processes that use a GPU, read from procfs, cgroups and sysfs."""

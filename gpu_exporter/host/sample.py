@@ -1,0 +1,110 @@
+"""One look at a process: what its files say at one moment. Vanished processes are no error."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from gpu_exporter.host import procfs
+from gpu_exporter.host.files import HostFiles
+
+BLOCKED = b"D"
+ENDED = frozenset({b"Z", b"X", b"x"})
+# The threads of PyTorch that launch the kernels of the backward pass, while the main thread waits for them.
+AUTOGRAD = b"pt_autograd"
+MOST_THREADS, CANDIDATES = 4096, 3
+
+
+class ProcessSample(NamedTuple):
+    """A process with its CPU seconds (all threads), and those of its main thread: on a CPU, and waiting for one.
+
+    `ran` and `waited` are None on a kernel without scheduler statistics.
+    """
+
+    pid: int
+    stat: procfs.Stat
+    ran: float | None
+    waited: float | None
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Its identity: PIDs are reused."""
+        return self.pid, self.stat.started
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether its main thread is in uninterruptible sleep, which nearly always is a wait for storage."""
+        return self.stat.state == BLOCKED
+
+
+class ThreadSample(NamedTuple):
+    """A thread: seconds on a CPU, and waiting for one."""
+
+    ran: float
+    waited: float
+
+
+def process(files: HostFiles, pid: int) -> ProcessSample | None:
+    """Return a process; None if it has ended or cannot be seen. Raises PermissionError."""
+    stat = procfs.stat(_read(files, f"{pid}/stat"))
+    if stat is None or stat.state in ENDED:
+        return None
+    scheduled = procfs.schedstat(_read(files, f"{pid}/schedstat"))
+    return ProcessSample(pid, stat, *(scheduled or (None, None)))
+
+
+def thread(files: HostFiles, pid: int, tid: int) -> ThreadSample | None:
+    """Return a thread; None if it has ended, or on a kernel without scheduler statistics."""
+    scheduled = procfs.schedstat(_read(files, f"{pid}/task/{tid}/schedstat"))
+    return ThreadSample(*scheduled) if scheduled else None
+
+
+def launching_threads(files: HostFiles, pid: int) -> dict[int, bytes]:
+    """Return the threads that may launch kernels, with their names: the main thread, PyTorch's autograd threads, and
+    those with the most CPU time so far."""
+    names, ran = {pid: b""}, {}
+    for tid in _threads(files, pid):
+        if stat := procfs.stat(_read(files, f"{pid}/task/{tid}/stat")):
+            ran[tid] = stat.cpu_seconds
+            if tid == pid or stat.name.startswith(AUTOGRAD):
+                names[tid] = stat.name
+            elif stat.cpu_seconds > 0:
+                names.setdefault(tid, stat.name)
+    busiest = sorted(ran, key=ran.__getitem__, reverse=True)[:CANDIDATES]
+    return {tid: name for tid, name in names.items() if tid in busiest or tid == pid or name.startswith(AUTOGRAD)}
+
+
+def children(files: HostFiles, pid: int, *, thorough: bool) -> set[int]:
+    """Return the children of a process: those of its main thread, which forks in nearly all programs, or `thorough`.
+
+    Raises FileNotFoundError if the kernel does not list children.
+    """
+    tids = _threads(files, pid) if thorough else (pid,)
+    pids: set[int] = set()
+    missing = 0
+    for tid in tids:
+        try:
+            pids.update(procfs.children(files.proc(f"{pid}/task/{tid}/children", 1 << 16)))
+        except FileNotFoundError:
+            missing += 1
+        except OSError:
+            continue
+    if tids and missing == len(tids) and _read(files, f"{pid}/stat"):
+        raise FileNotFoundError(f"{pid}: the kernel lists no children")
+    return pids
+
+
+def _threads(files: HostFiles, pid: int) -> list[int]:
+    try:
+        return list(files.threads(pid, MOST_THREADS))
+    except OSError:
+        return []
+
+
+def _read(files: HostFiles, path: str) -> bytes:
+    """Return a file; nothing if the process is gone. Raises PermissionError."""
+    try:
+        return files.proc(path)
+    except PermissionError:
+        raise
+    except OSError:
+        return b""

@@ -1,0 +1,51 @@
+"""What `doctor` says about host evidence."""
+
+from pathlib import Path
+
+import pytest
+
+from gpu_exporter.config import Config
+from gpu_exporter.diagnosis.doctor.host import checks
+from gpu_exporter.model.finding import Level
+from tests.support.fakes.procfs import FakeHost, Task
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> FakeHost:
+    """A machine with everything that host evidence needs."""
+    host = FakeHost(tmp_path)
+    host.add(Task(1, b"systemd"))
+    host.put("proc/2/comm", "kthreadd\n")
+    host.put("sys/fs/cgroup/cgroup.controllers", "cpu io memory\n")
+    return host
+
+
+def said(host: FakeHost) -> list[tuple[Level, str]]:
+    found = checks(Config(procfs=host.proc, sysfs=host.sys))
+    assert all(finding.cure for finding in found if finding.level is not Level.OK)
+    return [(finding.level, finding.what.removeprefix("host evidence: ").split(",")[0]) for finding in found]
+
+
+def test_a_machine_that_has_everything(host: FakeHost) -> None:
+    """One line says where it is read from."""
+    assert [level for level, _ in said(host)] == [Level.OK]
+
+
+def test_each_lack_has_a_cure(host: FakeHost) -> None:
+    """A PID namespace, a kernel without statistics or children, and missing cgroups."""
+    for path in ("2/comm", "1/schedstat", "1/task/1/children"):
+        (host.proc / path).unlink()
+    (host.sys / "fs/cgroup/cgroup.controllers").unlink()
+
+    assert said(host)[:4] == [
+        (Level.WARN, f"{host.proc} has not the host's processes"),
+        (Level.NOTE, "the kernel has no scheduler statistics"),
+        (Level.NOTE, "the kernel does not list children"),
+        (Level.WARN, f"no cgroups below {host.sys}/fs/cgroup"),
+    ]
+
+
+def test_no_procfs(tmp_path: Path) -> None:
+    """Nothing else is checked."""
+    (finding,) = checks(Config(procfs=tmp_path / "nowhere"))
+    assert (finding.level, finding.cure) == (Level.WARN, "check --procfs")
