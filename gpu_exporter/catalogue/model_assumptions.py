@@ -98,6 +98,17 @@ GROUPS: tuple[Group, ...] = (
         "Launch traffic depends on the driver and the CPU, not on the model, unless launches go over NVLink-C2C.",
     ),
     Group(
+        "host evidence",
+        frozenset(
+            (
+                *("cpuThrottled", "cpusFull", "launchSaturated", "launchStarved", "launchWaiting", "remoteNode"),
+                *("shmFull", "storageBlocked", "swapFaults", "swappedBytes", "workerBusy"),
+            )
+        ),
+        "What the kernel says of processes does not depend on the GPU.",
+        "Nothing.",
+    ),
+    Group(
         "comparison with peers",
         frozenset(("victims", "allRanks", "alike", "unalike", "standsOut")),
         "All ranks of a job run on the same model, so its data cancels out.",

@@ -191,7 +191,6 @@ MODES = (
         "the storage (iostat -x, latency of the network file system).",
         Inject({**_profile(active=8, blocked=0.0, cpu=0.1), m.HOST_WORKER_BLOCKED: Ramp(0, 6.8)}),
         Unless(And(WAITS, IS_BLOCKED), NOT_RUNNING),
-        shows=WORKER_BLOCKED,
         implies=_PARENTS,
         cause=Cause.HOST,
         meaning="The loader workers, or the main thread if it loads the data itself, are in uninterruptible sleep "

@@ -21,7 +21,7 @@ from gpu_exporter.catalogue.conditions import (
     Term,
     leaves,
 )
-from gpu_exporter.catalogue.failure_modes import MODES, profiles
+from gpu_exporter.catalogue.failure_modes import MODES, host, profiles
 from gpu_exporter.catalogue.failure_modes.mode import Domain
 from gpu_exporter.catalogue.gpu_models import BY_NAME, H100, H200, L4, L40S, MODELS, SLICES, WHOLE, GpuModel
 from gpu_exporter.catalogue.model_assumptions import GROUPS, all_comparisons, conditions, fixed_numbers, limits
@@ -45,6 +45,7 @@ OF_A_MODEL = frozenset(
 # Shares, counts, states and times.
 OF_NO_MODEL = frozenset(
     {"ratio", "bool", "errors", "banks", "rows", "action", "status", "timestamp", "seconds", "total", "per_15m"}
+    | {"cpus", "processes", "per_second"}
 )
 # Limits in units of a model, each with the reason why the number may be the same for all of them.
 ABSOLUTE: Mapping[str, str] = {
@@ -54,6 +55,7 @@ ABSOLUTE: Mapping[str, str] = {
     "launchingBytes": "what launches move depends on the CPU and the driver",
     "heldMemory": "more than a CUDA context needs, less than the smallest slice has",
     "emptyMemory": "less than a CUDA context needs; without a process, no memory is in use",
+    "swappedBytes": "memory of the process, not of the GPU",
     "thermalMargin": "a distance from the threshold of the board itself",
     "coarsePower": "the width of a bucket of the histogram, whatever the board draws",
 }
@@ -248,7 +250,7 @@ def test_waiting_is_recognised_on_every_model(model: GpuModel) -> None:
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
 def test_failure_modes_that_need_a_missing_signal_are_listed(model: GpuModel) -> None:
     """A mode that works on an H200 works on this model, at least partly, or is listed with a reason."""
-    modes = [mode for mode in MODES if mode.domain is not Domain.HEALTH]
+    modes = [mode for mode in MODES if mode.domain is not Domain.HEALTH and mode not in host.MODES]
     lost = {mode.name for mode in modes if detectability(mode, model) is Detectability.NO}
     assert lost - {name for name, (models, _) in UNDETECTABLE.items() if model in models} == set(), LISTED
     assert {mode.name for mode in modes if detectability(mode, H200) is not Detectability.YES} == set(), LISTED

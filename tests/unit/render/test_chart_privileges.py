@@ -49,6 +49,7 @@ BEYOND: Mapping[str, set[str]] = {
         "allowPrivilegeEscalation",
         "capabilities kept",
     },
+    "host-evidence": {"hostPID"},
     "host-network": {"hostNetwork", "hostPID", "hostPath /dev/null"},
 }
 
