@@ -49,7 +49,7 @@ BEYOND: Mapping[str, set[str]] = {
         "allowPrivilegeEscalation",
         "capabilities kept",
     },
-    "host-evidence": {"hostPID"},
+    "host-evidence": {"hostPID", "hostPath /sys"},
     "host-network": {"hostNetwork", "hostPID", "hostPath /dev/null"},
 }
 
