@@ -77,8 +77,6 @@ def _over(of: Over) -> str:
     match of.fn:
         case Fn.LAST:
             return name
-        case Fn.AGE:
-            return f"(time() - {name})"
         case Fn.INCREASE:
             text = f"({name} - min_over_time({over}))"
         case Fn.PREDICT:

@@ -58,10 +58,9 @@ TITLES: Mapping[str, str] = {
     "banks_spare_low": "memory banks with few spare rows",
     "banks_spare_none": "memory banks without spare rows",
     "remapped_uncorrectable": "remapped memory rows",
-    "last_read": "successful collection",
-    "xid_fatal": "fatal XID",
-    "xid_application": "application XID",
-    "xid_unknown": "undocumented XID",
+    "read_age": "time since the last successful collection",
+    "xid_application_age": "time since the last application XID",
+    "xid_unknown_age": "time since the last undocumented XID",
 }
 # What a signal of 0 or 1 says: at 1, and at 0.
 STATES: Mapping[str, tuple[str, str]] = {
@@ -71,6 +70,7 @@ STATES: Mapping[str, tuple[str, str]] = {
     "row_remap_pending": ("a row remap is pending", "no row remap is pending"),
     "row_remap_failed": ("a row remap has failed", "no row remap has failed"),
     "retired_pages_pending": ("retired pages are pending", "no retired pages are pending"),
+    "xid_fatal": ("a fatal XID needs a repair", "no fatal XID needs a repair"),
     "inforom_valid": ("the InfoROM is valid", "the InfoROM is not valid"),
 }
 # Shared conditions by their name: the clause that stands for them in other conditions.

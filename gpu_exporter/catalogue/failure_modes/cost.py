@@ -65,10 +65,12 @@ MODES = (
         ),
         And(
             Compare(Over(s.FB_FREE, Fn.PREDICT, GROWS_FOR, ahead=HOUR, whole=True), "<", 0.0),
+            Compare(Over(s.FB_FREE, Fn.PREDICT, HOUR, ahead=HOUR, whole=True), "<", 0.0),
             Compare(Over(s.FB_USE), ">=", FULL_MEMORY),
+            name="fills_up",
         ),
-        meaning="The free memory of this GPU shrinks steadily and will be used up within the hour if this continues. "
-        "Most of it is used already.",
+        meaning="The free memory of this GPU shrinks steadily and will be used up within the hour if this continues, by the "
+        "trend of the last 15 minutes and by that of the last hour. Most of it is used already.",
         impact="The program will end with an out-of-memory error; so may other programs that share the GPU.",
         diagnosis=(
             f'Look at `{s.FB_USED.record}{{UUID="…"}}` over a few hours. Steady growth is a leak or a cache '
@@ -87,8 +89,8 @@ MODES = (
             "server: give it a limit.",
         ),
         wrong="A program that fills the memory on purpose (vLLM and JAX allocate theirs at the start) does not trigger "
-        "the alert once the memory is full: only growth does. A server that warms up its caches grows for a "
-        "while and then stops.",
+        "the alert once the memory is full: only growth does. A server or an allocator that fills its caches for "
+        "more than an hour can trigger it. A program that runs out of memory within its first hour does not.",
     ),
     FailureMode(
         "GpuAllocatedIdle",

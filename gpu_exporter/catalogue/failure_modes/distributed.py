@@ -17,6 +17,7 @@ from gpu_exporter.catalogue.conditions import (
     Calc,
     Compare,
     Condition,
+    Fn,
     Limit,
     Mark,
     Or,
@@ -39,6 +40,7 @@ STARVED_GAP   = Limit("starvedGap", 0.2, "ratio", "how much lower the engine act
 SLOW_GAP      = Limit("slowGap", 0.15, "ratio", "how much higher the SM activity of a slow rank is than that of its victims")
 ALIKE         = Limit("alike", 2.0, "ratio", "factor by which the traffic of ranks in one collective may differ")
 UNALIKE       = Limit("unalike", 0.4, "ratio", "NVLink traffic of a rank, as a share of the median of its job, below which GpuNvlinkImbalance fires")
+POWER_CAPPED  = Limit("atPowerCap", 0.93, "ratio", "power, as a share of the power limit, from which a slow rank counts as power-capped: it has more work, and no fault")
 SAME_ENGINE   = Limit("sameEngine", 0.1, "ratio", "largest difference in engine activity between ranks that do the same work")
 # fmt: on
 
@@ -66,6 +68,9 @@ HANGS = And(
     name="hangs",
 )
 STRAGGLES = And(Compare(PeerShare(WAITS), ">=", VICTIMS), c.TRAFFIC)
+# A GPU that is throttled by heat or by its power supply draws less than its limit. The highest power of a quarter of an
+# hour, because a checkpoint lowers the mean.
+AT_POWER_CAP = Compare(Over(s.POWER_USE, Fn.MAX, 15 * MINUTE), ">=", POWER_CAPPED)
 
 MODES = (
     FailureMode(
@@ -128,8 +133,10 @@ MODES = (
                 STRAGGLES,
             ),
             OTHER_TRAFFIC,
+            name="starved_straggler",
         ),
         shows=c.GR,
+        keep=20 * MINUTE,
         scope=Scope.JOB,
         implies=("GpuHostBound", "GpuDataLoadingBound"),
         meaning="The other ranks of the job wait for this rank, and its GPU waits for its host. Its engine is less active "
@@ -168,7 +175,7 @@ MODES = (
         "PERFORMANCE), move the job to another GPU. If it runs at its power cap while the others draw less, it has "
         "more work: balance the work. Otherwise swap the GPUs of two ranks: if the straggler moves with the GPU, "
         "the GPU is the cause. A lower clock alone proves nothing.",
-        Inject(profiles.SLOW, profiles.OF_SLOW),
+        Inject({**profiles.SLOW, m.POWER: 560.0, m.POWER_INSTANT: 560.0}, profiles.OF_SLOW),
         Unless(
             And(
                 Compare(Calc(c.SM, "-", PeerMedian(c.SM, WAITS)), ">=", SLOW_GAP),
@@ -177,8 +184,13 @@ MODES = (
                 STRAGGLES,
             ),
             OTHER_TRAFFIC,
+            name="slow_straggler",
         ),
         shows=c.SM,
+        keep=20 * MINUTE,
+        lesser=AT_POWER_CAP,
+        lesser_because="The GPU runs at its power cap and is not throttled: it has more work than the other ranks, and "
+        "no fault.",
         scope=Scope.JOB,
         meaning="The other ranks of the job wait for this one, which spends more time computing than they do: its "
         "SMs are more active, while theirs are partly empty because they wait.",
@@ -204,7 +216,7 @@ MODES = (
         ),
         wrong="If two ranks are slow alternately, both can be reported. A rank with more work by design "
         "(the last pipeline stage, an expert that is used more than others) is reported correctly, but may be "
-        "what you want.",
+        "what you want: at its power cap, the alert has the severity info.",
     ),
     FailureMode(
         "GpuCommunicationBound",

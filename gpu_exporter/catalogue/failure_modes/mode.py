@@ -16,12 +16,16 @@ from gpu_exporter.catalogue.conditions import (
     Over,
     Unless,
     no_case,
+    record_of,
     signals_of,
 )
 from gpu_exporter.catalogue.signal import Signal
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.verdict import Action
 
+# A hold that is counted from samples may be interrupted for so long: a restart of Prometheus, and the time until all rules
+# have values again.
+INTERRUPTION = 600.0
 # Two failed scrapes, a minute apart, last this many seconds. They must not restart the hold of an alert.
 MISSED_SCRAPES = 180.0
 
@@ -95,7 +99,9 @@ class FailureMode:
 
     `condition` is evaluated per device. `fleet` is PromQL for what only Prometheus can detect; the alert fires if either
     is true. `hold` is for how many seconds it must be true before the alert fires, `keep` for how many seconds the alert
-    fires after it has ended. `implies` names modes that come with this one. `shows` is the value of the alert if that is
+    fires after it has ended. If the condition has a name, the hold is counted from its recorded samples, so a gap does not
+    restart it. `unless` is PromQL on other exporters' series that explain the condition: the alert does not fire for
+    them. Where `lesser` is true, the alert is only info; `lesser_because` says why. `implies` names modes that come with this one. `shows` is the value of the alert if that is
     not the first term of the condition; it must be known wherever the condition is true. `requires` names what must be
     scraped in addition.
 
@@ -117,6 +123,9 @@ class FailureMode:
     fleet: str = ""
     scope: Scope = Scope.DEVICE
     keep: float = 0.0
+    unless: str = ""
+    lesser: Condition | None = None
+    lesser_because: str = ""
     implies: tuple[str, ...] = ()
     shows: Over | None = None
     meaning: str = ""
@@ -128,8 +137,19 @@ class FailureMode:
 
     @property
     def kept(self) -> float:
-        """Return for how many seconds the alert keeps firing. It outlasts failed scrapes unless it pages someone."""
-        return self.keep or (MISSED_SCRAPES if self.hold and self.severity is not Severity.CRITICAL else 0.0)
+        """Return for how many seconds the alert keeps firing. It outlasts failed scrapes, so nobody is paged twice."""
+        return self.keep or (MISSED_SCRAPES if self.hold or self.severity is Severity.CRITICAL else 0.0)
+
+    @property
+    def counted(self) -> str:
+        """Return the recorded series from whose samples the hold is counted; empty if Prometheus holds the alert."""
+        named = self.condition is not None and isinstance(self.condition, And | Or | Unless)
+        return record_of(self.condition) if named and self.hold and not self.fleet else ""  # type: ignore[arg-type]
+
+    @property
+    def pending(self) -> float:
+        """Return for how many seconds Prometheus itself holds the alert."""
+        return 0.0 if self.counted else self.hold
 
     @property
     def value(self) -> Over | None:

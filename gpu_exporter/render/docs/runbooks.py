@@ -13,7 +13,7 @@ from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Scope, Severity
 from gpu_exporter.catalogue.faults import FAULTS
 from gpu_exporter.catalogue.signal import Derived, Read, Signal
-from gpu_exporter.catalogue.signals import LAST_READ, XID_FATAL
+from gpu_exporter.catalogue.signals import READ_AGE, XID_FATAL
 from gpu_exporter.catalogue.xids import load
 from gpu_exporter.model.metric import MetricSet
 from gpu_exporter.model.verdict import Action
@@ -281,7 +281,7 @@ def _without_prometheus(mode: FailureMode) -> str:
     """Return how to see the values of the condition without Prometheus; empty if `diagnose` does not evaluate it."""
     if mode.condition is None or mode.scope is Scope.FLEET:
         return ""
-    if LAST_READ in mode.needs:
+    if READ_AGE in mode.needs:
         return (
             "\nWithout Prometheus, run `gpu-exporter diagnose --verbose --url http://ADDRESS:9400`, so that the "
             "exporter is asked.\n"
