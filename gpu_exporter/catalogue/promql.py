@@ -122,6 +122,18 @@ def condition(of: Condition, limits: Limits) -> str:
             raise no_case(of)
 
 
+def samples(of: Condition, window: float) -> str:
+    """Return how many samples of a recorded condition there are in a window."""
+    match of:
+        case Is():
+            series = f'{of.classification.record}{{class="{of.name}"}}'
+            return f"max without (class) (count_over_time({series}[{duration(window)}]))"
+        case And() | Or() | Unless():
+            return f"count_over_time({record_of(of)}[{duration(window)}])"
+        case _:
+            raise TypeError(f"{of!r} is not recorded")
+
+
 def definition(of: Named, limits: Limits) -> str:
     """Return the expression of the recording rule of a condition with a name."""
     match of:

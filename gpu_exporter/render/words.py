@@ -70,11 +70,16 @@ STATES: Mapping[str, tuple[str, str]] = {
     "row_remap_pending": ("a row remap is pending", "no row remap is pending"),
     "row_remap_failed": ("a row remap has failed", "no row remap has failed"),
     "retired_pages_pending": ("retired pages are pending", "no retired pages are pending"),
-    "xid_fatal": ("a fatal XID needs a repair", "no fatal XID needs a repair"),
+    "xid_fatal": ("a fatal XID is not repaired yet", "every fatal XID is repaired"),
     "inforom_valid": ("the InfoROM is valid", "the InfoROM is not valid"),
 }
 # Shared conditions by their name: the clause that stands for them in other conditions.
 CLAUSES: Mapping[str, str] = {
+    "communicates": "the whole job *communicates*",
+    "fills_up": "the memory *fills up*",
+    "power_swings": "the power *swings*",
+    "slow_straggler": "the other ranks wait for this *slow* one",
+    "starved_straggler": "the other ranks wait for this *starved* one",
     "hangs": "the job *hangs*",
     "idles": "the GPU *idles*",
     "spinning": "the GPU *spins* in a collective",

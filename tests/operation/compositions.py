@@ -20,8 +20,8 @@ from tests.operation.loads import BOARD, load, memory
 from tests.rules.series import Device, Generation, Stretch
 from tests.rules.shapes import Integral
 
-OURS, OLD, NEW = Generation.GPU_EXPORTER, Generation.DCGM_4_8_2, Generation.DCGM_4_9
-COMMUNICATES, LOADS = ("GpuCommunicationBound",), ("GpuHostBound", "GpuDataLoadingBound")
+OURS, OLD, DCGM = Generation.GPU_EXPORTER, Generation.DCGM_4_8_2, Generation.DCGM_4_9
+COMMUNICATES, LOADS = ("GpuCommunicationBound",), ("GpuHostBound", "GpuDataLoadingBound", "GpuPowerOscillation")
 UNEVEN = ("GpuStragglerSlow", *COMMUNICATES, "GpuNvlinkImbalance")
 
 USUAL_JOBS = (
@@ -64,10 +64,10 @@ SERVES = ("GpuUnderfilled", "GpuMemoryBound")
 def usual(days: int, seed: int) -> Fleet:
     """Return training on two kinds of exporters, pipelines, serving by day, notebooks, MIG and a node of the cloud."""
     rng, fleet = random.Random(f"usual {seed}"), Fleet(days * DAY)
-    train_a, train_b = fleet.node("train-a", 4, OURS, full=True), fleet.node("train-b", 2, NEW)
+    train_a, train_b = fleet.node("train-a", 4, OURS, full=True), fleet.node("train-b", 2, DCGM)
     pipes, lab = fleet.node("pipes", 2, OURS), fleet.node("lab", 2, OURS)
     serve_a, serve_b = fleet.node("serve-a", 1, OURS), fleet.node("serve-b", 1, OLD)
-    cloud = fleet.node("cloud", 1, NEW)
+    cloud = fleet.node("cloud", 1, DCGM)
     queue(fleet, train_a, USUAL_JOBS, rng, "llm")
     queue(fleet, train_b, USUAL_JOBS, rng, "vit")
     queue(fleet, pipes, USUAL_PIPELINES, rng, "pipe", hours=9.0)
@@ -86,9 +86,9 @@ def usual(days: int, seed: int) -> Fleet:
 def other(days: int, seed: int) -> Fleet:
     """Return a fleet of other jobs and recordings, most of it with dcgm-exporter."""
     rng, fleet = random.Random(f"other {seed}"), Fleet(days * DAY)
-    blue, green = fleet.node("blue", 2, NEW), fleet.node("green", 4, OURS)
+    blue, green = fleet.node("blue", 2, DCGM), fleet.node("green", 4, OURS)
     red, white = fleet.node("red", 2, OLD), fleet.node("white", 2, OURS, full=True)
-    grey, black = fleet.node("grey", 1, OURS), fleet.node("black", 2, NEW)
+    grey, black = fleet.node("grey", 1, OURS), fleet.node("black", 2, DCGM)
     queue(fleet, blue, OTHER_JOBS, rng, "blue", hours=6.0)
     queue(fleet, green, OTHER_JOBS, rng, "green", hours=20.0)
     queue(fleet, red, OTHER_PIPELINES, rng, "red", hours=12.0)

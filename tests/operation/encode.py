@@ -123,12 +123,18 @@ def _of_node(fleet: Fleet, node: str) -> Mapping[Key, Sequence[Part]]:
         found[_key(m.RENDERED_AT.name, first.device.scrape)] = _parts(now, fleet.total, silent)
     scrape = {"job": "kube-state-metrics", "instance": "0"}
     gpus = len({each.device.gpu for each in fleet.of(node)})
-    constant = {
-        ("kube_node_status_allocatable", ("resource", "nvidia_com_gpu")): float(gpus),
-        ("kube_node_labels", ("label_cloud_google_com_gke_nodepool", f"pool-{node}")): 1.0,
+    # One pod per node stands for all that run there.
+    pod = {"namespace": "research", "pod": f"all-of-{node}"}
+    resource = {"resource": "nvidia_com_gpu"}
+    constant: Mapping[Key, float] = {
+        _key("kube_node_status_allocatable", {"node": node, **resource, **scrape}): float(gpus),
+        _key("kube_node_labels", {"node": node, "label_cloud_google_com_gke_nodepool": node, **scrape}): 1.0,
+        _key(
+            "kube_pod_container_resource_requests", {**pod, "container": "main", "node": node, **resource, **scrape}
+        ): float(gpus),
+        _key("kube_pod_status_phase", {**pod, "phase": "Running", **scrape}): 1.0,
     }
-    for (name, label), value in constant.items():
-        found[_key(name, {"node": node, label[0]: label[1], **scrape})] = [(fleet.total, value)]
+    found |= {key: [(fleet.total, value)] for key, value in constant.items()}
     changes: list[Change] = [(0, 0.0)]
     for start, end in sorted(fleet.cordoned.get(node, [])):
         changes += [(max(start, changes[-1][0]), 1.0), (end, 0.0)]

@@ -11,6 +11,7 @@ from gpu_exporter.catalogue.conditions import Over, terms
 from gpu_exporter.catalogue.failure_modes import MODES, profiles
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Ramp, Scope, Wave
 from gpu_exporter.catalogue.failure_modes.mode import Values as Injected
+from gpu_exporter.catalogue.signals import UTIL
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.verdict import Action
 from tests.operation.fleet import HOUR, Fleet, Timeline, Truth, steps
@@ -132,7 +133,7 @@ def _put(
         or any(isinstance(shape, Ramp) for shape in rows.values())
         or mode.scope is not Scope.DEVICE
     )
-    if replaces or m.FB_USED in rows:
+    if replaces or m.FB_USED in rows or UTIL in mode.needs:
         base = {**load_of_health(), **rows}
         story = {row: shape for row, shape in base.items() if row not in mode.inject.absent}
         gpu.put(start, [Stretch(length, story, fault, owner=owner)])
@@ -165,6 +166,8 @@ def fatal(fleet: Fleet, site: Site, name: str, code: int, start: int, rng: rando
     fleet.xid(site.node, gpu, start, code, truth.end, truth.end)
     may = (*truth.may, "GpuXidFatal", name)
     fleet.truths[-1] = replace(truth, may=may)
+    if BY_NAME[name].inject.fault == "lost" and site.gpus[0].device.generation is not Generation.GPU_EXPORTER:
+        return  # dcgm-exporter shows nothing of a lost GPU, not even its XID
     fleet.truths.append(
         Truth(f"XID {code}", site.node, frozenset({gpu}), start, truth.end, ("GpuXidFatal",), may, SLACK, lasts=True)
     )

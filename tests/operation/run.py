@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
 import tempfile
@@ -75,9 +76,12 @@ def main() -> int:
     parser.add_argument("--days", type=int, default=14)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rules", type=Path, default=RULES, help="folder of rule files")
+    parser.add_argument("--json", type=Path, help="file for the numbers that docs/alert-quality.md shows")
     chosen = parser.parse_args()
     verdict = judge(Period(chosen.composition, chosen.days, chosen.seed), chosen.rules)
     print(report(verdict))
+    if chosen.json:
+        chosen.json.write_text(json.dumps(verdict.summary(), indent=1) + "\n")
     tickets = len(verdict.noise("warning"))
     good = not verdict.noise("critical") and not verdict.missed and not verdict.ended_early
     return 0 if good and tickets * WEEKS_PER_TICKET < verdict.node_weeks else 1

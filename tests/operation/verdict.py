@@ -6,6 +6,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from gpu_exporter.catalogue.failure_modes import MODES
 from tests.operation.fleet import Fleet, Truth
@@ -53,6 +54,19 @@ def _firing(key: Iterable[tuple[str, str]], start: float, end: float) -> Firing:
     return Firing(labels["alertname"], labels["severity"], labels.get("node", ""), labels.get("gpu", ""), start, end)
 
 
+class Row(NamedTuple):
+    """The firings of one alert with one severity; `reasons` are what was true when it was right."""
+
+    alert: str
+    severity: str
+    firings: int
+    right: int
+    repeated: int
+    false: int
+    hours: float
+    reasons: Sequence[str]
+
+
 @dataclass
 class Verdict:
     """The judgement on all firings of a period. A repeat reports again what an earlier alert has reported already."""
@@ -63,6 +77,7 @@ class Verdict:
     repeats: list[Firing] = field(default_factory=list)
     detections: list[tuple[Truth, str, float | None]] = field(default_factory=list)
     ended_early: list[tuple[Truth, str]] = field(default_factory=list)
+    reasons: dict[tuple[str, str], set[str]] = field(default_factory=lambda: defaultdict(set))
 
     def __post_init__(self) -> None:
         reported: dict[tuple[object, ...], Firing] = {}
@@ -71,6 +86,7 @@ class Verdict:
             if truth is None:
                 self.false.append(firing)
                 continue
+            self.reasons[firing.name, firing.severity].add("incident" if truth.must else truth.what)
             key = (truth.what, truth.node, truth.start, firing.name, firing.gpu, firing.severity)
             if key in reported:
                 self.repeats.append(firing)
@@ -106,17 +122,42 @@ class Verdict:
         """Return the size of the period."""
         return len(self.fleet.nodes) * self.fleet.total * STEP / (7 * 86400)
 
-    def table(self) -> str:
-        """Return firings by alert, and what was right, repeated and false."""
-        rows = [f"{'alert':32}{'severity':10}{'firings':>8}{'right':>8}{'repeated':>9}{'false':>7}{'hours':>9}"]
-        by: Mapping[tuple[str, str], list[Firing]] = _by_alert(self.firings)
-        false, repeats = _by_alert(self.false), _by_alert(self.repeats)
+    def rows(self) -> list[Row]:
+        """Return the firings of each alert, in order of severity and triage."""
+        by, false, repeats = (_by_alert(each) for each in (self.firings, self.false, self.repeats))
         order = {mode.name: number for number, mode in enumerate(MODES)}
+        found = []
         for key in sorted(by, key=lambda key: (SEVERITIES.index(key[1]), order.get(key[0], 0))):
             wrong, again = len(false.get(key, ())), len(repeats.get(key, ()))
-            right, hours = len(by[key]) - wrong - again, sum(each.hours for each in by[key])
-            rows.append(f"{key[0]:32}{key[1]:10}{len(by[key]):8}{right:8}{again:9}{wrong:7}{hours:9.1f}")
-        return "\n".join(rows)
+            hours = round(sum(each.hours for each in by[key]), 1)
+            reasons = sorted(self.reasons.get(key, ()))
+            found.append(Row(*key, len(by[key]), len(by[key]) - wrong - again, again, wrong, hours, reasons))
+        return found
+
+    def table(self) -> str:
+        """Return firings by alert, and what was right, repeated and false."""
+        head = f"{'alert':32}{'severity':10}{'firings':>8}{'right':>8}{'repeated':>9}{'false':>7}{'hours':>9}"
+        lines = [
+            f"{row.alert:32}{row.severity:10}{row.firings:8}{row.right:8}{row.repeated:9}{row.false:7}{row.hours:9.1f}"
+            for row in self.rows()
+        ]
+        return "\n".join([head, *lines])
+
+    def summary(self) -> Mapping[str, Any]:
+        """Return the numbers for the documentation."""
+        delays = sorted(delay for _, _, delay in self.detections if delay is not None)
+        late = max(self.detections, key=lambda each: each[2] or 0.0, default=None)
+        return {
+            "nodes": len(self.fleet.nodes),
+            "gpus": len({(each.device.node, each.device.gpu) for each in self.fleet.timelines}),
+            "days": round(self.fleet.total * STEP / 86400, 1),
+            "incidents": len({(truth.what, truth.node, truth.start) for truth, _, _ in self.detections}),
+            "missed": [name for _, name in self.missed],
+            "ended_early": [name for _, name in self.ended_early],
+            "median_delay_minutes": round(delays[len(delays) // 2] / 60, 1) if delays else None,
+            "longest_delay": [late[1], round((late[2] or 0.0) / 60, 1)] if late else None,
+            "alerts": [row._asdict() for row in self.rows()],
+        }
 
     def delays(self) -> str:
         """Return each incident with the delay of its detection."""

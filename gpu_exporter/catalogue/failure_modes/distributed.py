@@ -228,7 +228,7 @@ MODES = (
         "No fault of a single GPU. Check that NCCL uses NVLink and all network cards (NCCL_DEBUG=INFO). Then "
         "communicate less: overlap with computation, larger batches, gradient accumulation, another sharding.",
         Inject(profiles.ALL_REDUCE, profiles.ALL_REDUCE, everyone=True),
-        And(WAITS.condition, Compare(PeerShare(WAITS), ">=", ALL_RANKS)),
+        And(WAITS.condition, Compare(PeerShare(WAITS), ">=", ALL_RANKS), name="communicates"),
         scope=Scope.JOB,
         meaning="All ranks of the job are busy, none of them fills its GPU, and data moves: the job mostly communicates, "
         "and no single rank causes it.",

@@ -16,7 +16,6 @@ from gpu_exporter.catalogue.conditions import (
     Over,
     Unless,
     no_case,
-    record_of,
     signals_of,
 )
 from gpu_exporter.catalogue.signal import Signal
@@ -26,6 +25,8 @@ from gpu_exporter.model.verdict import Action
 # A hold that is counted from samples may be interrupted for so long: a restart of Prometheus, and the time until all rules
 # have values again.
 INTERRUPTION = 600.0
+# An info alert outlasts what interrupts a phase of work, such as a checkpoint.
+OF_INFO = 900.0
 # Two failed scrapes, a minute apart, last this many seconds. They must not restart the hold of an alert.
 MISSED_SCRAPES = 180.0
 
@@ -99,8 +100,8 @@ class FailureMode:
 
     `condition` is evaluated per device. `fleet` is PromQL for what only Prometheus can detect; the alert fires if either
     is true. `hold` is for how many seconds it must be true before the alert fires, `keep` for how many seconds the alert
-    fires after it has ended. If the condition has a name, the hold is counted from its recorded samples, so a gap does not
-    restart it. `unless` is PromQL on other exporters' series that explain the condition: the alert does not fire for
+    fires after it has ended. If the condition is recorded, under a name or as a class, the hold is counted from its
+    samples, so a gap does not restart it. `unless` is PromQL on other exporters' series that explain the condition: the alert does not fire for
     them. Where `lesser` is true, the alert is only info; `lesser_because` says why. `implies` names modes that come with this one. `shows` is the value of the alert if that is
     not the first term of the condition; it must be known wherever the condition is true. `requires` names what must be
     scraped in addition.
@@ -138,13 +139,22 @@ class FailureMode:
     @property
     def kept(self) -> float:
         """Return for how many seconds the alert keeps firing. It outlasts failed scrapes, so nobody is paged twice."""
-        return self.keep or (MISSED_SCRAPES if self.hold or self.severity is Severity.CRITICAL else 0.0)
+        of_work = self.severity is Severity.INFO and self.domain is not Domain.HEALTH
+        default = OF_INFO if of_work else MISSED_SCRAPES
+        return self.keep or (default if self.hold or self.severity is Severity.CRITICAL else 0.0)
 
     @property
-    def counted(self) -> str:
-        """Return the recorded series from whose samples the hold is counted; empty if Prometheus holds the alert."""
-        named = self.condition is not None and isinstance(self.condition, And | Or | Unless)
-        return record_of(self.condition) if named and self.hold and not self.fleet else ""  # type: ignore[arg-type]
+    def conditions(self) -> tuple[Condition, ...]:
+        """Return all conditions of the mode: the one under which it fires, and the one under which it is only info."""
+        return tuple(each for each in (self.condition, self.lesser) if each)
+
+    @property
+    def counted(self) -> bool:
+        """Return whether the hold is counted from recorded samples of the condition; otherwise, Prometheus holds the alert."""
+        if not self.hold or self.fleet:
+            return False
+        named = isinstance(self.condition, And | Or | Unless) and bool(self.condition.name)
+        return named or isinstance(self.condition, Is)
 
     @property
     def pending(self) -> float:

@@ -202,6 +202,8 @@ def _facts(mode: FailureMode) -> str:
     ]
     of_cost = mode.domain is Domain.COST and mode.severity is Severity.WARNING
     notified = DIGEST if of_cost else SEVERITY[mode.severity]
+    if mode.lesser:
+        rows.append(("Only info", mode.lesser_because))
     example = "[example for Alertmanager](../../alerts/examples/alertmanager.yaml)"
     return table(("Severity", f"{mode.severity.value}: {notified} in the {example}"), rows)
 
@@ -209,7 +211,7 @@ def _facts(mode: FailureMode) -> str:
 def _detection(mode: FailureMode, limits: Limits) -> str:
     """Return the condition in words, its limits, the exporters and signals that it needs, and its PromQL."""
     parts = ["### Condition\n\n" + "".join(_condition(mode, limits))]
-    found = limits_of(mode.condition) if mode.condition else ()
+    found = tuple(dict.fromkeys(limit for each in mode.conditions for limit in limits_of(each)))
     if found:
         parts.append(f"### Limits that you can change\n\n{LIMITS}\n{limits_table(found)}")
     parts.append("### Data it needs\n\n" + _data(mode))

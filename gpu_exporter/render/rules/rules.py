@@ -100,7 +100,7 @@ def shared_conditions() -> Mapping[str, Named]:
 
 
 def _conditions() -> list[Condition]:
-    return [each.condition for each in bottlenecks.BOTTLENECKS] + [mode.condition for mode in MODES if mode.condition]
+    return [each.condition for each in bottlenecks.BOTTLENECKS] + [each for mode in MODES for each in mode.conditions]
 
 
 def _terms() -> Iterator[Leaf]:
@@ -240,9 +240,9 @@ def _shown(mode: FailureMode) -> str:
 def expression(mode: FailureMode, limits: Limits) -> str:
     """Return the expression of the alert of a mode."""
     parts = [promql.condition(mode.condition, limits)] if mode.condition else []
-    if mode.counted:
-        samples = f"{mode.counted}[{duration(mode.hold + INTERRUPTION)}]"
-        parts = [f"{part}\nand\ncount_over_time({samples}) >= {mode.hold / RECORDED_EVERY:.0f}" for part in parts]
+    if mode.counted and mode.condition:
+        samples = promql.samples(mode.condition, mode.hold + INTERRUPTION)
+        parts = [f"{part}\nand\n{samples} >= {mode.hold / RECORDED_EVERY:.0f}" for part in parts]
     if mode.shows:
         parts = [f"{promql.term(mode.shows)}\nand (\n{part}\n)" for part in parts]
     if mode.fleet:
