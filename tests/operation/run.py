@@ -7,16 +7,13 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-import yaml
 
 from tests import ROOT
 from tests.operation.compositions import COMPOSITIONS, Period
 from tests.operation.encode import write
 from tests.operation.verdict import SEVERITIES, Verdict, firings
+from tests.rules.needed import write_needed
 from tests.rules.shapes import STEP
 
 PROGRAM = ROOT / ".tools" / "virtual_clock" / "virtual_clock"
@@ -25,26 +22,13 @@ RULES = ROOT / "alerts"
 WEEKS_PER_TICKET = 52 / 12
 
 
-def read_by_alerts(rules: Path, folder: Path) -> None:
-    """Write the rules without recorded series that no alert reads, which only take time."""
-    groups = [group for path in sorted(rules.glob("*.yaml")) for group in yaml.safe_load(path.read_text())["groups"]]
-    kept: list[Mapping[str, Any]] = [rule for group in groups for rule in group["rules"] if "alert" in rule]
-    left = {rule["record"]: rule for group in groups for rule in group["rules"] if "record" in rule}
-    for rule in kept:  # grows meanwhile
-        for name in [name for name in left if name in rule["expr"]]:
-            kept.append(left.pop(name))
-    for group in groups:
-        group["rules"] = [rule for rule in group["rules"] if rule.get("record") not in left]
-    (folder / "rules.yaml").write_text(yaml.safe_dump({"groups": [group for group in groups if group["rules"]]}))
-
-
 def judge(period: Period, rules: Path = RULES) -> Verdict:
     """Run a period through rules in Prometheus' own rule engine, and judge what they report."""
     fleet = period.fleet()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "period.json"
         write(fleet, path)
-        read_by_alerts(rules, Path(folder))
+        write_needed(rules, Path(folder) / "rules.yaml")
         command = [str(PROGRAM), str(path), f"{folder}/rules.yaml", f"{folder}/tsdb"]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return Verdict(fleet, firings(done.stdout.splitlines(), fleet.total * STEP))

@@ -11,32 +11,37 @@ import pytest
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.failure_modes import profiles as p
+from tests import ROOT
 from tests.operation.activities import FILLS, LOADING_MIB
 from tests.operation.encode import series
 from tests.operation.fleet import HOUR, Fleet, Timeline, steps
 from tests.operation.loads import BOARD, IDLE, Values, growing, memory
+from tests.rules.needed import write_needed
 from tests.rules.promtool import check
 from tests.rules.series import Generation, Stretch, rank, selector
 from tests.rules.shapes import STEP, Integral, notation
 
 OURS, DCGM = Generation.GPU_EXPORTER, Generation.DCGM_4_9
 Alert = tuple[str, str, str]
+XIDS = ("GpuXidApplication", "GpuXidFatal", "GpuTelemetryStale")
 WORKS: Values = {**BOARD, **p.BALANCED}
 
 
 @dataclass(frozen=True)
 class Story:
-    """A fleet, and which alerts fire after so many minutes, as (name, severity, GPU); `which` narrows them down."""
+    """A fleet, and which alerts fire after so many minutes, as (name, severity, GPU); only `alerts` are looked at."""
 
     fleet: Fleet
     firing: Mapping[float, Sequence[Alert]]
-    which: str = ""
+    alerts: Sequence[str]
+    where: str = ""
     name: str = "story"
 
     def rendered(self) -> Mapping[str, Any]:
         """Return it in promtool's format."""
         inputs = [{"series": selector(*key), "values": notation(parts)} for key, parts in series(self.fleet).items()]
-        expression = f'group by (alertname, severity, gpu) (ALERTS{{alertstate="firing"{self.which}}})'
+        named = f', alertname=~"{"|".join(self.alerts)}"{self.where}'
+        expression = f'group by (alertname, severity, gpu) (ALERTS{{alertstate="firing"{named}}})'
         tests = [
             {"expr": expression, "eval_time": f"{minutes * 60:.0f}s", "exp_samples": list(map(_sample, alerts))}
             for minutes, alerts in self.firing.items()
@@ -49,8 +54,11 @@ def _sample(alert: Alert) -> Mapping[str, Any]:
     return {"labels": selector("", [(name, value) for name, value in labels.items() if value]), "value": 1}
 
 
-def of(*names: str) -> str:
-    return f', alertname=~"{"|".join(names)}"'
+def tell(folder: Path, *stories: Story) -> None:
+    """Check stories with the rules that their alerts need."""
+    rules = folder / "needed.yaml"
+    write_needed(ROOT / "alerts", rules, {name for story in stories for name in story.alerts})
+    check(folder, stories, rules=[rules])
 
 
 def every(minutes: float, until: float, alerts: Sequence[Alert] = ()) -> Mapping[float, Sequence[Alert]]:
@@ -81,7 +89,7 @@ def test_an_allocator_that_fills_the_memory(tmp_path: Path, generation: Generati
         )
         used = until
     gpu.put(place, [Stretch(4 * HOUR, {**WORKS, **memory(used)}, owner=rank("job"))])
-    check(tmp_path, [Story(made, every(5, 235), of("GpuMemoryExhaustionPredicted"))])
+    tell(tmp_path, Story(made, every(5, 235), ("GpuMemoryExhaustionPredicted",)))
 
 
 def test_a_leak_is_predicted_in_time(tmp_path: Path) -> None:
@@ -89,7 +97,7 @@ def test_a_leak_is_predicted_in_time(tmp_path: Path) -> None:
     made, (gpu,) = fleet(3)
     gpu.put(0, always({**WORKS, **growing(120_000.0, 143_000.0, 3 * 3600)}))
     leak = [("GpuMemoryExhaustionPredicted", "warning", "0")]
-    check(tmp_path, [Story(made, {60: [], 115: [], 150: leak, 175: leak}, of("GpuMemoryExhaustionPredicted"))])
+    tell(tmp_path, Story(made, {60: [], 115: [], 150: leak, 175: leak}, ("GpuMemoryExhaustionPredicted",)))
 
 
 # --- 2: stragglers ---------------------------------------------------------------------------------------------------
@@ -110,7 +118,7 @@ def test_an_uneven_job_with_checkpoints(tmp_path: Path, watts: float, severity: 
             ]
             place = gpu.put(place, parts)
     found = [("GpuStragglerSlow", severity, "0")]
-    check(tmp_path, [Story(made, {**every(5, 235, found), 5: [], 10: []}, of("GpuStragglerSlow"))])
+    tell(tmp_path, Story(made, {1: [], 8: [], **{5 * n: found for n in range(3, 48)}}, ("GpuStragglerSlow",)))
 
 
 # --- 3 and 4: clocks and XIDs ----------------------------------------------------------------------------------------
@@ -125,7 +133,7 @@ def test_a_wrong_clock_of_the_node(tmp_path: Path, ahead: float) -> None:
     made.xid("n", 0, steps(20), 31, steps(30), made.total)
     made.xid("n", 0, steps(40), 79, made.total, made.total)
     application, lost = ("GpuXidApplication", "info", "0"), ("GpuXidFatal", "critical", "0")
-    check(tmp_path, [Story(made, {15: [], 23: [application], 35: [], 43: [lost], 59: [lost]})])
+    tell(tmp_path, Story(made, {15: [], 23: [application], 35: [], 43: [lost], 59: [lost]}, XIDS))
 
 
 def test_a_fatal_xid_fires_until_the_repair(tmp_path: Path) -> None:
@@ -135,9 +143,10 @@ def test_a_fatal_xid_fires_until_the_repair(tmp_path: Path) -> None:
     repaired = made.reboot("n", steps(200), 7.0, planned=False)
     made.xid("n", 0, steps(20), 119, steps(200), repaired)
     fatal = [("GpuXidFatal", "critical", "0")]
-    check(tmp_path, [Story(made, {19: [], 23: fatal, 60: fatal, 198: fatal, 215: [], 290: []}, of("GpuXidFatal"))])
+    tell(tmp_path, Story(made, {19: [], 23: fatal, 60: fatal, 198: fatal, 215: [], 290: []}, ("GpuXidFatal",)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("generation", [Generation.DCGM_4_8_2, DCGM], ids=lambda each: each.value)
 def test_the_gauge_of_the_last_xid(tmp_path: Path, generation: Generation) -> None:
     """dcgm-exporter's gauge never clears: the alert lasts a day, and neither a gap nor another pod fires it again."""
@@ -150,9 +159,10 @@ def test_the_gauge_of_the_last_xid(tmp_path: Path, generation: Generation) -> No
     fatal = [("GpuXidFatal", "critical", "0")]
     after: Mapping[float, Sequence[Alert]] = {minutes: [] for minutes in range(1515, 29 * 60, 5)}
     first: Mapping[float, Sequence[Alert]] = {59: [], 62: fatal, 119: fatal, 145: fatal, 24 * 60: fatal}
-    check(tmp_path, [Story(made, {**first, **after}, of("GpuXidFatal"))])
+    tell(tmp_path, Story(made, {**first, **after}, ("GpuXidFatal",)))
 
 
+@pytest.mark.slow
 def test_the_same_code_after_a_repair(tmp_path: Path) -> None:
     """It fires again within a day of the first one."""
     made, (gpu,) = fleet(26, DCGM)
@@ -160,7 +170,7 @@ def test_the_same_code_after_a_repair(tmp_path: Path) -> None:
     made.xid("n", 0, HOUR, 79, HOUR, 3 * HOUR)
     made.xid("n", 0, 24 * HOUR + steps(90), 79, 24 * HOUR, made.total)
     fatal = [("GpuXidFatal", "critical", "0")]
-    check(tmp_path, [Story(made, {62: fatal, 190: [], 1529: [], 1533: fatal}, of("GpuXidFatal"))])
+    tell(tmp_path, Story(made, {62: fatal, 190: [], 1529: [], 1533: fatal}, ("GpuXidFatal",)))
 
 
 # --- 5: normal operation ---------------------------------------------------------------------------------------------
@@ -174,7 +184,7 @@ def test_a_server_without_requests_is_not_host_bound(tmp_path: Path) -> None:
         labels = {"job": "vllm", "namespace": "research", "pod": f"chat-worker-{number}"}
         made.series["vllm:num_requests_running", tuple(labels.items())] = [(made.total, 12.0 * number)]
     found = [("GpuHostBound", "info", "1"), ("GpuWaitsForRequests", "info", "0")]
-    check(tmp_path, [Story(made, {100: found, 175: found}, of("GpuHostBound", "GpuWaitsForRequests"))])
+    tell(tmp_path, Story(made, {100: found, 175: found}, ("GpuHostBound", "GpuWaitsForRequests")))
 
 
 def test_bursts_are_one_oscillation(tmp_path: Path) -> None:
@@ -188,7 +198,7 @@ def test_bursts_are_one_oscillation(tmp_path: Path) -> None:
         ]
         place = gpu.put(place, parts)
     found = [("GpuPowerOscillation", "info", "0")]
-    check(tmp_path, [Story(made, {20: [], **{60 + 5 * n: found for n in range(55)}}, of("GpuPowerOscillation"))])
+    tell(tmp_path, Story(made, {20: [], **{60 + 5 * n: found for n in range(55)}}, ("GpuPowerOscillation",)))
 
 
 def test_one_nvlink_replay_is_harmless(tmp_path: Path) -> None:
@@ -197,7 +207,7 @@ def test_one_nvlink_replay_is_harmless(tmp_path: Path) -> None:
     once.put(steps(30), [Stretch(1, {**WORKS, m.NVLINK_REPLAY: Integral((1 / STEP, 1.0))}, owner=rank("job"))])
     often.put(0, always(WORKS))
     often.put(steps(30), [Stretch(steps(60), {**WORKS, m.NVLINK_REPLAY: Integral((0.05, 1.0))}, owner=rank("job"))])
-    check(tmp_path, [Story(made, {29: [], 45: [("GpuNvlinkErrors", "warning", "1")]}, of("GpuNvlinkErrors"))])
+    tell(tmp_path, Story(made, {29: [], 45: [("GpuNvlinkErrors", "warning", "1")]}, ("GpuNvlinkErrors",)))
 
 
 def test_planned_reboots(tmp_path: Path) -> None:
@@ -210,14 +220,9 @@ def test_planned_reboots(tmp_path: Path) -> None:
     made.reboot("planned", steps(30), 25.0)
     made.reboot("short", steps(30), 8.0, planned=False)
     made.reboot("crashed", steps(30), 25.0, planned=False)
-    where = ', node!="crashed"' + of("GpuExporterDown")
-    check(
-        tmp_path,
-        [
-            Story(made, every(1, 100), where),
-            Story(made, {54: [("GpuExporterDown", "warning", "")]}, of("GpuExporterDown")),
-        ],
-    )
+    down = ("GpuExporterDown",)
+    tell(tmp_path, Story(made, every(1, 100), down, ', node!="crashed"'))
+    tell(tmp_path, Story(made, {54: [("GpuExporterDown", "warning", "")]}, down))
 
 
 # --- 6: gaps ---------------------------------------------------------------------------------------------------------
@@ -232,4 +237,4 @@ def test_a_gap_does_not_restart_the_hold(tmp_path: Path, generation: Generation)
         gpu.put(steps(30), [Stretch(made.total, {**BOARD, **hangs}, owner=rank("job", number))])
     made.silence("n", steps(42), 6)
     found = [("GpuCollectiveStall", "warning", str(gpu)) for gpu in range(2)]
-    check(tmp_path, [Story(made, {41: [], 56: found, 85: found}, of("GpuCollectiveStall"))])
+    tell(tmp_path, Story(made, {41: [], 56: found, 85: found}, ("GpuCollectiveStall",)))
