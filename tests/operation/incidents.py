@@ -96,7 +96,7 @@ def inject(fleet: Fleet, site: Site, mode: FailureMode, start: int, rng: random.
             {"job": "kube-state-metrics", "instance": "0"} if name.startswith("kube_") else site.gpus[0].device.scrape
         )
         key = (name, tuple({**dict(pairs), **scrape}.items()))  # type: ignore[arg-type]
-        created = value if name != "kube_pod_created" else float(start * STEP)
+        created = value if name != "kube_pod_created" else start * STEP - 1800.0
         fleet.series[key] = [(start, None), (length, created), (max(fleet.total - end, 0), None)]
     if mode.inject.xid is not None:
         fleet.xid(site.node, one, start, mode.inject.xid, start + steps(10), end)

@@ -105,7 +105,7 @@ MODES = (
         "GpuDataLoadingBound",
         Domain.BOTTLENECK,
         Severity.WARNING,
-        20 * MINUTE,
+        30 * MINUTE,
         Action.NONE,
         "{gpu} waits for input data",
         "Look at the data loader processes on the host (top -H). If they use 100 % CPU, add loader workers or "
@@ -114,6 +114,7 @@ MODES = (
         Inject(profiles.SLOW_LOADER),
         bottleneck_is("data-loading-bound"),
         shows=bottlenecks.GR,
+        keep=60 * MINUTE,
         meaning="The GPU often waits while data arrives over PCIe: its input is too slow. With `--metrics full`, this "
         "also covers a GPU that works most of the time but stops at each step.",
         impact="The time in which the GPU waits is lost. That usually costs more than tuning any kernel can gain.",

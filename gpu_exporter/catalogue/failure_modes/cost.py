@@ -112,6 +112,8 @@ MODES = (
                 Compare(Over(s.PCIE_RX, Fn.MAX, IDLE_FOR), ">=", MOVING),
             ),
         ),
+        # Longer than the hold: a gap in the metrics two hours ago makes the condition unknown for a moment.
+        keep=30 * MINUTE,
         implies=("GpuMemoryHoarded",),
         meaning="A program holds memory of this GPU, but for two hours nothing ran on it and nothing was copied.",
         impact="The GPU costs its full price, and nobody else can use it. Electricity is by far the smaller part.",

@@ -27,8 +27,10 @@ from gpu_exporter.model.verdict import Action
 INTERRUPTION = 600.0
 # An info alert outlasts what interrupts a phase of work, such as a checkpoint.
 OF_INFO = 900.0
-# Two failed scrapes, a minute apart, last this many seconds. They must not restart the hold of an alert.
-MISSED_SCRAPES = 180.0
+# A page outlasts a reboot, so that a fault that is still there afterwards does not page again.
+OF_PAGES = 600.0
+# Failed scrapes of three minutes, until all rules have values again. They must not restart the hold of an alert.
+MISSED_SCRAPES = 300.0
 
 
 class Severity(Enum):
@@ -139,9 +141,9 @@ class FailureMode:
     @property
     def kept(self) -> float:
         """Return for how many seconds the alert keeps firing. It outlasts failed scrapes, so nobody is paged twice."""
-        of_work = self.severity is Severity.INFO and self.domain is not Domain.HEALTH
-        default = OF_INFO if of_work else MISSED_SCRAPES
-        return self.keep or (default if self.hold or self.severity is Severity.CRITICAL else 0.0)
+        of_work = self.severity is Severity.INFO and self.domain is not Domain.HEALTH and self.hold > 0
+        default = OF_INFO if of_work else MISSED_SCRAPES if self.hold else 0.0
+        return self.keep or (OF_PAGES if self.severity is Severity.CRITICAL else default)
 
     @property
     def conditions(self) -> tuple[Condition, ...]:
