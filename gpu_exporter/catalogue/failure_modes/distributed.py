@@ -68,9 +68,9 @@ HANGS = And(
     name="hangs",
 )
 STRAGGLES = And(Compare(PeerShare(WAITS), ">=", VICTIMS), c.TRAFFIC)
-# A GPU that is throttled by heat or by its power supply draws less than its limit. The highest power of a quarter of an
-# hour, because a checkpoint lowers the mean.
-AT_POWER_CAP = Compare(Over(s.POWER_USE, Fn.MAX, 15 * MINUTE), ">=", POWER_CAPPED)
+# A GPU that is throttled by heat or by its power supply draws less than its limit. The highest power of the last ten
+# minutes, because a checkpoint lowers the mean.
+AT_POWER_CAP = Compare(Over(s.POWER_USE, Fn.MAX, 10 * MINUTE), ">=", POWER_CAPPED)
 
 MODES = (
     FailureMode(
