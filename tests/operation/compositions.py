@@ -77,8 +77,8 @@ def usual(days: int, seed: int) -> Fleet:
     _mig(fleet, "lab", 2)
     _autoscaled(fleet, cloud, USUAL_JOBS[:2], rng)
     sites = [Site("train-a", train_a, jobs=True), Site("train-b", train_b, jobs=True), Site("lab", lab)]
-    _maintenance(fleet, rng, ["pipes", "serve-a", "serve-b", "lab"])
     _incidents(fleet, sites, rng)
+    _maintenance(fleet, rng, ["pipes", "serve-a", "serve-b", "lab"])
     _clocks(fleet, rng, "train-a", "lab", "serve-a")
     return fleet
 
@@ -96,8 +96,8 @@ def other(days: int, seed: int) -> Fleet:
     _serving(fleet, grey, "decode_eager", rng)
     _notebooks(fleet, black, rng)
     sites = [Site("green", green, jobs=True), Site("blue", blue, jobs=True), Site("black", black)]
-    _maintenance(fleet, rng, ["red", "white", "grey", "black"])
     _incidents(fleet, sites, rng)
+    _maintenance(fleet, rng, ["red", "white", "grey", "black"])
     _clocks(fleet, rng, "green", "white", "grey")
     return fleet
 
@@ -161,7 +161,7 @@ def _maintenance(fleet: Fleet, rng: random.Random, nodes: Sequence[str]) -> None
     for node in nodes:
         for week in range(0, fleet.total, 7 * DAY):
             start = week + round(rng.uniform(1, 6.5) * DAY)
-            if start < fleet.total - HOUR:
+            if start < fleet.total - HOUR and not _has_incident(fleet, node, start):
                 fleet.reboot(node, start, rng.uniform(6, 12))
     for node in fleet.nodes:
         for _ in range(fleet.total // DAY):
@@ -179,6 +179,13 @@ def _maintenance(fleet: Fleet, rng: random.Random, nodes: Sequence[str]) -> None
         gpu.change(
             at, at + 1, lambda each: replace(each, values={**each.values, m.NVLINK_REPLAY: Integral((1 / 30, 1.0))})
         )
+
+
+def _has_incident(fleet: Fleet, node: str, at: int) -> bool:
+    """Return whether a node has an incident, or is about to have one: nobody reboots it for maintenance then."""
+    return any(
+        truth.must and truth.node == node and truth.start - HOUR <= at <= truth.end + HOUR for truth in fleet.truths
+    )
 
 
 def _incidents(fleet: Fleet, sites: Sequence[Site], rng: random.Random) -> None:

@@ -52,12 +52,14 @@ Real clusters have jobs that no recording has.
 A firing is *right* if an incident, or what the program does, explains it. It is *repeated* if the same alert has
 already reported the same thing on the same GPU. Everything else is *false*.
 """
+NONE = "\nNo results are stored yet: run `make soak`.\n"
 
 
 def page() -> str:
     """Return the page."""
     results = {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))}
-    return INTRO + "".join(_period(NAMES[name], results[name]) for name in NAMES if name in results)
+    periods = "".join(_period(NAMES[name], results[name]) for name in NAMES if name in results)
+    return INTRO + (periods or NONE)
 
 
 def _period(name: str, result: Mapping[str, Any]) -> str:

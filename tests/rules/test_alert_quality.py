@@ -97,7 +97,7 @@ def test_a_leak_is_predicted_in_time(tmp_path: Path) -> None:
     made, (gpu,) = fleet(3)
     gpu.put(0, always({**WORKS, **growing(120_000.0, 143_000.0, 3 * 3600)}))
     leak = [("GpuMemoryExhaustionPredicted", "warning", "0")]
-    tell(tmp_path, Story(made, {60: [], 115: [], 150: leak, 175: leak}, ("GpuMemoryExhaustionPredicted",)))
+    tell(tmp_path, Story(made, {60: [], 115: [], 160: leak, 175: leak}, ("GpuMemoryExhaustionPredicted",)))
 
 
 # --- 2: stragglers ---------------------------------------------------------------------------------------------------

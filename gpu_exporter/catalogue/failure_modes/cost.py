@@ -27,7 +27,7 @@ PRICES = (
 IDLE_FOR, HOARDED_FOR = 2 * HOUR, HOUR
 # At their start, programs allocate memory at once or load for minutes. The hold is longer than the window, so memory that
 # still grows after it is not a start.
-GROWS_FOR, GROWTH_HOLD = 15 * MINUTE, 20 * MINUTE
+GROWS_FOR, GROWTH_HOLD = 15 * MINUTE, 30 * MINUTE
 
 # Two nodes of four have two free GPUs each, and a pod waits for three.
 _NODES = ("frag-1", "frag-2")
