@@ -69,11 +69,9 @@ class EventLog:
         self._started, self._offset = now.monotonic, now.unix - now.monotonic
         self._reported_at = float("-inf")
         self._times: deque[tuple[float, Key]] = deque(maxlen=COUNTED)
-        self._since_start: Counter[Key] = Counter()
-        self._repaired: dict[Key, float] = {}
+        self._since_start, self._repaired = Counter[Key](), dict[Key, float]()
         self.position: Position | None = None
-        self.changed = False
-        self.kernel_up = False
+        self.changed = self.kernel_up = False
         self.missed = 0
 
     def registered(self, gpu: Gpu, since: float) -> None:
@@ -162,14 +160,15 @@ class EventLog:
             return [event.shown() for event in events]
 
     def problems(self) -> dict[str, list[Problem]]:
-        """Return the XIDs that require a drain, by PCI address, until the repair: a reboot, or `confirm_repair`."""
+        """Return the XIDs that require a drain and are not repaired (a reboot, or `confirm_repair`), by PCI address."""
         with self._lock:
             self._now()
             lasts = [(*key, tally.last, self._repaired.get(key)) for key, tally in self._counts.tallies.items()]
         problems: dict[str, list[Problem]] = {}
         for pci, code, last, repaired in lasts:
-            xid = self._xids[code]
-            if xid.drain and last.monotonic >= 0 and last.monotonic != repaired:  # since the node has booted
+            if (
+                (xid := self._xids[code]).drain and last.monotonic >= 0 and last.monotonic != repaired
+            ):  # since the node has booted
                 words = f"XID {xid.code}, and no repair since: {xid.meaning}"
                 problems.setdefault(pci, []).append(Problem(m.XID_LAST, last.at, words, xid.action, f"xid_{xid.code}"))
         return problems
@@ -177,9 +176,9 @@ class EventLog:
     def confirm_repair(self, pci: str) -> None:
         """Forget the problem of the XIDs of a GPU that is healthy otherwise, except for those of the last minutes."""
         with self._lock:
-            now = self._now()
+            before = self._now().monotonic - RECENT_SECONDS
             for key, tally in self._counts.tallies.items():
-                if key[0] == pci and now.monotonic - tally.last.monotonic >= RECENT_SECONDS:
+                if key[0] == pci and tally.last.monotonic <= before:
                     self._repaired[key] = tally.last.monotonic
 
     # --- clocks ---------------------------------------------------------------------------------------------------

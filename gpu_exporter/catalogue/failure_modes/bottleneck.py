@@ -200,10 +200,7 @@ MODES = (
         meaning="The inference server on this GPU handled less than one request at a time during the last half hour, and "
         "the GPU worked less than 60 % of the time.",
         impact="The GPU costs its full price and is hardly used.",
-        diagnosis=(
-            "Query `pod:requests:count` of the pod over a day: does traffic come back in the morning?",
-            "Do other replicas of the service get requests? Then the load balancer leaves this one out.",
-        ),
+        diagnosis=("Query `pod:requests:count` over a day: does traffic come back? Do other replicas get requests?",),
         mitigation=(
             "Scale the number of replicas with the number of requests, at night down to one or to zero.",
             "Share the GPU between services with little traffic (MIG, MPS).",
