@@ -199,8 +199,11 @@ MODES = (
         requires="inference server",
         meaning="The inference server on this GPU handled less than one request at a time during the last half hour, and "
         "the GPU worked less than 60 % of the time.",
-        impact="The GPU costs its full price and is hardly used.",
-        diagnosis=("Query `pod:requests:count` over a day: does traffic come back? Do other replicas get requests?",),
+        impact="The GPU costs its full price.",
+        diagnosis=(
+            "Query `pod:requests:count` over a day: does traffic come back?",
+            "Do other replicas get requests? Then the load balancer leaves this one out.",
+        ),
         mitigation=(
             "Scale the number of replicas with the number of requests, at night down to one or to zero.",
             "Share the GPU between services with little traffic (MIG, MPS).",
