@@ -94,7 +94,7 @@ bench: $(VENV)/bench tools ## Run the benchmarks that this machine supports and 
 fuzz: $(VENV)/dev ## Run 10 000 mutated inputs through each parser of content from outside: ARGS='recording --inputs 500 --seed 2'
 	$(BIN)/python -m tests.fuzz $(ARGS)
 
-soak: $(VENV)/dev tools ## Run the long tests: half an hour of driver faults, a DCGM that hangs for 90 s, 200 000 simulated ticks, a million kernel-log lines, each version of protobuf, many generated examples, every failure mode in a fleet and in an older Prometheus, fleets of 800 and of 8000 GPUs
+soak: $(VENV)/dev tools .tools/virtual_clock/virtual_clock ## Run the long tests: two weeks of operation, three times; half an hour of driver faults, a DCGM that hangs for 90 s, 200 000 simulated ticks, a million kernel-log lines, each version of protobuf, many generated examples, every failure mode in a fleet and in an older Prometheus, fleets of 800 and of 8000 GPUs
 	$(BIN)/python -m tests.soak.faults $(ARGS)
 	$(BIN)/python -m tests.soak.ticks
 	$(BIN)/python -m tests.soak.trouble
@@ -103,6 +103,10 @@ soak: $(VENV)/dev tools ## Run the long tests: half an hour of driver faults, a 
 	$(BIN)/python -m tests.soak.protobuf
 	$(BIN)/python -m pytest tests/unit --hypothesis-profile soak
 	$(BIN)/python -m pytest tests/e2e/sources/test_inject.py tests/rules --long
+	$(BIN)/python -m tests.operation.run --composition usual --seed 1 --json tests/operation/results/usual-1.json
+	$(BIN)/python -m tests.operation.run --composition usual --seed 2 --json tests/operation/results/usual-2.json
+	$(BIN)/python -m tests.operation.run --composition other --seed 1 --json tests/operation/results/other-1.json
+	$(BIN)/python -m tests.operation.report
 	$(BIN)/python -m benchmarks.fleet --json /dev/null
 	$(BIN)/python -m benchmarks.scale --seconds 600 --json benchmarks/results/scale.json
 	$(BIN)/python -m benchmarks.scale --seconds 600 --metrics full --json benchmarks/results/scale_full.json
@@ -142,6 +146,10 @@ TEMPLATES := share/prometheus/alertmanager
 .tools/faketime: | .tools/done
 	@cd .tools && { apt-get download libfaketime || { $(SUDO) apt-get update && apt-get download libfaketime; }; }
 	@cd .tools && dpkg -x libfaketime_*.deb . && rm libfaketime_*.deb && touch faketime
+
+# Runs rules over weeks of generated scrapes, for `make soak`.
+.tools/virtual_clock/virtual_clock: tests/operation/virtual_clock/build.sh tests/operation/virtual_clock/main.go
+	@sh tests/operation/virtual_clock/build.sh .tools/virtual_clock
 
 # The rules must work on both: the Prometheus of this distribution and the newest.
 .tools/newer/done: tests/newer_prometheus.sh | .tools/done

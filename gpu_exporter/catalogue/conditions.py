@@ -44,7 +44,6 @@ class Fn(Enum):
     STDDEV = "stddev"
     INCREASE = "increase"
     PREDICT = "predict"
-    AGE = "age"
 
 
 # Functions whose results are recorded: once, for all conditions that read them.
@@ -67,8 +66,8 @@ class Over:
     """A signal over the last `window` seconds. `whole`: only if it existed at the beginning of the window already.
 
     `INCREASE` is by how much a counter has grown since its lowest value in the window, so a reset does not hide it;
-    `PREDICT` is the value that a straight line through the window has in `ahead` seconds; `AGE` is now minus a
-    timestamp. `bare` leaves namespace, pod and workload out, for conditions on the health of a device.
+    `PREDICT` is the value that a straight line through the window has in `ahead` seconds. `bare` leaves namespace, pod
+    and workload out, for conditions on the health of a device.
     """
 
     signal: Signal

@@ -108,8 +108,6 @@ def _over(of: Over, window: Window, device: Device) -> float | None:
     match of.fn:
         case Fn.LAST:
             return last
-        case Fn.AGE:
-            return now - last
         case Fn.PREDICT:
             return _predict(within, now, of.ahead)
         case Fn.INCREASE:

@@ -135,7 +135,7 @@ GROUPS: tuple[Group, ...] = (
     ),
     Group(
         "errors and ages",
-        frozenset(("xidRecent", "eccStorm", "stale")),
+        frozenset(("xidRecent", "eccStorm", "nvlinkErrors", "nvlinkRecoveries", "stale")),
         "Counts and times do not depend on the model.",
         "More memory has more corrected errors at the same rate per bit.",
     ),

@@ -83,8 +83,6 @@ def _over(of: Over) -> str:
     match of.fn:
         case Fn.LAST:
             return name
-        case Fn.AGE:
-            return f"(time() - {name})"
         case Fn.INCREASE:
             text = f"({name} - min_over_time({over}))"
         case Fn.PREDICT:
@@ -137,6 +135,18 @@ def condition(of: Condition, limits: Limits) -> str:
             return f'max without (class) ({of.classification.record}{{class="{of.name}"}})'
         case _:
             raise no_case(of)
+
+
+def samples(of: Condition, window: float) -> str:
+    """Return how many samples of a recorded condition there are in a window."""
+    match of:
+        case Is():
+            series = f'{of.classification.record}{{class="{of.name}"}}'
+            return f"max without (class) (count_over_time({series}[{duration(window)}]))"
+        case And() | Or() | Unless():
+            return f"count_over_time({record_of(of)}[{duration(window)}])"
+        case _:
+            raise TypeError(f"{of!r} is not recorded")
 
 
 def definition(of: Named, limits: Limits) -> str:

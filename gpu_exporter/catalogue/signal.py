@@ -25,8 +25,10 @@ RATE_WINDOW = "2m"
 class Read:
     """One way to get a signal: the series `name{where}` times `scale`; its rate if `rate`, one bit of it if `bit`.
 
-    `codes`: the signal is the time of the last of these codes, and the series is a gauge of the last code. That gauge
-    never clears, so the time is now. `shape`: the series is a histogram, from which the signal is computed.
+    `codes`: the series is a gauge of the last code, and the signal is 1 for one of these. That gauge never clears, so a
+    code that it has shown for a day no longer counts. `shape`: the series is a histogram, from which the signal is
+    computed. `age_by`: the series is a time, and the signal is its age by the clock of the exporter, a series of this
+    name. `extract`: the label `xid` is this part of the label of `any_of`.
     """
 
     name: str
@@ -36,6 +38,8 @@ class Read:
     where: Labels = ()
     any_of: tuple[str, tuple[str, ...]] | None = None
     codes: tuple[int, ...] = ()
+    age_by: str = ""
+    extract: str = ""
     shape: Within | Spread | None = None
     # A rate may exceed what is possible, because its samples do not come at exact intervals.
     most: float | None = None
@@ -62,9 +66,24 @@ class Read:
         if self.bit is not None:
             return f"floor({series} / {2**self.bit}) % 2"
         if self.codes:
-            seen = " or ".join(f'label_replace({series} == {code}, "xid", "{code}", "", "")' for code in self.codes)
-            return f"(0 * ({seen}) + time()) unless on (cluster, UUID) {m.XID_EVENTS}"
+            return self._codes()
+        if self.age_by:
+            return f"{self.age_by} - on (cluster, job, instance) group_right () {series}"
+        if self.extract and self.any_of:
+            return f'label_replace({series}, "xid", "$1", "{self.any_of[0]}", "{self.extract}")'
         return series if self.scale == 1.0 else f"{series} * {self.scale:.15g}"
+
+    def _codes(self) -> str:
+        """Return 1 for each GPU whose gauge has changed to one of the codes within a day.
+
+        It compares with an hour and with a day ago, because the same code may come again soon after a repair. A gap in
+        the series, or another pod on the GPU, is no change.
+        """
+        last = f"max by (cluster, UUID) ({self.name})"
+        before = [f"max by (cluster, UUID) (last_over_time({self.name}[1h] offset {ago}))" for ago in ("1h", "1d")]
+        changed = f"({last} unless {last} == {before[0]} == {before[1]})"
+        seen = " or ".join(f'label_replace({changed} == {code}, "xid", "{code}", "", "")' for code in self.codes)
+        return f"(0 * ({seen}) + 1) unless on (cluster, UUID) {m.XID_EVENTS}"
 
 
 @dataclass(frozen=True, slots=True)

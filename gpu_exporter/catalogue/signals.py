@@ -250,7 +250,7 @@ RELEASED = Signal(
     has_owner=False,
     plain="released by the exporter: {}",
 )
-LAST_READ = _state("last_read", "timestamp", m.READ_AT, "last successful read {}")
+READ_AGE = _state("read_age", "seconds", m.READ_AGE, "last successful read {} ago")
 ECC_DBE = _state("ecc_uncorrectable", "errors", m.ECC_DBE_VOL, "{} uncorrectable ECC errors")
 ECC_SBE = _state("ecc_correctable", "errors", m.ECC_SBE_VOL, "{} corrected ECC errors")
 SRAM_EXCEEDED = _state("sram_exceeded", "bool", m.SRAM_EXCEEDED, "SRAM error threshold exceeded: {}")
@@ -277,29 +277,38 @@ NVLINK_CRC = _state("nvlink_crc_errors", "total", m.NVLINK_CRC, "{} NVLink CRC e
 DRAIN_CODES = load().drain_codes
 
 
-def _xid(name: str, help: str, plain: str, *made: Read) -> Signal:
-    return Signal(name, "timestamp", help, made, has_owner=False, extra_labels=("xid",), plain=plain)
+def _xid(name: str, unit: str, help: str, plain: str, *made: Read) -> Signal:
+    return Signal(name, unit, help, made, has_owner=False, extra_labels=("xid",), plain=plain)
+
+
+def _age_of(kind: XidKind) -> Read:
+    """Return the age of XIDs of a kind. Both times are from the clock of the node, which may be wrong."""
+    return Read(m.XID_LAST.name, where=(("kind", kind.value),), age_by=m.RENDERED_AT.name)
 
 
 XID_FATAL = _xid(
     "xid_fatal",
-    "Unix time of the last XID that requires a drain",
-    "last XID that requires a drain {}",
-    Read(m.XID_LAST.name, any_of=("xid", tuple(map(str, DRAIN_CODES)))),
+    "bool",
+    "1 for an XID that requires a drain, until the GPU is healthy again or its node has rebooted; with dcgm-exporter "
+    "alone, for a day, or until dcgm-exporter shows another code",
+    "XID that requires a drain: {}",
+    Read(m.HEALTH_REASON.name, any_of=("reason", tuple(f"xid_{code}" for code in DRAIN_CODES)), extract="xid_(.+)"),
     Read(m.XID_ERRORS.name, codes=DRAIN_CODES),
     Read("DCGM_FI_DEV_XID_ERROR", codes=DRAIN_CODES),
 )
 XID_APPLICATION = _xid(
-    "xid_application",
-    "Unix time of the last XID that an application usually causes",
-    "last XID of an application {}",
-    Read(m.XID_LAST.name, where=(("kind", XidKind.APPLICATION.value),)),
+    "xid_application_age",
+    "seconds",
+    "Seconds since the last XID that an application usually causes",
+    "last XID of an application {} ago",
+    _age_of(XidKind.APPLICATION),
 )
 XID_UNKNOWN = _xid(
-    "xid_unknown",
-    "Unix time of the last XID that is not documented",
-    "last undocumented XID {}",
-    Read(m.XID_LAST.name, where=(("kind", XidKind.UNKNOWN.value),)),
+    "xid_unknown_age",
+    "seconds",
+    "Seconds since the last XID that is not documented",
+    "last undocumented XID {} ago",
+    _age_of(XidKind.UNKNOWN),
 )
 
 

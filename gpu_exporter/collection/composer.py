@@ -67,6 +67,8 @@ class Composer:
             read = record.samples if fresh else ()
             verdict = judge.judge(status, read, record.why, problems.get(pci_bus_id(record.gpu.pci_bus_id), ()))
             verdicts.append(verdict)
+            if self._events and judge.is_healthy_but_for_xids(verdict):
+                self._events.confirm_repair(pci_bus_id(record.gpu.pci_bus_id))
             seen.append(GpuSamples(record.gpu, record.read_at if fresh else None, record.samples, record.unsupported))
             samples += read
             samples += self._gpu_samples(record, status, now, fresh=fresh)

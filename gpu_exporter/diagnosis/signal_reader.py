@@ -67,13 +67,14 @@ class ValueReader:
         # gpu-exporter counts XIDs, so the gauge of the last code, which dcgm-exporter has, is not needed
         counts = by_name.get(m.XID_EVENTS.name, ()) if self.way.codes else ()
         counted = {sample.labels.get("UUID") for sample in counts}
+        clocks = {_exporter(sample.labels): sample.value for sample in by_name.get(self.way.age_by, ())}
         for sample in samples:
             uuid = sample.labels.get("UUID")
             if not uuid or uuid in counted or not self._matches(sample.labels):
                 continue
             if not plausible(sample.value):  # some exporters write NaN for a missing value
                 continue
-            value = self._value(sample, at)
+            value = self._value(sample, at, clocks.get(_exporter(sample.labels)))
             if value is not None and plausible(value):
                 key = key_of(sample.labels, per_instance=self.per_instance)
                 highest[key] = max(highest.get(key, value), value)
@@ -86,10 +87,12 @@ class ValueReader:
             return False
         return way.any_of is None or labels.get(way.any_of[0]) in way.any_of[1]
 
-    def _value(self, sample: ScrapedSample, at: float) -> float | None:
+    def _value(self, sample: ScrapedSample, at: float, clock: float | None) -> float | None:
         way = self.way
-        if way.codes:
-            return at if sample.value in way.codes else None
+        if way.codes:  # how long a code has been shown is unknown, so every code counts
+            return 1.0 if sample.value in way.codes else None
+        if way.age_by:
+            return None if clock is None else clock - sample.value
         if way.bit is not None:
             return float((int(sample.value) >> way.bit) & 1)
         if not way.rate:
@@ -160,6 +163,10 @@ class ShapeReader:
                 highest[devices[series]] = max(highest.get(devices[series], value), value)
         for key, value in highest.items():
             _append(self.points[key], at, value)
+
+
+def _exporter(labels: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(labels.get(name, "") for name in ("cluster", "job", "instance"))
 
 
 def _append(points: list[tuple[float, float]], at: float, value: float) -> None:

@@ -121,8 +121,6 @@ def _over(term: Over, values: Sequence[float]) -> str:
             if signal is s.GR_ACTIVE and min(values) < BUSY_ENGINE.value:
                 return IDLE.format(_range("ratio", [1.0 - value for value in values]))
             return signal.plain.format(amount)
-        case Fn.AGE:
-            return signal.plain.format(f"{_range('seconds', values)} ago")
         case Fn.MIN:
             return signal.plain.format(f"at least {amount}") + window
         case Fn.MAX:

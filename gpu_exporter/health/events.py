@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 # The GPU's present values are recorded with an event only if it is younger than this.
 FRESH_SECONDS = 5.0
-# How long an XID that requires a drain makes a GPU unhealthy, whatever its other values are.
+# For how long at least an XID that requires a drain makes a GPU unhealthy, whatever its other values are.
 RECENT_SECONDS = 600.0
 # The most XIDs that the counts of a window consider.
 COUNTED = 10_000
@@ -69,10 +69,9 @@ class EventLog:
         self._started, self._offset = now.monotonic, now.unix - now.monotonic
         self._reported_at = float("-inf")
         self._times: deque[tuple[float, Key]] = deque(maxlen=COUNTED)
-        self._since_start: Counter[Key] = Counter()
+        self._since_start, self._repaired = Counter[Key](), dict[Key, float]()
         self.position: Position | None = None
-        self.changed = False
-        self.kernel_up = False
+        self.changed = self.kernel_up = False
         self.missed = 0
 
     def registered(self, gpu: Gpu, since: float) -> None:
@@ -161,16 +160,26 @@ class EventLog:
             return [event.shown() for event in events]
 
     def problems(self) -> dict[str, list[Problem]]:
-        """Return recent XIDs that require a drain, by PCI address. Lasting problems show in the GPU's own values."""
+        """Return the XIDs that require a drain and are not repaired (a reboot, or `confirm_repair`), by PCI address."""
         with self._lock:
-            now = self._now()
-            lasts = [(pci, self._xids[code], tally.last) for (pci, code), tally in self._counts.tallies.items()]
+            self._now()
+            lasts = [(*key, tally.last, self._repaired.get(key)) for key, tally in self._counts.tallies.items()]
         problems: dict[str, list[Problem]] = {}
-        for pci, xid, last in lasts:
-            if xid.drain and now.monotonic - last.monotonic < RECENT_SECONDS:
-                words = f"XID {xid.code} in the last ten minutes: {xid.meaning}"
+        for pci, code, last, repaired in lasts:
+            if (
+                (xid := self._xids[code]).drain and last.monotonic >= 0 and last.monotonic != repaired
+            ):  # since the node has booted
+                words = f"XID {xid.code}, and no repair since: {xid.meaning}"
                 problems.setdefault(pci, []).append(Problem(m.XID_LAST, last.at, words, xid.action, f"xid_{xid.code}"))
         return problems
+
+    def confirm_repair(self, pci: str) -> None:
+        """Forget the problem of the XIDs of a GPU that is healthy otherwise, except for those of the last minutes."""
+        with self._lock:
+            before = self._now().monotonic - RECENT_SECONDS
+            for key, tally in self._counts.tallies.items():
+                if key[0] == pci and tally.last.monotonic <= before:
+                    self._repaired[key] = tally.last.monotonic
 
     # --- clocks ---------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ values and recent XIDs (`reported`). No rule can fire on a healthy GPU.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from gpu_exporter.catalogue import faults
@@ -15,7 +16,7 @@ from gpu_exporter.catalogue.faults import Fault, Threshold
 from gpu_exporter.model.gpu import Sample
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.snapshot import GpuStatus, Snapshot
-from gpu_exporter.model.verdict import Problem, Unknown, Verdict
+from gpu_exporter.model.verdict import Health, Problem, Unknown, Verdict
 
 # A stalled GPU is unhealthy only after this time, because a driver call may take a second or two when a large job
 # starts. `check` waits longer.
@@ -56,6 +57,12 @@ def judge(
     if status.reason in faults.DOWN and not 0 < status.stalled < STUCK_SECONDS:
         return Verdict(gpu, (_problem(faults.DOWN[status.reason], m.UP, 0), *reported))
     return Verdict(gpu, tuple(reported), (Unknown("any metric", f"it does not answer ({status.reason})"),))
+
+
+def is_healthy_but_for_xids(verdict: Verdict) -> bool:
+    """Return whether nothing but XIDs speaks against a GPU that has had any: its repair is done."""
+    others = tuple(problem for problem in verdict.problems if problem.metric is not m.XID_LAST)
+    return len(others) < len(verdict.problems) and replace(verdict, problems=others).health is Health.HEALTHY
 
 
 def missing(snapshot: Snapshot) -> int:

@@ -110,8 +110,6 @@ def _side(of: Term) -> str:
 def _noun(of: Over) -> str:
     name = title(of.signal)
     match of.fn:
-        case Fn.AGE:
-            return f"time since the last {name}"
         case Fn.INCREASE:
             return f"increase of {name} within {span(of.window)}"
         case Fn.PREDICT:
@@ -157,9 +155,9 @@ def _is_any(of: Compare) -> bool:
     return of.operator == ">" and of.right == 0.0
 
 
-def _amount(of: Compare, limits: Limits, *, ago: bool = False) -> str:
+def _amount(of: Compare, limits: Limits) -> str:
     """Return operator and right side as an amount: less than 10 min."""
-    return f"{OPERATORS[of.operator].amount} {_right(of, limits)}" + (" ago" if ago else "")
+    return f"{OPERATORS[of.operator].amount} {_right(of, limits)}"
 
 
 def _right(of: Compare, limits: Limits, *, short: bool = False, suffix: str = "") -> str:
@@ -192,8 +190,6 @@ def _over(of: Compare, left: Over, limits: Limits) -> str:
         " (needs data for that whole time)" * left.whole,
     )
     match left.fn:
-        case Fn.AGE:
-            return f"the last {name} was {_amount(of, limits, ago=True)}"
         case Fn.INCREASE:
             by = "" if _is_any(of) else f" by {_amount(of, limits)}"
             return f"within {last}, {name} have increased{by}"

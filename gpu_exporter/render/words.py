@@ -58,7 +58,6 @@ TITLES: Mapping[str, str] = {
     "banks_spare_low": "memory banks with few spare rows",
     "banks_spare_none": "memory banks without spare rows",
     "remapped_uncorrectable": "remapped memory rows",
-    "last_read": "successful collection",
     "host_launch_cpu": "CPU time of the launching thread",
     "host_launch_run_queue": "run queue delay of the launching thread",
     "host_launch_blocked": "blocked time of the main thread",
@@ -83,9 +82,9 @@ TITLES: Mapping[str, str] = {
     "host_shm_used": "used shared memory",
     "host_shm_limit": "size of /dev/shm",
     "host_shm_use": "use of /dev/shm",
-    "xid_fatal": "fatal XID",
-    "xid_application": "application XID",
-    "xid_unknown": "undocumented XID",
+    "read_age": "time since the last successful collection",
+    "xid_application_age": "time since the last application XID",
+    "xid_unknown_age": "time since the last undocumented XID",
 }
 # What a signal of 0 or 1 says: at 1, and at 0.
 STATES: Mapping[str, tuple[str, str]] = {
@@ -95,10 +94,16 @@ STATES: Mapping[str, tuple[str, str]] = {
     "row_remap_pending": ("a row remap is pending", "no row remap is pending"),
     "row_remap_failed": ("a row remap has failed", "no row remap has failed"),
     "retired_pages_pending": ("retired pages are pending", "no retired pages are pending"),
+    "xid_fatal": ("a fatal XID is not repaired yet", "every fatal XID is repaired"),
     "inforom_valid": ("the InfoROM is valid", "the InfoROM is not valid"),
 }
 # Shared conditions by their name: the clause that stands for them in other conditions.
 CLAUSES: Mapping[str, str] = {
+    "communicates": "the whole job *communicates*",
+    "fills_up": "the memory *fills up*",
+    "power_swings": "the power *swings*",
+    "slow_straggler": "the other ranks wait for this *slow* one",
+    "starved_straggler": "the other ranks wait for this *starved* one",
     "hangs": "the job *hangs*",
     "idles": "the GPU *idles*",
     "spinning": "the GPU *spins* in a collective",

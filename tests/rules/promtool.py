@@ -8,12 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode
 from tests import ROOT
-from tests.rules.series import STEP, Device, input_series
+from tests.rules.series import Device, input_series
+from tests.rules.shapes import STEP
 from tests.support.tools import BUNDLED, is_long, tool
 
 RULES = sorted((ROOT / "alerts").glob("*.yaml"))
@@ -71,7 +72,20 @@ class Case:
         }
 
 
-def check(folder: Path, cases: Iterable[Case], programs: Sequence[Path] | None = None) -> None:
+class Rendered(Protocol):
+    """A test in promtool's format."""
+
+    @property
+    def name(self) -> str:
+        """Return its name."""
+
+    def rendered(self) -> Mapping[str, Any]:
+        """Return it in promtool's format."""
+
+
+def check(
+    folder: Path, cases: Iterable[Rendered], programs: Sequence[Path] | None = None, rules: Sequence[Path] | None = None
+) -> None:
     """Run every case; a failure shows each expression with its actual result.
 
     By default in the newest promtool, with `--long` in both. The bundled one takes most of the time; it always runs
@@ -81,7 +95,8 @@ def check(folder: Path, cases: Iterable[Case], programs: Sequence[Path] | None =
     runs = []
     for number, case in enumerate(cases):
         path = folder / f"{number}.yaml"
-        content = {"rule_files": [str(each) for each in RULES], "evaluation_interval": "1m", "tests": [case.rendered()]}
+        files = [str(each) for each in rules or RULES]
+        content = {"rule_files": files, "evaluation_interval": "1m", "tests": [case.rendered()]}
         path.write_text(json.dumps(content))
         runs += [(program, path, case.name) for program in programs]
     with ThreadPoolExecutor(2) as pool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from itertools import cycle, islice
 from math import inf
 
 from gpu_exporter.catalogue import metrics as m
@@ -21,12 +20,9 @@ from gpu_exporter.catalogue.failure_modes.profiles import HEALTHY
 from gpu_exporter.catalogue.signal import Read
 from gpu_exporter.catalogue.signals import DRAIN_CODES, SIGNALS
 from gpu_exporter.model.metric import Metric
+from tests.rules.shapes import REBOOT, STEP, Integral, Part, Shape, notation, scaled
 
-STEP = 30  # seconds between two scrapes
 MODEL = "NVIDIA H200"
-
-# A value at each scrape; a sequence is repeated.
-Shape = float | Ramp | Wave | Sequence[float]
 
 
 class Generation(Enum):
@@ -50,13 +46,14 @@ class Generation(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """`steps` scrapes. `fault`: the GPU is lost or wedged, or its exporter is down; `xid` repeats all the time.
+    """`steps` scrapes. `xid` repeats all the time. `owner` is the owner of the GPU if that is not the device's owner.
 
-    `owner` is the owner of the GPU during the stretch, if that is not the device's owner.
+    `fault`: the GPU is "lost" or "wedged", its exporter is "down", its node reboots ("reboot": counters start
+    again at 0) or Prometheus has no such target ("absent").
     """
 
     steps: int
-    values: Mapping[Metric, Shape]
+    values: Mapping[Metric, Shape | Integral]
     fault: str = ""
     xid: int | None = None
     owner: Mapping[str, str] | None = None
@@ -123,8 +120,8 @@ BUCKETS = {
 OBSERVED = {m.SM_SHARES: 1000.0, m.POWER_SAMPLES: 50.0}
 
 
-class Integral(tuple[Shape, float]):
-    """A counter that grows by a shape times a factor each second."""
+# Faults during which nothing is scraped from an exporter.
+SILENT = {"down", "reboot", "absent"}
 
 
 def exposed(generation: Generation, metric: Metric) -> tuple[str, float] | None:
@@ -141,60 +138,77 @@ Key = tuple[str, tuple[tuple[str, str], ...]]
 
 def input_series(devices: Iterable[Device]) -> list[dict[str, str]]:
     """Return the `input_series` of a promtool test."""
-    found: dict[str, str] = {}
+    return [{"series": selector(*key), "values": notation(parts)} for key, parts in parts_of(devices).items()]
+
+
+def parts_of(devices: Iterable[Device]) -> Mapping[Key, Sequence[Part]]:
+    """Return every series of these devices and their exporters: its name and labels, and its values over time."""
+    found: dict[Key, Sequence[Part]] = {}
     nodes: dict[tuple[tuple[str, str], ...], list[Device]] = {}
     for device in devices:
         for (name, labels), parts in _of_device(device).items():
-            found.setdefault(_selector(name, {**dict(labels), **device.scrape}), _values(parts))
+            found.setdefault(_key(name, {**dict(labels), **device.scrape}), parts)
         nodes.setdefault(tuple(device.scrape.items()), []).append(device)
     for scrape, members in nodes.items():
         for name, parts in _of_exporter(members):
-            found.setdefault(_selector(name, dict(scrape)), _values(parts))
-    return [{"series": series, "values": values} for series, values in found.items()]
+            found.setdefault(_key(name, dict(scrape)), parts)
+    return found
 
 
-def _selector(name: str, labels: Mapping[str, str]) -> str:
-    return name + "{" + ",".join(f'{key}="{value}"' for key, value in labels.items() if value) + "}"
-
-
-Part = tuple[int, "Shape | Integral | None"]
+def selector(name: str, labels: Iterable[tuple[str, str]]) -> str:
+    """Return the selector of one series."""
+    return name + "{" + ",".join(f'{key}="{value}"' for key, value in labels) + "}"
 
 
 def _of_exporter(members: Sequence[Device]) -> Iterator[tuple[str, list[Part]]]:
     story = members[0].story
-    up: list[Part] = [(each.steps, 0.0 if each.fault == "down" else 1.0) for each in story]
+    up: list[Part] = [
+        (each.steps, None if each.fault == "absent" else 0.0 if each.fault in SILENT else 1.0) for each in story
+    ]
     yield "up", up
     if members[0].generation is not Generation.GPU_EXPORTER:
         return
     gpus = {member.gpu: member for member in members}
-    there: list[Part] = [(each.steps, None if each.fault == "down" else 1.0) for each in story]
+    there: list[Part] = [(each.steps, None if each.fault in SILENT else 1.0) for each in story]
     yield m.BUILD_INFO.name, there
     for name, value in ((m.RELEASED.name, 0.0), (m.EXPECTED.name, float(len(gpus)))):
         yield name, [(steps, None if shape is None else value) for steps, shape in there]
     ticks = [[each.fault == "" for each in member.story for _ in range(each.steps)] for member in gpus.values()]
-    gone = [each.fault == "down" for each in story for _ in range(each.steps)]
+    gone = [each.fault in SILENT for each in story for _ in range(each.steps)]
+    starts = [sum(each.steps for each in story[:number]) for number in range(len(story))]
+    clock: list[Part] = [
+        (each.steps, None if each.fault in SILENT else Ramp(float(at * STEP), 1.0))
+        for at, each in zip(starts, story, strict=True)
+    ]
+    yield m.RENDERED_AT.name, clock
     visible: list[Part] = [(1, None if down else float(sum(now))) for down, *now in zip(gone, *ticks, strict=True)]
     yield m.VISIBLE.name, visible
 
 
 def _of_device(device: Device) -> Mapping[Key, list[Part]]:
     found: dict[Key, list[Part]] = {}
+    ends: dict[Key, int] = {}
     done = 0
     for stretch in device.story:
         for key, shape in _stretch(device, stretch, done):
-            parts = found.setdefault(key, [(done, None)] if done else [])
+            parts = found.setdefault(key, [])
+            if ends.get(key, 0) < done:
+                parts.append((done - ends.get(key, 0), None))
             parts.append((stretch.steps, shape))
+            ends[key] = done + stretch.steps
         done += stretch.steps
-        for parts in found.values():
-            missing = done - sum(steps for steps, _ in parts)
-            if missing:
-                parts.append((missing, None))
+        if stretch.fault == "reboot":
+            for key, parts in found.items():
+                parts += [(done - ends[key], REBOOT)] if ends[key] < done else []
+                ends[key] = done
+    for key, parts in found.items():
+        parts += [(done - ends[key], None)] if ends[key] < done else []
     return found
 
 
 def _stretch(device: Device, stretch: Stretch, done: int) -> Iterator[tuple[Key, Shape | Integral]]:
     is_gpu_exporter, gpu = device.generation is Generation.GPU_EXPORTER, {"gpu": str(device.gpu), "UUID": device.uuid}
-    if stretch.fault == "down" or (stretch.fault == "lost" and not is_gpu_exporter):
+    if stretch.fault in SILENT or (stretch.fault == "lost" and not is_gpu_exporter):
         return
     owner = device.owner if stretch.owner is None else stretch.owner
     part = {"GPU_I_ID": device.instance, "GPU_I_PROFILE": "1g.18gb" if device.instance else ""}
@@ -219,10 +233,10 @@ def _stretch(device: Device, stretch: Stretch, done: int) -> Iterator[tuple[Key,
         name = exposed(device.generation, metric)
         if name and name[0] in READ:
             labels = classic if metric.classic else {**gpu, **part}
-            yield _key(name[0], {**labels, **dict(metric.labels)}), _scaled(shape, name[1])
+            yield _key(name[0], {**labels, **dict(metric.labels)}), scaled(shape, name[1])
 
 
-def histograms(values: Mapping[Metric, Shape]) -> Iterator[tuple[str, str, Integral]]:
+def histograms(values: Mapping[Metric, Shape | Integral]) -> Iterator[tuple[str, str, Integral]]:
     """Return the buckets of gpu-exporter's histograms by name and `le`, from the rows or from their own shape."""
     for row, edges in BUCKETS.items():
         shape = values.get(row, values.get(row.histogram_of or m.POWER_INSTANT))
@@ -231,13 +245,13 @@ def histograms(values: Mapping[Metric, Shape]) -> Iterator[tuple[str, str, Integ
             yield f"{row.name}_bucket", text, Integral((_not_above(shape, edge), OBSERVED[row]))
 
 
-def _not_above(shape: Shape | None, edge: float) -> Shape:
+def _not_above(shape: Shape | Integral | None, edge: float) -> Shape:
     """Return the share of observations up to an edge between two scrapes; a wave is much faster than these."""
     match shape:
         case Wave(low, high):
             return ((low <= edge) + (high <= edge)) / 2
-        case Ramp() | None:
-            raise ValueError("the histogram of a ramp is not needed")
+        case Ramp() | Integral() | None:
+            raise ValueError("the histogram of a ramp or a counter is not needed")
         case int() | float():
             return float(shape <= edge)
     return [float(value <= edge) for value in shape]
@@ -246,14 +260,15 @@ def _not_above(shape: Shape | None, edge: float) -> Shape:
 def _rows(generation: Generation, stretch: Stretch) -> Iterator[tuple[Metric, Shape | Integral]]:
     yield from stretch.values.items()
     power = stretch.values.get(m.POWER)
-    if power is not None:
+    if power is not None and not isinstance(power, Integral):
         yield m.ENERGY, Integral((power, 1e3))
         yield m.ENERGY_JOULES, Integral((power, 1.0))
     if m.XID_ERRORS not in stretch.values:
         yield m.XID_ERRORS, float(stretch.xid or 0)
     for row in m.METRICS:
-        if row.integral_of in stretch.values and row.integral_of is not None:
-            yield row, Integral((stretch.values[row.integral_of], 1.0))
+        mean = stretch.values.get(row.integral_of) if row.integral_of else None
+        if mean is not None and not isinstance(mean, Integral):
+            yield row, Integral((mean, 1.0))
 
 
 def _gpu_exporter_series(
@@ -264,6 +279,7 @@ def _gpu_exporter_series(
     yield _key(m.UP.name, gpu), 0.0 if stretch.fault else 1.0
     now = Ramp(float(done * STEP), 1.0)
     yield _key(m.READ_AT.name, gpu), float(done * STEP - STEP) if stretch.fault else now
+    yield _key(m.READ_AGE.name, gpu), Ramp(float(STEP), 1.0) if stretch.fault else 0.5
     if stretch.fault:
         yield _key(m.DOWN.name, {**gpu, "reason": {"wedged": "stalled"}.get(stretch.fault, stretch.fault)}), 1.0
     for code in {DRAIN_CODES[0], *({stretch.xid} if stretch.xid else ())}:
@@ -272,63 +288,10 @@ def _gpu_exporter_series(
         yield _key(m.XID_EVENTS.name, xid), Ramp(1.0, 1 / STEP) if happens else 0.0
         if happens:
             yield _key(m.XID_LAST.name, xid), now
+        if happens and code in DRAIN_CODES:
+            reason = {"reason": f"xid_{code}", "action": xids.load()[code].action.value}
+            yield _key(m.HEALTH_REASON.name, {**gpu, **reason}), 1.0
 
 
 def _key(name: str, labels: Mapping[str, str]) -> Key:
     return name, tuple((key, value) for key, value in labels.items() if value)
-
-
-def _scaled(shape: Shape | Integral, by: float) -> Shape | Integral:
-    match shape:
-        case Integral():
-            return Integral((shape[0], shape[1] * by))
-        case Ramp(start, slope):
-            return Ramp(start * by, slope * by)
-        case Wave(low, high, seconds):
-            return Wave(low * by, high * by, seconds)
-        case int() | float():
-            return shape * by
-    return [value * by for value in shape]
-
-
-def _values(parts: Iterable[Part]) -> str:
-    """Return values in promtool's notation; a counter continues from its last value."""
-    texts, total, there = [], 0.0, False
-    for steps, shape in parts:
-        match shape:
-            case None:
-                texts.append(f"stale _x{steps - 1}" if there and steps > 1 else "stale" if there else f"_x{steps}")
-            case Integral():
-                text, total = _integral(*shape, steps, total)
-                texts.append(text)
-            case Ramp(start, slope):
-                texts.append(_line(start, slope * STEP, steps))
-            case int() | float():
-                texts.append(_line(shape, 0.0, steps))
-            case _:
-                texts.append(" ".join(f"{value:.12g}" for value in _each(shape, steps)))
-        there = shape is not None
-    return " ".join(texts)
-
-
-def _line(start: float, step: float, steps: int) -> str:
-    return f"{start:.12g}{step:+.12g}x{steps - 1}"
-
-
-def _each(shape: Wave | Sequence[float], steps: int) -> Iterator[float]:
-    """A wave is much faster than scrapes and evaluations (every second scrape), which see both of its halves."""
-    return islice(cycle((shape.low, shape.low, shape.high, shape.high) if isinstance(shape, Wave) else shape), steps)
-
-
-def _integral(shape: Shape, factor: float, steps: int, total: float) -> tuple[str, float]:
-    match shape:
-        case int() | float():
-            grown = shape * factor * STEP
-            return _line(total + grown, grown, steps), total + grown * steps
-        case Ramp():
-            raise ValueError("the integral of a ramp is not needed")
-    sums = []
-    for value in _each(shape, steps):
-        total += value * factor * STEP
-        sums.append(total)
-    return " ".join(f"{value:.12g}" for value in sums), total

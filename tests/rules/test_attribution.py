@@ -8,7 +8,8 @@ import pytest
 
 from gpu_exporter.catalogue import metrics as m
 from tests.rules.promtool import Case, Expect, check
-from tests.rules.series import STEP, Device, minutes
+from tests.rules.series import Device, minutes
+from tests.rules.shapes import STEP
 
 LONG = 20.0
 FIRES = 'group by (node, instance, source, severity) (ALERTS{alertname="GpuAttributionDown", alertstate="firing"})'

@@ -17,7 +17,8 @@ from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample
 from gpu_exporter.diagnosis.window import seen
 from gpu_exporter.model.metric import Metric
 from tests.rules.promtool import Case, Expect, check
-from tests.rules.series import STEP, Device, minutes
+from tests.rules.series import Device, minutes
+from tests.rules.shapes import STEP
 
 # All within the window: Prometheus 3 excludes a scrape at its edge, older versions do not.
 STEPS, FLEET = 9, 12

@@ -14,7 +14,8 @@ from gpu_exporter.catalogue.signals import SIGNALS
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.render import boards
 from tests.rules.promtool import BY_NAME, Case, Expect, check, firing, never_fired, no_other_node, now_firing
-from tests.rules.series import Device, Generation, Shape, Stretch, minutes, rank
+from tests.rules.series import Device, Generation, Stretch, minutes, rank
+from tests.rules.shapes import Shape
 from tests.rules.test_modes import available
 
 HELD = 60.0

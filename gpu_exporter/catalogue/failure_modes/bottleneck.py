@@ -10,7 +10,7 @@ from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.conditions import And, Calc, Compare, Fn, Limit, OrIfKnown, Over, Unless
 from gpu_exporter.catalogue.failure_modes import profiles
 from gpu_exporter.catalogue.failure_modes.distributed import HANGS
-from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Inject, Severity, Wave
+from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Inject, Scope, Severity, Wave
 from gpu_exporter.model.verdict import Action
 
 MINUTE = 60.0
@@ -19,6 +19,8 @@ SWING = Limit("powerSwing", 0.2, "ratio", "how far power swings up and down, as 
 COARSE = Limit(
     "coarsePower", 50.0, "watts", "swing in watts up to which it may be an artefact of the 50 W histogram buckets"
 )
+# Less than one request at a time, on average. By pod: an inference server may use several GPUs.
+FEW_REQUESTS = "avg_over_time(pod:requests:count[30m]) < 1"
 SWINGS = And(
     Compare(Calc(Over(s.POWER_SWING), "/", Over(s.POWER_LIMIT)), ">", SWING),
     Compare(Over(s.POWER_SWING), ">", COARSE),
@@ -107,7 +109,7 @@ MODES = (
         "GpuDataLoadingBound",
         Domain.BOTTLENECK,
         Severity.WARNING,
-        20 * MINUTE,
+        30 * MINUTE,
         Action.NONE,
         "{gpu} waits for input data",
         "Look at the data loader processes on the host (top -H). If they use 100 % CPU, add loader workers or "
@@ -117,6 +119,7 @@ MODES = (
         bottleneck_is("data-loading-bound"),
         cause=Cause.HOST,
         shows=bottlenecks.GR,
+        keep=60 * MINUTE,
         meaning="The GPU often waits while data arrives over PCIe: its input is too slow. With `--metrics full`, this "
         "also covers a GPU that works most of the time but stops at each step.",
         impact="The time in which the GPU waits is lost. That usually costs more than tuning any kernel can gain.",
@@ -154,6 +157,7 @@ MODES = (
         bottleneck_is("host-bound"),
         shows=bottlenecks.GR,
         cause=Cause.HOST,
+        unless=f"on (cluster, namespace, pod) {FEW_REQUESTS}",
         meaning="A job uses the GPU, but the GPU works less than 60 % of the time while little data arrives over PCIe. With "
         "`--metrics full`, this also covers a GPU that works up to 85 % of the time but stops at each step. The host is "
         "late with its work: Python, preprocessing, loading, checkpoints or kernel launches.",
@@ -176,8 +180,13 @@ MODES = (
             "Raise the CPU limit of the pod, or move other work off the cores of the main thread.",
             "Write checkpoints asynchronously; evaluate on other GPUs.",
         ),
-        wrong="An interactive session, and a service without requests, wait for people. Checkpoints and evaluations at "
-        "long intervals are normal.",
+        wrong="Inference with little traffic is host-bound by nature: that is a matter of cost, not a fault. If Prometheus "
+        "also scrapes the inference server (vLLM, SGLang, TGI or Triton), GpuWaitsForRequests fires instead. "
+        "A slow data loader is reported as host-bound if its data uses less than 2 % of the PCIe link (1.3 GB/s at Gen5 "
+        "x16), as tokens and small images do: check the loader, too. With the "
+        "default fields of dcgm-exporter, PCIe traffic is not known well enough, and data loading is reported as "
+        "host-bound. If GpuStragglerStarved fires for the same GPU, the other ranks of the job wait for this one: "
+        "follow that runbook first.",
     ),
     FailureMode(
         "GpuLaunchBound",
@@ -208,6 +217,36 @@ MODES = (
             "Remove synchronisation and Python work from the loop.",
         ),
         wrong="A service that must answer single requests quickly may need it this way.",
+    ),
+    FailureMode(
+        "GpuWaitsForRequests",
+        Domain.BOTTLENECK,
+        Severity.INFO,
+        30 * MINUTE,
+        Action.NONE,
+        "{gpu} mostly waits: its inference server has no requests",
+        "No fault. If this lasts for hours, run fewer replicas, or share the GPU (MIG, MPS).",
+        Inject(
+            {**profiles.SLEEPY, m.GR_ENGINE_ACTIVE: 0.04, m.SM_ACTIVE: 0.03, m.GPU_UTIL: 4.0},
+            series={'vllm:num_requests_running{namespace="research",pod="gpuwaitsforrequests-worker-0"}': 0.0},
+        ),
+        fleet=f"{bottlenecks.GR.record} < {bottlenecks.HALF_ENGINE.value:g}\nand on (cluster, namespace, pod) {FEW_REQUESTS}",
+        scope=Scope.FLEET,
+        requires="inference server",
+        cause=Cause.HOST,
+        meaning="The inference server on this GPU handled less than one request at a time during the last half hour, and "
+        "the GPU worked less than 60 % of the time.",
+        impact="The GPU costs its full price.",
+        diagnosis=(
+            "Query `pod:requests:count` over a day: does traffic come back?",
+            "Do other replicas get requests? Then the load balancer leaves this one out.",
+        ),
+        mitigation=(
+            "Scale the number of replicas with the number of requests, at night down to one or to zero.",
+            "Share the GPU between services with little traffic (MIG, MPS).",
+        ),
+        wrong="A warm standby waits on purpose. The alert needs the metrics of vLLM, SGLang, TGI or Triton, with the labels "
+        "`namespace` and `pod` of the server's pod, and the owner of the GPU.",
     ),
     FailureMode(
         "GpuUnderfilled",
@@ -313,16 +352,21 @@ MODES = (
         "GpuPowerOscillation",
         Domain.BOTTLENECK,
         Severity.INFO,
-        15 * MINUTE,
+        20 * MINUTE,
         Action.NONE,
         "The power of {gpu} swings by {{ $value | humanizePercentage }} of its limit",
         "The job alternates between work and waiting. The bottleneck class says what it waits for; if the class is "
         "`mixed`, use a profiler. Overlap loading and communication with computation. For large jobs, inform "
         "the data centre operators.",
         Inject({m.POWER_INSTANT: Wave(118, 690, 0.5)}),
-        OrIfKnown(Compare(Over(s.POWER_INSTANT_USE, Fn.STDDEV, WINDOW), ">", SWING), SWINGS),
+        And(
+            OrIfKnown(Compare(Over(s.POWER_INSTANT_USE, Fn.STDDEV, WINDOW), ">", SWING), SWINGS),
+            name="power_swings",
+        ),
+        keep=30 * MINUTE,
         cause=Cause.HOST,
-        meaning="The power swings widely within the last five minutes, because the job alternates between work and waiting.",
+        meaning="The power swings widely, within five minutes and for most of the last half hour, because the job alternates "
+        "between work and waiting.",
         impact="For the job: it waits between bursts. For the data centre: thousands of GPUs in step move megawatts, "
         "which power supplies, breakers and the grid notice.",
         diagnosis=(

@@ -28,7 +28,7 @@ PRICES = (
 IDLE_FOR, HOARDED_FOR = 2 * HOUR, HOUR
 # At their start, programs allocate memory at once or load for minutes. The hold is longer than the window, so memory that
 # still grows after it is not a start.
-GROWS_FOR, GROWTH_HOLD = 15 * MINUTE, 20 * MINUTE
+GROWS_FOR, GROWTH_HOLD = 15 * MINUTE, 30 * MINUTE
 
 # Two nodes of four have two free GPUs each, and a pod waits for three.
 _NODES = ("frag-1", "frag-2")
@@ -60,17 +60,19 @@ MODES = (
         "allocated with reserved memory over several steps.",
         Inject(
             {
-                m.FB_USED: Ramp(110 * profiles.GIB, 10.0),
-                m.FB_FREE: Ramp(143771.0 - 110 * profiles.GIB - 615, -10.0),
+                m.FB_USED: Ramp(110 * profiles.GIB, 6.0),
+                m.FB_FREE: Ramp(143771.0 - 110 * profiles.GIB - 615, -6.0),
             }
         ),
         And(
             Compare(Over(s.FB_FREE, Fn.PREDICT, GROWS_FOR, ahead=HOUR, whole=True), "<", 0.0),
+            Compare(Over(s.FB_FREE, Fn.PREDICT, HOUR, ahead=HOUR, whole=True), "<", 0.0),
             Compare(Over(s.FB_USE), ">=", FULL_MEMORY),
+            name="fills_up",
         ),
         cause=Cause.CAPACITY,
-        meaning="The free memory of this GPU shrinks steadily and will be used up within the hour if this continues. "
-        "Most of it is used already.",
+        meaning="The free memory of this GPU shrinks steadily and will be used up within the hour if this continues, by the "
+        "trend of the last 15 minutes and by that of the last hour. Most of it is used already.",
         impact="The program will end with an out-of-memory error; so may other programs that share the GPU.",
         diagnosis=(
             f'Look at `{s.FB_USED.record}{{UUID="…"}}` over a few hours. Steady growth is a leak or a cache '
@@ -89,8 +91,8 @@ MODES = (
             "server: give it a limit.",
         ),
         wrong="A program that fills the memory on purpose (vLLM and JAX allocate theirs at the start) does not trigger "
-        "the alert once the memory is full: only growth does. A server that warms up its caches grows for a "
-        "while and then stops.",
+        "the alert once the memory is full: only growth does. A server or an allocator that fills its caches for "
+        "more than an hour can trigger it. A program that runs out of memory within its first hour does not.",
     ),
     FailureMode(
         "GpuAllocatedIdle",
@@ -112,6 +114,8 @@ MODES = (
                 Compare(Over(s.PCIE_RX, Fn.MAX, IDLE_FOR), ">=", MOVING),
             ),
         ),
+        # Longer than the hold: a gap in the metrics two hours ago makes the condition unknown for a moment.
+        keep=30 * MINUTE,
         implies=("GpuMemoryHoarded",),
         cause=Cause.HOST,
         meaning="A program holds memory of this GPU, but for two hours nothing ran on it and nothing was copied.",

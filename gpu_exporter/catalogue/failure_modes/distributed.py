@@ -46,6 +46,7 @@ SLOWER_GAP    = Limit("slowerGap", 0.07, "ratio", "how much higher the SM activi
 STANDS_OUT    = Limit("standsOut", 2.0, "ratio", "how many times as far a slow rank is above the others as the lowest of these is below them")
 ALIKE         = Limit("alike", 2.0, "ratio", "factor by which the traffic of ranks in one collective may differ")
 UNALIKE       = Limit("unalike", 0.4, "ratio", "NVLink traffic of a rank, as a share of the median of its job, below which GpuNvlinkImbalance fires")
+POWER_CAPPED  = Limit("atPowerCap", 0.93, "ratio", "power, as a share of the power limit, from which a slow rank counts as power-capped: it has more work, and no fault")
 SAME_ENGINE   = Limit("sameEngine", 0.1, "ratio", "largest difference in engine activity between ranks that do the same work")
 # fmt: on
 
@@ -95,6 +96,9 @@ SLOWER = And(
     Compare(PeerShare(COMMUNICATES), ">=", ALL_RANKS),
 )
 ALL_LAUNCH = And(c.LAUNCHES, Compare(PeerShare(LAUNCHES), ">=", ALL_RANKS), name="all_launch")
+# A GPU that is throttled by heat or by its power supply draws less than its limit. The highest power of the last ten
+# minutes, because a checkpoint lowers the mean.
+AT_POWER_CAP = Compare(Over(s.POWER_USE, Fn.MAX, 10 * MINUTE), ">=", POWER_CAPPED)
 
 MODES = (
     FailureMode(
@@ -155,8 +159,10 @@ MODES = (
         Unless(
             STARVED,
             Or(OTHER_TRAFFIC, ALL_LAUNCH),
+            name="starved_straggler",
         ),
         shows=c.GR,
+        keep=20 * MINUTE,
         scope=Scope.JOB,
         cause=Cause.PEERS,
         implies=("GpuHostBound", "GpuDataLoadingBound"),
@@ -196,7 +202,7 @@ MODES = (
         "PERFORMANCE), move the job to another GPU. If it runs at its power cap while the others draw less, it has "
         "more work: balance the work. Otherwise swap the GPUs of two ranks: if the straggler moves with the GPU, "
         "the GPU is the cause. A lower clock alone proves nothing.",
-        Inject(profiles.SLOW, profiles.OF_SLOW),
+        Inject({**profiles.SLOW, m.POWER: 560.0, m.POWER_INSTANT: 560.0}, profiles.OF_SLOW),
         Unless(
             Or(
                 And(
@@ -208,8 +214,13 @@ MODES = (
                 SLOWER,
             ),
             OTHER_TRAFFIC,
+            name="slow_straggler",
         ),
         shows=c.SM,
+        keep=20 * MINUTE,
+        lesser=AT_POWER_CAP,
+        lesser_because="The GPU runs at its power cap and is not throttled: it has more work than the other ranks, and "
+        "no fault.",
         scope=Scope.JOB,
         cause=Cause.PEERS,
         meaning="The other ranks of the job wait for this one, which spends more time computing than they do: its "
@@ -236,7 +247,7 @@ MODES = (
         ),
         wrong="If two ranks are slow alternately, both can be reported. A rank with more work by design "
         "(the last pipeline stage, an expert that is used more than others) is reported correctly, but may be "
-        "what you want.",
+        "what you want: at its power cap, the alert has the severity info.",
     ),
     FailureMode(
         "GpuStragglerLaunchBound",
@@ -279,7 +290,7 @@ MODES = (
         "No fault of a single GPU. Check that NCCL uses NVLink and all network cards (NCCL_DEBUG=INFO). Then "
         "communicate less: overlap with computation, larger batches, gradient accumulation, another sharding.",
         Inject(profiles.ALL_REDUCE, profiles.ALL_REDUCE, everyone=True),
-        And(WAITS.condition, Compare(PeerShare(WAITS), ">=", ALL_RANKS)),
+        And(WAITS.condition, Compare(PeerShare(WAITS), ">=", ALL_RANKS), name="communicates"),
         scope=Scope.JOB,
         cause=Cause.PEERS,
         meaning="All ranks of the job are busy, none of them fills its GPU, and data moves: the job mostly communicates, "

@@ -14,7 +14,9 @@ from gpu_exporter.model.verdict import Action
 MINUTE, HOUR = 60.0, 3600.0
 
 # fmt: off
-XID_RECENT     = Limit("xidRecent", 600, "seconds", "how long an alert on an XID lasts after the XID was last seen")
+XID_RECENT     = Limit("xidRecent", 600, "seconds", "how long an alert on an XID of an application, or on an undocumented one, lasts after the XID")
+LINK_ERRORS    = Limit("nvlinkErrors", 10, "errors", "NVLink replays, or CRC errors, within an hour above which the alert fires")
+LINK_RECOVERIES = Limit("nvlinkRecoveries", 1, "recoveries", "NVLink recoveries within an hour above which the alert fires")
 ECC_STORM      = Limit("eccStorm", 100, "errors", "corrected ECC errors within an hour above which the alert fires")
 HOT_HARDWARE   = Limit("hotHardware", 0.1, "ratio", "share of time under thermal throttling by the hardware above which the alert fires")
 HOT_DRIVER     = Limit("hotDriver", 0.5, "ratio", "share of time under thermal throttling by the driver above which the alert fires")
@@ -117,10 +119,10 @@ MODES = (
         "XID {{ $labels.xid }} on {gpu}: the GPU needs a repair",
         "If many nodes are affected at once, suspect a driver update and do not drain them all. Otherwise drain the "
         "node. Then repair the GPU: do what the driver asks for (Recovery Action in nvidia-smi -q). If it asks for "
-        "nothing, look the code up in docs/xids.md, which the runbook links. The alert ends after ten minutes, whether "
-        "or not the GPU was repaired.",
+        "nothing, look the code up in docs/xids.md, which the runbook links. The alert ends when the GPU is healthy "
+        "again or its node has rebooted.",
         Inject(xid=79),
-        Compare(Over(s.XID_FATAL, Fn.AGE), "<", XID_RECENT),
+        _on(s.XID_FATAL),
         meaning="The driver reported an XID for which NVIDIA, and the cloud providers that drain nodes automatically, "
         "take the node out of service. The label `xid` has the code; [XID codes](../xids.md) explains it.",
         impact="What runs on the GPU has failed or computes on memory that cannot be trusted. New work will fail too.",
@@ -144,9 +146,12 @@ MODES = (
             "Run `gpu-exporter check`, then `dcgmi diag -r 3`, before the node takes work again. If the same "
             "code comes back within a week, take the next stronger step: reset, reboot, replace.",
         ),
-        wrong="The alert ends ten minutes after the last event, whether or not the GPU was repaired: its end does not "
-        "mean that the GPU is healthy. Keep the node cordoned until the GPU is repaired. With dcgm-exporter alone, the last code never clears: the alert stays "
-        "until dcgm-exporter restarts, and the same code does not show a second time.",
+        wrong="The alert lasts for at least ten minutes. After that, it ends when the [verdict](../health.md) on the GPU is "
+        "healthy apart from the XID, or when the node reboots (its boot ID changes). An XID that leaves no "
+        "other trace, such as 119 when the firmware recovers by itself, therefore ends after ten minutes without a "
+        "repair: do the repair all the same. The clock of the node does not matter. With dcgm-exporter alone, there is no verdict: the alert starts when its "
+        "gauge changes to the code and ends after a day, or as soon as the gauge shows another code, also that of an "
+        "application; the same code does not show a second time until dcgm-exporter restarts.",
     ),
     FailureMode(
         "GpuEccUncorrectable",
@@ -636,14 +641,19 @@ MODES = (
         5 * MINUTE,
         Action.GPU_RESET,
         "NVLink errors on {gpu}",
-        "Programs do not fail yet. Check which link has errors (nvidia-smi nvlink --errorcounters -i N): one or two "
-        "replays a day are harmless. If the count grows, cordon the node, and reset this GPU and the one at the other "
+        "Programs do not fail yet. Check which link has errors (nvidia-smi nvlink --errorcounters -i N). If the count "
+        "grows, cordon the node, and reset this GPU and the one at the other "
         "end of the link when their jobs have ended. If the errors come back on the same link, have bridge, cable or "
         "GPU replaced.",
         Inject({m.NVLINK_REPLAY: Ramp(0, 0.5)}),
-        Or(*(Compare(_grown(each), ">", 0.0) for each in (s.NVLINK_REPLAYS, s.NVLINK_RECOVERIES, s.NVLINK_CRC))),
+        Or(
+            Compare(Over(s.NVLINK_REPLAYS, Fn.INCREASE, HOUR), ">", LINK_ERRORS),
+            Compare(Over(s.NVLINK_RECOVERIES, Fn.INCREASE, HOUR), ">", LINK_RECOVERIES),
+            Compare(Over(s.NVLINK_CRC, Fn.INCREASE, HOUR), ">", LINK_ERRORS),
+        ),
         keep=30 * MINUTE,
-        meaning="Within 15 minutes, NVLinks of this GPU had to repeat a transmission, had to recover, or saw CRC errors.",
+        meaning="Within an hour, NVLinks of this GPU had to repeat more than ten transmissions, had to recover more than "
+        "once, or saw more than ten CRC errors.",
         impact="Collectives lose the time of the repeated transmissions, and a recovery stops the link for a moment. "
         "Programs do not fail yet.",
         diagnosis=(
@@ -659,8 +669,8 @@ MODES = (
             "If errors come back on the same link, reseat or replace bridge, cable or GPU. Start with the part "
             "that both ends share.",
         ),
-        wrong="One or two replays a day are harmless, but each keeps the alert firing for 40 minutes. CRC errors "
-        "alone cost speed only from about a hundred a second.",
+        wrong="CRC errors alone cost speed only from about a hundred a second. A link that is trained again, for example "
+        "after a reset of the GPU at its other end, counts errors for a moment.",
     ),
     FailureMode(
         "GpuEccCorrectableStorm",
@@ -700,7 +710,7 @@ MODES = (
         "Do not drain the node for this alone. Read the kernel log around the event, which often explains it in "
         "words, and ask NVIDIA about the code.",
         Inject(xid=999),
-        Compare(Over(s.XID_UNKNOWN, Fn.AGE), "<", XID_RECENT),
+        Compare(Over(s.XID_UNKNOWN), "<", XID_RECENT),
         meaning="The driver reported an XID that is in none of NVIDIA's tables known to gpu-exporter.",
         impact="Unknown. The alert therefore asks for a look, never for a drain.",
         diagnosis=(
@@ -727,7 +737,7 @@ MODES = (
         "Tell the owner of the job: the program failed, usually by its own fault. Check the GPU only if several "
         "different programs get this code on it within a day.",
         Inject(xid=31),
-        Compare(Over(s.XID_APPLICATION, Fn.AGE), "<", XID_RECENT),
+        Compare(Over(s.XID_APPLICATION), "<", XID_RECENT),
         meaning="The driver reported an XID that is usually caused by the program: an illegal memory access (31), an "
         "exception in a kernel (13) or a closed channel (43).",
         impact="That program failed. The GPU is fine, and other programs on it continue.",
@@ -754,10 +764,10 @@ MODES = (
         Action.NONE,
         "{gpu} has not been read for {{ $value | humanizeDuration }}",
         "Run gpu-exporter doctor on the node (with the chart: in the exporter's pod). If a call hangs in the driver (timeout 10 nvidia-smi does not answer "
-        "either), drain the node and reboot it. If all GPUs of the node are stale and nvidia-smi answers, check the "
-        "node's clock (NTP), then restart the exporter.",
+        "either), drain the node and reboot it. If all GPUs of the node are stale and nvidia-smi answers, restart "
+        "the exporter.",
         Inject(fault="wedged"),
-        Unless(Compare(Over(s.LAST_READ, Fn.AGE), ">", STALE), RELEASED),
+        Unless(Compare(Over(s.READ_AGE), ">", STALE), RELEASED),
         implies=("GpuLost",),
         meaning="The exporter answers, but could not read this GPU for minutes. Its metrics are missing, because the "
         "exporter withdraws values that are too old.",
@@ -774,18 +784,17 @@ MODES = (
         mitigation=(
             "If a call hangs in the driver, drain the node and reboot it. Killing processes does not free a "
             "thread in the kernel.",
-            "If all GPUs are stale and `nvidia-smi` answers, check the node's clock (NTP), then restart the exporter and "
-            "raise its CPU request (or limit, if it has one).",
+            "If all GPUs are stale and `nvidia-smi` answers, restart the exporter and raise its CPU request"
+            " (or limit, if it has one).",
         ),
-        wrong="If the clock of the node is more than 150 s behind that of Prometheus, all GPUs of the node look stale at "
-        "once: check NTP. A driver upgrade without `gpu-exporter release` fires the alert if it takes longer than about "
+        wrong="The exporter measures the age, so the clocks of the node and of Prometheus do not matter. A driver upgrade without `gpu-exporter release` fires the alert if it takes longer than about "
         "four minutes.",
     ),
     FailureMode(
         "GpuExporterDown",
         Domain.HEALTH,
         Severity.WARNING,
-        5 * MINUTE,
+        10 * MINUTE,
         Action.NONE,
         "Prometheus cannot scrape {{ $labels.instance }}{{ with $labels.node }} (node {{ . }}){{ end }}: its "
         "GPUs are not monitored",
@@ -800,6 +809,7 @@ MODES = (
 * on (cluster, job, instance) group_left (node) topk by (cluster, job, instance) (1, last_over_time(gpu:exporter:info[1d]))
 or on (cluster, job, instance)
 up{job=~"gpu|.*(gpu.?exporter|dcgm).*"} == 0""",
+        unless="on (cluster, node) max by (cluster, node) (max_over_time(kube_node_spec_unschedulable[10m])) == 1",
         scope=Scope.FLEET,
         meaning="Prometheus cannot scrape an exporter. The state of its GPUs is unknown, which does not mean that "
         "they are healthy.",
@@ -819,7 +829,9 @@ up{job=~"gpu|.*(gpu.?exporter|dcgm).*"} == 0""",
             "If only the exporter is down, its log gives the reason in one line, and `gpu-exporter doctor` on "
             "the node says what is missing.",
         ),
-        wrong="A node that was removed for good keeps the alert firing until service discovery removes its target. The "
+        wrong="The alert is silent for a node of Kubernetes that is cordoned, which needs kube-state-metrics: a reboot of a "
+        "drained node is planned. Otherwise a reboot that takes longer than ten minutes fires it. A node that was removed "
+        "for good keeps the alert firing until service discovery removes its target. The "
         "alert is silent for a target that service discovery does not list, because it has no `up`: a pod that is "
         "pending or was evicted has no address. Alert on `kube_daemonset_status_number_unavailable > 0` as well. A "
         "scrape job that is not named `gpu`, and whose name contains neither `gpu-exporter` nor `dcgm`, is covered "

@@ -23,8 +23,15 @@ from gpu_exporter.catalogue.signal import Signal
 from gpu_exporter.model.metric import Metric
 from gpu_exporter.model.verdict import Action
 
-# Two failed scrapes, a minute apart, last this many seconds. They must not restart the hold of an alert.
-MISSED_SCRAPES = 180.0
+# A hold that is counted from samples may be interrupted for so long: a restart of Prometheus, and the time until all rules
+# have values again.
+INTERRUPTION = 600.0
+# An info alert outlasts what interrupts a phase of work, such as a checkpoint.
+OF_INFO = 900.0
+# A page outlasts a reboot, so that a fault that is still there afterwards does not page again.
+OF_PAGES = 600.0
+# Failed scrapes of three minutes, until all rules have values again. They must not restart the hold of an alert.
+MISSED_SCRAPES = 300.0
 
 
 class Severity(Enum):
@@ -96,7 +103,9 @@ class FailureMode:
 
     `condition` is evaluated per device. `fleet` is PromQL for what only Prometheus can detect; the alert fires if either
     is true. `hold` is for how many seconds it must be true before the alert fires, `keep` for how many seconds the alert
-    fires after it has ended. `cause` is what it blames. `implies` names modes that come with this one. `shows` is the value of the alert if that is
+    fires after it has ended. If the condition is recorded, under a name or as a class, the hold is counted from its
+    samples, so a gap does not restart it. `unless` is PromQL on other exporters' series that explain the condition: the alert does not fire for
+    them. Where `lesser` is true, the alert is only info; `lesser_because` says why. `cause` is what it blames. `implies` names modes that come with this one. `shows` is the value of the alert if that is
     not the first term of the condition; it must be known wherever the condition is true. `requires` names what must be
     scraped in addition.
 
@@ -119,6 +128,9 @@ class FailureMode:
     scope: Scope = Scope.DEVICE
     keep: float = 0.0
     cause: Cause = Cause.FAULT
+    unless: str = ""
+    lesser: Condition | None = None
+    lesser_because: str = ""
     implies: tuple[str, ...] = ()
     shows: Over | None = None
     meaning: str = ""
@@ -130,8 +142,28 @@ class FailureMode:
 
     @property
     def kept(self) -> float:
-        """Return for how many seconds the alert keeps firing. It outlasts failed scrapes unless it pages someone."""
-        return self.keep or (MISSED_SCRAPES if self.hold and self.severity is not Severity.CRITICAL else 0.0)
+        """Return for how many seconds the alert keeps firing. It outlasts failed scrapes, so nobody is paged twice."""
+        of_work = self.severity is Severity.INFO and self.domain is not Domain.HEALTH and self.hold > 0
+        default = OF_INFO if of_work else MISSED_SCRAPES if self.hold else 0.0
+        return self.keep or (OF_PAGES if self.severity is Severity.CRITICAL else default)
+
+    @property
+    def conditions(self) -> tuple[Condition, ...]:
+        """Return all conditions of the mode: the one under which it fires, and the one under which it is only info."""
+        return tuple(each for each in (self.condition, self.lesser) if each)
+
+    @property
+    def counted(self) -> bool:
+        """Return whether the hold is counted from recorded samples of the condition; otherwise, Prometheus holds the alert."""
+        if not self.hold or self.fleet:
+            return False
+        named = isinstance(self.condition, And | Or | Unless) and bool(self.condition.name)
+        return named or isinstance(self.condition, Is)
+
+    @property
+    def pending(self) -> float:
+        """Return for how many seconds Prometheus itself holds the alert."""
+        return 0.0 if self.counted else self.hold
 
     @property
     def value(self) -> Over | None:

@@ -253,7 +253,7 @@ def limit(of: Limit) -> Value:
 
 def mode(of: FailureMode) -> Value:
     """Return the value that enables and changes the alert of a failure mode."""
-    default = {"enabled": True, "severity": of.severity.value, "hold": span(of.hold), "keep": span(of.kept)}
+    default = {"enabled": True, "severity": of.severity.value, "hold": span(of.pending), "keep": span(of.kept)}
     severity = one_of(*(each.value for each in Severity))
     schema = schemas.closed({"enabled": BOOL, "severity": severity, "hold": SPAN, "keep": SPAN})
     return Value(f"prometheusRule.modes.{of.name}", default, schema, "", flow=True)

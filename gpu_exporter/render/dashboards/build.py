@@ -97,14 +97,14 @@ def _annotations(board: Board) -> list[dict[str, Any]]:
     ]
     xids = [
         {
-            "name": f"XIDs ({signal.name.removeprefix('xid_')})",
+            "name": f"XIDs ({signal.name.removeprefix('xid_').removesuffix('_age')})",
             "enable": signal is s.XID_FATAL,
             "iconColor": colour,
-            "expr": f"{q.of(board, signal)} * 1000",
+            "expr": q.of(board, signal) if signal is s.XID_FATAL else f"(time() - {q.of(board, signal)}) * 1000",
             "titleFormat": "XID {{xid}}",
             "textFormat": q.DEVICE_LEGEND,
             "tagKeys": "xid",
-            "useValueForTime": True,
+            "useValueForTime": signal is not s.XID_FATAL,  # a fatal XID is shown until the repair
         }
         for signal, colour in XIDS
     ]

@@ -268,7 +268,7 @@ def _mode(mode: FailureMode) -> tuple[str, ...]:
 
 def all_limits(modes: Sequence[FailureMode] = MODES) -> tuple[Limit, ...]:
     """Return every limit of the classes and of the modes, in their order."""
-    conditions = [each.condition for each in BOTTLENECKS] + [mode.condition for mode in modes if mode.condition]
+    conditions = [each.condition for each in BOTTLENECKS] + [each for mode in modes for each in mode.conditions]
     return tuple(dict.fromkeys(limit for condition in conditions for limit in limits_of(condition)))
 
 

@@ -81,10 +81,11 @@ which reads all values anew.
     reset, all for a reboot. If it is unhealthy, the runbook says what to end.
   - `drain`: cordon the node and follow the runbook, which says what must end: the jobs on this GPU, or everything on
     the node. It ranks above `node_reboot` because the repair depends on the case, and may include a reboot.
-- After an XID that requires a drain, the GPU is unhealthy for ten minutes, with the reason `xid_<code>` and the code's
-  [action](xids.md). After that the verdict no longer mentions it, even if nobody repaired the GPU: keep the node
-  cordoned until it is repaired. The ten minutes are measured by the monotonic clock, so a wrong node clock does not
-  change them ([time of an XID](events.md#time)). `gpu-exporter check` and `doctor` do not see XIDs from before they
+- After an XID that requires a drain, the GPU is unhealthy with the reason `xid_<code>` and the code's
+  [action](xids.md), until nothing else is wrong with it and all that the verdict needs could be read, but for ten
+  minutes at least. A reboot of the node ends it, too. An XID that leaves no other trace therefore ends after ten
+  minutes without a repair: keep the node cordoned until the repair is done. A wrong node clock does not change this
+  ([time of an XID](events.md#time)). `gpu-exporter check` and `doctor` do not see XIDs from before they
   started.
 - A value that a GPU does not support never makes it unhealthy. Rates and history, such as corrected errors in an hour,
   are evaluated by Prometheus.

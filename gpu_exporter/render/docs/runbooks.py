@@ -13,7 +13,7 @@ from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Scope, Severity
 from gpu_exporter.catalogue.faults import FAULTS
 from gpu_exporter.catalogue.signal import Derived, Read, Signal
-from gpu_exporter.catalogue.signals import LAST_READ, XID_FATAL
+from gpu_exporter.catalogue.signals import READ_AGE, XID_FATAL
 from gpu_exporter.catalogue.xids import load
 from gpu_exporter.model.metric import MetricSet
 from gpu_exporter.model.verdict import Action
@@ -199,6 +199,8 @@ def _facts(mode: FailureMode) -> str:
     ]
     of_cost = mode.domain is Domain.COST and mode.severity is Severity.WARNING
     notified = DIGEST if of_cost else SEVERITY[mode.severity]
+    if mode.lesser:
+        rows.append(("Only info", mode.lesser_because))
     example = "[example for Alertmanager](../../alerts/examples/alertmanager.yaml)"
     return table(("Severity", f"{mode.severity.value}: {notified} in the {example}"), rows)
 
@@ -206,7 +208,7 @@ def _facts(mode: FailureMode) -> str:
 def _detection(mode: FailureMode, limits: Limits) -> str:
     """Return the condition in words, its limits, the exporters and signals that it needs, and its PromQL."""
     parts = ["### Condition\n\n" + "".join(_condition(mode, limits))]
-    found = limits_of(mode.condition) if mode.condition else ()
+    found = tuple(dict.fromkeys(limit for each in mode.conditions for limit in limits_of(each)))
     if found:
         parts.append(f"### Limits that you can change\n\n{LIMITS}\n{limits_table(found)}")
     parts.append("### Data it needs\n\n" + _data(mode))
@@ -278,7 +280,7 @@ def _without_prometheus(mode: FailureMode) -> str:
     """Return how to see the values of the condition without Prometheus; empty if `diagnose` does not evaluate it."""
     if mode.condition is None or mode.scope is Scope.FLEET:
         return ""
-    if LAST_READ in mode.needs:
+    if READ_AGE in mode.needs:
         return (
             "\nWithout Prometheus, run `gpu-exporter diagnose --verbose --url http://ADDRESS:9400`, so that the "
             "exporter is asked.\n"

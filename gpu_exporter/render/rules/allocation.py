@@ -157,7 +157,22 @@ NAMESPACE_STARVED = _waiting(POD_STARVED, "namespace", POD_STARVED.help)
 CLUSTER_PENDING = _waiting(POD_PENDING, "cluster", NAMESPACE_PENDING.help)
 CLUSTER_STARVED = _waiting(POD_STARVED, "cluster", POD_STARVED.help)
 
+# The number of requests that an inference server runs and queues: vLLM, SGLang, TGI, Triton.
+REQUESTS = (
+    "vllm:num_requests_(running|waiting)",
+    "sglang:num_(running|queue)_reqs",
+    "tgi_(batch_current|queue)_size",
+    "nv_inference_pending_request_count",
+)
+POD_REQUESTS = Aggregate(
+    "pod:requests:count",
+    "Requests that the inference server of a pod runs or queues",
+    f"""sum by ({_POD}) ({_own(f'{{__name__=~"{"|".join(REQUESTS)}", pod!=""}}', "namespace", "pod")})""",
+    ("namespace", "pod"),
+)
+
 ALLOCATION = (
+    POD_REQUESTS,
     POOL,
     NODE_ALLOCATABLE,
     NODE_USABLE,

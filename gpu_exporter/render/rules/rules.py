@@ -29,10 +29,10 @@ from gpu_exporter.catalogue.conditions import (
 )
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.cost import PRICES
-from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
+from gpu_exporter.catalogue.failure_modes.mode import INTERRUPTION, Domain, FailureMode, Severity
 from gpu_exporter.catalogue.formulas import expression as expression_of
 from gpu_exporter.catalogue.formulas import parts
-from gpu_exporter.catalogue.signal import Read, Signal
+from gpu_exporter.catalogue.signal import DEVICE, Read, Signal
 from gpu_exporter.catalogue.time_shares import TIME_SHARES
 from gpu_exporter.render import banner, boards
 from gpu_exporter.render.prose import spoken, title
@@ -108,7 +108,7 @@ def shared_conditions() -> Mapping[str, Named]:
 
 def _conditions() -> list[Condition]:
     judged = [each.condition for each in bottlenecks.BOTTLENECKS]
-    judged += [mode.condition for mode in MODES if mode.condition]
+    judged += [each for mode in MODES for each in mode.conditions]
     return judged + [part for part in _parts() if isinstance(part, Condition)]
 
 
@@ -146,7 +146,7 @@ def _cost(prices: Limits) -> Iterator[Rule]:
 
 
 # For windows of five minutes or more and alerts that wait for ten, a shorter interval has no benefit.
-SLOW = "1m"
+SLOW, RECORDED_EVERY = "1m", 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +184,8 @@ def _recorded(limits: Limits) -> Groups:
 def _alerting(domain: Domain, limits: Limits, modes: Sequence[FailureMode]) -> Groups:
     # Some health alerts must fire immediately.
     interval = "" if domain is Domain.HEALTH else SLOW
-    return [Group(f"gpu-{domain.value}", [alert(mode, limits) for mode in modes if mode.domain is domain], interval)]
+    rules = [rule for mode in modes if mode.domain is domain for rule in alerts_of(mode, limits)]
+    return [Group(f"gpu-{domain.value}", rules, interval)]
 
 
 def recording(limits: Limits | None = None) -> str:
@@ -208,11 +209,26 @@ def bundle(limits: Limits) -> str:
     return banner.comment(s, bottlenecks, failure_modes) + _yaml(groups)
 
 
+def alerts_of(mode: FailureMode, limits: Limits) -> list[Rule]:
+    """Return the alert of a mode; if it is only info under a condition, in two rules."""
+    main = alert(mode, limits)
+    if mode.lesser is None:
+        return [main]
+    on = f"on ({', '.join(DEVICE)})"
+    lesser = f"(\n{promql.condition(mode.lesser, limits)}\n)"
+    labels = {**main["labels"], "severity": Severity.INFO.value}
+    annotations = {**main["annotations"], "severity_reason": mode.lesser_because}
+    return [
+        {**main, "expr": f"(\n{main['expr']}\n)\nand {on} {lesser}", "labels": labels, "annotations": annotations},
+        {**main, "expr": f"(\n{main['expr']}\n)\nunless {on} {lesser}"},
+    ]
+
+
 def alert(mode: FailureMode, limits: Limits) -> Rule:
-    """Return the alert of a mode."""
+    """Return the alert of a mode, with its usual severity."""
     rule: dict[str, Any] = {"alert": mode.name, "expr": expression(mode, limits)}
-    if mode.hold:
-        rule["for"] = duration(mode.hold)
+    if mode.pending:
+        rule["for"] = duration(mode.pending)
     if mode.kept:
         rule["keep_firing_for"] = duration(mode.kept)
     rule["labels"] = {"severity": mode.severity.value, "domain": mode.domain.value, "action": mode.action.value}
@@ -244,11 +260,15 @@ def _shown(mode: FailureMode) -> str:
 def expression(mode: FailureMode, limits: Limits) -> str:
     """Return the expression of the alert of a mode."""
     parts = [promql.condition(mode.condition, limits)] if mode.condition else []
+    if mode.counted and mode.condition:
+        samples = promql.samples(mode.condition, mode.hold + INTERRUPTION)
+        parts = [f"{part}\nand\n{samples} >= {mode.hold / RECORDED_EVERY:.0f}" for part in parts]
     if mode.shows:
         parts = [f"{promql.term(mode.shows)}\nand (\n{part}\n)" for part in parts]
     if mode.fleet:
         parts.append(mode.fleet)
-    return parts[0] if len(parts) == 1 else "\nor\n".join(f"(\n{part}\n)" for part in parts)
+    whole = parts[0] if len(parts) == 1 else "\nor\n".join(f"(\n{part}\n)" for part in parts)
+    return f"(\n{whole}\n)\nunless {mode.unless}" if mode.unless else whole
 
 
 class _Text(str):

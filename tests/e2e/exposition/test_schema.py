@@ -39,7 +39,7 @@ def recorded(prometheus: Prometheus, schema: str) -> dict[tuple[str, ...], float
     return {
         tuple(each["metric"].get(key, "") for key in keys): float(each["value"][1])
         for each in found
-        if each["metric"]["__name__"] != "gpu:last_read:timestamp"
+        if each["metric"]["__name__"] != "gpu:read_age:seconds"
     }
 
 

@@ -85,7 +85,7 @@ LISTED = "fix: correct UNDETECTABLE in tests/unit/catalogue/test_model_independe
 def unit_of(term: Term) -> str:
     """Return the unit of a term; terms of one unit, divided by each other, are a ratio."""
     if isinstance(term, Over):
-        return "seconds" if term.fn is Fn.AGE else term.signal.unit
+        return term.signal.unit
     if isinstance(term, Calc):
         left, right = unit_of(term.left), unit_of(term.right)
         return "ratio" if term.operator == "/" and left == right else left
@@ -158,7 +158,6 @@ def test_power_decides_only_about_power() -> None:
         (Compare(Over(s.POWER), ">", Over(s.POWER_LIMIT)), [], ["another term"]),
         (Compare(Calc(Over(s.NVLINK_RX), "/", Over(s.NVLINK_TX)), ">", 2.0), [], []),
         (Compare(Over(s.NVLINK_UP), ">", 0.0), [], []),
-        (Compare(Over(s.LAST_READ, Fn.AGE), ">", 150.0), [], []),
         (Compare(PeerShare(Mark("cool", Compare(Over(s.GPU_TEMP), "<", 40.0))), ">", 0.5), ["40"], []),
     ],
 )

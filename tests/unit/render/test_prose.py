@@ -46,7 +46,7 @@ STALLED = Mark("stalled", Compare(MEAN, ">", BUSY))
     [
         (Compare(MEAN, ">=", BUSY), "SM activity is at least 85 % (`busy`) on average over the last 5 minutes"),
         (Compare(Over(s.NVLINK), "<", FLOW), "NVLink traffic is below 2.5 GB/s (`flow`)"),
-        (Compare(Over(s.XID_FATAL, Fn.AGE), "<=", OLD), "the last fatal XID was at most 10 min (`old`) ago"),
+        (Compare(Over(s.XID_UNKNOWN), "<", OLD), "time since the last undocumented XID is below 10 min (`old`)"),
         (Compare(Over(s.UP), "<", 1.0), "the GPU does not answer"),
         (Compare(Over(s.RELEASED), "==", 1.0), "the exporter has released the driver"),
         (Compare(Over(s.REMAP_PENDING), ">", 0.0), "a row remap is pending"),

@@ -44,7 +44,7 @@ NODES = [f"node-{number:03}" for number in range(4)]
 BY_NAME = {mode.name: mode for mode in MODES}
 # Simulated minutes, and seconds between two collections. Windows of hours and leaks need hours.
 SHORT, LONG = (12, 15.0), (140, 60.0)
-TAKES_HOURS = {"GpuAllocatedIdle": LONG, "GpuMemoryHoarded": LONG, "GpuMemoryExhaustionPredicted": (85, 60.0)}
+TAKES_HOURS = {"GpuAllocatedIdle": LONG, "GpuMemoryHoarded": LONG, "GpuMemoryExhaustionPredicted": (75, 60.0)}
 # Detected only by other exporters or Prometheus.
 OUTSIDE = {"GpuExporterDown", *(mode.name for mode in MODES if mode.requires)}
 

@@ -1,0 +1,188 @@
+"""What alerts said about a period, compared with what was true: detections with their delays, and false alerts."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from gpu_exporter.catalogue.failure_modes import MODES
+from tests.operation.fleet import Fleet, Truth
+from tests.rules.shapes import STEP
+
+# An alert may begin, or still fire, for so long after what it reports has ended: windows and `keep_firing_for`.
+GRACE = 40 * 60
+SEVERITIES = ("critical", "warning", "info")
+
+
+@dataclass(frozen=True, slots=True)
+class Firing:
+    """One alert from when it fires to when it ends, in seconds; `node` and `gpu` are empty if it has none."""
+
+    name: str
+    severity: str
+    node: str
+    gpu: str
+    start: float
+    end: float
+
+    @property
+    def hours(self) -> float:
+        """Return for how long it fired."""
+        return (self.end - self.start) / 3600
+
+
+def firings(lines: Iterable[str], end: float) -> list[Firing]:
+    """Return the firings that virtual_clock wrote, in order of time."""
+    open_since: dict[tuple[tuple[str, str], ...], float] = {}
+    found = []
+    for line in lines:
+        event = json.loads(line)
+        key = tuple(sorted(event["labels"].items()))
+        if event["fires"]:
+            open_since[key] = event["at"]
+        else:
+            found.append(_firing(key, open_since.pop(key), event["at"]))
+    found += [_firing(key, start, end) for key, start in open_since.items()]
+    return sorted(found, key=lambda each: each.start)
+
+
+def _firing(key: Iterable[tuple[str, str]], start: float, end: float) -> Firing:
+    labels = dict(key)
+    return Firing(labels["alertname"], labels["severity"], labels.get("node", ""), labels.get("gpu", ""), start, end)
+
+
+class Row(NamedTuple):
+    """The firings of one alert with one severity; `reasons` are what was true when it was right."""
+
+    alert: str
+    severity: str
+    firings: int
+    right: int
+    repeated: int
+    false: int
+    hours: float
+    reasons: Sequence[str]
+
+
+@dataclass
+class Verdict:
+    """The judgement on all firings of a period. A repeat reports again what an earlier alert has reported already."""
+
+    fleet: Fleet
+    firings: Sequence[Firing]
+    false: list[Firing] = field(default_factory=list)
+    repeats: list[Firing] = field(default_factory=list)
+    detections: list[tuple[Truth, str, float | None]] = field(default_factory=list)
+    ended_early: list[tuple[Truth, str]] = field(default_factory=list)
+    reasons: dict[tuple[str, str], set[str]] = field(default_factory=lambda: defaultdict(set))
+
+    def __post_init__(self) -> None:
+        reported: dict[tuple[object, ...], Firing] = {}
+        for firing in self.firings:
+            truth = next((each for each in self.fleet.truths if _explains(each, firing)), None)
+            if truth is None:
+                self.false.append(firing)
+                continue
+            self.reasons[firing.name, firing.severity].add("incident" if truth.must else truth.what)
+            key = (truth.what, truth.node, truth.start, firing.name, firing.gpu, firing.severity)
+            if key in reported:
+                self.repeats.append(firing)
+            reported.setdefault(key, firing)
+        for truth in self.fleet.truths:
+            for name in truth.must:
+                self._detect(truth, name)
+
+    def _detect(self, truth: Truth, name: str) -> None:
+        start, end = truth.start * STEP, truth.end * STEP
+        mine = [
+            each
+            for each in self.firings
+            if each.name == name and _same_place(truth, each) and each.start <= end and each.end > start
+        ]
+        first = min((max(0.0, each.start - start) for each in mine), default=None)
+        in_time = first is not None and first <= truth.within * 60
+        self.detections.append((truth, name, first if in_time else None))
+        if truth.lasts and mine and max(each.end for each in mine) < min(end, self.fleet.total * STEP) - 300:
+            self.ended_early.append((truth, name))
+
+    @property
+    def missed(self) -> list[tuple[Truth, str]]:
+        """Return the incidents that no alert reported in time."""
+        return [(truth, name) for truth, name, delay in self.detections if delay is None]
+
+    def noise(self, severity: str) -> list[Firing]:
+        """Return the false and the repeated alerts of a severity."""
+        return [each for each in (*self.false, *self.repeats) if each.severity == severity]
+
+    @property
+    def node_weeks(self) -> float:
+        """Return the size of the period."""
+        return len(self.fleet.nodes) * self.fleet.total * STEP / (7 * 86400)
+
+    def rows(self) -> list[Row]:
+        """Return the firings of each alert, in order of severity and triage."""
+        by, false, repeats = (_by_alert(each) for each in (self.firings, self.false, self.repeats))
+        order = {mode.name: number for number, mode in enumerate(MODES)}
+        found = []
+        for key in sorted(by, key=lambda key: (SEVERITIES.index(key[1]), order.get(key[0], 0))):
+            wrong, again = len(false.get(key, ())), len(repeats.get(key, ()))
+            hours = round(sum(each.hours for each in by[key]), 1)
+            reasons = sorted(self.reasons.get(key, ()))
+            found.append(Row(*key, len(by[key]), len(by[key]) - wrong - again, again, wrong, hours, reasons))
+        return found
+
+    def table(self) -> str:
+        """Return firings by alert, and what was right, repeated and false."""
+        head = f"{'alert':32}{'severity':10}{'firings':>8}{'right':>8}{'repeated':>9}{'false':>7}{'hours':>9}"
+        lines = [
+            f"{row.alert:32}{row.severity:10}{row.firings:8}{row.right:8}{row.repeated:9}{row.false:7}{row.hours:9.1f}"
+            for row in self.rows()
+        ]
+        return "\n".join([head, *lines])
+
+    def summary(self) -> Mapping[str, Any]:
+        """Return the numbers for the documentation."""
+        delays = sorted(delay for _, _, delay in self.detections if delay is not None)
+        late = max(self.detections, key=lambda each: each[2] or 0.0, default=None)
+        return {
+            "nodes": len(self.fleet.nodes),
+            "gpus": len({(each.device.node, each.device.gpu) for each in self.fleet.timelines}),
+            "days": round(self.fleet.total * STEP / 86400, 1),
+            "incidents": len({(truth.what, truth.node, truth.start) for truth, _, _ in self.detections}),
+            "missed": [name for _, name in self.missed],
+            "ended_early": [name for _, name in self.ended_early],
+            "median_delay_minutes": round(delays[len(delays) // 2] / 60, 1) if delays else None,
+            "longest_delay": [late[1], round((late[2] or 0.0) / 60, 1)] if late else None,
+            "alerts": [row._asdict() for row in self.rows()],
+        }
+
+    def delays(self) -> str:
+        """Return each incident with the delay of its detection."""
+        rows = []
+        for truth, name, delay in sorted(self.detections, key=lambda each: each[0].start):
+            shown = "missed" if delay is None else f"{delay / 60:.1f} min"
+            rows.append(f"{truth.start * STEP / 86400:6.2f} d  {truth.node:10}{truth.what:32}{name:32}{shown}")
+        return "\n".join(rows)
+
+
+def _by_alert(firings: Iterable[Firing]) -> dict[tuple[str, str], list[Firing]]:
+    found: dict[tuple[str, str], list[Firing]] = defaultdict(list)
+    for firing in firings:
+        found[firing.name, firing.severity].append(firing)
+    return found
+
+
+def _same_place(truth: Truth, firing: Firing) -> bool:
+    if firing.node and firing.node != truth.node:
+        return False
+    return not firing.gpu or not truth.gpus or int(firing.gpu) in truth.gpus
+
+
+def _explains(truth: Truth, firing: Firing) -> bool:
+    if not truth.start * STEP <= firing.start <= truth.end * STEP + GRACE or not _same_place(truth, firing):
+        return False
+    names = (*truth.must, *truth.may)
+    return firing.name in names or f"{firing.name}:{firing.severity}" in names

@@ -1,0 +1,240 @@
+"""What weeks of operation found: alerts on normal operation, alerts that end too early, repeat or come too late."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue.failure_modes import profiles as p
+from tests import ROOT
+from tests.operation.activities import FILLS, LOADING_MIB
+from tests.operation.encode import series
+from tests.operation.fleet import HOUR, Fleet, Timeline, steps
+from tests.operation.loads import BOARD, IDLE, Values, growing, memory
+from tests.rules.needed import write_needed
+from tests.rules.promtool import check
+from tests.rules.series import Generation, Stretch, rank, selector
+from tests.rules.shapes import STEP, Integral, notation
+
+OURS, DCGM = Generation.GPU_EXPORTER, Generation.DCGM_4_9
+Alert = tuple[str, str, str]
+XIDS = ("GpuXidApplication", "GpuXidFatal", "GpuTelemetryStale")
+WORKS: Values = {**BOARD, **p.BALANCED}
+
+
+@dataclass(frozen=True)
+class Story:
+    """A fleet, and which alerts fire after so many minutes, as (name, severity, GPU); only `alerts` are looked at."""
+
+    fleet: Fleet
+    firing: Mapping[float, Sequence[Alert]]
+    alerts: Sequence[str]
+    where: str = ""
+    name: str = "story"
+
+    def rendered(self) -> Mapping[str, Any]:
+        """Return it in promtool's format."""
+        inputs = [{"series": selector(*key), "values": notation(parts)} for key, parts in series(self.fleet).items()]
+        named = f', alertname=~"{"|".join(self.alerts)}"{self.where}'
+        expression = f'group by (alertname, severity, gpu) (ALERTS{{alertstate="firing"{named}}})'
+        tests = [
+            {"expr": expression, "eval_time": f"{minutes * 60:.0f}s", "exp_samples": list(map(_sample, alerts))}
+            for minutes, alerts in self.firing.items()
+        ]
+        return {"name": self.name, "interval": f"{STEP}s", "input_series": inputs, "promql_expr_test": tests}
+
+
+def _sample(alert: Alert) -> Mapping[str, Any]:
+    labels = dict(zip(("alertname", "severity", "gpu"), alert, strict=True))
+    return {"labels": selector("", [(name, value) for name, value in labels.items() if value]), "value": 1}
+
+
+def tell(folder: Path, *stories: Story) -> None:
+    """Check stories with the rules that their alerts need."""
+    rules = folder / "needed.yaml"
+    write_needed(ROOT / "alerts", rules, {name for story in stories for name in story.alerts})
+    check(folder, stories, rules=[rules])
+
+
+def every(minutes: float, until: float, alerts: Sequence[Alert] = ()) -> Mapping[float, Sequence[Alert]]:
+    """Expect the same alerts at all times."""
+    return {minutes * number: alerts for number in range(1, round(until / minutes) + 1)}
+
+
+def fleet(hours: float, generation: Generation = OURS, gpus: int = 1) -> tuple[Fleet, list[Timeline]]:
+    made = Fleet(round(hours * HOUR))
+    return made, made.node("n", gpus, generation)
+
+
+def always(values: Values) -> Sequence[Stretch]:
+    return [Stretch(30 * HOUR, values, owner=rank("job"))]
+
+
+# --- 1: predictions --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("generation", [OURS, DCGM], ids=lambda each: each.value)
+def test_an_allocator_that_fills_the_memory(tmp_path: Path, generation: Generation) -> None:
+    """It grows ever more slowly for an hour and a half after the start; nothing is predicted."""
+    made, (gpu,) = fleet(4, generation)
+    place, used = gpu.put(0, [Stretch(steps(30), IDLE, owner={})]), LOADING_MIB
+    for minutes, until in FILLS:
+        place = gpu.put(
+            place, [Stretch(steps(minutes), {**WORKS, **growing(used, until, minutes * 60)}, owner=rank("job"))]
+        )
+        used = until
+    gpu.put(place, [Stretch(4 * HOUR, {**WORKS, **memory(used)}, owner=rank("job"))])
+    tell(tmp_path, Story(made, every(5, 235), ("GpuMemoryExhaustionPredicted",)))
+
+
+def test_a_leak_is_predicted_in_time(tmp_path: Path) -> None:
+    """Hours before the memory is full, and no later than by the short trend alone."""
+    made, (gpu,) = fleet(3)
+    gpu.put(0, always({**WORKS, **growing(120_000.0, 143_000.0, 3 * 3600)}))
+    leak = [("GpuMemoryExhaustionPredicted", "warning", "0")]
+    tell(tmp_path, Story(made, {60: [], 115: [], 160: leak, 175: leak}, ("GpuMemoryExhaustionPredicted",)))
+
+
+# --- 2: stragglers ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("watts", "severity"), [(560.0, "warning"), (690.0, "info")])
+def test_an_uneven_job_with_checkpoints(tmp_path: Path, watts: float, severity: str) -> None:
+    """One alert for the whole job, not one after each checkpoint; at the power cap it is only info."""
+    made, gpus = fleet(4, gpus=2)
+    slow: Values = {**BOARD, **p.SLOW, m.POWER: watts, m.POWER_INSTANT: watts}
+    for number, (gpu, values) in enumerate(zip(gpus, (slow, {**BOARD, **p.OF_SLOW}), strict=True)):
+        saves: Values = {**BOARD, **(p.HANGING if number else p.IDLE)}
+        place = 0
+        while place < made.total:
+            parts = [
+                Stretch(steps(30), values, owner=rank("pipe", number)),
+                Stretch(steps(4), saves, owner=rank("pipe", number)),
+            ]
+            place = gpu.put(place, parts)
+    found = [("GpuStragglerSlow", severity, "0")]
+    tell(tmp_path, Story(made, {1: [], 8: [], **{5 * n: found for n in range(3, 48)}}, ("GpuStragglerSlow",)))
+
+
+# --- 3 and 4: clocks and XIDs ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ahead", [-600.0, -200.0, 600.0])
+def test_a_wrong_clock_of_the_node(tmp_path: Path, ahead: float) -> None:
+    """No GPU looks stale, and no XID is missed or shown for too long."""
+    made, (gpu,) = fleet(1)
+    made.clocks["n"] = [(0, ahead)]
+    gpu.put(0, always(WORKS))
+    made.xid("n", 0, steps(20), 31, steps(30), made.total)
+    made.xid("n", 0, steps(40), 79, made.total, made.total)
+    application, lost = ("GpuXidApplication", "info", "0"), ("GpuXidFatal", "critical", "0")
+    tell(tmp_path, Story(made, {15: [], 23: [application], 35: [], 43: [lost], 59: [lost]}, XIDS))
+
+
+def test_a_fatal_xid_fires_until_the_repair(tmp_path: Path) -> None:
+    """With gpu-exporter's verdict; a reboot of the node ends it."""
+    made, (gpu,) = fleet(5)
+    gpu.put(0, always(WORKS))
+    repaired = made.reboot("n", steps(200), 7.0, planned=False)
+    made.xid("n", 0, steps(20), 119, steps(200), repaired)
+    fatal = [("GpuXidFatal", "critical", "0")]
+    tell(tmp_path, Story(made, {19: [], 23: fatal, 60: fatal, 198: fatal, 215: [], 290: []}, ("GpuXidFatal",)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("generation", [Generation.DCGM_4_8_2, DCGM], ids=lambda each: each.value)
+def test_the_gauge_of_the_last_xid(tmp_path: Path, generation: Generation) -> None:
+    """dcgm-exporter's gauge never clears: the alert lasts a day, and neither a gap nor another pod fires it again."""
+    made, (gpu,) = fleet(29, generation)
+    gpu.put(0, always(WORKS))
+    gpu.put(26 * HOUR, [Stretch(3 * HOUR, WORKS, owner=rank("next"))])
+    made.xid("n", 0, HOUR, 79, HOUR, made.total)
+    made.silence("n", 2 * HOUR, 20)
+    made.silence("n", 27 * HOUR, 20)
+    fatal = [("GpuXidFatal", "critical", "0")]
+    after: Mapping[float, Sequence[Alert]] = {minutes: [] for minutes in range(1515, 29 * 60, 5)}
+    first: Mapping[float, Sequence[Alert]] = {59: [], 62: fatal, 119: fatal, 145: fatal, 24 * 60: fatal}
+    tell(tmp_path, Story(made, {**first, **after}, ("GpuXidFatal",)))
+
+
+@pytest.mark.slow
+def test_the_same_code_after_a_repair(tmp_path: Path) -> None:
+    """It fires again within a day of the first one."""
+    made, (gpu,) = fleet(26, DCGM)
+    gpu.put(0, always(WORKS))
+    made.xid("n", 0, HOUR, 79, HOUR, 3 * HOUR)
+    made.xid("n", 0, 24 * HOUR + steps(90), 79, 24 * HOUR, made.total)
+    fatal = [("GpuXidFatal", "critical", "0")]
+    tell(tmp_path, Story(made, {62: fatal, 190: [], 1529: [], 1533: fatal}, ("GpuXidFatal",)))
+
+
+# --- 5: normal operation ---------------------------------------------------------------------------------------------
+
+
+def test_a_server_without_requests_is_not_host_bound(tmp_path: Path) -> None:
+    made, (idle, busy) = fleet(3, gpus=2)
+    quiet: Values = {**BOARD, **p.TINY_KERNELS, m.GR_ENGINE_ACTIVE: 0.05, m.GPU_UTIL: 5.0}
+    for number, gpu in enumerate((idle, busy)):
+        gpu.put(0, [Stretch(made.total, quiet, owner=rank("chat", number))])
+        labels = {"job": "vllm", "namespace": "research", "pod": f"chat-worker-{number}"}
+        made.series["vllm:num_requests_running", tuple(labels.items())] = [(made.total, 12.0 * number)]
+    found = [("GpuHostBound", "info", "1"), ("GpuWaitsForRequests", "info", "0")]
+    tell(tmp_path, Story(made, {100: found, 175: found}, ("GpuHostBound", "GpuWaitsForRequests")))
+
+
+def test_bursts_are_one_oscillation(tmp_path: Path) -> None:
+    """Of a job that works in bursts of minutes with pauses: one alert, which does not come and go."""
+    made, (gpu,) = fleet(6, DCGM)
+    place = 0
+    for works, rests in [(3, 3), (2, 9), (4, 4), (1, 2)] * 12:
+        parts = [
+            Stretch(steps(works), {**BOARD, **p.GEMM}, owner=rank("job")),
+            Stretch(steps(rests), IDLE, owner=rank("job")),
+        ]
+        place = gpu.put(place, parts)
+    found = [("GpuPowerOscillation", "info", "0")]
+    tell(tmp_path, Story(made, {20: [], **{60 + 5 * n: found for n in range(55)}}, ("GpuPowerOscillation",)))
+
+
+def test_one_nvlink_replay_is_harmless(tmp_path: Path) -> None:
+    made, (once, often) = fleet(2, gpus=2)
+    once.put(0, always(WORKS))
+    once.put(steps(30), [Stretch(1, {**WORKS, m.NVLINK_REPLAY: Integral((1 / STEP, 1.0))}, owner=rank("job"))])
+    often.put(0, always(WORKS))
+    often.put(steps(30), [Stretch(steps(60), {**WORKS, m.NVLINK_REPLAY: Integral((0.05, 1.0))}, owner=rank("job"))])
+    tell(tmp_path, Story(made, {29: [], 45: [("GpuNvlinkErrors", "warning", "1")]}, ("GpuNvlinkErrors",)))
+
+
+def test_planned_reboots(tmp_path: Path) -> None:
+    """A cordoned node that reboots is no ticket, however long it takes; a short reboot is none either."""
+    made, gpus = Fleet(3 * HOUR), []
+    for name in ("planned", "short", "crashed"):
+        gpus += made.node(name, 1, OURS)
+    for gpu in gpus:
+        gpu.put(0, always(WORKS))
+    made.reboot("planned", steps(30), 25.0)
+    made.reboot("short", steps(30), 8.0, planned=False)
+    made.reboot("crashed", steps(30), 25.0, planned=False)
+    down = ("GpuExporterDown",)
+    tell(tmp_path, Story(made, every(1, 100), down, ', node!="crashed"'))
+    tell(tmp_path, Story(made, {54: [("GpuExporterDown", "warning", "")]}, down))
+
+
+# --- 6: gaps ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("generation", [OURS, DCGM], ids=lambda each: each.value)
+def test_a_gap_does_not_restart_the_hold(tmp_path: Path, generation: Generation) -> None:
+    """A job hangs after 30 minutes; from minute 42 on, nothing is scraped for six minutes."""
+    made, gpus = fleet(1.5, generation, gpus=2)
+    for number, (gpu, hangs) in enumerate(zip(gpus, (p.ABSENT, p.HANGING), strict=True)):
+        gpu.put(0, [Stretch(steps(30), WORKS, owner=rank("job", number))])
+        gpu.put(steps(30), [Stretch(made.total, {**BOARD, **hangs}, owner=rank("job", number))])
+    made.silence("n", steps(42), 6)
+    found = [("GpuCollectiveStall", "warning", str(gpu)) for gpu in range(2)]
+    tell(tmp_path, Story(made, {41: [], 56: found, 85: found}, ("GpuCollectiveStall",)))
