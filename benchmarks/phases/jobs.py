@@ -167,8 +167,10 @@ def ddp_slow_150(rank: Rank) -> Step:
 
 
 def _bulk(rank: Rank, *, more: float = 1.0, late: float = 0.0) -> Step:
-    """Each rank works for 20 ms and then waits for the others in an all-reduce of 1 MiB, and measures how long. The last
-    has `more` times the work, or sleeps first."""
+    """Each rank works for 20 ms, then waits for the others in an all-reduce of 1 MiB, and measures how long.
+
+    The last rank has `more` times the work, or sleeps first.
+    """
     import torch
 
     work, data = products(), _buffer(MIB)
