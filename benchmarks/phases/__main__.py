@@ -66,10 +66,10 @@ SINGLE = [
 JOBS = [
     *_phases(
         "ddp_balanced ddp_late_5ms ddp_late_20ms ddp_late_100ms ddp_all_late ddp_jitter ddp_launch_bound "
-        "ddp_launch_bound_late ddp_slow_15 ddp_slow_40 ddp_slow_150 bulk_even bulk_slow_50 bulk_slow_200 bulk_late_10ms "
-        "tensor_parallel tensor_parallel_decode tensor_parallel_graph tensor_parallel_serving pipeline_even "
-        "pipeline_uneven expert_parallel fsdp reduce_4k reduce_1m reduce_1g evaluation_on_last two_jobs peer_copies "
-        "hang_4k hang_1m hang_64m hang_1g hang_gather hang_receive"
+        "ddp_launch_bound_late ddp_slow_15 ddp_slow_40 ddp_slow_150 bulk_even bulk_slow_50 bulk_slow_200 "
+        "bulk_late_10ms tensor_parallel tensor_parallel_decode tensor_parallel_graph tensor_parallel_serving "
+        "pipeline_even pipeline_uneven expert_parallel fsdp reduce_4k reduce_1m reduce_1g evaluation_on_last two_jobs "
+        "peer_copies hang_4k hang_1m hang_64m hang_1g hang_gather hang_receive"
     ),
     *(Phase(f"hang_1m_{protocol}", ("hang_1m",), {"NCCL_PROTO": protocol}) for protocol in ("LL", "LL128", "Simple")),
     Phase("hang_crossed", ("hang_crossed",), {"NCCL_PROTO": "Simple"}),  # never ends: its processes are killed
