@@ -317,31 +317,6 @@ def _signals(condition: Condition) -> Iterator[Signal]:
         yield from _signals(term.mark.condition)
 
 
-def required_by(condition: Condition) -> tuple[Signal, ...]:
-    """Return the signals of a device without which a condition can be unknown, in order.
-
-    An exception, an alternative and a mark count as false where they are unknown.
-    """
-    return tuple(dict.fromkeys(_required(condition)))
-
-
-def _required(condition: Condition) -> Iterator[Signal]:
-    match condition:
-        case Unless() | OrIfKnown():
-            yield from _required(condition.condition)
-        case And() | Or():
-            for child in condition.conditions:
-                yield from _required(child)
-        case Compare():
-            for term in terms(condition):
-                if not isinstance(term, PeerShare):
-                    yield term.signal if isinstance(term, Over) else term.of.signal
-        case Is():
-            yield from _required(condition.classification.conditions[condition.name])
-        case _:
-            raise no_case(condition)
-
-
 def limits_of(condition: Condition) -> tuple[Limit, ...]:
     """Return the limits of a condition, in order, including those of its marks."""
     return tuple(dict.fromkeys(_limits(condition)))

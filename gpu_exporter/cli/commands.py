@@ -101,10 +101,6 @@ def _exit(code: int, clean: bool) -> None:
     os._exit(code)
 
 
-# How often the host evidence of a recording is read.
-HOST_SECONDS = 1.0
-
-
 @commands.command("record")
 @settings(*SOURCE_SETTINGS, "metrics", "host_evidence")
 @click.option(
@@ -120,13 +116,11 @@ HOST_SECONDS = 1.0
 @click.option("--mask", is_flag=True, help="Replace UUIDs, so that you can share the file.")
 def record_command(out: Path, interval: float, duration: float, mask: bool, **values: Any) -> None:
     """Record GPUs to a file that `--source replay` replays."""
+    from gpu_exporter.cli.host import recorded_host
+
     config = Config(**values)
     stop, source = stop_event(), only(config)
-    host = None
-    if config.host_evidence:
-        from gpu_exporter.cli.host import host_of
-
-        host = host_of(source, config, HOST_SECONDS)
+    host = recorded_host(source, config)
     metrics = selected(config.metrics, processes=host is not None)
     ticks, clean = record.record(
         source, metrics, out, interval, duration, origin=origin(source), mask=mask, host=host, stop=stop
@@ -290,10 +284,7 @@ def events_command(as_json: bool, **values: Any) -> None:
     "--ca-file", type=click.Path(path_type=Path), help="File with the CA certificates to verify an https URL."
 )
 @click.option(
-    "--gpu-price",
-    "price",
-    type=click.FloatRange(min=0),
-    help="Price of a GPU for an hour in USD, to say what was lost.",
+    "--gpu-price", "price", type=click.FloatRange(min=0), help="USD per GPU-hour, to say what the loss costs."
 )
 @click.option("--all", "every", is_flag=True, help="Also list the failure modes that could not be evaluated, and why.")
 @click.option("--verbose", is_flag=True, help="Add the names of the series.")

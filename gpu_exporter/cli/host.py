@@ -13,6 +13,8 @@ from gpu_exporter.model.source import HostEvidence, Source
 from gpu_exporter.sources.choice import is_remote
 
 STARVED = "GpuHostCpuStarved"
+# How often the host evidence of a recording is read.
+RECORD_SECONDS = 1.0
 
 
 def host_of(source: Source, config: Config, period: float) -> HostEvidence | None:
@@ -20,6 +22,11 @@ def host_of(source: Source, config: Config, period: float) -> HostEvidence | Non
     if not source.live or is_remote(config, source.name):
         return None
     return host_watch(config.procfs, config.sysfs, names=True, commands=True, period=period)
+
+
+def recorded_host(source: Source, config: Config) -> HostEvidence | None:
+    """Return what observes the processes for a recording; None if the settings do not ask for it."""
+    return host_of(source, config, RECORD_SECONDS) if config.host_evidence else None
 
 
 def name_neighbours(diagnoses: Iterable[Diagnosis], config: Config) -> None:

@@ -22,7 +22,6 @@ from gpu_exporter.catalogue.conditions import (
     PeerShare,
     Unless,
     no_case,
-    required_by,
     terms,
 )
 from gpu_exporter.catalogue.evaluate import holds, value
@@ -92,6 +91,31 @@ def _of(window: Window, device: DeviceKey, identity: DeviceIdentity, modes: Sequ
     numbers = because(bottleneck.condition, window, device) if bottleneck else {}
     shares, room = ({}, None) if is_down else (time_shares(window, device), headroom(window, device))
     return Diagnosis(device, identity, bottleneck, tuple(matches), unknown, numbers, is_down, shares, room)
+
+
+def required_by(condition: Condition) -> tuple[Signal, ...]:
+    """Return the signals of a device without which a condition can be unknown, in order.
+
+    An exception, an alternative and a mark count as false where they are unknown.
+    """
+    return tuple(dict.fromkeys(_required(condition)))
+
+
+def _required(condition: Condition) -> Iterator[Signal]:
+    match condition:
+        case Unless() | OrIfKnown():
+            yield from _required(condition.condition)
+        case And() | Or():
+            for child in condition.conditions:
+                yield from _required(child)
+        case Compare():
+            for term in terms(condition):
+                if not isinstance(term, PeerShare):
+                    yield term.signal if isinstance(term, Over) else term.of.signal
+        case Is():
+            yield from _required(condition.classification.conditions[condition.name])
+        case _:
+            raise no_case(condition)
 
 
 def because(condition: Condition, window: Window, device: DeviceKey) -> Evidence:

@@ -67,12 +67,11 @@ class EventLog:
         self._recent: deque[Event] = deque(maxlen=KEPT)
         now = clocks()
         self._started, self._offset = now.monotonic, now.unix - now.monotonic
-        self._reported_at = float("-inf")
+        self._reported_at, self.missed = float("-inf"), 0
         self._times: deque[tuple[float, Key]] = deque(maxlen=COUNTED)
         self._since_start, self._repaired = Counter[Key](), dict[Key, float]()
         self.position: Position | None = None
         self.changed = self.kernel_up = False
-        self.missed = 0
 
     def registered(self, gpu: Gpu, since: float) -> None:
         """Begin an epoch: NVML reports the XIDs of this GPU from the unix time `since` on."""
@@ -163,12 +162,11 @@ class EventLog:
         """Return the XIDs that require a drain and are not repaired (a reboot, or `confirm_repair`), by PCI address."""
         with self._lock:
             self._now()
-            lasts = [(*key, tally.last, self._repaired.get(key)) for key, tally in self._counts.tallies.items()]
+            tallies = self._counts.tallies.items()
+            lasts = [(key[0], self._xids[key[1]], tally.last, self._repaired.get(key)) for key, tally in tallies]
         problems: dict[str, list[Problem]] = {}
-        for pci, code, last, repaired in lasts:
-            if (
-                (xid := self._xids[code]).drain and last.monotonic >= 0 and last.monotonic != repaired
-            ):  # since the node has booted
+        for pci, xid, last, repaired in lasts:
+            if xid.drain and last.monotonic >= 0 and last.monotonic != repaired:  # since the node booted
                 words = f"XID {xid.code}, and no repair since: {xid.meaning}"
                 problems.setdefault(pci, []).append(Problem(m.XID_LAST, last.at, words, xid.action, f"xid_{xid.code}"))
         return problems

@@ -193,7 +193,7 @@ def test_mypy_reports_a_missing_case(tmp_path: Path) -> None:
 
     forgotten = [line for line in ended.stdout.splitlines() if '"no_case" has incompatible type "Xor"' in line]
     assert {line.partition(":")[0] for line in forgotten} == DISPATCHES, ended.stdout + ended.stderr
-    assert len(forgotten) == 9, "conditions.py and prose.py have two dispatches, the others one each"
+    assert len(forgotten) == 9, "judge.py and prose.py have two dispatches, the others one each"
 
 
 def test_a_node_without_a_case_is_an_error() -> None:
