@@ -37,14 +37,12 @@ def limits(headroom: Headroom) -> str:
 
 
 def next_step(headroom: Headroom) -> str:
-    """Return what to look at when no limit is reached, as far as the values suggest it."""
+    """Return what to do when no limit is reached, as far as the values suggest it, as a sentence."""
     if headroom.tensor >= max(headroom.memory, headroom.pipes):
-        return "the kernels between the matrix products, and the shapes of these, in a profiler trace"
+        return "Look at the kernels between the matrix products, and at the shapes of these, in a profiler trace."
     if headroom.memory >= headroom.pipes:
-        return (
-            "kernels that wait for memory in turn with others: fuse them (torch.compile); a profiler trace names them"
-        )
-    return "instructions that do no matrix products, such as index arithmetic; a profiler trace names the kernels"
+        return "Memory-bound kernels seem to alternate with others: fuse them (torch.compile). A profiler trace names them."
+    return "Instructions other than matrix products, such as index arithmetic, seem to take time. A profiler trace names the kernels."
 
 
 def summary(of_gpus: Sequence[TimeShares], price: float | None = None) -> Iterator[str]:

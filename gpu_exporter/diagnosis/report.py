@@ -149,7 +149,7 @@ def _block(group: Sequence[Diagnosis], *, every: bool, verbose: bool) -> Iterato
     if shares := breakdown([diagnosis.shares for diagnosis in group]):
         yield f"    time: {shares}"
     if first.headroom and not first.headroom.limited_by:
-        yield f"    limited by neither: {limits(first.headroom)}; look at {next_step(first.headroom)}"
+        yield f"    at no limit of the chip: {limits(first.headroom)}. {next_step(first.headroom)}"
     for place, match in enumerate(first.matches):
         yield f"  {match.mode.name} ({match.mode.severity.value})"
         yield from _evidence([diagnosis.matches[place].because for diagnosis in group], printed, verbose=verbose)

@@ -166,7 +166,7 @@ MODES = (
             f'Look at `{s.GR_ACTIVE.record}{{UUID="…"}}`, the share of time in which the GPU works. A steady '
             "line means a slow loop; a sawtooth means phases such as checkpoints or evaluation.",
             GAPS,
-            f'Look at `{s.PCIE_RX.record}{{UUID="…"}}`. Above 40 MB/s while little else happens, the CPU launches '
+            f'Look at `{s.PCIE_RX.record}{{UUID="…"}}`. Above 35 MB/s while little else happens, the CPU launches '
             "kernels all the time (GpuLaunchBound); far below that, it does something else.",
             "Run `py-spy top --pid PID`. Where is the main thread: `DataLoader.__next__`, `.item()`, `.cpu()`, logging, "
             "tokenising, a lock, the garbage collector?",
@@ -204,7 +204,7 @@ MODES = (
         implies=("GpuHostBound",),
         meaning="The GPU is often idle, and the CPU sends it one small kernel after another: launches alone cause the "
         "traffic on the PCIe bus. The thread that launches them is the limit.",
-        impact="The GPU waits for most of the time. A faster GPU would not help, a faster CPU core would.",
+        impact="The GPU is idle while it waits for the next kernel. A faster GPU would not help; a faster CPU core would.",
         diagnosis=(
             f'Look at `{s.PCIE_RX.record}{{UUID="…"}}`: a launch moves about 1 to 2 kB, so 100 MB/s are more than 50 000 '
             "launches per second.",

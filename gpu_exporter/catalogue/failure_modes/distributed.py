@@ -224,7 +224,8 @@ MODES = (
         scope=Scope.JOB,
         cause=Cause.PEERS,
         meaning="The other ranks of the job wait for this one, which spends more time computing than they do: its "
-        "SMs are more active, while theirs are partly empty because they wait.",
+        "SMs are more active, while theirs are partly empty because they wait. A large difference counts after 5 minutes, "
+        "a small one (a rank that is about 15 % slower) if it lasts for an hour; the hold comes on top.",
         impact="Every step takes as long as the step of this rank; the other GPUs wait in the "
         "collective for the rest of the step.",
         diagnosis=(
@@ -278,7 +279,7 @@ MODES = (
             "Give this rank the same CPU as the others: its own cores on the NUMA node of its GPU.",
             "Move logging and other work of rank 0 out of the loop.",
         ),
-        wrong="With two ranks, the difference may come from the order in which they launch; it is small then.",
+        wrong="With two ranks, a difference just above the limit may only show which rank launches first.",
     ),
     FailureMode(
         "GpuCommunicationBound",

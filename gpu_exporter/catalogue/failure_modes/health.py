@@ -119,11 +119,11 @@ MODES = (
         "XID {{ $labels.xid }} on {gpu}: the GPU needs a repair",
         "If many nodes are affected at once, suspect a driver update and do not drain them all. Otherwise drain the "
         "node. Then repair the GPU: do what the driver asks for (Recovery Action in nvidia-smi -q). If it asks for "
-        "nothing, look the code up in docs/xids.md, which the runbook links. The alert ends when the GPU is healthy "
+        "nothing, look the code up in the table of XID codes (linked from the runbook). The alert ends when the GPU is healthy "
         "again or its node has rebooted.",
         Inject(xid=79),
         _on(s.XID_FATAL),
-        meaning="The driver reported an XID for which NVIDIA, and the cloud providers that drain nodes automatically, "
+        meaning="The driver reported an XID for which NVIDIA's catalog recommends a repair, and cloud providers automatically "
         "take the node out of service. The label `xid` has the code; [XID codes](../xids.md) explains it.",
         impact="What runs on the GPU has failed or computes on memory that cannot be trusted. New work will fail too.",
         diagnosis=(

@@ -111,6 +111,8 @@ LIMITS = """[How to change a limit](../failure-modes.md#limits).
 REQUIRED = {
     "attribution": "This alert reads no metrics of GPUs. It needs attribution to be enabled; see "
     "[which workload uses a GPU](../attribution.md).",
+    "inference server": "It reads the activity of the GPU, and `pod:requests:count`: the requests that the inference "
+    "server of the pod runs or queues (metrics of vLLM, SGLang, TGI or Triton, which Prometheus must scrape).",
     "kube-state-metrics": "This alert reads no metrics of GPUs. It needs kube-state-metrics; see "
     "[allocation](../signals.md#allocation).",
 }

@@ -258,7 +258,7 @@ def test_identical_findings_are_grouped_worst_first() -> None:
     ]
     # Without pipes that did not decide.
     assert text[-3] == "    90 % to 96 % of the SMs busy on average, tensor cores busy 30 % of the time"
-    assert text[-1].startswith("    limited by neither: 30 % of tensor peak, 33 % of memory peak; look at ")
+    assert text[-1].startswith("    at no limit of the chip: 30 % of tensor peak, 33 % of memory peak. ")
     # Numbers of the class are not repeated below the mode.
     place = text.index("  GpuMemoryBound (info)")
     assert text[place - 2] == (

@@ -45,7 +45,7 @@ def test_loss_in_gpu_hours_and_money() -> None:
         (Headroom(0.1, 0.98, 0.2), "memory", ""),
         (Headroom(0.0, 0.05, 0.77), "pipes", ""),
         (Headroom(0.5, 0.4, 0.1), "", "between the matrix products"),
-        (Headroom(0.33, 0.5, 0.1), "", "wait for memory"),
+        (Headroom(0.33, 0.5, 0.1), "", "Memory-bound"),
         (Headroom(0.1, 0.05, 0.2), "", "index arithmetic"),
     ],
 )
@@ -63,9 +63,9 @@ def test_headroom_is_not_reported_as_nothing_wrong() -> None:
     trained, product = _recorded("train_big_batch"), _recorded("gemm_bf16")
 
     assert has_headroom(trained)
-    assert "limited by neither: 50 % of tensor peak" in "\n".join(lines(trained))
+    assert "at no limit of the chip: 50 % of tensor peak" in "\n".join(lines(trained))
     assert not has_headroom(product)
-    assert "limited by" not in "\n".join(lines(product))
+    assert "no limit" not in "\n".join(lines(product))
     assert not has_headroom(_recorded("idle"))
 
 
