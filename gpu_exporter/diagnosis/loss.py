@@ -41,8 +41,8 @@ def next_step(headroom: Headroom) -> str:
     if headroom.tensor >= max(headroom.memory, headroom.pipes):
         return "Look at the kernels between the matrix products, and at the shapes of these, in a profiler trace."
     if headroom.memory >= headroom.pipes:
-        return "Memory-bound kernels seem to alternate with others: fuse them (torch.compile). A profiler trace names them."
-    return "Instructions other than matrix products, such as index arithmetic, seem to take time. A profiler trace names the kernels."
+        return "Memory-bound kernels seem to alternate with others: fuse them (torch.compile). See a profiler trace."
+    return "Other instructions, such as index arithmetic, seem to take time: see which in a profiler trace."
 
 
 def summary(of_gpus: Sequence[TimeShares], price: float | None = None) -> Iterator[str]:

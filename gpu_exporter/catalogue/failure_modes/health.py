@@ -123,8 +123,8 @@ MODES = (
         "again or its node has rebooted.",
         Inject(xid=79),
         _on(s.XID_FATAL),
-        meaning="The driver reported an XID for which NVIDIA's catalog recommends a repair, and cloud providers automatically "
-        "take the node out of service. The label `xid` has the code; [XID codes](../xids.md) explains it.",
+        meaning="The driver reported an XID for which NVIDIA's catalog recommends a repair, and cloud providers take the "
+        "node out of service automatically. The label `xid` has the code; [XID codes](../xids.md) explains it.",
         impact="What runs on the GPU has failed or computes on memory that cannot be trusted. New work will fail too.",
         diagnosis=(
             "Run `gpu-exporter events` or `curl -s ADDRESS:9400/api/v1/events`. It shows the code, the time, the "
