@@ -170,7 +170,7 @@ def test_the_same_code_after_a_repair(tmp_path: Path) -> None:
     made.xid("n", 0, HOUR, 79, HOUR, 3 * HOUR)
     made.xid("n", 0, 24 * HOUR + steps(90), 79, 24 * HOUR, made.total)
     fatal = [("GpuXidFatal", "critical", "0")]
-    tell(tmp_path, Story(made, {62: fatal, 190: [], 1529: [], 1533: fatal}, ("GpuXidFatal",)))
+    tell(tmp_path, Story(made, {62: fatal, 195: [], 1529: [], 1533: fatal}, ("GpuXidFatal",)))
 
 
 # --- 5: normal operation ---------------------------------------------------------------------------------------------

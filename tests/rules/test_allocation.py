@@ -282,7 +282,9 @@ def test_fragmented(tmp_path: Path, what: Cluster, gpus: float) -> None:
     )
 
 
-@pytest.mark.parametrize("mode", [mode for mode in MODES if mode.inject.series], ids=lambda mode: mode.name)
+@pytest.mark.parametrize(
+    "mode", [mode for mode in MODES if mode.requires == "kube-state-metrics"], ids=lambda mode: mode.name
+)
 def test_injected_series_fire(tmp_path: Path, mode: FailureMode) -> None:
     """The series of the catalogue entry fire its alert, and no other."""
     fired = 'group by (alertname, namespace) (last_over_time(ALERTS{alertstate="firing"}[1d]))'

@@ -39,6 +39,7 @@ from gpu_exporter.diagnosis.scrape import Scrape, ScrapedSample
 from tests import ROOT
 from tests.rules.promtool import promtools
 from tests.rules.series import histograms
+from tests.support.alerting import without_count
 from tests.support.prometheus import Prometheus
 from tests.support.tools import free_port, until
 
@@ -237,6 +238,11 @@ def draw(chance: random.Random) -> Fleet:
             fleet.gpus.append(gpu)
             disturbed = 0.0 if calm else chance.choice((0.0, 0.03, 0.3))
             for signal in READ:
+                if signal.name.startswith(("xid", "read_age")) and signal.unit == "seconds":
+                    age = chance.choice((8.0, 45.0, 250.0, 900.0, 5000.0))
+                    if chance.random() < 0.6:
+                        fleet.known[gpu, signal] = series(signal, (age, 0.0), fleet.now, chance)
+                    continue
                 if signal.unit == "timestamp":
                     at = fleet.now - chance.choice((8.0, 45.0, 300.0, 900.0)) + 0.5
                     if chance.random() < 0.4:
@@ -269,7 +275,11 @@ def rule_file() -> str:
     """Write all rules that read signals in one group."""
     signals = {signal.record for signal in SIGNALS}
     found = [
-        rule
+        {
+            name: value
+            for name, value in {**rule, "expr": without_count(rule["expr"])}.items()
+            if name != "keep_firing_for"
+        }
         for path in ("recording", *sorted({mode.domain.value for mode in MODES}))
         for group in yaml.safe_load((ROOT / "alerts" / f"{path}.yaml").read_text())["groups"]
         if group["name"] not in ("gpu-identity", "gpu-accounting")

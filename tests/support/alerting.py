@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -143,6 +144,11 @@ def _hurry(route: dict[str, Any]) -> None:
             route[name] = "1s"
     for each in route.get("routes", ()):
         _hurry(each)
+
+
+def without_count(expression: str) -> str:
+    """Return the expression of an alert that counts its hold from samples, with a hold of one sample."""
+    return re.sub(r"(count_over_time\(.*\)) >= \d+", r"\1 >= 1", expression)
 
 
 def rules(folder: Path, hold: str) -> list[Path]:

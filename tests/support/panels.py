@@ -23,6 +23,7 @@ from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.conditions import Mark, Over, PeerMedian, PeerShare, terms
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.signal import Signal
+from gpu_exporter.catalogue.time_shares import RECORD, time_shares
 from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.diagnosis.window import Window
 from gpu_exporter.render.boards import RUNBOOKS
@@ -195,6 +196,8 @@ class Truth:
             return self.allocated
         if name in HISTOGRAMS:
             return self._where(lambda part: self._known(HISTOGRAMS[name], part))
+        if name == RECORD:
+            return self._where(lambda part: bool(time_shares(self.seen, part)))
         if name == bottlenecks.CLASS:
             only = matchers.get("class", ALL)
             return self._where(

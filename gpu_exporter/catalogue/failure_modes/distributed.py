@@ -43,7 +43,7 @@ STARVED_GAP   = Limit("starvedGap", 0.12, "ratio", "how much lower the engine ac
 SLOW_GAP      = Limit("slowGap", 0.15, "ratio", "how much higher the SM activity of a slow rank is than that of its victims")
 LATE_GAP      = Limit("lateGap", 0.25, "ratio", "how much lower the engine activity of the last rank of a launch-bound job is than that of the others")
 SLOWER_GAP    = Limit("slowerGap", 0.07, "ratio", "how much higher the SM activity of a slow rank is for an hour than that of the other ranks")
-STANDS_OUT    = Limit("standsOut", 2.0, "ratio", "how many times as far a slow rank is above the others as the lowest of these is below them")
+STANDS_OUT    = Limit("standsOut", 0.5, "ratio", "how far the lowest of the other ranks may be below their mean, as a share of how far a slow rank is above it")
 ALIKE         = Limit("alike", 2.0, "ratio", "factor by which the traffic of ranks in one collective may differ")
 UNALIKE       = Limit("unalike", 0.4, "ratio", "NVLink traffic of a rank, as a share of the median of its job, below which GpuNvlinkImbalance fires")
 POWER_CAPPED  = Limit("atPowerCap", 0.93, "ratio", "power, as a share of the power limit, from which a slow rank counts as power-capped: it has more work, and no fault")
@@ -89,7 +89,7 @@ _AHEAD = Calc(_LONG_SM, "-", PeerMean(_LONG_SM, COMMUNICATES))
 _SPREAD = Calc(PeerMean(_LONG_SM, COMMUNICATES), "-", PeerMin(_LONG_SM, COMMUNICATES))
 SLOWER = And(
     Compare(_AHEAD, ">=", SLOWER_GAP),
-    Compare(Calc(_AHEAD, "/", _SPREAD), ">=", STANDS_OUT),
+    Compare(Calc(_SPREAD, "/", _AHEAD), "<=", STANDS_OUT),
     Compare(Calc(c.SM, "-", PeerMean(c.SM, COMMUNICATES)), ">=", SLOWER_GAP),
     Compare(_LONG_GR, ">=", c.BUSY_ENGINE),
     COMMUNICATES.condition,
