@@ -155,7 +155,7 @@ class Truth:
                 return self._series(node.name, _innermost(node))
             case "MatrixSelector":
                 return self._of(node.vector_selector)
-            case "ParenExpr" | "UnaryExpr":
+            case "ParenExpr" | "UnaryExpr" | "SubqueryExpr":
                 return self._of(node.expr)
             case "NumberLiteral":
                 return True

@@ -68,12 +68,17 @@ def _time() -> list[object]:
                 "the largest cause of loss is worth the most: the Job dashboard shows which ranks.",
             ),
             [
-                Query(f"avg_over_time(({by_cause})[$__range:5m]) * $__range_s / 3600", "", "short", "GPU-hours"),
-                Query(f"avg_over_time(({cost})[$__range:5m]) * $__range_s / 3600", "", "currencyUSD", "cost"),
+                Query(_hours(a.TIME), "", "short", "GPU-hours"),
+                Query(_hours(a.TIME_COST), "", "currencyUSD", "cost"),
             ],
             (LABEL,),
         ),
     ]
+
+
+def _hours(what: a.Aggregate) -> str:
+    """Return the sum over the time range, in units and hours: these series have a sample a minute."""
+    return f"sum by ({LABEL}) (sum_over_time({q.of(BOARD, what)}[$__range])) / 60"
 
 
 def _owners() -> list[object]:
