@@ -69,11 +69,11 @@ def _waiting() -> list[object]:
         lines(
             "Engine activity",
             About(
-                "Each rank, mean over 5 minutes, and the median of the waiting ranks.",
+                "Each rank, mean over 5 minutes.",
                 "similar on all ranks.",
                 "a rank below the others waits for its host: data loader, CPU throttling, noisy neighbours.",
             ),
-            [q.query(BOARD, c.GR), q.query(BOARD, PeerMedian(c.GR, d.COMMUNICATES), "median of communicating ranks")],
+            [q.query(BOARD, c.GR)],
             width=12,
         ),
         lines(
@@ -131,10 +131,7 @@ def _traffic() -> list[object]:
                 "traffic that stops: a stall. No traffic from the start: the job does not use NVLink. One rank "
                 "differs: other topology, or not part of the collective.",
             ),
-            [
-                q.query(BOARD, c.NVLINK),
-                q.query(BOARD, PeerMedian(c.NVLINK, d.COMMUNICATES), "median of communicating ranks"),
-            ],
+            [q.query(BOARD, c.NVLINK)],
         ),
         lines(
             "Tensor cores",

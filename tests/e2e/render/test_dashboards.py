@@ -159,8 +159,6 @@ def test_every_query_has_its_result(serve: conftest.Serve, tmp_path: Path, monke
             until(lambda: min(prometheus.query("count_over_time(up[1m])"), default=0) >= 8, 30, "the eighth scrape")
             starved = 'count(ALERTS{alertname="GpuStragglerStarved"})'
             until(lambda: min(prometheus.query(starved), default=0) >= 2, 30, "alerts")
-            compared = 'count(gpu:communicates_gr_active:median5m{cluster=""})'
-            until(lambda: prometheus.query(compared) == [2.0], 30, "ranks that are compared")
             answered: set[str] = set()
             for _ in range(3):  # after a late scrape, gauges are missing for a moment
                 wrong = problems(prometheus, targets, answered)
