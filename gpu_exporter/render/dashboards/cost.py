@@ -60,25 +60,7 @@ def _time() -> list[object]:
     return [
         time_shares("GPUs by cause", Query(by_cause, f"{{{{{LABEL}}}}}", "short")),
         time_shares("Cost per hour by cause", Query(cost, f"{{{{{LABEL}}}}}", "currencyUSD")),
-        table(
-            "GPU-hours of the time range",
-            About(
-                "GPU-hours by cause, in the time range of the dashboard, and their price.",
-                "mostly useful.",
-                "the largest cause of loss is worth the most: the Job dashboard shows which ranks.",
-            ),
-            [
-                Query(_hours(a.TIME), "", "short", "GPU-hours"),
-                Query(_hours(a.TIME_COST), "", "currencyUSD", "cost"),
-            ],
-            (LABEL,),
-        ),
     ]
-
-
-def _hours(what: a.Aggregate) -> str:
-    """Return the sum over the time range, in units and hours: these series have a sample a minute."""
-    return f"sum by ({LABEL}) (sum_over_time({q.of(BOARD, what)}[$__range])) / 60"
 
 
 def _owners() -> list[object]:
