@@ -13,8 +13,12 @@ from gpu_exporter.render.dashboards.panels import lines
 from gpu_exporter.render.dashboards.queries import Query
 from gpu_exporter.render.prose import title
 
-# The labels that distinguish alerts that do not concern a GPU.
-LEGENDS = {"attribution": "{{instance}} {{source}}", "kube-state-metrics": "{{namespace}} {{resource}}"}
+# The labels that distinguish the alerts of a mode without signals, by what the mode requires.
+LEGENDS = {
+    "attribution": "{{instance}} {{source}}",
+    "kube-state-metrics": "{{namespace}} {{resource}}",
+    "inference server": q.DEVICE_LEGEND,
+}
 
 
 def evidence(board: Board, mode: FailureMode) -> Any:

@@ -30,6 +30,7 @@ from tests.support.tools import free_port, until
 PODS = ("bert-worker-0", "bert-worker-1", "bert-worker-2", "bert-worker-3")
 LOW, HIGH, HALF = 118.0, 873.0, 0.5
 SICK = {m.XID_ERRORS: 79.0, m.ECC_DBE_VOL: 2.0, **profiles.ONE_THREAD}
+BY_NAME = {mode.name: mode for mode in MODES}
 # The ranks of a job on two nodes, the last one starved; a free GPU, and one in MIG mode.
 JOB = (
     FakeGpu("node-a", 0, profiles.OF_STARVED, PODS[0]),
@@ -37,11 +38,14 @@ JOB = (
     FakeGpu("node-b", 0, profiles.OF_STARVED, PODS[2]),
     FakeGpu("node-b", 1, profiles.STARVED, PODS[3]),
     FakeGpu("node-b", 2, SICK),
-    FakeGpu("node-b", 4, next(mode for mode in MODES if mode.name == "GpuMemoryHoarded").inject.values, "notebook-0"),
+    FakeGpu("node-b", 4, BY_NAME["GpuMemoryHoarded"].inject.values, "notebook-0"),
+    FakeGpu("node-b", 5, BY_NAME["GpuWaitsForRequests"].inject.values, "gpuwaitsforrequests-worker-0"),
 )
 MIG = FakeGpu("node-b", 3, profiles.SMALL_DECODE, instances=("1", "2"))
+SERVER = "".join(f"{series} {value}\n" for series, value in BY_NAME["GpuWaitsForRequests"].inject.series.items())
 DCGM = {
-    f"{'new' if new else 'classic'}-{rows}": page(
+    f"{'new' if new else 'classic'}-{rows}": SERVER
+    + page(
         [replace(gpu, node=f"{gpu.node}-{rows}-{new}") for gpu in (JOB if rows == "default" else (*JOB, MIG))],
         DEFAULT if rows == "default" else FULL,
         new=new,
@@ -49,7 +53,7 @@ DCGM = {
     for new in (False, True)
     for rows in ("default", "full")
 }
-# Series of gpu-exporter on other hardware, which no recording and no simulation has.
+# Series of gpu-exporter on other hardware or of other jobs, which no source below has.
 OTHER_HARDWARE = {
     m.GPU_TEMP: 55.0,
     m.UP: 1.0,
@@ -60,13 +64,19 @@ OTHER_HARDWARE = {
     m.NVLINK_COUNT: 18.0,
     m.NVLINK_UP: 18.0,
     m.RETIRED_PENDING: 0.0,
+    m.HOST_REMOTE: 10.0,
+    m.HOST_WORKERS_ACTIVE: 4.0,
+    m.HOST_WORKER_CPU: 10.0,
+    m.HOST_WORKER_WAIT: 10.0,
+    m.HOST_WORKER_BLOCKED: 10.0,
 }
 # The cluster that kube-state-metrics exposes, too.
 SCHEDULED = "simulated"
 KUBE = "".join(f"{series} {value}\n" for mode in MODES for series, value in mode.inject.series.items())
 PAGES = {
     **DCGM,
-    "other-hardware": page([FakeGpu("node-c", 0, OTHER_HARDWARE, PODS[0])], tuple(OTHER_HARDWARE), new=False),
+    "other-hardware": f"{m.RENDERED_AT.name} {time.time()}\n"
+    + page([FakeGpu("node-c", 0, OTHER_HARDWARE, PODS[0])], tuple(OTHER_HARDWARE), new=False),
 }
 
 
@@ -137,6 +147,8 @@ def test_every_query_has_its_result(serve: conftest.Serve, tmp_path: Path, monke
     # Played slowly, so that a window of two seconds and a longer one have the same values.
     slowly = ("--recording", "h200_x2_ddp", "--speed", "0.01")
     ranks = serve("--source", "replay", *slowly, "--interval", "500ms")
+    throttled = str(ROOT / "tests" / "recordings" / "host" / "cpu_max.jsonl.gz")
+    host = serve("--source", "replay", "--recording", throttled, "--host-evidence", "true", "--interval", "500ms")
     driver = FakeDriver(tmp_path / "driver", 1)
     sawtooth(driver, LOW, HIGH, HALF, HALF, 200)
     saw = serve("--metrics", "full", "--high-resolution", "true", env=driver.environment)
@@ -147,6 +159,7 @@ def test_every_query_has_its_result(serve: conftest.Serve, tmp_path: Path, monke
         targets = [
             Target("replay", replay.port),
             Target("", ranks.port),
+            Target("host", host.port),
             Target("simulated", simulated.port),
             Target("sawtooth", saw.port),
             *(Target(name, port, f"/{name}") for name in PAGES),
