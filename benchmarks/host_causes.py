@@ -22,6 +22,7 @@ import traceback
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from benchmarks import host_raw, host_setups
 from benchmarks.host_setups import CASES, Case, Skipped
@@ -29,7 +30,7 @@ from gpu_exporter.catalogue.failure_modes import host
 
 READY_SECONDS, SETTLE_SECONDS, DIAGNOSE_EXTRA = 75.0, 2.0, 40.0
 HOST_MODES = frozenset(mode.name for mode in host.MODES)
-Result = dict[str, object]
+Result = dict[str, Any]
 
 
 def run(case: Case, out: Path, seconds: float) -> Result:
@@ -111,12 +112,12 @@ def show(rows: Sequence[Result]) -> str:
     """Return the table of truth and verdict."""
     lines = [f"{'case':<20}{'truth':<26}{'verdict':<34}{'class':<20}"]
     for row in rows:
-        truth = ", ".join(map(str, row["truth"])) or "none"  # type: ignore[call-overload]
+        truth = ", ".join(map(str, row["truth"])) or "none"
         if "verdict" not in row:
             verdict = f"skipped: {row['skipped']}" if "skipped" in row else f"FAILED: {row.get('failed')}"
             lines.append(f"{row['case']:<20}{truth:<26}{verdict}")
             continue
-        found = ", ".join(map(str, row["verdict"])) or "none"  # type: ignore[call-overload]
+        found = ", ".join(map(str, row["verdict"])) or "none"
         lines.append(f"{row['case']:<20}{truth:<26}{found:<34}{row['class']!s:<20}{'ok' if row['good'] else 'WRONG'}")
     return "\n".join(lines)
 

@@ -1,6 +1,6 @@
 """Measures what host evidence costs, on real processes. Needs Linux; no GPU.
 
-    python -m benchmarks.host_cost [--gpus 8] [--workers 16] [--threads 50] [--others 10000] [--looks 60]
+    python -m benchmarks.host_cost [--gpus 8] [--workers 16] [--threads 50] [--others 10000] [--polls 60]
 
 Starts a process for each GPU, with threads and workers, and reads their evidence as the exporter does; then again
 beside many other processes. Exit code 1 if it takes more than 0.3 % of a core at the usual period of 5 s, or 3 MiB.
@@ -59,8 +59,8 @@ def _wake() -> None:
         time.sleep(WAKE_SECONDS)
 
 
-def measure(jobs: list[int], looks: int) -> tuple[float, float]:
-    """Return the CPU seconds of a look, and of one that also reads what is read every 10 s."""
+def measure(jobs: list[int], polls: int) -> tuple[float, float]:
+    """Return the CPU seconds of a poll, and of one that also reads what is read every 10 s."""
     watch = HostWatch(HostFiles(Path("/proc"), Path("/sys")))
     gpus = [Gpu(index, f"GPU-{index}", f"00000000:{index + 1:02X}:00.0") for index in range(len(jobs))]
     seen = [
@@ -69,12 +69,12 @@ def measure(jobs: list[int], looks: int) -> tuple[float, float]:
     ]
     watch.rows(seen)
     took: dict[bool, list[float]] = {False: [], True: []}
-    for number in range(looks):
+    for number in range(polls):
         thorough = number % 2 == 0
         for host in watch._gpus.values():
             host._scanned_at = -SCAN_SECONDS if thorough else time.monotonic()
         begin = time.thread_time()
-        watch.look(everything=True)
+        watch.poll(everything=True)
         watch.rows(seen)
         if number > 1:
             took[thorough].append(time.thread_time() - begin)
@@ -84,7 +84,7 @@ def measure(jobs: list[int], looks: int) -> tuple[float, float]:
 
 
 def share(quick: float, thorough: float, period: float) -> float:
-    """Return the share of a core with a look every `period` seconds."""
+    """Return the share of a core with a poll every `period` seconds."""
     return (quick * (1 - period / SCAN_SECONDS) + thorough * period / SCAN_SECONDS) / period
 
 
@@ -97,7 +97,7 @@ def resident_mib() -> float:
 def main() -> int:
     """Measure, print, write; return 1 if a bound is exceeded."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in (("gpus", 8), ("workers", 16), ("threads", 50), ("others", 10_000), ("looks", 60)):
+    for name, default in (("gpus", 8), ("workers", 16), ("threads", 50), ("others", 10_000), ("polls", 60)):
         options.add_argument(f"--{name}", type=int, default=default)
     options.add_argument("--json", type=Path, metavar="FILE", help="file for the result")
     chosen = options.parse_args()
@@ -106,10 +106,10 @@ def main() -> int:
     try:
         time.sleep(2)
         before = resident_mib()
-        alone = measure(jobs, chosen.looks)
+        alone = measure(jobs, chosen.polls)
         memory = resident_mib() - before
         others = [fork(None) for _ in range(chosen.others)]
-        beside = measure(jobs, chosen.looks)
+        beside = measure(jobs, chosen.polls)
     finally:
         for pid in others:
             os.kill(pid, signal.SIGKILL)
@@ -117,8 +117,8 @@ def main() -> int:
             os.killpg(pid, signal.SIGKILL)
     result = {
         "processes": chosen.gpus * (chosen.workers + 1),
-        "look_ms": alone[0] * 1e3,
-        "thorough_look_ms": alone[1] * 1e3,
+        "poll_ms": alone[0] * 1e3,
+        "thorough_poll_ms": alone[1] * 1e3,
         "share_every_5_s": share(*alone, PERIOD_SECONDS),
         "share_every_1_s": share(*alone, WAITING_SECONDS),
         "others": chosen.others,

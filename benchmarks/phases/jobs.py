@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.phases.single import NOTHING, Injected, Step, graphed, injecting, products, repeated
+from benchmarks.phases.single import NOTHING, Injected, Once, Step, graphed, injecting, products, repeated
 
 MIB = 2**20
 
@@ -367,8 +367,7 @@ def _hang(rank: Rank, collective: Callable[[], object]) -> Step:
         torch.cuda.synchronize()
         return NOTHING
 
-    hang.once = True  # type: ignore[attr-defined]
-    return hang
+    return Once(hang)
 
 
 def _hang_reduce(rank: Rank, size: int) -> Step:
@@ -434,8 +433,7 @@ def evaluation_on_last(rank: Rank) -> Step:
         torch.cuda.synchronize()
         return NOTHING
 
-    evaluate.once = True  # type: ignore[attr-defined]
-    return evaluate
+    return Once(evaluate)
 
 
 def two_jobs(rank: Rank) -> Step:
@@ -492,5 +490,4 @@ def hang_crossed(rank: Rank) -> Step:
         time.sleep(rank.seconds)
         return NOTHING
 
-    crossed.once = True  # type: ignore[attr-defined]
-    return crossed
+    return Once(crossed)

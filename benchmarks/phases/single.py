@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 Injected = Mapping[str, float]
@@ -18,6 +19,16 @@ SIDE = 8192
 GIB = 2**30
 # Blocks of kernels that fill a part of the SMs: as many as NCCL uses channels.
 FEW_BLOCKS = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Once:
+    """A step that lasts for the whole phase."""
+
+    step: Step
+
+    def __call__(self) -> Injected:
+        return self.step()
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from collections import Counter
 from typing import Any
 
 from benchmarks.phases import jobs, single
-from benchmarks.phases.single import Step
+from benchmarks.phases.single import Once, Step
 
 
 class Worker:
@@ -51,7 +51,7 @@ class Worker:
             )
         self._is_started = True
         self._step = getattr(jobs, name)(jobs.Rank(self._rank, self._ranks, seconds))
-        self._steps = 1 if hasattr(self._step, "once") else self._agreed(self._step, seconds)
+        self._steps = 1 if isinstance(self._step, Once) else self._agreed(self._step, seconds)
         return {"ready": name, "steps": self._steps}
 
     def _agreed(self, step: Step, seconds: float) -> int:

@@ -24,6 +24,15 @@ class HostFiles:
         """Return the first bytes of a file below /proc. Raises OSError: ProcessLookupError if the process is gone."""
         return _read(f"{self._proc}/{path}", most)
 
+    def process(self, path: str) -> bytes:
+        """Return a file of a process, below /proc; nothing if the process is gone. Raises PermissionError."""
+        try:
+            return self.proc(path)
+        except PermissionError:
+            raise
+        except OSError:
+            return b""
+
     def cgroup(self, path: str) -> bytes:
         """Return a file below the mount point of the cgroups; `path` begins with a slash. Raises OSError."""
         return _read(f"{self._sys}/fs/cgroup{path}", MOST_BYTES)

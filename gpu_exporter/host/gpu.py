@@ -1,4 +1,4 @@
-"""The host evidence of one GPU: its processes from one look to the next, and the totals made of them."""
+"""The host evidence of one GPU: its processes from one poll to the next, and the totals made of them."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class GpuHost:
         self, files: HostFiles, pids: Mapping[int, float], on_gpus: Container[int], machine: Machine, now: float
     ) -> None:
         """Look at the processes `pids` (with the latest time at which each may have started, in seconds since the boot)
-        and add what changed since the last look."""
+        and add what changed since the last poll."""
         self.missing.clear()
         main = dict(self._processes(files, pids))
         if not main:
@@ -77,7 +77,7 @@ class GpuHost:
         elapsed = 0.0 if self._read_at is None else now - self._read_at
         self._choose_leader(files, main, thorough=thorough)
         everything = {**main, **workers}
-        threads = self._look_at_threads(files)
+        threads = self._read_threads(files)
         if elapsed > 0:
             self._add(main, workers, threads, elapsed)
         self._thread_samples = threads
@@ -88,7 +88,7 @@ class GpuHost:
         self._before, self._read_at = everything, now
 
     def is_due(self, now: float, period: float) -> bool:
-        """Return whether the last look was about a period ago."""
+        """Return whether the last poll was about a period ago."""
         return self._read_at is None or now - self._read_at > period - EARLY_SECONDS
 
     def _processes(self, files: HostFiles, pids: Mapping[int, float]) -> Iterator[tuple[Key, ProcessSample]]:
@@ -124,7 +124,7 @@ class GpuHost:
         return workers
 
     def _choose_leader(self, files: HostFiles, main: Mapping[Key, ProcessSample], *, thorough: bool) -> None:
-        """Choose the process that launches: the one that used most CPU time since the last look."""
+        """Choose the process that launches: the one that used most CPU time since the last poll."""
 
         def used(process: ProcessSample) -> float:
             before = self._before.get(process.key)
@@ -143,7 +143,7 @@ class GpuHost:
             self._thread_samples = {}
             self._throttling, self._pressure = {}, {}
 
-    def _look_at_threads(self, files: HostFiles) -> dict[int, ThreadSample]:
+    def _read_threads(self, files: HostFiles) -> dict[int, ThreadSample]:
         leader = self.leader
         looked = {tid: sample.thread(files, leader.pid, tid) for tid in self._threads} if leader else {}
         return {tid: thread for tid, thread in looked.items() if thread}
@@ -245,7 +245,7 @@ class GpuHost:
             self._end(OF_SHARED_MEMORY, reason)
 
     def values(self) -> Mapping[Metric, float]:
-        """Return the values of the last look; none if there was no process."""
+        """Return the values of the last poll; none if there was no process."""
         return self.totals.values() if self.leader else {}
 
     def _forget(self, reason: str) -> None:

@@ -32,8 +32,8 @@ class Limits:
 
 def limits(files: HostFiles, pid: int) -> Limits:
     """Return the limits of a process. What cannot be read is missing. Raises PermissionError for hidden processes."""
-    status = procfs.status(_read(files, f"{pid}/status"))
-    cgroups = _located(files, cgroup.paths(_read(files, f"{pid}/cgroup")))
+    status = procfs.status(files.process(f"{pid}/status"))
+    cgroups = _located(files, cgroup.paths(files.process(f"{pid}/cgroup")))
     pressure = next((path for path in cgroup.pressure_directories(cgroups) if _has_pressure(files, path)), "")
     return Limits(
         status.cpus if status else frozenset(),
@@ -80,12 +80,3 @@ def _has_pressure(files: HostFiles, directory: str) -> bool:
         return bool(files.cgroup(f"{directory}/cpu.pressure"))
     except OSError:
         return False
-
-
-def _read(files: HostFiles, path: str) -> bytes:
-    try:
-        return files.proc(path)
-    except PermissionError:
-        raise
-    except OSError:
-        return b""

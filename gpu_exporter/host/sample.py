@@ -1,4 +1,4 @@
-"""One look at a process: what its files say at one moment. Vanished processes are no error."""
+"""What the files of a process say at one moment. Vanished processes are no error."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ class ThreadSample(NamedTuple):
 
 def process(files: HostFiles, pid: int) -> ProcessSample | None:
     """Return a process; None if it has ended or cannot be seen. Raises PermissionError."""
-    stat = procfs.stat(_read(files, f"{pid}/stat"))
+    stat = procfs.stat(files.process(f"{pid}/stat"))
     if stat is None or stat.state in ENDED:
         return None
-    scheduled = procfs.schedstat(_read(files, f"{pid}/schedstat"))
+    scheduled = procfs.schedstat(files.process(f"{pid}/schedstat"))
     return ProcessSample(pid, stat, *(scheduled or (None, None)))
 
 
 def thread(files: HostFiles, pid: int, tid: int) -> ThreadSample | None:
     """Return a thread; None if it has ended, or on a kernel without scheduler statistics."""
-    scheduled = procfs.schedstat(_read(files, f"{pid}/task/{tid}/schedstat"))
+    scheduled = procfs.schedstat(files.process(f"{pid}/task/{tid}/schedstat"))
     return ThreadSample(*scheduled) if scheduled else None
 
 
@@ -63,7 +63,7 @@ def launching_threads(files: HostFiles, pid: int) -> dict[int, bytes]:
     those with the most CPU time so far."""
     names, ran = {pid: b""}, {}
     for tid in _threads(files, pid):
-        if stat := procfs.stat(_read(files, f"{pid}/task/{tid}/stat")):
+        if stat := procfs.stat(files.process(f"{pid}/task/{tid}/stat")):
             ran[tid] = stat.cpu_seconds
             if tid == pid or stat.name.startswith(AUTOGRAD):
                 names[tid] = stat.name
@@ -88,7 +88,7 @@ def children(files: HostFiles, pid: int, *, thorough: bool) -> set[int]:
             missing += 1
         except OSError:
             continue
-    if tids and missing == len(tids) and _read(files, f"{pid}/stat"):
+    if tids and missing == len(tids) and files.process(f"{pid}/stat"):
         raise FileNotFoundError(f"{pid}: the kernel lists no children")
     return pids
 
@@ -98,13 +98,3 @@ def _threads(files: HostFiles, pid: int) -> list[int]:
         return list(files.threads(pid, MOST_THREADS))
     except OSError:
         return []
-
-
-def _read(files: HostFiles, path: str) -> bytes:
-    """Return a file; nothing if the process is gone. Raises PermissionError."""
-    try:
-        return files.proc(path)
-    except PermissionError:
-        raise
-    except OSError:
-        return b""

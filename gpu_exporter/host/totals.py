@@ -1,4 +1,4 @@
-"""Totals of one GPU that only rise, made of differences between two looks at its processes. Pure."""
+"""Totals of one GPU that only rise, made of differences between two polls of its processes. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Key = tuple[int, int]
 
 OF_WORKERS = (m.HOST_WORKERS, m.HOST_WORKERS_ACTIVE, m.HOST_WORKER_CPU, m.HOST_WORKER_WAIT, m.HOST_WORKER_BLOCKED)
 OF_SHARED_MEMORY = (m.HOST_SHM_USED, m.HOST_SHM_LIMIT)
-# What a look at the processes of a GPU can yield: `gpu_metric_supported` says why one of them is absent.
+# What a poll of the processes of a GPU can yield: `gpu_metric_supported` says why one of them is absent.
 OF_PROCESSES = (
     m.HOST_LAUNCH_CPU,
     m.HOST_LAUNCH_WAIT,
@@ -32,7 +32,7 @@ OF_PROCESSES = (
 
 @dataclass(slots=True)
 class Totals:
-    """The values of one GPU: counters that continue when its processes change, and gauges of the last look."""
+    """The values of one GPU: counters that continue when its processes change, and gauges of the last poll."""
 
     counters: dict[Metric, float] = field(default_factory=dict)
     gauges: dict[Metric, float] = field(default_factory=dict)

@@ -72,7 +72,7 @@ class HostWatch(threading.Thread):
     # --- the clock's thread -----------------------------------------------------------------------------------------
 
     def rows(self, gpus: Iterable[GpuSamples]) -> Sequence[Row]:
-        """Return the evidence of the last look, and note the processes for the next one. Never blocks, never raises."""
+        """Return the evidence of the last poll, and note the processes for the next one. Never blocks, never raises."""
         first = not self._targets
         self._targets = tuple(map(_target, gpus))
         if any(target.waits for target in self._targets) or (first and self._targets):
@@ -91,7 +91,7 @@ class HostWatch(threading.Thread):
         while not self._stopping.is_set():
             begun = time.monotonic()
             try:
-                self.look()
+                self.poll()
                 self._broken = False
             except Exception:  # evidence is optional: everything else goes on
                 if not self._broken:
@@ -107,7 +107,7 @@ class HostWatch(threading.Thread):
         if not any(target.waits for target in self._targets):
             self._wake.wait(max(0.0, begun + self._period - time.monotonic()))
 
-    def look(self, *, everything: bool = False) -> None:
+    def poll(self, *, everything: bool = False) -> None:
         """Read the GPUs that wait, and those whose period has ended; or `everything`."""
         targets = self._targets
         if not targets:

@@ -1,4 +1,4 @@
-"""The evidence of one GPU: what its processes did between two looks, whatever happens to them meanwhile."""
+"""The evidence of one GPU: what its processes did between two polls, whatever happens to them meanwhile."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Watched:
         self.now = 0.0
         self.gpu = GpuHost(topology(PCI, self.host.files.sys))
 
-    def look(self, seconds: float = 1.0, on_gpus: set[int] | None = None) -> Mapping[Metric, float]:
+    def poll(self, seconds: float = 1.0, on_gpus: set[int] | None = None) -> Mapping[Metric, float]:
         """Look again after some seconds; return the values."""
         self.now += seconds
         self.host.write()
@@ -48,9 +48,9 @@ class Watched:
 
     def after(self, change: Callable[[], None], seconds: float = 1.0) -> Mapping[Metric, float]:
         """Return how the values differ after a change."""
-        before = self.look()
+        before = self.poll()
         change()
-        return {metric: value - before.get(metric, 0.0) for metric, value in self.look(seconds).items()}
+        return {metric: value - before.get(metric, 0.0) for metric, value in self.poll(seconds).items()}
 
 
 @pytest.fixture
@@ -150,9 +150,9 @@ def test_a_rank_is_no_worker_of_its_parent(watched: Watched) -> None:
         rank.run(1.0)
         worker.run(1.0)
 
-    watched.look(on_gpus={MAIN, 300})
+    watched.poll(on_gpus={MAIN, 300})
     work()
-    values = watched.look(on_gpus={MAIN, 300})
+    values = watched.poll(on_gpus={MAIN, 300})
 
     assert values[m.HOST_WORKERS] == 0
     assert values[m.HOST_CPU] == 0
@@ -165,8 +165,8 @@ def test_a_kernel_that_lists_no_children(watched: Watched) -> None:
     (watched.host.proc / f"{MAIN}/task/{MAIN}/children").unlink()
     watched.host.write = lambda: None  # type: ignore[method-assign]
 
-    assert m.HOST_WORKERS not in watched.look()
-    assert m.HOST_WORKERS not in watched.look()
+    assert m.HOST_WORKERS not in watched.poll()
+    assert m.HOST_WORKERS not in watched.poll()
     assert watched.gpu.missing[m.HOST_WORKER_CPU] == "not_supported"
 
 
@@ -174,40 +174,40 @@ def test_processes_that_vanish(watched: Watched) -> None:
     """Counters continue; without any process there is no value."""
     host = watched.host
     main, worker = host.add(Task(MAIN, children=(201,))), host.add(Task(201))
-    watched.look()
+    watched.poll()
     main.run(0.5)
     worker.run(0.5)
-    first = watched.look()
+    first = watched.poll()
     host.end(201)
     main.run(0.5)
-    second = watched.look()
+    second = watched.poll()
     host.end(MAIN)
-    third = watched.look()
+    third = watched.poll()
     watched.pids = {}
-    fourth = watched.look()
+    fourth = watched.poll()
 
     assert first[m.HOST_CPU] == pytest.approx(1.0)
     assert second[m.HOST_CPU] == pytest.approx(1.5)
     assert (third, fourth) == ({}, {})
     host.add(Task(MAIN, started=900))
     watched.pids = {MAIN: math.inf}
-    watched.look()
-    assert watched.look()[m.HOST_CPU] == pytest.approx(1.5)
+    watched.poll()
+    assert watched.poll()[m.HOST_CPU] == pytest.approx(1.5)
 
 
 def test_a_reused_pid_is_another_process(watched: Watched) -> None:
     """Its CPU time is no increase of the time of the first; one that started after the driver named it is left out."""
     watched.host.add(Task(MAIN, cpu=5.0, ran=5.0))
-    watched.look()
-    watched.look()
+    watched.poll()
+    watched.poll()
     watched.host.end(MAIN)
     watched.host.add(Task(MAIN, started=500, cpu=9.0, ran=9.0))
-    watched.look()
+    watched.poll()
 
-    assert watched.look()[m.HOST_LAUNCH_CPU] == 0
+    assert watched.poll()[m.HOST_LAUNCH_CPU] == 0
 
     watched.pids = {MAIN: 499 / procfs.TICKS}
-    assert watched.look() == {}
+    assert watched.poll() == {}
 
 
 def test_throttling_of_any_level(watched: Watched) -> None:
@@ -284,21 +284,21 @@ def test_another_numa_node(tmp_path: Path) -> None:
     assert grown[m.HOST_REMOTE] == pytest.approx(2.0)
     assert watched.gpu.values()[m.HOST_LOCAL_CPUS] == 0.5
     main.on_cpu = 9
-    assert watched.look()[m.HOST_REMOTE] == pytest.approx(3.0 - 1.0)
+    assert watched.poll()[m.HOST_REMOTE] == pytest.approx(3.0 - 1.0)
 
 
 def test_one_numa_node_has_no_remote_time(watched: Watched) -> None:
     """Also if the kernel does not know the node of the GPU."""
     watched.host.add(Task(MAIN))
 
-    assert m.HOST_REMOTE not in {**watched.look(), **watched.look()}
+    assert m.HOST_REMOTE not in {**watched.poll(), **watched.poll()}
 
 
 def test_swap_reads_and_major_faults(watched: Watched) -> None:
     """Of the process and its workers. Swap is read only on machines that have any."""
     host = watched.host
     main, worker = host.add(Task(MAIN, children=(201,), swap_kib=3)), host.add(Task(201, swap_kib=5))
-    assert watched.look()[m.HOST_SWAP] == 0
+    assert watched.poll()[m.HOST_SWAP] == 0
     host.put("proc/swaps", "Filename Type Size Used Priority\n/dev/dm-0 partition 1 1 -2\n")
 
     def work() -> None:
@@ -306,7 +306,7 @@ def test_swap_reads_and_major_faults(watched: Watched) -> None:
         worker.read = 5000
 
     work()
-    values = watched.look(20.0)
+    values = watched.poll(20.0)
 
     assert values[m.HOST_SWAP] == 8 << 10
     assert values[m.HOST_FAULTS] == 37
@@ -317,14 +317,14 @@ def test_shared_memory(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> Non
     """As the process sees it; without the permission to look there, absent with the reason."""
     watched.host.add(Task(MAIN))
     monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_blocks=100, f_bfree=25, f_frsize=4096))
-    values = watched.look()
+    values = watched.poll()
     assert (values[m.HOST_SHM_USED], values[m.HOST_SHM_LIMIT]) == (75 * 4096, 100 * 4096)
 
     def refuse(_: str) -> None:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(os, "statvfs", refuse)
-    assert m.HOST_SHM_USED not in watched.look(20.0)
+    assert m.HOST_SHM_USED not in watched.poll(20.0)
     assert watched.gpu.missing[m.HOST_SHM_USED] == "no_permission"
 
 
@@ -339,16 +339,16 @@ def test_hidden_processes(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> 
         return opened(path, *arguments)
 
     monkeypatch.setattr(os, "open", refuse)
-    assert watched.look() == {}
+    assert watched.poll() == {}
     assert watched.gpu.missing[m.HOST_LAUNCH_CPU] == "no_permission"
     monkeypatch.undo()
     watched.host.end(MAIN)
-    assert watched.look() == {}
+    assert watched.poll() == {}
     assert watched.gpu.missing[m.HOST_LAUNCH_CPU] == "no_process"
 
 
 def test_many_processes_on_one_gpu(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Up to a limit, so that a look takes a bounded time."""
+    """Up to a limit, so that a poll takes a bounded time."""
     monkeypatch.setattr("gpu_exporter.host.gpu.MOST_PROCESSES", 5)
     watched.pids = dict.fromkeys(range(1000, 1010), math.inf)
     for pid in watched.pids:
@@ -365,21 +365,21 @@ def test_many_processes_on_one_gpu(watched: Watched, monkeypatch: pytest.MonkeyP
 
 
 def test_two_processes_take_turns_as_the_leader_only_if_one_is_much_busier(watched: Watched) -> None:
-    """The totals of one launching thread are not mixed from two at each look."""
+    """The totals of one launching thread are not mixed from two at each poll."""
     first, second = watched.host.add(Task(MAIN)), watched.host.add(Task(150))
     watched.pids[150] = math.inf
-    watched.look()
+    watched.poll()
     first.run(0.5)
-    watched.look()
+    watched.poll()
     for _ in range(3):
         first.run(0.4)
         second.run(0.5)
-        watched.look()
+        watched.poll()
         leader = watched.gpu.leader
         assert leader is not None
         assert leader.pid == MAIN
     second.run(1.0)
-    watched.look()
+    watched.poll()
     leader = watched.gpu.leader
     assert leader is not None
     assert leader.pid == 150

@@ -1,4 +1,4 @@
-"""The thread that reads the evidence of all GPUs: when it looks, what it exposes, and what it withdraws."""
+"""The thread that reads the evidence of all GPUs: when it reads, what it exposes, and what it withdraws."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ def test_a_gpu_that_waits_is_read_at_each_look(host: FakeHost) -> None:
     thread = HostWatch(host.files)
     gpus = [seen(GPUS[0], 100, 0.2), seen(GPUS[1], 200, 0.99)]
     thread.rows(gpus)
-    thread.look()
+    thread.poll()
     for task in host.tasks.values():
         task.run(0.5)
     host.write()
     time.sleep(0.01)
-    thread.look()
+    thread.poll()
     rows = thread.rows(gpus)
 
     assert values(rows, GPUS[0])[m.HOST_CPU.name] == pytest.approx(0.5)
     assert m.HOST_CPU.name not in values(rows, GPUS[1])
-    thread.look(everything=True)
+    thread.poll(everything=True)
     assert values(thread.rows(gpus), GPUS[1])[m.HOST_CPU.name] == pytest.approx(0.5)
 
 
@@ -67,7 +67,7 @@ def test_names_only_where_they_are_wanted(host: FakeHost) -> None:
     for names, commands in ((False, False), (True, False), (True, True)):
         thread = HostWatch(host.files, names=names, commands=commands, owner_of=owner_labels)
         thread.rows(gpus)
-        thread.look()
+        thread.poll()
         found.append([dict(row.labels) for row in thread.rows(gpus) if row.metric is m.HOST_PROCESS])
 
     of_pod = {"pod_uid": POD.replace("-", ""), "container_id": "a" * 12}
@@ -80,7 +80,7 @@ def test_what_is_absent_has_a_reason(host: FakeHost) -> None:
     thread = HostWatch(host.files)
     gpus = [seen(GPUS[0], 4711, 0.2)]
     thread.rows(gpus)
-    thread.look()
+    thread.poll()
 
     reasons = {row.labels for row in thread.rows(gpus) if row.metric is m.SUPPORTED}
 
@@ -91,7 +91,7 @@ def test_nothing_of_a_gpu_that_does_not_answer(host: FakeHost) -> None:
     """The driver's list of its processes is outdated."""
     thread = HostWatch(host.files)
     thread.rows([seen(GPUS[0], 100, 0.2, up=False)])
-    thread.look()
+    thread.poll()
 
     assert thread.rows([seen(GPUS[0], 100, 0.2, up=False)]) == []
 
@@ -101,7 +101,7 @@ def test_old_evidence_is_withdrawn(host: FakeHost, monkeypatch: pytest.MonkeyPat
     thread = HostWatch(host.files)
     gpus = [seen(GPUS[0], 100, 0.2)]
     thread.rows(gpus)
-    thread.look()
+    thread.poll()
     assert thread.rows(gpus)
     now = time.monotonic()
     monkeypatch.setattr(
@@ -114,17 +114,17 @@ def test_old_evidence_is_withdrawn(host: FakeHost, monkeypatch: pytest.MonkeyPat
 def test_an_error_ends_nothing(host: FakeHost, caplog: pytest.LogCaptureFixture) -> None:
     """It is logged once, and the thread goes on."""
     thread = HostWatch(host.files)
-    looks = []
+    polls = []
 
-    def look() -> None:
-        looks.append(1)
-        if len(looks) == 3:
+    def poll() -> None:
+        polls.append(1)
+        if len(polls) == 3:
             thread.stop()
         raise RuntimeError("unforeseen")
 
-    thread.look = look  # type: ignore[assignment,method-assign]
+    thread.poll = poll  # type: ignore[assignment,method-assign]
     thread._wait = lambda begun: None  # type: ignore[method-assign]
     thread.run()
 
-    assert len(looks) == 3
+    assert len(polls) == 3
     assert [record.message for record in caplog.records] == ["host evidence: unexpected error, please report it"]
