@@ -258,7 +258,7 @@ def problems(
     `seen` has the pages of the exporters in `variables["cluster"]`; the other variables narrow it down. Queries with a
     result are added to `answered`. `allocated` is that of `Truth`.
     """
-    at = prometheus.query("vector(time())")[0]
+    at = prometheus.now()
     alerts = prometheus.api("query", query='ALERTS{alertstate="firing"}', time=f"{at}")["result"]
     checked, found = 0, []
     for name, board in boards.items():

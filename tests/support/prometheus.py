@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,12 +17,15 @@ import yaml
 
 from tests.support.tools import free_port, tool, until
 
+LOADED = "Completed loading of configuration file"
+
 
 class Prometheus:
     """A running Prometheus and its query API."""
 
     def __init__(self, pid: int, port: int, log: Path) -> None:
         self.pid, self.port, self.log = pid, port, log
+        self._paused_at: float | None = None
 
     def api(self, path: str, **parameters: str) -> Any:
         """Return the `data` of a response."""
@@ -37,6 +42,28 @@ class Prometheus:
         """Return the values of an instant query, now or at a Unix time."""
         time = {} if at is None else {"time": f"{at:.3f}"}
         return [float(found["value"][1]) for found in self.api("query", query=promql, **time)["result"]]
+
+    def now(self) -> float:
+        """Return the server's time: while it is paused, the time of the pause."""
+        return self.query("vector(time())")[0] if self._paused_at is None else self._paused_at
+
+    @contextmanager
+    def paused(self, config: Path) -> Iterator[None]:
+        """Neither scrape nor evaluate rules, so that thousands of queries do not compete with them."""
+        content = config.read_text()
+        self._paused_at = self.now()
+        try:
+            self._load(config, json.dumps({"global": json.loads(content)["global"]}))
+            yield
+        finally:
+            self._load(config, content)
+            self._paused_at = None
+
+    def _load(self, config: Path, content: str) -> None:
+        loads = self.log.read_text().count(LOADED)
+        config.write_text(content)
+        os.kill(self.pid, signal.SIGHUP)
+        until(lambda: self.log.read_text().count(LOADED) > loads, what="the configuration to be loaded")
 
     def stored(self, selector: str) -> dict[str, list[tuple[float, float]]]:
         """Return every (time, value) that a range selector such as `up[1m]` returns, by instance."""
