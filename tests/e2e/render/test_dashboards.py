@@ -168,7 +168,7 @@ def test_every_query_has_its_result(serve: conftest.Serve, tmp_path: Path, monke
         of_kube = {"cluster": SCHEDULED, "job": "kube-state-metrics", "__metrics_path__": "/kube"}
         kube = {"targets": [f"127.0.0.1:{port}"], "labels": of_kube}
         config = {"static_configs": [gone, kube, *(target.config for target in targets)]}
-        with scraping(tmp_path, "1s", config, rule_files=at_once(folder)) as prometheus:
+        with scraping(tmp_path, "1s", config, rule_files=at_once(folder), evaluation_interval="2s") as prometheus:
             until(lambda: min(prometheus.query("count_over_time(up[1m])"), default=0) >= 8, 30, "the eighth scrape")
             starved = 'count(ALERTS{alertname="GpuStragglerStarved"})'
             until(lambda: min(prometheus.query(starved), default=0) >= 2, 30, "alerts")

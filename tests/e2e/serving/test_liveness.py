@@ -244,7 +244,8 @@ def test_a_state_directory_that_hangs(serve: Serve, driver: FakeDriver, tmp_path
         "--interval", "200ms", "--state-dir", str(tmp_path / "state"), env={**driver.environment, **hanging.environment}
     )
     exporter.until(lambda page: states(page) == up(1))
-    assert re.search(r"events\.json: no answer within 5 s; XIDs are counted", exporter.log.read_text())
+    lost = r"events\.json: no answer within 5 s; XIDs are counted"
+    until(lambda: re.search(lost, exporter.log.read_text()), what="the line in the log")
     driver.xid(0, 48)
     exporter.until(lambda page: page.values("gpu_xid_events_total", xid="48") == [1])
     assert ended_in_time(exporter)
