@@ -31,14 +31,14 @@ def exit_code(diagnoses: Sequence[Diagnosis], absent: Sequence[Absent] = ()) -> 
     """Return 0 if nothing is wrong, 1 if a failure mode matches or a GPU is absent, 2 if a GPU could not be judged."""
     if any(diagnosis.matches for diagnosis in diagnoses) or not all(gpus.expected for gpus in absent):
         return 1
-    return 0 if all(diagnosis.bottleneck for diagnosis in diagnoses if _is_reported(diagnosis)) else 2
+    return 0 if all(diagnosis.bottleneck for diagnosis in diagnoses if is_reported(diagnosis)) else 2
 
 
 def as_dict(diagnoses: Sequence[Diagnosis], absent: Sequence[Absent] = ()) -> dict[str, Any]:
     """Return the GPUs for JSON, in order of node and index; `class` is null if none could be determined."""
     return {
         "absent": [{"node": gpus.node, "gpus": gpus.gpus, "why": gpus.why} for gpus in absent],
-        "gpus": [_as_dict(diagnosis) for diagnosis in diagnoses if _is_reported(diagnosis)],
+        "gpus": [_as_dict(diagnosis) for diagnosis in diagnoses if is_reported(diagnosis)],
     }
 
 
@@ -49,7 +49,7 @@ def absences(absent: Sequence[Absent]) -> Iterator[str]:
         yield f"{printable(gpus.gpus, LONGEST_NAME)}{of_node}: {printable(gpus.why, LONGEST_NAME)}"
 
 
-def _is_reported(diagnosis: Diagnosis) -> bool:
+def is_reported(diagnosis: Diagnosis) -> bool:
     """A GPU in MIG mode is left out unless there is a finding on it: its instances do the work."""
     return bool(diagnosis.bottleneck or diagnosis.matches or not diagnosis.identity.has_instances)
 
@@ -114,7 +114,7 @@ def lines(diagnoses: Sequence[Diagnosis], *, every: bool = False, verbose: bool 
     With `every`, also the modes that could not be judged; `verbose` adds the names of the series.
     """
     groups: dict[Hashable, list[Diagnosis]] = defaultdict(list)
-    for diagnosis in filter(_is_reported, diagnoses):
+    for diagnosis in filter(is_reported, diagnoses):
         bottleneck = diagnosis.bottleneck.name if diagnosis.bottleneck else ""
         modes = tuple(match.mode.name for match in diagnosis.matches)
         unknown = tuple(diagnosis.unknown.items()) if every else ()

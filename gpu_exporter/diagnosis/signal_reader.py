@@ -34,10 +34,13 @@ class SignalReader(Protocol):
     def take(self, at: float, by_name: ByName) -> None:
         """Add the samples of a scrape at unix time `at`; scrapes come in order of time."""
 
+    def forget(self, before: float) -> None:
+        """Drop the points before this time."""
 
-def reader(way: Read, *, per_instance: bool) -> SignalReader:
-    """Return the reader of a definition."""
-    return ShapeReader(way, per_instance) if way.shape else ValueReader(way, per_instance)
+
+def reader(way: Read, *, per_instance: bool, seconds: float = WINDOW_SECONDS) -> SignalReader:
+    """Return the reader of a definition. A histogram counts for this many seconds."""
+    return ShapeReader(way, per_instance, seconds) if way.shape else ValueReader(way, per_instance)
 
 
 class Count(NamedTuple):
@@ -81,6 +84,10 @@ class ValueReader:
         for key, value in highest.items():
             _append(self.points[key], at, value)
 
+    def forget(self, before: float) -> None:
+        """Drop the points before this time; of a value that is read more rarely, some older ones are kept."""
+        _forget(self.points, before, 3 * PERIODS.get(self.way.name, 0.0))
+
     def _matches(self, labels: Mapping[str, str]) -> bool:
         way = self.way
         if any(labels.get(name, "") != value for name, value in way.where):
@@ -121,8 +128,8 @@ class Grown:
     last: Mapping[float, float] = field(default_factory=dict)
     until: deque[tuple[float, Mapping[float, float]]] = field(default_factory=deque)
 
-    def take(self, at: float, now: Mapping[float, float]) -> Mapping[float, float]:
-        """Add the buckets of a scrape; return their growth within the window, in order of their edges."""
+    def take(self, at: float, now: Mapping[float, float], seconds: float) -> Mapping[float, float]:
+        """Add the buckets of a scrape; return their growth within the last seconds, in order of their edges."""
         grown = self.until[-1][1] if self.until else {}
         sums = {
             edge: grown.get(edge, 0.0) + now[edge] - (last if (last := self.last.get(edge, 0.0)) <= now[edge] else 0.0)
@@ -130,7 +137,7 @@ class Grown:
         }
         self.last = now
         self.until.append((at, sums))
-        while self.until[0][0] < at - WINDOW_SECONDS:
+        while self.until[0][0] < at - seconds:
             self.until.popleft()
         first = self.until[0][1]
         return {edge: total - first.get(edge, total) for edge, total in sums.items()}
@@ -142,6 +149,7 @@ class ShapeReader:
 
     way: Read
     per_instance: bool
+    seconds: float = WINDOW_SECONDS
     points: dict[DeviceKey, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
     _growth: dict[Hashable, Grown] = field(default_factory=lambda: defaultdict(Grown))
 
@@ -157,12 +165,16 @@ class ShapeReader:
                 devices[series] = key_of(sample.labels, per_instance=self.per_instance)
         highest: dict[DeviceKey, float] = {}
         for series, buckets in now.items():
-            grown = self._growth[series].take(at, buckets)
+            grown = self._growth[series].take(at, buckets, self.seconds)
             value = self.way.shape.value(grown) if self.way.shape else None
             if value is not None:
                 highest[devices[series]] = max(highest.get(devices[series], value), value)
         for key, value in highest.items():
             _append(self.points[key], at, value)
+
+    def forget(self, before: float) -> None:
+        """Drop the points before this time."""
+        _forget(self.points, before, 0.0)
 
 
 def _exporter(labels: Mapping[str, str]) -> tuple[str, ...]:
@@ -173,6 +185,16 @@ def _append(points: list[tuple[float, float]], at: float, value: float) -> None:
     points.append((at, value))
     if at - points[0][0] > 2 * KEPT_SECONDS:  # not at each point, because each deletion moves all others
         del points[: bisect_left(points, at - KEPT_SECONDS, key=itemgetter(0))]
+
+
+def _forget(points: Mapping[DeviceKey, list[tuple[float, float]]], before: float, longer: float) -> None:
+    """Drop the points before a time; the last one only when it is `longer` seconds older than that."""
+    for of_device in points.values():
+        if of_device and of_device[0][0] < before:
+            last = of_device[-1]
+            del of_device[: bisect_left(of_device, before, key=itemgetter(0))]
+            if not of_device and last[0] >= before - longer:
+                of_device.append(last)
 
 
 def _edge(text: str) -> float | None:

@@ -130,9 +130,9 @@ def seen(scrapes: Iterable[Scrape], limits: Limits, *, job: str = "") -> Window:
         for way in signal.definitions
         if isinstance(way, Read)
     }
-    identities, now = _Identities(), 0.0
+    identities, now = Identities(), 0.0
     for scrape in scrapes:
-        by_name, now = _by_name(scrape.samples), max(now, scrape.at)
+        by_name, now = samples_by_name(scrape.samples), max(now, scrape.at)
         identities.take(scrape)
         for of_way in readers.values():
             of_way.take(scrape.at, by_name)
@@ -149,14 +149,15 @@ def seen(scrapes: Iterable[Scrape], limits: Limits, *, job: str = "") -> Window:
     return Window(now, devices, signals, limits)
 
 
-def _by_name(samples: Iterable[ScrapedSample]) -> Mapping[str, list[ScrapedSample]]:
+def samples_by_name(samples: Iterable[ScrapedSample]) -> Mapping[str, list[ScrapedSample]]:
+    """Return the samples by their names."""
     by_name: dict[str, list[ScrapedSample]] = defaultdict(list)
     for sample in samples:
         by_name[sample.name].append(sample)
     return by_name
 
 
-class _Identities:
+class Identities:
     """All devices with a UUID. What the last scrape says of a device counts.
 
     Its owner comes from the last scrape that has `DCGM_*` or `gpu_pod_info` series of it; if that scrape has none or
@@ -165,6 +166,8 @@ class _Identities:
 
     def __init__(self) -> None:
         self._devices: dict[DeviceKey, DeviceIdentity] = {}
+        # When each device was last seen, in unix seconds.
+        self.seen_at: dict[DeviceKey, float] = {}
         self._owners: dict[DeviceKey, Claims] = {}
 
     def take(self, scrape: Scrape) -> None:
@@ -192,6 +195,7 @@ class _Identities:
                 claims[key] |= {claim} if claim else set()
         for device, identity in devices.items():
             self._devices[device] = identity.over(self._devices.get(device, DeviceIdentity()))
+            self.seen_at[device] = scrape.at
         self._owners.update({**from_classic, **from_pod_info})
 
     def devices(self) -> Mapping[DeviceKey, DeviceIdentity]:
@@ -229,10 +233,13 @@ def _derived(
     for key in devices:
         inputs = [signals.get((key, signal), ()) for signal in way.signals()]
         times = sorted({t for points in inputs for t, _ in points}) if all(inputs) else ()
-        values = ((t, way.value(partial(_latest, signals, key, t))) for t in times)
+        values = ((t, way.value(partial(latest_of, signals, key, t))) for t in times)
         by_device[key] = [(t, value) for t, value in values if value is not None and plausible(value)]
     return by_device
 
 
-def _latest(signals: Mapping[tuple[Device, Signal], Points], key: DeviceKey, t: float, signal: Signal) -> float | None:
+def latest_of(
+    signals: Mapping[tuple[Device, Signal], Points], key: DeviceKey, t: float, signal: Signal
+) -> float | None:
+    """Return the last value of a signal until time t; None if that is too old."""
     return latest(signals.get((key, signal), ()), t)
