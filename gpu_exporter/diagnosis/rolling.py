@@ -8,13 +8,29 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import partial
 
+from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.evaluate import Device, Points
 from gpu_exporter.catalogue.signal import Derived, Read, Signal
 from gpu_exporter.catalogue.signals import SIGNALS
 from gpu_exporter.diagnosis.scrape import DeviceKey, Scrape, plausible
-from gpu_exporter.diagnosis.signal_reader import reader
+from gpu_exporter.diagnosis.signal_reader import ByName, reader
 from gpu_exporter.diagnosis.window import DeviceIdentity, Identities, Window, latest_of, samples_by_name
 
+# Families of gpu-exporter by which all its devices are known.
+IDENTIFY = tuple(
+    row.name
+    for row in (
+        m.UP,
+        m.INFO,
+        m.DOWN,
+        m.HOST_PROCESS,
+        m.POD_INFO,
+        m.GR_ENGINE_ACTIVE,
+        m.SM_ACTIVE,
+        m.FB_USED,
+        m.GPU_TEMP,
+    )
+)
 Signals = Mapping[tuple[Device, Signal], Points]
 
 
@@ -24,6 +40,8 @@ class RollingWindow:
     def __init__(self, seconds: float, *, job: str = "") -> None:
         self._seconds, self._job, self._now = seconds, job, 0.0
         self._identities = Identities()
+        # The samples of the last scrape, by name.
+        self.latest: ByName = {}
         self._readers = {
             (signal, way): reader(way, per_instance=signal.per_instance, seconds=seconds)
             for signal in SIGNALS
@@ -36,11 +54,15 @@ class RollingWindow:
 
     def take(self, scrape: Scrape) -> None:
         """Add a scrape, which is newer than those before, and drop what is too old."""
-        self._now = scrape.at
-        by_name = samples_by_name(scrape.samples)
-        self._identities.take(scrape)
+        self._now, self.latest = scrape.at, samples_by_name(scrape.samples)
+        # Of a page with thousands of samples, a few families identify all devices and owners.
+        if m.UP.name in self.latest:
+            identified = [sample for name in IDENTIFY for sample in self.latest.get(name, ())]
+            self._identities.take(Scrape(scrape.at, identified))
+        else:
+            self._identities.take(scrape)
         for of_way in self._readers.values():
-            of_way.take(scrape.at, by_name)
+            of_way.take(scrape.at, self.latest)
             of_way.forget(scrape.at - self._seconds)
 
     def seen_at(self, device: DeviceKey) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 import time
@@ -59,6 +60,7 @@ def run(make: Callable[[], Feed]) -> bool:
         raise GpuExporterError(
             "top needs a terminal; use `gpu-exporter diagnose`, or `gpu-exporter top --once --recording FILE`"
         )
+    logging.disable(logging.WARNING)  # the view shows what would be logged
     console = Console()
     if console.is_dumb_terminal:
         return _run_dumb(make)

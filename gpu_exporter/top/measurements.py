@@ -1,4 +1,4 @@
-"""The measurements that the live view shows, in the order of display. They are made of signals: any exporter will do."""
+"""The measurements that the live view shows, in order. They are made of signals: any exporter will do."""
 
 from __future__ import annotations
 

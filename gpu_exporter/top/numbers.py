@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_exporter.top.measurements import BYTES, BYTES_PER_SECOND, CELSIUS, SHARE, WATTS, Measurement
+from gpu_exporter.top.measurements import BYTES_PER_SECOND, CELSIUS, SHARE, WATTS, Measurement
 
 ABSENT = "-"
 
@@ -50,11 +50,7 @@ def _amount(unit: str, value: float) -> str:
         return f"{value:.0f} °C"
     text = scaled(value)
     number, prefix = (text[:-1], text[-1]) if text[-1].isalpha() else (text, "")
-    return (
-        f"{number} {prefix}B" + ("/s" if unit == BYTES_PER_SECOND else "")
-        if unit in (BYTES, BYTES_PER_SECOND)
-        else text
-    )
+    return f"{number} {prefix}B{'/s' if unit == BYTES_PER_SECOND else ''}"
 
 
 def duration(seconds: float) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.decoding import printable
 from gpu_exporter.diagnosis.scrape import DeviceKey, ScrapedSample
+from gpu_exporter.diagnosis.signal_reader import ByName
 from gpu_exporter.diagnosis.window import DeviceIdentity
 from gpu_exporter.top.state import ProcessRow
 
@@ -45,18 +46,16 @@ class Holders:
         return Held(printable(owner, LONGEST_OWNER), tuple(processes))
 
 
-def holders(samples: Sequence[ScrapedSample]) -> Holders:
+def holders(samples: ByName) -> Holders:
     """Return the owners and processes that samples name."""
     held = Holders()
-    for sample in samples:
-        labels = sample.labels
-        device = labels.get("UUID", ""), labels.get("GPU_I_ID", "")
-        if sample.name == m.HOST_PROCESS.name:
-            held.leaders[device[0]] = labels
-        elif sample.name in (m.JOB_INFO.name, m.CONTAINER_INFO.name):
-            held.owners[device] = labels
-    for sample in samples:
-        if sample.name in (m.PROCESS_MEMORY.name, m.PROCESS_SM.name):
+    for sample in samples.get(m.HOST_PROCESS.name, ()):
+        held.leaders[sample.labels.get("UUID", "")] = sample.labels
+    for name in (m.CONTAINER_INFO.name, m.JOB_INFO.name):
+        for sample in samples.get(name, ()):
+            held.owners[sample.labels.get("UUID", ""), sample.labels.get("GPU_I_ID", "")] = sample.labels
+    for name in (m.PROCESS_MEMORY.name, m.PROCESS_SM.name):
+        for sample in samples.get(name, ()):
             _add(held, sample)
     return held
 

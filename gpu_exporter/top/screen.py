@@ -28,8 +28,8 @@ HELP = (
     ("q, Ctrl-C", "quit"),
 )
 ABOUT = (
-    "HEALTH is the verdict of the exporter, CLASS what limits the GPU, and FINDING the worst failure mode, over the last"
-    " seconds (--for). LOST is the share of time lost. A dash means that a value cannot be read."
+    "HEALTH is the verdict of the exporter, CLASS what limits the GPU, and FINDING the worst failure mode, over the"
+    " last seconds (--for). LOST is the share of time lost. A dash means that a value cannot be read."
 )
 
 

@@ -38,9 +38,10 @@ def columns_for(width: int, rows: Sequence[GpuRow]) -> list[tuple[Column, int]]:
     owners = max((width_of(row.owner) for row in rows), default=0)
     chosen: dict[str, int] = {}
     left = width - 2
+    least = {"GPU": min(names, 12), "OWNER": min(owners, 20)}
     for title in PRIORITY:
         column = COLUMNS[title]
-        wanted = max(column.width, min(names, 12)) if title == "GPU" else column.width
+        wanted = max(column.width, least.get(title, 0))
         if wanted + 1 > left:
             continue
         chosen[title] = wanted
@@ -137,6 +138,18 @@ def _health(row: GpuRow, width: int, marks: Glyphs) -> Span:
     return Span(row.health, HEALTH_STYLES.get(row.health, "dim"))
 
 
+def _mark(row: GpuRow, width: int, marks: Glyphs) -> Span:
+    """Return a mark for the most severe finding: ! critical or warning, i info."""
+    name, style = worst(row)
+    return Span(" " if name == ABSENT else "i" if style == "info" else "!", style)
+
+
+def _owner(row: GpuRow, width: int, marks: Glyphs) -> Span:
+    """Return the owner; without its namespace if both do not fit."""
+    short_of = row.owner.partition("/")[2] if width_of(row.owner) > width else ""
+    return Span(short_of or row.owner or ABSENT, "" if row.owner else "dim")
+
+
 def _process(row: GpuRow, width: int, marks: Glyphs) -> Span:
     return Span(row.processes[0].command if row.processes else ABSENT, "" if row.processes else "dim")
 
@@ -145,8 +158,9 @@ def _process(row: GpuRow, width: int, marks: Glyphs) -> Span:
 COLUMNS = {
     column.title: column
     for column in (
-        Column("GPU", 3, lambda row, width, marks: Span(row.name, "title"), most=12),
+        Column("GPU", 3, lambda row, width, marks: Span(row.name, "title")),
         Column("MODEL", 12, lambda row, width, marks: Span(row.model.removeprefix("NVIDIA ") or ABSENT), most=16),
+        Column("!", 1, _mark),
         Column("HEALTH", 9, _health),
         Column("CLASS", LONGEST_CLASS, _class),
         Column("SM", BAR + 4, _bar("sm_active"), most=20),
@@ -160,12 +174,12 @@ COLUMNS = {
         Column("MEMORY", 6, _number("memory_used"), right=True),
         Column("LOST", 5, _lost, right=True),
         Column("FINDING", 16, lambda row, width, marks: Span(*worst(row)), most=32),
-        Column("OWNER", 12, lambda row, width, marks: Span(row.owner or ABSENT, "" if row.owner else "dim"), most=48),
+        Column("OWNER", 8, _owner, most=48),
         Column("PROCESS", 20, _process, most=70),
     )
 }
 # Which columns a narrow terminal keeps.
 PRIORITY = (
-    *("GPU", "HEALTH", "CLASS", "SM", "TENSOR", "OWNER", "POWER", "FINDING", "DRAM", "TEMP", "MEMORY", "LOST"),
+    *("GPU", "!", "HEALTH", "CLASS", "SM", "OWNER", "TENSOR", "DRAM", "POWER", "TEMP", "FINDING", "MEMORY", "LOST"),
     *("SM HISTORY", "NVLINK/S", "PCIE/S", "MODEL", "PROCESS"),
 )

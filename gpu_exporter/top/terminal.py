@@ -10,6 +10,7 @@ import sys
 import termios
 import tty
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from rich.console import Console
@@ -77,10 +78,8 @@ class Terminal:
 
     def wake(self) -> None:
         """Let `wait` return."""
-        try:
+        with suppress(BlockingIOError):  # it will return anyway
             os.write(self._writer, b"\0")
-        except BlockingIOError:  # it will return anyway
-            pass
 
     def wait(self, seconds: float) -> tuple[list[str], bool]:
         """Wait for keys, a call of `wake`, a signal or the timeout. Return the keys, and whether to end."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from gpu_exporter.catalogue import faults
 from gpu_exporter.catalogue import metrics as m
@@ -14,6 +14,7 @@ from gpu_exporter.diagnosis.presence import explain
 from gpu_exporter.diagnosis.report import LONGEST_NAME, is_reported
 from gpu_exporter.diagnosis.rolling import RollingWindow
 from gpu_exporter.diagnosis.scrape import DeviceKey, Scrape, ScrapedSample
+from gpu_exporter.diagnosis.signal_reader import ByName
 from gpu_exporter.diagnosis.window import UNIDENTIFIED, DeviceIdentity, Window
 from gpu_exporter.model.source_kind import REPLAY, SIMULATED
 from gpu_exporter.top.measurements import MEASUREMENTS
@@ -49,14 +50,15 @@ class Tracker:
 
     def take(self, scrape: Scrape) -> View:
         """Add a scrape, and return the view of now."""
-        scrape = Scrape(scrape.at, [_with_uuid(sample) for sample in scrape.samples])
-        self._taken += 1
-        ready = self._taken > PATIENCE or any(sample.name == m.GR_ENGINE_ACTIVE.name for sample in scrape.samples)
+        if any(sample.name == m.UP.name and not sample.labels.get("UUID") for sample in scrape.samples):
+            scrape = Scrape(scrape.at, [_with_uuid(sample) for sample in scrape.samples])
         self._rolling.take(scrape)
+        self._taken += 1
+        ready = self._taken > PATIENCE or m.GR_ENGINE_ACTIVE.name in self._rolling.latest
         window = self._rolling.window()
         if ready:
             self._judge(window)
-        facts = _facts(scrape.samples)
+        facts = _facts(self._rolling.latest)
         for device, identity in window.devices.items():
             if self._rolling.seen_at(device) == scrape.at:
                 self._rows[device] = self._row(device, identity, window, facts)
@@ -143,24 +145,22 @@ class _Facts:
         self.banner, self.missing = "", 0
 
 
-def _facts(samples: Sequence[ScrapedSample]) -> _Facts:
-    facts, expected, listed = _Facts(), 0.0, 0
-    for sample in samples:
-        labels, uuid = sample.labels, sample.labels.get("UUID", "")
-        if sample.name == m.UP.name:
-            listed += 1
-            if source := BANNERS.get(labels.get("source", "")):
-                facts.banner = source
-        elif sample.name == m.EXPECTED.name:
-            expected = sample.value
-        elif sample.name == m.DOWN.name and sample.value == 1:
-            facts.down[uuid] = labels.get("reason", "")
-        elif sample.name == m.HEALTH_STATE[0].name and sample.value == 1:
-            facts.health[uuid] = printable(labels.get("state", ""), 20)
-        elif sample.name == m.HEALTH_REASON.name and sample.value == 1:
-            facts.reasons[uuid].append(_reason(labels))
+def _facts(samples: ByName) -> _Facts:
+    facts = _Facts()
+    for sample in samples.get(m.UP.name, ()):
+        facts.banner = BANNERS.get(sample.labels.get("source", ""), facts.banner)
+    for sample in samples.get(m.DOWN.name, ()):
+        if sample.value == 1:
+            facts.down[sample.labels.get("UUID", "")] = sample.labels.get("reason", "")
+    for sample in samples.get(m.HEALTH_STATE[0].name, ()):
+        if sample.value == 1:
+            facts.health[sample.labels.get("UUID", "")] = printable(sample.labels.get("state", ""), 20)
+    for sample in samples.get(m.HEALTH_REASON.name, ()):
+        if sample.value == 1:
+            facts.reasons[sample.labels.get("UUID", "")].append(_reason(sample.labels))
     facts.holders = holders(samples)
-    facts.missing = max(0, faults.missing(int(expected), listed)) if expected else 0
+    for sample in samples.get(m.EXPECTED.name, ()):
+        facts.missing = max(0, faults.missing(int(sample.value), len(samples.get(m.UP.name, ()))))
     return facts
 
 
