@@ -14,23 +14,11 @@ from gpu_exporter.catalogue.signal import Derived, Read, Signal
 from gpu_exporter.catalogue.signals import SIGNALS
 from gpu_exporter.diagnosis.scrape import DeviceKey, Scrape, plausible
 from gpu_exporter.diagnosis.signal_reader import ByName, reader
-from gpu_exporter.diagnosis.window import DeviceIdentity, Identities, Window, latest_of, samples_by_name
+from gpu_exporter.diagnosis.window import DeviceIdentity, Identities, Window, latest_of
 
 # Families of gpu-exporter by which all its devices are known.
-IDENTIFY = tuple(
-    row.name
-    for row in (
-        m.UP,
-        m.INFO,
-        m.DOWN,
-        m.HOST_PROCESS,
-        m.POD_INFO,
-        m.GR_ENGINE_ACTIVE,
-        m.SM_ACTIVE,
-        m.FB_USED,
-        m.GPU_TEMP,
-    )
-)
+_IDENTIFYING = (m.UP, m.INFO, m.DOWN, m.HOST_PROCESS, m.POD_INFO, m.GR_ENGINE_ACTIVE, m.SM_ACTIVE, m.FB_USED)
+IDENTIFY = tuple(row.name for row in _IDENTIFYING)
 Signals = Mapping[tuple[Device, Signal], Points]
 
 
@@ -40,8 +28,6 @@ class RollingWindow:
     def __init__(self, seconds: float, *, job: str = "") -> None:
         self._seconds, self._job, self._now = seconds, job, 0.0
         self._identities = Identities()
-        # The samples of the last scrape, by name.
-        self.latest: ByName = {}
         self._readers = {
             (signal, way): reader(way, per_instance=signal.per_instance, seconds=seconds)
             for signal in SIGNALS
@@ -52,18 +38,15 @@ class RollingWindow:
             (signal, way): _Formula(way) for signal in SIGNALS for way in signal.definitions if isinstance(way, Derived)
         }
 
-    def take(self, scrape: Scrape) -> None:
-        """Add a scrape, which is newer than those before, and drop what is too old."""
-        self._now, self.latest = scrape.at, samples_by_name(scrape.samples)
+    def take(self, at: float, by_name: ByName) -> None:
+        """Add the samples of a scrape, which is newer than those before, and drop what is too old."""
+        self._now = at
         # Of a page with thousands of samples, a few families identify all devices and owners.
-        if m.UP.name in self.latest:
-            identified = [sample for name in IDENTIFY for sample in self.latest.get(name, ())]
-            self._identities.take(Scrape(scrape.at, identified))
-        else:
-            self._identities.take(scrape)
+        names = IDENTIFY if m.UP.name in by_name else by_name
+        self._identities.take(Scrape(at, [sample for name in names for sample in by_name.get(name, ())]))
         for of_way in self._readers.values():
-            of_way.take(scrape.at, self.latest)
-            of_way.forget(scrape.at - self._seconds)
+            of_way.take(at, by_name)
+            of_way.forget(at - self._seconds)
 
     def seen_at(self, device: DeviceKey) -> float:
         """Return when a device was last seen (unix seconds)."""

@@ -15,7 +15,7 @@ from gpu_exporter.diagnosis.report import LONGEST_NAME, is_reported
 from gpu_exporter.diagnosis.rolling import RollingWindow
 from gpu_exporter.diagnosis.scrape import DeviceKey, Scrape, ScrapedSample
 from gpu_exporter.diagnosis.signal_reader import ByName
-from gpu_exporter.diagnosis.window import UNIDENTIFIED, DeviceIdentity, Window
+from gpu_exporter.diagnosis.window import UNIDENTIFIED, DeviceIdentity, Window, samples_by_name
 from gpu_exporter.model.source_kind import REPLAY, SIMULATED
 from gpu_exporter.top.measurements import MEASUREMENTS
 from gpu_exporter.top.owners import Holders, holders
@@ -50,15 +50,16 @@ class Tracker:
 
     def take(self, scrape: Scrape) -> View:
         """Add a scrape, and return the view of now."""
-        if any(sample.name == m.UP.name and not sample.labels.get("UUID") for sample in scrape.samples):
-            scrape = Scrape(scrape.at, [_with_uuid(sample) for sample in scrape.samples])
-        self._rolling.take(scrape)
+        by_name = samples_by_name(scrape.samples)
+        if not all(sample.labels.get("UUID") for sample in by_name.get(m.UP.name, ())):
+            by_name = samples_by_name(map(_with_uuid, scrape.samples))
+        self._rolling.take(scrape.at, by_name)
         self._taken += 1
-        ready = self._taken > PATIENCE or m.GR_ENGINE_ACTIVE.name in self._rolling.latest
+        ready = self._taken > PATIENCE or m.GR_ENGINE_ACTIVE.name in by_name
         window = self._rolling.window()
         if ready:
             self._judge(window)
-        facts = _facts(self._rolling.latest)
+        facts = _facts(by_name)
         for device, identity in window.devices.items():
             if self._rolling.seen_at(device) == scrape.at:
                 self._rows[device] = self._row(device, identity, window, facts)
