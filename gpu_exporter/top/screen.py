@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from gpu_exporter.catalogue.failure_modes.mode import Severity
 from gpu_exporter.diagnosis.loss import lost
+from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.top.detail import detail
 from gpu_exporter.top.lines import Glyphs, Line, Span, cut, fit, padded, width_of, wrapped
 from gpu_exporter.top.numbers import duration
@@ -37,7 +38,7 @@ def _urgency(row: GpuRow) -> tuple[float, ...]:
     order = list(Severity)
     matches = row.diagnosis.matches if row.diagnosis else ()
     worst = min((order.index(match.mode.severity) for match in matches), default=len(order))
-    return (not (row.gone or row.down), row.health != UNHEALTHY, row.health != DEGRADED, worst, -_lost(row))
+    return (not (row.gone or row.down), row.health != UNHEALTHY, row.health != DEGRADED, worst, -round(_lost(row), 1))
 
 
 def _lost(row: GpuRow) -> float:
@@ -76,7 +77,8 @@ class Screen:
     expanded: bool = False
     help: bool = False
     done: bool = False
-    _shown: int = field(default=0)
+    _shown: int = 0
+    _key: DeviceKey | None = None
 
     # --- keys ---------------------------------------------------------------------------------------------------------
 
@@ -113,7 +115,6 @@ class Screen:
             self.filter = self.filter[:-1]
         elif len(key) == 1 and key.isprintable():
             self.filter += key
-        self.chosen = 0
 
     def _move(self, key: str) -> None:
         page = max(1, self.size[1] - 6)
@@ -124,6 +125,7 @@ class Screen:
             self.scroll = max(0, self.scroll + step[key])
         else:
             self.chosen = min(max(0, self.chosen + step[key]), max(0, self._shown - 1))
+            self._key = None
 
     # --- lines --------------------------------------------------------------------------------------------------------
 
@@ -134,12 +136,18 @@ class Screen:
         head, foot = self._head(view, now), self._foot()
         rows = self._rows(view)
         self._shown = len(rows)
-        self.chosen = min(self.chosen, max(0, len(rows) - 1))
+        self._choose(rows)
         room = max(0, height - len(head) - 1)
         body = self._help() if self.help else self._body(view, rows, now, room)
         lines = [*head, *body[:room]]
         lines += [()] * (height - 1 - len(lines))
         return [*(cut(spans, width) for spans in lines[: height - 1]), foot]
+
+    def _choose(self, rows: Sequence[GpuRow]) -> None:
+        """Follow the chosen GPU when the order changes."""
+        keys = [row.key for row in rows]
+        self.chosen = keys.index(self._key) if self._key in keys else min(self.chosen, max(0, len(rows) - 1))
+        self._key = keys[self.chosen] if keys else None
 
     def _rows(self, view: View) -> list[GpuRow]:
         wanted = self.filter.lower()
