@@ -177,9 +177,10 @@ class Screen:
         width = self.size[0]
         if self.typing:
             return padded((Span(f" Filter: {self.filter}_   Enter keeps it, Esc clears it"),), width, "keys")
-        shown = f"  filter: {self.filter}" if self.filter else ""
+        shown = f"filter: {self.filter}  " if self.filter else ""
         order = f"sort: {self.order}{' (reversed)' if self.reverse else ''}"
-        return padded((Span(f" q quit  ? help  s {order}  r reverse  / filter  Enter details{shown}"),), width, "keys")
+        text = f" {shown}q quit  ? help  s {order}  r reverse  / filter  Enter details"
+        return padded((Span(text),), width, "keys")
 
     def _body(self, view: View, rows: Sequence[GpuRow], now: float, room: int) -> list[Line]:
         width = self.size[0]

@@ -65,10 +65,10 @@ class Screen:
 
     def _put(self, char: str) -> None:
         if char in "\r\n":
-            self._column = 0
-            self._row += char == "\n"
             return
         assert char.isprintable(), f"a control character reached the terminal: {char!r}"
+        if not self.alternate:  # these lines are broken, and scroll
+            return
         assert self._column < self.columns, f"a line is longer than {self.columns} columns: {self.text}"
         if self._row < self.rows:
             self._cells[self._row][self._column] = char
@@ -78,7 +78,9 @@ class Screen:
 
     @property
     def text(self) -> str:
-        """The lines, without blanks at their ends."""
+        """The lines, without blanks at their ends; of a program that does not own the screen, all that it printed."""
+        if not self.alternate:
+            return self.raw.rpartition("\x1b[?1049l")[2].replace("\r", "")
         return "\n".join("".join(cells).rstrip() for cells in self._cells)
 
 
