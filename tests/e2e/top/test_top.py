@@ -85,13 +85,10 @@ def test_signals_restore_the_terminal(top: Top, number: signal.Signals) -> None:
     assert terminal.screen.raw.endswith(RESTORED)
 
 
-def test_a_gpu_is_lost_and_back(top: Top) -> None:
-    terminal = top(*SIMULATED, "--faults", "lost node-000/2 at 3s for 4s")
+def test_a_gpu_is_lost(top: Top) -> None:
+    terminal = top(*SIMULATED, "--faults", "lost node-000/2 at 3s for 1h")
     terminal.until(judged)
     terminal.until(lambda text: re.search(r"2 +lost: it fell off the bus", text))
-    terminal.until(
-        lambda text: "fell off the bus" not in text and re.search(r"^  2 +(healthy|unknown)", text, re.MULTILINE)
-    )
 
 
 def test_the_exporter_goes_and_comes_back(top: Top, serve: Serve) -> None:
