@@ -92,7 +92,7 @@ class Terminal:
         self._pid, self._fd = pty.fork()
         if self._pid == 0:
             try:
-                os.execve(command[0], command, {**os.environ, "TERM": "xterm-256color", "NO_COLOR": "", **env})
+                os.execve(command[0], list(command), {**os.environ, "TERM": "xterm-256color", "NO_COLOR": "", **env})
             finally:
                 os._exit(127)
         self._set_size(*size)

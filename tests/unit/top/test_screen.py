@@ -60,7 +60,7 @@ def test_the_chosen_gpu_is_followed_when_the_order_changes() -> None:
         screen.press("s")
     lines = text(screen, view)
     assert names(lines) == ["3", "2", "1", "0"]
-    assert [line for line in lines if line.startswith(UNICODE.chosen)][0].split()[1] == "1"
+    assert next(line for line in lines if line.startswith(UNICODE.chosen)).split()[1] == "1"
     screen.press("r")
     assert names(text(screen, view)) == ["0", "1", "2", "3"]
 
@@ -121,7 +121,7 @@ def test_keys(sent: str, keys: list[str]) -> None:
 def test_bars_and_sparklines() -> None:
     assert bar(0.5, 4, UNICODE) == "██  "
     assert bar(None, 4, UNICODE) == "····"
-    assert bar(2.0, 4, ASCII) == "===="[:0] + "####"
+    assert bar(2.0, 4, ASCII) == "####"
     assert spark([0.0, None, 1.0, 9.0], 1.0, 6, UNICODE) == "  ▁ ██"
     assert (glyphs("utf-8"), glyphs("latin-1"), glyphs(None)) == (UNICODE, ASCII, ASCII)
 
@@ -129,13 +129,10 @@ def test_bars_and_sparklines() -> None:
 def test_text_of_any_width() -> None:
     assert fit("abc", 5) == "abc  "
     assert fit("abc", 5, right=True) == "  abc"
-    assert fit("一一一", 4) == "一 …" or width_of(fit("一一一", 4)) == 4
-    assert cut(screen_line := wrapped("one two three", 8, "  ", first="> ")[0], 80) == screen_line
-    assert ["".join(span.text for span in line) for line in wrapped("one two three", 8, "  ", first="> ")] == [
-        "> one",
-        "  two",
-        "  three",
-    ]
+    assert fit("一一一", 4) == "一 …"
+    lines = wrapped("one two three", 9, "  ", first="> ")
+    assert ["".join(span.text for span in line) for line in lines] == ["> one two", "  three"]
+    assert "".join(span.text for span in cut(lines[0], 6)) == "> one…"
 
 
 def test_numbers() -> None:
