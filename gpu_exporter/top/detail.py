@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpu_exporter.catalogue.failure_modes.mode import Severity
-from gpu_exporter.catalogue.project import DOCS
 from gpu_exporter.diagnosis.judge import Match
 from gpu_exporter.diagnosis.loss import breakdown, limits, next_step
-from gpu_exporter.diagnosis.report import UNKNOWN_CLASS
-from gpu_exporter.diagnosis.words import statement
+from gpu_exporter.diagnosis.report import UNKNOWN_CLASS, evidence, runbook
 from gpu_exporter.top.lines import Glyphs, Line, Span, bar, cut, fit, spark, wrapped
 from gpu_exporter.top.measurements import MEASUREMENTS, SHARE
 from gpu_exporter.top.numbers import ABSENT, duration, long, scaled
@@ -63,13 +61,12 @@ def _findings(row: GpuRow, width: int) -> Iterator[Line]:
 
 def _finding(match: Match, width: int) -> Iterator[Line]:
     mode = match.mode
-    numbers = ", ".join(dict.fromkeys(statement(term, [value]) for term, value in match.because.items()))
+    numbers = ", ".join(evidence([match.because], set()))
     yield from wrapped(
         f"{mode.name} ({mode.severity.value}): {numbers}", width, "    ", SEVERITY_STYLES[mode.severity], first="  "
     )
     yield from wrapped(mode.advice, width, "       ", first="    -> ")
-    if DOCS:
-        yield (Span(f"    {DOCS}/runbooks/{mode.name}.md", "dim"),)
+    yield (Span(f"    runbook: {runbook(mode)}", "dim"),)
 
 
 def _gauges(row: GpuRow, width: int, marks: Glyphs) -> Iterator[Line]:

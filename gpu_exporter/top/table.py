@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.failure_modes.mode import Severity
+from gpu_exporter.diagnosis import summary_table
 from gpu_exporter.diagnosis.loss import lost
 from gpu_exporter.top.lines import Glyphs, Line, Span, bar, cut, fit, padded, spark, width_of
 from gpu_exporter.top.measurements import BY_NAME
@@ -87,13 +88,8 @@ def class_style(row: GpuRow) -> str:
 
 def worst(row: GpuRow) -> tuple[str, str]:
     """Return the name of the worst finding, with its style; a dash if there is none."""
-    matches = row.diagnosis.matches if row.diagnosis else ()
-    if not matches:
-        return ABSENT, "dim"
-    order = list(Severity)
-    match = min(matches, key=lambda each: order.index(each.mode.severity))
-    others = f" +{len(matches) - 1}" if len(matches) > 1 else ""
-    return match.mode.name + others, SEVERITY_STYLES[match.mode.severity]
+    name, severity = summary_table.worst(row.diagnosis) if row.diagnosis else (ABSENT, None)
+    return name, SEVERITY_STYLES[severity] if severity else "dim"
 
 
 def _class(row: GpuRow, width: int, marks: Glyphs) -> Span:
