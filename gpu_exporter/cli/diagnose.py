@@ -209,7 +209,7 @@ def _style() -> terminal_report.Style:
     """Return what colours a text; without colour, it stays as it is."""
     if not has_colour():
         return lambda text, name: text
-    return lambda text, name: click.style(text, **COLOURS[name])
+    return lambda text, name: click.style(text, **COLOURS[name]) if name else text
 
 
 def _progress(request: Request) -> Progress:

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 
 from gpu_exporter.catalogue.causes import WORDS, Cause
-from gpu_exporter.catalogue.failure_modes.mode import Severity
+from gpu_exporter.catalogue.failure_modes.mode import Scope, Severity
 from gpu_exporter.diagnosis import report
 from gpu_exporter.diagnosis.judge import Diagnosis, Match
 from gpu_exporter.diagnosis.loss import LEAST_SHARE, breakdown, limits, lost, next_step
@@ -33,12 +33,14 @@ def lines(
     yield from _table(diagnoses, window, width, style)
     for group in report.groups(diagnoses, every=every):
         yield ""
-        for text, name, first, rest in _block(group, every=every, verbose=verbose):
+        for text, name, first, rest in _block(group, diagnoses, every=every, verbose=verbose):
             yield from (style(line, name) if name else line for line in _wrapped(text, width, first, rest))
 
 
 def _table(diagnoses: Sequence[Diagnosis], window: Window, width: int, style: Style) -> Iterator[str]:
-    shown = sorted(filter(report.is_reported, diagnoses), key=lambda each: (report.urgency(each), -lost(each.shares)))
+    shown = sorted(
+        filter(report.is_reported, diagnoses), key=lambda each: (report.urgency(each), -round(lost(each.shares), 1))
+    )
     head, *rows = aligned([cells(window, diagnosis) for diagnosis in shown], width)
     yield style(head, "title")
     for row, diagnosis in zip(rows, shown, strict=True):
@@ -55,7 +57,9 @@ def _style_of(diagnosis: Diagnosis) -> str:
 _Text = tuple[str, str, str, str]
 
 
-def _block(group: Sequence[Diagnosis], *, every: bool, verbose: bool) -> Iterator[_Text]:
+def _block(
+    group: Sequence[Diagnosis], diagnoses: Sequence[Diagnosis], *, every: bool, verbose: bool
+) -> Iterator[_Text]:
     first, where, printed = group[0], report.where_of(group[0]), set[str]()
     yield f"{report.names_of(group)}{f' ({where})' if where else ''}", "title", "", "  "
     yield report.what_is(first), _style_of(first), "  ", "  "
@@ -68,31 +72,34 @@ def _block(group: Sequence[Diagnosis], *, every: bool, verbose: bool) -> Iterato
     for text in report.processes(group, set()):
         yield text, "", "  ", "    "
     for place, match in sorted(enumerate(first.matches), key=lambda each: list(Severity).index(each[1].mode.severity)):
-        yield from _finding(group, place, match, printed, verbose=verbose)
+        mode = match.mode
+        yield (
+            f"{mode.name} ({mode.severity.value}){_loss(group, diagnoses, match)}",
+            STYLES[mode.severity],
+            "  ",
+            "    ",
+        )
+        because = [diagnosis.matches[place].because for diagnosis in group]
+        for text in report.evidence(because, printed, verbose=verbose):
+            yield text, "", "    ", "      "
+        yield f"-> {mode.advice}", "", "    ", "       "
+        yield f"runbook: {report.runbook(mode)}", "dim", "    ", "      "
     if every:
         for name, missing in first.unknown.items():
             why = report.why_unknown(name, missing, first.identity, verbose=verbose)
             yield f"{name}: not judged, {why}", "dim", "  ", "    "
 
 
-def _finding(
-    group: Sequence[Diagnosis], place: int, match: Match, printed: set[str], *, verbose: bool
-) -> Iterator[_Text]:
-    mode = match.mode
-    known = [diagnosis.shares[mode.cause] for diagnosis in group if mode.cause in diagnosis.shares]
+def _loss(group: Sequence[Diagnosis], diagnoses: Sequence[Diagnosis], match: Match) -> str:
+    """Return the time that is lost to the cause of a finding; of a straggler, that of all ranks, which wait for it."""
+    cause, workload = match.mode.cause, group[0].identity.workload
+    of_job = match.mode.scope is Scope.JOB and bool(workload)
+    concerned = [each for each in diagnoses if each.identity.workload == workload] if of_job else group
+    known = [diagnosis.shares[cause] for diagnosis in concerned if cause in diagnosis.shares]
     share = sum(known) / len(known) if known else 0.0
-    loss = f": {_percent(share)} of GPU time lost, {WORDS[mode.cause]}" if mode.cause.is_loss else ""
-    yield (
-        f"{mode.name} ({mode.severity.value}){loss if share >= LEAST_SHARE else ''}",
-        STYLES[mode.severity],
-        "  ",
-        "    ",
-    )
-    because = [diagnosis.matches[place].because for diagnosis in group]
-    for text in report.evidence(because, printed, verbose=verbose):
-        yield text, "", "    ", "      "
-    yield f"-> {mode.advice}", "", "    ", "       "
-    yield f"runbook: {report.runbook(mode)}", "dim", "    ", "      "
+    if not cause.is_loss or share < LEAST_SHARE:
+        return ""
+    return f": {_percent(share)} of {'the GPU time of its job' if of_job else 'GPU time'} lost, {WORDS[cause]}"
 
 
 def _lost(group: Sequence[Diagnosis]) -> str:
