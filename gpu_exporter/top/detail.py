@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from gpu_exporter.catalogue.failure_modes.mode import Severity
 from gpu_exporter.diagnosis.judge import Match
 from gpu_exporter.diagnosis.loss import breakdown, limits, next_step
+from gpu_exporter.diagnosis.measurements import MEASUREMENTS, SHARE, scaled
 from gpu_exporter.diagnosis.report import UNKNOWN_CLASS, evidence, runbook
 from gpu_exporter.top.lines import Glyphs, Line, Span, bar, cut, fit, spark, wrapped
-from gpu_exporter.top.measurements import MEASUREMENTS, SHARE
-from gpu_exporter.top.numbers import ABSENT, duration, long, scaled
+from gpu_exporter.top.numbers import ABSENT, duration, long
 from gpu_exporter.top.state import GpuRow
 from gpu_exporter.top.table import HEALTH_STYLES, SEVERITY_STYLES, class_style
 

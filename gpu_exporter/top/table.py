@@ -9,8 +9,8 @@ from gpu_exporter.catalogue.causes import Cause
 from gpu_exporter.catalogue.failure_modes.mode import Severity
 from gpu_exporter.diagnosis import summary_table
 from gpu_exporter.diagnosis.loss import lost
+from gpu_exporter.diagnosis.measurements import BY_NAME
 from gpu_exporter.top.lines import Glyphs, Line, Span, bar, cut, fit, padded, spark, width_of
-from gpu_exporter.top.measurements import BY_NAME
 from gpu_exporter.top.numbers import ABSENT, duration, short
 from gpu_exporter.top.state import DEGRADED, HEALTHY, UNHEALTHY, GpuRow
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from gpu_exporter.diagnosis.measurements import BY_NAME, scaled
 from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.top.lines import ASCII, UNICODE, bar, cut, fit, glyphs, spark, width_of, wrapped
-from gpu_exporter.top.measurements import BY_NAME
-from gpu_exporter.top.numbers import duration, long, scaled, short
+from gpu_exporter.top.numbers import duration, long, short
 from gpu_exporter.top.screen import Screen
 from gpu_exporter.top.state import GpuRow, ProcessRow, View
 from gpu_exporter.top.terminal import keys_of

@@ -1,10 +1,11 @@
-"""The measurements that the live view shows, in order. They are made of signals: any exporter will do."""
+"""The measurements that people are shown, in order. They are made of signals, so any exporter will do."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from gpu_exporter.catalogue import signals as s
+from gpu_exporter.catalogue.evaluate import LOOKBACK_SECONDS, Points
 from gpu_exporter.catalogue.signal import Signal
 from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.diagnosis.window import Window
@@ -34,6 +35,44 @@ class Measurement:
         if self.unit == SHARE:
             return 1.0
         return _sum(window, device, self.limits, 60.0) if self.limits else None
+
+    def points(self, window: Window, device: DeviceKey, seconds: float) -> Points:
+        """Return its values over the last seconds, at the times when each of its signals has one."""
+        first, *others = (window.points(device, signal) for signal in self.signals)
+        since = window.now - seconds
+        by_time = [dict(points) for points in others]
+        return [
+            (at, value + sum(points[at] for points in by_time))
+            for at, value in first
+            if at >= since and all(at in points for points in by_time)
+        ]
+
+    def last_limit(self, window: Window, device: DeviceKey) -> float | None:
+        """Return its limit at the end of the window; None if it has none, or it is unknown."""
+        return _sum(window, device, self.limits, LOOKBACK_SECONDS) if self.limits else None
+
+
+def amount(unit: str, value: float) -> str:
+    """Return a value with its unit: 93 %, 642 W, 56 °C, 98 GB, 1.2 MB/s."""
+    match unit:
+        case "share":
+            return f"{value:.0%}".replace("%", " %")
+        case "W":
+            return f"{value:.0f} W"
+        case "celsius":
+            return f"{value:.0f} °C"
+    text = scaled(value)
+    number, prefix = (text[:-1], text[-1]) if text[-1].isalpha() else (text, "")
+    return f"{number} {prefix}B{'/s' if unit == BYTES_PER_SECOND else ''}"
+
+
+def scaled(value: float) -> str:
+    """Return a number of bytes with a prefix, in four characters: 98G, 1.2M."""
+    for prefix, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= size * 0.9995:
+            number = value / size
+            return f"{number:.1f}{prefix}" if number < 9.95 else f"{number:.0f}{prefix}"
+    return f"{value:.0f}"
 
 
 def _sum(window: Window, device: DeviceKey, signals: tuple[Signal, ...], fresh: float) -> float | None:
