@@ -27,7 +27,7 @@ from gpu_exporter.diagnosis import gather, judge, report, terminal_report
 from gpu_exporter.diagnosis.presence import Absent, present
 from gpu_exporter.diagnosis.remote import Remote
 from gpu_exporter.diagnosis.scrape import Scrape
-from gpu_exporter.diagnosis.window import seen
+from gpu_exporter.diagnosis.window import Window, seen
 from gpu_exporter.health.events import EventLog
 from gpu_exporter.health.kernel_log_thread import KernelWatch
 from gpu_exporter.model.errors import GpuExporterError
@@ -60,6 +60,8 @@ class Request:
     phase: str = ""
     one_job: bool = False
     price: float | None = None
+    report: Path | None = None
+    mask_names: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,8 @@ def diagnosis(request: Request, *, every: bool, as_json: bool, verbose: bool = F
     except GpuExporterError as error:
         click.echo(f"gpu-exporter: {error}", err=True)
         return COULD_NOT_TELL, clean
+    if request.report:
+        _write_report(request, gathered, diagnoses, absent, window)
     if as_json:
         _print_json(diagnoses, absent, gathered)
     elif sys.stdout.isatty():
@@ -163,6 +167,25 @@ def _watched(config: Config, seconds: float, stop: threading.Event) -> tuple[lis
     if source.live and config.kernel_log not in ("", "none") and not is_remote(config, source.name):
         KernelWatch(events, Path(config.kernel_log), None, procfs=config.procfs).poll()
     return gather.of_source(source, seconds, stop, events, host_of(source, config, gather.TICK_SECONDS))
+
+
+def _write_report(
+    request: Request,
+    gathered: _Gathered,
+    diagnoses: Sequence[judge.Diagnosis],
+    absent: Sequence[Absent],
+    window: Window,
+) -> None:
+    from gpu_exporter.cli.diagnose_report import Watched, driver_of, write  # only this option needs it
+
+    recorded = gathered.recorded
+    simulated = recorded.simulated if recorded else gathered.source == SIMULATED.name
+    banner = "Simulated GPUs" if simulated else "Replayed from a recording of real GPUs" if recorded else ""
+    driver = recorded.driver if recorded else driver_of(gathered.scrapes[:1])
+    local = not (request.remote or recorded or simulated)
+    watched = Watched(gathered.source, _origin(gathered), banner, gathered.seconds, local, driver)
+    assert request.report
+    write(request.report, watched, diagnoses, absent, window, mask=request.mask_names, price=request.price)
 
 
 def _print_json(diagnoses: Sequence[judge.Diagnosis], absent: Sequence[Absent], gathered: _Gathered) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from gpu_exporter.cli.login import login, login_options
 from gpu_exporter.cli.options import SOURCE_SETTINGS, Command, parsed, settings
 from gpu_exporter.config import Config
 from gpu_exporter.inputs import duration
@@ -27,14 +27,7 @@ SECONDS, MOST_SECONDS = 20.0, 300.0
 @click.command("top", cls=Command)
 @settings(*SOURCE_SETTINGS, "kernel_log", "xid_overrides")
 @click.option("--url", default="", help="URL of an exporter to ask, instead of this machine's GPUs.")
-@click.option("--user", default="", help="User name at that URL.")
-@click.option("--password-file", type=click.Path(path_type=Path), help="File with the user's password.")
-@click.option(
-    "--token-file", type=click.Path(path_type=Path), help="File with a bearer token for that URL, instead of a user."
-)
-@click.option(
-    "--ca-file", type=click.Path(path_type=Path), help="File with the CA certificates to verify an https URL."
-)
+@login_options
 @click.option(
     "--for",
     "seconds",
@@ -53,7 +46,7 @@ def top_command(url: str, seconds: float, one_job: bool, once: bool, **values: A
     """
     if importlib.util.find_spec("rich") is None:
         raise GpuExporterError(MISSING)
-    login = {name: values.pop(name) for name in ("user", "password_file", "token_file", "ca_file")}
+    credentials = login(values)
     config = Config(**values)
     if url and config.recording:
         raise GpuExporterError("--url and --recording exclude each other: give one")
@@ -64,7 +57,7 @@ def top_command(url: str, seconds: float, one_job: bool, once: bool, **values: A
         return
     from gpu_exporter.top.app import run
 
-    clean = run(lambda: _feed(config, url, login, seconds, "all" if one_job else ""))
+    clean = run(lambda: _feed(config, url, credentials, seconds, "all" if one_job else ""))
     if not clean:  # a thread is stuck in a driver: no destructor may wait for its locks
         sys.stdout.flush()
         os._exit(0)
@@ -83,7 +76,7 @@ def _print_once(config: Config) -> None:
         click.echo(line)
 
 
-def _feed(config: Config, url: str, login: dict[str, Any], seconds: float, job: str) -> Feed:
+def _feed(config: Config, url: str, credentials: dict[str, Any], seconds: float, job: str) -> Feed:
     """Make the feed. Raises GpuExporterError."""
     from gpu_exporter.catalogue.xids import load
     from gpu_exporter.cli.host import host_of
@@ -95,7 +88,7 @@ def _feed(config: Config, url: str, login: dict[str, Any], seconds: float, job: 
 
     if url:
         _refuse_source(config)
-        return UrlFeed(Remote(url, **login), Tracker(seconds, job=job))
+        return UrlFeed(Remote(url, **credentials), Tracker(seconds, job=job))
     if config.recording and config.source == AUTO.name:
         from dataclasses import replace
 

@@ -12,7 +12,7 @@ from gpu_exporter.diagnosis.measurements import SHARE, Measurement, amount
 
 WIDTH, HEIGHT = 360, 110
 LEFT, RIGHT, TOP, BOTTOM = 4, 4, 8, 16
-# A line has at most so many points; each is the mean of its interval, within a band from its lowest to its highest value.
+# A line has at most so many points: the mean of an interval, within a band from its lowest to its highest value.
 MOST_POINTS = 180
 # A line is interrupted where no value came for so many intervals.
 GAP = 5
@@ -26,9 +26,8 @@ def chart(title: str, measurement: Measurement, points: Points, limit: float | N
     values = [value for _, value in points]
     low, high, mean = min(values), max(values), sum(values) / len(values)
     top = 1.0 if measurement.unit == SHARE else max(high, limit or 0.0) or 1.0
-    about = (
-        f"mean {amount(measurement.unit, mean)}, {amount(measurement.unit, low)} to {amount(measurement.unit, high)}"
-    )
+    lowest, middle, highest = (amount(measurement.unit, value) for value in (low, mean, high))
+    about = f"mean {middle}, {lowest} to {highest}"
     label = escape(f"{title}, {measurement.words}: {about}", quote=True)
     drawn = "".join(_line(points, top, span))
     ruler = ""

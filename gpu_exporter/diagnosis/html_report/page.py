@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from typing import Any
 
@@ -59,7 +59,8 @@ def _text(text: str) -> str:
 def _document(content: Report) -> Iterator[str]:
     yield '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
     yield f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
-    yield '<meta name="viewport" content="width=device-width, initial-scale=1">\n<meta name="color-scheme" content="light dark">\n'
+    yield '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+    yield '<meta name="color-scheme" content="light dark">\n'
     yield f"<title>{_text(content.title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n"
     if content.banner:
         yield f'<p class="banner">{_text(content.banner)}</p>\n'
@@ -81,23 +82,12 @@ def _overview(content: Report) -> Iterator[str]:
     head = "".join(f'<th scope="col">{title.capitalize() if title.isalpha() else title}</th>' for title in HEAD)
     yield f'<h2>GPUs</h2>\n<div class="wide"><table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n'
     for device, diagnosis in content.findings:
-        row = {**cells(content.window, diagnosis), **_measured(content.window, device, diagnosis)}
+        name = report.names_of([diagnosis]).removeprefix("GPU ")
+        row = {**cells(content.window, replace(diagnosis, device=device)), "GPU": name}
         first, *rest = (_text(row[title]) for title in HEAD)
         link = f'<th scope="row"><a href="#{_anchor(diagnosis)}">{first}</a></th>'
         yield f'<tr class="{_severity(diagnosis)}">{link}{"".join(f"<td>{cell}</td>" for cell in rest)}</tr>\n'
     yield "</tbody></table></div>\n"
-
-
-def _measured(window: Window, device: DeviceKey, diagnosis: Diagnosis) -> Mapping[str, str]:
-    """Return the cells that are read from the window, where a masked GPU has its own name."""
-    row = cells(window, _with_device(diagnosis, device))
-    return {title: row[title] for title in ("SM", "TENSOR", "DRAM", "POWER", "TEMP")}
-
-
-def _with_device(diagnosis: Diagnosis, device: DeviceKey) -> Diagnosis:
-    from dataclasses import replace
-
-    return replace(diagnosis, device=device)
 
 
 def _severity(diagnosis: Diagnosis) -> str:
@@ -133,7 +123,8 @@ def _findings(diagnosis: Diagnosis, printed: set[str]) -> Iterator[str]:
     order = list(Severity)
     for match in sorted(diagnosis.matches, key=lambda each: order.index(each.mode.severity)):
         mode = match.mode
-        yield f'<div class="finding {mode.severity.value}">\n<h3>{mode.name} <small>{mode.severity.value}</small></h3>\n'
+        severity = mode.severity.value
+        yield f'<div class="finding {severity}">\n<h3>{mode.name} <small>{severity}</small></h3>\n'
         if numbers := report.evidence([match.because], printed):
             yield f"<ul>{''.join(f'<li>{_text(text)}</li>' for text in numbers)}</ul>\n"
         yield f"<p>{escape(mode.advice)}</p>\n<p>Runbook: {_runbook(report.runbook(mode))}</p>\n</div>\n"
