@@ -270,11 +270,7 @@ def events_command(as_json: bool, **values: Any) -> None:
     help="How long to watch (default: 20s). With the URL of a Prometheus, how far to look back (default: 5m). "
     "A recording is always read to its end.",
 )
-@click.option(
-    "--phase",
-    default="",
-    help="Diagnose only this phase: a named part of a packaged recording, such as ddp_straggler_slow_gpu.",
-)
+@click.option("--phase", default="", help="Diagnose only this part of a recording, such as ddp_straggler_slow_gpu.")
 @click.option("--one-job", is_flag=True, help="Compare all GPUs with each other, as ranks of one job.")
 @click.option("--url", default="", help="URL of an exporter or a Prometheus to ask, instead of this machine's GPUs.")
 @login_options

@@ -183,7 +183,8 @@ def _write_report(
     banner = "Simulated GPUs" if simulated else "Replayed from a recording of real GPUs" if recorded else ""
     driver = recorded.driver if recorded else driver_of(gathered.scrapes[:1])
     local = not (request.remote or recorded or simulated)
-    watched = Watched(gathered.source, _origin(gathered), banner, gathered.seconds, local, driver)
+    remarks = [*filter(None, [_phases(gathered)])]
+    watched = Watched(gathered.source, _origin(gathered), banner, gathered.seconds, local, driver, remarks)
     assert request.report
     write(request.report, watched, diagnoses, absent, window, mask=request.mask_names, price=request.price)
 
@@ -211,11 +212,9 @@ def _print_text(
 
     for line in report.absences(absent):
         echo(line, "bad")
-    recorded = gathered.recorded
-    phases = [printable(phase, 60) for phase in recorded.phases] if recorded and not recorded.phase else ()
     echo(f"{_origin(gathered)} Alerts need longer to fire.")
-    if len(phases) > 1:
-        echo(f"Its {len(phases)} phases are analysed together; select one with --phase: {', '.join(phases)}")
+    if phases := _phases(gathered):
+        echo(phases)
     click.echo("\n".join(found))
     for line in report.time_lines(diagnoses, price):
         echo(line)
@@ -226,6 +225,15 @@ def _print_text(
         echo("no fault was found, but the GPUs could do more: see where their time went and which limit they reach")
     elif code != 1:
         echo("nothing wrong was found" if code == 0 else "could not tell: see --all", "" if code else "good")
+
+
+def _phases(gathered: _Gathered) -> str:
+    """Return which phases of a recording were analysed together, as a sentence; empty if there is only one."""
+    recorded = gathered.recorded
+    phases = [printable(phase, 60) for phase in recorded.phases] if recorded and not recorded.phase else ()
+    if len(phases) < 2:
+        return ""
+    return f"Its {len(phases)} phases are analysed together; select one with --phase: {', '.join(phases)}"
 
 
 def _style() -> terminal_report.Style:

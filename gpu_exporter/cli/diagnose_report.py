@@ -36,6 +36,7 @@ class Watched:
     seconds: float
     is_local: bool
     driver: str = ""
+    remarks: Sequence[str] = ()
 
 
 def write(
@@ -68,7 +69,7 @@ def write(
             **report.as_dict([masked[each.device] for each in diagnoses if each.device in masked], gone),
         },
         facts=_facts(watched, window),
-        remarks=[*report.time_lines(diagnoses, price), *filter(None, [report.hint(diagnoses)])],
+        remarks=[*watched.remarks, *report.time_lines(diagnoses, price), *filter(None, [report.hint(diagnoses)])],
     )
     _replace(path, page(content))
 

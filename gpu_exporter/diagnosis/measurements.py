@@ -17,10 +17,11 @@ SHARE, WATTS, CELSIUS, BYTES, BYTES_PER_SECOND = "share", "W", "celsius", "bytes
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """The sum of signals, and the sum of others as its limit. A share has the limit 1."""
+    """The sum of signals, and the sum of others as its limit (1 for a share). `short` is for narrow columns."""
 
     name: str
     words: str
+    short: str
     unit: str
     signals: tuple[Signal, ...]
     limits: tuple[Signal, ...] = ()
@@ -86,13 +87,13 @@ def _sum(window: Window, device: DeviceKey, signals: tuple[Signal, ...], fresh: 
 
 
 MEASUREMENTS = (
-    Measurement("sm_active", "SM", SHARE, (s.SM_ACTIVE,)),
-    Measurement("tensor_active", "tensor", SHARE, (s.TENSOR_ACTIVE,)),
-    Measurement("dram_active", "DRAM", SHARE, (s.DRAM_ACTIVE,)),
-    Measurement("nvlink_bytes", "NVLink", BYTES_PER_SECOND, (s.NVLINK,)),
-    Measurement("pcie_bytes", "PCIe", BYTES_PER_SECOND, (s.PCIE_RX, s.PCIE_TX)),
-    Measurement("power", "power", WATTS, (s.POWER,), (s.POWER_LIMIT,), 20.0),
-    Measurement("temperature", "temp", CELSIUS, (s.GPU_TEMP,), (s.SLOWDOWN_TEMP,), 20.0),
-    Measurement("memory_used", "memory", BYTES, (s.FB_USED,), (s.FB_USED, s.FB_FREE), 20.0),
+    Measurement("sm_active", "SM active", "SM", SHARE, (s.SM_ACTIVE,)),
+    Measurement("tensor_active", "tensor cores active", "tensor", SHARE, (s.TENSOR_ACTIVE,)),
+    Measurement("dram_active", "memory bandwidth", "DRAM", SHARE, (s.DRAM_ACTIVE,)),
+    Measurement("nvlink_bytes", "NVLink traffic", "NVLink", BYTES_PER_SECOND, (s.NVLINK,)),
+    Measurement("pcie_bytes", "PCIe traffic", "PCIe", BYTES_PER_SECOND, (s.PCIE_RX, s.PCIE_TX)),
+    Measurement("power", "power", "power", WATTS, (s.POWER,), (s.POWER_LIMIT,), 20.0),
+    Measurement("temperature", "temperature", "temp", CELSIUS, (s.GPU_TEMP,), (s.SLOWDOWN_TEMP,), 20.0),
+    Measurement("memory_used", "memory in use", "memory", BYTES, (s.FB_USED,), (s.FB_USED, s.FB_FREE), 20.0),
 )
 BY_NAME = {measurement.name: measurement for measurement in MEASUREMENTS}

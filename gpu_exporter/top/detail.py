@@ -81,7 +81,7 @@ def _gauges(row: GpuRow, width: int, marks: Glyphs) -> Iterator[Line]:
         style = class_style(row) if measurement.unit == SHARE else ""
         yield cut(
             (
-                Span(f"  {fit(measurement.words, 7)} "),
+                Span(f"  {fit(measurement.short, 7)} "),
                 Span(drawn, style),
                 Span(f" {fit(long(measurement, value, limit), VALUE)}", "" if value is not None else "dim"),
                 Span(spark(history, top, max(0, room), marks), style or "info"),

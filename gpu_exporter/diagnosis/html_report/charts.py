@@ -11,7 +11,7 @@ from gpu_exporter.catalogue.evaluate import Points
 from gpu_exporter.diagnosis.measurements import SHARE, Measurement, amount
 
 WIDTH, HEIGHT = 360, 110
-LEFT, RIGHT, TOP, BOTTOM = 4, 4, 8, 16
+LEFT, RIGHT, TOP, BOTTOM = 4, 4, 14, 16
 # A line has at most so many points: the mean of an interval, within a band from its lowest to its highest value.
 MOST_POINTS = 180
 # A line is interrupted where no value came for so many intervals.
@@ -39,7 +39,7 @@ def chart(title: str, measurement: Measurement, points: Points, limit: float | N
         f"<figure><figcaption><b>{name}</b> {escape(about)}</figcaption>"
         f'<svg role="img" aria-label="{label}" viewBox="0 0 {WIDTH} {HEIGHT}">'
         f'<rect class="plot" x="{LEFT}" y="{TOP}" width="{WIDTH - LEFT - RIGHT}" height="{base - TOP}"/>{ruler}{drawn}'
-        f'<text x="{LEFT + 2}" y="{TOP + 9}">{escape(amount(measurement.unit, top))}</text>'
+        f'<text x="{LEFT}" y="{TOP - 4}">{escape(amount(measurement.unit, top))}</text>'
         f'<text x="{LEFT}" y="{HEIGHT - 4}">0 s</text>'
         f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 4}" text-anchor="end">{span[1] - span[0]:.0f} s</text></svg></figure>'
     )

@@ -26,6 +26,7 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-a
 # The time that the charts show at most; classes use means over the last 5 minutes.
 MOST_SECONDS = 3600.0
 LONGEST = 400
+TITLES = {"GPU": "GPU", "SM": "SM", "DRAM": "DRAM"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ def _document(content: Report) -> Iterator[str]:
 
 
 def _overview(content: Report) -> Iterator[str]:
-    head = "".join(f'<th scope="col">{title.capitalize() if title.isalpha() else title}</th>' for title in HEAD)
+    head = "".join(f'<th scope="col">{TITLES.get(title, title.capitalize())}</th>' for title in HEAD)
     yield f'<h2>GPUs</h2>\n<div class="wide"><table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n'
     for device, diagnosis in content.findings:
         name = report.names_of([diagnosis]).removeprefix("GPU ")
@@ -127,7 +128,8 @@ def _findings(diagnosis: Diagnosis, printed: set[str]) -> Iterator[str]:
         yield f'<div class="finding {severity}">\n<h3>{mode.name} <small>{severity}</small></h3>\n'
         if numbers := report.evidence([match.because], printed):
             yield f"<ul>{''.join(f'<li>{_text(text)}</li>' for text in numbers)}</ul>\n"
-        yield f"<p>{escape(mode.advice)}</p>\n<p>Runbook: {_runbook(report.runbook(mode))}</p>\n</div>\n"
+        advice = re.sub("`([^`]*)`", r"<code>\1</code>", escape(mode.advice))
+        yield f"<p>{advice}</p>\n<p>Runbook: {_runbook(report.runbook(mode))}</p>\n</div>\n"
 
 
 def _runbook(place: str) -> str:
