@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -82,7 +83,8 @@ def _feed(config: Config, url: str, credentials: dict[str, Any], seconds: float,
     from gpu_exporter.cli.host import host_of
     from gpu_exporter.diagnosis.remote import Remote
     from gpu_exporter.health.events import EventLog
-    from gpu_exporter.sources.choice import only
+    from gpu_exporter.health.kernel_log_thread import KernelWatch
+    from gpu_exporter.sources.choice import is_remote, only
     from gpu_exporter.top.feeds import INTERVAL_SECONDS, SourceFeed, UrlFeed
     from gpu_exporter.top.tracker import BANNERS, Tracker
 
@@ -98,11 +100,15 @@ def _feed(config: Config, url: str, credentials: dict[str, Any], seconds: float,
     if config.recording:
         job = "all"  # a recording is of one job
     events = EventLog(load(config.xid_overrides), lambda pci: None) if source.live else None
+    kernel_log = None
+    if events and config.kernel_log not in ("", "none") and not is_remote(config, source.name):
+        kernel_log = KernelWatch(events, Path(config.kernel_log), None, procfs=config.procfs)
     return SourceFeed(
         source,
         Tracker(seconds, job=job, banner=BANNERS.get(kind, "")),
         events=events,
         host=host_of(source, config, INTERVAL_SECONDS),
+        kernel_log=kernel_log,
     )
 
 

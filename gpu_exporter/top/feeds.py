@@ -23,6 +23,7 @@ from gpu_exporter.diagnosis.remote import Remote
 from gpu_exporter.diagnosis.text_format import parsed
 from gpu_exporter.diagnosis.window import Scrapes
 from gpu_exporter.health.events import EventLog
+from gpu_exporter.health.kernel_log_thread import KernelWatch
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.metric import MetricSet
 from gpu_exporter.model.snapshot import Snapshot
@@ -66,10 +67,17 @@ class SourceFeed:
     """Reads a source once per second: GPUs of this machine, of a host engine, simulated ones, or a replay."""
 
     def __init__(
-        self, source: Source, tracker: Tracker, *, events: EventLog | None = None, host: HostEvidence | None = None
+        self,
+        source: Source,
+        tracker: Tracker,
+        *,
+        events: EventLog | None = None,
+        host: HostEvidence | None = None,
+        kernel_log: KernelWatch | None = None,
     ) -> None:
         self.view = View(origin=source.description)
-        self._tracker, self._scrapes, self._host = tracker, Scrapes(), host
+        self._tracker, self._scrapes = tracker, Scrapes()
+        self._host, self._kernel_log = host, kernel_log
         self._changed: Callable[[], None] = lambda: None
         self._collector = Collector(
             source,
@@ -83,12 +91,16 @@ class SourceFeed:
     def start(self, changed: Callable[[], None]) -> None:
         """Start to collect. Raises SourceLost if there is no GPU."""
         self._changed = changed
+        if self._kernel_log:
+            self._kernel_log.start()
         if self._host:
             self._host.start()
         self._collector.start()
 
     def stop(self) -> bool:
         """Stop the collection. Return False if a driver call is stuck."""
+        if self._kernel_log:
+            self._kernel_log.stop()
         if self._host:
             self._host.stop()
         return self._collector.stop()

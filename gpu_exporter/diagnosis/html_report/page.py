@@ -81,7 +81,8 @@ def _document(content: Report) -> Iterator[str]:
 
 def _overview(content: Report) -> Iterator[str]:
     head = "".join(f'<th scope="col">{TITLES.get(title, title.capitalize())}</th>' for title in HEAD)
-    yield f'<h2>GPUs</h2>\n<div class="wide"><table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n'
+    yield '<h2>GPUs</h2>\n<div class="wide" role="region" aria-label="GPUs" tabindex="0">'
+    yield f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n"
     for device, diagnosis in content.findings:
         name = report.names_of([diagnosis]).removeprefix("GPU ")
         row = {**cells(content.window, replace(diagnosis, device=device)), "GPU": name}
