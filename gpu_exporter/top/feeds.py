@@ -154,6 +154,10 @@ class UrlFeed:
             except GpuExporterError as error:
                 self.view = replace(self.view, problem=printable(str(error), 300))
                 self._changed()
+            except Exception as error:  # noqa: BLE001 - the view says so, and the next scrape may work
+                text = f"unexpected error: {type(error).__name__}: {error}; please report it"
+                self.view = replace(self.view, problem=printable(text, 300))
+                self._changed()
 
     def _scrape(self) -> None:
         try:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.decoding import printable
-from gpu_exporter.diagnosis.scrape import DeviceKey, ScrapedSample
+from gpu_exporter.diagnosis.scrape import DeviceKey, ScrapedSample, plausible
 from gpu_exporter.diagnosis.signal_reader import ByName
 from gpu_exporter.diagnosis.window import DeviceIdentity
 from gpu_exporter.top.state import ProcessRow
@@ -61,6 +61,8 @@ def holders(samples: ByName) -> Holders:
 
 
 def _add(held: Holders, sample: ScrapedSample) -> None:
+    if not plausible(sample.value):
+        return
     labels = sample.labels
     pid, device = printable(labels.get("pid", ""), 20), (labels.get("UUID", ""), labels.get("GPU_I_ID", ""))
     rows = held.processes[device]

@@ -45,7 +45,8 @@ class Terminal:
     """Owns the terminal between `enter` and `leave`. `wake` may be called on any thread."""
 
     def __init__(self, console: Console) -> None:
-        self._console, self._input, self._output = console, sys.stdin.fileno(), sys.stdout
+        self._console, self._input, self._output = console, sys.stdin.fileno(), sys.stdout.fileno()
+        self._encoding = sys.stdout.encoding or "ascii"
         self._reader, self._writer = os.pipe()
         for end in (self._reader, self._writer):
             os.set_blocking(end, False)
@@ -56,7 +57,7 @@ class Terminal:
     @property
     def size(self) -> tuple[int, int]:
         """Columns and rows."""
-        size = os.get_terminal_size(self._output.fileno())
+        size = os.get_terminal_size(self._output)
         return max(size.columns, SMALLEST[0]), max(size.lines, SMALLEST[1])
 
     def enter(self) -> None:
@@ -135,5 +136,10 @@ class Terminal:
         return f"{before}{text}{after}"
 
     def _write(self, text: str) -> None:
-        self._output.write(text)
-        self._output.flush()
+        """Write all of a text. (With sys.stdout, a signal such as SIGWINCH can cut off the rest.)"""
+        content = memoryview(text.encode(self._encoding, "replace"))
+        while content:
+            try:
+                content = content[os.write(self._output, content) :]
+            except BlockingIOError:  # another program has made the terminal non-blocking
+                select.select([], [self._output], [])

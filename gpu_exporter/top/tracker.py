@@ -14,7 +14,7 @@ from gpu_exporter.diagnosis.measurements import MEASUREMENTS
 from gpu_exporter.diagnosis.presence import explain
 from gpu_exporter.diagnosis.report import LONGEST_NAME, is_reported
 from gpu_exporter.diagnosis.rolling import RollingWindow
-from gpu_exporter.diagnosis.scrape import DeviceKey, Scrape, ScrapedSample
+from gpu_exporter.diagnosis.scrape import DeviceKey, Scrape, ScrapedSample, plausible
 from gpu_exporter.diagnosis.signal_reader import ByName
 from gpu_exporter.diagnosis.window import UNIDENTIFIED, DeviceIdentity, Window, samples_by_name
 from gpu_exporter.model.source_kind import REPLAY, SIMULATED
@@ -161,7 +161,8 @@ def _facts(samples: ByName) -> _Facts:
             facts.reasons[sample.labels.get("UUID", "")].append(_reason(sample.labels))
     facts.holders = holders(samples)
     for sample in samples.get(m.EXPECTED.name, ()):
-        facts.missing = max(0, faults.missing(int(sample.value), len(samples.get(m.UP.name, ()))))
+        if plausible(sample.value):
+            facts.missing = max(0, faults.missing(int(sample.value), len(samples.get(m.UP.name, ()))))
     return facts
 
 

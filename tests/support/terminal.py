@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import fcntl
 import os
 import pty
@@ -30,11 +31,14 @@ class Screen:
         self._cells = [[" "] * columns for _ in range(rows)]
         self._row = self._column = 0
         self._rest = ""
+        # After a change of the size, what was drawn for the old one may still come.
+        self._outdated = False
 
     def resize(self, columns: int, rows: int) -> None:
         """Change the size; the program draws everything again."""
         self.columns, self.rows = columns, rows
         self._cells = [[" "] * columns for _ in range(rows)]
+        self._outdated = True
 
     def feed(self, text: str) -> None:
         """Interpret what the program wrote."""
@@ -57,6 +61,7 @@ class Screen:
             row, column = (int(number) for number in (numbers or "1;1").split(";"))
             self._row, self._column = row - 1, column - 1
         elif kind == "J":
+            self._outdated = False
             self._cells = [[" "] * self.columns for _ in range(self.rows)]
         elif kind == "K" and self._row < self.rows:
             self._cells[self._row] = [" "] * self.columns
@@ -67,7 +72,7 @@ class Screen:
         if char in "\r\n":
             return
         assert char.isprintable(), f"a control character reached the terminal: {char!r}"
-        if not self.alternate:  # these lines are broken, and scroll
+        if not self.alternate or self._outdated:  # these lines are broken, and scroll
             return
         assert self._column < self.columns, f"a line is longer than {self.columns} columns: {self.text}"
         if self._row < self.rows:
@@ -89,6 +94,7 @@ class Terminal:
 
     def __init__(self, command: Sequence[str], *, size: tuple[int, int] = (80, 24), env: Mapping[str, str]) -> None:
         self.screen = Screen(*size)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._pid, self._fd = pty.fork()
         if self._pid == 0:
             try:
@@ -123,7 +129,7 @@ class Terminal:
                 return False
             if not content:
                 return False
-            self.screen.feed(content.decode("utf-8", "replace"))
+            self.screen.feed(self._decoder.decode(content))
             seconds = 0
         return True
 
@@ -133,7 +139,9 @@ class Terminal:
         while not holds(self.screen.text):
             alive = self.read(0.05)
             assert alive or holds(self.screen.text), f"it ended; the screen showed:\n{self.screen.text}"
-            assert time.monotonic() < end, f"never came true; the screen shows:\n{self.screen.text}"
+            assert time.monotonic() < end, (
+                f"never came true; the screen shows:\n{self.screen.text}\nlast written: {self.screen.raw[-300:]!r}"
+            )
         return self.screen.text
 
     def end(self, seconds: float = 15.0) -> int:
