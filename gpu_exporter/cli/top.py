@@ -84,7 +84,9 @@ def _feed(config: Config, url: str, credentials: dict[str, Any], seconds: float,
     from gpu_exporter.diagnosis.remote import Remote
     from gpu_exporter.health.events import EventLog
     from gpu_exporter.health.kernel_log_thread import KernelWatch
+    from gpu_exporter.host.files import HostFiles
     from gpu_exporter.sources.choice import is_remote, only
+    from gpu_exporter.top.commands import Commands
     from gpu_exporter.top.feeds import INTERVAL_SECONDS, SourceFeed, UrlFeed
     from gpu_exporter.top.tracker import BANNERS, Tracker
 
@@ -103,12 +105,14 @@ def _feed(config: Config, url: str, credentials: dict[str, Any], seconds: float,
     kernel_log = None
     if events and config.kernel_log not in ("", "none") and not is_remote(config, source.name):
         kernel_log = KernelWatch(events, Path(config.kernel_log), None, procfs=config.procfs)
+    host = host_of(source, config, INTERVAL_SECONDS)
     return SourceFeed(
         source,
         Tracker(seconds, job=job, banner=BANNERS.get(kind, "")),
         events=events,
-        host=host_of(source, config, INTERVAL_SECONDS),
+        host=host,
         kernel_log=kernel_log,
+        commands=Commands(HostFiles(config.procfs, config.sysfs)) if host else None,
     )
 
 

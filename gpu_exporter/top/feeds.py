@@ -28,6 +28,7 @@ from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.metric import MetricSet
 from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.model.source import HostEvidence, Source
+from gpu_exporter.top.commands import Commands
 from gpu_exporter.top.state import View
 from gpu_exporter.top.tracker import Tracker
 
@@ -74,10 +75,13 @@ class SourceFeed:
         events: EventLog | None = None,
         host: HostEvidence | None = None,
         kernel_log: KernelWatch | None = None,
+        commands: Commands | None = None,
     ) -> None:
         self.view = View(origin=source.description)
         self._tracker, self._scrapes = tracker, Scrapes()
-        self._host, self._kernel_log = host, kernel_log
+        self._threads = [thread for thread in (kernel_log, host, commands) if thread]
+        if commands:
+            tracker.command_of = commands.of
         self._changed: Callable[[], None] = lambda: None
         self._collector = Collector(
             source,
@@ -91,18 +95,14 @@ class SourceFeed:
     def start(self, changed: Callable[[], None]) -> None:
         """Start to collect. Raises SourceLost if there is no GPU."""
         self._changed = changed
-        if self._kernel_log:
-            self._kernel_log.start()
-        if self._host:
-            self._host.start()
+        for thread in self._threads:
+            thread.start()
         self._collector.start()
 
     def stop(self) -> bool:
         """Stop the collection. Return False if a driver call is stuck."""
-        if self._kernel_log:
-            self._kernel_log.stop()
-        if self._host:
-            self._host.stop()
+        for thread in self._threads:
+            thread.stop()
         return self._collector.stop()
 
     def _take(self, snapshot: Snapshot) -> None:

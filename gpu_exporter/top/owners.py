@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from gpu_exporter.catalogue import metrics as m
@@ -46,8 +46,8 @@ class Holders:
         return Held(printable(owner, LONGEST_OWNER), tuple(processes))
 
 
-def holders(samples: ByName) -> Holders:
-    """Return the owners and processes that samples name."""
+def holders(samples: ByName, command_of: Callable[[str], str]) -> Holders:
+    """Return the owners and processes that samples name; `command_of` returns the command of a PID, if it is known."""
     held = Holders()
     for sample in samples.get(m.HOST_PROCESS.name, ()):
         held.leaders[sample.labels.get("UUID", "")] = sample.labels
@@ -56,11 +56,11 @@ def holders(samples: ByName) -> Holders:
             held.owners[sample.labels.get("UUID", ""), sample.labels.get("GPU_I_ID", "")] = sample.labels
     for name in (m.PROCESS_MEMORY.name, m.PROCESS_SM.name):
         for sample in samples.get(name, ()):
-            _add(held, sample)
+            _add(held, sample, command_of)
     return held
 
 
-def _add(held: Holders, sample: ScrapedSample) -> None:
+def _add(held: Holders, sample: ScrapedSample, command_of: Callable[[str], str]) -> None:
     if not plausible(sample.value):
         return
     labels = sample.labels
@@ -68,7 +68,7 @@ def _add(held: Holders, sample: ScrapedSample) -> None:
     rows = held.processes[device]
     leader = held.leaders.get(device[0], {})
     command = _command(leader) if leader.get("pid") == pid else ""
-    row = rows.get(pid) or ProcessRow(pid, command=command or _command(labels))
+    row = rows.get(pid) or ProcessRow(pid, command=command or command_of(pid) or _command(labels))
     if sample.name == m.PROCESS_MEMORY.name:
         rows[pid] = ProcessRow(pid, sample.value, row.sm, row.command)
     else:

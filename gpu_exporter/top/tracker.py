@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from gpu_exporter.catalogue import faults
 from gpu_exporter.catalogue import metrics as m
@@ -35,10 +35,11 @@ BANNERS = {REPLAY.name: "Replayed from a recording of real GPUs", SIMULATED.name
 
 
 class Tracker:
-    """Keeps the view up to date. Use it from one thread."""
+    """Keeps the view up to date. Use it from one thread. `command_of` returns the command line of a PID, if known."""
 
     def __init__(self, seconds: float, *, job: str = "", banner: str = "") -> None:
         self._rolling, self._banner = RollingWindow(seconds, job=job), banner
+        self.command_of: Callable[[str], str] = lambda pid: ""
         self._taken, self._judged_at, self._pause = 0, 0.0, SOONEST
         self._diagnoses: dict[DeviceKey, Diagnosis] = {}
         self._hidden: set[DeviceKey] = set()
@@ -59,7 +60,7 @@ class Tracker:
         window = self._rolling.window()
         if ready:
             self._judge(window)
-        facts = _facts(by_name)
+        facts = _facts(by_name, self.command_of)
         for device, identity in window.devices.items():
             if self._rolling.seen_at(device) == scrape.at:
                 self._rows[device] = self._row(device, identity, window, facts)
@@ -146,7 +147,7 @@ class _Facts:
         self.banner, self.missing = "", 0
 
 
-def _facts(samples: ByName) -> _Facts:
+def _facts(samples: ByName, command_of: Callable[[str], str]) -> _Facts:
     facts = _Facts()
     for sample in samples.get(m.UP.name, ()):
         facts.banner = BANNERS.get(sample.labels.get("source", ""), facts.banner)
@@ -159,7 +160,7 @@ def _facts(samples: ByName) -> _Facts:
     for sample in samples.get(m.HEALTH_REASON.name, ()):
         if sample.value == 1:
             facts.reasons[sample.labels.get("UUID", "")].append(_reason(sample.labels))
-    facts.holders = holders(samples)
+    facts.holders = holders(samples, command_of)
     for sample in samples.get(m.EXPECTED.name, ()):
         if plausible(sample.value):
             facts.missing = max(0, faults.missing(int(sample.value), len(samples.get(m.UP.name, ()))))

@@ -108,11 +108,19 @@ def test_the_exporter_goes_and_comes_back(top: Top, serve: Serve) -> None:
 
 
 def test_gpus_of_this_machine(top: Top, driver: FakeDriver) -> None:
-    """Through NVML: values, and no banner."""
+    """Through NVML: values, processes with their commands, and no banner."""
+    programs = [subprocess.Popen([sys.executable, "-c", "input()", f"--rank={rank}"], stdin=-1) for rank in range(2)]
+    driver.set("ComputeRunningProcesses", ",".join(f"{program.pid}:{5000 << 20}" for program in programs))
     terminal = top("--kernel-log", "none", env=driver.environment)
     text = terminal.until(judged)
     assert "Simulated" not in text
     assert re.search(r"power +█+\S* +\d+ W of 700 W", text)
+    terminal.press("\r")
+    terminal.until(
+        lambda text: all(re.search(rf"{each.pid} +5.2G .*--rank={n}", text) for n, each in enumerate(programs))
+    )
+    for program in programs:
+        program.communicate()
 
 
 def test_a_replayed_recording(top: Top) -> None:
