@@ -102,8 +102,10 @@ class Screen:
         elif key == "s":
             names = list(ORDERS)
             self.order = names[(names.index(self.order) + 1) % len(names)]
+            self.chosen, self._key = 0, None
         elif key == "r":
             self.reverse = not self.reverse
+            self.chosen, self._key = 0, None
         else:
             self._move(key)
 
@@ -144,7 +146,7 @@ class Screen:
         return [*(cut(spans, width) for spans in lines[: height - 1]), foot]
 
     def _choose(self, rows: Sequence[GpuRow]) -> None:
-        """Follow the chosen GPU when the order changes."""
+        """Follow the chosen GPU when values change the order. A new order begins at its top."""
         keys = [row.key for row in rows]
         self.chosen = keys.index(self._key) if self._key in keys else min(self.chosen, max(0, len(rows) - 1))
         self._key = keys[self.chosen] if keys else None

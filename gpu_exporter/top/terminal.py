@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.style import Style
 
-from gpu_exporter.top.lines import STYLES, Line
+from gpu_exporter.top.lines import ASCII, STYLES, Line, glyphs
 
 # What terminals send for keys.
 KEYS = {
@@ -27,6 +27,8 @@ KEYS = {
 SEQUENCE = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|O.|)|.", re.DOTALL)
 CUT_OFF = re.compile(rb"\x1b(?:\[[0-9;?]*|O)?\Z")
 REST_SECONDS = 0.05
+# What replaces characters that an old encoding lacks.
+NOT_ASCII = str.maketrans({"°": " ", "…": "~", "±": "~"})
 SMALLEST = (20, 4)
 ENTER = "\x1b[?1049h\x1b[?25l\x1b[2J"
 LEAVE = "\x1b[0m\x1b[?25h\x1b[?1049l"
@@ -47,6 +49,7 @@ class Terminal:
     def __init__(self, console: Console) -> None:
         self._console, self._input, self._output = console, sys.stdin.fileno(), sys.stdout.fileno()
         self._encoding = sys.stdout.encoding or "ascii"
+        self._missing = NOT_ASCII if glyphs(self._encoding) is ASCII else {}
         self._reader, self._writer = os.pipe()
         for end in (self._reader, self._writer):
             os.set_blocking(end, False)
@@ -137,7 +140,7 @@ class Terminal:
 
     def _write(self, text: str) -> None:
         """Write all of a text. (With sys.stdout, a signal such as SIGWINCH can cut off the rest.)"""
-        content = memoryview(text.encode(self._encoding, "replace"))
+        content = memoryview(text.translate(self._missing).encode(self._encoding, "replace"))
         while content:
             try:
                 content = content[os.write(self._output, content) :]

@@ -37,6 +37,11 @@ def names(lines: list[str]) -> list[str]:
     return [line.removeprefix(UNICODE.chosen).split()[0] for line in table if line[2:3].isdigit()]
 
 
+def chosen(lines: list[str]) -> str:
+    """Return the GPU that is chosen."""
+    return next(line for line in lines if line.startswith(UNICODE.chosen)).split()[1]
+
+
 @pytest.mark.parametrize("size", [(20, 4), (40, 10), (80, 24), (120, 40), (250, 60)])
 @pytest.mark.parametrize("number", [0, 1, 8, 100])
 def test_every_size(size: tuple[int, int], number: int) -> None:
@@ -51,7 +56,8 @@ def test_every_size(size: tuple[int, int], number: int) -> None:
         text(screen, view)
 
 
-def test_the_chosen_gpu_is_followed_when_the_order_changes() -> None:
+def test_sorting() -> None:
+    """A new order begins at its top; then, the chosen GPU is followed."""
     screen, view = Screen(UNICODE), View(1000.0, gpus=tuple(map(row, range(4))))
     text(screen, view)
     screen.press("down")
@@ -60,9 +66,14 @@ def test_the_chosen_gpu_is_followed_when_the_order_changes() -> None:
         screen.press("s")
     lines = text(screen, view)
     assert names(lines) == ["3", "2", "1", "0"]
-    assert next(line for line in lines if line.startswith(UNICODE.chosen)).split()[1] == "1"
+    assert chosen(lines) == "3"
+    lines = text(
+        screen, View(1001.0, gpus=tuple(row(index, values={"sm_active": 1 / (index + 1)}) for index in range(4)))
+    )
+    assert names(lines) == ["0", "1", "2", "3"]
+    assert chosen(lines) == "3"
     screen.press("r")
-    assert names(text(screen, view)) == ["0", "1", "2", "3"]
+    assert chosen(text(screen, view)) == "0"
 
 
 def test_the_filter() -> None:
