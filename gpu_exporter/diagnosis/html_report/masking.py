@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from gpu_exporter.diagnosis.judge import Diagnosis
 from gpu_exporter.diagnosis.presence import Absent
-from gpu_exporter.diagnosis.window import DeviceIdentity
+from gpu_exporter.diagnosis.window import UNIDENTIFIED, DeviceIdentity
 
 # `--api-key=x`, `--password x`, `TOKEN=x`, `https://user:x@host`.
 _NAMED = re.compile(
@@ -54,11 +54,15 @@ class Names:
         return of_kind.setdefault(text, f"{kind}-{len(of_kind) + 1}")
 
     def uuid(self, text: str) -> str:
-        """Return a UUID, or a placeholder of the same form."""
+        """Return a UUID, or a placeholder of the same form; what stands for a missing one may name a host."""
         if not (self._mask and text):
             return text
         of_kind = self._names["uuid"]
-        return of_kind.setdefault(text, f"GPU-00000000-0000-0000-0000-{len(of_kind) + 1:012d}")
+        number = len(of_kind) + 1
+        unidentified = text.startswith(UNIDENTIFIED)
+        return of_kind.setdefault(
+            text, f"{UNIDENTIFIED}{number}" if unidentified else f"GPU-00000000-0000-0000-0000-{number:012d}"
+        )
 
     def source(self, text: str) -> str:
         """Return the name of a source; the address of an exporter is masked."""
@@ -76,8 +80,8 @@ class Names:
 
     def absent(self, gpus: Absent) -> Absent:
         """Return absent GPUs in which the names are replaced."""
-        name = gpus.gpus.removeprefix("GPU ")
-        named = gpus.gpus if name.isdecimal() or " of " in name else f"GPU {self.uuid(name)}"
+        harmless = re.fullmatch(r"GPU \d+|\d+ of \d+ GPUs", gpus.gpus)
+        named = gpus.gpus if harmless else f"GPU {self.uuid(gpus.gpus.removeprefix('GPU '))}"
         return gpus._replace(node=self.name("node", gpus.node), gpus=named)
 
     def _identity(self, identity: DeviceIdentity) -> DeviceIdentity:

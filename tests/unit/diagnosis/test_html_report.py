@@ -127,7 +127,11 @@ def test_masked_names_are_absent(tmp_path: Path) -> None:
     found = watched(names, "python3 /home/secret-user/secret-program.py")
     for diagnosis in found[0]:
         diagnosis.identity.neighbours = ("process 9 (secret-neighbour, 2 CPUs)",)
-    absent = [Absent("secret-host", "GPU GPU-secret-uuid", "no data for 5 s"), Absent("other", "2 of 8 GPUs", "x")]
+    absent = [
+        Absent("secret-host", "GPU GPU-secret-uuid", "no data for 5 s"),
+        Absent("secret-host", "GPU 3 of secret-host:9400", "no data for 5 s"),
+        Absent("other", "2 of 8 GPUs", "x"),
+    ]
     text = written(tmp_path, found, mask=True, absent=absent)
     for name in ("secret", "user-host", "1234", "GPU-0<", '"GPU-0"'):
         assert name not in text, name
@@ -144,6 +148,10 @@ def test_placeholders_are_stable() -> None:
     names = Names(mask=True)
     assert [names.name("pod", text) for text in ("a", "b", "a", "")] == ["pod-1", "pod-2", "pod-1", ""]
     assert names.name("node", "a") == "node-1"
+    assert [names.uuid(text) for text in ("GPU-a", "GPU 3 of host:9400")] == [
+        "GPU-00000000-0000-0000-0000-000000000001",
+        "GPU 2",
+    ]
     assert Names(mask=False).name("pod", "a") == "a"
 
 
