@@ -45,6 +45,7 @@ SHOWN = (
     m.HEALTH_REASON.name,
     m.UP.name,
     m.RENDERED_AT.name,
+    m.INTERVAL.name,
 )
 NAMES = "|".join(map(re.escape, {*FAMILIES, *SHOWN}))
 WANTED = re.compile(rf"^(?:# TYPE )?(?:{NAMES})(?:_bucket|_sum|_count)?[ {{].*\n", re.MULTILINE)

@@ -15,8 +15,8 @@ from gpu_exporter.top.numbers import duration
 from gpu_exporter.top.state import DEGRADED, UNHEALTHY, GpuRow, View
 from gpu_exporter.top.table import columns_for, heading, line
 
-# A view that is older is outdated, and its age is shown.
-OLD_SECONDS = 3.5
+# A view that is older than this and than some collections is outdated, and its age is shown.
+OLD_SECONDS, OLD_INTERVALS = 3.5, 2.5
 LEAST_DETAIL = 5
 HELP = (
     ("up, down, j, k", "choose a GPU; also PgUp, PgDn, Home, End"),
@@ -169,7 +169,7 @@ class Screen:
         if view.banner:
             lines.append(padded((Span(f" {view.banner}"),), width, "banner"))
         age = now - view.at
-        if view.problem or (view.at and age > OLD_SECONDS):
+        if view.problem or (view.at and age > max(OLD_SECONDS, OLD_INTERVALS * view.interval)):
             old = f" The values are {duration(age)} old." if view.at else ""
             text = f" {view.problem or 'No new values.'}"
             lines.append(padded((Span(fit(text, max(0, width - width_of(old))) + old),), width, "problem"))

@@ -62,7 +62,7 @@ class View:
     """All GPUs at one moment. `at` is the time of the last scrape (unix seconds), 0 before the first one.
 
     `origin` names the source, `banner` says that the values are replayed or simulated, and `problem` why there are no
-    newer ones. `judged` is false until there is a first diagnosis.
+    newer ones. `interval` is the time between two collections. `judged` is false until there is a first diagnosis.
     """
 
     at: float = 0.0
@@ -70,5 +70,6 @@ class View:
     banner: str = ""
     problem: str = ""
     missing: int = 0
+    interval: float = 1.0
     judged: bool = False
     gpus: tuple[GpuRow, ...] = ()

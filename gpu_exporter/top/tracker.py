@@ -68,6 +68,7 @@ class Tracker:
             scrape.at,
             banner=self._banner or facts.banner,
             missing=facts.missing,
+            interval=facts.interval,
             judged=bool(self._judged_at),
             gpus=tuple(self._shown(window)),
         )
@@ -83,7 +84,7 @@ class Tracker:
         self._hidden = {diagnosis.device for diagnosis in found} - self._diagnoses.keys()
         for device, diagnosis in self._diagnoses.items():
             name = diagnosis.bottleneck.name if diagnosis.bottleneck else ""
-            if self._classes.get(device, ("", 0.0))[0] != name or device not in self._classes:
+            if device not in self._classes or self._classes[device][0] != name:
                 self._classes[device] = name, window.now
         self._judged_at = begun
         self._pause = min(max((time.thread_time() - cpu) / JUDGE_SHARE, SOONEST), LATEST)
@@ -144,7 +145,7 @@ class _Facts:
         self.health: dict[str, str] = {}
         self.reasons: dict[str, list[str]] = defaultdict(list)
         self.holders = Holders()
-        self.banner, self.missing = "", 0
+        self.banner, self.missing, self.interval = "", 0, 1.0
 
 
 def _facts(samples: ByName, command_of: Callable[[str], str]) -> _Facts:
@@ -161,6 +162,9 @@ def _facts(samples: ByName, command_of: Callable[[str], str]) -> _Facts:
         if sample.value == 1:
             facts.reasons[sample.labels.get("UUID", "")].append(_reason(sample.labels))
     facts.holders = holders(samples, command_of)
+    for sample in samples.get(m.INTERVAL.name, ()):
+        if plausible(sample.value):
+            facts.interval = max(1.0, sample.value)
     for sample in samples.get(m.EXPECTED.name, ()):
         if plausible(sample.value):
             facts.missing = max(0, faults.missing(int(sample.value), len(samples.get(m.UP.name, ()))))

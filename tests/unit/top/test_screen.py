@@ -102,6 +102,7 @@ def test_old_values_and_problems() -> None:
     assert "old" not in "\n".join(text(screen, view, now=1002.0))
     assert "No new values." in text(screen, view, now=1120.0)[1]
     assert "The values are 2 min old." in text(screen, view, now=1120.0)[1]
+    assert "old" not in "\n".join(text(screen, replace(view, interval=30.0), now=1060.0))
     assert "gone away" in text(screen, replace(view, problem="gone away"), now=1001.0)[1]
     assert "Waiting for the first values" in "\n".join(text(screen, View()))
 
