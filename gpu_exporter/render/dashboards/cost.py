@@ -34,7 +34,7 @@ def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
 
 def _numbers() -> list[object]:
     shown = (
-        (a.GPU_COST, "GPU cost per hour", _cost("Cost of the GPUs per hour, without electricity.")),
+        (a.GPU_COST, "GPU cost per hour", _cost("Cost of the GPUs per hour, including electricity.")),
         (a.WASTED_COST, "Wasted spend per hour", _cost("Cost of idle time, fake load and hanging jobs per hour.")),
         (a.ELECTRICITY, "Electricity per hour", _cost("Cost of the electricity that the GPUs use per hour.")),
         (

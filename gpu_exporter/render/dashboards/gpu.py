@@ -102,7 +102,7 @@ def _class() -> object:
         "the timeline below shows all GPUs.",
     )
     words = [(each.name, each.colour) for each in BOTTLENECKS]
-    return named("Bottleneck now", about, Query(f"max({q.class_of(BOARD).expr})", "", "short"), words)
+    return named("Bottleneck now", about, Query(f"max({q.class_of(BOARD)})", "", "short"), words)
 
 
 def _activity() -> object:

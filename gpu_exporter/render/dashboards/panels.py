@@ -177,7 +177,7 @@ def class_timeline(board: Board, width: int = 24) -> Any:
     )
     return core.StateTimeline(
         **common("Bottleneck", about, width, 8),
-        targets=targets([q.class_of(board)]),
+        targets=targets([q.classes_of(board)]),
         mappings=[{"type": "value", "options": options}],
         colorMode="fixed",
         extraJson=extra({"unit": "short", "links": [TO_GPU]}, TIMELINE),

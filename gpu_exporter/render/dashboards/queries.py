@@ -163,10 +163,14 @@ def legend(board: Board, what: Recorded) -> str:
     return device
 
 
-def class_of(board: Board) -> Query:
-    """Return a query for the number of the bottleneck class of each device."""
-    expr = f"max without (class) ({bottlenecks.CLASS}{{{', '.join(map(_matcher, board.chosen))}}})"
-    return Query(in_order(expr), f"{device_legend(board)} {{{{GPU_I_ID}}}}", "short")
+def class_of(board: Board) -> str:
+    """Return the number of the bottleneck class of each device."""
+    return f"max without (class) ({bottlenecks.CLASS}{{{', '.join(map(_matcher, board.chosen))}}})"
+
+
+def classes_of(board: Board) -> Query:
+    """Return a query for the number of the bottleneck class of each device, in their natural order."""
+    return Query(in_order(class_of(board)), f"{device_legend(board)} {{{{GPU_I_ID}}}}", "short")
 
 
 def alerts(
