@@ -15,6 +15,7 @@ from gpu_exporter.model.snapshot import Snapshot
 
 # As long as `gpu-exporter diagnose` watches by default.
 WINDOW_SECONDS = 20.0
+READ = frozenset(FAMILIES)
 STRAGGLERS = ("GpuStragglerStarved", "GpuStragglerSlow", "GpuStragglerLaunchBound")
 
 
@@ -62,7 +63,7 @@ class Watch:
         if snapshot.at <= self._at:
             self._signals = SignalReaders()
         self._at = snapshot.at
-        self._signals.take(self._scrapes.of(snapshot, FAMILIES))
+        self._signals.take(self._scrapes.of(snapshot, READ))
         self._signals.forget(snapshot.at - WINDOW_SECONDS)
 
     def judge(self, snapshot: Snapshot) -> None:

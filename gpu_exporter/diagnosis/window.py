@@ -110,7 +110,7 @@ class Scrapes:
         self.taken.append(self.of(snapshot))
 
     def of(self, snapshot: Snapshot, only: Collection[str] = ()) -> Scrape:
-        """Return a snapshot as a scrape of it would look, without keeping it; `only` are the names of series to take."""
+        """Return a snapshot as a scrape of it would look, only with series of these names, without keeping it."""
         latest = {
             series: self._sample(series, value) for series, value in snapshot.samples if not only or series.name in only
         }
