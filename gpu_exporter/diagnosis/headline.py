@@ -81,7 +81,7 @@ def _finding(match: Match, diagnosis: Diagnosis) -> dict[str, Any]:
     }
 
 
-def unknown(diagnosis: Diagnosis) -> list[dict[str, str]]:
+def not_judged(diagnosis: Diagnosis) -> list[dict[str, str]]:
     """Return the failure modes that could not be judged, and why."""
     return [
         {"name": name, "why": "missing: " + ", ".join(map(subject, missing)) if missing else "too few measurements yet"}

@@ -15,7 +15,7 @@ from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.serving.api import EVENTS_SECONDS, Composed
 
 if TYPE_CHECKING:
-    from gpu_exporter.serving.live.thread import LiveNode
+    from gpu_exporter.serving.watch.thread import LiveNode
 
 # A page expires after this time, or after this many intervals if that is longer.
 EXPIRY_SECONDS = 5.0

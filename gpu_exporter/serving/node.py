@@ -30,7 +30,7 @@ from gpu_exporter.sources.choice import is_remote
 
 if TYPE_CHECKING:
     from gpu_exporter.attribution.attributor import Attributor
-    from gpu_exporter.serving.live.thread import LiveNode
+    from gpu_exporter.serving.watch.thread import LiveNode
 
 log = logging.getLogger(__name__)
 
@@ -158,10 +158,11 @@ def _live(name: str, config: Config, health: Health, events: EventLog | None, *,
     """Return what the live page knows of a node; None if the page is off, so that its modules are not loaded."""
     if not config.live_page:
         return None
-    from gpu_exporter.serving.live.monitor import Monitor
-    from gpu_exporter.serving.live.thread import LiveNode
+    from gpu_exporter.serving.watch.monitor import Monitor
+    from gpu_exporter.serving.watch.thread import LiveNode
 
-    return LiveNode(Monitor(name, config.interval, events), health, always=always)
+    monitor = Monitor(name, config.interval, events)
+    return LiveNode(monitor, lambda: health.snapshot, health.liveness_problem, always=always)
 
 
 def _events(source: Source, config: Config, state_of: Callable[[str], GpuState | None]) -> EventLog | None:

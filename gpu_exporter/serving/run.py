@@ -33,7 +33,7 @@ from gpu_exporter.serving.systemd import listening
 from gpu_exporter.version import __version__
 
 if TYPE_CHECKING:
-    from gpu_exporter.serving.live.thread import LiveNode
+    from gpu_exporter.serving.watch.thread import LiveNode
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ def _warn_of_unreadable(source: Source, selection: Selection) -> None:
 def _follow(nodes: Sequence[LiveNode], stop: threading.Event) -> None:
     """Start to follow the nodes for the live page."""
     if nodes:
-        from gpu_exporter.serving.live.thread import LiveThread
+        from gpu_exporter.serving.watch.thread import LiveThread
 
         LiveThread(nodes).start(stop)
 

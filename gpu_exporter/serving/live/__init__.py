@@ -1,1 +1,1 @@
-"""The live page: the current diagnosis of each GPU, its last hour, and the stream of both."""
+"""The live page and its API."""

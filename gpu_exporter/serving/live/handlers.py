@@ -10,7 +10,7 @@ from tornado.iostream import StreamClosedError
 from gpu_exporter.serving.handler import CLIENT_SECONDS, TEXT, Handler
 
 if TYPE_CHECKING:
-    from gpu_exporter.serving.live.thread import LiveNode
+    from gpu_exporter.serving.watch.thread import LiveNode
 
 JSON = "application/json"
 EVENTS = "text/event-stream; charset=utf-8"

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS
 from gpu_exporter.diagnosis.current import Current, Watch
-from gpu_exporter.diagnosis.headline import findings, headline, headroom, unknown
+from gpu_exporter.diagnosis.headline import findings, headline, headroom, not_judged
 from gpu_exporter.diagnosis.history import NO_CLASS, POINTS, STEP_SECONDS, History
 from gpu_exporter.diagnosis.judge import Diagnosis
 from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.health import judge
 from gpu_exporter.model.snapshot import GpuStatus, Snapshot
 from gpu_exporter.model.verdict import Verdict
-from gpu_exporter.serving.live.measurements import MEASUREMENTS, NAMES, Numbers, described, numbers
+from gpu_exporter.serving.watch.measurements import MEASUREMENTS, NAMES, Numbers, described, numbers
 from gpu_exporter.version import __version__
 
 if TYPE_CHECKING:
@@ -157,13 +157,13 @@ class Monitor:
 
     def _of_diagnosis(self, diagnosis: Diagnosis | None, device: DeviceKey) -> dict[str, Any]:
         if diagnosis is None:
-            return {"time": {}, "headroom": "", "findings": [], "unknown": []}
+            return {"time": {}, "headroom": "", "findings": [], "not_judged": []}
         since = self.current.since
         return {
             "time": {cause.value: round(share, 4) for cause, share in diagnosis.shares.items()},
             "headroom": headroom(diagnosis),
             "findings": [{**each, "since": since.get((device, each["name"]))} for each in findings(diagnosis)],
-            "unknown": unknown(diagnosis),
+            "not_judged": not_judged(diagnosis),
         }
 
     def _xids(self) -> Mapping[str, list[dict[str, Any]]]:

@@ -7,19 +7,18 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from gpu_exporter.serving.live.monitor import Monitor
-from gpu_exporter.serving.live.stream import Stream
+from gpu_exporter.serving.watch.monitor import Monitor
+from gpu_exporter.serving.watch.stream import Stream
 
 if TYPE_CHECKING:
     from gpu_exporter.model.snapshot import Snapshot
-    from gpu_exporter.serving.endpoint import Health
 
 log = logging.getLogger(__name__)
 
-# How often a snapshot is taken and judged while no page is open, and while one is.
+# How often a snapshot is taken and judged while no page is open, and while one is or the exporter has just started.
 QUIET_SECONDS, QUIET_JUDGED = 5.0, 30.0
 OPEN_SECONDS, OPEN_JUDGED = 1.0, 5.0
 # With several nodes, one that nobody has asked about for this long is not followed.
@@ -27,12 +26,22 @@ ASKED_SECONDS = 120.0
 
 
 class LiveNode:
-    """The live view of one node."""
+    """The live view of one node. `newest` returns its latest snapshot, `problem` why there is no newer one.
 
-    def __init__(self, monitor: Monitor, health: Health, *, always: bool = True) -> None:
+    It is followed `always`, or only while somebody looks at it.
+    """
+
+    def __init__(
+        self,
+        monitor: Monitor,
+        newest: Callable[[], Snapshot | None],
+        problem: Callable[[], str],
+        *,
+        always: bool = True,
+    ) -> None:
         self.monitor, self.stream = monitor, Stream()
-        self._health, self._always = health, always
-        self._asked_at = -ASKED_SECONDS
+        self._newest, self._problem, self._always = newest, problem, always
+        self._started, self._asked_at = time.monotonic(), -ASKED_SECONDS
         self._seen: Snapshot | None = None
         self._taken_at = self._judged_at = float("-inf")
 
@@ -42,16 +51,17 @@ class LiveNode:
 
     def follow(self) -> None:
         """Take the newest snapshot if it is time, judge it if it is time, and send it to open pages."""
-        now, is_open, snapshot = time.monotonic(), self.stream.is_open, self._health.snapshot
+        now, is_open, snapshot = time.monotonic(), self.stream.is_open, self._newest()
         if not (self._always or is_open or now - self._asked_at < ASKED_SECONDS):
             return
         if snapshot is None or (snapshot is self._seen and not is_open):
             return
-        problem = self._health.liveness_problem()
+        problem = self._problem()
         if snapshot is not self._seen and (is_open or now - self._taken_at >= QUIET_SECONDS):
             self._seen, self._taken_at = snapshot, now
             complete = self.monitor.take(snapshot)
-            if now - self._judged_at >= (OPEN_JUDGED if is_open else QUIET_JUDGED):
+            young = now - self._started < QUIET_JUDGED
+            if now - self._judged_at >= (OPEN_JUDGED if is_open or young else QUIET_JUDGED):
                 self.monitor.judge(snapshot)
                 self._judged_at = now
             if complete and is_open:
