@@ -10,11 +10,11 @@ from functools import partial
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.evaluate import Device, Points
-from gpu_exporter.catalogue.signal import Derived, Read, Signal
+from gpu_exporter.catalogue.signal import Derived, Signal
 from gpu_exporter.catalogue.signals import SIGNALS
 from gpu_exporter.diagnosis.scrape import DeviceKey, Scrape, plausible
-from gpu_exporter.diagnosis.signal_reader import ByName, reader
-from gpu_exporter.diagnosis.window import DeviceIdentity, Identities, Window, latest_of
+from gpu_exporter.diagnosis.signal_reader import ByName
+from gpu_exporter.diagnosis.window import DeviceIdentity, SignalReaders, Window, latest_of
 
 # Families of gpu-exporter by which all its devices are known.
 _IDENTIFYING = (m.UP, m.INFO, m.DOWN, m.HOST_PROCESS, m.POD_INFO, m.GR_ENGINE_ACTIVE, m.SM_ACTIVE, m.FB_USED)
@@ -22,54 +22,38 @@ IDENTIFY = tuple(row.name for row in _IDENTIFYING)
 Signals = Mapping[tuple[Device, Signal], Points]
 
 
-class RollingWindow:
+class RollingWindow(SignalReaders):
     """Keeps the points of the last `seconds`. With `job`, all devices are ranks of a job of that name."""
 
     def __init__(self, seconds: float, *, job: str = "") -> None:
-        self._seconds, self._job, self._now = seconds, job, 0.0
-        self._identities = Identities()
-        self._readers = {
-            (signal, way): reader(way, per_instance=signal.per_instance, seconds=seconds)
-            for signal in SIGNALS
-            for way in signal.definitions
-            if isinstance(way, Read)
-        }
-        self._derived = {
-            (signal, way): _Formula(way) for signal in SIGNALS for way in signal.definitions if isinstance(way, Derived)
-        }
+        super().__init__(seconds)
+        self._seconds, self._job = seconds, job
+        ways = (way for signal in SIGNALS for way in signal.definitions if isinstance(way, Derived))
+        self._formulas = {id(way): _Formula(way) for way in ways}
 
-    def take(self, at: float, by_name: ByName) -> None:
+    def add(self, at: float, by_name: ByName) -> None:
         """Add the samples of a scrape, which is newer than those before, and drop what is too old."""
-        self._now = at
         # Of a page with thousands of samples, a few families identify all devices and owners.
         names = IDENTIFY if m.UP.name in by_name else by_name
         self._identities.take(Scrape(at, [sample for name in names for sample in by_name.get(name, ())]))
-        for of_way in self._readers.values():
-            of_way.take(at, by_name)
-            of_way.forget(at - self._seconds)
+        self._read(at, by_name)
+        self.forget(at - self._seconds)
 
     def seen_at(self, device: DeviceKey) -> float:
         """Return when a device was last seen (unix seconds)."""
         return self._identities.seen_at[device]
 
-    def window(self) -> Window:
+    def recent(self) -> Window:
         """Return the signals of the devices that were seen within these seconds."""
-        devices: dict[DeviceKey, DeviceIdentity] = {}
-        for key, identity in self._identities.devices().items():
-            if self.seen_at(key) > self._now - self._seconds:
-                identity.workload = self._job or identity.workload
-                devices[key] = identity
-        signals: dict[tuple[Device, Signal], Points] = {}
-        for signal in SIGNALS:
-            for way in signal.definitions:
-                if isinstance(way, Derived):
-                    by_device = self._derived[signal, way].points(devices, signals, self._now - self._seconds)
-                else:
-                    by_device = self._readers[signal, way].points
-                for device, points in by_device.items():
-                    if points and device in devices:
-                        signals.setdefault((device, signal), points)
-        return Window(self._now, devices, signals)
+        window = self.window({}, job=self._job)
+        since = self._now - self._seconds
+        window.devices = {key: identity for key, identity in window.devices.items() if self.seen_at(key) > since}
+        return window
+
+    def _derived(
+        self, way: Derived, devices: Mapping[DeviceKey, DeviceIdentity], signals: Signals
+    ) -> Mapping[DeviceKey, Points]:
+        return self._formulas[id(way)].points(devices, signals, self._now - self._seconds)
 
 
 class _Formula:

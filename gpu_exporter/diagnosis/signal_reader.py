@@ -18,6 +18,8 @@ from gpu_exporter.diagnosis.scrape import LARGEST, DeviceKey, ScrapedSample, key
 
 # Points that are much older are dropped. The longest window of a failure mode is shorter.
 KEPT_SECONDS = 9000.0
+# Counters that have stood still for longer than this have ended, or their rate is 0 whenever they grow again.
+FORGOTTEN_SECONDS = 900.0
 # How often metrics are read; scrapes in between repeat the last value.
 PERIODS = {metric.name: metric.nvml_pace.value for metric in m.METRICS}
 
@@ -35,7 +37,7 @@ class SignalReader(Protocol):
         """Add the samples of a scrape at unix time `at`; scrapes come in order of time."""
 
     def forget(self, before: float) -> None:
-        """Drop the points before this time."""
+        """Drop the points of before this unix time, and devices without others."""
 
 
 def reader(way: Read, *, per_instance: bool, seconds: float = WINDOW_SECONDS) -> SignalReader:
@@ -85,8 +87,9 @@ class ValueReader:
             _append(self.points[key], at, value)
 
     def forget(self, before: float) -> None:
-        """Drop the points before this time; of a value that is read more rarely, some older ones are kept."""
+        """Drop the points of before this unix time; of a value that is read rarely, an older one may be the latest."""
         _forget(self.points, before, 3 * PERIODS.get(self.way.name, 0.0))
+        self._before = {key: count for key, count in self._before.items() if count.since >= before - FORGOTTEN_SECONDS}
 
     def _matches(self, labels: Mapping[str, str]) -> bool:
         way = self.way
@@ -173,8 +176,20 @@ class ShapeReader:
             _append(self.points[key], at, value)
 
     def forget(self, before: float) -> None:
-        """Drop the points before this time."""
+        """Drop the points of before this unix time."""
         _forget(self.points, before, 0.0)
+
+
+def _forget(points: dict[DeviceKey, list[tuple[float, float]]], before: float, longer: float) -> None:
+    """Drop the points of before a time; the last one only if it is `longer` seconds older than that."""
+    for device, of_device in list(points.items()):
+        kept = bisect_left(of_device, before, key=itemgetter(0))
+        if kept == len(of_device) and of_device[-1][0] < before - longer:
+            del points[device]
+        elif kept == len(of_device):
+            points[device] = of_device[-1:]
+        elif kept:
+            points[device] = of_device[kept:]  # a new list: a window may still read the old one
 
 
 def _exporter(labels: Mapping[str, str]) -> tuple[str, ...]:
@@ -185,16 +200,6 @@ def _append(points: list[tuple[float, float]], at: float, value: float) -> None:
     points.append((at, value))
     if at - points[0][0] > 2 * KEPT_SECONDS:  # not at each point, because each deletion moves all others
         del points[: bisect_left(points, at - KEPT_SECONDS, key=itemgetter(0))]
-
-
-def _forget(points: Mapping[DeviceKey, list[tuple[float, float]]], before: float, longer: float) -> None:
-    """Drop the points before a time; the last one only when it is `longer` seconds older than that."""
-    for of_device in points.values():
-        if of_device and of_device[0][0] < before:
-            last = of_device[-1]
-            del of_device[: bisect_left(of_device, before, key=itemgetter(0))]
-            if not of_device and last[0] >= before - longer:
-                of_device.append(last)
 
 
 def _edge(text: str) -> float | None:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.conditions import Limits
+from gpu_exporter.catalogue.distributions import WINDOW_SECONDS
 from gpu_exporter.catalogue.evaluate import Device, Points, latest
 from gpu_exporter.catalogue.signal import Derived, Read, Signal
 from gpu_exporter.catalogue.signals import SIGNALS
 from gpu_exporter.catalogue.workloads import owner
 from gpu_exporter.diagnosis.scrape import DeviceKey, Scrape, ScrapedSample, key_of, plausible
-from gpu_exporter.diagnosis.signal_reader import reader
+from gpu_exporter.diagnosis.signal_reader import ByName, reader
 from gpu_exporter.model.gpu import Series
 from gpu_exporter.model.snapshot import Snapshot
 
@@ -26,6 +27,14 @@ UNIDENTIFIED = "GPU "
 
 # What identifies a process, in the order in which it is printed.
 PROCESS_LABELS = ("pid", "process", "uid", "command", "pod_uid", "container_id", "hpc_job")
+
+# All families that signals are made of, or that identify a GPU and its owner.
+FAMILIES = tuple(
+    dict.fromkeys(
+        [read.series for signal in SIGNALS for read in signal.definitions if isinstance(read, Read)]
+        + [m.INFO.name, m.POD_INFO.name, m.XID_EVENTS.name, m.DOWN.name, m.EXPECTED.name, m.HOST_PROCESS.name]
+    )
+)
 
 Claims = set[tuple[str, str, str]]
 
@@ -99,9 +108,15 @@ class Scrapes:
 
     def take(self, snapshot: Snapshot) -> None:
         """Add a snapshot as a scrape of it would look."""
-        latest = {series: self._sample(series, value) for series, value in snapshot.samples}
+        self.taken.append(self.of(snapshot))
+
+    def of(self, snapshot: Snapshot, only: Collection[str] = ()) -> Scrape:
+        """Return a snapshot as a scrape of it would look, only with series of these names, without keeping it."""
+        latest = {
+            series: self._sample(series, value) for series, value in snapshot.samples if not only or series.name in only
+        }
         self._latest = latest
-        self.taken.append(Scrape(snapshot.at, tuple(latest.values())))
+        return Scrape(snapshot.at, tuple(latest.values()))
 
     def _sample(self, series: Series, value: float) -> ScrapedSample:
         before = self._latest.get(series)
@@ -114,9 +129,7 @@ class Scrapes:
 
 def as_scrape(snapshot: Snapshot) -> Scrape:
     """Return a snapshot as a scrape of it would look."""
-    scrapes = Scrapes()
-    scrapes.take(snapshot)
-    return scrapes.taken[0]
+    return Scrapes().of(snapshot)
 
 
 def seen(scrapes: Iterable[Scrape], limits: Limits, *, job: str = "") -> Window:
@@ -124,29 +137,65 @@ def seen(scrapes: Iterable[Scrape], limits: Limits, *, job: str = "") -> Window:
 
     Scrapes are taken one by one and not kept: a recording need not fit into memory.
     """
-    readers = {
-        (signal, way): reader(way, per_instance=signal.per_instance)
-        for signal in SIGNALS
-        for way in signal.definitions
-        if isinstance(way, Read)
-    }
-    identities, now = Identities(), 0.0
+    signals = SignalReaders()
     for scrape in scrapes:
-        by_name, now = samples_by_name(scrape.samples), max(now, scrape.at)
-        identities.take(scrape)
-        for of_way in readers.values():
-            of_way.take(scrape.at, by_name)
-    devices = identities.devices()
-    for identity in devices.values():
-        identity.workload = job or identity.workload
-    signals: dict[tuple[Device, Signal], Points] = {}
-    for signal in SIGNALS:
-        for way in signal.definitions:
-            by_device = _derived(way, devices, signals) if isinstance(way, Derived) else readers[signal, way].points
-            for device, points in by_device.items():
-                if points:
-                    signals.setdefault((device, signal), points)
-    return Window(now, devices, signals, limits)
+        signals.take(scrape)
+    return signals.window(limits, job=job)
+
+
+class SignalReaders:
+    """Computes all signals from scrapes as they come (in order of time), and what identifies the devices.
+
+    Histograms count for so many seconds.
+    """
+
+    def __init__(self, seconds: float = WINDOW_SECONDS) -> None:
+        self._readers = {
+            (signal, way): reader(way, per_instance=signal.per_instance, seconds=seconds)
+            for signal in SIGNALS
+            for way in signal.definitions
+            if isinstance(way, Read)
+        }
+        self._identities, self._now = Identities(), 0.0
+
+    def take(self, scrape: Scrape) -> None:
+        """Add a scrape."""
+        self._identities.take(scrape)
+        self._read(scrape.at, samples_by_name(scrape.samples))
+
+    def _read(self, at: float, by_name: ByName) -> None:
+        self._now = max(self._now, at)
+        for of_way in self._readers.values():
+            of_way.take(at, by_name)
+
+    def forget(self, before: float) -> None:
+        """Drop all points of before this unix time."""
+        for of_way in self._readers.values():
+            of_way.forget(before)
+
+    def window(self, limits: Limits, *, job: str = "") -> Window:
+        """Return the signals so far. With `job`, all devices are ranks of a job of that name."""
+        devices = self._identities.devices()
+        for identity in devices.values():
+            identity.workload = job or identity.workload
+        signals: dict[tuple[Device, Signal], Points] = {}
+        for signal in SIGNALS:
+            for way in signal.definitions:
+                by_device = (
+                    self._derived(way, devices, signals)
+                    if isinstance(way, Derived)
+                    else self._readers[signal, way].points
+                )
+                for device, points in by_device.items():
+                    if points:
+                        signals.setdefault((device, signal), points)
+        return Window(self._now, devices, signals, limits)
+
+    def _derived(
+        self, way: Derived, devices: Mapping[DeviceKey, DeviceIdentity], signals: Mapping[tuple[Device, Signal], Points]
+    ) -> Mapping[DeviceKey, Points]:
+        """Return the points of a signal that is computed from others, by device."""
+        return _derived(way, devices, signals)
 
 
 def samples_by_name(samples: Iterable[ScrapedSample]) -> Mapping[str, list[ScrapedSample]]:

@@ -18,10 +18,10 @@ from gpu_exporter.collection.collector import Collector
 from gpu_exporter.collection.settings import CollectionSettings
 from gpu_exporter.decoding import printable
 from gpu_exporter.diagnosis import prometheus
-from gpu_exporter.diagnosis.gather import FAMILIES, stamped
+from gpu_exporter.diagnosis.gather import stamped
 from gpu_exporter.diagnosis.remote import Remote
 from gpu_exporter.diagnosis.text_format import parsed
-from gpu_exporter.diagnosis.window import Scrapes
+from gpu_exporter.diagnosis.window import FAMILIES, Scrapes
 from gpu_exporter.health.events import EventLog
 from gpu_exporter.health.kernel_log_thread import KernelWatch
 from gpu_exporter.model.errors import GpuExporterError
@@ -107,8 +107,7 @@ class SourceFeed:
         return self._collector.stop()
 
     def _take(self, snapshot: Snapshot) -> None:
-        self._scrapes.take(snapshot)
-        view = self._tracker.take(self._scrapes.taken.pop())
+        view = self._tracker.take(self._scrapes.of(snapshot))
         self.view = replace(view, origin=self.view.origin)
         self._changed()
 

@@ -54,10 +54,10 @@ class Tracker:
         by_name = samples_by_name(scrape.samples)
         if not all(sample.labels.get("UUID") for sample in by_name.get(m.UP.name, ())):
             by_name = samples_by_name(map(_with_uuid, scrape.samples))
-        self._rolling.take(scrape.at, by_name)
+        self._rolling.add(scrape.at, by_name)
         self._taken += 1
         ready = self._taken > PATIENCE or m.GR_ENGINE_ACTIVE.name in by_name
-        window = self._rolling.window()
+        window = self._rolling.recent()
         if ready:
             self._judge(window)
         facts = _facts(by_name, self.command_of)

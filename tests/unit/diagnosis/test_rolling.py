@@ -38,9 +38,9 @@ def test_the_diagnosis_is_that_of_the_last_seconds() -> None:
     classes = set()
     for number, scrape in enumerate(_every(1.0)):
         scrapes.append(scrape)
-        rolling.take(scrape.at, samples_by_name(scrape.samples))
+        rolling.add(scrape.at, samples_by_name(scrape.samples))
         if number % 4 == 3:
-            found = as_dict(diagnose(rolling.window()))["gpus"]
+            found = as_dict(diagnose(rolling.recent()))["gpus"]
             recent = [each for each in scrapes if each.at >= scrape.at - SECONDS]
             fresh = as_dict(diagnose(seen(recent, {}, job="job")))["gpus"]
             assert [_judged(gpu) for gpu in found] == [_judged(gpu) for gpu in fresh]
@@ -58,12 +58,12 @@ def test_old_points_are_dropped() -> None:
     rolling = RollingWindow(SECONDS)
     for at in range(1000, 1200):
         samples = [ScrapedSample(m.SM_ACTIVE.name, LABELS, 0.5), ScrapedSample(m.POWER.name, LABELS, 300.0)]
-        rolling.take(float(at), samples_by_name(samples))
-    window = rolling.window()
+        rolling.add(float(at), samples_by_name(samples))
+    window = rolling.recent()
     (device,) = window.devices
     assert len(window.points(device, s.SM_ACTIVE)) <= SECONDS + 1
-    rolling.take(1300.0, samples_by_name([ScrapedSample(m.UP.name, LABELS, 1.0)]))
-    assert not rolling.window().points(device, s.SM_ACTIVE)
+    rolling.add(1300.0, samples_by_name([ScrapedSample(m.UP.name, LABELS, 1.0)]))
+    assert not rolling.recent().points(device, s.SM_ACTIVE)
 
 
 def test_derived_signals_follow_their_inputs() -> None:
@@ -71,20 +71,20 @@ def test_derived_signals_follow_their_inputs() -> None:
     rolling = RollingWindow(SECONDS)
     for at in range(1000, 1010):
         samples = [ScrapedSample(name, LABELS, 1e9) for name in (m.NVLINK_TX.name, m.NVLINK_RX.name)]
-        rolling.take(float(at), samples_by_name(samples))
-        window = rolling.window()
+        rolling.add(float(at), samples_by_name(samples))
+        window = rolling.recent()
     (device,) = window.devices
     assert window.points(device, s.NVLINK)[-1] == (1009.0, 2e9)
     assert len(window.points(device, s.NVLINK)) <= SECONDS + 1
-    rolling.take(1020.0, samples_by_name([ScrapedSample(m.UP.name, LABELS, 1.0)]))
-    assert not rolling.window().points(device, s.NVLINK)
+    rolling.add(1020.0, samples_by_name([ScrapedSample(m.UP.name, LABELS, 1.0)]))
+    assert not rolling.recent().points(device, s.NVLINK)
 
 
 def test_devices_that_are_gone() -> None:
     """They are judged no longer, but it is known when they were seen."""
     rolling = RollingWindow(SECONDS)
-    rolling.take(1000.0, samples_by_name([ScrapedSample(m.SM_ACTIVE.name, LABELS, 0.5)]))
-    (device,) = rolling.window().devices
-    rolling.take(1010.0, samples_by_name([ScrapedSample(m.SM_ACTIVE.name, {**LABELS, "UUID": "GPU-1"}, 0.5)]))
-    assert [key.uuid for key in rolling.window().devices] == ["GPU-1"]
+    rolling.add(1000.0, samples_by_name([ScrapedSample(m.SM_ACTIVE.name, LABELS, 0.5)]))
+    (device,) = rolling.recent().devices
+    rolling.add(1010.0, samples_by_name([ScrapedSample(m.SM_ACTIVE.name, {**LABELS, "UUID": "GPU-1"}, 0.5)]))
+    assert [key.uuid for key in rolling.recent().devices] == ["GPU-1"]
     assert rolling.seen_at(device) == pytest.approx(1000.0)

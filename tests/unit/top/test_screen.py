@@ -49,7 +49,7 @@ def test_every_size(size: tuple[int, int], number: int) -> None:
     gpus = [
         row(index, owner=WIDE, node="node", processes=(ProcessRow("1", 1e9, 0.5, WIDE),)) for index in range(number)
     ]
-    view = View(1000.0, "source", "Simulated GPUs", "no answer", 1, True, tuple(gpus))
+    view = View(1000.0, "source", "Simulated GPUs", "no answer", 1, gpus=tuple(gpus))
     screen = Screen(UNICODE, size)
     for key in ("", "enter", "end", "esc", "?", "?", "down", "pgdn", "/", "x"):
         screen.press(key)
