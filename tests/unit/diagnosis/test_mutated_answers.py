@@ -12,7 +12,7 @@ import pytest
 
 from gpu_exporter.catalogue.signals import SIGNALS
 from gpu_exporter.decoding import json_as
-from gpu_exporter.diagnosis import gather, prometheus
+from gpu_exporter.diagnosis import prometheus
 from gpu_exporter.diagnosis.judge import diagnose
 from gpu_exporter.diagnosis.report import as_dict, lines
 from gpu_exporter.diagnosis.scrape import LARGEST, Scrape
