@@ -26,6 +26,8 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-a
 # The time that the charts show at most; classes use means over the last 5 minutes.
 MOST_SECONDS = 3600.0
 LONGEST = 400
+# Charts of a GPU take some 20 kB; the GPUs come in order of severity.
+MOST_CHARTED = 64
 TITLES = {"GPU": "GPU", "SM": "SM", "DRAM": "DRAM"}
 
 
@@ -71,8 +73,10 @@ def _document(content: Report) -> Iterator[str]:
     yield from _overview(content)
     for remark in content.remarks:
         yield f"<p>{_text(remark)}</p>\n"
-    for device, diagnosis in content.findings:
-        yield from _gpu(device, diagnosis, content.window)
+    for number, (device, diagnosis) in enumerate(content.findings):
+        yield from _gpu(device, diagnosis, content.window, charted=number < MOST_CHARTED)
+    if len(content.findings) > MOST_CHARTED:
+        yield f"<p>Only the first {MOST_CHARTED} GPUs, the worst ones, have charts.</p>\n"
     yield from _about(content)
     embedded = json.dumps(content.content, indent=1)
     safe = re.sub("[<>&\u2028\u2029]", lambda match: f"\\u{ord(match[0]):04x}", embedded)
@@ -101,7 +105,7 @@ def _anchor(diagnosis: Diagnosis) -> str:
     return "gpu-" + re.sub(r"[^0-9A-Za-z]+", "-", "-".join(diagnosis.device))
 
 
-def _gpu(device: DeviceKey, diagnosis: Diagnosis, window: Window) -> Iterator[str]:
+def _gpu(device: DeviceKey, diagnosis: Diagnosis, window: Window, *, charted: bool) -> Iterator[str]:
     where = report.where_of(diagnosis)
     yield f'<section id="{_anchor(diagnosis)}">\n<h2>{_text(report.names_of([diagnosis]))}'
     yield f" <small>{_text(where)}</small></h2>\n<p><b>{_text(report.what_is(diagnosis))}</b></p>\n"
@@ -117,7 +121,8 @@ def _gpu(device: DeviceKey, diagnosis: Diagnosis, window: Window) -> Iterator[st
     for text in report.processes([diagnosis], set()):
         yield f'<p class="process">{_text(text)}</p>\n'
     yield from _findings(diagnosis, printed)
-    yield from _charts(device, diagnosis, window)
+    if charted:
+        yield from _charts(device, diagnosis, window)
     yield "</section>\n"
 
 

@@ -94,6 +94,14 @@ def test_what_it_contains(tmp_path: Path) -> None:
     }
 
 
+def test_many_gpus(tmp_path: Path) -> None:
+    """Of a fleet, the worst GPUs have charts, and all have their findings."""
+    document = Document(written(tmp_path, watched(NAMES, "x", number=70)))
+    assert len(document.all("section")) == 70 + 1
+    assert sum("SM active: mean" in (values["aria-label"] or "") for values in document.all("svg")) == 64
+    assert "Only the first 64 GPUs" in document.text
+
+
 def test_it_needs_nothing_else(tmp_path: Path) -> None:
     """No script runs, nothing is loaded, and a policy forbids both."""
     document = Document(written(tmp_path, watched(NAMES, "x")))
