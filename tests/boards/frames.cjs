@@ -15,7 +15,7 @@ module.exports = function frames(grafana) {
   // Transformations are registered by the application; the library has each of them under several keys.
   const unique = new Map(Object.values(grafana.standardTransformers).map((each) => [each.id, each]));
   grafana.standardTransformersRegistry.setInit(() =>
-    [...unique.values()].map((transformation) => ({ id: transformation.id, name: transformation.name, transformation })));
+    [...unique.values()].map((transformation) => ({ id: transformation.id, name: transformation.name, transformation: async () => transformation })));
 
   // --- variables ---------------------------------------------------------------------------------------------------
 
@@ -163,10 +163,12 @@ module.exports = function frames(grafana) {
   /** Return the frames with units, names, mappings, thresholds, colours and links. */
   function configured(data, panel, theme, variables) {
     const fieldConfig = { defaults: {}, overrides: [], ...panel.fieldConfig };
-    return grafana.applyFieldOverrides({
+    const result = grafana.applyFieldOverrides({
       data, fieldConfig, theme, timeZone: 'utc', fieldConfigRegistry: registry(fieldConfig),
       replaceVariables: (text) => filled(text, variables),
     });
+    grafana.cacheFieldDisplayNames(result);
+    return result;
   }
 
   /** Return what a panel shows: its frames, ready to be drawn, and its queries. */

