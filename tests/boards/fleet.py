@@ -6,10 +6,12 @@ Each node runs a job of one team. All values are those of the failure modes' ent
 from __future__ import annotations
 
 import math
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from random import Random
 from threading import Lock
 from unittest.mock import patch
@@ -168,11 +170,18 @@ class Node:
         self._collector = Collector(
             source, selection.read_rows, self._publish, settings, events=EventLog(load(None), lambda pci: None)
         )
+
+    def connect(self) -> None:
+        """Open the source; the caller calls `tick`."""
         assert self._collector.connect(), "the source was not opened"
 
     def tick(self) -> None:
         """Collect once."""
         self._collector.tick()
+
+    def run(self) -> None:
+        """Collect at each interval, on a thread."""
+        self._collector.start()
 
     def stop(self) -> None:
         """End the threads."""
@@ -207,11 +216,47 @@ def started(clock: Clock, interval: float) -> Iterator[Sequence[Node]]:
     """Start the nodes; until the end, Python's time is that of `clock`."""
     recorded = workloads(sorted(PACKAGED.glob("*.jsonl.gz")))
     with patch.object(time, "time", clock.unix), patch.object(time, "monotonic", clock.monotonic):
-        nodes = [Node(source, interval) for source in _sources(recorded, clock)]
+        nodes = [Node(source, interval) for source in _sources(recorded, clock.since_start)]
         try:
+            for node in nodes:
+                node.connect()
             yield nodes
         finally:
             for node in nodes:
+                node.stop()
+
+
+@contextmanager
+def serving(interval: float) -> Iterator[int]:
+    """Serve the fleet in real time from shortly before its last fault, and kube-state-metrics; yield the port.
+
+    The paths are `/node-000` and so on, and `/kube`.
+    """
+    recorded, begin, unix = workloads(sorted(PACKAGED.glob("*.jsonl.gz"))), time.monotonic(), time.time()
+    first = max(fault.begin for fault in FAULTS) - script.SEEN_SECONDS / 2
+    sources = _sources(recorded, lambda: first + time.monotonic() - begin)
+    nodes = {source.node.name: Node(source, interval) for source in sources}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            node = nodes.get(self.path[1:])
+            body = node.page if node else kube_page(LENGTH, unix - LENGTH).encode()
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            for node in nodes.values():
+                node.run()
+            yield server.server_port
+        finally:
+            server.shutdown()
+            for node in nodes.values():
                 node.stop()
 
 
@@ -221,12 +266,12 @@ def placed() -> Mapping[str, tuple[Job, int]]:
     return {f"node-{number:03}": of_node for number, of_node in enumerate(ranks)}
 
 
-def _sources(recorded: Workloads, clock: Clock) -> Iterator[StagedSource]:
+def _sources(recorded: Workloads, since_start: Callable[[], float]) -> Iterator[StagedSource]:
     lock = Lock()
     for name, (job, rank) in placed().items():
         schedule = Schedule(name, recorded, nodes=1, gpus=GPUS)
         node = SimulatedNode(
-            name, GPUS, 1, recorded, schedule, schedule, schedule, (), clock.since_start, lambda seconds: None
+            name, GPUS, 1, recorded, schedule, schedule, schedule, (), since_start, lambda seconds: None
         )
         place = Place((_pod(job, rank),), trains=True)
         source = StagedSource(node, [place] * GPUS, list(_lost(name, job, rank)), lock)
@@ -257,7 +302,7 @@ def _stages(job: Job, rank: int, gpu: int) -> Sequence[Stage]:
     return stages
 
 
-def kube_page(now: float) -> str:
+def kube_page(now: float, start: float = START) -> str:
     """Return what kube-state-metrics exposes about the fleet, `now` seconds after its start."""
     lines = []
     for node, (job, rank) in placed().items():
@@ -277,6 +322,6 @@ def kube_page(now: float) -> str:
                 f'kube_pod_container_resource_requests{{{pod},container="main",{RESOURCE}}} {gpus}',
                 f'kube_pod_status_phase{{{pod},phase="Pending"}} 1',
                 f"kube_pod_status_unschedulable{{{pod}}} 1",
-                f"kube_pod_created{{{pod}}} {START + created:.0f}",
+                f"kube_pod_created{{{pod}}} {start + created:.0f}",
             ]
     return "\n".join(lines) + "\n"

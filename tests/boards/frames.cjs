@@ -108,7 +108,7 @@ module.exports = function frames(grafana) {
 
   /**
    * Run a panel's queries. `ask(path, parameters)` returns the `result` of Prometheus' API. Return the frames, and for
-   * each query its text, time and number of series, or its error.
+   * each query its text, time, number of series and their labels, or its error.
    */
   async function queried(panel, { ask, range, width, variables }) {
     const { step, variables: all } = intervals(panel, range, width, variables);
@@ -125,7 +125,7 @@ module.exports = function frames(grafana) {
       } catch (error) {
         query.error = String(error.message ?? error);
       }
-      Object.assign(query, { series: result.length, ms: Date.now() - begin });
+      Object.assign(query, { series: result.length, ms: Date.now() - begin, labels: result.map((series) => series.metric) });
       const asTable = target.format === 'table';
       return { query, frames: !result.length ? [] : asTable ? [table(target, result, targets.length > 1)] : timeSeries(target, result, step) };
     };

@@ -142,7 +142,7 @@ function Panel({ panel, variables, range, marks, place }) {
       .then((result) => {
         const record = { id: panel.id, title: filled(panel.title ?? '', variables), type: panel.type, frames: result.frames, error: result.error };
         state.panels.push(record);
-        state.queries.push(...result.queries.map((query) => ({ id: panel.id, ...query })));
+        state.queries.push(...result.queries.map(({ labels, ...query }) => ({ id: panel.id, ...query })));
         setData(result);
         setTimeout(() => { state.waiting -= 1; }, 300);
       });
