@@ -64,7 +64,8 @@ def _of_table(panel: Mapping[str, Any]) -> Iterator[str]:
     keys = _keys([field["text"] for field in labels], frame["rows"])
     results = {query["refId"]: query["labels"] for query in panel["queries"]}
     known = {label for found in results.values() for series in found for label in series}
-    names = [field["id"] for field in labels if all(any(field["id"] in one for one in of) for of in results.values())]
+    answered = [of for of in results.values() if of]
+    names = [field["id"] for field in labels if all(any(field["id"] in one for one in of) for of in answered)]
     wanted = {tuple(series.get(name, "") for name in names) for of in results.values() for series in of}
     if len(set(keys)) < len(keys):
         yield f"split rows: {len(keys)} rows for {len(set(keys))} combinations of {[field['name'] for field in labels]}"
