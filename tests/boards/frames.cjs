@@ -156,7 +156,9 @@ module.exports = function frames(grafana) {
       shouldApply: (field) => isCustom || !NUMBERS_ONLY.includes(path) || field.type === FieldType.number,
     });
     return new Registry(() => [
-      ...STANDARD.map((path) => item(path, path, false)), ...[...custom].map((path) => item(`custom.${path}`, path, true)),
+      ...STANDARD.map((path) => item(path, path, false)),
+      // Grafana's table migrates `hidden` when it is loaded.
+      ...[...custom].map((path) => item(`custom.${path}`, path === 'hidden' ? 'hideFrom.viz' : path, true)),
     ]);
   }
 

@@ -20,12 +20,15 @@ try {
     const errors = [];
     page.on('pageerror', (error) => errors.push(String(error).slice(0, 400)));
     await page.setViewport({ width: shot.width, height: 1080 });
+    // The page's present is the end of what it shows, for "an hour ago".
+    await page.evaluateOnNewDocument((ahead) => { const now = Date.now; Date.now = () => now() + ahead; }, Number(new URL(shot.url).searchParams.get('to')) - Date.now());
     await page.goto(shot.url, { waitUntil: 'load' });
     await page.waitForFunction('window.boards?.ready()', { timeout: PATIENCE_MS });
     const height = Math.min(await page.evaluate('document.documentElement.scrollHeight'), HIGHEST);
     // Panels in view draw themselves; two frames later they have.
     await page.setViewport({ width: shot.width, height });
     await page.evaluate(() => new Promise((resolve) => { requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(resolve, 300))); }));
+    await page.waitForFunction('window.boards.ready()', { timeout: PATIENCE_MS });
     await page.screenshot({ path: shot.png, clip: { x: 0, y: 0, width: shot.width, height: Math.min(shot.height ?? height, height) } });
     const report = await page.evaluate('window.boards.report()');
     console.log(JSON.stringify({ ...report, png: shot.png, height, errors: [...report.errors, ...errors] }));

@@ -27,7 +27,7 @@ function field(each, frame, frames) {
     id: each.name,
     name: grafana.getFieldDisplayName(each, frame, frames),
     type: each.type,
-    hidden: Boolean(each.config.custom?.hidden || each.config.custom?.hideFrom?.viz),
+    hidden: Boolean(each.config.custom?.hideFrom?.viz),
     absent: each.values.map((value) => value === null || value === undefined),
     text: each.values.map((value) => grafana.formattedValueToString(each.display(value))),
   };

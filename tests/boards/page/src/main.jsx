@@ -21,7 +21,13 @@ const [CELL, GAP, MARGIN] = [30, 8, 16];
 
 // What the screenshots wait for and write down.
 const state = { waiting: 1, panels: [], queries: [], errors: [] };
-window.boards = { ready: () => state.waiting === 0, report: () => measured(state) };
+window.boards = { ready: () => state.waiting === 0 && state.panels.every(drawn), report: () => measured(state) };
+
+/** Return whether a panel's content is there: tables measure themselves first. */
+function drawn({ id, type, frames }) {
+  const filledTable = type === 'table' && frames.some((frame) => frame.length > 0);
+  return !filledTable || document.querySelector(`[data-panel="${id}"] [role="gridcell"]`) !== null;
+}
 
 async function ask(path, parameters) {
   const answer = await fetch(`${address.get('prom')}/api/v1/${path}`, { method: 'POST', body: new URLSearchParams(parameters) });
