@@ -41,7 +41,7 @@ CHOICES = {
     "job": ({"namespace": "nlp", "workload": "llm-pretrain"}, {"namespace": "vision", "workload": "video-diffusion"}),
 }
 # The pictures of the documentation: name, dashboard, choice, and height in pixels.
-DOCUMENTED = (
+DOCUMENTED: Sequence[tuple[str, str, dict[str, str], int]] = (
     ("dashboards-fleet", "fleet", {}, 1080),
     ("dashboards-job", "job", CHOICES["job"][0], 1080),
     ("dashboards-gpu", "gpu", CHOICES["gpu"][0], 1080),

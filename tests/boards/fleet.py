@@ -20,7 +20,7 @@ from uuid import NAMESPACE_DNS, uuid5
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.failure_modes import MODES, profiles
 from gpu_exporter.catalogue.failure_modes.mode import Values
-from gpu_exporter.catalogue.selection import MetricSet, everything
+from gpu_exporter.catalogue.selection import everything
 from gpu_exporter.catalogue.xids import load
 from gpu_exporter.collection.collector import Collector
 from gpu_exporter.collection.settings import CollectionSettings
@@ -28,7 +28,7 @@ from gpu_exporter.exposition.pages import Variant
 from gpu_exporter.exposition.renderer import Renderer, everywhere
 from gpu_exporter.health.events import EventLog
 from gpu_exporter.model.gpu import Gpu, Owner
-from gpu_exporter.model.metric import Gpm, Kind, Metric
+from gpu_exporter.model.metric import Gpm, Kind, Metric, MetricSet
 from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.sources.choice import PACKAGED
 from gpu_exporter.sources.simulated import faults as script
