@@ -76,7 +76,7 @@ class Load:
         missed += [f"{count} {what}, bound 0" for what, count in counts.items() if count]
         if self.fleet_seconds >= FLEET_SECONDS:
             missed.append(
-                f"Fleet: {self.fleet_queries} queries in {self.fleet_seconds:.2f} s, bound {FLEET_SECONDS:g} s"
+                f"Fleet: {self.fleet_queries} queries took {self.fleet_seconds:.2f} s, bound {FLEET_SECONDS:g} s"
             )
         bounds = {name: interval / 2 for name, interval in self.rule_intervals.items()}
         return missed + [
