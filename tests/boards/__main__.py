@@ -81,13 +81,15 @@ def page_server(out: Path, dashboards: Path) -> Iterator[str]:
             server.shutdown()
 
 
-def shots(base: str, prometheus: str, names: Sequence[str], out: Path) -> Iterator[Shot]:
+def shots(base: str, prometheus: str, boards: Sequence[Path], out: Path) -> Iterator[Shot]:
     """Yield the pictures of these dashboards: as they are opened, with rows opened, and for each choice."""
-    for name in names:
+    for board in boards:
+        name, panels = board.stem, json.loads(board.read_text())["panels"]
         for width in WIDTHS:
             yield Shot(address(base, prometheus, name, {}), width, str(out / f"{name}-{width}.png"))
-            opened = address(base, prometheus, name, {}, open="1")
-            yield Shot(opened, width, str(out / f"{name}-{width}-open.png"))
+            if any(panel.get("collapsed") for panel in panels):
+                opened = address(base, prometheus, name, {}, open="1")
+                yield Shot(opened, width, str(out / f"{name}-{width}-open.png"))
         for choice in CHOICES.get(name, ()):
             png = str(out / f"{name}-{WIDTHS[0]}-{'-'.join(choice.values())}.png")
             yield Shot(address(base, prometheus, name, choice), WIDTHS[0], png)
@@ -140,7 +142,8 @@ def main() -> int:
         shutil.rmtree(stored, ignore_errors=True)
         stored.mkdir()
         history.blocks(stored)
-    names = chosen.only.split(",") if chosen.only else sorted(path.stem for path in chosen.dashboards.glob("*.json"))
+    only = chosen.only.split(",") if chosen.only else None
+    boards = [path for path in sorted(chosen.dashboards.glob("*.json")) if only is None or path.stem in only]
     with (
         scraping(stored, "1h", {"static_configs": []}) as prometheus,
         page_server(chosen.out, chosen.dashboards) as base,
@@ -152,7 +155,7 @@ def main() -> int:
                 for name, board, choice, height in DOCUMENTED
             ]
         else:
-            wanted = list(shots(base, server, names, chosen.out))
+            wanted = list(shots(base, server, boards, chosen.out))
         reports = []
         for report in taken(wanted, chosen.out):
             reports.append(report)

@@ -46,7 +46,8 @@ function problems(panel, queries, element) {
   const answered = own.some((query) => query.series > 0);
   const shows = panel.frames.some((frame) => frame.length > 0 && finite(frame));
   if (answered && !shows) { found.push('no data, although its queries have results'); }
-  if (!answered && own.length) { found.push('empty: no query has a result'); }
+  const message = element?.querySelector('[data-message]')?.textContent ?? 'nothing';
+  if (!answered && own.length) { found.push(`no query has a result; it says "${message}"`); }
   if (element) {
     const { entries, hidden } = legend(element);
     if (hidden) { found.push(`legend: ${hidden} of ${entries} entries are hidden`); }
@@ -65,7 +66,6 @@ export function measured(state) {
     const element = document.querySelector(`[data-panel="${panel.id}"]`);
     return {
       id: panel.id, title: panel.title, type: panel.type, problems: problems(panel, state.queries, element),
-      message: element?.querySelector('[data-message]')?.textContent,
     };
   });
   return { panels, queries: state.queries, errors: state.errors };
