@@ -7,7 +7,7 @@ import { interpolateGreens, interpolateOranges, interpolateRdYlGn, interpolateRe
 
 const AXIS = 24;
 const FONT = 12;
-const LETTER = 6.6;
+const LETTER = 7.2;
 const LEGEND = 34;
 const SCHEMES = {
   Greens: interpolateGreens, Oranges: interpolateOranges, RdYlGn: interpolateRdYlGn, Reds: interpolateReds, Spectral: interpolateSpectral,
@@ -61,7 +61,7 @@ export function StateTimeline({ frames, options, range, width, height }) {
   const items = [...legend].filter(([label]) => drawn.has(label)).map(([label, color]) => ({ label, color, yAxis: 1 }));
   const showsLegend = options.legend?.showLegend && items.length > 0;
   const area = height - AXIS - (showsLegend ? LEGEND : 0) - (pages > 1 ? LEGEND : 0);
-  const left = Math.min(width * 0.4, Math.max(0, ...rows.map(({ name }) => name.length * LETTER)) + 12);
+  const left = Math.min(width * 0.4, Math.max(0, ...rows.map(({ name }) => name.length * LETTER)) + 16);
   const [from, to] = [range.from.valueOf(), range.to.valueOf()];
   const x = (at) => ((Math.min(Math.max(at, from), to) - from) / (to - from)) * (width - left);
   const line = area / Math.max(1, rows.length);
@@ -142,7 +142,7 @@ export function Heatmap({ frames, options, unit, range, width, height }) {
       {rows.map((row, place) => place % every === 0 && (
         <span key={row.bound} style={{
           position: 'absolute', top: area - (place + 1) * line, height: line, lineHeight: `${line}px`, width: left - 6, textAlign: 'right', fontSize: FONT,
-          color: theme.colors.text.secondary,
+          color: theme.colors.text.secondary, whiteSpace: 'nowrap',
         }}>{label(row)}</span>
       ))}
       <svg width={width} height={area} style={{ position: 'absolute', left: 0 }}>
