@@ -19,7 +19,7 @@ Key = tuple[str, ...]
 def contents(
     prometheus: str, views: Sequence[tuple[Mapping[str, Any], Mapping[str, str]]], begin: float, end: float
 ) -> Sequence[Contents]:
-    """Return the visible panels of each view: a dashboard, and what is chosen there (`var-node`)."""
+    """Return the panels of each view: a dashboard, and what is chosen there (`var-node`)."""
     request = {
         "prometheus": prometheus,
         "from": int(begin * 1000),
@@ -40,7 +40,7 @@ def problems(panels: Contents, empty: Sequence[str] = ()) -> Iterator[str]:
             if "error" in query:
                 yield f"{panel['title']}: {query['error']}"
         has_data = any(frame["rows"] for frame in panel["frames"])
-        if panel["queries"] and not has_data and panel["title"] not in empty:
+        if panel["visible"] and panel["queries"] and not has_data and panel["title"] not in empty:
             results = sum(query["series"] for query in panel["queries"])
             yield f"{panel['title']}: no data, although its queries have {results} results"
         if panel["type"] == "table" and has_data:

@@ -1,7 +1,8 @@
-// node contents.cjs NODE_MODULES <REQUEST.json: what the visible panels of dashboards contain, by Grafana's own code.
+// node contents.cjs NODE_MODULES <REQUEST.json: what the panels of dashboards contain, by Grafana's own code: all that are
+// visible when a dashboard is opened, and the tables in collapsed rows.
 //
 // {"prometheus": address, "from": ms, "to": ms, "views": [{"board": dashboard, "parameters": {"var-node": "node-000"}}]}
-// The answer has for each view its panels: title, type, queries with the labels of their results, and frames with the
+// The answer has for each view its panels: title, type, whether visible, queries with the labels of their results, and frames with the
 // name and the shown text of each field.
 'use strict';
 
@@ -46,10 +47,11 @@ async function main() {
   for (const { board, parameters } of request.views) {
     const variables = await chosen(board, new URLSearchParams(parameters), ask, request.to / 1000);
     const panels = [];
-    for (const panel of board.panels.filter((each) => each.type !== 'row')) {
+    const inRows = board.panels.flatMap((each) => each.panels ?? []).filter((each) => each.type === 'table');
+    for (const panel of [...board.panels.filter((each) => each.type !== 'row'), ...inRows]) {
       const { frames, queries } = await shown(panel, { ask, range, width: WIDTH, variables, theme });
       panels.push({
-        title: panel.title, type: panel.type, queries,
+        title: panel.title, type: panel.type, visible: !inRows.includes(panel), queries,
         frames: frames.map((frame) => ({ rows: frame.length, fields: frame.fields.map((each) => field(each, frame, frames)) })),
       });
     }
