@@ -13,6 +13,7 @@ from tornado.web import RequestHandler
 from gpu_exporter.serving.handler import Handler
 from gpu_exporter.serving.handlers import Discovery, Events, Gpus, Healthz, Landing, Metrics, Readyz
 from gpu_exporter.serving.lifecycle import Quit, Release, Reload, Resume
+from gpu_exporter.serving.live.handlers import History, Stream
 
 # With several nodes, the paths of each node are below this prefix. Handlers receive it, or "" at the root.
 NODE_PREFIX = "((?:/nodes/[^/]+)?)"
@@ -63,6 +64,8 @@ ROUTES: Sequence[Route] = (
     Route("/health", Healthz, Needs.NODE, "as /healthz: dcgm-exporter's path for probes"),
     Route("/readyz", Readyz, Needs.NODE, "readiness: 200 while GPUs are being read", BOTH),
     Route("/api/v1/gpus", Gpus, Needs.NODE, "identity, verdict and owners of each GPU, as JSON", LandingPage.NODE),
+    Route("/api/v1/history", History, Needs.NODE, "the last hour of each GPU, as JSON"),
+    Route("/api/v1/stream", Stream, Needs.NODE, "new values of each GPU, as server-sent events"),
     Route("/api/v1/events", Events, Needs.NODE, "the last XIDs, as JSON", LandingPage.NODE),
     Route("/", Landing, Needs.NODE, "the landing page, or the list of nodes if there are several"),
     Route("/-/quit", Quit, Needs.LIFECYCLE, "POST: end the process"),
