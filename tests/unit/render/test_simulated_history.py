@@ -13,10 +13,7 @@ from tests.operation.encode import ABSENT, LINE, SEQUENCE
 
 def test_every_value_is_written(tmp_path: Path) -> None:
     """Values that rarely change are constants, others a sequence; a series may be absent for some scrapes."""
-    pages = [f'steady 1
-moving{{gpu="0"}} {scrape}
-' + "late 2
-" * (scrape >= 3) for scrape in range(10)]
+    pages = [f'steady 1\nmoving{{gpu="0"}} {scrape}\n' + "late 2\n" * (scrape >= 3) for scrape in range(10)]
     pages[5] = "steady 1\n"
     recorder = Recorder()
     for scrape, page in enumerate(pages):
