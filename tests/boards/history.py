@@ -73,7 +73,7 @@ class Recorder:
 
 def _encoded(stretch: Sequence[tuple[int, float]], loads: list[list[float]]) -> Iterator[Sequence[Any]]:
     length = sum(ticks for ticks, _ in stretch)
-    if len(stretch) < OFTEN * length:
+    if len(stretch) <= max(1, OFTEN * length):
         yield from ((ticks, LINE, value, 0) for ticks, value in stretch)
         return
     if stretch:

@@ -1,7 +1,8 @@
 // Draws a dashboard of the project: `?board=fleet&prom=http://…&from=MS&to=MS&var-node=node-000&open=1`.
 //
 // Grafana's own code draws time series, stats, bar gauges, tables, legends and the frames of panels, with its units,
-// colours, thresholds, mappings and transformations. Only the header, the grid, state timelines and heatmaps are ours.
+// colours, thresholds, mappings and transformations. The header, the grid, annotations, state timelines and heatmaps are
+// drawn by this program.
 import 'uplot/dist/uPlot.min.css';
 import React from 'react';
 import { createRoot } from 'react-dom/client';
@@ -79,7 +80,7 @@ function Bars({ panel, frames, width, height }) {
   return <VizRepeater getValues={() => all} renderValue={draw} source={frames} width={width} height={height} orientation={orientation} minVizHeight={16} minVizWidth={8} itemSpacing={8} renderCounter={1} />;
 }
 
-/** Draw the start of each annotation, as Grafana does, or the whole time if the annotation says so. */
+/** Draw each annotation as Grafana does: lines at its start and end, and a shade in between. */
 function Marks({ builder, marks }) {
   React.useLayoutEffect(() => {
     builder.addHook('draw', (plot) => {
