@@ -1,0 +1,114 @@
+// The opened row of a GPU.
+
+import { Charts } from "./charts.js";
+import { element, renderIfChanged } from "./dom.js";
+import { findings, loss, notSupported, xids } from "./findings.js";
+import { quantity } from "./format.js";
+import { processTable } from "./processes.js";
+import { statistics } from "./timeline.js";
+
+export class Details {
+  #id;
+  #view;
+  #gpu = null;
+  #allProcesses = false;
+  #charts;
+  #parts = {};
+
+  constructor(id, view) {
+    this.#id = id;
+    this.#view = view;
+    const section = (name, title) => {
+      const body = element("div");
+      this.#parts[name] = { body, section: element("section", { class: `part ${name}` }, element("h4", {}, title), body) };
+      return this.#parts[name].section;
+    };
+    this.chartsSection = element("section", { class: "part history" }, element("h4", {}, "Last hour"));
+    this.node = element(
+      "div",
+      { class: "opened" },
+      element("div", { class: "column" }, section("findings", "Findings"), section("loss", "Where the time goes"), section("xids", "XIDs"), section("processes", "Processes"), section("identity", "Identity"), section("missing", "Not available")),
+      this.chartsSection,
+    );
+    this.#parts.numbers = { body: element("div", { class: "numbers" }) };
+  }
+
+  /** Show the newest values. */
+  update(gpu) {
+    this.#gpu = gpu;
+    const now = this.#view.now();
+    if (!this.#charts) {
+      this.#charts = new Charts(this.#id, this.#view, gpu.limits);
+      this.chartsSection.append(this.#charts.node, this.#parts.numbers.body);
+    }
+    this.#show("findings", [gpu.verdict?.problems, gpu.findings, Math.floor(now / 60)], () => findings(gpu, now));
+    this.#show("loss", gpu.time, () => loss(gpu.time));
+    this.#show("processes", [gpu.processes, this.#allProcesses], () => this.#processes());
+    this.#show("identity", [gpu.uuid, gpu.UUID, gpu.info, gpu.owner], () => identity(gpu));
+    this.#show("missing", [gpu.not_supported, gpu.unknown], () => notSupported(gpu));
+    this.#showXids();
+  }
+
+  /** Show the newest history. */
+  draw() {
+    this.#charts?.draw();
+    this.#showXids();
+    const { timeline } = this.#view;
+    const rows = this.#view.measurements().map((measurement) => ({
+      ...measurement,
+      now: this.#gpu.measurements?.[measurement.name],
+      limit: this.#gpu.limits?.[measurement.name],
+      ...statistics(timeline.values(this.#id, measurement.name)),
+    }));
+    renderIfChanged(this.#parts.numbers.body, rows, numbers);
+  }
+
+  close() {
+    this.#charts?.close();
+  }
+
+  #show(name, data, make) {
+    const { body, section } = this.#parts[name];
+    renderIfChanged(body, data ?? null, make);
+    section.hidden = !body.childNodes.length;
+  }
+
+  #showXids() {
+    const known = new Map();
+    for (const event of [...this.#view.timeline.eventsOf(this.#id), ...(this.#gpu.xids ?? [])]) known.set(`${event.xid} ${event.at}`, event);
+    const events = [...known.values()];
+    this.#show("xids", events, () => (events.length ? xids(events, this.#view.now()) : null));
+  }
+
+  #processes() {
+    return processTable(this.#gpu.processes ?? [], this.#allProcesses, () => {
+      this.#allProcesses = true;
+      this.update(this.#gpu);
+      this.#parts.processes.body.querySelector(".scroll")?.focus();
+    });
+  }
+}
+
+function identity(gpu) {
+  const facts = { UUID: gpu.uuid ?? gpu.UUID, "PCI bus": gpu.info?.pci_bus_id, Driver: gpu.info?.DCGM_FI_DRIVER_VERSION, ...others(gpu.owner) };
+  const terms = Object.entries(facts).filter(([, text]) => text).flatMap(([name, text]) => [element("dt", {}, name), element("dd", {}, String(text))]);
+  return terms.length ? element("dl", { class: "reasons" }, ...terms) : null;
+}
+
+function others(owner) {
+  const names = { namespace: "Namespace", pod: "Pod", container: "Container", job: "Job", workload: "Workload", rank: "Rank", user: "User" };
+  return Object.fromEntries(Object.entries(names).map(([key, name]) => [name, owner?.[key]]));
+}
+
+function numbers(rows) {
+  const heads = ["Measurement", "Now", "Mean", "Lowest", "Highest", "Limit"];
+  const cells = (row) => [row.now, row.mean, row.min, row.max, row.limit].map((value) => element("td", { class: "number" }, quantity(value, row.unit)));
+  const table = element(
+    "table",
+    {},
+    element("caption", { class: "visually-hidden" }, "Measurements of the last hour"),
+    element("thead", {}, element("tr", {}, ...heads.map((head) => element("th", { scope: "col" }, head)))),
+    element("tbody", {}, ...rows.map((row) => element("tr", {}, element("th", { scope: "row" }, row.words), ...cells(row)))),
+  );
+  return element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Measurements of the last hour" }, table);
+}

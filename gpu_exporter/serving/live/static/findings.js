@@ -1,0 +1,84 @@
+// What is wrong with a GPU, in numbers: findings with advice and runbook, lost time by cause, XIDs, what cannot be read.
+
+import { badge, element, link } from "./dom.js";
+import { actionWords, clock, quantity, sentence, since, words } from "./format.js";
+
+const TONES = { page: "bad", critical: "bad", ticket: "warn", warning: "warn", info: "idle" };
+const SEVERITIES = { page: "Critical", critical: "Critical", ticket: "Warning", warning: "Warning", info: "Info" };
+
+/** Return the findings of a GPU, the worst first; the problems of its verdict if the server sends no findings. */
+export function findings(gpu, now) {
+  const problems = (gpu.verdict?.problems ?? []).map((problem) =>
+    element("li", {}, badge(problem.health === "degraded" ? "warn" : "bad", "Fault"), ` ${sentence(problem.words)}. What to do: ${actionWords(problem.action)}.`),
+  );
+  const entries = (gpu.findings ?? []).map((finding) => oneFinding(finding, now));
+  if (!entries.length && !problems.length) return [element("p", { class: "muted" }, "Nothing found.")];
+  return [problems.length ? element("ul", { class: "faults" }, ...problems) : "", ...entries];
+}
+
+function oneFinding(finding, now) {
+  const evidence = (finding.evidence ?? []).flatMap(({ words: term, value }) => [
+    element("dt", {}, sentence(term)),
+    element("dd", {}, String(value ?? "–")),
+  ]);
+  return element(
+    "article",
+    { class: "finding" },
+    element("h5", {}, badge(TONES[finding.severity] ?? "unknown", SEVERITIES[finding.severity] ?? "Finding"), ` ${sentence(finding.words)}`),
+    finding.since ? element("p", { class: "muted since" }, since(finding.since, now)) : "",
+    evidence.length ? element("dl", { class: "evidence" }, ...evidence) : "",
+    finding.advice ? element("p", {}, element("strong", {}, "What to do: "), finding.advice) : "",
+    finding.runbook ? element("p", {}, link(finding.runbook, `Runbook: ${finding.name}`)) : "",
+  );
+}
+
+const CAUSES = {
+  no_process: "No process on the GPU",
+  throttled: "Throttled",
+  peers: "Waiting for other ranks",
+  copies: "Copying data while no kernel runs",
+  host: "Waiting for the host",
+  underfilled: "SMs empty while a kernel runs",
+  useful: "SMs working",
+};
+
+/** Return where the time of the GPU goes, the largest share first. */
+export function loss(time) {
+  const shares = Object.entries(time ?? {}).filter(([, share]) => share !== null).sort((a, b) => b[1] - a[1]);
+  if (!shares.length) return null;
+  const rows = shares.map(([cause, share]) => {
+    const filled = element("span", { class: "filled" });
+    filled.style.width = `${Math.round(100 * share)}%`;
+    return element(
+      "tr",
+      { class: cause === "useful" ? "useful" : "" },
+      element("th", { scope: "row" }, CAUSES[cause] ?? sentence(words(cause))),
+      element("td", { class: "number" }, quantity(share, "share")),
+      element("td", { class: "wide", "aria-hidden": "true" }, element("span", { class: "bar" }, filled)),
+    );
+  });
+  return element("table", { class: "loss" }, element("caption", { class: "visually-hidden" }, "GPU time by cause"), element("tbody", {}, ...rows));
+}
+
+/** Return the XIDs of a GPU, the newest first. */
+export function xids(events, now) {
+  const newest = [...events].sort((a, b) => b.at - a.at);
+  return element(
+    "ul",
+    { class: "xids" },
+    ...newest.map((event) => element("li", {}, element("strong", {}, `XID ${event.xid}`), ` at ${clock(event.at, now, true)}`, event.words ? `: ${event.words}` : "")),
+  );
+}
+
+/** Return what this GPU does not support or what could not be judged, with the reason; GPUs share few reasons. */
+export function notSupported(gpu) {
+  const groups = new Map();
+  for (const { name, why } of [...(gpu.not_supported ?? []), ...(gpu.unknown ?? [])]) {
+    if (!groups.has(why)) groups.set(why, []);
+    groups.get(why).push(name);
+  }
+  if (!groups.size) return null;
+  const count = [...groups.values()].flat().length;
+  const terms = [...groups].flatMap(([why, names]) => [element("dt", {}, sentence(words(why))), element("dd", {}, names.join(", "))]);
+  return element("details", {}, element("summary", {}, `${count} not available, and why`), element("dl", { class: "reasons" }, ...terms));
+}

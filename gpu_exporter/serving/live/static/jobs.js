@@ -1,0 +1,70 @@
+// The ranks of each job side by side: who waits for whom, and how their measurements differ.
+
+import { badge, element, renderIfChanged } from "./dom.js";
+import { gpuName, quantity } from "./format.js";
+import { bar, highest } from "./rows.js";
+
+const STATES = {
+  waited_for: { tone: "bad", words: "Others wait for it" },
+  waiting: { tone: "idle", words: "Waiting" },
+  working: { tone: "good", words: "Working" },
+  unknown: { tone: "unknown", words: "Unknown" },
+};
+const COLUMNS = ["sm_active", "tensor_active", "nvlink_bytes", "pcie_bytes", "power"];
+
+/** Show the jobs of a payload; hide the section if there are none. */
+export function renderJobs(section, payload, view) {
+  const jobs = payload.jobs ?? [];
+  section.hidden = !jobs.length;
+  const gpus = new Map(payload.gpus.map((gpu) => [gpu.id, gpu]));
+  const columns = COLUMNS.map((name) => view.measurement(name)).filter((measurement) => measurement && jobs.some((job) =>
+    job.ranks.some((rank) => (gpus.get(rank.id)?.measurements?.[measurement.name] ?? null) !== null)));
+  const data = jobs.map((job) => ({
+    ...job,
+    ranks: job.ranks.map((rank) => ({ ...rank, measurements: gpus.get(rank.id)?.measurements })),
+  }));
+  renderIfChanged(section, data, () => [
+    element("h2", { id: "jobs-title" }, jobs.length === 1 ? "Job" : "Jobs"),
+    ...data.map((job) => oneJob(job, gpus, columns, view)),
+  ]);
+}
+
+function oneJob(job, gpus, columns, view) {
+  const heads = ["Rank", "GPU", "State", ...columns.map(({ words }) => words)];
+  const tops = new Map(columns.map((measurement) => {
+    const values = job.ranks.map((rank) => rank.measurements?.[measurement.name]);
+    const limit = Math.max(0, ...job.ranks.map((rank) => gpus.get(rank.id)?.limits?.[measurement.name] ?? 0));
+    return [measurement.name, highest(measurement, limit, values)];
+  }));
+  const rows = job.ranks.map((rank) => {
+    const state = STATES[rank.state] ?? STATES.unknown;
+    const gpu = gpus.get(rank.id);
+    const cells = columns.map(({ name, unit }) => {
+      const value = rank.measurements?.[name];
+      const known = value !== null && value !== undefined;
+      return element("td", { class: "number" }, quantity(value, unit), known ? bar(value / tops.get(name)) : "");
+    });
+    const jump = element("button", { type: "button", class: "jump", on: { click: () => view.show(rank.id) } }, gpu ? gpuName(gpu) : `GPU ${rank.index}`);
+    return element(
+      "tr",
+      { class: rank.state },
+      element("th", { scope: "row", class: "number" }, String(rank.rank ?? rank.index)),
+      element("td", {}, gpu ? jump : `GPU ${rank.index}`),
+      element("td", {}, badge(state.tone, state.words)),
+      ...cells,
+    );
+  });
+  const table = element(
+    "table",
+    { class: "ranks" },
+    element("thead", {}, element("tr", {}, ...heads.map((head) => element("th", { scope: "col" }, head)))),
+    element("tbody", {}, ...rows),
+  );
+  return element(
+    "article",
+    { class: "job" },
+    element("h3", {}, job.name),
+    job.words ? element("p", {}, job.words) : "",
+    element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `Ranks of ${job.name}` }, table),
+  );
+}

@@ -1,0 +1,204 @@
+// One row for each GPU: who holds it, is it healthy, what limits it, and the last hour of its measurements.
+
+import { badge, element, setAttribute, setText } from "./dom.js";
+import { Details } from "./details.js";
+import { drawing, drawSparkline, drawStrip } from "./drawing.js";
+import { gpuName, quantity, sentence, since } from "./format.js";
+
+// Measurements beside the sparklines; the others are only in the opened row.
+const SPARKLINES = ["sm_active", "tensor_active", "dram_active", "nvlink_bytes", "pcie_bytes", "power", "temperature"];
+const SHORT = {
+  sm_active: "SM",
+  tensor_active: "Tensor",
+  dram_active: "DRAM",
+  nvlink_bytes: "NVLink",
+  pcie_bytes: "PCIe",
+  power: "Power",
+  temperature: "Temp.",
+};
+const MEMORY = "memory_used";
+
+/** Return "good", "warn", "bad" or "unknown" for a GPU's health. */
+export function healthTone(health) {
+  return { healthy: "good", degraded: "warn", unhealthy: "bad" }[health] ?? "unknown";
+}
+
+/** Return the highest value of a measurement's scale. */
+export function highest(measurement, limit, values) {
+  if (measurement.max) return measurement.max;
+  const largest = Math.max(0, ...values.filter((value) => value !== null && value !== undefined));
+  return Math.max(limit ?? 0, 1.1 * largest) || 1;
+}
+
+/** The row of one GPU, which lasts as long as the GPU is listed. */
+export class Row {
+  #id;
+  #parts = {};
+  #sparks = new Map();
+  #details = null;
+  #view;
+  #gpu;
+
+  constructor(id, view) {
+    this.#id = id;
+    this.#view = view;
+    const details = `details-${view.number()}`;
+    const p = this.#parts;
+    p.button = element("button", { type: "button", "aria-expanded": "false", "aria-controls": details });
+    p.model = element("p", { class: "muted model" });
+    p.owner = element("p", { class: "owner" });
+    p.verdict = element("div", { class: "verdict cell" });
+    p.className = element("p", { class: "class-name" });
+    p.classSince = element("p", { class: "muted since" });
+    p.strip = drawing("strip");
+    p.shares = element("span", { class: "visually-hidden" });
+    p.sparks = element("dl", { class: "sparks cell" });
+    p.memory = element("div", { class: "memory cell" });
+    p.details = element("div", { id: details, class: "details", role: "group", hidden: true });
+    p.row = element(
+      "div",
+      { class: "row", on: { click: (event) => this.#clicked(event) } },
+      element("div", { class: "who cell" }, element("h3", {}, p.button), p.model, p.owner),
+      p.verdict,
+      element("div", { class: "class cell" }, p.className, p.strip, p.shares, p.classSince),
+      p.sparks,
+      p.memory,
+    );
+    this.node = element("li", { class: "gpu" }, p.row, p.details);
+  }
+
+  /** Show the newest values. */
+  update(gpu) {
+    this.#gpu = gpu;
+    const p = this.#parts;
+    const health = gpu.verdict?.health ?? gpu.health ?? "unknown";
+    setAttribute(this.node, "data-tone", healthTone(health));
+    setText(p.button, gpuName(gpu));
+    setAttribute(p.details, "aria-label", `Details of ${gpuName(gpu)}`);
+    setText(p.model, gpu.model ?? gpu.modelName ?? "");
+    setText(p.owner, gpu.owner?.words || "no process");
+    p.verdict.replaceChildren(...this.#verdict(gpu, health));
+    setText(p.className, gpu.class_words ? sentence(gpu.class_words) : sentence(gpu.class ?? "") || "Unknown");
+    setAttribute(p.className, "class", `class-name tone-${gpu.colour ?? "unknown"}`);
+    setText(p.classSince, since(gpu.class_since, this.#view.now()));
+    this.#measure(gpu);
+    this.#memory(gpu);
+    this.#details?.update(gpu);
+  }
+
+  /** Draw the last hour. */
+  draw() {
+    const { timeline, tone } = this.#view;
+    const start = timeline.times[0] ?? 0;
+    const end = Math.max((timeline.times.at(-1) ?? 0) + timeline.step, start + 3600);
+    const runs = timeline.runs(this.#id);
+    drawStrip(this.#parts.strip, runs, timeline.eventsOf(this.#id), { start: end - 3600, end, tone });
+    setText(this.#parts.shares, shares(runs));
+    for (const [name, { target }] of this.#sparks) {
+      const measurement = this.#view.measurement(name);
+      const values = timeline.values(this.#id, name);
+      const limit = this.#gpu.limits?.[name] ?? null;
+      drawSparkline(target, padded(values, timeline), { high: highest(measurement, limit, values), limit });
+    }
+    this.#details?.draw();
+  }
+
+  /** Open the row, and move the focus there. */
+  show() {
+    this.#toggle(true);
+    this.node.scrollIntoView({ block: "start", behavior: "auto" });
+    this.#parts.button.focus({ preventScroll: true });
+  }
+
+  close() {
+    this.#details?.close();
+  }
+
+  #clicked(event) {
+    if (event.target.closest("a") || (getSelection()?.toString() && event.target !== this.#parts.button)) return;
+    this.#toggle(this.#parts.details.hidden);
+  }
+
+  #toggle(open) {
+    setAttribute(this.#parts.button, "aria-expanded", String(open));
+    this.#parts.details.hidden = !open;
+    if (open && !this.#details) {
+      this.#details = new Details(this.#id, this.#view);
+      this.#parts.details.append(this.#details.node);
+      this.#details.update(this.#gpu);
+      this.#details.draw();
+    } else if (!open) {
+      this.#details?.close();
+      this.#details?.node.remove();
+      this.#details = null;
+    }
+  }
+
+  #verdict(gpu, health) {
+    const now = this.#view.now();
+    const headline = gpu.headline ?? {};
+    const began = headline.since ?? gpu.verdict?.since;
+    const problem = headline.words || (gpu.up === false ? `No data: ${gpu.reason}` : "");
+    return [
+      badge(healthTone(health), sentence(health)),
+      problem && element("p", { class: `headline ${headline.severity ?? ""}` }, problem),
+      began && headline.severity !== "ok" ? element("p", { class: "muted since" }, since(began, now)) : "",
+    ].filter(Boolean);
+  }
+
+  #measure(gpu) {
+    for (const name of SPARKLINES) {
+      const measurement = this.#view.measurement(name);
+      if (!measurement) continue;
+      if (!this.#sparks.has(name)) {
+        const target = drawing("sparkline");
+        const value = element("dd");
+        const term = element("dt", { title: measurement.words }, SHORT[name]);
+        this.#parts.sparks.append(element("div", { class: "spark" }, term, value, element("dd", { class: "plot" }, target)));
+        this.#sparks.set(name, { target, value });
+      }
+      const value = gpu.measurements?.[name];
+      const limit = gpu.limits?.[name];
+      const text = quantity(value, measurement.unit);
+      const { value: shown } = this.#sparks.get(name);
+      setText(shown, text);
+      setAttribute(shown, "title", limit ? `limit ${quantity(limit, measurement.unit)}` : null);
+      setAttribute(shown, "class", limit && value >= limit && name === "temperature" ? "over" : null);
+    }
+  }
+
+  #memory(gpu) {
+    const used = gpu.measurements?.[MEMORY];
+    const total = gpu.limits?.[MEMORY];
+    const text = total ? `${quantity(used, "bytes")} of ${quantity(total, "bytes")}` : quantity(used, "bytes");
+    const share = total && used !== undefined && used !== null ? used / total : null;
+    this.#parts.memory.replaceChildren(
+      element("p", { class: "label" }, "Memory"),
+      element("p", {}, text),
+      ...(share === null ? [] : [bar(share)]),
+    );
+  }
+}
+
+/** Return a bar that is filled to a share. It repeats a number, so screen readers skip it. */
+export function bar(share, tone = "") {
+  const filled = element("span", { class: "filled" });
+  filled.style.width = `${Math.round(100 * Math.min(1, Math.max(0, share)))}%`;
+  return element("span", { class: `bar ${tone}`, "aria-hidden": "true" }, filled);
+}
+
+/** Fill up a history that is shorter than an hour, so that all rows have the same time axis. */
+function padded(values, timeline) {
+  const length = Math.round(3600 / timeline.step);
+  return values.length >= length ? values : [...Array(length - values.length).fill(null), ...values];
+}
+
+/** Say how an hour was divided among the classes. */
+function shares(runs) {
+  const times = new Map();
+  for (const { name, start, end } of runs) if (name) times.set(name, (times.get(name) ?? 0) + end - start);
+  const total = [...times.values()].reduce((sum, time) => sum + time, 0);
+  if (!total) return "";
+  const parts = [...times].sort((a, b) => b[1] - a[1]).map(([name, time]) => `${name} ${quantity(time / total, "share")}`);
+  return `Last hour: ${parts.join(", ")}`;
+}

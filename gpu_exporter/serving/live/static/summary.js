@@ -1,0 +1,122 @@
+// The first lines of the page: how many GPUs are healthy, which ones are not, since when, and what to do.
+
+import { badge, element, renderIfChanged } from "./dom.js";
+import { actionWords, clock, gpuName, gpuNames, sentence } from "./format.js";
+import { healthTone } from "./rows.js";
+
+const ORDER = ["unhealthy", "degraded", "unknown"];
+
+/** Show the summary of a payload. `show` opens the row of a GPU. */
+export function renderSummary(section, payload, { show, now }) {
+  const items = [...sick(payload, now), ...missing(payload), ...slow(payload, now)];
+  const data = { title: title(payload), items: items.map(({ gpu, ...item }) => ({ ...item, id: gpu?.id })) };
+  const gpus = new Map(payload.gpus.map((gpu) => [gpu.id, gpu]));
+  renderIfChanged(section, data, ({ title: text, items: entries }) => [
+    element("h2", { id: "summary-title" }, text),
+    entries.length
+      ? element("ul", { class: "problems" }, ...entries.map((item) => line(item, gpus.get(item.id), show)))
+      : "",
+  ]);
+  document.title = `${tabTitle(payload)} · ${payload.node ?? ""} · gpu-exporter`;
+}
+
+function line(item, gpu, show) {
+  const about = gpu
+    ? element("button", { type: "button", class: "jump", on: { click: () => show(gpu.id) } }, item.name)
+    : element("strong", {}, item.name);
+  const parts = [badge(item.tone, item.badge), " ", about, `: ${item.words}`];
+  if (item.since) parts.push(` since ${item.since}`);
+  if (item.action) parts.push(". ", element("span", { class: "do" }, `What to do: ${item.action}`));
+  return element("li", {}, ...parts);
+}
+
+function healthOf(gpu) {
+  return gpu.verdict?.health ?? gpu.health ?? "unknown";
+}
+
+/** Return one entry per GPU, not per MIG instance: the verdict is on the whole GPU. */
+function devices(payload) {
+  const unique = new Map();
+  for (const gpu of payload.gpus) if (!unique.has(gpu.uuid ?? gpu.UUID ?? gpu.id)) unique.set(gpu.uuid ?? gpu.UUID ?? gpu.id, gpu);
+  return [...unique.values()];
+}
+
+function title(payload) {
+  const all = devices(payload);
+  const healthy = all.filter((gpu) => healthOf(gpu) === "healthy").length;
+  const total = all.length + (payload.missing || 0);
+  if (!total) return "No GPU";
+  if (healthy === total) return total === 1 ? "The GPU is healthy" : `All ${total} GPUs are healthy`;
+  return `${healthy} of ${total} ${total === 1 ? "GPU" : "GPUs"} healthy`;
+}
+
+function tabTitle(payload) {
+  const all = devices(payload);
+  const bad = all.filter((gpu) => healthOf(gpu) === "unhealthy").length + (payload.missing || 0);
+  return bad ? `✖ ${bad} unhealthy` : title(payload);
+}
+
+function* sick(payload, now) {
+  const all = devices(payload).filter((gpu) => healthOf(gpu) !== "healthy");
+  all.sort((a, b) => ORDER.indexOf(healthOf(a)) - ORDER.indexOf(healthOf(b)));
+  for (const gpu of all) {
+    const problems = gpu.verdict?.problems ?? gpu.problems ?? [];
+    const said = problems.map((problem) => problem.words).filter(Boolean);
+    const began = gpu.verdict?.since ?? gpu.headline?.since;
+    yield {
+      gpu,
+      name: gpuName(gpu),
+      tone: healthTone(healthOf(gpu)),
+      badge: sentence(healthOf(gpu)),
+      words: said.length ? said.join("; ") : gpu.headline?.words || (gpu.up === false ? `no data: ${gpu.reason}` : "its health is unknown"),
+      since: began ? clock(began, now) : "",
+      action: mostDrastic(problems),
+    };
+  }
+}
+
+const DRASTIC = ["none", "restart_app", "gpu_reset", "node_reboot", "drain", "replace"];
+
+function mostDrastic(problems) {
+  const actions = problems.map((problem) => problem.action).filter(Boolean);
+  if (!actions.length) return "";
+  return actionWords(actions.sort((a, b) => DRASTIC.indexOf(b) - DRASTIC.indexOf(a))[0]);
+}
+
+function* missing(payload) {
+  if (!payload.missing) return;
+  yield {
+    name: `${payload.missing} expected ${payload.missing === 1 ? "GPU" : "GPUs"}`,
+    tone: "bad",
+    badge: "Missing",
+    words: "the driver does not list them",
+    action: "run `gpu-exporter doctor` on the node",
+  };
+}
+
+/** Yield what makes healthy GPUs slow; GPUs with the same finding share a line. */
+function* slow(payload, now) {
+  const groups = new Map();
+  for (const gpu of payload.gpus) {
+    const finding = (gpu.findings ?? []).find(({ severity }) => severity === "page" || severity === "ticket");
+    if (!finding || healthOf(gpu) === "unhealthy" || healthOf(gpu) === "degraded") continue;
+    if (!groups.has(finding.name)) groups.set(finding.name, { finding, gpus: [] });
+    groups.get(finding.name).gpus.push(gpu);
+  }
+  for (const { finding, gpus } of groups.values()) {
+    const began = Math.min(...gpus.map((gpu) => findingOf(gpu, finding.name).since ?? Infinity));
+    yield {
+      gpu: gpus[0],
+      name: gpuNames(gpus),
+      tone: finding.severity === "page" ? "bad" : "warn",
+      badge: "Slow",
+      words: finding.words,
+      since: Number.isFinite(began) ? clock(began, now) : "",
+      action: finding.advice,
+    };
+  }
+}
+
+function findingOf(gpu, name) {
+  return gpu.findings.find((finding) => finding.name === name);
+}

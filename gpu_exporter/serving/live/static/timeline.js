@@ -1,0 +1,82 @@
+// The last hour of measurements, as the server sends it: one array of the same length for each measurement.
+
+export class Timeline {
+  step = 10;
+  times = [];
+  classes = [];
+  events = [];
+  #gpus = new Map();
+  #length = 360;
+
+  /** Take what /api/v1/history answered. */
+  load({ start, step, classes = [], gpus = {}, events = [] }) {
+    this.step = step;
+    this.classes = classes;
+    this.events = events;
+    this.#gpus = new Map(Object.entries(gpus));
+    const length = Math.max(0, ...Object.values(gpus).flatMap((arrays) => Object.values(arrays).map((array) => array.length)));
+    this.#length = Math.max(length, Math.round(3600 / step));
+    this.times = Array.from({ length }, (_, index) => start + index * step);
+  }
+
+  /** Add the newest point; what is older than an hour is dropped. */
+  append({ at, gpus, classes, events = [] }) {
+    if (this.times.length && at <= this.times.at(-1)) return;
+    if (classes) this.classes = classes;
+    this.events.push(...events);
+    this.times.push(at);
+    for (const [id, point] of Object.entries(gpus)) {
+      if (!this.#gpus.has(id)) this.#gpus.set(id, {});
+      const arrays = this.#gpus.get(id);
+      const values = { ...(point.measurements ?? point), class: this.#classIndex(point.class) };
+      delete values.measurements;
+      for (const name of Object.keys(values)) arrays[name] ??= Array(this.times.length - 1).fill(null);
+      for (const [name, array] of Object.entries(arrays)) array.push(values[name] ?? null);
+    }
+    for (const [id, arrays] of this.#gpus) {
+      if (!(id in gpus)) for (const array of Object.values(arrays)) array.push(null);
+    }
+    const excess = this.times.length - this.#length;
+    if (excess > 0) {
+      this.times.splice(0, excess);
+      for (const arrays of this.#gpus.values()) for (const array of Object.values(arrays)) array.splice(0, excess);
+    }
+  }
+
+  #classIndex(value) {
+    if (typeof value !== "string") return value ?? null;
+    const index = this.classes.indexOf(value);
+    return index >= 0 ? index : this.classes.push(value) - 1;
+  }
+
+  /** Return a measurement of a GPU over time; null where it could not be read. */
+  values(id, name) {
+    return this.#gpus.get(id)?.[name] ?? Array(this.times.length).fill(null);
+  }
+
+  /** Return the classes of a GPU over time, as runs: {start, end, name}; name is null where no class is known. */
+  runs(id) {
+    const runs = [];
+    this.values(id, "class").forEach((index, position) => {
+      const name = index === null ? null : (this.classes[index] ?? null);
+      const start = this.times[position];
+      const run = runs.at(-1);
+      if (run && run.name === name) run.end = start + this.step;
+      else runs.push({ start, end: start + this.step, name });
+    });
+    return runs;
+  }
+
+  /** Return the XIDs of a GPU, the oldest first. */
+  eventsOf(id) {
+    return this.events.filter((event) => event.id === id);
+  }
+}
+
+/** Return mean, minimum and maximum of the values that could be read; null if there are none. */
+export function statistics(values) {
+  const read = values.filter((value) => value !== null);
+  if (!read.length) return null;
+  const sum = read.reduce((total, value) => total + value, 0);
+  return { mean: sum / read.length, min: Math.min(...read), max: Math.max(...read) };
+}
