@@ -250,6 +250,15 @@ RELEASED = Signal(
     has_owner=False,
     plain="released by the exporter: {}",
 )
+
+
+def _verdict(state: str) -> Signal:
+    read = Read(m.HEALTH_STATE[0].name, where=(("state", state),))
+    help = f"1 while the verdict on the GPU is {state}; all verdicts are 0 while it is unknown"
+    return Signal(state, "bool", help, (read,), has_owner=False, plain=f"verdict {state}: {{}}")
+
+
+HEALTHY, DEGRADED, UNHEALTHY = (_verdict(state) for state in ("healthy", "degraded", "unhealthy"))
 READ_AGE = _state("read_age", "seconds", m.READ_AGE, "last successful read {} ago")
 ECC_DBE = _state("ecc_uncorrectable", "errors", m.ECC_DBE_VOL, "{} uncorrectable ECC errors")
 ECC_SBE = _state("ecc_correctable", "errors", m.ECC_SBE_VOL, "{} corrected ECC errors")

@@ -13,8 +13,6 @@ from pathlib import Path
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.metrics import BY_KEY, GR_ENGINE_ACTIVE, histograms, selected
-from gpu_exporter.catalogue.signal import Read
-from gpu_exporter.catalogue.signals import SIGNALS
 from gpu_exporter.collection.collector import Collector
 from gpu_exporter.collection.histograms import Histogram
 from gpu_exporter.collection.settings import CollectionSettings
@@ -23,7 +21,7 @@ from gpu_exporter.diagnosis import prometheus
 from gpu_exporter.diagnosis.remote import Remote
 from gpu_exporter.diagnosis.scrape import PLAUSIBLE_TIMES, Scrape, ScrapedSample
 from gpu_exporter.diagnosis.text_format import parsed
-from gpu_exporter.diagnosis.window import Scrapes
+from gpu_exporter.diagnosis.window import FAMILIES, Scrapes
 from gpu_exporter.health.events import EventLog
 from gpu_exporter.model.errors import GpuExporterError
 from gpu_exporter.model.gpu import Series
@@ -37,13 +35,6 @@ WATCH_SECONDS = 20.0
 LONGEST_SECONDS = 3600.0
 # A Prometheus may scrape only once a minute, and a rate needs two scrapes.
 LAST_SECONDS = 300.0
-# All families that signals are made of, or that identify a GPU and its owner.
-FAMILIES = tuple(
-    dict.fromkeys(
-        [read.series for signal in SIGNALS for read in signal.definitions if isinstance(read, Read)]
-        + [m.INFO.name, m.POD_INFO.name, m.XID_EVENTS.name, m.DOWN.name, m.EXPECTED.name, m.HOST_PROCESS.name]
-    )
-)
 
 
 def of_source(

@@ -18,6 +18,8 @@ from gpu_exporter.diagnosis.scrape import LARGEST, DeviceKey, ScrapedSample, key
 
 # Points that are much older are dropped. The longest window of a failure mode is shorter.
 KEPT_SECONDS = 9000.0
+# Counters that have stood still for longer than this have ended, or their rate is 0 whenever they grow again.
+FORGOTTEN_SECONDS = 900.0
 # How often metrics are read; scrapes in between repeat the last value.
 PERIODS = {metric.name: metric.nvml_pace.value for metric in m.METRICS}
 
@@ -33,6 +35,9 @@ class SignalReader(Protocol):
 
     def take(self, at: float, by_name: ByName) -> None:
         """Add the samples of a scrape at unix time `at`; scrapes come in order of time."""
+
+    def forget(self, before: float) -> None:
+        """Drop the points of before this unix time, and devices without others."""
 
 
 def reader(way: Read, *, per_instance: bool) -> SignalReader:
@@ -80,6 +85,11 @@ class ValueReader:
                 highest[key] = max(highest.get(key, value), value)
         for key, value in highest.items():
             _append(self.points[key], at, value)
+
+    def forget(self, before: float) -> None:
+        """Drop the points of before this unix time."""
+        _forget(self.points, before)
+        self._before = {key: count for key, count in self._before.items() if count.since >= before - FORGOTTEN_SECONDS}
 
     def _matches(self, labels: Mapping[str, str]) -> bool:
         way = self.way
@@ -163,6 +173,19 @@ class ShapeReader:
                 highest[devices[series]] = max(highest.get(devices[series], value), value)
         for key, value in highest.items():
             _append(self.points[key], at, value)
+
+    def forget(self, before: float) -> None:
+        """Drop the points of before this unix time."""
+        _forget(self.points, before)
+
+
+def _forget(points: dict[DeviceKey, list[tuple[float, float]]], before: float) -> None:
+    for device, of_device in list(points.items()):
+        kept = bisect_left(of_device, before, key=itemgetter(0))
+        if kept == len(of_device):
+            del points[device]
+        elif kept:
+            points[device] = of_device[kept:]  # a new list: a window may still read the old one
 
 
 def _exporter(labels: Mapping[str, str]) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -26,6 +26,14 @@ UNIDENTIFIED = "GPU "
 
 # What identifies a process, in the order in which it is printed.
 PROCESS_LABELS = ("pid", "process", "uid", "command", "pod_uid", "container_id", "hpc_job")
+
+# All families that signals are made of, or that identify a GPU and its owner.
+FAMILIES = tuple(
+    dict.fromkeys(
+        [read.series for signal in SIGNALS for read in signal.definitions if isinstance(read, Read)]
+        + [m.INFO.name, m.POD_INFO.name, m.XID_EVENTS.name, m.DOWN.name, m.EXPECTED.name, m.HOST_PROCESS.name]
+    )
+)
 
 Claims = set[tuple[str, str, str]]
 
@@ -99,9 +107,15 @@ class Scrapes:
 
     def take(self, snapshot: Snapshot) -> None:
         """Add a snapshot as a scrape of it would look."""
-        latest = {series: self._sample(series, value) for series, value in snapshot.samples}
+        self.taken.append(self.of(snapshot))
+
+    def of(self, snapshot: Snapshot, only: Collection[str] = ()) -> Scrape:
+        """Return a snapshot as a scrape of it would look, only with series of these names, without keeping it."""
+        latest = {
+            series: self._sample(series, value) for series, value in snapshot.samples if not only or series.name in only
+        }
         self._latest = latest
-        self.taken.append(Scrape(snapshot.at, tuple(latest.values())))
+        return Scrape(snapshot.at, tuple(latest.values()))
 
     def _sample(self, series: Series, value: float) -> ScrapedSample:
         before = self._latest.get(series)
@@ -114,9 +128,7 @@ class Scrapes:
 
 def as_scrape(snapshot: Snapshot) -> Scrape:
     """Return a snapshot as a scrape of it would look."""
-    scrapes = Scrapes()
-    scrapes.take(snapshot)
-    return scrapes.taken[0]
+    return Scrapes().of(snapshot)
 
 
 def seen(scrapes: Iterable[Scrape], limits: Limits, *, job: str = "") -> Window:
@@ -124,29 +136,51 @@ def seen(scrapes: Iterable[Scrape], limits: Limits, *, job: str = "") -> Window:
 
     Scrapes are taken one by one and not kept: a recording need not fit into memory.
     """
-    readers = {
-        (signal, way): reader(way, per_instance=signal.per_instance)
-        for signal in SIGNALS
-        for way in signal.definitions
-        if isinstance(way, Read)
-    }
-    identities, now = _Identities(), 0.0
+    signals = SignalReaders()
     for scrape in scrapes:
-        by_name, now = _by_name(scrape.samples), max(now, scrape.at)
-        identities.take(scrape)
-        for of_way in readers.values():
+        signals.take(scrape)
+    return signals.window(limits, job=job)
+
+
+class SignalReaders:
+    """Computes all signals from scrapes as they come (in order of time), and what identifies the devices."""
+
+    def __init__(self) -> None:
+        self._readers = {
+            (signal, way): reader(way, per_instance=signal.per_instance)
+            for signal in SIGNALS
+            for way in signal.definitions
+            if isinstance(way, Read)
+        }
+        self._identities, self._now = _Identities(), 0.0
+
+    def take(self, scrape: Scrape) -> None:
+        """Add a scrape."""
+        by_name, self._now = _by_name(scrape.samples), max(self._now, scrape.at)
+        self._identities.take(scrape)
+        for of_way in self._readers.values():
             of_way.take(scrape.at, by_name)
-    devices = identities.devices()
-    for identity in devices.values():
-        identity.workload = job or identity.workload
-    signals: dict[tuple[Device, Signal], Points] = {}
-    for signal in SIGNALS:
-        for way in signal.definitions:
-            by_device = _derived(way, devices, signals) if isinstance(way, Derived) else readers[signal, way].points
-            for device, points in by_device.items():
-                if points:
-                    signals.setdefault((device, signal), points)
-    return Window(now, devices, signals, limits)
+
+    def forget(self, before: float) -> None:
+        """Drop all points of before this unix time."""
+        for of_way in self._readers.values():
+            of_way.forget(before)
+
+    def window(self, limits: Limits, *, job: str = "") -> Window:
+        """Return the signals so far. With `job`, all devices are ranks of a job of that name."""
+        devices = self._identities.devices()
+        for identity in devices.values():
+            identity.workload = job or identity.workload
+        signals: dict[tuple[Device, Signal], Points] = {}
+        for signal in SIGNALS:
+            for way in signal.definitions:
+                by_device = (
+                    _derived(way, devices, signals) if isinstance(way, Derived) else self._readers[signal, way].points
+                )
+                for device, points in by_device.items():
+                    if points:
+                        signals.setdefault((device, signal), points)
+        return Window(self._now, devices, signals, limits)
 
 
 def _by_name(samples: Iterable[ScrapedSample]) -> Mapping[str, list[ScrapedSample]]:

@@ -8,12 +8,16 @@ from zlib import crc32
 from gpu_exporter.catalogue import project
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
 
+# A variable's value for all: not .+, because it must also match series without a cluster or a job label.
+EVERY = ".*"
+
 
 @dataclass(frozen=True, slots=True)
 class Board:
     """One dashboard. `chosen` are its variables in order, which are labels of the recorded signals.
 
-    `shows` are the domains of failure modes that it has a row for.
+    `shows` are the domains of failure modes that it has a row for. `single` are the variables that have one value at
+    first instead of all.
     """
 
     name: str
@@ -21,6 +25,7 @@ class Board:
     description: str
     chosen: tuple[str, ...]
     shows: tuple[Domain, ...] = ()
+    single: tuple[str, ...] = ()
 
     @property
     def uid(self) -> str:
@@ -33,13 +38,14 @@ class Board:
 
 
 FLEET = Board("fleet", "GPU / Fleet", "Is anything wrong, and who wastes GPU time?", ("cluster",))
-NODE = Board("node", "GPU / Node", "The GPUs of a node side by side.", ("cluster", "node"))
+NODE = Board("node", "GPU / Node", "The GPUs of a node side by side.", ("cluster", "node"), single=("node",))
 GPU = Board(
     "gpu",
     "GPU / GPU",
     "Is the GPU healthy? Is it working? What limits it?",
     ("cluster", "node", "gpu"),
     (Domain.HEALTH, Domain.BOTTLENECK),
+    single=("node",),
 )
 JOB = Board(
     "job",
@@ -47,6 +53,7 @@ JOB = Board(
     "The ranks of a job side by side: which rank do the others wait for?",
     ("cluster", "namespace", "workload"),
     (Domain.DISTRIBUTED,),
+    single=("workload",),
 )
 COST = Board(
     "cost",

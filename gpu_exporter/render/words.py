@@ -89,6 +89,9 @@ TITLES: Mapping[str, str] = {
 # What a signal of 0 or 1 says: at 1, and at 0.
 STATES: Mapping[str, tuple[str, str]] = {
     "up": ("the GPU answers", "the GPU does not answer"),
+    "healthy": ("the GPU is healthy", "the GPU is not known to be healthy"),
+    "degraded": ("the GPU is degraded", "the GPU is not degraded"),
+    "unhealthy": ("the GPU is unhealthy", "the GPU is not unhealthy"),
     "released": ("the exporter has released the driver", "the exporter has not released the driver"),
     "sram_exceeded": ("the SRAM threshold is exceeded", "the SRAM threshold is not exceeded"),
     "row_remap_pending": ("a row remap is pending", "no row remap is pending"),

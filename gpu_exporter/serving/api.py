@@ -64,8 +64,12 @@ def gpus(snapshot: Snapshot) -> Answer:
         for status, verdict in zip(snapshot.gpus, snapshot.verdicts, strict=True)
     ]
     about = {"at": snapshot.at, "source": snapshot.source, "live": snapshot.live, "missing": judge.missing(snapshot)}
-    content = {**about, "gpus": entries}
-    body = json.dumps(content).encode()
+    return shown(lambda: {**about, "gpus": entries})
+
+
+def shown(content: Callable[[], Mapping[str, Any]]) -> Answer:
+    """Return content about GPUs as JSON, or why it is too large."""
+    body = json.dumps(content()).encode()
     if len(body) > MOST_GPUS_BYTES:
         size, most = len(body) >> 20, MOST_GPUS_BYTES >> 20
         return Answer(b"", f"the answer would have {size} MiB, more than {most} MiB; the GPUs have too many owners")

@@ -6,12 +6,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from typing import TYPE_CHECKING
 
 from gpu_exporter.collection.settings import PAGE_SECONDS
 from gpu_exporter.exposition.pages import Pages
 from gpu_exporter.health.events import EventLog
 from gpu_exporter.model.snapshot import Snapshot
 from gpu_exporter.serving.api import EVENTS_SECONDS, Composed
+
+if TYPE_CHECKING:
+    from gpu_exporter.serving.watch.thread import LiveNode
 
 # A page expires after this time, or after this many intervals if that is longer.
 EXPIRY_SECONDS = 5.0
@@ -70,12 +74,16 @@ def never() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One node, with its `/api/v1` answers. `dead` returns whether a simulated exporter must not answer scrapes."""
+    """One node, with its `/api/v1` answers. `dead` returns whether a simulated exporter must not answer scrapes.
+
+    `live` is the node's live page; None if that is off.
+    """
 
     node: str
     pages: Pages
     health: Health
     events: EventLog | None = None
     dead: Callable[[], bool] = never
+    live: LiveNode | None = None
     gpus: Composed = field(default_factory=Composed)
     recent: Composed = field(default_factory=lambda: Composed(EVENTS_SECONDS))

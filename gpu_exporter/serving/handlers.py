@@ -48,7 +48,12 @@ class Gpus(Handler):
         if snapshot is None or problem:
             await self.send(f"{problem or NO_METRICS_YET}\n", TEXT, 503)
             return
-        answer = endpoint.gpus.get(snapshot, partial(api.gpus, snapshot))
+        if endpoint.live:
+            endpoint.live.asked()
+            compose = partial(api.shown, partial(endpoint.live.monitor.answer, snapshot))
+        else:
+            compose = partial(api.gpus, snapshot)
+        answer = endpoint.gpus.get(snapshot, compose)
         if answer.problem:
             await self.send(f"{answer.problem}\n", TEXT, 503)
         else:

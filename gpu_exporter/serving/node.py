@@ -30,6 +30,7 @@ from gpu_exporter.sources.choice import is_remote
 
 if TYPE_CHECKING:
     from gpu_exporter.attribution.attributor import Attributor
+    from gpu_exporter.serving.watch.thread import LiveNode
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +67,8 @@ class Node:
         process: ProcessMetrics,
         selection: Selection,
         extra_metrics: Callable[[], Sequence[tuple[Metric, float]]],
+        *,
+        alone: bool = True,
     ) -> None:
         self._name, self._style = name, style(config)
         self._renderer = self._renderer_of(source, selection)
@@ -93,12 +96,15 @@ class Node:
             extra_metrics=extra_metrics,
             every_tick_wanted=pages.followed,
         )
+        health = Health(config.interval, pages, lambda: self._collector.failure)
+        self.live = live = _live(name, config, health, self._collector.events, always=alone)
         self.endpoint = Endpoint(
             name,
             pages,
-            Health(config.interval, pages, lambda: self._collector.failure),
+            health,
             self._collector.events,
             source.dead if isinstance(source, Staged) else never,
+            live,
         )
 
     @property
@@ -146,6 +152,17 @@ class Node:
     def _publish(self, snapshot: Snapshot) -> None:
         self.endpoint.pages.publish(self._renderer.render(snapshot, self._process.collect()))
         self.endpoint.health.snapshot = snapshot
+
+
+def _live(name: str, config: Config, health: Health, events: EventLog | None, *, always: bool) -> LiveNode | None:
+    """Return what the live page knows of a node; None if the page is off, so that its modules are not loaded."""
+    if not config.live_page:
+        return None
+    from gpu_exporter.serving.watch.monitor import Monitor
+    from gpu_exporter.serving.watch.thread import LiveNode
+
+    monitor = Monitor(name, config.interval, events)
+    return LiveNode(monitor, lambda: health.snapshot, health.liveness_problem, always=always)
 
 
 def _events(source: Source, config: Config, state_of: Callable[[str], GpuState | None]) -> EventLog | None:

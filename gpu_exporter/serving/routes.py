@@ -14,6 +14,7 @@ from gpu_exporter.serving.handler import Handler
 from gpu_exporter.serving.handlers import Discovery, Events, Gpus, Healthz, Metrics, Readyz
 from gpu_exporter.serving.lifecycle import Quit, Release, Reload, Resume
 from gpu_exporter.serving.live import assets
+from gpu_exporter.serving.live.handlers import History, Stream
 from gpu_exporter.serving.live.page import Page, Static
 
 # With several nodes, the paths of each node are below this prefix. Handlers receive it, or "" at the root.
@@ -65,6 +66,8 @@ ROUTES: Sequence[Route] = (
     Route("/health", Healthz, Needs.NODE, "as /healthz: dcgm-exporter's path for probes"),
     Route("/readyz", Readyz, Needs.NODE, "readiness: 200 while GPUs are being read", BOTH),
     Route("/api/v1/gpus", Gpus, Needs.NODE, "identity, verdict and owners of each GPU, as JSON", LandingPage.NODE),
+    Route("/api/v1/history", History, Needs.NODE, "the last hour of each GPU, as JSON"),
+    Route("/api/v1/stream", Stream, Needs.NODE, "new values of each GPU, as server-sent events"),
     Route("/api/v1/events", Events, Needs.NODE, "the last XIDs, as JSON", LandingPage.NODE),
     Route("/", Page, Needs.NODE, "the live page, or the list of nodes if there are several"),
     *(Route(f"/static/{name}", Static, Needs.NOTHING, "a file of the live page") for name in assets.NAMES),

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
+from typing import TYPE_CHECKING
 
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.dcgm_exporter.names import DEFAULT_FIELDS
@@ -30,6 +31,9 @@ from gpu_exporter.serving.security.token_file import Token
 from gpu_exporter.serving.server import Server
 from gpu_exporter.serving.systemd import listening
 from gpu_exporter.version import __version__
+
+if TYPE_CHECKING:
+    from gpu_exporter.serving.watch.thread import LiveNode
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +70,11 @@ def run(
         connections = ((row, admission.dropped[dict(row.labels)["limit"]]) for row in m.CONNECTIONS)
         return (*fields.reload_state(), (m.LOG_DROPPED, log_queue.dropped), *connections)
 
-    nodes = [Node(name, source, config, process, fields.selection, extra_metrics) for name, source in sources.items()]
+    alone = len(sources) == 1
+    nodes = [
+        Node(name, source, config, process, fields.selection, extra_metrics, alone=alone)
+        for name, source in sources.items()
+    ]
     warn = partial(_warn_of_unreadable, nodes[0].source)
     warn(fields.selection)
     fields.subscribers = [*(node.show for node in nodes), warn]
@@ -95,6 +103,14 @@ def _warn_of_unreadable(source: Source, selection: Selection) -> None:
         log.warning("source %s cannot read %s; use --source dcgm", source.name, ", ".join(unreadable))
 
 
+def _follow(nodes: Sequence[LiveNode], stop: threading.Event) -> None:
+    """Start to follow the nodes for the live page."""
+    if nodes:
+        from gpu_exporter.serving.watch.thread import LiveThread
+
+        LiveThread(nodes).start(stop)
+
+
 def _serve(nodes: Sequence[Node], server: Server, config: Config, stop: threading.Event, *, tls: bool) -> None:
     for node in nodes:
         node.start(stop)
@@ -103,6 +119,7 @@ def _serve(nodes: Sequence[Node], server: Server, config: Config, stop: threadin
     for node in nodes:  # scrapes wait: an empty response would look like GPUs without metrics
         node.endpoint.pages.made.wait(FIRST_PAGE_SECONDS)
     server.start()
+    _follow([node.live for node in nodes if node.live], stop)
     source = nodes[0].source
     if not source.live:
         log.warning(BANNER.format(what=source.description, label=f'source="{source.name}"'))

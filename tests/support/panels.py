@@ -23,7 +23,7 @@ from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.conditions import Mark, Over, PeerMedian, PeerShare, terms
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.signal import Signal
-from gpu_exporter.catalogue.time_shares import RECORD, time_shares
+from gpu_exporter.catalogue.time_shares import LABEL, RECORD, time_shares
 from gpu_exporter.diagnosis.scrape import DeviceKey
 from gpu_exporter.diagnosis.window import Window
 from gpu_exporter.render.boards import RUNBOOKS
@@ -38,6 +38,7 @@ BOARDS = {
     if path.stem != RUNBOOKS.name
 }
 ALL = ".*"
+ALERTS = ("ALERTS", "ALERTS_FOR_STATE")
 SET_OPERATORS = ("and", "or", "unless")
 IDENTITY = ("node", "gpu", "namespace", "pod", "workload")
 # Labels of parts or events, which not every series has.
@@ -73,7 +74,7 @@ def filled(text: str, variables: Mapping[str, str]) -> str:
     """Return a query as Grafana sends it."""
     for name, value in {"__rate_interval": "15s", "__range_s": "3600", "__range": "1h", **variables}.items():
         text = text.replace(f"${name}", value)
-    assert "$" not in text, f"a variable is left in {text}"
+    assert not re.search(r"\$(?!\d)", text), f"a variable is left in {text}"
     return text
 
 
@@ -137,9 +138,13 @@ class Truth:
     def has(self, label: str, text: str) -> bool:
         """Return whether the result of a query must have this label."""
         if "ALERTS" in text:
-            matchers = _innermost(promql_parser.parse(text))
-            alerts = [alert for alert in self.firing if _matching(alert, matchers)]
-            return label == "runbook" or any(alert.get(label) for alert in alerts)
+            if label in ("runbook", "rank"):  # which the query adds
+                return f'"{label}"' in text
+            shown = [_matchers(each) for each in _selectors(promql_parser.parse(text)) if each.name == "ALERTS"]
+            alerts = [alert for alert in self.firing if any(_matching(alert, each) for each in shown)]
+            return any(alert.get(label) for alert in alerts)
+        if label == LABEL:
+            return True
         if label in ("pool", "resource") or any(name in text for name in ALLOCATION):
             return self.allocated and (label != "cluster" or bool(self.variables["cluster"]))
         return bool(self.variables["cluster"]) if label == "cluster" else bool(self.labels(label))
@@ -152,7 +157,7 @@ class Truth:
     def _of(self, node: Any) -> Devices | bool:
         match type(node).__name__:
             case "VectorSelector":
-                return self._series(node.name, _innermost(node))
+                return self._series(node.name, _matchers(node))
             case "MatrixSelector":
                 return self._of(node.vector_selector)
             case "ParenExpr" | "UnaryExpr" | "SubqueryExpr":
@@ -167,6 +172,8 @@ class Truth:
                 found = self._of(node.expr)
                 without = node.modifier is not None and str(node.modifier.type).endswith("Without")
                 return found if without else bool(found)
+            case "BinaryExpr" if str(node.op) == "and" and getattr(node.lhs, "name", "") in ALERTS:
+                return self._alerts(node.lhs, self._of(node.rhs))
             case "BinaryExpr":
                 return self._binary(str(node.op), self._of(node.lhs), self._of(node.rhs))
         raise AssertionError(f"{type(node).__name__} is new in a dashboard: teach this test what it finds")
@@ -185,12 +192,19 @@ class Truth:
                 return one
         return bool(left) and bool(right)
 
+    def _alerts(self, alerts: Any, others: Devices | bool) -> bool:
+        """Return whether alerts fire that there are others of, or that are about the devices `others`."""
+        found = [alert for alert in self.firing if _matching(alert, _matchers(alerts))]
+        if isinstance(others, bool):
+            return bool(found) and others
+        return bool({alert.get("UUID") for alert in found} & {part.uuid for part in others})
+
     def _same_gpu(self, left: Devices, right: Devices) -> Devices:
         gpus = {part.uuid for part in right}
         return frozenset(part for part in left if part.uuid in gpus)
 
     def _series(self, name: str, matchers: Mapping[str, str]) -> Devices | bool:
-        if name == "ALERTS":
+        if name in ALERTS:
             return any(_matching(alert, matchers) for alert in self.firing)
         if name in ALLOCATION:
             return self.allocated
@@ -235,11 +249,18 @@ def _matching(labels: Mapping[str, str], matchers: Mapping[str, str]) -> bool:
     return all(bool(re.fullmatch(value, labels.get(label, ""))) for label, value in matchers.items())
 
 
-def _innermost(node: Any) -> Mapping[str, str]:
-    """Return the matchers of the one selector in a chain of calls."""
-    while type(node).__name__ == "Call":
-        node = node.args[0]
-    matchers = node.matchers.matchers
+def _selectors(node: Any) -> Iterator[Any]:
+    """Yield every selector of an expression."""
+    if type(node).__name__ == "VectorSelector":
+        yield node
+    inner = [getattr(node, name, None) for name in ("lhs", "rhs", "expr", "vector_selector")]
+    for each in (*inner, *(getattr(node, "args", None) or ())):
+        if each is not None and each.__class__.__module__ == node.__class__.__module__:
+            yield from _selectors(each)
+
+
+def _matchers(selector: Any) -> Mapping[str, str]:
+    matchers = selector.matchers.matchers
     assert {str(each.op) for each in matchers} <= {"MatchOp.Equal", "MatchOp.Re"}, "teach this test other matchers"
     return {each.name: each.value for each in matchers}
 

@@ -96,6 +96,15 @@ SLOWER = And(
     Compare(PeerShare(COMMUNICATES), ">=", ALL_RANKS),
 )
 ALL_LAUNCH = And(c.LAUNCHES, Compare(PeerShare(LAUNCHES), ">=", ALL_RANKS), name="all_launch")
+STARVED_STRAGGLER = Unless(STARVED, Or(OTHER_TRAFFIC, ALL_LAUNCH), name="starved_straggler")
+SLOW_STRAGGLER = Unless(
+    Or(
+        And(Compare(Calc(c.SM, "-", PeerMedian(c.SM, WAITS)), ">=", SLOW_GAP), c.BUSY, c.FILLED, STRAGGLES),
+        SLOWER,
+    ),
+    OTHER_TRAFFIC,
+    name="slow_straggler",
+)
 # A GPU that is throttled by heat or by its power supply draws less than its limit. The highest power of the last ten
 # minutes, because a checkpoint lowers the mean.
 AT_POWER_CAP = Compare(Over(s.POWER_USE, Fn.MAX, 10 * MINUTE), ">=", POWER_CAPPED)
@@ -156,11 +165,7 @@ MODES = (
         "Check the host of this rank: data loader, CPU throttling, other pods on the node, slow storage, or "
         "extra work of the rank such as logging or checkpoints.",
         Inject(profiles.STARVED, profiles.OF_STARVED),
-        Unless(
-            STARVED,
-            Or(OTHER_TRAFFIC, ALL_LAUNCH),
-            name="starved_straggler",
-        ),
+        STARVED_STRAGGLER,
         shows=c.GR,
         keep=20 * MINUTE,
         scope=Scope.JOB,
@@ -203,19 +208,7 @@ MODES = (
         "more work: balance the work. Otherwise swap the GPUs of two ranks: if the straggler moves with the GPU, "
         "the GPU is the cause. A lower clock alone proves nothing.",
         Inject({**profiles.SLOW, m.POWER: 560.0, m.POWER_INSTANT: 560.0}, profiles.OF_SLOW),
-        Unless(
-            Or(
-                And(
-                    Compare(Calc(c.SM, "-", PeerMedian(c.SM, WAITS)), ">=", SLOW_GAP),
-                    c.BUSY,
-                    c.FILLED,
-                    STRAGGLES,
-                ),
-                SLOWER,
-            ),
-            OTHER_TRAFFIC,
-            name="slow_straggler",
-        ),
+        SLOW_STRAGGLER,
         shows=c.SM,
         keep=20 * MINUTE,
         lesser=AT_POWER_CAP,

@@ -28,7 +28,7 @@ def _activity(board: Board) -> object:
         _ranks(board, "SM activity")
         or "two bands, one of them near 0: the GPU works in bursts and waits between them.",
     )
-    return heatmap("SM activity distribution", about, Query(q.buckets(board, m.SM_SHARES), "{{le}}", "percentunit"))
+    return heatmap("SM activity distribution", about, Query(q.shares(board, m.SM_SHARES), "{{le}}", "percentunit"))
 
 
 def _power(board: Board) -> object:
@@ -38,7 +38,7 @@ def _power(board: Board) -> object:
         _ranks(board, "power")
         or "two bands far apart: power oscillates even if its mean is flat; see GpuPowerOscillation.",
     )
-    return heatmap("Power distribution", about, Query(q.buckets(board, m.POWER_SAMPLES), "{{le}}", "watt"))
+    return heatmap("Power distribution", about, Query(q.shares(board, m.POWER_SAMPLES), "{{le}}", "watt"))
 
 
 def _ranks(board: Board, what: str) -> str:
@@ -76,7 +76,7 @@ def _swing(board: Board) -> object:
     gauges = q.of(board, Over(s.POWER_INSTANT_USE, Fn.STDDEV, WINDOW))
     swing = f"{q.of(board, s.POWER_SWING)} / {q.of(board, s.POWER_LIMIT)} or {gauges}"
     queries = [
-        Query(swing, f"power swing {q.DEVICE_LEGEND}", q.UNITS["ratio"]),
+        Query(swing, f"power swing {q.device_legend(board)}", q.UNITS["ratio"]),
         q.query(board, s.SM_IDLE, "SMs idle"),
     ]
     return lines("Power swings and idle time", about, queries, width=12)

@@ -13,7 +13,7 @@ from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.failure_modes import MODES
 from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Severity
 from gpu_exporter.catalogue.signal import DEVICE_INFO
-from gpu_exporter.render.boards import COST, FLEET, GPU, JOB, NODE, RUNBOOKS, Board
+from gpu_exporter.render.boards import COST, EVERY, FLEET, GPU, JOB, NODE, RUNBOOKS, Board
 from gpu_exporter.render.dashboards import cost, fleet, gpu, job, node, runbooks
 from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.evidence import evidence_rows
@@ -72,9 +72,9 @@ def _variables(board: Board) -> list[Any]:
                 name=label,
                 label=LABELS[label],
                 query=f"label_values({narrowed}, {label})",
-                includeAll=True,
-                multi=True,
-                allValue=".*",  # not .+: it must also match series without a cluster or a job label
+                includeAll=label not in board.single,
+                multi=label not in board.single,
+                allValue=EVERY,
                 refresh=ON_TIME_CHANGE,
                 sort=NATURAL,
             )
@@ -86,19 +86,20 @@ def _annotations(board: Board) -> list[dict[str, Any]]:
     firing = [
         {
             "name": f"{severity.value} alerts",
-            "enable": severity is Severity.CRITICAL,
+            "enable": False,
             "iconColor": colour,
-            "expr": q.alerts(board, severities=[severity]),
+            "expr": f"({q.alerts_since(board, severities=[severity])}) * 1000",
             "titleFormat": "{{alertname}}",
             "textFormat": q.DEVICE_LEGEND,
             "tagKeys": "severity,domain",
+            "useValueForTime": True,
         }
         for severity, colour in ((Severity.CRITICAL, RED), (Severity.WARNING, ORANGE))
     ]
     xids = [
         {
             "name": f"XIDs ({signal.name.removeprefix('xid_').removesuffix('_age')})",
-            "enable": signal is s.XID_FATAL,
+            "enable": False,
             "iconColor": colour,
             "expr": q.of(board, signal) if signal is s.XID_FATAL else f"(time() - {q.of(board, signal)}) * 1000",
             "titleFormat": "XID {{xid}}",

@@ -17,15 +17,18 @@ from gpu_exporter.render.rules import aggregates as a
 
 BOARD = COST
 _PRICES = "Prices are set when the recording rules are rendered."
+_PRICE = f"sum({q.of(BOARD, a.GPU_COST)}) / sum({q.of(BOARD, a.GPUS)})"
+# Longer lists belong into a report.
+WORST = 20
 
 
 def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
-    """Return the rows: totals, owners, GPUs."""
+    """Return the rows: totals, owners and wasted GPUs, causes, single GPUs."""
     return [
-        BoardRow("What do the GPUs cost?", [watched(BOARD), *_numbers(), firing(BOARD, modes, [Domain.COST], 24)]),
+        BoardRow("What do the GPUs cost, and who wastes them?", [watched(BOARD), *_numbers(), *_owners()]),
+        BoardRow("Which alerts are about waste?", [firing(BOARD, modes, [Domain.COST], 24, by_gpu=True, height=6)]),
         BoardRow("Where do the GPU hours go?", _time()),
-        BoardRow("Who uses and who wastes GPUs?", _owners()),
-        BoardRow("Which GPUs are wasted?", _devices()),
+        BoardRow("How do single GPUs waste time?", _devices(), True),
     ]
 
 
@@ -40,9 +43,14 @@ def _numbers() -> list[object]:
             About("Power draw of the GPUs.", "near the planned power.", "compare it with the activity of the GPUs."),
         ),
     )
+    price = About(
+        "The price of one GPU for an hour with which this dashboard computes all costs.",
+        "your own price.",
+        "set `usdPerGpuHour` in the chart, or with `gpu-exporter bundle --limits`.",
+    )
     return [
-        number(title, about, Query(f"sum({q.of(BOARD, each)})", "", q.unit(each)), width=5)
-        for each, title, about in shown
+        *(number(title, about, Query(f"sum({q.of(BOARD, each)})", "", q.unit(each))) for each, title, about in shown),
+        number("Assumed price of a GPU hour", price, Query(_PRICE, "", "currencyUSD")),
     ]
 
 
@@ -57,32 +65,65 @@ def _cost(what: str) -> About:
 def _time() -> list[object]:
     by_cause = f"sum by ({LABEL}) ({q.of(BOARD, a.TIME)})"
     cost = f"sum by ({LABEL}) ({q.of(BOARD, a.TIME_COST)})"
+    # The rule records it once a minute.
+    hours = f"sum by ({LABEL}) (sum_over_time({q.of(BOARD, a.TIME)}[$__range])) / 60"
     return [
-        time_shares("GPUs by cause", Query(by_cause, f"{{{{{LABEL}}}}}", "short")),
-        time_shares("Cost per hour by cause", Query(cost, f"{{{{{LABEL}}}}}", "currencyUSD")),
+        time_shares("GPUs by cause", Query(by_cause, f"{{{{{LABEL}}}}}", "short"), width=8),
+        time_shares("Cost per hour by cause", Query(cost, f"{{{{{LABEL}}}}}", "currencyUSD"), width=8),
+        table(
+            "GPU hours in the time range",
+            About(
+                "GPU hours of the whole time range, by what they were spent on; hours without data do not count.",
+                "most of them useful.",
+                "the largest loss is worth the most work: docs/diagnose.md explains the causes.",
+            ),
+            [Query(hours, "", "none", "GPU hours"), Query(f"({hours}) * scalar({_PRICE})", "", "currencyUSD", "cost")],
+            (LABEL,),
+            width=8,
+            sort="GPU hours",
+            gauges=["GPU hours"],
+        ),
     ]
 
 
 def _owners() -> list[object]:
+    wasted = f"topk({WORST}, {q.of(BOARD, a.WASTED)})"
+    share = f"on (cluster, UUID, GPU_I_ID) group_left () {q.of(BOARD, a.SHARE)}"
     return [
         table(
-            "Workloads",
+            "Workloads by waste",
             About(
-                "Cost per hour by workload. Unallocated GPUs have no name.",
+                "Cost per hour by workload. Unallocated GPUs have no owner.",
                 "little is wasted.",
                 "click the workload to see why its GPUs are idle; release GPUs that nobody uses.",
             ),
             [
                 q.query(BOARD, each, name)
                 for each, name in (
+                    (a.WASTED_COST, "wasted per hour"),
+                    (a.GPU_COST, "cost per hour"),
                     (a.GPUS, "GPUs"),
-                    (a.GPU_COST, "cost"),
-                    (a.WASTED_COST, "wasted"),
                     (a.POWER, "power"),
-                    (a.ELECTRICITY, "electricity"),
                 )
             ],
             ("cluster", "namespace", "workload"),
+            sort="wasted per hour",
+            gauges=["wasted per hour"],
+        ),
+        table(
+            "Wasted GPUs",
+            About(
+                f"The {WORST} GPUs with the largest share of wasted time, their owner, and what the waste costs.",
+                "small shares.",
+                "ask the owner; release the GPU, set an idle timeout, or use a smaller or shared GPU.",
+            ),
+            [
+                Query(f"({wasted}) * {share} * scalar({_PRICE})", "", "currencyUSD", "wasted per hour"),
+                Query(wasted, "", "percentunit", "wasted"),
+            ],
+            ("cluster", "node", "gpu", "namespace", "workload"),
+            sort="wasted per hour",
+            gauges=["wasted"],
         ),
         lines(
             "Wasted spend",
@@ -92,7 +133,7 @@ def _owners() -> list[object]:
                 "set an idle timeout, or use smaller or shared GPUs.",
             ),
             [q.query(BOARD, a.WASTED_COST)],
-            width=12,
+            width=24,
             link=None,
             stacked=True,
         ),
@@ -116,7 +157,7 @@ def _devices() -> list[object]:
             [q.query(BOARD, s.FB_USE)],
         ),
         lines(
-            "Energy",
+            "Power from the energy counter",
             About("Energy that each GPU uses per second.", "follows the load.", "high without SM activity: fake load."),
             [q.query(BOARD, s.ENERGY)],
         ),

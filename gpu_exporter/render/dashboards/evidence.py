@@ -17,7 +17,7 @@ from gpu_exporter.render.prose import title
 LEGENDS = {
     "attribution": "{{instance}} {{source}}",
     "kube-state-metrics": "{{namespace}} {{resource}}",
-    "inference server": q.DEVICE_LEGEND,
+    "inference server": q.GPU_LEGEND,
 }
 
 

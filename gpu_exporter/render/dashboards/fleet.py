@@ -10,7 +10,7 @@ from gpu_exporter.catalogue.time_shares import LABEL
 from gpu_exporter.render.boards import FLEET
 from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.frame import GREEN, ORANGE, RED, About, BoardRow, Step
-from gpu_exporter.render.dashboards.panels import coloured, lines, number, time_shares
+from gpu_exporter.render.dashboards.panels import coloured, lines, number, pair, time_shares
 from gpu_exporter.render.dashboards.queries import Query
 from gpu_exporter.render.dashboards.tables import firing, table
 from gpu_exporter.render.rules import aggregates as a
@@ -18,43 +18,46 @@ from gpu_exporter.render.rules import allocation as al
 from gpu_exporter.render.rules.aggregates import Aggregate
 
 BOARD = FLEET
+SOME = [Step(None, "text"), Step(1, RED)]
 
 
 def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
-    """Return the rows from general to specific: totals, alerts, activity, owners, capacity."""
+    """Return the rows from general to specific: totals, alerts, owners, nodes, activity, capacity."""
     return [
-        BoardRow("Is anything wrong?", [*_numbers(), firing(BOARD, modes, list(Domain), 24)]),
+        BoardRow(
+            "Is anything wrong?", [*_numbers(), firing(BOARD, modes, list(Domain), 24, height=9), _teams(), _nodes()]
+        ),
         BoardRow("What are the GPUs doing?", _doing()),
-        BoardRow("Who wastes GPU time?", _owners()),
-        BoardRow("Are GPUs free?", _room()),
+        BoardRow("Which workloads waste GPU time?", _owners()),
+        BoardRow("Are GPUs free? (needs kube-state-metrics)", _room(), True),
     ]
 
 
 def _numbers() -> list[object]:
     gpus = q.of(BOARD, a.CLUSTER_GPUS)
     return [
-        number(
-            "GPUs monitored",
+        pair(
+            "GPUs",
             About(
-                "GPUs with at least one collected metric.",
-                "all of your GPUs.",
-                "check GpuExporterDown below, then the scrape targets in Prometheus.",
+                "GPUs that the exporters can read, and all GPUs that Prometheus knows.",
+                "both numbers are equal, and the number of all of your GPUs.",
+                "GpuLost and GpuExporterDown below name the GPU or node; then check the scrape targets in Prometheus.",
             ),
-            Query(f"sum({gpus})", "", "short"),
+            Query(f"sum({q.of(BOARD, a.CLUSTER_UP)})", "answer", "short"),
+            Query(f"sum({gpus})", "monitored", "short"),
         ),
         number(
-            "Nodes monitored",
+            "Unhealthy GPUs",
             About(
-                "Nodes with monitored GPUs.",
-                "all of your GPU nodes.",
-                "check that the exporter runs on every node and that Prometheus scrapes it.",
+                "GPUs whose health verdict is unhealthy.",
+                "0.",
+                "the table of nodes shows where; the alerts say what to do.",
             ),
-            Query(f"count({q.of(BOARD, a.NODE_GPUS)})", "", "short"),
+            Query(f"sum({q.of(BOARD, a.CLUSTER_UNHEALTHY)})", "", "short"),
+            [Step(None, GREEN), Step(1, RED)],
         ),
-        _alerts(Severity.CRITICAL, RED, "act now: the table below shows the GPU and the runbook of each alert."),
-        _alerts(
-            Severity.WARNING, ORANGE, "act this week: the table below shows the GPU and the runbook of each alert."
-        ),
+        _alerts(Severity.CRITICAL, RED, "act now: the table below shows where, and the runbook of each alert."),
+        _alerts(Severity.WARNING, ORANGE, "act this week: the table below shows where, and the runbook of each alert."),
         number(
             "Power",
             About(
@@ -69,7 +72,7 @@ def _numbers() -> list[object]:
             About(
                 "Cost per hour of idle GPU time and fake load.",
                 "a small share of the cost of all GPUs.",
-                "the table of workloads below shows who wastes it.",
+                "the table of namespaces below shows who wastes it.",
             ),
             Query(f"sum({q.of(BOARD, a.NAMESPACE_WASTED)})", "", "currencyUSD"),
         ),
@@ -92,9 +95,31 @@ def _alerts(severity: Severity, colour: str, cure: str) -> object:
     )
 
 
+def _teams() -> object:
+    of_namespace = "sum by (cluster, namespace) ({})"
+    return table(
+        "Namespaces by waste",
+        About(
+            "GPUs of each namespace, and the cost per hour of its idle GPU time and fake load. "
+            "Unallocated GPUs have no namespace.",
+            "the waste is a small share of the cost.",
+            "click the namespace: the Cost dashboard shows which workloads and GPUs.",
+        ),
+        [
+            q.query(BOARD, a.NAMESPACE_WASTED, "wasted per hour"),
+            Query(of_namespace.format(q.of(BOARD, a.GPU_COST)), "", "currencyUSD", "cost per hour"),
+            Query(of_namespace.format(q.of(BOARD, a.GPUS)), "", "short", "GPUs"),
+        ],
+        ("cluster", "namespace"),
+        width=9,
+        sort="wasted per hour",
+        gauges=["wasted per hour"],
+    )
+
+
 def _doing() -> list[object]:
     by_cause = Query(f"sum by ({LABEL}) ({q.of(BOARD, a.CLUSTER_TIME)})", f"{{{{{LABEL}}}}}", "short")
-    return [_classes(), time_shares("Where do the GPU hours go?", by_cause), _utilisation(), _nodes()]
+    return [_classes(), time_shares("GPUs by what their time is spent on", by_cause), _utilisation()]
 
 
 def _classes() -> object:
@@ -110,6 +135,7 @@ def _classes() -> object:
         width=12,
         link=None,
         stacked=True,
+        many=False,
         overrides=coloured({bottleneck.name: bottleneck.colour for bottleneck in BOTTLENECKS}),
     )
 
@@ -129,8 +155,9 @@ def _utilisation() -> object:
             (a.CLUSTER_TENSOR, "tensor"),
             (a.CLUSTER_DRAM, "memory"),
         ),
-        width=12,
+        width=24,
         link=None,
+        many=False,
     )
 
 
@@ -139,21 +166,23 @@ def _nodes() -> object:
         "Nodes",
         About(
             "GPUs, mean activity, total power and highest temperature by node. Missing columns were not collected.",
-            "nodes of one job have similar values.",
-            "click the node that differs.",
+            "no unhealthy GPU; nodes of one job have similar values.",
+            "click the node with unhealthy GPUs, or the one that differs.",
         ),
         _named(
+            (a.NODE_UNHEALTHY, "unhealthy"),
             (a.NODE_GPUS, "GPUs"),
             (a.NODE_UTIL, "utilisation"),
-            (a.NODE_GR, "engine"),
             (a.NODE_SM, "SM"),
             (a.NODE_TENSOR, "tensor"),
-            (a.NODE_DRAM, "memory"),
             (a.NODE_POWER, "power"),
-            (a.NODE_TEMP, "highest temperature"),
+            (a.NODE_TEMP, "hottest"),
         ),
         ("cluster", "node"),
-        width=24,
+        width=15,
+        sort="unhealthy",
+        gauges=["utilisation", "SM", "tensor"],
+        steps={"unhealthy": SOME},
     )
 
 
@@ -167,21 +196,20 @@ def _owners() -> list[object]:
         table(
             "Workloads",
             About(
-                "Workloads with GPUs, their cost and their wasted spend. Unallocated GPUs have no name.",
+                "Workloads with GPUs, their cost and their wasted spend. Unallocated GPUs have no owner.",
                 "wasted spend is a small share of the cost.",
                 "click the workload to see why its ranks wait.",
             ),
-            [
-                q.query(BOARD, each, name)
-                for each, name in (
-                    (a.GPUS, "GPUs"),
-                    (a.WORKLOAD_GR, "engine"),
-                    (a.WORKLOAD_SM, "SM"),
-                    (a.GPU_COST, "cost per hour"),
-                    (a.WASTED_COST, "wasted per hour"),
-                )
-            ],
+            _named(
+                (a.WASTED_COST, "wasted per hour"),
+                (a.GPU_COST, "cost per hour"),
+                (a.GPUS, "GPUs"),
+                (a.WORKLOAD_GR, "engine"),
+                (a.WORKLOAD_SM, "SM"),
+            ),
             ("cluster", "namespace", "workload"),
+            sort="wasted per hour",
+            gauges=["wasted per hour", "engine", "SM"],
         ),
         lines(
             "Wasted spend by namespace",
@@ -217,6 +245,7 @@ def _room() -> list[object]:
             ),
             width=24,
             link=None,
+            many=False,
         ),
         table(
             "Node pools",
@@ -228,9 +257,10 @@ def _room() -> list[object]:
             ),
             _named((al.POOL_ALLOCATABLE, "GPUs"), (al.POOL_ALLOCATED, "allocated"), (al.POOL_FREE, "free")),
             ("cluster", "pool", "resource"),
+            sort="free",
         ),
         table(
-            "Pending GPU requests",
+            "Who waits for GPUs",
             About(
                 "GPUs requested by pending pods; starved: for half an hour or longer.",
                 "none, or only for a short time.",
@@ -238,5 +268,6 @@ def _room() -> list[object]:
             ),
             _named((al.NAMESPACE_PENDING, "pending"), (al.NAMESPACE_STARVED, "starved")),
             ("cluster", "namespace", "resource"),
+            sort="pending",
         ),
     ]

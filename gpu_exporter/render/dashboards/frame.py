@@ -15,7 +15,7 @@ from gpu_exporter.render.dashboards.queries import Query
 ABSENT = "not collected"
 # By which the dashboards find each other.
 TAG = "gpu-observability"
-RED, ORANGE, GREEN, BLUE = "#e02f44", "#ff9830", "#73bf69", "#5794f2"
+RED, ORANGE, GREEN, BLUE, GREY = "#e02f44", "#ff9830", "#73bf69", "#5794f2", "#8e8e8e"
 
 
 class About(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpu_exporter.catalogue import signals as s
+from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
 from gpu_exporter.catalogue.signal import Signal
 from gpu_exporter.render import prose
@@ -12,32 +13,145 @@ from gpu_exporter.render.boards import GPU
 from gpu_exporter.render.dashboards import between_scrapes
 from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.frame import GREEN, RED, About, BoardRow
-from gpu_exporter.render.dashboards.panels import class_timeline, dashed, lines, states, time_shares, watched
+from gpu_exporter.render.dashboards.panels import (
+    class_timeline,
+    dashed,
+    lines,
+    named,
+    number,
+    states,
+    time_shares,
+    verdict,
+    watched,
+)
+from gpu_exporter.render.dashboards.queries import Query
 from gpu_exporter.render.dashboards.tables import firing
 
 BOARD = GPU
 
 
 def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
-    """Return the rows: the three questions, then activity between scrapes, then counters."""
+    """Return the rows: what is wrong and what limits it, then details in rows that query when opened."""
     return [
-        BoardRow("Health: is anything wrong?", _health(modes)),
-        BoardRow("Throughput: is it working?", _throughput()),
-        BoardRow("Bottleneck: what limits it?", _bottleneck(modes)),
+        BoardRow("Is it healthy, is it working, and what limits it?", _first(modes)),
+        BoardRow("Health: errors, heat and throttling", _health(), True),
+        BoardRow("Throughput: units, memory and clocks", _throughput(), True),
+        BoardRow("Bottleneck: copies and links", _bottleneck(), True),
         between_scrapes.row(BOARD),
         BoardRow("Counters", _counters(), True),
     ]
 
 
 def _lines(title: str, about: About, *signals: Signal, width: int = 8, limits: tuple[Signal, ...] = ()) -> object:
-    named = [q.query(BOARD, each, prose.title(each) if len(signals) > 1 else "") for each in signals]
-    return lines(title, about, named, width=width, overrides=dashed(named, [prose.title(each) for each in limits]))
+    queries = [q.query(BOARD, each, prose.title(each) if len(signals) > 1 else "") for each in signals]
+    return lines(title, about, queries, width=width, overrides=dashed(queries, [prose.title(each) for each in limits]))
 
 
-def _health(modes: Sequence[FailureMode]) -> list[object]:
+def _first(modes: Sequence[FailureMode]) -> list[object]:
+    return [
+        *_numbers(),
+        firing(BOARD, modes, list(Domain), 24, by_gpu=True, height=6),
+        class_timeline(BOARD, 12),
+        time_shares("Where does its time go?", q.shares_of(BOARD)),
+        _activity(),
+        _power(),
+        _temperature(),
+    ]
+
+
+def _numbers() -> list[object]:
+    shown = (
+        (
+            "SM activity",
+            About("Share of SMs with a resident warp.", "above 60 % in training.", "see what limits it below."),
+            s.SM_ACTIVE,
+            "avg",
+        ),
+        (
+            "Memory in use",
+            About("Share of the device memory in use.", "stable.", "steady growth is a leak."),
+            s.FB_USE,
+            "max",
+        ),
+        (
+            "Last read",
+            About(
+                "Time since the exporter last read the GPU.",
+                "a few seconds.",
+                "the driver hangs or the GPU is lost: see GpuLost and GpuTelemetryStale.",
+            ),
+            s.READ_AGE,
+            "max",
+        ),
+    )
     return [
         watched(BOARD),
-        firing(BOARD, modes, [Domain.HEALTH], 20),
+        verdict(BOARD),
+        _class(),
+        *(
+            number(title, about, Query(f"{of}({q.of(BOARD, each)})", "", q.unit(each)))
+            for title, about, each, of in shown
+        ),
+    ]
+
+
+def _class() -> object:
+    about = About(
+        "The bottleneck class of the selected GPU; of several, the one with the highest number.",
+        "compute-bound; memory-bound when generating tokens.",
+        "the timeline below shows all GPUs.",
+    )
+    words = [(each.name, each.colour) for each in BOTTLENECKS]
+    return named("Bottleneck now", about, Query(f"max({q.class_of(BOARD)})", "", "short"), words)
+
+
+def _activity() -> object:
+    return _lines(
+        "SM, tensor core and memory activity",
+        About(
+            "Share of SMs with a resident warp, and of cycles in which tensor cores and device memory are active.",
+            "SM activity above 60 %, tensor cores above 20 % in training.",
+            "low SM activity: see where the time goes, above.",
+        ),
+        s.SM_ACTIVE,
+        s.TENSOR_ACTIVE,
+        s.DRAM_ACTIVE,
+    )
+
+
+def _temperature() -> object:
+    return _lines(
+        "Temperature",
+        About(
+            "Temperature of the GPU and its memory; the dashed line is the temperature at which the GPU throttles.",
+            "well below the dashed line.",
+            "check fans, airflow and inlet temperature.",
+        ),
+        s.GPU_TEMP,
+        s.MEMORY_TEMP,
+        s.SLOWDOWN_TEMP,
+        limits=(s.SLOWDOWN_TEMP,),
+    )
+
+
+def _power() -> object:
+    return _lines(
+        "Power and its limit",
+        About(
+            "Power draw (mean and instantaneous); the dashed line is the limit in force.",
+            "near the limit at full load.",
+            "idle power at full utilisation: fake load or a stall. Large swings: the GPU alternates "
+            "between work and waiting.",
+        ),
+        s.POWER,
+        s.POWER_INSTANT,
+        s.POWER_LIMIT,
+        limits=(s.POWER_LIMIT,),
+    )
+
+
+def _health() -> list[object]:
+    return [
         states(
             "GPU reachable",
             About(
@@ -47,19 +161,6 @@ def _health(modes: Sequence[FailureMode]) -> list[object]:
             ),
             q.query(BOARD, s.UP),
             (("unreachable", RED), ("reachable", GREEN)),
-            width=8,
-        ),
-        _lines(
-            "Temperature",
-            About(
-                "Temperature of the GPU and its memory; the dashed line is the temperature at which the GPU throttles.",
-                "well below the dashed line.",
-                "check fans, airflow and inlet temperature.",
-            ),
-            s.GPU_TEMP,
-            s.MEMORY_TEMP,
-            s.SLOWDOWN_TEMP,
-            limits=(s.SLOWDOWN_TEMP,),
         ),
         _lines(
             "Throttled",
@@ -72,6 +173,7 @@ def _health(modes: Sequence[FailureMode]) -> list[object]:
             s.SW_THERMAL,
             s.POWER_BRAKE,
             s.POWER_CAP,
+            width=12,
         ),
     ]
 
@@ -100,19 +202,6 @@ def _throughput() -> list[object]:
             s.FP32_ACTIVE,
             s.FP16_ACTIVE,
             s.INT_ACTIVE,
-        ),
-        _lines(
-            "Power and its limit",
-            About(
-                "Power draw (mean and instantaneous); the dashed line is the limit in force.",
-                "near the limit at full load.",
-                "idle power at full utilisation: fake load or a stall. Large swings: the GPU alternates "
-                "between work and waiting.",
-            ),
-            s.POWER,
-            s.POWER_INSTANT,
-            s.POWER_LIMIT,
-            limits=(s.POWER_LIMIT,),
         ),
         *_usage(),
     ]
@@ -153,33 +242,35 @@ def _usage() -> list[object]:
     ]
 
 
-def _bottleneck(modes: Sequence[FailureMode]) -> list[object]:
+def _bottleneck() -> list[object]:
     return [
-        class_timeline(BOARD, 16),
-        firing(BOARD, modes, [Domain.BOTTLENECK], 8),
-        time_shares("Where does its time go?", q.shares_of(BOARD), width=24),
         _lines(
-            "PCIe traffic to the GPU and memory activity",
+            "Device memory activity",
             About(
-                "Device memory activity (left axis) and PCIe traffic to the GPU (right axis).",
-                "short bursts of traffic between long phases of memory activity.",
-                "traffic while memory is idle is data loading: use more workers, pinned memory and prefetching.",
+                "Share of cycles in which device memory is read or written.",
+                "high when generating tokens.",
+                "near 0 while PCIe traffic is high: the GPU waits for its data.",
             ),
             s.DRAM_ACTIVE,
-            s.PCIE_RX,
-            width=12,
         ),
         _lines(
-            "PCIe link use and NVLink traffic",
+            "PCIe link use",
             About(
-                "PCIe traffic as a share of the link's capacity (left axis), and NVLink traffic (right axis).",
-                "PCIe below 70 %.",
+                "PCIe traffic in each direction, as a share of the link's capacity.",
+                "below 70 %, in short bursts.",
                 "a saturated link: move less data, or check whether it runs with fewer lanes or a lower generation.",
             ),
             s.PCIE_RX_USE,
             s.PCIE_TX_USE,
+        ),
+        _lines(
+            "NVLink traffic",
+            About(
+                "NVLink traffic in both directions.",
+                "high while ranks communicate.",
+                "0 in a job over several GPUs: it does not use NVLink.",
+            ),
             s.NVLINK,
-            width=12,
         ),
     ]
 

@@ -69,6 +69,7 @@ def row(board: Board) -> BoardRow:
                 s.CPU_USE,
             ),
         ],
+        True,
     )
 
 

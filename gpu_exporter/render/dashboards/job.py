@@ -9,15 +9,18 @@ from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.conditions import PeerMedian, PeerShare
 from gpu_exporter.catalogue.failure_modes import distributed as d
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
+from gpu_exporter.catalogue.signal import DEVICE
 from gpu_exporter.render import prose
 from gpu_exporter.render.boards import JOB
 from gpu_exporter.render.dashboards import between_scrapes, host
 from gpu_exporter.render.dashboards import queries as q
-from gpu_exporter.render.dashboards.frame import GREEN, ORANGE, About, BoardRow
+from gpu_exporter.render.dashboards.frame import GREY, ORANGE, RED, About, BoardRow
 from gpu_exporter.render.dashboards.panels import class_timeline, lines, states, time_shares, watched
-from gpu_exporter.render.dashboards.tables import firing
+from gpu_exporter.render.dashboards.queries import Query
+from gpu_exporter.render.dashboards.tables import firing, table
 
 BOARD = JOB
+STATES = (("not waiting", GREY), ("waiting", ORANGE), ("waited for", RED))
 
 
 def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
@@ -27,15 +30,17 @@ def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
             "Is the job making progress?",
             [
                 watched(BOARD),
-                firing(BOARD, modes, [Domain.DISTRIBUTED], 20),
+                firing(BOARD, modes, [Domain.DISTRIBUTED], 20, by_gpu=True, joined=[Domain.HEALTH]),
+                _ranks(),
+                _states(),
                 class_timeline(BOARD, 12),
                 _time(),
             ],
         ),
         BoardRow("Which rank do the others wait for?", _waiting()),
         host.row(BOARD),
-        BoardRow("Is a GPU faulty, or does it have more work?", _chips()),
-        BoardRow("How much data moves between the ranks?", _traffic()),
+        BoardRow("Is a GPU faulty, or does it have more work?", _chips(), True),
+        BoardRow("How much data moves between the ranks?", _traffic(), True),
         between_scrapes.row(BOARD),
     ]
 
@@ -44,18 +49,57 @@ def _time() -> object:
     return time_shares("Where does the time of its GPUs go?", q.shares_of(BOARD))
 
 
+def _state() -> str:
+    """Return the state of each rank, an index in `STATES`.
+
+    The others wait for a straggler, and for a rank that never entered the collective in which the job hangs.
+    """
+    straggles = " or ".join(q.holds(BOARD, each) for each in (d.STARVED_STRAGGLER, d.SLOW_STRAGGLER))
+    hangs = f"(2 - ({q.of(BOARD, d.SPINS)} and on ({', '.join(DEVICE)}) {q.holds(BOARD, d.HANGS)}))"
+    return f"(0 * ({straggles}) + 2) or {hangs} or {q.of(BOARD, d.WAITS)}"
+
+
+def _ranks() -> object:
+    since = f"time() - ({q.alerts_since(BOARD, [Domain.DISTRIBUTED])})"
+    return table(
+        "Ranks",
+        About(
+            "Each rank: whether the others wait for it, since when an alert about it fires, and what it does.",
+            "no rank that the others wait for, and similar values on all ranks.",
+            "click the rank that the others wait for: a less busy engine means that its host is slow, busier SMs that "
+            "its GPU is slow.",
+        ),
+        [
+            Query(_state(), "", "short", "state"),
+            Query(since, "", "s", "for"),
+            q.query(BOARD, s.GR_ACTIVE, "engine"),
+            q.query(BOARD, s.SM_ACTIVE, "SM"),
+            q.query(BOARD, s.POWER_USE, "power"),
+            q.query(BOARD, s.NVLINK, "NVLink"),
+        ],
+        ("node", "gpu"),
+        sort="state",
+        gauges=["engine", "SM", "power"],
+        words={"state": STATES},
+    )
+
+
+def _states() -> object:
+    return states(
+        "Waiting ranks",
+        About(
+            "A rank waits if its engine is busy, its SMs are partly filled and data is transferred, or if the job hangs"
+            " in a collective. The others wait for a straggler, or for a rank that never entered the collective.",
+            "short waits that are similar on all ranks.",
+            "investigate the rank that the others wait for; if all wait, see GpuCommunicationBound.",
+        ),
+        Query(q.in_order(_state()), q.legend(BOARD, d.WAITS), "short"),
+        STATES,
+    )
+
+
 def _waiting() -> list[object]:
     return [
-        states(
-            "Waiting ranks",
-            About(
-                "A rank waits if its engine is busy, its SMs are partly filled and data is transferred.",
-                "short waits that are similar on all ranks.",
-                "if all ranks but one wait, that one is the straggler.",
-            ),
-            q.query(BOARD, d.WAITS),
-            (("working", GREEN), ("waiting", ORANGE)),
-        ),
         lines(
             "Share of other ranks that wait",
             About(
@@ -64,7 +108,6 @@ def _waiting() -> list[object]:
                 "investigate the rank with the highest share first.",
             ),
             [q.query(BOARD, PeerShare(d.WAITS))],
-            width=12,
         ),
         lines(
             "Engine activity",
@@ -74,7 +117,6 @@ def _waiting() -> list[object]:
                 "a rank below the others waits for its host: data loader, CPU throttling, noisy neighbours.",
             ),
             [q.query(BOARD, c.GR)],
-            width=12,
         ),
         lines(
             "SM activity",
@@ -84,7 +126,6 @@ def _waiting() -> list[object]:
                 "a rank above the others spends more time computing: check its clock and power below.",
             ),
             [q.query(BOARD, c.SM), q.query(BOARD, PeerMedian(c.SM, d.WAITS), "median of waiting ranks")],
-            width=12,
         ),
     ]
 

@@ -72,7 +72,9 @@ def _variable(variable: dict[str, Any]) -> dict[str, Any]:
     if variable["type"] != "query":
         return variable
     every = {"selected": True, "text": ["All"], "value": ["$__all"]}
-    return {**variable, "datasource": SOURCE, "definition": variable["query"], "current": every}
+    # Without a current value, Grafana selects the first one.
+    current = every if variable["includeAll"] else {}
+    return {**variable, "datasource": SOURCE, "definition": variable["query"], "current": current}
 
 
 def _shown(value: Any) -> Any:

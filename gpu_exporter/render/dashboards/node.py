@@ -9,9 +9,9 @@ from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode
 from gpu_exporter.render.boards import NODE
 from gpu_exporter.render.dashboards import queries as q
 from gpu_exporter.render.dashboards.frame import GREEN, RED, About, BoardRow, Step
-from gpu_exporter.render.dashboards.panels import class_timeline, lines, number, watched
+from gpu_exporter.render.dashboards.panels import VERDICTS, class_timeline, lines, number, verdict, watched
 from gpu_exporter.render.dashboards.queries import Query
-from gpu_exporter.render.dashboards.tables import firing
+from gpu_exporter.render.dashboards.tables import firing, table
 from gpu_exporter.render.prose import title
 from gpu_exporter.render.rules import aggregates as a
 
@@ -21,8 +21,8 @@ BOARD = NODE
 def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
     """Return the rows: alerts and totals, bottlenecks, activity of each GPU."""
     return [
-        BoardRow("Is anything wrong?", [*_numbers(), firing(BOARD, modes, list(Domain), 24)]),
-        BoardRow("What limits each GPU?", [class_timeline(BOARD)]),
+        BoardRow("Is anything wrong?", [*_numbers(), firing(BOARD, modes, list(Domain), 24, by_gpu=True)]),
+        BoardRow("Which GPU differs?", [_gpus(), class_timeline(BOARD, 10)]),
         BoardRow(
             "What is each GPU doing?",
             [lines(_sentence(title(each)), about, [q.query(BOARD, each)]) for each, about in _DOING],
@@ -30,9 +30,35 @@ def rows(modes: Sequence[FailureMode]) -> list[BoardRow]:
     ]
 
 
+def _gpus() -> object:
+    return table(
+        "GPUs",
+        About(
+            "The GPUs of the node side by side, unhealthy and throttled ones first.",
+            "similar values on all GPUs of one job.",
+            "click the GPU that differs.",
+        ),
+        [
+            Query(q.verdict(BOARD), "", "short", "health"),
+            q.query(BOARD, s.GR_ACTIVE, "engine"),
+            q.query(BOARD, s.SM_ACTIVE, "SM"),
+            q.query(BOARD, s.POWER_USE, "power"),
+            q.query(BOARD, s.GPU_TEMP, "temperature"),
+            Query(q.throttled(BOARD), "", "percentunit", "throttled"),
+        ],
+        ("cluster", "node", "gpu"),
+        width=14,
+        sort="health",
+        gauges=["engine", "SM", "power"],
+        words={"health": VERDICTS},
+        steps={"throttled": [Step(None, "text"), Step(0.05, RED)]},
+    )
+
+
 def _numbers() -> list[object]:
     return [
         watched(BOARD),
+        verdict(BOARD),
         number(
             "Firing alerts",
             About(
@@ -65,15 +91,6 @@ def _numbers() -> list[object]:
                 "Mean over the GPUs.", "above 60 % in training.", "the bottleneck classes below show what limits them."
             ),
             Query(f"avg({q.of(BOARD, a.NODE_SM)})", "", "percentunit"),
-        ),
-        number(
-            "Utilisation",
-            About(
-                "Utilisation as nvidia-smi shows it, mean over the GPUs.",
-                "close to SM activity.",
-                "far above SM activity: the GPUs wait, or run fake load.",
-            ),
-            Query(f"avg({q.of(BOARD, a.NODE_UTIL)})", "", "percentunit"),
         ),
     ]
 

@@ -11,8 +11,32 @@ from gpu_exporter.catalogue.bottlenecks import BOTTLENECKS
 from gpu_exporter.catalogue.causes import COLOURS, SHARES, WORDS
 from gpu_exporter.render.boards import Board
 from gpu_exporter.render.dashboards import queries as q
-from gpu_exporter.render.dashboards.frame import ABSENT, TO_GPU, About, Step, common, extra, ref, steps_of, targets
+from gpu_exporter.render.dashboards.frame import (
+    ABSENT,
+    GREEN,
+    GREY,
+    ORANGE,
+    RED,
+    TO_GPU,
+    About,
+    Step,
+    common,
+    extra,
+    ref,
+    steps_of,
+    targets,
+)
 from gpu_exporter.render.dashboards.queries import Query
+
+# The values of `queries.verdict`.
+VERDICTS = (("unknown", GREY), ("healthy", GREEN), ("degraded", ORANGE), ("unhealthy", RED))
+# As many rows as fit; the others are on further pages. The legend says what the colours mean.
+TIMELINE = {
+    "perPage": 10,
+    "rowHeight": 0.85,
+    "showValue": "never",
+    "legend": {"showLegend": True, "displayMode": "list"},
+}
 
 
 def lines(
@@ -23,27 +47,39 @@ def lines(
     width: int = 8,
     link: Mapping[str, Any] | None = TO_GPU,
     stacked: bool = False,
+    many: bool = True,
+    most: float | None = None,
     overrides: Sequence[Mapping[str, Any]] = (),
     links: Sequence[Mapping[str, Any]] = (),
 ) -> Any:
-    """Return a graph over time. Queries whose unit differs from that of the first get the right axis."""
+    """Return a graph over time. Queries whose unit differs from that of the first get the right axis.
+
+    With `many` series per query, a table at the right lists them, the highest first. `most` is where the axis ends if
+    no value is higher: 1 for ratios.
+    """
     unit = queries[0].unit
+    most = 1 if unit == "percentunit" and not stacked else most
     return core.TimeSeries(
         **common(title, about, width, 8),
         targets=targets(queries),
         unit=unit,
         axisSoftMin=0,
-        axisSoftMax=1 if unit == "percentunit" and not stacked else None,
+        axisSoftMax=most,
         fillOpacity=60 if stacked else 0,
         stacking={"mode": "normal", "group": "A"} if stacked else {"mode": "none", "group": "A"},
-        legendDisplayMode="table",
-        legendCalcs=["mean", "max", "lastNotNull"],
+        legendDisplayMode="table" if many else "list",
+        legendPlacement="right" if many else "bottom",
+        legendCalcs=["lastNotNull"] if many else [],
         tooltipMode="multi",
         tooltipSort="desc",
         overrides=[*_right_axes([query.unit for query in queries]), *overrides],
         links=list(links),
-        extraJson=extra({"links": [dict(link)] if link else []}, {"legend": {"showLegend": True}}),
+        extraJson=extra({"links": [dict(link)] if link else []}, {"legend": _legend(many)}),
     )
+
+
+def _legend(many: bool) -> dict[str, Any]:
+    return {"showLegend": True, **({"sortBy": "Last *", "sortDesc": True, "width": 190} if many else {})}
 
 
 def _right_axes(units: Sequence[str]) -> list[dict[str, Any]]:
@@ -85,13 +121,12 @@ def coloured(colours: Mapping[str, str]) -> list[dict[str, Any]]:
 
 
 def heatmap(title: str, about: About, query: Query, *, width: int = 12) -> Any:
-    """Return a heatmap of a histogram's buckets. The unit is that of the observed value; a cell is observations per
-    second.
-    """
+    """Return a heatmap of a histogram's buckets. The unit is that of the observed value; a cell is a share of time."""
     options = {
         "calculate": False,
         "color": {"mode": "scheme", "scheme": "Oranges", "scale": "exponential", "exponent": 0.5, "steps": 64},
         "cellGap": 1,
+        "cellValues": {"unit": "percentunit"},
         "filterValues": {"le": 1e-9},
         "rowsFrame": {"layout": "auto"},
         "tooltip": {"mode": "single", "yHistogram": True},
@@ -120,6 +155,14 @@ def number(title: str, about: About, query: Query, steps: Sequence[Step] = (), *
     )
 
 
+def named(title: str, about: About, query: Query, words: Sequence[tuple[str, str]], *, width: int = 4) -> Any:
+    """Return a panel with the current state as a word; `words` are the texts and colours of the values 0, 1, …"""
+    panel = number(title, about, query, [Step(None, GREY)], width=width)
+    mapped = {"mappings": [_words(words)], "thresholds": {"mode": "absolute", "steps": steps_of([Step(None, GREY)])}}
+    panel.extraJson = {"fieldConfig": {"defaults": mapped}}
+    return panel
+
+
 def class_timeline(board: Board, width: int = 24) -> Any:
     """Return the bottleneck class of each GPU over time, in the colours of the classes."""
     options = {
@@ -134,10 +177,10 @@ def class_timeline(board: Board, width: int = 24) -> Any:
     )
     return core.StateTimeline(
         **common("Bottleneck", about, width, 8),
-        targets=targets([q.class_of(board)]),
+        targets=targets([q.classes_of(board)]),
         mappings=[{"type": "value", "options": options}],
         colorMode="fixed",
-        extraJson=extra({"unit": "short", "links": [TO_GPU]}),
+        extraJson=extra({"unit": "short", "links": [TO_GPU]}, TIMELINE),
     )
 
 
@@ -156,22 +199,47 @@ def time_shares(title: str, query: Query, *, width: int = 12) -> Any:
         width=width,
         link=None,
         stacked=True,
+        many=False,
+        most=1 if query.unit == "percentunit" else None,
         overrides=coloured({cause.value: COLOURS[cause] for cause in SHARES}),
     )
 
 
 def states(title: str, about: About, query: Query, words: Sequence[tuple[str, str]], *, width: int = 12) -> Any:
     """Return a state over time; `words` are the texts and colours of the values 0, 1, …"""
-    options = {
-        str(place): {"text": text, "color": colour, "index": place} for place, (text, colour) in enumerate(words)
-    }
     return core.StateTimeline(
         **common(title, about, width, 8),
         targets=targets([query]),
-        mappings=[{"type": "value", "options": options}],
+        mappings=[_words(words)],
         colorMode="fixed",
-        extraJson=extra({"unit": "short", "links": [TO_GPU]}),
+        extraJson=extra({"unit": "short", "links": [TO_GPU]}, TIMELINE),
     )
+
+
+def _words(words: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    options = {
+        str(place): {"text": text, "color": colour, "index": place} for place, (text, colour) in enumerate(words)
+    }
+    return {"type": "value", "options": options}
+
+
+def verdict(board: Board, width: int = 4) -> Any:
+    """Return the worst verdict on the selected GPUs: `gpu_health_state` as a word."""
+    about = About(
+        "The worst health verdict on the selected GPUs, from their errors, XIDs and pending repairs.",
+        "healthy.",
+        "the table of alerts says why and what to do. Degraded: start no new job on the GPU. Unhealthy: act now.",
+    )
+    return named("Health", about, Query(f"max({q.verdict(board)})", "", "short"), VERDICTS, width=width)
+
+
+def pair(title: str, about: About, first: Query, second: Query, *, width: int = 4) -> Any:
+    """Return a panel with two current numbers, each with its legend."""
+    panel = number(title, about, first, width=width)
+    panel.targets = targets([first, second], instant=True)
+    panel.textMode = "value_and_name"
+    panel.orientation = "vertical"
+    return panel
 
 
 def watched(board: Board, width: int = 4) -> Any:

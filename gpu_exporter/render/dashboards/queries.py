@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from gpu_exporter.catalogue import bottlenecks
-from gpu_exporter.catalogue.conditions import Mark, Over, PeerMedian, PeerShare
+from gpu_exporter.catalogue import signals as s
+from gpu_exporter.catalogue.conditions import Mark, Named, Over, PeerMedian, PeerShare, record_of
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Severity
 from gpu_exporter.catalogue.signal import DEVICE_INFO, IDENTITY, OWNER, Signal
 from gpu_exporter.catalogue.time_shares import LABEL, RECORD
@@ -28,6 +29,7 @@ UNITS = {
     "usd_per_hour": "currencyUSD",
     "seconds": "s",
     "timestamp": "s",
+    "kwh_per_hour": "kwatt",
     "per_15m": "short",
     "per_second": "short",
     **dict.fromkeys(("count", "gpus", "errors", "total", "rows", "banks", "links", "lanes"), "short"),
@@ -35,6 +37,8 @@ UNITS = {
     **dict.fromkeys(("generation", "action", "status", "bool"), "short"),
 }
 DEVICE_LEGEND = "{{node}} · gpu{{gpu}}"
+# On a dashboard that shows one node at a time.
+GPU_LEGEND = "GPU {{gpu}}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +66,31 @@ def devices(board: Board) -> str:
     return f"{DEVICE_INFO}{{{', '.join(map(_matcher, board.chosen))}}}"
 
 
+def verdict(board: Board) -> str:
+    """Return the health of each GPU: 0 if it is unknown, 1 healthy, 2 degraded, 3 unhealthy."""
+    states = (s.HEALTHY, s.DEGRADED, s.UNHEALTHY)
+    return " + ".join(f"{place} * {of(board, state)}" for place, state in enumerate(states, 1))
+
+
+def throttled(board: Board) -> str:
+    """Return the share of time in which heat or the power supply lowered the clocks of each GPU."""
+    return " + ".join(of(board, each) for each in (s.HW_THERMAL, s.SW_THERMAL, s.POWER_BRAKE))
+
+
 def buckets(board: Board, histogram: Metric) -> str:
     """Return the buckets of a histogram, summed over all selected devices: observations per second."""
+    return f"sum by (le) ({_rate(board, histogram)})"
+
+
+def shares(board: Board, histogram: Metric) -> str:
+    """Return the buckets of a histogram as shares of all observations."""
+    whole = _rate(board, histogram, '{le="+Inf"}')
+    return f"{buckets(board, histogram)} / scalar(sum({whole}))"
+
+
+def _rate(board: Board, histogram: Metric, only: str = "") -> str:
     each = "cluster, UUID, GPU_I_ID" if histogram.per_instance else "cluster, UUID"
-    return f"sum by (le) (rate({histogram}_bucket[$__rate_interval]) and on ({each}) {devices(board)})"
+    return f"rate({histogram}_bucket{only}[$__rate_interval]) and on ({each}) {devices(board)}"
 
 
 def _matcher(label: str) -> str:
@@ -113,37 +138,80 @@ def query(board: Board, what: Recorded, name: str = "", *, grown: bool = False) 
         expr = f"time() - {expr}"
     if grown:
         expr = f"increase({_record(what)}{{{', '.join(map(_matcher, _filters(board, what)))}}}[$__rate_interval])"
-    return Query(expr, " ".join(filter(None, (name, legend(what)))), unit(what), name)
+    return Query(expr, " ".join(filter(None, (name, legend(board, what)))), unit(what), name)
 
 
 def _filters(board: Board, what: Recorded) -> list[str]:
     return [label for label in board.chosen if label in _labels(what)]
 
 
-def legend(what: Recorded) -> str:
+def device_legend(board: Board) -> str:
+    """Return the legend of series of one device each."""
+    return GPU_LEGEND if "node" in board.single else DEVICE_LEGEND
+
+
+def legend(board: Board, what: Recorded) -> str:
     """Return the labels that distinguish the series of a record, as a legend."""
+    device = device_legend(board)
     match what:
         case Aggregate(by=by) if not set(IDENTITY[:2]) <= set(by):
             return " · ".join(f"{{{{{label}}}}}" for label in by) or "{{cluster}}"
         case Signal(per_instance=True) | Over(signal=Signal(per_instance=True)):
-            return f"{DEVICE_LEGEND} {{{{GPU_I_ID}}}}"
+            return f"{device} {{{{GPU_I_ID}}}}"
         case Signal() if what.extra_labels:
-            return " ".join((DEVICE_LEGEND, *(f"{label} {{{{{label}}}}}" for label in what.extra_labels)))
-    return DEVICE_LEGEND
+            return " ".join((device, *(f"{label} {{{{{label}}}}}" for label in what.extra_labels)))
+    return device
 
 
-def class_of(board: Board) -> Query:
-    """Return a query for the number of the bottleneck class of each device."""
-    expr = f"max without (class) ({bottlenecks.CLASS}{{{', '.join(map(_matcher, board.chosen))}}})"
-    return Query(expr, f"{DEVICE_LEGEND} {{{{GPU_I_ID}}}}", "short")
+def class_of(board: Board) -> str:
+    """Return the number of the bottleneck class of each device."""
+    return f"max without (class) ({bottlenecks.CLASS}{{{', '.join(map(_matcher, board.chosen))}}})"
 
 
-def alerts(board: Board, domains: Iterable[Domain] = Domain, severities: Iterable[Severity] = Severity) -> str:
-    """Return the firing alerts of gpu-exporter about the selected devices."""
-    matchers = ['alertstate="firing"', *map(_matcher, board.chosen)]
-    for label, values in (("domain", domains), ("severity", severities)):
-        matchers.append(f'{label}=~"{"|".join(value.value for value in values)}"')
-    return f"ALERTS{{{', '.join(matchers)}}}"
+def classes_of(board: Board) -> Query:
+    """Return a query for the number of the bottleneck class of each device, in their natural order."""
+    return Query(in_order(class_of(board)), f"{device_legend(board)} {{{{GPU_I_ID}}}}", "short")
+
+
+def alerts(
+    board: Board,
+    domains: Iterable[Domain] = Domain,
+    severities: Iterable[Severity] = Severity,
+    joined: Collection[Domain] = (),
+) -> str:
+    """Return the firing alerts of gpu-exporter about the selected devices.
+
+    Alerts of the domains `joined` may lack the labels of the dashboard's variables: they are found by their GPU.
+    """
+    return _alerts(board, 'ALERTS{alertstate="firing", ', (domains, joined), severities)
+
+
+def alerts_since(
+    board: Board,
+    domains: Iterable[Domain] = Domain,
+    severities: Iterable[Severity] = Severity,
+    joined: Collection[Domain] = (),
+) -> str:
+    """Return, for each firing alert, since when its condition holds, in Unix seconds."""
+    since = _alerts(board, "ALERTS_FOR_STATE{", (domains, joined), severities)
+    return f"{since} and ignoring (alertstate) {alerts(board, domains, severities, joined)}"
+
+
+def _alerts(
+    board: Board, begin: str, domains: tuple[Iterable[Domain], Collection[Domain]], severities: Iterable[Severity]
+) -> str:
+    severity = f'severity=~"{"|".join(each.value for each in severities)}"'
+    of_labels, of_gpus = domains
+    chosen = [_matcher(label) for label in board.chosen]
+    found = f"{begin}{', '.join([_domains(of_labels), severity, *chosen])}}}"
+    if not of_gpus:
+        return found
+    others = f"{begin}{', '.join([_domains(of_gpus), severity, *chosen[:1]])}}}"
+    return f"({found} or {others} and on (cluster, UUID) {devices(board)})"
+
+
+def _domains(domains: Iterable[Domain]) -> str:
+    return f'domain=~"{"|".join(domain.value for domain in domains)}"'
 
 
 def with_runbooks(expr: str, modes: Sequence[FailureMode]) -> str:
@@ -152,3 +220,25 @@ def with_runbooks(expr: str, modes: Sequence[FailureMode]) -> str:
         number = panel_id(page(mode.name))
         expr = f'label_replace({expr}, "runbook", "{number}", "alertname", "{mode.name}")'
     return expr
+
+
+def with_rank(expr: str) -> str:
+    """Add the rank of the severity to alerts as a label, by which a table sorts: alphabetically, info comes second."""
+    for rank, severity in enumerate(Severity):
+        expr = f'label_replace({expr}, "rank", "{rank}", "severity", "{severity.value}")'
+    return expr
+
+
+def holds(board: Board, condition: Named) -> str:
+    """Return the devices for which a shared condition holds."""
+    return f"{record_of(condition)}{{{', '.join(map(_matcher, board.chosen))}}}"
+
+
+def in_order(expr: str) -> str:
+    """Return series of devices in the natural order of node, GPU and instance; Grafana keeps Prometheus' order.
+
+    Prometheus sorts by the first label: this is the added one, because its name comes first.
+    """
+    padded = f'label_replace(max by (cluster, node, gpu, GPU_I_ID) ({expr}), "Digits", "0$1", "gpu", "(.)")'
+    padded = f'label_replace({padded}, "Digits", "$1", "gpu", "(..+)")'
+    return f'label_join({padded}, "Device", " ", "cluster", "node", "Digits", "GPU_I_ID")'

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from grafanalib import core
@@ -10,122 +10,204 @@ from grafanalib import core
 from gpu_exporter.catalogue.failure_modes.mode import Domain, FailureMode, Severity
 from gpu_exporter.render.boards import COST, GPU, JOB, NODE, RUNBOOKS, Board
 from gpu_exporter.render.dashboards import queries as q
-from gpu_exporter.render.dashboards.frame import ABSENT, BLUE, ORANGE, RED, About, common, extra, ref, targets, to
+from gpu_exporter.render.dashboards.frame import (
+    ABSENT,
+    BLUE,
+    ORANGE,
+    RED,
+    About,
+    Step,
+    common,
+    extra,
+    ref,
+    steps_of,
+    targets,
+    to,
+)
 from gpu_exporter.render.dashboards.queries import Query
 
 SEVERITY_COLOURS = {Severity.CRITICAL: RED, Severity.WARNING: ORANGE, Severity.INFO: BLUE}
-# The labels of an alert that a table of alerts shows, in this order.
-ALERT_COLUMNS = ("severity", "alertname", "action", "runbook", "cluster", "node", "gpu", "namespace", "workload")
-GPU_COLUMNS = {"gpu": to(GPU, "node", "gpu", table=True)}
+# What a cell shows if its row has no such label.
+NAMELESS = {"workload": "no owner", "namespace": "-"}
 LINKED_COLUMNS = {
-    **GPU_COLUMNS,
+    "gpu": to(GPU, "node", "gpu", table=True),
     "node": to(NODE, "node", table=True),
     "workload": to(JOB, "namespace", "workload", table=True),
     "namespace": to(COST, "namespace", table=True),
-    "runbook": {"title": "Runbook", "url": f"{RUNBOOKS.link()}?viewPanel=${{__value.raw}}", "targetBlank": True},
+    "alertname": {
+        "title": "Runbook",
+        "url": f"{RUNBOOKS.link()}?viewPanel=${{__data.fields.runbook}}",
+        "targetBlank": True,
+    },
 }
+TITLES = {"alertname": "alert", "gpu": "GPU"}
+# Labels that a row needs for its links and its place, but that have no column.
+HIDDEN = ("runbook", "rank")
+# The labels of an alert that a table of alerts shows. An alert of several GPUs of a node is one row on a dashboard that
+# is about more than this node.
+ALERT_COLUMNS = ("severity", "alertname", "cluster", "node", "namespace", "workload", "action")
+WIDTHS = {"severity": 90, "alertname": 230, "node": 190, "gpu": 60, "GPUs": 60, "since": 130}
 
 
-def table(title: str, about: About, queries: Sequence[Query], columns: Sequence[str], *, width: int = 12) -> Any:
-    """Return a table with one row per node or workload: the `columns` that name it, then one column per query."""
-    values = {f"Value #{ref(place)}" if len(queries) > 1 else "Value": each for place, each in enumerate(queries)}
-    overrides = [
-        {"matcher": {"id": "byName", "options": each.name}, "properties": [{"id": "unit", "value": each.unit}]}
-        for each in queries
-    ]
-    return _table(
-        title,
-        about,
-        queries,
-        width,
-        [*overrides, *_column_links(columns)],
-        [
-            {"id": "merge", "options": {}},
-            {
-                "id": "organize",
-                "options": {
-                    "includeByName": {name: True for name in (*columns, *values)},
-                    "indexByName": {name: place for place, name in enumerate((*columns, *values))},
-                    "renameByName": {field: each.name for field, each in values.items()},
-                },
-            },
-        ],
-        queries[0].unit,
-    )
+def table(
+    title: str,
+    about: About,
+    queries: Sequence[Query],
+    columns: Sequence[str],
+    *,
+    width: int = 12,
+    sort: str = "",
+    gauges: Collection[str] = (),
+    words: Mapping[str, Sequence[tuple[str, str]]] | None = None,
+    steps: Mapping[str, Sequence[Step]] | None = None,
+    height: int = 8,
+) -> Any:
+    """Return a table with one row per combination of the labels `columns`, and one further column per query.
+
+    The rows with the highest value of the query named `sort` come first. Columns in `gauges` draw their values as bars.
+    `words` are the texts and colours of the values 0, 1, … of a column. With `steps`, a cell has the colour of its
+    value.
+    """
+    by = ", ".join(columns)
+    of_rows = [Query(f"max by ({by}) ({each.expr})", each.legend, each.unit, each.name) for each in queries]
+    overrides = [_numeric(each, each.name in gauges) for each in queries]
+    for name, texts in (words or {}).items():
+        overrides.append(_override(name, _mapped(texts), _coloured_text()))
+    for name, colours in (steps or {}).items():
+        thresholds = {"id": "thresholds", "value": {"mode": "absolute", "steps": steps_of(colours)}}
+        overrides.append(_override(name, thresholds, _coloured_text()))
+    return _table(title, about, of_rows, columns, (width, height), overrides, sort)
 
 
-def firing(board: Board, all_modes: Sequence[FailureMode], domains: Sequence[Domain], width: int = 12) -> Any:
-    """Return a table of the firing alerts, with links to the affected GPU and to the runbook."""
-    modes = [mode for mode in all_modes if mode.domain in domains]
-    what = ", ".join(domain.value for domain in domains)
+def firing(
+    board: Board,
+    all_modes: Sequence[FailureMode],
+    domains: Sequence[Domain],
+    width: int = 12,
+    *,
+    by_gpu: bool = False,
+    joined: Collection[Domain] = (),
+    height: int = 8,
+) -> Any:
+    """Return a table of firing alerts, critical ones first, with links to what is affected and to the runbook.
+
+    It has one row per alert, node and workload, or with `by_gpu` one per GPU. Alerts of the domains `joined` do not
+    have the labels of the dashboard's variables: those of the selected GPUs are shown.
+    """
+    all_domains = [*domains, *joined]
+    modes = [mode for mode in all_modes if mode.domain in all_domains]
+    what = ", ".join(domain.value for domain in all_domains)
     about = About(
-        f"Firing alerts ({what}).",
+        f"Firing alerts ({what}), with the number of GPUs and the time since when the condition holds.",
         'empty, while "GPUs monitored" shows all GPUs: without data no alert can fire.',
-        "critical alerts come first; each row links to the GPU and to the runbook that says what to do.",
+        "critical alerts come first; the name of an alert opens its runbook, which says what to do.",
     )
-    colours = {
-        severity.value: {"color": colour, "index": place}
-        for place, (severity, colour) in enumerate(SEVERITY_COLOURS.items())
-    }
-    properties = [
-        {"id": "mappings", "value": [{"type": "value", "options": colours}]},
-        {"id": "custom.cellOptions", "value": {"type": "color-text"}},
-    ]
-    # The value of this column is the number of a panel.
-    opened = [
-        {"id": "mappings", "value": [{"type": "regex", "options": {"pattern": ".+", "result": {"text": "open"}}}]}
-    ]
+    columns = list(ALERT_COLUMNS)
+    if by_gpu:
+        columns.insert(columns.index("node") + 1, "gpu")
+    by = ", ".join(columns)
+    found = q.alerts(board, domains, joined=joined)
+    number = q.with_runbooks(q.with_rank(f"count by ({by}) ({found})"), modes)
+    since = f"min by ({by}) ({q.alerts_since(board, domains, joined=joined)}) * 1000"
+    queries = [Query(number, "", "short", "GPUs"), Query(since, "", "dateTimeFromNow", "since")]
+    colours = {severity.value: (severity.value, colour) for severity, colour in SEVERITY_COLOURS.items()}
     overrides = [
-        {"matcher": {"id": "byName", "options": "severity"}, "properties": properties},
-        {"matcher": {"id": "byName", "options": "runbook"}, "properties": opened},
+        *(_numeric(each, gauge=False) for each in queries),
+        _override("severity", _texts(colours), _coloured_text()),
+        _override("action", _texts({"none": ("see runbook", "text")})),
     ]
-    expr = q.with_runbooks(q.alerts(board, domains), modes)
-    return _table(
-        f"Firing alerts: {what}",
-        about,
-        [Query(expr, "", "short")],
-        width,
-        [*overrides, *_column_links(ALERT_COLUMNS)],
-        [
-            {
-                "id": "organize",
-                "options": {
-                    "includeByName": {name: True for name in ALERT_COLUMNS},
-                    "indexByName": {name: place for place, name in enumerate(ALERT_COLUMNS)},
-                },
-            },
-            {"id": "sortBy", "options": {"sort": [{"field": "severity"}]}},
-        ],
-        "short",
-        "no firing alerts",
-    )
+    empty = "no firing alerts"
+    return _table(f"Firing alerts: {what}", about, queries, columns, (width, height), overrides, empty=empty)
 
 
-def _column_links(columns: Sequence[str]) -> list[dict[str, Any]]:
-    return [
-        {
-            "matcher": {"id": "byName", "options": name},
-            "properties": [{"id": "links", "value": [LINKED_COLUMNS[name]]}],
-        }
-        for name in columns
-        if name in LINKED_COLUMNS
-    ]
+def _numeric(query: Query, gauge: bool) -> dict[str, Any]:
+    properties: list[dict[str, Any]] = [{"id": "unit", "value": query.unit}, {"id": "noValue", "value": ABSENT}]
+    if gauge:
+        cell = {"type": "gauge", "mode": "basic", "valueDisplayMode": "text"}
+        limits = [{"id": "min", "value": 0}, {"id": "fieldMinMax", "value": True}]
+        limits += [{"id": "max", "value": 1}] if query.unit == "percentunit" else []
+        colour = {"mode": "fixed", "fixedColor": BLUE}
+        properties += [{"id": "custom.cellOptions", "value": cell}, *limits, {"id": "color", "value": colour}]
+    return _override(query.name, *properties)
+
+
+def _override(name: str, *properties: dict[str, Any]) -> dict[str, Any]:
+    return {"matcher": {"id": "byName", "options": TITLES.get(name, name)}, "properties": list(properties)}
+
+
+def _mapped(words: Iterable[tuple[str, str]]) -> dict[str, Any]:
+    return _texts({str(place): each for place, each in enumerate(words)})
+
+
+def _texts(words: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
+    """Return the property that shows a value as a text in a colour."""
+    options = {
+        value: {"text": text, "color": colour, "index": place}
+        for place, (value, (text, colour)) in enumerate(words.items())
+    }
+    return {"id": "mappings", "value": [{"type": "value", "options": options}]}
+
+
+def _coloured_text() -> dict[str, Any]:
+    return {"id": "custom.cellOptions", "value": {"type": "color-text"}}
+
+
+def _labels(columns: Sequence[str]) -> list[dict[str, Any]]:
+    """Return overrides that show labels as text, name their columns and link them."""
+    overrides = []
+    for name in columns:
+        properties: list[dict[str, Any]] = [
+            {"id": "unit", "value": "string"},
+            {"id": "noValue", "value": NAMELESS.get(name, "-")},
+        ]
+        if name in LINKED_COLUMNS:
+            properties.append({"id": "links", "value": [LINKED_COLUMNS[name]]})
+        if name in WIDTHS:
+            properties.append({"id": "custom.width", "value": WIDTHS[name]})
+        overrides.append(_override(name, *properties))
+    return overrides
 
 
 def _table(
     title: str,
     about: About,
     queries: Sequence[Query],
-    width: int,
+    columns: Sequence[str],
+    size: tuple[int, int],
     overrides: Sequence[Any],
-    transformations: Sequence[Any],
-    unit: str,
+    sort: str = "",
     empty: str = ABSENT,
 ) -> Any:
+    """Return a table of queries whose labels are `columns`, so that Grafana merges their rows."""
+    values = {f"Value #{ref(place)}" if len(queries) > 1 else "Value": each for place, each in enumerate(queries)}
+    hidden = HIDDEN if any("runbook" in each.expr for each in queries) else ()
+    organised = (*columns, *values, *hidden)
+    renamed = {
+        **{name: TITLES[name] for name in columns if name in TITLES},
+        **{field: each.name for field, each in values.items()},
+    }
+    order = {"sort": [{"field": "rank"}]} if hidden else {"sort": [{"field": sort, "desc": True}]}
+    widths = [
+        _override(each.name, {"id": "custom.width", "value": WIDTHS[each.name]})
+        for each in queries
+        if each.name in WIDTHS
+    ]
+    unseen = [_override(name, {"id": "custom.hidden", "value": True}) for name in hidden]
     return core.Table(
-        **common(title, about, width, 8),
+        **common(title, about, *size),
         targets=targets(queries, instant=True, table=True),
-        overrides=list(overrides),
-        transformations=list(transformations),
-        extraJson=extra({"unit": unit, "noValue": empty}),
+        overrides=[*_labels(columns), *overrides, *widths, *unseen],
+        transformations=[
+            {"id": "merge", "options": {}},
+            {
+                "id": "organize",
+                "options": {
+                    "includeByName": dict.fromkeys(organised, True),
+                    "indexByName": {name: place for place, name in enumerate(organised)},
+                    "renameByName": renamed,
+                },
+            },
+            *([{"id": "sortBy", "options": order}] if hidden or sort else []),
+        ],
+        extraJson=extra({"unit": "string", "noValue": empty}),
     )

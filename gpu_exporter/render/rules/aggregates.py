@@ -8,7 +8,7 @@ from gpu_exporter.catalogue import bottlenecks
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue import signals as s
 from gpu_exporter.catalogue.causes import SHARES, Cause
-from gpu_exporter.catalogue.signal import DEVICE, DEVICE_INFO, IDENTITY_INFO, Signal
+from gpu_exporter.catalogue.signal import DEVICE, DEVICE_INFO, IDENTITY_INFO, RATE_WINDOW, Signal
 from gpu_exporter.catalogue.time_shares import LABEL, RECORD
 
 _OWNER, _DEVICE = "cluster, namespace, workload", ", ".join(DEVICE)
@@ -35,7 +35,14 @@ def _of_workload(name: str, help: str, expression: str) -> Aggregate:
 def _mean(level: str, by: tuple[str, ...], signal: Signal) -> Aggregate:
     labels = ", ".join(("cluster", *by))
     help = f"{signal.help}, mean over GPUs"
-    return Aggregate(f"{level}:{signal.name}:{signal.unit}", help, f"avg by ({labels}) ({signal.record})", by)
+    # The others are rates over this window: a momentary value beside them would differ by chance.
+    of = f"avg_over_time({signal.record}[{RATE_WINDOW}])" if signal is s.UTIL else signal.record
+    return Aggregate(f"{level}:{signal.name}:{signal.unit}", help, f"avg by ({labels}) ({of})", by)
+
+
+def _number(level: str, by: tuple[str, ...], signal: Signal, help: str) -> Aggregate:
+    labels = ", ".join(("cluster", *by))
+    return Aggregate(f"{level}:{signal.name}:gpus", help, f"sum by ({labels}) ({signal.record})", by)
 
 
 _INSTANCES = f'{DEVICE_INFO}{{GPU_I_ID!=""}}'
@@ -131,6 +138,9 @@ COSTS = (
 
 CLUSTER_GPUS = Aggregate("cluster:gpus:count", "GPUs", f"sum by (cluster) ({NODE_GPUS.record})")
 CLUSTER_POWER = Aggregate("cluster:power:watts", "Power of all GPUs", f"sum by (cluster) ({NODE_POWER.record})")
+CLUSTER_UP = _number("cluster", (), s.UP, "GPUs that can be read")
+CLUSTER_UNHEALTHY = _number("cluster", (), s.UNHEALTHY, "GPUs that are unhealthy")
+NODE_UNHEALTHY = _number("node", ("node",), s.UNHEALTHY, "GPUs that are unhealthy")
 NODE_TEMP = Aggregate(
     "node:temp_max:celsius",
     "Temperature of the hottest GPU",
@@ -145,6 +155,9 @@ WORKLOAD_GR, WORKLOAD_SM = (_mean("workload", ("namespace", "workload"), each) f
 FLEET = (
     CLUSTER_GPUS,
     CLUSTER_POWER,
+    CLUSTER_UP,
+    CLUSTER_UNHEALTHY,
+    NODE_UNHEALTHY,
     NODE_TEMP,
     NODE_GR,
     NODE_SM,

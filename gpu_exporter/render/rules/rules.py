@@ -45,10 +45,7 @@ GPU = f"GPU {{{{ $labels.gpu }}}}{{{{ with $labels.GPU_I_ID }}}} (MIG instance {
 OWNED_GPU = f"{GPU}{{{{ with $labels.workload }}}} (workload {{{{ . }}}}){{{{ end }}}}"
 # An alert that only Prometheus can evaluate may not know which GPU it is.
 SOME_GPU = f"{{{{ if $labels.gpu }}}}GPU {{{{ $labels.gpu }}}}{{{{ else }}}}A GPU{{{{ end }}}} {NODE}"
-# The variables of the dashboard that an alert links to; all values for a label that the alert does not have.
-SHOWN = {
-    label: f'{{{{ or $labels.{label} "$__all" }}}}' for label in ("cluster", "node", "gpu", "namespace", "workload")
-}
+SHOWN = ("cluster", "node", "gpu", "namespace", "workload")
 
 # Groups of signals: Prometheus evaluates groups in parallel, but the rules of one group in sequence.
 OF_BOARD, OF_INSTANCE, OF_GPU, OF_HISTOGRAMS = "gpu-board", "gpu-instance", "gpu-signals", "gpu-distributions"
@@ -236,9 +233,16 @@ def alert(mode: FailureMode, limits: Limits) -> Rule:
         "summary": mode.summary.replace("{gpu}", _gpu(mode)).replace("{job}", JOB),
         "description": f"{mode.advice}{_shown(mode)}",
         "runbook_url": boards.runbook(mode),
-        "dashboard_url": boards.board_of(mode.domain).link(**SHOWN),
+        "dashboard_url": _dashboard(mode),
     }
     return rule
+
+
+def _dashboard(mode: FailureMode) -> str:
+    """Return the address of its dashboard, for all values of a variable whose label the alert does not have."""
+    board = boards.board_of(mode.domain)
+    every = {label: boards.EVERY if label in board.single else "$__all" for label in SHOWN}
+    return board.link(**{label: f'{{{{ or $labels.{label} "{value}" }}}}' for label, value in every.items()})
 
 
 def _gpu(mode: FailureMode) -> str:

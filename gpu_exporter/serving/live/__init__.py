@@ -1,1 +1,1 @@
-"""The live page: what it shows, the last hour of it, and the stream of updates."""
+"""The live page and its API."""

@@ -117,12 +117,22 @@ def at_once(folder: Path) -> list[Path]:
 
 
 def scraped_twice(targets: Sequence[Target], seconds: float = 2.0) -> list[Window]:
-    """Return the pages of each target, scraped twice because rates need it."""
-    pages = []
-    for pause in (seconds, 0.0):
-        pages.append([Reading(time.time(), target.page()) for target in targets])
-        time.sleep(pause)
+    """Return the pages of each target, scraped twice because rates need it; counters that are read slowly have moved."""
+    pages = [[Reading(time.time(), target.page()) for target in targets]]
+    time.sleep(seconds)
+    periods = [_total(m.HOST_PERIODS.name, reading.samples) for reading in pages[0]]
+    pages.append([])
+    for target, before in zip(targets, periods, strict=True):
+        page = target.page()
+        while before and _total(m.HOST_PERIODS.name, page) == before:
+            time.sleep(0.2)
+            page = target.page()
+        pages[1].append(Reading(time.time(), page))
     return [seen(both, {}) for both in zip(*pages, strict=True)]
+
+
+def _total(name: str, samples: Sequence[ScrapedSample]) -> float:
+    return sum(sample.value for sample in samples if sample.name == name)
 
 
 def problems(prometheus: Prometheus, targets: Sequence[Target], answered: set[str]) -> list[str]:

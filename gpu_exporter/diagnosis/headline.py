@@ -1,0 +1,99 @@
+"""The worst thing about a GPU in one line, and its findings in words. Pure."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from gpu_exporter.catalogue import project
+from gpu_exporter.catalogue.failure_modes.mode import FailureMode, Severity
+from gpu_exporter.diagnosis.judge import Diagnosis, Match
+from gpu_exporter.diagnosis.loss import LEAST_LOSS, breakdown, limits, lost, next_step
+from gpu_exporter.diagnosis.presence import RELEASED, explain
+from gpu_exporter.diagnosis.words import statement, subject
+from gpu_exporter.model.snapshot import GpuStatus
+from gpu_exporter.model.verdict import Health, Verdict
+
+# How urgent an alert of a severity is.
+URGENCY = {Severity.CRITICAL: "page", Severity.WARNING: "ticket", Severity.INFO: "info"}
+ACTIONS = {
+    "none": "",
+    "restart_app": "restart the application",
+    "gpu_reset": "reset the GPU",
+    "node_reboot": "reboot the node",
+    "drain": "drain the node",
+    "replace": "replace the GPU",
+}
+
+
+class Headline(NamedTuple):
+    """One line about a GPU. `severity` is page, ticket, info, ok or unknown; `of` names the finding it is from."""
+
+    severity: str
+    words: str
+    of: str = ""
+
+
+def headline(status: GpuStatus, verdict: Verdict | None, diagnosis: Diagnosis | None) -> Headline:
+    """Return the worst: no answer, then faults, then findings, then what limits the GPU."""
+    if not status.up:
+        severity = "info" if status.reason == RELEASED else "page"
+        return Headline(severity, _sentence(explain(status.reason) if status.reason else "the GPU does not answer"))
+    if verdict and verdict.problems:
+        worst = max(verdict.problems, key=lambda problem: list(Health).index(problem.health))
+        todo = ACTIONS[verdict.action.value]
+        urgency = "page" if worst.health is Health.UNHEALTHY else "ticket"
+        return Headline(urgency, _sentence(worst.words) + (f": {todo}" if todo else ""))
+    if diagnosis and diagnosis.matches:
+        worst_match = min(diagnosis.matches, key=lambda match: list(Severity).index(match.mode.severity))
+        return Headline(URGENCY[worst_match.mode.severity], summary(worst_match.mode, diagnosis), worst_match.mode.name)
+    if diagnosis is None or diagnosis.bottleneck is None:
+        return Headline("unknown", "What limits this GPU is unknown: profiling metrics are missing or too new")
+    text = diagnosis.bottleneck.means
+    if lost(diagnosis.shares) >= LEAST_LOSS:
+        text += f". Time: {breakdown([diagnosis.shares])}"
+    return Headline("ok", _sentence(text))
+
+
+def summary(mode: FailureMode, diagnosis: Diagnosis) -> str:
+    """Return what a failure mode says about this GPU, as a sentence."""
+    job = diagnosis.identity.workload or "that it belongs to"
+    return _sentence(mode.summary.replace("{gpu}", "this GPU").replace("{job}", job))
+
+
+def findings(diagnosis: Diagnosis) -> list[dict[str, Any]]:
+    """Return the failure modes that match, the worst first, with their numbers and what to do."""
+    order = list(Severity)
+    matches = sorted(diagnosis.matches, key=lambda match: order.index(match.mode.severity))
+    return [_finding(match, diagnosis) for match in matches]
+
+
+def _finding(match: Match, diagnosis: Diagnosis) -> dict[str, Any]:
+    mode = match.mode
+    return {
+        "name": mode.name,
+        "severity": URGENCY[mode.severity],
+        "words": summary(mode, diagnosis),
+        "meaning": mode.meaning,
+        "evidence": [statement(term, [value]) for term, value in match.because.items()],
+        "advice": mode.advice,
+        "action": ACTIONS[mode.action.value],
+        "runbook": f"{project.DOCS}/runbooks/{mode.name.lower()}.md" if project.DOCS else "",
+    }
+
+
+def not_judged(diagnosis: Diagnosis) -> list[dict[str, str]]:
+    """Return the failure modes that could not be judged, and why."""
+    return [
+        {"name": name, "why": "missing: " + ", ".join(map(subject, missing)) if missing else "too few measurements yet"}
+        for name, missing in diagnosis.unknown.items()
+    ]
+
+
+def headroom(diagnosis: Diagnosis) -> str:
+    """Return how close a GPU that reaches no limit is to its limits, and what to do; empty for others."""
+    room = diagnosis.headroom
+    return f"At no limit of the chip: {limits(room)}. {next_step(room)}" if room and not room.limited_by else ""
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,85 @@
+"""Server-sent events: the newest state for each open page. A page that does not read never holds up another."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+# More open pages than this get 503; each holds a connection.
+MOST_STREAMS = 64
+
+
+class Listener:
+    """One open page: what it has not been sent yet. A newer event of a kind replaces an older one."""
+
+    def __init__(self) -> None:
+        self._pending: dict[str, bytes] = {}
+        self._there = asyncio.Event()
+
+    def offer(self, kind: str, event: bytes) -> None:
+        """Keep an event until it is taken."""
+        self._pending[kind] = event
+        self._there.set()
+
+    async def next(self, timeout: float) -> bytes:
+        """Return the events that have come, as one text; empty if none has come within `timeout` seconds."""
+        try:
+            await asyncio.wait_for(self._there.wait(), timeout)
+        except asyncio.TimeoutError:
+            return b""
+        self._there.clear()
+        events, self._pending = b"".join(self._pending.values()), {}
+        return events
+
+
+class Stream:
+    """The open pages of one node. Everything but `open` and `post` happens on the event loop of the server.
+
+    `wanted` is set while a page is open.
+    """
+
+    def __init__(self) -> None:
+        self._listeners: set[Listener] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._last: dict[str, bytes] = {}
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a page is open."""
+        return bool(self._listeners)
+
+    def add(self) -> Listener | None:
+        """Return a listener for a page that was opened; None if there are too many."""
+        if len(self._listeners) >= MOST_STREAMS:
+            return None
+        self._loop = asyncio.get_running_loop()
+        listener = Listener()
+        for kind, event in self._last.items():
+            listener.offer(kind, event)
+        self._listeners.add(listener)
+        return listener
+
+    def remove(self, listener: Listener) -> None:
+        """Forget a page that was closed."""
+        self._listeners.discard(listener)
+        if not self._listeners:
+            self._last.clear()
+
+    def post(self, kind: str, body: bytes, at: float) -> None:
+        """Send an event to all open pages, from any thread."""
+        event = b"event: %s\nid: %.3f\ndata: %s\n\n" % (kind.encode(), at, body)
+        self._call(lambda: self._offer(kind, event))
+
+    def _call(self, what: Callable[[], None]) -> None:
+        loop = self._loop
+        if loop is not None and self._listeners:
+            try:
+                loop.call_soon_threadsafe(what)
+            except RuntimeError:  # the server has stopped
+                self._loop = None
+
+    def _offer(self, kind: str, event: bytes) -> None:
+        if kind == "gpus":  # a page that opens now need not wait for the next one
+            self._last[kind] = event
+        for listener in self._listeners:
+            listener.offer(kind, event)
