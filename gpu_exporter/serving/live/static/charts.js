@@ -36,6 +36,12 @@ function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
+/** Return black or white: what can be read on a colour such as #73bf69. */
+function readableOn(background) {
+  const [red, green, blue] = [1, 3, 5].map((at) => parseInt(background.slice(at, at + 2), 16));
+  return 0.299 * red + 0.587 * green + 0.114 * blue > 140 ? "#000000" : "#ffffff";
+}
+
 /** All charts of one GPU. */
 export class Charts {
   #id;
@@ -45,15 +51,15 @@ export class Charts {
   #scheme = matchMedia("(prefers-color-scheme: dark)");
   #rebuild = () => this.#build();
   #closed = false;
-  #limits = {};
+  #gpu;
   #window = null; // the zoom, in seconds before now; null: everything
   #zoomed = null;
   #sync;
 
-  constructor(id, view, limits) {
+  constructor(id, view, gpu) {
     this.#id = id;
     this.#view = view;
-    this.#limits = limits ?? {};
+    this.#gpu = gpu;
     this.#sync = `gpu-${view.number()}`;
     this.figures = element("div", { class: "figures" });
     this.node = element("div", { class: "charts" }, this.#buttons(), this.figures);
@@ -174,7 +180,8 @@ export class Charts {
   #lineChart({ title, members }) {
     const { timeline } = this.#view;
     const { unit } = members[0];
-    const limits = members.length === 1 && this.#limits[members[0].name] ? [this.#limits[members[0].name]] : [];
+    const limit = this.#gpu().limits[members[0].name];
+    const limits = members.length === 1 && limit ? [limit] : [];
     const values = members.map(() => element("span", { class: "value" }));
     const legend = element("span", { class: "legend" }, ...members.map(({ words }, index) => element("span", { class: `key series-${index % 6}` }, `${words} `, values[index])),
       ...limits.map((limit) => element("span", { class: "key limit" }, `Limit ${quantity(limit, unit)}`)));
@@ -231,11 +238,12 @@ export class Charts {
       const from = Math.max(bbox.left, plot.valToPos(run.start, "x", true));
       const to = Math.min(right, plot.valToPos(run.end, "x", true));
       if (to <= from || run.name === null) continue;
-      ctx.fillStyle = colour(`--class-${this.#view.tone(run.name)}`);
+      const fill = this.#view.classColour(run.name);
+      ctx.fillStyle = fill;
       ctx.fillRect(from, bbox.top, Math.max(1, to - from - 1), bbox.height);
       const width = ctx.measureText(run.name).width + 8 * devicePixelRatio;
       if (width > to - from) continue;
-      ctx.fillStyle = colour(`--on-class-${this.#view.tone(run.name)}`);
+      ctx.fillStyle = readableOn(fill);
       ctx.fillText(run.name, from + 4 * devicePixelRatio, bbox.top + bbox.height / 2);
     }
     ctx.restore();
@@ -248,7 +256,7 @@ export class Charts {
     ctx.lineWidth = devicePixelRatio;
     ctx.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
     ctx.textBaseline = "top";
-    for (const event of this.#view.timeline.eventsOf(this.#id)) {
+    for (const event of this.#gpu().xids) {
       const x = Math.round(plot.valToPos(event.at, "x", true));
       if (x < bbox.left || x > bbox.left + bbox.width) continue;
       ctx.beginPath();

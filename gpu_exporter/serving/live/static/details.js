@@ -3,7 +3,7 @@
 import { Charts } from "./charts.js";
 import { element, renderIfChanged } from "./dom.js";
 import { findings, loss, notSupported, xids } from "./findings.js";
-import { quantity } from "./format.js";
+import { quantity, sentence, words } from "./format.js";
 import { processTable } from "./processes.js";
 import { statistics } from "./timeline.js";
 
@@ -27,7 +27,7 @@ export class Details {
     this.node = element(
       "div",
       { class: "opened" },
-      element("div", { class: "column" }, section("findings", "Findings"), section("loss", "Where the time goes"), section("xids", "XIDs"), section("processes", "Processes"), section("identity", "Identity"), section("missing", "Not available")),
+      element("div", { class: "column" }, section("findings", "Findings"), section("loss", "Where the time goes"), section("xids", "XIDs"), section("processes", "Processes"), section("identity", "Identity and owner"), section("missing", "Not available")),
       this.chartsSection,
     );
     this.#parts.numbers = { body: element("div", { class: "numbers" }) };
@@ -38,14 +38,14 @@ export class Details {
     this.#gpu = gpu;
     const now = this.#view.now();
     if (!this.#charts) {
-      this.#charts = new Charts(this.#id, this.#view, gpu.limits);
+      this.#charts = new Charts(this.#id, this.#view, () => this.#gpu);
       this.chartsSection.append(this.#charts.node, this.#parts.numbers.body);
     }
-    this.#show("findings", [gpu.verdict?.problems, gpu.findings, Math.floor(now / 60)], () => findings(gpu, now));
+    this.#show("findings", [gpu.problems, gpu.findings, gpu.headline.words, gpu.headroom, Math.floor(now / 60)], () => findings(gpu, now));
     this.#show("loss", gpu.time, () => loss(gpu.time));
     this.#show("processes", [gpu.processes, this.#allProcesses], () => this.#processes());
-    this.#show("identity", [gpu.uuid, gpu.UUID, gpu.info, gpu.owner], () => identity(gpu));
-    this.#show("missing", [gpu.not_supported, gpu.unknown], () => notSupported(gpu));
+    this.#show("identity", [gpu.UUID, gpu.info, gpu.owners], () => identity(gpu));
+    this.#show("missing", [gpu.not_supported, gpu.not_judged, gpu.unknown], () => notSupported(gpu));
     this.#showXids();
   }
 
@@ -74,9 +74,7 @@ export class Details {
   }
 
   #showXids() {
-    const known = new Map();
-    for (const event of [...this.#view.timeline.eventsOf(this.#id), ...(this.#gpu.xids ?? [])]) known.set(`${event.xid} ${event.at}`, event);
-    const events = [...known.values()];
+    const events = this.#gpu.xids;
     this.#show("xids", events, () => (events.length ? xids(events, this.#view.now()) : null));
   }
 
@@ -90,14 +88,13 @@ export class Details {
 }
 
 function identity(gpu) {
-  const facts = { UUID: gpu.uuid ?? gpu.UUID, "PCI bus": gpu.info?.pci_bus_id, Driver: gpu.info?.DCGM_FI_DRIVER_VERSION, ...others(gpu.owner) };
-  const terms = Object.entries(facts).filter(([, text]) => text).flatMap(([name, text]) => [element("dt", {}, name), element("dd", {}, String(text))]);
+  const facts = { Model: gpu.modelName, UUID: gpu.UUID, ...gpu.info };
+  gpu.owners.forEach((owner, index) => {
+    const of = gpu.owners.length > 1 ? ` (${index + 1})` : "";
+    for (const [name, text] of Object.entries(owner)) facts[`${name}${of}`] = text;
+  });
+  const terms = Object.entries(facts).filter(([, text]) => text).flatMap(([name, text]) => [element("dt", {}, sentence(words(name))), element("dd", {}, String(text))]);
   return terms.length ? element("dl", { class: "reasons" }, ...terms) : null;
-}
-
-function others(owner) {
-  const names = { namespace: "Namespace", pod: "Pod", container: "Container", job: "Job", workload: "Workload", rank: "Rank", user: "User" };
-  return Object.fromEntries(Object.entries(names).map(([key, name]) => [name, owner?.[key]]));
 }
 
 function numbers(rows) {

@@ -40,20 +40,21 @@ export function drawSparkline(target, values, { low = 0, high = 1, limit = null 
   target.replaceChildren(svg("path", { class: "area", d: area }), ...marks, svg("path", { class: "line", d: line }));
 }
 
-// How high a class is drawn: with its colour alone, it could not be told apart by everybody.
-const HEIGHTS = { good: 1, warn: 0.65, bad: 1, idle: 0.25, unknown: 0.08 };
+// How high a class is drawn, because not everybody can tell colours apart: useful work high, losses lower, idle low.
+const HEIGHTS = { "compute-bound": 1, "memory-bound": 1, mixed: 1, idle: 0.2 };
+const LOSS = 0.6;
 
 /** Draw runs of classes from `start` to `end`, and a mark for each XID. */
-export function drawStrip(target, runs, events, { start, end, tone }) {
+export function drawStrip(target, runs, events, { start, end, colour }) {
   const x = (time) => (WIDTH * (time - start)) / (end - start || 1);
   const bars = runs.flatMap((run) => {
-    const colour = run.name === null ? "unknown" : tone(run.name);
-    const height = HEIGHT * (HEIGHTS[colour] ?? HEIGHTS.unknown);
+    if (run.name === null) return [];
+    const height = HEIGHT * (HEIGHTS[run.name] ?? LOSS);
     const from = Math.max(0, x(run.start));
     const box = { x: from, y: HEIGHT - height, width: Math.max(0.1, x(run.end) - from), height };
-    const bar = svg("rect", { class: `class ${colour}`, ...box }, svg("title", {}, run.name ?? "unknown"));
-    return colour === "bad" ? [bar, svg("rect", { class: "hatched", ...box })] : [bar];
+    return [svg("rect", { fill: colour(run.name), ...box }, svg("title", {}, run.name))];
   });
-  const marks = events.map((event) => svg("path", { class: "xid", d: `M${x(event.at).toFixed(1)},0V${HEIGHT}` }));
+  const recent = events.filter((event) => event.at >= start);
+  const marks = recent.map((event) => svg("path", { class: "xid", d: `M${x(event.at).toFixed(1)},0V${HEIGHT}` }));
   target.replaceChildren(...bars, ...marks);
 }

@@ -3,32 +3,30 @@
 import { badge, element, link } from "./dom.js";
 import { actionWords, clock, quantity, sentence, since, words } from "./format.js";
 
-const TONES = { page: "bad", critical: "bad", ticket: "warn", warning: "warn", info: "idle" };
-const SEVERITIES = { page: "Critical", critical: "Critical", ticket: "Warning", warning: "Warning", info: "Info" };
+const TONES = { page: "bad", ticket: "warn", info: "idle" };
+const SEVERITIES = { page: "Critical", ticket: "Warning", info: "Info" };
 
 /** Return the findings of a GPU, the worst first; the problems of its verdict if the server sends no findings. */
 export function findings(gpu, now) {
-  const problems = (gpu.verdict?.problems ?? []).map((problem) =>
-    element("li", {}, badge(problem.health === "degraded" ? "warn" : "bad", "Fault"), ` ${sentence(problem.words)}. What to do: ${actionWords(problem.action)}.`),
+  const problems = gpu.problems.map((problem) =>
+    element("li", {}, badge(problem.health === "degraded" ? "warn" : "bad", sentence(problem.health)), ` ${sentence(problem.what)}. `,
+      element("strong", {}, "What to do: "), `${actionWords(problem.action)}.`),
   );
-  const entries = (gpu.findings ?? []).map((finding) => oneFinding(finding, now));
-  if (!entries.length && !problems.length) return [element("p", { class: "muted" }, "Nothing found.")];
+  const entries = gpu.findings.map((finding) => oneFinding(finding, now));
+  if (!entries.length && !problems.length) return [element("p", {}, gpu.headroom || gpu.headline.words)];
   return [problems.length ? element("ul", { class: "faults" }, ...problems) : "", ...entries];
 }
 
 function oneFinding(finding, now) {
-  const evidence = (finding.evidence ?? []).flatMap(({ words: term, value }) => [
-    element("dt", {}, sentence(term)),
-    element("dd", {}, String(value ?? "–")),
-  ]);
+  const evidence = [...new Set(finding.evidence)].map((statement) => element("li", {}, sentence(statement)));
   return element(
     "article",
     { class: "finding" },
     element("h5", {}, badge(TONES[finding.severity] ?? "unknown", SEVERITIES[finding.severity] ?? "Finding"), ` ${sentence(finding.words)}`),
     finding.since ? element("p", { class: "muted since" }, since(finding.since, now)) : "",
-    evidence.length ? element("dl", { class: "evidence" }, ...evidence) : "",
-    finding.advice ? element("p", {}, element("strong", {}, "What to do: "), finding.advice) : "",
-    finding.runbook ? element("p", {}, link(finding.runbook, `Runbook: ${finding.name}`)) : "",
+    evidence.length ? element("ul", { class: "evidence" }, ...evidence) : "",
+    element("p", {}, element("strong", {}, "What to do: "), finding.action ? `${sentence(finding.action)}. ` : "", finding.advice),
+    element("p", {}, "Runbook: ", finding.runbook ? link(finding.runbook, finding.name) : `docs/runbooks/${finding.name.toLowerCase()}.md`),
   );
 }
 
@@ -66,14 +64,15 @@ export function xids(events, now) {
   return element(
     "ul",
     { class: "xids" },
-    ...newest.map((event) => element("li", {}, element("strong", {}, `XID ${event.xid}`), ` at ${clock(event.at, now, true)}`, event.words ? `: ${event.words}` : "")),
+    ...newest.map((event) => element("li", {}, element("strong", {}, `XID ${event.xid}`), ` at ${clock(event.at, now, true)}: ${event.meaning}`)),
   );
 }
 
 /** Return what this GPU does not support or what could not be judged, with the reason; GPUs share few reasons. */
 export function notSupported(gpu) {
   const groups = new Map();
-  for (const { name, why } of [...(gpu.not_supported ?? []), ...(gpu.unknown ?? [])]) {
+  const gaps = [...gpu.unknown.map(({ what, why }) => ({ name: what, why })), ...gpu.not_judged, ...gpu.not_supported];
+  for (const { name, why } of gaps) {
     if (!groups.has(why)) groups.set(why, []);
     groups.get(why).push(name);
   }

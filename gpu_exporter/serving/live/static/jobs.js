@@ -1,7 +1,7 @@
 // The ranks of each job side by side: who waits for whom, and how their measurements differ.
 
 import { badge, element, renderIfChanged } from "./dom.js";
-import { gpuName, quantity } from "./format.js";
+import { gpuName, gpuNames, quantity } from "./format.js";
 import { bar, highest } from "./rows.js";
 
 const STATES = {
@@ -10,7 +10,7 @@ const STATES = {
   working: { tone: "good", words: "Working" },
   unknown: { tone: "unknown", words: "Unknown" },
 };
-const COLUMNS = ["sm_active", "tensor_active", "nvlink_bytes", "pcie_bytes", "power"];
+const COLUMNS = ["sm_active", "tensor_active", "nvlink", "pcie", "power"];
 
 /** Show the jobs of a payload; hide the section if there are none. */
 export function renderJobs(section, payload, view) {
@@ -30,7 +30,7 @@ export function renderJobs(section, payload, view) {
 }
 
 function oneJob(job, gpus, columns, view) {
-  const heads = ["Rank", "GPU", "State", ...columns.map(({ words }) => words)];
+  const heads = ["GPU", "State", ...columns.map(({ words }) => words)];
   const tops = new Map(columns.map((measurement) => {
     const values = job.ranks.map((rank) => rank.measurements?.[measurement.name]);
     const limit = Math.max(0, ...job.ranks.map((rank) => gpus.get(rank.id)?.limits?.[measurement.name] ?? 0));
@@ -44,12 +44,11 @@ function oneJob(job, gpus, columns, view) {
       const known = value !== null && value !== undefined;
       return element("td", { class: "number" }, quantity(value, unit), known ? bar(value / tops.get(name)) : "");
     });
-    const jump = element("button", { type: "button", class: "jump", on: { click: () => view.show(rank.id) } }, gpu ? gpuName(gpu) : `GPU ${rank.index}`);
+    const jump = () => element("button", { type: "button", class: "jump", on: { click: () => view.show(rank.id) } }, gpuName(gpu));
     return element(
       "tr",
       { class: rank.state },
-      element("th", { scope: "row", class: "number" }, String(rank.rank ?? rank.index)),
-      element("td", {}, gpu ? jump : `GPU ${rank.index}`),
+      element("th", { scope: "row" }, gpu ? jump() : rank.id),
       element("td", {}, badge(state.tone, state.words)),
       ...cells,
     );
@@ -64,7 +63,16 @@ function oneJob(job, gpus, columns, view) {
     "article",
     { class: "job" },
     element("h3", {}, job.name),
-    job.words ? element("p", {}, job.words) : "",
+    element("p", {}, verdict(job, gpus)),
     element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `Ranks of ${job.name}` }, table),
   );
+}
+
+/** Say in one sentence which rank holds up the job. */
+function verdict(job, gpus) {
+  const named = (state) => job.ranks.filter((rank) => rank.state === state).map((rank) => gpus.get(rank.id)).filter(Boolean);
+  const [slow, waiting] = [named("waited_for"), named("waiting")];
+  const ranks = `${job.ranks.length} ranks on this node`;
+  if (!slow.length) return waiting.length ? `${ranks}: ${gpuNames(waiting)} waiting, for a rank on another node.` : `${ranks}.`;
+  return `${ranks}: ${gpuNames(waiting)} ${waiting.length === 1 ? "waits" : "wait"} for ${gpuNames(slow)}.`;
 }

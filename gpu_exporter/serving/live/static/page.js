@@ -17,21 +17,17 @@ let numbers = 0;
 let scheduled = false;
 let redraw = true;
 
-const tones = new Map();
 const view = {
   timeline: new Timeline(),
   /** The time of the server, which may differ from that of the browser. */
   now: () => Date.now() / 1000 + ahead,
-  tone: (name) => tones.get(name) ?? "unknown",
+  className: (name) => payload?.classes?.find((each) => each.name === name),
+  classColour: (name) => view.className(name)?.colour ?? "#8e8e8e",
   measurement: (name) => payload?.measurements?.find((measurement) => measurement.name === name),
   measurements: () => payload?.measurements ?? [],
   number: () => (numbers += 1),
   show: (id) => rows.get(id)?.show(),
 };
-
-function takeClasses(classes) {
-  for (const entry of classes ?? []) if (entry?.name) tones.set(entry.name, entry.colour ?? entry.tone);
-}
 
 const connection = new Connection({
   time(seconds) {
@@ -41,15 +37,10 @@ const connection = new Connection({
   },
   gpus(fresh) {
     payload = fresh;
-    for (const gpu of fresh.gpus) {
-      gpu.id ??= gpu.uuid ?? gpu.UUID;
-      if (gpu.class && gpu.colour) tones.set(gpu.class, gpu.colour);
-    }
     schedule(false);
   },
   history(fresh) {
-    takeClasses(fresh.classes);
-    view.timeline.load({ ...fresh, classes: (fresh.classes ?? []).map((entry) => entry?.name ?? entry) });
+    view.timeline.load(fresh);
     schedule(true);
   },
   point(point) {

@@ -19,7 +19,7 @@ export function processTable(processes, all, showAll) {
       element("th", { scope: "row", class: "number" }, String(process.pid ?? "–")),
       pods ? element("td", {}, process.pod ?? "") : "",
       element("td", { class: "number" }, quantity(process.memory, "bytes")),
-      element("td", { class: "command" }, process.command || "–"),
+      element("td", { class: "command" }, process.command || process.process || "–"),
     ),
   );
   const table = element(

@@ -6,16 +6,18 @@ import { drawing, drawSparkline, drawStrip } from "./drawing.js";
 import { gpuName, quantity, sentence, since } from "./format.js";
 
 // Measurements beside the sparklines; the others are only in the opened row.
-const SPARKLINES = ["sm_active", "tensor_active", "dram_active", "nvlink_bytes", "pcie_bytes", "power", "temperature"];
+const SPARKLINES = ["sm_active", "tensor_active", "dram_active", "nvlink", "pcie", "power", "temperature"];
 const SHORT = {
   sm_active: "SM",
   tensor_active: "Tensor",
   dram_active: "DRAM",
-  nvlink_bytes: "NVLink",
-  pcie_bytes: "PCIe",
+  nvlink: "NVLink",
+  pcie: "PCIe",
   power: "Power",
   temperature: "Temp.",
 };
+// What is wrong with a healthy GPU.
+const URGENT = { page: ["bad", "Critical"], ticket: ["warn", "Warning"] };
 const MEMORY = "memory_used";
 
 /** Return "good", "warn", "bad" or "unknown" for a GPU's health. */
@@ -71,15 +73,14 @@ export class Row {
   update(gpu) {
     this.#gpu = gpu;
     const p = this.#parts;
-    const health = gpu.verdict?.health ?? gpu.health ?? "unknown";
-    setAttribute(this.node, "data-tone", healthTone(health));
+    setAttribute(this.node, "data-tone", healthTone(gpu.health));
     setText(p.button, gpuName(gpu));
     setAttribute(p.details, "aria-label", `Details of ${gpuName(gpu)}`);
-    setText(p.model, gpu.model ?? gpu.modelName ?? "");
-    setText(p.owner, gpu.owner?.words || "no process");
-    p.verdict.replaceChildren(...this.#verdict(gpu, health));
-    setText(p.className, gpu.class_words ? sentence(gpu.class_words) : sentence(gpu.class ?? "") || "Unknown");
-    setAttribute(p.className, "class", `class-name tone-${gpu.colour ?? "unknown"}`);
+    setText(p.model, gpu.modelName ?? "");
+    setText(p.owner, gpu.owner || "No process");
+    p.verdict.replaceChildren(...this.#verdict(gpu));
+    setText(p.className, sentence(gpu.class ?? "") || "Unknown");
+    setAttribute(p.className, "title", this.#view.className(gpu.class)?.words);
     setText(p.classSince, since(gpu.class_since, this.#view.now()));
     this.#measure(gpu);
     this.#memory(gpu);
@@ -88,11 +89,11 @@ export class Row {
 
   /** Draw the last hour. */
   draw() {
-    const { timeline, tone } = this.#view;
+    const { timeline } = this.#view;
     const start = timeline.times[0] ?? 0;
     const end = Math.max((timeline.times.at(-1) ?? 0) + timeline.step, start + 3600);
     const runs = timeline.runs(this.#id);
-    drawStrip(this.#parts.strip, runs, timeline.eventsOf(this.#id), { start: end - 3600, end, tone });
+    drawStrip(this.#parts.strip, runs, this.#gpu.xids, { start: end - 3600, end, colour: this.#view.classColour });
     setText(this.#parts.shares, shares(runs));
     for (const [name, { target }] of this.#sparks) {
       const measurement = this.#view.measurement(name);
@@ -134,16 +135,15 @@ export class Row {
     }
   }
 
-  #verdict(gpu, health) {
-    const now = this.#view.now();
-    const headline = gpu.headline ?? {};
-    const began = headline.since ?? gpu.verdict?.since;
-    const problem = headline.words || (gpu.up === false ? `No data: ${gpu.reason}` : "");
+  #verdict(gpu) {
+    const { severity, words, since: began } = gpu.headline;
+    const urgent = gpu.health === "healthy" && URGENT[severity];
     return [
-      badge(healthTone(health), sentence(health)),
-      problem && element("p", { class: `headline ${headline.severity ?? ""}` }, problem),
-      began && headline.severity !== "ok" ? element("p", { class: "muted since" }, since(began, now)) : "",
-    ].filter(Boolean);
+      badge(healthTone(gpu.health), sentence(gpu.health)),
+      ...(urgent ? [" ", badge(...urgent)] : []),
+      element("p", { class: "headline" }, words),
+      element("p", { class: "muted since" }, severity === "ok" ? "" : since(began, this.#view.now())),
+    ];
   }
 
   #measure(gpu) {

@@ -30,20 +30,14 @@ function line(item, gpu, show) {
   return element("li", {}, ...parts);
 }
 
-function healthOf(gpu) {
-  return gpu.verdict?.health ?? gpu.health ?? "unknown";
-}
-
 /** Return one entry per GPU, not per MIG instance: the verdict is on the whole GPU. */
 function devices(payload) {
-  const unique = new Map();
-  for (const gpu of payload.gpus) if (!unique.has(gpu.uuid ?? gpu.UUID ?? gpu.id)) unique.set(gpu.uuid ?? gpu.UUID ?? gpu.id, gpu);
-  return [...unique.values()];
+  return payload.gpus.filter((gpu) => !gpu.instance);
 }
 
 function title(payload) {
   const all = devices(payload);
-  const healthy = all.filter((gpu) => healthOf(gpu) === "healthy").length;
+  const healthy = all.filter((gpu) => gpu.health === "healthy").length;
   const total = all.length + (payload.missing || 0);
   if (!total) return "No GPU";
   if (healthy === total) return total === 1 ? "The GPU is healthy" : `All ${total} GPUs are healthy`;
@@ -52,35 +46,30 @@ function title(payload) {
 
 function tabTitle(payload) {
   const all = devices(payload);
-  const bad = all.filter((gpu) => healthOf(gpu) === "unhealthy").length + (payload.missing || 0);
+  const bad = all.filter((gpu) => gpu.health === "unhealthy").length + (payload.missing || 0);
   return bad ? `✖ ${bad} unhealthy` : title(payload);
 }
 
 function* sick(payload, now) {
-  const all = devices(payload).filter((gpu) => healthOf(gpu) !== "healthy");
-  all.sort((a, b) => ORDER.indexOf(healthOf(a)) - ORDER.indexOf(healthOf(b)));
+  const all = devices(payload).filter((gpu) => gpu.health !== "healthy");
+  all.sort((a, b) => ORDER.indexOf(a.health) - ORDER.indexOf(b.health));
   for (const gpu of all) {
-    const problems = gpu.verdict?.problems ?? gpu.problems ?? [];
-    const said = problems.map((problem) => problem.words).filter(Boolean);
-    const began = gpu.verdict?.since ?? gpu.headline?.since;
+    const said = gpu.problems.map((problem) => problem.what);
     yield {
       gpu,
       name: gpuName(gpu),
-      tone: healthTone(healthOf(gpu)),
-      badge: sentence(healthOf(gpu)),
-      words: said.length ? said.join("; ") : gpu.headline?.words || (gpu.up === false ? `no data: ${gpu.reason}` : "its health is unknown"),
-      since: began ? clock(began, now) : "",
-      action: mostDrastic(problems),
+      tone: healthTone(gpu.health),
+      badge: sentence(gpu.health),
+      words: said.length ? said.join("; ") : unknown(gpu),
+      since: gpu.since ? clock(gpu.since, now) : "",
+      action: gpu.problems.length ? actionWords(gpu.action) : "",
     };
   }
 }
 
-const DRASTIC = ["none", "restart_app", "gpu_reset", "node_reboot", "drain", "replace"];
-
-function mostDrastic(problems) {
-  const actions = problems.map((problem) => problem.action).filter(Boolean);
-  if (!actions.length) return "";
-  return actionWords(actions.sort((a, b) => DRASTIC.indexOf(b) - DRASTIC.indexOf(a))[0]);
+function unknown(gpu) {
+  if (!gpu.up) return gpu.headline.words;
+  return gpu.unknown.map(({ what, why }) => `${what}: ${why}`).join("; ") || gpu.headline.words;
 }
 
 function* missing(payload) {
@@ -99,7 +88,7 @@ function* slow(payload, now) {
   const groups = new Map();
   for (const gpu of payload.gpus) {
     const finding = (gpu.findings ?? []).find(({ severity }) => severity === "page" || severity === "ticket");
-    if (!finding || healthOf(gpu) === "unhealthy" || healthOf(gpu) === "degraded") continue;
+    if (!finding || gpu.health === "unhealthy" || gpu.health === "degraded") continue;
     if (!groups.has(finding.name)) groups.set(finding.name, { finding, gpus: [] });
     groups.get(finding.name).gpus.push(gpu);
   }

@@ -4,32 +4,32 @@ export class Timeline {
   step = 10;
   times = [];
   classes = [];
-  events = [];
   #gpus = new Map();
   #length = 360;
 
   /** Take what /api/v1/history answered. */
-  load({ start, step, classes = [], gpus = {}, events = [] }) {
+  load({ start, step, points, classes, gpus }) {
     this.step = step;
     this.classes = classes;
-    this.events = events;
     this.#gpus = new Map(Object.entries(gpus));
-    const length = Math.max(0, ...Object.values(gpus).flatMap((arrays) => Object.values(arrays).map((array) => array.length)));
-    this.#length = Math.max(length, Math.round(3600 / step));
-    this.times = Array.from({ length }, (_, index) => start + index * step);
+    this.#length = points;
+    this.times = Array.from({ length: points }, (_, index) => start + index * step);
   }
 
   /** Add the newest point; what is older than an hour is dropped. */
-  append({ at, gpus, classes, events = [] }) {
+  append({ at, gpus }) {
     if (this.times.length && at <= this.times.at(-1)) return;
-    if (classes) this.classes = classes;
-    this.events.push(...events);
+    // Steps without a point, such as those of a pause of the exporter, stay empty.
+    const steps = this.times.length ? Math.round((at - this.times.at(-1)) / this.step) : 1;
+    for (let missing = Math.min(steps, this.#length) - 1; missing > 0; missing -= 1) this.#push(at - missing * this.step, {});
+    this.#push(at, gpus);
+  }
+
+  #push(at, gpus) {
     this.times.push(at);
-    for (const [id, point] of Object.entries(gpus)) {
+    for (const [id, values] of Object.entries(gpus)) {
       if (!this.#gpus.has(id)) this.#gpus.set(id, {});
       const arrays = this.#gpus.get(id);
-      const values = { ...(point.measurements ?? point), class: this.#classIndex(point.class) };
-      delete values.measurements;
       for (const name of Object.keys(values)) arrays[name] ??= Array(this.times.length - 1).fill(null);
       for (const [name, array] of Object.entries(arrays)) array.push(values[name] ?? null);
     }
@@ -41,12 +41,6 @@ export class Timeline {
       this.times.splice(0, excess);
       for (const arrays of this.#gpus.values()) for (const array of Object.values(arrays)) array.splice(0, excess);
     }
-  }
-
-  #classIndex(value) {
-    if (typeof value !== "string") return value ?? null;
-    const index = this.classes.indexOf(value);
-    return index >= 0 ? index : this.classes.push(value) - 1;
   }
 
   /** Return a measurement of a GPU over time; null where it could not be read. */
@@ -65,11 +59,6 @@ export class Timeline {
       else runs.push({ start, end: start + this.step, name });
     });
     return runs;
-  }
-
-  /** Return the XIDs of a GPU, the oldest first. */
-  eventsOf(id) {
-    return this.events.filter((event) => event.id === id);
   }
 }
 
