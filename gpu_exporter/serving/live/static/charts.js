@@ -90,7 +90,7 @@ export class Charts {
   #buttons() {
     const make = (text, minutes) =>
       element("button", { type: "button", "aria-pressed": String(minutes === 60), on: { click: () => this.#choose(minutes) } }, text);
-    this.choices = new Map([[60, make("1 h", 60)], [15, make("15 min", 15)], [5, make("5 min", 5)]]);
+    this.choices = new Map([[60, make("All", 60)], [15, make("15 min", 15)], [5, make("5 min", 5)]]);
     const hint = element("span", { class: "muted hint" }, "Drag to zoom, double-click to reset, arrow keys move the cursor.");
     return element("div", { class: "zoom", role: "group", "aria-label": "Time range of the charts" }, ...this.choices.values(), hint);
   }
@@ -103,9 +103,8 @@ export class Charts {
   }
 
   #range() {
-    const { times, step } = this.#view.timeline;
-    const end = (times.at(-1) ?? this.#view.now()) + step;
-    return this.#zoomed ?? [end - (this.#window ?? 3600), end];
+    const [start, end] = this.#view.timeline.window();
+    return this.#zoomed ?? [this.#window ? end - this.#window : start, end];
   }
 
   #applyZoom() {

@@ -40,6 +40,17 @@ const CAUSES = {
   useful: "SMs working",
 };
 
+/** Return the words for a cause of lost time. */
+export function causeWords(cause) {
+  return CAUSES[cause] ?? sentence(words(cause));
+}
+
+/** Return the largest loss of time, as [cause, share]. */
+export function largest(time) {
+  const losses = Object.entries(time).filter(([cause]) => cause !== "useful");
+  return losses.sort((a, b) => b[1] - a[1])[0] ?? ["", 0];
+}
+
 /** Return where the time of the GPU goes, the largest share first. */
 export function loss(time) {
   const shares = Object.entries(time ?? {}).filter(([, share]) => share !== null).sort((a, b) => b[1] - a[1]);
@@ -50,7 +61,7 @@ export function loss(time) {
     return element(
       "tr",
       { class: cause === "useful" ? "useful" : "" },
-      element("th", { scope: "row" }, CAUSES[cause] ?? sentence(words(cause))),
+      element("th", { scope: "row" }, causeWords(cause)),
       element("td", { class: "number" }, quantity(share, "share")),
       element("td", { class: "wide", "aria-hidden": "true" }, element("span", { class: "bar" }, filled)),
     );
@@ -63,7 +74,7 @@ export function xids(events, now) {
   const newest = [...events].sort((a, b) => b.at - a.at);
   return element(
     "ul",
-    { class: "xids" },
+    { class: "xid-list" },
     ...newest.map((event) => element("li", {}, element("strong", {}, `XID ${event.xid}`), ` at ${clock(event.at, now, true)}: ${event.meaning}`)),
   );
 }

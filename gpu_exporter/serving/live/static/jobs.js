@@ -25,12 +25,12 @@ export function renderJobs(section, payload, view) {
   }));
   renderIfChanged(section, data, () => [
     element("h2", { id: "jobs-title" }, jobs.length === 1 ? "Job" : "Jobs"),
-    ...data.map((job) => oneJob(job, gpus, columns, view)),
+    ...data.map((job, number) => oneJob(job, number, gpus, columns, view)),
   ]);
 }
 
-function oneJob(job, gpus, columns, view) {
-  const heads = ["GPU", "State", ...columns.map(({ words }) => words)];
+function oneJob(job, number, gpus, columns, view) {
+  const heads = [element("th", { scope: "col" }, "GPU"), element("th", { scope: "col" }, "State"), ...columns.map(({ words }) => element("th", { scope: "col", class: "number" }, words))];
   const tops = new Map(columns.map((measurement) => {
     const values = job.ranks.map((rank) => rank.measurements?.[measurement.name]);
     const limit = Math.max(0, ...job.ranks.map((rank) => gpus.get(rank.id)?.limits?.[measurement.name] ?? 0));
@@ -56,23 +56,29 @@ function oneJob(job, gpus, columns, view) {
   const table = element(
     "table",
     { class: "ranks" },
-    element("thead", {}, element("tr", {}, ...heads.map((head) => element("th", { scope: "col" }, head)))),
+    element("thead", {}, element("tr", {}, ...heads)),
     element("tbody", {}, ...rows),
   );
   return element(
     "article",
-    { class: "job" },
+    { class: "job", id: jobId(number), tabindex: "-1" },
     element("h3", {}, job.name),
-    element("p", {}, verdict(job, gpus)),
+    element("p", {}, `${heldUpBy(job, gpus).words}.`),
     element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `Ranks of ${job.name}` }, table),
   );
 }
 
-/** Say in one sentence which rank holds up the job. */
-function verdict(job, gpus) {
+/** Return the id of a job's element. */
+export function jobId(number) {
+  return `job-${number}`;
+}
+
+/** Say in one sentence which rank holds up a job, and whether one does. */
+export function heldUpBy(job, gpus) {
   const named = (state) => job.ranks.filter((rank) => rank.state === state).map((rank) => gpus.get(rank.id)).filter(Boolean);
   const [slow, waiting] = [named("waited_for"), named("waiting")];
   const ranks = `${job.ranks.length} ranks on this node`;
-  if (!slow.length) return waiting.length ? `${ranks}: ${gpuNames(waiting)} waiting, for a rank on another node.` : `${ranks}.`;
-  return `${ranks}: ${gpuNames(waiting)} ${waiting.length === 1 ? "waits" : "wait"} for ${gpuNames(slow)}.`;
+  if (!waiting.length) return { slow: false, words: ranks };
+  const wait = `${gpuNames(waiting)} ${waiting.length === 1 ? "waits" : "wait"} for`;
+  return { slow: true, words: `${ranks}; ${wait} ${slow.length ? gpuNames(slow) : "a rank on another node"}` };
 }

@@ -3,6 +3,7 @@
 import { badge, element, setAttribute, setText } from "./dom.js";
 import { Details } from "./details.js";
 import { drawing, drawSparkline, drawStrip } from "./drawing.js";
+import { causeWords, largest } from "./findings.js";
 import { gpuName, quantity, sentence, since } from "./format.js";
 
 // Measurements beside the sparklines; the others are only in the opened row.
@@ -18,6 +19,7 @@ const SHORT = {
 };
 // What is wrong with a healthy GPU.
 const URGENT = { page: ["bad", "Critical"], ticket: ["warn", "Warning"] };
+const LEAST_LOSS = 0.1;
 const MEMORY = "memory_used";
 
 /** Return "good", "warn", "bad" or "unknown" for a GPU's health. */
@@ -73,7 +75,7 @@ export class Row {
   update(gpu) {
     this.#gpu = gpu;
     const p = this.#parts;
-    setAttribute(this.node, "data-tone", healthTone(gpu.health));
+    setAttribute(this.node, "data-tone", URGENT[gpu.headline.severity]?.[0] ?? healthTone(gpu.health));
     setText(p.button, gpuName(gpu));
     setAttribute(p.details, "aria-label", `Details of ${gpuName(gpu)}`);
     setText(p.model, gpu.modelName ?? "");
@@ -90,16 +92,15 @@ export class Row {
   /** Draw the last hour. */
   draw() {
     const { timeline } = this.#view;
-    const start = timeline.times[0] ?? 0;
-    const end = Math.max((timeline.times.at(-1) ?? 0) + timeline.step, start + 3600);
+    const [start, end] = timeline.window();
     const runs = timeline.runs(this.#id);
-    drawStrip(this.#parts.strip, runs, this.#gpu.xids, { start: end - 3600, end, colour: this.#view.classColour });
+    drawStrip(this.#parts.strip, runs, this.#gpu.xids, { start, end, colour: this.#view.classColour });
     setText(this.#parts.shares, shares(runs));
     for (const [name, { target }] of this.#sparks) {
       const measurement = this.#view.measurement(name);
       const values = timeline.values(this.#id, name);
       const limit = this.#gpu.limits?.[name] ?? null;
-      drawSparkline(target, padded(values, timeline), { high: highest(measurement, limit, values), limit });
+      drawSparkline(target, values.slice(-Math.round((end - start) / timeline.step)), { high: highest(measurement, limit, values), limit });
     }
     this.#details?.draw();
   }
@@ -137,12 +138,13 @@ export class Row {
 
   #verdict(gpu) {
     const { severity, words, since: began } = gpu.headline;
+    const said = severity === "ok" ? largestLoss(gpu.time) : words;
     const urgent = gpu.health === "healthy" && URGENT[severity];
     return [
       badge(healthTone(gpu.health), sentence(gpu.health)),
       ...(urgent ? [" ", badge(...urgent)] : []),
-      element("p", { class: "headline" }, words),
-      element("p", { class: "muted since" }, severity === "ok" ? "" : since(began, this.#view.now())),
+      element("p", { class: "headline", title: said }, said),
+      element("p", { class: "muted since" }, severity === "ok" || severity === "unknown" ? "" : since(began, this.#view.now())),
     ];
   }
 
@@ -170,7 +172,7 @@ export class Row {
   #memory(gpu) {
     const used = gpu.measurements?.[MEMORY];
     const total = gpu.limits?.[MEMORY];
-    const text = total ? `${quantity(used, "bytes")} of ${quantity(total, "bytes")}` : quantity(used, "bytes");
+    const text = total ? `${quantity(used, "bytes")} / ${quantity(total, "bytes")}` : quantity(used, "bytes");
     const share = total && used !== undefined && used !== null ? used / total : null;
     this.#parts.memory.replaceChildren(
       element("p", { class: "label" }, "Memory"),
@@ -187,18 +189,18 @@ export function bar(share, tone = "") {
   return element("span", { class: `bar ${tone}`, "aria-hidden": "true" }, filled);
 }
 
-/** Fill up a history that is shorter than an hour, so that all rows have the same time axis. */
-function padded(values, timeline) {
-  const length = Math.round(3600 / timeline.step);
-  return values.length >= length ? values : [...Array(length - values.length).fill(null), ...values];
+/** Say what costs a GPU without findings most of its time; "" if little is lost. */
+function largestLoss(time) {
+  const [cause, share] = largest(time);
+  return share >= LEAST_LOSS ? `${causeWords(cause)}: ${quantity(share, "share")} of the time` : "";
 }
 
-/** Say how an hour was divided among the classes. */
+/** Say how the time was divided among the classes. */
 function shares(runs) {
   const times = new Map();
   for (const { name, start, end } of runs) if (name) times.set(name, (times.get(name) ?? 0) + end - start);
   const total = [...times.values()].reduce((sum, time) => sum + time, 0);
   if (!total) return "";
   const parts = [...times].sort((a, b) => b[1] - a[1]).map(([name, time]) => `${name} ${quantity(time / total, "share")}`);
-  return `Last hour: ${parts.join(", ")}`;
+  return `In the time shown: ${parts.join(", ")}`;
 }

@@ -2,13 +2,14 @@
 
 import { badge, element, renderIfChanged } from "./dom.js";
 import { actionWords, clock, gpuName, gpuNames, sentence } from "./format.js";
+import { heldUpBy, jobId } from "./jobs.js";
 import { healthTone } from "./rows.js";
 
 const ORDER = ["unhealthy", "degraded", "unknown"];
 
 /** Show the summary of a payload. `show` opens the row of a GPU. */
 export function renderSummary(section, payload, { show, now }) {
-  const items = [...sick(payload, now), ...missing(payload), ...slow(payload, now)];
+  const items = [...sick(payload, now), ...missing(payload), ...heldUp(payload), ...slow(payload, now)];
   const data = { title: title(payload), items: items.map(({ gpu, ...item }) => ({ ...item, id: gpu?.id })) };
   const gpus = new Map(payload.gpus.map((gpu) => [gpu.id, gpu]));
   renderIfChanged(section, data, ({ title: text, items: entries }) => [
@@ -23,10 +24,10 @@ export function renderSummary(section, payload, { show, now }) {
 function line(item, gpu, show) {
   const about = gpu
     ? element("button", { type: "button", class: "jump", on: { click: () => show(gpu.id) } }, item.name)
-    : element("strong", {}, item.name);
-  const parts = [badge(item.tone, item.badge), " ", about, `: ${item.words}`];
-  if (item.since) parts.push(` since ${item.since}`);
-  if (item.action) parts.push(". ", element("span", { class: "do" }, `What to do: ${item.action}`));
+    : item.target ? element("a", { href: `#${item.target}` }, item.name) : element("strong", {}, item.name);
+  const parts = [badge(item.tone, item.badge), " ", about, `: ${item.words}.`];
+  if (item.since) parts.push(` Since ${item.since}.`);
+  if (item.action) parts.push(" ", element("strong", {}, "What to do: "), `${item.action}.`);
   return element("li", {}, ...parts);
 }
 
@@ -101,9 +102,22 @@ function* slow(payload, now) {
       badge: "Slow",
       words: finding.words,
       since: Number.isFinite(began) ? clock(began, now) : "",
-      action: finding.advice,
+      action: firstSentence(finding.advice),
     };
   }
+}
+
+/** Yield the jobs whose ranks wait for one of them. */
+function* heldUp(payload) {
+  const gpus = new Map(payload.gpus.map((gpu) => [gpu.id, gpu]));
+  for (const [number, job] of payload.jobs.entries()) {
+    const { slow: held, words } = heldUpBy(job, gpus);
+    if (held) yield { name: `Job ${job.name}`, target: jobId(number), tone: "warn", badge: "Slow", words };
+  }
+}
+
+function firstSentence(text) {
+  return text.split(/\.(?:\s|$)/)[0];
 }
 
 function findingOf(gpu, name) {

@@ -1,5 +1,7 @@
 // The last hour of measurements, as the server sends it: one array of the same length for each measurement.
 
+const LEAST = 300;
+
 export class Timeline {
   step = 10;
   times = [];
@@ -41,6 +43,15 @@ export class Timeline {
       this.times.splice(0, excess);
       for (const arrays of this.#gpus.values()) for (const array of Object.values(arrays)) array.splice(0, excess);
     }
+  }
+
+  /** Return the first and the last moment to draw: the last hour, or less if nothing is older; at least five minutes. */
+  window() {
+    const end = (this.times.at(-1) ?? 0) + this.step;
+    const arrays = [...this.#gpus.values()].flatMap((each) => Object.values(each));
+    const first = Math.min(...arrays.map((array) => array.findIndex((value) => value !== null)).filter((at) => at >= 0));
+    const start = Number.isFinite(first) ? this.times[first] : end;
+    return [Math.max(this.times[0] ?? 0, Math.min(start, end - LEAST)), end];
   }
 
   /** Return a measurement of a GPU over time; null where it could not be read. */
