@@ -1,0 +1,126 @@
+"""The running diagnosis agrees with `diagnose`, remembers since when, and knows who waits for whom."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from gpu_exporter.catalogue import metrics as m
+from gpu_exporter.catalogue.failure_modes import profiles
+from gpu_exporter.diagnosis.current import RankState, Watch
+from gpu_exporter.diagnosis.headline import findings, headline
+from gpu_exporter.diagnosis.judge import diagnose
+from gpu_exporter.diagnosis.scrape import DeviceKey
+from gpu_exporter.diagnosis.window import Scrapes, seen
+from gpu_exporter.model.gpu import Gpu, Sample, Series
+from gpu_exporter.model.metric import Metric
+from gpu_exporter.model.snapshot import GpuStatus, Snapshot
+from gpu_exporter.model.verdict import Action, Problem, Verdict
+
+GPUS = tuple(Gpu(index, f"GPU-{index}", model="NVIDIA H200") for index in range(4))
+Values = Mapping[Metric, float]
+
+
+def snapshots(of_gpus: Sequence[Values], job: str = "train", begin: float = 1000.0, number: int = 22) -> list[Snapshot]:
+    """Return snapshots of one second each, in which the GPUs have the same values."""
+    series = [
+        (Series(metric, gpu), value)
+        for gpu, values in zip(GPUS, of_gpus, strict=False)
+        for metric, value in values.items()
+    ]
+    owners = [
+        (Series(m.POD_INFO, gpu, (("namespace", "ml"), ("pod", f"{job}-{gpu.index}"), ("workload", job))), 1.0)
+        for gpu in GPUS[: len(of_gpus)]
+        if job
+    ]
+    ups = [(Series(m.UP, gpu), 1.0) for gpu in GPUS[: len(of_gpus)]]
+    statuses = tuple(GpuStatus(gpu, True) for gpu in GPUS[: len(of_gpus)])
+    samples = tuple(Sample(*each) for each in (*series, *owners, *ups))
+    return [Snapshot(begin + n, "nvml", samples, statuses) for n in range(number)]
+
+
+def watched(taken: Sequence[Snapshot], watch: Watch | None = None) -> Watch:
+    """Return what watched these snapshots and judged them at their end."""
+    watch = watch or Watch()
+    for snapshot in taken:
+        watch.take(snapshot)
+    watch.judge(taken[-1])
+    return watch
+
+
+def device(index: int) -> DeviceKey:
+    """Return the key of a whole GPU."""
+    return DeviceKey("", GPUS[index].uuid, "")
+
+
+def test_it_agrees_with_diagnose() -> None:
+    """The same scrapes give the same class, findings and numbers."""
+    taken = snapshots([profiles.STARVED, *[profiles.OF_STARVED] * 3])
+    scrapes = Scrapes()
+    for snapshot in taken:
+        scrapes.take(snapshot)
+    whole = {each.device: each for each in diagnose(seen(scrapes.taken, {}))}
+    current = watched(taken).current
+    assert current.diagnoses.keys() == whole.keys()
+    for key, diagnosis in current.diagnoses.items():
+        assert diagnosis.bottleneck == whole[key].bottleneck
+        assert [match.mode.name for match in diagnosis.matches] == [match.mode.name for match in whole[key].matches]
+        assert diagnosis.numbers.keys() == whole[key].numbers.keys()
+
+
+def test_old_points_are_forgotten() -> None:
+    """After the work has changed, a window of twenty seconds later only the new one counts, as for `diagnose`."""
+    watch = watched(snapshots([profiles.STARVED, *[profiles.OF_STARVED] * 3]))
+    before = watch.current
+    watched(snapshots([profiles.GEMM] * 4, begin=1022.0, number=30), watch)
+    assert before.diagnoses[device(0)].matches
+    assert not watch.current.diagnoses[device(0)].matches
+    assert before.since[device(0), "GpuStragglerStarved"] == 1021.0
+    assert watch.current.since[device(0), ""] == 1051.0
+
+
+def test_since_stays_while_nothing_changes() -> None:
+    """The time of a class and of a finding is that of the first diagnosis that has it."""
+    watch = watched(snapshots([profiles.STARVED, *[profiles.OF_STARVED] * 3]))
+    first = dict(watch.current.since)
+    watched(snapshots([profiles.STARVED, *[profiles.OF_STARVED] * 3], begin=1022.0), watch)
+    assert dict(watch.current.since) == first
+
+
+def test_who_waits_for_whom() -> None:
+    """The others wait for a starved rank. Without a job, nobody is compared."""
+    ranks = {
+        rank.device: rank.state
+        for rank in watched(snapshots([profiles.STARVED, *[profiles.OF_STARVED] * 3])).current.jobs["ml/train"]
+    }
+    assert ranks[device(0)] is RankState.WAITED_FOR
+    assert {ranks[device(n)] for n in (1, 2, 3)} == {RankState.WAITING}
+    assert watched(snapshots([profiles.GEMM] * 2, job="")).current.jobs == {}
+
+
+def test_a_gpu_that_is_listed_no_more() -> None:
+    """Nothing is said about it, although its last points are younger than the window."""
+    watch = watched(snapshots([profiles.GEMM] * 2, job=""))
+    assert device(1) in watch.current.diagnoses
+    watched(snapshots([profiles.GEMM], job="", begin=1022.0, number=3), watch)
+    assert device(1) not in watch.current.diagnoses
+
+
+def test_headlines() -> None:
+    """What is worst comes first: no answer, then a fault, then a finding, then what limits the GPU."""
+    (snapshot, *_), diagnosis = (
+        snapshots([profiles.STARVED]),
+        watched(snapshots([profiles.STARVED, *[profiles.OF_STARVED] * 3])).current.diagnoses[device(0)],
+    )
+    status, gpu = snapshot.gpus[0], GPUS[0]
+    problem = Problem(m.REMAP_FAILURE, 1.0, "a row remap has failed", Action.REPLACE, "row_remap_failed")
+    broken = Verdict(gpu, (problem,))
+    lost = GpuStatus(gpu, False, "lost")
+    assert headline(lost, broken, diagnosis)[:2] == ("page", "Lost: it fell off the bus")
+    assert headline(status, broken, diagnosis)[:2] == ("page", "A row remap has failed: replace the GPU")
+    assert headline(GpuStatus(gpu, False, "released"), None, None).severity == "info"
+    found = headline(status, None, diagnosis)
+    assert found == ("ticket", "This GPU slows down job train: it waits for its CPU or data", "GpuStragglerStarved")
+    assert headline(status, None, None).severity == "unknown"
+    entry = next(each for each in findings(diagnosis) if each["name"] == "GpuStragglerStarved")
+    assert entry["words"] == found.words
+    assert any("%" in text for text in entry["evidence"])
