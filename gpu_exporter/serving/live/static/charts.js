@@ -233,6 +233,7 @@ export class Charts {
     ctx.save();
     ctx.font = `${12 * devicePixelRatio}px system-ui, sans-serif`;
     ctx.textBaseline = "middle";
+    ctx.textAlign = "left";
     for (const run of this.#view.timeline.runs(this.#id)) {
       const from = Math.max(bbox.left, plot.valToPos(run.start, "x", true));
       const to = Math.min(right, plot.valToPos(run.end, "x", true));
@@ -251,10 +252,12 @@ export class Charts {
   #drawXids(plot) {
     const { ctx, bbox } = plot;
     ctx.save();
-    ctx.strokeStyle = ctx.fillStyle = colour("--bad");
+    ctx.strokeStyle = colour("--bad");
+    ctx.fillStyle = colour("--text");
     ctx.lineWidth = devicePixelRatio;
     ctx.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
     ctx.textBaseline = "top";
+    ctx.setLineDash([]);
     for (const event of this.#gpu().xids) {
       const x = Math.round(plot.valToPos(event.at, "x", true));
       if (x < bbox.left || x > bbox.left + bbox.width) continue;
@@ -262,7 +265,9 @@ export class Charts {
       ctx.moveTo(x, bbox.top);
       ctx.lineTo(x, bbox.top + bbox.height);
       ctx.stroke();
-      ctx.fillText(`XID ${event.xid}`, x + 3 * devicePixelRatio, bbox.top + 2);
+      const left = x - bbox.left < 0.9 * bbox.width;
+      ctx.textAlign = left ? "left" : "right";
+      ctx.fillText(`XID ${event.xid}`, x + (left ? 4 : -4) * devicePixelRatio, bbox.top + 2 * devicePixelRatio);
     }
     ctx.restore();
   }

@@ -10,7 +10,7 @@ const SEVERITIES = { page: "Critical", ticket: "Warning", info: "Info" };
 export function findings(gpu, now) {
   const problems = gpu.problems.map((problem) =>
     element("li", {}, badge(problem.health === "degraded" ? "warn" : "bad", sentence(problem.health)), ` ${sentence(problem.what)}. `,
-      element("strong", {}, "What to do: "), `${actionWords(problem.action)}.`),
+      ...(actionWords(problem.action) ? [element("strong", {}, "What to do: "), `${actionWords(problem.action)}.`] : [])),
   );
   const entries = gpu.findings.map((finding) => oneFinding(finding, now));
   if (!entries.length && !problems.length) return [element("p", {}, gpu.headroom || gpu.headline.words)];

@@ -25,6 +25,13 @@ export function quantity(value, unit) {
   }
 }
 
+/** Return "80 / 140 GiB": how much of a total is in use. */
+export function usage(used, total) {
+  const [of, unit] = quantity(total, "bytes").split(" ");
+  const [number, smaller] = quantity(used, "bytes").split(" ");
+  return `${number}${smaller && smaller !== unit ? ` ${smaller}` : ""} / ${of} ${unit}`;
+}
+
 function scaled(value, base, units) {
   let rank = 0;
   while (Math.abs(value) >= base && rank < units.length - 1) {
@@ -86,7 +93,7 @@ export function words(identifier) {
 }
 
 const ACTIONS = {
-  none: "the cause is outside the GPU: check cooling, power and fabric",
+  none: "",
   restart_app: "restart the application",
   gpu_reset: "reset the GPU",
   node_reboot: "reboot the node",
@@ -94,7 +101,7 @@ const ACTIONS = {
   replace: "replace the GPU",
 };
 
-/** Return what to do, as an imperative. */
+/** Return what to do, as an imperative; "" if the problem itself says it, because its cause is outside the GPU. */
 export function actionWords(action) {
   return ACTIONS[action] ?? words(action);
 }

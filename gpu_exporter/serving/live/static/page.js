@@ -79,6 +79,8 @@ function render() {
 
 function renderRows() {
   if (!list.isConnected) part("gpus").append(list);
+  const [start, end] = view.timeline.window();
+  setText(part("span"), view.timeline.times.length ? `Strips and lines: the last ${duration(end - start)}` : "");
   const present = new Set(payload.gpus.map((gpu) => gpu.id));
   for (const [id, row] of rows) {
     if (present.has(id)) continue;

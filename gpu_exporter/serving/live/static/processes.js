@@ -7,7 +7,7 @@ const FIRST = 20;
 
 /** Return a table of processes. `all` says whether to show more than the first; `showAll` is called to change that. */
 export function processTable(processes, all, showAll) {
-  if (!processes.length) return [element("p", { class: "muted" }, "No process uses this GPU.")];
+  if (!processes.length) return [element("p", { class: "muted" }, "None known. The exporter lists processes if it runs with --processes.")];
   const sorted = [...processes].sort((a, b) => (b.memory ?? -1) - (a.memory ?? -1));
   const shown = all ? sorted : sorted.slice(0, FIRST);
   const pods = processes.some((process) => process.pod);

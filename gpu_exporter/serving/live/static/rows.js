@@ -4,7 +4,7 @@ import { badge, element, setAttribute, setText } from "./dom.js";
 import { Details } from "./details.js";
 import { drawing, drawSparkline, drawStrip } from "./drawing.js";
 import { causeWords, largest } from "./findings.js";
-import { gpuName, quantity, sentence, since } from "./format.js";
+import { gpuName, quantity, sentence, since, usage } from "./format.js";
 
 // Measurements beside the sparklines; the others are only in the opened row.
 const SPARKLINES = ["sm_active", "tensor_active", "dram_active", "nvlink", "pcie", "power", "temperature"];
@@ -79,7 +79,7 @@ export class Row {
     setText(p.button, gpuName(gpu));
     setAttribute(p.details, "aria-label", `Details of ${gpuName(gpu)}`);
     setText(p.model, gpu.modelName ?? "");
-    setText(p.owner, gpu.owner || "No process");
+    setText(p.owner, gpu.owner || "No owner known");
     p.verdict.replaceChildren(...this.#verdict(gpu));
     setText(p.className, sentence(gpu.class ?? "") || "Unknown");
     setAttribute(p.className, "title", this.#view.className(gpu.class)?.words);
@@ -172,7 +172,7 @@ export class Row {
   #memory(gpu) {
     const used = gpu.measurements?.[MEMORY];
     const total = gpu.limits?.[MEMORY];
-    const text = total ? `${quantity(used, "bytes")} / ${quantity(total, "bytes")}` : quantity(used, "bytes");
+    const text = total ? usage(used, total) : quantity(used, "bytes");
     const share = total && used !== undefined && used !== null ? used / total : null;
     this.#parts.memory.replaceChildren(
       element("p", { class: "label" }, "Memory"),
