@@ -111,7 +111,8 @@ class _Source(SimulatedSource):
         identity = f"{self.node.name}/{index}"
         stages = list(_stages(self.scene, index))
         gpu = self._identify(index, identity)
-        device = _Device(self.node, gpu, identity, healthy(stages[0][1]), self._faults, metrics)
+        faults = [fault for fault in self._faults if fault.hits(self.node.name, index)]
+        device = _Device(self.node, gpu, identity, healthy(stages[0][1]), faults, metrics)
         device.stages, device.random = stages, Random(identity)
         return device
 
