@@ -25,7 +25,7 @@ OPTIONS = (
 )
 # What Chromium itself logs when a request fails, as it must while the server is away.
 NO_CONNECTION = ("ERR_CONNECTION_REFUSED", "ERR_CONNECTION_RESET", "ERR_EMPTY_RESPONSE", "ERR_INCOMPLETE_CHUNKED")
-WAIT = 15_000 * PATIENCE
+WAIT = 4_000 * PATIENCE
 expect.set_options(timeout=WAIT)
 
 

@@ -84,7 +84,7 @@ function* missing(payload) {
   };
 }
 
-/** Yield what makes healthy GPUs slow; GPUs with the same finding share a line. */
+/** Yield the findings about healthy GPUs, such as what makes them slow; GPUs with the same one share a line. */
 function* slow(payload, now) {
   const groups = new Map();
   for (const gpu of payload.gpus) {
@@ -99,7 +99,7 @@ function* slow(payload, now) {
       gpu: gpus[0],
       name: gpuNames(gpus),
       tone: finding.severity === "page" ? "bad" : "warn",
-      badge: "Slow",
+      badge: finding.severity === "page" ? "Critical" : "Warning",
       words: finding.words,
       since: Number.isFinite(began) ? clock(began, now) : "",
       action: firstSentence(finding.advice),
