@@ -8,7 +8,7 @@ IMAGE  ?= gpu-exporter:local
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' gpu_exporter/version.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo quick test coverage lint generate licenses image smoke bench fuzz soak tools \
+.PHONY: help run demo quick test coverage lint generate licenses screenshots image smoke bench fuzz soak tools \
   wheel sbom bundle chart dist release verify push publish
 
 help: ## List the targets
@@ -45,6 +45,9 @@ generate: $(VENV)/dev ## Write the files that are generated from the catalogues
 
 licenses: $(VENV)/dev ## Write docs/licenses.md from the metadata of the installed packages
 	$(BIN)/python -m release.licenses
+
+screenshots: $(VENV)/dev .tools/chromium ## Take screenshots of the live page with simulated GPUs, into docs/images and build/screenshots
+	$(BIN)/python -m tests.page.shoot $(ARGS)
 
 image: ## Build the container image with Docker: IMAGE=name, ARGS='--platform …', or '--target dcgm-exporter' for one that replaces dcgm-exporter's
 	docker build --tag $(IMAGE) --build-arg VERSION=$(VERSION) --build-arg REVISION=$$(git rev-parse --short HEAD) \
@@ -111,7 +114,7 @@ soak: $(VENV)/dev tools .tools/virtual_clock/virtual_clock ## Run the long tests
 	$(BIN)/python -m benchmarks.scale --seconds 600 --json benchmarks/results/scale.json
 	$(BIN)/python -m benchmarks.scale --seconds 600 --metrics full --json benchmarks/results/scale_full.json
 
-tools: .tools/done .tools/newer/done .tools/alerting .tools/victoria .tools/faketime ## Install what the tests need besides Python: a C compiler, two versions of Prometheus, Alertmanager, VictoriaMetrics, libfaketime
+tools: .tools/done .tools/newer/done .tools/alerting .tools/victoria .tools/faketime .tools/chromium ## Install what the tests need besides Python: a C compiler, two versions of Prometheus, Alertmanager, VictoriaMetrics, libfaketime, Chromium
 
 $(VENV)/run $(VENV)/dev $(VENV)/bench: setup.cfg pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "needs Python 3.10 or newer: make PYTHON=python3.12 …"; exit 1; }
@@ -146,6 +149,11 @@ TEMPLATES := share/prometheus/alertmanager
 .tools/faketime: | .tools/done
 	@cd .tools && { apt-get download libfaketime || { $(SUDO) apt-get update && apt-get download libfaketime; }; }
 	@cd .tools && dpkg -x libfaketime_*.deb . && rm libfaketime_*.deb && touch faketime
+
+# Shows the live page in the tests. Installed, not unpacked: it needs dozens of libraries.
+.tools/chromium:
+	@command -v chromium >/dev/null || { $(SUDO) apt-get update && $(SUDO) apt-get install -y chromium; }
+	@mkdir -p .tools && touch $@
 
 # Runs rules over weeks of generated scrapes, for `make soak`.
 .tools/virtual_clock/virtual_clock: tests/operation/virtual_clock/build.sh tests/operation/virtual_clock/main.go

@@ -63,6 +63,12 @@ def main(arguments: Sequence[str]) -> None:
         raise SystemExit("\n".join(problems))
 
 
+def version(name: str) -> str:
+    """Return the version of the copies."""
+    lock: Lock = json.loads(PACKAGES[name].lock.read_text("utf-8"))
+    return lock["version"]
+
+
 def verify(name: str) -> list[str]:
     """Return which copied files differ from the checksums, with the fix."""
     package = PACKAGES[name]
@@ -78,12 +84,12 @@ def verify(name: str) -> list[str]:
     ]
 
 
-def update(name: str, version: str) -> None:
+def update(name: str, wanted: str) -> None:
     """Copy the files of a version, and write their checksums. npm compares the archive with that of its registry."""
     package = PACKAGES[name]
     with TemporaryDirectory() as scratch:
         packed = subprocess.run(
-            ["npm", "pack", f"{name}@{version}", "--json", "--pack-destination", scratch],
+            ["npm", "pack", f"{name}@{wanted}", "--json", "--pack-destination", scratch],
             check=True,
             capture_output=True,
             text=True,
@@ -97,9 +103,7 @@ def update(name: str, version: str) -> None:
         version=about["version"],
         license=json.loads(contents["package/package.json"])["license"],
         integrity=about["integrity"],
-        files={
-            path.relative_to(package.lock.parent).as_posix(): _digest(path.read_bytes()) for path in package.files
-        },
+        files={path.relative_to(package.lock.parent).as_posix(): _digest(path.read_bytes()) for path in package.files},
     )
     package.lock.write_text(json.dumps(lock, indent=2) + "\n", "utf-8")
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, expect, sync_playwright
 
 from tests.support.tools import PATIENCE
 
-AXE = (__file__).replace("conftest.py", "axe.min.js")
+AXE = Path(__file__).with_name("axe.min.js")
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 # Nothing but the server of the test can be reached, and what Chromium itself asks for on the network is off.
 OPTIONS = (
@@ -54,10 +55,18 @@ class Tab:
         self.allowed: tuple[str, ...] = ()
         self.asked: list[str] = []
         page.set_default_timeout(WAIT)
-        page.on("console", lambda message: message.type in ("error", "warning") and self._note(message.text))
+        page.on("console", self._read)
         page.on("pageerror", lambda error: self._note(f"uncaught: {error}"))
-        page.on("dialog", lambda dialog: (self._note(f"a script ran: {dialog.message}"), dialog.dismiss()))
+        page.on("dialog", self._dismiss)
         page.on("request", lambda request: self.asked.append(request.url))
+
+    def _read(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            self._note(message.text)
+
+    def _dismiss(self, dialog: Dialog) -> None:
+        self._note(f"a script ran: {dialog.message}")
+        dialog.dismiss()
 
     def _note(self, text: str) -> None:
         if not any(part in text for part in self.allowed):
@@ -72,17 +81,14 @@ class Tab:
     def violations(self) -> list[str]:
         """Return what axe-core finds on the page as it is now."""
         self.page.context.new_cdp_session(self.page).send("Page.setBypassCSP", {"enabled": True})
-        found: dict[str, Any] = self.page.evaluate(f"{_axe()}; axe.run(document, {{resultTypes: ['violations']}})")
+        found: dict[str, Any] = self.page.evaluate(
+            f"{AXE.read_text('utf-8')}; axe.run(document, {{resultTypes: ['violations']}})"
+        )
         return [
             f"{rule['id']}: {rule['help']}: {node['html'][:150]} {node['failureSummary']}"
             for rule in found["violations"]
             for node in rule["nodes"]
         ]
-
-
-def _axe() -> str:
-    with open(AXE, encoding="utf-8") as file:
-        return file.read()
 
 
 OpenTab = Callable[..., Tab]

@@ -15,11 +15,11 @@ from unittest.mock import patch
 from gpu_exporter.catalogue import metrics as m
 from gpu_exporter.catalogue.failure_modes import MODES, profiles
 from gpu_exporter.catalogue.failure_modes.mode import Values
-from gpu_exporter.catalogue.selection import MetricSet, everything
+from gpu_exporter.catalogue.selection import everything
 from gpu_exporter.config import Config
 from gpu_exporter.inputs import Address
 from gpu_exporter.model.gpu import Owner, XidEvent
-from gpu_exporter.model.metric import Gpm, Metric
+from gpu_exporter.model.metric import Gpm, Metric, MetricSet
 from gpu_exporter.serving.node import Node, ProcessMetrics
 from gpu_exporter.serving.server import Server
 from gpu_exporter.sources.choice import PACKAGED
@@ -79,11 +79,12 @@ class _Device(InjectedDevice):
 
     stages: Sequence[tuple[float, Values, tuple[int, ...]]] = ()
     random = Random(0)
+    _codes: Sequence[int] = ()
 
     def events(self) -> Sequence[XidEvent]:
         now = self._node.clock()
         self._advance(now)
-        codes, self._codes = getattr(self, "_codes", ()), ()
+        codes, self._codes = self._codes, []
         return [XidEvent(time.time(), self.gpu.pci_bus_id, code) for code in codes]
 
     def _advance(self, now: float) -> None:

@@ -75,7 +75,8 @@ class Static(Handler):
         self.set_header("Cache-Control", REVALIDATE)
         self.set_header("Vary", "Accept-Encoding")
         if self.check_etag_header():
-            await self.send(b"", asset.content_type, 304)
+            self.set_status(304)
+            await self.finish()
         elif accepts_gzip(self.request.headers.get("Accept-Encoding", "")):
             self.set_header("Content-Encoding", "gzip")
             await self.send(asset.zipped, asset.content_type)

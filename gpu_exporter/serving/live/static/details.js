@@ -3,7 +3,7 @@
 import { Charts } from "./charts.js";
 import { element, renderIfChanged } from "./dom.js";
 import { findings, loss, notSupported, xids } from "./findings.js";
-import { quantity, sentence, words } from "./format.js";
+import { gpuName, quantity, sentence, words } from "./format.js";
 import { processTable } from "./processes.js";
 import { statistics } from "./timeline.js";
 
@@ -42,7 +42,7 @@ export class Details {
       this.chartsSection.append(this.#charts.node, this.#parts.numbers.body);
     }
     this.#show("findings", [gpu.problems, gpu.findings, gpu.headline.words, gpu.headroom, Math.floor(now / 60)], () => findings(gpu, now));
-    this.#show("loss", gpu.time, () => loss(gpu.time));
+    this.#show("loss", gpu.time, () => loss(gpu));
     this.#show("processes", [gpu.processes, this.#allProcesses], () => this.#processes());
     this.#show("identity", [gpu.UUID, gpu.info, gpu.owners], () => identity(gpu));
     this.#show("missing", [gpu.not_supported, gpu.not_judged, gpu.unknown], () => notSupported(gpu));
@@ -60,7 +60,7 @@ export class Details {
       limit: this.#gpu.limits?.[measurement.name],
       ...statistics(timeline.values(this.#id, measurement.name)),
     }));
-    renderIfChanged(this.#parts.numbers.body, rows, numbers);
+    renderIfChanged(this.#parts.numbers.body, rows, () => numbers(rows, gpuName(this.#gpu)));
   }
 
   close() {
@@ -79,7 +79,7 @@ export class Details {
   }
 
   #processes() {
-    return processTable(this.#gpu.processes ?? [], this.#allProcesses, () => {
+    return processTable(this.#gpu, this.#allProcesses, () => {
       this.#allProcesses = true;
       this.update(this.#gpu);
       this.#parts.processes.body.querySelector(".scroll")?.focus();
@@ -97,15 +97,15 @@ function identity(gpu) {
   return terms.length ? element("dl", { class: "reasons" }, ...terms) : null;
 }
 
-function numbers(rows) {
+function numbers(rows, name) {
   const heads = ["Measurement", "Now", "Mean", "Lowest", "Highest", "Limit"];
   const cells = (row) => [row.now, row.mean, row.min, row.max, row.limit].map((value) => element("td", { class: "number" }, quantity(value, row.unit)));
   const table = element(
     "table",
     {},
-    element("caption", { class: "visually-hidden" }, "Measurements of the last hour"),
+    element("caption", { class: "visually-hidden" }, `Measurements of ${name}`),
     element("thead", {}, element("tr", {}, ...heads.map((head) => element("th", { scope: "col" }, head)))),
     element("tbody", {}, ...rows.map((row) => element("tr", {}, element("th", { scope: "row" }, row.words), ...cells(row)))),
   );
-  return element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Measurements of the last hour" }, table);
+  return element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `Measurements of ${name}` }, table);
 }

@@ -1,7 +1,7 @@
 // What is wrong with a GPU, in numbers: findings with advice and runbook, lost time by cause, XIDs, what cannot be read.
 
 import { badge, element, link } from "./dom.js";
-import { actionWords, clock, quantity, sentence, since, words } from "./format.js";
+import { actionWords, clock, gpuName, quantity, sentence, since, words } from "./format.js";
 
 const TONES = { page: "bad", ticket: "warn", info: "idle" };
 const SEVERITIES = { page: "Critical", ticket: "Warning", info: "Info" };
@@ -52,8 +52,8 @@ export function largest(time) {
 }
 
 /** Return where the time of the GPU goes, the largest share first. */
-export function loss(time) {
-  const shares = Object.entries(time ?? {}).filter(([, share]) => share !== null).sort((a, b) => b[1] - a[1]);
+export function loss(gpu) {
+  const shares = Object.entries(gpu.time).sort((a, b) => b[1] - a[1]);
   if (!shares.length) return null;
   const rows = shares.map(([cause, share]) => {
     const filled = element("span", { class: "filled" });
@@ -66,7 +66,7 @@ export function loss(time) {
       element("td", { class: "wide", "aria-hidden": "true" }, element("span", { class: "bar" }, filled)),
     );
   });
-  return element("table", { class: "loss" }, element("caption", { class: "visually-hidden" }, "GPU time by cause"), element("tbody", {}, ...rows));
+  return element("table", { class: "loss" }, element("caption", { class: "visually-hidden" }, `Time of ${gpuName(gpu)} by cause`), element("tbody", {}, ...rows));
 }
 
 /** Return the XIDs of a GPU, the newest first. */

@@ -1,12 +1,14 @@
 // The processes on a GPU: the largest first, at first only some of them.
 
 import { element } from "./dom.js";
-import { quantity } from "./format.js";
+import { gpuName, quantity } from "./format.js";
 
 const FIRST = 20;
 
-/** Return a table of processes. `all` says whether to show more than the first; `showAll` is called to change that. */
-export function processTable(processes, all, showAll) {
+/** Return a table of the processes on a GPU. `all` says whether to show more than the first; `showAll` is called to change that. */
+export function processTable(gpu, all, showAll) {
+  const { processes } = gpu;
+  const title = `Processes on ${gpuName(gpu)}`;
   if (!processes.length) return [element("p", { class: "muted" }, "None known. The exporter lists processes if it runs with --processes.")];
   const sorted = [...processes].sort((a, b) => (b.memory ?? -1) - (a.memory ?? -1));
   const shown = all ? sorted : sorted.slice(0, FIRST);
@@ -25,13 +27,13 @@ export function processTable(processes, all, showAll) {
   const table = element(
     "table",
     { class: "processes" },
-    element("caption", { class: "visually-hidden" }, "Processes on this GPU"),
+    element("caption", { class: "visually-hidden" }, title),
     element("thead", {}, element("tr", {}, ...heads.map((head) => element("th", { scope: "col" }, head)))),
     element("tbody", {}, ...rows),
   );
   const rest = sorted.length - shown.length;
   return [
-    element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Processes" }, table),
+    element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": title }, table),
     rest ? element("button", { type: "button", class: "more", on: { click: showAll } }, `Show all ${sorted.length} processes`) : "",
   ];
 }
