@@ -12,7 +12,7 @@ VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' gpu_exporter/version.p
   wheel sbom bundle chart dist release verify push publish
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: $(VENV)/run ## Install everything and serve the GPUs of this machine on :9400, or a recording if it has none
 	@if $(BIN)/gpu-exporter doctor --quiet; then exec $(BIN)/gpu-exporter serve $(ARGS); \

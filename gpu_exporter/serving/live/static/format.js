@@ -38,7 +38,7 @@ function scaled(value, base, units) {
     value /= base;
     rank += 1;
   }
-  return `${rank === 0 || value >= 30 ? Math.round(value) : value.toFixed(1)} ${units[rank]}`;
+  return `${rank === 0 || value >= 30 ? Math.round(value) : Number(value.toFixed(1))} ${units[rank]}`;
 }
 
 /** Return a duration in its largest unit, rounded down. */

@@ -36,6 +36,9 @@ const connection = new Connection({
     ahead = Math.abs(difference) < 2 ? 0 : difference;
   },
   gpus(fresh) {
+    // A GPU that cannot be read has no limits now, but its history is still drawn against those it had.
+    const limits = new Map(payload?.gpus.map((gpu) => [gpu.id, gpu.limits]));
+    for (const gpu of fresh.gpus) gpu.limits = { ...limits.get(gpu.id), ...gpu.limits };
     payload = fresh;
     schedule(false);
   },

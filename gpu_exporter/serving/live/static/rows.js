@@ -50,7 +50,7 @@ export class Row {
     const p = this.#parts;
     p.button = element("button", { type: "button", "aria-expanded": "false", "aria-controls": details });
     p.model = element("p", { class: "muted model" });
-    p.owner = element("p", { class: "owner" });
+    p.owner = element("span");
     p.verdict = element("div", { class: "verdict cell" });
     p.className = element("p", { class: "class-name" });
     p.classSince = element("p", { class: "muted since" });
@@ -62,7 +62,7 @@ export class Row {
     p.row = element(
       "div",
       { class: "row", on: { click: (event) => this.#clicked(event) } },
-      element("div", { class: "who cell" }, element("h3", {}, p.button), p.model, p.owner),
+      element("div", { class: "who cell" }, element("h3", {}, p.button), p.model, element("p", { class: "owner" }, element("span", { class: "visually-hidden" }, "Held by "), p.owner)),
       p.verdict,
       element("div", { class: "class cell" }, p.className, p.strip, p.shares, p.classSince),
       p.sparks,

@@ -25,7 +25,7 @@ function line(item, gpu, show) {
   const about = gpu
     ? element("button", { type: "button", class: "jump", on: { click: () => show(gpu.id) } }, item.name)
     : item.target ? element("a", { href: `#${item.target}` }, item.name) : element("strong", {}, item.name);
-  const parts = [badge(item.tone, item.badge), " ", about, `: ${item.words}.`];
+  const parts = [badge(item.tone, item.badge), " ", about, item.of ? ` (${item.of})` : "", `: ${item.words}.`];
   if (item.since) parts.push(` Since ${item.since}.`);
   if (item.action) parts.push(" ", element("strong", {}, "What to do: "), `${item.action}.`);
   return element("li", {}, ...parts);
@@ -98,6 +98,7 @@ function* slow(payload, now) {
     yield {
       gpu: gpus[0],
       name: gpuNames(gpus),
+      of: holder(gpus, payload.jobs),
       tone: finding.severity === "page" ? "bad" : "warn",
       badge: finding.severity === "page" ? "Critical" : "Warning",
       words: finding.words,
@@ -114,6 +115,12 @@ function* heldUp(payload) {
     const { slow: held, words } = heldUpBy(job, gpus);
     if (held) yield { name: `Job ${job.name}`, target: jobId(number), tone: "warn", badge: "Slow", words };
   }
+}
+
+/** Return the job of some GPUs, or who else holds them, if that is the same for all. */
+function holder(gpus, jobs) {
+  const names = new Set(gpus.map(({ id, owner }) => jobs.find((job) => job.ranks.some((rank) => rank.id === id))?.name ?? owner));
+  return names.size === 1 ? [...names][0] : "";
 }
 
 function firstSentence(text) {
