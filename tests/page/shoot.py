@@ -35,14 +35,14 @@ class Shot(NamedTuple):
 
 
 SHOTS = (
-    Shot("live-page", "failing", 1440, 880, in_docs=True),
+    Shot("live-page", "failing", 1280, 800, in_docs=True),
     Shot("live-page-dark", "failing", 1440, 900, "dark"),
     Shot("live-page-wall", "failing", 3840, 2160, "dark"),
     Shot("live-page-phone", "failing", 390, 844, in_docs=True),
     Shot("live-page-lost-gpu", "failing", 1440, 1100, "light", 3, ".gpu:nth-of-type(4)"),
     Shot("live-page-job", "straggler", 1440, 900),
     Shot("live-page-ranks", "straggler", 1440, 700, "light", None, "#jobs"),
-    Shot("live-page-straggler", "straggler", 1440, 1000, "dark", 5, ".gpu:nth-of-type(6)", in_docs=True),
+    Shot("live-page-straggler", "straggler", 1280, 800, "dark", 5, ".gpu:nth-of-type(6)", in_docs=True),
     Shot("live-page-phone-row", "straggler", 390, 1600, "dark", 5, ".gpu:nth-of-type(6)"),
 )
 
@@ -66,7 +66,7 @@ def main(names: Sequence[str]) -> None:
 def take(browser: Browser, shot: Shot, url: str) -> Path:
     """Take one screenshot; return its path."""
     window = {"width": shot.width, "height": shot.height}
-    context = browser.new_context(viewport=window, color_scheme=shot.scheme, locale="en-GB")  # type: ignore[arg-type]
+    context = browser.new_context(viewport=window, color_scheme=shot.scheme, locale="en-GB", timezone_id="UTC")  # type: ignore[arg-type]
     page = context.new_page()
     page.goto(url)
     expect(page.locator(".gpu .line").first).to_be_attached()
