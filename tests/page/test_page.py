@@ -47,7 +47,8 @@ def test_five_questions(serve: Serve, tab: OpenTab) -> None:
     sick = summary.get_by_role("listitem").filter(has_text="Unhealthy")
     expect(sick).to_contain_text(re.compile(r"GPU 5: XID 79.* Since \d\d:\d\d\. What to do: reboot the node\."))
     expect(summary).to_contain_text(re.compile("Job .*GPUs 0\N{EN DASH}2, 4, 6\N{EN DASH}7 wait for GPU 3"))
-    expect(summary).to_contain_text(re.compile(r"GPU 3 \(simulated/injected-node-000\): This GPU slows down job .* Since .* What to do: "))
+    slow = r"GPU 3 \(simulated/injected-node-000\): This GPU slows down job .* Since .* What to do: "
+    expect(summary).to_contain_text(re.compile(slow))
     expect(row(page, "GPU 3").locator(".owner")).to_have_text("Held by simulated/injected-node-000-0")
     expect(page.locator("#banner")).to_contain_text("These are not your GPUs: simulated")
     expect(page).to_have_title(re.compile("^✖ 1 unhealthy · node-000"))
