@@ -17,6 +17,7 @@ from tests.e2e.serving.test_web import pki as pki
 from tests.page.conftest import NO_CONNECTION, OpenTab
 from tests.page.proxy import proxied
 from tests.support.fakes.driver import FakeDriver, mig_device
+from tests.support.tools import until
 
 SICK = ("--source", "simulated", "--gpus", "8", "--inject", "GpuStragglerSlow:3,GpuXidFatal:5")
 HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>"
@@ -89,7 +90,7 @@ def test_an_opened_row(serve: Serve, tab: OpenTab) -> None:
     assert opened.violations() == []
     for width in (360, 768, 1280, 3840):
         page.set_viewport_size({"width": width, "height": 900})
-        page.wait_for_function("document.documentElement.scrollWidth <= innerWidth")
+        until(lambda: page.evaluate("document.documentElement.scrollWidth <= innerWidth"), what=f"a page of {width} px")
     button.click()
     expect(details).to_be_hidden()
 

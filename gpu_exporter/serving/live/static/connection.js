@@ -8,6 +8,8 @@ const POLL = 5000;
 const SILENT_INTERVALS = 4;
 const SILENCE = 10000;
 
+const OFF = "the live page is off: start the exporter with --live-page true";
+
 class Refused extends Error {}
 
 /** Return the time of an answer by the server's clock, in seconds. */
@@ -56,6 +58,7 @@ export class Connection {
     try {
       const [payload, history] = await Promise.all([ask("api/v1/gpus", this.#handlers.time), ask("api/v1/history").catch(ignoreRefusal)]);
       if (attempt !== this.#attempt) return;
+      if (!payload.measurements) throw new Refused(OFF);
       if (history) this.#handlers.history(history);
       this.#take(payload);
       this.#retry = FIRST_RETRY;

@@ -1,10 +1,10 @@
 // The opened row of a GPU.
 
 import { Charts } from "./charts.js";
-import { element, renderIfChanged } from "./dom.js";
+import { element, renderIfChanged, setAttribute, setText } from "./dom.js";
 import { findings, loss, notSupported, xids } from "./findings.js";
 import { gpuName, quantity, sentence, words } from "./format.js";
-import { processTable } from "./processes.js";
+import { moreThanFirst, processTable } from "./processes.js";
 import { statistics } from "./timeline.js";
 
 export class Details {
@@ -30,7 +30,10 @@ export class Details {
       element("div", { class: "column" }, section("findings", "Findings"), section("loss", "Where the time goes"), section("xids", "XIDs"), section("processes", "Processes"), section("identity", "Identity and owner"), section("missing", "Not available")),
       this.chartsSection,
     );
-    this.#parts.numbers = { body: element("div", { class: "numbers" }) };
+    this.numbers = scrollRegion();
+    this.processes = scrollRegion();
+    this.more = element("button", { type: "button", class: "more", on: { click: () => this.#showAllProcesses() } });
+    this.#parts.processes.body.append(this.processes, this.more);
   }
 
   /** Show the newest values. */
@@ -39,11 +42,11 @@ export class Details {
     const now = this.#view.now();
     if (!this.#charts) {
       this.#charts = new Charts(this.#id, this.#view, () => this.#gpu);
-      this.chartsSection.append(this.#charts.node, this.#parts.numbers.body);
+      this.chartsSection.append(this.#charts.node, this.numbers);
     }
     this.#show("findings", [gpu.problems, gpu.findings, gpu.headline.words, gpu.headroom, Math.floor(now / 60)], () => findings(gpu, now));
     this.#show("loss", gpu.time, () => loss(gpu));
-    this.#show("processes", [gpu.processes, this.#allProcesses], () => this.#processes());
+    this.#showProcesses();
     this.#show("identity", [gpu.UUID, gpu.info, gpu.owners], () => identity(gpu));
     this.#show("missing", [gpu.not_supported, gpu.not_judged, gpu.unknown], () => notSupported(gpu));
     this.#showXids();
@@ -60,7 +63,8 @@ export class Details {
       limit: this.#gpu.limits?.[measurement.name],
       ...statistics(timeline.values(this.#id, measurement.name)),
     }));
-    renderIfChanged(this.#parts.numbers.body, rows, () => numbers(rows, gpuName(this.#gpu)));
+    setAttribute(this.numbers, "aria-label", `Measurements of ${gpuName(this.#gpu)}, as a table`);
+    renderIfChanged(this.numbers, rows, () => numbers(rows, gpuName(this.#gpu)));
   }
 
   close() {
@@ -78,13 +82,25 @@ export class Details {
     this.#show("xids", events, () => (events.length ? xids(events, this.#view.now()) : null));
   }
 
-  #processes() {
-    return processTable(this.#gpu, this.#allProcesses, () => {
-      this.#allProcesses = true;
-      this.update(this.#gpu);
-      this.#parts.processes.body.querySelector(".scroll")?.focus();
-    });
+  #showProcesses() {
+    const gpu = this.#gpu;
+    const count = this.#allProcesses ? 0 : moreThanFirst(gpu);
+    setAttribute(this.processes, "aria-label", `Processes on ${gpuName(gpu)}, as a table`);
+    renderIfChanged(this.processes, [gpu.processes, this.#allProcesses], () => processTable(gpu, this.#allProcesses));
+    setText(this.more, `Show all ${count} processes`);
+    this.more.hidden = !count;
   }
+
+  #showAllProcesses() {
+    this.#allProcesses = true;
+    this.#showProcesses();
+    this.processes.focus();
+  }
+}
+
+/** Return an element that scrolls, with the keyboard too. It stays when its contents change, and with it the position. */
+function scrollRegion() {
+  return element("div", { class: "scroll", tabindex: "0", role: "region" });
 }
 
 function identity(gpu) {
@@ -100,12 +116,11 @@ function identity(gpu) {
 function numbers(rows, name) {
   const heads = ["Measurement", "Now", "Mean", "Lowest", "Highest", "Limit"];
   const cells = (row) => [row.now, row.mean, row.min, row.max, row.limit].map((value) => element("td", { class: "number" }, quantity(value, row.unit)));
-  const table = element(
+  return element(
     "table",
     {},
     element("caption", { class: "visually-hidden" }, `Measurements of ${name}`),
     element("thead", {}, element("tr", {}, ...heads.map((head) => element("th", { scope: "col" }, head)))),
     element("tbody", {}, ...rows.map((row) => element("tr", {}, element("th", { scope: "row" }, row.words), ...cells(row)))),
   );
-  return element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `Measurements of ${name}` }, table);
 }

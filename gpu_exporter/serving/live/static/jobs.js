@@ -12,60 +12,80 @@ const STATES = {
 };
 const COLUMNS = ["sm_active", "tensor_active", "nvlink", "pcie", "power"];
 
-/** Show the jobs of a payload; hide the section if there are none. */
-export function renderJobs(section, payload, view) {
-  const jobs = payload.jobs ?? [];
-  section.hidden = !jobs.length;
-  const gpus = new Map(payload.gpus.map((gpu) => [gpu.id, gpu]));
-  const columns = COLUMNS.map((name) => view.measurement(name)).filter((measurement) => measurement && jobs.some((job) =>
-    job.ranks.some((rank) => (gpus.get(rank.id)?.measurements?.[measurement.name] ?? null) !== null)));
-  const data = jobs.map((job) => ({
-    ...job,
-    ranks: job.ranks.map((rank) => ({ ...rank, measurements: gpus.get(rank.id)?.measurements })),
-  }));
-  renderIfChanged(section, data, () => [
-    element("h2", { id: "jobs-title" }, jobs.length === 1 ? "Job" : "Jobs"),
-    ...data.map((job, number) => oneJob(job, number, gpus, columns, view)),
-  ]);
-}
+/** The section of jobs. Numbers change in place, so that the focus stays where it is. */
+export class Jobs {
+  #section;
+  #view;
+  #cells = new Map();
 
-function oneJob(job, number, gpus, columns, view) {
-  const heads = [element("th", { scope: "col" }, "GPU"), element("th", { scope: "col" }, "State"), ...columns.map(({ words }) => element("th", { scope: "col", class: "number" }, words))];
-  const tops = new Map(columns.map((measurement) => {
-    const values = job.ranks.map((rank) => rank.measurements?.[measurement.name]);
-    const limit = Math.max(0, ...job.ranks.map((rank) => gpus.get(rank.id)?.limits?.[measurement.name] ?? 0));
-    return [measurement.name, highest(measurement, limit, values)];
-  }));
-  const rows = job.ranks.map((rank) => {
-    const state = STATES[rank.state] ?? STATES.unknown;
-    const gpu = gpus.get(rank.id);
-    const cells = columns.map(({ name, unit }) => {
-      const value = rank.measurements?.[name];
-      const known = value !== null && value !== undefined;
-      return element("td", { class: "number" }, quantity(value, unit), known ? bar(value / tops.get(name)) : "");
+  constructor(section, view) {
+    this.#section = section;
+    this.#view = view;
+  }
+
+  /** Show the jobs of a payload; hide the section if there are none. */
+  update({ jobs, gpus: entries }) {
+    this.#section.hidden = !jobs.length;
+    const gpus = new Map(entries.map((gpu) => [gpu.id, gpu]));
+    const names = jobs.flatMap((job) => job.ranks.map(({ id }) => gpus.get(id)?.index));
+    const columns = COLUMNS.map((name) => this.#view.measurement(name)).filter(Boolean);
+    renderIfChanged(this.#section, [jobs, names, columns], () => {
+      this.#cells.clear();
+      return [
+        element("h2", { id: "jobs-title" }, jobs.length === 1 ? "Job" : "Jobs"),
+        ...jobs.map((job, number) => this.#job(job, number, gpus, columns)),
+      ];
     });
-    const jump = () => element("button", { type: "button", class: "jump", on: { click: () => view.show(rank.id) } }, gpuName(gpu));
+    for (const job of jobs) for (const measurement of columns) this.#fill(job, measurement, gpus);
+  }
+
+  #fill(job, { name, unit, max }, gpus) {
+    const values = job.ranks.map(({ id }) => gpus.get(id)?.measurements[name]);
+    const limit = Math.max(0, ...job.ranks.map(({ id }) => gpus.get(id)?.limits[name] ?? 0));
+    const top = highest({ max }, limit, values);
+    job.ranks.forEach(({ id }, index) => {
+      const cell = this.#cells.get(`${job.name} ${id} ${name}`);
+      renderIfChanged(cell, [values[index], top], ([value]) => [
+        document.createTextNode(quantity(value, unit)),
+        value === null || value === undefined ? null : bar(value / top),
+      ]);
+    });
+  }
+
+  #job(job, number, gpus, columns) {
+    const heads = [{ words: "GPU" }, { words: "State" }, ...columns.map(({ words }) => ({ words, class: "number" }))];
+    const table = element(
+      "table",
+      { class: "ranks" },
+      element("thead", {}, element("tr", {}, ...heads.map(({ words, ...rest }) => element("th", { scope: "col", ...rest }, words)))),
+      element("tbody", {}, ...job.ranks.map((rank) => this.#rank(job, rank, gpus, columns))),
+    );
+    return element(
+      "article",
+      { class: "job", id: jobId(number), tabindex: "-1" },
+      element("h3", {}, job.name),
+      element("p", {}, `${heldUpBy(job, gpus).words}.`),
+      element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `Ranks of ${job.name}` }, table),
+    );
+  }
+
+  #rank(job, { id, state }, gpus, columns) {
+    const { tone, words } = STATES[state] ?? STATES.unknown;
+    const gpu = gpus.get(id);
+    const show = { click: () => this.#view.show(id) };
+    const cells = columns.map(({ name }) => {
+      const cell = element("td", { class: "number" });
+      this.#cells.set(`${job.name} ${id} ${name}`, cell);
+      return cell;
+    });
     return element(
       "tr",
-      { class: rank.state },
-      element("th", { scope: "row" }, gpu ? jump() : rank.id),
-      element("td", {}, badge(state.tone, state.words)),
+      { class: state },
+      element("th", { scope: "row" }, gpu ? element("button", { type: "button", class: "jump", on: show }, gpuName(gpu)) : id),
+      element("td", {}, badge(tone, words)),
       ...cells,
     );
-  });
-  const table = element(
-    "table",
-    { class: "ranks" },
-    element("thead", {}, element("tr", {}, ...heads)),
-    element("tbody", {}, ...rows),
-  );
-  return element(
-    "article",
-    { class: "job", id: jobId(number), tabindex: "-1" },
-    element("h3", {}, job.name),
-    element("p", {}, `${heldUpBy(job, gpus).words}.`),
-    element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `Ranks of ${job.name}` }, table),
-  );
+  }
 }
 
 /** Return the id of a job's element. */

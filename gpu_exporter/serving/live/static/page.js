@@ -3,7 +3,7 @@
 import { Connection } from "./connection.js";
 import { element, setText } from "./dom.js";
 import { clock, duration } from "./format.js";
-import { renderJobs } from "./jobs.js";
+import { Jobs } from "./jobs.js";
 import { Row } from "./rows.js";
 import { renderSummary } from "./summary.js";
 import { Timeline } from "./timeline.js";
@@ -29,6 +29,7 @@ const view = {
   show: (id) => rows.get(id)?.show(),
 };
 
+const jobs = new Jobs(part("jobs"), view);
 const connection = new Connection({
   time(seconds) {
     // The server rounds its time down to a second; a smaller difference is none.
@@ -54,6 +55,7 @@ const connection = new Connection({
     part("connection").parentElement.dataset.state = name;
     setText(part("connection"), name === "lost" ? words.replace("lost.", `lost at ${clock(Date.now() / 1000, undefined, true)}.`) : words);
     document.body.dataset.connection = name;
+    if (!payload && name !== "connecting") setText(part("summary-title"), "No numbers");
     showAge();
   },
 });
@@ -75,7 +77,7 @@ function render() {
   part("banner").hidden = !warning;
   setText(part("banner"), warning);
   renderSummary(part("summary"), payload, { show: view.show, now: view.now() });
-  renderJobs(part("jobs"), payload, view);
+  jobs.update(payload);
   renderRows();
   showAge();
 }

@@ -4,17 +4,16 @@ import { element } from "./dom.js";
 import { gpuName, quantity } from "./format.js";
 
 const FIRST = 20;
+const NONE = "None known. The exporter lists processes if it runs with --processes.";
 
-/** Return a table of the processes on a GPU. `all` says whether to show more than the first; `showAll` is called to change that. */
-export function processTable(gpu, all, showAll) {
+/** Return a table of the processes on a GPU. `all` says whether it shows more than the first ones. */
+export function processTable(gpu, all) {
   const { processes } = gpu;
-  const title = `Processes on ${gpuName(gpu)}`;
-  if (!processes.length) return [element("p", { class: "muted" }, "None known. The exporter lists processes if it runs with --processes.")];
+  if (!processes.length) return element("p", { class: "muted" }, NONE);
   const sorted = [...processes].sort((a, b) => (b.memory ?? -1) - (a.memory ?? -1));
-  const shown = all ? sorted : sorted.slice(0, FIRST);
   const pods = processes.some((process) => process.pod);
   const heads = ["PID", ...(pods ? ["Pod"] : []), "Memory", "Command"];
-  const rows = shown.map((process) =>
+  const rows = sorted.slice(0, all ? sorted.length : FIRST).map((process) =>
     element(
       "tr",
       {},
@@ -24,16 +23,16 @@ export function processTable(gpu, all, showAll) {
       element("td", { class: "command" }, process.command || process.process || "–"),
     ),
   );
-  const table = element(
+  return element(
     "table",
     { class: "processes" },
-    element("caption", { class: "visually-hidden" }, title),
+    element("caption", { class: "visually-hidden" }, `Processes on ${gpuName(gpu)}`),
     element("thead", {}, element("tr", {}, ...heads.map((head) => element("th", { scope: "col" }, head)))),
     element("tbody", {}, ...rows),
   );
-  const rest = sorted.length - shown.length;
-  return [
-    element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": title }, table),
-    rest ? element("button", { type: "button", class: "more", on: { click: showAll } }, `Show all ${sorted.length} processes`) : "",
-  ];
+}
+
+/** Return how many processes there are, if the table does not show all of them at first; otherwise 0. */
+export function moreThanFirst(gpu) {
+  return gpu.processes.length > FIRST ? gpu.processes.length : 0;
 }

@@ -1,6 +1,6 @@
 // One row for each GPU: who holds it, is it healthy, what limits it, and the last hour of its measurements.
 
-import { badge, element, setAttribute, setText } from "./dom.js";
+import { badge, element, renderIfChanged, setAttribute, setText } from "./dom.js";
 import { Details } from "./details.js";
 import { drawing, drawSparkline, drawStrip } from "./drawing.js";
 import { causeWords, largest } from "./findings.js";
@@ -80,7 +80,7 @@ export class Row {
     setAttribute(p.details, "aria-label", `Details of ${gpuName(gpu)}`);
     setText(p.model, gpu.modelName ?? "");
     setText(p.owner, gpu.owner || "No owner known");
-    p.verdict.replaceChildren(...this.#verdict(gpu));
+    renderIfChanged(p.verdict, [gpu.health, this.#said(gpu), this.#since(gpu)], () => this.#verdict(gpu));
     setText(p.className, sentence(gpu.class ?? "") || "Unknown");
     setAttribute(p.className, "title", this.#view.className(gpu.class)?.words);
     setText(p.classSince, since(gpu.class_since, this.#view.now()));
@@ -136,15 +136,22 @@ export class Row {
     }
   }
 
+  #said({ headline, time }) {
+    return headline.severity === "ok" ? largestLoss(time) : headline.words;
+  }
+
+  #since({ headline }) {
+    return ["ok", "unknown"].includes(headline.severity) ? "" : since(headline.since, this.#view.now());
+  }
+
   #verdict(gpu) {
-    const { severity, words, since: began } = gpu.headline;
-    const said = severity === "ok" ? largestLoss(gpu.time) : words;
-    const urgent = gpu.health === "healthy" && URGENT[severity];
+    const urgent = gpu.health === "healthy" && URGENT[gpu.headline.severity];
+    const said = this.#said(gpu);
     return [
       badge(healthTone(gpu.health), sentence(gpu.health)),
       ...(urgent ? [" ", badge(...urgent)] : []),
       element("p", { class: "headline", title: said }, said),
-      element("p", { class: "muted since" }, severity === "ok" || severity === "unknown" ? "" : since(began, this.#view.now())),
+      element("p", { class: "muted since" }, this.#since(gpu)),
     ];
   }
 
@@ -174,11 +181,11 @@ export class Row {
     const total = gpu.limits?.[MEMORY];
     const text = total ? usage(used, total) : quantity(used, "bytes");
     const share = total && used !== undefined && used !== null ? used / total : null;
-    this.#parts.memory.replaceChildren(
+    renderIfChanged(this.#parts.memory, [text, share], () => [
       element("p", { class: "label" }, "Memory"),
       element("p", {}, text),
-      ...(share === null ? [] : [bar(share)]),
-    );
+      share === null ? null : bar(share),
+    ]);
   }
 }
 
