@@ -8,11 +8,11 @@ IMAGE  ?= gpu-exporter:local
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' gpu_exporter/version.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo quick test coverage lint generate licenses image smoke bench boards fuzz soak tools \
+.PHONY: help run demo quick test coverage lint generate licenses image smoke bench boards screenshots fuzz soak tools \
   wheel sbom bundle chart dist release verify push publish
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: $(VENV)/run ## Install everything and serve the GPUs of this machine on :9400, or a recording if it has none
 	@if $(BIN)/gpu-exporter doctor --quiet; then exec $(BIN)/gpu-exporter serve $(ARGS); \
@@ -45,6 +45,9 @@ generate: $(VENV)/dev ## Write the files that are generated from the catalogues
 
 licenses: $(VENV)/dev ## Write docs/licenses.md from the metadata of the installed packages
 	$(BIN)/python -m release.licenses
+
+screenshots: $(VENV)/dev .tools/chromium ## Take screenshots of the live page with simulated GPUs, into docs/images and build/screenshots
+	$(BIN)/python -m tests.page.shoot $(ARGS)
 
 image: ## Build the container image with Docker: IMAGE=name, ARGS='--platform …', or '--target dcgm-exporter' for one that replaces dcgm-exporter's
 	docker build --tag $(IMAGE) --build-arg VERSION=$(VERSION) --build-arg REVISION=$$(git rev-parse --short HEAD) \
@@ -115,7 +118,7 @@ soak: $(VENV)/dev tools .tools/virtual_clock/virtual_clock ## Run the long tests
 	$(BIN)/python -m benchmarks.scale --seconds 600 --json benchmarks/results/scale.json
 	$(BIN)/python -m benchmarks.scale --seconds 600 --metrics full --json benchmarks/results/scale_full.json
 
-tools: .tools/done .tools/newer/done .tools/alerting .tools/victoria .tools/faketime .tools/boards/tables/done ## Install what the tests need besides Python: a C compiler, two versions of Prometheus, Alertmanager, VictoriaMetrics, libfaketime, Node.js with Grafana's data library
+tools: .tools/done .tools/newer/done .tools/alerting .tools/victoria .tools/faketime .tools/boards/tables/done .tools/chromium ## Install what the tests need besides Python: a C compiler, two versions of Prometheus, Alertmanager, VictoriaMetrics, libfaketime, Node.js with Grafana's data library, Chromium
 
 $(VENV)/run $(VENV)/dev $(VENV)/bench: setup.cfg pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "needs Python 3.10 or newer: make PYTHON=python3.12 …"; exit 1; }
@@ -156,6 +159,11 @@ TEMPLATES := share/prometheus/alertmanager
 	@command -v npm >/dev/null || { $(SUDO) apt-get update && $(SUDO) apt-get install -y nodejs npm; }
 	@mkdir -p $(@D) && cp tests/boards/$*/package.json tests/boards/$*/package-lock.json $(@D)
 	@cd $(@D) && npm ci --silent --ignore-scripts --no-audit --no-fund && touch done
+
+# Shows the live page in the tests. Installed, not unpacked: it needs dozens of libraries.
+.tools/chromium:
+	@command -v chromium >/dev/null || { $(SUDO) apt-get update && $(SUDO) apt-get install -y chromium; }
+	@mkdir -p .tools && touch $@
 
 # Runs rules over weeks of generated scrapes, for `make soak` and `make boards`.
 .tools/virtual_clock/virtual_clock: tests/operation/virtual_clock/build.sh tests/operation/virtual_clock/main.go
